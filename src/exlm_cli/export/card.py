@@ -1,5 +1,6 @@
 """Model card of an exported folder: recipe, data, budget, scores, licence, caveats, and how to use it."""
 
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +15,26 @@ _TASKS = {
     "EsmForSequenceClassification": "text-classification",
     "EsmForTokenClassification": "token-classification",
 }
+_ANSWER = """\
+question = "When was the clock built?"
+paragraph = "The tower clock was built in 1424. It shows the moon and two small knights."
+batch = tokenizer(
+    [question], [paragraph], truncation="only_second", return_offsets_mapping=True, return_tensors="{tensors}"
+)
+offsets = batch.pop("offset_mapping")[0].tolist()
+{run}
+
+# an answer begins and ends at a token of the paragraph that is not blank
+parts = zip(batch.sequence_ids(0), offsets)
+is_text = [part == 1 and paragraph[i:j].strip() != "" for part, (i, j) in parts]
+is_answer = np.tril(np.triu(np.outer(is_text, is_text)), {max_answer_tokens} - 1)  # so many tokens at most
+scores = np.where(is_answer, np.add.outer(start, end), -np.inf)
+first, last = np.unravel_index(scores.argmax(), scores.shape)
+no_answer_score = start[0] + end[0] - scores[first, last]
+threshold = {threshold:.6g}  # with it F1 is best in validation
+answer = paragraph[offsets[first][0] : offsets[last][1]].strip()
+print(answer if no_answer_score <= threshold else "no answer")"""
+"""Code that finds an answer as `tasks.squad.windows.best_answer` does in the first window."""
 
 
 def model_card(
@@ -30,7 +51,7 @@ def model_card(
     """
     on_task = "" if source.results is None else f", {_trained_on(source.results, source.table)}"
     loaded = "run by ONNX Runtime" if form == "onnx" else "loaded with transformers in a fresh process"
-    usage = _usage_onnx(source) if form == "onnx" else _usage(source)
+    usage = _usage(source, form)
     if repo is not None:
         command = "inspect-dag INPUT --checkpoint" if source.results is None else "predict"
         usage += f"\n\nWith exlm itself: `exlm {command} hub:{repo}`."
@@ -55,7 +76,8 @@ def _front_matter(source: Source, form: Format, licence: str | None) -> str:
     data = ModelCardData(
         license=licence,
         library_name="onnx" if form == "onnx" else "transformers",
-        pipeline_tag=_TASKS[source.class_name],
+        # an ONNX model cannot expand [MASK]s
+        pipeline_tag=None if form == "onnx" and source.is_masked_exlm else _TASKS[source.class_name],
         tags=["exlm", "esm", source.recipe.data.kind],
     )
     return f"---\n{data.to_yaml()}\n---"
@@ -80,8 +102,12 @@ def _data(results: RunResults, table: str | None) -> str:
     return results.task if table is None else _data_name(table)
 
 
-def _usage(source: Source) -> str:
-    masked = source.texts()[-1]
+def _usage(source: Source, form: Format) -> str:
+    if source.max_answer_tokens is not None:
+        return _answer(source, source.max_answer_tokens, form)
+    if form == "onnx":
+        return _usage_onnx(source)
+    masked = source.texts()[-1][0]
     if source.predicts_masks:
         return _python(
             "from transformers import pipeline",
@@ -104,6 +130,25 @@ def _usage(source: Source) -> str:
     return f"Masks, with the code of the folder:\n\n{fill}\n\nVectors, without it:\n\n{vectors}"
 
 
+def _answer(source: Source, max_answer_tokens: int, form: Format) -> str:
+    if form == "onnx":
+        imports = ["import onnxruntime", "from transformers import AutoTokenizer"]
+        model = 'session = onnxruntime.InferenceSession("FOLDER/model.onnx")'
+        run = ['start, end = session.run(["logits"], dict(batch))[0][0].T']
+    else:
+        imports = ["import torch", f"from transformers import AutoTokenizer, {source.class_name}"]
+        model = f'model = {source.class_name}.from_pretrained("FOLDER").eval()'
+        run = ["with torch.no_grad():", "    start, end = model(**batch).logits[0].numpy().T"]
+    code = _ANSWER.format(
+        tensors="np" if form == "onnx" else "pt",
+        run="\n".join(run),
+        max_answer_tokens=max_answer_tokens,
+        threshold=source.scores.get("f1_threshold", 0.0),
+    )
+    tokenizer = 'tokenizer = AutoTokenizer.from_pretrained("FOLDER")'
+    return _python("import numpy as np", *imports, "", tokenizer, model, code)
+
+
 def _batch(source: Source, class_name: str, result: str, options: str = "") -> str:
     canonical, example = _example(source)
     return _python(
@@ -113,18 +158,18 @@ def _batch(source: Source, class_name: str, result: str, options: str = "") -> s
         "",
         'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
         f'model = {class_name}.from_pretrained("FOLDER"{options}).eval()',
-        f'batch = tokenizer([{example}], truncation=True, padding=True, return_tensors="pt")',
+        f'batch = tokenizer({example}, truncation=True, padding=True, return_tensors="pt")',
         "with torch.no_grad():",
         f"    print(model(**batch).{result})",
     )
 
 
 def _example(source: Source) -> tuple[list[str], str]:
-    """Return what an input needs imported, and the expression for one as the model reads it."""
-    text = repr(source.texts()[0])
+    """Return what an input needs imported, and a batch of one as arguments of the tokenizer."""
+    imports, texts = [], [repr(text) for text in source.texts()[0]]
     if source.has_canonical_smiles:
-        return ["from rdkit.Chem import CanonSmiles"], f"CanonSmiles({text})"
-    return [], text
+        imports, texts = ["from rdkit.Chem import CanonSmiles"], [f"CanonSmiles({text})" for text in texts]
+    return imports, ", ".join(f"[{text}]" for text in texts)
 
 
 def _usage_onnx(source: Source) -> str:
@@ -136,7 +181,7 @@ def _usage_onnx(source: Source) -> str:
         "",
         'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
         'session = onnxruntime.InferenceSession("FOLDER/model.onnx")',
-        f'batch = tokenizer([{example}], truncation=True, padding=True, return_tensors="np")',
+        f'batch = tokenizer({example}, truncation=True, padding=True, return_tensors="np")',
         'print(session.run(["logits"], dict(batch))[0])',
     )
 
@@ -186,8 +231,14 @@ def _scores(source: Source) -> str:
     if not source.scores:
         return "## Scores\n\nThe run has no validation scores."
     shown = {name: f"{value:.4g}" for name, value in source.scores.items()}
-    notes = source.results.notes if source.results is not None else ()
+    notes = [] if source.results is None else [n for n in source.results.notes if _is_of_seed(n, source.seed)]
     return "\n\n".join([f"## Scores\n\nMeasured {source.scores_are}.", _table(shown), *(f"Note: {n}." for n in notes)])
+
+
+def _is_of_seed(note: str, seed: int | None) -> bool:
+    """Return whether a note of a run is about a seed, or about no seed in particular."""
+    named = re.search(r" \(seeds? ([\d, ]+)\)$", note)
+    return named is None or str(seed) in named[1].split(", ")
 
 
 def _caveats(source: Source, form: Format) -> list[str]:
@@ -204,6 +255,11 @@ def _caveats(source: Source, form: Format) -> list[str]:
         caveats.append("Outputs are in the units of the table; they have no uncertainty.")
     if source.results is not None and source.results.loss == "span":
         caveats.append("Output 0 scores a token as the first one of an answer, output 1 as the last one.")
+    if source.max_answer_tokens is not None:
+        caveats.append(
+            f"The code above reads {source.sequence_length} tokens, the question and the beginning of the paragraph; "
+            "`exlm predict` reads the rest of a long paragraph in further windows, and cuts a long question."
+        )
     if source.results is not None and len(source.results.seeds) > 1:
         caveats.append("It is one seed; `exlm predict` averages the seeds of the run.")
     caveats.append("Special tokens such as [SEP] in the input are read as such; `exlm` reads them as plain text.")

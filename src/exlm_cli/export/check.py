@@ -1,7 +1,7 @@
 """Script that loads an exported folder with transformers alone and writes its tokens and logits.
 
-It runs in a fresh process. Arguments: the folder; a JSON file with texts, and with token ids by name of a transformers
-class; a file for the logits. Classes whose name begins with Auto run the code of the folder.
+It runs in a fresh process. Arguments: the folder; a JSON file with rows of one or two texts, and with token ids by name
+of a transformers class; a file for the logits. Classes whose name begins with Auto run the code of the folder.
 """
 
 import json
@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 
 def main(folder: str, inputs: str, outputs: str) -> None:
-    """Tokenise the texts, run each class on one padded batch of its token ids, and write the results."""
+    """Tokenise the rows, run each class on one padded batch of its token ids, and write the results."""
     given = json.loads(Path(inputs).read_text(encoding="utf-8"))
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     logits, missing = {}, set()
@@ -27,7 +27,7 @@ def main(folder: str, inputs: str, outputs: str) -> None:
             logits[name] = model.eval()(**batch).logits.contiguous()
         missing |= set(report["missing_keys"])
     save_file(logits, outputs)
-    read = [tokenizer(text)["input_ids"] for text in given["texts"]]
+    read = [tokenizer(*texts, truncation=True)["input_ids"] for texts in given["texts"]]
     sys.stdout.write(json.dumps({"token_ids": read, "missing": sorted(missing)}))
 
 

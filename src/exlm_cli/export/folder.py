@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from exlm_cli.export.onnx_model import MODEL_FILE, run_onnx, write_onnx
 from exlm_cli.export.remote_code import AUTO_MAP, mask_tensors, network_config, remote_code
 from exlm_cli.export.source import Source
 from exlm_cli.files import folder_for_results, json_bytes, refusing, removed_on_failure, write_atomically
+from exlm_cli.format import name_some, printable
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import Progress
 
@@ -55,19 +57,33 @@ class ExportedFolder:
     comparison: Comparison
 
 
-def check_before_export(out: Path, form: Format = "hf") -> None:
+def check_before_export(out: Path, form: Format = "hf", licence: str | None = None) -> None:
     """Check what can be checked before a run is read.
 
     Raises:
         CheckpointError: `out` is a file, a folder with files in it, or a mount point.
-        ConfigError: A package that the format needs is not installed.
+        ConfigError: The licence is malformed, or a package that the format needs is not installed.
     """
+    check_licence(licence)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         kind = "the folder is not empty" if out.is_dir() else "a file has that name"
         raise CheckpointError(f"{out}: {kind}", "choose another folder with `out=DIR`")
     if out.is_mount():
         raise CheckpointError(f"{out}: a mount point, which cannot be replaced", f"choose `out={out / 'model'}`")
     require_packages(form)
+
+
+def check_licence(licence: str | None) -> None:
+    """Check that a licence has the form of the Hub's identifiers; None: none is given.
+
+    Raises:
+        ConfigError: It has not.
+    """
+    if licence is not None and not re.fullmatch(r"[A-Za-z0-9.+_-]+", licence):
+        raise ConfigError(
+            f"`licence={printable(licence)}`: expected an identifier of the Hub, like apache-2.0",
+            "letters, digits, `.`, `-`, `+` and `_`",
+        )
 
 
 def require_packages(form: Format) -> None:
@@ -106,11 +122,11 @@ def export_folder(
         repo: OWNER/NAME on the Hub, where it goes there.
 
     Raises:
-        ConfigError: ESM classes do not have such an encoder, or a package is not installed.
+        ConfigError: ESM classes do not have such an encoder, the licence is malformed, or a package is not installed.
         CheckpointError: `out` is not empty, or the file system refuses.
         ExlmError: The outputs differ; nothing is left behind.
     """
-    check_before_export(out, form)
+    check_before_export(out, form, licence)
     refuse_inexpressible(source.recipe)
     place = out.resolve()
     temporary = place.with_name(f".{place.name}.writing-{os.getpid()}")
@@ -171,8 +187,9 @@ def compare_onnx(source: Source, folder: Path) -> Comparison:
     Raises:
         ExlmError: They differ.
     """
-    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    _require_tokens(source, [tokenizer.encode(text).ids for text in source.texts()])
+    tokenizer: Any = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.enable_truncation(source.sequence_length)
+    _require_tokens(source, [tokenizer.encode(*texts).ids for texts in source.texts()])
     token_ids = source.examples()[source.class_name]
     logits = run_onnx(folder, token_ids, source.tokenizer.pad_id)
     return compare(source, list(zip(token_ids, logits, strict=True)))
@@ -219,9 +236,9 @@ def compare(source: Source, pairs: Sequence[tuple[list[int], Tensor]]) -> Compar
 
 
 def _require_tokens(source: Source, token_ids: Sequence[list[int]]) -> None:
-    for text, read in zip(source.texts(), token_ids, strict=True):
-        if read != source.encode(text):
-            raise _refused(f"the exported tokenizer reads `{text}` otherwise than the run's")
+    for texts, read in zip(source.texts(), token_ids, strict=True):
+        if read != source.encode(*texts):
+            raise _refused(f"the exported tokenizer reads `{name_some(texts)}` otherwise than the run's")
 
 
 def _run_check(folder: Path, inputs: Path, logits: Path) -> dict[str, Any]:

@@ -5,7 +5,6 @@ tokenizer, results and weights without the optimizer. Paths in its recipes have 
 """
 
 import json
-import logging
 import re
 import shutil
 import tempfile
@@ -19,9 +18,9 @@ from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.input_paths import with_names_alone
 from exlm_cli.config.load import dump_recipe, resumed_recipe
 from exlm_cli.data.corpus.cache import locked
-from exlm_cli.data.rows.hub import hub_errors
+from exlm_cli.data.rows.hub import hub_errors, silence_client
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError
-from exlm_cli.export.folder import export_folder, require_packages
+from exlm_cli.export.folder import check_licence, export_folder, require_packages
 from exlm_cli.export.source import Source
 from exlm_cli.files import refusing, removed_on_failure
 from exlm_cli.finetune.calibration import read_calibration
@@ -48,11 +47,12 @@ class Pushed:
     commit: str
 
 
-def check_before_push(repo: str) -> None:
+def check_before_push(repo: str, licence: str | None = None) -> None:
     """Check what can be checked before a run is read.
 
     Raises:
-        ConfigError, CheckpointError: The name is malformed, there is no token, or transformers is not installed.
+        ConfigError, CheckpointError: The name or the licence is malformed, there is no token, or transformers is not
+            installed.
     """
     import huggingface_hub
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # loaded on first use
@@ -62,6 +62,7 @@ def check_before_push(repo: str) -> None:
         raise ConfigError(f"`{repo}`: expected OWNER/NAME, as on the Hub", "letters, digits, `-`, `_` and `.`")
     with _explaining(repo, None):
         validate_repo_id(repo)
+    check_licence(licence)
     if huggingface_hub.get_token() is None:
         raise ConfigError(f"{repo}: pushing needs a token of the Hub, and there is none", _LOGIN)
     require_packages("hf")
@@ -212,12 +213,9 @@ def _check(given: str, run: Path) -> None:
 
 
 def _client() -> Any:
-    """Return the Hub's client; the lines of its retries and bars would hide ours."""
     import huggingface_hub
-    from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    disable_progress_bars()
+    silence_client()
     return huggingface_hub.HfApi()
 
 

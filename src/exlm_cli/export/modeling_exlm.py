@@ -69,18 +69,27 @@ class ExlmForMaskedLM(EsmForMaskedLM):  # type: ignore[misc]
         self.post_init()
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, *, output_dag: bool = False, **_: Any
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        labels: Tensor | None = None,
+        output_dag: bool = False,
+        **_: Any,
     ) -> ExlmOutput:
         """Return logits of every token, and with `output_dag` the DAG.
 
         Args:
             input_ids: (B, L) tokens, [CLS] first, [SEP] last, [PAD] beyond.
             attention_mask: (B, L) as the tokenizer gives it; [PAD] is never attended to in any case.
+            labels: None: the model computes no loss.
             output_dag: Return the states, their words and their transitions too.
 
         Raises:
-            ValueError: The padding is not on the right.
+            ValueError: The padding is not on the right, or labels are given.
         """
+        if labels is not None:
+            raise ValueError("this model computes no loss: leave out `labels`")
         batch = self._expanded(input_ids, attention_mask)
         hidden_BXD = self._encode(batch)
         is_mask_BL = input_ids == self.config.mask_token_id
@@ -98,13 +107,25 @@ class ExlmForMaskedLM(EsmForMaskedLM):  # type: ignore[misc]
         """Return the n most probable fillings of each sequence's masks together, best first.
 
         A filling is (tokens, probability): a token for each [MASK] in order, and its share among all fillings with as
-        many tokens. `input_ids` are (B, L), each with a [MASK].
+        many tokens. A sequence without a [MASK] has no fillings.
+
+        Args:
+            input_ids: (B, L) tokens, as for `forward`.
+            n: Number of fillings.
+
+        Raises:
+            ValueError: `n` is below 1, or the padding is not on the right.
         """
+        if n < 1:
+            raise ValueError(f"`n={n}`: accepted: 1 or more")
         dag = self(input_ids, output_dag=True)
-        found = []
+        found: list[list[tuple[tuple[int, ...], float]]] = []
         for row, num_nodes in enumerate(dag.num_nodes.tolist()):
-            log_trans = dag.log_transitions[row, :num_nodes, :num_nodes].double().cpu()
             num_masks = int((input_ids[row] == self.config.mask_token_id).sum())
+            if num_masks == 0:
+                found.append([])
+                continue
+            log_trans = dag.log_transitions[row, :num_nodes, :num_nodes].double().cpu()
             numbers: Any = SimpleNamespace(
                 node_log_probs=dag.node_log_probs[row, :num_nodes].double().cpu().numpy(),
                 log_trans=log_trans.numpy(),

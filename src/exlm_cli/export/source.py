@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.config.tasks import SquadTaskConfig
 from exlm_cli.dag.build import dag_of_tokens
 from exlm_cli.dag.graph import token_marginals
 from exlm_cli.data.batch import batch_from_masked_ids
@@ -22,6 +23,8 @@ from exlm_cli.finetune.results import RunResults, best_cell_folder
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.model.heads import TaskModel
 from exlm_cli.run_dir import read_metrics, run_directory
+from exlm_cli.tasks.glue import GLUE_TASKS
+from exlm_cli.tasks.rows.task import encode_texts
 from exlm_cli.train.checkpoint import best_paths
 from exlm_cli.train.pretrained import Pretrained
 
@@ -48,6 +51,7 @@ class Source:
         results: Results of a fine-tuning run; None for a pre-trained one.
         seed: Seed of a fine-tuning run with the best validation score; None for a pre-trained one.
         has_canonical_smiles: Whether it reads RDKit's canonical SMILES.
+        max_answer_tokens: Tokens of the longest answer of SQuAD; None: another task.
         table: The user's file that it was fine-tuned on; None: the task names its data.
     """
 
@@ -64,6 +68,7 @@ class Source:
     results: RunResults | None = None
     seed: int | None = None
     has_canonical_smiles: bool = False
+    max_answer_tokens: int | None = None
     table: str | None = None
 
     @property
@@ -83,6 +88,12 @@ class Source:
         """Whether `class_name` predicts [MASK]s."""
         return self.results is None and self.recipe.objective == "mlm"
 
+    @property
+    def reads_pairs(self) -> bool:
+        """Whether a row is a pair of texts, as in some GLUE tasks; SQuAD cuts its pairs into windows."""
+        info = None if self.results is None else GLUE_TASKS.get(self.results.task.removeprefix("glue/"))
+        return info is not None and len(info.layouts[0].texts) == 2
+
     def label_config(self) -> dict[str, Any]:
         """Return the entries of `config.json` that name the outputs."""
         if self.results is None:
@@ -97,15 +108,31 @@ class Source:
         labels = {"id2label": names, "label2id": {name: index for index, name in names.items()}}
         return labels if kind is None else {**labels, "problem_type": kind}
 
-    def texts(self) -> list[str]:
-        """Return texts that the tokenizer of the exported folder must read as ours does."""
-        kind = self.recipe.data.kind
-        return [*TEXTS[kind], *([MASKED_TEXTS[kind]] if self.results is None else [])]
+    def texts(self) -> list[tuple[str, ...]]:
+        """Return rows of one or two texts that the tokenizer of the exported folder must read as ours does.
 
-    def encode(self, text: str) -> list[int]:
-        """Return [CLS], the tokens of a text with its [MASK]s, and [SEP]."""
+        Pairs include one that is too long.
+        """
+        masked = [(MASKED_TEXTS[self.recipe.data.kind],)] if self.results is None else []
+        return [*self._unmasked_texts(), *masked]
+
+    def _unmasked_texts(self) -> list[tuple[str, ...]]:
+        texts = TEXTS[self.recipe.data.kind]
+        if not self.reads_pairs:
+            return [(text,) for text in texts]
+        long = " ".join([texts[0]] * self.sequence_length)
+        return [texts, (long, long)]
+
+    def encode(self, *texts: str) -> list[int]:
+        """Return the tokens of a row of one or two texts as the run reads them, cut to its longest sequence.
+
+        A pre-trained model reads one text with its [MASK]s.
+        """
         tokenizer = self.tokenizer
-        return [tokenizer.cls_id, *tokenizer.encode_with_masks(text), tokenizer.sep_id]
+        if self.results is not None:
+            return [int(token) for token in encode_texts([texts], tokenizer, self.sequence_length).token_ids[0]]
+        (text,) = texts
+        return [tokenizer.cls_id, *tokenizer.encode_with_masks(text)[: self.sequence_length - 2], tokenizer.sep_id]
 
     def examples(self) -> dict[str, list[list[int]]]:
         """Return token ids by transformers class; the class must reproduce the run's outputs for them."""
@@ -126,8 +153,8 @@ class Source:
         rng = np.random.default_rng(0)
         tokenizer, longest = self.tokenizer, self.sequence_length
         ordinary = np.flatnonzero(tokenizer.is_ordinary)
-        examples = [self.encode(MASKED_TEXTS[self.recipe.data.kind])[:longest]] if is_masked else []
-        examples += [] if is_masked else [self.encode(text)[:longest] for text in TEXTS[self.recipe.data.kind]]
+        rows = [(MASKED_TEXTS[self.recipe.data.kind],)] if is_masked else self._unmasked_texts()
+        examples = [self.encode(*texts) for texts in rows]
         for length in RANDOM_LENGTHS:
             ids = rng.choice(ordinary, size=min(length, longest) - 2)
             num_masks = max(1, int(self.recipe.masking.mask_ratio * len(ids))) if is_masked else 0
@@ -188,7 +215,7 @@ def pretrained_source(pretrained: Pretrained) -> Source:
 
 def finetuned_source(finetuned: Finetuned) -> Source:
     """Return the model of the seed with the best validation score, and its scores."""
-    results = finetuned.results
+    results, task = finetuned.results, finetuned.recipe.task
     seed = results.best_seed()
     scored = results.metrics[results.scored_split]
     of_seed = {name: summary.values[results.seeds.index(seed)] for name, summary in scored.items()}
@@ -205,6 +232,7 @@ def finetuned_source(finetuned: Finetuned) -> Source:
         scores_are=f"on the {results.scored_split} split",
         results=results,
         seed=seed,
-        has_canonical_smiles=finetuned.recipe.task.has_canonical_smiles,
-        table=finetuned.recipe.task.files.train,
+        has_canonical_smiles=task.has_canonical_smiles,
+        max_answer_tokens=task.max_answer_tokens if isinstance(task, SquadTaskConfig) else None,
+        table=task.files.train,
     )

@@ -3,18 +3,23 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from exlm_cli.api import load
 from exlm_cli.export.card import model_card
-from exlm_cli.export.folder import write_model
+from exlm_cli.export.folder import export_folder, write_model
 from exlm_cli.export.source import Source, finetuned_source, pretrained_source
 from exlm_cli.finetune.model import load_finetuned
+from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import MetricsLog
+from exlm_cli.tasks.squad.files import questions_of_pairs
+from exlm_cli.tasks.squad.task import new_questions
 from exlm_cli.train.evaluation import EvaluationSums, summarise
 from exlm_cli.train.pretrained import load_pretrained
-from tests.unit.finetune.finetuned_runs import SMILES, finetune, smiles_pretrained, write_rows
+from tests.unit.finetune.finetuned_runs import SMILES, finetune, glue_run, smiles_pretrained, squad_run, write_rows
+from tests.unit.finetune.synthetic import make_pretrained
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +42,71 @@ def test_the_code_of_a_card_gives_the_values_of_the_run(source, tmp_path, capsys
     exec(written, {})
     value = float(re.findall(r"-?\d+\.\d+", capsys.readouterr().out)[0])
     assert value == pytest.approx(load(source.run, device="cpu").predict(["C(C)O"]).mean[0, 0], abs=1e-3)
+
+
+def test_the_code_of_a_card_for_pairs_reads_a_pair(tmp_path, capsys):
+    pytest.importorskip("transformers")
+    run = glue_run(tmp_path, make_pretrained(tmp_path / "pretrained", model={"init_std": 0.2}), "rte")
+    source = finetuned_source(load_finetuned(run, device="cpu"))
+    write_model(source, tmp_path)
+    (code,) = re.findall(r"```python\n(.*?)```", model_card(source, 0.0), re.DOTALL)
+    exec(code.replace("FOLDER", str(tmp_path)), {})
+    logits = [float(value) for value in re.findall(r"-?\d+\.\d+", capsys.readouterr().out)]
+    assert logits == pytest.approx(source.outputs(source.encode(*source.texts()[0])).tolist(), abs=1e-3)
+
+
+@pytest.mark.parametrize("form", ["hf", "onnx"])
+def test_the_code_of_a_card_finds_the_answers_of_the_run(tmp_path, capsys, form):
+    """Also where the paragraph has blank tokens, or a longer answer would score higher."""
+    pytest.importorskip("transformers" if form == "hf" else "onnxruntime")
+    finetuned = load_finetuned(squad_run(tmp_path, make_pretrained(tmp_path / "pretrained")), device="cpu")
+    source = replace(finetuned_source(finetuned), max_answer_tokens=3)
+    out = tmp_path / "out"
+    if form == "onnx":
+        export_folder(source, out, SilentProgress(), form="onnx")
+    else:
+        out.mkdir()
+        write_model(source, out)
+    (code,) = re.findall(r"```python\n(.*?)```", model_card(source, 0.0, form=form), re.DOTALL)
+    asked, read = re.findall("(?:question|paragraph) = (.*)", code)
+    config = finetuned.recipe.task.model_copy(update={"max_answer_tokens": 3})
+    for question, paragraph in [
+        ("amber", "\n  fern»  amber \n fern"),
+        ("fern amber", "  daisy fern fern  » »\n"),
+        ("fern", "  \n\n  » \namber"),
+        ("elder birch", " fern fernamberxxdaisyx ferndaisy"),
+        ("birch", "     »»»cedar ferndaisy"),
+        ("elder", "  xamberdaisy\ndaisy»amberamber"),
+    ]:
+        rows = new_questions(config, questions_of_pairs([(question, paragraph)])[0])  # type: ignore[arg-type]
+        encoded = rows.encode(source.tokenizer, source.sequence_length)
+        runner = finetuned.runners[finetuned.results.best_seed()]
+        (ours,) = encoded.answer([runner.predict(encoded, SilentProgress(), "")]).values()  # type: ignore[attr-defined]
+        written = code.replace("FOLDER", str(out)).replace(asked, repr(question)).replace(read, repr(paragraph))
+        names: dict[str, Any] = {}
+        exec(written, names)
+        assert names["answer"] == ours.text
+        assert names["no_answer_score"] == pytest.approx(ours.no_answer_score, abs=1e-4)
+        assert names["threshold"] == pytest.approx(source.scores["f1_threshold"], rel=1e-5)
+        has_answer = names["no_answer_score"] <= names["threshold"]
+        assert capsys.readouterr().out == f"{ours.text if has_answer else 'no answer'}\n"
+
+
+def test_a_card_has_the_notes_of_its_seed(source):
+    assert source.results is not None
+    assert source.seed == 1
+    notes = ("of all", "of one (seed 1)", "of two (seeds 1, 2)", "of another (seed 2)", "of a third (seeds 2, 11)")
+    card = model_card(replace(source, results=source.results.model_copy(update={"notes": notes})), 0.0)
+    assert re.findall("Note: (.*)[.]", card) == list(notes[:3])
+
+
+def test_only_a_model_that_fills_masks_is_tagged_so(tmp_path):
+    exlm = pretrained_source(load_pretrained(make_pretrained(tmp_path / "exlm"), device="cpu"))
+    mlm = pretrained_source(load_pretrained(make_pretrained(tmp_path / "mlm", objective="mlm"), device="cpu"))
+    tag = "pipeline_tag: fill-mask"
+    assert tag in model_card(exlm, 0.0)
+    assert "pipeline_tag" not in model_card(exlm, 0.0, form="onnx")
+    assert tag in model_card(mlm, 0.0, form="onnx")
 
 
 def test_a_card_names_the_table_and_says_what_was_not_pre_trained(source):

@@ -12,13 +12,30 @@ import torch.nn.functional as F
 from exlm_cli.data.batch import batch_from_masked_ids
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError
 from exlm_cli.export import esm, folder
-from exlm_cli.export.folder import Comparison, check_before_export, compare, export_folder, write_model
+from exlm_cli.export.folder import (
+    Comparison,
+    check_before_export,
+    compare,
+    compare_outputs,
+    export_folder,
+    write_model,
+)
+from exlm_cli.export.hub import check_before_push
 from exlm_cli.export.onnx_model import run_onnx
 from exlm_cli.export.source import Source, finetuned_source, pretrained_source
 from exlm_cli.finetune.model import load_finetuned
 from exlm_cli.progress import SilentProgress
+from exlm_cli.tasks.rows import task as rows_task
 from exlm_cli.train.pretrained import Pretrained, load_pretrained
-from tests.unit.finetune.finetuned_runs import SMILES, finetune, smiles_pretrained, squad_run, words_run, write_rows
+from tests.unit.finetune.finetuned_runs import (
+    SMILES,
+    finetune,
+    glue_run,
+    smiles_pretrained,
+    squad_run,
+    words_run,
+    write_rows,
+)
 from tests.unit.finetune.synthetic import make_pretrained
 
 transformers = pytest.importorskip("transformers")
@@ -131,6 +148,19 @@ def test_a_pair_is_written_as_glue_tasks_write_it(tmp_path):
     assert tokenizer("amber", "fern cedar")["input_ids"] == [*first, *second[1:]]
 
 
+def test_a_pair_that_is_too_long_is_compared(tmp_path, monkeypatch):
+    """A run that cut its pairs otherwise than the exported tokenizer does would be refused."""
+    run = glue_run(tmp_path, make_pretrained(tmp_path / "pretrained"), "rte")
+    source = finetuned_source(load_finetuned(run, device="cpu"))
+    (tmp_path / "out").mkdir()
+    write_model(source, tmp_path / "out")
+    assert compare_outputs(source, tmp_path / "out").num_sequences == 4
+    assert len(source.encode(*source.texts()[1])) == source.sequence_length
+    monkeypatch.setattr(rows_task, "longest_first", lambda lengths, budget: [budget - budget // 2, budget // 2])
+    with pytest.raises(ExlmError, match="the exported tokenizer reads `It was a quiet day"):
+        compare_outputs(source, tmp_path / "out")
+
+
 @pytest.mark.parametrize("kind", ["colour", "length", "labels", "span"])
 def test_task_models_give_the_same_outputs(tmp_path, kind):
     """Classes, a value in its units, several 0/1 labels, and the ends of answers."""
@@ -159,15 +189,16 @@ def test_task_models_give_the_same_outputs(tmp_path, kind):
         assert exported.config.problem_type == "single_label_classification"
 
 
-@pytest.mark.parametrize("kind", ["pretrained", "length"])
+@pytest.mark.parametrize("kind", ["pretrained", "length", "pair"])
 def test_onnx_models_give_the_same_outputs(tmp_path, kind):
-    """A pre-trained model, a value in its units; in batches and lengths that were not traced."""
+    """A pre-trained model, a value in its units, classes of pairs; in batches and lengths that were not traced."""
     pytest.importorskip("onnxruntime")
     run = make_pretrained(tmp_path / "pretrained", model={**LARGE, "num_layers": 2})
     if kind == "pretrained":
         source = pretrained_source(load_pretrained(run, device="cpu"))
     else:
-        source = finetuned_source(load_finetuned(words_run(tmp_path, run, kind), device="cpu"))
+        finetuned = glue_run(tmp_path, run, "rte") if kind == "pair" else words_run(tmp_path, run, kind)
+        source = finetuned_source(load_finetuned(finetuned, device="cpu"))
     done = export_folder(source, tmp_path / "out", SilentProgress(), form="onnx", licence="mit")
     assert [path.name for path in done.files] == [
         "README.md", "config.json", "model.onnx", "tokenizer.json", "tokenizer_config.json",
@@ -227,6 +258,15 @@ def test_encoders_that_esm_lacks_are_refused(tmp_path, sections, named):
     with pytest.raises(ConfigError, match=named):
         export_folder(source, tmp_path / "out", SilentProgress())
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("licence", ["", "not a licence!", "mit\n", "ünlicense"])
+def test_a_malformed_licence_is_refused(tmp_path, licence):
+    with pytest.raises(ConfigError, match="expected an identifier of the Hub"):
+        check_before_export(tmp_path / "out", licence=licence)
+    with pytest.raises(ConfigError, match="expected an identifier of the Hub"):
+        check_before_push("me/model", licence)
+    check_before_export(tmp_path / "out", licence="LGPL-2.1+_x")
 
 
 def test_a_missing_package_is_refused_with_the_extra_that_has_it(tmp_path, monkeypatch):

@@ -105,6 +105,28 @@ def test_fillings_are_those_of_the_dag(tmp_path):
         assert probability == pytest.approx(math.exp(-nll - length_log_prob(dag)), rel=1e-4)
 
 
+def test_a_row_without_masks_has_no_fillings(tmp_path):
+    source, loaded = exported(tmp_path, 3, {})
+    with_mask, without = (source.encode(text) for text in ("amber [MASK]", "amber birch"))
+    assert len(with_mask) == len(without)
+    assert loaded.fill_masks(torch.tensor([without])) == [[]]
+    before, of_mask, after = loaded.fill_masks(torch.tensor([without, with_mask, without]), n=2)
+    assert (before, after) == ([], [])
+    ((tokens, probability), _) = of_mask
+    assert len(tokens) == 1
+    assert 0 < probability < 1
+
+
+def test_what_the_model_cannot_do_is_refused(tmp_path):
+    source, loaded = exported(tmp_path, 2, {})
+    ids = torch.tensor([source.encode("amber [MASK]")])
+    with pytest.raises(ValueError, match="`n=0`: accepted: 1 or more"):
+        loaded.fill_masks(ids, n=0)
+    with pytest.raises(ValueError, match="this model computes no loss"):
+        loaded(ids, labels=ids)
+    assert loaded(ids, labels=None).logits.shape[:2] == ids.shape
+
+
 def test_padding_on_the_left_is_refused(tmp_path):
     source, loaded = exported(tmp_path, 2, {})
     ids = source.encode("amber")

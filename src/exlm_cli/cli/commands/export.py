@@ -42,7 +42,7 @@ def export(
     (given,) = given_runs([run], progress)  # before torch is loaded
     from exlm_cli.export.folder import check_before_export, export_folder
 
-    check_before_export(out, export_format)
+    check_before_export(out, export_format, licence)
     source = _source_of(given, progress)
     exported = export_folder(source, out, progress, form=export_format, licence=licence)
     comparison = exported.comparison
@@ -78,7 +78,7 @@ def push(
     (given,) = given_runs([run], progress)  # before torch is loaded
     from exlm_cli.export.hub import check_before_push, push_run
 
-    check_before_push(repo)
+    check_before_push(repo, licence)
     source = _source_of(given, progress)
     pushed = push_run(source, repo, progress, is_private=private, licence=licence)
     result = {"url": pushed.url, "commit": pushed.commit, "read_it_as": f"hub:{repo}@{pushed.commit}"}

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -55,6 +56,7 @@ def iter_hub_records(
     """
     import datasets
 
+    silence_client()
     try:
         rows: Any = datasets.load_dataset(source.name, source.config, split=source.split, streaming=True)
         if only is not None:
@@ -76,6 +78,7 @@ def find_revision(source: HubSource, cache: Path, progress: Progress) -> str:
     import huggingface_hub
     from huggingface_hub.errors import RepositoryNotFoundError
 
+    silence_client()
     remembered = cache / "hub" / f"{hashlib.sha256(source.name.encode()).hexdigest()}.txt"
     try:
         revision = str(huggingface_hub.HfApi().dataset_info(source.name).sha)
@@ -91,6 +94,14 @@ def find_revision(source: HubSource, cache: Path, progress: Progress) -> str:
     with contextlib.suppress(OSError, CheckpointError):
         write_entry(remembered, revision.encode())
     return revision
+
+
+def silence_client() -> None:
+    """Switch off the lines and bars of the Hub's client about its retries and downloads, which would hide ours."""
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    disable_progress_bars()
 
 
 def hub_errors() -> tuple[type[Exception], ...]:

@@ -261,12 +261,15 @@ def encode_texts(
 
 
 def longest_first(lengths: Sequence[int], budget: int) -> list[int]:
-    """Return the tokens to keep of one or two texts: the longer text loses tokens from its end, one at a time.
+    """Return the tokens to keep of one or two texts, as `longest_first` of Hugging Face tokenizers does.
 
-    If both are equally long, the second loses one, as in BERT.
+    Of a pair above the budget, the shorter text keeps at most half of the budget, rounded down, and the longer one gets
+    the rest. If both are equally long, the first counts as the shorter.
     """
+    if sum(lengths) <= budget:
+        return list(lengths)
     if len(lengths) == 1:
-        return [min(lengths[0], budget)]
+        return [budget]
     first, second = lengths
-    kept_second = min(second, max(budget - first, budget // 2))
-    return [min(first, budget - kept_second), kept_second]
+    kept_shorter = min(first, second, budget // 2)
+    return [kept_shorter, budget - kept_shorter] if first <= second else [budget - kept_shorter, kept_shorter]

@@ -8,8 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from scipy.special import expit
 from sklearn.metrics import roc_auc_score
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
 
 from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.data.rows.table import Table
@@ -47,13 +51,22 @@ def text_tokenizer() -> Tokenizer:
     return train_bpe(PAIR, 300, 2, SilentProgress())
 
 
-def test_the_longer_text_loses_tokens_first():
-    """The rule itself, one token after the other."""
-    for first, second, budget in itertools.product(range(9), range(9), range(2, 18)):
-        kept = [first, second]
-        while sum(kept) > budget:
-            kept[0 if kept[0] > kept[1] else 1] -= 1
-        assert longest_first([first, second], budget) == kept
+@pytest.mark.parametrize("budget", [2, 3, 8, 29])
+def test_a_pair_is_cut_as_tokenizers_cut_it(budget):
+    """An exported model is read by that library."""
+    theirs = tokenizers.Tokenizer(WordLevel({"[CLS]": 0, "[SEP]": 1, "a": 2, "b": 3}, unk_token="[SEP]"))
+    theirs.pre_tokenizer = WhitespaceSplit()
+    special = [("[CLS]", 0), ("[SEP]", 1)]
+    theirs.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=special
+    )
+    theirs.enable_truncation(budget + 3, strategy="longest_first")
+    for first, second in itertools.product(range(budget + 3), repeat=2):
+        ids = theirs.encode("a " * first, "b " * second).ids
+        assert longest_first([first, second], budget) == [ids.count(2), ids.count(3)]
+
+
+def test_one_text_loses_its_end():
     assert [longest_first([length], 4) for length in (0, 3, 4, 9)] == [[0], [3], [4], [4]]
 
 
