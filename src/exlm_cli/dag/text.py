@@ -116,10 +116,11 @@ def _nodes(inspection: Inspection) -> Table:
     table = _table("mask", ">node", ">paths", "most probable words")
     for node in range(1, dag.num_nodes - 1):
         mask = int(dag.node_mask[node])
-        words = Text(inspection.listed_words(node))
+        listed = (f"{inspection.quote(t.text)} {_two_decimals(t.probability)}" for t in inspection.tokens[node])
+        words = Text(", ".join(listed))
         words.stylize("bold", 0, len(inspection.quote(inspection.word(node))))
         name = Text(f" {mask + 1} ", style=_mask_style(mask))
-        table.add_row(name, str(node), f"{inspection.occupancy[node]:.2f}", words)
+        table.add_row(name, str(node), _two_decimals(inspection.occupancy[node]), words)
     return table
 
 
@@ -162,11 +163,15 @@ def _filling_cells(inspection: Inspection, filling: Filling) -> list[str | Text]
 
 
 def _transitions(inspection: Inspection) -> Table:
-    table = _table(f"strongest {_NUM_TRANSITIONS}, from", "to", ">transition", ">paths")
+    table = _table("strongest transitions from", "to", ">transition", ">paths")
     for edge in inspection.strongest_transitions(_NUM_TRANSITIONS):
         ends = [_named(inspection, node) for node in edge]
-        table.add_row(*ends, f"{inspection.dag.trans[edge]:.2f}", f"{inspection.edge_use[edge]:.2f}")
+        table.add_row(*ends, *map(_two_decimals, (inspection.dag.trans[edge], inspection.edge_use[edge])))
     return table
+
+
+def _two_decimals(probability: float) -> str:
+    return "<0.01" if 0 < probability < 0.005 else f"{probability:.2f}"
 
 
 def _named(inspection: Inspection, node: int) -> Text:

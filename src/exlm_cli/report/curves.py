@@ -28,6 +28,8 @@ _MAX_SMOOTHED = 12
 _MIN_LOG_RATIO = 4.0
 _MAX_COLUMNS = 4
 _PANEL_INCHES = (3.5, 2.5)
+_MARKERS = dict(zip(style.LINE_STYLES, style.MARKERS, strict=False))
+"""By line style, which a single point does not show."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,10 @@ _PANELS = (
 
 
 def plot_curves(
-    rows_by_run: Mapping[str, Sequence[MetricsRow]], path: Path, styles: Mapping[str, LineStyle] | None = None
+    rows_by_run: Mapping[str, Sequence[MetricsRow]],
+    path: Path,
+    styles: Mapping[str, LineStyle] | None = None,
+    captions: Sequence[str] = (),
 ) -> list[Path]:
     """Write the curves as PNG and SVG; the same rows give the same bytes.
 
@@ -89,6 +94,7 @@ def plot_curves(
         rows_by_run: Rows of `metrics.jsonl` by the name of the run in the legend.
         path: The two files without their suffixes; a `.png` or `.svg` at its end is replaced. Its folder exists.
         styles: Colour and line style of each run; None: one after the other from the palette.
+        captions: Above the panels.
 
     Returns:
         The two files.
@@ -112,14 +118,15 @@ def plot_curves(
     legend_inches = 0.2 + 0.24 * math.ceil(len(rows_by_run) / num_columns)
     last_step = max(row["step"] for rows in rows_by_run.values() for row in rows)
     with style.drawing():
-        figure = style.new_figure(_PANEL_INCHES[0] * num_columns, _PANEL_INCHES[1] * num_rows + legend_inches)
+        size = _PANEL_INCHES[0] * num_columns, _PANEL_INCHES[1] * num_rows + legend_inches
+        figure = style.new_figure(*size, captions=captions)
         grid = figure.subplots(num_rows, num_columns, squeeze=False).ravel()
         for axes, (panel, lines) in zip(grid, panels, strict=False):
             axes.set_xlim(0, 1.02 * max(last_step, 1))  # a run may have one row, at step 0
             _draw_panel(axes, panel, lines, styles)
         for axes in grid[len(panels) :]:
             axes.set_visible(False)
-        _add_legend(figure, {name: styles[name] for name in rows_by_run}, loc="outside upper left", ncols=num_columns)
+        _add_legend(figure, {name: styles[name] for name in rows_by_run}, loc="outside lower left", ncols=num_columns)
         stem = path.stem if path.suffix.lower() in (".png", ".svg") else path.name
         return style.write_figure(figure, path.parent, stem)
 
@@ -151,9 +158,10 @@ def _draw_panel(axes: "Axes", panel: _Panel, lines: _Lines, styles: Mapping[str,
             if panel.is_smoothed:
                 axes.plot(steps, values, color=colour, linewidth=0.6, alpha=0.3)
                 values = _mean_around(values, min(_MAX_SMOOTHED, len(values) // 20))
-            marker = "o" if len(steps) <= 40 and not panel.is_smoothed else ""
             look = line_of_key[key] if len(keys) > 1 else line_of_run
-            axes.plot(steps, values, look, color=colour, linewidth=1.5, zorder=3, marker=marker, markersize=2.8)
+            marker = _MARKERS[look] if len(steps) <= 40 and not panel.is_smoothed else ""
+            size = 2.8 if len(steps) > 1 else 5
+            axes.plot(steps, values, look, color=colour, linewidth=1.5, zorder=3, marker=marker, markersize=size)
     if panel.floor is not None:
         top = max(panel.min_top, axes.get_ylim()[1])
         # a little below the floor, so that a line on it is not cut
@@ -184,8 +192,12 @@ def _mean_around(values: Sequence[float], reach: int) -> list[float]:
 def _add_legend(owner: Any, looks: Mapping[str, LineStyle], **options: Any) -> None:
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], linewidth=1.8, color=colour, linestyle=line) for colour, line in looks.values()]
-    style.add_legend(owner, handles, list(looks), **options)
+    handles = [
+        Line2D([], [], linewidth=1.8, color=colour, linestyle=line, marker=_MARKERS[line], markersize=4)
+        for colour, line in looks.values()
+    ]
+    # long enough for dashes on both sides of the marker
+    style.add_legend(owner, handles, list(looks), handlelength=3, **options)
 
 
 ENTROPIES = {"entropy_bits": "mean over states", "entropy_posterior_bits": "weighted by the posterior"}

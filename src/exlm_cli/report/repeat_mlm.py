@@ -18,11 +18,13 @@ from exlm_cli.format import NO_VALUE, format_count, format_fixed, format_percent
 from exlm_cli.report import style
 from exlm_cli.report.curves import plot_curves
 from exlm_cli.report.seed_groups import (
+    UNDECIDED,
     RankAgreement,
     SeedGroup,
     SweepReport,
     csv_number,
-    divergences,
+    different_seeds_note,
+    divergence_note,
     group_seeds,
     rank_agreement,
     read_curves,
@@ -44,7 +46,7 @@ FIGURES = {
     "entropy_bits": "Entropy, bits",
     "loss": "Loss, nats per target",
     "perplexity": "Perplexity",
-    "mask_accuracy": "Mask accuracy",
+    "mask_accuracy": "Mask accuracy, %",
 }
 """Validation figures of every table, by their names in metrics.jsonl."""
 
@@ -93,12 +95,11 @@ def pooled_corruption(cell: SeedGroup) -> dict[str, float]:
 
 def grid_tables(grid: Grid) -> list[ReportTable]:
     """Return a table of k by p for the corrupted share and each figure, then how each figure depends on p^k."""
-    diverged = divergences({f"k = {k}, p = {p:g}": cell for (k, p), cell in grid.items()})
-    notes = (f"diverged: {diverged}",) if diverged else ()
+    notes = divergence_note({f"k = {k}, p = {p:g}": cell for (k, p), cell in grid.items()})
     title = "Corrupted share, measured (expected: p^k)"
-    tables = [_square(grid, "corruption", title, _show_corruption, notes)]
+    tables = [_square(grid, "corruption", title, _show_corruption, tuple(notes))]
     for name in _present(grid):
-        title = f"{FIGURES.get(name, name)}{seed_note([*grid.values()])}"
+        title = f"{_heading(name)}{seed_note([*grid.values()])}"
         tables.append(_square(grid, _file_name(name), title, partial(SeedGroup.show, name=name)))
     tables.append(_agreement_table(grid, "agreement", "Does it follow p^k or p?"))
     all_steps = Counter(cell.model.steps for cell in grid.values() if cell.model.steps is not None)
@@ -117,8 +118,8 @@ def agreements(grid: Grid) -> dict[str, RankAgreement]:
     """Return how each figure depends on p^k; cells without the figure are left out."""
     found = {}
     for name in _present(grid):
-        means = {pair: mean for pair, cell in grid.items() if not math.isnan(mean := cell.mean(name))}
-        found[name] = rank_agreement(list(means), list(means.values()))
+        values = {pair: of_cell for pair, cell in grid.items() if (of_cell := cell.figures.get(name))}
+        found[name] = rank_agreement(list(values), list(values.values()))
     return found
 
 
@@ -143,7 +144,8 @@ def write_grid_figures(grid: Grid, curves: Mapping[str, Sequence[MetricsRow]], f
             name = f"k = {k}, p = {format_ratio(p)}"
             rows[name] = curves[cell.first.label]
             styles[name] = colours[k, p], style.LINE_STYLES[ks.index(k) % len(style.LINE_STYLES)]
-    return written + (plot_curves(rows, folder / "curves", styles) if rows else [])
+    caption = "training curves, first seed of each cell"
+    return written + (plot_curves(rows, folder / "curves", styles, captions=[caption]) if rows else [])
 
 
 def _csv_rows(grid: Grid) -> list[dict[str, Any]]:
@@ -176,6 +178,15 @@ def _present(grid: Grid) -> list[str]:
     return [name for name in names if any(name in cell.figures for cell in grid.values())]
 
 
+def _heading(figure: str) -> str:
+    """Return a figure and its unit; accuracies of tasks are in percent too."""
+    return FIGURES.get(figure, f"{figure}, %" if "accuracy" in figure else figure)
+
+
+def _scale(figure: str) -> int:
+    return 100 if "accuracy" in figure else 1
+
+
 def _file_name(figure: str) -> str:
     return "entropy" if figure == "entropy_bits" else figure.replace("/", "-").replace(" ", "-")
 
@@ -200,13 +211,23 @@ def _show_corruption(cell: SeedGroup) -> str:
 
 def _agreement_table(grid: Grid, name: str, title: str) -> ReportTable:
     rows = []
-    for figure, found in agreements(grid).items():
-        texts = (NO_VALUE if math.isnan(number) else f"{number:.3g}" for number in asdict(found).values())
-        rows.append((FIGURES.get(figure, figure), *texts, found.follows or NO_VALUE))
+    by_figure = agreements(grid)
+    for figure, found in by_figure.items():
+        spreads = found.standard_error, found.spread_equal_share, found.spread_equal_ratio
+        numbers = found.spearman, found.spearman_of_groups, *(_scale(figure) * spread for spread in spreads)
+        texts = (NO_VALUE if math.isnan(number) else f"{number:.3g}" for number in numbers)
+        rows.append((_heading(figure), *texts, found.follows or NO_VALUE))
     columns = (
-        "figure", "Spearman with p^k", "equal p^k as ties", "spread at equal p^k", "spread at equal p", "follows",
+        "figure", "Spearman with p^k", "equal p^k as ties", "standard error", "spread at equal p^k",
+        "spread at equal p", "follows",
     )  # fmt: skip
-    return ReportTable(name, title, columns, (tuple(rows),))
+    notes = [
+        f"`follows` names the smaller spread; it is {UNDECIDED} where the two differ by no more than twice the "
+        "standard error of a cell's mean over seeds",
+    ]
+    if any(math.isnan(found.standard_error) for found in by_figure.values()):
+        notes.append("one seed has no noise to compare with: there `follows` names the smaller spread in any case")
+    return ReportTable(name, title, columns, (tuple(rows),), (*notes, *different_seeds_note([*grid.values()])))
 
 
 def _draw_corruption(grid: Grid, folder: Path) -> list[Path]:
@@ -225,16 +246,15 @@ def _draw_corruption(grid: Grid, folder: Path) -> list[Path]:
 
 def _draw_figure(grid: Grid, name: str, spearman: float, folder: Path) -> list[Path]:
     texts, points = {}, {}
-    scale = 100 if "accuracy" in name else 1
+    scale = _scale(name)
     for pair, cell in grid.items():
         mean, deviation = cell.mean(name), cell.deviation(name)
         texts[pair] = cell.show(name, "\n±").replace(" ", "\n")
         if not math.isnan(mean):
             points[pair] = (scale * mean, 0.0 if math.isnan(deviation) else scale * deviation)
-    words = FIGURES.get(name, name)
+    words = _heading(name)
     title = words if math.isnan(spearman) else f"{words}; rank correlation with p^k {format_fixed(spearman, 2)}"
-    unit = f"{words} (%)" if "accuracy" in name else words
-    return _draw(grid, texts, points, title, unit, folder / _file_name(name))
+    return _draw(grid, texts, points, title, words, folder / _file_name(name))
 
 
 def _draw(

@@ -14,6 +14,9 @@ from exlm_cli.format import NO_VALUE, NOT_DEFINED, format_fixed, format_in_perce
 from exlm_cli.report.tables import ReportTable, as_markdown
 from exlm_cli.run_dir import MetricsRow, read_metrics
 
+UNDECIDED = "not decided"
+"""In place of `p^k` or `p` where the seeds' noise can explain the difference."""
+
 _SAME_SHARE = 1.1
 """Shares p^k within this factor are one group: 0.15, 0.387^2 and 0.789^8 are meant to be equal and are so to 0.3 %."""
 
@@ -27,30 +30,45 @@ class RankAgreement:
         spearman_of_groups: The same with shares that are meant to be equal as ties: their order is that of rounding.
         spread_equal_share: Pooled standard deviation of the figure among cells of equal p^k.
         spread_equal_ratio: The same among cells of equal p. NaN where no two cells are equal.
+        standard_error: Of a cell's mean over its seeds, pooled over cells; NaN where no cell has two seeds.
     """
 
     spearman: float
     spearman_of_groups: float
     spread_equal_share: float
     spread_equal_ratio: float
+    standard_error: float
 
     @property
     def follows(self) -> str:
-        """Whether cells of equal `p^k` or of equal `p` lie closer together; empty where neither do."""
-        if self.spread_equal_share < self.spread_equal_ratio:
-            return "p^k"
-        return "p" if self.spread_equal_share > self.spread_equal_ratio else ""
+        """Whether cells of equal `p^k` or of equal `p` lie closer together; empty where a spread is NaN.
+
+        Noise moves a spread by about one standard error at most (root mean square), so spreads that differ by no more
+        than two are not decided. With one seed nothing is known about noise, and the smaller spread counts as it is.
+        """
+        difference = self.spread_equal_ratio - self.spread_equal_share
+        if math.isnan(difference):
+            return ""
+        if difference == 0 or abs(difference) <= 2 * self.standard_error:
+            return UNDECIDED
+        return "p^k" if difference > 0 else "p"
 
 
-def rank_agreement(cells: Sequence[tuple[int, float]], values: Sequence[float]) -> RankAgreement:
-    """Compare a figure over pairs (num_repeats, mask_ratio) with p^k and with p."""
+def rank_agreement(cells: Sequence[tuple[int, float]], values: Sequence[Sequence[float]]) -> RankAgreement:
+    """Compare a figure over pairs (num_repeats, mask_ratio), with a value for each seed of a pair, with p^k and p."""
     shares = [p**k for k, p in cells]
     groups = share_groups(shares)
+    means = [statistics.fmean(of_cell) for of_cell in values]
+    seed_deviation = pooled_deviation(
+        [value for of_cell in values for value in of_cell],
+        [cell for cell, of_cell in zip(cells, values, strict=True) for _ in of_cell],
+    )
     return RankAgreement(
-        spearman_correlation(shares, values),
-        spearman_correlation(groups, values),
-        pooled_deviation(values, groups),
-        pooled_deviation(values, [p for _, p in cells]),
+        spearman_correlation(shares, means),
+        spearman_correlation(groups, means),
+        pooled_deviation(means, groups),
+        pooled_deviation(means, [p for _, p in cells]),
+        seed_deviation * math.sqrt(mean_and_deviation([1 / len(of_cell) for of_cell in values])[0]),
     )
 
 
@@ -183,7 +201,7 @@ class SeedGroup:
         mean, deviation = self.mean(name), self.deviation(name)
         if not math.isnan(mean):
             return show_figure(name, mean) + (
-                "" if math.isnan(deviation) else plus_minus + show_figure(name, deviation)
+                "" if math.isnan(deviation) else plus_minus + show_figure(name, deviation, beside=mean)
             )
         if (self.diverged_seeds and not self.seeds) or name.partition(" ")[0] in self.diverged_tasks:
             return "diverged"
@@ -227,29 +245,50 @@ def read_curves(run: Path, results: Sequence[SweepCellResult]) -> dict[str, list
     return curves
 
 
-def show_figure(name: str, value: float) -> str:
-    """Return a figure as the paper prints it: accuracies in percent, entropy in bits with two decimals."""
+def show_figure(name: str, value: float, *, beside: float | None = None) -> str:
+    """Return a figure as the paper prints it: accuracies in percent, entropy in bits with two decimals.
+
+    Args:
+        beside: Perplexities below 1,000 have three digits; a deviation gets the decimals of this mean.
+    """
     if "accuracy" in name:
         return format_in_percent(value)
     if name == "perplexity":
-        return f"{value:.3g}"
+        mean = value if beside is None else beside
+        return format_fixed(value, 2 if mean < 10 else 1 if mean < 100 else 0)
     return format_fixed(value, 2 if name.startswith(("entropy", "effective", "clones")) else 3)
+
+
+def count_seeds(groups: Sequence[SeedGroup]) -> str:
+    """Return `3 seeds`, or `1 to 3 seeds` of variants that have some; empty where none has two."""
+    counts = {len(group.seeds) for group in groups} - {0}
+    if max(counts, default=0) < 2:
+        return ""
+    return " to ".join(map(str, sorted({min(counts), max(counts)}))) + " seeds"
 
 
 def seed_note(groups: Sequence[SeedGroup]) -> str:
     """Return ` (mean ± standard deviation of N seeds)`; empty where no variant has two seeds."""
-    num_seeds = max((len(group.seeds) for group in groups), default=0)
-    return f" (mean ± standard deviation of {num_seeds} seeds)" if num_seeds > 1 else ""
+    seeds = count_seeds(groups)
+    return f" (mean ± standard deviation of {seeds})" if seeds else ""
 
 
-def divergences(groups: Mapping[str, SeedGroup]) -> str:
-    """Return the names of the variants with a diverged training, and in brackets the tasks of diverged fine-tuning."""
+def different_seeds_note(groups: Sequence[SeedGroup]) -> list[str]:
+    """Return a note where means of variants are over different seeds."""
+    if len({group.seeds for group in groups if group.seeds}) < 2:
+        return []
+    return ["these means are over different seeds; `seeds` in the CSV file of the report has them"]
+
+
+def divergence_note(groups: Mapping[str, SeedGroup]) -> list[str]:
+    """Return a note with the variants, by name, of which a seed or a fine-tuning diverged."""
     found = []
     for name, group in groups.items():
-        if group.diverged_seeds or group.diverged_tasks:
-            tasks = f" (fine-tuning on {', '.join(group.diverged_tasks)})" if group.diverged_tasks else ""
-            found.append(f"{name}{tasks}")
-    return ", ".join(found)
+        parts = [f"seed {seed}" for seed in group.diverged_seeds]
+        parts += [f"fine-tuning on {task}" for task in group.diverged_tasks]
+        if parts:
+            found.append(f"{name} ({', '.join(parts)})")
+    return [f"diverged: {'; '.join(found)}"] if found else []
 
 
 def csv_spreads(values: Mapping[str, Sequence[float]]) -> dict[str, str]:

@@ -27,8 +27,10 @@ from exlm_cli.report.seed_groups import (
     FIGURES,
     SeedGroup,
     SweepReport,
+    count_seeds,
     csv_spreads,
-    divergences,
+    different_seeds_note,
+    divergence_note,
     group_seeds,
     mean_and_deviation,
     read_curves,
@@ -53,9 +55,9 @@ _LEGEND = (
     "accuracy: of masked tokens; bits: entropy of the predictions, mean over states; weighted bits: the same weighted "
     "by the posterior (an MLM has one state, so both are one); states: effective states of a mask; path bits: entropy "
     "of the path per target",
-    "the loss of a variant without transitions is that of CTC on each mask alone, with [UNK] as blank",
     "each variant is scored under its own masking: figures at other p or k are of other tasks",
 )
+_LEGEND_OF_CTC = "the loss of a variant without transitions is that of CTC on each mask alone, with [UNK] as blank"
 _DETAILS = ("k", "p", "pre-training", "parameters", "seeds", "time", "changes")
 _COLUMNS = {
     "MNLI": ("glue/mnli", "mismatched_accuracy"),
@@ -130,7 +132,8 @@ def write_sweep_report(
     files = write_report_files(folder, "sweep", f"Sweep: {name}", csv_rows(variants), tables)
     if has_figures:
         curves = read_curves(run, results)
-        files += plot_curves(curves, folder / "curves") if curves else []
+        caption = "training curves, first seed of each variant"
+        files += plot_curves(curves, folder / "curves", captions=[caption]) if curves else []
         files += write_figure_12(variants, folder)
     return SweepReport(tables, {"variants": list(map(_as_json, variants))}, files)
 
@@ -190,15 +193,15 @@ def write_figure_12(variants: Variants, folder: Path) -> list[Path]:
     """
     written = []
     for label, family in entropy_families(variants).items():
-        num_seeds = max(len(variant.seeds) for variant in family)
-        spread = f"mean and standard deviation of {num_seeds} seeds" if num_seeds > 1 else "one seed"
+        seeds = count_seeds(family)
+        spread = f"mean and standard deviation of {seeds}" if seeds else "one seed"
         which = f"; ExLM is {label} at each k" if label else ""
         written += write_entropy_figure(
             _entropy_lines(family),
             folder,
             f"figure-12-{label}" if label else "figure-12",
             title="Entropy of the predictions (Figure 12)",
-            captions=[f"each model on validation data masked at p{which}; {spread}"],
+            captions=[f"each model on validation data masked at p{which}; {spread}", *different_seeds_note(family)],
         )
     return written
 
@@ -261,13 +264,15 @@ def _other_changes(variant: SeedGroup, known: Set[str] = _K_AND_P) -> dict[str, 
 def _variants_table(variants: Variants, name: str) -> ReportTable:
     names = [key for key in (*_HEADINGS, *task_figures(variants)) if any(key in group.figures for group in variants)]
     rows = [(variant.first.label, *map(variant.show, names), *_details(variant)) for variant in variants]
-    diverged = divergences({variant.first.label: variant for variant in variants})
+    has_ctc = any((group.first.objective, group.first.alignment) == ("exlm", "independent") for group in variants)
+    notes = [*_LEGEND, *([_LEGEND_OF_CTC] if has_ctc else []), *different_seeds_note(variants)]
+    notes += [*_sampled_note(variants), *divergence_note({variant.first.label: variant for variant in variants})]
     return ReportTable(
         "variants",
         f"Variants of {name}{seed_note(variants)}",
         ("variant", *(_HEADINGS.get(key, key) for key in names), *_DETAILS),
         (tuple(rows),),
-        (*_LEGEND, *_sampled_note(variants), *([f"some seeds diverged: {diverged}"] if diverged else [])),
+        tuple(notes),
         num_details=len(_DETAILS),
     )
 
@@ -323,6 +328,7 @@ def _fill(paper: PaperTable, found: Mapping[str, SeedGroup]) -> ReportTable:
         "`paper`: the numbers that it prints; `ours`: this sweep, with its own budget",
         "seeds: of pre-training x of fine-tuning; of the paper those of fine-tuning, it names no others",
         "MNLI: of ours the mismatched accuracy, which the paper's column most likely is",
+        *different_seeds_note(list(found.values())),
         *_sampled_note(list(found.values())),
     )
     return paper_table(paper, "variant", ours, notes)

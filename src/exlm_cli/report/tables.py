@@ -6,6 +6,7 @@ Cells are texts; `exlm_cli.format` writes numbers as texts.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -27,6 +28,7 @@ _LATEX = {
     ">": r"\textgreater{}", "`": "'",
 }  # fmt: skip
 _LATEX_PATTERN = re.compile("|".join(map(re.escape, _LATEX)))
+_NUMBER = re.compile(r"([+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)( %)?")
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class ReportTable:
 
 
 def write_tables(tables: Sequence[ReportTable], folder: Path, formats: Sequence[str]) -> list[Path]:
-    """Write each table in each format to `<folder>/<name><suffix>`.
+    """Write each table in each format to `<folder>/<name><suffix>`; in CSV the cells that are numbers are plain ones.
 
     Args:
         tables: Tables of different names.
@@ -105,10 +107,22 @@ def write_tables(tables: Sequence[ReportTable], folder: Path, formats: Sequence[
     files = {folder / f"{table.name}{SUFFIXES[name]}": table for table in tables for name in formats}
     for path, table in files.items():
         if path.suffix == ".csv":
-            write_csv(path, table.columns, table.rows)
+            # the first cell is the name of the row, whatever it looks like
+            write_csv(path, table.columns, [(row[0], *map(_csv_cell, row[1:])) for row in table.rows])
         else:
             write_atomically(path, (as_markdown(table) if path.suffix == ".md" else as_latex(table)).encode())
     return list(files)
+
+
+def _csv_cell(text: str) -> str:
+    """Return `1,234.5` as 1234.5, `15 %` as 0.15, nothing for a dash, and other texts as they are."""
+    if text == NO_VALUE:
+        return ""
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        return text
+    number = match[1].replace(",", "")
+    return f"{Decimal(number).scaleb(-2):f}" if match[2] else number
 
 
 def as_markdown(table: ReportTable) -> str:

@@ -104,6 +104,16 @@ def test_nodes_fillings_guess_and_transitions_are_there():
     assert all(word in coloured for word in ("2;244;197;66mamazing", "2;168;107;60mglad"))
 
 
+def test_small_probabilities_are_no_zeros_and_impossible_ones_are():
+    edges = {0: {1: 0.004, 2: 0.996}, 1: {3: 1.0}, 2: {3: 1.0}}
+    rare = {"a": 0.9951, "b": 0.0049}
+    dag = handmade_dag("[MASK]", [rare, rare], edges, 2)
+    lines = [" ".join(line.split()) for line in _shown(inspect(dag)).splitlines()]
+    assert "1 1 <0.01 a 1.00, b <0.01, “” 0.00" in lines
+    assert "BOS 1 a <0.01 <0.01" in lines
+    assert "strongest transitions from to transition paths" in lines
+
+
 def test_a_long_sentence_shows_what_fills_its_masks_and_a_molecule_its_verdict():
     inspection = many_masks(5, 4)
     assert " · ".join(inspection.filled_words(inspection.n_best.fillings[0])) in _shown(inspection)

@@ -69,6 +69,15 @@ def test_given_styles_are_used(figures):
     assert [(line.get_color(), line.get_linestyle()) for line in lines] == list(styles.values())
 
 
+def test_single_points_of_one_colour_differ_in_their_markers_as_lines_in_their_dashes(figures):
+    styles = {"a": ("#123456", "-"), "b": ("#123456", "--")}
+    axes = panels(figures, {name: valid(loss=[2.0]) for name in styles}, styles)[TITLES["loss"]]
+    markers = [line.get_marker() for line in axes.lines]
+    assert len(set(markers)) == 2
+    (legend,) = figures["curves"].legends
+    assert [line.get_marker() for line in legend.get_lines()] == markers
+
+
 @pytest.mark.parametrize(("values", "scale"), [((60.0, 4.0), "log"), ((11.9, 11.2), "linear")])
 def test_perplexity_has_a_logarithmic_axis_where_its_values_differ_much(figures, values, scale):
     axes = panels(figures, {"run": valid(perplexity=values)})["Perplexity"]

@@ -85,7 +85,23 @@ def test_the_tables_are_those_of_the_paper_with_their_empty_corner():
     spearman = spearmanr([p**k for k, p in PAIRS], FIGURE_5).statistic
     agreement = {row[0]: row[1:] for row in tables["agreement"].rows}
     assert agreement["Entropy, bits"][0] == f"{spearman:.3g}"
-    assert agreement["Perplexity"] == ("-", "-", "0", "0", "-")
+    assert agreement["Perplexity"] == ("-", "-", "-", "0", "0", "not decided")
+    assert tables["mask_accuracy"].title == "Mask accuracy, %"
+    # the spreads of accuracies are in the same unit as the accuracies
+    spread = agreements(grid_of(grid_results()))["glue/mnli accuracy"].spread_equal_ratio
+    assert agreement["glue/mnli accuracy, %"][4:] == (f"{100 * spread:.3g}", "p^k")
+
+
+def test_a_claim_of_one_seed_and_one_over_different_seeds_have_notes():
+    def notes(results: list[SweepCellResult]) -> tuple[str, ...]:
+        return next(table for table in grid_tables(grid_of(results)) if table.name == "agreement").notes
+
+    one, both = notes(grid_results()), notes(grid_results(seeds=(1, 2)))
+    assert "twice the standard error" in both[0]
+    assert len(both) == 1
+    assert one[1].startswith("one seed has no noise to compare with")
+    differing = notes(grid_results(seeds=(1, 2))[1:])
+    assert differing[1].startswith("these means are over different seeds")
 
 
 def test_cells_of_other_lengths_than_the_rest_have_their_steps_and_claims_without_them():
@@ -106,7 +122,9 @@ def test_a_diverged_cell_is_named_and_left_out_of_every_claim():
     tables = _tables(results)
     assert tables["entropy"]["8"] == ("", "", "", "diverged", "1.76")
     assert tables["glue-mnli-accuracy"]["8"] == ("", "", "", "diverged", "diverged")
-    assert grid_tables(cells)[0].notes == ("diverged: k = 8, p = 0.622, k = 8, p = 0.789 (fine-tuning on glue/mnli)",)
+    assert grid_tables(cells)[0].notes == (
+        "diverged: k = 8, p = 0.622 (seed 1); k = 8, p = 0.789 (fine-tuning on glue/mnli)",
+    )
     assert not math.isnan(agreements(cells)["entropy_bits"].spearman)
 
 
@@ -122,7 +140,7 @@ def test_undefined_figures_say_so_and_are_left_out_of_every_claim():
     assert cells[0].figures["glue/mnli accuracy"][0] == 0.5
     assert (cells[1].seeds, len(cells[1].figures["glue/mnli accuracy"])) == ((1, 2), 1)
     assert agreements(grid)["entropy_bits"] == whole["entropy_bits"]
-    assert _tables([_without_entropy(result) for result in results])["agreement"]["Entropy, bits"] == ("-",) * 5
+    assert _tables([_without_entropy(result) for result in results])["agreement"]["Entropy, bits"] == ("-",) * 6
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +164,7 @@ def test_every_figure_of_the_paper_has_its_files(figures):
     assert "±0.01" in entropy
     assert "rank correlation with p^k" in entropy
     assert "83.6" in " ".join(svg_texts(figures["glue-mnli-accuracy.svg"]))
-    assert "k = 8, p = 62.2 %" in " ".join(svg_texts(figures["curves.svg"]))
+    assert {"k = 8, p = 62.2 %", "training curves, first seed of each cell"} <= set(svg_texts(figures["curves.svg"]))
     with Image.open(figures["entropy.png"]) as image:
         assert image.width > image.height > 300
 

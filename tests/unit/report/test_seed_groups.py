@@ -6,12 +6,20 @@ import statistics
 import pytest
 
 from exlm_cli.report.seed_groups import (
+    RankAgreement,
+    group_seeds,
     pooled_deviation,
     rank_agreement,
+    seed_note,
     share_groups,
+    show_figure,
     spearman_correlation,
 )
-from tests.unit.report.results import FIGURE_3, FIGURE_5, PAIRS, RATIOS
+from tests.unit.report.results import FIGURE_3, FIGURE_5, PAIRS, RATIOS, diverge, sweep_results
+
+
+def _agreement(*values_by_seed: list[float]) -> RankAgreement:
+    return rank_agreement(PAIRS, [*zip(*values_by_seed, strict=True)])
 
 
 def test_cells_of_equal_p_to_the_k_are_the_diagonals_of_figure_4():
@@ -22,7 +30,7 @@ def test_cells_of_equal_p_to_the_k_are_the_diagonals_of_figure_4():
 
 
 def test_the_papers_entropies_follow_p_to_the_k_and_not_p():
-    agreement = rank_agreement(PAIRS, FIGURE_5)
+    agreement = _agreement(FIGURE_5)
     assert agreement.spearman >= 0.95
     # groups of 4, 4, 3, 2 and 1 in perfect order: 1 less what their ties take
     assert agreement.spearman_of_groups == pytest.approx(math.sqrt(1 - (60 + 60 + 24 + 6) / (14**3 - 14)))
@@ -35,13 +43,50 @@ def test_the_papers_entropies_follow_p_to_the_k_and_not_p():
 
 
 def test_the_papers_accuracies_lie_closer_for_equal_p_to_the_k():
-    assert rank_agreement(PAIRS, FIGURE_3).follows == "p^k"
+    assert _agreement(FIGURE_3).follows == "p^k"
 
 
 def test_a_figure_that_depends_on_p_alone_does_not_follow_p_to_the_k():
-    agreement = rank_agreement(PAIRS, [p for _, p in PAIRS])
+    agreement = _agreement([p for _, p in PAIRS])
     assert agreement.spread_equal_ratio == 0.0
     assert agreement.follows == "p"
+
+
+def test_a_difference_of_spreads_within_two_standard_errors_is_not_decided():
+    """Seeds at the same distance d on either side of each mean: their deviation is sqrt(2) d, the standard error d."""
+    spreads = _agreement(FIGURE_5)
+    difference = spreads.spread_equal_ratio - spreads.spread_equal_share
+    for distance, follows in ((0.49 * difference, "p^k"), (0.51 * difference, "not decided")):
+        both = _agreement(*([bits + sign * distance for bits in FIGURE_5] for sign in (-1, 1)))
+        assert both.standard_error == pytest.approx(distance)
+        assert both.follows == follows
+    assert math.isnan(spreads.standard_error)
+    assert _agreement([2.0] * len(PAIRS)).follows == "not decided"
+    assert rank_agreement(PAIRS[:1], [[1.0, 2.0]]).follows == ""
+
+
+def test_the_standard_error_is_that_of_cells_with_different_numbers_of_seeds():
+    """Deviation 1 of the first two cells, and 1, 1/2 and 1 as one over the number of seeds."""
+    agreement = rank_agreement(PAIRS[:3], [[3.0], [0.0, math.sqrt(2.0)], [5.0]])
+    assert agreement.standard_error == pytest.approx(math.sqrt((1 + 1 / 2 + 1) / 3))
+
+
+def test_a_heading_claims_no_more_seeds_than_each_variant_has():
+    results = [r for r in sweep_results("table-2", seeds=(1, 2, 3)) if r.label != "exlm" or r.seed < 3]
+    assert seed_note(group_seeds(results)) == " (mean ± standard deviation of 2 to 3 seeds)"
+    # a variant that diverged has no mean
+    results = [diverge(r) if r.label == "exlm" else r for r in results]
+    assert seed_note(group_seeds(results)) == " (mean ± standard deviation of 3 seeds)"
+    assert seed_note(group_seeds(results[:1])) == ""
+
+
+@pytest.mark.parametrize(
+    ("mean", "deviation", "shown"),
+    [(91.04, 1.542, "91.0 ± 1.5"), (1.5, 0.123, "1.50 ± 0.12"), (1280069.6, 9.8, "1280070 ± 10")],
+)
+def test_a_perplexity_and_its_deviation_have_the_same_decimals(mean, deviation, shown):
+    both = show_figure("perplexity", mean), show_figure("perplexity", deviation, beside=mean)
+    assert " ± ".join(both) == shown
 
 
 @pytest.mark.parametrize(("x", "y"), [([1, 2], [1, 2]), ([1, 1, 1], [1, 2, 3]), ([1, 2, 3], [5, 5, 5])])

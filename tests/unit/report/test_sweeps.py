@@ -131,11 +131,33 @@ def test_a_task_that_is_not_the_papers_has_its_column_and_a_part_of_its_rows_a_n
     assert table.notes[-1].endswith(" moleculenet/bace (1,000 rows)")
 
 
+def test_means_over_different_seeds_have_a_note():
+    results = sweep_results("table-2", seeds=(1, 2))
+    for kept, wanted in ((results, [False, False]), (results[:-1], [True, True])):
+        tables = sweep_tables(group_seeds(kept), name="mine")
+        assert [any("over different seeds" in note for note in table.notes) for table in tables] == wanted
+
+
+def test_the_note_on_ctc_stands_where_a_variant_has_its_loss():
+    results = sweep_results("table-2", tasks=())
+    for kept in (results, [r for r in results if r.label != "exlm-no-transitions"]):
+        (table,) = sweep_tables(group_seeds(kept), name="mine")
+        assert any("CTC" in note for note in table.notes) == (kept is results)
+
+
+def test_the_curves_say_whose_they_are(tmp_path):
+    pretrain = tmp_path / "cells/mlm/seed-1/pretrain"
+    pretrain.mkdir(parents=True)
+    (pretrain / "metrics.jsonl").write_text('{"kind": "valid", "step": 1, "loss": 2.0}\n')
+    write_sweep_report(tmp_path, sweep_results("table-2", seeds=(1, 2)), tmp_path / "report", name="mine")
+    assert "training curves, first seed of each variant" in svg_texts(tmp_path / "report/curves.svg")
+
+
 def test_a_diverged_variant_has_no_figure():
     results = [diverge(r) if r.label == "exlm" else r for r in sweep_results("table-2")]
     tables = sweep_tables(group_seeds(results), name="mine")
     assert _row(tables[0], "exlm")["loss"] == "diverged"
-    assert tables[0].notes[-1] == "some seeds diverged: exlm"
+    assert tables[0].notes[-1] == "diverged: exlm (seed 1)"
     assert _cells(tables[1], "ours")["ExLM"] == ("-",) * 5
 
 
@@ -166,7 +188,7 @@ def test_undefined_scores_and_entropies_say_so():
     assert (cells["bits"], cells["glue/rte accuracy"], cells["glue/qqp accuracy"]) == (
         "not defined", "not defined", "diverged",
     )  # fmt: skip
-    assert tables[0].notes[-1] == f"some seeds diverged: {first.label} (fine-tuning on glue/qqp)"
+    assert tables[0].notes[-1] == f"diverged: {first.label} (fine-tuning on glue/qqp)"
     assert "not defined" in next(t for t in tables if t.name == "figure-12-states").rows[0]
 
 
@@ -193,6 +215,9 @@ def test_figure_12_has_a_line_for_the_mlm_and_one_for_each_k(tmp_path):
     names = {"MLM", "ExLM, k = 2", "ExLM, k = 4", "ExLM, k = 8", "78.9 %", "mean over states"}
     assert names | {"weighted by the posterior"} <= set(texts)
     assert any("standard deviation of 3 seeds" in text for text in texts)
+    texts = _texts(group_seeds(sweep_results("figure-12", seeds=(1, 2, 3))[:-2]), tmp_path)
+    assert any("standard deviation of 2 to 3 seeds" in text for text in texts)
+    assert any("over different seeds" in text for text in texts)
 
 
 def test_mlms_alone_have_one_panel_and_one_ratio_alone_has_no_figure(tmp_path):

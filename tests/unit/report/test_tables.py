@@ -88,10 +88,25 @@ def test_a_sparse_table_shows_the_columns_that_its_last_group_has_values_in():
     assert "b" in "\n".join(drawn(nothing, 80))
 
 
+def test_numbers_in_csv_are_plain_and_texts_stay(tmp_path):
+    cells = {
+        "1,280,069.6": "1280069.6", "-1,234": "-1234", "1.50": "1.50", "15 %": "0.15", "0.0052 %": "0.000052",
+        "0.00001 %": "0.0000001", "-": "", "1,210/151/152": "1,210/151/152", "1,2": "1,2", "85.2 ±0.4": "85.2 ±0.4",
+        "38.66 % (38.70 %)": "38.66 % (38.70 %)", "7.8e-08": "7.8e-08", "<0.0001 %": "<0.0001 %", "007": "007",
+    }  # fmt: skip
+    # what names a row is a text, also a label that looks like a number
+    table = ReportTable("t", "T", ("label", *"abcdefghijklmn"), ((("1,000", *cells), ("-", *cells)),))
+    write_tables([table], tmp_path, ["csv"])
+    with (tmp_path / "t.csv").open() as file:
+        assert [*csv.reader(file)][1:] == [["1,000", *cells.values()], ["-", *cells.values()]]
+
+
 def test_files_are_written_in_every_format_or_the_reason_is_told(tmp_path):
     written = write_tables([TABLE], tmp_path / "new" / "folder", list(SUFFIXES))
     assert [path.name for path in written] == ["mine.md", "mine.csv", "mine.tex"]
-    assert [tuple(row) for row in csv.reader(io.StringIO(written[1].read_text()))] == [TABLE.columns, *TABLE.rows]
+    assert [tuple(row) for row in csv.reader(io.StringIO(written[1].read_text()))] == [
+        TABLE.columns, NASTY, ("second", "", "2", "3"),
+    ]  # fmt: skip
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="file/sub: the folder cannot be made: Not a directory"):
         write_tables([TABLE], tmp_path / "file" / "sub", ["csv"])
