@@ -67,7 +67,7 @@ class Inspection:
 
     def listed_words(self, node: int) -> str:
         """Return the words of a node with their probabilities, best first; nothing for BOS and EOS."""
-        return ", ".join(f"{self.quote(token.text)} {token.probability:.2f}" for token in self.tokens[node])
+        return ", ".join(f"{self.quote(token.text)} {two_decimals(token.probability)}" for token in self.tokens[node])
 
     def strongest_transitions(self, n: int) -> list[tuple[int, int]]:
         """Return the n edges most used by paths, not those of the largest E: the edges of a rare node sum to 1 too."""
@@ -167,3 +167,8 @@ def inspect(
         log_prob_exact=graph.length_log_prob(dag),
         checkpoint=checkpoint,
     )
+
+
+def two_decimals(probability: float) -> str:
+    """Return `0.25`, or `<0.01` for a probability that would be rounded to 0."""
+    return "<0.01" if 0 < probability < 0.005 else f"{probability:.2f}"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from exlm_cli.dag.figures import GRAPH_CAPTION, HEAT_MAP_CAPTION, render_graph, render_heat_map
 from exlm_cli.dag.fillings import Filling
-from exlm_cli.dag.inspect import Inspection
+from exlm_cli.dag.inspect import Inspection, two_decimals
 from exlm_cli.dag.text import render_dot, render_json
 from exlm_cli.files import folder_for_results, write_atomically
 from exlm_cli.format import format_percent, printable
@@ -147,8 +147,9 @@ def _nodes_table(inspection: Inspection) -> str:
     rows = [_header(["node", "paths", "mask", "most probable words"])]
     for node in range(1, inspection.dag.num_nodes - 1):
         mask = int(inspection.dag.node_mask[node])
+        paths = escape(two_decimals(inspection.occupancy[node]))
         rows.append(
-            f'<tr><td class="number">{node}</td><td class="number">{inspection.occupancy[node]:.2f}</td>'
+            f'<tr><td class="number">{node}</td><td class="number">{paths}</td>'
             f"<td>{_chip(f'[MASK {mask + 1}]', mask)}</td><td>{escape(inspection.listed_words(node))}</td></tr>\n"
         )
     return f"<table>{''.join(rows)}</table>"

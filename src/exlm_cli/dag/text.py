@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from exlm_cli.dag.fillings import Filling
-from exlm_cli.dag.inspect import Inspection
+from exlm_cli.dag.inspect import Inspection, two_decimals
 from exlm_cli.format import format_percent, printable
 from exlm_cli.report.style import fade, ink_on, mask_colour
 
@@ -116,11 +116,10 @@ def _nodes(inspection: Inspection) -> Table:
     table = _table("mask", ">node", ">paths", "most probable words")
     for node in range(1, dag.num_nodes - 1):
         mask = int(dag.node_mask[node])
-        listed = (f"{inspection.quote(t.text)} {_two_decimals(t.probability)}" for t in inspection.tokens[node])
-        words = Text(", ".join(listed))
+        words = Text(inspection.listed_words(node))
         words.stylize("bold", 0, len(inspection.quote(inspection.word(node))))
         name = Text(f" {mask + 1} ", style=_mask_style(mask))
-        table.add_row(name, str(node), _two_decimals(inspection.occupancy[node]), words)
+        table.add_row(name, str(node), two_decimals(inspection.occupancy[node]), words)
     return table
 
 
@@ -166,12 +165,8 @@ def _transitions(inspection: Inspection) -> Table:
     table = _table("strongest transitions from", "to", ">transition", ">paths")
     for edge in inspection.strongest_transitions(_NUM_TRANSITIONS):
         ends = [_named(inspection, node) for node in edge]
-        table.add_row(*ends, *map(_two_decimals, (inspection.dag.trans[edge], inspection.edge_use[edge])))
+        table.add_row(*ends, *map(two_decimals, (inspection.dag.trans[edge], inspection.edge_use[edge])))
     return table
-
-
-def _two_decimals(probability: float) -> str:
-    return "<0.01" if 0 < probability < 0.005 else f"{probability:.2f}"
 
 
 def _named(inspection: Inspection, node: int) -> Text:
