@@ -5,7 +5,6 @@ The recipe of a run directory is written here, because its paths are absolute.
 
 import glob
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,9 +50,10 @@ def _changed(section: SectionT, change: Callable[[str], str]) -> SectionT:
     update: dict[str, Any] = {}
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
-        if isinstance(value, TrainFile) and isinstance(section, TaskSection) and section.data_dir is not None:
-            update[name] = _changed_paths(value, partial(_unless_relative, change))
-        elif Mark.INPUT in field.metadata:
+        has_folder = isinstance(section, TaskSection) and section.data_dir is not None
+        if isinstance(value, TrainFile) and has_folder and change is _absolute:
+            continue  # files are looked for in that folder
+        if Mark.INPUT in field.metadata:
             update[name] = _changed_paths(value, change)
         elif isinstance(value, StrictModel):
             update[name] = _changed(value, change)
@@ -78,11 +78,6 @@ def _changed_paths(given: Any, change: Callable[[str], str]) -> Any:
     if isinstance(given, list | tuple):
         return type(given)(_changed_paths(one, change) for one in given)
     return change(given) if isinstance(given, str) and not given.startswith(_SCHEMES) else given
-
-
-def _unless_relative(change: Callable[[str], str], given: str) -> str:
-    """Apply `change` to a path that does not begin in the folder of `task.data_dir`."""
-    return change(given) if given.startswith(("/", "~")) else given
 
 
 def _absolute(given: str) -> str:

@@ -82,7 +82,7 @@ def run_sweep(
             update_run_json(run, fields)
             write_run_recipe(run, whole)
         num_others = len(every_cell) - len(cells)
-        others = f"; the other {num_others} of the sweep stay as they are, done or not" if num_others else ""
+        others = f"; the other {num_others} are not run now" if num_others else ""
         progress.message(
             f"{recipe.name}: {len(cells)} cells, {len(cells) - len(waiting)} of them done, "
             f"{len(environments)} at once{others}; results in {run}"
@@ -171,8 +171,8 @@ def _run_waiting(
         while running:
             if stop.number is not None and not is_stopping:
                 is_stopping = True
-                board.say("stopping: every cell saves a checkpoint; once more Ctrl-C stops at once")
                 workers.interrupt()
+                board.say("stopping: every cell saves a checkpoint; once more Ctrl-C stops at once")
             received = workers.next_event(_LOOK_EVERY_S)
             if received is None:
                 board.look(running.values())

@@ -31,7 +31,7 @@ is_answer = np.tril(np.triu(np.outer(is_text, is_text)), {max_answer_tokens} - 1
 scores = np.where(is_answer, np.add.outer(start, end), -np.inf)
 first, last = np.unravel_index(scores.argmax(), scores.shape)
 no_answer_score = start[0] + end[0] - scores[first, last]
-threshold = {threshold:.6g}  # with it F1 is best in validation
+threshold = {threshold!r}  # with it F1 is best in validation
 answer = paragraph[offsets[first][0] : offsets[last][1]].strip()
 print(answer if no_answer_score <= threshold else "no answer")"""
 """Code that finds an answer as `tasks.squad.windows.best_answer` does in the first window."""

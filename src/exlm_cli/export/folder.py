@@ -77,7 +77,7 @@ def check_licence(licence: str | None) -> None:
     """Check that a licence has the form of the Hub's identifiers; None: none is given.
 
     Raises:
-        ConfigError: It has not.
+        ConfigError: It does not have that form.
     """
     if licence is not None and not re.fullmatch(r"[A-Za-z0-9.+_-]+", licence):
         raise ConfigError(

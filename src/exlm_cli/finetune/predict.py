@@ -3,6 +3,7 @@
 Axes: K seeds of all runs, N rows that can be read, C outputs.
 """
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -119,6 +120,7 @@ def predict(
         if encoded.is_labelled:
             scores = encoded.score(outputs)
             of_new = encoded.score(outputs, ~is_known_N) if is_known_N.any() and not is_known_N.all() else {}
+            of_new = {} if all(map(math.isnan, of_new.values())) else of_new
     if is_known_N.any():
         scored = "; scored with and without them" if of_new else ""
         notes.append(f"rows of the training split: {is_known_N.sum():,} of {len(is_known_N):,}{scored}")

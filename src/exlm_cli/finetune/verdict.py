@@ -110,7 +110,7 @@ def _beside_chance(splits: Sequence[RunResults]) -> list[str]:
     own = splits[0]
     part = own.scored_split
     metric = "r2" if "r2" in own.metrics[part] else own.selection_metric
-    if metric not in _CHANCE:
+    if metric not in _CHANCE or metric not in own.metrics[part]:
         return []
     values = [[v for v in of_split.metrics[part][metric].values if v is not None] for of_split in splits]
     values = [of_split for of_split in values if of_split]

@@ -43,8 +43,8 @@ class RankAgreement:
     def follows(self) -> str:
         """Whether cells of equal `p^k` or of equal `p` lie closer together; empty where a spread is NaN.
 
-        Noise moves a spread by about one standard error at most (root mean square), so spreads that differ by no more
-        than two are not decided. With one seed nothing is known about noise, and the smaller spread counts as it is.
+        Noise changes a spread by about one standard error at most. Spreads that differ by no more than two are not
+        decided. With one seed nothing is known about noise, and the smaller spread counts as it is.
         """
         difference = self.spread_equal_ratio - self.spread_equal_share
         if math.isnan(difference):

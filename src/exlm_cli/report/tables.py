@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from exlm_cli.files import make_folder, write_atomically, write_csv
-from exlm_cli.format import NO_VALUE, printable, shorten_middle
+from exlm_cli.format import NO_VALUE, NOT_DEFINED, printable, shorten_middle
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -115,8 +115,8 @@ def write_tables(tables: Sequence[ReportTable], folder: Path, formats: Sequence[
 
 
 def _csv_cell(text: str) -> str:
-    """Return `1,234.5` as 1234.5, `15 %` as 0.15, nothing for a dash, and other texts as they are."""
-    if text == NO_VALUE:
+    """Return `1,234.5` as 1234.5, `15 %` as 0.15, nothing for a missing value, and other texts as they are."""
+    if text in (NO_VALUE, NOT_DEFINED):
         return ""
     match = _NUMBER.fullmatch(text)
     if match is None:

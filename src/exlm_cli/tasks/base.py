@@ -93,7 +93,10 @@ class EncodedSplit(EncodedExamples, ABC):
 
     @property
     def is_labelled(self) -> bool:
-        """Whether there are labels to score outputs with: not every target is NaN."""
+        """Whether there are labels to score outputs with: not every target is NaN.
+
+        Examples of loss `span` override this: their targets are never NaN.
+        """
         return not np.isnan(self.targets).all()
 
     @abstractmethod
@@ -248,8 +251,9 @@ class NewRows:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the file, or in memory."""
-        return len(next(iter(self.columns.values()), self.readable)) + self.num_skipped
+        """Rows of the file or list, those that are in no table included."""
+        rows = self.readable if self.problems is None else self.problems
+        return len(next(iter(self.columns.values()), rows)) + self.num_skipped
 
     def write(self, predicted: Mapping[str, Sequence[str]], path: Path, *, escapes_formulas: bool) -> tuple[str, ...]:
         """Write all rows as CSV and return notes: their own columns, predictions of the readable ones, and problems.

@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -14,15 +15,17 @@ _MOST_GROWTH = 1.5
 
 
 class StopSignal:
-    """While entered, the first SIGINT, SIGTERM or SIGHUP sets `number`; a second one acts as usual.
+    """While entered, the first SIGINT, SIGTERM or SIGHUP sets `number`; a second SIGINT or SIGTERM acts as usual.
 
-    A terminal that closes sends SIGHUP; a process under `nohup` ignores it, and goes on. Does nothing outside the main
-    thread, where Python allows no handlers.
+    A terminal that closes sends SIGHUP, its shell perhaps another one, and what is written to it is lost from then on.
+    A process under `nohup` ignores the signal and goes on. Does nothing outside the main thread, where Python allows no
+    handlers.
     """
 
     def __init__(self) -> None:
         self.number: int | None = None
         self._previous: dict[int, Any] = {}
+        self._terminals = [output for output in (1, 2) if os.isatty(output)]
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -40,6 +43,11 @@ class StopSignal:
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         self.number = number
         self._restore()
+        if number == signal.SIGHUP:
+            self._previous[number] = signal.signal(number, signal.SIG_IGN)
+            for output in self._terminals:
+                if not os.isatty(output):  # closed: a write would raise an error before the checkpoint is saved
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), output)
 
     def _restore(self) -> None:
         for number, handler in self._previous.items():

@@ -58,7 +58,7 @@ def test_a_recipe_with_names_alone_has_no_path_of_this_machine():
     files = {"train": "/home/me/a.csv", "valid": "part/b.csv"}
     overrides = ["task.name=csv", "task.data_dir=/home/me/d", *(f"task.files.{k}={v}" for k, v in files.items())]
     task = with_names_alone(load_recipe("csv", overrides, kind=FinetuneRecipe)).task
-    assert (task.data_dir, task.files.train, task.files.valid) == ("d", "a.csv", "part/b.csv")
+    assert (task.data_dir, task.files.train, task.files.valid) == ("d", "a.csv", "b.csv")
 
 
 def test_a_sweep_has_its_parts_and_variants_told_from_the_root(folder):

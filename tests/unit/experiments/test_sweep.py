@@ -177,7 +177,7 @@ def test_some_cells_alone_leave_the_others_in_the_sweep(recipe, run):
     plan = recipe.plan()[1]
     second = run_cell(plan, run / "cells" / plan.folder, SilentProgress())
     result, said = _run(recipe.changed({"cells": ((1, 0.3),)}), resume=run)
-    assert "1 cells, 1 of them done, 2 at once; the other 1 of the sweep stay as they are, done or not;" in said[-1]
+    assert "1 cells, 1 of them done, 2 at once; the other 1 are not run now;" in said[-1]
     assert [cell.label for cell in result.results] == ["k1-p0.3", "k2-p0.5"]
     assert json.loads((run / "results.json").read_text())["cells"][1] == second.model_dump(mode="json")
     assert load_recipe(str(run / "recipe.yaml"), kind=SweepRecipe) == recipe

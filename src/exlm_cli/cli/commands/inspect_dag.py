@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from exlm_cli.config.pretrain import PretrainRecipe
 
 
-"""More make the search take seconds, which a message announces."""
-
-
 def inspect_dag(
     sentence: Annotated[str, typer.Argument(help="Text or SMILES in which each [MASK] hides a token.")],
     checkpoint: Annotated[

@@ -122,7 +122,7 @@ def prepare_data(
 
 
 def _without_copies(sources: list[FingerprintedSource], progress: Progress) -> list[FingerprintedSource]:
-    """Leave out files with the content of one before them: rows of one would be validated on in the other."""
+    """Leave out files with the content of one before them: a row held out of one would be trained on in the other."""
     kept: dict[str, FingerprintedSource] = {}
     others = []
     for known in sources:
