@@ -110,7 +110,7 @@ def split_words(text: str | None) -> list[str] | None:
     A word with a comma is written as in CSV, in quotes.
 
     Raises:
-        ConfigError: It is no line of CSV.
+        ConfigError: It is not one line of CSV.
     """
     if text is None:
         return None

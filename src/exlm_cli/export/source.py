@@ -22,7 +22,7 @@ from exlm_cli.finetune.model import Finetuned
 from exlm_cli.finetune.results import RunResults, best_cell_folder
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.model.heads import TaskModel
-from exlm_cli.run_dir import read_metrics, run_directory
+from exlm_cli.run_dir import METRICS_FILE, read_metrics, run_directory
 from exlm_cli.tasks.glue import GLUE_TASKS
 from exlm_cli.tasks.rows.task import encode_texts
 from exlm_cli.train.checkpoint import best_paths
@@ -195,7 +195,7 @@ class Source:
 def pretrained_source(pretrained: Pretrained) -> Source:
     """Return the model of a pre-trained checkpoint with its newest validation before it."""
     run = run_directory(pretrained.checkpoint)
-    log = run / "metrics.jsonl"
+    log = run / METRICS_FILE
     rows = [row for row in (read_metrics(log) if log.is_file() else []) if row.get("kind") == "valid"]
     rows = [row for row in rows if row["step"] <= pretrained.step]
     shown = {name: rows[-1].get(name) for name in ("loss", "mask_accuracy", "perplexity")} if rows else {}

@@ -12,7 +12,7 @@ from exlm_cli.experiments.results import SweepCellResult
 from exlm_cli.files import make_folder, write_atomically, write_csv
 from exlm_cli.format import NO_VALUE, NOT_DEFINED, format_fixed, format_in_percent
 from exlm_cli.report.tables import ReportTable, as_markdown
-from exlm_cli.run_dir import MetricsRow, read_metrics
+from exlm_cli.run_dir import METRICS_FILE, MetricsRow, read_metrics
 
 UNDECIDED = "not decided"
 """In place of `p^k` or `p` where the seeds' noise can explain the difference."""
@@ -239,7 +239,7 @@ def read_curves(run: Path, results: Sequence[SweepCellResult]) -> dict[str, list
     """
     curves: dict[str, list[MetricsRow]] = {}
     for result in results:
-        path = run / "cells" / result.label / f"seed-{result.seed}" / "pretrain" / "metrics.jsonl"
+        path = run / "cells" / result.label / f"seed-{result.seed}" / "pretrain" / METRICS_FILE
         if result.label not in curves and path.is_file():
             curves[result.label] = list(read_metrics(path))
     return curves
