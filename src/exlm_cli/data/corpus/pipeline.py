@@ -123,14 +123,15 @@ def prepare_data(
 
 def _without_copies(sources: list[FingerprintedSource], progress: Progress) -> list[FingerprintedSource]:
     """Leave out files with the content of one before them: a row held out of one would be trained on in the other."""
-    kept: dict[str, FingerprintedSource] = {}
-    others = []
+    kept: list[FingerprintedSource] = []
+    files: dict[str, Source] = {}
     for known in sources:
-        if not isinstance(known.source, FileSource):
-            others.append(known)
-        elif kept.setdefault(known.content, known) is not known:
-            progress.message(f"{known.source} has the content of {kept[known.content].source}: it is left out")
-    return [known for known in sources if known in others or kept.get(known.content) is known]
+        if isinstance(known.source, FileSource) and known.content in files:
+            progress.message(f"{known.source} has the content of {files[known.content]}: it is left out")
+            continue
+        files[known.content] = known.source
+        kept.append(known)
+    return kept
 
 
 def _warn(
