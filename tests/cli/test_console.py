@@ -44,6 +44,14 @@ def test_a_log_gets_a_line_every_twentieth_but_at_most_one_a_second():
     assert fast == ["train: 10/20, 10/s, 0:00:01 left", "train: 20/20, 10/s, 0:00:02 in all"]
 
 
+def test_the_time_left_falls_between_slow_steps():
+    assert lines_of([(60.0, 1), (100.0, 1), (130.0, 2)], 10)[:3] == [
+        "train: 1/10, 0.017/s, 0:09:00 left",
+        "train: 1/10, 0.017/s, 0:08:20 left",
+        "train: 2/10, 0.015/s, 0:08:40 left",
+    ]
+
+
 def test_a_long_run_speaks_more_rarely_as_it_goes():
     lines = lines_of([(float(second), 1) for second in range(1, 86_401)], None)
     seconds = 10.0

@@ -113,6 +113,8 @@ class _Bars(RichBars):
             console=console,
             expand=True,
             refresh_per_second=4,
+            # over the last thousand updates, however slow they are: a sweep may advance once in an hour
+            speed_estimate_period=float("inf"),
         )
 
     def get_renderables(self) -> Iterable[RenderableType]:
@@ -192,16 +194,18 @@ class _LineBar(Bar):
         self, label: str, total: int | None, done: int, print_line: Callable[[str], None], clock: Callable[[], float]
     ) -> None:
         self._label, self._total, self._print, self._clock = label, total, print_line, clock
-        self._start_s = self._printed_s = clock()
+        self._start_s = self._printed_s = self._advanced_s = clock()
         self._first = self._printed = self._done = done
         self._fields: dict[str, str] = {}
 
     def update(self, done: int, **fields: str) -> None:
         """Store how far the work is, and print a line when one is due."""
+        now_s = self._clock()
+        if done > self._done:
+            self._advanced_s = now_s
         self._done, self._fields = done, fields
         if done == self._total:
             return  # `end` prints it
-        now_s = self._clock()
         waited_s = now_s - self._printed_s
         is_far = self._total is not None and done - self._printed >= _LINE_EVERY_SHARE * self._total
         is_long_ago = waited_s >= max(_LINE_EVERY_S, _LINE_EVERY_ELAPSED_SHARE * (now_s - self._start_s))
@@ -216,8 +220,12 @@ class _LineBar(Bar):
     def _line(self, *, is_end: bool) -> None:
         now_s = self._clock()
         elapsed_s = now_s - self._start_s
-        rate = (self._done - self._first) / elapsed_s if elapsed_s > 0 else None
-        left_s = (self._total - self._done) / rate if rate and self._total is not None else None
+        # up to the last advance, so that the time left does not climb where steps are slow
+        worked_s = self._advanced_s - self._start_s
+        rate = (self._done - self._first) / worked_s if worked_s > 0 else None
+        left_s = None
+        if rate and self._total is not None:
+            left_s = max(0.0, (self._total - self._done) / rate - (now_s - self._advanced_s))
         state = _state(self._done, self._total, self._fields, rate, elapsed_s if is_end else None, left_s)
         self._print(f"{self._label}: {state}")
         self._printed_s, self._printed = now_s, self._done
