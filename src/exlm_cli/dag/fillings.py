@@ -4,8 +4,8 @@ A filling is a choice of tokens; its probability is the sum over all alignments 
 with the same tokens are one filling. Two ways to count (App. P and Q.3):
 
 - `exact`: T tokens, the t-th at the t-th [MASK], whichever nodes emit them, as training scores them.
-- `any`: any path from BOS to EOS; a token belongs to the mask whose state emitted it, so a mask may yield no token or
-  several.
+- `any`: any path from BOS to EOS; a token stands where the mask is whose state emitted it, so a mask may yield no token
+  or several. Neighbouring masks have one place: which of them emitted a token does not change the text.
 """
 
 import math
@@ -32,10 +32,11 @@ class Filling:
     """One text and how probable it is.
 
     Attributes:
-        tokens_by_mask: Tokens of each mask; under `any`, none or several.
+        tokens_by_mask: Tokens of each mask; under `any`, none or several, as `path` emits them.
         text: The input with its masks filled.
-        log_prob: Log-probability, nats, of this text among texts of any length that the DAG yields. Subtract the log
-            of P(exactly T tokens) for its share among texts with T tokens.
+        log_prob: Log-probability, nats, of this text among texts of any length that the DAG yields: the sum over all
+            alignments of the token sequences found that read so. Subtract the log of P(exactly T tokens) for its share
+            among texts with T tokens.
         path: Nodes of the most probable alignment, or -1 where there is none.
         is_valid_smiles: RDKit's verdict; None for running text.
     """
@@ -113,7 +114,10 @@ def independent_guess(dag: Dag, length: Length = "exact") -> IndependentGuess:
     """
     marginal_TV = token_marginals(dag)
     probs = marginal_TV.max(axis=1)
-    (filling,) = _merge_by_text(dag, [tuple(enumerate(marginal_TV.argmax(axis=1).tolist()))], length)
+    tokens = marginal_TV.argmax(axis=1).tolist()
+    slots = range(dag.num_masks) if length == "exact" else dag.mask_run.tolist()
+    (filling,) = _merge_by_text(dag, [tuple(zip(slots, tokens, strict=True))], length)
+    filling = replace(filling, tokens_by_mask=tuple((token,) for token in tokens))
     return IndependentGuess(filling, tuple(probs.tolist()), math.exp(np.log(probs).sum()))
 
 
@@ -132,13 +136,14 @@ def _merge_by_text(dag: Dag, sequences: Sequence[Tokens], length: Length) -> lis
 
 def _score(dag: Dag, sequences: Sequence[Tokens], length: Length) -> Iterator[Filling]:
     """Yield each sequence with its exact probability over all alignments, and its best path."""
+    slot_S = dag.node_mask if length == "exact" else dag.mask_run[dag.node_mask]
     for start in range(0, len(sequences), _BATCH_SIZE):
         batch = sequences[start : start + _BATCH_SIZE]
         num_targets = [len(s) for s in batch]
         log_emit = np.full((len(batch), max(num_targets), dag.num_nodes), -np.inf)
         for row, sequence in zip(log_emit, batch, strict=True):
-            for t, (mask, token) in enumerate(sequence):
-                may_emit = (dag.node_mask == mask) | (length == "exact")
+            for t, (slot, token) in enumerate(sequence):
+                may_emit = (slot_S == slot) | (length == "exact")
                 row[t] = np.where(may_emit, dag.node_log_probs[:, token], -np.inf)
         arguments = (
             torch.from_numpy(log_emit),
@@ -149,8 +154,18 @@ def _score(dag: Dag, sequences: Sequence[Tokens], length: Length) -> Iterator[Fi
         log_probs = (-states_alignment_nll(*arguments)).tolist()
         paths = best_alignment(*arguments).tolist()
         for sequence, log_prob, path in zip(batch, log_probs, paths, strict=True):
-            by_mask = tuple(tuple(token for m, token in sequence if m == mask) for mask in range(dag.num_masks))
+            nodes = path[: len(sequence)]
+            if length == "exact":
+                masks = [mask for mask, _ in sequence]
+            elif -1 in nodes:  # no path; any mask of the run gives the text
+                masks = np.searchsorted(dag.mask_run, [run for run, _ in sequence]).tolist()
+            else:
+                masks = dag.node_mask[nodes].tolist()
+            by_mask = tuple(
+                tuple(token for m, (_, token) in zip(masks, sequence, strict=True) if m == mask)
+                for mask in range(dag.num_masks)
+            )
             if not sequence:
                 # the op calls an empty target infeasible; here it is the one edge from BOS to EOS
                 log_prob = float(dag.log_trans[0, -1])
-            yield Filling(by_mask, dag.fill(by_mask), log_prob, tuple(path[: len(sequence)]))
+            yield Filling(by_mask, dag.fill(by_mask), log_prob, tuple(nodes))

@@ -63,6 +63,13 @@ class Dag:
         return np.concatenate([[-1], np.repeat(np.arange(self.num_masks), self.num_states_per_mask), [-1]])
 
     @cached_property
+    def mask_run(self) -> IntArray:
+        """The run of neighbouring masks that each mask is part of, (T,), from 0; no text parts the masks of a run."""
+        positions = np.flatnonzero(self.input_ids == self.tokenizer.mask_id)
+        run_T: IntArray = np.cumsum(np.diff(positions, prepend=positions[:1]) > 1)
+        return run_T
+
+    @cached_property
     def trans(self) -> FloatArray:
         """E, (S, S)."""
         return np.exp(self.log_trans)

@@ -9,9 +9,9 @@ The bound: what follows a token at node u has at most probability
 
     h(u) = max over tokens y of the sum over v > u of E[u, v] P_v(y) h(v),
 
-because the next token is the same for all v. For fillings of any length, the maximum is also over the mask that emits
-next, and h(u) is at least E[u, EOS], the end. In a large DAG, h(u) looks at fewer tokens of each node than the beam,
-and bounds all others by the most probable of them.
+because the next token is the same for all v. For fillings of any length, the maximum is also over the run of
+neighbouring masks that emits next, and h(u) is at least E[u, EOS], the end. In a large DAG, h(u) looks at fewer tokens
+of each node than the beam, and bounds all others by the most probable of them.
 
 Axes: W prefixes, S nodes, C candidate tokens, T masks.
 """
@@ -25,7 +25,8 @@ from exlm_cli.data import IntArray
 
 Length = Literal["exact", "any"]
 Tokens = tuple[tuple[int, int], ...]
-"""(mask, token) pairs in the order of emission."""
+"""(slot, token) pairs in the order of emission. A slot is a mask, or for `any` a run of neighbouring masks, since the
+text is the same whichever of them a token is from."""
 Scored = tuple[float, Tokens]
 
 MAX_CANDIDATES = 20_000_000
@@ -44,9 +45,11 @@ class SearchProblem:
         self.log_trans, self.trans, self.log_emit = dag.log_trans, dag.trans, dag.node_log_probs
         inner = np.flatnonzero(dag.node_mask >= 0)
         # under `exact` the order of emission says which mask is filled, so all nodes compete for one slot
-        self.groups = (
-            [inner] if length == "exact" else [np.flatnonzero(dag.node_mask == m) for m in range(dag.num_masks)]
-        )
+        if length == "exact":
+            self.groups = [inner]
+        else:
+            run = dag.mask_run[dag.node_mask[inner]]
+            self.groups = [inner[run == number] for number in range(run[-1] + 1)]
         self.max_tokens = dag.num_masks if length == "exact" else len(inner)
         self.work_left = MAX_WORK
 

@@ -79,7 +79,8 @@ def independent_nll(
     """Return -log of the product of the targets' own probabilities given their number, nats.
 
     The probability of target t alone sums over the nodes, weighted by the prior that a path of T tokens emits it there.
-    The excess over -log P(targets | T) measures what the DAG knows about the targets jointly. Not in the paper.
+    The excess over -log P(targets | T) measures what the DAG knows about the targets jointly. A node whose prior
+    underflows (below e-103 in float32) counts as unreachable. Not in the paper.
 
     Args:
         log_emit, log_trans, target_lengths, state_lengths, backend: As for `states_alignment_nll`.

@@ -126,11 +126,11 @@ def summarise(sums: Iterable[EvaluationSums], *, has_dag: bool) -> dict[str, flo
 
 
 @torch.no_grad()
-def measure_own_mask_share(model: ExlmModel, batch: Batch) -> float:
-    """Return the own-mask share of a model's transitions (see `ops.path_prior`), mean over the sequences of a batch."""
+def measure_own_mask_shares(model: ExlmModel, batch: Batch) -> tuple[float, ...]:
+    """Return the own-mask share of a model's transitions (see `ops.path_prior`) in each sequence with masks."""
     log_trans = model.log_transitions(model.node_states(batch), batch)
     share_B = own_mask_share(log_trans, batch.node_mask, batch.target_lengths, batch.state_lengths)
-    return float(share_B[batch.target_lengths > 0].mean())
+    return tuple(share_B[batch.target_lengths > 0].tolist())
 
 
 def _evaluate_dag(

@@ -2,8 +2,9 @@
 
 import dataclasses
 import functools
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from exlm_cli.ops.varlen_attention import has_varlen_kernel
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import METRICS_FILE, MetricsLog, create_run_dir, read_run_json, resume_command, update_run_json
 from exlm_cli.train.checkpoint import checkpoint_paths, load_state, newest_good_checkpoint, remove_unfinished
-from exlm_cli.train.evaluation import CollapseWatch, EvaluationSums, evaluate_batch, measure_own_mask_share, summarise
+from exlm_cli.train.evaluation import CollapseWatch, EvaluationSums, evaluate_batch, measure_own_mask_shares, summarise
 from exlm_cli.train.loop import TrainingLoop
 from exlm_cli.train.objective import Objective
 from exlm_cli.train.pretrained import (
@@ -52,6 +53,8 @@ from exlm_cli.train.trackers import build_trackers, require_trackers
 
 CENTRED_SHARE = 0.9
 """Own-mask share from which a DAG counts as centred on its targets."""
+
+_OWN_MASK_SEQUENCES = 256
 
 VALIDATION_EPOCH = 2**32 - 1
 """The epoch whose masks validation uses: one that training never reaches, so every validation masks the same tokens."""
@@ -143,36 +146,41 @@ class PretrainTask:
     def validate(self, progress: Progress | None = None) -> dict[str, float]:
         """Return figures on the validation set, with the same masks every time; `progress` shows a bar of sequences."""
         indices = validation_indices(self.valid_set, self.recipe.train.validation_sequences)
+
+        def evaluate(model: Any, batch: Batch) -> tuple[Any, ...]:
+            return dataclasses.astuple(evaluate_batch(model, self.objective, batch))
+
+        sums = [EvaluationSums(*row) for row in self._measure(indices, evaluate, progress or SilentProgress())]
+        return summarise(sums, has_dag=self.model.transition is not None)
+
+    def own_mask_share(self) -> float:
+        """Return the own-mask share of the model as it is now: the mean over at most 256 validation sequences."""
+        indices = validation_indices(self.valid_set, _OWN_MASK_SEQUENCES)
+        shares = [share for row in self._measure(indices, measure_own_mask_shares, SilentProgress()) for share in row]
+        # the same sum for any number of ranks; sequences without masks have no share
+        return math.fsum(shares) / max(1, len(shares))
+
+    def _measure(
+        self, indices: IntArray, measure: Callable[[Any, Batch], tuple[Any, ...]], progress: Progress
+    ) -> list[tuple[Any, ...]]:
+        """Return what `measure(model, batch)` says of each batch of validation sequences, on all ranks."""
         share = self.ranks.share_of(indices)
         batches = self._batches(self.valid_set, share, VALIDATION_EPOCH) if len(share) else iter(())
-        spare = functools.partial(self._first_batch, indices)
-        sums: list[EvaluationSums] = []
+        own: list[tuple[Any, ...]] = []
+        num_done = 0
         self.model.eval()
-        bars = (progress or SilentProgress()).bar("validating", len(share))
-        with bars as bar, torch.no_grad(), self._autocast():
-            for batch, is_own, _ in self.ranks.in_step(batches, spare):
-                of_batch = self.module(batch, lambda model, batch: evaluate_batch(model, self.objective, batch))
-                sums += [of_batch] if is_own else []
-                bar.update(sum(each.num_sequences for each in sums))
+        with progress.bar("validating", len(share)) as bar, torch.no_grad(), self._autocast():
+            for batch, is_own, _ in self.ranks.in_step(batches, functools.partial(self._first_batch, indices)):
+                measured = self.module(batch, measure)
+                if is_own:
+                    own.append(measured)
+                    num_done += len(batch.token_ids)
+                    bar.update(num_done)
         self.model.train()
-        return summarise(self._of_all_ranks(sums), has_dag=self.model.transition is not None)
+        return [row for rows in self.ranks.exchange(own) for row in rows]
 
     def _first_batch(self, indices: IntArray) -> Batch:
         return next(self._batches(self.valid_set, indices[:1], VALIDATION_EPOCH))
-
-    def _of_all_ranks(self, sums: list[EvaluationSums]) -> list[EvaluationSums]:
-        of_ranks = self.ranks.exchange([dataclasses.astuple(each) for each in sums])
-        return [EvaluationSums(*row) for rows in of_ranks for row in rows]
-
-    def own_mask_share(self) -> float:
-        """Return the own-mask share of the model as it is now, on the first batch of the validation set."""
-        indices = validation_indices(self.valid_set, self.recipe.train.validation_sequences)
-        self.model.eval()
-        with torch.no_grad(), self._autocast():
-            batch = next(self._batches(self.valid_set, indices, VALIDATION_EPOCH))
-            share: float = self.module(batch, measure_own_mask_share)
-        self.model.train()
-        return share
 
     def _batches(self, dataset: TokenDataset, indices: IntArray, epoch: int) -> Iterator[Batch]:
         return Feed(dataset, self.recipe, self.tokenizer, epoch, self.packs).microbatches(indices, self.device)

@@ -1,5 +1,6 @@
 """N best fillings against a full enumeration of paths and tokens on small DAGs; the guess against marginals."""
 
+import itertools
 import math
 from collections import defaultdict
 from dataclasses import replace
@@ -38,6 +39,29 @@ def test_the_n_best_are_those_of_the_enumeration(num_masks, k, vocab_size, lengt
     assert found.is_proven
     assert [f.text for f in found.fillings] == [text for text, _ in truth]
     assert [math.exp(f.log_prob) for f in found.fillings] == pytest.approx([p for _, p in truth], abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("num_masks", "k", "parted"), [(2, 2, 0), (3, 1, 0), (3, 2, 0), (3, 2, 1), (3, 2, 2)])
+def test_neighbouring_masks_share_the_probability_of_a_text(num_masks, k, parted, seed):
+    """Of any length, masks without text between them yield a text in several ways; all of them count."""
+    dag = random_dag(num_masks, k, 3, seed)
+    mask_id, cls_id, sep_id = dag.tokenizer.mask_id, dag.tokenizer.cls_id, dag.tokenizer.sep_id
+    between = [[mask_id, 25] if mask + 1 == parted else [mask_id] for mask in range(num_masks)]
+    dag = replace(dag, input_ids=np.array([cls_id, *itertools.chain(*between), sep_id]))
+    assert dag.mask_run.tolist() == [int(0 < parted <= mask) for mask in range(num_masks)]
+    found = n_best_fillings(dag, 5, "any")
+    assert found.is_proven
+    truth = _probability_of_texts(dag, "any")[:5]
+    assert [f.text for f in found.fillings] == [text for text, _ in truth]
+    assert [math.exp(f.log_prob) for f in found.fillings] == pytest.approx([p for _, p in truth], abs=1e-12)
+    for filling in found.fillings:
+        assert [mask for mask, ids in enumerate(filling.tokens_by_mask) for _ in ids] == [
+            int(dag.node_mask[node]) for node in filling.path
+        ]
+    guess = independent_guess(dag, "any").filling
+    assert all(len(ids) == 1 for ids in guess.tokens_by_mask)
+    assert math.exp(guess.log_prob) == pytest.approx(dict(_probability_of_texts(dag, "any"))[guess.text], abs=1e-12)
 
 
 @pytest.mark.parametrize(("num_masks", "k", "vocab_size", "length"), [*CASES, (3, 2, 8, "exact")])
@@ -119,7 +143,10 @@ def test_the_first_pass_over_the_largest_dags_fits_into_the_limit_of_work(monkey
     """Of any vocabulary and number of fillings; the passes are counted, not run."""
     num_nodes = k * num_masks + 2
     emissions, edges = np.zeros((num_nodes, 50_000), np.float16), np.zeros((num_nodes, num_nodes))
-    dag = replace(random_dag(1, 1, 2, seed=0), node_log_probs=emissions, log_trans=edges, num_states_per_mask=k)
+    # masks that are all neighbours make the largest group
+    small = random_dag(1, 1, 2, seed=0)
+    ids = np.full(num_masks, small.tokenizer.mask_id)
+    dag = replace(small, node_log_probs=emissions, log_trans=edges, num_states_per_mask=k, input_ids=ids)
     monkeypatch.setattr(filling_search.SearchProblem, "prepare", lambda problem, tokens: None)
     for wanted in (10, 1000):
         problem = filling_search.SearchProblem(dag, length)

@@ -43,7 +43,7 @@ def _forward(
     for rows in chunks(log_emit):
         dag = read_dag(log_emit[rows], log_trans[rows], target_lengths[rows], state_lengths[rows], max_skipped)
         log_alpha = Sweep(dag).run().log_probs()
-        nll[rows] = -log_alpha[dag.end]
+        nll[rows] = -log_alpha[dag.end] - dag.log_paths_scale
         if keeps_alpha:
             log_alpha[dag.end] = -math.inf  # the end has a slot but no target
             kept.append(log_alpha)
@@ -70,7 +70,7 @@ def _backward(
             grad_emit[rows] if wants_emit else None,
             grad_trans[rows] if wants_trans else None,
             log_alpha[rows],
-            nll[rows].masked_fill(nll[rows] == math.inf, -math.inf),
+            (nll[rows] + dag.log_paths_scale).masked_fill(nll[rows] == math.inf, -math.inf),
             -grad_nll[rows, None, None],
         )
         Sweep(dag, gradient).run()

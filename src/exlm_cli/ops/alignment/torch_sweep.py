@@ -12,7 +12,8 @@ loses nothing that matters; a smaller sum may, unless no path leads to it. If a 
 probability above `_LARGEST_PROB`, the block is solved again in log space, and so are its doubtful sums over solved
 states. If no edge is below e-460, none of these sums is doubtful, because each contains the edge from the peak. Edge
 posteriors are at most 1, so their loss is below rounding unless a reference is e437 above all paths because edges are
-missing; those are computed again as well. The bounds hold for scores up to e200.
+missing; those are computed again as well. The bounds hold for edges up to e200; if a sequence has a larger one, all
+its edges are divided by that, since all its paths have the same number of edges.
 
 A state has emitted at most as many targets as there are states before it, and leaves at most as many targets as there
 are states after it. Only these slots of a block are computed, three quarters of all at k = 4.
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _MIN_SUM = 1e-200
 _LARGEST_PROB = 1e300
 _LARGEST_GAIN = 1e190  # still finite times e200, the largest probability
+_LARGEST_LOG_EDGE = 200.0
 _LOG_RISE = 200.0  # how far a peak may exceed its reference before the reference is raised
 _LEAST_BLOCK_STATES, _MAX_BLOCK_STATES = 24, 48
 _CHUNK_ELEMENTS = 1 << 23  # of (B, S, I) or of the edges of a block at a time; temporaries then stay near the cache
@@ -48,12 +50,18 @@ class Dag(NamedTuple):
     """Some sequences of the batch, laid out by state; `start` and `end` index (B, S, I)."""
 
     log_emit: Float64[Tensor, "B S I"]
-    log_trans: Float[Tensor, "B S S"]
+    log_trans: Float[Tensor, "B S S"]  # less `log_scale`
+    log_scale: Float64[Tensor, " B"]  # 0 where no edge is above e200
     is_state: Bool[Tensor, "B S"]
     is_padded: bool
     max_skipped: int  # largest number of states that a path can skip, over all sequences
     start: tuple[Tensor, ...]
     end: tuple[Tensor, ...]
+
+    @property
+    def log_paths_scale(self) -> Float64[Tensor, " B"]:
+        """The log of what every path has been divided by; a path has one edge more than targets."""
+        return self.log_scale * self.end[2]
 
     def steps(self, first_target: int, last_source: int) -> slice:
         """Return the steps at which an edge between these states can lie on a complete path.
@@ -106,7 +114,22 @@ def read_dag(
     end = (row_B, last_state, target_lengths + 1)
     # a sequence without targets does not reach the end, even over an edge from the start
     log_emit_BSI[end] = torch.zeros(B, dtype=torch.float64, device=device).where(target_lengths > 0, -math.inf)
-    return Dag(log_emit_BSI, log_trans, is_state, is_padded, max_skipped, (row_B, zero_B, zero_B), end)
+    log_trans, log_scale_B = _limit_edges(log_trans, state_lengths)
+    return Dag(log_emit_BSI, log_trans, log_scale_B, is_state, is_padded, max_skipped, (row_B, zero_B, zero_B), end)
+
+
+def _limit_edges(log_trans: Tensor, state_lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the edges, those of a sequence with one above e200 divided by the largest, and the log of that."""
+    log_scale_B = torch.zeros(len(log_trans), dtype=torch.float64, device=log_trans.device)
+    if log_trans.numel() == 0 or bool(log_trans.amax() <= _LARGEST_LOG_EDGE):
+        return log_trans, log_scale_B
+    # entries that are never read may be NaN or large
+    node = torch.arange(log_trans.shape[1], device=log_trans.device)
+    is_edge_BSS = (node[:, None] < node) & (node < state_lengths[:, None, None])
+    log_largest_B = log_trans.double().masked_fill(~is_edge_BSS, -math.inf).amax((1, 2))
+    is_large = (log_largest_B > _LARGEST_LOG_EDGE) & log_largest_B.isfinite()
+    log_scale_B = log_largest_B.where(is_large, log_scale_B)
+    return (log_trans - log_scale_B[:, None, None] if bool(is_large.any()) else log_trans), log_scale_B
 
 
 def _finite(log_x: Tensor) -> Tensor:

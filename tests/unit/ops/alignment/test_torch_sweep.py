@@ -145,3 +145,16 @@ def test_scores_beyond_every_range_equal_the_truth_beside_each_other(seed, emiss
             dtype=torch.float64, seed=seed,
         )  # fmt: skip
         assert_near(nll_and_gradients(dag, "torch"), dags.truth(dag), 1e-10, 1e-9)
+
+
+@pytest.mark.parametrize("rise", [300.0, 800.0, 1e4])
+def test_edges_beyond_the_range_of_float64_have_finite_gradients(rise):
+    dag = make_dag(5, 30, num_sequences=4)
+    dag.log_trans[0] += rise
+    dag.log_trans[1, 3, 4:] += rise
+    dag.log_trans[2, 0, 3] += rise
+    dag = dag._replace(state_lengths=torch.tensor([30, 28, 6, 30]))
+    nll, grad_emit, grad_trans = nll_and_gradients(dag, "torch")
+    assert_near((nll, grad_emit, grad_trans), dags.truth(dag), 1e-10, 1e-9)
+    assert nll[2] == math.inf
+    assert not grad_trans[2].any()
