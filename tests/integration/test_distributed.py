@@ -77,7 +77,7 @@ def recipe_of(cache: Path, kind: str, objective: str, **train: Any) -> PretrainR
         model={"dropout": 0.0, "attention_dropout": 0.0, "max_length": 128},
         train={
             "max_steps": STEPS, "batch_sequences": 6, "microbatch_tokens": 200, "checkpoint_every_steps": 20,
-            "validate_every_steps": 25, "log_every_steps": 1, "validation_sequences": 2, "num_threads": 1, **train,
+            "validate_every_steps": 20, "log_every_steps": 1, "validation_sequences": 2, "num_threads": 1, **train,
         },
     )  # fmt: skip
 

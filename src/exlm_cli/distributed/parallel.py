@@ -112,6 +112,15 @@ def accumulating(module: nn.Module, *, is_last: bool) -> Iterator[None]:
         yield
 
 
+def reshard(module: nn.Module) -> None:
+    """Free the weights that FSDP keeps gathered after a forward pass without a backward pass, as in a validation.
+
+    Until then the parameters of the module are not those of the optimizer.
+    """
+    if isinstance(module, FSDPModule):
+        module.reshard()
+
+
 def whole(tensor: Tensor) -> Tensor:
     """Gather a sharded tensor, which all ranks must call; return any other tensor as it is."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

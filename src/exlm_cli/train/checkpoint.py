@@ -435,11 +435,9 @@ def remove_unfinished(run: Path) -> None:
 
 
 def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    return {
-        f"{name}/{key}": value
-        for name, parameter in model.named_parameters()
-        for key, value in optimizer.state.get(parameter, {}).items()
-    }
+    found = {name: optimizer.state[p] for name, p in model.named_parameters() if p in optimizer.state}
+    assert len(found) == len(optimizer.state), "the optimizer has parameters that are not the model's"
+    return {f"{name}/{key}": value for name, moments in found.items() for key, value in moments.items()}
 
 
 def _sha256(path: Path) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from exlm_cli.config.sections import LoopConfig, OptimConfig
 from exlm_cli.data import IntArray
-from exlm_cli.distributed.parallel import accumulating, writes_shares
+from exlm_cli.distributed.parallel import accumulating, reshard, writes_shares
 from exlm_cli.distributed.ranks import ALONE, Ranks
 from exlm_cli.errors import CheckpointError, ConfigError, DivergedError, InterruptedRunError
 from exlm_cli.files import fsync, hash_json, write_json
@@ -348,6 +348,7 @@ class TrainingLoop:
         state = self.state
         start_s = time.perf_counter()
         self._validation = self.ranks.exchange(self.task.validate())[0]
+        reshard(self.task.module)
         self._freed_memory.release()  # a validation frees tensors of more sizes than a step does
         state.validate_s += time.perf_counter() - start_s
         self._log({"kind": "valid", "step": state.step, **self._validation})
