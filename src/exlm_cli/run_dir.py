@@ -55,6 +55,11 @@ LOCK_FILE = ".lock"
 BEGINNING_FILE = ".beginning"
 """In a new run directory until it has all files that a resumption needs; a process killed before that leaves it."""
 
+_BEGINNING_FILES = frozenset(
+    {*_FILES_OF_RUN, RUN_FILE, SERIES_FILE, "rejected.csv", "split.json", "training_rows.npz", "replicates"}
+    | {LOCK_FILE, BEGINNING_FILE}
+)
+
 
 class Environment(JsonModel):
     """What a result depends on besides its recipe; None for a package that is not installed or an unknown commit."""
@@ -106,7 +111,7 @@ class RunInfo(Environment):
 
 
 def create_run_dir(out: str | Path | None, name: str, *, root: Path = RUNS_ROOT) -> Path:
-    """Make a run directory; one that is empty, or whose process was killed before `end_beginning`, is taken.
+    """Make a run directory; one that is empty, or holds what a process killed before `end_beginning` left, is taken.
 
     Args:
         out: Its path; None: `<root>/<name>-<YYYYmmdd-HHMMSS>`, with a counter where two runs begin in one second.
@@ -120,8 +125,7 @@ def create_run_dir(out: str | Path | None, name: str, *, root: Path = RUNS_ROOT)
         else:
             folder = Path(out)
             folder.mkdir(parents=True, exist_ok=True)
-            found = {path.name for path in folder.iterdir()} - {LOCK_FILE}
-            if found and BEGINNING_FILE not in found:
+            if {path.name for path in folder.iterdir()} - {LOCK_FILE} and not _is_beginning(folder):
                 raise _not_empty(folder)
         (folder / BEGINNING_FILE).touch()
     return folder
@@ -145,7 +149,7 @@ def sole_process(folder: Path, *, is_new: bool) -> Iterator[None]:
 
     Args:
         folder: The run directory.
-        is_new: `create_run_dir` has just made it: delete everything in it.
+        is_new: `create_run_dir` has just made it: delete what a killed process left of its beginning.
 
     Raises:
         CheckpointError: Another process has the lock, or had it since `create_run_dir`, or the file system refuses.
@@ -166,7 +170,7 @@ def sole_process(folder: Path, *, is_new: bool) -> Iterator[None]:
 
 
 def _remove_leftovers(folder: Path, *, is_new: bool) -> None:
-    if is_new and not (folder / BEGINNING_FILE).exists():
+    if is_new and not _is_beginning(folder):
         raise _not_empty(folder)  # another process began here, and ended, since `create_run_dir`
     kept = {LOCK_FILE, BEGINNING_FILE}
     half_written = (path for place in (folder, folder / "report") for path in place.glob(".*.writing-*"))
@@ -177,6 +181,13 @@ def _remove_leftovers(folder: Path, *, is_new: bool) -> None:
             path.unlink()
     if not is_new:
         end_beginning(folder)
+
+
+def _is_beginning(folder: Path) -> bool:
+    """Return whether a folder is marked as a beginning, and has only what a run writes before it can be resumed."""
+    names = {path.name for path in folder.iterdir()}
+    others = (name for name in names - _BEGINNING_FILES if ".writing-" not in name and not name.startswith("targets-"))
+    return BEGINNING_FILE in names and not any(others)
 
 
 def _not_empty(folder: Path) -> CheckpointError:

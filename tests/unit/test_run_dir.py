@@ -74,6 +74,13 @@ def test_what_a_process_killed_at_its_beginning_left_is_deleted_and_nothing_else
         end_beginning(run)
     with pytest.raises(CheckpointError, match="not empty"), sole_process(run, is_new=True):
         pass
+    begun = create_run_dir(tmp_path / "begun", "a")
+    (begun / "notes.md").touch()
+    with pytest.raises(CheckpointError, match="not empty"):
+        create_run_dir(begun, "a")
+    with pytest.raises(CheckpointError, match="not empty"), sole_process(begun, is_new=True):
+        pass
+    assert (begun / "notes.md").exists()
     (run / "report").mkdir()
     for name in (".run.json.writing-7", "notes.txt", "report/.curves.svg.writing-7", "report/curves.png"):
         (run / name).touch()

@@ -33,12 +33,14 @@ class StrictModel(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _read_as_meant(cls, value: Any, info: ValidationInfo) -> Any:
-        """Read `train: a.txt` as `[a.txt]`; refuse `true` for a number, which pydantic would read as 1."""
+        """Read `train: a.txt` as `[a.txt]`; refuse huge numbers, and `true` for a number, which pydantic reads as 1."""
         annotation = cls.model_fields[info.field_name or ""].annotation
         if get_origin(annotation) is tuple and isinstance(value, str | int | float):
             return (value,)
         if isinstance(value, bool) and any(kind in (int, float) for kind in (annotation, *get_args(annotation))):
             raise ValueError("it should be a number")
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise ValueError("it should be below 2^63")  # what torch and itertools take
         return value
 
     @classmethod

@@ -184,7 +184,9 @@ class LoopConfig(StrictModel):
     """What the training loop needs of a `train` section; pre-training and fine-tuning add their own keys."""
 
     max_steps: int | None = Field(None, ge=1, description="Optimiser steps")
-    max_epochs: int | None = Field(None, ge=1, description="Passes over the data; the earlier of the two ends the run")
+    max_epochs: int | None = Field(
+        None, ge=1, le=100_000, description="Passes over the data; the earlier of the two ends the run"
+    )
     bucket_steps: int = Field(16, ge=1, description="Steps whose sequences are sorted by length together; 1: never")
     validate_every_steps: int | None = Field(None, ge=1, description="Steps between validations; none: each epoch")
     checkpoint_every_steps: Annotated[int | None, Mark.RECORD] = Field(

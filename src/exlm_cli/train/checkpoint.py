@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from exlm_cli.distributed.ranks import ALONE, Ranks
 from exlm_cli.errors import CheckpointError
@@ -207,7 +208,8 @@ def remove_older(run: Path, step: int, keep_last: int) -> None:
     """Delete the `step-N` with N up to `step`, but for the newest `keep_last`."""
     up_to_it = [path for path in checkpoint_paths(run) if _step_of(path) <= step]
     for old in up_to_it[keep_last:]:
-        shutil.rmtree(old)
+        with refusing(f"{old}: the old checkpoint cannot be deleted"):
+            old.unlink() if old.is_symlink() else shutil.rmtree(old)
 
 
 def save_best(
@@ -334,7 +336,7 @@ def load_model_weights(path: Path, model: nn.Module) -> None:
     """Load `model.safetensors` of a verified checkpoint.
 
     Raises:
-        CheckpointError: Names or shapes do not fit the model.
+        CheckpointError: Names or shapes do not fit the model, or a value is not finite.
     """
     saved = saved_tensors(path, MODEL)
     state = model.state_dict()
@@ -349,6 +351,8 @@ def load_model_weights(path: Path, model: nn.Module) -> None:
     with torch.no_grad():
         for name, tensor in state.items():
             saved.copy_to(name, tensor)
+            if not (tensor.to_local() if isinstance(tensor, DTensor) else tensor).isfinite().all():
+                raise CheckpointError(f"{path / MODEL_FILE}: `{name}` holds values that are not finite", ALTERED_HINT)
 
 
 def load_optimizer_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

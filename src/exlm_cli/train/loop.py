@@ -463,10 +463,15 @@ def _end_of(callback: Callback) -> Callable[[object, BaseException | None, objec
 
 def count_steps(task: TrainTask[Any], train: LoopConfig) -> int:
     """Return the optimiser steps of a whole run; a recipe limits steps, epochs or both."""
-    limits = [] if train.max_steps is None else [train.max_steps]
-    if train.max_epochs is not None:
-        limits.append(sum(len(task.plan(epoch)) for epoch in range(train.max_epochs)))
-    return min(limits)
+    most = math.inf if train.max_steps is None else train.max_steps
+    if train.max_epochs is None:
+        return int(most)
+    num_steps = 0
+    for epoch in range(train.max_epochs):
+        num_steps += len(task.plan(epoch))
+        if num_steps >= most:
+            return int(most)
+    return num_steps
 
 
 def dropout_seed(seed: int, step: int, rank: int = 0) -> int:

@@ -1,5 +1,6 @@
 """Checkpoints: exact round trip, atomic writing, and refusal by name of whatever was cut or altered."""
 
+import math
 import os
 import stat
 from pathlib import Path
@@ -58,8 +59,13 @@ def test_weights_moments_and_state_come_back_bit_by_bit(tmp_path):
 
 
 def test_only_the_newest_are_kept(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
     for step in (1, 2, 9, 10):
-        _save(tmp_path, step, keep_last=2)
+        path = _save(tmp_path, step, keep_last=2)
+        if step == 1:  # moved to another disk
+            path.rename(elsewhere)
+            path.symlink_to(elsewhere)
+    assert elsewhere.is_dir()
     assert [p.name for p in ckpt.checkpoint_paths(tmp_path)] == ["step-10", "step-9"]
 
 
@@ -134,6 +140,15 @@ def test_a_damaged_manifest_is_refused(tmp_path, content):
     path = _save(tmp_path, 1)
     (path / ckpt.MANIFEST_FILE).write_text(content)
     assert (ckpt.verify_checkpoint(path) or "").startswith("manifest.json ")
+
+
+def test_weights_that_are_not_finite_are_refused_by_name(tmp_path):
+    model, optimizer = _trained()
+    with torch.no_grad():
+        model[0].bias[1] = math.nan
+    path = ckpt.save_checkpoint(tmp_path, 1, model, optimizer, _state(1), keep_last=1, resume_command="")
+    with pytest.raises(CheckpointError, match=r"model.safetensors: `0.bias` holds values that are not finite"):
+        ckpt.load_model_weights(path, model)
 
 
 def test_weights_of_another_shape_are_refused_by_name(tmp_path):

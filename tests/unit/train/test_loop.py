@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import MetricsLog
 from exlm_cli.train import checkpoint
 from exlm_cli.train.checkpoint import load_model_weights, newest_good_checkpoint
-from exlm_cli.train.loop import TrainingLoop, dropout_seed
+from exlm_cli.train.loop import TrainingLoop, count_steps, dropout_seed
 from exlm_cli.train.process import FreedMemory
 from exlm_cli.train.task import Callback, Selection
 from tests.killed import interrupted_at_call, untimed_rows
@@ -252,6 +253,9 @@ def test_a_step_is_prepared_while_the_one_before_is_computed(tmp_path):
 def test_epochs_limit_the_steps_and_a_longer_warm_up_is_refused(tmp_path):
     assert _loop(LeastSquares(), tmp_path, max_steps=None, max_epochs=2).total_steps == 12
     assert _loop(LeastSquares(), tmp_path, max_steps=7, max_epochs=2).total_steps == 7
+    planned = Mock(wraps=LeastSquares())
+    assert count_steps(planned, TrainConfig(max_steps=13, max_epochs=100_000, batch_sequences=4)) == 13
+    assert planned.plan.call_count == 3
     with pytest.raises(ConfigError, match=r"^`optim.warmup_steps` 7 is more than the 6 steps"):
         _loop(LeastSquares(), tmp_path, warmup_steps=7, max_steps=None, max_epochs=1)
 

@@ -15,7 +15,7 @@ from exlm_cli.cli.options import (
     collect_overrides,
 )
 from exlm_cli.errors import ConfigError
-from exlm_cli.files import make_folder, removed_on_failure
+from exlm_cli.files import removed_on_failure
 from exlm_cli.run_dir import create_run_dir
 
 if TYPE_CHECKING:
@@ -71,10 +71,6 @@ def tokenize(
     resolved = load_recipe(_recipe_name(recipe, kind, inputs), collect_overrides(sets, options))
     if dry_run:
         return console.emit_recipe(resolved, as_json=as_json)
-    if out is not None and recipe is not None and Path(recipe).resolve() == (out / "recipe.yaml").resolve():
-        raise ConfigError(
-            f"{recipe} is read, and would be replaced by the recipe of the results", "choose another `--out`"
-        )
     result = _write_tokens(resolved, out)
     console.emit_json(result) if as_json else console.emit_pairs(result)
 
@@ -99,9 +95,8 @@ def _write_tokens(recipe: "PretrainRecipe", out: Path | None) -> dict[str, objec
     from exlm_cli.config.input_paths import write_run_recipe
     from exlm_cli.data.corpus.pipeline import prepare_data
 
-    is_new = out is None or not out.exists()
-    folder = create_run_dir(None, recipe.name) if out is None else _make_folder(out)
-    with removed_on_failure(folder, is_new=is_new):
+    folder = create_run_dir(out, recipe.name)
+    with removed_on_failure(folder):
         data = prepare_data(recipe, rejected_csv=folder / "rejected.csv", progress=console.open_progress())
         data.tokenizer.save(folder / "tokenizer.json")
         write_run_recipe(folder, recipe)
@@ -118,14 +113,3 @@ def _write_tokens(recipe: "PretrainRecipe", out: Path | None) -> dict[str, objec
         "num_rejected": data.num_rejected,
         "fingerprint": data.fingerprint,
     }
-
-
-def _make_folder(out: Path) -> Path:
-    """Return the folder for results, made where it does not exist; one with a training run is refused."""
-    if (out / "run.json").exists():
-        raise ConfigError(
-            f"{out} holds a training run, whose tokenizer.json and recipe.yaml would be replaced",
-            "choose another `--out`",
-        )
-    make_folder(out)
-    return out
