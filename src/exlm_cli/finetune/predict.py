@@ -5,6 +5,7 @@ Axes: K seeds of all runs, N rows that can be read, C outputs.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -121,9 +122,15 @@ def predict(
             scores = encoded.score(outputs)
             of_new = encoded.score(outputs, ~is_known_N) if is_known_N.any() and not is_known_N.all() else {}
             of_new = {} if all(map(math.isnan, of_new.values())) else of_new
+            if of_new and labelled is not None:
+                new = replace(labelled, mean=labelled.mean[~is_known_N], targets=labelled.targets[~is_known_N])
+                of_new |= new.score()
     if is_known_N.any():
         scored = "; scored with and without them" if of_new else ""
         notes.append(f"rows of the training split: {is_known_N.sum():,} of {len(is_known_N):,}{scored}")
+    if results.replication is not None:
+        splits, others = len(results.replication.split_seeds), finetuned.run / "replicates"
+        notes.append(f"predicted by the first of {splits} splits; `ensemble` adds the others, which are under {others}")
     summary = PredictionSummary(
         files,
         num_rows=rows.num_rows,

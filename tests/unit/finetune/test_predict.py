@@ -108,6 +108,7 @@ def test_calibrated_columns_are_the_run_s_own_curve_over_the_written_probabiliti
     others = write_rows(tmp_path / "others.csv", ["mol", "active"], new[1:])
     alone = predicted(finetuned, others, tmp_path / "alone.csv")
     assert {name: alone.metrics[name] for name in summary.metrics_of_new} == pytest.approx(summary.metrics_of_new)
+    assert {"roc_auc", "brier_calibrated"} <= summary.metrics_of_new.keys() <= summary.metrics.keys()
     assert (alone.num_in_training, alone.metrics_of_new) == (0, {})
 
 

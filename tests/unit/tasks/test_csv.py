@@ -96,7 +96,7 @@ def test_three_files_are_three_splits(tmp_path):
     broken = "RDKit cannot parse it: it breaks the SMILES grammar"
     assert f"left out 1 of 8 rows that are not molecules: line c.csv:3: {broken}" in task.notes
     # CO of line 2 of the training file is OC of line 3 of the validation file
-    assert "1 molecule in more than one split: line a.csv:2 (train) = line b.csv:3 (valid)" in task.notes
+    assert "1 molecule in more than one split: a.csv:2 (train) = b.csv:3 (valid)" in task.notes
 
 
 @pytest.mark.parametrize("rows", [["CCC,", "CCCC,NA"], ["C1CC,1"]], ids=["without labels", "no molecules"])

@@ -297,7 +297,7 @@ def test_rows_of_which_some_have_labels_are_not_scored(tmp_path, tokenizer):
     scores, _ = predict(new, "rte", [0.0, 1.0], tokenizer)
     assert (scores, new.notes) == ({}, ("not scored: 1 of 2 rows have no label",))
     assert new_rows("rte", tmp_path / "test.tsv", content("rte")).encode(tokenizer, 9).notes == (
-        "cut 2 of 2 rows to 9 tokens (`task.sequence_length`)",
+        "cut 2 of 2 rows to 9 tokens (`sequence_length`)",
     )
 
 

@@ -16,7 +16,7 @@ from exlm_cli.cli.options import (
 )
 from exlm_cli.errors import ConfigError
 from exlm_cli.files import removed_on_failure
-from exlm_cli.run_dir import create_run_dir
+from exlm_cli.run_dir import RUN_FILE, create_run_dir
 
 if TYPE_CHECKING:
     from exlm_cli.config.pretrain import PretrainRecipe
@@ -95,6 +95,8 @@ def _write_tokens(recipe: "PretrainRecipe", out: Path | None) -> dict[str, objec
     from exlm_cli.config.input_paths import write_run_recipe
     from exlm_cli.data.corpus.pipeline import prepare_data
 
+    if out is not None and (out / RUN_FILE).exists():
+        raise ConfigError(f"{out} holds a training run", "choose another `--out`")
     folder = create_run_dir(out, recipe.name)
     with removed_on_failure(folder):
         data = prepare_data(recipe, rejected_csv=folder / "rejected.csv", progress=console.open_progress())

@@ -260,10 +260,11 @@ def csv_rows(path: Path, file: BinaryIO) -> Iterator[tuple[int, list[str]]]:
                 yield first_line, cells
             first_line, letters = reader.line_num + 1, 0
     except csv.Error as error:
-        raise DataError(
-            f"{path}:{reader.line_num}: malformed: {error}",
-            "a cell that holds a comma, a quote or a line end is quoted, and a quote in it is doubled",
-        ) from error
+        reason = str(error)
+        hint = "a cell that holds a comma, a quote or a line end is quoted, and a quote in it is doubled"
+        if "new-line character" in reason:
+            reason, hint = "a carriage return outside of quotes", "save the file with Unix or Windows line ends"
+        raise DataError(f"{path}:{reader.line_num}: malformed: {reason}", hint) from error
 
 
 def tsv_rows(path: Path, file: BinaryIO) -> Iterator[tuple[int, list[str]]]:

@@ -135,6 +135,8 @@ class ColumnChoice(NamedTuple):
                 raise DataError(f"{origin}: {found}", DELIMITER_HINT)
             words = "SMILES" if self.kind == "smiles" else self.kind
             which = "more than one has" if plausible else "none has"
+            if any(map(_is_number, names)):
+                hint = "the first line looks like a row: put a line with the names of the columns before it"
             raise DataError(
                 f"{origin}: which column holds the {words}? There are {_listed(names)}; {which} a usual name", hint
             )
@@ -144,11 +146,18 @@ class ColumnChoice(NamedTuple):
 def other_delimiter(path: Path, names: Sequence[str]) -> str:
     """Return in words that the header of a CSV or TSV file seems to have another delimiter; empty for other files."""
     own = _OWN_DELIMITERS.get(format_of(path) or "")
-    if own is not None and len(names) == 1:
-        for delimiter, words in _DELIMITERS.items():
-            if delimiter in names[0] and words != own:
-                return f"the header seems to be separated by {words}, not by {own}"
+    for delimiter, words in _DELIMITERS.items() if own is not None else ():
+        if words != own and sum(name.count(delimiter) for name in names) > len(names) - 1:
+            return f"the header seems to be separated by {words}, not by {own}"
     return ""
+
+
+def _is_number(name: str) -> bool:
+    try:
+        float(name)
+    except ValueError:
+        return False
+    return True
 
 
 def format_of(path: Path) -> str | None:
@@ -177,7 +186,8 @@ def iter_records(
         formats: Those to accept.
         header: Columns of a TSV or CSV that may have no header: its first row is data unless it names one of them.
         bare: Column under which a line of text, or a JSON value that is not an object, is given; accepts `.txt` and
-            `.smi` too. Of "smiles", the value is the first word of a line. None: such JSON values are problems.
+            `.smi` too. Of "smiles", the value is the first word of a line, and the rest is the column `name` unless
+            `only` is given. None: such JSON values are problems.
         only: Read this column alone.
         cuts_lines: Give a line of text beyond 1 MiB in pieces with the same number.
 
@@ -206,7 +216,7 @@ def iter_records(
             case _:
                 assert bare is not None
                 lines = decode.bounded_lines if cuts_lines else decode.decoded_lines
-                yield from _read_lines(path, lines(path, file), bare)
+                yield from _read_lines(path, lines(path, file), bare, with_names=only is None)
 
 
 def iter_file_rows(path: Path, raw: io.BufferedReader, column: ColumnChoice) -> Iterator[Row]:
@@ -244,12 +254,16 @@ def as_row(record: Record) -> Row:
     return Row(record.source, record.number, value.strip())
 
 
-def _read_lines(path: Path, lines: Iterator[tuple[int, str]], kind: RowKind) -> Iterator[Record]:
+def _read_lines(path: Path, lines: Iterator[tuple[int, str]], kind: RowKind, *, with_names: bool) -> Iterator[Record]:
     source = str(path)
     for number, line in lines:
         text = line.rstrip()
-        if text:
-            yield Record(source, number, {kind: text.split(maxsplit=1)[0] if kind == "smiles" else text})
+        if text and kind == "text":
+            yield Record(source, number, {kind: text})
+        elif text:
+            # the field before a leading tab is empty: what follows is a name, not a molecule
+            smiles, *name = ("", text.strip()) if text[0] == "\t" else text.split(maxsplit=1)
+            yield Record(source, number, {kind: smiles} | ({"name": "".join(name)} if with_names else {}))
 
 
 def _with_header(
@@ -282,6 +296,8 @@ def _with_header(
             values = {names[index]: cells[index].strip()} if index < len(cells) else {}
         if len(cells) == len(names):
             yield Record(source, number, values)
+        elif found := other_delimiter(path, names):
+            raise DataError(f"{path}: {found}", DELIMITER_HINT)
         else:
             problem = f"the row has {format_number_of(len(cells), 'cell')}, expected {len(names)}"
             yield Record(source, number, values, problem, delimiter.join(cells))

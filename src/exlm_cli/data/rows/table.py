@@ -90,7 +90,8 @@ class Table:
 def read_table(path: Path, *, bare: RowKind | None = None) -> Table:
     """Read a whole `.csv` or `.tsv`, also `.gz` and `.xz`; empty lines are skipped. Cells of TSV are never quoted.
 
-    With `bare`, `.txt` and `.smi` files are tables of this one column; of "smiles", the first word of each line.
+    With `bare`, `.txt` and `.smi` files are tables of this one column; of "smiles", the first word of each line, and a
+    column `name` where lines have more.
 
     Raises:
         DataError: The file is missing, has another format, is damaged, empty or without rows, names a column twice, or
@@ -106,8 +107,10 @@ def read_table(path: Path, *, bare: RowKind | None = None) -> Table:
         lines.append(record.number)
         for name, cell in record.values.items():
             columns.setdefault(name, []).append(cell)
+    is_list = format_of(path) in LINE_FORMATS
+    if is_list and not any(columns.get("name", ())):
+        columns.pop("name", None)
     if not lines:
-        is_list = format_of(path) in LINE_FORMATS
         raise DataError(
             f"{path}: {'the file is empty' if is_list else 'there is a header and no row below it'}",
             "give a file that has rows",

@@ -9,7 +9,7 @@ import numpy as np
 from exlm_cli.config.tasks import InputKind, RowTaskConfig
 from exlm_cli.data import IntArray
 from exlm_cli.data.molecules import Molecule, read_molecules
-from exlm_cli.data.rows.records import ColumnChoice, SkippedRow
+from exlm_cli.data.rows.records import LINE_FORMATS, ColumnChoice, SkippedRow, format_of
 from exlm_cli.data.rows.table import Table, read_table
 from exlm_cli.errors import DataError
 from exlm_cli.format import format_number_of, name_some
@@ -118,12 +118,16 @@ def read_input_rows(
         DataError: The file or its column cannot be read.
     """
     table = read_table(path, bare=kind)
+    notes: tuple[str, ...] = ()
     if column is None and usual_column in table.columns:
         column = usual_column
     if column is None:
         column = ColumnChoice(kind, None, f"task.{kind}_column").choose(str(path), list(table.columns))
+        if usual_column is not None and format_of(path) not in LINE_FORMATS:
+            notes = (f"read the column `{column}`: {path.name} has no `{usual_column}`, which the run was trained on",)
     inputs = table.column(column, f"choose one with `task.{kind}_column=NAME`")
-    return _read_rows(table, tuple(text.strip() for text in inputs), kind, progress)
+    rows = _read_rows(table, tuple(text.strip() for text in inputs), kind, progress)
+    return replace(rows, notes=(*notes, *rows.notes))
 
 
 def rows_of_list(inputs: Sequence[str], kind: InputKind, progress: Progress) -> TableRows:
@@ -174,12 +178,13 @@ def describe_repeats(rows: TableRows, indices: Mapping[Split, IntArray], targets
     notes = []
     across = [group for group in groups if len({split_of[row] for row in group}) > 1]
     if across:
-        named = (" = ".join(f"line {place(row)} ({split_of[row]})" for row in group) for group in across)
+        line = "" if rows.table.added else "line "
+        named = (" = ".join(f"{line}{place(row)} ({split_of[row]})" for row in group) for group in across)
         notes.append(f"{format_number_of(len(across), what)} in more than one split: {name_some(named, limit=3)}")
     known = ([column[~np.isnan(column)] for column in targets_RC[group].T] for group in groups)
     differing = [g for g, columns in zip(groups, known, strict=True) if any(len(np.unique(c)) > 1 for c in columns)]
     if differing:
-        named = ("lines " + " and ".join(map(place, group)) for group in differing)
+        named = (("" if rows.table.added else "lines ") + " and ".join(map(place, group)) for group in differing)
         found = format_number_of(len(differing), what)
         notes.append(f"{found} with different labels in different rows: {name_some(named, limit=3)}")
     return notes

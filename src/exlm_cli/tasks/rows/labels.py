@@ -7,7 +7,7 @@
   `1.0` is the class `1`. With two classes, the second is the positive class of ROC-AUC, average precision and F1.
 - More than two numbers are values to predict (`regression`); several columns of numbers too.
 - `1,5` is a text, and a warning names `task.decimal_comma`, by which it is the number 1.5.
-- A column that is mostly numbers with some text in it is refused, and the error names its first text.
+- A column that is mostly numbers, or has fractions, with some text in it is refused; the error names its first text.
 """
 
 import math
@@ -176,23 +176,28 @@ def _find_kind(table: Table, cells: dict[str, tuple[str, ...]]) -> LabelKind:
     present = [cell for column in cells.values() for cell in column if not _is_missing(cell)]
     if all(cell.lower() in _BINARY for cell in present):
         return "multi_label"
-    num_numbers = sum(_number(cell) is not None for cell in present)
-    if num_numbers == len(present):
-        return "classes" if len(cells) == 1 and len(set(map(float, present))) == 2 else "regression"
-    if len(cells) == 1 and 2 * num_numbers <= len(present):
+    numbers = [number for cell in present if (number := _number(cell)) is not None]
+    if len(numbers) == len(present):
+        return "classes" if len(cells) == 1 and len(set(numbers)) == 2 else "regression"
+    # names of classes may be whole numbers; with `<10` in most cells, 0.5 and 1.25 are still values
+    has_fractions = not all(number.is_integer() for number in numbers)
+    is_numeric = 2 * len(numbers) > len(present) or has_fractions
+    if len(cells) == 1 and not is_numeric:
         return "classes"
-    is_numeric = 2 * num_numbers > len(present)
-    wanted = "most others are numbers" if is_numeric else "several columns hold 0/1, true/false or yes/no"
-    name, row = next(
+    wanted = "others are numbers" if is_numeric else "several columns hold 0/1, true/false or yes/no"
+    wrong = [
         (name, row)
         for name, column in cells.items()
         for row, cell in enumerate(column)
         if not _is_missing(cell) and (_number(cell) is None if is_numeric else cell.lower() not in _BINARY)
-    )
+    ]
+    name, row = wrong[0]
+    more = f", and {format_number_of(len(wrong) - 1, 'other cell')} like it" if len(wrong) > 1 else ""
     commas = f"; {_READ_COMMAS}" if _DECIMAL_COMMA.fullmatch(cells[name][row]) else ""
+    choose = "" if has_fractions else f", or {_CHOOSE_KIND}"
     raise DataError(
-        f"{table.where(row)}: `{name}` is `{cells[name][row]}`; {wanted}",
-        f"correct or empty the cell, or {_CHOOSE_KIND}{commas}",
+        f"{table.where(row)}: `{name}` is `{cells[name][row]}`; {wanted}{more}",
+        f"correct or empty such cells{choose}{commas}",
     )
 
 
@@ -208,8 +213,7 @@ def _binary_labels(table: Table, columns: Sequence[str]) -> Labels:
 
 
 def _values(table: Table, columns: Sequence[str]) -> Labels:
-    hint = "correct or empty the cell, or set `task.label_kind=classes`"
-    targets = read_targets(table, columns, *_VALUE_CELLS, hint)
+    targets = read_targets(table, columns, *_VALUE_CELLS)
     _check_varies(table, columns, targets)
     named = name_some(f"`{name}`" for name in columns)
     return Labels("regression", tuple(columns), targets, (f"found values to predict in {named}; {_CHOOSE_KIND}",))
@@ -243,7 +247,12 @@ def _classes(table: Table, columns: Sequence[str]) -> Labels:
     counts = [np.count_nonzero(targets == index) for index in range(len(names))]
     listed = name_some((f"`{text}` ({count:,})" for text, count in zip(names, counts, strict=True)), limit=10)
     positive = f"; `{names[1]}` is the positive one" if len(names) == 2 else ""
-    return Labels("classes", names, targets, (f"found {len(names)} classes of `{name}`: {listed}{positive}",))
+    notes = [f"found {len(names)} classes of `{name}`: {listed}{positive}"]
+    by_folded = {text.casefold(): text for text in reversed(names)}
+    alike = [f"`{by_folded[text.casefold()]}` and `{text}`" for text in names if by_folded[text.casefold()] != text]
+    if alike:
+        notes.append(f"warning: classes that differ in capital letters alone: {name_some(alike, limit=3)}")
+    return Labels("classes", names, targets, tuple(notes))
 
 
 def _class_names(cells: Collection[str]) -> tuple[str, ...]:

@@ -136,7 +136,7 @@ class TableTask(RowTask):
             unscorable = self._unscorable(split)
             if unscorable:
                 listed = name_some(f"`{name}` {reason}" for name, reason in unscorable.items())
-                notes.append(f"{split}: not scored, for lack of both classes: {listed}")
+                notes.append(f"{split}: without both classes there is no ROC-AUC: {listed}")
         return notes
 
     def _unscorable(self, split: Split) -> dict[str, str]:
@@ -256,7 +256,7 @@ def encode_texts(
         for piece, length in zip(pieces, kept, strict=True):
             ids += [*piece[:length], tokenizer.sep_id]
         sequences.append(np.array(ids, dtype=np.int64))
-    note = f"cut {num_cut:,} of {len(rows):,} rows to {sequence_length} tokens (`task.sequence_length`)"
+    note = f"cut {num_cut:,} of {len(rows):,} rows to {sequence_length} tokens (`sequence_length`)"
     return EncodedExamples(tuple(sequences), targets, notes=(note,) if num_cut else ())
 
 

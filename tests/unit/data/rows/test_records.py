@@ -240,6 +240,20 @@ def test_another_delimiter_is_named_in_csv_and_tsv(name, header, words):
         ColumnChoice("smiles").choose(name, [header])
 
 
+def test_another_delimiter_is_named_also_beside_commas(tmp_path):
+    with pytest.raises(DataError, match="separated by semicolons"):
+        ColumnChoice("smiles").choose("a.csv", ["name;SMILES;MW", " Da"])
+    (tmp_path / "a.csv").write_text("smiles;y\nC;1,5\n")
+    with pytest.raises(DataError, match="separated by semicolons"):
+        list(iter_records(tmp_path / "a.csv"))
+
+
+def test_a_table_without_a_header_is_recognised_by_its_numbers():
+    with pytest.raises(DataError, match="which column holds the SMILES") as caught:
+        ColumnChoice("smiles").choose("a.csv", ["CCO", "3.07"])
+    assert caught.value.hint.startswith("the first line looks like a row")
+
+
 LIMIT = 1 << 20
 """Bytes of the largest record in the tests below."""
 

@@ -25,11 +25,15 @@ def test_csv_gives_columns_and_the_lines_of_its_rows(tmp_path):
     assert table.where(1) == f"{tmp_path}/a.csv:5"
 
 
-@pytest.mark.parametrize(("kind", "texts"), [("text", ("CCO ethanol", "C")), ("smiles", ("CCO", "C"))])
-def test_lines_are_a_table_of_one_column_where_they_are_asked_for(tmp_path, kind, texts):
-    table = read_table(written(tmp_path, "a.txt", b"CCO ethanol\n\nC\n"), bare=kind)
-    assert table.columns == {kind: texts}
-    assert table.lines == (1, 3)
+def test_lines_are_a_table_where_they_are_asked_for(tmp_path):
+    path = written(tmp_path, "a.txt", b"CCO ethanol\n\nC\tNSC 1 \n\tNSC 2\n C\n")
+    table = read_table(path, bare="text")
+    assert table.columns == {"text": ("CCO ethanol", "C\tNSC 1", "\tNSC 2", " C")}
+    assert table.lines == (1, 3, 4, 5)
+    # an empty SMILES is no molecule, whatever follows the tab
+    table = read_table(path, bare="smiles")
+    assert table.columns == {"smiles": ("CCO", "C", "", "C"), "name": ("ethanol", "NSC 1", "NSC 2", "")}
+    assert read_table(written(tmp_path, "b.smi", b"CCO\nC\n"), bare="smiles").columns == {"smiles": ("CCO", "C")}
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,8 @@ def test_the_column_is_the_one_named_else_the_usual_one_else_the_plausible_one(t
     path = write_rows(tmp_path / "a.csv", columns, [["C", "CC"]])
     rows = read_input_rows(path, "smiles", SilentProgress(), column=given, usual_column=usual)
     assert rows.inputs == (("C", "CC")[taken],)
+    is_other = given is None and usual is not None and columns[taken] != usual
+    assert [f"read the column `{columns[taken]}`" in note for note in rows.notes] == [True] * is_other
 
 
 def test_rows_that_cannot_be_read_stay_with_their_reason(tmp_path):

@@ -78,7 +78,7 @@ def test_texts_stand_between_cls_and_separators_and_cuts_are_counted(text_tokeni
     encoded = encode_texts([PAIR, ("The", "A")], text_tokenizer, 9)
     sequences, notes = encoded.token_ids, encoded.notes
     assert sequences[0].tolist() == [1, *first[:3], 2, *second[:3], 2]
-    assert notes == ("cut 1 of 2 rows to 9 tokens (`task.sequence_length`)",)
+    assert notes == ("cut 1 of 2 rows to 9 tokens (`sequence_length`)",)
     assert not len(encode_texts([], text_tokenizer, 9))
 
 
@@ -92,8 +92,8 @@ def test_a_table_is_a_downstream_task(tokenizer):
         [ends[0], *tokenizer.encode(text), ends[1]] for text in ("CO", "CN")
     ]
     assert encoded.targets.tolist() == [[0], [1]]
-    assert task.notes == ("a note", "test: not scored, for lack of both classes: `y` is 1 in every row that has it")
-    assert task.encode("train", tokenizer, 6).notes == ("cut 1 of 3 rows to 6 tokens (`task.sequence_length`)",)
+    assert task.notes == ("a note", "test: without both classes there is no ROC-AUC: `y` is 1 in every row that has it")
+    assert task.encode("train", tokenizer, 6).notes == ("cut 1 of 3 rows to 6 tokens (`sequence_length`)",)
 
 
 @pytest.mark.parametrize(
@@ -103,9 +103,10 @@ def test_a_table_is_a_downstream_task(tokenizer):
         ("binary", [[0, 1], [1, 1], [1, 0], [0, NAN], [1, NAN], [0, 1]], ("a", "b"), [[0.1, 0.0], [-0.1, 0.0]],
          {"roc_auc": 0, "accuracy": 0}, "roc_auc",
          ["16.7 % of the labels are missing; they are left out of loss and scores",
-          "valid: not scored, for lack of both classes: `b` is missing in every row"]),
+          "valid: without both classes there is no ROC-AUC: `b` is missing in every row"]),
         ("classes", [[0], [1], [2], [0], [2], [1]], ("a", "b", "c"), [[2.0, 1.0, 0.0]] * 2,
-         {"accuracy": 1 / 2}, "accuracy", ["test: not scored, for lack of both classes: `class` is b in every row"]),
+         {"accuracy": 1 / 2}, "accuracy",
+         ["test: without both classes there is no ROC-AUC: `class` is b in every row"]),
         ("regression", [[0.0], [1], [2], [10], [20], [5]], ("y",), [[11.0], [19.0]], {"rmse": 1}, "rmse", []),
     ],
 )  # fmt: skip
@@ -264,5 +265,5 @@ def test_lines_of_smiles_are_a_table_too(tmp_path, tokenizer):
     assert [(row["line"], row["smiles"]) for row in rows] == [("1", "CCO"), ("3", "((")]
     assert (new.num_rows - len(new.keys), encoded.notes) == (
         1,
-        ("cut 1 of 1 rows to 4 tokens (`task.sequence_length`)",),
+        ("cut 1 of 1 rows to 4 tokens (`sequence_length`)",),
     )
