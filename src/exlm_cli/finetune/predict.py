@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from exlm_cli.config.tasks import RowTaskConfig
+from exlm_cli.data import BoolArray
 from exlm_cli.data.rows.records import COMPRESSIONS, FORMATS
 from exlm_cli.errors import ConfigError
 from exlm_cli.files import folder_for_results, write_atomically
@@ -85,9 +86,8 @@ def predict(
     for other in ensemble:
         _refuse_other_task(finetuned, other)
     layout = layout_of(config)
-    if out is None:
-        out = folder / f"predictions-{_stem(path)}{layout.suffix}"
-    elif out.suffix.lower() != layout.suffix:
+    out = out or folder / f"predictions-{_stem(path)}{layout.suffix}"
+    if out.suffix.lower() != layout.suffix:
         raise ConfigError(f"`out={out}`: predictions of {config.name} are a {layout.suffix} file", "give another name")
     files = layout.output_files(out)
     refuse_overwriting(path, *files)
@@ -117,14 +117,7 @@ def predict(
         # the first file last: it is complete only with the others
         for file, content in reversed([*zip(files[: len(official)], official, strict=True)]):
             write_atomically(file, content)
-        scores, of_new = {}, {}
-        if encoded.is_labelled:
-            scores = encoded.score(outputs)
-            of_new = encoded.score(outputs, ~is_known_N) if is_known_N.any() and not is_known_N.all() else {}
-            of_new = {} if all(map(math.isnan, of_new.values())) else of_new
-            if of_new and labelled is not None:
-                new = replace(labelled, mean=labelled.mean[~is_known_N], targets=labelled.targets[~is_known_N])
-                of_new |= new.score()
+        scores, of_new = _score(encoded, outputs, labelled, is_known_N)
     if is_known_N.any():
         scored = "; scored with and without them" if of_new else ""
         notes.append(f"rows of the training split: {is_known_N.sum():,} of {len(is_known_N):,}{scored}")
@@ -135,13 +128,31 @@ def predict(
         files,
         num_rows=rows.num_rows,
         num_unreadable=rows.num_rows - len(rows.keys),
-        metrics=scores | (labelled.score() if labelled is not None else {}),
+        metrics=scores,
         notes=(*notes_on_encoding, *rows.notes, *notes_on_table, *notes),
         num_in_training=int(is_known_N.sum()),
         metrics_of_new=of_new,
         labels=encoded.score_labels(outputs) if scores else {},
     )
     return summary, labelled
+
+
+def _score(
+    encoded: EncodedSplit, outputs: SeedOutputs, labelled: CalibratedRows | None, is_known_N: BoolArray
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the scores of all rows and, if some of them are training rows, those of the others."""
+    if not encoded.is_labelled:
+        return {}, {}
+    scores, of_new = encoded.score(outputs), {}
+    if is_known_N.any() and not is_known_N.all():
+        of_new = encoded.score(outputs, ~is_known_N)
+        of_new = {} if all(map(math.isnan, of_new.values())) else of_new
+    if labelled is not None:
+        scores |= labelled.score()
+    if labelled is not None and of_new:
+        new = replace(labelled, mean=labelled.mean[~is_known_N], targets=labelled.targets[~is_known_N])
+        of_new |= new.score()
+    return scores, of_new
 
 
 def _refuse_other_task(first: Finetuned, other: Finetuned) -> None:
