@@ -14,7 +14,8 @@
  * Entries beyond the lengths, columns 0 and S-1 of log_emit, and log_trans at and below the diagonal have no effect,
  * whatever they hold. (The host may load those of log_trans together with their neighbours.)
  * Log probabilities below -2^20 nats count as -inf. A NaN, or a value above 2^20 nats, that a path of T inner nodes
- * could read makes the nll of its sequence NaN. If no path exists (S - 2 < T, T = 0, or edges missing), the nll is +inf and gradients are zero.
+ * could read makes the nll of its sequence NaN. If no path exists (S - 2 < T, T = 0, or edges missing), the nll is
+ * +inf and gradients are zero.
  *
  * No function throws, prints, keeps state or writes to arguments that are not outputs. Each returns a
  * states_alignment_status. Results are bitwise the same for any number of threads.

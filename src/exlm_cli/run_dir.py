@@ -13,7 +13,7 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -56,9 +56,10 @@ BEGINNING_FILE = ".beginning"
 """In a new run directory until it has all files that a resumption needs; a process killed before that leaves it."""
 
 _BEGINNING_FILES = frozenset(
-    {*_FILES_OF_RUN, RUN_FILE, SERIES_FILE, "rejected.csv", "split.json", "training_rows.npz", "replicates"}
-    | {LOCK_FILE, BEGINNING_FILE}
+    {*_FILES_OF_RUN, RUN_FILE, SERIES_FILE, LOCK_FILE, BEGINNING_FILE, "rejected.csv", "split.json"}
+    | {"training_rows.npz", "targets-valid.csv", "targets-test.csv"}
 )
+_WAS_THERE = "the folder was there"
 
 
 class Environment(JsonModel):
@@ -110,25 +111,45 @@ class RunInfo(Environment):
     jobs: int | None = absent_if_none()
 
 
-def create_run_dir(out: str | Path | None, name: str, *, root: Path = RUNS_ROOT) -> Path:
+def create_run_dir(
+    out: str | Path | None, name: str, *, root: Path = RUNS_ROOT, further_files: Iterable[str] = ()
+) -> Path:
     """Make a run directory; one that is empty, or holds what a process killed before `end_beginning` left, is taken.
 
     Args:
         out: Its path; None: `<root>/<name>-<YYYYmmdd-HHMMSS>`, with a counter where two runs begin in one second.
+        further_files: Names of files that this run, unlike others, writes before `end_beginning`.
 
     Raises:
         CheckpointError: `out` is a file or not empty, or the file system refuses.
     """
     with refusing(f"{root if out is None else out}: no run directory can be made there", is_chosen=True):
+        notes = [*further_files]
         if out is None:
             folder = _make_fresh(root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
         else:
             folder = Path(out)
+            is_killed = folder.is_dir() and _is_beginning(folder)
+            if _WAS_THERE in _notes_on_beginning(folder) if is_killed else folder.exists():
+                notes.append(_WAS_THERE)
             folder.mkdir(parents=True, exist_ok=True)
-            if {path.name for path in folder.iterdir()} - {LOCK_FILE} and not _is_beginning(folder):
+            if {path.name for path in folder.iterdir()} - {LOCK_FILE} and not is_killed:
                 raise _not_empty(folder)
-        (folder / BEGINNING_FILE).touch()
+        (folder / BEGINNING_FILE).write_text("".join(f"{note}\n" for note in notes), encoding="utf-8")
     return folder
+
+
+@contextlib.contextmanager
+def discarded_on_failure(run: Path, *, is_new: bool = True) -> Iterator[None]:
+    """Delete a new run directory again if the work that fills it fails; one that was there before stays, empty."""
+    was_there = is_new and _WAS_THERE in _notes_on_beginning(run)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            for path in list(run.iterdir()) if was_there else [run] if is_new else []:
+                _delete(path)
+        raise
 
 
 def resume_command(command: str, run: Path) -> str:
@@ -172,22 +193,33 @@ def sole_process(folder: Path, *, is_new: bool) -> Iterator[None]:
 def _remove_leftovers(folder: Path, *, is_new: bool) -> None:
     if is_new and not _is_beginning(folder):
         raise _not_empty(folder)  # another process began here, and ended, since `create_run_dir`
-    kept = {LOCK_FILE, BEGINNING_FILE}
+    kept = {folder / LOCK_FILE, folder / BEGINNING_FILE}
     half_written = (path for place in (folder, folder / "report") for path in place.glob(".*.writing-*"))
     for path in list(folder.iterdir() if is_new else half_written):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        elif path.name not in kept:
-            path.unlink()
+        if path not in kept:
+            _delete(path)
     if not is_new:
         end_beginning(folder)
 
 
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
 def _is_beginning(folder: Path) -> bool:
     """Return whether a folder is marked as a beginning, and has only what a run writes before it can be resumed."""
+    own = _BEGINNING_FILES.union(_notes_on_beginning(folder))
     names = {path.name for path in folder.iterdir()}
-    others = (name for name in names - _BEGINNING_FILES if ".writing-" not in name and not name.startswith("targets-"))
-    return BEGINNING_FILE in names and not any(others)
+    is_own = (name in own or (name.startswith(".") and ".writing-" in name) for name in names)
+    return BEGINNING_FILE in names and all(is_own)
+
+
+def _notes_on_beginning(folder: Path) -> list[str]:
+    path = folder / BEGINNING_FILE
+    return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
 
 
 def _not_empty(folder: Path) -> CheckpointError:

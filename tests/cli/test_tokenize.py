@@ -5,6 +5,7 @@ from pathlib import Path
 from exlm_cli.cli.app import main
 from exlm_cli.config.load import load_recipe
 from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.run_dir import create_run_dir, sole_process
 from tests.cli.asserts import refusal_of, result_of
 
 
@@ -19,7 +20,8 @@ def test_inputs_of_a_kind_become_tokens_and_the_second_run_finds_them(folder, ca
     assert {k: v for k, v in first.items() if k not in in_folders} == {
         k: v for k, v in second.items() if k not in in_folders
     }
-    assert sorted(path.name for path in (folder / "tokens").iterdir()) == ["recipe.yaml", "tokenizer.json"]
+    names = sorted(path.name for path in (folder / "tokens").iterdir())
+    assert names == [".lock", "recipe.yaml", "tokenizer.json"]
     tokenizer = Tokenizer.load(Path(first["tokenizer"]))
     assert tokenizer.vocab_size == first["vocab_size"] <= 270
     # every row is a document of the same tokens, so both splits together are rows times its length
@@ -59,3 +61,14 @@ def test_files_in_the_folder_for_results_are_not_replaced(folder, capsys):
     assert said.startswith("error: .: the folder is not empty")
     assert [path.name for path in folder.iterdir()] == ["recipe.yaml"]
     assert (folder / "recipe.yaml").read_text() == "extends: quickstart-text\n"
+
+
+def test_a_failure_keeps_a_folder_that_was_there_and_the_beginning_of_another_run(folder, capsys):
+    (folder / "mine").mkdir()
+    assert "no such file" in refusal_of(capsys, "tokenize", "none.smi", "--kind", "smiles", "--out", "mine")
+    assert not list((folder / "mine").iterdir())
+    run = create_run_dir(folder / "run", "a")
+    with sole_process(run, is_new=True):
+        said = refusal_of(capsys, "tokenize", "none.smi", "--kind", "smiles", "--out", "run")
+    assert said.startswith("error: run: another process is at work")
+    assert sorted(path.name for path in run.iterdir()) == [".beginning", ".lock"]

@@ -20,6 +20,7 @@ from exlm_cli.run_dir import (
     create_run_dir,
     damage_hint,
     describe_environment,
+    discarded_on_failure,
     end_beginning,
     find_newest_run,
     package_version,
@@ -66,7 +67,7 @@ def test_what_a_process_killed_at_its_beginning_left_is_deleted_and_nothing_else
     """Files of a user, and of a run that began and ended after this process looked, stay."""
     run = create_run_dir(tmp_path / "run", "a")
     (run / "run.json").write_text("{}")
-    (run / "replicates").mkdir()
+    (run / ".seen.writing-1").touch()
     assert create_run_dir(run, "a") == run
     with sole_process(run, is_new=True):
         assert {path.name for path in run.iterdir()} == {".lock", ".beginning"}
@@ -81,6 +82,9 @@ def test_what_a_process_killed_at_its_beginning_left_is_deleted_and_nothing_else
     with pytest.raises(CheckpointError, match="not empty"), sole_process(begun, is_new=True):
         pass
     assert (begun / "notes.md").exists()
+    series = create_run_dir(tmp_path / "series", "a", further_files=["rte.yaml"])
+    (series / "rte.yaml").touch()
+    assert create_run_dir(series, "a", further_files=["mrpc.yaml"]) == series
     (run / "report").mkdir()
     for name in (".run.json.writing-7", "notes.txt", "report/.curves.svg.writing-7", "report/curves.png"):
         (run / name).touch()
@@ -91,6 +95,30 @@ def test_what_a_process_killed_at_its_beginning_left_is_deleted_and_nothing_else
     (tmp_path / "mine" / "run.json").touch()
     with pytest.raises(CheckpointError, match="not empty"):
         create_run_dir(tmp_path / "mine", "a")
+
+
+def _begin_and_fail(run: Path) -> None:
+    with discarded_on_failure(run):
+        end_beginning(run)
+        (run / "recipe.yaml").touch()
+        (run / "checkpoints").mkdir()
+        raise KeyboardInterrupt
+
+
+def test_a_beginning_that_fails_leaves_nothing_but_a_folder_that_was_there(tmp_path):
+    mine, new = tmp_path / "mine", tmp_path / "new"
+    mine.mkdir(mode=0o750)
+    for folder in (mine, new):
+        for _ in range(2):  # the second time as one that was killed left it
+            create_run_dir(folder, "a")
+        with pytest.raises(KeyboardInterrupt):
+            _begin_and_fail(folder)
+    assert not new.exists()
+    assert not list(mine.iterdir())
+    assert mine.stat().st_mode & 0o777 == 0o750
+    with pytest.raises(KeyboardInterrupt), discarded_on_failure(mine, is_new=False):
+        raise KeyboardInterrupt
+    assert mine.exists()
 
 
 def test_a_process_that_is_at_work_keeps_its_folder(tmp_path):
@@ -109,7 +137,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
         with pytest.raises(CheckpointError, match="no run directory can be made there") as caught:
             create_run_dir(out, "a", root=root)
         assert "`out=DIR`" in caught.value.hint
-    monkeypatch.setattr(Path, "touch", Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
+    monkeypatch.setattr(Path, "write_text", Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
     with pytest.raises(CheckpointError, match="Read-only file system"):
         create_run_dir(tmp_path / "new", "a")
     monkeypatch.setattr(Path, "mkdir", Mock(side_effect=FileExistsError))

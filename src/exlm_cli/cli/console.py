@@ -196,13 +196,14 @@ class _LineBar(Bar):
         self._label, self._total, self._print, self._clock = label, total, print_line, clock
         self._start_s = self._printed_s = self._advanced_s = clock()
         self._first = self._printed = self._done = done
+        self._last_advance = 0
         self._fields: dict[str, str] = {}
 
     def update(self, done: int, **fields: str) -> None:
         """Store how far the work is, and print a line when one is due."""
         now_s = self._clock()
         if done > self._done:
-            self._advanced_s = now_s
+            self._advanced_s, self._last_advance = now_s, done - self._done
         self._done, self._fields = done, fields
         if done == self._total:
             return  # `end` prints it
@@ -220,12 +221,13 @@ class _LineBar(Bar):
     def _line(self, *, is_end: bool) -> None:
         now_s = self._clock()
         elapsed_s = now_s - self._start_s
-        # up to the last advance, so that the time left does not climb where steps are slow
+        # up to the last advance, and less what has passed of the next one: slow steps do not raise the time left
         worked_s = self._advanced_s - self._start_s
         rate = (self._done - self._first) / worked_s if worked_s > 0 else None
         left_s = None
         if rate and self._total is not None:
-            left_s = max(0.0, (self._total - self._done) / rate - (now_s - self._advanced_s))
+            waited_s = min(now_s - self._advanced_s, self._last_advance / rate)
+            left_s = max(0.0, (self._total - self._done) / rate - waited_s)
         state = _state(self._done, self._total, self._fields, rate, elapsed_s if is_end else None, left_s)
         self._print(f"{self._label}: {state}")
         self._printed_s, self._printed = now_s, self._done

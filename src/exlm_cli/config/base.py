@@ -40,7 +40,7 @@ class StrictModel(BaseModel):
         if isinstance(value, bool) and any(kind in (int, float) for kind in (annotation, *get_args(annotation))):
             raise ValueError("it should be a number")
         if isinstance(value, int) and abs(value) >= 2**63:
-            raise ValueError("it should be below 2^63")  # what torch and itertools take
+            raise ValueError("it should be between -2^63 and 2^63")  # what torch and itertools take
         return value
 
     @classmethod

@@ -52,8 +52,8 @@ def begin_series(
     for recipe in recipes:
         require_fitting_model(recipe.task.name, recipe.task.input_kind, encoder, checkpoint, baseline=baseline)
     _require_all_files(recipes, suite)
-    folder = create_run_dir(out, f"{suite}-all")
     by_name = {recipe.task.name.partition("/")[2]: recipe for recipe in recipes}
+    folder = create_run_dir(out, f"{suite}-all", further_files=[f"{name}.yaml" for name in by_name])
     for name, recipe in by_name.items():
         write_atomically(folder / f"{name}.yaml", dump_recipe(with_absolute_paths(recipe)).encode())
     source = str(checkpoint.resolve())

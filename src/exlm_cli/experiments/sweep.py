@@ -23,9 +23,17 @@ from exlm_cli.experiments.board import SweepBoard, open_board
 from exlm_cli.experiments.cell import read_result, refuse_changed_cell
 from exlm_cli.experiments.results import SweepRun, SweepSummary, cell_folder, finished_results
 from exlm_cli.experiments.workers import Event, Workers
-from exlm_cli.files import removed_on_failure, write_json
+from exlm_cli.files import write_json
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import RUN_FILE, create_run_dir, read_run_json, resume_command, sole_process, update_run_json
+from exlm_cli.run_dir import (
+    RUN_FILE,
+    create_run_dir,
+    discarded_on_failure,
+    read_run_json,
+    resume_command,
+    sole_process,
+    update_run_json,
+)
 from exlm_cli.train.pretrained import pick_device
 from exlm_cli.train.process import StopSignal
 from exlm_cli.train.trackers import require_trackers
@@ -62,7 +70,7 @@ def run_sweep(
     cells = recipe.plan()
     run = resume if resume is not None else create_run_dir(out, recipe.name)
     with sole_process(run, is_new=resume is None):
-        with removed_on_failure(run, is_new=resume is None):
+        with discarded_on_failure(run, is_new=resume is None):
             path = run / "recipe.yaml"
             whole = recipe.together_with(load_recipe(str(path), kind=SweepRecipe)) if path.is_file() else recipe
             every_cell = whole.plan()

@@ -27,7 +27,7 @@ from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from exlm_cli.distributed.ranks import PREPARE_LIMIT_S, join
 from exlm_cli.distributed.shared_run import hold_run, require_same_data, require_same_recipe
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
-from exlm_cli.files import removed_on_failure, write_atomically, write_csv, write_json
+from exlm_cli.files import write_atomically, write_csv, write_json
 from exlm_cli.finetune.baseline import score_baseline
 from exlm_cli.finetune.calibration import CALIBRATION_FILE, calibrate_answers, calibrate_run
 from exlm_cli.finetune.cell import Job, SplitRun, drop_weights, run_cell
@@ -59,7 +59,7 @@ from exlm_cli.finetune.verdict import describe_verdict, summarise_splits
 from exlm_cli.format import format_counts
 from exlm_cli.launch import read_launch
 from exlm_cli.progress import Progress, SilentProgress
-from exlm_cli.run_dir import create_run_dir, read_run_json, resume_command, update_run_json
+from exlm_cli.run_dir import create_run_dir, discarded_on_failure, read_run_json, resume_command, update_run_json
 from exlm_cli.tasks.base import DownstreamTask, write_outputs
 from exlm_cli.tasks.registry import load_task
 from exlm_cli.tasks.rows.splits import split_fingerprint
@@ -159,7 +159,7 @@ def _fine_tune(job: Job, task: DownstreamTask, make: Callable[[], Path], resume:
     """Fine-tune on one split, in the directory that `make` returns or in that of a run to resume."""
     ranks, is_new = job.ranks, resume is None
     with hold_run(ranks, make if resume is None else lambda: resume, is_new=is_new) as folder:
-        with removed_on_failure(folder, is_new=is_new and ranks.is_first):
+        with discarded_on_failure(folder, is_new=is_new and ranks.is_first):
             weights = job.weights
             encode = partial(encode_task, task, weights.tokenizer, job.length, weights.recipe.masking.num_repeats)
             command = job.resume_command or resume_command("finetune", folder)

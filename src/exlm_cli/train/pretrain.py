@@ -28,14 +28,21 @@ from exlm_cli.distributed.parallel import StepModule, choose_strategy, spread
 from exlm_cli.distributed.ranks import ALONE, PREPARE_LIMIT_S, Ranks, join
 from exlm_cli.distributed.shared_run import hold_run, require_same_data, require_same_recipe
 from exlm_cli.errors import CheckpointError
-from exlm_cli.files import removed_on_failure
 from exlm_cli.format import format_number_of, format_parameters, format_percent
 from exlm_cli.launch import read_launch
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.alignment import choose_backend
 from exlm_cli.ops.varlen_attention import has_varlen_kernel
 from exlm_cli.progress import Progress, SilentProgress
-from exlm_cli.run_dir import METRICS_FILE, MetricsLog, create_run_dir, read_run_json, resume_command, update_run_json
+from exlm_cli.run_dir import (
+    METRICS_FILE,
+    MetricsLog,
+    create_run_dir,
+    discarded_on_failure,
+    read_run_json,
+    resume_command,
+    update_run_json,
+)
 from exlm_cli.train.checkpoint import checkpoint_paths, load_state, newest_good_checkpoint, remove_unfinished
 from exlm_cli.train.evaluation import CollapseWatch, EvaluationSums, evaluate_batch, measure_own_mask_shares, summarise
 from exlm_cli.train.loop import TrainingLoop
@@ -233,7 +240,7 @@ def _run_pretraining(
     progress: Progress,
 ) -> PretrainResult:
     device = ranks.device
-    with removed_on_failure(run, is_new=is_new and ranks.is_first):
+    with discarded_on_failure(run, is_new=is_new and ranks.is_first):
         before = None if is_new else read_run_json(run)  # a damaged one is refused before anything changes
         prepare = functools.partial(prepare_data, recipe, rejected_csv=None, progress=progress, builds=ranks.is_first)
         data = ranks.in_turn(prepare, limit_s=PREPARE_LIMIT_S)

@@ -64,7 +64,7 @@ def test_the_origin_of_a_key_is_the_last_one_that_gave_it():
     [
         ("masking.mask_ratio=1.5", "it should be less than 1"),
         ("train.max_steps=true", "it should be a number"),
-        ("data.max_rows=9223372036854775808", "it should be below 2^63"),
+        ("data.max_rows=9223372036854775808", "it should be between -2^63 and 2^63"),
         ("train.compile=maybe", "it should be a valid boolean"),
         ("data.kind=image", "it should be 'text' or 'smiles'"),
         ("data.train=[1, 2]", "`1` should be a valid string"),

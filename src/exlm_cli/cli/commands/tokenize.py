@@ -15,8 +15,7 @@ from exlm_cli.cli.options import (
     collect_overrides,
 )
 from exlm_cli.errors import ConfigError
-from exlm_cli.files import removed_on_failure
-from exlm_cli.run_dir import RUN_FILE, create_run_dir
+from exlm_cli.run_dir import RUN_FILE, create_run_dir, discarded_on_failure, sole_process
 
 if TYPE_CHECKING:
     from exlm_cli.config.pretrain import PretrainRecipe
@@ -98,7 +97,7 @@ def _write_tokens(recipe: "PretrainRecipe", out: Path | None) -> dict[str, objec
     if out is not None and (out / RUN_FILE).exists():
         raise ConfigError(f"{out} holds a training run", "choose another `--out`")
     folder = create_run_dir(out, recipe.name)
-    with removed_on_failure(folder):
+    with sole_process(folder, is_new=True), discarded_on_failure(folder):
         data = prepare_data(recipe, rejected_csv=folder / "rejected.csv", progress=console.open_progress())
         data.tokenizer.save(folder / "tokenizer.json")
         write_run_recipe(folder, recipe)

@@ -133,6 +133,9 @@ def _decompress(path: Path, raw: io.BufferedReader, *, is_seekable: bool) -> io.
     return cast(io.BufferedReader, unpacked)
 
 
+_XZ_BLOCK_BYTES = 1 << 16  # copied at the end of each stream
+
+
 class _XzReader(io.RawIOBase):
     """Decompressed bytes of a `.xz` file with one stream or several.
 
@@ -158,13 +161,13 @@ class _XzReader(io.RawIOBase):
             if self._decompressor.eof:
                 # zeros may stand between streams, and behind the last one
                 self._waiting = self._decompressor.unused_data.lstrip(b"\0")
-                while not self._waiting and (block := self._raw.read(BUFFER_BYTES)):
+                while not self._waiting and (block := self._raw.read(_XZ_BLOCK_BYTES)):
                     self._waiting = block.lstrip(b"\0")
                 if not self._waiting:
                     return 0
                 self._decompressor = lzma.LZMADecompressor()
             if self._decompressor.needs_input and not self._waiting:
-                self._waiting = self._raw.read(BUFFER_BYTES)
+                self._waiting = self._raw.read(_XZ_BLOCK_BYTES)
                 if not self._waiting:
                     raise EOFError
             data = self._decompressor.decompress(self._waiting, len(buffer))

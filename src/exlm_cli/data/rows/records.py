@@ -7,8 +7,9 @@ caller decides whether to stop.
 
 import io
 import itertools
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -35,6 +36,7 @@ _PLAUSIBLE_COLUMNS: dict[RowKind, frozenset[str]] = {
 _DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
 _OWN_DELIMITERS = {".csv": "commas", ".tsv": "tabs"}
 DELIMITER_HINT = "write the file with commas as .csv, or with tabs as .tsv"
+_NUMBER = re.compile(r"[+-]?\d*\.?\d+")
 _PARQUET_BATCH_ROWS, _MIN_BATCH_ROWS = 4096, 64
 _PARQUET_BATCH_BYTES = 1 << 28
 
@@ -131,33 +133,32 @@ class ColumnChoice(NamedTuple):
             return self.name
         plausible = [name for name in names if name.lower() in _PLAUSIBLE_COLUMNS[self.kind]]
         if len(plausible) != 1:
-            if found := other_delimiter(Path(origin), names):
+            if found := other_delimiter(Path(origin), names, _PLAUSIBLE_COLUMNS[self.kind]):
                 raise DataError(f"{origin}: {found}", DELIMITER_HINT)
             words = "SMILES" if self.kind == "smiles" else self.kind
             which = "more than one has" if plausible else "none has"
-            if any(map(_is_number, names)):
-                hint = "the first line looks like a row: put a line with the names of the columns before it"
+            if not plausible and any(map(_NUMBER.fullmatch, names)):
+                hint += "; if the first line is a row, put a line with the names of the columns before it"
             raise DataError(
                 f"{origin}: which column holds the {words}? There are {_listed(names)}; {which} a usual name", hint
             )
         return plausible[0]
 
 
-def other_delimiter(path: Path, names: Sequence[str]) -> str:
-    """Return in words that the header of a CSV or TSV file seems to have another delimiter; empty for other files."""
+def other_delimiter(path: Path, names: Sequence[str], wanted: Collection[str] = ()) -> str:
+    """Return in words that the header of a CSV or TSV file seems to have another delimiter; empty for other files.
+
+    Args:
+        wanted: Columns, in small letters, of which the header has one if it is split by that delimiter; none: the
+            header has a single column, and that delimiter in its name.
+    """
     own = _OWN_DELIMITERS.get(format_of(path) or "")
+    header = "".join(delimiter for delimiter, words in _DELIMITERS.items() if words == own).join(names).lower()
     for delimiter, words in _DELIMITERS.items() if own is not None else ():
-        if words != own and sum(name.count(delimiter) for name in names) > len(names) - 1:
+        parts = [part.strip() for part in header.split(delimiter)]
+        if words != own and len(parts) > 1 and (len(names) == 1 or not set(wanted).isdisjoint(parts)):
             return f"the header seems to be separated by {words}, not by {own}"
     return ""
-
-
-def _is_number(name: str) -> bool:
-    try:
-        float(name)
-    except ValueError:
-        return False
-    return True
 
 
 def format_of(path: Path) -> str | None:
@@ -262,7 +263,7 @@ def _read_lines(path: Path, lines: Iterator[tuple[int, str]], kind: RowKind, *, 
             yield Record(source, number, {kind: text})
         elif text:
             # the field before a leading tab is empty: what follows is a name, not a molecule
-            smiles, *name = ("", text.strip()) if text[0] == "\t" else text.split(maxsplit=1)
+            smiles, *name = ("", text.strip()) if text.lstrip(" ")[0] == "\t" else text.split(maxsplit=1)
             yield Record(source, number, {kind: smiles} | ({"name": "".join(name)} if with_names else {}))
 
 
@@ -287,6 +288,7 @@ def _with_header(
         rows = itertools.chain([first], rows)
     source = str(path)
     index = None if only is None else names.index(only.choose(source, names))
+    has_good_rows = False
     for number, cells in rows:
         if len(cells) == 1 < len(names) and not cells[0].strip():
             continue  # a line of blanks
@@ -295,8 +297,9 @@ def _with_header(
         else:
             values = {names[index]: cells[index].strip()} if index < len(cells) else {}
         if len(cells) == len(names):
+            has_good_rows = True
             yield Record(source, number, values)
-        elif found := other_delimiter(path, names):
+        elif not has_good_rows and (found := other_delimiter(path, names)):
             raise DataError(f"{path}: {found}", DELIMITER_HINT)
         else:
             problem = f"the row has {format_number_of(len(cells), 'cell')}, expected {len(names)}"

@@ -7,7 +7,7 @@
   `1.0` is the class `1`. With two classes, the second is the positive class of ROC-AUC, average precision and F1.
 - More than two numbers are values to predict (`regression`); several columns of numbers too.
 - `1,5` is a text, and a warning names `task.decimal_comma`, by which it is the number 1.5.
-- A column that is mostly numbers, or has fractions, with some text in it is refused; the error names its first text.
+- A column of numbers with some text in it is refused, if most cells are numbers or a text is a limit such as `<10`.
 """
 
 import math
@@ -35,6 +35,7 @@ _LARGEST_VALUE = 1e100  # so that sums of squared errors are finite
 _CHOOSE_KIND = "choose what they are with `task.label_kind=classes|multi_label|regression`"
 _CORRECT = "correct the cell, or leave it empty"
 _DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")
+_LIMIT = re.compile(r"[<>≤≥~]")
 _READ_COMMAS = "`task.decimal_comma=true` reads numbers with a decimal comma"
 _OTHERS = "add rows with other values, or choose other columns with `task.label_columns=[A,B]`"
 _CHOOSE_COLUMNS = "choose label columns with `task.label_columns=[A,B]`"
@@ -179,9 +180,9 @@ def _find_kind(table: Table, cells: dict[str, tuple[str, ...]]) -> LabelKind:
     numbers = [number for cell in present if (number := _number(cell)) is not None]
     if len(numbers) == len(present):
         return "classes" if len(cells) == 1 and len(set(numbers)) == 2 else "regression"
-    # names of classes may be whole numbers; with `<10` in most cells, 0.5 and 1.25 are still values
-    has_fractions = not all(number.is_integer() for number in numbers)
-    is_numeric = 2 * len(numbers) > len(present) or has_fractions
+    texts = [cell for cell in present if _number(cell) is None]
+    # with limits such as `<10` in most cells, the numbers are still values
+    is_numeric = 2 * len(numbers) > len(present) or (len(numbers) > 0 and any(map(_LIMIT.match, texts)))
     if len(cells) == 1 and not is_numeric:
         return "classes"
     wanted = "others are numbers" if is_numeric else "several columns hold 0/1, true/false or yes/no"
@@ -192,12 +193,11 @@ def _find_kind(table: Table, cells: dict[str, tuple[str, ...]]) -> LabelKind:
         if not _is_missing(cell) and (_number(cell) is None if is_numeric else cell.lower() not in _BINARY)
     ]
     name, row = wrong[0]
-    more = f", and {format_number_of(len(wrong) - 1, 'other cell')} like it" if len(wrong) > 1 else ""
+    one_of = f", one of {len(wrong):,} such cells" if len(wrong) > 1 else ""
     commas = f"; {_READ_COMMAS}" if _DECIMAL_COMMA.fullmatch(cells[name][row]) else ""
-    choose = "" if has_fractions else f", or {_CHOOSE_KIND}"
     raise DataError(
-        f"{table.where(row)}: `{name}` is `{cells[name][row]}`; {wanted}{more}",
-        f"correct or empty such cells{choose}{commas}",
+        f"{table.where(row)}: `{name}` is `{cells[name][row]}`{one_of}; {wanted}",
+        f"correct or empty such cells, or {_CHOOSE_KIND}{commas}",
     )
 
 

@@ -10,7 +10,7 @@ Axes: K seeds, R rows of a table, N examples of a split, C outputs.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from exlm_cli.config.tasks import CsvTaskConfig, RowTaskConfig
 from exlm_cli.data import IntArray
+from exlm_cli.data.rows.records import LINE_FORMATS, format_of
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
 from exlm_cli.format import name_some
@@ -182,6 +183,8 @@ def read_new_table(task: TrainedTask, path: Path, column: str | None, progress: 
     if isinstance(config, CsvTaskConfig):
         label_columns = config.label_columns if task.loss == "classes" else label_columns
         table = with_decimal_points(table, label_columns) if config.decimal_comma else table
+    if format_of(path) in LINE_FORMATS:
+        table = replace(table, columns={})  # a list has no labels, also where its names stand under `name`
     targets = read_known_targets(table, label_columns, task.loss, task.output_names)[found.rows]
     notes, missing = found.notes, [name for name in label_columns if name not in table.columns]
     if missing and not np.isnan(targets).all():

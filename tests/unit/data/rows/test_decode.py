@@ -97,7 +97,7 @@ def test_a_compressed_file_that_is_truncated_or_damaged_is_named(tmp_path, suffi
 
 
 def test_all_streams_of_an_xz_file_are_read_and_checked(tmp_path):
-    """`xz -T` and `cat` write several; `lzma.decompress` of each alone is the truth."""
+    """`cat` of files makes several; `lzma.decompress` of each alone is the truth."""
     path, texts = tmp_path / "a.txt.xz", [b"one\n" * 9000, b"", b"three\n", bytes(range(256)) * 2000]
     streams = [lzma.compress(text) for text in texts]
     path.write_bytes(b"".join(stream + bytes(4 * number) for number, stream in enumerate(streams)))

@@ -248,10 +248,20 @@ def test_another_delimiter_is_named_also_beside_commas(tmp_path):
         list(iter_records(tmp_path / "a.csv"))
 
 
+def test_a_name_with_another_delimiter_stops_no_table_that_fits_its_header(tmp_path):
+    (tmp_path / "a.csv").write_text("IC50; nM\nC\nN,O\n")
+    assert [record.problem for record in iter_records(tmp_path / "a.csv")] == [None, "the row has 2 cells, expected 1"]
+    with pytest.raises(DataError, match="There are `mol name`, `IC50; nM; pH 7`; none"):
+        ColumnChoice("smiles").choose("a.csv", ["mol name", "IC50; nM; pH 7"])
+
+
 def test_a_table_without_a_header_is_recognised_by_its_numbers():
     with pytest.raises(DataError, match="which column holds the SMILES") as caught:
         ColumnChoice("smiles").choose("a.csv", ["CCO", "3.07"])
-    assert caught.value.hint.startswith("the first line looks like a row")
+    assert "if the first line is a row" in caught.value.hint
+    with pytest.raises(DataError, match="more than one has") as caught:
+        ColumnChoice("text").choose("a.csv", ["text", "content", "2020"])
+    assert "the first line" not in caught.value.hint
 
 
 LIMIT = 1 << 20

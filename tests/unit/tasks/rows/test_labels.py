@@ -81,7 +81,7 @@ def test_the_kind_can_be_said(kind, cells, loss, names):
         ("auto", {"y": "a|a"}, "a.csv: `y` is `a` in every row that has it: nothing to learn"),
         ("auto", {"y": "7|7"}, "a.csv: `y` is 7 in every row that has it: nothing to learn"),
         ("auto", {"y": "5.1|>10|6.0"}, "a.csv:3: `y` is `>10`; others are numbers"),
-        ("auto", {"y": "<10|0.5|<10|12|<10"}, "a.csv:2: `y` is `<10`; others are numbers, and 2 other cells like it"),
+        ("auto", {"y": "<10|0.5|<10|12|<10"}, "a.csv:2: `y` is `<10`, one of 3 such cells; others are numbers"),
         ("auto", {"a": "1|0", "b": "active|0"}, "a.csv:2: `b` is `active`; others are numbers"),
         ("auto", {"a": "yes|no", "b": "active|no"}, "a.csv:2: `b` is `active`; several columns hold"),
         ("multi_label", {"y": "1|active"}, "a.csv:3: `y` is `active`; accepted: 0/1"),
@@ -147,3 +147,7 @@ def test_numbers_with_a_decimal_comma_are_classes_with_a_warning_and_values_on_r
 def test_classes_that_differ_in_capital_letters_are_noted():
     notes = read("auto", y="Active|active|inactive|Active").notes
     assert "warning: classes that differ in capital letters alone: `Active` and `active`" in notes
+
+
+def test_a_fraction_among_names_of_classes_is_a_class():
+    assert read("auto", y="3.10|3.11|3.11rc1|3.11rc1|dev|dev").names == ("3.10", "3.11", "3.11rc1", "dev")

@@ -255,14 +255,15 @@ def test_values_keep_their_unit(tmp_path):
 def test_lines_of_smiles_are_a_table_too(tmp_path, tokenizer):
     (tmp_path / "new.smi").write_text("CCO ethanol\n\n((\n")
     config = CsvTaskConfig(name="csv")
-    task = TrainedTask(config, "smiles", "binary", ("y",))
+    task = TrainedTask(config, "smiles", "binary", ("name",))  # a label that is called like the names of a list
     new = read_new_table(task, tmp_path / "new.smi", None, SilentProgress())
     encoded = new.encode(tokenizer, 4)
+    assert not encoded.is_labelled
     assert (len(encoded), len(encoded.token_ids[0])) == (1, 4)
     columns = encoded.prediction_columns([[np.array([0.0])]])
     new.write(columns, tmp_path / "out.csv", escapes_formulas=False)
     rows = read_rows(tmp_path / "out.csv")
-    assert [(row["line"], row["smiles"]) for row in rows] == [("1", "CCO"), ("3", "((")]
+    assert [(row["line"], row["smiles"], row["name"]) for row in rows] == [("1", "CCO", "ethanol"), ("3", "((", "")]
     assert (new.num_rows - len(new.keys), encoded.notes) == (
         1,
         ("cut 1 of 1 rows to 4 tokens (`sequence_length`)",),
