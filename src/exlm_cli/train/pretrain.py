@@ -170,7 +170,7 @@ class PretrainTask:
     def _measure(
         self, indices: IntArray, measure: Callable[[Any, Batch], tuple[Any, ...]], progress: Progress
     ) -> list[tuple[Any, ...]]:
-        """Return what `measure(model, batch)` says of each batch of validation sequences, on all ranks."""
+        """Return the results of `measure(model, batch)` on each batch of validation sequences, from all ranks."""
         share = self.ranks.share_of(indices)
         batches = self._batches(self.valid_set, share, VALIDATION_EPOCH) if len(share) else iter(())
         own: list[tuple[Any, ...]] = []
