@@ -34,7 +34,7 @@ _PLAUSIBLE_COLUMNS: dict[RowKind, frozenset[str]] = {
     "smiles": frozenset({"smiles", "canonical_smiles", "isomeric_smiles", "mol"}),
 }
 _DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
-_OWN_DELIMITERS = {".csv": "commas", ".tsv": "tabs"}
+_OWN_DELIMITERS = {".csv": ",", ".tsv": "\t"}
 DELIMITER_HINT = "write the file with commas as .csv, or with tabs as .tsv"
 _NUMBER = re.compile(r"[+-]?\d*\.?\d+")
 _PARQUET_BATCH_ROWS, _MIN_BATCH_ROWS = 4096, 64
@@ -153,11 +153,13 @@ def other_delimiter(path: Path, names: Sequence[str], wanted: Collection[str] = 
             header has a single column, and that delimiter in its name.
     """
     own = _OWN_DELIMITERS.get(format_of(path) or "")
-    header = "".join(delimiter for delimiter, words in _DELIMITERS.items() if words == own).join(names).lower()
-    for delimiter, words in _DELIMITERS.items() if own is not None else ():
+    if own is None:
+        return ""
+    header = own.join(names).lower()
+    for delimiter, words in _DELIMITERS.items():
         parts = [part.strip() for part in header.split(delimiter)]
-        if words != own and len(parts) > 1 and (len(names) == 1 or not set(wanted).isdisjoint(parts)):
-            return f"the header seems to be separated by {words}, not by {own}"
+        if delimiter != own and len(parts) > 1 and (len(names) == 1 or not set(wanted).isdisjoint(parts)):
+            return f"the header seems to be separated by {words}, not by {_DELIMITERS[own]}"
     return ""
 
 
