@@ -124,6 +124,16 @@ def iter_rows(
             show(finished_bytes)
 
 
+def first_row(source: FileSource, data: DataConfig) -> Row | None:
+    """Return the first row of a file, or None where it has none.
+
+    Raises:
+        DataError: The file cannot be read, or lacks the column.
+    """
+    with _opened(source, data, seed=0) as (rows, _):
+        return next(rows, None)
+
+
 @contextmanager
 def _opened(source: Source, data: DataConfig, seed: int) -> Iterator[tuple[Iterator[Row], Callable[[], int]]]:
     """Open one source: its rows, and a function that returns how many bytes of it have been read."""

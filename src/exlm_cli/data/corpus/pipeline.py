@@ -25,7 +25,7 @@ from exlm_cli.data.corpus.fingerprint import (
     fingerprint_sources,
     tokenizer_key,
 )
-from exlm_cli.data.corpus.inputs import FileSource, Source, iter_rows, resolve_inputs
+from exlm_cli.data.corpus.inputs import FileSource, Source, first_row, iter_rows, resolve_inputs
 from exlm_cli.data.corpus.sequences import Holdout, Packer, cut
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
 from exlm_cli.data.molecules import check_smiles
@@ -113,7 +113,7 @@ def prepare_data(
         )
         train = _without_copies(train, progress)
         _warn(recipe, train, valid, progress)
-        tokenizer = _obtain_tokenizer(recipe, train, cache, progress, builds=builds)
+        tokenizer = _obtain_tokenizer(recipe, train, valid, cache, progress, builds=builds)
         corpus = _Corpus(recipe, train, valid, tokenizer, data_fingerprint(recipe, train, valid, tokenizer))
         prepared = _obtain_shards(corpus, cache, progress, builds=builds)
     if rejected_csv is not None:
@@ -166,7 +166,13 @@ def list_rejected(data: PreparedData, rejected_csv: Path, progress: Progress) ->
 
 
 def _obtain_tokenizer(
-    recipe: PretrainRecipe, train: list[FingerprintedSource], cache: Path, progress: Progress, *, builds: bool
+    recipe: PretrainRecipe,
+    train: list[FingerprintedSource],
+    valid: list[FingerprintedSource],
+    cache: Path,
+    progress: Progress,
+    *,
+    builds: bool,
 ) -> Tokenizer:
     if recipe.tokenizer.path is not None:
         return _load_given_tokenizer(recipe.tokenizer.path, recipe.data.kind)
@@ -181,6 +187,7 @@ def _obtain_tokenizer(
         return tokenizer
 
     def build() -> Tokenizer:
+        _check_first_rows(train + valid, recipe.data)
         tokenizer = _train_tokenizer(recipe, train, progress)
         # the hash first: another process takes a tokenizer without one for damaged
         write_entry(hash_path, tokenizer.fingerprint.encode())
@@ -240,6 +247,7 @@ def _obtain_shards(corpus: _Corpus, cache: Path, progress: Progress, *, builds: 
 
 
 def _build_shards(directory: Path, corpus: _Corpus, progress: Progress) -> None:
+    _check_first_rows(corpus.train + corpus.valid, corpus.recipe.data)
     # The lock is held, so no running process uses what a killed one left under these names.
     for leftover in directory.parent.glob(f".{directory.name}.writing-*"):
         shutil.rmtree(leftover)
@@ -421,7 +429,7 @@ class SkippedRows:
             DataError: Invalid rows are errors here.
         """
         if self.on_invalid == "error":
-            raise DataError(_describe(row, reason), "`data.on_invalid=skip` skips such rows and lists them in a CSV")
+            raise _invalid(row, reason)
         self.num_rows += 1
         self._first = self._first or _describe(row, reason)
         self._file.write(csv_line((row.source, row.number, reason, row.text)))
@@ -433,9 +441,13 @@ class SkippedRows:
         return f"; {format_number_of(self.num_rows, 'row')} skipped, the first: {self._first}"
 
 
+def _invalid(row: Row, reason: str) -> DataError:
+    return DataError(_describe(row, reason), "`data.on_invalid=skip` skips such rows and lists them in a CSV")
+
+
 def _describe(row: Row, reason: str) -> str:
     shown = shorten(" ".join(row.text.split()), _SHOWN_CHARACTERS)
-    return f"{row.source}:{row.number}: `{shown}`: {reason}"
+    return f"{row.source}:{row.number}: `{shown}`: {reason}" if shown else f"{row.source}:{row.number}: {reason}"
 
 
 def _no_usable_row(
@@ -446,6 +458,15 @@ def _no_usable_row(
     hint = f"name the column that holds the {data.kind} with `data.column=NAME`, or " if has_columns else ""
     hint += "give other rows"
     return DataError(f"{key}no usable row in {_named(sources)}{skipped.describe()}", hint)
+
+
+def _check_first_rows(sources: Sequence[FingerprintedSource], data: DataConfig) -> None:
+    """Read the first row of every file, so that one without the column is refused before the others are read."""
+    for known in sources:
+        if isinstance(known.source, FileSource):
+            row = first_row(known.source, data)
+            if row is not None and row.problem is not None and data.on_invalid == "error":
+                raise _invalid(row, row.problem)
 
 
 def _sources(known: Sequence[FingerprintedSource]) -> list[Source]:

@@ -284,6 +284,31 @@ def test_no_usable_row_is_an_error_with_the_first_reason(workplace, split, kind,
     assert not list((workplace / "cache" / "shards").iterdir())
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("b.jsonl", '{"body": "a"}\n', r"b\.jsonl:1: has no `text`; it has `body`$"),
+        ("b.csv", "body\na\n", r"b\.csv: no column `text`; there are `body`$"),
+    ],
+)
+@pytest.mark.parametrize("split", ["train", "valid"])
+@pytest.mark.parametrize("has_tokenizer", [False, True])
+def test_a_file_without_the_column_is_refused_before_any_other_is_read(
+    workplace, split, name, content, message, has_tokenizer
+):
+    good, bad = workplace / "a.jsonl", workplace / name
+    good.write_text('{"text": "a good row"}\n' * 30)
+    bad.write_text(content)
+    progress, tokenizer = Recorder(), {}
+    if has_tokenizer:
+        _prepare(_recipe(workplace)).tokenizer.save(workplace / "own.json")
+        tokenizer = {"path": f"{workplace}/own.json"}
+    inputs = {"train": [str(good)]} | {split: [str(good), str(bad)]}
+    with pytest.raises(DataError, match=message):
+        _prepare(_recipe(workplace, tokenizer=tokenizer, column="text", **inputs), progress)
+    assert not progress.bars
+
+
 @pytest.mark.parametrize("kind", ["text", "smiles"])
 def test_one_row_cannot_be_split(workplace, kind):
     (workplace / "one.txt").write_text("CCO")
