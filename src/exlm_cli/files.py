@@ -45,13 +45,12 @@ def refusing(what: str, *, is_chosen: bool = False) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def removed_on_failure(folder: Path, *, is_new: bool = True) -> Iterator[None]:
+def removed_on_failure(folder: Path) -> Iterator[None]:
     """Delete a new folder again if the work that fills it fails, so that no incomplete run is left."""
     try:
         yield
     except BaseException:
-        if is_new:
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
@@ -67,7 +66,7 @@ def make_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def folder_for_results(folder: Path, *files: Path) -> Iterator[None]:
-    """Make a folder before the work that fills it, and delete it again if the work fails.
+    """Make a folder before the work that fills it, and delete it again if the work fails and nothing is in it.
 
     `files` are written at the end of the work; that they can be is checked before it.
 
@@ -76,10 +75,15 @@ def folder_for_results(folder: Path, *files: Path) -> Iterator[None]:
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     make_folder(folder)
-    with removed_on_failure(made[-1] if made else folder, is_new=bool(made)):
+    try:
         for path in files:
             _refuse_unwritable(path)
         yield
+    except BaseException:
+        with contextlib.suppress(OSError):  # another process may have written into it
+            for path in made:
+                path.rmdir()
+        raise
 
 
 def write_atomically(path: Path, data: bytes) -> None:

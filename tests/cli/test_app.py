@@ -1,6 +1,7 @@
 """The command shell: what is registered, how errors become one line, and exit codes. Sentences are in `golden/`."""
 
 import errno
+import inspect
 import os
 import subprocess
 import sys
@@ -13,11 +14,13 @@ from unittest.mock import Mock
 import pytest
 import torch
 import typer
+from typer.models import OptionInfo
 
 import exlm_cli.__main__
 from exlm_cli.cli import app as shell
 from exlm_cli.cli.app import explain, main
 from exlm_cli.errors import ConfigError, DivergedError, InterruptedRunError
+from exlm_cli.paths import expand_path
 from tests.cli.asserts import printed_by
 
 COMMANDS: list[str] = list(typer.main.get_command(shell.app).commands)  # type: ignore[attr-defined]
@@ -130,6 +133,20 @@ def test_an_error_of_the_file_system_names_the_file_and_has_no_traceback(failing
     assert "\nhint: " in said
 
 
+def test_every_option_that_takes_a_path_knows_the_home_folder():
+    """Shells leave the `~` of `--out=~/x` alone."""
+    options = [
+        (name, option)
+        for command in shell.app.registered_commands
+        if command.callback is not None
+        for name, parameter in inspect.signature(command.callback).parameters.items()
+        for option in getattr(parameter.annotation, "__metadata__", ())
+        if isinstance(option, OptionInfo) and "Path" in str(parameter.annotation.__origin__)
+    ]
+    assert len(options) > 10
+    assert not [name for name, option in options if option.parser is not expand_path]
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -142,6 +159,14 @@ def test_running_out_of_memory_names_the_key_to_lower(failing, error, capsys):
     failing(error)
     assert main(["recipes"]) == 2
     assert "train.microbatch_tokens" in capsys.readouterr().err
+
+
+def test_running_out_of_memory_without_a_recipe_names_no_key(monkeypatch, capsys):
+    monkeypatch.setattr("exlm_cli.cli.runs.local_run", Mock(side_effect=MemoryError()))
+    assert main(["curves", "run"]) == 2
+    said = capsys.readouterr().err
+    assert "--device cpu" in said
+    assert "microbatch" not in said
 
 
 @pytest.mark.parametrize("error", [RuntimeError("ours"), KeyError("ours")])

@@ -29,13 +29,13 @@ from exlm_cli.files import (
 from exlm_cli.paths import cache_root, expand_path
 
 
-def test_a_new_folder_is_deleted_when_its_filling_fails_and_an_old_one_stays(tmp_path):
-    for is_new in (True, False):
-        folder = tmp_path / str(is_new)
-        folder.mkdir()
-        with pytest.raises(KeyboardInterrupt), removed_on_failure(folder, is_new=is_new):
-            raise KeyboardInterrupt
-        assert folder.exists() is not is_new
+def test_a_new_folder_is_deleted_when_its_filling_fails(tmp_path):
+    folder = tmp_path / "new"
+    folder.mkdir()
+    (folder / "a").touch()
+    with pytest.raises(KeyboardInterrupt), removed_on_failure(folder):
+        raise KeyboardInterrupt
+    assert not folder.exists()
     with removed_on_failure(tmp_path):
         pass
     assert tmp_path.exists()
@@ -103,6 +103,13 @@ def test_a_folder_made_for_work_that_fails_is_deleted(tmp_path, existing, left):
     with pytest.raises(ValueError, match="the work failed"), folder_for_results(tmp_path / "a/b"):
         raise ValueError("the work failed")
     assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))] == left
+
+
+def test_files_of_another_process_stay_in_a_folder_made_for_work_that_fails(tmp_path):
+    other = tmp_path / "a" / "other.csv"
+    with pytest.raises(ZeroDivisionError), folder_for_results(tmp_path / "a/b"):
+        assert 1 / other.write_bytes(b"") == 0
+    assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))] == ["a", "a/other.csv"]
 
 
 class Inner(JsonModel):

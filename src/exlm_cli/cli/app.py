@@ -61,11 +61,11 @@ _UsageError: type[BaseException] = typer.BadParameter.__mro__[1]
 _TRAIN_ON_RANKS = ("pretrain", "finetune")
 """Commands that torchrun may start on several ranks."""
 
-_OUT_OF_MEMORY = ExlmError(
-    "memory ran out",
+_MEMORY_HINT = (
     "lower `train.microbatch_tokens` (the batch stays as it is; `exlm pretrain --resume` takes it too, a fine-tuning "
-    "starts anew), or take a smaller model",
+    "starts anew), or take a smaller model"
 )
+_MEMORY_HINT_WITHOUT_RECIPE = "give shorter texts, or use `--device cpu` if it was a GPU's memory"
 
 
 def _print_version(is_wanted: bool) -> None:
@@ -171,7 +171,9 @@ def explain(error: BaseException) -> ExlmError | None:
     if isinstance(error, _UsageError):
         return _explain_usage(error)
     if isinstance(error, MemoryError) or _is_torch_out_of_memory(error):
-        return _OUT_OF_MEMORY
+        parameters = getattr(options.running_command.get(), "params", ())
+        has_recipe = any("--set" in parameter.opts for parameter in parameters)
+        return ExlmError("memory ran out", _MEMORY_HINT if has_recipe else _MEMORY_HINT_WITHOUT_RECIPE)
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return ExlmError(f"{where}{error.strerror or error}", _OS_HINTS.get(error.errno or 0, READ_HINT))

@@ -196,8 +196,8 @@ _PARAMETERS: dict[str, tuple[str, ...]] = {
 }
 """Possible command parameters by recipe key. A key without a dot that is not here is its own parameter name."""
 
-_COMMANDS_OF_RECIPES = {"tokenize": "pretrain", "repeat-mlm": "sweep"}
-"""Commands that run recipes of another command's kind."""
+_COMMANDS_OF_RECIPES = {"tokenize": "pretrain", "recipes": "pretrain", "repeat-mlm": "sweep"}
+"""Commands that take recipes of another command's kind."""
 
 
 def to_options(text: str) -> str:

@@ -5,7 +5,7 @@ declaration, like `Annotated[int, Mark.RECORD]`.
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
 from typing import Annotated, Any, ClassVar, Self, get_args, get_origin
 
@@ -25,6 +25,13 @@ class Mark(Enum):
     COMPUTING = "how a step is computed, which changes it by rounding and the draws of dropout alone"
 
 
+def _kinds_in(annotation: Any) -> Iterator[Any]:
+    """Yield a type and those that it is made of."""
+    yield annotation
+    for part in get_args(annotation):
+        yield from _kinds_in(part)
+
+
 class StrictModel(BaseModel):
     """Base of recipes and sections: frozen, and without unknown keys, so that a misspelt key is an error."""
 
@@ -37,7 +44,7 @@ class StrictModel(BaseModel):
         annotation = cls.model_fields[info.field_name or ""].annotation
         if get_origin(annotation) is tuple and isinstance(value, str | int | float):
             return (value,)
-        if isinstance(value, bool) and any(kind in (int, float) for kind in (annotation, *get_args(annotation))):
+        if isinstance(value, bool) and any(kind in (int, float) for kind in _kinds_in(annotation)):
             raise ValueError("it should be a number")
         if isinstance(value, int) and abs(value) >= 2**63:
             raise ValueError("it should be between -2^63 and 2^63")  # what torch and itertools take

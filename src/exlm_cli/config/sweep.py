@@ -51,7 +51,9 @@ class VariantDescription(JsonModel):
     mask_ratio: float
     rope: str
     alignment: str
-    relative_steps: float | None = Field(description="Steps over those of the common recipe; none: counted in epochs")
+    relative_steps: float | None = Field(
+        description="Steps, or epochs, over those of the common recipe; none: one counts steps and the other epochs"
+    )
     batch_sequences: int | None
     batch_tokens: int | None
     changes: dict[str, Any]
@@ -161,7 +163,7 @@ class SweepRecipe(Recipe):
         return [self._cell(label, changes, seed) for label, changes in self._changes().items()]
 
     def together_with(self, earlier: Self) -> Self:
-        """Return this recipe with the variants, seeds and tasks of `earlier` added.
+        """Return this recipe with the variants, cells, seeds and tasks of `earlier` added.
 
         Raises:
             ConfigError: A variant of `earlier` does not fit the common values of this recipe.
@@ -170,8 +172,9 @@ class SweepRecipe(Recipe):
         joined = {key: tuple(dict.fromkeys((*getattr(earlier, key), *getattr(self, key)))) for key in keys}
         if not (self.only and earlier.only):
             joined["only"] = ()
+        variants = {label: dict(changes) for label, changes in {**earlier.variants, **self.variants}.items()}
         try:
-            return self.changed(joined)
+            return self.changed(joined | {"variants": variants})
         except ValidationError as error:
             found = describe_finding(error.errors()[0])
             raise ConfigError(
@@ -297,7 +300,8 @@ class SweepRecipe(Recipe):
     def _cell(self, label: str, changes: dict[str, Any], seed: int) -> SweepCell:
         named = {"purpose": f"Variant {label} of {self.name}", "paper": self.paper}
         pretrain = self._pretrain(label, seed, named | changes)
-        masking, steps, usual = pretrain.masking, pretrain.train.max_steps, self.pretrain.train.max_steps
+        masking, train, common = pretrain.masking, pretrain.train, self.pretrain.train
+        lengths = ((train.max_steps, common.max_steps), (train.max_epochs, common.max_epochs))
         description = VariantDescription(
             objective=pretrain.objective,
             num_states_per_mask=masking.num_states_per_mask,
@@ -305,7 +309,7 @@ class SweepRecipe(Recipe):
             mask_ratio=masking.mask_ratio,
             rope=pretrain.model.rope,
             alignment=pretrain.model.alignment,
-            relative_steps=1.0 if steps == usual else steps / usual if steps and usual else None,
+            relative_steps=next((own / usual for own, usual in lengths if own and usual), None),
             batch_sequences=pretrain.train.batch_sequences,
             batch_tokens=pretrain.train.batch_tokens,
             changes=changes,

@@ -110,6 +110,10 @@ class Ranks:
         if self.is_first:
             given = [json.loads(self._wait_for(f"{key}/{rank}", rank, limit_s)) for rank in range(self.size)]
             self._store.set(key, json.dumps(given))
+            # all ranks have read the values before these, or they would not have given theirs
+            before = f"exchange/{self._num_exchanges - 1}"
+            for old in (before, *(f"{before}/{rank}" for rank in range(self.size))):
+                self._store.delete_key(old)
             return given
         gathered: list[Any] = json.loads(self._wait_for(key, 0, limit_s))
         return gathered

@@ -100,26 +100,27 @@ class SweepBoard:
 
 def trained_share(cell: SweepCell, folder: Path) -> float:
     """Return how much of a cell's training is done: pre-training and each seed of fine-tuning count the same."""
-    row, train = _last_row(folder / "pretrain" / "metrics.jsonl"), cell.pretrain.train
+    metrics, train = folder / "pretrain" / "metrics.jsonl", cell.pretrain.train
     pretrained = 0.0
     if train.max_steps is not None:
-        pretrained = row.get("step", 0) / train.max_steps
+        pretrained = _last_value(metrics, "step") / train.max_steps
     elif train.max_epochs is not None:
-        pretrained = row.get("epoch", 0) / train.max_epochs
+        pretrained = _last_value(metrics, "epoch") / train.max_epochs
     finetuned = sum(1 for _ in folder.glob("finetune/*/cells/*/seed-*/result.json"))
     num_trainings = 1 + sum(len(recipe.seeds) for recipe in cell.finetune)
     return min(1.0, (min(1.0, pretrained) + finetuned) / num_trainings)
 
 
-def _last_row(metrics: Path) -> dict[str, float]:
-    """Return the last whole row of a metrics.jsonl; empty where there is none."""
+def _last_value(metrics: Path, column: str) -> float:
+    """Return the value in the last whole row of a metrics.jsonl that has the column; 0 where there is none."""
     if not metrics.is_file():
-        return {}
+        return 0.0
     with metrics.open("rb") as file:
         file.seek(max(0, metrics.stat().st_size - _TAIL_BYTES))
         lines = file.read().split(b"\n")[:-1]
-    row: dict[str, float] = json.loads(lines[-1]) if lines else {}
-    return row
+    # the first line may be cut
+    rows = (json.loads(line) for line in reversed(lines) if line.startswith(b"{"))
+    return float(next((row[column] for row in rows if column in row), 0.0))
 
 
 def _describe(result: SweepCellResult) -> str:

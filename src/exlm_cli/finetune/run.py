@@ -134,6 +134,8 @@ def run_finetuning(
         raise ConfigError("no checkpoint to fine-tune", "give a pre-training run as `checkpoint=RUN`")
     if checkpoint is None and recipe.init != "scratch":
         raise ConfigError("an encoder without a checkpoint has no weights to begin with", "use `init=scratch`")
+    if task is not None and recipe.num_replicates > 1:
+        raise ConfigError("a task given as `task` has one split", "set `num_replicates` to 1")
     points = grid_points(recipe, use_grid=use_grid)
 
     with join(launch, device) as ranks:

@@ -115,7 +115,8 @@ def load_moleculenet(config: MoleculeNetTaskConfig, progress: Progress) -> Table
     table = read_table(find_set_file(config, progress))
     usual = next((name for name in SMILES_COLUMNS if name in table.columns), SMILES_COLUMNS[0])
     smiles = table.column(config.smiles_column or usual, "choose one with `task.smiles_column=NAME`")
-    names = known.labels or tuple(name for name in table.columns if name not in (*SMILES_COLUMNS, *IDENTIFIER_COLUMNS))
+    unlabelled = (*SMILES_COLUMNS, *IDENTIFIER_COLUMNS, config.smiles_column)
+    names = known.labels or tuple(name for name in table.columns if name not in unlabelled)
     for name in names:
         table.column(name, "give the official file of that set")
     if len(names) != known.num_labels:

@@ -73,6 +73,7 @@ def test_the_origin_of_a_key_is_the_last_one_that_gave_it():
         ("data.train={a: 1}", "it should be a list"),
         ("optim.betas=[0.9]", "a value is missing"),
         ("optim.betas=[true, 0.9]", "`true` should be a valid number"),
+        ("model.expand_after=true", "it should be a number"),
         ("model.transition=3", "it should be a section of keys"),
     ],
 )

@@ -56,6 +56,9 @@ def test_steps_are_relative_to_the_common_ones():
     assert (by_label["mlm-plus-plus"].relative_steps, by_label["mlm"].relative_steps) == (2.0, 1.0)
     by_epochs = _load(SWEEP, "variants.long={train.max_steps: null, train.max_epochs: 2}", "only=[long]")
     assert _description(by_epochs.plan()[0]).relative_steps is None
+    epochs = "pretrain.train={max_steps: null, max_epochs: 4}"
+    longer = _load(SWEEP, epochs, "variants.long={train.max_epochs: 6}", "only=[long, mlm]")
+    assert [_description(cell).relative_steps for cell in longer.plan()[:2]] == [1.5, 1.0]
 
 
 def test_only_chooses_variants_and_their_order():
@@ -214,6 +217,13 @@ def test_a_section_that_extends_a_recipe_replaces_the_one_it_inherits(tmp_path):
 def test_a_sweep_together_with_an_earlier_one_has_the_variants_of_both(earlier, later, both):
     joined = _load(SWEEP, f"only={later}", "seeds=[2]").together_with(_load(SWEEP, f"only={earlier}", "seeds=[1]"))
     assert (joined.only, joined.seeds) == (both, (1, 2))
+
+
+def test_variants_that_only_the_earlier_sweep_has_are_kept_and_changed_ones_are_the_later_ones():
+    earlier = _load(SWEEP, "variants={a: {optim.lr: 1e-3}, b: {optim.lr: 1e-4}}", "only=[]")
+    later = _load(SWEEP, "variants={b: {optim.lr: 1e-5}, c: {}}", "only=[]")
+    rates = {label: changes.get("optim.lr") for label, changes in later.together_with(earlier).variants.items()}
+    assert (rates["a"], rates["b"], rates["c"]) == (1e-3, 1e-5, None)
 
 
 def test_a_grid_together_with_an_earlier_one_has_the_cells_seeds_and_tasks_of_both():

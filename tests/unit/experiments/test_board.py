@@ -68,5 +68,5 @@ def test_training_by_epochs_is_measured_in_epochs(cells, tmp_path):
     train = pretrain.train.model_copy(update={"max_steps": None, "max_epochs": 4})
     cell = cells[0].model_copy(update={"pretrain": pretrain.model_copy(update={"train": train}), "finetune": ()})
     (tmp_path / "pretrain").mkdir()
-    (tmp_path / "pretrain/metrics.jsonl").write_text('{"step": 90, "epoch": 1}\n')
+    (tmp_path / "pretrain/metrics.jsonl").write_text('{"step": 90, "epoch": 1}\n{"kind": "valid", "step": 90}\n')
     assert trained_share(cell, tmp_path) == 0.25

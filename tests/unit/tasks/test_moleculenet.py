@@ -51,12 +51,13 @@ def test_both_public_layouts_of_a_set_are_read(tmp_path):
     assert np.array_equal(theirs.examples["valid"].targets, task.examples["valid"].targets)
 
 
-def test_a_set_of_many_labels_takes_all_other_columns(tmp_path):
+@pytest.mark.parametrize("column", ["smiles", "structure"])
+def test_a_set_of_many_labels_takes_all_other_columns(tmp_path, column):
     labels = [f"MUV-{i}" for i in range(17)]
     rows = [",".join("" if j else str(i % 2) for j in range(17)) + f",CID{i},{m}" for i, m in enumerate(MOLECULES)]
     (tmp_path / "moleculenet").mkdir()
-    (tmp_path / "moleculenet" / "muv.csv").write_bytes(csv_of(",".join([*labels, "mol_id", "smiles"]), rows))
-    task = load(tmp_path, "muv")
+    (tmp_path / "moleculenet" / "muv.csv").write_bytes(csv_of(",".join([*labels, "mol_id", column]), rows))
+    task = load(tmp_path, "muv", smiles_column=column)
     assert task.output_names == tuple(labels)
     assert np.isnan(task.examples["train"].targets[:, 1:]).all()
     assert not np.isnan(task.examples["train"].targets[:, 0]).any()

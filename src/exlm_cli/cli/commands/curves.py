@@ -8,6 +8,7 @@ import typer
 
 from exlm_cli.cli.options import JsonOption
 from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.paths import expand_path
 
 
 def curves(
@@ -73,7 +74,7 @@ def _figure_path(out: str) -> Path:
     """Return the path of both files without their suffixes; refuse an empty one and another kind of file."""
     if not out:
         raise ConfigError("`--out` is empty", "give a file name, or leave it out: the files go to report/ of the run")
-    path = Path(out)
+    path = expand_path(out)
     if out.endswith("/") or path.is_dir():
         return path / "curves"
     # letters alone: the .15 of `curves-p0.15` is not a suffix

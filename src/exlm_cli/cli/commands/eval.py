@@ -19,6 +19,7 @@ from exlm_cli.cli.options import (
 )
 from exlm_cli.errors import ConfigError
 from exlm_cli.files import folder_for_results
+from exlm_cli.paths import expand_path
 from exlm_cli.progress import Progress
 from exlm_cli.report.tables import SUFFIXES
 
@@ -59,7 +60,10 @@ FormatOption = Annotated[
     str | None, typer.Option("--format", metavar="LIST", help=f"Write the tables as {','.join(SUFFIXES)}.")
 ]
 OutOption = Annotated[
-    Path | None, typer.Option("--out", "-o", metavar="DIR", help="Tables and figures; default: report/ of the run.")
+    Path | None,
+    typer.Option(
+        "--out", "-o", metavar="DIR", parser=expand_path, help="Tables and figures; default: report/ of the run."
+    ),
 ]
 FiguresOption = Annotated[bool, typer.Option("--figures/--no-figures", help="Draw curves and confusion matrices.")]
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from exlm_cli.cli.options import JsonOption
+from exlm_cli.paths import expand_path
 
 if TYPE_CHECKING:
     from exlm_cli.cli.runs import GivenRun
@@ -20,7 +21,7 @@ LicenceOption = Annotated[
 
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of `exlm pretrain` or `exlm finetune`.")],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder; new or empty.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", parser=expand_path, help="The folder; new or empty.")],
     export_format: Annotated[
         Literal["hf", "onnx"],
         typer.Option("--format", help="hf: weights, config and tokenizer for transformers; onnx: for ONNX Runtime."),

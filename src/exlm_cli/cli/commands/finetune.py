@@ -25,6 +25,7 @@ from exlm_cli.cli.options import (
 )
 from exlm_cli.errors import ConfigError
 from exlm_cli.launch import is_quiet, num_ranks
+from exlm_cli.paths import expand_path
 
 if TYPE_CHECKING:
     from exlm_cli.config.finetune import FinetuneRecipe
@@ -43,7 +44,12 @@ TaskArgument = Annotated[
 ]
 CheckpointOption = Annotated[
     Path | None,
-    typer.Option("--checkpoint", metavar="RUN", help="Pre-training run or hub:OWNER/NAME; default: the newest."),
+    typer.Option(
+        "--checkpoint",
+        metavar="RUN",
+        parser=expand_path,
+        help="Pre-training run or hub:OWNER/NAME; default: the newest.",
+    ),
 ]
 ScratchOption = Annotated[
     bool, typer.Option("--from-scratch", help="Take the checkpoint's architecture and tokenizer, not its weights.")

@@ -10,6 +10,7 @@ import typer
 from exlm_cli.cli.options import JsonOption, ScoringDeviceOption, parse_formats
 from exlm_cli.dag import FORMATS, check_sentence
 from exlm_cli.errors import ConfigError
+from exlm_cli.paths import expand_path
 
 if TYPE_CHECKING:
     from exlm_cli.config.pretrain import PretrainRecipe
@@ -20,11 +21,15 @@ def inspect_dag(
     checkpoint: Annotated[
         Path | None,
         typer.Option(
-            "--checkpoint", metavar="RUN", help="Run directory or hub:OWNER/NAME; default: the newest fitting one."
+            "--checkpoint",
+            metavar="RUN",
+            parser=expand_path,
+            help="Run directory or hub:OWNER/NAME; default: the newest fitting one.",
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Where files go; default: report/ of the run.")
+        Path | None,
+        typer.Option("--out", metavar="DIR", parser=expand_path, help="Where files go; default: report/ of the run."),
     ] = None,
     top: Annotated[int, typer.Option("--top", min=1, max=50, metavar="N", help="Words of each node.")] = 3,
     n_best: Annotated[int, typer.Option("--n-best", min=1, max=1000, metavar="N", help="Joint fillings.")] = 10,

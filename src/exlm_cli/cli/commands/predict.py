@@ -8,6 +8,7 @@ import typer
 
 from exlm_cli.cli.options import JsonOption, ScoringDeviceOption, SmilesColumnOption, TextColumnOption
 from exlm_cli.errors import ConfigError
+from exlm_cli.paths import expand_path
 
 if TYPE_CHECKING:
     from exlm_cli.config.tasks import InputKind
@@ -19,11 +20,22 @@ def predict(
     file: Annotated[str, typer.Argument(metavar="FILE", help="New rows, in the layout of the run's task.")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Predictions; default: report/predictions-<FILE> of the run."),
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            parser=expand_path,
+            help="Predictions; default: report/predictions-<FILE> of the run.",
+        ),
     ] = None,
     ensemble: Annotated[
         list[Path] | None,
-        typer.Option("--ensemble", metavar="RUN", help="Another run of the same task to average with; repeatable."),
+        typer.Option(
+            "--ensemble",
+            metavar="RUN",
+            parser=expand_path,
+            help="Another run of the same task to average with; repeatable.",
+        ),
     ] = None,
     interval_level: Annotated[
         float,
@@ -50,7 +62,6 @@ def predict(
     from exlm_cli.cli import console
     from exlm_cli.cli.runs import given_runs
     from exlm_cli.data.rows.decode import open_raw
-    from exlm_cli.paths import expand_path
 
     progress = console.open_progress()
     given, *others = given_runs([run, *(ensemble or [])], progress)
@@ -90,7 +101,9 @@ def predict(
 def embed(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of `exlm pretrain` or `exlm finetune`.")],
     file: Annotated[str, typer.Argument(metavar="FILE", help="CSV or TSV with a header, or one row a line.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Vectors, as .npz or .parquet.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", parser=expand_path, help="Vectors, as .npz or .parquet.")
+    ],
     smiles_column: SmilesColumnOption = None,
     text_column: TextColumnOption = None,
     device: ScoringDeviceOption = "auto",
@@ -104,7 +117,6 @@ def embed(
     from exlm_cli.cli import console
     from exlm_cli.cli.runs import given_runs
     from exlm_cli.data.rows.decode import open_raw
-    from exlm_cli.paths import expand_path
 
     path = expand_path(file)
     progress = console.open_progress()

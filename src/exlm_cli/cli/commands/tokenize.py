@@ -15,6 +15,7 @@ from exlm_cli.cli.options import (
     collect_overrides,
 )
 from exlm_cli.errors import ConfigError
+from exlm_cli.paths import expand_path
 from exlm_cli.run_dir import RUN_FILE, create_run_dir, discarded_on_failure, sole_process
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ KindOption = Annotated[
 ]
 VocabSizeOption = Annotated[int | None, typer.Option("--vocab-size", metavar="N", help="Size of the tokenizer.")]
 TokenizerOption = Annotated[
-    Path | None, typer.Option("--tokenizer", metavar="FILE", help="Take this tokenizer.json; train none.")
+    Path | None,
+    typer.Option("--tokenizer", metavar="FILE", parser=expand_path, help="Take this tokenizer.json; train none."),
 ]
 
 

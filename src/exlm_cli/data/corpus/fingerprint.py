@@ -8,7 +8,7 @@ import hashlib
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from exlm_cli.config.pretrain import PretrainRecipe
@@ -110,7 +110,8 @@ def _fingerprint_source(source: Source, cache: Path, progress: Progress) -> Fing
             sha256 = _file_sha256(path, state, cache / "digests", progress)
             return FingerprintedSource(source, f"file {format_of(path)} {sha256}", state)
         case HubSource():
-            return FingerprintedSource(source, f"{source} {find_revision(source, cache, progress)}")
+            revision = find_revision(source, cache, progress)
+            return FingerprintedSource(replace(source, revision=revision), f"{source} {revision}")
         case BundledSource(name="grammar" | "feelings"):
             return FingerprintedSource(source, f"{source} {_sha256(repr(grammar.FAMILIES))}")
         case BundledSource():

@@ -41,8 +41,10 @@ _MAX_DIGITS = 15
 _ENCODING_HINT = "the file is binary or in another encoding; `iconv -f ENCODING -t UTF-8` converts text"
 _BYTES_PER_LINE, _BYTES_PER_BRACKET = 64, 16
 """Minimum mean bytes of a line within one CSV row, and per bracket of a deeply nested JSON element."""
-_BETWEEN_ELEMENTS = re.compile(r"[\s,]*")
+_BLANKS = re.compile(r"\s*")
 _NUMBER = re.compile(r"[-+.eE\d]*")
+_LONGEST_TOKEN = 12
+r"""Letters of `\uD800\uDC00`, the longest part of JSON that may be cut in the middle, besides strings and numbers."""
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 
 
@@ -120,17 +122,18 @@ def _decompress(path: Path, raw: io.BufferedReader, *, is_seekable: bool) -> io.
             return raw
     if not is_seekable:
         return io.BufferedReader(opened, BUFFER_BYTES)
-    unpacked = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
-    for block in iter(partial(opened.read, BUFFER_BYTES), b""):
-        unpacked.write(block)
-        if unpacked.tell() > max(BUFFER_BYTES, MAX_UNPACKING * raw.tell()):
-            unpacked.close()
-            raise DataError(
-                f"{path}: unpacked, the file is over {MAX_UNPACKING} times larger",
-                "unpack it yourself if you trust it, or let Parquet compress its own columns",
-            )
-    unpacked.seek(0)
-    return cast(io.BufferedReader, unpacked)
+    with ExitStack() as stack:
+        unpacked = stack.enter_context(tempfile.TemporaryFile())
+        for block in iter(partial(opened.read, BUFFER_BYTES), b""):
+            unpacked.write(block)
+            if unpacked.tell() > max(BUFFER_BYTES, MAX_UNPACKING * raw.tell()):
+                raise DataError(
+                    f"{path}: unpacked, the file is over {MAX_UNPACKING} times larger",
+                    "unpack it yourself if you trust it, or let Parquet compress its own columns",
+                )
+        unpacked.seek(0)
+        stack.pop_all()  # the caller closes it
+        return cast(io.BufferedReader, unpacked)
 
 
 _XZ_BLOCK_BYTES = 1 << 16  # copied at the end of each stream
@@ -307,17 +310,25 @@ def array_elements(path: Path, file: io.BufferedReader) -> Iterator[tuple[Any, s
     blocks = codecs.iterdecode(iter(partial(file.read, BUFFER_BYTES), b""), "utf-8-sig")
     limit = record_limit()
     decoder = json.JSONDecoder()
-    number, start = 1, 0
+    number, start, needs_comma = 1, 0, False
     try:
         buffer = next((begun for block in blocks if (begun := block.lstrip())), "")[1:]
         while True:
-            start = _end_of(_BETWEEN_ELEMENTS, buffer, start)
+            start = _end_of(_BLANKS, buffer, start)
+            if needs_comma and buffer.startswith(",", start):
+                needs_comma, start = False, _end_of(_BLANKS, buffer, start + 1)
             problem, trouble = None, "it breaks off"
+            is_end = buffer.startswith("]", start) and (needs_comma or number == 1)
+            if needs_comma and not is_end and start < len(buffer):
+                raise _malformed_array(path, number, "a comma is missing")
             value: Any = None
             try:
                 value, end = decoder.raw_decode(buffer, start)
             except json.JSONDecodeError as error:
                 end, trouble = None, error.msg
+                # an element that goes on beyond the buffer fails at its end, or where its last string begins
+                if error.pos < len(buffer) - _LONGEST_TOKEN and not (is_end or trouble.startswith("Unterminated")):
+                    raise _malformed_array(path, number, trouble) from None
             except (ValueError, RecursionError) as error:
                 end, problem = _end_of_element(buffer, start, f"{path}, record {number}"), beyond_limits(error)
             # a number at the end of the buffer may go on
@@ -330,19 +341,23 @@ def array_elements(path: Path, file: io.BufferedReader) -> Iterator[tuple[Any, s
                     buffer, start = rest + more, 0
                     continue
                 if end is None:
-                    if buffer[start:].rstrip() == "]":
+                    if is_end and rest.rstrip() == "]":
                         return
-                    raise DataError(
-                        f"{path}: malformed JSON array: {trouble} in record {number}",
-                        "write the file again, or as JSON Lines: one object a line",
-                    )
+                    raise _malformed_array(path, number, trouble)
             if end - start > limit:
                 raise too_large(f"{path}, record {number}", limit)
             yield value, problem
-            start = end
+            start, needs_comma = end, True
             number += 1
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 text: {error.reason} in record {number}", _ENCODING_HINT) from error
+
+
+def _malformed_array(path: Path, number: int, trouble: str) -> DataError:
+    return DataError(
+        f"{path}: malformed JSON array: {trouble} in record {number}",
+        "write the file again, or as JSON Lines: one object a line",
+    )
 
 
 def _read_letters(blocks: Iterator[str], least: int) -> str:

@@ -20,11 +20,16 @@ _LOCAL_FILES_HINT = "to read local files instead, give `data.train=FILE`"
 
 @dataclass(frozen=True)
 class HubSource:
-    """A data set on the Hub: `OWNER/NAME[/CONFIG][@SPLIT]`."""
+    """A data set on the Hub: `OWNER/NAME[/CONFIG][@SPLIT]`.
+
+    Attributes:
+        revision: The commit to read; none: the newest.
+    """
 
     name: str
     config: str | None
     split: str
+    revision: str | None = None
 
     @classmethod
     def parse(cls, given: str) -> Self:
@@ -58,7 +63,9 @@ def iter_hub_records(
 
     silence_client()
     try:
-        rows: Any = datasets.load_dataset(source.name, source.config, split=source.split, streaming=True)
+        rows: Any = datasets.load_dataset(
+            source.name, source.config, split=source.split, revision=source.revision, streaming=True
+        )
         if only is not None:
             # some formats do not declare their columns: the first row has them, if there is one
             names = list(rows.features or next(iter(rows), {}))

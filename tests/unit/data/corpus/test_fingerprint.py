@@ -121,4 +121,7 @@ def test_the_fingerprint_of_bundled_data_is_that_of_its_pieces(tmp_path, monkeyp
 
 def test_the_fingerprint_of_a_hub_data_set_is_its_revision(tmp_path, monkeypatch):
     monkeypatch.setattr(fingerprint, "find_revision", lambda *_: "abc123")
-    assert _content(HubSource("me/corpus", None, "train"), tmp_path) == "hub:me/corpus@train abc123"
+    source = HubSource("me/corpus", None, "train")
+    assert _content(source, tmp_path) == "hub:me/corpus@train abc123"
+    (known,) = fingerprint_sources([source], tmp_path, SilentProgress())
+    assert known.source == HubSource("me/corpus", None, "train", "abc123")

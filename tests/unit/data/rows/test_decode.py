@@ -66,6 +66,26 @@ def test_an_array_that_breaks_off_is_refused_with_its_record(text, record):
         elements(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "record"),
+    [
+        ("[1 2]", 2),
+        ('[{"a": 1},, {"a": 2}]', 2),
+        ('["a", ]', 2),
+        ("[, 1]", 1),
+        ('[1, {"a" 2}, "' + "long" * 100 + '"]', 2),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 7, 1 << 20])
+def test_an_array_against_the_grammar_is_refused_with_its_record_however_large_the_rest_is(
+    monkeypatch, text, record, size
+):
+    monkeypatch.setattr(decode, "BUFFER_BYTES", size)
+    monkeypatch.setattr(decode, "record_limit", lambda: 100)
+    with pytest.raises(DataError, match=rf"^a: malformed JSON array: .* in record {record}$"):
+        elements(text)
+
+
 def test_a_line_is_its_value_or_its_problem():
     assert parse_json('{"a": 1}\n') == ({"a": 1}, None)
     assert parse_json("null") == (None, None)

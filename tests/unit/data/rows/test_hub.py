@@ -53,10 +53,10 @@ def test_records_have_all_their_columns(monkeypatch):
     asked: list[Any] = []
     _load(monkeypatch, rows, asked)
     name = "hub:me/pairs/qqp@validation"
-    assert list(iter_hub_records(HubSource("me/pairs", "qqp", "validation"))) == [
+    assert list(iter_hub_records(HubSource("me/pairs", "qqp", "validation", "abc123"))) == [
         Record(name, number, values, has_lines=False) for number, values in enumerate(rows, start=1)
     ]
-    assert asked == [(("me/pairs", "qqp"), {"split": "validation", "streaming": True})]
+    assert asked == [(("me/pairs", "qqp"), {"split": "validation", "revision": "abc123", "streaming": True})]
 
 
 def test_one_column_may_be_read_alone(monkeypatch):
