@@ -29,10 +29,10 @@ class StepSize:
     @classmethod
     def of(cls, recipe: PretrainRecipe, batches: list[Batch], num_tokens: int) -> Self:
         """Return the size of the batches of a step."""
-        flops, vocab_size = TrainingFlops(), recipe.tokenizer.vocab_size
+        flops = TrainingFlops()
         for batch in batches:
             for length, num_targets in zip(batch.lengths.tolist(), batch.target_lengths.tolist(), strict=True):
-                flops += count_sequence_flops(recipe, length, num_targets, vocab_size)
+                flops += count_sequence_flops(recipe, length, num_targets)
         num_positions = sum(int(batch.lengths.sum()) for batch in batches)
         return cls(flops, num_tokens, num_positions, sum(batch.token_ids.numel() for batch in batches))
 

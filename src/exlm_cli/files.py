@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from exlm_cli.errors import CheckpointError
+from exlm_cli.format import shorten
 
 ALTERED_HINT = "another version of exlm made this run, or something altered the file; restore it or start a new run"
 READ_HINT = "check the path and the disk, and that you may read it"
@@ -92,20 +93,34 @@ def write_atomically(path: Path, data: bytes) -> None:
     Raises:
         CheckpointError: The file system refuses; the old file is untouched.
     """
-    temporary = _beside(path)
-    with refusing(f"{path}: the file could not be written"):
-        try:
-            # not `tempfile`, whose mode is 0600 whatever the umask is
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            fsync(path.parent)
-        except OSError:
+    write_together({path: data})
+
+
+def write_together(files: Mapping[Path, bytes]) -> None:
+    """Write files whole, and none of them if one cannot be written; they are on disk when this returns.
+
+    Raises:
+        CheckpointError: The file system refuses; the old files are untouched.
+    """
+    written: dict[Path, Path] = {}
+    try:
+        for path, data in files.items():
+            with refusing(f"{path}: the file could not be written"):
+                written[path] = _beside(path)
+                # not `tempfile`, whose mode is 0600 whatever the umask is
+                with written[path].open("wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+        for path, temporary in written.items():
+            with refusing(f"{path}: the file could not be written"):
+                temporary.replace(path)
+                fsync(path.parent)
+    except CheckpointError:
+        for temporary in written.values():
             with contextlib.suppress(OSError):
                 temporary.unlink()
-            raise
+        raise
 
 
 class JsonModel(BaseModel):
@@ -204,8 +219,7 @@ def describe_finding(error: ValidationError) -> str:
             return f"unknown key `{key}`; a run of another version of exlm cannot be read"
         case "value_error":
             return f"`{key}`: {said}" if key else said
-    shown = repr(finding["input"])
-    shown = shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[: _SHOWN_CHARACTERS - 3]}..."
+    shown = shorten(repr(finding["input"]), _SHOWN_CHARACTERS)
     return f"`{key or 'the file'}` is {shown}: {said[0].lower()}{said[1:]}"
 
 

@@ -59,16 +59,20 @@ def num_ranks() -> int:
 
 def is_quiet() -> bool:
     """Return whether this is one of several ranks and another one, rank 0, prints."""
-    return os.environ.get("WORLD_SIZE", "1") not in ("", "1") and os.environ.get("RANK", "0") != "0"
+    return not _is_alone() and os.environ.get("RANK", "0") != "0"
 
 
 def prints_error(reporter: int | None) -> bool:
     """Return whether this process prints an error: rank `reporter`, or for None the first rank of each node."""
-    if os.environ.get("WORLD_SIZE", "1") in ("", "1"):
+    if _is_alone():
         return True
     if reporter is None:
         return os.environ.get("LOCAL_RANK", "0") == "0"
     return os.environ.get("RANK", "0") == str(reporter)
+
+
+def _is_alone() -> bool:
+    return os.environ.get("WORLD_SIZE", "1") in ("", "1")
 
 
 def _read_number(name: str) -> int:

@@ -111,22 +111,20 @@ class RunInfo(Environment):
     jobs: int | None = absent_if_none()
 
 
-def create_run_dir(
-    out: str | Path | None, name: str, *, root: Path = RUNS_ROOT, further_files: Iterable[str] = ()
-) -> Path:
-    """Make a run directory; one that is empty, or holds what a process killed before `end_beginning` left, is taken.
+def create_run_dir(out: str | Path | None, name: str, *, further_files: Iterable[str] = ()) -> Path:
+    """Make a run directory, or take one that is empty or has only what a process killed before `end_beginning` wrote.
 
     Args:
-        out: Its path; None: `<root>/<name>-<YYYYmmdd-HHMMSS>`, with a counter where two runs begin in one second.
+        out: Its path; None: `runs/<name>-<YYYYmmdd-HHMMSS>`, with a counter where two runs begin in one second.
         further_files: Names of files that this run, unlike others, writes before `end_beginning`.
 
     Raises:
         CheckpointError: `out` is a file or not empty, or the file system refuses.
     """
-    with refusing(f"{root if out is None else out}: no run directory can be made there", is_chosen=True):
+    with refusing(f"{RUNS_ROOT if out is None else out}: no run directory can be made there", is_chosen=True):
         notes = [*further_files]
         if out is None:
-            folder = _make_fresh(root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+            folder = _make_fresh(RUNS_ROOT / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
         else:
             folder = Path(out)
             is_killed = folder.is_dir() and _is_beginning(folder)
@@ -351,7 +349,7 @@ def run_kind(path: Path) -> str:
     if command not in ("pretrain", "finetune"):
         raise CheckpointError(
             f"{path}: a run of `exlm {command}`, not of `exlm pretrain` or `exlm finetune`",
-            "the cells of a sweep, under its cells/, are such runs",
+            "of a sweep, give one of the runs under its cells/",
         )
     return command
 
@@ -360,7 +358,7 @@ def damage_hint(path: Path) -> str:
     """Return the hint for a file of a run that cannot be used; empty for any other file."""
     if path.name not in _FILES_OF_RUN or not (path.parent / RUN_FILE).is_file():
         return ""
-    return "something altered this file of a run, or another version wrote it: restore it, or start a new run"
+    return ALTERED_HINT
 
 
 def is_checkpoint(path: Path) -> bool:

@@ -15,6 +15,7 @@ import pytest
 
 from exlm_cli import run_dir
 from exlm_cli.errors import CheckpointError
+from exlm_cli.files import ALTERED_HINT
 from exlm_cli.run_dir import (
     MetricsLog,
     create_run_dir,
@@ -35,9 +36,10 @@ from exlm_cli.run_dir import (
 
 
 def test_a_run_without_a_folder_is_named_by_recipe_and_second(tmp_path, monkeypatch):
-    assert re.fullmatch(r"a-\d{8}-\d{6}", create_run_dir(None, "a", root=tmp_path).name)
+    monkeypatch.setattr(run_dir, "RUNS_ROOT", tmp_path)
+    assert re.fullmatch(r"a-\d{8}-\d{6}", create_run_dir(None, "a").name)
     monkeypatch.setattr(run_dir.time, "strftime", lambda _: "20250101-000000")
-    made = [create_run_dir(None, "a", root=tmp_path) for _ in range(3)]
+    made = [create_run_dir(None, "a") for _ in range(3)]
     names = ("a-20250101-000000", "a-20250101-000000-2", "a-20250101-000000-3")
     assert made == [tmp_path / name for name in names]
     assert run_directory(made[0] / "checkpoints" / "step-3") == made[0]
@@ -56,7 +58,7 @@ def test_a_given_folder_is_made_with_its_parents_and_an_empty_one_is_taken(tmp_p
         create_run_dir(out, "a")
     assert caught.value.hint == "choose another folder with `out=DIR`"
     (out / "run.json").touch()
-    assert damage_hint(out / "recipe.yaml").startswith("something altered this file of a run")
+    assert damage_hint(out / "recipe.yaml") == ALTERED_HINT
     assert damage_hint(out / "mine.yaml") == ""
     with pytest.raises(CheckpointError, match="the run directory is not empty") as caught:
         create_run_dir(out, "a")
@@ -134,15 +136,16 @@ def test_a_process_that_is_at_work_keeps_its_folder(tmp_path):
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     for out, root in ((tmp_path / "file" / "run", tmp_path), (None, tmp_path / "file")):
+        monkeypatch.setattr(run_dir, "RUNS_ROOT", root)
         with pytest.raises(CheckpointError, match="no run directory can be made there") as caught:
-            create_run_dir(out, "a", root=root)
+            create_run_dir(out, "a")
         assert "`out=DIR`" in caught.value.hint
     monkeypatch.setattr(Path, "write_text", Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
     with pytest.raises(CheckpointError, match="Read-only file system"):
         create_run_dir(tmp_path / "new", "a")
     monkeypatch.setattr(Path, "mkdir", Mock(side_effect=FileExistsError))
     with pytest.raises(CheckpointError, match="File exists"):
-        create_run_dir(None, "a", root=tmp_path)
+        create_run_dir(None, "a")
 
 
 def test_run_json_gathers_fields_and_versions_without_importing_torch(tmp_path):

@@ -21,8 +21,8 @@ class Mark(Enum):
     """Why a field is not part of a recipe's identity."""
 
     RECORD = "a name, the device, or how often to look and save: never part of it"
-    INPUT = "names an input: no part of it beside a fingerprint of the data"
-    COMPUTING = "how a step is computed, which changes it by rounding and the draws of dropout alone"
+    INPUT = "names an input: left out where a fingerprint of the data is there"
+    COMPUTING = "how a step is computed: it changes rounding and dropout draws alone"
 
 
 def _kinds_in(annotation: Any) -> Iterator[Any]:

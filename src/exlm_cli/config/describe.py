@@ -68,16 +68,11 @@ def recipe_size(recipe: Recipe) -> RecipeSize:
     )
 
 
-def count_parameters(recipe: PretrainRecipe, vocab_size: int | None = None) -> int:
-    """Return the number of trained parameters, tied ones counted once.
-
-    Args:
-        recipe: Its `model`, `masking` and `objective` decide the architecture.
-        vocab_size: V of the tokenizer in use; none: the recipe's `tokenizer.vocab_size`.
-    """
+def count_parameters(recipe: PretrainRecipe) -> int:
+    """Return the number of trained parameters, tied ones counted once, for the recipe's `tokenizer.vocab_size`."""
     model = recipe.model
     width, ffn_width = model.width, model.ffn_width
-    vocab = recipe.tokenizer.vocab_size if vocab_size is None else vocab_size
+    vocab = recipe.tokenizer.vocab_size
     norm = 2 * width
     attention = 4 * _linear(width, width)
     block = norm + attention + norm + _linear(width, ffn_width) + _linear(ffn_width, width)
@@ -127,19 +122,16 @@ class TrainingFlops:
         return type(self)(*(factor * part for part in astuple(self)))
 
 
-def count_sequence_flops(
-    recipe: PretrainRecipe, num_positions: float, num_targets: float, vocab_size: int | None = None
-) -> TrainingFlops:
+def count_sequence_flops(recipe: PretrainRecipe, num_positions: float, num_targets: float) -> TrainingFlops:
     """Return the FLOPs of training on one sequence; the formulas are those of this module's docstring.
 
     Args:
-        recipe: Its `model`, `masking` and `objective` decide the architecture.
+        recipe: Its `model`, `masking`, `objective` and `tokenizer.vocab_size` decide the architecture.
         num_positions: L, after repetition and expansion, [CLS] and [SEP] included.
         num_targets: T; a mean may be given.
-        vocab_size: V of the tokenizer in use; none: the recipe's `tokenizer.vocab_size`.
     """
     model, transition = recipe.model, recipe.model.transition
-    width, vocab = model.width, recipe.tokenizer.vocab_size if vocab_size is None else vocab_size
+    width, vocab = model.width, recipe.tokenizer.vocab_size
     num_inner = recipe.masking.num_states_per_mask * num_targets
     num_nodes = num_inner + 2
     num_further = num_inner - num_targets if model.mask_attention == "first" else 0.0

@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from exlm_cli.config.base import Recipe, StrictModel, describe_finding
 from exlm_cli.config.yaml import describe_yaml_error, dump_yaml, parse_yaml
 from exlm_cli.errors import ConfigError
+from exlm_cli.format import shorten
 
 
 def key_paths(schema: type[BaseModel], prefix: str = "") -> Iterator[str]:
@@ -135,8 +136,7 @@ def parse_override(override: str, kind: type[Recipe]) -> Layers:
     """
     path, equals, text = override.partition("=")
     path = path.strip()
-    shown = override if len(override) <= _MAX_SHOWN_CHARACTERS else override[: _MAX_SHOWN_CHARACTERS - 3] + "..."
-    origin = f"override `{shown}`"
+    origin = f"override `{shorten(override, _MAX_SHOWN_CHARACTERS)}`"
     if not equals or not path:
         raise ConfigError(f"{origin} is not of the form section.key=value", "for example `masking.mask_ratio=0.3`")
     first, *inner = path.split(".")
@@ -285,8 +285,7 @@ def _key_path(location: Sequence[int | str], kind: type[Recipe]) -> str:
 
 def _show(value: Any) -> str:
     """Return a value in YAML, on one line and not too long."""
-    text = " ".join(dump_yaml(value, on_one_line=True).split())
-    return text if len(text) <= 80 else text[:77] + "..."
+    return shorten(" ".join(dump_yaml(value, on_one_line=True).split()), _MAX_SHOWN_CHARACTERS)
 
 
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from exlm_cli.dag.figures import GRAPH_CAPTION, HEAT_MAP_CAPTION, render_graph, 
 from exlm_cli.dag.fillings import Filling
 from exlm_cli.dag.inspect import Inspection, two_decimals
 from exlm_cli.dag.text import render_dot, render_json
-from exlm_cli.files import folder_for_results, write_atomically
+from exlm_cli.files import folder_for_results, write_together
 from exlm_cli.format import format_percent, printable
 from exlm_cli.report.style import html_page, ink_on, mask_colour
 
@@ -78,8 +78,7 @@ def write_report(
     with folder_for_results(folder) if names else nullcontext():
         show()
         files = render_report(inspection, names)
-        for name, data in files.items():
-            write_atomically(folder / name, data)
+        write_together({folder / name: data for name, data in files.items()})
     return [folder / name for name in files]
 
 

@@ -300,7 +300,8 @@ class Ranks:
             f"rank {names} of {self.size} has ended" if len(lost) == 1 else f"ranks {names} of {self.size} have ended"
         )
         first_left = min(set(range(self.size)) - set(lost))
-        return RankError(f"{which} without a word: killed, out of memory, or its node is gone", self.hint, first_left)
+        reason = "without reporting an error: killed, out of memory, or its node is gone"
+        return RankError(f"{which} {reason}", self.hint, first_left)
 
 
 ALONE = Ranks(Launch(), torch.device("cpu"))

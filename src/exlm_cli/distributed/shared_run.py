@@ -50,7 +50,7 @@ def hold_run(ranks: Ranks, make: Callable[[], Path], *, is_new: bool) -> Iterato
 
 
 def require_same_recipe(ranks: Ranks, recipe: Recipe) -> None:
-    """Refuse ranks that were given another recipe than rank 0.
+    """Refuse ranks whose recipe is not that of rank 0.
 
     Raises:
         ConfigError: Names the rank and what differs.
@@ -60,13 +60,13 @@ def require_same_recipe(ranks: Ranks, recipe: Recipe) -> None:
         if other != first:
             keys = ", ".join(f"`{key}`" for key in changed_keys(first, other))
             raise ConfigError(
-                f"rank {rank} was given another recipe than rank 0; it has its own {keys}",
+                f"rank {rank} and rank 0 were given different recipes; they differ in {keys}",
                 "start every rank with the same command and the same recipe files",
             )
 
 
 def require_same_data(ranks: Ranks, fingerprint: str) -> None:
-    """Refuse ranks that read other data than rank 0.
+    """Refuse ranks whose data is not that of rank 0.
 
     Raises:
         ConfigError: Names the rank.
@@ -75,7 +75,7 @@ def require_same_data(ranks: Ranks, fingerprint: str) -> None:
     for rank, other in enumerate(others, start=1):
         if other != first:
             raise ConfigError(
-                f"rank {rank} reads other data than rank 0, under the same names",
+                f"rank {rank} and rank 0 read different data under the same names",
                 "put the data where all nodes see the same files",
             )
 

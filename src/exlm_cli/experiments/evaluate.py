@@ -19,7 +19,7 @@ from exlm_cli.format import format_number_of
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import read_run_json, run_directory
-from exlm_cli.train.checkpoint import load_model_weights, load_state
+from exlm_cli.train.checkpoint import load_model_weights
 from exlm_cli.train.pretrain import PretrainTask
 from exlm_cli.train.pretrained import Pretrained, build_model, load_pretrained
 
@@ -83,7 +83,7 @@ def evaluate_pretrained(
         recipe.objective,
         pretrained.step,
         sum(p.numel() for p in pretrained.model.parameters()),
-        load_state(pretrained.checkpoint).loop.num_tokens,
+        pretrained.num_tokens,
         pretrained.tokenizer.fingerprint,
         f"{num_sequences} of {', '.join(valid) or 'its own validation data'}",
         _validate(recipe, data, pretrained.model, progress),

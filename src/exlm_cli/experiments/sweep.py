@@ -217,7 +217,7 @@ def _explain(event: Event, cell: SweepCell, log: Path, resume: str) -> ExlmError
         return ExlmError(f"cell {cell.folder} was interrupted", f"continue with `{resume}`")
     return ExlmError(
         f"cell {cell.folder}: its process ended with code {event['code']}; its output is in {log}",
-        f"-9 often means that memory ran out: fewer cells at once, `jobs=1`, need less; continue with `{resume}`",
+        f"-9 often means that memory ran out: run fewer cells at once, as with `jobs=1`; continue with `{resume}`",
     )
 
 

@@ -95,7 +95,7 @@ def require_packages(form: Format) -> None:
     for package in _PACKAGES[form]:
         if importlib.util.find_spec(package) is None:
             raise ConfigError(
-                f"an export is compared with its run first, for which {package} is not installed",
+                f"{package} is not installed; it is needed to compare an export with its run",
                 f'install it with `pip install "exlm-cli[{form}]"`',
             )
 
@@ -238,7 +238,7 @@ def compare(source: Source, pairs: Sequence[tuple[list[int], Tensor]]) -> Compar
 def _require_tokens(source: Source, token_ids: Sequence[list[int]]) -> None:
     for texts, read in zip(source.texts(), token_ids, strict=True):
         if read != source.encode(*texts):
-            raise _refused(f"the exported tokenizer reads `{name_some(texts)}` otherwise than the run's")
+            raise _refused(f"the exported tokenizer splits `{name_some(texts)}` into other tokens than the run's")
 
 
 def _run_check(folder: Path, inputs: Path, logits: Path) -> dict[str, Any]:

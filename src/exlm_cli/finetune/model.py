@@ -89,7 +89,7 @@ def load_pretrained_weights(path: Path, progress: Progress) -> Pretrained:
 
 
 def unread_weights(encoder: PretrainRecipe, task: DownstreamTask, run: Path | None, progress: Progress) -> Pretrained:
-    """Return the architecture of a pre-training recipe with no weights worth reading, for `init: scratch`.
+    """Return an untrained model of a pre-training recipe, with its tokenizer, for `init: scratch`.
 
     Args:
         encoder: The recipe.

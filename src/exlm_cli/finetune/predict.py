@@ -14,7 +14,7 @@ from exlm_cli.config.tasks import RowTaskConfig
 from exlm_cli.data import BoolArray
 from exlm_cli.data.rows.records import COMPRESSIONS, FORMATS
 from exlm_cli.errors import ConfigError
-from exlm_cli.files import folder_for_results, write_atomically
+from exlm_cli.files import folder_for_results, write_together
 from exlm_cli.finetune.calibration import (
     DEFAULT_LEVEL,
     MIN_OF_EACH,
@@ -114,9 +114,7 @@ def predict(
         predicted = encoded.prediction_columns(outputs) | added
         notes_on_table = rows.write(predicted, files[-1], escapes_formulas=escape_formulas)
         official = encoded.official_files(outputs)
-        # the first file last: it is complete only with the others
-        for file, content in reversed([*zip(files[: len(official)], official, strict=True)]):
-            write_atomically(file, content)
+        write_together(dict(zip(files[: len(official)], official, strict=True)))
         scores, of_new = _score(encoded, outputs, labelled, is_known_N)
     if is_known_N.any():
         scored = "; scored with and without them" if of_new else ""

@@ -269,12 +269,12 @@ class FinetuneTask:
         return self._runner.batches(self.data.splits["train"], indices)
 
     def losses(self, batch: TaskBatch) -> Tensor:
-        """Loss of each label or example, as `batch_losses` gives them."""
+        """Return the loss of each label or example, as `batch_losses` gives them."""
         with self._runner.autocast():
             return cast(Tensor, self.module(batch))
 
     def count_tokens(self, batch: TaskBatch) -> int:
-        """Input tokens, repetitions counted."""
+        """Return the number of input tokens, repetitions counted."""
         return batch.num_tokens
 
     def validate(self) -> dict[str, float]:

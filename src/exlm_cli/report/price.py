@@ -155,8 +155,8 @@ def price_pretraining(recipe: PretrainRecipe, gpu: str, num_gpus: int, utilisati
         )
     if recipe.train.precision == "fp32":
         raise ConfigError(
-            f"the price of `{recipe.name}` is that of bf16, but `train.precision` is fp32",
-            "see it with `train.precision=bf16`",
+            f"costs are estimated for bf16, but `train.precision` of `{recipe.name}` is fp32",
+            "estimate them with `train.precision=bf16`",
         )
     per_step = tokens_per_step(recipe)
     sequences = per_step / recipe.repeated_length

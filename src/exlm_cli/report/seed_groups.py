@@ -84,7 +84,7 @@ def share_groups(shares: Sequence[float]) -> list[int]:
 
 
 def spearman_correlation(x: Sequence[float], y: Sequence[float]) -> float:
-    """Rank correlation, ties shared; NaN where it is not defined."""
+    """Return the rank correlation, ties shared; NaN where it is not defined."""
     from scipy.stats import spearmanr
 
     if len(x) < 3 or len(set(x)) == 1 or len(set(y)) == 1:
@@ -93,7 +93,7 @@ def spearman_correlation(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def pooled_deviation(values: Sequence[float], groups: Sequence[Hashable]) -> float:
-    """Standard deviation around the means of groups, pooled over those with two members or more; NaN without any."""
+    """Return the standard deviation around the means of groups, pooled over those with two members; NaN without any."""
     squares, freedom = 0.0, 0
     for group in set(groups):
         members = [value for value, own in zip(values, groups, strict=True) if own == group]
@@ -104,7 +104,7 @@ def pooled_deviation(values: Sequence[float], groups: Sequence[Hashable]) -> flo
 
 
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and sample standard deviation; the deviation of one value is NaN, and so is the mean of none."""
+    """Return mean and sample standard deviation; the deviation of one value is NaN, and so is the mean of none."""
     mean = statistics.fmean(values) if values else math.nan
     return mean, statistics.stdev(values) if len(values) > 1 else math.nan
 
@@ -189,11 +189,11 @@ class SeedGroup:
         return {name: tuple(value for value in values if value is not None) for name, values in found.items()}
 
     def mean(self, name: str) -> float:
-        """Mean over seeds; NaN where no seed has the figure."""
+        """Return the mean over seeds; NaN where no seed has the figure."""
         return mean_and_deviation(self.figures.get(name, ()))[0]
 
     def deviation(self, name: str) -> float:
-        """Sample standard deviation over seeds; NaN below two seeds."""
+        """Return the sample standard deviation over seeds; NaN below two seeds."""
         return mean_and_deviation(self.figures.get(name, ()))[1]
 
     def show(self, name: str, plus_minus: str = " ± ") -> str:

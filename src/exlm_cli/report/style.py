@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exlm_cli.files import write_atomically
+from exlm_cli.files import write_together
 from exlm_cli.format import printable
 
 if TYPE_CHECKING:
@@ -145,11 +145,9 @@ def write_figure(figure: "Figure", folder: Path, stem: str) -> list[Path]:
     Raises:
         CheckpointError: The file system refuses.
     """
-    files = []
-    for name, content in render_figure(figure).items():
-        files.append(folder / f"{stem}.{name}")
-        write_atomically(files[-1], content)
-    return files
+    files = {folder / f"{stem}.{name}": content for name, content in render_figure(figure).items()}
+    write_together(files)
+    return list(files)
 
 
 def html_page(title: str, body: str, *, style: str, policy: str) -> str:

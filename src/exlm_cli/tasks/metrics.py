@@ -181,7 +181,7 @@ def _score_classes(probabilities_NC: FloatArray, targets_N: FloatArray) -> dict[
     targets, probabilities = targets_N[is_known].astype(np.int64), probabilities_NC[is_known]
     predicted = probabilities.argmax(axis=1) if len(probabilities) else targets
     has_two = probabilities_NC.shape[1] == 2
-    scores = {name: metric(name, targets, probabilities[:, 1]) for name in _BINARY_METRICS[:2] if has_two}
+    scores = {name: metric(name, targets, probabilities[:, 1]) for name in _RANKING_METRICS if has_two}
     scores |= {name: metric(name, targets, predicted) for name in ("accuracy", "matthews_corrcoef")}
     return scores | {"f1": metric("f1" if has_two else "macro_f1", targets, predicted)}
 

@@ -27,7 +27,9 @@ _LABELS = {"0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0}
 
 _KANO = "https://raw.githubusercontent.com/HICAI-ZJU/KANO/766b478fde816ea014c713f380b73e87cd780da8/data"
 _DEEPCHEM = "https://raw.githubusercontent.com/deepchem/deepchem/fbe3b911a94a6eb8c84c1a9e7ac67a472c49ea80"
-_TENTHS = "Table 9 prints a tenth, rounded down, for validation and for testing; the rest of the rows is tested on too"
+_TENTHS = (
+    "Table 9 has a tenth, rounded down, for validation and for testing; our test split has the rows that are left over"
+)
 _TOXCAST_ROWS = (
     "Table 1 counts 8,575 molecules and Table 9 8,576; DeepChem's file has 8,579 that RDKit reads, and which of them "
     "Uni-Mol leaves out is not published"

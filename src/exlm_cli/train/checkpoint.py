@@ -344,8 +344,8 @@ def load_model_weights(path: Path, model: nn.Module) -> None:
     for name in sorted(expected.keys() | saved.shapes.keys()):
         if expected.get(name) != saved.shapes.get(name):
             raise CheckpointError(
-                f"{path / MODEL_FILE}: `{name}` has shape {saved.shapes.get(name)}, "
-                f"the recipe's model has {expected.get(name)}",
+                f"{path / MODEL_FILE}: shape of `{name}`: {saved.shapes.get(name, 'missing')}, in the recipe's model "
+                f"{expected.get(name, 'missing')}",
                 "the recipe.yaml or tokenizer.json beside the checkpoint is not the one it was trained with",
             )
     with torch.no_grad():

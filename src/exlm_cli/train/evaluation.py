@@ -220,7 +220,7 @@ def _evaluate_masks(
 
 
 def _expected(probability: Tensor, log_score: Tensor) -> Float[Tensor, " B"]:
-    """Sum of p * log score over all but the batch axis, in float64, with 0 * -inf = 0."""
+    """Return the sum of p * log score over all but the batch axis, in float64, with 0 * -inf = 0."""
     terms = torch.where(probability > 0, probability.double() * log_score.double(), 0.0)
     return terms.flatten(1).sum(1).float()
 
@@ -231,7 +231,7 @@ def _node_masks_one_hot(batch: Batch) -> Float[Tensor, "B S T"]:
 
 
 def _effective_states(posterior_BTS: Tensor, batch: Batch) -> Float[Tensor, "B T"]:
-    """Perplexity of the posterior over the states of each mask; 1 for a mask that no alignment visits."""
+    """Return the perplexity of the posterior over the states of each mask; 1 for a mask that no alignment visits."""
     occupancy_BS = posterior_BTS.sum(1)
     belongs_BST = _node_masks_one_hot(batch)
     mask_total_BT = torch.einsum("bs,bst->bt", occupancy_BS, belongs_BST)
@@ -242,7 +242,7 @@ def _effective_states(posterior_BTS: Tensor, batch: Batch) -> Float[Tensor, "B T
 
 
 def _targets_of_clones(posterior_BTS: Tensor, batch: Batch) -> tuple[float, ...]:
-    """Expected number of targets that clones 1 to k emit; sequences without an alignment count nothing."""
+    """Return the expected number of targets that clones 1 to k emit; sequences without an alignment count nothing."""
     occupancy_BS = posterior_BTS.double().sum(1)
     return tuple(batch.node_clone.flatten().bincount(occupancy_BS.flatten())[1:].tolist())
 
@@ -253,7 +253,7 @@ def _perplexity(counts: Sequence[float]) -> float:
 
 
 def _tokens_per_mask(path_BT: Tensor, batch: Batch) -> Float[Tensor, "B T"]:
-    """How many tokens of a path each mask emits."""
+    """Return how many tokens of a path each mask emits."""
     visited_BTS = one_hot(path_BT.clamp(min=0), batch.node_mask.shape[1])
     visited_BS = (visited_BTS * (path_BT >= 0)[..., None]).sum(1).float()
     return torch.einsum("bs,bst->bt", visited_BS, _node_masks_one_hot(batch)).round()

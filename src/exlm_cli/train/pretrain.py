@@ -89,7 +89,7 @@ class PretrainTask:
         ranks: Those that train together.
 
     Attributes:
-        packs: Whether batches run without padding where attention would need a mask of it.
+        packs: Whether the sequences of a batch are joined into one row, so that attention needs no mask of padding.
     """
 
     def __init__(

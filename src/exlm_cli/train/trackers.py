@@ -97,7 +97,7 @@ class Tracker(Callback):
                 raise
             reason = str(error).strip().partition("\n")[0]
             self._progress.message(
-                f"warning: {self.name} gets nothing more of this run: {reason}; metrics.jsonl has all figures"
+                f"warning: logging to {self.name} has stopped: {reason}; metrics.jsonl has all figures"
             )
 
 

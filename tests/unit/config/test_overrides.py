@@ -144,7 +144,7 @@ def test_true_in_a_list_is_no_number_either(override):
 def test_a_long_override_or_value_is_told_in_a_short_line():
     assert len(error_of(f"optim.lr=[{'x' * 300}]").message) < 300
     override = f"data.trains=[{', '.join(f'part-{number}.txt' for number in range(1000))}]"
-    assert error_of(override).message == f"override `{override[:97]}...`: unknown key `data.trains`"
+    assert error_of(override).message == f"override `{override[:99]}…`: unknown key `data.trains`"
 
 
 def test_changes_are_told_by_their_dotted_keys():

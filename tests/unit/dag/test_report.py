@@ -1,7 +1,9 @@
 """The files of an inspection: all of them, or none."""
 
+import errno
+import os
 from dataclasses import replace
-from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -37,12 +39,8 @@ def test_a_model_without_transitions_has_no_pictures():
 
 
 def test_a_failure_leaves_no_new_folder(tmp_path, monkeypatch):
-    def fail(path: Path, data: bytes) -> None:
-        if path.name == "dag.json":
-            raise CheckpointError(f"{path}: the file could not be written: No space left on device", "free some space")
-        path.write_bytes(data)
-
-    monkeypatch.setattr(dag_report, "write_atomically", fail)
+    full = [None, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))]
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=full))
     with pytest.raises(CheckpointError, match=r"No space left on device$"):
         write_report(case_study(), tmp_path / "new", ["dot", "json"])
     assert list(tmp_path.iterdir()) == []

@@ -157,7 +157,7 @@ def test_a_pair_that_is_too_long_is_compared(tmp_path, monkeypatch):
     assert compare_outputs(source, tmp_path / "out").num_sequences == 4
     assert len(source.encode(*source.texts()[1])) == source.sequence_length
     monkeypatch.setattr(rows_task, "longest_first", lambda lengths, budget: [budget - budget // 2, budget // 2])
-    with pytest.raises(ExlmError, match="the exported tokenizer reads `It was a quiet day"):
+    with pytest.raises(ExlmError, match="the exported tokenizer splits `It was a quiet day"):
         compare_outputs(source, tmp_path / "out")
 
 

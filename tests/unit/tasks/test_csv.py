@@ -94,7 +94,7 @@ def test_three_files_are_three_splits(tmp_path):
     assert by_name(task) == {"train": [0, 1, 2, 3], "valid": [4, 5], "test": [6]}
     assert (task.split_name, texts(task, "valid")) == ("files", ["N", "OC"])
     broken = "RDKit cannot parse it: it breaks the SMILES grammar"
-    assert f"left out 1 of 8 rows that are not molecules: line c.csv:3: {broken}" in task.notes
+    assert f"left out 1 of 8 rows that are not molecules: c.csv:3: {broken}" in task.notes
     # CO of line 2 of the training file is OC of line 3 of the validation file
     assert "1 molecule in more than one split: a.csv:2 (train) = b.csv:3 (valid)" in task.notes
 

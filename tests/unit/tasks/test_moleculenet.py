@@ -147,6 +147,6 @@ def test_a_row_more_than_in_table_9_is_explained():
     known = MOLECULENET_SETS["bace"]
     indices: Any = {"train": range(1210), "valid": range(151), "test": range(152)}
     (note,) = moleculenet._compare_with_table_9(known, RowSplit("scaffold", indices))
-    assert note.startswith("1,210/151/152 molecules, Table 9 has 1,210/151/151: Table 9 prints a tenth")
+    assert note.startswith("1,210/151/152 molecules, Table 9 has 1,210/151/151: Table 9 has a tenth")
     same = RowSplit("scaffold", {**indices, "test": range(151)})
     assert moleculenet._compare_with_table_9(known, same) == []

@@ -154,7 +154,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(tmp_path):
 def test_weights_of_another_shape_are_refused_by_name(tmp_path):
     path = _save(tmp_path, 1)
     other = nn.Sequential(nn.Linear(5, 3), nn.LayerNorm(3))
-    message = r"model.safetensors: `0.weight` has shape \(3, 4\), the recipe's model has \(3, 5\)"
+    message = r"model.safetensors: shape of `0.weight`: \(3, 4\), in the recipe's model \(3, 5\)"
     with pytest.raises(CheckpointError, match=message):
         ckpt.load_model_weights(path, other)
 

@@ -66,7 +66,7 @@ def _require_metrics(run: Path) -> None:
         reason = "not a run directory" if run.exists() else "no such run directory"
         raise CheckpointError(f"{run}: {reason}", "give a run directory of `exlm pretrain`")
     inner = sorted(run.glob(f"cells/**/{METRICS_FILE}"))
-    hint = f"each of its models has some, like {inner[0].parent}" if inner else "give a run that has begun to train"
+    hint = f"give one of its models, such as {inner[0].parent}" if inner else "give a run that has begun to train"
     raise CheckpointError(f"{run}: this run has no curves of its own", hint)
 
 

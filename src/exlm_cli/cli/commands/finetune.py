@@ -134,8 +134,8 @@ def finetune(
     if resume is not None and (resume / SERIES_FILE).is_file():
         if overrides:
             raise ConfigError(
-                f"{resume} holds several runs; `--set`, `--seeds`, `--num-replicates` and `--device` change none",
-                "resume it as it began",
+                f"{resume} holds several runs, which take no `--set`, `--seeds`, `--num-replicates` or `--device`",
+                "resume it without them",
             )
         return _finish_series(resume, checkpoint, progress, as_json=as_json)
     if suite in ("glue", "moleculenet") and name is not None and (name == _ALL or "," in name):
@@ -218,7 +218,7 @@ def _run_series(
     from exlm_cli.experiments.series import begin_series
 
     if num_ranks() > 1:
-        raise ConfigError("several tasks run in one process", "start a task at a time with torchrun")
+        raise ConfigError("several tasks cannot run on several ranks", "start one task at a time with torchrun")
     assert checkpoint is not None, "a checkpoint was looked for"
     folder = begin_series(recipes, suite=suite, checkpoint=checkpoint, out=out, use_grid=use_grid, baseline=baseline)
     _finish_series(folder, None, progress, as_json=as_json)

@@ -88,7 +88,7 @@ def _emit_price(recipe: "Recipe", gpu: str, gpus: int, utilisation: float | None
 
     if not isinstance(recipe, PretrainRecipe):
         raise ConfigError(
-            f"`{recipe.name}` is a recipe of `exlm {recipe.run_by}`; a price is that of one pre-training",
+            f"`{recipe.name}` is a recipe of `exlm {recipe.run_by}`; costs are estimated for one pre-training",
             "`exlm recipes --for pretrain` lists the recipes that have one",
         )
     price = price_pretraining(recipe, gpu, gpus, utilisation or UTILISATION)

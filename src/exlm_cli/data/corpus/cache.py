@@ -60,7 +60,7 @@ def load_or_build(
     """
     if build is None and not path.exists():
         raise DataError(
-            f"{path} is missing: this rank reads other data than rank 0, or has another cache",
+            f"{path} is missing: this rank and rank 0 read different data, or have different caches",
             "all nodes must see the same data and one cache, which `EXLM_CACHE_DIR=DIR` or `data.cache_dir` moves",
         )
     if build is None:

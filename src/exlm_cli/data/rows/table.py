@@ -56,12 +56,14 @@ class Table:
         return f"{self._file_of(row)}:{self.lines[row]}"
 
     def short_place(self, row: int) -> str:
-        """Return the line of a row, with its file's name if there are several files."""
-        return f"{self._file_of(row).name}:{self.lines[row]}" if self.added else str(self.lines[row])
+        """Return the place of a row as notes name it: `line 6`, or `a.csv:6` if there are several files."""
+        return f"{self._file_of(row).name}:{self.lines[row]}" if self.added else f"line {self.lines[row]}"
 
     def short_places(self, rows: Sequence[int], *, limit: int = 5) -> str:
-        """Return the lines of rows as notes name them: `line 6`, or `lines 6, 8`."""
-        return f"line{'' if len(rows) == 1 else 's'} {name_some(map(self.short_place, rows), limit=limit)}"
+        """Return the places of rows as notes name them: `line 6`, `lines 6, 8`, or `a.csv:6, b.csv:8`."""
+        if self.added or len(rows) == 1:
+            return name_some(map(self.short_place, rows), limit=limit)
+        return f"lines {name_some((self.lines[row] for row in rows), limit=limit)}"
 
     def skipped(self, row: int, text: str, reason: str) -> SkippedRow:
         """Return a row, counted from 0, as one that is not used."""

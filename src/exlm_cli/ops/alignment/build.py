@@ -129,7 +129,8 @@ def _processor_features() -> frozenset[str]:
 
 
 def find_compiler(kind: Kind) -> str:
-    """Return the compiler: `CXX`, g++, c++ or clang++ for the host; nvcc of `CUDA_HOME`, PATH or /usr/local/cuda.
+    """Return the compiler: `CXX`, g++, c++ or clang++ for the host; nvcc of `CUDA_HOME`, `CUDA_PATH`, PATH or
+    /usr/local/cuda.
 
     Raises:
         BuildError: None is installed.

@@ -187,9 +187,7 @@ def host_library() -> HostLibrary:
     Raises:
         BuildError: It is missing and cannot be built, or does not load.
     """
-    if prebuilt := build.prebuilt_library("cpu"):
-        return HostLibrary(prebuilt)
-    return HostLibrary(build.build_library("cpu"))
+    return HostLibrary(build.find_library("cpu") or build.build_library("cpu"))
 
 
 @functools.cache

@@ -188,7 +188,7 @@ class Sweep:
         """Solve every state."""
         S = self._probs.shape[1]
         block = None
-        for first, middle, stop in _schedule(0, S):
+        for first, middle, stop in _schedule(S):
             if middle < stop:
                 solved, states = slice(first, middle), slice(middle, stop)
                 if self._is_backward:
@@ -406,13 +406,13 @@ def _after(steps: slice) -> slice:
     return slice(steps.start + 1, steps.stop + 1)
 
 
-def _schedule(first: int, stop: int) -> Iterator[tuple[int, int, int]]:
+def _schedule(stop: int) -> Iterator[tuple[int, int, int]]:
     """Yield the order of work: solve first..stop if middle = stop, else sum from first..middle into middle..stop."""
     # a larger block has faster products but needs more additions
-    num_states = min(max(_LEAST_BLOCK_STATES, math.isqrt(stop - first)), _MAX_BLOCK_STATES)
-    for begin in range(first, stop, num_states):
+    num_states = min(max(_LEAST_BLOCK_STATES, math.isqrt(stop)), _MAX_BLOCK_STATES)
+    for begin in range(0, stop, num_states):
         end = min(begin + num_states, stop)
-        yield first, begin, end
+        yield 0, begin, end
         yield begin, end, end
 
 

@@ -99,7 +99,7 @@ def usable_rows(table: Table, inputs: tuple[str, ...], config: RowTaskConfig, pr
     if kind == "text":
         note = f"left out {format_number_of(len(bad), 'row')} with an empty text: {table.short_places(bad)}"
     else:
-        listed = "; ".join(f"line {table.short_place(row)}: {rows.problems[row]}" for row in bad[:_MAX_LISTED])
+        listed = "; ".join(f"{table.short_place(row)}: {rows.problems[row]}" for row in bad[:_MAX_LISTED])
         more = f"; and {len(bad) - _MAX_LISTED:,} more" if len(bad) > _MAX_LISTED else ""
         note = f"left out {len(bad):,} of {len(table):,} rows that are not molecules: {listed}{more}"
     return replace(rows, notes=(note, *rows.notes))
@@ -178,13 +178,12 @@ def describe_repeats(rows: TableRows, indices: Mapping[Split, IntArray], targets
     notes = []
     across = [group for group in groups if len({split_of[row] for row in group}) > 1]
     if across:
-        line = "" if rows.table.added else "line "
-        named = (" = ".join(f"{line}{place(row)} ({split_of[row]})" for row in group) for group in across)
+        named = (" = ".join(f"{place(row)} ({split_of[row]})" for row in group) for group in across)
         notes.append(f"{format_number_of(len(across), what)} in more than one split: {name_some(named, limit=3)}")
     known = ([column[~np.isnan(column)] for column in targets_RC[group].T] for group in groups)
     differing = [g for g, columns in zip(groups, known, strict=True) if any(len(np.unique(c)) > 1 for c in columns)]
     if differing:
-        named = (("" if rows.table.added else "lines ") + " and ".join(map(place, group)) for group in differing)
+        named = (" and ".join(map(place, group)) for group in differing)
         found = format_number_of(len(differing), what)
         notes.append(f"{found} with different labels in different rows: {name_some(named, limit=3)}")
     return notes

@@ -123,7 +123,7 @@ def test_pieces_of_a_batch_give_the_same_bits_as_the_whole(chunk_elements, monke
 def test_the_schedule_sends_every_edge_once_and_after_its_source_is_solved(num_states):
     sent = torch.zeros(num_states, num_states, dtype=torch.int64)
     is_solved = torch.zeros(num_states, dtype=torch.bool)
-    for first, middle, stop in torch_sweep._schedule(0, num_states):
+    for first, middle, stop in torch_sweep._schedule(num_states):
         if middle == stop:
             assert sent[:first, first:stop].eq(1).all()
             sent[first:stop, first:stop] += torch.ones(stop - first, stop - first, dtype=torch.int64).triu(1)
