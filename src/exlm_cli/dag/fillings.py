@@ -122,15 +122,19 @@ def independent_guess(dag: Dag, length: Length = "exact") -> IndependentGuess:
 
 
 def _merge_by_text(dag: Dag, sequences: Sequence[Tokens], length: Length) -> list[Filling]:
-    """Score sequences exactly, add up the probabilities of equal texts, and sort by probability."""
-    merged: dict[str, Filling] = {}
+    """Score sequences exactly, add up the probabilities of equal texts, and sort by probability.
+
+    Parts of UTF-8 characters all read as U+FFFD, so texts with one are equal only if their tokens are.
+    """
+    merged: dict[tuple[object, ...], Filling] = {}
     for filling in sorted(_score(dag, sequences, length), key=lambda f: (-f.log_prob, f.tokens_by_mask)):
-        if filling.text in merged:
-            best = merged[filling.text]
+        key = (filling.text, filling.tokens_by_mask if "\ufffd" in filling.text else ())
+        if key in merged:
+            best = merged[key]
             filling = replace(best, log_prob=float(np.logaddexp(best.log_prob, filling.log_prob)))
         elif dag.kind == "smiles":
             filling = replace(filling, is_valid_smiles=find_invalid_smiles(filling.text) is None)
-        merged[filling.text] = filling
+        merged[key] = filling
     return sorted(merged.values(), key=lambda f: -f.log_prob)
 
 

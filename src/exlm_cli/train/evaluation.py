@@ -32,6 +32,9 @@ from exlm_cli.progress import Progress
 from exlm_cli.train.objective import Objective, is_fully_masked, is_target
 from exlm_cli.train.task import Callback
 
+_LARGEST_NATS = 88.0
+"""Its exponential is a float32 still, which `metrics.jsonl` takes for a figure."""
+
 
 @dataclass(frozen=True)
 class EvaluationSums:
@@ -83,15 +86,15 @@ def evaluate_batch(model: ExlmModel, objective: Objective, batch: Batch) -> Eval
 def summarise(sums: Iterable[EvaluationSums], *, has_dag: bool) -> dict[str, float]:
     """Turn sums into the figures of a validation row.
 
-    `loss` is the mean over sequences of nats per target and `perplexity` its exponential. `loss_given_length` leaves
-    out -log P(a path has T tokens), which an MLM does not pay: ExLM and MLM are compared by it. `loss_independent` is
-    the same if each target were drawn on its own from the DAG. `entropy_bits` is the mean over emitting states, NaN
-    where App. E leaves no token to count; `entropy_posterior_bits` weighs each state by its posterior.
-    `effective_states` is the perplexity of the posterior over a mask's k states, between 1 and k; `clones_in_use` that
-    of the shares of all targets that clones 1 to k emit: a DAG whose target tells the state has one effective state, a
-    collapsed one has one clone in use too. `path_entropy_bits` is per target. Masks are counted on the best alignment
-    of the targets: the share that emits no token, the share that emits two or more, and the mean tokens of the first,
-    middle (T // 2) and last mask, which are all 1 unless paths are shifted.
+    `loss` is the mean over sequences of nats per target and `perplexity` its exponential, at most e^88.
+    `loss_given_length` leaves out -log P(a path has T tokens), which an MLM does not pay: ExLM and MLM are compared by
+    it. `loss_independent` is the same if each target were drawn on its own from the DAG. `entropy_bits` is the mean
+    over emitting states, NaN where App. E leaves no token to count; `entropy_posterior_bits` weighs each state by its
+    posterior. `effective_states` is the perplexity of the posterior over a mask's k states, between 1 and k;
+    `clones_in_use` that of the shares of all targets that clones 1 to k emit: a DAG whose target tells the state has
+    one effective state, a collapsed one has one clone in use too. `path_entropy_bits` is per target. Masks are counted
+    on the best alignment of the targets: the share that emits no token, the share that emits two or more, and the mean
+    tokens of the first, middle (T // 2) and last mask, which are all 1 unless paths are shifted.
     """
     columns = [asdict(s) for s in sums]
     of_clones = zip_longest(*(c.pop("targets_of_clones") for c in columns), fillvalue=0.0)
@@ -102,7 +105,7 @@ def summarise(sums: Iterable[EvaluationSums], *, has_dag: bool) -> dict[str, flo
     row = {
         "loss": loss,
         "loss_given_length": total.nll_given_length / num_sequences,
-        "perplexity": math.exp(min(loss, 700.0)),
+        "perplexity": math.exp(min(loss, _LARGEST_NATS)),
         "mask_accuracy": total.num_correct / max(1, total.num_targets),
         "entropy_bits": total.entropy_nats / n / math.log(2) if (n := total.num_entropy_nodes) else math.nan,
         "num_sequences": float(total.num_sequences),

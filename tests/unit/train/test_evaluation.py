@@ -7,7 +7,15 @@ import torch
 
 from exlm_cli.errors import CollapsedError
 from exlm_cli.model.exlm import ExlmModel
-from exlm_cli.train.evaluation import CollapseWatch, evaluate_batch, find_collapse, measure_own_mask_shares, summarise
+from exlm_cli.run_dir import MetricsLog, read_metrics
+from exlm_cli.train.evaluation import (
+    CollapseWatch,
+    EvaluationSums,
+    evaluate_batch,
+    find_collapse,
+    measure_own_mask_shares,
+    summarise,
+)
 from exlm_cli.train.objective import Objective
 from tests.oracles import enumerate_best, enumerate_nll, enumerate_posteriors, scored_paths
 from tests.recorder import Recorder
@@ -161,6 +169,15 @@ def test_entropy_of_repeated_mlm_counts_fully_masked_tokens_alone():
     )
     assert 0 < len(counted) < len(sources)
     assert figures["entropy_bits"] == pytest.approx(sum(counted) / len(counted) / math.log(2), rel=1e-5)
+
+
+@pytest.mark.parametrize("loss", [1.0, 88.0, 100.0, 1e4])
+def test_the_perplexity_of_a_model_that_diverges_is_a_figure_that_a_run_can_read_again(tmp_path, loss):
+    sums = EvaluationSums(2 * loss, 2, 0, 2 * loss, 0, 6, 0.0, 0)
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log.append({"kind": "valid", "step": 1, **summarise([sums], has_dag=False)})
+    (row,) = read_metrics(log.path)
+    assert (row["loss"], row["perplexity"]) == pytest.approx((loss, math.exp(min(loss, 88.0))))
 
 
 HEALTHY = {"num_sequences": 8.0, "masks_with_0_share": 0.05, "clones_in_use": 1.06}
