@@ -54,15 +54,15 @@ def test_a_recipe_is_printed_so_that_it_can_be_read_back(name, capsys, tmp_path)
     assert result_of(capsys, "recipes", name) == recipe.model_dump(mode="json")
 
 
-def test_the_price_is_readable_and_json_carries_it(capsys, monkeypatch):
+def test_the_cost_is_readable_and_json_carries_it(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     words = ["recipes", "text-base", "--gpu", "h100", "--gpus", "8", "--utilisation", "0.4"]
     printed = printed_by(capsys, words).out
     assert max(map(len, printed.splitlines())) <= 80
     assert printed.startswith("text-base on 8 x H100 SXM, 80 GB, at 40 % of 989 TFLOP/s\n")
-    price = result_of(capsys, *words)
-    assert (price["gpu"], price["gpus"], price["utilisation"]) == ("h100", 8, 0.4)
-    assert f"{price['hours']:,.1f} ({8 * price['hours']:,.1f} GPU-hours)" in printed
-    assert price["fsdp"]["total"] < price["ddp"]["total"]
-    assert result_of(capsys, *words, "--set", "masking.num_states_per_mask=2")["hours"] < price["hours"]
+    estimate = result_of(capsys, *words)
+    assert (estimate["gpu"], estimate["gpus"], estimate["utilisation"]) == ("h100", 8, 0.4)
+    assert f"{estimate['hours']:,.1f} ({8 * estimate['hours']:,.1f} GPU-hours)" in printed
+    assert estimate["fsdp"]["total"] < estimate["ddp"]["total"]
+    assert result_of(capsys, *words, "--set", "masking.num_states_per_mask=2")["hours"] < estimate["hours"]
     assert "lr: 0.0001" in printed_by(capsys, ["recipes", "text-base", "--set", "optim.lr=1e-4"]).out

@@ -45,7 +45,7 @@ def recipes(
     if name is not None:
         recipe: Recipe = load_recipe(name, sets or [], kind=recipe_kind(name))
         if gpu is not None:
-            return _emit_price(recipe, gpu, gpus or 1, utilisation, as_json=as_json)
+            return _emit_cost(recipe, gpu, gpus or 1, utilisation, as_json=as_json)
         if as_json:
             return console.emit_json(recipe.model_dump(mode="json"))
         return console.emit_text(_describe(recipe) + dump_recipe(recipe))
@@ -69,7 +69,7 @@ def recipes(
 
 
 def _check_options(name: str | None, of_list: dict[str, object | None], of_recipe: dict[str, object | None]) -> None:
-    """Refuse options of the list with a recipe, options of a recipe without one, and a price without a GPU."""
+    """Refuse options of the list with a recipe, of a recipe without one, and of a cost estimate without a GPU."""
     for option, value in of_list.items():
         if value is not None and name is not None:
             raise ConfigError(f"`{option} {value}` does not go with `{name}`", "leave one of them out")
@@ -80,26 +80,26 @@ def _check_options(name: str | None, of_list: dict[str, object | None], of_recip
             raise ConfigError(f"`{option} {value}` needs `--gpu`", "for example `--gpu h100`")
 
 
-def _emit_price(recipe: "Recipe", gpu: str, gpus: int, utilisation: float | None, *, as_json: bool) -> None:
+def _emit_cost(recipe: "Recipe", gpu: str, gpus: int, utilisation: float | None, *, as_json: bool) -> None:
     from exlm_cli.cli import console
     from exlm_cli.config.pretrain import PretrainRecipe
     from exlm_cli.format import format_ratio
-    from exlm_cli.report.price import GPUS, UTILISATION, describe_cost, memory_table, price_pretraining
+    from exlm_cli.report.cost import GPUS, UTILISATION, describe_cost, estimate_cost, memory_table
 
     if not isinstance(recipe, PretrainRecipe):
         raise ConfigError(
             f"`{recipe.name}` is a recipe of `exlm {recipe.run_by}`; costs are estimated for one pre-training",
             "`exlm recipes --for pretrain` lists the recipes that have one",
         )
-    price = price_pretraining(recipe, gpu, gpus, utilisation or UTILISATION)
+    estimate = estimate_cost(recipe, gpu, gpus, utilisation or UTILISATION)
     if as_json:
-        return console.emit_json(price.model_dump(mode="json"))
+        return console.emit_json(estimate.model_dump(mode="json"))
     card = GPUS[gpu]
-    share = format_ratio(price.utilisation)
+    share = format_ratio(estimate.utilisation)
     console.emit_text(f"{recipe.name} on {gpus} x {card.title}, at {share} of {card.peak_flops / 1e12:g} TFLOP/s\n\n")
-    console.emit_pairs(describe_cost(price))
+    console.emit_pairs(describe_cost(estimate))
     console.emit_text("")
-    console.emit_renderable(memory_table(price))
+    console.emit_renderable(memory_table(estimate))
 
 
 def _entry(recipe: "Recipe", starts: set[str]) -> dict[str, Any]:

@@ -101,7 +101,7 @@ class Memory(JsonModel):
     total_checkpointed: float
 
 
-class Price(JsonModel):
+class CostEstimate(JsonModel):
     """Cost of a pre-training on some GPUs.
 
     Attributes:
@@ -137,7 +137,7 @@ class Price(JsonModel):
     fsdp_bytes_sent: float
 
 
-def price_pretraining(recipe: PretrainRecipe, gpu: str, num_gpus: int, utilisation: float = UTILISATION) -> Price:
+def estimate_cost(recipe: PretrainRecipe, gpu: str, num_gpus: int, utilisation: float = UTILISATION) -> CostEstimate:
     """Return what a pre-training costs.
 
     Args:
@@ -173,7 +173,7 @@ def price_pretraining(recipe: PretrainRecipe, gpu: str, num_gpus: int, utilisati
     mlm_flops = recipe_step_flops(_mlm_of(recipe)).total if recipe.objective == "exlm" else None
     parameters = count_parameters(recipe)
     others = (num_gpus - 1) / num_gpus
-    return Price(
+    return CostEstimate(
         gpu=gpu,
         gpus=num_gpus,
         utilisation=utilisation,
@@ -260,36 +260,38 @@ def count_memory(
     )
 
 
-def describe_cost(price: Price) -> dict[str, str]:
+def describe_cost(estimate: CostEstimate) -> dict[str, str]:
     """Return the cost of the run as people read it, by name."""
     pairs = {
-        "parameters": format_parameters(price.parameters),
-        "tokens a step": format_count(price.tokens_per_step),
-        "microbatches of a GPU": f"{price.microbatches}, of up to {price.microbatch_sequences} sequences",
-        "FLOPs a step": _format_flops(price.flops_per_step),
-        "seconds a step": f"{price.seconds_per_step:.3g}",
+        "parameters": format_parameters(estimate.parameters),
+        "tokens a step": format_count(estimate.tokens_per_step),
+        "microbatches of a GPU": f"{estimate.microbatches}, of up to {estimate.microbatch_sequences} sequences",
+        "FLOPs a step": _format_flops(estimate.flops_per_step),
+        "seconds a step": f"{estimate.seconds_per_step:.3g}",
     }
-    if price.gpus > 1:
-        sent = f"{format_bytes(price.ddp_bytes_sent)} with DDP, {format_bytes(price.fsdp_bytes_sent)} with FSDP"
+    if estimate.gpus > 1:
+        sent = f"{format_bytes(estimate.ddp_bytes_sent)} with DDP, {format_bytes(estimate.fsdp_bytes_sent)} with FSDP"
         pairs["a GPU sends a step"] = sent
-    if price.steps is None or price.tokens is None or price.flops is None or price.hours is None:
+    if estimate.steps is None or estimate.tokens is None or estimate.flops is None or estimate.hours is None:
         return pairs | {"steps": "not known before the data are read: the recipe has no `train.max_steps`"}
     pairs |= {
-        "steps": format_count(price.steps),
-        "tokens": format_large(price.tokens),
-        "FLOPs": _format_flops(price.flops),
-        "hours": f"{price.hours:,.1f} ({price.gpus * price.hours:,.1f} GPU-hours)",
+        "steps": format_count(estimate.steps),
+        "tokens": format_large(estimate.tokens),
+        "FLOPs": _format_flops(estimate.flops),
+        "hours": f"{estimate.hours:,.1f} ({estimate.gpus * estimate.hours:,.1f} GPU-hours)",
     }
-    if price.mlm_steps is not None:
-        tokens = format_large(price.mlm_steps * price.tokens_per_step)
-        ratio = price.mlm_steps / price.steps
-        pairs["as MLM"] = f"{format_count(price.mlm_steps)} steps for the same FLOPs ({tokens} tokens, {ratio:.2f} x)"
+    if estimate.mlm_steps is not None:
+        tokens = format_large(estimate.mlm_steps * estimate.tokens_per_step)
+        ratio = estimate.mlm_steps / estimate.steps
+        pairs["as MLM"] = (
+            f"{format_count(estimate.mlm_steps)} steps for the same FLOPs ({tokens} tokens, {ratio:.2f} x)"
+        )
     return pairs
 
 
-def memory_table(price: Price) -> ReportTable:
+def memory_table(estimate: CostEstimate) -> ReportTable:
     """Return the memory of each GPU by its parts."""
-    plans = {"DDP": price.ddp, "FSDP": price.fsdp} if price.gpus > 1 else {"one GPU": price.ddp}
+    plans = {"DDP": estimate.ddp, "FSDP": estimate.fsdp} if estimate.gpus > 1 else {"one GPU": estimate.ddp}
     parts = {
         "weights": "weights",
         "gradients": "gradients",
@@ -307,15 +309,15 @@ def memory_table(price: Price) -> ReportTable:
         )
         for rows in (parts, totals)
     )
-    return ReportTable("memory", "Memory of each GPU", ("", *plans), groups, (_describe_fit(price, plans),))
+    return ReportTable("memory", "Memory of each GPU", ("", *plans), groups, (_describe_fit(estimate, plans),))
 
 
-def _describe_fit(price: Price, plans: dict[str, Memory]) -> str:
+def _describe_fit(estimate: CostEstimate, plans: dict[str, Memory]) -> str:
     """Return which plans fit, with room for what the formulas leave out."""
-    room = GPUS[price.gpu].memory_bytes
+    room = GPUS[estimate.gpu].memory_bytes
     verdicts = []
     for plan, memory in plans.items():
-        name = plan if price.gpus > 1 else "it"
+        name = plan if estimate.gpus > 1 else "it"
         if memory.total + _LEFT_OUT_BYTES <= room:
             verdicts.append(f"{name} fits")
         elif memory.total_checkpointed + _LEFT_OUT_BYTES <= room:

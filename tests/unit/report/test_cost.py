@@ -1,4 +1,4 @@
-"""Price of a pre-training: activations against the bytes that torch saves for the backward pass, the rest by hand."""
+"""Cost of a pre-training: activations against the bytes that torch saves for the backward pass, the rest by hand."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from exlm_cli.config.describe import recipe_step_flops
 from exlm_cli.config.load import load_recipe
 from exlm_cli.data.batch import Batch
 from exlm_cli.model.exlm import ExlmModel
-from exlm_cli.report.price import count_memory, describe_cost, memory_table, price_pretraining
+from exlm_cli.report.cost import count_memory, describe_cost, estimate_cost, memory_table
 from exlm_cli.train.objective import Objective
 from tests.tiny import SPECIAL, tiny_batch, tiny_recipe
 
@@ -136,37 +136,37 @@ def test_states_of_training_are_16_bytes_a_parameter_and_fsdp_shares_them():
 )
 def test_the_hours_of_the_paper_come_to_a_tenth_to_a_quarter_of_the_peak(name, gpu, hours, utilisation):
     """App. J and Table 12, each on two GPUs; the utilisation that is assumed is the best of them."""
-    price = price_pretraining(load_recipe(name), gpu, 2, utilisation=1.0)
-    assert price.hours is not None
-    assert price.hours / hours == pytest.approx(utilisation, abs=0.005)
+    estimate = estimate_cost(load_recipe(name), gpu, 2, utilisation=1.0)
+    assert estimate.hours is not None
+    assert estimate.hours / hours == pytest.approx(utilisation, abs=0.005)
 
 
-def test_the_price_of_text_base_by_hand():
+def test_the_cost_of_text_base_by_hand():
     recipe = load_recipe("text-base")
-    price = price_pretraining(recipe, "h100", 8, utilisation=0.5)
-    assert (price.microbatches, price.microbatch_sequences) == (4, 66)  # 49,152 // 743; 256 sequences a GPU
-    assert price.tokens == 125_000 * 2048 * 512
-    assert price.seconds_per_step == pytest.approx(price.flops_per_step / (8 * 989e12 * 0.5))
-    assert price.hours == pytest.approx(125_000 * price.seconds_per_step / 3600)
+    estimate = estimate_cost(recipe, "h100", 8, utilisation=0.5)
+    assert (estimate.microbatches, estimate.microbatch_sequences) == (4, 66)  # 49,152 // 743; 256 sequences a GPU
+    assert estimate.tokens == 125_000 * 2048 * 512
+    assert estimate.seconds_per_step == pytest.approx(estimate.flops_per_step / (8 * 989e12 * 0.5))
+    assert estimate.hours == pytest.approx(125_000 * estimate.seconds_per_step / 3600)
     twin = recipe_step_flops(load_recipe("text-base-mlm")).total
-    assert price.mlm_flops_per_step == twin
-    assert price.flops is not None
-    assert price.mlm_steps is not None
-    assert abs(price.mlm_steps * twin - price.flops) <= twin / 2
+    assert estimate.mlm_flops_per_step == twin
+    assert estimate.flops is not None
+    assert estimate.mlm_steps is not None
+    assert abs(estimate.mlm_steps * twin - estimate.flops) <= twin / 2
     # a ring of eight: seven phases that add and seven that copy, each sends an eighth of the float32 gradients
-    assert price.ddp_bytes_sent == pytest.approx((7 + 7) * 4 * price.parameters / 8)
+    assert estimate.ddp_bytes_sent == pytest.approx((7 + 7) * 4 * estimate.parameters / 8)
     # each microbatch gathers seven shards of the blocks in bf16 twice and of the rest in float32 once
     block = 12 * 768**2 + 13 * 768
-    in_blocks, rest = 12 * block, price.parameters - 12 * block
-    gathered, scattered = 4 * (2 * 2 * in_blocks + 4 * rest), 4 * price.parameters
-    assert price.fsdp_bytes_sent == pytest.approx((gathered + scattered) * 7 / 8)
+    in_blocks, rest = 12 * block, estimate.parameters - 12 * block
+    gathered, scattered = 4 * (2 * 2 * in_blocks + 4 * rest), 4 * estimate.parameters
+    assert estimate.fsdp_bytes_sent == pytest.approx((gathered + scattered) * 7 / 8)
 
 
 def test_an_mlm_has_no_mlm_beside_it_and_epochs_have_no_hours():
-    price = price_pretraining(load_recipe("text-base-mlm"), "h100", 1)
-    assert (price.mlm_steps, price.ddp_bytes_sent) == (None, 0)
-    assert "as MLM" not in describe_cost(price)
-    endless = price_pretraining(tiny_recipe(train={"max_steps": None, "max_epochs": 3}), "h100", 1)
+    estimate = estimate_cost(load_recipe("text-base-mlm"), "h100", 1)
+    assert (estimate.mlm_steps, estimate.ddp_bytes_sent) == (None, 0)
+    assert "as MLM" not in describe_cost(estimate)
+    endless = estimate_cost(tiny_recipe(train={"max_steps": None, "max_epochs": 3}), "h100", 1)
     assert (endless.hours, endless.flops, endless.mlm_steps) == (None, None, None)
     assert "max_steps" in describe_cost(endless)["steps"]
 
@@ -181,6 +181,6 @@ def test_an_mlm_has_no_mlm_beside_it_and_epochs_have_no_hours():
     ],
 )
 def test_the_table_says_what_fits(name, changes, gpu, num_gpus, verdict):
-    table = memory_table(price_pretraining(load_recipe(name, changes), gpu, num_gpus))
+    table = memory_table(estimate_cost(load_recipe(name, changes), gpu, num_gpus))
     assert table.notes[0].endswith(verdict)
     assert len(table.columns) == (3 if num_gpus > 1 else 2)
