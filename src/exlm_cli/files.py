@@ -154,7 +154,7 @@ def read_json(path: Path, model: type[JsonModelT], *, hint: str = ALTERED_HINT) 
     try:
         read = model.model_validate_json(content)
     except ValidationError as error:
-        raise CheckpointError(f"{path}: {describe_finding(error)}", hint) from None
+        raise CheckpointError(f"{path}: {describe_json_error(error)}", hint) from None
     if read.as_json() != read.model_dump(mode="json"):
         raise CheckpointError(f"{path}: a number in it is too large for a float", hint)
     return read
@@ -205,7 +205,7 @@ def csv_line(cells: Sequence[object]) -> str:
     return line.getvalue().removesuffix("\r\n") + "\n"
 
 
-def describe_finding(error: ValidationError) -> str:
+def describe_json_error(error: ValidationError) -> str:
     """Return the first finding in one clause."""
     finding = error.errors()[0]
     key = ".".join(map(str, finding["loc"]))

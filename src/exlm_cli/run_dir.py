@@ -26,7 +26,7 @@ from exlm_cli.files import (
     ALTERED_HINT,
     JsonModel,
     absent_if_none,
-    describe_finding,
+    describe_json_error,
     finite_or_none,
     read_json,
     reason_of,
@@ -112,11 +112,11 @@ class RunInfo(Environment):
 
 
 def create_run_dir(out: str | Path | None, name: str, *, further_files: Iterable[str] = ()) -> Path:
-    """Make a run directory, or take one that is empty or has only what a process killed before `end_beginning` wrote.
+    """Make a run directory, or take one that is empty or has only what a process killed before `mark_resumable` wrote.
 
     Args:
         out: Its path; None: `runs/<name>-<YYYYmmdd-HHMMSS>`, with a counter where two runs begin in one second.
-        further_files: Names of files that this run, unlike others, writes before `end_beginning`.
+        further_files: Names of files that this run, unlike others, writes before `mark_resumable`.
 
     Raises:
         CheckpointError: `out` is a file or not empty, or the file system refuses.
@@ -155,7 +155,7 @@ def resume_command(command: str, run: Path) -> str:
     return f"exlm {command} --resume {shlex.quote(str(run))}"
 
 
-def end_beginning(run: Path) -> None:
+def mark_resumable(run: Path) -> None:
     """Mark a run directory as one that can be resumed: call it after the last file that a resumption needs."""
     (run / BEGINNING_FILE).unlink(missing_ok=True)
 
@@ -197,7 +197,7 @@ def _remove_leftovers(folder: Path, *, is_new: bool) -> None:
         if path not in kept:
             _delete(path)
     if not is_new:
-        end_beginning(folder)
+        mark_resumable(folder)
 
 
 def _delete(path: Path) -> None:
@@ -311,7 +311,7 @@ def read_metrics(path: Path) -> list[MetricsRow]:
         try:
             _MetricsRow.model_validate_json(line)
         except ValidationError as error:
-            finding = describe_finding(error)
+            finding = describe_json_error(error)
             raise CheckpointError(f"{path}: line {number} is not a row of metrics: {finding}", ALTERED_HINT) from None
         rows.append(json.loads(line))
     return rows

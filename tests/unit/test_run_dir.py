@@ -22,7 +22,7 @@ from exlm_cli.run_dir import (
     damage_hint,
     describe_environment,
     discarded_on_failure,
-    end_beginning,
+    mark_resumable,
     find_newest_run,
     package_version,
     read_metrics,
@@ -52,7 +52,7 @@ def test_a_given_folder_is_made_with_its_parents_and_an_empty_one_is_taken(tmp_p
     (out / ".lock").touch()
     (out / ".beginning").unlink()
     assert create_run_dir(out, "a") == out
-    end_beginning(out)
+    mark_resumable(out)
     (out / "recipe.yaml").touch()
     with pytest.raises(CheckpointError, match="not empty") as caught:
         create_run_dir(out, "a")
@@ -74,7 +74,7 @@ def test_what_a_process_killed_at_its_beginning_left_is_deleted_and_nothing_else
     with sole_process(run, is_new=True):
         assert {path.name for path in run.iterdir()} == {".lock", ".beginning"}
         (run / "recipe.yaml").touch()
-        end_beginning(run)
+        mark_resumable(run)
     with pytest.raises(CheckpointError, match="not empty"), sole_process(run, is_new=True):
         pass
     begun = create_run_dir(tmp_path / "begun", "a")
@@ -101,7 +101,7 @@ def test_what_a_process_killed_at_its_beginning_left_is_deleted_and_nothing_else
 
 def _begin_and_fail(run: Path) -> None:
     with discarded_on_failure(run):
-        end_beginning(run)
+        mark_resumable(run)
         (run / "recipe.yaml").touch()
         (run / "checkpoints").mkdir()
         raise KeyboardInterrupt

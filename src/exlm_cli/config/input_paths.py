@@ -15,7 +15,7 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.config.tasks import TaskSection, TrainFile
 from exlm_cli.files import write_atomically
-from exlm_cli.run_dir import end_beginning
+from exlm_cli.run_dir import mark_resumable
 
 SectionT = TypeVar("SectionT", bound=StrictModel)
 
@@ -37,7 +37,7 @@ def write_run_recipe(run: Path, recipe: Recipe) -> None:
         CheckpointError: The file system refuses.
     """
     write_atomically(run / "recipe.yaml", dump_recipe(with_absolute_paths(recipe)).encode())
-    end_beginning(run)
+    mark_resumable(run)
 
 
 def with_names_alone(recipe: RecipeT) -> RecipeT:

@@ -14,7 +14,7 @@ from exlm_cli.finetune.model import require_fitting_model
 from exlm_cli.finetune.results import RESULTS_FILE, read_results
 from exlm_cli.finetune.run import FinetuneResult, resume_finetuning, run_finetuning
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import SERIES_FILE, create_run_dir, end_beginning, resume_command, run_directory
+from exlm_cli.run_dir import SERIES_FILE, create_run_dir, mark_resumable, resume_command, run_directory
 from exlm_cli.tasks.registry import require_local_files
 
 
@@ -59,7 +59,7 @@ def begin_series(
     source = str(checkpoint.resolve())
     series = Series(names=tuple(by_name), checkpoint=source, use_grid=use_grid, baseline=baseline)
     write_json(folder / SERIES_FILE, series)
-    end_beginning(folder)
+    mark_resumable(folder)
     return folder
 
 
