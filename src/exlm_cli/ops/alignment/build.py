@@ -10,6 +10,7 @@ compiler sees it, so a change to any of them gives a new library. Nothing here i
 import contextlib
 import functools
 import hashlib
+import importlib.util
 import logging
 import os
 import shutil
@@ -129,8 +130,8 @@ def _processor_features() -> frozenset[str]:
 
 
 def find_compiler(kind: Kind) -> str:
-    """Return the compiler: `CXX`, g++, c++ or clang++ for the host; nvcc of `CUDA_HOME`, `CUDA_PATH`, PATH or
-    /usr/local/cuda.
+    """Return the compiler: `CXX`, g++, c++ or clang++ for the host; nvcc of `CUDA_HOME`, `CUDA_PATH`, PATH,
+    /usr/local/cuda or the package nvidia-cuda-nvcc.
 
     Raises:
         BuildError: None is installed.
@@ -139,11 +140,15 @@ def find_compiler(kind: Kind) -> str:
         candidates = [os.environ.get("CXX", ""), "g++", "c++", "clang++"]
     else:
         homes = [os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", "")]
-        candidates = [*(f"{home}/bin/nvcc" for home in homes if home), "nvcc", "/usr/local/cuda/bin/nvcc"]
+        packages = getattr(importlib.util.find_spec("nvidia"), "submodule_search_locations", None) or ()
+        installed = [str(nvcc) for folder in packages for nvcc in sorted(Path(folder).glob("cu*/bin/nvcc"))]
+        candidates = [*(f"{home}/bin/nvcc" for home in homes if home), "nvcc", "/usr/local/cuda/bin/nvcc", *installed]
     for candidate in candidates:
         if candidate and (path := shutil.which(candidate)):
             return path
-    raise BuildError("no C++ compiler found (g++, c++ or clang++)" if kind == "cpu" else "no nvcc found")
+    if kind == "cpu":
+        raise BuildError("no C++ compiler found (g++, c++ or clang++)")
+    raise BuildError("no nvcc found; `pip install nvidia-cuda-nvcc` brings one")
 
 
 def version(compiler: str) -> str:

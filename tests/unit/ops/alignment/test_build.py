@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import filelock
 import pytest
@@ -114,6 +115,20 @@ def test_a_cache_that_cannot_be_written(make_compiler, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("EXLM_CACHE_DIR", str(tmp_path / "file" / "cache"))
     assert_refuses(str(tmp_path / "file" / "cache"), build.build_library, "cpu")
+
+
+def test_nvcc_of_a_package_is_found_where_there_is_no_toolkit(tmp_path, monkeypatch):
+    nvcc = tmp_path / "nvidia" / "cu13" / "bin" / "nvcc"
+    nvcc.parent.mkdir(parents=True)
+    nvcc.write_text("#!/bin/sh\n")
+    nvcc.chmod(0o755)
+    monkeypatch.setattr(
+        build.importlib.util, "find_spec", lambda name: Mock(submodule_search_locations=[nvcc.parents[2]])
+    )
+    monkeypatch.setattr(build.shutil, "which", lambda name: name if name == str(nvcc) else None)
+    assert build.find_compiler("cuda") == str(nvcc)
+    monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: None)
+    assert_refuses("no nvcc found; `pip install nvidia-cuda-nvcc` brings one", build.find_compiler, "cuda")
 
 
 def test_a_shipped_library_is_found_without_a_compiler(tmp_path, monkeypatch):

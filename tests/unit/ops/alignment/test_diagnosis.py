@@ -15,6 +15,8 @@ from exlm_cli.ops.alignment.diagnosis import Kernels, build_kernels, diagnose
 from exlm_cli.progress import SilentProgress
 from tests.recorder import Recorder
 
+NO_NVCC = "no nvcc found; `pip install nvidia-cuda-nvcc` brings one"
+
 
 def see_gpus(monkeypatch: pytest.MonkeyPatch, *capabilities: tuple[int, int]) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
@@ -113,8 +115,8 @@ def test_device_kernels_are_built_for_all_targets_if_nvcc_is_there(make_compiler
 def test_a_gpu_without_its_compiler_leaves_the_torch_backend_and_fails_a_build(make_compiler, monkeypatch):
     make_compiler()
     hide_nvcc(monkeypatch)
-    assert diagnose().cuda == Kernels(None, "no nvcc found", "torch")
-    assert_no_build("cuda", "no nvcc found")
+    assert diagnose().cuda == Kernels(None, NO_NVCC, "torch")
+    assert_no_build("cuda", NO_NVCC)
 
 
 @pytest.mark.usefixtures("no_gpu")
