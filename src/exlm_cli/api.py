@@ -49,7 +49,7 @@ class Predictions:
         half_width: (C,) float64, of values: `mean` plus and minus it is the interval of `interval_level`; NaN where
             the run had too few validation rows. None for probabilities.
         problems: R texts, why a row cannot be read; empty where it can.
-        notes: On rows that were cut, or have a doubtful metal.
+        notes: On rows that were cut, have tokens outside the vocabulary or a doubtful metal.
         answers: For SQuAD, R pieces of the paragraphs, the best answers by the seeds' mean logits; empty for a row that
             cannot be read. `names` are then `has_answer` and `is_right`, and `mean` is the logistic function of the
             margin for both. None for other tasks.

@@ -60,7 +60,7 @@ class RankError(ExlmError):
 
 
 class InterruptedRunError(ExlmError):
-    """A run that a signal stopped after it saved a checkpoint; the exit code is the shell's, 128 + signal."""
+    """A run that a signal stopped, usually after it saved a checkpoint; the exit code is the shell's, 128 + signal."""
 
     def __init__(self, message: str, hint: str, signal_number: int) -> None:
         super().__init__(message, hint)

@@ -17,7 +17,7 @@ from exlm_cli.experiments.sweep import run_sweep
 from exlm_cli.finetune.results import read_results
 from exlm_cli.progress import SilentProgress
 from tests.campaign.material import TABLE, runs
-from tests.campaign.processes import FINETUNE, PRETRAIN, Started
+from tests.campaign.processes import FINETUNE, PRETRAIN, Started, changed
 from tests.campaign.trial import Outcome, Trial, is_temporary, tree
 from tests.killed import untimed_rows
 from tests.ranks import launch_variables
@@ -171,7 +171,7 @@ def side_by_side(trial: Trial) -> None:
     rng = trial.rng
     trial.write("texts.txt", b"the cat sat on the mat\n" * 3000)
     tokenize = ["tokenize", "texts.txt", "--kind", "text", "--vocab-size", "300"]
-    short = [*PRETRAIN, "--set", "train.max_steps=4"]
+    short = changed(PRETRAIN, "train.max_steps=4")
     first = rng.choice((tokenize, short))
     way = ("empty cache", "one folder", "killed", "one run")[trial.number % 4]
     if way == "one run":

@@ -39,6 +39,12 @@ FINETUNE = ["finetune", "csv", "rows.csv", "--smiles-column", "mol", "--label-co
             "--set", "train.num_threads=1", "--no-baseline"]  # fmt: skip
 
 
+def changed(words: list[str], setting: str) -> list[str]:
+    """Return a command whose `--set` gives its key another value."""
+    key = setting.partition("=")[0]
+    return [setting if word.startswith(f"{key}=") else word for word in words]
+
+
 def forking() -> ForkServerContext:
     """Return the context of processes that begin with everything imported."""
     context = multiprocessing.get_context("forkserver")

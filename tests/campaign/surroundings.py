@@ -14,7 +14,7 @@ from exlm_cli.train.pretrained import load_pretrained
 from tests.campaign.damaged import WEIGHTY, damage
 from tests.campaign.kills import reference
 from tests.campaign.material import NASTY, PACKERS, bring_runs, mutate
-from tests.campaign.processes import FINETUNE, PRETRAIN, Started, run_in, small_disk
+from tests.campaign.processes import FINETUNE, PRETRAIN, Started, changed, run_in, small_disk
 from tests.campaign.trial import Trial, resident_mib, tree
 from tests.fake_hub import TOKEN, running_hub
 
@@ -26,9 +26,9 @@ def disks(trial: Trial) -> None:
     rng = trial.rng
     bring_runs(trial, "PTMW")
     commands: dict[str, list[str]] = {
-        "pretrain": [*PRETRAIN, "--set", "train.max_steps=8", "--out", "disk/run"],
+        "pretrain": [*changed(PRETRAIN, "train.max_steps=8"), "--out", "disk/run"],
         "tokenize": ["tokenize", "texts.txt", "--kind", "text", "--vocab-size", "300", "--out", "disk/run"],
-        "finetune": [*FINETUNE, "--set", "train.max_epochs=1", "--out", "disk/run"],
+        "finetune": [*changed(FINETUNE, "train.max_epochs=1"), "--out", "disk/run"],
         "predict": ["predict", "M", "new.csv", "--out", "disk/out.csv"],
         "embed": ["embed", "P", "new.csv", "--smiles-column", "mol", "--out", "disk/out.npz"],
         "inspect-dag": ["inspect-dag", "a [MASK]", "--checkpoint", "T", "--out", "disk/out", "--format", "dot,json"],
@@ -66,9 +66,9 @@ def without_rights(trial: Trial) -> None:
         ["embed", "P", "new.csv", "--smiles-column", "mol", "--out", "out/v.npz"],
         ["tokenize", "texts.txt", "--kind", "text", "--vocab-size", "300", "--out", "out/run"],
         ["tokenize", ".", "--kind", "text", "--vocab-size", "300", "--out", "out/run"],
-        ["pretrain", "--recipe", "mine.yaml", *PRETRAIN[3:], "--set", "train.max_steps=2", "--out", "out/run"],
+        ["pretrain", "--recipe", "mine.yaml", *changed(PRETRAIN, "train.max_steps=2")[3:], "--out", "out/run"],
         ["pretrain", "--resume", "T"],
-        [*FINETUNE, "--out", "out/run", "--set", "train.max_epochs=1"],
+        [*changed(FINETUNE, "train.max_epochs=1"), "--out", "out/run"],
         ["eval", "M"],
         ["curves", "M/cells/single/seed-1"],
     ))  # fmt: skip

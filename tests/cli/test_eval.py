@@ -53,7 +53,7 @@ def test_pretrained_runs_are_scored_side_by_side_on_given_data(run_folder, capsy
     assert {"mask_accuracy", "entropy_bits", "entropy_posterior_bits", "effective_states"} <= set(first)
     out, said = printed_by(capsys, ["eval", "T", "--data", "valid.txt", "--max-sequences", "1"])
     assert "scoring text on 1 sequence" in said
-    assert "is trained on too" not in said
+    assert "training rows too" not in said
     assert "validating: 1/1" in said
     assert "effective states per mask" in out
     assert "note: text: exlm, step 3" in out

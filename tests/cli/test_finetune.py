@@ -12,6 +12,7 @@ from exlm_cli.cli.app import main
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.tasks import SUITES
+from exlm_cli.finetune.results import read_results
 from exlm_cli.run_dir import read_run_json
 from tests.cli.asserts import printed_by, refusal_of, result_of
 from tests.killed import act_at_call
@@ -84,10 +85,12 @@ def test_a_signal_saves_and_the_resumed_run_gives_the_same_scores(folder, capsys
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
-@pytest.mark.parametrize(("suite", "name"), [("glue", "cola"), ("moleculenet", "bace")])
-def test_the_recipe_for_a_cpu_is_named_where_the_papers_would_run_on_one(capsys, monkeypatch, suite, name):
+@pytest.mark.parametrize(("suite", "name", "run"), [("glue", "cola", "T"), ("moleculenet", "bace", "P")])
+def test_the_recipe_for_a_cpu_is_named_where_the_papers_would_run_on_one(
+    run_folder, capsys, monkeypatch, suite, name, run
+):
     monkeypatch.setattr("exlm_cli.finetune.run.run_finetuning", Mock(side_effect=KeyboardInterrupt))
-    assert main(["finetune", suite, name, "--checkpoint", "runs/pretrained"]) == 130
+    assert main(["finetune", suite, name, "--checkpoint", run]) == 130
     assert f"on a CPU `--recipe {suite}-small` takes minutes\n" in capsys.readouterr().err
 
 
@@ -100,6 +103,17 @@ def test_a_series_that_is_stopped_while_it_reads_says_how_to_continue(run_folder
     assert said.endswith("stopped at rte, task 1 of 2\n\nhint: continue with `exlm finetune --resume some`\n")
 
 
+def test_a_checkpoint_of_another_kind_is_refused_before_rows_are_read(run_folder, capsys):
+    (run_folder / "bad.csv").write_text("smiles,y\nC1CC,1\nC1CC,0\n")
+    words = ["finetune", "csv", "bad.csv", "--label-columns", "y"]
+    assert "bad.csv:2: not a molecule" in refusal_of(capsys, *words, "--checkpoint", "P")
+    said = refusal_of(capsys, *words, "--checkpoint", "T/checkpoints/step-3")
+    assert said.startswith("error: T/checkpoints/step-3 is a model of text; csv needs one of SMILES\n")
+    assert said.endswith("; `--text-column NAME` names a column of text")
+    said = refusal_of(capsys, *words, "--checkpoint", "T", "--smiles-column", "smiles")
+    assert said.endswith("or give another `--checkpoint RUN`")
+
+
 def test_all_tasks_of_glue_fill_table_3_and_a_finished_series_is_only_read(folder, capsys):
     tasks = [task.removeprefix("glue/") for task in SUITES["glue"].tasks]
     for task in tasks:
@@ -108,10 +122,18 @@ def test_all_tasks_of_glue_fill_table_3_and_a_finished_series_is_only_read(folde
     sets = ["train.max_epochs=1", "train.num_threads=1", "task.sequence_length=24"]
     out = printed_by(capsys, [*words, "--device", "cpu", *(word for value in sets for word in ("--set", value))]).out
     assert "ours    tiny (exlm)" in out
+    assert "not the benchmark's number of rows: mnli (train 3 instead of 392,702" in " ".join(out.split())
+    for task in tasks:
+        assert f"report: all/{task}/report.html\n" in out
+        verdict = read_results(folder / "all" / task).verdict
+        assert all(f"verdict of {task}: {sentence}" in " ".join(out.split()) for sentence in verdict)
+        page = (folder / "all" / task / "report.html").read_text()
+        assert f"glue/{task}" in page
     assert out.endswith("wrote all/report/table-3.md\nwrote all/report/table-3.csv\n")
     again = result_of(capsys, "finetune", "--resume", "all")
     assert [run["task"] for run in again["runs"]] == [f"glue/{task}" for task in tasks]
+    assert [run["report"] for run in again["runs"]] == [f"all/{task}/report.html" for task in tasks]
     shown = result_of(capsys, "eval", "all", "--no-figures")
     assert {run["task"] for run in shown["runs"]} == {f"glue/{task}" for task in tasks}
     said = refusal_of(capsys, "finetune", "--resume", "all", "--seeds", "2")
-    assert "`--set`, `--seeds`, `--num-replicates` and `--device` change none" in said
+    assert "which take no `--set`, `--seeds`, `--num-replicates` or `--device`" in said

@@ -4,7 +4,7 @@ import pytest
 import typer
 
 from exlm_cli.cli import app as shell
-from exlm_cli.cli.options import complete_recipes, running_command, split_words, to_options
+from exlm_cli.cli.options import collect_overrides, complete_recipes, running_command, split_words, to_options
 from exlm_cli.config.load import KINDS, list_recipes
 from exlm_cli.errors import ConfigError
 
@@ -36,6 +36,9 @@ def shown_by(command: str | None, text: str) -> str:
         ("repeat-mlm", "`data.column=NAME`, `task.text_column=NAME`, `jobs=1`",
          "`--set pretrain.data.column=NAME`, `--set finetune.task.text_column=NAME`, `--jobs 1`"),
         ("eval", "`checkpoint=RUN` with `data.on_invalid=skip`", "`RUN` with `--on-invalid skip`"),
+        ("tokenize", "`data.train=[a.smi, b.smi]`", "`a.smi b.smi`"),
+        ("eval", "`data.valid=[a.smi,b.smi]`", "`--data a.smi --data b.smi`"),
+        ("pretrain", "`data.valid=[a.smi,b.smi]`", "`--set data.valid=[a.smi,b.smi]`"),
         ("inspect-dag", "`checkpoint=RUN` with `data.column=X`", "`--checkpoint RUN` with `data.column=X`"),
         ("pretrain", "override `modle.width=1`: unknown key", "`--set modle.width=1`: unknown key"),
         ("pretrain", "override `masking`: not of the form", "`--set masking`: not of the form"),
@@ -43,6 +46,17 @@ def shown_by(command: str | None, text: str) -> str:
 )  # fmt: skip
 def test_a_setting_becomes_what_the_running_command_takes(command, library, shown):
     assert shown_by(command, library) == shown
+
+
+def test_a_key_that_set_gives_twice_is_refused_and_an_option_wins_over_it():
+    with pytest.raises(
+        ConfigError, match=r"^`--set data\.train=a` and `--set data\.train =b` both give `data\.train`$"
+    ) as c:
+        collect_overrides(["data.train=a", "seed=1", "data.train =b"], {})
+    assert "`KEY=[A,B]`" in c.value.hint
+    assert collect_overrides(["seed=1", "data.train=a"], {"seed": 2, "device": None}) == [
+        "seed=1", "data.train=a", "seed=2",
+    ]  # fmt: skip
 
 
 def test_a_list_is_read_as_a_line_of_csv():

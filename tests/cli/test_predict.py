@@ -23,12 +23,13 @@ def test_new_molecules_get_probabilities_or_the_reason_why_not(run_folder, capsy
     assert [bool(row["problem"]) for row in rows] == [False, True, False]
     assert 0 < float(rows[0]["active_probability"]) < 1
     assert list(rows[0])[4:] == [
-        "active_probability", "toxic_probability", "active_seed_spread", "toxic_seed_spread", "in_training_split",
+        "active_probability", "toxic_probability", "active_seed_spread", "toxic_seed_spread", "in_split",
         "nearest_train_tanimoto", "problem",
     ]  # fmt: skip
-    assert [row["in_training_split"] for row in rows] == ["yes", "", "no"]
+    assert [row["in_split"] for row in rows] == ["train", "", "none"]
     assert result["rows_in_training_split"] == 1
-    assert result["metrics_without_training_rows"]["accuracy"] in (0, 1)
+    assert "rows_in_validation_split" not in result
+    assert result["metrics_without_known_rows"]["accuracy"] in (0, 1)
     words = ["predict", "M", "new.csv", "--out", "here.csv", "--smiles-column", "mol", "--no-figures"]
     out = printed_by(capsys, [*words, "--escape-formulas"]).out
     assert "unreadable rows" in out
@@ -43,7 +44,7 @@ def test_glue_and_squad_files_are_answered_in_the_official_layouts(run_folder, c
     (run_folder / "dev.tsv").write_text(content("rte"), encoding="utf-8")
     result = result_of(capsys, "predict", "R", "dev.tsv", "--out", "rte.tsv")
     assert set(result["metrics"]) >= {"accuracy", "brier", "calibration_error"}
-    wanted = {"sentence1", "sentence2", "label", "entailment_seed_spread", "predicted_class", "in_training_split"}
+    wanted = {"sentence1", "sentence2", "label", "entailment_seed_spread", "predicted_class", "in_split"}
     assert wanted <= set(read_rows(run_folder / "rte-details.csv")[0])
     assert (run_folder / "rte.tsv").read_text().splitlines()[0] == "index\tprediction"
     (run_folder / "dev-v2.0.json").write_text(json.dumps(document("Moss")))
@@ -53,13 +54,19 @@ def test_glue_and_squad_files_are_answered_in_the_official_layouts(run_folder, c
     assert {"exact_match", "f1", "has_answer_f1"} <= set(result["metrics"])
     answers, odds = (json.loads((run_folder / file).read_text()) for file in result["files"][:2])
     assert list(answers) == list(odds) == ["Moss-0", "Moss-1"]
+    assert result["rows_in_training_split"] == result["rows"]
+    (run_folder / "valid.json").write_text(json.dumps(document("Clocks")))
+    result = result_of(capsys, "predict", "Q", "valid.json")
+    assert result["rows_in_validation_split"] == result["rows"]
+    assert "rows_in_training_split" not in result
 
 
 @pytest.mark.parametrize("run", ["P", "M"])
 def test_vectors_of_any_run_are_written(run_folder, capsys, run):
-    write_rows(run_folder / "new.csv", ["smiles"], [["CCO"], ["(("]])
+    write_rows(run_folder / "new.csv", ["smiles"], [["C[Se]C"], ["(("]])
     result = result_of(capsys, "embed", run, "new.csv", "--out", "a/v.npz")
     assert (result["rows"], result["unreadable_rows"], result["files"]) == (2, 1, ["a/v.npz"])
+    assert any("outside the vocabulary" in note and note.endswith("`[Se]` (line 2)") for note in result["notes"])
     vectors = np.load(run_folder / "a/v.npz")
     assert vectors["cls"].shape == vectors["mean"].shape == (2, 16)
     assert np.isnan(vectors["cls"][1]).all()

@@ -1,13 +1,16 @@
-"""The kind of a run, and names that tell runs apart."""
+"""The kind of a run, names that tell runs apart, and the checkpoint that is taken."""
 
+import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from exlm_cli.cli.runs import given_runs, name_runs
+from exlm_cli.cli.runs import choose_checkpoint, given_runs, name_runs
 from exlm_cli.errors import CheckpointError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import run_kind, update_run_json
+from tests.unit.finetune.synthetic import make_pretrained
 
 
 @pytest.mark.parametrize(
@@ -41,3 +44,38 @@ def test_a_link_to_itself_is_no_run(tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(CheckpointError, match="loop"):
         given_runs([tmp_path / "loop"], SilentProgress())
+
+
+def chosen(given: Path | None = None) -> tuple[Path, list[str]]:
+    """Return the checkpoint that is taken, and the messages about it."""
+    progress = Mock(SilentProgress())
+    kinds = {"text run of an ExLM": lambda recipe: recipe.objective == "exlm", "text run": lambda _: True}
+    found = choose_checkpoint(given, kinds, "text-small", progress)
+    return found, [call.args[0] for call in progress.message.call_args_list]
+
+
+def test_a_finished_run_is_taken_before_newer_ones_and_an_unfinished_one_is_told(folder):
+    """`exlm pretrain` writes `steps` into run.json at its end."""
+    for name in ("old", "new", "mlm"):
+        make_pretrained(folder / "runs" / name, objective="mlm" if name == "mlm" else "exlm", train={"max_steps": 1200})
+    update_run_json(folder / "runs/mlm", {"steps": 1200})
+    os.utime("runs/old/run.json", (1, 1))
+    note = "note: runs/new is at step 3 of 1,200; `exlm pretrain --resume runs/new` finishes the run"
+    # an MLM has no DAG, so that it does not go before any ExLM
+    assert chosen() == (Path("runs/new"), ["checkpoint: runs/new, the newest text run of an ExLM", note])
+    assert chosen(Path("runs/new")) == (Path("runs/new"), [note])
+    step = Path("runs/new/checkpoints/step-3")
+    assert chosen(step) == (step, [note.replace("runs/new is", f"{step} is")])
+    update_run_json(folder / "runs/old", {"steps": 1200})
+    os.utime("runs/old/run.json", (1, 1))
+    assert chosen() == (Path("runs/old"), ["checkpoint: runs/old, the newest finished text run of an ExLM"])
+    assert chosen(Path("runs/old/checkpoints/step-3"))[1] == []
+
+
+def test_steps_that_the_recipe_does_not_know_are_left_out_and_other_runs_have_no_note(folder):
+    make_pretrained(folder / "epochs", train={"max_steps": None, "max_epochs": 2})
+    assert chosen(Path("epochs"))[1] == ["note: epochs is at step 3; `exlm pretrain --resume epochs` finishes the run"]
+    (folder / "tuned").mkdir()
+    update_run_json(folder / "tuned", {"command": "finetune"})
+    for other in ("tuned", "none"):
+        assert chosen(Path(other)) == (Path(other), [])

@@ -83,7 +83,19 @@ def collect_overrides(sets: list[str] | None, options: Mapping[str, object]) -> 
     Args:
         sets: `key=value`, as given.
         options: Key -> value of its option; None: not given. Quoted, so that YAML reads a text as it is.
+
+    Raises:
+        ConfigError: `--set` gives a key twice: the first value would be lost.
     """
+    first: dict[str, str] = {}
+    for override in sets or []:
+        key = override.partition("=")[0].strip()
+        if key in first:
+            raise ConfigError(
+                f"`--set {first[key]}` and `--set {shorten(override, 40)}` both give `{key}`",
+                "give it once; several values of a list are written `KEY=[A,B]`",
+            )
+        first[key] = shorten(override, 40)
     given = {key: value for key, value in options.items() if value is not None}
     return [*(sets or []), *(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items())]
 
@@ -228,11 +240,14 @@ def _as_parameter(command: Any, key: str, value: str) -> str | None:
     parameter = next((parameters[name] for name in names if name in parameters), None)
     if parameter is None:
         return None
+    words = _words(value)
     if parameter.param_type_name == "argument":
-        return f"`{_plain(value)}`"
+        return f"`{' '.join(words)}`"
     option = next(name for name in parameter.opts if name.startswith("--"))
-    if not getattr(parameter, "is_flag", False):
-        return f"`{option} {_plain(value)}`"
+    if parameter.multiple:
+        return f"`{' '.join(f'{option} {word}' for word in words)}`"
+    if not parameter.is_flag:
+        return f"`{option} {','.join(words)}`"
     if value == "true":
         return f"`{option}`"
     return f"`{parameter.secondary_opts[0]}`" if parameter.secondary_opts else f"no `{option}`"
@@ -257,8 +272,8 @@ def _kind_of_recipes(command: str | None) -> "type[Recipe] | None":
     return next((kind for kind in KINDS if kind.command == name), None)
 
 
-def _plain(value: str) -> str:
-    """Return a value without the brackets and quotes that YAML needs and an option does not."""
+def _words(value: str) -> list[str]:
+    """Return a value, or those of a list, without the brackets and quotes that YAML needs and an option does not."""
     if value.startswith("[") and value.endswith("]"):
-        return ",".join(_plain(part.strip()) for part in value[1:-1].split(","))
-    return value[1:-1] if len(value) > 1 and value[0] == value[-1] == '"' else value
+        return [word for part in value[1:-1].split(",") for word in _words(part.strip())]
+    return [value[1:-1] if len(value) > 1 and value[0] == value[-1] == '"' else value]

@@ -1,5 +1,6 @@
 """Run arguments of commands: kind and name of each run, and the newest run that fits as the default."""
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,11 +10,13 @@ from pathlib import Path
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError
+from exlm_cli.format import format_count
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import (
     RUNS_ROOT,
     SERIES_FILE,
     find_newest_run,
+    is_checkpoint,
     read_run_json,
     resume_command,
     run_directory,
@@ -117,25 +120,48 @@ def choose_checkpoint(
 ) -> Path:
     """Return the checkpoint that was given, or else the newest pre-training run that fits, and print its path.
 
+    A run that was trained to its end is taken before others; a message says if the one that is returned was not.
+
     Args:
         given: `--checkpoint`.
         fits_by_kind: Description of a kind of run -> whether a recipe is of it. The first kind with any run is taken;
             the error names the last.
         recipe_to_make_one: Recipe that makes such a run, for the hint.
-        progress: Prints the path.
+        progress: Prints the path and the message.
         instead: End of the hint: what to do without a run.
 
     Raises:
         CheckpointError: None was given and none fits.
     """
     if given is not None:
+        if not is_on_hub(given):
+            _say_if_unfinished(given, progress)
         return local_run(given, progress)
     for kind, fits in fits_by_kind.items():
-        newest = find_newest_run(RUNS_ROOT, partial(_is_pretrained, fits=fits))
-        if newest is not None:
-            progress.message(f"checkpoint: {newest}, the newest {kind}")
-            return newest
+        for adjective, is_finished in (("finished ", True), ("", False)):
+            newest = find_newest_run(RUNS_ROOT, partial(_is_pretrained, fits=fits, is_finished=is_finished))
+            if newest is not None:
+                progress.message(f"checkpoint: {newest}, the newest {adjective}{kind}")
+                _say_if_unfinished(newest, progress)
+                return newest
     raise _no_run(f"no `--checkpoint` was given, and there is no {[*fits_by_kind][-1]}", recipe_to_make_one, instead)
+
+
+def _say_if_unfinished(checkpoint: Path, progress: Progress) -> None:
+    """Report how far a pre-training run came that was not trained to its end."""
+    run = run_directory(checkpoint)
+    with contextlib.suppress(ExlmError):  # what is wrong with a damaged run is told where it is read
+        described = read_run_json(run)
+        if described.command != "pretrain" or described.steps is not None:
+            return
+        total = load_recipe(str(run / "recipe.yaml")).train.max_steps
+        saved = [checkpoint] if is_checkpoint(checkpoint) else (run / "checkpoints").glob("step-*")
+        steps = [int(step) for path in saved if (step := path.name.removeprefix("step-")).isdecimal()]
+        of_total = "" if total is None else f" of {format_count(total)}"
+        progress.message(
+            f"note: {checkpoint} is at step {format_count(max(steps, default=0))}{of_total}; "
+            f"`{resume_command('pretrain', run)}` finishes the run"
+        )
 
 
 def newest_run(*, takes_all: bool, progress: Progress) -> Path:
@@ -176,10 +202,13 @@ def _is_scorable(run: Path, *, takes_all: bool) -> bool:
     return is_finished or (command == "pretrain" and _has_checkpoint(run))
 
 
-def _is_pretrained(run: Path, *, fits: Callable[[PretrainRecipe], bool]) -> bool:
+def _is_pretrained(run: Path, *, fits: Callable[[PretrainRecipe], bool], is_finished: bool) -> bool:
     try:
-        is_pretraining = _has_checkpoint(run) and read_run_json(run).command == "pretrain"
-        return is_pretraining and fits(load_recipe(str(run / "recipe.yaml")))
+        described = read_run_json(run)
+        is_pretraining = described.command == "pretrain" and _has_checkpoint(run)
+        # pre-training writes its steps at its end
+        is_wanted = is_pretraining and (described.steps is not None or not is_finished)
+        return is_wanted and fits(load_recipe(str(run / "recipe.yaml")))
     except ExlmError:
         return False  # a damaged run is left out
 

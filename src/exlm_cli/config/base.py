@@ -25,11 +25,19 @@ class Mark(Enum):
     COMPUTING = "how a step is computed: it changes rounding and dropout draws alone"
 
 
-def _kinds_in(annotation: Any) -> Iterator[Any]:
+class UnfitValueError(ValueError):
+    """A value that does not fit another; the hint names overrides that do."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def kinds_in(annotation: Any) -> Iterator[Any]:
     """Yield a type and those that it is made of."""
     yield annotation
     for part in get_args(annotation):
-        yield from _kinds_in(part)
+        yield from kinds_in(part)
 
 
 class StrictModel(BaseModel):
@@ -44,7 +52,7 @@ class StrictModel(BaseModel):
         annotation = cls.model_fields[info.field_name or ""].annotation
         if get_origin(annotation) is tuple and isinstance(value, str | int | float):
             return (value,)
-        if isinstance(value, bool) and any(kind in (int, float) for kind in _kinds_in(annotation)):
+        if isinstance(value, bool) and any(kind in (int, float) for kind in kinds_in(annotation)):
             raise ValueError("it should be a number")
         if isinstance(value, int) and abs(value) >= 2**63:
             raise ValueError("it should be between -2^63 and 2^63")  # what torch and itertools take
@@ -116,6 +124,8 @@ def describe_finding(finding: Any, subject: str = "it") -> str:
         return "a value is missing"
     if finding["type"] in _TYPES_IN_YAML:
         return f"{subject} should be {_TYPES_IN_YAML[finding['type']]}"
+    if finding["type"] == "string_type" and isinstance(finding["input"], int | float):
+        return f"{subject} should be text: put it in quotes"
     said = finding["msg"].removeprefix("Value error, ").partition(", unable to ")[0]
     return re.sub("^(Input|Tuple|String)(?= should)", lambda _: subject, said)
 

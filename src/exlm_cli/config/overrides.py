@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from exlm_cli.config.base import Recipe, StrictModel, describe_finding
+from exlm_cli.config.base import Recipe, StrictModel, UnfitValueError, describe_finding, kinds_in
 from exlm_cli.config.yaml import describe_yaml_error, dump_yaml, parse_yaml
 from exlm_cli.errors import ConfigError
 from exlm_cli.format import shorten
@@ -140,13 +140,13 @@ def parse_override(override: str, kind: type[Recipe]) -> Layers:
     if not equals or not path:
         raise ConfigError(f"{origin} is not of the form section.key=value", "for example `masking.mask_ratio=0.3`")
     first, *inner = path.split(".")
-    mapping = find_field(kind, first)
+    field, mapping = find_field(kind, path), find_field(kind, first)
     if inner and mapping is not None and get_origin(mapping.annotation) is dict:
         inner = [".".join(inner)]  # `grid.optim.lr` is the key `optim.lr` of `grid`
-    elif find_field(kind, path) is None:
+    elif field is None:
         raise unknown_key(origin, path, kind)
     try:
-        value: Any = text if _is_plain_text(text) else parse_yaml(text)
+        value: Any = text if _is_plain_text(text) else _read_value(text, field)
     except yaml.YAMLError as error:
         raise ConfigError(f"{origin}: the value is not YAML: {describe_yaml_error(error)}", _SYNTAX_HINT) from error
     for key in reversed(inner):
@@ -231,6 +231,22 @@ def _is_plain_text(text: str) -> bool:
     return text.startswith(tuple("*&!%@`?|>#")) or (not text.startswith(tuple("[{'\"")) and " #" in text)
 
 
+def _read_value(text: str, field: FieldInfo | None) -> Any:
+    """Return a value in YAML. What YAML takes for a number stays as it is written if the key holds texts, like `08`."""
+    value = parse_yaml(text)
+    kinds = set() if field is None else {kind for kind in kinds_in(field.annotation) if not get_args(kind)}
+    if str in kinds and kinds <= {str, types.NoneType, ...}:
+        return _as_written(value, yaml.load(text, Loader=yaml.BaseLoader))  # noqa: S506 - it makes texts of all
+    return value
+
+
+def _as_written(value: Any, written: Any) -> Any:
+    """Return a value in which numbers, also those in lists, are the texts that stand for them in `written`."""
+    if isinstance(value, list):
+        return [_as_written(*pair) for pair in zip(value, written, strict=True)]
+    return written if isinstance(value, int | float) else value
+
+
 def _explain(error: ValidationError, layers: Layers, described: str, kind: type[Recipe]) -> ConfigError:
     """Turn pydantic's findings into a one-line error about the first; unknown keys go first, as they cause others."""
     finding = min(error.errors(), key=lambda finding: finding["type"] != "extra_forbidden")
@@ -239,7 +255,9 @@ def _explain(error: ValidationError, layers: Layers, described: str, kind: type[
         return unknown_key(layers.origin(path) or described, path, kind)
     if finding["type"] == "value_error" and child_keys(kind, path):  # of several keys of a section
         message = describe_finding(finding)
-        return ConfigError(f"{described}{_with_overrides(layers, path, message)}: {message}", _CHANGE_HINT)
+        cause = finding["ctx"]["error"]
+        hint = cause.hint if isinstance(cause, UnfitValueError) else _CHANGE_HINT
+        return ConfigError(f"{described}{_with_overrides(layers, path, message)}: {message}", hint)
     while (field := find_field(kind, path)) is None:
         path = path.rpartition(".")[0]  # a key of a mapping: the error names the whole mapping
     about = field.description or "a section with the keys " + ", ".join(child_keys(kind, path))

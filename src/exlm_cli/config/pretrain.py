@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from exlm_cli.config.base import Mark, Recipe
+from exlm_cli.config.base import Mark, Recipe, UnfitValueError
 from exlm_cli.config.sections import (
     DataConfig,
     MaskingConfig,
@@ -132,8 +132,9 @@ class PretrainRecipe(Recipe):
         if train.max_steps is None and train.max_epochs is None:
             raise ValueError("give `train.max_steps`, `train.max_epochs`, or both")
         if train.max_steps is not None and self.optim.warmup_steps > train.max_steps:
-            raise ValueError(
-                f"`optim.warmup_steps` {self.optim.warmup_steps} is more than `train.max_steps` {train.max_steps}"
+            raise UnfitValueError(
+                f"`optim.warmup_steps` {self.optim.warmup_steps} is more than `train.max_steps` {train.max_steps}",
+                "warm up for a share of the steps with `optim.warmup_steps=0` and `optim.warmup_ratio=0.06`",
             )
         if train.batch_tokens is not None and train.batch_tokens < self.repeated_length:
             raise ValueError(

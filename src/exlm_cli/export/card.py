@@ -244,7 +244,9 @@ def _is_of_seed(note: str, seed: int | None) -> bool:
 def _caveats(source: Source, form: Format) -> list[str]:
     caveats = []
     if source.is_masked_exlm:
-        instead = "`exlm inspect-dag` on the run fills masks" if form == "onnx" else "the class of the folder does it"
+        instead = (
+            "`exlm inspect-dag` on the run fills masks" if form == "onnx" else "`ExlmForMaskedLM` of the folder does it"
+        )
         caveats.append(
             f"A [MASK] expands into {source.recipe.masking.num_states_per_mask} states, which ESM classes and ONNX "
             f"models cannot do: {instead}. The tokenizer declares no mask token, so that no other class fills masks."

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import EsmForMaskedLM
+from transformers import EsmForMaskedLM, EsmForSequenceClassification, EsmForTokenClassification, EsmModel
 from transformers.utils import ModelOutput
 
 from exlm_cli.dag.search import SearchProblem, best_sequences
@@ -49,6 +49,32 @@ class ExlmOutput(ModelOutput):  # type: ignore[misc]
     node_log_probs: Tensor | None = None
     log_transitions: Tensor | None = None
     num_nodes: Tensor | None = None
+
+
+# an Auto class that loads the configuration of the folder accepts only models that name it
+
+
+class ExlmModel(EsmModel):  # type: ignore[misc]
+    """ESM's encoder for `AutoModel`; it does not expand masks."""
+
+    config_class = ExlmConfig
+
+    @classmethod
+    def is_custom_code(cls) -> bool:
+        """Return False, so that transformers 5 finds the rotary frequencies, which it renames only for its own code."""
+        return False
+
+
+class ExlmForSequenceClassification(EsmForSequenceClassification):  # type: ignore[misc]
+    """ESM's encoder with a head for `AutoModelForSequenceClassification`; it does not expand masks."""
+
+    config_class = ExlmConfig
+
+
+class ExlmForTokenClassification(EsmForTokenClassification):  # type: ignore[misc]
+    """ESM's encoder with a head for `AutoModelForTokenClassification`; it does not expand masks."""
+
+    config_class = ExlmConfig
 
 
 class ExlmForMaskedLM(EsmForMaskedLM):  # type: ignore[misc]

@@ -25,7 +25,14 @@ MODULES = (
     "export/modeling_exlm",
 )
 """Modules of `modeling_exlm.py`; each comes after those that it imports."""
-AUTO_MAP = {"AutoConfig": "configuration_exlm.ExlmConfig", "AutoModelForMaskedLM": "modeling_exlm.ExlmForMaskedLM"}
+AUTO_MAP = {
+    "AutoConfig": "configuration_exlm.ExlmConfig",
+    "AutoModel": "modeling_exlm.ExlmModel",
+    "AutoModelForMaskedLM": "modeling_exlm.ExlmForMaskedLM",
+    "AutoModelForSequenceClassification": "modeling_exlm.ExlmForSequenceClassification",
+    "AutoModelForTokenClassification": "modeling_exlm.ExlmForTokenClassification",
+}
+"""Classes by the name of the Auto class that loads them with `trust_remote_code=True`."""
 _PACKAGE = Path(__file__).parents[1]
 _LEFT_OUT = re.compile(
     r"^(?:if TYPE_CHECKING:\n(?: .*\n)+|from (?:exlm_cli|jaxtyping|__future__)\b.* import (?:\([^)]*\)|.*)\n)",

@@ -88,7 +88,7 @@ class Vectors:
         mean: (R, D) float32, the mean of the last states of the tokens between [CLS] and [SEP], all copies of repeated
             ones.
         problems: R texts, why a row cannot be read; empty where it can.
-        notes: On the encoder, and on rows that were cut or have a doubtful metal.
+        notes: On the encoder, and on rows that were cut, have tokens outside the vocabulary or a doubtful metal.
     """
 
     cls: NDArray[np.float32]

@@ -57,8 +57,8 @@ def predict(
     """Predict the rows or questions of a file, write them, and score them where the file has labels.
 
     To the columns of the layout it adds `<name>_calibrated` probabilities, of spans those of `AnswerProbabilities`, or
-    `<name>_low_90` and `<name>_high_90`, the interval of a value at `interval_level`; `in_training_split`;
-    `nearest_train_tanimoto` of molecules.
+    `<name>_low_90` and `<name>_high_90`, the interval of a value at `interval_level`; `in_split`, which is `train`,
+    `valid` or `none`; `nearest_train_tanimoto` of molecules.
 
     Args:
         path: The file, in the layout of the run's task.
@@ -93,13 +93,13 @@ def predict(
     refuse_overwriting(path, *files)
     with folder_for_results(out.parent, *files):
         calibration, notes = _calibration_of(members)
-        training = read_training_rows([member.run for member in members])
+        known = read_training_rows([member.run for member in members])
         threshold = None if ensemble else results.metrics["valid"].get("f1_threshold")
         median = None if threshold is None else threshold.median
         task = TrainedTask(config, results.input_kind, results.loss, results.output_names, median)
         rows = layout.read(task, path, column, progress)
         encoded, outputs, notes_on_encoding = _run_models(members, rows, progress)
-        is_known_N = training.contain(rows.keys)
+        split_N = known.splits_of(rows.keys)
         added: dict[str, list[str]] = {}
         labelled = None
         if calibration is not None:
@@ -107,28 +107,30 @@ def predict(
             added, missing = _calibrated_columns(calibrated)
             notes += missing
             labelled = calibrated if encoded.is_labelled else None
-        added["in_training_split"] = ["yes" if is_known else "no" for is_known in is_known_N]
+        added["in_split"] = split_N.tolist()
         if results.input_kind == "smiles":
-            nearest_N = training.nearest_tanimoto(rows.keys, progress)
+            nearest_N = known.nearest_tanimoto(rows.keys, progress)
             added["nearest_train_tanimoto"] = [f"{value:.4f}" for value in nearest_N]
         predicted = encoded.prediction_columns(outputs) | added
         notes_on_table = rows.write(predicted, files[-1], escapes_formulas=escape_formulas)
         official = encoded.official_files(outputs)
         write_together(dict(zip(files[: len(official)], official, strict=True)))
-        scores, of_new = _score(encoded, outputs, labelled, is_known_N)
-    if is_known_N.any():
+        scores, of_new = _score(encoded, outputs, labelled, split_N == "none")
+    num_train, num_valid = (int((split_N == split).sum()) for split in ("train", "valid"))
+    counts = {"training": num_train, "validation": num_valid}
+    counted = [f"of the {name} split: {count:,} of {len(split_N):,}" for name, count in counts.items() if count]
+    if counted:
         scored = "; scored with and without them" if of_new else ""
-        notes.append(f"rows of the training split: {is_known_N.sum():,} of {len(is_known_N):,}{scored}")
-    if results.replication is not None:
-        splits, others = len(results.replication.split_seeds), finetuned.run / "replicates"
-        notes.append(f"predicted by the first of {splits} splits; `ensemble` adds the others, which are under {others}")
+        notes.append(f"rows {', '.join(counted)}{scored}")
+    notes += _describe_splits_left(members)
     summary = PredictionSummary(
         files,
         num_rows=rows.num_rows,
         num_unreadable=rows.num_rows - len(rows.keys),
         metrics=scores,
         notes=(*notes_on_encoding, *rows.notes, *notes_on_table, *notes),
-        num_in_training=int(is_known_N.sum()),
+        num_in_training=num_train,
+        num_in_validation=num_valid,
         metrics_of_new=of_new,
         labels=encoded.score_labels(outputs) if scores else {},
     )
@@ -136,21 +138,34 @@ def predict(
 
 
 def _score(
-    encoded: EncodedSplit, outputs: SeedOutputs, labelled: CalibratedRows | None, is_known_N: BoolArray
+    encoded: EncodedSplit, outputs: SeedOutputs, labelled: CalibratedRows | None, is_new_N: BoolArray
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the scores of all rows and, if some of them are training rows, those of the others."""
+    """Return the scores of all rows and, if some but not all of them are new, those of the new ones."""
     if not encoded.is_labelled:
         return {}, {}
     scores, of_new = encoded.score(outputs), {}
-    if is_known_N.any() and not is_known_N.all():
-        of_new = encoded.score(outputs, ~is_known_N)
+    if is_new_N.any() and not is_new_N.all():
+        of_new = encoded.score(outputs, is_new_N)
         of_new = {} if all(map(math.isnan, of_new.values())) else of_new
     if labelled is not None:
         scores |= labelled.score()
     if labelled is not None and of_new:
-        new = replace(labelled, mean=labelled.mean[~is_known_N], targets=labelled.targets[~is_known_N])
-        of_new |= new.score()
+        of_new |= replace(labelled, mean=labelled.mean[is_new_N], targets=labelled.targets[is_new_N]).score()
     return scores, of_new
+
+
+def _describe_splits_left(members: Sequence[Finetuned]) -> list[str]:
+    """Return a note for each run of several splits whose other splits are there, but are not all given."""
+    given = {member.run.resolve() for member in members}
+    notes = []
+    for member in members:
+        seeds = () if member.results.replication is None else member.results.replication.split_seeds
+        others = [member.run / "replicates" / f"split-{seed}" for seed in seeds[1:]]
+        left = [run.name for run in others if run.is_dir() and run.resolve() not in given]
+        if left:
+            what = f"predicted without {len(left)} of the {len(seeds)} splits of {member.run}"
+            notes.append(f"{what}; `ensemble` adds them: {name_some(left)} of {others[0].parent}")
+    return notes
 
 
 def _refuse_other_task(first: Finetuned, other: Finetuned) -> None:

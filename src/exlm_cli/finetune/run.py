@@ -56,11 +56,12 @@ from exlm_cli.finetune.results import (
 from exlm_cli.finetune.trainer import encode_task
 from exlm_cli.finetune.training_rows import write_training_rows
 from exlm_cli.finetune.verdict import describe_verdict, summarise_splits
-from exlm_cli.format import format_counts
+from exlm_cli.format import format_counts, name_some
 from exlm_cli.launch import read_launch
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import create_run_dir, discarded_on_failure, read_run_json, resume_command, update_run_json
 from exlm_cli.tasks.base import DownstreamTask, write_outputs
+from exlm_cli.tasks.metrics import FEW_ROWS, describe_rare_classes
 from exlm_cli.tasks.registry import load_task
 from exlm_cli.tasks.rows.splits import split_fingerprint
 from exlm_cli.train.checkpoint import require_origin
@@ -428,7 +429,12 @@ def _collect_results(run: SplitRun, best: GridPoint, baseline: BaselineResult | 
 
 
 def _notes(run: SplitRun, cells: Sequence[CellResult]) -> tuple[str, ...]:
-    notes = run.data.notes()
+    notes, task = run.data.notes(), run.data.task
+    for split, encoded in run.data.splits.items():
+        if "roc_auc" in cells[0].metrics.get(split, ()):
+            rare = describe_rare_classes(task.loss, encoded.targets, task.output_names)
+            few = f"{split}: with fewer than {FEW_ROWS} rows of a class, ROC-AUC and average precision say little"
+            notes += [f"{few}: {name_some(rare)}"] if rare else []
     for note in dict.fromkeys(note for cell in cells for note in cell.notes):
         seeds = [str(cell.seed) for cell in cells if note in cell.notes]
         notes.append(f"{note} (seed{'' if len(seeds) == 1 else 's'} {', '.join(seeds)})")

@@ -1,6 +1,6 @@
-"""Hashes and ECFP4 fingerprints of a run's training rows: find new rows that it trained on, or similar molecules.
+"""Hashes of a run's training and validation rows, and ECFP4 fingerprints: find known rows and similar molecules.
 
-Axes: N training rows, R new rows, K bits.
+Axes: N training rows, V validation rows, R new rows, K bits.
 """
 
 import hashlib
@@ -28,24 +28,28 @@ _BLOCK = 2048
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """Hashes and fingerprints of a run's training rows.
+    """Hashes of a run's training and validation rows, and fingerprints of the training rows.
 
-    They show whether a given row was trained on, and fingerprints show its substructures.
+    They show whether a given row is one of them, and fingerprints show substructures.
 
     Attributes:
         hashes: (N,) uint64 of `DownstreamTask.training_keys`.
         bits: (N, K / 8) ECFP4 bits, eight in a byte; (0, K / 8) for text.
+        validation_hashes: (V,) uint64 of `DownstreamTask.validation_keys`.
     """
 
     hashes: NDArray[np.uint64]
     bits: Fingerprints
+    validation_hashes: NDArray[np.uint64]
 
-    def contain(self, keys: Sequence[str]) -> NDArray[np.bool_]:
-        """Return (R,) whether each new row is one of them."""
-        return np.isin(_hash_all(keys), self.hashes)
+    def splits_of(self, keys: Sequence[str]) -> NDArray[np.str_]:
+        """Return (R,) the split of each new row: `train`, `valid` or `none`; `train` for a row of both."""
+        hashes_R = _hash_all(keys)
+        is_train_R, is_valid_R = (np.isin(hashes_R, known) for known in (self.hashes, self.validation_hashes))
+        return np.where(is_train_R, "train", np.where(is_valid_R, "valid", "none"))
 
     def nearest_tanimoto(self, smiles: Sequence[str], progress: Progress) -> FloatArray:
-        """Return (R,) the largest Tanimoto similarity of each new molecule to any of them, from 0 to 1.
+        """Return (R,) the largest Tanimoto similarity of each new molecule to any training molecule, from 0 to 1.
 
         It is the number of bits that two molecules share over the number of bits that either has; 1 for the same bits.
         """
@@ -73,18 +77,23 @@ def write_training_rows(run: Path, task: DownstreamTask) -> None:
     keys = task.training_keys
     bits = fingerprints(keys) if task.input_kind == "smiles" else np.zeros((0, NUM_BITS), dtype=np.uint8)
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, hashes=_hash_all(keys), bits=np.packbits(bits, axis=1))
+    of_valid = _hash_all(task.validation_keys)
+    np.savez_compressed(buffer, hashes=_hash_all(keys), bits=np.packbits(bits, axis=1), validation_hashes=of_valid)
     write_atomically(run / TRAINING_ROWS_FILE, buffer.getvalue())
 
 
 def read_training_rows(runs: Sequence[Path]) -> TrainingRows:
-    """Return the training rows of runs together.
+    """Return the training and validation rows of runs together.
 
     Raises:
         CheckpointError: A file is missing or altered.
     """
     found = [_read(run) for run in runs]
-    return TrainingRows(np.concatenate([rows.hashes for rows in found]), np.concatenate([rows.bits for rows in found]))
+    return TrainingRows(
+        np.concatenate([rows.hashes for rows in found]),
+        np.concatenate([rows.bits for rows in found]),
+        np.concatenate([rows.validation_hashes for rows in found]),
+    )
 
 
 def _read(run: Path) -> TrainingRows:
@@ -96,11 +105,12 @@ def _read(run: Path) -> TrainingRows:
         if num_bytes > max(BUFFER_BYTES, MAX_UNPACKING * len(content)):
             raise CheckpointError(f"{path}: unpacked, the file is over {MAX_UNPACKING} times larger", hint)
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            rows = TrainingRows(arrays["hashes"], arrays["bits"])
+            rows = TrainingRows(arrays["hashes"], arrays["bits"], arrays["validation_hashes"])
     except (ValueError, KeyError, OSError, EOFError, MemoryError, zipfile.BadZipFile, NotImplementedError) as error:
         raise CheckpointError(f"{path}: not readable as training rows: {error}", hint) from error
-    types, shape = f"{rows.hashes.dtype} {rows.bits.dtype}", (rows.hashes.ndim, *rows.bits.shape[1:])
-    if types != "uint64 uint8" or shape != (1, NUM_BITS // 8) or len(rows.bits) not in (0, len(rows.hashes)):
+    types = f"{rows.hashes.dtype} {rows.bits.dtype} {rows.validation_hashes.dtype}"
+    shape = (rows.hashes.ndim, rows.validation_hashes.ndim, *rows.bits.shape[1:])
+    if types != "uint64 uint8 uint64" or shape != (1, 1, NUM_BITS // 8) or len(rows.bits) not in (0, len(rows.hashes)):
         raise CheckpointError(f"{path}: not readable as training rows: arrays of other shapes or types", hint)
     return rows
 

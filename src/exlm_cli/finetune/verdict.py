@@ -9,7 +9,7 @@ from exlm_cli.finetune.results import BaselineResult, Replication, RunResults, S
 from exlm_cli.format import format_number
 
 _CHANCE = {"roc_auc": 0.5, "matthews_corrcoef": 0.0, "r2": 0.0, "pearsonr": 0.0, "spearmanr": 0.0}
-"""What a model that knows nothing scores; R² of the mean of the training rows is about 0."""
+"""What a guess scores on average; R² of the mean of the training rows is about 0."""
 
 
 def mean_interval(groups: Sequence[Sequence[float]], overlap: float = 0.0) -> tuple[float, float] | None:
@@ -110,6 +110,8 @@ def _beside_chance(splits: Sequence[RunResults]) -> list[str]:
     own = splits[0]
     part = own.scored_split
     metric = "r2" if "r2" in own.metrics[part] else own.selection_metric
+    if metric == "accuracy":  # that of a guess depends on the rows
+        metric = "matthews_corrcoef"
     if metric not in _CHANCE or metric not in own.metrics[part]:
         return []
     values = [[v for v in of_split.metrics[part][metric].values if v is not None] for of_split in splits]
@@ -119,12 +121,29 @@ def _beside_chance(splits: Sequence[RunResults]) -> list[str]:
     chance = _CHANCE[metric]
     groups, _ = _groups(values)
     interval = mean_interval(groups, _overlap(own) if len(values) > 1 else 0.0)
-    low = interval[0] if interval is not None else float(np.mean(groups[0]))
+    mean, num_rows = float(np.mean([np.mean(group) for group in groups])), own.split_sizes[part]
+    low = interval[0] if interval is not None else mean - _luck(metric, num_rows)
     if low > chance:
         return []
-    mean = format_number(float(np.mean([np.mean(group) for group in groups])))
     guess = "the mean of the training rows" if metric == "r2" else "a guess"
-    return [f"The model is not clearly better than {guess}: {part} {metric} {mean}, where {guess} has {chance:g}."]
+    sentence = f"The model is not clearly better than {guess}: {part} {metric} {format_number(mean)}"
+    sentence += f", where {guess} has {chance:g}."
+    if interval is None:
+        lucky = format_number(chance + _luck(metric, num_rows))
+        sentence += f" On {num_rows:,} rows, luck may give {lucky}; `--seeds 1,2,3` tells more than one seed."
+    return [sentence]
+
+
+def _luck(metric: str, num_rows: int) -> float:
+    """Return two standard deviations of what a guess scores on N rows.
+
+    ROC-AUC: its variance is (N + 1) / 3N² with N/2 rows of each class (Mann and Whitney), and more otherwise. A
+    correlation, that of Matthews included: 1 / (N - 1). R² is never above the square of the correlation.
+    """
+    if metric == "roc_auc":
+        return 2 * math.sqrt((num_rows + 1) / 3) / num_rows
+    luck = 2 / math.sqrt(num_rows - 1)
+    return luck**2 if metric == "r2" else luck
 
 
 def _groups(values: Sequence[Sequence[float]]) -> tuple[Sequence[Sequence[float]], str]:

@@ -13,11 +13,17 @@ from exlm_cli.finetune.results import InitialWeights
 from exlm_cli.format import NO_VALUE, format_count, format_in_percent, format_parameters
 from exlm_cli.report.scores import FinetunedRun, percent_score, pretraining_budget
 from exlm_cli.report.tables import ReportTable
+from exlm_cli.tasks.base import SPLITS
+from exlm_cli.tasks.glue import GLUE_TASKS, NUM_MISMATCHED
+from exlm_cli.tasks.moleculenet import MOLECULENET_SETS
+from exlm_cli.tasks.squad.files import NUM_QUESTIONS
 
 Numbers = tuple[float | None, ...]
 
 DETAILS = ("seeds", "parameters", "pre-training")
 """Headings of the budget of a row."""
+_MAX_ROWS_OFF = 5
+"""Public files of MoleculeNet differ from Table 9, and rows that cannot be used are left out: by at most so many."""
 
 
 class Budget(NamedTuple):
@@ -154,12 +160,14 @@ class Shape:
         scores: Task and metric of each column but the mean.
         mean: Column that holds the mean, and the columns it is over.
         splits: Names of the splits that follow the paper's protocol.
+        sizes: Rows of each split by task, where it has the benchmark's own rows.
     """
 
     paper: PaperTable
     scores: Mapping[str, tuple[str, str]]
     mean: tuple[str, tuple[str, ...]]
     splits: tuple[str, ...]
+    sizes: Mapping[str, Mapping[str, int]]
 
 
 # App. M names the metrics of Table 3; what it leaves out is accuracy, as in RoBERTa. Its mean is over the eight GLUE
@@ -174,12 +182,20 @@ _GLUE = {
     "MRPC": ("glue/mrpc", "accuracy"),
     "STS-B": ("glue/stsb", "spearmanr"),
 }
+_GLUE_SIZES = {
+    f"glue/{task.name}": {
+        "train": task.num_train,
+        "valid": task.num_valid + (NUM_MISMATCHED if task.name == "mnli" else 0),
+    }
+    for task in GLUE_TASKS.values()
+}
 SHAPES = (
     Shape(
         TABLE_1,
         {column: (f"moleculenet/{column.lower()}", "roc_auc") for column in TABLE_1.columns[:-1]},
         ("Mean", TABLE_1.columns[:-1]),
         ("scaffold", "scaffold-chiral"),
+        {f"moleculenet/{name}": dict(zip(SPLITS, s.table_9, strict=True)) for name, s in MOLECULENET_SETS.items()},
     ),
     Shape(
         TABLE_3,
@@ -191,6 +207,7 @@ SHAPES = (
         },
         ("MEAN", tuple(_GLUE)),
         ("official",),
+        {**_GLUE_SIZES, "squad/v2": NUM_QUESTIONS},
     ),
 )
 
@@ -243,11 +260,26 @@ def _notes(shape: Shape, runs: Sequence[FinetunedRun]) -> list[str]:
     notes = [f"`paper`: the numbers that it prints; `ours`: runs of this program, {spread} over {over}"]
     if other := [f"{run.name} ({run.results.split})" for run in runs if run.results.split not in shape.splits]:
         notes.append("not the paper's split: " + "; ".join(other))
+    if differing := [f"{run.name} ({sizes})" for run in runs if (sizes := _other_sizes(shape, run))]:
+        notes.append("not the benchmark's number of rows: " + "; ".join(differing))
     for key, split, verb in (("max_rows", "train", "trained"), ("max_valid_rows", "valid", "validated")):
         limited = [run for run in runs if getattr(run.results, key)]
         if named := "; ".join(f"{run.name} ({format_count(run.results.split_sizes[split])} rows)" for run in limited):
             notes.append(f"{verb} on some of the task's rows (`task.{key}`): {named}")
     return notes
+
+
+def _other_sizes(shape: Shape, run: FinetunedRun) -> str:
+    """Return which whole splits of a run have another size than the benchmark's; none if it is split in another way."""
+    results = run.results
+    if results.split not in shape.splits:
+        return ""
+    limits = {"train": results.max_rows, "valid": results.max_valid_rows}
+    return ", ".join(
+        f"{split} {format_count(results.split_sizes.get(split, 0))} instead of {format_count(size)}"
+        for split, size in shape.sizes[results.task].items()
+        if limits.get(split) is None and abs(results.split_sizes.get(split, 0) - size) > _MAX_ROWS_OFF
+    )
 
 
 def _own_row(shape: Shape, label: str, by_task: Mapping[str, FinetunedRun]) -> tuple[str, ...]:

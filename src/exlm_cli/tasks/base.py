@@ -158,6 +158,7 @@ class DownstreamTask(ABC):
             empty if nothing. A run resumes only with the same value.
         training_keys: Key of each training row: a molecule's canonical SMILES, a text, or texts joined by NUL. `exlm
             predict` recognises training rows by it.
+        validation_keys: Key of each validation row.
     """
 
     name: str
@@ -173,6 +174,7 @@ class DownstreamTask(ABC):
     skipped: tuple[SkippedRow, ...] = ()
     score_fingerprint: str = ""
     training_keys: Sequence[str] = ()
+    validation_keys: Sequence[str] = ()
 
     @property
     @abstractmethod
@@ -213,7 +215,8 @@ class PredictionSummary:
         metrics: Scores of the seeds' mean where the file has labels; empty where it has none.
         notes: What a report says about them.
         num_in_training: Rows among them that the model was trained on.
-        metrics_of_new: `metrics` without these rows; empty if there are none or no others.
+        num_in_validation: Other rows, by which its best epoch was chosen and its calibration fitted.
+        metrics_of_new: `metrics` without both; empty if there are none or no others.
         labels: Scores of each label or value by its name, where there are several.
     """
 
@@ -223,6 +226,7 @@ class PredictionSummary:
     metrics: dict[str, float]
     notes: tuple[str, ...]
     num_in_training: int = 0
+    num_in_validation: int = 0
     metrics_of_new: dict[str, float] = field(default_factory=dict)
     labels: dict[str, dict[str, float]] = field(default_factory=dict)
 

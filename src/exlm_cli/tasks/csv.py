@@ -63,7 +63,7 @@ def load_csv(config: CsvTaskConfig, progress: Progress) -> TableTask:
     which = f"{table.path}" if files is None else f"{table.path} and {len(files) - 1} more"
     progress.message(f"{which}: {len(table):,} rows; {labels.notes[0]}")
     usable = usable_rows(table, table.columns[column], config, progress)
-    usable = usable.without(dict.fromkeys(labels.missing, "has no label"))
+    usable = usable.without(dict.fromkeys(labels.missing, "has no label"), "without any label")
     return TableTask(config, usable, labels, _split(config, usable, files, labels))
 
 

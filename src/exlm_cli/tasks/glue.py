@@ -1,7 +1,7 @@
 """GLUE (App. M): sentences and pairs of sentences, from the official TSV files, other tables, or the Hub."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -169,6 +169,7 @@ def load_glue(config: GlueTaskConfig, progress: Progress) -> "GlueTask":
     splits: dict[Split, Examples] = {"train": _as_examples(used[0]), "valid": _as_examples(used[1] + used[2])}
     if "test" in parts:
         splits["test"] = _as_examples(parts["test"].examples)
+    notes += _single_label_notes(info, splits)
     task = GlueTask(info, splits, num_mismatched=len(used[2]))
     task.split_name = "official" if config.files.valid is None else "files"
     task.notes, task.skipped = tuple(notes), skipped
@@ -246,7 +247,7 @@ def read_new_glue(task: TrainedTask, path: Path, column: str | None, progress: P
     del column
     info = GLUE_TASKS[task.config.name.removeprefix("glue/")]
     with progress.bar(f"reading {path.name}", None) as bar:
-        file = _read(info, str(path), counted(iter_records(path, header=info.header), bar), needs_labels=False)
+        file = _read(info, str(path), counted(_iter_rows(info, path), bar), needs_labels=False)
     if file.skipped:
         raise DataError(str(file.skipped[0]), "every row needs a prediction: correct the row or remove it")
     keys, examples = tuple(example.key for example in file.examples), _as_examples(file.examples)
@@ -314,7 +315,7 @@ def find_sources(config: GlueTaskConfig) -> Iterator[tuple[str, str, Iterable[Re
     if config.files.train is not None:
         for part, given in config.files.model_dump(exclude_none=True).items():
             path = given_file(config, given)
-            yield part, str(path), iter_records(path, header=info.header)
+            yield part, str(path), _iter_rows(info, path)
         return
     stems = {"train": "train", "valid": "dev"}
     hub_splits = {"train": "train", "valid": "validation"}
@@ -335,7 +336,12 @@ def find_sources(config: GlueTaskConfig) -> Iterator[tuple[str, str, Iterable[Re
                 f"give the folder that holds the files or `{info.folder}/` with `task.data_dir=DIR`",
             )
         if found is not None:
-            yield part, str(found), iter_records(found, header=info.header)
+            yield part, str(found), _iter_rows(info, found)
+
+
+def _iter_rows(info: GlueTaskInfo, path: Path) -> Iterator[Record]:
+    """Yield the rows of a file in a layout of the task; quotes in a TSV are part of its cells."""
+    return iter_records(path, header=info.header, has_literal_tsv=True)
 
 
 def _read(info: GlueTaskInfo, source: str, records: Iterable[Record], *, needs_labels: bool = True) -> GlueFile:
@@ -405,7 +411,7 @@ def _class_index(info: GlueTaskInfo, name: str, value: Any) -> float:
     text = str(value)
     if text in info.classes:
         return float(info.classes.index(text))
-    if text in map(str, range(len(info.classes))):
+    if text.removesuffix(".0") in map(str, range(len(info.classes))):  # pandas writes a column with gaps as 1.0
         return float(text)
     accepted = ", ".join(f"{index} or {known}" for index, known in enumerate(info.classes))
     raise ValueError(f"`{name}` is `{text}`, accepted: {accepted}")
@@ -419,6 +425,16 @@ def _similarity(name: str, value: Any) -> float:
     if not 0 <= similarity <= MAX_SIMILARITY:
         raise ValueError(f"`{name}` is `{value}`, accepted: a number from 0 to {MAX_SIMILARITY:g}")
     return similarity
+
+
+def _single_label_notes(info: GlueTaskInfo, splits: Mapping[Split, Examples]) -> list[str]:
+    notes = []
+    for split, examples in splits.items():
+        labels = np.unique(examples.targets)
+        if len(labels) == 1:
+            effect = "there is nothing to learn" if split == "train" else "its scores say nothing"
+            notes.append(f"{split}: every row has the label `{_label(info, labels[0])}`, so {effect}")
+    return notes
 
 
 def _part_notes(info: GlueTaskInfo, part: str, found: GlueFile, config: GlueTaskConfig) -> list[str]:

@@ -11,8 +11,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from exlm_cli.format import name_some
+from exlm_cli.format import format_number_of, name_some
 from exlm_cli.tasks.base import FloatArray, Loss, SeedOutputs
+
+FEW_ROWS = 10
+"""With fewer rows of a class, one row moves ROC-AUC and average precision a lot."""
 
 _THRESHOLD = 0.5
 _CONSTANT_SHARE = 0.01
@@ -196,6 +199,20 @@ def describe_unscorable(targets_NC: FloatArray, names: Sequence[str]) -> dict[st
         elif len(present) == 1:
             reasons[name] = f"is {present[0]:g} in every row that has it"
     return reasons
+
+
+def describe_rare_classes(loss: Loss, targets_NC: FloatArray, names: Sequence[str]) -> list[str]:
+    """Return in words which labels or classes have some rows, but fewer than `FEW_ROWS`; of a label its rarer class."""
+    if loss == "classes":
+        counts = [int(np.count_nonzero(targets_NC[:, 0] == index)) for index in range(len(names))]
+        found = [(count, f"class `{name}`", "row") for count, name in zip(counts, names, strict=True)]
+    else:
+        positives, negatives = (np.count_nonzero(targets_NC == label, axis=0).tolist() for label in (1, 0))
+        found = [
+            min((positive, f"`{name}`", "positive row"), (negative, f"`{name}`", "negative row"))
+            for name, positive, negative in zip(names, positives, negatives, strict=True)
+        ]
+    return [f"{name} has {format_number_of(count, row)}" for count, name, row in found if 0 < count < FEW_ROWS]
 
 
 def _mean_of_defined(values: Iterable[float]) -> float:

@@ -154,7 +154,8 @@ class TrainingLoop:
         Raises:
             DivergedError: A loss or a gradient norm is not a number; `diverged.json` names the step and its samples. It
                 did not move the weights, and no checkpoint follows it.
-            InterruptedRunError: Stopped by a signal, after saving.
+            InterruptedRunError: Stopped by a signal, after saving; nothing is saved if the signal also ended the
+                compiler in a validation, or on one of several ranks.
             CheckpointError: A checkpoint cannot be written.
             ConfigError: The model is to be compiled and cannot be.
         """
@@ -162,27 +163,33 @@ class TrainingLoop:
             for callback in self._followers:
                 ends.push(_end_of(callback))
                 callback.on_start(self.run, self.state.step)
+            stop = StopSignal()
             try:
-                return self._fit()
+                return self._fit(stop)
             except RuntimeError as error:
-                # torch has no public name for what its compiler raises
-                if self.train.compile and type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-                    raise ConfigError(
-                        f"the model could not be compiled: {str(error).strip().splitlines()[0]}",
-                        "install a C++ compiler, or give `train.compile=false`",
-                    ) from error
-                raise
+                if not self._is_of_compiler(error):
+                    raise
+                if stop.number is not None:
+                    raise self._stopped("nothing was saved since the last checkpoint", stop.number) from error
+                raise ConfigError(
+                    f"the model could not be compiled: {str(error).strip().splitlines()[0]}",
+                    "install a C++ compiler, or give `train.compile=false`",
+                ) from error
 
     @property
     def _followers(self) -> Sequence[Callback]:
         return self.callbacks if self.ranks.is_first else ()
 
-    def _fit(self) -> LoopResult:
+    def _is_of_compiler(self, error: RuntimeError) -> bool:
+        """Return whether the compiler raised an error; torch has no public name for what it raises."""
+        return self.train.compile and type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))
+
+    def _fit(self, stop: StopSignal) -> LoopResult:
         state = self.state
         self.task.model.train()
         bars = self.progress.bar(self.label, self.total_steps, done=state.step)
         # torchrun sends SIGTERM when a rank dies: look for a dead rank before stopping
-        with StopSignal() as stop, self.ranks.explaining(), bars as bar:
+        with stop, self.ranks.explaining(), bars as bar:
             while state.step < self.total_steps and not state.is_stopped:
                 loss = self.advance(stop)
                 if loss is not None:
@@ -204,7 +211,13 @@ class TrainingLoop:
             Its loss, () float64 on the device; None if a signal came before the step was complete.
         """
         start_s = time.perf_counter()
-        loss = self._step(stop)
+        try:
+            loss = self._step(stop)
+        except RuntimeError as error:
+            # a signal to the process group also ends the compiler; several ranks cannot save when one is within a step
+            if stop.number is None or self.ranks.size > 1 or not self._is_of_compiler(error):
+                raise
+            loss = None
         self._freed_memory.after_step()
         if loss is not None:
             state, busy_s = self.state, time.perf_counter() - start_s
@@ -438,9 +451,11 @@ class TrainingLoop:
                 shutil.rmtree(best)
 
     def _leave(self, signal_number: int) -> None:
-        path = self._save()
-        raise InterruptedRunError(
-            f"stopped at step {self.state.step} of {self.total_steps}; the checkpoint is {path}",
+        raise self._stopped(f"the checkpoint is {self._save()}", signal_number)
+
+    def _stopped(self, saved: str, signal_number: int) -> InterruptedRunError:
+        return InterruptedRunError(
+            f"stopped at step {self.state.step} of {self.total_steps}; {saved}",
             f"continue with `{self.resume_command}`",
             signal_number,
         )

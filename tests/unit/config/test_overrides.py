@@ -67,9 +67,8 @@ def test_the_origin_of_a_key_is_the_last_one_that_gave_it():
         ("data.max_rows=9223372036854775808", "it should be between -2^63 and 2^63"),
         ("train.compile=maybe", "it should be a valid boolean"),
         ("data.kind=image", "it should be 'text' or 'smiles'"),
-        ("data.train=[1, 2]", "`1` should be a valid string"),
         ('data.train=[["\\x03"]]', r'`["\x03"]` should be a valid string'),
-        ("data.train=3", "it should be a valid string"),
+        ("data.train=[null]", "`null` should be a valid string"),
         ("data.train={a: 1}", "it should be a list"),
         ("optim.betas=[0.9]", "a value is missing"),
         ("optim.betas=[true, 0.9]", "`true` should be a valid number"),
@@ -82,6 +81,44 @@ def test_a_wrong_value_is_named_with_its_origin_and_what_its_key_accepts(overrid
     error = error_of(override)
     assert error.message == f"override `{override}`: `{key}` is {value}; {found}"
     assert error.hint.startswith(f"`{key}`: ")
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("data.column=08", "08"),
+        ("data.column=1e3", "1e3"),
+        ("data.column=true", "true"),
+        ("data.column=null", None),
+        ('data.column="7"', "7"),
+        ("data.train=3", ("3",)),
+        ("data.train=[01, b.txt, 2.50]", ("01", "b.txt", "2.50")),
+    ],
+)
+def test_a_number_is_the_text_that_was_written_where_a_key_holds_texts(override, value):
+    recipe = check_recipe(parse_override(override, PretrainRecipe).over(FILE), "x", PretrainRecipe)
+    assert getattr(recipe.data, override.partition("=")[0].removeprefix("data.")) == value
+    changes = parse_override("task.label_columns=[1, y]", FinetuneRecipe).value("task.label_columns")
+    assert changes == ["1", "y"]
+    # a key of a mapping, and one that holds numbers too, keep numbers
+    assert parse_override("grid.optim.lr=[1e-3]", FinetuneRecipe).values == {"grid": {"optim.lr": [1e-3]}}
+    assert parse_override("model.expand_after=1", PretrainRecipe).value("model.expand_after") == 1
+
+
+def test_a_number_in_a_file_where_a_key_holds_texts_is_to_be_quoted():
+    error = error_of(file=Layers.read_from({"data": {"column": 8}}, "mine.yaml").over(FILE))
+    assert error.message == "mine.yaml: `data.column` is 8; it should be text: put it in quotes"
+
+
+def test_a_warm_up_that_is_too_long_has_the_settings_of_a_shorter_one_in_the_hint():
+    error = error_of("train.max_steps=1")
+    assert "`optim.warmup_steps` 2 is more than `train.max_steps` 1" in error.message
+    settings = ["optim.warmup_steps=0", "optim.warmup_ratio=0.06"]
+    assert all(f"`{setting}`" in error.hint for setting in settings)
+    layers = FILE
+    for override in ("train.max_steps=1", *settings):
+        layers = parse_override(override, PretrainRecipe).over(layers)
+    assert check_recipe(layers, "x", PretrainRecipe).optim.resolve_warmup_steps(1) == 1
 
 
 def test_an_error_of_several_keys_names_the_overrides_at_fault():

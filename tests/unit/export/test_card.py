@@ -44,6 +44,20 @@ def test_the_code_of_a_card_gives_the_values_of_the_run(source, tmp_path, capsys
     assert value == pytest.approx(load(source.run, device="cpu").predict(["C(C)O"]).mean[0, 0], abs=1e-3)
 
 
+@pytest.mark.usefixtures("own_modules")
+def test_the_code_of_a_card_fills_masks_and_gives_vectors(tmp_path, capsys):
+    source = pretrained_source(load_pretrained(make_pretrained(tmp_path / "run"), device="cpu"))
+    (tmp_path / "out").mkdir()
+    write_model(source, tmp_path / "out")
+    fill, vectors = re.findall(r"```python\n(.*?)```", model_card(source, 0.0), re.DOTALL)
+    filled: dict[str, Any] = {}
+    exec(fill.replace("FOLDER", str(tmp_path / "out")), filled)
+    assert len(re.findall(r" 0[.]\d+$", capsys.readouterr().out, re.MULTILINE)) == 5
+    assert filled["dag"].logits.shape[1:] == (len(source.encode("It was a [MASK] day.")), source.tokenizer.vocab_size)
+    exec(vectors.replace("FOLDER", str(tmp_path / "out")), {})
+    assert capsys.readouterr().out.startswith("tensor([[[")
+
+
 def test_the_code_of_a_card_for_pairs_reads_a_pair(tmp_path, capsys):
     pytest.importorskip("transformers")
     run = glue_run(tmp_path, make_pretrained(tmp_path / "pretrained", model={"init_std": 0.2}), "rte")

@@ -127,13 +127,39 @@ def test_an_mlm_of_smiles_gives_the_same_logits(tmp_path):
     assert len(words) == 5
 
 
-def test_sentence_transformers_averages_the_same_states(tmp_path):
+@pytest.mark.usefixtures("own_modules")
+@pytest.mark.parametrize("trust_remote_code", [False, True])
+@pytest.mark.parametrize("name", ["AutoModel", "AutoModelForSequenceClassification", "AutoModelForTokenClassification"])
+def test_auto_classes_have_the_states_of_the_run(tmp_path, name, trust_remote_code):
+    """With the code of the folder and without it; only pooler and head, which the run does not have, are drawn anew."""
+    pretrained = load_pretrained(make_pretrained(tmp_path / "run", model={**LARGE, "num_layers": 2}), device="cpu")
+    source = pretrained_source(pretrained)
+    loaded(source, tmp_path / "out")
+    model, report = getattr(transformers, name).from_pretrained(
+        tmp_path / "out", trust_remote_code=trust_remote_code, num_labels=2, output_loading_info=True
+    )
+    assert type(model).__module__.startswith("transformers_modules.") == trust_remote_code
+    assert {key.split(".")[0] for key in report["missing_keys"]} == {"pooler" if name == "AutoModel" else "classifier"}
+    ids = source.encode("amber birch fern daisy")
+    with torch.no_grad():
+        theirs = model.eval().base_model(torch.tensor([ids])).last_hidden_state[0]
+    ours = own_states(pretrained, ids)
+    assert float(ours.abs().max()) > 1
+    assert float((theirs - ours).abs().max()) <= TOLERANCE
+
+
+@pytest.mark.usefixtures("own_modules")
+@pytest.mark.parametrize("trust_remote_code", [False, True])
+def test_sentence_transformers_averages_the_same_states(tmp_path, trust_remote_code):
     sentence_transformers = pytest.importorskip("sentence_transformers")
     pretrained = load_pretrained(make_pretrained(tmp_path / "run", model={**LARGE, "num_layers": 2}), device="cpu")
     source = pretrained_source(pretrained)
     loaded(source, tmp_path / "out")
     texts = ["amber birch fern daisy", "cedar"]
-    theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(texts)
+    encoder = sentence_transformers.SentenceTransformer(
+        str(tmp_path / "out"), device="cpu", trust_remote_code=trust_remote_code
+    )
+    theirs = encoder.encode(texts)
     for text, vector in zip(texts, theirs, strict=True):
         ours = own_states(pretrained, source.encode(text)).mean(0).numpy()
         assert float(np.abs(ours).max()) > 0.1

@@ -65,6 +65,17 @@ def test_a_fine_tuned_run_embeds_with_its_best_seed_and_its_own_column(molecules
     assert_equal_by_hand(encoder, write_rows(tmp_path / "a.csv", ["smiles", "mol"], rows), SMILES)
 
 
+def test_rows_with_tokens_that_the_vocabulary_lacks_are_named(smiles_model, tmp_path):
+    """[UNK] stands for both, so their vectors are equal."""
+    path = write_rows(tmp_path / "a.csv", ["smiles"], [["C[Se]C"], ["CCO"], ["C[Te]C"]])
+    encoder = pretrained_encoder(load_pretrained(smiles_model, device="cpu"))
+    notes = embed(encoder, path, tmp_path / "out.npz", column=None, progress=SilentProgress()).notes
+    what = "rows with tokens outside the vocabulary, which the model reads as [UNK]"
+    assert f"{what}: 2 of 3; the first: `[Se]` (line 2); `[Te]` (line 4)" in notes
+    mean = np.load(tmp_path / "out.npz")["mean"]
+    np.testing.assert_allclose(mean[0], mean[2], atol=2e-6)
+
+
 def test_one_long_text_does_not_make_every_row_of_npz_as_long(text_model, tmp_path):
     """NumPy pads texts to the longest one, so `.npz` has their beginnings; `.parquet` has all of them."""
     encoder = pretrained_encoder(load_pretrained(text_model, device="cpu"))

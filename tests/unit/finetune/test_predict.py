@@ -23,16 +23,42 @@ from exlm_cli.files import write_json
 from exlm_cli.finetune.calibration import CALIBRATION_FILE, Calibration, PlattCurve, calibrate_run, read_calibration
 from exlm_cli.finetune.model import Finetuned, load_finetuned
 from exlm_cli.finetune.predict import predict
-from exlm_cli.finetune.training_rows import TRAINING_ROWS_FILE, TrainingRows, read_training_rows
+from exlm_cli.finetune.training_rows import (
+    TRAINING_ROWS_FILE,
+    TrainingRows,
+    read_training_rows,
+    write_training_rows,
+)
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import PredictionSummary
+from exlm_cli.tasks.rows.task import Examples, RowTask
 from tests.unit.finetune.finetuned_runs import SMILES, read_rows, words_run, write_rows
+from tests.unit.report.results import replicated
 from tests.unit.tasks.squad.test_task import write
 
 
 @pytest.fixture(scope="module")
 def finetuned(molecules: Path) -> Finetuned:
     return load_finetuned(molecules, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def lengths(text_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Finetuned:
+    """A regression on 36 texts, each in one row of `words.csv` beside the run."""
+    return load_finetuned(words_run(tmp_path_factory.mktemp("lengths"), text_model, "length"), device="cpu")
+
+
+def known_rows(run: Path, **smiles: list[str]) -> Path:
+    """Write `training_rows.npz` for a run with these molecules in `train` and `valid`."""
+    run.mkdir(parents=True)
+    parts = {
+        split: Examples([(text,) for text in texts], np.zeros((len(texts), 1)), np.arange(len(texts)))
+        for split, texts in smiles.items()
+    }
+    task = RowTask("known", "binary", ("active",), parts)
+    task.input_kind = "smiles"
+    write_training_rows(run, task)
+    return run
 
 
 def predicted(finetuned: Finetuned, path: Path, out: Path | None, **options: Any) -> PredictionSummary:
@@ -84,32 +110,93 @@ def test_the_second_file_of_answers_is_checked_too(finetuned, tmp_path):
 
 
 def test_calibrated_columns_are_the_run_s_own_curve_over_the_written_probabilities(finetuned, tmp_path):
-    """And training molecules are found however they are written; scores without them are those of the others alone."""
-    train = json.loads((finetuned.run / "split.json").read_text())["indices"]["train"]
-    assert SMILES.index("CCO") in {row % len(SMILES) for row in train}
-    new = [["OCC", "1"], ["CCCCCCCC", "0"], ["CCCCCCCN", "1"], ["((", ""]]
+    """And known molecules are found however they are written; scores without them are those of the others alone."""
+    new = [["OCC", "1"], ["C(CCC)CCC", "0"], ["CCCCCCCC", "0"], ["CCCCCCCN", "1"], ["((", ""]]
     path = write_rows(tmp_path / "new.csv", ["mol", "active"], new)
-    run = tmp_path / "run"
-    run.mkdir()
-    shutil.copy(finetuned.run / TRAINING_ROWS_FILE, run)
+    run = known_rows(tmp_path / "run", train=["CCO"], valid=["CCCCCCC", "CCO"])
     curve = PlattCurve(num_rows=99, least=0.0, most=1.0, slope=3.0, intercept=-1.0)
     write_json(run / CALIBRATION_FILE, Calibration(outputs=(curve, None)))
     finetuned = replace(finetuned, run=run)
     summary = predicted(finetuned, path, tmp_path / "out.csv")
     rows = read_rows(tmp_path / "out.csv")
     assert "toxic_calibrated" not in rows[0]
-    for row in rows[:3]:
+    for row in rows[:4]:
         wanted = curve.apply(np.array([float(row["active_probability"])]))[0]
         assert float(row["active_calibrated"]) == pytest.approx(wanted, rel=1e-4)
-    assert [row["in_training_split"] for row in rows] == ["yes", "no", "no", ""]
-    assert float(rows[0]["nearest_train_tanimoto"]) == 1
-    assert summary.num_in_training == 1
-    assert any("rows of the training split: 1 of 3; scored with and without" in note for note in summary.notes)
-    others = write_rows(tmp_path / "others.csv", ["mol", "active"], new[1:])
+    assert [row["in_split"] for row in rows] == ["train", "valid", "none", "none", ""]
+    assert [float(row["nearest_train_tanimoto"]) == 1 for row in rows[:4]] == [True, False, False, False]
+    assert (summary.num_in_training, summary.num_in_validation) == (1, 1)
+    counted = "rows of the training split: 1 of 4, of the validation split: 1 of 4; scored with and without them"
+    assert counted in summary.notes
+    others = write_rows(tmp_path / "others.csv", ["mol", "active"], new[2:])
     alone = predicted(finetuned, others, tmp_path / "alone.csv")
     assert {name: alone.metrics[name] for name in summary.metrics_of_new} == pytest.approx(summary.metrics_of_new)
     assert {"roc_auc", "brier_calibrated"} <= summary.metrics_of_new.keys() <= summary.metrics.keys()
-    assert (alone.num_in_training, alone.metrics_of_new) == (0, {})
+    assert (alone.num_in_training, alone.num_in_validation, alone.metrics_of_new) == (0, 0, {})
+
+
+def test_each_row_of_the_training_file_is_in_the_split_it_was_in(lengths, tmp_path):
+    """The splits are those of split.json; test rows are new, as is a text that is in no split."""
+    table = read_rows(lengths.run.parent / "words.csv")
+    rows = [[row["text"], row["length"]] for row in table] + [["moss tea", "4"]]
+    summary = predicted(lengths, write_rows(tmp_path / "all.csv", ["text", "length"], rows), tmp_path / "out.csv")
+    indices = json.loads((lengths.run / "split.json").read_text())["indices"]
+    wanted = ["none"] * len(rows)
+    for split in ("train", "valid"):
+        for row in indices[split]:
+            wanted[row] = split
+    assert [row["in_split"] for row in read_rows(tmp_path / "out.csv")] == wanted
+    assert (summary.num_in_training, summary.num_in_validation) == (len(indices["train"]), len(indices["valid"]))
+    new = [row for row, split in zip(rows, wanted, strict=True) if split == "none"]
+    alone = predicted(lengths, write_rows(tmp_path / "new.csv", ["text", "length"], new), tmp_path / "alone.csv")
+    assert summary.metrics_of_new == pytest.approx(alone.metrics)
+    seen = [row for row, split in zip(rows, wanted, strict=True) if split == "valid"]
+    summary = predicted(lengths, write_rows(tmp_path / "seen.csv", ["text", "length"], seen), tmp_path / "seen-out.csv")
+    assert f"rows of the validation split: {len(seen)} of {len(seen)}" in summary.notes
+    assert not summary.metrics_of_new
+
+
+def test_a_row_that_one_of_several_runs_was_trained_on_is_a_training_row(tmp_path):
+    one = known_rows(tmp_path / "one", train=["CCO"], valid=["CCN"])
+    two = known_rows(tmp_path / "two", train=["CCN"], valid=["CCO", "CCC"])
+    for runs in ([one, two], [two, one]):
+        found = read_training_rows(runs).splits_of(["CCO", "CCN", "CCC", "C"])
+        assert found.tolist() == ["train", "train", "valid", "none"]
+
+
+def test_rows_with_tokens_that_the_vocabulary_lacks_are_named(finetuned, lengths, tmp_path):
+    """[UNK] stands for both, so their predictions are equal; byte-level BPE has a token for whatever is written."""
+    new = [["C[Se]C"], ["CCO"], ["(("], ["C[Te]C"]]
+    summary = predicted(finetuned, write_rows(tmp_path / "new.csv", ["mol"], new), tmp_path / "out.csv")
+    what = "rows with tokens outside the vocabulary, which the model reads as [UNK]"
+    assert f"{what}: 2 of 3; the first: `[Se]` (line 2); `[Te]` (line 5)" in summary.notes
+    rows = read_rows(tmp_path / "out.csv")
+    assert rows[0]["active_probability"] == rows[3]["active_probability"] != rows[1]["active_probability"]
+    text = predicted(lengths, write_rows(tmp_path / "text.csv", ["text"], [["\u2603 [Se]"]]), tmp_path / "text-out.csv")
+    assert not [note for note in text.notes if "vocabulary" in note]
+
+
+def test_splits_of_a_run_that_are_not_given_are_named(finetuned, tmp_path):
+    def of(path: Path) -> Finetuned:
+        shutil.copytree(finetuned.run, path)
+        return replace(finetuned, run=path)
+
+    replication = replicated({}, {}).model_copy(update={"split_seeds": (0, 1, 2)})
+    run = of(tmp_path / "run")
+    run = replace(run, results=finetuned.results.model_copy(update={"replication": replication}))
+    one, two = (of(run.run / f"replicates/split-{seed}") for seed in replication.split_seeds[1:])
+    one = replace(one, run=run.run / "cells/../replicates/split-1")
+    path = write_rows(tmp_path / "new.csv", ["mol"], [["CCO"]])
+    for first, others, left in (
+        (run, [], ["split-1", "split-2"]),
+        (run, [one], ["split-2"]),
+        (one, [run], ["split-2"]),
+        (run, [two, one], []),
+    ):
+        summary = predicted(first, path, tmp_path / "out.csv", ensemble=others)
+        what = f"predicted without {len(left)} of the 3 splits of {run.run}; `ensemble` adds them"
+        wanted = [f"{what}: {', '.join(left)} of {run.run / 'replicates'}"] if left else []
+        assert [note for note in summary.notes if "splits" in note] == wanted
 
 
 def test_an_ensemble_of_a_run_with_itself_has_its_means_and_is_calibrated_anew(finetuned, tmp_path, monkeypatch):
@@ -146,9 +233,9 @@ def test_cells_that_are_formulas_get_an_apostrophe_on_request(finetuned, tmp_pat
     assert any("takes for formulas: 4; each has" in note for note in escaped.notes)
 
 
-def test_intervals_of_values_are_as_wide_as_the_residuals_of_the_validation_rows(text_model, tmp_path):
-    """`words_run` has 36 rows, so few validation rows: a level that they allow has intervals, a higher one a note."""
-    run = load_finetuned(words_run(tmp_path, text_model, "length"), device="cpu")
+def test_intervals_of_values_are_as_wide_as_the_residuals_of_the_validation_rows(lengths, tmp_path):
+    """The run has 36 rows, so few validation rows: a level that they allow has intervals, a higher one a note."""
+    run = lengths
     path = write_rows(tmp_path / "new.csv", ["text", "length"], [["amber birch", "5.5"], ["moss tea", "4"]])
     out, progress = tmp_path / "out.csv", SilentProgress()
     summary, labelled = predict(run, path, out, folder=tmp_path, interval_level=0.5, progress=progress)
@@ -176,24 +263,27 @@ def test_training_rows_that_cannot_be_read_are_refused(finetuned, tmp_path):
         assert "--resume" in (error.value.hint or "")
 
     whole = (finetuned.run / TRAINING_ROWS_FILE).read_bytes()
-    wrong, pickled, bomb, lie = BytesIO(), BytesIO(), BytesIO(), BytesIO()
-    np.savez(wrong, hashes=np.zeros(3), bits=np.zeros((3, 256), np.uint8))
-    np.savez(pickled, hashes=np.array([{}], dtype=object), bits=np.zeros((1, 256), np.uint8))
-    np.savez_compressed(bomb, hashes=np.zeros(1 << 21, np.uint64), bits=np.zeros((0, 256), np.uint8))
+    old, wrong, pickled, bomb, lie = (BytesIO() for _ in range(5))
+    empty, none = np.zeros(0, np.uint64), np.zeros((0, 256), np.uint8)
+    np.savez(old, hashes=empty, bits=none)
+    np.savez(wrong, hashes=empty, bits=none, validation_hashes=np.zeros(3))
+    np.savez(pickled, hashes=np.array([{}], dtype=object), bits=none, validation_hashes=empty)
+    np.savez_compressed(bomb, hashes=np.zeros(1 << 21, np.uint64), bits=none, validation_hashes=empty)
     with zipfile.ZipFile(lie, "w") as archive:
-        for name in ("hashes", "bits"):  # a small member whose header claims 8 PB
+        for name in ("hashes", "bits", "validation_hashes"):  # a small member whose header claims 8 PB
             header = BytesIO()
             np.lib.format.write_array_header_1_0(header, {"descr": "<u8", "fortran_order": False, "shape": (1 << 50,)})
             archive.writestr(f"{name}.npy", header.getvalue())
     assert len(bomb.getvalue()) < 1 << 15
-    for content in (None, b"", whole[:-30], wrong.getvalue(), pickled.getvalue(), bomb.getvalue(), lie.getvalue()):
+    for content in (None, b"", whole[:-30], *(made.getvalue() for made in (old, wrong, pickled, bomb, lie))):
         refused(content)
 
 
 def test_similarities_are_those_of_rdkit():
     """Over blocks of any size; the training molecules of a run are found by hash and by bits."""
     train, new = SMILES, [*generate_molecules(30, 0), "C1CC1"]
-    rows = TrainingRows(np.zeros(len(train), np.uint64), np.packbits(fingerprints(train), axis=1))
+    no_hashes = np.zeros(0, np.uint64)
+    rows = TrainingRows(np.zeros(len(train), np.uint64), np.packbits(fingerprints(train), axis=1), no_hashes)
     generator = rdFingerprintGenerator.GetMorganGenerator(radius=2, fpSize=2048)
     known, asked = ([generator.GetFingerprint(Chem.MolFromSmiles(s)) for s in each] for each in (train, new))
     expected = [max(DataStructs.BulkTanimotoSimilarity(bits, known)) for bits in asked]
@@ -201,6 +291,6 @@ def test_similarities_are_those_of_rdkit():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("exlm_cli.finetune.training_rows._BLOCK", block)
             np.testing.assert_allclose(rows.nearest_tanimoto(new, SilentProgress()), expected, atol=1e-12)
-    empty = TrainingRows(np.zeros(0, np.uint64), np.zeros((0, 256), np.uint8))
+    empty = TrainingRows(no_hashes, np.zeros((0, 256), np.uint8), no_hashes)
     assert rows.nearest_tanimoto([], SilentProgress()).shape == (0,)
     assert empty.nearest_tanimoto(["CC"], SilentProgress()).tolist() == [0]

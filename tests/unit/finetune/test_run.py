@@ -347,6 +347,17 @@ def test_replicates_are_runs_on_other_splits_and_finished_ones_are_kept(text_mod
     assert again.replication.metrics["test"]["loss"].values[:4] == joined.metrics["test"]["loss"].values
 
 
+def test_splits_with_few_rows_of_a_class_are_noted_where_roc_auc_is_scored(text_model, tmp_path):
+    out = tmp_path / "run"
+    results = run_finetuning(finetune_recipe(task=_words_table(tmp_path), **ONE_EPOCH), checkpoint=text_model, out=out)
+    for split in ("valid", "test"):
+        _, targets = read_predictions(out / f"targets-{split}.csv", "")
+        num_positive = int(targets.sum())
+        assert 0 < num_positive < len(targets) - num_positive
+        (note,) = [note for note in results.results.notes if note.startswith(f"{split}: with fewer than 10 rows")]
+        assert note.endswith(f"say little: `amber` has {num_positive} positive row{'s' * (num_positive > 1)}")
+
+
 def test_an_encoder_without_a_checkpoint_makes_its_tokenizer_of_the_training_rows(tmp_path):
     task = _words_table(tmp_path)
     recipe = finetune_recipe(task=task, init="scratch", **ONE_EPOCH)

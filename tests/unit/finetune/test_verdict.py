@@ -1,8 +1,10 @@
 """Intervals against their closed form, and the sentence that each outcome of a comparison gives."""
 
+import itertools
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from scipy import stats
 
@@ -75,6 +77,52 @@ def test_a_model_that_guesses_is_told_so():
     assert "the mean of the training rows" in describe_verdict([flat])[0]
     alike = results({"spearmanr": [0.01, -0.01]}, loss="regression", selection_metric="spearmanr")
     assert "spearmanr 0.0000, where a guess has 0" in describe_verdict([alike])[0]
+
+
+def test_accuracy_is_judged_by_the_matthews_correlation_where_it_is_scored():
+    """The accuracy of a guess depends on the rows; its Matthews correlation is 0 for any number of classes."""
+    own = {"accuracy": [0.9, 0.9, 0.9], "matthews_corrcoef": [0.5, 0.6, 0.7]}
+    assert describe_verdict([results(own, loss="classes")]) == ()
+    own["matthews_corrcoef"] = [-0.1, 0.1, 0.0]
+    assert describe_verdict([results(own, loss="classes")]) == (
+        "The model is not clearly better than a guess: test matthews_corrcoef 0.0000, where a guess has 0.",
+    )
+    assert describe_verdict([results({"accuracy": [0.1, 0.2]})]) == ()
+
+
+def deviation_of_areas(num_rows: int) -> float:
+    """Return the standard deviation of ROC-AUC over all orders of as many rows of either class."""
+    half = num_rows // 2
+    areas = [(sum(ranks) - half * (half - 1) / 2) / half**2 for ranks in itertools.combinations(range(num_rows), half)]
+    return float(np.std(areas))
+
+
+def deviation_of_correlations(num_rows: int) -> float:
+    """Return the standard deviation of Pearson's correlation over all orders of a column of numbers."""
+    values = np.arange(num_rows) ** 1.5
+    return float(np.std([np.corrcoef(values, order)[0, 1] for order in itertools.permutations(values)]))
+
+
+@pytest.mark.parametrize(
+    ("metric", "num_rows", "chance", "luck"),
+    [
+        ("roc_auc", 10, 0.5, 2 * deviation_of_areas(10)),
+        ("matthews_corrcoef", 6, 0.0, 2 * deviation_of_correlations(6)),
+        ("spearmanr", 6, 0.0, 2 * deviation_of_correlations(6)),
+        ("r2", 6, 0.0, (2 * deviation_of_correlations(6)) ** 2),
+    ],
+)
+def test_one_seed_beats_a_guess_if_luck_does_not_explain_its_score(metric, num_rows, chance, luck):
+    """The luck of a guess is counted over all orders of the rows."""
+    sizes = {"split_sizes": {"train": 80, "valid": 10, "test": num_rows}}
+    assert describe_verdict([scored("a", "csv", {metric: [chance + 1.001 * luck]}, **sizes).results]) == ()
+    (sentence,) = describe_verdict([scored("a", "csv", {metric: [chance + 0.999 * luck]}, **sizes).results])
+    assert sentence.startswith("The model is not clearly better than ")
+    assert sentence.endswith(
+        f" On {num_rows} rows, luck may give {chance + luck:.4f}; `--seeds 1,2,3` tells more than one seed."
+    )
+    (sentence,) = describe_verdict([scored("a", "csv", {metric: [chance - 0.1]}, **sizes).results])
+    assert sentence.startswith("The model is not clearly better than ")
 
 
 def test_splits_are_joined_in_order_and_each_counts_once():

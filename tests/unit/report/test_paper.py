@@ -89,6 +89,33 @@ def test_another_split_fewer_rows_and_other_seeds_are_noted():
     assert cell(table, "smiles-small (exlm)", "seeds") == "2 or 3"
 
 
+def test_other_numbers_of_rows_than_the_benchmarks_are_noted():
+    """Those of the benchmarks are Table 9's, and the numbers of rows of GLUE and SQuAD 2.0 that their papers give."""
+    sizes = {"train": 2_490, "valid": 30}
+    runs = [
+        scored("rte", "glue/rte", {"accuracy": [0.5]}, split_sizes=sizes),
+        scored("own", "glue/rte", {"accuracy": [0.5]}, split_sizes=sizes, split="files"),
+        scored("some", "glue/rte", {"accuracy": [0.5]}, split_sizes={"train": 30, "valid": 277}, max_rows=30),
+        scored("few", "glue/rte", {"accuracy": [0.5]}, split_sizes=sizes, max_valid_rows=30),
+        scored("qqp", "glue/qqp", {"accuracy": [0.5]}, split_sizes={"train": 363_843, "valid": 40_430}),
+        scored("mnli", "glue/mnli", {"accuracy": [0.5]}, split_sizes={"train": 392_702, "valid": 9_815 + 9_832}),
+        scored("squad", "squad/v2", {"f1": [0.5]}, split_sizes={"train": 130_319, "valid": 11_873}),
+        scored("small", "squad/v2", {"f1": [0.5]}, split_sizes={"train": 4, "valid": 3}),
+    ]
+    (table,) = paper_tables(runs)
+    (note,) = [note for note in table.notes if "number of rows" in note]
+    assert note == (
+        "not the benchmark's number of rows: rte (valid 30 instead of 277); "
+        "small (train 4 instead of 130,319, valid 3 instead of 11,873)"
+    )
+    bace = {"train": 1210, "valid": 151, "test": 152}  # KANO's file, with the row that Table 9 rounds off
+    (table,) = paper_tables([scored("a", "moleculenet/bace", {"roc_auc": [0.7]}, split_sizes=bace)])
+    assert not any("number of rows" in note for note in table.notes)
+    (table,) = paper_tables([scored("a", "moleculenet/bace", {"roc_auc": [0.7]}, split_sizes={"train": 9, "valid": 1})])
+    said = "a (train 9 instead of 1,210, valid 1 instead of 151, test 0 instead of 151)"
+    assert f"not the benchmark's number of rows: {said}" in table.notes
+
+
 def test_the_baseline_is_a_row_without_a_budget():
     run = scored("a", "moleculenet/bace", {"roc_auc": [0.7, 0.8]}, baseline=baseline({"roc_auc": [0.8, 0.8]}))
     (table,) = paper_tables([run, scored("b", "moleculenet/bbbp", {"roc_auc": [0.7, 0.8]})])

@@ -132,7 +132,8 @@ def test_rows_without_label_or_text_are_left_out_and_told(tmp_path):
     write(tmp_path / "a.csv", "text,y", [f"Row {i},{i % 2}" for i in range(20)] + [",1", "No label,", ",NA"])
     task = load(tmp_path, text_column="text")
     assert (task.split_name, sum(task.split_sizes.values())) == ("random", 20)
-    assert "left out 2 rows without any label: lines 23, 24" in task.notes
+    # line 24 has neither text nor label, and counts once
+    assert "left out 1 row without any label: line 23" in task.notes
     assert "left out 2 rows with an empty text: lines 22, 24" in task.notes
     listed = [("22", "", "the text is empty"), ("23", "No label", "has no label"), ("24", "", "the text is empty")]
     assert [(row.row, row.text, row.reason) for row in task.skipped] == listed

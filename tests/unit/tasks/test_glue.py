@@ -68,7 +68,7 @@ def test_other_formats_and_the_hubs_columns_give_the_same_examples(name, tmp_pat
 
     asked = []
 
-    def load_dataset(source: str, config: str, *, split: str, streaming: bool) -> datasets.IterableDataset:
+    def load_dataset(source: str, config: str, *, split: str, **_: Any) -> datasets.IterableDataset:
         asked.append((source, config, split))
         return datasets.Dataset.from_list(records).to_iterable_dataset()
 
@@ -202,6 +202,32 @@ def test_json_rows_are_checked_too(record, problem, tmp_path):
         load("sst2", None, files={"train": str(path), "valid": str(path)}, on_invalid="error")
 
 
+def test_classes_may_be_whole_numbers_with_a_point(tmp_path):
+    """pandas writes `1.0` for 1 in a column that has a gap."""
+    labels = [1.0, 0.0, "1.0", "0", 1, 0.5, True, "1.00", "positive.0"]
+    path = tmp_path / "train.jsonl"
+    path.write_text("\n".join(json.dumps({"sentence": "words", "label": label}) for label in labels), encoding="utf-8")
+    task = load("sst2", None, files={"train": str(path), "valid": str(path)})
+    assert task.examples["train"].targets[:, 0].tolist() == [1, 0, 1, 0, 1]
+    found = [row.reason.split(", ")[0] for row in task.skipped[:4]]
+    assert found == [f"`label` is `{text}`" for text in ("0.5", "True", "1.00", "positive.0")]
+    new = new_rows("sst2", tmp_path / "new.jsonl", "\n".join(path.read_text(encoding="utf-8").splitlines()[:5]))
+    assert new.columns["label"] == ["positive", "negative", "positive", "negative", "positive"]
+
+
+@pytest.mark.parametrize(("task", "label", "named"), [("rte", "entailment", "entailment"), ("stsb", "2.50", "2.5")])
+def test_a_split_whose_rows_all_have_one_label_is_told(task, label, named, tmp_path):
+    folder = write_glue(tmp_path, task)
+    rows = "".join(line(task, i, "a", "b", label) + "\n" for i in range(3))
+    header = content(task).splitlines(keepends=True)[0]
+    (folder / "train.tsv").write_text(header + rows, encoding="utf-8")
+    notes = load(task, tmp_path).notes
+    assert f"train: every row has the label `{named}`, so there is nothing to learn" in notes
+    assert not any(note.startswith("valid: every row") for note in notes)
+    (folder / "dev.tsv").write_text(header + rows, encoding="utf-8")
+    assert f"valid: every row has the label `{named}`, so its scores say nothing" in load(task, tmp_path).notes
+
+
 def test_a_test_file_without_one_usable_row_is_left_out_and_told(tmp_path):
     folder = write_glue(tmp_path, "sst2")
     test = tmp_path / "test.tsv"
@@ -262,6 +288,17 @@ def test_a_development_file_is_predicted_and_scored(name, tmp_path, tokenizer):
     assert [row[1] for row in rows] == [written[name](value) for value in predicted]
     if name != "stsb":
         assert scores["accuracy"] == 1 / len(truths)
+
+
+def test_quotes_are_part_of_the_sentences_of_a_tsv_in_training_and_in_prediction(tmp_path):
+    """The csv module takes the middle lines for one row, or refuses them."""
+    texts = ['" so it begins', "plain", 'it ends "', '"Yes" he said', 'say ""no""']
+    content = "sentence\tlabel\n" + "".join(f"{text}\t1\n" for text in texts)
+    path = tmp_path / "train.tsv"
+    path.write_text(content, encoding="utf-8")
+    task = load("sst2", None, files={"train": str(path), "valid": str(path)})
+    assert [text for (text,) in task.examples["train"].texts] == texts
+    assert new_rows("sst2", path, content).columns["sentence"] == tuple(texts)
 
 
 TEST_FILES = {

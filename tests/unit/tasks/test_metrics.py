@@ -8,6 +8,7 @@ import pytest
 
 from exlm_cli.tasks.metrics import (
     describe_constant,
+    describe_rare_classes,
     describe_unscorable,
     metric,
     score_columns,
@@ -73,6 +74,18 @@ def test_labels_are_scored_where_known_and_averaged_where_both_classes_are():
         "c": "is missing in every row",
     }
     assert all(map(math.isnan, score_rows("binary", np.array([[0.5]]), np.array([[NAN]])).values()))
+
+
+def test_labels_and_classes_with_fewer_than_ten_rows_are_named():
+    """The counts are those of the columns below; a class without a row has no ROC-AUC at all and is told elsewhere."""
+    columns = [[0] + [1] * 20, [0] * 12 + [1] * 9, [0] * 11 + [1] * 10, [1] * 21, [0] + [1] * 3 + [NAN] * 17]
+    targets = np.array(columns, dtype=float).T
+    assert describe_rare_classes("binary", targets, ["a", "b", "c", "d", "e"]) == [
+        "`a` has 1 negative row",
+        "`b` has 9 positive rows",
+        "`e` has 1 negative row",
+    ]
+    assert describe_rare_classes("classes", np.array([[0.0]] * 11 + [[1]] * 2), ["x", "y"]) == ["class `y` has 2 rows"]
 
 
 def test_two_classes_have_the_areas_of_the_second_and_three_have_none():

@@ -23,7 +23,7 @@ from exlm_cli.cli.options import (
     refuse_with_resume,
     split_words,
 )
-from exlm_cli.errors import ConfigError
+from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.launch import is_quiet, num_ranks
 from exlm_cli.paths import expand_path
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from exlm_cli.config.pretrain import PretrainRecipe
     from exlm_cli.finetune.run import FinetuneResult
     from exlm_cli.progress import Progress
+    from exlm_cli.report.scores import FinetunedRun
     from exlm_cli.tasks.base import DownstreamTask
 
 _EXAMPLE = "for example `exlm finetune moleculenet bace` or `exlm finetune csv my_assay.csv --label-columns active`"
@@ -192,15 +193,22 @@ def _report(result: "FinetuneResult", *, as_json: bool) -> None:
 
     if is_quiet():
         return
-    page = write_page(FinetunedRun(result.run_dir.name, result.run_dir, result.results))
+    run = FinetunedRun(result.run_dir.name, result.run_dir, result.results)
+    page = write_page(run)
     if as_json:
         return console.emit_json({"run_dir": result.run_dir, "report": page, **result.results.as_json()})
     console.emit_tables(results_tables(result.results))
-    for sentence in result.results.verdict:
-        console.emit_sentence(f"verdict: {sentence}")
-        console.emit_text("")
+    _emit_verdict(run, "verdict")
     console.emit_line(f"results: {result.run_dir}/results.json")
     console.emit_line(f"report: {page}")
+
+
+def _emit_verdict(run: "FinetunedRun", label: str) -> None:
+    from exlm_cli.cli import console
+
+    for sentence in run.results.verdict:
+        console.emit_sentence(f"{label}: {sentence}")
+        console.emit_text("")
 
 
 def _run_series(
@@ -225,10 +233,11 @@ def _run_series(
 
 
 def _finish_series(folder: Path, checkpoint: Path | None, progress: "Progress", *, as_json: bool) -> None:
-    """Finish the runs of a series, and print and save the paper's table with their row."""
+    """Finish the runs of a series, print and save the paper's table with their row, and write the page of each run."""
     from exlm_cli.cli import console
     from exlm_cli.cli.runs import local_run
     from exlm_cli.experiments.series import run_series
+    from exlm_cli.report.page import write_page
     from exlm_cli.report.paper import paper_tables
     from exlm_cli.report.scores import FinetunedRun
     from exlm_cli.report.tables import write_tables
@@ -238,11 +247,18 @@ def _finish_series(folder: Path, checkpoint: Path | None, progress: "Progress", 
     runs = [FinetunedRun(result.run_dir.name, result.run_dir, result.results) for result in finished]
     tables = paper_tables(runs)
     files = write_tables(tables, folder / "report", ("markdown", "csv"))
+    pages = [write_page(run) for run in runs]
     if as_json:
-        entries = [{"run_dir": str(run.folder), **run.results.as_json()} for run in runs]
+        entries = [
+            {"run_dir": run.folder, "report": page, **run.results.as_json()}
+            for run, page in zip(runs, pages, strict=True)
+        ]
         console.emit_json({"run_dir": folder, "runs": entries, "files": files})
     else:
         console.emit_tables(tables)
+        for run, page in zip(runs, pages, strict=True):
+            _emit_verdict(run, f"verdict of {run.name}")
+            console.emit_line(f"report: {page}")
         console.emit_files(files)
     if diverged:
         raise diverged[0]
@@ -316,6 +332,25 @@ def _chosen(suite: str | None, name: str | None, recipe: str | None, overrides: 
     return load_recipe(recipe or default_recipe(task), [*own, f"task.name={task}", *overrides], kind=FinetuneRecipe)
 
 
+def _require_kind(checkpoint: Path, recipe: "FinetuneRecipe") -> None:
+    """Refuse a run of other rows than the task has before they are read, which may take long."""
+    from exlm_cli.config.load import load_recipe
+    from exlm_cli.config.pretrain import PretrainRecipe
+    from exlm_cli.run_dir import run_directory
+
+    encoder = load_recipe(str(run_directory(checkpoint) / "recipe.yaml"), kind=PretrainRecipe)
+    if encoder.data.kind == recipe.task.input_kind:
+        return
+    from exlm_cli.finetune.model import require_fitting_model
+
+    try:
+        require_fitting_model(recipe.task.name, recipe.task.input_kind, encoder, checkpoint, baseline=False)
+    except CheckpointError as error:
+        if recipe.task.suite != "csv" or recipe.task.input_column is not None:
+            raise
+        raise CheckpointError(error.message, f"{error.hint}; `task.text_column=NAME` names a column of text") from error
+
+
 def _find_inputs(
     recipe: "FinetuneRecipe",
     checkpoint: Path | None,
@@ -338,8 +373,8 @@ def _find_inputs(
     if not is_series:  # which looks for the files of all its tasks
         require_local_files(recipe.task)
     grid_points(recipe, use_grid=use_grid)
-    if needs_run and checkpoint is not None and not is_on_hub(checkpoint):
-        run_kind(checkpoint)
+    if needs_run and checkpoint is not None and not is_on_hub(checkpoint) and run_kind(checkpoint) == "pretrain":
+        _require_kind(checkpoint, recipe)
     # a mistake in the user's own file is found before a checkpoint is looked for
     task = load_task(recipe.task, progress) if recipe.task.name == "csv" else None
     if not needs_run:

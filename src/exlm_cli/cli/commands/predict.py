@@ -56,8 +56,9 @@ def predict(
     """Predict new rows with a fine-tuned run.
 
     The predictions are the means over the run's seeds, with their spread, calibrated probabilities or intervals of
-    values, and which rows the model was trained on. Where the file has labels they are scored too. They are written
-    as CSV; those of GLUE and SQuAD also in the official layouts. docs/predictions.md explains each column.
+    values, and which rows are of the run's training or validation split. Where the file has labels they are scored
+    too. They are written as CSV; those of GLUE and SQuAD also in the official layouts. docs/predictions.md explains
+    each column.
     """
     from exlm_cli.cli import console
     from exlm_cli.cli.runs import given_runs
@@ -158,13 +159,13 @@ def print_summary(summary: "PredictionSummary", *, as_json: bool) -> None:
     from exlm_cli.report.scores import label_scores_table
 
     counts = {"rows": summary.num_rows, "unreadable_rows": summary.num_unreadable}
-    if summary.num_in_training:
-        counts["rows_in_training_split"] = summary.num_in_training
+    known = {"rows_in_training_split": summary.num_in_training, "rows_in_validation_split": summary.num_in_validation}
+    counts |= {name: count for name, count in known.items() if count}
     if as_json:
-        scores: dict[str, Any] = {"metrics": summary.metrics, "metrics_without_training_rows": summary.metrics_of_new}
+        scores: dict[str, Any] = {"metrics": summary.metrics, "metrics_without_known_rows": summary.metrics_of_new}
         scores |= {"labels": summary.labels} if summary.labels else {}
         return console.emit_json({"files": summary.files, **counts, **scores, "notes": summary.notes})
-    without = {f"{name}_without_training_rows": value for name, value in summary.metrics_of_new.items()}
+    without = {f"{name}_without_known_rows": value for name, value in summary.metrics_of_new.items()}
     console.emit_pairs({**counts, **summary.metrics, **without})
     if summary.labels:
         console.emit_tables([label_scores_table(summary.labels)])

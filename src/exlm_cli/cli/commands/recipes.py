@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from exlm_cli.cli.options import JsonOption, SetOption
+from exlm_cli.cli.options import JsonOption, SetOption, collect_overrides
 from exlm_cli.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def recipes(
         name, {"--for": command}, {"--gpu": gpu, "--gpus": gpus, "--utilisation": utilisation, "--set": sets}
     )
     if name is not None:
-        recipe: Recipe = load_recipe(name, sets or [], kind=recipe_kind(name))
+        recipe: Recipe = load_recipe(name, collect_overrides(sets, {}), kind=recipe_kind(name))
         if gpu is not None:
             return _emit_cost(recipe, gpu, gpus or 1, utilisation, as_json=as_json)
         if as_json:

@@ -23,7 +23,7 @@ from exlm_cli.files import READ_HINT, JsonModel, hash_json, read_json, reason_of
 from exlm_cli.progress import Progress
 
 # Increase it when the same input would give other shards.
-_SCHEME = 3
+_SCHEME = 5
 # A file that changed this recently could change again within one tick of the file system's clock.
 _SETTLED_NS = 2_000_000_000
 _HUGE_BYTES = 1 << 28
@@ -78,7 +78,7 @@ def tokenizer_key(recipe: PretrainRecipe, train: Sequence[FingerprintedSource]) 
     """Return the cache key of the tokenizer that a recipe trains on its training inputs."""
     options = recipe.tokenizer.model_dump(mode="json")
     options |= recipe.data.model_dump(include={"kind", "column", "max_rows", "bundled_rows"})
-    return hash_json([_scheme(recipe, train), _contents(train), options])[:32]
+    return hash_json([_SCHEME, _contents(train), options])[:32]
 
 
 def data_fingerprint(
@@ -90,13 +90,7 @@ def data_fingerprint(
     """Return the fingerprint of a recipe's shards: contents, tokenizer and options, without names of files."""
     unused = {"train", "valid", "cache_dir"} | ({"valid_fraction"} if valid else set())
     options = recipe.data.model_dump(mode="json", exclude=unused)
-    scheme = max(_scheme(recipe, sources) for sources in (train, valid))
-    return hash_json([scheme, _contents(train), _contents(valid), tokenizer.fingerprint, options])
-
-
-def _scheme(recipe: PretrainRecipe, sources: Sequence[FingerprintedSource]) -> int:
-    """Return the scheme, a later one where `data.max_rows` is shared out over several sources."""
-    return _SCHEME + (recipe.data.max_rows is not None and len(sources) > 1)
+    return hash_json([_SCHEME, _contents(train), _contents(valid), tokenizer.fingerprint, options])
 
 
 def _contents(sources: Sequence[FingerprintedSource]) -> list[str]:

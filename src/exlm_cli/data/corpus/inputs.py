@@ -21,7 +21,17 @@ from exlm_cli.data.bundled.grammar import sample_sentences
 from exlm_cli.data.bundled.molecules import generate_molecules
 from exlm_cli.data.rows.decode import open_raw
 from exlm_cli.data.rows.hub import HubSource, iter_hub_records
-from exlm_cli.data.rows.records import KNOWN_EXTENSIONS, ColumnChoice, Row, RowKind, as_row, format_of, iter_file_rows
+from exlm_cli.data.rows.records import (
+    FORMATS,
+    KNOWN_EXTENSIONS,
+    ColumnChoice,
+    Row,
+    RowKind,
+    as_row,
+    conversion_hint,
+    format_of,
+    iter_file_rows,
+)
 from exlm_cli.errors import DataError
 from exlm_cli.files import READ_HINT, reason_of
 from exlm_cli.format import format_number_of
@@ -58,8 +68,12 @@ class BundledSource:
 Source = FileSource | HubSource | BundledSource
 
 
-def resolve_inputs(inputs: Sequence[str], *, kind: RowKind, progress: Progress) -> list[Source]:
+def resolve_inputs(
+    inputs: Sequence[str], *, kind: RowKind, progress: Progress, key: str = "data.train"
+) -> list[Source]:
     """Return the sources that the inputs of a recipe name, in order; directories and globs are sorted.
+
+    `key` is that of the inputs, for hints.
 
     Raises:
         DataError: An input is missing, empty, of an unknown format or of the other kind.
@@ -73,7 +87,7 @@ def resolve_inputs(inputs: Sequence[str], *, kind: RowKind, progress: Progress) 
             sources.append(_bundled(name, kind))
         else:
             try:
-                sources.extend(_local_files(given, progress))
+                sources.extend(_local_files(given, progress, key))
             except OSError as error:
                 raise DataError(f"{error.filename or given}: cannot be read: {reason_of(error)}", READ_HINT) from error
     return sources
@@ -173,7 +187,7 @@ def _bundled(name: str, kind: RowKind) -> BundledSource:
     return BundledSource(name)
 
 
-def _local_files(given: str, progress: Progress) -> list[FileSource]:
+def _local_files(given: str, progress: Progress, key: str) -> list[FileSource]:
     if not given.strip():
         raise DataError("an input is empty; accepted: a file, a directory, a glob or hub:NAME", "`.` is this directory")
     path = expand_path(given)
@@ -195,7 +209,8 @@ def _local_files(given: str, progress: Progress) -> list[FileSource]:
                 files += _files_under(match, progress, seen) if match.is_dir() else [_file(match)]
                 seen.add(entry)
         return files
-    raise DataError(f"{given}: no such file or directory", _nearest(path))
+    hint = f"several inputs are given as `{key}=[{given}]`" if "," in given else _nearest(path)
+    raise DataError(f"{given}: no such file or directory", hint)
 
 
 def _nearest(path: Path) -> str:
@@ -215,7 +230,7 @@ def _file(path: Path) -> FileSource:
     if format_of(path) is None:
         raise DataError(
             f"{path}: unknown extension `{path.suffix}`; known are {KNOWN_EXTENSIONS}",
-            "rename it by its content, such as .txt for one row a line",
+            conversion_hint(path, FORMATS) or "rename it by its content, such as .txt for one row a line",
         )
     size_bytes = path.stat().st_size
     if not size_bytes:
@@ -235,6 +250,7 @@ def _files_under(folder: Path, progress: Progress, seen: set[Path]) -> list[File
             folders.clear()
             continue
         seen.add(real)
+        _refuse_arrow(Path(parent), names)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         found += (Path(parent, name) for name in names if not name.startswith("."))
     found.sort()
@@ -242,13 +258,24 @@ def _files_under(folder: Path, progress: Progress, seen: set[Path]) -> list[File
     if not known:
         raise DataError(
             f"{folder}: no file in it that can be read, of {len(found)}; known are {KNOWN_EXTENSIONS}",
-            "choose another folder, or rename the files by their content, such as .txt for one row a line",
+            next(
+                filter(None, (conversion_hint(path, FORMATS) for path in found)),
+                "choose another folder, or rename the files by their content, such as .txt for one row a line",
+            ),
         )
     if len(known) < len(found):
         skipped = next(path for path in found if format_of(path) is None)
         others = format_number_of(len(found) - len(known), "file")
         progress.message(f"{folder}: skipped {others} of another kind, such as {skipped.name}")
     return [_file(path) for path in known]
+
+
+def _refuse_arrow(folder: Path, names: Sequence[str]) -> None:
+    """Refuse a folder in which `datasets` keeps a data set: what can be read there, JSON, is not its rows."""
+    arrow = sorted(name for name in names if name.endswith(".arrow"))
+    if arrow and "dataset_info.json" in names:
+        saved = folder if "state.json" in names else folder / arrow[0]
+        raise DataError(f"{folder}: the rows are in {arrow[0]}, which cannot be read", conversion_hint(saved, FORMATS))
 
 
 def _raise(error: OSError) -> None:

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Literal, Self, final
@@ -26,14 +27,14 @@ from exlm_cli.data.corpus.fingerprint import (
     tokenizer_key,
 )
 from exlm_cli.data.corpus.inputs import FileSource, Source, first_row, iter_rows, resolve_inputs
-from exlm_cli.data.corpus.sequences import Holdout, Packer, cut
+from exlm_cli.data.corpus.sequences import Holdout, Overlap, Packer, SharedRows, cut
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
 from exlm_cli.data.molecules import check_smiles
 from exlm_cli.data.rows.records import LINE_FORMATS, SKIPPED_COLUMNS, SKIPPED_FILE, Row, format_of
 from exlm_cli.data.smiles import train_smiles_vocabulary
 from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.errors import DataError, TokenizerError
-from exlm_cli.files import JsonModel, csv_line, read_json, refusing
+from exlm_cli.files import JsonModel, absent_if_none, csv_line, read_json, refusing
 from exlm_cli.format import format_number_of, shorten
 from exlm_cli.paths import cache_root, expand_path
 from exlm_cli.progress import Progress
@@ -47,6 +48,8 @@ _BATCH_ROWS, _BATCH_CHARACTERS = 4096, 1 << 19
 _NUM_ENDS = 2
 """[CLS] and [SEP], which every sequence gets when it is used."""
 _SHOWN_CHARACTERS = 80
+_NOTED_SHARE = 0.01
+"""Share of the validation text at which a warning is due; 0.1 to 0.2 % of Wikipedia and of books repeats by chance."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class PreparedData:
         train, valid: Sequences without [CLS] and [SEP] at their ends; the same where nothing is trained.
         fingerprint: Hash of the content of the inputs, the tokenizer and every option that matters.
         num_rejected: Rows skipped because they cannot be used.
+        overlap: Validation rows that are training rows too; None where they are cut from the training inputs.
     """
 
     tokenizer: Tokenizer
@@ -66,12 +70,14 @@ class PreparedData:
     fingerprint: str
     num_rejected: int
     was_cached: bool
+    overlap: Overlap | None = None
 
 
 class _Summary(JsonModel):
     """Content of `prepared.json`."""
 
     num_rejected: int
+    overlap: Overlap | None = absent_if_none()
 
 
 @dataclass(frozen=True)
@@ -108,14 +114,16 @@ def prepare_data(
     cache = cache_root(data.cache_dir)
     with explaining_disk_trouble(cache):
         train, valid = (
-            fingerprint_sources(resolve_inputs(inputs, kind=data.kind, progress=progress), cache, progress)
-            for inputs in (data.train if is_trained else (), data.valid)
+            fingerprint_sources(resolve_inputs(inputs, kind=data.kind, progress=progress, key=key), cache, progress)
+            for key, inputs in (("data.train", data.train if is_trained else ()), ("data.valid", data.valid))
         )
         train = _without_copies(train, progress)
-        _warn(recipe, train, valid, progress)
+        _report_shares(recipe, train, valid, progress)
         tokenizer = _obtain_tokenizer(recipe, train, valid, cache, progress, builds=builds)
         corpus = _Corpus(recipe, train, valid, tokenizer, data_fingerprint(recipe, train, valid, tokenizer))
         prepared = _obtain_shards(corpus, cache, progress, builds=builds)
+    if prepared.overlap is not None:
+        _warn_of_overlap(prepared.overlap, progress)
     if rejected_csv is not None:
         list_rejected(prepared, rejected_csv, progress)
     return prepared
@@ -134,18 +142,22 @@ def _without_copies(sources: list[FingerprintedSource], progress: Progress) -> l
     return kept
 
 
-def _warn(
+def _report_shares(
     recipe: PretrainRecipe, train: list[FingerprintedSource], valid: list[FingerprintedSource], progress: Progress
 ) -> None:
-    """Report files that are read in part, and those that are trained and validated on."""
+    """Report how much of each file is read."""
     for name, sources in (("training", train), ("validation", valid)):
         if recipe.data.max_rows is not None and len(sources) > 1:
             share = math.ceil(recipe.data.max_rows / len(sources))
             progress.message(f"`data.max_rows`: about {share:,} rows of each of {len(sources):,} {name} files")
-    contents = {known.content for known in train if isinstance(known.source, FileSource)}
-    for known in valid:
-        if known.content in contents:
-            progress.message(f"warning: {known.source} is trained on too: validation shows what is remembered")
+
+
+def _warn_of_overlap(overlap: Overlap, progress: Progress) -> None:
+    if overlap.share >= _NOTED_SHARE:
+        progress.message(
+            f"warning: {overlap.num_shared:,} of {format_number_of(overlap.num_compared, 'validation row')} "
+            f"({overlap.share:.0%} of the text) are training rows too: validation shows what is remembered"
+        )
 
 
 def list_rejected(data: PreparedData, rejected_csv: Path, progress: Progress) -> None:
@@ -232,10 +244,18 @@ def _obtain_shards(corpus: _Corpus, cache: Path, progress: Progress, *, builds: 
 
     def load() -> PreparedData:
         train, valid = (TokenDataset(directory / split) for split in (train_split, VALID))
-        num_rejected = read_json(directory / _SUMMARY, _Summary).num_rejected
+        summary = read_json(directory / _SUMMARY, _Summary)
         if not (directory / SKIPPED_FILE).is_file():
             raise DataError(f"{directory / SKIPPED_FILE}: missing from the token shards", "delete the directory")
-        return PreparedData(corpus.tokenizer, train, valid, train.fingerprint, num_rejected, was_cached=True)
+        return PreparedData(
+            corpus.tokenizer,
+            train,
+            valid,
+            train.fingerprint,
+            summary.num_rejected,
+            was_cached=True,
+            overlap=summary.overlap,
+        )
 
     def build() -> PreparedData:
         _build_shards(directory, corpus, progress)
@@ -255,9 +275,9 @@ def _build_shards(directory: Path, corpus: _Corpus, progress: Progress) -> None:
     temporary.mkdir(parents=True)
     try:
         write_splits = _write_given_splits if corpus.valid else _write_held_out_splits
-        num_rejected = write_splits(corpus, temporary, progress)
+        summary = write_splits(corpus, temporary, progress)
         check_unchanged(corpus.train + corpus.valid)
-        write_entry(temporary / _SUMMARY, _Summary(num_rejected=num_rejected).model_dump_json().encode())
+        write_entry(temporary / _SUMMARY, summary.model_dump_json().encode())
         if directory.exists():
             shutil.rmtree(directory)
         temporary.rename(directory)
@@ -268,25 +288,36 @@ def _build_shards(directory: Path, corpus: _Corpus, progress: Progress) -> None:
 _LARGE_HOLDOUT = 0.2
 """Share of the tokens for validation above which a warning is due."""
 
-# Splits: two inputs, or one of which rows are held out. Both return the number of skipped rows.
+# Splits: two inputs, or one of which rows are held out.
 
 
-def _write_given_splits(corpus: _Corpus, folder: Path, progress: Progress) -> int:
-    data = corpus.recipe.data
+def _write_given_splits(corpus: _Corpus, folder: Path, progress: Progress) -> _Summary:
+    data, shared = corpus.recipe.data, SharedRows()
+    splits = (
+        (VALID, corpus.valid, _VALID_SEED, shared.add_valid),
+        (TRAIN, corpus.train, _TRAIN_SEED, shared.add_train),
+    )
     with SkippedRows(folder / SKIPPED_FILE, data.on_invalid) as skipped:
-        for split, sources, seed in ((TRAIN, corpus.train, _TRAIN_SEED), (VALID, corpus.valid, _VALID_SEED)):
+        for split, sources, seed, add in splits:
             if not sources:
                 continue
             label = f"tokenising {split}"
             with closing(iter_rows(_sources(sources), data, seed=seed, progress=progress, label=label)) as rows:
-                writers = _write_sequences(corpus, rows, folder, [split], lambda _: 0, skipped, progress)
+                choose = partial(_choose_only, add)
+                writers = _write_sequences(corpus, rows, folder, [split], choose, skipped, progress)
             if not writers[0].num_sequences:
                 key = f"`data.{split}`: " if corpus.train else ""
                 raise _no_usable_row(data, key, sources, skipped)
-    return skipped.num_rows
+    return _Summary(num_rejected=skipped.num_rows, overlap=shared.overlap if corpus.train else None)
 
 
-def _write_held_out_splits(corpus: _Corpus, folder: Path, progress: Progress) -> int:
+def _choose_only(add: Callable[[str], None], row: Row) -> int:
+    """Return 0, the index of the only split, once `add` has been given the text."""
+    add(row.text)
+    return 0
+
+
+def _write_held_out_splits(corpus: _Corpus, folder: Path, progress: Progress) -> _Summary:
     data = corpus.recipe.data
     sizes_bytes = [known.source.size_bytes for known in corpus.train if isinstance(known.source, FileSource)]
     total_bytes = sum(sizes_bytes) if len(sizes_bytes) == len(corpus.train) else None
@@ -317,7 +348,7 @@ def _write_held_out_splits(corpus: _Corpus, folder: Path, progress: Progress) ->
             f"warning: {share:.0%} of the tokens are held out for validation, where `data.valid_fraction` is "
             f"{data.valid_fraction:g}: a row, or a document, is held out whole"
         )
-    return skipped.num_rows
+    return _Summary(num_rejected=skipped.num_rows)
 
 
 # Rows -> tokens -> sequences -> shards

@@ -1,13 +1,17 @@
-"""Steps from rows to sequences: which rows are held out for validation, and how token ids are packed or cut."""
+"""Steps from rows to sequences: which rows are held out for validation or shared, and how ids are packed or cut."""
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import final
 
 from exlm_cli.data.rows.records import Row, RowKind
+from exlm_cli.files import JsonModel
 
 _LARGEST_BLOCK_CHARACTERS = 1 << 16
+_MOST_COMPARED = 1 << 20
+"""Validation rows whose hashes are held at once: about 100 MB."""
 
 
 @final
@@ -64,6 +68,52 @@ class Holdout:
         if self.smallest is None or drawn < self.smallest:
             self.smallest = drawn
         return drawn < self._limit or drawn == self._forced
+
+
+class Overlap(JsonModel):
+    """How many validation rows are training rows too.
+
+    Attributes:
+        num_compared: Validation rows that were looked for, at most a million.
+        num_shared: Those that are training rows too.
+        share: Their part of the characters: headings and other short texts repeat by chance in any corpus.
+    """
+
+    num_compared: int
+    num_shared: int
+    share: float
+
+
+@final
+class SharedRows:
+    """Counts the validation rows whose text is a training row too; validation rows are added first.
+
+    Of the first million of them 64-bit hashes are held, and no text.
+    """
+
+    def __init__(self) -> None:
+        self._num_compared = self._num_shared = 0
+        self._characters = self._shared_characters = 0
+        self._unseen: Counter[int] = Counter()
+
+    def add_valid(self, text: str) -> None:
+        """Add a validation row."""
+        if self._num_compared < _MOST_COMPARED:
+            self._num_compared += 1
+            self._characters += len(text)
+            self._unseen[hash(text)] += 1
+
+    def add_train(self, text: str) -> None:
+        """Add a training row."""
+        num_equal = self._unseen.pop(hash(text), 0)
+        self._num_shared += num_equal
+        self._shared_characters += num_equal * len(text)
+
+    @property
+    def overlap(self) -> Overlap:
+        """What has been found so far."""
+        share = self._shared_characters / max(1, self._characters)
+        return Overlap(num_compared=self._num_compared, num_shared=self._num_shared, share=share)
 
 
 def cut(ids: list[int], size: int) -> list[list[int]]:

@@ -38,6 +38,11 @@ LARGEST_CSV_FIELD = 2**31 - 1
 
 _RECORD_BYTES = 1 << 24
 _MAX_DIGITS = 15
+_QUOTING_HINTS = {
+    ",": "a cell that holds a comma, a quote or a line end is quoted, and a quote in it is doubled",
+    "\t": "put a cell that holds a quote in quotes and double the quotes in it, or write the file as CSV",
+}
+LINE_END_HINT = "save the file with Unix or Windows line ends"
 _ENCODING_HINT = "the file is binary or in another encoding; `iconv -f ENCODING -t UTF-8` converts text"
 _BYTES_PER_LINE, _BYTES_PER_BRACKET = 64, 16
 """Minimum mean bytes of a line within one CSV row, and per bracket of a deeply nested JSON element."""
@@ -240,40 +245,55 @@ def _decode_line(path: Path, line: bytes, number: int, offset: int) -> str:
     return text.removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}") if offset == 0 else text
 
 
-def csv_rows(path: Path, file: BinaryIO) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line on which each row begins, from 1, and its cells; empty lines are passed over.
+class MalformedTableError(DataError):
+    """A CSV or TSV file whose quoting is broken; `header` is its first line, as it stands there."""
+
+    def __init__(self, message: str, hint: str, header: str) -> None:
+        super().__init__(message, hint)
+        self.header = header
+
+
+def csv_rows(path: Path, file: BinaryIO, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the line on which each row begins, from 1, and its cells, which may be quoted; empty lines are passed over.
 
     Raises:
-        DataError: Undecodable bytes, broken quoting, or a row longer than `record_limit`.
+        DataError: Undecodable bytes, broken quoting, or a row longer than `record_limit`. If the delimiter is a tab, a
+            quoted cell must not hold both a tab and a line end: more likely a quote is not closed.
     """
     csv.field_size_limit(LARGEST_CSV_FIELD)
-    limit, first_line, letters = record_limit(), 1, 0
+    limit, first_line, letters, header = record_limit(), 1, 0, ""
 
     def lines() -> Iterator[str]:
-        nonlocal letters
+        nonlocal letters, header
         for number, line in decoded_lines(path, file):
+            header = header or line.strip()
             letters += len(line)
             if number - first_line > limit // _BYTES_PER_LINE:
-                raise too_large(f"{path}:{first_line}", limit, f"{limit // _BYTES_PER_LINE:,} lines")
+                raise too_large(f"{path}:{first_line}", limit, f"{limit // _BYTES_PER_LINE:,} lines in quotes")
             if letters > limit:  # a quoted cell holds line ends
                 raise too_large(f"{path}:{first_line}", limit)
             yield line
 
-    reader = csv.reader(lines(), strict=True)
+    reader = csv.reader(lines(), delimiter=delimiter, strict=True)
     try:
         for cells in reader:
+            spans_lines = reader.line_num > first_line
+            if spans_lines and delimiter == "\t" and any("\t" in cell and "\n" in cell for cell in cells):
+                raise csv.Error("a quote seems not to be closed: its cell holds a tab and a line end")
             if cells:
                 yield first_line, cells
             first_line, letters = reader.line_num + 1, 0
     except csv.Error as error:
-        reason = str(error)
-        hint = "a cell that holds a comma, a quote or a line end is quoted, and a quote in it is doubled"
+        reason, hint = str(error).replace("'\t'", "a tab"), _QUOTING_HINTS[delimiter]
+        reason = reason.replace("unexpected end of data", "a quote is not closed")
         if "new-line character" in reason:
-            reason, hint = "a carriage return outside of quotes", "save the file with Unix or Windows line ends"
-        raise DataError(f"{path}:{reader.line_num}: malformed: {reason}", hint) from error
+            reason, hint = "a carriage return outside of quotes", LINE_END_HINT
+        elif reader.line_num > first_line:
+            reason += f", in the row that begins on line {first_line}"
+        raise MalformedTableError(f"{path}:{reader.line_num}: malformed: {reason}", hint, header) from error
 
 
-def tsv_rows(path: Path, file: BinaryIO) -> Iterator[tuple[int, list[str]]]:
+def literal_tsv_rows(path: Path, file: BinaryIO) -> Iterator[tuple[int, list[str]]]:
     """Yield line numbers and cells as `csv_rows`; cells are never quoted and may hold carriage returns.
 
     A lone quotation mark of a GLUE sentence would make the `csv` module join the lines after it.

@@ -7,6 +7,7 @@ caller decides whether to stop.
 
 import io
 import itertools
+import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -19,7 +20,7 @@ from exlm_cli.format import format_number_of, name_some
 
 RowKind = Literal["text", "smiles"]
 
-LINE_FORMATS = (".txt", ".smi")
+LINE_FORMATS = (".txt", ".smi", ".smiles", ".ism")
 RECORD_FORMATS = (".tsv", ".csv", ".jsonl", ".json", ".parquet")
 FORMATS = (*LINE_FORMATS, *RECORD_FORMATS)
 COMPRESSIONS = (".gz", ".xz")
@@ -35,6 +36,7 @@ _PLAUSIBLE_COLUMNS: dict[RowKind, frozenset[str]] = {
 }
 _DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
 _OWN_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_ARCHIVES = frozenset({".7z", ".bz2", ".lz4", ".rar", ".tar", ".tgz", ".zip", ".zst"})
 DELIMITER_HINT = "write the file with commas as .csv, or with tabs as .tsv"
 _NUMBER = re.compile(r"[+-]?\d*\.?\d+")
 _PARQUET_BATCH_ROWS, _MIN_BATCH_ROWS = 4096, 64
@@ -171,6 +173,20 @@ def format_of(path: Path) -> str | None:
     return suffixes[-1] if suffixes and suffixes[-1] in FORMATS else None
 
 
+def conversion_hint(path: Path, formats: Sequence[str]) -> str:
+    """Return how to make one of `formats` of an archive, or of a file or folder of `datasets`; empty for others."""
+    if not _ARCHIVES.isdisjoint(suffix.lower() for suffix in path.suffixes):
+        return f"unpack it, or compress it as {' or '.join(COMPRESSIONS)}"
+    if os.path.isfile(path / "state.json"):  # noqa: PTH113 - False also for a name that is too long
+        read = f'load_from_disk("{path}")'
+    elif path.suffix == ".arrow":
+        read = f'Dataset.from_file("{path}")'
+    else:
+        return ""
+    name, write = ("Parquet", "to_parquet") if ".parquet" in formats else ("CSV", "to_csv")
+    return f'write it as {name}: `datasets.{read}.{write}("rows.{name.lower()}")`'
+
+
 def iter_records(
     path: Path,
     *,
@@ -180,6 +196,7 @@ def iter_records(
     bare: RowKind | None = None,
     only: ColumnChoice | None = None,
     cuts_lines: bool = False,
+    has_literal_tsv: bool = False,
 ) -> Iterator[Record]:
     """Yield the rows of a file one after the other; empty lines are passed over.
 
@@ -193,6 +210,7 @@ def iter_records(
             `only` is given. None: such JSON values are problems.
         only: Read this column alone.
         cuts_lines: Give a line of text beyond 1 MiB in pieces with the same number.
+        has_literal_tsv: Quotes in a TSV are part of its cells, as in GLUE's files; False: cells are quoted as in CSV.
 
     Raises:
         DataError: The file is missing, of another format, damaged or empty, its header names a column twice, or the
@@ -204,14 +222,12 @@ def iter_records(
         raise DataError(
             f"{path}: not a table that can be read; accepted are {' '.join(accepted)}, also with "
             f"{' or '.join(COMPRESSIONS)}",
-            "convert the file to one of these",
+            conversion_hint(path, accepted) or "convert the file to one of these",
         )
     with decode.open_file(path, raw, is_seekable=file_format == ".parquet") as file:
         match file_format:
-            case ".csv":
-                yield from _with_header(path, decode.csv_rows(path, file), header, only, ",")
-            case ".tsv":
-                yield from _with_header(path, decode.tsv_rows(path, file), header, only, "\t")
+            case ".csv" | ".tsv":
+                yield from _read_cells(path, file, header, only, is_literal=has_literal_tsv and file_format == ".tsv")
             case ".json" | ".jsonl":
                 yield from _read_json(path, file, bare, only)
             case ".parquet":
@@ -261,12 +277,35 @@ def _read_lines(path: Path, lines: Iterator[tuple[int, str]], kind: RowKind, *, 
     source = str(path)
     for number, line in lines:
         text = line.rstrip()
+        # one in a later line of running text is a stray character
+        if "\r" in text and (number == 1 or kind == "smiles"):
+            raise DataError(f"{path}:{number}: malformed: a carriage return within a line", decode.LINE_END_HINT)
         if text and kind == "text":
             yield Record(source, number, {kind: text})
         elif text:
             # the field before a leading tab is empty: what follows is a name, not a molecule
             smiles, *name = ("", text.strip()) if text.lstrip(" ")[0] == "\t" else text.split(maxsplit=1)
             yield Record(source, number, {kind: smiles} | ({"name": "".join(name)} if with_names else {}))
+
+
+def _read_cells(
+    path: Path,
+    file: io.BufferedReader,
+    header: Sequence[str] | None,
+    only: ColumnChoice | None,
+    *,
+    is_literal: bool,
+) -> Iterator[Record]:
+    delimiter = _OWN_DELIMITERS[format_of(path) or ""]
+    if is_literal:
+        yield from _with_header(path, decode.literal_tsv_rows(path, file), header, only, delimiter)
+        return
+    try:
+        yield from _with_header(path, decode.csv_rows(path, file, delimiter), header, only, delimiter)
+    except decode.MalformedTableError as error:
+        if found := other_delimiter(path, error.header.split(delimiter)):
+            raise DataError(f"{path}: {found}", DELIMITER_HINT) from error
+        raise
 
 
 def _with_header(

@@ -90,10 +90,10 @@ class Table:
 
 
 def read_table(path: Path, *, bare: RowKind | None = None) -> Table:
-    """Read a whole `.csv` or `.tsv`, also `.gz` and `.xz`; empty lines are skipped. Cells of TSV are never quoted.
+    """Read a whole `.csv` or `.tsv`, also `.gz` and `.xz`; empty lines are skipped, and cells may be quoted.
 
-    With `bare`, `.txt` and `.smi` files are tables of this one column; of "smiles", the first word of each line, and a
-    column `name` where lines have more.
+    With `bare`, files of lines such as `.txt` and `.smi` are tables of this one column; of "smiles", the first word of
+    each line, and a column `name` where lines have more.
 
     Raises:
         DataError: The file is missing, has another format, is damaged, empty or without rows, names a column twice, or
@@ -103,8 +103,8 @@ def read_table(path: Path, *, bare: RowKind | None = None) -> Table:
     lines: list[int] = []
     for record in iter_records(path, formats=TABLE_FORMATS, bare=bare):
         if record.problem is not None:
-            separator = "comma must be quoted" if format_of(path) == ".csv" else "tab cannot be written as TSV"
-            hint = f"give each row as many cells as the header has; a cell that holds a {separator}"
+            separator = "comma" if format_of(path) == ".csv" else "tab"
+            hint = f"give each row as many cells as the header has; a cell that holds a {separator} must be quoted"
             raise DataError(f"{record.where}: {record.problem}", hint)
         lines.append(record.number)
         for name, cell in record.values.items():

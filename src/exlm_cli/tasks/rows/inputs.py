@@ -52,15 +52,15 @@ class TableRows:
         reasons = zip(self.inputs, self.problems, strict=True)
         return tuple(self.table.skipped(row, text, why) for row, (text, why) in enumerate(reasons) if why)
 
-    def without(self, reasons: Mapping[int, str], what: str = "") -> "TableRows":
-        """Drop the rows in `reasons`; with `what`, add a note that counts and lists the newly dropped ones."""
+    def without(self, reasons: Mapping[int, str], what: str) -> "TableRows":
+        """Drop the rows in `reasons`; a note counts and lists those that were still used, and says what they are."""
         dropped = [row for row in sorted(reasons) if not self.problems[row]]
         if not dropped:
             return self
         problems = tuple(problem or reasons.get(row, "") for row, problem in enumerate(self.problems))
         places = self.table.short_places(dropped, limit=_MAX_LISTED)
         note = f"left out {format_number_of(len(dropped), 'row')} {what}: {places}"
-        return replace(self, problems=problems, notes=(*self.notes, note) if what else self.notes)
+        return replace(self, problems=problems, notes=(*self.notes, note))
 
     def model_inputs(self, *, canonical: bool) -> tuple[str, ...]:
         """Return what the model reads of each row: what the file has, or RDKit's canonical SMILES of a molecule.

@@ -20,7 +20,7 @@ import numpy as np
 
 from exlm_cli.data.rows.table import Table
 from exlm_cli.errors import DataError
-from exlm_cli.format import format_number_of, format_percent, name_some
+from exlm_cli.format import format_percent, name_some
 from exlm_cli.tasks.base import FloatArray, Loss
 
 LabelKind = Literal["auto", "classes", "multi_label", "regression"]
@@ -96,11 +96,7 @@ def read_labels(table: Table, columns: Sequence[str], kind: LabelKind) -> Labels
     if has_commas and all(_number(_with_point(name)) is not None for name in classes):
         note = f"warning: `{columns[0]}` looks like numbers with a decimal comma, read as classes; {_READ_COMMAS}"
         labels = replace(labels, notes=(*labels.notes, note))
-    if not labels.missing:
-        return labels
-    left_out = format_number_of(len(labels.missing), "row")
-    note = f"left out {left_out} without any label: {table.short_places(labels.missing)}"
-    return replace(labels, notes=(*labels.notes, note))
+    return labels
 
 
 def with_decimal_points(table: Table, columns: Sequence[str]) -> Table:

@@ -9,7 +9,7 @@ never shows two in a row, so checkpoints know one. There are no segment embeddin
 Axes: K seeds, R rows of a table, N examples of a split, C outputs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,8 @@ from exlm_cli.tasks.rows.inputs import TableRows, describe_repeats, read_input_r
 from exlm_cli.tasks.rows.labels import Labels, read_known_targets, with_decimal_points
 from exlm_cli.tasks.rows.splits import RowSplit
 
+_MAX_NAMED = 3
+
 
 @dataclass(frozen=True)
 class Examples:
@@ -50,11 +52,13 @@ class Examples:
         texts: One or two texts, or one SMILES, of each of N rows.
         targets: (N, C), NaN where missing; (N, 1) class index for `classes`.
         rows: (N,) row of the input, counted from 0.
+        place_of: Returns the place of a row of the input as notes name it.
     """
 
     texts: Sequence[tuple[str, ...]]
     targets: FloatArray
     rows: IntArray
+    place_of: Callable[[int], str] = lambda row: f"row {row + 1:,}"
 
 
 class RowTask(DownstreamTask):
@@ -64,7 +68,10 @@ class RowTask(DownstreamTask):
         self.name, self.loss, self.output_names = name, loss, tuple(output_names)
         self.examples = examples
         self.splits = tuple(split for split in SPLITS if split in examples)
-        self.training_keys = [join_texts(texts) for texts in examples["train"].texts] if "train" in examples else ()
+        self.training_keys, self.validation_keys = (
+            [join_texts(texts) for texts in examples[split].texts] if split in examples else ()
+            for split in ("train", "valid")
+        )
 
     @property
     def split_indices(self) -> dict[str, IntArray]:
@@ -111,13 +118,14 @@ class TableTask(RowTask):
                 raise DataError(f"{config.name}: the split leaves no rows in `{needed}`", hint)
         inputs = usable.model_inputs(canonical=config.has_canonical_smiles)
         examples = {
-            part: Examples([(inputs[row],) for row in rows], labels.targets[rows], rows)
+            part: Examples([(inputs[row],) for row in rows], labels.targets[rows], rows, usable.table.short_place)
             for part, rows in indices.items()
             if len(rows)
         }
         super().__init__(config.name, labels.loss, labels.names, examples)
         keys = usable.keys
         self.training_keys = [keys[row] for row in indices["train"]]
+        self.validation_keys = [keys[row] for row in indices["valid"]]
         self.input_kind, self.split_name, self.skipped = config.input_kind, split.name, usable.skipped
         if config.class_weights == "balanced" and labels.loss != "regression":
             self.class_weights = self._balanced_weights()
@@ -205,7 +213,7 @@ def new_rows(
         columns, notes: As in `NewRows`.
     """
     inputs, keys = found.model_inputs(canonical=task.config.has_canonical_smiles), found.keys
-    examples = Examples([(inputs[row],) for row in found.rows], targets, found.rows)
+    examples = Examples([(inputs[row],) for row in found.rows], targets, found.rows, found.table.short_place)
     encode = partial(encode_examples, examples, loss=task.loss, names=task.output_names)
     return NewRows(encode, [keys[row] for row in found.rows], columns, found.rows, found.problems, notes=notes)
 
@@ -220,7 +228,7 @@ def encode_examples(
     scale: FloatArray | None = None,
 ) -> EncodedRows:
     """Tokenise rows, as `encode_texts` does; other arguments are those of `EncodedRows`."""
-    encoded = encode_texts(examples.texts, tokenizer, sequence_length, examples.targets)
+    encoded = _encode(examples, tokenizer, sequence_length)
     return EncodedRows(**vars(encoded), loss=loss, names=names, texts=examples.texts, rows=examples.rows, scale=scale)
 
 
@@ -233,8 +241,34 @@ def encode_input_rows(
     rows: TableRows, tokenizer: Tokenizer, sequence_length: int, *, canonical_smiles: bool
 ) -> EncodedExamples:
     """Tokenise the rows that are used as [CLS] text [SEP]; targets are zeros."""
-    inputs = rows.model_inputs(canonical=canonical_smiles)
-    return encode_texts([(inputs[row],) for row in rows.rows], tokenizer, sequence_length)
+    inputs, used = rows.model_inputs(canonical=canonical_smiles), rows.rows
+    texts, targets = [(inputs[row],) for row in used], np.zeros((len(used), 1))
+    return _encode(Examples(texts, targets, used, rows.table.short_place), tokenizer, sequence_length)
+
+
+def _encode(examples: Examples, tokenizer: Tokenizer, sequence_length: int) -> EncodedExamples:
+    """Tokenise rows, as `encode_texts` does; a note names the first ones with tokens outside the vocabulary."""
+    encoded = encode_texts(examples.texts, tokenizer, sequence_length, examples.targets)
+    unknown = [index for index, ids in enumerate(encoded.token_ids) if tokenizer.unk_id in ids]
+    if not unknown:
+        return encoded
+    first = []
+    for index in unknown[:_MAX_NAMED]:
+        tokens = name_some(_unknown_tokens(examples.texts[index], tokenizer))
+        first.append(f"{tokens} ({examples.place_of(int(examples.rows[index]))})")
+    what = "rows with tokens outside the vocabulary, which the model reads as [UNK]"
+    note = f"{what}: {len(unknown):,} of {len(encoded):,}; the first: {'; '.join(first)}"
+    return replace(encoded, notes=(*encoded.notes, note))
+
+
+def _unknown_tokens(texts: Sequence[str], tokenizer: Tokenizer) -> list[str]:
+    """Return the tokens of a row that are outside the vocabulary, each once, in order."""
+    found: dict[str, None] = {}
+    for text in texts:
+        for token, (start, end) in zip(*tokenizer.encode_with_offsets(text), strict=True):
+            if token == tokenizer.unk_id:
+                found[f"`{text[start:end]}`"] = None
+    return list(found)
 
 
 def encode_texts(

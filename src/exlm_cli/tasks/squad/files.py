@@ -17,6 +17,9 @@ from exlm_cli.errors import DataError
 from exlm_cli.format import printable, shorten
 from exlm_cli.tasks.sources import is_unicode
 
+NUM_QUESTIONS = {"train": 130_319, "valid": 11_873}
+"""Questions of the official files."""
+
 _FILE_BYTES = 1 << 26
 """The questions are one JSON value; the official files have 42 MB at most. A larger `record_limit` counts."""
 _FLAT_HINT = "a row holds id, title, context, question, and answers: text and answer_start, one for each answer"

@@ -35,7 +35,7 @@ from exlm_cli.tasks.base import (
 )
 from exlm_cli.tasks.rows.splits import choose_rows
 from exlm_cli.tasks.sources import LOCAL_HINT, counted, existing_folder, find_file, given_file, hub_source
-from exlm_cli.tasks.squad.files import SquadFile, SquadQuestion, read_squad_json, read_squad_rows
+from exlm_cli.tasks.squad.files import NUM_QUESTIONS, SquadFile, SquadQuestion, read_squad_json, read_squad_rows
 from exlm_cli.tasks.squad.metric import Answered, exact_match, f1, find_best_threshold, normalize_answer, squad_metrics
 from exlm_cli.tasks.squad.windows import EncodedContext, Window, best_answer, build_windows
 
@@ -67,7 +67,7 @@ def load_squad(config: SquadTaskConfig, progress: Progress) -> "SquadTask":
     notes = [_PROTOCOL_NOTE]
     for split, file in (("train", train_file), ("valid", valid_file)):
         if file is not None:
-            notes += _problem_notes(file, split, config)
+            notes += _file_notes(file, split, config)
     if valid_file is not None:
         if config.valid_articles:
             raise DataError(
@@ -113,6 +113,7 @@ class SquadTask(DownstreamTask):
     def __init__(self, config: SquadTaskConfig, questions: dict[Split, list[SquadQuestion]]) -> None:
         self._config, self._questions = config, questions
         self.training_keys = [_key(question) for question in questions.get("train", ())]
+        self.validation_keys = [_key(question) for question in questions["valid"]]
         digest = hashlib.sha256(str(config.max_answer_tokens).encode())
         for question in questions["valid"]:
             digest.update(repr((question.id, question.context, question.answers)).encode())
@@ -158,10 +159,12 @@ class SquadTask(DownstreamTask):
             targets += own_targets
         notes = [f"{len(questions):,} questions are {len(windows):,} windows"]
         if num_cut:
-            notes.append(f"cut {num_cut:,} questions to `task.max_query_tokens`")
+            notes.append(f"cut {format_number_of(num_cut, 'question')} to `task.max_query_tokens`")
         if num_in_no_window:
-            effect = "; they train as unanswerable" if split == "train" else ""
-            notes.append(f"the answer to {num_in_no_window:,} questions is whole in no window{effect}")
+            they_train = "it trains" if num_in_no_window == 1 else "they train"
+            effect = f"; {they_train} as unanswerable" if split == "train" else ""
+            answered = format_number_of(num_in_no_window, "question")
+            notes.append(f"the answer to {answered} is whole in no window{effect}")
         return EncodedQuestions(
             tuple(window.token_ids for window in windows),
             np.array(targets, dtype=np.float64).reshape(-1, 2),
@@ -351,17 +354,22 @@ def _read_files(config: SquadTaskConfig, progress: Progress) -> tuple[SquadFile,
     return read_squad_json(train_path), None if valid_path is None else read_squad_json(valid_path)
 
 
-def _problem_notes(file: SquadFile, split: str, config: SquadTaskConfig) -> list[str]:
-    if not file.skipped:
-        return []
-    first = file.skipped[0]
-    if config.on_invalid == "error" or not file.questions:
-        hint = "`task.on_invalid=skip` leaves such questions out"
-        if not file.questions:
-            hint = "no question of the file can be used: correct it, or give another"
-        raise DataError(f"{file.source}: {first}", hint)
-    left_out = format_number_of(len(file.skipped), "question")
-    return [f"{split}: left out {left_out} that cannot be used; the first: {first}"]
+def _file_notes(file: SquadFile, split: str, config: SquadTaskConfig) -> list[str]:
+    notes = []
+    if file.skipped:
+        first = file.skipped[0]
+        if config.on_invalid == "error" or not file.questions:
+            hint = "`task.on_invalid=skip` leaves such questions out"
+            if not file.questions:
+                hint = "no question of the file can be used: correct it, or give another"
+            raise DataError(f"{file.source}: {first}", hint)
+        left_out = format_number_of(len(file.skipped), "question")
+        notes.append(f"{split}: left out {left_out} that cannot be used; the first: {first}")
+    num_questions = len(file.questions) + len(file.skipped)
+    if num_questions != NUM_QUESTIONS[split]:
+        found = f"{Path(file.source).name} has {format_number_of(num_questions, 'question')}"
+        notes.append(f"{split}: {found}, the official file {NUM_QUESTIONS[split]:,}")
+    return notes
 
 
 def _hold_out(

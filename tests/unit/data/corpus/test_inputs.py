@@ -97,6 +97,14 @@ MISTAKES = {
     "links/*.txt": ("links/gone.txt: a link to elsewhere.txt, which does not exist", "remove it"),
     "pipe.txt": ("pipe.txt: not a regular file", "to a file first"),
     "pdfs": ("pdfs: no file in it that can be read, of 1", ""),
+    "bz2": ("bz2: no file in it that can be read, of 2", "unpack it, or compress it as .gz or .xz"),
+    "bz2/a.txt.bz2": ("a.txt.bz2: unknown extension `.bz2`", "unpack it, or compress it as .gz or .xz"),
+    "saved": ("saved/train: the rows are in data-0.arrow", '`datasets.load_from_disk("saved/train").to_parquet('),
+    "saved/train": ("saved/train: the rows are in data-0.arrow", "write it as Parquet: `datasets.load_from_disk("),
+    "cached": ("cached: the rows are in a.arrow", '`datasets.Dataset.from_file("cached/a.arrow").to_parquet('),
+    "cached/*.arrow": ("a.arrow: unknown extension `.arrow`", 'from_file("cached/a.arrow")'),
+    "notes.pdf": ("notes.pdf: unknown extension `.pdf`", "rename it by its content"),
+    "a.txt,b.txt": ("a.txt,b.txt: no such file", "several inputs are given as `data.valid=[a.txt,b.txt]`"),
     "x" * 5000: ("cannot be read: File name too long", ""),
     "bundled:poems": ("`bundled:poems` is not bundled; there are `bundled:grammar`", ""),
     "bundled:molecules": ("`bundled:molecules` is smiles, but `data.kind` is text", ""),
@@ -110,10 +118,16 @@ def test_an_input_that_names_nothing_usable_is_refused(folder, monkeypatch, give
         (folder / name).mkdir()
     (folder / "links" / "gone.txt").symlink_to("elsewhere.txt")
     (folder / "pdfs" / "a.pdf").write_text("x")
+    for name in (
+        "bz2/a.txt.bz2", "bz2/README", "saved/dataset_dict.json", "saved/train/data-0.arrow", "saved/train/state.json",
+        "saved/train/dataset_info.json", "cached/a.arrow", "cached/dataset_info.json",
+    ):  # fmt: skip
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("x")
     os.mkfifo(folder / "pipe.txt")
     message, hint = MISTAKES[given]
     with pytest.raises(DataError, match=re.escape(message)) as caught:
-        resolve_inputs([given], kind="text", progress=SilentProgress())
+        resolve_inputs([given], kind="text", progress=SilentProgress(), key="data.valid")
     assert hint in caught.value.hint
 
 

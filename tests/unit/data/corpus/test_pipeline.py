@@ -1,6 +1,7 @@
 """From files to shards: what comes out, what is reused and when not, and that failures leave nothing behind."""
 
 import csv
+import gzip
 import os
 import re
 import shutil
@@ -243,7 +244,7 @@ def test_skipped_rows_are_listed_now_and_on_every_later_run(workplace):
 
 def test_the_list_of_skipped_rows_has_unix_line_ends_and_keeps_those_within_a_row(workplace):
     """A lone carriage return is quoted, because it ends a line for readers of CSV otherwise."""
-    (workplace / "rows.tsv").write_bytes(b"id\ttext\n1\ta\rb\tc\n")
+    (workplace / "rows.tsv").write_bytes(b'id\ttext\n1\t"a\rb"\tc\n')
     (workplace / "rows.csv").write_bytes(b'text\n"a\r\nb",c\n')
     inputs = [f"{workplace}/{name}" for name in ("rows.tsv", "rows.csv", "text.txt")]
     assert _prepare(_recipe(workplace, on_invalid="skip", train=inputs)).num_rejected == 2
@@ -384,13 +385,53 @@ def test_a_large_share_that_is_held_out_is_warned_of(workplace):
     assert any("of the tokens are held out for validation" in said for said in progress.said)
 
 
-def test_a_file_in_both_sets_is_warned_of_and_shares_of_the_most_rows_are_named(workplace):
+def test_shares_of_the_most_rows_are_named(workplace):
     progress = Recorder()
-    same = str(workplace / "text.txt")
     (workplace / "more.txt").write_text("a row\n" * 30)
-    _prepare(_recipe(workplace, train=[same, f"{workplace}/more.txt"], valid=[same], max_rows=41), progress)
-    assert f"warning: {same} is trained on too: validation shows what is remembered" in progress.said
+    _prepare(_recipe(workplace, train=[f"{workplace}/{name}.txt" for name in ("text", "more")], max_rows=41), progress)
     assert "`data.max_rows`: about 21 rows of each of 2 training files" in progress.said
+
+
+OTHERS = [f"c1cc(O{'C' * n})ccc1" for n in range(1, 31)]
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "said"),
+    [
+        ("same.smi.gz", MOLECULES, "10 of 10 validation rows (100% of the text)"),
+        ("first.csv", ["smiles", *MOLECULES[:4]], "4 of 4 validation rows (100% of the text)"),
+        ("twice.smi", ["CCO", "CCO", *OTHERS], None),
+        ("short.smi", ["c1ccccc1", *OTHERS[:3]], "1 of 4 validation rows (17% of the text)"),
+        ("others.smi", OTHERS, None),
+    ],
+)
+def test_validation_rows_that_are_trained_on_are_warned_of_also_when_cached(workplace, name, rows, said):
+    """8 of 8 + 12 + 13 + 14 characters are shared in the fourth case, 6 of 801 in the third: too few for a warning."""
+    content = "".join(f"{row}\n" for row in rows).encode()
+    (workplace / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    recipe = _smiles(workplace, valid=[f"{workplace}/{name}"], sequence_length=64)
+    wanted = [] if said is None else [f"warning: {said} are training rows too: validation shows what is remembered"]
+    for was_cached in (False, True):
+        progress = Recorder()
+        assert _prepare(recipe, progress).was_cached == was_cached
+        assert [text for text in progress.said if text.startswith("warning")] == wanted
+
+
+def test_rows_held_out_of_the_training_inputs_are_not_compared(workplace):
+    (workplace / "text.txt").write_text("one and the same line\n" * 300)
+    progress = Recorder()
+    assert _prepare(_recipe(workplace), progress).overlap is None
+    assert not any("remembered" in text for text in progress.said)
+
+
+def test_a_tsv_with_quotes_gives_the_tokens_of_the_csv(workplace):
+    texts = [f'He said "{text}" to me' for text in sample_sentences(50, seed=2)]
+    prepared = []
+    for extension, delimiter in (("csv", ","), ("tsv", "\t")):
+        with (workplace / f"rows.{extension}").open("w", newline="") as file:
+            csv.writer(file, delimiter=delimiter).writerows([["text"], *([text] for text in texts)])
+        prepared.append(_prepare(_recipe(workplace, train=[f"{workplace}/rows.{extension}"])))
+    assert prepared[0].train.tokens.tolist() == prepared[1].train.tokens.tolist()
 
 
 def test_a_training_file_is_read_once_under_whatever_names(workplace):

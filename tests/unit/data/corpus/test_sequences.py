@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exlm_cli.data.corpus.sequences import Holdout, Packer, cut
+from exlm_cli.data.corpus import sequences
+from exlm_cli.data.corpus.sequences import Holdout, Overlap, Packer, SharedRows, cut
 from exlm_cli.data.rows.records import Row
 
 SEP, NEWLINE = 2, 9
@@ -14,6 +15,28 @@ SEP, NEWLINE = 2, 9
 
 def _rows(count: int, starts: bool = True) -> list[Row]:
     return [Row("a", n, f"row {n}", starts_document=starts or n == 1) for n in range(1, count + 1)]
+
+
+@given(st.lists(st.sampled_from(["a", "bb", "ccc", "dddd"])), st.lists(st.sampled_from(["bb", "dddd", "eeeee"])))
+def test_shared_rows_are_those_that_a_search_finds(valid, train):
+    shared = SharedRows()
+    for text in valid:
+        shared.add_valid(text)
+    for text in train:
+        shared.add_train(text)
+    found = [text for text in valid if text in train]
+    share = len("".join(found)) / max(1, len("".join(valid)))
+    assert shared.overlap == Overlap(num_compared=len(valid), num_shared=len(found), share=share)
+
+
+def test_only_the_first_validation_rows_are_compared(monkeypatch):
+    monkeypatch.setattr(sequences, "_MOST_COMPARED", 2)
+    shared = SharedRows()
+    for text in ("a", "bb", "ccc"):
+        shared.add_valid(text)
+    for text in ("ccc", "bb", "bb"):
+        shared.add_train(text)
+    assert shared.overlap == Overlap(num_compared=2, num_shared=1, share=2 / 3)
 
 
 @pytest.mark.parametrize("kind", ["text", "smiles"])

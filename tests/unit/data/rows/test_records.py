@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -50,7 +51,7 @@ def _parquet(rows: list[dict[str, str]]) -> bytes:
 CONTENT: dict[str, Callable[[], bytes]] = {
     "txt": lambda: "\n".join(row["text"] for row in VALUES).encode(),
     "csv": lambda: _table(",", csv.QUOTE_MINIMAL),
-    "tsv": lambda: _table("\t", csv.QUOTE_NONE),
+    "tsv": lambda: _table("\t", csv.QUOTE_MINIMAL),
     "jsonl": lambda: "\n".join(map(json.dumps, VALUES)).encode(),
     "json": lambda: json.dumps(VALUES, indent=2).encode(),
     "parquet": lambda: _parquet(VALUES),
@@ -76,7 +77,15 @@ def test_every_format_and_compression_gives_the_same_rows(tmp_path, extension, c
 
 
 def test_the_extension_names_the_format():
-    formats = {"a.txt": ".txt", "A.CSV.GZ": ".csv", "a.b.smi.xz": ".smi", "a.gz": None, "a.pdf": None, "README": None}
+    formats = {
+        "a.txt": ".txt",
+        "A.CSV.GZ": ".csv",
+        "a.b.smi.xz": ".smi",
+        "a.ism": ".ism",
+        "a.gz": None,
+        "a.pdf": None,
+        "README": None,
+    }
     assert {name: format_of(Path(name)) for name in formats} == formats
 
 
@@ -91,7 +100,7 @@ def test_blank_lines_of_text_are_counted_and_begin_documents(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("extension", ["smi", "txt"])
+@pytest.mark.parametrize("extension", ["smi", "smiles", "ism", "txt"])
 def test_the_first_word_of_a_line_is_the_smiles(tmp_path, extension):
     path = write(tmp_path / f"a.{extension}", "CCO ethanol 46.07\n\n  C\tmethane\nN\n")
     assert rows_of(path, "smiles") == [Row(str(path), 1, "CCO"), Row(str(path), 3, "C"), Row(str(path), 4, "N")]
@@ -116,9 +125,48 @@ def test_a_line_beyond_the_limit_comes_in_pieces_cut_at_blanks_else_at_character
     assert (first.values, whole.values) == ({"text": "fine"}, {"text": chinese})
 
 
-def test_tsv_has_no_quotes_and_keeps_carriage_returns_inside_cells(tmp_path):
+def test_a_tsv_of_pandas_comes_back_as_it_was(tmp_path):
+    """pandas writes each file, with its own rules of quoting."""
+    texts = ['He said "hi" to me', "two\nlines", "a\ttab", '"', "plain, with a comma", 'ends in "']
+    for extension, separator in (("tsv", "\t"), ("csv", ",")):
+        path = tmp_path / f"a.{extension}"
+        pd.DataFrame({"text": texts, "label": range(6)}).to_csv(path, sep=separator, index=False)
+        assert [row.text for row in rows_of(path)] == texts
+        assert [record.values["label"] for record in iter_records(path)] == list("012345")
+
+
+@pytest.mark.parametrize(
+    ("rows", "place", "reason"),
+    [
+        ('"Hi" she said\t1\n', 2, "a tab expected after '\"'"),
+        ('" so\t1\nplain\t0\n', 3, "a quote is not closed, in the row that begins on line 2"),
+        ('plain\t0\n" so\t1\nthe "end"\t0\n', 4, "a tab expected after '\"', in the row that begins on line 3"),
+        # the csv module takes these three lines for one row of two cells
+        (
+            '" so\t1\nplain\t0\nthe end "\t1\nplain\t0\n',
+            4,
+            "a quote seems not to be closed: its cell holds a tab and a line end, in the row",
+        ),
+        (
+            '1\t" so\n0\tplain\nthe end "\t1\n',
+            4,
+            "a quote seems not to be closed: its cell holds a tab and a line end, in the row",
+        ),
+    ],
+)
+def test_a_quote_of_a_tsv_that_is_not_closed_is_refused_and_joins_no_lines(tmp_path, rows, place, reason):
+    path = write(tmp_path / "a.tsv", f"text\tlabel\n{rows}")
+    with pytest.raises(DataError, match=re.escape(f"{path}:{place}: malformed: {reason}")) as caught:
+        list(iter_records(path))
+    assert "double the quotes in it, or write the file as CSV" in caught.value.hint
+    cells = [line.split("\t") for line in rows.splitlines()]
+    literal = list(iter_records(path, has_literal_tsv=True))
+    assert [list(record.values.values()) for record in literal] == [[cell.strip() for cell in row] for row in cells]
+
+
+def test_a_literal_tsv_has_no_quotes_and_keeps_carriage_returns_inside_cells(tmp_path):
     path = write(tmp_path / "a.tsv", '\N{ZERO WIDTH NO-BREAK SPACE}text\tlabel\r\n" so\t1\r\n\r\na\rb \t0')
-    assert list(iter_records(path)) == [
+    assert list(iter_records(path, has_literal_tsv=True)) == [
         Record(str(path), 2, {"text": '" so', "label": "1"}),
         Record(str(path), 4, {"text": "a\rb", "label": "0"}),
     ]
@@ -246,6 +294,67 @@ def test_another_delimiter_is_named_also_beside_commas(tmp_path):
     (tmp_path / "a.csv").write_text("smiles;y\nC;1,5\n")
     with pytest.raises(DataError, match="separated by semicolons"):
         list(iter_records(tmp_path / "a.csv"))
+
+
+@pytest.mark.parametrize("content", ['"smiles";"y"\n"CCO";"1"\n', 'smiles;y\n"CCO";1\n'])
+def test_quoted_cells_between_semicolons_are_told_as_semicolons(tmp_path, content):
+    """As a German Excel writes them; the first quote that closes is malformed for commas."""
+    path = write(tmp_path / "a.csv", content)
+    with pytest.raises(
+        DataError, match=f"^{re.escape(str(path))}: the header seems .* semicolons, not by commas$"
+    ) as c:
+        list(iter_records(path))
+    assert c.value.hint == "write the file with commas as .csv, or with tabs as .tsv"
+    with pytest.raises(DataError, match=r"a\.tsv: the header seems to be separated by commas, not by tabs$"):
+        list(iter_records(write(tmp_path / "a.tsv", '"smiles","y"\n"CCO","1"\n')))
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("a.csv.bz2", "unpack it, or compress it as .gz or .xz"),
+        ("a.csv.zst", "unpack it, or compress it as .gz or .xz"),
+        ("a.ZIP", "unpack it, or compress it as .gz or .xz"),
+        ("a.tar.gz", "unpack it, or compress it as .gz or .xz"),
+        ("a.arrow", 'write it as Parquet: `datasets.Dataset.from_file("{path}").to_parquet("rows.parquet")`'),
+        ("saved", 'write it as Parquet: `datasets.load_from_disk("{path}").to_parquet("rows.parquet")`'),
+        ("a.pdf", "convert the file to one of these"),
+        ("x" * 5000, "convert the file to one of these"),
+    ],
+)
+def test_a_file_of_another_format_is_refused_with_the_way_to_convert_it(tmp_path, name, hint):
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "state.json").touch()
+    path = tmp_path / name
+    for formats in (records.RECORD_FORMATS, (".csv", ".tsv")):
+        with pytest.raises(DataError, match="not a table that can be read") as caught:
+            list(iter_records(path, formats=formats))
+        wanted = hint if ".parquet" in formats else hint.replace("Parquet", "CSV").replace("parquet", "csv")
+        assert caught.value.hint == wanted.format(path=path)
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "line"),
+    [
+        ("one\rtwo\rthree\r", "text", 1),
+        ("one \r" * 300_000, "text", 1),
+        ("CCO a\rCCN b\r", "smiles", 1),
+        ("CCO a\nCCN b\rCCC c\n", "smiles", 2),
+    ],
+)
+def test_carriage_returns_as_line_ends_are_named(tmp_path, content, kind, line):
+    """All rows would be one text, or names of the first molecule."""
+    path = write(tmp_path / "a.txt", content)
+    with pytest.raises(DataError, match=rf"a\.txt:{line}: malformed: a carriage return within a line$") as caught:
+        rows_of(path, kind)
+    assert caught.value.hint == "save the file with Unix or Windows line ends"
+    with pytest.raises(DataError, match=rf"a\.txt:{line}: malformed"):
+        list(iter_records(path, bare=kind))
+
+
+def test_windows_line_ends_and_a_stray_carriage_return_of_running_text_are_read(tmp_path):
+    path = write(tmp_path / "a.txt", "one\r\ntwo\rthree\nfour\r\r\n")
+    assert [row.text for row in rows_of(path)] == ["one", "two\rthree", "four"]
 
 
 def test_a_name_with_another_delimiter_stops_no_table_that_fits_its_header(tmp_path):

@@ -25,6 +25,11 @@ def test_csv_gives_columns_and_the_lines_of_its_rows(tmp_path):
     assert table.where(1) == f"{tmp_path}/a.csv:5"
 
 
+def test_tsv_is_quoted_as_csv_is(tmp_path):
+    table = read_table(written(tmp_path, "a.tsv", b'text\ty\n"He said ""hi"" to me"\t1\n"a\ttab"\t0\n'))
+    assert table.columns == {"text": ('He said "hi" to me', "a\ttab"), "y": ("1", "0")}
+
+
 def test_lines_are_a_table_where_they_are_asked_for(tmp_path):
     path = written(tmp_path, "a.txt", b"CCO ethanol\n\nC\tNSC 1 \n\tNSC 2\n C\n")
     table = read_table(path, bare="text")
@@ -42,6 +47,7 @@ def test_lines_are_a_table_where_they_are_asked_for(tmp_path):
         ("a.csv", b"x,y\n", ": there is a header and no row below it"),
         ("a.csv", b"x,y\nC,1\nCCO\n", ":3: the row has 1 cell, expected 2"),
         ("a.csv", b"x,y\nC,1\nCCO,1,2\n", ":3: the row has 3 cells, expected 2"),
+        ("a.tsv", b"x\ty\nC\t1\nCCO\t1\t2\n", ":3: the row has 3 cells, expected 2"),
         ("a.txt", b"x\n", ": not a table that can be read; accepted are .csv .tsv, also with .gz or .xz"),
     ],
 )
@@ -75,6 +81,6 @@ def test_joined_tables_know_which_file_a_row_is_from():
     assert joined.columns == {"y": ("1", "0", "2", "2"), "z": ("", "", "q", "q")}
     assert [joined.where(row) for row in range(4)] == ["x/a.csv:2", "x/a.csv:4", "x/b.csv:3", "x/b.csv:3"]
     assert [joined.short_place(row) for row in (1, 2)] == ["a.csv:4", "b.csv:3"]
-    assert first.short_place(1) == "4"
+    assert first.short_place(1) == "line 4"
     skipped = joined.skipped(2, "the text", "a reason")
     assert (str(skipped), skipped.cells) == ("x/b.csv:3: a reason", ("x/b.csv", "3", "a reason", "the text"))

@@ -27,8 +27,10 @@ def test_rows_that_cannot_be_used_are_skipped_with_their_reason_and_odd_metals_a
     assert [(row.row, row.text) for row in rows.skipped] == [("3", "C1CC"), ("5", "")]
     assert rows.notes[0].startswith("left out 2 of 4 rows that are not molecules: line 3: ")
     assert "line 4" in rows.notes[1]
-    again = rows.without({0: "reason", 1: "another"})
-    assert (again.rows.tolist(), again.skipped[0].reason, again.notes) == ([2], "reason", rows.notes)
+    again = rows.without({0: "reason", 1: "another"}, "for a reason")
+    assert (again.rows.tolist(), again.skipped[0].reason) == ([2], "reason")
+    assert again.notes == (*rows.notes, "left out 1 row for a reason: line 2")
+    assert rows.without({1: "another"}) == rows
     assert again.skipped[1:] == rows.skipped
     texts = usable("a", "", "b", text_column="x")
     assert (texts.rows.tolist(), texts.skipped[0].row) == ([0, 2], "3")
@@ -81,7 +83,7 @@ def test_molecules_in_two_splits_and_with_different_labels_are_noted():
     targets = np.array([[1.0, np.nan], [1.0, 0.0], [1.0, 0.0], [0.0, 0.0], [1.0, 1.0]])
     assert describe_repeats(rows, indices, targets) == [
         "2 molecules in more than one split: line 2 (train) = line 3 (valid), line 4 (train) = line 5 (valid)",
-        "1 molecule with different labels in different rows: lines 4 and 5",
+        "1 molecule with different labels in different rows: line 4 and line 5",
     ]
 
 

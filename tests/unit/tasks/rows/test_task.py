@@ -25,7 +25,7 @@ from exlm_cli.tasks.base import DownstreamTask, Loss, NewRows, TrainedTask
 from exlm_cli.tasks.rows.inputs import TableRows
 from exlm_cli.tasks.rows.labels import Labels
 from exlm_cli.tasks.rows.splits import RowSplit
-from exlm_cli.tasks.rows.task import TableTask, encode_texts, longest_first, read_new_table
+from exlm_cli.tasks.rows.task import Examples, RowTask, TableTask, encode_texts, longest_first, read_new_table
 from tests.unit.finetune.finetuned_runs import read_rows, write_rows
 
 NAN = math.nan
@@ -80,6 +80,19 @@ def test_texts_stand_between_cls_and_separators_and_cuts_are_counted(text_tokeni
     assert sequences[0].tolist() == [1, *first[:3], 2, *second[:3], 2]
     assert notes == ("cut 1 of 2 rows to 9 tokens (`sequence_length`)",)
     assert not len(encode_texts([], text_tokenizer, 9))
+
+
+def test_rows_with_tokens_that_the_vocabulary_lacks_are_counted_and_the_first_three_are_named(tokenizer):
+    """The vocabulary is C, N and O; rows of a table are named by their lines, others by their numbers."""
+    what = "rows with tokens outside the vocabulary, which the model reads as [UNK]"
+    only_c = train_smiles_vocabulary(["C"], 20, 1, SilentProgress())
+    table = make("binary", [[0], [1], [1], [0], [1], [1]])
+    assert table.encode("train", only_c, 16).notes == (f"{what}: 2 of 3; the first: `O` (line 2); `N` (line 3)",)
+    assert table.encode("train", tokenizer, 16).notes == ()
+    pairs = [("CO", "CN"), ("S[Se]S", "F"), ("C", "S"), ("F", "F"), ("C", "P")]
+    task = RowTask("pairs", "binary", ("y",), {"valid": Examples(pairs, np.zeros((5, 1)), np.array([0, 3, 4, 8, 9]))})
+    named = "`S`, `[Se]`, `F` (row 4); `S` (row 5); `F` (row 9)"
+    assert task.encode("valid", tokenizer, 16).notes == (f"{what}: 4 of 5; the first: {named}",)
 
 
 def test_a_table_is_a_downstream_task(tokenizer):

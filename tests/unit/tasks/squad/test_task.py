@@ -86,7 +86,17 @@ def test_it_is_a_downstream_task(official):
     assert (task.name, task.loss, task.selection_metric, task.splits) == ("squad/v2", "span", "f1", ("train", "valid"))
     assert task.split_name == "official"
     assert rows_of(task) == {"train": [0, 1, 2, 3], "valid": [0, 1, 2]}
-    assert task.notes[1:] == ("train: 2 of 4 questions have no answer", "valid: 1 of 3 questions have no answer")
+    assert task.notes[1:] == (
+        "train: train-v2.0.json has 4 questions, the official file 130,319",
+        "valid: dev-v2.0.json has 3 questions, the official file 11,873",
+        "train: 2 of 4 questions have no answer",
+        "valid: 1 of 3 questions have no answer",
+    )
+
+
+def test_files_with_the_official_number_of_questions_are_not_noted(official, monkeypatch):
+    monkeypatch.setattr("exlm_cli.tasks.squad.task.NUM_QUESTIONS", {"train": 4, "valid": 3})
+    assert not any("official file" in note for note in load(official).notes)
 
 
 @pytest.mark.parametrize(("length", "stride"), [(200, 128), (24, 6), (20, 3)])
@@ -166,7 +176,7 @@ def test_cut_questions_and_answers_that_no_window_holds_whole_are_counted(offici
     assert encoded.notes == ("3 questions are 3 windows", "cut 3 questions to `task.max_query_tokens`")
     encoded = load(official, doc_stride=1, max_query_tokens=4).encode("train", tokenizer, 8)
     assert (encoded.targets[: len(encoded) // 2] == 0).all()
-    assert "the answer to 1 questions is whole in no window; they train as unanswerable" in encoded.notes
+    assert "the answer to 1 question is whole in no window; it trains as unanswerable" in encoded.notes
 
 
 def test_the_last_two_articles_are_held_out_where_there_is_no_dev_file(tmp_path):
@@ -229,7 +239,9 @@ def test_questions_that_cannot_be_used_stop_or_are_left_out_and_told(tmp_path):
 def test_the_hub_is_read_where_no_folder_is_given(monkeypatch, official):
     asked = []
 
-    def load_dataset(name: str, config: str | None, *, split: str, streaming: bool) -> datasets.IterableDataset:
+    def load_dataset(
+        name: str, config: str | None, *, split: str, streaming: bool, revision: None
+    ) -> datasets.IterableDataset:
         asked.append((name, config, split, streaming))
         titles = ("Moss", "Tea") if split == "train" else ("Clocks",)
         rows = [
