@@ -265,11 +265,11 @@ def train_refused(cache: Path, folder: Path, mistake: str) -> None:
 
 
 MISTAKES = {
-    "recipe": ("ConfigError", "another recipe than rank 0; it has its own `train.max_steps`"),
+    "recipe": ("ConfigError", "rank 1 and rank 0 were given different recipes; they differ in `train.max_steps`"),
     "small batch": ("ConfigError", "a step has at most 1 sequences, fewer than the 2 ranks"),
     "disk": ("RankError", "rank 1 does not see the run directory that rank 0 made"),
-    "data": ("RankError", "this rank reads other data than rank 0, or has another cache"),
-    "tokenised before": ("ConfigError", "rank 1 reads other data than rank 0, under the same names"),
+    "data": ("RankError", "this rank and rank 0 read different data, or have different caches"),
+    "tokenised before": ("ConfigError", "rank 1 and rank 0 read different data under the same names"),
 }
 """Type of the error on rank 0, which prints it, and what both ranks say."""
 

@@ -30,7 +30,7 @@ def test_rows_that_cannot_be_used_are_skipped_with_their_reason_and_odd_metals_a
     again = rows.without({0: "reason", 1: "another"}, "for a reason")
     assert (again.rows.tolist(), again.skipped[0].reason) == ([2], "reason")
     assert again.notes == (*rows.notes, "left out 1 row for a reason: line 2")
-    assert rows.without({1: "another"}) == rows
+    assert rows.without({1: "another"}, "for a reason") == rows
     assert again.skipped[1:] == rows.skipped
     texts = usable("a", "", "b", text_column="x")
     assert (texts.rows.tolist(), texts.skipped[0].row) == ([0, 2], "3")
