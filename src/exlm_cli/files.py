@@ -106,6 +106,7 @@ def write_together(files: Mapping[Path, bytes]) -> None:
     try:
         for path, data in files.items():
             with refusing(f"{path}: the file could not be written"):
+                _refuse_folder(path)
                 written[path] = _beside(path)
                 # not `tempfile`, whose mode is 0600 whatever the umask is
                 with written[path].open("wb") as file:
@@ -116,7 +117,7 @@ def write_together(files: Mapping[Path, bytes]) -> None:
             with refusing(f"{path}: the file could not be written"):
                 temporary.replace(path)
                 fsync(path.parent)
-    except CheckpointError:
+    except BaseException:
         for temporary in written.values():
             with contextlib.suppress(OSError):
                 temporary.unlink()
@@ -254,10 +255,14 @@ def reason_of(error: OSError) -> str:
 def _refuse_unwritable(path: Path) -> None:
     temporary = _beside(path)
     with refusing(f"{path}: the file could not be written", is_chosen=True):
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        _refuse_folder(path)
         temporary.touch()
         temporary.unlink()
+
+
+def _refuse_folder(path: Path) -> None:
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
 
 
 def _beside(path: Path) -> Path:

@@ -1,5 +1,6 @@
 """`exlm finetune` on a small CSV: a table for people, JSON for programs, resumption, mistakes told in one line."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -49,6 +50,17 @@ def test_a_csv_is_fine_tuned_from_the_newest_fitting_run_for_people_and_scripts(
     assert set(result["metrics"]) == {"valid", "test"}
     assert {"roc_auc", "accuracy", "loss"} <= set(result["metrics"]["test"])
     assert (result["seeds"], result["split"], result["init"]["objective"]) == ([4, 5], "random", "exlm")
+
+
+def test_replicates_are_split_anew(capsys):
+    result = result_of(capsys, *TASK, "--seed", "4", "--split", "random", "--num-replicates", "2", "--out", "run")
+    assert result["replication"]["split_seeds"] == [0, 1]
+    first, second = (read_run_json(Path(run)) for run in ("run", "run/replicates/split-1"))
+    assert first.task == second.task == "csv"
+    splits = [
+        json.loads(Path(run, "split.json").read_text())["indices"]["test"] for run in ("run", "run/replicates/split-1")
+    ]
+    assert splits[0] != splits[1]
 
 
 def test_from_scratch_and_regression(capsys):

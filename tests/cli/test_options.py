@@ -54,6 +54,7 @@ def test_a_key_that_set_gives_twice_is_refused_and_an_option_wins_over_it():
     ) as c:
         collect_overrides(["data.train=a", "seed=1", "data.train =b"], {})
     assert "`KEY=[A,B]`" in c.value.hint
+    assert collect_overrides(["foo", "foo", "=1", "=2"], {}) == ["foo", "foo", "=1", "=2"]
     assert collect_overrides(["seed=1", "data.train=a"], {"seed": 2, "device": None}) == [
         "seed=1", "data.train=a", "seed=2",
     ]  # fmt: skip

@@ -25,6 +25,7 @@ from exlm_cli.files import (
     write_atomically,
     write_csv,
     write_json,
+    write_together,
 )
 from exlm_cli.paths import cache_root, expand_path
 
@@ -110,6 +111,18 @@ def test_files_of_another_process_stay_in_a_folder_made_for_work_that_fails(tmp_
     with pytest.raises(ZeroDivisionError), folder_for_results(tmp_path / "a/b"):
         assert 1 / other.write_bytes(b"") == 0
     assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))] == ["a", "a/other.csv"]
+
+
+def test_files_are_written_together_or_not_at_all(tmp_path, monkeypatch):
+    (tmp_path / "a").write_text("old")
+    (tmp_path / "b").mkdir()
+    with pytest.raises(CheckpointError, match=os.strerror(errno.EISDIR)):
+        write_together({tmp_path / "a": b"new", tmp_path / "b": b"new"})
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        write_together({tmp_path / "a": b"new"})
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "b"}
+    assert (tmp_path / "a").read_text() == "old"
 
 
 class Inner(JsonModel):

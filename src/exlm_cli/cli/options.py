@@ -89,8 +89,9 @@ def collect_overrides(sets: list[str] | None, options: Mapping[str, object]) -> 
     """
     first: dict[str, str] = {}
     for override in sets or []:
-        key = override.partition("=")[0].strip()
-        if key in first:
+        key, equals, _ = override.partition("=")
+        key = key.strip() if equals else ""  # what is not `key=value` is refused where it is read
+        if key and key in first:
             raise ConfigError(
                 f"`--set {first[key]}` and `--set {shorten(override, 40)}` both give `{key}`",
                 "give it once; several values of a list are written `KEY=[A,B]`",

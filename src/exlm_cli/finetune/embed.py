@@ -41,6 +41,7 @@ class Encoder:
         canonical_smiles: Whether it reads RDKit's canonical SMILES.
         sequence_length: Tokens of a sequence before repetition.
         origin: Run and seed, for the notes.
+        has_literal_tsv: Whether quotes in a TSV are part of its cells, as in the files of GLUE.
     """
 
     runner: TaskRunner
@@ -50,6 +51,7 @@ class Encoder:
     canonical_smiles: bool
     sequence_length: int
     origin: str
+    has_literal_tsv: bool = False
 
 
 def pretrained_encoder(pretrained: Pretrained) -> Encoder:
@@ -76,6 +78,7 @@ def finetuned_encoder(finetuned: Finetuned) -> Encoder:
         task.has_canonical_smiles,
         finetuned.sequence_length,
         f"{finetuned.run}, seed {seed}, the best in validation",
+        has_literal_tsv=task.suite == "glue",
     )
 
 
@@ -145,7 +148,14 @@ def embed(encoder: Encoder, path: Path, out: Path, *, column: str | None, progre
         )
     refuse_overwriting(path, out)
     with folder_for_results(out.parent, out):
-        rows = read_input_rows(path, encoder.kind, progress, column=column, usual_column=encoder.column)
+        rows = read_input_rows(
+            path,
+            encoder.kind,
+            progress,
+            column=column,
+            usual_column=encoder.column,
+            has_literal_tsv=encoder.has_literal_tsv,
+        )
         vectors = embed_rows(encoder, rows, progress)
         columns = {
             "line": np.array(rows.table.lines, dtype=np.int64),

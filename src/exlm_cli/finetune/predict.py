@@ -4,6 +4,7 @@ Axes: K seeds of all runs, N rows that can be read, C outputs.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -116,9 +117,8 @@ def predict(
         official = encoded.official_files(outputs)
         write_together(dict(zip(files[: len(official)], official, strict=True)))
         scores, of_new = _score(encoded, outputs, labelled, split_N == "none")
-    num_train, num_valid = (int((split_N == split).sum()) for split in ("train", "valid"))
-    counts = {"training": num_train, "validation": num_valid}
-    counted = [f"of the {name} split: {count:,} of {len(split_N):,}" for name, count in counts.items() if count]
+    counts, names = Counter(split_N.tolist()), {"train": "training", "valid": "validation"}
+    counted = [f"of the {n} split: {counts[s]:,} of {len(split_N):,}" for s, n in names.items() if counts[s]]
     if counted:
         scored = "; scored with and without them" if of_new else ""
         notes.append(f"rows {', '.join(counted)}{scored}")
@@ -129,8 +129,8 @@ def predict(
         num_unreadable=rows.num_rows - len(rows.keys),
         metrics=scores,
         notes=(*notes_on_encoding, *rows.notes, *notes_on_table, *notes),
-        num_in_training=num_train,
-        num_in_validation=num_valid,
+        num_in_training=counts["train"],
+        num_in_validation=counts["valid"],
         metrics_of_new=of_new,
         labels=encoded.score_labels(outputs) if scores else {},
     )

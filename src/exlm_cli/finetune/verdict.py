@@ -129,7 +129,7 @@ def _beside_chance(splits: Sequence[RunResults]) -> list[str]:
     sentence = f"The model is not clearly better than {guess}: {part} {metric} {format_number(mean)}"
     sentence += f", where {guess} has {chance:g}."
     if interval is None:
-        lucky = format_number(chance + _luck(metric, num_rows))
+        lucky = format_number(min(1.0, chance + _luck(metric, num_rows)))
         sentence += f" On {num_rows:,} rows, luck may give {lucky}; `--seeds 1,2,3` tells more than one seed."
     return [sentence]
 
@@ -142,7 +142,7 @@ def _luck(metric: str, num_rows: int) -> float:
     """
     if metric == "roc_auc":
         return 2 * math.sqrt((num_rows + 1) / 3) / num_rows
-    luck = 2 / math.sqrt(num_rows - 1)
+    luck = 2 / math.sqrt(max(1, num_rows - 1))
     return luck**2 if metric == "r2" else luck
 
 

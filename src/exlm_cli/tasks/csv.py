@@ -17,7 +17,7 @@ from exlm_cli.tasks.rows.splits import RowSplit, follow_split, limit_rows, split
 from exlm_cli.tasks.rows.task import TableTask
 from exlm_cli.tasks.sources import given_file
 
-_OWN_NAMES = ("row", "line", "input", "problem")
+_OWN_NAMES = ("row", "line", "input", "problem", "in_split", "nearest_train_tanimoto")
 _SPLIT_WORDS: dict[str, Split] = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("valid", "validation", "val", "dev"), "valid"),

@@ -13,7 +13,7 @@ from exlm_cli.finetune.model import load_finetuned
 from exlm_cli.finetune.results import summarise_values
 from exlm_cli.progress import SilentProgress
 from exlm_cli.train.pretrained import load_pretrained
-from tests.unit.finetune.finetuned_runs import SMILES, write_rows
+from tests.unit.finetune.finetuned_runs import SMILES, glue_run, write_rows
 from tests.unit.finetune.synthetic import make_pretrained
 
 
@@ -63,6 +63,14 @@ def test_a_fine_tuned_run_embeds_with_its_best_seed_and_its_own_column(molecules
         assert encoder.origin == f"{molecules}, seed {seed}, the best in validation"
     rows = [["not SMILES", smiles] for smiles in SMILES]
     assert_equal_by_hand(encoder, write_rows(tmp_path / "a.csv", ["smiles", "mol"], rows), SMILES)
+
+
+def test_a_run_of_glue_embeds_files_of_glue_whose_quotes_are_part_of_the_text(tmp_path):
+    encoder = finetuned_encoder(load_finetuned(glue_run(tmp_path, make_pretrained(tmp_path / "pretrained"), "rte")))
+    texts = ['" so it was', 'He said "no" .']
+    path = tmp_path / "dev.tsv"
+    path.write_text("index\ttext\n" + "".join(f"{index}\t{text}\n" for index, text in enumerate(texts)))
+    assert_equal_by_hand(encoder, path, texts)
 
 
 def test_rows_with_tokens_that_the_vocabulary_lacks_are_named(smiles_model, tmp_path):

@@ -125,6 +125,15 @@ def test_one_seed_beats_a_guess_if_luck_does_not_explain_its_score(metric, num_r
     assert sentence.startswith("The model is not clearly better than ")
 
 
+@pytest.mark.parametrize(
+    ("metric", "num_rows"), [("matthews_corrcoef", 1), ("matthews_corrcoef", 3), ("r2", 2), ("roc_auc", 2)]
+)
+def test_luck_on_a_few_rows_gives_at_most_the_best_score(metric, num_rows):
+    sizes = {"split_sizes": {"train": 80, "valid": 10, "test": num_rows}}
+    (sentence,) = describe_verdict([scored("a", "csv", {metric: [0.9]}, **sizes).results])
+    assert f"On {num_rows:,} rows, luck may give 1.0000;" in sentence
+
+
 def test_splits_are_joined_in_order_and_each_counts_once():
     splits = [
         results({"roc_auc": [0.8, 0.6]}, {"roc_auc": [0.5, 0.5]}),

@@ -145,6 +145,7 @@ def test_rows_without_label_or_text_are_left_out_and_told(tmp_path):
         ({"files": {}}, "no table is given", "task.files.train=FILE"),
         ({"label_columns": ("smiles",)}, "`smiles` cannot be input and label at once", ""),
         ({"label_columns": ("y", "row")}, "files of predictions have a column `row` of their own", "another name"),
+        ({"label_columns": ("y", "in_split")}, "files of predictions have a column `in_split` of their own", ""),
         ({"label_columns": ("y", "y_true")}, "files of predictions have a column `y_true` of their own", ""),
         ({"label_columns": ("value",), "class_weights": "balanced"}, "`task.class_weights:", "task.label_kind"),
     ],

@@ -49,7 +49,7 @@ CheckpointOption = Annotated[
         "--checkpoint",
         metavar="RUN",
         parser=expand_path,
-        help="Pre-training run or hub:OWNER/NAME; default: the newest.",
+        help="Pre-training run or hub:OWNER/NAME; default: the newest finished one.",
     ),
 ]
 ScratchOption = Annotated[
@@ -179,7 +179,8 @@ def finetune(
         baseline=resolved.task.suite == "csv" and resolved.task.input_kind == "smiles"
         if baseline is None
         else baseline,
-        task=loaded,
+        # splits of replicates differ: each is loaded
+        task=loaded if resolved.num_replicates == 1 else None,
         progress=progress,
     )
     _report(result, as_json=as_json)

@@ -24,7 +24,7 @@ def inspect_dag(
             "--checkpoint",
             metavar="RUN",
             parser=expand_path,
-            help="Run directory or hub:OWNER/NAME; default: the newest fitting one.",
+            help="Run directory or hub:OWNER/NAME; default: the newest finished one that fits.",
         ),
     ] = None,
     out: Annotated[

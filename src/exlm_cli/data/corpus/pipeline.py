@@ -155,8 +155,8 @@ def _report_shares(
 def _warn_of_overlap(overlap: Overlap, progress: Progress) -> None:
     if overlap.share >= _NOTED_SHARE:
         progress.message(
-            f"warning: {overlap.num_shared:,} of {format_number_of(overlap.num_compared, 'validation row')} "
-            f"({overlap.share:.0%} of the text) are training rows too: validation shows what is remembered"
+            f"warning: validation rows that are training rows too: {overlap.num_shared:,} of {overlap.num_compared:,} "
+            f"({overlap.share:.0%} of the text); validation shows what is remembered"
         )
 
 
@@ -247,15 +247,7 @@ def _obtain_shards(corpus: _Corpus, cache: Path, progress: Progress, *, builds: 
         summary = read_json(directory / _SUMMARY, _Summary)
         if not (directory / SKIPPED_FILE).is_file():
             raise DataError(f"{directory / SKIPPED_FILE}: missing from the token shards", "delete the directory")
-        return PreparedData(
-            corpus.tokenizer,
-            train,
-            valid,
-            train.fingerprint,
-            summary.num_rejected,
-            was_cached=True,
-            overlap=summary.overlap,
-        )
+        return PreparedData(corpus.tokenizer, train, valid, train.fingerprint, was_cached=True, **dict(summary))
 
     def build() -> PreparedData:
         _build_shards(directory, corpus, progress)

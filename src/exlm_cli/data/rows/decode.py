@@ -40,7 +40,8 @@ _RECORD_BYTES = 1 << 24
 _MAX_DIGITS = 15
 _QUOTING_HINTS = {
     ",": "a cell that holds a comma, a quote or a line end is quoted, and a quote in it is doubled",
-    "\t": "put a cell that holds a quote in quotes and double the quotes in it, or write the file as CSV",
+    "\t": "put a cell that holds a quote in quotes and double the quotes in it, or write the file as CSV; files of "
+    "GLUE are not quoted, `exlm finetune glue` reads them",
 }
 LINE_END_HINT = "save the file with Unix or Windows line ends"
 _ENCODING_HINT = "the file is binary or in another encoding; `iconv -f ENCODING -t UTF-8` converts text"
@@ -284,7 +285,8 @@ def csv_rows(path: Path, file: BinaryIO, delimiter: str) -> Iterator[tuple[int, 
                 yield first_line, cells
             first_line, letters = reader.line_num + 1, 0
     except csv.Error as error:
-        reason, hint = str(error).replace("'\t'", "a tab"), _QUOTING_HINTS[delimiter]
+        reason = str(error).replace("'\t'", "a tab").replace(" expected after", " is expected after")
+        hint = _QUOTING_HINTS[delimiter]
         reason = reason.replace("unexpected end of data", "a quote is not closed")
         if "new-line character" in reason:
             reason, hint = "a carriage return outside of quotes", LINE_END_HINT
@@ -339,6 +341,8 @@ def array_elements(path: Path, file: io.BufferedReader) -> Iterator[tuple[Any, s
                 needs_comma, start = False, _end_of(_BLANKS, buffer, start + 1)
             problem, trouble = None, "it breaks off"
             is_end = buffer.startswith("]", start) and (needs_comma or number == 1)
+            if is_end and buffer[start + 1 :].strip():
+                raise _malformed_array(path, number, "text follows its end")
             if needs_comma and not is_end and start < len(buffer):
                 raise _malformed_array(path, number, "a comma is missing")
             value: Any = None

@@ -274,11 +274,12 @@ def as_row(record: Record) -> Row:
 
 
 def _read_lines(path: Path, lines: Iterator[tuple[int, str]], kind: RowKind, *, with_names: bool) -> Iterator[Record]:
-    source = str(path)
-    for number, line in lines:
+    source, following = str(path), next(lines, None)
+    while following is not None:
+        (number, line), following = following, next(lines, None)
         text = line.rstrip()
-        # one in a later line of running text is a stray character
-        if "\r" in text and (number == 1 or kind == "smiles"):
+        # one in running text of several lines is a stray character
+        if "\r" in text and (kind == "smiles" or (number == 1 and following is None)):
             raise DataError(f"{path}:{number}: malformed: a carriage return within a line", decode.LINE_END_HINT)
         if text and kind == "text":
             yield Record(source, number, {kind: text})
@@ -297,11 +298,9 @@ def _read_cells(
     is_literal: bool,
 ) -> Iterator[Record]:
     delimiter = _OWN_DELIMITERS[format_of(path) or ""]
-    if is_literal:
-        yield from _with_header(path, decode.literal_tsv_rows(path, file), header, only, delimiter)
-        return
+    rows = decode.literal_tsv_rows(path, file) if is_literal else decode.csv_rows(path, file, delimiter)
     try:
-        yield from _with_header(path, decode.csv_rows(path, file, delimiter), header, only, delimiter)
+        yield from _with_header(path, rows, header, only, delimiter)
     except decode.MalformedTableError as error:
         if found := other_delimiter(path, error.header.split(delimiter)):
             raise DataError(f"{path}: {found}", DELIMITER_HINT) from error

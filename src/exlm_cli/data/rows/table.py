@@ -89,11 +89,11 @@ class Table:
         return f"did you mean `{by_folded[close[0]]}`?" if close else ""
 
 
-def read_table(path: Path, *, bare: RowKind | None = None) -> Table:
+def read_table(path: Path, *, bare: RowKind | None = None, has_literal_tsv: bool = False) -> Table:
     """Read a whole `.csv` or `.tsv`, also `.gz` and `.xz`; empty lines are skipped, and cells may be quoted.
 
     With `bare`, files of lines such as `.txt` and `.smi` are tables of this one column; of "smiles", the first word of
-    each line, and a column `name` where lines have more.
+    each line, and a column `name` where lines have more. `has_literal_tsv`: quotes in a TSV are part of its cells.
 
     Raises:
         DataError: The file is missing, has another format, is damaged, empty or without rows, names a column twice, or
@@ -101,7 +101,7 @@ def read_table(path: Path, *, bare: RowKind | None = None) -> Table:
     """
     columns: dict[str, list[str]] = {}
     lines: list[int] = []
-    for record in iter_records(path, formats=TABLE_FORMATS, bare=bare):
+    for record in iter_records(path, formats=TABLE_FORMATS, bare=bare, has_literal_tsv=has_literal_tsv):
         if record.problem is not None:
             separator = "comma" if format_of(path) == ".csv" else "tab"
             hint = f"give each row as many cells as the header has; a cell that holds a {separator} must be quoted"

@@ -106,18 +106,25 @@ def usable_rows(table: Table, inputs: tuple[str, ...], config: RowTaskConfig, pr
 
 
 def read_input_rows(
-    path: Path, kind: InputKind, progress: Progress, *, column: str | None = None, usual_column: str | None = None
+    path: Path,
+    kind: InputKind,
+    progress: Progress,
+    *,
+    column: str | None = None,
+    usual_column: str | None = None,
+    has_literal_tsv: bool = False,
 ) -> TableRows:
     """Read a table that a model is applied to, or lines of text or SMILES (.txt, .smi); no row is left out.
 
     Args:
         column: Column of the text or SMILES, as the user names it.
         usual_column: Column to read if the user names none and the file has it; else one with a usual name is read.
+        has_literal_tsv: Quotes in a TSV are part of its cells.
 
     Raises:
         DataError: The file or its column cannot be read.
     """
-    table = read_table(path, bare=kind)
+    table = read_table(path, bare=kind, has_literal_tsv=has_literal_tsv)
     notes: tuple[str, ...] = ()
     if column is None and usual_column in table.columns:
         column = usual_column

@@ -398,10 +398,10 @@ OTHERS = [f"c1cc(O{'C' * n})ccc1" for n in range(1, 31)]
 @pytest.mark.parametrize(
     ("name", "rows", "said"),
     [
-        ("same.smi.gz", MOLECULES, "10 of 10 validation rows (100% of the text)"),
-        ("first.csv", ["smiles", *MOLECULES[:4]], "4 of 4 validation rows (100% of the text)"),
+        ("same.smi.gz", MOLECULES, "10 of 10 (100% of the text)"),
+        ("first.csv", ["smiles", *MOLECULES[:4]], "4 of 4 (100% of the text)"),
         ("twice.smi", ["CCO", "CCO", *OTHERS], None),
-        ("short.smi", ["c1ccccc1", *OTHERS[:3]], "1 of 4 validation rows (17% of the text)"),
+        ("short.smi", ["c1ccccc1", *OTHERS[:3]], "1 of 4 (17% of the text)"),
         ("others.smi", OTHERS, None),
     ],
 )
@@ -410,7 +410,11 @@ def test_validation_rows_that_are_trained_on_are_warned_of_also_when_cached(work
     content = "".join(f"{row}\n" for row in rows).encode()
     (workplace / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     recipe = _smiles(workplace, valid=[f"{workplace}/{name}"], sequence_length=64)
-    wanted = [] if said is None else [f"warning: {said} are training rows too: validation shows what is remembered"]
+    wanted = (
+        []
+        if said is None
+        else [f"warning: validation rows that are training rows too: {said}; validation shows what is remembered"]
+    )
     for was_cached in (False, True):
         progress = Recorder()
         assert _prepare(recipe, progress).was_cached == was_cached

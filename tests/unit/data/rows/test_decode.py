@@ -73,6 +73,7 @@ def test_an_array_that_breaks_off_is_refused_with_its_record(text, record):
         ('[{"a": 1},, {"a": 2}]', 2),
         ('["a", ]', 2),
         ("[, 1]", 1),
+        ("[1, 2]\n[3]", 3),
         ('[1, {"a" 2}, "' + "long" * 100 + '"]', 2),
     ],
 )

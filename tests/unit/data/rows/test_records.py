@@ -138,9 +138,9 @@ def test_a_tsv_of_pandas_comes_back_as_it_was(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "place", "reason"),
     [
-        ('"Hi" she said\t1\n', 2, "a tab expected after '\"'"),
+        ('"Hi" she said\t1\n', 2, "a tab is expected after '\"'"),
         ('" so\t1\nplain\t0\n', 3, "a quote is not closed, in the row that begins on line 2"),
-        ('plain\t0\n" so\t1\nthe "end"\t0\n', 4, "a tab expected after '\"', in the row that begins on line 3"),
+        ('plain\t0\n" so\t1\nthe "end"\t0\n', 4, "a tab is expected after '\"', in the row that begins on line 3"),
         # the csv module takes these three lines for one row of two cells
         (
             '" so\t1\nplain\t0\nthe end "\t1\nplain\t0\n',
@@ -353,8 +353,8 @@ def test_carriage_returns_as_line_ends_are_named(tmp_path, content, kind, line):
 
 
 def test_windows_line_ends_and_a_stray_carriage_return_of_running_text_are_read(tmp_path):
-    path = write(tmp_path / "a.txt", "one\r\ntwo\rthree\nfour\r\r\n")
-    assert [row.text for row in rows_of(path)] == ["one", "two\rthree", "four"]
+    path = write(tmp_path / "a.txt", "0%\r1%\ntwo\r\nthree\rfour\nfive\r\r\n")
+    assert [row.text for row in rows_of(path)] == ["0%\r1%", "two", "three\rfour", "five"]
 
 
 def test_a_name_with_another_delimiter_stops_no_table_that_fits_its_header(tmp_path):
