@@ -150,7 +150,7 @@ def choose_checkpoint(
 def _say_if_unfinished(checkpoint: Path, progress: Progress) -> None:
     """Report how far a pre-training run came that was not trained to its end."""
     run = run_directory(checkpoint)
-    with contextlib.suppress(ExlmError):  # what is wrong with a damaged run is told where it is read
+    with contextlib.suppress(ExlmError):  # a damaged run is explained where it is read
         described = read_run_json(run)
         if described.command != "pretrain" or described.steps is not None:
             return

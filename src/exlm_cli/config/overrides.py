@@ -146,7 +146,9 @@ def parse_override(override: str, kind: type[Recipe]) -> Layers:
     elif field is None:
         raise unknown_key(origin, path, kind)
     try:
-        value: Any = text if _is_plain_text(text) else _read_value(text, field)
+        value: Any = text if _is_plain_text(text) else parse_yaml(text)
+        if isinstance(value, int | float | list) and _holds_texts(field):
+            value = parse_yaml(text, as_text=True)
     except yaml.YAMLError as error:
         raise ConfigError(f"{origin}: the value is not YAML: {describe_yaml_error(error)}", _SYNTAX_HINT) from error
     for key in reversed(inner):
@@ -231,20 +233,10 @@ def _is_plain_text(text: str) -> bool:
     return text.startswith(tuple("*&!%@`?|>#")) or (not text.startswith(tuple("[{'\"")) and " #" in text)
 
 
-def _read_value(text: str, field: FieldInfo | None) -> Any:
-    """Return a value in YAML. What YAML takes for a number stays as it is written if the key holds texts, like `08`."""
-    value = parse_yaml(text)
+def _holds_texts(field: FieldInfo | None) -> bool:
+    """Return whether a key takes texts and nothing else."""
     kinds = set() if field is None else {kind for kind in kinds_in(field.annotation) if not get_args(kind)}
-    if str in kinds and kinds <= {str, types.NoneType, ...}:
-        return _as_written(value, yaml.load(text, Loader=yaml.BaseLoader))  # noqa: S506 - it makes texts of all
-    return value
-
-
-def _as_written(value: Any, written: Any) -> Any:
-    """Return a value in which numbers, also those in lists, are the texts that stand for them in `written`."""
-    if isinstance(value, list):
-        return [_as_written(*pair) for pair in zip(value, written, strict=True)]
-    return written if isinstance(value, int | float) else value
+    return str in kinds and kinds <= {str, types.NoneType, ...}
 
 
 def _explain(error: ValidationError, layers: Layers, described: str, kind: type[Recipe]) -> ConfigError:

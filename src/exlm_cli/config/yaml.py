@@ -66,6 +66,12 @@ class _RecipeLoader(yaml.SafeLoader):
         return super().construct_scalar(node)
 
 
+class _TextLoader(_RecipeLoader):
+    """A loader to which every scalar but null is text, as it is written."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's declaration
+
+
 class _RecipeDumper(yaml.SafeDumper):
     """SafeDumper that quotes what either YAML 1.1 or 1.2 would not read back as text."""
 
@@ -80,10 +86,11 @@ _RecipeDumper.add_representer(str, _represent_text)
 for _tag, (_pattern, _first) in _SCALARS.items():
     for _class in (_RecipeLoader, _RecipeDumper):
         _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), _first)
+_TextLoader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(_SCALARS["null"][0]), _SCALARS["null"][1])
 
 
-def parse_yaml(text: str) -> Any:
-    """Return the value of a YAML text.
+def parse_yaml(text: str, *, as_text: bool = False) -> Any:
+    """Return the value of a YAML text; `as_text`: numbers and truth values, also in lists, are texts, like `08`.
 
     Raises:
         yaml.YAMLError: Syntax, a duplicate key, an alias, a tag, or a value beyond Python's limits.
@@ -91,7 +98,7 @@ def parse_yaml(text: str) -> Any:
     if len(text) > MAX_CHARACTERS:
         raise yaml.YAMLError(f"{len(text):,} characters; at most {MAX_CHARACTERS:,} are read")
     try:
-        return copy.deepcopy(_parse(text))
+        return copy.deepcopy(_parse(text, _TextLoader if as_text else _RecipeLoader))
     except ValueError as error:
         raise yaml.YAMLError(f"a value cannot be read: {error}") from error
     except RecursionError as error:
@@ -99,9 +106,9 @@ def parse_yaml(text: str) -> Any:
 
 
 @functools.lru_cache(maxsize=128)
-def _parse(text: str) -> Any:
+def _parse(text: str, loader: type[_RecipeLoader]) -> Any:
     """Parse a text once: the list of recipes reads most files ten times, as the base of others."""
-    return yaml.load(text, Loader=_RecipeLoader)  # noqa: S506 - a SafeLoader
+    return yaml.load(text, Loader=loader)  # noqa: S506 - a SafeLoader
 
 
 def dump_yaml(value: Any, *, on_one_line: bool = False) -> str:

@@ -77,7 +77,7 @@ def test_labels_are_scored_where_known_and_averaged_where_both_classes_are():
 
 
 def test_labels_and_classes_with_fewer_than_ten_rows_are_named():
-    """The counts are those of the columns below; a class without a row has no ROC-AUC at all and is told elsewhere."""
+    """The counts are those of the columns below; a class without a row has no ROC-AUC, as another note says."""
     columns = [[0] + [1] * 20, [0] * 12 + [1] * 9, [0] * 11 + [1] * 10, [1] * 21, [0] + [1] * 3 + [NAN] * 17]
     targets = np.array(columns, dtype=float).T
     assert describe_rare_classes("binary", targets, ["a", "b", "c", "d", "e"]) == [

@@ -247,7 +247,7 @@ def _decode_line(path: Path, line: bytes, number: int, offset: int) -> str:
 
 
 class MalformedTableError(DataError):
-    """A CSV or TSV file whose quoting is broken; `header` is its first line, as it stands there."""
+    """A CSV or TSV file whose quoting is broken; `header` is its first line, unparsed."""
 
     def __init__(self, message: str, hint: str, header: str) -> None:
         super().__init__(message, hint)
