@@ -58,7 +58,8 @@ class GlueTaskInfo:
         folder: Its folder in the official download.
         layouts: Columns of the official TSV, and of the Hub if they differ.
         classes: Names of the classes in the Hub's order; none for STS-B, which is a number from 0 to 5.
-        metrics: Metrics of GLUE; the first one chooses the best epoch and is in Table 3.
+        metrics: Metrics of GLUE; the first one chooses the best epoch and is in Table 3. Tasks of classes have Matthews'
+            correlation too: that of a guess is 0, while its accuracy depends on the rows.
         num_train, num_valid: Rows of the official files; for MNLI the matched ones.
         header: Columns of the official TSV if it has no header line.
         has_numbered_classes: The official files and predictions have classes by number, not by name.
@@ -78,24 +79,26 @@ class GlueTaskInfo:
 _PAIR = ("sentence1", "sentence2")
 _QUESTIONS = ("question1", "question2")
 _ENTAILED = ("entailment", "not_entailment")
+_ACCURACY = ("accuracy", "matthews_corrcoef")
+_ACCURACY_F1 = ("accuracy", "f1", "matthews_corrcoef")
 
 GLUE_TASKS = {
     info.name: info
     for info in (
         GlueTaskInfo("mnli", "MNLI", (Columns(_PAIR, "gold_label"), Columns(("premise", "hypothesis"), "label")),
-                     ("entailment", "neutral", "contradiction"), ("accuracy",), 392_702, 9_815),
+                     ("entailment", "neutral", "contradiction"), _ACCURACY, 392_702, 9_815),
         GlueTaskInfo("qqp", "QQP", (Columns(_QUESTIONS, "is_duplicate"), Columns(_QUESTIONS, "label")),
-                     ("not_duplicate", "duplicate"), ("accuracy", "f1"), 363_846, 40_430, has_numbered_classes=True),
+                     ("not_duplicate", "duplicate"), _ACCURACY_F1, 363_846, 40_430, has_numbered_classes=True),
         GlueTaskInfo("qnli", "QNLI", (Columns(("question", "sentence"), "label"),),
-                     _ENTAILED, ("accuracy",), 104_743, 5_463),
+                     _ENTAILED, _ACCURACY, 104_743, 5_463),
         GlueTaskInfo("sst2", "SST-2", (Columns(("sentence",), "label"),),
-                     ("negative", "positive"), ("accuracy",), 67_349, 872, has_numbered_classes=True),
+                     ("negative", "positive"), _ACCURACY, 67_349, 872, has_numbered_classes=True),
         GlueTaskInfo("cola", "CoLA", (Columns(("sentence",), "label"),),
                      ("unacceptable", "acceptable"), ("matthews_corrcoef", "accuracy"), 8_551, 1_043,
                      header=("source", "label", "mark", "sentence"), has_numbered_classes=True),
-        GlueTaskInfo("rte", "RTE", (Columns(_PAIR, "label"),), _ENTAILED, ("accuracy",), 2_490, 277),
+        GlueTaskInfo("rte", "RTE", (Columns(_PAIR, "label"),), _ENTAILED, _ACCURACY, 2_490, 277),
         GlueTaskInfo("mrpc", "MRPC", (Columns(("#1 String", "#2 String"), "Quality"), Columns(_PAIR, "label")),
-                     ("not_equivalent", "equivalent"), ("accuracy", "f1"), 3_668, 408, has_numbered_classes=True),
+                     ("not_equivalent", "equivalent"), _ACCURACY_F1, 3_668, 408, has_numbered_classes=True),
         GlueTaskInfo("stsb", "STS-B", (Columns(_PAIR, "score"), Columns(_PAIR, "label")),
                      (), ("spearmanr", "pearsonr"), 5_749, 1_500),
     )
