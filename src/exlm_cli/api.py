@@ -19,7 +19,7 @@ from exlm_cli.dag.search import Length
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.export.hub import SCHEME, fetch_run
 from exlm_cli.finetune.calibration import DEFAULT_LEVEL, check_level, read_calibration
-from exlm_cli.finetune.embed import Encoder, Vectors, embed_rows, finetuned_encoder, pretrained_encoder
+from exlm_cli.finetune.embed import RowEncoder, Vectors, embed_rows, finetuned_encoder, pretrained_encoder
 from exlm_cli.finetune.model import Finetuned, load_finetuned
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import run_kind
@@ -80,7 +80,7 @@ class Run:
         self.kind: Literal["pretrain", "finetune"] = "pretrain" if isinstance(loaded, Pretrained) else "finetune"
 
     @cached_property
-    def encoder(self) -> Encoder:
+    def encoder(self) -> RowEncoder:
         """The encoder that makes vectors; for a fine-tuned run, that of the seed with the best validation score."""
         loaded = self._loaded
         return pretrained_encoder(loaded) if isinstance(loaded, Pretrained) else finetuned_encoder(loaded)

@@ -10,7 +10,7 @@ from exlm_cli.config.sections import (
     DataConfig,
     MaskingConfig,
     ModelConfig,
-    Objective,
+    ObjectiveName,
     OptimConfig,
     TokenizerConfig,
     TrainConfig,
@@ -24,7 +24,7 @@ class PretrainRecipe(Recipe):
     groups: ClassVar[tuple[str, ...]] = ("quickstart", "small", "paper", "ablations")
     example: ClassVar[str] = "quickstart-text"
 
-    objective: Objective = Field("exlm", description="Expanded states with alignment, or plain MLM")
+    objective: ObjectiveName = Field("exlm", description="Expanded states with alignment, or plain MLM")
     seed: int = Field(1, ge=0, lt=2**63, description="Of initial weights, data order, masks and dropout")
     device: Annotated[Literal["auto", "cpu", "cuda"], Mark.RECORD] = Field("auto", description="Where the model runs")
     data: DataConfig

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from exlm_cli.config.base import Mark, StrictModel
 
-Objective = Literal["exlm", "mlm"]
+ObjectiveName = Literal["exlm", "mlm"]
 Alignment = Literal["dag", "sparse_dag", "independent"]
 Share = Annotated[float, Field(strict=True, ge=0, lt=1)]
 TransitionStart = Literal["formula", "next_mask", "lanes"]

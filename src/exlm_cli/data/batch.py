@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Int32, Int64
 from torch import Tensor
 
-from exlm_cli.config.sections import Objective
+from exlm_cli.config.sections import ObjectiveName
 from exlm_cli.data import BoolArray, IntArray
 
 
@@ -137,7 +137,7 @@ class Batch(DeviceBatch):
         return clone
 
 
-def expand(masked: MaskedSequences, num_states_per_mask: int, objective: Objective, *, pad_id: int) -> Batch:
+def expand(masked: MaskedSequences, num_states_per_mask: int, objective: ObjectiveName, *, pad_id: int) -> Batch:
     """Replace every masked position by k adjacent copies, list the DAG's nodes, and pad, all on the CPU.
 
     Clone c of the mask at position i gets the 2D position (i, c), c = 1..k; everything else gets (j, 0). For
@@ -255,7 +255,7 @@ def _bounds(is_kept_BX: BoolArray) -> Int32[Tensor, " B+1"]:
 
 
 def batch_from_masked_ids(
-    input_ids: IntArray, *, mask_id: int, pad_id: int, num_states_per_mask: int, objective: Objective
+    input_ids: IntArray, *, mask_id: int, pad_id: int, num_states_per_mask: int, objective: ObjectiveName
 ) -> Batch:
     """Build a batch from tokens that already contain [MASK]; its targets are unknown and set to [PAD].
 

@@ -150,7 +150,7 @@ class Ranks:
         result: ResultT = self.exchange(done[0] if done else None)[0]
         return result
 
-    def first_model(self, kind: type[JsonModelT], work: Callable[[], JsonModelT]) -> JsonModelT:
+    def first_json(self, kind: type[JsonModelT], work: Callable[[], JsonModelT]) -> JsonModelT:
         """Do work on rank 0 and return its result, a `JsonModel` of type `kind`, on every rank; like `first`."""
         made: list[JsonModelT] = []
 

@@ -157,7 +157,7 @@ def run_cell(run: SplitRun, cell: Cell) -> CellResult:
         # a finished cell needs none to resume; a process that was killed right here may have left some
         for path in checkpoint_paths(cell.folder):
             shutil.rmtree(path)
-    return ranks.first_model(CellResult, cell.read)
+    return ranks.first_json(CellResult, cell.read)
 
 
 def _resume(loop: TrainingLoop, folder: Path, progress: Progress) -> None:

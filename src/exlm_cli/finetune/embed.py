@@ -33,7 +33,7 @@ MAX_INPUT_CHARACTERS = 1000
 
 
 @dataclass(frozen=True)
-class Encoder:
+class RowEncoder:
     """An encoder and the form of its input.
 
     Attributes:
@@ -54,7 +54,7 @@ class Encoder:
     has_literal_tsv: bool = False
 
 
-def pretrained_encoder(pretrained: Pretrained) -> Encoder:
+def pretrained_encoder(pretrained: Pretrained) -> RowEncoder:
     """Return the encoder of a pre-trained model, for input without masks."""
     recipe, tokenizer = pretrained.recipe, pretrained.tokenizer
     device = next(pretrained.model.parameters()).device
@@ -64,13 +64,15 @@ def pretrained_encoder(pretrained: Pretrained) -> Encoder:
     longest = (data.sequence_length - 2) * num_repeats + 2
     train = recipe.train.model_copy(update={"microbatch_tokens": max(recipe.train.microbatch_tokens, longest)})
     runner = TaskRunner(model.to(device).eval(), tokenizer, num_repeats, train)
-    return Encoder(runner, tokenizer, data.kind, data.column, False, data.sequence_length, str(pretrained.checkpoint))
+    return RowEncoder(
+        runner, tokenizer, data.kind, data.column, False, data.sequence_length, str(pretrained.checkpoint)
+    )
 
 
-def finetuned_encoder(finetuned: Finetuned) -> Encoder:
+def finetuned_encoder(finetuned: Finetuned) -> RowEncoder:
     """Return the encoder of the seed with the best validation score; axes of different seeds have no common meaning."""
     seed, task = finetuned.results.best_seed(), finetuned.recipe.task
-    return Encoder(
+    return RowEncoder(
         finetuned.runners[seed],
         finetuned.tokenizer,
         finetuned.encoder_recipe.data.kind,
@@ -100,7 +102,7 @@ class Vectors:
     notes: tuple[str, ...]
 
 
-def embed_rows(encoder: Encoder, rows: TableRows, progress: Progress) -> Vectors:
+def embed_rows(encoder: RowEncoder, rows: TableRows, progress: Progress) -> Vectors:
     """Run the encoder on the rows that it can read."""
     runner, readable = encoder.runner, rows.rows
     encoded = encode_input_rows(
@@ -126,7 +128,7 @@ def embed_rows(encoder: Encoder, rows: TableRows, progress: Progress) -> Vectors
     return Vectors(cls, mean, rows.problems, notes)
 
 
-def embed(encoder: Encoder, path: Path, out: Path, *, column: str | None, progress: Progress) -> PredictionSummary:
+def embed(encoder: RowEncoder, path: Path, out: Path, *, column: str | None, progress: Progress) -> PredictionSummary:
     """Write the vectors of each row of a table.
 
     `.npz` holds arrays of the names `line`, `input`, `problem`, `cls` and `mean`, which `numpy.load` reads without

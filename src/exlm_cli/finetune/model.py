@@ -88,7 +88,7 @@ def load_pretrained_weights(path: Path, progress: Progress) -> Pretrained:
     return load_pretrained(path, device="cpu", progress=progress)
 
 
-def unread_weights(encoder: PretrainRecipe, task: DownstreamTask, run: Path | None, progress: Progress) -> Pretrained:
+def untrained_model(encoder: PretrainRecipe, task: DownstreamTask, run: Path | None, progress: Progress) -> Pretrained:
     """Return an untrained model of a pre-training recipe, with its tokenizer, for `init: scratch`.
 
     Args:

@@ -37,7 +37,7 @@ from exlm_cli.finetune.model import (
     load_pretrained_weights,
     require_fitting_model,
     resolve_sequence_length,
-    unread_weights,
+    untrained_model,
 )
 from exlm_cli.finetune.results import (
     RESULT_FILE,
@@ -152,7 +152,7 @@ def run_finetuning(
         load = partial(_load_fitting_task, recipe, task, encoder, start, baseline=baseline, progress=progress)
         loaded = ranks.in_turn(load, limit_s=PREPARE_LIMIT_S)
         if weights is None:
-            weights = ranks.in_turn(partial(unread_weights, encoder, loaded, resume, progress))
+            weights = ranks.in_turn(partial(untrained_model, encoder, loaded, resume, progress))
         source = None if checkpoint is None else Path(checkpoint)
         job = Job(recipe, points, weights, source, length, use_grid, baseline, ranks, progress, callbacks, "")
         return _fine_tune(job, loaded, partial(create_run_dir, out, recipe.name), resume)
@@ -251,7 +251,7 @@ def _run_and_score(run: SplitRun) -> RunResults:
         update_run_json(folder, {"parameters": results.parameters, "train_time_s": results.elapsed_s})
         return results
 
-    return ranks.first_model(RunResults, collect)
+    return ranks.first_json(RunResults, collect)
 
 
 def _score_baseline(run: SplitRun) -> BaselineResult:

@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 import torch
 
-from exlm_cli.config.sections import Objective
+from exlm_cli.config.sections import ObjectiveName
 from exlm_cli.data.batch import Batch, batch_from_masked_ids, expand, pack
 from tests.tiny import SPECIAL, masked_by_hand, per_sequence
 
@@ -13,7 +13,7 @@ INPUT_IDS = [1, 10, 3, 11, 3, 2]
 """[CLS] a [MASK] b [MASK] [SEP]."""
 
 
-def _expanded(k: int, objective: Objective, *rows: list[int], targets: tuple[int, ...] = (20, 21)) -> Batch:
+def _expanded(k: int, objective: ObjectiveName, *rows: list[int], targets: tuple[int, ...] = (20, 21)) -> Batch:
     return expand(masked_by_hand(rows or [INPUT_IDS], targets), k, objective, pad_id=SPECIAL.pad_id)
 
 

@@ -8,7 +8,7 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from exlm_cli.finetune.embed import SUFFIXES, Encoder, embed, finetuned_encoder, pretrained_encoder
+from exlm_cli.finetune.embed import SUFFIXES, RowEncoder, embed, finetuned_encoder, pretrained_encoder
 from exlm_cli.finetune.model import load_finetuned
 from exlm_cli.finetune.results import summarise_values
 from exlm_cli.progress import SilentProgress
@@ -17,7 +17,7 @@ from tests.unit.finetune.finetuned_runs import SMILES, glue_run, write_rows
 from tests.unit.finetune.synthetic import make_pretrained
 
 
-def by_hand(encoder: Encoder, text: str) -> tuple[torch.Tensor, torch.Tensor]:
+def by_hand(encoder: RowEncoder, text: str) -> tuple[torch.Tensor, torch.Tensor]:
     """[CLS] text [SEP], each token as often as the model repeats it; the state at [CLS], the mean between the ends."""
     tokenizer = encoder.tokenizer
     inner = [i for i in tokenizer.encode(text) for _ in range(encoder.runner.num_repeats)]
@@ -27,7 +27,7 @@ def by_hand(encoder: Encoder, text: str) -> tuple[torch.Tensor, torch.Tensor]:
     return hidden[0], hidden[1:-1].mean(0)
 
 
-def vectors(encoder: Encoder, path: Path, suffix: str = ".npz") -> dict[str, np.ndarray]:
+def vectors(encoder: RowEncoder, path: Path, suffix: str = ".npz") -> dict[str, np.ndarray]:
     out = path.parent / f"deep/er/out{suffix}"
     embed(encoder, path, out, column=None, progress=SilentProgress())
     if suffix == ".npz":
@@ -35,7 +35,7 @@ def vectors(encoder: Encoder, path: Path, suffix: str = ".npz") -> dict[str, np.
     return {name: np.array(values) for name, values in pyarrow.parquet.read_table(out).to_pydict().items()}
 
 
-def assert_equal_by_hand(encoder: Encoder, path: Path, texts: list[str]) -> None:
+def assert_equal_by_hand(encoder: RowEncoder, path: Path, texts: list[str]) -> None:
     found = vectors(encoder, path)
     for row, text in enumerate(texts):
         for name, wanted in zip(("cls", "mean"), by_hand(encoder, text), strict=True):
