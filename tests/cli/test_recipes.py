@@ -4,6 +4,7 @@ import pytest
 
 from exlm_cli.config.describe import recipe_size
 from exlm_cli.config.load import KINDS, list_recipes, load_recipe, recipe_kind
+from exlm_cli.config.sections import MaskingConfig
 from tests.cli.asserts import printed_by, result_of
 
 NAMES = [name for kind in KINDS for name in list_recipes(kind)]
@@ -46,12 +47,21 @@ def test_the_list_names_every_recipe_fits_and_can_be_narrowed(capsys, monkeypatc
 @pytest.mark.parametrize("name", ["smiles-base", "moleculenet-bace", "quickstart-repeat-mlm"])
 def test_a_recipe_is_printed_so_that_it_can_be_read_back(name, capsys, tmp_path):
     recipe = load_recipe(name, kind=recipe_kind(name))
-    printed = printed_by(capsys, ["recipes", name]).out
-    path = tmp_path / "recipe.yaml"
-    path.write_text(printed, encoding="utf-8")
-    assert load_recipe(str(path), kind=type(recipe)) == recipe
-    assert ("FLOPs" in printed) == (recipe_size(recipe).flops is not None)
+    for options in ([], ["--describe"]):
+        printed = printed_by(capsys, ["recipes", name, *options]).out
+        path = tmp_path / "recipe.yaml"
+        path.write_text(printed, encoding="utf-8")
+        assert load_recipe(str(path), kind=type(recipe)) == recipe
+        assert ("FLOPs" in printed) == (recipe_size(recipe).flops is not None)
     assert result_of(capsys, "recipes", name) == recipe.model_dump(mode="json")
+
+
+def test_a_described_recipe_has_the_meaning_of_each_key_before_it(capsys):
+    printed = printed_by(capsys, ["recipes", "text-small", "--describe"]).out
+    lines = printed.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[lines.index("  mask_ratio: 0.15") - 1] == f"  # {MaskingConfig.model_fields['mask_ratio'].description}"
+    assert lines.index("model:") < lines.index("  transition:") < lines.index("    heads: 1")
 
 
 def test_the_cost_is_readable_and_json_carries_it(capsys, monkeypatch):

@@ -2,12 +2,14 @@
 
 import difflib
 import re
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, overload
 
 import yaml
+from pydantic import BaseModel
 
 from exlm_cli.config.base import Recipe
 from exlm_cli.config.finetune import FinetuneRecipe
@@ -27,6 +29,8 @@ _MAX_EXTENDED = 32
 
 _OWN_KEYS = ("name", "purpose", "paper")
 """Keys that a recipe does not inherit from the one it extends; a recipe without `name` is named by its file."""
+
+_MEANING_WIDTH = 80
 
 _LIST_HINT = "`exlm recipes` lists the recipes; a file is given by its path, like `./mine.yaml`"
 
@@ -49,7 +53,7 @@ def load_recipe(name_or_file: str, overrides: Sequence[str] = (), *, kind: type[
             recipe of another kind.
     """
     if isinstance(overrides, str) or not all(isinstance(override, str) for override in overrides):
-        raise ConfigError(f"overrides are {overrides!r}, not a list of texts", "for example `['optim.lr=1e-4']`")
+        raise ConfigError(f"overrides are {overrides!r}, not a list of strings", "for example `['optim.lr=1e-4']`")
     path = _find_recipe(name_or_file, kind)
     with _hinting_at_damage(path):
         layers = _read_layers(path, (), kind)
@@ -82,9 +86,26 @@ def _hinting_at_damage(path: Path) -> Iterator[None]:
         raise ConfigError(error.message, hint if damage_hint(path) else error.hint) from error
 
 
-def dump_recipe(recipe: Recipe) -> str:
-    """Return a recipe, defaults included, as YAML that `load_recipe` reads back as the same recipe."""
-    return dump_yaml(recipe.model_dump(mode="json"))
+def dump_recipe(recipe: Recipe, *, with_meanings: bool = False) -> str:
+    """Return a recipe, defaults included, as YAML that `load_recipe` reads back as the same recipe.
+
+    With `with_meanings`, a comment before each key has its meaning.
+    """
+    return "".join(_describe_keys(recipe, "")) if with_meanings else dump_yaml(recipe.model_dump(mode="json"))
+
+
+def _describe_keys(section: BaseModel, indent: str) -> Iterator[str]:
+    """Yield the keys of a recipe or section, each with its meaning, and those of its sections."""
+    values = section.model_dump(mode="json")
+    for name, field in type(section).model_fields.items():
+        inner = getattr(section, name)
+        if isinstance(inner, BaseModel):
+            yield f"\n{indent}{name}:\n"
+            yield from _describe_keys(inner, f"{indent}  ")
+        else:
+            meaning = textwrap.wrap(field.description or "", _MEANING_WIDTH - 2 - len(indent))
+            comment = "".join(f"# {line}\n" for line in meaning)
+            yield textwrap.indent(comment + dump_yaml({name: values[name]}), indent)
 
 
 def list_recipes(kind: type[Recipe]) -> dict[str, Path]:
@@ -181,7 +202,7 @@ def _read_layers(path: Path, children: tuple[Path, ...], kind: type[Recipe]) -> 
     """Read a file and merge it over what it extends; `children` are the files that extend it."""
     if path.resolve() in [child.resolve() for child in children]:
         chain = " -> ".join(_shown(p) for p in (*children, path))
-        raise ConfigError(f"`extends` goes in a circle: {chain}", "remove `extends` from one of them")
+        raise ConfigError(f"`extends` is circular: {chain}", "remove `extends` from one of them")
     if len(children) == _MAX_EXTENDED:
         chain = f"{_shown(children[0])} -> {_shown(children[1])} -> ... -> {_shown(path)}"
         raise ConfigError(f"`extends` leads through more than {_MAX_EXTENDED} files: {chain}", "join some of them")

@@ -26,21 +26,29 @@ def recipes(
     gpus: Annotated[int | None, typer.Option("--gpus", min=1, metavar="N", help="GPUs; default: 1.")] = None,
     utilisation: Annotated[
         float | None,
-        typer.Option("--utilisation", min=0.01, max=1, metavar="SHARE", help="Of the GPU's peak; default: 0.25."),
+        typer.Option(
+            "--utilisation", min=0.01, max=1, metavar="SHARE", help="Share of the GPU's peak FLOP/s; default: 0.25."
+        ),
     ] = None,
+    describe: Annotated[bool, typer.Option("--describe", help="Print NAME with the meaning of each key.")] = False,
     sets: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the recipes, print one, or say what it costs.
+    """List the recipes, print one, or estimate its cost.
 
-    Recipes of pre-training show their parameters and the tokens of a step; one that is printed has its FLOPs in
-    comments on top. With `--gpu`: hours, memory of each GPU, and what the same FLOPs buy as MLM.
+    The list shows parameters and tokens per step of pre-training recipes. A printed recipe begins with comments that
+    give its FLOPs. With `--gpu`: hours, memory of each GPU, and the steps of an MLM for the same FLOPs.
     """
     from exlm_cli.cli import console
     from exlm_cli.config.load import KINDS, dump_recipe, list_recipes, load_recipe, recipe_kind
 
+    if describe and (gpu is not None or as_json):
+        other = "--gpu" if gpu is not None else "--json"
+        raise ConfigError(f"`--describe` cannot be combined with `{other}`", "leave one of them out")
     _check_options(
-        name, {"--for": command}, {"--gpu": gpu, "--gpus": gpus, "--utilisation": utilisation, "--set": sets}
+        name,
+        {"--for": command},
+        {"--gpu": gpu, "--gpus": gpus, "--utilisation": utilisation, "--set": sets, "--describe": describe or None},
     )
     if name is not None:
         recipe: Recipe = load_recipe(name, collect_overrides(sets, {}), kind=recipe_kind(name))
@@ -48,7 +56,7 @@ def recipes(
             return _emit_cost(recipe, gpu, gpus or 1, utilisation, as_json=as_json)
         if as_json:
             return console.emit_json(recipe.model_dump(mode="json"))
-        return console.emit_text(_describe(recipe) + dump_recipe(recipe))
+        return console.emit_text(_describe_cost(recipe) + dump_recipe(recipe, with_meanings=describe))
     starts = {kind.example for kind in KINDS}
     entries = [_entry(load_recipe(name, kind=kind), starts) for kind in KINDS for name in list_recipes(kind)]
     commands = list(dict.fromkeys(entry["command"] for entry in entries))
@@ -61,21 +69,22 @@ def recipes(
     if as_json:
         return console.emit_json(entries)
     console.emit_listing(
-        ["recipe", "of exlm", "parameters", "tokens a step"],
+        ["recipe", "command", "parameters", "tokens per step"],
         [_row(entry) for entry in entries],
         [[entry["purpose"], entry["paper"]] for entry in entries],
     )
-    console.emit_text("\n* start with this one; `exlm recipes NAME` prints a recipe and its cost")
+    console.emit_text("\n* start with this one; `exlm recipes NAME` prints a recipe and its cost,")
+    console.emit_text("  with `--describe` also the meaning of each key")
 
 
 def _check_options(name: str | None, of_list: dict[str, object | None], of_recipe: dict[str, object | None]) -> None:
     """Refuse options of the list with a recipe, of a recipe without one, and of a cost estimate without a GPU."""
     for option, value in of_list.items():
         if value is not None and name is not None:
-            raise ConfigError(f"`{option} {value}` does not go with `{name}`", "leave one of them out")
+            raise ConfigError(f"`{option} {value}` cannot be combined with `{name}`", "leave one of them out")
     for option, value in of_recipe.items():
         if value is not None and name is None:
-            raise ConfigError(f"`{option}` needs a recipe", "for example `exlm recipes text-base --gpu h100 --gpus 8`")
+            raise ConfigError(f"`{option}` needs a recipe", "name one, like `exlm recipes text-base`")
         if value is not None and option in ("--gpus", "--utilisation") and of_recipe["--gpu"] is None:
             raise ConfigError(f"`{option} {value}` needs `--gpu`", "for example `--gpu h100`")
 
@@ -127,7 +136,7 @@ def _row(entry: dict[str, Any]) -> list[str]:
     ]
 
 
-def _describe(recipe: "Recipe") -> str:
+def _describe_cost(recipe: "Recipe") -> str:
     """Return size and cost as YAML comments; nothing for a recipe without pre-training."""
     from exlm_cli.config.describe import recipe_size
     from exlm_cli.format import format_count, format_parameters
@@ -137,9 +146,9 @@ def _describe(recipe: "Recipe") -> str:
     if size.parameters is not None:
         lines.append(f"parameters: {format_parameters(size.parameters)}")
     if size.tokens_per_step is not None:
-        lines.append(f"tokens of a step: {format_count(size.tokens_per_step)}")
+        lines.append(f"tokens per step: {format_count(size.tokens_per_step)}")
     if size.flops_per_step is not None:
-        lines.append(f"FLOPs of a step: {size.flops_per_step:.2e}")
+        lines.append(f"FLOPs per step: {size.flops_per_step:.2e}")
     if size.flops is not None:
         lines.append(f"FLOPs of the whole pre-training: {size.flops:.2e}; seconds: divide by your FLOP/s")
     return "".join(f"# {line}\n" for line in lines).replace("e+", "e")
