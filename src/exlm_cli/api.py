@@ -101,7 +101,7 @@ class Run:
             CheckpointError: The run is pre-trained, so it predicts no labels.
             ConfigError: A level that is not between 0 and 1, or an installed task that reads files of its own layout
                 (`exlm predict`).
-            DataError: `rows` is not a list of texts, or not of as many texts as the task has.
+            DataError: `rows` is not a list of strings, or not of as many strings as the task has.
         """
         finetuned = self._loaded
         if isinstance(finetuned, Pretrained):
@@ -173,7 +173,7 @@ class Run:
             rows: SMILES or texts.
 
         Raises:
-            DataError: `rows` is not a list of texts.
+            DataError: `rows` is not a list of strings.
         """
         texts = [text for (text,) in check_rows(rows)]
         return embed_rows(self.encoder, rows_of_list(texts, self.encoder.kind, self._progress), self._progress)
@@ -211,7 +211,7 @@ class Run:
                 f"`length={length}` is not one of {', '.join(get_args(Length))}", "leave it out for `exact`"
             )
         if not isinstance(text, str):
-            raise DataError(f"`text` is {text!r}, not a text", 'give one text with "[MASK]" in it')
+            raise DataError(f"`text` is {text!r}, not a string", 'give one text with "[MASK]" in it')
         dag = build_dag(pretrained, text, progress=self._progress)
         if dag.num_masks > MANY_MASKS:
             self._progress.message(
@@ -243,12 +243,12 @@ def load(run: str | Path, *, device: str = "auto", progress: Progress | None = N
 
 
 def check_rows(rows: object, num_texts: int = 1) -> list[tuple[str, ...]]:
-    """Return rows as tuples of as many texts.
+    """Return rows as tuples of as many strings.
 
     Raises:
         DataError: They are something else; the error names the row, counted from 1.
     """
-    wanted = "a text" if num_texts == 1 else f"a tuple of {num_texts} texts"
+    wanted = "a string" if num_texts == 1 else f"a tuple of {num_texts} strings"
     if isinstance(rows, str) or not isinstance(rows, Sequence | np.ndarray):
         raise DataError(f"`rows` is {type(rows).__name__}, not a list", f"give a list, each row {wanted}")
     found = []

@@ -1,4 +1,4 @@
-"""Files: atomic writes, typed JSON, CSV, folders for results, and the file system's refusals as errors."""
+"""Files: atomic writes, typed JSON, CSV, folders for results, and operating system errors as `CheckpointError`."""
 
 import contextlib
 import csv
@@ -33,12 +33,12 @@ def refusing(what: str, *, is_chosen: bool = False) -> Iterator[None]:
     """Turn an `OSError` into a `CheckpointError` that begins with `what`; `is_chosen`: `out=DIR` sets the folder.
 
     Raises:
-        CheckpointError: The file system refuses; with its reason, and what to do about it.
+        CheckpointError: The operating system reports an error; with its reason, and what to do about it.
     """
     try:
         yield
     except OSError as error:
-        remedies = ["move away what has that name"] if error.errno in _IN_THE_WAY else []
+        remedies = ["rename the file or folder that has that name"] if error.errno in _IN_THE_WAY else []
         remedies += ["free some space"] if error.errno in _NO_SPACE else []
         remedies += ["choose a folder that you may write to with `out=DIR`"] if is_chosen else []
         remedies = remedies or ["check the disk and your permissions in that folder"]
@@ -59,7 +59,7 @@ def make_folder(folder: Path) -> None:
     """Make a folder for results, and its parents, unless it exists.
 
     Raises:
-        CheckpointError: The file system refuses.
+        CheckpointError: A file cannot be written.
     """
     with refusing(f"{folder}: the folder cannot be made", is_chosen=True):
         folder.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ def folder_for_results(folder: Path, *files: Path) -> Iterator[None]:
     `files` are written at the end of the work; that they can be is checked before it.
 
     Raises:
-        CheckpointError: The file system refuses.
+        CheckpointError: A file cannot be written.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     make_folder(folder)
@@ -91,7 +91,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Write a file whole or not at all; it is on disk when this returns.
 
     Raises:
-        CheckpointError: The file system refuses; the old file is untouched.
+        CheckpointError: A file cannot be written; the old file is untouched.
     """
     write_together({path: data})
 
@@ -100,7 +100,7 @@ def write_together(files: Mapping[Path, bytes]) -> None:
     """Write files whole, and none of them if one cannot be written; they are on disk when this returns.
 
     Raises:
-        CheckpointError: The file system refuses; the old files are untouched.
+        CheckpointError: A file cannot be written; the old files are untouched.
     """
     written: dict[Path, Path] = {}
     try:
@@ -177,7 +177,7 @@ def write_json(path: Path, content: JsonModel | Mapping[str, object]) -> None:
     """Write a model, or values by keys of the user's data, as JSON, atomically; numbers that are not finite: null.
 
     Raises:
-        CheckpointError: The file system refuses; the old file is untouched.
+        CheckpointError: A file cannot be written; the old file is untouched.
     """
     write_atomically(path, json_bytes(content))
 
@@ -192,7 +192,7 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]
     """Write a table as CSV with Unix line ends, atomically; what UTF-8 cannot hold is escaped.
 
     Raises:
-        CheckpointError: The file system refuses; the old file is untouched.
+        CheckpointError: A file cannot be written; the old file is untouched.
     """
     text = "".join(map(csv_line, [header, *rows]))
     write_atomically(path, text.encode(errors="backslashreplace"))

@@ -18,7 +18,7 @@ def expand_path(given: str) -> Path:
     expanded = os.path.expanduser(given)  # noqa: PTH111
     if given.startswith("~") and expanded == given:
         raise DataError(
-            f"{given}: there is no home folder that `{given.partition('/')[0]}` could stand for",
+            f"{given}: there is no home folder for `{given.partition('/')[0]}`",
             f"write the path in full, or as ./{given} where the name itself begins with `~`",
         )
     return Path(expanded)

@@ -119,7 +119,7 @@ def create_run_dir(out: str | Path | None, name: str, *, further_files: Iterable
         further_files: Names of files that this run, unlike others, writes before `mark_resumable`.
 
     Raises:
-        CheckpointError: `out` is a file or not empty, or the file system refuses.
+        CheckpointError: `out` is a file or not empty, or a file cannot be written.
     """
     with refusing(f"{RUNS_ROOT if out is None else out}: no run directory can be made there", is_chosen=True):
         notes = [*further_files]
@@ -171,14 +171,14 @@ def sole_process(folder: Path, *, is_new: bool) -> Iterator[None]:
         is_new: `create_run_dir` has just made it: delete what a killed process left of its beginning.
 
     Raises:
-        CheckpointError: Another process has the lock, or had it since `create_run_dir`, or the file system refuses.
+        CheckpointError: Another process has the lock, or had it since `create_run_dir`, or a file cannot be written.
     """
     lock = filelock.FileLock(folder / LOCK_FILE, blocking=False)
     with refusing(f"{folder}: the run directory cannot be locked"):
         try:
             lock.acquire()
         except filelock.Timeout:
-            taken = f"{folder}: another process is at work in this run directory"
+            taken = f"{folder}: another process is using this run directory"
             raise CheckpointError(taken, "wait for it, or stop it first") from None
     try:
         with refusing(f"{folder}: what a killed process left there cannot be deleted"):
@@ -239,7 +239,7 @@ def update_run_json(run: Path, fields: Mapping[str, object]) -> None:
     """Set fields of `run.json` (keys of `RunInfo`) and those of this process's environment; keep the others.
 
     Raises:
-        CheckpointError: The file is damaged or of another version, or the file system refuses.
+        CheckpointError: The file is damaged or of another version, or a file cannot be written.
     """
     environment = describe_environment().as_json()
     content = {**environment, **fields}
@@ -284,7 +284,7 @@ class MetricsLog:
         """Add a row.
 
         Raises:
-            CheckpointError: The file system refuses.
+            CheckpointError: A file cannot be written.
         """
         with refusing(f"{self.path}: a row could not be added"), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(finite_or_none(row)) + "\n")

@@ -101,7 +101,7 @@ def test_a_fine_tuned_run_predicts_from_the_hub(molecules, run_folder, capsys):
         result_of(capsys, "predict", run, "new.csv", "--out", out)
     assert (run_folder / "theirs.csv").read_bytes() == (run_folder / "ours.csv").read_bytes()
     said = printed_by(capsys, ["eval", "hub:me/molecules"])
-    assert "no figures, for `exlm push` leaves the predictions of rows out" in said.err
+    assert "no figures, because `exlm push` does not upload the predictions" in said.err
     assert "roc_auc" in said.out
     assert "there are no files to write" in refusal_of(capsys, "eval", "hub:me/molecules", "--out", "figures")
     assert not (run_folder / "figures").exists()
@@ -171,7 +171,7 @@ def test_a_pushed_run_cannot_be_continued(pushed, run_folder):
         ("hub:me/text", "other", "no run of exlm"),
         ("hub:me/text", "bytes", "model.safetensors was altered: its SHA-256 is not the one that was written"),
         ("hub:me/text", "tokenizer", "the tokenizer in it is not the one that"),
-        ("hub:me/text", "escape", "the Hub names a file or commit that leaves its folder"),
+        ("hub:me/text", "escape", "the Hub names a file or commit whose path is outside its folder"),
         ("hub:me/text", "cut", "the Hub cannot be reached"),
         ("hub:me/text", "lost", "the Hub cannot be reached: no network"),
         ("hub:me/text", "gated", "`hub:me/text`: access is restricted"),

@@ -70,5 +70,5 @@ def test_a_failure_keeps_a_folder_that_was_there_and_the_beginning_of_another_ru
     run = create_run_dir(folder / "run", "a")
     with sole_process(run, is_new=True):
         said = refusal_of(capsys, "tokenize", "none.smi", "--kind", "smiles", "--out", "run")
-    assert said.startswith("error: run: another process is at work")
+    assert said.startswith("error: run: another process is using this run directory")
     assert sorted(path.name for path in run.iterdir()) == [".beginning", ".lock"]

@@ -113,11 +113,11 @@ def test_all_fillings_of_one_mask_share_the_probability(text_model):
 
 MISTAKES: list[tuple[str, Callable[[Any], object], type[Exception], str]] = [
     ("molecules", lambda run: run.predict("CCO"), DataError, "`rows` is str, not a list"),
-    ("molecules", lambda run: run.predict(["CCO", 3]), DataError, "row 2 is 3, not a text"),
-    ("molecules", lambda run: run.embed([("CCO", "CCO")]), DataError, "row 1 is ('CCO', 'CCO'), not a text"),
+    ("molecules", lambda run: run.predict(["CCO", 3]), DataError, "row 2 is 3, not a string"),
+    ("molecules", lambda run: run.embed([("CCO", "CCO")]), DataError, "row 1 is ('CCO', 'CCO'), not a string"),
     ("molecules", lambda run: run.fill("C[MASK]"), CheckpointError, "is a fine-tuned run, which fills no masks"),
     ("smiles_model", lambda run: run.predict(["CCO"]), CheckpointError, "is a pre-trained run, which predicts no"),
-    ("smiles_model", lambda run: run.fill(["C[MASK]"]), DataError, "`text` is ['C[MASK]'], not a text"),
+    ("smiles_model", lambda run: run.fill(["C[MASK]"]), DataError, "`text` is ['C[MASK]'], not a string"),
     ("smiles_model", lambda run: run.fill("CCO"), DataError, "there is no [MASK] in 'CCO'"),
     ("smiles_model", lambda run: run.fill("C[MASK]", num_fillings=0), ConfigError, "`num_top=3`: accepted: 1 or more"),
     (
@@ -144,7 +144,7 @@ def test_arguments_of_another_kind_are_refused_before_a_folder_is_made(tmp_path)
         (lambda: exlm_cli.run_pretraining("quickstart-text", out=out), "the recipe is a str, not a PretrainRecipe"),  # type: ignore[arg-type]
         (lambda: exlm_cli.run_finetuning(pretraining, checkpoint=None), "not a FinetuneRecipe"),  # type: ignore[arg-type]
         (lambda: exlm_cli.run_pretraining(pretraining, out=out, callbacks=[exlm_cli.Callback]), "is not a callback"),  # type: ignore[list-item]
-        (lambda: exlm_cli.load_recipe("quickstart-text", "seed=1"), "overrides are 'seed=1', not a list of texts"),
+        (lambda: exlm_cli.load_recipe("quickstart-text", "seed=1"), "overrides are 'seed=1', not a list of strings"),
         (lambda: exlm_cli.load_recipe("quickstart-text", [5]), "overrides are [5], not a list"),  # type: ignore[list-item]
         (lambda: exlm_cli.load_recipe("quickstart-text", kind=finetuning), "not of `exlm finetune`"),
     ]
@@ -192,7 +192,7 @@ def test_questions_on_paragraphs_have_answers_margins_and_calibrated_probabiliti
             np.testing.assert_allclose([float(row[f"{name}_calibrated"]) for row in rows], column[[0, 2, 3]], rtol=1e-4)
     assert "has_answer_calibrated" in rows[0]
     assert run.predict([]).answers == ()
-    with pytest.raises(DataError, match="row 1 is 'a', not a tuple of 2 texts"):
+    with pytest.raises(DataError, match="row 1 is 'a', not a tuple of 2 strings"):
         run.predict(["a"])
 
 

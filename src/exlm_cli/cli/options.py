@@ -63,7 +63,7 @@ SeedOption = Annotated[
 ]
 DeviceOption = Annotated[Device | None, typer.Option("--device", help="Where the model runs; default: the recipe's.")]
 ScoringDeviceOption = Annotated[
-    Device, typer.Option("--device", help="Where the model runs; auto: on a CUDA device where there is one.")
+    Device, typer.Option("--device", help="Where the model runs; auto: on a CUDA device if there is one.")
 ]
 OnInvalidOption = Annotated[
     Literal["error", "skip"] | None,
@@ -114,7 +114,9 @@ def refuse_with_resume(run: Path | None, options: Mapping[str, object]) -> None:
     for key, value in options.items():
         if run is not None and value is not None:
             shown = str(value).lower() if isinstance(value, bool) else value
-            raise ConfigError(f"`{key}={shown}` does not go with `--resume`", f"the run in {run} continues as it began")
+            raise ConfigError(
+                f"`{key}={shown}` cannot be combined with `--resume`", f"{run} keeps the settings it began with"
+            )
 
 
 def split_words(text: str | None) -> list[str] | None:
@@ -145,7 +147,8 @@ def parse_formats(text: str | None, accepted: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if name not in accepted:
             raise ConfigError(
-                f"`--format {text}`: `{name}` is not one of {', '.join(accepted)}", "or give `none` alone"
+                f"`--format {text}`: `{name}` is not one of {', '.join(accepted)}",
+                "choose from these, or give only `none`",
             )
     return tuple(names)
 
@@ -156,7 +159,7 @@ def parse_seeds(text: str | None) -> list[int] | None:
     Raises:
         ConfigError: As `parse_numbers`.
     """
-    return parse_numbers("--seeds", text, int, "a whole number from 0 on", 0, 2**63 - 1)
+    return parse_numbers("--seeds", text, int, "an integer of at least 0", 0, 2**63 - 1)
 
 
 def parse_numbers(

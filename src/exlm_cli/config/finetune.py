@@ -20,9 +20,15 @@ Seed = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 class FinetuneModelConfig(StrictModel):
     """Dropout of fine-tuning; the architecture is the checkpoint's."""
 
-    dropout: float | None = Field(None, ge=0, lt=1, description="As in pre-training; none: the checkpoint's")
-    attention_dropout: float | None = Field(None, ge=0, lt=1, description="As in pre-training; none: the checkpoint's")
-    activation_dropout: float | None = Field(None, ge=0, lt=1, description="As in pre-training; none: the checkpoint's")
+    dropout: float | None = Field(
+        None, ge=0, lt=1, description="Meaning as in pre-training; none: the checkpoint's value"
+    )
+    attention_dropout: float | None = Field(
+        None, ge=0, lt=1, description="Meaning as in pre-training; none: the checkpoint's value"
+    )
+    activation_dropout: float | None = Field(
+        None, ge=0, lt=1, description="Meaning as in pre-training; none: the checkpoint's value"
+    )
     pooler_dropout: float = Field(0.1, ge=0, lt=1, description="Dropout before both layers of the task head")
 
 
@@ -39,7 +45,7 @@ class FinetuneTrainConfig(LoopConfig):
     batch_sequences: int = Field(32, ge=1, description="Sequences of a step")
     microbatch_tokens: int = Field(16384, ge=8, description="Tokens, padding included, that go through at once")
     keep_last: Annotated[int, Mark.RECORD] = Field(
-        1, ge=1, le=1000, description="Checkpoints to resume from; the best one is kept besides"
+        1, ge=1, le=1000, description="Checkpoints to resume from; the best one is also kept"
     )
 
 
@@ -54,11 +60,11 @@ class FinetuneRecipe(Recipe):
     groups: ClassVar[tuple[str, ...]] = ("moleculenet", "glue", "squad", "repeated-mlm", "csv")
     example: ClassVar[str] = "moleculenet-bace"
 
-    seeds: tuple[Seed, ...] = Field((1, 2, 3), min_length=1, description="One fine-tuning for each of them")
+    seeds: tuple[Seed, ...] = Field((1, 2, 3), min_length=1, description="One fine-tuning run per seed")
     num_replicates: int = Field(
-        1, ge=1, le=100, description="Splits: the one of `task.split_seed`, and those of the seeds after it"
+        1, ge=1, le=100, description="Number of splits: `task.split_seed` and the seeds that follow it"
     )
-    aggregate: Literal["mean", "median"] = Field("mean", description="What of the seeds is reported first")
+    aggregate: Literal["mean", "median"] = Field("mean", description="Statistic over seeds that is reported first")
     init: Literal["checkpoint", "scratch"] = Field(
         "checkpoint", description="`scratch`: the checkpoint's architecture and tokenizer, weights drawn from the seed"
     )

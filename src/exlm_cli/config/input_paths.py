@@ -34,7 +34,7 @@ def write_run_recipe(run: Path, recipe: Recipe) -> None:
     """Write `recipe.yaml`, the last file that a resumption needs, and mark the run directory as resumable.
 
     Raises:
-        CheckpointError: The file system refuses.
+        CheckpointError: A file cannot be written.
     """
     write_atomically(run / "recipe.yaml", dump_recipe(with_absolute_paths(recipe)).encode())
     mark_resumable(run)

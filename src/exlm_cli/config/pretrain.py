@@ -25,7 +25,7 @@ class PretrainRecipe(Recipe):
     example: ClassVar[str] = "quickstart-text"
 
     objective: ObjectiveName = Field("exlm", description="Expanded states with alignment, or plain MLM")
-    seed: int = Field(1, ge=0, lt=2**63, description="Of initial weights, data order, masks and dropout")
+    seed: int = Field(1, ge=0, lt=2**63, description="Seed of initial weights, data order, masks and dropout")
     device: Annotated[Literal["auto", "cpu", "cuda"], Mark.RECORD] = Field("auto", description="Where the model runs")
     data: DataConfig
     tokenizer: TokenizerConfig = TokenizerConfig()
@@ -142,7 +142,7 @@ class PretrainRecipe(Recipe):
             )
         if train.microbatch_tokens < self.longest_expanded_length:
             raise ValueError(
-                f"`train.microbatch_tokens` {train.microbatch_tokens} does not hold one expanded sequence of "
+                f"`train.microbatch_tokens` {train.microbatch_tokens} is too small for one expanded sequence of "
                 f"{self.longest_expanded_length}"
             )
 

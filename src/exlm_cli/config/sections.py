@@ -28,13 +28,14 @@ class DataConfig(StrictModel):
     column: str | None = Field(None, description="Column to read from CSV, JSONL, Parquet or Hub rows")
     sequence_length: int = Field(512, ge=4, le=65536, description="Tokens of a sequence, [CLS] and [SEP] included")
     sample_break: Literal["none", "line"] = Field(
-        "none", description="Of text: `none` packs rows into full sequences (RoBERTa), `line` keeps one row a sequence"
+        "none",
+        description="For text: `none` packs rows into full sequences (RoBERTa), `line` makes each row a sequence",
     )
     on_invalid: Literal["error", "skip"] = Field(
         "error", description="Rows that cannot be used: stop, or skip and list"
     )
     max_rows: int | None = Field(
-        None, ge=1, description="Rows read of each input list, shared out evenly over its files; none: all"
+        None, ge=1, description="Rows to read from each input list, divided evenly among its files; none: all"
     )
     bundled_rows: int = Field(20000, ge=10, le=10_000_000, description="Rows that a `bundled:` input generates")
     cache_dir: Annotated[str | None, Mark.INPUT] = Field(
@@ -71,15 +72,15 @@ class TransitionConfig(StrictModel):
 
     heads: int = Field(1, ge=1, le=64, description="1: softmax(QK'/sqrt(D)); more: a gated mixture of softmaxes")
     position_features: bool = Field(False, description="Concatenate learned node positions before Q and K")
-    max_nodes: int = Field(2048, ge=3, le=65536, description="Learned node positions, where they are on")
+    max_nodes: int = Field(2048, ge=3, le=65536, description="Number of learned node positions (`position_features`)")
     rope: Literal["none", "nodes"] = Field(
         "none",
-        description="Rotary positions on Q and K, as `model.rope` says, 2d where that is none. nodes: of masks, "
-        "counted from 1; none: the paper's formula, whose scores do not depend on positions",
+        description="Rotary positions on Q and K, with the scheme of `model.rope` (2d if that is none). nodes: the "
+        "number of the mask, from 1; none: the paper's formula, whose scores do not depend on positions",
     )
     start: TransitionStart = Field(
         "formula",
-        description="Edges before training. formula: all alike; next_mask: to the next mask; lanes: to its same clone",
+        description="Initial edges. formula: all equal; next_mask: mostly to the next mask; lanes: to its same clone",
     )
     start_strength: float = Field(
         4.0,
@@ -118,7 +119,7 @@ class ModelConfig(StrictModel):
     )
     expand_after: Annotated[int, Field(ge=0)] | Literal["all"] = Field(
         0,
-        description="Each [MASK] is one state in so many blocks, or in all, and k states after them, which costs less. "
+        description="First blocks, or all, in which each [MASK] is one state; then it is k states, which costs less. "
         "Needs `mask_attention: first`; all: also `clone_embedding: nodes`, best with `transition.balance: 0.1`. "
         "No effect at k = 1",
     )
@@ -185,7 +186,10 @@ class LoopConfig(StrictModel):
 
     max_steps: int | None = Field(None, ge=1, description="Optimiser steps")
     max_epochs: int | None = Field(
-        None, ge=1, le=100_000, description="Passes over the data; the earlier of the two ends the run"
+        None,
+        ge=1,
+        le=100_000,
+        description="Passes over the data; with `max_steps` as well, the first limit ends the run",
     )
     bucket_steps: int = Field(16, ge=1, description="Steps whose sequences are sorted by length together; 1: never")
     validate_every_steps: int | None = Field(None, ge=1, description="Steps between validations; none: each epoch")
@@ -219,7 +223,9 @@ class TrainConfig(LoopConfig):
     """How long to pre-train, how much at once, and what to keep."""
 
     batch_sequences: int | None = Field(None, ge=1, description="Sequences of a step")
-    batch_tokens: int | None = Field(None, ge=4, description="Input tokens of a step, at most; instead of sequences")
+    batch_tokens: int | None = Field(
+        None, ge=4, description="Maximum input tokens per step; instead of `batch_sequences`"
+    )
     microbatch_tokens: Annotated[int, Mark.COMPUTING] = Field(
         16384, ge=4, description="Expanded tokens, padding included, that go through at once"
     )

@@ -129,7 +129,7 @@ class SweepRecipe(Recipe):
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the models run")
     variants: dict[str, dict[str, Any]] = Field(
-        default={}, description="What each variant changes of `pretrain`, values by key; nothing: {}"
+        default={}, description="What each variant changes in `pretrain`, values by key; {} for no change"
     )
     only: tuple[str, ...] = Field(
         (), description="Variants that are run, in this order, and those that an override adds; empty: all"
@@ -140,9 +140,8 @@ class SweepRecipe(Recipe):
     min_corrupted_tokens: int | None = Field(
         None,
         ge=1,
-        description="Of `cells`: one that sees fewer tokens masked in all copies than this in "
-        "`pretrain.train.max_steps`, in sequences of full length, gets more steps; none: the same steps in all, as in "
-        "the paper",
+        description="For `cells`: least number of tokens masked in all copies; a cell that would see fewer in "
+        "`pretrain.train.max_steps`, with full sequences, gets more steps; none: equal steps, as in the paper",
     )
     pretrain: PretrainRecipe = Field(description="What the variants have in common: a recipe of `exlm pretrain`")
     finetune: CommonFinetuneRecipe = Field(

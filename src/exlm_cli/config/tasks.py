@@ -59,7 +59,7 @@ class TaskSection(StrictModel):
         le=65536,
         description="Tokens of a sequence, [CLS] and [SEP] included, before repetition; none: as in pre-training",
     )
-    split_seed: int = Field(0, ge=0, lt=2**63, description="Of `random`, `scaffold-balanced` and `max_rows`")
+    split_seed: int = Field(0, ge=0, lt=2**63, description="Seed of `random`, `scaffold-balanced` and `max_rows`")
     on_invalid: Literal["error", "skip"] = Field("skip", description="Rows that cannot be used: stop, or skip and list")
     max_rows: int | None = Field(None, ge=1, description="Use at most this many training rows; none: all")
     max_valid_rows: int | None = Field(
@@ -97,9 +97,9 @@ class RowTaskConfig(TaskSection):
     split_file: Annotated[str | None, Mark.INPUT] = Field(
         None, min_length=1, description="JSON with the row numbers of `train`, `valid` and `test`"
     )
-    smiles_column: str | None = Field(None, description="Column with the SMILES; none: the one the task is known for")
+    smiles_column: str | None = Field(None, description="Column with the SMILES; none: the task's usual column")
     canonical_smiles: bool = Field(
-        False, description="Let the model read RDKit's canonical SMILES, not how the file writes a molecule"
+        False, description="Give the model RDKit's canonical SMILES instead of the SMILES in the file"
     )
     class_weights: Literal["none", "balanced"] = Field(
         "none", description="`balanced`: rarer classes weigh more, as in scikit-learn"
@@ -189,7 +189,9 @@ class SquadTaskConfig(TaskSection):
         if self.files.valid is not None and self.files.train is None:
             raise ValueError("`task.files.valid` is given without `task.files.train`")
         if self.files.valid is not None and self.valid_articles:
-            raise ValueError("`task.valid_articles` does not go with `task.files.valid`, on which the run is scored")
+            raise ValueError(
+                "`task.valid_articles` cannot be combined with `task.files.valid`, on which the run is scored"
+            )
         return self
 
 
@@ -240,10 +242,12 @@ class CsvTaskConfig(RowTaskConfig):
         if self.files.test is not None and self.files.valid is None:
             raise ValueError("`task.files.test` is given without `task.files.valid`, on which the best epoch is chosen")
         if self.split_column is not None and self.files.valid is not None:
-            raise ValueError("`task.split_column` does not go with `task.files.valid`: the files are the splits")
+            raise ValueError("`task.split_column` cannot be combined with `task.files.valid`: the files are the splits")
         instead = "split_column" if self.split_column is not None else "files.valid" if self.files.valid else None
         if instead is not None and self.split != _DEFAULT_SPLIT:
-            raise ValueError(f"`task.split: {self.split}` does not go with `task.{instead}`, which splits the rows")
+            raise ValueError(
+                f"`task.split: {self.split}` cannot be combined with `task.{instead}`, which splits the rows"
+            )
         for name in self.label_columns:
             if self.label_columns.count(name) > 1:
                 raise ValueError(f"`task.label_columns` gives `{name}` twice")
@@ -378,7 +382,7 @@ def _check_before(task: Any) -> Any:
         return task
     name = task.get("name")
     if not isinstance(name, str):
-        what = "is missing" if name is None else f"is {name!r}, not a text"
+        what = "is missing" if name is None else f"is {name!r}, not a string"
         raise ValueError(f"`task.name` {what}; give a task like `moleculenet/bace`, `glue/rte`, `squad/v2` or `csv`")
     try:
         check_task_name(name)

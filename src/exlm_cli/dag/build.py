@@ -38,7 +38,7 @@ def build_dag(pretrained: Pretrained, text: str, *, progress: Progress | None = 
     if recipe.masking.num_repeats > 1:
         raise DataError(
             f"{pretrained.checkpoint} is a Repeated MLM (`masking.num_repeats` {recipe.masking.num_repeats}): it reads "
-            "repeated text, which an inspection does not make",
+            "repeated text, which `exlm inspect-dag` does not produce",
             "choose an ExLM or MLM with `checkpoint=RUN`",
         )
     input_ids = _encode(tokenizer, text, progress or SilentProgress())

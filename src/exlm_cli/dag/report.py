@@ -72,7 +72,7 @@ def write_report(
     `show` is called once the folder is there: pictures of a large DAG take seconds.
 
     Raises:
-        CheckpointError: The file system refuses.
+        CheckpointError: A file cannot be written.
     """
     names = [name for name in formats if name in ("html", "json") or inspection.dag.has_transitions]
     with folder_for_results(folder) if names else nullcontext():

@@ -106,7 +106,7 @@ def _download(remote: RemoteFile, target: str, progress: Progress, hint: str) ->
     # pooch would fetch wrong bytes again, as if the connection had broken
     if digest.hexdigest() != remote.sha256:
         raise DataError(
-            f"{remote.url}: the SHA-256 is not {remote.sha256}; the file was replaced, or altered on the way", hint
+            f"{remote.url}: the SHA-256 is not {remote.sha256}; the file was replaced, or altered in transit", hint
         )
 
 

@@ -102,7 +102,7 @@ def _one_by_one(
                     left.popleft()
             except BrokenProcessPool:
                 left.popleft()
-                yield unanswered(f"RDKit needs over {MAX_SECONDS} s for it, or ends its process")
+                yield unanswered(f"RDKit needs over {MAX_SECONDS} s for it, or crashes")
 
 
 @contextmanager

@@ -416,7 +416,7 @@ def _meet(launch: Launch) -> Store:
     except (dist.DistError, OSError, ValueError) as error:
         host, port = launch.master
         raise RankError(
-            f"rank {launch.rank} of {launch.size} cannot meet the others at {host}:{port}: "
+            f"rank {launch.rank} of {launch.size} cannot connect to the other ranks at {host}:{port}: "
             f"{str(error).strip().splitlines()[0]}",
             "MASTER_ADDR is the node of rank 0, and MASTER_PORT a port that is free there and open to the other nodes",
             launch.rank,

@@ -23,7 +23,7 @@ def hold_run(ranks: Ranks, make: Callable[[], Path], *, is_new: bool) -> Iterato
         is_new: `make` made it just now; delete it again if a rank does not see it.
 
     Raises:
-        CheckpointError: `make` raised it, another process is at work there, or a rank does not see the directory.
+        CheckpointError: `make` raised it, another process is using it, or a rank does not see the directory.
     """
     with ExitStack() as stack:
         folder = Path()

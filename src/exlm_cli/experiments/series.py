@@ -44,7 +44,8 @@ def begin_series(
         use_grid, baseline: As in `run_finetuning`.
 
     Raises:
-        CheckpointError: The model reads other rows than the tasks have, `out` is not empty, or the file system refuses.
+        CheckpointError: The model reads other rows than the tasks have, `out` is not empty, or a file cannot be
+            written.
         ConfigError: The baseline reads other rows.
         DataError: Files of a task are missing; nothing is made.
     """

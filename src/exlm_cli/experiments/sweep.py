@@ -156,7 +156,7 @@ def _refuse_other_data(run: Path, cells: Iterable[SweepCell], fingerprints: Mapp
         then = read_run_json(run_folder).data_fingerprint if (run_folder / RUN_FILE).is_file() else None
         if None not in (then, now) and then != now:
             raise CheckpointError(
-                f"{folder}: this cell was trained on other content of its inputs than they have now",
+                f"{folder}: the content of its inputs has changed since this cell was trained",
                 "restore the files, or start a new run with `out=DIR`; a cell whose folder is deleted is trained again",
             )
 
@@ -180,7 +180,7 @@ def _run_waiting(
             if stop.number is not None and not is_stopping:
                 is_stopping = True
                 workers.interrupt()
-                board.say("stopping: every cell saves a checkpoint; once more Ctrl-C stops at once")
+                board.say("stopping: every cell saves a checkpoint; press Ctrl-C again to stop at once")
             received = workers.next_event(_LOOK_EVERY_S)
             if received is None:
                 board.look(running.values())

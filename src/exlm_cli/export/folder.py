@@ -96,7 +96,7 @@ def require_packages(form: Format) -> None:
         if importlib.util.find_spec(package) is None:
             raise ConfigError(
                 f"{package} is not installed; it is needed to compare an export with its run",
-                f'install it with `pip install "exlm-cli[{form}]"`',
+                f'run `pip install ".[{form}]"` in your copy of the repository',
             )
 
 
@@ -123,7 +123,7 @@ def export_folder(
 
     Raises:
         ConfigError: ESM classes do not have such an encoder, the licence is malformed, or a package is not installed.
-        CheckpointError: `out` is not empty, or the file system refuses.
+        CheckpointError: `out` is not empty, or a file cannot be written.
         ExlmError: The outputs differ; nothing is left behind.
     """
     check_before_export(out, form, licence)
@@ -154,7 +154,7 @@ def write_model(source: Source, folder: Path) -> None:
     """Write weights, config, tokenizer and, if needed, code for transformers into an existing folder.
 
     Raises:
-        CheckpointError: The file system refuses.
+        CheckpointError: A file cannot be written.
     """
     tensors = esm_tensors(source.recipe, source.model, source.tokenizer.pad_id)
     config: dict[str, Any] = {}

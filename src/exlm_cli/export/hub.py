@@ -73,7 +73,7 @@ def push_run(source: Source, repo: str, progress: Progress, *, is_private: bool,
 
     Raises:
         ConfigError: The model cannot be exported.
-        CheckpointError: The Hub refuses or cannot be reached, or the file system refuses.
+        CheckpointError: The Hub refuses or cannot be reached, or a file cannot be written.
         ExlmError: The exported model is not the run's.
     """
     api = _client()
@@ -97,7 +97,7 @@ def copy_run(source: Source, out: Path) -> None:
     """Copy what readers of a run need into a new folder.
 
     Raises:
-        CheckpointError: The file system refuses.
+        CheckpointError: A file cannot be written.
     """
     run = source.run
     with refusing(f"{out}: the run could not be copied"):
@@ -164,7 +164,7 @@ def fetch_run(given: str, progress: Progress) -> Path:
     files = [sibling.rfilename for sibling in info.siblings or () if sibling.rfilename.startswith(f"{_RUN}/")]
     if not _COMMIT.fullmatch(commit) or any(not _is_inside(file) for file in files):
         raise CheckpointError(
-            f"`{given}` is refused: the Hub names a file or commit that leaves its folder",
+            f"`{given}` is refused: the Hub names a file or commit whose path is outside its folder",
             "do not use it, and report it to the Hub",
         )
     if f"{_RUN}/{RUN_FILE}" not in files:

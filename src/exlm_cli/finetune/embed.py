@@ -142,11 +142,11 @@ def embed(encoder: RowEncoder, path: Path, out: Path, *, column: str | None, pro
     Raises:
         ConfigError: `out` ends in another suffix, or is the input file.
         DataError: The table or its column cannot be read.
-        CheckpointError: The file system refuses.
+        CheckpointError: A file cannot be written.
     """
     if out.suffix.lower() not in SUFFIXES:
         raise ConfigError(
-            f"`out={out}`: accepted are names that end in {' or '.join(SUFFIXES)}", f"set `out={out.stem}{SUFFIXES[0]}`"
+            f"`out={out}`: the name must end in {' or '.join(SUFFIXES)}", f"set `out={out.stem}{SUFFIXES[0]}`"
         )
     refuse_overwriting(path, out)
     with folder_for_results(out.parent, out):

@@ -78,7 +78,7 @@ def predict(
         ConfigError: A column that the task does not use, a name of another format, the input file as output, a level
             out of bounds, or runs of different tasks.
         DataError: The file cannot be read.
-        CheckpointError: The file system refuses, or a file of a run is missing or altered.
+        CheckpointError: A file cannot be written, or a file of a run is missing or altered.
     """
     config, results, members = finetuned.recipe.task, finetuned.results, (finetuned, *ensemble)
     if column is not None and not isinstance(config, RowTaskConfig):

@@ -316,7 +316,7 @@ def write_logits(cell: Path, outputs: Sequence[FloatArray]) -> None:
     """Write the (L, 2) logits of the validation examples of spans.
 
     Raises:
-        CheckpointError: The file system refuses.
+        CheckpointError: A file cannot be written.
     """
     buffer = io.BytesIO()
     np.save(buffer, np.concatenate(outputs).astype(np.float32))

@@ -72,7 +72,7 @@ def write_training_rows(run: Path, task: DownstreamTask) -> None:
     """Write `training_rows.npz`.
 
     Raises:
-        CheckpointError: The file system refuses.
+        CheckpointError: A file cannot be written.
     """
     keys = task.training_keys
     bits = fingerprints(keys) if task.input_kind == "smiles" else np.zeros((0, NUM_BITS), dtype=np.uint8)

@@ -102,7 +102,7 @@ def _beside_baseline(splits: Sequence[RunResults]) -> str:
     # files, a column or a split file leave no other split to try
     if len(gains) == 1 and own.split.startswith(("scaffold", "random")):
         split = "" if own.split in ("random", "scaffold-balanced") else "--split scaffold-balanced "
-        sentence += f" Another split may turn it around; `{split}--num-replicates 5` tries five."
+        sentence += f" Another split may reverse this; `{split}--num-replicates 5` tries five."
     return sentence
 
 
@@ -125,12 +125,12 @@ def _beside_chance(splits: Sequence[RunResults]) -> list[str]:
     low = interval[0] if interval is not None else mean - _luck(metric, num_rows)
     if low > chance:
         return []
-    guess = "the mean of the training rows" if metric == "r2" else "a guess"
+    guess = "the mean of the training rows" if metric == "r2" else "a random guess"
     sentence = f"The model is not clearly better than {guess}: {part} {metric} {format_number(mean)}"
     sentence += f", where {guess} has {chance:g}."
     if interval is None:
         lucky = format_number(min(1.0, chance + _luck(metric, num_rows)))
-        sentence += f" On {num_rows:,} rows, luck may give {lucky}; `--seeds 1,2,3` tells more than one seed."
+        sentence += f" On {num_rows:,} rows, chance alone may reach {lucky}; `--seeds 1,2,3` gives more evidence."
     return [sentence]
 
 

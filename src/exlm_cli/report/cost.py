@@ -264,14 +264,14 @@ def describe_cost(estimate: CostEstimate) -> dict[str, str]:
     """Return the cost of the run as people read it, by name."""
     pairs = {
         "parameters": format_parameters(estimate.parameters),
-        "tokens a step": format_count(estimate.tokens_per_step),
-        "microbatches of a GPU": f"{estimate.microbatches}, of up to {estimate.microbatch_sequences} sequences",
-        "FLOPs a step": _format_flops(estimate.flops_per_step),
-        "seconds a step": f"{estimate.seconds_per_step:.3g}",
+        "tokens per step": format_count(estimate.tokens_per_step),
+        "microbatches per GPU": f"{estimate.microbatches}, of up to {estimate.microbatch_sequences} sequences",
+        "FLOPs per step": _format_flops(estimate.flops_per_step),
+        "seconds per step": f"{estimate.seconds_per_step:.3g}",
     }
     if estimate.gpus > 1:
         sent = f"{format_bytes(estimate.ddp_bytes_sent)} with DDP, {format_bytes(estimate.fsdp_bytes_sent)} with FSDP"
-        pairs["a GPU sends a step"] = sent
+        pairs["sent per GPU and step"] = sent
     if estimate.steps is None or estimate.tokens is None or estimate.flops is None or estimate.hours is None:
         return pairs | {"steps": "not known before the data are read: the recipe has no `train.max_steps`"}
     pairs |= {

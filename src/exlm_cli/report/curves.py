@@ -101,7 +101,7 @@ def plot_curves(
 
     Raises:
         DataError: No row holds anything to draw.
-        CheckpointError: The file system refuses.
+        CheckpointError: A file cannot be written.
     """
     panels = [(panel, lines) for panel in _PANELS if (lines := _lines_of(panel, rows_by_run))]
     if not panels:
@@ -260,7 +260,7 @@ def write_entropy_figure(
         The files; none where no entropy is defined.
 
     Raises:
-        CheckpointError: The file system refuses.
+        CheckpointError: A file cannot be written.
     """
     names = [
         name

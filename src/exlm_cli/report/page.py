@@ -31,7 +31,7 @@ def write_page(finetuned: FinetunedRun) -> Path:
     """Write `report.html` of a finished run, its figures embedded, and return the path.
 
     Raises:
-        CheckpointError: Predictions are missing or altered, or the file system refuses.
+        CheckpointError: Predictions are missing or altered, or a file cannot be written.
     """
     pictures = [path for path in draw_runs([finetuned], None) if path.suffix == ".svg"]
     path = finetuned.folder / PAGE_FILE

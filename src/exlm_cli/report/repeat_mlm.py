@@ -130,7 +130,7 @@ def write_grid_figures(grid: Grid, curves: Mapping[str, Sequence[MetricsRow]], f
         curves: Rows of `metrics.jsonl` of one seed, by the label of a cell.
 
     Raises:
-        CheckpointError: The file system refuses.
+        CheckpointError: A file cannot be written.
     """
     written = _draw_corruption(grid, folder)
     found = agreements(grid)

@@ -99,7 +99,7 @@ def draw_runs(runs: Sequence[FinetunedRun], out: Path | None) -> list[Path]:
         The files.
 
     Raises:
-        CheckpointError: Predictions are missing or altered, or the file system refuses.
+        CheckpointError: Predictions are missing or altered, or a file cannot be written.
     """
     drawn = [run for run in runs if run.results.loss != "span"]
     # read all before the first file is written
@@ -134,7 +134,7 @@ def write_score_figures(predictions: SplitPredictions, folder: Path, stem: str) 
     There are no curves where no label has both classes, and no matrices where there are too many to read.
 
     Raises:
-        CheckpointError: The file system refuses.
+        CheckpointError: A file cannot be written.
     """
     make_folder(folder)
     written = []
@@ -153,7 +153,7 @@ def write_calibration_figure(rows: CalibratedRows, title: str, folder: Path, ste
     none is; of more than twelve columns of values, the first twelve are drawn.
 
     Raises:
-        CheckpointError: The file system refuses.
+        CheckpointError: A file cannot be written.
     """
     is_two = rows.loss == "classes" and len(rows.names) == 2
     chosen = [1] if is_two else list(range(len(rows.names)))

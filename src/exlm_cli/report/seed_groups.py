@@ -311,7 +311,7 @@ def write_report_files(
     """Write `<stem>.csv`, of rows by column, and `<stem>.md` into a folder, made where there is none.
 
     Raises:
-        CheckpointError: The file system refuses.
+        CheckpointError: A file cannot be written.
     """
     make_folder(folder)
     files = [folder / f"{stem}.csv", folder / f"{stem}.md"]

@@ -143,7 +143,7 @@ def write_figure(figure: "Figure", folder: Path, stem: str) -> list[Path]:
     """Write `<stem>.png` and `<stem>.svg` and return their paths; call it inside `drawing`.
 
     Raises:
-        CheckpointError: The file system refuses.
+        CheckpointError: A file cannot be written.
     """
     files = {folder / f"{stem}.{name}": content for name, content in render_figure(figure).items()}
     write_together(files)

@@ -53,7 +53,7 @@ _HEADINGS = {
 _LEGEND = (
     "loss: nats per target; loss given T: without the nats for the length of a path, which an MLM does not pay; "
     "accuracy: of masked tokens; bits: entropy of the predictions, mean over states; weighted bits: the same weighted "
-    "by the posterior (an MLM has one state, so both are one); states: effective states of a mask; path bits: entropy "
+    "by the posterior (equal for an MLM, which has one state); states: effective states of a mask; path bits: entropy "
     "of the path per target",
     "each variant is scored under its own masking: figures at other p or k are of other tasks",
 )
@@ -125,7 +125,7 @@ def write_sweep_report(
         folder: Folder of the report; made if it does not exist.
 
     Raises:
-        CheckpointError: The file system refuses, or a metrics.jsonl is damaged.
+        CheckpointError: A file cannot be written, or a metrics.jsonl is damaged.
     """
     variants = group_seeds(results)
     tables = sweep_tables(variants, name=name)
@@ -189,7 +189,7 @@ def write_figure_12(variants: Variants, folder: Path) -> list[Path]:
         The files; none where no variant was measured at two mask ratios.
 
     Raises:
-        CheckpointError: The file system refuses.
+        CheckpointError: A file cannot be written.
     """
     written = []
     for label, family in entropy_families(variants).items():

@@ -101,7 +101,7 @@ def write_tables(tables: Sequence[ReportTable], folder: Path, formats: Sequence[
         The files.
 
     Raises:
-        CheckpointError: The file system refuses.
+        CheckpointError: A file cannot be written.
     """
     make_folder(folder)
     files = {folder / f"{table.name}{SUFFIXES[name]}": table for table in tables for name in formats}

@@ -135,7 +135,7 @@ class EncodedSplit(EncodedExamples, ABC):
         the run is calibrated with it, and its figures are drawn from it.
 
         Raises:
-            CheckpointError: The file system refuses.
+            CheckpointError: A file cannot be written.
         """
 
 
@@ -267,7 +267,7 @@ class NewRows:
             escapes_formulas: As in `write_table`.
 
         Raises:
-            CheckpointError: The file system refuses.
+            CheckpointError: A file cannot be written.
         """
         num_rows = self.num_rows - self.num_skipped
         added: dict[str, Sequence[str]] = {}
@@ -309,7 +309,7 @@ def write_table(path: Path, columns: TableColumns, *, escapes_formulas: bool) ->
         escapes_formulas: Put an apostrophe before such a cell.
 
     Raises:
-        CheckpointError: The file system refuses.
+        CheckpointError: A file cannot be written.
     """
     rows = [[str(cell) for cell in row] for row in (list(columns), *zip(*columns.values(), strict=True))]
     num_formulas = sum(map(_is_formula, (cell for row in rows for cell in row)))
@@ -345,7 +345,7 @@ def write_outputs(
     behind them `more` columns for people.
 
     Raises:
-        CheckpointError: The file system refuses.
+        CheckpointError: A file cannot be written.
     """
     cells = ([int(row), *(repr(float(v)) for v in output)] for row, output in zip(rows, outputs, strict=True))
     if more:

@@ -136,7 +136,7 @@ def _split_by_column(column: str, usable: TableRows) -> RowSplit:
     for needed in ("train", "valid"):
         if not parts[needed]:
             raise DataError(
-                f"{table.path}: `{column}` is `{needed}` in no row",
+                f"{table.path}: no row has `{needed}` in `{column}`",
                 "training and validation rows are needed; test rows may be missing",
             )
     named = {split: np.array(part, dtype=np.int64) for split, part in parts.items() if part}

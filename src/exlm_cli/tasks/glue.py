@@ -58,8 +58,8 @@ class GlueTaskInfo:
         folder: Its folder in the official download.
         layouts: Columns of the official TSV, and of the Hub if they differ.
         classes: Names of the classes in the Hub's order; none for STS-B, which is a number from 0 to 5.
-        metrics: Metrics of GLUE; the first one chooses the best epoch and is in Table 3. Tasks of classes have Matthews'
-            correlation too: that of a guess is 0, while its accuracy depends on the rows.
+        metrics: Metrics of GLUE; the first one chooses the best epoch and is in Table 3. Tasks of classes also have
+            Matthews' correlation: that of a guess is 0, while its accuracy depends on the rows.
         num_train, num_valid: Rows of the official files; for MNLI the matched ones.
         header: Columns of the official TSV if it has no header line.
         has_numbered_classes: The official files and predictions have classes by number, not by name.
@@ -399,13 +399,13 @@ def _example(
 
 def _text(name: str, value: Any, *, may_be_empty: bool) -> str:
     if value is not None and not isinstance(value, str):
-        raise ValueError(f"`{name}` is {value!r}, not a text")
+        raise ValueError(f"`{name}` is {value!r}, not a string")
     if value is None or not value.strip():
         if may_be_empty:
             return ""
         raise ValueError(f"`{name}` is empty")
     if not is_unicode(value):
-        raise ValueError(f"`{name}` holds half a surrogate pair")
+        raise ValueError(f"`{name}` contains a lone surrogate")
     return value.strip()
 
 
@@ -435,7 +435,7 @@ def _single_label_notes(info: GlueTaskInfo, splits: Mapping[Split, Examples]) ->
     for split, examples in splits.items():
         labels = np.unique(examples.targets)
         if len(labels) == 1:
-            effect = "there is nothing to learn" if split == "train" else "its scores say nothing"
+            effect = "there is nothing to learn" if split == "train" else "its scores are meaningless"
             notes.append(f"{split}: every row has the label `{_label(info, labels[0])}`, so {effect}")
     return notes
 

@@ -37,7 +37,7 @@ def load_task(config: TaskConfig, progress: Progress) -> "DownstreamTask":
     folder, files = config.data_dir or "", config.files.model_dump(exclude_none=True).values()
     given = [Path(folder, file).resolve() for file in files]
     for file in sorted({file for file in given if given.count(file) > 1}):
-        progress.message(f"warning: {file} is the file of two splits: scores show what is remembered")
+        progress.message(f"warning: {file} is the file of two splits: scores then measure memorisation")
     match config:
         case MoleculeNetTaskConfig():
             from exlm_cli.tasks.moleculenet import load_moleculenet
@@ -71,7 +71,7 @@ def require_local_files(config: TaskConfig) -> None:
         if not (path := given_file(config, given)).exists():
             raise DataError(
                 f"{path}: no such file",
-                "a relative path begins in the folder of `task.data_dir=DIR`, without it in the current directory",
+                "relative paths start in `task.data_dir=DIR` if that is given, else in the current directory",
             )
     if config.data_dir is None or config.data_dir.startswith(HUB_PREFIX):
         return

@@ -188,7 +188,7 @@ def save_checkpoint(
         resume_command: Command of the hint.
 
     Raises:
-        CheckpointError: The file system refuses; nothing named `step-N` is left behind.
+        CheckpointError: A file cannot be written; nothing named `step-N` is left behind.
 
     An intact `step-N` that exists already (a run stopped right after saving) is kept. A checkpoint of a later step
     exists only if it was refused as damaged; it stays until the run reaches that step again.
@@ -218,7 +218,7 @@ def save_best(
     """Write `checkpoints/best-N/`, in place of one that is already there; arguments as of `save_checkpoint`.
 
     Raises:
-        CheckpointError: The file system refuses.
+        CheckpointError: A file cannot be written.
     """
     final = run / "checkpoints" / f"best-{step}"
     weights = part_of(MODEL, model.state_dict(), ranks, is_sharded=False)
@@ -321,7 +321,7 @@ def copy_weights(path: Path, folder: Path) -> None:
     """Copy a verified checkpoint without its optimizer, with a manifest of what is copied, into a new folder.
 
     Raises:
-        CheckpointError: The file system refuses.
+        CheckpointError: A file cannot be written.
     """
     manifest = read_manifest(path)
     files = {name: entry for name, entry in manifest.files.items() if not name.startswith(OPTIMIZER)}
@@ -364,7 +364,7 @@ def load_optimizer_state(path: Path, model: nn.Module, optimizer: torch.optim.Op
     if not any(name.startswith(OPTIMIZER) for name in read_manifest(path).files):
         raise CheckpointError(
             f"{path}: it has no state of the optimizer, which `exlm push` leaves out",
-            "such a run is for use, not for continuing: continue the run that was pushed",
+            "a pushed run cannot be resumed; resume the original run instead",
         )
     saved = saved_tensors(path, OPTIMIZER)
     moments: dict[str, set[str]] = {}

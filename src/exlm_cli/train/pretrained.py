@@ -72,7 +72,7 @@ def load_pretrained(path: Path, *, device: str = "auto", progress: Progress | No
         checkpoint = path if reason is None else None
     else:
         checkpoint = newest_good_checkpoint(run, progress.message)
-        reason = "no checkpoint of it is whole" if checkpoint_paths(run) else "it has no checkpoint yet"
+        reason = "none of its checkpoints is intact" if checkpoint_paths(run) else "it has no checkpoint yet"
     if checkpoint is None:
         raise CheckpointError(
             f"{path} is refused: {reason}",

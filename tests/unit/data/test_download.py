@@ -91,7 +91,7 @@ def test_a_refusal_is_one_error_with_the_hint(server, cache, faults):
 @pytest.mark.parametrize("content", [CONTENT[::-1], CONTENT * 3], ids=["altered", "long"])
 def test_wrong_bytes_are_not_kept_and_not_fetched_again(server, cache, content):
     server.content = content
-    with pytest.raises(DataError, match=f"SHA-256 is not {SHA256}; the file was replaced, or altered on the way$"):
+    with pytest.raises(DataError, match=f"SHA-256 is not {SHA256}; the file was replaced, or altered in transit$"):
         fetch(server.url)
     assert (leftovers(cache), server.num_requests) == ([], 1)
 

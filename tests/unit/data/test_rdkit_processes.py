@@ -83,7 +83,7 @@ def test_a_long_text_is_left_to_a_process(monkeypatch):
     monkeypatch.setattr(rdkit_processes, "_answer", partial(_answer_within, 0.2))
     answered = list(map_in_order(_dies_of_long, ["C", "C" * 501, "O"], str))
     assert answered[::2] == ["C", "O"]
-    assert "process" in answered[1]
+    assert "crashes" in answered[1]
 
 
 def _dies_of_long(text: str) -> str:

@@ -167,7 +167,7 @@ def test_a_second_process_leaves_the_sweep_as_it_is(recipe, run):
     before = (run / "recipe.yaml").read_bytes()
     with (
         filelock.FileLock(run / ".lock"),
-        pytest.raises(CheckpointError, match=r": another process is at work in this run directory$"),
+        pytest.raises(CheckpointError, match=r": another process is using this run directory$"),
     ):
         _run(recipe.changed({"cells": ((1, 0.3),)}), resume=run)
     assert (run / "recipe.yaml").read_bytes() == before
@@ -232,7 +232,7 @@ def _append(corpus: Path) -> None:
         file.write("The hall was full of music.\n" * 20)
 
 
-_OTHER_DATA = r"cells/k1-p0.3/seed-1: this cell was trained on other content of its inputs than they have now$"
+_OTHER_DATA = r"cells/k1-p0.3/seed-1: the content of its inputs has changed since this cell was trained$"
 
 
 def test_a_changed_corpus_is_refused_before_anything_is_trained(recipe, corpus, tmp_path):

@@ -299,7 +299,7 @@ def test_a_missing_package_is_refused_with_the_extra_that_has_it(tmp_path, monke
     monkeypatch.setattr(folder.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="transformers is not installed") as refused:
         check_before_export(tmp_path / "out")
-    assert "exlm-cli[hf]" in refused.value.hint
+    assert '".[hf]"' in refused.value.hint
     with pytest.raises(ConfigError, match="onnx is not installed") as refused:
         check_before_export(tmp_path / "out", "onnx")
-    assert "exlm-cli[onnx]" in refused.value.hint
+    assert '".[onnx]"' in refused.value.hint

@@ -70,13 +70,13 @@ def test_no_other_split_is_advised_where_the_user_gives_the_splits(split):
 
 def test_a_model_that_guesses_is_told_so():
     assert describe_verdict([results({"roc_auc": [0.5, 0.6, 0.4]})]) == (
-        "The model is not clearly better than a guess: test roc_auc 0.5000, where a guess has 0.5.",
+        "The model is not clearly better than a random guess: test roc_auc 0.5000, where a random guess has 0.5.",
     )
     assert describe_verdict([results(MODEL)]) == ()
     flat = results({"rmse": [1.0, 1.0], "r2": [-0.1, 0.1]}, loss="regression", is_greater_better=False)
     assert "the mean of the training rows" in describe_verdict([flat])[0]
     alike = results({"spearmanr": [0.01, -0.01]}, loss="regression", selection_metric="spearmanr")
-    assert "spearmanr 0.0000, where a guess has 0" in describe_verdict([alike])[0]
+    assert "spearmanr 0.0000, where a random guess has 0" in describe_verdict([alike])[0]
 
 
 def test_accuracy_is_judged_by_the_matthews_correlation_where_it_is_scored():
@@ -85,7 +85,7 @@ def test_accuracy_is_judged_by_the_matthews_correlation_where_it_is_scored():
     assert describe_verdict([results(own, loss="classes")]) == ()
     own["matthews_corrcoef"] = [-0.1, 0.1, 0.0]
     assert describe_verdict([results(own, loss="classes")]) == (
-        "The model is not clearly better than a guess: test matthews_corrcoef 0.0000, where a guess has 0.",
+        "The model is not clearly better than a random guess: test matthews_corrcoef 0.0000, where a random guess has 0.",
     )
     assert describe_verdict([results({"accuracy": [0.1, 0.2]})]) == ()
 
@@ -119,7 +119,7 @@ def test_one_seed_beats_a_guess_if_luck_does_not_explain_its_score(metric, num_r
     (sentence,) = describe_verdict([scored("a", "csv", {metric: [chance + 0.999 * luck]}, **sizes).results])
     assert sentence.startswith("The model is not clearly better than ")
     assert sentence.endswith(
-        f" On {num_rows} rows, luck may give {chance + luck:.4f}; `--seeds 1,2,3` tells more than one seed."
+        f" On {num_rows} rows, chance alone may reach {chance + luck:.4f}; `--seeds 1,2,3` gives more evidence."
     )
     (sentence,) = describe_verdict([scored("a", "csv", {metric: [chance - 0.1]}, **sizes).results])
     assert sentence.startswith("The model is not clearly better than ")
@@ -131,7 +131,7 @@ def test_one_seed_beats_a_guess_if_luck_does_not_explain_its_score(metric, num_r
 def test_luck_on_a_few_rows_gives_at_most_the_best_score(metric, num_rows):
     sizes = {"split_sizes": {"train": 80, "valid": 10, "test": num_rows}}
     (sentence,) = describe_verdict([scored("a", "csv", {metric: [0.9]}, **sizes).results])
-    assert f"On {num_rows:,} rows, luck may give 1.0000;" in sentence
+    assert f"On {num_rows:,} rows, chance alone may reach 1.0000;" in sentence
 
 
 def test_splits_are_joined_in_order_and_each_counts_once():

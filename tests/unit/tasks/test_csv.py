@@ -82,7 +82,7 @@ def test_a_split_column_is_followed(tmp_path):
 def test_a_split_column_without_rows_to_train_or_validate_on_is_refused(tmp_path, words, missing):
     named = {"r": "train", "v": "valid", "t": "test"}
     write(tmp_path / "a.csv", "smiles,y,part", [f"{'C' * (i + 1)},{i % 2},{named[w]}" for i, w in enumerate(words)])
-    with pytest.raises(DataError, match=f"a.csv: `part` is `{missing}` in no row"):
+    with pytest.raises(DataError, match=f"a.csv: no row has `{missing}` in `part`"):
         load(tmp_path, split_column="part")
 
 

@@ -191,8 +191,8 @@ def test_a_row_that_cannot_be_used_stops_or_is_left_out_and_told(task, changes, 
 @pytest.mark.parametrize(
     ("record", "problem"),
     [
-        ({"sentence": 5, "label": 1}, "`sentence` is 5, not a text"),
-        ({"sentence": "half \ud83d", "label": 1}, "`sentence` holds half a surrogate pair"),
+        ({"sentence": 5, "label": 1}, "`sentence` is 5, not a string"),
+        ({"sentence": "half \ud83d", "label": 1}, "`sentence` contains a lone surrogate"),
         ({"sentence": "ok", "label": None}, "`label` is `None`, accepted: 0 or negative, 1 or positive"),
     ],
 )
@@ -226,7 +226,7 @@ def test_a_split_whose_rows_all_have_one_label_is_told(task, label, named, tmp_p
     assert f"train: every row has the label `{named}`, so there is nothing to learn" in notes
     assert not any(note.startswith("valid: every row") for note in notes)
     (folder / "dev.tsv").write_text(header + rows, encoding="utf-8")
-    assert f"valid: every row has the label `{named}`, so its scores say nothing" in load(task, tmp_path).notes
+    assert f"valid: every row has the label `{named}`, so its scores are meaningless" in load(task, tmp_path).notes
 
 
 def test_a_test_file_without_one_usable_row_is_left_out_and_told(tmp_path):

@@ -24,6 +24,6 @@ def test_a_file_that_is_two_splits_is_warned_of_and_its_texts_noted(tmp_path):
     )
     progress = Recorder()
     task = load_task(config, progress)
-    assert f"warning: {path} is the file of two splits: scores show what is remembered" in progress.said
+    assert f"warning: {path} is the file of two splits: scores then measure memorisation" in progress.said
     assert any(note.startswith("4 texts in more than one split") for note in task.notes)
     assert (task.selection_metric, task.is_greater_better) == ("standardised_rmse", False)

@@ -253,7 +253,7 @@ def test_a_damaged_step_and_a_folder_that_is_no_run_are_refused_by_name(copy, tm
     assert caught.value.hint == "checkpoints of the run: step-6, step-3"
     assert load_pretrained(copy, device="cpu").step == 3
     (copy / "checkpoints/step-3/state.json").unlink()
-    with pytest.raises(CheckpointError, match=r"is refused: no checkpoint of it is whole$"):
+    with pytest.raises(CheckpointError, match=r"is refused: none of its checkpoints is intact$"):
         load_pretrained(copy, device="cpu")
     shutil.rmtree(copy / "checkpoints")
     with pytest.raises(CheckpointError, match=r"is refused: it has no checkpoint yet$"):

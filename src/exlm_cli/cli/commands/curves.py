@@ -40,7 +40,7 @@ def draw_curves(runs: Sequence[Path], path: Path) -> list[Path]:
 
     Raises:
         ConfigError: A run is given twice.
-        CheckpointError: A run has no metrics.jsonl, or the file system refuses.
+        CheckpointError: A run has no metrics.jsonl, or a file cannot be written.
         DataError: There is nothing to draw.
     """
     from exlm_cli.cli.runs import name_runs

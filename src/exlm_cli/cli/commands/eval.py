@@ -50,7 +50,9 @@ MaskRatiosOption = Annotated[
 ]
 NumStatesOption = Annotated[
     str | None,
-    typer.Option("--num-states", metavar="LIST", help="For --entropy: states per mask, like 2,4; default: own."),
+    typer.Option(
+        "--num-states", metavar="LIST", help="For --entropy: states per mask, like 2,4; default: the model's own."
+    ),
 ]
 MaxSequencesOption = Annotated[
     int | None,
@@ -96,7 +98,7 @@ def evaluate(
     """Score runs side by side, with the paper's numbers.
 
     Pre-trained runs: loss, perplexity, mask accuracy, entropy, health of the DAG. Fine-tuned runs: metrics over
-    seeds, ROC and precision-recall curves, confusion matrices. A sweep: its report, as far as it is done.
+    seeds, ROC and precision-recall curves, confusion matrices. A sweep: the report of its finished cells.
     """
     from exlm_cli.cli import console
     from exlm_cli.cli.runs import given_runs, is_on_hub, local_run, newest_run, runs_of_series
@@ -164,7 +166,7 @@ def _show_scores(runs: "Sequence[GivenRun]", of_hub: Sequence[Path], scoring: Sc
     for without in finetuned:
         if output.has_figures and without not in drawn:
             scoring["progress"].message(
-                f"{without.name}: no figures, for `exlm push` leaves the predictions of rows out"
+                f"{without.name}: no figures, because `exlm push` does not upload the predictions"
             )
     pretrained = []
     with folder_for_results(output.folder) if output.folder is not None else contextlib.nullcontext():

@@ -62,15 +62,15 @@ def export(
 
 def push(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of `exlm pretrain` or `exlm finetune`.")],
-    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository on the Hub; made where there is none.")],
+    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository on the Hub; created if missing.")],
     private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
     licence: LicenceOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Upload a run to the Hugging Face Hub.
 
-    The repository holds what `exlm export` writes, compared first, and the run without its optimizer, which every
-    command then takes as `hub:OWNER/NAME`. The token is that of `hf auth login` or HF_TOKEN.
+    The repository holds what `exlm export` writes (after the same check) and the run without its optimizer. Every
+    command then reads the run as `hub:OWNER/NAME`. The token is that of `hf auth login` or HF_TOKEN.
     """
     from exlm_cli.cli import console
     from exlm_cli.cli.runs import given_runs

@@ -41,7 +41,7 @@ _ALL = "all"
 SuiteArgument = Annotated[str | None, typer.Argument(metavar="SUITE", help="moleculenet, glue, squad or csv.")]
 TaskArgument = Annotated[
     str | None,
-    typer.Argument(metavar="NAME", help="The task, like bace, several, like rte,mrpc, or all; for csv the file."),
+    typer.Argument(metavar="NAME", help="A task (bace), several (rte,mrpc) or all; for csv, the file."),
 ]
 CheckpointOption = Annotated[
     Path | None,
@@ -53,7 +53,7 @@ CheckpointOption = Annotated[
     ),
 ]
 ScratchOption = Annotated[
-    bool, typer.Option("--from-scratch", help="Take the checkpoint's architecture and tokenizer, not its weights.")
+    bool, typer.Option("--from-scratch", help="Use the checkpoint's architecture and tokenizer, not its weights.")
 ]
 EncoderOption = Annotated[
     str | None,
@@ -68,7 +68,7 @@ ReplicatesOption = Annotated[
 ]
 GridOption = Annotated[bool, typer.Option("--grid", help="Search the recipe's grid; the best point is reported.")]
 DataDirOption = Annotated[
-    str | None, typer.Option("--data-dir", metavar="DIR", help="Folder with the task's files; default: fetched.")
+    str | None, typer.Option("--data-dir", metavar="DIR", help="Folder with the task's files; default: downloaded.")
 ]
 SplitOption = Annotated[
     str | None, typer.Option("--split", metavar="NAME", help="scaffold[-chiral|-balanced|-deepchem], random, file.")
@@ -110,7 +110,7 @@ def finetune(
 ) -> None:
     """Fine-tune a checkpoint on a task and score it.
 
-    One fine-tuning for each seed. The epoch with the best validation score is scored once on the test split. A run that
+    One fine-tuning run per seed. The epoch with the best validation score is scored once on the test split. A run that
     was stopped continues with `--resume RUN`; finished seeds and grid points are kept. NAME `all`, or several names
     with commas, runs these tasks of glue or moleculenet and prints Table 3 or 1 of the paper.
     """
@@ -142,7 +142,7 @@ def finetune(
     if suite in ("glue", "moleculenet") and name is not None and (name == _ALL or "," in name):
         if dry_run or encoder is not None:
             given = "--dry-run" if dry_run else f"--encoder {encoder}"
-            raise ConfigError(f"`{given}` does not go with `{suite} {name}`", "give it with a single task")
+            raise ConfigError(f"`{given}` cannot be combined with `{suite} {name}`", "give it with a single task")
         names = _names(suite) if name == _ALL else split_words(name)
         recipes = [_chosen(suite, one, recipe, overrides) for one in dict.fromkeys(names or ())]
         _, start_run = _find_inputs(
@@ -293,7 +293,8 @@ def _find_architecture(
         return None
     if checkpoint is not None:
         raise ConfigError(
-            f"`--encoder {encoder}` does not go with `--checkpoint {checkpoint}`", "a checkpoint has its own encoder"
+            f"`--encoder {encoder}` cannot be combined with `--checkpoint {checkpoint}`",
+            "a checkpoint has its own encoder",
         )
     found = load_recipe(encoder, kind=PretrainRecipe)
     if found.data.kind != recipe.task.input_kind:

@@ -34,7 +34,8 @@ def inspect_dag(
     top: Annotated[int, typer.Option("--top", min=1, max=50, metavar="N", help="Words of each node.")] = 3,
     n_best: Annotated[int, typer.Option("--n-best", min=1, max=1000, metavar="N", help="Joint fillings.")] = 10,
     length: Annotated[
-        Literal["exact", "any"], typer.Option("--length", help="A token for each [MASK], or none or several too.")
+        Literal["exact", "any"],
+        typer.Option("--length", help="exact: one token per [MASK]; any: also none or several."),
     ] = "exact",
     formats: Annotated[
         str, typer.Option("--format", metavar="LIST", help=f"Files to write, of {','.join(FORMATS)}; or none.")
@@ -51,7 +52,7 @@ def inspect_dag(
 
     wanted, is_smiles = parse_formats(formats, FORMATS), _is_smiles(sentence)
     if out is not None and not wanted:
-        raise ConfigError(f"`--out {out}` does not go with `--format none`", "leave one of them out")
+        raise ConfigError(f"`--out {out}` cannot be combined with `--format none`", "leave one of them out")
     check_sentence(sentence, is_smiles=is_smiles)
     progress = console.open_progress()
     kind = "SMILES run" if is_smiles else "text run"

@@ -46,7 +46,7 @@ def predict(
         typer.Option("--escape-formulas", help="Put an apostrophe before cells that a spreadsheet takes for formulas."),
     ] = False,
     figures: Annotated[
-        bool, typer.Option("--figures/--no-figures", help="Draw calibration or intervals where FILE has labels.")
+        bool, typer.Option("--figures/--no-figures", help="Draw calibration or intervals if FILE has labels.")
     ] = True,
     smiles_column: SmilesColumnOption = None,
     text_column: TextColumnOption = None,
@@ -55,9 +55,9 @@ def predict(
 ) -> None:
     """Predict new rows with a fine-tuned run.
 
-    The predictions are the means over the run's seeds, with their spread, calibrated probabilities or intervals of
-    values, and which rows are of the run's training or validation split. Where the file has labels they are scored
-    too. They are written as CSV; those of GLUE and SQuAD also in the official layouts. docs/predictions.md explains
+    The output has the mean over the run's seeds, its spread, and calibrated probabilities or intervals of values. It
+    also marks rows of the run's training and validation splits. If the file has labels, predictions are scored too.
+    They are written as CSV; those of GLUE and SQuAD also in the official layouts. docs/predictions.md explains
     each column.
     """
     from exlm_cli.cli import console
@@ -101,7 +101,7 @@ def predict(
 
 def embed(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of `exlm pretrain` or `exlm finetune`.")],
-    file: Annotated[str, typer.Argument(metavar="FILE", help="CSV or TSV with a header, or one row a line.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="CSV or TSV with a header, or one row per line.")],
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="FILE", parser=expand_path, help="Vectors, as .npz or .parquet.")
     ],
@@ -139,7 +139,8 @@ def input_column(run: Path, kind: "InputKind", smiles_column: str | None, text_c
     """
     if smiles_column is not None and text_column is not None:
         raise ConfigError(
-            "`--smiles-column` does not go with `--text-column`", f"the model reads {kind}; leave the other one out"
+            "`--smiles-column` cannot be combined with `--text-column`",
+            f"the model reads {kind}; leave the other one out",
         )
     read, other = (smiles_column, text_column) if kind == "smiles" else (text_column, smiles_column)
     if other is not None:

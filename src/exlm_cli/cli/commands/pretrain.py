@@ -31,7 +31,7 @@ def pretrain(
 ) -> None:
     """Pre-train ExLM or its MLM baseline from a recipe.
 
-    Tokenises the data first where this has not been done. Ctrl-C saves a checkpoint and prints how to continue.
+    Tokenises the data first if that has not been done. Ctrl-C saves a checkpoint and prints how to continue.
     """
     from exlm_cli.cli import console
     from exlm_cli.config.load import load_recipe, resumed_recipe

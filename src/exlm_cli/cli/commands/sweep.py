@@ -39,7 +39,7 @@ TasksOption = Annotated[
 ]
 JobsOption = Annotated[
     int | None,
-    typer.Option("--jobs", "-j", min=1, metavar="N", help="Cells at once; default: one a GPU, else one a CPU core."),
+    typer.Option("--jobs", "-j", min=1, metavar="N", help="Cells at once; default: one per GPU, or per CPU core."),
 ]
 
 
@@ -101,7 +101,7 @@ def sweep(
     """Train variants of a pre-training recipe (Tables 2, 4, 13).
 
     Pre-trains, measures and fine-tunes each variant with each seed on all cores or GPUs, then writes tables, curves and
-    Figure 12. Stopped anywhere, `--resume` continues; finished cells are kept.
+    Figure 12. `--resume` continues a stopped sweep; finished cells are kept.
     """
     if recipe is None and resume is None:
         raise ConfigError(
@@ -140,9 +140,9 @@ def repeat_mlm(
 ) -> None:
     """Train the Repeated-MLM grid over repeats k and ratios p.
 
-    Pre-trains, measures and fine-tunes each cell, then draws Figures 3, 4, 5, 8 and 9. Stopped anywhere, `--resume`
-    continues; finished cells are kept. `--num-repeats` and `--mask-ratios` together mean all combinations that corrupt
-    0.1 % of the tokens or more, one of them alone those cells of the recipe.
+    Pre-trains, measures and fine-tunes each cell, then draws Figures 3, 4, 5, 8 and 9. `--resume` continues a stopped
+    run; finished cells are kept. `--num-repeats` and `--mask-ratios` together train all combinations that corrupt at
+    least 0.1 % of the tokens; either one alone selects cells of the recipe.
     """
     if recipe is None and resume is None:
         recipe = _DEFAULT_GRID

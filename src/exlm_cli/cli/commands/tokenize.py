@@ -30,12 +30,14 @@ InputsArgument = Annotated[
     typer.Argument(metavar="INPUTS", help="Files, directories, globs or hub:NAME, instead of the recipe's."),
 ]
 KindOption = Annotated[
-    Kind | None, typer.Option("--kind", help="Kind of INPUTS; takes text-small or smiles-small as the recipe.")
+    Kind | None, typer.Option("--kind", help="Kind of INPUTS; uses the recipe text-small or smiles-small.")
 ]
 VocabSizeOption = Annotated[int | None, typer.Option("--vocab-size", metavar="N", help="Size of the tokenizer.")]
 TokenizerOption = Annotated[
     Path | None,
-    typer.Option("--tokenizer", metavar="FILE", parser=expand_path, help="Take this tokenizer.json; train none."),
+    typer.Option(
+        "--tokenizer", metavar="FILE", parser=expand_path, help="Use this tokenizer.json instead of training one."
+    ),
 ]
 
 
@@ -51,7 +53,7 @@ def tokenize(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Train or take a tokenizer and write token shards.
+    """Train or load a tokenizer and write token shards.
 
     Shards are kept in the cache: a second run, and `exlm pretrain` with the same inputs and options, start at once.
     """
@@ -60,7 +62,7 @@ def tokenize(
 
     if tokenizer is not None and vocab_size is not None:
         raise ConfigError(
-            f"`--vocab-size {vocab_size}` does not go with `--tokenizer`",
+            f"`--vocab-size {vocab_size}` cannot be combined with `--tokenizer`",
             f"{tokenizer} has the vocabulary it was trained with; leave one of the two out",
         )
     options = {
@@ -79,7 +81,7 @@ def tokenize(
 def _recipe_name(recipe: str | None, kind: Kind | None, inputs: list[str] | None) -> str:
     """Return the recipe that was given, or that of a kind of inputs."""
     if recipe is not None and kind is not None:
-        raise ConfigError("`--kind` does not go with `--recipe`", "the recipe has it as `data.kind`")
+        raise ConfigError("`--kind` cannot be combined with `--recipe`", "the recipe has it as `data.kind`")
     if recipe is not None:
         return recipe
     if kind is None or not inputs:

@@ -35,7 +35,7 @@ def write_entry(path: Path, content: bytes) -> None:
     """Write a small file atomically, and the folder it is in.
 
     Raises:
-        OSError, CheckpointError: The file system refuses.
+        OSError, CheckpointError: A file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, content)

@@ -156,7 +156,7 @@ def _warn_of_overlap(overlap: Overlap, progress: Progress) -> None:
     if overlap.share >= _NOTED_SHARE:
         progress.message(
             f"warning: validation rows that are training rows too: {overlap.num_shared:,} of {overlap.num_compared:,} "
-            f"({overlap.share:.0%} of the text); validation shows what is remembered"
+            f"({overlap.share:.0%} of the text); validation then measures memorisation"
         )
 
 

@@ -43,7 +43,7 @@ _QUOTING_HINTS = {
     "\t": "put a cell that holds a quote in quotes and double the quotes in it, or write the file as CSV; files of "
     "GLUE are not quoted, `exlm finetune glue` reads them",
 }
-LINE_END_HINT = "save the file with Unix or Windows line ends"
+LINE_END_HINT = "save the file with Unix or Windows line endings"
 _ENCODING_HINT = "the file is binary or in another encoding; `iconv -f ENCODING -t UTF-8` converts text"
 _BYTES_PER_LINE, _BYTES_PER_BRACKET = 64, 16
 """Minimum mean bytes of a line within one CSV row, and per bracket of a deeply nested JSON element."""
@@ -259,7 +259,7 @@ def csv_rows(path: Path, file: BinaryIO, delimiter: str) -> Iterator[tuple[int, 
 
     Raises:
         DataError: Undecodable bytes, broken quoting, or a row longer than `record_limit`. If the delimiter is a tab, a
-            quoted cell must not hold both a tab and a line end: more likely a quote is not closed.
+            quoted cell must not hold both a tab and a line break: more likely a quote is not closed.
     """
     csv.field_size_limit(LARGEST_CSV_FIELD)
     limit, first_line, letters, header = record_limit(), 1, 0, ""
@@ -280,7 +280,7 @@ def csv_rows(path: Path, file: BinaryIO, delimiter: str) -> Iterator[tuple[int, 
         for cells in reader:
             spans_lines = reader.line_num > first_line
             if spans_lines and delimiter == "\t" and any("\t" in cell and "\n" in cell for cell in cells):
-                raise csv.Error("a quote seems not to be closed: its cell holds a tab and a line end")
+                raise csv.Error("a quote seems not to be closed: its cell holds a tab and a line break")
             if cells:
                 yield first_line, cells
             first_line, letters = reader.line_num + 1, 0

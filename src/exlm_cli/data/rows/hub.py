@@ -95,7 +95,7 @@ def find_revision(source: HubSource, cache: Path, progress: Progress) -> str:
         if not remembered.is_file():
             raise _unreachable(source, error, _LOCAL_FILES_HINT) from error
         revision = remembered.read_text()
-        progress.message(f"`{source}`: the Hub does not answer; taking revision {revision} as last seen")
+        progress.message(f"`{source}`: the Hub does not answer; using revision {revision} as last seen")
         return revision
     # a read-only cache is not an error
     with contextlib.suppress(OSError, CheckpointError):

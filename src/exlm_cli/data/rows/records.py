@@ -268,7 +268,7 @@ def as_row(record: Record) -> Row:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        problem = f"holds half a surrogate pair at position {error.start + 1}"
+        problem = f"contains a lone surrogate at position {error.start + 1}"
         return Row(record.source, record.number, ascii(value), problem=problem)
     return Row(record.source, record.number, value.strip())
 

@@ -215,7 +215,7 @@ def _problems(question: SquadQuestion, is_impossible: bool | None, ids: Containe
         if not text.strip():
             yield f"its {name} is empty"
         if not is_unicode(text):
-            yield f"its {name} holds half a surrogate pair"
+            yield f"its {name} contains a lone surrogate"
     if is_impossible is not None and is_impossible == bool(question.answers):
         yield f"`is_impossible` is {str(is_impossible).lower()}, but it has {len(question.answers)} answers"
     for text, start in question.answers:

@@ -164,7 +164,7 @@ class SquadTask(DownstreamTask):
             they_train = "it trains" if num_in_no_window == 1 else "they train"
             effect = f"; {they_train} as unanswerable" if split == "train" else ""
             answered = format_number_of(num_in_no_window, "question")
-            notes.append(f"the answer to {answered} is whole in no window{effect}")
+            notes.append(f"no window contains the whole answer to {answered}{effect}")
         return EncodedQuestions(
             tuple(window.token_ids for window in windows),
             np.array(targets, dtype=np.float64).reshape(-1, 2),

@@ -413,7 +413,7 @@ def test_validation_rows_that_are_trained_on_are_warned_of_also_when_cached(work
     wanted = (
         []
         if said is None
-        else [f"warning: validation rows that are training rows too: {said}; validation shows what is remembered"]
+        else [f"warning: validation rows that are training rows too: {said}; validation then measures memorisation"]
     )
     for was_cached in (False, True):
         progress = Recorder()

@@ -145,12 +145,12 @@ def test_a_tsv_of_pandas_comes_back_as_it_was(tmp_path):
         (
             '" so\t1\nplain\t0\nthe end "\t1\nplain\t0\n',
             4,
-            "a quote seems not to be closed: its cell holds a tab and a line end, in the row",
+            "a quote seems not to be closed: its cell holds a tab and a line break, in the row",
         ),
         (
             '1\t" so\n0\tplain\nthe end "\t1\n',
             4,
-            "a quote seems not to be closed: its cell holds a tab and a line end, in the row",
+            "a quote seems not to be closed: its cell holds a tab and a line break, in the row",
         ),
     ],
 )
@@ -211,7 +211,7 @@ def test_json_rows_have_their_own_problems(tmp_path):
         (6, "7", "is not a string"),
         (7, "plain", None),
         (8, "[5]", "is not a string"),
-        (9, "'\\ud83d'", "holds half a surrogate pair at position 1"),
+        (9, "'\\ud83d'", "contains a lone surrogate at position 1"),
     ]
     problems = [record.problem for record in iter_records(path)]
     assert [problem is None for problem in problems] == [True, False, True, True, True, False, False, True]
@@ -347,7 +347,7 @@ def test_carriage_returns_as_line_ends_are_named(tmp_path, content, kind, line):
     path = write(tmp_path / "a.txt", content)
     with pytest.raises(DataError, match=rf"a\.txt:{line}: malformed: a carriage return within a line$") as caught:
         rows_of(path, kind)
-    assert caught.value.hint == "save the file with Unix or Windows line ends"
+    assert caught.value.hint == "save the file with Unix or Windows line endings"
     with pytest.raises(DataError, match=rf"a\.txt:{line}: malformed"):
         list(iter_records(path, bare=kind))
 

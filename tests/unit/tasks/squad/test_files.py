@@ -54,7 +54,7 @@ def test_questions_come_in_order_with_their_answers(tmp_path):
     [
         ({"id": "q1"}, "another question has this id"),
         ({"question": " "}, "its question is empty"),
-        ({"question": "half \ud83d?"}, "its question holds half a surrogate pair"),
+        ({"question": "half \ud83d?"}, "its question contains a lone surrogate"),
         ({"answers": []}, "`is_impossible` is false, but it has 0 answers"),
         ({"is_impossible": True}, "`is_impossible` is true, but it has 1 answers"),
         ({"answers": [{"text": " ", "answer_start": 4}]}, "an answer is empty"),

@@ -176,7 +176,7 @@ def test_cut_questions_and_answers_that_no_window_holds_whole_are_counted(offici
     assert encoded.notes == ("3 questions are 3 windows", "cut 3 questions to `task.max_query_tokens`")
     encoded = load(official, doc_stride=1, max_query_tokens=4).encode("train", tokenizer, 8)
     assert (encoded.targets[: len(encoded) // 2] == 0).all()
-    assert "the answer to 1 question is whole in no window; it trains as unanswerable" in encoded.notes
+    assert "no window contains the whole answer to 1 question; it trains as unanswerable" in encoded.notes
 
 
 def test_the_last_two_articles_are_held_out_where_there_is_no_dev_file(tmp_path):
