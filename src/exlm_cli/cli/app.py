@@ -190,24 +190,12 @@ _OS_HINTS = {
 }
 
 
-_PREDICT = "`exlm predict RUN FILE` predicts new rows"
-_MOVED_OPTIONS = {
-    ("exlm eval", "--predictions"): _PREDICT,
-    ("exlm eval", "--smiles-column"): _PREDICT,
-    ("exlm eval", "--text-column"): _PREDICT,
-    ("exlm eval", "--embeddings"): "`exlm embed RUN FILE` writes vectors of new rows",
-    ("exlm pretrain", "--sweep"): "`exlm sweep NAME` runs a sweep",
-}
-"""Options of earlier versions, each with the command that does it now."""
-
-
 def _explain_usage(error: BaseException) -> ExlmError:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "exlm"
     message = " ".join(str(error.format_message()).split())  # type: ignore[attr-defined]
     message = message.replace("Value error, ", "").replace(": Input should", ": it should").rstrip(".")
-    moved = _MOVED_OPTIONS.get((command, getattr(error, "option_name", "")))
-    return ExlmError(message[0].lower() + message[1:], moved or f"see `{command} --help`")
+    return ExlmError(message[0].lower() + message[1:], f"see `{command} --help`")
 
 
 def _is_torch_out_of_memory(error: BaseException) -> bool:

@@ -85,7 +85,8 @@ def test_accuracy_is_judged_by_the_matthews_correlation_where_it_is_scored():
     assert describe_verdict([results(own, loss="classes")]) == ()
     own["matthews_corrcoef"] = [-0.1, 0.1, 0.0]
     assert describe_verdict([results(own, loss="classes")]) == (
-        "The model is not clearly better than a random guess: test matthews_corrcoef 0.0000, where a random guess has 0.",
+        "The model is not clearly better than a random guess: test matthews_corrcoef 0.0000, "
+        "where a random guess has 0.",
     )
     assert describe_verdict([results({"accuracy": [0.1, 0.2]})]) == ()
 

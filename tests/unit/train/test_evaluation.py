@@ -228,10 +228,13 @@ def test_a_cure_of_paths_names_what_the_recipe_lacks(transition, cure):
 def test_a_cure_of_states_names_what_the_recipe_lacks_and_at_last_fewer_states():
     row = HEALTHY | {"clones_in_use": 1.0}
     assert find_collapse(row, tiny_recipe(masking={"num_states_per_mask": 1})) == {}
-    model = {"mask_attention": "first", "clone_embedding": "nodes"}
+    model = {"mask_attention": "first"}
     (_, cure) = find_collapse(row, tiny_recipe(model=model))["one state"]
     assert cure == "to keep states apart, start a new run with `model.transition.balance=0.1`"
     model["transition"] = {"balance": 0.1}
+    (_, cure) = find_collapse(row, tiny_recipe(model=model))["one state"]
+    assert cure.endswith("start a new run with `model.clone_embedding=nodes` with `model.clone_init_std=1`")
+    model["clone_embedding"] = "nodes"
     (_, cure) = find_collapse(row, tiny_recipe(model=model))["one state"]
     assert cure == "`masking.num_states_per_mask=1` predicts the same for less"
 
