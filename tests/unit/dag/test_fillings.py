@@ -210,3 +210,29 @@ def test_the_guess_takes_the_best_token_of_every_marginal(length):
     assert guess.prob_independent == pytest.approx(marginals.max(axis=1).prod())
     probability = enumerate_fillings(dag, length)[guess.filling.tokens_by_mask]
     assert math.exp(guess.filling.log_prob) == pytest.approx(probability)
+
+
+def test_a_guess_without_a_path_keeps_its_text():
+    """The likeliest first token, x, and the likeliest second one, b, never come together."""
+    nodes = [{"x": 1.0}, {"y": 1.0}, {"z": 1.0}, {"a": 1.0}, {"b": 1.0}, {"b": 1.0}]
+    edges = {0: {1: 0.4, 2: 0.3, 3: 0.3}, 1: {4: 1.0}, 2: {5: 1.0}, 3: {6: 1.0}, **{v: {7: 1.0} for v in (4, 5, 6)}}
+    dag = handmade_dag("I [MASK], you [MASK].", nodes, edges, 3)
+    lengths: tuple[Length, ...] = ("exact", "any")
+    for length in lengths:
+        guess = independent_guess(dag, length)
+        assert guess.filling.text == "I x, you b."
+        assert guess.filling.log_prob == -math.inf
+
+
+def test_no_more_sequences_are_scored_than_the_limit_of_cells_allows(monkeypatch):
+    monkeypatch.setattr(fillings_module, "MAX_SCORED_CELLS", 20 * 8 * 26**2)
+    found = n_best_fillings(random_dag(8, 3, 26, seed=0, sharpness=0.1), 100)
+    assert len(found.fillings) == 20
+    assert not found.is_proven
+
+
+@pytest.mark.parametrize(("length", "work"), [("exact", 2 * 4 * 30 + 2 * 8 * 30), ("any", 6 * 4 * 30 + 8 * 30)])
+def test_the_work_of_a_pass_is_counted(length, work):
+    """Eight nodes, six of which emit 5 tokens, in one group or two: 30 pairs, of each prefix and of each bound."""
+    problem = filling_search.SearchProblem(random_dag(2, 3, 5, seed=0), length)
+    assert problem.work_of(width=4, tokens_per_node=2) == work

@@ -72,6 +72,7 @@ def test_rows_are_read_with_their_problems_and_scaffolds():
     assert [molecule.problem for molecule in read] == ["", "", broken, ""]
     assert [molecule.has_odd_metal for molecule in read] == [False, False, False, True]
     assert read[0].canonical != read[1].canonical  # stereochemistry tells them apart
+    assert [molecule.scaffold for molecule in read_molecules(rows, SilentProgress())] == [None] * 4
 
 
 def test_a_scaffold_is_the_rings_and_what_links_them():

@@ -162,10 +162,11 @@ def test_a_sequence_is_the_same_alone_and_its_length_is_known_before_it_is_made(
                 assert torch.equal(in_company[: len(itself)] if itself.ndim else in_company, itself), field.name
 
 
-def test_lengths_counted_block_by_block_are_those_counted_at_once(dataset, monkeypatch):
+@pytest.mark.parametrize("block_tokens", [1, 100])
+def test_lengths_counted_block_by_block_are_those_counted_at_once(dataset, monkeypatch, block_tokens):
     feed, indices = Feed(dataset, tiny_recipe(), SPECIAL, epoch=0), np.arange(300)
     at_once = feed.expanded_lengths(indices)
-    monkeypatch.setattr("exlm_cli.data.sampler._BLOCK_TOKENS", 100)
+    monkeypatch.setattr("exlm_cli.data.sampler._BLOCK_TOKENS", block_tokens)
     assert feed.expanded_lengths(indices).tolist() == at_once.tolist()
     assert feed.expanded_lengths(indices[:0]).tolist() == []
 

@@ -23,6 +23,7 @@ from exlm_cli.files import write_json
 from exlm_cli.finetune.calibration import CALIBRATION_FILE, Calibration, PlattCurve, calibrate_run, read_calibration
 from exlm_cli.finetune.model import Finetuned, load_finetuned
 from exlm_cli.finetune.predict import predict
+from exlm_cli.finetune.results import read_split_outputs
 from exlm_cli.finetune.training_rows import (
     TRAINING_ROWS_FILE,
     TrainingRows,
@@ -294,3 +295,12 @@ def test_similarities_are_those_of_rdkit():
     empty = TrainingRows(no_hashes, np.zeros((0, 256), np.uint8), no_hashes)
     assert rows.nearest_tanimoto([], SilentProgress()).shape == (0,)
     assert empty.nearest_tanimoto(["CC"], SilentProgress()).tolist() == [0]
+
+
+def test_the_calibration_of_a_run_is_scored_on_the_mean_of_its_seeds(finetuned):
+    _, predicted_KNC, targets_NC = read_split_outputs(finetuned.run, finetuned.results, "test")
+    assert len(predicted_KNC) > 1
+    scores = calibrate_run(finetuned.run, finetuned.results).test
+    for index, name in enumerate(finetuned.results.output_names):
+        errors = predicted_KNC.mean(axis=0)[:, index] - targets_NC[:, index]
+        assert scores[name]["brier"] == pytest.approx(np.nanmean(errors**2))

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from exlm_cli.model.transition import TransitionHead, allowed_edges
+from exlm_cli.model.transition import TransitionHead, allowed_edges, mask_order
 from tests.oracles import turned
 from tests.tiny import tiny_batch, tiny_recipe
 
@@ -168,3 +168,9 @@ def test_a_head_that_sees_places_scores_turned_vectors(batch, states, scheme):
             later = torch.stack([placed(key[b, u], u) for u in range(v + 1, num_nodes)])
             expected = (later @ placed(query[b, v], v)).div(4).log_softmax(-1).to(log_trans.dtype)
             torch.testing.assert_close(log_trans[b, v, v + 1 : num_nodes].detach(), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("k", "order"), [(1, [0, 1, 2, 3, 0]), (2, [0, 1, 1, 2, 2, 3, 0])])
+def test_the_end_comes_after_the_last_mask(k, order):
+    node_mask = torch.tensor([[-1, *(mask for mask in range(2) for _ in range(k)), -1, -1]])
+    assert mask_order(node_mask, torch.tensor([2 * k + 2]), k).tolist() == [order]

@@ -12,6 +12,7 @@ from exlm_cli.tasks.metrics import (
     describe_unscorable,
     metric,
     score_columns,
+    score_labels,
     score_rows,
     target_scale,
     to_probabilities,
@@ -161,3 +162,24 @@ def test_the_scale_of_targets_leaves_out_what_is_missing_and_never_loses_its_dig
     found = target_scale(np.array(targets))
     assert found[0].tolist() == pytest.approx(mean, rel=1e-15)
     assert found[1].tolist() == pytest.approx(std, rel=1e-15)
+
+
+@pytest.mark.parametrize(("spread", "is_same"), [(0.009, True), (0.011, False)])
+def test_values_within_a_hundredth_of_the_deviation_of_the_truth_are_the_same_answer(spread, is_same):
+    truth = np.array([[1.0], [5.0], [9.0]])
+    predicted = np.array([[5.0], [5.0], [5.0 + spread * truth.std()]])
+    assert bool(describe_constant("regression", predicted, truth, ("y",))) == is_same
+
+
+def test_one_answer_for_rows_of_one_truth_is_not_described():
+    guess = np.array([[0.6], [0.7], [0.8]])
+    assert describe_constant("binary", guess, np.array([[1.0], [1.0], [NAN]]), ("a",)) == []
+    assert describe_constant("regression", guess, np.full((3, 1), NAN), ("a",)) == []
+
+
+def test_a_single_label_and_classes_have_no_scores_by_name():
+    guess, truth = np.array([[0.2, 0.9], [0.7, 0.1]]), np.array([[0.0, 1.0], [1.0, 1.0]])
+    assert score_labels("binary", guess[:, :1], truth[:, :1], ["a"]) == {}
+    assert score_labels("classes", guess, truth[:, :1], ["x", "y"]) == {}
+    of_labels = score_labels("binary", guess, truth, ["a", "b"])
+    assert [(name, scores["accuracy"]) for name, scores in of_labels.items()] == [("a", 1.0), ("b", 0.5)]

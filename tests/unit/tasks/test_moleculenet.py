@@ -14,7 +14,7 @@ from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks import moleculenet
 from exlm_cli.tasks.moleculenet import MOLECULENET_SETS, load_moleculenet
-from exlm_cli.tasks.rows.splits import RowSplit
+from exlm_cli.tasks.rows.splits import RowSplit, split_balanced
 from exlm_cli.tasks.rows.task import TableTask
 from tests.recorder import Recorder
 
@@ -150,3 +150,13 @@ def test_a_row_more_than_in_table_9_is_explained():
     assert note.startswith("1,210/151/152 molecules, Table 9 has 1,210/151/151: Table 9 has a tenth")
     same = RowSplit("scaffold", {**indices, "test": range(151)})
     assert moleculenet._compare_with_table_9(known, same) == []
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_balanced_split_is_the_one_of_its_seed(tmp_path, seed):
+    (tmp_path / "bace.csv").write_bytes(BACE)
+    task = load(tmp_path, split="scaffold-balanced", split_seed=seed)
+    rings = [i // 4 for i in range(16)] + [4, 5, 6, 7]
+    expected = {name: rows.tolist() for name, rows in split_balanced(rings, seed).items()}
+    assert task.split_name == "scaffold-balanced"
+    assert {name: rows.tolist() for name, rows in task.split_indices.items()} == expected

@@ -55,7 +55,8 @@ def test_dag_figures_are_those_of_enumerated_paths(is_autocast):
 
 
 def _compare_with_enumerated_paths() -> None:
-    model, batch = _model(), tiny_batch(tiny_recipe(), (6, 4))
+    model, batch = _model(), tiny_batch(tiny_recipe(), (9, 4))
+    assert batch.target_lengths.tolist() == [2, 1]
     figures = _figures(model, batch)
     nodes = model.node_states(batch)
     features = model.lm_head(nodes.packed).float()
@@ -111,7 +112,7 @@ def test_loss_is_the_mean_over_sequences_and_perplexity_its_exponential():
 
 
 def test_the_own_mask_share_of_a_model_is_that_of_its_transitions():
-    model, batch = _model(), tiny_batch(tiny_recipe(), (6, 4))
+    model, batch = _model(), tiny_batch(tiny_recipe(), (9, 4))
     targets = torch.arange(batch.target_ids.shape[1])[:, None]
     nodes_BTS, _ = enumerate_posteriors(*_dag(model, batch, torch.zeros(2, len(targets), batch.node_mask.shape[1])))
     shares = (nodes_BTS * (batch.node_mask[:, None] == targets)).sum((1, 2)) / batch.target_lengths
@@ -119,20 +120,42 @@ def test_the_own_mask_share_of_a_model_is_that_of_its_transitions():
 
 
 def test_accuracy_of_a_dag_is_that_of_its_best_path_through_the_likeliest_tokens():
-    model, batch = _model(), tiny_batch(tiny_recipe(), (6, 4))
+    model = _model(model={"init_std": 0.3, "clone_embedding": "nodes", "clone_init_std": 1.0})
+    batch = tiny_batch(tiny_recipe(), (12, 7))
     best = model.node_log_probs(model.node_states(batch)).max(-1)
     path = enumerate_best(*_dag(model, batch, best.values[:, None].expand(-1, batch.target_ids.shape[1], -1)))
     guess = best.indices.gather(1, path.clamp(min=0))
-    is_correct = (guess == batch.target_ids)[path >= 0]
-    assert _figures(model, batch)["mask_accuracy"] == float(is_correct.float().mean())
+    batch.target_ids[path >= 0] = guess[path >= 0]
+    assert _figures(model, batch)["mask_accuracy"] == 1.0
+    batch.target_ids[0, 0] += 1
+    assert _figures(model, batch)["mask_accuracy"] == pytest.approx(1 - 1 / int((path >= 0).sum()))
 
 
 def test_accuracy_of_an_mlm_is_that_of_its_likeliest_tokens():
     model, batch = _model(objective="mlm"), tiny_batch(tiny_recipe(objective="mlm"))
     nodes = model.node_states(batch)
-    guess = model.node_log_probs(nodes).argmax(-1)[nodes.is_inner]
-    targets = torch.cat([batch.target_ids[b, :n] for b, n in enumerate(batch.target_lengths.tolist())])
-    assert _figures(model, batch)["mask_accuracy"] == float((guess == targets).float().mean())
+    batch.target_ids.view(-1)[batch.target_index] = model.node_log_probs(nodes).argmax(-1)[nodes.is_inner]
+    assert _figures(model, batch)["mask_accuracy"] == 1.0
+    batch.target_ids.view(-1)[batch.target_index[0]] += 1
+    assert _figures(model, batch)["mask_accuracy"] == pytest.approx(1 - 1 / len(batch.target_index))
+
+
+def test_accuracy_without_transitions_is_that_of_the_surest_state_that_is_not_blank():
+    """Guesses are the targets; [UNK], the blank, is raised until it is the likeliest token of half of the states."""
+    sections = {
+        "model": {"alignment": "independent", "init_std": 0.3, "clone_embedding": "nodes", "clone_init_std": 1.0}
+    }
+    model, batch = _model(**sections), tiny_batch(tiny_recipe(**sections))
+    nodes = model.node_states(batch)
+    log_probs = model.node_log_probs(nodes)[nodes.is_inner]
+    model.lm_head.bias[4] += (log_probs.amax(-1) - log_probs[:, 4]).median()
+    best = model.node_log_probs(nodes)[nodes.is_inner].max(-1)
+    log_prob, token = (values.unflatten(0, (-1, 3)).tolist() for values in best)
+    of_masks = [sorted(zip(*states, strict=True), reverse=True) for states in zip(log_prob, token, strict=True)]
+    guesses = [next((token for _, token in states if token != 4), 4) for states in of_masks]
+    assert guesses != [states[0][1] for states in of_masks]
+    batch.target_ids.view(-1)[batch.target_index] = torch.tensor(guesses)
+    assert _figures(model, batch)["mask_accuracy"] == 1.0
 
 
 def test_sums_add_up_over_batches():
@@ -228,6 +251,9 @@ def test_a_cure_of_paths_names_what_the_recipe_lacks(transition, cure):
 def test_a_cure_of_states_names_what_the_recipe_lacks_and_at_last_fewer_states():
     row = HEALTHY | {"clones_in_use": 1.0}
     assert find_collapse(row, tiny_recipe(masking={"num_states_per_mask": 1})) == {}
+    (_, cure) = find_collapse(row, tiny_recipe())["one state"]
+    wanted = "`model.mask_attention=first`, `model.transition.balance=0.1`"
+    assert cure == f"to keep states apart, start a new run with {wanted}"
     model = {"mask_attention": "first"}
     (_, cure) = find_collapse(row, tiny_recipe(model=model))["one state"]
     assert cure == "to keep states apart, start a new run with `model.transition.balance=0.1`"
@@ -242,3 +268,10 @@ def test_a_cure_of_states_names_what_the_recipe_lacks_and_at_last_fewer_states()
 def test_without_a_sequence_that_has_a_path_no_states_are_said_to_be_out_of_use():
     """`clones_in_use` of no visit at all is the exponential of zero, 1.0, which is no finding."""
     assert find_collapse(HEALTHY | {"num_sequences": 0.0, "clones_in_use": 1.0}, tiny_recipe()) == {}
+
+
+def test_a_batch_without_masks_adds_nothing_to_the_clones_in_use():
+    """Shares of 3/4 and 1/4 have a perplexity of 4 / 3^(3/4)."""
+    of_clones: list[tuple[float, ...]] = [(3.0, 1.0), ()]
+    sums = [EvaluationSums(1.0, 1, 0, 1.0, 0, 4, 0.0, 0, targets_of_clones=of) for of in of_clones]
+    assert summarise(sums, has_dag=True)["clones_in_use"] == pytest.approx(4 / 3**0.75)

@@ -440,3 +440,11 @@ def test_time_in_the_model_is_part_of_the_time_in_steps_and_tokens_are_counted(t
     result = _selecting(Scored([0.0] * 5), tmp_path, GREATER).fit()
     assert 0 < result.state.model_s <= result.state.elapsed_s
     assert result.state.num_tokens == 5 * 5 * NUM_SAMPLES
+
+
+def test_a_row_of_the_log_has_the_mean_loss_of_its_steps(tmp_path):
+    task = LeastSquares()
+    for value, samples in zip((4.0, 7.0, 1.0), task.plan(0), strict=False):
+        task.loss_of_sample |= dict.fromkeys(samples.tolist(), value)
+    _loop(task, tmp_path, max_steps=3, log_every_steps=2).fit()
+    assert [row["loss"] for row in untimed_rows(tmp_path) if row["kind"] == "train"] == pytest.approx([5.5, 1.0])

@@ -36,7 +36,7 @@ def test_mlm_loss_is_the_mean_cross_entropy_of_each_sequence():
 
 @torch.no_grad()
 def test_dag_loss_is_the_sum_over_enumerated_paths():
-    model, batch = _setup(lengths=(6, 4), masking={"mask_ratio": 0.3, "num_states_per_mask": 3})
+    model, batch = _setup(lengths=(9, 4), masking={"mask_ratio": 0.3, "num_states_per_mask": 3})
     nodes = model.node_states(batch)
     scores = model.log_emissions(nodes, batch), model.log_transitions(nodes, batch)
     expected = enumerate_nll(*scores, batch.target_lengths, batch.state_lengths) / batch.target_lengths

@@ -96,3 +96,12 @@ def test_an_update_that_is_not_finite_changes_no_bit_of_weights_and_moments(loss
 
     for mine, theirs in zip(train(with_bad_step=True), train(with_bad_step=False), strict=True):
         assert torch.equal(mine, theirs)
+
+
+def test_an_update_of_a_single_sequence_moves_the_weights():
+    """AdamW's first step is the learning rate."""
+    model = nn.Linear(2, 1, bias=False)
+    before = model.weight.detach().clone()
+    model(torch.ones(1, 2)).sum().backward()
+    _update(model, build_optimizer(model, OptimConfig(lr=0.1)), 1.0, 1.0)
+    torch.testing.assert_close(before - model.weight, torch.full((1, 2), 0.1), rtol=0.05, atol=0)
