@@ -108,3 +108,21 @@ def test_files_hold_every_row_and_bad_ones_are_nan_with_a_reason(smiles_model, t
     bad = vectors(encoder, write_rows(tmp_path / "a.csv", ["smiles"], [["(("]]), suffix)
     assert bad["cls"].shape == (1, 16)
     assert np.isnan(bad["mean"]).all()
+
+
+def test_vectors_after_a_prediction_are_those_before_it(molecules, tmp_path):
+    """A prediction leaves the model as training needs it, with dropout; vectors are without."""
+    encoder = finetuned_encoder(load_finetuned(molecules, device="cpu"))
+    path = write_rows(tmp_path / "a.csv", ["mol"], [[smiles] for smiles in SMILES])
+    before = vectors(encoder, path)
+    encoder.runner.model.train()
+    np.testing.assert_array_equal(vectors(encoder, path)["mean"], before["mean"])
+
+
+def test_a_pre_trained_run_embeds_with_its_own_weights(text_model):
+    """Loading copies the token embedding and the encoder; a model that is only drawn has other numbers."""
+    pretrained = load_pretrained(text_model, device="cpu")
+    model = pretrained_encoder(pretrained).runner.model
+    for name in ("token_embedding", "encoder"):
+        ours, theirs = (getattr(one, name).state_dict() for one in (model, pretrained.model))
+        assert all(torch.equal(ours[key], theirs[key]) for key in theirs)

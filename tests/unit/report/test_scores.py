@@ -172,3 +172,19 @@ def test_several_values_have_a_table_of_their_own_errors_beside_the_baseline():
         ("logP", "0.5000", "0.5000", "0.5000", "0.5000"),
         ("TPSA", "9.0000", "9.0000", "9.0000", "9.0000"),
     )
+
+
+def test_runs_are_compared_over_the_seeds_that_both_have():
+    """The seeds 2, 3 and 4 are in both runs; there the differences are 0.02, 0.03 and 0.01, with a mean of 0.02."""
+    first = scored("mlm", "csv", {"roc_auc": [0.5, 0.7, 0.8, 0.9]})
+    second = scored("exlm", "csv", {"roc_auc": [0.72, 0.83, 0.91, 0.1]}, seeds=(2, 3, 4, 9))
+    (table,) = task_tables([first, second])
+    assert "roc_auc: +0.0200 (95 % interval -0.0048 to +0.0448, 3 seeds in pairs" in table.notes[-1]
+
+
+def test_runs_of_several_splits_have_no_paired_difference():
+    """Their values are by split and seed, more than there are seeds, so no value belongs to a seed alone."""
+    replication = replicated({"roc_auc": [0.7, 0.9, 0.8]}, {"roc_auc": [0.6, 0.8]})
+    runs = [scored(name, "csv", {"roc_auc": [0.7]}, replication=replication) for name in ("one", "two")]
+    (table,) = task_tables(runs)
+    assert not [note for note in table.notes if "difference" in note]

@@ -84,6 +84,8 @@ def test_a_sparse_table_shows_the_columns_that_its_last_group_has_values_in():
     sparse = ReportTable(WIDE.name, WIDE.title, WIDE.columns, WIDE.groups, (), 2, 1, is_sparse=True)
     (headings,) = [line for line in drawn(sparse, 200) if line.startswith("source")]
     assert headings.split() == ["source", "model", *(word for i in range(0, 12, 2) for word in ("column", str(i)))]
+    partly = ReportTable("p", "P", ("a", "b", "c"), ((("x", "1", "2"), ("y", "3", "-")),), is_sparse=True)
+    assert {"b", "c"} <= set(" ".join(drawn(partly, 80)).split())  # one value in a column is enough
     nothing = ReportTable("n", "N", ("a", "b"), ((("x", "-"),),), is_sparse=True)
     assert "b" in "\n".join(drawn(nothing, 80))
 
@@ -107,6 +109,7 @@ def test_files_are_written_in_every_format_or_the_reason_is_told(tmp_path):
     assert [tuple(row) for row in csv.reader(io.StringIO(written[1].read_text()))] == [
         TABLE.columns, NASTY, ("second", "", "2", "3"),
     ]  # fmt: skip
+    assert (written[0].read_text(), written[2].read_text()) == (as_markdown(TABLE), as_latex(TABLE))
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="file/sub: the folder cannot be made: Not a directory"):
         write_tables([TABLE], tmp_path / "file" / "sub", ["csv"])

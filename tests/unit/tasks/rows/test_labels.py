@@ -37,6 +37,9 @@ def read(kind: LabelKind = "auto", **columns: str) -> Labels:
         ({"y": "a|1|1.0|b|a"}, "classes", ("1", "1.0", "a", "b"), [[2], [0], [1], [3], [2]]),
         ({"y": "0.5|2|1e-3|null"}, "regression", ("y",), [[0.5], [2], [0.001], [NAN]]),
         ({"a": "1|0", "b": "0.5|2"}, "regression", ("a", "b"), [[1, 0.5], [0, 2]]),
+        ({"y": "<10|10-20|>20|<10"}, "classes", ("10-20", "<10", ">20"), [[1], [0], [2], [1]]),
+        ({"y": "a|1|2|b"}, "classes", ("1", "2", "a", "b"), [[2], [0], [1], [3]]),
+        ({"a": "2.5|4", "b": "4|2.5"}, "regression", ("a", "b"), [[2.5, 4], [4, 2.5]]),
     ],
 )
 def test_what_labels_are_is_found(columns, loss, names, targets):
@@ -64,7 +67,7 @@ def test_what_was_found_is_told(columns, note):
     ("kind", "cells", "loss", "names"),
     [
         ("classes", "0|1|2|1.0|-0", "classes", ("0", "1", "2")),
-        ("auto", "1_000|2_000|1_000|2_000", "classes", ("1_000", "2_000")),
+        ("auto", "1_000|2_000|3_000|2_000", "classes", ("1_000", "2_000", "3_000")),
         ("regression", "0|1|1", "regression", ("y",)),
         ("multi_label", "0|1|1", "binary", ("y",)),
     ],
@@ -80,7 +83,8 @@ def test_the_kind_can_be_said(kind, cells, loss, names):
         ("auto", {"y": "1|1|"}, "a.csv: `y` is 1 in every row that has it: nothing to learn"),
         ("auto", {"y": "a|a"}, "a.csv: `y` is `a` in every row that has it: nothing to learn"),
         ("auto", {"y": "7|7"}, "a.csv: `y` is 7 in every row that has it: nothing to learn"),
-        ("auto", {"y": "5.1|>10|6.0"}, "a.csv:3: `y` is `>10`; others are numbers"),
+        ("auto", {"y": "5.1||>10|6.0"}, "a.csv:4: `y` is `>10`; others are numbers"),
+        ("auto", {"y": "0.5|n.d.|<10|n.d."}, "a.csv:3: `y` is `n.d.`, one of 3 such cells; others are numbers"),
         ("auto", {"y": "<10|0.5|<10|12|<10"}, "a.csv:2: `y` is `<10`, one of 3 such cells; others are numbers"),
         ("auto", {"a": "1|0", "b": "active|0"}, "a.csv:2: `b` is `active`; others are numbers"),
         ("auto", {"a": "yes|no", "b": "active|no"}, "a.csv:2: `b` is `active`; several columns hold"),
@@ -151,3 +155,27 @@ def test_classes_that_differ_in_capital_letters_are_noted():
 
 def test_a_fraction_among_names_of_classes_is_a_class():
     assert read("auto", y="3.10|3.11|3.11rc1|3.11rc1|dev|dev").names == ("3.10", "3.11", "3.11rc1", "dev")
+
+
+def test_rows_that_lack_their_class_are_none_of_the_classes():
+    """Splits keep the shares of `classes`: a row without a label must not count as one of class 1."""
+    assert read(y="a||b|a").classes == [0, -1, 1, 0]
+    assert read(y="0.5|2|3").classes is None
+    assert read(a="1|0", b="0|1").classes is None
+
+
+def test_a_row_with_one_of_its_labels_is_not_missing():
+    """Only the third row has neither label; the second still has `a` to learn from."""
+    assert read(a="1|0|", b="0||").missing == [2]
+
+
+def test_a_decimal_comma_is_read_in_numbers_alone():
+    """`a,b` is a text; and `ca. 2` is no number, so its point separates no thousands."""
+    table = with_decimal_points(table_of(y="1,5|a,b|ca. 2"), ["y"])
+    assert table.columns["y"] == ("1.5", "a,b", "ca. 2")
+    assert list(with_decimal_points(table_of(y="1,5"), ["y", "absent"]).columns) == ["y"]
+
+
+def test_a_hundred_classes_are_taken():
+    """The error says that at most 100 are taken, so exactly 100 are."""
+    assert len(read(y="|".join(f"text {i}" for i in range(100))).names) == 100

@@ -133,6 +133,7 @@ def test_scores_selection_and_notes_follow_from_the_loss(
     assert task.notes[0] == "a note"
     assert set(notes) <= set(task.notes[1:])
     assert bool(notes) == bool(task.notes[1:])
+    assert not [note for note in task.notes if "not ROC-AUC, chooses" in note]  # three classes never have one
 
 
 @pytest.mark.parametrize("names", [("y",), ("a", "b")])
@@ -145,10 +146,13 @@ def test_accuracy_chooses_where_validation_has_one_class(names):
 
 def test_balanced_weights_are_those_of_the_training_rows():
     indices: Any = {"train": np.arange(4), "valid": np.array([4, 5])}
-    targets = [[1, 0], [0, 0], [0, 0], [0, NAN], [1, 1], [0, 1]]
+    targets = [[1, 0], [1, 0], [1, 0], [0, NAN], [1, 1], [0, 1]]
     task = make("binary", targets, ("a", "b"), indices=indices, class_weights="balanced")
     assert task.class_weights is not None
-    assert task.class_weights.tolist() == [3.0, 1.0]  # three negatives for a positive; `b` has no positive to weigh
+    assert task.class_weights.tolist() == [1 / 3, 1.0]  # a negative for three positives; `b` has no positive to weigh
+    one_sided = make("binary", [[1], [1], [1], [1], [0], [1]], indices=indices, class_weights="balanced")
+    assert one_sided.class_weights is not None
+    assert one_sided.class_weights.tolist() == [1.0]  # a weight of 0 negatives for 4 positives would leave no loss
     classes = make(
         "classes", [[0], [0], [0], [1], [1], [2]], ("a", "b", "c"), indices=indices, class_weights="balanced"
     )
@@ -217,6 +221,7 @@ def test_every_row_comes_back_in_its_place_and_bad_ones_with_a_reason(tmp_path):
         assert float(row["active_seed_spread"]) == pytest.approx(stds[0], rel=1e-5, abs=1e-9)
     assert all((row["active_probability"] == "") == bool(row["problem"]) for row in found)
     assert scores["roc_auc"] == pytest.approx(roc_auc_score([1, 0], mean[:2, 0]))
+    assert scores["accuracy"] == 1  # means of 0.62 and 0.38 for the labels 1 and 0; their sums are both above 0.5
 
 
 def test_a_table_whose_labels_are_all_empty_has_no_scores(tmp_path, tokenizer):

@@ -60,6 +60,7 @@ def test_questions_come_in_order_with_their_answers(tmp_path):
         ({"answers": [{"text": " ", "answer_start": 4}]}, "an answer is empty"),
         ({"answers": [{"text": "south side", "answer_start": 18}]}, "is not at `answer_start` 18"),
         ({"answers": [{"text": "below.", "answer_start": -6}]}, "is not at `answer_start` -6"),
+        ({"answers": [{"text": "Ferns", "answer_start": -17}]}, "is not at `answer_start` -17"),
         ({"answers": [{"text": "m\ud83d", "answer_start": 0}]}, "the answer `m\\ud83d` is not"),
     ],
 )
@@ -153,3 +154,25 @@ def test_a_file_beyond_the_limit_is_refused_before_it_is_parsed(tmp_path, monkey
     with pytest.raises(DataError, match=r"a\.json: the record has more than 1,048,576 bytes") as caught:
         read_squad_json(path)
     assert "EXLM_MAX_RECORD_BYTES" in caught.value.hint
+
+
+def test_an_answer_may_be_the_first_word_of_its_paragraph(tmp_path):
+    """`answer_start` counts from 0, so 0 is a place like any other."""
+    first = question(answers=[{"text": "Moss", "answer_start": 0}])
+    found = read_squad_json(write(tmp_path / "a.json", document(first)))
+    assert found.questions[0].answers == (("Moss", 0),)
+
+
+def test_a_question_said_to_have_an_answer_that_is_not_given_is_kept_where_none_are_needed(tmp_path):
+    """A test set without its answers still says `is_impossible: false`, which contradicts nothing."""
+    path = write(tmp_path / "test.json", document(_without("answers")))
+    found = read_squad_json(path, needs_answers=False)
+    assert ([q.id for q in found.questions], found.skipped) == (["q1"], [])
+
+
+def test_a_larger_limit_of_records_holds_for_a_file_of_questions_too(tmp_path, monkeypatch):
+    """The larger of the two limits counts: 1 MB of the variable, not the 10 bytes."""
+    path = write(tmp_path / "a.json", document(question()))
+    monkeypatch.setattr(files, "_FILE_BYTES", 10)
+    monkeypatch.setenv("EXLM_MAX_RECORD_BYTES", str(1 << 20))
+    assert len(read_squad_json(path).questions) == 1

@@ -141,3 +141,10 @@ def test_a_group_without_questions_has_no_mean():
     metrics = squad_metrics([Answered("Rome", -5.0, ("Rome",))])
     assert metrics["has_answer_f1"] == 1
     assert math.isnan(metrics["no_answer_f1"])
+
+
+def test_groups_are_scored_at_the_threshold_of_f1_and_not_at_its_score():
+    """F1 is 1 with the first question alone answered; at a threshold of 1, that score, the second would be as well."""
+    metrics = squad_metrics([Answered("Rome", -5.0, ("Rome",)), Answered("blue", -1.0, ())])
+    assert (metrics["f1"], metrics["f1_threshold"]) == (1.0, -5.0)
+    assert (metrics["has_answer_f1"], metrics["no_answer_f1"]) == (1.0, 1.0)
