@@ -286,6 +286,7 @@ def test_new_questions_are_answered_and_scores_follow_from_both_files(tokenizer,
     spread = abs(1 / (1 + math.exp(-difference)) - 0.5) / math.sqrt(2)
     assert float(details[0]["no_answer_seed_spread"]) == pytest.approx(spread, rel=1e-4)
     assert details[0]["answer_seed_agreement"] in ("0.5", "1")
+    assert set(encoded.prediction_columns([outputs, outputs])["answer_seed_agreement"]) == {"1"}
     assert [json.loads(row["answers"]) for row in details[:3]] == [["1424"], ["the moon"], []]
     golds = {f"{title}-{i}": answer for title in ("Clocks", "Moss") for i, (_, answer) in enumerate(QUESTIONS[title])}
     assert list(answers) == list(odds) == list(golds)
