@@ -216,3 +216,12 @@ def test_a_folder_of_tokens_is_no_run(tmp_path):
     (tmp_path / "recipe.yaml").write_text(dump_recipe(load_recipe("text-small")))
     with pytest.raises(CheckpointError, match=r"run.json$"):
         resumed_recipe(tmp_path, PretrainRecipe)
+
+
+def test_a_directory_is_no_recipe_and_that_of_a_run_is_named(tmp_path):
+    """A run is given by mistake for its recipe; other directories have none that the hint could name."""
+    error = error_of(tmp_path)
+    assert error.message == f"{tmp_path} is a directory; a recipe is a YAML file"
+    assert "recipe of that run" not in error.hint
+    inside = write(tmp_path / "recipe.yaml", "extends: quickstart-text\n")
+    assert error_of(tmp_path).hint == f"the recipe of that run is {inside}"

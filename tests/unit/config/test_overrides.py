@@ -254,3 +254,19 @@ def test_the_nearest_key_is_what_was_meant(given, meant):
 def test_of_keys_with_one_name_the_nearest_is_in_the_section_that_was_given():
     assert nearest_key(SweepRecipe, "finetune.lr") == "finetune.optim.lr"
     assert nearest_key(SweepRecipe, "lr") == "pretrain.optim.lr"
+
+
+def test_a_wrong_value_of_a_task_names_its_key():
+    """pydantic puts the suite between `task` and the key; the error must not fall back to the whole section."""
+    error = error_of("task.max_rows=0", file=FINETUNE, kind=FinetuneRecipe)
+    assert error.message.startswith("override `task.max_rows=0`: `task.max_rows` is 0; ")
+    wrong = Layers.read_from({"task": {"label_colums": ["a"]}}, "mine.yaml").over(FINETUNE)
+    assert error_of(file=wrong, kind=FinetuneRecipe).message == "mine.yaml: unknown key `task.label_colums`"
+
+
+def test_the_keys_of_a_section_are_those_directly_in_it():
+    """Hints list them; the keys of a section inside are left out."""
+    assert [child_keys(Schema, section) for section in ("", "section", "section.inner")] == [
+        ["name", "section"], ["pair", "inner"], ["depth"],
+    ]  # fmt: skip
+    assert child_keys(Schema, "name") == []

@@ -237,3 +237,12 @@ def test_a_grid_together_with_an_earlier_one_has_the_cells_seeds_and_tasks_of_bo
         later.model_copy(update={"pretrain": later.pretrain.model_copy(update={"objective": "exlm"})}).together_with(
             earlier
         )
+
+
+def test_a_variant_given_as_an_override_is_added_where_all_are_run(tmp_path):
+    """Without `only` all variants are run, so that one more is run beside them and not alone."""
+    path = tmp_path / "all.yaml"
+    path.write_text("extends: quickstart-ablations\nonly: []\n")
+    own = load_recipe(str(path), kind=SweepRecipe)
+    recipe = load_recipe(str(path), ["variants.one-more={masking.num_states_per_mask: 2}"], kind=SweepRecipe)
+    assert [cell.label for cell in recipe.plan_seed(1)] == [*own.variants, "one-more"]

@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import models
+from tokenizers import models, processors
 
 from exlm_cli.data.bundled.grammar import sample_sentences
 from exlm_cli.data.smiles import train_smiles_vocabulary
@@ -198,3 +198,15 @@ def test_rare_pairs_are_not_merged():
     tokenizer = train_bpe(["abcdefgh"], 1000, 2, progress)
     assert tokenizer.vocab_size == MIN_BPE_VOCABULARY == 261
     assert progress.said == ["trained a byte-level BPE of 261 tokens"]
+
+
+def test_a_foreign_tokenizer_that_adds_special_tokens_adds_none_here(bpe):
+    """One that `exlm export` wrote puts [CLS] and [SEP] around a text; here what calls the tokenizer adds them."""
+    backend = tokenizers.Tokenizer.from_str(bpe.to_json())
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", bpe.cls_id), ("[SEP]", bpe.sep_id)]
+    )
+    foreign = Tokenizer(backend)
+    assert foreign.encode(SENTENCE) == bpe.encode(SENTENCE)
+    assert foreign.encode_batch([SENTENCE]) == [bpe.encode(SENTENCE)]
+    assert foreign.encode_with_offsets(SENTENCE) == bpe.encode_with_offsets(SENTENCE)

@@ -153,6 +153,8 @@ def test_the_cost_of_text_base_by_hand():
     assert estimate.flops is not None
     assert estimate.mlm_steps is not None
     assert abs(estimate.mlm_steps * twin - estimate.flops) <= twin / 2
+    # a step of ExLM costs as much as so many of its twin
+    assert describe_cost(estimate)["as MLM"].endswith(f" {estimate.flops_per_step / twin:.2f} x)")
     # a ring of eight: seven phases that add and seven that copy, each sends an eighth of the float32 gradients
     assert estimate.ddp_bytes_sent == pytest.approx((7 + 7) * 4 * estimate.parameters / 8)
     # each microbatch gathers seven shards of the blocks in bf16 twice and of the rest in float32 once

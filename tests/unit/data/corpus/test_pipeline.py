@@ -445,3 +445,16 @@ def test_a_training_file_is_read_once_under_whatever_names(workplace):
     twice = _prepare(_recipe(workplace, train=[str(same), str(copy), str(same)]), progress)
     assert progress.said[:2] == [f"{other} has the content of {same}: it is left out" for other in (copy, same)]
     assert twice.fingerprint == _prepare(_recipe(workplace)).fingerprint
+
+
+def test_other_validation_text_gives_other_shards(workplace):
+    """The training text and all options stay the same, so nothing but the content of the file tells them apart."""
+    valid = workplace / "own.txt"
+    recipe = _recipe(workplace, valid=[str(valid)])
+    valid.write_text("One text. " * 20)
+    before = _prepare(recipe)
+    assert _prepare(recipe).was_cached
+    valid.write_text("Another text. " * 20)
+    after = _prepare(recipe)
+    assert not after.was_cached
+    assert after.fingerprint != before.fingerprint

@@ -466,3 +466,21 @@ def test_a_dictionary_that_repeats_a_large_value_is_read_row_by_row(tmp_path, mo
     )
     assert sum(record.values["text"] == text for record in iter_records(path)) == 300
     assert sizes == [64]
+
+
+def test_rows_that_are_too_large_together_are_read_one_by_one(tmp_path, monkeypatch):
+    """Three texts of 0.6 MiB are more than the limit of 1 MiB in one batch, and each of them is less."""
+    monkeypatch.setenv("EXLM_MAX_RECORD_BYTES", str(LIMIT))
+    texts = [random.Random(seed).randbytes(300_000).hex() for seed in range(3)]
+    (tmp_path / "a.parquet").write_bytes(_parquet([{"text": text} for text in texts]))
+    read = list(iter_records(tmp_path / "a.parquet"))
+    assert [(record.number, record.values["text"]) for record in read] == list(enumerate(texts, start=1))
+
+
+@pytest.mark.parametrize(("name", "delimiter"), [("a.csv", ","), ("a.tsv", "\t")])
+def test_a_line_of_blanks_is_no_row_of_a_table(tmp_path, name, delimiter):
+    """It is skipped as an empty line is; where the table has one column, a blank is a value of it."""
+    path = write(tmp_path / name, f"y{delimiter}text\n1{delimiter}one\n  \n2{delimiter}two\n")
+    assert [(record.number, record.problem) for record in iter_records(path)] == [(2, None), (4, None)]
+    path = write(tmp_path / name, "text\none\n  \ntwo\n")
+    assert [record.values["text"] for record in iter_records(path)] == ["one", "", "two"]

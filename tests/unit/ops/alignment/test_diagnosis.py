@@ -153,3 +153,12 @@ def test_a_user_without_a_home_folder_gets_an_error(monkeypatch):
     monkeypatch.setattr(build, "cache_dir", Mock(side_effect=BuildError("set EXLM_CACHE_DIR")))
     with pytest.raises(BackendError, match="EXLM_CACHE_DIR"):
         diagnose()
+
+
+@pytest.mark.usefixtures("no_gpu", "loads")
+def test_device_kernels_of_a_machine_that_lacks_a_gpu_now_are_found(make_compiler):
+    """They are built where nvcc is, also without a GPU, for the machines with GPUs that share the cache."""
+    make_compiler()
+    make_compiler("nvcc", probe="printf 'tools, release 13.0\\ncompute_80\\ncompute_90\\n'")
+    path = str(build.build_library("cuda"))
+    assert diagnose().cuda == Kernels(path, "torch sees no GPU", "none")
