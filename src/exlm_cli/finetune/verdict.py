@@ -99,10 +99,9 @@ def _beside_baseline(splits: Sequence[RunResults]) -> str:
         sentence = f"{name} is better than the model: {detail}. Use it, or a checkpoint with more pre-training."
     else:
         sentence = f"No clear difference between the model and {name}: {detail}."
-    # files, a column or a split file leave no other split to try
-    if len(gains) == 1 and own.split.startswith(("scaffold", "random")):
-        split = "" if own.split in ("random", "scaffold-balanced") else "--split scaffold-balanced "
-        sentence += f" Another split may reverse this; `{split}--num-replicates 5` tries five."
+    other_splits = _options_of_splits(own)
+    if len(gains) == 1 and other_splits:
+        sentence += f" Another split may reverse this; `{other_splits}` tries five."
     return sentence
 
 
@@ -122,16 +121,27 @@ def _beside_chance(splits: Sequence[RunResults]) -> list[str]:
     groups, _ = _groups(values)
     interval = mean_interval(groups, _overlap(own) if len(values) > 1 else 0.0)
     mean, num_rows = float(np.mean([np.mean(group) for group in groups])), own.split_sizes[part]
-    low = interval[0] if interval is not None else mean - _luck(metric, num_rows)
-    if low > chance:
+    # seeds of one split share its test rows, so their interval leaves out the luck of these
+    may_be_luck = len(values) == 1 and mean - _luck(metric, num_rows) <= chance
+    if not may_be_luck and (interval is None or interval[0] > chance):
         return []
     guess = "the mean of the training rows" if metric == "r2" else "a random guess"
     sentence = f"The model is not clearly better than {guess}: {part} {metric} {format_number(mean)}"
     sentence += f", where {guess} has {chance:g}."
-    if interval is None:
+    if may_be_luck:
         lucky = format_number(min(1.0, chance + _luck(metric, num_rows)))
-        sentence += f" On {num_rows:,} rows, chance alone may reach {lucky}; `--seeds 1,2,3` gives more evidence."
+        more = "--seeds 1,2,3" if interval is None else _options_of_splits(own)
+        advice = f"`{more}` gives more evidence" if more else "more rows give more evidence"
+        sentence += f" On {num_rows:,} rows, chance alone may reach {lucky}; {advice}."
     return [sentence]
+
+
+def _options_of_splits(results: RunResults) -> str:
+    """Return options that try five splits, or nothing: files, a column or a split file leave no other split."""
+    if not results.split.startswith(("scaffold", "random")):
+        return ""
+    split = "" if results.split in ("random", "scaffold-balanced") else "--split scaffold-balanced "
+    return f"{split}--num-replicates 5"
 
 
 def _luck(metric: str, num_rows: int) -> float:

@@ -12,7 +12,7 @@ from exlm_cli.finetune.verdict import describe_verdict, mean_interval, summarise
 from tests.unit.report.results import baseline, scored
 
 MODEL = {"roc_auc": [0.80, 0.82, 0.84]}
-SIZES = {"train": 80, "valid": 10, "test": 10}
+SIZES = {"train": 800, "valid": 100, "test": 100}
 
 
 def results(own: Any, other: Any = None, **changed: Any) -> Any:
@@ -70,7 +70,9 @@ def test_no_other_split_is_advised_where_the_user_gives_the_splits(split):
 
 def test_a_model_that_guesses_is_told_so():
     assert describe_verdict([results({"roc_auc": [0.5, 0.6, 0.4]})]) == (
-        "The model is not clearly better than a random guess: test roc_auc 0.5000, where a random guess has 0.5.",
+        "The model is not clearly better than a random guess: test roc_auc 0.5000, where a random guess has 0.5. "
+        "On 100 rows, chance alone may reach 0.6160; `--split scaffold-balanced --num-replicates 5` gives more "
+        "evidence.",
     )
     assert describe_verdict([results(MODEL)]) == ()
     flat = results({"rmse": [1.0, 1.0], "r2": [-0.1, 0.1]}, loss="regression", is_greater_better=False)
@@ -86,7 +88,8 @@ def test_accuracy_is_judged_by_the_matthews_correlation_where_it_is_scored():
     own["matthews_corrcoef"] = [-0.1, 0.1, 0.0]
     assert describe_verdict([results(own, loss="classes")]) == (
         "The model is not clearly better than a random guess: test matthews_corrcoef 0.0000, "
-        "where a random guess has 0.",
+        "where a random guess has 0. On 100 rows, chance alone may reach 0.2010; "
+        "`--split scaffold-balanced --num-replicates 5` gives more evidence.",
     )
     assert describe_verdict([results({"accuracy": [0.1, 0.2]})]) == ()
 
@@ -124,6 +127,25 @@ def test_one_seed_beats_a_guess_if_luck_does_not_explain_its_score(metric, num_r
     )
     (sentence,) = describe_verdict([scored("a", "csv", {metric: [chance - 0.1]}, **sizes).results])
     assert sentence.startswith("The model is not clearly better than ")
+
+
+@pytest.mark.parametrize(
+    ("split", "advice"),
+    [
+        ("scaffold", "`--split scaffold-balanced --num-replicates 5` gives more evidence."),
+        ("random", "`--num-replicates 5` gives more evidence."),
+        ("official", "more rows give more evidence."),
+    ],
+)
+def test_seeds_that_agree_do_not_rule_out_the_luck_of_their_rows(split, advice):
+    """RTE: 277 rows, Matthews' correlation 0.055 with every seed, two deviations of a guess are 0.12."""
+    alike = {"matthews_corrcoef": [0.054, 0.055, 0.056]}
+    sizes = {"split_sizes": {"train": 2490, "test": 277}}
+    given: Any = {"selection_metric": "matthews_corrcoef", "loss": "classes", "split": split}
+    (sentence,) = describe_verdict([scored("a", "csv", alike, **sizes, **given).results])
+    assert sentence.endswith(f" On 277 rows, chance alone may reach 0.1204; {advice}")
+    splits = [scored("a", "csv", {"matthews_corrcoef": [area]}, **sizes, **given).results for area in (0.05, 0.06)]
+    assert describe_verdict([splits[0]] * 9 + [splits[1]]) == ()
 
 
 @pytest.mark.parametrize(
