@@ -161,7 +161,7 @@ def read_json(path: Path, model: type[JsonModelT], *, hint: str = ALTERED_HINT) 
     return read
 
 
-def read_whole(path: Path, *, hint: str = ALTERED_HINT) -> bytes:
+def read_whole(path: Path, *, hint: str) -> bytes:
     """Return the bytes of a file of a run.
 
     Raises:

@@ -309,8 +309,8 @@ class SweepRecipe(Recipe):
             rope=pretrain.model.rope,
             alignment=pretrain.model.alignment,
             relative_steps=next((own / usual for own, usual in lengths if own and usual), None),
-            batch_sequences=pretrain.train.batch_sequences,
-            batch_tokens=pretrain.train.batch_tokens,
+            batch_sequences=train.batch_sequences,
+            batch_tokens=train.batch_tokens,
             changes=changes,
         )
         is_grid = bool(self.cells)

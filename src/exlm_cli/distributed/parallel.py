@@ -31,10 +31,9 @@ def choose_strategy(train: LoopConfig, ranks: Ranks, num_parameters: int) -> Str
     """Return how a model is spread over ranks: not at all in one process; `auto` is DDP for all but huge models."""
     if ranks.size == 1:
         return "none"
-    strategy: Strategy = train.parallel if train.parallel != "auto" else "ddp"
-    if train.parallel == "auto" and num_parameters > MANY_PARAMETERS:
-        strategy = "fsdp"
-    return strategy
+    if train.parallel != "auto":
+        return train.parallel
+    return "fsdp" if num_parameters > MANY_PARAMETERS else "ddp"
 
 
 def compiled(function: Callable[ArgumentsT, ResultT]) -> Callable[ArgumentsT, ResultT]:

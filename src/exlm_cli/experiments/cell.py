@@ -67,8 +67,7 @@ def run_cell(cell: SweepCell, folder: Path, progress: Progress) -> SweepCellResu
         result = SweepCellResult(**_described(cell), corruption=corruption, diverged=error.message)
     else:
         before = read_cell_file(folder / RESULT_FILE, SweepCellResult)
-        is_same = before is not None and before.pretrain_identity == measured.pretrain_identity
-        kept = before.finetune if before is not None and is_same else {}
+        kept = before.finetune if before is not None and before.pretrain_identity == measured.pretrain_identity else {}
         result = measured.model_copy(update={"finetune": kept | _finetune(cell, folder, progress)})
     write_json(folder / RESULT_FILE, result)
     return result
@@ -167,11 +166,11 @@ def _count(recipe: PretrainRecipe, progress: Progress) -> Corruption | None:
     data = prepare_data(recipe, rejected_csv=None, progress=progress)
     indices = validation_indices(data.train, _COUNTED_SEQUENCES)
     sequences = ((int(index), data.train[int(index)]) for index in indices)
-    return count_corrupted(sequences, recipe.masking, data.tokenizer, seed=recipe.seed, epoch=0)
+    return count_corrupted(sequences, recipe.masking, data.tokenizer, seed=recipe.seed)
 
 
 def count_corrupted(
-    sequences: Iterable[tuple[int, IntArray]], masking: MaskingConfig, tokenizer: Tokenizer, *, seed: int, epoch: int
+    sequences: Iterable[tuple[int, IntArray]], masking: MaskingConfig, tokenizer: Tokenizer, *, seed: int
 ) -> Corruption:
     """Mask sequences as training does and count the tokens that lost every copy.
 
@@ -179,11 +178,11 @@ def count_corrupted(
         sequences: (sample index, (n,) tokens without [CLS] and the last [SEP]).
         masking: Section of the recipe; the law holds for `scheme: bernoulli`.
         tokenizer: Its special tokens inside a sequence are not counted.
-        seed, epoch: Select the masks.
+        seed: Selects the masks, which are those of the first epoch.
     """
     ratio, repeats = masking.mask_ratio, masking.num_repeats
     num_tokens, num_corrupted, num_forced = 0, 0, 0.0
-    masker, is_ordinary = Masker(masking, tokenizer, seed, epoch), tokenizer.is_ordinary
+    masker, is_ordinary = Masker(masking, tokenizer, seed, 0), tokenizer.is_ordinary
     for index, token_ids in sequences:
         masked = masker.mask(Sequences(token_ids[None], np.array([len(token_ids)]), np.array([index])))
         masked_copies = np.bincount(masked.target_source, minlength=len(token_ids) + 1)

@@ -7,7 +7,6 @@ from pathlib import Path
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.input_paths import with_absolute_paths
 from exlm_cli.config.load import dump_recipe, load_recipe
-from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.errors import DataError, DivergedError, InterruptedRunError
 from exlm_cli.files import JsonModel, read_json, write_atomically, write_json
 from exlm_cli.finetune.model import require_fitting_model
@@ -49,7 +48,7 @@ def begin_series(
         ConfigError: The baseline reads other rows.
         DataError: Files of a task are missing; nothing is made.
     """
-    encoder = load_recipe(str(run_directory(checkpoint) / "recipe.yaml"), kind=PretrainRecipe)
+    encoder = load_recipe(str(run_directory(checkpoint) / "recipe.yaml"))
     for recipe in recipes:
         require_fitting_model(recipe.task.name, recipe.task.input_kind, encoder, checkpoint, baseline=baseline)
     _require_all_files(recipes, suite)

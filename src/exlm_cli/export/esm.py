@@ -120,8 +120,7 @@ def tokenizer_files(tokenizer: Tokenizer, *, max_length: int, has_mask: bool) ->
 def esm_tensors(recipe: PretrainRecipe, model: ExlmModel | TaskModel, pad_id: int) -> dict[str, Tensor]:
     """Return the weights under the names of `EsmForMaskedLM`, or of the class of the task head."""
     head = _lm_head(model) if isinstance(model, ExlmModel) else _task_head(model)
-    tensors = _encoder(recipe.model, model.state_dict(), pad_id) | head
-    return {name: tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()}
+    return _encoder(recipe.model, model.state_dict(), pad_id) | head
 
 
 def _encoder(config: ModelConfig, state: dict[str, Tensor], pad_id: int) -> dict[str, Tensor]:

@@ -163,6 +163,7 @@ def write_model(source: Source, folder: Path) -> None:
         tensors |= mask_tensors(source.model)
         config = {"exlm": network_config(source.recipe, source.tokenizer.unk_id), "auto_map": AUTO_MAP}
         code = remote_code()
+    tensors = {name: tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()}
     write_atomically(folder / "model.safetensors", save(tensors, metadata={"format": "pt"}))
     _write_texts(source, folder, config, code)
 

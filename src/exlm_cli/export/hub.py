@@ -47,7 +47,7 @@ class Pushed:
     commit: str
 
 
-def check_before_push(repo: str, licence: str | None = None) -> None:
+def check_before_push(repo: str, licence: str | None) -> None:
     """Check what can be checked before a run is read.
 
     Raises:

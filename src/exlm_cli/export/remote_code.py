@@ -83,5 +83,4 @@ def network_config(recipe: PretrainRecipe, blank_id: int) -> dict[str, Any]:
 def mask_tensors(model: ExlmModel) -> dict[str, Tensor]:
     """Return the weights of the states and transitions."""
     own = ("transition.", "clone_embedding.")
-    tensors = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(own)}
-    return {name: tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()}
+    return {name: tensor for name, tensor in model.state_dict().items() if name.startswith(own)}

@@ -225,13 +225,17 @@ def load_finetuned(run: Path, *, device: str = "auto") -> Finetuned:
     torch_device = pick_device(recipe)
     num_outputs = None if results.loss == "span" else len(results.output_names)
     runners = {}
+    files = {
+        "recipe": run / "recipe.yaml",
+        "pre-training recipe": run / ENCODER_FILE,
+        "tokenizer": run / TOKENIZER_FILE,
+    }
     best_recipe = _recipe_of_best(run, recipe, results)
     for seed in results.seeds:
         best = _best_weights(best_cell_folder(run, results, seed))
         identity = cell_identity(best_recipe, seed, encoder_recipe, tokenizer)
-        files = {"recipe": "recipe.yaml", "pre-training recipe": ENCODER_FILE, "tokenizer": TOKENIZER_FILE}
         saved = read_json(best / STATE_FILE, BestState).identity
-        require_origin(best, saved, {name: (run / file, identity[name]) for name, file in files.items()})
+        require_origin(best, saved, identity, files)
         model = TaskModel(encoder_recipe, best_recipe.model, tokenizer.vocab_size, num_outputs)
         load_model_weights(best, model)
         num_repeats = encoder_recipe.masking.num_repeats

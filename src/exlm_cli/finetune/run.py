@@ -127,7 +127,7 @@ def run_finetuning(
         if checkpoint is None and begun.checkpoint is not None:
             checkpoint = Path(begun.checkpoint)
         if checkpoint is None:
-            encoder = load_recipe(str(resume / ENCODER_FILE), kind=PretrainRecipe)
+            encoder = load_recipe(str(resume / ENCODER_FILE))
         if missing := [seed for seed in begun.seeds or () if seed not in recipe.seeds]:
             listed = f"seed{'' if len(missing) == 1 else 's'} {', '.join(map(str, missing))}"
             progress.message(f"the results leave out {listed} of this run; give all seeds to keep with `seeds=LIST`")
@@ -347,7 +347,7 @@ def _check_resumed(run: SplitRun) -> None:
     own = model_identity(load_recipe(str(run.folder / ENCODER_FILE)), Tokenizer.load(run.folder / TOKENIZER_FILE))
     files = {"recipe": run.folder / ENCODER_FILE, "tokenizer": run.folder / TOKENIZER_FILE}
     given = model_identity(run.weights.recipe, run.weights.tokenizer)
-    require_origin(run.weights.checkpoint, given, {name: (file, own[name]) for name, file in files.items()})
+    require_origin(run.weights.checkpoint, given, own, files)
 
 
 def _run_cells(run: SplitRun) -> GridPoint:

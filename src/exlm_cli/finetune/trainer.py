@@ -229,7 +229,7 @@ class FinetuneTask:
         model: TaskModel,
         origin: Mapping[str, str],
         progress: Progress,
-        ranks: Ranks = ALONE,
+        ranks: Ranks,
     ) -> None:
         self.recipe, self.seed, self.data, self.model = recipe, seed, data, model
         self._progress = progress

@@ -131,7 +131,6 @@ class TransitionHead(nn.Module):
     def _start_bias(self, allowed: Tensor, batch: Batch) -> Float[Tensor, "B S S"]:
         """Return the start score of every edge: log-odds of the next mask and, for lanes, of the same clone."""
         is_next, is_same_lane = next_mask_edges(batch.node_mask, batch.state_lengths, self.num_states_per_mask)
-        is_next = is_next & allowed
         num_next = is_next.sum(-1, keepdim=True)
         # the odds are those of all the next states against all other nodes, however many masks a sequence has
         level = ((allowed.sum(-1, keepdim=True) - num_next).clamp(min=1) / num_next.clamp(min=1)).log()

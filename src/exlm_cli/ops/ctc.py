@@ -18,20 +18,14 @@ def single_target_ctc_nll(log_target: Float[Tensor, "N k"], log_blank: Float[Ten
     Returns:
         Nats per mask; equal to `torch.nn.functional.ctc_loss` with one label.
     """
-    before = torch.zeros_like(log_target[:, 0])
-    inside = after = torch.full_like(before, -torch.inf)
-    for state in range(log_target.shape[1]):
+    before, inside = log_blank[:, 0], log_target[:, 0]
+    after: Tensor | None = None
+    for state in range(1, log_target.shape[1]):
         target, blank = log_target[:, state], log_blank[:, state]
-        if state == 0:
-            before, inside = blank, target
-            continue
-        after_candidates = inside if state == 1 else torch.logaddexp(inside, after)
-        after = after_candidates + blank
+        after = (inside if after is None else torch.logaddexp(inside, after)) + blank
         inside = torch.logaddexp(before, inside) + target
         before = before + blank
-    if log_target.shape[1] == 1:
-        return -inside
-    return -torch.logaddexp(inside, after)
+    return -inside if after is None else -torch.logaddexp(inside, after)
 
 
 def one_token_log_probs(log_probs: Float[Tensor, "N k V"], blank_id: int) -> Float[Tensor, "N V"]:

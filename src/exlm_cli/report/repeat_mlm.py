@@ -59,7 +59,7 @@ _MIN_TICK_DISTANCE = 0.06
 
 
 def write_grid_report(
-    run: Path, results: Sequence[SweepCellResult], folder: Path, *, name: str, has_figures: bool = True
+    run: Path, results: Sequence[SweepCellResult], folder: Path, *, name: str, has_figures: bool
 ) -> SweepReport:
     """Write `grid.csv`, `grid.md` and the figures `corruption`, `entropy`, one for each task, and `curves`.
 

@@ -77,10 +77,10 @@ def results_tables(results: RunResults) -> list[ReportTable]:
 
 def _scores_table(results: RunResults) -> ReportTable:
     """Return the scores on each split, those of the baseline below, and notes on the training."""
-    shown, baseline = results.replication or results, (results.replication or results).baseline
+    shown = results.replication or results
     splits = tuple(shown.metrics)
     groups = [_rows_by_metric(shown.metrics, results)]
-    if baseline is not None:
+    if (baseline := shown.baseline) is not None:
         groups.append([(baseline.name, *("" for _ in splits)), *_rows_by_metric(baseline.metrics, results)])
     init = results.init
     begun = f"{init.objective} {init.recipe}"
@@ -104,7 +104,7 @@ def label_scores_table(labels: Mapping[str, Mapping[str, float]]) -> ReportTable
         (label, *(format_number(finite_or_none(scores)[name]) for name in names)) for label, scores in labels.items()
     ]
     shown = rows[:_MAX_LABELS]
-    notes = [f"the first {len(shown)} of {len(rows)}; the JSON output has all"] if rows[len(shown) :] else []
+    notes = [f"the first {len(shown)} of {len(rows)}; the JSON output has all"] if len(rows) > _MAX_LABELS else []
     return ReportTable("labels", f"Each {kind} alone", (kind, *names), (tuple(shown),), tuple(notes))
 
 

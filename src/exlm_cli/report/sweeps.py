@@ -116,7 +116,7 @@ Variants = Sequence[SeedGroup]
 
 
 def write_sweep_report(
-    run: Path, results: Sequence[SweepCellResult], folder: Path, *, name: str, has_figures: bool = True
+    run: Path, results: Sequence[SweepCellResult], folder: Path, *, name: str, has_figures: bool
 ) -> SweepReport:
     """Write `sweep.csv`, `sweep.md`, the curves, and Figure 12 where entropy was measured at several p.
 

@@ -415,19 +415,22 @@ def read_manifest(path: Path) -> Manifest:
     return read_json(path / MANIFEST_FILE, Manifest)
 
 
-def require_origin(checkpoint: Path, saved: Mapping[str, str], files: Mapping[str, tuple[Path, str]]) -> None:
+def require_origin(
+    checkpoint: Path, saved: Mapping[str, str], own: Mapping[str, str], files: Mapping[str, Path]
+) -> None:
     """Check that files of a run are those that a checkpoint was trained with, by content.
 
     Args:
         checkpoint: Its folder.
         saved: `identity` of its `state.json`, which the manifest covers.
-        files: Name in `identity` -> a file of the run, and the hash of its content.
+        own: `identity` of the run.
+        files: Name in `identity` -> the file of the run.
 
     Raises:
         CheckpointError: A file has another content; it names the file.
     """
-    for name, (file, content) in files.items():
-        if saved.get(name) != content:
+    for name, file in files.items():
+        if saved.get(name) != own[name]:
             finding = f"{file}: the {name} in it is not the one that {checkpoint} was trained with"
             raise CheckpointError(finding, ALTERED_HINT)
 

@@ -196,7 +196,7 @@ class TrainingLoop:
                     self._record(bar, loss)
                 number = stop.number if self.ranks.size == 1 else self._agreed_stop
                 if number is not None:
-                    self._leave(number)
+                    raise self._stopped(f"the checkpoint is {self._save()}", number)
         if not self._validation:
             self._validation = self.ranks.exchange(self.task.validate())[0]
         self.ranks.together(lambda: None)  # rank 0 may still be writing
@@ -449,9 +449,6 @@ class TrainingLoop:
         for best in best_paths(self.run):
             if best.name != f"best-{self.state.best_step}":
                 shutil.rmtree(best)
-
-    def _leave(self, signal_number: int) -> None:
-        raise self._stopped(f"the checkpoint is {self._save()}", signal_number)
 
     def _stopped(self, saved: str, signal_number: int) -> InterruptedRunError:
         return InterruptedRunError(

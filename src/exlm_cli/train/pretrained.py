@@ -98,7 +98,7 @@ def require_own_files(run: Path, checkpoint: Path, state: CheckpointState, recip
     tokenizer = Tokenizer.load(run / TOKENIZER_FILE)
     identity = model_identity(recipe, tokenizer)
     files = {"recipe": run / "recipe.yaml", "tokenizer": run / TOKENIZER_FILE}
-    require_origin(checkpoint, state.identity, {name: (file, identity[name]) for name, file in files.items()})
+    require_origin(checkpoint, state.identity, identity, files)
     return tokenizer
 
 

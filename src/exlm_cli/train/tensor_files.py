@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from exlm_cli.distributed.parallel import whole
 from exlm_cli.distributed.ranks import Ranks
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import ALTERED_HINT
@@ -52,12 +53,12 @@ def part_of(stem: str, tensors: Mapping[str, Tensor], ranks: Ranks, *, is_sharde
             elif ranks.is_first:
                 own[name] = _on_cpu(tensor)
         return Part(shard_file(stem, ranks.rank, ranks.size), own, rows)
-    whole: dict[str, Tensor] = {}
+    complete: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        complete = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        gathered = whole(tensor)
         if ranks.is_first:
-            whole[name] = _on_cpu(complete)
-    return Part(f"{stem}.safetensors", whole) if ranks.is_first else None
+            complete[name] = _on_cpu(gathered)
+    return Part(f"{stem}.safetensors", complete) if ranks.is_first else None
 
 
 def shard_file(stem: str, index: int, count: int) -> str:

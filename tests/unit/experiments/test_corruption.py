@@ -20,7 +20,7 @@ def _count(lengths: list[int], num_repeats: int, ratio: float, seed: int = 1) ->
     rng = np.random.default_rng(0)
     sequences = [(index, rng.integers(5, 40, size=length)) for index, length in enumerate(lengths)]
     masking = MaskingConfig(mask_ratio=ratio, num_repeats=num_repeats, scheme="bernoulli")
-    return count_corrupted(sequences, masking, SPECIAL, seed=seed, epoch=0)
+    return count_corrupted(sequences, masking, SPECIAL, seed=seed)
 
 
 @pytest.mark.parametrize(("num_repeats", "ratio"), PAIRS)
@@ -50,10 +50,10 @@ def test_a_forced_mask_corrupts_no_repeated_token():
 def test_special_tokens_inside_a_sequence_do_not_count():
     tokens = np.array([7, SPECIAL.sep_id, 8, 9])
     masking = MaskingConfig(mask_ratio=0.99, scheme="bernoulli")
-    counted = count_corrupted([(0, tokens)], masking, SPECIAL, seed=0, epoch=0)
+    counted = count_corrupted([(0, tokens)], masking, SPECIAL, seed=0)
     assert counted.num_tokens == 3
 
 
 def test_nothing_counted_is_a_share_of_zero():
-    counted = count_corrupted([], MaskingConfig(scheme="bernoulli"), SPECIAL, seed=0, epoch=0)
+    counted = count_corrupted([], MaskingConfig(scheme="bernoulli"), SPECIAL, seed=0)
     assert (counted.num_tokens, counted.measured) == (0, 0.0)

@@ -149,7 +149,9 @@ def test_the_curves_say_whose_they_are(tmp_path):
     pretrain = tmp_path / "cells/mlm/seed-1/pretrain"
     pretrain.mkdir(parents=True)
     (pretrain / "metrics.jsonl").write_text('{"kind": "valid", "step": 1, "loss": 2.0}\n')
-    write_sweep_report(tmp_path, sweep_results("table-2", seeds=(1, 2)), tmp_path / "report", name="mine")
+    write_sweep_report(
+        tmp_path, sweep_results("table-2", seeds=(1, 2)), tmp_path / "report", name="mine", has_figures=True
+    )
     assert "training curves, first seed of each variant" in svg_texts(tmp_path / "report/curves.svg")
 
 

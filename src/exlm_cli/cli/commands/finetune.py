@@ -287,7 +287,6 @@ def _find_architecture(
 ) -> "PretrainRecipe | None":
     """Return the recipe of `--encoder`, checked against the other options."""
     from exlm_cli.config.load import load_recipe
-    from exlm_cli.config.pretrain import PretrainRecipe
 
     if encoder is None:
         return None
@@ -296,7 +295,7 @@ def _find_architecture(
             f"`--encoder {encoder}` cannot be combined with `--checkpoint {checkpoint}`",
             "a checkpoint has its own encoder",
         )
-    found = load_recipe(encoder, kind=PretrainRecipe)
+    found = load_recipe(encoder)
     if found.data.kind != recipe.task.input_kind:
         raise ConfigError(
             f"`--encoder {encoder}` reads {found.data.kind}; {recipe.task.name} has {recipe.task.input_kind}",
@@ -337,10 +336,9 @@ def _chosen(suite: str | None, name: str | None, recipe: str | None, overrides: 
 def _require_kind(checkpoint: Path, recipe: "FinetuneRecipe") -> None:
     """Refuse a run of other rows than the task has before they are read, which may take long."""
     from exlm_cli.config.load import load_recipe
-    from exlm_cli.config.pretrain import PretrainRecipe
     from exlm_cli.run_dir import run_directory
 
-    encoder = load_recipe(str(run_directory(checkpoint) / "recipe.yaml"), kind=PretrainRecipe)
+    encoder = load_recipe(str(run_directory(checkpoint) / "recipe.yaml"))
     if encoder.data.kind == recipe.task.input_kind:
         return
     from exlm_cli.finetune.model import require_fitting_model

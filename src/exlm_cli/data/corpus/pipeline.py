@@ -189,7 +189,6 @@ def _obtain_tokenizer(
     if recipe.tokenizer.path is not None:
         return _load_given_tokenizer(recipe.tokenizer.path, recipe.data.kind)
     path = cache / "tokenizers" / f"{tokenizer_key(recipe, train)}.json"
-
     hash_path = path.with_suffix(".sha256")
 
     def load() -> Tokenizer:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self, final
 
 import numpy as np
@@ -126,7 +125,7 @@ class ShardWriter:
             self._offsets.write(self.num_tokens.to_bytes(8, "little"))
         self.num_sequences += len(sequences)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._files:
             if kind is None:
                 for file in (self._tokens, self._offsets):

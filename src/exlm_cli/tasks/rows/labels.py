@@ -176,9 +176,8 @@ def _find_kind(table: Table, cells: dict[str, tuple[str, ...]]) -> LabelKind:
     numbers = [number for cell in present if (number := _number(cell)) is not None]
     if len(numbers) == len(present):
         return "classes" if len(cells) == 1 and len(set(numbers)) == 2 else "regression"
-    texts = [cell for cell in present if _number(cell) is None]
     # with limits such as `<10` in most cells, the numbers are still values
-    is_numeric = 2 * len(numbers) > len(present) or (len(numbers) > 0 and any(map(_LIMIT.match, texts)))
+    is_numeric = 2 * len(numbers) > len(present) or (len(numbers) > 0 and any(map(_LIMIT.match, present)))
     if len(cells) == 1 and not is_numeric:
         return "classes"
     wanted = "others are numbers" if is_numeric else "several columns hold 0/1, true/false or yes/no"

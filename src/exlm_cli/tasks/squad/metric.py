@@ -37,8 +37,8 @@ def f1(predicted: str, golds: Sequence[str]) -> float:
 
 def _word_f1(predicted: str, gold: str) -> float:
     predicted_words, gold_words = normalize_answer(predicted).split(), normalize_answer(gold).split()
-    if not predicted_words or not gold_words:
-        return float(predicted_words == gold_words)
+    if predicted_words == gold_words:
+        return 1.0  # also of two empty bags, where the formula divides by 0
     num_same = (Counter(predicted_words) & Counter(gold_words)).total()
     # 2PR / (P + R) with P = same / predicted and R = same / gold
     return 2 * num_same / (len(predicted_words) + len(gold_words))

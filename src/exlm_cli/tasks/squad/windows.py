@@ -125,7 +125,7 @@ def build_windows(
 
 
 def best_span(window: Window, logits: FloatArray, *, max_answer_tokens: int) -> tuple[int, int, float] | None:
-    """Return the best span of a window as first and last token of the paragraph and score; None if it has none.
+    """Return the best span of a window as first and last token of the paragraph and score; None if it has no tokens.
 
     Exact: every span of at most `max_answer_tokens` tokens is scored.
 
@@ -142,9 +142,8 @@ def best_span(window: Window, logits: FloatArray, *, max_answer_tokens: int) -> 
     for extra in range(len(scores)):
         scores[extra, : num_tokens - extra] = first_logits[: num_tokens - extra] + last_logits[extra:]
     extra, first = divmod(int(scores.argmax()), num_tokens)
-    score = float(scores[extra, first])
     begin = window.first_token + first
-    return (begin, begin + extra, score) if np.isfinite(score) else None
+    return begin, begin + extra, float(scores[extra, first])
 
 
 def best_answer(
