@@ -105,9 +105,14 @@ class TrainingFlops:
     alignment: float = 0.0
 
     @property
+    def encoder(self) -> float:
+        """Linear layers and attention."""
+        return self.encoder_linear + self.attention
+
+    @property
     def total(self) -> float:
         """All parts."""
-        return self.encoder_linear + self.attention + self.lm_head + self.transition + self.alignment
+        return self.encoder + self.lm_head + self.transition + self.alignment
 
     def __add__(self, other: Self) -> Self:
         return type(self)(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))

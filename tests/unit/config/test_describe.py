@@ -5,7 +5,7 @@ Parameters are counted in the real network by `tests/unit/model/test_exlm.py`.
 
 import itertools
 from collections.abc import Callable
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from functools import partial
 from typing import Any
 
@@ -143,6 +143,7 @@ def test_a_step_is_its_sequences():
     assert recipe_step_flops(recipe).total == pytest.approx(8 * one.total)
     assert (one + one).total == pytest.approx(2 * one.total)
     assert one.total == pytest.approx(sum(astuple(one)))
+    assert replace(one, attention=0.0).encoder == one.encoder_linear
 
 
 @pytest.mark.parametrize(
