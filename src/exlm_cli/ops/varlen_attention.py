@@ -49,8 +49,8 @@ def varlen_attention(
 ) -> Float[Tensor, "R N H"]:
     """Attend within each sequence of a packed batch.
 
-    CUDA: flash_attn's kernel if it is installed, else torch's. CPU: `scaled_dot_product_attention`, sequence by
-    sequence, which is the reference.
+    CUDA: flash_attn's kernel if it is installed, else torch's. CPU: the reference, all rows against all keys
+    under a mask.
 
     Args:
         q, k, v: Queries, keys and values.
@@ -59,10 +59,13 @@ def varlen_attention(
         dropout: Probability of dropping a weight.
     """
     if q.device.type == "cpu":
-        cut = ((q, cu_queries), (k, cu_keys), (v, cu_keys))
-        sequences = zip(*(rows.transpose(0, 1).split(cu.diff().tolist(), dim=1) for rows, cu in cut), strict=True)
-        mixed = [F.scaled_dot_product_attention(q, k, v, dropout_p=dropout) for q, k, v in sequences]
-        return torch.cat(mixed, dim=1).transpose(0, 1)
+        of_query, of_key = (
+            torch.bucketize(torch.arange(len(rows)), cu[1:], right=True) for rows, cu in ((q, cu_queries), (k, cu_keys))
+        )
+        q_NRH, k_NPH, v_NPH = (rows.transpose(0, 1) for rows in (q, k, v))
+        is_own_RP = of_query[:, None] == of_key
+        mixed_NRH = F.scaled_dot_product_attention(q_NRH, k_NPH, v_NPH, attn_mask=is_own_RP, dropout_p=dropout)
+        return mixed_NRH.transpose(0, 1)
     if flash_attn_varlen_func is not None:
         return flash_attn_varlen_func(q, k, v, cu_queries, cu_keys, max_length, max_length, dropout_p=dropout)
     assert dropout == 0, "`has_varlen_kernel` says that torch's kernel has no dropout"

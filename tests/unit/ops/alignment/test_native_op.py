@@ -40,6 +40,8 @@ def operator_calls(dtype: torch.dtype) -> list[tuple[Callable[..., object], tupl
     return [(native._forward, (*inputs, True)), (native._backward, backward), (native._best, detached)]
 
 
+# torch 2.14's own check reads gradients that are not there
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_operators_keep_the_promises_of_their_schemas():
     for operator, arguments in operator_calls(torch.float64):
         assert set(torch.library.opcheck(operator, arguments).values()) == {"SUCCESS"}
