@@ -2,8 +2,8 @@
 
 Layers, heads, widths, vocabulary, dropout, attention (SDPA), fused AdamW and clipping are those of the recipe; both
 libraries train on the very batches of our MLM, microbatch by microbatch. In every round all models do one step, turn
-by turn. A ratio is theirs over ours within a round, above 1 where ours is faster. On a busy machine the processor time
-is the figure to read; of ModernBERT, GeGLU makes the feed-forward layers half as large again.
+by turn. A ratio is theirs over ours within a round, above 1 where ours is faster. On a busy machine, read the processor
+time. ModernBERT's GeGLU makes its feed-forward layers half as large again.
 """
 
 import time
@@ -68,7 +68,7 @@ def theirs_step(model: nn.Module, recipe: PretrainRecipe) -> Callable[[list[Batc
 
 
 def inputs_of(batch: Batch) -> dict[str, torch.Tensor]:
-    """Return a batch of our MLM as transformers takes it: labels at the masks, where it is padded a mask."""
+    """Return a batch of our MLM as transformers takes it: labels at the masks, an attention mask if it is padded."""
     labels = torch.full_like(batch.token_ids, IGNORED)
     is_inner = batch.node_mask >= 0
     row = torch.arange(len(labels))[:, None].expand_as(is_inner)
@@ -80,7 +80,7 @@ def inputs_of(batch: Batch) -> dict[str, torch.Tensor]:
 
 
 def measure_turns(steps: Mapping[str, Callable[[], object]], num_rounds: int, num_warmup: int) -> dict[str, Times]:
-    """Measure one step of each model in every round; the order turns round with the rounds."""
+    """Measure one step of each model in every round; every other round has the reverse order."""
     times = {name: Times() for name in steps}
     for index in range(num_warmup + num_rounds):
         for name in list(steps)[:: -1 if index % 2 else 1]:
@@ -95,7 +95,7 @@ def measure_turns(steps: Mapping[str, Callable[[], object]], num_rounds: int, nu
 def rows_of(
     times: Mapping[str, Times], recipe: PretrainRecipe, num_tokens: int, exlm_floor: float
 ) -> list[dict[str, Any]]:
-    """Return one row for each pair of models, the slower first, with the ratios of both kinds of time.
+    """Return one row for each pair of models, with the ratios of the first one's times to the second's.
 
     Args:
         times: Times of BERT, ModernBERT, MLM and ExLM.

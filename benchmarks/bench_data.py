@@ -4,8 +4,8 @@
 
 The batches of a step are masked, cut into microbatches, expanded and padded, on generated token ids
 (`bench_train_step.py` describes them), and nothing else: an accelerator that needs less time than this for a step
-waits. The first sequences are compared with their batches alone. `cpu_ms` is the processor time of all threads, which
-other work on the machine changes least.
+waits. The first sequences are compared with the same sequences batched alone. `cpu_ms` is the processor time of all
+threads, which other work on the machine changes least.
 """
 
 import argparse

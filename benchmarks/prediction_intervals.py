@@ -2,8 +2,8 @@
 
 The property is RDKit's logP of bundled molecules plus normal noise. A run is fine-tuned on 45 % of the rows and
 calibrated on 10 %; `exlm predict` writes intervals for the other rows. Beside them are intervals scaled by the spread
-over the seeds, and the spread taken for an error bar. Rows that are calibrated on and predicted are also exchanged at
-random, 200 times: the mean coverage over these draws has no luck in it.
+over the seeds, and the spread taken for an error bar. The validation rows are also drawn anew, 200 times,
+from all rows that are not trained on: the mean coverage over the draws does not depend on the luck of one split.
 
     exlm pretrain --recipe quickstart-smiles-mlm --set train.max_steps=300 --set model.num_layers=2 --out OUT/pretrained
     python benchmarks/prediction_intervals.py OUT --checkpoint OUT/pretrained
@@ -69,7 +69,7 @@ def write_molecules(folder: Path) -> None:
 
 
 def fine_tune(folder: Path, checkpoint: Path) -> None:
-    """Train three seeds for eight epochs, unless they are."""
+    """Train three seeds for eight epochs, unless that is done."""
     if (folder / "run" / RESULTS_FILE).is_file():
         return
     values = {

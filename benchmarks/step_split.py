@@ -44,7 +44,7 @@ class StepClock:
 
     @property
     def current(self) -> Part:
-        """Return the part that time is counted to."""
+        """Part that time is counted to."""
         return self._entered[-1]
 
     def enter(self, part: Part) -> None:
@@ -64,7 +64,7 @@ class StepClock:
 
 @contextmanager
 def split_step(loop: TrainingLoop) -> Iterator[StepClock]:
-    """Mark the parts of the steps inside this context; restores loop and model afterwards.
+    """Mark the parts of the steps inside this context; restore loop and model afterwards.
 
     `data` is the wait for the next batch; `encoder` includes embedding and the gathering of node states; `optimiser`
     includes freeing, scaling and clipping gradients; `other` is the sums between them.

@@ -110,7 +110,7 @@ class Outcome:
 
     @property
     def captured_share(self) -> float:
-        """Return the share of the mutual information between the two words."""
+        """Share of the mutual information between the two words that the model captures."""
         return (INDEPENDENCE_BOUND - self.nll_nats) / (INDEPENDENCE_BOUND - TRUTH)
 
 

@@ -94,7 +94,7 @@ def plan(data: Path, name: str, times: int) -> SweepRecipe:
 
 
 def last_tenth(metrics: Path, steps: int) -> float:
-    """Return the validation loss at nine tenths of the steps, between rows by their line, less that at the end."""
+    """Return the validation loss at nine tenths of the steps, interpolated between rows, less that at the end."""
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     curve = {row["step"]: row[LOSS] for row in rows if row["kind"] == "valid"}
     before = np.interp(0.9 * steps, sorted(curve), [curve[step] for step in sorted(curve)])

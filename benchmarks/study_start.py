@@ -82,7 +82,7 @@ def fixed_edges(kind: str) -> Patch:
 
 
 def distance_scores() -> contextlib.AbstractContextManager[object]:
-    """Patch the start's number into an ALiBi-like slope: a score falls by it with each mask between two nodes."""
+    """Patch the start into an ALiBi-like slope: a score falls by `start_scores` with each mask between two nodes."""
 
     def bias(head: TransitionHead, _allowed: Tensor, batch: Batch) -> Tensor:
         order = mask_order(batch.node_mask, batch.state_lengths, head.num_states_per_mask)

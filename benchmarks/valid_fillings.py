@@ -69,7 +69,7 @@ def masked_molecules(
 
 
 def score(pretrained: Pretrained, molecules: Sequence[str], mask_ratio: float, num_draws: int) -> NDArray[np.float64]:
-    """Return (M, 3) `FIGURES` of each molecule."""
+    """Return the (M, 3) `FIGURES` of the M molecules that the model can take."""
     rows = []
     for index, (smiles, input_ids) in enumerate(masked_molecules(pretrained, molecules, mask_ratio)):
         dag = dag_of_tokens(pretrained.model, pretrained.tokenizer, pretrained.recipe, input_ids)
@@ -96,10 +96,10 @@ def main() -> None:
         parser.error(f"--reference: no run is called {given.reference}")
     torch.set_num_threads(1)
     molecules = given.file.read_text(encoding="utf-8").split("\n")[: given.molecules]
-    scores = {}
-    for label, run in runs.items():
-        pretrained = load_pretrained(Path(run), device="cpu")
-        scores[label] = score(pretrained, molecules, given.mask_ratio, given.draws)
+    models = {label: load_pretrained(Path(run), device="cpu") for label, run in runs.items()}
+    if len({(model.recipe.data.sequence_length, model.tokenizer.fingerprint) for model in models.values()}) > 1:
+        parser.error("the runs differ in `data.sequence_length` or tokenizer, so they take different molecules")
+    scores = {label: score(model, molecules, given.mask_ratio, given.draws) for label, model in models.items()}
     for label, of_run in scores.items():
         gaps = dict.fromkeys(FIGURES, "")
         if label != given.reference:

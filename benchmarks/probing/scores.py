@@ -15,7 +15,7 @@ from exlm_cli.data.tokenizer import Tokenizer
 from probing.targets import Numbers, ProbeData
 
 TEST_SHARE = 0.2
-"""Of the rows of a resampling; the others train the probes."""
+"""Share of the rows that test the probes in a resampling; the others train them."""
 NUM_COUNTED_TOKENS = 512
 """Most frequent tokens of the rows that `token_counts` counts; ridge regression takes time with their square."""
 
@@ -82,9 +82,9 @@ def resampling(num_rows: int, index: int) -> tuple[RowIndex, RowIndex]:
 def paired_difference(scores_SN: Numbers, reference_SN: Numbers) -> Difference:
     """Return the mean of `scores - reference` and its 95 % intervals, by Student's t.
 
-    Over resamplings each is one difference of means over seeds, and the variance is multiplied by 1 + N * test / train,
-    because resamplings share rows (Nadeau and Bengio 2003, "Inference for the generalization error", corrected
-    resampled t-test). Over seeds each is one difference of means over resamplings.
+    Over resamplings, a value is the difference of means over seeds, and the variance is multiplied by
+    1 + N * test / train, because resamplings share rows (Nadeau and Bengio 2003, "Inference for the generalization
+    error", corrected resampled t-test). Over seeds, a value is the difference of means over resamplings.
 
     Args:
         scores_SN, reference_SN: Scores by seed and resampling; one of the two may have a single seed.
@@ -99,7 +99,7 @@ def paired_difference(scores_SN: Numbers, reference_SN: Numbers) -> Difference:
 
 
 def _interval(differences: Numbers, *, shared: float) -> Interval:
-    """Return the 95 % interval of a mean whose variance is that of the differences times 1 / number + `shared`."""
+    """Return the 95 % interval of a mean whose variance is that of the differences times (1 / number + `shared`)."""
     from scipy.stats import t
 
     number = len(differences)
@@ -118,7 +118,7 @@ def token_counts(data: ProbeData, tokenizer: Tokenizer) -> list[Features]:
 
 
 def join_parts(parts: Sequence[Features]) -> Features:
-    """Return the features of a row: its vector, or of a pair u and v, |u - v| and u * v."""
+    """Return the features of each row: (R, F) its vector u, or (R, 4 F) u, v, |u - v| and u * v of a pair."""
     if len(parts) == 1:
         return parts[0]
     u, v = parts

@@ -31,9 +31,9 @@ Numbers = NDArray[np.float64]
 LEAST_OF_A_CLASS = 100
 """A yes-or-no property with fewer rows of one answer is left out: its score is mostly noise."""
 MOST_HEAVY_ATOMS = 50
-"""Larger molecules are left out: few as they are, they decide the R2 of whatever grows with size."""
+"""Larger molecules are left out: they are few, but they decide the R2 of every property that grows with size."""
 WORDS_OF_A_TEXT = (4, 60)
-"""Shorter texts have nothing to read out; of longer ones the models see different parts."""
+"""Fewest and most words: shorter texts have nothing to read out, and models see different parts of longer ones."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ProbeData:
 
 
 def molecule_numbers() -> dict[str, Callable[["Mol"], float]]:
-    """Return the numbers worked out of a molecule, by name; linear models predict them."""
+    """Return functions from a molecule to a number, by name; linear models predict these numbers."""
     from rdkit.Chem import QED, Crippen, GraphDescriptors, rdMolDescriptors
 
     return {
@@ -79,7 +79,7 @@ def molecule_numbers() -> dict[str, Callable[["Mol"], float]]:
 
 
 def molecule_groups() -> dict[str, Callable[["Mol"], float]]:
-    """Return the counts of groups in a molecule, by name; what is asked is whether there is any."""
+    """Return functions that count a group in a molecule, by name; linear models predict whether there is any."""
     from rdkit.Chem import Fragments, rdMolDescriptors
 
     return {
@@ -118,13 +118,13 @@ def read_molecules(
 ) -> ProbeData:
     """Return a sample of the molecules of some files and their properties.
 
-    Rows that RDKit refuses are passed over, and molecules of more than 50 heavy atoms.
+    Rows that RDKit refuses and molecules of more than 50 heavy atoms are passed over.
 
     Args:
         files: SMILES, one a line, or tables.
         num_rows: Rows to draw.
         column: Column of the tables; none: `smiles`.
-        kept: File of properties, which take RDKit minutes; read where it is of the same rows, else written.
+        kept: File of the properties, which take RDKit minutes; read if it holds the same rows, else written.
         progress: Shows a bar.
 
     Raises:

@@ -1,6 +1,6 @@
 /* The states-alignment loss of ExLM (arXiv 2501.13397, section 4.3, App. H and I): plain C interface.
  *
- * A DAG has nodes 0 .. S-1, every edge runs from a lower to a higher node. Paths start at node 0 and end at node S-1,
+ * A DAG has nodes 0 .. S-1; every edge runs from a lower to a higher node. Paths start at node 0 and end at node S-1,
  * which emit nothing, and visit exactly T inner nodes between them; the t-th of these emits target t (t = 0 .. T-1):
  *
  *     alpha[0, 0] = 1
@@ -97,7 +97,7 @@ STATES_ALIGNMENT_EXPORT int32_t states_alignment_best_cpu(const states_alignment
 /* Device. The same with device pointers, enqueued on `stream` (a cudaStream_t) of `device`; nothing is allocated and
  * nothing waits. All sums are float32; nll and grad_nll are float32; gradients have the dtype of the batch.
  *
- * check:     returns whether the library runs on a device: its driver is new enough, its architecture is included.
+ * check:     returns STATES_ALIGNMENT_OK if the library runs on a device: driver new enough, architecture included.
  * forward:   always needs and writes `saved`: batch * num_sweeps * (2 * max_states + 2) *
  *            round_up(max_targets + 1, STATES_ALIGNMENT_ROW_PAD) words of 4 bytes. num_sweeps is 1, or 2 if
  *            `backward` follows: alpha and beta are then summed side by side.

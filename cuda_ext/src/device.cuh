@@ -55,8 +55,8 @@ SA_HOST_DEVICE View<Element> view_of(const states_alignment_batch& batch, int64_
                            batch.trans_row_stride, shape, direction);
 }
 
-// The columns of one sweep in the saved block: mantissas, exponents, and twice the peak of every slot over all columns
-// (one copy is read while the other is written).
+// The columns of one sweep in the saved block: mantissas, exponents, and two copies of the peak of every slot over all
+// columns (one is read while the other is written).
 struct DeviceColumns {
   float* mantissa;
   int32_t* exponent;

@@ -3,7 +3,7 @@
 //     emissions    alpha[u, t] * beta[u, T - t] / likelihood        (beta without u's own emission)
 //     edges        E[v, u] / likelihood * sum over t of alpha[v, t] * beta[u, T - t]       (with u's own emission)
 //
-// written while beta is summed, so that nothing of the backward sweep is computed or read twice. Edges are a
+// written while beta is summed, so that nothing of the backward sweep is computed or read twice. The edge gradient is a
 // (nodes x slots) times (slots x nodes) product, by panels of sources: their rows of the gradient are contiguous in
 // memory, and nothing else is written until the panel is done.
 #ifndef STATES_ALIGNMENT_GRADIENT_CPU_H_
@@ -45,7 +45,7 @@ class EdgeGradient {
   using IntVec = typename Lane::Int;
   static constexpr int kWidth = Lane::kWidth;
 
-  // `alpha` by node, `beta` by node counted from the end, as the two sweeps leave them; `stride` columns of gradient.
+  // `alpha` by node, `beta` by node counted from the end, as the sweeps leave them; `gradient` has `stride` columns.
   EdgeGradient(const Sequence<Real>& sequence, const Columns<Real>& alpha, const Columns<Real>& beta,
                Scaled<Exact> likelihood, Real grad_nll, Real* gradient, int64_t stride, GradientScratch<Real>& scratch)
       : sequence_(sequence), shape_(sequence.shape), alpha_(alpha), beta_(beta), scratch_(scratch),

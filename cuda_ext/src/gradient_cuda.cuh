@@ -77,7 +77,7 @@ SA_DEVICE_NOINLINE void add_exact(EdgePart<Element> part, Solved solved, int64_t
   }
 }
 
-// Largest exponent of each step over one operand of the tile, and the part of the operand that this thread loads.
+// Loads this thread's part of one operand of the tile, and raises `peaks` to its largest exponent at each step.
 SA_DEVICE void load_operand(const DeviceColumns& columns, int64_t first, int64_t end, bool is_reversed, int64_t last,
                             int64_t step, bool is_step, int32_t* peaks, Number (&numbers)[kLoads]) {
   const int column = static_cast<int>(threadIdx.x) / kTileSteps, k = static_cast<int>(threadIdx.x) % kTileSteps;

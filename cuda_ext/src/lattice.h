@@ -29,7 +29,7 @@ struct Shape {
   int64_t states;   // S
 
   SA_HOST_DEVICE bool has_path() const { return targets >= 1 && states - 2 >= targets; }
-  // Slots 0 .. T of a column, and step t (an edge taken after t targets) with t = T into the end node.
+  // Rows for the slots 0 .. T of a column or the steps 0 .. T: step t is taken after t targets, step T into the end.
   SA_HOST_DEVICE int64_t rows(int64_t padding) const { return round_up(targets + 1, padding); }
 
   // Column c holds at least one target unless it is the start, and leaves no more than the columns after it can take.

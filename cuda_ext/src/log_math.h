@@ -41,8 +41,8 @@ struct Format<float> {
   static constexpr int kExpTerms = 7;  // |r| <= ln(2) / 2: the first omitted term is 5e-9
   // Block products take alpha relative to a power of two, at most 2^kWide below the largest alpha, and edges up to
   // 2^kSteep, so all sums stay finite. If no factor is below 2^-kWide, nothing underflows. Up to 4,096 terms that
-  // underflow are below rounding beside a sum of 2^kLeastSum if the alpha underflows (at most 2^-126) but its edge does
-  // not, and beside a sum of 2^kLeastShare times the largest alpha if the edge underflows (at most 2^-125).
+  // underflow are below rounding: beside a sum of 2^kLeastSum if the alpha underflows (at most 2^-126) and its edge
+  // does not; beside a sum of 2^kLeastShare times the largest alpha if the edge underflows (at most 2^-125).
   static constexpr int kLeastSum = -70;
   static constexpr int kLeastShare = -89;
   static constexpr int kWide = 60;

@@ -126,7 +126,7 @@ struct Sequence {
     } else {
       result = Lane::load(from, std::max<int64_t>(left, 0), kNoEdge);
     }
-    // so may entries at and below the diagonal
+    // entries at and below the diagonal may hold anything too
     return dest > node ? result : Lane::counted() > static_cast<Int>(node - dest) ? result : Lane::splat(kNoEdge);
   }
 

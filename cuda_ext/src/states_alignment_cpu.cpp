@@ -35,9 +35,9 @@ Sequence<Real> sequence_of(const states_alignment_batch& batch, int64_t b) {
 
 int64_t max_rows(const states_alignment_batch& batch) { return Shape{batch.max_targets, 0}.rows(kRowPad); }
 
-// Numbers in the columns of any sequence of a batch: no BandLayout of its shapes has more. That of T targets and S
-// states has at most round_up(T + 1, kRowPad) rows of the smaller of S - T + 30 and round_up(S, kBlock) + 1 columns;
-// of those with as many rows, T = rows - kRowPad has the most columns.
+// Numbers in the columns of any sequence of a batch: no BandLayout of its shapes has more. With T targets and S states
+// a layout has at most round_up(T + 1, kRowPad) rows, and at most the smaller of S - T + 30 and round_up(S, kBlock) + 1
+// columns. Of all T with the same number of rows, T = rows - kRowPad has the most columns.
 int64_t saved_numbers(int64_t max_targets, int64_t max_states) {
   static_assert(kRowPad == 16 && kBlock == 8);
   const int64_t rows = Shape{max_targets, 0}.rows(kRowPad);
@@ -62,7 +62,7 @@ Columns<Real> columns_in(void* memory, const states_alignment_batch& batch, cons
   return Columns<Real>::in(mantissas, static_cast<Int*>(exponents), shape);
 }
 
-// The layout of every sequence fits into as many elements.
+// Number of elements that hold the layout of any sequence of a batch.
 template <class LayoutOf>
 int64_t largest_size(const states_alignment_batch& batch, LayoutOf&& layout_of) {
   int64_t size = 0;
@@ -73,7 +73,7 @@ int64_t largest_size(const states_alignment_batch& batch, LayoutOf&& layout_of) 
   return size;
 }
 
-// Columns of one sequence after the other.
+// Memory for the columns of one sequence at a time.
 template <class Real>
 class OwnColumns {
  public:

@@ -2,8 +2,8 @@
 //
 // Columns are solved one after the other, all slots at once, in blocks of kBlock. The sums over all edges into a block
 // are computed just before it, by products of vectors of slots. A product takes alpha relative to a reference of each
-// slot, a power of two near the largest alpha there so far, so that sums over all columns before need neither exponents
-// nor normalising; alpha itself is kept as a scaled number of any magnitude beside it. Where a sum may have lost terms,
+// slot, a power of two near the largest alpha there so far, so that sums over earlier columns need neither exponents
+// nor normalising; alpha itself is also kept as a scaled number of any magnitude. Where a sum may have lost terms,
 // or an alpha is far from its reference, a vector of slots is solved again with the exponents of every term.
 #ifndef STATES_ALIGNMENT_SWEEP_CPU_H_
 #define STATES_ALIGNMENT_SWEEP_CPU_H_
@@ -185,7 +185,7 @@ class Sweep {
     block_product<Lane, kVectors>(relative(row, alive.first), relative_stride_, edge(alive.first, dest), edge_strides(),
                                   alive.end - alive.first, sums);
   }
-  // Of the exponentiated edges, by source and by destination.
+  // Strides of the exponentiated edges, by source and by destination.
   ScalarStrides edge_strides() const {
     return kByDest ? ScalarStrides{-1, -tile_.row_stride} : ScalarStrides{tile_.row_stride, 1};
   }
@@ -321,7 +321,7 @@ class Sweep {
     return true;
   }
 
-  // The same at any magnitude; then raises references that are too small and rescales what is relative to them.
+  // Does what solve_relative does at any magnitude; then raises small references and rescales what depends on them.
   void solve_exactly(int64_t panel_end, int64_t first, int64_t end, int64_t row, const Vec (&sums)[kBlock],
                      Carry& carry) {
     scale_edges(first, first, end);

@@ -256,8 +256,8 @@ SA_DEVICE void solve_panel(const View<Element>& view, const DeviceColumns& colum
 
 // Block b * num_sweeps + sweep: sweep 0 fills alpha and nll[b], sweep 1 beta.
 //
-// With one slot a lane two blocks share a processor, so that one works while the other waits; registers for both cost
-// a few spills. Three slots a lane need them all.
+// With one slot per lane two blocks share a multiprocessor, so that one works while the other waits; the registers
+// for both cost a few spills. Three slots per lane need all registers.
 template <class Element, int kRowsPerLane>
 SA_KERNEL_PER_SM(kRowsPerLane == 1 ? 2 : 1)
 void sweep_kernel(const states_alignment_batch batch, float* nll, int32_t* saved, int num_sweeps) {

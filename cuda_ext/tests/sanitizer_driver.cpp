@@ -1,4 +1,4 @@
-// Runs forward, backward and best path on random DAGs in arrays of exact size, for a build with -fsanitize=address,undefined.
+// Runs forward, backward and best path on random DAGs in arrays of exact size, built with -fsanitize=address,undefined.
 //
 // Host kernels by default; with -DSTATES_ALIGNMENT_ON_DEVICE and -include simt.h the device kernels. It checks that the
 // posteriors of a feasible sequence sum to its targets, so that a kernel that does nothing fails.

@@ -44,12 +44,12 @@ class Predictions:
         mean: (R, C) float64, means over the seeds: probabilities of labels and classes, or values in the units of the
             training file. NaN for a row that cannot be read.
         by_seed: (K, R, C) float64, those of each seed.
-        calibrated: (R, C) float64, probabilities calibrated on the run's validation rows, NaN where it had too few;
-            None for values.
-        half_width: (C,) float64, of values: `mean` plus and minus it is the interval of `interval_level`; NaN where
-            the run had too few validation rows. None for probabilities.
+        calibrated: (R, C) float64, probabilities calibrated on the run's validation rows; NaN where these were too
+            few, None for values.
+        half_width: (C,) float64, for values: half the width of the interval of `interval_level` around `mean`; NaN
+            where the run had too few validation rows. None for probabilities.
         problems: R texts, why a row cannot be read; empty where it can.
-        notes: On rows that were cut, have tokens outside the vocabulary or a doubtful metal.
+        notes: Notes on rows that were cut, and on rows with tokens outside the vocabulary or with a doubtful metal.
         answers: For SQuAD, R pieces of the paragraphs, the best answers by the seeds' mean logits; empty for a row that
             cannot be read. `names` are then `has_answer` and `is_right`, and `mean` is the logistic function of the
             margin for both. None for other tasks.
@@ -101,7 +101,7 @@ class Run:
             CheckpointError: The run is pre-trained, so it predicts no labels.
             ConfigError: A level that is not between 0 and 1, or an installed task that reads files of its own layout
                 (`exlm predict`).
-            DataError: `rows` is not a list of strings, or not of as many strings as the task has.
+            DataError: `rows` is not a list of strings, or of tuples with as many strings as the task needs.
         """
         finetuned = self._loaded
         if isinstance(finetuned, Pretrained):
@@ -188,8 +188,8 @@ class Run:
             length: `exact`: one token for each mask; `any`: also none or several.
 
         Returns:
-            The DAG with its fillings, best first: `n_best.fillings[0].text`, and `share(filling)` for probabilities. Of
-            an MLM it is a chain, whose masks are filled independently.
+            The DAG with its fillings, best first: `n_best.fillings[0].text`, and `share(filling)` for probabilities.
+            The DAG of an MLM is a chain, whose masks are filled independently.
 
         Raises:
             CheckpointError: The run is fine-tuned: it has no language model head any more.
@@ -243,7 +243,7 @@ def load(run: str | Path, *, device: str = "auto", progress: Progress | None = N
 
 
 def check_rows(rows: object, num_texts: int = 1) -> list[tuple[str, ...]]:
-    """Return rows as tuples of as many strings.
+    """Return rows as tuples of `num_texts` strings.
 
     Raises:
         DataError: They are something else; the error names the row, counted from 1.

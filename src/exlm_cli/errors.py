@@ -9,7 +9,7 @@ class ExlmError(Exception):
         hint: What to do next; never empty.
 
     Attributes:
-        reporter: The rank that prints it where several train together; None: the first one of each node.
+        reporter: The rank that prints the error where several train together; None: the first rank of each node.
     """
 
     exit_code = 2
@@ -38,7 +38,7 @@ class CheckpointError(ExlmError):
 
 
 class DivergedError(ExlmError):
-    """A loss or gradient that is not a number."""
+    """A loss or gradient that is not finite."""
 
     exit_code = 1
 

@@ -59,7 +59,7 @@ def make_folder(folder: Path) -> None:
     """Make a folder for results, and its parents, unless it exists.
 
     Raises:
-        CheckpointError: A file cannot be written.
+        CheckpointError: The folder cannot be made.
     """
     with refusing(f"{folder}: the folder cannot be made", is_chosen=True):
         folder.mkdir(parents=True, exist_ok=True)
@@ -69,10 +69,10 @@ def make_folder(folder: Path) -> None:
 def folder_for_results(folder: Path, *files: Path) -> Iterator[None]:
     """Make a folder before the work that fills it, and delete it again if the work fails and nothing is in it.
 
-    `files` are written at the end of the work; that they can be is checked before it.
+    The work writes `files` at its end; whether they can be written is checked before it begins.
 
     Raises:
-        CheckpointError: A file cannot be written.
+        CheckpointError: The folder cannot be made, or one of `files` cannot be written.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     make_folder(folder)
@@ -97,10 +97,10 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def write_together(files: Mapping[Path, bytes]) -> None:
-    """Write files whole, and none of them if one cannot be written; they are on disk when this returns.
+    """Write files whole, and replace none before all are written; they are on disk when this returns.
 
     Raises:
-        CheckpointError: A file cannot be written; the old files are untouched.
+        CheckpointError: A file cannot be written: the old files are untouched; or one cannot be replaced.
     """
     written: dict[Path, Path] = {}
     try:
@@ -174,7 +174,7 @@ def read_whole(path: Path, *, hint: str) -> bytes:
 
 
 def write_json(path: Path, content: JsonModel | Mapping[str, object]) -> None:
-    """Write a model, or values by keys of the user's data, as JSON, atomically; numbers that are not finite: null.
+    """Write a model, or a mapping with keys from the user's data, as JSON, atomically; inf and nan become null.
 
     Raises:
         CheckpointError: A file cannot be written; the old file is untouched.
@@ -201,13 +201,13 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]
 def csv_line(cells: Sequence[object]) -> str:
     """Return a row as a line of CSV, with a line feed at its end."""
     line = io.StringIO()
-    # csv quotes cells for the characters of its line end alone, and a reader takes a lone carriage return for one
+    # `csv` quotes a cell only for characters of its own line end; readers take a lone carriage return for a line end
     csv.writer(line, lineterminator="\r\n").writerow(cells)
     return line.getvalue().removesuffix("\r\n") + "\n"
 
 
 def describe_json_error(error: ValidationError) -> str:
-    """Return the first finding in one clause."""
+    """Return the first finding of a validation error in one clause."""
     finding = error.errors()[0]
     key = ".".join(map(str, finding["loc"]))
     said = finding["msg"].removeprefix("Value error, ")

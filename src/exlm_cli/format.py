@@ -10,7 +10,7 @@ NOT_DEFINED = "not defined"
 _NAME_LETTERS = 100
 
 NO_VALUE = "-"
-"""In a cell of a table for which nothing was measured."""
+"""Text of a table cell for which nothing was measured."""
 
 
 def format_number(value: float | None, *, beside: float | None = None) -> str:
@@ -32,7 +32,7 @@ def format_fixed(value: float | None, decimals: int) -> str:
 
 
 def format_measure(value: float | None) -> str:
-    """Return a validation figure with four decimals, from 1,000 on with one and commas."""
+    """Return a validation figure with four decimals; from 1,000 on with one decimal and commas."""
     if value is None or math.isnan(value):
         return NOT_DEFINED
     return f"{value:.4f}" if value < 1000 else f"{value:,.1f}"
@@ -48,7 +48,7 @@ def format_spread(mean: float | None, deviation: float | None) -> str:
 def format_percent(share: float | None, decimals: int | None = None) -> str:
     """Return a share as a percentage: one decimal from 1 % on, two digits below, never an exponent.
 
-    `85.2 %`, `3.4 %`, `0.34 %`, `0.0052 %`; `<0.0001 %` below that. `decimals` sets their number whatever the size.
+    `85.2 %`, `3.4 %`, `0.34 %`, `0.0052 %`; `<0.0001 %` below that. `decimals`, if given, is the number of decimals.
     """
     if share is None or math.isnan(share):
         return NOT_DEFINED
@@ -121,7 +121,7 @@ def format_value(value: object) -> str:
 
 
 def _scale(number: float, units: tuple[str, str, str]) -> str:
-    """Return a number in the largest unit that it reaches, of a thousand millions, millions and thousands."""
+    """Return a number in the largest of the units 1e9, 1e6 and 1e3 that it reaches; empty if it reaches none."""
     rounded = float(f"{number:.2e}")
     for size, unit in zip((1e9, 1e6, 1e3), units, strict=True):
         if rounded >= size:

@@ -33,7 +33,7 @@ def read_launch() -> Launch:
     """Return the launch of this process, from the environment variables that torchrun sets.
 
     Raises:
-        ConfigError: WORLD_SIZE is above 1, and another variable is missing or not a number that fits.
+        ConfigError: WORLD_SIZE is not a number, or it is above 1 and another variable is missing or does not fit.
     """
     if num_ranks() == 1:
         return ONE_PROCESS
@@ -72,7 +72,8 @@ def prints_error(reporter: int | None) -> bool:
 
 
 def _is_alone() -> bool:
-    return os.environ.get("WORLD_SIZE", "1") in ("", "1")
+    size = os.environ.get("WORLD_SIZE", "")
+    return not size or (size.isdecimal() and int(size) <= 1)
 
 
 def _read_number(name: str) -> int:

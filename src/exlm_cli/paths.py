@@ -10,7 +10,7 @@ def expand_path(given: str) -> Path:
     """Return a path with `~` or `~name` at its beginning replaced by that user's home folder.
 
     Raises:
-        DataError: There is no such user or no home folder, or a character that no path may have.
+        DataError: There is no such user or no home folder, or the path has a NUL character.
     """
     if "\0" in given:
         raise DataError(f"{given}: a path cannot hold a NUL character", "give the path without it")
@@ -28,7 +28,7 @@ def cache_root(configured: str | None) -> Path:
     """Return the cache folder: `configured`, $EXLM_CACHE_DIR, $XDG_CACHE_HOME/exlm or ~/.cache/exlm.
 
     Raises:
-        DataError: The folder begins with `~` and there is no such home folder.
+        DataError: The home folder that `~` or the default needs does not exist, or the path has a NUL character.
     """
     if configured is not None:
         return expand_path(configured)

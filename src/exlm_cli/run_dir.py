@@ -53,7 +53,7 @@ LOCK_FILE = ".lock"
 """Locked while a process works in the directory; the file itself stays."""
 
 BEGINNING_FILE = ".beginning"
-"""In a new run directory until it has all files that a resumption needs; a process killed before that leaves it."""
+"""A new run directory has it until all files that a resumption needs are there; a process killed earlier leaves it."""
 
 _BEGINNING_FILES = frozenset(
     {*_FILES_OF_RUN, RUN_FILE, SERIES_FILE, LOCK_FILE, BEGINNING_FILE, "rejected.csv", "split.json"}
@@ -77,7 +77,7 @@ class RunInfo(Environment):
 
     Attributes:
         command: Like `pretrain`; the fields after `started_unix_s` are of the commands named in the comments.
-        earlier_environments: Those of the processes before, where they were others, the oldest first.
+        earlier_environments: Environments of earlier processes of the run, where they differed, the oldest first.
     """
 
     command: str
@@ -112,7 +112,7 @@ class RunInfo(Environment):
 
 
 def create_run_dir(out: str | Path | None, name: str, *, further_files: Iterable[str] = ()) -> Path:
-    """Make a run directory, or take one that is empty or has only what a process killed before `mark_resumable` wrote.
+    """Make a run directory, or take one that is empty or in which a process was killed before `mark_resumable`.
 
     Args:
         out: Its path; None: `runs/<name>-<YYYYmmdd-HHMMSS>`, with a counter where two runs begin in one second.
@@ -339,7 +339,7 @@ def run_kind(path: Path) -> str:
     """Return which command made a run or checkpoint: `pretrain` or `finetune`.
 
     Raises:
-        CheckpointError: It is not a run directory, or one of another command.
+        CheckpointError: It is not a run directory, is one of another command, or its `run.json` is damaged.
     """
     run = run_directory(path)
     if not (run / RUN_FILE).is_file():

@@ -1,5 +1,6 @@
 """Draws from a DAG follow the probabilities of an enumeration; molecules are masked alike and measured whole."""
 
+import sys
 from collections import Counter
 
 import numpy as np
@@ -43,3 +44,17 @@ def test_molecules_that_the_model_takes_are_masked_and_sometimes_recovered(tmp_p
     assert scores.shape == (2, 3)
     assert (scores[:, 2] > 0).all()
     assert (scores[:, 0] >= scores[:, 2]).all()
+
+
+def test_runs_that_take_different_molecules_are_refused_before_any_is_scored(tmp_path, monkeypatch, capsys):
+    tokenizer = train_smiles_vocabulary(["CCCC"], 400, 1, SilentProgress())
+    runs = []
+    for length in (8, 16):
+        data = {"kind": "smiles", "sequence_length": length}
+        runs.append(f"{length}={make_pretrained(tmp_path / str(length), tokenizer, data=data)}")
+    (tmp_path / "a.smi").write_text("CCCC\n")
+    options = ["--file", str(tmp_path / "a.smi"), "--reference", "8", "--mask-ratio", "0.3"]
+    monkeypatch.setattr(sys, "argv", ["valid_fillings.py", *runs, *options])
+    with pytest.raises(SystemExit, match="2"):
+        study.main()
+    assert "the runs differ in `data.sequence_length` or tokenizer" in capsys.readouterr().err

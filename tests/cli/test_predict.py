@@ -33,7 +33,7 @@ def test_new_molecules_get_probabilities_or_the_reason_why_not(run_folder, capsy
     words = ["predict", "M", "new.csv", "--out", "here.csv", "--smiles-column", "mol", "--no-figures"]
     out = printed_by(capsys, [*words, "--escape-formulas"]).out
     assert "unreadable rows" in out
-    assert "fewer than 10 validation rows are positive, or negative, for `active`, `toxic`" in out
+    assert "fewer than 10 positive or 10 negative validation rows: `active`, `toxic`" in out
     assert "Each label alone" in out
     assert "note: scored without the labels that the table lacks: toxic" in out
     assert out.endswith("wrote here.csv\n")

@@ -19,7 +19,7 @@ def test_a_grid_from_training_to_figures(folder, capsys):
     words = [*COMMAND, "--num-repeats", "1,2", "--mask-ratios", "0.15,0.01", "--jobs", "1", "--task", "none"]
     captured = printed_by(capsys, [*words, "--out", "run", "--json"])
     result = json.loads(captured.out)
-    assert "left out: k = 2, p = 1%, which corrupts only 0.01% of the tokens" in captured.err
+    assert "left out: k = 2, p = 1 %, which corrupts only 0.01 % of the tokens" in captured.err
     cells = [(cell["num_repeats"], cell["mask_ratio"]) for cell in result["cells"]]
     assert cells == [(1, 0.01), (1, 0.15), (2, 0.15)]
     for row, cell in zip(read_rows(folder / "run/report/grid.csv"), result["cells"], strict=True):

@@ -26,10 +26,12 @@ def _set(monkeypatch: pytest.MonkeyPatch, **changes: str | None) -> None:
             monkeypatch.setenv(name, value)
 
 
-@pytest.mark.parametrize("size", [None, "1", ""])
+@pytest.mark.parametrize("size", [None, "1", "", "0", "01"])
 def test_a_process_alone_needs_no_variable(monkeypatch, size):
-    """A cluster may set WORLD_SIZE to 1 and nothing else."""
+    """A cluster may set WORLD_SIZE to 1, with or without a rank."""
     if size is not None:
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("LOCAL_RANK", "1")
         monkeypatch.setenv("WORLD_SIZE", size)
     assert read_launch() == ONE_PROCESS
     assert not is_quiet()

@@ -62,10 +62,10 @@ _TRAIN_ON_RANKS = ("pretrain", "finetune")
 """Commands that torchrun may start on several ranks."""
 
 _MEMORY_HINT = (
-    "lower `train.microbatch_tokens` (the batch stays as it is; `exlm pretrain --resume` takes it too, a fine-tuning "
-    "starts anew), or take a smaller model"
+    "lower `train.microbatch_tokens`, which keeps the batch size (a pre-training can resume with it, a fine-tuning "
+    "must start again), or use a smaller model"
 )
-_MEMORY_HINT_WITHOUT_RECIPE = "give shorter texts, or use `--device cpu` if it was a GPU's memory"
+_MEMORY_HINT_WITHOUT_RECIPE = "give shorter texts, or use `--device cpu` if the GPU ran out of memory"
 
 
 def _print_version(is_wanted: bool) -> None:

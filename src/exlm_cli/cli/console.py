@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from exlm_cli.config.base import Recipe
 
 PIPE_WIDTH = 120
-"""Columns of a listing that is not shown on a terminal, where $COLUMNS does not say."""
+"""Columns of output that does not go to a terminal, unless $COLUMNS says otherwise."""
 
 _MESSAGE_LETTERS, _LABEL_LETTERS = 2_000, 60
 """Maximum letters of a message, and of a bar's label or a cell; longer ones lose their middle."""
@@ -221,7 +221,7 @@ class _LineBar(Bar):
     def _line(self, *, is_end: bool) -> None:
         now_s = self._clock()
         elapsed_s = now_s - self._start_s
-        # up to the last advance, and less what has passed of the next one: slow steps do not raise the time left
+        # rate up to the last advance; time since then is subtracted, so that a slow step does not raise the time left
         worked_s = self._advanced_s - self._start_s
         rate = (self._done - self._first) / worked_s if worked_s > 0 else None
         left_s = None

@@ -82,7 +82,7 @@ def collect_overrides(sets: list[str] | None, options: Mapping[str, object]) -> 
 
     Args:
         sets: `key=value`, as given.
-        options: Key -> value of its option; None: not given. Quoted, so that YAML reads a text as it is.
+        options: Key -> value of its option; None: not given. Values are quoted, so that YAML reads a text as it is.
 
     Raises:
         ConfigError: `--set` gives a key twice: the first value would be lost.
@@ -181,7 +181,7 @@ def parse_numbers(
         if number is None or not minimum <= number <= maximum:
             raise ConfigError(f"`{option} {text}`: `{word}` is not {accepted}", "numbers are separated by commas")
         if number in numbers:
-            raise ConfigError(f"`{option} {text}` gives {number:g} twice", "give each once")
+            raise ConfigError(f"`{option} {text}` gives {number} twice", "give each once")
         numbers.append(number)
     return numbers
 

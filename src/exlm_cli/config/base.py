@@ -26,7 +26,7 @@ class Mark(Enum):
 
 
 class UnfitValueError(ValueError):
-    """A value that does not fit another; the hint names overrides that do."""
+    """A value that does not fit another; the hint names overrides that fit."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -101,7 +101,7 @@ def identity_values(section: BaseModel, *, without: Collection[Mark] = ()) -> di
     """Return the values of a recipe or section that decide its results, as JSON.
 
     Args:
-        without: Marked fields to leave out besides `Mark.RECORD`.
+        without: Marks whose fields are left out, besides `Mark.RECORD`.
     """
     left_out = {Mark.RECORD, *without}
     dumped = section.model_dump(mode="json")

@@ -1,6 +1,6 @@
 """Size and cost of pre-training in closed form: parameters, tokens and FLOPs of a step, FLOPs of a run (App. Q.2).
 
-FLOPs are those of forward and backward over one sequence of L positions, T masks and k states a mask, without padding:
+FLOPs are those of forward and backward over one sequence of L positions, T masks and k states per mask, no padding:
 N = k T emitting nodes, S = N + 2 nodes, encoder of width D with n layers and feed-forward width F, vocabulary V, h
 transition heads over features of width D' (D, or 2 D with `position_features`). A product of an (a, b) and a (b, c)
 matrix is 2 a b c FLOPs; its backward pass has two such products, so that whatever is trained counts three times:
@@ -13,17 +13,17 @@ matrix is 2 a b c FLOPs; its backward pass has two such products, so that whatev
                                                         further states: (L - J) J of a block, (S - J) J of the last
     lm_head           3 * 2 N (D^2 + D V)               dense layer and tied decoder, on emitting nodes alone
     transition        3 * 2 (2 S D' D + S^2 D)          query, key and Q K'; with h > 1 also the gate, 2 S D' h
-    alignment         3 * 2 E                           alpha, beta and the edge gradient: one multiply-add an edge each
+    alignment         3 * 2 E                           alpha, beta and the edge gradient: one multiply-add per edge
 
 The first `expand_after` blocks have L - J positions and no further states; if these are all blocks, the last one has
 T + 2 queries. E, the edges that any path can take for any target, is 2 w + (T - 1) w (w + 1) / 2 with w = S - 1 - T:
 target t lies on one of the w nodes t to S - 2 - T + t. An MLM is the case k = 1 without the last two lines, and
 `alignment: independent` the same with k > 1.
 
-The lowest possible ratio of ExLM to MLM in Table 12 follows. Not counted, because it is memory traffic or small beside
-the rest: embeddings, norms, GELU, softmax, dropout, rotation, residuals, gathers, AdamW. Nor is recomputation that
-saves memory: flash attention's second Q K' and the logits that `head_chunk_rows` computes again in the backward pass.
-The few edges that the sparse DAG lacks are counted.
+The lowest possible ratio of ExLM to MLM in Table 12 follows from this. Embeddings, norms, GELU, softmax, dropout,
+rotation, residuals, gathers and AdamW are not counted: they are memory traffic, or small beside the rest. Nor is
+recomputation that saves memory: flash attention's second Q K' and the logits that `head_chunk_rows` computes again in
+the backward pass. The few edges that the sparse DAG lacks are counted.
 """
 
 from dataclasses import astuple, dataclass
@@ -42,7 +42,7 @@ class RecipeSize:
         objective: `exlm` or `mlm`; for a sweep, that of the recipe which its variants share.
         parameters, tokens_per_step: For a sweep, also those of the shared recipe.
         flops_per_step: Forward and backward over full sequences; None for a sweep.
-        flops: Whole pre-training, over all variants and seeds of a sweep; None where `train.max_steps` is.
+        flops: Whole pre-training, over all variants and seeds of a sweep; None where `train.max_steps` is None.
     """
 
     objective: str | None = None
@@ -86,7 +86,7 @@ def count_parameters(recipe: PretrainRecipe) -> int:
 
 
 def tokens_per_step(recipe: PretrainRecipe) -> int:
-    """Return the maximum of input tokens in an optimiser step: repetitions counted, expansion not."""
+    """Return the maximum number of input tokens in an optimiser step: repetitions counted, expansion not."""
     train = recipe.train
     if train.batch_tokens is not None:
         return train.batch_tokens
@@ -159,7 +159,7 @@ def count_sequence_flops(recipe: PretrainRecipe, num_positions: float, num_targe
 
 
 def count_path_edges(num_nodes: float, num_targets: float) -> float:
-    """Return E: over all targets, the edges of a dense DAG that some path takes to it, and to the last node after it.
+    """Return E: the edges of a dense DAG that some path takes to each target, summed over targets, and to the end.
 
     Args:
         num_nodes: S, the first and the last node included.

@@ -148,8 +148,8 @@ def grid_points(recipe: FinetuneRecipe, *, use_grid: bool) -> list[GridPoint]:
     """Return every combination of the recipe's grid, the last key running fastest; without a grid the recipe itself.
 
     Raises:
-        ConfigError: No grid to search; a key that is none of `model`, `optim` or `train`; a value that is not accepted;
-            a value given twice.
+        ConfigError: No grid to search; a key outside `model`, `optim` and `train`; a value that is not accepted; a
+            value given twice.
     """
     bare = recipe.model_copy(update={"grid": {}})
     if not use_grid:

@@ -46,7 +46,7 @@ def with_names_alone(recipe: RecipeT) -> RecipeT:
 
 
 def _changed(section: SectionT, change: Callable[[str], str]) -> SectionT:
-    """Return a recipe or section in which each path is changed: those of fields with `Mark.INPUT`."""
+    """Return a recipe or section with its paths changed: the values of fields with `Mark.INPUT`."""
     update: dict[str, Any] = {}
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)

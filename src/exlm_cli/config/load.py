@@ -46,7 +46,7 @@ def load_recipe(name_or_file: str, overrides: Sequence[str] = (), *, kind: type[
         name_or_file: Name of a recipe that ships with the package, or path of a YAML file.
         overrides: `section.key=value`, the value in YAML; later ones win. A variant of a sweep given here is run,
             whatever `only` in the file says.
-        kind: Of recipe.
+        kind: Kind of recipe to read.
 
     Raises:
         ConfigError: Unknown recipe or key, unreadable file, a value that is not accepted, a circle of `extends`, a
@@ -116,7 +116,7 @@ def list_recipes(kind: type[Recipe]) -> dict[str, Path]:
 
 
 def resumed_recipe(run: Path, kind: type[RecipeT], overrides: Sequence[str] = ()) -> RecipeT:
-    """Return the recipe of a run to continue, of the kind that the continuing command takes, with overrides.
+    """Return the recipe of a run to continue, with overrides; `kind` is the kind that the command takes.
 
     Raises:
         CheckpointError: `run` is not a run directory, or one of another command.

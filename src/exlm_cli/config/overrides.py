@@ -48,7 +48,7 @@ def nearest_key(schema: type[BaseModel], path: str) -> str | None:
     section, _, leaf = path.rpartition(".")
     top = f"{path.partition('.')[0]}."
     keys = [key for key in reversed(list(key_paths(schema))) if not path.startswith(f"{key}.")]
-    # of keys with one name, the first of the same top-level section, else of all
+    # of keys with the same name, the first in the same top-level section, else the first of all
     by_leaf = {key.rpartition(".")[2]: key for key in sorted(keys, key=lambda key: key.startswith(top))}
     if leaf in by_leaf:
         return by_leaf[leaf]

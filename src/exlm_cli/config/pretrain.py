@@ -148,7 +148,7 @@ class PretrainRecipe(Recipe):
 
     @property
     def max_masks(self) -> int:
-        """The most masks a full sequence can have: all of it for `bernoulli`, floor(p*n + u) for `fixed`."""
+        """The most masks a full sequence can have: all n tokens for `bernoulli`, floor(p*n) + 1 for `fixed`."""
         real_tokens = (self.data.sequence_length - 2) * self.masking.num_repeats
         if self.masking.scheme == "bernoulli":
             return real_tokens

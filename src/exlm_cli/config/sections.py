@@ -143,14 +143,14 @@ class ModelConfig(StrictModel):
 
     @property
     def rotary_scheme(self) -> Literal["2d", "fractional", "1d"]:
-        """How rotated heads see positions: as `rope` says; those of the transition head as 2d where it says none."""
+        """How rotated heads see positions: as `rope` says; 2d where it is none and only the transition head rotates."""
         return "2d" if self.rope == "none" else self.rope
 
     def rotary_widths(self, head_width: int) -> tuple[int, ...]:
         """Return the entries of a head that each position axis rotates; they sum to `head_width`.
 
         Raises:
-            ValueError: An axis does not come out as an even number, 2 at least.
+            ValueError: `head_width` cannot be cut into an even number of entries for each axis.
         """
         num_axes = 2 if self.rotary_scheme == "2d" else 1
         if head_width % (2 * num_axes):

@@ -39,7 +39,7 @@ _NOT_VARIED = {
     "seed": "the sweep's `seeds`",
     "device": "the sweep's `device`",
 }
-"""Keys of a pre-training recipe that a sweep sets itself, and from what."""
+"""Keys of a pre-training recipe that a sweep sets itself, each with what decides it."""
 
 
 class VariantDescription(JsonModel):
@@ -93,10 +93,10 @@ class SweepCell(StrictModel):
 
     @property
     def work(self) -> float:
-        """Upper bound of the positions that pre-training encodes, to which its time is about proportional."""
+        """Measure of pre-training time: a bound on the encoded positions; without `max_steps`, per step of an epoch."""
         train = self.pretrain.train
         sequences = train.batch_sequences or (train.batch_tokens or 0) / self.pretrain.repeated_length
-        return (train.max_steps or 1) * sequences * self.pretrain.longest_expanded_length
+        return (train.max_steps or train.max_epochs or 1) * sequences * self.pretrain.longest_expanded_length
 
 
 class SweepRecipe(Recipe):

@@ -269,7 +269,7 @@ class InstalledTask(TaskSection):
     """Base of the sections that other packages add under the entry point group `exlm.tasks` (docs/extending.md).
 
     A child sets `suite`, the name of its entry point, `tasks` and `recipe`, and declares its own keys. Its module is
-    imported for every command that reads such a recipe: it imports no torch.
+    imported for every command that reads such a recipe, so it must not import torch.
     """
 
     recipe: ClassVar[str]

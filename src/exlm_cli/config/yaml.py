@@ -93,7 +93,7 @@ def parse_yaml(text: str, *, as_text: bool = False) -> Any:
     """Return the value of a YAML text; `as_text`: numbers and truth values, also in lists, are texts, like `08`.
 
     Raises:
-        yaml.YAMLError: Syntax, a duplicate key, an alias, a tag, or a value beyond Python's limits.
+        yaml.YAMLError: Wrong syntax, a duplicate key, an alias, a tag, or a text or value beyond a limit.
     """
     if len(text) > MAX_CHARACTERS:
         raise yaml.YAMLError(f"{len(text):,} characters; at most {MAX_CHARACTERS:,} are read")

@@ -286,7 +286,7 @@ def _label_axis(axis: XAxis | YAxis, labels: Sequence[str], masks: Sequence[int]
 _Graphic = tuple[float, float, float, float]
 """Left, top, width and height of the drawing without title, captions and what lies beside it."""
 _Tooltips = Mapping[str, str | list[str]]
-"""By id; for the id of a collection, those of its paths."""
+"""Tooltip of each id; for the id of a collection, one for each of its paths."""
 
 
 def _render(

@@ -34,8 +34,8 @@ class Dag:
         num_states_per_mask: k.
         input_ids: (L,) tokens before expansion, [CLS], [MASK]s and [SEP] included.
         has_transitions: False for an MLM and for `alignment: independent`, whose masks do not depend on each other.
-            Such a DAG has one node a mask and edges of probability 1, and its probabilities are the model's; for
-            several states a mask, given that they yield one token.
+            Such a DAG has one node a mask and edges of probability 1. Its probabilities are the model's; if a mask has
+            several states, they are conditional on these yielding one token.
     """
 
     text: str
@@ -132,7 +132,7 @@ def token_occupancy(dag: Dag) -> FloatArray:
 
 
 def token_marginals(dag: Dag) -> FloatArray:
-    """Return the probabilities of the t-th token, (T, V), given T tokens: nodes by their `token_occupancy`."""
+    """Return the probabilities of the t-th token, (T, V), given T tokens: nodes weighted by `token_occupancy`."""
     marginal_TV: FloatArray = token_occupancy(dag)[:, 1:-1] @ np.exp(dag.node_log_probs[1:-1])
     return marginal_TV
 

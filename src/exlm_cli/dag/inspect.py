@@ -70,7 +70,7 @@ class Inspection:
         return ", ".join(f"{self.quote(token.text)} {two_decimals(token.probability)}" for token in self.tokens[node])
 
     def strongest_transitions(self, n: int) -> list[tuple[int, int]]:
-        """Return the n edges most used by paths, not those of the largest E: the edges of a rare node sum to 1 too."""
+        """Return the n edges that paths use most; E alone would not tell, as the edges of a rare node sum to 1 too."""
         flat = self.edge_use.ravel()
         best = np.argsort(-flat, kind="stable")[:n].tolist()
         return [divmod(index, self.dag.num_nodes) for index in best if flat[index] > 0]

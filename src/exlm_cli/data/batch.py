@@ -69,9 +69,9 @@ class Packing(NamedTuple):
         source: Where each packed position is in a flat (B * X).
         row: Place of each position among the packed ones; 0 for padding.
         cu_lengths: Sequence b has packed positions `cu_lengths[b]` to `cu_lengths[b + 1] - 1` of the context.
-        further_place: Where each further state is in a flat (B * most further states of a sequence).
+        further_place: Where each further state is in a flat (B * F), F being the most further states of a sequence.
         read: Packed positions of the R nodes: those of the context, sequence by sequence, then all further states.
-        cu_read: Sequence b has nodes `cu_read[b]` to `cu_read[b + 1] - 1` of those of the context.
+        cu_read: Sequence b has entries `cu_read[b]` to `cu_read[b + 1] - 1` of the context nodes in `read`.
         node_row: Place of each node in `read`; 0 beyond `state_lengths`.
     """
 
@@ -93,7 +93,7 @@ class Batch(DeviceBatch):
         positions: Token index before expansion (but after repetition) and clone index: (i, 1)..(i, k) for the
             clones of a [MASK], (j, 0) for all other tokens (section 4.2).
         lengths: Number of expanded tokens of each sequence, with [CLS] and [SEP].
-        first_index: Expanded position of each token, of a [MASK] that of its first copy; 0 for padding.
+        first_index: Expanded position of each token, for a [MASK] that of its first clone; 0 for padding.
         node_index: Expanded position of every DAG node, in order: [CLS], the clones, the last [SEP]; 0 beyond.
         node_mask: Index of the masked token that a node belongs to (0..T-1); -1 for BOS, EOS and padding.
         state_lengths: Number of nodes of each sequence, k * T + 2.
@@ -191,7 +191,7 @@ def expand(masked: MaskedSequences, num_states_per_mask: int, objective: Objecti
     if int(masked.lengths.min()) < longest_input:
         first_index[np.arange(longest_input) >= masked.lengths[:, None]] = 0
 
-    # without masks there is a column of targets, which is padding
+    # a batch without masks still has one column of targets, all padding
     target_ids = np.full((num_sequences, max(1, max_masks)), pad_id, dtype=np.int64)
     target_source = np.full_like(target_ids, -1)
     target_index = np.repeat(sequence * target_ids.shape[1], target_lengths) + mask_M
@@ -219,7 +219,7 @@ def expand(masked: MaskedSequences, num_states_per_mask: int, objective: Objecti
 
 
 def pack(batch: Batch, *, hides_further_states: bool) -> Batch:
-    """Return a batch on the CPU with its `packing`; `hides_further_states` is that of the model."""
+    """Return a batch on the CPU with its `packing`; `hides_further_states`: the model has `mask_attention: first`."""
     num_sequences, longest = batch.token_ids.shape
     is_further_BX = (batch.positions[..., 1].numpy() > 1) & hides_further_states
     is_context_BX = (np.arange(longest) < batch.lengths.numpy()[:, None]) & ~is_further_BX
@@ -250,7 +250,7 @@ def pack(batch: Batch, *, hides_further_states: bool) -> Batch:
 
 
 def _bounds(is_kept_BX: BoolArray) -> Int32[Tensor, " B+1"]:
-    """Return where the kept entries of each sequence begin among those of all."""
+    """Return where the kept entries of each sequence begin among all kept entries, and at the end their number."""
     return torch.from_numpy(np.append(0, np.cumsum(is_kept_BX.sum(1))).astype(np.int32))
 
 

@@ -38,8 +38,8 @@ class RemoteFile:
 def fetch_once(remote: RemoteFile, folder: str, progress: Progress, hint: str) -> Path:
     """Return a remote file's copy in the cache; download it if there is none, or if it is altered.
 
-    Two processes that need one file download it once. A broken connection is retried twice. `folder` is in the cache;
-    `hint` tells what the user can do instead.
+    Two processes that need one file download it once. A broken connection is retried twice. `folder` is relative to
+    the cache; `hint` tells what the user can do instead.
 
     Raises:
         DataError: No network, no such file, or its size or SHA-256 is not the known one; nothing is left in its place.

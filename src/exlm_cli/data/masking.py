@@ -50,7 +50,7 @@ class Masker:
     """Masks of one epoch of a run.
 
     Attributes:
-        seed, epoch: Select the masks, with the sample index of a sequence.
+        seed, epoch: Together with the sample index of a sequence they select its masks.
     """
 
     masking: MaskingConfig
@@ -119,7 +119,7 @@ class Masker:
             if is_masked_BL.any(1).all():
                 return is_masked_BL
         bits_BL[~is_maskable_BL] = np.iinfo(np.uint64).max
-        # hashes of a sequence differ, so exactly so many are at or below the one of that rank
+        # the hashes of a sequence are distinct, so exactly `num_masked` are at or below the hash of that rank
         rank_B = np.maximum(num_masked - 1, 0)
         ranked_BL = np.partition(bits_BL, np.unique(rank_B), axis=1)
         return (bits_BL <= ranked_BL[np.arange(len(rank_B)), rank_B][:, None]) & is_maskable_BL

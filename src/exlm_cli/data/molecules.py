@@ -46,7 +46,7 @@ _NUMBERS_OF_ATOM = (
 _BAR_EVERY_ROWS = 64
 
 FINGERPRINT_RADIUS = 2
-"""Bonds around each atom; ECFP4 counts them on both sides."""
+"""Bonds around each atom; the 4 in ECFP4 is the diameter, twice this."""
 NUM_BITS = 2048
 
 Fingerprints = NDArray[np.uint8]
@@ -54,7 +54,7 @@ Fingerprints = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Molecule:
-    """One row.
+    """What RDKit finds in one row.
 
     Attributes:
         problem: Why it is not a molecule; empty where it is one.
@@ -129,7 +129,7 @@ def murcko_scaffold(molecule: "Mol", *, has_chirality: bool) -> str:
 
 
 def fingerprints(smiles: Sequence[str]) -> Fingerprints:
-    """Return (N, K) ECFP4 bits, K = 2048; a row that is not a molecule has none."""
+    """Return (N, K) ECFP4 bits, K = 2048; all are zero in a row that is not a molecule."""
     from rdkit.Chem import rdFingerprintGenerator
 
     generator = rdFingerprintGenerator.GetMorganGenerator(radius=FINGERPRINT_RADIUS, fpSize=NUM_BITS)
@@ -200,7 +200,7 @@ def _parse(row: str) -> tuple["Mol | None", str | None]:
 
 
 def _describe_unknown(row: str) -> str:
-    # "C" is a token, so every other character that is left is part of none
+    # "C" is itself a token, so any other character that is left is part of no token
     rest = SMILES_TOKEN.sub(lambda token: "C" * len(token[0]), row)
     unknown = [character for character in dict.fromkeys(rest) if character != "C"]
     named = ", ".join(f"{character!r} at position {rest.index(character) + 1}" for character in unknown[:_MAX_NAMED])

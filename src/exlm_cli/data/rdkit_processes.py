@@ -37,7 +37,7 @@ def _kill(process: Any, use_psutil: bool = True) -> None:
     process.join()
 
 
-# loky asks psutil or `pgrep` for the children of its processes, which ours lack, and hangs on images that have neither
+# our workers have no children; loky would look for some with psutil or `pgrep`, and hangs on images without either
 loky.process_executor.kill_process_tree = _kill
 
 _Answer = TypeVar("_Answer")
@@ -119,7 +119,7 @@ def _processes(num_processes: int) -> Iterator[Any]:
 
 @contextmanager
 def _safe_path() -> Iterator[None]:
-    """Keep the current directory off the path of Python processes started here: its queue.py is not Python's."""
+    """Keep the current directory off the path of processes started here: a queue.py there would hide Python's."""
     before = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"
     try:

@@ -37,7 +37,7 @@ def plan_epoch(
     batch_tokens: int | None,
     bucket_steps: int,
 ) -> EpochPlan:
-    """Shuffle one epoch and cut it into steps of about equal lengths.
+    """Shuffle one epoch and cut it into steps, each of sequences of similar length.
 
     Sequences are shuffled, sorted by length within windows of about `bucket_steps` steps (which saves padding) and cut
     into steps, and the steps of a window are shuffled. With `batch_tokens`, the steps of a window have about equal
@@ -82,7 +82,7 @@ def cut_microbatches(lengths: IntArray, microbatch_tokens: int, *, avoids_paddin
     Args:
         lengths: (n,) positions of the sequences of the step.
         microbatch_tokens: Most positions of a microbatch; a longer sequence is a microbatch of its own.
-        avoids_padding: Every microbatch has sequences of one length, unless that would make more than twice as many.
+        avoids_padding: Give each microbatch sequences of one length, unless that makes over twice as many microbatches.
 
     Yields:
         Places in `lengths`, from the shortest sequences to the longest.

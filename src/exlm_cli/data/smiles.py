@@ -23,7 +23,7 @@ SMILES_TOKENS = re.compile(f"{SMILES_PATTERN}*")
 def train_smiles_vocabulary(rows: Iterable[str], vocab_size: int, min_frequency: int, progress: Progress) -> Tokenizer:
     """Collect the atom-wise tokens of SMILES, the most frequent first, equally frequent ones in alphabetical order.
 
-    `rows` are read once and never held; those with characters that no SMILES has do not count. Tokens that occur less
+    `rows` are read once and never held; those with characters that no SMILES has do not count. Tokens that occur fewer
     than `min_frequency` times, or do not fit into `vocab_size`, which counts special tokens, become [UNK].
     """
     counts: Counter[str] = Counter()

@@ -46,7 +46,7 @@ class Tokenizer:
 
     Attributes:
         kind: "bpe" or "smiles", from the type of the model inside the JSON.
-        vocab_size: Upper bound of the ids, special ones included.
+        vocab_size: Highest id plus 1, special tokens included.
         fingerprint: sha256 of the canonical JSON, in hex.
     """
 
@@ -54,7 +54,7 @@ class Tokenizer:
         """Wrap a `tokenizers.Tokenizer`, which errors call `origin`.
 
         Raises:
-            TokenizerError: It has another kind of model, or a special token is missing.
+            TokenizerError: It has another kind of model, lacks a special token, has too large an id, or does not work.
         """
         self._origin = origin
         # "[SEP]" in raw text must stay text, and no text may be truncated.

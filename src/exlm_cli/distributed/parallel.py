@@ -82,7 +82,7 @@ def spread(module: nn.Module, strategy: Strategy, ranks: Ranks, autocast_dtype: 
 
     Args:
         module: Module that training calls; `fsdp` replaces its parameters in place by shards.
-        strategy: `choose_strategy`'s.
+        strategy: Result of `choose_strategy`.
         ranks: All ranks.
         autocast_dtype: Under `fsdp` also the type in which the weights of blocks are gathered; None: float32.
     """

@@ -88,7 +88,7 @@ class Ranks:
                 else:
                     time.sleep(_BEAT_S / 10)
         except dist.DistError:
-            started = 0  # it keeps the store
+            started = 0  # rank 0 keeps the store
         if started < self.size:
             raise RankError(
                 f"rank {started} of {self.size} did not start within {MEET_LIMIT_S:.0f} s, or has ended",
@@ -100,7 +100,7 @@ class Ranks:
         """Gather a JSON value from every rank, in rank order. It goes through the store, so a wait may be long.
 
         Raises:
-            RankError: A rank failed, was lost, or did not come within the limit.
+            RankError: A rank failed, was lost, or did not answer within the limit.
         """
         if self._store is None:
             return [value]
@@ -197,7 +197,7 @@ class Ranks:
     def in_step(
         self, batches: Iterator[BatchT], spare: Callable[[], BatchT], flag: Callable[[], int] = lambda: 0
     ) -> Iterator[tuple[BatchT, bool, int | None]]:
-        """Yield this rank's batches, then a spare one while other ranks have more: all ranks run as many passes.
+        """Yield this rank's batches, then a spare one while other ranks have more: all ranks run equally many passes.
 
         Args:
             batches: Batches of this rank.
@@ -285,7 +285,7 @@ class Ranks:
                     return None
                 time.sleep(_BEAT_S)
         except dist.DistError:
-            return self._lost([0])  # it keeps the store
+            return self._lost([0])  # rank 0 keeps the store
 
     def _read_failure(self) -> RankError | None:
         assert self._store is not None

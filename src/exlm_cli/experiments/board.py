@@ -11,7 +11,7 @@ from exlm_cli.format import format_fixed, format_percent
 from exlm_cli.progress import Bar, Board, Progress
 
 _TAIL_BYTES = 8192
-"""End of a metrics.jsonl that holds a whole row."""
+"""Bytes at the end of a metrics.jsonl that hold at least one whole row."""
 
 
 @contextmanager
@@ -21,7 +21,7 @@ def open_board(
     """Show the table of a sweep until the context ends.
 
     Args:
-        results: Results by folder of those that are done, None for the others.
+        results: Result of each cell by its folder; None for cells that are not done.
     """
     rows, columns = (list(dict.fromkeys(getattr(cell, axis) for cell in cells)) for axis in ("row", "column"))
     done = sum(cell.work for cell in cells if results[cell.folder] is not None) / sum(cell.work for cell in cells)

@@ -151,7 +151,7 @@ def _pretrain_and_measure(cell: SweepCell, folder: Path, progress: Progress) -> 
 
 
 def _is_measured(cell: SweepCell, result: SweepCellResult) -> bool:
-    """Return whether figures are of the cell's model, on as many sequences, at all of its mask ratios."""
+    """Return whether a result has the figures of this cell: its recipe, number of sequences and mask ratios."""
     return (
         result.pretrain_identity == identity_of(cell.pretrain)
         and result.measure_sequences == cell.measure_sequences

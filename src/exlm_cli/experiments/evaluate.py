@@ -199,8 +199,8 @@ def _model_with_states(pretrained: Pretrained, recipe: PretrainRecipe) -> ExlmMo
         return pretrained.model
     if pretrained.model.clone_embedding is not None:
         raise ConfigError(
-            f"{pretrained.checkpoint}: trained with {pretrained.model.num_states_per_mask} states per mask and "
-            f"`model.clone_embedding: {recipe.model.clone_embedding}`, it cannot be scored with {k}",
+            f"{pretrained.checkpoint}: cannot be scored with {k} states per mask: it was trained with "
+            f"{pretrained.model.num_states_per_mask} and `model.clone_embedding: {recipe.model.clone_embedding}`",
             "leave the number of states out: it is then scored with its own",
         )
     device = next(pretrained.model.parameters()).device

@@ -69,7 +69,7 @@ class EntropyAt(JsonModel):
 
 
 class PredictionEntropy(EntropyAt):
-    """The same with all figures of the validation (`train.evaluation.summarise`); None: not defined."""
+    """`EntropyAt` with all figures of the validation (`train.evaluation.summarise`); None: not defined."""
 
     metrics: dict[str, float | None]
 
@@ -95,7 +95,7 @@ class TaskScores(JsonModel):
         return self.score_by(self.metric)
 
     def score_by(self, metric: str) -> float | None:
-        """The same by another metric; None also where the task has no such metric."""
+        """Return the mean or median of the seeds by any metric; None also where the task has no such metric."""
         summary = self.results.metrics[self.results.scored_split].get(metric)
         return None if summary is None else summary.center(self.results.aggregate)
 

@@ -125,8 +125,8 @@ def _check_tasks(cells: Sequence[SweepCell], progress: Progress) -> None:
         for cell in cells:
             if cell.pretrain.data.kind != needed:
                 raise ConfigError(
-                    f"cell {cell.label} pre-trains a model of {cell.pretrain.data.kind}; task {config.name} needs one "
-                    f"of {needed}",
+                    f"cell {cell.label} pre-trains on {cell.pretrain.data.kind}; task {config.name} needs a model of "
+                    f"{needed}",
                     other,
                 )
     for config in configs.values():

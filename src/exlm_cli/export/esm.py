@@ -1,8 +1,8 @@
 """Conversion of weights, config and tokenizer to transformers, whose ESM has the same encoder under other names.
 
 ESM rotates entry p of a head with entry p + H/2, this package entry 2p with 2p + 1; so the rows of the query and key
-projections are reordered. ESM has one position axis. `rope: 2d` rotates the last entries by the clone index; it is 0
-without masks, so these entries get frequency 0.
+projections are reordered. ESM has one position axis. `rope: 2d` rotates the last entries by the clone index. That index
+is 0 without masks, so these entries get frequency 0.
 
 Axes: D width, H head width, V vocabulary, C outputs.
 """

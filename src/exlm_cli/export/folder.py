@@ -65,7 +65,7 @@ def check_before_export(out: Path, form: Format = "hf", licence: str | None = No
         ConfigError: The licence is malformed, or a package that the format needs is not installed.
     """
     check_licence(licence)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if os.path.lexists(out) and (not out.is_dir() or any(out.iterdir())):
         kind = "the folder is not empty" if out.is_dir() else "a file has that name"
         raise CheckpointError(f"{out}: {kind}", "choose another folder with `out=DIR`")
     if out.is_mount():

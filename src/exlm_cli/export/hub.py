@@ -59,7 +59,7 @@ def check_before_push(repo: str, licence: str | None) -> None:
 
     match = _NAME.fullmatch(repo)
     if match is None or match["revision"]:
-        raise ConfigError(f"`{repo}`: expected OWNER/NAME, as on the Hub", "letters, digits, `-`, `_` and `.`")
+        raise ConfigError(f"`{repo}`: expected OWNER/NAME, as on the Hub", "use only letters, digits, `-`, `_` and `.`")
     with _explaining(repo, None):
         validate_repo_id(repo)
     check_licence(licence)
@@ -131,8 +131,8 @@ def _without_folders(text: str) -> str:
 def fetch_run(given: str, progress: Progress) -> Path:
     """Return the folder in the cache with the run of `hub:OWNER/NAME[@REVISION]`; download it if it is not there.
 
-    A run is read and checked whole before it takes its place. Without a network, a commit given in full or else the
-    newest copy of the name is taken.
+    A run is read and checked whole before it takes its place. Without a network it comes from the cache: the commit
+    that is given in full, or without a revision the newest copy.
 
     Raises:
         CheckpointError: The name is malformed; the Hub has no such run, refuses, or cannot be reached; the files are

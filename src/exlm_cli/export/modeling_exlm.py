@@ -26,15 +26,15 @@ from exlm_cli.ops.ctc import one_token_log_probs
 from exlm_cli.ops.rotary import rotate, rotate_half_order
 
 SMALLEST = 1e-38
-"""Probabilities below it have its logarithm, so that logits stay finite."""
+"""Smaller probabilities are raised to it, so that logits stay finite."""
 
 
 @dataclasses.dataclass
 class ExlmOutput(ModelOutput):  # type: ignore[misc]
-    """Output of `ExlmForMaskedLM`; all but the logits with `output_dag=True` only.
+    """Output of `ExlmForMaskedLM`; all fields but the logits are None unless `output_dag=True`.
 
-    Node 0 is [CLS], then come the k states of each [MASK], then the last [SEP]. `alignment: independent` has one node
-    a mask, and yet k states of it in `node_states`.
+    Node 0 is [CLS], then come the k states of each [MASK], then the last [SEP]. With `alignment: independent` a [MASK]
+    is one node, but `node_states` still has its k states.
 
     Attributes:
         logits: (B, L, V). At the t-th [MASK]: log-probabilities of the t-th token, summed over all paths of T tokens.
@@ -109,7 +109,7 @@ class ExlmForMaskedLM(EsmForMaskedLM):  # type: ignore[misc]
             input_ids: (B, L) tokens, [CLS] first, [SEP] last, [PAD] beyond.
             attention_mask: (B, L) as the tokenizer gives it; [PAD] is never attended to in any case.
             labels: None: the model computes no loss.
-            output_dag: Return the states, their words and their transitions too.
+            output_dag: Also return the states, and the log-probabilities of their tokens and transitions.
 
         Raises:
             ValueError: The padding is not on the right, or labels are given.

@@ -163,7 +163,7 @@ class Source:
         return examples
 
     def outputs(self, token_ids: list[int]) -> Tensor:
-        """Return the (L, V), (C,) or (L, 2) outputs of one sequence, float64, of a regression in the task's units.
+        """Return the (L, V), (C,) or (L, 2) outputs of one sequence, float64; for a regression in the task's units.
 
         At the [MASK]s of an ExLM they are the log-probabilities of each token given as many tokens as [MASK]s.
         """

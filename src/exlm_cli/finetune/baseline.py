@@ -26,7 +26,7 @@ def score_baseline(
 ) -> tuple[Scores, LabelScores]:
     """Train a forest for each label on the training rows, and score it on the other splits.
 
-    Nothing is chosen on the validation rows. A label with one class among its known training rows predicts that class.
+    Nothing is chosen on the validation rows. A label with one class in its known training rows gets that class.
 
     Args:
         task: A task of molecules: MoleculeNet or a CSV.
@@ -34,7 +34,7 @@ def score_baseline(
         num_threads: Threads that grow trees; None: one for each core.
 
     Returns:
-        Metrics by split, `valid` and where there is one `test`; those of each label, where there are several.
+        Metrics of `valid` and, if it exists, `test`, by split; those of each label, where there are several.
     """
     from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 

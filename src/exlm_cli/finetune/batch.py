@@ -73,7 +73,7 @@ def collate(split: EncodedExamples, indices: IntArray, *, num_repeats: int, pad_
 
 
 def index_labels(targets: FloatArray) -> Int64[Tensor, " n"]:
-    """Return where the labels present are in a flat (B * C), and then B * C for each example without any."""
+    """Return the indices of the labels present in the flat (B * C), then B * C once for each example without any."""
     is_present = ~np.isnan(targets)
     num_unlabelled = int((~is_present.any(1)).sum())
     return torch.from_numpy(np.append(np.flatnonzero(is_present), [targets.size] * num_unlabelled).astype(np.int64))
@@ -88,11 +88,11 @@ def _padded(rows: Sequence[NDArray[Any]], value: int) -> Tensor:
 
 
 def batch_losses(loss: Loss, outputs: Tensor, batch: TaskBatch, weights: Tensor | None) -> Float[Tensor, " n"]:
-    """Return the losses whose mean is the loss of a batch, nats or squared standard deviations, float32.
+    """Return the losses whose mean is the loss of a batch, float32, in nats; `regression`: squared standard deviations.
 
-    For `binary` one loss for each label present, so that every label weighs the same (as in Uni-Mol). Otherwise one for
-    each example, for `regression` the mean over its values present. Each example without labels adds `inf`, which the
-    training loop counts and leaves out.
+    `binary` has one loss for each label present, so that every label weighs the same (as in Uni-Mol). Other losses have
+    one for each example; for `regression` it is the mean over the values present. Each example without labels adds
+    `inf`, which the training loop counts and leaves out.
 
     Args:
         outputs: (B, C), or (B, L, 2) for `span`.

@@ -25,7 +25,7 @@ DEFAULT_LEVEL = 0.9
 MIN_ISOTONIC_ROWS = 1000
 """With fewer rows isotonic regression follows their noise (scikit-learn's user guide, "Probability calibration")."""
 MIN_OF_EACH = 10
-"""Rows of each answer without which a label is not calibrated: ten events per fitted number (Peduzzi et al. 1996)."""
+"""A label with fewer rows of either answer is not calibrated: ten events per fitted number (Peduzzi et al. 1996)."""
 NUM_BINS = 10
 _CERTAIN = 1e-12
 """A probability may round to 0 or 1; its logit must be finite."""
@@ -34,8 +34,8 @@ _CERTAIN = 1e-12
 class PlattCurve(JsonModel):
     """`expit(slope * logit(p) + intercept)` of a probability p (Platt 1999); the slope is never negative.
 
-    It is constant beyond `least` and `most`, the outer probabilities that it was fitted to: a model that has learned
-    little has a narrow range and a steep slope.
+    It is constant below `least` and above `most`, the ends of the probabilities that it was fitted to: a model that has
+    learned little has a narrow range and a steep slope.
     """
 
     method: Literal["platt"] = "platt"
@@ -64,7 +64,7 @@ class IsotonicCurve(JsonModel):
 
 
 class ConformalResiduals(JsonModel):
-    """Distances of true and predicted values, ascending, in the unit of the values (split conformal prediction)."""
+    """Distances between true and predicted values, ascending, in their unit (split conformal prediction)."""
 
     method: Literal["conformal"] = "conformal"
     residuals: tuple[float, ...]
@@ -89,7 +89,7 @@ class Calibration(JsonModel):
     of the `tasks.base.AnswerProbabilities`.
 
     Attributes:
-        outputs: None for a label or class with fewer than `MIN_OF_EACH` rows of an answer, and a column without values.
+        outputs: None for a label or class with under `MIN_OF_EACH` rows of either answer, or a column without values.
         test: Scores of the calibration on the test split by output, then by name as in `score_calibration`; empty
             without a test split.
     """
@@ -117,12 +117,12 @@ class Calibration(JsonModel):
 
 @dataclass(frozen=True)
 class CalibratedRows:
-    """Predictions of rows that have labels, and the calibration of the predictions.
+    """Predictions of rows, their targets, and the calibration of the predictions.
 
     Attributes:
         names: C outputs.
         mean: (N, C) mean probabilities or values of the seeds.
-        targets: As in `tasks.base.EncodedSplit`.
+        targets: As in `tasks.base.EncodedExamples`, or of `AnswerProbabilities` for spans.
     """
 
     loss: Loss
@@ -142,7 +142,7 @@ class CalibratedRows:
         return predicted_N, target_N, None if np.isnan(calibrated_N).any() else calibrated_N
 
     def score(self) -> dict[str, float]:
-        """Return the means of `score_calibration` over the outputs in which each is defined, without widths."""
+        """Return the means of `score_calibration` but widths, each over the outputs in which it is defined."""
         scores = score_calibration(self.calibration, self.loss, self.mean, self.targets, self.level)
         by_name = {name: [of_one[name] for of_one in scores] for name in scores[0] if name != "interval_width"}
         known = {name: [value for value in values if value is not None] for name, values in by_name.items()}
@@ -162,8 +162,7 @@ def check_level(level: float) -> None:
 def fit_calibration(loss: Loss, predicted_KNC: FloatArray, targets_NC: FloatArray) -> Calibration:
     """Fit a calibration to the mean prediction of K seeds for validation rows.
 
-    Probabilities: isotonic regression of at least `MIN_ISOTONIC_ROWS` rows, Platt's method of fewer; values: their
-    residuals.
+    Probabilities: isotonic regression from `MIN_ISOTONIC_ROWS` rows on, Platt's method below; values: their residuals.
 
     Args:
         loss: `binary`, `classes` or `regression`.
@@ -233,8 +232,8 @@ def score_calibration(
 ) -> list[dict[str, float | None]]:
     """Return scores of each of C outputs; None where one is not defined.
 
-    Probabilities: `brier`, the mean squared error of a probability, and `calibration_error`, the mean distance of
-    probability and frequency over `NUM_BINS` bins of equally many rows (ECE); `..._calibrated` of the calibrated ones.
+    Probabilities: `brier`, their mean squared error, and `calibration_error`, the mean distance between probability and
+    frequency over `NUM_BINS` bins of equally many rows (ECE); `..._calibrated` are those of calibrated probabilities.
     Values: `interval_coverage`, the share of true values in their intervals, and `interval_width`.
 
     Args:
@@ -278,7 +277,7 @@ def reliability(probabilities_N: FloatArray, target_N: FloatArray) -> FloatArray
 
 
 def calibration_error(probabilities_N: FloatArray, target_N: FloatArray) -> float:
-    """Return the mean distance of probability and frequency over the bins of `reliability`, weighted by their rows."""
+    """Return the mean distance between probability and frequency over the bins of `reliability`, weighted by rows."""
     mean_B, share_B, num_B = reliability(probabilities_N, target_N).T
     return float(np.average(np.abs(mean_B - share_B), weights=num_B))
 
@@ -294,7 +293,7 @@ def _columns(loss: Loss, predicted_NC: FloatArray, targets_NC: FloatArray) -> li
 
 
 def _fit_curve(probabilities_N: FloatArray, target_N: FloatArray) -> PlattCurve | IsotonicCurve:
-    """Fit the curve of one label that has both answers, with smoothed targets, so that it never claims certainty."""
+    """Fit the curve of one label that has both answers; bounds or smoothed targets keep it from claiming certainty."""
     from sklearn.isotonic import IsotonicRegression
     from sklearn.linear_model import LogisticRegression
 

@@ -154,7 +154,7 @@ def run_cell(run: SplitRun, cell: Cell) -> CellResult:
         result = _score(cell, task, loop.fit(), ranks)
         ranks.first(lambda: write_json(cell.folder / RESULT_FILE, result))
     if ranks.is_first:
-        # a finished cell needs none to resume; a process that was killed right here may have left some
+        # a finished cell needs no checkpoint to resume from; a process killed at this point may have left some
         for path in checkpoint_paths(cell.folder):
             shutil.rmtree(path)
     return ranks.first_json(CellResult, cell.read)

@@ -90,8 +90,8 @@ class Vectors:
 
     Attributes:
         cls: (R, D) float32, the last state at [CLS] after the final LayerNorm.
-        mean: (R, D) float32, the mean of the last states of the tokens between [CLS] and [SEP], all copies of repeated
-            ones.
+        mean: (R, D) float32, the mean of the last states of the tokens between [CLS] and the last [SEP]; every copy of
+            a repeated token counts.
         problems: R texts, why a row cannot be read; empty where it can.
         notes: On the encoder, and on rows that were cut, have tokens outside the vocabulary or a doubtful metal.
     """
@@ -131,9 +131,9 @@ def embed_rows(encoder: RowEncoder, rows: TableRows, progress: Progress) -> Vect
 def embed(encoder: RowEncoder, path: Path, out: Path, *, column: str | None, progress: Progress) -> PredictionSummary:
     """Write the vectors of each row of a table.
 
-    `.npz` holds arrays of the names `line`, `input`, `problem`, `cls` and `mean`, which `numpy.load` reads without
-    pickle, and the first `MAX_INPUT_CHARACTERS` of each input; `.parquet` columns of these names, `cls` and `mean`
-    being lists. See `Vectors`.
+    `.npz` holds the arrays `line`, `input`, `problem`, `cls` and `mean` (see `Vectors`), which `numpy.load` reads
+    without pickle; inputs are cut to `MAX_INPUT_CHARACTERS`. `.parquet` has columns of the same names; `cls` and `mean`
+    are lists.
 
     Args:
         path: CSV or TSV, also .gz and .xz, or .smi and .txt.

@@ -46,7 +46,7 @@ ENCODER_FILE = "encoder.yaml"
 
 @dataclass(frozen=True)
 class Finetuned:
-    """The models of a finished fine-tuning run, one for each seed, those of the best grid point.
+    """The models of a finished fine-tuning run: one for each seed, at the best grid point.
 
     Attributes:
         encoder_recipe: Recipe of pre-training.
@@ -94,7 +94,7 @@ def untrained_model(encoder: PretrainRecipe, task: DownstreamTask, run: Path | N
     Args:
         encoder: The recipe.
         task: Its training rows make the tokenizer, unless the recipe names one.
-        run: A run that began so, whose tokenizer is taken; None: a new one.
+        run: The run to continue, whose tokenizer is used; None: a new run.
         progress: Reports the tokenizer.
 
     Raises:
@@ -146,7 +146,7 @@ def cell_identity(
 def build_task_model(
     weights: Pretrained, recipe: FinetuneRecipe, data: TaskData, seed: int, device: torch.device
 ) -> TaskModel:
-    """Build the network of one seed: a head drawn from the seed, the encoder of the checkpoint or drawn as well."""
+    """Build the network of one seed: a head drawn from the seed, and the checkpoint's encoder or one drawn as well."""
     torch.manual_seed(seed)
     model = TaskModel(weights.recipe, recipe.model, weights.tokenizer.vocab_size, data.num_outputs)
     if recipe.init == "checkpoint":
@@ -162,7 +162,7 @@ def require_fitting_model(
     """Refuse a task whose rows the model or the baseline cannot read.
 
     Args:
-        name, needed: The task, and what its rows are.
+        name, needed: Name of the task, and kind of its rows.
         encoder: Recipe of the model.
         start: Where its weights or its recipe come from.
         baseline: Whether the baseline is scored too.

@@ -57,9 +57,9 @@ def predict(
 ) -> tuple[PredictionSummary, CalibratedRows | None]:
     """Predict the rows or questions of a file, write them, and score them where the file has labels.
 
-    To the columns of the layout it adds `<name>_calibrated` probabilities, of spans those of `AnswerProbabilities`, or
-    `<name>_low_90` and `<name>_high_90`, the interval of a value at `interval_level`; `in_split`, which is `train`,
-    `valid` or `none`; `nearest_train_tanimoto` of molecules.
+    The columns of the layout are followed by `<name>_calibrated` probabilities (for spans those of
+    `AnswerProbabilities`) or, for values, the interval `<name>_low_90`, `<name>_high_90` at `interval_level`; then by
+    `in_split`, which is `train`, `valid` or `none`, and for molecules `nearest_train_tanimoto`.
 
     Args:
         path: The file, in the layout of the run's task.
@@ -186,7 +186,7 @@ def _refuse_other_task(first: Finetuned, other: Finetuned) -> None:
     for what, (own, theirs) in compared.items():
         if own != theirs:
             raise ConfigError(
-                f"{other.run} cannot join {first.run}: {what} {theirs}, not {own}",
+                f"{other.run} cannot be averaged with {first.run}: {what} {theirs}, not {own}",
                 "the runs of an ensemble are fine-tuned on one task",
             )
 
@@ -249,7 +249,9 @@ def _calibrated_columns(rows: CalibratedRows) -> tuple[dict[str, list[str]], lis
     else:
         values = {"calibrated": calibration.calibrate(loss, mean_NC)}
         has_C = np.array([output is not None for output in calibration.outputs])
-        what = f"no calibrated probabilities: fewer than {MIN_OF_EACH} validation rows are positive, or negative, for"
+        what = (
+            f"no calibrated probabilities: fewer than {MIN_OF_EACH} positive or {MIN_OF_EACH} negative validation rows:"
+        )
     missing = name_some(f"`{name}`" for name, has in zip(names, has_C, strict=True) if not has)
     notes = [f"{what} {missing}"] if missing else []
     if loss == "classes" and missing:

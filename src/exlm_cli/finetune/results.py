@@ -22,7 +22,7 @@ RESULT_FILE = "result.json"
 RESULTS_FILE = "results.json"
 """File of a run; a run that has it is finished."""
 LOGITS_FILE = "logits-valid.npy"
-"""File of a cell with the logits of spans, (sum of L, 2) float32; its answers are calibrated by them."""
+"""File of a cell with the logits of spans, (sum of L, 2) float32; the calibration of answers is fitted to them."""
 TARGETS_COLUMN = "class"
 """Column of `targets-<split>.csv` with the class index, where each row has one class."""
 
@@ -294,7 +294,7 @@ def read_split_outputs(run: Path, results: RunResults, split: str) -> tuple[list
 
     Returns:
         N rows of the input, counted from 0; (K, N, C) probabilities or values; targets as in
-        `tasks.base.EncodedSplit`.
+        `tasks.base.EncodedExamples`.
 
     Raises:
         CheckpointError: A file is missing or altered.

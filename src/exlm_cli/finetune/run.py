@@ -100,10 +100,10 @@ def run_finetuning(
         recipe: What to do.
         checkpoint: A pre-training run or one of its `checkpoints/step-N`; `init: scratch` uses its architecture and
             tokenizer alone. None with `resume`: the checkpoint that the run began with; None with `encoder`: none.
-        encoder: Without a checkpoint: the pre-training recipe whose architecture is trained from scratch; the training
-            rows make its tokenizer.
+        encoder: Without a checkpoint: the pre-training recipe whose architecture is trained from scratch. Its tokenizer
+            is trained on the training rows, unless the recipe names one.
         out: Run directory; None: `runs/<name>-<time>`.
-        resume: A run directory to continue instead; `recipe` must be the one it began with.
+        resume: A run directory to continue instead; `recipe` may differ from its own as in `resume_finetuning`.
         use_grid: Search `recipe.grid`.
         baseline: For molecules, also score ECFP4 fingerprints with a random forest on the same splits.
         task: The task; None: the one that `recipe.task` names.
@@ -130,7 +130,7 @@ def run_finetuning(
             encoder = load_recipe(str(resume / ENCODER_FILE))
         if missing := [seed for seed in begun.seeds or () if seed not in recipe.seeds]:
             listed = f"seed{'' if len(missing) == 1 else 's'} {', '.join(map(str, missing))}"
-            progress.message(f"the results leave out {listed} of this run; give all seeds to keep with `seeds=LIST`")
+            progress.message(f"the results leave out {listed} of this run; to keep all, list them with `seeds=LIST`")
     if checkpoint is None and encoder is None:
         raise ConfigError("no checkpoint to fine-tune", "give a pre-training run as `checkpoint=RUN`")
     if checkpoint is None and recipe.init != "scratch":
@@ -194,13 +194,13 @@ def resume_finetuning(
 
     Args:
         run: Run directory of `exlm finetune`.
-        overrides: `section.key=value`; `seeds`, `device`, and how often to log and save may change.
+        overrides: `section.key=value`; seeds, number of splits, device, input paths, logging and saving may change.
         checkpoint: The pre-training run, if it has moved; None: where it was.
         callbacks: Follow the training of every cell.
         progress: Reports the work; None: silent.
 
     Raises:
-        CheckpointError: `run` is not a run directory of fine-tuning.
+        ExlmError: `run` is not a run directory of fine-tuning; otherwise as for `run_finetuning`.
     """
     recipe = resumed_recipe(Path(run), FinetuneRecipe, overrides)
     return run_finetuning(recipe, checkpoint=checkpoint, resume=run, callbacks=callbacks, progress=progress)
@@ -379,7 +379,7 @@ def _run_cells(run: SplitRun) -> GridPoint:
     missing = run.ranks.first(lambda: [len(run.points) > 1 and not cell.has_weights for cell in run.cells(best)])
     for cell, is_missing in zip(run.cells(best), missing, strict=True):
         if is_missing:
-            progress.message(f"{cell.label}: trained again: the best with these seeds, its weights were deleted before")
+            progress.message(f"{cell.label}: trained again: the best with these seeds, but its weights were deleted")
             if run.ranks.is_first:
                 (cell.folder / RESULT_FILE).unlink()
             run_cell(run, cell)

@@ -210,7 +210,7 @@ class FinetuneTask:
         recipe: Recipe of the grid point.
         seed: Decides the order of the data and, through the loop, dropout.
         data: Encoded splits.
-        model: On its device; for regression its outputs are set to the scale of the training targets.
+        model: On its device; a regression sets its `output_mean` and `output_std` from the training targets.
         origin: Hashes of the weights that training begins with, the recipes and the tokenizer, by name.
         progress: Shows how far a validation is.
         ranks: Those that train together.

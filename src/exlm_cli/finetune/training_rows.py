@@ -30,7 +30,7 @@ _BLOCK = 2048
 class TrainingRows:
     """Hashes of a run's training and validation rows, and fingerprints of the training rows.
 
-    They show whether a given row is one of them, and fingerprints show substructures.
+    Whoever has them can tell whether a given row is among them; fingerprints also reveal substructures.
 
     Attributes:
         hashes: (N,) uint64 of `DownstreamTask.training_keys`.

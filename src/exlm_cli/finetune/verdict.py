@@ -127,7 +127,7 @@ def _beside_chance(splits: Sequence[RunResults]) -> list[str]:
         return []
     guess = "the mean of the training rows" if metric == "r2" else "a random guess"
     sentence = f"The model is not clearly better than {guess}: {part} {metric} {format_number(mean)}"
-    sentence += f", where {guess} has {chance:g}."
+    sentence += f"; {guess} scores {chance:g}."
     if may_be_luck:
         lucky = format_number(min(1.0, chance + _luck(metric, num_rows)))
         more = "--seeds 1,2,3" if interval is None else _options_of_splits(own)

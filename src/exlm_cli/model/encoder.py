@@ -38,7 +38,7 @@ class Layout(NamedTuple):
             states alone; with `packing` it is (B, 1, F, X), for the F further states of each sequence.
         num_further: Number of positions at the end that are further states of masks, which the others do not see.
         packing: Order of the positions if all sequences are packed into one row; None where each has its own row.
-        queries: Positions that attend; None: all. With `num_further` or `packing` the last are all further states.
+        queries: Positions that attend; None: all. With `num_further` or `packing`, all further states come last.
     """
 
     rotation: Tensor | None
@@ -66,7 +66,7 @@ class EncoderBlock(nn.Module):
         self.activation_dropout = nn.Dropout(config.activation_dropout)
 
     def forward(self, x_BLD: Tensor, layout: Layout) -> Tensor:
-        """Return the (B, R, D) states of the queries of a layout, which are all positions unless it names some."""
+        """Return the (B, R, D) states at the queries of a layout: at all positions where it names none."""
         width, queries = x_BLD.shape[-1], layout.queries
         normed_BLD = self.attention_norm(x_BLD)
         if queries is None:
@@ -226,7 +226,7 @@ class Encoder(nn.Module):
         Args:
             embedded: Token embeddings of the L positions; with `unexpanded`, of its C positions.
             positions: (token index, clone index) of every position.
-            visible: Which keys each query sees, or all queries where q is 1; None where all see all, which allows
+            visible: Which keys each query sees; if q is 1, every query sees the same. None: all see all, which allows
                 the fastest attention.
             expanded_index: Index of every position in its expanded sequence; None: they are in order.
             num_further: Number of positions at the end that the others do not see; only they are queries of `visible`.

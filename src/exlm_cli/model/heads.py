@@ -109,7 +109,7 @@ class TaskModel(nn.Module):
         return cast(Tensor, self.encoder(self.token_embedding(token_ids), positions, visible, read=read))
 
     def forward(self, token_ids: Int64[Tensor, "B R"], lengths: Int64[Tensor, " B"], is_padded: bool = True) -> Tensor:
-        """Return (B, C) outputs, or (B, L, 2) for spans, float32; for regression of standardised targets.
+        """Return (B, C) outputs, or (B, L, 2) for spans, float32; those of a regression are in standardised units.
 
         Args:
             token_ids: Repeated input tokens, [CLS] first and [SEP] last, padded with anything.

@@ -53,7 +53,7 @@ class RotaryPositions:
 
 
 def visible_positions(batch: Batch, *, hides_further_states: bool) -> Bool[Tensor, "B q X"] | None:
-    """Return which of X expanded positions each query sees, or all of them where q is 1; None where all see all.
+    """Return which of X expanded positions each query sees; if q is 1, every query sees the same. None: all see all.
 
     Args:
         batch: Its padding is never seen.
@@ -115,7 +115,7 @@ def context_first(batch: Batch, num_states_per_mask: int) -> ContextFirst:
     mask_X = (index_X - num_context).div(further_each, rounding_mode="floor")  # below 0 in the context
     visible_FX = (mask_X < 0) | (mask_X == mask_X[num_context:, None])
 
-    # BOS is node 0, the first state of mask t node 1 + k t, and EOS of T masks where that of mask T would be;
+    # BOS is node 0, the first state of mask t is node 1 + k t, and after T masks EOS is where that of mask T would be;
     # the place of each in the context is its token's index before expansion
     token_BX = batch.positions[..., 0]
     read_context_BC = token_BX.gather(1, F.pad(batch.node_index[:, 1::k], (1, 0)))

@@ -46,8 +46,8 @@ class TransitionHead(nn.Module):
 
     One head and nothing else is the paper's formula. The official code trains gated heads and learned node positions
     concatenated to the states; set `transition.heads` and `transition.position_features` for these. Our additions are
-    rotary positions on Q and K (`transition.rope`), without which no score depends on the place of a node, and start
-    scores (`transition.start`): learned numbers, added to M, that set the edge probabilities at initialisation
+    rotary positions on Q and K (`transition.rope`), because no score of the formula depends on the place of a node, and
+    start scores (`transition.start`): learned numbers, added to M, that set the edge probabilities at initialisation
     (docs/start_of_the_dag.md).
 
     Args:
@@ -123,7 +123,7 @@ class TransitionHead(nn.Module):
         return _masked_log_softmax(scores_BhSS, allowed[:, None])
 
     def _node_rotation(self, rotation_of: RotaryPositions, batch: Batch) -> Tensor:
-        """Rotate by (ordinal of the mask, clone), BOS before the first mask and EOS after the last."""
+        """Return the rotation of each node by (ordinal of its mask, clone); BOS comes before all masks, EOS after."""
         order_BS = mask_order(batch.node_mask, batch.state_lengths, self.num_states_per_mask)
         node = torch.arange(order_BS.shape[1], device=order_BS.device)
         return rotation_of(order_BS, batch.node_clone, node[None])

@@ -14,7 +14,7 @@ def rotation_at(positions: Real[Tensor, "B L A"], axis_widths: Sequence[int], ba
     """Return a factor e^(i angle) for each pair of entries of a head at every position, (B, 1, L, P) complex64.
 
     While `torch.compile` traces, it is (B, 1, L, P, 2) cosines and sines: its code generator has no complex numbers.
-    FSDP would round these to 16 bits, but leaves complex numbers as they are.
+    FSDP would round cosines and sines to 16 bits, but it leaves complex numbers as they are.
 
     Of the W entries of one axis, pair p of the W/2 pairs turns by position * base^(-2p / W). With A = 2 the first
     entries follow the token index and the last ones the clone index, so two clones of one [MASK] differ in the last
@@ -35,7 +35,7 @@ def rotation_at(positions: Real[Tensor, "B L A"], axis_widths: Sequence[int], ba
 
 
 def rotate_half_order(head_width: int) -> Int64[Tensor, " H"]:
-    """Return the entries of a head with the first of each pair in front, so that p turns with p + H/2 (RoFormer)."""
+    """Return the order of a head's entries, first of each pair in front, so that p turns with p + H/2 (RoFormer)."""
     return torch.arange(head_width).view(-1, 2).t().flatten()
 
 
@@ -46,7 +46,7 @@ def rotate(x: Float[Tensor, "B N L H"], rotation: Tensor) -> Float[Tensor, "B N 
 
     Args:
         x: Heads.
-        rotation: Of `rotation_at`, complex or real.
+        rotation: Result of `rotation_at`, complex or real.
     """
     pairs = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (-1, 2))
     if rotation.is_complex():

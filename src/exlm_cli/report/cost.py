@@ -86,7 +86,7 @@ class Memory(JsonModel):
         used_weights: Copies in bf16, and what FSDP has gathered.
         activations: Activations of the encoder, all kept.
         checkpointed_activations: The same with gradient checkpointing of every block.
-        total, total_checkpointed: Of all parts, with either.
+        total, total_checkpointed: Sums of all parts, without and with gradient checkpointing.
     """
 
     weights: float
@@ -324,9 +324,7 @@ def _describe_fit(estimate: CostEstimate, plans: dict[str, Memory]) -> str:
             verdicts.append(f"{name} fits with gradient checkpointing")
         else:
             verdicts.append(f"{name} does not fit unless `train.microbatch_tokens` is lower")
-    return (
-        f"of {format_bytes(room)}, {format_bytes(_LEFT_OUT_BYTES)} are left for CUDA and buffers: {', '.join(verdicts)}"
-    )
+    return f"{format_bytes(_LEFT_OUT_BYTES)} of {format_bytes(room)} go to CUDA and buffers: {', '.join(verdicts)}"
 
 
 def _format_flops(flops: float) -> str:

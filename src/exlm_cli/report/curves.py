@@ -24,12 +24,12 @@ _Lines = dict[str, dict[str, tuple[list[int], list[float]]]]
 """Steps and values of a panel, by run, then by key."""
 
 _MAX_SMOOTHED = 12
-"""Rows on either side that enter a running mean; the raw rows are drawn faintly behind it."""
+"""At most this many rows on either side enter a running mean; the raw rows are drawn faintly behind it."""
 _MIN_LOG_RATIO = 4.0
 _MAX_COLUMNS = 4
 _PANEL_INCHES = (3.5, 2.5)
 _MARKERS = dict(zip(style.LINE_STYLES, style.MARKERS, strict=False))
-"""By line style, which a single point does not show."""
+"""Marker of each line style: a single point does not show the style."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def _add_legend(owner: Any, looks: Mapping[str, LineStyle], **options: Any) -> N
 
 
 ENTROPIES = {"entropy_bits": "mean over states", "entropy_posterior_bits": "weighted by the posterior"}
-"""Two entropies of ExLM: mean over a mask's states, or weighted by the posterior that a state emits a target."""
+"""Two entropies of ExLM: mean over the states, or weighted by the posterior that a state emits a target."""
 
 DEFINITIONS = (
     "mean over states: for (Repeated) MLM over tokens whose copies are all masked (App. E); for ExLM over all states "

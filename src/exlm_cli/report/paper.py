@@ -23,7 +23,7 @@ Numbers = tuple[float | None, ...]
 DETAILS = ("seeds", "parameters", "pre-training")
 """Headings of the budget of a row."""
 _MAX_ROWS_OFF = 5
-"""Public files of MoleculeNet differ from Table 9, and rows that cannot be used are left out: by at most so many."""
+"""Rows by which a split may differ from the benchmark's: public files differ, and unusable rows are left out."""
 
 
 class Budget(NamedTuple):
@@ -63,8 +63,8 @@ _SMILES_BUDGET = Budget("3", "50.5 M", "120,000 steps of at most 64K tokens, 19 
 _TEXT_BUDGET = Budget("5", "128 M", "125,000 steps of 2,048 sequences, Wikipedia and BookCorpus")
 _LARGE_TEXT_BUDGET = Budget("5", "361 M", _TEXT_BUDGET.pretraining)
 
-# Tables 5 and 6, App. B: 128 M is what it gives for these models, and three the seeds of fine-tuning; of pre-training
-# it gives none
+# Tables 5 and 6, App. B: it gives 128 M parameters for these models and three seeds of fine-tuning, but no seeds of
+# pre-training
 _ABLATION_BUDGET = Budget("3", "128 M", "50,000 steps of 4,096 sequences")
 # App. Q.2
 _LONG_ABLATION_BUDGET = Budget("3", "128 M", "100,000 steps of 4,096 sequences")
@@ -270,7 +270,7 @@ def _notes(shape: Shape, runs: Sequence[FinetunedRun]) -> list[str]:
 
 
 def _other_sizes(shape: Shape, run: FinetunedRun) -> str:
-    """Return which whole splits of a run have another size than the benchmark's; none if it is split in another way."""
+    """Return which splits, used whole, differ in size from the benchmark's; empty if the run is split differently."""
     results = run.results
     if results.split not in shape.splits:
         return ""

@@ -1,7 +1,7 @@
 """Report of a Repeated-MLM grid: tables of k by p, CSV, JSON, and Figures 3, 4, 5, 8 and 9.
 
-Each figure is drawn twice: as the paper's table of k by p, and over p^k, where the paper's claim is that points of one
-colour lie together whatever their p. Cells of equal p^k have equal colours, as in the paper.
+Each figure is drawn twice: as the paper's table of k by p, and over p^k. Cells of equal p^k have equal colours, as in
+the paper, which claims that points of one colour lie together over p^k, whatever their p.
 """
 
 import math
@@ -109,7 +109,7 @@ def grid_tables(grid: Grid) -> list[ReportTable]:
         steps, count = all_steps.most_common(1)[0]
         if count > 1:
             same = {pair: cell for pair, cell in grid.items() if cell.model.steps == steps}
-            title = f"Does it follow p^k or p, of the {count} cells of {format_count(steps)} steps?"
+            title = f"Does it follow p^k or p? The {count} cells with {format_count(steps)} steps"
             tables.append(_agreement_table(same, "agreement-same-steps", title))
     return tables
 
@@ -226,7 +226,7 @@ def _agreement_table(grid: Grid, name: str, title: str) -> ReportTable:
         "standard error of a cell's mean over seeds",
     ]
     if any(math.isnan(found.standard_error) for found in by_figure.values()):
-        notes.append("one seed has no noise to compare with: there `follows` names the smaller spread in any case")
+        notes.append("with one seed there is no noise to compare with, so `follows` names the smaller spread")
     return ReportTable(name, title, columns, (tuple(rows),), (*notes, *different_seeds_note([*grid.values()])))
 
 

@@ -33,7 +33,7 @@ _MAX_LETTERS = 26
 _MAX_MATRICES = 12
 _MAX_CLASSES = 20
 _MANY_POINTS = 2000
-"""With more points, they are smaller, and a picture within the SVG."""
+"""More points than this are drawn smaller, and as a bitmap inside the SVG."""
 _GRID = np.linspace(0.0, 1.0, 401)
 
 
@@ -110,7 +110,7 @@ def draw_runs(runs: Sequence[FinetunedRun], out: Path | None) -> list[Path]:
         stem = split if out is None else f"{run.name.replace('/', '-')}-{split}"
         if calibrated.loss != "regression":
             files += write_score_figures(of_run, folder, stem)
-        is_own = "; fitted on these very rows" if split == "valid" else ""
+        is_own = "; fitted on the same rows" if split == "valid" else ""
         files += write_calibration_figure(calibrated, f"{of_run.title}{is_own}", folder, f"{stem}-calibration")
     return files
 
@@ -148,9 +148,9 @@ def write_score_figures(predictions: SplitPredictions, folder: Path, stem: str) 
 def write_calibration_figure(rows: CalibratedRows, title: str, folder: Path, stem: str) -> list[Path]:
     """Write `<stem>` as PNG and SVG: reliability of probabilities before and after calibration, or intervals of values.
 
-    Each label or column has a panel. With two classes, the panel is that of the second; with more, each class has one
-    against the rest. More than twelve labels or classes share one panel, without those that are not calibrated unless
-    none is; of more than twelve columns of values, the first twelve are drawn.
+    Each label or column has a panel. Of two classes, the second has one; of more, each class has one, against the rest.
+    More than twelve labels or classes share one panel, which leaves out uncalibrated ones if any is calibrated. Of more
+    than twelve columns of values, the first twelve are drawn.
 
     Raises:
         CheckpointError: A file cannot be written.
@@ -167,9 +167,9 @@ def write_calibration_figure(rows: CalibratedRows, title: str, folder: Path, ste
     panels = panels[:_MAX_MATRICES]
     if not panels:
         return []
-    captions = [f"each point: as many rows as the others, at most {NUM_BINS} points; dotted: perfect calibration"]
+    captions = [f"each point holds equally many rows; at most {NUM_BINS} points; dotted: perfect calibration"]
     if rows.loss == "regression":
-        captions = [f"band: intervals of {100 * rows.level:g} %; orange: values outside theirs"]
+        captions = [f"band: {100 * rows.level:g} % intervals; orange: values outside them"]
     make_folder(folder)
     columns = min(3, len(panels))
     size = math.ceil(len(panels) / columns)

@@ -133,7 +133,7 @@ def _labels_table(results: RunResults) -> ReportTable:
 
 
 def task_tables(runs: Sequence[FinetunedRun]) -> list[ReportTable]:
-    """Return a table for each task, in the order in which the runs have them; tables of other labels or rows apart."""
+    """Return a table for each task, in the order of the runs; CSV runs with other labels or sizes have their own."""
     groups: dict[tuple[object, ...], list[FinetunedRun]] = {}
     for run in runs:
         results = run.results

@@ -18,7 +18,7 @@ UNDECIDED = "not decided"
 """In place of `p^k` or `p` where the seeds' noise can explain the difference."""
 
 _SAME_SHARE = 1.1
-"""Shares p^k within this factor are one group: 0.15, 0.387^2 and 0.789^8 are meant to be equal and are so to 0.3 %."""
+"""A p^k within this factor of the next lower one is in its group: 0.15, 0.387^2 and 0.789^8 differ by 0.3 %."""
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ def show_figure(name: str, value: float, *, beside: float | None = None) -> str:
     """Return a figure as the paper prints it: accuracies in percent, entropy in bits with two decimals.
 
     Args:
-        beside: Perplexities below 1,000 have three digits; a deviation gets the decimals of this mean.
+        beside: Mean whose decimals a deviation gets; perplexities below 1,000 have three digits.
     """
     if "accuracy" in name:
         return format_in_percent(value)

@@ -63,7 +63,7 @@ _FORMATS = ("png", "svg")
 
 @contextmanager
 def drawing(*, font_size: float = 8.5) -> Iterator[None]:
-    """Set matplotlib's defaults and our fonts, not the user's matplotlibrc; no warning of letters without a glyph."""
+    """Use matplotlib's defaults and our fonts, not the user's matplotlibrc; do not warn of letters without a glyph."""
     import matplotlib
 
     settings: Any = {

@@ -55,7 +55,7 @@ _LEGEND = (
     "accuracy: of masked tokens; bits: entropy of the predictions, mean over states; weighted bits: the same weighted "
     "by the posterior (equal for an MLM, which has one state); states: effective states of a mask; path bits: entropy "
     "of the path per target",
-    "each variant is scored under its own masking: figures at other p or k are of other tasks",
+    "each variant is scored under its own masking: figures at different p or k are not comparable",
 )
 _LEGEND_OF_CTC = "the loss of a variant without transitions is that of CTC on each mask alone, with [UNK] as blank"
 _DETAILS = ("k", "p", "pre-training", "parameters", "seeds", "time", "changes")
@@ -171,8 +171,8 @@ def sweep_tables(variants: Variants, *, name: str) -> list[ReportTable]:
 def paper_tables_of(variants: Variants) -> list[ReportTable]:
     """Return the tables of the paper that the variants fill, our rows below the paper's.
 
-    These are the tables whose every row has a variant, or else the one with the most. None without a score on their
-    tasks.
+    These are the tables in which every row has a variant, or else the table with the most such rows. There are none
+    unless a variant has a score on their tasks.
     """
     if all(math.isnan(_score(variant, column)) for variant in variants for column in _COLUMNS):
         return []
@@ -326,8 +326,8 @@ def _fill(paper: PaperTable, found: Mapping[str, SeedGroup]) -> ReportTable:
     ]
     notes = (
         "`paper`: the numbers that it prints; `ours`: this sweep, with its own budget",
-        "seeds: of pre-training x of fine-tuning; of the paper those of fine-tuning, it names no others",
-        "MNLI: of ours the mismatched accuracy, which the paper's column most likely is",
+        "seeds: pre-training x fine-tuning; the paper gives only those of fine-tuning",
+        "MNLI: ours is the mismatched accuracy; the paper's column most likely is too",
         *different_seeds_note(list(found.values())),
         *_sampled_note(list(found.values())),
     )

@@ -90,7 +90,7 @@ class ReportTable:
 
 
 def write_tables(tables: Sequence[ReportTable], folder: Path, formats: Sequence[str]) -> list[Path]:
-    """Write each table in each format to `<folder>/<name><suffix>`; in CSV the cells that are numbers are plain ones.
+    """Write each table in each format to `<folder>/<name><suffix>`; CSV has plain numbers, such as 0.15 for `15 %`.
 
     Args:
         tables: Tables of different names.

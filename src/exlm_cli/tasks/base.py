@@ -53,7 +53,7 @@ class AnswerProbabilities:
 
     Attributes:
         names: C yes-or-no questions about an answer, like whether it is right.
-        values: (N, C) probabilities before calibration, of the mean over the seeds.
+        values: (N, C) probabilities before calibration, from the mean outputs of the seeds.
         targets: (N, C) 0 or 1; NaN where unknown.
     """
 
@@ -87,8 +87,8 @@ class EncodedExamples:
 class EncodedSplit(EncodedExamples, ABC):
     """Encoded examples that score and write the outputs of models for them.
 
-    `outputs` has, for each of K seeds, those of the N examples in order: (C,) logits (values for `regression`, in the
-    task's own units), or (L, 2) logits for `span`. Scores and files are of the mean over the seeds.
+    `outputs` holds for each of K seeds an array per example, in order: (C,) logits; (C,) values in the task's own units
+    for `regression`; (L, 2) logits for `span`. Scores and files use the mean over the seeds.
     """
 
     @property
@@ -101,7 +101,7 @@ class EncodedSplit(EncodedExamples, ABC):
 
     @abstractmethod
     def score(self, outputs: SeedOutputs, is_scored_N: NDArray[np.bool_] | None = None) -> dict[str, float]:
-        """Return the metrics of all rows, or of chosen ones, by name; NaN where one is not defined."""
+        """Return metrics by name over all rows or questions, or those in `is_scored_N`; NaN where not defined."""
 
     def score_labels(self, outputs: SeedOutputs) -> dict[str, dict[str, float]]:
         """Return the metrics of each label or value by its name, where a task has several."""
@@ -114,7 +114,7 @@ class EncodedSplit(EncodedExamples, ABC):
         return []
 
     def answer_probabilities(self, outputs: SeedOutputs) -> AnswerProbabilities | None:
-        """Return what a run of loss `span` is calibrated by; None: nothing."""
+        """Return what is calibrated in a run of loss `span`; None: nothing."""
         del outputs
         return None
 
@@ -131,8 +131,8 @@ class EncodedSplit(EncodedExamples, ABC):
     def write_predictions(self, folder: Path, split: Split, outputs: SeedOutputs) -> None:
         """Write the predictions into `folder`.
 
-        Unless the loss is `span`, that is `predictions-<split>.csv` by `write_outputs`, with probabilities or values:
-        the run is calibrated with it, and its figures are drawn from it.
+        For every loss but `span` this is `predictions-<split>.csv`, which `write_outputs` writes with probabilities or
+        values. Calibration and figures read it.
 
         Raises:
             CheckpointError: A file cannot be written.
@@ -148,14 +148,14 @@ class DownstreamTask(ABC):
         loss: Loss that the task is trained with.
         output_names: C names: labels, classes or target columns; `("start", "end")` for spans.
         selection_metric: Validation metric that chooses the best epoch.
-        is_greater_better: Whether a greater value of it is better; False for errors like RMSE.
+        is_greater_better: Whether a greater `selection_metric` is better; False for errors like RMSE.
         class_weights: (C,) weight of each class, or of each label's positives for `binary`; None: all 1.
         splits: Splits that exist. GLUE and SQuAD have no labelled test set; the paper reports their `valid`.
-        split_name: How the rows are split: `official` as published, `files` of the user's, `column`, or `task.split`.
+        split_name: How the rows are split: `official`, `files`, `column`, `held out: ...`, or a value of `task.split`.
         notes: What a report says about the data: skipped rows, labels without a score, duplicates across splits.
         skipped: All rows that are not used, in order; notes name some of them.
-        score_fingerprint: Text that changes with whatever else `score` depends on besides outputs and encoded examples;
-            empty if nothing. A run resumes only with the same value.
+        score_fingerprint: Text that changes with anything that `score` depends on besides outputs and encoded examples;
+            empty if there is nothing. A run resumes only with the same text.
         training_keys: Key of each training row: a molecule's canonical SMILES, a text, or texts joined by NUL. `exlm
             predict` recognises training rows by it.
         validation_keys: Key of each validation row.
@@ -179,11 +179,11 @@ class DownstreamTask(ABC):
     @property
     @abstractmethod
     def split_indices(self) -> dict[str, IntArray]:
-        """Row of the input each example came from, counted from 0, in order."""
+        """Rows of the input in each split, for SQuAD its questions, counted from 0, in the order of the examples."""
 
     @property
     def split_sizes(self) -> dict[str, int]:
-        """Rows of each split, in the order train, valid, test."""
+        """Number of rows of each split, in the order train, valid, test."""
         return {split: len(rows) for split, rows in self.split_indices.items()}
 
     @abstractmethod
@@ -193,9 +193,9 @@ class DownstreamTask(ABC):
 
 @dataclass(frozen=True)
 class TrainedTask:
-    """Facts for prediction about the task that a model was fine-tuned on, as in `DownstreamTask`.
+    """What prediction needs to know about the task that a model was fine-tuned on; fields as in `DownstreamTask`.
 
-    `config` is the section of the run's recipe, `no_answer_threshold` of SQuAD the median over the seeds.
+    `config` is the `task` section of the run's recipe. `no_answer_threshold` (SQuAD) is the median over the seeds.
     """
 
     config: TaskConfig
@@ -213,10 +213,10 @@ class PredictionSummary:
         num_rows: Rows of the input file.
         num_unreadable: Rows among them that the model cannot read.
         metrics: Scores of the seeds' mean where the file has labels; empty where it has none.
-        notes: What a report says about them.
-        num_in_training: Rows among them that the model was trained on.
-        num_in_validation: Other rows, by which its best epoch was chosen and its calibration fitted.
-        metrics_of_new: `metrics` without both; empty if there are none or no others.
+        notes: What a report says about the rows and their predictions.
+        num_in_training: Rows that the model was trained on.
+        num_in_validation: Other rows that chose its best epoch and fitted its calibration.
+        metrics_of_new: `metrics` of the remaining rows; empty if there are none, or if these are all rows.
         labels: Scores of each label or value by its name, where there are several.
     """
 
@@ -236,9 +236,9 @@ class NewRows:
     """R rows or questions that a fine-tuned model predicts, N of which it can read.
 
     Attributes:
-        encode: Tokenises the readable ones, like `DownstreamTask.encode`; unknown targets are NaN.
+        encode: Tokenises the N readable ones, like `DownstreamTask.encode`; unknown targets are NaN.
         keys: What identifies each of the N, as in `DownstreamTask.training_keys`.
-        columns: The file's own cells of R rows, written before the predictions; empty for rows in memory.
+        columns: Columns of the file, R cells each, written before the predictions; empty for rows in memory.
         readable: (N,) rows that can be read, counted from 0, ascending.
         problems: (R) why a row cannot be read, empty where it can; None: all can.
         num_skipped: Further rows of the file, which are in no table.
@@ -255,12 +255,12 @@ class NewRows:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the file or list, those that are in no table included."""
+        """Number of rows of the file or list, including those that are in no table."""
         rows = self.readable if self.problems is None else self.problems
         return len(next(iter(self.columns.values()), rows)) + self.num_skipped
 
     def write(self, predicted: Mapping[str, Sequence[str]], path: Path, *, escapes_formulas: bool) -> tuple[str, ...]:
-        """Write all rows as CSV and return notes: their own columns, predictions of the readable ones, and problems.
+        """Write all rows as CSV: the file's columns, predictions of the readable rows, and problems. Return notes.
 
         Args:
             predicted: Cells of the N readable rows by column. A column of the file with such a name is left out.
@@ -284,13 +284,13 @@ class NewRows:
 
 @dataclass(frozen=True)
 class Layout:
-    """Files that a task predicts, and those of its predictions.
+    """How the files to predict are read, and how the files of predictions are named.
 
     Attributes:
         read: Reads a file to predict, given its path and the column of the SMILES or text; None: the usual column.
             Raises `DataError` if the file cannot be read.
         suffix: Ending of the file of predictions.
-        endings: What the names of the files beside it end in; the last file is the table of all rows.
+        endings: Endings of further files beside it. The last of all files is the table of rows.
     """
 
     read: Callable[[TrainedTask, Path, str | None, Progress], NewRows]
@@ -341,8 +341,8 @@ def write_outputs(
     outputs: Iterable[FloatArray],
     more: TableColumns | None = None,
 ) -> None:
-    """Write a CSV of `row`, the row of the input, and C columns: the (C,) values of N examples with all their digits;
-    behind them `more` columns for people.
+    """Write a CSV with a line for each of N examples: `row`, its row of the input; its (C,) values with all digits;
+    then `more` columns, for people.
 
     Raises:
         CheckpointError: A file cannot be written.

@@ -28,10 +28,10 @@ _SPLIT_WORDS: dict[str, Split] = {
 def load_csv(config: CsvTaskConfig, progress: Progress) -> TableTask:
     """Read a table and split it.
 
-    `task.files.train` holds all rows, which `task.split_column` or `task.split` splits 80/10/10: by default molecules
-    by scaffold, and text always at random. With `task.files.valid`, each file is a split, and rows are numbered on from
-    one file to the next. `tasks/rows/labels.py` finds what the labels are. Rows without any label are left out, and so
-    are SMILES that are not molecules, as `task.on_invalid` says.
+    `task.files.train` holds all rows. `task.split_column` says the split of each row; without it `task.split` follows
+    a file or cuts 80/10/10: text at random, molecules by scaffold by default. With `task.files.valid`, each file is a
+    split, and rows are numbered on from one file to the next. `tasks/rows/labels.py` finds what the labels are. Rows
+    without any label are left out, and so are unusable inputs unless `task.on_invalid` is `error`.
 
     Raises:
         ConfigError: The recipe does not name the file or the label columns, or its values do not fit the table.

@@ -60,7 +60,7 @@ class GlueTaskInfo:
         classes: Names of the classes in the Hub's order; none for STS-B, which is a number from 0 to 5.
         metrics: Metrics of GLUE; the first one chooses the best epoch and is in Table 3. Tasks of classes also have
             Matthews' correlation: that of a guess is 0, while its accuracy depends on the rows.
-        num_train, num_valid: Rows of the official files; for MNLI the matched ones.
+        num_train, num_valid: Rows of the official files; MNLI's `num_valid` counts the matched ones.
         header: Columns of the official TSV if it has no header line.
         has_numbered_classes: The official files and predictions have classes by number, not by name.
     """
@@ -115,8 +115,8 @@ MAX_SIMILARITY = 5.0
 class GlueExample(NamedTuple):
     """One row: one or two texts, and a class or similarity, NaN if it is not known.
 
-    `row` is its number in the file, counted from 0; `key` what the file calls it (`index`, or `id`) on one line, else
-    `row`.
+    `row` is its number in the file, counted from 0. `key` is its cell in the column `index`, `id` or `idx`, on one
+    line; without such a column it is `row`.
     """
 
     texts: tuple[str, ...]
@@ -158,7 +158,7 @@ def load_glue(config: GlueTaskConfig, progress: Progress) -> "GlueTask":
         del parts["test"]
         notes.append(NO_TEST_NOTE)
     if info.name == "mnli" and "mismatched" not in parts:
-        notes.append("there is no mismatched development set: its accuracy is missing")
+        notes.append("there is no mismatched development set, so no mismatched accuracy")
     train = parts["train"].examples
     matched, mismatched = parts["valid"], parts.get("mismatched", GlueFile(""))
     counted_on = [example._replace(row=example.row + matched.num_rows) for example in mismatched.examples]
@@ -240,9 +240,9 @@ class EncodedGlue(EncodedRows):
 
 
 def read_new_glue(task: TrainedTask, path: Path, column: str | None, progress: Progress) -> NewRows:
-    """Read a file to predict, in any layout of the task; it finds its own columns.
+    """Read a file to predict, in any layout of the task; columns are found by name, and `column` is ignored.
 
-    The column of labels may be missing, a label empty or -1 as in the Hub's test sets, and a text empty.
+    The column of labels may be missing. A label may be empty, or -1 as in the Hub's test sets; a text may be empty.
 
     Raises:
         DataError: The file or a row of it cannot be read; every row needs a prediction.
@@ -453,5 +453,5 @@ def _part_notes(info: GlueTaskInfo, part: str, found: GlueFile, config: GlueTask
         notes.append(f"{part}: left out {left_out} that cannot be used; the first: {where}: {first.reason}")
     official = {"train": info.num_train, "valid": info.num_valid, "mismatched": NUM_MISMATCHED}.get(part)
     if official is not None and found.num_rows != official:
-        notes.append(f"{part}: {Path(found.source).name} has {found.num_rows:,} rows, the official file {official:,}")
+        notes.append(f"{part}: {Path(found.source).name}: {found.num_rows:,} rows; the official file has {official:,}")
     return notes

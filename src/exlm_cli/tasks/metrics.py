@@ -1,7 +1,7 @@
 """Metrics of predictions, named as in scikit-learn and SciPy; NaN where one is not defined.
 
 Axes: K seeds, N rows, C labels (`binary`), classes (`classes`) or target columns (`regression`). A missing target is
-NaN. scikit-learn takes seconds to import, so each function does it when it is called.
+NaN. scikit-learn takes seconds to import, so functions import it when they are called.
 """
 
 import math
@@ -30,12 +30,12 @@ def metric(name: str, targets: ArrayLike, predicted: ArrayLike) -> float:
 
     Args:
         name: `roc_auc`, `average_precision` of 0/1 targets: defined with both classes. `accuracy`: defined with a row.
-            `f1` of class 1: defined with a positive target, 0 where nothing is predicted. `macro_f1`: mean over the
-            classes that occur among the targets. `matthews_corrcoef`: defined with two classes, 0 for a constant
+            `f1` of class 1: defined with a positive target, 0 if no row is predicted positive. `macro_f1`: mean over
+            the classes that occur among the targets. `matthews_corrcoef`: defined with two classes, 0 for a constant
             prediction. `rmse`, `mae`: in the targets' unit. `r2`: defined for two different targets. `pearsonr`,
             `spearmanr`, ties at their mean rank: defined where neither side is constant.
         targets: (N,) classes or values.
-        predicted: (N,) scores for the areas, classes or values for the others.
+        predicted: (N,) scores for `roc_auc` and `average_precision`, classes or values for the others.
     """
     from scipy import stats
     from sklearn import metrics
@@ -92,11 +92,11 @@ def score_rows(
 ) -> dict[str, float]:
     """Return the metrics of probabilities or values; means over the labels or columns in which each is defined.
 
-    `binary`: each label is scored over the rows where it is known. `accuracy` counts a label with any such row, the
-    other metrics one with both classes; `describe_unscorable` names the rest, never taken as 0. A probability of 0.5 is
-    positive. `classes`: the most likely class is predicted. With two, class 1 is the positive one; with more, `f1` is
-    the mean over classes and there are no areas. `regression`: each column over the rows where it is known. Errors of
-    several columns have different units: with `scale_C` they are averaged as `standardised_rmse`, else left out.
+    `binary`: each label is scored over the rows where it is known. `accuracy` needs one such row, the other metrics
+    both classes; other labels are left out of the mean, not counted as 0. A probability of 0.5 is positive. `classes`:
+    the most likely class is predicted. With two, class 1 is the positive one; with more, `f1` is the mean over classes,
+    and there is no `roc_auc` or `average_precision`. `regression`: each column is scored over the rows where it is
+    known. Several columns differ in units: they have no `rmse` or `mae`, but `standardised_rmse` if `scale_C` is given.
 
     Args:
         predicted_NC: Result of `to_probabilities`.

@@ -45,7 +45,7 @@ class MoleculeNetSet:
         labels: Names of the label columns; empty: every column that is neither the molecule nor its identifier.
         remote: Public address of its file.
         table_9: Molecules of train, valid and test in Table 9.
-        known_difference: Why a public file may give a row or two more or less.
+        known_difference: Why a public file may give a few rows more or fewer.
     """
 
     name: str
@@ -63,7 +63,7 @@ _TOX21_ASSAYS = (
 )  # fmt: skip
 
 SMILES_COLUMNS = ("smiles", "mol")
-"""Names of the column of molecules, the first one that exists is taken (DeepChem's BACE calls it `mol`)."""
+"""Names of the column of molecules; the first one that exists is read (DeepChem's BACE calls it `mol`)."""
 
 IDENTIFIER_COLUMNS = ("mol_id",)
 
@@ -123,7 +123,7 @@ def load_moleculenet(config: MoleculeNetTaskConfig, progress: Progress) -> Table
         table.column(name, "give the official file of that set")
     if len(names) != known.num_labels:
         raise DataError(
-            f"{table.path}: {len(names)} label columns, {known.name} has {known.num_labels}",
+            f"{table.path}: {len(names)} label columns; {known.name} has {known.num_labels}",
             "give the official file of that set, or fine-tune on a file of your own with `task.name=csv`",
         )
     labels = Labels("binary", names, read_targets(table, names, _LABELS.get, "0, 1"), ())
@@ -175,4 +175,4 @@ def _compare_with_table_9(known: MoleculeNetSet, split: RowSplit) -> list[str]:
         return []
     is_public_file = all(abs(a - b) <= _MAX_ROWS_OFF for a, b in zip(sizes, known.table_9, strict=True))
     reason = f": {known.known_difference}" if known.known_difference and is_public_file else ""
-    return [f"{format_counts(sizes)} molecules, Table 9 has {format_counts(known.table_9)}{reason}"]
+    return [f"{format_counts(sizes)} molecules; Table 9 has {format_counts(known.table_9)}{reason}"]

@@ -1,6 +1,6 @@
 """Loading of downstream tasks, and of files to predict, by config. Importing this loads no data library, no torch."""
 
-from pathlib import Path
+import os
 from typing import TYPE_CHECKING
 
 from exlm_cli.config.tasks import (
@@ -34,8 +34,9 @@ def load_task(config: TaskConfig, progress: Progress) -> "DownstreamTask":
         DataError: A file is missing or cannot be used.
         ConfigError: Values of the config do not fit the data.
     """
-    folder, files = config.data_dir or "", config.files.model_dump(exclude_none=True).values()
-    given = [Path(folder, file).resolve() for file in files]
+    files = config.files.model_dump(exclude_none=True).values()
+    # Path.resolve raises for a link to itself
+    given = [os.path.realpath(given_file(config, str(file))) for file in files]
     for file in sorted({file for file in given if given.count(file) > 1}):
         progress.message(f"warning: {file} is the file of two splits: scores then measure memorisation")
     match config:
@@ -61,8 +62,8 @@ def load_task(config: TaskConfig, progress: Progress) -> "DownstreamTask":
 
 
 def require_local_files(config: TaskConfig) -> None:
-    """Check that `task.files` and the folder `task.data_dir` are there, that of MoleculeNet and GLUE with the files of
-    the task; nothing is read or fetched.
+    """Check that `task.files` and the folder `task.data_dir` exist and, for MoleculeNet and GLUE, that the folder holds
+    the task's files. Nothing is read or fetched.
 
     Raises:
         DataError: One is missing.

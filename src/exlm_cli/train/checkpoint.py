@@ -3,11 +3,11 @@
 `checkpoints/step-N/` holds model.safetensors, optimizer.safetensors, state.json, and manifest.json with the size and
 SHA-256 of the other three. It is written under a temporary name, fsynced and renamed. So a directory named `step-N` is
 whole unless it was altered afterwards; an altered one is refused and the one before it is used.
-`state.json` has hashes of the tokenizer and the recipe of the training. Every reader compares the files with them.
+`state.json` has hashes of the tokenizer and recipe of the training. Every reader compares the run's files with them.
 With `train.sharded_checkpoints` each rank writes its rows of the tensors into files of its own, and `manifest.json`
 says which.
-`checkpoints/best-N/` is the same without the optimizer: the weights that scored best in validation. So is a
-`step-N` that `exlm push` copied.
+`checkpoints/best-N/` is the same without the optimizer: the weights that scored best in validation. A `step-N` that
+`exlm push` copied lacks the optimizer too.
 """
 
 import hashlib
@@ -122,7 +122,7 @@ class FileEntry(JsonModel):
     """Size and hash of a file.
 
     Attributes:
-        rows: First row and rows of the whole tensor, for each tensor of which the file holds a rank's share.
+        rows: First row in the file, and number of rows of the whole tensor, for each tensor of which it holds a share.
     """
 
     bytes: int
@@ -333,7 +333,7 @@ def copy_weights(path: Path, folder: Path) -> None:
 
 
 def load_model_weights(path: Path, model: nn.Module) -> None:
-    """Load `model.safetensors` of a verified checkpoint.
+    """Load the weights of a verified checkpoint.
 
     Raises:
         CheckpointError: Names or shapes do not fit the model, or a value is not finite.
@@ -359,7 +359,7 @@ def load_optimizer_state(path: Path, model: nn.Module, optimizer: torch.optim.Op
     """Load AdamW's moments, by parameter name, onto the device of each parameter.
 
     Raises:
-        CheckpointError: They are not those of the model's parameters.
+        CheckpointError: The checkpoint has none, or they are not those of the model's parameters.
     """
     if not any(name.startswith(OPTIMIZER) for name in read_manifest(path).files):
         raise CheckpointError(
@@ -453,7 +453,7 @@ def _sha256(path: Path) -> str:
 
 
 def _open_to_all(path: Path) -> None:
-    """Give a file the mode the umask asks for; safetensors writes 0600 whatever it is."""
+    """Give a file the mode that the umask asks for; safetensors writes 0600 whatever the umask is."""
     umask = os.umask(0)
     os.umask(umask)
     path.chmod(0o666 & ~umask)

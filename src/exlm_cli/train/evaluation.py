@@ -33,7 +33,7 @@ from exlm_cli.train.objective import Objective, is_fully_masked, is_target
 from exlm_cli.train.task import Callback
 
 _LARGEST_NATS = 88.0
-"""Its exponential is a float32 still, which `metrics.jsonl` takes for a figure."""
+"""Largest exponent of a perplexity: e^88 is still below the largest float32, and so a figure of `metrics.jsonl`."""
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,13 @@ def summarise(sums: Iterable[EvaluationSums], *, has_dag: bool) -> dict[str, flo
 
     `loss` is the mean over sequences of nats per target and `perplexity` its exponential, at most e^88.
     `loss_given_length` leaves out -log P(a path has T tokens), which an MLM does not pay: ExLM and MLM are compared by
-    it. `loss_independent` is the same if each target were drawn on its own from the DAG. `entropy_bits` is the mean
+    it. `loss_independent` is that loss if each target were drawn on its own from the DAG. `entropy_bits` is the mean
     over emitting states, NaN where App. E leaves no token to count; `entropy_posterior_bits` weighs each state by its
     posterior. `effective_states` is the perplexity of the posterior over a mask's k states, between 1 and k;
-    `clones_in_use` that of the shares of all targets that clones 1 to k emit: a DAG whose target tells the state has
-    one effective state, a collapsed one has one clone in use too. `path_entropy_bits` is per target. Masks are counted
-    on the best alignment of the targets: the share that emits no token, the share that emits two or more, and the mean
-    tokens of the first, middle (T // 2) and last mask, which are all 1 unless paths are shifted.
+    `clones_in_use` is that of the shares of all targets that clones 1 to k emit. Where each target determines its state
+    there is one effective state; a collapsed DAG also has one clone in use. `path_entropy_bits` is per target. Masks
+    are counted on the best alignment of the targets: the share that emits no token, the share that emits two or more,
+    and the mean tokens of the first, middle (T // 2) and last mask, which are all 1 unless paths are shifted.
     """
     columns = [asdict(s) for s in sums]
     of_clones = zip_longest(*(c.pop("targets_of_clones") for c in columns), fillvalue=0.0)
@@ -268,7 +268,7 @@ def _total(values: Tensor) -> float:
 
 MAX_PASSED_OVER_SHARE = 0.05
 MIN_CLONES = 1.05
-"""Clones in use up to which only one counts: the DAG has collapsed."""
+"""With at most this many clones in use, the DAG counts as collapsed to one."""
 
 
 class CollapseWatch(Callback):

@@ -52,7 +52,7 @@ class _TakenStep(NamedTuple):
         step: Counted from 0.
         epoch: Its epoch.
         indices: Its samples, those of all ranks.
-        figures: (5,) float64: sum of the losses, sequences with and without one, tokens, gradient norm.
+        figures: (5,) float64: sum of the losses, numbers of sequences with and without a loss, tokens, gradient norm.
     """
 
     step: int
@@ -144,7 +144,7 @@ class TrainingLoop:
         self._plan = self.task.plan(self.state.epoch)
         if self.ranks.is_first:
             self.metrics.truncate_after(self.state.step)
-            # a process that was killed during their deletion leaves some of them
+            # a process that was killed while it deleted old checkpoints leaves some of them
             remove_older(self.run, self.state.step, self.train.keep_last)
             self._remove_other_bests()
 
@@ -152,8 +152,8 @@ class TrainingLoop:
         """Train to the end.
 
         Raises:
-            DivergedError: A loss or a gradient norm is not a number; `diverged.json` names the step and its samples. It
-                did not move the weights, and no checkpoint follows it.
+            DivergedError: A loss or a gradient norm is not finite; `diverged.json` names the step and its samples. The
+                step did not move the weights, and no checkpoint follows it.
             InterruptedRunError: Stopped by a signal, after saving; nothing is saved if the signal also ended the
                 compiler in a validation, or on one of several ranks.
             CheckpointError: A checkpoint cannot be written.
@@ -275,7 +275,7 @@ class TrainingLoop:
         """Read the figures of the steps since the last call and add them up; only here a step waits for the device.
 
         Raises:
-            DivergedError: A loss or gradient norm of these steps is not a number; that step moved no weights.
+            DivergedError: A loss or gradient norm of these steps is not finite; that step moved no weights.
         """
         if not self._unread:
             return
@@ -299,7 +299,7 @@ class TrainingLoop:
             self._grad_norm = norm
 
     def batches(self, indices: IntArray) -> Iterator[Any]:
-        """Yield the microbatches of a step's samples; start preparing the next step's after the first."""
+        """Yield the microbatches of a step's samples; start preparing the next step's once the first is ready."""
         batches, self._ahead = self._ahead or self._own_batches(indices), None
         for batch in batches:
             if self._ahead is None:
@@ -331,7 +331,7 @@ class TrainingLoop:
             )
 
     def _record(self, bar: Bar, loss: Tensor) -> None:
-        """Log, validate and save where this step is due."""
+        """Log, validate and save, each if it is due after this step."""
         state = self.state
         step, is_last = state.step, state.step == self.total_steps
         for callback in self._followers:

@@ -12,7 +12,7 @@ from exlm_cli.distributed.parallel import whole
 
 
 def learning_rate(step: int, optim: OptimConfig, total_steps: int) -> float:
-    """Return the learning rate of optimiser step `step` (counted from 0): linear warm-up, then decay to `end_lr`."""
+    """Return the learning rate of optimiser step `step` (counted from 0): linear warm-up, then `optim.schedule`."""
     warmup_steps = optim.resolve_warmup_steps(total_steps)
     if step < warmup_steps:
         return optim.lr * (step + 1) / warmup_steps
@@ -53,13 +53,13 @@ def update_weights(
     """Scale and clip the gradients and step, unless the loss or the gradient norm is not finite; never waits.
 
     A step that is not finite leaves weights and moments as they are, through the `found_inf` flag of fused optimisers,
-    which `torch.amp.GradScaler` sets as well. So a host that reads the figures later still has the weights before it.
+    which `torch.amp.GradScaler` sets as well. So the weights are intact when the host reads the figures later.
 
     Args:
-        optimizer: `build_optimizer`'s.
+        optimizer: Result of `build_optimizer`.
         parameters: Their gradients are sums over the sequences of a step, averaged over ranks.
         loss_sum, num_counted: Loss and number of the sequences that count, over all ranks; float64, on the device.
-        num_ranks: Ranks that averaged.
+        num_ranks: Number of ranks that the gradients are averaged over.
         clip_norm: Largest norm; 0 does not clip.
 
     Returns:
@@ -75,7 +75,7 @@ def update_weights(
 def scale_and_clip(
     parameters: Sequence[nn.Parameter], factor: Float[Tensor, ""], clip_norm: float
 ) -> Float[Tensor, ""]:
-    """Multiply every gradient by a factor, clip their norm to `clip_norm` (0: not at all), and return that norm."""
+    """Scale every gradient, then clip their norm to `clip_norm` (0: not at all); return the norm before clipping."""
     torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], factor.float())
     # a limit of inf clips nothing and still measures the norm
     return whole(nn.utils.clip_grad_norm_(parameters, clip_norm or math.inf))

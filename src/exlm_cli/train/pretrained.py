@@ -28,7 +28,7 @@ from exlm_cli.train.checkpoint import (
 )
 
 RESUMED_MARKS = frozenset({Mark.INPUT, Mark.COMPUTING})
-"""Marked fields that a resumed pre-training may change; the data fingerprint holds what the inputs are."""
+"""Marks of the fields that a resumed pre-training may change; the data fingerprint stands for the inputs."""
 
 
 @dataclass(frozen=True)

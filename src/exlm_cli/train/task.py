@@ -56,7 +56,7 @@ class Selection:
     """How the best validation is chosen, and when training stops for lack of a better one.
 
     Attributes:
-        metric: Name of a figure of `TrainTask.validate`; a validation without this figure is never the best.
+        metric: Name of a figure of `TrainTask.validate`; a validation where it is NaN is never the best.
         is_greater_better: False for errors.
         patience: Validations without a better one before training stops; None: training never stops early.
     """
@@ -75,7 +75,7 @@ class Selection:
 
 
 def require_arguments(recipe: Any, kind: type[Recipe], callbacks: Iterable[Any]) -> None:
-    """Refuse what Python lets a caller give in place of a recipe and of callbacks, before a run directory is made.
+    """Refuse arguments of other types in place of a recipe and of callbacks, before a run directory is made.
 
     Raises:
         ConfigError: `recipe` is not of the kind, or one of `callbacks` is not a `Callback`.
@@ -89,7 +89,7 @@ def require_arguments(recipe: Any, kind: type[Recipe], callbacks: Iterable[Any])
 
 
 class Callback:
-    """Base of what follows a training run; override the methods you need.
+    """Base of objects that follow a training run; override the methods you need.
 
     Rank 0 alone calls them, between two steps. An exception ends the run: an `ExlmError` as a message, any other as a
     fault; the run continues from its last checkpoint with `resume`. A fine-tuning calls them for each of its cells, one

@@ -21,7 +21,7 @@ from exlm_cli.errors import CheckpointError
 from exlm_cli.files import ALTERED_HINT
 
 Rows = dict[str, tuple[int, int]]
-"""Name of a tensor -> first row in a file, and rows of the whole tensor; tensors that are not in it are whole."""
+"""Name of a tensor -> first row in a file, and number of rows of the whole tensor; tensors not in it are whole."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def part_of(stem: str, tensors: Mapping[str, Tensor], ranks: Ranks, *, is_sharde
 
     Args:
         stem: Name of the file without its ending.
-        tensors: By name; of those in shares all ranks must call this.
+        tensors: By name; where one is sharded, all ranks must call this.
         ranks: All ranks.
         is_sharded: Every rank writes its rows; else rank 0 writes everything.
     """
@@ -138,7 +138,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _own_rows(tensor: DTensor) -> tuple[int, int]:
-    """Return first and last row of this rank's share: ranks take equal chunks in order, the last ones fewer."""
+    """Return the rows [first, last) of this rank's share: ranks take equal chunks in order, the last ones fewer."""
     total, mesh = tensor.shape[0], tensor.device_mesh
     chunk = -(-total // mesh.size())
     first = min(total, mesh.get_local_rank() * chunk)

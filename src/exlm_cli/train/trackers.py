@@ -131,7 +131,7 @@ class WandbTracker(Tracker):
     module = "wandb"
 
     def _open(self, folder: Path, step: int) -> None:
-        del step  # wandb refuses what is before its last step, which is the same
+        del step  # wandb refuses rows before its last step, and a resumed run only repeats those
         ids = _read_ids(folder)
         run_id = ids.wandb or os.urandom(8).hex()
         write_json(folder / IDS_FILE, ids.model_copy(update={"wandb": run_id}))

@@ -126,6 +126,11 @@ def test_generated_variants_differ_in_k_p_and_the_room_for_k_copies_alone():
     assert second == first.model_copy(update={**named, "masking": masking, "model": model})
     assert cells[2].pretrain == first.model_copy(update={"seed": 9})
     assert cells[1].work == pytest.approx(cells[0].work * (62 * 4 + 2) / 64)
+    short, long = (
+        _load(GRID, "cells=[[1, 0.3]]", "pretrain.train.max_steps=null", f"pretrain.train.max_epochs={n}").plan()[0]
+        for n in (1, 10)
+    )
+    assert long.work == 10 * short.work
     assert (recipe.run_by, _load(SWEEP).run_by) == ("repeat-mlm", "sweep")
 
 

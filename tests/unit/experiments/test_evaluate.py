@@ -122,7 +122,7 @@ def test_copies_beyond_the_learned_positions_are_refused(repeated):
 
 def test_other_states_than_the_clone_embeddings_are_for_are_refused(cache, tmp_path):
     run, _ = _train(cache, tmp_path / "run", model={"clone_embedding": "nodes"})
-    message = r"trained with 3 states per mask and `model\.clone_embedding: nodes`, it cannot be scored with 2$"
+    message = r"cannot be scored with 2 states per mask: it was trained with 3 and `model\.clone_embedding: nodes`$"
     with pytest.raises(ConfigError, match=message):
         measure_entropy(run, ks=[2], device="cpu")
 

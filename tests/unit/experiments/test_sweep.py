@@ -188,7 +188,7 @@ def test_some_cells_alone_leave_the_others_in_the_sweep(recipe, run):
 @pytest.mark.parametrize(
     ("tasks", "said"),
     [
-        (["moleculenet/bace"], r"^cell k1-p0.3 pre-trains a model of text; task moleculenet/bace needs one of smiles$"),
+        (["moleculenet/bace"], r"^cell k1-p0.3 pre-trains on text; task moleculenet/bace needs a model of smiles$"),
         (["glue/rte"], r"no `train.tsv` "),
     ],
 )

@@ -257,7 +257,7 @@ def test_outputs_that_are_no_numbers_are_refused():
         compare(source, [([5, 6], ours), ([5, 6], ours * torch.nan), ([5, 6], ours)])
 
 
-def test_a_link_to_an_empty_folder_is_filled_and_a_mount_point_is_refused(tmp_path, monkeypatch):
+def test_a_link_to_an_empty_folder_is_filled_and_a_broken_link_or_mount_point_is_refused(tmp_path, monkeypatch):
     """A link that is replaced itself, and a mount point that cannot be, would end a long export with an error."""
     source = pretrained_source(load_pretrained(make_pretrained(tmp_path / "run"), device="cpu"))
     monkeypatch.setattr(folder, "compare_outputs", lambda *_: Comparison(1, 0.0, 1.0))
@@ -266,6 +266,9 @@ def test_a_link_to_an_empty_folder_is_filled_and_a_mount_point_is_refused(tmp_pa
     out.symlink_to("real")
     assert export_folder(source, out, SilentProgress()).files[0] == out / "README.md"
     assert (tmp_path / "real" / "README.md").is_file()
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(CheckpointError, match=r"loop: a file has that name$"):
+        check_before_export(tmp_path / "loop")
     monkeypatch.setattr(Path, "is_mount", lambda _: True)
     with pytest.raises(CheckpointError, match="a mount point") as refused:
         check_before_export(tmp_path / "new")

@@ -219,7 +219,7 @@ def test_an_ensemble_of_a_run_with_itself_has_its_means_and_is_calibrated_anew(f
     assert "active_calibrated" not in read_rows(tmp_path / "no.csv")[0]
     assert any("different validation rows" in note for note in summary.notes)
     renamed = replace(finetuned, results=finetuned.results.model_copy(update={"output_names": ("a", "b")}))
-    with pytest.raises(ConfigError, match=r"cannot join .*: labels a, b, not active, toxic"):
+    with pytest.raises(ConfigError, match=r"cannot be averaged with .*: labels a, b, not active, toxic"):
         predicted(finetuned, path, tmp_path / "x.csv", ensemble=[renamed])
 
 

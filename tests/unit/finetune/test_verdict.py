@@ -70,7 +70,7 @@ def test_no_other_split_is_advised_where_the_user_gives_the_splits(split):
 
 def test_a_model_that_guesses_is_told_so():
     assert describe_verdict([results({"roc_auc": [0.5, 0.6, 0.4]})]) == (
-        "The model is not clearly better than a random guess: test roc_auc 0.5000, where a random guess has 0.5. "
+        "The model is not clearly better than a random guess: test roc_auc 0.5000; a random guess scores 0.5. "
         "On 100 rows, chance alone may reach 0.6160; `--split scaffold-balanced --num-replicates 5` gives more "
         "evidence.",
     )
@@ -78,7 +78,7 @@ def test_a_model_that_guesses_is_told_so():
     flat = results({"rmse": [1.0, 1.0], "r2": [-0.1, 0.1]}, loss="regression", is_greater_better=False)
     assert "the mean of the training rows" in describe_verdict([flat])[0]
     alike = results({"spearmanr": [0.01, -0.01]}, loss="regression", selection_metric="spearmanr")
-    assert "spearmanr 0.0000, where a random guess has 0" in describe_verdict([alike])[0]
+    assert "spearmanr 0.0000; a random guess scores 0" in describe_verdict([alike])[0]
 
 
 def test_accuracy_is_judged_by_the_matthews_correlation_where_it_is_scored():
@@ -87,8 +87,8 @@ def test_accuracy_is_judged_by_the_matthews_correlation_where_it_is_scored():
     assert describe_verdict([results(own, loss="classes")]) == ()
     own["matthews_corrcoef"] = [-0.1, 0.1, 0.0]
     assert describe_verdict([results(own, loss="classes")]) == (
-        "The model is not clearly better than a random guess: test matthews_corrcoef 0.0000, "
-        "where a random guess has 0. On 100 rows, chance alone may reach 0.2010; "
+        "The model is not clearly better than a random guess: test matthews_corrcoef 0.0000; "
+        "a random guess scores 0. On 100 rows, chance alone may reach 0.2010; "
         "`--split scaffold-balanced --num-replicates 5` gives more evidence.",
     )
     assert describe_verdict([results({"accuracy": [0.1, 0.2]})]) == ()

@@ -99,7 +99,7 @@ def test_a_claim_of_one_seed_and_one_over_different_seeds_have_notes():
     one, both = notes(grid_results()), notes(grid_results(seeds=(1, 2)))
     assert "twice the standard error" in both[0]
     assert len(both) == 1
-    assert one[1].startswith("one seed has no noise to compare with")
+    assert one[1].startswith("with one seed there is no noise to compare with")
     differing = notes(grid_results(seeds=(1, 2))[1:])
     assert differing[1].startswith("these means are over different seeds")
 

@@ -135,8 +135,8 @@ def test_mnli_without_mismatched_rows_and_named_files_with_a_test_split(tmp_path
     folder = write_glue(tmp_path, "mnli")
     (folder / "dev_mismatched.tsv").unlink()
     alone = load("mnli", tmp_path)
-    assert "train: train.tsv has 3 rows, the official file 392,702" in alone.notes
-    assert "there is no mismatched development set: its accuracy is missing" in alone.notes
+    assert "train: train.tsv: 3 rows; the official file has 392,702" in alone.notes
+    assert "there is no mismatched development set, so no mismatched accuracy" in alone.notes
     assert tuple(alone.encode("valid", tokenizer, 20).score([outputs_for("mnli", [0, 1, 2])])) == OF_CLASSES
     named = load("mnli", None, files={part: str(folder / "dev_matched.tsv") for part in ("train", "valid", "test")})
     assert (named.splits, named.split_name) == (("train", "valid", "test"), "files")

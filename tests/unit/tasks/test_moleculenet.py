@@ -73,7 +73,7 @@ def test_rows_that_are_left_out_or_kept_are_told_by_line(tmp_path):
         f"left out 2 of 24 rows that are not molecules: line 5: {broken}; line 7: {broken}",
         "kept 1 molecule in which RDKit refuses the valence of a metal and nothing else: line 6",
         "left out 1 row with the SMILES of an earlier row: line 8",
-        "16/2/3 molecules, Table 9 has 1,210/151/151",
+        "16/2/3 molecules; Table 9 has 1,210/151/151",
     )
     used = np.concatenate(list(task.split_indices.values()))
     assert sorted(used.tolist()) == [0, 1, 2, 4, *range(7, 24)]
@@ -131,8 +131,8 @@ def test_sets_have_the_sizes_of_table_9_and_are_pinned():
         ("bace", b"smiles,class\nC,1\n", "no column `Class`"),
         ("bace", b"SMILES,Class\nC,1\n", "no column `smiles`"),
         ("bace", b"smiles,Class\nC,1\nCC,active\n", "bace.csv:3: `Class` is `active`"),
-        ("bace", b"smiles,Class\nC,1\nCC,0\n", "2 rows can be used, a split 80/10/10 needs at least 10"),
-        ("sider", b"smiles,a\nC,1\n", "1 label columns, sider has 27"),
+        ("bace", b"smiles,Class\nC,1\nCC,0\n", "2 rows can be used; an 80/10/10 split needs at least 10"),
+        ("sider", b"smiles,a\nC,1\n", "1 label columns; sider has 27"),
         ("bbbp", None, "no bbbp.csv or BBBP.csv"),
     ],
 )
@@ -147,7 +147,7 @@ def test_a_row_more_than_in_table_9_is_explained():
     known = MOLECULENET_SETS["bace"]
     indices: Any = {"train": range(1210), "valid": range(151), "test": range(152)}
     (note,) = moleculenet._compare_with_table_9(known, RowSplit("scaffold", indices))
-    assert note.startswith("1,210/151/152 molecules, Table 9 has 1,210/151/151: Table 9 has a tenth")
+    assert note.startswith("1,210/151/152 molecules; Table 9 has 1,210/151/151: Table 9 has a tenth")
     same = RowSplit("scaffold", {**indices, "test": range(151)})
     assert moleculenet._compare_with_table_9(known, same) == []
 

@@ -57,7 +57,7 @@ def draw_curves(runs: Sequence[Path], path: Path) -> list[Path]:
 
 
 def _require_metrics(run: Path) -> None:
-    """Refuse a folder without curves; of a run of several models name one that has them."""
+    """Refuse a folder without curves; for a run of several models, name one that has them."""
     from exlm_cli.run_dir import METRICS_FILE, RUN_FILE
 
     if (run / METRICS_FILE).is_file():

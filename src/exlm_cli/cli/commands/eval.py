@@ -153,7 +153,7 @@ def _show_sweep(path: Path, output: Output, progress: Progress) -> None:
 def _show_scores(runs: "Sequence[GivenRun]", of_hub: Sequence[Path], scoring: Scoring, output: Output) -> None:
     """Score pre-trained runs, read the scores of fine-tuned ones, and print them side by side.
 
-    Those at the paths `of_hub` are copies of the Hub, which have no predictions to draw.
+    Runs at the paths `of_hub` are copies from the Hub, which have no predictions to draw.
     """
     from exlm_cli.finetune.results import read_results
     from exlm_cli.report.paper import paper_tables

@@ -275,7 +275,7 @@ def _names(suite: str) -> list[str]:
 
 
 def _point_to_small(suite: str, recipe: "FinetuneRecipe", progress: "Progress") -> None:
-    """Name the recipe for a CPU where the paper's would run on one."""
+    """Suggest the small recipe where the paper's would run on a CPU."""
     import torch
 
     if recipe.device == "cpu" or not torch.cuda.is_available():
@@ -334,7 +334,7 @@ def _chosen(suite: str | None, name: str | None, recipe: str | None, overrides: 
 
 
 def _require_kind(checkpoint: Path, recipe: "FinetuneRecipe") -> None:
-    """Refuse a run of other rows than the task has before they are read, which may take long."""
+    """Refuse a model that reads other rows than the task has, before these are read, which may take long."""
     from exlm_cli.config.load import load_recipe
     from exlm_cli.run_dir import run_directory
 

@@ -48,7 +48,7 @@ class Output:
     """Output options.
 
     Attributes:
-        formats: Formats in which the tables are written besides, by their names in `report.tables`.
+        formats: Formats in which the tables are also written, by their names in `report.tables`.
         folder: Folder of tables and figures; None: `report/` of the run.
         has_figures: Draw figures.
         as_json: Print JSON.
@@ -158,7 +158,7 @@ def repeat_mlm(
         ps = parse_numbers("--mask-ratios", mask_ratios, float, "a number above 0 and below 1", 1e-9, 1 - 1e-9)
         resolved, left_out = resolved.choose_cells(ks, ps)
         notes = [
-            f"left out: k = {k}, p = {100 * p:g}%, which corrupts only {100 * p**k:.2g}% of the tokens"
+            f"left out: k = {k}, p = {100 * p:g} %, which corrupts only {100 * p**k:.2g} % of the tokens"
             for k, p in left_out
         ]
     _run_and_print(resolved, out=out, resume=resume, jobs=jobs, dry_run=dry_run, as_json=as_json, notes=notes)

@@ -37,7 +37,7 @@ def _of(words: Words, *slots: str) -> Words:
 
 
 def _feelings(*slots: str) -> list[tuple[float, Words]]:
-    """Good news three times in five."""
+    """Return the scenes of good and of bad news; three times in five the news is good."""
     return [(3, _of(_GOOD, *slots)), (2, _of(_BAD, *slots))]
 
 

@@ -67,7 +67,7 @@ def check_unchanged(sources: Sequence[FingerprintedSource]) -> None:
     """Check that no file has changed since its fingerprint was taken.
 
     Raises:
-        DataError: One has.
+        DataError: A file has changed, or can no longer be read.
     """
     for known in sources:
         if isinstance(known.source, FileSource) and _state(known.source.path) != known.state:

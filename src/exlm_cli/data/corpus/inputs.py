@@ -73,7 +73,7 @@ def resolve_inputs(
 ) -> list[Source]:
     """Return the sources that the inputs of a recipe name, in order; directories and globs are sorted.
 
-    `key` is that of the inputs, for hints.
+    `key` is the recipe key of the inputs, for hints.
 
     Raises:
         DataError: An input is missing, empty, of an unknown format or of the other kind.
@@ -98,8 +98,8 @@ def iter_rows(
 ) -> Generator[Row]:
     """Yield the rows of all sources in order, under a progress bar that shows how far reading has come.
 
-    `data.max_rows` is shared out evenly: a source gives at most its share of the rows that those before it have left.
-    The bar counts bytes on disk if all sources are files and read whole, else rows. `seed` is that of bundled sources.
+    `data.max_rows` is shared evenly: each source gives at most an equal share of what the sources before it have left.
+    The bar counts bytes on disk if all sources are files that are read whole, else rows. Bundled sources use `seed`.
 
     Raises:
         DataError: A source cannot be read, or has no rows.

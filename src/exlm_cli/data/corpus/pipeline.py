@@ -49,7 +49,7 @@ _NUM_ENDS = 2
 """[CLS] and [SEP], which every sequence gets when it is used."""
 _SHOWN_CHARACTERS = 80
 _NOTED_SHARE = 0.01
-"""Share of the validation text at which a warning is due; 0.1 to 0.2 % of Wikipedia and of books repeats by chance."""
+"""Shared part of the validation text from which a warning is due; 0.1 to 0.2 % of Wikipedia and books is by chance."""
 
 
 @dataclass(frozen=True)
@@ -448,7 +448,7 @@ class SkippedRows:
         """Skip a row.
 
         Raises:
-            DataError: Invalid rows are errors here.
+            DataError: `on_invalid` is `error`.
         """
         if self.on_invalid == "error":
             raise _invalid(row, reason)

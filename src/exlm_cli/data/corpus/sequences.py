@@ -34,7 +34,7 @@ class Holdout:
         """Decide the size of blocks.
 
         Args:
-            total_bytes: Size of the whole corpus if it is known; blocks take it for its number of characters.
+            total_bytes: Size of the whole corpus if it is known; it stands for the number of characters.
             max_rows: Number of rows that are read, if not all are.
             forced: Hash of a unit to hold out as well: `smallest` of a first pass that held nothing out.
         """
@@ -88,7 +88,7 @@ class Overlap(JsonModel):
 class SharedRows:
     """Counts the validation rows whose text is a training row too; validation rows are added first.
 
-    Of the first million of them 64-bit hashes are held, and no text.
+    It holds 64-bit hashes of the first million validation rows, and no text.
     """
 
     def __init__(self) -> None:

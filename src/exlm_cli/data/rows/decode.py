@@ -31,10 +31,10 @@ RECORD_LIMIT_VARIABLE = "EXLM_MAX_RECORD_BYTES"
 """Environment variable with the bytes of the largest record: a line, a CSV row, an element of JSON, a Parquet row."""
 
 MAX_UNPACKING = 100
-"""How many times larger than its file a packed Parquet file may be."""
+"""How many times its packed size a Parquet file, or a column chunk in it, may have when it is unpacked."""
 
 LARGEST_CSV_FIELD = 2**31 - 1
-"""For `csv.field_size_limit`, which is 128 kB."""
+"""For `csv.field_size_limit`, whose default is 128 kB."""
 
 _RECORD_BYTES = 1 << 24
 _MAX_DIGITS = 15

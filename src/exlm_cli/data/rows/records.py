@@ -151,8 +151,8 @@ def other_delimiter(path: Path, names: Sequence[str], wanted: Collection[str] = 
     """Return in words that the header of a CSV or TSV file seems to have another delimiter; empty for other files.
 
     Args:
-        wanted: Columns, in small letters, of which the header has one if it is split by that delimiter; none: the
-            header has a single column, and that delimiter in its name.
+        wanted: Lower-case names. A header of several columns must have one of them once it is split by the other
+            delimiter; a header of a single column needs none.
     """
     own = _OWN_DELIMITERS.get(format_of(path) or "")
     if own is None:
@@ -174,7 +174,7 @@ def format_of(path: Path) -> str | None:
 
 
 def conversion_hint(path: Path, formats: Sequence[str]) -> str:
-    """Return how to make one of `formats` of an archive, or of a file or folder of `datasets`; empty for others."""
+    """Return how to turn an archive, or a file or folder of `datasets`, into one of `formats`; empty for others."""
     if not _ARCHIVES.isdisjoint(suffix.lower() for suffix in path.suffixes):
         return f"unpack it, or compress it as {' or '.join(COMPRESSIONS)}"
     if os.path.isfile(path / "state.json"):  # noqa: PTH113 - False also for a name that is too long
@@ -206,15 +206,15 @@ def iter_records(
         formats: Those to accept.
         header: Columns of a TSV or CSV that may have no header: its first row is data unless it names one of them.
         bare: Column under which a line of text, or a JSON value that is not an object, is given; accepts `.txt` and
-            `.smi` too. Of "smiles", the value is the first word of a line, and the rest is the column `name` unless
+            `.smi` too. For "smiles", the value is the first word of a line, and the rest is the column `name` unless
             `only` is given. None: such JSON values are problems.
         only: Read this column alone.
         cuts_lines: Give a line of text beyond 1 MiB in pieces with the same number.
         has_literal_tsv: Quotes in a TSV are part of its cells, as in GLUE's files; False: cells are quoted as in CSV.
 
     Raises:
-        DataError: The file is missing, of another format, damaged or empty, its header names a column twice, or the
-            column to read is missing.
+        DataError: The file is missing, damaged or of another format; a CSV or TSV is empty or names a column twice; or
+            the column to read is missing.
     """
     accepted = (*formats, *LINE_FORMATS) if bare else tuple(formats)
     file_format = format_of(path)
@@ -278,7 +278,7 @@ def _read_lines(path: Path, lines: Iterator[tuple[int, str]], kind: RowKind, *, 
     while following is not None:
         (number, line), following = following, next(lines, None)
         text = line.rstrip()
-        # one in running text of several lines is a stray character
+        # a carriage return in running text of several lines is a stray character
         if "\r" in text and (kind == "smiles" or (number == 1 and following is None)):
             raise DataError(f"{path}:{number}: malformed: a carriage return within a line", decode.LINE_END_HINT)
         if text and kind == "text":

@@ -42,7 +42,7 @@ class Table:
         """Return one column.
 
         Raises:
-            DataError: There is no such column. Names the nearest one, or all and the `hint`.
+            DataError: There is no such column; it names the columns. The hint is the nearest one, else `hint`.
         """
         if name not in self.columns:
             if found := other_delimiter(self.path, [*self.columns]):
@@ -92,8 +92,8 @@ class Table:
 def read_table(path: Path, *, bare: RowKind | None = None, has_literal_tsv: bool = False) -> Table:
     """Read a whole `.csv` or `.tsv`, also `.gz` and `.xz`; empty lines are skipped, and cells may be quoted.
 
-    With `bare`, files of lines such as `.txt` and `.smi` are tables of this one column; of "smiles", the first word of
-    each line, and a column `name` where lines have more. `has_literal_tsv`: quotes in a TSV are part of its cells.
+    With `bare`, files of lines such as `.txt` and `.smi` are tables of this one column. For "smiles" it has the first
+    word of each line, and a column `name` the rest, if any. `has_literal_tsv`: quotes in a TSV are part of its cells.
 
     Raises:
         DataError: The file is missing, has another format, is damaged, empty or without rows, names a column twice, or

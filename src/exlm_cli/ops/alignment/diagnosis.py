@@ -21,8 +21,8 @@ class Kernels:
     """State of one of the two libraries.
 
     Attributes:
-        path: The library, if it exists and loads; without a GPU it is not loaded, with several GPUs that of the first.
-        note: If it is missing, also for one GPU of several: when it is built, or why it cannot be.
+        path: The library if it exists and loads (without a GPU it is not loaded); of several GPUs, the first one's.
+        note: Where a library is missing, also for one GPU of several: when it is built, or why it cannot be.
         backend: What `backend: auto` uses on such a device, now or after the build.
     """
 

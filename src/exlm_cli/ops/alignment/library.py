@@ -205,7 +205,7 @@ def device_library(device: int) -> DeviceLibrary:
 
 
 def find_device_library(device: int) -> DeviceLibrary | None:
-    """Return an existing library: one for all architectures that runs on the device, else one for it alone.
+    """Return a library that exists: one for all architectures that runs on the device, else one for it alone; or None.
 
     Raises:
         BuildError: None exists and none can be built, or the one for this device does not run on it.

@@ -1,7 +1,7 @@
 """Native backend: the compiled kernels as torch operators, with their fake kernels and autograd rules.
 
-A forward pass that needs gradients keeps alpha in one opaque integer tensor; the backward pass sums beta and writes
-both gradients. `cuda_ext/README.md` explains what the kernels compute and how.
+A forward pass that needs gradients keeps alpha, on CUDA also beta, in one opaque integer tensor; the backward pass
+writes both gradients, on a CPU while it sums beta. `cuda_ext/README.md` explains what the kernels compute and how.
 
 Axes: B sequences, T targets, S states (DAG nodes). Arguments have been checked by `api`.
 """

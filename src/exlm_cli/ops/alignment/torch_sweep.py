@@ -5,15 +5,15 @@ The recursion runs over blocks of states, all targets at once. Edges from solved
 each added to the sums of the later ones. So exponentials cost O(S^2 + T S), not O(T S^2), and no loop runs T times. The
 backward pass is the same sweep from the other end; one more product per block gives the posteriors of its edges.
 
-Underflow. The probabilities of slot i are stored relative to a reference scale, `ref[i]`, which is at most e200 below
-the largest of them so far, so that it changes seldom. A slot has a guessed reference until a block reaches it. Values
-below e-708 are lost. A sum of at least `_MIN_SUM` (times the largest probability of its block, if that is above 1)
+Underflow. The probabilities of slot i are stored relative to a reference, `ref[i]`. It is at most e200 below the
+largest of them so far, so it seldom changes. A slot has a guessed reference until a block reaches it. Values below
+e-708 are lost. A sum of at least `_MIN_SUM` (times the largest probability of its block, if that is above 1)
 loses nothing that matters; a smaller sum may, unless no path leads to it. If a sequence has such a sum in a block, or a
 probability above `_LARGEST_PROB`, the block is solved again in log space, and so are its doubtful sums over solved
 states. If no edge is below e-460, none of these sums is doubtful, because each contains the edge from the peak. Edge
 posteriors are at most 1, so their loss is below rounding unless a reference is e437 above all paths because edges are
-missing; those are computed again as well. The bounds hold for edges up to e200; if a sequence has a larger one, all
-its edges are divided by that, since all its paths have the same number of edges.
+missing; such posteriors are computed again as well. The bounds hold for edges up to e200. If a sequence has a larger
+one, all its edges are divided by the largest, which scales all its paths alike: they have the same number of edges.
 
 A state has emitted at most as many targets as there are states before it, and leaves at most as many targets as there
 are states after it. Only these slots of a block are computed, three quarters of all at k = 4.
@@ -119,7 +119,7 @@ def read_dag(
 
 
 def _limit_edges(log_trans: Tensor, state_lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the edges, those of a sequence with one above e200 divided by the largest, and the log of that."""
+    """Return the edges divided by a scale, and its log: the largest edge of a sequence with one above e200, else 1."""
     log_scale_B = torch.zeros(len(log_trans), dtype=torch.float64, device=log_trans.device)
     if log_trans.numel() == 0 or bool(log_trans.amax() <= _LARGEST_LOG_EDGE):
         return log_trans, log_scale_B
@@ -138,7 +138,7 @@ def _finite(log_x: Tensor) -> Tensor:
 
 
 class Gradient(NamedTuple):
-    """Outputs of the backward sweep; its beta is divided by the likelihood of all paths."""
+    """Inputs and outputs of the backward sweep; its beta is divided by the likelihood of all paths."""
 
     grad_emit: Float[Tensor, "B T S"] | None
     grad_trans: Float[Tensor, "B S S"] | None

@@ -69,7 +69,7 @@ class EncodedRows(EncodedSplit):
     def write_predictions(self, folder: Path, split: Split, outputs: SeedOutputs) -> None:
         """Write `predictions-<split>.csv`: probabilities of labels or classes, or values, by row of the input.
 
-        Behind them are the truth, `<name>_true` or `true_class`, and the text or SMILES that the model read.
+        Then come the truth, `<name>_true` or `true_class`, and the text or SMILES that the model read.
         """
         if self.loss == "classes":
             classes = self.targets[:, 0]

@@ -48,7 +48,7 @@ class TableRows:
 
     @property
     def skipped(self) -> tuple[SkippedRow, ...]:
-        """The other rows, with reasons."""
+        """Rows that are not used, with reasons."""
         reasons = zip(self.inputs, self.problems, strict=True)
         return tuple(self.table.skipped(row, text, why) for row, (text, why) in enumerate(reasons) if why)
 
@@ -74,11 +74,11 @@ class TableRows:
 
 
 def usable_rows(table: Table, inputs: tuple[str, ...], config: RowTaskConfig, progress: Progress) -> TableRows:
-    """Return the rows with a text, or those that are molecules.
+    """Return the rows of a table; those with a text, or those that are molecules, are used.
 
     Args:
-        inputs: Its column of texts or SMILES.
-        config: Says whether rows are split by scaffolds, which are worked out then, and what happens to other rows.
+        inputs: The table's column of texts or SMILES.
+        config: Says whether scaffolds are worked out, as a split by scaffold needs, and what happens to unusable rows.
 
     Raises:
         DataError: A row cannot be used while `task.on_invalid` is `error`, or none can.

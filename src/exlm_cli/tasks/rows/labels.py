@@ -3,10 +3,10 @@
 - A cell that is empty or says na, n/a, nan, null, none or `-`, in any case, is missing.
 - 1, true, yes, t, y are positive, 0, false, no, f, n negative, in any case. A column of such cells is a 0/1 label
   (`binary`), and so are several such columns (`multi_label`).
-- One column of two other texts or numbers, or of more texts, holds classes. Classes are sorted, numbers by value, and
+- A column with two other texts or numbers, or with more texts, holds classes. Classes are sorted, numbers by value, and
   `1.0` is the class `1`. With two classes, the second is the positive class of ROC-AUC, average precision and F1.
 - More than two numbers are values to predict (`regression`); several columns of numbers too.
-- `1,5` is a text, and a warning names `task.decimal_comma`, by which it is the number 1.5.
+- `1,5` is a text. A warning names `task.decimal_comma`, with which it is the number 1.5.
 - A column of numbers with some text in it is refused, if most cells are numbers or a text is a limit such as `<10`.
 """
 
@@ -122,7 +122,7 @@ def _with_point(cell: str) -> str:
 
 
 def read_known_targets(table: Table, columns: Sequence[str], loss: Loss, names: Sequence[str]) -> FloatArray:
-    """Return the labels of new rows as those of a known task: (R, C), NaN where missing; (R, 1) class index.
+    """Return the labels of new rows of a known task: (R, C), NaN where missing; (R, 1) class index for `classes`.
 
     Args:
         table: May lack some of the columns, or all.
@@ -236,7 +236,7 @@ def _classes(table: Table, columns: Sequence[str]) -> Labels:
     if len(names) > _MAX_CLASSES:
         raise DataError(
             f"{table.path}: `{name}` has {len(names):,} different texts, at most {_MAX_CLASSES} classes are taken",
-            f"is it another column that holds the labels? {_READ_COMMAS}",
+            f"choose the column that holds the labels; {_READ_COMMAS}",
         )
     targets = read_targets(table, columns, _class_parser(names), "the names of the classes")
     counts = [np.count_nonzero(targets == index) for index in range(len(names))]

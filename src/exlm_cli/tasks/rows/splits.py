@@ -62,7 +62,7 @@ def split_rows(config: RowTaskConfig, usable: TableRows, classes: Sequence[Hasha
         return limit_rows(config, _follow_file(str(config.split_file), usable))
     if len(rows) < _MIN_ROWS:
         raise DataError(
-            f"{config.name}: {len(rows)} rows can be used, a split 80/10/10 needs at least {_MIN_ROWS}",
+            f"{config.name}: {len(rows)} rows can be used; an 80/10/10 split needs at least {_MIN_ROWS}",
             "give more rows, or files of your own for training and validation",
         )
     if config.split == "random" or usable.molecules is None:

@@ -240,7 +240,7 @@ def join_texts(texts: Sequence[str]) -> str:
 def encode_input_rows(
     rows: TableRows, tokenizer: Tokenizer, sequence_length: int, *, canonical_smiles: bool
 ) -> EncodedExamples:
-    """Tokenise the rows that are used as [CLS] text [SEP]; targets are zeros."""
+    """Tokenise the used rows, each as [CLS] text [SEP]; targets are zeros."""
     inputs, used = rows.model_inputs(canonical=canonical_smiles), rows.rows
     texts, targets = [(inputs[row],) for row in used], np.zeros((len(used), 1))
     return _encode(Examples(texts, targets, used, rows.table.short_place), tokenizer, sequence_length)
@@ -298,7 +298,7 @@ def encode_texts(
 
 
 def longest_first(lengths: Sequence[int], budget: int) -> list[int]:
-    """Return the tokens to keep of one or two texts, as `longest_first` of Hugging Face tokenizers does.
+    """Return how many tokens of one or two texts to keep, as `longest_first` of Hugging Face tokenizers does.
 
     Of a pair above the budget, the shorter text keeps at most half of the budget, rounded down, and the longer one gets
     the rest. If both are equally long, the first counts as the shorter.

@@ -14,14 +14,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from exlm_cli.data.rows.decode import beyond_limits, open_file, record_limit, too_large
 from exlm_cli.data.rows.records import Record, SkippedRow
 from exlm_cli.errors import DataError
-from exlm_cli.format import printable, shorten
+from exlm_cli.format import format_number_of, printable, shorten
 from exlm_cli.tasks.sources import is_unicode
 
 NUM_QUESTIONS = {"train": 130_319, "valid": 11_873}
 """Questions of the official files."""
 
 _FILE_BYTES = 1 << 26
-"""The questions are one JSON value; the official files have 42 MB at most. A larger `record_limit` counts."""
+"""Largest file: it is one JSON value, read whole; official files have 42 MB at most. A larger `record_limit` wins."""
 _FLAT_HINT = "a row holds id, title, context, question, and answers: text and answer_start, one for each answer"
 _LAYOUT_HINT = "the layout is that of the official train-v2.0.json: data, paragraphs, context, qas, id, answers"
 
@@ -217,7 +217,8 @@ def _problems(question: SquadQuestion, is_impossible: bool | None, ids: Containe
         if not is_unicode(text):
             yield f"its {name} contains a lone surrogate"
     if is_impossible is not None and is_impossible == bool(question.answers):
-        yield f"`is_impossible` is {str(is_impossible).lower()}, but it has {len(question.answers)} answers"
+        answers = format_number_of(len(question.answers), "answer")
+        yield f"`is_impossible` is {str(is_impossible).lower()}, but it has {answers}"
     for text, start in question.answers:
         if not text.strip():
             yield "an answer is empty"

@@ -28,7 +28,7 @@ def exact_match(predicted: str, golds: Sequence[str]) -> float:
 
 
 def f1(predicted: str, golds: Sequence[str]) -> float:
-    """Return the best F1 over gold answers, as in `exact_match`, of the two bags of normalised words.
+    """Return the F1 of two bags of normalised words, the best over the gold answers that `exact_match` counts.
 
     Where one bag is empty, F1 is 1 if both are, else 0.
     """

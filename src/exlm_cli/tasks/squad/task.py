@@ -121,7 +121,7 @@ class SquadTask(DownstreamTask):
 
     @property
     def split_indices(self) -> dict[str, IntArray]:
-        """Question of the file each question came from, counted from 0."""
+        """Numbers of the questions of each split in their file, counted from 0."""
         return {split: np.array([q.row for q in self._questions[split]], dtype=np.int64) for split in self.splits}
 
     def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> "EncodedQuestions":
@@ -195,7 +195,7 @@ class EncodedQuestions(EncodedSplit):
     threshold: float | None = None
 
     def answer(self, outputs: SeedOutputs) -> dict[str, Answered]:
-        """Return by question id the best answer by the seeds' mean logits, and how much more they believe in none."""
+        """Return, by question id, the best answer under the seeds' mean logits and its no-answer score."""
         of_question: list[list[tuple[Window, FloatArray]]] = [[] for _ in self.questions]
         for window, *by_seed in zip(self.windows, *outputs, strict=True):
             of_question[window.question].append((window, np.mean(by_seed, axis=0, dtype=np.float64)))
@@ -224,7 +224,7 @@ class EncodedQuestions(EncodedSplit):
         return squad_metrics(chosen, self.threshold)
 
     def describe_outputs(self, outputs: SeedOutputs) -> list[str]:
-        """Return a sentence where the threshold with the best F1 answers no question at all."""
+        """Return a sentence if the threshold with the best F1 answers no question at all."""
         answered = list(self.answer(outputs).values())
         _, threshold = find_best_threshold(answered, [f1(one.text, one.golds) for one in answered])
         if any(one.no_answer_score <= threshold for one in answered):
@@ -232,9 +232,9 @@ class EncodedQuestions(EncodedSplit):
         return ["no question is answered: F1 is best where all are left without an answer"]
 
     def prediction_columns(self, outputs: SeedOutputs) -> dict[str, list[str]]:
-        """Return `answer`, `answer_margin`, the score of the answer minus that of none, `no_answer_probability`, the
-        logistic function of its negative, the gold `answers` as a JSON list, over several seeds `no_answer_seed_spread`
-        and `answer_seed_agreement`, the share of the seeds whose own best answer is the same after normalisation.
+        """Return `answer`; `answer_margin`, its score minus the null score; `no_answer_probability`, the logistic
+        function of the negative margin; gold `answers` as a JSON list. Several seeds add `no_answer_seed_spread` and
+        `answer_seed_agreement`, the share of seeds whose own best answer is the same after normalisation.
         """
         answered = self.answer(outputs)
         columns = {
@@ -265,7 +265,7 @@ class EncodedQuestions(EncodedSplit):
         return json_bytes({key: a.text for key, a in answered.items()}), json_bytes(odds)
 
     def write_predictions(self, folder: Path, split: Split, outputs: SeedOutputs) -> None:
-        """Write by question id what the official script reads: best answers, and how likely there is none.
+        """Write, by question id, what the official script reads: best answers and no-answer scores.
 
         `no-answer-<split>.json` holds `Answered.no_answer_score`, which orders questions as a probability would.
         """
@@ -368,7 +368,7 @@ def _file_notes(file: SquadFile, split: str, config: SquadTaskConfig) -> list[st
     num_questions = len(file.questions) + len(file.skipped)
     if num_questions != NUM_QUESTIONS[split]:
         found = f"{Path(file.source).name} has {format_number_of(num_questions, 'question')}"
-        notes.append(f"{split}: {found}, the official file {NUM_QUESTIONS[split]:,}")
+        notes.append(f"{split}: {found}; the official file has {NUM_QUESTIONS[split]:,}")
     return notes
 
 

@@ -79,7 +79,7 @@ class Window:
         """Return first and last answer token of this window, (0, 0) if the answer is not wholly within it.
 
         Args:
-            span: First and last token of the paragraph; None: no answer.
+            span: First and last token of the answer, counted in the paragraph; None: no answer.
         """
         if span is None or span[0] < self.first_token or span[1] >= self.first_token + self.num_tokens:
             return CLS_INDEX, CLS_INDEX
@@ -125,7 +125,7 @@ def build_windows(
 
 
 def best_span(window: Window, logits: FloatArray, *, max_answer_tokens: int) -> tuple[int, int, float] | None:
-    """Return the best span of a window as first and last token of the paragraph and score; None if it has no tokens.
+    """Return a window's best span: first and last token, counted in the paragraph, and score; None if it has no tokens.
 
     Exact: every span of at most `max_answer_tokens` tokens is scored.
 

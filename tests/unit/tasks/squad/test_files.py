@@ -56,7 +56,7 @@ def test_questions_come_in_order_with_their_answers(tmp_path):
         ({"question": " "}, "its question is empty"),
         ({"question": "half \ud83d?"}, "its question contains a lone surrogate"),
         ({"answers": []}, "`is_impossible` is false, but it has 0 answers"),
-        ({"is_impossible": True}, "`is_impossible` is true, but it has 1 answers"),
+        ({"is_impossible": True}, "`is_impossible` is true, but it has 1 answer"),
         ({"answers": [{"text": " ", "answer_start": 4}]}, "an answer is empty"),
         ({"answers": [{"text": "south side", "answer_start": 18}]}, "is not at `answer_start` 18"),
         ({"answers": [{"text": "below.", "answer_start": -6}]}, "is not at `answer_start` -6"),

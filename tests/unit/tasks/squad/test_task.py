@@ -87,8 +87,8 @@ def test_it_is_a_downstream_task(official):
     assert task.split_name == "official"
     assert rows_of(task) == {"train": [0, 1, 2, 3], "valid": [0, 1, 2]}
     assert task.notes[1:] == (
-        "train: train-v2.0.json has 4 questions, the official file 130,319",
-        "valid: dev-v2.0.json has 3 questions, the official file 11,873",
+        "train: train-v2.0.json has 4 questions; the official file has 130,319",
+        "valid: dev-v2.0.json has 3 questions; the official file has 11,873",
         "train: 2 of 4 questions have no answer",
         "valid: 1 of 3 questions have no answer",
     )
