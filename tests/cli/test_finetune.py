@@ -63,6 +63,52 @@ def test_replicates_are_split_anew(capsys):
     assert splits[0] != splits[1]
 
 
+def test_a_split_without_rows_is_named_before_training(run_folder, capsys):
+    """40 molecules: 20, 10 and 4 of one scaffold each, and 6 of others. Balanced splits of the seeds 5 and 6 have
+    validation rows; that of 7 has none, as each of the two larger groups is too large for them.
+    """
+    groups = {"c1ccccc1": 20, "C1CCCCC1": 10, "C1CC1": 4}
+    smiles = ["C" * length + ring for ring, num in groups.items() for length in range(1, num + 1)]
+    smiles += ["C1CCC1", "C1CCCC1", "c1ccncc1", "c1ccoc1", "c1ccsc1", "C1CCNCC1"]
+    (run_folder / "rings.csv").write_text("smiles,y\n" + "".join(f"{s},{i % 2}\n" for i, s in enumerate(smiles)))
+    words = [
+        "finetune",
+        "csv",
+        "rings.csv",
+        "--label-columns",
+        "y",
+        "--checkpoint",
+        "P",
+        "--split",
+        "scaffold-balanced",
+    ]
+    words += [
+        "--seed",
+        "1",
+        "--no-baseline",
+        "--set",
+        "task.split_seed=5",
+        "--set",
+        "train.max_epochs=1",
+        "--out",
+        "run",
+    ]
+    said = refusal_of(capsys, *words, "--num-replicates", "3")
+    assert said == (
+        "error: split 3 of 3, `task.split_seed` 7: csv: the split leaves no rows in `valid`\n"
+        "hint: `--num-replicates 2` ends before it; a new run can begin with another `task.split_seed`, or use "
+        "`--split random`, which fills every split"
+    )
+    assert not Path("run").exists()
+    result = result_of(capsys, *words, "--num-replicates", "2")
+    assert result["replication"]["split_seeds"] == [5, 6]
+    assert refusal_of(capsys, "finetune", "--resume", "run", "--num-replicates", "3") == said
+    assert load_recipe("run/recipe.yaml", kind=FinetuneRecipe).num_replicates == 2
+    shown = printed_by(capsys, ["finetune", "--resume", "run"]).out
+    assert "note: first split: found a 0/1 label" in shown
+    assert f"best epochs by validation {result['selection_metric']}: 1, 1\n" in shown
+
+
 def test_from_scratch_and_regression(capsys):
     words = ["finetune", "csv", "words.csv", "--text-column", "text", "--label-columns", "letters", *WORDS_OF_SETS]
     words += ["--set", "task.label_kind=regression"]

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.cli.asserts import printed_by, result_of
+from tests.cli.asserts import printed_by, refusal_of, result_of
 from tests.unit.finetune.finetuned_runs import read_rows, write_rows
 from tests.unit.tasks.glue_files import content
 from tests.unit.tasks.squad.test_task import document
@@ -38,6 +38,13 @@ def test_new_molecules_get_probabilities_or_the_reason_why_not(run_folder, capsy
     assert "note: scored without the labels that the table lacks: toxic" in out
     assert out.endswith("wrote here.csv\n")
     assert (run_folder / "here.csv").read_text() == (run_folder / "deep/out.csv").read_text().replace(",=a,", ",'=a,")
+
+
+def test_a_level_of_intervals_is_refused_for_labels(run_folder, capsys):
+    write_rows(run_folder / "new.csv", ["mol"], [["CCO"]])
+    assert refusal_of(capsys, "predict", "M", "new.csv", "--interval-level", "0.8") == (
+        "error: `--interval-level 0.8` is for predicted values; M predicts none\nhint: leave it out"
+    )
 
 
 def test_glue_and_squad_files_are_answered_in_the_official_layouts(run_folder, capsys):

@@ -45,10 +45,10 @@ def test_a_sweep_from_training_to_tables_and_figures(folder, capsys):
     assert refusal_of(capsys, "repeat-mlm", "--resume", "run").startswith("error: run: a run of `exlm sweep`")
 
 
-def _write_run(run: Path, name: str, results: Sequence[SweepCellResult]) -> None:
+def _write_run(run: Path, name: str, results: Sequence[SweepCellResult], *overrides: str) -> None:
     """Write what a sweep leaves, without its models."""
     run.mkdir()
-    recipe = load_recipe(name, kind=SweepRecipe)
+    recipe = load_recipe(name, list(overrides), kind=SweepRecipe)
     (run / "recipe.yaml").write_text(dump_recipe(recipe))
     update_run_json(run, {"command": recipe.run_by, "num_cells": len(recipe.plan())})
     for result in results:
@@ -91,6 +91,17 @@ def test_eval_of_an_unfinished_sweep_says_what_is_missing(sweep, capsys):
     assert ours == [["ExLM", "w/o"], ["ExLM", "w/o"], ["Vanilla", "MLM"], ["Vanilla", "MLM++"]]
 
 
+def test_eval_counts_a_cell_that_lacks_a_task_as_not_done_and_shows_what_it_has(folder, capsys):
+    """As after `exlm sweep --resume` with a further task that was stopped early."""
+    results = sweep_results("table-2")
+    results[1].finetune.pop("glue/rte")
+    _write_run(folder / "run", "table-2", results)
+    captured = printed_by(capsys, ["eval", "run", "--no-figures"])
+    assert captured.err == "4 of 5 cells are done; `exlm sweep --resume run` does the others\n"
+    ours = [line for line in captured.out.splitlines() if line.startswith("ours ") and ":" not in line]
+    assert len(ours) == 5
+
+
 def test_without_a_run_the_newest_sweep_is_taken_and_none_of_its_cells(sweep, folder, capsys):
     (folder / "runs").mkdir()
     sweep.rename(folder / "runs/sweep")
@@ -107,7 +118,7 @@ def test_without_a_run_the_newest_sweep_is_taken_and_none_of_its_cells(sweep, fo
 
 
 def test_eval_of_a_repeat_mlm_grid_prints_its_tables(folder, capsys):
-    _write_run(folder / "run", "repeat-mlm", grid_results())
+    _write_run(folder / "run", "repeat-mlm", grid_results(), "tasks=[glue/mnli]")
     captured = printed_by(capsys, ["eval", "run", "--no-figures", "--format", "latex"])
     assert captured.err == ""
     assert ["8", "79.2", "82.8"] in [line.split() for line in captured.out.splitlines()]

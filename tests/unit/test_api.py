@@ -59,13 +59,13 @@ def test_intervals_and_calibrated_probabilities_are_those_of_exlm_predict(text_m
     monkeypatch.setattr("exlm_cli.finetune.calibration.MIN_OF_EACH", 1)
     rows = ["amber fern", "elder"]
     table = write_rows(tmp_path / "new.csv", ["text"], [[row] for row in rows])
-    for label in ("length", "side"):
+    for label, level in (("length", 0.5), ("side", 0.9)):
         (tmp_path / label).mkdir()
         path = words_run(tmp_path / label, text_model, label)
         run = exlm_cli.load(path, device="cpu")
-        found = run.predict(rows, interval_level=0.5)
+        found = run.predict(rows, interval_level=level)
         finetuned, out = load_finetuned(path, device="cpu"), tmp_path / f"{label}.csv"
-        predict(finetuned, table, out, folder=tmp_path, interval_level=0.5, progress=SilentProgress())
+        predict(finetuned, table, out, folder=tmp_path, interval_level=level, progress=SilentProgress())
         written = read_rows(out)
         if found.half_width is None:
             assert found.calibrated is not None

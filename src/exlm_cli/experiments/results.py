@@ -169,13 +169,19 @@ class SweepRun:
     """A sweep as far as it is done.
 
     Attributes:
-        results: Results of the finished cells, in the order of the recipe.
+        results: Results of its cells in the order of the recipe, also of those that lack a task that was added later.
     """
 
     folder: Path
     recipe: SweepRecipe
     results: list[SweepCellResult]
     num_cells: int
+
+    @property
+    def num_done(self) -> int:
+        """Cells that diverged, or have a result for each task of the recipe."""
+        tasks = set(self.recipe.tasks)
+        return sum(result.diverged is not None or tasks <= result.finetune.keys() for result in self.results)
 
     @property
     def num_diverged(self) -> int:
@@ -213,7 +219,7 @@ def load_sweep_run(path: Path) -> SweepRun:
 
 
 def finished_results(run: Path, cells: Sequence[SweepCell]) -> list[SweepCellResult]:
-    """Return the results of the cells that are done.
+    """Return the results of the cells that have one, also of those that lack a task that was added later.
 
     Raises:
         CheckpointError: A result is damaged.

@@ -76,8 +76,8 @@ class ConformalResiduals(JsonModel):
         new row comes from where the n validation rows come from (Lei et al. 2018, section 2.2). Infinite where n is too
         small for the level: 90 % needs 9 rows.
         """
-        # rounded: 10 * 0.7 is a little more than 7 in floats
-        rank = math.ceil(round((len(self.residuals) + 1) * level, 9))
+        # rounded: 10 * 0.7 is a little more than 7 in floats; a level that rounds to 0 still has the smallest residual
+        rank = max(1, math.ceil(round((len(self.residuals) + 1) * level, 9)))
         return self.residuals[rank - 1] if rank <= len(self.residuals) else math.inf
 
 

@@ -20,7 +20,7 @@ from exlm_cli.finetune.results import (
     write_logits,
 )
 from exlm_cli.finetune.trainer import FinetuneTask, TaskData
-from exlm_cli.format import format_number
+from exlm_cli.format import format_number, printable
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import METRICS_FILE, MetricsLog
 from exlm_cli.train.checkpoint import (
@@ -200,7 +200,7 @@ def _score(cell: Cell, task: FinetuneTask, result: LoopResult, ranks: Ranks) -> 
             metrics[split] = {"loss": loss, **encoded.score([outputs])}
             if of_labels := encoded.score_labels([outputs]):
                 labels[split] = {name: dict(scores) for name, scores in of_labels.items()}
-            notes += (f"{split}: {note}" for note in encoded.describe_outputs([outputs]))
+            notes += (printable(f"{split}: {note}") for note in encoded.describe_outputs([outputs]))
             if ranks.is_first:
                 encoded.write_predictions(cell.folder, split, [outputs])
                 if downstream.loss == "span" and split == "valid":

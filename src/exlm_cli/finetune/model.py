@@ -117,7 +117,8 @@ def describe_weights(weights: Pretrained, recipe: FinetuneRecipe) -> InitialWeig
     is_scratch = recipe.init == "scratch"
     masking = weights.recipe.masking
     return InitialWeights(
-        checkpoint=None if is_scratch else str(weights.checkpoint),
+        checkpoint=None if is_scratch else str(weights.checkpoint.resolve()),
+        sha256=None if is_scratch else weights.sha256,
         recipe=weights.recipe.name,
         objective="scratch" if is_scratch else weights.recipe.objective,
         steps=0 if is_scratch else weights.step,

@@ -76,7 +76,7 @@ def predict(
 
     Raises:
         ConfigError: A column that the task does not use, a name of another format, the input file as output, a level
-            out of bounds, or runs of different tasks.
+            out of bounds or for a run that predicts no values, or runs of different tasks.
         DataError: The file cannot be read.
         CheckpointError: A file cannot be written, or a file of a run is missing or altered.
     """
@@ -84,6 +84,9 @@ def predict(
     if column is not None and not isinstance(config, RowTaskConfig):
         raise ConfigError(f"{config.name} finds its own columns; `{column}` is given", "leave the column out")
     check_level(interval_level)
+    if results.loss != "regression" and interval_level != DEFAULT_LEVEL:
+        what = f"`interval_level={interval_level:g}` is for predicted values; {finetuned.run} predicts none"
+        raise ConfigError(what, "leave it out")
     for other in ensemble:
         _refuse_other_task(finetuned, other)
     layout = layout_of(config)

@@ -56,6 +56,9 @@ LabelScores = dict[str, Scores]
 """Metrics by split, then by label or value, then by name."""
 LabelSummaries = dict[str, Summaries]
 """Summaries by split, then by label or value, then by metric."""
+KnownRows = tuple[tuple[int, ...], ...]
+"""Rows with a known target: of each label those with 0 and those with 1, of classes those of each class, of each value
+their number; empty for spans."""
 
 
 class CellResult(JsonModel):
@@ -93,9 +96,15 @@ class CellResult(JsonModel):
 
 
 class InitialWeights(JsonModel):
-    """The weights that fine-tuning begins with; `checkpoint` is None for weights drawn from the seed."""
+    """The weights that fine-tuning begins with.
+
+    Attributes:
+        checkpoint: Absolute path; None for weights drawn from the seed.
+        sha256: Hash of the weights, the same in every copy of the checkpoint; None likewise.
+    """
 
     checkpoint: str | None
+    sha256: str | None
     recipe: str
     objective: Literal["exlm", "mlm", "scratch"]
     steps: int
@@ -132,12 +141,17 @@ class Replication(JsonModel):
 
     Attributes:
         split_seeds: `task.split_seed` of each split.
-        metrics, labels: As in `RunResults`; values by split, then by seed.
+        best_epochs, metrics, labels: As in `RunResults`; values by split, then by seed.
+        elapsed_s, tokens_per_s, outside_model_share: As in `RunResults`, over all splits.
         intervals: Intervals of the mean (`verdict.mean_interval`) by split and metric; None where one is not defined.
         baseline: Scores of the baseline on the same splits.
     """
 
     split_seeds: tuple[int, ...]
+    best_epochs: tuple[int, ...]
+    elapsed_s: float
+    tokens_per_s: float
+    outside_model_share: float
     metrics: Summaries
     labels: LabelSummaries
     intervals: dict[str, dict[str, tuple[float, float] | None]]
@@ -149,7 +163,9 @@ class RunResults(JsonModel):
 
     Attributes:
         loss: How outputs become a loss (`tasks.base.Loss`).
+        known_rows: Of each split but `train`; of MNLI's `valid` the matched rows, as in its scores.
         split_sha256: Hash of the row numbers of every split.
+        labels_sha256: As in `tasks.base.DownstreamTask`.
         max_rows, max_valid_rows: Limits on training and validation rows; None: all.
         best_epochs: Best epoch of each seed.
         elapsed_s: Sum over all cells; `tokens_per_s` and `outside_model_share` are their means.
@@ -171,9 +187,11 @@ class RunResults(JsonModel):
     num_labels: int
     split: str
     split_sizes: dict[str, int]
+    known_rows: dict[str, KnownRows]
     max_rows: int | None
     max_valid_rows: int | None = None
     split_sha256: str
+    labels_sha256: str
     selection_metric: str
     is_greater_better: bool
     aggregate: Aggregate
@@ -229,6 +247,25 @@ def summarise_metrics(runs: Sequence[Mapping[str, Mapping[str, float | None]]]) 
 def summarise_labels(runs: Sequence[LabelScores]) -> LabelSummaries:
     """Return a summary of each metric of each label of each split over runs that have the same ones."""
     return {split: summarise_metrics([run[split] for run in runs]) for split in runs[0]}
+
+
+def count_known_rows(loss: Loss, targets_NC: FloatArray, num_classes: int) -> KnownRows:
+    """Return how many of N rows have which target.
+
+    Args:
+        targets_NC: As in `tasks.base.EncodedExamples`.
+        num_classes: For `classes`.
+    """
+    match loss:
+        case "binary":
+            return tuple(tuple(int(np.count_nonzero(column == label)) for label in (0, 1)) for column in targets_NC.T)
+        case "classes":
+            known = targets_NC[~np.isnan(targets_NC)].astype(np.int64)
+            return (tuple(np.bincount(known, minlength=num_classes).tolist()),)
+        case "regression":
+            return tuple((count,) for count in np.count_nonzero(~np.isnan(targets_NC), axis=0).tolist())
+        case "span":
+            return ()
 
 
 def selection_value(cells: Sequence[CellResult], metric: str, aggregate: Aggregate) -> float:

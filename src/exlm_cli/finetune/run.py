@@ -48,6 +48,7 @@ from exlm_cli.finetune.results import (
     GridChoice,
     GridScores,
     RunResults,
+    count_known_rows,
     read_results,
     selection_value,
     summarise_labels,
@@ -56,7 +57,7 @@ from exlm_cli.finetune.results import (
 from exlm_cli.finetune.trainer import encode_task
 from exlm_cli.finetune.training_rows import write_training_rows
 from exlm_cli.finetune.verdict import describe_verdict, summarise_splits
-from exlm_cli.format import format_counts, name_some
+from exlm_cli.format import format_counts, name_some, printable
 from exlm_cli.launch import read_launch
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import create_run_dir, discarded_on_failure, read_run_json, resume_command, update_run_json
@@ -149,8 +150,10 @@ def run_finetuning(
         start = weights.checkpoint if weights is not None else Path(encoder.name)
         check = partial(resolve_sequence_length, encoder, start)
         length = ranks.together(lambda: [check(point.recipe) for point in points][-1])
-        load = partial(_load_fitting_task, recipe, task, encoder, start, baseline=baseline, progress=progress)
-        loaded = ranks.in_turn(load, limit_s=PREPARE_LIMIT_S)
+        load = partial(_load_fitting_task, task=task, encoder=encoder, start=start, baseline=baseline)
+        loaded = ranks.in_turn(partial(load, recipe, progress=progress), limit_s=PREPARE_LIMIT_S)
+        if recipe.num_replicates > 1:
+            ranks.first(partial(_check_other_splits, recipe, load, progress), limit_s=PREPARE_LIMIT_S)
         if weights is None:
             weights = ranks.in_turn(partial(untrained_model, encoder, loaded, resume, progress))
         source = None if checkpoint is None else Path(checkpoint)
@@ -208,10 +211,10 @@ def resume_finetuning(
 
 def _load_fitting_task(
     recipe: FinetuneRecipe,
+    *,
     task: DownstreamTask | None,
     encoder: PretrainRecipe,
     start: Path,
-    *,
     baseline: bool,
     progress: Progress,
 ) -> DownstreamTask:
@@ -223,6 +226,32 @@ def _load_fitting_task(
         if split not in task.splits:
             raise DataError(f"{task.name}: there are no rows to use as `{split}`", "fine-tuning needs both splits")
     return task
+
+
+def _check_other_splits(recipe: FinetuneRecipe, load: Callable[..., DownstreamTask], progress: Progress) -> None:
+    """Refuse a split that cannot be trained before hours of training on those before it; nothing read here is kept.
+
+    Raises:
+        DataError: A split after the first has no rows to train or to validate on.
+    """
+    with progress.bar("checking splits", recipe.num_replicates - 1) as bar:
+        for number in range(1, recipe.num_replicates):
+            of_split = _recipe_of_split(recipe, number)
+            try:
+                load(of_split, progress=SilentProgress())
+            except DataError as error:
+                raise DataError(
+                    f"split {number + 1} of {recipe.num_replicates}, `task.split_seed` {of_split.task.split_seed}: "
+                    f"{error.message}",
+                    f"`num_replicates={number}` ends before it; a new run can begin with another `task.split_seed`, or "
+                    "use `task.split=random`, which fills every split",
+                ) from error
+            bar.update(number)
+
+
+def _recipe_of_split(recipe: FinetuneRecipe, number: int) -> FinetuneRecipe:
+    """Return the recipe of one of the splits of `num_replicates`, counted from 0."""
+    return recipe.changed({"task.split_seed": recipe.task.split_seed + number, "num_replicates": 1})
 
 
 def _run_and_score(run: SplitRun) -> RunResults:
@@ -274,10 +303,9 @@ def _run_replicates(run: SplitRun) -> list[RunResults]:
     """Return the results on the other splits, each a run of its own under `replicates/`; finished ones are read."""
     found = []
     for number in range(1, run.recipe.num_replicates):
-        seed = run.recipe.task.split_seed + number
-        changed = {"task.split_seed": seed, "num_replicates": 1}
-        recipe = run.recipe.changed(changed)
-        points = [GridPoint(p.label, p.values, p.recipe.changed(changed)) for p in run.points]
+        recipe = _recipe_of_split(run.recipe, number)
+        seed = recipe.task.split_seed
+        points = [GridPoint(p.label, p.values, _recipe_of_split(p.recipe, number)) for p in run.points]
         folder = run.folder / "replicates" / f"split-{seed}"
         job = replace(run, recipe=recipe, points=points)
         is_begun = run.ranks.first((folder / "recipe.yaml").is_file)
@@ -406,11 +434,17 @@ def _collect_results(run: SplitRun, best: GridPoint, baseline: BaselineResult | 
         loss=task.loss,
         output_names=task.output_names,
         num_labels=len(task.output_names),
-        split=task.split_name,
+        split=printable(task.split_name),
         split_sizes=task.split_sizes,
+        known_rows={
+            split: count_known_rows(task.loss, encoded.scored_targets, len(task.output_names))
+            for split, encoded in run.data.splits.items()
+            if split != "train"
+        },
         max_rows=recipe.task.max_rows,
         max_valid_rows=recipe.task.max_valid_rows,
         split_sha256=split_fingerprint(task.split_indices),
+        labels_sha256=task.labels_sha256,
         selection_metric=task.selection_metric,
         is_greater_better=task.is_greater_better,
         aggregate=recipe.aggregate,
@@ -419,7 +453,8 @@ def _collect_results(run: SplitRun, best: GridPoint, baseline: BaselineResult | 
         elapsed_s=round(sum(cell.elapsed_s for cell in every), 3),
         tokens_per_s=round(sum(cell.tokens_per_s for cell in every) / len(every), 1),
         outside_model_share=round(sum(cell.outside_model_share for cell in every) / len(every), 4),
-        notes=_notes(run, cells),
+        # a skipped row or a title may have a lone surrogate, which no JSON file may hold
+        notes=tuple(map(printable, _notes(run, cells))),
         metrics=metrics[best.label],
         labels=summarise_labels([cell.labels for cell in cells]),
         grid_best=GridChoice(label=best.label, values=best.values) if has_grid else None,

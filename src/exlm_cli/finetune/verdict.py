@@ -5,8 +5,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from exlm_cli.finetune.results import BaselineResult, Replication, RunResults, Summaries, Summary, summarise_values
-from exlm_cli.format import format_number
+from exlm_cli.finetune.results import (
+    BaselineResult,
+    KnownRows,
+    Replication,
+    RunResults,
+    Summaries,
+    Summary,
+    summarise_values,
+)
+from exlm_cli.format import format_count, format_number
 
 _CHANCE = {"roc_auc": 0.5, "matthews_corrcoef": 0.0, "r2": 0.0, "pearsonr": 0.0, "spearmanr": 0.0}
 """What a guess scores on average; R² of the mean of the training rows is about 0."""
@@ -48,7 +56,17 @@ def summarise_splits(splits: Sequence[RunResults], split_seeds: tuple[int, ...])
         own = {part: _joined([one.labels[part] for one in baselines]) for part in baselines[0].labels}
         scores = _joined([one.metrics for one in baselines])
         joined = BaselineResult(name=baselines[0].name, seeds=baselines[0].seeds, metrics=scores, labels=own)
-    return Replication(split_seeds=split_seeds, metrics=metrics, labels=labels, intervals=intervals, baseline=joined)
+    return Replication(
+        split_seeds=split_seeds,
+        best_epochs=tuple(epoch for of_split in splits for epoch in of_split.best_epochs),
+        elapsed_s=round(sum(of_split.elapsed_s for of_split in splits), 3),
+        tokens_per_s=round(sum(of_split.tokens_per_s for of_split in splits) / len(splits), 1),
+        outside_model_share=round(sum(of_split.outside_model_share for of_split in splits) / len(splits), 4),
+        metrics=metrics,
+        labels=labels,
+        intervals=intervals,
+        baseline=joined,
+    )
 
 
 def describe_verdict(splits: Sequence[RunResults]) -> tuple[str, ...]:
@@ -113,26 +131,27 @@ def _beside_chance(splits: Sequence[RunResults]) -> list[str]:
         metric = "matthews_corrcoef"
     if metric not in _CHANCE or metric not in own.metrics[part]:
         return []
-    values = [[v for v in of_split.metrics[part][metric].values if v is not None] for of_split in splits]
-    values = [of_split for of_split in values if of_split]
-    if not values:
+    by_split = ([v for v in of_split.metrics[part][metric].values if v is not None] for of_split in splits)
+    scored = [(of_split, values) for of_split, values in zip(splits, by_split, strict=True) if values]
+    if not scored:
         return []
+    values, known = [of_split for _, of_split in scored], scored[0][0].known_rows[part]
     chance = _CHANCE[metric]
     groups, _ = _groups(values)
     interval = mean_interval(groups, _overlap(own) if len(values) > 1 else 0.0)
-    mean, num_rows = float(np.mean([np.mean(group) for group in groups])), own.split_sizes[part]
+    mean, luck = float(np.mean([np.mean(group) for group in groups])), _luck(metric, known)
     # seeds of one split share its test rows, so their interval leaves out the luck of these
-    may_be_luck = len(values) == 1 and mean - _luck(metric, num_rows) <= chance
+    may_be_luck = len(values) == 1 and mean - luck <= chance
     if not may_be_luck and (interval is None or interval[0] > chance):
         return []
     guess = "the mean of the training rows" if metric == "r2" else "a random guess"
     sentence = f"The model is not clearly better than {guess}: {part} {metric} {format_number(mean)}"
     sentence += f"; {guess} scores {chance:g}."
-    if may_be_luck:
-        lucky = format_number(min(1.0, chance + _luck(metric, num_rows)))
+    if may_be_luck and luck:
+        lucky = format_number(min(1.0, chance + luck))
         more = "--seeds 1,2,3" if interval is None else _options_of_splits(own)
         advice = f"`{more}` gives more evidence" if more else "more rows give more evidence"
-        sentence += f" On {num_rows:,} rows, chance alone may reach {lucky}; {advice}."
+        sentence += f" On {_describe_rows(metric, known)}, chance alone may reach {lucky}; {advice}."
     return [sentence]
 
 
@@ -144,16 +163,32 @@ def _options_of_splits(results: RunResults) -> str:
     return f"{split}--num-replicates 5"
 
 
-def _luck(metric: str, num_rows: int) -> float:
-    """Return two standard deviations of what a guess scores on N rows.
+def _luck(metric: str, known: KnownRows) -> float:
+    """Return two standard deviations of what a guess scores on rows with known targets; 0 where that is not known.
 
-    ROC-AUC: its variance is (N + 1) / 3N² with N/2 rows of each class (Mann and Whitney), and more otherwise. A
-    correlation, that of Matthews included: 1 / (N - 1). R² is never above the square of the correlation.
+    ROC-AUC: its variance is (n + m + 1) / 12nm with n rows of a class and m others (Mann and Whitney, 1947). A
+    correlation over N rows: 1 / (N - 1); that of Matthews with more than two classes: at most that. R² is never above
+    the square of the correlation.
+
+    Of a mean over labels: the mean of their deviations. It is exact where all labels agree, and too large where they
+    do not; labels of one table often agree.
     """
     if metric == "roc_auc":
-        return 2 * math.sqrt((num_rows + 1) / 3) / num_rows
-    luck = 2 / math.sqrt(max(1, num_rows - 1))
-    return luck**2 if metric == "r2" else luck
+        pairs = [(count, sum(counts) - count) for counts in known for count in counts]
+        lucks = [2 * math.sqrt((n + m + 1) / (12 * n * m)) for n, m in pairs if n and m]
+    else:
+        defined = [sum(counts) for counts in known if len(counts) == 1 or np.count_nonzero(counts) > 1]
+        lucks = [2 / math.sqrt(num_rows - 1) for num_rows in defined if num_rows > 1]
+        lucks = [luck**2 for luck in lucks] if metric == "r2" else lucks
+    return math.fsum(lucks) / max(1, len(lucks))
+
+
+def _describe_rows(metric: str, known: KnownRows) -> str:
+    num_rows = format_count(sum(map(sum, known)) / len(known))
+    if len(known) > 1:
+        return f"{num_rows} rows for each column on average"
+    rarest = f", {format_count(min(known[0]))} of them of the rarest class" if metric == "roc_auc" else ""
+    return f"{num_rows} rows{rarest}"
 
 
 def _groups(values: Sequence[Sequence[float]]) -> tuple[Sequence[Sequence[float]], str]:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from exlm_cli.finetune.results import InitialWeights
 from exlm_cli.format import NO_VALUE, format_count, format_in_percent, format_parameters
 from exlm_cli.report.scores import FinetunedRun, percent_score, pretraining_budget
 from exlm_cli.report.tables import ReportTable
@@ -316,17 +315,18 @@ def _baseline_rows(shape: Shape, runs: Sequence[FinetunedRun]) -> list[tuple[str
 
 
 def _rows_by_model(runs: Sequence[FinetunedRun]) -> dict[str, dict[str, FinetunedRun]]:
-    """Put runs that begin with the same weights into one row, by task; a second run of a task gets a row of its own."""
+    """Put runs that begin with the same weights into rows, by task; a second run of a task is in the next row."""
     rows: dict[str, dict[str, FinetunedRun]] = {}
+    origins: dict[str, tuple[str | None, str]] = {}
     for run in runs:
-        init = run.results.init
-        label = f"{init.recipe} ({init.objective})"
-        while label in rows and (run.results.task in rows[label] or not _is_same_origin(rows[label], init)):
-            label = f"{label} [{run.name}]" if not label.endswith(f"[{run.name}]") else f"{label}'"
-        rows.setdefault(label, {})[run.results.task] = run
+        task, init = run.results.task, run.results.init
+        name = f"{init.recipe} ({init.objective})"
+        origin = (init.sha256, name)
+        label = next((known for known, row in rows.items() if origins[known] == origin and task not in row), None)
+        if label is None:
+            label = name
+            while label in rows:
+                label = f"{label}'" if label.endswith(f"[{run.name}]") else f"{label} [{run.name}]"
+            rows[label], origins[label] = {}, origin
+        rows[label][task] = run
     return rows
-
-
-def _is_same_origin(row: Mapping[str, FinetunedRun], init: InitialWeights) -> bool:
-    first = next(iter(row.values())).results.init
-    return (first.objective, first.checkpoint, first.recipe) == (init.objective, init.checkpoint, init.recipe)

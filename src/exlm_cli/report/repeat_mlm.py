@@ -6,7 +6,7 @@ the paper, which claims that points of one colour lie together over p^k, whateve
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from exlm_cli.report.seed_groups import (
     csv_number,
     different_seeds_note,
     divergence_note,
+    fewer_seeds_note,
     group_seeds,
     rank_agreement,
     read_curves,
@@ -95,12 +96,13 @@ def pooled_corruption(cell: SeedGroup) -> dict[str, float]:
 
 def grid_tables(grid: Grid) -> list[ReportTable]:
     """Return a table of k by p for the corrupted share and each figure, then how each figure depends on p^k."""
-    notes = divergence_note({f"k = {k}, p = {p:g}": cell for (k, p), cell in grid.items()})
+    notes = divergence_note(_by_words(grid))
     title = "Corrupted share, measured (expected: p^k)"
     tables = [_square(grid, "corruption", title, _show_corruption, tuple(notes))]
     for name in _present(grid):
-        title = f"{_heading(name)}{seed_note([*grid.values()])}"
-        tables.append(_square(grid, _file_name(name), title, partial(SeedGroup.show, name=name)))
+        title = f"{_heading(name)}{seed_note([*grid.values()], name)}"
+        fewer = tuple(_fewer_seeds_note(grid, [name]))
+        tables.append(_square(grid, _file_name(name), title, partial(SeedGroup.show, name=name), fewer))
     tables.append(_agreement_table(grid, "agreement", "Does it follow p^k or p?"))
     all_steps = Counter(cell.model.steps for cell in grid.values() if cell.model.steps is not None)
     if len(all_steps) > 1:
@@ -227,7 +229,16 @@ def _agreement_table(grid: Grid, name: str, title: str) -> ReportTable:
     ]
     if any(math.isnan(found.standard_error) for found in by_figure.values()):
         notes.append("with one seed there is no noise to compare with, so `follows` names the smaller spread")
-    return ReportTable(name, title, columns, (tuple(rows),), (*notes, *different_seeds_note([*grid.values()])))
+    notes += [*different_seeds_note([*grid.values()]), *_fewer_seeds_note(grid, by_figure)]
+    return ReportTable(name, title, columns, (tuple(rows),), tuple(notes))
+
+
+def _fewer_seeds_note(grid: Grid, names: Iterable[str]) -> list[str]:
+    return fewer_seeds_note(_by_words(grid), {name: _heading(name).partition(",")[0] for name in names})
+
+
+def _by_words(grid: Grid) -> dict[str, SeedGroup]:
+    return {f"k = {k}, p = {p:g}": cell for (k, p), cell in grid.items()}
 
 
 def _draw_corruption(grid: Grid, folder: Path) -> list[Path]:

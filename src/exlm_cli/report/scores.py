@@ -17,6 +17,7 @@ from exlm_cli.format import (
     format_large,
     format_measure,
     format_number,
+    format_number_of,
     format_parameters,
     format_percent,
     format_spread,
@@ -92,7 +93,7 @@ def _scores_table(results: RunResults) -> ReportTable:
         f"{results.task}, {sizes} rows: {begun}, {_describe_seeds(results)}",
         ("metric", *splits),
         tuple(map(tuple, groups)),
-        (*results.notes, *_training_notes(results)),
+        tuple(_notes(results)),
     )
 
 
@@ -133,12 +134,11 @@ def _labels_table(results: RunResults) -> ReportTable:
 
 
 def task_tables(runs: Sequence[FinetunedRun]) -> list[ReportTable]:
-    """Return a table for each task, in the order of the runs; CSV runs with other labels or sizes have their own."""
+    """Return a table for each task, in the order of the runs; CSV runs on other rows or labels have their own."""
     groups: dict[tuple[object, ...], list[FinetunedRun]] = {}
     for run in runs:
         results = run.results
-        own = (results.output_names, sum(results.split_sizes.values())) if results.task == "csv" else ()
-        groups.setdefault((results.task, *own), []).append(run)
+        groups.setdefault((results.task, results.output_names, results.labels_sha256), []).append(run)
     tables = [_task_table(group) for group in groups.values()]
     names = [table.name for table in tables]
     return [
@@ -209,12 +209,15 @@ def _ordered(names: Iterable[str], results: RunResults) -> list[str]:
     return sorted(names, key=lambda name: (name != results.selection_metric, name == "loss"))
 
 
-def _training_notes(results: RunResults) -> list[str]:
-    notes = []
+def _notes(results: RunResults) -> list[str]:
+    """Return notes on data and training; those that are known of the first split alone say so."""
+    notes, trained = [*results.notes], results.replication or results
     if results.grid_best is not None:
         chosen = ", ".join(f"{key}={value}" for key, value in results.grid_best.values.items())
         notes.append(f"best of {len(results.grid)} grid points: {chosen}")
-    epochs = ", ".join(map(str, results.best_epochs))
+    if results.replication is not None:
+        notes = [f"first split: {note}" for note in notes]
+    epochs = ", ".join(map(str, trained.best_epochs))
     notes.append(f"best epochs by validation {results.selection_metric}: {epochs}")
     if results.replication is not None:
         of_split = results.replication.intervals[results.scored_split]
@@ -225,8 +228,8 @@ def _training_notes(results: RunResults) -> list[str]:
         )
         notes.append(f"95 % intervals on {results.scored_split} over splits: {', '.join(shown)}")
     notes.append(
-        f"trained in {format_duration(results.elapsed_s)}, {format_count(results.tokens_per_s)} tokens/s, "
-        f"{format_percent(results.outside_model_share)} of the time outside the model"
+        f"trained in {format_duration(trained.elapsed_s)}, {format_count(trained.tokens_per_s)} tokens/s, "
+        f"{format_percent(trained.outside_model_share)} of the time outside the model"
     )
     return notes
 
@@ -239,10 +242,10 @@ def _task_table(runs: Sequence[FinetunedRun]) -> ReportTable:
     )
     columns = ["metric", *(run.name for run in runs)]
     cells = [[_score(run.summary(name), run) for name in names] for run in runs]
-    has_one_split = len({run.results.split_sha256 for run in runs}) == 1
+    has_one_split = len(set(map(_splits_of, runs))) == 1
     shown_splits = set()
     for run in runs:
-        baseline, split = run.baseline, run.results.split_sha256
+        baseline, split = run.baseline, _splits_of(run)
         if baseline is not None and split not in shown_splits:
             shown_splits.add(split)
             columns.append(baseline.name if has_one_split else f"{baseline.name}, rows of {run.name}")
@@ -287,10 +290,20 @@ def _describe_seeds(results: RunResults) -> str:
 
 def _differences(runs: Sequence[FinetunedRun], metric: str) -> tuple[str, ...]:
     """Return how much each run differs from the first, or a warning where runs of one task were split differently."""
-    if len({run.results.split_sha256 for run in runs}) == 1:
+    if len(set(map(_splits_of, runs))) == 1:
         return tuple(note for run in runs[1:] if (note := _paired_difference(run, runs[0], metric)))
-    named = ", ".join(f"{run.name} {run.results.split} {run.results.split_sha256[:8]}" for run in runs)
-    return (f"these runs were split differently and cannot be compared: {named}",)
+    named = []
+    for run in runs:
+        sha256, num_splits = _splits_of(run)
+        more = f" and {format_number_of(num_splits - 1, 'more split')}" if num_splits > 1 else ""
+        named.append(f"{run.name} {run.results.split} {sha256[:8]}{more}")
+    return (f"these runs were split differently and cannot be compared: {', '.join(named)}",)
+
+
+def _splits_of(run: FinetunedRun) -> tuple[str, int]:
+    """Return the hash of a run's first split, and the number of its splits."""
+    over = run.results.replication
+    return run.results.split_sha256, 1 if over is None else len(over.split_seeds)
 
 
 def _paired_difference(run: FinetunedRun, first: FinetunedRun, metric: str) -> str:

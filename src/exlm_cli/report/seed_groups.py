@@ -188,13 +188,21 @@ class SeedGroup:
                 found.setdefault(name, []).append(value)
         return {name: tuple(value for value in values if value is not None) for name, values in found.items()}
 
+    def values(self, name: str) -> tuple[float, ...]:
+        """Return the defined values of a figure, or of any other metric of a task: `glue/mnli mismatched_accuracy`."""
+        task, _, metric = name.partition(" ")
+        if name in self.figures or not metric:
+            return self.figures.get(name, ())
+        scored = (result.scored_tasks[task] for result in self.finished if task in result.scored_tasks)
+        return tuple(score for scores in scored if (score := scores.score_by(metric)) is not None)
+
     def mean(self, name: str) -> float:
         """Return the mean over seeds; NaN where no seed has the figure."""
-        return mean_and_deviation(self.figures.get(name, ()))[0]
+        return mean_and_deviation(self.values(name))[0]
 
     def deviation(self, name: str) -> float:
         """Return the sample standard deviation over seeds; NaN below two seeds."""
-        return mean_and_deviation(self.figures.get(name, ()))[1]
+        return mean_and_deviation(self.values(name))[1]
 
     def show(self, name: str, plus_minus: str = " ± ") -> str:
         """Return the mean with the deviation, or why there is none."""
@@ -259,17 +267,21 @@ def show_figure(name: str, value: float, *, beside: float | None = None) -> str:
     return format_fixed(value, 2 if name.startswith(("entropy", "effective", "clones")) else 3)
 
 
-def count_seeds(groups: Sequence[SeedGroup]) -> str:
-    """Return `3 seeds`, or `1 to 3 seeds` of variants that have some; empty where none has two."""
-    counts = {len(group.seeds) for group in groups} - {0}
+def count_seeds(groups: Sequence[SeedGroup], figure: str | None = None) -> str:
+    """Return `3 seeds`, or `1 to 3 seeds` of variants that have some; empty where none has two.
+
+    Args:
+        figure: Count only seeds that have this figure.
+    """
+    counts = {len(group.seeds if figure is None else group.values(figure)) for group in groups} - {0}
     if max(counts, default=0) < 2:
         return ""
     return " to ".join(map(str, sorted({min(counts), max(counts)}))) + " seeds"
 
 
-def seed_note(groups: Sequence[SeedGroup]) -> str:
-    """Return ` (mean ± standard deviation of N seeds)`; empty where no variant has two seeds."""
-    seeds = count_seeds(groups)
+def seed_note(groups: Sequence[SeedGroup], figure: str | None = None) -> str:
+    """Return ` (mean ± standard deviation of N seeds)`, N as in `count_seeds`; empty where no variant has two seeds."""
+    seeds = count_seeds(groups, figure)
     return f" (mean ± standard deviation of {seeds})" if seeds else ""
 
 
@@ -278,6 +290,22 @@ def different_seeds_note(groups: Sequence[SeedGroup]) -> list[str]:
     if len({group.seeds for group in groups if group.seeds}) < 2:
         return []
     return ["these means are over different seeds; `seeds` in the CSV file of the report has them"]
+
+
+def fewer_seeds_note(groups: Mapping[str, SeedGroup], headings: Mapping[str, str]) -> list[str]:
+    """Return a note with the variants, by name, of which a figure is the mean over some of their seeds only.
+
+    Args:
+        headings: What the table calls each figure, by its name.
+    """
+    found = []
+    for name, group in groups.items():
+        counts = {heading: len(group.values(figure)) for figure, heading in headings.items()}
+        whole = len(group.seeds)
+        parts = [f"{heading} over {count} of {whole} seeds" for heading, count in counts.items() if 0 < count < whole]
+        if parts:
+            found.append(f"{name}: {', '.join(parts)}")
+    return ["; ".join(found)] if found else []
 
 
 def divergence_note(groups: Mapping[str, SeedGroup]) -> list[str]:

@@ -31,6 +31,7 @@ from exlm_cli.report.seed_groups import (
     csv_spreads,
     different_seeds_note,
     divergence_note,
+    fewer_seeds_note,
     group_seeds,
     mean_and_deviation,
     read_curves,
@@ -60,8 +61,8 @@ _LEGEND = (
 _LEGEND_OF_CTC = "the loss of a variant without transitions is that of CTC on each mask alone, with [UNK] as blank"
 _DETAILS = ("k", "p", "pre-training", "parameters", "seeds", "time", "changes")
 _COLUMNS = {
-    "MNLI": ("glue/mnli", "mismatched_accuracy"),
-    **{name: (f"glue/{name.lower()}", "accuracy") for name in ("QNLI", "QQP", "RTE")},
+    "MNLI": "glue/mnli mismatched_accuracy",
+    **{name: f"glue/{name.lower()} accuracy" for name in ("QNLI", "QQP", "RTE")},
 }
 """Task and metric of the columns of Tables 2, 4 and 13; `docs/paper_map.md` says why MNLI is mismatched."""
 _EXLM: dict[str, Any] = {
@@ -264,9 +265,11 @@ def _other_changes(variant: SeedGroup, known: Set[str] = _K_AND_P) -> dict[str, 
 def _variants_table(variants: Variants, name: str) -> ReportTable:
     names = [key for key in (*_HEADINGS, *task_figures(variants)) if any(key in group.figures for group in variants)]
     rows = [(variant.first.label, *map(variant.show, names), *_details(variant)) for variant in variants]
+    by_label = {variant.first.label: variant for variant in variants}
     has_ctc = any((group.first.objective, group.first.alignment) == ("exlm", "independent") for group in variants)
     notes = [*_LEGEND, *([_LEGEND_OF_CTC] if has_ctc else []), *different_seeds_note(variants)]
-    notes += [*_sampled_note(variants), *divergence_note({variant.first.label: variant for variant in variants})]
+    notes += fewer_seeds_note(by_label, {key: _HEADINGS.get(key, key) for key in names})
+    notes += [*_sampled_note(variants), *divergence_note(by_label)]
     return ReportTable(
         "variants",
         f"Variants of {name}{seed_note(variants)}",
@@ -329,6 +332,7 @@ def _fill(paper: PaperTable, found: Mapping[str, SeedGroup]) -> ReportTable:
         "seeds: pre-training x fine-tuning; the paper gives only those of fine-tuning",
         "MNLI: ours is the mismatched accuracy; the paper's column most likely is too",
         *different_seeds_note(list(found.values())),
+        *fewer_seeds_note(found, {name: column for column, name in _COLUMNS.items()}),
         *_sampled_note(list(found.values())),
     )
     return paper_table(paper, "variant", ours, notes)
@@ -351,9 +355,7 @@ def _score(variant: SeedGroup, column: str) -> float:
     if column not in _COLUMNS:
         values = [_score(variant, name) for name in _COLUMNS]
         return math.fsum(values) / len(values)
-    task, metric = _COLUMNS[column]
-    tasks = [result.scored_tasks[task] for result in variant.finished if task in result.scored_tasks]
-    return mean_and_deviation([score for scored in tasks if (score := scored.score_by(metric)) is not None])[0]
+    return variant.mean(_COLUMNS[column])
 
 
 def _details(variant: SeedGroup) -> tuple[str, ...]:

@@ -99,6 +99,11 @@ class EncodedSplit(EncodedExamples, ABC):
         """
         return not np.isnan(self.targets).all()
 
+    @property
+    def scored_targets(self) -> FloatArray:
+        """(N, C) targets of the rows that the task's main metrics are over."""
+        return self.targets
+
     @abstractmethod
     def score(self, outputs: SeedOutputs, is_scored_N: NDArray[np.bool_] | None = None) -> dict[str, float]:
         """Return metrics by name over all rows or questions, or those in `is_scored_N`; NaN where not defined."""
@@ -154,6 +159,7 @@ class DownstreamTask(ABC):
         split_name: How the rows are split: `official`, `files`, `column`, `held out: ...`, or a value of `task.split`.
         notes: What a report says about the data: skipped rows, labels without a score, duplicates across splits.
         skipped: All rows that are not used, in order; notes name some of them.
+        labels_sha256: Hash of the rows and labels of a user's own table, however it is split; empty for other tasks.
         score_fingerprint: Text that changes with anything that `score` depends on besides outputs and encoded examples;
             empty if there is nothing. A run resumes only with the same text.
         training_keys: Key of each training row: a molecule's canonical SMILES, a text, or texts joined by NUL. `exlm
@@ -172,6 +178,7 @@ class DownstreamTask(ABC):
     split_name: str = "official"
     notes: tuple[str, ...] = ()
     skipped: tuple[SkippedRow, ...] = ()
+    labels_sha256: str = ""
     score_fingerprint: str = ""
     training_keys: Sequence[str] = ()
     validation_keys: Sequence[str] = ()

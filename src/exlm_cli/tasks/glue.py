@@ -216,6 +216,11 @@ class EncodedGlue(EncodedRows):
         """Whether every row has a label."""
         return not np.isnan(self.targets).any()
 
+    @property
+    def scored_targets(self) -> FloatArray:
+        """(N, 1) targets; of MNLI's `valid` those of the matched rows."""
+        return self.targets[: len(self.targets) - self.num_mismatched]
+
     def _metrics(self, mean_NC: FloatArray, targets_NC: FloatArray) -> dict[str, float]:
         """Return the task's metrics; of MNLI's `valid` those of the matched rows, and `mismatched_...` beside them."""
         targets, predicted = targets_NC[:, 0], mean_NC[:, 0]
@@ -423,7 +428,7 @@ def _class_index(info: GlueTaskInfo, name: str, value: Any) -> float:
 def _similarity(name: str, value: Any) -> float:
     try:
         similarity = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         similarity = math.nan
     if not 0 <= similarity <= MAX_SIMILARITY:
         raise ValueError(f"`{name}` is `{value}`, accepted: a number from 0 to {MAX_SIMILARITY:g}")

@@ -8,13 +8,15 @@ from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.errors import CheckpointError
 from exlm_cli.experiments.results import (
+    DivergedTask,
     SweepCellResult,
+    SweepRun,
     cell_folder,
     load_sweep_run,
     read_cell_file,
 )
 from exlm_cli.files import write_json
-from tests.unit.report.results import diverge, grid_results, scores, sweep_results
+from tests.unit.report.results import diverge, grid_results, scores, sweep_results, with_scores
 
 
 def test_a_result_is_read_back_as_it_was_and_that_of_a_diverged_cell_lacks_what_it_never_reached(tmp_path):
@@ -72,3 +74,16 @@ def test_results_come_in_the_order_of_the_recipe(tmp_path):
         write_json(folder / "result.json", results[index])
     sweep = load_sweep_run(tmp_path)
     assert (sweep.recipe, sweep.num_cells, sweep.results) == (recipe, 8, [results[1], results[6]])
+
+
+def test_a_cell_is_done_if_it_diverged_or_has_every_task_of_the_recipe(tmp_path):
+    recipe = load_recipe("table-13", ["tasks=[glue/mnli, glue/rte]"], kind=SweepRecipe)
+    one, other, third, fourth = sweep_results("table-13", tasks=("MNLI",))
+    results = [
+        one,
+        with_scores(other, glue_rte=scores((0.5,))),
+        with_scores(third, glue_rte=DivergedTask(identity="x", diverged="the loss is nan")),
+        diverge(fourth),
+    ]
+    sweep = SweepRun(tmp_path, recipe, results, 4)
+    assert (sweep.num_done, sweep.num_diverged) == (3, 2)

@@ -28,7 +28,7 @@ def binary(probabilities: FloatArray, targets: FloatArray) -> Calibration:
 
 
 @pytest.mark.parametrize(
-    ("num", "level", "rank"), [(9, 0.9, 9), (8, 0.9, None), (99, 0.9, 90), (9, 0.7, 7), (19, 0.95, 19)]
+    ("num", "level", "rank"), [(9, 0.9, 9), (8, 0.9, None), (99, 0.9, 90), (9, 0.7, 7), (19, 0.95, 19), (9, 1e-12, 1)]
 )
 def test_the_half_width_is_the_residual_of_the_finite_sample_rank(num, level, rank):
     """ceil((n + 1) * level), which no n may miss by a rounding error; without such a rank the interval is infinite."""

@@ -1,6 +1,7 @@
 """Prediction of a file: each seed is run, and outputs that cannot be written are refused before any is."""
 
 import json
+import re
 import shutil
 import zipfile
 from dataclasses import replace
@@ -252,6 +253,14 @@ def test_intervals_of_values_are_as_wide_as_the_residuals_of_the_validation_rows
     assert any("too few validation rows for intervals of 99.9 %: `length`" in note for note in wide.notes)
     with pytest.raises(ConfigError, match="interval_level=1`: accepted: above 0 and below 1"):
         predicted(run, path, tmp_path / "x.csv", interval_level=1)
+
+
+def test_a_level_of_intervals_is_refused_by_a_run_without_intervals(finetuned, tmp_path):
+    path = write_rows(tmp_path / "new.csv", ["mol"], [["CCO"]])
+    message = rf"^`interval_level=0\.8` is for predicted values; {re.escape(str(finetuned.run))} predicts none$"
+    with pytest.raises(ConfigError, match=message):
+        predicted(finetuned, path, tmp_path / "out.csv", interval_level=0.8)
+    assert predicted(finetuned, path, tmp_path / "out.csv", interval_level=0.9).num_rows == 1
 
 
 def test_training_rows_that_cannot_be_read_are_refused(finetuned, tmp_path):

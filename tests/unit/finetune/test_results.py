@@ -10,6 +10,7 @@ from exlm_cli.errors import CheckpointError
 from exlm_cli.finetune.results import (
     CellResult,
     Scores,
+    count_known_rows,
     read_predictions,
     selection_value,
     summarise_values,
@@ -44,6 +45,16 @@ def test_a_grid_point_is_judged_by_its_aggregate_in_validation():
     assert selection_value(cells, "f1", "median") == 0.2
     assert selection_value(cells, "f1", "mean") == pytest.approx(0.4)
     assert math.isnan(selection_value([cell({"valid": {"f1": None}})], "f1", "mean"))
+
+
+def test_rows_are_counted_by_their_known_targets():
+    """Counted by hand: targets that are NaN are not known, and a class may have no row."""
+    nan = math.nan
+    labels = np.array([[0, 1, nan], [0, nan, nan], [1, 1, nan]])
+    assert count_known_rows("binary", labels, 3) == ((2, 1), (0, 2), (0, 0))
+    assert count_known_rows("classes", np.array([[2.0], [0.0], [nan], [2.0]]), 4) == ((1, 0, 2, 0),)
+    assert count_known_rows("regression", labels, 3) == ((3,), (2,), (0,))
+    assert count_known_rows("span", np.zeros((4, 2)), 2) == ()
 
 
 def test_predictions_are_a_csv_that_gives_the_numbers_back(tmp_path):

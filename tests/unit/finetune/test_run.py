@@ -24,7 +24,20 @@ from exlm_cli.finetune.run import resume_finetuning, run_finetuning
 from exlm_cli.finetune.trainer import encode_task
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_metrics, read_run_json
-from tests.unit.finetune.synthetic import WORDS, WordTask, cells, finetune_recipe, make_pretrained, run_tiny, weights
+from exlm_cli.tasks.registry import load_task
+from tests.ranks import note_error, noted_errors, run_ranks
+from tests.unit.finetune.synthetic import (
+    WORDS,
+    EncodedWords,
+    WordTask,
+    cells,
+    finetune_recipe,
+    make_pretrained,
+    run_tiny,
+    weights,
+)
+from tests.unit.tasks.glue_files import write_glue
+from tests.unit.tasks.squad.test_task import document
 
 ONE_EPOCH: dict[str, Any] = {"seeds": [1], "train": {"max_epochs": 1}}
 
@@ -70,7 +83,8 @@ def test_rows_left_out_are_all_listed_beside_the_results(text_model, tmp_path):
 def test_results_say_what_was_done_and_with_what(finished, text_model):
     run, results = finished
     assert results.init.as_json() == {
-        "checkpoint": str(text_model / "checkpoints/step-3"), "recipe": "tiny", "objective": "exlm", "steps": 3,
+        "checkpoint": str(text_model / "checkpoints/step-3"), "sha256": read_run_json(run).checkpoint_sha256,
+        "recipe": "tiny", "objective": "exlm", "steps": 3,
         "tokens": 3 * 8 * 12,  # three steps of eight sequences of ten tokens, [CLS] and [SEP]
         "num_states_per_mask": 3, "num_repeats": 1, "mask_ratio": 0.3,
     }  # fmt: skip
@@ -83,6 +97,12 @@ def test_results_say_what_was_done_and_with_what(finished, text_model):
         "split_sizes": {"train": 24, "valid": 12, "test": 12}, "is_greater_better": True,
     }  # fmt: skip
     assert {key: results.as_json()[key] for key in expected} == expected
+    for split, counts in results.known_rows.items():
+        _, targets = read_predictions(run / f"targets-{split}.csv", "")
+        assert counts == tuple((list(column).count(0), list(column).count(1)) for column in targets.T)
+        assert sum(counts[0]) == 12
+        assert sum(counts[1]) == 8  # birch is missing in every third row
+    assert {*results.known_rows} == {"valid", "test"}
     split = json.loads((run / "split.json").read_text())
     assert split["sha256"] == results.split_sha256
     assert split["indices"] == {k: v.tolist() for k, v in WordTask().split_indices.items()}
@@ -184,7 +204,8 @@ def test_values_far_from_zero_are_learnt_like_others(text_model, tmp_path):
 def test_from_scratch_takes_the_architecture_and_draws_the_weights_from_the_seed(text_model, tmp_path, finished):
     results = run_tiny(text_model, tmp_path / "run", init="scratch").results
     assert results.init.objective == "scratch"
-    assert (results.init.checkpoint, results.init.steps, results.init.tokens) == (None, 0, 0)
+    assert (results.init.checkpoint, results.init.sha256) == (None, None)
+    assert (results.init.steps, results.init.tokens) == (0, 0)
     assert results.parameters == finished[1].parameters
     one, two = weights(tmp_path / "run").values()
     assert not torch.equal(one["token_embedding.weight"], two["token_embedding.weight"])
@@ -202,11 +223,19 @@ def test_the_run_of_a_recipe_loads_the_task_it_names(text_model, tmp_path, monke
     monkeypatch.setattr(run_module, "load_task", lambda config, progress: WordTask())
     run_finetuning(finetune_recipe(seeds=[1]), checkpoint=text_model, out=tmp_path / "run")
     shutil.rmtree(tmp_path / "run/cells")
-    moved = tmp_path / "moved"
-    shutil.copytree(text_model, moved)
-    assert resume_finetuning(tmp_path / "run", checkpoint=moved).results.init.checkpoint == str(
-        moved / "checkpoints/step-3"
-    )
+    assert resume_finetuning(tmp_path / "run").results.loss == "binary"
+
+
+def test_a_resumed_run_names_the_weights_as_it_did_before_wherever_they_are(text_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(text_model.parent)
+    run, recipe = tmp_path / "run", finetune_recipe(**ONE_EPOCH)
+    before = run_finetuning(recipe, checkpoint=text_model.name, out=run, task=WordTask()).results.init
+    shutil.rmtree(run / "cells")
+    assert run_finetuning(recipe, checkpoint=None, resume=run, task=WordTask()).results.init == before
+    shutil.copytree(text_model, tmp_path / "moved")
+    after = run_finetuning(recipe, checkpoint=tmp_path / "moved", resume=run, task=WordTask()).results.init
+    assert after.checkpoint == str(tmp_path / "moved/checkpoints/step-3")
+    assert after.sha256 == before.sha256
 
 
 def test_the_baseline_is_scored_for_every_seed(tmp_path, monkeypatch):
@@ -345,6 +374,88 @@ def test_replicates_are_runs_on_other_splits_and_finished_ones_are_kept(text_mod
     assert (other / "cells/single/seed-1/result.json").stat().st_mtime_ns == kept
     assert again.replication is not None
     assert again.replication.metrics["test"]["loss"].values[:4] == joined.metrics["test"]["loss"].values
+
+
+def test_a_split_without_rows_is_refused_before_any_is_trained(text_model, tmp_path, monkeypatch):
+    """Those of the seeds 3 and 4 have rows, that of 5 has none to validate on."""
+
+    def load_split(config: Any, progress: Any) -> Any:
+        if config.split_seed == 5:
+            raise DataError("csv: the split leaves no rows in `valid`", "give more rows")
+        return load_task(config, progress)
+
+    monkeypatch.setattr(run_module, "load_task", load_split)
+    task, out = {**_words_table(tmp_path), "split_seed": 3}, tmp_path / "run"
+    recipe = finetune_recipe(task=task, num_replicates=4, **ONE_EPOCH)
+    said = "split 3 of 4, `task.split_seed` 5: csv: the split leaves no rows in `valid`"
+    with pytest.raises(DataError, match=said) as caught:
+        run_finetuning(recipe, checkpoint=text_model, out=out)
+    assert caught.value.hint.startswith("`num_replicates=2` ends before it; ")
+    assert not out.exists()
+    results = run_finetuning(recipe.changed({"num_replicates": 2}), checkpoint=text_model, out=out).results
+    before = (out / "recipe.yaml").read_bytes()
+    with pytest.raises(DataError, match=said):
+        resume_finetuning(out, ["num_replicates=4"])
+    assert (out / "recipe.yaml").read_bytes() == before
+    assert resume_finetuning(out).results == results
+
+
+def test_rank_0_refuses_a_split_without_rows_for_all_ranks(text_model, tmp_path):
+    recipe = finetune_recipe(task=_words_table(tmp_path), num_replicates=3, **ONE_EPOCH)
+    assert run_ranks(2, _refuse_the_last_split, tmp_path, recipe, text_model) == [0, 0]
+    first, other = noted_errors(tmp_path).values()
+    assert first["message"].startswith("split 3 of 3, `task.split_seed` 2: ")
+    assert other["message"] == f"rank 0: {first['message']}"
+    assert not (tmp_path / "run").exists()
+
+
+def _refuse_the_last_split(folder: Path, recipe: FinetuneRecipe, checkpoint: Path) -> None:
+    def load_split(config: Any, progress: Any) -> Any:
+        if config.split_seed == 2:
+            raise DataError("csv: the split leaves no rows in `valid`", "give more rows")
+        return load_task(config, progress)
+
+    run_module.load_task = load_split
+    note_error(folder, lambda: run_finetuning(recipe, checkpoint=checkpoint, out=folder / "run"))
+
+
+def test_only_the_matched_rows_of_mnli_are_known_rows(text_model, tmp_path):
+    """Both development sets have each class four times."""
+    write_glue(tmp_path, "mnli", copies=4)
+    task = {"name": "glue/mnli", "data_dir": str(tmp_path), "sequence_length": 24}
+    recipe = finetune_recipe(task=task, seeds=[1], train={"max_epochs": 1, "microbatch_tokens": 2048})
+    results = run_finetuning(recipe, checkpoint=text_model, out=tmp_path / "run").results
+    assert results.split_sizes["valid"] == 24
+    assert results.known_rows == {"valid": ((4, 4, 4),)}
+
+
+def test_texts_of_rows_that_no_json_file_may_hold_are_escaped_in_the_results(text_model, tmp_path):
+    """A lone surrogate in the label of a skipped row, the title of an article, an id, a note on the outputs."""
+    rows = [{"sentence1": f"amber {i}", "sentence2": "birch", "label": i % 2} for i in range(12)]
+    for name, more in (("train", [{**rows[0], "label": "\ud83d"}]), ("valid", [])):
+        lines = [json.dumps(row) + "\n" for row in [*rows, *more]]
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    files = {name: str(tmp_path / f"{name}.jsonl") for name in ("train", "valid")}
+    articles = document("Moss", "Tea", "Clocks")
+    articles["data"][2]["title"] = "C\ud83d"
+    articles["data"][0]["paragraphs"][0]["qas"].append({"id": "i\ud83d", "question": " ", "answers": []})
+    (tmp_path / "train-v2.0.json").write_text(json.dumps(articles))
+    squad = {"data_dir": str(tmp_path), "doc_stride": 12, "max_query_tokens": 24, "sequence_length": 48}
+    for task in ({"name": "glue/rte", "files": files}, {"name": "squad/v2", **squad}):
+        recipe = finetune_recipe(task=task, seeds=[1], train={"max_epochs": 1, "microbatch_tokens": 2048})
+        out = tmp_path / task["name"].replace("/", "-")
+        results = run_finetuning(recipe, checkpoint=text_model, out=out).results
+        assert read_results(out) == results
+        assert any("\\ud83d" in note for note in results.notes)
+    assert results.split == "held out: Tea, C\\ud83d"
+    assert any("question `i\\ud83d`: its question is empty" in note for note in results.notes)
+
+
+def test_a_note_on_outputs_that_no_json_file_may_hold_is_escaped(text_model, tmp_path, monkeypatch):
+    monkeypatch.setattr(EncodedWords, "describe_outputs", lambda self, outputs: ["\ud83d\n"])
+    results = run_tiny(text_model, tmp_path / "run", **ONE_EPOCH).results
+    assert results.notes[-2:] == ("valid: \\ud83d\\n (seed 1)", "test: \\ud83d\\n (seed 1)")
+    assert read_results(tmp_path / "run") == results
 
 
 def test_splits_with_few_rows_of_a_class_are_noted_where_roc_auc_is_scored(text_model, tmp_path):

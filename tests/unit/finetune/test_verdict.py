@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from exlm_cli.finetune.verdict import describe_verdict, mean_interval, summarise_splits
+from exlm_cli.tasks.metrics import metric
 from tests.unit.report.results import baseline, scored
 
 MODEL = {"roc_auc": [0.80, 0.82, 0.84]}
@@ -71,8 +72,8 @@ def test_no_other_split_is_advised_where_the_user_gives_the_splits(split):
 def test_a_model_that_guesses_is_told_so():
     assert describe_verdict([results({"roc_auc": [0.5, 0.6, 0.4]})]) == (
         "The model is not clearly better than a random guess: test roc_auc 0.5000; a random guess scores 0.5. "
-        "On 100 rows, chance alone may reach 0.6160; `--split scaffold-balanced --num-replicates 5` gives more "
-        "evidence.",
+        "On 100 rows, 50 of them of the rarest class, chance alone may reach 0.6160; `--split scaffold-balanced "
+        "--num-replicates 5` gives more evidence.",
     )
     assert describe_verdict([results(MODEL)]) == ()
     flat = results({"rmse": [1.0, 1.0], "r2": [-0.1, 0.1]}, loss="regression", is_greater_better=False)
@@ -94,10 +95,9 @@ def test_accuracy_is_judged_by_the_matthews_correlation_where_it_is_scored():
     assert describe_verdict([results({"accuracy": [0.1, 0.2]})]) == ()
 
 
-def deviation_of_areas(num_rows: int) -> float:
-    """Return the standard deviation of ROC-AUC over all orders of as many rows of either class."""
-    half = num_rows // 2
-    areas = [(sum(ranks) - half * (half - 1) / 2) / half**2 for ranks in itertools.combinations(range(num_rows), half)]
+def deviation_of_areas(n: int, m: int) -> float:
+    """Return the standard deviation of ROC-AUC over all orders of n rows of one class and m of the other."""
+    areas = [(sum(ranks) - n * (n - 1) / 2) / (n * m) for ranks in itertools.combinations(range(n + m), n)]
     return float(np.std(areas))
 
 
@@ -108,25 +108,91 @@ def deviation_of_correlations(num_rows: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("metric", "num_rows", "chance", "luck"),
+    ("metric", "known", "said", "chance", "luck"),
     [
-        ("roc_auc", 10, 0.5, 2 * deviation_of_areas(10)),
-        ("matthews_corrcoef", 6, 0.0, 2 * deviation_of_correlations(6)),
-        ("spearmanr", 6, 0.0, 2 * deviation_of_correlations(6)),
-        ("r2", 6, 0.0, (2 * deviation_of_correlations(6)) ** 2),
+        ("roc_auc", ((5, 5),), "10 rows, 5 of them of the rarest class", 0.5, 2 * deviation_of_areas(5, 5)),
+        ("roc_auc", ((9, 3),), "12 rows, 3 of them of the rarest class", 0.5, 2 * deviation_of_areas(9, 3)),
+        # the third label has no ROC-AUC, so the mean is over two
+        ("roc_auc", ((9, 3), (2, 4), (6, 0)), "8 rows for each column on average", 0.5,
+         deviation_of_areas(9, 3) + deviation_of_areas(2, 4)),
+        ("matthews_corrcoef", ((4, 2),), "6 rows", 0.0, 2 * deviation_of_correlations(6)),
+        ("matthews_corrcoef", ((4, 1), (1, 5), (4, 0)), "5 rows for each column on average", 0.0,
+         deviation_of_correlations(5) + deviation_of_correlations(6)),
+        ("spearmanr", ((6,),), "6 rows", 0.0, 2 * deviation_of_correlations(6)),
+        ("r2", ((6,),), "6 rows", 0.0, (2 * deviation_of_correlations(6)) ** 2),
+        ("r2", ((6,), (4,), (1,)), "4 rows for each column on average", 0.0,
+         2 * (deviation_of_correlations(6) ** 2 + deviation_of_correlations(4) ** 2)),
     ],
-)
-def test_one_seed_beats_a_guess_if_luck_does_not_explain_its_score(metric, num_rows, chance, luck):
-    """The luck of a guess is counted over all orders of the rows."""
-    sizes = {"split_sizes": {"train": 80, "valid": 10, "test": num_rows}}
-    assert describe_verdict([scored("a", "csv", {metric: [chance + 1.001 * luck]}, **sizes).results]) == ()
-    (sentence,) = describe_verdict([scored("a", "csv", {metric: [chance + 0.999 * luck]}, **sizes).results])
+)  # fmt: skip
+def test_one_seed_beats_a_guess_if_luck_does_not_explain_its_score(metric, known, said, chance, luck):
+    """The luck of a guess is counted over all orders of the rows; over labels, deviations are averaged."""
+    given = {"known_rows": {"test": known}}
+    assert describe_verdict([scored("a", "csv", {metric: [chance + 1.001 * luck]}, **given).results]) == ()
+    (sentence,) = describe_verdict([scored("a", "csv", {metric: [chance + 0.999 * luck]}, **given).results])
     assert sentence.startswith("The model is not clearly better than ")
-    assert sentence.endswith(
-        f" On {num_rows} rows, chance alone may reach {chance + luck:.4f}; `--seeds 1,2,3` gives more evidence."
-    )
-    (sentence,) = describe_verdict([scored("a", "csv", {metric: [chance - 0.1]}, **sizes).results])
+    lucky = min(1, chance + luck)
+    assert sentence.endswith(f" On {said}, chance alone may reach {lucky:.4f}; `--seeds 1,2,3` gives more evidence.")
+    (sentence,) = describe_verdict([scored("a", "csv", {metric: [chance - 0.1]}, **given).results])
     assert sentence.startswith("The model is not clearly better than ")
+
+
+def areas_of_guesses(num_negative: int, num_positive: int, num_guesses: int) -> Any:
+    """Return ROC-AUC of random orders of the rows, from the ranks of the positive ones."""
+    rows = np.tile(np.arange(num_negative + num_positive), (num_guesses, 1))
+    ranks = np.random.default_rng(0).permuted(rows, axis=1)[:, :num_positive]
+    return (ranks.sum(axis=1) - num_positive * (num_positive - 1) / 2) / (num_positive * num_negative)
+
+
+def share_that_passes(metric: str, scores: Any, known: Any) -> float:
+    """Return how often a guess is not told to be one; its three seeds agree."""
+    given: Any = {"split": "official", "known_rows": {"test": known}}
+    runs = (scored("a", "csv", {metric: [s - 1e-6, s, s + 1e-6]}, **given) for s in scores.tolist())
+    passes = [describe_verdict([run.results]) == () for run in runs]
+    return float(np.mean(passes))
+
+
+@pytest.mark.parametrize("known", [(500, 500), (980, 20), (20, 980)])
+def test_a_guess_passes_as_a_model_in_one_case_of_40(known):
+    """Beyond two deviations on one side are 2.3 % of a normal distribution, whatever the share of positive rows."""
+    areas = areas_of_guesses(*known, num_guesses=1000)
+    assert 0.01 < share_that_passes("roc_auc", areas, (known,)) < 0.05
+    assert 0.01 < share_that_passes("roc_auc", areas, (known,) * 5) < 0.05  # the same label five times
+
+
+def test_a_guess_of_labels_that_do_not_agree_passes_less_often():
+    known = ((980, 20), (60, 40), (150, 50))
+    areas = np.mean([areas_of_guesses(*counts, num_guesses=1000) for counts in known], axis=0)
+    assert share_that_passes("roc_auc", areas, known) < 0.05
+
+
+def test_a_guess_of_more_than_two_classes_passes_less_often():
+    """Matthews' correlation of shuffled classes."""
+    rng, truth = np.random.default_rng(0), np.repeat([0, 1, 2], [40, 30, 20])
+    scores = np.array([metric("matthews_corrcoef", truth, rng.permutation(truth)) for _ in range(500)])
+    assert share_that_passes("matthews_corrcoef", scores, ((40, 30, 20),)) < 0.023
+
+
+def test_the_mismatched_rows_of_mnli_do_not_make_luck_smaller():
+    """Two deviations are 0.0202 on the 9,815 matched rows that are scored, and 0.0143 on all 19,647."""
+    own = {"accuracy": [0.34] * 3, "matthews_corrcoef": [0.0190, 0.0191, 0.0192]}
+    given: Any = {"loss": "classes", "split_sizes": {"train": 392_702, "valid": 19_647}}
+    given["known_rows"] = {"valid": ((3_479, 3_123, 3_213),)}
+    (sentence,) = describe_verdict([scored("a", "glue/mnli", own, **given).results])
+    assert sentence.endswith(" On 9,815 rows, chance alone may reach 0.0202; more rows give more evidence.")
+
+
+def test_the_luck_of_unknown_rows_is_left_out():
+    """A task of one's own may score what its targets do not hold."""
+    (sentence,) = describe_verdict([results({"roc_auc": [0.4]}, known_rows={"test": ()})])
+    assert sentence.endswith("; a random guess scores 0.5.")
+    assert describe_verdict([results({"roc_auc": [0.6]}, known_rows={"test": ()})]) == ()
+
+
+def test_luck_is_that_of_the_split_that_has_a_score():
+    without, scored_one = ({"test": known} for known in (((100, 0),), ((80, 20),)))
+    splits = [results({"roc_auc": [None]}, known_rows=without), results({"roc_auc": [0.6]}, known_rows=scored_one)]
+    (sentence,) = describe_verdict(splits)
+    assert " On 100 rows, 20 of them of the rarest class, " in sentence
 
 
 @pytest.mark.parametrize(
@@ -149,12 +215,13 @@ def test_seeds_that_agree_do_not_rule_out_the_luck_of_their_rows(split, advice):
 
 
 @pytest.mark.parametrize(
-    ("metric", "num_rows"), [("matthews_corrcoef", 1), ("matthews_corrcoef", 3), ("r2", 2), ("roc_auc", 2)]
+    ("metric", "counts"),
+    [("matthews_corrcoef", (1, 1)), ("matthews_corrcoef", (1, 2)), ("r2", (2,)), ("roc_auc", (1, 1))],
 )
-def test_luck_on_a_few_rows_gives_at_most_the_best_score(metric, num_rows):
-    sizes = {"split_sizes": {"train": 80, "valid": 10, "test": num_rows}}
-    (sentence,) = describe_verdict([scored("a", "csv", {metric: [0.9]}, **sizes).results])
-    assert f"On {num_rows:,} rows, chance alone may reach 1.0000;" in sentence
+def test_luck_on_a_few_rows_gives_at_most_the_best_score(metric, counts):
+    (sentence,) = describe_verdict([scored("a", "csv", {metric: [0.9]}, known_rows={"test": (counts,)}).results])
+    assert f"On {sum(counts)} rows" in sentence
+    assert ", chance alone may reach 1.0000;" in sentence
 
 
 def test_splits_are_joined_in_order_and_each_counts_once():
@@ -163,6 +230,9 @@ def test_splits_are_joined_in_order_and_each_counts_once():
         results({"roc_auc": [0.9, 0.9]}, {"roc_auc": [0.5, 0.5]}),
     ]
     joined = summarise_splits(splits, (0, 1))
+    assert joined.best_epochs == (3, 6, 3, 6)
+    assert joined.elapsed_s == 2 * 3725.4
+    assert (joined.tokens_per_s, joined.outside_model_share) == (12345.6, 0.0123)
     assert joined.metrics["test"]["roc_auc"].values == (0.8, 0.6, 0.9, 0.9)
     assert joined.intervals["test"]["roc_auc"] == mean_interval([[0.7], [0.9]], overlap=1 / 8)
     assert joined.baseline is not None

@@ -10,8 +10,8 @@ from exlm_cli.report.tables import ReportTable
 from exlm_cli.tasks.glue import GLUE_TASKS
 from tests.unit.report.results import EXLM, SCRATCH, baseline, replicated, scored
 
-MLM = EXLM.model_copy(update={"checkpoint": "runs/mlm", "recipe": "smiles-small-mlm", "objective": "mlm"})
-TEXT = EXLM.model_copy(update={"checkpoint": "x", "recipe": "text-small", "steps": 10, "tokens": 900})
+MLM = EXLM.model_copy(update={"sha256": "a1" * 32, "recipe": "smiles-small-mlm", "objective": "mlm"})
+TEXT = EXLM.model_copy(update={"sha256": "7e" * 32, "recipe": "text-small", "steps": 10, "tokens": 900})
 
 
 def cell(table: ReportTable, row: str, column: str) -> str:
@@ -53,8 +53,11 @@ SHORT_NAMES = [task.partition("/")[2] for task in SUITES["moleculenet"].tasks]
 
 
 def test_runs_of_one_model_share_a_row_and_all_tasks_make_a_mean():
+    """The checkpoint of one run was moved, or comes from the Hub: its weights are the same."""
     values = {task: 0.5 + 0.01 * index for index, task in enumerate(SHORT_NAMES)}
     runs = [scored(task, f"moleculenet/{task}", {"roc_auc": [value, value]}) for task, value in values.items()]
+    moved = EXLM.model_copy(update={"checkpoint": "pre/checkpoints/step-1200"})
+    runs[3] = scored(SHORT_NAMES[3], runs[3].results.task, {"roc_auc": [values[SHORT_NAMES[3]]] * 2}, init=moved)
     runs.append(scored("mlm", "moleculenet/bace", {"roc_auc": [0.4]}, init=MLM))
     runs.append(scored("scratch", "moleculenet/bace", {"roc_auc": [None]}, init=SCRATCH))
     (table,) = paper_tables(runs)
@@ -67,15 +70,20 @@ def test_runs_of_one_model_share_a_row_and_all_tasks_make_a_mean():
 
 
 def test_a_second_run_of_a_task_and_another_model_of_one_name_get_rows_of_their_own():
-    elsewhere = EXLM.model_copy(update={"checkpoint": "runs/other"})
+    """Those rows are filled too: each run goes into the first row of its weights that lacks its task."""
+    other = EXLM.model_copy(update={"sha256": "0f" * 32})
     runs = [
         scored("a", "moleculenet/bace", {"roc_auc": [0.7]}),
         scored("b", "moleculenet/bace", {"roc_auc": [0.8]}),
-        scored("c", "moleculenet/bbbp", {"roc_auc": [0.9]}, init=elsewhere),
+        scored("c", "moleculenet/bbbp", {"roc_auc": [0.9]}, init=other),
+        scored("d", "moleculenet/bace", {"roc_auc": [0.6]}, init=other),
+        scored("e", "moleculenet/bbbp", {"roc_auc": [0.4]}),
+        scored("f", "moleculenet/bbbp", {"roc_auc": [0.5]}),
     ]
     (table,) = paper_tables(runs)
     assert ours(table) == ["smiles-small (exlm)", "smiles-small (exlm) [b]", "smiles-small (exlm) [c]"]
-    assert [cell(table, name, "BACE") for name in ours(table)] == ["70.0", "80.0", "-"]
+    assert [cell(table, name, "BACE") for name in ours(table)] == ["70.0", "80.0", "60.0"]
+    assert [cell(table, name, "BBBP") for name in ours(table)] == ["40.0", "50.0", "90.0"]
 
 
 def test_another_split_fewer_rows_and_other_seeds_are_noted():

@@ -104,6 +104,18 @@ def test_a_claim_of_one_seed_and_one_over_different_seeds_have_notes():
     assert differing[1].startswith("these means are over different seeds")
 
 
+def test_a_task_that_not_every_seed_has_is_counted_without_the_others():
+    results = grid_results(seeds=(1, 2))
+    results[1] = with_scores(results[1], glue_mnli=DivergedTask(identity="x", diverged="the loss is nan"))
+    tables = {table.name: table for table in grid_tables(grid_of(results))}
+    accuracy, entropy = tables["glue-mnli-accuracy"], tables["entropy"]
+    assert accuracy.title == "glue/mnli accuracy, % (mean ± standard deviation of 1 to 2 seeds)"
+    assert entropy.title == "Entropy, bits (mean ± standard deviation of 2 seeds)"
+    k, p = PAIRS[0]
+    note = f"k = {k}, p = {p:g}: glue/mnli accuracy over 1 of 2 seeds"
+    assert (accuracy.notes, entropy.notes, tables["agreement"].notes[1:]) == ((note,), (), (note,))
+
+
 def test_cells_of_other_lengths_than_the_rest_have_their_steps_and_claims_without_them():
     results = grid_results()
     assert "steps" not in _tables(results)

@@ -114,6 +114,23 @@ def test_scores_over_replicated_splits_stand_beside_the_baseline_over_the_same_s
     assert table.rows == (("roc_auc", "0.8000 ± 0.1414", "0.7000 ± 0.1414"),)
 
 
+def test_notes_of_a_run_of_several_splits_are_of_all_of_them_or_name_the_first():
+    """The run itself was trained for 1:02:05, with its best epoch 3; both splits together as `replicated` says."""
+    run = scored(
+        "one", "csv", {"roc_auc": [0.7]}, split="random", notes=("test: a note",),
+        grid_best=GridChoice(label="lr-1e-05", values={"optim.lr": 1e-5}),
+        replication=replicated({"roc_auc": [0.7, 0.9]}, {"roc_auc": [0.6, 0.8]}),
+    )  # fmt: skip
+    (table,) = results_tables(run.results)
+    assert table.notes == (
+        "first split: test: a note",
+        "first split: best of 0 grid points: optim.lr=1e-05",
+        "best epochs by validation roc_auc: 3, 8",
+        "95 % intervals on test over splits: roc_auc 0.5000 to 0.7500",
+        "trained in 2:02:05, 500 tokens/s, 25.0 % of the time outside the model",
+    )
+
+
 def test_runs_of_different_splits_have_a_baseline_each_and_a_warning():
     runs = [
         scored("one", "csv", METRICS, baseline=baseline({"roc_auc": [0.6]})),
@@ -124,6 +141,18 @@ def test_runs_of_different_splits_have_a_baseline_each_and_a_warning():
     assert table.columns[4:] == ("ECFP4 + random forest, rows of one", "ECFP4 + random forest, rows of two")
     assert table.rows[0][4:] == ("0.6000", "0.5000")
     assert "one scaffold abababab, two random cdcdcdcd, three scaffold abababab" in table.notes[-1]
+
+
+def test_a_run_on_one_split_is_not_compared_with_one_on_several():
+    run = {"split": "random", "baseline": baseline({"roc_auc": [0.6]})}
+    over = replicated({"roc_auc": [0.7, 0.9]}, {"roc_auc": [0.5, 0.7]})
+    runs = [scored("one", "csv", METRICS, **run), scored("two", "csv", METRICS, replication=over, **run)]
+    (table,) = task_tables(runs)
+    assert table.columns[3:] == ("ECFP4 + random forest, rows of one", "ECFP4 + random forest, rows of two")
+    assert table.notes[-1] == (
+        "these runs were split differently and cannot be compared: one random abababab, "
+        "two random abababab and 1 more split"
+    )
 
 
 def test_pretrained_checkpoints_have_a_column_each_with_the_data_that_they_were_scored_on():
@@ -147,8 +176,7 @@ def test_pretrained_checkpoints_have_a_column_each_with_the_data_that_they_were_
 
 def test_tables_of_unrelated_csv_files_are_apart_and_have_names_of_their_own():
     metrics: dict[str, list[float | None]] = {"roc_auc": [0.5]}
-    sizes = {"train": 8, "valid": 1, "test": 1}
-    runs = [scored("a", "csv", metrics), scored("b", "csv", metrics), scored("c", "csv", metrics, split_sizes=sizes)]
+    runs = [scored("a", "csv", metrics), scored("b", "csv", metrics), scored("c", "csv", metrics, labels_sha256="ab")]
     runs.append(scored("d", "csv", metrics, output_names=("toxic",)))
     tables = task_tables(runs)
     assert [table.columns[1:] for table in tables] == [("a", "b"), ("c",), ("d",)]

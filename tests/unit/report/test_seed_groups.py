@@ -5,8 +5,10 @@ import statistics
 
 import pytest
 
+from exlm_cli.experiments.results import DivergedTask
 from exlm_cli.report.seed_groups import (
     RankAgreement,
+    fewer_seeds_note,
     group_seeds,
     pooled_deviation,
     rank_agreement,
@@ -15,7 +17,7 @@ from exlm_cli.report.seed_groups import (
     show_figure,
     spearman_correlation,
 )
-from tests.unit.report.results import FIGURE_3, FIGURE_5, PAIRS, RATIOS, diverge, sweep_results
+from tests.unit.report.results import FIGURE_3, FIGURE_5, PAIRS, RATIOS, diverge, scores, sweep_results, with_scores
 
 
 def _agreement(*values_by_seed: list[float]) -> RankAgreement:
@@ -78,6 +80,25 @@ def test_a_heading_claims_no_more_seeds_than_each_variant_has():
     results = [diverge(r) if r.label == "exlm" else r for r in results]
     assert seed_note(group_seeds(results)) == " (mean ± standard deviation of 3 seeds)"
     assert seed_note(group_seeds(results[:1])) == ""
+
+
+def test_a_task_has_the_seeds_whose_fine_tuning_has_a_score():
+    """Of three seeds, one diverged on RTE, one has no score on QQP, and one lacks QNLI, which was added later."""
+    results = [r for r in sweep_results("table-2", seeds=(1, 2, 3)) if r.label == "exlm"]
+    results[0] = with_scores(results[0], glue_rte=DivergedTask(identity="x", diverged="nan"))
+    results[1] = with_scores(results[1], glue_qqp=scores((None, None)))
+    (late,) = group_seeds([results[2].model_copy(update={"finetune": {}})])
+    results[2].finetune.pop("glue/qnli")
+    groups = group_seeds(results)
+    headings = {f"glue/{task} accuracy": task.upper() for task in ("rte", "qqp", "qnli", "mnli")}
+    headings |= {"glue/mnli mismatched_accuracy": "MNLI-mm", "loss": "loss"}
+    note = "ExLM: RTE over 2 of 3 seeds, QQP over 2 of 3 seeds, QNLI over 2 of 3 seeds"
+    assert fewer_seeds_note({"ExLM": groups[0], "late": late}, headings) == [note]
+    assert seed_note(groups, "glue/rte accuracy") == " (mean ± standard deviation of 2 seeds)"
+    assert seed_note(groups, "loss") == seed_note(groups) == " (mean ± standard deviation of 3 seeds)"
+    # the variant without the task has no mean of it
+    assert seed_note([groups[0], late], "glue/rte accuracy") == " (mean ± standard deviation of 2 seeds)"
+    assert fewer_seeds_note({"late": late}, headings) == []
 
 
 @pytest.mark.parametrize(

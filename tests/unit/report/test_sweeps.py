@@ -138,6 +138,20 @@ def test_means_over_different_seeds_have_a_note():
         assert [any("over different seeds" in note for note in table.notes) for table in tables] == wanted
 
 
+def test_a_task_with_fewer_seeds_than_its_row_has_a_note():
+    results = sweep_results("table-2", seeds=(1, 2))
+    diverged = DivergedTask(identity="x", diverged="the loss is nan")
+    is_left_out = [result.label == "exlm" and result.seed == 2 for result in results]
+    results = [
+        with_scores(r, glue_rte=diverged, glue_mnli=diverged) if left else r
+        for r, left in zip(results, is_left_out, strict=True)
+    ]
+    variants, table_2 = sweep_tables(group_seeds(results), name="mine")
+    assert (_row(variants, "exlm")["seeds"], _row(variants, "exlm")["glue/rte accuracy"]) == ("2 x 3", "57.6")
+    assert "exlm: glue/mnli accuracy over 1 of 2 seeds, glue/rte accuracy over 1 of 2 seeds" in variants.notes
+    assert "ExLM: MNLI over 1 of 2 seeds, RTE over 1 of 2 seeds" in table_2.notes
+
+
 def test_the_note_on_ctc_stands_where_a_variant_has_its_loss():
     results = sweep_results("table-2", tasks=())
     for kept in (results, [r for r in results if r.label != "exlm-no-transitions"]):

@@ -203,6 +203,16 @@ def test_json_rows_are_checked_too(record, problem, tmp_path):
         load("sst2", None, files={"train": str(path), "valid": str(path)}, on_invalid="error")
 
 
+def test_a_similarity_too_large_for_a_float_is_refused(tmp_path):
+    path = tmp_path / "train.jsonl"
+    records = [{"sentence1": "a", "sentence2": "b", "score": score} for score in (2, 10**400)]
+    path.write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
+    with pytest.raises(
+        DataError, match=rf"^{re.escape(str(path))}:2: `score` is `10+`, accepted: a number from 0 to 5$"
+    ):
+        load("stsb", None, files={"train": str(path), "valid": str(path)}, on_invalid="error")
+
+
 def test_classes_may_be_whole_numbers_with_a_point(tmp_path):
     """pandas writes `1.0` for 1 in a column that has a gap."""
     labels = [1.0, 0.0, "1.0", "0", 1, 0.5, True, "1.00", "positive.0"]

@@ -144,9 +144,9 @@ def _show_sweep(path: Path, output: Output, progress: Progress) -> None:
     from exlm_cli.run_dir import resume_command
 
     run = load_sweep_run(path)
-    if len(run.results) < run.num_cells:
+    if run.num_done < run.num_cells:
         command = resume_command(run.recipe.run_by, run.folder)
-        progress.message(f"{len(run.results)} of {run.num_cells} cells are done; `{command}` does the others")
+        progress.message(f"{run.num_done} of {run.num_cells} cells are done; `{command}` does the others")
     print_sweep_report(run, output)
 
 

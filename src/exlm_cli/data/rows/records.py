@@ -318,9 +318,8 @@ def _with_header(
     if first is None:
         raise DataError(f"{path}: the file is empty", "its first line must name the columns")
     if header is None or not set(header).isdisjoint(first[1]):
-        names = [cell.strip() for cell in first[1]]
-        # columns without a name, as pandas writes an index, may be several
-        repeated = next((name for name, count in Counter(names).items() if name and count > 1), None)
+        names = _column_names(first[1])
+        repeated = next((name for name, count in Counter(names).items() if count > 1), None)
         if repeated is not None:
             raise DataError(f"{path}: the header names column `{repeated}` twice", "give each column a name of its own")
     else:
@@ -344,6 +343,14 @@ def _with_header(
         else:
             problem = f"the row has {format_number_of(len(cells), 'cell')}, expected {len(names)}"
             yield Record(source, number, values, problem, delimiter.join(cells))
+
+
+def _column_names(header: Sequence[str]) -> list[str]:
+    """Return the names of a header's columns; one may have none, as pandas writes an index, others are `column 4`."""
+    names = [cell.strip() for cell in header]
+    for index in [index for index, name in enumerate(names) if not name][1:]:
+        names[index] = f"column {index + 1}"
+    return names
 
 
 def _read_json(

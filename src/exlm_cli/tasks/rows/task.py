@@ -9,6 +9,7 @@ never shows two in a row, so checkpoints know one. There are no segment embeddin
 Axes: K seeds, R rows of a table, N examples of a split, C outputs.
 """
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -123,6 +124,9 @@ class TableTask(RowTask):
             if len(rows)
         }
         super().__init__(config.name, labels.loss, labels.names, examples)
+        if config.name == "csv":
+            used = np.sort(np.concatenate([split.indices[part] for part in examples]))
+            self.labels_sha256 = hashlib.sha256(used.tobytes() + labels.targets[used].tobytes()).hexdigest()
         keys = usable.keys
         self.training_keys = [keys[row] for row in indices["train"]]
         self.validation_keys = [keys[row] for row in indices["valid"]]
@@ -143,7 +147,10 @@ class TableTask(RowTask):
             notes.append(f"{100 * share:.1f} % of the labels are missing; they are left out of loss and scores")
         for split in self.splits:
             unscorable = self._unscorable(split)
-            if unscorable:
+            if unscorable and self.loss == "classes" and len(self.output_names) > 2:
+                effect = "there is nothing to learn" if split == "train" else "its scores are meaningless"
+                notes.append(f"{split}: `class` {unscorable['class']}, so {effect}")
+            elif unscorable:
                 listed = name_some(f"`{name}` {reason}" for name, reason in unscorable.items())
                 notes.append(f"{split}: without both classes there is no ROC-AUC: {listed}")
         return notes

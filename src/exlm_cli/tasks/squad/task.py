@@ -37,7 +37,7 @@ from exlm_cli.tasks.rows.splits import choose_rows
 from exlm_cli.tasks.sources import LOCAL_HINT, counted, existing_folder, find_file, given_file, hub_source
 from exlm_cli.tasks.squad.files import NUM_QUESTIONS, SquadFile, SquadQuestion, read_squad_json, read_squad_rows
 from exlm_cli.tasks.squad.metric import Answered, exact_match, f1, find_best_threshold, normalize_answer, squad_metrics
-from exlm_cli.tasks.squad.windows import EncodedContext, Window, best_answer, build_windows
+from exlm_cli.tasks.squad.windows import EncodedContext, Window, best_answer, build_windows, room_for_paragraph
 
 HUB_NAME = "rajpurkar/squad_v2"
 ANSWER_QUESTIONS = ("has_answer", "is_right")
@@ -128,9 +128,13 @@ class SquadTask(DownstreamTask):
         """Cut a split into windows; a target is the first gold answer.
 
         Raises:
-            ConfigError: `task.doc_stride` is more than the room that a window has for a paragraph.
+            ConfigError: `task.doc_stride` is more than the room that a window has for a paragraph; for `train` already
+                where the longest question that the recipe allows would not have it, as new questions may be longer.
         """
-        questions = self._questions[split]
+        questions, config = self._questions[split], self._config
+        lengths = {"sequence_length": sequence_length, "doc_stride": config.doc_stride}
+        if split == "train":
+            room_for_paragraph(config.max_query_tokens, **lengths)
         contexts = {
             text: EncodedContext.encode(text, tokenizer) for text in dict.fromkeys(q.context for q in questions)
         }
@@ -139,16 +143,9 @@ class SquadTask(DownstreamTask):
         num_cut = num_in_no_window = 0
         question_ids = tokenizer.encode_batch([question.text for question in questions])
         for index, (question, ids) in enumerate(zip(questions, question_ids, strict=True)):
-            num_cut += len(ids) > self._config.max_query_tokens
+            num_cut += len(ids) > config.max_query_tokens
             context = contexts[question.context]
-            own = build_windows(
-                index,
-                ids[: self._config.max_query_tokens],
-                context,
-                tokenizer,
-                sequence_length=sequence_length,
-                doc_stride=self._config.doc_stride,
-            )
+            own = build_windows(index, ids[: config.max_query_tokens], context, tokenizer, **lengths)
             span = None
             if question.answers:
                 text, start = question.answers[0]
@@ -173,7 +170,7 @@ class SquadTask(DownstreamTask):
             questions=questions,
             windows=windows,
             contexts=contexts,
-            max_answer_tokens=self._config.max_answer_tokens,
+            max_answer_tokens=config.max_answer_tokens,
         )
 
 

@@ -87,6 +87,26 @@ class Window:
         return span[0] + shift, span[1] + shift
 
 
+def room_for_paragraph(num_question: int, *, sequence_length: int, doc_stride: int) -> int:
+    """Return how many tokens a window leaves to a paragraph beside a question of `num_question` tokens.
+
+    Args:
+        doc_stride: Paragraph tokens from the start of a window to the start of the next.
+
+    Raises:
+        ConfigError: `doc_stride` is more than that, so tokens would be left out.
+    """
+    room = sequence_length - num_question - 3
+    if doc_stride > room:
+        raise ConfigError(
+            f"`task.doc_stride` {doc_stride} is more than the {room} tokens that `task.sequence_length` "
+            f"{sequence_length} leaves to a paragraph beside a question of {num_question} tokens",
+            "give a larger `task.sequence_length`, or smaller `task.doc_stride` and `task.max_query_tokens`, such as "
+            "those of the recipe `squad-small`",
+        )
+    return room
+
+
 def build_windows(
     question: int,
     question_ids: Sequence[int],
@@ -100,20 +120,13 @@ def build_windows(
 
     Args:
         question_ids: Tokens of the question, cut to their maximum.
-        doc_stride: Paragraph tokens from the start of a window to the start of the next.
+        doc_stride: As for `room_for_paragraph`.
 
     Raises:
-        ConfigError: `doc_stride` is larger than the room for the paragraph, so tokens would be left out.
+        ConfigError: As `room_for_paragraph`.
     """
     head = [tokenizer.cls_id, *question_ids, tokenizer.sep_id]
-    room = sequence_length - len(head) - 1
-    if doc_stride > room:
-        raise ConfigError(
-            f"`task.doc_stride` {doc_stride} is more than the {room} tokens that `task.sequence_length` "
-            f"{sequence_length} leaves to a paragraph beside a question of {len(question_ids)} tokens",
-            "give a larger `task.sequence_length`, or smaller `task.doc_stride` and `task.max_query_tokens`, such as "
-            "those of the recipe `squad-small`",
-        )
+    room = room_for_paragraph(len(question_ids), sequence_length=sequence_length, doc_stride=doc_stride)
     windows = []
     for first in itertools.count(0, doc_stride):
         piece = context.ids[first : first + room]

@@ -25,6 +25,14 @@ def test_csv_gives_columns_and_the_lines_of_its_rows(tmp_path):
     assert table.where(1) == f"{tmp_path}/a.csv:5"
 
 
+def test_columns_without_a_name_keep_their_cells(tmp_path):
+    """The first has none; each further one has that of its place, also for a spreadsheet's empty columns at the end."""
+    table = read_table(written(tmp_path, "a.csv", b",smiles, ,y,\n0,CCO,a,1,\n1,CCN,b,0,c\n"))
+    assert table.columns == {
+        "": ("0", "1"), "smiles": ("CCO", "CCN"), "column 3": ("a", "b"), "y": ("1", "0"), "column 5": ("", "c"),
+    }  # fmt: skip
+
+
 def test_tsv_is_quoted_as_csv_is(tmp_path):
     table = read_table(written(tmp_path, "a.tsv", b'text\ty\n"He said ""hi"" to me"\t1\n"a\ttab"\t0\n'))
     assert table.columns == {"text": ('He said "hi" to me', "a\ttab"), "y": ("1", "0")}

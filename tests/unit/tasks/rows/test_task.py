@@ -51,6 +51,16 @@ def text_tokenizer() -> Tokenizer:
     return train_bpe(PAIR, 300, 2, SilentProgress())
 
 
+def test_the_labels_of_a_table_have_one_hash_however_it_is_split():
+    targets = np.arange(6.0)[:, None]
+    others: Any = {"train": np.array([2, 4, 5]), "valid": np.array([0]), "test": np.array([1, 3])}
+    own, resplit = (make("regression", targets, indices=indices).labels_sha256 for indices in (INDICES, others))
+    fewer = make("regression", targets, indices={**others, "test": np.array([1])}).labels_sha256
+    changed = make("regression", targets[::-1]).labels_sha256
+    assert own == resplit
+    assert len({own, fewer, changed}) == 3
+
+
 @pytest.mark.parametrize("budget", [2, 3, 8, 29])
 def test_a_pair_is_cut_as_tokenizers_cut_it(budget):
     """An exported model is read by that library."""
@@ -119,7 +129,7 @@ def test_a_table_is_a_downstream_task(tokenizer):
           "valid: without both classes there is no ROC-AUC: `b` is missing in every row"]),
         ("classes", [[0], [1], [2], [0], [2], [1]], ("a", "b", "c"), [[2.0, 1.0, 0.0]] * 2,
          {"accuracy": 1 / 2}, "accuracy",
-         ["test: without both classes there is no ROC-AUC: `class` is b in every row"]),
+         ["test: `class` is b in every row, so its scores are meaningless"]),
         ("regression", [[0.0], [1], [2], [10], [20], [5]], ("y",), [[11.0], [19.0]], {"rmse": 1}, "rmse", []),
     ],
 )  # fmt: skip
@@ -134,6 +144,15 @@ def test_scores_selection_and_notes_follow_from_the_loss(
     assert set(notes) <= set(task.notes[1:])
     assert bool(notes) == bool(task.notes[1:])
     assert not [note for note in task.notes if "not ROC-AUC, chooses" in note]  # three classes never have one
+
+
+def test_a_split_of_one_class_lacks_what_its_task_has():
+    """Two classes have a ROC-AUC, which needs both; three never have one, and one of them alone cannot be learned."""
+    indices: Any = {"train": np.arange(4), "valid": np.array([4, 5])}
+    targets = [[0], [0], [0], [0], [1], [0]]
+    two, three = (make("classes", targets, tuple("abc"[:num]), indices=indices) for num in (2, 3))
+    assert two.notes[1:] == ("train: without both classes there is no ROC-AUC: `class` is a in every row",)
+    assert three.notes[1:] == ("train: `class` is a in every row, so there is nothing to learn",)
 
 
 @pytest.mark.parametrize("names", [("y",), ("a", "b")])
@@ -222,6 +241,12 @@ def test_every_row_comes_back_in_its_place_and_bad_ones_with_a_reason(tmp_path):
     assert all((row["active_probability"] == "") == bool(row["problem"]) for row in found)
     assert scores["roc_auc"] == pytest.approx(roc_auc_score([1, 0], mean[:2, 0]))
     assert scores["accuracy"] == 1  # means of 0.62 and 0.38 for the labels 1 and 0; their sums are both above 0.5
+
+
+def test_cells_without_a_column_name_come_back(tmp_path):
+    columns, rows = ["mol", "active", "", ""], [["CCO", "1", "a", "b"]]
+    _, _, (row,) = predict(tmp_path, "binary", ("active",), columns, rows, [[[0.0]]])
+    assert list(row.items())[:5] == [("line", "2"), ("mol", "CCO"), ("active", "1"), ("", "a"), ("column 4", "b")]
 
 
 def test_a_table_whose_labels_are_all_empty_has_no_scores(tmp_path, tokenizer):

@@ -14,7 +14,7 @@ from scipy.special import expit
 
 from exlm_cli.config.tasks import SquadTaskConfig
 from exlm_cli.data.tokenizer import Tokenizer, train_bpe
-from exlm_cli.errors import DataError
+from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.finetune.trainer import encode_task
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import DownstreamTask, EncodedSplit, FloatArray, NewRows, TrainedTask
@@ -177,6 +177,18 @@ def test_cut_questions_and_answers_that_no_window_holds_whole_are_counted(offici
     encoded = load(official, doc_stride=1, max_query_tokens=4).encode("train", tokenizer, 8)
     assert (encoded.targets[: len(encoded) // 2] == 0).all()
     assert "no window contains the whole answer to 1 question; it trains as unanswerable" in encoded.notes
+
+
+def test_training_needs_room_for_the_longest_question_that_the_recipe_allows(official, tokenizer):
+    """All settings with which training begins can predict any question; 30 tokens are 10 with [CLS] and two [SEP]."""
+    task = load(official, doc_stride=11, max_query_tokens=17)
+    with pytest.raises(
+        ConfigError, match=r"`task\.doc_stride` 11 is more than the 10 tokens .* question of 17 tokens$"
+    ):
+        task.encode("train", tokenizer, 30)
+    assert len(load(official, doc_stride=11, max_query_tokens=16).encode("train", tokenizer, 30)) > 0
+    # a run that began with such settings still predicts what it can
+    assert len(task.encode("valid", tokenizer, 30)) > 0
 
 
 def test_the_last_two_articles_are_held_out_where_there_is_no_dev_file(tmp_path):

@@ -8,7 +8,14 @@ import pytest
 from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.errors import ConfigError
 from exlm_cli.progress import SilentProgress
-from exlm_cli.tasks.squad.windows import EncodedContext, Window, best_answer, best_span, build_windows
+from exlm_cli.tasks.squad.windows import (
+    EncodedContext,
+    Window,
+    best_answer,
+    best_span,
+    build_windows,
+    room_for_paragraph,
+)
 
 PARAGRAPH = "The lighthouse at Körsvik burns oil.  It was lit in 1891 by Ada Lund, its first keeper \N{GRINNING FACE}."
 
@@ -70,6 +77,7 @@ def test_windows_cover_every_token_of_the_paragraph(tokenizer, context, length, 
 def test_a_stride_that_would_jump_over_tokens_is_refused(tokenizer, context):
     with pytest.raises(ConfigError, match=r"`task\.doc_stride` 10 is more than the 9 tokens"):
         build_windows(0, [300, 301], context, tokenizer, sequence_length=14, doc_stride=10)
+    assert room_for_paragraph(2, sequence_length=14, doc_stride=9) == 9
 
 
 @pytest.mark.parametrize(
