@@ -225,10 +225,13 @@ def describe_json_error(error: ValidationError) -> str:
 
 
 def fsync(path: Path) -> None:
-    """Wait until a file, or the list of files in a folder, is on disk."""
+    """Wait until a file, or the list of files in a folder where the file system can, is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
+            raise
     finally:
         os.close(descriptor)
 

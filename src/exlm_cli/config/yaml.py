@@ -129,7 +129,7 @@ def dump_yaml(value: Any, *, on_one_line: bool = False) -> str:
     text = dump(allow_unicode=True)
     if not text.replace("\n", "").isprintable():
         text = dump(allow_unicode=False)  # a terminal would obey a bidirectional mark
-    return text.removesuffix("...\n")
+    return text.removesuffix("\n...\n") + "\n" if text.endswith("\n...\n") else text
 
 
 def describe_yaml_error(error: yaml.YAMLError) -> str:

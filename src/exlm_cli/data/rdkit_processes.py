@@ -1,7 +1,7 @@
 """RDKit in a process per core, results in order; a row that hangs or crashes its process gets an error as result.
 
 RDKit holds the interpreter's lock, so every core gets a process. The first rows are answered in the main process: up to
-4,096, while none is over 500 characters.
+4,096, while none is over 500 characters or has over 10 dummy atoms.
 """
 
 import os
@@ -26,6 +26,8 @@ _CHUNKS_BEFORE_HELP = 4
 """Starting processes costs as much as the work on this many chunks."""
 _SHORT_CHARACTERS = 500
 """Longer texts go to a worker process, which RDKit may crash."""
+_FEW_DUMMY_ATOMS = 10
+"""Texts with more go there too: at n aromatic dummy atoms RDKit tries 2^n ways to place double bonds."""
 _MAX_PROCESSES = 32
 
 
@@ -50,13 +52,13 @@ def map_in_order(
 
     Args:
         function: Must be picklable.
-        texts: The first ones, if short, are processed here; the rest in worker processes.
+        texts: The first ones, if quick, are processed here; the rest in worker processes.
         unanswered: Reason -> answer for a text on which the function takes over 20 s of processor time, or crashes its
             process.
     """
     source = iter(texts)
     for text in islice(source, _CHUNKS_BEFORE_HELP * _CHUNK_ROWS):
-        if len(text) > _SHORT_CHARACTERS:
+        if len(text) > _SHORT_CHARACTERS or text.count("*") + text.count("#0") > _FEW_DUMMY_ATOMS:
             source = chain([text], source)
             break
         yield function(text)

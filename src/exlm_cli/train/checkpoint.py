@@ -10,6 +10,7 @@ says which.
 `exlm push` copied lacks the optimizer too.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -453,7 +454,11 @@ def _sha256(path: Path) -> str:
 
 
 def _open_to_all(path: Path) -> None:
-    """Give a file the mode that the umask asks for; safetensors writes 0600 whatever the umask is."""
+    """Give a file the mode that the umask asks for; safetensors writes 0600 whatever the umask is.
+
+    Some network disks refuse this, and have a mode of their own for all files.
+    """
     umask = os.umask(0)
     os.umask(umask)
-    path.chmod(0o666 & ~umask)
+    with contextlib.suppress(PermissionError):
+        path.chmod(0o666 & ~umask)

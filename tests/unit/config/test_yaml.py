@@ -66,6 +66,14 @@ def test_every_value_is_read_back_as_it_was_dumped(value):
         assert type(read) is type(value)
 
 
+@pytest.mark.parametrize("text", ["to do...", "...", "to do...\n", ":..."])
+def test_dots_at_the_end_of_a_text_are_kept(text):
+    for value in (text, {"key": text}, [text]):
+        dumped = dump_yaml(value)
+        assert dumped.endswith("\n")
+        assert parse_yaml(dumped) == value
+
+
 @settings(max_examples=50)
 @given(TEXTS | st.floats(allow_nan=False, allow_infinity=False))
 def test_a_yaml_1_1_reader_reads_back_the_same_scalar(value):

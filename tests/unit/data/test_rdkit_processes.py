@@ -79,15 +79,23 @@ def test_a_row_that_ends_its_process_is_a_reason_and_the_others_are_answered(fau
     ]
 
 
-def test_a_long_text_is_left_to_a_process(monkeypatch):
+@pytest.mark.parametrize("text", ["C" * 501, "*" * 11, "[#0]" * 11])
+def test_a_text_that_may_crash_rdkit_or_take_for_ever_is_left_to_a_process(monkeypatch, text):
     monkeypatch.setattr(rdkit_processes, "_answer", partial(_answer_within, 0.2))
-    answered = list(map_in_order(_dies_of_long, ["C", "C" * 501, "O"], str))
+    answered = list(map_in_order(_dies_of_more_than_one_atom, ["C", text, "O"], str))
     assert answered[::2] == ["C", "O"]
     assert "crashes" in answered[1]
 
 
-def _dies_of_long(text: str) -> str:
-    return os._exit(7) if len(text) > 500 else text
+def test_a_ring_of_dummy_atoms_which_rdkit_cannot_finish_is_a_reason(monkeypatch):
+    monkeypatch.setattr(rdkit_processes, "_answer", partial(_answer_within, 0.2))
+    answered = list(map_in_order(find_invalid_smiles, ["C", f"o1co{'*' * 60}1", "O"], str))
+    assert answered[::2] == [None, None]
+    assert "crashes" in answered[1]
+
+
+def _dies_of_more_than_one_atom(text: str) -> str:
+    return os._exit(7) if len(text) > 1 else text
 
 
 def _answer_within(seconds: float, function: Callable[[str], Any], texts: list[str]) -> list[Any]:

@@ -85,6 +85,11 @@ def test_others_may_read_what_the_umask_lets_them(tmp_path):
     assert {stat.S_IMODE(p.stat().st_mode) for p in path.iterdir()} == {0o644}
 
 
+def test_a_disk_that_refuses_modes_holds_a_whole_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "chmod", Mock(side_effect=PermissionError))
+    assert ckpt.verify_checkpoint(_save(tmp_path, 1)) is None
+
+
 def _truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-7])
 

@@ -57,11 +57,17 @@ def iter_hub_records(
     """Yield the rows of a Hub data set, all columns or one; `hint` tells what to do without the Hub.
 
     Raises:
-        DataError: The Hub cannot be reached, or has no such data set, configuration, split or column.
+        DataError: The Hub cannot be reached, or has no such data set, configuration, split or column; a file or folder
+            has the name of the data set.
     """
     import datasets
 
     silence_client()
+    if Path(source.name).exists():  # `datasets` would read that instead, whatever the revision
+        raise DataError(
+            f"`{source}`: {source.name} is also a file or folder in the current directory",
+            f"start from another directory, or give the local one as ./{source.name}",
+        )
     try:
         rows: Any = datasets.load_dataset(
             source.name, source.config, split=source.split, revision=source.revision, streaming=True
@@ -72,7 +78,7 @@ def iter_hub_records(
             rows = rows.select_columns([only.choose(str(source), names)]) if names else rows
         for number, values in enumerate(rows, start=1):
             yield Record(str(source), number, values, has_lines=False)
-    except hub_errors() as error:
+    except (*hub_errors(), RuntimeError) as error:  # RuntimeError: a script, or an archive that cannot be streamed
         raise _unreachable(source, error, hint) from error
 
 

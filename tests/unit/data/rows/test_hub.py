@@ -78,6 +78,21 @@ def test_columns_that_the_format_does_not_declare_are_read_off_the_first_row(mon
     assert list(iter_hub_records(SOURCE, only=ColumnChoice("smiles"))) == []
 
 
+def test_a_folder_with_the_name_of_the_data_set_is_not_read_in_its_place(monkeypatch, tmp_path):
+    (tmp_path / "me" / "pairs").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    _load(monkeypatch, [{"text": "a"}])
+    with pytest.raises(DataError, match=r"me/pairs is also a file or folder in the current directory$"):
+        list(iter_hub_records(HubSource("me/pairs", None, "train")))
+
+
+def test_a_data_set_that_is_a_script_is_an_error(monkeypatch):
+    said = "Dataset scripts are no longer supported, but found corpus.py"
+    monkeypatch.setattr(datasets, "load_dataset", Mock(side_effect=RuntimeError(said)))
+    with pytest.raises(DataError, match=f"cannot be read from the Hub: {said}$"):
+        list(iter_hub_records(SOURCE))
+
+
 def test_a_wrong_split_is_an_error_with_the_hint_given(monkeypatch):
     wrong = ValueError("Bad split: x. Available splits: ['train']\nmore lines")
     monkeypatch.setattr(datasets, "load_dataset", Mock(side_effect=wrong))
