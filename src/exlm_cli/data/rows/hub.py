@@ -68,6 +68,7 @@ def iter_hub_records(
             f"`{source}`: {source.name} is also a file or folder in the current directory",
             f"start from another directory, or give the local one as ./{source.name}",
         )
+    refused: tuple[type[Exception], ...] = (*hub_errors(), RuntimeError)  # a script, an archive that cannot be streamed
     try:
         rows: Any = datasets.load_dataset(
             source.name, source.config, split=source.split, revision=source.revision, streaming=True
@@ -78,7 +79,7 @@ def iter_hub_records(
             rows = rows.select_columns([only.choose(str(source), names)]) if names else rows
         for number, values in enumerate(rows, start=1):
             yield Record(str(source), number, values, has_lines=False)
-    except (*hub_errors(), RuntimeError) as error:  # RuntimeError: a script, or an archive that cannot be streamed
+    except refused as error:
         raise _unreachable(source, error, hint) from error
 
 
