@@ -59,7 +59,7 @@ bench: ext
 dist: setup
 	rm -rf dist build/dist
 	$(BIN)/python -m build --outdir build/dist
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/dist/*.whl
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/dist/*.whl
 	mv build/dist/*.tar.gz dist/
 
 # Installs the wheel into an environment of its own and runs it from an empty folder.

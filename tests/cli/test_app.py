@@ -186,6 +186,16 @@ def test_a_reader_that_goes_away_is_no_error():
     assert (done.returncode, done.stderr) == (141, "")
 
 
+@pytest.mark.parametrize("place", ["/dev/full", "pipe"])
+def test_an_error_that_nobody_can_read_keeps_its_exit_code(place):
+    """`tee` dies of the same Ctrl-C as the command whose errors it shows."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    stderr = writer if place == "pipe" else os.open(place, os.O_WRONLY)
+    done = subprocess.run([sys.executable, "-c", MAIN, "recipes", "none"], stderr=stderr, check=False)
+    assert done.returncode == 2
+
+
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 """A shell without a UTF-8 locale, and a Python that follows it."""
 

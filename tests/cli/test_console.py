@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import os
 import re
 import sys
 from pathlib import Path
@@ -193,6 +194,15 @@ def test_numbers_that_are_not_finite_are_null_in_json_and_told_in_words(capsys):
 def test_an_error_stays_on_its_line_and_moves_no_cursor(capsys):
     console.emit_error("a\nb \x1b[2Jc é", "d\re")
     assert capsys.readouterr().err == "error: a\\nb \\x1b[2Jc é\n\nhint: d\\re\n"
+
+
+def test_lines_that_nobody_can_read_do_not_end_the_work():
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        progress = LineProgress(stream)
+        progress.message("one")
+        progress.message("two")
 
 
 def test_no_text_moves_the_cursor_or_fills_the_screen(capsys):

@@ -74,6 +74,8 @@ def test_a_pushed_run_is_read_back(hub, run_folder, capsys, monkeypatch):
     pytest.importorskip("transformers")
     monkeypatch.setattr("exlm_cli.export.folder.compare_outputs", lambda *_: Comparison(1, 0.0, 1.0))
     hub.commit("me/text", {"run/old.json": b"{}", "notes.txt": b"mine"})
+    for name in ("vectors.npz", "notes.json", "rows.jsonl"):
+        (run_folder / "T" / name).write_bytes(b"\xffmine")
     result = result_of(capsys, "push", "T", "me/text", "--private", "--license", "mit")
     assert result["url"] == f"{hub.url}/me/text"
     commit, files = hub.repos["me/text"][-1]
@@ -82,6 +84,7 @@ def test_a_pushed_run_is_read_back(hub, run_folder, capsys, monkeypatch):
     assert "run/old.json" not in files
     assert {"notes.txt", "README.md", "model.safetensors", "modeling_exlm.py", "run/run.json"} <= files.keys()
     assert not [name for name in files if "optimizer" in name]
+    assert b"mine" not in b"".join(data for name, data in files.items() if name.startswith("run/"))
     assert b"license: mit" in files["README.md"]
     assert b"hub:me/text" in files["README.md"]
     options = ("inspect-dag", SENTENCE, "--format", "none", "--checkpoint")

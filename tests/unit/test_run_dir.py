@@ -259,6 +259,10 @@ def test_the_newest_fitting_run_is_found_at_any_depth_and_cells_do_not_count(tmp
     assert find_newest_run(tmp_path, lambda _: True) == tmp_path / "newest"
     assert find_newest_run(tmp_path, lambda run: run.name != "newest") == tmp_path / "grid" / "cell"
     assert find_newest_run(tmp_path, lambda _: False) is None
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "linked").symlink_to("../old")
+    (tmp_path / "runs" / "loop").symlink_to("loop")
+    assert find_newest_run(tmp_path / "runs", lambda _: True) == tmp_path / "runs" / "linked"
 
 
 def test_the_commit_is_that_of_this_repository_and_of_no_other(tmp_path, monkeypatch):

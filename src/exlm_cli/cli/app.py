@@ -137,7 +137,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from exlm_cli.cli import console
 
         if prints_error(explained.reporter):
-            console.emit_error(explained.message, explained.hint, is_stop=isinstance(error, InterruptedRunError))
+            try:
+                console.emit_error(explained.message, explained.hint, is_stop=isinstance(error, InterruptedRunError))
+            except (OSError, SystemExit):  # rich exits where the reader of stderr is gone
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
         return explained.exit_code
 
 

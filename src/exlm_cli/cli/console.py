@@ -178,8 +178,11 @@ class LineProgress(Progress):
         self._stream, self._clock = stream, clock
 
     def message(self, text: str) -> None:
-        """Print one line that stays."""
-        print(_shown(text), file=self._stream, flush=True)
+        """Print one line that stays; nothing more is shown once its reader is gone, as `tee` is after Ctrl-C."""
+        try:
+            print(_shown(text), file=self._stream, flush=True)
+        except OSError:  # also a full disk: the work must still reach its checkpoint
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
     @contextmanager
     def bar(self, label: str, total: int | None, *, done: int = 0) -> Iterator[Bar]:

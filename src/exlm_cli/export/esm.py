@@ -92,10 +92,15 @@ def tokenizer_files(tokenizer: Tokenizer, *, max_length: int, has_mask: bool) ->
         has_mask: Whether the exported model predicts [MASK]s; `fill-mask` refuses a tokenizer without a mask token.
     """
     definition = json.loads(tokenizer.to_json())
-    for token in definition["added_tokens"]:
-        if token["content"] == MASK:
-            # a masked word of text includes the blank before it, as in `Tokenizer.encode_with_masks`
-            token["lstrip"] = tokenizer.kind == "bpe"
+    if tokenizer.kind == "bpe":
+        # a masked word of text includes the blank before it, as in `Tokenizer.encode_with_masks`; `lstrip` also takes
+        # line ends and further blanks, but a normalizer of the user's own may change a [MASK] that it sees
+        is_free = definition["normalizer"] is None
+        for token in definition["added_tokens"]:
+            if token["content"] == MASK:
+                token |= {"lstrip": not is_free, "normalized": is_free}
+        if is_free:
+            definition["normalizer"] = {"type": "Replace", "pattern": {"String": f" {MASK}"}, "content": MASK}
     backend = tokenizers.Tokenizer.from_str(json.dumps(definition))
     backend.post_processor = TemplateProcessing(
         single=f"{CLS} $A {SEP}",

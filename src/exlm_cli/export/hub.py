@@ -19,16 +19,18 @@ from exlm_cli.config.input_paths import with_names_alone
 from exlm_cli.config.load import dump_recipe, resumed_recipe
 from exlm_cli.data.corpus.cache import locked
 from exlm_cli.data.rows.hub import hub_errors, silence_client
+from exlm_cli.data.tokenizer import TOKENIZER_FILE
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError
 from exlm_cli.export.folder import check_licence, export_folder, require_packages
 from exlm_cli.export.source import Source
 from exlm_cli.files import refusing, removed_on_failure
 from exlm_cli.finetune.calibration import read_calibration
 from exlm_cli.finetune.model import ENCODER_FILE, load_finetuned
+from exlm_cli.finetune.results import RESULTS_FILE
 from exlm_cli.finetune.training_rows import read_training_rows
 from exlm_cli.paths import cache_root
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import RUN_FILE, read_run_json
+from exlm_cli.run_dir import METRICS_FILE, RUN_FILE, read_run_json
 from exlm_cli.train.checkpoint import checkpoint_paths, copy_weights
 from exlm_cli.train.pretrained import load_pretrained
 
@@ -36,6 +38,10 @@ SCHEME = "hub:"
 _NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _RUN = "run"
+_FILES = frozenset(
+    {RUN_FILE, METRICS_FILE, TOKENIZER_FILE, RESULTS_FILE, "calibration.json", "split.json", "training_rows.npz"}
+)
+"""What readers of a run need; anything else in its folder is the user's own."""
 _LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
@@ -102,10 +108,10 @@ def copy_run(source: Source, out: Path) -> None:
     run = source.run
     with refusing(f"{out}: the run could not be copied"):
         out.mkdir(parents=True)
-        for path in sorted(run.iterdir()):
+        for path in sorted(run / name for name in _FILES if (run / name).is_file()):
             if path.suffix == ".json":
                 (out / path.name).write_text(_without_folders(path.read_text(encoding="utf-8")), encoding="utf-8")
-            elif path.suffix in (".jsonl", ".npz"):
+            else:
                 shutil.copyfile(path, out / path.name)
         encoder = dump_recipe(with_names_alone(source.recipe))
         recipe = encoder

@@ -181,6 +181,8 @@ class MlflowTracker(Tracker):
         del step  # MLflow keeps both values of a step
         # a server that goes away must not hold up training: by default each request is tried again for minutes
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+        # at its end it would print two links to stdout, before the result and the JSON of a command
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         self._client = self._package.MlflowClient()
         ids = _read_ids(folder)
         if ids.mlflow is not None:

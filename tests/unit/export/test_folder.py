@@ -1,15 +1,18 @@
 """Exported folders in transformers against the run: its own forward pass over batches as pre-training makes them."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import torch.nn.functional as F
 
 from exlm_cli.data.batch import batch_from_masked_ids
+from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError
 from exlm_cli.export import esm, folder
 from exlm_cli.export.folder import (
@@ -257,6 +260,22 @@ def test_outputs_that_are_no_numbers_are_refused():
         compare(source, [([5, 6], ours), ([5, 6], ours * torch.nan), ([5, 6], ours)])
 
 
+@pytest.mark.parametrize("normalizer", [None, {"type": "NFC"}])
+def test_blanks_and_line_ends_before_a_mask_are_tokens_as_in_a_run(normalizer):
+    """With a normalizer of a user's own, blanks beside the one of the masked word are lost."""
+    tokenizer = train_bpe(["a day of sun.\n\nThe next day\twas colder."] * 3, 300, 2, SilentProgress())
+    given = json.loads(tokenizer.to_json()) | {"normalizer": normalizer}
+    tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(given)))
+    files = esm.tokenizer_files(tokenizer, max_length=64, has_mask=True)
+    exported = tokenizers.Tokenizer.from_str(files["tokenizer.json"])
+    texts = ["It was a [MASK] day.", "[MASK]", "[MASK][MASK]. [MASK]"]
+    if normalizer is None:
+        texts += ["first line.\n\n[MASK]  [MASK]\t[MASK]", "a\u00a0[MASK]", "[MASK ] [mask]"]
+    for text in texts:
+        own = [tokenizer.cls_id, *tokenizer.encode_with_masks(text), tokenizer.sep_id]
+        assert exported.encode(text).ids == own
+
+
 def test_a_link_to_an_empty_folder_is_filled_and_a_broken_link_or_mount_point_is_refused(tmp_path, monkeypatch):
     """A link that is replaced itself, and a mount point that cannot be, would end a long export with an error."""
     source = pretrained_source(load_pretrained(make_pretrained(tmp_path / "run"), device="cpu"))
@@ -269,6 +288,12 @@ def test_a_link_to_an_empty_folder_is_filled_and_a_broken_link_or_mount_point_is
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(CheckpointError, match=r"loop: a file has that name$"):
         check_before_export(tmp_path / "loop")
+    monkeypatch.chdir(tmp_path / "real")
+    (tmp_path / "real" / "README.md").unlink()
+    for path in (tmp_path / "real").iterdir():
+        path.unlink()
+    with pytest.raises(CheckpointError, match=r"^\.: the current directory, which cannot be replaced$"):
+        check_before_export(Path())
     monkeypatch.setattr(Path, "is_mount", lambda _: True)
     with pytest.raises(CheckpointError, match="a mount point") as refused:
         check_before_export(tmp_path / "new")

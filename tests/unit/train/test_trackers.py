@@ -1,6 +1,7 @@
 """Trackers against fakes of their packages: every row arrives, a resumption continues, and no failure ends a run."""
 
 import json
+import os
 import shutil
 import sys
 from collections import namedtuple
@@ -74,6 +75,8 @@ def packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Packages:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "false")  # so that it is as before after the test
+    monkeypatch.delenv("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT")
     monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
     return fakes
 
@@ -100,6 +103,7 @@ def test_each_tracker_gets_every_figure_and_a_resumption_continues_its_run(packa
     for tracker in TRACKERS:
         assert [row for row in packages.of(tracker) if row[2] >= 0] == _figures(run)
     assert ("optim.lr", "0.001", -1) in packages.of("mlflow")
+    assert os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] == "true"
     board, client = packages.tensorboard.SummaryWriter, packages.client
     board.assert_called_once_with(str(run / "tensorboard"), purge_step=1)
     wandb = packages.wandb.init.call_args.kwargs
