@@ -54,7 +54,8 @@ class Tokenizer:
         """Wrap a `tokenizers.Tokenizer`, which errors call `origin`.
 
         Raises:
-            TokenizerError: It has another kind of model, lacks a special token, has too large an id, or does not work.
+            TokenizerError: It has another kind of model, draws tokens at random, lacks a special token, has too large
+                an id, or does not work.
         """
         self._origin = origin
         # "[SEP]" in raw text must stay text, and no text may be truncated.
@@ -68,6 +69,11 @@ class Tokenizer:
         if model not in _KIND_OF_MODEL:
             raise TokenizerError(
                 f"{origin}: tokenizer model `{model}`, expected one of BPE (text) and WordLevel (SMILES)", _TRAIN_HINT
+            )
+        if definition["model"].get("dropout"):
+            raise TokenizerError(
+                f"{origin}: `dropout` is {definition['model']['dropout']}: a text has other tokens every time",
+                "set `dropout` to null in the file",
             )
         missing = [token for token in SPECIAL_TOKENS if token not in vocabulary]
         if missing:

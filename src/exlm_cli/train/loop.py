@@ -152,8 +152,8 @@ class TrainingLoop:
         """Train to the end.
 
         Raises:
-            DivergedError: A loss or a gradient norm is not finite; `diverged.json` names the step and its samples. The
-                step did not move the weights, and no checkpoint follows it.
+            DivergedError: A loss or a gradient norm is not finite, or no sequence of a step has a loss; `diverged.json`
+                names the step and its samples. The step did not move the weights, and no checkpoint follows it.
             InterruptedRunError: Stopped by a signal, after saving; nothing is saved if the signal also ended the
                 compiler in a validation, or on one of several ranks.
             CheckpointError: A checkpoint cannot be written.
@@ -275,7 +275,8 @@ class TrainingLoop:
         """Read the figures of the steps since the last call and add them up; only here a step waits for the device.
 
         Raises:
-            DivergedError: A loss or gradient norm of these steps is not finite; that step moved no weights.
+            DivergedError: A loss or gradient norm of these steps is not finite, or none of a step's sequences has a
+                loss; that step moved no weights.
         """
         if not self._unread:
             return
@@ -287,8 +288,10 @@ class TrainingLoop:
         state.model_s += waited_s
         self._busy_since_log_s += waited_s
         for step, (loss_sum, num_counted, num_infeasible, num_tokens, norm) in zip(steps, rows, strict=True):
-            if not math.isfinite(loss_sum) or not num_counted:
-                raise self._diverged("loss", loss_sum if num_counted else math.inf, step)
+            if not num_counted:
+                raise self._without_loss(step)
+            if not math.isfinite(loss_sum):
+                raise self._diverged("loss", loss_sum, step)
             if not math.isfinite(norm):
                 raise self._diverged("gradient norm", norm, step)
             state.interval_loss += loss_sum / num_counted
@@ -458,14 +461,27 @@ class TrainingLoop:
         )
 
     def _diverged(self, what: str, value: float, step: _TakenStep) -> DivergedError:
-        path = self.run / "diverged.json"
-        samples = step.indices.tolist()
-        if self.ranks.is_first:
-            write_json(path, {"step": step.step, "epoch": step.epoch, "value": str(value), "sample_index": samples})
+        path = self._write_samples(step, value)
         return DivergedError(
             f"the {what} of step {step.step + 1} is {value}; its sample indices are in {path}",
             f"start a new run with a lower `optim.lr` (now {self.optim.lr:g}), or with `optim.clip_norm`",
         )
+
+    def _without_loss(self, step: _TakenStep) -> DivergedError:
+        """Return the error of a step of which every loss is `inf`: there is nothing to predict, or all overflow."""
+        path = self._write_samples(step, math.inf)
+        return DivergedError(
+            f"no sequence of step {step.step + 1} has a finite loss; its sample indices are in {path}",
+            "if none of them has a token that the tokenizer knows, or a label, correct the data or raise "
+            f"`train.batch_sequences`; otherwise lower `optim.lr` (now {self.optim.lr:g})",
+        )
+
+    def _write_samples(self, step: _TakenStep, value: float) -> Path:
+        """Write the samples of a step that cannot be used, and return the path of the file."""
+        path, samples = self.run / "diverged.json", step.indices.tolist()
+        if self.ranks.is_first:
+            write_json(path, {"step": step.step, "epoch": step.epoch, "value": str(value), "sample_index": samples})
+        return path
 
 
 def _end_of(callback: Callback) -> Callable[[object, BaseException | None, object], None]:

@@ -83,6 +83,7 @@ def expected_flops(recipe: PretrainRecipe) -> TrainingFlops:
         {},
         {"objective": "mlm"},
         {"objective": "mlm", "model": {"expand_after": "all"}},
+        {"objective": "mlm", "model": {"expand_after": 5}},
         {"objective": "mlm", "masking": {"mask_ratio": 0.2, "num_repeats": 2}},
         {"masking": {"mask_ratio": 0.2, "num_states_per_mask": 1}},
         {"model": {"alignment": "sparse_dag"}},

@@ -171,6 +171,18 @@ def test_another_kind_of_model_is_refused():
         Tokenizer(backend, "mine")
 
 
+def test_a_bpe_that_draws_its_merges_is_refused_and_one_with_dropout_zero_is_taken(bpe):
+    """Its tokens differ from run to run under one fingerprint; at probability zero no merge is left out."""
+    definition = json.loads(bpe.to_json())
+    definition["model"]["dropout"] = 0.5
+    with pytest.raises(TokenizerError, match=r"^mine: `dropout` is 0\.5: ") as caught:
+        Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(definition)), "mine")
+    assert "`dropout` to null" in caught.value.hint
+    definition["model"]["dropout"] = 0.0
+    taken = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(definition)))
+    assert taken.encode(SENTENCE) == bpe.encode(SENTENCE)
+
+
 SENTENCES = list(sample_sentences(2000, seed=3))
 TOKENIZER = train_bpe(SENTENCES, 500, 2, SilentProgress())
 

@@ -82,6 +82,14 @@ def test_activations_are_the_bytes_that_autograd_keeps(sections):
     assert saved_in_training(recipe) == pytest.approx(expected, rel=0.02)
 
 
+@pytest.mark.parametrize("expand_after", [1, 3, 7, "all"])
+def test_expanding_late_costs_no_memory_at_one_state_per_mask(expand_after):
+    """The key has no effect there, also above the three blocks, and the model keeps the same bytes."""
+    plain, late = (long_recipe(objective="mlm", model=model) for model in ({}, {"expand_after": expand_after}))
+    assert count_memory(late, NUM_SEQUENCES) == count_memory(plain, NUM_SEQUENCES)
+    assert saved_in_training(late) == saved_in_training(plain)
+
+
 def test_dropout_keeps_a_byte_for_each_element_it_draws():
     """A CPU keeps them in the dtype of the input, which is bf16 inside a block and float32 at the embeddings."""
     dropout = {"dropout": 0.1, "activation_dropout": 0.1}

@@ -158,13 +158,26 @@ def test_sequences_without_a_loss_are_counted_and_left_out_of_the_mean(tmp_path)
     assert row["num_infeasible"] == 1
 
 
-@pytest.mark.parametrize(("value", "samples"), [(math.nan, slice(2, 3)), (math.inf, slice(None))])
-def test_a_step_without_a_loss_stops_the_run_and_names_its_samples(tmp_path, value, samples):
+@pytest.mark.parametrize(
+    ("value", "samples", "message", "hint"),
+    [
+        (math.nan, slice(2, 3), "the loss of step 2 is nan", "start a new run with a lower `optim.lr`"),
+        (
+            math.inf,
+            slice(None),
+            "no sequence of step 2 has a finite loss",
+            "if none of them has a token that the token",
+        ),
+    ],
+)
+def test_a_step_without_a_loss_stops_the_run_and_names_its_samples(tmp_path, value, samples, message, hint):
+    """`inf` is also the loss of a sequence in which there is nothing to predict, so that it alone is not divergence."""
     task = LeastSquares()
     second_step = task.plan(0)[1]
     task.loss_of_sample = dict.fromkeys(second_step[samples].tolist(), value)
-    with pytest.raises(DivergedError, match=rf"^the loss of step 2 is {value}; .*diverged.json$"):
+    with pytest.raises(DivergedError, match=rf"^{message}; .*diverged.json$") as caught:
         _loop(task, tmp_path).fit()
+    assert caught.value.hint.startswith(hint)
     saved = json.loads((tmp_path / "diverged.json").read_text())
     assert (saved["sample_index"], saved["step"]) == (second_step.tolist(), 1)
 

@@ -5,12 +5,13 @@ The result is cached: `tokenizers/<key>.json` with its fingerprint in `<key>.sha
 place whole, so none is stale unless RDKit, which judges SMILES, was updated.
 """
 
+import csv
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -30,11 +31,12 @@ from exlm_cli.data.corpus.inputs import FileSource, Source, first_row, iter_rows
 from exlm_cli.data.corpus.sequences import Holdout, Overlap, Packer, SharedRows, cut
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
 from exlm_cli.data.molecules import check_smiles
+from exlm_cli.data.rows.decode import LARGEST_CSV_FIELD
 from exlm_cli.data.rows.records import LINE_FORMATS, SKIPPED_COLUMNS, SKIPPED_FILE, Row, format_of
 from exlm_cli.data.smiles import train_smiles_vocabulary
 from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.errors import DataError, TokenizerError
-from exlm_cli.files import JsonModel, absent_if_none, csv_line, read_json, refusing
+from exlm_cli.files import JsonModel, absent_if_none, csv_line, fsync, read_json, refusing
 from exlm_cli.format import format_number_of, shorten
 from exlm_cli.paths import cache_root, expand_path
 from exlm_cli.progress import Progress
@@ -62,6 +64,7 @@ class PreparedData:
         fingerprint: Hash of the content of the inputs, the tokenizer and every option that matters.
         num_rejected: Rows skipped because they cannot be used.
         overlap: Validation rows that are training rows too; None where they are cut from the training inputs.
+        renamed: Names of files by those they had in the run that made the shards; empty where they are the same.
     """
 
     tokenizer: Tokenizer
@@ -71,13 +74,19 @@ class PreparedData:
     num_rejected: int
     was_cached: bool
     overlap: Overlap | None = None
+    renamed: dict[str, str] = field(default_factory=dict)
 
 
 class _Summary(JsonModel):
-    """Content of `prepared.json`."""
+    """Content of `prepared.json`.
+
+    Attributes:
+        names: The sources as the list of skipped rows names them, training before validation.
+    """
 
     num_rejected: int
     overlap: Overlap | None = absent_if_none()
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -89,6 +98,13 @@ class _Corpus:
     valid: list[FingerprintedSource]
     tokenizer: Tokenizer
     fingerprint: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The sources as the list of skipped rows names them: in UTF-8, which not all names of files are."""
+        return tuple(
+            str(known.source).encode(errors="backslashreplace").decode() for known in (*self.train, *self.valid)
+        )
 
 
 def prepare_data(
@@ -163,6 +179,8 @@ def _warn_of_overlap(overlap: Overlap, progress: Progress) -> None:
 def list_rejected(data: PreparedData, rejected_csv: Path, progress: Progress) -> None:
     """Write the CSV of skipped rows if there are any; remove the one of an earlier run if there are none.
 
+    The cache keeps the list of the run that made the shards; files that have moved since get their names of today.
+
     Raises:
         CheckpointError: It cannot be written.
     """
@@ -170,8 +188,26 @@ def list_rejected(data: PreparedData, rejected_csv: Path, progress: Progress) ->
         if not data.num_rejected:
             rejected_csv.unlink(missing_ok=True)
             return
-        shutil.copyfile(data.train.directory.parent / SKIPPED_FILE, rejected_csv)
+        temporary = rejected_csv.with_name(f".{rejected_csv.name}.writing-{os.getpid()}")
+        try:
+            _copy_rejected(data.train.directory.parent / SKIPPED_FILE, temporary, data.renamed)
+            temporary.replace(rejected_csv)
+        finally:
+            temporary.unlink(missing_ok=True)
     progress.message(f"skipped {format_number_of(data.num_rejected, 'row')}, listed in {rejected_csv}")
+
+
+def _copy_rejected(kept: Path, copy: Path, renamed: Mapping[str, str]) -> None:
+    """Copy a list of skipped rows under other names of files."""
+    csv.field_size_limit(LARGEST_CSV_FIELD)
+    with (
+        kept.open(encoding="utf-8", errors="backslashreplace", newline="") as old,
+        copy.open("w", encoding="utf-8", errors="backslashreplace", newline="") as new,
+    ):
+        new.write(old.readline())
+        for cells in csv.reader(old):
+            new.write(csv_line([*(renamed.get(name, name) for name in cells[:1]), *cells[1:]]))
+    fsync(copy)
 
 
 # Tokenizer: given, cached or trained
@@ -246,7 +282,17 @@ def _obtain_shards(corpus: _Corpus, cache: Path, progress: Progress, *, builds: 
         summary = read_json(directory / _SUMMARY, _Summary)
         if not (directory / SKIPPED_FILE).is_file():
             raise DataError(f"{directory / SKIPPED_FILE}: missing from the token shards", "delete the directory")
-        return PreparedData(corpus.tokenizer, train, valid, train.fingerprint, was_cached=True, **dict(summary))
+        renamed = {old: new for old, new in zip(summary.names, corpus.names, strict=True) if old != new}
+        return PreparedData(
+            corpus.tokenizer,
+            train,
+            valid,
+            train.fingerprint,
+            summary.num_rejected,
+            was_cached=True,
+            overlap=summary.overlap,
+            renamed=renamed,
+        )
 
     def build() -> PreparedData:
         _build_shards(directory, corpus, progress)
@@ -299,7 +345,8 @@ def _write_given_splits(corpus: _Corpus, folder: Path, progress: Progress) -> _S
             if not writers[0].num_sequences:
                 key = f"`data.{split}`: " if corpus.train else ""
                 raise _no_usable_row(data, key, sources, skipped)
-    return _Summary(num_rejected=skipped.num_rows, overlap=shared.overlap if corpus.train else None)
+    overlap = shared.overlap if corpus.train else None
+    return _Summary(num_rejected=skipped.num_rows, overlap=overlap, names=corpus.names)
 
 
 def _choose_only(add: Callable[[str], None], row: Row) -> int:
@@ -339,7 +386,7 @@ def _write_held_out_splits(corpus: _Corpus, folder: Path, progress: Progress) ->
             f"warning: {share:.0%} of the tokens are held out for validation, where `data.valid_fraction` is "
             f"{data.valid_fraction:g}: a row, or a document, is held out whole"
         )
-    return _Summary(num_rejected=skipped.num_rows)
+    return _Summary(num_rejected=skipped.num_rows, names=corpus.names)
 
 
 # Rows -> tokens -> sequences -> shards
@@ -356,17 +403,21 @@ def _write_sequences(
 ) -> list[ShardWriter]:
     """Tokenise rows, cut or pack them into sequences, write those of each split, and return the finished writers.
 
-    `choose` returns the index of a row's split; it is called in order, for usable rows only.
+    `choose` returns the index of a row's split; it is called in order, for usable rows only. Sequences in which nothing
+    can be masked are left out.
+
+    Raises:
+        DataError: Nothing can be masked in any sequence.
     """
     data, tokenizer = corpus.recipe.data, corpus.tokenizer
-    num_unknown, last = 0, None
+    num_unknown, num_left_out, last = 0, 0, None
     with ExitStack() as stack:
         writers = [
             stack.enter_context(ShardWriter(folder / split, tokenizer.vocab_size, corpus.fingerprint))
             for split in splits
         ]
         size, newline_ids = data.sequence_length - _NUM_ENDS, tokenizer.encode("\n")
-        packs = data.kind == "text" and data.sample_break == "none"
+        packs = _packs(data)
         packers = [Packer(size, tokenizer.sep_id, newline_ids) for _ in splits] if packs else []
         for row, ids in _tokenise(_usable(rows, data.kind, skipped), data, tokenizer, skipped):
             num_unknown += ids.count(tokenizer.unk_id)
@@ -374,14 +425,33 @@ def _write_sequences(
             # rows that were apart in the corpus must not look like neighbours
             starts_document = row.starts_document or index != last
             packed = packers[index].add(ids, starts_document=starts_document) if packs else cut(ids, size)
-            writers[index].add(packed)
+            num_left_out += _write_maskable(packed, writers[index], tokenizer)
             last = index
         for writer, packer in zip(writers, packers, strict=packs):
-            writer.add(packer.finish())
+            num_left_out += _write_maskable(packer.finish(), writer, tokenizer)
+    if num_left_out and not any(writer.num_sequences for writer in writers):
+        sources = corpus.valid if VALID in splits and corpus.valid else corpus.train
+        raise DataError(
+            f"{_named(sources)}: none of its tokens is in the vocabulary, so that nothing of it can be masked",
+            "give other rows, or a tokenizer that covers them with `tokenizer.path=FILE`",
+        )
     # with an empty split there is an error, or all rows are read again
     if num_unknown and all(writer.num_sequences for writer in writers):
-        progress.message(f"[UNK] replaces {format_number_of(num_unknown, 'token')} outside the vocabulary")
+        also = f"; {format_number_of(num_left_out, 'sequence')} of nothing else left out" if num_left_out else ""
+        progress.message(f"[UNK] replaces {format_number_of(num_unknown, 'token')} outside the vocabulary{also}")
     return writers
+
+
+def _packs(data: DataConfig) -> bool:
+    """Return whether rows are packed into full sequences."""
+    return data.kind == "text" and data.sample_break == "none"
+
+
+def _write_maskable(sequences: list[list[int]], writer: ShardWriter, tokenizer: Tokenizer) -> int:
+    """Write the sequences that have a token to mask, and return the number of the others."""
+    kept = [ids for ids in sequences if not tokenizer.special_ids.issuperset(ids)]
+    writer.add(kept)
+    return len(sequences) - len(kept)
 
 
 def _usable(rows: Iterable[Row], kind: str, skipped: "SkippedRows") -> Iterator[Row]:
@@ -397,13 +467,17 @@ def _usable(rows: Iterable[Row], kind: str, skipped: "SkippedRows") -> Iterator[
 def _tokenise(
     rows: Iterable[Row], data: DataConfig, tokenizer: Tokenizer, skipped: "SkippedRows"
 ) -> Iterator[tuple[Row, list[int]]]:
-    """Yield rows with their token ids, tokenised in batches on all cores; skip SMILES that do not fit."""
+    """Yield rows with their token ids, tokenised in batches on all cores.
+
+    SMILES that do not fit are skipped, and rows of [UNK] alone that are sequences of their own.
+    """
     room = data.sequence_length - _NUM_ENDS
+    packs = _packs(data)
     for batch in _batches(rows):
         for row, ids in zip(batch, tokenizer.encode_batch([row.text for row in batch]), strict=True):
             if data.kind == "smiles" and len(ids) > room:
                 skipped.add(row, f"{len(ids)} tokens, but `data.sequence_length` leaves room for {room}")
-            elif data.kind == "smiles" and ids.count(tokenizer.unk_id) == len(ids):
+            elif not packs and ids.count(tokenizer.unk_id) == len(ids):
                 skipped.add(row, "none of its tokens is in the vocabulary, so that nothing of it can be masked")
             else:
                 yield row, ids

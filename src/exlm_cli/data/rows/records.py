@@ -400,7 +400,7 @@ def _read_parquet(path: Path, file: io.BufferedReader, only: ColumnChoice | None
                 for values in part.to_pylist():
                     number += 1
                     yield Record(source, number, values, has_lines=False)
-    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+    except (pyarrow.ArrowException, ValueError, OverflowError) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"{path}: not a Parquet file that can be read: {reason}", "fetch or write it again") from error
 
@@ -438,9 +438,19 @@ def _bounded_parts(source: str, num_before: int, batch: Any) -> Iterator[Any]:
         return
     for index in range(batch.num_rows):
         row = batch.slice(index, 1)
-        if row.nbytes > limit:
+        if sum(map(_decoded_bytes, row.columns)) > limit:
             raise decode.too_large(f"{source}, record {num_before + index + 1}", limit)
         yield row
+
+
+def _decoded_bytes(column: Any) -> int:
+    """Return the bytes of an Arrow array; of a dictionary, those of the values that occur, not of all it has."""
+    if hasattr(column, "dictionary_decode"):
+        column = column.dictionary_decode()
+    if not column.type.num_fields:
+        return int(column.nbytes)
+    parts = column.flatten()
+    return sum(map(_decoded_bytes, parts if isinstance(parts, list) else [parts]))
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -1,5 +1,6 @@
 """What inputs resolve to, and the rows and progress of several sources together."""
 
+import glob
 import gzip
 import os
 import re
@@ -59,6 +60,41 @@ def test_a_folder_and_a_glob_read_the_same_files_each_once_also_those_behind_lin
     assert _names([str(folder)], folder) == files
     assert _names([f"{folder}/**"], folder) == files
     assert len(_names([f"{folder}/**/*.jsonl"], folder)) == 1
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "**", "**/*", "**/*.txt", "**/c*", "s*/**", "**/deep/*", "*/**/d.jsonl", "**/sub/**/*.jsonl", "**/**/a.txt",
+        "[s]ub/**/*.gz", "b.txt/**/*", "no/**/*",
+    ],
+)  # fmt: skip
+def test_a_glob_matches_the_files_that_the_standard_library_finds(folder, pattern):
+    """Without links, where both see the same folders. A matched folder stands for all that is in it."""
+    (folder / "notes.pdf").unlink()
+    expected: set[Path] = set()
+    for match in map(Path, glob.glob(f"{folder}/{pattern}", recursive=True)):  # noqa: PTH207 (what is compared)
+        below = match.rglob("*") if match.is_dir() else [match]
+        expected |= {path.resolve() for path in below if path.is_file() and "/." not in str(path)}
+    found = []
+    if expected:
+        inputs = resolve_inputs([f"{folder}/{pattern}"], kind="text", progress=SilentProgress())
+        found = [source.path.resolve() for source in inputs if isinstance(source, FileSource)]
+    else:
+        with pytest.raises(DataError, match=r"the pattern matches no file$"):
+            resolve_inputs([f"{folder}/{pattern}"], kind="text", progress=SilentProgress())
+    assert sorted(found) == sorted(expected)
+
+
+def test_links_in_circles_are_entered_once(folder, monkeypatch):
+    """Two links to their own folder have 2^40 paths below them."""
+    for name in ("one", "two"):
+        (folder / name).symlink_to(".")
+    scandir, listed = os.scandir, []
+    monkeypatch.setattr(os, "scandir", lambda path: listed.append(path) or scandir(path))
+    assert _names([f"{folder}/**/*.jsonl"], folder) == ["sub/deep/d.jsonl"]
+    assert _names([f"{folder}/**"], folder) == ["a.txt", "b.txt", "sub/c.csv.gz", "sub/deep/d.jsonl"]
+    assert len(listed) < 50
 
 
 def test_a_folder_that_cannot_be_listed_is_named(folder, monkeypatch):

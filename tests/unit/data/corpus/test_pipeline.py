@@ -15,13 +15,15 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import tokenizers
+from tokenizers import models
 
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.bundled.grammar import sample_sentences
 from exlm_cli.data.corpus import cache, pipeline
 from exlm_cli.data.corpus.pipeline import PreparedData, prepare_data
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
-from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from exlm_cli.errors import CheckpointError, DataError, TokenizerError
 from exlm_cli.progress import Progress, SilentProgress
 from tests.recorder import Recorder
@@ -205,6 +207,44 @@ def test_tokens_that_the_vocabulary_lacks_are_counted_and_molecules_of_them_alon
         _prepare(_smiles(workplace, tokenizer={"path": f"{workplace}/mine.json"}))
 
 
+def _latin_tokenizer(path: Path) -> dict[str, Any]:
+    """Save a BPE of the letters a and b, which is not byte-level, and return the section that gives it."""
+    vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, "a", "b"])}
+    Tokenizer(tokenizers.Tokenizer(models.BPE(vocabulary, [], unk_token="[UNK]"))).save(path)
+    return {"path": str(path)}
+
+
+def test_text_of_tokens_outside_the_vocabulary_alone_is_refused_as_a_line_and_left_out_of_packed_text(workplace):
+    """Nothing of it can be masked: a step of such sequences has no loss. Thirty tokens fill a sequence."""
+    tokenizer, path = _latin_tokenizer(workplace / "latin.json"), workplace / "rows.txt"
+    path.write_text("abc\nccc\n" + "ab\n" * 20)
+    options = {"tokenizer": tokenizer, "train": [str(path)], "valid": [str(workplace / "valid.txt")]}
+    (workplace / "valid.txt").write_text("ab\n")
+    with pytest.raises(DataError, match=r"rows\.txt:2: `ccc`: none of its tokens is in the vocabulary"):
+        _prepare(_recipe(workplace, sample_break="line", **options))
+    skipped = _prepare(_recipe(workplace, sample_break="line", on_invalid="skip", **options))
+    assert (skipped.num_rejected, len(skipped.train)) == (1, 21)
+    # a row between others is context; the second and third sequence hold nothing else
+    path.write_text("ab" * 15 + "c" * 60 + "ab" * 15 + "\n")
+    progress = Recorder()
+    packed = _prepare(_recipe(workplace, **options), progress)
+    assert packed.train.tokens.tolist() == [5, 6] * 30
+    assert progress.said == ["[UNK] replaces 60 tokens outside the vocabulary; 2 sequences of nothing else left out"]
+
+
+@pytest.mark.parametrize("own", [{}, {"valid": ["valid.txt"]}])
+def test_packed_text_that_the_vocabulary_does_not_cover_is_refused(workplace, own):
+    (workplace / "valid.txt").write_text("ccc\nddd\n")
+    valid = [str(workplace / name) for name in own.get("valid", [])]
+    (workplace / "rows.txt").write_text("ccc\nddd\n\n" * 30)
+    tokenizer = _latin_tokenizer(workplace / "latin.json")
+    named = "valid" if valid else "rows"
+    with pytest.raises(DataError, match=rf"{named}\.txt: none of its tokens is in the vocabulary") as caught:
+        _prepare(_recipe(workplace, tokenizer=tokenizer, train=[str(workplace / "rows.txt")], valid=valid))
+    assert "`tokenizer.path=FILE`" in caught.value.hint
+    assert not list((workplace / "cache" / "shards").iterdir())
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a file system that takes any bytes as a name")
 def test_a_file_whose_name_is_not_utf8_is_read_and_its_skipped_rows_are_listed(workplace):
     """Bytes that are not UTF-8 come from Python as lone surrogates, which no UTF-8 file can hold."""
@@ -240,6 +280,40 @@ def test_skipped_rows_are_listed_now_and_on_every_later_run(workplace):
     train, valid = _texts(prepared.train, prepared.tokenizer), _texts(prepared.valid, prepared.tokenizer)
     assert sorted(train + valid) == sorted(MOLECULES)
     assert valid
+
+
+def test_a_list_from_the_cache_names_the_files_of_this_run(workplace):
+    """The rows are those of files with the same content; a row of such a file may hold the name of another."""
+
+    def written(name: str, content: str) -> str:
+        (workplace / name).write_text(content)
+        return str(workplace / name)
+
+    molecules = "\n".join(MOLECULES)
+    listed = {}
+    for names in (("file", "b.smi", "v.smi"), ("b.smi", "file", os.fsdecode(b"\xff.smi"))):
+        contents = (f"C1CC\n{molecules}", f'CC\nbad "quoted,\nC2CC\n{molecules}\n', "C3CC\nCCO\n")
+        paths = [written(f"{name.removesuffix('.smi')}.smi", text) for name, text in zip(names, contents, strict=True)]
+        prepared = _prepare(_smiles(workplace, on_invalid="skip", train=paths[:2], valid=paths[2:]))
+        with (workplace / "rejected.csv").open(newline="") as file:
+            header, *rows = csv.reader(file)
+        assert header == ["file", "row", "reason", "text"]
+        written_as = [path.encode(errors="backslashreplace").decode() for path in paths]
+        listed[prepared.was_cached] = [(written_as.index(name), *others) for name, *others in rows]
+    assert listed[True] == listed[False]
+    assert [(place, text) for place, _, _, text in listed[True]] == [(2, "C3CC"), (0, "C1CC"), (1, "bad"), (1, "C2CC")]
+
+
+def test_a_list_of_skipped_rows_is_replaced_whole(workplace, monkeypatch):
+    (workplace / "mols.smi").write_text("C1CC\n" + "\n".join(MOLECULES))
+    recipe = _smiles(workplace, on_invalid="skip")
+    _prepare(recipe)
+    whole = (workplace / "rejected.csv").read_bytes()
+    monkeypatch.setattr(pipeline, "csv_line", Mock(side_effect=OSError(28, "No space left on device")))
+    with pytest.raises(CheckpointError, match=r"rejected\.csv: the list .*No space left on device$"):
+        _prepare(recipe)
+    assert (workplace / "rejected.csv").read_bytes() == whole
+    assert not list(workplace.glob(".rejected*"))
 
 
 def test_the_list_of_skipped_rows_has_unix_line_ends_and_keeps_those_within_a_row(workplace):

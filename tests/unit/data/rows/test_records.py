@@ -373,6 +373,19 @@ def test_a_table_without_a_header_is_recognised_by_its_numbers():
     assert "the first line" not in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("values", "kind", "reason"),
+    [([0, 2**58], pa.timestamp("us"), "date value out of range"), ([2**30], pa.date32(), "days=1073741824")],
+)
+def test_a_time_beyond_those_of_python_is_refused(tmp_path, values, kind, reason):
+    """2^58 microseconds are 9,134 years after 1970, 2^30 days three million."""
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["a"] * len(values), "time": pa.array(values, kind)}), path)
+    with pytest.raises(DataError, match=rf"^{re.escape(str(path))}: not a Parquet file that can be read: {reason}"):
+        list(iter_records(path))
+    assert [row.text for row in rows_of(path)] == ["a"] * len(values)
+
+
 LIMIT = 1 << 20
 """Bytes of the largest record in the tests below."""
 
@@ -475,6 +488,26 @@ def test_rows_that_are_too_large_together_are_read_one_by_one(tmp_path, monkeypa
     (tmp_path / "a.parquet").write_bytes(_parquet([{"text": text} for text in texts]))
     read = list(iter_records(tmp_path / "a.parquet"))
     assert [(record.number, record.values["text"]) for record in read] == list(enumerate(texts, start=1))
+
+
+def test_a_row_of_a_large_dictionary_is_as_large_as_its_value(tmp_path, monkeypatch):
+    """As pandas writes a category: the dictionary has 1.6 MB, the limit is 1 MiB, and the last list has 1.16 MB."""
+    monkeypatch.setenv("EXLM_MAX_RECORD_BYTES", str(LIMIT))
+    path = tmp_path / "a.parquet"
+    texts = [random.Random(seed).randbytes(2000).hex() for seed in range(400)]
+    values = pa.array(texts).dictionary_encode()
+
+    def read(column: pa.Array) -> list[object]:
+        pq.write_table(pa.table({"text": column}), path)
+        return [record.values["text"] for record in iter_records(path)]
+
+    assert read(values) == texts
+    assert [row.text for row in rows_of(path)] == texts
+    lists = pa.ListArray.from_arrays(pa.array([0, 3, 80, 80, 370], pa.int32()), values)
+    with pytest.raises(DataError, match=r"a\.parquet, record 4: .*more than 1,048,576 bytes$"):
+        read(lists.slice(0, 4))
+    assert read(lists.slice(0, 3)) == [texts[:3], texts[3:80], []]
+    assert read(pa.StructArray.from_arrays([values, values], ["a", "b"])) == [{"a": text, "b": text} for text in texts]
 
 
 @pytest.mark.parametrize(("name", "delimiter"), [("a.csv", ","), ("a.tsv", "\t")])
