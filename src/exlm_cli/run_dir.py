@@ -322,9 +322,9 @@ def find_newest_run(root: Path, accept: Callable[[Path], bool]) -> Path | None:
 
     Cells of a sweep do not count.
     """
-    # `rglob` does not follow links
-    linked = (run for path in root.glob("*") if path.is_symlink() for run in path.glob(RUN_FILE))
-    found = sorted({*root.rglob(RUN_FILE), *linked}, key=lambda p: p.stat().st_mtime_ns, reverse=True)
+    # `rglob` does not follow links; those to folders that may not be entered are passed over
+    linked = (path / RUN_FILE for path in root.glob("*") if path.is_symlink() and os.path.isfile(path / RUN_FILE))  # noqa: PTH113
+    found = sorted([*root.rglob(RUN_FILE), *linked], key=lambda p: p.stat().st_mtime_ns, reverse=True)
     return next((path.parent for path in found if not _is_cell(path.parent) and accept(path.parent)), None)
 
 

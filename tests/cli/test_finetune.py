@@ -96,8 +96,8 @@ def test_a_split_without_rows_is_named_before_training(run_folder, capsys):
     said = refusal_of(capsys, *words, "--num-replicates", "3")
     assert said == (
         "error: split 3 of 3, `task.split_seed` 7: csv: the split leaves no rows in `valid`\n"
-        "hint: `--num-replicates 2` ends before it; a new run can begin with another `task.split_seed`, or use "
-        "`--split random`, which fills every split"
+        "hint: `--num-replicates 2` ends before it; a new run can begin with another `task.split_seed` or "
+        "`task.split`"
     )
     assert not Path("run").exists()
     result = result_of(capsys, *words, "--num-replicates", "2")

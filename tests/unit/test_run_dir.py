@@ -263,6 +263,8 @@ def test_the_newest_fitting_run_is_found_at_any_depth_and_cells_do_not_count(tmp
     (tmp_path / "runs" / "linked").symlink_to("../old")
     (tmp_path / "runs" / "loop").symlink_to("loop")
     assert find_newest_run(tmp_path / "runs", lambda _: True) == tmp_path / "runs" / "linked"
+    (tmp_path / "latest").symlink_to("newest")
+    assert find_newest_run(tmp_path, lambda _: True) == tmp_path / "newest"
 
 
 def test_the_commit_is_that_of_this_repository_and_of_no_other(tmp_path, monkeypatch):

@@ -24,10 +24,10 @@ from exlm_cli.errors import CheckpointError, ConfigError, ExlmError
 from exlm_cli.export.folder import check_licence, export_folder, require_packages
 from exlm_cli.export.source import Source
 from exlm_cli.files import refusing, removed_on_failure
-from exlm_cli.finetune.calibration import read_calibration
+from exlm_cli.finetune.calibration import CALIBRATION_FILE, read_calibration
 from exlm_cli.finetune.model import ENCODER_FILE, load_finetuned
 from exlm_cli.finetune.results import RESULTS_FILE
-from exlm_cli.finetune.training_rows import read_training_rows
+from exlm_cli.finetune.training_rows import TRAINING_ROWS_FILE, read_training_rows
 from exlm_cli.paths import cache_root
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import METRICS_FILE, RUN_FILE, read_run_json
@@ -39,7 +39,7 @@ _NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revi
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _RUN = "run"
 _FILES = frozenset(
-    {RUN_FILE, METRICS_FILE, TOKENIZER_FILE, RESULTS_FILE, "calibration.json", "split.json", "training_rows.npz"}
+    {RUN_FILE, METRICS_FILE, TOKENIZER_FILE, RESULTS_FILE, CALIBRATION_FILE, "split.json", TRAINING_ROWS_FILE}
 )
 """What readers of a run need; anything else in its folder is the user's own."""
 _LOGIN = "log in with `hf auth login`, or set HF_TOKEN"

@@ -243,8 +243,8 @@ def _check_other_splits(recipe: FinetuneRecipe, load: Callable[..., DownstreamTa
                 raise DataError(
                     f"split {number + 1} of {recipe.num_replicates}, `task.split_seed` {of_split.task.split_seed}: "
                     f"{error.message}",
-                    f"`num_replicates={number}` ends before it; a new run can begin with another `task.split_seed`, or "
-                    "use `task.split=random`, which fills every split",
+                    f"`num_replicates={number}` ends before it; a new run can begin with another `task.split_seed` or "
+                    "`task.split`",
                 ) from error
             bar.update(number)
 

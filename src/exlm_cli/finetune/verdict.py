@@ -187,7 +187,7 @@ def _describe_rows(metric: str, known: KnownRows) -> str:
     num_rows = format_count(sum(map(sum, known)) / len(known))
     if len(known) > 1:
         return f"{num_rows} rows for each column on average"
-    rarest = f", {format_count(min(known[0]))} of them of the rarest class" if metric == "roc_auc" else ""
+    rarest = f", {format_count(min(filter(None, known[0])))} of them of the rarest class" if metric == "roc_auc" else ""
     return f"{num_rows} rows{rarest}"
 
 

@@ -447,7 +447,7 @@ def _decoded_bytes(column: Any) -> int:
     """Return the bytes of an Arrow array; of a dictionary, those of the values that occur, not of all it has."""
     if hasattr(column, "dictionary_decode"):
         column = column.dictionary_decode()
-    if not column.type.num_fields:
+    if not column.type.num_fields or hasattr(column, "keys"):  # a map cannot be taken apart by `flatten`
         return int(column.nbytes)
     parts = column.flatten()
     return sum(map(_decoded_bytes, parts if isinstance(parts, list) else [parts]))

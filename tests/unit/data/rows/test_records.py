@@ -508,6 +508,8 @@ def test_a_row_of_a_large_dictionary_is_as_large_as_its_value(tmp_path, monkeypa
         read(lists.slice(0, 4))
     assert read(lists.slice(0, 3)) == [texts[:3], texts[3:80], []]
     assert read(pa.StructArray.from_arrays([values, values], ["a", "b"])) == [{"a": text, "b": text} for text in texts]
+    pairs = [[("name", text)] for text in texts]
+    assert read(pa.array(pairs, pa.map_(pa.string(), pa.string()))) == pairs
 
 
 @pytest.mark.parametrize(("name", "delimiter"), [("a.csv", ","), ("a.tsv", "\t")])
