@@ -55,8 +55,11 @@ LOCK_FILE = ".lock"
 BEGINNING_FILE = ".beginning"
 """A new run directory has it until all files that a resumption needs are there; a process killed earlier leaves it."""
 
+SPLIT_FILE = "split.json"
+"""Row numbers of each split of a fine-tuning run."""
+
 _BEGINNING_FILES = frozenset(
-    {*_FILES_OF_RUN, RUN_FILE, SERIES_FILE, LOCK_FILE, BEGINNING_FILE, "rejected.csv", "split.json"}
+    {*_FILES_OF_RUN, RUN_FILE, SERIES_FILE, LOCK_FILE, BEGINNING_FILE, "rejected.csv", SPLIT_FILE}
     | {"training_rows.npz", "targets-valid.csv", "targets-test.csv"}
 )
 _WAS_THERE = "the folder was there"
@@ -322,8 +325,8 @@ def find_newest_run(root: Path, accept: Callable[[Path], bool]) -> Path | None:
 
     Cells of a sweep do not count.
     """
-    # `rglob` does not follow links; those to folders that may not be entered are passed over
-    linked = (path / RUN_FILE for path in root.glob("*") if path.is_symlink() and os.path.isfile(path / RUN_FILE))  # noqa: PTH113
+    # `rglob` does not follow links; links to folders that may not be entered are passed over
+    linked = (path / RUN_FILE for path in root.glob("*") if path.is_symlink() and os.path.isfile(path / RUN_FILE))  # noqa: PTH113 (raises)
     found = sorted([*root.rglob(RUN_FILE), *linked], key=lambda p: p.stat().st_mtime_ns, reverse=True)
     return next((path.parent for path in found if not _is_cell(path.parent) and accept(path.parent)), None)
 

@@ -136,9 +136,7 @@ def count_sequence_flops(recipe: PretrainRecipe, num_positions: float, num_targe
     num_nodes = num_inner + 2
     num_further = num_inner - num_targets if model.mask_attention == "first" else 0.0
     # for each block: further states in it, keys, queries
-    # without effect at k = 1, where it may be above `num_layers`
-    num_early = model.num_early_blocks if recipe.masking.num_states_per_mask > 1 else 0
-    num_late = model.num_layers - num_early
+    num_early, num_late = recipe.num_early_blocks, model.num_layers - recipe.num_early_blocks
     further = [0.0] * num_early + [num_further] * num_late
     keys = [num_positions - num_further] * num_early + [num_positions] * num_late
     queries = [*keys[:-1], num_nodes if num_late else num_targets + 2]

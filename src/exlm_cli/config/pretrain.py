@@ -77,7 +77,7 @@ class PretrainRecipe(Recipe):
 
     def _check_expansion(self) -> None:
         model = self.model
-        if not model.num_early_blocks or self.masking.num_states_per_mask == 1:
+        if not self.num_early_blocks:
             return
         given = f"`model.expand_after` is {model.expand_after}"
         if model.num_early_blocks > model.num_layers:
@@ -145,6 +145,11 @@ class PretrainRecipe(Recipe):
                 f"`train.microbatch_tokens` {train.microbatch_tokens} is too small for one expanded sequence of "
                 f"{self.longest_expanded_length}"
             )
+
+    @property
+    def num_early_blocks(self) -> int:
+        """Blocks before masks expand; 0 at k = 1, where `model.expand_after` has no effect."""
+        return self.model.num_early_blocks if self.masking.num_states_per_mask > 1 else 0
 
     @property
     def max_masks(self) -> int:

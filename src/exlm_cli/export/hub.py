@@ -30,7 +30,7 @@ from exlm_cli.finetune.results import RESULTS_FILE
 from exlm_cli.finetune.training_rows import TRAINING_ROWS_FILE, read_training_rows
 from exlm_cli.paths import cache_root
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import METRICS_FILE, RUN_FILE, read_run_json
+from exlm_cli.run_dir import METRICS_FILE, RUN_FILE, SPLIT_FILE, read_run_json
 from exlm_cli.train.checkpoint import checkpoint_paths, copy_weights
 from exlm_cli.train.pretrained import load_pretrained
 
@@ -39,7 +39,7 @@ _NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revi
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _RUN = "run"
 _FILES = frozenset(
-    {RUN_FILE, METRICS_FILE, TOKENIZER_FILE, RESULTS_FILE, CALIBRATION_FILE, "split.json", TRAINING_ROWS_FILE}
+    {RUN_FILE, METRICS_FILE, TOKENIZER_FILE, RESULTS_FILE, CALIBRATION_FILE, SPLIT_FILE, TRAINING_ROWS_FILE}
 )
 """What readers of a run need; anything else in its folder is the user's own."""
 _LOGIN = "log in with `hf auth login`, or set HF_TOKEN"

@@ -60,7 +60,14 @@ from exlm_cli.finetune.verdict import describe_verdict, summarise_splits
 from exlm_cli.format import format_counts, name_some, printable
 from exlm_cli.launch import read_launch
 from exlm_cli.progress import Progress, SilentProgress
-from exlm_cli.run_dir import create_run_dir, discarded_on_failure, read_run_json, resume_command, update_run_json
+from exlm_cli.run_dir import (
+    SPLIT_FILE,
+    create_run_dir,
+    discarded_on_failure,
+    read_run_json,
+    resume_command,
+    update_run_json,
+)
 from exlm_cli.tasks.base import DownstreamTask, write_outputs
 from exlm_cli.tasks.metrics import FEW_ROWS, describe_rare_classes
 from exlm_cli.tasks.registry import load_task
@@ -327,7 +334,7 @@ def _describe(run: SplitRun) -> None:
         "sha256": split_fingerprint(task.split_indices),
         "indices": {name: rows.tolist() for name, rows in task.split_indices.items()},
     }
-    write_json(folder / "split.json", split)
+    write_json(folder / SPLIT_FILE, split)
     update_run_json(
         folder,
         {

@@ -213,9 +213,7 @@ def count_memory(
     targets = masking.mask_ratio * (recipe.repeated_length - 2)
     context = num_sequences * recipe.repeated_length
     positions = context + num_sequences * (masking.num_states_per_mask - 1) * targets
-    # without effect at k = 1, where it may be above `num_layers`
-    num_early = model.num_early_blocks if masking.num_states_per_mask > 1 else 0
-    num_late = model.num_layers - num_early
+    num_early, num_late = recipe.num_early_blocks, model.num_layers - recipe.num_early_blocks
     inner = masking.num_states_per_mask * targets
     states = inner + 2
     at_input = context if num_early else positions

@@ -182,7 +182,7 @@ def test_the_mismatched_rows_of_mnli_do_not_make_luck_smaller():
 
 
 def test_the_luck_of_unknown_rows_is_left_out():
-    """A task of one's own may score what its targets do not hold."""
+    """A user's own task may have a score that does not come from its targets."""
     (sentence,) = describe_verdict([results({"roc_auc": [0.4]}, known_rows={"test": ()})])
     assert sentence.endswith("; a random guess scores 0.5.")
     assert describe_verdict([results({"roc_auc": [0.6]}, known_rows={"test": ()})]) == ()
