@@ -5,17 +5,15 @@ The result is cached: `tokenizers/<key>.json` with its fingerprint in `<key>.sha
 place whole, so none is stale unless RDKit, which judges SMILES, was updated.
 """
 
-import csv
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Literal, Self, final
 
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import DataConfig
@@ -30,14 +28,14 @@ from exlm_cli.data.corpus.fingerprint import (
 from exlm_cli.data.corpus.inputs import FileSource, Source, first_row, iter_rows, resolve_inputs
 from exlm_cli.data.corpus.sequences import Holdout, Overlap, Packer, SharedRows, cut
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
+from exlm_cli.data.corpus.skipped import SkippedRows, copy_skipped, invalid_row
 from exlm_cli.data.molecules import check_smiles
-from exlm_cli.data.rows.decode import LARGEST_CSV_FIELD
-from exlm_cli.data.rows.records import LINE_FORMATS, SKIPPED_COLUMNS, SKIPPED_FILE, Row, format_of
+from exlm_cli.data.rows.records import LINE_FORMATS, SKIPPED_FILE, Row, format_of
 from exlm_cli.data.smiles import train_smiles_vocabulary
 from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.errors import DataError, TokenizerError
-from exlm_cli.files import JsonModel, absent_if_none, csv_line, fsync, read_json, refusing
-from exlm_cli.format import format_number_of, shorten
+from exlm_cli.files import JsonModel, absent_if_none, read_json, refusing
+from exlm_cli.format import format_number_of
 from exlm_cli.paths import cache_root, expand_path
 from exlm_cli.progress import Progress
 
@@ -49,7 +47,6 @@ _TRAIN_SEED, _VALID_SEED = 0, 1
 _BATCH_ROWS, _BATCH_CHARACTERS = 4096, 1 << 19
 _NUM_ENDS = 2
 """[CLS] and [SEP], which every sequence gets when it is used."""
-_SHOWN_CHARACTERS = 80
 _NOTED_SHARE = 0.01
 """Shared part of the validation text from which a warning is due; 0.1 to 0.2 % of Wikipedia and books is by chance."""
 
@@ -190,24 +187,11 @@ def list_rejected(data: PreparedData, rejected_csv: Path, progress: Progress) ->
             return
         temporary = rejected_csv.with_name(f".{rejected_csv.name}.writing-{os.getpid()}")
         try:
-            _copy_rejected(data.train.directory.parent / SKIPPED_FILE, temporary, data.renamed)
+            copy_skipped(data.train.directory.parent / SKIPPED_FILE, temporary, data.renamed)
             temporary.replace(rejected_csv)
         finally:
             temporary.unlink(missing_ok=True)
     progress.message(f"skipped {format_number_of(data.num_rejected, 'row')}, listed in {rejected_csv}")
-
-
-def _copy_rejected(kept: Path, copy: Path, renamed: Mapping[str, str]) -> None:
-    """Copy a list of skipped rows under other names of files."""
-    csv.field_size_limit(LARGEST_CSV_FIELD)
-    with (
-        kept.open(encoding="utf-8", errors="backslashreplace", newline="") as old,
-        copy.open("w", encoding="utf-8", errors="backslashreplace", newline="") as new,
-    ):
-        new.write(old.readline())
-        for cells in csv.reader(old):
-            new.write(csv_line([*(renamed.get(name, name) for name in cells[:1]), *cells[1:]]))
-    fsync(copy)
 
 
 # Tokenizer: given, cached or trained
@@ -398,7 +382,7 @@ def _write_sequences(
     folder: Path,
     splits: Sequence[str],
     choose: Callable[[Row], int],
-    skipped: "SkippedRows",
+    skipped: SkippedRows,
     progress: Progress,
 ) -> list[ShardWriter]:
     """Tokenise rows, cut or pack them into sequences, write those of each split, and return the finished writers.
@@ -454,7 +438,7 @@ def _write_maskable(sequences: list[list[int]], writer: ShardWriter, tokenizer: 
     return len(sequences) - len(kept)
 
 
-def _usable(rows: Iterable[Row], kind: str, skipped: "SkippedRows") -> Iterator[Row]:
+def _usable(rows: Iterable[Row], kind: str, skipped: SkippedRows) -> Iterator[Row]:
     """Yield rows with text; skip what is broken or not a molecule."""
     checked = check_smiles(rows) if kind == "smiles" else ((row, row.problem) for row in rows)
     for row, problem in checked:
@@ -465,7 +449,7 @@ def _usable(rows: Iterable[Row], kind: str, skipped: "SkippedRows") -> Iterator[
 
 
 def _tokenise(
-    rows: Iterable[Row], data: DataConfig, tokenizer: Tokenizer, skipped: "SkippedRows"
+    rows: Iterable[Row], data: DataConfig, tokenizer: Tokenizer, skipped: SkippedRows
 ) -> Iterator[tuple[Row, list[int]]]:
     """Yield rows with their token ids, tokenised in batches on all cores.
 
@@ -497,55 +481,6 @@ def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
         yield batch
 
 
-# Rows that are skipped
-
-
-@final
-class SkippedRows:
-    """Rows that cannot be used: the first one raises, or all are counted and written to a CSV."""
-
-    def __init__(self, path: Path, on_invalid: Literal["error", "skip"]) -> None:
-        self.path = path
-        self.on_invalid = on_invalid
-        self.num_rows = 0
-        self._first = ""
-
-    def __enter__(self) -> Self:
-        self._file = self.path.open("w", encoding="utf-8", errors="backslashreplace", newline="")
-        self._file.write(csv_line(SKIPPED_COLUMNS))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def add(self, row: Row, reason: str) -> None:
-        """Skip a row.
-
-        Raises:
-            DataError: `on_invalid` is `error`.
-        """
-        if self.on_invalid == "error":
-            raise _invalid(row, reason)
-        self.num_rows += 1
-        self._first = self._first or _describe(row, reason)
-        self._file.write(csv_line((row.source, row.number, reason, row.text)))
-
-    def describe(self) -> str:
-        """Return how many there are and what is wrong with the first, as the end of a sentence; empty for none."""
-        if not self.num_rows:
-            return ""
-        return f"; {format_number_of(self.num_rows, 'row')} skipped, the first: {self._first}"
-
-
-def _invalid(row: Row, reason: str) -> DataError:
-    return DataError(_describe(row, reason), "`data.on_invalid=skip` skips such rows and lists them in a CSV")
-
-
-def _describe(row: Row, reason: str) -> str:
-    shown = shorten(" ".join(row.text.split()), _SHOWN_CHARACTERS)
-    return f"{row.source}:{row.number}: `{shown}`: {reason}" if shown else f"{row.source}:{row.number}: {reason}"
-
-
 def _no_usable_row(
     data: DataConfig, key: str, sources: Sequence[FingerprintedSource], skipped: SkippedRows
 ) -> DataError:
@@ -562,7 +497,7 @@ def _check_first_rows(sources: Sequence[FingerprintedSource], data: DataConfig) 
         if isinstance(known.source, FileSource):
             row = first_row(known.source, data)
             if row is not None and row.problem is not None and data.on_invalid == "error":
-                raise _invalid(row, row.problem)
+                raise invalid_row(row, row.problem)
 
 
 def _sources(known: Sequence[FingerprintedSource]) -> list[Source]:

@@ -20,7 +20,7 @@ from tokenizers import models
 
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.bundled.grammar import sample_sentences
-from exlm_cli.data.corpus import cache, pipeline
+from exlm_cli.data.corpus import cache, pipeline, skipped
 from exlm_cli.data.corpus.pipeline import PreparedData, prepare_data
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
 from exlm_cli.data.tokenizer import SPECIAL_TOKENS, Tokenizer
@@ -309,7 +309,7 @@ def test_a_list_of_skipped_rows_is_replaced_whole(workplace, monkeypatch):
     recipe = _smiles(workplace, on_invalid="skip")
     _prepare(recipe)
     whole = (workplace / "rejected.csv").read_bytes()
-    monkeypatch.setattr(pipeline, "csv_line", Mock(side_effect=OSError(28, "No space left on device")))
+    monkeypatch.setattr(skipped, "csv_line", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(CheckpointError, match=r"rejected\.csv: the list .*No space left on device$"):
         _prepare(recipe)
     assert (workplace / "rejected.csv").read_bytes() == whole
