@@ -99,8 +99,8 @@ class Run:
 
         Raises:
             CheckpointError: The run is pre-trained, so it predicts no labels.
-            ConfigError: A level that is not between 0 and 1, or an installed task that reads files of its own layout
-                (`exlm predict`).
+            ConfigError: A level that is not between 0 and 1 or for a run that predicts no values, or an installed task
+                that reads files of its own layout (`exlm predict`).
             DataError: `rows` is not a list of strings, or of tuples with as many strings as the task needs.
         """
         finetuned = self._loaded
@@ -114,7 +114,7 @@ class Run:
             raise ConfigError(
                 f"{self.path}: {config.name} reads files of its own layout, not rows", "use `exlm predict RUN FILE`"
             )
-        check_level(interval_level)
+        check_level(interval_level, results.loss, finetuned.run)
         calibration = read_calibration(finetuned.run)
         given, problems = self._read(finetuned, rows)
         encoded = given.encode(finetuned.tokenizer, finetuned.sequence_length)

@@ -66,6 +66,12 @@ def test_json_is_all_that_stdout_has(work, capsys):
     assert result["checkpoint"] == "runs/text/checkpoints/step-3"
 
 
+@pytest.mark.parametrize("end", [".", "?"])
+def test_a_sentence_of_masks_alone_takes_a_text_run(work, capsys, end):
+    captured = printed_by(capsys, ["inspect-dag", f"[MASK] [MASK]{end}", "--format", "none"])
+    assert "checkpoint: runs/text, the newest text run" in captured.err
+
+
 def test_smiles_take_the_newest_smiles_run_and_any_length_and_no_files_can_be_asked_for(work, capsys):
     captured = printed_by(capsys, ["inspect-dag", "CC[MASK]c1ccccc1", "--length", "any", "--format", "none"])
     assert "checkpoint: runs/smiles/pretrained, the newest SMILES run" in captured.err

@@ -79,6 +79,8 @@ def test_intervals_and_calibrated_probabilities_are_those_of_exlm_predict(text_m
             np.testing.assert_allclose(cells, expected, rtol=1e-5)
     with pytest.raises(ConfigError, match=r"`interval_level=1`: accepted: above 0 and below 1"):
         run.predict(rows, interval_level=1.0)
+    with pytest.raises(ConfigError, match=r"`interval_level=0\.5` is for predicted values; .*/side/run predicts none"):
+        run.predict(rows, interval_level=0.5)
 
 
 def test_probabilities_are_calibrated_by_the_curve_of_each_label(molecules, monkeypatch):

@@ -149,14 +149,17 @@ class CalibratedRows:
         return {name: float(np.mean(values)) for name, values in known.items() if values}
 
 
-def check_level(level: float) -> None:
-    """Check the share of the true values that intervals should hold.
+def check_level(level: float, loss: Loss, run: Path) -> None:
+    """Check the share of the true values that the intervals of a run should hold.
 
     Raises:
-        ConfigError: It is not between 0 and 1.
+        ConfigError: It is not between 0 and 1, or given for a run that predicts no values.
     """
     if not 0 < level < 1:
         raise ConfigError(f"`interval_level={level:g}`: accepted: above 0 and below 1", "for example 0.9")
+    if loss != "regression" and level != DEFAULT_LEVEL:
+        what = f"`interval_level={level:g}` is for predicted values; {run} predicts none"
+        raise ConfigError(what, "leave it out")
 
 
 def fit_calibration(loss: Loss, predicted_KNC: FloatArray, targets_NC: FloatArray) -> Calibration:

@@ -83,10 +83,7 @@ def predict(
     config, results, members = finetuned.recipe.task, finetuned.results, (finetuned, *ensemble)
     if column is not None and not isinstance(config, RowTaskConfig):
         raise ConfigError(f"{config.name} finds its own columns; `{column}` is given", "leave the column out")
-    check_level(interval_level)
-    if results.loss != "regression" and interval_level != DEFAULT_LEVEL:
-        what = f"`interval_level={interval_level:g}` is for predicted values; {finetuned.run} predicts none"
-        raise ConfigError(what, "leave it out")
+    check_level(interval_level, results.loss, finetuned.run)
     for other in ensemble:
         _refuse_other_task(finetuned, other)
     layout = layout_of(config)

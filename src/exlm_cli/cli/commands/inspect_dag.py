@@ -90,10 +90,13 @@ def inspect_dag(
 
 
 def _is_smiles(sentence: str) -> bool:
-    """Tell SMILES from text: every character belongs to a SMILES token ([MASK] looks like a bracket atom)."""
+    """Tell SMILES from text: every character belongs to a SMILES token ([MASK] looks like a bracket atom).
+
+    A full stop or question mark ends sentences, but no SMILES.
+    """
     from exlm_cli.data.smiles import SMILES_PATTERN
 
-    return re.fullmatch(f"(?:{SMILES_PATTERN})+", sentence.strip()) is not None
+    return re.fullmatch(f"(?:{SMILES_PATTERN})+(?<![.?])", sentence.strip()) is not None
 
 
 def _default_folder(checkpoint: Path, sentence: str) -> Path:
