@@ -6,7 +6,7 @@ each task, and `result.json`, written last and whole, marks the cell as done.
 
 import math
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ def run_cell(cell: SweepCell, folder: Path, progress: Progress) -> SweepCellResu
     else:
         before = read_cell_file(folder / RESULT_FILE, SweepCellResult)
         kept = before.finetune if before is not None and before.pretrain_identity == measured.pretrain_identity else {}
-        result = measured.model_copy(update={"finetune": kept | _finetune(cell, folder, progress)})
+        result = measured.model_copy(update={"finetune": kept | _finetune(cell, folder, kept, progress)})
     write_json(folder / RESULT_FILE, result)
     return result
 
@@ -202,10 +202,14 @@ def count_corrupted(
     )
 
 
-def _finetune(cell: SweepCell, folder: Path, progress: Progress) -> dict[str, TaskScores | DivergedTask]:
-    """Fine-tune on every task and return the scores of each."""
+def _finetune(
+    cell: SweepCell, folder: Path, done: Mapping[str, TaskScores | DivergedTask], progress: Progress
+) -> dict[str, TaskScores | DivergedTask]:
+    """Fine-tune on every task that is not done with the same recipe, and return the scores of each."""
     scored: dict[str, TaskScores | DivergedTask] = {}
     for recipe in cell.finetune:
+        if recipe.task.name in done and done[recipe.task.name].identity == identity_of(recipe):
+            continue
         # importing it takes seconds, in every process
         from exlm_cli.finetune.run import run_finetuning
 

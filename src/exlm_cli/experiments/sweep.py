@@ -211,7 +211,7 @@ def _explain(event: Event, cell: SweepCell, log: Path, resume: str) -> ExlmError
     """Return the error for a cell that ended early without a request to stop."""
     if event["event"] == "error":
         # the hint of a cell's own run names the command for that run
-        hint = re.sub(r"`exlm (pretrain|finetune) --resume [^`]*`", f"`{resume}`", event["hint"])
+        hint = re.sub(r"`exlm (pretrain|finetune) --resume [^`]*`", lambda _: f"`{resume}`", event["hint"])
         return ExlmError(f"cell {cell.folder}: {event['message']}", hint)
     if event["event"] == "interrupted":
         return ExlmError(f"cell {cell.folder} was interrupted", f"continue with `{resume}`")

@@ -169,8 +169,6 @@ def _resume(loop: TrainingLoop, folder: Path, progress: Progress) -> None:
     if name is not None:
         loop.ranks.together(lambda: loop.resume(folder / "checkpoints" / name))
     elif loop.ranks.is_first:
-        for path in best_paths(folder):
-            shutil.rmtree(path)
         loop.metrics.truncate_after(0)
 
 

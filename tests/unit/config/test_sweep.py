@@ -161,6 +161,11 @@ def test_tasks_are_fine_tuned_as_the_common_section_says_each_with_the_keys_of_i
     assert not hasattr(cell.finetune[0].task, "doc_stride")
 
 
+def test_values_that_no_task_accepts_are_refused_also_while_there_are_no_tasks():
+    message = _error(GRID, "tasks=[]", "finetune.task.files.valid=dev.tsv").message
+    assert "`task.files.train` is missing: `train` and `valid` are both needed" in message
+
+
 def test_the_papers_k_and_p_make_its_14_cells_and_its_grey_ones():
     chosen, grey = _load("repeat-mlm").choose_cells((1, 2, 4, 8), RATIOS)
     assert set(chosen.cells) == set(PAIRS)

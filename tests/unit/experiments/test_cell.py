@@ -163,14 +163,20 @@ def test_fine_tuning_that_diverges_leaves_what_was_measured_and_the_other_tasks(
     assert isinstance(qnli, TaskScores)
     assert (qnli.score, qnli.metric) == (0.5, "accuracy")
     assert SweepRun(tmp_path, grid, [result, made_cell[1]], 2).num_diverged == 1
-    # the same recipe would diverge again
+    # the same recipe would diverge again: neither alone nor beside another task is it tried
     assert read_result(cell(0.5), tmp_path) == result
+    more = grid.finetune.of_task("glue/sst2", {})
+    beside = cell(0.5)
+    beside = run_cell(beside.model_copy(update={"finetune": (*beside.finetune, more)}), tmp_path, QUIET)
+    assert beside.diverged_tasks == ["glue/rte"]
+    assert list(beside.finetune) == ["glue/rte", "glue/qnli", "glue/sst2"]
+    assert [task for task, _, _ in fake.begun] == ["glue/rte", "glue/qnli", "glue/sst2"]
     # another one may not go on with scores of the first, but begins what diverged anew
     with pytest.raises(CheckpointError, match=r"was fine-tuned with another recipe: `optim.lr` was 0.5 and is 0.0001$"):
         run_cell(cell(1e-4), tmp_path, QUIET)
     shutil.rmtree(tmp_path / "finetune" / "glue-qnli")
     again = run_cell(cell(1e-4), tmp_path, QUIET)
-    assert fake.begun[2:] == [("glue/rte", 1e-4, False), ("glue/qnli", 1e-4, False)]
+    assert fake.begun[3:] == [("glue/rte", 1e-4, False), ("glue/qnli", 1e-4, False)]
     assert again.diverged_tasks == []
 
 

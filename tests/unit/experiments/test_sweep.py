@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -84,9 +85,10 @@ def test_the_hint_of_an_error_in_a_cell_continues_the_sweep(recipe, tmp_path, mo
     work_in_this_process(monkeypatch)
     full = CheckpointError("the disk is full", "free some space, then continue with `exlm pretrain --resume cell`")
     monkeypatch.setattr("exlm_cli.experiments.cell.run_cell", Mock(side_effect=full))
-    with pytest.raises(ExlmError, match=r"the disk is full$") as caught:
-        _run(recipe, out=tmp_path / "run", jobs=1)
-    assert caught.value.hint == f"free some space, then continue with `exlm repeat-mlm --resume {tmp_path / 'run'}`"
+    for name, quoted in (("run", f"{tmp_path}/run"), (r"a\1", f"'{tmp_path}/a\\1'")):
+        with pytest.raises(ExlmError, match=r"the disk is full$") as caught:
+            _run(recipe, out=tmp_path / name, jobs=1)
+        assert caught.value.hint == f"free some space, then continue with `exlm repeat-mlm --resume {quoted}`"
 
 
 @pytest.mark.slow
@@ -122,9 +124,15 @@ def test_a_signal_stops_every_cell_and_the_rest_is_done_later(recipe, one_by_one
 
 @pytest.mark.parametrize(
     ("changes", "said"),
-    [({"device": "cuda"}, "torch sees no CUDA device"), ({"pretrain.data.train": ["none.txt"]}, r"none\.txt")],
+    [
+        ({"device": "cuda"}, "torch sees no CUDA device"),
+        ({"pretrain.data.train": ["none.txt"]}, r"none\.txt"),
+        ({"pretrain.train.report_to": ["wandb"]}, "names wandb, which is not installed"),
+        ({"finetune.train.report_to": ["wandb"]}, "names wandb, which is not installed"),
+    ],
 )
-def test_a_device_or_inputs_that_are_not_there_leave_no_run_directory(recipe, tmp_path, monkeypatch, changes, said):
+def test_what_is_not_there_leaves_no_run_directory(recipe, tmp_path, monkeypatch, changes, said):
+    monkeypatch.setitem(sys.modules, "wandb", None)  # type: ignore[arg-type]
     monkeypatch.setattr(module.torch.cuda, "is_available", lambda: False)
     with pytest.raises(ExlmError, match=said):
         _run(recipe.changed(changes), out=tmp_path / "run")

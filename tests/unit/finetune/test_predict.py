@@ -34,6 +34,7 @@ from exlm_cli.finetune.training_rows import (
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import PredictionSummary
 from exlm_cli.tasks.rows.task import Examples, RowTask
+from tests.tiny import SPECIAL
 from tests.unit.finetune.finetuned_runs import SMILES, read_rows, words_run, write_rows
 from tests.unit.report.results import replicated
 from tests.unit.tasks.squad.test_task import write
@@ -215,6 +216,13 @@ def test_an_ensemble_of_a_run_with_itself_has_its_means_and_is_calibrated_anew(f
         assert float(two["active_calibrated"]) == pytest.approx(wanted, abs=0.01)  # a steep slope of six digits
         spread = float(one["active_seed_spread"]) * np.sqrt(2 * 1 / 3)
         assert float(two["active_seed_spread"]) == pytest.approx(spread, rel=1e-4)
+    targets = read_rows(finetuned.run / "targets-valid.csv")
+    assert targets[0]["active"] in ("0.0", "1.0")
+    targets[0]["active"] = str(1 - float(targets[0]["active"]))
+    relabelled = replace(finetuned, run=shutil.copytree(finetuned.run, tmp_path / "relabelled"))
+    write_rows(relabelled.run / "targets-valid.csv", list(targets[0]), [list(row.values()) for row in targets])
+    summary = predicted(finetuned, path, tmp_path / "no.csv", ensemble=[relabelled])
+    assert any("different validation rows" in note for note in summary.notes)
     other = replace(finetuned, results=finetuned.results.model_copy(update={"split_sha256": "other"}))
     summary = predicted(finetuned, path, tmp_path / "no.csv", ensemble=[other])
     assert "active_calibrated" not in read_rows(tmp_path / "no.csv")[0]
@@ -222,6 +230,35 @@ def test_an_ensemble_of_a_run_with_itself_has_its_means_and_is_calibrated_anew(f
     renamed = replace(finetuned, results=finetuned.results.model_copy(update={"output_names": ("a", "b")}))
     with pytest.raises(ConfigError, match=r"cannot be averaged with .*: labels a, b, not active, toxic"):
         predicted(finetuned, path, tmp_path / "x.csv", ensemble=[renamed])
+
+
+def test_runs_whose_outputs_mean_different_things_are_not_averaged(finetuned, tmp_path):
+    """Spans are averaged token by token, so that tokens and windows must be the same as well."""
+    path = write_rows(tmp_path / "new.csv", ["mol"], [["CCO"]])
+
+    def with_results(run: Finetuned, **results: str) -> Finetuned:
+        return replace(run, results=run.results.model_copy(update=results))
+
+    def with_task(run: Finetuned, **values: Any) -> Finetuned:
+        config = run.recipe.task.model_copy(update=values)
+        return replace(run, recipe=run.recipe.model_copy(update={"task": config}))
+
+    squad = SquadTaskConfig(name="squad/v2", max_query_tokens=8, doc_stride=16, max_answer_tokens=4)
+    spans = replace(finetuned, recipe=finetuned.recipe.model_copy(update={"task": squad}))
+    spans = with_results(spans, loss="span")
+    for first, other, said in (
+        (finetuned, with_results(finetuned, task="moleculenet/bace"), "task moleculenet/bace, not csv"),
+        (finetuned, with_results(finetuned, loss="classes"), "kind of labels classes, not binary"),
+        (finetuned, with_results(finetuned, input_kind="text"), "input text, not smiles"),
+        (finetuned, with_task(finetuned, canonical_smiles=True), "`task.canonical_smiles` True, not False"),
+        (spans, replace(spans, tokenizer=SPECIAL), "tokenizer "),
+        (spans, with_task(spans, max_query_tokens=9), "`task.max_query_tokens` 9, not 8"),
+        (spans, with_task(spans, doc_stride=15), "`task.doc_stride` 15, not 16"),
+        (spans, with_task(spans, max_answer_tokens=5), "`task.max_answer_tokens` 5, not 4"),
+        (spans, replace(spans, sequence_length=48), "`task.sequence_length` 48, not 24"),
+    ):
+        with pytest.raises(ConfigError, match=f"cannot be averaged with {finetuned.run}: {said}"):
+            predicted(first, path, tmp_path / "out.csv", ensemble=[first, other])
 
 
 def test_cells_that_are_formulas_get_an_apostrophe_on_request(finetuned, tmp_path):

@@ -11,11 +11,14 @@ from exlm_cli.finetune.results import (
     CellResult,
     Scores,
     count_known_rows,
+    read_logits,
     read_predictions,
     selection_value,
     summarise_values,
+    write_logits,
 )
 from exlm_cli.tasks.base import write_outputs
+from tests.unit.report.results import scored
 
 
 @pytest.mark.parametrize(
@@ -45,6 +48,16 @@ def test_a_grid_point_is_judged_by_its_aggregate_in_validation():
     assert selection_value(cells, "f1", "median") == 0.2
     assert selection_value(cells, "f1", "mean") == pytest.approx(0.4)
     assert math.isnan(selection_value([cell({"valid": {"f1": None}})], "f1", "mean"))
+
+
+@pytest.mark.parametrize(
+    ("values", "greatest", "least"), [([0.2, 0.9, 0.9], 2, 5), ([-3.0, None, -1.0], 8, 5), ([None] * 3, 5, 5)]
+)
+def test_the_best_seed_is_that_of_the_greatest_score_or_of_the_least_error(values, greatest, least):
+    """The first of equals; a seed without a score is never better than one with a score."""
+    for is_greater_better, seed in ((True, greatest), (False, least)):
+        run = scored("a", "csv", {"rmse": values}, seeds=(5, 2, 8), is_greater_better=is_greater_better)
+        assert run.results.best_seed() == seed
 
 
 def test_rows_are_counted_by_their_known_targets():
@@ -92,3 +105,31 @@ def test_altered_predictions_are_refused(tmp_path, content):
     with pytest.raises(CheckpointError, match=f"^{path}: not readable as predictions: ") as caught:
         read_predictions(path, "hint")
     assert caught.value.hint == "hint"
+
+
+def test_logits_come_back_by_window_in_single_precision(tmp_path):
+    windows = [np.arange(6.0).reshape(3, 2) / 3, np.full((1, 2), -7.0), np.ones((2, 2))]
+    write_logits(tmp_path, windows)
+    found = read_logits(tmp_path, [3, 1, 2])
+    assert [window.dtype for window in found] == [np.float64] * 3
+    for window, wanted in zip(found, windows, strict=True):
+        np.testing.assert_array_equal(window, wanted.astype(np.float32))
+
+
+def test_logits_that_are_altered_missing_or_of_other_windows_are_refused(tmp_path):
+    cell = tmp_path / "cells" / "single" / "seed-1"
+    cell.mkdir(parents=True)
+    path, windows = cell / "logits-valid.npy", [np.ones((3, 2))]
+
+    def refused(lengths: list[int], said: str) -> None:
+        with pytest.raises(CheckpointError, match=rf"^{path}: {said}") as caught:
+            read_logits(cell, lengths)
+        assert caught.value.hint.endswith(f"`exlm finetune --resume {tmp_path}`")
+
+    refused([3], "")
+    write_logits(cell, windows)
+    refused([3, 1], "not the logits of these 2 windows$")
+    np.save(path, windows[0])  # float64
+    refused([3], "not the logits of these 1 windows$")
+    path.write_bytes(path.read_bytes()[:-1])
+    refused([3], "not readable as logits: ")

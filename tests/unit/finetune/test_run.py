@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,15 @@ from exlm_cli.finetune.trainer import encode_task
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_metrics, read_run_json
 from exlm_cli.tasks.registry import load_task
+from exlm_cli.train.loop import TrainingLoop
+from exlm_cli.train.task import LoopResult
 from tests.ranks import note_error, noted_errors, run_ranks
+from tests.recorder import Recorder
 from tests.unit.finetune.synthetic import (
     WORDS,
     EncodedWords,
     WordTask,
+    assert_same_run,
     cells,
     finetune_recipe,
     make_pretrained,
@@ -110,11 +115,33 @@ def test_results_say_what_was_done_and_with_what(finished, text_model):
         of_cells = [cell["metrics"]["test"][name] for cell in cells(run)]
         assert results.metrics["test"][name].values == tuple(of_cells)
         assert results.metrics["test"][name].mean == pytest.approx(np.mean(of_cells))
+    assert results.elapsed_s == pytest.approx(sum(cell["elapsed_s"] for cell in cells(run)), abs=1e-3)
+    assert results.tokens_per_s == pytest.approx(np.mean([cell["tokens_per_s"] for cell in cells(run)]), abs=0.1)
+    shares = [cell["outside_model_share"] for cell in cells(run)]
+    assert results.outside_model_share == pytest.approx(np.mean(shares), abs=1e-4)
     for cell in cells(run):
         assert (cell["epochs"], cell["steps"], cell["grid"]) == (3, 9, {})
         assert cell["best_step"] == 3 * cell["best_epoch"]
         assert cell["tokens_per_s"] > 0
         assert 0 <= cell["outside_model_share"] < 1
+
+
+def test_the_time_of_a_cell_is_that_of_steps_and_validations_and_a_share_of_it_is_outside_the_model(
+    text_model, tmp_path, monkeypatch
+):
+    fit = TrainingLoop.fit
+
+    def fit_in_a_quarter(self: TrainingLoop) -> LoopResult:
+        result = fit(self)
+        result.state.model_s = result.state.elapsed_s / 4
+        return result
+
+    monkeypatch.setattr(TrainingLoop, "fit", fit_in_a_quarter)
+    run_tiny(text_model, tmp_path / "run", **ONE_EPOCH)
+    (cell,) = cells(tmp_path / "run")
+    assert cell["outside_model_share"] == 0.75
+    (row,) = [row for row in read_metrics(tmp_path / "run/cells/single/seed-1/metrics.jsonl") if row["kind"] == "train"]
+    assert cell["elapsed_s"] > row["elapsed_s"]
 
 
 def test_predictions_of_the_best_epoch_have_the_rows_of_the_input(finished):
@@ -219,6 +246,32 @@ def test_a_finished_run_resumed_stays_as_it_is(tmp_path, finished, monkeypatch):
     assert result.results == finished[1]
 
 
+def test_seeds_that_a_resumption_leaves_out_are_named_and_kept(tmp_path, finished):
+    out, progress = tmp_path / "run", Recorder()
+    shutil.copytree(finished[0], out)
+    recipe = finetune_recipe(seeds=[2])
+    results = run_finetuning(recipe, checkpoint=None, resume=out, task=WordTask(), progress=progress).results
+    said = "the results leave out seed 1 of this run; to keep all, list them with `seeds=LIST`"
+    assert progress.said[0] == said
+    for name, summary in results.metrics["test"].items():
+        assert summary.values == finished[1].metrics["test"][name].values[1:]
+    assert run_finetuning(finetune_recipe(), checkpoint=None, resume=out, task=WordTask()).results == finished[1]
+
+
+def test_a_cell_killed_before_its_first_checkpoint_was_whole_begins_anew(tmp_path, finished):
+    """Of its first process there are rows of the log, the best weights and a checkpoint that is half-written."""
+    out = tmp_path / "run"
+    shutil.copytree(finished[0], out)
+    cell = out / "cells/single/seed-2"
+    (cell / "result.json").unlink()
+    (best,) = (cell / "checkpoints").iterdir()
+    best.rename(best.with_name("best-1"))
+    (cell / "checkpoints/.writing-step-1").mkdir()
+    run_finetuning(finetune_recipe(), checkpoint=None, resume=out, task=WordTask())
+    assert_same_run(out, finished[0])
+    assert [path.name for path in (cell / "checkpoints").iterdir()] == [best.name]
+
+
 def test_the_run_of_a_recipe_loads_the_task_it_names(text_model, tmp_path, monkeypatch):
     monkeypatch.setattr(run_module, "load_task", lambda config, progress: WordTask())
     run_finetuning(finetune_recipe(seeds=[1]), checkpoint=text_model, out=tmp_path / "run")
@@ -252,14 +305,23 @@ def test_the_baseline_is_scored_for_every_seed(tmp_path, monkeypatch):
     (out / "results.json").unlink()
     again = run_finetuning(recipe, checkpoint=None, resume=out, task=task).results
     assert again == results
-    monkeypatch.setattr(run_module, "score_baseline", pytest.fail)
-    assert run_finetuning(recipe, checkpoint=None, resume=out, task=task).results == results
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "score_baseline", pytest.fail)
+        assert run_finetuning(recipe, checkpoint=None, resume=out, task=task).results == results
+    other = recipe.changed({"seeds": [2, 3]})
+    other_results = run_finetuning(other, checkpoint=None, resume=out, task=task).results
+    assert other_results.baseline.metrics["test"]["accuracy"].values == (0.2, 0.3)
 
 
-def test_what_does_not_fit_is_refused_and_nothing_is_left(text_model, tmp_path):
+def test_what_does_not_fit_is_refused_and_nothing_is_left(text_model, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)  # type: ignore[arg-type]
     out, recipe = tmp_path / "out", finetune_recipe()
+    grid = {"train.microbatch_tokens": [20, 128]}
     for error, said, changed, arguments in (
         (ConfigError, "`train.microbatch_tokens` 20", finetune_recipe(train={"microbatch_tokens": 20}), {}),
+        (ConfigError, "`train.microbatch_tokens` 20", finetune_recipe(grid=grid), {"use_grid": True}),
+        (ConfigError, "`task` has one split", finetune_recipe(task=_words_table(tmp_path), num_replicates=2), {}),
+        (ConfigError, "names wandb, which is not installed", finetune_recipe(train={"report_to": "wandb"}), {}),
         (DataError, "`valid`", recipe, {"task": WordTask(sizes=(20,))}),
         (ConfigError, "no checkpoint", recipe, {"checkpoint": None}),
     ):

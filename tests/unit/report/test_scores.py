@@ -11,6 +11,7 @@ from exlm_cli.experiments.evaluate import PretrainedScore
 from exlm_cli.finetune.results import BaselineResult, GridChoice, GridScores, summarise_values
 from exlm_cli.report.scores import (
     format_score,
+    label_scores_table,
     pretraining_table,
     results_tables,
     task_tables,
@@ -200,6 +201,41 @@ def test_several_values_have_a_table_of_their_own_errors_beside_the_baseline():
         ("logP", "0.5000", "0.5000", "0.5000", "0.5000"),
         ("TPSA", "9.0000", "9.0000", "9.0000", "9.0000"),
     )
+
+
+@pytest.mark.parametrize(("num", "has_note"), [(30, False), (31, True)])
+def test_of_many_labels_the_first_30_are_shown_and_a_note_counts_them(num, has_note):
+    scores = {f"assay {n}": {"roc_auc": 0.5, "average_precision": math.nan, "accuracy": 0.25} for n in range(num)}
+    predicted = label_scores_table(scores)
+    assert predicted.columns == ("label", "roc_auc", "average_precision", "accuracy")
+    assert predicted.rows == tuple((f"assay {n}", "0.5000", "not defined", "0.2500") for n in range(30))
+    assert predicted.notes == (("the first 30 of 31; the JSON output has all",) if has_note else ())
+    labels = {name: {metric: summarise_values([v]) for metric, v in of.items()} for name, of in scores.items()}
+    run = scored("a", "csv", {"roc_auc": [0.5]}, labels={"test": labels}, output_names=tuple(labels))
+    _, table = results_tables(run.results)
+    assert (table.title, table.columns, table.rows) == ("test: each label alone", predicted.columns, predicted.rows)
+    assert table.notes == (("the first 30 of 31; `labels` in results.json has all",) if has_note else ())
+
+
+def test_predicted_values_have_their_errors():
+    table = label_scores_table({"logP": {"r2": -1.0, "rmse": 0.5, "mae": 0.25}})
+    assert table.title == "Each value alone"
+    assert (table.columns, table.rows) == (("value", "rmse", "mae", "r2"), (("logP", "0.5000", "0.2500", "-1.0000"),))
+
+
+def test_seeds_and_splits_are_counted_and_weights_drawn_from_the_seed_had_no_pre_training():
+    over = replicated({"roc_auc": [0.7, 0.9]}, {"roc_auc": [0.6, 0.8]})
+    for seeds, replication, said in (
+        ((7,), None, "seed 7"),
+        ((7, 8), None, "mean of 2 seeds"),
+        ((7,), over, "mean of 2 splits with a seed each"),
+        ((7, 8), over, "mean of 2 splits with 2 seeds each"),
+    ):
+        run = scored("a", "csv", {"roc_auc": [0.7] * len(seeds)}, seeds=seeds, replication=replication, init=SCRATCH)
+        (table,) = task_tables([run])
+        assert table.notes[0].startswith("a: smiles-small (scratch), pre-training none, ")
+        assert table.notes[0].endswith(f", {said}")
+        assert results_tables(run.results)[0].title.endswith(f", {said}")
 
 
 def test_runs_are_compared_over_the_seeds_that_both_have():

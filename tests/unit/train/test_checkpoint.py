@@ -1,5 +1,7 @@
 """Checkpoints: exact round trip, atomic writing, and refusal by name of whatever was cut or altered."""
 
+import hashlib
+import json
 import math
 import os
 import stat
@@ -8,6 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import nn
 
 from exlm_cli.config.sections import OptimConfig
@@ -145,6 +148,99 @@ def test_a_damaged_manifest_is_refused(tmp_path, content):
     path = _save(tmp_path, 1)
     (path / ckpt.MANIFEST_FILE).write_text(content)
     assert (ckpt.verify_checkpoint(path) or "").startswith("manifest.json ")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "is_whole"),
+    [
+        ("step-1", {}, True),
+        ("step-1", {"optimizer.safetensors": None}, True),  # `exlm push` leaves it out
+        ("step-1", {"model.safetensors": None}, False),
+        ("step-1", {"state.json": None}, False),
+        ("step-1", {"notes.txt": "state.json"}, False),
+        ("best-1", {"optimizer.safetensors": None}, True),
+        ("best-1", {}, False),
+    ],
+)
+def test_a_manifest_lists_the_weights_the_state_and_of_a_step_the_optimizer(tmp_path, name, changes, is_whole):
+    path = _save(tmp_path, 1)
+    manifest = json.loads((path / ckpt.MANIFEST_FILE).read_bytes())
+    for changed, content in changes.items():
+        if content is None:
+            del manifest["files"][changed]
+        else:
+            manifest["files"][changed] = manifest["files"][content]
+    (path / ckpt.MANIFEST_FILE).write_text(json.dumps(manifest))
+    path = path.rename(path.with_name(name))
+    wanted = None if is_whole else "manifest.json does not list the files of a checkpoint"
+    assert ckpt.verify_checkpoint(path) == wanted
+
+
+def test_shards_are_listed_for_every_rank_and_for_both_kinds_of_tensors(tmp_path):
+    path = _save(tmp_path, 1)
+    files = json.loads((path / ckpt.MANIFEST_FILE).read_bytes())["files"]
+    names = [f"{stem}-0000{rank}-of-00002.safetensors" for stem in ("model", "optimizer") for rank in (1, 2)]
+    for name in names:
+        stem = f"{name.partition('-')[0]}.safetensors"
+        (path / name).write_bytes((path / stem).read_bytes())
+        files[name] = files[stem]
+    del files["model.safetensors"], files["optimizer.safetensors"]
+    for left_out in (None, *names):
+        listed = {name: entry for name, entry in files.items() if name != left_out}
+        (path / ckpt.MANIFEST_FILE).write_text(json.dumps({"step": 1, "files": listed}))
+        assert (ckpt.verify_checkpoint(path) is None) == (left_out is None), left_out
+
+
+def test_the_hash_of_weights_is_that_of_their_file_or_of_all_their_shards(tmp_path):
+    path = _save(tmp_path, 1)
+    of_file = hashlib.sha256((path / ckpt.MODEL_FILE).read_bytes()).hexdigest()
+    assert ckpt.read_manifest(path).weights_sha256 == of_file
+
+    def of_shards(**hashes: str) -> str:
+        files = {f"{name}.safetensors": ckpt.FileEntry(bytes=1, sha256=sha256) for name, sha256 in hashes.items()}
+        return ckpt.Manifest(step=1, files=files).weights_sha256
+
+    both = of_shards(model_1="a", model_2="b")
+    assert both == of_shards(optimizer_1="c", model_2="b", model_1="a")
+    assert len({both, of_shards(model_1="b", model_2="a"), of_shards(model_1="a", model_2="c")}) == 3
+
+
+def test_moments_of_other_parameters_or_of_another_optimizer_are_refused_by_name(tmp_path):
+    model, optimizer = _trained()
+    path = _save(tmp_path, 1)
+    smaller = nn.Sequential(nn.Linear(4, 3))
+    with pytest.raises(CheckpointError, match=r"the optimizer's state of `1\.bias` is not one of AdamW for this model"):
+        ckpt.load_optimizer_state(path, smaller, build_optimizer(smaller, OptimConfig(lr=0.1)))
+    del optimizer.state[model[0].weight]["exp_avg_sq"]
+    path = ckpt.save_checkpoint(tmp_path, 2, model, optimizer, _state(2), keep_last=1, resume_command="")
+    with pytest.raises(CheckpointError, match=r"the optimizer's state of `0\.weight` is not one of AdamW"):
+        ckpt.load_optimizer_state(path, model, optimizer)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_accepted"),
+    [
+        ({}, True),
+        ({"best_step": 3, "best_epoch": 0}, True),
+        ({"best_step": 3, "best_epoch": 0, "is_stopped": True}, True),
+        ({"best_step": 3}, False),
+        ({"best_epoch": 0}, False),
+        ({"is_stopped": True}, False),
+    ],
+)
+def test_training_that_stopped_early_has_a_best_step_and_its_epoch(changes, is_accepted):
+    if is_accepted:
+        ckpt.LoopState(**changes)
+    else:
+        with pytest.raises(ValidationError, match="`best_step` and `best_epoch` do not fit the other counters"):
+            ckpt.LoopState(**changes)
+
+
+def test_a_state_without_a_counter_is_of_another_version():
+    content = _state(1).as_json()
+    del content["loop"]["num_tokens"]
+    with pytest.raises(ValidationError, match="`num_tokens` is missing; a run of another version of exlm"):
+        ckpt.CheckpointState.model_validate_json(json.dumps(content))
 
 
 def test_weights_that_are_not_finite_are_refused_by_name(tmp_path):

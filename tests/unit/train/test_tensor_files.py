@@ -41,3 +41,16 @@ def test_a_lost_share_is_an_error(tmp_path, lost, first):
     del files[lost]
     with pytest.raises(CheckpointError, match=f"{tmp_path}: rows {first} to 7 of `w` are in no file"):
         SavedTensors(files).copy_to("w", torch.zeros(7, 3))
+
+
+def test_tensors_of_another_shape_or_type_and_files_that_are_none_are_refused_by_file(tmp_path):
+    saved = SavedTensors(_write_shares(tmp_path, torch.randn(7, 3), [3]))
+    with pytest.raises(CheckpointError, match=r"`w` has shape \(7, 3\), the model needs \(7, 4\)$"):
+        saved.copy_to("w", torch.zeros(7, 4))
+    for name, target in (("w", torch.zeros(7, 3).double()), ("step", torch.zeros((), dtype=torch.int64))):
+        with pytest.raises(CheckpointError, match=rf"`{name}` is torch.float32, the model needs {target.dtype}$"):
+            saved.copy_to(name, target)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"no tensors")
+    with pytest.raises(CheckpointError, match=rf"^{path}: the tensors cannot be read: "):
+        SavedTensors([(path, None)])
