@@ -110,12 +110,16 @@ class _Handler(BaseHTTPRequestHandler):
             sha = self.hub.commit(match[1], files)
             return self._answer({"commitUrl": f"{self.hub.url}/{match[1]}/commit/{sha}", "commitOid": sha})
         if path == "/api/validate-yaml":
+            licence = re.search("^license: (.*)$", json.loads(body)["content"], re.MULTILINE)
+            if licence and licence[1] != licence[1].lower():
+                wrong = {"message": '"license" must be one of [apache-2.0, mit]'}
+                return self._answer({"errors": [wrong], "warnings": []}, status=400)
             return self._answer({"errors": [], "warnings": []})
         self._refuse(404, f"the fake Hub does not know {path}")
 
-    def _answer(self, content: Any) -> None:
+    def _answer(self, content: Any, status: int = 200) -> None:
         data = json.dumps(content).encode()
-        self._head(200, {"Content-Type": "application/json", "Content-Length": str(len(data))})
+        self._head(status, {"Content-Type": "application/json", "Content-Length": str(len(data))})
         self.wfile.write(data[: self.hub.cut] if self.command == "POST" else data)
 
     def _send_file(self, sha: str, data: bytes) -> None:

@@ -177,6 +177,7 @@ def test_a_pushed_run_cannot_be_continued(pushed, run_folder):
         ("hub:me/text", "escape", "the Hub names a file or commit whose path is outside its folder"),
         ("hub:me/text", "cut", "the Hub cannot be reached"),
         ("hub:me/text", "lost", "the Hub cannot be reached: no network"),
+        ("hub:me/text", "storage", "the Hub cannot be reached: Data processing error: CAS service error"),
         ("hub:me/text", "gated", "`hub:me/text`: access is restricted"),
         ("hub:me/text", "token", "the Hub refuses: you may not, ***"),
         ("hub:me/text", "offline", "the Hub cannot be reached"),
@@ -203,6 +204,9 @@ def test_what_cannot_be_read_is_refused_and_leaves_nothing(
         case "lost":
             monkeypatch.setattr(hub_client.errors, "LocalEntryNotFoundError", Lost)
             monkeypatch.setattr(hub_client.HfApi, "hf_hub_download", Mock(side_effect=Lost("no network")))
+        case "storage":  # as hf_xet, which reads large files, says it
+            broken = RuntimeError("Data processing error: CAS service error")
+            monkeypatch.setattr(hub_client.HfApi, "hf_hub_download", Mock(side_effect=broken))
         case "gated":
             hub.refuses = (403, "ask first", "GatedRepo")
         case "token":
@@ -219,10 +223,23 @@ def test_what_cannot_be_read_is_refused_and_leaves_nothing(
 def test_without_the_hub_the_newest_copy_is_taken(hub, pushed, capsys, monkeypatch):
     options = ("inspect-dag", SENTENCE, "--format", "none", "--checkpoint", "hub:me/text", "--json")
     first = printed_by(capsys, options)
+    newest = hub.commit("me/text", hub.repos["me/text"][-1][1])
+    printed_by(capsys, options)
     monkeypatch.setattr(hub_client.constants, "HF_HUB_OFFLINE", True)
-    second = printed_by(capsys, options)
-    assert second.out == first.out
-    assert "the Hub does not answer; taking" in second.err
+    third = printed_by(capsys, options)
+    assert third.out == first.out.replace(pushed[:12], newest[:12])
+    assert "the Hub does not answer; taking" in third.err
+    assert f"me/text@{newest[:12]}, the newest copy" in third.err
+
+
+def test_a_licence_that_the_hub_does_not_know_is_said_to_be_refused(hub, capsys, monkeypatch):
+    """The Hub reads the model card before anything is uploaded; its client raises a ValueError."""
+    pytest.importorskip("transformers")
+    monkeypatch.setattr("exlm_cli.export.folder.compare_outputs", lambda *_: Comparison(1, 0.0, 1.0))
+    error = refusal_of(capsys, "push", "T", "me/text", "--license", "Apache-2.0")
+    assert "`me/text`: the Hub refuses the model card: " in error
+    assert '"license" must be one of [apache-2.0, mit]' in error
+    assert "run/run.json" not in hub.repos["me/text"][-1][1]
 
 
 def test_a_push_that_is_refused_is_one_line_without_the_token(hub, run_folder, capsys, monkeypatch):

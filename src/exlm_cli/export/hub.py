@@ -234,6 +234,7 @@ def _explaining(given: str, revision: str | None) -> Iterator[None]:
     """Turn an error of the Hub's client into one line, without the token."""
     from huggingface_hub import errors
 
+    broken: tuple[type[Exception], ...] = (*hub_errors(), RuntimeError)  # a RuntimeError where a large file breaks off
     try:
         yield
     except errors.GatedRepoError:
@@ -252,7 +253,10 @@ def _explaining(given: str, revision: str | None) -> Iterator[None]:
         status = error.response.status_code
         hint = _LOGIN if status in (401, 403) else "try again later"
         raise CheckpointError(f"`{given}`: the Hub refuses: {_reason_of(error)}", hint) from None
-    except hub_errors() as error:
+    except broken as error:
+        if isinstance(error.__cause__, errors.BadRequestError):
+            hint = "give a licence that the Hub knows, like apache-2.0 or mit"
+            raise CheckpointError(f"`{given}`: the Hub refuses the model card: {_reason_of(error)}", hint) from None
         raise _unreachable(given, error) from None
 
 

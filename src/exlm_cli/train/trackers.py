@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
+from pydantic import ValidationError
+
 from exlm_cli.config.base import Recipe
 from exlm_cli.config.overrides import changed_keys
 from exlm_cli.config.sections import TrackerName
 from exlm_cli.errors import ConfigError, InterruptedRunError
-from exlm_cli.files import JsonModel, absent_if_none, read_json, write_json
+from exlm_cli.files import JsonModel, absent_if_none, describe_json_error, read_json, write_json
 from exlm_cli.progress import Progress
 from exlm_cli.train.task import Callback
 
@@ -96,6 +98,8 @@ class Tracker(Callback):
             if not isinstance(error, self._failures()):
                 raise
             reason = str(error).strip().partition("\n")[0]
+            if isinstance(error, ValidationError):
+                reason = describe_json_error(error)
             self._progress.message(
                 f"warning: logging to {self.name} has stopped: {reason}; metrics.jsonl has all figures"
             )
@@ -168,7 +172,8 @@ class WandbTracker(Tracker):
         self._run.finish(exit_code=0 if error is None else 1)
 
     def _failures(self) -> tuple[type[Exception], ...]:
-        return (self._package.Error, OSError)
+        # a pydantic model checks WANDB_MODE and the other variables; its errors are ValueErrors
+        return (self._package.Error, OSError, ValueError)
 
 
 class MlflowTracker(Tracker):
@@ -242,7 +247,7 @@ def require_trackers(names: Sequence[TrackerName]) -> None:
     url = os.environ.get("MLFLOW_TRACKING_URI", "")
     if "mlflow" in names and url.startswith(("http://", "https://")) and not _answers(url):
         raise ConfigError(
-            f"the MLflow server {urlsplit(url).hostname} of MLFLOW_TRACKING_URI does not answer",
+            f"the MLflow server {url.rpartition('@')[2]} of MLFLOW_TRACKING_URI does not answer",
             "start it, unset the variable to keep runs here, or leave `mlflow` out of `train.report_to`",
         )
 
@@ -265,6 +270,6 @@ def _answers(url: str) -> bool:
 
     try:
         requests.head(url, timeout=_ANSWER_LIMIT_S)
-    except requests.RequestException:
+    except (requests.RequestException, ValueError):  # urllib3's own, for a host name like `a..b`
         return False
     return True

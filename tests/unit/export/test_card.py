@@ -12,6 +12,7 @@ from exlm_cli.export.card import model_card
 from exlm_cli.export.folder import export_folder, write_model
 from exlm_cli.export.source import Source, finetuned_source, pretrained_source
 from exlm_cli.finetune.model import load_finetuned
+from exlm_cli.finetune.results import summarise_values
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import MetricsLog
 from exlm_cli.tasks.squad.files import questions_of_pairs
@@ -136,13 +137,28 @@ def test_a_card_names_the_table_and_says_what_was_not_pre_trained(source):
     assert "data of pre-training" not in card
 
 
-def test_the_card_of_a_pretrained_run_has_its_last_validation(tmp_path):
+def test_scores_are_those_of_the_seed_that_is_best_in_validation(molecules):
+    finetuned = load_finetuned(molecules, device="cpu")
+    assert finetuned.results.is_greater_better
+    of_seeds = {"valid": summarise_values([0.25, 0.75]), "test": summarise_values([0.5, 0.125])}
+    metrics = {split: dict.fromkeys(names, of_seeds[split]) for split, names in finetuned.results.metrics.items()}
+    results = finetuned.results.model_copy(update={"metrics": metrics})
+    source = finetuned_source(replace(finetuned, results=results))
+    assert source.seed == 2
+    assert set(source.scores.values()) == {0.125}
+    assert source.model is finetuned.runners[2].model
+
+
+def test_the_card_of_a_pretrained_run_has_the_last_validation_before_its_checkpoint(tmp_path):
     """Under the names that `train.evaluation.summarise` gives: the accuracy is that of masks."""
     run = smiles_pretrained(tmp_path)
     sums = EvaluationSums(3.0, 2, 0, 3.0, num_correct=1, num_targets=4, entropy_nats=1.0, num_entropy_nodes=1)
     figures = summarise([sums], has_dag=False)
     log = MetricsLog(run / "metrics.jsonl")
+    other = {name: 2 * value for name, value in figures.items()}
+    log.append({"kind": "valid", "step": 0, **other})
     log.append({"kind": "valid", "step": 0, **figures})
+    log.append({"kind": "valid", "step": 99, **other})  # the run went on
     log.append({"kind": "train", "step": 0, "loss": 2.0})
     card = model_card(pretrained_source(load_pretrained(run, device="cpu")), 0.0)
     for name in ("loss", "mask_accuracy", "perplexity"):

@@ -213,9 +213,11 @@ def test_task_models_give_the_same_outputs(tmp_path, kind):
             theirs = exported(ids).logits[0].double()
             ours = runner.model.in_units(runner.model(ids, torch.tensor([ids.shape[1]])))[0].double()
         assert float((theirs - ours).abs().max()) <= TOLERANCE
-    if kind == "colour":
-        assert list(exported.config.id2label.values()) == list(finetuned.results.output_names)
-        assert exported.config.problem_type == "single_label_classification"
+    problem_types = {
+        "colour": "single_label_classification", "length": "regression", "labels": "multi_label_classification"
+    }  # fmt: skip
+    assert exported.config.problem_type == problem_types.get(kind)
+    assert list(exported.config.id2label.values()) == list(finetuned.results.output_names)
 
 
 @pytest.mark.parametrize("kind", ["pretrained", "length", "pair"])

@@ -4,6 +4,7 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from exlm_cli.config.describe import count_parameters
 from exlm_cli.data.batch import Batch, expand, pack
@@ -235,6 +236,53 @@ def test_weights_start_as_bert_does_and_clone_vectors_with_their_own_spread():
     for weights, std in ((torch.cat(matrices), 0.02), (model.clone_embedding.weight.detach().flatten(), 1.0)):
         assert abs(float(weights.std()) - std) < 5 * std / (2 * len(weights)) ** 0.5
     assert all(p.eq(0).all() for n, p in model.named_parameters() if n.endswith("bias"))
+
+
+RATES = {"dropout": 0.5, "attention_dropout": 0.125, "activation_dropout": 0.25}
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+def test_dropout_falls_on_the_embeddings_the_activation_and_both_outputs_of_a_block(is_training):
+    """Shares of zeros, and of sums with zero, beside the rates; none in evaluation."""
+    model = _model(model={"width": 256, "ffn_width": 256, **RATES}).train(is_training)
+    first = model.encoder.blocks[0]
+    seen = {}
+    for name, part in {"input": first, "between": first.ffn_norm, "activation": first.ffn_out}.items():
+        part.register_forward_pre_hook(lambda _, inputs, name=name: seen.update({name: inputs[0]}))
+    first.register_forward_hook(lambda _, inputs, output: seen.update(output=output))
+    torch.manual_seed(0)
+    model.encode(tiny_batch(tiny_recipe()))
+    places = {
+        "dropout": (seen["input"], seen["between"] - seen["input"], seen["output"] - seen["between"]),
+        "activation_dropout": (seen["activation"],),
+    }
+    for name, values in places.items():
+        rate = RATES[name] if is_training else 0.0
+        for value in values:
+            share = float((value == 0).double().mean())
+            assert abs(share - rate) <= 5 * (rate * (1 - rate) / value.numel()) ** 0.5 + 1e-4
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("model", [{}, FIRST, LATE])
+def test_weights_of_attention_are_dropped_in_training_alone(monkeypatch, model, is_packed):
+    """In each of its calls: of the context, and of the further states."""
+    rates = []
+    attend = F.scaled_dot_product_attention
+
+    def record(*args, dropout_p=0.0, **rest):
+        rates.append(dropout_p)
+        return attend(*args, dropout_p=dropout_p, **rest)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", record)
+    network, batch = _model(model={**model, **RATES}), tiny_batch(tiny_recipe(), (9, 9))
+    if is_packed:
+        batch = pack(batch, hides_further_states=bool(model))
+    for is_training, rate in ((True, 0.125), (False, 0.0)):
+        rates.clear()
+        network.train(is_training).node_states(batch)
+        assert set(rates) == {rate}
+        assert len(rates) == 2 * (1 + bool(model)) - (model == LATE)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from exlm_cli.config.finetune import FinetuneModelConfig
 from exlm_cli.config.pretrain import PretrainRecipe
@@ -100,6 +100,34 @@ def test_pooler_dropout_falls_before_both_layers():
     head(torch.ones(4, 2, 1000), torch.tensor([2] * 4))
     # 4,000 draws of one half: five standard errors are 0.04
     assert dropped == pytest.approx([0.5, 0.5], abs=0.04)
+
+
+def test_dropout_of_spans_falls_before_their_only_layer():
+    head = SpanHead(1000, 0.5, 1).train()
+    dropped: list[float] = []
+    head.out.register_forward_pre_hook(lambda _, args: dropped.append(float((args[0] == 0).float().mean())))
+    torch.manual_seed(0)
+    head(torch.ones(2, 2, 1000), torch.tensor([2] * 2))
+    assert dropped == pytest.approx([0.5], abs=0.04)
+
+
+@pytest.mark.parametrize("num_outputs", [3, None])
+def test_a_task_model_has_the_dropout_of_fine_tuning(num_outputs):
+    rates = FinetuneModelConfig(dropout=0.4, attention_dropout=0.3, activation_dropout=0.2, pooler_dropout=0.1)
+    model = TaskModel(tiny_recipe(), rates, V, num_outputs)
+    of_encoder, of_head = (
+        {part.p for part in side.modules() if isinstance(part, nn.Dropout)} for side in (model.encoder, model.head)
+    )
+    assert (of_encoder, of_head) == ({0.4, 0.2}, {0.1})
+    assert {block.attention_dropout for block in model.encoder.blocks} == {0.3}
+
+
+def test_a_head_starts_as_bert_does():
+    model = TaskModel(tiny_recipe(model={"width": 64}), NO_DROPOUT, V, 1)
+    weights = model.head.dense.weight.detach()
+    # the standard deviation of n normal numbers is known to 1 / sqrt(2 n) of itself
+    assert float(weights.std()) == pytest.approx(0.02, abs=5 * 0.02 / (2 * weights.numel()) ** 0.5)
+    assert model.head.dense.bias.eq(0).all()
 
 
 @pytest.mark.parametrize("num_repeats", [1, 2, 3])

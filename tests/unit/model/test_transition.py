@@ -115,6 +115,19 @@ def test_a_mixture_of_equal_heads_is_one_head(batch, states):
     torch.testing.assert_close(log_trans[allowed].double(), expected[allowed], atol=1e-5, rtol=1e-5)
 
 
+def test_gated_heads_are_a_mixture_with_weights_by_node_and_position(batch, states):
+    """The official code's head: the vector of a node's place beside its state, and one softmax of gates a node."""
+    head = _head(transition={"heads": 2, "position_features": True, "max_nodes": 64})
+    log_trans = head(states, batch).detach().double()
+    for b, num_nodes in enumerate(batch.state_lengths.tolist()):
+        features = torch.cat([states[b, :num_nodes], head.node_position.weight[:num_nodes]], dim=1)
+        query, key, gate = head.query(features), head.key(features), head.gate(features).softmax(-1)
+        for v in range(num_nodes - 1):
+            of_heads = [query[v, part] @ key[v + 1 :, part].T / math.sqrt(8) for part in (slice(8), slice(8, 16))]
+            edges = sum(gate[v, h] * scores.softmax(-1) for h, scores in enumerate(of_heads))
+            torch.testing.assert_close(log_trans[b, v, v + 1 : num_nodes], edges.log(), atol=1e-5, rtol=1e-5)
+
+
 def _places(batch, b: int) -> list[tuple[int, int]]:
     """Return (ordinal of the mask, clone) of every real node of a tiny batch, k = 3."""
     num_masks = int(batch.target_lengths[b])

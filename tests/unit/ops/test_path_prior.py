@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from exlm_cli.ops.path_prior import expected_visits, own_mask_share, path_length_nll, state_imbalance
+from exlm_cli.ops.path_prior import expected_visits, independent_nll, own_mask_share, path_length_nll, state_imbalance
 from tests.oracles import enumerate_posteriors, scored_paths
 
 NUM_MASKS, K = 3, 2
@@ -90,6 +90,16 @@ def test_imbalance_is_zero_for_lanes_that_share_alike_and_for_no_masks():
     assert state_imbalance(lanes, K).tolist() == pytest.approx([0.0, 0.0], abs=1e-7)
 
 
+@pytest.mark.parametrize("share", [0.5, 1e-3, 1e-30])
+def test_imbalance_grows_without_bound_as_a_lane_vanishes(share):
+    """Two lanes, begun with these odds and never left: -log(4 p (1 - p)) / 2."""
+    lanes = torch.full((1, 6, 6), -math.inf, dtype=torch.float64)
+    lanes[0, 0, [1, 2]] = torch.tensor([1 - share, share], dtype=torch.float64).log()
+    lanes[0, [1, 2, 3, 4], [3, 4, 5, 5]] = 0.0
+    expected = -math.log(4 * share * (1 - share)) / 2
+    assert float(state_imbalance(lanes, K)) == pytest.approx(expected, abs=1e-12)
+
+
 def test_the_gradient_of_imbalance_is_that_of_finite_differences_and_finite_where_a_state_is_given_up():
     is_edge = _log_trans() > -math.inf
     weights = torch.randn(int(is_edge.sum()), dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -122,6 +132,13 @@ def test_a_chain_is_centred_and_has_one_length():
     lengths = torch.tensor([3]), torch.tensor([5])
     assert float(own_mask_share(chain, torch.tensor([[-1, 0, 1, 2, -1]]), *lengths)) == pytest.approx(1)
     assert float(path_length_nll(chain, *lengths)) == pytest.approx(0)
+
+
+def test_targets_without_a_path_are_impossible_one_by_one_too():
+    """Two targets and one node that emits."""
+    lengths = torch.tensor([2, 1]), torch.tensor([3, 3])
+    nll = independent_nll(torch.zeros(2, 2, 8, dtype=torch.float64), _log_trans()[[0, 0]], *lengths)
+    assert nll.tolist() == pytest.approx([math.inf, 0.0])
 
 
 def test_sequences_without_targets_have_no_share():

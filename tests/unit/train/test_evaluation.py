@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from exlm_cli.data.batch import expand
 from exlm_cli.errors import CollapsedError
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.run_dir import MetricsLog, read_metrics
@@ -19,7 +20,7 @@ from exlm_cli.train.evaluation import (
 from exlm_cli.train.objective import Objective
 from tests.oracles import enumerate_best, enumerate_nll, enumerate_posteriors, scored_paths
 from tests.recorder import Recorder
-from tests.tiny import SPECIAL, tiny_batch, tiny_recipe
+from tests.tiny import SPECIAL, masked_by_hand, tiny_batch, tiny_recipe
 
 
 @pytest.fixture(autouse=True)
@@ -117,6 +118,13 @@ def test_the_own_mask_share_of_a_model_is_that_of_its_transitions():
     nodes_BTS, _ = enumerate_posteriors(*_dag(model, batch, torch.zeros(2, len(targets), batch.node_mask.shape[1])))
     shares = (nodes_BTS * (batch.node_mask[:, None] == targets)).sum((1, 2)) / batch.target_lengths
     assert measure_own_mask_shares(model, batch) == pytest.approx(tuple(shares.tolist()), rel=1e-4)
+
+
+def test_a_sequence_without_masks_has_no_own_mask_share():
+    masked = masked_by_hand([[1, 9, 2], [1, 3, 9, 2]], [7])
+    batch = expand(masked, 3, "exlm", pad_id=SPECIAL.pad_id)
+    (share,) = measure_own_mask_shares(_model(), batch)
+    assert share == pytest.approx(1)  # one mask has no other
 
 
 def test_accuracy_of_a_dag_is_that_of_its_best_path_through_the_likeliest_tokens():

@@ -16,14 +16,16 @@ def test_warm_up_is_linear_and_ends_at_the_peak():
 
 
 @pytest.mark.parametrize(
-    ("schedule", "power", "halfway"), [("polynomial", 1.0, 0.5), ("polynomial", 2.0, 0.25), ("cosine", 1.0, 0.5)]
+    ("schedule", "power", "quarter", "half"),
+    [("polynomial", 1.0, 0.75, 0.5), ("polynomial", 2.0, 0.5625, 0.25), ("cosine", 1.0, (2 + math.sqrt(2)) / 4, 0.5)],
 )
-def test_decay_falls_from_the_peak_to_the_end(schedule, power, halfway):
+def test_decay_falls_from_the_peak_to_the_end(schedule, power, quarter, half):
     optim = OptimConfig.model_validate(
         {"lr": 1.0, "warmup_steps": 10, "schedule": schedule, "power": power, "end_lr": 0.1}
     )
     assert learning_rate(10, optim, 110) == pytest.approx(1.0)
-    assert learning_rate(60, optim, 110) == pytest.approx(0.1 + 0.9 * halfway)
+    assert learning_rate(35, optim, 110) == pytest.approx(0.1 + 0.9 * quarter)
+    assert learning_rate(60, optim, 110) == pytest.approx(0.1 + 0.9 * half)
     assert learning_rate(110, optim, 110) == pytest.approx(0.1)
     assert learning_rate(500, optim, 110) == pytest.approx(0.1)
 
@@ -46,7 +48,7 @@ def test_one_step_is_adamw_with_the_betas_of_the_recipe():
     parameter = nn.Parameter(torch.tensor([[2.0]]))
     model = nn.Module()
     model.register_parameter("weight", parameter)
-    optimizer = build_optimizer(model, OptimConfig(lr=0.1, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.01))
+    optimizer = build_optimizer(model, OptimConfig(lr=0.1, betas=(0.9, 0.98), eps=1e-3, weight_decay=0.01))
     for gradient in (3.0, -1.0):
         parameter.grad = torch.tensor([[gradient]])
         optimizer.step()
@@ -54,7 +56,7 @@ def test_one_step_is_adamw_with_the_betas_of_the_recipe():
     for step, gradient in enumerate((3.0, -1.0), start=1):
         value *= 1 - 0.1 * 0.01
         first, second = 0.9 * first + 0.1 * gradient, 0.98 * second + 0.02 * gradient**2
-        value -= 0.1 * (first / (1 - 0.9**step)) / (math.sqrt(second / (1 - 0.98**step)) + 1e-6)
+        value -= 0.1 * (first / (1 - 0.9**step)) / (math.sqrt(second / (1 - 0.98**step)) + 1e-3)
     assert float(parameter.detach()) == pytest.approx(value, rel=1e-6)
 
 

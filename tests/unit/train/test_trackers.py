@@ -6,11 +6,12 @@ import shutil
 import sys
 from collections import namedtuple
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import MagicMock
 
 import pytest
 import requests
+from pydantic import BaseModel
 from torch import Tensor
 
 from exlm_cli.config.pretrain import PretrainRecipe
@@ -183,10 +184,28 @@ def test_a_tracker_that_is_not_installed_is_named_before_a_folder_is_made(packag
     assert not (tmp_path / "run").exists()
 
 
-def test_an_mlflow_server_that_does_not_answer_is_named_without_its_password(packages, monkeypatch):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@127.0.0.1:9")
-    with pytest.raises(ConfigError, match=r"^the MLflow server 127\.0\.0\.1 of MLFLOW_TRACKING_URI does not answer$"):
+@pytest.mark.parametrize("server", ["127.0.0.1:9", "mlflow..example.org", "[::1"])
+def test_an_mlflow_server_that_does_not_answer_is_named_without_its_password(packages, monkeypatch, server):
+    """Also a name that is no host's, which `requests` and `urllib` refuse each in their own way."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:secret@{server}")
+    with pytest.raises(ConfigError) as refused:
         require_trackers(["mlflow"])
+    assert refused.value.message == f"the MLflow server {server} of MLFLOW_TRACKING_URI does not answer"
+
+
+def test_a_setting_that_wandb_refuses_is_named_and_training_goes_on(packages, cache, tmp_path, monkeypatch):
+    """By an error of pydantic, as wandb raises it for its variables."""
+
+    class Settings(BaseModel):
+        mode: Literal["online", "offline"]
+
+    monkeypatch.setenv("WANDB_MODE", "offlin")
+    packages.wandb.init.side_effect = lambda mode, **_: Settings(mode=mode)
+    progress = Recorder()
+    recipe = _recipe(cache, report_to="wandb", max_steps=2)
+    assert run_pretraining(recipe, out=tmp_path / "run", progress=progress).steps == 2
+    (warning,) = (message for message in progress.said if "has stopped" in message)
+    assert "logging to wandb has stopped: `mode` is 'offlin': input should be 'online' or 'offline'" in warning
 
 
 class Watch(Callback):
