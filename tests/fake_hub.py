@@ -20,6 +20,7 @@ class FakeHub:
     """Repositories by name: commits, the newest last, each with its files.
 
     Attributes:
+        private: Names of those that are private.
         refuses: Status with which every request is answered, its message, and the Hub's code if it has one; None: it
             works.
         cut: Bytes after which a download, or the answer to an upload, breaks off; None: it does not.
@@ -27,6 +28,7 @@ class FakeHub:
 
     def __init__(self) -> None:
         self.repos: dict[str, list[tuple[str, dict[str, bytes]]]] = {}
+        self.private: set[str] = set()
         self.created: list[dict[str, Any]] = []
         self.refuses: tuple[int, str] | tuple[int, str, str] | None = None
         self.cut: int | None = None
@@ -66,7 +68,8 @@ class _Handler(BaseHTTPRequestHandler):
             if found is None:
                 return self._refuse(404, "Invalid rev id", "RevisionNotFound")
             siblings = [{"rfilename": name} for name in found[1]]
-            return self._answer({"id": repo, "sha": found[0], "siblings": siblings, "private": False, "tags": []})
+            is_private = repo in self.hub.private
+            return self._answer({"id": repo, "sha": found[0], "siblings": siblings, "private": is_private, "tags": []})
         if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/([^/]+)", path):
             found = self.hub.find(match[1], match[2])
             listed = found[1] if found else {}
@@ -92,6 +95,8 @@ class _Handler(BaseHTTPRequestHandler):
             repo = "/".join(filter(None, (wanted.get("organization"), wanted["name"])))
             if repo not in self.hub.repos:
                 self.hub.commit(repo, {".gitattributes": b""})
+                if "private" in (wanted.get("visibility"), *wanted):  # older clients send `private`
+                    self.hub.private.add(repo)
             return self._answer({"url": f"{self.hub.url}/{repo}", "name": repo, "id": repo})
         if path.startswith("/api/models/") and "/preupload/" in path:
             files = [

@@ -74,6 +74,7 @@ def test_a_pushed_run_is_read_back(hub, run_folder, capsys, monkeypatch):
     pytest.importorskip("transformers")
     monkeypatch.setattr("exlm_cli.export.folder.compare_outputs", lambda *_: Comparison(1, 0.0, 1.0))
     hub.commit("me/text", {"run/old.json": b"{}", "notes.txt": b"mine"})
+    hub.private.add("me/text")
     for name in ("vectors.npz", "notes.json", "rows.jsonl"):
         (run_folder / "T" / name).write_bytes(b"\xffmine")
     result = result_of(capsys, "push", "T", "me/text", "--private", "--license", "mit")
@@ -240,6 +241,19 @@ def test_a_licence_that_the_hub_does_not_know_is_said_to_be_refused(hub, capsys,
     assert "`me/text`: the Hub refuses the model card: " in error
     assert '"license" must be one of [apache-2.0, mit]' in error
     assert "run/run.json" not in hub.repos["me/text"][-1][1]
+
+
+def test_a_private_run_goes_to_a_new_repository_or_a_private_one(hub, run_folder, monkeypatch):
+    monkeypatch.setattr("exlm_cli.export.hub.export_folder", lambda source, out, *_, **__: out.mkdir())
+    source = pretrained_source(load_pretrained(run_folder / "T", device="cpu"))
+    hub.commit("me/public", {"README.md": b""})
+    with pytest.raises(CheckpointError, match=r"^me/public exists and is public; nothing was uploaded$"):
+        push_run(source, "me/public", SilentProgress(), is_private=True, licence=None)
+    assert len(hub.repos["me/public"]) == 1
+    for _ in range(2):
+        pushed = push_run(source, "me/new", SilentProgress(), is_private=True, licence=None)
+        assert hub.repos["me/new"][-1][0] == pushed.commit
+    assert hub.private == {"me/new"}
 
 
 def test_a_push_that_is_refused_is_one_line_without_the_token(hub, run_folder, capsys, monkeypatch):

@@ -79,7 +79,8 @@ def push_run(source: Source, repo: str, progress: Progress, *, is_private: bool,
 
     Raises:
         ConfigError: The model cannot be exported.
-        CheckpointError: The Hub refuses or cannot be reached, or a file cannot be written.
+        CheckpointError: The Hub refuses or cannot be reached, `is_private` and the repository is public, or a file
+            cannot be written.
         ExlmError: The exported model is not the run's.
     """
     api = _client()
@@ -90,6 +91,9 @@ def push_run(source: Source, repo: str, progress: Progress, *, is_private: bool,
         progress.message(f"uploading to {repo}")
         with _explaining(repo, None):
             api.create_repo(repo, private=is_private or None, exist_ok=True)  # None: as the organisation has it
+            if is_private and not api.model_info(repo).private:
+                hint = "make it private on its page of the Hub, or choose another name"
+                raise CheckpointError(f"{repo} exists and is public; nothing was uploaded", hint)
             done = api.upload_folder(
                 repo_id=repo,
                 folder_path=folder,
