@@ -30,6 +30,7 @@ from exlm_cli.train.task import Callback
 from tests.tiny import tiny_recipe
 
 WORDS = ["amber", "birch", "cedar", "daisy", "elder", "fern"]
+ONE_EPOCH: dict[str, Any] = {"seeds": [1], "train": {"max_epochs": 1}}
 
 
 def make_pretrained(run: Path, tokenizer: Tokenizer | None = None, **sections: Any) -> Path:
@@ -212,3 +213,10 @@ def assert_same_run(mine: Path, theirs: Path) -> None:
             assert own.read_bytes() == path.read_bytes()
         else:
             assert untimed(read_metrics(own)) == untimed(read_metrics(path))
+
+
+def words_table(folder: Path) -> dict[str, Any]:
+    rows = [f"{a} {b},{int('amber' in (a, b))}" for a in WORDS for b in WORDS] * 2
+    path = folder / "words.csv"
+    path.write_text("text,amber\n" + "\n".join(rows[:60]) + "\n")
+    return {"name": "csv", "text_column": "text", "label_columns": ["amber"], "files": {"train": str(path)}}

@@ -25,13 +25,11 @@ from exlm_cli.finetune.run import resume_finetuning, run_finetuning
 from exlm_cli.finetune.trainer import encode_task
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_metrics, read_run_json
-from exlm_cli.tasks.registry import load_task
 from exlm_cli.train.loop import TrainingLoop
 from exlm_cli.train.task import LoopResult
-from tests.ranks import note_error, noted_errors, run_ranks
 from tests.recorder import Recorder
 from tests.unit.finetune.synthetic import (
-    WORDS,
+    ONE_EPOCH,
     EncodedWords,
     WordTask,
     assert_same_run,
@@ -40,11 +38,10 @@ from tests.unit.finetune.synthetic import (
     make_pretrained,
     run_tiny,
     weights,
+    words_table,
 )
 from tests.unit.tasks.glue_files import write_glue
 from tests.unit.tasks.squad.test_task import document
-
-ONE_EPOCH: dict[str, Any] = {"seeds": [1], "train": {"max_epochs": 1}}
 
 
 @pytest.fixture(scope="module")
@@ -320,7 +317,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_left(text_model, tmp_path, 
     for error, said, changed, arguments in (
         (ConfigError, "`train.microbatch_tokens` 20", finetune_recipe(train={"microbatch_tokens": 20}), {}),
         (ConfigError, "`train.microbatch_tokens` 20", finetune_recipe(grid=grid), {"use_grid": True}),
-        (ConfigError, "`task` has one split", finetune_recipe(task=_words_table(tmp_path), num_replicates=2), {}),
+        (ConfigError, "`task` has one split", finetune_recipe(task=words_table(tmp_path), num_replicates=2), {}),
         (ConfigError, "names wandb, which is not installed", finetune_recipe(train={"report_to": "wandb"}), {}),
         (DataError, "`valid`", recipe, {"task": WordTask(sizes=(20,))}),
         (ConfigError, "no checkpoint", recipe, {"checkpoint": None}),
@@ -410,77 +407,6 @@ def test_best_weights_altered_before_they_are_scored_are_refused(text_model, tmp
         run_tiny(text_model, tmp_path / "run", **ONE_EPOCH)
 
 
-def _words_table(folder: Path) -> dict[str, Any]:
-    rows = [f"{a} {b},{int('amber' in (a, b))}" for a in WORDS for b in WORDS] * 2
-    path = folder / "words.csv"
-    path.write_text("text,amber\n" + "\n".join(rows[:60]) + "\n")
-    return {"name": "csv", "text_column": "text", "label_columns": ["amber"], "files": {"train": str(path)}}
-
-
-def test_replicates_are_runs_on_other_splits_and_finished_ones_are_kept(text_model, tmp_path):
-    task = _words_table(tmp_path)
-    recipe = finetune_recipe(task=task, train={"max_epochs": 1}, num_replicates=2)
-    out = tmp_path / "run"
-    results = run_finetuning(recipe, checkpoint=text_model, out=out).results
-    other = out / "replicates/split-1"
-    splits = [json.loads((run / "split.json").read_text())["indices"] for run in (out, other)]
-    assert splits[0] != splits[1]
-    joined = results.replication
-    assert joined is not None
-    assert joined.split_seeds == (0, 1)
-    assert joined.metrics["test"]["loss"].values == (
-        *results.metrics["test"]["loss"].values, *read_results(other).metrics["test"]["loss"].values
-    )  # fmt: skip
-    kept = (other / "cells/single/seed-1/result.json").stat().st_mtime_ns
-    again = resume_finetuning(out, ["num_replicates=3"]).results
-    assert (other / "cells/single/seed-1/result.json").stat().st_mtime_ns == kept
-    assert again.replication is not None
-    assert again.replication.metrics["test"]["loss"].values[:4] == joined.metrics["test"]["loss"].values
-
-
-def test_a_split_without_rows_is_refused_before_any_is_trained(text_model, tmp_path, monkeypatch):
-    """Those of the seeds 3 and 4 have rows, that of 5 has none to validate on."""
-
-    def load_split(config: Any, progress: Any) -> Any:
-        if config.split_seed == 5:
-            raise DataError("csv: the split leaves no rows in `valid`", "give more rows")
-        return load_task(config, progress)
-
-    monkeypatch.setattr(run_module, "load_task", load_split)
-    task, out = {**_words_table(tmp_path), "split_seed": 3}, tmp_path / "run"
-    recipe = finetune_recipe(task=task, num_replicates=4, **ONE_EPOCH)
-    said = "split 3 of 4, `task.split_seed` 5: csv: the split leaves no rows in `valid`"
-    with pytest.raises(DataError, match=said) as caught:
-        run_finetuning(recipe, checkpoint=text_model, out=out)
-    assert caught.value.hint.startswith("`num_replicates=2` ends before it; ")
-    assert not out.exists()
-    results = run_finetuning(recipe.changed({"num_replicates": 2}), checkpoint=text_model, out=out).results
-    before = (out / "recipe.yaml").read_bytes()
-    with pytest.raises(DataError, match=said):
-        resume_finetuning(out, ["num_replicates=4"])
-    assert (out / "recipe.yaml").read_bytes() == before
-    assert resume_finetuning(out).results == results
-
-
-def test_rank_0_refuses_a_split_without_rows_for_all_ranks(text_model, tmp_path):
-    recipe = finetune_recipe(task=_words_table(tmp_path), num_replicates=3, **ONE_EPOCH)
-    assert run_ranks(2, _refuse_the_last_split, tmp_path, recipe, text_model) == [0, 0]
-    first, other = noted_errors(tmp_path).values()
-    assert first["message"].startswith("split 3 of 3, `task.split_seed` 2: ")
-    assert other["message"] == f"rank 0: {first['message']}"
-    assert not (tmp_path / "run").exists()
-
-
-def _refuse_the_last_split(folder: Path, recipe: FinetuneRecipe, checkpoint: Path) -> None:
-    def load_split(config: Any, progress: Any) -> Any:
-        if config.split_seed == 2:
-            raise DataError("csv: the split leaves no rows in `valid`", "give more rows")
-        return load_task(config, progress)
-
-    run_module.load_task = load_split
-    note_error(folder, lambda: run_finetuning(recipe, checkpoint=checkpoint, out=folder / "run"))
-
-
 def test_only_the_matched_rows_of_mnli_are_known_rows(text_model, tmp_path):
     """Both development sets have each class four times."""
     write_glue(tmp_path, "mnli", copies=4)
@@ -522,7 +448,7 @@ def test_a_note_on_outputs_that_no_json_file_may_hold_is_escaped(text_model, tmp
 
 def test_splits_with_few_rows_of_a_class_are_noted_where_roc_auc_is_scored(text_model, tmp_path):
     out = tmp_path / "run"
-    results = run_finetuning(finetune_recipe(task=_words_table(tmp_path), **ONE_EPOCH), checkpoint=text_model, out=out)
+    results = run_finetuning(finetune_recipe(task=words_table(tmp_path), **ONE_EPOCH), checkpoint=text_model, out=out)
     for split in ("valid", "test"):
         _, targets = read_predictions(out / f"targets-{split}.csv", "")
         num_positive = int(targets.sum())
@@ -532,7 +458,7 @@ def test_splits_with_few_rows_of_a_class_are_noted_where_roc_auc_is_scored(text_
 
 
 def test_an_encoder_without_a_checkpoint_makes_its_tokenizer_of_the_training_rows(tmp_path):
-    task = _words_table(tmp_path)
+    task = words_table(tmp_path)
     recipe = finetune_recipe(task=task, init="scratch", **ONE_EPOCH)
     encoder = load_recipe("quickstart-text", ["model.width=32", "model.num_layers=1", "tokenizer.vocab_size=280"])
     out = tmp_path / "run"
