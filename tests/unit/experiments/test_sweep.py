@@ -132,7 +132,8 @@ def test_a_signal_stops_every_cell_and_the_rest_is_done_later(recipe, one_by_one
     ],
 )
 def test_what_is_not_there_leaves_no_run_directory(recipe, tmp_path, monkeypatch, changes, said):
-    monkeypatch.setitem(sys.modules, "wandb", None)  # type: ignore[arg-type]
+    absent: Any = None  # as Python marks a module that cannot be imported
+    monkeypatch.setitem(sys.modules, "wandb", absent)
     monkeypatch.setattr(module.torch.cuda, "is_available", lambda: False)
     with pytest.raises(ExlmError, match=said):
         _run(recipe.changed(changes), out=tmp_path / "run")
