@@ -271,5 +271,6 @@ def _caveats(source: Source, form: Format) -> list[str]:
 
 
 def _table(rows: dict[str, object] | dict[str, str]) -> str:
-    lines = [f"| {name} | {value} |" for name, value in rows.items()]
+    cells = {name: str(value).replace("|", r"\|") for name, value in rows.items()}
+    lines = [f"| {name} | {value} |" for name, value in cells.items()]
     return "\n".join(["| | |", "|---|---|", *lines])

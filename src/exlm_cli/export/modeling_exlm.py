@@ -116,7 +116,9 @@ class ExlmForMaskedLM(EsmForMaskedLM):  # type: ignore[misc]
         """
         if labels is not None:
             raise ValueError("this model computes no loss: leave out `labels`")
-        batch = self._expanded(input_ids, attention_mask)
+        if attention_mask is not None:
+            input_ids = input_ids.masked_fill(attention_mask == 0, self.config.pad_token_id)
+        batch = self._expanded(input_ids)
         hidden_BXD = self._encode(batch)
         is_mask_BL = input_ids == self.config.mask_token_id
         logits_BLV = self.lm_head(_states_at(hidden_BXD, batch.first_index)).float()
@@ -167,10 +169,8 @@ class ExlmForMaskedLM(EsmForMaskedLM):  # type: ignore[misc]
             )
         return found
 
-    def _expanded(self, input_ids: Tensor, attention_mask: Tensor | None) -> Batch:
+    def _expanded(self, input_ids: Tensor) -> Batch:
         pad_id = self.config.pad_token_id
-        if attention_mask is not None:
-            input_ids = input_ids.masked_fill(attention_mask == 0, pad_id)
         is_token_BL = input_ids != pad_id
         if not torch.equal(is_token_BL, is_token_BL.cummin(1).values):
             raise ValueError("the padding must be on the right, and the input must hold no [PAD] elsewhere")

@@ -137,6 +137,13 @@ def test_a_card_names_the_table_and_says_what_was_not_pre_trained(source):
     assert "data of pre-training" not in card
 
 
+def test_a_bar_in_a_file_name_stays_in_its_cell(source):
+    card = model_card(replace(source, table="/data/a|b.csv"), 0.0)
+    (row,) = re.findall(r"^\| fine-tuning .*", card, re.MULTILINE)
+    assert "on `a\\|b.csv`" in row
+    assert len(re.findall(r"(?<!\\)\|", row)) == 3
+
+
 def test_scores_are_those_of_the_seed_that_is_best_in_validation(molecules):
     finetuned = load_finetuned(molecules, device="cpu")
     assert finetuned.results.is_greater_better

@@ -134,6 +134,17 @@ def test_padding_on_the_left_is_refused(tmp_path):
         loaded(torch.tensor([[source.tokenizer.pad_id, *ids]]))
 
 
+def test_a_mask_that_is_hidden_is_padding(tmp_path):
+    source, loaded = exported(tmp_path, 2, {})
+    ids = source.encode("amber [MASK] fern")
+    hidden = torch.tensor([ids + [source.tokenizer.mask_id] * 2])
+    padded = torch.tensor([ids + [source.tokenizer.pad_id] * 2])
+    is_shown = (padded != source.tokenizer.pad_id).long()
+    with torch.inference_mode():
+        of_hidden, of_padded = loaded(hidden, is_shown), loaded(padded, is_shown)
+    torch.testing.assert_close(of_hidden.logits, of_padded.logits, rtol=0.0, atol=0.0)
+
+
 def test_modules_of_one_file_have_no_name_in_common():
     """They are written one after the other, so a second definition would replace the first."""
     package = Path(exlm_cli.export.folder.__file__).parents[1]
