@@ -21,6 +21,7 @@ from exlm_cli.export.hub import SCHEME, fetch_run
 from exlm_cli.finetune.calibration import DEFAULT_LEVEL, check_level, read_calibration
 from exlm_cli.finetune.embed import RowEncoder, Vectors, embed_rows, finetuned_encoder, pretrained_encoder
 from exlm_cli.finetune.model import Finetuned, load_finetuned
+from exlm_cli.format import is_unicode
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import run_kind
 from exlm_cli.tasks.base import NewRows, TrainedTask
@@ -98,7 +99,7 @@ class Run:
             Probabilities or values of every row, for each seed and their mean; for SQuAD also answers.
 
         Raises:
-            CheckpointError: The run is pre-trained, so it predicts no labels.
+            CheckpointError: The run is pre-trained, so it predicts no labels, or its calibration.json is damaged.
             ConfigError: A level that is not between 0 and 1 or for a run that predicts no values, or an installed task
                 that reads files of its own layout (`exlm predict`).
             DataError: `rows` is not a list of strings, or of tuples with as many strings as the task needs.
@@ -246,7 +247,7 @@ def check_rows(rows: object, num_texts: int = 1) -> list[tuple[str, ...]]:
     """Return rows as tuples of `num_texts` strings.
 
     Raises:
-        DataError: They are something else; the error names the row, counted from 1.
+        DataError: They are something else, or contain a lone surrogate; the error names the row, counted from 1.
     """
     wanted = "a string" if num_texts == 1 else f"a tuple of {num_texts} strings"
     if isinstance(rows, str) or not isinstance(rows, Sequence | np.ndarray):
@@ -256,6 +257,8 @@ def check_rows(rows: object, num_texts: int = 1) -> list[tuple[str, ...]]:
         texts = (row,) if isinstance(row, str) else tuple(row) if isinstance(row, tuple | list) else ()
         if len(texts) != num_texts or not all(isinstance(text, str) for text in texts):
             raise DataError(f"row {number} is {row!r}, not {wanted}", f"give a list, each row {wanted}")
+        if not all(map(is_unicode, texts)):
+            raise DataError(f"row {number} contains a lone surrogate", "correct the row or leave it out")
         found.append(texts)
     return found
 

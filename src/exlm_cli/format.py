@@ -152,3 +152,12 @@ def shorten_middle(text: str, max_letters: int) -> str:
 def printable(text: str) -> str:
     r"""Return a text on one line: a line break, bidirectional mark or other control character as `\n` or `\x1b`."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+def is_unicode(text: str) -> bool:
+    """Return whether UTF-8 can hold a text; Python and JSON also allow lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

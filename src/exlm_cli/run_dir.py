@@ -293,7 +293,11 @@ class MetricsLog:
             file.write(json.dumps(finite_or_none(row)) + "\n")
 
     def truncate_after(self, step: int) -> None:
-        """Drop the rows beyond `step`, and the half-written last line of a killed run."""
+        """Drop the rows beyond `step`, and the half-written last line of a killed run.
+
+        Raises:
+            CheckpointError: A whole line is damaged, or the file cannot be written.
+        """
         if self.path.exists():
             kept = [row for row in read_metrics(self.path) if row["step"] <= step]
             write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in kept).encode())
@@ -368,7 +372,8 @@ def damage_hint(path: Path) -> str:
 
 def is_checkpoint(path: Path) -> bool:
     """Return whether a path has the form `checkpoints/step-N`."""
-    return path.name.startswith("step-") and path.parent.name == "checkpoints"
+    name, _, step = path.name.partition("-")
+    return name == "step" and step.isdecimal() and path.parent.name == "checkpoints"
 
 
 @functools.cache  # the commit of the code that runs, not of a later checkout

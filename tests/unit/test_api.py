@@ -1,6 +1,7 @@
 """Runs from Python: predictions are those that training wrote, vectors those of a forward pass, fillings sum to one."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -120,6 +121,9 @@ MISTAKES: list[tuple[str, Callable[[Any], object], type[Exception], str]] = [
     ("molecules", lambda run: run.fill("C[MASK]"), CheckpointError, "is a fine-tuned run, which fills no masks"),
     ("smiles_model", lambda run: run.predict(["CCO"]), CheckpointError, "is a pre-trained run, which predicts no"),
     ("smiles_model", lambda run: run.fill(["C[MASK]"]), DataError, "`text` is ['C[MASK]'], not a string"),
+    ("molecules", lambda run: run.predict(["CCO", "C\ud800"]), DataError, "row 2 contains a lone surrogate"),
+    ("text_model", lambda run: run.embed(["half \ud800"]), DataError, "row 1 contains a lone surrogate"),
+    ("text_model", lambda run: run.fill("half \ud800 [MASK]"), DataError, r"'half \ud800 [MASK]' contains a lone"),
     ("smiles_model", lambda run: run.fill("CCO"), DataError, "there is no [MASK] in 'CCO'"),
     ("smiles_model", lambda run: run.fill("C[MASK]", num_fillings=0), ConfigError, "`num_top=3`: accepted: 1 or more"),
     (
@@ -160,6 +164,10 @@ def test_arguments_of_another_kind_are_refused_before_a_folder_is_made(tmp_path)
 def test_a_run_that_cannot_be_loaded_is_named(tmp_path, text_model):
     with pytest.raises(CheckpointError, match="no such run directory"):
         exlm_cli.load(str(tmp_path / "nothing"))
+    checkpoints = shutil.copytree(text_model, tmp_path / "run") / "checkpoints"
+    shutil.copytree(checkpoints / "step-3", checkpoints / "step-3-old")
+    with pytest.raises(CheckpointError, match="step-3-old: not a run directory"):
+        exlm_cli.load(checkpoints / "step-3-old")
     with pytest.raises(ConfigError, match="`device` is tpu; it should be 'auto', 'cpu' or 'cuda'"):
         exlm_cli.load(text_model, device="tpu")
 

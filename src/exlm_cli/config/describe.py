@@ -12,7 +12,7 @@ matrix is 2 a b c FLOPs; its backward pass has two such products, so that whatev
                                                         less those pairs in which others would see J = (k - 1) T
                                                         further states: (L - J) J of a block, (S - J) J of the last
     lm_head           3 * 2 N (D^2 + D V)               dense layer and tied decoder, on emitting nodes alone
-    transition        3 * 2 (2 S D' D + S^2 D)          query, key and Q K'; with h > 1 also the gate, 2 S D' h
+    transition        3 * 2 (2 S D' D + S^2 D)          query, key and Q K'; with h > 1 also the gate, 3 * 2 S D' h
     alignment         3 * 2 E                           alpha, beta and the edge gradient: one multiply-add per edge
 
 The first `expand_after` blocks have L - J positions and no further states; if these are all blocks, the last one has

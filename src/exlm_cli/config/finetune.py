@@ -36,13 +36,13 @@ class FinetuneTrainConfig(LoopConfig):
     """How long to train, how much at once, and what to keep."""
 
     max_epochs: int = Field(10, ge=1, le=100_000, description="Passes over the training rows")
+    batch_sequences: int = Field(32, ge=1, description="Sequences of a step")
     patience: int | None = Field(
         None, ge=1, description="Stop after this many validations without a better one; none: never"
     )
     freeze_encoder: bool = Field(
         False, description="Train the task head alone; the encoder keeps the checkpoint's weights, without dropout"
     )
-    batch_sequences: int = Field(32, ge=1, description="Sequences of a step")
     microbatch_tokens: int = Field(16384, ge=8, description="Tokens, padding included, that go through at once")
     keep_last: Annotated[int, Mark.RECORD] = Field(
         1, ge=1, le=1000, description="Checkpoints to resume from; the best one is also kept"

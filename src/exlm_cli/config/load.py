@@ -51,6 +51,7 @@ def load_recipe(name_or_file: str, overrides: Sequence[str] = (), *, kind: type[
     Raises:
         ConfigError: Unknown recipe or key, unreadable file, a value that is not accepted, a circle of `extends`, a
             recipe of another kind.
+        DataError: The path has a NUL character, or begins with the home of an unknown user.
     """
     if isinstance(overrides, str) or not all(isinstance(override, str) for override in overrides):
         raise ConfigError(f"overrides are {overrides!r}, not a list of strings", "for example `['optim.lr=1e-4']`")
@@ -120,7 +121,7 @@ def resumed_recipe(run: Path, kind: type[RecipeT], overrides: Sequence[str] = ()
 
     Raises:
         CheckpointError: `run` is not a run directory, or one of another command.
-        ConfigError: An override that is not accepted.
+        ConfigError: recipe.yaml is damaged, or an override is not accepted.
     """
     commands = (kind.command, "repeat-mlm") if issubclass(kind, SweepRecipe) else (kind.command,)
     named = " or ".join(f"`exlm {command}`" for command in commands)

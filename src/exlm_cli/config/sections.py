@@ -86,7 +86,7 @@ class TransitionConfig(StrictModel):
         4.0,
         ge=0,
         le=20,
-        description="Log-odds of the next mask against all later nodes together, for lanes also of the same clone",
+        description="Log-odds of the next mask against all other later nodes, for lanes also of the same clone",
     )
     balance: float = Field(
         0.0,
@@ -217,12 +217,12 @@ class LoopConfig(StrictModel):
     num_threads: Annotated[int | None, Mark.COMPUTING] = Field(
         None, ge=1, le=1024, description="CPU threads; none: torch's choice"
     )
+    batch_sequences: int | None = Field(None, ge=1, description="Sequences of a step")
 
 
 class TrainConfig(LoopConfig):
     """How long to pre-train, how much at once, and what to keep."""
 
-    batch_sequences: int | None = Field(None, ge=1, description="Sequences of a step")
     batch_tokens: int | None = Field(
         None, ge=4, description="Maximum input tokens per step; instead of `batch_sequences`"
     )

@@ -47,7 +47,8 @@ def plan_epoch(
         lengths: (N,) input tokens of each sequence, with [CLS] and [SEP].
         epoch: Counted from 0.
         batch_sequences: Sequences of a step, or None.
-        batch_tokens: Maximum of input tokens of a step, if `batch_sequences` is None.
+        batch_tokens: Maximum of input tokens of a step, if `batch_sequences` is None; a longer sequence is a step of
+            its own.
         bucket_steps: Steps sorted together; 1 keeps steps purely random.
     """
     counter = np.array([0, 0, 0, 1], dtype=np.uint64)

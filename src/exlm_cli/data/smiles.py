@@ -33,7 +33,7 @@ def train_smiles_vocabulary(rows: Iterable[str], vocab_size: int, min_frequency:
     for token in SPECIAL_TOKENS:
         counts.pop(token, None)
     frequent = sorted((t for t in counts if counts[t] >= min_frequency), key=lambda t: (-counts[t], t))
-    kept = frequent[: vocab_size - len(SPECIAL_TOKENS)]
+    kept = frequent[: max(0, vocab_size - len(SPECIAL_TOKENS))]
     vocabulary = {token: i for i, token in enumerate((*SPECIAL_TOKENS, *kept))}
     backend = Backend(models.WordLevel(vocabulary, unk_token=UNK))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(SMILES_PATTERN), "isolated")

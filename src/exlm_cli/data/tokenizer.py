@@ -110,7 +110,7 @@ class Tokenizer:
         """Read a `tokenizer.json`.
 
         Raises:
-            TokenizerError: It is missing, is not a tokenizer, has another kind of model or lacks a special token.
+            TokenizerError: It cannot be read, is not a tokenizer, or is one that exlm cannot use.
         """
         hint = damage_hint(path) or _TRAIN_HINT
         try:
@@ -135,7 +135,11 @@ class Tokenizer:
         return json.dumps(json.loads(self._backend.to_str()), ensure_ascii=False, indent=1)
 
     def save(self, path: Path) -> None:
-        """Write the definition, atomically."""
+        """Write the definition, atomically.
+
+        Raises:
+            CheckpointError: A file cannot be written.
+        """
         write_atomically(path, self.to_json().encode())
 
     def encode(self, text: str) -> list[int]:
@@ -177,7 +181,11 @@ class Tokenizer:
         return text
 
     def token_text(self, token_id: int) -> str:
-        """Return one token for display: without the blank in front, unprintable characters escaped; `<7>` for a gap."""
+        """Return one token for display: without the blank in front, unprintable characters escaped; `<7>` for a gap.
+
+        Raises:
+            ValueError: The id is beyond the vocabulary.
+        """
         token = self._backend.id_to_token(token_id)
         if token is None and token_id >= self.vocab_size:
             raise ValueError(f"token id {token_id} is not in the vocabulary of {self.vocab_size}")

@@ -58,7 +58,7 @@ class StepModule(nn.Module):
 
     Args:
         model: The model.
-        losses: Returns the loss of each sequence, given the model and a batch.
+        losses: Returns the losses, as `TrainTask.losses`, given the model and a batch.
     """
 
     def __init__(self, model: nn.Module, losses: Callable[[Any, Any], Tensor]) -> None:

@@ -48,7 +48,7 @@ _COUNTED_SEQUENCES = 2048
 def run_cell(cell: SweepCell, folder: Path, progress: Progress) -> SweepCellResult:
     """Finish a cell and return its result, which keeps scores of tasks that the cell no longer has.
 
-    Training whose loss is not a number ends the cell, not the sweep: the result says so in `diverged`, or in place of
+    Training that diverges ends the cell, not the sweep: the result says so in `diverged`, or in place of
     the scores of a task where fine-tuning diverged. With the same recipe it is not tried again.
 
     Args:

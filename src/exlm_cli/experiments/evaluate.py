@@ -63,10 +63,11 @@ def evaluate_pretrained(
         path: Run directory or `checkpoints/step-N`.
         valid: Files, folders or globs of text or SMILES; empty: the run's own validation data.
         overrides: For `valid`, like `data.column=NAME`.
-        max_sequences: Sequences scored, evenly spread; none: all.
+        max_sequences: Sequences scored, at least 1, evenly spread; none: all.
 
     Raises:
         CheckpointError: There is no whole checkpoint.
+        ConfigError: An override that is not accepted.
         DataError: The validation data cannot be used.
     """
     progress = progress or SilentProgress()
@@ -109,7 +110,7 @@ def measure_entropy(
         ks: Copies of a token for Repeated MLM, states of a mask for ExLM; empty: as trained.
         valid: Validation inputs; empty: the run's own.
         overrides: For `valid`, like `data.column=NAME`.
-        max_sequences: Sequences scored, evenly spread; none: all.
+        max_sequences: Sequences scored, at least 1, evenly spread; none: all.
 
     Raises:
         CheckpointError: No checkpoint there.

@@ -101,7 +101,7 @@ class TaskScores(JsonModel):
 
 
 class DivergedTask(JsonModel):
-    """A task on which fine-tuning met a loss that is not a number."""
+    """A task on which fine-tuning diverged."""
 
     identity: str
     diverged: str
@@ -195,7 +195,11 @@ def cell_folder(run: Path, cell: SweepCell) -> Path:
 
 
 def is_sweep_run(path: Path) -> bool:
-    """Return whether a path is the run directory of a sweep."""
+    """Return whether a path is the run directory of a sweep.
+
+    Raises:
+        CheckpointError: Its run.json is damaged.
+    """
     if not (path / RUN_FILE).is_file() or not (path / "recipe.yaml").is_file():
         return False
     return read_run_json(path).num_cells is not None

@@ -37,7 +37,8 @@ class ExlmOutput(ModelOutput):  # type: ignore[misc]
     is one node, but `node_states` still has its k states.
 
     Attributes:
-        logits: (B, L, V). At the t-th [MASK]: log-probabilities of the t-th token, summed over all paths of T tokens.
+        logits: (B, L, V). At the t-th [MASK]: log-probabilities of the t-th token, given that paths have T
+            tokens.
         node_states: (B, S, D) states at the nodes as the LM head reads them.
         node_log_probs: (B, S, V) log-probabilities of the token that a node emits; -inf where it emits none.
         log_transitions: (B, S, S) log-probability of an edge from node v (row) to node u.
@@ -135,7 +136,8 @@ class ExlmForMaskedLM(EsmForMaskedLM):  # type: ignore[misc]
         """Return the n most probable fillings of each sequence's masks together, best first.
 
         A filling is (tokens, probability): a token for each [MASK] in order, and its share among all fillings with as
-        many tokens. A sequence without a [MASK] has no fillings.
+        many tokens. A sequence without a [MASK] has no fillings; there are fewer than n where the search meets its
+        limit.
 
         Args:
             input_ids: (B, L) tokens, as for `forward`.

@@ -217,6 +217,7 @@ def load_finetuned(run: Path, *, device: str = "auto") -> Finetuned:
     Raises:
         CheckpointError: `run` is not a fine-tuning run or not finished, its weights are missing or damaged, or a recipe
             or the tokenizer beside them is not what they were trained with.
+        ConfigError: A recipe is damaged, or there is no such device.
         TokenizerError: tokenizer.json is not a tokenizer.
     """
     recipe = resumed_recipe(run, FinetuneRecipe, [f"device={device}"])

@@ -112,8 +112,9 @@ def run_finetuning(
             is trained on the training rows, unless the recipe names one.
         out: Run directory; None: `runs/<name>-<time>`.
         resume: A run directory to continue instead; `recipe` may differ from its own as in `resume_finetuning`.
-        use_grid: Search `recipe.grid`.
-        baseline: For molecules, also score ECFP4 fingerprints with a random forest on the same splits.
+        use_grid: Search `recipe.grid`; a resumed run does what it began with.
+        baseline: For molecules, also score ECFP4 fingerprints with a random forest on the same splits; a resumed run
+            does what it began with.
         task: The task; None: the one that `recipe.task` names.
         callbacks: Follow the training of every cell, after the trackers of `train.report_to`.
         progress: Reports the work; None: silent.

@@ -1,7 +1,8 @@
 """Encoder of both objectives: a pre-LayerNorm transformer with rotary positions.
 
 Axes: B sequences, L positions, C positions before masks are expanded, R positions that attend, P positions of all
-sequences without padding, D width, N heads, H head width.
+sequences without padding; of a sequence in such a packed batch X expanded positions and F further states; D width,
+N heads, H head width.
 """
 
 import functools
@@ -210,7 +211,7 @@ class Encoder(nn.Module):
     def forward(
         self,
         embedded: Float[Tensor, "B C D"],
-        positions: Int64[Tensor, "B L 2"],
+        positions: Int64[Tensor, "#B L 2"],
         visible: Bool[Tensor, "b q l"] | None,
         *,
         expanded_index: Int64[Tensor, "#B L"] | None = None,

@@ -1,6 +1,7 @@
 """Networks of ExLM and its MLM baseline: an encoder, an LM head on the nodes, and for ExLM a transition head.
 
-Axes: B sequences, L expanded positions, S nodes, T targets, N packed inner nodes, D width, V vocabulary.
+Axes: B sequences, X expanded positions, C positions before expansion, R positions that are read, P packed positions,
+S nodes, T targets, N packed inner nodes, D width, V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -109,11 +110,11 @@ class ExlmModel(nn.Module):
             return self._encode_packed(batch, batch.packing)
         if self.hides_further_states and batch.has_even_context:
             order = context_first(batch, self.num_states_per_mask)
-            positions_BL2 = gather_positions(batch.positions, order.order)
-            embedded, unexpanded = self._input(batch, batch.token_ids.gather(1, order.order), positions_BL2)
+            positions_BX2 = gather_positions(batch.positions, order.order)
+            embedded, unexpanded = self._input(batch, batch.token_ids.gather(1, order.order), positions_BX2)
             hidden_BSD: Tensor = self.encoder(
                 embedded,
-                positions_BL2,
+                positions_BX2,
                 order.visible,
                 expanded_index=order.order,
                 num_further=order.num_further,

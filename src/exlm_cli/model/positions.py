@@ -1,4 +1,7 @@
-"""Rotary positions by the scheme of the recipe, and attention masks: which positions see which."""
+"""Rotary positions by the scheme of the recipe, and attention masks: which positions see which.
+
+Axes: B sequences, L positions to rotate, A position axes, X expanded positions, F further states, S nodes.
+"""
 
 from typing import NamedTuple
 

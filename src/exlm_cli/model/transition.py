@@ -154,7 +154,8 @@ def next_mask_edges(
 ) -> tuple[Bool[Tensor, "B S S"], Bool[Tensor, "B S S"]]:
     """Return where an edge leads to the next mask, and where it leads to the same clone of the next mask.
 
-    BOS comes before the first mask and EOS after the last; an edge to or from them has no clone to keep.
+    BOS comes before the first mask and EOS after the last; an edge to or from them has no clone to keep. Padding counts
+    as BOS, and entries below the diagonal are no edges: the caller masks both.
 
     Args:
         node_mask: Which mask a node belongs to; -1 for BOS, EOS and padding.

@@ -2,8 +2,8 @@
 
 The states-alignment loss reads T of the V probabilities of each state. They are computed one block of rows at a time.
 Those of up to `chunk_rows` rows are kept for the backward pass, which computes the others again; so at most
-2 * chunk_rows * V numbers are in memory, not N * V. On a CPU a block fits into the cache. Axes: N rows, D width,
-V vocabulary, T tokens to score in each row.
+2 * chunk_rows * V numbers are in memory, not N * V, and under autocast the 16-bit product of one block. On a CPU a
+block fits into the cache. Axes: N rows, D width, V vocabulary, T tokens to score in each row.
 """
 
 from collections.abc import Iterator
@@ -193,7 +193,7 @@ _forward.register_autograd(_differentiate, setup_context=_keep)
 
 def _empty_blocks(
     block_rows: int, num_kept: int, hidden_ND: Tensor, weight_VD: Tensor, dtype: torch.dtype
-) -> Float[Tensor, "2 R V"]:
+) -> Float[Tensor, "blocks R V"]:
     """Return memory for the logits and log-probabilities of a block; for the logits alone where all rows are kept.
 
     All blocks share it: fresh memory of that size costs page faults, on a CPU a tenth of the time of this file.

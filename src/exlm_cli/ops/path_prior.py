@@ -90,7 +90,9 @@ def independent_nll(
     """
     emissions = torch.zeros_like(log_emit)
     prior_BTS = alignment_posterior(emissions, log_trans, target_lengths, state_lengths, backend=backend)
-    log_probs_BT = (prior_BTS.log() + log_emit).logsumexp(-1)
+    # nodes without a prior are not read, whatever they hold
+    terms_BTS = torch.where(prior_BTS > 0, prior_BTS.log() + log_emit, -torch.inf)
+    log_probs_BT = terms_BTS.logsumexp(-1)
     is_target_BT = torch.arange(log_emit.shape[1], device=log_emit.device) < target_lengths[:, None]
     return -log_probs_BT.where(is_target_BT, 0.0).sum(-1)
 

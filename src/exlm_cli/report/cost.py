@@ -18,7 +18,7 @@ and the others in float32, and reduces all gradients in float32:
                    in blocks with further states (`mask_attention: first`) 2 D more in B, and in the first
                    `expand_after` blocks, which have none, the length before expansion for L (and T + 2 for S,
                    also beside the blocks, if these are all blocks);
-                   beside the blocks M L 4 H + M S (8 D + 4 H + 8)
+                   beside the blocks M L 4 H + M S (8 D + 4 H + 8), with dropout also M L D
       with gradient checkpointing  M L 4 n D in place of all blocks but the largest
     nodes          M k T (8 D + 8 + 8 t),  t = T for a DAG, 2 for `alignment: independent`, 1 for an MLM;
                    of a DAG also M (12 S D + 8 S^2 + 12 S T) + 2 S^2

@@ -28,7 +28,7 @@ pre { background: color-mix(in srgb, var(--rule) 40%, transparent); border-radiu
 
 
 def write_page(finetuned: FinetunedRun) -> Path:
-    """Write `report.html` of a finished run, its figures embedded, and return the path.
+    """Draw the figures of a finished run, write `report.html` with them, and return its path.
 
     Raises:
         CheckpointError: Predictions are missing or altered, or a file cannot be written.

@@ -183,7 +183,7 @@ def format_score(summary: Summary, aggregate: Aggregate) -> str:
 
 
 def percent_score(summary: Summary | None, aggregate: Aggregate) -> str:
-    """Return a score as the paper prints it: `85.2 ± 0.4` in percent, or a median alone; a dash where there is none."""
+    """Return a score as the paper prints it: `85.2 ±0.4` in percent, or a median alone; a dash where there is none."""
     if summary is None:
         return NO_VALUE
     return format_in_percent(summary.center(aggregate), summary.std if aggregate == "mean" else None)

@@ -158,7 +158,7 @@ class SeedGroup:
 
     @property
     def diverged_seeds(self) -> tuple[int, ...]:
-        """Seeds whose training met a loss that is not a number."""
+        """Seeds whose training diverged, or collapsed with `train.on_collapse: stop`."""
         return tuple(sorted(result.seed for result in self.results if result.diverged is not None))
 
     @property

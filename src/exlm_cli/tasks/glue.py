@@ -13,7 +13,7 @@ from exlm_cli.data.rows.hub import iter_hub_records
 from exlm_cli.data.rows.records import RECORD_FORMATS, Record, SkippedRow, iter_records
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
-from exlm_cli.format import format_number_of, printable
+from exlm_cli.format import format_number_of, is_unicode, printable
 from exlm_cli.progress import Progress
 from exlm_cli.tasks import metrics
 from exlm_cli.tasks.base import (
@@ -29,7 +29,7 @@ from exlm_cli.tasks.base import (
 from exlm_cli.tasks.rows.encoded import EncodedRows
 from exlm_cli.tasks.rows.splits import choose_rows
 from exlm_cli.tasks.rows.task import Examples, RowTask, join_texts
-from exlm_cli.tasks.sources import LOCAL_HINT, counted, existing_folder, find_file, given_file, hub_source, is_unicode
+from exlm_cli.tasks.sources import LOCAL_HINT, counted, existing_folder, find_file, given_file, hub_source
 
 HUB_NAME = "nyu-mll/glue"
 MISMATCHED_PREFIX = "mismatched_"

@@ -161,7 +161,8 @@ def describe_constant(loss: Loss, predicted_NC: FloatArray, targets_NC: FloatArr
     """Return in words which outputs are the same in every row although the truth differs between rows."""
     if loss == "classes":
         predicted = np.unique(predicted_NC.argmax(axis=1))
-        if len(predicted) == 1 and len(np.unique(targets_NC[:, 0])) > 1:
+        known = targets_NC[~np.isnan(targets_NC[:, 0]), 0]
+        if len(predicted) == 1 and len(np.unique(known)) > 1:
             return [f"class `{names[int(predicted[0])]}` is predicted for every row"]
         return []
     same = []

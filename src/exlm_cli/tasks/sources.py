@@ -80,12 +80,3 @@ def counted(rows: Iterable[_Row], bar: Bar) -> Iterator[_Row]:
         if number % _ROWS_BETWEEN_UPDATES == 0:
             bar.update(number)
     bar.update(number)
-
-
-def is_unicode(text: str) -> bool:
-    """Return whether UTF-8 can hold a text: JSON also allows lone surrogates."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -206,7 +206,11 @@ def save_checkpoint(
 
 
 def remove_older(run: Path, step: int, keep_last: int) -> None:
-    """Delete the `step-N` with N up to `step`, but for the newest `keep_last`."""
+    """Delete the `step-N` with N up to `step`, but for the newest `keep_last`.
+
+    Raises:
+        CheckpointError: One cannot be deleted.
+    """
     up_to_it = [path for path in checkpoint_paths(run) if _step_of(path) <= step]
     for old in up_to_it[keep_last:]:
         with refusing(f"{old}: the old checkpoint cannot be deleted"):
@@ -337,7 +341,7 @@ def load_model_weights(path: Path, model: nn.Module) -> None:
     """Load the weights of a verified checkpoint.
 
     Raises:
-        CheckpointError: Names or shapes do not fit the model, or a value is not finite.
+        CheckpointError: Names, shapes or dtypes do not fit the model, or a value is not finite.
     """
     saved = saved_tensors(path, MODEL)
     state = model.state_dict()

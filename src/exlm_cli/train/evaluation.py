@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.config.sections import AlignmentBackend
 from exlm_cli.data.batch import Batch
 from exlm_cli.errors import CollapsedError
 from exlm_cli.format import format_percent
@@ -94,25 +95,26 @@ def summarise(sums: Iterable[EvaluationSums], *, has_dag: bool) -> dict[str, flo
     `clones_in_use` is that of the shares of all targets that clones 1 to k emit. Where each target determines its state
     there is one effective state; a collapsed DAG also has one clone in use. `path_entropy_bits` is per target. Masks
     are counted on the best alignment of the targets: the share that emits no token, the share that emits two or more,
-    and the mean tokens of the first, middle (T // 2) and last mask, which are all 1 unless paths are shifted.
+    and the mean tokens of the first, middle (T // 2) and last mask, which are all 1 unless paths are shifted. A mean
+    over nothing is NaN.
     """
     columns = [asdict(s) for s in sums]
     of_clones = zip_longest(*(c.pop("targets_of_clones") for c in columns), fillvalue=0.0)
     counts = {key: sum(c[key] for c in columns) for key in columns[0]}
     total = EvaluationSums(**counts, targets_of_clones=tuple(map(sum, of_clones)))
-    num_sequences = max(1, total.num_sequences)
+    num_sequences = total.num_sequences or math.nan
     loss = total.nll_per_target / num_sequences
     row = {
         "loss": loss,
         "loss_given_length": total.nll_given_length / num_sequences,
         "perplexity": math.exp(min(loss, _LARGEST_NATS)),
-        "mask_accuracy": total.num_correct / max(1, total.num_targets),
+        "mask_accuracy": total.num_correct / (total.num_targets or math.nan),
         "entropy_bits": total.entropy_nats / n / math.log(2) if (n := total.num_entropy_nodes) else math.nan,
         "num_sequences": float(total.num_sequences),
         "num_infeasible": float(total.num_infeasible),
     }
     if has_dag:
-        num_masks = max(1, total.num_masks)
+        num_masks = total.num_masks or math.nan
         row |= {
             "loss_independent": total.nll_independent / num_sequences,
             "entropy_posterior_bits": total.posterior_entropy_nats / num_masks / math.log(2),
@@ -129,10 +131,11 @@ def summarise(sums: Iterable[EvaluationSums], *, has_dag: bool) -> dict[str, flo
 
 
 @torch.no_grad()
-def measure_own_mask_shares(model: ExlmModel, batch: Batch) -> tuple[float, ...]:
+def measure_own_mask_shares(model: ExlmModel, batch: Batch, *, backend: AlignmentBackend = "auto") -> tuple[float, ...]:
     """Return the own-mask share of a model's transitions (see `ops.path_prior`) in each sequence with masks."""
     log_trans = model.log_transitions(model.node_states(batch), batch)
-    share_B = own_mask_share(log_trans, batch.node_mask, batch.target_lengths, batch.state_lengths)
+    lengths = (batch.target_lengths, batch.state_lengths)
+    share_B = own_mask_share(log_trans, batch.node_mask, *lengths, backend=backend)
     return tuple(share_B[batch.target_lengths > 0].tolist())
 
 
@@ -251,8 +254,8 @@ def _targets_of_clones(posterior_BTS: Tensor, batch: Batch) -> tuple[float, ...]
 
 
 def _perplexity(counts: Sequence[float]) -> float:
-    share = np.array(counts) / max(sum(counts), np.finfo(np.float64).tiny)
-    return float(np.exp(entr(share).sum()))
+    total = sum(counts)
+    return float(np.exp(entr(np.array(counts) / total).sum())) if total else math.nan
 
 
 def _tokens_per_mask(path_BT: Tensor, batch: Batch) -> Float[Tensor, "B T"]:

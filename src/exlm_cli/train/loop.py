@@ -76,6 +76,9 @@ class TrainingLoop:
         selection: Also keep the weights of the best validation, and stop early; None: the last weights are the result.
         label: Label of the bar.
         ranks: Those that train together; rank 0 alone writes.
+
+    Raises:
+        ConfigError: The warm-up is longer than the run, or a step has fewer sequences than there are ranks.
     """
 
     def __init__(
@@ -158,6 +161,7 @@ class TrainingLoop:
                 compiler in a validation, or on one of several ranks.
             CheckpointError: A checkpoint cannot be written.
             ConfigError: The model is to be compiled and cannot be.
+            RankError: Another rank failed or was lost.
         """
         with ExitStack() as ends:
             for callback in self._followers:
@@ -494,6 +498,8 @@ def count_steps(task: TrainTask[Any], train: LoopConfig) -> int:
     most = math.inf if train.max_steps is None else train.max_steps
     if train.max_epochs is None:
         return int(most)
+    if train.batch_sequences is not None:  # every epoch has as many steps; a plan of many sequences takes seconds
+        return int(min(most, train.max_epochs * len(task.plan(0))))
     num_steps = 0
     for epoch in range(train.max_epochs):
         num_steps += len(task.plan(epoch))

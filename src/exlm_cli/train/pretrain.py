@@ -69,7 +69,7 @@ VALIDATION_EPOCH = 2**32 - 1
 
 @dataclass(frozen=True)
 class PretrainResult:
-    """Result of a pre-training run; `metrics` are those of the last validation."""
+    """Result of a pre-training run; `metrics` are those of the last validation, `elapsed_s` the time of its steps."""
 
     run_dir: Path
     checkpoint: Path
@@ -163,7 +163,8 @@ class PretrainTask:
     def own_mask_share(self) -> float:
         """Return the own-mask share of the model as it is now: the mean over at most 256 validation sequences."""
         indices = validation_indices(self.valid_set, _OWN_MASK_SEQUENCES)
-        shares = [share for row in self._measure(indices, measure_own_mask_shares, SilentProgress()) for share in row]
+        measure = functools.partial(measure_own_mask_shares, backend=self.objective.backend)
+        shares = [share for row in self._measure(indices, measure, SilentProgress()) for share in row]
         # the same sum for any number of ranks; sequences without masks have no share
         return math.fsum(shares) / max(1, len(shares))
 
@@ -206,7 +207,7 @@ def run_pretraining(
     Args:
         recipe: What to train.
         out: Run directory; None: `runs/<name>-<time>`.
-        resume: A run directory to continue instead; `recipe` must be the one it began with.
+        resume: A run directory to continue instead; `recipe` may differ from its own as in `resume_pretraining`.
         callbacks: Follow the training, after the trackers of `train.report_to`.
         progress: Reports the work; None: silent.
 
@@ -328,12 +329,13 @@ def resume_pretraining(
 
     Args:
         run: Run directory of `exlm pretrain`.
-        overrides: `section.key=value` of what may change.
+        overrides: `section.key=value`: device, input paths, how a step is computed, validation, logs and checkpoints.
         callbacks: Follow the training.
         progress: Reports the work; None: silent.
 
     Raises:
         CheckpointError: `run` is not a run directory of pre-training.
+        ExlmError: As for `run_pretraining`.
     """
     recipe = resumed_recipe(Path(run), PretrainRecipe, overrides)
     return run_pretraining(recipe, resume=run, callbacks=callbacks, progress=progress)

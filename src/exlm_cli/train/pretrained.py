@@ -33,7 +33,7 @@ RESUMED_MARKS = frozenset({Mark.INPUT, Mark.COMPUTING})
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A model read from a run, in evaluation mode.
+    """A model read from a run, in evaluation mode; the one of `untrained_model` is in training mode.
 
     Attributes:
         num_tokens: Input tokens of its training, repetition counted.
@@ -54,6 +54,7 @@ def load_pretrained(path: Path, *, device: str = "auto", progress: Progress | No
 
     Raises:
         CheckpointError: There is no whole checkpoint, or recipe.yaml or tokenizer.json is not what it was trained with.
+        ConfigError: recipe.yaml is damaged, or there is no such device.
         TokenizerError: tokenizer.json is not a tokenizer.
     """
     progress = progress or SilentProgress()

@@ -42,7 +42,7 @@ class TrainTask(Protocol[BatchT]):
         """Return the batches of one step, in a fixed order; called while the loop works on the step before."""
 
     def losses(self, batch: BatchT) -> Tensor:
-        """Return the (n,) float32 loss of each sequence; `inf` for a sequence to leave out."""
+        """Return (n,) float32 losses of sequences, or of examples or labels; `inf` for one to leave out."""
 
     def count_tokens(self, batch: BatchT) -> int:
         """Return the input tokens of a batch before any expansion, without waiting for the device."""

@@ -60,6 +60,7 @@ def test_the_vocabulary_keeps_the_most_frequent_tokens_and_breaks_ties_by_spelli
     assert [tokenizer.token_text(i) for i in range(5, 8)] == ["O", "N", "C"]
     assert tokenizer.decode(tokenizer.encode("OF")) == "O[UNK]"
     assert "3 SMILES tokens; 2 rarer" in progress.said[0]
+    assert train_smiles_vocabulary(["OOON"], 3, 1, progress).vocab_size == 5  # special tokens are always in it
 
 
 def test_rows_that_are_no_smiles_add_no_tokens():

@@ -141,6 +141,17 @@ def test_targets_without_a_path_are_impossible_one_by_one_too():
     assert nll.tolist() == pytest.approx([math.inf, 0.0])
 
 
+def test_what_no_path_reads_does_not_count_one_by_one():
+    """Emissions of the first node, the last one and padding, and of a node that no path of that length visits."""
+    log_emit = torch.randn(2, 3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected = independent_nll(log_emit, _log_trans(), TARGETS, STATES)
+    assert expected.isfinite().all()
+    for number in (math.nan, math.inf):
+        odd = log_emit.clone()
+        odd[:, :, 0] = odd[0, :, int(STATES[0]) - 1] = odd[1, :, int(STATES[1]) - 1 :] = number
+        assert independent_nll(odd, _log_trans(), TARGETS, STATES).equal(expected)
+
+
 def test_sequences_without_targets_have_no_share():
     assert own_mask_share(_log_trans(), NODE_MASK, torch.tensor([0, 2]), STATES)[0] == 0
     assert path_length_nll(_log_trans(), torch.tensor([0, 2]), STATES)[0] == math.inf

@@ -130,6 +130,7 @@ def test_the_same_answer_for_every_row_is_described():
         "class `no` is predicted for every row"
     ]
     assert describe_constant("classes", classes, np.array([[0.0], [0.0]]), ("no", "yes")) == []
+    assert describe_constant("classes", classes, np.array([[0.0], [NAN]]), ("no", "yes")) == []
     values = np.array([[1.0], [5.0], [9.0]])
     assert describe_constant("regression", values * 0 + 5.001, values, ("y",)) == [
         "the same answer is predicted for every row: `y` is about 5.001"

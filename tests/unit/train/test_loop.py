@@ -309,8 +309,10 @@ def test_epochs_limit_the_steps_and_a_longer_warm_up_is_refused(tmp_path):
     assert _loop(LeastSquares(), tmp_path, max_steps=None, max_epochs=2).total_steps == 12
     assert _loop(LeastSquares(), tmp_path, max_steps=7, max_epochs=2).total_steps == 7
     planned = Mock(wraps=LeastSquares())
-    assert count_steps(planned, TrainConfig(max_steps=13, max_epochs=100_000, batch_sequences=4)) == 13
+    assert count_steps(planned, TrainConfig(max_steps=13, max_epochs=100_000, batch_tokens=4)) == 13
     assert planned.plan.call_count == 3
+    assert count_steps(planned, TrainConfig(max_epochs=100_000, batch_sequences=4)) == 600_000
+    assert planned.plan.call_count == 4  # epochs of as many sequences have as many steps
     with pytest.raises(ConfigError, match=r"^`optim.warmup_steps` 7 is more than the 6 steps"):
         _loop(LeastSquares(), tmp_path, warmup_steps=7, max_steps=None, max_epochs=1)
 

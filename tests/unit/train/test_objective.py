@@ -86,6 +86,12 @@ def test_a_sequence_without_masks_is_infinite_and_sends_no_gradient(sections):
     row = summarise([evaluate_batch(model, OBJECTIVE, batch)], has_dag=model.transition is not None)
     assert row["num_infeasible"] == 1
     assert row["loss"] == pytest.approx(float(losses[1].detach()), rel=1e-5)
+    without = expand(masked_by_hand([[1, 9, 2]], [9]), k, model.objective, pad_id=SPECIAL.pad_id)
+    of_nothing = summarise([evaluate_batch(model, OBJECTIVE, without)], has_dag=model.transition is not None)
+    assert {name: value for name, value in of_nothing.items() if not math.isnan(value)} == {
+        "num_sequences": 0.0,
+        "num_infeasible": 1.0,
+    }
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import re
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import filelock
 import numpy as np
@@ -16,6 +17,7 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.errors import CheckpointError, CollapsedError
 from exlm_cli.format import format_percent
 from exlm_cli.model import encoder
+from exlm_cli.ops.alignment import native
 from exlm_cli.ops.varlen_attention import varlen_attention
 from exlm_cli.run_dir import read_metrics, read_run_json, update_run_json
 from exlm_cli.train import pretrain
@@ -125,6 +127,11 @@ def test_a_run_says_where_its_dag_begins_and_where_it_collapses(cache, tmp_path)
         run_pretraining(_recipe(cache, train={"on_collapse": "stop"}), out=tmp_path / "stopped")
     centred = _recipe(cache, model={"transition": {"start": "next_mask", "rope": "nodes"}})
     assert (read_run_json(run_pretraining(centred, out=tmp_path / "centred").run_dir).own_mask_share or 0) > 0.99
+
+
+def test_a_run_on_another_backend_never_builds_the_native_library(cache, tmp_path, monkeypatch):
+    monkeypatch.setattr(native, "obstacle", Mock(side_effect=AssertionError))
+    run_pretraining(_recipe(cache, train={"alignment_backend": "torch", "max_steps": 2}), out=tmp_path / "run")
 
 
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(cache, run, tmp_path):

@@ -32,7 +32,7 @@ def explaining_disk_trouble(cache: Path) -> Iterator[None]:
 
 
 def write_entry(path: Path, content: bytes) -> None:
-    """Write a small file atomically, and the folder it is in.
+    """Write a small file atomically, after making its folder.
 
     Raises:
         OSError, CheckpointError: A file cannot be written.
@@ -56,7 +56,7 @@ def load_or_build(
     error and the `remedy`. `build` writes the entry and returns it; None: the entry must exist.
 
     Raises:
-        DataError: The entry must exist and does not.
+        DataError: The entry must exist and does not; without `build` also whatever `load` raises.
     """
     if build is None and not path.exists():
         raise DataError(

@@ -58,7 +58,7 @@ def fingerprint_sources(sources: Sequence[Source], cache: Path, progress: Progre
     kernel sets the change time, so a file rewritten in place with its old size and date is still read again.
 
     Raises:
-        DataError: A file cannot be read, or the Hub does not answer.
+        DataError: A file cannot be read, the Hub has no such data set, or it does not answer.
     """
     return [_fingerprint_source(source, cache, progress) for source in sources]
 

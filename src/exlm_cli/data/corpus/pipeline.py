@@ -118,6 +118,7 @@ def prepare_data(
     Without `is_trained` only `data.valid` is read, with the tokenizer that the recipe gives.
 
     Raises:
+        CheckpointError: `rejected_csv` cannot be written.
         DataError: Inputs missing or unusable, no usable row; the cache cannot be written, or lacks what it must hold.
         TokenizerError: The tokenizer cannot be read, is of the other kind, or its vocabulary is too small.
     """
@@ -249,7 +250,11 @@ def _train_tokenizer(recipe: PretrainRecipe, train: list[FingerprintedSource], p
 
 
 def train_tokenizer(texts: Iterable[str], recipe: PretrainRecipe, progress: Progress) -> Tokenizer:
-    """Train the tokenizer that a recipe asks for; texts are read once."""
+    """Train the tokenizer that a recipe asks for; texts are read once.
+
+    Raises:
+        TokenizerError: `tokenizer.vocab_size` is too small for text.
+    """
     train = train_bpe if recipe.data.kind == "text" else train_smiles_vocabulary
     return train(texts, recipe.tokenizer.vocab_size, recipe.tokenizer.min_frequency, progress)
 

@@ -87,7 +87,7 @@ def find_revision(source: HubSource, cache: Path, progress: Progress) -> str:
     """Return the commit of a Hub data set, or the one that `cache` remembers if the Hub cannot be reached.
 
     Raises:
-        DataError: The Hub does not answer, and no commit is remembered.
+        DataError: There is no such data set, or the Hub does not answer and no commit is remembered.
     """
     import huggingface_hub
     from huggingface_hub.errors import RepositoryNotFoundError

@@ -66,7 +66,8 @@ def states_alignment_nll(
 
     Differentiable once in `log_emit` and `log_trans`; gradients are minus posteriors, exactly zero wherever the log
     probability is `-inf`, where no alignment exists, and at entries that are never read: those beyond the lengths, the
-    emission columns of the first and last node, and transitions at and below the diagonal.
+    emission columns of the first and last node, and transitions at and below the diagonal. No entry that is read may be
+    NaN.
 
     Args:
         log_emit: log p(target t | state s), nats; float32 or float64 (16 bits only on CUDA with the native backend).
@@ -81,7 +82,8 @@ def states_alignment_nll(
 
     Raises:
         ShapeError: Axes disagree, or a length (checked on the CPU only) exceeds its axis.
-        ValueError: Dtypes or devices do not match.
+        ValueError: Dtypes or devices do not match, lengths are not integers, or the backend is unknown or does not take
+            the dtype.
         BackendError: "native" was requested and is not available.
     """
     return _nll(_check(log_emit, log_trans, target_lengths, state_lengths), backend)
@@ -122,7 +124,7 @@ def alignment_posterior(
     Arguments and errors are those of `states_alignment_nll`.
 
     Returns:
-        Rows sum to 1 for the targets of feasible sequences and are 0 elsewhere.
+        Rows sum to 1 for the targets of feasible sequences and are 0 elsewhere; dtype of `log_emit`.
     """
     dag = _check(log_emit, log_trans, target_lengths, state_lengths)
     return _minus_gradient(dag, backend, of="log_emit")
@@ -141,7 +143,7 @@ def alignment_edge_posterior(
     Arguments and errors are those of `states_alignment_nll`.
 
     Returns:
-        Sums to `target_lengths + 1` for feasible sequences; 0 for all others.
+        Sums to `target_lengths + 1` for feasible sequences; 0 for all others; dtype of `log_trans`.
     """
     dag = _check(log_emit, log_trans, target_lengths, state_lengths)
     return _minus_gradient(dag, backend, of="log_trans")
@@ -152,6 +154,8 @@ def choose_backend(
     backend: Backend, dtype: torch.dtype = torch.float32, device: torch.device = _CPU
 ) -> Literal["reference", "torch", "native"]:
     """Return the backend that a call with such tensors uses; "auto" warns once if it is not `native`.
+
+    It compiles the native library if that is missing: seconds for a CPU, a minute for CUDA.
 
     Raises:
         ValueError: The backend is unknown, or does not take this dtype on this device.
@@ -205,7 +209,7 @@ def _nll(dag: _Dag, backend: Backend) -> Tensor:
     if 0 in dag.log_emit.shape:
         # no sequence, target or state, so no path; empty sums tie the result to the arguments, whose gradient is zero
         empty = dag.log_emit[:, :0].sum((1, 2)) + dag.log_trans[:, :0].sum((1, 2))
-        return torch.inf - empty
+        return torch.inf - empty.to(torch.promote_types(empty.dtype, torch.float32))
     return implementation.states_alignment_nll(*dag)
 
 

@@ -90,7 +90,11 @@ def cache_dir() -> Path:
 
 
 def prebuilt_library(kind: Kind) -> Path | None:
-    """Return the library that came with the sources, for machines without a compiler; None if none fits."""
+    """Return the library that came with the sources, for machines without a compiler; None if none fits.
+
+    Raises:
+        BuildError: The native sources are missing.
+    """
     folder = source_dir() / "prebuilt"
     if kind == "cuda":
         names = ["libstates_alignment_cuda.so"]
@@ -169,7 +173,7 @@ def plan(kind: Kind, *, architectures: tuple[str, ...] = CUDA_ARCHITECTURES) -> 
         architectures: Compute capabilities without dots; those that nvcc does not know are skipped.
 
     Raises:
-        BuildError: The sources or the compiler are missing, or the compiler fails.
+        BuildError: The sources or the compiler are missing, the compiler fails, or there is no cache folder.
     """
     sources = source_dir()
     compiler = find_compiler(kind)

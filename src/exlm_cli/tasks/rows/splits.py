@@ -11,7 +11,7 @@ scaffold and form one group.
 - `scaffold-deepchem`: DeepChem's default: the same without chirality in scaffolds.
 - `scaffold-balanced`: chemprop 1's, without chirality. Groups larger than half a tenth of the rows come first, then the
   others, each part shuffled; a group goes to the first of train, valid and test that still has room; test takes all.
-- `random`: rows at random. Where each row has one class, every split has its share of each class, to within one row.
+- `random`: rows at random. Where each row has one class, every split has its share of each class, within a few rows.
 """
 
 import hashlib

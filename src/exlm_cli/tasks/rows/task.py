@@ -191,6 +191,9 @@ def read_new_table(task: TrainedTask, path: Path, column: str | None, progress: 
 
     It is a CSV or TSV, also .gz and .xz, or lines of text or SMILES (.txt, .smi). Without `column`, the column of the
     task is read, else the one with a usual name. Labels are read where the table has them.
+
+    Raises:
+        DataError: The table or its column cannot be read, or a cell is not a label of the task.
     """
     config = task.config
     found = read_input_rows(path, task.input_kind, progress, column=column, usual_column=config.input_column)

@@ -14,8 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from exlm_cli.data.rows.decode import beyond_limits, open_file, record_limit, too_large
 from exlm_cli.data.rows.records import Record, SkippedRow
 from exlm_cli.errors import DataError
-from exlm_cli.format import format_number_of, printable, shorten
-from exlm_cli.tasks.sources import is_unicode
+from exlm_cli.format import format_number_of, is_unicode, printable, shorten
 
 NUM_QUESTIONS = {"train": 130_319, "valid": 11_873}
 """Questions of the official files."""

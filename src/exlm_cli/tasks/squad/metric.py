@@ -4,6 +4,7 @@ All scores are shares in [0, 1]; the official script prints them in percent. Wri
 tested against examples worked out by hand (`tests/unit/tasks/squad/test_metric.py`).
 """
 
+import math
 import re
 import string
 from collections import Counter
@@ -82,13 +83,16 @@ def find_best_threshold(questions: Sequence[Answered], scores: Sequence[float]) 
     answered one by one in the order given, as in that script, though no threshold separates them.
 
     Args:
-        questions: At least one.
+        questions: Questions of a set.
         scores: Exact match or F1 of each question's `text`.
 
     Returns:
         Mean score and threshold: the `no_answer_score` of the last question answered. If none should be answered, it is
         1 below the lowest: the official script gives 0, which means the same for probabilities, not for differences.
+        NaN for both without a question.
     """
+    if not questions:
+        return math.nan, math.nan
     order = sorted(range(len(questions)), key=lambda index: questions[index].no_answer_score)
     current = best = float(sum(not question.has_answer for question in questions))
     threshold = questions[order[0]].no_answer_score - 1.0

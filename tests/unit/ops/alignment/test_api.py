@@ -75,6 +75,13 @@ def test_sixteen_bits_are_refused_on_the_cpu(backend, dtype, entry_point):
         entry_point(*make_dag(3, 8, dtype=dtype), backend=backend)
 
 
+def test_an_empty_batch_of_sixteen_bits_has_losses_of_thirty_two(native_stand_in):
+    native_stand_in.obstacle = lambda dtype, device: ""
+    dag = [x.to("meta") for x in make_dag(3, 8, dtype=torch.bfloat16)]
+    nll = states_alignment_nll(dag[0][:, :0], *dag[1:])
+    assert nll.dtype == torch.float32
+
+
 def test_an_unknown_backend_is_refused(entry_point, dag):
     with pytest.raises(ValueError, match=r"^`backend` is 'cuda', expected 'auto'"):
         entry_point(*dag, backend="cuda")

@@ -107,6 +107,11 @@ def test_sweeps_by_hand(answers, scores, expected):
     assert find_best_threshold(questions, scores) == expected
 
 
+def test_without_questions_no_score_is_defined():
+    assert all(map(math.isnan, squad_metrics([]).values()))
+    assert all(map(math.isnan, squad_metrics([], threshold=0.0).values()))
+
+
 def test_a_question_at_the_threshold_is_answered_and_one_above_is_not():
     questions = [Answered("x", 1.0, ("gold",)), Answered("x", 1.5, ("gold",)), Answered("x", 1.5, ())]
     assert apply_threshold(questions, [0.5, 0.5, 0.0], 1.0) == [0.5, 0.0, 1.0]
