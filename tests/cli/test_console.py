@@ -101,7 +101,24 @@ def test_a_bar_shows_count_fields_and_end_within_eighty_columns(label, total, fi
         bar.update(total, **fields)
     last = stream.getvalue().rpartition(f"{label} ━")[2].splitlines()[0]
     assert re.search(rf"{re.escape(end)}, \d:\d\d:\d\d in all$", last)
-    assert max(map(len, stream.getvalue().replace("\r", "\n").splitlines())) <= 80 + len("\x1b[2K")
+    # and leaves room for the ^C that a terminal echoes
+    assert max(map(len, stream.getvalue().replace("\r", "\n").splitlines())) <= 80 - len("^C ") + len("\x1b[2K")
+
+
+def test_a_bar_that_ends_says_how_long_the_work_took():
+    stream, clock = io.StringIO(), Mock(return_value=0.0)
+    seen = SafeConsole(file=stream, force_terminal=True, width=80, color_system=None, get_time=clock)
+    with TerminalProgress(seen).bar("train", 2) as bar:
+        clock.return_value = 65.0
+        bar.update(2)
+    assert re.search(r"2/2, .*0:01:05 in all", stream.getvalue())
+
+
+def test_an_empty_file_has_a_bar():
+    progress, stream = terminal()
+    with progress.bar("tokenising", 0) as bar:
+        bar.update(0, rows="0")
+    assert "0 %, rows 0" in stream.getvalue()
 
 
 def test_sentences_are_broken_between_words(capsys, monkeypatch):

@@ -1,10 +1,21 @@
 """Settings that the library names as overrides, in the words of the running command."""
 
+from pathlib import Path
+
 import pytest
 import typer
 
 from exlm_cli.cli import app as shell
-from exlm_cli.cli.options import collect_overrides, complete_recipes, running_command, split_words, to_options
+from exlm_cli.cli.options import (
+    collect_overrides,
+    complete_recipes,
+    parse_formats,
+    parse_seeds,
+    refuse_with_resume,
+    running_command,
+    split_words,
+    to_options,
+)
 from exlm_cli.config.load import KINDS, list_recipes
 from exlm_cli.errors import ConfigError
 
@@ -66,6 +77,35 @@ def test_a_list_is_read_as_a_line_of_csv():
     assert split_words(None) is None
     with pytest.raises(ConfigError, match="not a list with commas"):
         split_words("A\nB")
+
+
+def test_seeds_are_within_bounds_and_given_once():
+    assert parse_seeds(None) is None
+    assert parse_seeds("0, 9223372036854775807") == [0, 2**63 - 1]
+    for text, said in (
+        ("-1", "`-1` is not an integer of at least 0"),
+        ("9223372036854775808", "is not an integer"),
+        ("1,,2", "`` is not an integer"),
+        ("1.5", "is not an integer"),
+        ("3,1,3", "gives 3 twice"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            parse_seeds(text)
+
+
+def test_formats_are_some_of_those_accepted_or_none():
+    assert parse_formats(None, ["csv", "latex"]) == parse_formats("none", ["csv", "latex"]) == ()
+    assert parse_formats("latex, csv", ["csv", "latex"]) == ("latex", "csv")
+    for text in ("csv,none", "pdf", ""):
+        with pytest.raises(ConfigError, match="is not one of csv, latex"):
+            parse_formats(text, ["csv", "latex"])
+
+
+def test_what_starts_a_run_is_refused_only_beside_a_resumption():
+    refuse_with_resume(None, {"out": "new"})
+    refuse_with_resume(Path("run"), {"out": None})
+    with pytest.raises(ConfigError, match=r"^`use_grid=true` cannot be combined with `--resume`$"):
+        refuse_with_resume(Path("run"), {"out": None, "use_grid": True})
 
 
 @pytest.mark.parametrize("text", ["some.smi:2: `c1c=o`: RDKit cannot parse it", "`C.c=c`", "`PYTHONUTF8=1 exlm ...`"])

@@ -1,13 +1,14 @@
 """The kind of a run, names that tell runs apart, and the checkpoint that is taken."""
 
 import os
+import shutil
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
 from exlm_cli.cli.runs import choose_checkpoint, given_runs, name_runs
-from exlm_cli.errors import CheckpointError
+from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import run_kind, update_run_json
 from tests.unit.finetune.synthetic import make_pretrained
@@ -26,6 +27,11 @@ from tests.unit.finetune.synthetic import make_pretrained
 )
 def test_names_are_as_short_as_tells_them_apart(paths, names):
     assert name_runs([Path(path) for path in paths]) == names
+
+
+def test_a_run_is_given_once_however_its_path_is_written():
+    with pytest.raises(ConfigError, match=r"^runs/a is given twice$"):
+        name_runs([Path("runs/a"), Path("runs/../runs/a")])
 
 
 def test_the_kind_of_a_run_is_the_command_that_made_it(tmp_path):
@@ -66,6 +72,13 @@ def test_a_finished_run_is_taken_before_newer_ones_and_an_unfinished_one_is_told
     assert chosen(Path("runs/new")) == (Path("runs/new"), [note])
     step = Path("runs/new/checkpoints/step-3")
     assert chosen(step) == (step, [note.replace("runs/new is", f"{step} is")])
+    (folder / "runs/new/checkpoints/step-9").mkdir()
+    assert chosen(step)[1] == [note.replace("runs/new is", f"{step} is")]
+    assert chosen(Path("runs/new"))[1] == [note.replace("step 3", "step 9")]
+    (folder / "runs/begun").mkdir()  # newer, and without a checkpoint yet
+    shutil.copy("runs/new/recipe.yaml", "runs/begun")
+    update_run_json(folder / "runs/begun", {"command": "pretrain"})
+    assert chosen()[0] == Path("runs/new")
     update_run_json(folder / "runs/old", {"steps": 1200})
     os.utime("runs/old/run.json", (1, 1))
     assert chosen() == (Path("runs/old"), ["checkpoint: runs/old, the newest finished text run of an ExLM"])

@@ -118,9 +118,14 @@ def _last_value(metrics: Path, column: str) -> float:
     with metrics.open("rb") as file:
         file.seek(max(0, metrics.stat().st_size - _TAIL_BYTES))
         lines = file.read().split(b"\n")[:-1]
-    # the first line may be cut
-    rows = (json.loads(line) for line in reversed(lines) if line.startswith(b"{"))
-    return float(next((row[column] for row in rows if column in row), 0.0))
+    for line in reversed(lines):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue  # the first line may be cut; a damaged one is explained by the process of the cell
+        if isinstance(row, dict) and isinstance(row.get(column), int | float):
+            return float(row[column])
+    return 0.0
 
 
 def _describe(result: SweepCellResult) -> str:

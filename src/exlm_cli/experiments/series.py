@@ -4,17 +4,19 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from exlm_cli.config.finetune import FinetuneRecipe
+from exlm_cli.config.finetune import FinetuneRecipe, grid_points
 from exlm_cli.config.input_paths import with_absolute_paths
 from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.errors import DataError, DivergedError, InterruptedRunError
 from exlm_cli.files import JsonModel, read_json, write_atomically, write_json
-from exlm_cli.finetune.model import require_fitting_model
+from exlm_cli.finetune.model import require_fitting_model, resolve_sequence_length
 from exlm_cli.finetune.results import RESULTS_FILE, read_results
 from exlm_cli.finetune.run import FinetuneResult, resume_finetuning, run_finetuning
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import SERIES_FILE, create_run_dir, mark_resumable, resume_command, run_directory
 from exlm_cli.tasks.registry import require_local_files
+from exlm_cli.train.pretrained import pick_device
+from exlm_cli.train.trackers import require_trackers
 
 
 class Series(JsonModel):
@@ -45,12 +47,17 @@ def begin_series(
     Raises:
         CheckpointError: The model reads other rows than the tasks have, `out` is not empty, or a file cannot be
             written.
-        ConfigError: The baseline reads other rows.
+        ConfigError: The baseline reads other rows, a sequence is too long for the model, or there is no such device or
+            tracker; a resumption keeps the recipes, so nothing is made.
         DataError: Files of a task are missing; nothing is made.
     """
     encoder = load_recipe(str(run_directory(checkpoint) / "recipe.yaml"))
     for recipe in recipes:
         require_fitting_model(recipe.task.name, recipe.task.input_kind, encoder, checkpoint, baseline=baseline)
+        for point in grid_points(recipe, use_grid=use_grid):
+            resolve_sequence_length(encoder, checkpoint, point.recipe)
+        pick_device(recipe)
+        require_trackers(recipe.train.report_to)
     _require_all_files(recipes, suite)
     by_name = {recipe.task.name.partition("/")[2]: recipe for recipe in recipes}
     folder = create_run_dir(out, f"{suite}-all", further_files=[f"{name}.yaml" for name in by_name])

@@ -110,11 +110,12 @@ def run_sweep(
 
 
 def _check_tasks(cells: Sequence[SweepCell], progress: Progress) -> None:
-    """Load every task once, so that one that cannot be loaded is found before the first cell is pre-trained."""
+    """Load every task once, so that one that cannot be fine-tuned on is found before the first cell is pre-trained."""
     configs = {recipe.task.name: recipe.task for cell in cells for recipe in cell.finetune}
     if not configs:
         return
-    # importing it takes seconds
+    # importing them takes seconds
+    from exlm_cli.finetune.model import resolve_sequence_length
     from exlm_cli.tasks.registry import load_task
 
     for config in configs.values():
@@ -129,6 +130,13 @@ def _check_tasks(cells: Sequence[SweepCell], progress: Progress) -> None:
                     f"{needed}",
                     other,
                 )
+    for cell in cells:
+        for finetune in cell.finetune:
+            try:
+                resolve_sequence_length(cell.pretrain, Path(f"cell {cell.label}"), finetune)
+            except ConfigError as error:
+                where = f"cell {cell.label}, fine-tuning on {finetune.task.name}"
+                raise ConfigError(f"{where}: {error.message}", error.hint) from error
     for config in configs.values():
         load_task(config, progress)
 

@@ -60,10 +60,8 @@ def pretrained_encoder(pretrained: Pretrained) -> RowEncoder:
     device = next(pretrained.model.parameters()).device
     model = TaskModel(recipe, FinetuneModelConfig(), tokenizer.vocab_size, 1)
     model.load_encoder(pretrained.model)
-    data, num_repeats = recipe.data, recipe.masking.num_repeats
-    longest = (data.sequence_length - 2) * num_repeats + 2
-    train = recipe.train.model_copy(update={"microbatch_tokens": max(recipe.train.microbatch_tokens, longest)})
-    runner = TaskRunner(model.to(device).eval(), tokenizer, num_repeats, train)
+    data = recipe.data
+    runner = TaskRunner(model.to(device).eval(), tokenizer, recipe.masking.num_repeats, recipe.train)
     return RowEncoder(
         runner, tokenizer, data.kind, data.column, False, data.sequence_length, str(pretrained.checkpoint)
     )

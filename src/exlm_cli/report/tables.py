@@ -132,9 +132,9 @@ def as_markdown(table: ReportTable) -> str:
         return "| " + " | ".join(printable(cell).replace("\\", "\\\\").replace("|", "\\|") for cell in cells) + " |"
 
     align = ["---"] * table.num_keys + ["---:"] * (len(table.columns) - table.num_keys)
-    lines = [f"**{table.title}**", "", line(table.columns), f"|{'|'.join(align)}|", *map(line, table.rows)]
+    lines = [f"**{printable(table.title)}**", "", line(table.columns), f"|{'|'.join(align)}|", *map(line, table.rows)]
     if table.notes:
-        lines += ["", *(f"- {note}" for note in table.notes)]
+        lines += ["", *(f"- {printable(note)}" for note in table.notes)]
     return "\n".join(lines) + "\n"
 
 
@@ -202,4 +202,4 @@ def _describe_details(table: ReportTable, row: Sequence[str]) -> str:
 
 
 def _latex(text: str) -> str:
-    return _LATEX_PATTERN.sub(lambda match: _LATEX[match.group()], text)
+    return _LATEX_PATTERN.sub(lambda match: _LATEX[match.group()], printable(text))

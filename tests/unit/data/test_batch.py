@@ -73,12 +73,14 @@ def test_a_batch_without_any_mask_still_has_one_target_column():
 
 
 def test_given_masks_are_expanded_like_drawn_ones():
-    reference = _expanded(3, "exlm")
-    input_ids = masked_by_hand([INPUT_IDS], (20, 21)).input_ids
+    rows, targets = (INPUT_IDS, [1, 3, 2]), (20, 21, 22)
+    reference = _expanded(3, "exlm", *rows, targets=targets)
+    input_ids = masked_by_hand(rows, targets).input_ids
     batch = batch_from_masked_ids(input_ids, mask_id=3, pad_id=0, num_states_per_mask=3, objective="exlm")
-    for name in ("token_ids", "positions", "lengths", "node_index", "node_mask", "state_lengths", "target_lengths"):
-        torch.testing.assert_close(getattr(batch, name), getattr(reference, name))
-    assert batch.target_ids.tolist() == [[0, 0]]
+    for field in fields(Batch):
+        if field.name not in ("target_ids", "packing"):
+            assert torch.equal(*(torch.as_tensor(getattr(one, field.name)) for one in (batch, reference))), field.name
+    assert batch.target_ids.tolist() == [[0, 0], [0, 0]]
 
 
 def test_inner_nodes_and_targets_are_counted_on_the_host():
@@ -89,6 +91,47 @@ def test_inner_nodes_and_targets_are_counted_on_the_host():
     assert batch.is_padded
     assert batch.num_tokens == 15
     assert not _expanded(2, "exlm").is_padded
+
+
+@pytest.mark.parametrize(
+    ("rows", "has_even_context", "is_even"),
+    [
+        ([INPUT_IDS, [1, 3, 9, 9, 3, 2]], True, True),
+        ([INPUT_IDS, [1, 9, 9, 9, 3, 2]], True, False),
+        ([INPUT_IDS, [1, 8, 8, 8, 8, 3, 2]], False, False),  # eight positions each, once expanded
+        ([INPUT_IDS, [1, 3, 3, 2]], False, False),
+        ([[1, 9, 2], [1, 8, 2]], False, False),
+    ],
+)
+def test_a_batch_is_even_where_tokens_and_masks_are_as_many_in_each_sequence(rows, has_even_context, is_even):
+    targets = tuple(range(20, 20 + sum(row.count(SPECIAL.mask_id) for row in rows)))
+    batch = _expanded(2, "exlm", *rows, targets=targets)
+    assert (batch.has_even_context, batch.is_even) == (has_even_context, is_even)
+
+
+@pytest.mark.parametrize("hides_further_states", [True, False])
+def test_packed_positions_are_the_context_of_each_sequence_then_all_further_states(hides_further_states):
+    """Enumerated position by position and node by node."""
+    rows = [INPUT_IDS, [1, 9, 2], [1, 3, 8, 8, 8, 2], [1, 3, 3, 3, 2]]
+    batch = pack(_expanded(3, "exlm", *rows, targets=tuple(range(20, 26))), hides_further_states=hides_further_states)
+    packing, longest = batch.packing, batch.token_ids.shape[1]
+    assert packing is not None
+    real = [(b, x) for b, length in enumerate(batch.lengths.tolist()) for x in range(length)]
+    further = [at for at in real if batch.positions[at][1] > 1 and hides_further_states]
+    context = [at for at in real if at not in further]
+    assert packing.source.tolist() == [b * longest + x for b, x in context + further]
+    assert [int(packing.row[at]) for at in context + further] == list(range(len(real)))
+    assert packing.cu_lengths.tolist() == [sum(b < end for b, _ in context) for end in range(len(rows) + 1)]
+    most = max(sum(b == own for b, _ in further) for own in range(len(rows)))
+    assert packing.further_place.tolist() == [
+        b * most + sum(other == b for other, _ in further[:number]) for number, (b, _) in enumerate(further)
+    ]
+    nodes = [(b, int(x)) for b in range(len(rows)) for x in batch.node_index[b, : batch.state_lengths[b]]]
+    read = [at for at in nodes if at in context]
+    assert packing.read.tolist() == [int(packing.row[at]) for at in read + further]
+    assert packing.cu_read.tolist() == [sum(b < end for b, _ in read) for end in range(len(rows) + 1)]
+    node_rows = [int(row) for b in range(len(rows)) for row in packing.node_row[b, : batch.state_lengths[b]]]
+    assert node_rows == [(read + further).index(at) for at in nodes]
 
 
 def test_a_batch_goes_to_a_device_whole():

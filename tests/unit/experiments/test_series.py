@@ -1,11 +1,13 @@
 """A series finishes its tasks one by one, keeps what is finished, and goes on after a task that diverges."""
 
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from exlm_cli.cli.runs import runs_of_series
-from exlm_cli.errors import CheckpointError, DataError, DivergedError, InterruptedRunError
+from exlm_cli.errors import CheckpointError, ConfigError, DataError, DivergedError, InterruptedRunError
 from exlm_cli.experiments import series as series_module
 from exlm_cli.experiments.series import begin_series, run_series
 from exlm_cli.finetune.results import read_results
@@ -63,3 +65,27 @@ def test_tasks_are_finished_one_by_one(text_model, tmp_path, monkeypatch):
     assert len(diverged) == 1
     assert (out / "rte/results.json").stat().st_mtime_ns == first
     assert finished[0].results == read_results(out / "rte")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"device": "cuda"}, "torch sees no CUDA device"),
+        ({"task": {"sequence_length": 500}}, "`task.sequence_length` 500 needs 500 positions"),
+        ({"train": {"microbatch_tokens": 16}}, "`train.microbatch_tokens` 16 does not hold one sequence"),
+        ({"train": {"report_to": ["wandb"]}}, "names wandb, which is not installed"),
+    ],
+)
+def test_a_recipe_that_no_task_can_run_with_leaves_no_folder(text_model, tmp_path, monkeypatch, changes, said):
+    """A resumption keeps the recipes, so that a folder with such a recipe would be of no use."""
+    absent: Any = None  # as Python marks a module that cannot be imported
+    monkeypatch.setitem(sys.modules, "wandb", absent)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    write_glue(tmp_path / "data", "rte", copies=2)
+    task = {"name": "glue/rte", "data_dir": str(tmp_path / "data"), "sequence_length": 24}
+    recipe = finetune_recipe(**changes | {"task": task | changes.get("task", {})})
+    with pytest.raises(ConfigError, match=said):
+        begin_series(
+            [recipe], suite="glue", checkpoint=text_model, out=tmp_path / "all", use_grid=False, baseline=False
+        )
+    assert not (tmp_path / "all").exists()

@@ -13,7 +13,7 @@ import pytest
 
 from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.config.sweep import SweepRecipe
-from exlm_cli.errors import CheckpointError, ExlmError, InterruptedRunError
+from exlm_cli.errors import CheckpointError, ConfigError, ExlmError, InterruptedRunError
 from exlm_cli.experiments import sweep as module
 from exlm_cli.experiments.cell import run_cell
 from exlm_cli.experiments.results import SweepCellResult, SweepRun, load_sweep_run
@@ -24,6 +24,7 @@ from exlm_cli.run_dir import read_run_json
 from exlm_cli.train.process import StopSignal
 from tests.recorder import Recorder
 from tests.tiny_sweeps import tiny_grid, tiny_sweep, untimed, work_in_this_process
+from tests.unit.tasks.glue_files import write_glue
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +138,25 @@ def test_what_is_not_there_leaves_no_run_directory(recipe, tmp_path, monkeypatch
     monkeypatch.setattr(module.torch.cuda, "is_available", lambda: False)
     with pytest.raises(ExlmError, match=said):
         _run(recipe.changed(changes), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"finetune.task.sequence_length": 500}, r"`task.sequence_length` 500 needs 500 positions"),
+        # 16 tokens twice, with [CLS] and [SEP] once
+        ({"finetune.train.microbatch_tokens": 20}, r"`train.microbatch_tokens` 20 does not hold one sequence of"),
+    ],
+)
+def test_sequences_that_a_model_cannot_be_fine_tuned_on_are_found_before_it_is_trained(
+    recipe, tmp_path, monkeypatch, changes, said
+):
+    work_in_this_process(monkeypatch)
+    write_glue(tmp_path / "data", "rte", copies=2)
+    task = {"tasks": ("glue/rte",), "finetune.task.data_dir": str(tmp_path / "data")}
+    with pytest.raises(ConfigError, match=rf"^cell k\d-p0.\d, fine-tuning on glue/rte: {said}"):
+        _run(recipe.changed(task | changes), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

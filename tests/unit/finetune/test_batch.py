@@ -27,6 +27,12 @@ def test_rows_are_padded_and_keep_their_targets_and_their_place():
     assert batch.answerable is None
 
 
+def test_the_host_knows_the_padding_and_the_tokens_of_a_batch():
+    ragged, single = (collate(SPLIT, np.array(rows), num_repeats=2, pad_id=0) for rows in ([0, 1], [1]))
+    assert (ragged.is_padded, ragged.num_tokens) == (True, 6 + 4)
+    assert (single.is_padded, single.num_tokens) == (False, 4)
+
+
 @pytest.mark.parametrize("num_repeats", [1, 2, 4])
 def test_tokens_are_repeated_as_pre_training_repeats_them(num_repeats):
     batch = collate(SPLIT, np.arange(3), num_repeats=num_repeats, pad_id=0)
@@ -92,9 +98,9 @@ def test_losses_by_hand(loss, outputs, targets, weights, expected):
 
 
 def test_spans_are_softmaxes_over_the_tokens_that_may_answer():
-    logits = torch.tensor([[[0.0, math.log(2.0)], [LN3, 0.0], [9.0, 9.0]]])
+    logits = torch.tensor([[[0.0, math.log(2.0)], [LN3, math.log(4.0)], [9.0, 9.0]]])
     losses = batch_losses("span", logits, targets_alone([[1, 0]], [[True, True, False]]), None)
-    assert losses.tolist() == pytest.approx([(LN_4_3 + math.log(3 / 2)) / 2])
+    assert losses.tolist() == pytest.approx([(LN_4_3 + LN3) / 2])
 
 
 @pytest.mark.parametrize("loss", ["binary", "regression", "classes", "span"])

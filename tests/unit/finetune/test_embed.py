@@ -65,6 +65,29 @@ def test_a_fine_tuned_run_embeds_with_its_best_seed_and_its_own_column(molecules
     assert_equal_by_hand(encoder, write_rows(tmp_path / "a.csv", ["smiles", "mol"], rows), SMILES)
 
 
+def test_a_column_of_another_name_and_unreadable_rows_are_told(molecules, tmp_path):
+    encoder = finetuned_encoder(load_finetuned(molecules, device="cpu"))
+    path = write_rows(tmp_path / "a.csv", ["smiles"], [["CCO"], ["(("]])
+    summary = embed(encoder, path, tmp_path / "out.npz", column=None, progress=SilentProgress())
+    assert (summary.num_rows, summary.num_unreadable) == (2, 1)
+    assert "read the column `smiles`: a.csv has no `mol`, which the run was trained on" in summary.notes
+
+
+@pytest.mark.parametrize("is_canonical", [True, False])
+def test_a_run_of_canonical_smiles_embeds_a_molecule_alike_however_it_is_written(molecules, tmp_path, is_canonical):
+    finetuned = load_finetuned(molecules, device="cpu")
+    task = finetuned.recipe.task.model_copy(update={"canonical_smiles": is_canonical})
+    encoder = finetuned_encoder(replace(finetuned, recipe=finetuned.recipe.model_copy(update={"task": task})))
+    cls = vectors(encoder, write_rows(tmp_path / "a.csv", ["mol"], [["CCO"], ["OCC"]]))["cls"]
+    assert np.allclose(cls[0], cls[1], atol=2e-6) == is_canonical
+
+
+def test_a_pre_trained_run_embeds_the_column_it_was_trained_on(tmp_path):
+    run = make_pretrained(tmp_path / "pre", data={"column": "words"})
+    encoder = pretrained_encoder(load_pretrained(run, device="cpu"))
+    assert_equal_by_hand(encoder, write_rows(tmp_path / "a.csv", ["text", "words"], [["amber", "birch"]]), ["birch"])
+
+
 def test_a_run_of_glue_embeds_files_of_glue_whose_quotes_are_part_of_the_text(tmp_path):
     encoder = finetuned_encoder(load_finetuned(glue_run(tmp_path, make_pretrained(tmp_path / "pretrained"), "rte")))
     texts = ['" so it was', 'He said "no" .']
@@ -95,7 +118,7 @@ def test_one_long_text_does_not_make_every_row_of_npz_as_long(text_model, tmp_pa
     assert vectors(encoder, path, ".parquet")["input"].tolist() == texts
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("suffix", [*SUFFIXES, ".PARQUET"])
 def test_files_hold_every_row_and_bad_ones_are_nan_with_a_reason(smiles_model, tmp_path, suffix):
     encoder = pretrained_encoder(load_pretrained(smiles_model, device="cpu"))
     found = vectors(encoder, write_rows(tmp_path / "a.csv", ["smiles"], [["CCO"], ["C1CC"], ["CCN"]]), suffix)

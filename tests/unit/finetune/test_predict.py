@@ -310,10 +310,11 @@ def test_training_rows_that_cannot_be_read_are_refused(finetuned, tmp_path):
         assert "--resume" in (error.value.hint or "")
 
     whole = (finetuned.run / TRAINING_ROWS_FILE).read_bytes()
-    old, wrong, pickled, bomb, lie = (BytesIO() for _ in range(5))
+    old, wrong, uneven, pickled, bomb, lie = (BytesIO() for _ in range(6))
     empty, none = np.zeros(0, np.uint64), np.zeros((0, 256), np.uint8)
     np.savez(old, hashes=empty, bits=none)
     np.savez(wrong, hashes=empty, bits=none, validation_hashes=np.zeros(3))
+    np.savez(uneven, hashes=np.zeros(2, np.uint64), bits=np.zeros((1, 256), np.uint8), validation_hashes=empty)
     np.savez(pickled, hashes=np.array([{}], dtype=object), bits=none, validation_hashes=empty)
     np.savez_compressed(bomb, hashes=np.zeros(1 << 21, np.uint64), bits=none, validation_hashes=empty)
     with zipfile.ZipFile(lie, "w") as archive:
@@ -322,7 +323,7 @@ def test_training_rows_that_cannot_be_read_are_refused(finetuned, tmp_path):
             np.lib.format.write_array_header_1_0(header, {"descr": "<u8", "fortran_order": False, "shape": (1 << 50,)})
             archive.writestr(f"{name}.npy", header.getvalue())
     assert len(bomb.getvalue()) < 1 << 15
-    for content in (None, b"", whole[:-30], *(made.getvalue() for made in (old, wrong, pickled, bomb, lie))):
+    for content in (None, b"", whole[:-30], *(made.getvalue() for made in (old, wrong, uneven, pickled, bomb, lie))):
         refused(content)
 
 

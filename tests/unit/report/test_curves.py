@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from exlm_cli.errors import CheckpointError
 from exlm_cli.experiments.results import PredictionEntropy
-from exlm_cli.report.curves import entropy_lines, entropy_table, plot_curves, write_entropy_figure
+from exlm_cli.report.curves import EntropyLine, entropy_lines, entropy_table, plot_curves, write_entropy_figure
 
 TRAINING = "Training loss (nats per target)"
 TITLES = {
@@ -50,6 +50,11 @@ def test_a_panel_appears_where_its_values_do(figures, key):
     assert drawn[TITLES[key]].get_legend() is None
 
 
+def test_a_place_without_a_panel_stays_empty(figures):
+    assert len(panels(figures, {"run": run(*[*TITLES][:4])})) == 5
+    assert len(figures["curves"].axes) == 6
+
+
 def test_several_runs_lie_over_each_other_in_colours_that_differ(figures):
     runs = {f"k={k}": run(*TITLES, "entropy_posterior_bits") for k in range(9)} | {"MLM": run("loss")}
     drawn = panels(figures, runs)
@@ -61,6 +66,8 @@ def test_several_runs_lie_over_each_other_in_colours_that_differ(figures):
     of_panel = drawn[TITLES["entropy_bits"]].get_legend()
     assert of_panel is not None
     assert [text.get_text() for text in of_panel.get_texts()] == ["mean over states", "posterior-weighted"]
+    of_one_run = [line.get_linestyle() for line in drawn[TITLES["entropy_bits"]].lines[:2]]
+    assert [line.get_linestyle() for line in of_panel.get_lines()] == of_one_run == ["-", "--"]
 
 
 def test_given_styles_are_used(figures):
@@ -119,7 +126,8 @@ def test_the_same_rows_give_the_same_files_and_names_are_no_formulas(tmp_path):
     assert written == [tmp_path / "curves.png", tmp_path / "curves.svg"]
     assert "<!-- $x_1$ &amp; {y} -->" in written[1].read_text()
     before = [path.read_bytes() for path in written]
-    assert [path.read_bytes() for path in plot_curves(runs, tmp_path / "curves.SVG")] == before
+    assert plot_curves(runs, tmp_path / "curves.SVG") == written
+    assert [path.read_bytes() for path in written] == before
 
 
 def test_a_folder_that_does_not_exist_is_an_error(tmp_path):
@@ -181,3 +189,12 @@ def test_each_definition_has_a_panel_and_an_mlm_alone_has_one(figures, tmp_path)
     assert {stem: [len(axes.containers) for axes in figure.axes] for stem, figure in figures.items()} == {
         "all": [4, 4], "mlms": [2],
     }  # fmt: skip
+
+
+def test_bars_are_the_deviations_over_seeds(figures, tmp_path):
+    """Of 1 and 3 the mean is 2 and the sample deviation the root of 2; one seed has none."""
+    line = EntropyLine("a", True, {0.15: {"entropy_bits": [1.0, 3.0]}, 0.5: {"entropy_bits": [5.0]}})
+    write_entropy_figure([line], tmp_path, "bars", title="a", captions=())
+    (container,) = figures["bars"].axes[0].containers
+    ends = [segment[:, 1].tolist() for segment in container[2][0].get_segments()]
+    assert ends == [pytest.approx([2 - math.sqrt(2), 2 + math.sqrt(2)]), [5.0, 5.0]]

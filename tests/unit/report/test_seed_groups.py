@@ -12,6 +12,7 @@ from exlm_cli.report.seed_groups import (
     group_seeds,
     pooled_deviation,
     rank_agreement,
+    read_curves,
     seed_note,
     share_groups,
     show_figure,
@@ -80,6 +81,15 @@ def test_a_heading_claims_no_more_seeds_than_each_variant_has():
     results = [diverge(r) if r.label == "exlm" else r for r in results]
     assert seed_note(group_seeds(results)) == " (mean ± standard deviation of 3 seeds)"
     assert seed_note(group_seeds(results[:1])) == ""
+
+
+def test_curves_are_those_of_the_first_seed_that_has_them(tmp_path):
+    results = [result for result in sweep_results("table-13", seeds=(1, 2, 3)) if result.label == "mlm"]
+    for seed in (2, 3):
+        run = tmp_path / f"cells/mlm/seed-{seed}/pretrain"
+        run.mkdir(parents=True)
+        (run / "metrics.jsonl").write_text(f'{{"step": {seed}}}\n')
+    assert read_curves(tmp_path, results) == {"mlm": [{"step": 2}]}
 
 
 def test_a_task_has_the_seeds_whose_fine_tuning_has_a_score():

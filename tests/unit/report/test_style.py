@@ -7,10 +7,12 @@ import pytest
 from matplotlib import rc_context
 
 from exlm_cli.report.style import (
+    CORRUPTION_RAMP,
     END_COLOUR,
     MASK_COLOURS,
     RUN_COLOURS,
     add_legend,
+    corruption_colour,
     drawing,
     fade,
     ink_on,
@@ -46,6 +48,16 @@ def test_neighbouring_masks_differ_in_lightness_too():
 def test_colours_of_masks_come_round_and_the_ends_have_their_own():
     assert [mask_colour(mask) for mask in range(len(MASK_COLOURS) + 1)] == [*MASK_COLOURS, MASK_COLOURS[0]]
     assert mask_colour(-1) == END_COLOUR
+
+
+def test_groups_of_equal_corruption_go_along_the_whole_ramp():
+    assert [corruption_colour(group, 5) for group in range(5)] == [*CORRUPTION_RAMP]
+    ends_and_middle = [corruption_colour(group, 3) for group in range(3)]
+    assert ends_and_middle == [CORRUPTION_RAMP[0], CORRUPTION_RAMP[2], CORRUPTION_RAMP[4]]
+    assert corruption_colour(0, 1) == CORRUPTION_RAMP[2]
+    # a tenth of the way: 4/10 between the first two
+    red, green, blue = (0xFC - 0.4 * (0xFC - 0xE1), 0xA6 - 0.4 * (0xA6 - 0x64), 0x36 + 0.4 * (0x62 - 0x36))
+    assert corruption_colour(1, 11) == f"#{round(red):02X}{round(green):02X}{round(blue):02X}"
 
 
 def test_fading_ends_in_white():

@@ -55,6 +55,8 @@ def test_a_diverged_seed_is_left_out_of_means_and_named(tmp_path):
     results = [diverge(r) if r.seed == 2 else r for r in sweep_results("table-13", seeds=(1, 2))]
     variant = group_seeds(results)[0]
     assert (variant.seeds, variant.diverged_seeds, variant.mean("loss")) == ((1,), (2,), 2.0)
+    assert (variant.show("effective_states"), variant.model.steps) == ("-", 600)  # the other seed is there
+    assert SeedGroup(variant.results[::-1]).model.steps == 600
     (row,) = _csv([results[4]], tmp_path)
     empty = (row["loss"], row["steps"], row["elapsed_s"], row["seeds"])
     assert (row["variant"], empty, row["diverged_seeds"]) == ("exlm-no-transitions", ("",) * 4, "2")

@@ -48,6 +48,7 @@ def test_latex_escapes_what_is_a_command_and_comes_back_as_it_was():
     ]
     assert back == [tuple(cell.replace("`", "'") for cell in row) for row in TABLE.rows]
     assert r"\begin{tabular}{lrrr}" in text
+    assert "{ll" + 13 * "r" + "}" in as_latex(WIDE)
     assert text.count(r"\midrule") == 2
     assert r"\caption{Scores: 100\%}" in text
     assert r"\footnotesize a note\_1" in text
@@ -80,6 +81,30 @@ def test_a_wide_table_is_cut_between_columns_and_no_cell_is_broken(width):
     assert not any("ours mine: seeds" in line for line in lines)
 
 
+def test_a_terminal_shows_every_row_a_line_between_groups_and_the_notes():
+    """Names of rows are set flush left, numbers flush right."""
+    groups = ((("x", "a", "1"), ("long", "b", "20")), (("y", "c", "3"),))
+    lines = [line.rstrip() for line in drawn(ReportTable("t", "T", ("k", "name", "n"), groups, ("one",), 2), 80)]
+    assert lines == [
+        "T", "", "k     name   n", "─" * 14, "x     a      1", "long  b     20", "", "y     c      3", "", "note: one",
+    ]  # fmt: skip
+
+
+def test_a_table_of_names_alone_is_drawn():
+    assert drawn(ReportTable("t", "T", ("name",), ((("x",),),)), 80)[-1].rstrip() == "x"
+
+
+@pytest.mark.parametrize("suffix", [".md", ".tex"])
+def test_no_name_breaks_a_line_of_a_file(tmp_path, suffix):
+    """A folder of a run may have a line break in its name, or a byte that is no UTF-8, for Python a lone surrogate."""
+    name = "a\nb\udcff"
+    table = ReportTable("t", name, (name, "n"), (((name, "1"),),), notes=(name,))
+    write_tables([table], tmp_path, list(SUFFIXES))
+    text = (tmp_path / f"t{suffix}").read_text()
+    backslash = r"\textbackslash{}" if suffix == ".tex" else "\\"
+    assert text.replace("\\\\", "\\").count(f"a{backslash}nb{backslash}udcff") == 4
+
+
 def test_a_sparse_table_shows_the_columns_that_its_last_group_has_values_in():
     sparse = ReportTable(WIDE.name, WIDE.title, WIDE.columns, WIDE.groups, (), 2, 1, is_sparse=True)
     (headings,) = [line for line in drawn(sparse, 200) if line.startswith("source")]
@@ -93,11 +118,12 @@ def test_a_sparse_table_shows_the_columns_that_its_last_group_has_values_in():
 def test_numbers_in_csv_are_plain_and_texts_stay(tmp_path):
     cells = {
         "1,280,069.6": "1280069.6", "-1,234": "-1234", "1.50": "1.50", "15 %": "0.15", "0.0052 %": "0.000052",
-        "0.00001 %": "0.0000001", "-": "", "1,210/151/152": "1,210/151/152", "1,2": "1,2", "85.2 ±0.4": "85.2 ±0.4",
-        "38.66 % (38.70 %)": "38.66 % (38.70 %)", "7.8e-08": "7.8e-08", "<0.0001 %": "<0.0001 %", "007": "007",
+        "0.00001 %": "0.0000001", "-": "", "not defined": "", "1,210/151/152": "1,210/151/152", "1,2": "1,2",
+        "85.2 ±0.4": "85.2 ±0.4", "38.66 % (38.70 %)": "38.66 % (38.70 %)", "7.8e-08": "7.8e-08",
+        "<0.0001 %": "<0.0001 %", "007": "007",
     }  # fmt: skip
     # what names a row is a text, also a label that looks like a number
-    table = ReportTable("t", "T", ("label", *"abcdefghijklmn"), ((("1,000", *cells), ("-", *cells)),))
+    table = ReportTable("t", "T", ("label", *"abcdefghijklmno"), ((("1,000", *cells), ("-", *cells)),))
     write_tables([table], tmp_path, ["csv"])
     with (tmp_path / "t.csv").open() as file:
         assert [*csv.reader(file)][1:] == [["1,000", *cells.values()], ["-", *cells.values()]]

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.errors import ConfigError
+from exlm_cli.errors import ConfigError, InterruptedRunError
 from exlm_cli.run_dir import read_metrics
 from exlm_cli.train.pretrain import resume_pretraining, run_pretraining
 from exlm_cli.train.task import Callback
@@ -173,6 +173,42 @@ def test_wandb_is_online_with_a_key_and_a_network_and_no_key_is_written(
     assert opened.kwargs["mode"] == mode
     told = [str(opened), *progress.said, *(p.read_text() for p in run.run_dir.glob("*.*") if p.is_file())]
     assert not any("secret" in text for text in told)
+
+
+def test_a_key_in_netrc_is_a_key(packages, cache, tmp_path, monkeypatch):
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine api.wandb.ai login user password secret\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    monkeypatch.setattr(requests, "head", lambda url, timeout: None)
+    run_pretraining(_recipe(cache, report_to="wandb", max_steps=2), out=tmp_path / "run")
+    assert packages.wandb.init.call_args.kwargs["mode"] == "online"
+
+
+def test_projects_of_the_environment_are_used_and_an_experiment_that_is_there_is_not_made(
+    packages, cache, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "theirs")
+    packages.client.get_experiment_by_name.return_value = MagicMock(experiment_id="7")
+    run_pretraining(_recipe(cache, max_steps=2), out=tmp_path / "run")
+    assert packages.wandb.init.call_args.kwargs["project"] == "mine"
+    packages.client.get_experiment_by_name.assert_called_once_with("theirs")
+    packages.client.create_run.assert_called_once_with("7", run_name="run", tags={"group": "tiny"})
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(InterruptedRunError("stopped", "go on", 2), "KILLED"), (ConfigError("enough", "go on"), "FAILED")],
+)
+def test_a_run_that_does_not_finish_is_closed_as_such(packages, cache, tmp_path, error, status):
+    class Stops(Callback):
+        def on_step(self, step: int, loss: Tensor) -> None:
+            raise error
+
+    with pytest.raises(type(error)):
+        run_pretraining(_recipe(cache), out=tmp_path / "run", callbacks=[Stops()])
+    packages.wandb.init.return_value.finish.assert_called_once_with(exit_code=1)
+    packages.client.set_terminated.assert_called_once_with("run-7", status)
 
 
 @pytest.mark.parametrize("name", TRACKERS)
