@@ -102,7 +102,6 @@ def run_series(
     """
     series = read_json(folder / SERIES_FILE, Series)
     finished, diverged = [], []
-    hint = f"continue with `{resume_command('finetune', folder)}`"
     for number, name in enumerate(series.names, start=1):
         run = folder / name
         if (run / RESULTS_FILE).is_file():
@@ -128,8 +127,8 @@ def run_series(
             diverged.append(error)
         except KeyboardInterrupt as stop:  # while no model was trained
             raise InterruptedRunError(
-                f"stopped at {name}, task {number} of {len(series.names)}", hint, signal.SIGINT
+                f"stopped at {name}, task {number} of {len(series.names)}",
+                f"continue with `{resume_command('finetune', folder)}`",
+                signal.SIGINT,
             ) from stop
-        except InterruptedRunError as error:
-            raise InterruptedRunError(error.message, hint, error.exit_code - 128) from error
     return finished, diverged

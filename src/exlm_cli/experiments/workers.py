@@ -1,9 +1,9 @@
 """Child processes that work on the cells of a sweep, one for each device or CPU thread.
 
-Parent and child exchange JSON lines: a job `{"cell": ..., "folder": ...}` goes in, and `done`, `error` or
-`interrupted` comes back when the cell ends. The files of a cell show how far it is (`experiments.board`). A child ends,
-in the middle of a cell if need be, when its input is closed: a parent that is killed leaves no orphan that goes on
-writing.
+Parent and child exchange JSON lines: a job `{"cell": ..., "folder": ...}` goes to stdin, and `done`, `error` or
+`interrupted` comes back when the cell ends, through a pipe of its own: anything may print. The files of a cell show how
+far it is (`experiments.board`). A child ends, in the middle of a cell if need be, when its input is closed: a parent
+that is killed leaves no orphan that goes on writing.
 """
 
 import json
@@ -37,7 +37,7 @@ class Workers:
 
     Args:
         environments: Variables of each process in addition to this one's, such as CUDA_VISIBLE_DEVICES.
-        logs: Folder for what they write to stderr.
+        logs: Folder for what they print.
     """
 
     def __init__(self, environments: Sequence[Mapping[str, str]], logs: Path) -> None:
@@ -49,10 +49,10 @@ class Workers:
         self._logs.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             for number, environment in enumerate(self._environments):
-                child = self._start(number, environment)
+                child, answers = self._start(number, environment)
                 stack.callback(_stop, child)
                 self._children.append(child)
-                threading.Thread(target=self._listen, args=(number, child), daemon=True).start()
+                threading.Thread(target=self._listen, args=(number, child, answers), daemon=True).start()
             self._stack = stack.pop_all()
         return self
 
@@ -84,29 +84,32 @@ class Workers:
                 child.send_signal(signal.SIGTERM)
 
     def log(self, number: int) -> Path:
-        """Return the file with what a process wrote to stderr."""
+        """Return the file with what a process printed."""
         return self._logs / f"worker-{number}.log"
 
-    def _start(self, number: int, environment: Mapping[str, str]) -> "subprocess.Popen[str]":
+    def _start(self, number: int, environment: Mapping[str, str]) -> tuple["subprocess.Popen[str]", TextIO]:
+        """Return a process, and the end of its pipe that is read."""
         own = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | dict(environment)
-        with self.log(number).open("a", encoding="utf-8") as log:
-            return subprocess.Popen(
+        read_end, write_end = os.pipe()
+        with self.log(number).open("a", encoding="utf-8") as log, os.fdopen(write_end, "w"):
+            child = subprocess.Popen(
                 # -P: a queue.py in the current directory must not hide Python's
-                [sys.executable, "-P", "-m", "exlm_cli.experiments.workers"],
+                [sys.executable, "-P", "-m", "exlm_cli.experiments.workers", str(write_end)],
                 stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                stdout=log,
                 stderr=log,
+                pass_fds=(write_end,),
                 text=True,
                 encoding="utf-8",
                 env=own,
                 # the parent alone gets Ctrl-C and passes it on once
                 start_new_session=True,
             )
+        return child, os.fdopen(read_end, encoding="utf-8")
 
-    def _listen(self, number: int, child: "subprocess.Popen[str]") -> None:
-        assert child.stdout is not None
-        with child.stdout:
-            for line in child.stdout:
+    def _listen(self, number: int, child: "subprocess.Popen[str]", answers: TextIO) -> None:
+        with answers:
+            for line in answers:
                 if line.endswith("\n"):
                     self._events.put((number, json.loads(line)))
         self._events.put((number, {"event": "exit", "code": child.wait()}))
@@ -159,11 +162,10 @@ def _only_worker(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def _work() -> None:
-    """Work on jobs from stdin until it is closed."""
-    # answers alone go to the pipe: whatever a library prints goes to stderr
-    pipe: TextIO = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
+def _work(pipe_number: int) -> None:
+    """Work on jobs from stdin until it is closed; answer into the pipe with this file descriptor."""
+    os.set_inheritable(pipe_number, False)  # the pipe ends with this process, not with one that it started
+    pipe: TextIO = os.fdopen(pipe_number, "w", encoding="utf-8")
     jobs: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read_jobs, args=(jobs,), daemon=True).start()
     while True:
@@ -179,4 +181,4 @@ def _read_jobs(jobs: "queue.SimpleQueue[str]") -> None:
 
 
 if __name__ == "__main__":
-    _work()
+    _work(int(sys.argv[1]))

@@ -61,6 +61,7 @@ from exlm_cli.format import format_counts, name_some, printable
 from exlm_cli.launch import read_launch
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import (
+    SERIES_FILE,
     SPLIT_FILE,
     create_run_dir,
     discarded_on_failure,
@@ -176,7 +177,9 @@ def _fine_tune(job: Job, task: DownstreamTask, make: Callable[[], Path], resume:
         with discarded_on_failure(folder, is_new=is_new and ranks.is_first):
             weights = job.weights
             encode = partial(encode_task, task, weights.tokenizer, job.length, weights.recipe.masking.num_repeats)
-            command = job.resume_command or resume_command("finetune", folder)
+            # a run of a series is continued with the others
+            whole = folder.parent if (folder.parent / SERIES_FILE).is_file() else folder
+            command = job.resume_command or resume_command("finetune", whole)
             own = {"folder": folder, "data": ranks.together(encode), "resume_command": command}
             run = SplitRun(**{**vars(job), **own})
             require_same_data(ranks, run.data.fingerprint)

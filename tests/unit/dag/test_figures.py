@@ -2,10 +2,12 @@
 
 import io
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from exlm_cli.dag.figures import render_graph, render_heat_map
@@ -28,6 +30,20 @@ def graph() -> ET.Element:
 @pytest.fixture(scope="module")
 def heat_map() -> ET.Element:
     return ET.fromstring(case_files()["dag_heatmap.svg"])
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Figure, set[str]]]:
+    """Return the figure of each format as it is before it becomes a file, and the ids of what is visible in it."""
+    kept: dict[str, tuple[Figure, set[str]]] = {}
+
+    def keep(figure: Figure, formats: Sequence[str], **_: float) -> dict[str, bytes]:
+        visible = {str(artist.get_gid()) for artist in figure.findobj() if artist.get_visible()}
+        kept.update(dict.fromkeys(formats, (figure, visible)))
+        return dict.fromkeys(formats, b"<svg >")
+
+    monkeypatch.setattr("exlm_cli.dag.figures.render_figure", keep)
+    return kept
 
 
 def _texts(svg: ET.Element) -> list[str]:
@@ -81,6 +97,43 @@ def test_every_node_and_edge_has_an_id_and_a_tooltip_and_weak_edges_are_hidden(g
     assert {name.replace("number", "edge") for name in numbered} <= by_id.keys()
     assert by_id["edge-0-6"].get("visibility") == "hidden", "its probability is 0.02"
     assert by_id["edge-2-5"].get("visibility") is None
+
+
+@pytest.mark.parametrize("formats", [["svg", "png"], ["png", "svg"]])
+def test_weak_edges_are_in_the_svg_alone(drawn, formats):
+    """A picture without a pointer would show all of them at once. Weak are those below 0.03, as far as floats tell."""
+    render_graph(case_study(), formats)
+    trans = case_study().dag.trans
+    edges = {f"edge-{source}-{target}": trans[source, target] for source, target in np.argwhere(trans > 0.015)}
+    assert edges.keys() <= drawn["svg"][1]
+    shown = edges.keys() & drawn["png"][1]
+    assert min(edges[name] for name in shown) > 0.025
+    assert 0 < max(edges[name] for name in edges.keys() - shown) < 0.035
+    assert {f"node-{node}" for node in range(10)} <= drawn["png"][1]
+
+
+def test_probabilities_of_the_heat_map_are_in_the_row_of_the_left_node_and_the_column_of_the_entered_one(drawn):
+    render_heat_map(case_study(), ["png"])
+    axes = drawn["png"][0].axes[0]
+    columns, rows = (
+        dict(zip(axis.get_ticklocs(), (label.get_text().split()[0] for label in axis.get_ticklabels()), strict=True))
+        for axis in (axes.xaxis, axes.yaxis)
+    )
+    assert [*rows.values()] == ["BOS", *map(str, range(1, 9))]
+    assert [*columns.values()] == [*map(str, range(1, 9)), "EOS"]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("to", "from")
+    assert axes.yaxis_inverted()
+    nodes = {"BOS": 0, "EOS": 9, **{str(node): node for node in range(1, 9)}}
+    found = {}
+    for text in axes.texts:
+        x, y = text.get_position()
+        found[nodes[rows[y]], nodes[columns[x]]] = text.get_text()
+    trans = case_study().dag.trans
+    assert found == {(source, target): f"{trans[source, target]:.2f}" for source, target in np.argwhere(trans > 0)}
+    (cells,) = axes.collections
+    colours = {tuple(path.vertices[0]): value for path, value in zip(cells.get_paths(), cells.get_array(), strict=True)}
+    for (column, row), value in colours.items():
+        assert value == trans[int(row), int(column) + 1]
 
 
 def test_every_cell_of_the_heat_map_has_a_tooltip(heat_map):

@@ -94,6 +94,16 @@ def test_every_node_but_the_end_has_an_edge_and_likely_edges_come_first(layout, 
         assert drawn == sorted(drawn, reverse=True)
 
 
+def test_nodes_are_as_strong_as_they_are_visited_and_edges_as_wide_as_they_are_probable(inspection, layout):
+    assert all(box.occupancy == inspection.occupancy[box.node] for box in layout.nodes)
+    for edge in layout.edges:
+        assert edge.probability == inspection.dag.trans[edge.source, edge.target]
+        assert edge.use == inspection.edge_use[edge.source, edge.target]
+    widths = [edge.width for edge in sorted(layout.edges, key=lambda edge: edge.probability)]
+    strengths = [edge.strength for edge in sorted(layout.edges, key=lambda edge: edge.use)]
+    assert (widths, strengths) == (sorted(widths), sorted(strengths))
+
+
 def test_edges_go_around_nodes_that_are_not_their_ends(inspection, layout):
     crossings = 0
     for edge in _drawn(layout):

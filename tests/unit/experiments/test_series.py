@@ -1,10 +1,15 @@
 """A series finishes its tasks one by one, keeps what is finished, and goes on after a task that diverges."""
 
+import errno
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import torch
 
 from exlm_cli.cli.runs import runs_of_series
 from exlm_cli.errors import CheckpointError, ConfigError, DataError, DivergedError, InterruptedRunError
@@ -12,6 +17,8 @@ from exlm_cli.experiments import series as series_module
 from exlm_cli.experiments.series import begin_series, run_series
 from exlm_cli.finetune.results import read_results
 from exlm_cli.progress import SilentProgress
+from tests.killed import act_at_call
+from tests.recorder import Recorder
 from tests.unit.finetune.synthetic import finetune_recipe
 from tests.unit.tasks.glue_files import write_glue
 
@@ -45,7 +52,7 @@ def test_tasks_are_finished_one_by_one(text_model, tmp_path, monkeypatch):
     train = series_module.run_finetuning
     errors: dict[str, Exception] = {
         "cola": DivergedError("the loss of step 1 is nan", "lower the learning rate"),
-        "mrpc": InterruptedRunError("stopped at step 1", "continue with `exlm`", 2),
+        "mrpc": InterruptedRunError("stopped at step 1", "continue", signal.SIGINT),
     }
 
     def failing(recipe: object, *, out: Path, **arguments: object) -> object:
@@ -54,9 +61,8 @@ def test_tasks_are_finished_one_by_one(text_model, tmp_path, monkeypatch):
         return train(recipe, out=out, **arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(series_module, "run_finetuning", failing)
-    with pytest.raises(InterruptedRunError, match="stopped") as stopped:
+    with pytest.raises(InterruptedRunError, match=r"^stopped at step 1$"):
         run_series(out, checkpoint=None, progress=SilentProgress())
-    assert (stopped.value.exit_code, stopped.value.hint) == (130, f"continue with `exlm finetune --resume {out}`")
     first = (out / "rte/results.json").stat().st_mtime_ns
     del errors["mrpc"]
     finished, diverged = run_series(out, checkpoint=None, progress=SilentProgress())
@@ -87,5 +93,89 @@ def test_a_recipe_that_no_task_can_run_with_leaves_no_folder(text_model, tmp_pat
     with pytest.raises(ConfigError, match=said):
         begin_series(
             [recipe], suite="glue", checkpoint=text_model, out=tmp_path / "all", use_grid=False, baseline=False
+        )
+    assert not (tmp_path / "all").exists()
+
+
+def test_each_run_gets_what_the_series_was_begun_with_from_any_directory(text_model, tmp_path, monkeypatch):
+    """Paths were relative to the directory in which it was begun; a pre-training run that has moved is named again."""
+    for name in ("rte", "cola"):
+        write_glue(tmp_path / "data", name, copies=2)
+    (tmp_path / "pretrained").symlink_to(text_model)
+    (tmp_path / "elsewhere").mkdir()
+    task = {"data_dir": "data", "sequence_length": 24}
+    recipes = [
+        finetune_recipe(task={"name": f"glue/{name}", **task}, grid={"optim.lr": [1e-3, 2e-3]})
+        for name in ("rte", "cola")
+    ]
+    monkeypatch.chdir(tmp_path)
+    begin_series(recipes, suite="glue", checkpoint=Path("pretrained"), out=Path("all"), use_grid=True, baseline=False)
+    monkeypatch.chdir("elsewhere")
+    diverged = DivergedError("the loss is nan", "lower the learning rate")
+    run, resume = Mock(side_effect=diverged), Mock(side_effect=diverged)
+    monkeypatch.setattr(series_module, "run_finetuning", run)
+    monkeypatch.setattr(series_module, "resume_finetuning", resume)
+    out, progress = tmp_path / "all", Recorder()
+    assert run_series(out, checkpoint=None, progress=progress) == ([], [diverged, diverged])
+    assert [line.partition(" of ")[0] for line in progress.said if ": task " in line] == [
+        "rte: task 1", "cola: task 2",
+    ]  # fmt: skip
+    for name, call in zip(("rte", "cola"), run.call_args_list, strict=True):
+        (recipe,), given = call
+        assert (recipe.task.name, recipe.task.data_dir) == (f"glue/{name}", str(tmp_path / "data"))
+        assert given["checkpoint"] == text_model.resolve()
+        assert (given["out"], given["use_grid"], given["baseline"]) == (out / name, True, False)
+    (out / "cola").mkdir()
+    (out / "cola" / "recipe.yaml").touch()  # as of a run that has begun
+    moved = tmp_path / "moved"
+    run_series(out, checkpoint=moved, progress=progress)
+    assert run.call_args.kwargs["checkpoint"] == moved
+    assert run.call_args.kwargs["out"] == out / "rte"
+    assert resume.call_args.args == (out / "cola",)
+    assert resume.call_args.kwargs["checkpoint"] == moved
+
+
+def test_a_run_that_ends_early_is_continued_with_the_others_of_its_series(text_model, tmp_path, monkeypatch):
+    write_glue(tmp_path, "rte", copies=2)
+    recipe = finetune_recipe(task={"name": "glue/rte", "data_dir": str(tmp_path), "sequence_length": 24})
+    out = tmp_path / "all of them"
+    begin_series([recipe], suite="glue", checkpoint=text_model, out=out, use_grid=False, baseline=False)
+    hint = f"continue with `exlm finetune --resume '{out}'`"
+    with monkeypatch.context() as patch:
+        full = OSError(errno.ENOSPC, "No space left on device")
+        patch.setattr("exlm_cli.train.checkpoint.save_file", Mock(side_effect=full))
+        with pytest.raises(CheckpointError, match="could not be written") as refused:
+            run_series(out, checkpoint=None, progress=SilentProgress())
+    assert f"{hint};" in refused.value.hint
+    assert (out / "rte" / "recipe.yaml").is_file()
+
+    def stop(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    act_at_call(torch.optim.AdamW, "step", 1, stop, set_to=monkeypatch.setattr)
+    with pytest.raises(InterruptedRunError, match=r"^stopped at step 1 of ") as stopped:
+        run_series(out, checkpoint=None, progress=SilentProgress())
+    assert (stopped.value.exit_code, stopped.value.hint) == (143, hint)
+
+
+def test_every_task_whose_files_are_missing_is_named_before_anything_is_made(text_model, tmp_path):
+    write_glue(tmp_path, "mrpc", copies=2)
+    task = {"data_dir": str(tmp_path), "sequence_length": 24}
+    recipes = [finetune_recipe(task={"name": f"glue/{name}", **task}) for name in ("rte", "mrpc", "cola", "sst2")]
+    begin = {"suite": "glue", "checkpoint": text_model, "out": tmp_path / "all", "use_grid": False, "baseline": False}
+    with pytest.raises(DataError, match=r"^rte: .*; files of cola, sst2 cannot be used either$") as missing:
+        begin_series(recipes, **begin)
+    assert missing.value.hint.endswith("or run the others: `exlm finetune glue mrpc`")
+    with pytest.raises(DataError) as missing:
+        begin_series([recipe for recipe in recipes if recipe.task.name != "glue/mrpc"], **begin)
+    assert "or run the others" not in missing.value.hint
+    assert not (tmp_path / "all").exists()
+
+
+def test_a_model_of_other_rows_than_the_tasks_have_is_refused_before_anything_is_made(text_model, tmp_path):
+    recipe = finetune_recipe(task={"name": "moleculenet/bace", "data_dir": str(tmp_path)})
+    with pytest.raises(CheckpointError, match=r"is a model of text; moleculenet/bace needs one of SMILES"):
+        begin_series(
+            [recipe], suite="moleculenet", checkpoint=text_model, out=tmp_path / "all", use_grid=False, baseline=False
         )
     assert not (tmp_path / "all").exists()

@@ -1,6 +1,7 @@
 """A sweep in child processes: the same results as its cells one by one, what is kept, and each way it ends early."""
 
 import json
+import shlex
 import shutil
 import signal
 import sys
@@ -15,6 +16,7 @@ from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError, InterruptedRunError
 from exlm_cli.experiments import sweep as module
+from exlm_cli.experiments import workers as workers_module
 from exlm_cli.experiments.cell import run_cell
 from exlm_cli.experiments.results import SweepCellResult, SweepRun, load_sweep_run
 from exlm_cli.experiments.sweep import run_sweep
@@ -343,3 +345,83 @@ def test_what_lies_in_the_current_directory_is_never_run(tmp_path, monkeypatch):
         event = workers.next_event(60.0)
     assert event == (0, {"event": "exit", "code": 0}), workers.log(0).read_text()
     assert not (tmp_path / "it-ran").exists()
+
+
+def _let_workers_run(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a Python program stand in for the process of a worker."""
+    code, command = tmp_path / "program.py", tmp_path / "program"
+    code.write_text(f"import json, os, sys\npipe = int(sys.argv[-1])\n{program}")
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -P {shlex.quote(str(code))} "$@"\n')
+    command.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(command))
+
+
+def test_each_process_has_its_own_device_instead_of_those_of_the_sweep(tmp_path, monkeypatch):
+    """It is the leader of a session of its own, so that Ctrl-C in a terminal reaches the sweep alone."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    program = """
+seen = os.environ["CUDA_VISIBLE_DEVICES"], os.environ["EXLM_CACHE_DIR"], os.getsid(0) == os.getpid()
+os.write(pipe, json.dumps({"event": "done", "seen": seen}).encode() + b"\\n")
+sys.stdin.read()
+"""
+    _let_workers_run(program, tmp_path, monkeypatch)
+    monkeypatch.setenv("EXLM_CACHE_DIR", "a cache")
+    with Workers([{"CUDA_VISIBLE_DEVICES": "3"}, {"CUDA_VISIBLE_DEVICES": "5"}], tmp_path / "logs") as workers:
+        events = dict(filter(None, (workers.next_event(60.0) for _ in range(2))))
+    assert {number: event["seen"] for number, event in events.items()} == {
+        0: ["3", "a cache", True],
+        1: ["5", "a cache", True],
+    }
+
+
+def test_what_a_process_writes_last_may_be_cut_and_a_dead_one_takes_a_cell_without_an_error(
+    recipe, tmp_path, monkeypatch
+):
+    program = """
+os.write(pipe, b'{"event": "done"}\\n{"event": "don')
+sys.exit(3)
+"""
+    _let_workers_run(program, tmp_path, monkeypatch)
+    with Workers([{}], tmp_path / "logs") as workers:
+        assert workers.next_event(60.0) == (0, {"event": "done"})
+        assert workers.next_event(60.0) == (0, {"event": "exit", "code": 3})
+        workers.submit(0, recipe.plan()[0], tmp_path)
+        workers.interrupt()
+        assert workers.next_event(0.0) is None
+
+
+def test_a_process_works_on_the_cell_that_it_is_given_and_what_others_print_goes_to_the_log(
+    recipe, tmp_path, monkeypatch
+):
+    """Also what is printed before the process begins its work, as by a `sitecustomize` of the machine."""
+    program = """
+print("welcome", flush=True)
+from exlm_cli.experiments import workers
+def work(job):
+    print("a library speaks", flush=True)
+    return {"event": "done", "job": job}
+workers._work_on = work
+workers._work(pipe)
+"""
+    _let_workers_run(program, tmp_path, monkeypatch)
+    cell = recipe.plan()[1]
+    with Workers([{}], tmp_path / "logs") as workers:
+        workers.submit(0, cell, tmp_path)
+        received = workers.next_event(120.0)
+    job = {"cell": cell.model_dump(mode="json"), "folder": str(tmp_path)}
+    assert received == (0, {"event": "done", "job": job}), workers.log(0).read_text()
+    assert workers.log(0).read_text() == "welcome\na library speaks\n"
+
+
+def test_a_cell_on_which_another_process_works_is_left_alone(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(workers_module, "_LOCK_TIMEOUT_S", 0.0)
+    train = Mock()
+    monkeypatch.setattr("exlm_cli.experiments.cell.run_cell", train)
+    folder = tmp_path / "cell"
+    job = {"cell": recipe.plan()[0].model_dump(mode="json"), "folder": str(folder)}
+    assert workers_module._work_on(job) == {"event": "done"}
+    train.reset_mock()
+    with filelock.FileLock(folder / ".lock"):
+        event = workers_module._work_on(job)
+    assert (event["event"], event["message"]) == ("error", f"{folder}: another process works on this cell")
+    train.assert_not_called()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from exlm_cli.config.describe import recipe_step_flops
 from exlm_cli.config.load import load_recipe
 from exlm_cli.data.batch import Batch
+from exlm_cli.format import format_bytes, format_large
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.report.cost import count_memory, describe_cost, estimate_cost, memory_table
 from exlm_cli.train.objective import Objective
@@ -162,6 +163,7 @@ def test_the_cost_of_text_base_by_hand():
     assert estimate.mlm_steps is not None
     assert abs(estimate.mlm_steps * twin - estimate.flops) <= twin / 2
     # a step of ExLM costs as much as so many of its twin
+    assert f" ({format_large(estimate.mlm_steps * 2048 * 512)} tokens, " in describe_cost(estimate)["as MLM"]
     assert describe_cost(estimate)["as MLM"].endswith(f" {estimate.flops_per_step / twin:.2f} x)")
     # a ring of eight: seven phases that add and seven that copy, each sends an eighth of the float32 gradients
     assert estimate.ddp_bytes_sent == pytest.approx((7 + 7) * 4 * estimate.parameters / 8)
@@ -194,3 +196,55 @@ def test_the_table_says_what_fits(name, changes, gpu, num_gpus, verdict):
     table = memory_table(estimate_cost(load_recipe(name, changes), gpu, num_gpus))
     assert table.notes[0].endswith(verdict)
     assert len(table.columns) == (3 if num_gpus > 1 else 2)
+
+
+@pytest.mark.parametrize(
+    ("total", "lean", "verdict"),
+    [
+        (22.0e9, 3e9, "it fits"),
+        (22.1e9, 22.0e9, "it fits with gradient checkpointing"),
+        (30e9, 22.1e9, "it does not fit unless `train.microbatch_tokens` is lower"),
+    ],
+)
+def test_two_gigabytes_of_a_gpu_are_left_to_what_is_not_counted(total, lean, verdict):
+    """A RTX 3090 has 24 GB."""
+    estimate = estimate_cost(load_recipe("text-base"), "rtx3090", 1)
+    memory = estimate.ddp.model_copy(update={"total": total, "total_checkpointed": lean})
+    table = memory_table(estimate.model_copy(update={"ddp": memory}))
+    assert table.notes[0].endswith(f": {verdict}")
+
+
+def test_whole_and_sharded_weights_have_a_column_each():
+    """Bytes of G = 8: weights 4 P and 4 P / 8; a GPU sends 2 (7 / 8) 4 P with DDP."""
+    estimate = estimate_cost(load_recipe("text-base"), "h100", 8)
+    table = memory_table(estimate)
+    assert table.columns == ("", "DDP", "FSDP")
+    parts, totals = ({row[0]: row[1:] for row in group} for group in table.groups)
+    assert parts["weights"] == tuple(format_bytes(4 * estimate.parameters / g) for g in (1, 8))
+    for shown, plan in zip(zip(*parts.values(), strict=True), (estimate.ddp, estimate.fsdp), strict=True):
+        bytes_of = dict(zip(parts, shown, strict=True))
+        assert bytes_of["gradients"] == format_bytes(plan.gradients)
+        assert bytes_of["moments of AdamW"] == format_bytes(plan.moments)
+        assert bytes_of["weights in use"] == format_bytes(plan.used_weights)
+        assert bytes_of["logits"] == format_bytes(plan.logits)
+        assert bytes_of["activations"] == format_bytes(plan.activations)
+        assert bytes_of["  with gradient checkpointing"] == format_bytes(plan.checkpointed_activations)
+    assert totals["all"] == (format_bytes(estimate.ddp.total), format_bytes(estimate.fsdp.total))
+    sent = format_bytes(2 * 7 / 8 * 4 * estimate.parameters)
+    assert describe_cost(estimate)["sent per GPU and step"].startswith(f"{sent} with DDP, ")
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "microbatches", "at_once"),
+    [
+        (8, 4, 66),  # 256 sequences
+        (2048, 1, 1),  # one sequence each: a microbatch holds no more than there are
+        (1000, 1, 3),  # 2,048 / 1,000 are 2 or 3 sequences
+    ],
+)
+def test_a_microbatch_holds_no_more_sequences_than_a_gpu_has(num_gpus, microbatches, at_once):
+    """A step has 2,048 sequences, and 49,152 tokens hold 66 of them."""
+    estimate = estimate_cost(load_recipe("text-base"), "h100", num_gpus)
+    assert (estimate.microbatches, estimate.microbatch_sequences) == (microbatches, at_once)
+    shown = describe_cost(estimate)["microbatches per GPU"]
+    assert shown == f"{microbatches}, of up to {at_once} sequences"

@@ -86,6 +86,34 @@ def test_a_second_run_of_a_task_and_another_model_of_one_name_get_rows_of_their_
     assert [cell(table, name, "BBBP") for name in ours(table)] == ["40.0", "50.0", "90.0"]
 
 
+def test_a_score_of_zero_counts_in_the_mean():
+    """A classifier that always gives the same answer has a Matthews correlation of 0 on CoLA."""
+    shape = next(shape for shape in SHAPES if shape.paper is TABLE_3)
+    values = dict(zip(shape.mean[1], (0.8, 0.9, 0.7, 0.6, 0.0, 0.5, 0.4, 0.3), strict=True))
+    assert shape.scores["CoLA"][1] == "matthews_corrcoef"
+    assert values["CoLA"] == 0
+    runs = []
+    for column, value in values.items():
+        task, metric = shape.scores[column]
+        runs.append(scored(column, task, {metric: [value, value]}, init=TEXT))
+    (table,) = paper_tables(runs)
+    assert cell(table, "text-small (exlm)", "CoLA") == "0.0"
+    assert cell(table, "text-small (exlm)", "MEAN") == "52.5"
+
+
+def test_models_trained_from_scratch_share_a_row_only_if_their_recipes_do():
+    """They have no checkpoint whose weights could tell them apart."""
+    larger = SCRATCH.model_copy(update={"recipe": "smiles-base"})
+    runs = [
+        scored("a", "moleculenet/bace", {"roc_auc": [0.7]}, init=SCRATCH),
+        scored("b", "moleculenet/bbbp", {"roc_auc": [0.8]}, init=larger),
+        scored("c", "moleculenet/bbbp", {"roc_auc": [0.9]}, init=SCRATCH),
+    ]
+    (table,) = paper_tables(runs)
+    assert ours(table) == ["smiles-small (scratch)", "smiles-base (scratch)"]
+    assert [cell(table, name, "BBBP") for name in ours(table)] == ["90.0", "80.0"]
+
+
 def test_another_split_fewer_rows_and_other_seeds_are_noted():
     runs = [
         scored("odd", "moleculenet/bace", {"roc_auc": [0.7, 0.8, 0.9]}, split="random", max_rows=100),
@@ -116,6 +144,9 @@ def test_other_numbers_of_rows_than_the_benchmarks_are_noted():
         "not the benchmark's number of rows: rte (valid 30 instead of 277); "
         "small (train 4 instead of 130,319, valid 3 instead of 11,873)"
     )
+    validated = "validated on some of the task's rows (`task.max_valid_rows`): few (30 rows)"
+    assert validated in table.notes
+    assert "trained on some of the task's rows (`task.max_rows`): some (30 rows)" in table.notes
     bace = {"train": 1210, "valid": 151, "test": 152}  # KANO's file, with the row that Table 9 rounds off
     (table,) = paper_tables([scored("a", "moleculenet/bace", {"roc_auc": [0.7]}, split_sizes=bace)])
     assert not any("number of rows" in note for note in table.notes)

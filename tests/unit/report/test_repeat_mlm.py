@@ -1,11 +1,13 @@
 """Report of the Repeated-MLM grid; the values are the paper's own, whose claims are known."""
 
+import itertools
 import math
 import re
 import statistics
 from pathlib import Path
 
 import pytest
+from matplotlib.axes import Axes
 from PIL import Image
 from scipy.stats import spearmanr
 
@@ -161,33 +163,98 @@ def cells() -> Grid:
 
 
 @pytest.fixture(scope="module")
-def figures(cells: Grid, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def files(cells: Grid, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("figures")
     rows = [{"kind": "train", "step": i, "loss": 3 / i} for i in range(1, 9)]
     curves = {cell.first.label: rows for cell in cells.values()}
     return {path.name: path for path in write_grid_figures(cells, curves, folder)}
 
 
-def test_every_figure_of_the_paper_has_its_files(figures):
+def test_every_figure_of_the_paper_has_its_files(files):
     stems = ("corruption", "entropy", "glue-mnli-accuracy", "curves")
-    assert set(figures) == {f"{stem}.{suffix}" for stem in stems for suffix in ("png", "svg")}
-    entropy = " ".join(svg_texts(figures["entropy.svg"]))
+    assert set(files) == {f"{stem}.{suffix}" for stem in stems for suffix in ("png", "svg")}
+    entropy = " ".join(svg_texts(files["entropy.svg"]))
     assert "7.27" in entropy
     assert "±0.01" in entropy
     assert "rank correlation with p^k" in entropy
-    assert "83.6" in " ".join(svg_texts(figures["glue-mnli-accuracy.svg"]))
-    assert {"k = 8, p = 62.2 %", "training curves, first seed of each cell"} <= set(svg_texts(figures["curves.svg"]))
-    with Image.open(figures["entropy.png"]) as image:
+    assert "83.6" in " ".join(svg_texts(files["glue-mnli-accuracy.svg"]))
+    assert {"k = 8, p = 62.2 %", "training curves, first seed of each cell"} <= set(svg_texts(files["curves.svg"]))
+    with Image.open(files["entropy.png"]) as image:
         assert image.width > image.height > 300
 
 
-def test_cells_of_equal_p_to_the_k_have_one_colour_and_no_other_cell_has_it(figures):
-    svg = figures["entropy.svg"].read_text(encoding="utf-8")
+def test_cells_of_equal_p_to_the_k_have_one_colour_and_no_other_cell_has_it(files):
+    svg = files["entropy.svg"].read_text(encoding="utf-8")
     for group, num_cells in enumerate([4, 4, 3, 2, 1]):
         colour = corruption_colour(group, 5).lower()
         # rectangles of the table; markers repeat the colour with a white edge
         table_cells = re.findall(rf'<path d="[^"]+" clip-path="[^"]+" style="fill: {colour}; stroke: #ffffff', svg)
         assert len(table_cells) == num_cells
+
+
+def _words_by_place(axes: Axes) -> dict[tuple[str, str], str]:
+    """Return the text of each cell of a drawn table by the names of its row and column."""
+    columns, rows = (
+        dict(zip(axis.get_ticklocs(), (label.get_text() for label in axis.get_ticklabels()), strict=True))
+        for axis in (axes.xaxis, axes.yaxis)
+    )
+    places = [(text.get_position(), text.get_text()) for text in axes.texts]
+    return {(rows[y], columns[x]): text for (x, y), text in places}
+
+
+def test_every_cell_is_drawn_in_its_place_of_the_table_and_at_its_share(figures):
+    """Points have the dodge of their k in addition to p^k, under a hundredth for each step from the middle."""
+    results = grid_results(seeds=(1, 2))
+    results[1] = with_scores(results[1], glue_mnli=scores((0.833,)))  # of k = 1, p = 2.25 %: two points above seed 1
+    write_grid_figures(grid_of(results), {}, Path())
+    table, plot = figures["glue-mnli-accuracy"].axes
+    found = {place: text.split("\n")[0] for place, text in _words_by_place(table).items() if text}
+    shown = {(str(k), f"{100 * p:g} %"): f"{value:.1f}" for (k, p), value in zip(PAIRS, FIGURE_3, strict=True)}
+    assert found == shown | {("1", "2.25 %"): "82.3"}
+    assert table.yaxis_inverted()
+    assert (table.get_xlabel(), table.get_ylabel()) == ("mask ratio p", "repeats k")
+    legend = plot.get_legend()
+    marks = {
+        line.get_marker(): text.get_text() for line, text in zip(legend.get_lines(), legend.get_texts(), strict=True)
+    }
+    values = [82.3, *FIGURE_3[1:]]
+    for container, (k, p), value in zip(plot.containers, PAIRS, values, strict=True):
+        (x,), (y,) = container.lines[0].get_data()
+        assert x == pytest.approx(p**k, abs=0.02)
+        assert y == pytest.approx(value)
+        assert marks[container.lines[0].get_marker()] == f"k = {k}"
+    ticks = [(tick, label.get_text()) for tick, label in zip(plot.get_xticks(), plot.get_xticklabels(), strict=True)]
+    assert [float(name.removesuffix(" %")) / 100 for _, name in ticks] == pytest.approx([x for x, _ in ticks], rel=0.01)
+    assert all(after - before > 0.05 for (before, _), (after, _) in itertools.pairwise(ticks)), "names would overlap"
+    ((_, low), (_, high)) = plot.containers[0].lines[2][0].get_segments()[0]
+    assert high - low == pytest.approx(2 * statistics.stdev([81.3, 83.3]))
+
+
+def test_corrupted_shares_are_drawn_as_points_from_the_law_beside_what_one_mask_a_sequence_adds(figures):
+    results = grid_results()
+    counted = corruption(0.0225, measured=0.0325).model_copy(update={"expected_with_floor": 0.0275})
+    results[0] = results[0].model_copy(update={"corruption": counted})
+    write_grid_figures(grid_of(results), {}, Path())
+    table, plot = figures["corruption"].axes
+    assert _words_by_place(table)["1", "2.25 %"] == "3.25 %\n±0.15"  # 100 sqrt(0.0225 * 0.9775 / 10,000)
+    points = [container.lines[0].get_data()[1][0] for container in plot.containers]
+    assert points == pytest.approx([1.0] + [0.0] * 13, abs=1e-9)
+    ((_, low), (_, high)) = plot.containers[0].lines[2][0].get_segments()[0]
+    assert (low, high) == pytest.approx((1 - 0.1483, 1 + 0.1483), abs=1e-4)
+    levels = [line.get_ydata()[0] for line in plot.lines if len(line.get_xdata()) == 2 and line.get_linestyle() == "-"]
+    assert levels == pytest.approx([0.5] + [0.0] * 13, abs=1e-9)
+    assert "expected" in {text.get_text() for text in plot.get_legend().get_texts()}
+
+
+def test_programs_read_the_means_of_a_cell_and_its_seeds(tmp_path):
+    results = grid_results(seeds=(1, 2, 3))
+    results[2] = diverge(results[2])
+    first = write_grid_report(tmp_path, results, tmp_path, name="mine", has_figures=False).content["cells"][0]
+    assert (first["num_repeats"], first["mask_ratio"]) == PAIRS[0]
+    assert (first["seeds"], first["diverged_seeds"]) == ((1, 2), (3,))
+    assert first["entropy_bits"] == pytest.approx(FIGURE_5[0] + 0.005)
+    assert first["glue/mnli accuracy"] == pytest.approx(FIGURE_3[0] / 100)
+    assert (first["corrupted_num_tokens"], first["corrupted_expected"]) == (30_000, pytest.approx(0.0225))
 
 
 def test_without_tasks_or_curves_their_figures_are_left_out(tmp_path):

@@ -17,6 +17,7 @@ from exlm_cli.finetune.calibration import (
     Calibration,
     ConformalResiduals,
     PlattCurve,
+    calibration_error,
     reliability,
 )
 from exlm_cli.report.score_figures import SplitPredictions, draw_runs, write_calibration_figure, write_score_figures
@@ -52,7 +53,7 @@ def bold_lines(axes: Axes) -> list[tuple[str, Any, Any]]:
     return [(label, *map(np.asarray, line.get_data())) for line, label in zip(handles, labels, strict=True)]
 
 
-@pytest.mark.parametrize("num_outputs", [1, 3])
+@pytest.mark.parametrize("num_outputs", [1, 8])
 @pytest.mark.parametrize("num_seeds", [1, 3])
 def test_curves_have_the_areas_of_scikit_learn_in_the_legend_and_under_the_line(
     figures, tmp_path, num_outputs, num_seeds
@@ -70,6 +71,12 @@ def test_curves_have_the_areas_of_scikit_learn_in_the_legend_and_under_the_line(
             assert label == f"name {index}  {of_mean:.3f}" + (f" ({of_seeds:.3f})" if num_seeds > 1 else "")
             # precision is a staircase over recall
             assert metrics.auc(x, y) == pytest.approx(of_mean, abs=1e-9)
+    guess, axes = figures["s-curves"].axes
+    assert (guess.get_xlabel(), guess.get_ylabel()) == ("false positive rate", "true positive rate")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("recall", "precision")
+    # whatever its recall, a random guess is right as often as there are positives
+    levels = [line.get_ydata() for line in axes.lines if line.get_linestyle() == ":"]
+    np.testing.assert_allclose(levels, [[known(predictions, index)[0].mean()] * 2 for index in range(num_outputs)])
 
 
 def test_of_two_classes_the_second_is_asked_of_more_each_against_the_rest():
@@ -90,6 +97,11 @@ def test_of_many_labels_the_mean_curve_is_named(figures, tmp_path):
     areas = [metrics.roc_auc_score(truth, seeds.mean(0)[:, index]) for index, (truth, seeds) in enumerate(pairs)]
     assert label == f"mean of 12 labels  {np.mean(areas):.3f}"
     assert metrics.auc(x, y) == pytest.approx(np.mean(areas), abs=5e-3)  # on a grid of 401 points
+    ((label, _, _),) = bold_lines(figures["s-curves"].axes[1])
+    areas = [
+        metrics.average_precision_score(truth, seeds.mean(0)[:, index]) for index, (truth, seeds) in enumerate(pairs)
+    ]
+    assert label == f"mean of 12 labels  {np.mean(areas):.3f}"
 
 
 @pytest.mark.parametrize("is_multi_class", [True, False])
@@ -106,6 +118,12 @@ def test_confusion_matrices_are_those_of_scikit_learn(figures, tmp_path, is_mult
         assert [text.get_text() for text in axes.texts] == [
             f"{count}\n{100 * share:.0f} %" for count, share in zip(wanted.ravel(), shares.ravel(), strict=True)
         ]
+        # the true class is the row, from the top, and the predicted one the column
+        places = [(column, row) for row, column in np.ndindex(*wanted.shape)]
+        assert [text.get_position() for text in axes.texts] == places
+        assert [(square.get_x() + 0.5, square.get_y() + 0.5) for square in axes.patches] == places
+        assert (axes.get_xlabel(), axes.get_ylabel()) == ("predicted", "true")
+        assert axes.yaxis_inverted()
 
 
 def test_what_cannot_be_drawn_is_left_out(figures, tmp_path):
@@ -135,14 +153,15 @@ def test_files_are_the_same_for_the_same_data_and_names_are_no_commands_to_matpl
 def with_files(folder: Path, run: FinetunedRun) -> FinetunedRun:
     """Write the targets, the predictions of two seeds and a calibration to the directory of a run."""
     folder.mkdir()
+    split = run.results.scored_split
     output = ConformalResiduals(residuals=(0.25,) * 20) if run.results.loss == "regression" else None
     write_json(folder / CALIBRATION_FILE, Calibration(outputs=(output,)))
-    write_outputs(folder / "targets-test.csv", range(8), ["active"], [np.array([float(i % 2)]) for i in range(8)])
+    write_outputs(folder / f"targets-{split}.csv", range(8), ["active"], [np.array([float(i % 2)]) for i in range(8)])
     for seed in (1, 2):
         cell = folder / f"cells/single/seed-{seed}"
         cell.mkdir(parents=True)
         values = [np.array([(i * seed % 5) / 5]) for i in range(8)]
-        write_outputs(cell / "predictions-test.csv", range(8), ["active"], values)
+        write_outputs(cell / f"predictions-{split}.csv", range(8), ["active"], values)
     return replace(run, folder=folder)
 
 
@@ -153,6 +172,21 @@ def test_figures_go_into_each_run_or_named_by_run_into_one_folder(tmp_path):
     files = draw_runs(runs, tmp_path / "all")
     assert [path.name for path in files] == [f"x-{name}-test-{kind}" for name in "ab" for kind in kinds]
     assert all(path.is_file() for path in files)
+
+
+def test_calibration_on_the_rows_that_it_was_fitted_to_says_so(figures, tmp_path):
+    """The rows are those of validation, and where there are no test rows they are the scored ones too."""
+    runs = [
+        with_files(tmp_path / task[:4], scored(task, task, {"accuracy": [0.5, 0.5]})) for task in ("csv", "glue/rte")
+    ]
+    draw_runs(runs, None)
+    titles = {stem: " ".join(text.get_text() for text in figure.texts) for stem, figure in figures.items()}
+    assert titles.keys() == {
+        f"{split}-{kind}" for split in ("test", "valid") for kind in ("curves", "confusion", "calibration")
+    }
+    assert [stem for stem, title in titles.items() if "fitted on the same rows" in " ".join(title.split())] == [
+        "valid-calibration",
+    ]
 
 
 def test_a_damaged_run_stops_the_work_before_a_figure_of_another_is_written(tmp_path):
@@ -168,8 +202,9 @@ def test_a_damaged_run_stops_the_work_before_a_figure_of_another_is_written(tmp_
 
 
 def test_a_label_that_no_row_has_leaves_its_matrix_empty():
+    """The prediction is 1 from a probability of 0.5 on."""
     targets = np.array([[1.0, np.nan], [0.0, np.nan]])
-    matrices = SplitPredictions(np.full((1, 2, 2), 0.7), targets, ("a", "b"), is_multi_class=False, title="").matrices()
+    matrices = SplitPredictions(np.full((1, 2, 2), 0.5), targets, ("a", "b"), is_multi_class=False, title="").matrices()
     assert [counts.tolist() for _, _, counts in matrices] == [[[0, 1], [0, 1]], [[0, 0], [0, 0]]]
 
 
@@ -183,7 +218,13 @@ def test_values_have_intervals_and_spans_no_figure(figures, tmp_path):
     means = [np.mean([i % 5, 2 * i % 5]) / 5 for i in range(8)]
     inside = np.array([abs(mean - i % 2) <= 0.25 for i, mean in enumerate(means)])
     assert axes.texts[0].get_text() == f"{100 * inside.mean():.1f} % of 8 inside"
-    assert [len(points.get_offsets()) for points in axes.collections[1:]] == [inside.sum(), (~inside).sum()]
+    points = np.array([[mean, i % 2] for i, mean in enumerate(means)])
+    for drawn, expected in zip(axes.collections[1:], (points[inside], points[~inside]), strict=True):
+        np.testing.assert_allclose(drawn.get_offsets(), expected)
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("predicted", "true")
+    # the band reaches 0.25 below and above the diagonal from the least to the largest value, 0 and 1
+    corners = axes.collections[0].get_paths()[0].vertices
+    assert {(0.0, -0.25), (0.0, 0.25), (1.0, 0.75), (1.0, 1.25)} == {*map(tuple, corners.tolist())}
 
 
 def test_reliability_is_drawn_before_and_after_calibration(figures, tmp_path):
@@ -207,6 +248,41 @@ def test_reliability_is_drawn_before_and_after_calibration(figures, tmp_path):
     write_calibration_figure(uncalibrated, "t", tmp_path, "none")
     assert len(figures["none"].axes[0].lines) == 2  # the diagonal, and no curve after calibration
     _, before, after = figures["classes-2"].axes[0].lines
+    assert figures["classes-2"].axes[0].get_xlabel() == "mean probability"
     np.testing.assert_allclose(before.get_xydata(), reliability(mean[:, 1], targets[:, 0])[:, :2])
     odds = (mean[:, 1] / mean[:, 0]) ** 0.5  # a slope of 1/2 is the root of the odds
     np.testing.assert_allclose(after.get_xydata(), reliability(odds / (1 + odds), targets[:, 0])[:, :2])
+    errors = [calibration_error(probabilities, targets[:, 0]) for probabilities in (mean[:, 1], odds / (1 + odds))]
+    assert [line.get_label() for line in (before, after)] == [
+        f"as predicted  {errors[0]:.3f}",
+        f"calibrated  {errors[1]:.3f}",
+    ]
+
+
+def test_labels_that_share_a_panel_are_the_calibrated_ones_if_there_are_any(figures, tmp_path):
+    """Of thirteen labels two are calibrated, and one of these is known for ten of sixty rows."""
+    rng = np.random.default_rng(0)
+    curve = PlattCurve(num_rows=9, least=0.0, most=1.0, slope=0.5, intercept=0.0)
+    mean, targets = rng.random((60, 13)), rng.integers(2, size=(60, 13)).astype(float)
+    targets[10:, 5] = np.nan
+    outputs = tuple(curve if index in (2, 5) else None for index in range(13))
+    rows = CalibratedRows("binary", tuple("abcdefghijklm"), mean, targets, Calibration(outputs=outputs))
+    write_calibration_figure(rows, "t", tmp_path, "some")
+    (axes,) = figures["some"].axes
+    assert axes.get_title(loc="left") == "2 labels together"
+    chosen, truth = (np.concatenate([values[:, 2], values[:10, 5]]) for values in (mean, targets))
+    np.testing.assert_allclose(axes.lines[1].get_xydata(), reliability(chosen, truth)[:, :2])
+
+
+def test_each_column_of_values_has_its_own_interval_and_one_without_rows_no_panel(figures, tmp_path):
+    """Of fourteen columns the first has no known row, the second too few for an interval, and twelve are drawn."""
+    targets = np.ones((4, 14))
+    targets[:, 0] = np.nan
+    few, wide, narrow = (ConformalResiduals(residuals=values) for values in ((0.1,), (5.0,) * 20, (0.5,) * 20))
+    outputs = (None, few, wide, *[narrow] * 11)
+    names = tuple(f"v{index}" for index in range(14))
+    rows = CalibratedRows("regression", names, np.zeros((4, 14)), targets, Calibration(outputs=outputs))
+    write_calibration_figure(rows, "t", tmp_path, "values")
+    shown = [(axes.get_title(loc="left"), [text.get_text() for text in axes.texts]) for axes in figures["values"].axes]
+    assert shown[:3] == [("v1", []), ("v2", ["100.0 % of 4 inside"]), ("v3", ["0.0 % of 4 inside"])]
+    assert [name for name, _ in shown] == [f"v{index}" for index in range(1, 13)]
