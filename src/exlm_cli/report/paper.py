@@ -5,10 +5,11 @@ paper prints against the numbers they are means of.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from exlm_cli.finetune.results import Summary
 from exlm_cli.format import NO_VALUE, format_count, format_in_percent, format_parameters
 from exlm_cli.report.scores import FinetunedRun, percent_score, pretraining_budget
 from exlm_cli.report.tables import ReportTable
@@ -283,35 +284,37 @@ def _other_sizes(shape: Shape, run: FinetunedRun) -> str:
 
 def _own_row(shape: Shape, label: str, by_task: Mapping[str, FinetunedRun]) -> tuple[str, ...]:
     """Return the scores of runs that begin with the same weights, and their budget."""
+    runs = list(by_task.values())
+    seeds = sorted({len(run.results.seeds) for run in runs})
+    parameters = dict.fromkeys(format_parameters(run.results.parameters) for run in runs)
+    budget = " or ".join(map(str, seeds)), " or ".join(parameters), pretraining_budget(runs[0].results.init)
+    return label, *_scores(shape, by_task, FinetunedRun.summary), *budget
+
+
+def _baseline_rows(shape: Shape, runs: Sequence[FinetunedRun]) -> list[tuple[str, ...]]:
+    """Return the scores of the baseline on each task that has one; no row where none has."""
+    by_task = {run.results.task: run for run in runs if run.baseline is not None}
+    first = next((by_task[task].baseline for task, _ in shape.scores.values() if task in by_task), None)
+    if first is None:
+        return []
+    cells = _scores(shape, by_task, FinetunedRun.baseline_summary)
+    return [(first.name, *cells, str(len(first.seeds)), NO_VALUE, NO_VALUE)]
+
+
+def _scores(
+    shape: Shape, by_task: Mapping[str, FinetunedRun], score: Callable[[FinetunedRun, str], Summary | None]
+) -> list[str]:
+    """Return the cells of a row: a score for each task that has one, and their mean if every task of it has one."""
     cells, centers = {}, {}
     for column, (task, metric) in shape.scores.items():
-        if task in by_task and (summary := by_task[task].summary(metric)) is not None:
+        if task in by_task and (summary := score(by_task[task], metric)) is not None:
             aggregate = by_task[task].results.aggregate
             cells[column], centers[column] = percent_score(summary, aggregate), summary.center(aggregate)
     mean, members = shape.mean
     known = [value for column in members if (value := centers.get(column)) is not None]
     if len(known) == len(members):
         cells[mean] = format_in_percent(math.fsum(known) / len(known))
-    runs = list(by_task.values())
-    seeds = sorted({len(run.results.seeds) for run in runs})
-    parameters = dict.fromkeys(format_parameters(run.results.parameters) for run in runs)
-    budget = " or ".join(map(str, seeds)), " or ".join(parameters), pretraining_budget(runs[0].results.init)
-    return label, *(cells.get(column, NO_VALUE) for column in shape.paper.columns), *budget
-
-
-def _baseline_rows(shape: Shape, runs: Sequence[FinetunedRun]) -> list[tuple[str, ...]]:
-    """Return the scores of the baseline on each task that has one; no row where none has."""
-    by_task = {run.results.task: run for run in runs if run.baseline is not None}
-    cells, baseline = {}, None
-    for column, (task, metric) in shape.scores.items():
-        run = by_task.get(task)
-        if run is not None and run.baseline is not None:
-            baseline, results = baseline or run.baseline, run.results
-            cells[column] = percent_score(run.baseline.metrics[results.scored_split].get(metric), results.aggregate)
-    if baseline is None:
-        return []
-    row = (cells.get(column, NO_VALUE) for column in shape.paper.columns)
-    return [(baseline.name, *row, str(len(baseline.seeds)), NO_VALUE, NO_VALUE)]
+    return [cells.get(column, NO_VALUE) for column in shape.paper.columns]
 
 
 def _rows_by_model(runs: Sequence[FinetunedRun]) -> dict[str, dict[str, FinetunedRun]]:

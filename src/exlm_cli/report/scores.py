@@ -70,6 +70,10 @@ class FinetunedRun:
         """Scores of the baseline over seeds, or over splits; None where it was not scored."""
         return (self.results.replication or self.results).baseline
 
+    def baseline_summary(self, metric: str) -> Summary | None:
+        """Return a metric of the baseline on the reported split; None where there is none."""
+        return None if self.baseline is None else self.baseline.metrics[self.results.scored_split].get(metric)
+
 
 def results_tables(results: RunResults) -> list[ReportTable]:
     """Return the scores of a fine-tuning run, and those of each label where it has several."""
@@ -249,7 +253,7 @@ def _task_table(runs: Sequence[FinetunedRun]) -> ReportTable:
         if baseline is not None and split not in shown_splits:
             shown_splits.add(split)
             columns.append(baseline.name if has_one_split else f"{baseline.name}, rows of {run.name}")
-            cells.append([_score(baseline.metrics[run.results.scored_split].get(name), run) for name in names])
+            cells.append([_score(run.baseline_summary(name), run) for name in names])
     sizes = format_counts(first.split_sizes.values())
     return ReportTable(
         "scores-" + first.task.replace("/", "-"),

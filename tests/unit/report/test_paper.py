@@ -164,6 +164,20 @@ def test_the_baseline_is_a_row_without_a_budget():
     assert cell(table, "ECFP4 + random forest", "pre-training") == "-"
 
 
+def test_the_baseline_has_a_mean_if_it_has_every_task():
+    shape = next(shape for shape in SHAPES if shape.paper is TABLE_1)
+    tasks = [task for task, _ in shape.scores.values()]
+    values = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3]
+    runs = [
+        scored(task, task, {"roc_auc": [0.5, 0.5]}, baseline=baseline({"roc_auc": [value, value]}))
+        for task, value in zip(tasks, values, strict=True)
+    ]
+    (table,) = paper_tables(runs)
+    assert cell(table, "ECFP4 + random forest", "Mean") == "60.0"
+    (table,) = paper_tables(runs[1:])
+    assert cell(table, "ECFP4 + random forest", "Mean") == "-"
+
+
 def test_the_baseline_is_that_over_the_splits_where_the_scores_are():
     run = scored(
         "a", "moleculenet/bace", {"roc_auc": [0.7]}, baseline=baseline({"roc_auc": [0.6]}),
