@@ -1,7 +1,7 @@
 """How numbers and texts are written in messages, tables and figures. Files for programs hold numbers unrounded."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
 NOT_DEFINED = "not defined"
@@ -139,6 +139,18 @@ def name_some(names: Iterable[object], *, limit: int = 5) -> str:
     listed = [str(name) for name in names]
     rest = f" and {len(listed) - limit:,} more" if len(listed) > limit else ""
     return ", ".join(shorten_middle(name, _NAME_LETTERS) for name in listed[:limit]) + rest
+
+
+def number_repeated(names: Sequence[str]) -> list[str]:
+    """Return names of files or tables that are all different: `scores`, `scores-2`, `scores-3`."""
+    numbered: list[str] = []
+    for name in names:
+        number, new = 1, name
+        while new in numbered or (number > 1 and new in names):
+            number += 1
+            new = f"{name}-{number}"
+        numbered.append(new)
+    return numbered
 
 
 def shorten_middle(text: str, max_letters: int) -> str:

@@ -6,7 +6,16 @@ from collections.abc import Callable
 import pytest
 
 from exlm_cli import format as formats
-from exlm_cli.format import NO_VALUE, NOT_DEFINED, format_in_percent, format_spread, name_some, printable, shorten
+from exlm_cli.format import (
+    NO_VALUE,
+    NOT_DEFINED,
+    format_in_percent,
+    format_spread,
+    name_some,
+    number_repeated,
+    printable,
+    shorten,
+)
 
 CASES: dict[Callable[..., str], dict[object, str]] = {
     formats.format_number: {
@@ -61,3 +70,8 @@ def test_names_of_a_list_are_few_and_short():
     assert name_some("abc", limit=3) == "a, b, c"
     assert name_some(range(9)) == "0, 1, 2, 3, 4 and 4 more"
     assert name_some(["x" * 10_000, "y"]) == f"{'x' * 66}…{'x' * 33}, y"
+
+
+def test_a_repeated_name_gets_a_number():
+    assert number_repeated(["a", "b", "a", "a"]) == ["a", "b", "a-2", "a-3"]
+    assert number_repeated(["a", "a", "a-2", "a-2"]) == ["a", "a-3", "a-2", "a-2-2"]

@@ -111,16 +111,22 @@ def _beside_baseline(splits: Sequence[RunResults]) -> str:
         return f"{first} here: {scores}. One seed of one split has no interval; `--seeds 1,2,3` gives one."
     low, high = interval
     detail = f"{scores}; 95 % interval of the gain {format_number(low)} to {format_number(high)} over {over}"
+    rows = f" on these {part} rows" if len(gains) == 1 else ""
     if low > 0:
-        sentence = f"The model is better than {name}: {detail}."
+        sentence = f"The model is better than {name}{rows}: {detail}."
     elif high < 0:
-        sentence = f"{name} is better than the model: {detail}. Use it, or a checkpoint with more pre-training."
+        sentence = f"{name} is better than the model{rows}: {detail}. Use it, or a checkpoint with more pre-training."
     else:
-        sentence = f"No clear difference between the model and {name}: {detail}."
+        sentence = f"No clear difference between the model and {name}{rows}: {detail}."
+    if part == "valid":
+        sentence += " The best epoch of the model was chosen on them, which favours the model."
+    if len(gains) > 1:
+        return sentence
+    # the seeds share these rows, so their interval leaves out the luck of the rows
     other_splits = _options_of_splits(own)
-    if len(gains) == 1 and other_splits:
-        sentence += f" Another split may reverse this; `{other_splits}` tries five."
-    return sentence
+    if not other_splits:
+        return f"{sentence} Other rows may reverse this."
+    return f"{sentence} Another split may reverse this; `{other_splits}` tries five."
 
 
 def _beside_chance(splits: Sequence[RunResults]) -> list[str]:

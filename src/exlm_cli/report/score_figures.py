@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from exlm_cli.files import make_folder
 from exlm_cli.finetune.calibration import NUM_BINS, CalibratedRows, calibration_error, read_scored_split, reliability
 from exlm_cli.finetune.results import read_split_outputs
-from exlm_cli.format import format_count, format_number_of, format_percent, shorten
+from exlm_cli.format import format_count, format_number_of, format_percent, number_repeated, shorten
 from exlm_cli.report import style
 from exlm_cli.report.scores import FinetunedRun
 
@@ -104,10 +104,11 @@ def draw_runs(runs: Sequence[FinetunedRun], out: Path | None) -> list[Path]:
     drawn = [run for run in runs if run.results.loss != "span"]
     # read all before the first file is written
     predictions = [(read_split_predictions(run), read_scored_split(run.folder, run.results)) for run in drawn]
+    names = number_repeated([run.name.replace("/", "-") for run in drawn])
     files: list[Path] = []
-    for run, (of_run, calibrated) in zip(drawn, predictions, strict=True):
+    for run, name, (of_run, calibrated) in zip(drawn, names, predictions, strict=True):
         split, folder = run.results.scored_split, out or run.folder / "report"
-        stem = split if out is None else f"{run.name.replace('/', '-')}-{split}"
+        stem = split if out is None else f"{name}-{split}"
         if calibrated.loss != "regression":
             files += write_score_figures(of_run, folder, stem)
         is_own = "; fitted on the same rows" if split == "valid" else ""

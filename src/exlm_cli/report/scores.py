@@ -21,6 +21,7 @@ from exlm_cli.format import (
     format_parameters,
     format_percent,
     format_spread,
+    number_repeated,
 )
 from exlm_cli.report.tables import ReportTable
 
@@ -144,11 +145,8 @@ def task_tables(runs: Sequence[FinetunedRun]) -> list[ReportTable]:
         results = run.results
         groups.setdefault((results.task, results.output_names, results.labels_sha256), []).append(run)
     tables = [_task_table(group) for group in groups.values()]
-    names = [table.name for table in tables]
-    return [
-        replace(table, name=f"{name}-{names[:place].count(name) + 1}") if name in names[:place] else table
-        for place, (name, table) in enumerate(zip(names, tables, strict=True))
-    ]
+    names = number_repeated([table.name for table in tables])
+    return [replace(table, name=name) for name, table in zip(names, tables, strict=True)]
 
 
 def pretraining_table(scores: "Sequence[PretrainedScore]") -> ReportTable:

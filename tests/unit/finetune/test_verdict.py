@@ -66,7 +66,30 @@ def test_the_advice_of_a_verdict_is_accepted_by_the_split(split, advice):
 def test_no_other_split_is_advised_where_the_user_gives_the_splits(split):
     """A csv task refuses `task.split` and `num_replicates` beside files, a column or a file of splits."""
     scores = {"roc_auc": [0.80, 0.70, 0.75]}
-    assert describe_verdict([results(scores, scores, split=split)])[0].endswith("over 3 seeds of one split.")
+    assert describe_verdict([results(scores, scores, split=split)])[0].endswith(
+        " over 3 seeds of one split. Other rows may reverse this."
+    )
+
+
+def test_a_verdict_on_one_split_is_one_on_its_rows():
+    """The seeds share the rows; an interval over splits holds for other rows too."""
+    forest = {"roc_auc": [0.70, 0.71, 0.73]}
+    (of_one,) = describe_verdict([results(MODEL, forest)])
+    assert of_one.startswith("The model is better than ECFP4 + random forest on these test rows: test roc_auc ")
+    of_two, *_ = describe_verdict([results(MODEL, forest), results(MODEL, forest)])
+    assert of_two.startswith("The model is better than ECFP4 + random forest: test roc_auc ")
+    assert of_two.endswith(" over 2 splits.")
+
+
+def test_a_verdict_on_validation_rows_says_that_the_epoch_was_chosen_on_them():
+    """Labels drawn by a coin gave a model with the best of 20 epochs a lead of 0.2 over the forest."""
+    with_test = results(MODEL, {"roc_auc": [0.5, 0.5, 0.5]}, split="column")
+    (sentence,) = describe_verdict([with_test.model_copy(update={"metrics": {"valid": with_test.metrics["valid"]}})])
+    assert sentence.startswith("The model is better than ECFP4 + random forest on these valid rows: valid roc_auc ")
+    assert sentence.endswith(
+        " over 3 seeds of one split. The best epoch of the model was chosen on them, which favours the model. "
+        "Other rows may reverse this."
+    )
 
 
 def test_a_model_that_guesses_is_told_so():

@@ -172,6 +172,9 @@ def test_figures_go_into_each_run_or_named_by_run_into_one_folder(tmp_path):
     files = draw_runs(runs, tmp_path / "all")
     assert [path.name for path in files] == [f"x-{name}-test-{kind}" for name in "ab" for kind in kinds]
     assert all(path.is_file() for path in files)
+    # `x/a` and `x-a` would have the same files
+    alike = draw_runs([runs[0], replace(runs[1], name="x-a")], tmp_path / "alike")
+    assert [path.name for path in alike] == [f"{name}-test-{kind}" for name in ("x-a", "x-a-2") for kind in kinds]
 
 
 def test_calibration_on_the_rows_that_it_was_fitted_to_says_so(figures, tmp_path):

@@ -76,6 +76,7 @@ def test_a_split_column_is_followed(tmp_path):
     assert by_name(task) == {"train": [0, 1, 2], "valid": [3, 4, 5], "test": [6]}
     assert task.split_name == "column"
     assert "1 row in no split: `part` is empty" in task.notes
+    assert not any("optimistic" in note for note in task.notes)
 
 
 @pytest.mark.parametrize(("words", "missing"), [("vvt", "train"), ("rrt", "valid"), ("ttt", "train")])
@@ -107,6 +108,7 @@ def test_a_test_file_without_a_row_to_score_is_left_out_and_told(tmp_path, rows)
     task = load(tmp_path, files={"train": "a.csv", "valid": "b.csv", "test": "c.csv"})
     assert by_name(task) == {"train": [0, 1, 2, 3], "valid": [4, 5]}
     assert NO_TEST_NOTE in task.notes
+    assert "the scores are those of `valid`, on which the best epoch is chosen too: they are optimistic" in task.notes
     for split in ("train", "valid"):
         files = {"train": "a.csv", "valid": "b.csv", split: "c.csv"}
         with pytest.raises(DataError, match=f"^csv: the split leaves no rows in `{split}`$") as caught:

@@ -136,6 +136,8 @@ class TableTask(RowTask):
         found = [*labels.notes, *usable.notes, *split.notes, *notes, *describe_repeats(usable, indices, labels.targets)]
         if "test" in indices and "test" not in examples:
             found.append(NO_TEST_NOTE)
+        if "test" not in examples:
+            found.append("the scores are those of `valid`, on which the best epoch is chosen too: they are optimistic")
         self.selection_metric, self.is_greater_better, metric_notes = self._choose_metric()
         self.notes = (*found, *self._describe_targets(), *metric_notes)
 
