@@ -194,7 +194,7 @@ class Run:
 
         Raises:
             CheckpointError: The run is fine-tuned: it has no language model head any more.
-            ConfigError: A number below 1, or another `length`.
+            ConfigError: A number below 1, or another `length`; `any` for `alignment: independent` with several states.
             DataError: The text is empty, has no [MASK] or is too long, or the model is a Repeated MLM.
         """
         pretrained = self._loaded
@@ -210,6 +210,12 @@ class Run:
         if length not in get_args(Length):
             raise ConfigError(
                 f"`length={length}` is not one of {', '.join(get_args(Length))}", "leave it out for `exact`"
+            )
+        if length == "any" and pretrained.model.transition is None and pretrained.model.num_states_per_mask > 1:
+            raise ConfigError(
+                f"`length=any`: the model of {self.path} has `alignment: independent`, and its probabilities here are "
+                "those given one token for each mask",
+                "leave it out for `exact`",
             )
         if not isinstance(text, str):
             raise DataError(f"`text` is {text!r}, not a string", 'give one text with "[MASK]" in it')

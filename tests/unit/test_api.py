@@ -24,6 +24,7 @@ from exlm_cli.ops import alignment
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.registry import load_task
 from tests.unit.finetune.finetuned_runs import SMILES, glue_run, read_rows, squad_run, words_run, write_rows
+from tests.unit.finetune.synthetic import make_pretrained
 from tests.unit.finetune.test_embed import by_hand
 from tests.unit.tasks.squad.test_task import PARAGRAPHS, QUESTIONS
 
@@ -114,6 +115,11 @@ def test_all_fillings_of_one_mask_share_the_probability(text_model):
     assert found.dag.log_trans.shape == (5, 5)  # three states of the mask between the start and the end
 
 
+@pytest.fixture(scope="module")
+def independent_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_pretrained(tmp_path_factory.mktemp("independent") / "run", model={"alignment": "independent"})
+
+
 MISTAKES: list[tuple[str, Callable[[Any], object], type[Exception], str]] = [
     ("molecules", lambda run: run.predict("CCO"), DataError, "`rows` is str, not a list"),
     ("molecules", lambda run: run.predict(["CCO", 3]), DataError, "row 2 is 3, not a string"),
@@ -131,6 +137,12 @@ MISTAKES: list[tuple[str, Callable[[Any], object], type[Exception], str]] = [
         lambda run: run.fill("C[MASK]", length="one"),
         ConfigError,
         "`length=one` is not one of exact, any",
+    ),
+    (
+        "independent_model",
+        lambda run: run.fill("amber [MASK]", length="any"),
+        ConfigError,
+        "has `alignment: independent`, and its probabilities here are those given one token for each mask",
     ),
 ]
 

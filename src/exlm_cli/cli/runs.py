@@ -154,7 +154,7 @@ def _say_if_unfinished(checkpoint: Path, progress: Progress) -> None:
         described = read_run_json(run)
         if described.command != "pretrain" or described.steps is not None:
             return
-        total = load_recipe(str(run / "recipe.yaml")).train.max_steps
+        total = load_recipe(run / "recipe.yaml").train.max_steps
         saved = [checkpoint] if is_checkpoint(checkpoint) else (run / "checkpoints").glob("step-*")
         steps = [int(step) for path in saved if (step := path.name.removeprefix("step-")).isdecimal()]
         of_total = "" if total is None else f" of {format_count(total)}"
@@ -208,7 +208,7 @@ def _is_pretrained(run: Path, *, fits: Callable[[PretrainRecipe], bool], is_fini
         is_pretraining = described.command == "pretrain" and _has_checkpoint(run)
         # pre-training writes its steps at its end
         is_wanted = is_pretraining and (described.steps is not None or not is_finished)
-        return is_wanted and fits(load_recipe(str(run / "recipe.yaml")))
+        return is_wanted and fits(load_recipe(run / "recipe.yaml"))
     except ExlmError:
         return False  # a damaged run is left out
 

@@ -42,7 +42,7 @@ class RecipeSize:
         objective: `exlm` or `mlm`; for a sweep, that of the recipe which its variants share.
         parameters, tokens_per_step: For a sweep, also those of the shared recipe.
         flops_per_step: Forward and backward over full sequences; None for a sweep.
-        flops: Whole pre-training, over all variants and seeds of a sweep; None where `train.max_steps` is None.
+        flops: Whole pre-training, over all variants and seeds of a sweep; None where the data decide its length.
     """
 
     objective: str | None = None
@@ -58,7 +58,7 @@ def recipe_size(recipe: Recipe) -> RecipeSize:
     if not isinstance(common, PretrainRecipe):
         return RecipeSize()
     runs = [plan.pretrain for plan in recipe.plan()] if isinstance(recipe, SweepRecipe) else [common]
-    flops = [steps * recipe_step_flops(run).total for run in runs if (steps := run.train.max_steps) is not None]
+    flops = [steps * recipe_step_flops(run).total for run in runs if (steps := run.train.known_steps) is not None]
     return RecipeSize(
         objective=common.objective,
         parameters=count_parameters(common),
@@ -175,7 +175,7 @@ def recipe_step_flops(recipe: PretrainRecipe) -> TrainingFlops:
     An upper bound where `train.batch_sequences` is given and sequences are shorter than `data.sequence_length`.
     """
     num_real = (recipe.data.sequence_length - 2) * recipe.masking.num_repeats
-    num_targets = recipe.masking.mask_ratio * num_real
+    num_targets = recipe.mean_masks
     num_positions = num_real + 2 + (recipe.masking.num_states_per_mask - 1) * num_targets
     num_sequences = tokens_per_step(recipe) / recipe.repeated_length
     return count_sequence_flops(recipe, num_positions, num_targets).scaled(num_sequences)

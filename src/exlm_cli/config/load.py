@@ -36,14 +36,17 @@ _LIST_HINT = "`exlm recipes` lists the recipes; a file is given by its path, lik
 
 
 @overload
-def load_recipe(name_or_file: str, overrides: Sequence[str] = ()) -> PretrainRecipe: ...
+def load_recipe(name_or_file: str | Path, overrides: Sequence[str] = ()) -> PretrainRecipe: ...
 @overload
-def load_recipe(name_or_file: str, overrides: Sequence[str] = (), *, kind: type[RecipeT]) -> RecipeT: ...
-def load_recipe(name_or_file: str, overrides: Sequence[str] = (), *, kind: type[Recipe] = PretrainRecipe) -> Recipe:
+def load_recipe(name_or_file: str | Path, overrides: Sequence[str] = (), *, kind: type[RecipeT]) -> RecipeT: ...
+def load_recipe(
+    name_or_file: str | Path, overrides: Sequence[str] = (), *, kind: type[Recipe] = PretrainRecipe
+) -> Recipe:
     """Read a recipe, apply what it extends and then `overrides`, and check it.
 
     Args:
-        name_or_file: Name of a recipe that ships with the package, or path of a YAML file.
+        name_or_file: Name of a recipe that ships with the package, or path of a YAML file. A `Path` is never a name,
+            and its `~` is a character like any other.
         overrides: `section.key=value`, the value in YAML; later ones win. A variant of a sweep given here is run,
             whatever `only` in the file says.
         kind: Kind of recipe to read.
@@ -135,7 +138,7 @@ def resumed_recipe(run: Path, kind: type[RecipeT], overrides: Sequence[str] = ()
             f"{run}: a run of `exlm {command}`, not of {named}",
             f"`{resume_command(command, run)}` continues it",
         )
-    return load_recipe(str(run / "recipe.yaml"), overrides, kind=kind)
+    return load_recipe(run / "recipe.yaml", overrides, kind=kind)
 
 
 def recipe_kind(name_or_file: str) -> type[Recipe]:
@@ -167,12 +170,12 @@ def _shown(path: Path) -> str:
     return f"recipes/{path.relative_to(folder).as_posix()}" if path.is_relative_to(folder) else str(path)
 
 
-def _find_recipe(name_or_file: str, kind: type[Recipe], extended_by: Path | None = None) -> Path:
+def _find_recipe(name_or_file: str | Path, kind: type[Recipe], extended_by: Path | None = None) -> Path:
     """Return the path of a recipe; in `extends` of the file `extended_by`, relative paths start beside that file."""
-    shipped = list_recipes(kind)
+    shipped = {} if isinstance(name_or_file, Path) else list_recipes(kind)
     if name_or_file in shipped:
         return shipped[name_or_file]
-    path = expand_path(name_or_file)
+    path = name_or_file if isinstance(name_or_file, Path) else expand_path(name_or_file)
     if extended_by is not None:
         path = extended_by.parent / path
     if path.is_file():
@@ -187,7 +190,7 @@ def _find_recipe(name_or_file: str, kind: type[Recipe], extended_by: Path | None
     for other in KINDS:
         if name_or_file in list_recipes(other):
             raise _other_kind(f"{prefix}`{name_or_file}`", other, kind)
-    near = difflib.get_close_matches(name_or_file, shipped, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(name_or_file), shipped, n=1, cutoff=0.5)
     hint = f"did you mean `{near[0]}`? {_LIST_HINT}" if near else _LIST_HINT
     raise ConfigError(f"{prefix}unknown recipe `{name_or_file}`", hint)
 
@@ -252,7 +255,7 @@ def _resolve_variants(values: dict[str, Any], common_name: str | None, path: Pat
                 "the variant is what its recipe changes of that one",
             )
         found = (_find_recipe(name, PretrainRecipe, extended_by=path) for name in (common_name, base_name))
-        common, base = (load_recipe(str(file)) for file in found)
+        common, base = (load_recipe(file) for file in found)
         variants[label] = changed_values(common, base) | changes
 
 

@@ -160,6 +160,14 @@ class PretrainRecipe(Recipe):
         return min(real_tokens, max(1, math.floor(self.masking.mask_ratio * real_tokens) + 1))
 
     @property
+    def mean_masks(self) -> float:
+        """The mean number of masks of a full sequence of n tokens: p*n, more where a sequence needs its one mask."""
+        real_tokens, p = (self.data.sequence_length - 2) * self.masking.num_repeats, self.masking.mask_ratio
+        if self.masking.scheme == "bernoulli":
+            return p * real_tokens + (1 - p) ** real_tokens
+        return max(1.0, p * real_tokens)
+
+    @property
     def repeated_length(self) -> int:
         """Input tokens of a full sequence after repetition, [CLS] and [SEP] included."""
         return (self.data.sequence_length - 2) * self.masking.num_repeats + 2

@@ -38,7 +38,7 @@ class DataConfig(StrictModel):
         None, ge=1, description="Rows to read from each input list, divided evenly among its files; none: all"
     )
     bundled_rows: int = Field(20000, ge=10, le=10_000_000, description="Rows that a `bundled:` input generates")
-    cache_dir: Annotated[str | None, Mark.INPUT] = Field(
+    cache_dir: Annotated[str | None, Mark.INPUT, Mark.RECORD] = Field(
         None, description="Where token shards are kept; none: the user's cache directory"
     )
 
@@ -218,6 +218,11 @@ class LoopConfig(StrictModel):
         None, ge=1, le=1024, description="CPU threads; none: torch's choice"
     )
     batch_sequences: int | None = Field(None, ge=1, description="Sequences of a step")
+
+    @property
+    def known_steps(self) -> int | None:
+        """Steps of the whole run; None where `max_epochs` limits it too, and so the data decide."""
+        return self.max_steps if self.max_epochs is None else None
 
 
 class TrainConfig(LoopConfig):

@@ -235,7 +235,7 @@ def _changes_since_begun(run: Path, recipe: PretrainRecipe | FinetuneRecipe) -> 
     """Describe the changes of a recipe since a run began; empty if it has not begun."""
     if not (run / "recipe.yaml").is_file():
         return ""
-    both = load_recipe(str(run / "recipe.yaml"), kind=type(recipe)), recipe
+    both = load_recipe(run / "recipe.yaml", kind=type(recipe)), recipe
     return describe_changes(*(identity_values(with_absolute_paths(one)) for one in both))
 
 

@@ -167,7 +167,7 @@ def _load_data(
 
 
 def _own_recipe(pretrained: Pretrained, overrides: Sequence[str]) -> PretrainRecipe:
-    return load_recipe(str(run_directory(pretrained.checkpoint) / "recipe.yaml"), overrides)
+    return load_recipe(run_directory(pretrained.checkpoint) / "recipe.yaml", overrides)
 
 
 def _with_masking(pretrained: Pretrained, k: int, ratio: float, max_sequences: int | None) -> PretrainRecipe:

@@ -212,7 +212,7 @@ def load_sweep_run(path: Path) -> SweepRun:
         CheckpointError: No cell is done yet, or a result is damaged.
         ConfigError: Its recipe has keys that this version does not know.
     """
-    recipe = load_recipe(str(path / "recipe.yaml"), kind=SweepRecipe)
+    recipe = load_recipe(path / "recipe.yaml", kind=SweepRecipe)
     cells = recipe.plan()
     results = finished_results(path, cells)
     if not results:

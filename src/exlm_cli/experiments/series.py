@@ -51,7 +51,7 @@ def begin_series(
             tracker; a resumption keeps the recipes, so nothing is made.
         DataError: Files of a task are missing; nothing is made.
     """
-    encoder = load_recipe(str(run_directory(checkpoint) / "recipe.yaml"))
+    encoder = load_recipe(run_directory(checkpoint) / "recipe.yaml")
     for recipe in recipes:
         require_fitting_model(recipe.task.name, recipe.task.input_kind, encoder, checkpoint, baseline=baseline)
         for point in grid_points(recipe, use_grid=use_grid):
@@ -114,7 +114,7 @@ def run_series(
                 finished.append(resume_finetuning(run, checkpoint=checkpoint, progress=progress))
                 continue
             begun = run_finetuning(
-                load_recipe(str(folder / f"{name}.yaml"), kind=FinetuneRecipe),
+                load_recipe(folder / f"{name}.yaml", kind=FinetuneRecipe),
                 checkpoint=checkpoint or Path(series.checkpoint),
                 out=run,
                 use_grid=series.use_grid,

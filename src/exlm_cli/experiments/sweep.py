@@ -17,7 +17,7 @@ from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import DataConfig, TokenizerConfig
 from exlm_cli.config.sweep import SweepCell, SweepRecipe
-from exlm_cli.data.corpus.pipeline import list_rejected, prepare_data
+from exlm_cli.data.corpus.pipeline import PreparedData, list_rejected, prepare_data
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError, InterruptedRunError
 from exlm_cli.experiments.board import SweepBoard, open_board
 from exlm_cli.experiments.cell import read_result, refuse_changed_cell
@@ -72,7 +72,7 @@ def run_sweep(
     with sole_process(run, is_new=resume is None):
         with discarded_on_failure(run, is_new=resume is None):
             path = run / "recipe.yaml"
-            whole = recipe.together_with(load_recipe(str(path), kind=SweepRecipe)) if path.is_file() else recipe
+            whole = recipe.together_with(load_recipe(path, kind=SweepRecipe)) if path.is_file() else recipe
             every_cell = whole.plan()
             for cell in every_cell:
                 refuse_changed_cell(cell, cell_folder(run, cell))
@@ -81,10 +81,11 @@ def run_sweep(
             results = {cell.folder: read_result(cell, cell_folder(run, cell)) for cell in cells}
             waiting = [cell for cell in cells if results[cell.folder] is None]
             _check_tasks(waiting, progress)
-            common = prepare_data(recipe.pretrain, rejected_csv=None, progress=progress)
-            fingerprints = {_inputs(recipe.pretrain): common.fingerprint} | _prepare_others(recipe, cells, progress)
+            prepared = _prepare(cells, progress)
+            fingerprints = {inputs: data.fingerprint for inputs, data in prepared.items()}
             _refuse_other_data(run, every_cell, fingerprints)
-            list_rejected(common, run / "rejected.csv", progress)
+            if (common := prepared.get(_inputs(recipe.pretrain))) is not None:
+                list_rejected(common, run / "rejected.csv", progress)
             # only now: a recipe that is refused must not replace the one that the cells were trained with
             fields = {"command": recipe.run_by, "num_cells": len(every_cell), "jobs": len(environments)}
             update_run_json(run, fields)
@@ -141,14 +142,10 @@ def _check_tasks(cells: Sequence[SweepCell], progress: Progress) -> None:
         load_task(config, progress)
 
 
-def _prepare_others(recipe: SweepRecipe, cells: Iterable[SweepCell], progress: Progress) -> dict[_Inputs, str]:
-    """Tokenise the inputs of variants that change data or tokenizer, and return their fingerprints."""
+def _prepare(cells: Iterable[SweepCell], progress: Progress) -> dict[_Inputs, PreparedData]:
+    """Tokenise the inputs of all cells: the common ones, and those of variants that change data or tokenizer."""
     own = {_inputs(cell.pretrain): cell.pretrain for cell in cells}
-    own.pop(_inputs(recipe.pretrain), None)
-    return {
-        inputs: prepare_data(pretrain, rejected_csv=None, progress=progress).fingerprint
-        for inputs, pretrain in own.items()
-    }
+    return {inputs: prepare_data(pretrain, rejected_csv=None, progress=progress) for inputs, pretrain in own.items()}
 
 
 def _inputs(recipe: PretrainRecipe) -> _Inputs:

@@ -222,7 +222,7 @@ def load_finetuned(run: Path, *, device: str = "auto") -> Finetuned:
     """
     recipe = resumed_recipe(run, FinetuneRecipe, [f"device={device}"])
     results = read_results(run)
-    encoder_recipe = load_recipe(str(run / ENCODER_FILE))
+    encoder_recipe = load_recipe(run / ENCODER_FILE)
     tokenizer = Tokenizer.load(run / TOKENIZER_FILE)
     torch_device = pick_device(recipe)
     num_outputs = None if results.loss == "span" else len(results.output_names)

@@ -137,7 +137,7 @@ def run_finetuning(
         if checkpoint is None and begun.checkpoint is not None:
             checkpoint = Path(begun.checkpoint)
         if checkpoint is None:
-            encoder = load_recipe(str(resume / ENCODER_FILE))
+            encoder = load_recipe(resume / ENCODER_FILE)
         if missing := [seed for seed in begun.seeds or () if seed not in recipe.seeds]:
             listed = f"seed{'' if len(missing) == 1 else 's'} {', '.join(map(str, missing))}"
             progress.message(f"the results leave out {listed} of this run; to keep all, list them with `seeds=LIST`")
@@ -383,7 +383,7 @@ def _check_resumed(run: SplitRun) -> None:
                 f"{run.folder}: the {name} is not the one this run began with{detail}",
                 "an exact resume needs the same inputs and recipe; start a new run for changed ones",
             )
-    own = model_identity(load_recipe(str(run.folder / ENCODER_FILE)), Tokenizer.load(run.folder / TOKENIZER_FILE))
+    own = model_identity(load_recipe(run.folder / ENCODER_FILE), Tokenizer.load(run.folder / TOKENIZER_FILE))
     files = {"recipe": run.folder / ENCODER_FILE, "tokenizer": run.folder / TOKENIZER_FILE}
     given = model_identity(run.weights.recipe, run.weights.tokenizer)
     require_origin(run.weights.checkpoint, given, own, files)

@@ -108,7 +108,7 @@ class CostEstimate(JsonModel):
         sequences_per_step: Full sequences of a step, on all GPUs.
         microbatch_sequences, microbatches: Sequences of a microbatch, and microbatches of a step, on one GPU.
         seconds_per_step: At the utilisation.
-        steps, tokens, flops, hours: Totals of the run; None where the recipe has no `train.max_steps`.
+        steps, tokens, flops, hours: Totals of the run; None where `train.max_epochs` limits it.
         mlm_steps: Steps that an MLM of the same encoder takes with the same FLOPs; None for an MLM.
         mlm_flops_per_step: FLOPs of such a step; None for an MLM.
         ddp, fsdp: Memory with whole and with sharded weights.
@@ -168,7 +168,7 @@ def estimate_cost(recipe: PretrainRecipe, gpu: str, num_gpus: int, utilisation: 
     own = math.ceil(sequences / num_gpus)
     at_once = min(own, max(1, recipe.train.microbatch_tokens // recipe.longest_expanded_length))
     microbatches = math.ceil(own / at_once)
-    flops, steps = recipe_step_flops(recipe).total, recipe.train.max_steps
+    flops, steps = recipe_step_flops(recipe).total, recipe.train.known_steps
     seconds = flops / (num_gpus * GPUS[gpu].peak_flops * utilisation)
     mlm_flops = recipe_step_flops(_mlm_of(recipe)).total if recipe.objective == "exlm" else None
     parameters = count_parameters(recipe)
@@ -210,7 +210,7 @@ def count_memory(
     """
     model, masking = recipe.model, recipe.masking
     width, vocab = model.width, recipe.tokenizer.vocab_size
-    targets = masking.mask_ratio * (recipe.repeated_length - 2)
+    targets = recipe.mean_masks
     context = num_sequences * recipe.repeated_length
     positions = context + num_sequences * (masking.num_states_per_mask - 1) * targets
     num_early, num_late = recipe.num_early_blocks, model.num_layers - recipe.num_early_blocks
@@ -273,7 +273,7 @@ def describe_cost(estimate: CostEstimate) -> dict[str, str]:
         sent = f"{format_bytes(estimate.ddp_bytes_sent)} with DDP, {format_bytes(estimate.fsdp_bytes_sent)} with FSDP"
         pairs["sent per GPU and step"] = sent
     if estimate.steps is None or estimate.tokens is None or estimate.flops is None or estimate.hours is None:
-        return pairs | {"steps": "not known before the data are read: the recipe has no `train.max_steps`"}
+        return pairs | {"steps": "not known before the data are read: `train.max_epochs` limits the run"}
     pairs |= {
         "steps": format_count(estimate.steps),
         "tokens": format_large(estimate.tokens),

@@ -59,6 +59,10 @@ _LEGEND = (
     "each variant is scored under its own masking: figures at different p or k are not comparable",
 )
 _LEGEND_OF_CTC = "the loss of a variant without transitions is that of CTC on each mask alone, with [UNK] as blank"
+_OTHER_DATA = (
+    "variants that change `data` or `tokenizer` may have other tokens or validation rows: do not compare their losses, "
+    "accuracies and entropies"
+)
 _DETAILS = ("k", "p", "pre-training", "parameters", "seeds", "time", "changes")
 _COLUMNS = {
     "MNLI": "glue/mnli mismatched_accuracy",
@@ -268,6 +272,8 @@ def _variants_table(variants: Variants, name: str) -> ReportTable:
     by_label = {variant.first.label: variant for variant in variants}
     has_ctc = any((group.first.objective, group.first.alignment) == ("exlm", "independent") for group in variants)
     notes = [*_LEGEND, *([_LEGEND_OF_CTC] if has_ctc else []), *different_seeds_note(variants)]
+    if any(key.startswith(("data.", "tokenizer.")) for group in variants for key in group.first.changes):
+        notes.append(_OTHER_DATA)
     notes += fewer_seeds_note(by_label, {key: _HEADINGS.get(key, key) for key in names})
     notes += [*_sampled_note(variants), *divergence_note(by_label)]
     return ReportTable(

@@ -262,7 +262,8 @@ def _run_pretraining(
             "device": describe_device(device),
             "precision": precision,
             **({"started_unix_s": round(started_s, 3)} if is_new else {}),
-            **({"num_ranks": ranks.size, "parallel": task.strategy} if ranks.size > 1 else {}),
+            "num_ranks": ranks.size if ranks.size > 1 else None,
+            "parallel": task.strategy if ranks.size > 1 else None,
         }
         if model.transition is not None:
             # the native backend may have to be built: before the first step
@@ -368,7 +369,7 @@ def autocast_dtype(train: LoopConfig, device: torch.device) -> torch.dtype | Non
 
 def _resume(loop: TrainingLoop, run: Path, recipe: PretrainRecipe, progress: Progress) -> None:
     """Load the newest whole checkpoint, or start again where none was saved."""
-    ranks, begun = loop.ranks, load_recipe(str(run / "recipe.yaml"))
+    ranks, begun = loop.ranks, load_recipe(run / "recipe.yaml")
 
     def find() -> str | None:
         found = newest_good_checkpoint(run, progress.message)

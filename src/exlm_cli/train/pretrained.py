@@ -64,7 +64,7 @@ def load_pretrained(path: Path, *, device: str = "auto", progress: Progress | No
             f"{path}: not a run directory or checkpoint; {run} has no recipe.yaml",
             "make one with `exlm pretrain --recipe quickstart-text`",
         )
-    recipe = load_recipe(str(run / "recipe.yaml"), [f"device={device}"])
+    recipe = load_recipe(run / "recipe.yaml", [f"device={device}"])
     if is_checkpoint(path):
         if not path.is_dir():
             steps = ", ".join(found.name for found in checkpoint_paths(run)) or "none"

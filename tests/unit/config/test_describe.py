@@ -4,11 +4,13 @@ Parameters are counted in the real network by `tests/unit/model/test_exlm.py`.
 """
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import astuple, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -29,10 +31,11 @@ from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepRecipe
+from exlm_cli.data.masking import Masker
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops import emissions
 from exlm_cli.train.objective import Objective
-from tests.tiny import SPECIAL, tiny_batch, tiny_recipe
+from tests.tiny import SPECIAL, sequences, tiny_batch, tiny_recipe
 
 NUM_SEQUENCES, NUM_TOKENS = 3, 20
 
@@ -138,6 +141,16 @@ def test_the_paper_size_costs_at_least_1_6_times_its_mlm():
     assert exlm.alignment / exlm.total < 1e-3
 
 
+@pytest.mark.parametrize("scheme", ["fixed", "bernoulli"])
+@pytest.mark.parametrize("ratio", [0.02, 0.1, 0.45])
+def test_the_mean_number_of_masks_is_that_of_the_masker(scheme, ratio):
+    masking = {"scheme": scheme, "mask_ratio": ratio}
+    recipe = tiny_recipe(masking=masking | {"num_repeats": 1})
+    rows = np.tile(np.arange(5, 19), (20_000, 1))  # the 14 tokens of a full sequence
+    counts = Masker(recipe.masking, SPECIAL, 0, 0).count(sequences(rows))
+    assert recipe.mean_masks == pytest.approx(counts.mean(), abs=5 * counts.std() / math.sqrt(len(counts)) + 1e-12)
+
+
 def test_a_step_is_its_sequences():
     recipe = tiny_recipe()  # 14 real tokens of 16, p = 0.3, k = 3, eight sequences
     one = count_sequence_flops(recipe, 16 + 2 * 4.2, 4.2)
@@ -163,7 +176,8 @@ def test_the_flops_of_a_run_are_its_steps_and_those_of_a_sweep_its_runs():
     recipe = load_recipe("quickstart-text")
     steps = recipe.train.max_steps or 0
     assert recipe_size(recipe).flops == pytest.approx(steps * recipe_step_flops(recipe).total)
-    assert recipe_size(tiny_recipe(train={"max_steps": None, "max_epochs": 1})).flops is None
+    for max_steps in (None, 1000):  # an epoch may end the run earlier
+        assert recipe_size(tiny_recipe(train={"max_steps": max_steps, "max_epochs": 1})).flops is None
     sweep = load_recipe("quickstart-ablations", kind=SweepRecipe)
     size = recipe_size(sweep)
     assert size.flops == pytest.approx(sum(recipe_size(plan.pretrain).flops or 0 for plan in sweep.plan()))

@@ -10,8 +10,10 @@ RESUMED = {Mark.INPUT, Mark.COMPUTING}
 
 
 @pytest.mark.parametrize(
-    "sections", [{"name": "other"}, {"device": "auto"}, {"train": {"validate_every_steps": 77, "keep_last": 9}}]
-)
+    "sections",
+    [{"name": "other"}, {"device": "auto"}, {"train": {"validate_every_steps": 77, "keep_last": 9}},
+     {"data": {"cache_dir": "elsewhere"}}]
+)  # fmt: skip
 def test_names_devices_and_records_are_no_part_of_it(sections):
     assert identity_of(tiny_recipe(**sections)) == identity_of(tiny_recipe())
 
@@ -25,7 +27,8 @@ def test_what_decides_the_weights_is_part_of_it(sections):
 @pytest.mark.parametrize(
     "sections",
     [
-        {"data": {"train": ["elsewhere.txt"]}}, {"data": {"cache_dir": "elsewhere"}}, {"tokenizer": {"path": "t.json"}},
+        {"data": {"train": ["elsewhere.txt"]}}, {"data": {"valid": ["elsewhere.txt"]}},
+        {"tokenizer": {"path": "t.json"}},
         {"train": {"microbatch_tokens": 128}}, {"train": {"num_threads": 1}}, {"train": {"alignment_backend": "torch"}},
         {"train": {"head_chunk_rows": 16}}, {"train": {"compile": True}},
     ],

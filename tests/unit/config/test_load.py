@@ -19,7 +19,7 @@ from exlm_cli.config.load import (
 )
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepRecipe
-from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.files import ALTERED_HINT
 from exlm_cli.run_dir import update_run_json
 
@@ -225,3 +225,13 @@ def test_a_directory_is_no_recipe_and_that_of_a_run_is_named(tmp_path):
     assert "recipe of that run" not in error.hint
     inside = write(tmp_path / "recipe.yaml", "extends: quickstart-text\n")
     assert error_of(tmp_path).hint == f"the recipe of that run is {inside}"
+
+
+def test_the_tilde_of_a_run_is_a_letter_of_its_name(tmp_path, monkeypatch):
+    """`exlm pretrain --out ./~mine` makes such a run; as a `Path` it has no `./` any more."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "~mine").mkdir()
+    write(tmp_path / "~mine/recipe.yaml", "extends: quickstart-text\n")
+    assert load_recipe(Path("~mine/recipe.yaml")).masking == load_recipe("quickstart-text").masking
+    with pytest.raises(DataError, match="no home folder for `~mine`"):
+        load_recipe("~mine/recipe.yaml")

@@ -314,6 +314,18 @@ def test_variants_on_data_of_their_own_go_together(cache, tmp_path):
     assert len(run_sweep(sweep, out=None, resume=run, jobs=2, progress=SilentProgress()).results) == 2
 
 
+def test_no_common_data_are_needed_where_every_variant_has_its_own(cache, tmp_path, monkeypatch):
+    work_in_this_process(monkeypatch)
+    sweep = tiny_sweep(cache)
+    variants = {"own": {"data.train": list(sweep.pretrain.data.train)}}
+    sweep = sweep.changed({"variants": variants, "only": (), "pretrain.data.train": []})
+    result, _ = _run(sweep, out=tmp_path / "run")
+    assert [cell.label for cell in result.results] == ["own"]
+    # a full disk may be the reason for another cache
+    moved = sweep.changed({"pretrain.data.cache_dir": str(tmp_path / "cache")})
+    assert _run(moved, resume=tmp_path / "run")[0].results == result.results
+
+
 @pytest.mark.parametrize(
     ("visible", "jobs", "expected"), [(None, None, ["0", "1"]), ("3,5", None, ["3", "5"]), ("3,5", 3, ["3", "5", "3"])]
 )

@@ -161,6 +161,14 @@ def test_the_note_on_ctc_stands_where_a_variant_has_its_loss():
         assert any("CTC" in note for note in table.notes) == (kept is results)
 
 
+def test_variants_with_data_of_their_own_have_a_note():
+    results = sweep_results("table-2", tasks=())
+    for key, wanted in (("tokenizer.vocab_size", True), ("data.train", True), ("optim.lr", False)):
+        changed = [r.model_copy(update={"changes": r.changes | {key: 1}}) for r in results]
+        (table,) = sweep_tables(group_seeds(changed), name="mine")
+        assert any("may have other tokens" in note for note in table.notes) == wanted
+
+
 def test_the_curves_say_whose_they_are(tmp_path):
     pretrain = tmp_path / "cells/mlm/seed-1/pretrain"
     pretrain.mkdir(parents=True)

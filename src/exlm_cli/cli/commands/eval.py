@@ -198,7 +198,7 @@ def _show_entropy(
     from exlm_cli.run_dir import run_directory
 
     # the copies of a token in Repeated MLM are not states
-    have_states = [load_recipe(str(run_directory(run.path) / "recipe.yaml")).objective == "exlm" for run in runs]
+    have_states = [load_recipe(run_directory(run.path) / "recipe.yaml").objective == "exlm" for run in runs]
     if states and not any(have_states):
         raise ConfigError(
             f"`--num-states {','.join(map(str, states))}`: none of these runs has states per mask",

@@ -338,7 +338,7 @@ def _require_kind(checkpoint: Path, recipe: "FinetuneRecipe") -> None:
     from exlm_cli.config.load import load_recipe
     from exlm_cli.run_dir import run_directory
 
-    encoder = load_recipe(str(run_directory(checkpoint) / "recipe.yaml"))
+    encoder = load_recipe(run_directory(checkpoint) / "recipe.yaml")
     if encoder.data.kind == recipe.task.input_kind:
         return
     from exlm_cli.finetune.model import require_fitting_model
