@@ -103,12 +103,13 @@ def _beside_baseline(splits: Sequence[RunResults]) -> str:
     gains = [[sign * (a - b) for a, b in of_split] for of_split in pairs]
     of_model, of_baseline = (np.mean([np.mean([pair[i] for pair in of_split]) for of_split in pairs]) for i in (0, 1))
     scores = f"{part} {metric} {format_number(float(of_model))} against {format_number(float(of_baseline))}"
+    bias = " The best epoch of the model was chosen on these rows, which favours the model." if part == "valid" else ""
     groups, over = _groups(gains)
     interval = mean_interval(groups, _overlap(own) if len(gains) > 1 else 0.0)
     if interval is None:
         better = "The model scores better" if gains[0][0] > 0 else f"{name[0].upper()}{name[1:]} scores better"
         first = "Both score the same" if gains[0][0] == 0 else better
-        return f"{first} here: {scores}. One seed of one split has no interval; `--seeds 1,2,3` gives one."
+        return f"{first} here: {scores}.{bias} One seed of one split has no interval; `--seeds 1,2,3` gives one."
     low, high = interval
     detail = f"{scores}; 95 % interval of the gain {format_number(low)} to {format_number(high)} over {over}"
     rows = f" on these {part} rows" if len(gains) == 1 else ""
@@ -118,8 +119,7 @@ def _beside_baseline(splits: Sequence[RunResults]) -> str:
         sentence = f"{name} is better than the model{rows}: {detail}. Use it, or a checkpoint with more pre-training."
     else:
         sentence = f"No clear difference between the model and {name}{rows}: {detail}."
-    if part == "valid":
-        sentence += " The best epoch of the model was chosen on them, which favours the model."
+    sentence += bias
     if len(gains) > 1:
         return sentence
     # the seeds share these rows, so their interval leaves out the luck of the rows

@@ -87,9 +87,12 @@ def test_a_verdict_on_validation_rows_says_that_the_epoch_was_chosen_on_them():
     (sentence,) = describe_verdict([with_test.model_copy(update={"metrics": {"valid": with_test.metrics["valid"]}})])
     assert sentence.startswith("The model is better than ECFP4 + random forest on these valid rows: valid roc_auc ")
     assert sentence.endswith(
-        " over 3 seeds of one split. The best epoch of the model was chosen on them, which favours the model. "
+        " over 3 seeds of one split. The best epoch of the model was chosen on these rows, which favours the model. "
         "Other rows may reverse this."
     )
+    one_seed = results({"roc_auc": [0.9]}, {"roc_auc": [0.5]}, split="column")
+    (sentence, *_) = describe_verdict([one_seed.model_copy(update={"metrics": {"valid": one_seed.metrics["valid"]}})])
+    assert "against 0.5000. The best epoch of the model was chosen on these rows, " in sentence
 
 
 def test_a_model_that_guesses_is_told_so():
