@@ -151,8 +151,10 @@ def test_a_split_of_one_class_lacks_what_its_task_has():
     indices: Any = {"train": np.arange(4), "valid": np.array([4, 5])}
     targets = [[0], [0], [0], [0], [1], [0]]
     two, three = (make("classes", targets, tuple("abc"[:num]), indices=indices) for num in (2, 3))
-    assert two.notes[1:] == ("train: without both classes there is no ROC-AUC: `class` is a in every row",)
-    assert three.notes[1:] == ("train: `class` is a in every row, so there is nothing to learn",)
+    for task in (two, three):
+        assert task.notes[1].startswith("the scores are those of `valid`")
+    assert two.notes[2:] == ("train: without both classes there is no ROC-AUC: `class` is a in every row",)
+    assert three.notes[2:] == ("train: `class` is a in every row, so there is nothing to learn",)
 
 
 @pytest.mark.parametrize("names", [("y",), ("a", "b")])
