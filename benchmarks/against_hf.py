@@ -1,9 +1,10 @@
 """A training step of Hugging Face transformers beside ours: BERT and ModernBERT of a recipe's size, on the same masks.
 
-Layers, heads, widths, vocabulary, dropout, attention (SDPA), fused AdamW and clipping are those of the recipe; both
-libraries train on the very batches of our MLM, microbatch by microbatch. In every round all models do one step, turn
-by turn. A ratio is theirs over ours within a round, above 1 where ours is faster. On a busy machine, read the processor
-time. ModernBERT's GeGLU makes its feed-forward layers half as large again.
+Layers, heads, widths, vocabulary, dropout, attention (SDPA), fused AdamW, clipping, precision and `train.compile` are
+those of the recipe; both libraries train on the very batches of our MLM, microbatch by microbatch. In every round all
+models do one step, turn by turn; on a GPU the elapsed time ends when the device is done. A ratio is theirs over ours
+within a round, above 1 where ours is faster. On a busy machine, read the processor time. ModernBERT's GeGLU makes its
+feed-forward layers half as large again.
 """
 
 import time
@@ -17,6 +18,7 @@ from torch import nn
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.batch import Batch
 from exlm_cli.train.optim import build_optimizer
+from exlm_cli.train.pretrain import autocast_dtype
 from harness import Spread
 from step_measurements import paired_ratio
 
@@ -54,13 +56,18 @@ def build_theirs(recipe: PretrainRecipe, vocab_size: int) -> dict[str, nn.Module
 
 
 def theirs_step(model: nn.Module, recipe: PretrainRecipe) -> Callable[[list[Batch]], None]:
-    """Return one optimiser step of a model of transformers on the batches of our MLM."""
+    """Return one optimiser step of a model of transformers, on its device, on the batches of our MLM."""
     optimizer = build_optimizer(model, recipe.optim)
+    device = next(model.parameters()).device
+    dtype = autocast_dtype(recipe.train, device)
+    losses = torch.compile(model) if recipe.train.compile else model
 
     def step(batches: list[Batch]) -> None:
         optimizer.zero_grad(set_to_none=True)
         for batch in batches:
-            model(**inputs_of(batch)).loss.backward()
+            with torch.autocast(device.type, dtype, enabled=dtype is not None):
+                loss = losses(**inputs_of(batch)).loss
+            loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), recipe.optim.clip_norm or float("inf"))
         optimizer.step()
 
@@ -71,21 +78,31 @@ def inputs_of(batch: Batch) -> dict[str, torch.Tensor]:
     """Return a batch of our MLM as transformers takes it: labels at the masks, an attention mask if it is padded."""
     labels = torch.full_like(batch.token_ids, IGNORED)
     is_inner = batch.node_mask >= 0
-    row = torch.arange(len(labels))[:, None].expand_as(is_inner)
+    row = torch.arange(len(labels), device=labels.device)[:, None].expand_as(is_inner)
     labels[row[is_inner], batch.node_index[is_inner]] = batch.target_ids.flatten()[batch.target_index]
     inputs = {"input_ids": batch.token_ids, "labels": labels}
     if batch.is_padded:
-        inputs["attention_mask"] = (torch.arange(labels.shape[1]) < batch.lengths[:, None]).long()
+        position = torch.arange(labels.shape[1], device=labels.device)
+        inputs["attention_mask"] = (position < batch.lengths[:, None]).long()
     return inputs
 
 
-def measure_turns(steps: Mapping[str, Callable[[], object]], num_rounds: int, num_warmup: int) -> dict[str, Times]:
-    """Measure one step of each model in every round; every other round has the reverse order."""
+def measure_turns(
+    steps: Mapping[str, Callable[[], object]], num_rounds: int, num_warmup: int, finish: Callable[[], object]
+) -> dict[str, Times]:
+    """Measure one step of each model in every round; every other round has the reverse order.
+
+    Args:
+        steps: One step of each model.
+        num_rounds, num_warmup: Rounds measured, and rounds before those.
+        finish: Waits until the device has done what it was given.
+    """
     times = {name: Times() for name in steps}
     for index in range(num_warmup + num_rounds):
         for name in list(steps)[:: -1 if index % 2 else 1]:
             processor_s, elapsed_s = time.process_time(), time.perf_counter()
             steps[name]()
+            finish()
             if index >= num_warmup:
                 times[name].processor.append(1000 * (time.process_time() - processor_s))
                 times[name].elapsed.append(1000 * (time.perf_counter() - elapsed_s))

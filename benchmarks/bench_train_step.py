@@ -11,7 +11,7 @@ sequences and masks, so each ratio is of neighbouring steps of one run; the spli
 cost of measuring. The floor counts FLOPs without padding (`config/describe.py`). Hours are for the recipe's steps
 on this device, without validation and checkpoints. "data alone" is the time to make a step's batches and nothing else;
 "data" is the part of it that the step waits for. `--against hf` times whole steps alone, beside those of transformers
-(`against_hf.py`). Not yet run on a GPU.
+(`against_hf.py`).
 """
 
 import argparse
@@ -177,9 +177,10 @@ def measure_against_hf(sides: tuple[Side, Side], num_rounds: int, num_warmup: in
     exlm.loop.advance(stop)
     steps = {"MLM": lambda: mlm.loop.advance(stop), "ExLM": lambda: exlm.loop.advance(stop)}
     for name, model in against_hf.build_theirs(recipe, vocab_size).items():
-        step = against_hf.theirs_step(model, recipe)
+        step = against_hf.theirs_step(model.to(mlm.task.device), recipe)
         steps[name] = functools.partial(lambda step: step(mlm.loop.last_batches), step)
-    times = against_hf.measure_turns(steps, num_rounds, num_warmup)
+    finish = torch.cuda.synchronize if mlm.task.device.type == "cuda" else lambda: None
+    times = against_hf.measure_turns(steps, num_rounds, num_warmup, finish)
     sizes = [side.last_size() for side in sides]
     floor = sizes[0].flops.total / sizes[1].flops.total
     return against_hf.rows_of(times, exlm.measured.recipe, sizes[1].num_tokens, floor)
@@ -202,7 +203,7 @@ def main() -> None:
     parser.add_argument("--batch-share", default=1.0, type=float, help="share of the recipe's batch in each step")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for both recipes")
     parser.add_argument("--quick", action="store_true", help="three rounds, no rows written")
-    parser.add_argument("--against", choices=["hf"], help="beside models of transformers, on a CPU")
+    parser.add_argument("--against", choices=["hf"], help="beside models of transformers")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     for name in arguments.recipes.split(","):
