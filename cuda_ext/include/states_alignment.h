@@ -33,7 +33,7 @@
 #endif
 
 /* Increased by one with every change of a signature, a struct, or the meaning of either. */
-#define STATES_ALIGNMENT_ABI 2
+#define STATES_ALIGNMENT_ABI 3
 
 #ifdef __cplusplus
 extern "C" {
@@ -70,6 +70,18 @@ typedef struct {
   int64_t trans_row_stride;
   int32_t dtype; /* states_alignment_dtype of both tensors */
 } states_alignment_batch;
+
+/* Logits of a block of rows, without their bias. Row r begins at `r * row_stride`; entries from `vocab` on have no effect.
+ * Pointers are device pointers; logits and bias are aligned to 16 bytes, and so is every row. */
+typedef struct {
+  const void* logits;  /* (rows, row_stride) */
+  const float* bias;   /* (vocab,) */
+  int64_t rows;
+  int64_t vocab;
+  int64_t row_stride;  /* at least vocab */
+  int64_t num_tokens;  /* tokens to score in each row */
+  int32_t dtype;       /* states_alignment_dtype of the logits */
+} states_alignment_logits;
 
 /* Slots of a node are padded to a multiple of this; sizes of saved blocks then depend on the shapes alone. */
 #define STATES_ALIGNMENT_ROW_PAD 16
@@ -112,6 +124,21 @@ STATES_ALIGNMENT_EXPORT int32_t states_alignment_backward_cuda(const states_alig
                                                                void* grad_trans, int32_t device, void* stream);
 STATES_ALIGNMENT_EXPORT int32_t states_alignment_best_cuda(const states_alignment_batch* batch, void* scratch,
                                                            int64_t* nodes, int32_t device, void* stream);
+
+/* Device: the log-probabilities that the alignment reads, from logits. Enqueued as above. Tokens, log_probs and grad are
+ * (rows, num_tokens); tokens are below `vocab` and may repeat in a row.
+ *
+ * token_log_probs:  writes log_sums (rows,), the log-sum-exp of each row, and the log_probs of its tokens.
+ * logit_gradient:   from the same logits and tokens, the results of token_log_probs and the gradient `grad` of
+ *                   log_probs, writes the gradient of the logits, in their layout and dtype; 0 from `vocab` on. It may
+ *                   be written over the logits. */
+STATES_ALIGNMENT_EXPORT int32_t states_alignment_token_log_probs_cuda(const states_alignment_logits* batch,
+                                                                      const int64_t* tokens, float* log_sums,
+                                                                      float* log_probs, int32_t device, void* stream);
+STATES_ALIGNMENT_EXPORT int32_t states_alignment_logit_gradient_cuda(const states_alignment_logits* batch,
+                                                                     const int64_t* tokens, const float* log_sums,
+                                                                     const float* log_probs, const float* grad,
+                                                                     void* gradient, int32_t device, void* stream);
 
 #ifdef __cplusplus
 }

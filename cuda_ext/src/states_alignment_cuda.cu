@@ -7,6 +7,7 @@
 #include "gradient_cuda.cuh"
 #include "status.h"
 #include "sweep_cuda.cuh"
+#include "token_log_probs_cuda.cuh"
 
 namespace states_alignment {
 namespace {
@@ -95,10 +96,35 @@ int32_t best(const states_alignment_batch& batch, void* scratch, int64_t* nodes,
   return launched();
 }
 
+template <class Element>
+int32_t token_log_probs(const states_alignment_logits& batch, const int64_t* tokens, float* log_sums, float* log_probs,
+                        cudaStream_t stream) {
+  if (batch.rows == 0) return STATES_ALIGNMENT_OK;
+  SA_LAUNCH(token_log_probs_kernel<Element>, batch.rows, kThreads, sizeof(LogProbsShared), stream, batch, tokens,
+            log_sums, log_probs);
+  return launched();
+}
+
+template <class Element>
+int32_t logit_gradient(const states_alignment_logits& batch, const int64_t* tokens, const float* log_sums,
+                       const float* log_probs, const float* grad, void* gradient, cudaStream_t stream) {
+  if (batch.rows == 0) return STATES_ALIGNMENT_OK;
+  SA_LAUNCH(logit_gradient_kernel<Element>, batch.rows, kThreads, kThreads * sizeof(float), stream, batch, tokens,
+            log_sums, log_probs, grad, static_cast<Element*>(gradient));
+  return launched();
+}
+
+bool is_bad(const states_alignment_batch& batch) { return has_negative_size(batch) || batch.batch > kMaxBlocks / 2; }
+
+bool is_bad(const states_alignment_logits& batch) {
+  return batch.rows < 0 || batch.rows > kMaxBlocks || batch.vocab < 1 || batch.row_stride < batch.vocab ||
+         batch.row_stride % 8 != 0 || batch.num_tokens < 0;
+}
+
 // Calls `run` with a null pointer to the type that the batch is stored in.
-template <class Run>
-int32_t with_element(const states_alignment_batch& batch, int32_t device, Run&& run) {
-  if (has_negative_size(batch) || batch.batch > kMaxBlocks / 2) return STATES_ALIGNMENT_BAD_SIZE;
+template <class Batch, class Run>
+int32_t with_element(const Batch& batch, int32_t device, Run&& run) {
+  if (is_bad(batch)) return STATES_ALIGNMENT_BAD_SIZE;
   const DeviceGuard guard(device);
   if (guard.status() != STATES_ALIGNMENT_OK) return guard.status();
   switch (batch.dtype) {
@@ -158,5 +184,22 @@ int32_t states_alignment_best_cuda(const states_alignment_batch* batch, void* sc
                                    void* stream) {
   return with_element(*batch, device, [&](auto* element) {
     return best<ElementOf<decltype(element)>>(*batch, scratch, nodes, static_cast<cudaStream_t>(stream));
+  });
+}
+
+int32_t states_alignment_token_log_probs_cuda(const states_alignment_logits* batch, const int64_t* tokens,
+                                              float* log_sums, float* log_probs, int32_t device, void* stream) {
+  return with_element(*batch, device, [&](auto* element) {
+    return token_log_probs<ElementOf<decltype(element)>>(*batch, tokens, log_sums, log_probs,
+                                                         static_cast<cudaStream_t>(stream));
+  });
+}
+
+int32_t states_alignment_logit_gradient_cuda(const states_alignment_logits* batch, const int64_t* tokens,
+                                             const float* log_sums, const float* log_probs, const float* grad,
+                                             void* gradient, int32_t device, void* stream) {
+  return with_element(*batch, device, [&](auto* element) {
+    return logit_gradient<ElementOf<decltype(element)>>(*batch, tokens, log_sums, log_probs, grad, gradient,
+                                                        static_cast<cudaStream_t>(stream));
   });
 }

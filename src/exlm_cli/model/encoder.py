@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from exlm_cli.config.sections import ModelConfig
@@ -19,6 +20,10 @@ from exlm_cli.data.batch import Packing
 from exlm_cli.model.positions import RotaryPositions
 from exlm_cli.ops.rotary import rotate
 from exlm_cli.ops.varlen_attention import varlen_attention
+
+# Not cuDNN's, which torch prefers on an H100: it makes a plan for each new shape, and the number of masks and with it
+# the shape changes from batch to batch.
+_ATTENTION_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def draw_weights(module: nn.Module, std: float) -> None:
@@ -83,7 +88,8 @@ class EncoderBlock(nn.Module):
         if layout.rotation is not None and layout.query_rotation is not None:
             q, k = rotate(q, layout.query_rotation), rotate(k, layout.rotation)
         attend_to = attention if layout.packing is None else packed_attention
-        mixed_BNRH = attend_to(q, k, v, layout, self.attention_dropout if self.training else 0.0)
+        with sdpa_kernel(_ATTENTION_KERNELS):
+            mixed_BNRH = attend_to(q, k, v, layout, self.attention_dropout if self.training else 0.0)
         x_BRD = x_BLD + self.dropout(self.attention_out(mixed_BNRH.transpose(1, 2).flatten(2)))
         widened = self.activation_dropout(F.gelu(self.ffn_in(self.ffn_norm(x_BRD))))
         return cast(Tensor, x_BRD + self.dropout(self.ffn_out(widened)))

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from exlm_cli.ops import emissions_cuda
 from exlm_cli.ops.precision import matmul_dtype, without_autocast
 
 _CPU_BLOCK_ELEMENTS = 1 << 20
@@ -50,6 +51,10 @@ def token_log_probs(
     with without_autocast(hidden_ND):
         is_trained = torch.is_grad_enabled() and (hidden_ND.requires_grad or weight_VD.requires_grad)
         result: Tensor
+        if hidden_ND.device.type == "cuda":
+            return emissions_cuda.token_log_probs(
+                hidden_ND, weight_VD, bias_V, token_ids_NT, chunk_rows, dtype, is_trained
+            )
         result, _ = _forward(hidden_ND, weight_VD, bias_V, token_ids_NT, chunk_rows, dtype, is_trained)
     return result
 
@@ -144,8 +149,6 @@ def _backward(
 
 
 def _block_rows(hidden_ND: Tensor, weight_VD: Tensor, chunk_rows: int) -> int:
-    if hidden_ND.device.type != "cpu":
-        return chunk_rows
     # with fewer than D rows, reading the weights would cost more than reading the block
     return min(chunk_rows, max(hidden_ND.shape[1], _CPU_BLOCK_ELEMENTS // len(weight_VD)))
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from exlm_cli.ops.alignment import build
 
-_ABI = 2
+_ABI = 3
 _OK = 0
 _ROW_PAD = 16
 _Argument = ctypes.c_void_p | ctypes.c_int32
@@ -37,6 +37,20 @@ class _Batch(ctypes.Structure):
         ("emit_row_stride", ctypes.c_int64),
         ("trans_batch_stride", ctypes.c_int64),
         ("trans_row_stride", ctypes.c_int64),
+        ("dtype", ctypes.c_int32),
+    )
+
+
+class _Logits(ctypes.Structure):
+    """`states_alignment_logits`."""
+
+    _fields_ = (
+        ("logits", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("vocab", ctypes.c_int64),
+        ("row_stride", ctypes.c_int64),
+        ("num_tokens", ctypes.c_int64),
         ("dtype", ctypes.c_int32),
     )
 
@@ -69,6 +83,34 @@ class Dag:
             *self.log_emit.stride()[:2],
             *self.log_trans.stride()[:2],
             _DTYPES[self.log_emit.dtype],
+        )
+
+
+@dataclass(frozen=True)
+class LogitRows:
+    """Rows of logits and the tokens to score in each, in the layout that the kernels read.
+
+    Attributes:
+        logits: (R, P) without their bias; P is a multiple of 8 and at least V, and entries from V on have no effect.
+        bias: (V,) float32.
+        tokens: (R, T) int64, below V.
+    """
+
+    logits: Tensor
+    bias: Tensor
+    tokens: Tensor
+
+    def as_struct(self) -> _Logits:
+        """Return the C struct of the tensors; valid while they live."""
+        rows, row_stride = self.logits.shape
+        return _Logits(
+            self.logits.data_ptr(),
+            self.bias.data_ptr(),
+            rows,
+            len(self.bias),
+            row_stride,
+            self.tokens.shape[1],
+            _DTYPES[self.logits.dtype],
         )
 
 
@@ -175,9 +217,19 @@ class DeviceKernels(Kernels):
         scratch = nodes.new_empty((B * S * _padded_slots(T) * 12 + 7) // 8)
         self._call("best", dag, _pointer(scratch), _pointer(nodes))
 
-    def _call(self, operation: str, dag: Dag, *arguments: _Argument) -> None:
+    def token_log_probs(self, rows: LogitRows, log_sums: Tensor, log_probs: Tensor) -> None:
+        """Fill `log_sums` (R,), the log-sum-exp of each row, and `log_probs` (R, T) of its tokens; both float32."""
+        self._call("token_log_probs", rows, *map(_pointer, (rows.tokens, log_sums, log_probs)))
+
+    def logit_gradient(
+        self, rows: LogitRows, log_sums: Tensor, log_probs: Tensor, grad: Tensor, gradient: Tensor
+    ) -> None:
+        """Fill `gradient`, which may be the logits, from the results of `token_log_probs` and their gradient `grad`."""
+        self._call("logit_gradient", rows, *map(_pointer, (rows.tokens, log_sums, log_probs, grad, gradient)))
+
+    def _call(self, operation: str, batch: Dag | LogitRows, *arguments: _Argument) -> None:
         where = (ctypes.c_int32(self._device), ctypes.c_void_p(self._stream))
-        _call(self._library, f"states_alignment_{operation}_cuda", dag, *arguments, *where)
+        _call(self._library, f"states_alignment_{operation}_cuda", batch, *arguments, *where)
 
 
 @functools.cache
@@ -244,8 +296,8 @@ def _load(path: Path) -> ctypes.CDLL:
     return library
 
 
-def _call(library: ctypes.CDLL, function: str, dag: Dag, *arguments: _Argument) -> None:
-    status = getattr(library, function)(ctypes.byref(dag.as_struct()), *arguments)
+def _call(library: ctypes.CDLL, function: str, batch: Dag | LogitRows, *arguments: _Argument) -> None:
+    status = getattr(library, function)(ctypes.byref(batch.as_struct()), *arguments)
     if status != _OK:
         raise RuntimeError(f"{function}: {_message(library, status)}")
 

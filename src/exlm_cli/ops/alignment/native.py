@@ -111,9 +111,16 @@ def _best(log_emit: Tensor, log_trans: Tensor, target_lengths: Tensor, state_len
 
 def _kernels(tensor: Tensor) -> Kernels:
     """Return the kernels for the device of a tensor, on the current stream of torch."""
-    if not _is_on_device(tensor):
-        return host_library()
-    stream = torch.cuda.current_stream(tensor.device)
+    return device_kernels(tensor.device) if _is_on_device(tensor) else host_library()
+
+
+def device_kernels(device: torch.device) -> DeviceKernels:
+    """Return the kernels of a CUDA device, on the current stream of torch.
+
+    Raises:
+        BuildError: There are none; `obstacle` says why.
+    """
+    stream = torch.cuda.current_stream(device)
     return device_library(stream.device_index).on(stream.device_index, stream.cuda_stream)
 
 

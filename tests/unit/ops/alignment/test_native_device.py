@@ -5,7 +5,6 @@ target, warnings being errors. Expected values: a float64 loop, the host kernels
 """
 
 import ctypes
-import functools
 import re
 import shutil
 import subprocess
@@ -29,24 +28,7 @@ from tests.unit.ops.alignment.dags import (
     nll_and_gradients,
 )  # fmt: skip
 from tests.unit.ops.alignment.test_native_op import operator_calls
-
-ORDERS = (0, 1, 7)  # of the fibers between two barriers: ascending, descending, shuffled
-SOURCES = build.source_dir()
-
-
-@functools.cache
-def compile_for_host(folder: Path, source: str, *flags: str) -> Path:
-    output = folder / Path(source).with_suffix(".so").name
-    command = [build.find_compiler("cpu"), "-std=c++17", "-O1", "-fPIC", "-shared", "-Wno-attributes", *flags]
-    subprocess.run([*command, "-x", "c++", str(SOURCES / source), "-o", str(output)], check=True)
-    return output
-
-
-@pytest.fixture(scope="session")
-def simulated(tmp_path_factory: pytest.TempPathFactory) -> DeviceLibrary:
-    """The device library on this host; a simulated device has no stream."""
-    simt = ("-include", str(SOURCES / "tests" / "simt.h"))
-    return DeviceLibrary(compile_for_host(tmp_path_factory.mktemp("simt"), "src/states_alignment_cuda.cu", *simt))
+from tests.unit.ops.simulation import ORDERS, SOURCES, compile_for_host
 
 
 @pytest.fixture
