@@ -77,9 +77,8 @@ def theirs_step(model: nn.Module, recipe: PretrainRecipe) -> Callable[[list[Batc
 def inputs_of(batch: Batch) -> dict[str, torch.Tensor]:
     """Return a batch of our MLM as transformers takes it: labels at the masks, an attention mask if it is padded."""
     labels = torch.full_like(batch.token_ids, IGNORED)
-    is_inner = batch.node_mask >= 0
-    row = torch.arange(len(labels), device=labels.device)[:, None].expand_as(is_inner)
-    labels[row[is_inner], batch.node_index[is_inner]] = batch.target_ids.flatten()[batch.target_index]
+    nodes = batch.node_index.flatten()[batch.inner_index]  # no mask, which would make the host wait for a device
+    labels[batch.inner_index // batch.node_index.shape[1], nodes] = batch.target_ids.flatten()[batch.target_index]
     inputs = {"input_ids": batch.token_ids, "labels": labels}
     if batch.is_padded:
         position = torch.arange(labels.shape[1], device=labels.device)

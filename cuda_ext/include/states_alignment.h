@@ -110,7 +110,7 @@ STATES_ALIGNMENT_EXPORT int32_t states_alignment_best_cpu(const states_alignment
  * nothing waits. All sums are float32; nll and grad_nll are float32; gradients have the dtype of the batch.
  *
  * check:     returns STATES_ALIGNMENT_OK if the library runs on a device: driver new enough, architecture included.
- * forward:   always needs and writes `saved`: batch * num_sweeps * (2 * max_states + 2) *
+ * forward:   always needs and writes `saved`: batch * num_sweeps * (2 * max_states + 1) *
  *            round_up(max_targets + 1, STATES_ALIGNMENT_ROW_PAD) words of 4 bytes. num_sweeps is 1, or 2 if
  *            `backward` follows: alpha and beta are then summed side by side.
  * best:      `scratch` has batch * max_states * round_up(max_targets + 1, STATES_ALIGNMENT_ROW_PAD) * 12 bytes, aligned

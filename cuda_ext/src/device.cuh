@@ -55,15 +55,15 @@ SA_HOST_DEVICE View<Element> view_of(const states_alignment_batch& batch, int64_
                            batch.trans_row_stride, shape, direction);
 }
 
-// The columns of one sweep in the saved block: mantissas, exponents, and two copies of the peak of every slot over all
-// columns (one is read while the other is written).
+// The columns of one sweep in the saved block: mantissas, exponents, and the progress of each group of slots. After the
+// progress of the first sweep, in the same row, comes the number of blocks that have started.
 struct DeviceColumns {
   float* mantissa;
   int32_t* exponent;
-  int32_t* peaks;
+  int32_t* progress;
   int64_t rows;
 
-  SA_HOST_DEVICE static int64_t words(int64_t states, int64_t rows) { return (2 * states + 2) * rows; }
+  SA_HOST_DEVICE static int64_t words(int64_t states, int64_t rows) { return (2 * states + 1) * rows; }
   SA_HOST_DEVICE static DeviceColumns in(int32_t* saved, int64_t sweep, const states_alignment_batch& batch) {
     const int64_t rows = round_up(batch.max_targets + 1, STATES_ALIGNMENT_ROW_PAD);
     int32_t* memory = saved + sweep * words(batch.max_states, rows);

@@ -50,12 +50,24 @@ int32_t sweep(const states_alignment_batch& batch, float* nll, int32_t* saved, i
   const int bytes = static_cast<int>(sizeof(SweepShared<kRowsPerLane>));
   const auto kernel = sweep_kernel<Element, kRowsPerLane>;
   // more shared memory than the default of a kernel
-  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  const int64_t rows = round_up(batch.max_targets + 1, STATES_ALIGNMENT_ROW_PAD), sweeps = batch.batch * num_sweeps;
+  const int64_t groups = (rows + SweepShared<kRowsPerLane>::kRows - 1) / SweepShared<kRowsPerLane>::kRows;
+  if (sweeps * groups > kMaxBlocks) return STATES_ALIGNMENT_BAD_SIZE;
+  int32_t* tickets = nullptr;
+  if (groups > 1 && error == cudaSuccess) {
+    // a row of slots is longer than its number of groups, so the counter after them is in it too
+    int32_t* progress = DeviceColumns::in(saved, 0, batch).progress;
+    const size_t pitch = static_cast<size_t>(DeviceColumns::words(batch.max_states, rows)) * sizeof(int32_t);
+    error = cudaMemset2DAsync(progress, pitch, 0, static_cast<size_t>(groups + 1) * sizeof(int32_t),
+                              static_cast<size_t>(sweeps), stream);
+    tickets = progress + groups;
+  }
   if (error != cudaSuccess) {
     cudaGetLastError();
     return status_of(error);
   }
-  SA_LAUNCH(kernel, batch.batch * num_sweeps, kThreads, bytes, stream, batch, nll, saved, num_sweeps);
+  SA_LAUNCH(kernel, sweeps * groups, kThreads, bytes, stream, batch, nll, saved, num_sweeps, tickets);
   return launched();
 }
 

@@ -1,10 +1,11 @@
-// Both sweeps of every sequence on the device: one block of threads each, all in one launch.
+// Both sweeps of every sequence on the device: one block of threads for each kRows slots, all in one launch.
 //
-// Columns are taken in panels of kPanel. For a panel, the block
+// Columns are taken in panels of kPanel. For a panel, a block
 //   1. sums over all columns before it: a lane owns kRowsPerLane slots, a warp every kWarps-th chunk of sources, so
 //      that an edge is exponentiated once for all slots of the block and a slot is read once for kPanel edges;
 //   2. completes its columns one after the other, a thread owning one slot; slot t + 1 passes to its neighbour.
-// So a sequence costs S dependent steps of one barrier each, not T steps that each read all of its edges again.
+// So a sequence costs S dependent steps of one barrier each, not T steps that each read all of its edges again. Slot
+// t + 1 of the last thread is the first slot of the next block, which follows one panel behind.
 #ifndef STATES_ALIGNMENT_SWEEP_CUDA_CUH_
 #define STATES_ALIGNMENT_SWEEP_CUDA_CUH_
 
@@ -23,11 +24,15 @@ struct alignas(16) SweepShared {
   float sums[kWarps][kPanel][kRows];
   float edges[kWarps][kPanel][kPanelStride];
   float panel_edges[kPanel][kPanelStride];
-  // Slot t + 1 of a column, written by the thread of slot t; [0] comes from the slots before these. Indexed by the
-  // parity of the column, so that one barrier separates writing from reading.
+  float emission_mantissas[kPanel][kRows + 1];
+  int32_t emission_exponents[kPanel][kRows + 1];
+  // Slot t + 1 of a column, written by the thread of slot t; [0] comes from the block before. Indexed by the parity of
+  // the column, so that one barrier separates writing from reading.
   Number passed[2][kRows + 1];
-  Number last_passed[2][kPanel];  // of the last slot, for the slots after these; by parity of the group of slots
+  Number before[kPanel];  // first slot of each column
+  int32_t peaks[kRows];   // largest exponent of each slot over all columns so far
   int32_t is_faint_row[kRows];
+  int32_t ticket;
   int32_t has_faint_edge;
   int32_t has_steep_edge;
   int32_t is_invalid;
@@ -82,10 +87,36 @@ SA_DEVICE_NOINLINE Number exact_sum(const View<Element>& view, const DeviceColum
   return normal(sum, peak);
 }
 
+// The emissions of a panel to shared memory; neighbouring threads read neighbouring nodes.
+template <class Element, int kRowsPerLane>
+SA_DEVICE void read_emissions(const View<Element>& view, int64_t panel, int64_t first_row,
+                              SweepShared<kRowsPerLane>& shared) {
+  constexpr int kRows = SweepShared<kRowsPerLane>::kRows;
+  static_assert(kRows * kPanel % kThreads == 0, "all threads read equally many");
+  constexpr int kEach = kRows * kPanel / kThreads;
+  const int i = static_cast<int>(threadIdx.x) % kPanel, thread_row = static_cast<int>(threadIdx.x) / kPanel;
+  const int64_t column = panel + i, last_column = view.shape.states - 1;
+  float log_emissions[kEach];  // all loads before their first use
+#pragma unroll
+  for (int k = 0; k < kEach; ++k) {
+    const int64_t step = first_row + thread_row + k * (kThreads / kPanel);
+    const bool emits = column > 0 && column < last_column && step < view.shape.targets;
+    log_emissions[k] = emits ? to_float(*view.emission(column, step)) : -INFINITY;
+  }
+#pragma unroll
+  for (int k = 0; k < kEach; ++k) {
+    const int row = thread_row + k * (kThreads / kPanel);
+    if (is_invalid(log_emissions[k])) shared.is_invalid = 1;
+    const Number emission = column == last_column ? Number{1.0f, 0} : exp_of(log_emissions[k]);
+    shared.emission_mantissas[i][row] = emission.mantissa;
+    shared.emission_exponents[i][row] = emission.exponent;
+  }
+}
+
 // Step 1 for the slots [first_row, first_row + kRows): each warp writes its share of the sums to shared memory.
 template <class Element, int kRowsPerLane>
-SA_DEVICE void add_products(const View<Element>& view, const DeviceColumns& columns, const int32_t* peaks,
-                            int64_t panel, int64_t width, int64_t first_row, SweepShared<kRowsPerLane>& shared) {
+SA_DEVICE void add_products(const View<Element>& view, const DeviceColumns& columns, int64_t panel, int64_t width,
+                            int64_t first_row, SweepShared<kRowsPerLane>& shared) {
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   float sum[kRowsPerLane][kPanel];
   int32_t peak[kRowsPerLane];
@@ -93,7 +124,8 @@ SA_DEVICE void add_products(const View<Element>& view, const DeviceColumns& colu
 #pragma unroll
   for (int i = 0; i < kRowsPerLane; ++i) {
     const int64_t row = first_row + i * kWarp + lane;
-    peak[i] = row < columns.rows ? peaks[row] : kMaxExponent;  // larger than any number beyond the last slot
+    // beyond the last slot larger than any number
+    peak[i] = row < columns.rows ? shared.peaks[i * kWarp + lane] : kMaxExponent;
     is_faint[i] = false;
 #pragma unroll
     for (int column = 0; column < kPanel; ++column) sum[i][column] = 0.0f;
@@ -167,35 +199,40 @@ SA_DEVICE void add_products(const View<Element>& view, const DeviceColumns& colu
   }
 }
 
-// Step 2 for the same slots. Writes the peaks, including those of this panel, to next_peaks.
+// The sums of all warps, in the place of those of the first warp.
+template <int kRowsPerLane>
+SA_DEVICE void add_warps(SweepShared<kRowsPerLane>& shared) {
+  constexpr int kRows = SweepShared<kRowsPerLane>::kRows;
+  for (int i = static_cast<int>(threadIdx.x); i < kRows * kPanel; i += kThreads) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) sum += shared.sums[warp][i / kRows][i % kRows];
+    shared.sums[0][i / kRows][i % kRows] = sum;
+  }
+}
+
+// Step 2 for the same slots.
 template <class Element, int kRowsPerLane>
-SA_DEVICE void solve_panel(const View<Element>& view, const DeviceColumns& columns, const int32_t* peaks,
-                           int32_t* next_peaks, int64_t panel, int64_t width, int64_t first_row,
-                           SweepShared<kRowsPerLane>& shared) {
+SA_DEVICE void solve_panel(const View<Element>& view, const DeviceColumns& columns, int64_t panel, int64_t width,
+                           int64_t first_row, SweepShared<kRowsPerLane>& shared) {
   using F = Format<float>;
   constexpr int kRows = SweepShared<kRowsPerLane>::kRows;
-  const int thread = static_cast<int>(threadIdx.x), parity = static_cast<int>(first_row / kRows % 2);
+  const int thread = static_cast<int>(threadIdx.x);
   const int rows = static_cast<int>(columns.rows), step = static_cast<int>(first_row) + thread;
   const int64_t last_column = view.shape.states - 1;
   const bool is_active = thread < kRows && step < rows;
   static_assert(kRows < kThreads, "one thread is left to bring what comes before the first slot");
   float sum[kPanel];
   Number emission[kPanel];
-  int32_t scale = kDead, peak = kDead, next_peak = kDead;  // sums are relative to 2^scale, peak is the largest source
+  int32_t scale = kDead, peak = kDead;  // sums are relative to 2^scale, peak is the largest source
   bool is_faint = false;
   if (is_active) {
-    scale = peak = peaks[step];
+    scale = peak = shared.peaks[thread];
     is_faint = shared.is_faint_row[thread] != 0;
 #pragma unroll
     for (int i = 0; i < kPanel; ++i) {
-      sum[i] = 0.0f;
-#pragma unroll
-      for (int warp = 0; warp < kWarps; ++warp) sum[i] += shared.sums[warp][i][thread];
-      const int64_t column = panel + i;
-      const bool emits = column > 0 && column < last_column && step < view.shape.targets;
-      const float log_emission = emits ? to_float(*view.emission(column, step)) : -INFINITY;
-      if (is_invalid(log_emission)) shared.is_invalid = 1;
-      emission[i] = column == last_column ? Number{1.0f, 0} : exp_of(log_emission);
+      sum[i] = shared.sums[0][i][thread];
+      emission[i] = {shared.emission_mantissas[i][thread], shared.emission_exponents[i][thread]};
     }
   }
   const bool has_faint_edge = shared.has_faint_edge != 0, has_steep_edge = shared.has_steep_edge != 0;
@@ -212,9 +249,7 @@ SA_DEVICE void solve_panel(const View<Element>& view, const DeviceColumns& colum
       const bool counts = Steps::into(view.shape, column).has(step);
       if (peak > kDead && counts && (is_small || has_steep_edge)) reach = exact_sum(view, columns, column, step);
       const Number alpha = normal(reach.mantissa * emission[i].mantissa, reach.exponent + emission[i].exponent);
-      next_peak = larger<ScalarLane<float>>(next_peak, alpha.exponent);
       shared.passed[i & 1][thread + 1] = alpha;
-      if (thread == kRows - 1) shared.last_passed[parity][i] = alpha;
       if (column == last_column) {
         // the likelihood stays at the step that reaches the end node
         columns.put(column, step, alpha);
@@ -225,11 +260,9 @@ SA_DEVICE void solve_panel(const View<Element>& view, const DeviceColumns& colum
       mantissa += rows;
       exponent += rows;
     } else if (thread == kRows) {
-      // a thread without a slot supplies the one before the first: slot 0 is dead except at the start
-      const Number before =
-          first_row > 0 ? shared.last_passed[1 - parity][i] : column == 0 ? Number{1.0f, 0} : zero();
-      shared.passed[i & 1][0] = before;
-      if (first_row == 0 && column < last_column) columns.put(column, 0, before);
+      // a thread without a slot supplies the first one
+      shared.passed[i & 1][0] = shared.before[i];
+      if (first_row == 0 && column < last_column) columns.put(column, 0, shared.before[i]);
     }
     __syncthreads();
     if (is_active) {
@@ -248,41 +281,67 @@ SA_DEVICE void solve_panel(const View<Element>& view, const DeviceColumns& colum
       for (int j = i + 1; j < kPanel; ++j) sum[j] += value * shared.panel_edges[i][j];
     }
   }
-  if (is_active) {
-    if (step + 1 < rows) next_peaks[step + 1] = larger<ScalarLane<float>>(peaks[step + 1], next_peak);
-    if (step == 0) next_peaks[0] = 0;  // the start
-  }
+  if (is_active) shared.peaks[thread] = peak;
 }
 
-// Block b * num_sweeps + sweep: sweep 0 fills alpha and nll[b], sweep 1 beta.
+// What a block tells the next one: that its slots of a panel are in memory, and whether it met an invalid value.
+SA_DEVICE void publish_panel(int32_t* progress, int32_t panel, bool is_invalid) {
+  __threadfence();
+  *const_cast<volatile int32_t*>(progress) = 2 * (panel + 1) + (is_invalid ? 1 : 0);
+}
+
+// Waits for the block before; returns whether it or one before it met an invalid value.
+SA_DEVICE bool wait_for_panel(const int32_t* progress, int32_t panel) {
+  int32_t value;
+  do {
+    value = *const_cast<const volatile int32_t*>(progress);
+  } while (value < 2 * (panel + 1));
+  __threadfence();
+  return value % 2 == 1;
+}
+
+// One block for each group of slots of a sweep; sweep 0 of a sequence fills alpha and nll[b], sweep 1 beta.
+//
+// With several groups, blocks take the groups in the order in which they start, so that none waits for one that has
+// not started; `tickets` counts them. All first groups come first: they wait for nobody. `tickets` and every sweep's
+// `progress` are 0 before the launch.
 //
 // With one slot per lane two blocks share a multiprocessor, so that one works while the other waits; the registers
 // for both cost a few spills. Three slots per lane need all registers.
 template <class Element, int kRowsPerLane>
 SA_KERNEL_PER_SM(kRowsPerLane == 1 ? 2 : 1)
-void sweep_kernel(const states_alignment_batch batch, float* nll, int32_t* saved, int num_sweeps) {
+void sweep_kernel(const states_alignment_batch batch, float* nll, int32_t* saved, int num_sweeps, int32_t* tickets) {
   using Shared = SweepShared<kRowsPerLane>;
   SA_SHARED_MEMORY(memory);
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   const int thread = static_cast<int>(threadIdx.x);
-  const int64_t b = blockIdx.x / num_sweeps;
-  const bool is_forward = blockIdx.x % num_sweeps == 0;
+  int64_t block = blockIdx.x;
+  if (tickets != nullptr) {
+    if (thread == 0) shared.ticket = atomicAdd(tickets, 1);
+    __syncthreads();
+    block = shared.ticket;
+  }
+  const int64_t sweep = block % (batch.batch * num_sweeps), b = sweep / num_sweeps;
+  const int64_t first_row = block / (batch.batch * num_sweeps) * Shared::kRows;
+  const bool is_forward = sweep % num_sweeps == 0;
   const Shape shape = shape_of(batch, b);
   if (!shape.has_path()) {
-    if (is_forward && thread == 0) nll[b] = INFINITY;
+    if (is_forward && first_row == 0 && thread == 0) nll[b] = INFINITY;
     return;
   }
   const View<Element> view =
       view_of<Element>(batch, b, shape, is_forward ? Direction::kForward : Direction::kBackward);
-  DeviceColumns columns = DeviceColumns::in(saved, blockIdx.x, batch);
+  DeviceColumns columns = DeviceColumns::in(saved, sweep, batch);
   columns.rows = shape.rows(STATES_ALIGNMENT_ROW_PAD);
-  for (int64_t row = thread; row < 2 * columns.rows; row += kThreads) columns.peaks[row] = kDead;
+  if (first_row >= columns.rows) return;
+  const bool is_last = first_row + Shared::kRows >= columns.rows;
+  int32_t* progress = columns.progress + first_row / Shared::kRows;
+  if (thread < Shared::kRows) shared.peaks[thread] = kDead;
   if (thread == 0) shared.is_invalid = 0;
   for (int64_t panel = 0; panel < shape.states; panel += kPanel) {
     const int64_t width = at_most(kPanel, shape.states - panel);
-    const int32_t* peaks = columns.peaks + panel / kPanel % 2 * columns.rows;
-    int32_t* next_peaks = columns.peaks + (panel / kPanel + 1) % 2 * columns.rows;
     if (thread == 0) shared.has_faint_edge = shared.has_steep_edge = 0;
+    if (thread < Shared::kRows) shared.is_faint_row[thread] = 0;
     __syncthreads();
     if (thread < kPanel * kPanel) {
       const int v = thread / kPanel, u = thread % kPanel;
@@ -291,16 +350,26 @@ void sweep_kernel(const states_alignment_batch batch, float* nll, int32_t* saved
       shared.panel_edges[v][u] = linear_edge(log_edge, flags);
       flags.publish(shared);
     }
-    for (int64_t first_row = 0; first_row < columns.rows; first_row += Shared::kRows) {
-      if (thread < Shared::kRows) shared.is_faint_row[thread] = 0;
-      __syncthreads();
-      add_products(view, columns, peaks, panel, width, first_row, shared);
-      __syncthreads();
-      solve_panel(view, columns, peaks, next_peaks, panel, width, first_row, shared);
+    read_emissions(view, panel, first_row, shared);
+    add_products(view, columns, panel, width, first_row, shared);
+    if (first_row > 0 && thread == 0 && wait_for_panel(progress - 1, static_cast<int32_t>(panel / kPanel))) {
+      shared.is_invalid = 1;
     }
     __syncthreads();
+    add_warps(shared);
+    if (thread < kPanel) {
+      const int64_t column = panel + thread;
+      // slot 0 is dead except at the start
+      Number before = column == 0 ? Number{1.0f, 0} : zero();
+      if (first_row > 0) before = column < shape.states - 1 ? columns.at(column, first_row) : zero();
+      shared.before[thread] = before;
+    }
+    __syncthreads();
+    solve_panel(view, columns, panel, width, first_row, shared);
+    __syncthreads();
+    if (!is_last && thread == 0) publish_panel(progress, static_cast<int32_t>(panel / kPanel), shared.is_invalid != 0);
   }
-  if (is_forward && thread == 0) {
+  if (is_forward && is_last && thread == 0) {
     Number likelihood = columns.at(shape.states - 1, shape.targets);
     if (shared.is_invalid) {
       likelihood.mantissa = NAN;

@@ -56,7 +56,7 @@ void check(std::mt19937& random, int32_t dtype, int64_t batch, int64_t max_targe
   std::vector<int64_t> nodes(static_cast<size_t>(batch * max_targets));
 #ifdef STATES_ALIGNMENT_ON_DEVICE
   const int64_t slots = (max_targets + STATES_ALIGNMENT_ROW_PAD) / STATES_ALIGNMENT_ROW_PAD * STATES_ALIGNMENT_ROW_PAD;
-  std::vector<int32_t> saved(static_cast<size_t>(batch * 2 * (2 * max_states + 2) * slots));
+  std::vector<int32_t> saved(static_cast<size_t>(batch * 2 * (2 * max_states + 1) * slots));
   std::vector<double> scratch(static_cast<size_t>((batch * max_states * slots * 12 + 7) / 8));
   require(states_alignment_forward_cuda(&arguments, nll.data(), saved.data(), 2, 0, nullptr) == 0, "forward");
   require(states_alignment_backward_cuda(&arguments, saved.data(), grad_nll.data(), grad_emit.data(),

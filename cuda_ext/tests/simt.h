@@ -158,6 +158,17 @@ inline int atomicMax(int* address, int value) {
   return old;
 }
 
+inline int atomicAdd(int* address, int value) {
+  const int old = *address;
+  *address += value;
+  return old;
+}
+inline void __threadfence() {}
+
+inline cudaError_t cudaMemset2DAsync(void* memory, size_t pitch, int value, size_t width, size_t height, cudaStream_t) {
+  for (size_t row = 0; row < height; ++row) std::memset(static_cast<char*>(memory) + row * pitch, value, width);
+  return cudaSuccess;
+}
 inline cudaError_t cudaGetDevice(int* device) {
   *device = simt::machine().device;
   return cudaSuccess;

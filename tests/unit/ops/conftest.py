@@ -1,9 +1,33 @@
-"""The simulated device, compiled once for all tests of kernels."""
+"""Backends and dtypes of the alignment op; the simulated device; compilers that are shell scripts."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+import torch
 
+from exlm_cli.errors import BackendError
+from exlm_cli.ops.alignment import Backend, build, choose_backend
 from exlm_cli.ops.alignment.library import DeviceLibrary
 from tests.unit.ops.simulation import SOURCES, compile_for_host
+
+MakeCompiler = Callable[..., Path]
+
+
+@pytest.fixture(params=[torch.float64, torch.float32], ids=["float64", "float32"])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    chosen: torch.dtype = request.param
+    return chosen
+
+
+@pytest.fixture(params=["reference", "torch", "native"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """Every alignment backend that this machine has; takes the test's `dtype` where it names one."""
+    dtype = request.getfixturevalue("dtype") if "dtype" in request.fixturenames else torch.float32
+    try:
+        return choose_backend(request.param, dtype)
+    except BackendError as error:
+        pytest.skip(error.message)
 
 
 @pytest.fixture(scope="session")
@@ -11,3 +35,40 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> DeviceLibrary:
     """The device library on this host; a simulated device has no stream."""
     simt = ("-include", str(SOURCES / "tests" / "simt.h"))
     return DeviceLibrary(compile_for_host(tmp_path_factory.mktemp("simt"), "src/states_alignment_cuda.cu", *simt))
+
+
+@pytest.fixture
+def no_compiler_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An empty cache, no compiler that the environment names, and compilers asked anew."""
+    monkeypatch.setenv("EXLM_CACHE_DIR", str(tmp_path / "cache"))
+    for name in ("CXX", "CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    build._probe.cache_clear()
+    yield
+    build._probe.cache_clear()
+
+
+@pytest.fixture
+def make_compiler(no_compiler_yet: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeCompiler:
+    """A script in place of g++ that answers `-v`, counts its builds and writes its last argument."""
+
+    def make(name: str = "g++", *, probe: str = "echo version 1", compile_: str = "") -> Path:
+        script = tmp_path / "bin" / name
+        script.parent.mkdir(exist_ok=True)
+        script.write_text(
+            f"""#!/bin/sh
+case "$*" in
+  *-v\\ *|*--version*|*--list-gpu-arch*) {probe}; exit;;
+esac
+{compile_}
+echo built >> {tmp_path}/builds
+for output; do :; done
+echo library > "$output"
+"""
+        )
+        script.chmod(0o755)
+        monkeypatch.setenv("CUDA_HOME" if name == "nvcc" else "CXX", str(tmp_path if name == "nvcc" else script))
+        build._probe.cache_clear()
+        return script
+
+    return make

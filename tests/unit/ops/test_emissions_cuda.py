@@ -5,6 +5,7 @@ import torch
 
 from exlm_cli.ops import emissions_cuda
 from exlm_cli.ops.alignment.library import DeviceLibrary, LogitRows
+from exlm_cli.ops.emissions import token_log_probs
 from tests.unit.ops.simulation import ORDERS
 
 WIDTH = 6
@@ -100,6 +101,25 @@ def test_kernels_write_every_entry_and_do_not_depend_on_the_order_of_threads(dty
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):
             assert torch.equal(a[:3], b[:3])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("chunk_rows", [20, 1000])
+def test_on_a_device_as_in_float64(chunk_rows, dtype):
+    leaves, tokens = _inputs(300, 50265, 77)
+    upstream = torch.randn(tokens.shape, generator=torch.Generator().manual_seed(1))
+    on_device = [leaf.detach().cuda().requires_grad_() for leaf in leaves]
+    with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
+        given = token_log_probs(*on_device, tokens.cuda(), chunk_rows=chunk_rows)
+    expected = _reference(leaves, tokens, torch.float32)
+    precision = 8 * torch.finfo(dtype).eps
+    assert (given.cpu() - expected).norm() <= precision * expected.norm()
+    mine = torch.autograd.grad((given * upstream.cuda()).sum(), on_device)
+    theirs = torch.autograd.grad((expected * upstream).sum(), leaves)
+    for gradient, wanted in zip(mine, theirs, strict=True):
+        assert (gradient.cpu() - wanted).norm() <= precision * wanted.norm()
 
 
 @pytest.mark.parametrize(

@@ -199,8 +199,8 @@ class DeviceKernels(Kernels):
 
     @staticmethod
     def saved_shape(batch: int, max_targets: int, max_states: int, num_sweeps: int = 2) -> tuple[int, ...]:
-        """Return the shape of what `forward` keeps: both sweeps, each with the peak of each slot."""
-        return batch, num_sweeps, 2 * max_states + 2, _padded_slots(max_targets)
+        """Return the shape of what `forward` keeps: both sweeps, each with a row for its progress."""
+        return batch, num_sweeps, 2 * max_states + 1, _padded_slots(max_targets)
 
     def forward(self, dag: Dag, nll: Tensor, saved: Tensor | None) -> None:
         """See `Kernels`."""

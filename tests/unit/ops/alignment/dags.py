@@ -161,6 +161,7 @@ CASES: dict[str, Callable[..., Dag]] = {
     "257 sequences": partial(make, 257, 7, 16),
     "text": _TEXT,
     "tall": partial(make, 2, 150, 302),
+    "three groups of slots": partial(make, 2, 200, 410, emission_std=30.0),
     "wide": partial(make, 1, 3, 1026, is_ragged=False),
     "emissions of std 3": partial(_TEXT, emission_std=3.0),
     "emissions of std 30": partial(_TEXT, emission_std=30.0),

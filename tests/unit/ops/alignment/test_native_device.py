@@ -99,8 +99,9 @@ def test_16_bit_conversions_are_those_of_torch(dtype, tmp_path_factory):
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("tensor", ["log_emit", "log_trans"])
-def test_a_nan_that_is_read_makes_only_its_sequence_nan(tensor, bad, simulated):
-    dag = dags.make(3, 8, 40, is_ragged=False)
+@pytest.mark.parametrize("size", [(8, 40), (150, 302)], ids=["one group of slots", "in the first of two"])
+def test_a_nan_that_is_read_makes_only_its_sequence_nan(size, tensor, bad, simulated):
+    dag = dags.make(3, *size, is_ragged=False)
     getattr(dag, tensor)[1, 2, 20] = bad
     assert_only_the_second_sequence_is_nan(run(simulated, dag))
 
