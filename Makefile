@@ -7,7 +7,7 @@ SENTENCE := This is [MASK], and I'm very [MASK] to see this.
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup quickstart lint format types test test-oldest docs campaign ext bench dist wheel-check clean
+.PHONY: setup quickstart lint format types test test-oldest docs campaign ext bench gpu dist wheel-check clean
 
 setup: $(VENV)/.dev-installed
 
@@ -54,6 +54,13 @@ ext: setup
 
 bench: ext
 	for bench in benchmarks/bench_*.py; do $(BIN)/python $$bench || exit 1; done
+
+# Tests and times a CUDA device, with steps at the paper's size.
+gpu: ext
+	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python benchmarks/bench_alignment.py --device cuda --backends torch,native
+	for against in "" "--against hf"; do $(BIN)/python benchmarks/bench_train_step.py --device cuda \
+	  --recipes ablation-exlm,text-base --batch-share 0.0625 --steps 5 $$against || exit 1; done
 
 # dist/ gets the source distribution, and a wheel whose manylinux tag says how old a C library it runs on.
 dist: setup
