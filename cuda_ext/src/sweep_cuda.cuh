@@ -284,7 +284,7 @@ SA_DEVICE void solve_panel(const View<Element>& view, const DeviceColumns& colum
   if (is_active) shared.peaks[thread] = peak;
 }
 
-// What a block tells the next one: that its slots of a panel are in memory, and whether it met an invalid value.
+// Publishes that the slots of a panel are in memory, and whether this block or one before it met an invalid value.
 SA_DEVICE void publish_panel(int32_t* progress, int32_t panel, bool is_invalid) {
   __threadfence();
   *const_cast<volatile int32_t*>(progress) = 2 * (panel + 1) + (is_invalid ? 1 : 0);
@@ -303,7 +303,7 @@ SA_DEVICE bool wait_for_panel(const int32_t* progress, int32_t panel) {
 // One block for each group of slots of a sweep; sweep 0 of a sequence fills alpha and nll[b], sweep 1 beta.
 //
 // With several groups, blocks take the groups in the order in which they start, so that none waits for one that has
-// not started; `tickets` counts them. All first groups come first: they wait for nobody. `tickets` and every sweep's
+// not started; `tickets` counts them. All first groups come first, since they never wait. `tickets` and every sweep's
 // `progress` are 0 before the launch.
 //
 // With one slot per lane two blocks share a multiprocessor, so that one works while the other waits; the registers

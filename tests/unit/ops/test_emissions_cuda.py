@@ -29,7 +29,7 @@ def _reference(leaves: list[torch.Tensor], tokens: torch.Tensor, dtype: torch.dt
 
 @pytest.fixture(params=["torch", "kernels"])
 def rows(request: pytest.FixtureRequest, simulated: DeviceLibrary, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Who computes the rows of a block."""
+    """The implementation that computes the rows of a block."""
     monkeypatch.setattr(emissions_cuda, "_has_kernels", lambda logits: request.param == "kernels")
     monkeypatch.setattr(emissions_cuda, "device_kernels", lambda device: simulated.on(0, 0))
     return str(request.param)
