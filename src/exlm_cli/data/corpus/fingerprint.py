@@ -15,8 +15,9 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.bundled import grammar, molecules
 from exlm_cli.data.corpus.cache import write_entry
 from exlm_cli.data.corpus.inputs import BundledSource, FileSource, Source
+from exlm_cli.data.rows.decode import open_file
 from exlm_cli.data.rows.hub import HubSource, find_revision
-from exlm_cli.data.rows.records import format_of
+from exlm_cli.data.rows.records import COMPRESSIONS, format_of
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError, DataError
 from exlm_cli.files import READ_HINT, JsonModel, hash_json, read_json, reason_of
@@ -63,6 +64,32 @@ def fingerprint_sources(sources: Sequence[Source], cache: Path, progress: Progre
     return [_fingerprint_source(source, cache, progress) for source in sources]
 
 
+def without_copies(sources: Sequence[FingerprintedSource], progress: Progress) -> list[FingerprintedSource]:
+    """Leave out files with the rows of one before them: a row held out of one would be trained on in the other.
+
+    A compressed file is such a copy if it unpacks to another one of the same name (`rows.txt.gz` to `rows.txt`).
+
+    Raises:
+        DataError: A compressed file cannot be unpacked.
+    """
+    paths = {known.source.path for known in sources if isinstance(known.source, FileSource)}
+    kept: list[FingerprintedSource] = []
+    originals: dict[str, Source] = {}
+    for known in sources:
+        if not isinstance(known.source, FileSource):
+            kept.append(known)
+            continue
+        path, content = known.source.path, known.content
+        if path.suffix.lower() in COMPRESSIONS and path.with_suffix("") in paths:
+            content = _unpacked_content(known.source, progress)
+        if content in originals:
+            progress.message(f"{path} has the content of {originals[content]}: it is left out")
+        else:
+            kept.append(known)
+        originals[known.content] = originals.setdefault(content, known.source)
+    return kept
+
+
 def check_unchanged(sources: Sequence[FingerprintedSource]) -> None:
     """Check that no file has changed since its fingerprint was taken.
 
@@ -102,7 +129,7 @@ def _fingerprint_source(source: Source, cache: Path, progress: Progress) -> Fing
         case FileSource(path=path):
             state = _state(path)
             sha256 = _file_sha256(path, state, cache / "digests", progress)
-            return FingerprintedSource(source, f"file {format_of(path)} {sha256}", state)
+            return FingerprintedSource(source, _file_content(path, sha256), state)
         case HubSource():
             revision = find_revision(source, cache, progress)
             return FingerprintedSource(replace(source, revision=revision), f"{source} {revision}")
@@ -113,6 +140,17 @@ def _fingerprint_source(source: Source, cache: Path, progress: Progress) -> Fing
 
             pieces = repr((molecules.CORES, molecules.SUBSTITUENTS))
             return FingerprintedSource(source, f"{source} {_sha256(pieces)} rdkit {rdkit.__version__}")
+
+
+def _file_content(path: Path, sha256: str) -> str:
+    return f"file {format_of(path)} {sha256}"
+
+
+def _unpacked_content(source: FileSource, progress: Progress) -> str:
+    if source.size_bytes > _HUGE_BYTES:
+        progress.message(f"{source}: unpacking {source.size_bytes / 1e6:,.0f} MB to compare it with {source.path.stem}")
+    with open_file(source.path) as unpacked:
+        return _file_content(source.path, hashlib.file_digest(unpacked, "sha256").hexdigest())
 
 
 def _state(path: Path) -> tuple[int, ...]:

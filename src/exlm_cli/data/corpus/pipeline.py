@@ -24,6 +24,7 @@ from exlm_cli.data.corpus.fingerprint import (
     data_fingerprint,
     fingerprint_sources,
     tokenizer_key,
+    without_copies,
 )
 from exlm_cli.data.corpus.inputs import FileSource, Source, first_row, iter_rows, resolve_inputs
 from exlm_cli.data.corpus.sequences import Holdout, Overlap, Packer, SharedRows, cut
@@ -131,7 +132,7 @@ def prepare_data(
             fingerprint_sources(resolve_inputs(inputs, kind=data.kind, progress=progress, key=key), cache, progress)
             for key, inputs in (("data.train", data.train if is_trained else ()), ("data.valid", data.valid))
         )
-        train = _without_copies(train, progress)
+        train = without_copies(train, progress)
         _report_shares(recipe, train, valid, progress)
         tokenizer = _obtain_tokenizer(recipe, train, valid, cache, progress, builds=builds)
         corpus = _Corpus(recipe, train, valid, tokenizer, data_fingerprint(recipe, train, valid, tokenizer))
@@ -141,19 +142,6 @@ def prepare_data(
     if rejected_csv is not None:
         list_rejected(prepared, rejected_csv, progress)
     return prepared
-
-
-def _without_copies(sources: list[FingerprintedSource], progress: Progress) -> list[FingerprintedSource]:
-    """Leave out files with the content of one before them: a row held out of one would be trained on in the other."""
-    kept: list[FingerprintedSource] = []
-    files: dict[str, Source] = {}
-    for known in sources:
-        if isinstance(known.source, FileSource) and known.content in files:
-            progress.message(f"{known.source} has the content of {files[known.content]}: it is left out")
-            continue
-        files[known.content] = known.source
-        kept.append(known)
-    return kept
 
 
 def _report_shares(

@@ -1,7 +1,9 @@
 """A changed input is another input, however it hides the change; an unchanged one is not read twice."""
 
+import gzip
 import hashlib
 import json
+import lzma
 import os
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 
 from exlm_cli.data.bundled import grammar, molecules
 from exlm_cli.data.corpus import fingerprint
-from exlm_cli.data.corpus.fingerprint import fingerprint_sources
+from exlm_cli.data.corpus.fingerprint import fingerprint_sources, without_copies
 from exlm_cli.data.corpus.inputs import BundledSource, FileSource, Source
 from exlm_cli.data.rows.hub import HubSource
 from exlm_cli.errors import DataError
@@ -103,6 +105,16 @@ def test_a_large_file_is_announced(tmp_path, monkeypatch):
     assert progress.said[0].startswith(f"{tmp_path}/a.txt: reading 2 MB")
 
 
+def test_unpacking_of_a_large_file_is_announced(tmp_path, monkeypatch):
+    files = [_file(tmp_path / "a.txt", "x"), FileSource(tmp_path / "a.txt.gz", 3_000_000)]
+    files[1].path.write_bytes(gzip.compress(b"x"))
+    sources = fingerprint_sources(files, tmp_path / "cache", SilentProgress())
+    monkeypatch.setattr(fingerprint, "_HUGE_BYTES", 1_000_000)
+    progress = Recorder()
+    assert without_copies(sources, progress) == sources[:1]
+    assert progress.said[0] == f"{files[1]}: unpacking 3 MB to compare it with a.txt"
+
+
 def test_a_file_that_vanished_or_cannot_be_read_is_an_error(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"a\.txt: cannot be read: No such file or directory$"):
         fingerprint_sources([FileSource(tmp_path / "a.txt", 1)], tmp_path, SilentProgress())
@@ -125,3 +137,35 @@ def test_the_fingerprint_of_a_hub_data_set_is_its_revision(tmp_path, monkeypatch
     assert _content(source, tmp_path) == "hub:me/corpus@train abc123"
     (known,) = fingerprint_sources([source], tmp_path, SilentProgress())
     assert known.source == HubSource("me/corpus", None, "train", "abc123")
+
+
+def test_a_file_is_read_once_also_if_it_is_there_both_compressed_and_not(tmp_path):
+    contents = {
+        "a.txt": b"row\n",
+        "a.txt.gz": gzip.compress(b"row\n"),
+        "b.txt.gz": gzip.compress(b"another row\n"),
+        "b.txt": b"another row\n",
+        "c.txt": b"row of the third file\n",
+        "c.txt.xz": lzma.compress(b"row of the fourth file\n"),
+        "d.txt.gz": gzip.compress(b"row\n"),
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    files = [FileSource(tmp_path / name, len(content)) for name, content in contents.items()]
+    progress = Recorder()
+    kept = without_copies(
+        fingerprint_sources([BundledSource("grammar"), *files], tmp_path / "cache", progress), progress
+    )
+    assert [str(known.source).split("/")[-1] for known in kept] == [
+        "bundled:grammar", "a.txt", "b.txt.gz", "c.txt", "c.txt.xz",
+    ]  # fmt: skip
+    assert progress.said == [
+        f"{tmp_path / copy} has the content of {tmp_path / original}: it is left out"
+        for copy, original in (("a.txt.gz", "a.txt"), ("b.txt", "b.txt.gz"), ("d.txt.gz", "a.txt"))
+    ]
+
+
+def test_a_damaged_file_beside_its_unpacked_copy_is_named(tmp_path):
+    files = [_file(tmp_path / "a.txt", "row\n"), _file(tmp_path / "a.txt.gz", "no gzip")]
+    with pytest.raises(DataError, match=r"a\.txt\.gz: the compressed file is damaged"):
+        without_copies(fingerprint_sources(files, tmp_path / "cache", SilentProgress()), SilentProgress())
