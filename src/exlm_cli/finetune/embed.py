@@ -62,9 +62,7 @@ def pretrained_encoder(pretrained: Pretrained) -> RowEncoder:
     model.load_encoder(pretrained.model)
     data = recipe.data
     runner = TaskRunner(model.to(device).eval(), tokenizer, recipe.masking.num_repeats, recipe.train)
-    return RowEncoder(
-        runner, tokenizer, data.kind, data.column, False, data.sequence_length, str(pretrained.checkpoint)
-    )
+    return RowEncoder(runner, tokenizer, data.kind, data.column, False, data.sequence_length, pretrained.name)
 
 
 def finetuned_encoder(finetuned: Finetuned) -> RowEncoder:
