@@ -84,9 +84,18 @@ def bundle(
     with folder_for_results(folder), tempfile.TemporaryDirectory(dir=folder, prefix=".") as scratch:
         new = Path(scratch) / about.name
         copy_run(source, new, torch.float16)
-        write_json(new / RUN_FILE, read_run_json(new).model_copy(update={"trained_on": about.trained_on}))
+        parameters = sum(parameter.numel() for parameter in source.model.parameters())
+        said = {"trained_on": about.trained_on, "parameters": parameters}
+        write_json(new / RUN_FILE, read_run_json(new).model_copy(update=said))
         before, after = (
-            evaluate_pretrained(path, path.name, valid=valid, max_sequences=max_sequences, progress=progress)
+            evaluate_pretrained(
+                path,
+                path.name,
+                valid=valid,
+                overrides=["data.on_invalid=skip"],  # molecules that are longer than the model's sequences
+                max_sequences=max_sequences,
+                progress=progress,
+            )
             for path in (source.weights[0], new)
         )
         lost = after.metrics["loss"] - before.metrics["loss"]
