@@ -81,8 +81,14 @@ def told_cost(recipe: PretrainRecipe) -> tuple[float, float]:
 
 
 def describe_time(recipe: PretrainRecipe, flops_per_s: float) -> str:
-    """Return the time of a pre-training at a speed: `3.5 hours`, or `3.5 hours for each 100 M tokens`."""
+    """Return the time of a pre-training at a speed: `3.5 hours`, or `3.5 hours for each 100 M tokens`.
+
+    `at most` is before it if a step has a number of sequences, and these may be shorter than the recipe allows.
+    """
     time = format_span(told_cost(recipe)[1] / flops_per_s)
+    is_bound = recipe.data.kind == "smiles" or recipe.data.sample_break == "line"
+    if recipe.train.batch_sequences is not None and recipe.train.known_steps is not None and is_bound:
+        time = f"at most {time}"
     return time if recipe.train.known_steps is not None else f"{time} for each {format_large(UNIT_TOKENS)} tokens"
 
 

@@ -311,7 +311,8 @@ def _tell_cost(recipe: PretrainRecipe, ranks: Ranks, progress: Progress) -> None
     num_tokens, flops = told_cost(recipe)
     if flops >= LONG_RUN_FLOPS:
         speed = measure_flops(recipe, ranks.device, autocast_dtype(recipe.train, ranks.device))
-        total = "" if recipe.train.known_steps is None else f"{format_large(num_tokens)} tokens, {flops:.1e} FLOPs: "
+        shown = f"{format_large(num_tokens)} tokens, {flops:.1e} FLOPs: ".replace("e+", "e")
+        total = "" if recipe.train.known_steps is None else shown
         where = f"{describe_device(ranks.device)}{ranks.describe()}"
         progress.message(
             f"cost: {total}{describe_time(recipe, ranks.size * speed)} on {where}, at {speed / 1e9:,.3g} GFLOP/s"

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from exlm_cli.config.describe import recipe_step_flops, tokens_per_step
+from exlm_cli.config.describe import describe_time, recipe_step_flops, tokens_per_step
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.errors import CheckpointError, CollapsedError
-from exlm_cli.format import format_percent, format_span
+from exlm_cli.format import format_percent
 from exlm_cli.model import encoder
 from exlm_cli.ops.alignment import native
 from exlm_cli.ops.varlen_attention import varlen_attention
@@ -137,8 +137,8 @@ def test_a_long_run_tells_its_cost_before_the_data_are_tokenised(tmp_path, monke
     tokens, flops = 6 * tokens_per_step(recipe), 6 * recipe_step_flops(recipe).total
     monkeypatch.setattr(pretrain, "LONG_RUN_FLOPS", flops)
     run = run_pretraining(recipe, out=tmp_path / "run", progress=lines).run_dir
-    shown = f"{flops:.1e}".replace("e+", "e+")
-    assert lines.said[0].startswith(f"cost: {tokens} tokens, {shown} FLOPs: {format_span(flops / 2e9)} on CPU, ")
+    shown = f"{flops:.1e}".replace("e+", "e")
+    assert lines.said[0].startswith(f"cost: {tokens} tokens, {shown} FLOPs: {describe_time(recipe, 2e9)} on CPU, ")
     assert lines.said[0].endswith(", at 2 GFLOP/s, measured for a second")
     again = Recorder()
     resume_pretraining(run, progress=again)
