@@ -62,7 +62,7 @@ FOLDER = Path(__file__).parents[1] / ".gpu"
 # what such a machine lacks, or may have too old: of the packages that pre-training, doctor and the GPU's tests import
 WHEELS = (
     "pydantic", "pydantic-core", "annotated-types", "typing-inspection", "typing-extensions", "typer", "rich", "click",
-    "loky",
+    "loky", "datasets", "dill", "multiprocess", "pooch", "platformdirs",
 )  # fmt: skip
 PYTHON, PLATFORMS = "3.12", ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 SHARDS_FILE, PACKED_FILE, ROUNDING_FILE = "shards.tar.xz", "packed.json", "rounding.json"
@@ -260,7 +260,7 @@ def bytes_of(*tensors: torch.Tensor) -> int:
 
 
 def check_rounding(run: Path, data: PreparedData) -> None:
-    """Write to `rounding.json` the validation figures in float32, of the weights as they were trained and rounded to float16."""
+    """Write to `rounding.json` validation figures, in float32, of the weights as trained and in float16."""
     trained = load_pretrained(run)
     exact = trained.recipe.train.model_copy(update={"precision": "fp32"})
     recipe = trained.recipe.model_copy(update={"train": exact})
