@@ -196,12 +196,12 @@ def _obtain_tokenizer(
     builds: bool,
 ) -> Tokenizer:
     if recipe.tokenizer.path is not None:
-        return _load_given_tokenizer(recipe.tokenizer.path, recipe.data.kind)
+        return Tokenizer.load(expand_path(recipe.tokenizer.path), recipe.data.kind)
     path = cache / "tokenizers" / f"{tokenizer_key(recipe, train)}.json"
     hash_path = path.with_suffix(".sha256")
 
     def load() -> Tokenizer:
-        tokenizer = Tokenizer.load(path)
+        tokenizer = Tokenizer.load(path, recipe.data.kind)
         if not hash_path.is_file() or hash_path.read_bytes() != tokenizer.fingerprint.encode():
             raise TokenizerError(f"{path}: not the tokenizer that was written there", "delete the file")
         return tokenizer
@@ -215,17 +215,6 @@ def _obtain_tokenizer(
         return tokenizer
 
     return load_or_build(cache, path, load, build if builds else None, progress, remedy="it is trained again")
-
-
-def _load_given_tokenizer(given: str, kind: str) -> Tokenizer:
-    tokenizer = Tokenizer.load(expand_path(given))
-    wanted = "bpe" if kind == "text" else "smiles"
-    if tokenizer.kind != wanted:
-        raise TokenizerError(
-            f"{given}: a {tokenizer.kind} tokenizer, but `data.kind` is {kind}",
-            f"give a {wanted} tokenizer, or leave `tokenizer.path` out to train one",
-        )
-    return tokenizer
 
 
 def _train_tokenizer(recipe: PretrainRecipe, train: list[FingerprintedSource], progress: Progress) -> Tokenizer:
