@@ -1,6 +1,6 @@
 """Atom-wise SMILES vocabulary (Schwaller et al. 2018, "Found in Translation"), without holes.
 
-Bracket atoms and ring closures that are frequent enough are tokens; all others are spelled by pieces (`[`, `##13`, ...),
+Frequent bracket atoms and ring closures are tokens; all others are spelled by pieces (`[`, `##1`, `##3`, `##C`, `##]`),
 which are always in the vocabulary, so that no molecule has an [UNK].
 """
 
@@ -27,11 +27,15 @@ SMILES_TOKEN = re.compile(SMILES_PATTERN)
 SMILES_TOKENS = re.compile(f"{SMILES_PATTERN}*")
 """Matches a whole text if it has nothing but SMILES tokens."""
 
-ELEMENTS = tuple(
-    "H He Li Be B C N O F Ne Na Mg Al Si P S Cl Ar K Ca Sc Ti V Cr Mn Fe Co Ni Cu Zn Ga Ge As Se Br Kr Rb Sr Y Zr Nb Mo "
-    "Tc Ru Rh Pd Ag Cd In Sn Sb Te I Xe Cs Ba La Ce Pr Nd Pm Sm Eu Gd Tb Dy Ho Er Tm Yb Lu Hf Ta W Re Os Ir Pt Au Hg Tl "
-    "Pb Bi Po At Rn Fr Ra Ac Th Pa U Np Pu Am Cm Bk Cf Es Fm Md No Lr Rf Db Sg Bh Hs Mt Ds Rg Cn Nh Fl Mc Lv Ts Og".split()
-)
+ELEMENTS = (
+    "H", "He", "Li", "Be", "B", "C", "N", "O", "F", "Ne", "Na", "Mg", "Al", "Si", "P", "S", "Cl", "Ar", "K", "Ca",
+    "Sc", "Ti", "V", "Cr", "Mn", "Fe", "Co", "Ni", "Cu", "Zn", "Ga", "Ge", "As", "Se", "Br", "Kr", "Rb", "Sr", "Y",
+    "Zr", "Nb", "Mo", "Tc", "Ru", "Rh", "Pd", "Ag", "Cd", "In", "Sn", "Sb", "Te", "I", "Xe", "Cs", "Ba", "La", "Ce",
+    "Pr", "Nd", "Pm", "Sm", "Eu", "Gd", "Tb", "Dy", "Ho", "Er", "Tm", "Yb", "Lu", "Hf", "Ta", "W", "Re", "Os", "Ir",
+    "Pt", "Au", "Hg", "Tl", "Pb", "Bi", "Po", "At", "Rn", "Fr", "Ra", "Ac", "Th", "Pa", "U", "Np", "Pu", "Am", "Cm",
+    "Bk", "Cf", "Es", "Fm", "Md", "No", "Lr", "Rf", "Db", "Sg", "Bh", "Hs", "Mt", "Ds", "Rg", "Cn", "Nh", "Fl", "Mc",
+    "Lv", "Ts", "Og",
+)  # fmt: skip
 _AROMATIC = ("b", "c", "n", "o", "p", "s", "si", "as", "se", "te")
 _SYMBOLS = (*ELEMENTS, *_AROMATIC, "*")
 _CHIRALITY = ("@", "@@", "@TH", "@AL", "@SP", "@TB", "@OH")
