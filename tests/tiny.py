@@ -17,7 +17,7 @@ from exlm_cli.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from exlm_cli.run_dir import read_metrics
 
 _VOCABULARY = {token: i for i, token in enumerate((*SPECIAL_TOKENS, *map(str, range(5, 40))))}
-SPECIAL = Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel(_VOCABULARY, unk_token="[UNK]")))
+SPECIAL = Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel(_VOCABULARY, unk_token="[UNK]")), "smiles")
 """A vocabulary of 40 with the special tokens at ids 0 to 4."""
 
 FIRST: dict[str, Any] = {"mask_attention": "first"}

@@ -31,6 +31,10 @@ class DataConfig(StrictModel):
         "none",
         description="For text: `none` packs rows into full sequences (RoBERTa), `line` makes each row a sequence",
     )
+    canonical_smiles: bool = Field(
+        True,
+        description="For SMILES: read RDKit's canonical SMILES without atom-map numbers, not the SMILES as written",
+    )
     on_invalid: Literal["error", "skip"] = Field(
         "error", description="Rows that cannot be used: stop, or skip and list"
     )
@@ -49,7 +53,12 @@ class TokenizerConfig(StrictModel):
     path: Annotated[str | None, Mark.INPUT] = Field(
         None, description="An existing tokenizer.json; none: train one on `data.train`"
     )
-    vocab_size: int = Field(50265, ge=16, le=1_000_000, description="Tokens, the five special ones included")
+    vocab_size: int = Field(
+        50265,
+        ge=16,
+        le=1_000_000,
+        description="Tokens, the five special ones included; SMILES: at least the 204 that spell any molecule",
+    )
     min_frequency: int = Field(2, ge=1, description="How often a pair or token must occur to enter the vocabulary")
     train_rows: int | None = Field(None, ge=1, description="Rows to train the tokenizer on; none: all")
 

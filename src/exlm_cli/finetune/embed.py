@@ -63,7 +63,13 @@ def pretrained_encoder(pretrained: Pretrained) -> RowEncoder:
     data = recipe.data
     runner = TaskRunner(model.to(device).eval(), tokenizer, recipe.masking.num_repeats, recipe.train)
     return RowEncoder(
-        runner, tokenizer, data.kind, data.column, False, data.sequence_length, str(pretrained.checkpoint)
+        runner,
+        tokenizer,
+        data.kind,
+        data.column,
+        data.kind == "smiles" and data.canonical_smiles,
+        data.sequence_length,
+        str(pretrained.checkpoint),
     )
 
 

@@ -383,7 +383,8 @@ def _check_resumed(run: SplitRun) -> None:
                 f"{run.folder}: the {name} is not the one this run began with{detail}",
                 "an exact resume needs the same inputs and recipe; start a new run for changed ones",
             )
-    own = model_identity(load_recipe(run.folder / ENCODER_FILE), Tokenizer.load(run.folder / TOKENIZER_FILE))
+    encoder = load_recipe(run.folder / ENCODER_FILE)
+    own = model_identity(encoder, Tokenizer.load(run.folder / TOKENIZER_FILE, encoder.data.kind))
     files = {"recipe": run.folder / ENCODER_FILE, "tokenizer": run.folder / TOKENIZER_FILE}
     given = model_identity(run.weights.recipe, run.weights.tokenizer)
     require_origin(run.weights.checkpoint, given, own, files)

@@ -135,7 +135,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> TokenDataset:
     rng, folder = np.random.default_rng(0), tmp_path_factory.mktemp("shards")
     with ShardWriter(folder, SPECIAL.vocab_size, "random") as writer:
         writer.add([rng.integers(0, SPECIAL.vocab_size, length).tolist() for length in rng.integers(1, 15, 300)])
-    return TokenDataset(folder)
+    return TokenDataset(folder, SPECIAL.vocab_size)
 
 
 @pytest.mark.parametrize("sections", SCHEMES)
