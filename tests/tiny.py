@@ -55,7 +55,7 @@ def tiny_batch(recipe: PretrainRecipe, lengths: tuple[int, ...] = (9, 4, 12), se
 
 def per_sequence(batch: Batch) -> tuple[Field[Any], ...]:
     """Return the fields of a batch that have an axis of sequences."""
-    return fields(batch)[:11]
+    return tuple(field for field in fields(batch)[:10] if getattr(batch, field.name) is not None)
 
 
 def train_losses(run: Path) -> list[float]:
