@@ -129,7 +129,7 @@ def esm_tensors(recipe: PretrainRecipe, model: ExlmModel | TaskModel, pad_id: in
 
 
 def _encoder(config: ModelConfig, state: dict[str, Tensor], pad_id: int) -> dict[str, Tensor]:
-    esm = {"esm.embeddings.word_embeddings.weight": state["token_embedding.weight"]}
+    esm = {"esm.embeddings.word_embeddings.weight": state["encoder.token_embedding.weight"]}
     if config.rope == "none":
         learned = state["encoder.position_embedding.weight"]
         unused = learned.new_zeros(pad_id + 1, config.width)

@@ -112,7 +112,7 @@ def embed_rows(encoder: RowEncoder, rows: TableRows, progress: Progress) -> Vect
     encoded = encode_input_rows(
         rows, encoder.tokenizer, encoder.sequence_length, canonical_smiles=encoder.canonical_smiles
     )
-    width = runner.model.token_embedding.embedding_dim
+    width = runner.model.encoder.token_embedding.embedding_dim
     cls, mean = (np.full((len(rows.table), width), np.nan, dtype=np.float32) for _ in range(2))
     runner.model.eval()
     num_done = 0
