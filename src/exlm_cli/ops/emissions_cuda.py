@@ -82,11 +82,8 @@ def _backward(
     vocab_size = len(weight_VD)
     grad_hidden_ND = torch.empty_like(hidden_ND)
     grad_weight_VD, grad_bias_V = torch.zeros_like(weight_VD), torch.zeros_like(bias_V)
-    bias_of_logits_V, token_ids_NT, grad_NT = (
-        bias_V.float().contiguous(),
-        token_ids_NT.contiguous(),
-        grad_NT.contiguous(),
-    )
+    bias_of_logits_V = _aligned(bias_V, log_probs_NT.dtype)
+    token_ids_NT, grad_NT = token_ids_NT.contiguous(), grad_NT.contiguous()
     for rows in _blocks(len(hidden_ND), chunk_rows, product_dtype):
         hidden_RD = hidden_ND[rows].to(product_dtype)
         logits_RP = kept_KP if len(kept_KP) else hidden_RD @ weight_PD.t()

@@ -1,5 +1,9 @@
 """The LM head on CUDA, run on the CPU: its blocks in torch, and its kernels in the simulator, against log_softmax."""
 
+import dataclasses
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -68,10 +72,24 @@ def test_no_rows_give_no_probabilities_and_zero_gradients(rows):
 @pytest.mark.usefixtures("rows")
 def test_a_bias_at_an_odd_address_is_copied():
     leaves, tokens = _inputs(5, 29, 4)
-    expected = emissions_cuda.token_log_probs(*leaves, tokens, 4, torch.bfloat16, False)
-    shifted = torch.cat([torch.zeros(1), leaves[2].detach()])[1:]
+    expected = emissions_cuda.token_log_probs(*leaves, tokens, 4, torch.bfloat16, True)
+    shifted = torch.cat([torch.zeros(1), leaves[2].detach()])[1:].requires_grad_()
     assert shifted.data_ptr() % 16
-    assert torch.equal(emissions_cuda.token_log_probs(*leaves[:2], shifted, tokens, 4, torch.bfloat16, False), expected)
+    given = emissions_cuda.token_log_probs(*leaves[:2], shifted, tokens, 4, torch.bfloat16, True)
+    assert torch.equal(given, expected)
+    mine, theirs = torch.autograd.grad(given.sum(), shifted), torch.autograd.grad(expected.sum(), leaves[2])
+    assert torch.equal(mine[0], theirs[0])
+
+
+def test_a_float64_bias_is_not_rounded(monkeypatch):
+    """The kernels take float32 alone, so in float64 the rows are torch's."""
+    monkeypatch.setattr(emissions_cuda, "_has_kernels", lambda logits: False)
+    leaves, tokens = _inputs(5, 29, 4)
+    leaves = [leaf.detach().double().div(3).requires_grad_() for leaf in leaves]
+    given = emissions_cuda.token_log_probs(*leaves, tokens, 4, torch.float64, True)
+    expected = _reference(leaves, tokens, torch.float64)
+    mine, theirs = (torch.autograd.grad(result.square().sum(), leaves) for result in (given, expected))
+    torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -133,6 +151,38 @@ def test_a_layout_that_the_kernels_cannot_read_is_refused(rows, vocab, message, 
         return
     with pytest.raises(RuntimeError, match=f"^states_alignment_token_log_probs_cuda: {message}$"):
         simulated.on(0, 0).token_log_probs(*arguments)
+
+
+@pytest.mark.parametrize("odd", ["logits", "bias"])
+def test_an_address_that_the_kernels_cannot_read_is_refused(odd, simulated):
+    shifted = {"logits": torch.zeros(65)[1:].view(1, 64), "bias": torch.zeros(30)[1:]}[odd]
+    of_rows = LogitRows(torch.zeros(1, 64), torch.zeros(29), torch.zeros(1, 1, dtype=torch.int64))
+    of_rows = dataclasses.replace(of_rows, **{odd: shifted})
+    with pytest.raises(RuntimeError, match=r": logits or bias are not aligned to 16 bytes$"):
+        simulated.on(0, 0).token_log_probs(of_rows, torch.empty(1), torch.empty(1, 1))
+
+
+CALL_WITH_TOKEN = """
+import pathlib, sys, torch
+from exlm_cli.ops.alignment.library import DeviceLibrary, LogitRows
+
+path, kernel, token = sys.argv[1:]
+rows = LogitRows(torch.zeros(2, 64), torch.zeros(29), torch.tensor([[3, 28], [0, int(token)]]))
+kernels, log_sums, log_probs = DeviceLibrary(pathlib.Path(path)).on(0, 0), torch.zeros(2), torch.zeros(2, 2)
+if kernel == "token_log_probs":
+    kernels.token_log_probs(rows, log_sums, log_probs)
+else:
+    kernels.logit_gradient(rows, log_sums, log_probs, torch.zeros(2, 2), rows.logits)
+"""
+
+
+@pytest.mark.parametrize("token", [-1, 5, 29])
+@pytest.mark.parametrize("kernel", ["token_log_probs", "logit_gradient"])
+def test_a_token_outside_the_vocabulary_traps_in_a_build_with_checks(kernel, token, simulated):
+    command = [sys.executable, "-c", CALL_WITH_TOKEN, str(simulated.path), kernel, str(token)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == (token == 5), done.stderr
+    assert ("token" in done.stderr and "batch.vocab" in done.stderr) == (token != 5)
 
 
 @pytest.mark.usefixtures("rows")
