@@ -4,6 +4,7 @@ import csv
 import ctypes
 import datetime
 import multiprocessing
+import os
 import platform
 import re
 import subprocess
@@ -102,20 +103,24 @@ def status_kib(field: str) -> int:
 
 
 def surroundings(device: torch.device) -> dict[str, str]:
-    """Return machine, versions, commit and date for a row."""
-    git = ["git", "-C", str(RESULTS_DIR.parents[1])]
-    commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout
-    measured = ["src", "cuda_ext", "benchmarks/*.py"]
-    is_changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *measured], check=False).returncode
+    """Return machine, versions, commit and date for a row; a copy without git names its commit in `EXLM_COMMIT`."""
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         "threads": str(torch.get_num_threads()),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "",
-        "commit": commit.strip() + ("+changes" if is_changed else ""),
+        "commit": os.environ.get("EXLM_COMMIT") or _commit(),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M"),
     }
+
+
+def _commit() -> str:
+    git = ["git", "-C", str(RESULTS_DIR.parents[1])]
+    commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout
+    measured = ["src", "cuda_ext", "benchmarks/*.py"]
+    is_changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *measured], check=False).returncode
+    return commit.strip() + ("+changes" if is_changed else "")
 
 
 def _processor() -> str:
