@@ -25,7 +25,7 @@ from exlm_cli.data.corpus.shards import TokenDataset
 from exlm_cli.data.sampler import EpochPlan, Feed, plan_epoch
 from exlm_cli.data.tokenizer import TOKENIZER_FILE
 from exlm_cli.distributed.parallel import StepModule, choose_strategy, spread
-from exlm_cli.distributed.ranks import ALONE, PREPARE_LIMIT_S, Ranks, join
+from exlm_cli.distributed.ranks import ALONE, Ranks, join
 from exlm_cli.distributed.shared_run import hold_run, require_same_data, require_same_recipe
 from exlm_cli.errors import CheckpointError
 from exlm_cli.format import format_number_of, format_parameters, format_percent
@@ -237,7 +237,7 @@ def _run_pretraining(
     with discarded_on_failure(run, is_new=is_new and ranks.is_first):
         before = None if is_new else read_run_json(run)  # a damaged one is refused before anything changes
         prepare = functools.partial(prepare_data, recipe, rejected_csv=None, progress=progress, builds=ranks.is_first)
-        data = ranks.in_turn(prepare, limit_s=PREPARE_LIMIT_S)
+        data = ranks.in_turn(prepare)
         require_same_data(ranks, data.fingerprint)
         started_s = time.time()
         model = build_model(recipe, data.tokenizer, device)
