@@ -129,8 +129,8 @@ def generate_data(recipe: PretrainRecipe, folder: Path) -> PreparedData:
         writer.add([rng.integers(len(SPECIAL_TOKENS), vocab_size, length).tolist() for length in lengths])
     words = (*SPECIAL_TOKENS, *(f"t{i}" for i in range(vocab_size - len(SPECIAL_TOKENS))))
     vocabulary = {word: i for i, word in enumerate(words)}
-    tokenizer = Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=UNK)))
-    dataset = TokenDataset(folder / "shards")
+    tokenizer = Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=UNK)), "smiles")
+    dataset = TokenDataset(folder / "shards", vocab_size)
     return PreparedData(tokenizer, dataset, dataset, "generated", num_rejected=0, was_cached=False)
 
 

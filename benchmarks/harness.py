@@ -3,7 +3,6 @@
 import csv
 import ctypes
 import datetime
-import math
 import multiprocessing
 import os
 import platform
@@ -16,9 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import quantiles
 
-import numpy as np
 import torch
-from scipy import stats
 
 RESULTS_DIR = Path(__file__).parent / "results"
 _MALLOC_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of <malloc.h>
@@ -145,31 +142,3 @@ def append_row(name: str, row: Mapping[str, object]) -> None:
         if is_new:
             writer.writeheader()
         writer.writerow(row)
-
-
-def read_rows(name: str) -> list[dict[str, str]]:
-    """Return the rows of `results/<name>.csv`; none where it does not exist."""
-    path = RESULTS_DIR / f"{name}.csv"
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def mean_and_half(values: list[float]) -> tuple[float, float]:
-    """Return the mean of two or more values, and half of its 95 % interval, Student's t."""
-    half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values))
-    return float(np.mean(values)), float(half)
-
-
-def show_interval(values: list[float]) -> str:
-    """Return mean and half of the 95 % interval, Student's t; of one value, the value."""
-    if len(values) < 2:
-        return f"{values[0]:+.3f}" if values else ""
-    return "{:+.3f} ± {:.3f}".format(*mean_and_half(values))
-
-
-def mean_column(rows: list[dict[str, str]], column: str, form: str) -> str:
-    """Return the mean of a column where it has values."""
-    values = [float(row[column]) for row in rows if row[column]]
-    return format(np.mean(values), form).replace("%", " %") if values else ""

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from exlm_cli.config.describe import count_parameters, recipe_step_flops
+from exlm_cli.config.describe import count_parameters
 from exlm_cli.config.load import load_recipe, recipes_folder
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepRecipe, VariantDescription
@@ -128,28 +128,3 @@ def test_small_grids_take_nothing_from_the_papers_sections(name):
     pretrain = _load(name).pretrain
     assert not any(source.startswith("hub:") for source in (*pretrain.data.train, *pretrain.data.valid))
     assert (pretrain.model.width, pretrain.model.dropout) in {(64, 0.0), (128, 0.0)}
-
-
-@pytest.mark.parametrize("name", ["convergence-text", "convergence-smiles"])
-def test_convergence_sweeps_cross_mask_ratios_with_models_of_equal_size_and_an_mlm_of_equal_cost(name):
-    recipe = _load(name)
-    assert (len(recipe.seeds), recipe.tasks) == (3, ())
-    by_label = {plan.label: plan.pretrain for plan in recipe.plan_seed(1)}
-    assert len(by_label) == 19
-    steps = recipe.pretrain.train.max_steps
-    assert steps is not None
-    for ratio in (0.15, 0.387, 0.622):
-        kinds = ("mlm", "mlm-plus", "mlm-plus-plus", "exlm-k2-last", "exlm-k4-last", "exlm-k4")
-        all_six = mlm, more, most, k2, last, k4 = [by_label[f"{kind}-p{100 * ratio:g}"] for kind in kinds]
-        assert {variant.masking.mask_ratio for variant in all_six} == {ratio}
-        assert [(v.objective, v.masking.num_states_per_mask) for v in all_six] == [
-            ("mlm", 1), ("mlm", 1), ("mlm", 1), ("exlm", 2), ("exlm", 4), ("exlm", 4)
-        ]  # fmt: skip
-        assert all(300_000 < count_parameters(variant) < 500_000 for variant in all_six)
-        assert {variant.train.max_steps for variant in (mlm, k2, last, k4)} == {steps}
-        for longer, exlm in ((more, last), (most, k4)):
-            cost = (longer.train.max_steps or 0) * recipe_step_flops(longer).total
-            assert cost == pytest.approx(steps * recipe_step_flops(exlm).total, rel=2e-3)
-            assert _content(longer) == _content(mlm.model_copy(update={"train": longer.train}))
-        assert _content(last) == _content(k4.model_copy(update={"model": last.model}))
-        assert _content(last) == _content(k2.model_copy(update={"masking": last.masking}))

@@ -157,7 +157,7 @@ def run_cell(run: SplitRun, cell: Cell) -> CellResult:
         # a finished cell needs no checkpoint to resume from; a process killed at this point may have left some
         for path in checkpoint_paths(cell.folder):
             shutil.rmtree(path)
-    return ranks.first_json(CellResult, cell.read)
+    return ranks.first(cell.read)
 
 
 def _resume(loop: TrainingLoop, folder: Path, progress: Progress) -> None:

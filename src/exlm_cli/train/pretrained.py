@@ -96,7 +96,7 @@ def require_own_files(run: Path, checkpoint: Path, state: CheckpointState, recip
         CheckpointError: recipe.yaml or tokenizer.json is not what the checkpoint was trained with.
         TokenizerError: tokenizer.json is not a tokenizer.
     """
-    tokenizer = Tokenizer.load(run / TOKENIZER_FILE)
+    tokenizer = Tokenizer.load(run / TOKENIZER_FILE, recipe.data.kind)
     identity = model_identity(recipe, tokenizer)
     files = {"recipe": run / "recipe.yaml", "tokenizer": run / TOKENIZER_FILE}
     require_origin(checkpoint, state.identity, identity, files)

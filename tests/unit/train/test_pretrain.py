@@ -112,7 +112,7 @@ def test_a_run_directory_is_self_contained(run):
 
 
 def test_a_run_says_where_its_dag_begins_and_where_it_collapses(cache, tmp_path):
-    """The formula passes over masks at first; a start at the next mask has the share of `benchmarks/own_mask.py`."""
+    """The formula passes over masks at first; a start at the next mask has the share of `studies/own_mask.py`."""
     lines = Recorder()
     literal = run_pretraining(_recipe(cache), out=tmp_path / "literal", progress=lines).run_dir
     share = read_run_json(literal).own_mask_share
