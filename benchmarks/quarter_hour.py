@@ -152,14 +152,14 @@ def lay_out(kind: str, folder: Path) -> None:
 def read_data(recipe: PretrainRecipe, folder: Path) -> PreparedData:
     """Open laid-out shards; they must be those that the recipe makes of the files they were made of."""
     packed = json.loads((folder / PACKED_FILE).read_bytes())
-    tokenizer = Tokenizer.load(folder / TOKENIZER_FILE)
+    tokenizer = Tokenizer.load(folder / TOKENIZER_FILE, recipe.data.kind)
     train, valid = (
         [FingerprintedSource(BundledSource(name), content) for name, content in packed[key]] for key in (TRAIN, VALID)
     )
     wanted = data_fingerprint(recipe, train, valid, tokenizer)
     if wanted != packed["fingerprint"]:
         raise SystemExit(f"{folder}: the shards of {packed['recipe']} are not those of {recipe.name}: pack them again")
-    sets = [TokenDataset(folder / split) for split in (TRAIN, VALID)]
+    sets = [TokenDataset(folder / split, tokenizer.vocab_size) for split in (TRAIN, VALID)]
     return PreparedData(tokenizer, *sets, packed["fingerprint"], packed["num_rejected"], was_cached=True)
 
 
