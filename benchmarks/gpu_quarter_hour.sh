@@ -57,6 +57,7 @@ stage() {
 train() {
     local name=$1 seconds=$2 settings=()
     shift 2
+    [ "$seconds" -le $((LIMIT - SECONDS - 25)) ] || seconds=$((LIMIT - SECONDS - 25))
     for setting in $SETTINGS $MORE; do settings+=(--set "$setting"); done
     rm -rf "$WORK/runs/$name"
     stage "train-$name" $((seconds + 20)) "$PYTHON" benchmarks/quarter_hour.py train "$name" --data "$DATA" \

@@ -240,7 +240,9 @@ def bring_weights(run: Path, out: Path, name: str) -> None:
             parts.append({})
         parts[-1][key] = rounded
     for index, part in enumerate(parts, start=1):
-        save_file(part, out / f"{name}-{index}-of-{len(parts)}.safetensors")
+        path = out / f"{name}-{index}-of-{len(parts)}.safetensors"
+        save_file(part, path)
+        path.chmod(0o644)
 
 
 def bring_rest(run: Path, out: Path, name: str) -> None:
