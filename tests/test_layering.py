@@ -18,13 +18,13 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # an import may only point to a smaller number; files of one layer may import each other
 LAYERS = {
     "errors": 0, "progress": 0, "format": 0, "paths": 1, "files": 1, "launch": 1, "run_dir": 1,
-    "config": 2, "data": 3, "ops": 4, "model": 5, "distributed": 6, "train": 7, "tasks": 8, "finetune": 9,
-    "experiments": 10, "report": 11, "dag": 12, "export": 13, "api": 14, "cli": 15, "__main__": 16,
+    "bundled_models": 1, "config": 2, "data": 3, "ops": 4, "model": 5, "distributed": 6, "train": 7, "tasks": 8,
+    "finetune": 9, "experiments": 10, "report": 11, "dag": 12, "export": 13, "api": 14, "cli": 15, "__main__": 16,
 }  # fmt: skip
 
 LIGHT = (
-    "errors.py", "progress.py", "format.py", "paths.py", "files.py", "launch.py", "run_dir.py", "config/", "report/",
-    "data/",
+    "errors.py", "progress.py", "format.py", "paths.py", "files.py", "launch.py", "run_dir.py", "bundled_models.py",
+    "config/", "report/", "data/",
 )  # fmt: skip
 DATA_WITH_TORCH = ("data/batch.py", "data/sampler.py")
 HEAVY = ("torch", "datasets", "rdkit", "matplotlib", "tokenizers", "numpy", "pandas", "pyarrow")
