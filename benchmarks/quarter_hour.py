@@ -62,7 +62,7 @@ FOLDER = Path(__file__).parents[1] / ".gpu"
 # what such a machine lacks, or may have too old: of the packages that pre-training, doctor and the GPU's tests import
 WHEELS = (
     "pydantic", "pydantic-core", "annotated-types", "typing-inspection", "typing-extensions", "typer", "rich", "click",
-    "loky",
+    "loky", "datasets", "dill", "multiprocess", "pooch", "platformdirs",
 )  # fmt: skip
 PYTHON, PLATFORMS = "3.12", ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 SHARDS_FILE, PACKED_FILE, ROUNDING_FILE = "shards.tar.xz", "packed.json", "rounding.json"
@@ -152,14 +152,14 @@ def lay_out(kind: str, folder: Path) -> None:
 def read_data(recipe: PretrainRecipe, folder: Path) -> PreparedData:
     """Open laid-out shards; they must be those that the recipe makes of the files they were made of."""
     packed = json.loads((folder / PACKED_FILE).read_bytes())
-    tokenizer = Tokenizer.load(folder / TOKENIZER_FILE)
+    tokenizer = Tokenizer.load(folder / TOKENIZER_FILE, recipe.data.kind)
     train, valid = (
         [FingerprintedSource(BundledSource(name), content) for name, content in packed[key]] for key in (TRAIN, VALID)
     )
     wanted = data_fingerprint(recipe, train, valid, tokenizer)
     if wanted != packed["fingerprint"]:
         raise SystemExit(f"{folder}: the shards of {packed['recipe']} are not those of {recipe.name}: pack them again")
-    sets = [TokenDataset(folder / split) for split in (TRAIN, VALID)]
+    sets = [TokenDataset(folder / split, tokenizer.vocab_size) for split in (TRAIN, VALID)]
     return PreparedData(tokenizer, *sets, packed["fingerprint"], packed["num_rejected"], was_cached=True)
 
 
@@ -240,7 +240,9 @@ def bring_weights(run: Path, out: Path, name: str) -> None:
             parts.append({})
         parts[-1][key] = rounded
     for index, part in enumerate(parts, start=1):
-        save_file(part, out / f"{name}-{index}-of-{len(parts)}.safetensors")
+        path = out / f"{name}-{index}-of-{len(parts)}.safetensors"
+        save_file(part, path)
+        path.chmod(0o644)
 
 
 def bring_rest(run: Path, out: Path, name: str) -> None:
@@ -260,7 +262,7 @@ def bytes_of(*tensors: torch.Tensor) -> int:
 
 
 def check_rounding(run: Path, data: PreparedData) -> None:
-    """Write to `rounding.json` the validation figures in float32, of the weights as they were trained and rounded to float16."""
+    """Write to `rounding.json` validation figures, in float32, of the weights as trained and in float16."""
     trained = load_pretrained(run)
     exact = trained.recipe.train.model_copy(update={"precision": "fp32"})
     recipe = trained.recipe.model_copy(update={"train": exact})
