@@ -287,7 +287,8 @@ def _run_and_score(run: SplitRun) -> RunResults:
         replication = summarise_splits(splits, tuple(seeds)) if others else None
         results = own.model_copy(update={"replication": replication, "verdict": describe_verdict(splits)})
         is_span = task.loss == "span"
-        calibration = calibrate_answers(folder, results, run.data) if is_span else calibrate_run(folder, results)
+        valid = run.data.splits["valid"]
+        calibration = calibrate_answers(folder, results, valid) if is_span else calibrate_run(folder, results)
         write_json(folder / CALIBRATION_FILE, calibration)
         write_json(folder / RESULTS_FILE, results)
         update_run_json(folder, {"parameters": results.parameters, "train_time_s": results.elapsed_s})
