@@ -13,6 +13,7 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data import IntArray
 from exlm_cli.data.batch import Batch, MaskedSequences, expand
 from exlm_cli.data.masking import Masker, Sequences
+from exlm_cli.data.smiles import SMILES_PATTERN
 from exlm_cli.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from exlm_cli.run_dir import read_metrics
 
@@ -22,6 +23,15 @@ SPECIAL = Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel(_VOCABULARY
 
 OUTPUT: dict[str, Any] = {"expand": "output", "rope": "1d"}
 """`model` of `tiny_recipe` whose masks expand after the last block."""
+
+
+def word_level(tokens: Iterable[str]) -> Tokenizer:
+    """Return a SMILES tokenizer that has these tokens and no others, so that rows have unknown ones."""
+    vocabulary = {token: i for i, token in enumerate((*SPECIAL_TOKENS, *tokens))}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(SMILES_PATTERN), "isolated")
+    backend.decoder = tokenizers.decoders.Fuse()
+    return Tokenizer(backend, "smiles")
 
 
 def tiny_recipe(**sections: Any) -> PretrainRecipe:

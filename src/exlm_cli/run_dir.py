@@ -81,6 +81,7 @@ class RunInfo(Environment):
     Attributes:
         command: Like `pretrain`; the fields after `started_unix_s` are of the commands named in the comments.
         earlier_environments: Environments of earlier processes of the run, where they differed, the oldest first.
+        trained_on: The data in words; of models in the package.
     """
 
     command: str
@@ -102,6 +103,7 @@ class RunInfo(Environment):
     train_tokens: int | None = absent_if_none()
     valid_sequences: int | None = absent_if_none()
     steps: int | None = absent_if_none()
+    trained_on: str | None = absent_if_none()
     # finetune
     task: str | None = absent_if_none()
     seeds: tuple[int, ...] | None = absent_if_none()

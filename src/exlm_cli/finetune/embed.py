@@ -69,7 +69,7 @@ def pretrained_encoder(pretrained: Pretrained) -> RowEncoder:
         data.column,
         data.kind == "smiles" and data.canonical_smiles,
         data.sequence_length,
-        str(pretrained.checkpoint),
+        pretrained.name,
     )
 
 

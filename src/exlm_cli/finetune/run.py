@@ -35,6 +35,7 @@ from exlm_cli.finetune.model import (
     ENCODER_FILE,
     describe_weights,
     load_pretrained_weights,
+    recorded_name,
     require_fitting_model,
     resolve_sequence_length,
     untrained_model,
@@ -107,8 +108,9 @@ def run_finetuning(
 
     Args:
         recipe: What to do.
-        checkpoint: A pre-training run or one of its `checkpoints/step-N`; `init: scratch` uses its architecture and
-            tokenizer alone. None with `resume`: the checkpoint that the run began with; None with `encoder`: none.
+        checkpoint: A pre-training run, one of its `checkpoints/step-N`, or `bundled:NAME`; `init: scratch` uses its
+            architecture and tokenizer alone. None with `resume`: the checkpoint that the run began with; None with
+            `encoder`: none.
         encoder: Without a checkpoint: the pre-training recipe whose architecture is trained from scratch. Its tokenizer
             is trained on the training rows, unless the recipe names one.
         out: Run directory; None: `runs/<name>-<time>`.
@@ -272,7 +274,7 @@ def _run_and_score(run: SplitRun) -> RunResults:
     ranks.first(lambda: update_run_json(folder, described))
     run.progress.message(
         f"{task.name}: {format_counts(task.split_sizes.values())} rows in {', '.join(task.splits)}; "
-        f"{describe_weights(run.weights, run.recipe).objective} from {run.weights.checkpoint}, on {device}"
+        f"{describe_weights(run.weights, run.recipe).objective} from {run.weights.name}, on {device}"
         f"{ranks.describe()}; results in {folder}"
     )
     best = _run_cells(run)
@@ -285,7 +287,8 @@ def _run_and_score(run: SplitRun) -> RunResults:
         replication = summarise_splits(splits, tuple(seeds)) if others else None
         results = own.model_copy(update={"replication": replication, "verdict": describe_verdict(splits)})
         is_span = task.loss == "span"
-        calibration = calibrate_answers(folder, results, run.data) if is_span else calibrate_run(folder, results)
+        valid = run.data.splits["valid"]
+        calibration = calibrate_answers(folder, results, valid) if is_span else calibrate_run(folder, results)
         write_json(folder / CALIBRATION_FILE, calibration)
         write_json(folder / RESULTS_FILE, results)
         update_run_json(folder, {"parameters": results.parameters, "train_time_s": results.elapsed_s})
@@ -347,8 +350,7 @@ def _describe(run: SplitRun) -> None:
             "seeds": run.recipe.seeds,
             "use_grid": run.use_grid,
             "baseline": run.has_baseline,
-            # absolute: a resumption may start in another folder
-            "checkpoint": None if run.checkpoint is None else str(weights.checkpoint.resolve()),
+            "checkpoint": None if run.checkpoint is None else recorded_name(weights),
             "checkpoint_sha256": weights.sha256,
             "data_fingerprint": run.data.fingerprint,
             "started_unix_s": round(time.time(), 3),

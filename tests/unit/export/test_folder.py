@@ -267,7 +267,7 @@ def test_blanks_and_line_ends_before_a_mask_are_tokens_as_in_a_run(normalizer):
     """With a normalizer of a user's own, blanks beside the one of the masked word are lost."""
     tokenizer = train_bpe(["a day of sun.\n\nThe next day\twas colder."] * 3, 300, 2, SilentProgress())
     given = json.loads(tokenizer.to_json()) | {"normalizer": normalizer}
-    tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(given)))
+    tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(given)), "text")
     files = esm.tokenizer_files(tokenizer, max_length=64, has_mask=True)
     exported = tokenizers.Tokenizer.from_str(files["tokenizer.json"])
     texts = ["It was a [MASK] day.", "[MASK]", "[MASK][MASK]. [MASK]"]
