@@ -55,7 +55,13 @@ def _loss_of(pretrained: Pretrained, dag: Dag, tokens: list[int]) -> float:
 
 
 @pytest.mark.parametrize(
-    "sections", [{}, {"model": OUTPUT | {"init_std": 0.3}}, {"model": {"alignment": "sparse_dag", "init_std": 0.3}}, {"objective": "mlm"}]
+    "sections",
+    [
+        {},
+        {"model": OUTPUT | {"init_std": 0.3}},
+        {"model": {"alignment": "sparse_dag", "init_std": 0.3}},
+        {"objective": "mlm"},
+    ],
 )
 def test_the_probability_of_a_filling_is_the_models_likelihood(tokenizer, sections):
     pretrained = _pretrained(tokenizer, **sections)
