@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 import valid_fillings as study
-from exlm_cli.data.smiles import train_smiles_vocabulary
-from exlm_cli.progress import SilentProgress
 from exlm_cli.train.pretrained import load_pretrained
+from tests.tiny import word_level
 from tests.unit.dag.dags import enumerate_fillings, enumerate_paths, random_dag
 from tests.unit.finetune.synthetic import make_pretrained
 
@@ -32,7 +31,7 @@ def test_paths_and_tokens_are_drawn_by_their_probability_given_the_number_of_tok
 
 def test_molecules_that_the_model_takes_are_masked_and_sometimes_recovered(tmp_path):
     """The vocabulary has one atom, and the model has not been trained, so some draws are right, and those are valid."""
-    tokenizer = train_smiles_vocabulary(["CCCC"], 400, 1, SilentProgress())
+    tokenizer = word_level(["C"])
     masking = {"mask_ratio": 0.3}
     run = make_pretrained(tmp_path / "run", tokenizer, data={"kind": "smiles", "sequence_length": 8}, masking=masking)
     pretrained = load_pretrained(run, device="cpu")
@@ -47,7 +46,7 @@ def test_molecules_that_the_model_takes_are_masked_and_sometimes_recovered(tmp_p
 
 
 def test_runs_that_take_different_molecules_are_refused_before_any_is_scored(tmp_path, monkeypatch, capsys):
-    tokenizer = train_smiles_vocabulary(["CCCC"], 400, 1, SilentProgress())
+    tokenizer = word_level(["C"])
     runs = []
     for length in (8, 16):
         data = {"kind": "smiles", "sequence_length": length}
