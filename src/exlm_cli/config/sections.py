@@ -46,6 +46,11 @@ class DataConfig(StrictModel):
         None, description="Where token shards are kept; none: the user's cache directory"
     )
 
+    @property
+    def has_canonical_smiles(self) -> bool:
+        """Whether the model reads RDKit's canonical SMILES; a text is never rewritten."""
+        return self.canonical_smiles and self.kind == "smiles"
+
 
 class TokenizerConfig(StrictModel):
     """Which tokenizer, trained or taken."""

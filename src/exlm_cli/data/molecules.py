@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from itertools import tee
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -18,7 +18,7 @@ from exlm_cli.format import shorten
 from exlm_cli.progress import Progress
 
 if TYPE_CHECKING:
-    from rdkit.Chem import Mol, SmilesParserParams
+    from rdkit.Chem import Mol
 
 _MAX_NAMED = 12
 _SHOWN_CHARACTERS = 40
@@ -44,7 +44,6 @@ _NUMBERS_OF_ATOM = (
 )
 
 _ATOM_MAP = re.compile(r":\d+(?=])")
-_EXPLICIT_HYDROGEN = re.compile(r"\[\d*H")
 
 _BAR_EVERY_ROWS = 64
 
@@ -219,9 +218,7 @@ def _parse(row: str) -> tuple["Mol | None", str | None]:
     from rdkit import Chem, rdBase
 
     with rdBase.BlockLogs():
-        # looking for explicit hydrogens doubles RDKit's time
-        has_hydrogens = _EXPLICIT_HYDROGEN.search(row) is not None
-        molecule = Chem.MolFromSmiles(row) if has_hydrogens else Chem.MolFromSmiles(row, _without_removal())
+        molecule = Chem.MolFromSmiles(row)
         if molecule is not None:
             return molecule, None
         molecule = Chem.MolFromSmiles(row, sanitize=False)
@@ -241,15 +238,6 @@ def _parse(row: str) -> tuple["Mol | None", str | None]:
             molecule.UpdatePropertyCache(strict=False)
             return molecule, objection
     return None, objection
-
-
-@cache
-def _without_removal() -> "SmilesParserParams":
-    from rdkit import Chem
-
-    params = Chem.SmilesParserParams()
-    params.removeHs = False
-    return params
 
 
 def _describe_unknown(row: str) -> str:

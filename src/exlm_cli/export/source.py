@@ -210,6 +210,7 @@ def pretrained_source(pretrained: Pretrained) -> Source:
         num_tokens=pretrained.num_tokens,
         scores={name: float(value) for name, value in shown.items() if value is not None},
         scores_are=f"on validation sequences, step {rows[-1]['step']:,}" if rows else "",
+        has_canonical_smiles=pretrained.recipe.data.has_canonical_smiles,
     )
 
 

@@ -67,7 +67,7 @@ def pretrained_encoder(pretrained: Pretrained) -> RowEncoder:
         tokenizer,
         data.kind,
         data.column,
-        data.kind == "smiles" and data.canonical_smiles,
+        data.has_canonical_smiles,
         data.sequence_length,
         pretrained.name,
     )
