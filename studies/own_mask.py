@@ -49,7 +49,7 @@ def start_of(start: str, num_masks: int, k: int) -> tuple[Float[Tensor, "1 S S"]
     """Return log E of a start at its default strength, and the batch of one sequence of masks that it is for."""
     num_nodes = num_masks * k + 2
     ids = np.array([[_CLS, *[_MASK] * num_masks, _SEP]])
-    batch = batch_from_masked_ids(ids, mask_id=_MASK, pad_id=_PAD, num_states_per_mask=k, objective="exlm")
+    batch = batch_from_masked_ids(ids, mask_id=_MASK, pad_id=_PAD, num_states_per_mask=k, expands_input=True)
     if start == "hazard":
         skipped = torch.arange(num_nodes) - torch.arange(num_nodes)[:, None] - 1
         edges = (1 - 1 / k) ** skipped * torch.where(torch.arange(num_nodes) < num_nodes - 1, 1 / k, 1.0)

@@ -19,8 +19,8 @@ MANY_PARAMETERS = 2_000_000_000
 """Parameters above which `auto` takes FSDP: weights, gradients and moments are 16 bytes each, 32 GB in all."""
 
 _MOST_GRAPHS = 64
-"""Limit on the graphs of one function; torch's default is 8. Batches with and without padding, with further states, or
-with a single sequence or mask need one each, and all blocks share them."""
+"""Limit on the graphs of one function; torch's default is 8. Batches with and without padding, or with a single
+sequence or mask need one each, and all blocks share them."""
 
 Strategy = Literal["none", "ddp", "fsdp"]
 ArgumentsT = ParamSpec("ArgumentsT")

@@ -120,7 +120,7 @@ class ExlmModel(nn.Module):
         states_BSD = hidden_BRD.index_select(1, (node_S + k - 1).div(k, rounding_mode="floor"))
         if self.clone_embedding is None:
             return states_BSD
-        vectors_SD = self.clone_embedding((node_S - 1) % k)
+        vectors_SD: Tensor = self.clone_embedding((node_S - 1) % k)
         return states_BSD + vectors_SD * (batch.node_mask >= 0)[..., None]
 
     def token_log_probs(self, nodes: NodeStates, token_ids_NT: Int64[Tensor, "N T"]) -> Float[Tensor, "N T"]:
