@@ -69,7 +69,7 @@ bench() {
     shift 2
     [ $((LIMIT - SECONDS)) -ge 45 ] || { say "$name: no time left"; return; }
     lines=$(wc -l <"benchmarks/results/$table.csv")
-    TAIL=40 stage "$name" $((LIMIT - SECONDS - 15)) "$PYTHON" benchmarks/bench_train_step.py --recipes text-base \
+    TAIL=40 stage "$name" $((LIMIT - SECONDS - 15)) "$PYTHON" benchmarks/bench_train_step.py --recipes "${BENCH_RECIPE:-text-base}" \
         --device "$DEVICE" --batch-share "${BENCH_SHARE:-0.0625}" --steps 5 --warmup 2 "$@"
     { echo "$name"; tail -n +$((lines + 1)) "benchmarks/results/$table.csv"; } >>"$OUT/rows.csv"
 }
