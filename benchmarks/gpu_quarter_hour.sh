@@ -84,7 +84,7 @@ EXLM_COMMIT=$("$PYTHON" -c 'import json, sys; print((json.load(open(sys.argv[1])
 rm -rf "$DATA"
 "$PYTHON" benchmarks/quarter_hour.py lay-out "$KIND" --data "$DATA" >"$WORK/lay-out.log" 2>&1 &
 laying=$!
-stage build 90 "$PYTHON" -m exlm_cli doctor --build
+stage build "${BUILD_S:-120}" "$PYTHON" -m exlm_cli doctor --build
 if [ "$TESTS_S" -gt 0 ]; then
     TAIL=15 stage tests "$TESTS_S" "$PYTHON" -m pytest -q -m gpu -p no:cacheprovider \
         $(grep -rl --include='test_*.py' 'mark\.gpu' tests)
