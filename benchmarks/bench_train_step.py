@@ -172,7 +172,7 @@ def measure_against_hf(sides: tuple[Side, Side], num_rounds: int, num_warmup: in
     """Measure whole steps of both models and of transformers, on the same sequences and masks."""
     exlm, mlm = sides
     stop = StopSignal()
-    recipe, vocab_size = mlm.task.recipe, mlm.task.model.token_embedding.num_embeddings
+    recipe, vocab_size = mlm.task.recipe, mlm.task.model.decoder_weight.shape[0]
     mlm.loop.advance(stop)  # for batches to begin with
     exlm.loop.advance(stop)
     steps = {"MLM": lambda: mlm.loop.advance(stop), "ExLM": lambda: exlm.loop.advance(stop)}

@@ -72,7 +72,8 @@ def test_small_sweeps_take_variants_and_no_size_from_the_papers(name):
     for plan in recipe.plan():
         assert plan.pretrain.train.max_steps in (recipe.pretrain.train.max_steps, 2 * recipe.pretrain.train.max_steps)
         if plan.pretrain.objective == "mlm":
-            assert plan.pretrain.model.clone_embedding == "none"
+            assert plan.pretrain.model.rope == "1d"
+        assert plan.pretrain.model.expand == "input"
     by_label = {plan.label: plan for plan in recipe.plan()}
     description = by_label["mlm-plus-plus"].description
     assert isinstance(description, VariantDescription)
@@ -89,12 +90,14 @@ def test_small_sweeps_of_a_users_data_have_every_variant_of_the_paper(name):
 @pytest.mark.parametrize("name", SMALL[1:])
 def test_the_literal_formula_is_that_of_the_small_recipes(name):
     literal = load_recipe(name.removeprefix("ablations-small-") + "-small-formula")
-    names = ("model.rope", "model.mask_attention", "model.transition.rope", "model.transition.start")
+    of_head = ("model.transition.rope", "model.transition.start", "model.transition.balance")
+    names = ("model.expand", "model.rope", "model.max_length", "masking.mask_ratio", *of_head)
     expected = {name: value_at(literal, name) for name in names}
-    variants = _load(name).variants
-    assert variants["exlm-formula"] == expected
-    for k in (2, 8):
-        assert variants[f"exlm-formula-k{k}"] == expected | {"masking.num_states_per_mask": k}
+    plans = {plan.label: plan.pretrain for plan in _load(name).plan()}
+    for label, k in (("exlm-formula", 4), ("exlm-formula-k2", 2), ("exlm-formula-k8", 8)):
+        recipe = plans[label]
+        assert {name: value_at(recipe, name) for name in names} == expected
+        assert recipe.masking == plans["exlm"].masking.model_copy(update={"num_states_per_mask": k})
 
 
 def test_every_cell_has_the_values_of_table_5_and_positions_that_grow_with_k():
@@ -106,7 +109,7 @@ def test_every_cell_has_the_values_of_table_5_and_positions_that_grow_with_k():
     for plan in recipe.plan():
         assert {key: value_at(plan.pretrain, key) for key in expected} == expected
         assert plan.pretrain.model.max_length == 512 * plan.pretrain.masking.num_repeats
-        assert plan.pretrain.longest_expanded_length <= plan.pretrain.model.max_length
+        assert plan.pretrain.longest_input <= plan.pretrain.model.max_length
 
 
 @pytest.mark.parametrize("name", ["repeat-mlm", "repeat-mlm-small-text", "repeat-mlm-small-smiles"])

@@ -70,6 +70,7 @@ class Environment(JsonModel):
 
     exlm_version: str | None
     torch_version: str | None
+    numpy_version: str | None
     python_version: str
     platform: str
     git_commit: str | None
@@ -384,6 +385,7 @@ def describe_environment() -> Environment:
     return Environment(
         exlm_version=package_version("exlm-cli"),
         torch_version=package_version("torch"),
+        numpy_version=package_version("numpy"),
         python_version=platform.python_version(),
         platform=platform.platform(),
         git_commit=source_commit(),

@@ -1,6 +1,7 @@
 """Steps of an epoch, from (seed, epoch) alone, and their batches: read, masked, cut into microbatches, expanded.
 
-A plan has no state: a resumed run computes it again and jumps to its step. A step is cut into microbatches by length,
+A plan has no state: a resumed run computes it again and jumps to its step. Orders are those of hashes of counters, as
+masks are, so that they are the same with every version of NumPy. A step is cut into microbatches by length,
 and each is made one ahead of the model.
 """
 
@@ -17,7 +18,7 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data import IntArray
 from exlm_cli.data.batch import Batch, DeviceBatch, expand
 from exlm_cli.data.corpus.shards import TokenDataset
-from exlm_cli.data.masking import Masker, Sequences
+from exlm_cli.data.masking import ORDER_OF_SEQUENCES, ORDER_OF_STEPS, Masker, Sequences, hash_words
 from exlm_cli.data.tokenizer import Tokenizer
 
 ItemT = TypeVar("ItemT")
@@ -51,9 +52,7 @@ def plan_epoch(
             its own.
         bucket_steps: Steps sorted together; 1 keeps steps purely random.
     """
-    counter = np.array([0, 0, 0, 1], dtype=np.uint64)
-    rng = np.random.Generator(np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64), counter=counter))
-    order = rng.permutation(len(lengths))
+    order = np.argsort(hash_words(seed, epoch, ORDER_OF_SEQUENCES, np.arange(len(lengths))))
     if bucket_steps == 1:
         return _split(order, _cut(lengths[order], batch_sequences, batch_tokens))
     if batch_sequences is not None:
@@ -68,7 +67,7 @@ def plan_epoch(
         steps = _split(in_window, _cut_evenly(lengths[in_window], batch_sequences, batch_tokens))
         # The last window's remainder stays last: a small step in the middle of an epoch would be a surprise.
         movable = len(steps) - 1 if start + window >= len(order) else len(steps)
-        plan += (steps[i] for i in rng.permutation(movable))
+        plan += (steps[i] for i in np.argsort(hash_words(seed, epoch, ORDER_OF_STEPS, start, np.arange(movable))))
         plan += steps[movable:]
     return plan
 

@@ -135,7 +135,7 @@ def run_cell(run: SplitRun, cell: Cell) -> CellResult:
         task = FinetuneTask(recipe, cell.seed, data, model, origin, run.progress, ranks)
         group = run.folder.resolve().name
         title = f"{group}: {cell.label}"
-        trackers = build_trackers(run.recipe.train.report_to, recipe, title, group, run.progress)
+        trackers = build_trackers(run.recipe.train.report_to, recipe, run.folder, title, group, run.progress)
         loop = TrainingLoop(
             task,
             recipe.train,

@@ -16,7 +16,8 @@ and the others in float32, and reduces all gradients in float32:
     activations    n - 1 blocks of M L (12 D + 8) + M L B, B = 12 D + 4 F + 4 N + 8 and one for each element that
                    dropout draws; the last block, of which nodes alone are read, M L (12 D + 8) + M S B (with
                    `expand: output` T + 2 for S, here and beside the blocks);
-                   beside the blocks M L 4 H + M S (8 D + 4 H + 8), with dropout also M L D
+                   beside the blocks L 4 H + M S (8 D + 4 H + 8), with dropout also M L D; where the input has clones
+                   and `rope: 2d`, rotations differ between sequences, M L 4 H in place of L 4 H
       with gradient checkpointing  M L 4 n D in place of all blocks but the largest
     nodes          M k T (8 D + 8 + 8 t),  t = T for a DAG, 2 for `alignment: independent`, 1 for an MLM;
                    of a DAG also M (12 S D + 8 S^2 + 12 S T) + 2 S^2
@@ -219,7 +220,8 @@ def count_memory(
     of_query = 12 * width + 4 * model.ffn_width + 4 * model.num_heads + 8 + dropped
     last_block = positions * of_key + read * of_query
     rotation = 4 * (width // model.num_heads)
-    ends = positions * (rotation + width * (model.dropout > 0)) + read * (8 * width + rotation + 8)
+    rotations = positions if recipe.expands_input and model.rope == "2d" else positions / num_sequences
+    ends = rotations * rotation + positions * width * (model.dropout > 0) + read * (8 * width + rotation + 8)
     has_dag = recipe.has_transitions
     scored = targets if has_dag else 1 if recipe.objective == "mlm" else 2
     nodes = num_sequences * inner * (8 * width + 8 + 8 * scored)

@@ -263,7 +263,7 @@ def _run_pretraining(
             backend = ranks.in_turn(lambda: choose_backend(recipe.train.alignment_backend, torch.float32, device))
             progress.message(f"alignment backend: {backend}")
             described["alignment_backend"] = backend
-        trackers = build_trackers(recipe.train.report_to, recipe, run.resolve().name, recipe.name, progress)
+        trackers = build_trackers(recipe.train.report_to, recipe, run, run.resolve().name, recipe.name, progress)
         watch = [] if model.transition is None else [CollapseWatch(recipe, progress)]
         loop = TrainingLoop(
             task,

@@ -12,6 +12,7 @@ import torch
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
 from exlm_cli.data.masking import Masker
 from exlm_cli.data.sampler import Feed, cut_microbatches, plan_epoch, prefetch
+from tests.plain_hash import plain_hash
 from tests.tiny import OUTPUT, SPECIAL, per_sequence, tiny_recipe
 
 LENGTHS = np.random.default_rng(0).integers(4, 60, size=501)
@@ -49,6 +50,23 @@ def test_the_plan_depends_on_seed_and_epoch_alone(budget):
     np.testing.assert_array_equal(order, np.concatenate(_plan(budget)))
     assert not np.array_equal(order, np.concatenate(_plan(budget, epoch=1)))
     assert not np.array_equal(order, np.concatenate(_plan(budget, seed=2)))
+
+
+def test_the_order_is_that_of_hashes_whatever_the_version_of_numpy():
+    """Sequences and steps stand by SplitMix64 of (seed, epoch, stream, place), worked out here in whole numbers."""
+    lengths, seed, epoch = np.array([4, 9, 5, 7, 6, 8, 4, 5, 12, 3, 7, 6]), 1, 2
+    order = sorted(range(12), key=lambda i: plain_hash(seed, epoch, 4, i))
+    pairs = [order[start : start + 2] for start in range(0, 12, 2)]
+    budget = {"batch_sequences": 2, "batch_tokens": None}
+    assert [step.tolist() for step in _plan(budget, epoch, seed, 1, lengths)] == pairs
+    expected = []
+    for window in (0, 6):
+        by_length = sorted(order[window : window + 6], key=lambda i: lengths[i])
+        steps = [by_length[start : start + 2] for start in (0, 2, 4)]
+        movable = 3 if window == 0 else 2
+        expected += [steps[i] for i in sorted(range(movable), key=lambda i: plain_hash(seed, epoch, 5, window, i))]
+        expected += steps[movable:]
+    assert [step.tolist() for step in _plan(budget, epoch, seed, 3, lengths)] == expected
 
 
 def test_buckets_hold_sequences_of_about_one_length():
