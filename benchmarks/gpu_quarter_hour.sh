@@ -69,7 +69,7 @@ bench() {
     shift 2
     [ $((LIMIT - SECONDS)) -ge 45 ] || { say "$name: no time left"; return; }
     lines=$(wc -l <"benchmarks/results/$table.csv")
-    TAIL=40 stage "$name" $((LIMIT - SECONDS - 15)) "$PYTHON" benchmarks/bench_train_step.py --recipes text-base \
+    TAIL=40 stage "$name" $((LIMIT - SECONDS - 15)) "$PYTHON" benchmarks/bench_train_step.py --recipes "${BENCH_RECIPE:-text-base}" \
         --device "$DEVICE" --batch-share "${BENCH_SHARE:-0.0625}" --steps 5 --warmup 2 "$@"
     { echo "$name"; tail -n +$((lines + 1)) "benchmarks/results/$table.csv"; } >>"$OUT/rows.csv"
 }
@@ -84,7 +84,7 @@ EXLM_COMMIT=$("$PYTHON" -c 'import json, sys; print((json.load(open(sys.argv[1])
 rm -rf "$DATA"
 "$PYTHON" benchmarks/quarter_hour.py lay-out "$KIND" --data "$DATA" >"$WORK/lay-out.log" 2>&1 &
 laying=$!
-stage build 90 "$PYTHON" -m exlm_cli doctor --build
+stage build "${BUILD_S:-120}" "$PYTHON" -m exlm_cli doctor --build
 if [ "$TESTS_S" -gt 0 ]; then
     TAIL=15 stage tests "$TESTS_S" "$PYTHON" -m pytest -q -m gpu -p no:cacheprovider \
         $(grep -rl --include='test_*.py' 'mark\.gpu' tests)
