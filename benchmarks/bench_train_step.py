@@ -199,7 +199,7 @@ def main() -> None:
     parser.add_argument("--warmup", default=2, type=int, help="rounds before those")
     parser.add_argument("--device", default="cpu", type=torch.device)
     parser.add_argument("--threads", default=torch.get_num_threads(), type=int)
-    parser.add_argument("--backend", default="auto", help="backend of the alignment: auto, native, torch, reference")
+    parser.add_argument("--backend", default="auto", help="backend of the alignment: auto, native, reference")
     parser.add_argument("--batch-share", default=1.0, type=float, help="share of the recipe's batch in each step")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for both recipes")
     parser.add_argument("--quick", action="store_true", help="three rounds, no rows written")

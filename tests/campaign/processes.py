@@ -18,7 +18,7 @@ from exlm_cli.cli.app import main
 from tests.campaign.trial import Outcome, Trial
 
 PRELOADED = [
-    "exlm_cli.cli.console", "exlm_cli.cli.runs", "exlm_cli.experiments.cell", "exlm_cli.ops.alignment.torch_dp",
+    "exlm_cli.cli.console", "exlm_cli.cli.runs", "exlm_cli.experiments.cell", "exlm_cli.ops.alignment.reference",
     "exlm_cli.report.curves", "exlm_cli.report.page", "exlm_cli.tasks.csv", "matplotlib.backends.backend_svg",
     "matplotlib.projections", "rdkit.Chem", "rich.progress", "sklearn.metrics", "tests.campaign.areas",
 ]  # fmt: skip
@@ -31,7 +31,7 @@ SMALL = (
     "device=cpu", "data.bundled_rows=300", "model.width=32", "model.ffn_width=16", "model.num_layers=1",
     "model.dropout=0.1", "optim.warmup_steps=1", "train.max_steps=24", "train.checkpoint_every_steps=4",
     "train.validate_every_steps=9", "train.log_every_steps=1", "train.batch_sequences=8", "train.num_threads=1",
-    "train.validation_sequences=8", "train.alignment_backend=torch",
+    "train.validation_sequences=8", "train.alignment_backend=reference",
 )  # fmt: skip
 PRETRAIN = ["pretrain", "--recipe", "quickstart-text", *(word for value in SMALL for word in ("--set", value))]
 FINETUNE = ["finetune", "csv", "rows.csv", "--smiles-column", "mol", "--label-columns", "active", "--checkpoint", "P",

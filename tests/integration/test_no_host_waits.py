@@ -36,10 +36,10 @@ from tests.unit.model.test_exlm import VARIANTS
 
 DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
 COMPILED: list[tuple[str, dict[str, Any]]] = [
-    ("torch", {"objective": "mlm"}),
-    ("torch", {"model": OUTPUT | {"num_layers": 2, "transition": {"rope": "nodes", "start": "lanes"}}}),
+    ("native", {"objective": "mlm"}),
+    ("native", {"model": OUTPUT | {"num_layers": 2, "transition": {"rope": "nodes", "start": "lanes"}}}),
     ("native", {"model": {"transition": {"rope": "nodes"}}}),
-    ("torch", {"model": {"alignment": "independent"}}),
+    ("native", {"model": {"alignment": "independent"}}),
 ]
 
 
@@ -70,7 +70,7 @@ def _compiled(function: Any) -> tuple[Any, CompileCounterWithBackend]:
 @pytest.mark.parametrize("sections", [*VARIANTS, COMPILED[1][1], {"model": DROPOUT}, {"train": {"head_chunk_rows": 7}}])
 @pytest.mark.parametrize("lengths", [(10, 10, 10), (9, 4, 12)])
 def test_a_step_runs_on_tensors_without_data(sections, lengths):
-    model, objective, recipe = _setup("torch", sections)
+    model, objective, recipe = _setup("native", sections)
     model = model.to("meta")
     losses = objective.sequence_nll(model, tiny_batch(recipe, lengths).to(torch.device("meta")))
     assert losses.shape == (3,)
@@ -110,7 +110,7 @@ def test_steps_of_the_training_loop_run_on_tensors_without_data(sections, tmp_pa
     # the fused kernel has an implementation without data, but the optimiser lists devices that have data
     checks = importlib.import_module("torch.optim.optimizer")
     monkeypatch.setattr(checks, "_get_fused_kernels_supported_devices", lambda: ["meta"])
-    model, objective, recipe = _setup("torch", sections)
+    model, objective, recipe = _setup("native", sections)
     batches = [tiny_batch(recipe, lengths).to(torch.device("meta")) for lengths in ((10, 10), (9, 4, 12))]
     loop = TrainingLoop(
         _WithoutData(model.to("meta"), objective, batches),

@@ -11,7 +11,7 @@ ObjectiveName = Literal["exlm", "mlm"]
 Alignment = Literal["dag", "sparse_dag", "independent"]
 Share = Annotated[float, Field(strict=True, ge=0, lt=1)]
 TransitionStart = Literal["formula", "next_mask", "lanes"]
-AlignmentBackend = Literal["auto", "reference", "torch", "native"]
+AlignmentBackend = Literal["auto", "reference", "native"]
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 
 

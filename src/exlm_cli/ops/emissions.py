@@ -23,7 +23,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from exlm_cli.ops.alignment.library import LogitRows
-from exlm_cli.ops.alignment.native import device_kernels, obstacle
+from exlm_cli.ops.alignment.native import device_kernels, device_obstacle
 from exlm_cli.ops.precision import matmul_dtype, without_autocast
 
 _CPU_BLOCK_ELEMENTS = 1 << 20
@@ -191,7 +191,7 @@ def _is_on_device(tensor: Tensor) -> bool:
 
 
 def _has_kernels(logits: Tensor) -> bool:
-    return _is_on_device(logits) and not obstacle(logits.dtype, logits.device)
+    return _is_on_device(logits) and not device_obstacle(logits.dtype, logits.device)
 
 
 def _wide(hidden_ND: Tensor) -> torch.dtype:

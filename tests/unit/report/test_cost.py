@@ -54,7 +54,7 @@ def bytes_saved_for_backward(run: Callable[[], Tensor], known: list[Tensor]) -> 
 def saved_in_training(recipe: Any) -> int:
     """Bytes that a bf16 forward pass of the real model and loss keeps, without the bf16 weights."""
     model, batch = ExlmModel(recipe, SPECIAL.vocab_size), full_batch(recipe)
-    objective = Objective(SPECIAL.vocab_size - 1, 1, "torch")
+    objective = Objective(SPECIAL.vocab_size - 1, 1, "native")
     known = [*model.parameters(), *(value for value in vars(batch).values() if isinstance(value, Tensor))]
     with torch.autocast("cpu", torch.bfloat16):
         saved = bytes_saved_for_backward(lambda: objective.sequence_nll(model, batch).sum(), known)

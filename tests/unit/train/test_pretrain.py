@@ -102,7 +102,7 @@ def test_a_run_says_where_its_dag_begins_and_where_it_collapses(cache, tmp_path)
 
 def test_a_run_on_another_backend_never_builds_the_native_library(cache, tmp_path, monkeypatch):
     monkeypatch.setattr(native, "obstacle", Mock(side_effect=AssertionError))
-    run_pretraining(_recipe(cache, train={"alignment_backend": "torch", "max_steps": 2}), out=tmp_path / "run")
+    run_pretraining(_recipe(cache, train={"alignment_backend": "reference", "max_steps": 2}), out=tmp_path / "run")
 
 
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(cache, run, tmp_path):
@@ -124,7 +124,7 @@ def test_a_run_that_ran_out_of_memory_goes_on_with_less(cache, tmp_path):
     recipe = _recipe(cache, model={"dropout": 0.0, "attention_dropout": 0.0})
     whole = run_pretraining(recipe, out=tmp_path / "run")
     shutil.rmtree(whole.run_dir / "checkpoints/step-6")
-    less = ["train.microbatch_tokens=64", "train.alignment_backend=torch", "train.head_chunk_rows=16"]
+    less = ["train.microbatch_tokens=64", "train.alignment_backend=reference", "train.head_chunk_rows=16"]
     resumed = resume_pretraining(whole.run_dir, less)
     assert resumed.metrics["loss"] == pytest.approx(whole.metrics["loss"], rel=1e-5)
     assert load_recipe(str(whole.run_dir / "recipe.yaml")).train.microbatch_tokens == 64
