@@ -1,13 +1,12 @@
 """Pre-training: the data, model, objective and training loop of a recipe, put together."""
 
-import dataclasses
 import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -43,7 +42,7 @@ from exlm_cli.run_dir import (
     update_run_json,
 )
 from exlm_cli.train.checkpoint import checkpoint_paths, load_state, newest_good_checkpoint, remove_unfinished
-from exlm_cli.train.evaluation import CollapseWatch, EvaluationSums, evaluate_batch, measure_own_mask_shares, summarise
+from exlm_cli.train.evaluation import CollapseWatch, Sums, evaluate_batch, measure_own_mask_shares, summarise
 from exlm_cli.train.loop import TrainingLoop
 from exlm_cli.train.objective import Objective
 from exlm_cli.train.pretrained import (
@@ -59,6 +58,8 @@ from exlm_cli.train.trackers import build_trackers, require_trackers
 
 CENTRED_SHARE = 0.9
 """Own-mask share from which a DAG counts as centred on its targets."""
+
+MeasuredT = TypeVar("MeasuredT")
 
 _OWN_MASK_SEQUENCES = 256
 
@@ -147,11 +148,10 @@ class PretrainTask:
         """Return figures on the validation set, with the same masks every time; `progress` shows a bar of sequences."""
         indices = validation_indices(self.valid_set, self.recipe.train.validation_sequences)
 
-        def evaluate(model: Any, batch: Batch) -> tuple[Any, ...]:
-            return dataclasses.astuple(evaluate_batch(model, self.objective, batch))
+        def evaluate(model: Any, batch: Batch) -> Sums:
+            return evaluate_batch(model, self.objective, batch)
 
-        sums = [EvaluationSums(*row) for row in self._measure(indices, evaluate, progress or SilentProgress())]
-        return summarise(sums, has_dag=self.model.transition is not None)
+        return summarise(self._measure(indices, evaluate, progress or SilentProgress()))
 
     def own_mask_share(self) -> float:
         """Return the own-mask share of the model as it is now: the mean over at most 256 validation sequences."""
@@ -162,12 +162,12 @@ class PretrainTask:
         return math.fsum(shares) / max(1, len(shares))
 
     def _measure(
-        self, indices: IntArray, measure: Callable[[Any, Batch], tuple[Any, ...]], progress: Progress
-    ) -> list[tuple[Any, ...]]:
+        self, indices: IntArray, measure: Callable[[Any, Batch], MeasuredT], progress: Progress
+    ) -> list[MeasuredT]:
         """Return the results of `measure(model, batch)` on each batch of validation sequences, from all ranks."""
         share = self.ranks.share_of(indices)
         batches = self._batches(self.valid_set, share, VALIDATION_EPOCH) if len(share) else iter(())
-        own: list[tuple[Any, ...]] = []
+        own: list[MeasuredT] = []
         num_done = 0
         self.model.eval()
         with progress.bar("validating", len(share)) as bar, torch.no_grad(), self._autocast():

@@ -11,7 +11,6 @@ from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.run_dir import MetricsLog, read_metrics
 from exlm_cli.train.evaluation import (
     CollapseWatch,
-    EvaluationSums,
     evaluate_batch,
     find_collapse,
     measure_own_mask_shares,
@@ -38,7 +37,7 @@ def _model(**sections) -> ExlmModel:
 
 
 def _figures(model: ExlmModel, batch) -> dict[str, float]:
-    return summarise([evaluate_batch(model, OBJECTIVE, batch)], has_dag=model.transition is not None)
+    return summarise([evaluate_batch(model, OBJECTIVE, batch)])
 
 
 def _dag(model: ExlmModel, batch, log_emit: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
@@ -167,7 +166,7 @@ def test_accuracy_without_transitions_is_that_of_the_surest_state_that_is_not_bl
 def test_sums_add_up_over_batches():
     model = _model()
     batches = [tiny_batch(tiny_recipe(), lengths) for lengths in ((9, 4), (12,))]
-    apart = summarise([evaluate_batch(model, OBJECTIVE, b) for b in batches], has_dag=True)
+    apart = summarise([evaluate_batch(model, OBJECTIVE, b) for b in batches])
     assert apart["num_sequences"] == 3
     losses = torch.cat([OBJECTIVE.sequence_nll(model, b) for b in batches])
     assert apart["loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
@@ -181,7 +180,7 @@ def test_entropy_without_a_fully_masked_token_is_not_defined():
     }
     model, batch = _model(**sections), tiny_batch(tiny_recipe(**sections), (7, 5))
     objective = Objective(unk_id=4, num_repeats=8, backend="reference")
-    figures = summarise([evaluate_batch(model, objective, batch)], has_dag=False)
+    figures = summarise([evaluate_batch(model, objective, batch)])
     assert math.isnan(figures["entropy_bits"])
     assert figures["loss"] > 0
 
@@ -193,18 +192,16 @@ def test_entropy_of_repeated_mlm_counts_fully_masked_tokens_alone():
     entropy = torch.distributions.Categorical(logits=model.node_log_probs(nodes)[nodes.is_inner]).entropy()
     sources = [(b, s) for b, n in enumerate(batch.target_lengths.tolist()) for s in batch.target_source[b, :n].tolist()]
     counted = [e for e, source in zip(entropy.tolist(), sources, strict=True) if sources.count(source) == 2]
-    figures = summarise(
-        [evaluate_batch(model, Objective(unk_id=4, num_repeats=2, backend="reference"), batch)], has_dag=False
-    )
+    figures = summarise([evaluate_batch(model, Objective(unk_id=4, num_repeats=2, backend="reference"), batch)])
     assert 0 < len(counted) < len(sources)
     assert figures["entropy_bits"] == pytest.approx(sum(counted) / len(counted) / math.log(2), rel=1e-5)
 
 
 @pytest.mark.parametrize("loss", [1.0, 88.0, 100.0, 1e4])
 def test_the_perplexity_of_a_model_that_diverges_is_a_figure_that_a_run_can_read_again(tmp_path, loss):
-    sums = EvaluationSums(2 * loss, 2, 0, 2 * loss, 0, 6, 0.0, 0)
+    sums = {"loss": (2 * loss, 2), "loss_given_length": (2 * loss, 2), "num_sequences": (2,)}
     log = MetricsLog(tmp_path / "metrics.jsonl")
-    log.append({"kind": "valid", "step": 1, **summarise([sums], has_dag=False)})
+    log.append({"kind": "valid", "step": 1, **summarise([sums])})
     (row,) = read_metrics(log.path)
     assert (row["loss"], row["perplexity"]) == pytest.approx((loss, math.exp(min(loss, 88.0))))
 
@@ -279,5 +276,5 @@ def test_without_a_sequence_that_has_a_path_no_states_are_said_to_be_out_of_use(
 def test_a_batch_without_masks_adds_nothing_to_the_clones_in_use():
     """Shares of 3/4 and 1/4 have a perplexity of 4 / 3^(3/4)."""
     of_clones: list[tuple[float, ...]] = [(3.0, 1.0), ()]
-    sums = [EvaluationSums(1.0, 1, 0, 1.0, 0, 4, 0.0, 0, targets_of_clones=of) for of in of_clones]
-    assert summarise(sums, has_dag=True)["clones_in_use"] == pytest.approx(4 / 3**0.75)
+    sums = [{"loss": (1.0, 1), "loss_given_length": (1.0, 1), "clones_in_use": of} for of in of_clones]
+    assert summarise(sums)["clones_in_use"] == pytest.approx(4 / 3**0.75)

@@ -85,11 +85,11 @@ def test_a_sequence_without_masks_is_infinite_and_sends_no_gradient(sections):
     assert losses[0] == math.inf
     losses[1].backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
-    row = summarise([evaluate_batch(model, OBJECTIVE, batch)], has_dag=model.transition is not None)
+    row = summarise([evaluate_batch(model, OBJECTIVE, batch)])
     assert row["num_infeasible"] == 1
     assert row["loss"] == pytest.approx(float(losses[1].detach()), rel=1e-5)
     without = expand(masked_by_hand([[1, 9, 2]], [9]), k, expands_input=model.expands_input, pad_id=SPECIAL.pad_id)
-    of_nothing = summarise([evaluate_batch(model, OBJECTIVE, without)], has_dag=model.transition is not None)
+    of_nothing = summarise([evaluate_batch(model, OBJECTIVE, without)])
     assert {name: value for name, value in of_nothing.items() if not math.isnan(value)} == {
         "num_sequences": 0.0,
         "num_infeasible": 1.0,
