@@ -92,7 +92,6 @@ class RunInfo(Environment):
     parameters: int | None = absent_if_none()
     train_time_s: float | None = absent_if_none()
     num_ranks: int | None = absent_if_none()
-    parallel: str | None = absent_if_none()
     started_unix_s: float | None = absent_if_none()
     # pretrain
     seed: int | None = absent_if_none()

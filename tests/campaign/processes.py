@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -68,6 +69,14 @@ class Started:
         self.process.join(max(0.0, self.began + seconds - time.monotonic()))
         self.process.kill()
         self.process.join()
+
+    def stop_after(self, seconds: float) -> None:
+        """Stop it then for ten seconds, as a debugger does, unless it has ended."""
+        self.process.join(max(0.0, self.began + seconds - time.monotonic()))
+        if self.process.is_alive() and self.process.pid is not None:
+            os.kill(self.process.pid, signal.SIGSTOP)
+            time.sleep(10.0)
+            os.kill(self.process.pid, signal.SIGCONT)
 
     def wait_until_begun(self) -> None:
         """Wait until its streams are open."""

@@ -196,9 +196,6 @@ class LoopConfig(StrictModel):
         None, ge=1, description="Steps between checkpoints; none: each epoch"
     )
     keep_last: Annotated[int, Mark.RECORD] = Field(2, ge=1, le=1000, description="Checkpoints kept")
-    sharded_checkpoints: Annotated[bool | None, Mark.RECORD] = Field(
-        None, description="Under fsdp each rank writes its share of a checkpoint; none: above 2 billion parameters"
-    )
     log_every_steps: Annotated[int, Mark.RECORD] = Field(10, ge=1, description="Steps between rows of metrics.jsonl")
     report_to: Annotated[tuple[TrackerName, ...], Mark.RECORD] = Field(
         (), description="Trackers that get every row of metrics.jsonl: tensorboard, wandb, mlflow"
@@ -207,11 +204,6 @@ class LoopConfig(StrictModel):
     compile: Annotated[bool, Mark.COMPUTING] = Field(False, description="torch.compile the model")
     gradient_checkpointing: Annotated[bool, Mark.COMPUTING] = Field(
         False, description="Compute each block again in the backward pass: less memory, about a third more time"
-    )
-    parallel: Annotated[Literal["auto", "ddp", "fsdp"], Mark.COMPUTING] = Field(
-        "auto",
-        description="How ranks that torchrun starts share a model. ddp: each holds all of it; fsdp: each a share; "
-        "auto: fsdp above 2 billion parameters",
     )
     num_threads: Annotated[int | None, Mark.COMPUTING] = Field(
         None, ge=1, le=1024, description="CPU threads; none: torch's choice"

@@ -5,7 +5,6 @@ or, between CUDA devices, NCCL. A rank that ends closes its connections, so the 
 key of the store that all share says why: the first rank to fail or to notice leaves its error there.
 """
 
-import contextlib
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,7 +41,7 @@ class Ranks:
     Args:
         launch: Place of this process.
         device: Device of this process.
-        store: Store that all ranks share, which have a process group; None for one process.
+        store: Store that all ranks share; None for one process.
 
     Attributes:
         hint: What to do when a rank is lost; the run that is under way sets it.
@@ -52,7 +51,7 @@ class Ranks:
         self.rank, self.size, self.device = launch.rank, launch.size, device
         self.hint = "start the run again"
         self._store = store
-        self._objects = None if store is None else dist.new_group(backend="gloo", timeout=_WORK_LIMIT)
+        self._objects: dist.ProcessGroup | None = None
 
     @property
     def is_first(self) -> bool:
@@ -62,6 +61,20 @@ class Ranks:
     def describe(self) -> str:
         """Return a clause on the number of ranks; empty for one process."""
         return "" if self.size == 1 else f", {self.size} ranks"
+
+    def connect(self) -> None:
+        """Make the process groups: gloo and on CUDA also NCCL for steps, gloo with longer waits for objects."""
+        assert self._store is not None
+        is_cuda = self.device.type == "cuda"
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if is_cuda else "gloo",
+            store=PrefixStore("group", self._store),
+            rank=self.rank,
+            world_size=self.size,
+            timeout=_STEP_LIMIT,
+            device_id=self.device if is_cuda else None,
+        )
+        self._objects = dist.new_group(backend="gloo", timeout=_WORK_LIMIT)
 
     def exchange(self, value: ResultT) -> list[ResultT]:
         """Gather an object from every rank, in rank order; torch pickles it, between processes of one launch alone."""
@@ -210,21 +223,12 @@ def join(launch: Launch, device: torch.device) -> Iterator[Ranks]:
     if launch.size == 1:
         yield Ranks(launch, device)
         return
-    is_cuda = device.type == "cuda"
-    if is_cuda:
+    if device.type == "cuda":
         torch.cuda.set_device(device)  # kernels of our own start on the current device
-    store = _meet(launch)
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if is_cuda else "gloo",
-        store=PrefixStore("group", store),
-        rank=launch.rank,
-        world_size=launch.size,
-        timeout=_STEP_LIMIT,
-        device_id=device if is_cuda else None,
-    )
-    ranks = Ranks(launch, device, store)
+    ranks = Ranks(launch, device, _meet(launch))
     try:
         with ranks.explaining():
+            ranks.connect()
             yield ranks
             ranks.exchange(None)  # a barrier: one that fails at the end is not left alone with its error
     except BaseException as error:
@@ -233,34 +237,24 @@ def join(launch: Launch, device: torch.device) -> Iterator[Ranks]:
             error.reporter = 0
         raise
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def _meet(launch: Launch) -> Store:
-    """Return the store that all ranks share, hosted by torchrun or rank 0, once all ranks are there."""
+    """Return the store that all ranks share, hosted by torchrun or rank 0."""
     global _num_joins
     _num_joins += 1
-    limit, (host, port) = timedelta(seconds=MEET_LIMIT_S), launch.master
+    host, port = launch.master
     try:
-        # a process may train several runs one after the other: each has keys of its own
-        store = PrefixStore(f"join-{_num_joins}", next(rendezvous("env://", timeout=limit))[0])
-        store.set(f"started/{launch.rank}", "")
+        store = next(rendezvous("env://", timeout=timedelta(seconds=MEET_LIMIT_S)))[0]
     except (dist.DistError, OSError, ValueError) as error:
         raise RankError(
-            f"rank {launch.rank} of {launch.size} cannot connect to the other ranks at {host}:{port}: "
+            f"rank {launch.rank} of {launch.size} cannot meet the other ranks at {host}:{port}: "
             f"{str(error).strip().splitlines()[0]}",
-            "MASTER_ADDR is the node of rank 0, and MASTER_PORT a port that is free there and open to the other nodes",
+            "start all ranks with the same WORLD_SIZE and MASTER_ADDR, the node of rank 0, and a MASTER_PORT that is "
+            "free there and open to the other nodes",
             launch.rank,
         ) from error
-    try:
-        store.wait([f"started/{rank}" for rank in range(launch.size)], limit)
-    except dist.DistError as error:
-        missing = 0  # it keeps the store, which may be gone
-        with contextlib.suppress(dist.DistError):
-            missing = next(rank for rank in range(launch.size) if not store.check([f"started/{rank}"]))
-        raise RankError(
-            f"rank {missing} of {launch.size} did not start within {MEET_LIMIT_S:.0f} s, or has ended",
-            "start all ranks with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE",
-            launch.rank if missing == 0 else 0,
-        ) from error
-    return store
+    # a process may train several runs one after the other: each has keys of its own
+    return PrefixStore(f"join-{_num_joins}", store)

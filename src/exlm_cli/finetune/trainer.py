@@ -21,7 +21,7 @@ from exlm_cli.data import IntArray
 from exlm_cli.data.rows.records import SKIPPED_FILE
 from exlm_cli.data.sampler import EpochPlan, cut_microbatches, plan_epoch, prefetch_to
 from exlm_cli.data.tokenizer import Tokenizer
-from exlm_cli.distributed.parallel import StepModule, choose_strategy, spread
+from exlm_cli.distributed.parallel import StepModule, spread
 from exlm_cli.distributed.ranks import ALONE, Ranks
 from exlm_cli.finetune.batch import TaskBatch, batch_losses, collate, repeated_lengths
 from exlm_cli.format import format_number_of, format_percent
@@ -111,7 +111,7 @@ class TaskRunner:
         losses: Loss function of `StepModule`, compiled if `train.compile`; None: for prediction alone.
 
     Attributes:
-        module: The model and its loss, wrapped by DDP or FSDP if several ranks train.
+        module: The model and its loss, wrapped by DDP if several ranks train.
     """
 
     def __init__(
@@ -128,11 +128,10 @@ class TaskRunner:
         self.device = next(model.parameters()).device
         self.autocast_dtype = autocast_dtype(train, self.device)
         self.ranks = ranks
-        strategy = choose_strategy(train, ranks, sum(p.numel() for p in model.parameters()))
         module = StepModule(model, losses or task_outputs)
         if losses is not None and train.compile:
-            module.compile_step(strategy)
-        self.module = spread(module, strategy, ranks, self.autocast_dtype)
+            module.compile_step()
+        self.module = spread(module, ranks)
 
     def batches(self, encoded: EncodedExamples, indices: IntArray) -> Iterator[TaskBatch]:
         """Return padded batches of examples of similar length; start preparing the first one now."""

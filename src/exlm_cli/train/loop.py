@@ -18,7 +18,7 @@ from torch import Tensor
 
 from exlm_cli.config.sections import LoopConfig, OptimConfig
 from exlm_cli.data import IntArray
-from exlm_cli.distributed.parallel import accumulating, reshard, writes_shares
+from exlm_cli.distributed.parallel import accumulating
 from exlm_cli.distributed.ranks import ALONE, Ranks
 from exlm_cli.errors import CheckpointError, ConfigError, DivergedError, InterruptedRunError
 from exlm_cli.files import fsync, hash_json, write_json
@@ -373,7 +373,6 @@ class TrainingLoop:
         state = self.state
         start_s = time.perf_counter()
         self._validation = self.ranks.exchange(self.task.validate())[0]
-        reshard(self.task.module)
         self._freed_memory.release()  # a validation frees tensors of more sizes than a step does
         state.validate_s += time.perf_counter() - start_s
         self._log({"kind": "valid", "step": state.step, **self._validation})
@@ -398,7 +397,8 @@ class TrainingLoop:
     def _keep_best(self) -> None:
         state = self.state
         content = BestState(step=state.step, epoch=state.epoch, value=state.best_value, identity=self.task.identity)
-        save_best(self.run, state.step, self.task.model, content, ranks=self.ranks, resume_command=self.resume_command)
+        save = functools.partial(save_best, self.run, state.step, self.task.model, content)
+        self.ranks.first(lambda: save(resume_command=self.resume_command))
 
     def _best_field(self) -> dict[str, str]:
         """Return the best validation so far for the bar."""
@@ -437,23 +437,22 @@ class TrainingLoop:
 
     def _save(self) -> Path:
         self._read_figures()
-        if self.ranks.is_first and self.metrics.path.exists():
+        return self.ranks.first(self._write_checkpoint)
+
+    def _write_checkpoint(self) -> Path:
+        if self.metrics.path.exists():
             fsync(self.metrics.path)  # a resumption never writes the rows before its checkpoint again
-        content = CheckpointState(loop=self.state, identity=self.task.identity, validation=dict(self._validation))
         path = save_checkpoint(
             self.run,
             self.state.step,
             self.task.model,
             self.optimizer,
-            content,
-            ranks=self.ranks,
-            is_sharded=writes_shares(self.task.module, self.train),
+            CheckpointState(loop=self.state, identity=self.task.identity, validation=dict(self._validation)),
             keep_last=self.train.keep_last,
             resume_command=self.resume_command,
         )
-        if self.ranks.is_first:
-            self._remove_other_bests()  # after the save: the checkpoint before it names another best
-        for callback in self._followers:
+        self._remove_other_bests()  # after the save: the checkpoint before it names another best
+        for callback in self.callbacks:
             callback.on_save(self.state.step, path)
         return path
 

@@ -23,7 +23,7 @@ from exlm_cli.data.corpus.pipeline import PreparedData, list_rejected, prepare_d
 from exlm_cli.data.corpus.shards import TokenDataset
 from exlm_cli.data.sampler import EpochPlan, Feed, plan_epoch
 from exlm_cli.data.tokenizer import TOKENIZER_FILE
-from exlm_cli.distributed.parallel import StepModule, choose_strategy, spread
+from exlm_cli.distributed.parallel import StepModule, spread
 from exlm_cli.distributed.ranks import ALONE, Ranks, join
 from exlm_cli.distributed.shared_run import hold_run, require_same_data, require_same_recipe
 from exlm_cli.errors import CheckpointError
@@ -84,7 +84,7 @@ class PretrainTask:
     Args:
         recipe: What to train.
         data: Its sequences.
-        model: On `device`; FSDP replaces its parameters by shares of them.
+        model: On `device`.
         device: Where batches go.
         ranks: Those that train together.
     """
@@ -103,11 +103,10 @@ class PretrainTask:
         self.objective = Objective(data.tokenizer.unk_id, recipe.masking.num_repeats, recipe.train.alignment_backend)
         self.autocast_dtype = autocast_dtype(recipe.train, device)
         model.encoder.recomputes = recipe.train.gradient_checkpointing
-        self.strategy = choose_strategy(recipe.train, ranks, sum(p.numel() for p in model.parameters()))
         module = StepModule(model, self.objective.sequence_nll)
         if recipe.train.compile:
-            module.compile_step(self.strategy)
-        self.module = spread(module, self.strategy, ranks, self.autocast_dtype)
+            module.compile_step()
+        self.module = spread(module, ranks)
         self.identity = {"data fingerprint": data.fingerprint, **model_identity(recipe, data.tokenizer)}
 
     def plan(self, epoch: int) -> EpochPlan:
@@ -256,7 +255,6 @@ def _run_pretraining(
             "precision": precision,
             **({"started_unix_s": round(started_s, 3)} if is_new else {}),
             "num_ranks": ranks.size if ranks.size > 1 else None,
-            "parallel": task.strategy if ranks.size > 1 else None,
         }
         if model.transition is not None:
             # the native backend may have to be built: before the first step

@@ -18,6 +18,7 @@ from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import is_checkpoint, resume_command, run_directory
 from exlm_cli.train.checkpoint import (
+    MODEL_FILE,
     CheckpointState,
     checkpoint_paths,
     load_model_weights,
@@ -92,7 +93,7 @@ def load_pretrained(path: Path, *, device: str = "auto", progress: Progress | No
     model = build_model(recipe, tokenizer, torch_device)
     load_model_weights(checkpoint, model)
     model.eval()
-    sha256 = read_manifest(checkpoint).weights_sha256
+    sha256 = read_manifest(checkpoint).files[MODEL_FILE].sha256
     return Pretrained(model, tokenizer, recipe, checkpoint, state.loop.step, state.loop.num_tokens, sha256)
 
 
