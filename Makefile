@@ -58,7 +58,7 @@ bench: ext
 # Tests and times a CUDA device, with steps at the paper's size.
 gpu: ext
 	$(BIN)/python -m pytest -m gpu
-	$(BIN)/python benchmarks/bench_alignment.py --device cuda --backends torch,native
+	$(BIN)/python benchmarks/bench_alignment.py --device cuda --backends native
 	for against in "" "--against hf"; do $(BIN)/python benchmarks/bench_train_step.py --device cuda \
 	  --recipes ablation-exlm,text-base --batch-share 0.0625 --steps 5 $$against || exit 1; done
 

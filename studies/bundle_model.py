@@ -26,7 +26,7 @@ from exlm_cli.files import folder_for_results, write_json
 from exlm_cli.format import format_bytes, format_count, format_large, format_number, format_parameters
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import RUN_FILE, read_run_json
-from exlm_cli.train.checkpoint import checkpoint_paths, read_manifest
+from exlm_cli.train.checkpoint import MODEL_FILE, checkpoint_paths, read_manifest
 from exlm_cli.train.pretrained import load_pretrained
 
 MAX_BYTES = 24_000_000
@@ -141,7 +141,7 @@ def model_card(
         "commit": f"`{about.commit or info.git_commit}`",
         "seed": info.seed,
         "precision": f"trained in {info.precision}; weights rounded to float16 here, and read as float32",
-        "SHA-256 of the weights": f"`{read_manifest(checkpoint).weights_sha256}`",
+        "SHA-256 of the weights": f"`{read_manifest(checkpoint).files[MODEL_FILE].sha256}`",
     }
     shown = {"loss, nats a target": "loss", "perplexity": "perplexity", "accuracy on masked tokens": "mask_accuracy"}
     scores = [

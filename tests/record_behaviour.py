@@ -30,7 +30,7 @@ CLOCK_KEYS = re.compile(
 )
 SHORT = ["train.max_steps=12", "optim.warmup_steps=3", "data.bundled_rows=1500", "train.validate_every_steps=6",
          "train.validation_sequences=64", "train.checkpoint_every_steps=6", "train.log_every_steps=1",
-         "train.num_threads=1", "train.batch_sequences=16", "train.alignment_backend=torch"]  # fmt: skip
+         "train.num_threads=1", "train.batch_sequences=16", "train.alignment_backend=reference"]  # fmt: skip
 FINE = ["train.max_epochs=2", "train.batch_sequences=16", "train.num_threads=1", "seeds=[1,2]"]
 
 

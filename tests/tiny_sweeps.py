@@ -36,7 +36,7 @@ def tiny_sweep(cache: Path) -> SweepRecipe:
     pretrain = tiny_recipe(
         data={"bundled_rows": 300, "cache_dir": str(cache)},
         model={"dropout": 0.1},
-        train=_TRAIN | {"alignment_backend": "torch"},
+        train=_TRAIN | {"alignment_backend": "reference"},
     )
     mlm = {"objective": "mlm", "masking.num_states_per_mask": 1, "model.rope": "1d"}
     content = {

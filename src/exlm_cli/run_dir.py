@@ -70,6 +70,7 @@ class Environment(JsonModel):
 
     exlm_version: str | None
     torch_version: str | None
+    numpy_version: str | None
     python_version: str
     platform: str
     git_commit: str | None
@@ -91,7 +92,6 @@ class RunInfo(Environment):
     parameters: int | None = absent_if_none()
     train_time_s: float | None = absent_if_none()
     num_ranks: int | None = absent_if_none()
-    parallel: str | None = absent_if_none()
     started_unix_s: float | None = absent_if_none()
     # pretrain
     seed: int | None = absent_if_none()
@@ -384,6 +384,7 @@ def describe_environment() -> Environment:
     return Environment(
         exlm_version=package_version("exlm-cli"),
         torch_version=package_version("torch"),
+        numpy_version=package_version("numpy"),
         python_version=platform.python_version(),
         platform=platform.platform(),
         git_commit=source_commit(),

@@ -17,7 +17,7 @@ from exlm_cli.train.process import StopSignal
 from tests.tiny import tiny_recipe
 from tests.unit.finetune.finetuned_runs import read_rows
 
-ARGUMENTS = argparse.Namespace(device=torch.device("cpu"), backend="torch", batch_share=1.0)
+ARGUMENTS = argparse.Namespace(device=torch.device("cpu"), backend="reference", batch_share=1.0)
 
 
 def _side(folder: Path, **sections: Any) -> Any:
@@ -117,7 +117,7 @@ def test_generated_data_has_the_lengths_that_the_recipe_asks_for(tmp_path):
 def test_the_script_prints_ratio_and_floor_and_keeps_its_rows(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench.harness, "RESULTS_DIR", tmp_path)
     monkeypatch.setattr(bench.harness, "surroundings", lambda device: {"device": device.type})  # asks git
-    command = "x --recipes quickstart-text --steps 2 --warmup 1 --batch-share 0.06 --backend torch --threads"
+    command = "x --recipes quickstart-text --steps 2 --warmup 1 --batch-share 0.06 --backend reference --threads"
     monkeypatch.setattr("sys.argv", [*command.split(), str(torch.get_num_threads())])
     bench.main()
     printed = capsys.readouterr().out

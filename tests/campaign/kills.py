@@ -58,7 +58,10 @@ def meeting_place(num_ranks: int) -> Iterator[list[dict[str, str]]]:
 
 
 def killed_pretraining(trial: Trial) -> None:
-    """`kill -9` at a random moment, once or twice, then `--resume`: the bits of an undisturbed run."""
+    """`kill -9` at a random moment, once or twice, then `--resume`: the bits of an undisturbed run.
+
+    Of two ranks, one may instead be stopped for ten seconds: neither ends.
+    """
     num_ranks = 2 if trial.number % 5 == 4 else 1
 
     def run_all(folder: Path, words: Sequence[object], ending: Callable[[list[Started]], None]) -> list[Outcome]:
@@ -77,14 +80,18 @@ def killed_pretraining(trial: Trial) -> None:
     rng = trial.rng
     for _ in range(rng.choice((1, 1, 2))):
         dying = rng.choice((0, 1, -1)) if num_ranks == 2 else -1
-        moment = rng.uniform(0, 1.1 * seconds)
+        moment, is_killed = rng.uniform(0, 1.1 * seconds), dying < 0 or rng.random() < 0.7
 
-        def kill(started: list[Started], dying: int = dying, moment: float = moment) -> None:
+        act = partial(Started.kill_after if is_killed else Started.stop_after, seconds=moment)
+
+        def disturb(started: list[Started], dying: int = dying, act: Callable[..., None] = act) -> None:
             for process in started if dying < 0 else [started[dying]]:
-                process.kill_after(moment)
+                act(process)
 
-        for outcome in run_all(trial.folder, continued(trial.folder, PRETRAIN), kill):
-            if outcome.code not in (0, -signal.SIGKILL):  # a rank that is left says so in one line
+        for outcome in run_all(trial.folder, continued(trial.folder, PRETRAIN), disturb):
+            if not is_killed:
+                trial.expect(outcome.code == 0, f"one was stopped for a while: {outcome.code}, {outcome.err[-300:]!r}")
+            elif outcome.code not in (0, -signal.SIGKILL):  # a rank that is left says so in one line
                 trial.judge(outcome, (2,))
     for outcome in run_all(trial.folder, continued(trial.folder, PRETRAIN), lambda _: None):
         trial.expect(outcome.code == 0, f"it does not go on: exit {outcome.code}, {outcome.err[-300:]!r}")

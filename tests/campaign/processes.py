@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from exlm_cli.cli.app import main
 from tests.campaign.trial import Outcome, Trial
 
 PRELOADED = [
-    "exlm_cli.cli.console", "exlm_cli.cli.runs", "exlm_cli.experiments.cell", "exlm_cli.ops.alignment.torch_dp",
+    "exlm_cli.cli.console", "exlm_cli.cli.runs", "exlm_cli.experiments.cell", "exlm_cli.ops.alignment.reference",
     "exlm_cli.report.curves", "exlm_cli.report.page", "exlm_cli.tasks.csv", "matplotlib.backends.backend_svg",
     "matplotlib.projections", "rdkit.Chem", "rich.progress", "sklearn.metrics", "tests.campaign.areas",
 ]  # fmt: skip
@@ -31,7 +32,7 @@ SMALL = (
     "device=cpu", "data.bundled_rows=300", "model.width=32", "model.ffn_width=16", "model.num_layers=1",
     "model.dropout=0.1", "optim.warmup_steps=1", "train.max_steps=24", "train.checkpoint_every_steps=4",
     "train.validate_every_steps=9", "train.log_every_steps=1", "train.batch_sequences=8", "train.num_threads=1",
-    "train.validation_sequences=8", "train.alignment_backend=torch",
+    "train.validation_sequences=8", "train.alignment_backend=reference",
 )  # fmt: skip
 PRETRAIN = ["pretrain", "--recipe", "quickstart-text", *(word for value in SMALL for word in ("--set", value))]
 FINETUNE = ["finetune", "csv", "rows.csv", "--smiles-column", "mol", "--label-columns", "active", "--checkpoint", "P",
@@ -68,6 +69,14 @@ class Started:
         self.process.join(max(0.0, self.began + seconds - time.monotonic()))
         self.process.kill()
         self.process.join()
+
+    def stop_after(self, seconds: float) -> None:
+        """Stop it then for ten seconds, as a debugger does, unless it has ended."""
+        self.process.join(max(0.0, self.began + seconds - time.monotonic()))
+        if self.process.is_alive() and self.process.pid is not None:
+            os.kill(self.process.pid, signal.SIGSTOP)
+            time.sleep(10.0)
+            os.kill(self.process.pid, signal.SIGCONT)
 
     def wait_until_begun(self) -> None:
         """Wait until its streams are open."""

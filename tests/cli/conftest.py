@@ -12,8 +12,8 @@ from tests.unit.finetune.finetuned_runs import make_runs
 # a model and data so small that a command takes a second or two
 TINY = (
     "device=cpu", "data.bundled_rows=200", "model.width=32", "model.ffn_width=16", "model.num_layers=1",
-    "optim.warmup_steps=1",
-    "train.max_steps=4", "train.checkpoint_every_steps=2", "train.batch_sequences=4", "train.alignment_backend=torch",
+    "optim.warmup_steps=1", "train.alignment_backend=reference",
+    "train.max_steps=4", "train.checkpoint_every_steps=2", "train.batch_sequences=4",
 )  # fmt: skip
 
 

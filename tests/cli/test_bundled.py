@@ -21,7 +21,7 @@ from exlm_cli.export.source import pretrained_source
 from exlm_cli.files import write_json
 from exlm_cli.finetune.run import resume_finetuning
 from exlm_cli.run_dir import RUN_FILE, read_run_json, update_run_json
-from exlm_cli.train.checkpoint import read_manifest
+from exlm_cli.train.checkpoint import MODEL_FILE, read_manifest
 from exlm_cli.train.pretrained import load_pretrained
 from tests.cli.asserts import printed_by, refusal_of, result_of
 from tests.unit.finetune.synthetic import make_pretrained
@@ -67,7 +67,7 @@ def test_weights_are_those_of_the_run_in_float16(package, made):
     assert all(torch.equal(theirs[name], ours[name].half().float()) for name in ours)
     assert not list(package.rglob("optimizer*"))
     assert loaded.name == "bundled:text"
-    assert loaded.sha256 == read_manifest(loaded.checkpoint).weights_sha256
+    assert loaded.sha256 == read_manifest(loaded.checkpoint).files[MODEL_FILE].sha256
 
 
 def test_a_weight_that_float16_cannot_hold_is_refused(made, tmp_path):

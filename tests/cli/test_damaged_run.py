@@ -106,7 +106,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "header too long": (
         lambda path: (path / "model.safetensors").write_bytes(b"\xff" * 8 + b"{}"), "header too large",
     ),
-    "integers": (as_integers, "is torch.int64, the model needs torch.float32"),
+    "integers": (as_integers, "is torch.int64 of shape"),
     "another step": (lambda path: change_state(path, step=2), "it is of step 2"),
     "too large a step": (lambda path: change_state(path, step=10**30), "`loop.step` is 1000"),
     "a negative count": (lambda path: change_state(path, step_in_epoch=-1), "`loop.step_in_epoch` is -1"),

@@ -27,5 +27,5 @@ def test_a_build_that_fails_says_why_and_exits_with_2(capsys, monkeypatch):
     monkeypatch.setattr(build.shutil, "which", lambda name: None)
     assert refusal_of(capsys, "doctor", "--build") == (
         "error: the native cpu kernels are not available: no C++ compiler found (g++, c++ or clang++)\n"
-        "hint: training works without them: the `torch` backend needs no compiler"
+        "hint: training works without them, slower: the `reference` backend needs no compiler"
     )

@@ -81,7 +81,7 @@ def test_entropy_over_mask_ratios_is_printed_written_and_drawn(run_folder, made,
 
 
 def test_without_a_run_the_newest_one_is_taken(folder, capsys):
-    shutil.copytree(make_pretrained(folder / "runs/one", train={"alignment_backend": "torch"}), folder / "runs/old")
+    shutil.copytree(make_pretrained(folder / "runs/one", train={"alignment_backend": "reference"}), folder / "runs/old")
     os.utime(folder / "runs/old/run.json", (1, 1))
     (folder / "runs/unfinished").mkdir()
     update_run_json(folder / "runs/unfinished", {"command": "finetune"})

@@ -86,6 +86,6 @@ def test_the_cost_is_readable_and_json_carries_it(capsys, monkeypatch):
     estimate = result_of(capsys, *words)
     assert (estimate["gpu"], estimate["gpus"], estimate["utilisation"]) == ("h100", 8, 0.4)
     assert f"{estimate['hours']:,.1f} ({8 * estimate['hours']:,.1f} GPU-hours)" in printed
-    assert estimate["fsdp"]["total"] < estimate["ddp"]["total"]
+    assert estimate["memory"]["weights"] == 4 * estimate["parameters"]
     assert result_of(capsys, *words, "--set", "masking.num_states_per_mask=2")["hours"] < estimate["hours"]
     assert "lr: 0.0001" in printed_by(capsys, ["recipes", "text-base", "--set", "optim.lr=1e-4"]).out

@@ -22,7 +22,7 @@ def test_inputs_of_a_kind_become_tokens_and_the_second_run_finds_them(folder, ca
     }
     names = sorted(path.name for path in (folder / "tokens").iterdir())
     assert names == [".lock", "recipe.yaml", "tokenizer.json"]
-    tokenizer = Tokenizer.load(Path(first["tokenizer"]))
+    tokenizer = Tokenizer.load(Path(first["tokenizer"]), "text")
     assert tokenizer.vocab_size == first["vocab_size"] <= 270
     # every row is a document of the same tokens, so both splits together are rows times its length
     row = len(tokenizer.encode("the cat sat on the mat"))

@@ -11,14 +11,12 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor import cpu_vec_isa
 from torch._inductor.exc import InductorError, InvalidCxxCompiler
 
-from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.data.batch import pack
-from exlm_cli.distributed.parallel import compile_blocks
+from exlm_cli.distributed.parallel import compiled
 from exlm_cli.errors import ConfigError
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.train.pretrain import PretrainTask, run_pretraining
 from exlm_cli.train.pretrained import load_pretrained
-from tests.tiny import SPECIAL, tiny_batch, tiny_recipe, train_losses
+from tests.tiny import OUTPUT, SPECIAL, tiny_batch, tiny_recipe, train_losses
 
 
 # the compiler warns inside itself of what it does to torch; elsewhere a warning is an error
@@ -50,27 +48,17 @@ def test_compiled_run_has_the_losses_of_an_eager_one(tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("default")
-def test_blocks_compile_for_all_kinds_of_batches(monkeypatch):
-    """Each kind has graphs of its own in training and in validation, more in all than torch's limit of 8."""
+@pytest.mark.parametrize("model", [{}, OUTPUT])
+def test_a_model_compiles_for_all_kinds_of_batches(monkeypatch, model):
+    """Each kind has a graph of its own."""
     counter = CompileCounterWithBackend("eager")
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
-    recipe = tiny_recipe(model={"mask_attention": "first", "num_layers": 3, "expand_after": 1})
-    model = ExlmModel(recipe, SPECIAL.vocab_size)
-    with torch._dynamo.config.patch(recompile_limit=8):
-        _run_all_kinds(recipe, model)
-    assert 8 < counter.frame_count < 40
-
-
-def _run_all_kinds(recipe: PretrainRecipe, model: ExlmModel) -> None:
-    compile_blocks(model)
-    kinds = ((9, 9, 9), (9, 4, 12), (12, 12), (9,), (3, 3, 3))
-    batches = [tiny_batch(recipe, lengths) for lengths in kinds]
-    for batch in (*batches, *(pack(b, hides_further_states=True) for b in batches if b.is_padded)):
-        model.train()
-        model.node_states(batch).states.sum().backward()
-        model.eval()
-        with torch.no_grad():
-            model.node_states(batch)
+    recipe = tiny_recipe(model={**model, "num_layers": 1})
+    network = ExlmModel(recipe, SPECIAL.vocab_size)
+    node_states = compiled(network.node_states)
+    for lengths in ((9, 9, 9), (9, 4, 12), (9,)):
+        node_states(tiny_batch(recipe, lengths)).states.sum().backward()
+    assert counter.frame_count == 3
 
 
 def test_a_model_that_cannot_be_compiled_is_one_line(tmp_path, monkeypatch):

@@ -4,18 +4,15 @@ Dropout is off, since its streams differ by rank. The one-process run is the ref
 """
 
 import contextlib
-import functools
 import math
 import os
 import subprocess
 import sys
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -24,42 +21,28 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.corpus.pipeline import prepare_data
 from exlm_cli.data.sampler import plan_epoch
 from exlm_cli.distributed import shared_run
+from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_metrics, read_run_json
 from exlm_cli.tasks.base import Loss
-from exlm_cli.train.checkpoint import saved_tensors, verify_checkpoint
+from exlm_cli.train.checkpoint import verify_checkpoint
 from exlm_cli.train.pretrain import PretrainTask, resume_pretraining, run_pretraining
 from exlm_cli.train.pretrained import load_pretrained
-from tests.killed import die_at_call
+from tests.killed import act_at_call, die_at_call
 from tests.ranks import in_turn, note_error, noted_errors, own_rank, run_ranks
-from tests.tiny import tiny_recipe, train_losses
+from tests.tiny import tiny_recipe
 from tests.unit.finetune.synthetic import WordTask, cells, make_pretrained, run_tiny, weights
 
 STEPS = 50
 LOSS_BOUND, WEIGHT_BOUND = 5e-6, 5e-5
 
 
-@dataclass(frozen=True)
-class Case:
-    size: int
-    parallel: str
-    kind: str
-    objective: str
-    train: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        return f"{self.size}-{self.parallel}-{self.kind}-{self.objective}"
-
-
-# every pair of values of two columns is in some row
-CASES = [
-    Case(2, "ddp", "text", "exlm", {}),
-    Case(2, "fsdp", "smiles", "mlm", {"gradient_checkpointing": True}),
-    Case(2, "fsdp", "text", "exlm", {"sharded_checkpoints": True}),
-    Case(3, "ddp", "smiles", "exlm", {"gradient_checkpointing": True}),
-    Case(3, "ddp", "text", "mlm", {}),
-    Case(3, "fsdp", "smiles", "exlm", {"sharded_checkpoints": True}),
+# number of ranks, kind of data, objective: every pair of values of two columns is in some row; settings
+CASES: list[tuple[int, str, str, dict[str, Any]]] = [
+    (2, "text", "exlm", {}),
+    (2, "smiles", "mlm", {"gradient_checkpointing": True}),
+    (3, "smiles", "exlm", {"gradient_checkpointing": True}),
+    (3, "text", "mlm", {}),
 ]
 
 
@@ -83,14 +66,10 @@ def recipe_of(cache: Path, kind: str, objective: str, **train: Any) -> PretrainR
 
 
 def weights_of(run: Path) -> dict[str, Tensor]:
-    """Return the weights at the end of a run, whole or in shares."""
+    """Return the weights at the end of a run."""
     checkpoint = run / f"checkpoints/step-{STEPS}"
     assert verify_checkpoint(checkpoint) is None
-    saved = saved_tensors(checkpoint, "model")
-    found = {name: torch.empty(shape) for name, shape in saved.shapes.items()}
-    for name, tensor in found.items():
-        saved.copy_to(name, tensor)
-    return found
+    return load_file(checkpoint / "model.safetensors")
 
 
 def assert_same(mine: Path, theirs: Path) -> None:
@@ -136,26 +115,20 @@ def train_until_killed(recipe: PretrainRecipe, out: Path, notes: Path, dying: in
 def alone(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
     """Runs of one process, by kind and objective."""
     folder = tmp_path_factory.mktemp("alone")
-    runs = {(case.kind, case.objective): folder / f"{case.kind}-{case.objective}" for case in CASES}
+    runs = {(kind, objective): folder / f"{kind}-{objective}" for _, kind, objective, _ in CASES}
     in_turn(train, [(recipe_of(cache, *key), out) for key, out in runs.items()])
     return runs
 
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_train_what_one_process_trains(cache, alone, tmp_path, size):
-    cases = [case for case in CASES if case.size == size]
-    recipes = [
-        (recipe_of(cache, case.kind, case.objective, parallel=case.parallel, **case.train), tmp_path / case.name)
-        for case in cases
-    ]
-    assert run_ranks(size, in_turn, train, recipes) == [0] * size
-    for case in cases:
-        run = tmp_path / case.name
-        assert_same(run, alone[case.kind, case.objective])
-        assert (read_run_json(run).num_ranks, read_run_json(run).parallel) == (size, case.parallel)
-        shares = list((run / f"checkpoints/step-{STEPS}").glob("*-of-*.safetensors"))
-        assert len(shares) == (2 * size if case.train.get("sharded_checkpoints") else 0)
-        assert load_pretrained(run, device="cpu").step == STEPS
+    cases = [(tmp_path / kind, kind, objective, train) for count, kind, objective, train in CASES if count == size]
+    calls = [(recipe_of(cache, kind, objective, **train), out) for out, kind, objective, train in cases]
+    assert run_ranks(size, in_turn, train, calls) == [0] * size
+    for out, kind, objective, _ in cases:
+        assert_same(out, alone[kind, objective])
+        assert read_run_json(out).num_ranks == size
+        assert load_pretrained(out, device="cpu").step == STEPS
 
 
 def test_the_last_step_of_an_epoch_has_fewer_sequences_than_ranks(cache):
@@ -168,39 +141,54 @@ def test_the_last_step_of_an_epoch_has_fewer_sequences_than_ranks(cache):
         assert len(plan[-1]) < 2
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "dying", "call", "train"),
-    [(2, 3, 1, 45, {"parallel": "fsdp", "sharded_checkpoints": True}), (3, 1, 0, 35, {"parallel": "ddp"})],
-)
-def test_a_killed_rank_is_named_and_another_number_of_ranks_goes_on(
-    cache, alone, tmp_path, before, after, dying, call, train
+@pytest.mark.parametrize(("before", "after", "dying", "call"), [(2, 3, 1, 45), (3, 1, 0, 35)])
+def test_one_survivor_of_a_killed_rank_reports_it_and_another_number_of_ranks_goes_on(
+    cache, alone, tmp_path, before, after, dying, call
 ):
-    out, recipe = tmp_path / "run", recipe_of(cache, "text", "exlm", **train)
+    out, recipe = tmp_path / "run", recipe_of(cache, "text", "exlm")
     exit_codes = run_ranks(before, train_until_killed, recipe, out, tmp_path, dying, call)
     assert exit_codes == [-9 if rank == dying else 0 for rank in range(before)]
     errors = noted_errors(tmp_path)
     assert errors.keys() == set(range(before)) - {dying}
     for error in errors.values():
         assert error["type"] == "RankError"
-        assert f"rank {dying} of {before} has ended" in error["message"]
+        assert error["message"].startswith("another rank does not answer: it was killed")
         assert "--resume" in error["hint"]
-        assert error["by"] == min(errors)
+    (reporter,) = {error["by"] for error in errors.values()}
+    assert reporter in errors
     assert run_ranks(after, resume_pretraining, out) == [0] * after
     assert_same(out, alone["text", "exlm"])
+
+
+def fail(*_: object) -> None:
+    raise DataError("row 7 cannot be read", "mend it")
+
+
+def train_until_refused(recipe: PretrainRecipe, out: Path, notes: Path) -> None:
+    """Let rank 1 of several make a user's mistake in a forward pass, where the others do not."""
+    if own_rank() == 1:
+        act_at_call(PretrainTask, "losses", 5, fail)
+    note_error(notes, lambda: run_pretraining(recipe, out=out))
+
+
+def test_a_users_error_on_one_rank_ends_all_with_it(cache, tmp_path):
+    assert run_ranks(3, train_until_refused, recipe_of(cache, "text", "exlm"), tmp_path / "run", tmp_path) == [0, 0, 0]
+    errors = noted_errors(tmp_path)
+    assert [errors[rank]["type"] for rank in range(3)] == ["RankError", "DataError", "RankError"]
+    said = ["rank 1: row 7 cannot be read", "row 7 cannot be read", "rank 1: row 7 cannot be read"]
+    assert [errors[rank]["message"] for rank in range(3)] == said
+    assert {(error["hint"], error["by"]) for error in errors.values()} == {("mend it", 0)}
 
 
 def files_of(run: Path) -> set[Path]:
     return {path.relative_to(run) for path in run.rglob("*") if path.is_file()}
 
 
-FINE_TUNINGS: dict[int, list[tuple[str, str, Loss]]] = {
-    2: [("ddp-span", "ddp", "span"), ("fsdp-binary", "fsdp", "binary")],
-    3: [("fsdp-span", "fsdp", "span"), ("ddp-regression", "ddp", "regression")],
-}
-"""Runs on each number of ranks: name, strategy, kind of loss."""
+FINE_TUNINGS: dict[int, tuple[Loss, ...]] = {2: ("span", "binary"), 3: ("span", "regression")}
+"""Kinds of loss on each number of ranks."""
 
 
-def fine_tune(pretrained: Path, out: Path, parallel: str, loss: Loss) -> None:
+def fine_tune(pretrained: Path, out: Path, loss: Loss) -> None:
     """Fine-tune the task of words without dropout; 25 rows leave one for the last step of each epoch."""
     run_tiny(
         pretrained,
@@ -208,7 +196,7 @@ def fine_tune(pretrained: Path, out: Path, parallel: str, loss: Loss) -> None:
         WordTask(loss, sizes=(25, 11, 2)),
         seeds=[1],
         model={"dropout": 0.0, "attention_dropout": 0.0, "pooler_dropout": 0.0},
-        train={"parallel": parallel, "microbatch_tokens": 64},
+        train={"microbatch_tokens": 64},
     )
 
 
@@ -216,11 +204,11 @@ def fine_tune(pretrained: Path, out: Path, parallel: str, loss: Loss) -> None:
 def test_ranks_fine_tune_what_one_process_fine_tunes(tmp_path, size):
     """Every loss, score and weight; spans have outputs of several lengths, binary labels are missing in some rows."""
     pretrained = make_pretrained(tmp_path / "pretrained")
-    runs = [(pretrained, tmp_path / name, parallel, loss) for name, parallel, loss in FINE_TUNINGS[size]]
+    runs: list[tuple[Path, Path, Loss]] = [(pretrained, tmp_path / loss, loss) for loss in FINE_TUNINGS[size]]
     assert run_ranks(size, in_turn, fine_tune, runs) == [0] * size
-    for name, parallel, loss in FINE_TUNINGS[size]:
-        fine_tune(pretrained, tmp_path / f"alone-{name}", parallel, loss)
-        mine, theirs = tmp_path / name, tmp_path / f"alone-{name}"
+    for _, mine, loss in runs:
+        theirs = tmp_path / f"alone-{loss}"
+        fine_tune(pretrained, theirs, loss)
         for one, other in zip(cells(mine), cells(theirs), strict=True):
             assert one["best_epoch"] == other["best_epoch"]
             for split in ("valid", "test"):
@@ -313,35 +301,3 @@ def test_torchrun_prints_once_and_stops_alike(cache, tmp_path):
     said = "".join((tmp_path / f"stderr-{rank}").read_text() for rank in range(2))
     assert said.count("error: ") == 1
     assert "unknown key `optim.rate`" in said
-
-
-def train_compiled(recipe: PretrainRecipe, out: Path) -> None:
-    """Train with each block traced as one graph; without the code generator, which takes minutes."""
-    torch.compile = functools.partial(torch.compile, backend="eager")
-    run_pretraining(recipe, out=out)
-
-
-def test_fsdp_compiles_each_block(cache, tmp_path):
-    """Ranks that share compiled blocks have the losses of an eager process, in training and in validation."""
-    train = {"max_steps": 4, "validate_every_steps": 2}
-    run_pretraining(recipe_of(cache, "text", "exlm", **train), out=tmp_path / "alone")
-    recipe = recipe_of(cache, "text", "exlm", parallel="fsdp", compile=True, **train)
-    assert run_ranks(2, train_compiled, recipe, tmp_path / "compiled") == [0, 0]
-    mine, theirs = (
-        [row["loss"] for row in read_metrics(tmp_path / name / "metrics.jsonl")] for name in ("compiled", "alone")
-    )
-    assert mine == pytest.approx(theirs, rel=LOSS_BOUND)
-
-
-def test_fsdp_trains_in_bf16(cache, tmp_path):
-    """Blocks are gathered in bf16, so the losses are those of autocast to three digits; the weights stay float32."""
-    runs = {parallel: tmp_path / parallel for parallel in ("ddp", "fsdp")}
-    recipes = {
-        parallel: recipe_of(cache, "text", "exlm", parallel=parallel, precision="bf16", max_steps=5)
-        for parallel in runs
-    }
-    run_pretraining(recipes["ddp"], out=runs["ddp"])
-    assert run_ranks(2, train, recipes["fsdp"], runs["fsdp"]) == [0, 0]
-    assert train_losses(runs["fsdp"]) == pytest.approx(train_losses(runs["ddp"]), rel=1e-2)
-    saved = load_file(runs["fsdp"] / "checkpoints/step-5/model.safetensors")
-    assert {tensor.dtype for tensor in saved.values()} == {torch.float32}

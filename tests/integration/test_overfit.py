@@ -8,7 +8,7 @@ import torch
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.train.objective import Objective
 from exlm_cli.train.optim import build_optimizer
-from tests.tiny import SPECIAL, tiny_batch, tiny_recipe
+from tests.tiny import OUTPUT, SPECIAL, tiny_batch, tiny_recipe
 
 VARIANTS = [
     {"objective": "mlm"},
@@ -17,7 +17,7 @@ VARIANTS = [
     {"model": {"alignment": "independent"}},
     {"model": {"rope": "1d"}},
     {"model": {"transition": {"heads": 4, "position_features": True, "max_nodes": 64}}},
-    {"model": {"clone_embedding": "nodes", "transition": {"start": "lanes", "rope": "nodes"}}},
+    {"model": OUTPUT | {"transition": {"start": "lanes", "rope": "nodes", "balance": 0.1}}},
 ]
 
 
@@ -30,7 +30,7 @@ def test_a_batch_is_learnt_by_heart(sections):
     recipe = tiny_recipe(**sections, optim={"lr": 3e-3})
     torch.manual_seed(0)
     model = ExlmModel(recipe, SPECIAL.vocab_size)
-    objective = Objective(unk_id=4, num_repeats=1, backend="torch")
+    objective = Objective(unk_id=4, num_repeats=1, backend="reference")
     optimizer = build_optimizer(model, recipe.optim)
     batch = tiny_batch(recipe, (9, 12, 7, 5))
     for _ in range(150):

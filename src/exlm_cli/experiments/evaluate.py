@@ -197,14 +197,14 @@ def _validate(
 
 
 def _model_with_states(pretrained: Pretrained, recipe: PretrainRecipe) -> ExlmModel:
-    """Return the network with the recipe's number of states; of its weights only clone embeddings depend on that."""
+    """Return the network with the recipe's number of states; of its weights only clone vectors depend on that."""
     k = recipe.masking.num_states_per_mask
     if k == pretrained.model.num_states_per_mask:
         return pretrained.model
     if pretrained.model.clone_embedding is not None:
         raise ConfigError(
             f"{pretrained.checkpoint}: cannot be scored with {k} states per mask: it was trained with "
-            f"{pretrained.model.num_states_per_mask} and `model.clone_embedding: {recipe.model.clone_embedding}`",
+            f"{pretrained.model.num_states_per_mask} and `model.expand: output`, with a vector for each",
             "leave the number of states out: it is then scored with its own",
         )
     device = next(pretrained.model.parameters()).device

@@ -62,7 +62,15 @@ def pretrained_encoder(pretrained: Pretrained) -> RowEncoder:
     model.load_encoder(pretrained.model)
     data = recipe.data
     runner = TaskRunner(model.to(device).eval(), tokenizer, recipe.masking.num_repeats, recipe.train)
-    return RowEncoder(runner, tokenizer, data.kind, data.column, False, data.sequence_length, pretrained.name)
+    return RowEncoder(
+        runner,
+        tokenizer,
+        data.kind,
+        data.column,
+        data.has_canonical_smiles,
+        data.sequence_length,
+        pretrained.name,
+    )
 
 
 def finetuned_encoder(finetuned: Finetuned) -> RowEncoder:
@@ -104,7 +112,7 @@ def embed_rows(encoder: RowEncoder, rows: TableRows, progress: Progress) -> Vect
     encoded = encode_input_rows(
         rows, encoder.tokenizer, encoder.sequence_length, canonical_smiles=encoder.canonical_smiles
     )
-    width = runner.model.token_embedding.embedding_dim
+    width = runner.model.encoder.token_embedding.embedding_dim
     cls, mean = (np.full((len(rows.table), width), np.nan, dtype=np.float32) for _ in range(2))
     runner.model.eval()
     num_done = 0

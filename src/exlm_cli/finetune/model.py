@@ -105,7 +105,7 @@ def untrained_model(encoder: PretrainRecipe, task: DownstreamTask, run: Path | N
     """
     path = encoder.tokenizer.path if run is None else str(run / TOKENIZER_FILE)
     if path is not None:
-        tokenizer = Tokenizer.load(expand_path(path))
+        tokenizer = Tokenizer.load(expand_path(path), encoder.data.kind)
     elif isinstance(task, RowTask):
         tokenizer = train_tokenizer(chain.from_iterable(task.examples["train"].texts), encoder, progress)
     else:
@@ -233,7 +233,7 @@ def load_finetuned(run: Path, *, device: str = "auto") -> Finetuned:
     recipe = resumed_recipe(run, FinetuneRecipe, [f"device={device}"])
     results = read_results(run)
     encoder_recipe = load_recipe(run / ENCODER_FILE)
-    tokenizer = Tokenizer.load(run / TOKENIZER_FILE)
+    tokenizer = Tokenizer.load(run / TOKENIZER_FILE, encoder_recipe.data.kind)
     torch_device = pick_device(recipe)
     num_outputs = None if results.loss == "span" else len(results.output_names)
     runners = {}

@@ -24,7 +24,7 @@ from exlm_cli.config.overrides import describe_changes
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.rows.records import SKIPPED_COLUMNS, SKIPPED_FILE
 from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer
-from exlm_cli.distributed.ranks import PREPARE_LIMIT_S, join
+from exlm_cli.distributed.ranks import join
 from exlm_cli.distributed.shared_run import hold_run, require_same_data, require_same_recipe
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.files import write_atomically, write_csv, write_json
@@ -162,9 +162,9 @@ def run_finetuning(
         check = partial(resolve_sequence_length, encoder, start)
         length = ranks.together(lambda: [check(point.recipe) for point in points][-1])
         load = partial(_load_fitting_task, task=task, encoder=encoder, start=start, baseline=baseline)
-        loaded = ranks.in_turn(partial(load, recipe, progress=progress), limit_s=PREPARE_LIMIT_S)
+        loaded = ranks.in_turn(partial(load, recipe, progress=progress))
         if recipe.num_replicates > 1:
-            ranks.first(partial(_check_other_splits, recipe, load, progress), limit_s=PREPARE_LIMIT_S)
+            ranks.first(partial(_check_other_splits, recipe, load, progress))
         if weights is None:
             weights = ranks.in_turn(partial(untrained_model, encoder, loaded, resume, progress))
         source = None if checkpoint is None else Path(checkpoint)
@@ -287,13 +287,14 @@ def _run_and_score(run: SplitRun) -> RunResults:
         replication = summarise_splits(splits, tuple(seeds)) if others else None
         results = own.model_copy(update={"replication": replication, "verdict": describe_verdict(splits)})
         is_span = task.loss == "span"
-        calibration = calibrate_answers(folder, results, run.data) if is_span else calibrate_run(folder, results)
+        valid = run.data.splits["valid"]
+        calibration = calibrate_answers(folder, results, valid) if is_span else calibrate_run(folder, results)
         write_json(folder / CALIBRATION_FILE, calibration)
         write_json(folder / RESULTS_FILE, results)
         update_run_json(folder, {"parameters": results.parameters, "train_time_s": results.elapsed_s})
         return results
 
-    return ranks.first_json(RunResults, collect)
+    return ranks.first(collect)
 
 
 def _score_baseline(run: SplitRun) -> BaselineResult:
@@ -322,7 +323,7 @@ def _run_replicates(run: SplitRun) -> list[RunResults]:
         folder = run.folder / "replicates" / f"split-{seed}"
         job = replace(run, recipe=recipe, points=points)
         is_begun = run.ranks.first((folder / "recipe.yaml").is_file)
-        task = run.ranks.in_turn(partial(load_task, recipe.task, run.progress), limit_s=PREPARE_LIMIT_S)
+        task = run.ranks.in_turn(partial(load_task, recipe.task, run.progress))
         run.progress.message(f"split {number + 1} of {run.recipe.num_replicates}: `task.split_seed` {seed}")
         found.append(_fine_tune(job, task, partial(create_run_dir, folder, ""), folder if is_begun else None).results)
     return found
@@ -384,7 +385,8 @@ def _check_resumed(run: SplitRun) -> None:
                 f"{run.folder}: the {name} is not the one this run began with{detail}",
                 "an exact resume needs the same inputs and recipe; start a new run for changed ones",
             )
-    own = model_identity(load_recipe(run.folder / ENCODER_FILE), Tokenizer.load(run.folder / TOKENIZER_FILE))
+    encoder = load_recipe(run.folder / ENCODER_FILE)
+    own = model_identity(encoder, Tokenizer.load(run.folder / TOKENIZER_FILE, encoder.data.kind))
     files = {"recipe": run.folder / ENCODER_FILE, "tokenizer": run.folder / TOKENIZER_FILE}
     given = model_identity(run.weights.recipe, run.weights.tokenizer)
     require_origin(run.weights.checkpoint, given, own, files)

@@ -21,11 +21,11 @@ from exlm_cli.data import IntArray
 from exlm_cli.data.rows.records import SKIPPED_FILE
 from exlm_cli.data.sampler import EpochPlan, cut_microbatches, plan_epoch, prefetch_to
 from exlm_cli.data.tokenizer import Tokenizer
-from exlm_cli.distributed.parallel import StepModule, choose_strategy, spread
+from exlm_cli.distributed.parallel import StepModule, spread
 from exlm_cli.distributed.ranks import ALONE, Ranks
 from exlm_cli.finetune.batch import TaskBatch, batch_losses, collate, repeated_lengths
 from exlm_cli.format import format_number_of, format_percent
-from exlm_cli.model.heads import SpanHead, TaskModel
+from exlm_cli.model.heads import TaskModel
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import DownstreamTask, EncodedExamples, EncodedSplit, FloatArray, Loss, Split
 from exlm_cli.tasks.metrics import target_scale
@@ -111,7 +111,7 @@ class TaskRunner:
         losses: Loss function of `StepModule`, compiled if `train.compile`; None: for prediction alone.
 
     Attributes:
-        module: The model and its loss, wrapped by DDP or FSDP if several ranks train.
+        module: The model and its loss, wrapped by DDP if several ranks train.
     """
 
     def __init__(
@@ -128,11 +128,10 @@ class TaskRunner:
         self.device = next(model.parameters()).device
         self.autocast_dtype = autocast_dtype(train, self.device)
         self.ranks = ranks
-        strategy = choose_strategy(train, ranks, sum(p.numel() for p in model.parameters()))
         module = StepModule(model, losses or task_outputs)
         if losses is not None and train.compile:
-            module.compile_step(strategy)
-        self.module = spread(module, strategy, ranks, self.autocast_dtype)
+            module.compile_step()
+        self.module = spread(module, ranks)
 
     def batches(self, encoded: EncodedExamples, indices: IntArray) -> Iterator[TaskBatch]:
         """Return padded batches of examples of similar length; start preparing the first one now."""
@@ -166,7 +165,7 @@ class TaskRunner:
         Returns:
             Outputs of each example, in order: (C,) logits, or values in the task's units; (L, 2) logits for spans.
         """
-        predicted: list[FloatArray] = [np.zeros(0)] * len(encoded)
+        own: dict[int, FloatArray] = {}
         share = self.ranks.share_of(np.arange(len(encoded)))
         batches = self.batches(encoded, share) if len(share) else iter(())
         self.model.eval()
@@ -181,26 +180,15 @@ class TaskRunner:
                     see(batch, outputs)
                 in_units = self.model.in_units(outputs).cpu().numpy()
                 for index, row in zip(batch.sample_index.tolist(), in_units, strict=True):
-                    predicted[index] = row if row.ndim == 1 else row[: len(encoded.token_ids[index])]
+                    own[index] = row if row.ndim == 1 else row[: len(encoded.token_ids[index])]
                 num_done += len(batch.sample_index)
                 bar.update(num_done)
         self.model.train()
-        if self.ranks.size > 1:
-            self._gather(predicted, share)
-        return predicted
+        predicted = {index: row for each in self.ranks.exchange(own) for index, row in each.items()}
+        return [predicted[index] for index in range(len(encoded))]
 
     def _first_batch(self, encoded: EncodedExamples) -> TaskBatch:
         return next(self.batches(encoded, np.arange(1)))
-
-    def _gather(self, predicted: list[FloatArray], share: IntArray) -> None:
-        """Put the outputs of every rank at their places."""
-        width = 2 if isinstance(self.model.head, SpanHead) else 1
-        own = [predicted[i].reshape(-1, width) for i in share]
-        rows = self.ranks.gather(np.concatenate([np.zeros((0, width)), *own]))
-        sizes = self.ranks.gather(np.array([len(of_one) for of_one in own], dtype=np.int64))
-        places = self.ranks.gather(share)
-        for place, outputs in zip(places.tolist(), np.split(rows, np.cumsum(sizes)[:-1]), strict=True):
-            predicted[place] = outputs if width == 2 else outputs[:, 0]
 
 
 class FinetuneTask:
@@ -293,7 +281,7 @@ class FinetuneTask:
                 losses_of_outputs(self.model, raw, batch, self.data.task.loss, self._weights).tolist()
             ),
         )
-        losses = self._runner.ranks.gather(np.array(losses)).tolist()
+        losses = [loss for own in self._runner.ranks.exchange(losses) for loss in own]
         counted = [value for value in losses if math.isfinite(value)]
         return math.fsum(counted) / len(counted) if counted else math.nan, outputs
 

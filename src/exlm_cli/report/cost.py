@@ -1,24 +1,20 @@
 """Cost estimate of a pre-training: memory of each GPU, hours, traffic, and the steps of an MLM of equal FLOPs.
 
-FLOPs and parameters are those of `config/describe.py`. Let G be the number of GPUs, P the parameters, P_block those of
-a block and P_root those outside the blocks, M the sequences of a microbatch, A the microbatches of a GPU in a step, L
-the expanded length, n the layers of width D, feed-forward width F and N heads of width H, T the masks of a sequence,
-k T its emitting nodes, S = k T + 2, V the vocabulary.
+FLOPs and parameters are those of `config/describe.py`. Let G be the number of GPUs, P the parameters, M the sequences
+of a microbatch, L the positions of the encoder, n the layers of width D, feed-forward width F and N heads of width H, T
+the masks of a sequence, k T its emitting nodes, S = k T + 2, V the vocabulary.
 
-Training in bf16 with float32 weights then holds, in bytes on each GPU, where FSDP gathers the weights of blocks in bf16
-and the others in float32, and reduces all gradients in float32:
+Training in bf16 with float32 weights then holds, in bytes on each GPU:
 
-                   whole (DDP)   sharded (FSDP)
-    weights        4 P           4 P / G
-    gradients      4 P           4 P / G, and if A > 1 also 4 P: they are whole until the step's one reduction
-    moments        8 P           8 P / G
-    used weights   2 P           6 P_root + 4 P_block: what lies outside the blocks, this block and the next one
+    weights        4 P
+    gradients      4 P
+    moments        8 P
+    used weights   2 P, in bf16
     activations    n - 1 blocks of M L (12 D + 8) + M L B, B = 12 D + 4 F + 4 N + 8 and one for each element that
-                   dropout draws; the last block, of which nodes alone are read, M L (12 D + 8) + M S B;
-                   in blocks with further states (`mask_attention: first`) 2 D more in B, and in the first
-                   `expand_after` blocks, which have none, the length before expansion for L (and T + 2 for S,
-                   also beside the blocks, if these are all blocks);
-                   beside the blocks M L 4 H + M S (8 D + 4 H + 8), with dropout also M L D
+                   dropout draws; the last block, of which nodes alone are read, M L (12 D + 8) + M S B (with
+                   `expand: output` T + 2 for S, here and beside the blocks);
+                   beside the blocks L 4 H + M S (8 D + 4 H + 8), with dropout also M L D; where the input has clones
+                   and `rope: 2d`, rotations differ between sequences, M L 4 H in place of L 4 H
       with gradient checkpointing  M L 4 n D in place of all blocks but the largest
     nodes          M k T (8 D + 8 + 8 t),  t = T for a DAG, 2 for `alignment: independent`, 1 for an MLM;
                    of a DAG also M (12 S D + 8 S^2 + 12 S T) + 2 S^2
@@ -28,11 +24,7 @@ Norms keep their input in float32 (4 D each) and two statistics, linear layers a
 its bf16 query, key, value and output and a float32 sum per head. The context of CUDA, the buffers of NCCL, temporary
 results of one layer and the allocator's gaps are not counted.
 
-FSDP keeps the input of a block in bf16; this saving is not deducted.
-
-A GPU sends 2 (G - 1) / G * 4 P bytes a step to reduce the gradients of DDP in a ring. With FSDP it sends
-(G - 1) / G (A + 1) 4 P: in each microbatch the weights of blocks are gathered for the forward and again for the
-backward pass, the others once, and the gradients are scattered once a step.
+A GPU sends 2 (G - 1) / G * 4 P bytes a step to reduce the gradients in a ring.
 """
 
 import math
@@ -83,7 +75,7 @@ class Memory(JsonModel):
     """Bytes on each GPU; the formulas are those of this module's docstring.
 
     Attributes:
-        used_weights: Copies in bf16, and what FSDP has gathered.
+        used_weights: Copies in bf16.
         activations: Activations of the encoder, all kept.
         checkpointed_activations: The same with gradient checkpointing of every block.
         total, total_checkpointed: Sums of all parts, without and with gradient checkpointing.
@@ -111,8 +103,8 @@ class CostEstimate(JsonModel):
         steps, tokens, flops, hours: Totals of the run; None where `train.max_epochs` limits it.
         mlm_steps: Steps that an MLM of the same encoder takes with the same FLOPs; None for an MLM.
         mlm_flops_per_step: FLOPs of such a step; None for an MLM.
-        ddp, fsdp: Memory with whole and with sharded weights.
-        ddp_bytes_sent, fsdp_bytes_sent: By each GPU in a step.
+        memory: Of each GPU.
+        bytes_sent: By each GPU in a step.
     """
 
     gpu: str
@@ -131,10 +123,8 @@ class CostEstimate(JsonModel):
     hours: float | None
     mlm_flops_per_step: float | None
     mlm_steps: int | None
-    ddp: Memory
-    fsdp: Memory
-    ddp_bytes_sent: float
-    fsdp_bytes_sent: float
+    memory: Memory
+    bytes_sent: float
 
 
 def estimate_cost(recipe: PretrainRecipe, gpu: str, num_gpus: int, utilisation: float = UTILISATION) -> CostEstimate:
@@ -166,13 +156,12 @@ def estimate_cost(recipe: PretrainRecipe, gpu: str, num_gpus: int, utilisation: 
             "each GPU needs at least one sequence",
         )
     own = math.ceil(sequences / num_gpus)
-    at_once = min(own, max(1, recipe.train.microbatch_tokens // recipe.longest_expanded_length))
+    at_once = min(own, max(1, recipe.train.microbatch_tokens // recipe.longest_input))
     microbatches = math.ceil(own / at_once)
     flops, steps = recipe_step_flops(recipe).total, recipe.train.known_steps
     seconds = flops / (num_gpus * GPUS[gpu].peak_flops * utilisation)
     mlm_flops = recipe_step_flops(_mlm_of(recipe)).total if recipe.objective == "exlm" else None
     parameters = count_parameters(recipe)
-    others = (num_gpus - 1) / num_gpus
     return CostEstimate(
         gpu=gpu,
         gpus=num_gpus,
@@ -190,66 +179,53 @@ def estimate_cost(recipe: PretrainRecipe, gpu: str, num_gpus: int, utilisation: 
         hours=None if steps is None else steps * seconds / 3600,
         mlm_flops_per_step=mlm_flops,
         mlm_steps=None if steps is None or mlm_flops is None else round(steps * flops / mlm_flops),
-        ddp=count_memory(recipe, at_once),
-        fsdp=count_memory(recipe, at_once, num_shards=num_gpus, microbatches=microbatches),
-        ddp_bytes_sent=2 * others * 4 * parameters,
-        fsdp_bytes_sent=others * (microbatches + 1) * 4 * parameters,
+        memory=count_memory(recipe, at_once),
+        bytes_sent=2 * (num_gpus - 1) / num_gpus * 4 * parameters,
     )
 
 
-def count_memory(
-    recipe: PretrainRecipe, num_sequences: int, *, num_shards: int | None = None, microbatches: int = 1
-) -> Memory:
+def count_memory(recipe: PretrainRecipe, num_sequences: int) -> Memory:
     """Return the bytes that a GPU holds at the end of a forward pass.
 
     Args:
         recipe: Its `model`, `masking` and `objective` decide the architecture.
         num_sequences: M, full ones.
-        num_shards: G of FSDP; None: every GPU holds the whole model (DDP).
-        microbatches: A; it matters to FSDP alone.
     """
     model, masking = recipe.model, recipe.masking
     width, vocab = model.width, recipe.tokenizer.vocab_size
     targets = recipe.mean_masks
-    context = num_sequences * recipe.repeated_length
-    positions = context + num_sequences * (masking.num_states_per_mask - 1) * targets
-    num_early, num_late = recipe.num_early_blocks, model.num_layers - recipe.num_early_blocks
     inner = masking.num_states_per_mask * targets
     states = inner + 2
-    at_input = context if num_early else positions
-    in_last, read = (positions, num_sequences * states) if num_late else (context, num_sequences * (targets + 2))
-    rotated = at_input + in_last * (num_early > 0 and num_late > 0)
+    further = inner - targets if recipe.expands_input else 0
+    positions = num_sequences * (recipe.repeated_length + further)
+    read = num_sequences * (states if recipe.expands_input else targets + 2)
     dropped = 2 * width * (model.dropout > 0) + model.ffn_width * (model.activation_dropout > 0)
     of_key = 12 * width + 8
     of_query = 12 * width + 4 * model.ffn_width + 4 * model.num_heads + 8 + dropped
-    of_late_query = of_query + 2 * width * (model.mask_attention == "first" and masking.num_states_per_mask > 1)
-    last_block = in_last * of_key + read * (of_late_query if num_late else of_query)
+    last_block = positions * of_key + read * of_query
     rotation = 4 * (width // model.num_heads)
-    ends = rotated * rotation + at_input * width * (model.dropout > 0) + read * (8 * width + rotation + 8)
-    has_dag = recipe.objective == "exlm" and model.alignment != "independent"
+    rotations = positions if recipe.expands_input and model.rope == "2d" else positions / num_sequences
+    ends = rotations * rotation + positions * width * (model.dropout > 0) + read * (8 * width + rotation + 8)
+    has_dag = recipe.has_transitions
     scored = targets if has_dag else 1 if recipe.objective == "mlm" else 2
     nodes = num_sequences * inner * (8 * width + 8 + 8 * scored)
     if has_dag:
         nodes += num_sequences * (12 * states * width + 8 * states**2 + 12 * states * targets) + 2 * states**2
     parameters = count_parameters(recipe)
-    one_more = recipe.model_copy(update={"model": model.model_copy(update={"num_layers": model.num_layers + 1})})
-    per_block = count_parameters(one_more) - parameters
-    outside_blocks = parameters - model.num_layers * per_block
-    shard = parameters / (num_shards or 1)
     always = {
-        "weights": 4 * shard,
-        "gradients": 4 * shard + (4 * parameters if num_shards and microbatches > 1 else 0),
-        "moments": 8 * shard,
-        "used_weights": 2 * parameters if num_shards is None else 6 * outside_blocks + 4 * per_block,
+        "weights": 4 * parameters,
+        "gradients": 4 * parameters,
+        "moments": 8 * parameters,
+        "used_weights": 2 * parameters,
         "nodes": nodes,
         "logits": 8 * min(recipe.train.head_chunk_rows, num_sequences * inner) * vocab,
     }
-    whole_early, whole_late = context * (of_key + of_query), positions * (of_key + of_late_query)
-    whole_blocks = [whole_early] * num_early + [whole_late] * num_late
-    kept = sum(whole_blocks[:-1]) + last_block + ends
+    whole_block = positions * (of_key + of_query)
+    others = model.num_layers - 1
+    kept = others * whole_block + last_block + ends
     # blocks are computed again one by one, and the largest counts
-    inputs = (num_early * context + num_late * positions) * 4 * width
-    checkpointed = inputs + max([*whole_blocks[:-1], last_block]) + ends
+    largest = whole_block if others else last_block
+    checkpointed = model.num_layers * positions * 4 * width + largest + ends
     whatever_kept = sum(always.values())
     return Memory(
         **always,
@@ -270,8 +246,7 @@ def describe_cost(estimate: CostEstimate) -> dict[str, str]:
         "seconds per step": f"{estimate.seconds_per_step:.3g}",
     }
     if estimate.gpus > 1:
-        sent = f"{format_bytes(estimate.ddp_bytes_sent)} with DDP, {format_bytes(estimate.fsdp_bytes_sent)} with FSDP"
-        pairs["sent per GPU and step"] = sent
+        pairs["sent per GPU and step"] = format_bytes(estimate.bytes_sent)
     if estimate.steps is None or estimate.tokens is None or estimate.flops is None or estimate.hours is None:
         return pairs | {"steps": "not known before the data are read: `train.max_epochs` limits the run"}
     pairs |= {
@@ -291,7 +266,6 @@ def describe_cost(estimate: CostEstimate) -> dict[str, str]:
 
 def memory_table(estimate: CostEstimate) -> ReportTable:
     """Return the memory of each GPU by its parts."""
-    plans = {"DDP": estimate.ddp, "FSDP": estimate.fsdp} if estimate.gpus > 1 else {"one GPU": estimate.ddp}
     parts = {
         "weights": "weights",
         "gradients": "gradients",
@@ -304,27 +278,22 @@ def memory_table(estimate: CostEstimate) -> ReportTable:
     }
     totals = {"total": "all", "total_checkpointed": "  with gradient checkpointing"}
     groups = tuple(
-        tuple(
-            (label, *(format_bytes(getattr(memory, key)) for memory in plans.values())) for key, label in rows.items()
-        )
+        tuple((label, format_bytes(getattr(estimate.memory, key))) for key, label in rows.items())
         for rows in (parts, totals)
     )
-    return ReportTable("memory", "Memory of each GPU", ("", *plans), groups, (_describe_fit(estimate, plans),))
+    return ReportTable("memory", "Memory of each GPU", ("", "one GPU"), groups, (_describe_fit(estimate),))
 
 
-def _describe_fit(estimate: CostEstimate, plans: dict[str, Memory]) -> str:
-    """Return which plans fit, with room for what the formulas leave out."""
-    room = GPUS[estimate.gpu].memory_bytes
-    verdicts = []
-    for plan, memory in plans.items():
-        name = plan if estimate.gpus > 1 else "it"
-        if memory.total + _LEFT_OUT_BYTES <= room:
-            verdicts.append(f"{name} fits")
-        elif memory.total_checkpointed + _LEFT_OUT_BYTES <= room:
-            verdicts.append(f"{name} fits with gradient checkpointing")
-        else:
-            verdicts.append(f"{name} does not fit unless `train.microbatch_tokens` is lower")
-    return f"{format_bytes(_LEFT_OUT_BYTES)} of {format_bytes(room)} go to CUDA and buffers: {', '.join(verdicts)}"
+def _describe_fit(estimate: CostEstimate) -> str:
+    """Return whether it fits, with room for what the formulas leave out."""
+    room, memory = GPUS[estimate.gpu].memory_bytes, estimate.memory
+    if memory.total + _LEFT_OUT_BYTES <= room:
+        verdict = "it fits"
+    elif memory.total_checkpointed + _LEFT_OUT_BYTES <= room:
+        verdict = "it fits with gradient checkpointing"
+    else:
+        verdict = "it does not fit unless `train.microbatch_tokens` is lower"
+    return f"{format_bytes(_LEFT_OUT_BYTES)} of {format_bytes(room)} go to CUDA and buffers: {verdict}"
 
 
 def _format_flops(flops: float) -> str:

@@ -4,56 +4,31 @@
 SHA-256 of the other three. It is written under a temporary name, fsynced and renamed. So a directory named `step-N` is
 whole unless it was altered afterwards; an altered one is refused and the one before it is used.
 `state.json` has hashes of the tokenizer and recipe of the training. Every reader compares the run's files with them.
-With `train.sharded_checkpoints` each rank writes its rows of the tensors into files of its own, and `manifest.json`
-says which.
 `checkpoints/best-N/` is the same without the optimizer: the weights that scored best in validation. A `step-N` that
 `exlm push` copied lacks the optimizer too.
 """
 
 import contextlib
 import hashlib
-import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
-from exlm_cli.distributed.ranks import ALONE, Ranks
 from exlm_cli.errors import CheckpointError
-from exlm_cli.files import (
-    ALTERED_HINT,
-    JsonModel,
-    absent_if_none,
-    fsync,
-    hash_json,
-    json_bytes,
-    read_json,
-    refusing,
-    write_json,
-)
-from exlm_cli.train.tensor_files import Part, Rows, SavedTensors, part_of, shard_file
+from exlm_cli.files import ALTERED_HINT, JsonModel, fsync, json_bytes, read_json, refusing, write_json
 
-MODEL, OPTIMIZER = "model", "optimizer"
-"""Stems of the files with tensors."""
-MODEL_FILE = f"{MODEL}.safetensors"
+MODEL_FILE = "model.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "state.json"
 MANIFEST_FILE = "manifest.json"
-_MOMENTS = {"exp_avg", "exp_avg_sq", "step"}
-"""What AdamW keeps of each parameter."""
-
-
-ResultT = TypeVar("ResultT")
-
-
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 
 
@@ -120,15 +95,10 @@ class BestState(JsonModel):
 
 
 class FileEntry(JsonModel):
-    """Size and hash of a file.
-
-    Attributes:
-        rows: First row in the file, and number of rows of the whole tensor, for each tensor of which it holds a share.
-    """
+    """Size and hash of a file."""
 
     bytes: int
     sha256: str
-    rows: dict[str, tuple[int, int]] | None = absent_if_none()
 
 
 class Manifest(JsonModel):
@@ -136,12 +106,6 @@ class Manifest(JsonModel):
 
     step: int
     files: dict[str, FileEntry]
-
-    @property
-    def weights_sha256(self) -> str:
-        """Hash of the weights' file, or of the hashes of all files of weights."""
-        hashes = [entry.sha256 for name, entry in sorted(self.files.items()) if name.startswith(MODEL)]
-        return hashes[0] if len(hashes) == 1 else hash_json(hashes)
 
 
 def checkpoint_paths(run: Path) -> list[Path]:
@@ -170,8 +134,6 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     state: CheckpointState,
     *,
-    ranks: Ranks = ALONE,
-    is_sharded: bool = False,
     keep_last: int,
     resume_command: str,
 ) -> Path:
@@ -183,8 +145,6 @@ def save_checkpoint(
         model: Its state dict is saved.
         optimizer: AdamW over parameters of `model`; its moments are saved by parameter name.
         state: Content of `state.json`.
-        ranks: All of them call this.
-        is_sharded: Every rank writes its shares of the tensors; else rank 0 writes them whole.
         keep_last: Checkpoints to keep, this one included.
         resume_command: Command of the hint.
 
@@ -195,13 +155,10 @@ def save_checkpoint(
     exists only if it was refused as damaged; it stays until the run reaches that step again.
     """
     final = run / "checkpoints" / f"step-{step}"
-    if not ranks.first(lambda: final.exists() and verify_checkpoint(final) is None):
-        moments = _moments(model, optimizer)
-        given = ((MODEL, model.state_dict()), (OPTIMIZER, moments))
-        parts = [part_of(stem, tensors, ranks, is_sharded=is_sharded) for stem, tensors in given]
-        _write_whole(final, step, parts, state, ranks, resume_command)
-    if ranks.is_first:
-        remove_older(run, step, keep_last)
+    if not final.exists() or verify_checkpoint(final) is not None:
+        tensors = {MODEL_FILE: model.state_dict(), OPTIMIZER_FILE: _moments(model, optimizer)}
+        _write_whole(final, step, tensors, state, resume_command)
+    remove_older(run, step, keep_last)
     return final
 
 
@@ -217,60 +174,35 @@ def remove_older(run: Path, step: int, keep_last: int) -> None:
             old.unlink() if old.is_symlink() else shutil.rmtree(old)
 
 
-def save_best(
-    run: Path, step: int, model: nn.Module, state: BestState, *, ranks: Ranks = ALONE, resume_command: str
-) -> Path:
+def save_best(run: Path, step: int, model: nn.Module, state: BestState, *, resume_command: str) -> Path:
     """Write `checkpoints/best-N/`, in place of one that is already there; arguments as of `save_checkpoint`.
 
     Raises:
         CheckpointError: A file cannot be written.
     """
     final = run / "checkpoints" / f"best-{step}"
-    weights = part_of(MODEL, model.state_dict(), ranks, is_sharded=False)
-    _write_whole(final, step, [weights], state, ranks, resume_command)
+    _write_whole(final, step, {MODEL_FILE: model.state_dict()}, state, resume_command)
     return final
 
 
 def _write_whole(
-    final: Path, step: int, parts: Sequence[Part | None], state: JsonModel, ranks: Ranks, resume_command: str
+    final: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: JsonModel, resume_command: str
 ) -> None:
-    """Write files, their manifest last, under a temporary name and rename them; every rank writes its own."""
+    """Write files of tensors, the state, and their manifest last, under a temporary name and rename them."""
     temporary = final.with_name(f".writing-{final.name}")
-
-    def begin() -> None:
+    try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-
-    def write_own() -> dict[str, FileEntry]:
-        entries = {}
-        for part in parts:
-            if part is not None:
-                save_file(part.tensors, temporary / part.file)
-                entries[part.file] = _settle(temporary / part.file, part.rows)
-        return entries
-
-    def finish(files: dict[str, FileEntry]) -> None:
+        for name, content in tensors.items():
+            save_file({key: t.detach().cpu().contiguous() for key, t in content.items()}, temporary / name)
         (temporary / STATE_FILE).write_bytes(json_bytes(state))
-        files[STATE_FILE] = _settle(temporary / STATE_FILE, None)
-        manifest = Manifest(step=step, files=dict(sorted(files.items())))
-        (temporary / MANIFEST_FILE).write_bytes(json_bytes(manifest))
+        files = {name: _settle(temporary / name) for name in sorted([*tensors, STATE_FILE])}
+        (temporary / MANIFEST_FILE).write_bytes(json_bytes(Manifest(step=step, files=files)))
         fsync(temporary / MANIFEST_FILE)
         fsync(temporary)
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
         fsync(final.parent)
-
-    attempt = partial(_refusing, final, temporary, resume_command)
-    ranks.first(lambda: attempt(begin))
-    entries = ranks.together(lambda: attempt(write_own))
-    described = ranks.exchange({name: entry.as_json() for name, entry in entries.items()})
-    files = {name: FileEntry.model_validate_json(json.dumps(one)) for each in described for name, one in each.items()}
-    ranks.first(lambda: attempt(partial(finish, files)))
-
-
-def _refusing(final: Path, temporary: Path, resume_command: str, work: Callable[[], ResultT]) -> ResultT:
-    try:
-        return work()
     except (OSError, SafetensorError) as error:
         # safetensors reports a full disk as its own error, which is not an OSError, with the reason in its text
         shutil.rmtree(temporary, ignore_errors=True)
@@ -281,9 +213,9 @@ def _refusing(final: Path, temporary: Path, resume_command: str, work: Callable[
         ) from error
 
 
-def _settle(path: Path, rows: Rows | None) -> FileEntry:
+def _settle(path: Path) -> FileEntry:
     """Wait until a file is on disk, and describe it."""
-    entry = FileEntry(bytes=path.stat().st_size, sha256=_sha256(path), rows=rows)
+    entry = FileEntry(bytes=path.stat().st_size, sha256=_sha256(path))
     _open_to_all(path)
     fsync(path)
     return entry
@@ -295,11 +227,8 @@ def verify_checkpoint(path: Path) -> str | None:
         files = read_manifest(path).files
     except CheckpointError:
         return f"{MANIFEST_FILE} is missing or not readable"
-    has_optimizer = not path.name.startswith("best-") and any(name.startswith(OPTIMIZER) for name in files)
-    stems = [MODEL, OPTIMIZER] if has_optimizer else [MODEL]
-    count = sum(name.startswith(MODEL) for name in files)
-    shards = {shard_file(stem, index, count) for stem in stems for index in range(count)}
-    if set(files) - {STATE_FILE} not in ({f"{stem}.safetensors" for stem in stems}, shards) or STATE_FILE not in files:
+    needed = {MODEL_FILE, STATE_FILE}
+    if not needed <= files.keys() <= needed | (set() if path.name.startswith("best-") else {OPTIMIZER_FILE}):
         return f"{MANIFEST_FILE} does not list the files of a checkpoint"
     for name, entry in files.items():
         file = path / name
@@ -334,7 +263,7 @@ def copy_weights(path: Path, folder: Path, dtype: torch.dtype | None = None) -> 
         CheckpointError: A weight is too large for `dtype`, or a file cannot be written.
     """
     manifest = read_manifest(path)
-    files = {name: entry for name, entry in manifest.files.items() if not name.startswith(OPTIMIZER)}
+    files = {name: entry for name, entry in manifest.files.items() if name != OPTIMIZER_FILE}
     with refusing(f"{folder}: the checkpoint could not be copied"):
         folder.mkdir(parents=True)
         for name in files:
@@ -348,31 +277,30 @@ def copy_weights(path: Path, folder: Path, dtype: torch.dtype | None = None) -> 
                     f"{path / name}: `{large[0]}` holds values that {dtype} cannot", "copy it in another type"
                 )
             save_file(rounded, folder / name)
-            files[name] = _settle(folder / name, files[name].rows)
+            files[name] = _settle(folder / name)
     write_json(folder / MANIFEST_FILE, Manifest(step=manifest.step, files=files))
 
 
 def load_model_weights(path: Path, model: nn.Module) -> None:
-    """Load the weights of a verified checkpoint.
+    """Load the weights of a verified checkpoint; float16, to which `copy_weights` rounds, is read as float32.
 
     Raises:
         CheckpointError: Names, shapes or dtypes do not fit the model, or a value is not finite.
     """
-    saved = saved_tensors(path, MODEL)
-    state = model.state_dict()
-    expected = {name: tuple(t.shape) for name, t in state.items()}
-    for name in sorted(expected.keys() | saved.shapes.keys()):
-        if expected.get(name) != saved.shapes.get(name):
+    tensors, state = _read_tensors(path / MODEL_FILE), model.state_dict()
+    saved = {name: tensor.float() if tensor.dtype == torch.float16 else tensor for name, tensor in tensors.items()}
+    for name in sorted(state.keys() | saved.keys()):
+        found, expected = (_shape_of(tensors.get(name)) for tensors in (saved, state))
+        if found != expected:
             raise CheckpointError(
-                f"{path / MODEL_FILE}: shape of `{name}`: {saved.shapes.get(name, 'missing')}, in the recipe's model "
-                f"{expected.get(name, 'missing')}",
+                f"{path / MODEL_FILE}: `{name}` is {found}, in the recipe's model {expected}",
                 "the recipe.yaml or tokenizer.json beside the checkpoint is not the one it was trained with",
             )
+        if not saved[name].isfinite().all():
+            raise CheckpointError(f"{path / MODEL_FILE}: `{name}` holds values that are not finite", ALTERED_HINT)
     with torch.no_grad():
         for name, tensor in state.items():
-            saved.copy_to(name, tensor)
-            if not (tensor.to_local() if isinstance(tensor, DTensor) else tensor).isfinite().all():
-                raise CheckpointError(f"{path / MODEL_FILE}: `{name}` holds values that are not finite", ALTERED_HINT)
+            tensor.copy_(saved[name])
 
 
 def load_optimizer_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -381,37 +309,39 @@ def load_optimizer_state(path: Path, model: nn.Module, optimizer: torch.optim.Op
     Raises:
         CheckpointError: The checkpoint has none, or they are not those of the model's parameters.
     """
-    if not any(name.startswith(OPTIMIZER) for name in read_manifest(path).files):
+    if OPTIMIZER_FILE not in read_manifest(path).files:
         raise CheckpointError(
             f"{path}: it has no state of the optimizer, which `exlm push` leaves out",
             "a pushed run cannot be resumed; resume the original run instead",
         )
-    saved = saved_tensors(path, OPTIMIZER)
-    moments: dict[str, set[str]] = {}
-    for key in saved.shapes:
+    moments: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in _read_tensors(path / OPTIMIZER_FILE).items():
         name, _, kind = key.rpartition("/")
-        moments.setdefault(name, set()).add(kind)
-    names = {name for name, _ in model.named_parameters()}
-    wrong = sorted(name for name, kept in moments.items() if name not in names or kept != _MOMENTS)
-    if wrong:
-        raise CheckpointError(
-            f"{path}: the optimizer's state of `{wrong[0]}` is not one of AdamW for this model", ALTERED_HINT
-        )
-    for name, parameter in model.named_parameters():
-        state = {}
-        for key in sorted(key for key in saved.shapes if key.rpartition("/")[0] == name):
-            # `step` stays a float32 tensor on the parameter's device, as fused AdamW keeps it
-            is_moment = not key.endswith("/step")
-            moment = torch.zeros_like(parameter) if is_moment else torch.zeros((), device=parameter.device)
-            saved.copy_to(key, moment.detach())
-            state[key.rpartition("/")[2]] = moment.detach()
-        optimizer.state[parameter] = state
+        moments.setdefault(name, {})[kind] = tensor
+    parameters = dict(model.named_parameters())
+    for name, found in sorted(moments.items()):
+        # `step` is a float32 tensor on the parameter's device, as fused AdamW keeps it
+        parameter = parameters.get(name)
+        expected = {"exp_avg": parameter, "exp_avg_sq": parameter, "step": torch.zeros(())}
+        if parameter is None or {k: _shape_of(t) for k, t in found.items()} != {
+            k: _shape_of(t) for k, t in expected.items()
+        }:
+            raise CheckpointError(
+                f"{path}: the optimizer's state of `{name}` is not one of AdamW for this model", ALTERED_HINT
+            )
+        optimizer.state[parameter] = {kind: t.to(parameter.device, copy=True) for kind, t in found.items()}
 
 
-def saved_tensors(path: Path, stem: str) -> SavedTensors:
-    """Open the tensors of a verified checkpoint: `MODEL`'s or `OPTIMIZER`'s."""
-    files = read_manifest(path).files
-    return SavedTensors((path / name, entry.rows) for name, entry in files.items() if name.startswith(stem))
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read the tensors of a verified file; they are views of it, to be copied."""
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path}: the tensors cannot be read: {error}", ALTERED_HINT) from error
+
+
+def _shape_of(tensor: Tensor | None) -> str:
+    return "missing" if tensor is None else f"{tensor.dtype} of shape {tuple(tensor.shape)}"
 
 
 def load_state(path: Path) -> CheckpointState:

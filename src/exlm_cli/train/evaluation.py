@@ -5,7 +5,6 @@ Axes: B sequences, T targets, S nodes, N packed inner nodes, k states of a mask,
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from itertools import zip_longest
 
 import numpy as np
@@ -37,38 +36,13 @@ _LARGEST_NATS = 88.0
 """Largest exponent of a perplexity: e^88 is still below the largest float32, and so a figure of `metrics.jsonl`."""
 
 
-@dataclass(frozen=True)
-class EvaluationSums:
-    """Sums over a batch; `summarise` adds them up over batches and divides once.
-
-    The second group is zero for models without a DAG. `targets_of_clones` has the expected number of targets that each
-    of the k clones emits.
-    """
-
-    nll_per_target: float
-    num_sequences: int
-    num_infeasible: int
-    nll_given_length: float
-    num_correct: int
-    num_targets: int
-    entropy_nats: float
-    num_entropy_nodes: int
-
-    nll_independent: float = 0.0
-    posterior_entropy_nats: float = 0.0
-    effective_states: float = 0.0
-    path_entropy_nats: float = 0.0
-    masks_with_0: int = 0
-    masks_with_2plus: int = 0
-    num_masks: int = 0
-    tokens_of_first_mask: int = 0
-    tokens_of_middle_mask: int = 0
-    tokens_of_last_mask: int = 0
-    targets_of_clones: tuple[float, ...] = ()
+Sums = dict[str, tuple[float, ...]]
+"""Figures of a batch by name, which `summarise` adds up over batches and divides once: (sum, count) of a mean,
+(number,) of a count, and for `clones_in_use` the expected number of targets that each of the k clones emits."""
 
 
 @torch.no_grad()
-def evaluate_batch(model: ExlmModel, objective: Objective, batch: Batch) -> EvaluationSums:
+def evaluate_batch(model: ExlmModel, objective: Objective, batch: Batch) -> Sums:
     """Score one batch without training.
 
     Mask accuracy decodes without seeing the targets: for a DAG, the best path with T nodes through each node's most
@@ -81,11 +55,11 @@ def evaluate_batch(model: ExlmModel, objective: Objective, batch: Batch) -> Eval
         return _evaluate_masks(model, objective, nodes, statistics, batch)
     log_emit, log_trans = model.log_emissions(nodes, batch), model.log_transitions(nodes, batch)
     with torch.autocast(log_emit.device.type, enabled=False):  # autocast is for the model: figures stay float32
-        return _evaluate_dag(log_emit, log_trans, objective, nodes, statistics, batch)
+        return _evaluate_dag(log_emit, log_trans, objective, nodes, statistics, batch, model.num_states_per_mask)
 
 
-def summarise(sums: Iterable[EvaluationSums], *, has_dag: bool) -> dict[str, float]:
-    """Turn sums into the figures of a validation row.
+def summarise(batches: Iterable[Sums]) -> dict[str, float]:
+    """Turn the sums of batches into the figures of a validation row, those of a DAG only where the model has one.
 
     `loss` is the mean over sequences of nats per target and `perplexity` its exponential, at most e^88.
     `loss_given_length` leaves out -log P(a path has T tokens), which an MLM does not pay: ExLM and MLM are compared by
@@ -98,36 +72,22 @@ def summarise(sums: Iterable[EvaluationSums], *, has_dag: bool) -> dict[str, flo
     and the mean tokens of the first, middle (T // 2) and last mask, which are all 1 unless paths are shifted. A mean
     over nothing is NaN.
     """
-    columns = [asdict(s) for s in sums]
-    of_clones = zip_longest(*(c.pop("targets_of_clones") for c in columns), fillvalue=0.0)
-    counts = {key: sum(c[key] for c in columns) for key in columns[0]}
-    total = EvaluationSums(**counts, targets_of_clones=tuple(map(sum, of_clones)))
-    num_sequences = total.num_sequences or math.nan
-    loss = total.nll_per_target / num_sequences
-    row = {
-        "loss": loss,
-        "loss_given_length": total.nll_given_length / num_sequences,
-        "perplexity": math.exp(min(loss, _LARGEST_NATS)),
-        "mask_accuracy": total.num_correct / (total.num_targets or math.nan),
-        "entropy_bits": total.entropy_nats / n / math.log(2) if (n := total.num_entropy_nodes) else math.nan,
-        "num_sequences": float(total.num_sequences),
-        "num_infeasible": float(total.num_infeasible),
-    }
-    if has_dag:
-        num_masks = total.num_masks or math.nan
-        row |= {
-            "loss_independent": total.nll_independent / num_sequences,
-            "entropy_posterior_bits": total.posterior_entropy_nats / num_masks / math.log(2),
-            "effective_states": total.effective_states / num_masks,
-            "clones_in_use": _perplexity(total.targets_of_clones),
-            "path_entropy_bits": total.path_entropy_nats / num_masks / math.log(2),
-            "masks_with_0_share": total.masks_with_0 / num_masks,
-            "masks_with_2plus_share": total.masks_with_2plus / num_masks,
-            "tokens_of_first_mask": total.tokens_of_first_mask / num_sequences,
-            "tokens_of_middle_mask": total.tokens_of_middle_mask / num_sequences,
-            "tokens_of_last_mask": total.tokens_of_last_mask / num_sequences,
-        }
-    return row
+    totals: Sums = {}
+    for batch in batches:
+        for name, values in batch.items():
+            totals[name] = tuple(map(sum, zip_longest(totals.get(name, ()), values, fillvalue=0.0)))
+    row = {name: _figure(name, total) for name, total in totals.items()}
+    losses = {name: row.pop(name) for name in ("loss", "loss_given_length")}
+    return {**losses, "perplexity": math.exp(min(losses["loss"], _LARGEST_NATS)), **row}
+
+
+def _figure(name: str, total: tuple[float, ...]) -> float:
+    if name == "clones_in_use":
+        return _perplexity(total)
+    if len(total) == 1:
+        return total[0]
+    mean = total[0] / (total[1] or math.nan)
+    return mean / math.log(2) if name.endswith("_bits") else mean
 
 
 @torch.no_grad()
@@ -146,7 +106,8 @@ def _evaluate_dag(
     nodes: NodeStates,
     statistics: TokenStatistics,
     batch: Batch,
-) -> EvaluationSums:
+    num_states_per_mask: int,
+) -> Sums:
     lengths = (batch.target_lengths, batch.state_lengths)
     backend = objective.backend
     nll_B = states_alignment_nll(log_emit, log_trans, *lengths, backend=backend)
@@ -175,32 +136,30 @@ def _evaluate_dag(
     )
     num_targets_B = batch.target_lengths.clamp(min=1)
     entropy_BS = nodes.spread(statistics.entropy_nats)
-    return EvaluationSums(
-        nll_per_target=_total((nll_B / num_targets_B)[is_feasible]),
-        num_sequences=int(is_feasible.sum()),
-        num_infeasible=int((~is_feasible).sum()),
-        nll_given_length=_total((given_length_B / num_targets_B)[is_feasible]),
-        num_correct=int(is_correct_BT.sum()),
-        num_targets=int(is_target(batch).sum()),
-        entropy_nats=_total(statistics.entropy_nats),
-        num_entropy_nodes=len(statistics.entropy_nats),
-        nll_independent=_total((independent_B / num_targets_B)[is_feasible]),
-        posterior_entropy_nats=_total((posterior_BTS * entropy_BS[:, None]).sum(-1)[is_mask]),
-        effective_states=_total(_effective_states(posterior_BTS, batch)[is_mask]),
-        path_entropy_nats=_total(path_entropy_B[is_feasible].clamp(min=0)),
-        masks_with_0=int(((emitted_BT == 0) & is_mask).sum()),
-        masks_with_2plus=int(((emitted_BT >= 2) & is_mask).sum()),
-        num_masks=int(is_mask.sum()),
-        tokens_of_first_mask=first,
-        tokens_of_middle_mask=middle,
-        tokens_of_last_mask=last,
-        targets_of_clones=_targets_of_clones(posterior_BTS, batch),
-    )
+    num_sequences, num_masks = int(is_feasible.sum()), int(is_mask.sum())
+    return {
+        "loss": (_total((nll_B / num_targets_B)[is_feasible]), num_sequences),
+        "loss_given_length": (_total((given_length_B / num_targets_B)[is_feasible]), num_sequences),
+        "mask_accuracy": (int(is_correct_BT.sum()), int(is_target(batch).sum())),
+        "entropy_bits": (_total(statistics.entropy_nats), len(statistics.entropy_nats)),
+        "num_sequences": (num_sequences,),
+        "num_infeasible": (int((~is_feasible).sum()),),
+        "loss_independent": (_total((independent_B / num_targets_B)[is_feasible]), num_sequences),
+        "entropy_posterior_bits": (_total((posterior_BTS * entropy_BS[:, None]).sum(-1)[is_mask]), num_masks),
+        "effective_states": (_total(_effective_states(posterior_BTS, batch)[is_mask]), num_masks),
+        "clones_in_use": _targets_of_clones(posterior_BTS, num_states_per_mask),
+        "path_entropy_bits": (_total(path_entropy_B[is_feasible].clamp(min=0)), num_masks),
+        "masks_with_0_share": (int(((emitted_BT == 0) & is_mask).sum()), num_masks),
+        "masks_with_2plus_share": (int(((emitted_BT >= 2) & is_mask).sum()), num_masks),
+        "tokens_of_first_mask": (first, num_sequences),
+        "tokens_of_middle_mask": (middle, num_sequences),
+        "tokens_of_last_mask": (last, num_sequences),
+    }
 
 
 def _evaluate_masks(
     model: ExlmModel, objective: Objective, nodes: NodeStates, statistics: TokenStatistics, batch: Batch
-) -> EvaluationSums:
+) -> Sums:
     k = model.num_states_per_mask
     nll_B = objective.mean_mask_nll(objective.mask_nll(model, nodes, batch), batch)
     has_targets = batch.target_lengths > 0
@@ -213,16 +172,15 @@ def _evaluate_masks(
     guess_M = best_token_Mk.gather(1, best_log_prob_Mk.argmax(-1, keepdim=True))[:, 0]
     is_counted_M = is_fully_masked(batch, objective.num_repeats)[is_target(batch)]
     entropy_N = statistics.entropy_nats[is_counted_M.repeat_interleave(k)]
-    return EvaluationSums(
-        nll_per_target=_total(nll_B[has_targets]),
-        num_sequences=int(has_targets.sum()),
-        num_infeasible=int((~has_targets).sum()),
-        nll_given_length=_total(nll_B[has_targets]),
-        num_correct=int((guess_M == targets_M).sum()),
-        num_targets=len(targets_M),
-        entropy_nats=_total(entropy_N),
-        num_entropy_nodes=len(entropy_N),
-    )
+    loss, num_sequences = _total(nll_B[has_targets]), int(has_targets.sum())
+    return {
+        "loss": (loss, num_sequences),
+        "loss_given_length": (loss, num_sequences),
+        "mask_accuracy": (int((guess_M == targets_M).sum()), len(targets_M)),
+        "entropy_bits": (_total(entropy_N), len(entropy_N)),
+        "num_sequences": (num_sequences,),
+        "num_infeasible": (int((~has_targets).sum()),),
+    }
 
 
 def _expected(probability: Tensor, log_score: Tensor) -> Float[Tensor, " B"]:
@@ -247,10 +205,10 @@ def _effective_states(posterior_BTS: Tensor, batch: Batch) -> Float[Tensor, "B T
     return torch.einsum("bs,bst->bt", surprise_BS, belongs_BST).exp()
 
 
-def _targets_of_clones(posterior_BTS: Tensor, batch: Batch) -> tuple[float, ...]:
+def _targets_of_clones(posterior_BTS: Tensor, num_states_per_mask: int) -> tuple[float, ...]:
     """Return the expected number of targets that clones 1 to k emit; sequences without an alignment count nothing."""
     occupancy_BS = posterior_BTS.double().sum(1)
-    return tuple(batch.node_clone.flatten().bincount(occupancy_BS.flatten())[1:].tolist())
+    return tuple(occupancy_BS[:, 1:-1].sum(0).unflatten(0, (-1, num_states_per_mask)).sum(0).tolist())
 
 
 def _perplexity(counts: Sequence[float]) -> float:
@@ -320,12 +278,12 @@ def _cure_of_the_path(recipe: PretrainRecipe) -> str:
 
 def _cure_of_the_states(recipe: PretrainRecipe) -> str:
     missing = []
-    if recipe.model.mask_attention == "all":
-        missing.append("`model.mask_attention=first`")
+    if recipe.model.expand == "input":
+        missing.append("`model.expand=output` and `model.rope=1d`")
     if not recipe.model.transition.balance:
         missing.append("`model.transition.balance=0.1`")
-    if not missing and recipe.model.clone_embedding == "none":  # vectors cost some loss on text
-        missing.append("`model.clone_embedding=nodes` with `model.clone_init_std=1`")
+    if not missing and recipe.model.clone_init_std < 1:  # vectors this far apart cost some loss on text
+        missing.append("`model.clone_init_std=1`")
     if not missing:
         return "`masking.num_states_per_mask=1` predicts the same for less"
     return f"to keep states apart, start a new run with {', '.join(missing)}"

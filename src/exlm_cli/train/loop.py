@@ -18,7 +18,7 @@ from torch import Tensor
 
 from exlm_cli.config.sections import LoopConfig, OptimConfig
 from exlm_cli.data import IntArray
-from exlm_cli.distributed.parallel import accumulating, reshard, writes_shares
+from exlm_cli.distributed.parallel import accumulating
 from exlm_cli.distributed.ranks import ALONE, Ranks
 from exlm_cli.errors import CheckpointError, ConfigError, DivergedError, InterruptedRunError
 from exlm_cli.files import fsync, hash_json, write_json
@@ -106,13 +106,12 @@ class TrainingLoop:
         ranks.hint = f"continue with `{resume_command}`"
         self.optimizer = build_optimizer(task.model, optim)
         self.state = LoopState()
-        self.total_steps = count_steps(task, train)
+        self._plan_epoch()
         if optim.warmup_steps > self.total_steps:
             raise ConfigError(
                 f"`optim.warmup_steps` {optim.warmup_steps} is more than the {self.total_steps} steps of this run",
                 "lower it, or give `optim.warmup_ratio` instead",
             )
-        self._plan = task.plan(0)
         self._refuse_small_steps()
         self._agreed_stop: int | None = None  # signal that stops all of several ranks after the same step
         self._ahead: Iterator[Any] | None = None  # batches of the next step
@@ -144,7 +143,7 @@ class TrainingLoop:
         load_optimizer_state(checkpoint, self.task.model, self.optimizer)
         self.state = saved.loop
         self._validation = {name: math.nan if v is None else v for name, v in saved.validation.items()}
-        self._plan = self.task.plan(self.state.epoch)
+        self._plan_epoch()
         if self.ranks.is_first:
             self.metrics.truncate_after(self.state.step)
             # a process that was killed while it deleted old checkpoints leaves some of them
@@ -235,7 +234,7 @@ class TrainingLoop:
         state = self.state
         if state.step_in_epoch >= len(self._plan):
             state.epoch, state.step_in_epoch = state.epoch + 1, 0
-            self._plan = self.task.plan(state.epoch)
+            self._plan_epoch()
         indices = self._plan[state.step_in_epoch]
         torch.manual_seed(dropout_seed(self.seed, state.step, self.ranks.rank))
         rate = learning_rate(state.step, self.optim, self.total_steps)
@@ -320,6 +319,12 @@ class TrainingLoop:
             return None
         return self._own_batches(self._plan[step])
 
+    def _plan_epoch(self) -> None:
+        """Plan the epoch of the state, and count the steps of the run by it."""
+        state = self.state
+        self._plan = self.task.plan(state.epoch)
+        self.total_steps = count_steps(self.train, state.epoch, state.step - state.step_in_epoch, len(self._plan))
+
     def _own_batches(self, indices: IntArray) -> Iterator[Any]:
         """Return the batches of this rank's share of a step: none where the step has fewer samples than ranks."""
         share = self.ranks.share_of(indices)
@@ -368,7 +373,6 @@ class TrainingLoop:
         state = self.state
         start_s = time.perf_counter()
         self._validation = self.ranks.exchange(self.task.validate())[0]
-        reshard(self.task.module)
         self._freed_memory.release()  # a validation frees tensors of more sizes than a step does
         state.validate_s += time.perf_counter() - start_s
         self._log({"kind": "valid", "step": state.step, **self._validation})
@@ -393,7 +397,8 @@ class TrainingLoop:
     def _keep_best(self) -> None:
         state = self.state
         content = BestState(step=state.step, epoch=state.epoch, value=state.best_value, identity=self.task.identity)
-        save_best(self.run, state.step, self.task.model, content, ranks=self.ranks, resume_command=self.resume_command)
+        save = functools.partial(save_best, self.run, state.step, self.task.model, content)
+        self.ranks.first(lambda: save(resume_command=self.resume_command))
 
     def _best_field(self) -> dict[str, str]:
         """Return the best validation so far for the bar."""
@@ -432,23 +437,22 @@ class TrainingLoop:
 
     def _save(self) -> Path:
         self._read_figures()
-        if self.ranks.is_first and self.metrics.path.exists():
+        return self.ranks.first(self._write_checkpoint)
+
+    def _write_checkpoint(self) -> Path:
+        if self.metrics.path.exists():
             fsync(self.metrics.path)  # a resumption never writes the rows before its checkpoint again
-        content = CheckpointState(loop=self.state, identity=self.task.identity, validation=dict(self._validation))
         path = save_checkpoint(
             self.run,
             self.state.step,
             self.task.model,
             self.optimizer,
-            content,
-            ranks=self.ranks,
-            is_sharded=writes_shares(self.task.module, self.train),
+            CheckpointState(loop=self.state, identity=self.task.identity, validation=dict(self._validation)),
             keep_last=self.train.keep_last,
             resume_command=self.resume_command,
         )
-        if self.ranks.is_first:
-            self._remove_other_bests()  # after the save: the checkpoint before it names another best
-        for callback in self._followers:
+        self._remove_other_bests()  # after the save: the checkpoint before it names another best
+        for callback in self.callbacks:
             callback.on_save(self.state.step, path)
         return path
 
@@ -493,19 +497,21 @@ def _end_of(callback: Callback) -> Callable[[object, BaseException | None, objec
     return lambda _kind, error, _trace: callback.on_end(error)
 
 
-def count_steps(task: TrainTask[Any], train: LoopConfig) -> int:
-    """Return the optimiser steps of a whole run; a recipe limits steps, epochs or both."""
+def count_steps(train: LoopConfig, epoch: int, steps_before: int, steps_in_epoch: int) -> int:
+    """Return the optimiser steps of a whole run, as far as they are known in one of its epochs.
+
+    A recipe limits steps, epochs or both. With `batch_tokens` the epochs differ by a few steps; later ones, which are
+    not planned yet, count as this one, so that the number is exact in the last.
+
+    Args:
+        epoch: Counted from 0.
+        steps_before: Steps of the epochs before it.
+        steps_in_epoch: Steps of its plan.
+    """
     most = math.inf if train.max_steps is None else train.max_steps
     if train.max_epochs is None:
         return int(most)
-    if train.batch_sequences is not None:  # every epoch has as many steps; a plan of many sequences takes seconds
-        return int(min(most, train.max_epochs * len(task.plan(0))))
-    num_steps = 0
-    for epoch in range(train.max_epochs):
-        num_steps += len(task.plan(epoch))
-        if num_steps >= most:
-            return int(most)
-    return num_steps
+    return int(min(most, steps_before + (train.max_epochs - epoch) * steps_in_epoch))
 
 
 def dropout_seed(seed: int, step: int, rank: int = 0) -> int:

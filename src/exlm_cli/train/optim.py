@@ -8,7 +8,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from exlm_cli.config.sections import OptimConfig
-from exlm_cli.distributed.parallel import whole
 
 
 def learning_rate(step: int, optim: OptimConfig, total_steps: int) -> float:
@@ -78,4 +77,4 @@ def scale_and_clip(
     """Scale every gradient, then clip their norm to `clip_norm` (0: not at all); return the norm before clipping."""
     torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], factor.float())
     # a limit of inf clips nothing and still measures the norm
-    return whole(nn.utils.clip_grad_norm_(parameters, clip_norm or math.inf))
+    return nn.utils.clip_grad_norm_(parameters, clip_norm or math.inf)

@@ -1,13 +1,12 @@
 """Pre-training: the data, model, objective and training loop of a recipe, put together."""
 
-import dataclasses
 import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,15 +24,14 @@ from exlm_cli.data.corpus.pipeline import PreparedData, list_rejected, prepare_d
 from exlm_cli.data.corpus.shards import TokenDataset
 from exlm_cli.data.sampler import EpochPlan, Feed, plan_epoch
 from exlm_cli.data.tokenizer import TOKENIZER_FILE
-from exlm_cli.distributed.parallel import StepModule, choose_strategy, spread
-from exlm_cli.distributed.ranks import ALONE, PREPARE_LIMIT_S, Ranks, join
+from exlm_cli.distributed.parallel import StepModule, spread
+from exlm_cli.distributed.ranks import ALONE, Ranks, join
 from exlm_cli.distributed.shared_run import hold_run, require_same_data, require_same_recipe
 from exlm_cli.errors import CheckpointError
 from exlm_cli.format import format_large, format_number_of, format_parameters, format_percent
 from exlm_cli.launch import read_launch
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.alignment import choose_backend
-from exlm_cli.ops.varlen_attention import has_varlen_kernel
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import (
     METRICS_FILE,
@@ -45,7 +43,7 @@ from exlm_cli.run_dir import (
     update_run_json,
 )
 from exlm_cli.train.checkpoint import checkpoint_paths, load_state, newest_good_checkpoint, remove_unfinished
-from exlm_cli.train.evaluation import CollapseWatch, EvaluationSums, evaluate_batch, measure_own_mask_shares, summarise
+from exlm_cli.train.evaluation import CollapseWatch, Sums, evaluate_batch, measure_own_mask_shares, summarise
 from exlm_cli.train.loop import TrainingLoop
 from exlm_cli.train.objective import Objective
 from exlm_cli.train.pretrained import (
@@ -62,6 +60,8 @@ from exlm_cli.train.trackers import build_trackers, require_trackers
 
 CENTRED_SHARE = 0.9
 """Own-mask share from which a DAG counts as centred on its targets."""
+
+MeasuredT = TypeVar("MeasuredT")
 
 _OWN_MASK_SEQUENCES = 256
 
@@ -89,12 +89,9 @@ class PretrainTask:
     Args:
         recipe: What to train.
         data: Its sequences.
-        model: On `device`; FSDP replaces its parameters by shares of them.
+        model: On `device`.
         device: Where batches go.
         ranks: Those that train together.
-
-    Attributes:
-        packs: Whether the sequences of a batch are joined into one row, so that attention needs no mask of padding.
     """
 
     def __init__(
@@ -110,15 +107,11 @@ class PretrainTask:
         self.tokenizer = data.tokenizer
         self.objective = Objective(data.tokenizer.unk_id, recipe.masking.num_repeats, recipe.train.alignment_backend)
         self.autocast_dtype = autocast_dtype(recipe.train, device)
-        config = recipe.model
-        head_width = config.width // config.num_heads
-        self.packs = has_varlen_kernel(device, self.autocast_dtype, head_width, config.attention_dropout)
         model.encoder.recomputes = recipe.train.gradient_checkpointing
-        self.strategy = choose_strategy(recipe.train, ranks, sum(p.numel() for p in model.parameters()))
         module = StepModule(model, self.objective.sequence_nll)
         if recipe.train.compile:
-            module.compile_step(self.strategy)
-        self.module = spread(module, self.strategy, ranks, self.autocast_dtype)
+            module.compile_step()
+        self.module = spread(module, ranks)
         self.identity = {"data fingerprint": data.fingerprint, **model_identity(recipe, data.tokenizer)}
 
     def plan(self, epoch: int) -> EpochPlan:
@@ -159,11 +152,10 @@ class PretrainTask:
         """Return figures on the validation set, with the same masks every time; `progress` shows a bar of sequences."""
         indices = validation_indices(self.valid_set, self.recipe.train.validation_sequences)
 
-        def evaluate(model: Any, batch: Batch) -> tuple[Any, ...]:
-            return dataclasses.astuple(evaluate_batch(model, self.objective, batch))
+        def evaluate(model: Any, batch: Batch) -> Sums:
+            return evaluate_batch(model, self.objective, batch)
 
-        sums = [EvaluationSums(*row) for row in self._measure(indices, evaluate, progress or SilentProgress())]
-        return summarise(sums, has_dag=self.model.transition is not None)
+        return summarise(self._measure(indices, evaluate, progress or SilentProgress()))
 
     def own_mask_share(self) -> float:
         """Return the own-mask share of the model as it is now: the mean over at most 256 validation sequences."""
@@ -174,12 +166,12 @@ class PretrainTask:
         return math.fsum(shares) / max(1, len(shares))
 
     def _measure(
-        self, indices: IntArray, measure: Callable[[Any, Batch], tuple[Any, ...]], progress: Progress
-    ) -> list[tuple[Any, ...]]:
+        self, indices: IntArray, measure: Callable[[Any, Batch], MeasuredT], progress: Progress
+    ) -> list[MeasuredT]:
         """Return the results of `measure(model, batch)` on each batch of validation sequences, from all ranks."""
         share = self.ranks.share_of(indices)
         batches = self._batches(self.valid_set, share, VALIDATION_EPOCH) if len(share) else iter(())
-        own: list[tuple[Any, ...]] = []
+        own: list[MeasuredT] = []
         num_done = 0
         self.model.eval()
         with progress.bar("validating", len(share)) as bar, torch.no_grad(), self._autocast():
@@ -196,7 +188,7 @@ class PretrainTask:
         return next(self._batches(self.valid_set, indices[:1], VALIDATION_EPOCH))
 
     def _batches(self, dataset: TokenDataset, indices: IntArray, epoch: int) -> Iterator[Batch]:
-        return Feed(dataset, self.recipe, self.tokenizer, epoch, self.packs).microbatches(indices, self.device)
+        return Feed(dataset, self.recipe, self.tokenizer, epoch).microbatches(indices, self.device)
 
 
 def run_pretraining(
@@ -252,7 +244,7 @@ def _run_pretraining(
         prepare = functools.partial(
             prepare_data, recipe, rejected_csv=None, progress=progress, builds=ranks.is_first, on_found=tell_cost
         )
-        data = ranks.in_turn(prepare, limit_s=PREPARE_LIMIT_S)
+        data = ranks.in_turn(prepare)
         require_same_data(ranks, data.fingerprint)
         started_s = time.time()
         model = build_model(recipe, data.tokenizer, device)
@@ -271,14 +263,13 @@ def _run_pretraining(
             "precision": precision,
             **({"started_unix_s": round(started_s, 3)} if is_new else {}),
             "num_ranks": ranks.size if ranks.size > 1 else None,
-            "parallel": task.strategy if ranks.size > 1 else None,
         }
         if model.transition is not None:
             # the native backend may have to be built: before the first step
             backend = ranks.in_turn(lambda: choose_backend(recipe.train.alignment_backend, torch.float32, device))
             progress.message(f"alignment backend: {backend}")
             described["alignment_backend"] = backend
-        trackers = build_trackers(recipe.train.report_to, recipe, run.resolve().name, recipe.name, progress)
+        trackers = build_trackers(recipe.train.report_to, recipe, run, run.resolve().name, recipe.name, progress)
         watch = [] if model.transition is None else [CollapseWatch(recipe, progress)]
         loop = TrainingLoop(
             task,

@@ -18,6 +18,7 @@ from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import is_checkpoint, resume_command, run_directory
 from exlm_cli.train.checkpoint import (
+    MODEL_FILE,
     CheckpointState,
     checkpoint_paths,
     load_model_weights,
@@ -92,7 +93,7 @@ def load_pretrained(path: Path, *, device: str = "auto", progress: Progress | No
     model = build_model(recipe, tokenizer, torch_device)
     load_model_weights(checkpoint, model)
     model.eval()
-    sha256 = read_manifest(checkpoint).weights_sha256
+    sha256 = read_manifest(checkpoint).files[MODEL_FILE].sha256
     return Pretrained(model, tokenizer, recipe, checkpoint, state.loop.step, state.loop.num_tokens, sha256)
 
 
@@ -103,7 +104,7 @@ def require_own_files(run: Path, checkpoint: Path, state: CheckpointState, recip
         CheckpointError: recipe.yaml or tokenizer.json is not what the checkpoint was trained with.
         TokenizerError: tokenizer.json is not a tokenizer.
     """
-    tokenizer = Tokenizer.load(run / TOKENIZER_FILE)
+    tokenizer = Tokenizer.load(run / TOKENIZER_FILE, recipe.data.kind)
     identity = model_identity(recipe, tokenizer)
     files = {"recipe": run / "recipe.yaml", "tokenizer": run / TOKENIZER_FILE}
     require_origin(checkpoint, state.identity, identity, files)

@@ -26,7 +26,7 @@ class TrainTask(Protocol[BatchT]):
 
     @property
     def module(self) -> nn.Module:
-        """Module that `losses` calls; the hooks of DDP and FSDP fire in its forward pass."""
+        """Module that `losses` calls; the hooks of DDP fire in its forward pass."""
 
     @property
     def identity(self) -> dict[str, str]:

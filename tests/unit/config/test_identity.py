@@ -28,8 +28,8 @@ def test_what_decides_the_weights_is_part_of_it(sections):
     "sections",
     [
         {"data": {"train": ["elsewhere.txt"]}}, {"data": {"valid": ["elsewhere.txt"]}},
-        {"tokenizer": {"path": "t.json"}},
-        {"train": {"microbatch_tokens": 128}}, {"train": {"num_threads": 1}}, {"train": {"alignment_backend": "torch"}},
+        {"tokenizer": {"path": "t.json"}}, {"train": {"alignment_backend": "reference"}},
+        {"train": {"microbatch_tokens": 128}}, {"train": {"num_threads": 1}},
         {"train": {"head_chunk_rows": 16}}, {"train": {"compile": True}},
     ],
 )  # fmt: skip

@@ -1,35 +1,50 @@
-"""Waits for other ranks have an end, whose error names the rank that did not come; a store of one process is theirs."""
+"""Ranks that do not meet; shares of ranks; the ranks of one process, which answer at once."""
 
+import socket
+from unittest.mock import Mock
+
+import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
 from exlm_cli.distributed import ranks as module
-from exlm_cli.distributed.ranks import Ranks
-from exlm_cli.errors import RankError
-from exlm_cli.launch import Launch
+from exlm_cli.distributed.ranks import ALONE, Ranks, join
+from exlm_cli.errors import DataError, RankError
+from exlm_cli.launch import Launch, read_launch
+from tests.ranks import launch_variables
+
+CPU = torch.device("cpu")
 
 
-def ranks_that_came(own: int, *came: int) -> Ranks:
-    """Return what rank `own` of two sees when these have a heartbeat."""
-    store = dist.HashStore()
-    for rank in came:
-        store.set(f"beat/{rank}", "1")
-    return Ranks(Launch(own, 2, own, 2, ("node0", 1)), torch.device("cpu"), store)
-
-
-@pytest.mark.parametrize(("own", "missing", "reporter"), [(0, 1, 0), (1, 0, 1)])
-def test_a_rank_that_does_not_start_in_time_is_named_by_the_lowest_that_did(monkeypatch, own, missing, reporter):
+@pytest.mark.parametrize(("own", "reason"), [(0, r"1/2 clients joined"), (1, r"127.0.0.1")])
+def test_ranks_without_the_others_end_with_one_line_each(monkeypatch, own, reason):
+    """Rank 0 keeps the store, on any port that is free; rank 1 finds none, for nothing listens at the port."""
     monkeypatch.setattr(module, "MEET_LIMIT_S", 0.1)
-    with pytest.raises(RankError, match=rf"^rank {missing} of 2 did not start within 0 s, or has ended$") as caught:
-        ranks_that_came(own, own).wait_to_start()
-    assert caught.value.reporter == reporter
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        variables = launch_variables(own, 2, silent.getsockname()[1] if own else 0)
+        for name, value in (variables | {"TORCHELASTIC_USE_AGENT_STORE": "False"}).items():
+            monkeypatch.setenv(name, value)
+        said = rf"^rank {own} of 2 cannot meet the other ranks at 127\.0\.0\.1:\d+: [^\n]*{reason}[^\n]*$"
+        with pytest.raises(RankError, match=said) as caught, join(read_launch(), CPU):
+            pass
+    assert caught.value.reporter == own
 
 
-@pytest.mark.parametrize(("own", "awaited"), [(0, 1), (1, 0)])
-def test_a_live_rank_that_does_not_answer_in_time_is_named(own, awaited):
-    ranks = ranks_that_came(own, 0, 1)
-    ranks.hint = "continue"
-    with pytest.raises(RankError, match=rf"^rank {awaited} of 2 did not answer within 0 s$") as caught:
-        ranks.exchange("mine", limit_s=0.1)
-    assert (caught.value.hint, caught.value.reporter) == ("continue", own)
+def test_shares_are_all_items_once():
+    items = np.arange(11)
+    shares = [Ranks(Launch(rank, 4), torch.device("cpu")).share_of(items) for rank in range(4)]
+    assert sorted(np.concatenate(shares)) == list(range(11))
+    assert {len(share) for share in shares} == {2, 3}
+
+
+def test_one_process_answers_at_once():
+    assert ALONE.exchange({"a": 1}) == [{"a": 1}]
+    assert ALONE.total(torch.tensor([0.5])).tolist() == [0.5]
+    assert ALONE.first(lambda: "x") == ALONE.in_turn(lambda: "x") == "x"
+    assert list(ALONE.in_step(iter("ab"), lambda: "spare")) == [("a", True, None), ("b", True, None)]
+
+
+def test_one_process_raises_what_its_work_raises():
+    with pytest.raises(DataError, match="no such file"):
+        ALONE.together(Mock(side_effect=DataError("no such file", "give another")))

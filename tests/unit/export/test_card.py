@@ -17,7 +17,7 @@ from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import MetricsLog
 from exlm_cli.tasks.squad.files import questions_of_pairs
 from exlm_cli.tasks.squad.task import new_questions
-from exlm_cli.train.evaluation import EvaluationSums, summarise
+from exlm_cli.train.evaluation import summarise
 from exlm_cli.train.pretrained import load_pretrained
 from tests.unit.finetune.finetuned_runs import SMILES, finetune, glue_run, smiles_pretrained, squad_run, write_rows
 from tests.unit.finetune.synthetic import make_pretrained
@@ -159,8 +159,8 @@ def test_scores_are_those_of_the_seed_that_is_best_in_validation(molecules):
 def test_the_card_of_a_pretrained_run_has_the_last_validation_before_its_checkpoint(tmp_path):
     """Under the names that `train.evaluation.summarise` gives: the accuracy is that of masks."""
     run = smiles_pretrained(tmp_path)
-    sums = EvaluationSums(3.0, 2, 0, 3.0, num_correct=1, num_targets=4, entropy_nats=1.0, num_entropy_nodes=1)
-    figures = summarise([sums], has_dag=False)
+    sums = {"loss": (3.0, 2), "loss_given_length": (3.0, 2), "mask_accuracy": (1, 4), "entropy_bits": (1.0, 1)}
+    figures = summarise([sums])
     log = MetricsLog(run / "metrics.jsonl")
     other = {name: 2 * value for name, value in figures.items()}
     log.append({"kind": "valid", "step": 0, **other})

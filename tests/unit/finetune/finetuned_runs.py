@@ -73,7 +73,7 @@ def make_runs(root: Path) -> Path:
     for name in ("smiles", "molecules", "rte", "squad"):
         (root / name).mkdir(parents=True)
     molecule_run(root / "molecules", smiles_pretrained(root / "smiles"))
-    data, train = {"sequence_length": 24, "bundled_rows": 200}, {"max_steps": 3, "alignment_backend": "torch"}
+    data, train = {"sequence_length": 24, "bundled_rows": 200}, {"max_steps": 3, "alignment_backend": "reference"}
     text = make_pretrained(root / "text", data=data, train=train)
     glue_run(root / "rte", text, "rte")
     squad_run(root / "squad", text)

@@ -20,7 +20,7 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return chosen
 
 
-@pytest.fixture(params=["reference", "torch", "native"])
+@pytest.fixture(params=["reference", "native"])
 def backend(request: pytest.FixtureRequest) -> Backend:
     """Every alignment backend that this machine has; takes the test's `dtype` where it names one."""
     dtype = request.getfixturevalue("dtype") if "dtype" in request.fixturenames else torch.float32

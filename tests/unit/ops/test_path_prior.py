@@ -27,7 +27,7 @@ def _uniform(num_masks: int, k: int) -> torch.Tensor:
     return torch.zeros(1, size, size).masked_fill(~is_edge, -math.inf).log_softmax(-1).nan_to_num(-math.inf)
 
 
-@pytest.mark.parametrize("backend", ["reference", "torch"])
+@pytest.mark.parametrize("backend", ["reference", "native"])
 def test_a_share_is_that_of_the_enumerated_paths(backend):
     log_trans = _log_trans()
     emissions = torch.zeros(2, NUM_MASKS, 8, dtype=torch.float64)

@@ -14,7 +14,7 @@ from exlm_cli.format import format_bytes, format_large
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.report.cost import count_memory, describe_cost, estimate_cost, memory_table
 from exlm_cli.train.objective import Objective
-from tests.tiny import SPECIAL, tiny_batch, tiny_recipe
+from tests.tiny import OUTPUT, SPECIAL, tiny_batch, tiny_recipe
 
 NUM_SEQUENCES = 5
 LONG: dict[str, Any] = {  # 60 tokens with 18 masks: nothing is rounded
@@ -54,7 +54,7 @@ def bytes_saved_for_backward(run: Callable[[], Tensor], known: list[Tensor]) -> 
 def saved_in_training(recipe: Any) -> int:
     """Bytes that a bf16 forward pass of the real model and loss keeps, without the bf16 weights."""
     model, batch = ExlmModel(recipe, SPECIAL.vocab_size), full_batch(recipe)
-    objective = Objective(SPECIAL.vocab_size - 1, 1, "torch")
+    objective = Objective(SPECIAL.vocab_size - 1, 1, "native")
     known = [*model.parameters(), *(value for value in vars(batch).values() if isinstance(value, Tensor))]
     with torch.autocast("cpu", torch.bfloat16):
         saved = bytes_saved_for_backward(lambda: objective.sequence_nll(model, batch).sum(), known)
@@ -68,10 +68,11 @@ def saved_in_training(recipe: Any) -> int:
         {"masking": {"mask_ratio": 0.6, "num_states_per_mask": 8}},
         {"objective": "mlm"},
         {"model": {"alignment": "independent"}},
-        {"model": {"mask_attention": "first"}},
-        {"model": {"mask_attention": "first", "expand_after": 1}},
-        {"model": {"mask_attention": "first", "expand_after": 2}},
-        {"model": {"mask_attention": "first", "expand_after": 3, "clone_embedding": "nodes"}},
+        {"model": {"num_layers": 1}},
+        {"model": OUTPUT},
+        {"model": OUTPUT, "masking": {"mask_ratio": 0.6, "num_states_per_mask": 8}},
+        {"model": OUTPUT | {"num_layers": 1}},
+        {"model": OUTPUT | {"alignment": "independent"}},
         {"model": {"width": 32, "ffn_width": 96, "num_heads": 4}},
     ],
 )
@@ -83,10 +84,9 @@ def test_activations_are_the_bytes_that_autograd_keeps(sections):
     assert saved_in_training(recipe) == pytest.approx(expected, rel=0.02)
 
 
-@pytest.mark.parametrize("expand_after", [1, 3, 7, "all"])
-def test_expanding_late_costs_no_memory_at_one_state_per_mask(expand_after):
-    """The key has no effect there, also above the three blocks, and the model keeps the same bytes."""
-    plain, late = (long_recipe(objective="mlm", model=model) for model in ({}, {"expand_after": expand_after}))
+def test_where_masks_expand_costs_an_mlm_no_memory():
+    """The key has no effect there, and the model keeps the same bytes."""
+    plain, late = (long_recipe(objective="mlm", model=model) for model in ({"rope": "1d"}, OUTPUT))
     assert count_memory(late, NUM_SEQUENCES) == count_memory(plain, NUM_SEQUENCES)
     assert saved_in_training(late) == saved_in_training(plain)
 
@@ -117,22 +117,14 @@ def test_checkpointing_keeps_the_input_of_each_block_and_one_block_whole():
     assert kept[0] - lean[0] == block + last_block - 3 * positions * 4 * 16
 
 
-def test_states_of_training_are_16_bytes_a_parameter_and_fsdp_shares_them():
+def test_training_holds_18_bytes_a_parameter_besides_what_grows_with_the_batch():
     recipe = long_recipe()
-    model = ExlmModel(recipe, SPECIAL.vocab_size)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    block = sum(parameter.numel() for parameter in model.encoder.blocks[0].parameters())
-    ddp = count_memory(recipe, NUM_SEQUENCES)
-    assert (ddp.weights, ddp.gradients, ddp.moments) == (4 * parameters, 4 * parameters, 8 * parameters)
-    assert ddp.used_weights == 2 * parameters
-    fsdp = count_memory(recipe, NUM_SEQUENCES, num_shards=4)
-    assert (fsdp.weights, fsdp.gradients, fsdp.moments) == (parameters, parameters, 2 * parameters)
-    root = parameters - 3 * block
-    assert fsdp.used_weights == (4 + 2) * root + 2 * 2 * block  # float32 and its bf16 casts; two blocks in bf16
-    several = count_memory(recipe, NUM_SEQUENCES, num_shards=4, microbatches=2)
-    assert several.gradients == parameters + 4 * parameters
-    assert ddp.total - ddp.total_checkpointed == ddp.activations - ddp.checkpointed_activations
-    assert ddp.total == 18 * parameters + ddp.nodes + ddp.logits + ddp.activations
+    parameters = sum(parameter.numel() for parameter in ExlmModel(recipe, SPECIAL.vocab_size).parameters())
+    memory = count_memory(recipe, NUM_SEQUENCES)
+    assert (memory.weights, memory.gradients, memory.moments) == (4 * parameters, 4 * parameters, 8 * parameters)
+    assert memory.used_weights == 2 * parameters
+    assert memory.total - memory.total_checkpointed == memory.activations - memory.checkpointed_activations
+    assert memory.total == 18 * parameters + memory.nodes + memory.logits + memory.activations
 
 
 @pytest.mark.parametrize(
@@ -166,17 +158,12 @@ def test_the_cost_of_text_base_by_hand():
     assert f" ({format_large(estimate.mlm_steps * 2048 * 512)} tokens, " in describe_cost(estimate)["as MLM"]
     assert describe_cost(estimate)["as MLM"].endswith(f" {estimate.flops_per_step / twin:.2f} x)")
     # a ring of eight: seven phases that add and seven that copy, each sends an eighth of the float32 gradients
-    assert estimate.ddp_bytes_sent == pytest.approx((7 + 7) * 4 * estimate.parameters / 8)
-    # each microbatch gathers seven shards of the blocks in bf16 twice and of the rest in float32 once
-    block = 12 * 768**2 + 13 * 768
-    in_blocks, rest = 12 * block, estimate.parameters - 12 * block
-    gathered, scattered = 4 * (2 * 2 * in_blocks + 4 * rest), 4 * estimate.parameters
-    assert estimate.fsdp_bytes_sent == pytest.approx((gathered + scattered) * 7 / 8)
+    assert estimate.bytes_sent == pytest.approx((7 + 7) * 4 * estimate.parameters / 8)
 
 
 def test_an_mlm_has_no_mlm_beside_it_and_epochs_have_no_hours():
     estimate = estimate_cost(load_recipe("text-base-mlm"), "h100", 1)
-    assert (estimate.mlm_steps, estimate.ddp_bytes_sent) == (None, 0)
+    assert (estimate.mlm_steps, estimate.bytes_sent) == (None, 0)
     assert "as MLM" not in describe_cost(estimate)
     endless = estimate_cost(tiny_recipe(train={"max_steps": None, "max_epochs": 3}), "h100", 1)
     assert (endless.hours, endless.flops, endless.mlm_steps) == (None, None, None)
@@ -186,7 +173,7 @@ def test_an_mlm_has_no_mlm_beside_it_and_epochs_have_no_hours():
 @pytest.mark.parametrize(
     ("name", "changes", "gpu", "num_gpus", "verdict"),
     [
-        ("text-base", [], "h100", 8, ": DDP fits, FSDP fits"),
+        ("text-base", [], "h100", 8, ": it fits"),
         ("text-large", [], "rtx4090", 1, ": it fits with gradient checkpointing"),
         ("text-large", [], "l40s", 1, ": it fits"),
         ("text-large", ["train.microbatch_tokens=400000"], "rtx4090", 1, "`train.microbatch_tokens` is lower"),
@@ -195,7 +182,6 @@ def test_an_mlm_has_no_mlm_beside_it_and_epochs_have_no_hours():
 def test_the_table_says_what_fits(name, changes, gpu, num_gpus, verdict):
     table = memory_table(estimate_cost(load_recipe(name, changes), gpu, num_gpus))
     assert table.notes[0].endswith(verdict)
-    assert len(table.columns) == (3 if num_gpus > 1 else 2)
 
 
 @pytest.mark.parametrize(
@@ -209,29 +195,25 @@ def test_the_table_says_what_fits(name, changes, gpu, num_gpus, verdict):
 def test_two_gigabytes_of_a_gpu_are_left_to_what_is_not_counted(total, lean, verdict):
     """A RTX 3090 has 24 GB."""
     estimate = estimate_cost(load_recipe("text-base"), "rtx3090", 1)
-    memory = estimate.ddp.model_copy(update={"total": total, "total_checkpointed": lean})
-    table = memory_table(estimate.model_copy(update={"ddp": memory}))
+    memory = estimate.memory.model_copy(update={"total": total, "total_checkpointed": lean})
+    table = memory_table(estimate.model_copy(update={"memory": memory}))
     assert table.notes[0].endswith(f": {verdict}")
 
 
-def test_whole_and_sharded_weights_have_a_column_each():
-    """Bytes of G = 8: weights 4 P and 4 P / 8; a GPU sends 2 (7 / 8) 4 P with DDP."""
+def test_every_part_of_the_memory_has_a_row():
+    """A GPU of eight sends 2 (7 / 8) 4 P bytes."""
     estimate = estimate_cost(load_recipe("text-base"), "h100", 8)
-    table = memory_table(estimate)
-    assert table.columns == ("", "DDP", "FSDP")
-    parts, totals = ({row[0]: row[1:] for row in group} for group in table.groups)
-    assert parts["weights"] == tuple(format_bytes(4 * estimate.parameters / g) for g in (1, 8))
-    for shown, plan in zip(zip(*parts.values(), strict=True), (estimate.ddp, estimate.fsdp), strict=True):
-        bytes_of = dict(zip(parts, shown, strict=True))
-        assert bytes_of["gradients"] == format_bytes(plan.gradients)
-        assert bytes_of["moments of AdamW"] == format_bytes(plan.moments)
-        assert bytes_of["weights in use"] == format_bytes(plan.used_weights)
-        assert bytes_of["logits"] == format_bytes(plan.logits)
-        assert bytes_of["activations"] == format_bytes(plan.activations)
-        assert bytes_of["  with gradient checkpointing"] == format_bytes(plan.checkpointed_activations)
-    assert totals["all"] == (format_bytes(estimate.ddp.total), format_bytes(estimate.fsdp.total))
-    sent = format_bytes(2 * 7 / 8 * 4 * estimate.parameters)
-    assert describe_cost(estimate)["sent per GPU and step"].startswith(f"{sent} with DDP, ")
+    parts, totals = (dict(group) for group in memory_table(estimate).groups)
+    memory = estimate.memory
+    assert parts["weights"] == format_bytes(4 * estimate.parameters)
+    assert parts["gradients"] == format_bytes(memory.gradients)
+    assert parts["moments of AdamW"] == format_bytes(memory.moments)
+    assert parts["weights in use"] == format_bytes(memory.used_weights)
+    assert parts["logits"] == format_bytes(memory.logits)
+    assert parts["activations"] == format_bytes(memory.activations)
+    assert parts["  with gradient checkpointing"] == format_bytes(memory.checkpointed_activations)
+    assert totals["all"] == format_bytes(memory.total)
+    assert describe_cost(estimate)["sent per GPU and step"] == format_bytes(2 * 7 / 8 * 4 * estimate.parameters)
 
 
 @pytest.mark.parametrize(

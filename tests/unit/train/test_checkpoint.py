@@ -1,6 +1,5 @@
 """Checkpoints: exact round trip, atomic writing, and refusal by name of whatever was cut or altered."""
 
-import hashlib
 import json
 import math
 import os
@@ -176,35 +175,6 @@ def test_a_manifest_lists_the_weights_the_state_and_of_a_step_the_optimizer(tmp_
     assert ckpt.verify_checkpoint(path) == wanted
 
 
-def test_shards_are_listed_for_every_rank_and_for_both_kinds_of_tensors(tmp_path):
-    path = _save(tmp_path, 1)
-    files = json.loads((path / ckpt.MANIFEST_FILE).read_bytes())["files"]
-    names = [f"{stem}-0000{rank}-of-00002.safetensors" for stem in ("model", "optimizer") for rank in (1, 2)]
-    for name in names:
-        stem = f"{name.partition('-')[0]}.safetensors"
-        (path / name).write_bytes((path / stem).read_bytes())
-        files[name] = files[stem]
-    del files["model.safetensors"], files["optimizer.safetensors"]
-    for left_out in (None, *names):
-        listed = {name: entry for name, entry in files.items() if name != left_out}
-        (path / ckpt.MANIFEST_FILE).write_text(json.dumps({"step": 1, "files": listed}))
-        assert (ckpt.verify_checkpoint(path) is None) == (left_out is None), left_out
-
-
-def test_the_hash_of_weights_is_that_of_their_file_or_of_all_their_shards(tmp_path):
-    path = _save(tmp_path, 1)
-    of_file = hashlib.sha256((path / ckpt.MODEL_FILE).read_bytes()).hexdigest()
-    assert ckpt.read_manifest(path).weights_sha256 == of_file
-
-    def of_shards(**hashes: str) -> str:
-        files = {f"{name}.safetensors": ckpt.FileEntry(bytes=1, sha256=sha256) for name, sha256 in hashes.items()}
-        return ckpt.Manifest(step=1, files=files).weights_sha256
-
-    both = of_shards(model_1="a", model_2="b")
-    assert both == of_shards(optimizer_1="c", model_2="b", model_1="a")
-    assert len({both, of_shards(model_1="b", model_2="a"), of_shards(model_1="a", model_2="c")}) == 3
-
-
 def test_moments_of_other_parameters_or_of_another_optimizer_are_refused_by_name(tmp_path):
     model, optimizer = _trained()
     path = _save(tmp_path, 1)
@@ -255,7 +225,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(tmp_path):
 def test_weights_of_another_shape_are_refused_by_name(tmp_path):
     path = _save(tmp_path, 1)
     other = nn.Sequential(nn.Linear(5, 3), nn.LayerNorm(3))
-    message = r"model.safetensors: shape of `0.weight`: \(3, 4\), in the recipe's model \(3, 5\)"
+    message = r"`0.weight` is torch.float32 of shape \(3, 4\), in the recipe's model torch.float32 of shape \(3, 5\)"
     with pytest.raises(CheckpointError, match=message):
         ckpt.load_model_weights(path, other)
 

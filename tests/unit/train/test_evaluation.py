@@ -11,7 +11,6 @@ from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.run_dir import MetricsLog, read_metrics
 from exlm_cli.train.evaluation import (
     CollapseWatch,
-    EvaluationSums,
     evaluate_batch,
     find_collapse,
     measure_own_mask_shares,
@@ -20,7 +19,7 @@ from exlm_cli.train.evaluation import (
 from exlm_cli.train.objective import Objective
 from tests.oracles import enumerate_best, enumerate_nll, enumerate_posteriors, scored_paths
 from tests.recorder import Recorder
-from tests.tiny import SPECIAL, masked_by_hand, tiny_batch, tiny_recipe
+from tests.tiny import OUTPUT, SPECIAL, masked_by_hand, tiny_batch, tiny_recipe
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +37,7 @@ def _model(**sections) -> ExlmModel:
 
 
 def _figures(model: ExlmModel, batch) -> dict[str, float]:
-    return summarise([evaluate_batch(model, OBJECTIVE, batch)], has_dag=model.transition is not None)
+    return summarise([evaluate_batch(model, OBJECTIVE, batch)])
 
 
 def _dag(model: ExlmModel, batch, log_emit: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
@@ -62,7 +61,7 @@ def _compare_with_enumerated_paths() -> None:
     nodes = model.node_states(batch)
     features = model.lm_head(nodes.packed).float()
     with torch.autocast("cpu", enabled=False):
-        logits = features @ model.token_embedding.weight.T + model.lm_head.bias
+        logits = features @ model.decoder_weight.T + model.lm_head.bias
     node_entropy = torch.zeros(nodes.is_inner.shape)
     node_entropy[nodes.is_inner] = torch.distributions.Categorical(logits=logits).entropy()
     dag = _dag(model, batch)
@@ -122,14 +121,14 @@ def test_the_own_mask_share_of_a_model_is_that_of_its_transitions():
 
 def test_a_sequence_without_masks_has_no_own_mask_share():
     masked = masked_by_hand([[1, 9, 2], [1, 3, 9, 2]], [7])
-    batch = expand(masked, 3, "exlm", pad_id=SPECIAL.pad_id)
+    batch = expand(masked, 3, expands_input=True, pad_id=SPECIAL.pad_id)
     (share,) = measure_own_mask_shares(_model(), batch)
     assert share == pytest.approx(1)  # one mask has no other
 
 
 def test_accuracy_of_a_dag_is_that_of_its_best_path_through_the_likeliest_tokens():
-    model = _model(model={"init_std": 0.3, "clone_embedding": "nodes", "clone_init_std": 1.0})
-    batch = tiny_batch(tiny_recipe(), (12, 7))
+    sections = {"model": OUTPUT | {"init_std": 0.3, "clone_init_std": 1.0}}
+    model, batch = _model(**sections), tiny_batch(tiny_recipe(**sections), (12, 7))
     best = model.node_log_probs(model.node_states(batch)).max(-1)
     path = enumerate_best(*_dag(model, batch, best.values[:, None].expand(-1, batch.target_ids.shape[1], -1)))
     guess = best.indices.gather(1, path.clamp(min=0))
@@ -150,9 +149,7 @@ def test_accuracy_of_an_mlm_is_that_of_its_likeliest_tokens():
 
 def test_accuracy_without_transitions_is_that_of_the_surest_state_that_is_not_blank():
     """Guesses are the targets; [UNK], the blank, is raised until it is the likeliest token of half of the states."""
-    sections = {
-        "model": {"alignment": "independent", "init_std": 0.3, "clone_embedding": "nodes", "clone_init_std": 1.0}
-    }
+    sections = {"model": OUTPUT | {"alignment": "independent", "init_std": 0.3, "clone_init_std": 1.0}}
     model, batch = _model(**sections), tiny_batch(tiny_recipe(**sections))
     nodes = model.node_states(batch)
     log_probs = model.node_log_probs(nodes)[nodes.is_inner]
@@ -169,7 +166,7 @@ def test_accuracy_without_transitions_is_that_of_the_surest_state_that_is_not_bl
 def test_sums_add_up_over_batches():
     model = _model()
     batches = [tiny_batch(tiny_recipe(), lengths) for lengths in ((9, 4), (12,))]
-    apart = summarise([evaluate_batch(model, OBJECTIVE, b) for b in batches], has_dag=True)
+    apart = summarise([evaluate_batch(model, OBJECTIVE, b) for b in batches])
     assert apart["num_sequences"] == 3
     losses = torch.cat([OBJECTIVE.sequence_nll(model, b) for b in batches])
     assert apart["loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
@@ -183,7 +180,7 @@ def test_entropy_without_a_fully_masked_token_is_not_defined():
     }
     model, batch = _model(**sections), tiny_batch(tiny_recipe(**sections), (7, 5))
     objective = Objective(unk_id=4, num_repeats=8, backend="reference")
-    figures = summarise([evaluate_batch(model, objective, batch)], has_dag=False)
+    figures = summarise([evaluate_batch(model, objective, batch)])
     assert math.isnan(figures["entropy_bits"])
     assert figures["loss"] > 0
 
@@ -195,18 +192,16 @@ def test_entropy_of_repeated_mlm_counts_fully_masked_tokens_alone():
     entropy = torch.distributions.Categorical(logits=model.node_log_probs(nodes)[nodes.is_inner]).entropy()
     sources = [(b, s) for b, n in enumerate(batch.target_lengths.tolist()) for s in batch.target_source[b, :n].tolist()]
     counted = [e for e, source in zip(entropy.tolist(), sources, strict=True) if sources.count(source) == 2]
-    figures = summarise(
-        [evaluate_batch(model, Objective(unk_id=4, num_repeats=2, backend="reference"), batch)], has_dag=False
-    )
+    figures = summarise([evaluate_batch(model, Objective(unk_id=4, num_repeats=2, backend="reference"), batch)])
     assert 0 < len(counted) < len(sources)
     assert figures["entropy_bits"] == pytest.approx(sum(counted) / len(counted) / math.log(2), rel=1e-5)
 
 
 @pytest.mark.parametrize("loss", [1.0, 88.0, 100.0, 1e4])
 def test_the_perplexity_of_a_model_that_diverges_is_a_figure_that_a_run_can_read_again(tmp_path, loss):
-    sums = EvaluationSums(2 * loss, 2, 0, 2 * loss, 0, 6, 0.0, 0)
+    sums = {"loss": (2 * loss, 2), "loss_given_length": (2 * loss, 2), "num_sequences": (2,)}
     log = MetricsLog(tmp_path / "metrics.jsonl")
-    log.append({"kind": "valid", "step": 1, **summarise([sums], has_dag=False)})
+    log.append({"kind": "valid", "step": 1, **summarise([sums])})
     (row,) = read_metrics(log.path)
     assert (row["loss"], row["perplexity"]) == pytest.approx((loss, math.exp(min(loss, 88.0))))
 
@@ -260,15 +255,15 @@ def test_a_cure_of_states_names_what_the_recipe_lacks_and_at_last_fewer_states()
     row = HEALTHY | {"clones_in_use": 1.0}
     assert find_collapse(row, tiny_recipe(masking={"num_states_per_mask": 1})) == {}
     (_, cure) = find_collapse(row, tiny_recipe())["one state"]
-    wanted = "`model.mask_attention=first`, `model.transition.balance=0.1`"
+    wanted = "`model.expand=output` and `model.rope=1d`, `model.transition.balance=0.1`"
     assert cure == f"to keep states apart, start a new run with {wanted}"
-    model = {"mask_attention": "first"}
+    model = dict(OUTPUT)
     (_, cure) = find_collapse(row, tiny_recipe(model=model))["one state"]
     assert cure == "to keep states apart, start a new run with `model.transition.balance=0.1`"
     model["transition"] = {"balance": 0.1}
     (_, cure) = find_collapse(row, tiny_recipe(model=model))["one state"]
-    assert cure.endswith("start a new run with `model.clone_embedding=nodes` with `model.clone_init_std=1`")
-    model["clone_embedding"] = "nodes"
+    assert cure.endswith("start a new run with `model.clone_init_std=1`")
+    model["clone_init_std"] = 1.0
     (_, cure) = find_collapse(row, tiny_recipe(model=model))["one state"]
     assert cure == "`masking.num_states_per_mask=1` predicts the same for less"
 
@@ -281,5 +276,5 @@ def test_without_a_sequence_that_has_a_path_no_states_are_said_to_be_out_of_use(
 def test_a_batch_without_masks_adds_nothing_to_the_clones_in_use():
     """Shares of 3/4 and 1/4 have a perplexity of 4 / 3^(3/4)."""
     of_clones: list[tuple[float, ...]] = [(3.0, 1.0), ()]
-    sums = [EvaluationSums(1.0, 1, 0, 1.0, 0, 4, 0.0, 0, targets_of_clones=of) for of in of_clones]
-    assert summarise(sums, has_dag=True)["clones_in_use"] == pytest.approx(4 / 3**0.75)
+    sums = [{"loss": (1.0, 1), "loss_given_length": (1.0, 1), "clones_in_use": of} for of in of_clones]
+    assert summarise(sums)["clones_in_use"] == pytest.approx(4 / 3**0.75)

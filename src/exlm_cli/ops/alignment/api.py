@@ -26,11 +26,15 @@ if TYPE_CHECKING:
 
     from jaxtyping import Float, Int, Int64  # annotations only: the op needs torch and nothing else
 
-Backend = Literal["auto", "reference", "torch", "native"]
+Backend = Literal["auto", "reference", "native"]
 
 _logger = logging.getLogger("exlm_cli")
 
 _CPU = torch.device("cpu")
+_COST = (
+    "small models train up to 1.6 times as long, large ones longer; "
+    "with g++ (for a GPU also nvcc) installed, `exlm doctor --build` builds it"
+)
 
 
 class _Dag(NamedTuple):
@@ -74,7 +78,7 @@ def states_alignment_nll(
         log_trans: log p(next state | state), nats, the dtype of `log_emit`; `-inf` forbids an edge.
         target_lengths: Targets of each sequence, 0 to T; a tensor or a list.
         state_lengths: Nodes of each sequence, 0 to S; the last of them ends every path. A tensor or a list.
-        backend: "reference", "torch", "native", or "auto" (native if available, else torch).
+        backend: "reference", "native", or "auto" (native if available, else reference).
 
     Returns:
         Nats per sequence (not divided by its targets), dtype of `log_emit` (float32 for 16 bits); `inf` where no
@@ -152,8 +156,8 @@ def alignment_edge_posterior(
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def choose_backend(
     backend: Backend, dtype: torch.dtype = torch.float32, device: torch.device = _CPU
-) -> Literal["reference", "torch", "native"]:
-    """Return the backend that a call with such tensors uses; "auto" warns once if it is not `native`.
+) -> Literal["reference", "native"]:
+    """Return the backend that a call with such tensors uses; warns once if it is not the fastest of their device.
 
     It compiles the native library if that is missing: seconds for a CPU, a minute for CUDA.
 
@@ -161,27 +165,29 @@ def choose_backend(
         ValueError: The backend is unknown, or does not take this dtype on this device.
         BackendError: "native" was requested and is not available.
     """
-    if backend not in ("auto", "reference", "torch", "native"):
-        raise ValueError(f"`backend` is {backend!r}, expected 'auto', 'reference', 'torch' or 'native'")
+    if backend not in ("auto", "reference", "native"):
+        raise ValueError(f"`backend` is {backend!r}, expected 'auto', 'reference' or 'native'")
     takes_dtype = dtype in (torch.float32, torch.float64)
     if backend in ("auto", "native") and (takes_dtype or device.type != "cpu"):
         from exlm_cli.ops.alignment import native  # finds, compiles and loads a shared library
 
         obstacle = native.obstacle(dtype, device)
         if not obstacle:
+            if reason := native.device_obstacle(dtype, device):
+                _warn_once(f"the alignment of {device.type} tensors runs on the host, with copies: {reason}")
             return "native"
         if backend == "native":
             raise BackendError(
                 f"alignment backend `native` is not available: {obstacle}",
                 "run `exlm doctor --build` to build it and to see the compiler's message",
             )
-        _warn_once(f"alignment backend: torch, because native is not available: {obstacle}")
+        _warn_once(f"alignment backend: reference, because native is not available: {obstacle}; {_COST}")
     if not takes_dtype:
         raise ValueError(
             f"`log_emit` is {_name(dtype)} on {device.type}; alignment backend `{backend}` takes float32 and float64 "
             "there (sums over paths lose mass in 16 bits)"
         )
-    return "reference" if backend == "reference" else "torch"
+    return "reference"
 
 
 @functools.cache
@@ -195,10 +201,6 @@ def _implementation(backend: Backend, dag: _Dag) -> _Implementation:
         from exlm_cli.ops.alignment import reference
 
         return reference
-    if choice == "torch":
-        from exlm_cli.ops.alignment import torch_dp
-
-        return torch_dp
     from exlm_cli.ops.alignment import native
 
     return native

@@ -12,7 +12,7 @@ from exlm_cli.ops.alignment.build import BuildError, Kind
 from exlm_cli.ops.alignment.library import HostLibrary, device_library, find_device_library
 from exlm_cli.progress import Progress
 
-_HINT = "training works without them: the `torch` backend needs no compiler"
+_HINT = "training works without them, slower: the `reference` backend needs no compiler"
 _AT_FIRST_USE = "compiled at the first use, or now by `exlm doctor --build`"
 
 
@@ -55,7 +55,7 @@ def diagnose() -> Diagnosis:
         cache = str(build.cache_dir())
     except BuildError as error:
         raise BackendError(str(error), _HINT) from error
-    num_gpus = torch.cuda.device_count()
+    num_gpus, host = torch.cuda.device_count(), _host_kernels()
     return Diagnosis(
         torch=f"{torch.__version__}, {format_number_of(torch.get_num_threads(), 'thread')}",
         processor=platform.processor() or platform.machine(),
@@ -63,8 +63,8 @@ def diagnose() -> Diagnosis:
         compiler=_describe_compiler("cpu"),
         nvcc=_describe_compiler("cuda"),
         cache=cache,
-        cpu=_host_kernels(),
-        cuda=_device_kernels(num_gpus) if num_gpus else Kernels(_cuda_library(), "torch sees no GPU", "none"),
+        cpu=host,
+        cuda=_device_kernels(num_gpus, host) if num_gpus else Kernels(_cuda_library(), "torch sees no GPU", "none"),
     )
 
 
@@ -110,11 +110,11 @@ def _host_kernels() -> Kernels:
             return Kernels(None, _AT_FIRST_USE, "native")
         HostLibrary(path)
     except BuildError as error:
-        return Kernels(None, str(error), "torch")
+        return Kernels(None, str(error), "reference")
     return Kernels(str(path), "", "native")
 
 
-def _device_kernels(num_gpus: int) -> Kernels:
+def _device_kernels(num_gpus: int, host: Kernels) -> Kernels:
     paths: list[str] = []
     to_come: list[str] = []
     obstacles: list[str] = []
@@ -129,7 +129,7 @@ def _device_kernels(num_gpus: int) -> Kernels:
             else:
                 paths.append(str(library.path))
     if not paths and not to_come:
-        return Kernels(None, obstacles[0], "torch")
+        return Kernels(None, obstacles[0], "native, on the host" if host.backend == "native" else "reference")
     if len(to_come) == num_gpus:
         return Kernels(None, _AT_FIRST_USE, "native")
     later = [f"for {', '.join(to_come)} {_AT_FIRST_USE}"] if to_come else []

@@ -160,6 +160,45 @@ class HostLibrary(Kernels):
         _call(self._library, f"states_alignment_{operation}_cpu", dag, *arguments, num_threads)
 
 
+class HostCopies:
+    """Host kernels for tensors of a device without kernels: copied to the host and back, which waits for the device.
+
+    16 bits are widened to float32 there. The methods are those of `Kernels`.
+    """
+
+    def __init__(self, library: HostLibrary) -> None:
+        self._library = library
+
+    def forward(self, dag: Dag, nll: Tensor, saved: Tensor | None) -> None:
+        """See `Kernels`."""
+        self._call("forward", dag, (), (nll, saved))
+
+    def backward(
+        self, dag: Dag, saved: Tensor, grad_nll: Tensor, grad_emit: Tensor | None, grad_trans: Tensor | None
+    ) -> None:
+        """See `Kernels`."""
+        self._call("backward", dag, (saved, grad_nll), (grad_emit, grad_trans))
+
+    def best(self, dag: Dag, nodes: Tensor) -> None:
+        """See `Kernels`."""
+        self._call("best", dag, (), (nodes,))
+
+    def _call(self, operation: str, dag: Dag, inputs: tuple[Tensor, ...], outputs: tuple[Tensor | None, ...]) -> None:
+        on_host = Dag(*(_empty_on_host(tensor).copy_(tensor) for tensor in vars(dag).values()))
+        copies = [_empty_on_host(tensor).copy_(tensor) for tensor in inputs]
+        results = [None if tensor is None else _empty_on_host(tensor) for tensor in outputs]
+        getattr(self._library, operation)(on_host, *copies, *results)
+        for tensor, result in zip(outputs, results, strict=True):
+            if tensor is not None and result is not None:
+                tensor.copy_(result)
+
+
+def _empty_on_host(tensor: Tensor) -> Tensor:
+    """Return contiguous memory for a copy, which a CUDA device reads and writes at full speed."""
+    dtype = torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
+    return torch.empty(tensor.shape, dtype=dtype, pin_memory=tensor.is_cuda)
+
+
 class DeviceLibrary:
     """Kernels for CUDA devices."""
 

@@ -1,5 +1,7 @@
 """Native backend: the compiled kernels as torch operators, with their fake kernels and autograd rules.
 
+Tensors on a CUDA device without kernels, and float64 there, are copied to the host kernels.
+
 A forward pass that needs gradients keeps alpha, on CUDA also beta, in one opaque integer tensor; the backward pass
 writes both gradients, on a CPU while it sums beta. `cuda_ext/README.md` explains what the kernels compute and how.
 
@@ -15,11 +17,20 @@ import torch
 from torch import Tensor
 
 from exlm_cli.ops.alignment.build import BuildError
-from exlm_cli.ops.alignment.library import Dag, DeviceKernels, HostLibrary, Kernels, device_library, host_library
+from exlm_cli.ops.alignment.library import (
+    Dag,
+    DeviceKernels,
+    HostCopies,
+    HostLibrary,
+    Kernels,
+    device_library,
+    host_library,
+)
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int64  # annotations only: the op needs torch and nothing else
 
+_CPU = torch.device("cpu")
 _CPU_DTYPES = (torch.float32, torch.float64)
 _CUDA_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -27,14 +38,29 @@ _CUDA_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 def obstacle(dtype: torch.dtype, device: torch.device) -> str:
     """Return in one line why there are no kernels for such tensors; empty if there are.
 
-    Builds them if they are missing, once per machine.
+    Those of the host serve CUDA tensors if the device has none. Builds what is missing, once per machine.
     """
-    dtypes = {"cpu": _CPU_DTYPES, "cuda": _CUDA_DTYPES}.get(device.type, ())
+    # on `meta` an operator only returns shapes
+    dtypes = {"cpu": _CPU_DTYPES, "cuda": _CPU_DTYPES + _CUDA_DTYPES, "meta": _CPU_DTYPES}.get(device.type, ())
     if dtype not in dtypes:
-        return f"it does not take {str(dtype).removeprefix('torch.')} on {device.type}"
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
-    return _missing_library(device)
+        return f"it does not take {_name(dtype)} on {device.type}"
+    if device.type == "meta":
+        return ""
+    of_device = device_obstacle(dtype, device)
+    if device.type == "cuda" and not of_device:
+        return ""
+    of_host = _missing_library(_CPU)
+    return f"{of_device}; on the host: {of_host}" if of_device and of_host else of_host
+
+
+def device_obstacle(dtype: torch.dtype, device: torch.device) -> str:
+    """Return in one line why a CUDA device has no kernels for a dtype; empty if it has, and for other devices."""
+    if device.type != "cuda":
+        return ""
+    if dtype not in _CUDA_DTYPES:
+        return f"the CUDA kernels do not take {_name(dtype)}"
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return _missing_library(torch.device("cuda", index))
 
 
 @functools.cache
@@ -109,28 +135,30 @@ def _best(log_emit: Tensor, log_trans: Tensor, target_lengths: Tensor, state_len
     return nodes
 
 
-def _kernels(tensor: Tensor) -> Kernels:
-    """Return the kernels for the device of a tensor, on the current stream of torch."""
-    return device_kernels(tensor.device) if _is_on_device(tensor) else host_library()
+def _kernels(tensor: Tensor) -> Kernels | HostCopies:
+    """Return the kernels for a tensor, on a device on the current stream of torch."""
+    if _has_device_kernels(tensor):
+        return device_kernels(tensor.device)
+    return host_library() if tensor.device.type == "cpu" else HostCopies(host_library())
 
 
 def device_kernels(device: torch.device) -> DeviceKernels:
     """Return the kernels of a CUDA device, on the current stream of torch.
 
     Raises:
-        BuildError: There are none; `obstacle` says why.
+        BuildError: There are none; `device_obstacle` says why.
     """
     stream = torch.cuda.current_stream(device)
     return device_library(stream.device_index).on(stream.device_index, stream.cuda_stream)
 
 
-def _is_on_device(tensor: Tensor) -> bool:
-    return tensor.device.type == "cuda"
+def _has_device_kernels(tensor: Tensor) -> bool:
+    return tensor.device.type == "cuda" and not device_obstacle(tensor.dtype, tensor.device)
 
 
 def _empty_results(log_emit: Tensor, keeps_alpha: bool) -> tuple[Tensor, Tensor]:
     """Return `nll` and the memory for the backward pass: integers, so that it is not read as values."""
-    kernels = DeviceKernels if _is_on_device(log_emit) else HostLibrary
+    kernels = DeviceKernels if _has_device_kernels(log_emit) else HostLibrary
     is_float64 = log_emit.dtype == torch.float64
     nll = log_emit.new_empty(log_emit.shape[0], dtype=torch.float64 if is_float64 else torch.float32)
     saved_shape = kernels.saved_shape(*log_emit.shape) if keeps_alpha else (0,)
@@ -143,6 +171,10 @@ def _empty_gradients(log_emit: Tensor, log_trans: Tensor, wants_emit: bool, want
         log_emit.new_empty(log_emit.shape if wants_emit else (0,)),
         log_trans.new_empty(log_trans.shape if wants_trans else (0,)),
     )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _empty_nodes(log_emit: Tensor) -> Tensor:

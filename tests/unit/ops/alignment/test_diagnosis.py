@@ -70,7 +70,7 @@ def assert_no_build(*parts: str) -> None:
     with pytest.raises(BackendError) as caught:
         build_kernels(SilentProgress())
     assert all(part in caught.value.message for part in parts)
-    assert "`torch` backend" in caught.value.hint
+    assert "`reference` backend" in caught.value.hint
 
 
 @pytest.mark.usefixtures("no_compiler_yet", "no_gpu")
@@ -78,9 +78,11 @@ def test_a_machine_without_compilers(monkeypatch, tmp_path):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     found = diagnose()
     assert (found.compiler, found.nvcc, found.gpus, found.cache) == (None, None, [], str(tmp_path / "cache"))
-    assert found.cpu == Kernels(None, "no C++ compiler found (g++, c++ or clang++)", "torch")
+    assert found.cpu == Kernels(None, "no C++ compiler found (g++, c++ or clang++)", "reference")
     assert found.cuda == Kernels(None, "torch sees no GPU", "none")
     assert_no_build("cpu", "g++")
+    see_gpus(monkeypatch, (9, 0))
+    assert diagnose().cuda == Kernels(None, NO_NVCC, "reference")
 
 
 @pytest.mark.usefixtures("no_gpu", "loads")
@@ -112,10 +114,10 @@ def test_device_kernels_are_built_for_all_targets_if_nvcc_is_there(make_compiler
 
 
 @pytest.mark.usefixtures("one_gpu", "loads")
-def test_a_gpu_without_its_compiler_leaves_the_torch_backend_and_fails_a_build(make_compiler, monkeypatch):
+def test_a_gpu_without_its_compiler_leaves_the_host_kernels_and_fails_a_build(make_compiler, monkeypatch):
     make_compiler()
     hide_nvcc(monkeypatch)
-    assert diagnose().cuda == Kernels(None, NO_NVCC, "torch")
+    assert diagnose().cuda == Kernels(None, NO_NVCC, "native, on the host")
     assert_no_build("cuda", NO_NVCC)
 
 
@@ -124,7 +126,7 @@ def test_a_library_that_does_not_load_is_reported(make_compiler):
     make_compiler()
     message = f"{build.build_library('cpu')} cannot be loaded"
     found = diagnose().cpu
-    assert (found.path, found.backend) == (None, "torch")
+    assert (found.path, found.backend) == (None, "reference")
     assert found.note.startswith(message)
     assert_no_build("cpu", message)
 
@@ -146,7 +148,7 @@ def test_a_gpu_that_no_library_runs_on_does_not_hinder_the_others(make_compiler,
     monkeypatch.setattr(Library, "runs_on_gpus", ())
     library.device_library.cache_clear()
     assert_no_build("cuda", "it does not run on cuda:0")
-    assert diagnose().cuda == Kernels(None, "it does not run on cuda:0", "torch")
+    assert diagnose().cuda == Kernels(None, "it does not run on cuda:0", "native, on the host")
 
 
 def test_a_user_without_a_home_folder_gets_an_error(monkeypatch):

@@ -35,7 +35,7 @@ from tests.unit.ops.simulation import ORDERS, SOURCES, compile_for_host
 def simulated_backend(simulated: DeviceLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
     """The native backend takes every tensor for one on a device."""
     monkeypatch.setattr(native, "_kernels", lambda tensor: simulated.on(0, 0))
-    monkeypatch.setattr(native, "_is_on_device", lambda tensor: True)
+    monkeypatch.setattr(native, "_has_device_kernels", lambda tensor: True)
 
 
 def run(simulated: DeviceLibrary, dag: dags.Dag, order: int = 0) -> tuple[torch.Tensor, ...]:
@@ -126,6 +126,22 @@ def test_the_backend_gives_on_a_device_what_it_gives_on_the_host(monkeypatch):
     monkeypatch.undo()
     for device, host in zip(on_device, results(), strict=True):
         torch.testing.assert_close(device, host, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
+def test_without_device_kernels_the_host_gives_its_results_through_copies(dtype, monkeypatch):
+    """As on a device: gradients are rounded to the dtype of the inputs, and strides do not matter."""
+    dag = dags.make(5, 20, 90, dtype=dtype)
+    wide_dtype = torch.promote_types(dtype, torch.float32)
+    wide = dag._replace(log_emit=dag.log_emit.to(wide_dtype), log_trans=dag.log_trans.to(wide_dtype))
+    nll, *gradients = nll_and_gradients(wide, "native")
+    nodes = best_alignment(*wide, backend="native")
+    monkeypatch.setattr(native, "_kernels", lambda tensor: library.HostCopies(library.host_library()))
+    leaves = [dag.log_emit, torch.stack([dag.log_trans, dag.log_trans], dim=-1)[..., 1]]
+    assert native.states_alignment_nll(*leaves, *dag[2:]).equal(nll)
+    copied = native.states_alignment_nll(*(leaf.requires_grad_() for leaf in leaves), *dag[2:])
+    assert_same_bits(torch.autograd.grad(copied.sum(), leaves), (gradient.to(dtype) for gradient in gradients))
+    assert native.best_alignment(*leaves, *dag[2:]).equal(nodes)
 
 
 def test_no_sequence_launches_nothing(simulated):

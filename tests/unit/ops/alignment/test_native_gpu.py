@@ -36,6 +36,13 @@ def test_16_bit_inputs_give_the_loss_of_their_float32_values(dtype):
     assert_same_bits(results(dag), (expected_nll, *(g.to(dtype) for g in expected_gradients), expected_nodes))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_where_the_device_has_no_kernels_the_host_serves_its_tensors(dtype, monkeypatch):
+    dag = dags.make(8, 40, 170, dtype=dtype)
+    monkeypatch.setattr(native, "_has_device_kernels", lambda tensor: False)
+    assert_same_bits((result.cpu() for result in results(on_device(dag))), results(dag))
+
+
 def test_auto_takes_the_native_backend():
     assert native.obstacle(torch.float32, torch.device("cuda")) == ""
     assert choose_backend("auto", torch.bfloat16, torch.device("cuda")) == "native"

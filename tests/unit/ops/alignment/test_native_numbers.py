@@ -1,4 +1,4 @@
-"""The host backends against a float64 loop, on DAGs made to break them, and the host kernels against themselves.
+"""The backends against a float64 loop, on DAGs made to break them, and the host kernels against themselves.
 
 Bounds are the project's: loss 5e-6 relative, gradients (posteriors) 5e-5 absolute.
 """
@@ -28,14 +28,12 @@ def gradients(dag: Dag, weights: torch.Tensor | None = None) -> tuple[torch.Tens
         ("native", torch.float32, (5e-6, 5e-6)),
         # a float64 loop in logarithms rounds too: the evidence of "scores of thousands" has an ulp of 1e-11
         ("native", torch.float64, (1e-14, 1e-10)),
-        ("torch", torch.float32, (5e-6, 5e-5)),
+        ("reference", torch.float64, (1e-14, 1e-10)),
     ],
-    ids=["native float32", "native float64", "torch"],
+    ids=["native float32", "native float64", "reference"],
 )
 @pytest.mark.parametrize("case", CASES)
 def test_results_equal_a_float64_loop(case, backend, dtype, bounds):
-    if (case, backend) == ("scores of thousands", "torch"):
-        pytest.skip("paths that gain e10000, as none of probabilities does, are taken by the native backend alone")
     dag = CASES[case](dtype=dtype)
     truth = dags.truth(dag)
     assert_near(nll_and_gradients(dag, backend), truth, *bounds)
@@ -85,9 +83,6 @@ def test_huge_negative_scores_forbid_an_edge_as_minus_infinity_does(floor):
     dag = dags.make(4, 8, 40, missing_edges=0.5)
     floored = dag._replace(log_trans=dag.log_trans.masked_fill(dag.log_trans == -torch.inf, floor))
     assert_same_bits(gradients(floored), gradients(dag))
-    for result, expected in zip(nll_and_gradients(floored, "torch"), gradients(dag), strict=True):
-        is_feasible = gradients(dag)[0].isfinite()
-        torch.testing.assert_close(result[is_feasible], expected[is_feasible], rtol=5e-6, atol=5e-5)
     assert torch.equal(best_alignment(*floored, backend="native"), best_alignment(*dag, backend="native"))
 
 

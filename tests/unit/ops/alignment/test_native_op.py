@@ -101,8 +101,10 @@ def test_float32_errors_are_at_most_twice_those_of_the_reference(case):
         (torch.float32, "cpu", ""),
         (torch.float64, "cpu", ""),
         (torch.bfloat16, "cpu", "it does not take bfloat16 on cpu"),
-        (torch.float64, "cuda", "it does not take float64 on cuda"),
-        (torch.float32, "meta", "it does not take float32 on meta"),
+        (torch.float64, "cuda", ""),
+        (torch.float32, "meta", ""),
+        (torch.int64, "cuda", "it does not take int64 on cuda"),
+        (torch.float32, "mps", "it does not take float32 on mps"),
     ],
 )
 def test_dtypes_that_the_kernels_take(dtype, device_type, obstacle):
@@ -114,14 +116,20 @@ def test_without_a_compiler_auto_falls_back_and_native_gives_the_reason(monkeypa
     """A missing device library is an obstacle for devices alone."""
     with monkeypatch.context() as patch:
         patch.setattr(native, "device_library", Mock(side_effect=BuildError("no nvcc found")))
-        assert native.obstacle(torch.bfloat16, torch.device("cuda", 1)) == "no nvcc found"
-        assert native.obstacle(torch.float32, CPU) == ""
+        device = torch.device("cuda", 1)
+        assert native.device_obstacle(torch.bfloat16, device) == "no nvcc found"
+        assert native.device_obstacle(torch.float64, device) == "the CUDA kernels do not take float64"
+        assert native.device_obstacle(torch.float32, CPU) == ""
+        assert native.obstacle(torch.bfloat16, device) == native.obstacle(torch.float32, CPU) == ""
+        native._missing_library.cache_clear()
+        patch.setattr(native, "host_library", Mock(side_effect=BuildError("no g++ found")))
+        assert native.obstacle(torch.float32, device) == "no nvcc found; on the host: no g++ found"
     for cached in CACHES:
         cached.cache_clear()
     reason = "no C++ compiler found (g++, c++ or clang++)"
     monkeypatch.setattr(build, "find_compiler", Mock(side_effect=BuildError(reason)))
     assert native.obstacle(torch.float32, CPU) == reason
-    assert choose_backend("auto") == "torch"
+    assert choose_backend("auto") == "reference"
     with pytest.raises(BackendError, match=r"`native`.*: no C"):
         choose_backend("native")
 

@@ -1,10 +1,12 @@
 """Own-mask share and clone shares of each start of the DAG before training, and a figure of where targets fall.
 
+Pinned to commit 3d172fa5 (`README.md`); its rows were made at 75f1959.
+
 The head is the real one with Q K' = 0, so that its start alone decides the edges. `hazard` is none of the program's
 starts: from each node, every later one in turn ends the edge with probability 1/k. Everything is exact: emissions are
 equal, and the posterior is that of the alignment op. The script writes `results/own_mask.csv` and the figure.
 
-    python benchmarks/own_mask.py --figure docs/images/start-of-the-dag.png
+    python studies/own_mask.py --figure docs/images/start-of-the-dag.png
 """
 
 import argparse
@@ -33,7 +35,7 @@ from exlm_cli.report.style import (
     render_figure,
     set_up_axes,
 )
-from harness import RESULTS_DIR
+from rows import RESULTS_DIR
 
 STARTS = ("formula", "hazard", "next_mask", "lanes")
 NUM_MASKS, NUM_STATES = (6, 19, 77, 308), (2, 4, 8)
@@ -47,7 +49,7 @@ def start_of(start: str, num_masks: int, k: int) -> tuple[Float[Tensor, "1 S S"]
     """Return log E of a start at its default strength, and the batch of one sequence of masks that it is for."""
     num_nodes = num_masks * k + 2
     ids = np.array([[_CLS, *[_MASK] * num_masks, _SEP]])
-    batch = batch_from_masked_ids(ids, mask_id=_MASK, pad_id=_PAD, num_states_per_mask=k, objective="exlm")
+    batch = batch_from_masked_ids(ids, mask_id=_MASK, pad_id=_PAD, num_states_per_mask=k, expands_input=True)
     if start == "hazard":
         skipped = torch.arange(num_nodes) - torch.arange(num_nodes)[:, None] - 1
         edges = (1 - 1 / k) ** skipped * torch.where(torch.arange(num_nodes) < num_nodes - 1, 1 / k, 1.0)
