@@ -41,7 +41,7 @@ class About(StrictModel):
     Attributes:
         trained_on: The data in a few words, as commands name them.
         sources: Where the data are from, and their terms.
-        hardware: What the model was trained on, where run.json alone would not say it.
+        hardware, hours, commit: Where run.json does not say them, or not all of it.
         good_at, bad_at: What the model is good and bad at.
         command: The training command, and how to get its data.
     """
@@ -51,6 +51,8 @@ class About(StrictModel):
     trained_on: str
     sources: tuple[str, ...]
     hardware: str | None = None
+    hours: float | None = None
+    commit: str | None = None
     good_at: tuple[str, ...]
     bad_at: tuple[str, ...]
     command: str
@@ -82,9 +84,18 @@ def bundle(
     with folder_for_results(folder), tempfile.TemporaryDirectory(dir=folder, prefix=".") as scratch:
         new = Path(scratch) / about.name
         copy_run(source, new, torch.float16)
-        write_json(new / RUN_FILE, read_run_json(new).model_copy(update={"trained_on": about.trained_on}))
+        parameters = sum(parameter.numel() for parameter in source.model.parameters())
+        said = {"trained_on": about.trained_on, "parameters": parameters}
+        write_json(new / RUN_FILE, read_run_json(new).model_copy(update=said))
         before, after = (
-            evaluate_pretrained(path, path.name, valid=valid, max_sequences=max_sequences, progress=progress)
+            evaluate_pretrained(
+                path,
+                path.name,
+                valid=valid,
+                overrides=["data.on_invalid=skip"],  # molecules that are longer than the model's sequences
+                max_sequences=max_sequences,
+                progress=progress,
+            )
             for path in (source.weights[0], new)
         )
         lost = after.metrics["loss"] - before.metrics["loss"]
@@ -114,7 +125,7 @@ def model_card(
 ) -> str:
     """Return the content of the card; `folder` holds everything else of the model."""
     info, recipe = read_run_json(folder), source.recipe
-    hours = "not known" if info.train_time_s is None else f"{info.train_time_s / 3600:.2f}"
+    hours = about.hours or (info.train_time_s or 0.0) / 3600
     sequences = "" if info.train_sequences is None else f"; {format_count(info.train_sequences)} sequences"
     tokens = "" if info.train_tokens is None else f", {format_large(info.train_tokens)} tokens in one pass"
     (checkpoint,) = checkpoint_paths(folder)
@@ -125,9 +136,9 @@ def model_card(
         "parameters": format_parameters(after.parameters),
         "input tokens of the training": format_large(source.num_tokens),
         "steps": format_count(source.num_steps),
-        "hours": hours,
+        "hours": f"{hours:.2f}",
         "hardware": about.hardware or info.device,
-        "commit": f"`{info.git_commit}`",
+        "commit": f"`{about.commit or info.git_commit}`",
         "seed": info.seed,
         "precision": f"trained in {info.precision}; weights rounded to float16 here, and read as float32",
         "SHA-256 of the weights": f"`{read_manifest(checkpoint).weights_sha256}`",

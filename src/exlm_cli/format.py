@@ -104,6 +104,16 @@ def format_duration(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
+def format_span(seconds: float) -> str:
+    """Return a time that is only estimated, with two digits: `40 seconds`, `3.5 hours`, `1,500 days`."""
+    for size, unit in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds")):
+        # two days are still hours
+        if seconds >= 2 * size or unit == "seconds":
+            rounded = float(f"{seconds / size:.2g}")
+            return f"{rounded:,.1f} {unit}" if rounded < 10 else f"{rounded:,.0f} {unit}"
+    raise AssertionError("seconds fit everything")
+
+
 def format_bytes(num_bytes: float) -> str:
     """Return a size in decimal units: `82.3 MB`; below 1,000 in bytes."""
     return _scale(num_bytes, ("GB", "MB", "kB")) or f"{num_bytes:.0f} bytes"

@@ -150,6 +150,19 @@ def test_a_fine_tuned_run_records_the_name_and_the_hash(package, capsys, folder,
     assert exlm_cli.load(folder / "tuned", device="cpu").predict(["amber"]).mean.shape == (1, 1)
 
 
+def test_a_table_of_molecules_needs_nothing_else(package, capsys, folder):
+    """The SMILES model of the package, the seeds and the forest of the recipe; only the budget is the test's."""
+    (folder / "my_assay.csv").write_text("smiles,active\n" + "CCO,1\nCCN,0\nCCCl,1\nCNC,0\nCOC,1\nOCCO,0\n" * 5)
+    words = ("finetune", "csv", "my_assay.csv", "--label-columns", "active", "--split", "random", *ONE_EPOCH)
+    said = printed_by(capsys, words)
+    assert (
+        "checkpoint: bundled:smiles, the SMILES run in the package, 0.0 M parameters, trained on some rows" in said.err
+    )
+    assert "ECFP4 + random forest" in said.out
+    (run,) = (folder / "runs").iterdir()
+    assert read_run_json(run).checkpoint == "bundled:smiles"
+
+
 def test_several_tasks_begin_with_a_bundled_model(package, made, capsys, folder):
     shutil.copytree(made / "rte/data", folder / "data")
     words = ("finetune", "glue", "rte,rte", "--data-dir", "data", "--checkpoint", "bundled:text", *ONE_EPOCH)

@@ -37,7 +37,7 @@ def _a_csv_and_a_checkpoint(folder: Path) -> None:
 def test_a_csv_is_fine_tuned_from_the_newest_fitting_run_for_people_and_scripts(folder, capsys):
     """A table is printed; a finished run that is resumed prints the same results as JSON."""
     captured = printed_by(capsys, [*TASK, "--seeds", "4,5", "--out", "run"])
-    assert "checkpoint: runs/pretrained, the newest text run\n" in captured.err
+    assert "checkpoint: runs/pretrained, the newest text run, trained on " in captured.err
     assert "mean of 2 seeds" in captured.out
     assert "results: run/results.json" in captured.out
     assert all(name in captured.out for name in ("roc_auc", "accuracy", "valid", "test", "±"))

@@ -8,8 +8,10 @@ import gzip
 import os
 import shlex
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+import requests
 
 from exlm_cli.cli.app import main
 from exlm_cli.run_dir import update_run_json
@@ -79,10 +81,19 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, made: Path) -> Path:
     return folder
 
 
+def _cut_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let downloads and the Hub fail as where no name can be resolved."""
+    unknown = "[Errno -2] Name or service not known"
+    monkeypatch.setattr("requests.get", Mock(side_effect=requests.ConnectionError(unknown)))
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", Mock(side_effect=OSError(unknown)))
+    monkeypatch.setattr("pooch.core.time.sleep", lambda _seconds: None)
+
+
 @pytest.mark.parametrize("file", sorted(GOLDEN.glob("*.txt")), ids=lambda file: file.stem)
 def test_errors_are_those_of_the_golden_file(file, inputs, monkeypatch, capsys):
     monkeypatch.chdir(inputs)
     monkeypatch.setenv("EXLM_CACHE_DIR", str(inputs.parent / "cache"))
+    _cut_the_network(monkeypatch)
     expected, said = cases_of(file), {}
     before = sorted(inputs.rglob("*"))
     for words in expected:

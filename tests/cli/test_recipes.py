@@ -2,7 +2,7 @@
 
 import pytest
 
-from exlm_cli.config.describe import recipe_size
+from exlm_cli.config.describe import describe_time, recipe_size
 from exlm_cli.config.load import KINDS, list_recipes, load_recipe, recipe_kind
 from exlm_cli.config.sections import MaskingConfig
 from tests.cli.asserts import printed_by, result_of
@@ -54,6 +54,19 @@ def test_a_recipe_is_printed_so_that_it_can_be_read_back(name, capsys, tmp_path)
         assert load_recipe(str(path), kind=type(recipe)) == recipe
         assert ("FLOPs" in printed) == (recipe_size(recipe).flops is not None)
     assert result_of(capsys, "recipes", name) == recipe.model_dump(mode="json")
+
+
+def test_a_pretraining_has_its_time_on_a_gpu_and_on_this_machine(capsys, monkeypatch):
+    """The data sheet's and a known speed; a recipe that trains no encoder has none."""
+    monkeypatch.setattr("exlm_cli.train.probe.measure_flops", lambda *_: 1e9)
+    recipe = load_recipe("smiles-small")
+    printed = printed_by(capsys, ["recipes", "smiles-small"]).out
+    (gpu,) = [line for line in printed.splitlines() if line.startswith("# on one H100")]
+    here = [line for line in printed.splitlines() if line.startswith("# on this ")]
+    assert gpu.endswith(f"at 25 % of its peak: {describe_time(recipe, 0.25 * 989e12)}")
+    assert here[-1].startswith("# on this CPU, ")
+    assert here[-1].endswith(f", at 1 GFLOP/s, measured for a second: {describe_time(recipe, 1e9)}")
+    assert "# on" not in printed_by(capsys, ["recipes", "moleculenet-bace"]).out
 
 
 def test_a_described_recipe_has_the_meaning_of_each_key_before_it(capsys):

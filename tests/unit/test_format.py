@@ -10,6 +10,7 @@ from exlm_cli.format import (
     NO_VALUE,
     NOT_DEFINED,
     format_in_percent,
+    format_span,
     format_spread,
     name_some,
     number_repeated,
@@ -52,6 +53,17 @@ def test_a_deviation_is_written_like_its_mean():
     assert format_spread(0.8123, 0.0101) == "0.8123 ± 0.0101"
     assert format_spread(12345678.9, 0.5) == "1.235e+07 ± 0.5"
     assert format_spread(0.8123, None) == format_spread(0.8123, math.nan) == "0.8123"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0.25, "0.2 seconds"), (90, "90 seconds"), (150, "2.5 minutes"), (3600, "60 minutes"), (4 * 3600, "4.0 hours"),
+        (40 * 3600, "40 hours"), (9.96 * 86400, "10 days"), (1234.5 * 86400, "1,200 days"),
+    ],
+)  # fmt: skip
+def test_estimated_times_have_two_digits(seconds, shown):
+    assert format_span(seconds) == shown
 
 
 def test_scores_of_the_paper_are_in_percent_without_the_sign():

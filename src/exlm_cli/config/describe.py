@@ -30,6 +30,7 @@ from typing import Self
 from exlm_cli.config.base import Recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepRecipe
+from exlm_cli.format import format_large, format_span
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,29 @@ def recipe_size(recipe: Recipe) -> RecipeSize:
         flops_per_step=recipe_step_flops(common).total if common is recipe else None,
         flops=sum(flops) if len(flops) == len(runs) else None,
     )
+
+
+UNIT_TOKENS = 1e8
+"""Tokens whose cost is told where the data decide how many there are."""
+
+
+def told_cost(recipe: PretrainRecipe) -> tuple[float, float]:
+    """Return tokens and FLOPs of a pre-training; of `UNIT_TOKENS` where the recipe does not determine its length."""
+    steps, per_step = recipe.train.known_steps, tokens_per_step(recipe)
+    num_tokens = UNIT_TOKENS if steps is None else steps * per_step
+    return num_tokens, num_tokens / per_step * recipe_step_flops(recipe).total
+
+
+def describe_time(recipe: PretrainRecipe, flops_per_s: float) -> str:
+    """Return the time of a pre-training at a speed: `3.5 hours`, or `3.5 hours for each 100 M tokens`.
+
+    `at most` is before it if a step has a number of sequences, and these may be shorter than the recipe allows.
+    """
+    time = format_span(told_cost(recipe)[1] / flops_per_s)
+    is_bound = recipe.data.kind == "smiles" or recipe.data.sample_break == "line"
+    if recipe.train.batch_sequences is not None and recipe.train.known_steps is not None and is_bound:
+        time = f"at most {time}"
+    return time if recipe.train.known_steps is not None else f"{time} for each {format_large(UNIT_TOKENS)} tokens"
 
 
 def count_parameters(recipe: PretrainRecipe) -> int:

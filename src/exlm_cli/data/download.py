@@ -65,7 +65,7 @@ def fetch_once(remote: RemoteFile, folder: str, progress: Progress, hint: str) -
         try:
             files.fetch(name, downloader=lambda _url, target, _pooch: _download(remote, target, progress, hint))
         except RequestException as error:
-            raise DataError(f"{remote.url}: cannot be fetched: {error}", hint) from error
+            raise DataError(f"{remote.url}: cannot be fetched: {_root_of(error)}", hint) from error
     return path
 
 
@@ -108,6 +108,13 @@ def _download(remote: RemoteFile, target: str, progress: Progress, hint: str) ->
         raise DataError(
             f"{remote.url}: the SHA-256 is not {remote.sha256}; the file was replaced, or altered in transit", hint
         )
+
+
+def _root_of(error: BaseException) -> BaseException:
+    """Return what an error began with: the client's own texts hold its whole stack of connections."""
+    while (before := error.__cause__ or error.__context__) is not None:
+        error = before
+    return error
 
 
 def _refuse_insecure(url: str, target: str, hint: str) -> None:

@@ -145,7 +145,9 @@ def find_set_file(config: MoleculeNetTaskConfig, progress: Progress) -> Path:
     if config.files.train is not None:
         return given_file(config, config.files.train)
     if config.data_dir is None:
-        hint = f"to read a {known.file_names[0]}.csv (also .gz, .xz) of your own, give its folder: `task.data_dir=DIR`"
+        hint = (
+            f"fetch it elsewhere, keep its name {known.remote.name}, and give the folder it is in: `task.data_dir=DIR`"
+        )
         return fetch_once(known.remote, "moleculenet", progress, hint)
     folder = existing_folder(config, ("moleculenet",))
     for stem in known.file_names:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from exlm_cli.config.base import identity_values
+from exlm_cli.config.describe import describe_time, told_cost
 from exlm_cli.config.input_paths import write_run_recipe
 from exlm_cli.config.load import load_recipe, resumed_recipe
 from exlm_cli.config.overrides import describe_changes
@@ -27,7 +28,7 @@ from exlm_cli.distributed.parallel import StepModule, spread
 from exlm_cli.distributed.ranks import ALONE, Ranks, join
 from exlm_cli.distributed.shared_run import hold_run, require_same_data, require_same_recipe
 from exlm_cli.errors import CheckpointError
-from exlm_cli.format import format_number_of, format_parameters, format_percent
+from exlm_cli.format import format_large, format_number_of, format_parameters, format_percent
 from exlm_cli.launch import read_launch
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.alignment import choose_backend
@@ -53,6 +54,7 @@ from exlm_cli.train.pretrained import (
     pick_device,
     require_own_files,
 )
+from exlm_cli.train.probe import measure_flops
 from exlm_cli.train.task import Callback, require_arguments
 from exlm_cli.train.trackers import build_trackers, require_trackers
 
@@ -62,6 +64,9 @@ CENTRED_SHARE = 0.9
 MeasuredT = TypeVar("MeasuredT")
 
 _OWN_MASK_SEQUENCES = 256
+
+LONG_RUN_FLOPS = 1e14
+"""Cost from which a run tells it beforehand: about half an hour of two cores."""
 
 VALIDATION_EPOCH = 2**32 - 1
 """The epoch whose masks validation uses: one that training never reaches, so every validation masks the same tokens."""
@@ -235,7 +240,10 @@ def _run_pretraining(
     device = ranks.device
     with discarded_on_failure(run, is_new=is_new and ranks.is_first):
         before = None if is_new else read_run_json(run)  # a damaged one is refused before anything changes
-        prepare = functools.partial(prepare_data, recipe, rejected_csv=None, progress=progress, builds=ranks.is_first)
+        tell_cost = functools.partial(_tell_cost, recipe, ranks, progress) if is_new and ranks.is_first else None
+        prepare = functools.partial(
+            prepare_data, recipe, rejected_csv=None, progress=progress, builds=ranks.is_first, on_found=tell_cost
+        )
         data = ranks.in_turn(prepare)
         require_same_data(ranks, data.fingerprint)
         started_s = time.time()
@@ -287,6 +295,20 @@ def _run_pretraining(
         time_s = round(result.state.elapsed_s, 1)
         update_run_json(run, {"parameters": num_parameters, "steps": result.state.step, "train_time_s": time_s})
     return PretrainResult(run, result.checkpoint, result.state.step, result.validation, result.state.elapsed_s)
+
+
+def _tell_cost(recipe: PretrainRecipe, ranks: Ranks, progress: Progress) -> None:
+    """Report what a long run costs on this device; before a short one, a second's measurement would be too much."""
+    num_tokens, flops = told_cost(recipe)
+    if flops >= LONG_RUN_FLOPS:
+        speed = measure_flops(recipe, ranks.device, autocast_dtype(recipe.train, ranks.device))
+        shown = f"{format_large(num_tokens)} tokens, {flops:.1e} FLOPs: ".replace("e+", "e")
+        total = "" if recipe.train.known_steps is None else shown
+        where = f"{describe_device(ranks.device)}{ranks.describe()}"
+        progress.message(
+            f"cost: {total}{describe_time(recipe, ranks.size * speed)} on {where}, at {speed / 1e9:,.3g} GFLOP/s"
+            f"{' each' if ranks.size > 1 else ''}, measured for a second"
+        )
 
 
 def _describe_run(

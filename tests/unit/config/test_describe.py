@@ -23,9 +23,11 @@ from exlm_cli.config.describe import (
     count_parameters,
     count_path_edges,
     count_sequence_flops,
+    describe_time,
     recipe_size,
     recipe_step_flops,
     tokens_per_step,
+    told_cost,
 )
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
@@ -183,3 +185,15 @@ def test_the_flops_of_a_run_are_its_steps_and_those_of_a_sweep_its_runs():
     assert size.flops == pytest.approx(sum(recipe_size(plan.pretrain).flops or 0 for plan in sweep.plan()))
     assert (size.parameters, size.flops_per_step) == (count_parameters(sweep.pretrain), None)
     assert recipe_size(load_recipe("csv", kind=FinetuneRecipe)) == RecipeSize()
+
+
+def test_a_cost_is_told_for_the_run_or_for_some_of_its_tokens():
+    recipe = tiny_recipe()
+    assert told_cost(recipe) == (6 * tokens_per_step(recipe), 6 * recipe_step_flops(recipe).total)
+    assert describe_time(recipe, told_cost(recipe)[1] / 7200) == "at most 2.0 hours"
+    packed = tiny_recipe(data={"sample_break": "none"})
+    assert describe_time(packed, told_cost(packed)[1] / 7200) == "2.0 hours"
+    epochs = tiny_recipe(train={"max_epochs": 2})
+    num_tokens, flops = told_cost(epochs)
+    assert (num_tokens, flops) == (1e8, pytest.approx(1e8 / tokens_per_step(recipe) * recipe_step_flops(recipe).total))
+    assert describe_time(epochs, flops / 7200) == "2.0 hours for each 100 M tokens"

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import requests
 
 from exlm_cli.data.download import RemoteFile, fetch_once
 from exlm_cli.errors import DataError
@@ -101,6 +102,21 @@ def test_no_server_is_one_error():
         url = f"http://127.0.0.1:{free.getsockname()[1]}/bace.csv"
     with pytest.raises(DataError, match=rf"^{re.escape(url)}: cannot be fetched: .*refused"):
         fetch(url)
+
+
+def test_the_reason_is_what_the_error_began_with(monkeypatch):
+    """Not the client's own text, which repeats address, port and pool."""
+
+    def fail(*_: object, **__: object) -> None:
+        try:
+            raise OSError("Name or service not known")
+        except OSError as error:
+            raise requests.ConnectionError("HTTPSConnectionPool(host='host', port=443): Max retries") from error
+
+    monkeypatch.setattr("requests.get", fail)
+    monkeypatch.setattr("pooch.core.time.sleep", lambda _seconds: None)
+    with pytest.raises(DataError, match=r"^https://host/bace\.csv: cannot be fetched: Name or service not known$"):
+        fetch("https://host/bace.csv")
 
 
 def test_redirects_stay_on_https_or_this_machine(server):

@@ -112,6 +112,25 @@ def test_without_a_folder_the_file_is_fetched(tmp_path, monkeypatch):
     assert progress.said == [f"moleculenet/bace: 20 rows of {tmp_path / 'fetched.csv'}"]
 
 
+@pytest.mark.parametrize("name", MOLECULENET_SETS)
+def test_a_file_that_was_fetched_elsewhere_is_found_under_its_own_name(name, tmp_path, monkeypatch):
+    """As the hint says where a download fails."""
+    hints: list[str] = []
+
+    def fail(remote: RemoteFile, folder: str, progress: Any, hint: str) -> Path:
+        hints.append(hint)
+        raise DataError(remote.url, hint)
+
+    monkeypatch.setattr(moleculenet, "fetch_once", fail)
+    known = MOLECULENET_SETS[name].remote
+    with pytest.raises(DataError, match=known.url):
+        moleculenet.find_set_file(MoleculeNetTaskConfig(name=f"moleculenet/{name}"), Recorder())
+    assert f"keep its name {known.name}, " in hints[0]
+    (tmp_path / known.name).touch()
+    given = MoleculeNetTaskConfig(name=f"moleculenet/{name}", data_dir=str(tmp_path))
+    assert moleculenet.find_set_file(given, Recorder()) == tmp_path / known.name
+
+
 def test_sets_have_the_sizes_of_table_9_and_are_pinned():
     # Table 9 of the paper, typed from it, and the number of labels
     printed = {

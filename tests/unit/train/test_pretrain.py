@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from exlm_cli.config.describe import describe_time, recipe_step_flops, tokens_per_step
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.errors import CheckpointError, CollapsedError
@@ -98,6 +99,23 @@ def test_a_run_says_where_its_dag_begins_and_where_it_collapses(cache, tmp_path)
         run_pretraining(_recipe(cache, train={"on_collapse": "stop"}), out=tmp_path / "stopped")
     centred = _recipe(cache, model={"transition": {"start": "next_mask", "rope": "nodes"}})
     assert (read_run_json(run_pretraining(centred, out=tmp_path / "centred").run_dir).own_mask_share or 0) > 0.99
+
+
+def test_a_long_run_tells_its_cost_before_the_data_are_tokenised(tmp_path, monkeypatch):
+    """At a known speed; a resumption and a short run say nothing."""
+    monkeypatch.setattr(pretrain, "measure_flops", lambda *_: 2e9)
+    recipe, lines = tiny_recipe(data={"cache_dir": str(tmp_path / "cache"), "bundled_rows": 200}), Recorder()
+    tokens, flops = 6 * tokens_per_step(recipe), 6 * recipe_step_flops(recipe).total
+    monkeypatch.setattr(pretrain, "LONG_RUN_FLOPS", flops)
+    run = run_pretraining(recipe, out=tmp_path / "run", progress=lines).run_dir
+    shown = f"{flops:.1e}".replace("e+", "e")
+    assert lines.said[0].startswith(f"cost: {tokens} tokens, {shown} FLOPs: {describe_time(recipe, 2e9)} on CPU, ")
+    assert lines.said[0].endswith(", at 2 GFLOP/s, measured for a second")
+    again = Recorder()
+    resume_pretraining(run, progress=again)
+    monkeypatch.setattr(pretrain, "LONG_RUN_FLOPS", flops + 1)
+    run_pretraining(recipe, out=tmp_path / "short", progress=again)
+    assert not [line for line in again.said if line.startswith("cost: ")]
 
 
 def test_a_run_on_another_backend_never_builds_the_native_library(cache, tmp_path, monkeypatch):

@@ -85,9 +85,8 @@ def inspect_dag(
 
     loaded = load(run, device=device, progress=progress)
     if kind not in (None, loaded.encoder.kind):
-        raise ConfigError(
-            f"`--kind {kind}`: {checkpoint} is a model of {loaded.encoder.kind}", "leave one of the two options out"
-        )
+        own = "text" if loaded.encoder.kind == "text" else "SMILES"
+        raise ConfigError(f"`--kind {kind}`: {checkpoint} is a model of {own}", "leave one of the two options out")
     inspection = loaded.fill(sentence, num_fillings=n_best, num_top=top, length=length)
 
     def show() -> None:

@@ -10,6 +10,7 @@ from exlm_cli.errors import ConfigError
 
 if TYPE_CHECKING:
     from exlm_cli.config.base import Recipe
+    from exlm_cli.config.pretrain import PretrainRecipe
 
 
 def recipes(
@@ -36,8 +37,9 @@ def recipes(
 ) -> None:
     """List the recipes, print one, or estimate its cost.
 
-    The list shows parameters and tokens per step of pre-training recipes. A printed recipe begins with comments that
-    give its FLOPs. With `--gpu`: hours, memory of each GPU, and the steps of an MLM for the same FLOPs.
+    The list shows parameters and tokens per step of pre-training recipes. A printed one begins with comments that give
+    its FLOPs, and its time on a GPU and on this machine, which is measured for a second. With `--gpu`: hours, memory
+    of each GPU, and the steps of an MLM for the same FLOPs.
     """
     from exlm_cli.cli import console
     from exlm_cli.config.load import KINDS, dump_recipe, list_recipes, load_recipe, recipe_kind
@@ -139,6 +141,7 @@ def _row(entry: dict[str, Any]) -> list[str]:
 def _describe_cost(recipe: "Recipe") -> str:
     """Return size and cost as YAML comments; nothing for a recipe without pre-training."""
     from exlm_cli.config.describe import recipe_size
+    from exlm_cli.config.pretrain import PretrainRecipe
     from exlm_cli.format import format_count, format_parameters
 
     size = recipe_size(recipe)
@@ -150,5 +153,28 @@ def _describe_cost(recipe: "Recipe") -> str:
     if size.flops_per_step is not None:
         lines.append(f"FLOPs per step: {size.flops_per_step:.2e}")
     if size.flops is not None:
-        lines.append(f"FLOPs of the whole pre-training: {size.flops:.2e}; seconds: divide by your FLOP/s")
+        lines.append(f"FLOPs of the whole pre-training: {size.flops:.2e}")
+    if isinstance(recipe, PretrainRecipe):
+        lines += _times_on_a_gpu_and_here(recipe)
     return "".join(f"# {line}\n" for line in lines).replace("e+", "e")
+
+
+def _times_on_a_gpu_and_here(recipe: "PretrainRecipe") -> list[str]:
+    """Return the time on a GPU by its data sheet, and on each device of this machine by a second's measurement."""
+    import torch
+
+    from exlm_cli.config.describe import describe_time
+    from exlm_cli.format import format_ratio
+    from exlm_cli.report.cost import GPUS, UTILISATION
+    from exlm_cli.train.pretrain import autocast_dtype
+    from exlm_cli.train.pretrained import describe_device
+    from exlm_cli.train.probe import measure_flops
+
+    card = GPUS["h100"]
+    time = describe_time(recipe, UTILISATION * card.peak_flops)
+    lines = [f"on one {card.title}, at {format_ratio(UTILISATION)} of its peak: {time}"]
+    for device in map(torch.device, ("cuda", "cpu") if torch.cuda.is_available() else ("cpu",)):
+        speed = measure_flops(recipe, device, autocast_dtype(recipe.train, device))
+        measured = f"at {speed / 1e9:,.3g} GFLOP/s, measured for a second"
+        lines.append(f"on this {describe_device(device)}, {measured}: {describe_time(recipe, speed)}")
+    return lines

@@ -112,11 +112,13 @@ def prepare_data(
     progress: Progress,
     builds: bool = True,
     is_trained: bool = True,
+    on_found: Callable[[], None] | None = None,
 ) -> PreparedData:
     """Train or load the tokenizer and tokenise a recipe's inputs, or find both in the cache.
 
     `rejected_csv` gets the list of skipped rows, if there are any. Without `builds` the cache must hold both already.
-    Without `is_trained` only `data.valid` is read, with the tokenizer that the recipe gives.
+    Without `is_trained` only `data.valid` is read, with the tokenizer that the recipe gives. `on_found` is called once
+    all inputs are found, before the work begins.
 
     Raises:
         CheckpointError: `rejected_csv` cannot be written.
@@ -132,6 +134,8 @@ def prepare_data(
             fingerprint_sources(resolve_inputs(inputs, kind=data.kind, progress=progress, key=key), cache, progress)
             for key, inputs in (("data.train", data.train if is_trained else ()), ("data.valid", data.valid))
         )
+        if on_found is not None:
+            on_found()
         train = without_copies(train, progress)
         _report_shares(recipe, train, valid, progress)
         tokenizer = _obtain_tokenizer(recipe, train, valid, cache, progress, builds=builds)
