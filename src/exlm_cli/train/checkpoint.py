@@ -277,7 +277,7 @@ def copy_weights(path: Path, folder: Path, dtype: torch.dtype | None = None) -> 
                     f"{path / name}: `{large[0]}` holds values that {dtype} cannot", "copy it in another type"
                 )
             save_file(rounded, folder / name)
-            files[name] = _settle(folder / name, files[name].rows)
+            files[name] = _settle(folder / name)
     write_json(folder / MANIFEST_FILE, Manifest(step=manifest.step, files=files))
 
 

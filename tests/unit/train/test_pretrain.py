@@ -19,6 +19,7 @@ from exlm_cli.errors import CheckpointError, CollapsedError
 from exlm_cli.format import format_percent
 from exlm_cli.ops.alignment import native
 from exlm_cli.run_dir import read_metrics, read_run_json, update_run_json
+from exlm_cli.train import pretrain
 from exlm_cli.train.pretrain import resume_pretraining, run_pretraining, validation_indices
 from exlm_cli.train.pretrained import load_pretrained
 from tests.recorder import Recorder
