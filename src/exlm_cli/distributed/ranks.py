@@ -107,7 +107,8 @@ class Ranks:
             ExlmError: The work raised it.
         """
         result: Any = self.together(lambda: work() if self.is_first else None)
-        return self.exchange(result)[0]
+        of_first: ResultT = self.exchange(result)[0]
+        return of_first
 
     def in_turn(self, work: Callable[[], ResultT]) -> ResultT:
         """Do work on rank 0, then on all others in parallel, which find its results in a cache.

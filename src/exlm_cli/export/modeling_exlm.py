@@ -195,8 +195,10 @@ class ExlmForMaskedLM(EsmForMaskedLM):  # type: ignore[misc]
             hidden = hidden + self.esm.embeddings.position_embeddings(index_X + self.config.pad_token_id + 1)
         else:
             axis_widths = self.network.axis_widths
-            is_1d = len(axis_widths) == 1 or batch.positions is None
-            places = index_X[None, :, None] if is_1d else batch.positions
+            places = index_X[None, :, None]
+            if len(axis_widths) == 2:
+                assert batch.positions is not None, "a model with clones in its input has their positions"
+                places = batch.positions
             rotation = rotation_at(places, axis_widths, self.network.rope_base)
             order = rotate_half_order(sum(axis_widths)).argsort().to(hidden.device)
         attend = None if batch.is_token is None else batch.is_token[:, None, None]

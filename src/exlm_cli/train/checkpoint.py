@@ -287,8 +287,12 @@ def load_model_weights(path: Path, model: nn.Module) -> None:
     Raises:
         CheckpointError: Names, shapes or dtypes do not fit the model, or a value is not finite.
     """
-    tensors, state = _read_tensors(path / MODEL_FILE), model.state_dict()
-    saved = {name: tensor.float() if tensor.dtype == torch.float16 else tensor for name, tensor in tensors.items()}
+    state = model.state_dict()
+    # float16, as models that travel in the package have, is exact in float32
+    saved = {
+        name: tensor.float() if tensor.dtype == torch.float16 else tensor
+        for name, tensor in _read_tensors(path / MODEL_FILE).items()
+    }
     for name in sorted(state.keys() | saved.keys()):
         found, expected = (_shape_of(tensors.get(name)) for tensors in (saved, state))
         if found != expected:
