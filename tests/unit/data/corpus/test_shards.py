@@ -73,7 +73,7 @@ def test_a_damaged_file_is_found(tmp_path, name, fault):
 
 @pytest.mark.parametrize(("vocab_size", "bad"), [(100, 100), (1 << 17, 1 << 17), (1 << 17, -1), (1 << 17, 99)])
 def test_an_id_that_was_not_written_is_found_where_the_digest_does_not_look(tmp_path, monkeypatch, vocab_size, bad):
-    """Kernels would read and write beyond the vocabulary: above it, negative, or only higher than any that was written."""
+    """Kernels would read and write beyond the vocabulary; the last case is an id that no sequence had."""
     monkeypatch.setattr(shards, "_SAMPLED_BLOCKS", 1)
     monkeypatch.setattr(shards, "_SAMPLED_BLOCK_BYTES", 8)
     with ShardWriter(tmp_path, vocab_size, "x") as writer:
@@ -90,7 +90,7 @@ def test_an_id_that_was_not_written_is_found_where_the_digest_does_not_look(tmp_
 
 def test_shards_of_a_larger_vocabulary_are_refused(tmp_path):
     _write(tmp_path)
-    with pytest.raises(DataError, match="the highest token id is 65535, .* vocabulary of 65535$"):
+    with pytest.raises(DataError, match=r"the highest token id is 65535, .* vocabulary of 65535$"):
         TokenDataset(tmp_path, 65535)
 
 
