@@ -41,6 +41,7 @@ import torch
 import yaml
 from numpy.typing import NDArray
 from rdkit.Chem import Descriptors
+from rdkit.rdBase import BlockLogs
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
@@ -54,6 +55,7 @@ from exlm_cli.config.load import load_recipe
 from exlm_cli.dag.graph import Dag
 from exlm_cli.dag.inspect import Inspection
 from exlm_cli.data.molecules import fingerprints, parse_molecule
+from exlm_cli.errors import ExlmError
 from exlm_cli.finetune.baseline import NUM_TREES
 from exlm_cli.ops.alignment import states_alignment_nll
 from exlm_cli.progress import SilentProgress
@@ -131,6 +133,10 @@ class Cell:
         """What it has in its rows."""
         return (self.data, self.method, self.split, self.weights)
 
+    def __str__(self) -> str:
+        """Return its key as a line shows it."""
+        return " · ".join(filter(None, self.key))
+
     @property
     def lock(self) -> Path:
         """The file that the process that works on it holds."""
@@ -172,6 +178,7 @@ def exlm(*arguments: str) -> Any:
 def masked_tokens(data: Path, name: str, checkpoint: Checkpoint, ratio: str) -> Figures:
     """Return loss, accuracy and entropy over masked tokens of a validation file."""
     scored = ["--data", str(data / VALIDATION[name]), "--max-sequences", str(MAX_SEQUENCES), "--no-figures"]
+    scored += ["--on-invalid", "skip"] if name == "smiles" else []  # molecules that are longer than a sequence
     if ratio == OWN:
         metrics = exlm("eval", checkpoint.given, *scored)["metrics"]
     else:
@@ -397,10 +404,15 @@ def ecfp4(smiles: Sequence[str]) -> FloatArray:
 
 def descriptors(smiles: Sequence[str]) -> FloatArray:
     """Return all of RDKit's 2D descriptors, (N, about 217); 0 where one is not defined."""
-    found = [list(Descriptors.CalcMolDescriptors(parse_molecule(text)[0]).values()) for text in smiles]
-    values = np.nan_to_num(np.array(found, dtype=np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+    values = np.nan_to_num(np.array(list(map(_descriptors_of, smiles))), nan=0.0, posinf=0.0, neginf=0.0)
     largest = np.finfo(np.float32).max  # trees take float32
     return values.clip(-largest, largest)
+
+
+@cache
+def _descriptors_of(smiles: str) -> FloatArray:
+    with BlockLogs():
+        return np.array(list(Descriptors.CalcMolDescriptors(parse_molecule(smiles)[0]).values()), dtype=np.float64)
 
 
 def probe(read: Callable[[], RowTask], checkpoint: Checkpoint) -> Figures:
@@ -516,20 +528,27 @@ def _where() -> dict[str, str]:
     return surroundings(torch.device("cpu"))
 
 
-def work(cells: Sequence[Cell]) -> None:
-    """Do every cell that is not done and that no other process works on."""
+def work(cells: Sequence[Cell]) -> list[Cell]:
+    """Do every cell that is not done and that no other process works on; return those that failed."""
+    failed = []
     for cell in cells:
         with locked(cell.lock, waits=False) as is_ours:
             if not is_ours or cell.key in done_cells():
                 continue
             began = time.perf_counter()
-            figures = cell.find()
+            try:
+                figures = cell.find()
+            except (ExlmError, RuntimeError) as error:
+                sys.stderr.write(f"{cell}: {error}\n")
+                failed.append(cell)
+                continue
             seconds = f"{time.perf_counter() - began:.1f}"
             keys = dict(zip(("data", "method", "split", "weights"), cell.key, strict=True))
             with locked(ROWS):
                 for metric, value in figures.items():
                     append_row(NAME, keys | {"metric": metric, "value": f"{value:.5f}", "seconds": seconds} | _where())
-            sys.stderr.write(f"{' · '.join(filter(None, cell.key))}: {seconds} s, {figures}\n")
+            sys.stderr.write(f"{cell}: {seconds} s, {figures}\n")
+    return failed
 
 
 # --- tables ---------------------------------------------------------------------------------------------------------
@@ -673,9 +692,10 @@ def main() -> None:
     if given.list:
         done = done_cells()
         for cell in cells:
-            sys.stdout.write(f"{'done' if cell.key in done else '    '} {' · '.join(filter(None, cell.key))}\n")
+            sys.stdout.write(f"{'done' if cell.key in done else '    '} {cell}\n")
         return
-    work(cells)
+    if failed := work(cells):
+        sys.exit(f"failed: {', '.join(map(str, failed))}")
 
 
 if __name__ == "__main__":
