@@ -59,7 +59,7 @@ def tokenise_with_datasets(source: Path, out: Path) -> None:
     import datasets
 
     datasets.disable_progress_bars()
-    tokenizer = Tokenizer.load(source / "tokenizer.json")
+    tokenizer = Tokenizer.load(source / "tokenizer.json", "text")
 
     def encode(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
         return {"input_ids": tokenizer.encode_batch(batch["text"])}

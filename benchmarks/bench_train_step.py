@@ -129,8 +129,8 @@ def generate_data(recipe: PretrainRecipe, folder: Path) -> PreparedData:
         writer.add([rng.integers(len(SPECIAL_TOKENS), vocab_size, length).tolist() for length in lengths])
     words = (*SPECIAL_TOKENS, *(f"t{i}" for i in range(vocab_size - len(SPECIAL_TOKENS))))
     vocabulary = {word: i for i, word in enumerate(words)}
-    tokenizer = Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=UNK)))
-    dataset = TokenDataset(folder / "shards")
+    tokenizer = Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=UNK)), "smiles")
+    dataset = TokenDataset(folder / "shards", vocab_size)
     return PreparedData(tokenizer, dataset, dataset, "generated", num_rejected=0, was_cached=False)
 
 
@@ -172,7 +172,7 @@ def measure_against_hf(sides: tuple[Side, Side], num_rounds: int, num_warmup: in
     """Measure whole steps of both models and of transformers, on the same sequences and masks."""
     exlm, mlm = sides
     stop = StopSignal()
-    recipe, vocab_size = mlm.task.recipe, mlm.task.model.token_embedding.num_embeddings
+    recipe, vocab_size = mlm.task.recipe, mlm.task.model.decoder_weight.shape[0]
     mlm.loop.advance(stop)  # for batches to begin with
     exlm.loop.advance(stop)
     steps = {"MLM": lambda: mlm.loop.advance(stop), "ExLM": lambda: exlm.loop.advance(stop)}

@@ -3,8 +3,8 @@
 import csv
 import ctypes
 import datetime
-import math
 import multiprocessing
+import os
 import platform
 import re
 import subprocess
@@ -15,9 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import quantiles
 
-import numpy as np
 import torch
-from scipy import stats
 
 RESULTS_DIR = Path(__file__).parent / "results"
 _MALLOC_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of <malloc.h>
@@ -105,20 +103,24 @@ def status_kib(field: str) -> int:
 
 
 def surroundings(device: torch.device) -> dict[str, str]:
-    """Return machine, versions, commit and date for a row."""
-    git = ["git", "-C", str(RESULTS_DIR.parents[1])]
-    commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout
-    measured = ["src", "cuda_ext", "benchmarks/*.py"]
-    is_changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *measured], check=False).returncode
+    """Return machine, versions, commit and date for a row; a copy without git names its commit in `EXLM_COMMIT`."""
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         "threads": str(torch.get_num_threads()),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "",
-        "commit": commit.strip() + ("+changes" if is_changed else ""),
+        "commit": os.environ.get("EXLM_COMMIT") or _commit(),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M"),
     }
+
+
+def _commit() -> str:
+    git = ["git", "-C", str(RESULTS_DIR.parents[1])]
+    commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout
+    measured = ["src", "cuda_ext", "benchmarks/*.py"]
+    is_changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *measured], check=False).returncode
+    return commit.strip() + ("+changes" if is_changed else "")
 
 
 def _processor() -> str:
@@ -140,31 +142,3 @@ def append_row(name: str, row: Mapping[str, object]) -> None:
         if is_new:
             writer.writeheader()
         writer.writerow(row)
-
-
-def read_rows(name: str) -> list[dict[str, str]]:
-    """Return the rows of `results/<name>.csv`; none where it does not exist."""
-    path = RESULTS_DIR / f"{name}.csv"
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def mean_and_half(values: list[float]) -> tuple[float, float]:
-    """Return the mean of two or more values, and half of its 95 % interval, Student's t."""
-    half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values))
-    return float(np.mean(values)), float(half)
-
-
-def show_interval(values: list[float]) -> str:
-    """Return mean and half of the 95 % interval, Student's t; of one value, the value."""
-    if len(values) < 2:
-        return f"{values[0]:+.3f}" if values else ""
-    return "{:+.3f} ± {:.3f}".format(*mean_and_half(values))
-
-
-def mean_column(rows: list[dict[str, str]], column: str, form: str) -> str:
-    """Return the mean of a column where it has values."""
-    values = [float(row[column]) for row in rows if row[column]]
-    return format(np.mean(values), form).replace("%", " %") if values else ""

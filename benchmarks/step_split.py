@@ -103,7 +103,7 @@ def split_step(loop: TrainingLoop) -> Iterator[StepClock]:
         stack.enter_context(mock.patch.object(loop, "batches", batches_marked))
         stack.enter_context(mock.patch.object(loop.optimizer, "zero_grad", zero_grad))
         # tied to the decoder: its gradient is complete when the backward pass reaches the input
-        weight = model.token_embedding.weight
+        weight = model.decoder_weight
         stack.callback(weight.register_post_accumulate_grad_hook(lambda _: clock.enter(OTHER)).remove)
         stack.callback(loop.optimizer.register_step_post_hook(lambda *_: clock.enter(OTHER)).remove)
         clock.enter(OTHER)

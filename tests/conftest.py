@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from exlm_cli import bundled_models
 from exlm_cli.errors import ExlmError
 from exlm_cli.ops.alignment.build import BuildError, build_library
 from tests.servers import connecting_locally
@@ -21,6 +22,12 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refuse every connection that leaves this machine."""
     refusal = AssertionError("a test reached for the network")
     monkeypatch.setattr(socket.socket, "connect", connecting_locally(refusal))
+
+
+@pytest.fixture(autouse=True)
+def _no_bundled_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the models of the package, so that a command without a checkpoint finds those that the test makes."""
+    monkeypatch.setattr(bundled_models, "FOLDER", Path("no-models"))
 
 
 @pytest.fixture(autouse=True)

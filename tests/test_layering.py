@@ -1,7 +1,8 @@
-"""Imports run one way, and the light layers stay light. Read from the source with `ast`, lazy imports included."""
+"""Imports run one way, lazy ones included, and no import of a light layer leads to torch. Read with `ast`, then run."""
 
 import ast
 import contextlib
+import functools
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
@@ -18,15 +19,15 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # an import may only point to a smaller number; files of one layer may import each other
 LAYERS = {
     "errors": 0, "progress": 0, "format": 0, "paths": 1, "files": 1, "launch": 1, "run_dir": 1,
-    "config": 2, "data": 3, "ops": 4, "model": 5, "distributed": 6, "train": 7, "tasks": 8, "finetune": 9,
-    "experiments": 10, "report": 11, "dag": 12, "export": 13, "api": 14, "cli": 15, "__main__": 16,
+    "bundled_models": 1, "config": 2, "data": 3, "ops": 4, "model": 5, "distributed": 6, "train": 7, "tasks": 8,
+    "finetune": 9, "experiments": 10, "report": 11, "dag": 12, "export": 13, "api": 14, "cli": 15, "__main__": 16,
 }  # fmt: skip
 
 LIGHT = (
-    "errors.py", "progress.py", "format.py", "paths.py", "files.py", "launch.py", "run_dir.py", "config/", "report/",
-    "data/",
+    "errors.py", "progress.py", "format.py", "paths.py", "files.py", "launch.py", "run_dir.py", "bundled_models.py",
+    "config/", "report/", "data/",
 )  # fmt: skip
-DATA_WITH_TORCH = ("data/batch.py", "data/sampler.py")
+DATA_WITH_TORCH = ("data/batch.py", "data/masking.py", "data/sampler.py")
 HEAVY = ("torch", "datasets", "rdkit", "matplotlib", "tokenizers", "numpy", "pandas", "pyarrow")
 
 
@@ -43,6 +44,47 @@ def imports_of(path: Path) -> set[str]:
     return set(imported_modules(nodes)) - {PACKAGE.name}
 
 
+def module_of(path: Path) -> str:
+    """Return the dotted name of a file of the package."""
+    return ".".join(("exlm_cli", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+
+
+MODULES = {module_of(path): path for path in FILES}
+
+
+def is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+@functools.cache
+def loaded_at_import(path: Path) -> set[str]:
+    """Return what importing a file imports at once: statements outside functions, not those for types alone."""
+    found: set[str] = set()
+    nodes: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while nodes:
+        node = nodes.pop()
+        if is_for_types(node):
+            nodes += node.orelse
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            found.update(imported_modules([node]))
+            nodes += ast.iter_child_nodes(node)
+    # a module's packages are imported before it
+    return found | {name.rpartition(".")[0] for name in found if name.startswith("exlm_cli.")}
+
+
+def way_to_torch(module: str) -> list[str]:
+    """Return the chain of imports that leads from a module of the package to torch, shortest first; empty if none."""
+    ways, seen = [[module]], {module}
+    for way in ways:
+        for name in sorted(loaded_at_import(MODULES[way[-1]])):
+            if name.partition(".")[0] == "torch":
+                return [*way, "torch"]
+            if name in MODULES and name not in seen:
+                seen.add(name)
+                ways.append([*way, name])
+    return []
+
+
 def test_the_walk_sees_the_whole_package():
     assert len(FILES) >= 60
     assert {relative(path).partition("/")[0].removesuffix(".py") for path in FILES} <= {*LAYERS, "__init__"}
@@ -57,10 +99,28 @@ def test_imports_point_to_lower_layers_only(path):
             assert LAYERS[module.split(".")[1]] <= own, f"{relative(path)} imports {module}, which is above it"
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if relative(p).startswith(LIGHT)], ids=relative)
-def test_light_layers_never_import_torch_and_data_do_only_where_batches_are_made(path):
-    imports_torch = "torch" in {module.partition(".")[0] for module in imports_of(path)}
-    assert not imports_torch or relative(path) in DATA_WITH_TORCH
+LIGHT_FILES = [path for path in FILES if relative(path).startswith(LIGHT) and relative(path) not in DATA_WITH_TORCH]
+
+
+@pytest.mark.parametrize("path", LIGHT_FILES, ids=relative)
+def test_light_layers_never_import_torch_nor_what_imports_it(path):
+    assert "torch" not in {module.partition(".")[0] for module in imports_of(path)}
+    assert way_to_torch(module_of(path)) == []
+
+
+def test_imports_are_followed_to_torch_through_other_modules():
+    assert way_to_torch("exlm_cli.data.masking") == ["exlm_cli.data.masking", "exlm_cli.data.batch", "torch"]
+
+
+def test_all_light_layers_together_load_no_torch():
+    """What other packages import is seen by running alone."""
+    script = (
+        "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]; print('torch' in sys.modules)"
+    )
+    names = [module_of(path) for path in LIGHT_FILES]
+    assert {"exlm_cli.config.load", "exlm_cli.report.page", "exlm_cli.report.score_figures"} <= {*names}
+    done = subprocess.run([sys.executable, "-c", script, *names], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
 
 
 @pytest.mark.parametrize(

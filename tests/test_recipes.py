@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from exlm_cli.config.base import Recipe
-from exlm_cli.config.describe import count_parameters
+from exlm_cli.config.describe import count_parameters, recipe_step_flops
 from exlm_cli.config.load import KINDS, dump_recipe, list_recipes, load_recipe, recipes_folder
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import TransitionConfig
@@ -159,33 +159,47 @@ def test_parameters_come_out_as_the_paper_gives_them(name, paper_millions, toler
     assert count_parameters(load_recipe(name)) == pytest.approx(paper_millions * 1e6, rel=tolerance)
 
 
-@pytest.mark.parametrize("name", [name for name in list_recipes(PretrainRecipe) if name.endswith("-mlm")])
-def test_a_twin_differs_in_the_objective_and_in_nothing_that_costs(name):
+TWINS = [name for name in list_recipes(PretrainRecipe) if name.endswith("-mlm")]
+OF_EQUAL_COST = ["smiles-medium-mlm", "text-medium-mlm"]
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_a_twin_differs_in_the_objective_and_in_nothing_else_or_in_steps_for_equal_cost(name):
     twin = load_recipe(name)
     assert twin.objective == "mlm"
     exlm = load_recipe(name.replace("ablation-mlm", "ablation-exlm").removesuffix("-mlm"))
     assert exlm.objective == "exlm"
-    for section in ("data", "tokenizer", "optim", "train"):
+    for section in ("data", "tokenizer", "optim"):
         assert getattr(twin, section) == getattr(exlm, section), section
-    only_exlm_has = {"rope": "1d", "clone_embedding": "none"}
-    assert twin.model == exlm.model.model_copy(update=only_exlm_has)
+    steps = {"max_steps": twin.train.max_steps} if name in OF_EQUAL_COST else {}
+    assert twin.train == exlm.train.model_copy(update=steps)
+    assert twin.model == exlm.model.model_copy(update={"rope": "1d"})
     assert twin.masking == exlm.masking.model_copy(update={"num_states_per_mask": 1})
+
+
+@pytest.mark.parametrize("name", OF_EQUAL_COST)
+def test_a_twin_of_equal_cost_has_the_steps_for_the_same_flops(name):
+    flops = []
+    for recipe in (load_recipe(name), load_recipe(name.removesuffix("-mlm"))):
+        assert recipe.train.max_steps is not None
+        flops.append(recipe.train.max_steps * recipe_step_flops(recipe).total)
+    assert flops[0] == pytest.approx(flops[1], rel=0.01)
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_of_what_is_not_the_papers_its_recipes_have_the_head_alone(name):
     recipe = load_recipe(name)
-    assert recipe.model.clone_embedding == "none"
+    assert recipe.model.expand == "input"
+    assert recipe.model.transition.balance == 0
     assert (recipe.model.transition.heads, recipe.model.transition.position_features) == (
         (12, True) if name == "text-base-gated" else (1, False)
     )
 
 
-EXLM = [
-    name for name in list_recipes(PretrainRecipe)
-    if load_recipe(name).objective == "exlm" and load_recipe(name).model.alignment != "independent"
-]  # fmt: skip
+EXLM = [name for name in list_recipes(PretrainRecipe) if load_recipe(name).has_transitions]
 LITERAL = {"text-base-formula", "smiles-base-formula", "text-base-gated", "text-small-formula", "smiles-small-formula"}
+OURS = {f"{kind}-{size}" for kind in ("text", "smiles") for size in ("small", "medium")}
+OURS |= {"quickstart-text", "quickstart-smiles"}
 
 
 @pytest.mark.parametrize("name", EXLM)
@@ -194,25 +208,37 @@ def test_the_head_sees_the_masks_and_begins_at_the_next_one_unless_it_is_the_lit
     transition = model.transition
     if name in LITERAL:
         assert (transition.rope, transition.start, model.rope) == ("none", "formula", "2d")
-        assert model.mask_attention == "all"
     else:
         assert transition.rope == "nodes"
         assert transition.start in ("next_mask", "lanes")
+
+
+@pytest.mark.parametrize("name", EXLM)
+def test_masks_expand_at_the_output_in_our_recipes_and_at_the_input_in_the_papers(name):
+    model = load_recipe(name).model
+    ours, papers = ("output", "1d", 0.1), ("input", "1d" if name.endswith("-no-2d-rope") else "2d", 0.0)
+    assert (model.expand, model.rope, model.transition.balance) == (ours if name in OURS else papers)
 
 
 @pytest.mark.parametrize(
     "name", ["text-base-formula", "smiles-base-formula", "text-small-formula", "smiles-small-formula"]
 )
 def test_a_recipe_of_the_literal_formula_differs_in_that_alone(name):
+    """Small ones also in what the paper gives for masks, since ours expand elsewhere."""
     literal, ours = load_recipe(name), load_recipe(name.removesuffix("-formula"))
-    as_ours = {name: getattr(ours.model, name) for name in ("rope", "mask_attention", "transition")}
-    content = {"name", "purpose", "paper", "model"}
+    sections = {"masking", "model"} if "small" in name else {"model"}
+    content = {"name", "purpose", "paper", *sections}
     assert literal.model_dump(exclude=content) == ours.model_dump(exclude=content)
-    assert literal.model.model_copy(update=as_ours) == ours.model
+    own = {"transition"} | ({"expand", "rope", "max_length"} if "small" in name else set())
+    assert literal.model.model_copy(update={key: getattr(ours.model, key) for key in own}) == ours.model
     assert literal.model.transition == TransitionConfig()
+    papers = load_recipe(name.replace("small", "base")).masking
+    assert literal.masking == papers
 
 
-@pytest.mark.parametrize("name", [*(n for n in list_recipes(PretrainRecipe) if "small" in n or "quickstart" in n)])
+@pytest.mark.parametrize(
+    "name", [*(n for n in list_recipes(PretrainRecipe) if {"small", "medium", "quickstart"} & set(n.split("-")))]
+)
 def test_a_small_recipe_trains_for_a_few_steps_when_asked(name):
     """Its warm-up is a share of its steps."""
     recipe = load_recipe(name, ["train.max_steps=4"])

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from exlm_cli.config.describe import count_parameters, recipe_step_flops
+from exlm_cli.config.describe import count_parameters
 from exlm_cli.config.load import load_recipe, recipes_folder
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepRecipe, VariantDescription
@@ -72,7 +72,8 @@ def test_small_sweeps_take_variants_and_no_size_from_the_papers(name):
     for plan in recipe.plan():
         assert plan.pretrain.train.max_steps in (recipe.pretrain.train.max_steps, 2 * recipe.pretrain.train.max_steps)
         if plan.pretrain.objective == "mlm":
-            assert plan.pretrain.model.clone_embedding == "none"
+            assert plan.pretrain.model.rope == "1d"
+        assert plan.pretrain.model.expand == "input"
     by_label = {plan.label: plan for plan in recipe.plan()}
     description = by_label["mlm-plus-plus"].description
     assert isinstance(description, VariantDescription)
@@ -89,12 +90,14 @@ def test_small_sweeps_of_a_users_data_have_every_variant_of_the_paper(name):
 @pytest.mark.parametrize("name", SMALL[1:])
 def test_the_literal_formula_is_that_of_the_small_recipes(name):
     literal = load_recipe(name.removeprefix("ablations-small-") + "-small-formula")
-    names = ("model.rope", "model.mask_attention", "model.transition.rope", "model.transition.start")
+    of_head = ("model.transition.rope", "model.transition.start", "model.transition.balance")
+    names = ("model.expand", "model.rope", "model.max_length", "masking.mask_ratio", *of_head)
     expected = {name: value_at(literal, name) for name in names}
-    variants = _load(name).variants
-    assert variants["exlm-formula"] == expected
-    for k in (2, 8):
-        assert variants[f"exlm-formula-k{k}"] == expected | {"masking.num_states_per_mask": k}
+    plans = {plan.label: plan.pretrain for plan in _load(name).plan()}
+    for label, k in (("exlm-formula", 4), ("exlm-formula-k2", 2), ("exlm-formula-k8", 8)):
+        recipe = plans[label]
+        assert {name: value_at(recipe, name) for name in names} == expected
+        assert recipe.masking == plans["exlm"].masking.model_copy(update={"num_states_per_mask": k})
 
 
 def test_every_cell_has_the_values_of_table_5_and_positions_that_grow_with_k():
@@ -106,7 +109,7 @@ def test_every_cell_has_the_values_of_table_5_and_positions_that_grow_with_k():
     for plan in recipe.plan():
         assert {key: value_at(plan.pretrain, key) for key in expected} == expected
         assert plan.pretrain.model.max_length == 512 * plan.pretrain.masking.num_repeats
-        assert plan.pretrain.longest_expanded_length <= plan.pretrain.model.max_length
+        assert plan.pretrain.longest_input <= plan.pretrain.model.max_length
 
 
 @pytest.mark.parametrize("name", ["repeat-mlm", "repeat-mlm-small-text", "repeat-mlm-small-smiles"])
@@ -128,28 +131,3 @@ def test_small_grids_take_nothing_from_the_papers_sections(name):
     pretrain = _load(name).pretrain
     assert not any(source.startswith("hub:") for source in (*pretrain.data.train, *pretrain.data.valid))
     assert (pretrain.model.width, pretrain.model.dropout) in {(64, 0.0), (128, 0.0)}
-
-
-@pytest.mark.parametrize("name", ["convergence-text", "convergence-smiles"])
-def test_convergence_sweeps_cross_mask_ratios_with_models_of_equal_size_and_an_mlm_of_equal_cost(name):
-    recipe = _load(name)
-    assert (len(recipe.seeds), recipe.tasks) == (3, ())
-    by_label = {plan.label: plan.pretrain for plan in recipe.plan_seed(1)}
-    assert len(by_label) == 19
-    steps = recipe.pretrain.train.max_steps
-    assert steps is not None
-    for ratio in (0.15, 0.387, 0.622):
-        kinds = ("mlm", "mlm-plus", "mlm-plus-plus", "exlm-k2-last", "exlm-k4-last", "exlm-k4")
-        all_six = mlm, more, most, k2, last, k4 = [by_label[f"{kind}-p{100 * ratio:g}"] for kind in kinds]
-        assert {variant.masking.mask_ratio for variant in all_six} == {ratio}
-        assert [(v.objective, v.masking.num_states_per_mask) for v in all_six] == [
-            ("mlm", 1), ("mlm", 1), ("mlm", 1), ("exlm", 2), ("exlm", 4), ("exlm", 4)
-        ]  # fmt: skip
-        assert all(300_000 < count_parameters(variant) < 500_000 for variant in all_six)
-        assert {variant.train.max_steps for variant in (mlm, k2, last, k4)} == {steps}
-        for longer, exlm in ((more, last), (most, k4)):
-            cost = (longer.train.max_steps or 0) * recipe_step_flops(longer).total
-            assert cost == pytest.approx(steps * recipe_step_flops(exlm).total, rel=2e-3)
-            assert _content(longer) == _content(mlm.model_copy(update={"train": longer.train}))
-        assert _content(last) == _content(k4.model_copy(update={"model": last.model}))
-        assert _content(last) == _content(k2.model_copy(update={"masking": last.masking}))

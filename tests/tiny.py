@@ -13,17 +13,25 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data import IntArray
 from exlm_cli.data.batch import Batch, MaskedSequences, expand
 from exlm_cli.data.masking import Masker, Sequences
+from exlm_cli.data.smiles import SMILES_PATTERN
 from exlm_cli.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from exlm_cli.run_dir import read_metrics
 
 _VOCABULARY = {token: i for i, token in enumerate((*SPECIAL_TOKENS, *map(str, range(5, 40))))}
-SPECIAL = Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel(_VOCABULARY, unk_token="[UNK]")))
+SPECIAL = Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel(_VOCABULARY, unk_token="[UNK]")), "smiles")
 """A vocabulary of 40 with the special tokens at ids 0 to 4."""
 
-FIRST: dict[str, Any] = {"mask_attention": "first"}
-LATE = FIRST | {"expand_after": 1}
-LAST = FIRST | {"expand_after": "all", "clone_embedding": "nodes"}
-"""`model` of `tiny_recipe`: further states that other positions do not see, from one block on, after the last block."""
+OUTPUT: dict[str, Any] = {"expand": "output", "rope": "1d"}
+"""`model` of `tiny_recipe` whose masks expand after the last block."""
+
+
+def word_level(tokens: Iterable[str]) -> Tokenizer:
+    """Return a SMILES tokenizer that has these tokens and no others, so that rows have unknown ones."""
+    vocabulary = {token: i for i, token in enumerate((*SPECIAL_TOKENS, *tokens))}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(SMILES_PATTERN), "isolated")
+    backend.decoder = tokenizers.decoders.Fuse()
+    return Tokenizer(backend, "smiles")
 
 
 def tiny_recipe(**sections: Any) -> PretrainRecipe:
@@ -51,12 +59,13 @@ def tiny_batch(recipe: PretrainRecipe, lengths: tuple[int, ...] = (9, 4, 12), se
     rng = np.random.default_rng(seed)
     masker = Masker(recipe.masking, SPECIAL, seed, epoch=0)
     masked = masker.mask(sequences([rng.integers(5, SPECIAL.vocab_size, size=length) for length in lengths]))
-    return expand(masked, recipe.masking.num_states_per_mask, recipe.objective, pad_id=SPECIAL.pad_id)
+    k = recipe.masking.num_states_per_mask
+    return expand(masked, k, expands_input=recipe.expands_input, pad_id=SPECIAL.pad_id)
 
 
 def per_sequence(batch: Batch) -> tuple[Field[Any], ...]:
     """Return the fields of a batch that have an axis of sequences."""
-    return fields(batch)[:11]
+    return tuple(field for field in fields(batch)[:10] if getattr(batch, field.name) is not None)
 
 
 def train_losses(run: Path) -> list[float]:

@@ -44,6 +44,7 @@ typedef enum {
   STATES_ALIGNMENT_BAD_DTYPE = 1,     /* not a states_alignment_dtype that this library takes */
   STATES_ALIGNMENT_BAD_SIZE = 2,      /* a size or a stride is negative, or too large for one launch */
   STATES_ALIGNMENT_OUT_OF_MEMORY = 3, /* no scratch memory for any thread */
+  STATES_ALIGNMENT_BAD_ADDRESS = 4,   /* logits or bias are not aligned to 16 bytes */
   STATES_ALIGNMENT_CUDA_ERROR = 1000  /* plus the cudaError_t */
 } states_alignment_status;
 
@@ -126,7 +127,8 @@ STATES_ALIGNMENT_EXPORT int32_t states_alignment_best_cuda(const states_alignmen
                                                            int64_t* nodes, int32_t device, void* stream);
 
 /* Device: the log-probabilities that the alignment reads, from logits. Enqueued as above. Tokens, log_probs and grad are
- * (rows, num_tokens); tokens are below `vocab` and may repeat in a row.
+ * (rows, num_tokens); tokens are 0 or more, below `vocab`, and may repeat in a row. They are checked only by a build
+ * without NDEBUG, which traps.
  *
  * token_log_probs:  writes log_sums (rows,), the log-sum-exp of each row, and the log_probs of its tokens.
  * logit_gradient:   from the same logits and tokens, the results of token_log_probs and the gradient `grad` of

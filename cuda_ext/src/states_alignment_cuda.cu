@@ -126,17 +126,24 @@ int32_t logit_gradient(const states_alignment_logits& batch, const int64_t* toke
   return launched();
 }
 
-bool is_bad(const states_alignment_batch& batch) { return has_negative_size(batch) || batch.batch > kMaxBlocks / 2; }
+int32_t checked(const states_alignment_batch& batch) {
+  return has_negative_size(batch) || batch.batch > kMaxBlocks / 2 ? STATES_ALIGNMENT_BAD_SIZE : STATES_ALIGNMENT_OK;
+}
 
-bool is_bad(const states_alignment_logits& batch) {
-  return batch.rows < 0 || batch.rows > kMaxBlocks || batch.vocab < 1 || batch.row_stride < batch.vocab ||
-         batch.row_stride % 8 != 0 || batch.num_tokens < 0;
+bool is_aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+
+int32_t checked(const states_alignment_logits& batch) {
+  if (batch.rows < 0 || batch.rows > kMaxBlocks || batch.vocab < 1 || batch.row_stride < batch.vocab ||
+      batch.row_stride % 8 != 0 || batch.num_tokens < 0) {
+    return STATES_ALIGNMENT_BAD_SIZE;
+  }
+  return is_aligned(batch.logits) && is_aligned(batch.bias) ? STATES_ALIGNMENT_OK : STATES_ALIGNMENT_BAD_ADDRESS;
 }
 
 // Calls `run` with a null pointer to the type that the batch is stored in.
 template <class Batch, class Run>
 int32_t with_element(const Batch& batch, int32_t device, Run&& run) {
-  if (is_bad(batch)) return STATES_ALIGNMENT_BAD_SIZE;
+  if (const int32_t status = checked(batch); status != STATES_ALIGNMENT_OK) return status;
   const DeviceGuard guard(device);
   if (guard.status() != STATES_ALIGNMENT_OK) return guard.status();
   switch (batch.dtype) {

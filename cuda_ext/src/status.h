@@ -16,6 +16,8 @@ inline const char* message_of(int32_t status) {
       return "a size or a stride is negative or too large";
     case STATES_ALIGNMENT_OUT_OF_MEMORY:
       return "no memory for the scratch of any thread";
+    case STATES_ALIGNMENT_BAD_ADDRESS:
+      return "logits or bias are not aligned to 16 bytes";
     default:
       return "unknown status";
   }

@@ -1,7 +1,10 @@
 // The LM head on the device, for a block of rows of logits: log-probabilities of a few tokens of each row, and the
 // gradient of the logits. Each kernel reads the logits once, 16 bytes a thread, and the second one writes them once.
+// A build without NDEBUG traps where a token is outside the vocabulary.
 #ifndef STATES_ALIGNMENT_TOKEN_LOG_PROBS_CUDA_CUH_
 #define STATES_ALIGNMENT_TOKEN_LOG_PROBS_CUDA_CUH_
+
+#include <assert.h>
 
 #include "device.cuh"
 
@@ -92,6 +95,7 @@ SA_KERNEL void token_log_probs_kernel(const states_alignment_logits batch, const
   if (thread == 0) log_sums[r] = log_sum;
   for (int64_t t = thread; t < T; t += kThreads) {
     const int64_t token = tokens[r * T + t];
+    assert(0 <= token && token < batch.vocab);
     log_probs[r * T + t] = to_float(row[token]) + batch.bias[token] - log_sum;
   }
 }
@@ -131,6 +135,7 @@ SA_KERNEL void logit_gradient_kernel(const states_alignment_logits batch, const 
   }
   __syncthreads();
   for (int64_t t = thread; t < T; t += kThreads) {
+    assert(0 <= tokens[t] && tokens[t] < batch.vocab);
     float value = -expf(log_probs[t]) * sum;
     // a token that occurs twice: both threads write the same sum
     for (int64_t other = 0; other < T; ++other) value += tokens[other] == tokens[t] ? grad[other] : 0.0f;

@@ -12,6 +12,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from exlm_cli.bundled_models import local_path
 from exlm_cli.config.tasks import GlueTaskConfig, InstalledTask, SquadTaskConfig
 from exlm_cli.dag.build import build_dag
 from exlm_cli.dag.inspect import Inspection, inspect
@@ -224,15 +225,16 @@ class Run:
             self._progress.message(
                 f"searching for the best joint fillings of {dag.num_masks} masks, up to a limit of work"
             )
-        checkpoint = str(pretrained.checkpoint)
-        return inspect(dag, num_top=num_top, num_fillings=num_fillings, length=length, checkpoint=checkpoint)
+        name = pretrained.name
+        return inspect(dag, num_top=num_top, num_fillings=num_fillings, length=length, checkpoint=name)
 
 
 def load(run: str | Path, *, device: str = "auto", progress: Progress | None = None) -> Run:
     """Read the model of a pre-trained or fine-tuned run.
 
     Args:
-        run: Run directory, one of the `checkpoints/step-N` of a pre-trained run, or `hub:OWNER/NAME[@REVISION]`.
+        run: Run directory, one of the `checkpoints/step-N` of a pre-trained run, `hub:OWNER/NAME[@REVISION]`, or a
+            model of the package, `bundled:text` or `bundled:smiles`.
         device: `auto` (CUDA where there is a device), `cpu` or `cuda`.
         progress: Reports the work; None: silent.
 
@@ -241,7 +243,7 @@ def load(run: str | Path, *, device: str = "auto", progress: Progress | None = N
         TokenizerError: Its tokenizer cannot be read.
         ConfigError: There is no such device.
     """
-    path, progress = Path(run), progress or SilentProgress()
+    path, progress = local_path(run), progress or SilentProgress()
     if str(path).startswith(SCHEME):
         path = fetch_run(str(path), progress)
     if run_kind(path) == "finetune":

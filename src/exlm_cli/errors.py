@@ -54,9 +54,9 @@ class BackendError(ExlmError):
 class RankError(ExlmError):
     """Another rank failed, was lost, or did not answer; `reporter` is the rank that prints it."""
 
-    def __init__(self, message: str, hint: str, reporter: int) -> None:
+    def __init__(self, message: str, hint: str, reporter: int, exit_code: int = 2) -> None:
         super().__init__(message, hint)
-        self.reporter = reporter
+        self.reporter, self.exit_code = reporter, exit_code
 
 
 class InterruptedRunError(ExlmError):

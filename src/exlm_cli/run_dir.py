@@ -70,6 +70,7 @@ class Environment(JsonModel):
 
     exlm_version: str | None
     torch_version: str | None
+    numpy_version: str | None
     python_version: str
     platform: str
     git_commit: str | None
@@ -81,6 +82,7 @@ class RunInfo(Environment):
     Attributes:
         command: Like `pretrain`; the fields after `started_unix_s` are of the commands named in the comments.
         earlier_environments: Environments of earlier processes of the run, where they differed, the oldest first.
+        trained_on: The data in words; of models in the package.
     """
 
     command: str
@@ -102,6 +104,7 @@ class RunInfo(Environment):
     train_tokens: int | None = absent_if_none()
     valid_sequences: int | None = absent_if_none()
     steps: int | None = absent_if_none()
+    trained_on: str | None = absent_if_none()
     # finetune
     task: str | None = absent_if_none()
     seeds: tuple[int, ...] | None = absent_if_none()
@@ -382,6 +385,7 @@ def describe_environment() -> Environment:
     return Environment(
         exlm_version=package_version("exlm-cli"),
         torch_version=package_version("torch"),
+        numpy_version=package_version("numpy"),
         python_version=platform.python_version(),
         platform=platform.platform(),
         git_commit=source_commit(),

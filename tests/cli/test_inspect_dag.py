@@ -108,6 +108,6 @@ def test_damaged_and_foreign_runs_are_passed_over(work, capsys):
 def test_a_run_with_a_dag_goes_before_a_newer_one_without(work, capsys):
     words = ["inspect-dag", SENTENCE, "--format", "none"]
     update_run_json(work / "runs" / "text-mlm", {})
-    assert "checkpoint: runs/text, the newest text run of an ExLM\n" in printed_by(capsys, words).err
+    assert "checkpoint: runs/text, the newest text run of an ExLM, trained" in printed_by(capsys, words).err
     shutil.rmtree(work / "runs" / "text")
-    assert "checkpoint: runs/text-mlm, the newest text run\n" in printed_by(capsys, words).err
+    assert "checkpoint: runs/text-mlm, the newest text run, trained" in printed_by(capsys, words).err

@@ -52,6 +52,9 @@ def test_a_link_to_itself_is_no_run(tmp_path):
         given_runs([tmp_path / "loop"], SilentProgress())
 
 
+DATA = ", trained on bundled:grammar"
+
+
 def chosen(given: Path | None = None) -> tuple[Path, list[str]]:
     """Return the checkpoint that is taken, and the messages about it."""
     progress = Mock(SilentProgress())
@@ -68,7 +71,7 @@ def test_a_finished_run_is_taken_before_newer_ones_and_an_unfinished_one_is_told
     os.utime("runs/old/run.json", (1, 1))
     note = "note: runs/new is at step 3 of 1,200; `exlm pretrain --resume runs/new` finishes the run"
     # an MLM has no DAG, so that it does not go before any ExLM
-    assert chosen() == (Path("runs/new"), ["checkpoint: runs/new, the newest text run of an ExLM", note])
+    assert chosen() == (Path("runs/new"), [f"checkpoint: runs/new, the newest text run of an ExLM{DATA}", note])
     assert chosen(Path("runs/new")) == (Path("runs/new"), [note])
     step = Path("runs/new/checkpoints/step-3")
     assert chosen(step) == (step, [note.replace("runs/new is", f"{step} is")])
@@ -81,7 +84,7 @@ def test_a_finished_run_is_taken_before_newer_ones_and_an_unfinished_one_is_told
     assert chosen()[0] == Path("runs/new")
     update_run_json(folder / "runs/old", {"steps": 1200})
     os.utime("runs/old/run.json", (1, 1))
-    assert chosen() == (Path("runs/old"), ["checkpoint: runs/old, the newest finished text run of an ExLM"])
+    assert chosen() == (Path("runs/old"), [f"checkpoint: runs/old, the newest finished text run of an ExLM{DATA}"])
     assert chosen(Path("runs/old/checkpoints/step-3"))[1] == []
 
 

@@ -12,13 +12,12 @@ from torch._inductor import cpu_vec_isa
 from torch._inductor.exc import InductorError, InvalidCxxCompiler
 
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.data.batch import pack
 from exlm_cli.distributed.parallel import compile_blocks
 from exlm_cli.errors import ConfigError
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.train.pretrain import PretrainTask, run_pretraining
 from exlm_cli.train.pretrained import load_pretrained
-from tests.tiny import SPECIAL, tiny_batch, tiny_recipe, train_losses
+from tests.tiny import OUTPUT, SPECIAL, tiny_batch, tiny_recipe, train_losses
 
 
 # the compiler warns inside itself of what it does to torch; elsewhere a warning is an error
@@ -50,11 +49,12 @@ def test_compiled_run_has_the_losses_of_an_eager_one(tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("default")
-def test_blocks_compile_for_all_kinds_of_batches(monkeypatch):
+@pytest.mark.parametrize("model", [{}, OUTPUT])
+def test_blocks_compile_for_all_kinds_of_batches(monkeypatch, model):
     """Each kind has graphs of its own in training and in validation, more in all than torch's limit of 8."""
     counter = CompileCounterWithBackend("eager")
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
-    recipe = tiny_recipe(model={"mask_attention": "first", "num_layers": 3, "expand_after": 1})
+    recipe = tiny_recipe(model={**model, "num_layers": 3})
     model = ExlmModel(recipe, SPECIAL.vocab_size)
     with torch._dynamo.config.patch(recompile_limit=8):
         _run_all_kinds(recipe, model)
@@ -64,8 +64,7 @@ def test_blocks_compile_for_all_kinds_of_batches(monkeypatch):
 def _run_all_kinds(recipe: PretrainRecipe, model: ExlmModel) -> None:
     compile_blocks(model)
     kinds = ((9, 9, 9), (9, 4, 12), (12, 12), (9,), (3, 3, 3))
-    batches = [tiny_batch(recipe, lengths) for lengths in kinds]
-    for batch in (*batches, *(pack(b, hides_further_states=True) for b in batches if b.is_padded)):
+    for batch in (tiny_batch(recipe, lengths) for lengths in kinds):
         model.train()
         model.node_states(batch).states.sum().backward()
         model.eval()

@@ -24,13 +24,14 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.corpus.pipeline import prepare_data
 from exlm_cli.data.sampler import plan_epoch
 from exlm_cli.distributed import shared_run
+from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_metrics, read_run_json
 from exlm_cli.tasks.base import Loss
 from exlm_cli.train.checkpoint import saved_tensors, verify_checkpoint
 from exlm_cli.train.pretrain import PretrainTask, resume_pretraining, run_pretraining
 from exlm_cli.train.pretrained import load_pretrained
-from tests.killed import die_at_call
+from tests.killed import act_at_call, die_at_call
 from tests.ranks import in_turn, note_error, noted_errors, own_rank, run_ranks
 from tests.tiny import tiny_recipe, train_losses
 from tests.unit.finetune.synthetic import WordTask, cells, make_pretrained, run_tiny, weights
@@ -172,7 +173,7 @@ def test_the_last_step_of_an_epoch_has_fewer_sequences_than_ranks(cache):
     ("before", "after", "dying", "call", "train"),
     [(2, 3, 1, 45, {"parallel": "fsdp", "sharded_checkpoints": True}), (3, 1, 0, 35, {"parallel": "ddp"})],
 )
-def test_a_killed_rank_is_named_and_another_number_of_ranks_goes_on(
+def test_one_survivor_of_a_killed_rank_reports_it_and_another_number_of_ranks_goes_on(
     cache, alone, tmp_path, before, after, dying, call, train
 ):
     out, recipe = tmp_path / "run", recipe_of(cache, "text", "exlm", **train)
@@ -182,11 +183,32 @@ def test_a_killed_rank_is_named_and_another_number_of_ranks_goes_on(
     assert errors.keys() == set(range(before)) - {dying}
     for error in errors.values():
         assert error["type"] == "RankError"
-        assert f"rank {dying} of {before} has ended" in error["message"]
+        assert error["message"].startswith("another rank does not answer: it was killed")
         assert "--resume" in error["hint"]
-        assert error["by"] == min(errors)
+    (reporter,) = {error["by"] for error in errors.values()}
+    assert reporter in errors
     assert run_ranks(after, resume_pretraining, out) == [0] * after
     assert_same(out, alone["text", "exlm"])
+
+
+def fail(*_: object) -> None:
+    raise DataError("row 7 cannot be read", "mend it")
+
+
+def train_until_refused(recipe: PretrainRecipe, out: Path, notes: Path) -> None:
+    """Let rank 1 of several make a user's mistake in a forward pass, where the others do not."""
+    if own_rank() == 1:
+        act_at_call(PretrainTask, "losses", 5, fail)
+    note_error(notes, lambda: run_pretraining(recipe, out=out))
+
+
+def test_a_users_error_on_one_rank_ends_all_with_it(cache, tmp_path):
+    assert run_ranks(3, train_until_refused, recipe_of(cache, "text", "exlm"), tmp_path / "run", tmp_path) == [0, 0, 0]
+    errors = noted_errors(tmp_path)
+    assert [errors[rank]["type"] for rank in range(3)] == ["RankError", "DataError", "RankError"]
+    said = ["rank 1: row 7 cannot be read", "row 7 cannot be read", "rank 1: row 7 cannot be read"]
+    assert [errors[rank]["message"] for rank in range(3)] == said
+    assert {(error["hint"], error["by"]) for error in errors.values()} == {("mend it", 0)}
 
 
 def files_of(run: Path) -> set[Path]:

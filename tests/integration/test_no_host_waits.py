@@ -17,7 +17,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from exlm_cli.config.finetune import FinetuneModelConfig
 from exlm_cli.data import IntArray
-from exlm_cli.data.batch import Batch, pack
+from exlm_cli.data.batch import Batch
 from exlm_cli.data.sampler import EpochPlan
 from exlm_cli.finetune.batch import TaskBatch, collate
 from exlm_cli.finetune.trainer import task_losses
@@ -31,16 +31,13 @@ from exlm_cli.train.loop import TrainingLoop
 from exlm_cli.train.objective import Objective
 from exlm_cli.train.optim import scale_and_clip
 from exlm_cli.train.process import StopSignal
-from tests.tiny import FIRST, LAST, LATE, SPECIAL, tiny_batch, tiny_recipe
+from tests.tiny import OUTPUT, SPECIAL, tiny_batch, tiny_recipe
 from tests.unit.model.test_exlm import VARIANTS
 
 DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
 COMPILED: list[tuple[str, dict[str, Any]]] = [
     ("torch", {"objective": "mlm"}),
-    (
-        "torch",
-        {"model": LATE | {"num_layers": 2, "rope": "fractional", "transition": {"rope": "nodes", "start": "lanes"}}},
-    ),
+    ("torch", {"model": OUTPUT | {"num_layers": 2, "transition": {"rope": "nodes", "start": "lanes"}}}),
     ("native", {"model": {"transition": {"rope": "nodes"}}}),
     ("torch", {"model": {"alignment": "independent"}}),
 ]
@@ -79,38 +76,6 @@ def test_a_step_runs_on_tensors_without_data(sections, lengths):
     assert losses.shape == (3,)
     _backward(losses)
     _assert_all_have_gradients(model)
-
-
-PACKED: list[dict[str, Any]] = [
-    {"objective": "mlm"},
-    {"model": {"mask_attention": "all"}},
-    {"model": FIRST},
-    {"model": LATE},
-    {"model": LAST},
-]
-
-
-def _packed_batch(recipe: Any, lengths: tuple[int, ...]) -> Batch:
-    hides_further_states = recipe.model.mask_attention == "first"
-    return pack(tiny_batch(recipe, lengths), hides_further_states=hides_further_states).to(torch.device("meta"))
-
-
-# the compiler warns inside itself
-@pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("sections", PACKED)
-def test_a_step_without_padding_is_one_graph_for_batches_of_any_size(sections):
-    """Traced without data: the reference of a CPU cuts sequences apart and so reads their lengths.
-
-    In the first batch no two axes have the same size by chance, which the compiler would take for one symbol.
-    """
-    without_dropout = {"attention_dropout": 0.0, **sections.get("model", {})}
-    model, objective, recipe = _setup("torch", {**sections, "model": without_dropout})
-    model = model.to("meta")
-    compiled, counter = _compiled(objective.sequence_nll)
-    for lengths in ((38, 2, 8, 9, 10), (9, 4, 12), (12, 13)):
-        _backward(compiled(model, _packed_batch(recipe, lengths)))
-    _assert_all_have_gradients(model)
-    assert counter.frame_count == 1
 
 
 class _WithoutData:

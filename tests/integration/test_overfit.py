@@ -8,7 +8,7 @@ import torch
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.train.objective import Objective
 from exlm_cli.train.optim import build_optimizer
-from tests.tiny import SPECIAL, tiny_batch, tiny_recipe
+from tests.tiny import OUTPUT, SPECIAL, tiny_batch, tiny_recipe
 
 VARIANTS = [
     {"objective": "mlm"},
@@ -17,7 +17,7 @@ VARIANTS = [
     {"model": {"alignment": "independent"}},
     {"model": {"rope": "1d"}},
     {"model": {"transition": {"heads": 4, "position_features": True, "max_nodes": 64}}},
-    {"model": {"clone_embedding": "nodes", "transition": {"start": "lanes", "rope": "nodes"}}},
+    {"model": OUTPUT | {"transition": {"start": "lanes", "rope": "nodes", "balance": 0.1}}},
 ]
 
 

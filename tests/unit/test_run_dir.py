@@ -158,6 +158,7 @@ def test_run_json_gathers_fields_and_versions_without_importing_torch(tmp_path):
     content = read_run_json(tmp_path)
     assert (content.seed, content.steps) == (1, 5)
     assert content.torch_version == metadata.version("torch")
+    assert content.numpy_version == metadata.version("numpy")
     assert content.python_version == ".".join(map(str, sys.version_info[:3]))
     assert not {"seeds", "baseline", "earlier_environments"} & json.loads((tmp_path / "run.json").read_text()).keys()
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from exlm_cli.bundled_models import bundled_name, bundled_runs, local_path, report_folder
+from exlm_cli.config.input_paths import SCHEMES
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError
-from exlm_cli.format import format_count
+from exlm_cli.format import format_count, format_parameters, name_some
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import (
     RUNS_ROOT,
@@ -39,9 +41,14 @@ class GivenRun:
     name: str
 
     @property
+    def shown(self) -> str:
+        """The run as messages name it."""
+        return bundled_name(self.path) or str(self.path)
+
+    @property
     def report(self) -> Path:
-        """Folder of the run for reports."""
-        return run_directory(self.path) / "report"
+        """Folder for reports on the run."""
+        return report_folder(self.path)
 
 
 def is_on_hub(given: Path) -> bool:
@@ -50,13 +57,13 @@ def is_on_hub(given: Path) -> bool:
 
 
 def local_run(given: Path, progress: Progress) -> Path:
-    """Return a run directory as given, or for `hub:OWNER/NAME[@REVISION]` its copy in the cache.
+    """Return a run directory as given, for `bundled:NAME` that in the package, for a run on the Hub its cached copy.
 
     Raises:
-        CheckpointError: The Hub has no such run, or cannot be reached.
+        CheckpointError: The package or the Hub has no such run, or the Hub cannot be reached.
     """
     if not is_on_hub(given):
-        return given
+        return local_path(given)
     from exlm_cli.export.hub import fetch_run
 
     return fetch_run(str(given), progress)
@@ -90,7 +97,7 @@ def given_runs(paths: Sequence[Path], progress: Progress) -> list[GivenRun]:
 
 
 def name_runs(paths: Sequence[Path]) -> list[str]:
-    """Return a name for each run: the last part of its path, more parts where two are alike.
+    """Return a name for each run: the last part of its path, more parts where two are alike; or `bundled:NAME`.
 
     Raises:
         ConfigError: A run is given twice.
@@ -100,7 +107,10 @@ def name_runs(paths: Sequence[Path]) -> list[str]:
         if resolved.count(whole) > 1:
             raise ConfigError(f"{path} is given twice", "give each run once")
     # `mine/step-30`, not `mine/checkpoints/step-30`
-    parts = [[part for part in path.parts if part != "checkpoints"] for path in resolved]
+    parts = [
+        [part for part in path.parts if part != "checkpoints"] if name is None else [name]
+        for path, name in zip(resolved, map(bundled_name, paths), strict=True)
+    ]
     names = []
     for path, own in zip(resolved, parts, strict=True):
         others = [other for other in parts if other is not own]
@@ -118,16 +128,17 @@ def choose_checkpoint(
     progress: Progress,
     instead: str = "",
 ) -> Path:
-    """Return the checkpoint that was given, or else the newest pre-training run that fits, and print its path.
+    """Return the checkpoint that was given, or else the newest finished pre-training run that fits, or a bundled one.
 
-    A run that was trained to its end is taken before others; a message says if the one that is returned was not.
+    A message says which, with its size and its data. Where the package brings none that fits, an unfinished run is
+    taken too, and a message says how far it came.
 
     Args:
         given: `--checkpoint`.
         fits_by_kind: Description of a kind of run -> whether a recipe is of it. The first kind with any run is taken;
             the error names the last.
         recipe_to_make_one: Recipe that makes such a run, for the hint.
-        progress: Prints the path and the message.
+        progress: Prints the messages.
         instead: End of the hint: what to do without a run.
 
     Raises:
@@ -138,13 +149,29 @@ def choose_checkpoint(
             _say_if_unfinished(given, progress)
         return local_run(given, progress)
     for kind, fits in fits_by_kind.items():
-        for adjective, is_finished in (("finished ", True), ("", False)):
-            newest = find_newest_run(RUNS_ROOT, partial(_is_pretrained, fits=fits, is_finished=is_finished))
-            if newest is not None:
-                progress.message(f"checkpoint: {newest}, the newest {adjective}{kind}")
-                _say_if_unfinished(newest, progress)
-                return newest
+        finished = partial(_is_pretrained, fits=fits, is_finished=True)
+        any_run = partial(_is_pretrained, fits=fits, is_finished=False)
+        if (newest := find_newest_run(RUNS_ROOT, finished)) is not None:
+            progress.message(f"checkpoint: {newest}, the newest finished {kind}{_describe(newest)}")
+            return newest
+        if (bundled := next(filter(any_run, bundled_runs()), None)) is not None:
+            progress.message(f"checkpoint: {bundled_name(bundled)}, the {kind} in the package{_describe(bundled)}")
+            return bundled
+        if (newest := find_newest_run(RUNS_ROOT, any_run)) is not None:
+            progress.message(f"checkpoint: {newest}, the newest {kind}{_describe(newest)}")
+            _say_if_unfinished(newest, progress)
+            return newest
     raise _no_run(f"no `--checkpoint` was given, and there is no {[*fits_by_kind][-1]}", recipe_to_make_one, instead)
+
+
+def _describe(run: Path) -> str:
+    """Return size and data of a pre-training run: `, 4.7 M parameters, trained on wiki.txt`."""
+    described, recipe = read_run_json(run), load_recipe(run / "recipe.yaml")
+    size = "" if described.parameters is None else f", {format_parameters(described.parameters)} parameters"
+    # files without the folders that they were read in
+    names = (given if given.startswith(SCHEMES) else Path(given).name for given in recipe.data.train)
+    data = described.trained_on or name_some(names, limit=3)
+    return f"{size}, trained on {data}" if data else size
 
 
 def _say_if_unfinished(checkpoint: Path, progress: Progress) -> None:

@@ -8,15 +8,13 @@ matrix is 2 a b c FLOPs; its backward pass has two such products, so that whatev
     encoder linear    3 * 2 ((n - 1) L + S) (2 D^2 + 2 D F)   query, output, the two feed-forward layers; of the last
                                                         block at the nodes alone, since nothing else is read there
                       3 * 2 n L 2 D^2                   key, value
-    attention         3 * 4 ((n - 1) L + S) L D         Q K' and the weighted sum of V; with `mask_attention: first`
-                                                        less those pairs in which others would see J = (k - 1) T
-                                                        further states: (L - J) J of a block, (S - J) J of the last
+    attention         3 * 4 ((n - 1) L + S) L D         Q K' and the weighted sum of V
     lm_head           3 * 2 N (D^2 + D V)               dense layer and tied decoder, on emitting nodes alone
     transition        3 * 2 (2 S D' D + S^2 D)          query, key and Q K'; with h > 1 also the gate, 3 * 2 S D' h
     alignment         3 * 2 E                           alpha, beta and the edge gradient: one multiply-add per edge
 
-The first `expand_after` blocks have L - J positions and no further states; if these are all blocks, the last one has
-T + 2 queries. E, the edges that any path can take for any target, is 2 w + (T - 1) w (w + 1) / 2 with w = S - 1 - T:
+With `expand: output` the input is not expanded, and the last block has T + 2 queries in place of S. E, the edges that
+any path can take for any target, is 2 w + (T - 1) w (w + 1) / 2 with w = S - 1 - T:
 target t lies on one of the w nodes t to S - 2 - T + t. An MLM is the case k = 1 without the last two lines, and
 `alignment: independent` the same with k > 1.
 
@@ -79,7 +77,7 @@ def count_parameters(recipe: PretrainRecipe) -> int:
     embeddings = vocab * width
     if model.learned_positions:
         embeddings += model.max_length * width
-    if model.clone_embedding != "none":
+    if recipe.objective == "exlm" and not recipe.expands_input:
         embeddings += recipe.masking.num_states_per_mask * width
     lm_head = _linear(width, width) + norm + vocab
     return embeddings + model.num_layers * block + norm + lm_head + _transition_parameters(recipe)
@@ -127,27 +125,23 @@ def count_sequence_flops(recipe: PretrainRecipe, num_positions: float, num_targe
 
     Args:
         recipe: Its `model`, `masking`, `objective` and `tokenizer.vocab_size` decide the architecture.
-        num_positions: L, after repetition and expansion, [CLS] and [SEP] included.
+        num_positions: L of the encoder, after repetition and expansion in the input, [CLS] and [SEP] included.
         num_targets: T; a mean may be given.
     """
     model, transition = recipe.model, recipe.model.transition
     width, vocab = model.width, recipe.tokenizer.vocab_size
     num_inner = recipe.masking.num_states_per_mask * num_targets
     num_nodes = num_inner + 2
-    num_further = num_inner - num_targets if model.mask_attention == "first" else 0.0
-    # for each block: further states in it, keys, queries
-    num_early, num_late = recipe.num_early_blocks, model.num_layers - recipe.num_early_blocks
-    further = [0.0] * num_early + [num_further] * num_late
-    keys = [num_positions - num_further] * num_early + [num_positions] * num_late
-    queries = [*keys[:-1], num_nodes if num_late else num_targets + 2]
-    num_pairs = sum(q * k - (q - j) * j for q, k, j in zip(queries, keys, further, strict=True))
+    num_read = num_nodes if recipe.expands_input else num_targets + 2
+    num_queries = (model.num_layers - 1) * num_positions + num_read
+    num_keys = model.num_layers * num_positions
     of_queries, of_keys = 2 * width**2 + 2 * width * model.ffn_width, 2 * width**2
     flops = TrainingFlops(
-        encoder_linear=3 * 2 * (sum(queries) * of_queries + sum(keys) * of_keys),
-        attention=3 * 4 * num_pairs * width,
+        encoder_linear=3 * 2 * (num_queries * of_queries + num_keys * of_keys),
+        attention=3 * 4 * num_queries * num_positions * width,
         lm_head=3 * 2 * num_inner * (width**2 + width * vocab),
     )
-    if recipe.objective == "mlm" or model.alignment == "independent":
+    if not recipe.has_transitions:
         return flops
     feature_width = width * (2 if transition.position_features else 1)
     gate_width = transition.heads if transition.heads > 1 else 0
@@ -176,14 +170,15 @@ def recipe_step_flops(recipe: PretrainRecipe) -> TrainingFlops:
     """
     num_real = (recipe.data.sequence_length - 2) * recipe.masking.num_repeats
     num_targets = recipe.mean_masks
-    num_positions = num_real + 2 + (recipe.masking.num_states_per_mask - 1) * num_targets
+    num_further = (recipe.masking.num_states_per_mask - 1) * num_targets if recipe.expands_input else 0
+    num_positions = num_real + 2 + num_further
     num_sequences = tokens_per_step(recipe) / recipe.repeated_length
     return count_sequence_flops(recipe, num_positions, num_targets).scaled(num_sequences)
 
 
 def _transition_parameters(recipe: PretrainRecipe) -> int:
     model = recipe.model
-    if recipe.objective == "mlm" or model.alignment == "independent":
+    if not recipe.has_transitions:
         return 0
     transition = model.transition
     positions = transition.max_nodes * model.width if transition.position_features else 0

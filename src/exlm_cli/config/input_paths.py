@@ -19,7 +19,8 @@ from exlm_cli.run_dir import mark_resumable
 
 SectionT = TypeVar("SectionT", bound=StrictModel)
 
-_SCHEMES = ("hub:", "bundled:")
+SCHEMES = ("hub:", "bundled:")
+"""Beginnings of inputs that are no paths."""
 
 
 def with_absolute_paths(recipe: RecipeT) -> RecipeT:
@@ -77,7 +78,7 @@ def _changed_paths(given: Any, change: Callable[[str], str]) -> Any:
         return given.model_copy(update={name: _changed_paths(value, change) for name, value in given})
     if isinstance(given, list | tuple):
         return type(given)(_changed_paths(one, change) for one in given)
-    return change(given) if isinstance(given, str) and not given.startswith(_SCHEMES) else given
+    return change(given) if isinstance(given, str) and not given.startswith(SCHEMES) else given
 
 
 def _absolute(given: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any, overload
 import yaml
 from pydantic import BaseModel
 
+from exlm_cli.bundled_models import bundled_name, is_bundled_name
 from exlm_cli.config.base import Recipe
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.overrides import Layers, RecipeT, check_recipe, parse_override, recipe_sections, refuse_decided
@@ -123,9 +124,14 @@ def resumed_recipe(run: Path, kind: type[RecipeT], overrides: Sequence[str] = ()
     """Return the recipe of a run to continue, with overrides; `kind` is the kind that the command takes.
 
     Raises:
-        CheckpointError: `run` is not a run directory, or one of another command.
+        CheckpointError: `run` is not a run directory, is one of another command, or a model of the package.
         ConfigError: recipe.yaml is damaged, or an override is not accepted.
     """
+    if (bundled := str(run) if is_bundled_name(run) else bundled_name(run)) is not None:
+        raise CheckpointError(
+            f"`{bundled}` cannot be continued: the package brings its weights, without the state of the optimizer",
+            f"`exlm finetune --checkpoint {bundled}` begins with it",
+        )
     commands = (kind.command, "repeat-mlm") if issubclass(kind, SweepRecipe) else (kind.command,)
     named = " or ".join(f"`exlm {command}`" for command in commands)
     for name in ("recipe.yaml", RUN_FILE):

@@ -54,9 +54,6 @@ class PretrainRecipe(Recipe):
                 f"`model.width` {model.width} is not divisible by `model.transition.heads` {model.transition.heads}"
             )
         self._check_rope()
-        self._check_expansion()
-        if model.clone_embedding != "none" and self.objective == "mlm":
-            raise ValueError("`model.clone_embedding` must be none for `objective: mlm`: there are no clones")
 
     def _check_rope(self) -> None:
         model = self.model
@@ -64,34 +61,21 @@ class PretrainRecipe(Recipe):
             raise ValueError(
                 "`model.rope: none` leaves the encoder without positions; set `model.learned_positions: true`"
             )
-        heads = {"model.num_heads": model.num_heads} if model.rope != "none" else {}
-        if self.objective == "exlm" and model.alignment != "independent" and model.transition.rope != "none":
-            heads["model.transition.heads"] = model.transition.heads
-        for key, num_heads in heads.items():
-            try:
-                model.rotary_widths(model.width // num_heads)
-            except ValueError as error:
-                raise ValueError(
-                    f"head width `model.width` / `{key}` is {model.width // num_heads}: {error}"
-                ) from error
-
-    def _check_expansion(self) -> None:
-        model = self.model
-        if not self.num_early_blocks:
-            return
-        given = f"`model.expand_after` is {model.expand_after}"
-        if model.num_early_blocks > model.num_layers:
-            raise ValueError(f"{given}, more than `model.num_layers` {model.num_layers}")
-        if model.mask_attention != "first":
-            raise ValueError(f"{given}, which needs `model.mask_attention: first`")
-        if model.num_early_blocks == model.num_layers and model.clone_embedding != "nodes":
+        if model.expand == "output" and model.rope == "2d":
             raise ValueError(
-                f"{given}, and `model.num_layers` {model.num_layers}: after all blocks, only `model.clone_embedding: "
-                "nodes` tells the states of a mask apart"
+                "`model.expand: output` leaves no clones in the encoder for `model.rope: 2d`; set `model.rope: 1d`"
             )
-        if model.rope == "none" and model.num_early_blocks < model.num_layers:
+        if model.rope != "none":
+            head_width = model.width // model.num_heads
+            try:
+                model.rotary_widths(head_width)
+            except ValueError as error:
+                raise ValueError(f"head width `model.width` / `model.num_heads` is {head_width}: {error}") from error
+        head_width = model.width // model.transition.heads
+        if self.has_transitions and model.transition.rope == "nodes" and head_width % 2:
             raise ValueError(
-                f"{given}, but `model.rope: none` leaves nothing that tells the states of a mask apart after it"
+                f"head width `model.width` / `model.transition.heads` is {head_width}: `model.transition.rope: nodes` "
+                "rotates pairs of entries"
             )
 
     def _check_masking(self) -> None:
@@ -111,12 +95,12 @@ class PretrainRecipe(Recipe):
 
     def _check_lengths(self) -> None:
         masking, model = self.masking, self.model
-        longest = self.longest_expanded_length
+        longest = self.longest_input
         if longest > model.max_length:
             raise ValueError(
                 f"`model.max_length` is {model.max_length}, but `data.sequence_length` {self.data.sequence_length} "
                 f"with `masking.num_repeats` {masking.num_repeats}, `mask_ratio` {masking.mask_ratio:g} and "
-                f"`num_states_per_mask` {masking.num_states_per_mask} expands to {longest} positions"
+                f"`num_states_per_mask` {masking.num_states_per_mask} becomes {longest} positions"
             )
         num_nodes = masking.num_states_per_mask * self.max_masks + 2
         if model.transition.position_features and num_nodes > model.transition.max_nodes:
@@ -140,16 +124,21 @@ class PretrainRecipe(Recipe):
             raise ValueError(
                 f"`train.batch_tokens` {train.batch_tokens} does not hold one sequence of {self.repeated_length}"
             )
-        if train.microbatch_tokens < self.longest_expanded_length:
+        if train.microbatch_tokens < self.longest_input:
             raise ValueError(
-                f"`train.microbatch_tokens` {train.microbatch_tokens} is too small for one expanded sequence of "
-                f"{self.longest_expanded_length}"
+                f"`train.microbatch_tokens` {train.microbatch_tokens} is too small for one sequence of "
+                f"{self.longest_input} positions"
             )
 
     @property
-    def num_early_blocks(self) -> int:
-        """Blocks before masks expand; 0 at k = 1, where `model.expand_after` has no effect."""
-        return self.model.num_early_blocks if self.masking.num_states_per_mask > 1 else 0
+    def expands_input(self) -> bool:
+        """Whether the encoder reads k copies of each [MASK]."""
+        return self.objective == "exlm" and self.model.expand == "input"
+
+    @property
+    def has_transitions(self) -> bool:
+        """Whether the model has a DAG."""
+        return self.objective == "exlm" and self.model.alignment != "independent"
 
     @property
     def max_masks(self) -> int:
@@ -173,6 +162,7 @@ class PretrainRecipe(Recipe):
         return (self.data.sequence_length - 2) * self.masking.num_repeats + 2
 
     @property
-    def longest_expanded_length(self) -> int:
-        """Positions of the longest sequence after repetition and expansion: L + (k - 1) T."""
-        return self.repeated_length + (self.masking.num_states_per_mask - 1) * self.max_masks
+    def longest_input(self) -> int:
+        """Positions of the longest input of the encoder: L, with masks expanded in the input L + (k - 1) T."""
+        further = (self.masking.num_states_per_mask - 1) * self.max_masks if self.expands_input else 0
+        return self.repeated_length + further

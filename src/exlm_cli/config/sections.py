@@ -31,6 +31,10 @@ class DataConfig(StrictModel):
         "none",
         description="For text: `none` packs rows into full sequences (RoBERTa), `line` makes each row a sequence",
     )
+    canonical_smiles: bool = Field(
+        True,
+        description="For SMILES: read RDKit's canonical SMILES without atom-map numbers, not the SMILES as written",
+    )
     on_invalid: Literal["error", "skip"] = Field(
         "error", description="Rows that cannot be used: stop, or skip and list"
     )
@@ -49,7 +53,12 @@ class TokenizerConfig(StrictModel):
     path: Annotated[str | None, Mark.INPUT] = Field(
         None, description="An existing tokenizer.json; none: train one on `data.train`"
     )
-    vocab_size: int = Field(50265, ge=16, le=1_000_000, description="Tokens, the five special ones included")
+    vocab_size: int = Field(
+        50265,
+        ge=16,
+        le=1_000_000,
+        description="Tokens, the five special ones included; SMILES: at least the 204 that spell any molecule",
+    )
     min_frequency: int = Field(2, ge=1, description="How often a pair or token must occur to enter the vocabulary")
     train_rows: int | None = Field(None, ge=1, description="Rows to train the tokenizer on; none: all")
 
@@ -75,8 +84,8 @@ class TransitionConfig(StrictModel):
     max_nodes: int = Field(2048, ge=3, le=65536, description="Number of learned node positions (`position_features`)")
     rope: Literal["none", "nodes"] = Field(
         "none",
-        description="Rotary positions on Q and K, with the scheme of `model.rope` (2d if that is none). nodes: the "
-        "number of the mask, from 1; none: the paper's formula, whose scores do not depend on positions",
+        description="Rotary positions on Q and K. nodes: the number of the mask, its k states evenly around it; "
+        "none: the paper's formula, whose scores do not depend on positions",
     )
     start: TransitionStart = Field(
         "formula",
@@ -107,52 +116,37 @@ class ModelConfig(StrictModel):
     dropout: float = Field(0.1, ge=0, lt=1, description="Dropout on embeddings and on each block's two outputs")
     attention_dropout: float = Field(0.1, ge=0, lt=1, description="Dropout on attention weights")
     activation_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout after the feed-forward activation")
-    rope: Literal["2d", "fractional", "1d", "none"] = Field(
+    expand: Literal["input", "output"] = Field(
+        "input",
+        description="Where a [MASK] becomes k states (ExLM only). input: the paper's, the encoder reads k copies; "
+        "output: ours, the encoder reads what an MLM's reads, and its state of a mask plus a learned vector for each "
+        "clone gives k states, which costs less; best with `transition.balance: 0.1`",
+    )
+    rope: Literal["2d", "1d", "none"] = Field(
         "2d",
-        description="Rotary positions. 2d: of tokens and clones, each in half of a head; fractional: clones evenly "
-        "spread around their token; 1d: of the expanded sequence",
-    )
-    mask_attention: Literal["all", "first"] = Field(
-        "all",
-        description="States of a mask that other positions attend to. all: the paper's; first: the first one alone, so "
-        "that all but the further states read what an MLM reads",
-    )
-    expand_after: Annotated[int, Field(ge=0)] | Literal["all"] = Field(
-        0,
-        description="First blocks, or all, in which each [MASK] is one state; then it is k states, which costs less. "
-        "Needs `mask_attention: first`; all: also `clone_embedding: nodes`, best with `transition.balance: 0.1`. "
-        "No effect at k = 1",
+        description="Rotary positions. 2d: of tokens and clones, each in half of a head; 1d: of the encoder's input. "
+        "`expand: output` has no clones in its input and takes 1d or none",
     )
     rope_base: float = Field(10000.0, gt=1, description="Base of the rotary frequencies")
-    learned_positions: bool = Field(False, description="Add learned absolute positions of the expanded sequence")
-    max_length: int = Field(2048, ge=4, le=262144, description="Longest expanded sequence the model takes")
+    learned_positions: bool = Field(False, description="Add learned absolute positions of the encoder's input")
+    max_length: int = Field(2048, ge=4, le=262144, description="Longest input the encoder takes")
     alignment: Alignment = Field("dag", description="How states are tied to targets (ExLM only); Tables 2 and 13")
     transition: TransitionConfig = TransitionConfig()
-    clone_embedding: Literal["none", "nodes"] = Field(
-        "none", description="nodes: a learned vector per clone index is added to the node states; not the paper's"
-    )
     clone_init_std: float = Field(
-        0.02, gt=0, le=10, description="Standard deviation of the initial clone vectors; 1 sets clones apart at once"
+        0.02,
+        gt=0,
+        le=10,
+        description="Standard deviation of the initial clone vectors of `expand: output`; 1 sets clones apart at once",
     )
     init_std: float = Field(0.02, gt=0, le=1, description="Standard deviation of the initial weights (BERT)")
 
-    @property
-    def num_early_blocks(self) -> int:
-        """Blocks in which a [MASK] is one state."""
-        return self.num_layers if self.expand_after == "all" else self.expand_after
-
-    @property
-    def rotary_scheme(self) -> Literal["2d", "fractional", "1d"]:
-        """How rotated heads see positions: as `rope` says; 2d where it is none and only the transition head rotates."""
-        return "2d" if self.rope == "none" else self.rope
-
     def rotary_widths(self, head_width: int) -> tuple[int, ...]:
-        """Return the entries of a head that each position axis rotates; they sum to `head_width`.
+        """Return the entries of a head that each position axis of the encoder rotates; they sum to `head_width`.
 
         Raises:
             ValueError: `head_width` cannot be cut into an even number of entries for each axis.
         """
-        num_axes = 2 if self.rotary_scheme == "2d" else 1
+        num_axes = 2 if self.rope == "2d" else 1
         if head_width % (2 * num_axes):
             raise ValueError(f"`model.rope: {self.rope}` cannot cut {head_width} entries of a head into even parts")
         return (head_width // num_axes,) * num_axes
@@ -232,7 +226,7 @@ class TrainConfig(LoopConfig):
         None, ge=4, description="Maximum input tokens per step; instead of `batch_sequences`"
     )
     microbatch_tokens: Annotated[int, Mark.COMPUTING] = Field(
-        16384, ge=4, description="Expanded tokens, padding included, that go through at once"
+        16384, ge=4, description="Positions of the encoder, padding included, that go through at once"
     )
     validate_every_steps: Annotated[int, Mark.RECORD] = Field(1000, ge=1, description="Steps between validations")
     validation_sequences: Annotated[int | None, Mark.RECORD] = Field(

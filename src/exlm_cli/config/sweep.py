@@ -96,7 +96,7 @@ class SweepCell(StrictModel):
         """Measure of pre-training time: a bound on the encoded positions; without `max_steps`, per step of an epoch."""
         train = self.pretrain.train
         sequences = train.batch_sequences or (train.batch_tokens or 0) / self.pretrain.repeated_length
-        return (train.max_steps or train.max_epochs or 1) * sequences * self.pretrain.longest_expanded_length
+        return (train.max_steps or train.max_epochs or 1) * sequences * self.pretrain.longest_input
 
 
 class SweepRecipe(Recipe):

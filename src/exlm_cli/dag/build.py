@@ -56,8 +56,8 @@ def dag_of_tokens(
         mask_id=tokenizer.mask_id,
         pad_id=tokenizer.pad_id,
         num_states_per_mask=model.num_states_per_mask,
-        objective=recipe.objective,
-    ).to(model.token_embedding.weight.device)
+        expands_input=model.expands_input,
+    ).to(model.decoder_weight.device)
     with torch.inference_mode():
         nodes = model.node_states(batch)
         log_probs = model.node_log_probs(nodes)[0].double().cpu()
@@ -93,19 +93,20 @@ def _encode(tokenizer: Tokenizer, text: str, progress: Progress) -> IntArray:
 def _check_size(pretrained: Pretrained, num_tokens: int, num_masks: int) -> None:
     recipe, k = pretrained.recipe, pretrained.model.num_states_per_mask
     transition = recipe.model.transition
+    num_further = (k - 1) * num_masks if pretrained.model.expands_input else 0
     max_inner = MAX_INNER_NODES
     if transition.position_features:
         max_inner = min(max_inner, transition.max_nodes - 2)
     if k * num_masks > max_inner:
-        # the sentence must fit into the model too
-        room = recipe.model.max_length - num_tokens
-        most = max_inner // k if k == 1 else min(max_inner // k, room // (k - 1))
+        most = max_inner // k
+        if num_further:  # the sentence must fit into the model too
+            most = min(most, (recipe.model.max_length - num_tokens) // (k - 1))
         raise DataError(
             f"the sentence has {num_masks} masks of {k} states, {k * num_masks:,} nodes; an inspection with this model "
             f"takes at most {max_inner:,}",
             f"mask at most {most} tokens" if most > 0 else "shorten it",
         )
-    expanded = num_tokens + (k - 1) * num_masks
+    expanded = num_tokens + num_further
     if expanded > recipe.model.max_length:
         raise DataError(
             f"the sentence has {num_tokens} tokens, {expanded} with its masks expanded; the model takes "

@@ -27,7 +27,7 @@ _ROUNDS = tuple(
 )
 _LAST_SHIFT = np.array(31, dtype=np.uint64)
 # no two kinds of draws share a stream
-_COUNT, _PLACE, _REPLACE, _TOKEN = range(4)
+_COUNT, _PLACE, _REPLACE, _TOKEN, ORDER_OF_SEQUENCES, ORDER_OF_STEPS = range(6)
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import tee
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from exlm_cli.format import shorten
 from exlm_cli.progress import Progress
 
 if TYPE_CHECKING:
-    from rdkit.Chem import Mol
+    from rdkit.Chem import Mol, SmilesParserParams
 
 _MAX_NAMED = 12
 _SHOWN_CHARACTERS = 40
@@ -43,6 +43,9 @@ _NUMBERS_OF_ATOM = (
     ("an element", re.compile(r"#(\d+)"), 118),
 )
 
+_ATOM_MAP = re.compile(r":\d+(?=])")
+_EXPLICIT_HYDROGEN = re.compile(r"\[\d*H")
+
 _BAR_EVERY_ROWS = 64
 
 FINGERPRINT_RADIUS = 2
@@ -58,7 +61,8 @@ class Molecule:
 
     Attributes:
         problem: Why it is not a molecule; empty where it is one.
-        canonical: RDKit's canonical SMILES, stereochemistry included; rows that share it are the same molecule.
+        canonical: RDKit's canonical SMILES, with stereochemistry, without atom-map numbers; rows that share it are the
+            same molecule.
         scaffold: Its Bemis-Murcko scaffold, if that was asked for.
         has_odd_metal: RDKit refuses the valence of a metal in it, and nothing else.
     """
@@ -88,15 +92,45 @@ def read_molecules(
     return found
 
 
-def check_smiles(rows: Iterable[Row]) -> Iterator[tuple[Row, str | None]]:
-    """Yield each row, in order, with the reason why it is not a usable SMILES, or None if it is one.
+def read_smiles(rows: Iterable[Row], *, is_canonical: bool) -> Iterator[Row]:
+    """Yield each row, in order, with its problem if it is not a usable SMILES.
 
-    A row that already has a problem keeps it.
+    A row that already has a problem keeps it. With `is_canonical`, RDKit's canonical SMILES, with stereochemistry and
+    without atom-map numbers, replaces the text of a usable row.
     """
     read, kept = tee(rows)
-    reasons = map_in_order(find_invalid_smiles, (row.text for row in read), str)
-    for row, reason in zip(kept, reasons, strict=True):
-        yield row, row.problem or reason
+    rewrite = partial(_rewrite, is_canonical=is_canonical)
+    for row, new in zip(kept, map_in_order(rewrite, (row.text for row in read), _Rewritten), strict=True):
+        if row.problem is not None or new == _UNCHANGED:
+            yield row
+        elif new.problem is not None:
+            yield row._replace(problem=new.problem)
+        else:
+            yield row._replace(text=new.text)
+
+
+class _Rewritten(NamedTuple):
+    """What becomes of a row: its problem, or its canonical SMILES where that differs from its text."""
+
+    problem: str | None = None
+    text: str = ""
+
+
+_UNCHANGED = _Rewritten()
+
+
+def _rewrite(row: str, is_canonical: bool) -> _Rewritten:
+    molecule, problem = parse_molecule(row)
+    if problem is not None:
+        return _Rewritten(problem)
+    if not is_canonical:
+        return _UNCHANGED
+    assert molecule is not None
+    try:
+        text = canonical_smiles(molecule)
+    except _RDKIT_ERRORS as error:
+        return _Rewritten(_describe_failure(error))
+    return _UNCHANGED if text == row else _Rewritten(text=text)
 
 
 def find_invalid_smiles(row: str) -> str | None:
@@ -107,16 +141,24 @@ def find_invalid_smiles(row: str) -> str | None:
 def parse_molecule(row: str) -> tuple["Mol | None", str | None]:
     """Return the molecule of a SMILES, or None, and the objection to it: ours before RDKit reads it, or RDKit's.
 
-    A molecule in which RDKit refuses the valence of a metal and nothing else is returned with the objection. RDKit's
-    versions differ in the valences that a metal may have. RDKit's own log stays silent.
+    Atom-map numbers are left out. A molecule in which RDKit refuses the valence of a metal and nothing else is returned
+    with the objection: RDKit's versions differ in the valences that a metal may have. RDKit's own log stays silent.
     """
     refused = _find_refused_text(row)
     if refused is not None:
         return None, refused
     try:
-        return _parse(row)
+        return _parse(_ATOM_MAP.sub("", row) if ":" in row else row)
     except _RDKIT_ERRORS as error:
         return None, _describe_failure(error)
+
+
+def canonical_smiles(molecule: "Mol") -> str:
+    """Return RDKit's canonical SMILES of a molecule that `parse_molecule` read."""
+    from rdkit import Chem, rdBase
+
+    with rdBase.BlockLogs():
+        return Chem.MolToSmiles(molecule)
 
 
 def murcko_scaffold(molecule: "Mol", *, has_chirality: bool) -> str:
@@ -142,7 +184,7 @@ def fingerprints(smiles: Sequence[str]) -> Fingerprints:
 
 
 def _read(smiles: str, has_chiral_scaffolds: bool | None) -> Molecule:
-    from rdkit import Chem, rdBase
+    from rdkit import rdBase
 
     molecule, objection = parse_molecule(smiles)
     if molecule is None:
@@ -152,7 +194,7 @@ def _read(smiles: str, has_chiral_scaffolds: bool | None) -> Molecule:
         with rdBase.BlockLogs():
             if has_chiral_scaffolds is not None:
                 scaffold = murcko_scaffold(molecule, has_chirality=has_chiral_scaffolds)
-            return Molecule("", Chem.MolToSmiles(molecule), scaffold, has_odd_metal=objection is not None)
+        return Molecule("", canonical_smiles(molecule), scaffold, has_odd_metal=objection is not None)
     except _RDKIT_ERRORS as error:
         return Molecule(problem=_describe_failure(error))
 
@@ -177,7 +219,9 @@ def _parse(row: str) -> tuple["Mol | None", str | None]:
     from rdkit import Chem, rdBase
 
     with rdBase.BlockLogs():
-        molecule = Chem.MolFromSmiles(row)
+        # looking for explicit hydrogens doubles RDKit's time
+        has_hydrogens = _EXPLICIT_HYDROGEN.search(row) is not None
+        molecule = Chem.MolFromSmiles(row) if has_hydrogens else Chem.MolFromSmiles(row, _without_removal())
         if molecule is not None:
             return molecule, None
         molecule = Chem.MolFromSmiles(row, sanitize=False)
@@ -197,6 +241,15 @@ def _parse(row: str) -> tuple["Mol | None", str | None]:
             molecule.UpdatePropertyCache(strict=False)
             return molecule, objection
     return None, objection
+
+
+@cache
+def _without_removal() -> "SmilesParserParams":
+    from rdkit import Chem
+
+    params = Chem.SmilesParserParams()
+    params.removeHs = False
+    return params
 
 
 def _describe_unknown(row: str) -> str:

@@ -1,6 +1,7 @@
 """Steps of an epoch, from (seed, epoch) alone, and their batches: read, masked, cut into microbatches, expanded.
 
-A plan has no state: a resumed run computes it again and jumps to its step. A step is cut into microbatches by length,
+A plan has no state: a resumed run computes it again and jumps to its step. Orders are those of hashes of counters, as
+masks are, so that they are the same with every version of NumPy. A step is cut into microbatches by length,
 and each is made one ahead of the model.
 """
 
@@ -15,9 +16,9 @@ import torch
 
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data import IntArray
-from exlm_cli.data.batch import Batch, DeviceBatch, expand, pack
+from exlm_cli.data.batch import Batch, DeviceBatch, expand
 from exlm_cli.data.corpus.shards import TokenDataset
-from exlm_cli.data.masking import Masker, Sequences
+from exlm_cli.data.masking import ORDER_OF_SEQUENCES, ORDER_OF_STEPS, Masker, Sequences, hash_words
 from exlm_cli.data.tokenizer import Tokenizer
 
 ItemT = TypeVar("ItemT")
@@ -51,9 +52,7 @@ def plan_epoch(
             its own.
         bucket_steps: Steps sorted together; 1 keeps steps purely random.
     """
-    counter = np.array([0, 0, 0, 1], dtype=np.uint64)
-    rng = np.random.Generator(np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64), counter=counter))
-    order = rng.permutation(len(lengths))
+    order = np.argsort(hash_words(seed, epoch, ORDER_OF_SEQUENCES, np.arange(len(lengths))))
     if bucket_steps == 1:
         return _split(order, _cut(lengths[order], batch_sequences, batch_tokens))
     if batch_sequences is not None:
@@ -68,7 +67,7 @@ def plan_epoch(
         steps = _split(in_window, _cut_evenly(lengths[in_window], batch_sequences, batch_tokens))
         # The last window's remainder stays last: a small step in the middle of an epoch would be a surprise.
         movable = len(steps) - 1 if start + window >= len(order) else len(steps)
-        plan += (steps[i] for i in rng.permutation(movable))
+        plan += (steps[i] for i in np.argsort(hash_words(seed, epoch, ORDER_OF_STEPS, start, np.arange(movable))))
         plan += steps[movable:]
     return plan
 
@@ -77,13 +76,14 @@ def _split(order: IntArray, bounds: IntArray) -> EpochPlan:
     return [order[start:stop] for start, stop in itertools.pairwise(bounds)]
 
 
-def cut_microbatches(lengths: IntArray, microbatch_tokens: int, *, avoids_padding: bool = True) -> Iterator[IntArray]:
+def cut_microbatches(lengths: IntArray, microbatch_tokens: int) -> Iterator[IntArray]:
     """Split a step into microbatches of at most `microbatch_tokens` positions, padding counted.
+
+    Each gets sequences of one length, unless that makes over twice as many microbatches.
 
     Args:
         lengths: (n,) positions of the sequences of the step.
         microbatch_tokens: Most positions of a microbatch; a longer sequence is a microbatch of its own.
-        avoids_padding: Give each microbatch sequences of one length, unless that makes over twice as many microbatches.
 
     Yields:
         Places in `lengths`, from the shortest sequences to the longest.
@@ -92,7 +92,7 @@ def cut_microbatches(lengths: IntArray, microbatch_tokens: int, *, avoids_paddin
     ordered = lengths[by_length]
     bounds = _fill(ordered, 0, len(ordered), microbatch_tokens)
     edges = np.concatenate([[0], np.flatnonzero(np.diff(ordered)) + 1, [len(ordered)]]).tolist()
-    if avoids_padding and len(edges) - 1 <= 2 * len(bounds):
+    if len(edges) - 1 <= 2 * len(bounds):
         groups = [_fill(ordered, start, stop, microbatch_tokens) for start, stop in itertools.pairwise(edges)]
         alike = list(itertools.chain(*groups))
         bounds = alike if len(alike) <= 2 * len(bounds) else bounds
@@ -182,24 +182,22 @@ class Feed:
     Attributes:
         recipe: Its masking, seed and objective apply.
         epoch: Selects the masks.
-        packs: Add a `Packing` to batches whose padding would need an attention mask.
     """
 
     dataset: TokenDataset
     recipe: PretrainRecipe
     tokenizer: Tokenizer
     epoch: int
-    packs: bool = False
 
     def microbatches(self, indices: IntArray, device: torch.device) -> Iterator[Batch]:
         """Return the batches of one step, of (n,) sequences, on a device; start preparing the first one now."""
         return prefetch_to(device, self._make(indices))
 
-    def expanded_lengths(self, indices: IntArray) -> IntArray:
-        """Return the (n,) positions of sequences after repetition and expansion, as their batches will have them."""
+    def input_lengths(self, indices: IntArray) -> IntArray:
+        """Return the (n,) positions of sequences in the encoder, as their batches will have them."""
         masking = self.recipe.masking
         lengths: IntArray = self.dataset.lengths[indices] * masking.num_repeats + 2
-        if masking.num_states_per_mask == 1:
+        if not self.recipe.expands_input or masking.num_states_per_mask == 1:
             return lengths
         per_block = max(1, _BLOCK_TOKENS // int(lengths.max(initial=1)))
         for start in range(0, len(indices), per_block):
@@ -211,14 +209,12 @@ class Feed:
         """Return one batch of (B,) sequences, on the CPU."""
         masked = self._masker.mask(self._read(indices))
         recipe = self.recipe
-        batch = expand(masked, recipe.masking.num_states_per_mask, recipe.objective, pad_id=self.tokenizer.pad_id)
-        if not self.packs or not batch.is_padded or (self._hides_further_states and batch.has_even_context):
-            return batch
-        return pack(batch, hides_further_states=self._hides_further_states)
-
-    @property
-    def _hides_further_states(self) -> bool:
-        return self.recipe.model.mask_attention == "first"
+        return expand(
+            masked,
+            recipe.masking.num_states_per_mask,
+            expands_input=recipe.expands_input,
+            pad_id=self.tokenizer.pad_id,
+        )
 
     @property
     def _masker(self) -> Masker:
@@ -228,9 +224,5 @@ class Feed:
         return Sequences(*self.dataset.read(indices, self.tokenizer.pad_id), indices)
 
     def _make(self, indices: IntArray) -> Iterator[Batch]:
-        tokens = self.dataset.lengths[indices]
-        # with equal numbers of tokens only further states are padded, and these have an attention mask anyway
-        avoids_padding = not self._hides_further_states or bool((tokens != tokens[0]).any())
-        lengths, most = self.expanded_lengths(indices), self.recipe.train.microbatch_tokens
-        for part in cut_microbatches(lengths, most, avoids_padding=avoids_padding):
+        for part in cut_microbatches(self.input_lengths(indices), self.recipe.train.microbatch_tokens):
             yield self.batch(indices[part])

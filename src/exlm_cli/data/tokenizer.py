@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Self, final
+from typing import Self, final
 
 import numpy as np
 import tokenizers
@@ -15,13 +15,12 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
 from exlm_cli.data import BoolArray
 from exlm_cli.data.rows.decode import parse_json
+from exlm_cli.data.rows.records import RowKind
 from exlm_cli.errors import TokenizerError
 from exlm_cli.files import reason_of, write_atomically
 from exlm_cli.format import printable
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import damage_hint
-
-TokenizerKind = Literal["bpe", "smiles"]
 
 PAD, CLS, SEP, MASK, UNK = "[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]"
 SPECIAL_TOKENS = (PAD, CLS, SEP, MASK, UNK)
@@ -33,9 +32,15 @@ MIN_BPE_VOCABULARY = 256 + len(SPECIAL_TOKENS)
 TOKENIZER_FILE = "tokenizer.json"
 """The tokenizer of a run, in its directory."""
 
-_KIND_OF_MODEL: dict[str, TokenizerKind] = {"BPE": "bpe", "WordLevel": "smiles"}
+PIECE_PREFIX = "##"
+"""Begins the pieces of a SMILES token after its first one; no text has it."""
+
+_MODELS: dict[RowKind, tuple[str, ...]] = {"text": ("BPE",), "smiles": ("WordPiece", "WordLevel", "BPE")}
 # A masked word of text replaces " word": the blank before [MASK] belongs to it.
-_MASK_PATTERN = {"bpe": re.compile(r" ?\[MASK\]"), "smiles": re.compile(r"\[MASK\]")}
+_MASK_PATTERN: dict[RowKind, re.Pattern[str]] = {
+    "text": re.compile(r" ?\[MASK\]"),
+    "smiles": re.compile(r"\[MASK\]"),
+}
 _SPACE, _HIDDEN = " ", frozenset((PAD, CLS, SEP))
 _TRAIN_HINT = "train one with `exlm tokenize`"
 
@@ -45,17 +50,17 @@ class Tokenizer:
     """A byte-level BPE (text) or an atom-wise SMILES vocabulary, with the five special tokens.
 
     Attributes:
-        kind: "bpe" or "smiles", from the type of the model inside the JSON.
+        kind: What it reads, as the recipe says.
         vocab_size: Highest id plus 1, special tokens included.
         fingerprint: sha256 of the canonical JSON, in hex.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, origin: str = "tokenizer") -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, kind: RowKind, origin: str = "tokenizer") -> None:
         """Wrap a `tokenizers.Tokenizer`, which errors call `origin`.
 
         Raises:
-            TokenizerError: It has another kind of model, draws tokens at random, lacks a special token, has too large
-                an id, or does not work.
+            TokenizerError: Its model does not fit the kind of rows, draws tokens at random, lacks a special token, has
+                too large an id, or does not work.
         """
         self._origin = origin
         # "[SEP]" in raw text must stay text, and no text may be truncated.
@@ -66,9 +71,11 @@ class Tokenizer:
             definition = json.loads(backend.to_str())
             vocabulary = backend.get_vocab(with_added_tokens=True)
         model = definition["model"]["type"]
-        if model not in _KIND_OF_MODEL:
+        if model not in _MODELS[kind]:
             raise TokenizerError(
-                f"{origin}: tokenizer model `{model}`, expected one of BPE (text) and WordLevel (SMILES)", _TRAIN_HINT
+                f"{origin}: a tokenizer with the model `{model}`, but `data.kind` is {kind}, which takes "
+                f"{' or '.join(_MODELS[kind])}",
+                _TRAIN_HINT,
             )
         if definition["model"].get("dropout"):
             raise TokenizerError(
@@ -89,7 +96,7 @@ class Tokenizer:
             # some damage shows only in use
             backend.decode(backend.encode("[MASK] CO", add_special_tokens=False).ids)
         self._backend = backend
-        self.kind: TokenizerKind = _KIND_OF_MODEL[model]
+        self.kind: RowKind = kind
         self.vocab_size: int = max(vocabulary.values()) + 1
         self.pad_id, self.cls_id, self.sep_id, self.mask_id, self.unk_id = (vocabulary[t] for t in SPECIAL_TOKENS)
         self.special_ids = frozenset(vocabulary[token] for token in SPECIAL_TOKENS)
@@ -106,8 +113,8 @@ class Tokenizer:
         return is_ordinary
 
     @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read a `tokenizer.json`.
+    def load(cls, path: Path, kind: RowKind) -> Self:
+        """Read a `tokenizer.json` for rows of a kind.
 
         Raises:
             TokenizerError: It cannot be read, is not a tokenizer, or is one that exlm cannot use.
@@ -128,7 +135,7 @@ class Tokenizer:
                 backend = tokenizers.Tokenizer.from_buffer(text.encode())
         except ValueError as error:
             raise TokenizerError(f"{path}: JSON, but not a tokenizer: {error}", hint) from error
-        return cls(backend, str(path))
+        return cls(backend, kind, str(path))
 
     def to_json(self) -> str:
         """Return the definition in the format of the `tokenizers` library."""
@@ -191,8 +198,10 @@ class Tokenizer:
             raise ValueError(f"token id {token_id} is not in the vocabulary of {self.vocab_size}")
         if token is None:
             return f"<{token_id}>"
-        if self.kind == "smiles" or token in SPECIAL_TOKENS:
+        if token in SPECIAL_TOKENS:
             return str(token)
+        if self.kind == "smiles":
+            return str(token).removeprefix(PIECE_PREFIX)
         with _explaining(self._origin):
             text = self._backend.decode([token_id], skip_special_tokens=False)
         if "\N{REPLACEMENT CHARACTER}" in text:
@@ -228,7 +237,7 @@ def train_bpe(rows: Iterable[str], vocab_size: int, min_frequency: int, progress
         show_progress=False,
     )
     backend.train_from_iterator(rows, trainer)
-    tokenizer = Tokenizer(backend)
+    tokenizer = Tokenizer(backend, "text")
     progress.message(f"trained a byte-level BPE of {tokenizer.vocab_size:,} tokens")
     return tokenizer
 

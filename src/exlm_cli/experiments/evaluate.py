@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from exlm_cli.bundled_models import bundled_name
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.corpus.pipeline import PreparedData, prepare_data
 from exlm_cli.data.rows.records import SKIPPED_FILE
-from exlm_cli.errors import ConfigError
+from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.experiments.results import PredictionEntropy
 from exlm_cli.files import finite_or_none
 from exlm_cli.format import format_number_of
@@ -80,7 +81,7 @@ def evaluate_pretrained(
     progress.message(f"scoring {name} on {num_sequences}")
     return PretrainedScore(
         name,
-        str(pretrained.checkpoint),
+        pretrained.name,
         recipe.objective,
         pretrained.step,
         sum(p.numel() for p in pretrained.model.parameters()),
@@ -148,6 +149,8 @@ def _load_data(
     pretrained: Pretrained, valid: Sequence[str], overrides: Sequence[str], progress: Progress
 ) -> PreparedData:
     """Return the run's own data, or all rows of given validation inputs, tokenised as in the run."""
+    if not valid and bundled_name(pretrained.checkpoint):
+        raise DataError(f"`{pretrained.name}` brings no validation data", "give some with `data.valid=FILE`")
     # the tokenizer of the run: the file that it came from may have changed
     tokenizer = run_directory(pretrained.checkpoint) / "tokenizer.json"
     own = [f"tokenizer.path={json.dumps(str(tokenizer), ensure_ascii=False)}"]
@@ -194,14 +197,14 @@ def _validate(
 
 
 def _model_with_states(pretrained: Pretrained, recipe: PretrainRecipe) -> ExlmModel:
-    """Return the network with the recipe's number of states; of its weights only clone embeddings depend on that."""
+    """Return the network with the recipe's number of states; of its weights only clone vectors depend on that."""
     k = recipe.masking.num_states_per_mask
     if k == pretrained.model.num_states_per_mask:
         return pretrained.model
     if pretrained.model.clone_embedding is not None:
         raise ConfigError(
             f"{pretrained.checkpoint}: cannot be scored with {k} states per mask: it was trained with "
-            f"{pretrained.model.num_states_per_mask} and `model.clone_embedding: {recipe.model.clone_embedding}`",
+            f"{pretrained.model.num_states_per_mask} and `model.expand: output`, with a vector for each",
             "leave the number of states out: it is then scored with its own",
         )
     device = next(pretrained.model.parameters()).device

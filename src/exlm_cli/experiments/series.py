@@ -4,6 +4,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
+from exlm_cli.bundled_models import bundled_name
 from exlm_cli.config.finetune import FinetuneRecipe, grid_points
 from exlm_cli.config.input_paths import with_absolute_paths
 from exlm_cli.config.load import dump_recipe, load_recipe
@@ -24,7 +25,7 @@ class Series(JsonModel):
 
     Attributes:
         names: Runs in order; `<name>.yaml` is the recipe of each, `<name>/` its directory.
-        checkpoint: Pre-training run, absolute.
+        checkpoint: Pre-training run: its absolute path, or `bundled:NAME`.
         use_grid, baseline: As in `run_finetuning`.
     """
 
@@ -63,7 +64,7 @@ def begin_series(
     folder = create_run_dir(out, f"{suite}-all", further_files=[f"{name}.yaml" for name in by_name])
     for name, recipe in by_name.items():
         write_atomically(folder / f"{name}.yaml", dump_recipe(with_absolute_paths(recipe)).encode())
-    source = str(checkpoint.resolve())
+    source = bundled_name(checkpoint) or str(checkpoint.resolve())
     series = Series(names=tuple(by_name), checkpoint=source, use_grid=use_grid, baseline=baseline)
     write_json(folder / SERIES_FILE, series)
     mark_resumable(folder)

@@ -17,6 +17,5 @@ class ExlmConfig(EsmConfig):  # type: ignore[misc]
     def network(self) -> Any:
         """Return the section as the modules of exlm read it: fields by name, those of `transition` nested."""
         section = dict(self.exlm or {})
-        widths = {int(head_width): tuple(axes) for head_width, axes in section.pop("rotary_widths").items()}
         transition = SimpleNamespace(**section.pop("transition"))
-        return SimpleNamespace(**section, transition=transition, rotary_widths=widths.__getitem__)
+        return SimpleNamespace(**section, transition=transition)

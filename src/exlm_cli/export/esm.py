@@ -92,7 +92,7 @@ def tokenizer_files(tokenizer: Tokenizer, *, max_length: int, has_mask: bool) ->
         has_mask: Whether the exported model predicts [MASK]s; `fill-mask` refuses a tokenizer without a mask token.
     """
     definition = json.loads(tokenizer.to_json())
-    if tokenizer.kind == "bpe":
+    if tokenizer.kind == "text":
         # a masked word of text includes the blank before it, as in `Tokenizer.encode_with_masks`; `lstrip` also takes
         # line ends and further blanks, but a normalizer of the user's own may change a [MASK] that it sees
         is_free = definition["normalizer"] is None
@@ -129,7 +129,7 @@ def esm_tensors(recipe: PretrainRecipe, model: ExlmModel | TaskModel, pad_id: in
 
 
 def _encoder(config: ModelConfig, state: dict[str, Tensor], pad_id: int) -> dict[str, Tensor]:
-    esm = {"esm.embeddings.word_embeddings.weight": state["token_embedding.weight"]}
+    esm = {"esm.embeddings.word_embeddings.weight": state["encoder.token_embedding.weight"]}
     if config.rope == "none":
         learned = state["encoder.position_embedding.weight"]
         unused = learned.new_zeros(pad_id + 1, config.width)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import torch
+
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.input_paths import with_names_alone
 from exlm_cli.config.load import dump_recipe, resumed_recipe
@@ -103,8 +105,8 @@ def push_run(source: Source, repo: str, progress: Progress, *, is_private: bool,
     return Pushed(f"{api.endpoint}/{repo}", done.oid)
 
 
-def copy_run(source: Source, out: Path) -> None:
-    """Copy what readers of a run need into a new folder.
+def copy_run(source: Source, out: Path, dtype: torch.dtype | None = None) -> None:
+    """Copy what readers of a run need into a new folder; weights rounded to `dtype`, if one is given.
 
     Raises:
         CheckpointError: A file cannot be written.
@@ -124,7 +126,7 @@ def copy_run(source: Source, out: Path) -> None:
             recipe = dump_recipe(with_names_alone(resumed_recipe(run, FinetuneRecipe)))
         (out / "recipe.yaml").write_text(recipe, encoding="utf-8")
     for weights in source.weights:
-        copy_weights(weights, out / weights.relative_to(run))
+        copy_weights(weights, out / weights.relative_to(run), dtype)
 
 
 def _without_folders(text: str) -> str:

@@ -5,7 +5,6 @@ Axes: B sequences, L tokens, X positions after expansion, S nodes, T masks, V vo
 
 import dataclasses
 import math
-from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,11 +18,10 @@ from transformers.utils import ModelOutput
 from exlm_cli.dag.search import SearchProblem, best_sequences
 from exlm_cli.data.batch import Batch, batch_from_masked_ids
 from exlm_cli.export.configuration_exlm import ExlmConfig
-from exlm_cli.model.positions import RotaryPositions, visible_positions
 from exlm_cli.model.transition import TransitionHead
 from exlm_cli.ops.alignment.reference import states_alignment_nll
 from exlm_cli.ops.ctc import one_token_log_probs
-from exlm_cli.ops.rotary import rotate, rotate_half_order
+from exlm_cli.ops.rotary import rotate, rotate_half_order, rotation_at
 
 SMALLEST = 1e-38
 """Smaller probabilities are raised to it, so that logits stay finite."""
@@ -90,7 +88,7 @@ class ExlmForMaskedLM(EsmForMaskedLM):  # type: ignore[misc]
         super().__init__(config)
         self.network = config.network()
         k = self.network.num_states_per_mask
-        has_clones = self.network.clone_embedding != "none"
+        has_clones = not self.network.expands_input
         self.clone_embedding = nn.Embedding(k, config.hidden_size) if has_clones else None
         self.transition = TransitionHead(self.network, k) if self.network.alignment != "independent" else None
         self.post_init()
@@ -122,7 +120,11 @@ class ExlmForMaskedLM(EsmForMaskedLM):  # type: ignore[misc]
         batch = self._expanded(input_ids)
         hidden_BXD = self._encode(batch)
         is_mask_BL = input_ids == self.config.mask_token_id
-        logits_BLV = self.lm_head(_states_at(hidden_BXD, batch.first_index)).float()
+        # where each token is in the encoder's input, for an expanded [MASK] its first copy
+        further = self.network.num_states_per_mask - 1 if self.network.expands_input else 0
+        first_BL = torch.arange(input_ids.shape[1], device=input_ids.device)
+        first_BL = first_BL + further * (is_mask_BL.cumsum(1) - is_mask_BL.long())
+        logits_BLV = self.lm_head(_states_at(hidden_BXD, first_BL.clamp(max=hidden_BXD.shape[1] - 1))).float()
         states, log_probs, log_trans, num_nodes = self._dag(hidden_BXD, batch)
         is_target_BT = torch.arange(batch.target_ids.shape[1], device=input_ids.device) < batch.target_lengths[:, None]
         marginal_BTV = _occupancy(log_trans, batch.target_lengths, num_nodes) @ log_probs.double().exp()
@@ -181,40 +183,23 @@ class ExlmForMaskedLM(EsmForMaskedLM):  # type: ignore[misc]
             mask_id=self.config.mask_token_id,
             pad_id=pad_id,
             num_states_per_mask=self.network.num_states_per_mask,
-            objective="exlm",
+            expands_input=self.network.expands_input,
         ).to(input_ids.device)
 
     def _encode(self, batch: Batch) -> Tensor:
         """Return (B, X, D) states of all positions: ESM's layers with the positions of ExLM."""
-        k, num_early, layers = self.network.num_states_per_mask, self.network.expand_after, self.esm.encoder.layer
         index_X = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
-        token_BX, clone_BX = batch.positions.unbind(-1)
         hidden: Tensor = self.esm.embeddings.word_embeddings(batch.token_ids)
+        rotation = order = None
         if self.config.position_embedding_type == "absolute":
             hidden = hidden + self.esm.embeddings.position_embeddings(index_X + self.config.pad_token_id + 1)
-        if num_early:  # a [MASK] is one state here; its further states begin as that one
-            first_BL = batch.first_index
-            num_tokens_B = batch.lengths - (k - 1) * batch.target_lengths
-            is_token_BL = index_X[: first_BL.shape[1]] < num_tokens_B[:, None]
-            places = token_BX.gather(1, first_BL), clone_BX.gather(1, first_BL), first_BL
-            hidden = self._pass(layers[:num_early], _states_at(hidden, first_BL), places, is_token_BL[:, None])
-            hidden = _states_at(hidden, token_BX)  # a token's place among the unexpanded is its index
-        hides_further_states = self.network.mask_attention == "first" and k > 1
-        visible = visible_positions(batch, hides_further_states=hides_further_states)
-        hidden = self._pass(layers[num_early:], hidden, (token_BX, clone_BX, index_X[None]), visible)
-        return cast(Tensor, self.esm.encoder.emb_layer_norm_after(hidden))
-
-    def _pass(
-        self, layers: Iterable[Any], hidden: Tensor, places: tuple[Tensor, Tensor, Tensor], visible: Tensor | None
-    ) -> Tensor:
-        """Return the states after some layers; `places` are token, clone and expanded index of each position."""
-        rotation = order = None
-        if self.config.position_embedding_type != "absolute":
-            head_width = self.config.hidden_size // self.config.num_attention_heads
-            rotation = RotaryPositions(self.network, self.network.num_states_per_mask, head_width)(*places)
-            order = rotate_half_order(head_width).argsort().to(hidden.device)
-        attend = None if visible is None else visible[:, None]
-        for layer in layers:
+        else:
+            axis_widths = self.network.axis_widths
+            places = index_X[None, :, None] if len(axis_widths) == 1 else batch.positions
+            rotation = rotation_at(places, axis_widths, self.network.rope_base)
+            order = rotate_half_order(sum(axis_widths)).argsort().to(hidden.device)
+        attend = None if batch.is_token is None else batch.is_token[:, None, None]
+        for layer in self.esm.encoder.layer:
             attention = layer.attention
             normed = attention.LayerNorm(hidden)
             projections = attention.self.query, attention.self.key, attention.self.value
@@ -228,15 +213,15 @@ class ExlmForMaskedLM(EsmForMaskedLM):  # type: ignore[misc]
             mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=attend)
             hidden = attention.output(mixed.transpose(1, 2).flatten(2), hidden)
             hidden = layer.output(layer.intermediate(layer.LayerNorm(hidden)), hidden)
-        return hidden
+        return cast(Tensor, self.esm.encoder.emb_layer_norm_after(hidden))
 
     def _dag(self, hidden_BXD: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return node states, the log-probabilities of their tokens and of the edges, and the number of nodes."""
         k, num_nodes = self.network.num_states_per_mask, batch.state_lengths
         states = _states_at(hidden_BXD, batch.node_index)
         if self.clone_embedding is not None:
-            vectors = self.clone_embedding((batch.node_clone - 1).clamp(min=0))
-            states = states + vectors * (batch.node_clone > 0)[..., None]
+            clone_S = (torch.arange(states.shape[1], device=states.device) - 1) % k
+            states = states + self.clone_embedding(clone_S) * (batch.node_mask >= 0)[..., None]
         is_inner_BS = batch.node_mask >= 0
         log_probs = self.lm_head(states).float().log_softmax(-1)
         if self.transition is not None:

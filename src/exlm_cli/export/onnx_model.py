@@ -27,12 +27,10 @@ class _Network(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
         """Return the logits, and of a pre-trained model the (B, L, D) last hidden states too."""
         model = self.model
-        index = torch.arange(input_ids.shape[1], device=input_ids.device)
-        positions = torch.stack([index, torch.zeros_like(index)], dim=-1)[None]
-        hidden = model.encoder(model.token_embedding(input_ids), positions, attention_mask.bool()[:, None])
+        hidden = model.encoder(input_ids, attention_mask.bool())
         if isinstance(model, TaskModel):
             return (model.in_units(model.head(hidden, attention_mask.sum(1))).float(),)
-        logits = F.linear(model.lm_head(hidden), model.token_embedding.weight, model.lm_head.bias)
+        logits = F.linear(model.lm_head(hidden), model.decoder_weight, model.lm_head.bias)
         return logits, hidden
 
 

@@ -19,7 +19,6 @@ MODULES = (
     "ops/rotary",
     "ops/ctc",
     "ops/alignment/reference",
-    "model/positions",
     "model/transition",
     "dag/search",
     "export/modeling_exlm",
@@ -61,22 +60,16 @@ def _source(module: str) -> str:
 
 def network_config(recipe: PretrainRecipe, blank_id: int) -> dict[str, Any]:
     """Return the section `exlm` of `config.json`."""
-    model, transition = recipe.model, recipe.model.transition
-    has_transitions = model.alignment != "independent"
-    widths = [model.width // model.num_heads] if model.rope != "none" else []
-    widths += [model.width // transition.heads] if has_transitions and transition.rope != "none" else []
+    model = recipe.model
     return {
         "num_states_per_mask": recipe.masking.num_states_per_mask,
         "alignment": model.alignment,
-        "clone_embedding": model.clone_embedding,
-        "mask_attention": model.mask_attention,
-        "expand_after": model.num_early_blocks,
+        "expands_input": recipe.expands_input,
         "blank_id": blank_id,
         "width": model.width,
-        "rotary_scheme": model.rotary_scheme,
         "rope_base": model.rope_base,
-        "rotary_widths": {width: model.rotary_widths(width) for width in widths},
-        "transition": transition.model_dump(),
+        "axis_widths": () if model.rope == "none" else model.rotary_widths(model.width // model.num_heads),
+        "transition": model.transition.model_dump(),
     }
 
 

@@ -178,15 +178,15 @@ class Source:
                 mask_id=tokenizer.mask_id,
                 pad_id=tokenizer.pad_id,
                 num_states_per_mask=model.num_states_per_mask,
-                objective=self.recipe.objective,
+                expands_input=model.expands_input,
             )
             head = model.lm_head
-            logits_XV = F.linear(head(model.encode(batch)[0]), model.token_embedding.weight, head.bias).double()
+            logits_XV = F.linear(head(model.encode(batch)[0]), model.decoder_weight, head.bias).double()
             is_mask_L = torch.from_numpy(ids == tokenizer.mask_id)
             if self.recipe.objective == "mlm" or not is_mask_L.any():
                 return logits_XV
             outputs_LV = logits_XV.new_empty(len(ids), tokenizer.vocab_size)
-            outputs_LV[~is_mask_L] = logits_XV[batch.positions[0, :, 1] == 0]
+            outputs_LV[~is_mask_L] = logits_XV[batch.token_ids[0] != tokenizer.mask_id]
             dag = dag_of_tokens(model, tokenizer, self.recipe, ids)
             outputs_LV[is_mask_L] = torch.from_numpy(token_marginals(dag)).clamp(min=1e-38).log()
             return outputs_LV

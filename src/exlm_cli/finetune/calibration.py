@@ -15,9 +15,8 @@ from scipy.special import expit, logit
 from exlm_cli.errors import ConfigError
 from exlm_cli.files import JsonModel, read_json
 from exlm_cli.finetune.results import RunResults, best_cell_folder, read_logits, read_split_outputs
-from exlm_cli.finetune.trainer import TaskData
 from exlm_cli.run_dir import resume_command
-from exlm_cli.tasks.base import FloatArray, Loss
+from exlm_cli.tasks.base import EncodedSplit, FloatArray, Loss
 
 CALIBRATION_FILE = "calibration.json"
 DEFAULT_LEVEL = 0.9
@@ -197,16 +196,17 @@ def calibrate_run(run: Path, results: RunResults) -> Calibration:
     return calibration.model_copy(update={"test": dict(zip(results.output_names, scores, strict=True))})
 
 
-def calibrate_answers(run: Path, results: RunResults, data: TaskData) -> Calibration:
-    """Fit a calibration to the answers of the seeds' mean logits for the validation rows of a span task; it has no
-    outputs if the task has no `answer_probabilities`.
+def calibrate_answers(run: Path, results: RunResults, valid: EncodedSplit) -> Calibration:
+    """Fit a calibration to the answers of the seeds' mean logits for the validation rows of a span task.
+
+    It has no outputs if the task has no `answer_probabilities`.
 
     Raises:
         CheckpointError: Logits of the run are missing or altered.
     """
-    lengths = [len(ids) for ids in data.splits["valid"].token_ids]
+    lengths = [len(ids) for ids in valid.token_ids]
     outputs = [read_logits(best_cell_folder(run, results, seed), lengths) for seed in results.seeds]
-    found = data.splits["valid"].answer_probabilities(outputs)
+    found = valid.answer_probabilities(outputs)
     return Calibration(outputs=()) if found is None else fit_calibration("binary", found.values[None], found.targets)
 
 

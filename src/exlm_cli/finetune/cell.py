@@ -135,7 +135,7 @@ def run_cell(run: SplitRun, cell: Cell) -> CellResult:
         task = FinetuneTask(recipe, cell.seed, data, model, origin, run.progress, ranks)
         group = run.folder.resolve().name
         title = f"{group}: {cell.label}"
-        trackers = build_trackers(run.recipe.train.report_to, recipe, title, group, run.progress)
+        trackers = build_trackers(run.recipe.train.report_to, recipe, run.folder, title, group, run.progress)
         loop = TrainingLoop(
             task,
             recipe.train,
@@ -157,7 +157,7 @@ def run_cell(run: SplitRun, cell: Cell) -> CellResult:
         # a finished cell needs no checkpoint to resume from; a process killed at this point may have left some
         for path in checkpoint_paths(cell.folder):
             shutil.rmtree(path)
-    return ranks.first_json(CellResult, cell.read)
+    return ranks.first(cell.read)
 
 
 def _resume(loop: TrainingLoop, folder: Path, progress: Progress) -> None:

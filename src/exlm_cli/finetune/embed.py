@@ -63,7 +63,13 @@ def pretrained_encoder(pretrained: Pretrained) -> RowEncoder:
     data = recipe.data
     runner = TaskRunner(model.to(device).eval(), tokenizer, recipe.masking.num_repeats, recipe.train)
     return RowEncoder(
-        runner, tokenizer, data.kind, data.column, False, data.sequence_length, str(pretrained.checkpoint)
+        runner,
+        tokenizer,
+        data.kind,
+        data.column,
+        data.kind == "smiles" and data.canonical_smiles,
+        data.sequence_length,
+        pretrained.name,
     )
 
 
@@ -106,7 +112,7 @@ def embed_rows(encoder: RowEncoder, rows: TableRows, progress: Progress) -> Vect
     encoded = encode_input_rows(
         rows, encoder.tokenizer, encoder.sequence_length, canonical_smiles=encoder.canonical_smiles
     )
-    width = runner.model.token_embedding.embedding_dim
+    width = runner.model.encoder.token_embedding.embedding_dim
     cls, mean = (np.full((len(rows.table), width), np.nan, dtype=np.float32) for _ in range(2))
     runner.model.eval()
     num_done = 0

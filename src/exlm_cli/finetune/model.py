@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from exlm_cli.bundled_models import bundled_name, local_path
 from exlm_cli.config.base import Mark, identity_of
 from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, grid_points
 from exlm_cli.config.load import load_recipe, resumed_recipe
@@ -73,11 +74,12 @@ class Finetuned:
 
 
 def load_pretrained_weights(path: Path, progress: Progress) -> Pretrained:
-    """Read a pre-training run, or one of its `checkpoints/step-N`, on the CPU.
+    """Read a pre-training run, one of its `checkpoints/step-N`, or `bundled:NAME`, on the CPU.
 
     Raises:
         CheckpointError: `path` is neither, is damaged, or is a fine-tuning run.
     """
+    path = local_path(path)
     run = run_directory(path)
     command = read_run_json(run).command if (run / RUN_FILE).is_file() else "pretrain"
     if command != "pretrain":
@@ -103,7 +105,7 @@ def untrained_model(encoder: PretrainRecipe, task: DownstreamTask, run: Path | N
     """
     path = encoder.tokenizer.path if run is None else str(run / TOKENIZER_FILE)
     if path is not None:
-        tokenizer = Tokenizer.load(expand_path(path))
+        tokenizer = Tokenizer.load(expand_path(path), encoder.data.kind)
     elif isinstance(task, RowTask):
         tokenizer = train_tokenizer(chain.from_iterable(task.examples["train"].texts), encoder, progress)
     else:
@@ -112,12 +114,20 @@ def untrained_model(encoder: PretrainRecipe, task: DownstreamTask, run: Path | N
     return Pretrained(model, tokenizer, encoder, Path(encoder.name), 0, 0, sha256="scratch")
 
 
+def recorded_name(weights: Pretrained) -> str:
+    """Return how a run records the checkpoint that it begins with.
+
+    A path is absolute, because a resumption may start in another folder.
+    """
+    return bundled_name(weights.checkpoint) or str(weights.checkpoint.resolve())
+
+
 def describe_weights(weights: Pretrained, recipe: FinetuneRecipe) -> InitialWeights:
     """Return what `results.json` holds of the weights that a fine-tuning begins with."""
     is_scratch = recipe.init == "scratch"
     masking = weights.recipe.masking
     return InitialWeights(
-        checkpoint=None if is_scratch else str(weights.checkpoint.resolve()),
+        checkpoint=None if is_scratch else recorded_name(weights),
         sha256=None if is_scratch else weights.sha256,
         recipe=weights.recipe.name,
         objective="scratch" if is_scratch else weights.recipe.objective,
@@ -176,7 +186,7 @@ def require_fitting_model(
     kind = encoder.data.kind
     if kind != needed:
         raise CheckpointError(
-            f"{start} is a model of {names[kind]}; {name} needs one of {names[needed]}",
+            f"{bundled_name(start) or start} is a model of {names[kind]}; {name} needs one of {names[needed]}",
             f"make one with `exlm pretrain --recipe quickstart-{needed}`, or give another `checkpoint=RUN`",
         )
     if baseline and needed != "smiles":
@@ -223,7 +233,7 @@ def load_finetuned(run: Path, *, device: str = "auto") -> Finetuned:
     recipe = resumed_recipe(run, FinetuneRecipe, [f"device={device}"])
     results = read_results(run)
     encoder_recipe = load_recipe(run / ENCODER_FILE)
-    tokenizer = Tokenizer.load(run / TOKENIZER_FILE)
+    tokenizer = Tokenizer.load(run / TOKENIZER_FILE, encoder_recipe.data.kind)
     torch_device = pick_device(recipe)
     num_outputs = None if results.loss == "span" else len(results.output_names)
     runners = {}

@@ -24,7 +24,7 @@ from exlm_cli.config.overrides import describe_changes
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.rows.records import SKIPPED_COLUMNS, SKIPPED_FILE
 from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer
-from exlm_cli.distributed.ranks import PREPARE_LIMIT_S, join
+from exlm_cli.distributed.ranks import join
 from exlm_cli.distributed.shared_run import hold_run, require_same_data, require_same_recipe
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.files import write_atomically, write_csv, write_json
@@ -35,6 +35,7 @@ from exlm_cli.finetune.model import (
     ENCODER_FILE,
     describe_weights,
     load_pretrained_weights,
+    recorded_name,
     require_fitting_model,
     resolve_sequence_length,
     untrained_model,
@@ -107,8 +108,9 @@ def run_finetuning(
 
     Args:
         recipe: What to do.
-        checkpoint: A pre-training run or one of its `checkpoints/step-N`; `init: scratch` uses its architecture and
-            tokenizer alone. None with `resume`: the checkpoint that the run began with; None with `encoder`: none.
+        checkpoint: A pre-training run, one of its `checkpoints/step-N`, or `bundled:NAME`; `init: scratch` uses its
+            architecture and tokenizer alone. None with `resume`: the checkpoint that the run began with; None with
+            `encoder`: none.
         encoder: Without a checkpoint: the pre-training recipe whose architecture is trained from scratch. Its tokenizer
             is trained on the training rows, unless the recipe names one.
         out: Run directory; None: `runs/<name>-<time>`.
@@ -160,9 +162,9 @@ def run_finetuning(
         check = partial(resolve_sequence_length, encoder, start)
         length = ranks.together(lambda: [check(point.recipe) for point in points][-1])
         load = partial(_load_fitting_task, task=task, encoder=encoder, start=start, baseline=baseline)
-        loaded = ranks.in_turn(partial(load, recipe, progress=progress), limit_s=PREPARE_LIMIT_S)
+        loaded = ranks.in_turn(partial(load, recipe, progress=progress))
         if recipe.num_replicates > 1:
-            ranks.first(partial(_check_other_splits, recipe, load, progress), limit_s=PREPARE_LIMIT_S)
+            ranks.first(partial(_check_other_splits, recipe, load, progress))
         if weights is None:
             weights = ranks.in_turn(partial(untrained_model, encoder, loaded, resume, progress))
         source = None if checkpoint is None else Path(checkpoint)
@@ -272,7 +274,7 @@ def _run_and_score(run: SplitRun) -> RunResults:
     ranks.first(lambda: update_run_json(folder, described))
     run.progress.message(
         f"{task.name}: {format_counts(task.split_sizes.values())} rows in {', '.join(task.splits)}; "
-        f"{describe_weights(run.weights, run.recipe).objective} from {run.weights.checkpoint}, on {device}"
+        f"{describe_weights(run.weights, run.recipe).objective} from {run.weights.name}, on {device}"
         f"{ranks.describe()}; results in {folder}"
     )
     best = _run_cells(run)
@@ -285,13 +287,14 @@ def _run_and_score(run: SplitRun) -> RunResults:
         replication = summarise_splits(splits, tuple(seeds)) if others else None
         results = own.model_copy(update={"replication": replication, "verdict": describe_verdict(splits)})
         is_span = task.loss == "span"
-        calibration = calibrate_answers(folder, results, run.data) if is_span else calibrate_run(folder, results)
+        valid = run.data.splits["valid"]
+        calibration = calibrate_answers(folder, results, valid) if is_span else calibrate_run(folder, results)
         write_json(folder / CALIBRATION_FILE, calibration)
         write_json(folder / RESULTS_FILE, results)
         update_run_json(folder, {"parameters": results.parameters, "train_time_s": results.elapsed_s})
         return results
 
-    return ranks.first_json(RunResults, collect)
+    return ranks.first(collect)
 
 
 def _score_baseline(run: SplitRun) -> BaselineResult:
@@ -320,7 +323,7 @@ def _run_replicates(run: SplitRun) -> list[RunResults]:
         folder = run.folder / "replicates" / f"split-{seed}"
         job = replace(run, recipe=recipe, points=points)
         is_begun = run.ranks.first((folder / "recipe.yaml").is_file)
-        task = run.ranks.in_turn(partial(load_task, recipe.task, run.progress), limit_s=PREPARE_LIMIT_S)
+        task = run.ranks.in_turn(partial(load_task, recipe.task, run.progress))
         run.progress.message(f"split {number + 1} of {run.recipe.num_replicates}: `task.split_seed` {seed}")
         found.append(_fine_tune(job, task, partial(create_run_dir, folder, ""), folder if is_begun else None).results)
     return found
@@ -347,8 +350,7 @@ def _describe(run: SplitRun) -> None:
             "seeds": run.recipe.seeds,
             "use_grid": run.use_grid,
             "baseline": run.has_baseline,
-            # absolute: a resumption may start in another folder
-            "checkpoint": None if run.checkpoint is None else str(weights.checkpoint.resolve()),
+            "checkpoint": None if run.checkpoint is None else recorded_name(weights),
             "checkpoint_sha256": weights.sha256,
             "data_fingerprint": run.data.fingerprint,
             "started_unix_s": round(time.time(), 3),
@@ -383,7 +385,8 @@ def _check_resumed(run: SplitRun) -> None:
                 f"{run.folder}: the {name} is not the one this run began with{detail}",
                 "an exact resume needs the same inputs and recipe; start a new run for changed ones",
             )
-    own = model_identity(load_recipe(run.folder / ENCODER_FILE), Tokenizer.load(run.folder / TOKENIZER_FILE))
+    encoder = load_recipe(run.folder / ENCODER_FILE)
+    own = model_identity(encoder, Tokenizer.load(run.folder / TOKENIZER_FILE, encoder.data.kind))
     files = {"recipe": run.folder / ENCODER_FILE, "tokenizer": run.folder / TOKENIZER_FILE}
     given = model_identity(run.weights.recipe, run.weights.tokenizer)
     require_origin(run.weights.checkpoint, given, own, files)

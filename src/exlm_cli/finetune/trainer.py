@@ -25,7 +25,7 @@ from exlm_cli.distributed.parallel import StepModule, choose_strategy, spread
 from exlm_cli.distributed.ranks import ALONE, Ranks
 from exlm_cli.finetune.batch import TaskBatch, batch_losses, collate, repeated_lengths
 from exlm_cli.format import format_number_of, format_percent
-from exlm_cli.model.heads import SpanHead, TaskModel
+from exlm_cli.model.heads import TaskModel
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import DownstreamTask, EncodedExamples, EncodedSplit, FloatArray, Loss, Split
 from exlm_cli.tasks.metrics import target_scale
@@ -166,7 +166,7 @@ class TaskRunner:
         Returns:
             Outputs of each example, in order: (C,) logits, or values in the task's units; (L, 2) logits for spans.
         """
-        predicted: list[FloatArray] = [np.zeros(0)] * len(encoded)
+        own: dict[int, FloatArray] = {}
         share = self.ranks.share_of(np.arange(len(encoded)))
         batches = self.batches(encoded, share) if len(share) else iter(())
         self.model.eval()
@@ -181,26 +181,15 @@ class TaskRunner:
                     see(batch, outputs)
                 in_units = self.model.in_units(outputs).cpu().numpy()
                 for index, row in zip(batch.sample_index.tolist(), in_units, strict=True):
-                    predicted[index] = row if row.ndim == 1 else row[: len(encoded.token_ids[index])]
+                    own[index] = row if row.ndim == 1 else row[: len(encoded.token_ids[index])]
                 num_done += len(batch.sample_index)
                 bar.update(num_done)
         self.model.train()
-        if self.ranks.size > 1:
-            self._gather(predicted, share)
-        return predicted
+        predicted = {index: row for each in self.ranks.exchange(own) for index, row in each.items()}
+        return [predicted[index] for index in range(len(encoded))]
 
     def _first_batch(self, encoded: EncodedExamples) -> TaskBatch:
         return next(self.batches(encoded, np.arange(1)))
-
-    def _gather(self, predicted: list[FloatArray], share: IntArray) -> None:
-        """Put the outputs of every rank at their places."""
-        width = 2 if isinstance(self.model.head, SpanHead) else 1
-        own = [predicted[i].reshape(-1, width) for i in share]
-        rows = self.ranks.gather(np.concatenate([np.zeros((0, width)), *own]))
-        sizes = self.ranks.gather(np.array([len(of_one) for of_one in own], dtype=np.int64))
-        places = self.ranks.gather(share)
-        for place, outputs in zip(places.tolist(), np.split(rows, np.cumsum(sizes)[:-1]), strict=True):
-            predicted[place] = outputs if width == 2 else outputs[:, 0]
 
 
 class FinetuneTask:
@@ -293,7 +282,7 @@ class FinetuneTask:
                 losses_of_outputs(self.model, raw, batch, self.data.task.loss, self._weights).tolist()
             ),
         )
-        losses = self._runner.ranks.gather(np.array(losses)).tolist()
+        losses = [loss for own in self._runner.ranks.exchange(losses) for loss in own]
         counted = [value for value in losses if math.isfinite(value)]
         return math.fsum(counted) / len(counted) if counted else math.nan, outputs
 

@@ -59,7 +59,7 @@ class SpanHead(nn.Module):
 
 
 class TaskModel(nn.Module):
-    """Token embedding and encoder of a pre-trained model, and a task head.
+    """Encoder of a pre-trained model, and a task head.
 
     Inputs have no masks, so nothing expands, and the LM head, the transition head and the clone vectors of the
     checkpoint are not used. The position of token i is (i, 0).
@@ -80,8 +80,7 @@ class TaskModel(nn.Module):
     ) -> None:
         super().__init__()
         config = with_dropout(recipe.model, finetune)
-        self.token_embedding = nn.Embedding(vocab_size, config.width)
-        self.encoder = Encoder(config, num_states_per_mask=1)
+        self.encoder = Encoder(config, vocab_size)
         self.head = (
             SpanHead(config.width, finetune.pooler_dropout, recipe.masking.num_repeats)
             if num_outputs is None
@@ -104,9 +103,8 @@ class TaskModel(nn.Module):
         Padding is never attended to.
         """
         index = torch.arange(token_ids.shape[1], device=token_ids.device)
-        visible = index < lengths[:, None, None] if is_padded else None
-        positions = torch.stack([index, torch.zeros_like(index)], dim=-1)[None]
-        return cast(Tensor, self.encoder(self.token_embedding(token_ids), positions, visible, read=read))
+        is_token = index < lengths[:, None] if is_padded else None
+        return cast(Tensor, self.encoder(token_ids, is_token, read=read))
 
     def forward(self, token_ids: Int64[Tensor, "B R"], lengths: Int64[Tensor, " B"], is_padded: bool = True) -> Tensor:
         """Return (B, C) outputs, or (B, L, 2) for spans, float32; those of a regression are in standardised units.
@@ -126,8 +124,7 @@ class TaskModel(nn.Module):
         return outputs.double() if isinstance(self.head, SpanHead) else outputs * self.output_std + self.output_mean
 
     def freeze_encoder(self) -> None:
-        """Keep the token embedding and the encoder as they are, without dropout; the head alone is trained."""
-        self.token_embedding.requires_grad_(False)
+        """Keep the encoder as it is, without dropout; the head alone is trained."""
         self.encoder.requires_grad_(False)
         self.is_encoder_frozen = True
 
@@ -139,8 +136,7 @@ class TaskModel(nn.Module):
         return self
 
     def load_encoder(self, pretrained: ExlmModel) -> None:
-        """Load the token embedding and the encoder of a pre-trained model; the head stays as drawn."""
-        self.token_embedding.load_state_dict(pretrained.token_embedding.state_dict())
+        """Load the encoder of a pre-trained model; the head stays as drawn."""
         self.encoder.load_state_dict(pretrained.encoder.state_dict())
 
 

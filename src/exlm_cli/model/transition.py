@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from exlm_cli.config.sections import ModelConfig
 from exlm_cli.data.batch import Batch
-from exlm_cli.model.positions import RotaryPositions
 from exlm_cli.ops.precision import without_autocast
-from exlm_cli.ops.rotary import rotate
+from exlm_cli.ops.rotary import rotate, rotation_at
 
 _BALANCE_ENDS = 0.7
 """Share of the training at which the weight of the balance penalty, which falls linearly, reaches zero."""
@@ -67,10 +66,7 @@ class TransitionHead(nn.Module):
         self.start = transition.start
         self.balance = transition.balance
         self.register_buffer("balance_weight", torch.tensor(transition.balance), persistent=False)
-        head_width = config.width // transition.heads
-        self.rotation_of = (
-            None if transition.rope == "none" else RotaryPositions(config, num_states_per_mask, head_width)
-        )
+        self.rope, self.rope_base = transition.rope, config.rope_base
         feature_width = config.width * (2 if transition.position_features else 1)
         self.node_position = nn.Embedding(transition.max_nodes, config.width) if transition.position_features else None
         self.query = nn.Linear(feature_width, config.width)
@@ -97,8 +93,8 @@ class TransitionHead(nn.Module):
         if self.node_position is not None:
             index = torch.arange(states.shape[1], device=states.device)
             features = torch.cat([states, self.node_position(index).expand_as(states)], dim=-1)
-        if batch.is_even:  # nodes have the same masks and clones in all sequences, so one row serves them all
-            alike = ("node_mask", "node_index", "state_lengths", "positions")
+        if batch.is_even:  # nodes have the same masks in all sequences, so one row serves them all
+            alike = ("node_mask", "state_lengths")
             batch = replace(batch, **{name: getattr(batch, name)[:1] for name in alike})
         allowed_bSS = allowed_edges(batch.node_mask, batch.state_lengths, is_sparse=self.is_sparse)
         query_BhSd = self.query(features).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
@@ -114,19 +110,14 @@ class TransitionHead(nn.Module):
 
     def _log_heads(self, query: Tensor, key: Tensor, allowed: Tensor, batch: Batch) -> Float[Tensor, "B h S S"]:
         """Return log E of every head."""
-        if self.rotation_of is not None:
-            rotation = self._node_rotation(self.rotation_of, batch)
+        if self.rope == "nodes":
+            places_BS = node_places(batch.node_mask, batch.state_lengths, self.num_states_per_mask)
+            rotation = rotation_at(places_BS[..., None], (query.shape[-1],), self.rope_base)
             query, key = rotate(query, rotation), rotate(key, rotation)
         scores_BhSS = query @ key.mT / math.sqrt(query.shape[-1])
         if self.start != "formula":
             scores_BhSS = scores_BhSS + self._start_bias(allowed, batch)[:, None]
         return _masked_log_softmax(scores_BhSS, allowed[:, None])
-
-    def _node_rotation(self, rotation_of: RotaryPositions, batch: Batch) -> Tensor:
-        """Return the rotation of each node by (ordinal of its mask, clone); BOS comes before all masks, EOS after."""
-        order_BS = mask_order(batch.node_mask, batch.state_lengths, self.num_states_per_mask)
-        node = torch.arange(order_BS.shape[1], device=order_BS.device)
-        return rotation_of(order_BS, batch.node_clone, node[None])
 
     def _start_bias(self, allowed: Tensor, batch: Batch) -> Float[Tensor, "B S S"]:
         """Return the start score of every edge: log-odds of the next mask and, for lanes, of the same clone."""
@@ -147,6 +138,19 @@ def mask_order(
     num_masks = (state_lengths - 2) // num_states_per_mask
     is_end = index == state_lengths[:, None] - 1
     return torch.where(is_end, num_masks[:, None] + 1, node_mask + 1)
+
+
+def node_places(
+    node_mask: Int64[Tensor, "B S"], state_lengths: Int64[Tensor, " B"], num_states_per_mask: int
+) -> Float[Tensor, "B S"]:
+    """Return where `transition.rope: nodes` puts each node: i + (c - (k + 1) / 2) / k for clone c of the i-th mask.
+
+    So the k nodes of a mask lie evenly around its ordinal; BOS is at 0 and EOS at T + 1.
+    """
+    k = num_states_per_mask
+    clone_S = (torch.arange(node_mask.shape[1], device=node_mask.device) - 1) % k + 1
+    offset_BS = torch.where(node_mask >= 0, (clone_S - (k + 1) / 2) / k, 0.0)
+    return mask_order(node_mask, state_lengths, k) + offset_BS
 
 
 def next_mask_edges(

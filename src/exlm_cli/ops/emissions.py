@@ -1,23 +1,35 @@
 """Log-probabilities of a few tokens per state, without keeping a (rows, vocabulary) matrix.
 
-The states-alignment loss reads T of the V probabilities of each state. They are computed one block of rows at a time.
-Those of up to `chunk_rows` rows are kept for the backward pass, which computes the others again; so at most
-2 * chunk_rows * V numbers are in memory, not N * V, and under autocast the 16-bit product of one block. On a CPU a
-block fits into the cache. Axes: N rows, D width, V vocabulary, T tokens to score in each row.
+The states-alignment loss reads T of the V probabilities of each state. They are computed one block of rows at a time;
+what the rows of a chunk need is kept for the backward pass, which computes the others again. So at most
+2 * `chunk_rows` * V numbers are in memory, not N * V, and under autocast the 16-bit product of one block.
+
+On a CPU a block fits into the cache, and the log-probabilities of as many whole blocks are kept as a chunk has room
+for. On CUDA a block is a chunk. Its logits are kept if there is no other. They have the dtype of the product, and their
+vocabulary is padded to a multiple of 64: with an odd number of columns cuBLAS takes kernels that are several times
+slower. Everything else about a row is one pass over its logits, in the kernels of `cuda_ext` or, where they cannot be
+built, in torch.
+
+Axes: N rows, D width, V vocabulary, T tokens to score in each row; K rows that are kept, R rows of a block, P padded
+vocabulary.
 """
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from exlm_cli.ops import emissions_cuda
+from exlm_cli.ops.alignment.library import LogitRows
+from exlm_cli.ops.alignment.native import device_kernels, obstacle
 from exlm_cli.ops.precision import matmul_dtype, without_autocast
 
 _CPU_BLOCK_ELEMENTS = 1 << 20
-"""Log-probabilities of a block on a CPU, 4 MiB: half or twice the size is no faster, a whole chunk half as fast."""
+"""Logits of a block on a CPU, 4 MiB: half or twice the size is no faster, a whole chunk half as fast."""
+_CUDA_VOCAB_MULTIPLE = 64
+"""128 bytes of 16-bit logits: rows begin at whole cache lines, as the fastest kernels of cuBLAS want them."""
 
 
 class TokenStatistics(NamedTuple):
@@ -44,18 +56,14 @@ def token_log_probs(
         hidden_ND: States.
         weight_VD: Decoder, tied to the embedding.
         bias_V: Decoder bias.
-        token_ids_NT: Tokens to score; may repeat.
-        chunk_rows: Most rows of log-probabilities in memory; within this limit they are kept for the backward pass.
+        token_ids_NT: Tokens to score, 0 to V - 1; may repeat. On CUDA they are not checked.
+        chunk_rows: Most rows of float32 logits in memory twice; within this limit they are kept for the backward pass.
     """
     dtype = matmul_dtype(hidden_ND)
     with without_autocast(hidden_ND):
         is_trained = torch.is_grad_enabled() and (hidden_ND.requires_grad or weight_VD.requires_grad)
         result: Tensor
-        if hidden_ND.device.type == "cuda":
-            return emissions_cuda.token_log_probs(
-                hidden_ND, weight_VD, bias_V, token_ids_NT, chunk_rows, dtype, is_trained
-            )
-        result, _ = _forward(hidden_ND, weight_VD, bias_V, token_ids_NT, chunk_rows, dtype, is_trained)
+        result, _, _ = _forward(hidden_ND, weight_VD, bias_V, token_ids_NT, chunk_rows, dtype, is_trained)
     return result
 
 
@@ -69,7 +77,7 @@ def token_statistics(
     parts: list[TokenStatistics] = []
     with torch.no_grad(), without_autocast(hidden_ND):
         hidden_ND, weight_VD, bias_V = hidden_ND.float(), weight_VD.float(), bias_V.float()
-        for rows in _chunks(len(hidden_ND), chunk_rows):
+        for rows in _blocks(len(hidden_ND), chunk_rows):
             log_probs = torch.addmm(bias_V, hidden_ND[rows], weight_VD.t()).log_softmax(-1)
             best = log_probs.max(-1)
             # xlogy(p, p) is p log p with 0 at p = 0, where exp(log p) * log p would be 0 * -inf
@@ -81,9 +89,30 @@ def token_statistics(
     return TokenStatistics(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
 
-def _chunks(num_rows: int, chunk_rows: int) -> Iterator[slice]:
-    for start in range(0, num_rows, chunk_rows):
-        yield slice(start, min(start + chunk_rows, num_rows))
+class _Layout(NamedTuple):
+    """Logits of a call on its device: rows of a block, rows that can be kept, padded vocabulary, dtype."""
+
+    block_rows: int
+    most_kept: int
+    padded_size: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, hidden_ND: Tensor, weight_VD: Tensor, chunk_rows: int, product_dtype: torch.dtype) -> "_Layout":
+        vocab_size, width = weight_VD.shape
+        if _is_on_device(hidden_ND):
+            block_rows = chunk_rows * (2 if product_dtype.itemsize == 2 else 1)
+            padded_size = (vocab_size + _CUDA_VOCAB_MULTIPLE - 1) // _CUDA_VOCAB_MULTIPLE * _CUDA_VOCAB_MULTIPLE
+            return cls(block_rows, block_rows, padded_size, product_dtype)
+        # with fewer than D rows, reading the weights would cost more than reading the block
+        block_rows = min(chunk_rows, max(width, _CPU_BLOCK_ELEMENTS // vocab_size))
+        return cls(block_rows, chunk_rows, vocab_size, _wide(hidden_ND))
+
+    def num_kept(self, num_rows: int) -> int:
+        """Return how many of the first rows are kept: all, or the whole blocks that leave room for the current one."""
+        if num_rows <= self.most_kept:
+            return num_rows
+        return (self.most_kept - self.block_rows) // self.block_rows * self.block_rows
 
 
 @torch.library.custom_op("exlm::token_log_probs", mutates_args=())
@@ -95,20 +124,26 @@ def _forward(
     chunk_rows: int,
     product_dtype: torch.dtype,
     is_trained: bool,
-) -> tuple[Tensor, Tensor]:
-    """Return the log-probabilities of the tokens, and those of all tokens in the first rows for the backward pass.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the log-probabilities of the tokens, and for the backward pass what the first K rows need.
+
+    Between them is the log-sum-exp of each row, which the kernels write and read.
 
     An operator of its own, since `torch.compile` would unroll the loop and compile again for each number of blocks.
     """
-    result_NT, kept_KV = _empty_results(hidden_ND, weight_VD, token_ids_NT, chunk_rows, is_trained)
-    weight_DV = weight_VD.to(product_dtype).t()
-    block_rows = _block_rows(hidden_ND, weight_VD, chunk_rows)
-    block_2RV = _empty_blocks(block_rows, len(kept_KV), hidden_ND, weight_VD, result_NT.dtype)
-    for rows in _chunks(len(hidden_ND), block_rows):
-        out = kept_KV[rows] if rows.stop <= len(kept_KV) else None
-        log_probs = _log_probs(hidden_ND[rows].to(product_dtype), weight_DV, bias_V, block_2RV, out)
-        result_NT[rows] = log_probs.gather(1, token_ids_NT[rows])
-    return result_NT, kept_KV
+    results = _empty_results(hidden_ND, weight_VD, token_ids_NT, chunk_rows, product_dtype, is_trained)
+    log_probs_NT, log_sums_N, kept_KP = results
+    layout = _Layout.of(hidden_ND, weight_VD, chunk_rows, product_dtype)
+    weight_PD = _padded(weight_VD.to(product_dtype), layout)
+    bias_V, token_ids_NT = _aligned(bias_V, log_probs_NT.dtype), token_ids_NT.contiguous()
+    num_rows, num_kept = len(hidden_ND), len(kept_KP)
+    # one memory for all blocks: fresh memory costs page faults, on a CPU a tenth of the time of this file
+    block_RP = kept_KP.new_empty((0 if num_kept == num_rows else min(layout.block_rows, num_rows), layout.padded_size))
+    for rows in _blocks(num_rows, layout.block_rows):
+        out_RP = kept_KP[rows] if rows.stop <= num_kept else block_RP[: rows.stop - rows.start]
+        logits_RP = _logits(hidden_ND[rows].to(product_dtype), weight_PD, bias_V, out_RP)
+        _score(LogitRows(logits_RP, bias_V, token_ids_NT[rows]), log_sums_N[rows], log_probs_NT[rows])
+    return results
 
 
 @torch.library.custom_op("exlm::token_log_probs_backward", mutates_args=())
@@ -117,103 +152,146 @@ def _backward(
     weight_VD: Tensor,
     bias_V: Tensor,
     token_ids_NT: Tensor,
-    kept_KV: Tensor,
+    log_probs_NT: Tensor,
+    log_sums_N: Tensor,
+    kept_KP: Tensor,
     grad_NT: Tensor,
     chunk_rows: int,
     product_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    weight = weight_VD.to(product_dtype)
+    layout = _Layout.of(hidden_ND, weight_VD, chunk_rows, product_dtype)
+    num_rows, vocab_size = len(hidden_ND), len(weight_VD)
+    weight_PD = _padded(weight_VD.to(product_dtype), layout)
     grad_hidden_ND = torch.empty_like(hidden_ND)
-    grad_weight_VD = torch.zeros_like(weight_VD)
-    grad_bias_V = torch.zeros_like(bias_V)
-    block_rows = _block_rows(hidden_ND, weight_VD, chunk_rows)
-    block_2RV = _empty_blocks(block_rows, len(kept_KV), hidden_ND, weight_VD, grad_NT.dtype)
-    for rows in _chunks(len(hidden_ND), block_rows):
-        hidden = hidden_ND[rows].to(product_dtype)
-        if rows.stop <= len(kept_KV):
-            probs = torch.exp(kept_KV[rows], out=block_2RV[-1, : len(hidden)])
-        else:
-            probs = _log_probs(hidden, weight.t(), bias_V, block_2RV).exp_()
-        # d/dlogits of sum_t g_t log p_t: g at the tokens, minus the softmax times sum_t g_t
-        grad_logits = probs.mul_(-grad_NT[rows].sum(1, keepdim=True))
-        grad_logits.scatter_add_(1, token_ids_NT[rows], grad_NT[rows])
-        grad_bias_V += grad_logits.sum(0)
-        grad_logits = grad_logits.to(product_dtype)
-        grad_hidden_ND[rows] = (grad_logits @ weight).to(hidden_ND.dtype)
-        if product_dtype == weight_VD.dtype:
+    grad_weight_VD, grad_bias_V = torch.zeros_like(weight_VD), torch.zeros_like(bias_V)
+    bias_V, token_ids_NT = _aligned(bias_V, log_probs_NT.dtype), token_ids_NT.contiguous()
+    grad_NT = grad_NT.contiguous()
+    block_RP = kept_KP.new_empty((min(layout.block_rows, num_rows), layout.padded_size))
+    for rows in _blocks(num_rows, layout.block_rows):
+        hidden_RD = hidden_ND[rows].to(product_dtype)
+        grad_logits_RP = block_RP[: len(hidden_RD)]
+        # what is kept stays as it is, for another backward pass
+        is_kept = rows.stop <= len(kept_KP)
+        logits_RP = kept_KP[rows] if is_kept else _logits(hidden_RD, weight_PD, bias_V, grad_logits_RP)
+        of_rows = LogitRows(logits_RP, bias_V, token_ids_NT[rows])
+        _differentiate_rows(of_rows, log_sums_N[rows], log_probs_NT[rows], grad_NT[rows], grad_logits_RP)
+        grad_bias_V += grad_logits_RP.sum(0, dtype=log_probs_NT.dtype)[:vocab_size]
+        grad_product_RP = grad_logits_RP.to(product_dtype)
+        grad_hidden_ND[rows] = (grad_product_RP @ weight_PD).to(hidden_ND.dtype)
+        if product_dtype == weight_VD.dtype and layout.padded_size == vocab_size:
             # no second matrix; torch's counter of FLOPs does not know `addmm_`
-            torch.addmm(grad_weight_VD, grad_logits.t(), hidden, out=grad_weight_VD)
+            torch.addmm(grad_weight_VD, grad_product_RP.t(), hidden_RD, out=grad_weight_VD)
         else:
-            grad_weight_VD += (grad_logits.t() @ hidden).to(weight_VD.dtype)
+            grad_weight_VD += (grad_product_RP.t() @ hidden_RD)[:vocab_size]
     return grad_hidden_ND, grad_weight_VD, grad_bias_V
 
 
-def _block_rows(hidden_ND: Tensor, weight_VD: Tensor, chunk_rows: int) -> int:
-    # with fewer than D rows, reading the weights would cost more than reading the block
-    return min(chunk_rows, max(hidden_ND.shape[1], _CPU_BLOCK_ELEMENTS // len(weight_VD)))
+def _is_on_device(tensor: Tensor) -> bool:
+    return tensor.device.type == "cuda"
+
+
+def _has_kernels(logits: Tensor) -> bool:
+    return _is_on_device(logits) and not obstacle(logits.dtype, logits.device)
+
+
+def _wide(hidden_ND: Tensor) -> torch.dtype:
+    """Return the dtype of the results, float32 or float64."""
+    return torch.promote_types(hidden_ND.dtype, torch.float32)
+
+
+def _blocks(num_rows: int, block_rows: int) -> Iterator[slice]:
+    for start in range(0, num_rows, block_rows):
+        yield slice(start, min(start + block_rows, num_rows))
+
+
+def _padded(weight_VD: Tensor, layout: _Layout) -> Float[Tensor, "P D"]:
+    """Return the decoder with rows of zeros up to the padded vocabulary."""
+    missing = layout.padded_size - len(weight_VD)
+    return F.pad(weight_VD, (0, 0, 0, missing)) if missing else weight_VD
+
+
+def _aligned(bias_V: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the bias in a dtype, at an address that the kernels can read 16 bytes at a time."""
+    bias_V = bias_V.to(dtype).contiguous()
+    return bias_V.clone() if bias_V.data_ptr() % 16 else bias_V
+
+
+def _logits(hidden_RD: Tensor, weight_PD: Tensor, bias_V: Tensor, out_RP: Tensor) -> Tensor:
+    """Fill the logits of a block; with their bias on a CPU, where it costs nothing, without it on CUDA."""
+    if _is_on_device(out_RP):
+        return torch.mm(hidden_RD, weight_PD.t(), out=out_RP)
+    if hidden_RD.dtype == out_RP.dtype:
+        return torch.addmm(bias_V, hidden_RD, weight_PD.t(), out=out_RP)
+    # the product is in 16 bits, the bias is added in the block's dtype
+    return torch.add(hidden_RD @ weight_PD.t(), bias_V, out=out_RP)
+
+
+def _score(rows: LogitRows, log_sums_R: Tensor, log_probs_RT: Tensor) -> None:
+    """Fill the log-probabilities of the tokens; in torch on a CPU, also turn the logits into log-probabilities."""
+    if _has_kernels(rows.logits):
+        device_kernels(rows.logits.device).token_log_probs(rows, log_sums_R, log_probs_RT)
+        return
+    logits_RV = _with_bias(rows)
+    torch.log_softmax(logits_RV, -1, out=logits_RV)
+    log_probs_RT.copy_(logits_RV.gather(1, rows.tokens))
+
+
+def _differentiate_rows(
+    rows: LogitRows, log_sums_R: Tensor, log_probs_RT: Tensor, grad_RT: Tensor, gradient_RP: Tensor
+) -> None:
+    """Fill the gradient of the logits: the gradient at the tokens, minus the softmax times its sum."""
+    if _has_kernels(rows.logits):
+        device_kernels(rows.logits.device).logit_gradient(rows, log_sums_R, log_probs_RT, grad_RT, gradient_RP)
+        return
+    logits_RV = _with_bias(rows)
+    out_RV = gradient_RP if logits_RV is rows.logits else logits_RV
+    # the softmax of log-probabilities is that of their logits
+    probs_RV = torch.softmax(logits_RV, -1, out=out_RV)
+    probs_RV.mul_(-grad_RT.sum(1, keepdim=True)).scatter_add_(1, rows.tokens, grad_RT)
+    if out_RV is not gradient_RP:
+        gradient_RP.zero_()[:, : len(rows.bias)] = out_RV
+
+
+def _with_bias(rows: LogitRows) -> Float[Tensor, "R V"]:
+    """Return logits with their bias: a copy on CUDA; on a CPU they have it."""
+    return rows.logits[:, : len(rows.bias)] + rows.bias if _is_on_device(rows.logits) else rows.logits
 
 
 def _empty_results(
-    hidden_ND: Tensor, weight_VD: Tensor, token_ids_NT: Tensor, chunk_rows: int, is_trained: bool
-) -> tuple[Tensor, Tensor]:
-    dtype = torch.promote_types(hidden_ND.dtype, torch.float32)
-    num_rows, vocab_size = hidden_ND.shape[0], weight_VD.shape[0]  # symbols while torch.compile traces
-    if not is_trained:
-        num_kept = 0
-    elif num_rows <= chunk_rows:
-        num_kept = num_rows
-    else:
-        # the number of whole blocks that leaves room for the current one
-        block_rows = _block_rows(hidden_ND, weight_VD, chunk_rows)
-        num_kept = (chunk_rows - block_rows) // block_rows * block_rows
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    token_ids_NT: Tensor,
+    chunk_rows: int,
+    product_dtype: torch.dtype,
+    is_trained: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    layout = _Layout.of(hidden_ND, weight_VD, chunk_rows, product_dtype)
+    num_rows = hidden_ND.shape[0]  # a symbol while torch.compile traces
+    num_kept = layout.num_kept(num_rows) if is_trained else 0
     return (
-        hidden_ND.new_empty(token_ids_NT.shape, dtype=dtype),
-        hidden_ND.new_empty((num_kept, vocab_size), dtype=dtype),
+        hidden_ND.new_empty(token_ids_NT.shape, dtype=_wide(hidden_ND)),
+        hidden_ND.new_empty((num_rows,), dtype=_wide(hidden_ND)),
+        hidden_ND.new_empty((num_kept, layout.padded_size), dtype=layout.dtype),
     )
 
 
 # results for tensors without data, while torch.compile traces
-_forward.register_fake(
-    lambda hidden, weight, _, ids, chunk, __, trained: _empty_results(hidden, weight, ids, chunk, trained)
-)
+_forward.register_fake(lambda hidden, weight, _, ids, *others: _empty_results(hidden, weight, ids, *others))
 _backward.register_fake(lambda *inputs: tuple(torch.empty_like(tensor) for tensor in inputs[:3]))
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     *tensors, ctx.chunk_rows, ctx.product_dtype, _ = inputs
-    ctx.set_materialize_grads(False)  # what is kept has no gradient: do not allocate zeros for it
-    ctx.save_for_backward(*tensors, output[1])
+    ctx.set_materialize_grads(False)  # the other results have no gradient: do not allocate zeros for them
+    ctx.save_for_backward(*tensors, *output)
 
 
-def _differentiate(ctx: Any, grad_NT: Tensor | None, _grad_kept: None) -> tuple[Tensor | None, ...]:
+def _differentiate(
+    ctx: Any, grad_NT: Tensor | None, _grad_log_sums: None, _grad_kept: None
+) -> tuple[Tensor | None, ...]:
     if grad_NT is None:
         return (None,) * 7
     return (*_backward(*ctx.saved_tensors, grad_NT, ctx.chunk_rows, ctx.product_dtype), None, None, None, None)
 
 
 _forward.register_autograd(_differentiate, setup_context=_keep)
-
-
-def _empty_blocks(
-    block_rows: int, num_kept: int, hidden_ND: Tensor, weight_VD: Tensor, dtype: torch.dtype
-) -> Float[Tensor, "blocks R V"]:
-    """Return memory for the logits and log-probabilities of a block; for the logits alone where all rows are kept.
-
-    All blocks share it: fresh memory of that size costs page faults, on a CPU a tenth of the time of this file.
-    """
-    num_rows = len(hidden_ND)
-    num_blocks = 1 if num_kept == num_rows else 2
-    return hidden_ND.new_empty((num_blocks, min(block_rows, num_rows), len(weight_VD)), dtype=dtype)
-
-
-def _log_probs(
-    hidden_ND: Tensor, weight_DV: Tensor, bias_V: Tensor, block_2RV: Tensor, out_NV: Tensor | None = None
-) -> Tensor:
-    """Return the log-probabilities of at most R rows, in `out_NV` or in the second block."""
-    logits = block_2RV[0, : len(hidden_ND)]
-    if hidden_ND.dtype == bias_V.dtype == logits.dtype:
-        torch.addmm(bias_V, hidden_ND, weight_DV, out=logits)
-    else:
-        # the product is in 16 bits, the bias is added in the block's dtype
-        torch.add(hidden_ND @ weight_DV, bias_V, out=logits)
-    return torch.log_softmax(logits, -1, out=block_2RV[1, : len(hidden_ND)] if out_NV is None else out_NV)

@@ -2,8 +2,8 @@
 
 FLOPs and parameters are those of `config/describe.py`. Let G be the number of GPUs, P the parameters, P_block those of
 a block and P_root those outside the blocks, M the sequences of a microbatch, A the microbatches of a GPU in a step, L
-the expanded length, n the layers of width D, feed-forward width F and N heads of width H, T the masks of a sequence,
-k T its emitting nodes, S = k T + 2, V the vocabulary.
+the positions of the encoder, n the layers of width D, feed-forward width F and N heads of width H, T the masks of a
+sequence, k T its emitting nodes, S = k T + 2, V the vocabulary.
 
 Training in bf16 with float32 weights then holds, in bytes on each GPU, where FSDP gathers the weights of blocks in bf16
 and the others in float32, and reduces all gradients in float32:
@@ -14,11 +14,10 @@ and the others in float32, and reduces all gradients in float32:
     moments        8 P           8 P / G
     used weights   2 P           6 P_root + 4 P_block: what lies outside the blocks, this block and the next one
     activations    n - 1 blocks of M L (12 D + 8) + M L B, B = 12 D + 4 F + 4 N + 8 and one for each element that
-                   dropout draws; the last block, of which nodes alone are read, M L (12 D + 8) + M S B;
-                   in blocks with further states (`mask_attention: first`) 2 D more in B, and in the first
-                   `expand_after` blocks, which have none, the length before expansion for L (and T + 2 for S,
-                   also beside the blocks, if these are all blocks);
-                   beside the blocks M L 4 H + M S (8 D + 4 H + 8), with dropout also M L D
+                   dropout draws; the last block, of which nodes alone are read, M L (12 D + 8) + M S B (with
+                   `expand: output` T + 2 for S, here and beside the blocks);
+                   beside the blocks L 4 H + M S (8 D + 4 H + 8), with dropout also M L D; where the input has clones
+                   and `rope: 2d`, rotations differ between sequences, M L 4 H in place of L 4 H
       with gradient checkpointing  M L 4 n D in place of all blocks but the largest
     nodes          M k T (8 D + 8 + 8 t),  t = T for a DAG, 2 for `alignment: independent`, 1 for an MLM;
                    of a DAG also M (12 S D + 8 S^2 + 12 S T) + 2 S^2
@@ -166,7 +165,7 @@ def estimate_cost(recipe: PretrainRecipe, gpu: str, num_gpus: int, utilisation: 
             "each GPU needs at least one sequence",
         )
     own = math.ceil(sequences / num_gpus)
-    at_once = min(own, max(1, recipe.train.microbatch_tokens // recipe.longest_expanded_length))
+    at_once = min(own, max(1, recipe.train.microbatch_tokens // recipe.longest_input))
     microbatches = math.ceil(own / at_once)
     flops, steps = recipe_step_flops(recipe).total, recipe.train.known_steps
     seconds = flops / (num_gpus * GPUS[gpu].peak_flops * utilisation)
@@ -211,22 +210,19 @@ def count_memory(
     model, masking = recipe.model, recipe.masking
     width, vocab = model.width, recipe.tokenizer.vocab_size
     targets = recipe.mean_masks
-    context = num_sequences * recipe.repeated_length
-    positions = context + num_sequences * (masking.num_states_per_mask - 1) * targets
-    num_early, num_late = recipe.num_early_blocks, model.num_layers - recipe.num_early_blocks
     inner = masking.num_states_per_mask * targets
     states = inner + 2
-    at_input = context if num_early else positions
-    in_last, read = (positions, num_sequences * states) if num_late else (context, num_sequences * (targets + 2))
-    rotated = at_input + in_last * (num_early > 0 and num_late > 0)
+    further = inner - targets if recipe.expands_input else 0
+    positions = num_sequences * (recipe.repeated_length + further)
+    read = num_sequences * (states if recipe.expands_input else targets + 2)
     dropped = 2 * width * (model.dropout > 0) + model.ffn_width * (model.activation_dropout > 0)
     of_key = 12 * width + 8
     of_query = 12 * width + 4 * model.ffn_width + 4 * model.num_heads + 8 + dropped
-    of_late_query = of_query + 2 * width * (model.mask_attention == "first" and masking.num_states_per_mask > 1)
-    last_block = in_last * of_key + read * (of_late_query if num_late else of_query)
+    last_block = positions * of_key + read * of_query
     rotation = 4 * (width // model.num_heads)
-    ends = rotated * rotation + at_input * width * (model.dropout > 0) + read * (8 * width + rotation + 8)
-    has_dag = recipe.objective == "exlm" and model.alignment != "independent"
+    rotations = positions if recipe.expands_input and model.rope == "2d" else positions / num_sequences
+    ends = rotations * rotation + positions * width * (model.dropout > 0) + read * (8 * width + rotation + 8)
+    has_dag = recipe.has_transitions
     scored = targets if has_dag else 1 if recipe.objective == "mlm" else 2
     nodes = num_sequences * inner * (8 * width + 8 + 8 * scored)
     if has_dag:
@@ -244,12 +240,12 @@ def count_memory(
         "nodes": nodes,
         "logits": 8 * min(recipe.train.head_chunk_rows, num_sequences * inner) * vocab,
     }
-    whole_early, whole_late = context * (of_key + of_query), positions * (of_key + of_late_query)
-    whole_blocks = [whole_early] * num_early + [whole_late] * num_late
-    kept = sum(whole_blocks[:-1]) + last_block + ends
+    whole_block = positions * (of_key + of_query)
+    others = model.num_layers - 1
+    kept = others * whole_block + last_block + ends
     # blocks are computed again one by one, and the largest counts
-    inputs = (num_early * context + num_late * positions) * 4 * width
-    checkpointed = inputs + max([*whole_blocks[:-1], last_block]) + ends
+    largest = whole_block if others else last_block
+    checkpointed = model.num_layers * positions * 4 * width + largest + ends
     whatever_kept = sum(always.values())
     return Memory(
         **always,

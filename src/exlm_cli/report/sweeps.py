@@ -73,7 +73,7 @@ _EXLM: dict[str, Any] = {
     "objective": "exlm",
     "num_states_per_mask": 4,
     "mask_ratio": 0.15,
-    "rope": ("2d", "fractional"),
+    "rope": "2d",
     "alignment": "dag",
     "relative_steps": 1.0,
 }
@@ -261,8 +261,8 @@ def _ratios(variants: Variants) -> list[float]:
 
 
 def _other_changes(variant: SeedGroup, known: Set[str] = _K_AND_P) -> dict[str, Any]:
-    """Return what a variant changes besides known keys; an MLM has no second axis and no clones."""
-    without_effect = {"model.rope", "model.clone_embedding"} if variant.first.objective == "mlm" else set()
+    """Return what a variant changes besides known keys; an MLM has no second axis and nothing expands."""
+    without_effect = {"model.rope", "model.expand"} if variant.first.objective == "mlm" else set()
     return {key: value for key, value in variant.first.changes.items() if key not in known | without_effect}
 
 

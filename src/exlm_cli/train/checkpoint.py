@@ -23,7 +23,7 @@ from typing import Annotated, Any, Self, TypeVar
 import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -322,18 +322,33 @@ def newest_good_checkpoint(run: Path, on_refused: Callable[[str], None]) -> Path
     return None
 
 
-def copy_weights(path: Path, folder: Path) -> None:
+def copy_weights(path: Path, folder: Path, dtype: torch.dtype | None = None) -> None:
     """Copy a verified checkpoint without its optimizer, with a manifest of what is copied, into a new folder.
 
+    Args:
+        path: The checkpoint.
+        folder: The copy.
+        dtype: Round the weights to it; None: copy them bit by bit.
+
     Raises:
-        CheckpointError: A file cannot be written.
+        CheckpointError: A weight is too large for `dtype`, or a file cannot be written.
     """
     manifest = read_manifest(path)
     files = {name: entry for name, entry in manifest.files.items() if not name.startswith(OPTIMIZER)}
     with refusing(f"{folder}: the checkpoint could not be copied"):
         folder.mkdir(parents=True)
         for name in files:
-            shutil.copyfile(path / name, folder / name)
+            if dtype is None or name == STATE_FILE:
+                shutil.copyfile(path / name, folder / name)
+                continue
+            rounded = {key: tensor.to(dtype) for key, tensor in load_file(path / name).items()}
+            large = [key for key, tensor in rounded.items() if not tensor.isfinite().all()]
+            if large:
+                raise CheckpointError(
+                    f"{path / name}: `{large[0]}` holds values that {dtype} cannot", "copy it in another type"
+                )
+            save_file(rounded, folder / name)
+            files[name] = _settle(folder / name, files[name].rows)
     write_json(folder / MANIFEST_FILE, Manifest(step=manifest.step, files=files))
 
 

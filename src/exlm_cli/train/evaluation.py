@@ -81,7 +81,7 @@ def evaluate_batch(model: ExlmModel, objective: Objective, batch: Batch) -> Eval
         return _evaluate_masks(model, objective, nodes, statistics, batch)
     log_emit, log_trans = model.log_emissions(nodes, batch), model.log_transitions(nodes, batch)
     with torch.autocast(log_emit.device.type, enabled=False):  # autocast is for the model: figures stay float32
-        return _evaluate_dag(log_emit, log_trans, objective, nodes, statistics, batch)
+        return _evaluate_dag(log_emit, log_trans, objective, nodes, statistics, batch, model.num_states_per_mask)
 
 
 def summarise(sums: Iterable[EvaluationSums], *, has_dag: bool) -> dict[str, float]:
@@ -146,6 +146,7 @@ def _evaluate_dag(
     nodes: NodeStates,
     statistics: TokenStatistics,
     batch: Batch,
+    num_states_per_mask: int,
 ) -> EvaluationSums:
     lengths = (batch.target_lengths, batch.state_lengths)
     backend = objective.backend
@@ -194,7 +195,7 @@ def _evaluate_dag(
         tokens_of_first_mask=first,
         tokens_of_middle_mask=middle,
         tokens_of_last_mask=last,
-        targets_of_clones=_targets_of_clones(posterior_BTS, batch),
+        targets_of_clones=_targets_of_clones(posterior_BTS, num_states_per_mask),
     )
 
 
@@ -247,10 +248,10 @@ def _effective_states(posterior_BTS: Tensor, batch: Batch) -> Float[Tensor, "B T
     return torch.einsum("bs,bst->bt", surprise_BS, belongs_BST).exp()
 
 
-def _targets_of_clones(posterior_BTS: Tensor, batch: Batch) -> tuple[float, ...]:
+def _targets_of_clones(posterior_BTS: Tensor, num_states_per_mask: int) -> tuple[float, ...]:
     """Return the expected number of targets that clones 1 to k emit; sequences without an alignment count nothing."""
     occupancy_BS = posterior_BTS.double().sum(1)
-    return tuple(batch.node_clone.flatten().bincount(occupancy_BS.flatten())[1:].tolist())
+    return tuple(occupancy_BS[:, 1:-1].sum(0).unflatten(0, (-1, num_states_per_mask)).sum(0).tolist())
 
 
 def _perplexity(counts: Sequence[float]) -> float:
@@ -320,12 +321,12 @@ def _cure_of_the_path(recipe: PretrainRecipe) -> str:
 
 def _cure_of_the_states(recipe: PretrainRecipe) -> str:
     missing = []
-    if recipe.model.mask_attention == "all":
-        missing.append("`model.mask_attention=first`")
+    if recipe.model.expand == "input":
+        missing.append("`model.expand=output` and `model.rope=1d`")
     if not recipe.model.transition.balance:
         missing.append("`model.transition.balance=0.1`")
-    if not missing and recipe.model.clone_embedding == "none":  # vectors cost some loss on text
-        missing.append("`model.clone_embedding=nodes` with `model.clone_init_std=1`")
+    if not missing and recipe.model.clone_init_std < 1:  # vectors this far apart cost some loss on text
+        missing.append("`model.clone_init_std=1`")
     if not missing:
         return "`masking.num_states_per_mask=1` predicts the same for less"
     return f"to keep states apart, start a new run with {', '.join(missing)}"

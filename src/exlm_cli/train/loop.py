@@ -106,13 +106,12 @@ class TrainingLoop:
         ranks.hint = f"continue with `{resume_command}`"
         self.optimizer = build_optimizer(task.model, optim)
         self.state = LoopState()
-        self.total_steps = count_steps(task, train)
+        self._plan_epoch()
         if optim.warmup_steps > self.total_steps:
             raise ConfigError(
                 f"`optim.warmup_steps` {optim.warmup_steps} is more than the {self.total_steps} steps of this run",
                 "lower it, or give `optim.warmup_ratio` instead",
             )
-        self._plan = task.plan(0)
         self._refuse_small_steps()
         self._agreed_stop: int | None = None  # signal that stops all of several ranks after the same step
         self._ahead: Iterator[Any] | None = None  # batches of the next step
@@ -144,7 +143,7 @@ class TrainingLoop:
         load_optimizer_state(checkpoint, self.task.model, self.optimizer)
         self.state = saved.loop
         self._validation = {name: math.nan if v is None else v for name, v in saved.validation.items()}
-        self._plan = self.task.plan(self.state.epoch)
+        self._plan_epoch()
         if self.ranks.is_first:
             self.metrics.truncate_after(self.state.step)
             # a process that was killed while it deleted old checkpoints leaves some of them
@@ -235,7 +234,7 @@ class TrainingLoop:
         state = self.state
         if state.step_in_epoch >= len(self._plan):
             state.epoch, state.step_in_epoch = state.epoch + 1, 0
-            self._plan = self.task.plan(state.epoch)
+            self._plan_epoch()
         indices = self._plan[state.step_in_epoch]
         torch.manual_seed(dropout_seed(self.seed, state.step, self.ranks.rank))
         rate = learning_rate(state.step, self.optim, self.total_steps)
@@ -319,6 +318,12 @@ class TrainingLoop:
         if step >= len(self._plan) or self.state.step + 1 >= self.total_steps:
             return None
         return self._own_batches(self._plan[step])
+
+    def _plan_epoch(self) -> None:
+        """Plan the epoch of the state, and count the steps of the run by it."""
+        state = self.state
+        self._plan = self.task.plan(state.epoch)
+        self.total_steps = count_steps(self.train, state.epoch, state.step - state.step_in_epoch, len(self._plan))
 
     def _own_batches(self, indices: IntArray) -> Iterator[Any]:
         """Return the batches of this rank's share of a step: none where the step has fewer samples than ranks."""
@@ -493,19 +498,21 @@ def _end_of(callback: Callback) -> Callable[[object, BaseException | None, objec
     return lambda _kind, error, _trace: callback.on_end(error)
 
 
-def count_steps(task: TrainTask[Any], train: LoopConfig) -> int:
-    """Return the optimiser steps of a whole run; a recipe limits steps, epochs or both."""
+def count_steps(train: LoopConfig, epoch: int, steps_before: int, steps_in_epoch: int) -> int:
+    """Return the optimiser steps of a whole run, as far as they are known in one of its epochs.
+
+    A recipe limits steps, epochs or both. With `batch_tokens` the epochs differ by a few steps; later ones, which are
+    not planned yet, count as this one, so that the number is exact in the last.
+
+    Args:
+        epoch: Counted from 0.
+        steps_before: Steps of the epochs before it.
+        steps_in_epoch: Steps of its plan.
+    """
     most = math.inf if train.max_steps is None else train.max_steps
     if train.max_epochs is None:
         return int(most)
-    if train.batch_sequences is not None:  # every epoch has as many steps; a plan of many sequences takes seconds
-        return int(min(most, train.max_epochs * len(task.plan(0))))
-    num_steps = 0
-    for epoch in range(train.max_epochs):
-        num_steps += len(task.plan(epoch))
-        if num_steps >= most:
-            return int(most)
-    return num_steps
+    return int(min(most, steps_before + (train.max_epochs - epoch) * steps_in_epoch))
 
 
 def dropout_seed(seed: int, step: int, rank: int = 0) -> int:

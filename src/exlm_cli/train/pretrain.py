@@ -25,14 +25,13 @@ from exlm_cli.data.corpus.shards import TokenDataset
 from exlm_cli.data.sampler import EpochPlan, Feed, plan_epoch
 from exlm_cli.data.tokenizer import TOKENIZER_FILE
 from exlm_cli.distributed.parallel import StepModule, choose_strategy, spread
-from exlm_cli.distributed.ranks import ALONE, PREPARE_LIMIT_S, Ranks, join
+from exlm_cli.distributed.ranks import ALONE, Ranks, join
 from exlm_cli.distributed.shared_run import hold_run, require_same_data, require_same_recipe
 from exlm_cli.errors import CheckpointError
 from exlm_cli.format import format_number_of, format_parameters, format_percent
 from exlm_cli.launch import read_launch
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.alignment import choose_backend
-from exlm_cli.ops.varlen_attention import has_varlen_kernel
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import (
     METRICS_FILE,
@@ -87,9 +86,6 @@ class PretrainTask:
         model: On `device`; FSDP replaces its parameters by shares of them.
         device: Where batches go.
         ranks: Those that train together.
-
-    Attributes:
-        packs: Whether the sequences of a batch are joined into one row, so that attention needs no mask of padding.
     """
 
     def __init__(
@@ -105,9 +101,6 @@ class PretrainTask:
         self.tokenizer = data.tokenizer
         self.objective = Objective(data.tokenizer.unk_id, recipe.masking.num_repeats, recipe.train.alignment_backend)
         self.autocast_dtype = autocast_dtype(recipe.train, device)
-        config = recipe.model
-        head_width = config.width // config.num_heads
-        self.packs = has_varlen_kernel(device, self.autocast_dtype, head_width, config.attention_dropout)
         model.encoder.recomputes = recipe.train.gradient_checkpointing
         self.strategy = choose_strategy(recipe.train, ranks, sum(p.numel() for p in model.parameters()))
         module = StepModule(model, self.objective.sequence_nll)
@@ -191,7 +184,7 @@ class PretrainTask:
         return next(self._batches(self.valid_set, indices[:1], VALIDATION_EPOCH))
 
     def _batches(self, dataset: TokenDataset, indices: IntArray, epoch: int) -> Iterator[Batch]:
-        return Feed(dataset, self.recipe, self.tokenizer, epoch, self.packs).microbatches(indices, self.device)
+        return Feed(dataset, self.recipe, self.tokenizer, epoch).microbatches(indices, self.device)
 
 
 def run_pretraining(
@@ -244,7 +237,7 @@ def _run_pretraining(
     with discarded_on_failure(run, is_new=is_new and ranks.is_first):
         before = None if is_new else read_run_json(run)  # a damaged one is refused before anything changes
         prepare = functools.partial(prepare_data, recipe, rejected_csv=None, progress=progress, builds=ranks.is_first)
-        data = ranks.in_turn(prepare, limit_s=PREPARE_LIMIT_S)
+        data = ranks.in_turn(prepare)
         require_same_data(ranks, data.fingerprint)
         started_s = time.time()
         model = build_model(recipe, data.tokenizer, device)
@@ -270,7 +263,7 @@ def _run_pretraining(
             backend = ranks.in_turn(lambda: choose_backend(recipe.train.alignment_backend, torch.float32, device))
             progress.message(f"alignment backend: {backend}")
             described["alignment_backend"] = backend
-        trackers = build_trackers(recipe.train.report_to, recipe, run.resolve().name, recipe.name, progress)
+        trackers = build_trackers(recipe.train.report_to, recipe, run, run.resolve().name, recipe.name, progress)
         watch = [] if model.transition is None else [CollapseWatch(recipe, progress)]
         loop = TrainingLoop(
             task,

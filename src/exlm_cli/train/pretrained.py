@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from exlm_cli.bundled_models import bundled_name, local_path
 from exlm_cli.config.base import Mark, identity_of
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
@@ -48,9 +49,14 @@ class Pretrained:
     num_tokens: int
     sha256: str
 
+    @property
+    def name(self) -> str:
+        """The checkpoint as messages and results name it: `bundled:NAME`, or its path."""
+        return bundled_name(self.checkpoint) or str(self.checkpoint)
+
 
 def load_pretrained(path: Path, *, device: str = "auto", progress: Progress | None = None) -> Pretrained:
-    """Read a model from a run directory or from one of its `checkpoints/step-N`.
+    """Read a model from a run directory, from one of its `checkpoints/step-N`, or from the package (`bundled:NAME`).
 
     Raises:
         CheckpointError: There is no whole checkpoint, or recipe.yaml or tokenizer.json is not what it was trained with.
@@ -58,6 +64,7 @@ def load_pretrained(path: Path, *, device: str = "auto", progress: Progress | No
         TokenizerError: tokenizer.json is not a tokenizer.
     """
     progress = progress or SilentProgress()
+    path = local_path(path)
     run = run_directory(path)
     if not (run / "recipe.yaml").is_file():
         raise CheckpointError(
@@ -96,7 +103,7 @@ def require_own_files(run: Path, checkpoint: Path, state: CheckpointState, recip
         CheckpointError: recipe.yaml or tokenizer.json is not what the checkpoint was trained with.
         TokenizerError: tokenizer.json is not a tokenizer.
     """
-    tokenizer = Tokenizer.load(run / TOKENIZER_FILE)
+    tokenizer = Tokenizer.load(run / TOKENIZER_FILE, recipe.data.kind)
     identity = model_identity(recipe, tokenizer)
     files = {"recipe": run / "recipe.yaml", "tokenizer": run / TOKENIZER_FILE}
     require_origin(checkpoint, state.identity, identity, files)

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
+from exlm_cli.errors import RankError
+
 _MOST_GROWTH = 1.5
 """Growth of resident memory that triggers a release, relative to the first step after the last release."""
 
@@ -35,8 +37,10 @@ class StopSignal:
                 self._previous[number] = signal.signal(number, self._receive)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._restore()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # torchrun sends SIGTERM when a rank has died: the others first say why they end
+        if kind is None or not issubclass(kind, RankError):
+            self._restore()
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         self.number = number

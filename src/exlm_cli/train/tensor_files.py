@@ -67,7 +67,7 @@ def shard_file(stem: str, index: int, count: int) -> str:
 
 
 class SavedTensors:
-    """Tensors in one or several files, read row by row.
+    """Tensors in one or several files, read row by row; float16 is read as float32 where that is wanted.
 
     Args:
         files: Paths of the files, each with the rows that it holds of tensors that are not whole in it.
@@ -122,6 +122,8 @@ class SavedTensors:
     def _read(self, name: str, path: Path, rows: slice, dtype: torch.dtype) -> Tensor:
         with _opened(path) as file:
             content: Tensor = file.get_tensor(name) if not self.shapes[name] else file.get_slice(name)[rows]
+        if content.dtype == torch.float16 and dtype == torch.float32:
+            content = content.float()  # exact: `copy_weights` rounds models that travel in the package
         if content.dtype != dtype:
             raise CheckpointError(f"{path}: `{name}` is {content.dtype}, the model needs {dtype}", ALTERED_HINT)
         return content

@@ -6,12 +6,12 @@ output and no code. If a tracker fails during a run, it is left out from then on
 
 import importlib
 import os
+import re
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
@@ -19,23 +19,17 @@ from exlm_cli.config.base import Recipe
 from exlm_cli.config.overrides import changed_keys
 from exlm_cli.config.sections import TrackerName
 from exlm_cli.errors import ConfigError, InterruptedRunError
-from exlm_cli.files import JsonModel, absent_if_none, describe_json_error, read_json, write_json
+from exlm_cli.files import describe_json_error, hash_json
 from exlm_cli.progress import Progress
+from exlm_cli.run_dir import read_run_json
 from exlm_cli.train.task import Callback
 
 PROJECT = "exlm"
 """Project of W&B and experiment of MLflow where `WANDB_PROJECT` and `MLFLOW_EXPERIMENT_NAME` name none."""
 
-IDS_FILE = "trackers.json"
-_ANSWER_LIMIT_S = 5.0
+_ANSWER_LIMIT_S = 20
+_ID_TAG = "exlm.id"
 _MAX_PARAMETERS = 100  # in one request to MLflow
-
-
-class TrackerIds(JsonModel):
-    """`trackers.json`: ids of a run in its trackers, by which a resumption continues them."""
-
-    wandb: str | None = absent_if_none()
-    mlflow: str | None = absent_if_none()
 
 
 class Tracker(Callback):
@@ -43,6 +37,7 @@ class Tracker(Callback):
 
     Args:
         recipe: Sent at the start.
+        run: Run directory.
         title: Name of the run; for fine-tuning with its seed.
         group: Name that the seeds of one fine-tuning share.
         progress: Gets messages about what does not work.
@@ -54,8 +49,8 @@ class Tracker(Callback):
     name: ClassVar[TrackerName]
     module: ClassVar[str]
 
-    def __init__(self, recipe: Recipe, title: str, group: str, progress: Progress) -> None:
-        self._settings = recipe.model_dump(mode="json")
+    def __init__(self, recipe: Recipe, run: Path, title: str, group: str, progress: Progress) -> None:
+        self._settings, self._run_dir = recipe.model_dump(mode="json"), run
         self._title, self._group, self._progress = title, group, progress
         self._package = import_tracker(self.name)
         self._is_open = False
@@ -74,6 +69,15 @@ class Tracker(Callback):
         """Close the run in the tracker."""
         self._guard(lambda: self._close(error))
         self._is_open = False
+
+    def _id(self, folder: Path) -> str:
+        """Return the id of what is trained in a folder, by which a resumption continues it: it follows from `run.json`.
+
+        It outlives a move of the run, and another run that begins in the same place has another id.
+        """
+        info = read_run_json(self._run_dir)
+        what = (self._settings["name"], info.seed, str(folder.relative_to(self._run_dir)))
+        return hash_json([info.started_unix_s, *what])[:16]
 
     @abstractmethod
     def _open(self, folder: Path, step: int) -> None: ...
@@ -100,6 +104,7 @@ class Tracker(Callback):
             reason = str(error).strip().partition("\n")[0]
             if isinstance(error, ValidationError):
                 reason = describe_json_error(error)
+            reason = re.sub(r"//[^/@\s]+@", "//", reason)  # MLflow repeats its address, which may have a password
             self._progress.message(
                 f"warning: logging to {self.name} has stopped: {reason}; metrics.jsonl has all figures"
             )
@@ -129,40 +134,43 @@ class TensorBoardTracker(Tracker):
 
 
 class WandbTracker(Tracker):
-    """A run of Weights & Biases; offline, in `wandb/` of the run, where there is no key or no answer."""
+    """A run of Weights & Biases; offline, in `wandb/` of the run, where there is no key."""
 
     name = "wandb"
     module = "wandb"
 
     def _open(self, folder: Path, step: int) -> None:
         del step  # wandb refuses rows before its last step, and a resumed run only repeats those
-        ids = _read_ids(folder)
-        run_id = ids.wandb or os.urandom(8).hex()
-        write_json(folder / IDS_FILE, ids.model_copy(update={"wandb": run_id}))
         self._run = self._package.init(
             project=os.environ.get("WANDB_PROJECT") or PROJECT,
             name=self._title,
             group=self._group,
-            id=run_id,
+            id=self._id(folder),
             resume="allow",
             dir=str(folder),
             config=self._settings,
             mode=self._mode(),
-            settings={"console": "off", "disable_code": True, "disable_git": True, "silent": True},
+            settings={
+                "console": "off",
+                "disable_code": True,
+                "disable_git": True,
+                "silent": True,
+                "init_timeout": _ANSWER_LIMIT_S,
+            },
         )
 
     def _mode(self) -> str:
-        """Return `WANDB_MODE` if it is set; else offline without a key or a network, where wandb would ask or wait."""
+        """Return `WANDB_MODE` if it is set; else offline without a key, for which wandb would ask."""
         from requests.utils import get_netrc_auth
 
         if mode := os.environ.get("WANDB_MODE"):
             return mode
         url = os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
-        has_key = bool(os.environ.get("WANDB_API_KEY")) or get_netrc_auth(url) is not None
-        if has_key and _answers(url):
+        if os.environ.get("WANDB_API_KEY") or get_netrc_auth(url) is not None:
             return "online"
-        reason = f"{urlsplit(url).hostname} does not answer" if has_key else "there is no API key"
-        self._progress.message(f"wandb: {reason}, so the run is recorded offline; `wandb sync` uploads it later")
+        self._progress.message(
+            "wandb: there is no API key, so the run is recorded offline; `wandb sync` uploads it later"
+        )
         return "offline"
 
     def _send(self, figures: Mapping[str, float], step: int) -> None:
@@ -186,20 +194,20 @@ class MlflowTracker(Tracker):
         del step  # MLflow keeps both values of a step
         # a server that goes away must not hold up training: by default each request is tried again for minutes
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(_ANSWER_LIMIT_S))
         # at its end it would print two links to stdout, before the result and the JSON of a command
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         self._client = self._package.MlflowClient()
-        ids = _read_ids(folder)
-        if ids.mlflow is not None:
-            self._run_id = ids.mlflow
-            self._client.update_run(self._run_id, status="RUNNING")
-            return
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
         known = self._client.get_experiment_by_name(name)
         experiment = self._client.create_experiment(name) if known is None else known.experiment_id
-        run = self._client.create_run(experiment, run_name=self._title, tags={"group": self._group})
-        self._run_id = run.info.run_id
-        write_json(folder / IDS_FILE, ids.model_copy(update={"mlflow": self._run_id}))
+        own_id = self._id(folder)
+        if begun := self._client.search_runs([experiment], f"tags.`{_ID_TAG}` = '{own_id}'", max_results=1):
+            self._run_id = begun[0].info.run_id
+            self._client.update_run(self._run_id, status="RUNNING")
+            return
+        tags = {"group": self._group, _ID_TAG: own_id}
+        self._run_id = self._client.create_run(experiment, run_name=self._title, tags=tags).info.run_id
         parameter = self._package.entities.Param
         parameters = [parameter(key, str(value)) for key, (_, value) in changed_keys({}, self._settings).items()]
         for start in range(0, len(parameters), _MAX_PARAMETERS):
@@ -240,36 +248,14 @@ def require_trackers(names: Sequence[TrackerName]) -> None:
     """Check that a run can use its trackers, before anything that takes time.
 
     Raises:
-        ConfigError: One is not installed, or the MLflow server that `MLFLOW_TRACKING_URI` names does not answer.
+        ConfigError: One is not installed.
     """
     for name in names:
         import_tracker(name)
-    url = os.environ.get("MLFLOW_TRACKING_URI", "")
-    if "mlflow" in names and url.startswith(("http://", "https://")) and not _answers(url):
-        raise ConfigError(
-            f"the MLflow server {url.rpartition('@')[2]} of MLFLOW_TRACKING_URI does not answer",
-            "start it, unset the variable to keep runs here, or leave `mlflow` out of `train.report_to`",
-        )
 
 
 def build_trackers(
-    names: Sequence[TrackerName], recipe: Recipe, title: str, group: str, progress: Progress
+    names: Sequence[TrackerName], recipe: Recipe, run: Path, title: str, group: str, progress: Progress
 ) -> list[Callback]:
     """Return the trackers of a run; arguments as for `Tracker`."""
-    return [TRACKERS[name](recipe, title, group, progress) for name in dict.fromkeys(names)]
-
-
-def _read_ids(folder: Path) -> TrackerIds:
-    path = folder / IDS_FILE
-    return read_json(path, TrackerIds) if path.is_file() else TrackerIds()
-
-
-def _answers(url: str) -> bool:
-    """Return whether a server answers at all, whatever it says."""
-    import requests
-
-    try:
-        requests.head(url, timeout=_ANSWER_LIMIT_S)
-    except (requests.RequestException, ValueError):  # urllib3's own, for a host name like `a..b`
-        return False
-    return True
+    return [TRACKERS[name](recipe, run, title, group, progress) for name in dict.fromkeys(names)]

@@ -35,7 +35,7 @@ from exlm_cli.data.masking import Masker
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops import emissions
 from exlm_cli.train.objective import Objective
-from tests.tiny import SPECIAL, sequences, tiny_batch, tiny_recipe
+from tests.tiny import OUTPUT, SPECIAL, sequences, tiny_batch, tiny_recipe
 
 NUM_SEQUENCES, NUM_TOKENS = 3, 20
 
@@ -75,7 +75,8 @@ def expected_flops(recipe: PretrainRecipe) -> TrainingFlops:
     """FLOPs by the closed form for the same sequences."""
     masking = recipe.masking
     num_targets = masking.mask_ratio * NUM_TOKENS * masking.num_repeats
-    num_positions = 2 + NUM_TOKENS * masking.num_repeats + (masking.num_states_per_mask - 1) * num_targets
+    num_further = (masking.num_states_per_mask - 1) * num_targets if recipe.model.expand == "input" else 0
+    num_positions = 2 + NUM_TOKENS * masking.num_repeats + num_further
     own = recipe.changed({"tokenizer.vocab_size": SPECIAL.vocab_size})
     return count_sequence_flops(own, num_positions, num_targets).scaled(NUM_SEQUENCES)
 
@@ -85,18 +86,17 @@ def expected_flops(recipe: PretrainRecipe) -> TrainingFlops:
     [
         {},
         {"objective": "mlm"},
-        {"objective": "mlm", "model": {"expand_after": "all"}},
-        {"objective": "mlm", "model": {"expand_after": 5}},
+        {"objective": "mlm", "model": OUTPUT},
         {"objective": "mlm", "masking": {"mask_ratio": 0.2, "num_repeats": 2}},
         {"masking": {"mask_ratio": 0.2, "num_states_per_mask": 1}},
         {"model": {"alignment": "sparse_dag"}},
         {"model": {"alignment": "independent"}},
         {"model": {"transition": {"heads": 2, "position_features": True, "max_nodes": 64}}},
-        {"model": {"mask_attention": "first"}},
-        {"model": {"mask_attention": "first", "expand_after": 1, "num_layers": 3}},
-        {"model": {"mask_attention": "first", "expand_after": 1}},
-        {"model": {"mask_attention": "first", "expand_after": 2, "clone_embedding": "nodes"}},
-        {"model": {"clone_embedding": "nodes", "num_layers": 1, "ffn_width": 24}},
+        {"model": {"num_layers": 1, "ffn_width": 24}},
+        {"model": OUTPUT},
+        {"model": OUTPUT | {"num_layers": 1, "ffn_width": 24}},
+        {"model": OUTPUT | {"num_layers": 3, "alignment": "independent"}},
+        {"model": OUTPUT, "masking": {"mask_ratio": 0.2, "num_states_per_mask": 1}},
     ],
 )
 def test_the_closed_form_is_what_torch_counts_in_a_real_step(sections):

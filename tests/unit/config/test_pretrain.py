@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from exlm_cli.config.pretrain import PretrainRecipe
-from tests.tiny import FIRST, LAST, LATE, tiny_recipe
+from tests.tiny import OUTPUT, tiny_recipe
 
 
 def refusal_of(sections: dict[str, Any]) -> str:
@@ -28,22 +28,18 @@ LONGEST = 16 + 2 * NUM_MASKS
         ({"model": {"num_heads": 3}}, "model.width model.num_heads"),
         ({"model": {"width": 12}}, "model.rope model.width model.num_heads"),
         ({"model": {"width": 10, "rope": "1d"}}, "model.rope"),
-        ({"model": {"width": 10, "rope": "fractional"}}, "model.rope"),
-        ({"model": {"transition": {"rope": "nodes", "heads": 8}}}, "model.rope model.width model.transition.heads"),
-        ({"model": {"rope": "none", "learned_positions": True, "transition": {"rope": "nodes", "heads": 8}}},
-         "model.transition.heads"),
+        ({"model": {"expand": "output"}}, "model.expand model.rope"),
+        ({**MLM, "model": {"expand": "output"}}, "model.expand model.rope"),
+        ({"model": {"transition": {"rope": "nodes", "heads": 16}}},
+         "model.width model.transition.heads model.transition.rope"),
         ({"model": {"transition": {"heads": 3}}}, "model.transition.heads"),
-        ({"model": FIRST | {"expand_after": 3}}, "model.expand_after model.num_layers"),
-        ({"model": FIRST | {"expand_after": 2}}, "model.expand_after model.num_layers model.clone_embedding"),
-        ({"model": {"expand_after": 1}}, "model.expand_after model.mask_attention"),
-        ({"model": LATE | {"rope": "none", "learned_positions": True}}, "model.expand_after model.rope"),
-        ({**MLM, "model": {"clone_embedding": "nodes"}}, "model.clone_embedding objective"),
         ({"model": {"rope": "none"}}, "model.rope model.learned_positions"),
         ({**MLM, "masking": {"keep_ratio": 0.5, "random_ratio": 0.5}}, "masking.keep_ratio masking.random_ratio"),
         ({"masking": {"keep_ratio": 0.1}}, "masking.keep_ratio objective"),
         ({"masking": {"random_ratio": 0.1}}, "masking.random_ratio objective"),
         ({"masking": {"num_repeats": 2}}, "masking.num_repeats objective"),
         ({"model": {"max_length": LONGEST - 1}}, "model.max_length data.sequence_length num_states_per_mask"),
+        ({"model": OUTPUT | {"max_length": 15}}, "model.max_length data.sequence_length num_states_per_mask"),
         ({**MLM, "masking": {"num_repeats": 5}}, "model.max_length masking.num_repeats"),
         ({"model": {"transition": {"position_features": True, "max_nodes": 3 * NUM_MASKS + 1}}},
          "model.transition.max_nodes"),
@@ -53,6 +49,7 @@ LONGEST = 16 + 2 * NUM_MASKS
         ({"optim": {"warmup_steps": 7}}, "optim.warmup_steps train.max_steps"),
         ({"train": {"batch_sequences": None, "batch_tokens": 15}}, "train.batch_tokens"),
         ({"train": {"microbatch_tokens": LONGEST - 1}}, "train.microbatch_tokens"),
+        ({"model": OUTPUT, "train": {"microbatch_tokens": 15}}, "train.microbatch_tokens"),
     ],
 )  # fmt: skip
 def test_values_that_do_not_go_together_are_refused_by_their_keys(sections, keys):
@@ -75,11 +72,12 @@ def test_an_mlm_expands_nothing():
         {"model": {"transition": {"max_nodes": 3}}},  # not asked for, so not needed
         {"model": {"rope": "none", "learned_positions": True, "width": 10}},
         {"model": {"rope": "none", "learned_positions": True, "transition": {"rope": "nodes"}}},
-        {"model": {"transition": {"rope": "nodes", "heads": 4}}},
+        {"model": {"transition": {"rope": "nodes", "heads": 8}}},
         {"model": {"transition": {"heads": 8}}},
-        {**MLM, "model": {"transition": {"rope": "nodes", "heads": 8}}},  # no such head
-        {"model": LATE | {"clone_embedding": "nodes"}},
-        {"model": LAST | {"rope": "none", "learned_positions": True}},
+        {**MLM, "model": {"transition": {"rope": "nodes", "heads": 16}}},  # no such head
+        {"model": {"alignment": "independent", "transition": {"rope": "nodes", "heads": 16}}},
+        {"model": OUTPUT | {"max_length": 16}, "train": {"microbatch_tokens": 16}},
+        {"model": {"expand": "output", "rope": "none", "learned_positions": True}},
         {"optim": {"warmup_steps": 6}},
         {"train": {"max_steps": None, "max_epochs": 1}, "optim": {"warmup_steps": 7}},
         {"train": {"batch_sequences": None, "batch_tokens": 16}},

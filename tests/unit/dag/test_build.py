@@ -14,7 +14,6 @@ from exlm_cli.dag.build import MAX_INNER_NODES, build_dag
 from exlm_cli.dag.fillings import n_best_fillings
 from exlm_cli.dag.graph import Dag
 from exlm_cli.data.batch import expand
-from exlm_cli.data.smiles import train_smiles_vocabulary
 from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.errors import DataError
 from exlm_cli.model.exlm import ExlmModel
@@ -22,7 +21,7 @@ from exlm_cli.progress import SilentProgress
 from exlm_cli.train.objective import Objective
 from exlm_cli.train.pretrained import Pretrained
 from tests.recorder import Recorder
-from tests.tiny import masked_by_hand, tiny_recipe
+from tests.tiny import OUTPUT, masked_by_hand, tiny_recipe, word_level
 
 SENTENCE = "This is [MASK], and I'm very [MASK] to see this."
 TEXTS = ["This is amazing, and I'm very glad to see this."] * 3 + [
@@ -46,14 +45,22 @@ def _loss_of(pretrained: Pretrained, dag: Dag, tokens: list[int]) -> float:
     """Negative log-likelihood of one token for each mask, by the training objective."""
     tokenizer, recipe = pretrained.tokenizer, pretrained.recipe
     masked = masked_by_hand([dag.input_ids], tokens, tokenizer.mask_id)
-    batch = expand(masked, recipe.masking.num_states_per_mask, recipe.objective, pad_id=tokenizer.pad_id)
+    batch = expand(
+        masked, recipe.masking.num_states_per_mask, expands_input=recipe.expands_input, pad_id=tokenizer.pad_id
+    )
     objective = Objective(unk_id=tokenizer.unk_id, num_repeats=1, backend="reference")
     with torch.no_grad():
         return float(objective.sequence_nll(pretrained.model, batch)[0]) * len(tokens)
 
 
 @pytest.mark.parametrize(
-    "sections", [{}, {"model": {"alignment": "sparse_dag", "init_std": 0.3}}, {"objective": "mlm"}]
+    "sections",
+    [
+        {},
+        {"model": OUTPUT | {"init_std": 0.3}},
+        {"model": {"alignment": "sparse_dag", "init_std": 0.3}},
+        {"objective": "mlm"},
+    ],
 )
 def test_the_probability_of_a_filling_is_the_models_likelihood(tokenizer, sections):
     pretrained = _pretrained(tokenizer, **sections)
@@ -90,7 +97,7 @@ def test_states_without_transitions_become_one_node_a_mask(tokenizer):
 
 
 def test_smiles_are_inspected_as_smiles():
-    tokenizer = train_smiles_vocabulary(["CCO", "c1ccccc1Cl"], 100, 1, SilentProgress())
+    tokenizer = word_level(["C", "O", "c", "1", "Cl"])
     messages = Recorder()
     recipe = {"data": {"kind": "smiles"}}
     dag = build_dag(_pretrained(tokenizer, **recipe), "CC[MASK]O[Se]", progress=messages)

@@ -16,6 +16,7 @@ import pytest
 from exlm_cli.config.sections import MaskingConfig
 from exlm_cli.data.batch import MaskedSequences
 from exlm_cli.data.masking import Masker, hash_words, uniform
+from tests.plain_hash import plain_hash, splitmix64
 from tests.tiny import SPECIAL, sequences
 
 TOKENS = np.arange(5, 40)
@@ -171,25 +172,6 @@ def test_keep_and_random_replacement_have_their_shares():
     # a random token is the original one time in the 35 ordinary ones
     for count, share in ((kept, 0.1 + 0.2 / 35), (randomised, 0.2 * 34 / 35)):
         assert abs(count / total - share) < 5 * math.sqrt(share * (1 - share) / total)
-
-
-_MODULUS = 2**64
-
-
-def splitmix64(state: int, number: int) -> int:
-    """Output `number`, counted from 0, of SplitMix64 with the given seed."""
-    bits = (state + (number + 1) * 0x9E3779B97F4A7C15) % _MODULUS
-    bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9 % _MODULUS
-    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB % _MODULUS
-    return bits ^ (bits >> 31)
-
-
-def plain_hash(*words: int) -> int:
-    """The hash of words: each is the number of an output of the stream that the words before it seed."""
-    bits = 0
-    for word in words:
-        bits = splitmix64(bits, word)
-    return bits
 
 
 def test_the_plain_generator_is_splitmix64():

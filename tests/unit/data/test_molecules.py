@@ -6,7 +6,15 @@ import pytest
 from rdkit import Chem
 from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles
 
-from exlm_cli.data.molecules import find_invalid_smiles, murcko_scaffold, parse_molecule, read_molecules
+from exlm_cli.data.bundled.molecules import generate_molecules
+from exlm_cli.data.molecules import (
+    find_invalid_smiles,
+    murcko_scaffold,
+    parse_molecule,
+    read_molecules,
+    read_smiles,
+)
+from exlm_cli.data.rows.records import Row
 from exlm_cli.progress import SilentProgress
 
 ALUMINIUM = "CC(=O)O[AlH3](O)O"  # line 2299 of Tox21: RDKit allows aluminium a valence of 3
@@ -75,6 +83,48 @@ def test_rows_are_read_with_their_problems_and_scaffolds():
     assert [molecule.scaffold for molecule in read_molecules(rows, SilentProgress())] == [None] * 4
 
 
+def _read(texts, *, is_canonical=True):
+    return list(read_smiles((Row("a.smi", n, text) for n, text in enumerate(texts, 1)), is_canonical=is_canonical))
+
+
+def test_a_molecule_has_one_canonical_text_however_it_is_written():
+    """It is RDKit's own; the text of a row that is read as written stays."""
+    molecules = list(generate_molecules(60, seed=2))
+    texts = [Chem.MolToRandomSmilesVect(Chem.MolFromSmiles(smiles), 1, randomSeed=7)[0] for smiles in molecules]
+    assert [row.text for row in _read(texts)] == [Chem.CanonSmiles(text) for text in texts] == molecules
+    assert [row.text for row in _read(texts, is_canonical=False)] == texts
+    assert [row.number for row in _read(texts)] == list(range(1, 61))
+
+
+@pytest.mark.parametrize(
+    ("written", "canonical"),
+    [
+        ("[CH3:1][CH2:2][OH:3]", "CCO"),
+        ("[H:5][O:1][H:6]", "O"),
+        ("[C@H:1]([F:2])([Cl:3])[Br:4]", "F[C@@H](Cl)Br"),
+        ("[*:1]C", "*C"),
+        ("c1:c:c:c:c:c:1", "c1ccccc1"),
+        ("[2H]C", "[2H]C"),
+        ("[H][H]", "[H][H]"),
+        ("[H]C([H])([H])[H]", "C"),
+        ("[Fe]<-[OH2:4]", "[OH2]->[Fe]"),
+    ],
+)
+def test_map_numbers_and_hydrogens_are_left_out_and_isotopes_kept(written, canonical):
+    assert [row.text for row in _read([written])] == [canonical]
+    assert Chem.CanonSmiles(canonical) == canonical
+    (molecule,) = read_molecules([written], SilentProgress())
+    assert molecule.canonical == canonical
+
+
+def test_rows_that_are_no_molecules_keep_their_text_and_get_a_problem():
+    rows = _read(["OC", "C1CC", "CXC", ALUMINIUM])
+    assert [row.text for row in rows] == ["CO", "C1CC", "CXC", ALUMINIUM]
+    assert [row.problem is None for row in rows] == [True, False, False, False]
+    (broken,) = read_smiles([Row("a.smi", 1, "OC", problem="no text")], is_canonical=True)
+    assert (broken.text, broken.problem) == ("OC", "no text")
+
+
 def test_a_scaffold_is_the_rings_and_what_links_them():
     linked = Chem.MolFromSmiles("Cc1ccccc1CCC2CC2O")
     assert murcko_scaffold(linked, has_chirality=False) == Chem.CanonSmiles("c1ccccc1CCC2CC2")
@@ -97,4 +147,5 @@ def test_what_rdkit_raises_is_the_reason_of_the_row(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(Chem, function, Mock(side_effect=error))
             (read,) = read_molecules(["CCO"], SilentProgress())
-        assert read.problem == "RDKit fails on it: valence unknown"
+            (row,) = _read(["CCO"])
+        assert read.problem == row.problem == "RDKit fails on it: valence unknown"

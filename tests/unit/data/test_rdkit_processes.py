@@ -11,7 +11,7 @@ import loky
 import pytest
 
 from exlm_cli.data import rdkit_processes
-from exlm_cli.data.molecules import check_smiles, find_invalid_smiles
+from exlm_cli.data.molecules import find_invalid_smiles, read_smiles
 from exlm_cli.data.rdkit_processes import _answer, map_in_order
 from exlm_cli.data.rows.records import Row
 
@@ -21,8 +21,8 @@ def _rows(count: int) -> list[Row]:
     return [Row("a.smi", n, texts[n % 5], problem="broken" if n % 7 == 0 else None) for n in range(1, count + 1)]
 
 
-def _expected(rows: list[Row]) -> list[tuple[Row, str | None]]:
-    return [(row, row.problem or find_invalid_smiles(row.text)) for row in rows]
+def _expected(rows: list[Row]) -> list[Row]:
+    return [row._replace(problem=row.problem or find_invalid_smiles(row.text)) for row in rows]
 
 
 @pytest.fixture(autouse=True)
@@ -33,21 +33,21 @@ def _small_chunks_on_two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_two_processes_give_the_same_answers_in_the_same_order():
     rows = _rows(203)
-    assert list(check_smiles(rows)) == _expected(rows)
+    assert list(read_smiles(rows, is_canonical=False)) == _expected(rows)
 
 
 @pytest.mark.parametrize("count", [0, 32])
 def test_few_rows_start_no_process(monkeypatch, count):
     monkeypatch.setattr(loky, "ProcessPoolExecutor", None)
     rows = _rows(count)
-    assert list(check_smiles(rows)) == _expected(rows)
+    assert list(read_smiles(rows, is_canonical=False)) == _expected(rows)
 
 
 def test_stopping_early_ends_the_processes(monkeypatch):
     started: list[Any] = []
     executor = loky.ProcessPoolExecutor
     monkeypatch.setattr(loky, "ProcessPoolExecutor", lambda *a, **k: started.append(executor(*a, **k)) or started[-1])
-    checked = check_smiles(_rows(400))
+    checked = read_smiles(_rows(400), is_canonical=True)
     for _ in range(40):
         next(checked)
     (processes,) = [list(pool._processes.values()) for pool in started]
@@ -108,7 +108,7 @@ def test_a_machine_without_pgrep_ends_its_processes_too(monkeypatch, capfd):
     """Slim images lack it, and loky, which asks it for the children of its processes, hung there."""
     monkeypatch.setenv("PATH", "")
     rows = [Row("a.smi", 1, "C" * 600), Row("a.smi", 2, "CCO")]
-    assert list(check_smiles(rows)) == _expected(rows)
+    assert list(read_smiles(rows, is_canonical=False)) == _expected(rows)
     assert capfd.readouterr().err == ""
 
 
@@ -120,7 +120,7 @@ def test_a_script_needs_no_main_guard_and_runs_nothing_of_its_folder(tmp_path):
         "from exlm_cli.data import molecules, rdkit_processes\n"
         "rdkit_processes._CHUNK_ROWS = 8\n"
         "rows = [Row('a.smi', n, 'CCO') for n in range(60)]\n"
-        "print(sum(problem is None for _, problem in molecules.check_smiles(rows)))\n"
+        "print(sum(row.problem is None for row in molecules.read_smiles(rows, is_canonical=True)))\n"
     )
     done = subprocess.run(
         [sys.executable, "sub/script.py"], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60

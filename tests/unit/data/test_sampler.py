@@ -12,7 +12,8 @@ import torch
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
 from exlm_cli.data.masking import Masker
 from exlm_cli.data.sampler import Feed, cut_microbatches, plan_epoch, prefetch
-from tests.tiny import SPECIAL, per_sequence, tiny_recipe
+from tests.plain_hash import plain_hash
+from tests.tiny import OUTPUT, SPECIAL, per_sequence, tiny_recipe
 
 LENGTHS = np.random.default_rng(0).integers(4, 60, size=501)
 BUDGETS = [
@@ -49,6 +50,23 @@ def test_the_plan_depends_on_seed_and_epoch_alone(budget):
     np.testing.assert_array_equal(order, np.concatenate(_plan(budget)))
     assert not np.array_equal(order, np.concatenate(_plan(budget, epoch=1)))
     assert not np.array_equal(order, np.concatenate(_plan(budget, seed=2)))
+
+
+def test_the_order_is_that_of_hashes_whatever_the_version_of_numpy():
+    """Sequences and steps stand by SplitMix64 of (seed, epoch, stream, place), worked out here in whole numbers."""
+    lengths, seed, epoch = np.array([4, 9, 5, 7, 6, 8, 4, 5, 12, 3, 7, 6]), 1, 2
+    order = sorted(range(12), key=lambda i: plain_hash(seed, epoch, 4, i))
+    pairs = [order[start : start + 2] for start in range(0, 12, 2)]
+    budget = {"batch_sequences": 2, "batch_tokens": None}
+    assert [step.tolist() for step in _plan(budget, epoch, seed, 1, lengths)] == pairs
+    expected = []
+    for window in (0, 6):
+        by_length = sorted(order[window : window + 6], key=lambda i: lengths[i])
+        steps = [by_length[start : start + 2] for start in (0, 2, 4)]
+        movable = 3 if window == 0 else 2
+        expected += [steps[i] for i in sorted(range(movable), key=lambda i: plain_hash(seed, epoch, 5, window, i))]
+        expected += steps[movable:]
+    assert [step.tolist() for step in _plan(budget, epoch, seed, 3, lengths)] == expected
 
 
 def test_buckets_hold_sequences_of_about_one_length():
@@ -95,13 +113,6 @@ def test_microbatches_have_one_length_where_that_costs_at_most_twice_their_numbe
     assert any(len(set(LENGTHS[part])) > 1 for part in molecules)
 
 
-def test_where_padding_costs_no_mask_microbatches_are_as_few_as_fit():
-    """Two lengths of text that share one microbatch, the shorter ones first."""
-    lengths = np.array([743, 740, 743, 740])
-    assert [part.tolist() for part in cut_microbatches(lengths, 4 * 743, avoids_padding=False)] == [[1, 3, 0, 2]]
-    assert len(list(cut_microbatches(lengths, 4 * 743))) == 2
-
-
 def test_prefetch_keeps_the_order_and_raises_where_the_item_was_due():
     assert list(prefetch(x * x for x in range(5))) == [0, 1, 4, 9, 16]
     assert list(prefetch(())) == []
@@ -126,6 +137,7 @@ def test_prefetch_begins_before_it_is_asked():
 CPU = torch.device("cpu")
 SCHEMES: list[dict[str, Any]] = [
     {"masking": {"mask_ratio": 0.35}},
+    {"masking": {"mask_ratio": 0.35}, "model": OUTPUT},
     {"masking": {"mask_ratio": 0.35, "scheme": "bernoulli", "num_repeats": 2}, "objective": "mlm"},
 ]
 
@@ -135,7 +147,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> TokenDataset:
     rng, folder = np.random.default_rng(0), tmp_path_factory.mktemp("shards")
     with ShardWriter(folder, SPECIAL.vocab_size, "random") as writer:
         writer.add([rng.integers(0, SPECIAL.vocab_size, length).tolist() for length in rng.integers(1, 15, 300)])
-    return TokenDataset(folder)
+    return TokenDataset(folder, SPECIAL.vocab_size)
 
 
 @pytest.mark.parametrize("sections", SCHEMES)
@@ -152,7 +164,7 @@ def test_every_sequence_of_a_step_comes_once_within_the_budget(dataset, sections
 def test_a_sequence_is_the_same_alone_and_its_length_is_known_before_it_is_made(dataset, sections):
     feed = Feed(dataset, tiny_recipe(**sections), SPECIAL, epoch=2)
     indices = np.arange(0, 300, 7)
-    lengths = dict(zip(indices.tolist(), feed.expanded_lengths(indices).tolist(), strict=True))
+    lengths = dict(zip(indices.tolist(), feed.input_lengths(indices).tolist(), strict=True))
     for batch in feed.microbatches(indices, CPU):
         for b, index in enumerate(batch.sample_index.tolist()):
             alone = feed.batch(np.array([index]))
@@ -165,42 +177,19 @@ def test_a_sequence_is_the_same_alone_and_its_length_is_known_before_it_is_made(
 @pytest.mark.parametrize("block_tokens", [1, 100])
 def test_lengths_counted_block_by_block_are_those_counted_at_once(dataset, monkeypatch, block_tokens):
     feed, indices = Feed(dataset, tiny_recipe(), SPECIAL, epoch=0), np.arange(300)
-    at_once = feed.expanded_lengths(indices)
+    at_once = feed.input_lengths(indices)
     monkeypatch.setattr("exlm_cli.data.sampler._BLOCK_TOKENS", block_tokens)
-    assert feed.expanded_lengths(indices).tolist() == at_once.tolist()
-    assert feed.expanded_lengths(indices[:0]).tolist() == []
+    assert feed.input_lengths(indices).tolist() == at_once.tolist()
+    assert feed.input_lengths(indices[:0]).tolist() == []
 
 
-def test_masks_that_add_no_position_are_not_counted(dataset, monkeypatch):
+@pytest.mark.parametrize("sections", SCHEMES[1:])
+def test_masks_that_add_no_position_are_not_counted(dataset, monkeypatch, sections):
     """Counting draws the masks, which the batches draw again."""
     monkeypatch.setattr(Masker, "count", Mock(side_effect=AssertionError("counted")))
-    feed, indices = Feed(dataset, tiny_recipe(**SCHEMES[1]), SPECIAL, epoch=0), np.arange(300)
-    assert feed.expanded_lengths(indices).tolist() == (2 * dataset.lengths + 2).tolist()
-
-
-@pytest.mark.parametrize(("microbatch_tokens", "are_padded"), [(64, False), (200, True)])
-def test_only_batches_with_padding_are_packed(dataset, microbatch_tokens, are_padded):
-    """Their packed positions are the real ones, each once."""
-    feed = Feed(dataset, tiny_recipe(train={"microbatch_tokens": microbatch_tokens}), SPECIAL, epoch=0, packs=True)
-    for batch in feed.microbatches(np.arange(300 if microbatch_tokens == 64 else 60), CPU):
-        assert batch.is_padded == are_padded
-        assert (batch.packing is not None) == are_padded
-        if batch.packing is not None:
-            is_real = torch.arange(batch.token_ids.shape[1]) < batch.lengths[:, None]
-            assert sorted(batch.packing.source.tolist()) == is_real.flatten().nonzero()[:, 0].tolist()
-
-
-def test_sequences_with_as_many_tokens_share_a_microbatch_whatever_their_number_of_masks(dataset):
-    """Further states that nothing else reads: padded, without a packing. Others are cut by length, or packed."""
-    sections: dict[str, Any] = {"model": {"mask_attention": "first"}, "train": {"microbatch_tokens": 1000}}
-    bernoulli = {"masking": {"mask_ratio": 0.35, "scheme": "bernoulli"}}
-    feed = Feed(dataset, tiny_recipe(**sections, **bernoulli), SPECIAL, epoch=0, packs=True)
-    alike = np.flatnonzero(dataset.lengths == 9)[:12]
-    (batch,) = feed.microbatches(alike, CPU)
-    assert (batch.has_even_context, batch.is_even, batch.is_padded, batch.packing) == (True, False, True, None)
-    assert batch.lengths.tolist() == sorted(batch.lengths.tolist())
-    others = np.flatnonzero(dataset.lengths > 9)[:12]
-    assert all(b.packing is not None for b in feed.microbatches(others, CPU) if b.is_padded)
+    recipe = tiny_recipe(**sections)
+    lengths = Feed(dataset, recipe, SPECIAL, epoch=0).input_lengths(np.arange(300))
+    assert lengths.tolist() == (recipe.masking.num_repeats * dataset.lengths + 2).tolist()
 
 
 def test_the_epoch_changes_the_masks_and_nothing_else(dataset):

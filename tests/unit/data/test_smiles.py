@@ -1,8 +1,12 @@
-"""SMILES tokens against the examples of Schwaller et al. 2018."""
+"""SMILES tokens against the examples of Schwaller et al. 2018; whatever RDKit writes has tokens and comes back."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rdkit import Chem, rdBase
 
-from exlm_cli.data.smiles import train_smiles_vocabulary
+from exlm_cli.data.bundled.molecules import generate_molecules
+from exlm_cli.data.smiles import ELEMENTS, SMILES_TOKENS, train_smiles_vocabulary
 from exlm_cli.progress import SilentProgress
 from tests.recorder import Recorder
 
@@ -16,11 +20,21 @@ TRICKY = [
     "C1=CC2=C(C=C1)C#N.OS(=O)(=O)P.Ic1ccsc1",
     "[Se]1cccc1",
     "CC~C:C$C?C*C>C",
+    "[NH3]->[Pt](<-[NH3])(Cl)Cl",
+    "C%(100)CC%(100)",
+    "[13CH3:7][CH2:12]*",
 ]
+BARE = train_smiles_vocabulary([], 16, 1, SilentProgress())
+"""Nothing but the letters, marks and pieces."""
+RICH = train_smiles_vocabulary(TRICKY, 1000, 1, SilentProgress())
 
 
-def test_every_character_of_tricky_smiles_comes_back():
-    tokenizer = train_smiles_vocabulary(TRICKY, 200, 1, SilentProgress())
+def _tokens(tokenizer, smiles):
+    return [tokenizer.token_text(i) for i in tokenizer.encode(smiles)]
+
+
+@pytest.mark.parametrize("tokenizer", [BARE, RICH], ids=["pieces", "whole"])
+def test_every_character_of_tricky_smiles_comes_back(tokenizer):
     for smiles in TRICKY:
         ids = tokenizer.encode(smiles)
         assert tokenizer.decode(ids) == smiles
@@ -37,32 +51,122 @@ def test_every_character_of_tricky_smiles_comes_back():
         ("C%12C%12", ["C", "%12", "C", "%12"]),
         ("C[C@@H](F)/C=C\\O", ["C", "[C@@H]", "(", "F", ")", "/", "C", "=", "C", "\\", "O"]),
         ("Sc1sccn1", ["S", "c", "1", "s", "c", "c", "n", "1"]),
+        ("[NH3]->[Pt]", ["[NH3]", "->", "[Pt]"]),
+        ("[Pt]<-[NH3]", ["[Pt]", "<-", "[NH3]"]),
     ],
 )
 def test_tokens_are_atoms_bonds_and_closures(smiles, tokens):
-    tokenizer = train_smiles_vocabulary([smiles], 100, 1, SilentProgress())
-    assert [tokenizer.token_text(i) for i in tokenizer.encode(smiles)] == tokens
+    tokenizer = train_smiles_vocabulary([smiles], 1000, 1, SilentProgress())
+    assert _tokens(tokenizer, smiles) == tokens
 
 
 @pytest.mark.parametrize(
-    ("row", "min_frequency", "size"),
-    [("CCO", 2, 6), ("CCOO", 2, 7), ("C[MASK]C[PAD]", 1, 6)],
-    ids=["rare", "frequent", "special tokens"],
+    ("smiles", "tokens"),
+    [
+        ("[13C@@H2+2]", ["[", "1", "3", "C", "@@", "H", "2", "+", "2", "]"]),
+        ("[Co@OH12]", ["[", "Co", "@OH", "1", "2", "]"]),
+        ("[se]", ["[", "se", "]"]),
+        ("[CH3:42]", ["[", "C", "H", "3", ":", "4", "2", "]"]),
+        ("C%12", ["C", "%", "1", "2"]),
+        ("C%(345)", ["C", "%", "(", "3", "4", "5", ")"]),
+    ],
 )
-def test_rare_and_special_tokens_are_not_collected(row, min_frequency, size):
-    assert train_smiles_vocabulary([row], 100, min_frequency, SilentProgress()).vocab_size == size
+def test_what_is_not_whole_in_the_vocabulary_is_spelled(smiles, tokens):
+    assert _tokens(BARE, smiles) == tokens
+    offsets = BARE.encode_with_offsets(smiles)[1]
+    assert [smiles[start:end] for start, end in offsets] == tokens
+
+
+def test_elements_are_those_of_rdkit():
+    table = Chem.GetPeriodicTable()
+    assert list(ELEMENTS) == [table.GetElementSymbol(number) for number in range(1, 119)]
+
+
+@given(
+    st.integers(0, 118), st.integers(0, 999), st.integers(-15, 15), st.integers(0, 9), st.integers(0, 99),
+    st.sampled_from(["", "@", "@@", "@TH1", "@AL2", "@SP3", "@TB20", "@OH30"]),
+)  # fmt: skip
+@settings(max_examples=500, deadline=None)
+def test_every_bracket_atom_that_rdkit_writes_has_tokens(number, isotope, charge, hydrogens, mapped, chirality):
+    symbol = "*" if number == 0 else ELEMENTS[number - 1]
+    given = (
+        f"[{isotope or ''}{symbol}{chirality}{f'H{hydrogens}' if hydrogens else ''}"
+        f"{f'{charge:+}' if charge else ''}{f':{mapped}' if mapped else ''}]"
+    )
+    with rdBase.BlockLogs():
+        molecule = Chem.MolFromSmiles(given, sanitize=False)
+    for smiles in (given, *([] if molecule is None else [Chem.MolToSmiles(molecule)])):
+        for tokenizer in (BARE, RICH):
+            ids = tokenizer.encode(smiles)
+            assert tokenizer.decode(ids) == smiles
+            assert tokenizer.unk_id not in ids
+
+
+def test_molecules_that_rdkit_writes_in_any_way_come_back():
+    """Rooted anywhere, with all bonds, all hydrogens, without aromatic letters."""
+    for seed, smiles in enumerate(generate_molecules(200, seed=5)):
+        molecule = Chem.MolFromSmiles(smiles)
+        ways = [
+            smiles,
+            Chem.MolToSmiles(molecule, allBondsExplicit=True),
+            Chem.MolToSmiles(molecule, allHsExplicit=True),
+            Chem.MolToSmiles(molecule, kekuleSmiles=True),
+            *Chem.MolToRandomSmilesVect(molecule, 2, randomSeed=seed + 1),
+        ]
+        for way in ways:
+            for tokenizer in (BARE, RICH):
+                ids = tokenizer.encode(way)
+                assert tokenizer.decode(ids) == way
+                assert tokenizer.unk_id not in ids
+
+
+def test_closures_from_ten_and_a_hundred_on_that_rdkit_writes_come_back():
+    graph = Chem.RWMol()
+    for _ in range(220):
+        graph.AddAtom(Chem.Atom(6))
+    for a in range(110):
+        graph.AddBond(a, 219 - a, Chem.BondType.SINGLE)
+    for a in range(219):
+        if a != 109:
+            graph.AddBond(a, a + 1, Chem.BondType.SINGLE)
+    written = Chem.MolToSmiles(graph, canonical=False)
+    assert "%10" in written
+    hundreds = "C%(100)CC%(100)"
+    assert Chem.MolFromSmiles(hundreds).GetNumBonds() == 3
+    for smiles in (written, hundreds):
+        assert BARE.decode(BARE.encode(smiles)) == smiles
+        assert BARE.unk_id not in BARE.encode(smiles)
+
+
+@pytest.mark.parametrize("text", ["C C", "CHg", "hello", "C4H", "C!", "[X]", "Na", "C]"])
+def test_text_that_is_no_smiles_has_unknown_tokens(text):
+    assert BARE.unk_id in BARE.encode(text)
+    assert SMILES_TOKENS.fullmatch(text) is None or "[X]" in text
+
+
+@pytest.mark.parametrize(
+    ("row", "min_frequency", "whole"),
+    [("[Na+]C[Cl-]", 2, set()), ("[Na+][Na+][K+]", 2, {"[Na+]"}), ("C[MASK]C[PAD][CH3:1][foo]", 1, set())],
+    ids=["rare", "frequent", "no atoms"],
+)
+def test_rare_special_mapped_and_foreign_brackets_are_not_collected(row, min_frequency, whole):
+    tokenizer = train_smiles_vocabulary([row], 1000, min_frequency, SilentProgress())
+    assert {tokenizer.token_text(i) for i in range(BARE.vocab_size, tokenizer.vocab_size)} == whole
 
 
 def test_the_vocabulary_keeps_the_most_frequent_tokens_and_breaks_ties_by_spelling():
-    progress = Recorder()
-    tokenizer = train_smiles_vocabulary(["OOON", "NCF", "S"], 8, 1, progress)
-    # O 3, N 2, then C, F and S once each: C comes first by spelling
-    assert [tokenizer.token_text(i) for i in range(5, 8)] == ["O", "N", "C"]
-    assert tokenizer.decode(tokenizer.encode("OF")) == "O[UNK]"
-    assert "3 SMILES tokens; 2 rarer" in progress.said[0]
-    assert train_smiles_vocabulary(["OOON"], 3, 1, progress).vocab_size == 5  # special tokens are always in it
+    progress, room = Recorder(), BARE.vocab_size
+    rows = ["[O-][O-][O-][N+]", "[N+][C-]F", "[S-]"]
+    tokenizer = train_smiles_vocabulary(rows, room + 3, 1, progress)
+    # [O-] 3, [N+] 2, then [C-] and [S-] once each: [C-] comes first by spelling
+    assert [tokenizer.token_text(i) for i in range(room, room + 3)] == ["[O-]", "[N+]", "[C-]"]
+    assert tokenizer.vocab_size == room + 3
+    assert _tokens(tokenizer, "[O-][S-]") == ["[O-]", "[", "S", "-", "]"]
+    assert f"{room + 3} tokens, 3 of them whole" in progress.said[0]
+    assert "1 rarer ones" in progress.said[0]
+    assert train_smiles_vocabulary(rows, 16, 1, progress).vocab_size == room  # pieces are always in it
 
 
 def test_rows_that_are_no_smiles_add_no_tokens():
-    tokenizer = train_smiles_vocabulary(["smiles", "CCO", "=+cmd"], 100, 1, SilentProgress())
-    assert [tokenizer.token_text(i) for i in range(5, tokenizer.vocab_size)] == ["C", "O"]
+    tokenizer = train_smiles_vocabulary(["smiles [Na+]", "CCO", "=+cmd[K+]!"], 1000, 1, SilentProgress())
+    assert tokenizer.vocab_size == BARE.vocab_size

@@ -28,7 +28,7 @@ def bpe() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def smiles() -> Tokenizer:
-    return train_smiles_vocabulary(["CC(=O)Oc1ccccc1C(=O)O", "C[N+](C)(C)Cl"], 100, 1, SilentProgress())
+    return train_smiles_vocabulary(["CC(=O)Oc1ccccc1C(=O)O", "C[N+](C)(C)Cl"], 1000, 1, SilentProgress())
 
 
 def _with_model(model: dict[str, Any], tokens: tuple[str, ...] = SPECIAL_TOKENS) -> str:
@@ -68,7 +68,7 @@ def test_a_blank_belongs_to_the_word_after_it_and_split_characters_share_their_o
 
 
 def test_offsets_of_smiles_are_its_atoms(bpe, smiles):
-    assert (bpe.kind, smiles.kind) == ("bpe", "smiles")
+    assert (bpe.kind, smiles.kind) == ("text", "smiles")
     text = "C[N+](Cl)"
     assert [text[start:end] for start, end in smiles.encode_with_offsets(text)[1]] == ["C", "[N+]", "(", "Cl", ")"]
 
@@ -113,7 +113,7 @@ def test_an_id_beyond_the_vocabulary_has_no_text(bpe):
 def test_a_saved_tokenizer_loads_with_the_same_ids_and_fingerprint(bpe, smiles, tmp_path):
     for tokenizer, text in ((bpe, SENTENCE), (smiles, "CC(=O)O")):
         tokenizer.save(tmp_path / "tokenizer.json")
-        loaded = Tokenizer.load(tmp_path / "tokenizer.json")
+        loaded = Tokenizer.load(tmp_path / "tokenizer.json", tokenizer.kind)
         assert loaded.encode(text) == tokenizer.encode(text)
         assert (loaded.fingerprint, loaded.kind, loaded.vocab_size) == (
             tokenizer.fingerprint,
@@ -127,15 +127,15 @@ def test_truncation_and_padding_of_a_foreign_tokenizer_are_switched_off(bpe, tmp
     backend = tokenizers.Tokenizer.from_str(bpe.to_json())
     backend.enable_truncation(2)
     backend.enable_padding(length=200)
-    foreign = Tokenizer(backend)
+    foreign = Tokenizer(backend, "text")
     assert foreign.encode(SENTENCE) == bpe.encode(SENTENCE)
     foreign.save(tmp_path / "tokenizer.json")
-    assert Tokenizer.load(tmp_path / "tokenizer.json").fingerprint == foreign.fingerprint == bpe.fingerprint
+    assert Tokenizer.load(tmp_path / "tokenizer.json", "text").fingerprint == foreign.fingerprint == bpe.fingerprint
 
 
 def test_an_id_that_a_vocabulary_with_gaps_lacks_is_shown_by_its_number_and_never_masked():
     vocabulary = {token: i for i, token in enumerate(SPECIAL_TOKENS)} | {"C": 5, "O": 8}
-    gapped = Tokenizer(tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]")))
+    gapped = Tokenizer(tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]")), "smiles")
     assert [gapped.token_text(i) for i in range(5, gapped.vocab_size)] == ["C", "<6>", "<7>", "O"]
     assert np.flatnonzero(gapped.is_ordinary).tolist() == [5, 8]
     assert gapped.decode([5, 6, 8]).split() == ["C", "O"]
@@ -161,14 +161,28 @@ def test_a_file_that_is_no_fitting_tokenizer_is_refused(tmp_path, content, reaso
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(TokenizerError, match=rf"^{re.escape(str(path))}: .*{reason}") as caught:
-        Tokenizer.load(path)
+        Tokenizer.load(path, "smiles")
     assert "`exlm tokenize`" in caught.value.hint
 
 
-def test_another_kind_of_model_is_refused():
-    backend = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]"))
-    with pytest.raises(TokenizerError, match=r"^mine: tokenizer model `WordPiece`"):
-        Tokenizer(backend, "mine")
+@pytest.mark.parametrize(
+    ("model", "kind", "taken"),
+    [(models.WordPiece, "text", "BPE"), (models.Unigram, "smiles", "WordPiece or WordLevel or BPE")],
+)
+def test_a_model_that_does_not_fit_the_rows_is_refused(model, kind, taken):
+    backend = tokenizers.Tokenizer(model())
+    said = rf"^mine: a tokenizer with the model `{model.__name__}`, but `data\.kind` is {kind}, which takes {taken}$"
+    with pytest.raises(TokenizerError, match=said):
+        Tokenizer(backend, kind, "mine")
+
+
+def test_the_recipe_says_what_a_tokenizer_reads(bpe, tmp_path):
+    """A BPE may have been trained on SMILES: a blank before a [MASK] is no part of what it hides."""
+    bpe.save(tmp_path / "tokenizer.json")
+    smiles = Tokenizer.load(tmp_path / "tokenizer.json", "smiles")
+    assert (smiles.kind, bpe.kind) == ("smiles", "text")
+    assert smiles.encode_with_masks("I [MASK]") == [*smiles.encode("I "), smiles.mask_id]
+    assert bpe.encode_with_masks("I [MASK]") == [*bpe.encode("I"), bpe.mask_id]
 
 
 def test_a_bpe_that_draws_its_merges_is_refused_and_one_with_dropout_zero_is_taken(bpe):
@@ -176,10 +190,10 @@ def test_a_bpe_that_draws_its_merges_is_refused_and_one_with_dropout_zero_is_tak
     definition = json.loads(bpe.to_json())
     definition["model"]["dropout"] = 0.5
     with pytest.raises(TokenizerError, match=r"^mine: `dropout` is 0\.5: ") as caught:
-        Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(definition)), "mine")
+        Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(definition)), "text", "mine")
     assert "`dropout` to null" in caught.value.hint
     definition["model"]["dropout"] = 0.0
-    taken = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(definition)))
+    taken = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(definition)), "text")
     assert taken.encode(SENTENCE) == bpe.encode(SENTENCE)
 
 
@@ -218,7 +232,7 @@ def test_a_foreign_tokenizer_that_adds_special_tokens_adds_none_here(bpe):
     backend.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", bpe.cls_id), ("[SEP]", bpe.sep_id)]
     )
-    foreign = Tokenizer(backend)
+    foreign = Tokenizer(backend, "text")
     assert foreign.encode(SENTENCE) == bpe.encode(SENTENCE)
     assert foreign.encode_batch([SENTENCE]) == [bpe.encode(SENTENCE)]
     assert foreign.encode_with_offsets(SENTENCE) == bpe.encode_with_offsets(SENTENCE)

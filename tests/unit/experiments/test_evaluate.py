@@ -18,7 +18,7 @@ from exlm_cli.progress import SilentProgress
 from exlm_cli.train.pretrain import VALIDATION_EPOCH, run_pretraining
 from exlm_cli.train.pretrained import load_pretrained
 from tests.recorder import Recorder
-from tests.tiny import sequences, tiny_recipe
+from tests.tiny import OUTPUT, sequences, tiny_recipe
 
 REPEATED = {"num_repeats": 2, "scheme": "bernoulli", "mask_ratio": 0.6}
 
@@ -51,7 +51,7 @@ def _by_the_letter(run: Path, ratio: float) -> float:
     for index in range(len(data.valid)):
         masker = Masker(recipe.masking, data.tokenizer, recipe.seed, VALIDATION_EPOCH)
         masked = masker.mask(sequences([data.valid[index]], [index]))
-        batch = expand(masked, 1, "mlm", pad_id=data.tokenizer.pad_id)
+        batch = expand(masked, 1, expands_input=False, pad_id=data.tokenizer.pad_id)
         with torch.no_grad():
             log_probs = pretrained.model.node_log_probs(pretrained.model.node_states(batch))[0, 1:-1].double()
         copies = defaultdict(list)
@@ -122,9 +122,9 @@ def test_copies_beyond_the_learned_positions_are_refused(repeated):
         measure_entropy(repeated[0], ks=[8], device="cpu")
 
 
-def test_other_states_than_the_clone_embeddings_are_for_are_refused(cache, tmp_path):
-    run, _ = _train(cache, tmp_path / "run", model={"clone_embedding": "nodes"})
-    message = r"cannot be scored with 2 states per mask: it was trained with 3 and `model\.clone_embedding: nodes`$"
+def test_other_states_than_the_clone_vectors_are_for_are_refused(cache, tmp_path):
+    run, _ = _train(cache, tmp_path / "run", model=OUTPUT)
+    message = r"cannot be scored with 2 states per mask: it was trained with 3 and `model\.expand: output`, "
     with pytest.raises(ConfigError, match=message):
         measure_entropy(run, ks=[2], device="cpu")
 

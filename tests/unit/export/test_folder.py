@@ -30,6 +30,7 @@ from exlm_cli.finetune.model import load_finetuned
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.rows import task as rows_task
 from exlm_cli.train.pretrained import Pretrained, load_pretrained
+from tests.tiny import OUTPUT
 from tests.unit.finetune.finetuned_runs import (
     SMILES,
     finetune,
@@ -67,7 +68,7 @@ def own_states(pretrained: Pretrained, token_ids: list[int]) -> torch.Tensor:
         mask_id=tokenizer.mask_id,
         pad_id=tokenizer.pad_id,
         num_states_per_mask=model.num_states_per_mask,
-        objective=pretrained.recipe.objective,
+        expands_input=model.expands_input,
     )
     with torch.inference_mode():
         return model.encode(batch)[0]
@@ -78,7 +79,7 @@ def our_logits(pretrained: Pretrained, token_ids: list[int]) -> torch.Tensor:
     model = pretrained.model
     with torch.inference_mode():
         states = model.lm_head(own_states(pretrained, token_ids))
-        return F.linear(states, model.token_embedding.weight, model.lm_head.bias)
+        return F.linear(states, model.decoder_weight, model.lm_head.bias)
 
 
 @pytest.mark.parametrize(
@@ -86,11 +87,11 @@ def our_logits(pretrained: Pretrained, token_ids: list[int]) -> torch.Tensor:
     [
         ("mlm", {"rope": "2d"}),
         ("mlm", {"rope": "none", "learned_positions": True}),
-        ("exlm", {"rope": "2d", "clone_embedding": "nodes"}),
+        ("exlm", {"rope": "2d"}),
         ("exlm", {"rope": "1d", "rope_base": 500.0}),
-        ("exlm", {"rope": "fractional"}),
+        ("exlm", OUTPUT),
     ],
-    ids=["mlm-2d", "mlm-learned", "exlm-2d", "exlm-1d", "exlm-fractional"],
+    ids=["mlm-2d", "mlm-learned", "exlm-2d", "exlm-1d", "exlm-output"],
 )
 def test_text_models_give_the_same_logits(tmp_path, objective, model):
     """The MLMs also with [MASK]s; a padded batch, so that padding is not attended to either."""
@@ -267,7 +268,7 @@ def test_blanks_and_line_ends_before_a_mask_are_tokens_as_in_a_run(normalizer):
     """With a normalizer of a user's own, blanks beside the one of the masked word are lost."""
     tokenizer = train_bpe(["a day of sun.\n\nThe next day\twas colder."] * 3, 300, 2, SilentProgress())
     given = json.loads(tokenizer.to_json()) | {"normalizer": normalizer}
-    tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(given)))
+    tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(given)), "text")
     files = esm.tokenizer_files(tokenizer, max_length=64, has_mask=True)
     exported = tokenizers.Tokenizer.from_str(files["tokenizer.json"])
     texts = ["It was a [MASK] day.", "[MASK]", "[MASK][MASK]. [MASK]"]

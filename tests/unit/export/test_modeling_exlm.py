@@ -18,7 +18,7 @@ from exlm_cli.export.remote_code import MODULES
 from exlm_cli.export.source import Source, pretrained_source
 from exlm_cli.ops.alignment import states_alignment_nll
 from exlm_cli.train.pretrained import load_pretrained
-from tests.tiny import LAST, LATE
+from tests.tiny import OUTPUT
 from tests.unit.finetune.synthetic import make_pretrained
 
 pytest.importorskip("transformers")
@@ -42,17 +42,14 @@ def exported(tmp_path: Path, k: int, model: dict[str, Any]) -> tuple[Source, Any
 
 VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
     "formula": (2, {"rope": "2d", "transition": {"rope": "none"}}),
-    "next-mask": (3, LATE | {"transition": {"rope": "nodes", "start": "next_mask"}}),
-    "last": (3, LAST | {"rope": "fractional"}),
+    "output": (3, OUTPUT | {"clone_init_std": 0.5, "transition": {"rope": "nodes", "start": "next_mask"}}),
+    "output-learned": (2, {"expand": "output", "rope": "none", "learned_positions": True, "clone_init_std": 0.5}),
     "1d-tokens": (1, {"rope": "1d", "rope_base": 500.0, "transition": {"rope": "nodes", "start": "next_mask"}}),
-    "fractional-lanes": (
-        2,
-        {"rope": "fractional", "clone_embedding": "nodes", "transition": {"rope": "nodes", "start": "lanes"}},
-    ),
+    "2d-lanes": (2, {"rope": "2d", "transition": {"rope": "nodes", "start": "lanes"}}),
     "sparse-fixed": (2, {"transition": {"start": "lanes"}, "alignment": "sparse_dag"}),
-    "gated": (3, {"clone_embedding": "nodes", "transition": {"heads": 2, "position_features": True}}),
+    "gated": (3, {"transition": {"heads": 2, "position_features": True}}),
     "learned": (2, {"rope": "none", "learned_positions": True, "transition": {"rope": "nodes"}}),
-    "independent": (3, {"rope": "fractional", "alignment": "independent"}),
+    "independent": (3, OUTPUT | {"alignment": "independent"}),
 }
 """Number of states for each mask, and keys of `model`."""
 
@@ -80,14 +77,15 @@ def test_masked_inputs_give_the_outputs_and_the_dag_of_the_run(tmp_path, variant
         np.testing.assert_allclose(words, np.exp(dag.node_log_probs), rtol=1e-4, atol=1e-6)
 
 
-def test_a_mask_is_one_position_in_the_blocks_before_its_expansion(tmp_path):
-    source, loaded = exported(tmp_path, *VARIANTS["next-mask"])
-    lengths = []
+@pytest.mark.parametrize(("variant", "copies"), [("formula", 2), ("output", 1)])
+def test_the_layers_read_k_copies_of_a_mask_or_one(tmp_path, variant, copies):
+    source, loaded = exported(tmp_path, *VARIANTS[variant])
+    lengths = set()
     for layer in loaded.esm.encoder.layer:
-        layer.LayerNorm.register_forward_hook(lambda _module, inputs, _output: lengths.append(inputs[0].shape[1]))
+        layer.LayerNorm.register_forward_hook(lambda _module, inputs, _output: lengths.add(inputs[0].shape[1]))
     row = source.encode("amber [MASK] fern [MASK]")
     loaded(torch.tensor([row]))
-    assert lengths == [len(row), len(row) + 2 * 2]
+    assert lengths == {len(row) + 2 * (copies - 1)}
 
 
 def test_fillings_are_those_of_the_dag(tmp_path):

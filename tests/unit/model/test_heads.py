@@ -9,7 +9,7 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.batch import expand
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.model.heads import SequenceHead, SpanHead, TaskModel, with_dropout
-from tests.tiny import SPECIAL, masked_by_hand, tiny_recipe
+from tests.tiny import OUTPUT, SPECIAL, masked_by_hand, tiny_recipe
 
 V = SPECIAL.vocab_size
 NO_DROPOUT = FinetuneModelConfig(dropout=0.0, attention_dropout=0.0, activation_dropout=0.0, pooler_dropout=0.0)
@@ -33,6 +33,7 @@ A, B = [1, 7, 8, 9, 10, 2], [1, 11, 12, 2]
     "sections",
     [
         {},
+        {"model": OUTPUT},
         {"objective": "mlm", "model": {"rope": "1d"}},
         {"objective": "mlm", "model": {"rope": "none", "learned_positions": True}},
     ],
@@ -44,18 +45,16 @@ def test_the_encoder_gives_the_states_of_the_pretrained_model_on_inputs_without_
     model = task_model(recipe)
     model.load_encoder(pretrained)
     token_ids, lengths = padded(A, B)
-    batch = expand(masked_by_hand([A, B], []), 1, recipe.objective, pad_id=SPECIAL.pad_id)
+    batch = expand(masked_by_hand([A, B], []), 1, expands_input=recipe.expands_input, pad_id=SPECIAL.pad_id)
     mine, theirs = model.encode(token_ids, lengths), pretrained.encode(batch)
     for row, length in enumerate(lengths.tolist()):  # padding may differ
         assert torch.equal(mine[row, :length], theirs[row, :length])
 
 
 def test_nothing_but_the_encoder_of_a_checkpoint_is_taken():
-    recipe = tiny_recipe(model={"clone_embedding": "nodes"})
+    recipe = tiny_recipe(model=OUTPUT)
     names = set(task_model(recipe).state_dict())
-    assert {name.partition(".")[0] for name in names} == {
-        "token_embedding", "encoder", "head", "output_mean", "output_std",
-    }  # fmt: skip
+    assert {name.partition(".")[0] for name in names} == {"encoder", "head", "output_mean", "output_std"}
     model = task_model(recipe)
     before = model.head.out.weight.clone()
     model.load_encoder(ExlmModel(recipe, V))

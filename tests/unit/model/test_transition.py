@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from exlm_cli.model.transition import TransitionHead, allowed_edges, mask_order
+from exlm_cli.model.transition import TransitionHead, allowed_edges, mask_order, node_places
 from tests.oracles import turned
 from tests.tiny import tiny_batch, tiny_recipe
 
@@ -64,7 +64,7 @@ def test_scores_are_not_rounded_to_16_bits(batch, states):
         {"alignment": "sparse_dag"},
         {"transition": {"start": "next_mask", "heads": 2}},
         {"alignment": "sparse_dag", "transition": {"start": "lanes", "start_strength": 3.0}},
-        {"rope": "fractional", "transition": {"rope": "nodes", "heads": 4}},
+        {"transition": {"rope": "nodes", "heads": 4}},
         {"transition": {"rope": "nodes", "position_features": True, "max_nodes": 64}},
     ],
 )
@@ -162,25 +162,35 @@ def test_a_start_gives_the_next_mask_its_odds_whatever_the_number_of_masks(batch
             assert edges[b, v, others].tolist() == pytest.approx([1 / total] * len(others), rel=1e-5)
 
 
-@pytest.mark.parametrize("scheme", ["2d", "fractional", "1d", "none"])
-def test_a_head_that_sees_places_scores_turned_vectors(batch, states, scheme):
-    """Against rotations of complex numbers: by the mask's ordinal, 0 for BOS and T + 1 for EOS."""
-    head = _head(rope=scheme, learned_positions=True, transition={"rope": "nodes"})
+@pytest.mark.parametrize("rope", ["2d", "1d", "none"])
+def test_a_head_that_sees_places_scores_turned_vectors(batch, states, rope):
+    """Against rotations of complex numbers by the places of the nodes, whatever the encoder does."""
+    head = _head(rope=rope, learned_positions=True, transition={"rope": "nodes"})
     log_trans = head(states, batch)
     query, key = head.query(states).detach(), head.key(states).detach()
     for b, num_nodes in enumerate(batch.state_lengths.tolist()):
-        places = _places(batch, b)
-
-        def placed(x: torch.Tensor, n: int, places=places) -> torch.Tensor:
-            index, clone = places[n]
-            if scheme in ("2d", "none"):  # of an encoder with learned positions alone
-                return turned(x, (index, clone), (8, 8))
-            return turned(x, (n if scheme == "1d" else index + ((clone - 2) / 3 if clone else 0),), (16,))
-
+        # three clones a mask, a third apart
+        places = [mask + ((clone - 2) / 3 if clone else 0) for mask, clone in _places(batch, b)]
         for v in range(num_nodes - 1):
-            later = torch.stack([placed(key[b, u], u) for u in range(v + 1, num_nodes)])
-            expected = (later @ placed(query[b, v], v)).div(4).log_softmax(-1).to(log_trans.dtype)
+            later = torch.stack([turned(key[b, u], (places[u],), (16,)) for u in range(v + 1, num_nodes)])
+            expected = (later @ turned(query[b, v], (places[v],), (16,))).div(4).log_softmax(-1).to(log_trans.dtype)
             torch.testing.assert_close(log_trans[b, v, v + 1 : num_nodes].detach(), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("k", "places"),
+    [
+        (1, [0, 1, 2, 3]),
+        (2, [0, 0.75, 1.25, 1.75, 2.25, 3]),
+        (3, [0, 2 / 3, 1, 4 / 3, 5 / 3, 2, 7 / 3, 3]),
+        (4, [0, 0.625, 0.875, 1.125, 1.375, 1.625, 1.875, 2.125, 2.375, 3]),
+    ],
+)
+def test_the_states_of_a_mask_lie_evenly_around_its_number(k, places):
+    """Two masks, and padding at 0."""
+    node_mask = torch.tensor([[-1, *(mask for mask in range(2) for _ in range(k)), -1, -1]])
+    found = node_places(node_mask, torch.tensor([2 * k + 2]), k)
+    assert found[0].tolist() == pytest.approx([*places, 0], abs=1e-6)
 
 
 @pytest.mark.parametrize(("k", "order"), [(1, [0, 1, 2, 3, 0]), (2, [0, 1, 1, 2, 2, 3, 0])])

@@ -37,6 +37,19 @@ def test_values_and_gradients_are_those_of_log_softmax(chunk_rows, block_rows, m
     torch.testing.assert_close(mine, theirs)
 
 
+def test_the_operator_keeps_its_promises_and_stays_whole_when_compiled():
+    *leaves, tokens = _inputs()
+    for chunk_rows in (5, 100):
+        arguments = (*leaves, tokens, chunk_rows, torch.float64, True)
+        # the log-sum-exp of a row is written on a device alone, so runs are compared by their gradients below
+        checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+        assert set(torch.library.opcheck(emissions._forward, arguments, test_utils=checks).values()) == {"SUCCESS"}
+        compiled = torch.compile(token_log_probs, fullgraph=True, backend="aot_eager")
+        results = [score(*leaves, tokens, chunk_rows=chunk_rows) for score in (token_log_probs, compiled)]
+        mine, theirs = (torch.autograd.grad(result.sum(), leaves) for result in results)
+        assert all(torch.equal(a, b) for a, b in zip((results[0], *mine), (results[1], *theirs), strict=True))
+
+
 def test_no_rows_give_no_probabilities_and_zero_gradients():
     hidden, weight, bias, tokens = _inputs()
     result = token_log_probs(hidden[:0], weight, bias, tokens[:0], chunk_rows=4)

@@ -14,7 +14,7 @@ from exlm_cli.format import format_bytes, format_large
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.report.cost import count_memory, describe_cost, estimate_cost, memory_table
 from exlm_cli.train.objective import Objective
-from tests.tiny import SPECIAL, tiny_batch, tiny_recipe
+from tests.tiny import OUTPUT, SPECIAL, tiny_batch, tiny_recipe
 
 NUM_SEQUENCES = 5
 LONG: dict[str, Any] = {  # 60 tokens with 18 masks: nothing is rounded
@@ -68,10 +68,11 @@ def saved_in_training(recipe: Any) -> int:
         {"masking": {"mask_ratio": 0.6, "num_states_per_mask": 8}},
         {"objective": "mlm"},
         {"model": {"alignment": "independent"}},
-        {"model": {"mask_attention": "first"}},
-        {"model": {"mask_attention": "first", "expand_after": 1}},
-        {"model": {"mask_attention": "first", "expand_after": 2}},
-        {"model": {"mask_attention": "first", "expand_after": 3, "clone_embedding": "nodes"}},
+        {"model": {"num_layers": 1}},
+        {"model": OUTPUT},
+        {"model": OUTPUT, "masking": {"mask_ratio": 0.6, "num_states_per_mask": 8}},
+        {"model": OUTPUT | {"num_layers": 1}},
+        {"model": OUTPUT | {"alignment": "independent"}},
         {"model": {"width": 32, "ffn_width": 96, "num_heads": 4}},
     ],
 )
@@ -83,10 +84,9 @@ def test_activations_are_the_bytes_that_autograd_keeps(sections):
     assert saved_in_training(recipe) == pytest.approx(expected, rel=0.02)
 
 
-@pytest.mark.parametrize("expand_after", [1, 3, 7, "all"])
-def test_expanding_late_costs_no_memory_at_one_state_per_mask(expand_after):
-    """The key has no effect there, also above the three blocks, and the model keeps the same bytes."""
-    plain, late = (long_recipe(objective="mlm", model=model) for model in ({}, {"expand_after": expand_after}))
+def test_where_masks_expand_costs_an_mlm_no_memory():
+    """The key has no effect there, and the model keeps the same bytes."""
+    plain, late = (long_recipe(objective="mlm", model=model) for model in ({"rope": "1d"}, OUTPUT))
     assert count_memory(late, NUM_SEQUENCES) == count_memory(plain, NUM_SEQUENCES)
     assert saved_in_training(late) == saved_in_training(plain)
 

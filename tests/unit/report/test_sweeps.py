@@ -109,7 +109,7 @@ def test_without_its_tasks_or_variants_there_is_no_table_of_the_paper():
 
 
 def test_a_variant_with_another_change_is_not_taken_for_the_papers():
-    changes = {"exlm": {"model.transition.start": "lanes"}, "mlm": {"model.clone_embedding": "none"}}
+    changes = {"exlm": {"model.transition.start": "lanes"}, "mlm": {"model.expand": "output"}}
     results = [r.model_copy(update={"changes": r.changes | changes.get(r.label, {})}) for r in sweep_results("table-2")]
     table = next(t for t in paper_tables_of(group_seeds(results)) if t.name == "table-2")
     assert set(_cells(table, "ours")) == set(ROWS["table-2"][1]) - {"ExLM"}

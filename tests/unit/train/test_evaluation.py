@@ -20,7 +20,7 @@ from exlm_cli.train.evaluation import (
 from exlm_cli.train.objective import Objective
 from tests.oracles import enumerate_best, enumerate_nll, enumerate_posteriors, scored_paths
 from tests.recorder import Recorder
-from tests.tiny import SPECIAL, masked_by_hand, tiny_batch, tiny_recipe
+from tests.tiny import OUTPUT, SPECIAL, masked_by_hand, tiny_batch, tiny_recipe
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def _compare_with_enumerated_paths() -> None:
     nodes = model.node_states(batch)
     features = model.lm_head(nodes.packed).float()
     with torch.autocast("cpu", enabled=False):
-        logits = features @ model.token_embedding.weight.T + model.lm_head.bias
+        logits = features @ model.decoder_weight.T + model.lm_head.bias
     node_entropy = torch.zeros(nodes.is_inner.shape)
     node_entropy[nodes.is_inner] = torch.distributions.Categorical(logits=logits).entropy()
     dag = _dag(model, batch)
@@ -122,14 +122,14 @@ def test_the_own_mask_share_of_a_model_is_that_of_its_transitions():
 
 def test_a_sequence_without_masks_has_no_own_mask_share():
     masked = masked_by_hand([[1, 9, 2], [1, 3, 9, 2]], [7])
-    batch = expand(masked, 3, "exlm", pad_id=SPECIAL.pad_id)
+    batch = expand(masked, 3, expands_input=True, pad_id=SPECIAL.pad_id)
     (share,) = measure_own_mask_shares(_model(), batch)
     assert share == pytest.approx(1)  # one mask has no other
 
 
 def test_accuracy_of_a_dag_is_that_of_its_best_path_through_the_likeliest_tokens():
-    model = _model(model={"init_std": 0.3, "clone_embedding": "nodes", "clone_init_std": 1.0})
-    batch = tiny_batch(tiny_recipe(), (12, 7))
+    sections = {"model": OUTPUT | {"init_std": 0.3, "clone_init_std": 1.0}}
+    model, batch = _model(**sections), tiny_batch(tiny_recipe(**sections), (12, 7))
     best = model.node_log_probs(model.node_states(batch)).max(-1)
     path = enumerate_best(*_dag(model, batch, best.values[:, None].expand(-1, batch.target_ids.shape[1], -1)))
     guess = best.indices.gather(1, path.clamp(min=0))
@@ -150,9 +150,7 @@ def test_accuracy_of_an_mlm_is_that_of_its_likeliest_tokens():
 
 def test_accuracy_without_transitions_is_that_of_the_surest_state_that_is_not_blank():
     """Guesses are the targets; [UNK], the blank, is raised until it is the likeliest token of half of the states."""
-    sections = {
-        "model": {"alignment": "independent", "init_std": 0.3, "clone_embedding": "nodes", "clone_init_std": 1.0}
-    }
+    sections = {"model": OUTPUT | {"alignment": "independent", "init_std": 0.3, "clone_init_std": 1.0}}
     model, batch = _model(**sections), tiny_batch(tiny_recipe(**sections))
     nodes = model.node_states(batch)
     log_probs = model.node_log_probs(nodes)[nodes.is_inner]
@@ -260,15 +258,15 @@ def test_a_cure_of_states_names_what_the_recipe_lacks_and_at_last_fewer_states()
     row = HEALTHY | {"clones_in_use": 1.0}
     assert find_collapse(row, tiny_recipe(masking={"num_states_per_mask": 1})) == {}
     (_, cure) = find_collapse(row, tiny_recipe())["one state"]
-    wanted = "`model.mask_attention=first`, `model.transition.balance=0.1`"
+    wanted = "`model.expand=output` and `model.rope=1d`, `model.transition.balance=0.1`"
     assert cure == f"to keep states apart, start a new run with {wanted}"
-    model = {"mask_attention": "first"}
+    model = dict(OUTPUT)
     (_, cure) = find_collapse(row, tiny_recipe(model=model))["one state"]
     assert cure == "to keep states apart, start a new run with `model.transition.balance=0.1`"
     model["transition"] = {"balance": 0.1}
     (_, cure) = find_collapse(row, tiny_recipe(model=model))["one state"]
-    assert cure.endswith("start a new run with `model.clone_embedding=nodes` with `model.clone_init_std=1`")
-    model["clone_embedding"] = "nodes"
+    assert cure.endswith("start a new run with `model.clone_init_std=1`")
+    model["clone_init_std"] = 1.0
     (_, cure) = find_collapse(row, tiny_recipe(model=model))["one state"]
     assert cure == "`masking.num_states_per_mask=1` predicts the same for less"
 

@@ -7,7 +7,6 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import MetricsLog
 from exlm_cli.train import checkpoint
 from exlm_cli.train.checkpoint import load_model_weights, newest_good_checkpoint
-from exlm_cli.train.loop import TrainingLoop, count_steps, dropout_seed
+from exlm_cli.train.loop import TrainingLoop, dropout_seed
 from exlm_cli.train.process import FreedMemory
 from exlm_cli.train.task import Callback, Selection
 from tests.killed import interrupted_at_call, untimed_rows
@@ -308,13 +307,69 @@ def test_a_step_is_prepared_while_the_one_before_is_computed(tmp_path):
 def test_epochs_limit_the_steps_and_a_longer_warm_up_is_refused(tmp_path):
     assert _loop(LeastSquares(), tmp_path, max_steps=None, max_epochs=2).total_steps == 12
     assert _loop(LeastSquares(), tmp_path, max_steps=7, max_epochs=2).total_steps == 7
-    planned = Mock(wraps=LeastSquares())
-    assert count_steps(planned, TrainConfig(max_steps=13, max_epochs=100_000, batch_tokens=4)) == 13
-    assert planned.plan.call_count == 3
-    assert count_steps(planned, TrainConfig(max_epochs=100_000, batch_sequences=4)) == 600_000
-    assert planned.plan.call_count == 4  # epochs of as many sequences have as many steps
+    assert _loop(LeastSquares(), tmp_path, max_steps=None, max_epochs=100_000).total_steps == 600_000
     with pytest.raises(ConfigError, match=r"^`optim.warmup_steps` 7 is more than the 6 steps"):
         _loop(LeastSquares(), tmp_path, warmup_steps=7, max_steps=None, max_epochs=1)
+
+
+class Uneven(LeastSquares):
+    """Steps of at most 30 tokens: epochs differ in their number of steps."""
+
+    def __init__(self) -> None:
+        super().__init__(microbatch=4)
+        self.lengths = np.random.default_rng(0).integers(3, 20, NUM_SAMPLES)
+        self.planned: list[int] = []
+        self.seen = np.zeros(NUM_SAMPLES, dtype=int)
+
+    def plan(self, epoch: int) -> EpochPlan:
+        self.planned.append(epoch)
+        return plan_epoch(self.lengths, seed=1, epoch=epoch, batch_sequences=None, batch_tokens=30, bucket_steps=1)
+
+    def microbatches(self, indices: np.ndarray, epoch: int) -> Iterator[np.ndarray]:
+        self.seen[indices] += 1
+        return super().microbatches(indices, epoch)
+
+
+def _rates(fitting: TrainingLoop, task: LeastSquares) -> dict[int, tuple[float, float]]:
+    """Train, and return the share done and the learning rate at each step."""
+    found = {}
+    task.begin_step = lambda share: found.update({fitting.state.step: (share, fitting.optimizer.param_groups[0]["lr"])})
+    fitting.fit()
+    return found
+
+
+BY_TOKENS: dict[str, Any] = {"batch_sequences": None, "batch_tokens": 30, "max_steps": None, "max_epochs": 4}
+
+
+def test_epochs_of_unequal_steps_are_planned_one_by_one_and_the_schedule_ends_with_the_last(tmp_path):
+    sizes = [len(Uneven().plan(epoch)) for epoch in range(4)]
+    assert len(set(sizes)) > 1
+    task = Uneven()
+    fitting = _loop(task, tmp_path, **BY_TOKENS)
+    assert (task.planned, fitting.total_steps) == ([0], 4 * sizes[0])
+    rates = _rates(fitting, task)
+    assert task.planned == [0, 1, 2, 3]
+    assert task.seen.tolist() == [4] * NUM_SAMPLES  # each sample once an epoch
+    steps = sum(sizes)
+    assert fitting.state.step == fitting.total_steps == len(rates) == steps
+    assert rates[steps - 1] == pytest.approx(((steps - 1) / steps, 0.05 / (steps - 3)))  # after 3 steps of warm-up
+
+
+@pytest.mark.parametrize("step", [3, 12, 21, 30])
+def test_a_run_of_unequal_epochs_goes_on_with_the_same_rates_and_bits(tmp_path, step):
+    whole, resumed = Uneven(), Uneven()
+    rates = _rates(_loop(whole, tmp_path, **BY_TOKENS), whole)
+    again = _loop(resumed, tmp_path, **BY_TOKENS)
+    again.resume(tmp_path / "checkpoints" / f"step-{step}")
+    assert _rates(again, resumed) == {at: rate for at, rate in rates.items() if at >= step}
+    assert all(torch.equal(a, b) for a, b in zip(_weights(whole), _weights(resumed), strict=True))
+
+
+def test_both_limits_of_a_run_of_unequal_epochs_hold(tmp_path):
+    task = Uneven()
+    fitting = _loop(task, tmp_path, **BY_TOKENS | {"max_steps": 8})
+    fitting.fit()
+    assert fitting.state.step == fitting.total_steps == 8
 
 
 def test_clipping_bounds_the_update_and_the_logged_norm_is_the_unclipped_one(tmp_path):

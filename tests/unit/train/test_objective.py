@@ -12,7 +12,7 @@ from exlm_cli.ops.path_prior import state_imbalance
 from exlm_cli.train.evaluation import evaluate_batch, summarise
 from exlm_cli.train.objective import Objective
 from tests.oracles import enumerate_nll
-from tests.tiny import SPECIAL, masked_by_hand, tiny_batch, tiny_recipe
+from tests.tiny import OUTPUT, SPECIAL, masked_by_hand, tiny_batch, tiny_recipe
 
 OBJECTIVE = Objective(unk_id=4, num_repeats=1, backend="reference")
 
@@ -78,7 +78,9 @@ def _as_mlm(model: ExlmModel) -> ExlmModel:
 def test_a_sequence_without_masks_is_infinite_and_sends_no_gradient(sections):
     model, _ = _setup(**sections)
     k = model.num_states_per_mask
-    batch = expand(masked_by_hand([[1, 9, 2], [1, 3, 2]], [9]), k, model.objective, pad_id=SPECIAL.pad_id)
+    batch = expand(
+        masked_by_hand([[1, 9, 2], [1, 3, 2]], [9]), k, expands_input=model.expands_input, pad_id=SPECIAL.pad_id
+    )
     losses = OBJECTIVE.sequence_nll(model, batch)
     assert losses[0] == math.inf
     losses[1].backward()
@@ -86,7 +88,7 @@ def test_a_sequence_without_masks_is_infinite_and_sends_no_gradient(sections):
     row = summarise([evaluate_batch(model, OBJECTIVE, batch)], has_dag=model.transition is not None)
     assert row["num_infeasible"] == 1
     assert row["loss"] == pytest.approx(float(losses[1].detach()), rel=1e-5)
-    without = expand(masked_by_hand([[1, 9, 2]], [9]), k, model.objective, pad_id=SPECIAL.pad_id)
+    without = expand(masked_by_hand([[1, 9, 2]], [9]), k, expands_input=model.expands_input, pad_id=SPECIAL.pad_id)
     of_nothing = summarise([evaluate_batch(model, OBJECTIVE, without)], has_dag=model.transition is not None)
     assert {name: value for name, value in of_nothing.items() if not math.isnan(value)} == {
         "num_sequences": 0.0,
@@ -96,7 +98,7 @@ def test_a_sequence_without_masks_is_infinite_and_sends_no_gradient(sections):
 
 @pytest.mark.parametrize(
     "sections",
-    [{}, {"objective": "mlm"}, {"model": {"alignment": "independent"}}, {"model": {"clone_embedding": "nodes"}}],
+    [{}, {"objective": "mlm"}, {"model": {"alignment": "independent"}}, {"model": OUTPUT}],
 )
 def test_every_parameter_gets_a_finite_gradient(sections):
     model, batch = _setup(**sections)

@@ -16,15 +16,12 @@ from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.errors import CheckpointError, CollapsedError
 from exlm_cli.format import format_percent
-from exlm_cli.model import encoder
 from exlm_cli.ops.alignment import native
-from exlm_cli.ops.varlen_attention import varlen_attention
 from exlm_cli.run_dir import read_metrics, read_run_json, update_run_json
-from exlm_cli.train import pretrain
 from exlm_cli.train.pretrain import resume_pretraining, run_pretraining, validation_indices
 from exlm_cli.train.pretrained import load_pretrained
 from tests.recorder import Recorder
-from tests.tiny import tiny_recipe
+from tests.tiny import OUTPUT, tiny_recipe
 from tests.unit.finetune.synthetic import sign
 
 
@@ -43,33 +40,6 @@ def run(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_pretraining(_recipe(cache), out=tmp_path_factory.mktemp("run") / "run").run_dir
 
 
-@pytest.mark.parametrize("attention", ["all", "first"])
-def test_a_run_without_padding_has_the_losses_of_a_padded_one(cache, tmp_path, monkeypatch, attention):
-    """Training and validation, on the reference of a CPU, without dropout."""
-    model = {"mask_attention": attention, "dropout": 0.0, "attention_dropout": 0.0}
-    recipe = _recipe(cache, model=model, train={"microbatch_tokens": 200})
-    losses = []
-    for packs in (False, True):
-        monkeypatch.setattr(pretrain, "has_varlen_kernel", lambda *_, packs=packs: packs)
-        run = run_pretraining(recipe, out=tmp_path / f"packs-{packs}").run_dir
-        losses.append([row["loss"] for row in read_metrics(run / "metrics.jsonl")])
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
-
-
-def test_attention_without_padding_gets_16_bits_wherever_a_run_calls_the_model(cache, tmp_path, monkeypatch):
-    """The kernels of a GPU take nothing else; a run measures its own-mask share, trains and validates."""
-    dtypes = set()
-
-    def record(q, *rest):
-        dtypes.add(q.dtype)
-        return varlen_attention(q, *rest)
-
-    monkeypatch.setattr(pretrain, "has_varlen_kernel", lambda *_: True)
-    monkeypatch.setattr(encoder, "varlen_attention", record)
-    run_pretraining(_recipe(cache, train={"precision": "bf16"}), out=tmp_path / "run")
-    assert dtypes == {torch.bfloat16}
-
-
 @pytest.fixture
 def copy(run: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(run, tmp_path / "copy"))
@@ -83,6 +53,7 @@ def copy(run: Path, tmp_path: Path) -> Path:
         {"objective": "mlm", "masking": {"keep_ratio": 0.1, "random_ratio": 0.1}},
         {"model": {"alignment": "sparse_dag", "rope": "1d", "learned_positions": True}},
         {"model": {"alignment": "independent"}, "train": {"precision": "bf16"}},
+        {"model": OUTPUT | {"transition": {"rope": "nodes", "start": "next_mask", "balance": 0.1}}},
         {
             "data": {"kind": "smiles", "train": ["bundled:molecules"], "sequence_length": 80},
             "model": {"max_length": 128},
@@ -108,11 +79,11 @@ def test_a_run_directory_is_self_contained(run):
     assert (newest.step, older.step) == (6, 3)
     assert described.parameters == sum(p.numel() for p in newest.model.parameters())
     assert not newest.model.training
-    assert not torch.equal(newest.model.token_embedding.weight, older.model.token_embedding.weight)
+    assert not torch.equal(newest.model.decoder_weight, older.model.decoder_weight)
 
 
 def test_a_run_says_where_its_dag_begins_and_where_it_collapses(cache, tmp_path):
-    """The formula passes over masks at first; a start at the next mask has the share of `benchmarks/own_mask.py`."""
+    """The formula passes over masks at first; a start at the next mask has the share of `studies/own_mask.py`."""
     lines = Recorder()
     literal = run_pretraining(_recipe(cache), out=tmp_path / "literal", progress=lines).run_dir
     share = read_run_json(literal).own_mask_share

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from exlm_cli.errors import RankError
 from exlm_cli.train import process
 
 MIB = 1 << 20
@@ -94,3 +95,14 @@ def test_a_second_signal_acts_as_usual_and_handlers_come_back():
         assert signal.getsignal(signal.SIGINT) is usual
     finally:
         signal.signal(signal.SIGINT, of_worker)
+
+
+def test_the_signal_by_which_torchrun_ends_a_rank_does_not_come_before_the_error_of_a_lost_one():
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(RankError), process.StopSignal():
+            raise RankError("another rank does not answer", "continue", 0)
+        os.kill(os.getpid(), signal.SIGTERM)  # this process goes on
+        assert signal.getsignal(signal.SIGTERM) == before  # and a second one ends it
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -23,13 +23,14 @@ def curves(
 
     PNG and SVG: loss, perplexity, mask accuracy, entropy and the health of the DAG, from each run's metrics.jsonl.
     """
+    from exlm_cli.bundled_models import report_folder
     from exlm_cli.cli import console
     from exlm_cli.cli.runs import local_run
 
     path = None if out is None else _figure_path(out)
     progress = console.open_progress()
     local = [local_run(run, progress) for run in runs]
-    files = draw_curves(local, path or local[0] / "report" / "curves")
+    files = draw_curves(local, path or report_folder(local[0]) / "curves")
     if as_json:
         return console.emit_json({"files": files})
     console.emit_files(files)

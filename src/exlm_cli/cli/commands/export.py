@@ -20,7 +20,10 @@ LicenceOption = Annotated[
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of `exlm pretrain` or `exlm finetune`.")],
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="Run of exlm pretrain or finetune, hub:OWNER/NAME or bundled:NAME."),
+    ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", parser=expand_path, help="The folder; new or empty.")],
     export_format: Annotated[
         Literal["hf", "onnx"],

@@ -49,7 +49,7 @@ CheckpointOption = Annotated[
         "--checkpoint",
         metavar="RUN",
         parser=expand_path,
-        help="Pre-training run or hub:OWNER/NAME; default: the newest finished one.",
+        help="Pre-training run, hub:OWNER/NAME or bundled:NAME; default: the newest finished one, else a bundled one.",
     ),
 ]
 ScratchOption = Annotated[
@@ -362,7 +362,7 @@ def _find_inputs(
     progress: "Progress",
 ) -> "tuple[DownstreamTask | None, Path | None]":
     """Check what can be checked before torch is loaded; return the task where its file was read, and the checkpoint."""
-    from exlm_cli.cli.runs import choose_checkpoint, is_on_hub
+    from exlm_cli.cli.runs import choose_checkpoint, is_on_hub, local_run
     from exlm_cli.config.finetune import grid_points
     from exlm_cli.run_dir import run_kind
     from exlm_cli.tasks.registry import load_task, require_local_files
@@ -373,8 +373,10 @@ def _find_inputs(
     if not is_series:  # which looks for the files of all its tasks
         require_local_files(recipe.task)
     grid_points(recipe, use_grid=use_grid)
-    if needs_run and checkpoint is not None and not is_on_hub(checkpoint) and run_kind(checkpoint) == "pretrain":
-        _require_kind(checkpoint, recipe)
+    if needs_run and checkpoint is not None and not is_on_hub(checkpoint):
+        checkpoint = local_run(checkpoint, progress)
+        if run_kind(checkpoint) == "pretrain":
+            _require_kind(checkpoint, recipe)
     # a mistake in the user's own file is found before a checkpoint is looked for
     task = load_task(recipe.task, progress) if recipe.task.name == "csv" else None
     if not needs_run:

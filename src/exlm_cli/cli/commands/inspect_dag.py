@@ -10,10 +10,12 @@ import typer
 from exlm_cli.cli.options import JsonOption, ScoringDeviceOption, parse_formats
 from exlm_cli.dag import FORMATS, check_sentence
 from exlm_cli.errors import ConfigError
+from exlm_cli.format import shorten
 from exlm_cli.paths import expand_path
 
 if TYPE_CHECKING:
     from exlm_cli.config.pretrain import PretrainRecipe
+    from exlm_cli.config.tasks import InputKind
 
 
 def inspect_dag(
@@ -24,8 +26,12 @@ def inspect_dag(
             "--checkpoint",
             metavar="RUN",
             parser=expand_path,
-            help="Run directory or hub:OWNER/NAME; default: the newest finished one that fits.",
+            help="Run directory, hub:OWNER/NAME or bundled:NAME; default: the newest finished one, else a bundled one.",
         ),
+    ] = None,
+    kind: Annotated[
+        Literal["text", "smiles"] | None,
+        typer.Option("--kind", help="What the input is, where that cannot be told from it."),
     ] = None,
     out: Annotated[
         Path | None,
@@ -45,26 +51,32 @@ def inspect_dag(
 ) -> None:
     """Show the DAG of one input and its best joint fillings.
 
-    Words and probabilities go to the terminal, pictures and tables to files.
+    An input without blanks that has nothing but tokens of SMILES is a SMILES, any other is text; [MASK]s alone and
+    words like `so[MASK]`, whose letters are aromatic atoms, need `--kind`. Words and probabilities go to the terminal,
+    pictures and tables to files.
     """
     from exlm_cli.cli import console
     from exlm_cli.cli.runs import choose_checkpoint
 
-    wanted, is_smiles = parse_formats(formats, FORMATS), _is_smiles(sentence)
+    wanted, told = parse_formats(formats, FORMATS), kind or _kind_of(sentence)
     if out is not None and not wanted:
         raise ConfigError(f"`--out {out}` cannot be combined with `--format none`", "leave one of them out")
-    check_sentence(sentence, is_smiles=is_smiles)
+    check_sentence(sentence, is_smiles=told == "smiles")
+    if checkpoint is None and told is None:
+        raise ConfigError(
+            f"{shorten(sentence, 60)!r} could be text or SMILES", "say which with `--kind text` or `--kind smiles`"
+        )
     progress = console.open_progress()
-    kind = "SMILES run" if is_smiles else "text run"
+    described = "SMILES run" if told == "smiles" else "text run"
 
     def fits(recipe: "PretrainRecipe") -> bool:
-        return recipe.data.kind == ("smiles" if is_smiles else "text") and recipe.masking.num_repeats == 1
+        return recipe.data.kind == told and recipe.masking.num_repeats == 1
 
     run = choose_checkpoint(
         checkpoint,
         # an MLM has guesses to show, but no DAG
-        {f"{kind} of an ExLM": lambda recipe: fits(recipe) and recipe.objective == "exlm", kind: fits},
-        recipe_to_make_one="quickstart-smiles" if is_smiles else "quickstart-text",
+        {f"{described} of an ExLM": lambda recipe: fits(recipe) and recipe.objective == "exlm", described: fits},
+        recipe_to_make_one=f"quickstart-{told}",
         progress=progress,
     )
     from exlm_cli.api import MANY_MASKS, load
@@ -72,6 +84,10 @@ def inspect_dag(
     from exlm_cli.dag.text import inspection_as_dict, render_terminal
 
     loaded = load(run, device=device, progress=progress)
+    if kind not in (None, loaded.encoder.kind):
+        raise ConfigError(
+            f"`--kind {kind}`: {checkpoint} is a model of {loaded.encoder.kind}", "leave one of the two options out"
+        )
     inspection = loaded.fill(sentence, num_fillings=n_best, num_top=top, length=length)
 
     def show() -> None:
@@ -80,7 +96,7 @@ def inspect_dag(
         if inspection.dag.num_masks > MANY_MASKS and not {"png", "svg", "html"}.isdisjoint(wanted):
             progress.message("drawing")
 
-    folder = out or _default_folder(Path(inspection.checkpoint), sentence)
+    folder = out or _default_folder(run, sentence)
     files = write_report(inspection, folder, wanted, show=show)
     if as_json:
         return console.emit_json({**inspection_as_dict(inspection), "files": files})
@@ -89,20 +105,27 @@ def inspect_dag(
         console.emit_files(files)
 
 
-def _is_smiles(sentence: str) -> bool:
-    """Tell SMILES from text: every character belongs to a SMILES token ([MASK] looks like a bracket atom).
+def _kind_of(sentence: str) -> "InputKind | None":
+    """Tell SMILES from text by its tokens; None: it could be either.
 
-    A full stop or question mark ends sentences, but no SMILES.
+    A full stop or question mark ends sentences, but no SMILES. A word of aromatic atoms without a ring or a bond is no
+    molecule, unless its masks hide these.
     """
-    from exlm_cli.data.smiles import SMILES_PATTERN
+    from exlm_cli.data.smiles import SMILES_PATTERN, SMILES_TOKEN
 
-    return re.fullmatch(f"(?:{SMILES_PATTERN})+(?<![.?])", sentence.strip()) is not None
+    spelled = sentence.strip().replace("[MASK]", "*")
+    if re.fullmatch(f"(?:{SMILES_PATTERN})+(?<![.?])", spelled) is None:
+        return "text"
+    tokens = SMILES_TOKEN.findall(spelled.replace("*", ""))
+    has_atoms = any(token[0].isalpha() or token[0] == "[" for token in tokens)
+    is_word = all(map(str.isalpha, tokens)) and any(map(str.islower, tokens))
+    return "smiles" if has_atoms and not is_word else None
 
 
-def _default_folder(checkpoint: Path, sentence: str) -> Path:
-    """Return a folder in the run's report/ that one sentence always gets again."""
-    from exlm_cli.run_dir import run_directory
+def _default_folder(run: Path, sentence: str) -> Path:
+    """Return a folder among the reports on a run or checkpoint that one sentence always gets again."""
+    from exlm_cli.bundled_models import report_folder
 
     words = re.sub(r"[^a-z0-9]+", "-", sentence.lower()).strip("-")[:24].strip("-")
     digest = hashlib.sha256(sentence.encode()).hexdigest()[:8]
-    return run_directory(checkpoint) / "report" / f"dag-{words}-{digest}"
+    return report_folder(run) / f"dag-{words}-{digest}"

@@ -70,8 +70,8 @@ def predict(
     for one in (given, *others):
         if one.kind == "pretrain":
             raise ConfigError(
-                f"{one.path} is a pre-trained run, which predicts no labels",
-                f"fine-tune it with `exlm finetune`, or write its vectors with `exlm embed {one.path} {file}`",
+                f"{one.shown} is a pre-trained run, which predicts no labels",
+                f"fine-tune it with `exlm finetune`, or write its vectors with `exlm embed {one.shown} {file}`",
             )
     open_raw(path).close()  # before torch is loaded
     from exlm_cli.finetune.model import load_finetuned
@@ -100,7 +100,10 @@ def predict(
 
 
 def embed(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of `exlm pretrain` or `exlm finetune`.")],
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="Run of exlm pretrain or finetune, hub:OWNER/NAME or bundled:NAME."),
+    ],
     file: Annotated[str, typer.Argument(metavar="FILE", help="CSV or TSV with a header, or one row per line.")],
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="FILE", parser=expand_path, help="Vectors, as .npz or .parquet.")

@@ -2,7 +2,7 @@
 
 A sentence takes three draws: a template, a scene of that template (its subject: praise or blame, one dog or many), and,
 given the scene, each slot's word independently. So words of different slots depend on each other through the scene
-alone, and the joint distribution follows by enumeration (`benchmarks/grammar_joint.py`).
+alone, and the joint distribution follows by enumeration (`studies/grammar_joint.py`).
 """
 
 from collections.abc import Iterator, Mapping

@@ -24,7 +24,7 @@ from exlm_cli.files import READ_HINT, JsonModel, hash_json, read_json, reason_of
 from exlm_cli.progress import Progress
 
 # Increase it when the same input would give other shards.
-_SCHEME = 5
+_SCHEME = 6
 # A file that changed this recently could change again within one tick of the file system's clock.
 _SETTLED_NS = 2_000_000_000
 _HUGE_BYTES = 1 << 28
@@ -116,6 +116,7 @@ def data_fingerprint(
 ) -> str:
     """Return the fingerprint of a recipe's shards: contents, tokenizer and options, without names of files."""
     unused = {"train", "valid", "cache_dir"} | ({"valid_fraction"} if valid else set())
+    unused |= {"canonical_smiles"} if recipe.data.kind == "text" else set()
     options = recipe.data.model_dump(mode="json", exclude=unused)
     return hash_json([_SCHEME, _contents(train), _contents(valid), tokenizer.fingerprint, options])
 

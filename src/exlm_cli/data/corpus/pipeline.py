@@ -30,7 +30,7 @@ from exlm_cli.data.corpus.inputs import FileSource, Source, first_row, iter_rows
 from exlm_cli.data.corpus.sequences import Holdout, Overlap, Packer, SharedRows, cut
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
 from exlm_cli.data.corpus.skipped import SkippedRows, copy_skipped, invalid_row
-from exlm_cli.data.molecules import check_smiles
+from exlm_cli.data.molecules import read_smiles
 from exlm_cli.data.rows.records import LINE_FORMATS, SKIPPED_FILE, Row, format_of
 from exlm_cli.data.smiles import train_smiles_vocabulary
 from exlm_cli.data.tokenizer import Tokenizer, train_bpe
@@ -196,12 +196,12 @@ def _obtain_tokenizer(
     builds: bool,
 ) -> Tokenizer:
     if recipe.tokenizer.path is not None:
-        return _load_given_tokenizer(recipe.tokenizer.path, recipe.data.kind)
+        return Tokenizer.load(expand_path(recipe.tokenizer.path), recipe.data.kind)
     path = cache / "tokenizers" / f"{tokenizer_key(recipe, train)}.json"
     hash_path = path.with_suffix(".sha256")
 
     def load() -> Tokenizer:
-        tokenizer = Tokenizer.load(path)
+        tokenizer = Tokenizer.load(path, recipe.data.kind)
         if not hash_path.is_file() or hash_path.read_bytes() != tokenizer.fingerprint.encode():
             raise TokenizerError(f"{path}: not the tokenizer that was written there", "delete the file")
         return tokenizer
@@ -215,17 +215,6 @@ def _obtain_tokenizer(
         return tokenizer
 
     return load_or_build(cache, path, load, build if builds else None, progress, remedy="it is trained again")
-
-
-def _load_given_tokenizer(given: str, kind: str) -> Tokenizer:
-    tokenizer = Tokenizer.load(expand_path(given))
-    wanted = "bpe" if kind == "text" else "smiles"
-    if tokenizer.kind != wanted:
-        raise TokenizerError(
-            f"{given}: a {tokenizer.kind} tokenizer, but `data.kind` is {kind}",
-            f"give a {wanted} tokenizer, or leave `tokenizer.path` out to train one",
-        )
-    return tokenizer
 
 
 def _train_tokenizer(recipe: PretrainRecipe, train: list[FingerprintedSource], progress: Progress) -> Tokenizer:
@@ -255,7 +244,8 @@ def _obtain_shards(corpus: _Corpus, cache: Path, progress: Progress, *, builds: 
     train_split = TRAIN if corpus.train else VALID
 
     def load() -> PreparedData:
-        train, valid = (TokenDataset(directory / split) for split in (train_split, VALID))
+        vocab_size = corpus.tokenizer.vocab_size
+        train, valid = (TokenDataset(directory / split, vocab_size) for split in (train_split, VALID))
         summary = read_json(directory / _SUMMARY, _Summary)
         if not (directory / SKIPPED_FILE).is_file():
             raise DataError(f"{directory / SKIPPED_FILE}: missing from the token shards", "delete the directory")
@@ -396,7 +386,7 @@ def _write_sequences(
         size, newline_ids = data.sequence_length - _NUM_ENDS, tokenizer.encode("\n")
         packs = _packs(data)
         packers = [Packer(size, tokenizer.sep_id, newline_ids) for _ in splits] if packs else []
-        for row, ids in _tokenise(_usable(rows, data.kind, skipped), data, tokenizer, skipped):
+        for row, ids in _tokenise(_usable(rows, data, skipped), data, tokenizer, skipped):
             num_unknown += ids.count(tokenizer.unk_id)
             index = int(choose(row))
             # rows that were apart in the corpus must not look like neighbours
@@ -431,12 +421,12 @@ def _write_maskable(sequences: list[list[int]], writer: ShardWriter, tokenizer: 
     return len(sequences) - len(kept)
 
 
-def _usable(rows: Iterable[Row], kind: str, skipped: SkippedRows) -> Iterator[Row]:
-    """Yield rows with text; skip what is broken or not a molecule."""
-    checked = check_smiles(rows) if kind == "smiles" else ((row, row.problem) for row in rows)
-    for row, problem in checked:
-        if problem is not None:
-            skipped.add(row, problem)
+def _usable(rows: Iterable[Row], data: DataConfig, skipped: SkippedRows) -> Iterator[Row]:
+    """Yield rows with text, molecules as `data.canonical_smiles` says; skip what is broken or not a molecule."""
+    read = read_smiles(rows, is_canonical=data.canonical_smiles) if data.kind == "smiles" else rows
+    for row in read:
+        if row.problem is not None:
+            skipped.add(row, row.problem)
         elif row.text:
             yield row
 

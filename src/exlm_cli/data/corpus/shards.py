@@ -6,6 +6,7 @@ than sequences) and `meta.json`. Little-endian, no pickle.
 
 import hashlib
 import os
+from array import array
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import cached_property
@@ -21,17 +22,24 @@ from exlm_cli.files import JsonModel, read_json, write_json
 
 _META, _TOKENS, _OFFSETS = "meta.json", "tokens.bin", "offsets.bin"
 _SAMPLED_BLOCK_BYTES, _SAMPLED_BLOCKS = 1 << 16, 256
+_BUFFERED_TOKENS = 1 << 16
 _REBUILD_HINT = "delete the directory and run `exlm tokenize`"
 
 
 class _Meta(JsonModel):
-    """Content of `meta.json`; `sha256` by file, see `sampled_sha256`."""
+    """Content of `meta.json`.
+
+    Attributes:
+        max_id: Highest token id; -1 without any token.
+        sha256: By file, see `sampled_sha256`.
+    """
 
     format: Literal[1] = 1
     fingerprint: str
     dtype: Literal["<u2", "<i4"]
     num_sequences: int
     num_tokens: int
+    max_id: int
     sha256: dict[str, str]
 
 
@@ -45,11 +53,11 @@ class TokenDataset:
         fingerprint: Hash of everything that went into the shards.
     """
 
-    def __init__(self, directory: Path) -> None:
-        """Open a shard directory.
+    def __init__(self, directory: Path, vocab_size: int) -> None:
+        """Open a shard directory and look at every token: kernels write where an id points to.
 
         Raises:
-            DataError: It is missing, truncated or altered.
+            DataError: It is missing, truncated or altered, or has an id that is not in the vocabulary.
         """
         self.directory = directory
         meta = _read_meta(directory)
@@ -63,6 +71,14 @@ class TokenDataset:
                 what = "missing, truncated or altered since the token shards were written"
                 raise DataError(f"{path}: {what}", _REBUILD_HINT)
         self.tokens: NDArray[Any] = np.memmap(directory / _TOKENS, dtype=dtype, mode="r")
+        # as unsigned numbers, negative ids are the highest of all
+        max_id = int(self.tokens.view(f"<u{dtype.itemsize}").max()) if self.num_tokens else -1
+        if max_id != meta.max_id or max_id >= vocab_size:
+            raise DataError(
+                f"{directory / _TOKENS}: the highest token id is {max_id}, written was {meta.max_id}, "
+                f"of a vocabulary of {vocab_size}",
+                _REBUILD_HINT,
+            )
         self.offsets: IntArray = np.memmap(directory / _OFFSETS, dtype="<i8", mode="r")
 
     def __len__(self) -> int:
@@ -96,7 +112,7 @@ class TokenDataset:
 class ShardWriter:
     """Streams sequences into a shard directory; `meta.json`, written on leaving without an error, makes it complete.
 
-    Ids are below `vocab_size`, which decides between uint16 and int32.
+    Ids are below `vocab_size`, which also decides between uint16 and int32.
     """
 
     def __init__(self, directory: Path, vocab_size: int, fingerprint: str) -> None:
@@ -104,7 +120,11 @@ class ShardWriter:
         self.fingerprint = fingerprint
         self.num_sequences = 0
         self.num_tokens = 0
+        self._vocab_size = vocab_size
+        self._max_id = -1
         self._dtype: Literal["<u2", "<i4"] = "<u2" if vocab_size <= 1 << 16 else "<i4"
+        # ids and ends that are not written yet
+        self._ids, self._ends = array("i"), array("q", [0])
 
     def __enter__(self) -> Self:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -112,22 +132,38 @@ class ShardWriter:
             self._tokens = files.enter_context((self.directory / _TOKENS).open("wb"))
             self._offsets = files.enter_context((self.directory / _OFFSETS).open("wb"))
             self._files = files.pop_all()
-        self._offsets.write(bytes(8))
         return self
 
     def add(self, sequences: Sequence[Sequence[int]]) -> None:
-        """Append sequences of token ids; none may be empty."""
+        """Append sequences of token ids.
+
+        Raises:
+            ValueError: One is empty, or has an id that is not in the vocabulary.
+        """
         for ids in sequences:
             if not ids:
                 raise ValueError("a sequence without tokens cannot be stored")
-            self._tokens.write(np.asarray(ids, self._dtype).tobytes())
+            self._ids.extend(ids)
             self.num_tokens += len(ids)
-            self._offsets.write(self.num_tokens.to_bytes(8, "little"))
+            self._ends.append(self.num_tokens)
         self.num_sequences += len(sequences)
+        if len(self._ids) >= _BUFFERED_TOKENS:
+            self._write()
+
+    def _write(self) -> None:
+        ids = np.asarray(self._ids, dtype=np.intc)
+        if len(ids):
+            if ids.min() < 0 or ids.max() >= self._vocab_size:
+                raise ValueError(f"ids {ids.min()} to {ids.max()} in a vocabulary of {self._vocab_size}")
+            self._max_id = max(self._max_id, int(ids.max()))
+        self._tokens.write(ids.astype(self._dtype).tobytes())
+        self._offsets.write(np.asarray(self._ends, dtype=np.longlong).astype("<i8").tobytes())
+        self._ids, self._ends = array("i"), array("q")
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._files:
             if kind is None:
+                self._write()
                 for file in (self._tokens, self._offsets):
                     # a full disk may be found out only here
                     file.flush()
@@ -138,6 +174,7 @@ class ShardWriter:
                 dtype=self._dtype,
                 num_sequences=self.num_sequences,
                 num_tokens=self.num_tokens,
+                max_id=self._max_id,
                 sha256={name: sampled_sha256(self.directory / name) for name in (_TOKENS, _OFFSETS)},
             )
             write_json(self.directory / _META, meta)
@@ -146,7 +183,7 @@ class ShardWriter:
 def sampled_sha256(path: Path) -> str:
     """Return the sha256 of a file's size and of 256 blocks of 64 KiB spread over it; of all of it below 16 MiB.
 
-    Opening shards of any size takes milliseconds this way, and truncation and most alterations are still found.
+    It takes milliseconds whatever the size, and truncation and most alterations are still found.
     """
     size_bytes = path.stat().st_size
     digest = hashlib.sha256(str(size_bytes).encode())

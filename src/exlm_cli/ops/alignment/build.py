@@ -31,7 +31,7 @@ CUDA_ARCHITECTURES = ("80", "86", "89", "90", "100")
 
 _SOURCES = {"cpu": "src/states_alignment_cpu.cpp", "cuda": "src/states_alignment_cuda.cu"}
 _HOST_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
-_NVCC_FLAGS = ("-std=c++17", "-O3", "-shared", "-cudart=static", "-Xcompiler=-fPIC,-fvisibility=hidden")
+_NVCC_FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "-shared", "-cudart=static", "-Xcompiler=-fPIC,-fvisibility=hidden")
 _V3_FEATURES = frozenset(["avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"])
 # levels of x86-64 for which wheels hold a host library, best first, with what /proc/cpuinfo must list
 PREBUILT_LEVELS = {

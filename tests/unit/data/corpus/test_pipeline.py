@@ -27,9 +27,9 @@ from exlm_cli.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from exlm_cli.errors import CheckpointError, DataError, TokenizerError
 from exlm_cli.progress import Progress, SilentProgress
 from tests.recorder import Recorder
-from tests.tiny import tiny_recipe
+from tests.tiny import tiny_recipe, word_level
 
-MOLECULES = ["CCO", "c1ccccc1", "CC(=O)O", "CCN", "CCCl", "C[C@H](F)O", "CC#N", "OCCO", "c1ccncc1", "CCS"]
+MOLECULES = ["CCO", "c1ccccc1", "CC(=O)O", "CCN", "CCCl", "C[C@@H](O)F", "CC#N", "OCCO", "c1ccncc1", "CCS"]
 
 
 @pytest.fixture
@@ -190,14 +190,16 @@ def test_an_existing_tokenizer_is_taken_where_it_is_of_the_right_kind(workplace)
     (workplace / "text.txt").write_text("Other text.\n" * 50)
     prepared = _prepare(_recipe(workplace, tokenizer={"path": f"{workplace}/mine.json"}))
     assert prepared.tokenizer.fingerprint == first.tokenizer.fingerprint
-    with pytest.raises(TokenizerError, match=r"mine\.json: a bpe tokenizer, but `data\.kind` is smiles$") as caught:
-        _prepare(_smiles(workplace, tokenizer={"path": f"{workplace}/mine.json"}))
-    assert "`tokenizer.path`" in caught.value.hint
+    _prepare(_smiles(workplace)).tokenizer.save(workplace / "smiles.json")
+    with pytest.raises(TokenizerError, match=r"smiles\.json: .* `WordPiece`, but `data\.kind` is text") as caught:
+        _prepare(_recipe(workplace, tokenizer={"path": f"{workplace}/smiles.json"}))
+    assert "`exlm tokenize`" in caught.value.hint
 
 
 def test_tokens_that_the_vocabulary_lacks_are_counted_and_molecules_of_them_alone_refused(workplace):
     """Nothing of such a molecule can be masked: a step of them has no loss."""
-    _prepare(_smiles(workplace)).tokenizer.save(workplace / "mine.json")
+    known = ["C", "O", "(", ")", "=", "c", "1", "N", "n", "Cl", "F", "S", "#", "[C@@H]"]
+    word_level(known).save(workplace / "mine.json")
     (workplace / "mols.smi").write_text("CCO\nCBr\nBrCCBr\n" + "\n".join(MOLECULES))
     progress = Recorder()
     _prepare(_smiles(workplace, tokenizer={"path": f"{workplace}/mine.json"}), progress)
@@ -210,7 +212,7 @@ def test_tokens_that_the_vocabulary_lacks_are_counted_and_molecules_of_them_alon
 def _latin_tokenizer(path: Path) -> dict[str, Any]:
     """Save a BPE of the letters a and b, which is not byte-level, and return the section that gives it."""
     vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, "a", "b"])}
-    Tokenizer(tokenizers.Tokenizer(models.BPE(vocabulary, [], unk_token="[UNK]"))).save(path)
+    Tokenizer(tokenizers.Tokenizer(models.BPE(vocabulary, [], unk_token="[UNK]")), "text").save(path)
     return {"path": str(path)}
 
 
@@ -280,6 +282,26 @@ def test_skipped_rows_are_listed_now_and_on_every_later_run(workplace):
     train, valid = _texts(prepared.train, prepared.tokenizer), _texts(prepared.valid, prepared.tokenizer)
     assert sorted(train + valid) == sorted(MOLECULES)
     assert valid
+
+
+def test_molecules_are_read_canonical_without_map_numbers_unless_they_are_wanted_as_written(workplace):
+    written = ["OCC", "C1=CC=CC=C1", "[CH3:1][CH2:2][OH:7]", "OC(=O)C", "N#CC"]
+    (workplace / "mols.smi").write_text("\n".join(written * 3) + "\n")
+    (workplace / "valid.smi").write_text("C(C)O\n")
+    valid = [f"{workplace}/valid.smi"]
+    progress = Recorder()
+    canonical = _prepare(_smiles(workplace, valid=valid), progress)
+    assert _texts(canonical.train, canonical.tokenizer) == ["CCO", "c1ccccc1", "CCO", "CC(=O)O", "CC#N"] * 3
+    assert _texts(canonical.valid, canonical.tokenizer) == ["CCO"]
+    assert any("1 of 1 (100% of the text)" in text for text in progress.said)  # however it is written
+    as_written = _prepare(_smiles(workplace, valid=valid, canonical_smiles=False))
+    assert _texts(as_written.train, as_written.tokenizer) == written * 3
+    assert as_written.fingerprint != canonical.fingerprint
+
+
+def test_text_has_one_set_of_shards_whatever_is_said_of_smiles(workplace):
+    first = _prepare(_recipe(workplace))
+    assert _prepare(_recipe(workplace, canonical_smiles=False)).fingerprint == first.fingerprint
 
 
 def test_a_list_from_the_cache_names_the_files_of_this_run(workplace):
@@ -466,7 +488,7 @@ def test_shares_of_the_most_rows_are_named(workplace):
     assert "`data.max_rows`: about 21 rows of each of 2 training files" in progress.said
 
 
-OTHERS = [f"c1cc(O{'C' * n})ccc1" for n in range(1, 31)]
+OTHERS = [f"{'C' * n}Oc1ccccc1" for n in range(1, 31)]
 
 
 @pytest.mark.parametrize(
@@ -475,12 +497,12 @@ OTHERS = [f"c1cc(O{'C' * n})ccc1" for n in range(1, 31)]
         ("same.smi.gz", MOLECULES, "10 of 10 (100% of the text)"),
         ("first.csv", ["smiles", *MOLECULES[:4]], "4 of 4 (100% of the text)"),
         ("twice.smi", ["CCO", "CCO", *OTHERS], None),
-        ("short.smi", ["c1ccccc1", *OTHERS[:3]], "1 of 4 (17% of the text)"),
+        ("short.smi", ["c1ccccc1", *OTHERS[:3]], "1 of 4 (20% of the text)"),
         ("others.smi", OTHERS, None),
     ],
 )
 def test_validation_rows_that_are_trained_on_are_warned_of_also_when_cached(workplace, name, rows, said):
-    """8 of 8 + 12 + 13 + 14 characters are shared in the fourth case, 6 of 801 in the third: too few for a warning."""
+    """8 of 8 + 10 + 11 + 12 characters are shared in the fourth case, 6 of 741 in the third: too few for a warning."""
     content = "".join(f"{row}\n" for row in rows).encode()
     (workplace / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     recipe = _smiles(workplace, valid=[f"{workplace}/{name}"], sequence_length=64)

@@ -17,7 +17,7 @@ def _write(directory: Path, vocab_size: int = 1 << 16) -> TokenDataset:
         writer.add(SEQUENCES[:2])
         writer.add([])
         writer.add(SEQUENCES[2:])
-    return TokenDataset(directory)
+    return TokenDataset(directory, vocab_size)
 
 
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(1 << 16, np.uint16), ((1 << 16) + 1, np.int32)])
@@ -48,7 +48,7 @@ def test_an_empty_sequence_is_refused_and_shards_left_by_an_error_cannot_be_open
     ):
         writer.add([[1], []])
     with pytest.raises(DataError, match=r"meta\.json is missing$"):
-        TokenDataset(tmp_path / "train")
+        TokenDataset(tmp_path / "train", 1 << 16)
 
 
 @pytest.mark.parametrize("name", ["tokens.bin", "offsets.bin"])
@@ -66,7 +66,7 @@ def test_a_damaged_file_is_found(tmp_path, name, fault):
         case "remove":
             path.unlink()
     with pytest.raises(DataError, match=rf"^{re.escape(str(path))}: .*truncated or altered") as caught:
-        TokenDataset(tmp_path / "train")
+        TokenDataset(tmp_path / "train", 1 << 16)
     assert "`exlm tokenize`" in caught.value.hint
 
 
@@ -75,7 +75,7 @@ def test_a_missing_or_foreign_meta_file_is_refused(tmp_path, content):
     if content is not None:
         (tmp_path / "meta.json").write_text(content)
     with pytest.raises(DataError, match=r"meta\.json") as caught:
-        TokenDataset(tmp_path)
+        TokenDataset(tmp_path, 1 << 16)
     assert "`exlm tokenize`" in caught.value.hint
 
 

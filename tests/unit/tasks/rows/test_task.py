@@ -26,6 +26,7 @@ from exlm_cli.tasks.rows.inputs import TableRows
 from exlm_cli.tasks.rows.labels import Labels
 from exlm_cli.tasks.rows.splits import RowSplit
 from exlm_cli.tasks.rows.task import Examples, RowTask, TableTask, encode_texts, longest_first, read_new_table
+from tests.tiny import word_level
 from tests.unit.finetune.finetuned_runs import read_rows, write_rows
 
 NAN = math.nan
@@ -92,10 +93,10 @@ def test_texts_stand_between_cls_and_separators_and_cuts_are_counted(text_tokeni
     assert not len(encode_texts([], text_tokenizer, 9))
 
 
-def test_rows_with_tokens_that_the_vocabulary_lacks_are_counted_and_the_first_three_are_named(tokenizer):
+def test_rows_with_tokens_that_the_vocabulary_lacks_are_counted_and_the_first_three_are_named():
     """The vocabulary is C, N and O; rows of a table are named by their lines, others by their numbers."""
     what = "rows with tokens outside the vocabulary, which the model reads as [UNK]"
-    only_c = train_smiles_vocabulary(["C"], 20, 1, SilentProgress())
+    only_c, tokenizer = word_level(["C"]), word_level(["C", "N", "O"])
     table = make("binary", [[0], [1], [1], [0], [1], [1]])
     assert table.encode("train", only_c, 16).notes == (f"{what}: 2 of 3; the first: `O` (line 2); `N` (line 3)",)
     assert table.encode("train", tokenizer, 16).notes == ()

@@ -1,9 +1,13 @@
 """The LM head on CUDA, run on the CPU: its blocks in torch, and its kernels in the simulator, against log_softmax."""
 
+import dataclasses
+import subprocess
+import sys
+
 import pytest
 import torch
 
-from exlm_cli.ops import emissions_cuda
+from exlm_cli.ops import emissions
 from exlm_cli.ops.alignment.library import DeviceLibrary, LogitRows
 from exlm_cli.ops.emissions import token_log_probs
 from tests.unit.ops.simulation import ORDERS
@@ -29,10 +33,18 @@ def _reference(leaves: list[torch.Tensor], tokens: torch.Tensor, dtype: torch.dt
 
 @pytest.fixture(params=["torch", "kernels"])
 def rows(request: pytest.FixtureRequest, simulated: DeviceLibrary, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The implementation that computes the rows of a block."""
-    monkeypatch.setattr(emissions_cuda, "_has_kernels", lambda logits: request.param == "kernels")
-    monkeypatch.setattr(emissions_cuda, "device_kernels", lambda device: simulated.on(0, 0))
+    """The operator takes every tensor for one on a device; what computes the rows of a block there."""
+    monkeypatch.setattr(emissions, "_is_on_device", lambda tensor: True)
+    monkeypatch.setattr(emissions, "_has_kernels", lambda logits: request.param == "kernels")
+    monkeypatch.setattr(emissions, "device_kernels", lambda device: simulated.on(0, 0))
     return str(request.param)
+
+
+def _score(
+    leaves: list[torch.Tensor], tokens: torch.Tensor, chunk_rows: int, dtype: torch.dtype = torch.bfloat16
+) -> torch.Tensor:
+    with torch.autocast("cpu", dtype, enabled=dtype.itemsize == 2):
+        return token_log_probs(*leaves, tokens, chunk_rows=chunk_rows)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -43,7 +55,7 @@ def test_values_and_gradients_are_those_of_log_softmax(size, chunk_rows, dtype, 
     if len(tokens) > 1:
         tokens[0] = 7  # one row asks for the same token throughout
     upstream = torch.randn(tokens.shape, generator=torch.Generator().manual_seed(1))
-    given = emissions_cuda.token_log_probs(*leaves, tokens, chunk_rows, dtype, True)
+    given = _score(leaves, tokens, chunk_rows, dtype)
     expected = _reference(leaves, tokens, dtype)
     assert given.dtype == torch.float32
     torch.testing.assert_close(given.double(), expected, rtol=1e-6, atol=2e-6)
@@ -60,7 +72,7 @@ def test_values_and_gradients_are_those_of_log_softmax(size, chunk_rows, dtype, 
 
 def test_no_rows_give_no_probabilities_and_zero_gradients(rows):
     leaves, tokens = _inputs(0, 29, 4)
-    result = emissions_cuda.token_log_probs(*leaves, tokens, 4, torch.bfloat16, True)
+    result = _score(leaves, tokens, 4)
     assert result.shape == (0, 4)
     assert torch.autograd.grad(result.sum(), leaves[1])[0].eq(0).all()
 
@@ -68,10 +80,24 @@ def test_no_rows_give_no_probabilities_and_zero_gradients(rows):
 @pytest.mark.usefixtures("rows")
 def test_a_bias_at_an_odd_address_is_copied():
     leaves, tokens = _inputs(5, 29, 4)
-    expected = emissions_cuda.token_log_probs(*leaves, tokens, 4, torch.bfloat16, False)
-    shifted = torch.cat([torch.zeros(1), leaves[2].detach()])[1:]
+    expected = _score(leaves, tokens, 4)
+    shifted = torch.cat([torch.zeros(1), leaves[2].detach()])[1:].requires_grad_()
     assert shifted.data_ptr() % 16
-    assert torch.equal(emissions_cuda.token_log_probs(*leaves[:2], shifted, tokens, 4, torch.bfloat16, False), expected)
+    given = _score([*leaves[:2], shifted], tokens, 4)
+    assert torch.equal(given, expected)
+    mine, theirs = torch.autograd.grad(given.sum(), shifted), torch.autograd.grad(expected.sum(), leaves[2])
+    assert torch.equal(mine[0], theirs[0])
+
+
+@pytest.mark.parametrize("rows", ["torch"], indirect=True)
+def test_a_float64_bias_is_not_rounded(rows):
+    """The kernels have no float64."""
+    leaves, tokens = _inputs(5, 29, 4)
+    leaves = [leaf.detach().double().div(3).requires_grad_() for leaf in leaves]
+    given = _score(leaves, tokens, 4, torch.float64)
+    expected = _reference(leaves, tokens, torch.float64)
+    mine, theirs = (torch.autograd.grad(result.square().sum(), leaves) for result in (given, expected))
+    torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -135,11 +161,43 @@ def test_a_layout_that_the_kernels_cannot_read_is_refused(rows, vocab, message, 
         simulated.on(0, 0).token_log_probs(*arguments)
 
 
+@pytest.mark.parametrize("odd", ["logits", "bias"])
+def test_an_address_that_the_kernels_cannot_read_is_refused(odd, simulated):
+    shifted = {"logits": torch.zeros(65)[1:].view(1, 64), "bias": torch.zeros(30)[1:]}[odd]
+    of_rows = LogitRows(torch.zeros(1, 64), torch.zeros(29), torch.zeros(1, 1, dtype=torch.int64))
+    of_rows = dataclasses.replace(of_rows, **{odd: shifted})
+    with pytest.raises(RuntimeError, match=r": logits or bias are not aligned to 16 bytes$"):
+        simulated.on(0, 0).token_log_probs(of_rows, torch.empty(1), torch.empty(1, 1))
+
+
+CALL_WITH_TOKEN = """
+import pathlib, sys, torch
+from exlm_cli.ops.alignment.library import DeviceLibrary, LogitRows
+
+path, kernel, token = sys.argv[1:]
+rows = LogitRows(torch.zeros(2, 64), torch.zeros(29), torch.tensor([[3, 28], [0, int(token)]]))
+kernels, log_sums, log_probs = DeviceLibrary(pathlib.Path(path)).on(0, 0), torch.zeros(2), torch.zeros(2, 2)
+if kernel == "token_log_probs":
+    kernels.token_log_probs(rows, log_sums, log_probs)
+else:
+    kernels.logit_gradient(rows, log_sums, log_probs, torch.zeros(2, 2), rows.logits)
+"""
+
+
+@pytest.mark.parametrize("token", [-1, 5, 29])
+@pytest.mark.parametrize("kernel", ["token_log_probs", "logit_gradient"])
+def test_a_token_outside_the_vocabulary_traps_in_a_build_with_checks(kernel, token, simulated):
+    command = [sys.executable, "-c", CALL_WITH_TOKEN, str(simulated.path), kernel, str(token)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == (token == 5), done.stderr
+    assert ("token" in done.stderr and "batch.vocab" in done.stderr) == (token != 5)
+
+
 @pytest.mark.usefixtures("rows")
 def test_the_operators_keep_their_promises():
     leaves, tokens = _inputs(7, 29, 4)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     for chunk_rows in (1, 100):
         arguments = (*leaves, tokens, chunk_rows, torch.bfloat16, True)
-        outcome = torch.library.opcheck(emissions_cuda._forward, arguments, test_utils=checks)
+        outcome = torch.library.opcheck(emissions._forward, arguments, test_utils=checks)
         assert set(outcome.values()) == {"SUCCESS"}

@@ -1,13 +1,15 @@
 r"""What can be read out of a run's vectors: linear probes on frozen embeddings, beside an untrained encoder and counts.
 
+Pinned to commit 3d172fa5 (`README.md`); the lab notes give the commit of each table.
+
 Each row of some held-out files is turned into a vector by `exlm embed`'s engine; a ridge or logistic regression on the
 vectors then predicts properties that RDKit or the letters of a text give for every row, and the labels of GLUE tasks.
 Thousands of test rows and many properties separate models that a small benchmark cannot. Each resampling cuts the same
 rows into train and test for all runs, so that differences are paired.
 
-    python benchmarks/probe.py exlm=runs/exlm-1 exlm=runs/exlm-2 mlm=runs/mlm-1 mlm=runs/mlm-2 \
+    python studies/probe.py exlm=runs/exlm-1 exlm=runs/exlm-2 mlm=runs/mlm-1 mlm=runs/mlm-2 \
         --files held-out.smi.gz --reference mlm --out runs/probe
-    python benchmarks/probe.py exlm=runs/text-exlm mlm=runs/text-mlm --files held-out.txt.xz --glue-dir glue --out DIR
+    python studies/probe.py exlm=runs/text-exlm mlm=runs/text-mlm --files held-out.txt.xz --glue-dir glue --out DIR
 
 Runs of one label are seeds of one model. `untrained` are the encoders of the reference before their first step,
 `token counts` a vector of how often each of the most frequent tokens occurs. DIR keeps the rows, the embeddings and

@@ -1,13 +1,15 @@
 """Study of the start of the DAG: what each part of the transition head and of its start is worth on real data.
 
+Pinned to commit 3d172fa5 (`README.md`); its rows were made at 422a1f8 to c7aa13f, and each names its own.
+
 Trains variants of `text-small` (bytes, k = 4) and `smiles-small` (k = 2) with two layers of width 64 for 1,000 steps.
-Each data set, variant and seed is a row of `results/study_start.csv`; a row that exists is not trained again. Most
+Each data set, variant and seed is a row of `results/start.csv`; a row that exists is not trained again. Most
 variants are settings of `exlm pretrain --set`. Fixed edges, scores by distance and emissions of the own mask alone are
 no recipe keys and are implemented here.
 
-    python benchmarks/study_start.py --list
-    python benchmarks/study_start.py DATA --sets text smiles --variants "k = 1" seeing --seeds 1 2 3
-    python benchmarks/study_start.py --table
+    python studies/start.py --list
+    python studies/start.py DATA --sets text smiles --variants "k = 1" seeing --seeds 1 2 3
+    python studies/start.py --table
 
 DATA is a folder with `text/wikipedia_en_{train,valid}.txt.xz` and `smiles/{train,valid}.txt.xz`. `--table` prints means
 over seeds, and the differences from the MLM of the same seed with their 95 % interval.
@@ -32,10 +34,10 @@ from exlm_cli.errors import ExlmError
 from exlm_cli.model.exlm import ExlmModel, NodeStates
 from exlm_cli.model.transition import TransitionHead, allowed_edges, mask_order, next_mask_edges
 from exlm_cli.train.pretrain import run_pretraining
-from harness import append_row, mean_column, read_rows, show_interval, surroundings
+from rows import append_row, mean_column, read_rows, show_interval, surroundings
 
-NAME = "study_start"
-WORK = Path("runs") / NAME
+NAME = "start"
+WORK = Path("runs/study_start")
 MLM, LOSS = "MLM", "loss_given_length"
 RESTRICTED_SHARE = 0.15
 """Share of the steps in which `own emissions` trains each state on the target of its own mask alone."""

@@ -1,6 +1,8 @@
 """Half an hour of training, validation and checkpoints in one process: memory, open files and threads over time.
 
-    python benchmarks/soak.py [--minutes 30] [--out benchmarks/results/soak.csv]
+Pinned to commit 3d172fa5 (`README.md`); its rows were made at 6558948.
+
+    python studies/soak.py [--minutes 30] [--out studies/results/soak.csv]
 
 A cycle is 20 steps, a validation and a checkpoint. Each row is taken at the same moment of its cycle: when the
 checkpoint is written. Exit 1 unless after the first two minutes resident memory stays within 5 %, and open files and

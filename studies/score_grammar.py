@@ -1,11 +1,13 @@
 """Share of the dependency between the masked words of a grammar sentence that a checkpoint has learnt.
 
+Pinned to commit 3d172fa5 (`README.md`); the shares of the lab note are of 77e3110, 5e0eb00 and 6cc9e3d.
+
 The bundled grammar knows the true joint distribution. The mutual information is the difference between the independence
 bound (sum of the entropies of the single words) and the truth (entropy of the joint). The share that a model captures
 is the position of its expected negative log-likelihood between the two. Below 0 % not even single words are predicted
 well.
 
-    python benchmarks/score_grammar.py runs/quickstart "This is [MASK], and I'm very [MASK] to see this."
+    python studies/score_grammar.py runs/quickstart "This is [MASK], and I'm very [MASK] to see this."
 """
 
 import argparse

@@ -1,12 +1,14 @@
 """Coverage and width of the intervals of `exlm predict` on a property with known noise.
 
+Pinned to commit 3d172fa5 (`README.md`); its rows were made at 3574a2e, with weights of aa6f1e3.
+
 The property is RDKit's logP of bundled molecules plus normal noise. A run is fine-tuned on 45 % of the rows and
 calibrated on 10 %; `exlm predict` writes intervals for the other rows. Beside them are intervals scaled by the spread
 over the seeds, and the spread taken for an error bar. The validation rows are also drawn anew, 200 times,
 from all rows that are not trained on: the mean coverage over the draws does not depend on the luck of one split.
 
     exlm pretrain --recipe quickstart-smiles-mlm --set train.max_steps=300 --set model.num_layers=2 --out OUT/pretrained
-    python benchmarks/prediction_intervals.py OUT --checkpoint OUT/pretrained
+    python studies/prediction_intervals.py OUT --checkpoint OUT/pretrained
 
 A finished run in OUT/run is only read. The script writes `results/prediction_intervals.csv`.
 """
@@ -32,7 +34,7 @@ from exlm_cli.finetune.results import RESULTS_FILE, read_split_outputs
 from exlm_cli.finetune.run import run_finetuning
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import FloatArray
-from harness import RESULTS_DIR
+from rows import RESULTS_DIR
 
 NUM_MOLECULES, TRAIN_SHARE, VALID_SHARE = 9000, 0.45, 0.1
 NOISE = 0.5

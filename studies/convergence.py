@@ -1,14 +1,16 @@
 """Study at convergence: MLM, MLMs of equal cost and ExLM at three mask ratios, on real text and SMILES.
 
-Trains the cells of `exlm sweep convergence-text` and `convergence-smiles` one by one, on one thread. Each cell is a row
-of `results/study_convergence.csv`; a row that exists with the planned steps is not trained again. A cell that was
-stopped goes on from its last checkpoint under `runs/study_convergence/`. `last_tenth` is what validation gained in the
-last tenth of the steps, nats per target. `--times N` multiplies the steps of every cell.
+Pinned to commit 3d172fa5 (`README.md`); its rows were made at 6c5b79f to c9e1ec1, and each names its own.
 
-    python benchmarks/study_convergence.py DATA --sets text --variants mlm-p15 exlm-k4-p15 --seeds 1
-    python benchmarks/study_convergence.py DATA --sets text --variants mlm-p62.2 exlm-k4-last-p62.2 --times 4
-    python benchmarks/study_convergence.py --table
-    python benchmarks/study_convergence.py --figure docs/images/convergence.png
+Trains the cells of two recipes of `exlm sweep`, `recipes/convergence-text.yaml` and `convergence-smiles.yaml`, one by
+one, on one thread. Each cell is a row of `results/convergence.csv`; a row that exists with the planned steps is not
+trained again. A cell that was stopped goes on from its last checkpoint under `runs/study_convergence/`. `last_tenth` is
+what validation gained in the last tenth of the steps, nats per target. `--times N` multiplies the steps of every cell.
+
+    python studies/convergence.py DATA --sets text --variants mlm-p15 exlm-k4-p15 --seeds 1
+    python studies/convergence.py DATA --sets text --variants mlm-p62.2 exlm-k4-last-p62.2 --times 4
+    python studies/convergence.py --table
+    python studies/convergence.py --figure docs/images/convergence.png
 
 DATA is a folder with `text/wikipedia_en_{train,valid}.txt.xz` and `smiles/{train,valid}.txt.xz`. `--table` prints the
 tables of docs/lab_notes/convergence.md: means over seeds, and differences between models of the same seed and mask
@@ -44,10 +46,11 @@ from exlm_cli.report.style import (
     set_up_axes,
 )
 from exlm_cli.report.tables import ReportTable, as_markdown
-from harness import append_row, mean_and_half, mean_column, read_rows, show_interval, surroundings
+from rows import append_row, mean_and_half, mean_column, read_rows, show_interval, surroundings
 
-NAME = "study_convergence"
-WORK = Path("runs") / NAME
+NAME = "convergence"
+RECIPES = Path(__file__).parent / "recipes"
+WORK = Path("runs/study_convergence")
 LOSS = "loss_given_length"
 FILES = {"text": "text/wikipedia_en_{}.txt.xz", "smiles": "smiles/{}.txt.xz"}
 TITLES = {"text": "bytes", "smiles": "SMILES"}
@@ -83,7 +86,7 @@ def plan(data: Path, name: str, times: int) -> SweepRecipe:
     files = {part: data / FILES[name].format(part) for part in ("train", "valid")}
     given = [f'pretrain.data.{part}=["{path}"]' for part, path in files.items()]
     overrides = [*given, "pretrain.train.num_threads=1", "pretrain.train.compile=true"]
-    recipe = load_recipe(f"convergence-{name}", overrides, kind=SweepRecipe)
+    recipe = load_recipe(RECIPES / f"convergence-{name}.yaml", overrides, kind=SweepRecipe)
     if times == 1:
         return recipe
     steps, usual = "train.max_steps", recipe.pretrain.train.max_steps

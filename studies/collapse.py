@@ -1,13 +1,15 @@
 """Study of the DAG's collapse: which settings learn that two masked words depend on each other?
 
+Pinned to commit 3d172fa5 (`README.md`); its rows were made at c40adcc to 6cc9e3d, and each names its own.
+
 The corpus is one sentence with two masked words that share a sentiment: eight words each, four good and four bad,
 equally likely. A model that predicts each mask alone needs at least ln 8 = 2.0794 nats per word; the truth is
 (ln 8 + ln 4) / 2 = 1.7329. The share of this gap that a model closes is the share of the mutual information that it
 captures. Changes of the recipe are those of `exlm pretrain --set`; a cue in the corpus and an entropy bonus, which are
 no recipe keys, are implemented here. The script adds one CSV row per variant and seed and skips rows that exist.
 
-    python benchmarks/study_collapse.py --list
-    python benchmarks/study_collapse.py --variants mlm paper "paper, batch 512" --seeds 0 1 2
+    python studies/collapse.py --list
+    python studies/collapse.py --variants mlm paper "paper, batch 512" --seeds 0 1 2
 """
 
 import argparse
@@ -233,7 +235,7 @@ def main() -> None:
     parser.add_argument("--variants", nargs="*", choices=list(VARIANTS), default=list(VARIANTS), metavar="NAME")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/collapse.csv"))
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "collapse.csv")
     options = parser.parse_args()
     if options.list:
         print(*VARIANTS, sep="\n")

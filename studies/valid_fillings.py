@@ -1,9 +1,11 @@
 """Do tokens drawn for the masks of a molecule fit each other? The share of drawn fillings that are valid SMILES.
 
+Pinned to commit 3d172fa5 (`README.md`); its rows were made at c6643d6 to 7e18c0a, and each names its own.
+
 An MLM draws the token of each mask on its own. ExLM draws a path of T states through its DAG, then a token from each
 state. All runs see the same molecules with the same masks, so that differences are paired.
 
-    python benchmarks/valid_fillings.py mlm=RUN exlm=RUN --file held-out.smi --reference mlm --mask-ratio 0.387
+    python studies/valid_fillings.py mlm=RUN exlm=RUN --file held-out.smi --reference mlm --mask-ratio 0.387
 
 Each run is a row of `results/valid_fillings.csv`. `valid` is the share of valid SMILES among the drawn fillings,
 `valid_best` that among the fillings with the likeliest token of each mask on its own, `recovered` the share of drawn
@@ -25,7 +27,7 @@ from exlm_cli.dag.graph import Dag
 from exlm_cli.data.masking import Masker, Sequences
 from exlm_cli.data.molecules import find_invalid_smiles
 from exlm_cli.train.pretrained import Pretrained, load_pretrained
-from harness import append_row, show_interval, surroundings
+from rows import append_row, show_interval, surroundings
 
 NAME = "valid_fillings"
 FIGURES = ("valid", "valid_best", "recovered")

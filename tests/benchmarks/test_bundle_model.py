@@ -1,0 +1,101 @@
+"""`studies/bundle_model.py`: a run becomes a model of the package, with its card; and the models that are there."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+import exlm_cli
+from exlm_cli import bundled_models
+from exlm_cli.errors import ExlmError
+from exlm_cli.progress import SilentProgress
+from exlm_cli.run_dir import read_run_json, update_run_json
+from exlm_cli.train.checkpoint import checkpoint_paths
+from exlm_cli.train.pretrained import load_pretrained
+from tests.unit.finetune.synthetic import make_pretrained
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = Path(exlm_cli.__file__).parent / "pretrained"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("bundle_model", ROOT / "studies/bundle_model.py")
+    assert spec
+    assert spec.loader
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def about_of(script, name="text"):
+    return script.About.model_validate(yaml.safe_load((ROOT / f"studies/bundled/{name}.yaml").read_text("utf-8")))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    run = make_pretrained(tmp_path / "run", data={"train": ["/home/me/wiki.txt"]})
+    update_run_json(run, {"device": "a GPU", "precision": "bf16", "train_time_s": 5400.0, "seed": 7})
+    (tmp_path / "valid.txt").write_text("amber birch cedar daisy\n" * 20)
+    return run
+
+
+def test_a_run_becomes_a_model_of_the_package(script, run, tmp_path, monkeypatch):
+    about, folder = about_of(script), tmp_path / "pretrained"
+    given = {"valid": [str(tmp_path / "valid.txt")], "max_sequences": None, "progress": SilentProgress()}
+    for _ in range(2):  # the second replaces the first
+        assert script.bundle(run, about, folder=folder, **given) == folder / "text"
+    assert [path.name for path in folder.iterdir()] == ["text"]
+    card = (folder / "text/README.md").read_text(encoding="utf-8")
+    for said in (
+        about.title,
+        about.trained_on,
+        "| hours | 1.50 |",
+        "| hardware | a GPU |",
+        "| seed | 7 |",
+        "| steps | 3 |",
+    ):
+        assert said in card
+    for line in (*about.sources, *about.good_at, *about.bad_at, about.command.strip()):
+        assert line.split()[0] in card
+    assert "On 20 sequences of valid.txt, before and after rounding:" in card
+    described = read_run_json(folder / "text")
+    assert (described.trained_on, described.git_commit) == (about.trained_on, read_run_json(run).git_commit)
+    monkeypatch.setattr(bundled_models, "FOLDER", folder)
+    loaded = load_pretrained(Path("bundled:text"), device="cpu")
+    assert loaded.sha256 in card
+    assert not [path for path in folder.rglob("*.*") if path.is_file() and b"/home/me" in path.read_bytes()]
+
+
+def test_models_that_are_too_large_are_not_written(script, run, tmp_path, monkeypatch):
+    monkeypatch.setattr(script, "MAX_BYTES", 1000)
+    given = {"valid": [str(tmp_path / "valid.txt")], "max_sequences": 2, "progress": SilentProgress()}
+    with pytest.raises(ExlmError, match="the models would have"):
+        script.bundle(run, about_of(script), folder=tmp_path / "pretrained", **given)
+    assert not (tmp_path / "pretrained").exists()
+
+
+def test_sentences_of_both_cards_are_there(script):
+    assert [about_of(script, name).name for name in ("smiles", "text")] == ["smiles", "text"]
+
+
+def test_the_models_of_the_package_are_small_and_whole(script, monkeypatch):
+    """Weights in float16 alone, at most 24 MB together, each with its card; none is there before they are trained."""
+    monkeypatch.setattr(bundled_models, "FOLDER", PACKAGE)
+    runs = bundled_models.bundled_runs()
+    assert sum(map(script.size_of, runs)) <= script.MAX_BYTES
+    for run in runs:
+        loaded = load_pretrained(Path(f"bundled:{run.name}"), device="cpu")
+        assert loaded.recipe.data.kind == run.name
+        assert read_run_json(run).trained_on
+        (checkpoint,) = checkpoint_paths(run)
+        assert {tensor.dtype for tensor in load_file(checkpoint / "model.safetensors").values()} == {torch.float16}
+        assert not list(run.rglob("optimizer*"))
+        card = (run / "README.md").read_text(encoding="utf-8")
+        assert loaded.sha256 in card
+        assert "/work/" not in "".join(path.read_text("utf-8") for path in run.rglob("*.json"))
