@@ -100,6 +100,8 @@ OWN = "own"
 """The mask ratio that a model was trained with."""
 MASK_RATIO = "0.15"
 NUM_WORDS = 5
+SEPARATOR = " | "
+"""Between the fillings of a row."""
 RIDGES = tuple(10.0**exponent for exponent in range(-4, 3))
 """Values of C that the validation rows choose from for the vectors of a molecule."""
 
@@ -226,7 +228,7 @@ def fill_clozes(checkpoint: Checkpoint, method: str) -> Figures:
         found = [_plain(word) in accepted for word in words]
         num_found, num_first = num_found + any(found), num_first + found[0]
         shown = [f"{word} {inspection.share(filling):.2f}" for word, filling in zip(words, best, strict=True)]
-        _record(method, checkpoint, sentence["text"], " | ".join(shown), accepted=any(found))
+        _record(method, checkpoint, sentence["text"], SEPARATOR.join(shown), accepted=any(found))
     return {"num_sentences": len(sentences), "accepted_among_five": num_found, "accepted_first": num_first}
 
 
@@ -261,7 +263,7 @@ def fill_pairs(checkpoint: Checkpoint, method: str) -> Figures:
             method,
             checkpoint,
             sentence["text"],
-            " | ".join(
+            SEPARATOR.join(
                 f"{' … '.join(words)} {inspection.share(filling):.3f}"
                 for words, filling in zip(best, inspection.n_best.fillings, strict=True)
             ),
@@ -561,7 +563,7 @@ def table() -> str:
         figures.setdefault((row["data"], row["method"], row["split"]), {})[row["metric"]] = float(row["value"])
     lines: list[str] = []
     lines += _masked_table(figures)
-    lines += _task_table(figures, MOLECULES, "roc_auc", "test ROC-AUC, %, three scaffold-balanced splits")
+    lines += _task_table(figures, MOLECULES, "roc_auc", "test ROC-AUC, %, scaffold-balanced splits")
     lines += _task_table(figures, ("sst2", "mrpc"), "accuracy", "accuracy on the development set, %, one seed")
     lines += _fillings_table(figures)
     lines += _claims(figures)
@@ -627,18 +629,29 @@ def _fillings_table(found: Found) -> list[str]:
             listed = ", ".join(f"{name} {value:g}" for name, value in of.items())
             lines += ["", f"{data}, {method}: {listed}"]
     rows = {(row["method"], row["text"]): row for row in read_rows(FILLINGS)}
-    if rows:
-        lines += [
-            "",
-            "| model | sentence | likeliest fillings | accepted | each mask by itself | accepted | log odds |",
-        ]
-        lines += ["|---|---|---|---|---|---|---|"]
-    for row in rows.values():
-        marks = [{"True": "yes", "False": "no"}.get(row[key], "") for key in ("accepted", "independent_accepted")]
-        fillings = row["fillings"].replace(" | ", "; ").replace("|", "\\|")
-        shown = [row["method"], row["text"], fillings, marks[0], row["independent"], marks[1], row["log_odds"]]
-        lines.append(f"| {' | '.join(shown)} |")
+    for method in dict.fromkeys(of for of, _ in rows):
+        lines += ["", f"| one mask, {method} | likeliest words | accepted |", "|---|---|---|"]
+        for row in _rows_of(rows, method, "singles"):
+            lines.append(f"| {row['text']} | {_in_cell(row['fillings'])} | {_YES[row['accepted']]} |")
+        lines += ["", f"| two masks, {method} | likeliest together | accepted | each by itself | accepted | log odds |"]
+        lines += ["|---|---|---|---|---|---|"]
+        for row in _rows_of(rows, method, "pairs"):
+            joint = f"{_in_cell(row['fillings'])} | {_YES[row['accepted']]}"
+            alone = f"{_in_cell(row['independent'])} | {_YES[row['independent_accepted']]}"
+            lines.append(f"| {row['text']} | {joint} | {alone} | {row['log_odds']} |")
     return lines
+
+
+_YES = {"True": "yes", "False": "no"}
+
+
+def _rows_of(rows: Mapping[tuple[str, str], dict[str, str]], method: str, kind: str) -> list[dict[str, str]]:
+    """Return the rows of a model in the order of the sentences."""
+    return [rows[method, s["text"]] for s in _sentences(kind) if (method, s["text"]) in rows]
+
+
+def _in_cell(text: str) -> str:
+    return text.replace(SEPARATOR, "; ").replace("|", "\\|")
 
 
 def _claims(found: Found) -> list[str]:
@@ -646,10 +659,7 @@ def _claims(found: Found) -> list[str]:
     lines = []
     parts = [f"{name.upper()} {less}" for name in MOLECULES if (less := _differences(found, name, TWIN, "roc_auc"))]
     if parts:
-        lines += [
-            "",
-            f"C3, ROC-AUC points, ExLM less its MLM twin: {', '.join(parts)} (three splits, one pre-training)",
-        ]
+        lines += ["", f"C3, points of ROC-AUC, ExLM less its MLM twin, one pre-training: {', '.join(parts)}"]
     for data in VALIDATION:
         model, twin = found.get((data, MODEL, OWN)), found.get((data, TWIN, OWN))
         if model and twin:
