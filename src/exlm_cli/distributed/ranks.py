@@ -106,8 +106,9 @@ class Ranks:
         Raises:
             ExlmError: The work raised it.
         """
-        result: Any = self.together(lambda: work() if self.is_first else None)
-        return self.exchange(result)[0]
+        done: Any = self.together(lambda: work() if self.is_first else None)
+        result: ResultT = self.exchange(done)[0]
+        return result
 
     def in_turn(self, work: Callable[[], ResultT]) -> ResultT:
         """Do work on rank 0, then on all others in parallel, which find its results in a cache.
