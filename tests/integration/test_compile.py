@@ -1,22 +1,17 @@
 """`train.compile`: a compiled model trains like an eager one; one that cannot be compiled is an error of one line."""
 
-import functools
 import shutil
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
-import torch
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor import cpu_vec_isa
 from torch._inductor.exc import InductorError, InvalidCxxCompiler
 
-from exlm_cli.distributed.parallel import compiled
 from exlm_cli.errors import ConfigError
-from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.train.pretrain import PretrainTask, run_pretraining
 from exlm_cli.train.pretrained import load_pretrained
-from tests.tiny import OUTPUT, SPECIAL, tiny_batch, tiny_recipe, train_losses
+from tests.tiny import tiny_recipe, train_losses
 
 
 # the compiler warns inside itself of what it does to torch; elsewhere a warning is an error
@@ -45,20 +40,6 @@ def test_compiled_run_has_the_losses_of_an_eager_one(tmp_path, monkeypatch):
         assert load_pretrained(run, device="cpu").step == 3
     assert len(losses[True]) == 3
     assert losses[True] == pytest.approx(losses[False], rel=1e-5)
-
-
-@pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("model", [{}, OUTPUT])
-def test_a_model_compiles_for_all_kinds_of_batches(monkeypatch, model):
-    """Each kind has a graph of its own."""
-    counter = CompileCounterWithBackend("eager")
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
-    recipe = tiny_recipe(model={**model, "num_layers": 1})
-    network = ExlmModel(recipe, SPECIAL.vocab_size)
-    node_states = compiled(network.node_states)
-    for lengths in ((9, 9, 9), (9, 4, 12), (9,)):
-        node_states(tiny_batch(recipe, lengths)).states.sum().backward()
-    assert counter.frame_count == 3
 
 
 def test_a_model_that_cannot_be_compiled_is_one_line(tmp_path, monkeypatch):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -10,11 +10,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from exlm_cli.distributed.ranks import Ranks
 
-_MOST_GRAPHS = 64
-"""Limit on the graphs of one function; torch's default is 8. Batches with and without padding, or with a single
-sequence or mask need one each."""
-
-ArgumentsT = ParamSpec("ArgumentsT")
 ResultT = TypeVar("ResultT")
 
 
@@ -35,15 +30,8 @@ class StepModule(nn.Module):
         return self.losses(self.model, batch) if run is None else run(self.model, batch)
 
     def compile_step(self) -> None:
-        """Compile encoder, heads and loss as one graph; validation stays eager."""
-        self.losses = compiled(self.losses)
-
-
-def compiled(function: Callable[ArgumentsT, ResultT]) -> Callable[ArgumentsT, ResultT]:
-    """Compile a function as one whole graph for batches of any size."""
-    # `torch.compile` has an argument for this limit in newer versions only
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_GRAPHS)
-    return torch.compile(function, fullgraph=True, dynamic=True)
+        """Compile encoder, heads and loss as one graph for batches of any size; validation stays eager."""
+        self.losses = torch.compile(self.losses, fullgraph=True, dynamic=True)
 
 
 def spread(module: nn.Module, ranks: Ranks) -> nn.Module:

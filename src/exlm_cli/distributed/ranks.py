@@ -106,9 +106,9 @@ class Ranks:
         Raises:
             ExlmError: The work raised it.
         """
-        result: Any = self.together(lambda: work() if self.is_first else None)
-        of_first: ResultT = self.exchange(result)[0]
-        return of_first
+        done: Any = self.together(lambda: work() if self.is_first else None)
+        result: ResultT = self.exchange(done)[0]
+        return result
 
     def in_turn(self, work: Callable[[], ResultT]) -> ResultT:
         """Do work on rank 0, then on all others in parallel, which find its results in a cache.
