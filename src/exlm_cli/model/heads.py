@@ -46,7 +46,7 @@ class SpanHead(nn.Module):
         """Return (B, L, 2) over the tokens as they were before repetition."""
         logits_BR2: Tensor = self.out(self.dropout(hidden_BRD))
         if self.num_repeats == 1:
-            return logits_BR2.clone()  # the hooks of FSDP lose a view that is changed in place
+            return logits_BR2
         index_R = torch.arange(logits_BR2.shape[1], device=lengths.device)
         # [CLS] is token 0 and has one copy; position 1 begins the copies of token 1
         token_R = torch.where(index_R == 0, 0, (index_R - 1) // self.num_repeats + 1)

@@ -14,7 +14,6 @@ def rotation_at(positions: Real[Tensor, "B L A"], axis_widths: Sequence[int], ba
     """Return a factor e^(i angle) for each pair of entries of a head at every position, (B, 1, L, P) complex64.
 
     While `torch.compile` traces, it is (B, 1, L, P, 2) cosines and sines: its code generator has no complex numbers.
-    FSDP would round cosines and sines to 16 bits, but it leaves complex numbers as they are.
 
     Of the W entries of one axis, pair p of the W/2 pairs turns by position * base^(-2p / W). With A = 2 the first
     entries follow the token index and the last ones the clone index, so two clones of one [MASK] differ in the last
