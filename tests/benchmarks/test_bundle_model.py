@@ -46,7 +46,9 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_a_run_becomes_a_model_of_the_package(script, run, tmp_path, monkeypatch):
-    about, folder = about_of(script), tmp_path / "pretrained"
+    # what only run.json says
+    about = about_of(script).model_copy(update={"hardware": None, "hours": None, "commit": None})
+    folder = tmp_path / "pretrained"
     given = {"valid": [str(tmp_path / "valid.txt")], "max_sequences": None, "progress": SilentProgress()}
     for _ in range(2):  # the second replaces the first
         assert script.bundle(run, about, folder=folder, **given) == folder / "text"
