@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from exlm_cli.data.corpus import shards
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset, sampled_sha256
 from exlm_cli.errors import DataError
 
@@ -68,6 +69,39 @@ def test_a_damaged_file_is_found(tmp_path, name, fault):
     with pytest.raises(DataError, match=rf"^{re.escape(str(path))}: .*truncated or altered") as caught:
         TokenDataset(tmp_path / "train", 1 << 16)
     assert "`exlm tokenize`" in caught.value.hint
+
+
+@pytest.mark.parametrize(("vocab_size", "bad"), [(100, 100), (1 << 17, 1 << 17), (1 << 17, -1), (1 << 17, 99)])
+def test_an_id_that_was_not_written_is_found_where_the_digest_does_not_look(tmp_path, monkeypatch, vocab_size, bad):
+    """Kernels would read and write beyond the vocabulary; the last case is an id that no sequence had."""
+    monkeypatch.setattr(shards, "_SAMPLED_BLOCKS", 1)
+    monkeypatch.setattr(shards, "_SAMPLED_BLOCK_BYTES", 8)
+    with ShardWriter(tmp_path, vocab_size, "x") as writer:
+        writer.add([[5, 98, 7]] * 40)
+    dtype = np.dtype("<u2" if vocab_size == 100 else "<i4")
+    ids = np.fromfile(tmp_path / "tokens.bin", dtype)
+    assert len(TokenDataset(tmp_path, vocab_size)) == 40
+    ids[61] = bad
+    ids.tofile(tmp_path / "tokens.bin")
+    with pytest.raises(DataError, match=r"tokens\.bin: the highest token id is \d+, written was 98, of") as caught:
+        TokenDataset(tmp_path, vocab_size)
+    assert "`exlm tokenize`" in caught.value.hint
+
+
+def test_shards_of_a_larger_vocabulary_are_refused(tmp_path):
+    _write(tmp_path)
+    with pytest.raises(DataError, match=r"the highest token id is 65535, .* vocabulary of 65535$"):
+        TokenDataset(tmp_path, 65535)
+
+
+@pytest.mark.parametrize("bad", [-1, 100])
+def test_an_id_outside_the_vocabulary_is_not_written(tmp_path, bad):
+    with (
+        pytest.raises(ValueError, match=rf"{bad}.* in a vocabulary of 100$"),
+        ShardWriter(tmp_path, 100, "x") as writer,
+    ):
+        writer.add([[1, bad]])
+    assert not (tmp_path / "meta.json").exists()
 
 
 @pytest.mark.parametrize("content", [None, "{", '{"format": 2}'])
