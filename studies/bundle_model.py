@@ -6,9 +6,10 @@ numbers come from the run, and the losses before and after rounding from the val
 """
 
 import argparse
+import json
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +20,7 @@ from exlm_cli import bundled_models
 from exlm_cli.cli.console import open_progress
 from exlm_cli.config.base import StrictModel
 from exlm_cli.errors import ExlmError
-from exlm_cli.experiments.evaluate import PretrainedScore, evaluate_pretrained
+from exlm_cli.experiments.evaluate import evaluate_pretrained
 from exlm_cli.export.hub import copy_run
 from exlm_cli.export.source import Source, pretrained_source
 from exlm_cli.files import folder_for_results, write_json
@@ -33,6 +34,10 @@ MAX_BYTES = 24_000_000
 """Of all models in the package together."""
 MOST_LOST = 0.005
 """Nats by which rounding may raise the loss."""
+
+
+ROUNDING_FILE = "rounding.json"
+"""Figures before and after rounding, which `benchmarks/quarter_hour.py` writes."""
 
 
 class About(StrictModel):
@@ -72,7 +77,7 @@ def bundle(
     Args:
         run: Run directory of `exlm pretrain`, or one of its checkpoints.
         about: Sentences of the card, and the name.
-        valid: Validation files, on which the loss is measured before and after rounding.
+        valid: Validation files, on which the loss is measured before and after rounding; none where the run has both.
         max_sequences: Sequences of them that are scored; None: all.
         folder: Where the models of the package are.
         progress: Reports the work.
@@ -87,22 +92,11 @@ def bundle(
         parameters = sum(parameter.numel() for parameter in source.model.parameters())
         said = {"trained_on": about.trained_on, "parameters": parameters}
         write_json(new / RUN_FILE, read_run_json(new).model_copy(update=said))
-        before, after = (
-            evaluate_pretrained(
-                path,
-                path.name,
-                valid=valid,
-                overrides=["data.on_invalid=skip"],  # molecules that are longer than the model's sequences
-                max_sequences=max_sequences,
-                progress=progress,
-            )
-            for path in (source.weights[0], new)
-        )
-        lost = after.metrics["loss"] - before.metrics["loss"]
+        before, after, on = _figures(source, new, valid, max_sequences, progress)
+        lost = after["loss"] - before["loss"]
         if not lost <= MOST_LOST:
             raise ExlmError(f"{run}: rounding to float16 costs {lost:.4f} nats", "ship another checkpoint")
-        names = ", ".join(Path(given).name for given in valid)
-        (new / "README.md").write_text(model_card(source, about, new, before, after, names), encoding="utf-8")
+        (new / "README.md").write_text(model_card(source, about, new, before, after, on), encoding="utf-8")
         others = [path for path in folder.glob("*") if path.name != about.name and not path.name.startswith(".")]
         total = sum(map(size_of, [new, *others]))
         if total > MAX_BYTES:
@@ -120,10 +114,38 @@ def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+def _figures(
+    source: Source, rounded: Path, valid: Sequence[str], max_sequences: int | None, progress: Progress
+) -> tuple[Mapping[str, float], Mapping[str, float], str]:
+    """Return validation figures before and after rounding, and the data that they are of.
+
+    A run that `benchmarks/quarter_hour.py` brought back has rounded weights already, and both figures in a file.
+    """
+    measured = source.run / ROUNDING_FILE
+    if measured.is_file():
+        found = json.loads(measured.read_text(encoding="utf-8"))
+        return found["trained"], found["float16"], "the validation sequences of the training"
+    if not valid:
+        raise ExlmError(f"{source.run}: no figures of the weights before rounding", "give files with `--valid FILE`")
+    before, after = (
+        evaluate_pretrained(
+            path,
+            path.name,
+            valid=valid,
+            overrides=["data.on_invalid=skip"],  # molecules that are longer than the model's sequences
+            max_sequences=max_sequences,
+            progress=progress,
+        )
+        for path in (source.weights[0], rounded)
+    )
+    sequences = after.data.partition(" of ")[0]
+    return before.metrics, after.metrics, f"{sequences} of {', '.join(Path(given).name for given in valid)}"
+
+
 def model_card(
-    source: Source, about: About, folder: Path, before: PretrainedScore, after: PretrainedScore, valid: str
+    source: Source, about: About, folder: Path, before: Mapping[str, float], after: Mapping[str, float], on: str
 ) -> str:
-    """Return the content of the card; `folder` holds everything else of the model."""
+    """Return the content of the card; `folder` holds everything else of the model, and the figures are of data `on`."""
     info, recipe = read_run_json(folder), source.recipe
     hours = about.hours or (info.train_time_s or 0.0) / 3600
     sequences = "" if info.train_sequences is None else f"; {format_count(info.train_sequences)} sequences"
@@ -133,7 +155,7 @@ def model_card(
         "data": f"{about.trained_on}{sequences}{tokens}",
         "recipe": f"`{recipe.name}`, {recipe.objective}, {recipe.masking.num_states_per_mask} states of a [MASK], "
         f"mask ratio {recipe.masking.mask_ratio:g}",
-        "parameters": format_parameters(after.parameters),
+        "parameters": format_parameters(info.parameters or 0),
         "input tokens of the training": format_large(source.num_tokens),
         "steps": format_count(source.num_steps),
         "hours": f"{hours:.2f}",
@@ -145,18 +167,17 @@ def model_card(
     }
     shown = {"loss, nats a target": "loss", "perplexity": "perplexity", "accuracy on masked tokens": "mask_accuracy"}
     scores = [
-        f"| {label} | {format_number(before.metrics[key])} | {format_number(after.metrics[key])} |"
+        f"| {label} | {format_number(before[key])} | {format_number(after[key])} |"
         for label, key in shown.items()
-        if key in after.metrics
+        if key in after
     ]
     example = '"CC[MASK]c1cc[MASK]cc1"' if about.name == "smiles" else '"This is [MASK], and I\'m very [MASK]."'
-    sequences_scored = after.data.partition(" of ")[0]
     parts = [
         f"# {about.title}",
         f"`exlm inspect-dag {example} --checkpoint bundled:{about.name}`, or in Python "
         f'`exlm_cli.load("bundled:{about.name}")`. Method: ExLM (arXiv 2501.13397).',
         "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]),
-        "## Scores\n\n" + f"On {sequences_scored} of {valid}, before and after rounding:",
+        "## Scores\n\n" + f"On {on}, before and after rounding:",
         "\n".join(["| | float32 | float16 |", "|---|---|---|", *scores]),
         *(
             f"## {heading}\n\n{_listed(lines)}"
@@ -180,7 +201,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", type=Path, metavar="RUN")
     parser.add_argument("about", type=Path, metavar="YAML", help="sentences of the card")
-    parser.add_argument("--valid", nargs="+", required=True, metavar="FILE", help="validation files")
+    parser.add_argument("--valid", nargs="*", default=[], metavar="FILE", help="validation files")
     parser.add_argument("--max-sequences", type=int, metavar="N", help="sequences scored; default: all")
     parser.add_argument("--folder", type=Path, default=bundled_models.FOLDER, help="default: src/exlm_cli/pretrained")
     given = parser.parse_args()

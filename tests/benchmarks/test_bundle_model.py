@@ -1,6 +1,7 @@
 """`studies/bundle_model.py`: a run becomes a model of the package, with its card; and the models that are there."""
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -46,7 +47,9 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_a_run_becomes_a_model_of_the_package(script, run, tmp_path, monkeypatch):
-    about, folder = about_of(script), tmp_path / "pretrained"
+    # what only run.json says
+    about = about_of(script).model_copy(update={"hardware": None, "hours": None, "commit": None})
+    folder = tmp_path / "pretrained"
     given = {"valid": [str(tmp_path / "valid.txt")], "max_sequences": None, "progress": SilentProgress()}
     for _ in range(2):  # the second replaces the first
         assert script.bundle(run, about, folder=folder, **given) == folder / "text"
@@ -70,6 +73,21 @@ def test_a_run_becomes_a_model_of_the_package(script, run, tmp_path, monkeypatch
     loaded = load_pretrained(Path("bundled:text"), device="cpu")
     assert loaded.sha256 in card
     assert not [path for path in folder.rglob("*.*") if path.is_file() and b"/home/me" in path.read_bytes()]
+
+
+def test_figures_that_were_measured_where_it_was_trained_go_onto_the_card(script, run, tmp_path):
+    """The weights that come back from there are rounded already."""
+    given = {"valid": [], "max_sequences": None, "folder": tmp_path / "pretrained", "progress": SilentProgress()}
+    with pytest.raises(ExlmError, match="no figures of the weights before rounding"):
+        script.bundle(run, about_of(script), **given)
+    figures = {"trained": {"loss": 2.25, "mask_accuracy": 0.5}, "float16": {"loss": 2.2504, "mask_accuracy": 0.5}}
+    (run / script.ROUNDING_FILE).write_text(json.dumps({"step": 3, **figures}))
+    card = (script.bundle(run, about_of(script), **given) / "README.md").read_text(encoding="utf-8")
+    assert "On the validation sequences of the training, before and after rounding:" in card
+    assert "| loss, nats a target | 2.2500 | 2.2504 |" in card
+    (run / script.ROUNDING_FILE).write_text(json.dumps({**figures, "float16": {"loss": 2.3}}))
+    with pytest.raises(ExlmError, match=r"rounding to float16 costs 0\.0500 nats"):
+        script.bundle(run, about_of(script), **given)
 
 
 def test_models_that_are_too_large_are_not_written(script, run, tmp_path, monkeypatch):
