@@ -144,7 +144,9 @@ def test_reading_a_value_of_such_a_tensor_raises():
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(("backend", "sections"), COMPILED)
 def test_a_step_is_one_graph_for_batches_of_any_size(backend, sections):
-    """One graph with padding and one without: sequences, positions, nodes and targets are symbols. Equal losses.
+    """Sequences, positions, nodes and targets are symbols. Equal losses.
+
+    One graph with padding and one without; of a DAG, also for equal and for different numbers of masks.
 
     No two axes of the first batches have the same size by chance, which the compiler would take for one symbol.
     """
@@ -153,12 +155,14 @@ def test_a_step_is_one_graph_for_batches_of_any_size(backend, sections):
     model, objective, recipe = _setup(backend, {**sections, "model": {"num_layers": 1, **sections.get("model", {})}})
     model.eval()  # dropout of the compiler draws other numbers
     compiled, counter = _compiled(objective.sequence_nll)
+    kinds = set()
     for lengths in ((9, 4, 13), (11, 11, 11, 11), (30, 2, 8, 9, 10), (14, 14, 14), (12, 13), (40,) * 7):
         batch = tiny_batch(recipe, lengths)
+        kinds.add((batch.is_padded, batch.is_even and recipe.has_transitions))
         losses = compiled(model, batch)
         _backward(losses)
         torch.testing.assert_close(losses, objective.sequence_nll(model, batch))
-    assert counter.frame_count == 2
+    assert counter.frame_count == len(kinds) == (3 if recipe.has_transitions else 2)
 
 
 @pytest.mark.filterwarnings("default")
