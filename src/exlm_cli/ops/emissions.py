@@ -127,7 +127,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the log-probabilities of the tokens, and for the backward pass what the first K rows need.
 
-    Between them is the log-sum-exp of each row, which the kernels write and read.
+    Between them is the log-sum-exp of each row, on CUDA alone, where the kernels write and read it.
 
     An operator of its own, since `torch.compile` would unroll the loop and compile again for each number of blocks.
     """
@@ -270,7 +270,7 @@ def _empty_results(
     num_kept = layout.num_kept(num_rows) if is_trained else 0
     return (
         hidden_ND.new_empty(token_ids_NT.shape, dtype=_wide(hidden_ND)),
-        hidden_ND.new_empty((num_rows,), dtype=_wide(hidden_ND)),
+        hidden_ND.new_empty((num_rows if _is_on_device(hidden_ND) else 0,), dtype=_wide(hidden_ND)),
         hidden_ND.new_empty((num_kept, layout.padded_size), dtype=layout.dtype),
     )
 
@@ -283,7 +283,10 @@ _backward.register_fake(lambda *inputs: tuple(torch.empty_like(tensor) for tenso
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     *tensors, ctx.chunk_rows, ctx.product_dtype, _ = inputs
     ctx.set_materialize_grads(False)  # the other results have no gradient: do not allocate zeros for them
-    ctx.save_for_backward(*tensors, *output)
+    log_probs_NT, *others = output
+    if not _is_on_device(log_probs_NT):
+        log_probs_NT = log_probs_NT.new_empty(0)  # only the kernels read it again
+    ctx.save_for_backward(*tensors, log_probs_NT, *others)
 
 
 def _differentiate(

@@ -17,8 +17,8 @@ from exlm_cli.train.objective import Objective
 from tests.tiny import OUTPUT, SPECIAL, tiny_batch, tiny_recipe
 
 NUM_SEQUENCES = 5
-LONG: dict[str, Any] = {  # 60 tokens with 18 masks: nothing is rounded
-    "data": {"sequence_length": 62},
+LONG: dict[str, Any] = {  # 50 tokens with 15 masks: nothing is rounded
+    "data": {"sequence_length": 52},
     "tokenizer": {"vocab_size": SPECIAL.vocab_size},
     "model": {"num_layers": 3, "max_length": 512, "dropout": 0.0, "attention_dropout": 0.0},
     "train": {"microbatch_tokens": 4096},
@@ -31,7 +31,7 @@ def long_recipe(**sections: dict[str, Any] | str) -> Any:
 
 
 def full_batch(recipe: Any) -> Batch:
-    return tiny_batch(recipe, (60,) * NUM_SEQUENCES)
+    return tiny_batch(recipe, (50,) * NUM_SEQUENCES)
 
 
 def bytes_saved_for_backward(run: Callable[[], Tensor], known: list[Tensor]) -> int:
@@ -96,7 +96,7 @@ def test_dropout_keeps_a_byte_for_each_element_it_draws():
     dropout = {"dropout": 0.1, "activation_dropout": 0.1}
     model = LONG["model"] | dropout
     plain, dropped = long_recipe(), tiny_recipe(**{**LONG, "model": model})
-    width, ffn_width, positions, nodes = 16, 32, NUM_SEQUENCES * (62 + 2 * 18), NUM_SEQUENCES * (3 * 18 + 2)
+    width, ffn_width, positions, nodes = 16, 32, NUM_SEQUENCES * (52 + 2 * 15), NUM_SEQUENCES * (3 * 15 + 2)
     in_blocks = (2 * positions + nodes) * (2 * width + ffn_width)  # nodes alone pass the last of three
     assert saved_in_training(dropped) - saved_in_training(plain) == 2 * in_blocks + 4 * positions * width
     counted = [count_memory(recipe, NUM_SEQUENCES).activations for recipe in (plain, dropped)]
@@ -110,7 +110,7 @@ def test_checkpointing_keeps_the_input_of_each_block_and_one_block_whole():
         memory = count_memory(tiny_recipe(**{**LONG, "model": {**model, "num_layers": layers}}), NUM_SEQUENCES)
         kept.append(memory.activations)
         lean.append(memory.checkpointed_activations)
-    positions, nodes = NUM_SEQUENCES * (62 + 2 * 18), NUM_SEQUENCES * (3 * 18 + 2)
+    positions, nodes = NUM_SEQUENCES * (52 + 2 * 15), NUM_SEQUENCES * (3 * 15 + 2)
     assert lean[1] - lean[0] == positions * 4 * 16
     block = kept[1] - kept[0]
     last_block = block - (positions - nodes) * (12 * 16 + 4 * 32 + 4 * 2 + 8)  # as a query and after attention

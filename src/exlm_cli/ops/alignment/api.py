@@ -32,7 +32,7 @@ _logger = logging.getLogger("exlm_cli")
 
 _CPU = torch.device("cpu")
 _COST = (
-    "small models train up to 1.6 times as long, large ones longer; "
+    "small models train up to 1.4 times as long on a CPU; "
     "with g++ (for a GPU also nvcc) installed, `exlm doctor --build` builds it"
 )
 
