@@ -84,11 +84,11 @@ def test_a_weight_that_float16_cannot_hold_is_refused(made, tmp_path):
 
 def test_without_a_run_the_bundled_model_answers_and_is_named(package, capsys, folder):
     said = printed_by(capsys, ["inspect-dag", SENTENCE])
-    which = "checkpoint: bundled:text, the text run of an ExLM in the package"
+    which = "checkpoint: bundled:text, which the package brings"
     assert said.err.splitlines()[0] == f"{which}, 0.0 M parameters, trained on some rows of text"
     assert "wrote runs/bundled-text/report/dag-this-is-mask-and-i-m-ver" in said.out
     said = printed_by(capsys, ["inspect-dag", MOLECULE, "--format", "none"])
-    assert "checkpoint: bundled:smiles, the SMILES run of an ExLM in the package, " in said.err
+    assert "checkpoint: bundled:smiles, which the package brings, " in said.err
 
 
 def test_a_finished_run_goes_before_the_bundled_model_and_that_before_an_unfinished_one(package, capsys, folder):
@@ -132,7 +132,7 @@ def test_a_fine_tuned_run_records_the_name_and_the_hash(package, capsys, folder,
     (folder / "words.csv").write_text("text,amber\n" + "amber birch,1\ncedar daisy,0\n" * 20)
     words = ("finetune", "csv", "words.csv", "--text-column", "text", "--label-columns", "amber", *ONE_EPOCH)
     said = printed_by(capsys, [*words, "--out", "tuned"]).err
-    assert "checkpoint: bundled:text, the text run in the package" in said
+    assert "checkpoint: bundled:text, which the package brings" in said
     assert "exlm from bundled:text, on CPU" in said
     described = read_run_json(folder / "tuned")
     assert described.checkpoint == "bundled:text"
@@ -156,7 +156,7 @@ def test_a_table_of_molecules_needs_nothing_else(package, capsys, folder):
     words = ("finetune", "csv", "my_assay.csv", "--label-columns", "active", "--split", "random", *ONE_EPOCH)
     said = printed_by(capsys, words)
     assert (
-        "checkpoint: bundled:smiles, the SMILES run in the package, 0.0 M parameters, trained on some rows" in said.err
+        "checkpoint: bundled:smiles, which the package brings, 0.0 M parameters, trained on some rows" in said.err
     )
     assert "ECFP4 + random forest" in said.out
     (run,) = (folder / "runs").iterdir()

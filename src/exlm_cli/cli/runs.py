@@ -155,7 +155,7 @@ def choose_checkpoint(
             progress.message(f"checkpoint: {newest}, the newest finished {kind}{_describe(newest)}")
             return newest
         if (bundled := next(filter(any_run, bundled_runs()), None)) is not None:
-            progress.message(f"checkpoint: {bundled_name(bundled)}, the {kind} in the package{_describe(bundled)}")
+            progress.message(f"checkpoint: {bundled_name(bundled)}, which the package brings{_describe(bundled)}")
             return bundled
         if (newest := find_newest_run(RUNS_ROOT, any_run)) is not None:
             progress.message(f"checkpoint: {newest}, the newest {kind}{_describe(newest)}")
