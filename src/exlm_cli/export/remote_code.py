@@ -34,7 +34,7 @@ AUTO_MAP = {
 """Classes by the name of the Auto class that loads them with `trust_remote_code=True`."""
 _PACKAGE = Path(__file__).parents[1]
 _LEFT_OUT = re.compile(
-    r"^(?:if TYPE_CHECKING:\n(?: .*\n)+|from (?:exlm_cli|jaxtyping|__future__)\b.* import (?:\([^)]*\)|.*)\n)",
+    r"^(?:if TYPE_CHECKING:\n(?: .*\n|\n(?= ))+|from (?:exlm_cli|jaxtyping|__future__)\b.* import (?:\([^)]*\)|.*)\n)",
     re.MULTILINE,
 )
 """Imports of modules that come before, and of names that only annotations use."""
