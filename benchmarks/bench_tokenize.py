@@ -28,7 +28,7 @@ import torch
 import harness
 from exlm_cli.config.load import load_recipe
 from exlm_cli.data.bundled.grammar import sample_sentences
-from exlm_cli.data.corpus.pipeline import prepare_data
+from exlm_cli.data.corpus.prepare import prepare_data
 from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.progress import SilentProgress
 

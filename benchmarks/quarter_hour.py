@@ -40,7 +40,7 @@ from exlm_cli.data.corpus.fingerprint import (
     without_copies,
 )
 from exlm_cli.data.corpus.inputs import BundledSource, resolve_inputs
-from exlm_cli.data.corpus.pipeline import TRAIN, VALID, PreparedData, prepare_data
+from exlm_cli.data.corpus.prepare import TRAIN, VALID, PreparedData, prepare_data
 from exlm_cli.data.corpus.shards import TokenDataset
 from exlm_cli.data.rows.records import SKIPPED_FILE
 from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer

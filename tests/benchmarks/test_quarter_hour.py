@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 import quarter_hour
 from exlm_cli.config.load import dump_recipe, load_recipe
-from exlm_cli.data.corpus.pipeline import prepare_data
+from exlm_cli.data.corpus.prepare import prepare_data
 from exlm_cli.progress import SilentProgress
 from exlm_cli.train.checkpoint import checkpoint_paths
 from exlm_cli.train.pretrained import load_pretrained

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from exlm_cli.cli.app import main
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.data.corpus.pipeline import prepare_data
+from exlm_cli.data.corpus.prepare import prepare_data
 from exlm_cli.data.sampler import plan_epoch
 from exlm_cli.distributed import shared_run
 from exlm_cli.errors import DataError

@@ -11,7 +11,7 @@ from pathlib import Path
 from exlm_cli.bundled_models import bundled_name
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.data.corpus.pipeline import PreparedData, prepare_data
+from exlm_cli.data.corpus.prepare import PreparedData, prepare_data
 from exlm_cli.data.rows.records import SKIPPED_FILE
 from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.experiments.results import PredictionEntropy

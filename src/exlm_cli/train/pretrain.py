@@ -20,7 +20,7 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import LoopConfig
 from exlm_cli.data import IntArray
 from exlm_cli.data.batch import Batch
-from exlm_cli.data.corpus.pipeline import PreparedData, list_rejected, prepare_data
+from exlm_cli.data.corpus.prepare import PreparedData, list_rejected, prepare_data
 from exlm_cli.data.corpus.shards import TokenDataset
 from exlm_cli.data.sampler import EpochPlan, Feed, plan_epoch
 from exlm_cli.data.tokenizer import TOKENIZER_FILE

@@ -10,7 +10,7 @@ import torch
 
 from exlm_cli.config.load import load_recipe
 from exlm_cli.data.batch import expand
-from exlm_cli.data.corpus.pipeline import prepare_data
+from exlm_cli.data.corpus.prepare import prepare_data
 from exlm_cli.data.masking import Masker
 from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.experiments.evaluate import evaluate_pretrained, measure_entropy

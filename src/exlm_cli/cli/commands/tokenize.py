@@ -96,7 +96,7 @@ def _write_tokens(recipe: "PretrainRecipe", out: Path | None) -> dict[str, objec
     """Write the tokenizer, the shards and the recipe; return what was made."""
     from exlm_cli.cli import console
     from exlm_cli.config.input_paths import write_run_recipe
-    from exlm_cli.data.corpus.pipeline import prepare_data
+    from exlm_cli.data.corpus.prepare import prepare_data
 
     if out is not None and (out / RUN_FILE).exists():
         raise ConfigError(f"{out} holds a training run", "choose another `--out`")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.bundled import grammar, molecules
-from exlm_cli.data.corpus.cache import write_entry
+from exlm_cli.data.cache import write_entry
 from exlm_cli.data.corpus.inputs import BundledSource, FileSource, Source
 from exlm_cli.data.rows.decode import open_file
 from exlm_cli.data.rows.hub import HubSource, find_revision

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from exlm_cli.data.corpus.cache import write_entry
+from exlm_cli.data.cache import write_entry
 from exlm_cli.data.rows.records import ColumnChoice, Record
 from exlm_cli.errors import CheckpointError, DataError
 from exlm_cli.progress import Progress

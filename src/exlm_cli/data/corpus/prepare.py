@@ -5,19 +5,23 @@ The result is cached: `tokenizers/<key>.json` with its fingerprint in `<key>.sha
 place whole, so none is stale unless RDKit, which judges SMILES, was updated.
 """
 
+import csv
+import hashlib
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Literal, Self, final
 
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import DataConfig
-from exlm_cli.data.corpus.cache import explaining_disk_trouble, load_or_build, write_entry
+from exlm_cli.data.cache import explaining_disk_trouble, load_or_build, write_entry
 from exlm_cli.data.corpus.fingerprint import (
     FingerprintedSource,
     check_unchanged,
@@ -27,16 +31,15 @@ from exlm_cli.data.corpus.fingerprint import (
     without_copies,
 )
 from exlm_cli.data.corpus.inputs import FileSource, Source, first_row, iter_rows, resolve_inputs
-from exlm_cli.data.corpus.sequences import Holdout, Overlap, Packer, SharedRows, cut
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
-from exlm_cli.data.corpus.skipped import SkippedRows, copy_skipped, invalid_row
 from exlm_cli.data.molecules import read_smiles
-from exlm_cli.data.rows.records import LINE_FORMATS, SKIPPED_FILE, Row, format_of
+from exlm_cli.data.rows.decode import LARGEST_CSV_FIELD
+from exlm_cli.data.rows.records import LINE_FORMATS, SKIPPED_COLUMNS, SKIPPED_FILE, Row, RowKind, format_of
 from exlm_cli.data.smiles import train_smiles_vocabulary
 from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.errors import DataError, TokenizerError
-from exlm_cli.files import JsonModel, absent_if_none, read_json, refusing
-from exlm_cli.format import format_number_of
+from exlm_cli.files import JsonModel, absent_if_none, csv_line, fsync, read_json, refusing
+from exlm_cli.format import format_number_of, shorten
 from exlm_cli.paths import cache_root, expand_path
 from exlm_cli.progress import Progress
 
@@ -50,6 +53,26 @@ _NUM_ENDS = 2
 """[CLS] and [SEP], which every sequence gets when it is used."""
 _NOTED_SHARE = 0.01
 """Shared part of the validation text from which a warning is due; 0.1 to 0.2 % of Wikipedia and books is by chance."""
+_LARGE_HOLDOUT = 0.2
+"""Share of the tokens for validation above which a warning is due."""
+_LARGEST_BLOCK_CHARACTERS = 1 << 16
+_MOST_COMPARED = 1 << 20
+"""Validation rows whose hashes are held at once: about 100 MB."""
+_SHOWN_CHARACTERS = 80
+
+
+class Overlap(JsonModel):
+    """How many validation rows are training rows too.
+
+    Attributes:
+        num_compared: Validation rows that were looked for, at most a million.
+        num_shared: Those that are training rows too.
+        share: Their part of the characters: headings and other short texts repeat by chance in any corpus.
+    """
+
+    num_compared: int
+    num_shared: int
+    share: float
 
 
 @dataclass(frozen=True)
@@ -166,27 +189,6 @@ def _warn_of_overlap(overlap: Overlap, progress: Progress) -> None:
         )
 
 
-def list_rejected(data: PreparedData, rejected_csv: Path, progress: Progress) -> None:
-    """Write the CSV of skipped rows if there are any; remove the one of an earlier run if there are none.
-
-    The cache keeps the list of the run that made the shards; files that have moved since get their names of today.
-
-    Raises:
-        CheckpointError: It cannot be written.
-    """
-    with refusing(f"{rejected_csv}: the list of skipped rows cannot be written", is_chosen=True):
-        if not data.num_rejected:
-            rejected_csv.unlink(missing_ok=True)
-            return
-        temporary = rejected_csv.with_name(f".{rejected_csv.name}.writing-{os.getpid()}")
-        try:
-            copy_skipped(data.train.directory.parent / SKIPPED_FILE, temporary, data.renamed)
-            temporary.replace(rejected_csv)
-        finally:
-            temporary.unlink(missing_ok=True)
-    progress.message(f"skipped {format_number_of(data.num_rejected, 'row')}, listed in {rejected_csv}")
-
-
 # Tokenizer: given, cached or trained
 
 
@@ -293,10 +295,100 @@ def _build_shards(directory: Path, corpus: _Corpus, progress: Progress) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-_LARGE_HOLDOUT = 0.2
-"""Share of the tokens for validation above which a warning is due."""
+def _check_first_rows(sources: Sequence[FingerprintedSource], data: DataConfig) -> None:
+    """Read the first row of every file, so that one without the column is refused before the others are read."""
+    for known in sources:
+        if isinstance(known.source, FileSource):
+            row = first_row(known.source, data)
+            if row is not None and row.problem is not None and data.on_invalid == "error":
+                raise invalid_row(row, row.problem)
 
-# Splits: two inputs, or one of which rows are held out.
+
+# Rows that cannot be used: the first is an error, or all are listed in a CSV
+
+
+@final
+class SkippedRows:
+    """Rows that cannot be used: the first one raises, or all are counted and written to a CSV."""
+
+    def __init__(self, path: Path, on_invalid: Literal["error", "skip"]) -> None:
+        self.path = path
+        self.on_invalid = on_invalid
+        self.num_rows = 0
+        self._first = ""
+
+    def __enter__(self) -> Self:
+        self._file = self.path.open("w", encoding="utf-8", errors="backslashreplace", newline="")
+        self._file.write(csv_line(SKIPPED_COLUMNS))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def add(self, row: Row, reason: str) -> None:
+        """Skip a row.
+
+        Raises:
+            DataError: `on_invalid` is `error`.
+        """
+        if self.on_invalid == "error":
+            raise invalid_row(row, reason)
+        self.num_rows += 1
+        self._first = self._first or _describe(row, reason)
+        self._file.write(csv_line((row.source, row.number, reason, row.text)))
+
+    def describe(self) -> str:
+        """Return how many there are and what is wrong with the first, as the end of a sentence; empty for none."""
+        if not self.num_rows:
+            return ""
+        return f"; {format_number_of(self.num_rows, 'row')} skipped, the first: {self._first}"
+
+
+def invalid_row(row: Row, reason: str) -> DataError:
+    """Return the error for a row that cannot be used."""
+    return DataError(_describe(row, reason), "`data.on_invalid=skip` skips such rows and lists them in a CSV")
+
+
+def _describe(row: Row, reason: str) -> str:
+    shown = shorten(" ".join(row.text.split()), _SHOWN_CHARACTERS)
+    return f"{row.source}:{row.number}: `{shown}`: {reason}" if shown else f"{row.source}:{row.number}: {reason}"
+
+
+def list_rejected(data: PreparedData, rejected_csv: Path, progress: Progress) -> None:
+    """Write the CSV of skipped rows if there are any; remove the one of an earlier run if there are none.
+
+    The cache keeps the list of the run that made the shards; files that have moved since get their names of today.
+
+    Raises:
+        CheckpointError: It cannot be written.
+    """
+    with refusing(f"{rejected_csv}: the list of skipped rows cannot be written", is_chosen=True):
+        if not data.num_rejected:
+            rejected_csv.unlink(missing_ok=True)
+            return
+        temporary = rejected_csv.with_name(f".{rejected_csv.name}.writing-{os.getpid()}")
+        try:
+            copy_skipped(data.train.directory.parent / SKIPPED_FILE, temporary, data.renamed)
+            temporary.replace(rejected_csv)
+        finally:
+            temporary.unlink(missing_ok=True)
+    progress.message(f"skipped {format_number_of(data.num_rejected, 'row')}, listed in {rejected_csv}")
+
+
+def copy_skipped(kept: Path, copy: Path, renamed: Mapping[str, str]) -> None:
+    """Copy a list of skipped rows under other names of files."""
+    csv.field_size_limit(LARGEST_CSV_FIELD)
+    with (
+        kept.open(encoding="utf-8", errors="backslashreplace", newline="") as old,
+        copy.open("w", encoding="utf-8", errors="backslashreplace", newline="") as new,
+    ):
+        new.write(old.readline())
+        for cells in csv.reader(old):
+            new.write(csv_line([*(renamed.get(name, name) for name in cells[:1]), *cells[1:]]))
+    fsync(copy)
+
+
+# Splits: two inputs, or one of which rows are held out
 
 
 def _write_given_splits(corpus: _Corpus, folder: Path, progress: Progress) -> _Summary:
@@ -324,6 +416,38 @@ def _choose_only(add: Callable[[str], None], row: Row) -> int:
     """Return 0, the index of the only split, once `add` has been given the text."""
     add(row.text)
     return 0
+
+
+@final
+class SharedRows:
+    """Counts the validation rows whose text is a training row too; validation rows are added first.
+
+    It holds 64-bit hashes of the first million validation rows, and no text.
+    """
+
+    def __init__(self) -> None:
+        self._num_compared = self._num_shared = 0
+        self._characters = self._shared_characters = 0
+        self._unseen: Counter[int] = Counter()
+
+    def add_valid(self, text: str) -> None:
+        """Add a validation row."""
+        if self._num_compared < _MOST_COMPARED:
+            self._num_compared += 1
+            self._characters += len(text)
+            self._unseen[hash(text)] += 1
+
+    def add_train(self, text: str) -> None:
+        """Add a training row."""
+        num_equal = self._unseen.pop(hash(text), 0)
+        self._num_shared += num_equal
+        self._shared_characters += num_equal * len(text)
+
+    @property
+    def overlap(self) -> Overlap:
+        """What has been found so far."""
+        share = self._shared_characters / max(1, self._characters)
+        return Overlap(num_compared=self._num_compared, num_shared=self._num_shared, share=share)
 
 
 def _write_held_out_splits(corpus: _Corpus, folder: Path, progress: Progress) -> _Summary:
@@ -358,6 +482,72 @@ def _write_held_out_splits(corpus: _Corpus, folder: Path, progress: Progress) ->
             f"{data.valid_fraction:g}: a row, or a document, is held out whole"
         )
     return _Summary(num_rejected=skipped.num_rows, names=corpus.names)
+
+
+@final
+class Holdout:
+    """Chooses the validation rows by hash, so that the choice is the same every time.
+
+    SMILES are chosen by their text, so that a duplicate is never on both sides. Text is chosen by blocks (a document,
+    or a number of characters or rows of one), so that sentences of one passage stay together; a smaller corpus has
+    smaller blocks.
+    """
+
+    def __init__(
+        self,
+        kind: RowKind,
+        fraction: float,
+        total_bytes: int | None,
+        max_rows: int | None = None,
+        forced: bytes | None = None,
+    ) -> None:
+        """Decide the size of blocks.
+
+        Args:
+            total_bytes: Size of the whole corpus if it is known; it stands for the number of characters.
+            max_rows: Number of rows that are read, if not all are.
+            forced: Hash of a unit to hold out as well: `smallest` of a first pass that held nothing out.
+        """
+        self.kind: RowKind = kind
+        self.smallest: bytes | None = None
+        self._limit = int(fraction * 2**64).to_bytes(8)
+        self._forced = forced
+        largest = _LARGEST_BLOCK_CHARACTERS
+        self._block_characters = largest if total_bytes is None else min(largest, int(total_bytes * fraction / 8))
+        self._block_rows = math.inf if max_rows is None else max_rows * fraction / 8
+        self._filled_characters = 0
+        self._filled_rows = 0
+        self._num_blocks = 0
+        self._is_held_out = False
+
+    def takes(self, row: Row) -> bool:
+        """Return whether a row is held out; rows must come in order."""
+        if self.kind == "smiles":
+            return self._draw(row.text)
+        is_full = self._filled_characters > self._block_characters or self._filled_rows > self._block_rows
+        if row.starts_document or is_full:
+            self._num_blocks += 1
+            self._filled_characters = self._filled_rows = 0
+            self._is_held_out = self._draw(f"block {self._num_blocks}")
+        self._filled_characters += len(row.text)
+        self._filled_rows += 1
+        return self._is_held_out
+
+    def _draw(self, unit: str) -> bool:
+        drawn = hashlib.blake2b(unit.encode(), digest_size=8, person=b"exlm hold-out").digest()
+        if self.smallest is None or drawn < self.smallest:
+            self.smallest = drawn
+        return drawn < self._limit or drawn == self._forced
+
+
+def _no_usable_row(
+    data: DataConfig, key: str, sources: Sequence[FingerprintedSource], skipped: SkippedRows
+) -> DataError:
+    files = (known.source for known in sources)
+    has_columns = not all(isinstance(file, FileSource) and format_of(file.path) in LINE_FORMATS for file in files)
+    hint = f"name the column that holds the {data.kind} with `data.column=NAME`, or " if has_columns else ""
+    hint += "give other rows"
+    return DataError(f"{key}no usable row in {_named(sources)}{skipped.describe()}", hint)
 
 
 # Rows -> tokens -> sequences -> shards
@@ -418,13 +608,6 @@ def _packs(data: DataConfig) -> bool:
     return data.kind == "text" and data.sample_break == "none"
 
 
-def _write_maskable(sequences: list[list[int]], writer: ShardWriter, tokenizer: Tokenizer) -> int:
-    """Write the sequences that have a token to mask, and return the number of the others."""
-    kept = [ids for ids in sequences if not tokenizer.special_ids.issuperset(ids)]
-    writer.add(kept)
-    return len(sequences) - len(kept)
-
-
 def _usable(rows: Iterable[Row], data: DataConfig, skipped: SkippedRows) -> Iterator[Row]:
     """Yield rows with text, molecules as `data.canonical_smiles` says; skip what is broken or not a molecule."""
     read = read_smiles(rows, is_canonical=data.canonical_smiles) if data.kind == "smiles" else rows
@@ -468,23 +651,46 @@ def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
         yield batch
 
 
-def _no_usable_row(
-    data: DataConfig, key: str, sources: Sequence[FingerprintedSource], skipped: SkippedRows
-) -> DataError:
-    files = (known.source for known in sources)
-    has_columns = not all(isinstance(file, FileSource) and format_of(file.path) in LINE_FORMATS for file in files)
-    hint = f"name the column that holds the {data.kind} with `data.column=NAME`, or " if has_columns else ""
-    hint += "give other rows"
-    return DataError(f"{key}no usable row in {_named(sources)}{skipped.describe()}", hint)
+def cut(ids: list[int], size: int) -> list[list[int]]:
+    """Return a row in pieces of at most `size` tokens."""
+    return [ids[i : i + size] for i in range(0, len(ids), size)]
 
 
-def _check_first_rows(sources: Sequence[FingerprintedSource], data: DataConfig) -> None:
-    """Read the first row of every file, so that one without the column is refused before the others are read."""
-    for known in sources:
-        if isinstance(known.source, FileSource):
-            row = first_row(known.source, data)
-            if row is not None and row.problem is not None and data.on_invalid == "error":
-                raise invalid_row(row, row.problem)
+@final
+class Packer:
+    """Makes sequences of exactly `size` tokens each, as RoBERTa's `sample-break-mode none`.
+
+    [SEP] separates documents, a newline the lines of one document.
+    """
+
+    def __init__(self, size: int, sep_id: int, newline_ids: Sequence[int]) -> None:
+        self.size = size
+        self._sep_ids = [sep_id]
+        self._newline_ids = list(newline_ids)
+        self._pending: list[int] = []
+        self._has_begun = False
+
+    def add(self, ids: list[int], *, starts_document: bool) -> list[list[int]]:
+        """Append a row and return the sequences that are full now."""
+        if self._has_begun:
+            self._pending += self._sep_ids if starts_document else self._newline_ids
+        self._has_begun = True
+        self._pending += ids
+        num_whole = len(self._pending) // self.size * self.size
+        full = cut(self._pending[:num_whole], self.size)
+        del self._pending[:num_whole]
+        return full
+
+    def finish(self) -> list[list[int]]:
+        """Return the remainder, if it holds at least two tokens."""
+        return [self._pending] if len(self._pending) >= 2 else []
+
+
+def _write_maskable(sequences: list[list[int]], writer: ShardWriter, tokenizer: Tokenizer) -> int:
+    """Write the sequences that have a token to mask, and return the number of the others."""
+    kept = [ids for ids in sequences if not tokenizer.special_ids.issuperset(ids)]
+    writer.add(kept)
+    return len(sequences) - len(kept)
 
 
 def _sources(known: Sequence[FingerprintedSource]) -> list[Source]:

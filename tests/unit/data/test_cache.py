@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from exlm_cli.data.corpus.cache import explaining_disk_trouble, locked, write_entry
+from exlm_cli.data.cache import explaining_disk_trouble, locked, write_entry
 from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
 
