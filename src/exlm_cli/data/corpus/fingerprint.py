@@ -13,7 +13,7 @@ from pathlib import Path
 
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.bundled import grammar, molecules
-from exlm_cli.data.cache import write_entry
+from exlm_cli.data.cache import remember
 from exlm_cli.data.corpus.inputs import BundledSource, FileSource, Source
 from exlm_cli.data.rows.decode import open_file
 from exlm_cli.data.rows.hub import HubSource, find_revision
@@ -178,9 +178,7 @@ def _file_sha256(path: Path, state: tuple[int, ...], digests: Path, progress: Pr
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {reason_of(error)}", READ_HINT) from error
     if started_ns - changed_ns > _SETTLED_NS and _state(path) == state:
-        # a read-only cache is not an error
-        with contextlib.suppress(OSError, CheckpointError):
-            write_entry(remembered, _Digest(state=state, sha256=sha256).model_dump_json().encode())
+        remember(remembered, _Digest(state=state, sha256=sha256).model_dump_json().encode())
     return sha256
 
 

@@ -11,7 +11,7 @@ import math
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,7 +21,7 @@ from typing import Literal, Self, final
 
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import DataConfig
-from exlm_cli.data.cache import explaining_disk_trouble, load_or_build, write_entry
+from exlm_cli.data.cache import explaining_disk_trouble, load_or_build
 from exlm_cli.data.corpus.fingerprint import (
     FingerprintedSource,
     check_unchanged,
@@ -30,7 +30,7 @@ from exlm_cli.data.corpus.fingerprint import (
     tokenizer_key,
     without_copies,
 )
-from exlm_cli.data.corpus.inputs import FileSource, Source, first_row, iter_rows, resolve_inputs
+from exlm_cli.data.corpus.inputs import FileSource, first_row, iter_rows, resolve_inputs
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
 from exlm_cli.data.molecules import read_smiles
 from exlm_cli.data.rows.decode import LARGEST_CSV_FIELD
@@ -38,7 +38,7 @@ from exlm_cli.data.rows.records import LINE_FORMATS, SKIPPED_COLUMNS, SKIPPED_FI
 from exlm_cli.data.smiles import train_smiles_vocabulary
 from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.errors import DataError, TokenizerError
-from exlm_cli.files import JsonModel, absent_if_none, csv_line, fsync, read_json, refusing
+from exlm_cli.files import JsonModel, absent_if_none, csv_line, fsync, read_json, refusing, write_atomically, write_json
 from exlm_cli.format import format_number_of, shorten
 from exlm_cli.paths import cache_root, expand_path
 from exlm_cli.progress import Progress
@@ -215,17 +215,17 @@ def _obtain_tokenizer(
     def build() -> Tokenizer:
         _check_first_rows(train + valid, recipe.data)
         tokenizer = _train_tokenizer(recipe, train, progress)
+        path.parent.mkdir(parents=True, exist_ok=True)
         # the hash first: another process takes a tokenizer without one for damaged
-        write_entry(hash_path, tokenizer.fingerprint.encode())
-        write_entry(path, tokenizer.to_json().encode())
+        write_atomically(hash_path, tokenizer.fingerprint.encode())
+        tokenizer.save(path)
         return tokenizer
 
     return load_or_build(cache, path, load, build if builds else None, progress, remedy="it is trained again")
 
 
 def _train_tokenizer(recipe: PretrainRecipe, train: list[FingerprintedSource], progress: Progress) -> Tokenizer:
-    label = "training the tokenizer"
-    with closing(iter_rows(_sources(train), recipe.data, seed=_TRAIN_SEED, progress=progress, label=label)) as rows:
+    with _reading(train, recipe.data, _TRAIN_SEED, progress, "training the tokenizer") as rows:
         texts = (row.text for row in rows if row.problem is None)
         tokenizer = train_tokenizer(islice(texts, recipe.tokenizer.train_rows), recipe, progress)
     check_unchanged(train)
@@ -287,7 +287,7 @@ def _build_shards(directory: Path, corpus: _Corpus, progress: Progress) -> None:
         write_splits = _write_given_splits if corpus.valid else _write_held_out_splits
         summary = write_splits(corpus, temporary, progress)
         check_unchanged(corpus.train + corpus.valid)
-        write_entry(temporary / _SUMMARY, summary.model_dump_json().encode())
+        write_json(temporary / _SUMMARY, summary)
         if directory.exists():
             shutil.rmtree(directory)
         temporary.rename(directory)
@@ -301,14 +301,14 @@ def _check_first_rows(sources: Sequence[FingerprintedSource], data: DataConfig) 
         if isinstance(known.source, FileSource):
             row = first_row(known.source, data)
             if row is not None and row.problem is not None and data.on_invalid == "error":
-                raise invalid_row(row, row.problem)
+                raise _invalid_row(row, row.problem)
 
 
 # Rows that cannot be used: the first is an error, or all are listed in a CSV
 
 
 @final
-class SkippedRows:
+class _SkippedRows:
     """Rows that cannot be used: the first one raises, or all are counted and written to a CSV."""
 
     def __init__(self, path: Path, on_invalid: Literal["error", "skip"]) -> None:
@@ -332,7 +332,7 @@ class SkippedRows:
             DataError: `on_invalid` is `error`.
         """
         if self.on_invalid == "error":
-            raise invalid_row(row, reason)
+            raise _invalid_row(row, reason)
         self.num_rows += 1
         self._first = self._first or _describe(row, reason)
         self._file.write(csv_line((row.source, row.number, reason, row.text)))
@@ -344,7 +344,7 @@ class SkippedRows:
         return f"; {format_number_of(self.num_rows, 'row')} skipped, the first: {self._first}"
 
 
-def invalid_row(row: Row, reason: str) -> DataError:
+def _invalid_row(row: Row, reason: str) -> DataError:
     """Return the error for a row that cannot be used."""
     return DataError(_describe(row, reason), "`data.on_invalid=skip` skips such rows and lists them in a CSV")
 
@@ -368,14 +368,14 @@ def list_rejected(data: PreparedData, rejected_csv: Path, progress: Progress) ->
             return
         temporary = rejected_csv.with_name(f".{rejected_csv.name}.writing-{os.getpid()}")
         try:
-            copy_skipped(data.train.directory.parent / SKIPPED_FILE, temporary, data.renamed)
+            _copy_skipped(data.train.directory.parent / SKIPPED_FILE, temporary, data.renamed)
             temporary.replace(rejected_csv)
         finally:
             temporary.unlink(missing_ok=True)
     progress.message(f"skipped {format_number_of(data.num_rejected, 'row')}, listed in {rejected_csv}")
 
 
-def copy_skipped(kept: Path, copy: Path, renamed: Mapping[str, str]) -> None:
+def _copy_skipped(kept: Path, copy: Path, renamed: Mapping[str, str]) -> None:
     """Copy a list of skipped rows under other names of files."""
     csv.field_size_limit(LARGEST_CSV_FIELD)
     with (
@@ -393,46 +393,42 @@ def copy_skipped(kept: Path, copy: Path, renamed: Mapping[str, str]) -> None:
 
 def _write_given_splits(corpus: _Corpus, folder: Path, progress: Progress) -> _Summary:
     data, shared = corpus.recipe.data, SharedRows()
-    splits = (
-        (VALID, corpus.valid, _VALID_SEED, shared.add_valid),
-        (TRAIN, corpus.train, _TRAIN_SEED, shared.add_train),
-    )
-    with SkippedRows(folder / SKIPPED_FILE, data.on_invalid) as skipped:
-        for split, sources, seed, add in splits:
+    splits = ((VALID, corpus.valid, shared.add_valid), (TRAIN, corpus.train, shared.add_train))
+    with _SkippedRows(folder / SKIPPED_FILE, data.on_invalid) as skipped:
+        for split, sources, add in splits:
             if not sources:
                 continue
-            label = f"tokenising {split}"
-            with closing(iter_rows(_sources(sources), data, seed=seed, progress=progress, label=label)) as rows:
-                choose = partial(_choose_only, add)
-                writers = _write_sequences(corpus, rows, folder, [split], choose, skipped, progress)
-            if not writers[0].num_sequences:
+            choose = partial(_choose_only, split, add)
+            writers = _write_sequences(corpus, sources, folder, [split], choose, skipped, progress)
+            if not writers[split].num_sequences:
                 key = f"`data.{split}`: " if corpus.train else ""
                 raise _no_usable_row(data, key, sources, skipped)
     overlap = shared.overlap if corpus.train else None
     return _Summary(num_rejected=skipped.num_rows, overlap=overlap, names=corpus.names)
 
 
-def _choose_only(add: Callable[[str], None], row: Row) -> int:
-    """Return 0, the index of the only split, once `add` has been given the text."""
+def _choose_only(split: str, add: Callable[[str], None], row: Row) -> str:
+    """Return the only split, once `add` has been given the text."""
     add(row.text)
-    return 0
+    return split
 
 
 @final
 class SharedRows:
     """Counts the validation rows whose text is a training row too; validation rows are added first.
 
-    It holds 64-bit hashes of the first million validation rows, and no text.
+    It holds 64-bit hashes of the first `most_compared` validation rows, and no text.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_compared: int = _MOST_COMPARED) -> None:
+        self._most_compared = most_compared
         self._num_compared = self._num_shared = 0
         self._characters = self._shared_characters = 0
         self._unseen: Counter[int] = Counter()
 
     def add_valid(self, text: str) -> None:
         """Add a validation row."""
-        if self._num_compared < _MOST_COMPARED:
+        if self._num_compared < self._most_compared:
             self._num_compared += 1
             self._characters += len(text)
             self._unseen[hash(text)] += 1
@@ -454,22 +450,23 @@ def _write_held_out_splits(corpus: _Corpus, folder: Path, progress: Progress) ->
     data = corpus.recipe.data
     sizes_bytes = [known.source.size_bytes for known in corpus.train if isinstance(known.source, FileSource)]
     total_bytes = sum(sizes_bytes) if len(sizes_bytes) == len(corpus.train) else None
-    forced: bytes | None = None
-    while True:
+
+    def write(forced: bytes | None = None) -> tuple[Holdout, _SkippedRows, ShardWriter, ShardWriter]:
         holdout = Holdout(data.kind, data.valid_fraction, total_bytes, data.max_rows, forced)
-        with (
-            SkippedRows(folder / SKIPPED_FILE, data.on_invalid) as skipped,
-            closing(
-                iter_rows(_sources(corpus.train), data, seed=_TRAIN_SEED, progress=progress, label="tokenising")
-            ) as rows,
-        ):
-            train, valid = _write_sequences(corpus, rows, folder, [TRAIN, VALID], holdout.takes, skipped, progress)
-        if valid.num_sequences or forced is not None:
-            break
+
+        def choose(row: Row) -> str:
+            return VALID if holdout.takes(row) else TRAIN
+
+        with _SkippedRows(folder / SKIPPED_FILE, data.on_invalid) as skipped:
+            writers = _write_sequences(corpus, corpus.train, folder, [TRAIN, VALID], choose, skipped, progress)
+        return holdout, skipped, writers[TRAIN], writers[VALID]
+
+    holdout, skipped, train, valid = write()
+    if not valid.num_sequences:
         if holdout.smallest is None:
             raise _no_usable_row(data, f"`data.{TRAIN}`: ", corpus.train, skipped)
         # The hashes chose nothing of a small corpus: hold out the smallest hash.
-        forced = holdout.smallest
+        _, skipped, train, valid = write(forced=holdout.smallest)
     if not train.num_sequences or not valid.num_sequences:
         raise DataError(
             f"{_named(corpus.train)}: too few usable rows to hold some out for validation{skipped.describe()}",
@@ -541,7 +538,7 @@ class Holdout:
 
 
 def _no_usable_row(
-    data: DataConfig, key: str, sources: Sequence[FingerprintedSource], skipped: SkippedRows
+    data: DataConfig, key: str, sources: Sequence[FingerprintedSource], skipped: _SkippedRows
 ) -> DataError:
     files = (known.source for known in sources)
     has_columns = not all(isinstance(file, FileSource) and format_of(file.path) in LINE_FORMATS for file in files)
@@ -555,52 +552,69 @@ def _no_usable_row(
 
 def _write_sequences(
     corpus: _Corpus,
-    rows: Iterable[Row],
+    sources: Sequence[FingerprintedSource],
     folder: Path,
     splits: Sequence[str],
-    choose: Callable[[Row], int],
-    skipped: SkippedRows,
+    choose: Callable[[Row], str],
+    skipped: _SkippedRows,
     progress: Progress,
-) -> list[ShardWriter]:
+) -> dict[str, ShardWriter]:
     """Tokenise rows, cut or pack them into sequences, write those of each split, and return the finished writers.
 
-    `choose` returns the index of a row's split; it is called in order, for usable rows only. Sequences in which nothing
-    can be masked are left out.
+    `choose` returns the split of a row; it is called in order, for usable rows only. Sequences in which nothing can be
+    masked are left out.
 
     Raises:
         DataError: Nothing can be masked in any sequence.
     """
     data, tokenizer = corpus.recipe.data, corpus.tokenizer
-    num_unknown, num_left_out, last = 0, 0, None
+    size, newline_ids = data.sequence_length - _NUM_ENDS, tokenizer.encode("\n")
+    seed = _VALID_SEED if splits == [VALID] else _TRAIN_SEED
+    label = "tokenising" if len(splits) > 1 else f"tokenising {splits[0]}"
+    num_unknown, num_left_out, last = 0, 0, ""
     with ExitStack() as stack:
-        writers = [
-            stack.enter_context(ShardWriter(folder / split, tokenizer.vocab_size, corpus.fingerprint))
+        writers = {
+            split: stack.enter_context(ShardWriter(folder / split, tokenizer.vocab_size, corpus.fingerprint))
             for split in splits
-        ]
-        size, newline_ids = data.sequence_length - _NUM_ENDS, tokenizer.encode("\n")
-        packs = _packs(data)
-        packers = [Packer(size, tokenizer.sep_id, newline_ids) for _ in splits] if packs else []
+        }
+        packers = {split: Packer(size, tokenizer.sep_id, newline_ids) for split in splits if _packs(data)}
+        rows = stack.enter_context(_reading(sources, data, seed, progress, label))
         for row, ids in _tokenise(_usable(rows, data, skipped), data, tokenizer, skipped):
             num_unknown += ids.count(tokenizer.unk_id)
-            index = int(choose(row))
-            # rows that were apart in the corpus must not look like neighbours
-            starts_document = row.starts_document or index != last
-            packed = packers[index].add(ids, starts_document=starts_document) if packs else cut(ids, size)
-            num_left_out += _write_maskable(packed, writers[index], tokenizer)
-            last = index
-        for writer, packer in zip(writers, packers, strict=packs):
-            num_left_out += _write_maskable(packer.finish(), writer, tokenizer)
-    if num_left_out and not any(writer.num_sequences for writer in writers):
-        sources = corpus.valid if VALID in splits and corpus.valid else corpus.train
+            split = choose(row)
+            if packers:
+                # rows that were apart in the corpus must not look like neighbours
+                sequences = packers[split].add(ids, starts_document=row.starts_document or split != last)
+            else:
+                sequences = cut(ids, size)
+            num_left_out += _write_maskable(sequences, writers[split], tokenizer)
+            last = split
+        for split, packer in packers.items():
+            num_left_out += _write_maskable(packer.finish(), writers[split], tokenizer)
+    if num_left_out and not any(writer.num_sequences for writer in writers.values()):
         raise DataError(
             f"{_named(sources)}: none of its tokens is in the vocabulary, so that nothing of it can be masked",
             "give other rows, or a tokenizer that covers them with `tokenizer.path=FILE`",
         )
     # with an empty split there is an error, or all rows are read again
-    if num_unknown and all(writer.num_sequences for writer in writers):
+    if num_unknown and all(writer.num_sequences for writer in writers.values()):
         also = f"; {format_number_of(num_left_out, 'sequence')} of nothing else left out" if num_left_out else ""
         progress.message(f"[UNK] replaces {format_number_of(num_unknown, 'token')} outside the vocabulary{also}")
     return writers
+
+
+def _reading(
+    sources: Sequence[FingerprintedSource], data: DataConfig, seed: int, progress: Progress, label: str
+) -> closing[Generator[Row]]:
+    """Return the rows of sources as a context that closes the files."""
+    return closing(iter_rows([known.source for known in sources], data, seed=seed, progress=progress, label=label))
+
+
+def _write_maskable(sequences: list[list[int]], writer: ShardWriter, tokenizer: Tokenizer) -> int:
+    """Write the sequences that have a token to mask, and return the number of the others."""
+    kept = [ids for ids in sequences if not tokenizer.special_ids.issuperset(ids)]
+    writer.add(kept)
+    return len(sequences) - len(kept)
 
 
 def _packs(data: DataConfig) -> bool:
@@ -608,7 +622,7 @@ def _packs(data: DataConfig) -> bool:
     return data.kind == "text" and data.sample_break == "none"
 
 
-def _usable(rows: Iterable[Row], data: DataConfig, skipped: SkippedRows) -> Iterator[Row]:
+def _usable(rows: Iterable[Row], data: DataConfig, skipped: _SkippedRows) -> Iterator[Row]:
     """Yield rows with text, molecules as `data.canonical_smiles` says; skip what is broken or not a molecule."""
     read = read_smiles(rows, is_canonical=data.canonical_smiles) if data.kind == "smiles" else rows
     for row in read:
@@ -619,7 +633,7 @@ def _usable(rows: Iterable[Row], data: DataConfig, skipped: SkippedRows) -> Iter
 
 
 def _tokenise(
-    rows: Iterable[Row], data: DataConfig, tokenizer: Tokenizer, skipped: SkippedRows
+    rows: Iterable[Row], data: DataConfig, tokenizer: Tokenizer, skipped: _SkippedRows
 ) -> Iterator[tuple[Row, list[int]]]:
     """Yield rows with their token ids, tokenised in batches on all cores.
 
@@ -684,17 +698,6 @@ class Packer:
     def finish(self) -> list[list[int]]:
         """Return the remainder, if it holds at least two tokens."""
         return [self._pending] if len(self._pending) >= 2 else []
-
-
-def _write_maskable(sequences: list[list[int]], writer: ShardWriter, tokenizer: Tokenizer) -> int:
-    """Write the sequences that have a token to mask, and return the number of the others."""
-    kept = [ids for ids in sequences if not tokenizer.special_ids.issuperset(ids)]
-    writer.add(kept)
-    return len(sequences) - len(kept)
-
-
-def _sources(known: Sequence[FingerprintedSource]) -> list[Source]:
-    return [fingerprinted.source for fingerprinted in known]
 
 
 def _named(sources: Sequence[FingerprintedSource]) -> str:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,13 @@ from hypothesis import strategies as st
 from tokenizers import models
 
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.data import cache
 from exlm_cli.data.bundled.grammar import sample_sentences
-from exlm_cli.data.corpus import prepare
 from exlm_cli.data.corpus.prepare import Holdout, Overlap, Packer, PreparedData, SharedRows, cut, prepare_data
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
 from exlm_cli.data.rows.records import Row
 from exlm_cli.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from exlm_cli.errors import CheckpointError, DataError, TokenizerError
-from exlm_cli.progress import Progress, SilentProgress
+from exlm_cli.progress import Bar, Progress, SilentProgress
 from tests.recorder import Recorder
 from tests.tiny import tiny_recipe, word_level
 
@@ -99,15 +98,13 @@ def test_rows_are_trained_on_or_held_out_and_those_on_both_sides_of_held_out_one
     assert 10 <= len(found[prepared.valid]) <= 60
 
 
-@pytest.mark.parametrize(("limit", "value"), [("_BATCH_ROWS", 7), ("_BATCH_CHARACTERS", 100)])
-def test_how_many_rows_are_tokenised_at_once_changes_nothing(workplace, monkeypatch, limit, value):
-    at_once = _prepare(_recipe(workplace))
-    monkeypatch.setattr(prepare, limit, value)
-    in_batches = _prepare(_recipe(workplace, cache_dir=f"{workplace}/other-cache"))
-    assert not in_batches.was_cached
-    for one, other in ((at_once.train, in_batches.train), (at_once.valid, in_batches.valid)):
-        assert one.tokens.tolist() == other.tokens.tolist()
-        assert one.offsets.tolist() == other.offsets.tolist()
+@pytest.mark.parametrize("rows", [[f"row {n}" for n in range(5000)], ["long " * 30_000 + str(n) for n in range(4)]])
+def test_more_rows_and_characters_than_are_tokenised_at_once_all_arrive_in_order(workplace, rows):
+    path = workplace / "many.txt"
+    path.write_text("\n".join(rows))
+    recipe = _recipe(workplace, train=[str(path)], valid=[f"{workplace}/text.txt"], sample_break="line")
+    prepared = _prepare(recipe)
+    assert prepared.train.tokens.tolist() == [i for row in rows for i in prepared.tokenizer.encode(row)]
 
 
 @pytest.mark.parametrize("kind", ["text", "smiles"])
@@ -336,7 +333,7 @@ def test_a_list_of_skipped_rows_is_replaced_whole(workplace, monkeypatch):
     recipe = _smiles(workplace, on_invalid="skip")
     _prepare(recipe)
     whole = (workplace / "rejected.csv").read_bytes()
-    monkeypatch.setattr(prepare, "csv_line", Mock(side_effect=OSError(28, "No space left on device")))
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(CheckpointError, match=r"rejected\.csv: the list .*No space left on device$"):
         _prepare(recipe)
     assert (workplace / "rejected.csv").read_bytes() == whole
@@ -419,18 +416,18 @@ def test_one_row_cannot_be_split(workplace, kind):
     assert "`data.valid`" in caught.value.hint
 
 
-def test_an_input_that_changes_while_it_is_read_is_an_error(workplace, monkeypatch):
-    check = prepare.check_unchanged
+@pytest.mark.parametrize("label", ["training the tokenizer", "tokenising"])
+def test_an_input_that_changes_while_it_is_read_is_an_error_and_nothing_of_it_is_kept(workplace, label):
+    class Changing(SilentProgress):
+        def bar(self, shown: str, total: int | None, *, done: int = 0) -> AbstractContextManager[Bar]:
+            if shown == label:
+                (workplace / "text.txt").write_text("Something else.\n" * 30)
+            return super().bar(shown, total, done=done)
 
-    def check_what_changes(sources: Any) -> None:
-        if (workplace / "cache" / "shards").exists():
-            (workplace / "text.txt").write_text("Something else.\n" * 30)
-        check(sources)
-
-    monkeypatch.setattr(prepare, "check_unchanged", check_what_changes)
     with pytest.raises(DataError, match=r"text\.txt: it changed"):
-        _prepare(_recipe(workplace))
-    assert not list((workplace / "cache" / "shards").iterdir())
+        _prepare(_recipe(workplace), Changing())
+    kept = "shards" if label == "tokenising" else "tokenizers"
+    assert not list((workplace / "cache").glob(f"{kept}/*"))
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(workplace, monkeypatch):
@@ -446,8 +443,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(workplace, monkeypatch):
 def test_a_cache_that_may_only_be_read_serves(workplace, monkeypatch):
     _prepare(_recipe(workplace))
     refuse = Mock(side_effect=OSError(30, "Read-only file system"))
-    monkeypatch.setattr(cache, "locked", refuse)
-    monkeypatch.setattr("exlm_cli.data.corpus.fingerprint.write_entry", refuse)
+    monkeypatch.setattr(Path, "mkdir", refuse)
     assert _prepare(_recipe(workplace)).was_cached
 
 
@@ -582,9 +578,8 @@ def test_shared_rows_are_those_that_a_search_finds(valid, train):
     assert shared.overlap == Overlap(num_compared=len(valid), num_shared=len(found), share=share)
 
 
-def test_only_the_first_validation_rows_are_compared(monkeypatch):
-    monkeypatch.setattr(prepare, "_MOST_COMPARED", 2)
-    shared = SharedRows()
+def test_only_the_first_validation_rows_are_compared():
+    shared = SharedRows(most_compared=2)
     for text in ("a", "bb", "ccc"):
         shared.add_valid(text)
     for text in ("ccc", "bb", "bb"):
