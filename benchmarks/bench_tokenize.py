@@ -51,7 +51,7 @@ def tokenise_with_exlm(source: Path, out: Path) -> None:
         "model.max_length=8192",
         "train.microbatch_tokens=8192",
     ]
-    prepare_data(load_recipe("text-small", overrides), rejected_csv=None, progress=SilentProgress())
+    prepare_data(load_recipe("text-small", overrides), progress=SilentProgress())
 
 
 def tokenise_with_datasets(source: Path, out: Path) -> None:

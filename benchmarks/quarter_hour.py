@@ -81,7 +81,7 @@ FINISH_S = 15.0
 def pack(kind: str, recipe: PretrainRecipe) -> None:
     """Write the shards of a recipe and what they were made of to `.gpu/KIND`; make them first if they are not there."""
     progress = open_progress()
-    data = prepare_data(recipe, rejected_csv=None, progress=progress)
+    data = prepare_data(recipe, progress=progress)
     cache = cache_root(recipe.data.cache_dir)
     train, valid = (
         fingerprint_sources(resolve_inputs(inputs, kind=recipe.data.kind, progress=progress, key=key), cache, progress)

@@ -26,7 +26,7 @@ def packed(tmp_path, monkeypatch):
     recipe = tiny_recipe(
         data={"bundled_rows": 200, "cache_dir": str(cache)}, train={"batch_sequences": None, "batch_tokens": 64}
     )
-    data = prepare_data(recipe, rejected_csv=None, progress=SilentProgress())
+    data = prepare_data(recipe, progress=SilentProgress())
     quarter_hour.pack("text", recipe)
     quarter_hour.lay_out("text", tmp_path / "there")
     return recipe, data, tmp_path / "there"

@@ -163,7 +163,7 @@ def _count(recipe: PretrainRecipe, progress: Progress) -> Corruption | None:
     """Count corrupted tokens; None unless masks are drawn token by token, as the law of App. C assumes."""
     if recipe.masking.scheme != "bernoulli":
         return None
-    data = prepare_data(recipe, rejected_csv=None, progress=progress)
+    data = prepare_data(recipe, progress=progress)
     indices = validation_indices(data.train, _COUNTED_SEQUENCES)
     sequences = ((int(index), data.train[int(index)]) for index in indices)
     return count_corrupted(sequences, recipe.masking, data.tokenizer, seed=recipe.seed)

@@ -145,7 +145,7 @@ def _check_tasks(cells: Sequence[SweepCell], progress: Progress) -> None:
 def _prepare(cells: Iterable[SweepCell], progress: Progress) -> dict[_Inputs, PreparedData]:
     """Tokenise the inputs of all cells: the common ones, and those of variants that change data or tokenizer."""
     own = {_inputs(cell.pretrain): cell.pretrain for cell in cells}
-    return {inputs: prepare_data(pretrain, rejected_csv=None, progress=progress) for inputs, pretrain in own.items()}
+    return {inputs: prepare_data(pretrain, progress=progress) for inputs, pretrain in own.items()}
 
 
 def _inputs(recipe: PretrainRecipe) -> _Inputs:

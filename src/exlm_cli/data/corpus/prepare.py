@@ -131,7 +131,6 @@ class _Corpus:
 def prepare_data(
     recipe: PretrainRecipe,
     *,
-    rejected_csv: Path | None,
     progress: Progress,
     builds: bool = True,
     is_trained: bool = True,
@@ -139,12 +138,10 @@ def prepare_data(
 ) -> PreparedData:
     """Train or load the tokenizer and tokenise a recipe's inputs, or find both in the cache.
 
-    `rejected_csv` gets the list of skipped rows, if there are any. Without `builds` the cache must hold both already.
-    Without `is_trained` only `data.valid` is read, with the tokenizer that the recipe gives. `on_found` is called once
-    all inputs are found, before the work begins.
+    Without `builds` the cache must hold both already. Without `is_trained` only `data.valid` is read, with the
+    tokenizer that the recipe gives. `on_found` is called once all inputs are found, before the work begins.
 
     Raises:
-        CheckpointError: `rejected_csv` cannot be written.
         DataError: Inputs missing or unusable, no usable row; the cache cannot be written, or lacks what it must hold.
         TokenizerError: The tokenizer cannot be read, is of the other kind, or its vocabulary is too small.
     """
@@ -166,8 +163,6 @@ def prepare_data(
         prepared = _obtain_shards(corpus, cache, progress, builds=builds)
     if prepared.overlap is not None:
         _warn_of_overlap(prepared.overlap, progress)
-    if rejected_csv is not None:
-        list_rejected(prepared, rejected_csv, progress)
     return prepared
 
 

@@ -24,7 +24,16 @@ from tokenizers import models
 
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.bundled.grammar import sample_sentences
-from exlm_cli.data.corpus.prepare import Holdout, Overlap, Packer, PreparedData, SharedRows, cut, prepare_data
+from exlm_cli.data.corpus.prepare import (
+    Holdout,
+    Overlap,
+    Packer,
+    PreparedData,
+    SharedRows,
+    cut,
+    list_rejected,
+    prepare_data,
+)
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
 from exlm_cli.data.rows.records import Row
 from exlm_cli.data.tokenizer import SPECIAL_TOKENS, Tokenizer
@@ -59,8 +68,11 @@ def _recipe(workplace: Path, *, tokenizer: dict[str, Any] | None = None, **data:
 
 
 def _prepare(recipe: PretrainRecipe, progress: Progress | None = None) -> PreparedData:
-    rejected_csv = Path(str(recipe.data.cache_dir)).parent / "rejected.csv"
-    return prepare_data(recipe, rejected_csv=rejected_csv, progress=progress or SilentProgress())
+    """Prepare a recipe's data, and list the skipped rows beside the cache."""
+    progress = progress or SilentProgress()
+    prepared = prepare_data(recipe, progress=progress)
+    list_rejected(prepared, Path(str(recipe.data.cache_dir)).parent / "rejected.csv", progress)
+    return prepared
 
 
 def _texts(dataset: TokenDataset, tokenizer: Tokenizer) -> list[str]:
@@ -353,9 +365,10 @@ def test_the_list_of_skipped_rows_has_unix_line_ends_and_keeps_those_within_a_ro
 
 def test_a_list_that_cannot_be_written_is_an_error(workplace):
     (workplace / "mols.smi").write_text("C1CC\n" + "\n".join(MOLECULES))
+    prepared = _prepare(_smiles(workplace, on_invalid="skip"))
     target = workplace / "no" / "rejected.csv"
     with pytest.raises(CheckpointError, match=rf"^{re.escape(str(target))}: .*No such file or directory$"):
-        prepare_data(_smiles(workplace, on_invalid="skip"), rejected_csv=target, progress=SilentProgress())
+        list_rejected(prepared, target, SilentProgress())
 
 
 @pytest.mark.parametrize("split", ["train", "valid"])
