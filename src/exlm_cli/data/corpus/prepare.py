@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Literal, Self, final
@@ -299,7 +298,7 @@ def _check_first_rows(sources: Sequence[FingerprintedSource], data: DataConfig) 
                 raise _invalid_row(row, row.problem)
 
 
-# Rows that cannot be used: the first is an error, or all are listed in a CSV
+# Rows that cannot be used: the first is an error, or all are listed
 
 
 @final
@@ -349,63 +348,27 @@ def _describe(row: Row, reason: str) -> str:
     return f"{row.source}:{row.number}: `{shown}`: {reason}" if shown else f"{row.source}:{row.number}: {reason}"
 
 
-def list_rejected(data: PreparedData, rejected_csv: Path, progress: Progress) -> None:
-    """Write the CSV of skipped rows if there are any; remove the one of an earlier run if there are none.
-
-    The cache keeps the list of the run that made the shards; files that have moved since get their names of today.
-
-    Raises:
-        CheckpointError: It cannot be written.
-    """
-    with refusing(f"{rejected_csv}: the list of skipped rows cannot be written", is_chosen=True):
-        if not data.num_rejected:
-            rejected_csv.unlink(missing_ok=True)
-            return
-        temporary = rejected_csv.with_name(f".{rejected_csv.name}.writing-{os.getpid()}")
-        try:
-            _copy_skipped(data.train.directory.parent / SKIPPED_FILE, temporary, data.renamed)
-            temporary.replace(rejected_csv)
-        finally:
-            temporary.unlink(missing_ok=True)
-    progress.message(f"skipped {format_number_of(data.num_rejected, 'row')}, listed in {rejected_csv}")
-
-
-def _copy_skipped(kept: Path, copy: Path, renamed: Mapping[str, str]) -> None:
-    """Copy a list of skipped rows under other names of files."""
-    csv.field_size_limit(LARGEST_CSV_FIELD)
-    with (
-        kept.open(encoding="utf-8", errors="backslashreplace", newline="") as old,
-        copy.open("w", encoding="utf-8", errors="backslashreplace", newline="") as new,
-    ):
-        new.write(old.readline())
-        for cells in csv.reader(old):
-            new.write(csv_line([*(renamed.get(name, name) for name in cells[:1]), *cells[1:]]))
-    fsync(copy)
-
-
 # Splits: two inputs, or one of which rows are held out
 
 
 def _write_given_splits(corpus: _Corpus, folder: Path, progress: Progress) -> _Summary:
     data, shared = corpus.recipe.data, SharedRows()
-    splits = ((VALID, corpus.valid, shared.add_valid), (TRAIN, corpus.train, shared.add_train))
     with _SkippedRows(folder / SKIPPED_FILE, data.on_invalid) as skipped:
-        for split, sources, add in splits:
-            if not sources:
-                continue
-            choose = partial(_choose_only, split, add)
+
+        def write(split: str, sources: list[FingerprintedSource], add: Callable[[str], None]) -> None:
+            def choose(row: Row) -> str:
+                add(row.text)
+                return split
+
             writers = _write_sequences(corpus, sources, folder, [split], choose, skipped, progress)
             if not writers[split].num_sequences:
-                key = f"`data.{split}`: " if corpus.train else ""
-                raise _no_usable_row(data, key, sources, skipped)
+                raise _no_usable_row(data, f"`data.{split}`: " if corpus.train else "", sources, skipped)
+
+        write(VALID, corpus.valid, shared.add_valid)
+        if corpus.train:
+            write(TRAIN, corpus.train, shared.add_train)
     overlap = shared.overlap if corpus.train else None
     return _Summary(num_rejected=skipped.num_rows, overlap=overlap, names=corpus.names)
-
-
-def _choose_only(split: str, add: Callable[[str], None], row: Row) -> str:
-    """Return the only split, once `add` has been given the text."""
-    add(row.text)
-    return split
 
 
 @final
@@ -698,3 +661,40 @@ class Packer:
 def _named(sources: Sequence[FingerprintedSource]) -> str:
     others = f" and {len(sources) - 1:,} more" if len(sources) > 1 else ""
     return f"{sources[0].source}{others}"
+
+
+# The list of skipped rows, for the user
+
+
+def list_rejected(data: PreparedData, rejected_csv: Path, progress: Progress) -> None:
+    """Write the CSV of skipped rows if there are any; remove the one of an earlier run if there are none.
+
+    The cache keeps the list of the run that made the shards; files that have moved since get their names of today.
+
+    Raises:
+        CheckpointError: It cannot be written.
+    """
+    with refusing(f"{rejected_csv}: the list of skipped rows cannot be written", is_chosen=True):
+        if not data.num_rejected:
+            rejected_csv.unlink(missing_ok=True)
+            return
+        temporary = rejected_csv.with_name(f".{rejected_csv.name}.writing-{os.getpid()}")
+        try:
+            _copy_skipped(data.train.directory.parent / SKIPPED_FILE, temporary, data.renamed)
+            temporary.replace(rejected_csv)
+        finally:
+            temporary.unlink(missing_ok=True)
+    progress.message(f"skipped {format_number_of(data.num_rejected, 'row')}, listed in {rejected_csv}")
+
+
+def _copy_skipped(kept: Path, copy: Path, renamed: Mapping[str, str]) -> None:
+    """Copy a list of skipped rows under other names of files."""
+    csv.field_size_limit(LARGEST_CSV_FIELD)
+    with (
+        kept.open(encoding="utf-8", errors="backslashreplace", newline="") as old,
+        copy.open("w", encoding="utf-8", errors="backslashreplace", newline="") as new,
+    ):
+        new.write(old.readline())
+        for cells in csv.reader(old):
+            new.write(csv_line([*(renamed.get(name, name) for name in cells[:1]), *cells[1:]]))
+    fsync(copy)
