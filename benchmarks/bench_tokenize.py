@@ -28,7 +28,7 @@ import torch
 import harness
 from exlm_cli.config.load import load_recipe
 from exlm_cli.data.bundled.grammar import sample_sentences
-from exlm_cli.data.corpus.pipeline import prepare_data
+from exlm_cli.data.corpus.prepare import prepare_data
 from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.progress import SilentProgress
 
@@ -51,7 +51,7 @@ def tokenise_with_exlm(source: Path, out: Path) -> None:
         "model.max_length=8192",
         "train.microbatch_tokens=8192",
     ]
-    prepare_data(load_recipe("text-small", overrides), rejected_csv=None, progress=SilentProgress())
+    prepare_data(load_recipe("text-small", overrides), progress=SilentProgress())
 
 
 def tokenise_with_datasets(source: Path, out: Path) -> None:

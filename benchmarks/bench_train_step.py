@@ -33,7 +33,7 @@ from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data import IntArray
 from exlm_cli.data.batch import Batch
-from exlm_cli.data.corpus.pipeline import PreparedData
+from exlm_cli.data.corpus.prepare import PreparedData
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
 from exlm_cli.data.tokenizer import SPECIAL_TOKENS, UNK, Tokenizer
 from exlm_cli.ops.alignment import choose_backend

@@ -40,7 +40,7 @@ from exlm_cli.data.corpus.fingerprint import (
     without_copies,
 )
 from exlm_cli.data.corpus.inputs import BundledSource, resolve_inputs
-from exlm_cli.data.corpus.pipeline import TRAIN, VALID, PreparedData, prepare_data
+from exlm_cli.data.corpus.prepare import TRAIN, VALID, PreparedData, prepare_data
 from exlm_cli.data.corpus.shards import TokenDataset
 from exlm_cli.data.rows.records import SKIPPED_FILE
 from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer
@@ -81,7 +81,7 @@ FINISH_S = 15.0
 def pack(kind: str, recipe: PretrainRecipe) -> None:
     """Write the shards of a recipe and what they were made of to `.gpu/KIND`; make them first if they are not there."""
     progress = open_progress()
-    data = prepare_data(recipe, rejected_csv=None, progress=progress)
+    data = prepare_data(recipe, progress=progress)
     cache = cache_root(recipe.data.cache_dir)
     train, valid = (
         fingerprint_sources(resolve_inputs(inputs, kind=recipe.data.kind, progress=progress, key=key), cache, progress)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 import quarter_hour
 from exlm_cli.config.load import dump_recipe, load_recipe
-from exlm_cli.data.corpus.pipeline import prepare_data
+from exlm_cli.data.corpus.prepare import prepare_data
 from exlm_cli.progress import SilentProgress
 from exlm_cli.train.checkpoint import checkpoint_paths
 from exlm_cli.train.pretrained import load_pretrained
@@ -26,7 +26,7 @@ def packed(tmp_path, monkeypatch):
     recipe = tiny_recipe(
         data={"bundled_rows": 200, "cache_dir": str(cache)}, train={"batch_sequences": None, "batch_tokens": 64}
     )
-    data = prepare_data(recipe, rejected_csv=None, progress=SilentProgress())
+    data = prepare_data(recipe, progress=SilentProgress())
     quarter_hour.pack("text", recipe)
     quarter_hour.lay_out("text", tmp_path / "there")
     return recipe, data, tmp_path / "there"

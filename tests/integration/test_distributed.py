@@ -18,7 +18,7 @@ from torch import Tensor
 
 from exlm_cli.cli.app import main
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.data.corpus.pipeline import prepare_data
+from exlm_cli.data.corpus.prepare import prepare_data
 from exlm_cli.data.sampler import plan_epoch
 from exlm_cli.distributed import shared_run
 from exlm_cli.errors import DataError
@@ -135,7 +135,7 @@ def test_the_last_step_of_an_epoch_has_fewer_sequences_than_ranks(cache):
     """So the runs above have a rank with nothing to do in that step."""
     for kind in ("text", "smiles"):
         recipe = recipe_of(cache, kind, "exlm")
-        data = prepare_data(recipe, rejected_csv=None, progress=SilentProgress())
+        data = prepare_data(recipe, progress=SilentProgress())
         plan = plan_epoch(data.train.lengths, seed=1, epoch=0, batch_sequences=6, batch_tokens=None, bucket_steps=16)
         assert len(plan) < STEPS
         assert len(plan[-1]) < 2
@@ -248,7 +248,7 @@ def train_refused(cache: Path, folder: Path, mistake: str) -> None:
         recipe = recipe.model_copy(update={"data": data})
         if mistake == "tokenised before" and is_second:
             # so that the cache holds the other data too
-            prepare_data(recipe, rejected_csv=None, progress=SilentProgress())
+            prepare_data(recipe, progress=SilentProgress())
     note_error(folder, lambda: run_pretraining(recipe, out=folder / "run"))
 
 

@@ -5,7 +5,7 @@ import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
 
-from exlm_cli.data.corpus.cache import explaining_disk_trouble, locked
+from exlm_cli.data.cache import explaining_disk_trouble, locked
 from exlm_cli.errors import DataError
 from exlm_cli.paths import cache_root
 from exlm_cli.progress import Progress

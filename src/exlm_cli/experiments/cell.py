@@ -21,7 +21,7 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import MaskingConfig
 from exlm_cli.config.sweep import SweepCell
 from exlm_cli.data import IntArray
-from exlm_cli.data.corpus.pipeline import prepare_data
+from exlm_cli.data.corpus.prepare import prepare_data
 from exlm_cli.data.masking import Masker, Sequences
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError, DivergedError
@@ -163,7 +163,7 @@ def _count(recipe: PretrainRecipe, progress: Progress) -> Corruption | None:
     """Count corrupted tokens; None unless masks are drawn token by token, as the law of App. C assumes."""
     if recipe.masking.scheme != "bernoulli":
         return None
-    data = prepare_data(recipe, rejected_csv=None, progress=progress)
+    data = prepare_data(recipe, progress=progress)
     indices = validation_indices(data.train, _COUNTED_SEQUENCES)
     sequences = ((int(index), data.train[int(index)]) for index in indices)
     return count_corrupted(sequences, recipe.masking, data.tokenizer, seed=recipe.seed)

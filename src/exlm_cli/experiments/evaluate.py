@@ -11,7 +11,7 @@ from pathlib import Path
 from exlm_cli.bundled_models import bundled_name
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.data.corpus.pipeline import PreparedData, prepare_data
+from exlm_cli.data.corpus.prepare import PreparedData, prepare_data
 from exlm_cli.data.rows.records import SKIPPED_FILE
 from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.experiments.results import PredictionEntropy
@@ -157,7 +157,7 @@ def _load_data(
     if valid:
         inputs = json.dumps(list(valid), ensure_ascii=False)
         own += [f"data.valid={inputs}", "data.max_rows=null", *overrides]
-    data = prepare_data(_own_recipe(pretrained, own), rejected_csv=None, progress=progress, is_trained=not valid)
+    data = prepare_data(_own_recipe(pretrained, own), progress=progress, is_trained=not valid)
     if valid and data.num_rejected:
         listed = data.valid.directory.parent / SKIPPED_FILE
         progress.message(f"skipped {format_number_of(data.num_rejected, 'row')}, listed in {listed}")

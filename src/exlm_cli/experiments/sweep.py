@@ -17,7 +17,7 @@ from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import DataConfig, TokenizerConfig
 from exlm_cli.config.sweep import SweepCell, SweepRecipe
-from exlm_cli.data.corpus.pipeline import PreparedData, list_rejected, prepare_data
+from exlm_cli.data.corpus.prepare import PreparedData, list_rejected, prepare_data
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError, InterruptedRunError
 from exlm_cli.experiments.board import SweepBoard, open_board
 from exlm_cli.experiments.cell import read_result, refuse_changed_cell
@@ -145,7 +145,7 @@ def _check_tasks(cells: Sequence[SweepCell], progress: Progress) -> None:
 def _prepare(cells: Iterable[SweepCell], progress: Progress) -> dict[_Inputs, PreparedData]:
     """Tokenise the inputs of all cells: the common ones, and those of variants that change data or tokenizer."""
     own = {_inputs(cell.pretrain): cell.pretrain for cell in cells}
-    return {inputs: prepare_data(pretrain, rejected_csv=None, progress=progress) for inputs, pretrain in own.items()}
+    return {inputs: prepare_data(pretrain, progress=progress) for inputs, pretrain in own.items()}
 
 
 def _inputs(recipe: PretrainRecipe) -> _Inputs:

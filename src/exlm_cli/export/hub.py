@@ -19,7 +19,7 @@ import torch
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.input_paths import with_names_alone
 from exlm_cli.config.load import dump_recipe, resumed_recipe
-from exlm_cli.data.corpus.cache import locked
+from exlm_cli.data.cache import locked
 from exlm_cli.data.rows.hub import hub_errors, silence_client
 from exlm_cli.data.tokenizer import TOKENIZER_FILE
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError

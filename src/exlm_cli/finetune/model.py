@@ -12,7 +12,7 @@ from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, grid_points
 from exlm_cli.config.load import load_recipe, resumed_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.tasks import InputKind
-from exlm_cli.data.corpus.pipeline import train_tokenizer
+from exlm_cli.data.corpus.prepare import train_tokenizer
 from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.files import ALTERED_HINT, read_json

@@ -20,7 +20,7 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import LoopConfig
 from exlm_cli.data import IntArray
 from exlm_cli.data.batch import Batch
-from exlm_cli.data.corpus.pipeline import PreparedData, list_rejected, prepare_data
+from exlm_cli.data.corpus.prepare import PreparedData, list_rejected, prepare_data
 from exlm_cli.data.corpus.shards import TokenDataset
 from exlm_cli.data.sampler import EpochPlan, Feed, plan_epoch
 from exlm_cli.data.tokenizer import TOKENIZER_FILE
@@ -241,9 +241,7 @@ def _run_pretraining(
     with discarded_on_failure(run, is_new=is_new and ranks.is_first):
         before = None if is_new else read_run_json(run)  # a damaged one is refused before anything changes
         tell_cost = functools.partial(_tell_cost, recipe, ranks, progress) if is_new and ranks.is_first else None
-        prepare = functools.partial(
-            prepare_data, recipe, rejected_csv=None, progress=progress, builds=ranks.is_first, on_found=tell_cost
-        )
+        prepare = functools.partial(prepare_data, recipe, progress=progress, builds=ranks.is_first, on_found=tell_cost)
         data = ranks.in_turn(prepare)
         require_same_data(ranks, data.fingerprint)
         started_s = time.time()

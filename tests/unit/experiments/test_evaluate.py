@@ -10,7 +10,7 @@ import torch
 
 from exlm_cli.config.load import load_recipe
 from exlm_cli.data.batch import expand
-from exlm_cli.data.corpus.pipeline import prepare_data
+from exlm_cli.data.corpus.prepare import prepare_data
 from exlm_cli.data.masking import Masker
 from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.experiments.evaluate import evaluate_pretrained, measure_entropy
@@ -45,7 +45,7 @@ def _by_the_letter(run: Path, ratio: float) -> float:
     """App. E, one token at a time: fully masked tokens, mean over copies, mean over tokens, in bits."""
     pretrained = load_pretrained(run, device="cpu")
     recipe = load_recipe(str(run / "recipe.yaml"), [f"masking.mask_ratio={ratio}"])
-    data = prepare_data(recipe, rejected_csv=None, progress=SilentProgress())
+    data = prepare_data(recipe, progress=SilentProgress())
     k = recipe.masking.num_repeats
     token_entropies = []
     for index in range(len(data.valid)):

@@ -96,13 +96,15 @@ def _write_tokens(recipe: "PretrainRecipe", out: Path | None) -> dict[str, objec
     """Write the tokenizer, the shards and the recipe; return what was made."""
     from exlm_cli.cli import console
     from exlm_cli.config.input_paths import write_run_recipe
-    from exlm_cli.data.corpus.pipeline import prepare_data
+    from exlm_cli.data.corpus.prepare import list_rejected, prepare_data
 
     if out is not None and (out / RUN_FILE).exists():
         raise ConfigError(f"{out} holds a training run", "choose another `--out`")
     folder = create_run_dir(out, recipe.name)
     with sole_process(folder, is_new=True), discarded_on_failure(folder):
-        data = prepare_data(recipe, rejected_csv=folder / "rejected.csv", progress=console.open_progress())
+        progress = console.open_progress()
+        data = prepare_data(recipe, progress=progress)
+        list_rejected(data, folder / "rejected.csv", progress)
         data.tokenizer.save(folder / "tokenizer.json")
         write_run_recipe(folder, recipe)
     return {

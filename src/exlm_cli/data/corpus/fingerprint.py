@@ -13,7 +13,7 @@ from pathlib import Path
 
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.bundled import grammar, molecules
-from exlm_cli.data.corpus.cache import write_entry
+from exlm_cli.data.cache import remember
 from exlm_cli.data.corpus.inputs import BundledSource, FileSource, Source
 from exlm_cli.data.rows.decode import open_file
 from exlm_cli.data.rows.hub import HubSource, find_revision
@@ -45,11 +45,7 @@ class FingerprintedSource:
     state: tuple[int, ...] = ()
 
 
-class _Digest(JsonModel):
-    """Remembered SHA-256 of a file in a certain state."""
-
-    state: tuple[int, ...]
-    sha256: str
+# What sources hold
 
 
 def fingerprint_sources(sources: Sequence[Source], cache: Path, progress: Progress) -> list[FingerprintedSource]:
@@ -62,6 +58,81 @@ def fingerprint_sources(sources: Sequence[Source], cache: Path, progress: Progre
         DataError: A file cannot be read, the Hub has no such data set, or it does not answer.
     """
     return [_fingerprint_source(source, cache, progress) for source in sources]
+
+
+def _fingerprint_source(source: Source, cache: Path, progress: Progress) -> FingerprintedSource:
+    match source:
+        case FileSource(path=path):
+            state = _state(path)
+            sha256 = _file_sha256(path, state, cache / "digests", progress)
+            return FingerprintedSource(source, _file_content(path, sha256), state)
+        case HubSource():
+            revision = find_revision(source, cache, progress)
+            return FingerprintedSource(replace(source, revision=revision), f"{source} {revision}")
+        case BundledSource(name="grammar" | "feelings"):
+            return FingerprintedSource(source, f"{source} {_sha256(repr(grammar.FAMILIES))}")
+        case BundledSource():
+            import rdkit
+
+            pieces = repr((molecules.CORES, molecules.SUBSTITUENTS))
+            return FingerprintedSource(source, f"{source} {_sha256(pieces)} rdkit {rdkit.__version__}")
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _file_content(path: Path, sha256: str) -> str:
+    return f"file {format_of(path)} {sha256}"
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {reason_of(error)}", READ_HINT) from error
+    return (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev)
+
+
+class _Digest(JsonModel):
+    """Remembered SHA-256 of a file in a certain state."""
+
+    state: tuple[int, ...]
+    sha256: str
+
+
+def _file_sha256(path: Path, state: tuple[int, ...], digests: Path, progress: Progress) -> str:
+    remembered = digests / f"{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()}.json"
+    with contextlib.suppress(CheckpointError):  # none remembered, or damaged: read the file
+        known = read_json(remembered, _Digest)
+        if known.state == state:
+            return known.sha256
+    size_bytes, _, changed_ns, *_ = state
+    if size_bytes > _HUGE_BYTES:
+        progress.message(f"{path}: reading {size_bytes / 1e6:,.0f} MB to find out whether it has changed")
+    started_ns = time.time_ns()
+    try:
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {reason_of(error)}", READ_HINT) from error
+    if started_ns - changed_ns > _SETTLED_NS and _state(path) == state:
+        remember(remembered, _Digest(state=state, sha256=sha256).model_dump_json().encode())
+    return sha256
+
+
+def check_unchanged(sources: Sequence[FingerprintedSource]) -> None:
+    """Check that no file has changed since its fingerprint was taken.
+
+    Raises:
+        DataError: A file has changed, or can no longer be read.
+    """
+    for known in sources:
+        if isinstance(known.source, FileSource) and _state(known.source.path) != known.state:
+            raise DataError(f"{known.source}: it changed while it was being read", "run again when it is complete")
+
+
+# Which files hold the same
 
 
 def without_copies(sources: Sequence[FingerprintedSource], progress: Progress) -> list[FingerprintedSource]:
@@ -90,15 +161,14 @@ def without_copies(sources: Sequence[FingerprintedSource], progress: Progress) -
     return kept
 
 
-def check_unchanged(sources: Sequence[FingerprintedSource]) -> None:
-    """Check that no file has changed since its fingerprint was taken.
+def _unpacked_content(source: FileSource, progress: Progress) -> str:
+    if source.size_bytes > _HUGE_BYTES:
+        progress.message(f"{source}: unpacking {source.size_bytes / 1e6:,.0f} MB to compare it with {source.path.stem}")
+    with open_file(source.path) as unpacked:
+        return _file_content(source.path, hashlib.file_digest(unpacked, "sha256").hexdigest())
 
-    Raises:
-        DataError: A file has changed, or can no longer be read.
-    """
-    for known in sources:
-        if isinstance(known.source, FileSource) and _state(known.source.path) != known.state:
-            raise DataError(f"{known.source}: it changed while it was being read", "run again when it is complete")
+
+# Which cached result fits
 
 
 def tokenizer_key(recipe: PretrainRecipe, train: Sequence[FingerprintedSource]) -> str:
@@ -123,66 +193,3 @@ def data_fingerprint(
 
 def _contents(sources: Sequence[FingerprintedSource]) -> list[str]:
     return [source.content for source in sources]
-
-
-def _fingerprint_source(source: Source, cache: Path, progress: Progress) -> FingerprintedSource:
-    match source:
-        case FileSource(path=path):
-            state = _state(path)
-            sha256 = _file_sha256(path, state, cache / "digests", progress)
-            return FingerprintedSource(source, _file_content(path, sha256), state)
-        case HubSource():
-            revision = find_revision(source, cache, progress)
-            return FingerprintedSource(replace(source, revision=revision), f"{source} {revision}")
-        case BundledSource(name="grammar" | "feelings"):
-            return FingerprintedSource(source, f"{source} {_sha256(repr(grammar.FAMILIES))}")
-        case BundledSource():
-            import rdkit
-
-            pieces = repr((molecules.CORES, molecules.SUBSTITUENTS))
-            return FingerprintedSource(source, f"{source} {_sha256(pieces)} rdkit {rdkit.__version__}")
-
-
-def _file_content(path: Path, sha256: str) -> str:
-    return f"file {format_of(path)} {sha256}"
-
-
-def _unpacked_content(source: FileSource, progress: Progress) -> str:
-    if source.size_bytes > _HUGE_BYTES:
-        progress.message(f"{source}: unpacking {source.size_bytes / 1e6:,.0f} MB to compare it with {source.path.stem}")
-    with open_file(source.path) as unpacked:
-        return _file_content(source.path, hashlib.file_digest(unpacked, "sha256").hexdigest())
-
-
-def _state(path: Path) -> tuple[int, ...]:
-    try:
-        stat = path.stat()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {reason_of(error)}", READ_HINT) from error
-    return (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev)
-
-
-def _file_sha256(path: Path, state: tuple[int, ...], digests: Path, progress: Progress) -> str:
-    remembered = digests / f"{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()}.json"
-    with contextlib.suppress(CheckpointError):  # none remembered, or damaged: read the file
-        known = read_json(remembered, _Digest)
-        if known.state == state:
-            return known.sha256
-    size_bytes, _, changed_ns, *_ = state
-    if size_bytes > _HUGE_BYTES:
-        progress.message(f"{path}: reading {size_bytes / 1e6:,.0f} MB to find out whether it has changed")
-    started_ns = time.time_ns()
-    try:
-        with path.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {reason_of(error)}", READ_HINT) from error
-    if started_ns - changed_ns > _SETTLED_NS and _state(path) == state:
-        # a read-only cache is not an error
-        with contextlib.suppress(OSError, CheckpointError):
-            write_entry(remembered, _Digest(state=state, sha256=sha256).model_dump_json().encode())
-    return sha256
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

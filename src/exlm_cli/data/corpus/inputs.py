@@ -68,6 +68,9 @@ class BundledSource:
 Source = FileSource | HubSource | BundledSource
 
 
+# Which files, data sets and bundled data
+
+
 def resolve_inputs(
     inputs: Sequence[str], *, kind: RowKind, progress: Progress, key: str = "data.train"
 ) -> list[Source]:
@@ -91,6 +94,144 @@ def resolve_inputs(
             except OSError as error:
                 raise DataError(f"{error.filename or given}: cannot be read: {reason_of(error)}", READ_HINT) from error
     return sources
+
+
+def _bundled(name: str, kind: RowKind) -> BundledSource:
+    if name not in BUNDLED:
+        raise DataError(
+            f"`bundled:{name}` is not bundled; there are {', '.join(f'`bundled:{n}`' for n in BUNDLED)}",
+            "choose one, or give a file of your own with `data.train=FILE`",
+        )
+    if BUNDLED[name] != kind:
+        raise DataError(
+            f"`bundled:{name}` is {BUNDLED[name]}, but `data.kind` is {kind}",
+            f"choose a recipe for {BUNDLED[name]}, or other data with `data.train=FILE`",
+        )
+    return BundledSource(name)
+
+
+def _local_files(given: str, progress: Progress, key: str) -> list[FileSource]:
+    if not given.strip():
+        raise DataError("an input is empty; accepted: a file, a directory, a glob or hub:NAME", "`.` is this directory")
+    path = expand_path(given)
+    if path.is_dir():
+        return _files_under(path, progress, set())
+    if path.exists() or path.is_symlink():
+        return [_file(path)]
+    if not _GLOB_CHARACTERS.isdisjoint(given):
+        found = _matches(path)
+        if not found:
+            raise DataError(f"`{given}`: the pattern matches no file", f"the current directory is {Path.cwd()}")
+        files: list[FileSource] = []
+        seen: set[Path] = set()
+        for match in found:
+            parent = match.parent.resolve()
+            entry = match.resolve() if match.is_dir() else parent / match.name
+            # `**` matches a folder and then those in it
+            if seen.isdisjoint((parent, entry)):
+                files += _files_under(match, progress, seen) if match.is_dir() else [_file(match)]
+                seen.add(entry)
+        return files
+    hint = f"several inputs are given as `{key}=[{given}]`" if "," in given else _nearest(path)
+    raise DataError(f"{given}: no such file or directory", hint)
+
+
+def _nearest(path: Path) -> str:
+    """Return a hint that names the entry of the folder whose name is most similar."""
+    folder = path.parent
+    if not folder.is_dir():
+        return f"there is no folder {folder} either; the current directory is {Path.cwd()}"
+    close = difflib.get_close_matches(path.name, sorted(entry.name for entry in folder.iterdir()), n=1)
+    return f"did you mean {folder / close[0]}?" if close else f"the current directory is {Path.cwd()}"
+
+
+def _matches(pattern: Path) -> list[Path]:
+    """Return what a glob matches, sorted; `**` matches folders, each by one of its paths."""
+    found = [Path()]
+    for is_deep, parts in groupby(pattern.parts, "**".__eq__):
+        if is_deep:
+            seen: set[Path] = set()
+            found = sorted(folder for top in found for folder, _ in _walk(top, seen))
+        else:
+            tail = Path(*parts)
+            patterns = [str(Path(glob.escape(str(folder)), tail)) for folder in found]
+            found = sorted(Path(match) for one in patterns for match in glob.glob(one))  # noqa: PTH207 (any root)
+    return found
+
+
+def _files_under(folder: Path, progress: Progress, seen: set[Path]) -> list[FileSource]:
+    """Return the files of a folder and its subfolders that can be read, sorted, without hidden ones.
+
+    Folders in `seen` are passed over, and each one is added to it, as by `_walk`.
+    """
+    found: list[Path] = []
+    for parent, names in _walk(folder, seen, _raise):
+        _refuse_arrow(parent, names)
+        found += (parent / name for name in names if not name.startswith("."))
+    found.sort()
+    known = [path for path in found if format_of(path) is not None]
+    if not known:
+        raise DataError(
+            f"{folder}: no file in it that can be read, of {len(found)}; known are {KNOWN_EXTENSIONS}",
+            next(
+                filter(None, (conversion_hint(path, FORMATS) for path in found)),
+                "choose another folder, or rename the files by their content, such as .txt for one row a line",
+            ),
+        )
+    if len(known) < len(found):
+        skipped = next(path for path in found if format_of(path) is None)
+        others = format_number_of(len(found) - len(known), "file")
+        progress.message(f"{folder}: skipped {others} of another kind, such as {skipped.name}")
+    return [_file(path) for path in known]
+
+
+def _walk(
+    top: Path, seen: set[Path], on_error: Callable[[OSError], None] | None = None
+) -> Iterator[tuple[Path, list[str]]]:
+    """Yield a folder and those below it, sorted, without hidden ones, each with the names of its files.
+
+    Links are followed, and may lead in circles: folders in `seen` are passed over; each is added by its real path.
+    `on_error` gets the error of a folder that cannot be listed; None: it is passed over too, as by `glob`.
+    """
+    for parent, folders, names in os.walk(top, onerror=on_error, followlinks=True):
+        real = Path(parent).resolve()
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield Path(parent), names
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _refuse_arrow(folder: Path, names: Sequence[str]) -> None:
+    """Refuse a folder in which `datasets` keeps a data set: what can be read there, JSON, is not its rows."""
+    arrow = sorted(name for name in names if name.endswith(".arrow"))
+    if arrow and "dataset_info.json" in names:
+        saved = folder if "state.json" in names else folder / arrow[0]
+        raise DataError(f"{folder}: the rows are in {arrow[0]}, which cannot be read", conversion_hint(saved, FORMATS))
+
+
+def _file(path: Path) -> FileSource:
+    if path.is_symlink() and not path.exists():
+        raise DataError(f"{path}: a link to {path.readlink()}, which does not exist", "correct the link or remove it")
+    if not path.is_file():
+        raise DataError(f"{path}: not a regular file", "write the rows to a file first")
+    if format_of(path) is None:
+        raise DataError(
+            f"{path}: unknown extension `{path.suffix}`; known are {KNOWN_EXTENSIONS}",
+            conversion_hint(path, FORMATS) or "rename it by its content, such as .txt for one row a line",
+        )
+    size_bytes = path.stat().st_size
+    if not size_bytes:
+        raise DataError(f"{path}: the file is empty", "leave it out, or write it again")
+    return FileSource(path, size_bytes)
+
+
+# Their rows
 
 
 def iter_rows(
@@ -171,138 +312,3 @@ def _opened(source: Source, data: DataConfig, seed: int) -> Iterator[tuple[Itera
 def _molecules(num: int, seed: int) -> tuple[str, ...]:
     """Return bundled molecules, cached: they are read twice, by tokenizer training and tokenising, and take seconds."""
     return tuple(generate_molecules(num, seed))
-
-
-def _bundled(name: str, kind: RowKind) -> BundledSource:
-    if name not in BUNDLED:
-        raise DataError(
-            f"`bundled:{name}` is not bundled; there are {', '.join(f'`bundled:{n}`' for n in BUNDLED)}",
-            "choose one, or give a file of your own with `data.train=FILE`",
-        )
-    if BUNDLED[name] != kind:
-        raise DataError(
-            f"`bundled:{name}` is {BUNDLED[name]}, but `data.kind` is {kind}",
-            f"choose a recipe for {BUNDLED[name]}, or other data with `data.train=FILE`",
-        )
-    return BundledSource(name)
-
-
-def _local_files(given: str, progress: Progress, key: str) -> list[FileSource]:
-    if not given.strip():
-        raise DataError("an input is empty; accepted: a file, a directory, a glob or hub:NAME", "`.` is this directory")
-    path = expand_path(given)
-    if path.is_dir():
-        return _files_under(path, progress, set())
-    if path.exists() or path.is_symlink():
-        return [_file(path)]
-    if not _GLOB_CHARACTERS.isdisjoint(given):
-        found = _matches(path)
-        if not found:
-            raise DataError(f"`{given}`: the pattern matches no file", f"the current directory is {Path.cwd()}")
-        files: list[FileSource] = []
-        seen: set[Path] = set()
-        for match in found:
-            parent = match.parent.resolve()
-            entry = match.resolve() if match.is_dir() else parent / match.name
-            # `**` matches a folder and then those in it
-            if seen.isdisjoint((parent, entry)):
-                files += _files_under(match, progress, seen) if match.is_dir() else [_file(match)]
-                seen.add(entry)
-        return files
-    hint = f"several inputs are given as `{key}=[{given}]`" if "," in given else _nearest(path)
-    raise DataError(f"{given}: no such file or directory", hint)
-
-
-def _matches(pattern: Path) -> list[Path]:
-    """Return what a glob matches, sorted; `**` matches folders, each by one of its paths."""
-    found = [Path()]
-    for is_deep, parts in groupby(pattern.parts, "**".__eq__):
-        if is_deep:
-            seen: set[Path] = set()
-            found = sorted(folder for top in found for folder, _ in _walk(top, seen))
-        else:
-            tail = Path(*parts)
-            patterns = [str(Path(glob.escape(str(folder)), tail)) for folder in found]
-            found = sorted(Path(match) for one in patterns for match in glob.glob(one))  # noqa: PTH207 (any root)
-    return found
-
-
-def _nearest(path: Path) -> str:
-    """Return a hint that names the entry of the folder whose name is most similar."""
-    folder = path.parent
-    if not folder.is_dir():
-        return f"there is no folder {folder} either; the current directory is {Path.cwd()}"
-    close = difflib.get_close_matches(path.name, sorted(entry.name for entry in folder.iterdir()), n=1)
-    return f"did you mean {folder / close[0]}?" if close else f"the current directory is {Path.cwd()}"
-
-
-def _file(path: Path) -> FileSource:
-    if path.is_symlink() and not path.exists():
-        raise DataError(f"{path}: a link to {path.readlink()}, which does not exist", "correct the link or remove it")
-    if not path.is_file():
-        raise DataError(f"{path}: not a regular file", "write the rows to a file first")
-    if format_of(path) is None:
-        raise DataError(
-            f"{path}: unknown extension `{path.suffix}`; known are {KNOWN_EXTENSIONS}",
-            conversion_hint(path, FORMATS) or "rename it by its content, such as .txt for one row a line",
-        )
-    size_bytes = path.stat().st_size
-    if not size_bytes:
-        raise DataError(f"{path}: the file is empty", "leave it out, or write it again")
-    return FileSource(path, size_bytes)
-
-
-def _files_under(folder: Path, progress: Progress, seen: set[Path]) -> list[FileSource]:
-    """Return the files of a folder and its subfolders that can be read, sorted, without hidden ones.
-
-    Folders in `seen` are passed over, and each one is added to it, as by `_walk`.
-    """
-    found: list[Path] = []
-    for parent, names in _walk(folder, seen, _raise):
-        _refuse_arrow(parent, names)
-        found += (parent / name for name in names if not name.startswith("."))
-    found.sort()
-    known = [path for path in found if format_of(path) is not None]
-    if not known:
-        raise DataError(
-            f"{folder}: no file in it that can be read, of {len(found)}; known are {KNOWN_EXTENSIONS}",
-            next(
-                filter(None, (conversion_hint(path, FORMATS) for path in found)),
-                "choose another folder, or rename the files by their content, such as .txt for one row a line",
-            ),
-        )
-    if len(known) < len(found):
-        skipped = next(path for path in found if format_of(path) is None)
-        others = format_number_of(len(found) - len(known), "file")
-        progress.message(f"{folder}: skipped {others} of another kind, such as {skipped.name}")
-    return [_file(path) for path in known]
-
-
-def _walk(
-    top: Path, seen: set[Path], on_error: Callable[[OSError], None] | None = None
-) -> Iterator[tuple[Path, list[str]]]:
-    """Yield a folder and those below it, sorted, without hidden ones, each with the names of its files.
-
-    Links are followed, and may lead in circles: folders in `seen` are passed over; each is added by its real path.
-    `on_error` gets the error of a folder that cannot be listed; None: it is passed over too, as by `glob`.
-    """
-    for parent, folders, names in os.walk(top, onerror=on_error, followlinks=True):
-        real = Path(parent).resolve()
-        if real in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield Path(parent), names
-
-
-def _refuse_arrow(folder: Path, names: Sequence[str]) -> None:
-    """Refuse a folder in which `datasets` keeps a data set: what can be read there, JSON, is not its rows."""
-    arrow = sorted(name for name in names if name.endswith(".arrow"))
-    if arrow and "dataset_info.json" in names:
-        saved = folder if "state.json" in names else folder / arrow[0]
-        raise DataError(f"{folder}: the rows are in {arrow[0]}, which cannot be read", conversion_hint(saved, FORMATS))
-
-
-def _raise(error: OSError) -> None:
-    raise error

@@ -1,6 +1,5 @@
 """Rows of a data set on the Hugging Face Hub, streamed; errors name the way to read local files instead."""
 
-import contextlib
 import hashlib
 import logging
 import re
@@ -9,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from exlm_cli.data.corpus.cache import write_entry
+from exlm_cli.data.cache import remember
 from exlm_cli.data.rows.records import ColumnChoice, Record
-from exlm_cli.errors import CheckpointError, DataError
+from exlm_cli.errors import DataError
 from exlm_cli.progress import Progress
 
 _NAME = re.compile(r"(?P<name>[\w.-]+(/[\w.-]+)?)(/(?P<config>[\w.-]+))?(@(?P<split>\w+))?")
@@ -107,9 +106,7 @@ def find_revision(source: HubSource, cache: Path, progress: Progress) -> str:
         revision = remembered.read_text()
         progress.message(f"`{source}`: the Hub does not answer; using revision {revision} as last seen")
         return revision
-    # a read-only cache is not an error
-    with contextlib.suppress(OSError, CheckpointError):
-        write_entry(remembered, revision.encode())
+    remember(remembered, revision.encode())
     return revision
 
 

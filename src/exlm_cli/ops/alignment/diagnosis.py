@@ -1,7 +1,9 @@
 """Report of compilers, native libraries and the backend in use, for `exlm doctor`."""
 
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -9,7 +11,7 @@ from exlm_cli.errors import BackendError
 from exlm_cli.format import format_number_of
 from exlm_cli.ops.alignment import build
 from exlm_cli.ops.alignment.build import BuildError, Kind
-from exlm_cli.ops.alignment.library import HostLibrary, device_library, find_device_library
+from exlm_cli.ops.alignment.library import DeviceLibrary, HostLibrary, device_library, find_device_library
 from exlm_cli.progress import Progress
 
 _HINT = "training works without them, slower: the `reference` backend needs no compiler"
@@ -17,7 +19,7 @@ _AT_FIRST_USE = "compiled at the first use, or now by `exlm doctor --build`"
 
 
 @dataclass(frozen=True)
-class Kernels:
+class LibraryState:
     """State of one of the two libraries.
 
     Attributes:
@@ -41,8 +43,8 @@ class Diagnosis:
     compiler: str | None
     nvcc: str | None
     cache: str
-    cpu: Kernels
-    cuda: Kernels
+    cpu: LibraryState
+    cuda: LibraryState
 
 
 def diagnose() -> Diagnosis:
@@ -55,16 +57,16 @@ def diagnose() -> Diagnosis:
         cache = str(build.cache_dir())
     except BuildError as error:
         raise BackendError(str(error), _HINT) from error
-    num_gpus, host = torch.cuda.device_count(), _host_kernels()
+    host = _state(_find_host_library, "reference")
     return Diagnosis(
         torch=f"{torch.__version__}, {format_number_of(torch.get_num_threads(), 'thread')}",
         processor=platform.processor() or platform.machine(),
-        gpus=[_describe_gpu(device) for device in range(num_gpus)],
+        gpus=[_describe_gpu(device) for device in range(torch.cuda.device_count())],
         compiler=_describe_compiler("cpu"),
         nvcc=_describe_compiler("cuda"),
         cache=cache,
         cpu=host,
-        cuda=_device_kernels(num_gpus, host) if num_gpus else Kernels(_cuda_library(), "torch sees no GPU", "none"),
+        cuda=_state_for_gpus("native, on the host" if host.backend == "native" else "reference"),
     )
 
 
@@ -103,40 +105,38 @@ def _serve_every_gpu(progress: Progress) -> None:
         progress.message(f"note: {obstacle}")
 
 
-def _host_kernels() -> Kernels:
+def _state(find: Callable[[], HostLibrary | DeviceLibrary | None], otherwise: str) -> LibraryState:
+    """Return the state of a library that `find` returns, if it is built; `otherwise` is in use where it cannot be."""
     try:
-        path = build.find_library("cpu")
-        if path is None:
-            return Kernels(None, _AT_FIRST_USE, "native")
-        HostLibrary(path)
+        library = find()
     except BuildError as error:
-        return Kernels(None, str(error), "reference")
-    return Kernels(str(path), "", "native")
+        return LibraryState(None, str(error), otherwise)
+    if library is None:
+        return LibraryState(None, _AT_FIRST_USE, "native")
+    return LibraryState(str(library.path), "", "native")
 
 
-def _device_kernels(num_gpus: int, host: Kernels) -> Kernels:
-    paths: list[str] = []
-    to_come: list[str] = []
-    obstacles: list[str] = []
-    for device in range(num_gpus):
-        try:
-            library = find_device_library(device)
-        except BuildError as error:
-            obstacles.append(str(error))
-        else:
-            if library is None:
-                to_come.append(f"cuda:{device}")
-            else:
-                paths.append(str(library.path))
-    if not paths and not to_come:
-        return Kernels(None, obstacles[0], "native, on the host" if host.backend == "native" else "reference")
-    if len(to_come) == num_gpus:
-        return Kernels(None, _AT_FIRST_USE, "native")
-    later = [f"for {', '.join(to_come)} {_AT_FIRST_USE}"] if to_come else []
-    return Kernels(paths[0] if paths else None, "; ".join(later + obstacles), "native")
+def _find_host_library() -> HostLibrary | None:
+    path = build.find_library("cpu")
+    return None if path is None else HostLibrary(path)
 
 
-def _cuda_library() -> str | None:
+def _state_for_gpus(otherwise: str) -> LibraryState:
+    """Return one state for all GPUs: the library of the first that has one, and a note on those that have none."""
+    states = [_state(partial(find_device_library, i), otherwise) for i in range(torch.cuda.device_count())]
+    if not states:
+        return LibraryState(_built_before(), "torch sees no GPU", "none")
+    native = [state for state in states if state.backend == "native"]
+    if not native or len({state.note for state in states}) == 1:
+        return states[0]
+    to_come = [f"cuda:{i}" for i, state in enumerate(states) if state.note == _AT_FIRST_USE]
+    notes = [f"for {', '.join(to_come)} {_AT_FIRST_USE}"] if to_come else []
+    notes += [state.note for state in states if state.backend != "native"]
+    return LibraryState(next((state.path for state in native if state.path), None), "; ".join(notes), "native")
+
+
+def _built_before() -> str | None:
+    """Return the library for machines with GPUs that share this one's cache."""
     try:
         path = build.find_library("cuda")
     except BuildError:

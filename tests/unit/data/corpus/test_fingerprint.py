@@ -5,6 +5,7 @@ import hashlib
 import json
 import lzma
 import os
+import time
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -33,8 +34,9 @@ def _file(path: Path, text: str) -> FileSource:
 
 @pytest.fixture
 def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let digests of files be remembered that were written just now."""
-    monkeypatch.setattr(fingerprint, "_SETTLED_NS", -(10**18))
+    """Let the clock be a day ahead: digests of files are remembered that were written just now."""
+    now_ns = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns() + 86_400 * 10**9)
 
 
 @pytest.fixture
@@ -73,8 +75,8 @@ def test_a_change_that_keeps_size_and_date_is_seen(tmp_path, count_reads):
 
 
 def test_a_file_written_just_now_is_not_trusted_to_stay(tmp_path, count_reads, monkeypatch):
-    monkeypatch.setattr(fingerprint, "_SETTLED_NS", 10**18)
     source = _file(tmp_path / "a.txt", "hello")
+    monkeypatch.setattr(time, "time_ns", Mock(return_value=source.path.stat().st_ctime_ns + 10**9))
     _content(source, tmp_path / "cache")
     _content(source, tmp_path / "cache")
     assert count_reads == ["a.txt", "a.txt"]
@@ -98,21 +100,21 @@ def test_a_cache_that_cannot_be_written_does_not_hinder(tmp_path):
 
 
 def test_a_large_file_is_announced(tmp_path, monkeypatch):
-    monkeypatch.setattr(fingerprint, "_HUGE_BYTES", 1_000_000)
+    monkeypatch.setattr(hashlib, "file_digest", Mock(return_value=hashlib.sha256(b"x")))
     progress = Recorder()
-    fingerprint_sources([_file(tmp_path / "a.txt", "x" * 2_000_000)], tmp_path, progress)
-    assert len(progress.said) == 1
-    assert progress.said[0].startswith(f"{tmp_path}/a.txt: reading 2 MB")
+    source = _file(tmp_path / "a.txt", "x")
+    os.truncate(source.path, 300_000_000)
+    fingerprint_sources([source], tmp_path, progress)
+    assert progress.said == [f"{source}: reading 300 MB to find out whether it has changed"]
 
 
-def test_unpacking_of_a_large_file_is_announced(tmp_path, monkeypatch):
-    files = [_file(tmp_path / "a.txt", "x"), FileSource(tmp_path / "a.txt.gz", 3_000_000)]
+def test_unpacking_of_a_large_file_is_announced(tmp_path):
+    files = [_file(tmp_path / "a.txt", "x"), FileSource(tmp_path / "a.txt.gz", 300_000_000)]
     files[1].path.write_bytes(gzip.compress(b"x"))
     sources = fingerprint_sources(files, tmp_path / "cache", SilentProgress())
-    monkeypatch.setattr(fingerprint, "_HUGE_BYTES", 1_000_000)
     progress = Recorder()
     assert without_copies(sources, progress) == sources[:1]
-    assert progress.said[0] == f"{files[1]}: unpacking 3 MB to compare it with a.txt"
+    assert progress.said[0] == f"{files[1]}: unpacking 300 MB to compare it with a.txt"
 
 
 def test_a_file_that_vanished_or_cannot_be_read_is_an_error(tmp_path, monkeypatch):

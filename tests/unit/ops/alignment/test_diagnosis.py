@@ -11,7 +11,7 @@ import torch
 from exlm_cli.errors import BackendError
 from exlm_cli.ops.alignment import build, diagnosis, library
 from exlm_cli.ops.alignment.build import BuildError
-from exlm_cli.ops.alignment.diagnosis import Kernels, build_kernels, diagnose
+from exlm_cli.ops.alignment.diagnosis import LibraryState, build_kernels, diagnose
 from exlm_cli.progress import SilentProgress
 from tests.recorder import Recorder
 
@@ -78,11 +78,11 @@ def test_a_machine_without_compilers(monkeypatch, tmp_path):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     found = diagnose()
     assert (found.compiler, found.nvcc, found.gpus, found.cache) == (None, None, [], str(tmp_path / "cache"))
-    assert found.cpu == Kernels(None, "no C++ compiler found (g++, c++ or clang++)", "reference")
-    assert found.cuda == Kernels(None, "torch sees no GPU", "none")
+    assert found.cpu == LibraryState(None, "no C++ compiler found (g++, c++ or clang++)", "reference")
+    assert found.cuda == LibraryState(None, "torch sees no GPU", "none")
     assert_no_build("cpu", "g++")
     see_gpus(monkeypatch, (9, 0))
-    assert diagnose().cuda == Kernels(None, NO_NVCC, "reference")
+    assert diagnose().cuda == LibraryState(None, NO_NVCC, "reference")
 
 
 @pytest.mark.usefixtures("no_gpu", "loads")
@@ -96,7 +96,7 @@ def test_host_kernels_are_built_once_and_found_again(make_compiler, monkeypatch)
     build_kernels(messages)
     build_kernels(messages)
     assert messages.said == ["compiling the cpu kernels"]
-    assert diagnose().cpu == Kernels(str(build.find_library("cpu")), "", "native")
+    assert diagnose().cpu == LibraryState(str(build.find_library("cpu")), "", "native")
 
 
 @pytest.mark.usefixtures("one_gpu", "loads")
@@ -110,14 +110,14 @@ def test_device_kernels_are_built_for_all_targets_if_nvcc_is_there(make_compiler
     messages = Recorder()
     build_kernels(messages)
     assert len(messages.said) == 2
-    assert diagnose().cuda == Kernels(str(build.find_library("cuda")), "", "native")
+    assert diagnose().cuda == LibraryState(str(build.find_library("cuda")), "", "native")
 
 
 @pytest.mark.usefixtures("one_gpu", "loads")
 def test_a_gpu_without_its_compiler_leaves_the_host_kernels_and_fails_a_build(make_compiler, monkeypatch):
     make_compiler()
     hide_nvcc(monkeypatch)
-    assert diagnose().cuda == Kernels(None, NO_NVCC, "native, on the host")
+    assert diagnose().cuda == LibraryState(None, NO_NVCC, "native, on the host")
     assert_no_build("cuda", NO_NVCC)
 
 
@@ -144,11 +144,11 @@ def test_a_gpu_that_no_library_runs_on_does_not_hinder_the_others(make_compiler,
     build_kernels(messages)
     # one is built for that GPU alone, and does not run on it either
     assert messages.said == ["compiling the cpu kernels", "note: it does not run on cuda:1"]
-    assert diagnose().cuda == Kernels(path, "it does not run on cuda:1", "native")
+    assert diagnose().cuda == LibraryState(path, "it does not run on cuda:1", "native")
     monkeypatch.setattr(Library, "runs_on_gpus", ())
     library.device_library.cache_clear()
     assert_no_build("cuda", "it does not run on cuda:0")
-    assert diagnose().cuda == Kernels(None, "it does not run on cuda:0", "native, on the host")
+    assert diagnose().cuda == LibraryState(None, "it does not run on cuda:0", "native, on the host")
 
 
 def test_a_user_without_a_home_folder_gets_an_error(monkeypatch):
@@ -163,4 +163,4 @@ def test_device_kernels_of_a_machine_that_lacks_a_gpu_now_are_found(make_compile
     make_compiler()
     make_compiler("nvcc", probe="printf 'tools, release 13.0\\ncompute_80\\ncompute_90\\n'")
     path = str(build.build_library("cuda"))
-    assert diagnose().cuda == Kernels(path, "torch sees no GPU", "none")
+    assert diagnose().cuda == LibraryState(path, "torch sees no GPU", "none")

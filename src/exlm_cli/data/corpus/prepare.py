@@ -5,19 +5,22 @@ The result is cached: `tokenizers/<key>.json` with its fingerprint in `<key>.sha
 place whole, so none is stale unless RDKit, which judges SMILES, was updated.
 """
 
+import csv
+import hashlib
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Literal, Self, final
 
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import DataConfig
-from exlm_cli.data.corpus.cache import explaining_disk_trouble, load_or_build, write_entry
+from exlm_cli.data.cache import explaining_disk_trouble, load_or_build
 from exlm_cli.data.corpus.fingerprint import (
     FingerprintedSource,
     check_unchanged,
@@ -26,17 +29,16 @@ from exlm_cli.data.corpus.fingerprint import (
     tokenizer_key,
     without_copies,
 )
-from exlm_cli.data.corpus.inputs import FileSource, Source, first_row, iter_rows, resolve_inputs
-from exlm_cli.data.corpus.sequences import Holdout, Overlap, Packer, SharedRows, cut
+from exlm_cli.data.corpus.inputs import FileSource, first_row, iter_rows, resolve_inputs
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
-from exlm_cli.data.corpus.skipped import SkippedRows, copy_skipped, invalid_row
 from exlm_cli.data.molecules import read_smiles
-from exlm_cli.data.rows.records import LINE_FORMATS, SKIPPED_FILE, Row, format_of
+from exlm_cli.data.rows.decode import LARGEST_CSV_FIELD
+from exlm_cli.data.rows.records import LINE_FORMATS, SKIPPED_COLUMNS, SKIPPED_FILE, Row, RowKind, format_of
 from exlm_cli.data.smiles import train_smiles_vocabulary
 from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.errors import DataError, TokenizerError
-from exlm_cli.files import JsonModel, absent_if_none, read_json, refusing
-from exlm_cli.format import format_number_of
+from exlm_cli.files import JsonModel, absent_if_none, csv_line, fsync, read_json, refusing, write_atomically, write_json
+from exlm_cli.format import format_number_of, shorten
 from exlm_cli.paths import cache_root, expand_path
 from exlm_cli.progress import Progress
 
@@ -50,6 +52,26 @@ _NUM_ENDS = 2
 """[CLS] and [SEP], which every sequence gets when it is used."""
 _NOTED_SHARE = 0.01
 """Shared part of the validation text from which a warning is due; 0.1 to 0.2 % of Wikipedia and books is by chance."""
+_LARGE_HOLDOUT = 0.2
+"""Share of the tokens for validation above which a warning is due."""
+_LARGEST_BLOCK_CHARACTERS = 1 << 16
+_MOST_COMPARED = 1 << 20
+"""Validation rows whose hashes are held at once: about 100 MB."""
+_SHOWN_CHARACTERS = 80
+
+
+class Overlap(JsonModel):
+    """How many validation rows are training rows too.
+
+    Attributes:
+        num_compared: Validation rows that were looked for, at most a million.
+        num_shared: Those that are training rows too.
+        share: Their part of the characters: headings and other short texts repeat by chance in any corpus.
+    """
+
+    num_compared: int
+    num_shared: int
+    share: float
 
 
 @dataclass(frozen=True)
@@ -108,7 +130,6 @@ class _Corpus:
 def prepare_data(
     recipe: PretrainRecipe,
     *,
-    rejected_csv: Path | None,
     progress: Progress,
     builds: bool = True,
     is_trained: bool = True,
@@ -116,12 +137,10 @@ def prepare_data(
 ) -> PreparedData:
     """Train or load the tokenizer and tokenise a recipe's inputs, or find both in the cache.
 
-    `rejected_csv` gets the list of skipped rows, if there are any. Without `builds` the cache must hold both already.
-    Without `is_trained` only `data.valid` is read, with the tokenizer that the recipe gives. `on_found` is called once
-    all inputs are found, before the work begins.
+    Without `builds` the cache must hold both already. Without `is_trained` only `data.valid` is read, with the
+    tokenizer that the recipe gives. `on_found` is called once all inputs are found, before the work begins.
 
     Raises:
-        CheckpointError: `rejected_csv` cannot be written.
         DataError: Inputs missing or unusable, no usable row; the cache cannot be written, or lacks what it must hold.
         TokenizerError: The tokenizer cannot be read, is of the other kind, or its vocabulary is too small.
     """
@@ -143,8 +162,6 @@ def prepare_data(
         prepared = _obtain_shards(corpus, cache, progress, builds=builds)
     if prepared.overlap is not None:
         _warn_of_overlap(prepared.overlap, progress)
-    if rejected_csv is not None:
-        list_rejected(prepared, rejected_csv, progress)
     return prepared
 
 
@@ -164,27 +181,6 @@ def _warn_of_overlap(overlap: Overlap, progress: Progress) -> None:
             f"warning: validation rows that are training rows too: {overlap.num_shared:,} of {overlap.num_compared:,} "
             f"({overlap.share:.0%} of the text); validation then measures memorisation"
         )
-
-
-def list_rejected(data: PreparedData, rejected_csv: Path, progress: Progress) -> None:
-    """Write the CSV of skipped rows if there are any; remove the one of an earlier run if there are none.
-
-    The cache keeps the list of the run that made the shards; files that have moved since get their names of today.
-
-    Raises:
-        CheckpointError: It cannot be written.
-    """
-    with refusing(f"{rejected_csv}: the list of skipped rows cannot be written", is_chosen=True):
-        if not data.num_rejected:
-            rejected_csv.unlink(missing_ok=True)
-            return
-        temporary = rejected_csv.with_name(f".{rejected_csv.name}.writing-{os.getpid()}")
-        try:
-            copy_skipped(data.train.directory.parent / SKIPPED_FILE, temporary, data.renamed)
-            temporary.replace(rejected_csv)
-        finally:
-            temporary.unlink(missing_ok=True)
-    progress.message(f"skipped {format_number_of(data.num_rejected, 'row')}, listed in {rejected_csv}")
 
 
 # Tokenizer: given, cached or trained
@@ -213,17 +209,17 @@ def _obtain_tokenizer(
     def build() -> Tokenizer:
         _check_first_rows(train + valid, recipe.data)
         tokenizer = _train_tokenizer(recipe, train, progress)
+        path.parent.mkdir(parents=True, exist_ok=True)
         # the hash first: another process takes a tokenizer without one for damaged
-        write_entry(hash_path, tokenizer.fingerprint.encode())
-        write_entry(path, tokenizer.to_json().encode())
+        write_atomically(hash_path, tokenizer.fingerprint.encode())
+        tokenizer.save(path)
         return tokenizer
 
     return load_or_build(cache, path, load, build if builds else None, progress, remedy="it is trained again")
 
 
 def _train_tokenizer(recipe: PretrainRecipe, train: list[FingerprintedSource], progress: Progress) -> Tokenizer:
-    label = "training the tokenizer"
-    with closing(iter_rows(_sources(train), recipe.data, seed=_TRAIN_SEED, progress=progress, label=label)) as rows:
+    with _reading(train, recipe.data, _TRAIN_SEED, progress, "training the tokenizer") as rows:
         texts = (row.text for row in rows if row.problem is None)
         tokenizer = train_tokenizer(islice(texts, recipe.tokenizer.train_rows), recipe, progress)
     check_unchanged(train)
@@ -285,7 +281,7 @@ def _build_shards(directory: Path, corpus: _Corpus, progress: Progress) -> None:
         write_splits = _write_given_splits if corpus.valid else _write_held_out_splits
         summary = write_splits(corpus, temporary, progress)
         check_unchanged(corpus.train + corpus.valid)
-        write_entry(temporary / _SUMMARY, summary.model_dump_json().encode())
+        write_json(temporary / _SUMMARY, summary)
         if directory.exists():
             shutil.rmtree(directory)
         temporary.rename(directory)
@@ -293,59 +289,142 @@ def _build_shards(directory: Path, corpus: _Corpus, progress: Progress) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-_LARGE_HOLDOUT = 0.2
-"""Share of the tokens for validation above which a warning is due."""
+def _check_first_rows(sources: Sequence[FingerprintedSource], data: DataConfig) -> None:
+    """Read the first row of every file, so that one without the column is refused before the others are read."""
+    for known in sources:
+        if isinstance(known.source, FileSource):
+            row = first_row(known.source, data)
+            if row is not None and row.problem is not None and data.on_invalid == "error":
+                raise _invalid_row(row, row.problem)
 
-# Splits: two inputs, or one of which rows are held out.
+
+# Rows that cannot be used: the first is an error, or all are listed
+
+
+@final
+class _SkippedRows:
+    """Rows that cannot be used: the first one raises, or all are counted and written to a CSV."""
+
+    def __init__(self, path: Path, on_invalid: Literal["error", "skip"]) -> None:
+        self.path = path
+        self.on_invalid = on_invalid
+        self.num_rows = 0
+        self._first = ""
+
+    def __enter__(self) -> Self:
+        self._file = self.path.open("w", encoding="utf-8", errors="backslashreplace", newline="")
+        self._file.write(csv_line(SKIPPED_COLUMNS))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def add(self, row: Row, reason: str) -> None:
+        """Skip a row.
+
+        Raises:
+            DataError: `on_invalid` is `error`.
+        """
+        if self.on_invalid == "error":
+            raise _invalid_row(row, reason)
+        self.num_rows += 1
+        self._first = self._first or _describe(row, reason)
+        self._file.write(csv_line((row.source, row.number, reason, row.text)))
+
+    def describe(self) -> str:
+        """Return how many there are and what is wrong with the first, as the end of a sentence; empty for none."""
+        if not self.num_rows:
+            return ""
+        return f"; {format_number_of(self.num_rows, 'row')} skipped, the first: {self._first}"
+
+
+def _invalid_row(row: Row, reason: str) -> DataError:
+    """Return the error for a row that cannot be used."""
+    return DataError(_describe(row, reason), "`data.on_invalid=skip` skips such rows and lists them in a CSV")
+
+
+def _describe(row: Row, reason: str) -> str:
+    shown = shorten(" ".join(row.text.split()), _SHOWN_CHARACTERS)
+    return f"{row.source}:{row.number}: `{shown}`: {reason}" if shown else f"{row.source}:{row.number}: {reason}"
+
+
+# Splits: two inputs, or one of which rows are held out
 
 
 def _write_given_splits(corpus: _Corpus, folder: Path, progress: Progress) -> _Summary:
     data, shared = corpus.recipe.data, SharedRows()
-    splits = (
-        (VALID, corpus.valid, _VALID_SEED, shared.add_valid),
-        (TRAIN, corpus.train, _TRAIN_SEED, shared.add_train),
-    )
-    with SkippedRows(folder / SKIPPED_FILE, data.on_invalid) as skipped:
-        for split, sources, seed, add in splits:
-            if not sources:
-                continue
-            label = f"tokenising {split}"
-            with closing(iter_rows(_sources(sources), data, seed=seed, progress=progress, label=label)) as rows:
-                choose = partial(_choose_only, add)
-                writers = _write_sequences(corpus, rows, folder, [split], choose, skipped, progress)
-            if not writers[0].num_sequences:
-                key = f"`data.{split}`: " if corpus.train else ""
-                raise _no_usable_row(data, key, sources, skipped)
+    with _SkippedRows(folder / SKIPPED_FILE, data.on_invalid) as skipped:
+
+        def write(split: str, sources: list[FingerprintedSource], add: Callable[[str], None]) -> None:
+            def choose(row: Row) -> str:
+                add(row.text)
+                return split
+
+            writers = _write_sequences(corpus, sources, folder, [split], choose, skipped, progress)
+            if not writers[split].num_sequences:
+                raise _no_usable_row(data, f"`data.{split}`: " if corpus.train else "", sources, skipped)
+
+        write(VALID, corpus.valid, shared.add_valid)
+        if corpus.train:
+            write(TRAIN, corpus.train, shared.add_train)
     overlap = shared.overlap if corpus.train else None
     return _Summary(num_rejected=skipped.num_rows, overlap=overlap, names=corpus.names)
 
 
-def _choose_only(add: Callable[[str], None], row: Row) -> int:
-    """Return 0, the index of the only split, once `add` has been given the text."""
-    add(row.text)
-    return 0
+@final
+class SharedRows:
+    """Counts the validation rows whose text is a training row too; validation rows are added first.
+
+    It holds 64-bit hashes of the first `most_compared` validation rows, and no text.
+    """
+
+    def __init__(self, most_compared: int = _MOST_COMPARED) -> None:
+        self._most_compared = most_compared
+        self._num_compared = self._num_shared = 0
+        self._characters = self._shared_characters = 0
+        self._unseen: Counter[int] = Counter()
+
+    def add_valid(self, text: str) -> None:
+        """Add a validation row."""
+        if self._num_compared < self._most_compared:
+            self._num_compared += 1
+            self._characters += len(text)
+            self._unseen[hash(text)] += 1
+
+    def add_train(self, text: str) -> None:
+        """Add a training row."""
+        num_equal = self._unseen.pop(hash(text), 0)
+        self._num_shared += num_equal
+        self._shared_characters += num_equal * len(text)
+
+    @property
+    def overlap(self) -> Overlap:
+        """What has been found so far."""
+        share = self._shared_characters / max(1, self._characters)
+        return Overlap(num_compared=self._num_compared, num_shared=self._num_shared, share=share)
 
 
 def _write_held_out_splits(corpus: _Corpus, folder: Path, progress: Progress) -> _Summary:
     data = corpus.recipe.data
     sizes_bytes = [known.source.size_bytes for known in corpus.train if isinstance(known.source, FileSource)]
     total_bytes = sum(sizes_bytes) if len(sizes_bytes) == len(corpus.train) else None
-    forced: bytes | None = None
-    while True:
+
+    def write(forced: bytes | None = None) -> tuple[Holdout, _SkippedRows, ShardWriter, ShardWriter]:
         holdout = Holdout(data.kind, data.valid_fraction, total_bytes, data.max_rows, forced)
-        with (
-            SkippedRows(folder / SKIPPED_FILE, data.on_invalid) as skipped,
-            closing(
-                iter_rows(_sources(corpus.train), data, seed=_TRAIN_SEED, progress=progress, label="tokenising")
-            ) as rows,
-        ):
-            train, valid = _write_sequences(corpus, rows, folder, [TRAIN, VALID], holdout.takes, skipped, progress)
-        if valid.num_sequences or forced is not None:
-            break
+
+        def choose(row: Row) -> str:
+            return VALID if holdout.takes(row) else TRAIN
+
+        with _SkippedRows(folder / SKIPPED_FILE, data.on_invalid) as skipped:
+            writers = _write_sequences(corpus, corpus.train, folder, [TRAIN, VALID], choose, skipped, progress)
+        return holdout, skipped, writers[TRAIN], writers[VALID]
+
+    holdout, skipped, train, valid = write()
+    if not valid.num_sequences:
         if holdout.smallest is None:
             raise _no_usable_row(data, f"`data.{TRAIN}`: ", corpus.train, skipped)
         # The hashes chose nothing of a small corpus: hold out the smallest hash.
-        forced = holdout.smallest
+        _, skipped, train, valid = write(forced=holdout.smallest)
     if not train.num_sequences or not valid.num_sequences:
         raise DataError(
             f"{_named(corpus.train)}: too few usable rows to hold some out for validation{skipped.describe()}",
@@ -360,62 +439,133 @@ def _write_held_out_splits(corpus: _Corpus, folder: Path, progress: Progress) ->
     return _Summary(num_rejected=skipped.num_rows, names=corpus.names)
 
 
+@final
+class Holdout:
+    """Chooses the validation rows by hash, so that the choice is the same every time.
+
+    SMILES are chosen by their text, so that a duplicate is never on both sides. Text is chosen by blocks (a document,
+    or a number of characters or rows of one), so that sentences of one passage stay together; a smaller corpus has
+    smaller blocks.
+    """
+
+    def __init__(
+        self,
+        kind: RowKind,
+        fraction: float,
+        total_bytes: int | None,
+        max_rows: int | None = None,
+        forced: bytes | None = None,
+    ) -> None:
+        """Decide the size of blocks.
+
+        Args:
+            total_bytes: Size of the whole corpus if it is known; it stands for the number of characters.
+            max_rows: Number of rows that are read, if not all are.
+            forced: Hash of a unit to hold out as well: `smallest` of a first pass that held nothing out.
+        """
+        self.kind: RowKind = kind
+        self.smallest: bytes | None = None
+        self._limit = int(fraction * 2**64).to_bytes(8)
+        self._forced = forced
+        largest = _LARGEST_BLOCK_CHARACTERS
+        self._block_characters = largest if total_bytes is None else min(largest, int(total_bytes * fraction / 8))
+        self._block_rows = math.inf if max_rows is None else max_rows * fraction / 8
+        self._filled_characters = 0
+        self._filled_rows = 0
+        self._num_blocks = 0
+        self._is_held_out = False
+
+    def takes(self, row: Row) -> bool:
+        """Return whether a row is held out; rows must come in order."""
+        if self.kind == "smiles":
+            return self._draw(row.text)
+        is_full = self._filled_characters > self._block_characters or self._filled_rows > self._block_rows
+        if row.starts_document or is_full:
+            self._num_blocks += 1
+            self._filled_characters = self._filled_rows = 0
+            self._is_held_out = self._draw(f"block {self._num_blocks}")
+        self._filled_characters += len(row.text)
+        self._filled_rows += 1
+        return self._is_held_out
+
+    def _draw(self, unit: str) -> bool:
+        drawn = hashlib.blake2b(unit.encode(), digest_size=8, person=b"exlm hold-out").digest()
+        if self.smallest is None or drawn < self.smallest:
+            self.smallest = drawn
+        return drawn < self._limit or drawn == self._forced
+
+
+def _no_usable_row(
+    data: DataConfig, key: str, sources: Sequence[FingerprintedSource], skipped: _SkippedRows
+) -> DataError:
+    files = (known.source for known in sources)
+    has_columns = not all(isinstance(file, FileSource) and format_of(file.path) in LINE_FORMATS for file in files)
+    hint = f"name the column that holds the {data.kind} with `data.column=NAME`, or " if has_columns else ""
+    hint += "give other rows"
+    return DataError(f"{key}no usable row in {_named(sources)}{skipped.describe()}", hint)
+
+
 # Rows -> tokens -> sequences -> shards
 
 
 def _write_sequences(
     corpus: _Corpus,
-    rows: Iterable[Row],
+    sources: Sequence[FingerprintedSource],
     folder: Path,
     splits: Sequence[str],
-    choose: Callable[[Row], int],
-    skipped: SkippedRows,
+    choose: Callable[[Row], str],
+    skipped: _SkippedRows,
     progress: Progress,
-) -> list[ShardWriter]:
+) -> dict[str, ShardWriter]:
     """Tokenise rows, cut or pack them into sequences, write those of each split, and return the finished writers.
 
-    `choose` returns the index of a row's split; it is called in order, for usable rows only. Sequences in which nothing
-    can be masked are left out.
+    `choose` returns the split of a row; it is called in order, for usable rows only. Sequences in which nothing can be
+    masked are left out.
 
     Raises:
         DataError: Nothing can be masked in any sequence.
     """
     data, tokenizer = corpus.recipe.data, corpus.tokenizer
-    num_unknown, num_left_out, last = 0, 0, None
+    size, newline_ids = data.sequence_length - _NUM_ENDS, tokenizer.encode("\n")
+    seed = _VALID_SEED if splits == [VALID] else _TRAIN_SEED
+    label = "tokenising" if len(splits) > 1 else f"tokenising {splits[0]}"
+    num_unknown, num_left_out, last = 0, 0, ""
     with ExitStack() as stack:
-        writers = [
-            stack.enter_context(ShardWriter(folder / split, tokenizer.vocab_size, corpus.fingerprint))
+        writers = {
+            split: stack.enter_context(ShardWriter(folder / split, tokenizer.vocab_size, corpus.fingerprint))
             for split in splits
-        ]
-        size, newline_ids = data.sequence_length - _NUM_ENDS, tokenizer.encode("\n")
-        packs = _packs(data)
-        packers = [Packer(size, tokenizer.sep_id, newline_ids) for _ in splits] if packs else []
+        }
+        packers = {split: Packer(size, tokenizer.sep_id, newline_ids) for split in splits if _packs(data)}
+        rows = stack.enter_context(_reading(sources, data, seed, progress, label))
         for row, ids in _tokenise(_usable(rows, data, skipped), data, tokenizer, skipped):
             num_unknown += ids.count(tokenizer.unk_id)
-            index = int(choose(row))
-            # rows that were apart in the corpus must not look like neighbours
-            starts_document = row.starts_document or index != last
-            packed = packers[index].add(ids, starts_document=starts_document) if packs else cut(ids, size)
-            num_left_out += _write_maskable(packed, writers[index], tokenizer)
-            last = index
-        for writer, packer in zip(writers, packers, strict=packs):
-            num_left_out += _write_maskable(packer.finish(), writer, tokenizer)
-    if num_left_out and not any(writer.num_sequences for writer in writers):
-        sources = corpus.valid if VALID in splits and corpus.valid else corpus.train
+            split = choose(row)
+            if packers:
+                # rows that were apart in the corpus must not look like neighbours
+                sequences = packers[split].add(ids, starts_document=row.starts_document or split != last)
+            else:
+                sequences = cut(ids, size)
+            num_left_out += _write_maskable(sequences, writers[split], tokenizer)
+            last = split
+        for split, packer in packers.items():
+            num_left_out += _write_maskable(packer.finish(), writers[split], tokenizer)
+    if num_left_out and not any(writer.num_sequences for writer in writers.values()):
         raise DataError(
             f"{_named(sources)}: none of its tokens is in the vocabulary, so that nothing of it can be masked",
             "give other rows, or a tokenizer that covers them with `tokenizer.path=FILE`",
         )
     # with an empty split there is an error, or all rows are read again
-    if num_unknown and all(writer.num_sequences for writer in writers):
+    if num_unknown and all(writer.num_sequences for writer in writers.values()):
         also = f"; {format_number_of(num_left_out, 'sequence')} of nothing else left out" if num_left_out else ""
         progress.message(f"[UNK] replaces {format_number_of(num_unknown, 'token')} outside the vocabulary{also}")
     return writers
 
 
-def _packs(data: DataConfig) -> bool:
-    """Return whether rows are packed into full sequences."""
-    return data.kind == "text" and data.sample_break == "none"
+def _reading(
+    sources: Sequence[FingerprintedSource], data: DataConfig, seed: int, progress: Progress, label: str
+) -> closing[Generator[Row]]:
+    """Return the rows of sources as a context that closes the files."""
+    return closing(iter_rows([known.source for known in sources], data, seed=seed, progress=progress, label=label))
 
 
 def _write_maskable(sequences: list[list[int]], writer: ShardWriter, tokenizer: Tokenizer) -> int:
@@ -425,7 +575,12 @@ def _write_maskable(sequences: list[list[int]], writer: ShardWriter, tokenizer: 
     return len(sequences) - len(kept)
 
 
-def _usable(rows: Iterable[Row], data: DataConfig, skipped: SkippedRows) -> Iterator[Row]:
+def _packs(data: DataConfig) -> bool:
+    """Return whether rows are packed into full sequences."""
+    return data.kind == "text" and data.sample_break == "none"
+
+
+def _usable(rows: Iterable[Row], data: DataConfig, skipped: _SkippedRows) -> Iterator[Row]:
     """Yield rows with text, molecules as `data.canonical_smiles` says; skip what is broken or not a molecule."""
     read = read_smiles(rows, is_canonical=data.canonical_smiles) if data.kind == "smiles" else rows
     for row in read:
@@ -436,7 +591,7 @@ def _usable(rows: Iterable[Row], data: DataConfig, skipped: SkippedRows) -> Iter
 
 
 def _tokenise(
-    rows: Iterable[Row], data: DataConfig, tokenizer: Tokenizer, skipped: SkippedRows
+    rows: Iterable[Row], data: DataConfig, tokenizer: Tokenizer, skipped: _SkippedRows
 ) -> Iterator[tuple[Row, list[int]]]:
     """Yield rows with their token ids, tokenised in batches on all cores.
 
@@ -468,29 +623,78 @@ def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
         yield batch
 
 
-def _no_usable_row(
-    data: DataConfig, key: str, sources: Sequence[FingerprintedSource], skipped: SkippedRows
-) -> DataError:
-    files = (known.source for known in sources)
-    has_columns = not all(isinstance(file, FileSource) and format_of(file.path) in LINE_FORMATS for file in files)
-    hint = f"name the column that holds the {data.kind} with `data.column=NAME`, or " if has_columns else ""
-    hint += "give other rows"
-    return DataError(f"{key}no usable row in {_named(sources)}{skipped.describe()}", hint)
+def cut(ids: list[int], size: int) -> list[list[int]]:
+    """Return a row in pieces of at most `size` tokens."""
+    return [ids[i : i + size] for i in range(0, len(ids), size)]
 
 
-def _check_first_rows(sources: Sequence[FingerprintedSource], data: DataConfig) -> None:
-    """Read the first row of every file, so that one without the column is refused before the others are read."""
-    for known in sources:
-        if isinstance(known.source, FileSource):
-            row = first_row(known.source, data)
-            if row is not None and row.problem is not None and data.on_invalid == "error":
-                raise invalid_row(row, row.problem)
+@final
+class Packer:
+    """Makes sequences of exactly `size` tokens each, as RoBERTa's `sample-break-mode none`.
 
+    [SEP] separates documents, a newline the lines of one document.
+    """
 
-def _sources(known: Sequence[FingerprintedSource]) -> list[Source]:
-    return [fingerprinted.source for fingerprinted in known]
+    def __init__(self, size: int, sep_id: int, newline_ids: Sequence[int]) -> None:
+        self.size = size
+        self._sep_ids = [sep_id]
+        self._newline_ids = list(newline_ids)
+        self._pending: list[int] = []
+        self._has_begun = False
+
+    def add(self, ids: list[int], *, starts_document: bool) -> list[list[int]]:
+        """Append a row and return the sequences that are full now."""
+        if self._has_begun:
+            self._pending += self._sep_ids if starts_document else self._newline_ids
+        self._has_begun = True
+        self._pending += ids
+        num_whole = len(self._pending) // self.size * self.size
+        full = cut(self._pending[:num_whole], self.size)
+        del self._pending[:num_whole]
+        return full
+
+    def finish(self) -> list[list[int]]:
+        """Return the remainder, if it holds at least two tokens."""
+        return [self._pending] if len(self._pending) >= 2 else []
 
 
 def _named(sources: Sequence[FingerprintedSource]) -> str:
     others = f" and {len(sources) - 1:,} more" if len(sources) > 1 else ""
     return f"{sources[0].source}{others}"
+
+
+# The list of skipped rows, for the user
+
+
+def list_rejected(data: PreparedData, rejected_csv: Path, progress: Progress) -> None:
+    """Write the CSV of skipped rows if there are any; remove the one of an earlier run if there are none.
+
+    The cache keeps the list of the run that made the shards; files that have moved since get their names of today.
+
+    Raises:
+        CheckpointError: It cannot be written.
+    """
+    with refusing(f"{rejected_csv}: the list of skipped rows cannot be written", is_chosen=True):
+        if not data.num_rejected:
+            rejected_csv.unlink(missing_ok=True)
+            return
+        temporary = rejected_csv.with_name(f".{rejected_csv.name}.writing-{os.getpid()}")
+        try:
+            _copy_skipped(data.train.directory.parent / SKIPPED_FILE, temporary, data.renamed)
+            temporary.replace(rejected_csv)
+        finally:
+            temporary.unlink(missing_ok=True)
+    progress.message(f"skipped {format_number_of(data.num_rejected, 'row')}, listed in {rejected_csv}")
+
+
+def _copy_skipped(kept: Path, copy: Path, renamed: Mapping[str, str]) -> None:
+    """Copy a list of skipped rows under other names of files."""
+    csv.field_size_limit(LARGEST_CSV_FIELD)
+    with (
+        kept.open(encoding="utf-8", errors="backslashreplace", newline="") as old,
+        copy.open("w", encoding="utf-8", errors="backslashreplace", newline="") as new,
+    ):
+        new.write(old.readline())
+        for cells in csv.reader(old):
+            new.write(csv_line([*(renamed.get(name, name) for name in cells[:1]), *cells[1:]]))
+    fsync(copy)

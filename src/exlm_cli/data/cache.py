@@ -1,4 +1,4 @@
-"""Folder where tokenizers, token shards and downloads are kept: writing and locking its entries."""
+"""Cache folder of tokenizers, token shards and downloads: one process makes an entry, the others load it."""
 
 import errno
 from collections.abc import Callable, Iterator
@@ -31,14 +31,11 @@ def explaining_disk_trouble(cache: Path) -> Iterator[None]:
         ) from error
 
 
-def write_entry(path: Path, content: bytes) -> None:
-    """Write a small file atomically, after making its folder.
-
-    Raises:
-        OSError, CheckpointError: A file cannot be written.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, content)
+def remember(path: Path, content: bytes) -> None:
+    """Write a small file that only saves work later: a cache that cannot be written is no error."""
+    with suppress(OSError, CheckpointError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content)
 
 
 def load_or_build(
@@ -58,12 +55,12 @@ def load_or_build(
     Raises:
         DataError: The entry must exist and does not; without `build` also whatever `load` raises.
     """
-    if build is None and not path.exists():
-        raise DataError(
-            f"{path} is missing: this rank and rank 0 read different data, or have different caches",
-            "all nodes must see the same data and one cache, which `EXLM_CACHE_DIR=DIR` or `data.cache_dir` moves",
-        )
     if build is None:
+        if not path.exists():
+            raise DataError(
+                f"{path} is missing: this rank and rank 0 read different data, or have different caches",
+                "all nodes must see the same data and one cache, which `EXLM_CACHE_DIR=DIR` or `data.cache_dir` moves",
+            )
         return load()
     if path.exists():
         try:

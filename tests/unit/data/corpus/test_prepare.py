@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import math
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -16,16 +18,27 @@ from unittest.mock import Mock
 
 import pytest
 import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import models
 
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.bundled.grammar import sample_sentences
-from exlm_cli.data.corpus import cache, pipeline, skipped
-from exlm_cli.data.corpus.pipeline import PreparedData, prepare_data
+from exlm_cli.data.corpus.prepare import (
+    Holdout,
+    Overlap,
+    Packer,
+    PreparedData,
+    SharedRows,
+    cut,
+    list_rejected,
+    prepare_data,
+)
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
+from exlm_cli.data.rows.records import Row
 from exlm_cli.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from exlm_cli.errors import CheckpointError, DataError, TokenizerError
-from exlm_cli.progress import Progress, SilentProgress
+from exlm_cli.progress import Bar, Progress, SilentProgress
 from tests.recorder import Recorder
 from tests.tiny import tiny_recipe, word_level
 
@@ -55,8 +68,11 @@ def _recipe(workplace: Path, *, tokenizer: dict[str, Any] | None = None, **data:
 
 
 def _prepare(recipe: PretrainRecipe, progress: Progress | None = None) -> PreparedData:
-    rejected_csv = Path(str(recipe.data.cache_dir)).parent / "rejected.csv"
-    return prepare_data(recipe, rejected_csv=rejected_csv, progress=progress or SilentProgress())
+    """Prepare a recipe's data, and list the skipped rows beside the cache."""
+    progress = progress or SilentProgress()
+    prepared = prepare_data(recipe, progress=progress)
+    list_rejected(prepared, Path(str(recipe.data.cache_dir)).parent / "rejected.csv", progress)
+    return prepared
 
 
 def _texts(dataset: TokenDataset, tokenizer: Tokenizer) -> list[str]:
@@ -94,15 +110,13 @@ def test_rows_are_trained_on_or_held_out_and_those_on_both_sides_of_held_out_one
     assert 10 <= len(found[prepared.valid]) <= 60
 
 
-@pytest.mark.parametrize(("limit", "value"), [("_BATCH_ROWS", 7), ("_BATCH_CHARACTERS", 100)])
-def test_how_many_rows_are_tokenised_at_once_changes_nothing(workplace, monkeypatch, limit, value):
-    at_once = _prepare(_recipe(workplace))
-    monkeypatch.setattr(pipeline, limit, value)
-    in_batches = _prepare(_recipe(workplace, cache_dir=f"{workplace}/other-cache"))
-    assert not in_batches.was_cached
-    for one, other in ((at_once.train, in_batches.train), (at_once.valid, in_batches.valid)):
-        assert one.tokens.tolist() == other.tokens.tolist()
-        assert one.offsets.tolist() == other.offsets.tolist()
+@pytest.mark.parametrize("rows", [[f"row {n}" for n in range(5000)], ["long " * 30_000 + str(n) for n in range(4)]])
+def test_more_rows_and_characters_than_are_tokenised_at_once_all_arrive_in_order(workplace, rows):
+    path = workplace / "many.txt"
+    path.write_text("\n".join(rows))
+    recipe = _recipe(workplace, train=[str(path)], valid=[f"{workplace}/text.txt"], sample_break="line")
+    prepared = _prepare(recipe)
+    assert prepared.train.tokens.tolist() == [i for row in rows for i in prepared.tokenizer.encode(row)]
 
 
 @pytest.mark.parametrize("kind", ["text", "smiles"])
@@ -253,8 +267,8 @@ def test_a_file_whose_name_is_not_utf8_is_read_and_its_skipped_rows_are_listed(w
     folder = workplace / "folder"
     folder.mkdir()
     (folder / os.fsdecode(b"\xff.smi")).write_text("C1CC\n" + "\n".join(MOLECULES))
-    for given in (folder, folder / "*.smi"):
-        prepared = _prepare(_smiles(workplace, on_invalid="skip", train=[str(given)]))
+    for where in (folder, folder / "*.smi"):
+        prepared = _prepare(_smiles(workplace, on_invalid="skip", train=[str(where)]))
         assert len(prepared.train) + len(prepared.valid) == len(MOLECULES)
         assert f"{folder}/\\udcff.smi,1,RDKit" in (workplace / "rejected.csv").read_text()
 
@@ -331,7 +345,7 @@ def test_a_list_of_skipped_rows_is_replaced_whole(workplace, monkeypatch):
     recipe = _smiles(workplace, on_invalid="skip")
     _prepare(recipe)
     whole = (workplace / "rejected.csv").read_bytes()
-    monkeypatch.setattr(skipped, "csv_line", Mock(side_effect=OSError(28, "No space left on device")))
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(CheckpointError, match=r"rejected\.csv: the list .*No space left on device$"):
         _prepare(recipe)
     assert (workplace / "rejected.csv").read_bytes() == whole
@@ -351,9 +365,10 @@ def test_the_list_of_skipped_rows_has_unix_line_ends_and_keeps_those_within_a_ro
 
 def test_a_list_that_cannot_be_written_is_an_error(workplace):
     (workplace / "mols.smi").write_text("C1CC\n" + "\n".join(MOLECULES))
+    prepared = _prepare(_smiles(workplace, on_invalid="skip"))
     target = workplace / "no" / "rejected.csv"
     with pytest.raises(CheckpointError, match=rf"^{re.escape(str(target))}: .*No such file or directory$"):
-        prepare_data(_smiles(workplace, on_invalid="skip"), rejected_csv=target, progress=SilentProgress())
+        list_rejected(prepared, target, SilentProgress())
 
 
 @pytest.mark.parametrize("split", ["train", "valid"])
@@ -414,18 +429,18 @@ def test_one_row_cannot_be_split(workplace, kind):
     assert "`data.valid`" in caught.value.hint
 
 
-def test_an_input_that_changes_while_it_is_read_is_an_error(workplace, monkeypatch):
-    check = pipeline.check_unchanged
+@pytest.mark.parametrize("label", ["training the tokenizer", "tokenising"])
+def test_an_input_that_changes_while_it_is_read_is_an_error_and_nothing_of_it_is_kept(workplace, label):
+    class Changing(SilentProgress):
+        def bar(self, shown: str, total: int | None, *, done: int = 0) -> AbstractContextManager[Bar]:
+            if shown == label:
+                (workplace / "text.txt").write_text("Something else.\n" * 30)
+            return super().bar(shown, total, done=done)
 
-    def check_what_changes(sources: Any) -> None:
-        if (workplace / "cache" / "shards").exists():
-            (workplace / "text.txt").write_text("Something else.\n" * 30)
-        check(sources)
-
-    monkeypatch.setattr(pipeline, "check_unchanged", check_what_changes)
     with pytest.raises(DataError, match=r"text\.txt: it changed"):
-        _prepare(_recipe(workplace))
-    assert not list((workplace / "cache" / "shards").iterdir())
+        _prepare(_recipe(workplace), Changing())
+    kept = "shards" if label == "tokenising" else "tokenizers"
+    assert not list((workplace / "cache").glob(f"{kept}/*"))
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(workplace, monkeypatch):
@@ -441,8 +456,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(workplace, monkeypatch):
 def test_a_cache_that_may_only_be_read_serves(workplace, monkeypatch):
     _prepare(_recipe(workplace))
     refuse = Mock(side_effect=OSError(30, "Read-only file system"))
-    monkeypatch.setattr(cache, "locked", refuse)
-    monkeypatch.setattr("exlm_cli.data.corpus.fingerprint.write_entry", refuse)
+    monkeypatch.setattr(Path, "mkdir", refuse)
     assert _prepare(_recipe(workplace)).was_cached
 
 
@@ -467,7 +481,7 @@ def test_two_processes_at_once_do_the_work_once(workplace):
 
 def test_no_heavy_library_is_imported_before_it_is_needed():
     code = (
-        "import sys, exlm_cli.data.corpus.pipeline\n"
+        "import sys, exlm_cli.data.corpus.prepare\n"
         "print(sorted({'torch', 'datasets', 'rdkit', 'pyarrow', 'huggingface_hub'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -554,3 +568,99 @@ def test_other_validation_text_gives_other_shards(workplace):
     after = _prepare(recipe)
     assert not after.was_cached
     assert after.fingerprint != before.fingerprint
+
+
+# Which rows are held out or shared, and how ids are packed or cut
+
+SEP, NEWLINE = 2, 9
+
+
+def _rows(count: int, starts: bool = True) -> list[Row]:
+    return [Row("a", n, f"row {n}", starts_document=starts or n == 1) for n in range(1, count + 1)]
+
+
+@given(st.lists(st.sampled_from(["a", "bb", "ccc", "dddd"])), st.lists(st.sampled_from(["bb", "dddd", "eeeee"])))
+def test_shared_rows_are_those_that_a_search_finds(valid, train):
+    shared = SharedRows()
+    for text in valid:
+        shared.add_valid(text)
+    for text in train:
+        shared.add_train(text)
+    found = [text for text in valid if text in train]
+    share = len("".join(found)) / max(1, len("".join(valid)))
+    assert shared.overlap == Overlap(num_compared=len(valid), num_shared=len(found), share=share)
+
+
+def test_only_the_first_validation_rows_are_compared():
+    shared = SharedRows(most_compared=2)
+    for text in ("a", "bb", "ccc"):
+        shared.add_valid(text)
+    for text in ("ccc", "bb", "bb"):
+        shared.add_train(text)
+    assert shared.overlap == Overlap(num_compared=2, num_shared=1, share=2 / 3)
+
+
+@pytest.mark.parametrize("kind", ["text", "smiles"])
+@pytest.mark.parametrize("fraction", [0.01, 0.25])
+def test_about_the_asked_share_is_held_out(kind, fraction):
+    holdout = Holdout(kind, fraction, None)  # type: ignore[arg-type]
+    count = 20_000
+    held_out = sum(holdout.takes(row) for row in _rows(count))
+    assert abs(held_out - fraction * count) <= 5 * math.sqrt(count * fraction * (1 - fraction))
+
+
+def test_duplicate_smiles_are_on_one_side_every_time():
+    holdout, again = (Holdout("smiles", 0.5, None) for _ in range(2))
+    first = [holdout.takes(row) for row in _rows(100)]
+    assert [holdout.takes(row) for row in reversed(_rows(100))] == first[::-1]
+    assert [again.takes(row) for row in _rows(100)] == first
+
+
+def test_a_document_stays_whole_where_the_corpus_is_large():
+    holdout = Holdout("text", 0.3, None)
+    for document in range(50):
+        rows = [Row("a", n, f"text of {document}", starts_document=n == 0) for n in range(20)]
+        assert len({holdout.takes(row) for row in rows}) == 1
+
+
+@pytest.mark.parametrize(("total_bytes", "max_rows"), [(400_000, None), (10**9, 4000)])
+def test_a_single_document_is_cut_into_blocks_of_many_rows(total_bytes, max_rows):
+    rows = [Row("a", n, "x" * 100, starts_document=n == 0) for n in range(4000)]
+    holdout = Holdout("text", 0.1, total_bytes, max_rows)
+    sides = [holdout.takes(row) for row in rows]
+    # 400 kB x 0.1 / 8 = 5,000 bytes a block, or 4,000 x 0.1 / 8 = 50 rows: 51 rows are the first to exceed both
+    for start in range(0, 4000, 51):
+        assert len(set(sides[start : start + 51])) == 1
+    assert 0.02 < sum(sides) / 4000 < 0.25
+
+
+def test_a_tiny_corpus_is_held_out_row_by_row():
+    holdout = Holdout("text", 0.1, 100)
+    rows = _rows(500, starts=False)
+    sides = [holdout.takes(row) for row in rows]
+    assert abs(sum(sides) - 50) <= 5 * math.sqrt(45)
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(st.lists(st.lists(st.integers(10, 99), min_size=1, max_size=9), min_size=1), min_size=1), st.integers(2, 7)
+)
+def test_packing_keeps_every_token_in_order_but_a_last_single_one(documents, size):
+    """Newlines come between the rows of a document, and [SEP] between documents."""
+    stream: list[int] = []
+    packer, packed = Packer(size, SEP, [NEWLINE]), []
+    for document in documents:
+        stream += [SEP] * bool(stream)
+        for number, ids in enumerate(document):
+            stream += [NEWLINE] * bool(number) + ids
+            packed += packer.add(ids, starts_document=number == 0)
+    packed += packer.finish()
+    assert all(len(sequence) == size for sequence in packed[:-1])
+    assert all(0 < len(sequence) <= size for sequence in packed[-1:])
+    flat = [token for sequence in packed for token in sequence]
+    assert flat == (stream[:-1] if len(stream) % size == 1 else stream)
+
+
+def test_a_long_row_is_cut_into_pieces():
+    assert cut([1, 2, 3, 4, 5], 2) == [[1, 2], [3, 4], [5]]
+    assert cut([], 2) == []

@@ -4,18 +4,20 @@ import threading
 
 import pytest
 
-from exlm_cli.data.corpus.cache import explaining_disk_trouble, locked, write_entry
+from exlm_cli.data.cache import explaining_disk_trouble, locked, remember
 from exlm_cli.errors import DataError
+from exlm_cli.files import write_atomically
 from exlm_cli.progress import SilentProgress
 
 
 def test_an_entry_that_cannot_be_written_is_trouble_of_the_cache(tmp_path):
     (tmp_path / "folder").mkdir()
+    remember(tmp_path / "folder", b"")  # which only saves work
     with (
         pytest.raises(DataError, match=r"the data cache cannot be read or written: Is a directory$") as caught,
         explaining_disk_trouble(tmp_path),
     ):
-        write_entry(tmp_path / "folder", b"")
+        write_atomically(tmp_path / "folder", b"")
     assert caught.value.hint.startswith("choose another folder with `EXLM_CACHE_DIR=DIR`"), "there is space"
 
 
