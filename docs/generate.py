@@ -89,7 +89,8 @@ def commands() -> Iterator[str]:
 
 def recipe_keys() -> Iterator[str]:
     """Yield every key of every kind of recipe: its type or values, its default and its meaning."""
-    yield "# Recipe keys\n\nA recipe is a YAML file, and `--set section.key=value` changes one value.\n"
+    yield "# Recipe keys\n\nA recipe is a YAML file that says its `command: pretrain`, `sweep` or `finetune`, "
+    yield "or extends one; `--set section.key=value` changes one value.\n"
     yield "`exlm recipes NAME` prints a recipe with all its keys, `--describe` also their meaning.\n"
     for kind in KINDS:
         yield f"\n## Recipes of exlm {kind.command}\n"

@@ -53,7 +53,7 @@ def test_a_recipe_is_printed_so_that_it_can_be_read_back(name, capsys, tmp_path)
         path.write_text(printed, encoding="utf-8")
         assert load_recipe(str(path), kind=type(recipe)) == recipe
         assert ("FLOPs" in printed) == (recipe_size(recipe).flops is not None)
-    assert result_of(capsys, "recipes", name) == recipe.model_dump(mode="json")
+    assert result_of(capsys, "recipes", name) == recipe.as_written()
 
 
 def test_a_pretraining_has_its_time_on_a_gpu_and_on_this_machine(capsys, monkeypatch):

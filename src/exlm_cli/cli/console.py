@@ -262,7 +262,7 @@ def emit_recipe(recipe: "Recipe", *, as_json: bool) -> None:
     """Write a recipe with every key, as YAML or for programs."""
     from exlm_cli.config.load import dump_recipe
 
-    emit_json(recipe.model_dump(mode="json")) if as_json else emit_text(dump_recipe(recipe))
+    emit_json(recipe.as_written()) if as_json else emit_text(dump_recipe(recipe))
 
 
 def emit_listing(columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[Sequence[str]]) -> None:

@@ -13,8 +13,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from exlm_cli.files import hash_json
 
-_TYPES_IN_YAML = {"model_type": "a section of keys", "tuple_type": "a list", "dict_type": "a mapping"}
-"""Names of Python types for recipe authors, by the type of pydantic's finding."""
+_TYPES_IN_YAML = {
+    "model_type": "a section of keys",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "int_parsing_size": "between -2^63 and 2^63",
+}
+"""What a value should be, for recipe authors, by the type of pydantic's finding."""
+
+_WHOLE_NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE]\+?[0-9]+")
+"""A way to write an integer that pydantic does not read."""
 
 
 class Mark(Enum):
@@ -40,6 +48,21 @@ def kinds_in(annotation: Any) -> Iterator[Any]:
         yield from kinds_in(part)
 
 
+def read_as_meant(value: Any, annotation: Any) -> Any:
+    """Return a value as pydantic types it: `train: a.txt` is `[a.txt]`, and `1e3` a whole number.
+
+    Raises:
+        ValueError: The value is `True` or `False` where a number belongs, which pydantic reads as 1 or 0.
+    """
+    kinds = set(kinds_in(annotation))
+    if not kinds.isdisjoint((int, float)):
+        if any(isinstance(one, bool) for one in (value if isinstance(value, list | tuple) else (value,))):
+            raise ValueError("it should be a number")
+        if isinstance(value, str) and float not in kinds and _WHOLE_NUMBER.fullmatch(value):
+            value = float(value)
+    return (value,) if get_origin(annotation) is tuple and isinstance(value, str | int | float) else value
+
+
 class StrictModel(BaseModel):
     """Base of recipes and sections: frozen, and without unknown keys, so that a misspelt key is an error."""
 
@@ -48,12 +71,11 @@ class StrictModel(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _read_as_meant(cls, value: Any, info: ValidationInfo) -> Any:
-        """Read `train: a.txt` as `[a.txt]`; refuse huge numbers, and `true` for a number, which pydantic reads as 1."""
-        annotation = cls.model_fields[info.field_name or ""].annotation
-        if get_origin(annotation) is tuple and isinstance(value, str | int | float):
-            return (value,)
-        if isinstance(value, bool) and any(kind in (int, float) for kind in kinds_in(annotation)):
-            raise ValueError("it should be a number")
+        return read_as_meant(value, cls.model_fields[info.field_name or ""].annotation)
+
+    @field_validator("*")
+    @classmethod
+    def _refuse_huge(cls, value: Any) -> Any:
         if isinstance(value, int) and abs(value) >= 2**63:
             raise ValueError("it should be between -2^63 and 2^63")  # what torch and itertools take
         return value
@@ -96,6 +118,10 @@ class Recipe(StrictModel):
         """The command that runs this recipe."""
         return self.command
 
+    def as_written(self) -> dict[str, Any]:
+        """Return the content of its file, defaults included, as JSON."""
+        return {"command": self.command, **self.model_dump(mode="json")}
+
 
 def identity_values(section: BaseModel, *, without: Collection[Mark] = ()) -> dict[str, Any]:
     """Return the values of a recipe or section that decide its results, as JSON.
@@ -124,8 +150,6 @@ def describe_finding(finding: Any, subject: str = "it") -> str:
         return "a value is missing"
     if finding["type"] in _TYPES_IN_YAML:
         return f"{subject} should be {_TYPES_IN_YAML[finding['type']]}"
-    if finding["type"] == "string_type" and isinstance(finding["input"], int | float):
-        return f"{subject} should be text: put it in quotes"
     said = finding["msg"].removeprefix("Value error, ").partition(", unable to ")[0]
     return re.sub("^(Input|Tuple|String)(?= should)", lambda _: subject, said)
 

@@ -5,16 +5,16 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from exlm_cli.config.base import Mark, Recipe, StrictModel, describe_finding
-from exlm_cli.config.overrides import find_field
+from exlm_cli.config.overrides import find_field, typed_value
 from exlm_cli.config.sections import LoopConfig, OptimConfig
 from exlm_cli.config.tasks import SharedTaskConfig, TaskConfig
 from exlm_cli.config.yaml import dump_yaml
 from exlm_cli.errors import ConfigError
 
-Seed = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class FinetuneModelConfig(StrictModel):
@@ -76,6 +76,11 @@ class FinetuneRecipe(Recipe):
     grid: dict[str, tuple[Any, ...]] = Field(
         default={}, description="Values to try by key of `model`, `optim` or `train`; a search tries each combination"
     )
+
+    @field_validator("grid")
+    @classmethod
+    def _type_grid(cls, grid: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
+        return {key: tuple(typed_value(cls, key, value) for value in values) for key, values in grid.items()}
 
     @model_validator(mode="after")
     def _check_across_sections(self) -> Self:

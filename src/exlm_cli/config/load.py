@@ -3,7 +3,7 @@
 import difflib
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, overload
@@ -25,6 +25,9 @@ from exlm_cli.run_dir import RUN_FILE, damage_hint, read_run_json, resume_comman
 
 KINDS: tuple[type[Recipe], ...] = (PretrainRecipe, SweepRecipe, FinetuneRecipe)
 """Every kind of recipe. A new command that takes recipes adds its kind here."""
+
+_COMMANDS = {kind.command: kind for kind in KINDS}
+"""`command` of a recipe -> its kind."""
 
 _MAX_EXTENDED = 32
 
@@ -62,10 +65,7 @@ def load_recipe(
     path = _find_recipe(name_or_file, kind)
     with _hinting_at_damage(path):
         layers = _read_layers(path, (), kind)
-    other = _nearest_kind(layers.values, (kind, *KINDS))
-    if other is not kind:
-        raise _other_kind(_shown(path), other, kind)
-    layers = layers.over(_named_by(path))
+    layers = _of_kind(layers, path, kind).over(_named_by(path))
     if damage_hint(path):
         with _hinting_at_damage(path):  # before the overrides, whose mistakes have hints of their own
             check_recipe(layers, _shown(path), kind)
@@ -96,7 +96,8 @@ def dump_recipe(recipe: Recipe, *, with_meanings: bool = False) -> str:
 
     With `with_meanings`, a comment before each key has its meaning.
     """
-    return "".join(_describe_keys(recipe, "")) if with_meanings else dump_yaml(recipe.model_dump(mode="json"))
+    own = f"# The command that takes this recipe: {', '.join(_COMMANDS)}\ncommand: {recipe.command}\n"
+    return own + "".join(_describe_keys(recipe, "")) if with_meanings else dump_yaml(recipe.as_written())
 
 
 def _describe_keys(section: BaseModel, indent: str) -> Iterator[str]:
@@ -148,13 +149,12 @@ def resumed_recipe(run: Path, kind: type[RecipeT], overrides: Sequence[str] = ()
 
 
 def recipe_kind(name_or_file: str) -> type[Recipe]:
-    """Return the kind of a recipe, found by its keys; pre-training where several kinds have them.
+    """Return the kind of a recipe, by its `command`.
 
     Raises:
         ConfigError: Unknown recipe, unreadable file, a circle of `extends`.
     """
-    layers = _read_layers(_find_recipe(name_or_file, Recipe), (), Recipe)
-    return _nearest_kind(layers.values, KINDS)
+    return _COMMANDS[_read_layers(_find_recipe(name_or_file, Recipe), (), Recipe).values["command"]]
 
 
 def recipes_folder() -> Path:
@@ -164,10 +164,12 @@ def recipes_folder() -> Path:
     return installed if installed.is_dir() else package.parents[1] / "recipes"
 
 
-def _nearest_kind(keys: Iterable[str], kinds: Sequence[type[Recipe]]) -> type[Recipe]:
-    """Return the first of the kinds that have most of these top-level keys: one key may be misspelt."""
-    given = set(keys)
-    return max(kinds, key=lambda kind: len(given & kind.model_fields.keys()))
+def _of_kind(layers: Layers, path: Path, kind: type[Recipe]) -> Layers:
+    """Return the values of a recipe without its `command`, which must be that of a kind."""
+    other = _COMMANDS[layers.values["command"]]
+    if other.command != kind.command:
+        raise _other_kind(_shown(path), other, kind)
+    return layers.without(["command"])
 
 
 def _shown(path: Path) -> str:
@@ -218,6 +220,14 @@ def _read_layers(path: Path, children: tuple[Path, ...], kind: type[Recipe]) -> 
         raise ConfigError(f"`extends` leads through more than {_MAX_EXTENDED} files: {chain}", "join some of them")
     values = _read_mapping(path)
     base_name = _pop_base(values, path, "extends")
+    command = values.pop("command", None)
+    if command in [*_COMMANDS]:
+        values["command"] = command
+    elif command is not None or base_name is None:
+        raise ConfigError(
+            f"{_shown(path)}: `command` is {'missing' if command is None else repr(command)}",
+            f"give the command that takes this recipe, {', '.join(_COMMANDS)}, or build on one with `extends: NAME`",
+        )
     sections = recipe_sections(kind)
     section_bases = {
         key: _pop_base(value, path, f"{key}.extends")
@@ -231,7 +241,8 @@ def _read_layers(path: Path, children: tuple[Path, ...], kind: type[Recipe]) -> 
         if section_base is not None:
             # the recipe that a section extends keeps its name
             file = _find_recipe(section_base, sections[key], extended_by=path)
-            layers = layers.over(_read_layers(file, (*children, path), sections[key]).over(_named_by(file)).under(key))
+            base = _of_kind(_read_layers(file, (*children, path), sections[key]), file, sections[key])
+            layers = layers.over(base.over(_named_by(file)).under(key))
     if base_name is None:
         return layers
     base = _read_layers(_find_recipe(base_name, kind, extended_by=path), (*children, path), kind)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from exlm_cli.config.base import Recipe, StrictModel, UnfitValueError, describe_finding, kinds_in
+from exlm_cli.config.base import Recipe, StrictModel, UnfitValueError, describe_finding, read_as_meant
 from exlm_cli.config.yaml import describe_yaml_error, dump_yaml, parse_yaml
 from exlm_cli.errors import ConfigError
 from exlm_cli.format import shorten
@@ -34,6 +34,18 @@ def find_field(schema: type[BaseModel], path: str) -> FieldInfo | None:
         return field
     found = (find_field(section, rest) for section in _sections(field.annotation))
     return next((inner for inner in found if inner is not None), None)
+
+
+def typed_value(schema: type[BaseModel], path: str, value: Any) -> Any:
+    """Return a value as JSON, typed by the field at a dotted path; unchanged where it does not fit or there is none."""
+    field = find_field(schema, path)
+    if field is None or isinstance(value, Mapping):
+        return value
+    adapter: TypeAdapter[Any] = TypeAdapter(Annotated[field.annotation, field])
+    try:
+        return adapter.dump_python(adapter.validate_python(read_as_meant(value, field.annotation)), mode="json")
+    except ValueError:
+        return value
 
 
 def child_keys(schema: type[BaseModel], section: str) -> list[str]:
@@ -140,15 +152,13 @@ def parse_override(override: str, kind: type[Recipe]) -> Layers:
     if not equals or not path:
         raise ConfigError(f"{origin} is not of the form section.key=value", "for example `masking.mask_ratio=0.3`")
     first, *inner = path.split(".")
-    field, mapping = find_field(kind, path), find_field(kind, first)
+    mapping = find_field(kind, first)
     if inner and mapping is not None and get_origin(mapping.annotation) is dict:
         inner = [".".join(inner)]  # `grid.optim.lr` is the key `optim.lr` of `grid`
-    elif field is None:
+    elif find_field(kind, path) is None:
         raise unknown_key(origin, path, kind)
     try:
         value: Any = text if _is_plain_text(text) else parse_yaml(text)
-        if isinstance(value, int | float | list) and _holds_texts(field):
-            value = parse_yaml(text, as_text=True)
     except yaml.YAMLError as error:
         raise ConfigError(f"{origin}: the value is not YAML: {describe_yaml_error(error)}", _SYNTAX_HINT) from error
     for key in reversed(inner):
@@ -233,12 +243,6 @@ def _is_plain_text(text: str) -> bool:
     return text.startswith(tuple("*&!%@`?|>#")) or (not text.startswith(tuple("[{'\"")) and " #" in text)
 
 
-def _holds_texts(field: FieldInfo | None) -> bool:
-    """Return whether a key takes texts and nothing else."""
-    kinds = set() if field is None else {kind for kind in kinds_in(field.annotation) if not get_args(kind)}
-    return str in kinds and kinds <= {str, types.NoneType, ...}
-
-
 def _explain(error: ValidationError, layers: Layers, described: str, kind: type[Recipe]) -> ConfigError:
     """Turn pydantic's findings into a one-line error about the first; unknown keys go first, as they cause others."""
     finding = min(error.errors(), key=lambda finding: finding["type"] != "extra_forbidden")
@@ -259,8 +263,8 @@ def _explain(error: ValidationError, layers: Layers, described: str, kind: type[
             f"{described}: `{path}` is missing",
             f"give it, or build on a recipe that has it with `extends: {kind.example}`",
         )
-    # of a list or mapping, the value inside it is at fault
-    subject = "it" if finding["input"] == value else f"`{_show(finding['input'])}`"
+    is_inside = isinstance(value, list | tuple | Mapping) and finding["input"] != value
+    subject = f"`{_show(finding['input'])}`" if is_inside else "it"
     return ConfigError(
         f"{layers.origin(path)}: `{path}` is {_show(value)}; {describe_finding(finding, subject)}", f"`{path}`: {about}"
     )

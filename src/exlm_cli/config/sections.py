@@ -9,7 +9,7 @@ from exlm_cli.config.base import Mark, StrictModel
 
 ObjectiveName = Literal["exlm", "mlm"]
 Alignment = Literal["dag", "sparse_dag", "independent"]
-Share = Annotated[float, Field(strict=True, ge=0, lt=1)]
+Share = Annotated[float, Field(ge=0, lt=1)]
 TransitionStart = Literal["formula", "next_mask", "lanes"]
 AlignmentBackend = Literal["auto", "reference", "native"]
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]

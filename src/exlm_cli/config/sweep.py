@@ -10,18 +10,18 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from exlm_cli.config.base import Recipe, StrictModel, describe_finding
 from exlm_cli.config.finetune import CommonFinetuneRecipe, FinetuneRecipe, Seed
-from exlm_cli.config.overrides import changed_keys, child_keys, find_field, nearest_key
+from exlm_cli.config.overrides import changed_keys, child_keys, find_field, nearest_key, typed_value
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.errors import ConfigError
 from exlm_cli.files import JsonModel
 
 TaskName = Annotated[str, Field(pattern=r"^[a-z0-9]+(/[a-z0-9-]+)?$")]
-MaskRatio = Annotated[float, Field(strict=True, gt=0, lt=1)]
-RepeatsAndRatio = tuple[Annotated[int, Field(strict=True, ge=1, le=64)], MaskRatio]
+MaskRatio = Annotated[float, Field(gt=0, lt=1)]
+RepeatsAndRatio = tuple[Annotated[int, Field(ge=1, le=64)], MaskRatio]
 """(k, p): copies of every token, and the share of them that is masked."""
 
 MIN_CORRUPTED_SHARE = 1e-3
@@ -220,6 +220,14 @@ class SweepRecipe(Recipe):
         except ValidationError as error:
             found = describe_finding(error.errors()[0])
             raise ConfigError(f"{given}: {found}", "choose other values, or change the recipe") from None
+
+    @field_validator("variants")
+    @classmethod
+    def _type_variants(cls, variants: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        return {
+            label: {key: typed_value(PretrainRecipe, key, value) for key, value in changes.items()}
+            for label, changes in variants.items()
+        }
 
     @model_validator(mode="after")
     def _check_sweep(self) -> Self:

@@ -1,4 +1,4 @@
-"""YAML of recipes: YAML 1.2 scalars (`1e-4` is a float, `no` is text), no duplicate keys, no tags, no code."""
+"""YAML of recipes: every scalar but null is text, which pydantic types; no duplicate keys, no tags, no code."""
 
 import copy
 import functools
@@ -23,11 +23,11 @@ _SCALARS = {
         list("-+0123456789."),
     ),
 }
-"""Tag -> pattern of a scalar, and the characters that it can begin with."""
+"""Tag -> pattern of a scalar in YAML 1.2, and the characters that it can begin with; texts like them are quoted."""
 
 
 class _RecipeLoader(yaml.SafeLoader):
-    """SafeLoader with YAML 1.2's scalars; PyYAML's own YAML 1.1 reads `1e-4` as text and `no` as False."""
+    """SafeLoader to which every scalar but null is text, as it is written."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's declaration
 
@@ -66,14 +66,12 @@ class _RecipeLoader(yaml.SafeLoader):
         return super().construct_scalar(node)
 
 
-class _TextLoader(_RecipeLoader):
-    """A loader to which every scalar but null is text, as it is written."""
-
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's declaration
-
-
 class _RecipeDumper(yaml.SafeDumper):
     """SafeDumper that quotes what either YAML 1.1 or 1.2 would not read back as text."""
+
+
+class _LineDumper(_RecipeDumper):
+    """Dumper for messages: a text like `8` is shown as it is written in a recipe."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -82,15 +80,21 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
+def _represent_as_written(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    tag: str = dumper.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
+    is_number_or_truth = tag.rpartition(":")[2] in ("int", "float", "bool")
+    return dumper.represent_scalar(tag, text) if is_number_or_truth else _represent_text(dumper, text)
+
+
 _RecipeDumper.add_representer(str, _represent_text)
+_LineDumper.add_representer(str, _represent_as_written)
 for _tag, (_pattern, _first) in _SCALARS.items():
-    for _class in (_RecipeLoader, _RecipeDumper):
+    for _class in (_RecipeDumper, _LineDumper, _RecipeLoader) if _tag == "null" else (_RecipeDumper, _LineDumper):
         _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), _first)
-_TextLoader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(_SCALARS["null"][0]), _SCALARS["null"][1])
 
 
-def parse_yaml(text: str, *, as_text: bool = False) -> Any:
-    """Return the value of a YAML text; `as_text`: numbers and truth values, also in lists, are texts, like `08`.
+def parse_yaml(text: str) -> Any:
+    """Return the value of a YAML text: mappings, lists, texts and None.
 
     Raises:
         yaml.YAMLError: Wrong syntax, a duplicate key, an alias, a tag, or a text or value beyond a limit.
@@ -98,27 +102,31 @@ def parse_yaml(text: str, *, as_text: bool = False) -> Any:
     if len(text) > MAX_CHARACTERS:
         raise yaml.YAMLError(f"{len(text):,} characters; at most {MAX_CHARACTERS:,} are read")
     try:
-        return copy.deepcopy(_parse(text, _TextLoader if as_text else _RecipeLoader))
-    except ValueError as error:
+        return copy.deepcopy(_parse(text))
+    except (ValueError, OverflowError) as error:
         raise yaml.YAMLError(f"a value cannot be read: {error}") from error
     except RecursionError as error:
         raise yaml.YAMLError("lists or mappings are nested too deeply") from error
 
 
 @functools.lru_cache(maxsize=128)
-def _parse(text: str, loader: type[_RecipeLoader]) -> Any:
+def _parse(text: str) -> Any:
     """Parse a text once: the list of recipes reads most files ten times, as the base of others."""
-    return yaml.load(text, Loader=loader)  # noqa: S506 - a SafeLoader
+    return yaml.load(text, Loader=_RecipeLoader)  # noqa: S506 - a SafeLoader
 
 
 def dump_yaml(value: Any, *, on_one_line: bool = False) -> str:
-    """Return a value as YAML that `parse_yaml`, and any YAML 1.1 reader, reads back as the same value."""
-    width, flow = (10**6, True) if on_one_line else (100, False)
+    """Return a value as YAML.
+
+    `parse_yaml` reads it back with numbers and truth values as texts, a YAML 1.1 reader as the same value;
+    `on_one_line` is for messages, and leaves a text like `8` without quotes.
+    """
+    width, flow, dumper = (10**6, True, _LineDumper) if on_one_line else (100, False, _RecipeDumper)
 
     def dump(allow_unicode: bool) -> str:
         text: str = yaml.dump(
             value,
-            Dumper=_RecipeDumper,
+            Dumper=dumper,
             sort_keys=False,
             allow_unicode=allow_unicode,
             width=width,

@@ -111,6 +111,12 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path, monkeypatch):
     [
         ("optim.betas=[0.8, 0.9]", "optim", "betas", (0.8, 0.9)),
         ("train.max_steps=1e3", "train", "max_steps", 1000),
+        ("train.max_steps=1_000", "train", "max_steps", 1000),
+        ("train.compile=True", "train", "compile", True),
+        ("masking.mask_ratio=.5", "masking", "mask_ratio", 0.5),
+        ("optim.clip_norm=1", "optim", "clip_norm", 1.0),
+        ("data.column=08", "data", "column", "08"),
+        ("data.train=[01, 2.50, true]", "data", "train", ("01", "2.50", "true")),
         ("data.column=no", "data", "column", "no"),
         ("data.column=", "data", "column", None),
         ("data.column=a=b", "data", "column", "a=b"),
@@ -122,11 +128,15 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path, monkeypatch):
         ('data.train=["take #2/a.txt"]', "data", "train", ("take #2/a.txt",)),
     ],
 )
-def test_set_is_typed_by_yaml(override, section, key, value):
-    recipe = load_recipe("quickstart-text", [override])
-    read = getattr(getattr(recipe, section), key)
-    assert read == value
-    assert type(read) is type(value)
+def test_a_value_is_typed_by_its_key_in_an_override_and_in_a_file(tmp_path, override, section, key, value):
+    path, _, text = override.partition("=")
+    quoted = repr(text) if text.startswith("#") else text
+    content = f"extends: quickstart-text\n{path.strip().replace('.', ': {')}: {quoted}{'}' * path.count('.')}\n"
+    of_file = load_recipe(str(write(tmp_path / "mine.yaml", content)))
+    for recipe in (load_recipe("quickstart-text", [override]), of_file):
+        read = getattr(getattr(recipe, section), key)
+        assert read == value
+        assert type(read) is type(value)
 
 
 def test_recipes_are_found_inside_an_installed_package_too(tmp_path, monkeypatch):
@@ -149,11 +159,34 @@ def test_a_recipe_of_another_kind_names_its_command(tmp_path):
     assert error_of(misspelt).hint == "did you mean `masking`?"
 
 
-def test_the_kind_of_a_recipe_is_told_by_its_name_or_its_keys(tmp_path):
+def test_the_kind_of_a_recipe_is_told_by_the_command_that_it_says_or_inherits(tmp_path):
     assert recipe_kind("text-base") is PretrainRecipe
     assert recipe_kind("csv") is FinetuneRecipe
     assert recipe_kind(str(write(tmp_path / "a.yaml", "extends: csv\nseeds: [4]\n"))) is FinetuneRecipe
-    assert recipe_kind(str(write(tmp_path / "b.yaml", "name: x\n"))) is PretrainRecipe
+    write(tmp_path / "b.yaml", "command: sweep\nname: x\n")
+    assert recipe_kind(str(tmp_path / "b.yaml")) is SweepRecipe
+    assert recipe_kind(str(write(tmp_path / "c.yaml", "extends: b.yaml\ncommand: null\n"))) is SweepRecipe
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [("name: x", "missing"), ("command:", "missing"), ("extends: csv\ncommand: tune", "'tune'"),
+     ("extends: csv\ncommand: [finetune]", "['finetune']")],
+)  # fmt: skip
+def test_a_recipe_that_says_no_command_is_refused_with_the_commands(tmp_path, content, found):
+    path = write(tmp_path / "mine.yaml", content)
+    for read in (recipe_kind, lambda name: load_recipe(name, kind=FinetuneRecipe)):
+        with pytest.raises(ConfigError) as caught:
+            read(str(path))
+        assert caught.value.message == f"{path}: `command` is {found}"
+        assert all(part in caught.value.hint for part in ("pretrain, sweep, finetune", "`extends: NAME`"))
+
+
+def test_a_section_extends_a_recipe_of_its_own_command_alone(tmp_path):
+    tuning = write(tmp_path / "tuning.yaml", "command: finetune\n")
+    path = write(tmp_path / "mine.yaml", "extends: quickstart-ablations\npretrain: {extends: tuning.yaml}\n")
+    with pytest.raises(ConfigError, match=rf"^{tuning} is a recipe of `exlm finetune`, not of `exlm pretrain`$"):
+        load_recipe(str(path), kind=SweepRecipe)
 
 
 def test_one_misspelt_key_makes_a_recipe_of_no_other_kind(tmp_path):

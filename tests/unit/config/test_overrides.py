@@ -63,8 +63,11 @@ def test_the_origin_of_a_key_is_the_last_one_that_gave_it():
     ("override", "found"),
     [
         ("masking.mask_ratio=1.5", "it should be less than 1"),
-        ("train.max_steps=true", "it should be a number"),
+        ("train.max_steps=true", "it should be a valid integer"),
+        ("train.max_steps=1.5", "it should be a valid integer"),
+        ("masking.num_states_per_mask=1e3", "it should be less than or equal to 64"),
         ("data.max_rows=9223372036854775808", "it should be between -2^63 and 2^63"),
+        ("data.max_rows=9e99", "it should be between -2^63 and 2^63"),
         ("train.compile=maybe", "it should be a valid boolean"),
         ("data.kind=image", "it should be 'text' or 'smiles'"),
         ('data.train=[["\\x03"]]', r'`["\x03"]` should be a valid string'),
@@ -97,15 +100,29 @@ def test_a_wrong_value_is_named_with_its_origin_and_what_its_key_accepts(overrid
 def test_a_number_is_the_text_that_was_written_where_a_key_holds_texts(override, value):
     recipe = check_recipe(parse_override(override, PretrainRecipe).over(FILE), "x", PretrainRecipe)
     assert getattr(recipe.data, override.partition("=")[0].removeprefix("data.")) == value
-    changes = parse_override("task.label_columns=[1, y]", FinetuneRecipe).value("task.label_columns")
-    assert changes == ["1", "y"]
-    # a key of a mapping keeps numbers
-    assert parse_override("grid.optim.lr=[1e-3]", FinetuneRecipe).values == {"grid": {"optim.lr": [1e-3]}}
 
 
-def test_a_number_in_a_file_where_a_key_holds_texts_is_to_be_quoted():
-    error = error_of(file=Layers.read_from({"data": {"column": 8}}, "mine.yaml").over(FILE))
-    assert error.message == "mine.yaml: `data.column` is 8; it should be text: put it in quotes"
+def test_the_values_of_a_grid_are_typed_by_their_keys():
+    layers = FINETUNE
+    for override in ("grid.optim.lr=[1e-3, 1]", "grid.train.max_epochs=[1e1, null, x]", "grid.optim.betas=[[.8, .9]]"):
+        layers = parse_override(override, FinetuneRecipe).over(layers)
+    assert layers.values["grid"]["optim.lr"] == ["1e-3", "1"]
+    grid = check_recipe(layers, "x", FinetuneRecipe).grid
+    assert grid == {"optim.lr": (1e-3, 1.0), "train.max_epochs": (10, None, "x"), "optim.betas": ([0.8, 0.9],)}
+    assert [type(value) for values in grid.values() for value in values[:2]] == [float, float, int, type(None), list]
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ({"data": {"column": 8}}, "`data.column` is 8; it should be a valid string"),
+        ({"train": {"max_steps": True}}, "`train.max_steps` is true; it should be a number"),
+        ({"optim": {"betas": [True, 0.9]}}, "`optim.betas` is [true, 0.9]; it should be a number"),
+        ({"data": {"max_rows": 2**63}}, f"`data.max_rows` is {2**63}; it should be between -2^63 and 2^63"),
+    ],
+)
+def test_a_value_from_python_of_another_type_is_refused(values, found):
+    assert error_of(file=Layers.read_from(values, "x").over(FILE)).message == f"x: {found}"
 
 
 def test_a_warm_up_that_is_too_long_has_the_settings_of_a_shorter_one_in_the_hint():

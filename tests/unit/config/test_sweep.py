@@ -79,7 +79,7 @@ def test_a_variant_that_extends_a_recipe_is_what_that_recipe_changes(tmp_path):
     (tmp_path / "wide.yaml").write_text("extends: text-small\nmodel: {width: 256}\n")
     path = _write(
         tmp_path,
-        "variants:\n  twin: {extends: text-small-mlm, optim.lr: 0.25}\n  same: {extends: text-small}\n"
+        "command: sweep\nvariants:\n  twin: {extends: text-small-mlm, optim.lr: 0.25}\n  same: {extends: text-small}\n"
         "  wide: {extends: wide.yaml}\npretrain: {extends: text-small}\nfinetune: {extends: glue-small}\n",
     )
     recipe = _load(path, "pretrain.data.train=my.txt")
@@ -194,9 +194,9 @@ def test_cells_that_are_no_numbers_share_a_folder_or_corrupt_nothing_are_refused
     [
         ("variants: {x: {extends: text-small}}\n", "`variants.x.extends` needs `pretrain.extends` in the same file"),
         ("pretrain: {extends: text-small}\nvariants: {x: {extends: text-smal}}\n", "unknown recipe `text-smal`"),
-        ("pretrain: {extends: text-small}\nvariants: {x: {extends: 3}}\n", "`variants.x.extends` is 3"),
+        ("pretrain: {extends: text-small}\nvariants: {x: {extends: [3]}}\n", "`variants.x.extends` is ['3']"),
         ("pretrain: {extends: moleculenet-bace}\n", "`moleculenet-bace` is a recipe of `exlm finetune`"),
-        ("pretrain: {extends: 3}\n", "`pretrain.extends` is 3"),
+        ("pretrain: {extends: [3]}\n", "`pretrain.extends` is ['3']"),
     ],
 )
 def test_what_extends_nothing_that_is_there_is_refused(tmp_path, text, found):

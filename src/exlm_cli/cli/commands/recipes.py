@@ -57,7 +57,7 @@ def recipes(
         if gpu is not None:
             return _emit_cost(recipe, gpu, gpus or 1, utilisation, as_json=as_json)
         if as_json:
-            return console.emit_json(recipe.model_dump(mode="json"))
+            return console.emit_json(recipe.as_written())
         return console.emit_text(_describe_cost(recipe) + dump_recipe(recipe, with_meanings=describe))
     starts = {kind.example for kind in KINDS}
     entries = [_entry(load_recipe(name, kind=kind), starts) for kind in KINDS for name in list_recipes(kind)]
