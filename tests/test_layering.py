@@ -130,7 +130,7 @@ def test_all_light_layers_together_load_no_torch():
         (["--version"], HEAVY, ""),
         (["pretrain", "--help"], HEAVY, ""),
         (["inspect-dag", "--help"], HEAVY, ""),
-        (["pretrain", "--recipe", "text-base", "--dry-run"], ("torch",), "name: text-base\n"),
+        (["pretrain", "--recipe", "text-base", "--dry-run"], ("torch",), "command: pretrain\n"),
     ],
 )
 def test_help_loads_nothing_heavy_and_a_dry_run_no_torch(words, heavy, begins):
