@@ -53,6 +53,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, made: Path) -> Path:
     (folder / "list.json").write_text("[1, 2]")
     (folder / "typo.yaml").write_text("extends: quickstart-text\nmasking: {mask_porb: 0.3}\n")
     (folder / "missing-section.yaml").write_text("command: pretrain\nobjective: exlm\n")
+    (folder / "no-command.yaml").write_text("objective: exlm\n")
     (folder / "not-a-recipe.yaml").write_text("- a\n")
     (folder / "surrogate.yaml").write_text('{"\\ud800": 1}')
     (folder / "nul.yaml").write_text('extends: quickstart-text\ndata: {train: "a\\0b"}')

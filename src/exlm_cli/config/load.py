@@ -224,9 +224,10 @@ def _read_layers(path: Path, children: tuple[Path, ...], kind: type[Recipe]) -> 
     if command in [*_COMMANDS]:
         values["command"] = command
     elif command is not None or base_name is None:
+        accepted = ", ".join(f"`command: {name}`" for name in _COMMANDS)
         raise ConfigError(
             f"{_shown(path)}: `command` is {'missing' if command is None else repr(command)}",
-            f"give the command that takes this recipe, {', '.join(_COMMANDS)}, or build on one with `extends: NAME`",
+            f"write one of {accepted}, or build on a recipe with `extends: NAME`",
         )
     sections = recipe_sections(kind)
     section_bases = {

@@ -41,7 +41,8 @@ def typed_value(schema: type[BaseModel], path: str, value: Any) -> Any:
     field = find_field(schema, path)
     if field is None or isinstance(value, Mapping):
         return value
-    adapter: TypeAdapter[Any] = TypeAdapter(Annotated[field.annotation, field])
+    annotation: Any = Annotated[field.annotation, field]
+    adapter: TypeAdapter[Any] = TypeAdapter(annotation)
     try:
         return adapter.dump_python(adapter.validate_python(read_as_meant(value, field.annotation)), mode="json")
     except ValueError:

@@ -82,14 +82,14 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 def _represent_as_written(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     tag: str = dumper.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
-    is_number_or_truth = tag.rpartition(":")[2] in ("int", "float", "bool")
-    return dumper.represent_scalar(tag, text) if is_number_or_truth else _represent_text(dumper, text)
+    is_typed = tag.endswith((":int", ":float", ":bool"))
+    return dumper.represent_scalar(tag, text) if is_typed else _represent_text(dumper, text)
 
 
 _RecipeDumper.add_representer(str, _represent_text)
 _LineDumper.add_representer(str, _represent_as_written)
 for _tag, (_pattern, _first) in _SCALARS.items():
-    for _class in (_RecipeDumper, _LineDumper, _RecipeLoader) if _tag == "null" else (_RecipeDumper, _LineDumper):
+    for _class in (_RecipeDumper, _RecipeLoader) if _tag == "null" else (_RecipeDumper,):
         _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), _first)
 
 
