@@ -68,7 +68,7 @@ def recipe_size(recipe: Recipe) -> RecipeSize:
 
 
 UNIT_TOKENS = 1e8
-"""Tokens whose cost is told where the data decide how many there are."""
+"""Tokens that an estimate assumes where the data decide how many there are."""
 
 
 def told_cost(recipe: PretrainRecipe) -> tuple[float, float]:
