@@ -155,9 +155,7 @@ def test_a_table_of_molecules_needs_nothing_else(package, capsys, folder):
     (folder / "my_assay.csv").write_text("smiles,active\n" + "CCO,1\nCCN,0\nCCCl,1\nCNC,0\nCOC,1\nOCCO,0\n" * 5)
     words = ("finetune", "csv", "my_assay.csv", "--label-columns", "active", "--split", "random", *ONE_EPOCH)
     said = printed_by(capsys, words)
-    assert (
-        "checkpoint: bundled:smiles, which the package brings, 0.0 M parameters, trained on some rows" in said.err
-    )
+    assert "checkpoint: bundled:smiles, which the package brings, 0.0 M parameters, trained on some rows" in said.err
     assert "ECFP4 + random forest" in said.out
     (run,) = (folder / "runs").iterdir()
     assert read_run_json(run).checkpoint == "bundled:smiles"
