@@ -75,7 +75,7 @@ MOLECULES = ("bace", "bbbp")
 SPLITS = (0, 1, 2)
 """Seeds of the scaffold-balanced splits."""
 SETTINGS = {
-    "moleculenet": "train.max_epochs=5 train.batch_sequences=16 optim.lr=3e-4 task.canonical_smiles=true "
+    "moleculenet": "train.max_epochs=3 train.batch_sequences=16 optim.lr=3e-4 task.canonical_smiles=true "
                    "task.split=scaffold-balanced",
     "sst2": "train.max_epochs=2 train.batch_sequences=32 optim.lr=3e-4 task.max_rows=30000",
     "mrpc": "train.max_epochs=3 train.batch_sequences=16 optim.lr=3e-4",
