@@ -1,6 +1,6 @@
 """Study of what the two bundled models are worth: next to no pre-training, to an MLM, and to methods without a network.
 
-Not pinned yet: it runs on the commit that brings the models, which each row names.
+Pinned to 41dea7c9, which brings the models.
 
     export PYTHONPATH=studies
     python studies/pretrained/worth.py DATA --text bundled:text --smiles bundled:smiles --smiles-twin RUN
