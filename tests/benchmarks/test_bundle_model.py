@@ -116,4 +116,5 @@ def test_the_models_of_the_package_are_small_and_whole(script, monkeypatch):
         assert not list(run.rglob("optimizer*"))
         card = (run / "README.md").read_text(encoding="utf-8")
         assert loaded.sha256 in card
-        assert "/work/" not in "".join(path.read_text("utf-8") for path in run.rglob("*.json"))
+        assert not any("/" in name for name in (*loaded.recipe.data.train, *loaded.recipe.data.valid))
+        assert '"/' not in (run / "run.json").read_text("utf-8") + (checkpoint / "state.json").read_text("utf-8")

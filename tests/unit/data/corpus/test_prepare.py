@@ -603,7 +603,7 @@ def test_only_the_first_validation_rows_are_compared():
 @pytest.mark.parametrize("kind", ["text", "smiles"])
 @pytest.mark.parametrize("fraction", [0.01, 0.25])
 def test_about_the_asked_share_is_held_out(kind, fraction):
-    holdout = Holdout(kind, fraction, None)  # type: ignore[arg-type]
+    holdout = Holdout(kind, fraction, None)
     count = 20_000
     held_out = sum(holdout.takes(row) for row in _rows(count))
     assert abs(held_out - fraction * count) <= 5 * math.sqrt(count * fraction * (1 - fraction))
