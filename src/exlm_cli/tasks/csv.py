@@ -12,7 +12,7 @@ from exlm_cli.format import format_number_of, name_some
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import SPLITS, Split, SplitIndices
 from exlm_cli.tasks.rows.inputs import TableRows, usable_rows
-from exlm_cli.tasks.rows.labels import Labels, read_labels, with_decimal_points
+from exlm_cli.tasks.rows.labels import Labels, doubt_decimal_commas, read_labels, with_decimal_points
 from exlm_cli.tasks.rows.splits import RowSplit, follow_split, limit_rows, split_rows
 from exlm_cli.tasks.rows.task import TableTask
 from exlm_cli.tasks.sources import given_file
@@ -52,7 +52,13 @@ def load_csv(config: CsvTaskConfig, progress: Progress) -> TableTask:
         )
     _refuse_own_names(table, config.label_columns, [f"{name}_true" for name in config.label_columns])
     label_table = with_decimal_points(table, config.label_columns) if config.decimal_comma else table
-    labels = read_labels(label_table, config.label_columns, config.label_kind)
+    labels = read_labels(
+        label_table,
+        config.label_columns,
+        config.label_kind,
+        missing=config.missing_values,
+        positive=config.positive_class,
+    )
     if labels.loss == "classes":
         _refuse_own_names(table, labels.names, ["true_class"])
     if labels.loss == "regression" and config.class_weights == "balanced":
@@ -64,7 +70,8 @@ def load_csv(config: CsvTaskConfig, progress: Progress) -> TableTask:
     progress.message(f"{which}: {len(table):,} rows; {labels.notes[0]}")
     usable = usable_rows(table, table.columns[column], config, progress)
     usable = usable.without(dict.fromkeys(labels.missing, "has no label"), "without any label")
-    return TableTask(config, usable, labels, _split(config, usable, files, labels))
+    notes = doubt_decimal_commas(table, config.label_columns) if config.decimal_comma else []
+    return TableTask(config, usable, labels, _split(config, usable, files, labels), notes)
 
 
 def _refuse_own_names(table: Table, names: Sequence[str], truths: Sequence[str]) -> None:
