@@ -198,6 +198,11 @@ class SquadTaskConfig(TaskSection):
         return self
 
 
+def _name_null(words: Any) -> Any:
+    """Return a list of words with the word `null`, which YAML reads as no value."""
+    return ["null" if word is None else word for word in words] if isinstance(words, list | tuple) else words
+
+
 class CsvTaskConfig(RowTaskConfig):
     """A table of the user's: molecules or texts, with labels, classes or values."""
 
@@ -214,7 +219,7 @@ class CsvTaskConfig(RowTaskConfig):
         "auto", description="What labels are; `auto`: found from the data"
     )
     decimal_comma: bool = Field(False, description="Read labels as numbers with a decimal comma, such as 1,5")
-    missing_values: tuple[str, ...] = Field(
+    missing_values: Annotated[tuple[str, ...], BeforeValidator(_name_null)] = Field(
         MISSING_VALUES, description="Words that say, in any case, that a label is missing; an empty cell is too"
     )
     positive_class: str | None = Field(
