@@ -313,7 +313,7 @@ def _with_zeros(table: Table, columns: Sequence[str]) -> Table:
                 f"{table.lines[numbers.index(0)]} it is 0: which of the two is negative?",
                 "write 0 in negative rows, and leave the cell empty where the label is not known",
             )
-        signs = {-1: "0", 1: "1"}
+        signs: dict[float | None, str] = {-1.0: "0", 1.0: "1"}
         read[name] = tuple(signs.get(number, cell) for number, cell in zip(numbers, read[name], strict=True))
     return replace(table, columns=read)
 
@@ -362,7 +362,7 @@ def _classes(table: Table, columns: Sequence[str], positive: str | None, *, is_f
     names, how = _order(table, name, names, positive)
     parse = _class_parser(names)
     targets = read_targets(table, columns, parse, "the names of the classes", missing=())
-    counts = [np.count_nonzero(targets == index) for index in range(len(names))]
+    counts = [int(np.count_nonzero(targets == index)) for index in range(len(names))]
     if is_found and 2 * counts.count(1) > len(names):
         first = next(row for row, cell in enumerate(cells) if cell and counts[int(parse(cell) or 0)] == 1)
         raise DataError(
