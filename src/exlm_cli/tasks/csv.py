@@ -12,7 +12,7 @@ from exlm_cli.format import format_number_of, name_some
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import SPLITS, Split, SplitIndices
 from exlm_cli.tasks.rows.inputs import TableRows, usable_rows
-from exlm_cli.tasks.rows.labels import Labels, doubt_decimal_commas, read_labels, with_decimal_points
+from exlm_cli.tasks.rows.labels import Labels, read_labels, with_decimal_points
 from exlm_cli.tasks.rows.splits import RowSplit, follow_split, limit_rows, split_rows
 from exlm_cli.tasks.rows.task import TableTask
 from exlm_cli.tasks.sources import given_file
@@ -70,8 +70,7 @@ def load_csv(config: CsvTaskConfig, progress: Progress) -> TableTask:
     progress.message(f"{which}: {len(table):,} rows; {labels.notes[0]}")
     usable = usable_rows(table, table.columns[column], config, progress)
     usable = usable.without(dict.fromkeys(labels.missing, "has no label"), "without any label")
-    notes = doubt_decimal_commas(table, config.label_columns) if config.decimal_comma else []
-    return TableTask(config, usable, labels, _split(config, usable, files, labels), notes)
+    return TableTask(config, usable, labels, _split(config, usable, files, labels))
 
 
 def _refuse_own_names(table: Table, names: Sequence[str], truths: Sequence[str]) -> None:

@@ -193,10 +193,3 @@ def test_rules_of_a_recipe_hold_for_training_and_for_new_rows(tmp_path):
     encoded = new.encode(word_level(["C", "O"]), 16)
     expected = [{"none": 1.0, "mild": 0.0, "n.d.": math.nan}[words[i % 4]] for i in range(len(CHAINS))]
     np.testing.assert_array_equal(encoded.targets[:, 0], expected)
-
-
-def test_commas_that_may_separate_thousands_are_told_where_they_are_read_as_decimals(tmp_path):
-    rows = [f'{chain},"1,{i:03d}"' for i, chain in enumerate(CHAINS)]
-    write(tmp_path / "a.csv", "smiles,y", rows)
-    note = "warning: every comma in `y` may separate thousands; `1,000` is read as 1.000, as `task.decimal_comma` says"
-    assert note in load(tmp_path, split="random", decimal_comma=True).notes

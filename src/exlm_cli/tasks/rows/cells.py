@@ -20,6 +20,10 @@ _MONTHS = "(?i:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
 _PM = r"(?:±|\+/-|\+-|\+/\N{MINUS SIGN})"
 
 
+MAYBE_THOUSANDS = re.compile(rf"{_SIGN}[1-9]\d{{0,2}}\.\d{{3}}")
+"""A number whose point may separate thousands."""
+
+
 @dataclass(frozen=True)
 class Look:
     """What a cell looks like.

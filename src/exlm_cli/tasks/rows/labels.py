@@ -27,7 +27,7 @@ from exlm_cli.data.rows.table import Table
 from exlm_cli.errors import DataError
 from exlm_cli.format import format_percent, name_some
 from exlm_cli.tasks.base import FloatArray, Loss
-from exlm_cli.tasks.rows.cells import LIMIT, THOUSANDS, look_of, looks_of, read_number, with_decimal_point
+from exlm_cli.tasks.rows.cells import LIMIT, MAYBE_THOUSANDS, look_of, looks_of, read_number, with_decimal_point
 from exlm_cli.tasks.rows.positive import find_positive
 
 LabelKind = Literal["auto", "classes", "multi_label", "regression"]
@@ -134,17 +134,6 @@ def with_decimal_points(table: Table, columns: Sequence[str]) -> Table:
                 )
         read[name] = tuple(map(with_decimal_point, read[name]))
     return replace(table, columns=read)
-
-
-def doubt_decimal_commas(table: Table, columns: Sequence[str]) -> list[str]:
-    """Return a warning for each column whose commas may separate thousands, all of them, to go with decimal points."""
-    notes = []
-    for name in columns:
-        found = next((cell for cell, look in looks_of(table.columns[name]).items() if look == THOUSANDS), None)
-        if found is not None:
-            read = f"`{found}` is read as {with_decimal_point(found)}, as `task.decimal_comma` says"
-            notes.append(f"warning: every comma in `{name}` may separate thousands; {read}")
-    return notes
 
 
 def read_known_targets(
@@ -325,7 +314,23 @@ def _values(table: Table, columns: Sequence[str]) -> Labels:
     notes = [f"found values to predict in {named}; {_CHOOSE_KIND}"]
     if set(np.unique(targets[~np.isnan(targets)])) == {-1.0, 1.0}:
         notes.append("every value is -1 or 1: `task.label_kind=multi_label` takes them as negative and positive labels")
-    return Labels("regression", tuple(columns), targets, tuple(notes))
+    return Labels("regression", tuple(columns), targets, (*notes, *_doubt_points(table, columns)))
+
+
+def _doubt_points(table: Table, columns: Sequence[str]) -> list[str]:
+    """Return a warning for each column of whole numbers below 1000 and others like `1.355`, which may be 1355."""
+    notes = []
+    for name in columns:
+        whole, others = [], []
+        for cell in filter(None, table.columns[name]):
+            (whole if cell.lstrip("+-\N{MINUS SIGN}").isdecimal() else others).append(cell)
+        is_doubtful = whole and all(len(cell.lstrip("+-\N{MINUS SIGN}")) < 4 for cell in whole)
+        if is_doubtful and len(others) > 1 and all(map(MAYBE_THOUSANDS.fullmatch, others)):
+            notes.append(
+                f"warning: in `{name}`, all numbers that are not whole have three decimals, such as `{others[0]}`, and "
+                "no whole one has four digits: the point may separate thousands, but is read as a decimal point"
+            )
+    return notes
 
 
 class _OneValueError(DataError):

@@ -10,14 +10,7 @@ import pytest
 
 from exlm_cli.data.rows.table import Table
 from exlm_cli.errors import DataError
-from exlm_cli.tasks.rows.labels import (
-    LabelKind,
-    Labels,
-    doubt_decimal_commas,
-    read_known_targets,
-    read_labels,
-    with_decimal_points,
-)
+from exlm_cli.tasks.rows.labels import LabelKind, Labels, read_known_targets, read_labels, with_decimal_points
 
 NAN = math.nan
 
@@ -159,7 +152,7 @@ def test_numbers_with_a_decimal_comma_are_refused_and_are_values_on_request():
     read_again = read_labels(with_decimal_points(commas, ["y"]), ["y"], "auto")
     assert read_again.loss == "regression"
     np.testing.assert_array_equal(read_again.targets[:, 0], [1.5, 2, -0.25, 0.03, NAN, -0.5])
-    assert doubt_decimal_commas(commas, ["y"]) == []
+    assert len(read_again.notes) == 1
     assert read(y="low,high|1,5|mid|mid|low,high|1,5").loss == "classes"
     with pytest.raises(DataError, match=r"^a.csv:3: `y` is `1\.234,5`, but `task.decimal_comma` is true$"):
         with_decimal_points(table_of(y="1,5|1.234,5"), ["y", "absent"])
@@ -181,8 +174,30 @@ def test_decimal_commas_are_not_offered_where_every_comma_may_separate_thousands
     assert ("task.decimal_comma" in str(caught.value.hint)) == has_point
     assert ("thousands" in caught.value.message) != has_point
     table = table_of(y=cells)
-    assert bool(doubt_decimal_commas(table, ["y"])) != has_point, "to ask for it all the same is possible, and is told"
-    assert read_labels(with_decimal_points(table, ["y"]), ["y"], "auto").loss == "regression"
+    assert read_labels(with_decimal_points(table, ["y"]), ["y"], "auto").loss == "regression", "asked for all the same"
+
+
+@pytest.mark.parametrize(
+    ("cells", "is_told"),
+    [
+        ("395|1.355|2.001", True),
+        ("\u2212395|-1.355|\u22122.001||7", True),
+        ("1.355|2.001|7.112", False),
+        ("395|1.355|2.001|0.355", False),
+        ("395|1.355|2.5", False),
+        ("395|1.355|2.001|2001", False),
+        ("395|1.355|12", False),
+    ],
+)
+def test_points_that_may_separate_thousands_are_told(cells, is_told):
+    """Among whole numbers below 1000 alone; one number with other decimals, or 2001, says that they do not."""
+    labels = read_one(cells)
+    assert labels.loss == "regression"
+    assert bool([note for note in labels.notes if "may separate thousands" in note]) == is_told
+    commas = table_of(y=cells.replace(".", ","))
+    again = read_labels(with_decimal_points(commas, ["y"]), ["y"], "auto")
+    np.testing.assert_array_equal(again.targets, labels.targets)
+    assert again.notes == labels.notes
 
 
 def test_classes_that_differ_in_capital_letters_are_noted():
