@@ -27,7 +27,15 @@ from exlm_cli.data.rows.table import Table
 from exlm_cli.errors import DataError
 from exlm_cli.format import format_percent, name_some
 from exlm_cli.tasks.base import FloatArray, Loss
-from exlm_cli.tasks.rows.cells import LIMIT, MAYBE_THOUSANDS, look_of, looks_of, read_number, with_decimal_point
+from exlm_cli.tasks.rows.cells import (
+    LIMIT,
+    MAYBE_THOUSANDS,
+    Look,
+    look_of,
+    looks_of,
+    read_number,
+    with_decimal_point,
+)
 from exlm_cli.tasks.rows.positive import find_positive
 
 LabelKind = Literal["auto", "classes", "multi_label", "regression"]
@@ -253,25 +261,41 @@ def _find_kind(table: Table, cells: Mapping[str, tuple[str, ...]], positive: str
     is_numeric = 2 * num_numeric > len(present) or (num_numeric > 0 and LIMIT in alike.values())
     if len(cells) == 1 and not is_numeric:
         return "classes"
+    raise _unfit_cell(table, cells, looks if is_numeric else None, has_numbers=bool(numbers))
+
+
+def _unfit_cell(
+    table: Table,
+    cells: Mapping[str, tuple[str, ...]],
+    looks: Mapping[str, Mapping[str, Look]] | None,
+    *,
+    has_numbers: bool,
+) -> DataError:
+    """Return the error for the first cell that does not fit the others of its columns.
+
+    Args:
+        looks: What cells of columns of numbers look like; None: several columns hold 0/1 labels.
+    """
     wrong = [
         (name, row)
         for name, column in cells.items()
         for row, cell in enumerate(column)
-        if cell and (read_number(cell) is None if is_numeric else cell.lower() not in _BINARY)
+        if cell and (cell.lower() not in _BINARY if looks is None else read_number(cell) is None)
     ]
+    if looks is not None and not has_numbers:
+        wrong = [(name, row) for name, row in wrong if cells[name][row] in looks[name]]
     name, row = wrong[0]
-    cell, look = cells[name][row], looks[name].get(cells[name][row]) if is_numeric else None
-    found = [] if look is None else [f"it looks like {look.what}"]
-    if not is_numeric:
-        found.append("several columns hold 0/1, true/false or yes/no")
-    elif numbers:
-        found.insert(0, "others are numbers")
-    one_of = f", one of {len(wrong):,} such cells" if len(wrong) > 1 else ""
-    mend = look.advice if look else "correct or empty such cells"
-    if is_numeric and look is None:
+    cell = cells[name][row]
+    look = None if looks is None else looks[name].get(cell)
+    found = ["several columns hold 0/1, true/false or yes/no"] if looks is None else []
+    found += ["others are numbers"] if looks is not None and has_numbers else []
+    found += [f"it looks like {look.what}"] if look is not None else []
+    mend = look.advice if look is not None else "correct or empty such cells"
+    if looks is not None and look is None:
         mend += ", list words of missing labels in `task.missing_values`"
-    force = _TAKE_AS_CLASSES if look and len(cells) == 1 else f"or {_CHOOSE_KIND}"
-    raise DataError(f"{table.where(row)}: `{name}` is `{cell}`{one_of}; {', '.join(found)}", f"{mend}; {force}")
+    force = _TAKE_AS_CLASSES if look is not None and len(cells) == 1 else f"or {_CHOOSE_KIND}"
+    one_of = f", one of {len(wrong):,} such cells" if len(wrong) > 1 else ""
+    return DataError(f"{table.where(row)}: `{name}` is `{cell}`{one_of}; {', '.join(found)}", f"{mend}; {force}")
 
 
 def _binary_labels(table: Table, columns: Sequence[str]) -> Labels:
@@ -321,7 +345,8 @@ def _doubt_points(table: Table, columns: Sequence[str]) -> list[str]:
     """Return a warning for each column of whole numbers below 1000 and others like `1.355`, which may be 1355."""
     notes = []
     for name in columns:
-        whole, others = [], []
+        whole: list[str] = []
+        others: list[str] = []
         for cell in filter(None, table.columns[name]):
             (whole if cell.lstrip("+-\N{MINUS SIGN}").isdecimal() else others).append(cell)
         is_doubtful = whole and all(len(cell.lstrip("+-\N{MINUS SIGN}")) < 4 for cell in whole)

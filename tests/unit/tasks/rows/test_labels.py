@@ -96,6 +96,7 @@ def test_the_kind_can_be_said(kind, cells, loss, names):
         ("auto", {"y": "5.1||>10|6.0"}, "a.csv:4: `y` is `>10`; others are numbers"),
         ("auto", {"y": "0.5|n.d.|<10|n.d."}, "a.csv:3: `y` is `n.d.`, one of 3 such cells; others are numbers"),
         ("auto", {"y": "<10|0.5|<10|12|<10"}, "a.csv:2: `y` is `<10`, one of 3 such cells; others are numbers"),
+        ("auto", {"y": "n.d.|3 nM|5 nM"}, "a.csv:3: `y` is `3 nM`, one of 2 such cells; it looks like a number with"),
         ("auto", {"a": "1|0", "b": "active|0"}, "a.csv:2: `b` is `active`; others are numbers"),
         ("auto", {"a": "yes|no", "b": "active|no"}, "a.csv:2: `b` is `active`; several columns hold"),
         ("multi_label", {"y": "1|active"}, "a.csv:3: `y` is `active`; accepted: 0/1"),
