@@ -20,6 +20,9 @@ from exlm_cli.progress import Progress
 InputKind = Literal["text", "smiles"]
 """What a model reads."""
 
+MISSING_VALUES: Final = ("na", "n/a", "nan", "null", "none", "-")
+"""Words that say that a label is missing, in any case."""
+
 _DEFAULT_SPLIT: Final = "scaffold"
 
 
@@ -195,6 +198,11 @@ class SquadTaskConfig(TaskSection):
         return self
 
 
+def _name_null(words: Any) -> Any:
+    """Return a list of words with the word `null`, which YAML reads as no value."""
+    return ["null" if word is None else word for word in words] if isinstance(words, list | tuple) else words
+
+
 class CsvTaskConfig(RowTaskConfig):
     """A table of the user's: molecules or texts, with labels, classes or values."""
 
@@ -211,6 +219,12 @@ class CsvTaskConfig(RowTaskConfig):
         "auto", description="What labels are; `auto`: found from the data"
     )
     decimal_comma: bool = Field(False, description="Read labels as numbers with a decimal comma, such as 1,5")
+    missing_values: Annotated[tuple[str, ...], BeforeValidator(_name_null)] = Field(
+        MISSING_VALUES, description="Words that say, in any case, that a label is missing; an empty cell is too"
+    )
+    positive_class: str | None = Field(
+        None, description="The positive one of two classes; none: found from their names, else the later one"
+    )
 
     @property
     def input_kind(self) -> InputKind:
@@ -248,6 +262,10 @@ class CsvTaskConfig(RowTaskConfig):
             raise ValueError(
                 f"`task.split: {self.split}` cannot be combined with `task.{instead}`, which splits the rows"
             )
+        if self.positive_class is not None and self.label_kind in ("multi_label", "regression"):
+            raise ValueError(f"`task.positive_class` is for two classes; `task.label_kind: {self.label_kind}` has none")
+        if self.positive_class is not None and len(self.label_columns) > 1:
+            raise ValueError("`task.positive_class` is for one column of classes; `task.label_columns` gives several")
         for name in self.label_columns:
             if self.label_columns.count(name) > 1:
                 raise ValueError(f"`task.label_columns` gives `{name}` twice")

@@ -52,7 +52,13 @@ def load_csv(config: CsvTaskConfig, progress: Progress) -> TableTask:
         )
     _refuse_own_names(table, config.label_columns, [f"{name}_true" for name in config.label_columns])
     label_table = with_decimal_points(table, config.label_columns) if config.decimal_comma else table
-    labels = read_labels(label_table, config.label_columns, config.label_kind)
+    labels = read_labels(
+        label_table,
+        config.label_columns,
+        config.label_kind,
+        missing=config.missing_values,
+        positive=config.positive_class,
+    )
     if labels.loss == "classes":
         _refuse_own_names(table, labels.names, ["true_class"])
     if labels.loss == "regression" and config.class_weights == "balanced":

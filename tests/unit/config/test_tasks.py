@@ -67,6 +67,9 @@ def test_a_key_of_another_suite_is_refused_and_its_suites_are_named(name, other,
         ({"name": "csv", "files": {"valid": "a"}, "split_column": "b"}, "`task.split_column`"),
         ({"name": "csv", "label_columns": ["a", "a"]}, "`task.label_columns` gives `a` twice"),
         ({"name": "csv", "label_columns": ["a"], "text_column": "a"}, "input and label at once"),
+        ({"name": "csv", "positive_class": "a", "label_kind": "regression"}, "`task.label_kind: regression` has none"),
+        ({"name": "csv", "positive_class": "a", "label_kind": "multi_label"}, "`task.positive_class` is for two"),
+        ({"name": "csv", "positive_class": "a", "label_columns": ["a", "b"]}, "`task.label_columns` gives several"),
         ({"name": "glue/rte", "files": {"valid": "a"}}, "`task.files.train` is missing"),
         ({"name": "glue/rte", "files": {"test": "a", "train": "b"}}, "`task.files.valid` is missing"),
         ({"name": "squad/v2", "files": {"valid": "a"}}, "`task.files.train`"),
@@ -78,6 +81,12 @@ def test_a_key_of_another_suite_is_refused_and_its_suites_are_named(name, other,
 )  # fmt: skip
 def test_a_wrong_section_is_refused(task, keys):
     assert keys in finding(**task)
+
+
+def test_null_is_a_word_of_missing_labels_as_others_are():
+    """YAML reads an unquoted `null` as no value."""
+    assert section(name="csv", missing_values=["na", None]).missing_values == ("na", "null")
+    assert section(name="csv", missing_values="na").missing_values == ("na",)
 
 
 def test_molecules_are_split_by_scaffold_unless_a_column_or_files_split_them():

@@ -1,5 +1,6 @@
 """A table of molecules or of text becomes a task by its columns, files or split column; what contradicts is refused."""
 
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ import pytest
 from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.progress import SilentProgress
-from exlm_cli.tasks.base import NO_TEST_NOTE
+from exlm_cli.tasks.base import NO_TEST_NOTE, TrainedTask
 from exlm_cli.tasks.csv import load_csv
-from exlm_cli.tasks.rows.task import TableTask
+from exlm_cli.tasks.rows.task import TableTask, read_new_table
+from tests.tiny import word_level
 
 CHAINS = [f"{'C' * n}O" for n in range(1, 31)]
 
@@ -41,14 +43,14 @@ def test_molecules_with_classes(tmp_path):
     write(tmp_path / "a.csv", "id,smiles,y", rows)
     task = load(tmp_path, split="random")
     assert (task.name, task.input_kind, task.loss, task.split_name) == ("csv", "smiles", "classes", "random")
-    assert task.output_names == ("active", "inactive")
+    assert task.output_names == ("inactive", "active")
     assert task.split_sizes == {"train": 24, "valid": 3, "test": 3}
-    assert Counter(task.examples["valid"].targets[:, 0].tolist()) == {0: 2, 1: 1}
-    assert task.notes[0].startswith("found 2 classes of `y`: `active` (20), `inactive` (10)")
+    assert Counter(task.examples["valid"].targets[:, 0].tolist()) == {1: 2, 0: 1}
+    assert task.notes[0].startswith("found 2 classes of `y`: `inactive` (10), `active` (20); `active` is the positive")
     for split in task.splits:
         rows_of_split = zip(task.split_indices[split], texts(task, split), strict=True)
         assert all(CHAINS[row] == text for row, text in rows_of_split)
-        np.testing.assert_array_equal(task.examples[split].targets[:, 0], task.split_indices[split] % 3 == 0)
+        np.testing.assert_array_equal(task.examples[split].targets[:, 0], task.split_indices[split] % 3 > 0)
 
 
 def test_a_label_may_end_in_true(tmp_path):
@@ -173,3 +175,21 @@ def test_a_column_or_cell_that_cannot_be_used_is_named(tmp_path, options, messag
     write(tmp_path / "b.csv", "structure,y", ["C,1", "CC,0"])
     with pytest.raises(DataError, match=message):
         load(tmp_path, **options)
+
+
+def test_rules_of_a_recipe_hold_for_training_and_for_new_rows(tmp_path):
+    """A word that is a class, a word that is none, the positive class, and a named delimiter; lines are the file's."""
+    words = ("none", "mild", "n.d.", "mild")
+    rows = [f"{chain};{words[i % 4]}" for i, chain in enumerate(CHAINS)]
+    write(tmp_path / "a.csv", "sep=;", ["smiles;y", *rows])
+    rules = {"missing_values": ("n.d.",), "positive_class": "none"}
+    task = load(tmp_path, split="random", **rules)
+    assert task.output_names == ("mild", "none")
+    assert {row.row for row in task.skipped} == {str(line) for line in range(5, 33, 4)}
+    config = CsvTaskConfig(name="csv", label_columns=("y",), **rules)
+    trained = TrainedTask(config, "smiles", task.loss, task.output_names)
+    new = read_new_table(trained, tmp_path / "a.csv", None, SilentProgress())
+    assert new.num_rows == len(CHAINS)
+    encoded = new.encode(word_level(["C", "O"]), 16)
+    expected = [{"none": 1.0, "mild": 0.0, "n.d.": math.nan}[words[i % 4]] for i in range(len(CHAINS))]
+    np.testing.assert_array_equal(encoded.targets[:, 0], expected)

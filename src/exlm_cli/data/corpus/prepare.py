@@ -294,7 +294,7 @@ def _check_first_rows(sources: Sequence[FingerprintedSource], data: DataConfig) 
     for known in sources:
         if isinstance(known.source, FileSource):
             row = first_row(known.source, data)
-            if row is not None and row.problem is not None and data.on_invalid == "error":
+            if row is not None and row.problem is not None and data.on_invalid == "error" and not row.is_null:
                 raise _invalid_row(row, row.problem)
 
 
@@ -323,9 +323,9 @@ class _SkippedRows:
         """Skip a row.
 
         Raises:
-            DataError: `on_invalid` is `error`.
+            DataError: `on_invalid` is `error`, and the row is not null.
         """
-        if self.on_invalid == "error":
+        if self.on_invalid == "error" and not row.is_null:
             raise _invalid_row(row, reason)
         self.num_rows += 1
         self._first = self._first or _describe(row, reason)

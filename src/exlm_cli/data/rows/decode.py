@@ -47,6 +47,8 @@ LINE_END_HINT = "save the file with Unix or Windows line endings"
 _ENCODING_HINT = "the file is binary or in another encoding; `iconv -f ENCODING -t UTF-8` converts text"
 _BYTES_PER_LINE, _BYTES_PER_BRACKET = 64, 16
 """Minimum mean bytes of a line within one CSV row, and per bracket of a deeply nested JSON element."""
+_DECLARATION = re.compile(rb"""(?i:"?sep=(?P<delimiter>[^\w\s"'.+-]|\t)"?)[ ,;\t]*(?:\r?\n|\Z)""")
+"""First line of a table, in any case, in which Excel is told the delimiter."""
 _BLANKS = re.compile(r"\s*")
 _NUMBER = re.compile(r"[-+.eE\d]*")
 _LONGEST_TOKEN = 12
@@ -254,8 +256,19 @@ class MalformedTableError(DataError):
         self.header = header
 
 
+def declared_delimiter(file: io.BufferedReader) -> str | None:
+    """Return the delimiter that a first line like Excel's `sep=;` names, or None; the file's position does not change.
+
+    `csv_rows` passes over that line.
+    """
+    match = _DECLARATION.match(file.peek().removeprefix(codecs.BOM_UTF8))
+    return None if match is None else match["delimiter"].decode()
+
+
 def csv_rows(path: Path, file: BinaryIO, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the line on which each row begins, from 1, and its cells, which may be quoted; empty lines are passed over.
+
+    So is a first line like Excel's `sep=;`.
 
     Raises:
         DataError: Undecodable bytes, broken quoting, or a row longer than `record_limit`. If the delimiter is a tab, a
@@ -267,6 +280,9 @@ def csv_rows(path: Path, file: BinaryIO, delimiter: str) -> Iterator[tuple[int, 
     def lines() -> Iterator[str]:
         nonlocal letters, header
         for number, line in decoded_lines(path, file):
+            if number == 1 and _DECLARATION.match(line.encode()):
+                yield "\n"  # the reader counts it, and has no row of it
+                continue
             header = header or line.strip()
             letters += len(line)
             if number - first_line > limit // _BYTES_PER_LINE:
@@ -286,7 +302,7 @@ def csv_rows(path: Path, file: BinaryIO, delimiter: str) -> Iterator[tuple[int, 
             first_line, letters = reader.line_num + 1, 0
     except csv.Error as error:
         reason = str(error).replace("'\t'", "a tab").replace(" expected after", " is expected after")
-        hint = _QUOTING_HINTS[delimiter]
+        hint = _QUOTING_HINTS.get(delimiter, _QUOTING_HINTS[","].replace("comma", "delimiter"))
         reason = reason.replace("unexpected end of data", "a quote is not closed")
         if "new-line character" in reason:
             reason, hint = "a carriage return outside of quotes", LINE_END_HINT

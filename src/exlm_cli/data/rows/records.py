@@ -101,6 +101,7 @@ class Row(NamedTuple):
         number: Line or record, counted from 1.
         text: Empty where the record has no value.
         starts_document: Whether a document begins with it; lines of a text file continue one until a blank line.
+        is_null: Whether its problem is that it has no value at all, which never stops a run.
     """
 
     source: str
@@ -108,6 +109,7 @@ class Row(NamedTuple):
     text: str
     starts_document: bool = True
     problem: str | None = None
+    is_null: bool = False
 
 
 class ColumnChoice(NamedTuple):
@@ -200,6 +202,8 @@ def iter_records(
 ) -> Iterator[Record]:
     """Yield the rows of a file one after the other; empty lines are passed over.
 
+    Where one column is read, an empty line of JSON Lines is a record without values.
+
     Args:
         path: The file; its suffix names format and compression.
         raw: The same file if it is open already; its position then says how far reading has come.
@@ -260,9 +264,10 @@ def as_row(record: Record) -> Row:
     """Return a record of one column as a row of a corpus."""
     if record.problem is not None:
         return Row(record.source, record.number, record.text, problem=record.problem)
-    (value,) = record.values.values()
+    value = next(iter(record.values.values()), None)
     if value is None:
-        return Row(record.source, record.number, "")
+        problem = "is null" if record.values else "the line is empty"
+        return Row(record.source, record.number, "", problem=problem, is_null=True)
     if not isinstance(value, str):
         return Row(record.source, record.number, decode.as_json(value), problem="is not a string")
     try:
@@ -297,7 +302,8 @@ def _read_cells(
     *,
     is_literal: bool,
 ) -> Iterator[Record]:
-    delimiter = _OWN_DELIMITERS[format_of(path) or ""]
+    own = _OWN_DELIMITERS[format_of(path) or ""]
+    delimiter = own if is_literal else decode.declared_delimiter(file) or own
     rows = decode.literal_tsv_rows(path, file) if is_literal else decode.csv_rows(path, file, delimiter)
     try:
         yield from _with_header(path, rows, header, only, delimiter)
@@ -359,6 +365,10 @@ def _read_json(
     source, name = str(path), None if only is None else only.name
     is_array = decode.starts_array(file)
     for number, text, value, problem in _json_values(path, file, is_array=is_array):
+        if not (text or is_array):
+            if only is not None:
+                yield Record(source, number, {})
+            continue
         values: dict[str, Any] = {}
         if problem is None and isinstance(value, dict):
             values = value
@@ -376,14 +386,14 @@ def _read_json(
 
 
 def _json_values(path: Path, file: io.BufferedReader, *, is_array: bool) -> Iterator[tuple[int, str, Any, str | None]]:
-    """Yield line or record number, text where it is known, value, and what is wrong with it."""
+    """Yield line or record number, text where it is known, value, and what is wrong with it; also of empty lines."""
     if is_array:
         for number, (value, problem) in enumerate(decode.array_elements(path, file), start=1):
             yield number, "", value, problem
     else:
         for number, line in decode.decoded_lines(path, file):
-            if text := line.strip():
-                yield number, text, *decode.parse_json(line)
+            text = line.strip()
+            yield number, text, *(decode.parse_json(line) if text else (None, None))
 
 
 def _read_parquet(path: Path, file: io.BufferedReader, only: ColumnChoice | None) -> Iterator[Record]:

@@ -103,8 +103,7 @@ def read_table(path: Path, *, bare: RowKind | None = None, has_literal_tsv: bool
     lines: list[int] = []
     for record in iter_records(path, formats=TABLE_FORMATS, bare=bare, has_literal_tsv=has_literal_tsv):
         if record.problem is not None:
-            separator = "comma" if format_of(path) == ".csv" else "tab"
-            hint = f"give each row as many cells as the header has; a cell that holds a {separator} must be quoted"
+            hint = "give each row as many cells as the header has; a cell that holds the delimiter must be quoted"
             raise DataError(f"{record.where}: {record.problem}", hint)
         lines.append(record.number)
         for name, cell in record.values.items():

@@ -1,42 +1,55 @@
 """Labels of a user's table: 0/1 labels, classes or values, found from the cells of its label columns.
 
-- A cell that is empty or says na, n/a, nan, null, none or `-`, in any case, is missing.
-- 1, true, yes, t, y are positive, 0, false, no, f, n negative, in any case. A column of such cells is a 0/1 label
-  (`binary`), and so are several such columns (`multi_label`).
-- A column with two other texts or numbers, or with more texts, holds classes. Classes are sorted, numbers by value, and
-  `1.0` is the class `1`. With two classes, the second is the positive class of ROC-AUC, average precision and F1.
-- More than two numbers are values to predict (`regression`); several columns of numbers too.
-- `1,5` is a text. A warning names `task.decimal_comma`, with which it is the number 1.5.
-- A column of numbers with some text in it is refused, if most cells are numbers or a text is a limit such as `<10`.
+| cells that are not missing | are |
+|---|---|
+| 1, true, yes, t, y and 0, false, no, f, n, in any case | a 0/1 label (`binary`); several columns: `multi_label` |
+| two numbers, in one column | two classes |
+| other numbers | values (`regression`) |
+| mostly numbers or what looks like one: `3 nM`, `12%`, `1,355`, `>10` (`cells.py`) | refused if some are no numbers |
+| other texts, in one column | classes; refused if most classes have one row, or there are over 100 |
+
+- A cell is missing if it is empty or one of `task.missing_values`, in any case. A note counts such words among words.
+- `task.label_kind` says the kind instead. With `multi_label`, -1 is negative in a column without 0.
+- Classes are sorted, numbers by value, and `1.0` is the class `1`. Of two classes the second is the positive one: that
+  of `task.positive_class`, else the one that its name tells (`positive.py`), else the later one.
 """
 
 import math
-import re
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
+from exlm_cli.config.tasks import MISSING_VALUES
 from exlm_cli.data.rows.table import Table
 from exlm_cli.errors import DataError
 from exlm_cli.format import format_percent, name_some
 from exlm_cli.tasks.base import FloatArray, Loss
+from exlm_cli.tasks.rows.cells import (
+    LIMIT,
+    MAYBE_THOUSANDS,
+    Look,
+    look_of,
+    looks_of,
+    read_number,
+    with_decimal_point,
+)
+from exlm_cli.tasks.rows.positive import find_positive
 
 LabelKind = Literal["auto", "classes", "multi_label", "regression"]
 
-_MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "-"})
 _BINARY = {
     **dict.fromkeys(("1", "1.0", "true", "yes", "t", "y"), 1.0),
     **dict.fromkeys(("0", "0.0", "false", "no", "f", "n"), 0.0),
 }
 _MAX_CLASSES = 100
+_MAX_BINS = 10
 _LARGEST_VALUE = 1e100  # so that sums of squared errors are finite
 _CHOOSE_KIND = "choose what they are with `task.label_kind=classes|multi_label|regression`"
+_TAKE_AS_CLASSES = "`task.label_kind=classes` takes them as classes"
 _CORRECT = "correct the cell, or leave it empty"
-_DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")
-_LIMIT = re.compile(r"[<>≤≥~]")
-_READ_COMMAS = "`task.decimal_comma=true` reads numbers with a decimal comma"
 _OTHERS = "add rows with other values, or choose other columns with `task.label_columns=[A,B]`"
 _CHOOSE_COLUMNS = "choose label columns with `task.label_columns=[A,B]`"
 
@@ -46,7 +59,7 @@ class Labels:
     """The labels of R rows.
 
     Attributes:
-        names: C labels, classes or columns.
+        names: C labels, classes or columns; of two classes, the second is the positive one.
         targets: (R, C), NaN where missing; (R, 1) class index for `classes`.
     """
 
@@ -69,34 +82,48 @@ class Labels:
         return classes
 
 
-def read_labels(table: Table, columns: Sequence[str], kind: LabelKind) -> Labels:
+def read_labels(
+    table: Table,
+    columns: Sequence[str],
+    kind: LabelKind,
+    *,
+    missing: Collection[str] = MISSING_VALUES,
+    positive: str | None = None,
+) -> Labels:
     """Read label columns by the rules above.
 
     Args:
         columns: At least one.
         kind: Kind of the labels; `auto` finds it from the cells.
+        missing: Words of missing labels, in any case; an empty cell is missing too.
+        positive: The positive one of two classes; None: found from their names.
 
     Raises:
         DataError: No such column; a cell that does not fit the kind, named with its row; a column without labels, or
-            with one class only.
+            with one class only; `positive` is given and is not one of two classes.
     """
-    cells = {name: table.column(name, _CHOOSE_COLUMNS) for name in columns}
+    words = {name: _count_missing(table.column(name, _CHOOSE_COLUMNS), missing) for name in columns}
+    table = _blank_missing(table, columns, missing)
+    cells = {name: table.columns[name] for name in columns}
     for name, column in cells.items():
-        if all(map(_is_missing, column)):
-            raise DataError(f"{table.path}: label column `{name}` is empty in every row", _CHOOSE_COLUMNS)
-    match _find_kind(table, cells) if kind == "auto" else kind:
-        case "multi_label":
-            labels = _binary_labels(table, columns)
-        case "regression":
-            labels = _values(table, columns)
-        case _:
-            labels = _classes(table, columns)
-    classes = labels.names if kind == "auto" and labels.loss == "classes" else ()
-    has_commas = any(map(_DECIMAL_COMMA.fullmatch, classes))
-    if has_commas and all(_number(_with_point(name)) is not None for name in classes):
-        note = f"warning: `{columns[0]}` looks like numbers with a decimal comma, read as classes; {_READ_COMMAS}"
-        labels = replace(labels, notes=(*labels.notes, note))
-    return labels
+        if not any(column):
+            hint = "; ".join([_CHOOSE_COLUMNS, *_describe_missing({name: words[name]}, missing)])
+            raise DataError(f"{table.path}: label column `{name}` is empty in every row", hint)
+    notes = _describe_missing({name: words[name] for name in columns if not _holds_numbers(cells[name])}, missing)
+    try:
+        match _find_kind(table, cells, positive) if kind == "auto" else kind:
+            case "multi_label":
+                labels = _binary_labels(table, columns)
+            case "regression":
+                labels = _values(table, columns)
+            case _:
+                labels = _classes(table, columns, positive, is_found=kind == "auto")
+    except _OneValueError as error:
+        raise DataError(error.message, "; ".join([_OTHERS, *_describe_missing(words, missing)])) from None
+    if positive is not None and labels.loss != "classes":
+        what = "values to predict" if labels.loss == "regression" else "0/1 labels"
+        raise DataError(f"{table.path}: `task.positive_class` is for two classes; found {what}", "leave it out")
+    return replace(labels, notes=(*labels.notes, *notes))
 
 
 def with_decimal_points(table: Table, columns: Sequence[str]) -> Table:
@@ -108,37 +135,49 @@ def with_decimal_points(table: Table, columns: Sequence[str]) -> Table:
     read = dict(table.columns)
     for name in [name for name in columns if name in read]:
         for row, cell in enumerate(read[name]):
-            if "." in cell and _number(cell.replace(",", "")) is not None:
+            if "." in cell and read_number(cell.replace(",", "")) is not None:
                 raise DataError(
                     f"{table.where(row)}: `{name}` is `{cell}`, but `task.decimal_comma` is true",
                     "write it with a decimal comma and without separators of thousands",
                 )
-        read[name] = tuple(map(_with_point, read[name]))
+        read[name] = tuple(map(with_decimal_point, read[name]))
     return replace(table, columns=read)
 
 
-def _with_point(cell: str) -> str:
-    return cell.replace(",", ".") if _DECIMAL_COMMA.fullmatch(cell) else cell
-
-
-def read_known_targets(table: Table, columns: Sequence[str], loss: Loss, names: Sequence[str]) -> FloatArray:
+def read_known_targets(
+    table: Table,
+    columns: Sequence[str],
+    loss: Loss,
+    names: Sequence[str],
+    kind: LabelKind = "auto",
+    missing: Collection[str] = MISSING_VALUES,
+) -> FloatArray:
     """Return the labels of new rows of a known task: (R, C), NaN where missing; (R, 1) class index for `classes`.
 
     Args:
         table: May lack some of the columns, or all.
         columns: One for each label or value; the only one for `classes`.
+        kind, missing: As the task was read.
 
     Raises:
         DataError: A cell is not a label of the task.
     """
     if loss == "classes":
         listed = name_some((f"`{name}`" for name in names), limit=10)
-        return read_targets(table, columns, _class_parser(names), listed)
-    return read_targets(table, columns, *(_BINARY_CELLS if loss == "binary" else _VALUE_CELLS))
+        return read_targets(table, columns, _class_parser(names), listed, missing=missing)
+    if loss == "binary" and kind == "multi_label":
+        table = _with_zeros(_blank_missing(table, columns, missing), columns)
+    return read_targets(table, columns, *(_BINARY_CELLS if loss == "binary" else _VALUE_CELLS), missing=missing)
 
 
 def read_targets(
-    table: Table, columns: Sequence[str], parse: Callable[[str], float | None], accepted: str, hint: str = _CORRECT
+    table: Table,
+    columns: Sequence[str],
+    parse: Callable[[str], float | None],
+    accepted: str,
+    hint: str = _CORRECT,
+    *,
+    missing: Collection[str] = MISSING_VALUES,
 ) -> FloatArray:
     """Return C label columns as (R, C) numbers, NaN where a cell or the whole column is missing.
 
@@ -146,18 +185,22 @@ def read_targets(
         table: May lack some of the columns.
         parse: Number of a cell that is not missing; None if the cell is not a label.
         accepted: Cells that are labels, in words.
+        missing: Words of missing labels, in any case.
 
     Raises:
         DataError: A cell is not a label.
     """
+    table = _blank_missing(table, columns, missing)
     targets = np.full((len(table), len(columns)), math.nan)
     for index, name in enumerate(columns):
         for row, cell in enumerate(table.columns.get(name, ())):
-            if _is_missing(cell):
+            if not cell:
                 continue
             value = parse(cell)
             if value is None:
-                raise DataError(f"{table.where(row)}: `{name}` is `{cell}`; accepted: {accepted}, or empty", hint)
+                look = look_of(cell)
+                told = hint if look is None else f"it looks like {look.what}: {look.advice}"
+                raise DataError(f"{table.where(row)}: `{name}` is `{cell}`; accepted: {accepted}, or empty", told)
             targets[row, index] = value
     return targets
 
@@ -165,40 +208,99 @@ def read_targets(
 def _class_parser(names: Sequence[str]) -> Callable[[str], float | None]:
     """Return a function from a cell to the index of its class; where classes are numbers, `1.0` is `1`."""
     by_text = {name: float(index) for index, name in enumerate(names)}
-    by_number = {_number(name): index for name, index in by_text.items() if _number(name) is not None}
-    return lambda cell: by_text.get(cell, by_number.get(_number(cell)))
+    by_number = {read_number(name): index for name, index in by_text.items() if read_number(name) is not None}
+    return lambda cell: by_text.get(cell, by_number.get(read_number(cell)))
 
 
-def _find_kind(table: Table, cells: dict[str, tuple[str, ...]]) -> LabelKind:
-    present = [cell for column in cells.values() for cell in column if not _is_missing(cell)]
+def _count_missing(cells: Sequence[str], missing: Collection[str]) -> Counter[str]:
+    folded = {word.lower() for word in missing}
+    return Counter(cell for cell in cells if cell and cell.lower() in folded)
+
+
+def _blank_missing(table: Table, columns: Sequence[str], missing: Collection[str]) -> Table:
+    """Return a table whose missing labels are empty cells; columns that it lacks are left out."""
+    folded = {word.lower() for word in missing}
+    blanked = {
+        name: tuple("" if cell.lower() in folded else cell for cell in table.columns[name])
+        for name in columns
+        if name in table.columns
+    }
+    return replace(table, columns=table.columns | blanked)
+
+
+def _describe_missing(words: Mapping[str, Counter[str]], missing: Collection[str]) -> list[str]:
+    """Return a note for each column on the words in it that count as missing labels."""
+    notes = []
+    for name, counts in words.items():
+        if counts:
+            listed = name_some(f"`{word}` ({count:,})" for word, count in counts.most_common())
+            kept = ",".join(word for word in missing if word.lower() not in {found.lower() for found in counts})
+            is_one = len(counts) == 1
+            count, become = ("counts", "it is a class") if is_one else ("count", "they are classes")
+            notes.append(f"{listed} of `{name}` {count} as missing; with `task.missing_values=[{kept}]` {become}")
+    return notes
+
+
+def _holds_numbers(cells: Sequence[str]) -> bool:
+    return all(read_number(cell) is not None for cell in cells if cell)
+
+
+def _find_kind(table: Table, cells: Mapping[str, tuple[str, ...]], positive: str | None) -> LabelKind:
+    present = [cell for column in cells.values() for cell in column if cell]
     if all(cell.lower() in _BINARY for cell in present):
-        return "multi_label"
-    numbers = [number for cell in present if (number := _number(cell)) is not None]
+        return "multi_label" if positive is None or len(cells) > 1 else "classes"
+    numbers = [number for cell in present if (number := read_number(cell)) is not None]
     if len(numbers) == len(present):
         return "classes" if len(cells) == 1 and len(set(numbers)) == 2 else "regression"
+    looks = {name: looks_of(column) for name, column in cells.items()}
+    alike = {cell: look for of_column in looks.values() for cell, look in of_column.items()}
+    may_be_bins = len(set(present)) <= _MAX_BINS
+    certain = [cell for cell in present if cell in alike and not (may_be_bins and alike[cell].may_be_bins)]
+    num_numeric = len(numbers) + len(certain)
     # with limits such as `<10` in most cells, the numbers are still values
-    is_numeric = 2 * len(numbers) > len(present) or (len(numbers) > 0 and any(map(_LIMIT.match, present)))
+    is_numeric = 2 * num_numeric > len(present) or (num_numeric > 0 and LIMIT in alike.values())
     if len(cells) == 1 and not is_numeric:
         return "classes"
-    wanted = "others are numbers" if is_numeric else "several columns hold 0/1, true/false or yes/no"
+    raise _unfit_cell(table, cells, looks if is_numeric else None, has_numbers=bool(numbers))
+
+
+def _unfit_cell(
+    table: Table,
+    cells: Mapping[str, tuple[str, ...]],
+    looks: Mapping[str, Mapping[str, Look]] | None,
+    *,
+    has_numbers: bool,
+) -> DataError:
+    """Return the error for the first cell that does not fit the others of its columns.
+
+    Args:
+        looks: What cells of columns of numbers look like; None: several columns hold 0/1 labels.
+    """
     wrong = [
         (name, row)
         for name, column in cells.items()
         for row, cell in enumerate(column)
-        if not _is_missing(cell) and (_number(cell) is None if is_numeric else cell.lower() not in _BINARY)
+        if cell and (cell.lower() not in _BINARY if looks is None else read_number(cell) is None)
     ]
+    if looks is not None and not has_numbers:
+        wrong = [(name, row) for name, row in wrong if cells[name][row] in looks[name]]
     name, row = wrong[0]
+    cell = cells[name][row]
+    look = None if looks is None else looks[name].get(cell)
+    found = ["several columns hold 0/1, true/false or yes/no"] if looks is None else []
+    found += ["others are numbers"] if looks is not None and has_numbers else []
+    found += [f"it looks like {look.what}"] if look is not None else []
+    mend = look.advice if look is not None else "correct or empty such cells"
+    if looks is not None and look is None:
+        mend += ", list words of missing labels in `task.missing_values`"
+    force = _TAKE_AS_CLASSES if look is not None and len(cells) == 1 else f"or {_CHOOSE_KIND}"
     one_of = f", one of {len(wrong):,} such cells" if len(wrong) > 1 else ""
-    commas = f"; {_READ_COMMAS}" if _DECIMAL_COMMA.fullmatch(cells[name][row]) else ""
-    raise DataError(
-        f"{table.where(row)}: `{name}` is `{cells[name][row]}`{one_of}; {wanted}",
-        f"correct or empty such cells, or {_CHOOSE_KIND}{commas}",
-    )
+    return DataError(f"{table.where(row)}: `{name}` is `{cell}`{one_of}; {', '.join(found)}", f"{mend}; {force}")
 
 
 def _binary_labels(table: Table, columns: Sequence[str]) -> Labels:
     hint = "write 1 for positive and 0 for negative rows, or give one column of classes"
-    targets = read_targets(table, columns, *_BINARY_CELLS, hint)
+    targets = read_targets(_with_zeros(table, columns), columns, *_BINARY_CELLS, hint, missing=())
     if len(columns) == 1:
         _check_varies(table, columns, targets)
     what = f"a 0/1 label, `{columns[0]}`" if len(columns) == 1 else f"{len(columns)} 0/1 labels"
@@ -207,42 +309,99 @@ def _binary_labels(table: Table, columns: Sequence[str]) -> Labels:
     return Labels("binary", tuple(columns), targets, (f"found {what}, positive in {positive}{more} of the rows",))
 
 
+def _with_zeros(table: Table, columns: Sequence[str]) -> Table:
+    """Return a table in which -1 and 1 are 0 and 1 in the columns that have -1; columns that it lacks are left out.
+
+    Raises:
+        DataError: One of them has 0 too.
+    """
+    read = dict(table.columns)
+    for name in [name for name in columns if name in read]:
+        numbers = [read_number(cell) for cell in read[name]]
+        if -1 not in numbers:
+            continue
+        if 0 in numbers:
+            raise DataError(
+                f"{table.where(numbers.index(-1))}: `{name}` is `{read[name][numbers.index(-1)]}`, and on line "
+                f"{table.lines[numbers.index(0)]} it is 0: which of the two is negative?",
+                "write 0 in negative rows, and leave the cell empty where the label is not known",
+            )
+        signs: dict[float | None, str] = {-1.0: "0", 1.0: "1"}
+        read[name] = tuple(signs.get(number, cell) for number, cell in zip(numbers, read[name], strict=True))
+    return replace(table, columns=read)
+
+
 def _values(table: Table, columns: Sequence[str]) -> Labels:
-    targets = read_targets(table, columns, *_VALUE_CELLS)
+    targets = read_targets(table, columns, *_VALUE_CELLS, missing=())
     _check_varies(table, columns, targets)
     named = name_some(f"`{name}`" for name in columns)
-    return Labels("regression", tuple(columns), targets, (f"found values to predict in {named}; {_CHOOSE_KIND}",))
+    notes = [f"found values to predict in {named}; {_CHOOSE_KIND}"]
+    if set(np.unique(targets[~np.isnan(targets)])) == {-1.0, 1.0}:
+        notes.append("every value is -1 or 1: `task.label_kind=multi_label` takes them as negative and positive labels")
+    return Labels("regression", tuple(columns), targets, (*notes, *_doubt_points(table, columns)))
+
+
+def _doubt_points(table: Table, columns: Sequence[str]) -> list[str]:
+    """Return a warning for each column of whole numbers below 1000 and others like `1.355`, which may be 1355."""
+    notes = []
+    for name in columns:
+        whole: list[str] = []
+        others: list[str] = []
+        for cell in filter(None, table.columns[name]):
+            (whole if cell.lstrip("+-\N{MINUS SIGN}").isdecimal() else others).append(cell)
+        is_doubtful = whole and all(len(cell.lstrip("+-\N{MINUS SIGN}")) < 4 for cell in whole)
+        if is_doubtful and len(others) > 1 and all(map(MAYBE_THOUSANDS.fullmatch, others)):
+            notes.append(
+                f"warning: in `{name}`, all numbers that are not whole have three decimals, such as `{others[0]}`, and "
+                "no whole one has four digits: the point may separate thousands, but is read as a decimal point"
+            )
+    return notes
+
+
+class _OneValueError(DataError):
+    """A column has the same label in every row."""
 
 
 def _check_varies(table: Table, columns: Sequence[str], targets: FloatArray) -> None:
     for name, values in zip(columns, targets.T, strict=True):
         present = np.unique(values[~np.isnan(values)])
         if len(present) == 1:
-            raise DataError(
-                f"{table.path}: `{name}` is {present[0]:g} in every row that has it: nothing to learn", _OTHERS
-            )
+            raise _one_value(table, name, f"{present[0]:g}")
 
 
-def _classes(table: Table, columns: Sequence[str]) -> Labels:
+def _one_value(table: Table, name: str, value: str) -> DataError:
+    return _OneValueError(f"{table.path}: `{name}` is {value} in every row that has it: nothing to learn", _OTHERS)
+
+
+def _classes(table: Table, columns: Sequence[str], positive: str | None, *, is_found: bool) -> Labels:
     if len(columns) > 1:
         raise DataError(
             f"{table.path}: {len(columns)} label columns cannot be `classes`: each row has one class",
             "give one label column, or set `task.label_kind=multi_label` for columns of 0 and 1",
         )
     (name,) = columns
-    names = _class_names({cell for cell in table.column(name, _CHOOSE_COLUMNS) if not _is_missing(cell)})
+    cells = table.columns[name]
+    names = _class_names({cell for cell in cells if cell})
     if len(names) < 2:
-        raise DataError(f"{table.path}: `{name}` is `{names[0]}` in every row that has it: nothing to learn", _OTHERS)
+        raise _one_value(table, name, f"`{names[0]}`")
     if len(names) > _MAX_CLASSES:
         raise DataError(
             f"{table.path}: `{name}` has {len(names):,} different texts, at most {_MAX_CLASSES} classes are taken",
-            f"choose the column that holds the labels; {_READ_COMMAS}",
+            "choose the column that holds the labels",
         )
-    targets = read_targets(table, columns, _class_parser(names), "the names of the classes")
-    counts = [np.count_nonzero(targets == index) for index in range(len(names))]
+    names, how = _order(table, name, names, positive)
+    parse = _class_parser(names)
+    targets = read_targets(table, columns, parse, "the names of the classes", missing=())
+    counts = [int(np.count_nonzero(targets == index)) for index in range(len(names))]
+    if is_found and 2 * counts.count(1) > len(names):
+        first = next(row for row, cell in enumerate(cells) if cell and counts[int(parse(cell) or 0)] == 1)
+        raise DataError(
+            f"{table.where(first)}: `{name}` is `{cells[first]}` in this row alone; {counts.count(1)} of {len(names)} "
+            "classes have one row",
+            f"choose the column that holds the labels, or correct misspelt classes; {_TAKE_AS_CLASSES}",
+        )
     listed = name_some((f"`{text}` ({count:,})" for text, count in zip(names, counts, strict=True)), limit=10)
-    positive = f"; `{names[1]}` is the positive one" if len(names) == 2 else ""
-    notes = [f"found {len(names)} classes of `{name}`: {listed}{positive}"]
+    notes = [f"found {len(names)} classes of `{name}`: {listed}{how}"]
     by_folded = {text.casefold(): text for text in reversed(names)}
     alike = [f"`{by_folded[text.casefold()]}` and `{text}`" for text in names if by_folded[text.casefold()] != text]
     if alike:
@@ -252,29 +411,44 @@ def _classes(table: Table, columns: Sequence[str]) -> Labels:
 
 def _class_names(cells: Collection[str]) -> tuple[str, ...]:
     """Return the classes in order: the texts, or where all are numbers, the shortest text of each value."""
-    if any(_number(cell) is None for cell in cells):
+    numbers = {cell: number for cell in cells if (number := read_number(cell)) is not None}
+    if len(numbers) < len(cells):
         return tuple(sorted(cells))
     longest_first = sorted(cells, key=lambda cell: (len(cell), cell), reverse=True)
-    shortest = {float(cell): cell for cell in longest_first}
+    shortest = {numbers[cell]: cell for cell in longest_first}
     return tuple(shortest[value] for value in sorted(shortest))
 
 
-def _is_missing(cell: str) -> bool:
-    return cell.lower() in _MISSING
-
-
-def _number(cell: str) -> float | None:
-    """Return a finite number, or None; `1_000`, which Python reads as one, is none."""
-    try:
-        value = math.nan if "_" in cell else float(cell)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
+def _order(table: Table, column: str, names: tuple[str, ...], positive: str | None) -> tuple[tuple[str, ...], str]:
+    """Return classes, of two the positive one last, and the end of a sentence that says which it is and why."""
+    if len(names) > 2:
+        if positive is not None:
+            raise DataError(
+                f"{table.path}: `task.positive_class` is for two classes; `{column}` has {len(names)}", "leave it out"
+            )
+        return names, ""
+    if positive is not None:
+        found = _class_parser(names)(positive)
+        if found is None:
+            listed = " and ".join(f"`{name}`" for name in names)
+            raise DataError(
+                f"{table.path}: `task.positive_class` is `{positive}`; the classes of `{column}` are {listed}",
+                "give one of them as the file writes it",
+            )
+        chosen, how = names[int(found)], "as `task.positive_class` says"
+    else:
+        told = find_positive((names[0], names[1]))
+        chosen = told or names[1]
+        how = "the later one" if told is None else "by its name"
+    other = names[0] if chosen == names[1] else names[1]
+    if positive is None:
+        how += f"; `task.positive_class={other}` chooses the other"
+    return (other, chosen), f"; `{chosen}` is the positive one, {how}"
 
 
 def _value(cell: str) -> float | None:
     """Return a number that can be predicted, or None."""
-    number = _number(cell)
+    number = read_number(cell)
     return None if number is None or abs(number) > _LARGEST_VALUE else number
 
 

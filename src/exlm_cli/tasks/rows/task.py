@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from exlm_cli.config.tasks import CsvTaskConfig, RowTaskConfig
+from exlm_cli.config.tasks import MISSING_VALUES, CsvTaskConfig, RowTaskConfig
 from exlm_cli.data import IntArray
 from exlm_cli.data.rows.records import LINE_FORMATS, format_of
 from exlm_cli.data.tokenizer import Tokenizer
@@ -39,7 +39,7 @@ from exlm_cli.tasks.base import (
 from exlm_cli.tasks.metrics import describe_unscorable, target_scale
 from exlm_cli.tasks.rows.encoded import EncodedRows
 from exlm_cli.tasks.rows.inputs import TableRows, describe_repeats, read_input_rows
-from exlm_cli.tasks.rows.labels import Labels, read_known_targets, with_decimal_points
+from exlm_cli.tasks.rows.labels import LabelKind, Labels, read_known_targets, with_decimal_points
 from exlm_cli.tasks.rows.splits import RowSplit
 
 _MAX_NAMED = 3
@@ -200,12 +200,16 @@ def read_new_table(task: TrainedTask, path: Path, column: str | None, progress: 
     config = task.config
     found = read_input_rows(path, task.input_kind, progress, column=column, usual_column=config.input_column)
     label_columns, table = task.output_names, found.table
+    kind: LabelKind = "auto"
+    missing_words: tuple[str, ...] = MISSING_VALUES
     if isinstance(config, CsvTaskConfig):
+        kind, missing_words = config.label_kind, config.missing_values
         label_columns = config.label_columns if task.loss == "classes" else label_columns
         table = with_decimal_points(table, label_columns) if config.decimal_comma else table
     if format_of(path) in LINE_FORMATS:
         table = replace(table, columns={})  # a list has no labels, also where its names stand under `name`
-    targets = read_known_targets(table, label_columns, task.loss, task.output_names)[found.rows]
+    known = read_known_targets(table, label_columns, task.loss, task.output_names, kind, missing_words)
+    targets = known[found.rows]
     notes, missing = found.notes, [name for name in label_columns if name not in table.columns]
     if missing and not np.isnan(targets).all():
         notes = (*notes, f"scored without the labels that the table lacks: {', '.join(missing)}")

@@ -363,6 +363,22 @@ def test_the_list_of_skipped_rows_has_unix_line_ends_and_keeps_those_within_a_ro
     assert (workplace / "rejected.csv").read_bytes().count(b"\r") == 2
 
 
+@pytest.mark.parametrize("kind", ["text", "smiles"])
+def test_null_rows_are_skipped_and_listed_and_do_not_stop_a_run(workplace, kind):
+    """The first row too, which is looked at before the others; an empty text is neither."""
+    row = {"text": '{"text": "It rains."}', "smiles": '{"smiles": "CCO"}'}[kind]
+    lines = ["null", row, "", row.replace("It rains.", ""), f'{{"{kind}": null}}', row]
+    path = workplace / "rows.jsonl"
+    path.write_text("\n".join(lines))
+    own = {"text": "text.txt", "smiles": "mols.smi"}[kind]
+    make = {"text": _recipe, "smiles": _smiles}[kind]
+    recipe = make(workplace, on_invalid="error", train=[str(path), f"{workplace}/{own}"])
+    assert _prepare(recipe).num_rejected == 3
+    with (workplace / "rejected.csv").open(newline="") as file:
+        found = [cells[1:3] for cells in csv.reader(file)][1:]
+    assert found == [["1", "is null"], ["3", "the line is empty"], ["5", "is null"]]
+
+
 def test_a_list_that_cannot_be_written_is_an_error(workplace):
     (workplace / "mols.smi").write_text("C1CC\n" + "\n".join(MOLECULES))
     prepared = _prepare(_smiles(workplace, on_invalid="skip"))
@@ -376,7 +392,7 @@ def test_a_list_that_cannot_be_written_is_an_error(workplace):
     ("kind", "name", "content", "num_skipped", "first"),
     [
         ("smiles", "a.smi", "C1\n", 2, ":1: `C1`: RDKit"),
-        ("text", "a.jsonl", '{"text": 3}\n{broken\n', 4, ":1: `3`: is not a string"),
+        ("text", "a.jsonl", '{"text": 3}\n{broken\n', 5, ":1: `3`: is not a string"),
         ("text", "a.csv", 'text\n""\n', 0, ""),
     ],
 )

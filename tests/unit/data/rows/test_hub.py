@@ -62,7 +62,8 @@ def test_records_have_all_their_columns(monkeypatch):
 def test_one_column_may_be_read_alone(monkeypatch):
     _load(monkeypatch, [{"title": "a", "text": " one "}, {"title": "b", "text": None}, {"title": "c", "text": "x"}])
     rows = [as_row(record) for record in iter_hub_records(SOURCE, only=ColumnChoice("text"))]
-    assert rows == [Row(str(SOURCE), 1, "one"), Row(str(SOURCE), 2, ""), Row(str(SOURCE), 3, "x")]
+    null = Row(str(SOURCE), 2, "", problem="is null", is_null=True)
+    assert rows == [Row(str(SOURCE), 1, "one"), null, Row(str(SOURCE), 3, "x")]
     with pytest.raises(DataError, match=r"no column `body`; there are `title`, `text`$"):
         list(iter_hub_records(SOURCE, only=ColumnChoice("text", "body")))
 

@@ -205,14 +205,16 @@ def test_json_rows_have_their_own_problems(tmp_path):
     path = write(tmp_path / "a.jsonl", "\n".join([*lines, '{"text": "\\ud83d"}']))
     assert [(row.number, row.text, row.problem) for row in rows_of(path)] == [
         (1, "one", None),
+        (2, "", "the line is empty"),
         (3, "{oops", "not JSON: Expecting property name enclosed in double quotes at column 2"),
         (4, "", "has no `text`; it has `other`"),
-        (5, "", None),
+        (5, "", "is null"),
         (6, "7", "is not a string"),
         (7, "plain", None),
         (8, "[5]", "is not a string"),
         (9, "'\\ud83d'", "contains a lone surrogate at position 1"),
     ]
+    assert [row.number for row in rows_of(path) if row.is_null] == [2, 5]
     problems = [record.problem for record in iter_records(path)]
     assert [problem is None for problem in problems] == [True, False, True, True, True, False, False, True]
     assert problems[-2] == "not a JSON object, but [5]"
@@ -519,3 +521,55 @@ def test_a_line_of_blanks_is_no_row_of_a_table(tmp_path, name, delimiter):
     assert [(record.number, record.problem) for record in iter_records(path)] == [(2, None), (4, None)]
     path = write(tmp_path / name, "text\none\n  \ntwo\n")
     assert [record.values["text"] for record in iter_records(path)] == ["one", "", "two"]
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "delimiter"),
+    [
+        ("a.csv", "sep=;", ";"),
+        ("a.csv", "SEP=;\r", ";"),
+        ("a.csv", '"sep=;"', ";"),
+        ("a.csv", "sep=;;;", ";"),
+        ("a.csv", "\ufeffsep=;", ";"),
+        ("a.csv", "sep=\t", "\t"),
+        ("a.tsv", "sep=,", ","),
+        ("a.csv", "sep=|", "|"),
+        ("a.csv.gz", "sep=;", ";"),
+    ],
+)
+def test_the_first_line_of_excel_names_the_delimiter(tmp_path, name, first, delimiter):
+    """Lines are counted with it, and cells may hold the delimiter of the extension."""
+    lines = [
+        first,
+        f"smiles{delimiter}y",
+        f'"C{delimiter}C"{delimiter}0.5',
+        "",
+        f'"a\nb"{delimiter}2',
+        f"CC{delimiter}3",
+    ]
+    content = "\n".join(lines).encode()
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(content, mtime=0) if name.endswith(".gz") else content)
+    assert [(record.number, record.values) for record in iter_records(path)] == [
+        (3, {"smiles": f"C{delimiter}C", "y": "0.5"}),
+        (5, {"smiles": "a\nb", "y": "2"}),
+        (7, {"smiles": "CC", "y": "3"}),
+    ]
+    only = ColumnChoice("smiles")
+    assert [record.values["smiles"] for record in iter_records(path, only=only)] == [f"C{delimiter}C", "a\nb", "CC"]
+
+
+def test_errors_of_a_file_with_a_named_delimiter_have_the_right_line(tmp_path):
+    path = write(tmp_path / "a.csv", "sep=;\nsmiles;y\nC;1\nCC\n")
+    assert [(r.number, r.problem, r.text) for r in iter_records(path)][1:] == [
+        (4, "the row has 1 cell, expected 2", "CC")
+    ]
+    path = write(tmp_path / "a.csv", 'sep=;\nsmiles;y\nC;"1\n')
+    with pytest.raises(DataError, match=r"a\.csv:3: malformed: a quote is not closed") as caught:
+        list(iter_records(path))
+    assert "holds a delimiter" in str(caught.value.hint)
+    path = write(tmp_path / "a.csv", "sep=ab\nC\n")
+    assert [record.values for record in iter_records(path)] == [{"sep=ab": "C"}]
+    path = write(tmp_path / "a.csv", "sep=;\n")
+    with pytest.raises(DataError, match="the file is empty"):
+        list(iter_records(path))

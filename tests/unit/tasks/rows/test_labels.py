@@ -3,6 +3,7 @@
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,22 +24,30 @@ def read(kind: LabelKind = "auto", **columns: str) -> Labels:
     return read_labels(table_of(**columns), list(columns), kind)
 
 
+def read_one(cells: str, kind: LabelKind = "auto", **rules: Any) -> Labels:
+    return read_labels(table_of(y=cells), ["y"], kind, **rules)
+
+
 @pytest.mark.parametrize(
     ("columns", "loss", "names", "targets"),
     [
         ({"y": "1|0||1.0"}, "binary", ("y",), [[1], [0], [NAN], [1]]),
         ({"y": "Yes|no|NA|TRUE"}, "binary", ("y",), [[1], [0], [NAN], [1]]),
         ({"a": "1|0", "b": "0|nan"}, "binary", ("a", "b"), [[1, 0], [0, NAN]]),
-        ({"y": "inactive|active|-|active"}, "classes", ("active", "inactive"), [[1], [0], [NAN], [0]]),
-        ({"y": "low|high|mid"}, "classes", ("high", "low", "mid"), [[1], [0], [2]]),
+        ({"y": "inactive|active|-|active"}, "classes", ("inactive", "active"), [[0], [1], [NAN], [1]]),
+        ({"y": "low|high|mid|low|mid"}, "classes", ("high", "low", "mid"), [[1], [0], [2], [1], [2]]),
         ({"y": "10|9|10"}, "classes", ("9", "10"), [[1], [0], [1]]),
-        ({"y": "-1|1"}, "classes", ("-1", "1"), [[0], [1]]),
+        ({"y": "-1|1|1"}, "classes", ("-1", "1"), [[0], [1], [1]]),
         ({"y": "2|1.0|1|2.00||01"}, "classes", ("1", "2"), [[1], [0], [0], [1], [NAN], [0]]),
-        ({"y": "a|1|1.0|b|a"}, "classes", ("1", "1.0", "a", "b"), [[2], [0], [1], [3], [2]]),
+        ({"y": "a|1|1.0|b|a|b"}, "classes", ("1", "1.0", "a", "b"), [[2], [0], [1], [3], [2], [3]]),
+        ({"y": "\u22120.5|2|1e\u22123|-2"}, "regression", ("y",), [[-0.5], [2], [0.001], [-2]]),
+        ({"y": "\u22121|1|-1"}, "classes", ("-1", "1"), [[0], [1], [0]]),
         ({"y": "0.5|2|1e-3|null"}, "regression", ("y",), [[0.5], [2], [0.001], [NAN]]),
         ({"a": "1|0", "b": "0.5|2"}, "regression", ("a", "b"), [[1, 0.5], [0, 2]]),
-        ({"y": "<10|10-20|>20|<10"}, "classes", ("10-20", "<10", ">20"), [[1], [0], [2], [1]]),
-        ({"y": "a|1|2|b"}, "classes", ("1", "2", "a", "b"), [[2], [0], [1], [3]]),
+        ({"y": "<10|10-20|>20|<10|>20"}, "classes", ("10-20", "<10", ">20"), [[1], [0], [2], [1], [2]]),
+        ({"y": "a|1|2|b|a|b"}, "classes", ("1", "2", "a", "b"), [[2], [0], [1], [3], [2], [3]]),
+        ({"y": "2C9|3A4|2D6|2C9|3A4"}, "classes", ("2C9", "2D6", "3A4"), [[0], [2], [1], [0], [2]]),
+        ({"y": "2D|3D|2D"}, "classes", ("2D", "3D"), [[0], [1], [0]]),
         ({"a": "2.5|4", "b": "4|2.5"}, "regression", ("a", "b"), [[2.5, 4], [4, 2.5]]),
     ],
 )
@@ -67,7 +76,8 @@ def test_what_was_found_is_told(columns, note):
     ("kind", "cells", "loss", "names"),
     [
         ("classes", "0|1|2|1.0|-0", "classes", ("0", "1", "2")),
-        ("auto", "1_000|2_000|3_000|2_000", "classes", ("1_000", "2_000", "3_000")),
+        ("classes", "1_000|2_000|3_000", "classes", ("1_000", "2_000", "3_000")),
+        ("classes", "3 nM|5 nM", "classes", ("3 nM", "5 nM")),
         ("regression", "0|1|1", "regression", ("y",)),
         ("multi_label", "0|1|1", "binary", ("y",)),
     ],
@@ -86,6 +96,7 @@ def test_the_kind_can_be_said(kind, cells, loss, names):
         ("auto", {"y": "5.1||>10|6.0"}, "a.csv:4: `y` is `>10`; others are numbers"),
         ("auto", {"y": "0.5|n.d.|<10|n.d."}, "a.csv:3: `y` is `n.d.`, one of 3 such cells; others are numbers"),
         ("auto", {"y": "<10|0.5|<10|12|<10"}, "a.csv:2: `y` is `<10`, one of 3 such cells; others are numbers"),
+        ("auto", {"y": "n.d.|3 nM|5 nM"}, "a.csv:3: `y` is `3 nM`, one of 2 such cells; it looks like a number with"),
         ("auto", {"a": "1|0", "b": "active|0"}, "a.csv:2: `b` is `active`; others are numbers"),
         ("auto", {"a": "yes|no", "b": "active|no"}, "a.csv:2: `b` is `active`; several columns hold"),
         ("multi_label", {"y": "1|active"}, "a.csv:3: `y` is `active`; accepted: 0/1"),
@@ -133,23 +144,65 @@ def test_a_label_that_a_known_task_does_not_have_is_named_with_its_row(loss, cel
     assert f"a.csv:3: `y` is `{cell}`; accepted: {accepted}" in caught.value.message
 
 
-def test_numbers_with_a_decimal_comma_are_classes_with_a_warning_and_values_on_request():
-    """The warning names the key; with it, the numbers are those that the same cells with points give."""
-    commas = table_of(y="1,5|2|-0,25|3,0e-2|NA", other="a,b|1,5|c|d|e")
-    labels = read_labels(commas, ["y"], "auto")
-    assert labels.loss == "classes"
-    assert [note for note in labels.notes if "`task.decimal_comma=true`" in note and "`y`" in note]
+def test_numbers_with_a_decimal_comma_are_refused_and_are_values_on_request():
+    """The hint names the key; with it, the numbers are those that the same cells with points give."""
+    commas = table_of(y="1,5|2|-0,25|3,0e-2|NA|\u22120,5", other="a,b|1,5|c|d|e|f")
+    with pytest.raises(DataError, match=r"^a.csv:2: `y` is `1,5`.*decimal comma") as caught:
+        read_labels(commas, ["y"], "auto")
+    assert "`task.decimal_comma=true`" in str(caught.value.hint)
     read_again = read_labels(with_decimal_points(commas, ["y"]), ["y"], "auto")
     assert read_again.loss == "regression"
-    assert not [note for note in read_again.notes if "decimal" in note]
-    np.testing.assert_array_equal(read_again.targets[:, 0], [1.5, 2, -0.25, 0.03, NAN])
-    assert not [note for note in read(y="low,high|1,5|mid").notes if "decimal" in note]
+    np.testing.assert_array_equal(read_again.targets[:, 0], [1.5, 2, -0.25, 0.03, NAN, -0.5])
+    assert len(read_again.notes) == 1
+    assert read(y="low,high|1,5|mid|mid|low,high|1,5").loss == "classes"
     with pytest.raises(DataError, match=r"^a.csv:3: `y` is `1\.234,5`, but `task.decimal_comma` is true$"):
         with_decimal_points(table_of(y="1,5|1.234,5"), ["y", "absent"])
 
 
+@pytest.mark.parametrize(
+    ("cells", "has_point"),
+    [
+        ("1,355|2,001|7,112", False),
+        ("395|1,355|12", False),
+        ("1,355|0,5|2", True),
+        ("1,355|0,355|2", True),
+        ("1,35|2,5|3", True),
+    ],
+)
+def test_decimal_commas_are_not_offered_where_every_comma_may_separate_thousands(cells, has_point):
+    with pytest.raises(DataError) as caught:
+        read_one(cells)
+    assert ("task.decimal_comma" in str(caught.value.hint)) == has_point
+    assert ("thousands" in caught.value.message) != has_point
+    table = table_of(y=cells)
+    assert read_labels(with_decimal_points(table, ["y"]), ["y"], "auto").loss == "regression", "asked for all the same"
+
+
+@pytest.mark.parametrize(
+    ("cells", "is_told"),
+    [
+        ("395|1.355|2.001", True),
+        ("\u2212395|-1.355|\u22122.001||7", True),
+        ("1.355|2.001|7.112", False),
+        ("395|1.355|2.001|0.355", False),
+        ("395|1.355|2.5", False),
+        ("395|1.355|2.001|2001", False),
+        ("395|1.355|12", False),
+    ],
+)
+def test_points_that_may_separate_thousands_are_told(cells, is_told):
+    """Among whole numbers below 1000 alone; one number with other decimals, or 2001, says that they do not."""
+    labels = read_one(cells)
+    assert labels.loss == "regression"
+    assert bool([note for note in labels.notes if "may separate thousands" in note]) == is_told
+    commas = table_of(y=cells.replace(".", ","))
+    again = read_labels(with_decimal_points(commas, ["y"]), ["y"], "auto")
+    np.testing.assert_array_equal(again.targets, labels.targets)
+    assert again.notes == labels.notes
+
+
 def test_classes_that_differ_in_capital_letters_are_noted():
-    notes = read("auto", y="Active|active|inactive|Active").notes
+    notes = read("auto", y="Active|active|inactive|Active|active").notes
     assert "warning: classes that differ in capital letters alone: `Active` and `active`" in notes
 
 
@@ -178,4 +231,170 @@ def test_a_decimal_comma_is_read_in_numbers_alone():
 
 def test_a_hundred_classes_are_taken():
     """The error says that at most 100 are taken, so exactly 100 are."""
-    assert len(read(y="|".join(f"text {i}" for i in range(100))).names) == 100
+    assert len(read(y="|".join(f"text {i % 100}" for i in range(200))).names) == 100
+
+
+@pytest.mark.parametrize(
+    ("cells", "count"),
+    [("a|b|c", "3 of 3"), ("a|a|b|b|c|d|e", "3 of 5"), ("active|active|actve|inactive|inactive|nactive|?", "3 of 5")],
+)
+def test_classes_most_of_which_have_one_row_are_refused_unless_they_are_asked_for(cells, count):
+    with pytest.raises(DataError, match=f"in this row alone; {count} classes have one row") as caught:
+        read_one(cells)
+    assert "`task.label_kind=classes`" in str(caught.value.hint)
+    assert read_one(cells, "classes").loss == "classes"
+    assert read_one("a|a|b|b|c|d").loss == "classes"
+
+
+UNREAD = [
+    ("3 nM|5 nM|12 nM|3 nM", "a number with a unit"),
+    ("3nM|5.1nM|12 \u00b5M", "a number with a unit"),
+    ("1.2 mg/mL|3 mg/mL", "a number with a unit"),
+    ("$5|$7.5|$5", "a number with a unit"),
+    ("12%|15 %|100%", "a percentage"),
+    ("1'163|2'001|950", "a number with separators of thousands"),
+    ("1 015|2 001|950", "a number with separators of thousands"),
+    ("1\u00a0015|950|951", "a number with separators of thousands"),
+    ("1\u2009015|950|951", "a number with separators of thousands"),
+    ("1\u202f015|1\u202f016|1\u202f015", "a number with separators of thousands"),
+    ("1,234.5|12|13", "a number with separators of thousands"),
+    ("1,234,567|12|13", "a number with separators of thousands"),
+    ("1_000|2_000|3_000|2_000", "a number with separators of thousands"),
+    ("1.355.000|2.000.000", "a number with points between thousands"),
+    (">10|5|7|<1", "a limit or an estimate"),
+    ("5.2|~5|6|7", "a limit or an estimate"),
+    ("5.2|ca. 5|6|7", "a limit or an estimate"),
+    (">10 nM|5 nM|>10 nM|>10 nM", "a limit or an estimate"),
+    ("3.2 \u00b1 0.1|4.1 \u00b1 0.2", "a number with its error"),
+    ("3.2 +/- 0.1|4", "a number with its error"),
+    ("3.2 (0.1)|4.0 (0.3)", "a number with its error"),
+    ("1-3|5|6|7", "a range or a ratio"),
+    ("|".join(f"{i}-{i + 2}" for i in range(11)), "a range or a ratio"),
+    ("2024-01-31|2024-02-01", "a date"),
+    ("3-Jan|5|6|7", "a date"),
+    ("31.01.2024|1.2.2024", "a date"),
+    ("1.2x10^-3|1.3x10^-3", "a number with a power of ten"),
+    ("1.2\u00d710\u207b\u00b3|1", "a number with a power of ten"),
+    ("1.5D-03|1.6D-03", "a number with a power of ten"),
+    ("5.1*|6|7", "a number with something else"),
+    ("\u20135.1|6|7", "a number with something else"),
+    ("\u200b5.1|6|7", "a number with something else"),
+    ("|".join(f"{i} rings" for i in range(11)), "a number with something else"),
+]
+"""Columns as exports of assays have them, and what the first cell that is no number looks like."""
+
+
+@pytest.mark.parametrize(("cells", "look"), UNREAD)
+def test_columns_of_numbers_with_something_are_refused_with_cell_line_and_remedy(cells, look):
+    """Each was dozens of classes, or would be a wrong number; the rest of the column does not matter."""
+    column = cells.split("|")
+    row = next(row for row, cell in enumerate(column) if not re.fullmatch(r"\d+(\.\d)?", cell))
+    for kind in ("auto", "regression"):
+        with pytest.raises(DataError) as caught:
+            read_one(cells, kind)
+        assert caught.value.message.startswith(f"a.csv:{row + 2}: `y` is `{column[row]}`")
+        assert f"it looks like {look}" in f"{caught.value.message} {caught.value.hint}"
+        assert kind == "regression" or "`task.label_kind=classes` takes them as classes" in str(caught.value.hint)
+    with pytest.raises(DataError, match=f"it looks like {look}"):
+        read_labels(table_of(y=cells, x="|".join("1" for _ in column)), ["y", "x"], "auto")
+
+
+@pytest.mark.parametrize(
+    ("cells", "positive", "how"),
+    [
+        ("b|a|b", "b", "the later one; `task.positive_class=a` chooses the other"),
+        ("Active|Inactive|Inactive", "Active", "by its name; `task.positive_class=Inactive` chooses the other"),
+    ],
+)
+def test_the_note_on_two_classes_says_which_is_positive_and_why(cells, positive, how):
+    labels = read_one(cells)
+    assert labels.names[1] == positive
+    assert labels.notes[0].endswith(f"; `{positive}` is the positive one, {how}")
+
+
+@pytest.mark.parametrize(
+    ("cells", "positive", "names"),
+    [
+        ("Active|Inactive|Inactive", "Inactive", ("Active", "Inactive")),
+        ("b|a|b", "a", ("b", "a")),
+        ("yes|no|no", "no", ("yes", "no")),
+        ("0|1|1", "0", ("1", "0")),
+        ("1.0|2|1", "1.0", ("2", "1")),
+    ],
+)
+def test_the_positive_class_can_be_said(cells, positive, names):
+    """It has the index 1, and so have the cells that name it."""
+    labels = read_one(cells, positive=positive)
+    assert (labels.loss, labels.names) == ("classes", names)
+    expected = [float(cell.removesuffix(".0") == names[1]) for cell in cells.split("|")]
+    np.testing.assert_array_equal(labels.targets[:, 0], expected)
+    assert labels.notes[0].endswith(f"`{names[1]}` is the positive one, as `task.positive_class` says")
+    again = read_known_targets(table_of(y=cells), ["y"], labels.loss, labels.names)
+    np.testing.assert_array_equal(again, labels.targets)
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind", "message"),
+    [
+        ("Active|Inactive|Active", "auto", "is `hit`; the classes of `y` are `Active` and `Inactive`"),
+        ("a|b|c|a|b|c", "auto", "is for two classes; `y` has 3"),
+        ("yes|no|TRUE", "auto", "is for two classes; `y` has 3"),
+        ("0.5|1|2", "auto", "is for two classes; found values to predict"),
+        ("1|0", "multi_label", "is for two classes; found 0/1 labels"),
+    ],
+)
+def test_a_positive_class_that_is_none_of_two_is_refused(cells, kind, message):
+    with pytest.raises(DataError, match=re.escape(f"a.csv: `task.positive_class` {message}")):
+        read_one(cells, kind, positive="hit")
+
+
+def test_a_word_that_counts_as_missing_among_classes_is_named_with_its_count():
+    """The list in the note is the default without the word, and keeps the rows."""
+    cells = "mild|none|severe|None|none|NA|mild||severe|NA"
+    note = "`none` (2), `NA` (2), `None` (1) of `y` count as missing; with `task.missing_values=[n/a,nan,null,-]` they"
+    assert [found for found in read_one(cells).notes if found.startswith(note)]
+    assert read_one(cells).missing == [1, 3, 4, 5, 7, 9]
+    kept = read_one(cells, missing=("n/a", "nan", "null", "-"))
+    assert kept.missing == [7]
+    assert kept.names == ("NA", "None", "mild", "none", "severe")
+    assert not [found for found in kept.notes if "missing" in found]
+    assert not [found for found in read_one("0.5|NA|2|none|3").notes if "missing" in found]
+
+
+@pytest.mark.parametrize(
+    ("cells", "counts"), [("+|-|-|+", "`-` (2) of `y` counts as missing"), ("none|NA|", "`none` (1), `NA` (1) of `y`")]
+)
+def test_a_column_that_is_left_with_nothing_to_learn_names_its_missing_words(cells, counts):
+    with pytest.raises(DataError) as caught:
+        read_one(cells)
+    assert counts in str(caught.value.hint)
+    assert read_one("+|-|-|+", missing=()).names == ("-", "+")
+
+
+def test_the_words_of_missing_labels_can_be_said():
+    """`n.d.` is a word in a column of numbers, and the error names the key that lists it."""
+    with pytest.raises(DataError) as caught:
+        read_one("0.5|n.d.|2")
+    assert "`task.missing_values`" in str(caught.value.hint)
+    labels = read_one("0.5|N.D.|2||7", missing=("n.d.",))
+    np.testing.assert_array_equal(labels.targets[:, 0], [0.5, NAN, 2, NAN, 7])
+    known = read_known_targets(table_of(y="n.d.||1"), ["y"], "regression", ["y"], missing=("n.d.",))
+    np.testing.assert_array_equal(known[:, 0], [NAN, NAN, 1])
+    with pytest.raises(DataError, match=r"`y` is `NA`"):
+        read_known_targets(table_of(y="NA"), ["y"], "regression", ["y"], missing=("n.d.",))
+
+
+def test_minus_one_can_be_said_to_be_a_negative_label():
+    table = table_of(a="-1|1||\u22121.0", b="+1|-1|1|NA", c="0|1|1|0")
+    labels = read_labels(table, ["a", "b", "c"], "multi_label")
+    expected = [[0, 1, 0], [1, 0, 1], [NAN, 1, 1], [0, NAN, 0]]
+    assert labels.loss == "binary"
+    np.testing.assert_array_equal(labels.targets, expected)
+    known = read_known_targets(table, ["a", "b", "c", "d"], "binary", ["a", "b", "c", "d"], "multi_label")
+    np.testing.assert_array_equal(known[:, :3], expected)
+    assert read_one("-1|1|1", "classes").names == ("-1", "1")
+    assert "task.label_kind=multi_label" in read(a="-1|1", b="1|-1").notes[1]
+    with pytest.raises(DataError, match=r"`a` is `-1`; accepted: 0/1"):
+        read_known_targets(table, ["a"], "binary", ["a"])
+    with pytest.raises(DataError, match=r"^a.csv:3: `y` is `-1`, and on line 4 it is 0"):
+        read_one("1|-1|0", "multi_label")
