@@ -51,6 +51,7 @@ class Source:
         results: Results of a fine-tuning run; None for a pre-trained one.
         seed: Seed of a fine-tuning run with the best validation score; None for a pre-trained one.
         has_canonical_smiles: Whether it reads RDKit's canonical SMILES.
+        reads_parents: Whether it reads the parents of molecules instead of salts.
         max_answer_tokens: Tokens of the longest answer of SQuAD; None: another task.
         table: The user's file that it was fine-tuned on; None: the task names its data.
     """
@@ -68,6 +69,7 @@ class Source:
     results: RunResults | None = None
     seed: int | None = None
     has_canonical_smiles: bool = False
+    reads_parents: bool = False
     max_answer_tokens: int | None = None
     table: str | None = None
 
@@ -234,6 +236,7 @@ def finetuned_source(finetuned: Finetuned) -> Source:
         results=results,
         seed=seed,
         has_canonical_smiles=task.has_canonical_smiles,
+        reads_parents=task.reads_parents,
         max_answer_tokens=task.max_answer_tokens if isinstance(task, SquadTaskConfig) else None,
         table=task.files.train,
     )

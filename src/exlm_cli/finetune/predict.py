@@ -177,6 +177,7 @@ def _refuse_other_task(first: Finetuned, other: Finetuned) -> None:
         "labels": (", ".join(one.output_names), ", ".join(two.output_names)),
         "input": (one.input_kind, two.input_kind),
         "`task.canonical_smiles`": (first.recipe.task.has_canonical_smiles, other.recipe.task.has_canonical_smiles),
+        "`task.standardise: parent`": (first.recipe.task.reads_parents, other.recipe.task.reads_parents),
     }
     if one.loss == "span":
         compared["tokenizer"] = (first.tokenizer.fingerprint, other.tokenizer.fingerprint)

@@ -198,7 +198,14 @@ def read_new_table(task: TrainedTask, path: Path, column: str | None, progress: 
         DataError: The table or its column cannot be read, or a cell is not a label of the task.
     """
     config = task.config
-    found = read_input_rows(path, task.input_kind, progress, column=column, usual_column=config.input_column)
+    found = read_input_rows(
+        path,
+        task.input_kind,
+        progress,
+        column=column,
+        usual_column=config.input_column,
+        reads_parents=config.reads_parents,
+    )
     label_columns, table = task.output_names, found.table
     if isinstance(config, CsvTaskConfig):
         label_columns = config.label_columns if task.loss == "classes" else label_columns
