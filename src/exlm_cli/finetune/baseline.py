@@ -1,13 +1,15 @@
 """Baseline for molecules: ECFP4 fingerprints and a random forest, on the same rows as the model.
 
-Axes: N molecules of a split, C outputs, K bits.
+Axes: N molecules of a split, C outputs, K features.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
-from exlm_cli.data.molecules import Fingerprints, fingerprints
+from exlm_cli.data.molecules import fingerprints
 from exlm_cli.finetune.results import LabelScores, Scores
 from exlm_cli.progress import Progress
 from exlm_cli.tasks import metrics
@@ -20,9 +22,17 @@ _MAX_FEATURES = "sqrt"
 _MIN_PROBABILITY = 1e-12
 """A forest may be certain; its logit must be finite."""
 
+Features = NDArray[Any]
+
 
 def score_baseline(
-    task: DownstreamTask, seed: int, progress: Progress, *, num_trees: int = NUM_TREES, num_threads: int | None = None
+    task: DownstreamTask,
+    seed: int,
+    progress: Progress,
+    *,
+    features: Callable[[Sequence[str]], Features] = fingerprints,
+    num_trees: int = NUM_TREES,
+    num_threads: int | None = None,
 ) -> tuple[Scores, LabelScores]:
     """Train a forest for each label on the training rows, and score it on the other splits.
 
@@ -31,6 +41,7 @@ def score_baseline(
     Args:
         task: A task of molecules: MoleculeNet or a CSV.
         seed: Seed of the forests, below 2**63 as in recipes.
+        features: Returns (N, K) features of N SMILES.
         num_threads: Threads that grow trees; None: one for each core.
 
     Returns:
@@ -39,7 +50,7 @@ def score_baseline(
     from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 
     assert isinstance(task, TableTask), "a task of molecules is a table"
-    bits = {split: fingerprints([smiles for (smiles,) in task.examples[split].texts]) for split in task.splits}
+    inputs = {split: features([smiles for (smiles,) in task.examples[split].texts]) for split in task.splits}
     outputs: dict[Split, list[FloatArray]] = {split: [] for split in task.splits if split != "train"}
     targets_NC = task.examples["train"].targets
     kind: Any = RandomForestRegressor if task.loss == "regression" else RandomForestClassifier
@@ -54,10 +65,10 @@ def score_baseline(
                     random_state=_forest_seed(seed),
                     n_jobs=num_threads or -1,
                 )
-                forest.fit(bits["train"][is_known], target_N[is_known])
+                forest.fit(inputs["train"][is_known], target_N[is_known])
                 forest.n_jobs = 1  # threads would add the trees' predictions up in an order of their own
             for split, columns in outputs.items():
-                columns.append(_outputs(task, forest, bits[split]))
+                columns.append(_outputs(task, forest, inputs[split]))
             bar.update(index + 1)
     scores: Scores = {}
     labels: LabelScores = {}
@@ -75,15 +86,15 @@ def _forest_seed(seed: int) -> int:
     return seed if seed < 2**32 else int(np.random.SeedSequence(seed).generate_state(1)[0])
 
 
-def _outputs(task: TableTask, forest: Any, bits: Fingerprints) -> FloatArray:
+def _outputs(task: TableTask, forest: Any, inputs: Features) -> FloatArray:
     """Return (N, 1) values or logits of a label, (N, C) log-probabilities of classes."""
     if task.loss == "regression":
-        values = forest.predict(bits) if forest is not None else np.zeros(len(bits))
+        values = forest.predict(inputs) if forest is not None else np.zeros(len(inputs))
         return cast(FloatArray, values[:, None])
     num_classes = len(task.output_names) if task.loss == "classes" else 2
-    probabilities = np.zeros((len(bits), num_classes))
+    probabilities = np.zeros((len(inputs), num_classes))
     if forest is not None:
-        probabilities[:, forest.classes_.astype(int)] = forest.predict_proba(bits)
+        probabilities[:, forest.classes_.astype(int)] = forest.predict_proba(inputs)
     log_probabilities = np.log(probabilities.clip(_MIN_PROBABILITY, 1.0))
     if task.loss == "classes":
         return cast(FloatArray, log_probabilities)

@@ -8,6 +8,7 @@ are run directories on other splits.
 """
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -55,6 +56,7 @@ from exlm_cli.finetune.results import (
     summarise_labels,
     summarise_metrics,
 )
+from exlm_cli.finetune.spelling import describe_spelling
 from exlm_cli.finetune.trainer import encode_task
 from exlm_cli.finetune.training_rows import write_training_rows
 from exlm_cli.finetune.verdict import describe_verdict, summarise_splits
@@ -70,10 +72,11 @@ from exlm_cli.run_dir import (
     resume_command,
     update_run_json,
 )
-from exlm_cli.tasks.base import DownstreamTask, write_outputs
+from exlm_cli.tasks.base import DownstreamTask, Split, write_outputs
 from exlm_cli.tasks.metrics import FEW_ROWS, describe_rare_classes
 from exlm_cli.tasks.registry import load_task
 from exlm_cli.tasks.rows.splits import split_fingerprint
+from exlm_cli.tasks.rows.task import TableTask
 from exlm_cli.train.checkpoint import require_origin
 from exlm_cli.train.pretrained import describe_device, model_identity, pick_device
 from exlm_cli.train.task import Callback, Selection, require_arguments
@@ -487,4 +490,14 @@ def _notes(run: SplitRun, cells: Sequence[CellResult]) -> tuple[str, ...]:
     for note in dict.fromkeys(note for cell in cells for note in cell.notes):
         seeds = [str(cell.seed) for cell in cells if note in cell.notes]
         notes.append(f"{note} (seed{'' if len(seeds) == 1 else 's'} {', '.join(seeds)})")
+    if task.input_kind == "smiles" and isinstance(task, TableTask) and not run.recipe.task.has_canonical_smiles:
+        notes.append(_check_spelling(run, task, cells))
     return tuple(notes)
+
+
+def _check_spelling(run: SplitRun, task: TableTask, cells: Sequence[CellResult]) -> str:
+    split: Split = "test" if "test" in task.splits else "valid"
+    score = summarise_metrics([cell.metrics for cell in cells])[split][task.selection_metric].mean
+    value = math.nan if score is None else score
+    threads = run.recipe.train.num_threads
+    return describe_spelling(task, split, value, run.recipe.seeds[0], run.progress, num_threads=threads)
