@@ -13,13 +13,16 @@ from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.data.molecules import NUM_BITS, fingerprints
 from exlm_cli.data.rows.table import Table
 from exlm_cli.finetune.baseline import score_baseline
+from exlm_cli.finetune.training_rows import read_training_rows, write_training_rows
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import Loss
+from exlm_cli.tasks.csv import load_csv
 from exlm_cli.tasks.rows.inputs import TableRows
 from exlm_cli.tasks.rows.labels import Labels
 from exlm_cli.tasks.rows.splits import RowSplit
 from exlm_cli.tasks.rows.task import TableTask
 from tests.recorder import Recorder
+from tests.unit.finetune.finetuned_runs import write_rows
 
 NAN = math.nan
 AMINES = [f"{'C' * n}N" for n in range(1, 13)]
@@ -45,6 +48,30 @@ def test_fingerprints_are_ecfp4():
     generator = rdFingerprintGenerator.GetMorganGenerator(radius=2, fpSize=2048)
     assert set(np.flatnonzero(bits[0])) == set(generator.GetFingerprint(Chem.MolFromSmiles("CCO")).GetOnBits())
     assert bits[1].any()
+
+
+METALS = ("Ni", "Zn", "Ir", "Co", "Ru", "Cr", "Mn", "Rh", "Pd", "Cu", "Pt", "Fe")
+DATIVE = [(f"c1ccc2ccccc2n1->[{metal}](Cl)Cl", 2 + 0.01 * i) for i, metal in enumerate(METALS)]
+DATIVE += [(f"c1ccccn1->[{metal}](Cl)Cl", 0.01 * i) for i, metal in enumerate(METALS)]
+
+
+def test_the_forest_reads_complexes_with_dative_bonds_however_they_are_written(tmp_path):
+    """RDKit writes `[Cl][Ni]([Cl])<-[n]1...`; without bits the forest would miss by the spread of the values, 1."""
+    scores, nearest = [], []
+    for number, write in enumerate([str, Chem.CanonSmiles]):
+        table = write_rows(tmp_path / f"{number}.csv", ["smiles", "y"], [[write(s), str(y)] for s, y in DATIVE])
+        task = load_csv(
+            CsvTaskConfig(name="csv", files={"train": str(table)}, label_columns=("y",), split="random"),
+            SilentProgress(),
+        )
+        assert task.examples["train"].texts[0] == (Chem.CanonSmiles(DATIVE[task.split_indices["train"][0]][0]),)
+        scores.append(run(task)["test"]["rmse"])
+        write_training_rows(tmp_path, task)
+        known = read_training_rows([tmp_path])
+        assert set(known.splits_of(task.training_keys)) == {"train"}
+        nearest += known.nearest_tanimoto(task.training_keys, SilentProgress()).tolist()
+    assert scores[0] == scores[1] < 0.3
+    assert nearest == [1] * len(nearest)
 
 
 def test_it_learns_a_functional_group_as_label_class_and_value():

@@ -8,6 +8,7 @@ import pyarrow.parquet
 import pytest
 import torch
 
+from exlm_cli.api import Run
 from exlm_cli.finetune.embed import SUFFIXES, RowEncoder, embed, finetuned_encoder, pretrained_encoder
 from exlm_cli.finetune.model import load_finetuned
 from exlm_cli.finetune.results import summarise_values
@@ -80,6 +81,21 @@ def test_a_run_of_canonical_smiles_embeds_a_molecule_alike_however_it_is_written
     encoder = finetuned_encoder(replace(finetuned, recipe=finetuned.recipe.model_copy(update={"task": task})))
     cls = vectors(encoder, write_rows(tmp_path / "a.csv", ["mol"], [["CCO"], ["OCC"]]))["cls"]
     assert np.allclose(cls[0], cls[1], atol=2e-6) == is_canonical
+
+
+@pytest.mark.parametrize("standardise", ["none", "parent"])
+def test_a_run_of_parents_embeds_a_salt_as_its_parent(molecules, tmp_path, standardise):
+    """From Python as from the command."""
+    finetuned = load_finetuned(molecules, device="cpu")
+    task = finetuned.recipe.task.model_copy(update={"standardise": standardise})
+    finetuned = replace(finetuned, recipe=finetuned.recipe.model_copy(update={"task": task}))
+    cls = vectors(finetuned_encoder(finetuned), write_rows(tmp_path / "a.csv", ["mol"], [["CCN"], ["[H:1]NCC.Cl"]]))[
+        "cls"
+    ]
+    assert np.allclose(cls[0], cls[1], atol=2e-6) == (standardise == "parent")
+    run = Run(finetuned.run, finetuned, SilentProgress())
+    found = run.predict(["CCN", "NCC.Cl"]).mean, run.embed(["CCN", "NCC.Cl"]).cls
+    assert [np.allclose(rows[0], rows[1], atol=2e-6) for rows in found] == [standardise == "parent"] * 2
 
 
 def test_a_pre_trained_run_embeds_the_column_it_was_trained_on(tmp_path):
