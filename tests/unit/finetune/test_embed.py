@@ -89,9 +89,8 @@ def test_a_run_of_parents_embeds_a_salt_as_its_parent(molecules, tmp_path, stand
     finetuned = load_finetuned(molecules, device="cpu")
     task = finetuned.recipe.task.model_copy(update={"standardise": standardise})
     finetuned = replace(finetuned, recipe=finetuned.recipe.model_copy(update={"task": task}))
-    cls = vectors(finetuned_encoder(finetuned), write_rows(tmp_path / "a.csv", ["mol"], [["CCN"], ["[H:1]NCC.Cl"]]))[
-        "cls"
-    ]
+    table = write_rows(tmp_path / "a.csv", ["mol"], [["CCN"], ["[H:1]NCC.Cl"]])
+    cls = vectors(finetuned_encoder(finetuned), table)["cls"]
     assert np.allclose(cls[0], cls[1], atol=2e-6) == (standardise == "parent")
     run = Run(finetuned.run, finetuned, SilentProgress())
     found = run.predict(["CCN", "NCC.Cl"]).mean, run.embed(["CCN", "NCC.Cl"]).cls
