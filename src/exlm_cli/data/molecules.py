@@ -226,7 +226,7 @@ def _standardisers() -> tuple[Any, Any]:
     from rdkit.Chem.MolStandardize import rdMolStandardize
 
     parameters = rdMolStandardize.CleanupParameters()
-    parameters.preferOrganic = True
+    parameters.preferOrganic = True  # type: ignore[assignment]  # its stub has the type of another attribute
     return parameters, rdMolStandardize.Uncharger()
 
 

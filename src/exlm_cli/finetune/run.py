@@ -8,7 +8,6 @@ are run directories on other splits.
 """
 
 import contextlib
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -498,6 +497,5 @@ def _notes(run: SplitRun, cells: Sequence[CellResult]) -> tuple[str, ...]:
 def _check_spelling(run: SplitRun, task: TableTask, cells: Sequence[CellResult]) -> str:
     split: Split = "test" if "test" in task.splits else "valid"
     score = summarise_metrics([cell.metrics for cell in cells])[split][task.selection_metric].mean
-    value = math.nan if score is None else score
     threads = run.recipe.train.num_threads
-    return describe_spelling(task, split, value, run.recipe.seeds[0], run.progress, num_threads=threads)
+    return describe_spelling(task, split, score, run.recipe.seeds[0], run.progress, num_threads=threads)

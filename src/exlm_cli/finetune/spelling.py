@@ -3,6 +3,7 @@
 Axes: N molecules.
 """
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -28,14 +29,20 @@ def character_counts(smiles: Sequence[str]) -> NDArray[np.float32]:
 
 
 def describe_spelling(
-    task: DownstreamTask, split: Split, score: float, seed: int, progress: Progress, *, num_threads: int | None = None
+    task: DownstreamTask,
+    split: Split,
+    score: float | None,
+    seed: int,
+    progress: Progress,
+    *,
+    num_threads: int | None = None,
 ) -> str:
     """Return a note: the score of a random forest on character counts of the same SMILES, beside the model's.
 
     Args:
         task: A task of molecules that are read as written.
         split: Split that is scored.
-        score: The model's, by the task's selection metric; NaN where it is not defined.
+        score: The model's, by the task's selection metric; None where it is not defined.
         seed: Seed of the forest.
         num_threads: Threads that grow trees; None: one for each core.
     """
@@ -44,6 +51,8 @@ def describe_spelling(
     )
     metric = task.selection_metric
     of_forest = scores[split][metric]
+    if score is None or of_forest is None or math.isnan(of_forest):
+        return f"spelling check: {metric} is not defined on these {split} rows"
     is_close = of_forest >= score - _CLOSE if task.is_greater_better else of_forest <= score * (1 + _CLOSE)
     note = (
         f"spelling check: a random forest on eight counts of characters of the SMILES as written has {split} {metric} "
