@@ -94,9 +94,16 @@ def resample_scores(metric: str, rows: ScoredRows, *, num_resamples: int = NUM_R
         size = min(block, num_resamples - start)
         counts_BN = np.zeros((size, len(rows.targets)))
         for stratum in strata:
-            counts_BN[:, stratum] = rng.multinomial(len(stratum), np.full(len(stratum), 1 / len(stratum)), size=size)
+            counts_BN[:, stratum] = _draw(len(stratum), size, rng)
         parts.append(np.stack([statistic(counts_BN) for statistic in statistics]))
     return np.concatenate(parts, axis=1)
+
+
+def _draw(num_rows: int, num_resamples: int, rng: np.random.Generator) -> IntArray:
+    """Return (B, N) how often each of N rows is drawn if N are drawn with replacement."""
+    drawn_BN = rng.integers(num_rows, size=(num_resamples, num_rows))
+    place_BN = drawn_BN + num_rows * np.arange(num_resamples)[:, None]
+    return np.bincount(place_BN.ravel(), minlength=place_BN.size).reshape(place_BN.shape)
 
 
 def percentile_interval(values_B: FloatArray) -> Bounds | None:
@@ -182,10 +189,10 @@ def _area(score_N: FloatArray, is_positive_N: NDArray[np.bool_], counts_BN: Floa
     below_BG = negative_BG.cumsum(axis=1) - negative_BG / 2
     pairs_B = positive_BG.sum(axis=1) * negative_BG.sum(axis=1)
     wins_B = (positive_BG * below_BG).sum(axis=1)
-    return np.divide(wins_B, pairs_B, out=np.full(len(pairs_B), np.nan), where=pairs_B > 0)
+    return np.asarray(np.divide(wins_B, pairs_B, out=np.full(len(pairs_B), np.nan), where=pairs_B > 0))
 
 
 def _mean_of_defined(values_BQ: FloatArray) -> FloatArray:
     num_B = np.count_nonzero(~np.isnan(values_BQ), axis=1)
     total_B = np.nansum(values_BQ, axis=1)
-    return np.divide(total_B, num_B, out=np.full(len(num_B), np.nan), where=num_B > 0)
+    return np.asarray(np.divide(total_B, num_B, out=np.full(len(num_B), np.nan), where=num_B > 0))

@@ -426,7 +426,7 @@ def _conclude(run: SplitRun, parts: Sequence[SplitScores]) -> RunResults:
     task, folder, splits = run.data.task, run.folder, [part.results for part in parts]
     results, scores = splits[0], join_scores([part.scores for part in parts])
     rows, valid = None, run.data.splits["valid"]
-    if task.loss != "span":
+    if task.loss != "span" and len(splits) == 1:
         num_rows = len(run.data.splits[results.scored_split].scored_targets)
         scale_C = target_scale(run.data.splits["train"].targets)[1] if task.loss == "regression" else None
         rows = read_scored_rows(folder, results, num_rows, scale_C, scores.baselines)

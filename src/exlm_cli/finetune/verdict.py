@@ -88,9 +88,8 @@ def compare(splits: Sequence[RunResults], scores: RunScores, rows: ScoredRows | 
     best = int(np.argmax(np.nan_to_num(in_validation, nan=-math.inf)))
     ours, theirs = (scores.by_split(part, metric, model) for model in (MODEL, names[best]))
     pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
-    described = {"baseline": names[best], "metric": metric, "split": part}
     if not pairs:
-        return Comparison(**described, of_model=None, of_baseline=None, gain=None)
+        return Comparison(baseline=names[best], metric=metric, split=part, of_model=None, of_baseline=None, gain=None)
     gains = [sign * (a - b) for a, b in pairs]
     if len(splits) > 1:
         over_splits = mean_interval([[gain] for gain in gains], gain_range(metric), own.test_share)
@@ -99,7 +98,9 @@ def compare(splits: Sequence[RunResults], scores: RunScores, rows: ScoredRows | 
         intervals = [_gain_over_rows(metric, rows, 1 + best, sign), _gain_over_seeds(own, scores, names[best], sign)]
     of_model, of_baseline = (float(np.mean([pair[i] for pair in pairs])) for i in (0, 1))
     return Comparison(
-        **described,
+        baseline=names[best],
+        metric=metric,
+        split=part,
         of_model=of_model,
         of_baseline=of_baseline,
         gain=float(np.mean(gains)),
