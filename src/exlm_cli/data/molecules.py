@@ -1,5 +1,6 @@
 """SMILES as molecules: which rows are molecules, which are the same molecule, parents, scaffolds and fingerprints."""
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -50,6 +51,9 @@ _UNSETTLED = re.compile(r"->|<-|@[A-Z]")
 _CHARGED_OR_PARTED = re.compile(r"[+-]\d*]|\.")
 
 _BAR_EVERY_ROWS = 64
+
+_DESCRIBED_HERE, _DESCRIBED_CHUNK = 256, 64
+"""Molecules whose descriptors are worked out in this process, and at a time in each other: one takes 10 ms."""
 
 FINGERPRINT_RADIUS = 2
 """Bonds around each atom; the 4 in ECFP4 is the diameter, twice this."""
@@ -237,6 +241,45 @@ def murcko_scaffold(molecule: "Mol", *, has_chirality: bool) -> str:
     if not molecule.GetRingInfo().NumRings():
         return ""
     return cast(str, MurckoScaffoldSmiles(mol=molecule, includeChirality=has_chirality))  # type: ignore[no-untyped-call]
+
+
+def descriptors(smiles: Sequence[str], progress: Progress) -> NDArray[np.float32]:
+    """Return (N, D) the descriptors of `rdkit.Chem.Descriptors.descList`, in its order.
+
+    NaN where RDKit has no value, as in every column of a row that is not a molecule. What float32 cannot hold, like the
+    `Ipc` of a large molecule, becomes its largest number.
+    """
+    from rdkit.Chem.Descriptors import descList
+
+    values_ND = np.full((len(smiles), len(descList)), np.nan)
+    described = map_in_order(_describe, smiles, _undescribed, num_here=_DESCRIBED_HERE, chunk_rows=_DESCRIBED_CHUNK)
+    with progress.bar("descriptors", len(smiles)) as bar:
+        for row, values_D in enumerate(described):
+            if values_D:
+                values_ND[row] = values_D
+            if row % _BAR_EVERY_ROWS == 0:
+                bar.update(row)
+        bar.update(len(smiles))
+    limit = np.finfo(np.float32).max
+    return values_ND.clip(-limit, limit).astype(np.float32)
+
+
+def _describe(smiles: str) -> tuple[float, ...]:
+    from rdkit import rdBase
+    from rdkit.Chem.Descriptors import CalcMolDescriptors
+
+    molecule, _ = parse_molecule(smiles)
+    if molecule is None:
+        return ()
+    with rdBase.BlockLogs():
+        found = CalcMolDescriptors(molecule, missingVal=math.nan, silent=True)  # type: ignore[no-untyped-call]
+    return tuple(float(value) for value in found.values())
+
+
+def _undescribed(reason: str) -> tuple[float, ...]:
+    """Return the values of a molecule on which RDKit hangs or crashes: none."""
+    del reason
+    return ()
 
 
 def fingerprints(smiles: Sequence[str]) -> Fingerprints:

@@ -20,6 +20,7 @@ from exlm_cli.data.batch import batch_from_masked_ids
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.finetune.model import Finetuned
 from exlm_cli.finetune.results import RunResults, best_cell_folder
+from exlm_cli.finetune.scores import read_scores
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.model.heads import TaskModel
 from exlm_cli.run_dir import METRICS_FILE, read_metrics, run_directory
@@ -218,10 +219,8 @@ def pretrained_source(pretrained: Pretrained) -> Source:
 
 def finetuned_source(finetuned: Finetuned) -> Source:
     """Return the model of the seed with the best validation score, and its scores."""
-    results, task = finetuned.results, finetuned.recipe.task
-    seed = results.best_seed()
-    scored = results.metrics[results.scored_split]
-    of_seed = {name: summary.values[results.seeds.index(seed)] for name, summary in scored.items()}
+    results, task, seed = finetuned.results, finetuned.recipe.task, finetuned.results.best_seed
+    scores = read_scores(finetuned.run).of_seed(results.scored_split, seed, task.split_seed)
     return Source(
         run=finetuned.run,
         recipe=finetuned.encoder_recipe,
@@ -231,7 +230,7 @@ def finetuned_source(finetuned: Finetuned) -> Source:
         sequence_length=finetuned.sequence_length,
         num_steps=results.init.steps,
         num_tokens=results.init.tokens,
-        scores={name: value for name, value in of_seed.items() if value is not None},
+        scores=scores,
         scores_are=f"on the {results.scored_split} split",
         results=results,
         seed=seed,

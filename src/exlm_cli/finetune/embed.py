@@ -77,7 +77,7 @@ def pretrained_encoder(pretrained: Pretrained) -> RowEncoder:
 
 def finetuned_encoder(finetuned: Finetuned) -> RowEncoder:
     """Return the encoder of the seed with the best validation score; axes of different seeds have no common meaning."""
-    seed, task = finetuned.results.best_seed(), finetuned.recipe.task
+    seed, task = finetuned.results.best_seed, finetuned.recipe.task
     return RowEncoder(
         finetuned.runners[seed],
         finetuned.tokenizer,

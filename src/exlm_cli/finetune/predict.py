@@ -95,9 +95,8 @@ def predict(
     with folder_for_results(out.parent, *files):
         calibration, notes = _calibration_of(members)
         known = read_training_rows([member.run for member in members])
-        threshold = None if ensemble else results.metrics["valid"].get("f1_threshold")
-        median = None if threshold is None else threshold.median
-        task = TrainedTask(config, results.input_kind, results.loss, results.output_names, median)
+        threshold = None if ensemble else results.no_answer_threshold
+        task = TrainedTask(config, results.input_kind, results.loss, results.output_names, threshold)
         rows = layout.read(task, path, column, progress)
         encoded, outputs, notes_on_encoding = _run_models(members, rows, progress)
         split_N = known.splits_of(rows.keys)

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from exlm_cli.finetune.baseline import score_baseline
+from exlm_cli.finetune.baseline import Baseline, FeatureStore, predict_baseline
 from exlm_cli.format import format_number
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import DownstreamTask, Split
+from exlm_cli.tasks.metrics import score_rows
+from exlm_cli.tasks.rows.task import TableTask
 
 NUM_TREES = 100
 """There are eight features, and 75,000 rows of 17 labels in MUV."""
@@ -22,8 +24,18 @@ _CLOSE = 0.05
 _COUNTED = tuple(map(re.compile, (r".", r"\[", r"@", r"=", r"\d", r"[bcnops]", r"\.", r"[+-](?=\d*\])")))
 
 
-def character_counts(smiles: Sequence[str]) -> NDArray[np.float32]:
+class _Spelling(Baseline):
+    """A forest on character counts; no report compares the model with it."""
+
+    @property
+    def name(self) -> str:
+        """How its progress bar is called."""
+        return "spelling check"
+
+
+def character_counts(smiles: Sequence[str], progress: Progress | None = None) -> NDArray[np.float32]:
     """Return (N, 8): length, brackets, chirality marks, double bonds, digits, aromatic letters, dots and charges."""
+    del progress  # they take no time
     counts = [[len(pattern.findall(text)) for pattern in _COUNTED] for text in smiles]
     return np.array(counts, dtype=np.float32).reshape(len(smiles), len(_COUNTED))
 
@@ -46,11 +58,11 @@ def describe_spelling(
         seed: Seed of the forest.
         num_threads: Threads that grow trees; None: one for each core.
     """
-    scores, _ = score_baseline(
-        task, seed, progress, features=character_counts, num_trees=NUM_TREES, num_threads=num_threads
-    )
+    forest, store = _Spelling("spelling", character_counts, "sqrt"), FeatureStore()
+    found = predict_baseline(task, forest, store, seed, progress, num_trees=NUM_TREES, num_threads=num_threads)
+    assert isinstance(task, TableTask), "a task of molecules is a table"
     metric = task.selection_metric
-    of_forest = scores[split][metric]
+    of_forest = dict(score_rows(task.loss, found[split], task.examples[split].targets, task.target_scale))[metric]
     if score is None or of_forest is None or math.isnan(of_forest):
         return f"spelling check: {metric} is not defined on these {split} rows"
     is_close = of_forest >= score - _CLOSE if task.is_greater_better else of_forest <= score * (1 + _CLOSE)

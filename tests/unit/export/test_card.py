@@ -13,7 +13,7 @@ from exlm_cli.export.card import model_card
 from exlm_cli.export.folder import export_folder, write_model
 from exlm_cli.export.source import Source, finetuned_source, pretrained_source
 from exlm_cli.finetune.model import load_finetuned
-from exlm_cli.finetune.results import summarise_values
+from exlm_cli.finetune.scores import read_scores
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import MetricsLog
 from exlm_cli.tasks.squad.files import questions_of_pairs
@@ -106,7 +106,7 @@ def test_the_code_of_a_card_finds_the_answers_of_the_run(tmp_path, capsys, form)
     ]:
         rows = new_questions(config, questions_of_pairs([(question, paragraph)])[0])  # type: ignore[arg-type]
         encoded = rows.encode(source.tokenizer, source.sequence_length)
-        runner = finetuned.runners[finetuned.results.best_seed()]
+        runner = finetuned.runners[finetuned.results.best_seed]
         (ours,) = encoded.answer([runner.predict(encoded, SilentProgress(), "")]).values()  # type: ignore[attr-defined]
         written = code.replace("FOLDER", str(out)).replace(asked, repr(question)).replace(read, repr(paragraph))
         names: dict[str, Any] = {}
@@ -157,14 +157,13 @@ def test_a_bar_in_a_file_name_stays_in_its_cell(source):
 
 def test_scores_are_those_of_the_seed_that_is_best_in_validation(molecules):
     finetuned = load_finetuned(molecules, device="cpu")
-    assert finetuned.results.is_greater_better
-    of_seeds = {"valid": summarise_values([0.25, 0.75]), "test": summarise_values([0.5, 0.125])}
-    metrics = {split: dict.fromkeys(names, of_seeds[split]) for split, names in finetuned.results.metrics.items()}
-    results = finetuned.results.model_copy(update={"metrics": metrics})
-    source = finetuned_source(replace(finetuned, results=results))
-    assert source.seed == 2
-    assert set(source.scores.values()) == {0.125}
-    assert source.model is finetuned.runners[2].model
+    scores = read_scores(molecules)
+    for seed in (1, 2):
+        results = finetuned.results.model_copy(update={"best_seed": seed})
+        source = finetuned_source(replace(finetuned, results=results))
+        assert source.seed == seed
+        assert source.scores["roc_auc"] == scores.by_seed("test", "roc_auc").value.tolist()[seed - 1]
+        assert source.model is finetuned.runners[seed].model
 
 
 def test_the_card_of_a_pretrained_run_has_the_last_validation_before_its_checkpoint(tmp_path):

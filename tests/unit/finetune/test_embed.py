@@ -11,7 +11,6 @@ import torch
 from exlm_cli.api import Run
 from exlm_cli.finetune.embed import SUFFIXES, RowEncoder, embed, finetuned_encoder, pretrained_encoder
 from exlm_cli.finetune.model import load_finetuned
-from exlm_cli.finetune.results import summarise_values
 from exlm_cli.progress import SilentProgress
 from exlm_cli.train.pretrained import load_pretrained
 from tests.unit.finetune.finetuned_runs import SMILES, glue_run, write_rows
@@ -55,11 +54,9 @@ def test_vectors_of_a_repeated_mlm(tmp_path):
 
 def test_a_fine_tuned_run_embeds_with_its_best_seed_and_its_own_column(molecules, tmp_path):
     finetuned = load_finetuned(molecules, device="cpu")
-    for values, seed in (([0.2, 0.7], 2), ([0.7, 0.7], 1), ([None, 0.1], 2), ([None, None], 1)):
-        metrics = {"valid": {finetuned.results.selection_metric: summarise_values(values)}}
-        encoder = finetuned_encoder(
-            replace(finetuned, results=finetuned.results.model_copy(update={"metrics": metrics}))
-        )
+    for seed in (2, 1):
+        results = finetuned.results.model_copy(update={"best_seed": seed})
+        encoder = finetuned_encoder(replace(finetuned, results=results))
         assert encoder.runner is finetuned.runners[seed]
         assert encoder.origin == f"{molecules}, seed {seed}, the best in validation"
     rows = [["not SMILES", smiles] for smiles in SMILES]

@@ -36,7 +36,7 @@ from exlm_cli.tasks.base import PredictionSummary
 from exlm_cli.tasks.rows.task import Examples, RowTask
 from tests.tiny import SPECIAL
 from tests.unit.finetune.finetuned_runs import SMILES, read_rows, words_run, write_rows
-from tests.unit.report.results import replicated
+from tests.unit.report.results import scored
 from tests.unit.tasks.squad.test_task import write
 
 
@@ -184,7 +184,8 @@ def test_splits_of_a_run_that_are_not_given_are_named(finetuned, tmp_path):
         shutil.copytree(finetuned.run, path)
         return replace(finetuned, run=path)
 
-    replication = replicated({}, {}).model_copy(update={"split_seeds": (0, 1, 2)})
+    replication = scored("a", "csv", {"rmse": [0.5] * 3}, split_seeds=(0, 1, 2)).results.replication
+    assert replication is not None
     run = of(tmp_path / "run")
     run = replace(run, results=finetuned.results.model_copy(update={"replication": replication}))
     one, two = (of(run.run / f"replicates/split-{seed}") for seed in replication.split_seeds[1:])
