@@ -163,7 +163,8 @@ class Run:
             info = GLUE_TASKS[config.name.removeprefix("glue/")]
             texts = check_rows(rows, num_texts=len(info.layouts[0].texts))
             return new_texts(info, texts), ("",) * len(texts)
-        found = rows_of_list([text for (text,) in check_rows(rows)], results.input_kind, self._progress)
+        inputs = [text for (text,) in check_rows(rows)]
+        found = rows_of_list(inputs, results.input_kind, self._progress, reads_parents=config.reads_parents)
         task = TrainedTask(config, results.input_kind, results.loss, results.output_names)
         unknown = np.full((len(found.rows), 1), np.nan)
         return new_rows(found, task, unknown, {}, found.notes), found.problems
@@ -177,8 +178,9 @@ class Run:
         Raises:
             DataError: `rows` is not a list of strings.
         """
-        texts = [text for (text,) in check_rows(rows)]
-        return embed_rows(self.encoder, rows_of_list(texts, self.encoder.kind, self._progress), self._progress)
+        encoder, texts = self.encoder, [text for (text,) in check_rows(rows)]
+        found = rows_of_list(texts, encoder.kind, self._progress, reads_parents=encoder.reads_parents)
+        return embed_rows(encoder, found, self._progress)
 
     def fill(self, text: str, *, num_fillings: int = 10, num_top: int = 3, length: Length = "exact") -> Inspection:
         """Fill the masks of a text with a pre-trained run, jointly.

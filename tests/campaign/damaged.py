@@ -64,7 +64,7 @@ def checkpoints(trial: Trial) -> None:
 
 
 WEIGHTY = ("model.safetensors", "manifest.json", "state.json", "tokenizer.json", "recipe.yaml", "run.json",
-           "results.json", "result.json", "metrics.jsonl", "encoder.yaml")  # fmt: skip
+           "results.json", "scores.csv", "result.json", "metrics.jsonl", "encoder.yaml")  # fmt: skip
 
 
 def damage(trial: Trial, path: Path) -> None:

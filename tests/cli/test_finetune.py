@@ -38,8 +38,8 @@ def test_a_csv_is_fine_tuned_from_the_newest_fitting_run_for_people_and_scripts(
     """A table is printed; a finished run that is resumed prints the same results as JSON."""
     captured = printed_by(capsys, [*TASK, "--seeds", "4,5", "--out", "run"])
     assert "checkpoint: runs/pretrained, the newest text run, trained on " in captured.err
-    assert "mean of 2 seeds" in captured.out
-    assert "results: run/results.json" in captured.out
+    assert "single seeds: mean ± standard deviation of 2 seeds" in captured.out
+    assert "results: run/results.json\nscores: run/scores.csv\n" in captured.out
     assert all(name in captured.out for name in ("roc_auc", "accuracy", "valid", "test", "±"))
     recipe = load_recipe("run/recipe.yaml", kind=FinetuneRecipe)
     assert (recipe.seeds, recipe.task.label_columns, recipe.train.max_epochs) == ((4, 5), ("amber",), 2)

@@ -10,8 +10,9 @@ from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.finetune import cell as cell_module
 from exlm_cli.finetune import run as finetune
 from exlm_cli.finetune.model import load_finetuned
-from exlm_cli.finetune.results import CellResult, GridChoice, read_results
+from exlm_cli.finetune.results import CellResult, read_results
 from exlm_cli.finetune.run import run_finetuning
+from exlm_cli.finetune.scores import point_scores, read_scores
 from exlm_cli.run_dir import read_metrics
 from tests.killed import interrupted_at_call
 from tests.unit.finetune.synthetic import (
@@ -48,7 +49,7 @@ def test_a_task_that_words_decide_is_learnt(tmp_path, loss, metric, is_learnt):
     task = WordTask(loss, (240, 60, 60))
     result = run_tiny(pretrained, tmp_path / "run", task, seeds=[1], train=train, optim={"lr": 5e-3}, model=NO_DROPOUT)
     for split in ("valid", "test"):
-        assert is_learnt(result.results.metrics[split][metric].mean), result.results.metrics
+        assert is_learnt(result.scores.average(split, metric).mean), result.scores.as_json()
 
 
 def test_spans_are_learnt_also_when_every_token_is_repeated(tmp_path):
@@ -62,8 +63,8 @@ def test_spans_are_learnt_also_when_every_token_is_repeated(tmp_path):
     no_answer = float((task.targets["valid"] == 0).all(1).mean())
     losses = [row["loss"] for row in read_metrics(tmp_path / "run/cells/single/seed-1/metrics.jsonl")]
     assert losses[-1] < 0.6 * losses[0]
-    assert result.results.metrics["valid"]["accuracy"].mean >= no_answer
-    assert list(result.results.metrics) == ["valid"]
+    assert result.scores.seeds("valid", "accuracy").mean >= no_answer
+    assert result.scores.splits == ["valid"]
     assert not list((tmp_path / "run").rglob("predictions-*.csv"))
 
 
@@ -82,10 +83,11 @@ def test_the_best_grid_point_is_that_with_the_best_validation_and_keeps_its_weig
     assert [point.values for point in results.grid] == [
         {"optim.lr": lr, "train.max_epochs": epochs} for lr in (1e-5, 3e-3) for epochs in (1, 2)
     ]
-    means = [point.valid["accuracy"].mean for point in results.grid]
-    best = results.grid[int(np.argmax(means))]
-    assert results.grid_best == GridChoice(label=best.label, values=best.values)
-    assert results.metrics["valid"] == best.valid
+    means = point_scores(read_scores(searched), "accuracy", "mean")
+    assert list(means) == [point.label for point in results.grid]
+    best = results.grid[int(np.argmax(list(means.values())))]
+    assert results.grid_best == best
+    assert read_scores(searched).seeds("valid", "accuracy").mean == pytest.approx(means[best.label])
     assert len(cells(searched)) == 8
     kept = {path.relative_to(searched / "cells").parts[0] for path in searched.rglob("model.safetensors")}
     assert kept == {best.label}

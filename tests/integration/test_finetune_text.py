@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 
-from exlm_cli.finetune.results import RunResults
-from exlm_cli.finetune.run import run_finetuning
+from exlm_cli.finetune.run import FinetuneResult, run_finetuning
 from exlm_cli.tasks.glue import GLUE_TASKS
 from tests.unit.finetune.synthetic import finetune_recipe, make_pretrained
 from tests.unit.tasks.glue_files import ROWS, write_glue
 from tests.unit.tasks.squad.test_task import write
 
 
-def finetune(folder: Path, task: dict[str, Any], **train: Any) -> RunResults:
+def finetune(folder: Path, task: dict[str, Any], **train: Any) -> FinetuneResult:
     checkpoint = make_pretrained(folder / "pretrained")
     recipe = finetune_recipe(
         seeds=[1],
@@ -23,19 +22,19 @@ def finetune(folder: Path, task: dict[str, Any], **train: Any) -> RunResults:
         optim={"lr": 1e-2, "schedule": "constant"},
         train={"microbatch_tokens": 4096, **train},
     )
-    results = run_finetuning(recipe, checkpoint=checkpoint, out=folder / "run").results
-    assert json.loads((folder / "run" / "results.json").read_text(encoding="utf-8")) == results.as_json()
-    return results
+    result = run_finetuning(recipe, checkpoint=checkpoint, out=folder / "run")
+    assert json.loads((folder / "run" / "results.json").read_text(encoding="utf-8")) == result.results.as_json()
+    return result
 
 
 @pytest.mark.parametrize("name", ["rte", "stsb"])
 def test_a_glue_task_is_learned_by_heart(name, tmp_path):
     write_glue(tmp_path / "data", name, copies=4)
     task = {"name": f"glue/{name}", "data_dir": str(tmp_path / "data")}
-    results = finetune(tmp_path, task, max_epochs=50, validate_every_steps=25, batch_sequences=8)
-    metrics = results.metrics["valid"]
-    assert set(GLUE_TASKS[name].metrics) <= set(metrics)
-    assert metrics[GLUE_TASKS[name].metrics[0]].median > 0.99
+    result = finetune(tmp_path, task, max_epochs=50, validate_every_steps=25, batch_sequences=8)
+    results, scores = result.results, result.scores
+    assert set(GLUE_TASKS[name].metrics) <= set(scores.names("valid"))
+    assert scores.seeds("valid", GLUE_TASKS[name].metrics[0]).median > 0.99
     assert results.split_sizes == {"train": len(ROWS[name]) * 4, "valid": len(ROWS[name]) * 4}
     assert any("no public test labels" in note for note in results.notes)
 
@@ -46,10 +45,11 @@ def test_answers_are_learned_by_heart(tmp_path):
     write(data, "train-v2.0.json", "Moss", "Clocks", "Tea")
     write(data, "dev-v2.0.json", "Moss", "Clocks", "Tea")
     task = {"name": "squad/v2", "data_dir": str(data), "doc_stride": 12, "max_query_tokens": 24}
-    results = finetune(tmp_path, task, max_epochs=60, validate_every_steps=40, batch_sequences=4)
-    metrics = results.metrics["valid"]
-    assert metrics["f1"].median > 0.9
-    assert metrics["has_answer_f1"].median > 0.9
+    result = finetune(tmp_path, task, max_epochs=60, validate_every_steps=40, batch_sequences=4)
+    results, scores = result.results, result.scores
+    assert scores.seeds("valid", "f1").median > 0.9
+    assert scores.seeds("valid", "has_answer_f1").median > 0.9
+    assert scores.average("valid", "f1").mean == pytest.approx(scores.seeds("valid", "f1").mean)  # of one seed
     assert results.split_sizes == {"train": 7, "valid": 7}
     cell = tmp_path / "run" / "cells" / "single" / "seed-1"
     answers = json.loads((cell / "predictions-valid.json").read_text(encoding="utf-8"))

@@ -85,6 +85,11 @@ class TaskSection(StrictModel):
         return False
 
     @property
+    def reads_parents(self) -> bool:
+        """Whether the model reads the parents of molecules instead of salts."""
+        return False
+
+    @property
     def is_split_by_seed(self) -> bool:
         """Whether another `split_seed` gives another split."""
         return False
@@ -102,7 +107,10 @@ class RowTaskConfig(TaskSection):
     )
     smiles_column: str | None = Field(None, description="Column with the SMILES; none: the task's usual column")
     canonical_smiles: bool = Field(
-        False, description="Give the model RDKit's canonical SMILES instead of the SMILES in the file"
+        True, description="Read RDKit's canonical SMILES without atom-map numbers, not the SMILES as written"
+    )
+    standardise: Literal["none", "parent"] = Field(
+        "none", description="`parent`: read the largest fragment of a molecule, uncharged, instead of its salt"
     )
     class_weights: Literal["none", "balanced"] = Field(
         "none", description="`balanced`: rarer classes weigh more, as in scikit-learn"
@@ -119,6 +127,11 @@ class RowTaskConfig(TaskSection):
         return self.canonical_smiles and self.input_kind == "smiles"
 
     @property
+    def reads_parents(self) -> bool:
+        """Whether the model reads the parents of molecules instead of salts."""
+        return self.standardise == "parent"
+
+    @property
     def is_split_by_seed(self) -> bool:
         """Whether another `split_seed` gives another split."""
         return self.split in ("random", "scaffold-balanced")
@@ -127,6 +140,13 @@ class RowTaskConfig(TaskSection):
     def is_split_by_scaffold(self) -> bool:
         """Whether molecules are split by their scaffolds."""
         return self.split.startswith("scaffold")
+
+    def _check_molecules(self) -> None:
+        if self.reads_parents and not self.canonical_smiles:
+            raise ValueError(
+                "`task.standardise: parent` cannot be combined with `task.canonical_smiles: false`: a parent has no "
+                "SMILES as written"
+            )
 
     def _check_split_file(self) -> None:
         if self.split == "file" and self.split_file is None:
@@ -151,6 +171,7 @@ class MoleculeNetTaskConfig(RowTaskConfig):
     @model_validator(mode="after")
     def _check_keys(self) -> Self:
         self._check_split_file()
+        self._check_molecules()
         return self
 
 
@@ -251,6 +272,7 @@ class CsvTaskConfig(RowTaskConfig):
     @model_validator(mode="after")
     def _check_keys(self) -> Self:
         self._check_split_file()
+        self._check_molecules()
         if self.text_column is not None:
             self._check_text()
         if self.files.test is not None and self.files.valid is None:
@@ -281,6 +303,8 @@ class CsvTaskConfig(RowTaskConfig):
             )
         if self.split not in (_DEFAULT_SPLIT, "random", "file"):
             raise ValueError(f"`task.split: {self.split}` is for molecules; the task has text")
+        if self.reads_parents:
+            raise ValueError("`task.standardise: parent` is for molecules; the task has text")
 
 
 class InstalledTask(TaskSection):

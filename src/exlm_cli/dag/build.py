@@ -9,6 +9,7 @@ from exlm_cli.dag import check_sentence
 from exlm_cli.dag.graph import Dag
 from exlm_cli.data import IntArray
 from exlm_cli.data.batch import batch_from_masked_ids
+from exlm_cli.data.molecules import without_atom_maps
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
 from exlm_cli.format import format_number_of
@@ -27,7 +28,8 @@ def build_dag(pretrained: Pretrained, text: str, *, progress: Progress | None = 
     Args:
         pretrained: Any pre-trained checkpoint. An MLM or `alignment: independent` gives a chain of one node a mask;
             where the mask has several states, the node's distribution is that of the one token they yield (CTC).
-        text: Running text or SMILES; each "[MASK]" is one masked token.
+        text: Running text or SMILES; each "[MASK]" is one masked token. A SMILES with masks is no molecule, so it is
+            read as written, without atom-map numbers where the model was trained without them.
         progress: Receives a message about tokens that the vocabulary lacks.
 
     Raises:
@@ -35,6 +37,8 @@ def build_dag(pretrained: Pretrained, text: str, *, progress: Progress | None = 
     """
     model, tokenizer, recipe = pretrained.model, pretrained.tokenizer, pretrained.recipe
     check_sentence(text, is_smiles=recipe.data.kind == "smiles")
+    if recipe.data.has_canonical_smiles:
+        text = without_atom_maps(text)
     if recipe.masking.num_repeats > 1:
         raise DataError(
             f"{pretrained.checkpoint} is a Repeated MLM (`masking.num_repeats` {recipe.masking.num_repeats}): it reads "

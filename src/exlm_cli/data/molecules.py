@@ -1,12 +1,13 @@
-"""SMILES as molecules: which rows are molecules, which are the same molecule, their scaffolds and fingerprints."""
+"""SMILES as molecules: which rows are molecules, which are the same molecule, parents, scaffolds and fingerprints."""
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import tee
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from exlm_cli.data.rdkit_processes import map_in_order
 from exlm_cli.data.rows.records import Row
 from exlm_cli.data.smiles import SMILES_TOKEN, SMILES_TOKENS
+from exlm_cli.errors import DataError
 from exlm_cli.format import shorten
 from exlm_cli.progress import Progress
 
@@ -44,8 +46,14 @@ _NUMBERS_OF_ATOM = (
 )
 
 _ATOM_MAP = re.compile(r":\d+(?=])")
+_UNSETTLED = re.compile(r"->|<-|@[A-Z]")
+"""Dative bonds, which RDKit also makes while it reads, and chirality of metals."""
+_CHARGED_OR_PARTED = re.compile(r"[+-]\d*]|\.")
 
 _BAR_EVERY_ROWS = 64
+
+_DESCRIBED_HERE, _DESCRIBED_CHUNK = 256, 64
+"""Molecules whose descriptors are worked out in this process, and at a time in each other: one takes 10 ms."""
 
 FINGERPRINT_RADIUS = 2
 """Bonds around each atom; the 4 in ECFP4 is the diameter, twice this."""
@@ -60,27 +68,40 @@ class Molecule:
 
     Attributes:
         problem: Why it is not a molecule; empty where it is one.
-        canonical: RDKit's canonical SMILES, with stereochemistry, without atom-map numbers; rows that share it are the
-            same molecule.
-        scaffold: Its Bemis-Murcko scaffold, if that was asked for.
-        has_odd_metal: RDKit refuses the valence of a metal in it, and nothing else.
+        canonical: RDKit's canonical SMILES of what is read, with stereochemistry, without atom-map numbers; rows that
+            share it are the same molecule.
+        scaffold: The Bemis-Murcko scaffold of what is read, if that was asked for.
+        has_odd_metal: RDKit refuses the valence of a metal in the row, and nothing else.
+        parent: Canonical SMILES of the parent, by the steps of `parent_of`.
+        num_fragments: Unconnected parts of the molecule in the row; a salt has several.
+        is_parent: The parent is read, and it is not the molecule in the row.
     """
 
     problem: str = ""
     canonical: str = ""
     scaffold: str | None = None
     has_odd_metal: bool = False
+    parent: str = ""
+    num_fragments: int = 1
+    is_parent: bool = False
 
 
 def read_molecules(
-    smiles: Sequence[str], progress: Progress, *, has_chiral_scaffolds: bool | None = None
+    smiles: Sequence[str],
+    progress: Progress,
+    *,
+    has_chiral_scaffolds: bool | None = None,
+    reads_parents: bool = False,
 ) -> list[Molecule]:
     """Read every row of a column; work out scaffolds with chirality, without it, or (None) not at all.
 
     A molecule with a metal of a valence that RDKit refuses is accepted: the benchmarks were made with older versions of
     RDKit, and the model reads its SMILES, not its valences.
+
+    Args:
+        reads_parents: Read the parent of each molecule instead of the molecule.
     """
-    read = partial(_read, has_chiral_scaffolds=has_chiral_scaffolds)
+    read = partial(_read, has_chiral_scaffolds=has_chiral_scaffolds, reads_parents=reads_parents)
     found = []
     with progress.bar("molecules", len(smiles)) as bar:
         for number, molecule in enumerate(map_in_order(read, smiles, Molecule), start=1):
@@ -147,17 +168,70 @@ def parse_molecule(row: str) -> tuple["Mol | None", str | None]:
     if refused is not None:
         return None, refused
     try:
-        return _parse(_ATOM_MAP.sub("", row) if ":" in row else row)
+        return _parse(without_atom_maps(row))
     except _RDKIT_ERRORS as error:
         return None, _describe_failure(error)
 
 
+def without_atom_maps(smiles: str) -> str:
+    """Return a SMILES, also one with [MASK]s, without atom-map numbers: they say nothing about the molecule."""
+    return _ATOM_MAP.sub("", smiles) if ":" in smiles else smiles
+
+
 def canonical_smiles(molecule: "Mol") -> str:
-    """Return RDKit's canonical SMILES of a molecule that `parse_molecule` read."""
+    """Return RDKit's canonical SMILES of a molecule that `parse_molecule` read.
+
+    `parse_molecule` reads it as a molecule with the same canonical SMILES. RDKit alone does not promise this: while it
+    reads, it makes some bonds to metals dative, and it may number the arrangement around a metal of few neighbours
+    anew. Here such a SMILES is read and written until it repeats.
+    """
     from rdkit import Chem, rdBase
 
     with rdBase.BlockLogs():
-        return Chem.MolToSmiles(molecule)
+        written = [Chem.MolToSmiles(molecule)]
+    while _UNSETTLED.search(written[-1]):
+        again, objection = parse_molecule(written[-1])
+        if again is None:
+            raise ValueError(f"its canonical SMILES {objection}")
+        with rdBase.BlockLogs():
+            text = Chem.MolToSmiles(again)
+        if text in written:
+            return min(written[written.index(text) :])
+        written.append(text)
+    return written[-1]
+
+
+def parent_of(molecule: "Mol") -> "Mol":
+    """Return the parent of a molecule: a base of its hydrochloride, an acid of its sodium salt.
+
+    The steps are those of RDKit's MolStandardize: `FragmentParent` without its clean-up takes the largest fragment,
+    by the number of atoms, one with carbon if there is one; then `Uncharger` adds or removes hydrogens until no charge
+    is left that they can remove. Bonds, tautomers, isotopes and stereochemistry stay.
+
+    Raises:
+        ValueError: It has none that RDKit can read.
+    """
+    from rdkit import rdBase
+    from rdkit.Chem.MolStandardize import rdMolStandardize
+
+    parameters, uncharger = _standardisers()
+    with rdBase.BlockLogs():
+        fragment = rdMolStandardize.FragmentParent(molecule, parameters, skipStandardize=True)
+        text = canonical_smiles(uncharger.uncharge(fragment))
+    # read again: RDKit takes the charge off a cyclopentadienyl anion without a look at its rings
+    parent, objection = parse_molecule(text)
+    if parent is None:
+        raise ValueError(f"its parent is {text}, and {objection}")
+    return parent
+
+
+@cache
+def _standardisers() -> tuple[Any, Any]:
+    from rdkit.Chem.MolStandardize import rdMolStandardize
+
+    parameters = rdMolStandardize.CleanupParameters()
+    parameters.preferOrganic = True  # type: ignore[assignment]  # its stub has the type of another attribute
+    return parameters, rdMolStandardize.Uncharger()
 
 
 def murcko_scaffold(molecule: "Mol", *, has_chirality: bool) -> str:
@@ -169,20 +243,64 @@ def murcko_scaffold(molecule: "Mol", *, has_chirality: bool) -> str:
     return cast(str, MurckoScaffoldSmiles(mol=molecule, includeChirality=has_chirality))  # type: ignore[no-untyped-call]
 
 
+def descriptors(smiles: Sequence[str], progress: Progress) -> NDArray[np.float32]:
+    """Return (N, D) the descriptors of `rdkit.Chem.Descriptors.descList`, in its order.
+
+    NaN where RDKit has no value, as in every column of a row that is not a molecule. What float32 cannot hold, like the
+    `Ipc` of a large molecule, becomes its largest number.
+    """
+    from rdkit.Chem.Descriptors import descList
+
+    values_ND = np.full((len(smiles), len(descList)), np.nan)
+    described = map_in_order(_describe, smiles, _undescribed, num_here=_DESCRIBED_HERE, chunk_rows=_DESCRIBED_CHUNK)
+    with progress.bar("descriptors", len(smiles)) as bar:
+        for row, values_D in enumerate(described):
+            if values_D:
+                values_ND[row] = values_D
+            if row % _BAR_EVERY_ROWS == 0:
+                bar.update(row)
+        bar.update(len(smiles))
+    limit = np.finfo(np.float32).max
+    return values_ND.clip(-limit, limit).astype(np.float32)
+
+
+def _describe(smiles: str) -> tuple[float, ...]:
+    from rdkit import rdBase
+    from rdkit.Chem.Descriptors import CalcMolDescriptors
+
+    molecule, _ = parse_molecule(smiles)
+    if molecule is None:
+        return ()
+    with rdBase.BlockLogs():
+        found = CalcMolDescriptors(molecule, missingVal=math.nan, silent=True)  # type: ignore[no-untyped-call]
+    return tuple(float(value) for value in found.values())
+
+
+def _undescribed(reason: str) -> tuple[float, ...]:
+    """Return the values of a molecule on which RDKit hangs or crashes: none."""
+    del reason
+    return ()
+
+
 def fingerprints(smiles: Sequence[str]) -> Fingerprints:
-    """Return (N, K) ECFP4 bits, K = 2048; all are zero in a row that is not a molecule."""
+    """Return (N, K) ECFP4 bits, K = 2048.
+
+    Raises:
+        DataError: A row is not a molecule.
+    """
     from rdkit.Chem import rdFingerprintGenerator
 
     generator = rdFingerprintGenerator.GetMorganGenerator(radius=FINGERPRINT_RADIUS, fpSize=NUM_BITS)
     bits = np.zeros((len(smiles), NUM_BITS), dtype=np.uint8)
     for row, text in enumerate(smiles):
-        molecule, _ = parse_molecule(text)
-        if molecule is not None:
-            bits[row] = generator.GetFingerprintAsNumPy(molecule)
+        molecule, objection = parse_molecule(text)
+        if molecule is None:
+            raise DataError(f"no fingerprint of `{shorten(text, _SHOWN_CHARACTERS)}`: {objection}", "leave the row out")
+        bits[row] = generator.GetFingerprintAsNumPy(molecule)
     return bits
 
 
-def _read(smiles: str, has_chiral_scaffolds: bool | None) -> Molecule:
+def _read(smiles: str, has_chiral_scaffolds: bool | None, reads_parents: bool) -> Molecule:
     from rdkit import rdBase
 
     molecule, objection = parse_molecule(smiles)
@@ -190,28 +308,62 @@ def _read(smiles: str, has_chiral_scaffolds: bool | None) -> Molecule:
         return Molecule(problem=objection or "")
     scaffold = None
     try:
+        whole = canonical_smiles(molecule)
+        parent_molecule, parent = _find_parent(molecule, whole, is_read=reads_parents)
+        molecule = parent_molecule if reads_parents else molecule
         with rdBase.BlockLogs():
             if has_chiral_scaffolds is not None:
                 scaffold = murcko_scaffold(molecule, has_chirality=has_chiral_scaffolds)
-        return Molecule("", canonical_smiles(molecule), scaffold, has_odd_metal=objection is not None)
     except _RDKIT_ERRORS as error:
         return Molecule(problem=_describe_failure(error))
+    return Molecule(
+        canonical=parent if reads_parents else whole,
+        scaffold=scaffold,
+        has_odd_metal=objection is not None,
+        parent=parent,
+        num_fragments=whole.count(".") + 1,
+        is_parent=reads_parents and parent != whole,
+    )
+
+
+def _find_parent(molecule: "Mol", canonical: str, *, is_read: bool) -> tuple["Mol", str]:
+    """Return the parent and its canonical SMILES: the molecule itself where nothing is removed.
+
+    A failure of RDKit is raised where the parent is read; else such a molecule is its own parent.
+    """
+    if not _CHARGED_OR_PARTED.search(canonical):
+        return molecule, canonical
+    try:
+        parent = parent_of(molecule)
+        return parent, canonical_smiles(parent)
+    except _RDKIT_ERRORS:
+        if is_read:
+            raise
+        return molecule, canonical
 
 
 def _find_refused_text(row: str) -> str | None:
     """Return why a row is refused before RDKit reads it; None if it is not.
 
-    It is empty, has characters that the regular expression does not cover (named with their positions, counted from 1),
-    has more atoms than `MAX_ATOMS`, or a number that SMILES does not allow in an atom.
+    It is empty, a reaction, has characters that the regular expression does not cover (named with their positions,
+    counted from 1), has more atoms than `MAX_ATOMS`, or a number that SMILES does not allow in an atom.
     """
     if not row:
         return "is empty"
+    if ">" in row and _is_reaction(row):
+        return "a reaction, which is not supported"
     if not SMILES_TOKENS.fullmatch(row):
         return _describe_unknown(row)
     num_atoms = len(_ATOM.findall(row)) if len(row) > MAX_ATOMS else 0
     if num_atoms > MAX_ATOMS:
         return f"has {num_atoms:,} atoms; molecules of at most {MAX_ATOMS:,} are read"
     return _find_large_number(row) if _LARGE_NUMBER.search(row) else None
+
+
+def _is_reaction(row: str) -> bool:
+    """Return whether the SMILES in a row, before any blank, has a `>` that is no part of a dative bond."""
+    first = row.split(maxsplit=1)[:1]
+    return any(SMILES_TOKENS.fullmatch(smiles) and ">" in SMILES_TOKEN.findall(smiles) for smiles in first)
 
 
 def _parse(row: str) -> tuple["Mol | None", str | None]:

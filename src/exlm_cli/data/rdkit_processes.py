@@ -46,7 +46,12 @@ _Answer = TypeVar("_Answer")
 
 
 def map_in_order(
-    function: Callable[[str], _Answer], texts: Iterable[str], unanswered: Callable[[str], _Answer]
+    function: Callable[[str], _Answer],
+    texts: Iterable[str],
+    unanswered: Callable[[str], _Answer],
+    *,
+    num_here: int = _CHUNKS_BEFORE_HELP * _CHUNK_ROWS,
+    chunk_rows: int = _CHUNK_ROWS,
 ) -> Iterator[_Answer]:
     """Yield what a function of RDKit returns for each text, in order.
 
@@ -55,14 +60,16 @@ def map_in_order(
         texts: The first ones, if quick, are processed here; the rest in worker processes.
         unanswered: Reason -> answer for a text on which the function takes over 20 s of processor time, or crashes its
             process.
+        num_here: Texts that are processed here at most; fewer pay off where each takes long.
+        chunk_rows: Texts that a worker gets at a time.
     """
     source = iter(texts)
-    for text in islice(source, _CHUNKS_BEFORE_HELP * _CHUNK_ROWS):
+    for text in islice(source, num_here):
         if len(text) > _SHORT_CHARACTERS or text.count("*") + text.count("#0") > _FEW_DUMMY_ATOMS:
             source = chain([text], source)
             break
         yield function(text)
-    chunks = iter(lambda: list(islice(source, _CHUNK_ROWS)), [])
+    chunks = iter(lambda: list(islice(source, chunk_rows)), [])
     num_processes = min(_MAX_PROCESSES, loky.cpu_count())
     while (chunk := next(chunks, None)) is not None:
         left = yield from _until_death(function, chain([chunk], chunks), num_processes)

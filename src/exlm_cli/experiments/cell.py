@@ -222,7 +222,7 @@ def _finetune(
         except DivergedError as error:
             scored[recipe.task.name] = DivergedTask(identity=identity_of(recipe), diverged=error.message)
         else:
-            scored[recipe.task.name] = TaskScores(identity=identity_of(recipe), results=begun.results)
+            scored[recipe.task.name] = TaskScores.of_run(identity_of(recipe), begun.results, begun.scores)
     return scored
 
 

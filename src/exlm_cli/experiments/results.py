@@ -4,6 +4,8 @@ A run directory of a sweep holds `recipe.yaml`, `run.json`, `results.json`, `rep
 `cells/<label>/seed-<n>/`, with `pretrain/`, `measured.json`, `finetune/<task>/` and at last `result.json`.
 """
 
+import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ from exlm_cli.config.sweep import SweepCell, SweepRecipe, VariantDescription
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import JsonModel, JsonModelT, read_json
 from exlm_cli.finetune.results import RunResults
+from exlm_cli.finetune.scores import RunScores
 from exlm_cli.run_dir import RUN_FILE, read_run_json, resume_command
 
 RESULT_FILE = "result.json"
@@ -79,10 +82,20 @@ class TaskScores(JsonModel):
 
     Attributes:
         identity: Of the fine-tuning recipe.
+        seeds: Scores of the single seeds on the reported split by metric, in the order of the seeds.
     """
 
     identity: str
     results: RunResults
+    seeds: dict[str, tuple[float | None, ...]]
+
+    @classmethod
+    def of_run(cls, identity: str, results: RunResults, scores: RunScores) -> "TaskScores":
+        """Return the results of a run with what a sweep reports of its scores."""
+        split = results.scored_split
+        by_seed = {name: scores.by_seed(split, name).value.tolist() for name in scores.names(split)}
+        seeds = {name: tuple(None if math.isnan(v) else v for v in values) for name, values in by_seed.items()}
+        return cls(identity=identity, results=results, seeds=seeds)
 
     @property
     def metric(self) -> str:
@@ -96,8 +109,10 @@ class TaskScores(JsonModel):
 
     def score_by(self, metric: str) -> float | None:
         """Return the mean or median of the seeds by any metric; None also where the task has no such metric."""
-        summary = self.results.metrics[self.results.scored_split].get(metric)
-        return None if summary is None else summary.center(self.results.aggregate)
+        known = [value for value in self.seeds.get(metric, ()) if value is not None]
+        if not known:
+            return None
+        return statistics.median(known) if self.results.aggregate == "median" else statistics.fmean(known)
 
 
 class DivergedTask(JsonModel):

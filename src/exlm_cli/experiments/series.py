@@ -32,11 +32,17 @@ class Series(JsonModel):
     names: tuple[str, ...]
     checkpoint: str
     use_grid: bool
-    baseline: bool
+    baseline: bool | None
 
 
 def begin_series(
-    recipes: Sequence[FinetuneRecipe], *, suite: str, checkpoint: Path, out: Path | None, use_grid: bool, baseline: bool
+    recipes: Sequence[FinetuneRecipe],
+    *,
+    suite: str,
+    checkpoint: Path,
+    out: Path | None,
+    use_grid: bool,
+    baseline: bool | None,
 ) -> Path:
     """Make the folder of a series and return it.
 
@@ -54,7 +60,7 @@ def begin_series(
     """
     encoder = load_recipe(run_directory(checkpoint) / "recipe.yaml")
     for recipe in recipes:
-        require_fitting_model(recipe.task.name, recipe.task.input_kind, encoder, checkpoint, baseline=baseline)
+        require_fitting_model(recipe.task.name, recipe.task.input_kind, encoder, checkpoint, baseline=bool(baseline))
         for point in grid_points(recipe, use_grid=use_grid):
             resolve_sequence_length(encoder, checkpoint, point.recipe)
         pick_device(recipe)

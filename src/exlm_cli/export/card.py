@@ -35,6 +35,19 @@ threshold = {threshold!r}  # with it F1 is best in validation
 answer = paragraph[offsets[first][0] : offsets[last][1]].strip()
 print(answer if no_answer_score <= threshold else "no answer")"""
 """Code that finds an answer as `tasks.squad.windows.best_answer` does in the first window."""
+_CANONICAL = """\
+def canonical(smiles):
+    return CanonSmiles(re.sub(r":\\d+]", "]", smiles))  # without atom-map numbers
+"""
+_PARENT = """\
+def canonical(smiles):
+    molecule = MolFromSmiles(re.sub(r":\\d+]", "]", smiles))  # without atom-map numbers
+    parameters = rdMolStandardize.CleanupParameters()
+    parameters.preferOrganic = True
+    fragment = rdMolStandardize.FragmentParent(molecule, parameters, skipStandardize=True)
+    return MolToSmiles(rdMolStandardize.Uncharger().uncharge(fragment))  # the parent of a salt
+"""
+"""Code that writes SMILES as `data.molecules` does, metals with odd valences apart."""
 
 
 def model_card(
@@ -150,12 +163,14 @@ def _answer(source: Source, max_answer_tokens: int, form: Format) -> str:
 
 
 def _batch(source: Source, class_name: str, result: str, options: str = "") -> str:
-    canonical, example = _example(source)
+    before, imports, functions, example = _example(source)
     return _python(
+        *before,
         "import torch",
-        *canonical,
+        *imports,
         f"from transformers import AutoTokenizer, {class_name}",
         "",
+        *functions,
         'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
         f'model = {class_name}.from_pretrained("FOLDER"{options}).eval()',
         f'batch = tokenizer({example}, truncation=True, padding=True, return_tensors="pt")',
@@ -164,21 +179,33 @@ def _batch(source: Source, class_name: str, result: str, options: str = "") -> s
     )
 
 
-def _example(source: Source) -> tuple[list[str], str]:
-    """Return what an input needs imported, and a batch of one as arguments of the tokenizer."""
-    imports, texts = [], [repr(text) for text in source.texts()[0]]
+def _example(source: Source) -> tuple[list[str], list[str], list[str], str]:
+    """Return what an input needs imported, first and later, its functions, and a batch of one for the tokenizer."""
+    texts = [repr(text) for text in source.texts()[0]]
+    before: list[str] = []
+    imports: list[str] = []
+    functions: list[str] = []
     if source.has_canonical_smiles:
-        imports, texts = ["from rdkit.Chem import CanonSmiles"], [f"CanonSmiles({text})" for text in texts]
-    return imports, ", ".join(f"[{text}]" for text in texts)
+        before, texts = ["import re"], [f"canonical({text})" for text in texts]
+        imports, functions = ["from rdkit.Chem import CanonSmiles"], ["", *_CANONICAL.split("\n"), ""]
+    if source.reads_parents:
+        imports = [
+            "from rdkit.Chem import MolFromSmiles, MolToSmiles",
+            "from rdkit.Chem.MolStandardize import rdMolStandardize",
+        ]
+        functions = ["", *_PARENT.split("\n"), ""]
+    return before, imports, functions, ", ".join(f"[{text}]" for text in texts)
 
 
 def _usage_onnx(source: Source) -> str:
-    canonical, example = _example(source)
+    before, imports, functions, example = _example(source)
     return _python(
+        *before,
         "import onnxruntime",
-        *canonical,
+        *imports,
         "from transformers import AutoTokenizer",
         "",
+        *functions,
         'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
         'session = onnxruntime.InferenceSession("FOLDER/model.onnx")',
         f'batch = tokenizer({example}, truncation=True, padding=True, return_tensors="np")',
@@ -252,7 +279,8 @@ def _caveats(source: Source, form: Format) -> list[str]:
             f"models cannot do: {instead}. The tokenizer declares no mask token, so that no other class fills masks."
         )
     if source.has_canonical_smiles:
-        caveats.append("It was trained on RDKit's canonical SMILES: `rdkit.Chem.CanonSmiles` writes them, as above.")
+        what = "parents of molecules, as RDKit's" if source.reads_parents else "RDKit's"
+        caveats.append(f"It was trained on {what} canonical SMILES without atom-map numbers, which `canonical` writes.")
     if source.results is not None and source.results.loss == "regression":
         caveats.append("Outputs are in the units of the table; they have no uncertainty.")
     if source.results is not None and source.results.loss == "span":

@@ -29,6 +29,7 @@ from exlm_cli.files import refusing, removed_on_failure
 from exlm_cli.finetune.calibration import CALIBRATION_FILE, read_calibration
 from exlm_cli.finetune.model import ENCODER_FILE, load_finetuned
 from exlm_cli.finetune.results import RESULTS_FILE
+from exlm_cli.finetune.scores import SCORES_FILE
 from exlm_cli.finetune.training_rows import TRAINING_ROWS_FILE, read_training_rows
 from exlm_cli.paths import cache_root
 from exlm_cli.progress import Progress
@@ -41,7 +42,16 @@ _NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revi
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _RUN = "run"
 _FILES = frozenset(
-    {RUN_FILE, METRICS_FILE, TOKENIZER_FILE, RESULTS_FILE, CALIBRATION_FILE, SPLIT_FILE, TRAINING_ROWS_FILE}
+    {
+        RUN_FILE,
+        METRICS_FILE,
+        TOKENIZER_FILE,
+        RESULTS_FILE,
+        SCORES_FILE,
+        CALIBRATION_FILE,
+        SPLIT_FILE,
+        TRAINING_ROWS_FILE,
+    }
 )
 """What readers of a run need; anything else in its folder is the user's own."""
 _LOGIN = "log in with `hf auth login`, or set HF_TOKEN"

@@ -20,6 +20,7 @@ from exlm_cli.data.batch import batch_from_masked_ids
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.finetune.model import Finetuned
 from exlm_cli.finetune.results import RunResults, best_cell_folder
+from exlm_cli.finetune.scores import read_scores
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.model.heads import TaskModel
 from exlm_cli.run_dir import METRICS_FILE, read_metrics, run_directory
@@ -51,6 +52,7 @@ class Source:
         results: Results of a fine-tuning run; None for a pre-trained one.
         seed: Seed of a fine-tuning run with the best validation score; None for a pre-trained one.
         has_canonical_smiles: Whether it reads RDKit's canonical SMILES.
+        reads_parents: Whether it reads the parents of molecules instead of salts.
         max_answer_tokens: Tokens of the longest answer of SQuAD; None: another task.
         table: The user's file that it was fine-tuned on; None: the task names its data.
     """
@@ -68,6 +70,7 @@ class Source:
     results: RunResults | None = None
     seed: int | None = None
     has_canonical_smiles: bool = False
+    reads_parents: bool = False
     max_answer_tokens: int | None = None
     table: str | None = None
 
@@ -216,10 +219,8 @@ def pretrained_source(pretrained: Pretrained) -> Source:
 
 def finetuned_source(finetuned: Finetuned) -> Source:
     """Return the model of the seed with the best validation score, and its scores."""
-    results, task = finetuned.results, finetuned.recipe.task
-    seed = results.best_seed()
-    scored = results.metrics[results.scored_split]
-    of_seed = {name: summary.values[results.seeds.index(seed)] for name, summary in scored.items()}
+    results, task, seed = finetuned.results, finetuned.recipe.task, finetuned.results.best_seed
+    scores = read_scores(finetuned.run).of_seed(results.scored_split, seed, task.split_seed)
     return Source(
         run=finetuned.run,
         recipe=finetuned.encoder_recipe,
@@ -229,11 +230,12 @@ def finetuned_source(finetuned: Finetuned) -> Source:
         sequence_length=finetuned.sequence_length,
         num_steps=results.init.steps,
         num_tokens=results.init.tokens,
-        scores={name: value for name, value in of_seed.items() if value is not None},
+        scores=scores,
         scores_are=f"on the {results.scored_split} split",
         results=results,
         seed=seed,
         has_canonical_smiles=task.has_canonical_smiles,
+        reads_parents=task.reads_parents,
         max_answer_tokens=task.max_answer_tokens if isinstance(task, SquadTaskConfig) else None,
         table=task.files.train,
     )

@@ -189,7 +189,7 @@ def calibrate_run(run: Path, results: RunResults) -> Calibration:
     """
     _, valid_KNC, targets_NC = read_split_outputs(run, results, "valid")
     calibration = fit_calibration(results.loss, valid_KNC, targets_NC)
-    if "test" not in results.metrics:
+    if "test" not in results.split_sizes:
         return calibration
     _, test_KNC, targets_NC = read_split_outputs(run, results, "test")
     scores = score_calibration(calibration, results.loss, test_KNC.mean(axis=0), targets_NC)

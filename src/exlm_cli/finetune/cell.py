@@ -9,16 +9,10 @@ from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, GridPoint
 from exlm_cli.distributed.ranks import Ranks
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import read_json, write_json
+from exlm_cli.finetune.baseline import FeatureStore
 from exlm_cli.finetune.model import build_task_model, cell_identity
-from exlm_cli.finetune.results import (
-    LOGITS_FILE,
-    RESULT_FILE,
-    CellResult,
-    LabelScores,
-    Scores,
-    cell_folder,
-    write_logits,
-)
+from exlm_cli.finetune.results import LOGITS_FILE, RESULT_FILE, CellResult, cell_folder, write_logits
+from exlm_cli.finetune.scores import LabelScores, Scores
 from exlm_cli.finetune.trainer import FinetuneTask, TaskData
 from exlm_cli.format import format_number, printable
 from exlm_cli.progress import Progress
@@ -80,11 +74,9 @@ class Job:
     Attributes:
         checkpoint: Source of the initial weights; None: they are drawn.
         length: Tokens of a sequence before repetition.
-        resume_command: Continues the run, whichever split is at work; empty until the run has its directory.
+        features: Features of the molecules that baselines were trained on.
     """
 
-    recipe: FinetuneRecipe
-    points: list[GridPoint]
     weights: Pretrained
     checkpoint: Path | None
     length: int
@@ -93,15 +85,28 @@ class Job:
     ranks: Ranks
     progress: Progress
     callbacks: Sequence[Callback]
-    resume_command: str
+    features: FeatureStore
 
 
 @dataclass(frozen=True)
-class SplitRun(Job):
-    """One split of a job: its directory and its data."""
+class SplitRun:
+    """One split of a job: its recipe, directory and data.
 
+    Attributes:
+        resume_command: Continues the run, whichever split is at work.
+    """
+
+    job: Job
+    recipe: FinetuneRecipe
+    points: list[GridPoint]
     folder: Path
     data: TaskData
+    resume_command: str
+
+    @property
+    def split_seed(self) -> int:
+        """Names the split in `scores.csv`."""
+        return self.recipe.task.split_seed
 
     def cells(self, point: GridPoint) -> list[Cell]:
         """Return the cells of a grid point, one for each seed."""
@@ -123,7 +128,8 @@ def run_cell(run: SplitRun, cell: Cell) -> CellResult:
     Raises:
         ExlmError: Divergence, interruption, a checkpoint that cannot be written or trusted.
     """
-    ranks, weights, data = run.ranks, run.weights, run.data
+    job, data = run.job, run.data
+    ranks, weights = job.ranks, job.weights
     if not ranks.first(lambda: cell.is_done):
         if ranks.is_first:
             cell.folder.mkdir(parents=True, exist_ok=True)
@@ -132,10 +138,10 @@ def run_cell(run: SplitRun, cell: Cell) -> CellResult:
         model = build_task_model(weights, recipe, data, cell.seed, ranks.device)
         begun = "scratch" if recipe.init == "scratch" else weights.sha256
         origin = {"checkpoint": begun, **cell_identity(recipe, cell.seed, weights.recipe, weights.tokenizer)}
-        task = FinetuneTask(recipe, cell.seed, data, model, origin, run.progress, ranks)
+        task = FinetuneTask(recipe, cell.seed, data, model, origin, job.progress, ranks)
         group = run.folder.resolve().name
         title = f"{group}: {cell.label}"
-        trackers = build_trackers(run.recipe.train.report_to, recipe, run.folder, title, group, run.progress)
+        trackers = build_trackers(run.recipe.train.report_to, recipe, run.folder, title, group, job.progress)
         loop = TrainingLoop(
             task,
             recipe.train,
@@ -143,14 +149,14 @@ def run_cell(run: SplitRun, cell: Cell) -> CellResult:
             seed=cell.seed,
             run=cell.folder,
             metrics=MetricsLog(cell.folder / METRICS_FILE),
-            progress=run.progress,
+            progress=job.progress,
             resume_command=run.resume_command,
-            callbacks=[*trackers, *run.callbacks],
+            callbacks=[*trackers, *job.callbacks],
             selection=Selection(data.task.selection_metric, data.task.is_greater_better, recipe.train.patience),
             label=cell.label,
             ranks=ranks,
         )
-        _resume(loop, cell.folder, run.progress)
+        _resume(loop, cell.folder, job.progress)
         result = _score(cell, task, loop.fit(), ranks)
         ranks.first(lambda: write_json(cell.folder / RESULT_FILE, result))
     if ranks.is_first:

@@ -42,6 +42,7 @@ class RowEncoder:
         sequence_length: Tokens of a sequence before repetition.
         origin: Run and seed, for the notes.
         has_literal_tsv: Whether quotes in a TSV are part of its cells, as in the files of GLUE.
+        reads_parents: Whether it reads the parents of molecules instead of salts.
     """
 
     runner: TaskRunner
@@ -52,6 +53,7 @@ class RowEncoder:
     sequence_length: int
     origin: str
     has_literal_tsv: bool = False
+    reads_parents: bool = False
 
 
 def pretrained_encoder(pretrained: Pretrained) -> RowEncoder:
@@ -75,7 +77,7 @@ def pretrained_encoder(pretrained: Pretrained) -> RowEncoder:
 
 def finetuned_encoder(finetuned: Finetuned) -> RowEncoder:
     """Return the encoder of the seed with the best validation score; axes of different seeds have no common meaning."""
-    seed, task = finetuned.results.best_seed(), finetuned.recipe.task
+    seed, task = finetuned.results.best_seed, finetuned.recipe.task
     return RowEncoder(
         finetuned.runners[seed],
         finetuned.tokenizer,
@@ -85,6 +87,7 @@ def finetuned_encoder(finetuned: Finetuned) -> RowEncoder:
         finetuned.sequence_length,
         f"{finetuned.run}, seed {seed}, the best in validation",
         has_literal_tsv=task.suite == "glue",
+        reads_parents=task.reads_parents,
     )
 
 
@@ -161,6 +164,7 @@ def embed(encoder: RowEncoder, path: Path, out: Path, *, column: str | None, pro
             column=column,
             usual_column=encoder.column,
             has_literal_tsv=encoder.has_literal_tsv,
+            reads_parents=encoder.reads_parents,
         )
         vectors = embed_rows(encoder, rows, progress)
         columns = {

@@ -95,9 +95,8 @@ def predict(
     with folder_for_results(out.parent, *files):
         calibration, notes = _calibration_of(members)
         known = read_training_rows([member.run for member in members])
-        threshold = None if ensemble else results.metrics["valid"].get("f1_threshold")
-        median = None if threshold is None else threshold.median
-        task = TrainedTask(config, results.input_kind, results.loss, results.output_names, median)
+        threshold = None if ensemble else results.no_answer_threshold
+        task = TrainedTask(config, results.input_kind, results.loss, results.output_names, threshold)
         rows = layout.read(task, path, column, progress)
         encoded, outputs, notes_on_encoding = _run_models(members, rows, progress)
         split_N = known.splits_of(rows.keys)
@@ -177,6 +176,7 @@ def _refuse_other_task(first: Finetuned, other: Finetuned) -> None:
         "labels": (", ".join(one.output_names), ", ".join(two.output_names)),
         "input": (one.input_kind, two.input_kind),
         "`task.canonical_smiles`": (first.recipe.task.has_canonical_smiles, other.recipe.task.has_canonical_smiles),
+        "`task.standardise: parent`": (first.recipe.task.reads_parents, other.recipe.task.reads_parents),
     }
     if one.loss == "span":
         compared["tokenizer"] = (first.tokenizer.fingerprint, other.tokenizer.fingerprint)

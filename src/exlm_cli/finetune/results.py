@@ -1,9 +1,8 @@
-"""Results of fine-tuning: what the files of a run hold, summaries over seeds, the choice of a grid point. No torch."""
+"""Results of fine-tuning: what the files of a run hold besides its scores, and its predictions. No torch."""
 
 import csv
 import io
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -14,6 +13,7 @@ from exlm_cli.config.finetune import NO_GRID
 from exlm_cli.data.rows.decode import LARGEST_CSV_FIELD
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import JsonModel, absent_if_none, read_json, read_whole, reason_of, write_atomically
+from exlm_cli.finetune.scores import Aggregate, LabelScores, Scores
 from exlm_cli.run_dir import resume_command
 from exlm_cli.tasks.base import FloatArray, Loss
 
@@ -26,36 +26,6 @@ LOGITS_FILE = "logits-valid.npy"
 TARGETS_COLUMN = "class"
 """Column of `targets-<split>.csv` with the class index, where each row has one class."""
 
-Aggregate = Literal["mean", "median"]
-Scores = dict[str, dict[str, float | None]]
-"""Metrics by split, then by name; None where a metric is not defined."""
-
-
-class Summary(JsonModel):
-    """One metric over seeds.
-
-    Attributes:
-        mean, median: Over the values that are defined; None where none is.
-        std: Sample standard deviation (n - 1 in the denominator); None for fewer than two values.
-        values: One for each seed, in order.
-    """
-
-    mean: float | None
-    std: float | None
-    median: float | None
-    values: tuple[float | None, ...]
-
-    def center(self, aggregate: Aggregate) -> float | None:
-        """Return the mean or the median."""
-        return self.median if aggregate == "median" else self.mean
-
-
-Summaries = dict[str, dict[str, Summary]]
-"""Summaries by split, then by metric."""
-LabelScores = dict[str, Scores]
-"""Metrics by split, then by label or value, then by name."""
-LabelSummaries = dict[str, Summaries]
-"""Summaries by split, then by label or value, then by metric."""
 KnownRows = tuple[tuple[int, ...], ...]
 """Rows with a known target: of each label those with 0 and those with 1, of classes those of each class, of each value
 their number; empty for spans."""
@@ -121,30 +91,12 @@ class GridChoice(JsonModel):
     values: dict[str, Any]
 
 
-class GridScores(GridChoice):
-    """A point of a grid and its validation scores."""
-
-    valid: dict[str, Summary]
-
-
-class BaselineResult(JsonModel):
-    """Scores of a random forest on the same rows; fields as in `RunResults`."""
-
-    name: str
-    seeds: tuple[int, ...]
-    metrics: Summaries
-    labels: LabelSummaries = Field(default={})
-
-
 class Replication(JsonModel):
-    """Scores over replicated splits: those of the run, then of the runs under `replicates/`.
+    """The splits of a run: its own, then those of the runs under `replicates/`.
 
     Attributes:
         split_seeds: `task.split_seed` of each split.
-        best_epochs, metrics, labels: As in `RunResults`; values by split, then by seed.
-        elapsed_s, tokens_per_s, outside_model_share: As in `RunResults`, over all splits.
-        intervals: Intervals of the mean (`verdict.mean_interval`) by split and metric; None where one is not defined.
-        baseline: Scores of the baseline on the same splits.
+        best_epochs, elapsed_s, tokens_per_s, outside_model_share: As in `RunResults`, over all splits.
     """
 
     split_seeds: tuple[int, ...]
@@ -152,14 +104,47 @@ class Replication(JsonModel):
     elapsed_s: float
     tokens_per_s: float
     outside_model_share: float
-    metrics: Summaries
-    labels: LabelSummaries
-    intervals: dict[str, dict[str, tuple[float, float] | None]]
-    baseline: BaselineResult | None = absent_if_none()
+
+
+Over = Literal["rows", "seeds", "splits"]
+
+
+class Interval(JsonModel):
+    """A 95 % interval, never beyond the range of its metric.
+
+    Attributes:
+        over: What it leaves open: which rows were tested, which seed trained, or how the rows were split.
+        num: Number of rows, seeds or splits.
+    """
+
+    low: float
+    high: float
+    over: Over
+    num: int
+
+
+class Comparison(JsonModel):
+    """The model beside the baseline that is better on the validation rows, by the metric that chose the epoch.
+
+    Attributes:
+        baseline: As `model` in `scores.csv`.
+        split: Part of the rows that both are scored on.
+        of_model, of_baseline: Score of the mean prediction of the seeds, mean over the splits of the rows.
+        gain: Their difference; positive: the model is better. None where a score is not defined.
+        intervals: Of the gain; over seeds, that of the gain of a single one.
+    """
+
+    baseline: str
+    metric: str
+    split: str
+    of_model: float | None
+    of_baseline: float | None
+    gain: float | None
+    intervals: tuple[Interval, ...] = ()
 
 
 class RunResults(JsonModel):
-    """`results.json`: the scores of a fine-tuning run over its seeds, those of the best grid point.
+    """`results.json`: what a fine-tuning run did; its scores are in `scores.csv`.
 
     Attributes:
         loss: How outputs become a loss (`tasks.base.Loss`).
@@ -167,11 +152,14 @@ class RunResults(JsonModel):
         split_sha256: Hash of the row numbers of every split.
         labels_sha256: As in `tasks.base.DownstreamTask`.
         max_rows, max_valid_rows: Limits on training and validation rows; None: all.
+        best_seed: The seed with the best validation score, the first of equals.
         best_epochs: Best epoch of each seed.
         elapsed_s: Sum over all cells; `tokens_per_s` and `outside_model_share` are their means.
-        grid_best, grid: None and empty without a grid.
-        labels: Metrics of each label or value, in its own unit, where the task has several.
-        baseline: Present where the run was asked for it.
+        grid_best, grid: The point that is reported, and all points; None and empty without a grid.
+        no_answer_threshold: Median over the seeds of what SQuAD's `f1_threshold` is; absent for other tasks.
+        rows_interval: Of the mean prediction's score by the selection metric, over the rows of the scored split; absent
+            for metrics that are not resampled.
+        comparison: Present where a baseline was scored.
         replication: Present where there is more than one split.
         verdict: What the scores say, in sentences.
     """
@@ -196,57 +184,29 @@ class RunResults(JsonModel):
     is_greater_better: bool
     aggregate: Aggregate
     seeds: tuple[int, ...] = Field(min_length=1)
+    best_seed: int
     best_epochs: tuple[int, ...]
     elapsed_s: float
     tokens_per_s: float
     outside_model_share: float
     notes: tuple[str, ...]
-    metrics: Summaries
-    labels: LabelSummaries = Field(default={})
     grid_best: GridChoice | None
-    grid: tuple[GridScores, ...]
-    baseline: BaselineResult | None = absent_if_none()
+    grid: tuple[GridChoice, ...]
+    no_answer_threshold: float | None = absent_if_none()
+    rows_interval: Interval | None = absent_if_none()
+    comparison: Comparison | None = absent_if_none()
     replication: Replication | None = absent_if_none()
     verdict: tuple[str, ...] = ()
-
-    @model_validator(mode="after")
-    def _check_selection(self) -> Self:
-        if self.selection_metric not in self.metrics.get("valid", {}):
-            raise ValueError(f"`metrics.valid` has no `{self.selection_metric}`, by which the best epoch was chosen")
-        return self
 
     @property
     def scored_split(self) -> Literal["test", "valid"]:
         """The split whose scores are reported: `test`, or `valid` where no test labels are public."""
-        return "test" if "test" in self.metrics else "valid"
+        return "test" if "test" in self.split_sizes else "valid"
 
-    def best_seed(self) -> int:
-        """Return the seed with the best validation score, the first of equals."""
-        values = self.metrics["valid"][self.selection_metric].values
-        sign = -1.0 if self.is_greater_better else 1.0
-        ranks = [math.inf if value is None else sign * value for value in values]
-        return self.seeds[ranks.index(min(ranks))]
-
-
-def summarise_values(values: Iterable[float | None]) -> Summary:
-    """Return mean, standard deviation and median over seeds; values that are not defined become None."""
-    listed = tuple(None if v is None or math.isnan(v) else float(v) for v in values)
-    known = np.array([v for v in listed if v is not None])
-    mean, median = (float(known.mean()), float(np.median(known))) if len(known) else (None, None)
-    return Summary(mean=mean, std=float(known.std(ddof=1)) if len(known) > 1 else None, median=median, values=listed)
-
-
-def summarise_metrics(runs: Sequence[Mapping[str, Mapping[str, float | None]]]) -> Summaries:
-    """Return a summary of each metric of each split over runs that have the same splits and metrics."""
-    return {
-        split: {name: summarise_values(run[split][name] for run in runs) for name in metrics}
-        for split, metrics in runs[0].items()
-    }
-
-
-def summarise_labels(runs: Sequence[LabelScores]) -> LabelSummaries:
-    """Return a summary of each metric of each label of each split over runs that have the same ones."""
-    return {split: summarise_metrics([run[split] for run in runs]) for split in runs[0]}
+    @property
+    def test_share(self) -> float:
+        """Rows of the scored split for each training row."""
+        return self.split_sizes[self.scored_split] / self.split_sizes["train"]
 
 
 def count_known_rows(loss: Loss, targets_NC: FloatArray, num_classes: int) -> KnownRows:
@@ -266,12 +226,6 @@ def count_known_rows(loss: Loss, targets_NC: FloatArray, num_classes: int) -> Kn
             return tuple((count,) for count in np.count_nonzero(~np.isnan(targets_NC), axis=0).tolist())
         case "span":
             return ()
-
-
-def selection_value(cells: Sequence[CellResult], metric: str, aggregate: Aggregate) -> float:
-    """Return the aggregated validation metric of a grid point's cells; NaN where it is never defined."""
-    value = summarise_values(cell.metrics["valid"][metric] for cell in cells).center(aggregate)
-    return math.nan if value is None else value
 
 
 def read_results(run: Path) -> RunResults:
@@ -326,8 +280,18 @@ def read_predictions(path: Path, hint: str, *, num_columns: int | None = None) -
         raise CheckpointError(f"{path}: not readable as predictions: {reason}", hint) from error
 
 
-def read_split_outputs(run: Path, results: RunResults, split: str) -> tuple[list[int], FloatArray, FloatArray]:
+def baseline_folder(run: Path, model: str, seed: int) -> Path:
+    """Return the folder with the predictions of a baseline."""
+    return run / "baselines" / model / f"seed-{seed}"
+
+
+def read_split_outputs(
+    run: Path, results: RunResults, split: str, *, baseline: str | None = None
+) -> tuple[list[int], FloatArray, FloatArray]:
     """Return the rows of a split, and what the seeds of the best grid point predicted for them; not for spans.
+
+    Args:
+        baseline: Read what this baseline predicted instead.
 
     Returns:
         N rows of the input, counted from 0; (K, N, C) probabilities or values; targets as in
@@ -340,11 +304,16 @@ def read_split_outputs(run: Path, results: RunResults, split: str) -> tuple[list
     rows, targets = read_predictions(truth, "fine-tune again")
     by_seed = []
     for seed in results.seeds:
-        cell = best_cell_folder(run, results, seed)
+        if baseline is None:
+            cell = best_cell_folder(run, results, seed)
+            hint = how_to_redo(cell)
+        else:
+            cell = baseline_folder(run, baseline, seed)
+            hint = f"delete {cell} and continue with `{resume_command('finetune', run)}`"
         path = cell / f"predictions-{split}.csv"
-        found_rows, values = read_predictions(path, how_to_redo(cell), num_columns=len(results.output_names))
+        found_rows, values = read_predictions(path, hint, num_columns=len(results.output_names))
         if found_rows != rows:
-            raise CheckpointError(f"{path}: its rows are not those of {truth}", how_to_redo(cell))
+            raise CheckpointError(f"{path}: its rows are not those of {truth}", hint)
         by_seed.append(values)
     return rows, np.stack(by_seed), targets
 

@@ -2,18 +2,18 @@
 
 A run directory holds `recipe.yaml`, `encoder.yaml` (the recipe of pre-training), `tokenizer.json`, `split.json`,
 `run.json`, `training_rows.npz`, `targets-<split>.csv` (not of spans), `rejected.csv` (where rows were skipped),
-`cells/<grid point>/seed-<n>/` and at its end `calibration.json` and `results.json`. A cell is a run of the training
-loop that ends with `result.json`; a cell that has this file is done. With `num_replicates`, `replicates/split-<seed>/`
-are run directories on other splits.
+`cells/<grid point>/seed-<n>/`, `baselines/<model>/seed-<n>/` and at its end `scores.csv`, `calibration.json` and
+`results.json`. A cell is a run of the training loop that ends with `result.json`; a cell that has this file is done.
+With `num_replicates`, `replicates/split-<seed>/` are run directories on other splits.
 """
 
-import contextlib
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from exlm_cli.config.base import Mark, identity_values
@@ -27,8 +27,8 @@ from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from exlm_cli.distributed.ranks import join
 from exlm_cli.distributed.shared_run import hold_run, require_same_data, require_same_recipe
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
-from exlm_cli.files import write_atomically, write_csv, write_json
-from exlm_cli.finetune.baseline import score_baseline
+from exlm_cli.files import make_folder, write_atomically, write_csv, write_json
+from exlm_cli.finetune.baseline import BASELINES, Baseline, FeatureStore, is_affordable, predict_baseline
 from exlm_cli.finetune.calibration import CALIBRATION_FILE, calibrate_answers, calibrate_run
 from exlm_cli.finetune.cell import Job, SplitRun, drop_weights, run_cell
 from exlm_cli.finetune.model import (
@@ -44,20 +44,35 @@ from exlm_cli.finetune.results import (
     RESULT_FILE,
     RESULTS_FILE,
     TARGETS_COLUMN,
-    BaselineResult,
     CellResult,
     GridChoice,
-    GridScores,
     RunResults,
+    baseline_folder,
+    best_cell_folder,
     count_known_rows,
-    read_results,
-    selection_value,
-    summarise_labels,
-    summarise_metrics,
+    read_logits,
+    read_split_outputs,
 )
+from exlm_cli.finetune.scores import (
+    AVERAGE,
+    MODEL,
+    LabelScores,
+    Origin,
+    RunScores,
+    ScoreRow,
+    Scores,
+    best_seed,
+    join_scores,
+    make_scores,
+    point_scores,
+    read_scores,
+    score_rows_of,
+    write_scores,
+)
+from exlm_cli.finetune.spelling import describe_spelling
 from exlm_cli.finetune.trainer import encode_task
 from exlm_cli.finetune.training_rows import write_training_rows
-from exlm_cli.finetune.verdict import describe_verdict, summarise_splits
+from exlm_cli.finetune.verdict import compare, describe_verdict, interval_over_rows, join_splits, read_scored_rows
 from exlm_cli.format import format_counts, name_some, printable
 from exlm_cli.launch import read_launch
 from exlm_cli.progress import Progress, SilentProgress
@@ -70,10 +85,18 @@ from exlm_cli.run_dir import (
     resume_command,
     update_run_json,
 )
-from exlm_cli.tasks.base import DownstreamTask, write_outputs
-from exlm_cli.tasks.metrics import FEW_ROWS, describe_rare_classes
+from exlm_cli.tasks.base import DownstreamTask, FloatArray, SeedOutputs, Split, write_outputs
+from exlm_cli.tasks.metrics import (
+    FEW_ROWS,
+    describe_rare_classes,
+    score_labels,
+    score_rows,
+    target_scale,
+    to_outputs,
+)
 from exlm_cli.tasks.registry import load_task
 from exlm_cli.tasks.rows.splits import split_fingerprint
+from exlm_cli.tasks.rows.task import TableTask
 from exlm_cli.train.checkpoint import require_origin
 from exlm_cli.train.pretrained import describe_device, model_identity, pick_device
 from exlm_cli.train.task import Callback, Selection, require_arguments
@@ -87,6 +110,19 @@ class FinetuneResult:
     run_dir: Path
     results: RunResults
 
+    @cached_property
+    def scores(self) -> RunScores:
+        """Scores of the run, read from its directory."""
+        return read_scores(self.run_dir)
+
+
+@dataclass(frozen=True)
+class SplitScores:
+    """What a split did, without a verdict, and its scores."""
+
+    results: RunResults
+    scores: RunScores
+
 
 def run_finetuning(
     recipe: FinetuneRecipe,
@@ -96,7 +132,7 @@ def run_finetuning(
     out: str | Path | None = None,
     resume: str | Path | None = None,
     use_grid: bool = False,
-    baseline: bool = False,
+    baseline: bool | None = False,
     task: DownstreamTask | None = None,
     callbacks: Sequence[Callback] = (),
     progress: Progress | None = None,
@@ -116,9 +152,9 @@ def run_finetuning(
         out: Run directory; None: `runs/<name>-<time>`.
         resume: A run directory to continue instead; `recipe` may differ from its own as in `resume_finetuning`.
         use_grid: Search `recipe.grid`; a resumed run does what it began with.
-        baseline: For molecules, also score ECFP4 fingerprints with a random forest on the same splits; a resumed run
-            does what it began with.
-        task: The task; None: the one that `recipe.task` names.
+        baseline: For molecules, also score random forests on the same splits, one on ECFP4 fingerprints and one on
+            RDKit's 2D descriptors; None: where that takes minutes. A resumed run does what it began with.
+        task: The task, on the first of the splits; None: the one that `recipe.task` names.
         callbacks: Follow the training of every cell, after the trackers of `train.report_to`.
         progress: Reports the work; None: silent.
 
@@ -147,46 +183,128 @@ def run_finetuning(
         raise ConfigError("no checkpoint to fine-tune", "give a pre-training run as `checkpoint=RUN`")
     if checkpoint is None and recipe.init != "scratch":
         raise ConfigError("an encoder without a checkpoint has no weights to begin with", "use `init=scratch`")
-    if task is not None and recipe.num_replicates > 1:
+    if task is not None and recipe.num_replicates > 1 and not isinstance(task, TableTask):
         raise ConfigError("a task given as `task` has one split", "set `num_replicates` to 1")
     points = grid_points(recipe, use_grid=use_grid)
 
     with join(launch, device) as ranks:
         require_same_recipe(ranks, recipe)
-        weights = None
-        if checkpoint is not None:
-            weights = ranks.in_turn(partial(load_pretrained_weights, Path(checkpoint), progress))
-            encoder = weights.recipe
-        assert encoder is not None, "there is a checkpoint or an encoder"
-        start = weights.checkpoint if weights is not None else Path(encoder.name)
-        check = partial(resolve_sequence_length, encoder, start)
-        length = ranks.together(lambda: [check(point.recipe) for point in points][-1])
-        load = partial(_load_fitting_task, task=task, encoder=encoder, start=start, baseline=baseline)
-        loaded = ranks.in_turn(partial(load, recipe, progress=progress))
-        if recipe.num_replicates > 1:
-            ranks.first(partial(_check_other_splits, recipe, load, progress))
-        if weights is None:
-            weights = ranks.in_turn(partial(untrained_model, encoder, loaded, resume, progress))
         source = None if checkpoint is None else Path(checkpoint)
-        job = Job(recipe, points, weights, source, length, use_grid, baseline, ranks, progress, callbacks, "")
-        return _fine_tune(job, loaded, partial(create_run_dir, out, recipe.name), resume)
+        weights = None if source is None else ranks.in_turn(lambda: load_pretrained_weights(source, progress))
+        architecture = encoder if weights is None else weights.recipe
+        assert architecture is not None, "there is a checkpoint or an encoder"
+        start = Path(architecture.name) if weights is None else weights.checkpoint
+        length = ranks.together(
+            lambda: [resolve_sequence_length(architecture, start, point.recipe) for point in points][-1]
+        )
+
+        def load() -> list[DownstreamTask]:
+            given = recipe.task if task is None else task
+            require_fitting_model(given.name, given.input_kind, architecture, start, baseline=bool(baseline))
+            return _load_splits(recipe, task, progress)
+
+        tasks = ranks.in_turn(load)
+        if weights is None:
+            weights = ranks.in_turn(lambda: untrained_model(architecture, tasks[0], resume, progress))
+        has_baseline = is_affordable(tasks[0]) if baseline is None else baseline
+        if baseline is None and tasks[0].input_kind == "smiles" and not has_baseline:
+            progress.message("no baseline, which takes hours with so many rows and labels; `--baseline` trains it")
+        job = Job(weights, source, length, use_grid, has_baseline, ranks, progress, callbacks, FeatureStore())
+        return _fine_tune(job, recipe, points, tasks, out, resume)
 
 
-def _fine_tune(job: Job, task: DownstreamTask, make: Callable[[], Path], resume: Path | None) -> FinetuneResult:
-    """Fine-tune on one split, in the directory that `make` returns or in that of a run to resume."""
+def _load_splits(recipe: FinetuneRecipe, task: DownstreamTask | None, progress: Progress) -> list[DownstreamTask]:
+    """Return the task on each of its splits: the table is read once, and its molecules are parsed once.
+
+    Args:
+        task: The task on the first split; None: it is read.
+
+    Raises:
+        DataError: A split has no rows to train or to validate on; it is refused before any is trained.
+    """
+    first = task or load_task(recipe.task, progress)
+    for split in ("train", "valid"):
+        if split not in first.splits:
+            raise DataError(f"{first.name}: there are no rows to use as `{split}`", "fine-tuning needs both splits")
+    tasks = [first]
+    for number in range(1, recipe.num_replicates):
+        seed = recipe.task.split_seed + number
+        try:
+            if isinstance(first, TableTask):
+                tasks.append(first.resplit(seed))
+            else:
+                tasks.append(load_task(_recipe_of_split(recipe, number).task, SilentProgress()))
+        except DataError as error:
+            raise DataError(
+                f"split {number + 1} of {recipe.num_replicates}, `task.split_seed` {seed}: {error.message}",
+                f"`num_replicates={number}` ends before it; a new run can begin with another `task.split_seed` or "
+                "`task.split`",
+            ) from error
+    return tasks
+
+
+def _recipe_of_split(recipe: FinetuneRecipe, number: int) -> FinetuneRecipe:
+    """Return the recipe of one of the splits of `num_replicates`, counted from 0."""
+    return recipe.changed({"task.split_seed": recipe.task.split_seed + number, "num_replicates": 1})
+
+
+def _fine_tune(
+    job: Job,
+    recipe: FinetuneRecipe,
+    points: list[GridPoint],
+    tasks: Sequence[DownstreamTask],
+    out: str | Path | None,
+    resume: Path | None,
+) -> FinetuneResult:
+    """Fine-tune on every split: the first in the directory of the run, each other one in one under `replicates/`."""
     ranks, is_new = job.ranks, resume is None
-    with hold_run(ranks, make if resume is None else lambda: resume, is_new=is_new) as folder:
-        with discarded_on_failure(folder, is_new=is_new and ranks.is_first):
-            weights = job.weights
-            encode = partial(encode_task, task, weights.tokenizer, job.length, weights.recipe.masking.num_repeats)
-            # a run of a series is continued with the others
-            whole = folder.parent if (folder.parent / SERIES_FILE).is_file() else folder
-            command = job.resume_command or resume_command("finetune", whole)
-            own = {"folder": folder, "data": ranks.together(encode), "resume_command": command}
-            run = SplitRun(**{**vars(job), **own})
-            require_same_data(ranks, run.data.fingerprint)
-            ranks.first(partial(_prepare_folder, run, is_new=is_new))
-        return FinetuneResult(folder, _run_and_score(run))
+    with hold_run(ranks, lambda: resume or create_run_dir(out, recipe.name), is_new=is_new) as folder:
+        # a run of a series is continued with the others
+        whole = folder.parent if (folder.parent / SERIES_FILE).is_file() else folder
+        command = resume_command("finetune", whole)
+        run = _open_split(job, recipe, points, tasks[0], folder, command, is_new=is_new)
+        parts = [_finish_cells(run)]
+        for number, task in enumerate(tasks[1:], start=1):
+            own = _recipe_of_split(recipe, number)
+            seed = own.task.split_seed
+            job.progress.message(f"split {number + 1} of {len(tasks)}: `task.split_seed` {seed}")
+            own_points = [GridPoint(p.label, p.values, _recipe_of_split(p.recipe, number)) for p in points]
+            place = folder / "replicates" / f"split-{seed}"
+            parts.append(_fine_tune_other_split(job, own, own_points, task, place, command))
+        results = ranks.first(lambda: _conclude(run, parts))
+    return FinetuneResult(folder, results)
+
+
+def _fine_tune_other_split(
+    job: Job, recipe: FinetuneRecipe, points: list[GridPoint], task: DownstreamTask, place: Path, command: str
+) -> SplitScores:
+    """Fine-tune on a split after the first; a finished one is only read."""
+    is_new = not job.ranks.first((place / "recipe.yaml").is_file)
+    with hold_run(job.ranks, lambda: create_run_dir(place, "") if is_new else place, is_new=is_new) as folder:
+        run = _open_split(job, recipe, points, task, folder, command, is_new=is_new)
+        part = _finish_cells(run)
+        job.ranks.first(lambda: _conclude(run, [part]))
+    return part
+
+
+def _open_split(
+    job: Job,
+    recipe: FinetuneRecipe,
+    points: list[GridPoint],
+    task: DownstreamTask,
+    folder: Path,
+    command: str,
+    *,
+    is_new: bool,
+) -> SplitRun:
+    """Encode a split and describe it in its directory; a directory that has been begun must have the same."""
+    ranks, tokenizer, num_repeats = job.ranks, job.weights.tokenizer, job.weights.recipe.masking.num_repeats
+    with discarded_on_failure(folder, is_new=is_new and ranks.is_first):
+        data = ranks.together(lambda: encode_task(task, tokenizer, job.length, num_repeats))
+        run = SplitRun(job, recipe, points, folder, data, command)
+        require_same_data(ranks, data.fingerprint)
+        ranks.first(lambda: _prepare_folder(run, is_new=is_new))
+    return run
 
 
 def _prepare_folder(run: SplitRun, *, is_new: bool) -> None:
@@ -222,116 +340,117 @@ def resume_finetuning(
     return run_finetuning(recipe, checkpoint=checkpoint, resume=run, callbacks=callbacks, progress=progress)
 
 
-def _load_fitting_task(
-    recipe: FinetuneRecipe,
-    *,
-    task: DownstreamTask | None,
-    encoder: PretrainRecipe,
-    start: Path,
-    baseline: bool,
-    progress: Progress,
-) -> DownstreamTask:
-    """Return the given or loaded task; refuse one whose rows the model or the baseline cannot read."""
-    given = recipe.task if task is None else task
-    require_fitting_model(given.name, given.input_kind, encoder, start, baseline=baseline)
-    task = task or load_task(recipe.task, progress)
-    for split in ("train", "valid"):
-        if split not in task.splits:
-            raise DataError(f"{task.name}: there are no rows to use as `{split}`", "fine-tuning needs both splits")
-    return task
-
-
-def _check_other_splits(recipe: FinetuneRecipe, load: Callable[..., DownstreamTask], progress: Progress) -> None:
-    """Refuse a split that cannot be trained before hours of training on those before it; nothing read here is kept.
-
-    Raises:
-        DataError: A split after the first has no rows to train or to validate on.
-    """
-    with progress.bar("checking splits", recipe.num_replicates - 1) as bar:
-        for number in range(1, recipe.num_replicates):
-            of_split = _recipe_of_split(recipe, number)
-            try:
-                load(of_split, progress=SilentProgress())
-            except DataError as error:
-                raise DataError(
-                    f"split {number + 1} of {recipe.num_replicates}, `task.split_seed` {of_split.task.split_seed}: "
-                    f"{error.message}",
-                    f"`num_replicates={number}` ends before it; a new run can begin with another `task.split_seed` or "
-                    "`task.split`",
-                ) from error
-            bar.update(number)
-
-
-def _recipe_of_split(recipe: FinetuneRecipe, number: int) -> FinetuneRecipe:
-    """Return the recipe of one of the splits of `num_replicates`, counted from 0."""
-    return recipe.changed({"task.split_seed": recipe.task.split_seed + number, "num_replicates": 1})
-
-
-def _run_and_score(run: SplitRun) -> RunResults:
-    """Finish every cell, the baseline and the other splits, and write `results.json`."""
-    task, folder, ranks, device = run.data.task, run.folder, run.ranks, describe_device(run.ranks.device)
+def _finish_cells(run: SplitRun) -> SplitScores:
+    """Train every cell and the baselines of a split, and score them."""
+    task, job, ranks, device = run.data.task, run.job, run.job.ranks, describe_device(run.job.ranks.device)
     described = {"device": device, "seeds": run.recipe.seeds, **({"num_ranks": ranks.size} if ranks.size > 1 else {})}
-    ranks.first(lambda: update_run_json(folder, described))
-    run.progress.message(
+    ranks.first(lambda: update_run_json(run.folder, described))
+    job.progress.message(
         f"{task.name}: {format_counts(task.split_sizes.values())} rows in {', '.join(task.splits)}; "
-        f"{describe_weights(run.weights, run.recipe).objective} from {run.weights.name}, on {device}"
-        f"{ranks.describe()}; results in {folder}"
+        f"{describe_weights(job.weights, run.recipe).objective} from {job.weights.name}, on {device}"
+        f"{ranks.describe()}; results in {run.folder}"
     )
     best = _run_cells(run)
-    others = _run_replicates(run)
-
-    def collect() -> RunResults:
-        own = _collect_results(run, best, _score_baseline(run) if run.has_baseline else None)
-        splits = [own, *others]
-        seeds = range(run.recipe.task.split_seed, run.recipe.task.split_seed + len(splits))
-        replication = summarise_splits(splits, tuple(seeds)) if others else None
-        results = own.model_copy(update={"replication": replication, "verdict": describe_verdict(splits)})
-        is_span = task.loss == "span"
-        valid = run.data.splits["valid"]
-        calibration = calibrate_answers(folder, results, valid) if is_span else calibrate_run(folder, results)
-        write_json(folder / CALIBRATION_FILE, calibration)
-        write_json(folder / RESULTS_FILE, results)
-        update_run_json(folder, {"parameters": results.parameters, "train_time_s": results.elapsed_s})
-        return results
-
-    return ranks.first(collect)
+    return ranks.first(lambda: _score_split(run, best))
 
 
-def _score_baseline(run: SplitRun) -> BaselineResult:
-    """Return the baseline's scores for every seed; a finished run that is resumed has them."""
-    with contextlib.suppress(CheckpointError):  # no results yet, or damaged ones that are written again
-        before = read_results(run.folder).baseline
-        if before is not None and before.seeds == run.recipe.seeds:
-            return before
-    threads = run.recipe.train.num_threads
-    scored = [score_baseline(run.data.task, seed, run.progress, num_threads=threads) for seed in run.recipe.seeds]
-    return BaselineResult(
-        name="ECFP4 + random forest",
-        seeds=run.recipe.seeds,
-        metrics=summarise_metrics([scores for scores, _ in scored]),
-        labels=summarise_labels([labels for _, labels in scored]),
-    )
+def _score_split(run: SplitRun, best: GridPoint) -> SplitScores:
+    """Return what a split did, and the scores of its cells, of their average and of the baselines."""
+    cells = {point.label: [cell.read() for cell in run.cells(point)] for point in run.points}
+    rows = [
+        row
+        for label, of_point in cells.items()
+        for cell in of_point
+        for row in score_rows_of(Origin(MODEL, label, run.split_seed, cell.seed), cell.metrics, cell.labels)
+    ]
+    task = run.data.task
+    metric, is_greater_better = task.selection_metric, task.is_greater_better
+    seed = best_seed(make_scores(rows), best.label, metric, is_greater_better=is_greater_better)
+    results = _describe_results(run, best, cells, seed)
+    average = Origin(MODEL, best.label, run.split_seed, AVERAGE)
+    rows += score_rows_of(average, *_score_average(run, results))
+    if run.job.has_baseline:
+        rows += [row for baseline in BASELINES for row in _score_baseline(run, results, baseline)]
+    return SplitScores(results, make_scores(rows))
 
 
-def _run_replicates(run: SplitRun) -> list[RunResults]:
-    """Return the results on the other splits, each a run of its own under `replicates/`; finished ones are read."""
-    found = []
-    for number in range(1, run.recipe.num_replicates):
-        recipe = _recipe_of_split(run.recipe, number)
-        seed = recipe.task.split_seed
-        points = [GridPoint(p.label, p.values, _recipe_of_split(p.recipe, number)) for p in run.points]
-        folder = run.folder / "replicates" / f"split-{seed}"
-        job = replace(run, recipe=recipe, points=points)
-        is_begun = run.ranks.first((folder / "recipe.yaml").is_file)
-        task = run.ranks.in_turn(partial(load_task, recipe.task, run.progress))
-        run.progress.message(f"split {number + 1} of {run.recipe.num_replicates}: `task.split_seed` {seed}")
-        found.append(_fine_tune(job, task, partial(create_run_dir, folder, ""), folder if is_begun else None).results)
-    return found
+def _score_average(run: SplitRun, results: RunResults) -> tuple[Scores, LabelScores]:
+    """Score the mean prediction of the seeds, as `exlm predict` does; of spans, only validation logits are kept."""
+    metrics: Scores = {}
+    labels: LabelScores = {}
+    for split, encoded in run.data.splits.items():
+        outputs: SeedOutputs
+        if split == "train" or (results.loss == "span" and split != "valid"):
+            continue
+        if results.loss == "span":
+            lengths = [len(ids) for ids in encoded.token_ids]
+            outputs = [read_logits(best_cell_folder(run.folder, results, seed), lengths) for seed in results.seeds]
+        else:
+            _, by_seed_KNC, _ = read_split_outputs(run.folder, results, split)
+            outputs = [list(to_outputs(results.loss, of_seed_NC)) for of_seed_NC in by_seed_KNC]
+        metrics[split] = dict(encoded.score(outputs))
+        if of_labels := encoded.score_labels(outputs):
+            labels[split] = {name: dict(scores) for name, scores in of_labels.items()}
+    return metrics, labels
+
+
+def _score_baseline(run: SplitRun, results: RunResults, baseline: Baseline) -> Iterator[ScoreRow]:
+    """Score a baseline with every seed, and the mean of its predictions; forests that are there are not trained again.
+
+    Their predictions lie in `baselines/`, as those of the model in `cells/`.
+    """
+    task, job = run.data.task, run.job
+    assert isinstance(task, TableTask), "a task of molecules is a table"
+    scored: list[Split] = [split for split in task.splits if split != "train"]
+    for seed in run.recipe.seeds:
+        folder = baseline_folder(run.folder, baseline.model, seed)
+        if not all((folder / f"predictions-{split}.csv").is_file() for split in scored):
+            make_folder(folder)
+            threads = run.recipe.train.num_threads
+            found = predict_baseline(task, baseline, job.features, seed, job.progress, num_threads=threads)
+            for split, predicted_NC in found.items():
+                path = folder / f"predictions-{split}.csv"
+                write_outputs(path, task.split_indices[split], task.output_names, predicted_NC)
+    for split in scored:
+        targets_NC = task.examples[split].targets
+        _, by_seed_KNC, _ = read_split_outputs(run.folder, results, split, baseline=baseline.model)
+        every: list[tuple[int | str, FloatArray]] = list(zip(run.recipe.seeds, by_seed_KNC, strict=True))
+        for seed, predicted_NC in [*every, (AVERAGE, by_seed_KNC.mean(axis=0))]:
+            metrics = score_rows(task.loss, predicted_NC, targets_NC, task.target_scale)
+            labels = score_labels(task.loss, predicted_NC, targets_NC, task.output_names)
+            origin = Origin(baseline.model, NO_GRID, run.split_seed, seed)
+            yield from score_rows_of(origin, {split: dict(metrics)}, {split: {n: dict(v) for n, v in labels.items()}})
+
+
+def _conclude(run: SplitRun, parts: Sequence[SplitScores]) -> RunResults:
+    """Write `scores.csv`, the calibration and at last `results.json`, and return it: the verdict is over all splits."""
+    task, folder, splits = run.data.task, run.folder, [part.results for part in parts]
+    results, scores = splits[0], join_scores([part.scores for part in parts])
+    rows, valid = None, run.data.splits["valid"]
+    if task.loss != "span" and len(splits) == 1:
+        num_rows = len(run.data.splits[results.scored_split].scored_targets)
+        scale_C = target_scale(run.data.splits["train"].targets)[1] if task.loss == "regression" else None
+        rows = read_scored_rows(folder, results, num_rows, scale_C, scores.baselines)
+    comparison = compare(splits, scores, rows)
+    seeds = range(run.split_seed, run.split_seed + len(splits))
+    concluded = {
+        "rows_interval": None if rows is None else interval_over_rows(results, rows),
+        "comparison": comparison,
+        "replication": join_splits(splits, seeds) if len(splits) > 1 else None,
+        "verdict": describe_verdict(splits, scores, comparison),
+    }
+    results = results.model_copy(update=concluded)
+    calibration = calibrate_answers(folder, results, valid) if task.loss == "span" else calibrate_run(folder, results)
+    write_scores(folder, scores)
+    write_json(folder / CALIBRATION_FILE, calibration)
+    write_json(folder / RESULTS_FILE, results)
+    update_run_json(folder, {"parameters": results.parameters, "train_time_s": results.elapsed_s})
+    return results
 
 
 def _describe(run: SplitRun) -> None:
     """Write all files that a resumption and a later evaluation need, except the recipe."""
-    folder, task, weights = run.folder, run.data.task, run.weights
+    folder, task, weights = run.folder, run.data.task, run.job.weights
     weights.tokenizer.save(folder / TOKENIZER_FILE)
     write_atomically(folder / ENCODER_FILE, dump_recipe(weights.recipe).encode())
     split = {
@@ -348,9 +467,9 @@ def _describe(run: SplitRun) -> None:
             "command": "finetune",
             "task": task.name,
             "seeds": run.recipe.seeds,
-            "use_grid": run.use_grid,
-            "baseline": run.has_baseline,
-            "checkpoint": None if run.checkpoint is None else recorded_name(weights),
+            "use_grid": run.job.use_grid,
+            "baseline": run.job.has_baseline,
+            "checkpoint": None if run.job.checkpoint is None else recorded_name(weights),
             "checkpoint_sha256": weights.sha256,
             "data_fingerprint": run.data.fingerprint,
             "started_unix_s": round(time.time(), 3),
@@ -375,7 +494,7 @@ def _check_resumed(run: SplitRun) -> None:
     )
     changes = {
         f"data of {run.data.task.name}": described.data_fingerprint != run.data.fingerprint,
-        "checkpoint": described.checkpoint_sha256 != run.weights.sha256,
+        "checkpoint": described.checkpoint_sha256 != run.job.weights.sha256,
         "recipe": then != now,
     }
     for name, is_changed in changes.items():
@@ -388,8 +507,8 @@ def _check_resumed(run: SplitRun) -> None:
     encoder = load_recipe(run.folder / ENCODER_FILE)
     own = model_identity(encoder, Tokenizer.load(run.folder / TOKENIZER_FILE, encoder.data.kind))
     files = {"recipe": run.folder / ENCODER_FILE, "tokenizer": run.folder / TOKENIZER_FILE}
-    given = model_identity(run.weights.recipe, run.weights.tokenizer)
-    require_origin(run.weights.checkpoint, given, own, files)
+    given = model_identity(run.job.weights.recipe, run.job.weights.tokenizer)
+    require_origin(run.job.weights.checkpoint, given, own, files)
 
 
 def _run_cells(run: SplitRun) -> GridPoint:
@@ -398,51 +517,51 @@ def _run_cells(run: SplitRun) -> GridPoint:
     With changed seeds, a point whose weights were deleted may become the best one. Its cells are then trained again, on
     a CPU to the same bits.
     """
-    task, progress = run.data.task, run.progress
-    selection = Selection(task.selection_metric, task.is_greater_better)
+    task, progress, ranks = run.data.task, run.job.progress, run.job.ranks
+    metric, aggregate = task.selection_metric, run.recipe.aggregate
+    selection = Selection(metric, task.is_greater_better)
     best, best_value = run.points[0], None
     num_done = sum(cell.is_done for point in run.points for cell in run.cells(point))
     with progress.bar("cells", len(run.points) * len(run.recipe.seeds), done=num_done) as bar:
         for point in run.points:
-            results = []
+            rows: list[ScoreRow] = []
             for cell in run.cells(point):
                 is_new = not cell.is_done
-                results.append(run_cell(run, cell))
+                result = run_cell(run, cell)
+                rows += score_rows_of(Origin(MODEL, point.label, run.split_seed, cell.seed), result.metrics, {})
                 if is_new:
                     num_done += 1
                     bar.update(num_done)
-                    progress.message(cell.describe(results[-1], task.selection_metric))
-            value = selection_value(results, task.selection_metric, run.recipe.aggregate)
+                    progress.message(cell.describe(result, metric))
+            value = point_scores(make_scores(rows), metric, aggregate)[point.label]
             loser = point
             if selection.is_better(value, best_value):
                 best, best_value, loser = point, value, best
-            if loser is not best and run.ranks.is_first:
+            if loser is not best and ranks.is_first:
                 drop_weights(run, loser)
-    missing = run.ranks.first(lambda: [len(run.points) > 1 and not cell.has_weights for cell in run.cells(best)])
+    missing = ranks.first(lambda: [len(run.points) > 1 and not cell.has_weights for cell in run.cells(best)])
     for cell, is_missing in zip(run.cells(best), missing, strict=True):
         if is_missing:
             progress.message(f"{cell.label}: trained again: the best with these seeds, but its weights were deleted")
-            if run.ranks.is_first:
+            if ranks.is_first:
                 (cell.folder / RESULT_FILE).unlink()
             run_cell(run, cell)
     return best
 
 
-def _collect_results(run: SplitRun, best: GridPoint, baseline: BaselineResult | None) -> RunResults:
+def _describe_results(
+    run: SplitRun, best: GridPoint, by_point: Mapping[str, Sequence[CellResult]], seed: int
+) -> RunResults:
     task, recipe = run.data.task, run.recipe
-    by_point = {point.label: [cell.read() for cell in run.cells(point)] for point in run.points}
     cells = by_point[best.label]
+    thresholds = [t for cell in cells if (t := cell.metrics["valid"].get("f1_threshold")) is not None]
     every = [cell for of_point in by_point.values() for cell in of_point]
     has_grid = best.label != NO_GRID
-    metrics = {label: summarise_metrics([cell.metrics for cell in of_point]) for label, of_point in by_point.items()}
-    grid = (
-        GridScores(label=point.label, values=point.values, valid=metrics[point.label]["valid"]) for point in run.points
-    )
     return RunResults(
         task=task.name,
         kind="finetune",
         recipe=recipe.name,
-        init=describe_weights(run.weights, recipe),
+        init=describe_weights(run.job.weights, recipe),
         parameters=cells[0].parameters,
         input_kind=task.input_kind,
         loss=task.loss,
@@ -463,17 +582,16 @@ def _collect_results(run: SplitRun, best: GridPoint, baseline: BaselineResult | 
         is_greater_better=task.is_greater_better,
         aggregate=recipe.aggregate,
         seeds=recipe.seeds,
+        best_seed=seed,
         best_epochs=tuple(cell.best_epoch for cell in cells),
         elapsed_s=round(sum(cell.elapsed_s for cell in every), 3),
         tokens_per_s=round(sum(cell.tokens_per_s for cell in every) / len(every), 1),
         outside_model_share=round(sum(cell.outside_model_share for cell in every) / len(every), 4),
         # a skipped row or a title may have a lone surrogate, which no JSON file may hold
         notes=tuple(map(printable, _notes(run, cells))),
-        metrics=metrics[best.label],
-        labels=summarise_labels([cell.labels for cell in cells]),
         grid_best=GridChoice(label=best.label, values=best.values) if has_grid else None,
-        grid=tuple(grid) if has_grid else (),
-        baseline=baseline,
+        grid=tuple(GridChoice(label=point.label, values=point.values) for point in run.points) if has_grid else (),
+        no_answer_threshold=float(np.median(thresholds)) if thresholds else None,
     )
 
 
@@ -487,4 +605,15 @@ def _notes(run: SplitRun, cells: Sequence[CellResult]) -> tuple[str, ...]:
     for note in dict.fromkeys(note for cell in cells for note in cell.notes):
         seeds = [str(cell.seed) for cell in cells if note in cell.notes]
         notes.append(f"{note} (seed{'' if len(seeds) == 1 else 's'} {', '.join(seeds)})")
+    if task.input_kind == "smiles" and isinstance(task, TableTask) and not run.recipe.task.has_canonical_smiles:
+        notes.append(_check_spelling(run, task, cells))
     return tuple(notes)
+
+
+def _check_spelling(run: SplitRun, task: TableTask, cells: Sequence[CellResult]) -> str:
+    split: Split = "test" if "test" in task.splits else "valid"
+    values = [cell.metrics[split][task.selection_metric] for cell in cells]
+    known = [value for value in values if value is not None]
+    score = sum(known) / len(known) if known else None
+    threads = run.recipe.train.num_threads
+    return describe_spelling(task, split, score, run.recipe.seeds[0], run.job.progress, num_threads=threads)

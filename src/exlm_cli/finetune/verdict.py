@@ -1,151 +1,211 @@
-"""Verdict on a fine-tuned model: intervals over seeds and splits, and its scores beside the baseline's. No torch."""
+"""Verdict on a fine-tuned model: its scores beside the better baseline's and beside a guess, with intervals. No torch.
+
+The model is the mean prediction of its seeds, which is what `exlm predict` gives, and so is a baseline.
+"""
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
-from exlm_cli.finetune.results import (
-    BaselineResult,
-    KnownRows,
-    Replication,
-    RunResults,
-    Summaries,
-    Summary,
-    summarise_values,
+from exlm_cli.finetune.intervals import (
+    RESAMPLED_METRICS,
+    Bounds,
+    ScoredRows,
+    gain_range,
+    mean_interval,
+    percentile_interval,
+    resample_scores,
 )
-from exlm_cli.format import format_count, format_number
+from exlm_cli.finetune.results import Comparison, Interval, KnownRows, Over, Replication, RunResults, read_split_outputs
+from exlm_cli.finetune.scores import BASELINE_NAMES, MODEL, RunScores
+from exlm_cli.format import format_count, format_number, format_number_of
+from exlm_cli.tasks.base import FloatArray
+from exlm_cli.tasks.metrics import metric_range
 
 _CHANCE = {"roc_auc": 0.5, "matthews_corrcoef": 0.0, "r2": 0.0, "pearsonr": 0.0, "spearmanr": 0.0}
 """What a guess scores on average; R² of the mean of the training rows is about 0."""
 
 
-def mean_interval(groups: Sequence[Sequence[float]], overlap: float = 0.0) -> tuple[float, float] | None:
-    """Return the 95 % interval of a mean over n groups of values, each averaged first: mean ± t · s · sqrt(1/n + o).
-
-    Args:
-        groups: Values of the seeds on each split, or one value of each seed.
-        overlap: o. Splits of the same rows share most of them, so their scores vary less than those of new rows would:
-            with o = test rows / training rows the interval is that of Nadeau and Bengio (2003).
-
-    Returns:
-        None for fewer than two groups.
-    """
-    from scipy import stats
-
-    means = np.array([np.mean(group) for group in groups])
-    num = len(means)
-    if num < 2:
-        return None
-    half = stats.t.ppf(0.975, num - 1) * means.std(ddof=1) * math.sqrt(1 / num + overlap)
-    return float(means.mean() - half), float(means.mean() + half)
-
-
-def summarise_splits(splits: Sequence[RunResults], split_seeds: tuple[int, ...]) -> Replication:
-    """Return the scores over the splits of a run, the run's own first."""
-    metrics = _joined([of_split.metrics for of_split in splits])
-    overlap = _overlap(splits[0])
-    intervals = {
-        part: {name: _interval([of_split.metrics[part][name] for of_split in splits], overlap) for name in scores}
-        for part, scores in metrics.items()
-    }
-    labels = {part: _joined([of_split.labels[part] for of_split in splits]) for part in splits[0].labels}
-    baselines = [of_split.baseline for of_split in splits if of_split.baseline is not None]
-    joined = None
-    if baselines:
-        own = {part: _joined([one.labels[part] for one in baselines]) for part in baselines[0].labels}
-        scores = _joined([one.metrics for one in baselines])
-        joined = BaselineResult(name=baselines[0].name, seeds=baselines[0].seeds, metrics=scores, labels=own)
+def join_splits(splits: Sequence[RunResults], split_seeds: Sequence[int]) -> Replication:
+    """Return what the splits of a run have in common, the run's own first."""
     return Replication(
-        split_seeds=split_seeds,
+        split_seeds=tuple(split_seeds),
         best_epochs=tuple(epoch for of_split in splits for epoch in of_split.best_epochs),
         elapsed_s=round(sum(of_split.elapsed_s for of_split in splits), 3),
         tokens_per_s=round(sum(of_split.tokens_per_s for of_split in splits) / len(splits), 1),
         outside_model_share=round(sum(of_split.outside_model_share for of_split in splits) / len(splits), 4),
-        metrics=metrics,
-        labels=labels,
-        intervals=intervals,
-        baseline=joined,
     )
 
 
-def describe_verdict(splits: Sequence[RunResults]) -> tuple[str, ...]:
-    """Return sentences: how the model compares with the baseline, and whether it beats a guess.
+def split_interval(results: RunResults, scores: RunScores, metric: str) -> Bounds | None:
+    """Return the 95 % interval of a metric of the scored split over splits of the rows; None for a single one."""
+    values = scores.by_split(results.scored_split, metric).values()
+    return mean_interval([[value] for value in values], metric_range(metric), results.test_share)
+
+
+def read_scored_rows(
+    run: Path, results: RunResults, num_rows: int, scale_C: FloatArray | None, baselines: Sequence[str]
+) -> ScoredRows:
+    """Return the mean predictions of the seeds, and of those of each baseline, for the rows of the scored split.
 
     Args:
-        splits: Results on each split, the run's own first.
+        num_rows: Rows that the main metrics are over, the first ones.
+        scale_C: As in `ScoredRows`.
+
+    Raises:
+        CheckpointError: A file is missing or altered.
     """
-    own = splits[0]
-    sentences = [_beside_baseline(splits)] if own.baseline is not None else []
-    return tuple(sentences + _beside_chance(splits))
+    split = results.scored_split
+    found = [read_split_outputs(run, results, split, baseline=name) for name in (None, *baselines)]
+    predictions = [by_seed.mean(axis=0)[:num_rows] for _, by_seed, _ in found]
+    return ScoredRows(results.loss, predictions, found[0][2][:num_rows], scale_C)
 
 
-def _beside_baseline(splits: Sequence[RunResults]) -> str:
-    own = splits[0]
-    metric, part = own.selection_metric, own.scored_split
-    pairs = [
-        [
-            (a, b)
-            for a, b in zip(
-                of_split.metrics[part][metric].values, of_split.baseline.metrics[part][metric].values, strict=True
-            )
-            if a is not None and b is not None
-        ]
-        for of_split in splits
-        if of_split.baseline is not None
-    ]
-    pairs = [of_split for of_split in pairs if of_split]
-    assert own.baseline is not None, "the caller has checked"
-    name = own.baseline.name
+def interval_over_rows(results: RunResults, rows: ScoredRows) -> Interval | None:
+    """Return the interval of the model's own score over the rows; None for a metric that is not resampled."""
+    if results.selection_metric not in RESAMPLED_METRICS:
+        return None
+    own = replace(rows, predictions=rows.predictions[:1])
+    return _interval(percentile_interval(resample_scores(results.selection_metric, own)[0]), "rows", len(rows.targets))
+
+
+def compare(splits: Sequence[RunResults], scores: RunScores, rows: ScoredRows | None) -> Comparison | None:
+    """Compare the model with the baseline that is better on the validation rows; None where no baseline was scored.
+
+    Args:
+        splits: Results on each split of the rows, the run's own first.
+        scores: Of all splits.
+        rows: Of the run's own split, baselines in the order of `scores`; used where it is the only one.
+    """
+    own, names = splits[0], scores.baselines
+    if not names:
+        return None
+    metric, part, sign = own.selection_metric, own.scored_split, 1 if own.is_greater_better else -1
+    in_validation = [sign * scores.average("valid", metric, model=name).mean for name in names]
+    best = int(np.argmax(np.nan_to_num(in_validation, nan=-math.inf)))
+    ours, theirs = (scores.by_split(part, metric, model) for model in (MODEL, names[best]))
+    pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
     if not pairs:
-        return f"{metric} is not defined on these {part} rows, so the model cannot be compared with {name}."
-    sign = 1 if own.is_greater_better else -1
-    gains = [[sign * (a - b) for a, b in of_split] for of_split in pairs]
-    of_model, of_baseline = (np.mean([np.mean([pair[i] for pair in of_split]) for of_split in pairs]) for i in (0, 1))
-    scores = f"{part} {metric} {format_number(float(of_model))} against {format_number(float(of_baseline))}"
-    bias = " The best epoch of the model was chosen on these rows, which favours the model." if part == "valid" else ""
-    groups, over = _groups(gains)
-    interval = mean_interval(groups, _overlap(own) if len(gains) > 1 else 0.0)
-    if interval is None:
-        better = "The model scores better" if gains[0][0] > 0 else f"{name[0].upper()}{name[1:]} scores better"
-        first = "Both score the same" if gains[0][0] == 0 else better
-        return f"{first} here: {scores}.{bias} One seed of one split has no interval; `--seeds 1,2,3` gives one."
-    low, high = interval
-    detail = f"{scores}; 95 % interval of the gain {format_number(low)} to {format_number(high)} over {over}"
-    rows = f" on these {part} rows" if len(gains) == 1 else ""
-    if low > 0:
-        sentence = f"The model is better than {name}{rows}: {detail}."
-    elif high < 0:
-        sentence = f"{name} is better than the model{rows}: {detail}. Use it, or a checkpoint with more pre-training."
+        return Comparison(baseline=names[best], metric=metric, split=part, of_model=None, of_baseline=None, gain=None)
+    gains = [sign * (a - b) for a, b in pairs]
+    if len(splits) > 1:
+        over_splits = mean_interval([[gain] for gain in gains], gain_range(metric), own.test_share)
+        intervals = [_interval(over_splits, "splits", len(gains))]
     else:
-        sentence = f"No clear difference between the model and {name}{rows}: {detail}."
-    sentence += bias
-    if len(gains) > 1:
-        return sentence
-    # the seeds share these rows, so their interval leaves out the luck of the rows
-    other_splits = _options_of_splits(own)
-    if not other_splits:
-        return f"{sentence} Other rows may reverse this."
-    return f"{sentence} Another split may reverse this; `{other_splits}` tries five."
+        intervals = [_gain_over_rows(metric, rows, 1 + best, sign), _gain_over_seeds(own, scores, names[best], sign)]
+    of_model, of_baseline = (float(np.mean([pair[i] for pair in pairs])) for i in (0, 1))
+    return Comparison(
+        baseline=names[best],
+        metric=metric,
+        split=part,
+        of_model=of_model,
+        of_baseline=of_baseline,
+        gain=float(np.mean(gains)),
+        intervals=tuple(found for found in intervals if found is not None),
+    )
 
 
-def _beside_chance(splits: Sequence[RunResults]) -> list[str]:
+def _gain_over_rows(metric: str, rows: ScoredRows | None, index: int, sign: int) -> Interval | None:
+    if rows is None or metric not in RESAMPLED_METRICS:
+        return None
+    of_model_B, of_baseline_B = resample_scores(
+        metric, replace(rows, predictions=[rows.predictions[0], rows.predictions[index]])
+    )
+    return _interval(percentile_interval(sign * (of_model_B - of_baseline_B)), "rows", len(rows.targets))
+
+
+def _gain_over_seeds(own: RunResults, scores: RunScores, baseline: str, sign: int) -> Interval | None:
+    by_model = [
+        scores.by_seed(own.scored_split, own.selection_metric, model=model).set_index("seed").value
+        for model in (MODEL, baseline)
+    ]
+    gains = (sign * (by_model[0] - by_model[1])).dropna().tolist()
+    found = mean_interval([[gain] for gain in gains], gain_range(own.selection_metric))
+    return _interval(found, "seeds", len(gains))
+
+
+def _interval(bounds: Bounds | None, over: Over, num: int) -> Interval | None:
+    return None if bounds is None else Interval(low=bounds[0], high=bounds[1], over=over, num=num)
+
+
+def describe_verdict(splits: Sequence[RunResults], scores: RunScores, comparison: Comparison | None) -> tuple[str, ...]:
+    """Return sentences: how the model compares with the better baseline, and whether it beats a guess.
+
+    Args:
+        splits, scores: As in `compare`.
+    """
+    sentences = [] if comparison is None else [_beside_baseline(splits[0], comparison, len(splits))]
+    return tuple(sentences + _beside_chance(splits, scores))
+
+
+def _beside_baseline(own: RunResults, comparison: Comparison, num_splits: int) -> str:
+    metric, part, name = comparison.metric, comparison.split, BASELINE_NAMES[comparison.baseline]
+    if comparison.gain is None:
+        return f"{metric} is not defined on these {part} rows, so the model cannot be compared with {name}."
+    of_model, of_baseline = map(format_number, (comparison.of_model, comparison.of_baseline))
+    detail = f"{part} {metric} {of_model} against {of_baseline}"
+    if comparison.intervals:
+        shown = (
+            f"{format_number(found.low)} to {format_number(found.high)} {_describe_over(found)}"
+            for found in comparison.intervals
+        )
+        detail += f"; 95 % interval of the gain {', '.join(shown)}"
+    here = f" on these {part} rows" if num_splits == 1 else ""
+    deciding = comparison.intervals[0] if comparison.intervals else None
+    low, high = (comparison.gain,) * 2 if deciding is None else (deciding.low, deciding.high)
+    if low > 0:
+        sentence = f"The model is better than {name}{here}: {detail}."
+    elif high < 0:
+        sentence = f"{name} is better than the model{here}: {detail}. Use it, or a checkpoint with more pre-training."
+    else:
+        sentence = f"No clear difference between the model and {name}{here}: {detail}."
+    if part == "valid":
+        sentence += " The best epoch of the model was chosen on these rows, which favours the model."
+    return sentence if num_splits > 1 else f"{sentence} {_what_is_left_open(own)}"
+
+
+def _describe_over(interval: Interval) -> str:
+    if interval.over == "rows":
+        return f"over the {format_number_of(interval.num, 'row')}"
+    if interval.over == "seeds":
+        return f"for a single one of {interval.num} seeds"
+    return f"over {interval.num} splits"
+
+
+def _what_is_left_open(own: RunResults) -> str:
+    """Return what may reverse a verdict from one split of the rows, and how to find out."""
+    num_rows = format_number_of(own.split_sizes[own.scored_split], "row")
+    seeds = "one seed" if len(own.seeds) == 1 else f"{len(own.seeds)} seeds"
+    tries = ["`--seeds 1,2,3` trains more"] if len(own.seeds) == 1 else []
+    if options := _options_of_splits(own):
+        tries.append(f"`{options}` tries five splits")
+    advice = f"; {' and '.join(tries)}" if tries else ""
+    return f"This is {seeds} on one split with {num_rows}, and another may reverse it{advice}."
+
+
+def _beside_chance(splits: Sequence[RunResults], scores: RunScores) -> list[str]:
     own = splits[0]
-    part = own.scored_split
-    metric = "r2" if "r2" in own.metrics[part] else own.selection_metric
+    part, names = own.scored_split, scores.names(own.scored_split)
+    metric = "r2" if "r2" in names else own.selection_metric
     if metric == "accuracy":  # that of a guess depends on the rows
         metric = "matthews_corrcoef"
-    if metric not in _CHANCE or metric not in own.metrics[part]:
+    if metric not in _CHANCE or metric not in names:
         return []
-    by_split = ([v for v in of_split.metrics[part][metric].values if v is not None] for of_split in splits)
-    scored = [(of_split, values) for of_split, values in zip(splits, by_split, strict=True) if values]
-    if not scored:
+    by_split = scores.by_split(part, metric)
+    values = list(by_split.values())
+    if not values:
         return []
-    values, known = [of_split for _, of_split in scored], scored[0][0].known_rows[part]
-    chance = _CHANCE[metric]
-    groups, _ = _groups(values)
-    interval = mean_interval(groups, _overlap(own) if len(values) > 1 else 0.0)
-    mean, luck = float(np.mean([np.mean(group) for group in groups])), _luck(metric, known)
+    scored = (of_split for of_split, seed in zip(splits, scores.split_seeds, strict=True) if seed in by_split)
+    known, chance, mean = next(scored).known_rows[part], _CHANCE[metric], float(np.mean(values))
+    if len(values) > 1:
+        interval = mean_interval([[value] for value in values], metric_range(metric), own.test_share)
+    else:
+        alone = scores.by_seed(part, metric).value.dropna().tolist()
+        interval = mean_interval([[value] for value in alone], metric_range(metric))
+    luck = _luck(metric, known)
     # seeds of one split share its test rows, so their interval leaves out the luck of these
     may_be_luck = len(values) == 1 and mean - luck <= chance
     if not may_be_luck and (interval is None or interval[0] > chance):
@@ -195,30 +255,3 @@ def _describe_rows(metric: str, known: KnownRows) -> str:
         return f"{num_rows} rows for each column on average"
     rarest = f", {format_count(min(filter(None, known[0])))} of them of the rarest class" if metric == "roc_auc" else ""
     return f"{num_rows} rows{rarest}"
-
-
-def _groups(values: Sequence[Sequence[float]]) -> tuple[Sequence[Sequence[float]], str]:
-    """Return the groups that an interval is over: splits, or the seeds of the only split; and their name."""
-    if len(values) > 1:
-        return values, f"{len(values)} splits"
-    return [[value] for value in values[0]], f"{len(values[0])} seeds of one split"
-
-
-def _overlap(results: RunResults) -> float:
-    return results.split_sizes[results.scored_split] / results.split_sizes["train"]
-
-
-def _interval(summaries: Sequence[Summary], overlap: float) -> tuple[float, float] | None:
-    groups = [[value for value in summary.values if value is not None] for summary in summaries]
-    return mean_interval([group for group in groups if group], overlap)
-
-
-def _joined(splits: Sequence[Summaries]) -> Summaries:
-    """Return summaries over the values of several splits."""
-    return {
-        part: {
-            name: summarise_values(value for of_split in splits for value in of_split[part][name].values)
-            for name in scores
-        }
-        for part, scores in splits[0].items()
-    }

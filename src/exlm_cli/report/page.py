@@ -41,7 +41,7 @@ def write_page(finetuned: FinetunedRun) -> Path:
 
 def _render(finetuned: FinetunedRun, pictures: list[Path]) -> str:
     run, results = finetuned.folder, finetuned.results
-    scores, *labels = results_tables(results)
+    scores, *labels = results_tables(finetuned)
     sections = [
         "".join(f'<p class="verdict">{_text(sentence)}</p>' for sentence in results.verdict),
         _section("Scores", _table(scores)),

@@ -5,11 +5,11 @@ paper prints against the numbers they are means of.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from exlm_cli.finetune.results import Summary
+from exlm_cli.finetune.scores import BASELINE_NAMES, MODEL
 from exlm_cli.format import NO_VALUE, format_count, format_in_percent, format_parameters
 from exlm_cli.report.scores import FinetunedRun, percent_score, pretraining_budget
 from exlm_cli.report.tables import ReportTable
@@ -256,8 +256,8 @@ def _fill(shape: Shape, runs: Sequence[FinetunedRun]) -> ReportTable:
 def _notes(shape: Shape, runs: Sequence[FinetunedRun]) -> list[str]:
     has_medians = any(run.results.aggregate == "median" for run in runs)
     spread = "medians" if has_medians else "mean ± standard deviation"
-    over = "seeds and splits" if any(run.results.replication for run in runs) else "seeds"
-    notes = [f"`paper`: the numbers that it prints; `ours`: runs of this program, {spread} over {over}"]
+    over = "single seeds on all splits" if any(run.results.replication for run in runs) else "single seeds"
+    notes = [f"`paper`: the numbers that it prints; `ours`: runs of this program, {spread} of {over}"]
     if other := [f"{run.name} ({run.results.split})" for run in runs if run.results.split not in shape.splits]:
         notes.append("not the paper's split: " + "; ".join(other))
     if differing := [f"{run.name} ({sizes})" for run in runs if (sizes := _other_sizes(shape, run))]:
@@ -288,30 +288,34 @@ def _own_row(shape: Shape, label: str, by_task: Mapping[str, FinetunedRun]) -> t
     seeds = sorted({len(run.results.seeds) for run in runs})
     parameters = dict.fromkeys(format_parameters(run.results.parameters) for run in runs)
     budget = " or ".join(map(str, seeds)), " or ".join(parameters), pretraining_budget(runs[0].results.init)
-    return label, *_scores(shape, by_task, FinetunedRun.summary), *budget
+    return label, *_scores(shape, by_task, MODEL), *budget
 
 
 def _baseline_rows(shape: Shape, runs: Sequence[FinetunedRun]) -> list[tuple[str, ...]]:
-    """Return the scores of the baseline on each task that has one; no row where none has."""
-    by_task = {run.results.task: run for run in runs if run.baseline is not None}
-    first = next((by_task[task].baseline for task, _ in shape.scores.values() if task in by_task), None)
-    if first is None:
-        return []
-    cells = _scores(shape, by_task, FinetunedRun.baseline_summary)
-    return [(first.name, *cells, str(len(first.seeds)), NO_VALUE, NO_VALUE)]
+    """Return a row for each baseline, with its scores on each task that has it."""
+    tasks = {task for task, _ in shape.scores.values()}
+    rows = []
+    for model, name in BASELINE_NAMES.items():
+        by_task = {run.results.task: run for run in runs if run.results.task in tasks and model in run.scores.baselines}
+        if by_task:
+            seeds = sorted({len(run.results.seeds) for run in by_task.values()})
+            cells = _scores(shape, by_task, model)
+            rows.append((name, *cells, " or ".join(map(str, seeds)), NO_VALUE, NO_VALUE))
+    return rows
 
 
-def _scores(
-    shape: Shape, by_task: Mapping[str, FinetunedRun], score: Callable[[FinetunedRun, str], Summary | None]
-) -> list[str]:
-    """Return the cells of a row: a score for each task that has one, and their mean if every task of it has one."""
+def _scores(shape: Shape, by_task: Mapping[str, FinetunedRun], model: str) -> list[str]:
+    """Return the cells of a row: a score for each task that has one, and their mean if every task of it has one.
+
+    As in the paper, a score is the mean or median of single seeds.
+    """
     cells, centers = {}, {}
     for column, (task, metric) in shape.scores.items():
-        if task in by_task and (summary := score(by_task[task], metric)) is not None:
-            aggregate = by_task[task].results.aggregate
-            cells[column], centers[column] = percent_score(summary, aggregate), summary.center(aggregate)
+        if task in by_task and metric in (run := by_task[task]).scores.names(run.results.scored_split):
+            spread, aggregate = run.seeds(metric, model=model), run.results.aggregate
+            cells[column], centers[column] = percent_score(spread, aggregate), spread.center(aggregate)
     mean, members = shape.mean
-    known = [value for column in members if (value := centers.get(column)) is not None]
+    known = [value for column in members if not math.isnan(value := centers.get(column, math.nan))]
     if len(known) == len(members):
         cells[mean] = format_in_percent(math.fsum(known) / len(known))
     return [cells.get(column, NO_VALUE) for column in shape.paper.columns]

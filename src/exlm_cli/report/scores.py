@@ -2,11 +2,15 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from exlm_cli.files import finite_or_none
-from exlm_cli.finetune.results import Aggregate, BaselineResult, InitialWeights, RunResults, Summaries, Summary
+from exlm_cli.finetune.intervals import NUM_RESAMPLES
+from exlm_cli.finetune.results import InitialWeights, RunResults
+from exlm_cli.finetune.scores import BASELINE_NAMES, MODEL, Aggregate, RunScores, Spread, read_scores
+from exlm_cli.finetune.verdict import split_interval
 from exlm_cli.format import (
     NO_VALUE,
     NOT_DEFINED,
@@ -49,6 +53,8 @@ _FIGURES = {
 }
 """Validation figures of a checkpoint in the order of the table, with their headings."""
 _OF_VALUES, _OF_LABELS = ("rmse", "mae", "r2"), ("roc_auc", "average_precision", "accuracy")
+SINGLE_SEEDS = "single seeds"
+"""How tables name the scores of seeds alone."""
 _MAX_LABELS = 30
 _COUNTS = ("num_sequences", "num_infeasible")
 
@@ -61,33 +67,43 @@ class FinetunedRun:
     folder: Path
     results: RunResults
 
-    def summary(self, metric: str) -> Summary | None:
-        """Return a metric of the reported split over seeds, or over splits; None where there is no such metric."""
-        shown = self.results.replication or self.results
-        return shown.metrics[self.results.scored_split].get(metric)
+    @cached_property
+    def scores(self) -> RunScores:
+        """Its scores, read from the directory."""
+        return read_scores(self.folder)
 
-    @property
-    def baseline(self) -> BaselineResult | None:
-        """Scores of the baseline over seeds, or over splits; None where it was not scored."""
-        return (self.results.replication or self.results).baseline
+    def average(self, metric: str, *, model: str = MODEL, label: str = "") -> Spread:
+        """Return what the mean prediction of the seeds scores on the reported split, over splits of the rows."""
+        return self.scores.average(self.results.scored_split, metric, model=model, label=label)
 
-    def baseline_summary(self, metric: str) -> Summary | None:
-        """Return a metric of the baseline on the reported split; None where there is none."""
-        return None if self.baseline is None else self.baseline.metrics[self.results.scored_split].get(metric)
+    def seeds(self, metric: str, *, model: str = MODEL) -> Spread:
+        """Return what the seeds score alone on the reported split, over seeds and splits of the rows."""
+        return self.scores.seeds(self.results.scored_split, metric, model=model)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return results and scores for programs."""
+        return {**self.results.as_json(), **self.scores.as_json()}
 
 
-def results_tables(results: RunResults) -> list[ReportTable]:
+def results_tables(run: FinetunedRun) -> list[ReportTable]:
     """Return the scores of a fine-tuning run, and those of each label where it has several."""
-    return [_scores_table(results), *([_labels_table(results)] if results.labels else [])]
+    has_labels = bool(run.scores.labels(run.results.scored_split))
+    return [_scores_table(run), *([_labels_table(run)] if has_labels else [])]
 
 
-def _scores_table(results: RunResults) -> ReportTable:
-    """Return the scores on each split, those of the baseline below, and notes on the training."""
-    shown = results.replication or results
-    splits = tuple(shown.metrics)
-    groups = [_rows_by_metric(shown.metrics, results)]
-    if (baseline := shown.baseline) is not None:
-        groups.append([(baseline.name, *("" for _ in splits)), *_rows_by_metric(baseline.metrics, results)])
+def _scores_table(run: FinetunedRun) -> ReportTable:
+    """Return the scores on each split: of the mean prediction, of single seeds, of the baselines; notes on training."""
+    results, scores, splits = run.results, run.scores, run.scores.splits
+    names = _ordered(scores.names(splits[0]), results)
+    groups = [_average_rows(run, names, splits)]
+    if len(results.seeds) > 1:
+        shown = (
+            (name, *(format_score(scores.seeds(split, name), results.aggregate) for split in splits)) for name in names
+        )
+        groups.append([(SINGLE_SEEDS, *("" for _ in splits)), *shown])
+    for model in scores.baselines:
+        of_baseline = _average_rows(run, [name for name in names if name != "loss"], splits, model)
+        groups.append([(BASELINE_NAMES[model], *("" for _ in splits)), *of_baseline])
     init = results.init
     begun = f"{init.objective} {init.recipe}"
     if init.checkpoint is not None:
@@ -98,8 +114,45 @@ def _scores_table(results: RunResults) -> ReportTable:
         f"{results.task}, {sizes} rows: {begun}, {_describe_seeds(results)}",
         ("metric", *splits),
         tuple(map(tuple, groups)),
-        tuple(_notes(results)),
+        (*_legend([run]), *_notes(run)),
     )
+
+
+def _average_rows(
+    run: FinetunedRun, names: Sequence[str], splits: Sequence[str], model: str = MODEL
+) -> list[tuple[str, ...]]:
+    """Return a row for each metric with what the mean prediction scores on each split.
+
+    The loss, which it does not have, is that of the only seed, if there is one.
+    """
+    rows = []
+    for name in names:
+        cells = []
+        for split in splits:
+            spread = run.scores.average(split, name, model=model)
+            if name == "loss" and len(run.results.seeds) == 1:
+                spread = run.scores.seeds(split, name, model=model)
+            cells.append(format_score(spread, "mean"))
+        if name != "loss" or len(run.results.seeds) == 1:
+            rows.append((name, *cells))
+    return rows
+
+
+def _legend(runs: Sequence[FinetunedRun]) -> list[str]:
+    """Return what the numbers of a table of scores are, where they are not those of one seed on one split."""
+    num_splits = max(len(run.scores.split_seeds) for run in runs)
+    num_seeds = max(len(run.results.seeds) for run in runs)
+    notes = []
+    if num_seeds > 1:
+        is_median = any(run.results.aggregate == "median" for run in runs)
+        what = "median (lowest to highest)" if is_median else "mean ± standard deviation"
+        over = f"{num_splits} splits with {num_seeds} seeds each" if num_splits > 1 else f"{num_seeds} seeds"
+        notes.append("first the scores of the seeds' mean prediction, which is what `exlm predict` gives")
+        notes.append(f"{SINGLE_SEEDS}: {what} of {over}, each scored alone")
+    if num_splits > 1:
+        first = "; first" if num_seeds > 1 else ""
+        notes.append(f"mean ± standard deviation over {num_splits} splits{first and ' of the mean prediction'}")
+    return notes
 
 
 def label_scores_table(labels: Mapping[str, Mapping[str, float]]) -> ReportTable:
@@ -114,28 +167,27 @@ def label_scores_table(labels: Mapping[str, Mapping[str, float]]) -> ReportTable
     return ReportTable("labels", f"Each {kind} alone", (kind, *names), (tuple(shown),), tuple(notes))
 
 
-def _labels_table(results: RunResults) -> ReportTable:
-    """Return the scores of each label or value on the reported split, the baseline's beside them."""
-    shown, split = results.replication or results, results.scored_split
-    names = _OF_VALUES if results.loss == "regression" else _OF_LABELS
-    of_baseline = shown.baseline.labels.get(split, {}) if shown.baseline is not None else {}
-    aggregate = results.aggregate
+def _labels_table(run: FinetunedRun) -> ReportTable:
+    """Return the mean prediction's scores of each label or value on the reported split, the baselines' beside them."""
+    results, scores, split = run.results, run.scores, run.results.scored_split
+    is_value = results.loss == "regression"
+    names = _OF_VALUES if is_value else _OF_LABELS
+    labels = scores.labels(split)
+    baselines = [model for model in scores.baselines if scores.labels(split, model)]
     rows = [
         (
             label,
-            *(format_score(scores[name], aggregate) for name in names),
-            *([format_score(of_baseline[label][names[0]], aggregate)] if of_baseline else []),
+            *(format_score(run.average(name, label=label), "mean") for name in names),
+            *(format_score(run.average(names[0], model=model, label=label), "mean") for model in baselines),
         )
-        for label, scores in shown.labels[split].items()
+        for label in labels[:_MAX_LABELS]
     ]
-    notes = ["errors are in the unit of each column"] if results.loss == "regression" else []
-    if len(rows) > _MAX_LABELS:
-        notes.append(f"the first {_MAX_LABELS} of {len(rows)}; `labels` in results.json has all")
-    beside = (f"{names[0]} of {shown.baseline.name}",) if shown.baseline is not None and of_baseline else ()
-    columns = ("value" if results.loss == "regression" else "label", *names, *beside)
-    return ReportTable(
-        "labels", f"{split}: each {columns[0]} alone", columns, (tuple(rows[:_MAX_LABELS]),), tuple(notes)
-    )
+    notes = ["errors are in the unit of each column"] if is_value else []
+    if len(labels) > _MAX_LABELS:
+        notes.append(f"the first {_MAX_LABELS} of {len(labels)}; scores.csv has all")
+    kind = "value" if is_value else "label"
+    columns = (kind, *names, *(f"{names[0]} of {BASELINE_NAMES[model]}" for model in baselines))
+    return ReportTable("labels", f"{split}: each {kind} alone", columns, (tuple(rows),), tuple(notes))
 
 
 def task_tables(runs: Sequence[FinetunedRun]) -> list[ReportTable]:
@@ -172,23 +224,20 @@ def describe_validation(metrics: Mapping[str, float]) -> dict[str, str]:
     return {heading: _figure(name, metrics) for name, heading in _FIGURES.items() if name in metrics}
 
 
-def format_score(summary: Summary, aggregate: Aggregate) -> str:
+def format_score(spread: Spread, aggregate: Aggregate) -> str:
     """Return `0.8123 ± 0.0101` (sample standard deviation), or `0.8123 (0.8001 to 0.8201)` around a median."""
-    center = summary.center(aggregate)
-    known = [value for value in summary.values if value is not None]
-    if center is None or len(known) == 1:
+    center = spread.center(aggregate)
+    if spread.num < 2:
         return format_number(center)
     if aggregate == "mean":
-        return format_spread(center, summary.std)
-    low, high = (format_number(bound, beside=center) for bound in (min(known), max(known)))
+        return format_spread(center, spread.std)
+    low, high = (format_number(bound, beside=center) for bound in (spread.low, spread.high))
     return f"{format_number(center)} ({low} to {high})"
 
 
-def percent_score(summary: Summary | None, aggregate: Aggregate) -> str:
+def percent_score(spread: Spread, aggregate: Aggregate) -> str:
     """Return a score as the paper prints it: `85.2 ±0.4` in percent, or a median alone; a dash where there is none."""
-    if summary is None:
-        return NO_VALUE
-    return format_in_percent(summary.center(aggregate), summary.std if aggregate == "mean" else None)
+    return format_in_percent(spread.center(aggregate), spread.std if aggregate == "mean" else None)
 
 
 def pretraining_budget(init: InitialWeights) -> str:
@@ -198,21 +247,14 @@ def pretraining_budget(init: InitialWeights) -> str:
     return f"{format_count(init.steps)} steps, {format_large(init.tokens)} tokens"
 
 
-def _rows_by_metric(metrics: Summaries, results: RunResults) -> list[tuple[str, ...]]:
-    """Return a row for each metric, with a column for each split."""
-    names = _ordered(next(iter(metrics.values())), results)
-    return [
-        (name, *(format_score(of_split[name], results.aggregate) for of_split in metrics.values())) for name in names
-    ]
-
-
 def _ordered(names: Iterable[str], results: RunResults) -> list[str]:
     """Return metrics with the one that chose the epoch first and the loss last."""
     return sorted(names, key=lambda name: (name != results.selection_metric, name == "loss"))
 
 
-def _notes(results: RunResults) -> list[str]:
+def _notes(run: FinetunedRun) -> list[str]:
     """Return notes on data and training; those that are known of the first split alone say so."""
+    results, metric = run.results, run.results.selection_metric
     notes, trained = [*results.notes], results.replication or results
     if results.grid_best is not None:
         chosen = ", ".join(f"{key}={value}" for key, value in results.grid_best.values.items())
@@ -220,15 +262,18 @@ def _notes(results: RunResults) -> list[str]:
     if results.replication is not None:
         notes = [f"first split: {note}" for note in notes]
     epochs = ", ".join(map(str, trained.best_epochs))
-    notes.append(f"best epochs by validation {results.selection_metric}: {epochs}")
+    notes.append(f"best epochs by validation {metric}: {epochs}")
     if results.replication is not None:
-        of_split = results.replication.intervals[results.scored_split]
         shown = (
             f"{name} {format_number(bounds[0])} to {format_number(bounds[1])}"
-            for name in _ordered(of_split, results)
-            if (bounds := of_split[name]) is not None
+            for name in _ordered(run.scores.names(results.scored_split), results)
+            if (bounds := split_interval(results, run.scores, name)) is not None
         )
         notes.append(f"95 % intervals on {results.scored_split} over splits: {', '.join(shown)}")
+    elif (interval := results.rows_interval) is not None:
+        bounds = f"{format_number(interval.low)} to {format_number(interval.high)}"
+        rows = format_number_of(interval.num, f"{results.scored_split} row")
+        notes.append(f"95 % interval of {metric} over the {rows}, {NUM_RESAMPLES:,} resamples: {bounds}")
     notes.append(
         f"trained in {format_duration(trained.elapsed_s)}, {format_count(trained.tokens_per_s)} tokens/s, "
         f"{format_percent(trained.outside_model_share)} of the time outside the model"
@@ -237,34 +282,48 @@ def _notes(results: RunResults) -> list[str]:
 
 
 def _task_table(runs: Sequence[FinetunedRun]) -> ReportTable:
-    """Return every metric of runs of one task, a column each, then a column for each baseline."""
+    """Return every metric of runs of one task, a column each, then a column for each baseline.
+
+    Scores of the seeds' mean predictions come first, those of single seeds below.
+    """
     first = runs[0].results
-    names = _ordered(
-        dict.fromkeys(name for run in runs for name in run.results.metrics[run.results.scored_split]), first
-    )
+    names = _ordered(dict.fromkeys(name for run in runs for name in run.scores.names(run.results.scored_split)), first)
     columns = ["metric", *(run.name for run in runs)]
-    cells = [[_score(run.summary(name), run) for name in names] for run in runs]
+    averages = [[_show_average(run, name) for name in names] for run in runs]
+    alone = [[_show(run.seeds(name), run.results.aggregate) for name in names] for run in runs]
     has_one_split = len(set(map(_splits_of, runs))) == 1
-    shown_splits = set()
+    shown = set()
     for run in runs:
-        baseline, split = run.baseline, _splits_of(run)
-        if baseline is not None and split not in shown_splits:
-            shown_splits.add(split)
-            columns.append(baseline.name if has_one_split else f"{baseline.name}, rows of {run.name}")
-            cells.append([_score(run.baseline_summary(name), run) for name in names])
+        for model in run.scores.baselines:
+            if (_splits_of(run), model) in shown:
+                continue
+            shown.add((_splits_of(run), model))
+            columns.append(BASELINE_NAMES[model] + ("" if has_one_split else f", rows of {run.name}"))
+            averages.append([_show(run.average(name, model=model), "mean") for name in names])
+            alone.append([_show(run.seeds(name, model=model), run.results.aggregate) for name in names])
+    groups = [tuple(zip(names, *averages, strict=True))]
+    if any(len(run.results.seeds) > 1 for run in runs):
+        groups[0] = tuple(row for row in groups[0] if row[0] != "loss")
+        groups.append(tuple(zip((f"{name}, {SINGLE_SEEDS}" for name in names), *alone, strict=True)))
     sizes = format_counts(first.split_sizes.values())
     return ReportTable(
         "scores-" + first.task.replace("/", "-"),
         f"{first.task}, {sizes} rows in {', '.join(first.split_sizes)}, scored on {first.scored_split}",
         tuple(columns),
-        (tuple(zip(names, *cells, strict=True)),),
-        (*map(_describe_run, runs), *_differences(runs, names[0])),
+        tuple(groups),
+        (*_legend(runs), *map(_describe_run, runs), *_differences(runs, names[0])),
     )
 
 
-def _score(summary: Summary | None, run: FinetunedRun) -> str:
+def _show_average(run: FinetunedRun, name: str) -> str:
+    """Return the score of the mean prediction; the loss of a run of one seed is that of the seed."""
+    is_loss = name == "loss" and len(run.results.seeds) == 1
+    return _show(run.seeds(name) if is_loss else run.average(name), "mean")
+
+
+def _show(spread: Spread, aggregate: Aggregate) -> str:
     """Return a score with its spread; a dash where there is none or it is not defined."""
-    shown = NO_VALUE if summary is None else format_score(summary, run.results.aggregate)
+    shown = format_score(spread, aggregate)
     return NO_VALUE if shown == NOT_DEFINED else shown
 
 
@@ -286,8 +345,8 @@ def _describe_seeds(results: RunResults) -> str:
     num_seeds = len(results.seeds)
     if results.replication is not None:
         seeds = f"{num_seeds} seeds" if num_seeds > 1 else "a seed"
-        return f"{results.aggregate} of {len(results.replication.split_seeds)} splits with {seeds} each"
-    return f"{results.aggregate} of {num_seeds} seeds" if num_seeds > 1 else f"seed {results.seeds[0]}"
+        return f"{len(results.replication.split_seeds)} splits with {seeds} each"
+    return f"{num_seeds} seeds" if num_seeds > 1 else f"seed {results.seeds[0]}"
 
 
 def _differences(runs: Sequence[FinetunedRun], metric: str) -> tuple[str, ...]:
@@ -326,10 +385,10 @@ def _paired_difference(run: FinetunedRun, first: FinetunedRun, metric: str) -> s
     )
 
 
-def _by_seed(run: FinetunedRun, metric: str) -> dict[int, float]:
-    """Return the values of a metric by seed; none for means over several splits."""
-    summary = run.summary(metric)
-    if summary is None or run.results.replication is not None:
+def _by_seed(run: FinetunedRun, metric: str) -> dict[str, float]:
+    """Return the values of a metric by seed; none for those on several splits."""
+    if len(run.scores.split_seeds) > 1:
         return {}
-    pairs = zip(run.results.seeds, summary.values, strict=True)
-    return {seed: value for seed, value in pairs if value is not None}
+    rows = run.scores.by_seed(run.results.scored_split, metric)
+    rows = rows[rows.value.notna()]
+    return dict(zip(rows.seed.tolist(), rows.value.tolist(), strict=True))

@@ -23,6 +23,21 @@ _CONSTANT_SHARE = 0.01
 _BINARY_METRICS = ("roc_auc", "average_precision", "accuracy", "f1", "matthews_corrcoef")
 _RANKING_METRICS = ("roc_auc", "average_precision")
 _REGRESSION_METRICS = ("rmse", "mae", "r2", "pearsonr", "spearmanr")
+_SHARES = ("roc_auc", "average_precision", "accuracy", "f1", "macro_f1", "exact_match")
+_CORRELATIONS = ("matthews_corrcoef", "pearsonr", "spearmanr")
+_ERRORS = ("rmse", "standardised_rmse", "mae", "loss")
+
+
+def metric_range(name: str) -> tuple[float, float]:
+    """Return the least and the greatest value that a metric can have; that of MNLI's mismatched rows has the same."""
+    name = name.removeprefix("mismatched_")
+    if name in _SHARES:
+        return 0.0, 1.0
+    if name in _CORRELATIONS:
+        return -1.0, 1.0
+    if name in _ERRORS:
+        return 0.0, math.inf
+    return -math.inf, 1.0 if name == "r2" else math.inf
 
 
 def metric(name: str, targets: ArrayLike, predicted: ArrayLike) -> float:
@@ -76,6 +91,16 @@ def to_probabilities(loss: Loss, outputs_NC: FloatArray) -> FloatArray:
     if loss == "binary":
         return np.asarray(special.expit(outputs_NC))
     return np.asarray(special.softmax(outputs_NC, axis=1)) if loss == "classes" else outputs_NC
+
+
+def to_outputs(loss: Loss, predicted_NC: FloatArray) -> FloatArray:
+    """Return logits that `to_probabilities` takes back to these probabilities; values stay values."""
+    from scipy import special
+
+    if loss == "binary":
+        return np.asarray(special.logit(predicted_NC))
+    with np.errstate(divide="ignore"):
+        return np.log(predicted_NC) if loss == "classes" else predicted_NC
 
 
 def probabilities_by_seed(loss: Loss, outputs: SeedOutputs, num_outputs: int) -> FloatArray:

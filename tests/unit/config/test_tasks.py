@@ -30,7 +30,7 @@ def test_a_task_has_the_section_of_its_suite_and_is_written_and_read_back(name):
 
 
 USED: dict[str, dict[str, Any]] = {
-    "moleculenet/bace": {"split": "random", "class_weights": "balanced", "canonical_smiles": True},
+    "moleculenet/bace": {"split": "random", "class_weights": "balanced", "standardise": "parent"},
     "csv": {"split_column": "a", "text_column": "a", "label_columns": ["a"], "label_kind": "classes"},
     "glue/rte": {},
     "squad/v2": {"valid_articles": ["a"], "doc_stride": 9, "max_query_tokens": 9, "max_answer_tokens": 9},
@@ -61,6 +61,8 @@ def test_a_key_of_another_suite_is_refused_and_its_suites_are_named(name, other,
         ({"name": "moleculenet/bace", "split_file": "a.json"}, "`task.split_file` is read by `task.split: file`"),
         ({"name": "csv", "text_column": "a", "split": "scaffold-balanced"}, "`task.split: scaffold-balanced`"),
         ({"name": "csv", "text_column": "a", "smiles_column": "b"}, "`task.smiles_column` is `b`"),
+        ({"name": "csv", "text_column": "a", "standardise": "parent"}, "`task.standardise: parent` is for molecules"),
+        ({"name": "csv", "standardise": "parent", "canonical_smiles": False}, "a parent has no SMILES as written"),
         ({"name": "csv", "split_column": "a", "split": "random"}, "`task.split_column`"),
         ({"name": "csv", "files": {"train": "b", "valid": "a"}, "split": "random"}, "`task.files.valid`"),
         ({"name": "csv", "files": {"train": "b", "test": "a"}}, "without `task.files.valid`"),

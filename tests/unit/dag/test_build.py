@@ -96,6 +96,14 @@ def test_states_without_transitions_become_one_node_a_mask(tokenizer):
     assert math.exp(best.log_prob) == pytest.approx(yields[best.tokens_by_mask[0][0]] / sum(yields.values()), rel=1e-4)
 
 
+@pytest.mark.parametrize("is_canonical", [True, False])
+def test_map_numbers_of_smiles_are_read_only_by_a_model_of_smiles_as_written(is_canonical):
+    vocabulary = word_level(["C", "O", "[CH2]", "[CH2:3]"])
+    pretrained = _pretrained(vocabulary, data={"kind": "smiles", "canonical_smiles": is_canonical})
+    dag = build_dag(pretrained, "C[CH2:3][MASK]O")
+    assert dag.text == ("C[CH2][MASK]O" if is_canonical else "C[CH2:3][MASK]O")
+
+
 def test_smiles_are_inspected_as_smiles():
     tokenizer = word_level(["C", "O", "c", "1", "Cl"])
     messages = Recorder()

@@ -1,20 +1,28 @@
 """Which rows are molecules and which are not; only a metal's valence is forgiven."""
 
+import re
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
 from rdkit import Chem
 from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles
 
 from exlm_cli.data.bundled.molecules import generate_molecules
 from exlm_cli.data.molecules import (
+    Molecule,
     find_invalid_smiles,
+    fingerprints,
     murcko_scaffold,
     parse_molecule,
     read_molecules,
     read_smiles,
 )
 from exlm_cli.data.rows.records import Row
+from exlm_cli.data.smiles import SMILES_TOKENS
+from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
 
 ALUMINIUM = "CC(=O)O[AlH3](O)O"  # line 2299 of Tox21: RDKit allows aluminium a valence of 3
@@ -39,7 +47,7 @@ def test_what_is_no_molecule_is_none(smiles):
 
 _MOLECULES = (
     "CC(=O)Oc1ccccc1C(=O)O", "[Na+].[Cl-]", "F/C=C\\F", "[999CH3]C", "[U+15]", "C-1CC-1", "C" * 1000,
-    "Cl[Co@OH12](C)(F)(O)(N)Br",
+    "Cl[Co@OH12](C)(F)(O)(N)Br", "c1ccccn1->[Cu](Cl)Cl", "[Cl][Cu]([Cl])<-[n]1ccccc1",
 )  # fmt: skip
 
 
@@ -53,6 +61,14 @@ _MOLECULES = (
          "'h' at position 7, 'a' at position 8"),
         ("C[13CH3", "characters that are not SMILES tokens: '[' at position 2, 'H' at position 6"),
         ("C1CC", "RDKit cannot parse it: it breaks the SMILES grammar"),
+        ("CC->", "RDKit cannot parse it: it breaks the SMILES grammar"),
+        ("CCO>>CC=O", "a reaction, which is not supported"),
+        ("CCO>[Cr]>CC=O", "a reaction, which is not supported"),
+        ("[CH3:1][OH:2]>>[CH2:1]=[O:2]", "a reaction, which is not supported"),
+        ("N->[Cu]>>N.[Cu]", "a reaction, which is not supported"),
+        ("CCO.[Na+]>>CC=O |f:0.1|", "a reaction, which is not supported"),
+        ("CC>", "a reaction, which is not supported"),
+        ("CC > x", "characters that are not SMILES tokens: ' ' at position 3, 'x' at position 6"),
         ("[MASK]", "RDKit cannot parse it: it breaks the SMILES grammar"),
         ("C(C)(C)(C)(C)C", "RDKit refuses it: Explicit valence for atom # 0 C, 5, is greater than permitted"),
         ("c1cccc1", "RDKit refuses it: Can't kekulize mol.  Unkekulized atoms: 0 1 2 3 4"),
@@ -115,6 +131,89 @@ def test_map_numbers_and_hydrogens_are_left_out_and_isotopes_kept(written, canon
     assert Chem.CanonSmiles(canonical) == canonical
     (molecule,) = read_molecules([written], SilentProgress())
     assert molecule.canonical == canonical
+
+
+_PIECES = st.sampled_from([
+    "C", "N", "O", "Cl", "P", "[Si]", "[Se]", "S(=O)(=O)", "C(=O)", "c1ccccc1", "n1ccccc1", "[nH]1cccc1", "[cH-]1cccc1",
+    "[o+]1ccccc1", "[te]1cccc1", "C1CC1", "C1CC(C)C1", "C%(100)CC%(100)", "/C=C/", "\\C=C\\", "[C@H]", "[C@@H]",
+    "[13CH2]", "[2H]", "[O-]", "[NH3+]", "[N+]", "[B-]", "[CH]", "[CH2:7]", "[H:3]", "*", "[#6]", "[#26]", "[Cu]",
+    "[Fe+2]", "[Pt]", "[Zn]", "[Na+]", "[AlH3]", "[Pt@SP2]", "[Co@OH4]", "[As@TB1]",
+])  # fmt: skip
+_BONDS = st.sampled_from(["", "", "", "-", "=", "#", "~", "->", "<-", "."])
+_SMILES = st.recursive(
+    _PIECES,
+    lambda inner: (
+        st.builds("{}{}{}".format, inner, _BONDS, inner)
+        | st.builds("{}({}{}){}".format, _PIECES, _BONDS.filter(lambda bond: bond != "."), inner, inner)
+    ),
+    max_leaves=8,
+)
+
+
+@given(_SMILES)
+@example("[CH3:1][c:2]1[cH:3][cH:4][cH:5][cH:6][n:7]1")
+@example("[O-][Pt@SP2]=[#6]")  # RDKit writes it as @SP1, that as @SP2
+@example("[te]1cccc1(-[#26])[Fe+2]")  # RDKit makes one bond dative at each reading
+@example(ALUMINIUM)
+@example("[cH-]1cccc1.[cH-]1cccc1.[Fe+2]")
+def test_what_we_write_of_any_molecule_we_read_as_the_same_molecule(smiles):
+    """Its canonical SMILES has nothing but tokens, the same key and scaffold, a fingerprint, and no map number."""
+    for reads_parents in (False, True):
+        (molecule,) = read_molecules([smiles], SilentProgress(), has_chiral_scaffolds=True, reads_parents=reads_parents)
+        assume(not molecule.problem)
+        assert SMILES_TOKENS.fullmatch(molecule.canonical)
+        assert not re.search(r":\d+]", molecule.canonical)
+        (again,) = read_molecules([molecule.canonical], SilentProgress(), reads_parents=reads_parents)
+        assert (again.problem, again.canonical, again.parent) == ("", molecule.canonical, molecule.parent)
+        assert not again.is_parent
+        assert fingerprints([molecule.canonical]).any()
+
+
+def test_closures_from_a_hundred_on_are_read():
+    assert [row.text for row in _read(["C%(100)CC%(100)", "C%(12345)CC%(12345)"])] == ["C1CC1", "C1CC1"]
+
+
+@pytest.mark.parametrize(
+    ("salt", "parent"),
+    [
+        ("CCN.Cl", "CCN"),
+        ("[Cl-:5].C[CH2:1][NH3+]", "CCN"),
+        ("CC(=O)[O-].[Na+]", "CC(=O)O"),
+        ("[NH3+]CC(=O)[O-]", "NCC(=O)O"),
+        ("CCO.O.O", "CCO"),
+        ("CC[NH3+].F[P-](F)(F)(F)(F)F", "CCN"),  # the larger fragment has no carbon
+        ("C[N+](C)(C)C.[Br-]", "C[N+](C)(C)C"),  # no hydrogen can take this charge off
+        ("O=[N+]([O-])c1ccccc1", "O=[N+]([O-])c1ccccc1"),
+        ("C[C@H]([15NH3+])C(=O)O.[Cl-]", "C[C@H]([15NH2])C(=O)O"),
+        ("CC(=O)O[Na]", "CC(=O)[O][Na]"),  # a bond to a metal stays
+        (f"{ALUMINIUM}.[Na+]", "CC(=O)[O][AlH3]([OH])[OH]"),
+    ],
+)
+def test_the_parent_is_the_largest_fragment_uncharged(salt, parent):
+    as_given, standardised = (
+        read_molecules([salt], SilentProgress(), has_chiral_scaffolds=False, reads_parents=reads_parents)[0]
+        for reads_parents in (False, True)
+    )
+    assert (as_given.parent, standardised.parent, standardised.canonical) == (parent, parent, parent)
+    assert (standardised.is_parent, as_given.is_parent) == (as_given.canonical != parent, False)
+    assert as_given.num_fragments == standardised.num_fragments == salt.count(".") + 1
+    (alone,) = read_molecules([parent], SilentProgress(), has_chiral_scaffolds=False)
+    assert alone.scaffold == standardised.scaffold
+
+
+def test_a_parent_that_is_no_molecule_is_the_reason_of_a_row_where_parents_are_read():
+    """RDKit takes the charge off a cyclopentadienyl anion, and the ring is aromatic no more."""
+    ferrocene = "[cH-]1cccc1.[cH-]1cccc1.[Fe+2]"
+    (molecule,) = read_molecules([ferrocene], SilentProgress(), reads_parents=True)
+    assert molecule.problem.startswith("RDKit fails on it: its parent is c1cccc1, and RDKit refuses it: Can't kekulize")
+    (whole,) = read_molecules([ferrocene], SilentProgress())
+    assert whole == Molecule(canonical=whole.canonical, parent=whole.canonical, num_fragments=3)
+
+
+def test_fingerprints_of_what_is_no_molecule_are_refused():
+    assert np.array_equal(fingerprints(["OCC", "[CH3:1]CO"])[0], fingerprints(["CCO"])[0])
+    with pytest.raises(DataError, match="no fingerprint of `C1CC`: RDKit cannot parse it"):
+        fingerprints(["CCO", "C1CC"])
 
 
 def test_rows_that_are_no_molecules_keep_their_text_and_get_a_problem():

@@ -23,7 +23,7 @@ from exlm_cli.run_dir import create_run_dir
 from exlm_cli.train.pretrain import run_pretraining
 from exlm_cli.train.pretrained import load_pretrained
 from tests.tiny_sweeps import tiny_grid
-from tests.unit.report.results import scores
+from tests.unit.report.results import scored
 
 QUIET = SilentProgress()
 Done = tuple[Path, SweepCellResult]
@@ -141,7 +141,8 @@ class Finetuning:
             (out / "recipe.yaml").write_text(dump_recipe(recipe))
         if recipe.task.name == "glue/rte" and recipe.optim.lr > 1e-3:
             raise DivergedError("the loss of step 3 is nan", "lower the learning rate")
-        return SimpleNamespace(results=scores((0.5, None)).results)
+        run = scored("", "glue/qnli", {"accuracy": [0.5, None]})
+        return SimpleNamespace(results=run.results, scores=run.scores)
 
 
 def test_fine_tuning_that_diverges_leaves_what_was_measured_and_the_other_tasks(

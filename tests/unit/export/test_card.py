@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from exlm_cli.api import load
+from exlm_cli.data.molecules import read_molecules
 from exlm_cli.export.card import model_card
 from exlm_cli.export.folder import export_folder, write_model
 from exlm_cli.export.source import Source, finetuned_source, pretrained_source
 from exlm_cli.finetune.model import load_finetuned
-from exlm_cli.finetune.results import summarise_values
+from exlm_cli.finetune.scores import read_scores
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import MetricsLog
 from exlm_cli.tasks.squad.files import questions_of_pairs
@@ -29,20 +30,30 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
     folder = tmp_path_factory.mktemp("card")
     table = write_rows(folder / "assay.csv", ["smiles", "size"], [[s, str(len(s) + 0.5)] for s in SMILES * 4])
     task = {"files": {"train": str(table)}, "smiles_column": "smiles", "label_columns": ["size"], "split": "random"}
-    run = finetune(folder, smiles_pretrained(folder), (1,), name="csv", canonical_smiles=True, **task)
+    run = finetune(folder, smiles_pretrained(folder), (1,), name="csv", **task)
     return finetuned_source(load_finetuned(run, device="cpu"))
 
 
 def test_the_code_of_a_card_gives_the_values_of_the_run(source, tmp_path, capsys):
-    """For a molecule that is not written as RDKit writes it, so that the code has to."""
+    """For a molecule that is not written as RDKit writes it, and has atom-map numbers, so that the code has to."""
     pytest.importorskip("transformers")
     write_model(source, tmp_path)
     (code,) = re.findall(r"```python\n(.*?)```", model_card(source, 0.0), re.DOTALL)
-    assert "CanonSmiles('CC(=O)Oc1ccccc1C(=O)O')" in code
-    written = code.replace("FOLDER", str(tmp_path)).replace("CC(=O)Oc1ccccc1C(=O)O", "C(C)O")
+    assert "canonical('CC(=O)Oc1ccccc1C(=O)O')" in code
+    given = "[CH2:1](C)[OH:12]"
+    written = code.replace("FOLDER", str(tmp_path)).replace("CC(=O)Oc1ccccc1C(=O)O", given)
     exec(written, {})
     value = float(re.findall(r"-?\d+\.\d+", capsys.readouterr().out)[0])
-    assert value == pytest.approx(load(source.run, device="cpu").predict(["C(C)O"]).mean[0, 0], abs=1e-3)
+    assert value == pytest.approx(load(source.run, device="cpu").predict([given]).mean[0, 0], abs=1e-3)
+
+
+@pytest.mark.parametrize("given", ["CC[NH3+].[Cl-]", "[O-:1]C(=O)C.[Na+]", "OCC.O.O", "CCN", "C[N+](C)(C)C.[Br-]"])
+def test_the_code_of_a_card_of_parents_writes_the_parent_that_a_run_reads(source, given):
+    (code,) = re.findall(r"```python\n(.*?)```", model_card(replace(source, reads_parents=True), 0.0), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code.partition("tokenizer = ")[0], names)
+    (molecule,) = read_molecules([given], SilentProgress(), reads_parents=True)
+    assert names["canonical"](given) == molecule.canonical
 
 
 @pytest.mark.usefixtures("own_modules")
@@ -95,7 +106,7 @@ def test_the_code_of_a_card_finds_the_answers_of_the_run(tmp_path, capsys, form)
     ]:
         rows = new_questions(config, questions_of_pairs([(question, paragraph)])[0])  # type: ignore[arg-type]
         encoded = rows.encode(source.tokenizer, source.sequence_length)
-        runner = finetuned.runners[finetuned.results.best_seed()]
+        runner = finetuned.runners[finetuned.results.best_seed]
         (ours,) = encoded.answer([runner.predict(encoded, SilentProgress(), "")]).values()  # type: ignore[attr-defined]
         written = code.replace("FOLDER", str(out)).replace(asked, repr(question)).replace(read, repr(paragraph))
         names: dict[str, Any] = {}
@@ -146,14 +157,13 @@ def test_a_bar_in_a_file_name_stays_in_its_cell(source):
 
 def test_scores_are_those_of_the_seed_that_is_best_in_validation(molecules):
     finetuned = load_finetuned(molecules, device="cpu")
-    assert finetuned.results.is_greater_better
-    of_seeds = {"valid": summarise_values([0.25, 0.75]), "test": summarise_values([0.5, 0.125])}
-    metrics = {split: dict.fromkeys(names, of_seeds[split]) for split, names in finetuned.results.metrics.items()}
-    results = finetuned.results.model_copy(update={"metrics": metrics})
-    source = finetuned_source(replace(finetuned, results=results))
-    assert source.seed == 2
-    assert set(source.scores.values()) == {0.125}
-    assert source.model is finetuned.runners[2].model
+    scores = read_scores(molecules)
+    for seed in (1, 2):
+        results = finetuned.results.model_copy(update={"best_seed": seed})
+        source = finetuned_source(replace(finetuned, results=results))
+        assert source.seed == seed
+        assert source.scores["roc_auc"] == scores.by_seed("test", "roc_auc").value.tolist()[seed - 1]
+        assert source.model is finetuned.runners[seed].model
 
 
 def test_the_card_of_a_pretrained_run_has_the_last_validation_before_its_checkpoint(tmp_path):

@@ -207,7 +207,7 @@ def test_task_models_give_the_same_outputs(tmp_path, kind):
     finetuned = load_finetuned(run, device="cpu")
     source = finetuned_source(finetuned)
     exported = loaded(source, tmp_path / "out")
-    runner = finetuned.runners[finetuned.results.best_seed()]
+    runner = finetuned.runners[finetuned.results.best_seed]
     for text in ("amber birch", "daisy fern amber"):
         ids = torch.tensor([source.encode(text)])
         with torch.no_grad():

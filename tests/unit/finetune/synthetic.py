@@ -27,7 +27,7 @@ from exlm_cli.train.checkpoint import CheckpointState, LoopState, save_checkpoin
 from exlm_cli.train.optim import build_optimizer
 from exlm_cli.train.pretrained import model_identity
 from exlm_cli.train.task import Callback
-from tests.tiny import tiny_recipe
+from tests.tiny import tiny_recipe, word_level
 
 WORDS = ["amber", "birch", "cedar", "daisy", "elder", "fern"]
 ONE_EPOCH: dict[str, Any] = {"seeds": [1], "train": {"max_epochs": 1}}
@@ -156,8 +156,7 @@ class EncodedWords(EncodedSplit):
     split: Split
 
     def score(self, outputs: SeedOutputs, is_scored_N: NDArray[np.bool_] | None = None) -> dict[str, float]:
-        (of_seed,) = outputs
-        return self.task.score(self.split, of_seed)
+        return self.task.score(self.split, [np.mean(of_row, axis=0) for of_row in zip(*outputs, strict=True)])
 
     def prediction_columns(self, outputs: SeedOutputs) -> dict[str, list[str]]:
         return {}  # no test predicts files of words
@@ -220,3 +219,12 @@ def words_table(folder: Path) -> dict[str, Any]:
     path = folder / "words.csv"
     path.write_text("text,amber\n" + "\n".join(rows[:60]) + "\n")
     return {"name": "csv", "text_column": "text", "label_columns": ["amber"], "files": {"train": str(path)}}
+
+
+def amines(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Return a model of SMILES that was never trained, and a task of chains, half of them amines, on a random split."""
+    rows = "".join(f"{'C' * n}{atom},{int(atom == 'N')}\n" for n in range(1, 16) for atom in "NO")
+    (folder / "a.csv").write_text(f"smiles,amine\n{rows}")
+    tokenizer, data = word_level(["C", "N", "O"]), {"kind": "smiles", "sequence_length": 24}
+    files = {"files": {"train": str(folder / "a.csv")}, "smiles_column": "smiles", "label_columns": ["amine"]}
+    return make_pretrained(folder / "pre", tokenizer, data=data), {"name": "csv", "split": "random", **files}

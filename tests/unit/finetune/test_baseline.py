@@ -1,6 +1,7 @@
 """The forest learns what fingerprints show, is repeatable, and does not stumble over missing or single classes."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,21 @@ from rdkit.Chem import rdFingerprintGenerator
 from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.data.molecules import NUM_BITS, fingerprints
 from exlm_cli.data.rows.table import Table
-from exlm_cli.finetune.baseline import score_baseline
+from exlm_cli.finetune.baseline import BASELINES, Baseline, FeatureStore, is_affordable, predict_baseline
+from exlm_cli.finetune.training_rows import read_training_rows, write_training_rows
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import Loss
+from exlm_cli.tasks.csv import load_csv
+from exlm_cli.tasks.metrics import score_rows
 from exlm_cli.tasks.rows.inputs import TableRows
 from exlm_cli.tasks.rows.labels import Labels
 from exlm_cli.tasks.rows.splits import RowSplit
-from exlm_cli.tasks.rows.task import TableTask
+from exlm_cli.tasks.rows.task import Examples, TableTask
 from tests.recorder import Recorder
+from tests.unit.finetune.finetuned_runs import write_rows
 
 NAN = math.nan
+ECFP4 = BASELINES[0]
 AMINES = [f"{'C' * n}N" for n in range(1, 13)]
 ALCOHOLS = [f"{'C' * n}O" for n in range(1, 13)]
 TEXTS = [text for pair in zip(AMINES, ALCOHOLS, strict=True) for text in pair]
@@ -35,8 +41,16 @@ def make(loss: Loss, targets: Any, names: tuple[str, ...] = ("y",)) -> TableTask
     return TableTask(config, usable, labels, RowSplit("column", INDICES))
 
 
-def run(task: TableTask, seed: int = 1) -> dict[str, dict[str, Any]]:
-    return score_baseline(task, seed, SilentProgress(), num_trees=30, num_threads=1)[0]
+def predict(task: TableTask, seed: int = 1, baseline: Baseline = ECFP4, num_trees: int = 30) -> Any:
+    return predict_baseline(task, baseline, FeatureStore(), seed, SilentProgress(), num_trees=num_trees, num_threads=1)
+
+
+def run(task: TableTask, baseline: Baseline = ECFP4) -> dict[Any, dict[str, float]]:
+    """Return the metrics of the predictions, by split."""
+    return {
+        split: score_rows(task.loss, predicted, task.examples[split].targets)
+        for split, predicted in predict(task, baseline=baseline).items()
+    }
 
 
 def test_fingerprints_are_ecfp4():
@@ -47,18 +61,99 @@ def test_fingerprints_are_ecfp4():
     assert bits[1].any()
 
 
-def test_it_learns_a_functional_group_as_label_class_and_value():
-    scores = run(make("binary", [[i % 2] for i in range(24)]))
+METALS = ("Ni", "Zn", "Ir", "Co", "Ru", "Cr", "Mn", "Rh", "Pd", "Cu", "Pt", "Fe")
+DATIVE = [(f"c1ccc2ccccc2n1->[{metal}](Cl)Cl", 2 + 0.01 * i) for i, metal in enumerate(METALS)]
+DATIVE += [(f"c1ccccn1->[{metal}](Cl)Cl", 0.01 * i) for i, metal in enumerate(METALS)]
+
+
+def test_the_forest_reads_complexes_with_dative_bonds_however_they_are_written(tmp_path):
+    """RDKit writes `[Cl][Ni]([Cl])<-[n]1...`; without bits the forest would miss by the spread of the values, 1."""
+    scores, nearest = [], []
+    for number, write in enumerate([str, Chem.CanonSmiles]):
+        table = write_rows(tmp_path / f"{number}.csv", ["smiles", "y"], [[write(s), str(y)] for s, y in DATIVE])
+        task = load_csv(
+            CsvTaskConfig(name="csv", files={"train": str(table)}, label_columns=("y",), split="random"),
+            SilentProgress(),
+        )
+        assert task.examples["train"].texts[0] == (Chem.CanonSmiles(DATIVE[task.split_indices["train"][0]][0]),)
+        scores.append(run(task, ECFP4)["test"]["rmse"])
+        write_training_rows(tmp_path, task)
+        known = read_training_rows([tmp_path])
+        assert set(known.splits_of(task.training_keys)) == {"train"}
+        nearest += known.nearest_tanimoto(task.training_keys, SilentProgress()).tolist()
+    assert scores[0] == scores[1] < 0.3
+    assert nearest == [1] * len(nearest)
+
+
+@pytest.mark.parametrize("baseline", BASELINES, ids=lambda baseline: baseline.model)
+def test_it_learns_a_functional_group_as_label_class_and_value(baseline):
+    scores = run(make("binary", [[i % 2] for i in range(24)]), baseline)
     assert set(scores) == {"valid", "test"}
     assert scores["test"]["roc_auc"] == scores["test"]["accuracy"] == 1
-    assert run(make("classes", [[i % 2] for i in range(24)], ("amine", "alcohol")))["test"]["accuracy"] == 1
-    assert run(make("regression", [[5.0 * (i % 2)] for i in range(24)]))["test"]["rmse"] < 0.5
+    assert run(make("classes", [[i % 2] for i in range(24)], ("amine", "alcohol")), baseline)["test"]["accuracy"] == 1
+    assert run(make("regression", [[5.0 * (i % 2)] for i in range(24)]), baseline)["test"]["rmse"] < 0.5
+
+
+def test_features_are_worked_out_once_for_all_splits_and_seeds():
+    store, asked = FeatureStore(), []
+    counting = replace(ECFP4, features=lambda smiles, progress: asked.append(list(smiles)) or fingerprints(smiles))
+    first = store.features(counting, ["CCO", "CCN", "CCO"], SilentProgress())
+    again = store.features(counting, ["CCN", "CCC"], SilentProgress())
+    assert asked == [["CCO", "CCN"], ["CCC"]]
+    np.testing.assert_array_equal(first, fingerprints(["CCO", "CCN", "CCO"]))
+    np.testing.assert_array_equal(again, fingerprints(["CCN", "CCC"]))
+
+
+def test_what_a_descriptor_lacks_is_the_median_of_the_training_rows():
+    """The median of 0, 1, 2 and 10 is 1.5; a feature that no training row has is 0."""
+    train = np.array([[0.0, math.nan], [1, math.nan], [2, math.nan], [10, math.nan], [math.nan, math.nan]])
+    table = {"C" * (n + 1): row.astype(np.float32) for n, row in enumerate(train)}
+    table["N"] = np.array([math.nan, 7], dtype=np.float32)
+    seen: dict[str, Any] = {}
+
+    class Forest:
+        classes_ = np.array([0.0, 1.0])
+
+        def __init__(self, **_: Any) -> None:
+            self.n_jobs = 1
+
+        def fit(self, features: Any, targets: Any) -> None:
+            seen["train"] = features
+
+        def predict(self, features: Any) -> Any:
+            seen["other"] = features
+            return np.zeros(len(features))
+
+    given = Baseline("forest-rdkit2d", lambda smiles, progress: np.stack([table[text] for text in smiles]), "sqrt")
+    examples = {
+        "train": Examples([(text,) for text in table if text != "N"], np.arange(5.0)[:, None], np.arange(5)),
+        "valid": Examples([("N",)], np.zeros((1, 1)), np.array([5])),
+    }
+    task = make("regression", [[float(i)] for i in range(24)])
+    task.examples, task.splits = examples, ("train", "valid")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sklearn.ensemble.RandomForestRegressor", Forest)
+        predict(task, baseline=given)
+    assert seen["train"][:, 0].tolist() == [0, 1, 2, 10, 1.5]
+    assert seen["other"].tolist() == [[1.5, 7]]
+    assert (seen["train"][:, 1] == 0).all()  # no training row has it
+
+
+def test_a_table_of_text_or_with_too_many_labels_has_no_baseline_by_itself(monkeypatch):
+    task = make("binary", [[i % 2] for i in range(24)])
+    assert is_affordable(task)
+    monkeypatch.setattr("exlm_cli.finetune.baseline.MAX_LABELLED_ROWS", 15)
+    assert not is_affordable(task)
+    monkeypatch.undo()
+    task.input_kind = "text"
+    assert not is_affordable(task)
 
 
 @pytest.mark.parametrize(("seed", "other"), [(1, 2), (2**32 - 1, 0), (2**32, 0), (2**63 - 1, 2**32 - 1)])
 def test_the_seed_alone_decides_and_is_taken_whole(seed, other):
     task = make("regression", [[float(i)] for i in range(24)])
-    assert run(task, seed) == run(task, seed) != run(task, other)
+    predicted = [predict(task, one)["test"].tolist() for one in (seed, seed, other)]
+    assert predicted[0] == predicted[1] != predicted[2]
 
 
 def test_missing_labels_and_single_classes_are_no_trouble():
@@ -74,6 +169,7 @@ def test_missing_labels_and_single_classes_are_no_trouble():
 
 def test_it_shows_how_far_it_is():
     progress = Recorder()
-    score_baseline(make("binary", [[i % 2, i % 2] for i in range(24)], ("a", "b")), 1, progress, num_trees=2)
+    task = make("binary", [[i % 2, i % 2] for i in range(24)], ("a", "b"))
+    predict_baseline(task, ECFP4, FeatureStore(), 1, progress, num_trees=2)
     (bar,) = progress.bars
-    assert (bar.label, bar.total, bar.done) == ("random forests", 2, [1, 2])
+    assert (bar.label, bar.total, bar.done) == ("ECFP4 + random forest", 2, [1, 2])

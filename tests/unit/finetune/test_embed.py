@@ -8,9 +8,9 @@ import pyarrow.parquet
 import pytest
 import torch
 
+from exlm_cli.api import Run
 from exlm_cli.finetune.embed import SUFFIXES, RowEncoder, embed, finetuned_encoder, pretrained_encoder
 from exlm_cli.finetune.model import load_finetuned
-from exlm_cli.finetune.results import summarise_values
 from exlm_cli.progress import SilentProgress
 from exlm_cli.train.pretrained import load_pretrained
 from tests.unit.finetune.finetuned_runs import SMILES, glue_run, write_rows
@@ -54,11 +54,9 @@ def test_vectors_of_a_repeated_mlm(tmp_path):
 
 def test_a_fine_tuned_run_embeds_with_its_best_seed_and_its_own_column(molecules, tmp_path):
     finetuned = load_finetuned(molecules, device="cpu")
-    for values, seed in (([0.2, 0.7], 2), ([0.7, 0.7], 1), ([None, 0.1], 2), ([None, None], 1)):
-        metrics = {"valid": {finetuned.results.selection_metric: summarise_values(values)}}
-        encoder = finetuned_encoder(
-            replace(finetuned, results=finetuned.results.model_copy(update={"metrics": metrics}))
-        )
+    for seed in (2, 1):
+        results = finetuned.results.model_copy(update={"best_seed": seed})
+        encoder = finetuned_encoder(replace(finetuned, results=results))
         assert encoder.runner is finetuned.runners[seed]
         assert encoder.origin == f"{molecules}, seed {seed}, the best in validation"
     rows = [["not SMILES", smiles] for smiles in SMILES]
@@ -80,6 +78,20 @@ def test_a_run_of_canonical_smiles_embeds_a_molecule_alike_however_it_is_written
     encoder = finetuned_encoder(replace(finetuned, recipe=finetuned.recipe.model_copy(update={"task": task})))
     cls = vectors(encoder, write_rows(tmp_path / "a.csv", ["mol"], [["CCO"], ["OCC"]]))["cls"]
     assert np.allclose(cls[0], cls[1], atol=2e-6) == is_canonical
+
+
+@pytest.mark.parametrize("standardise", ["none", "parent"])
+def test_a_run_of_parents_embeds_a_salt_as_its_parent(molecules, tmp_path, standardise):
+    """From Python as from the command."""
+    finetuned = load_finetuned(molecules, device="cpu")
+    task = finetuned.recipe.task.model_copy(update={"standardise": standardise})
+    finetuned = replace(finetuned, recipe=finetuned.recipe.model_copy(update={"task": task}))
+    table = write_rows(tmp_path / "a.csv", ["mol"], [["CCN"], ["[H:1]NCC.Cl"]])
+    cls = vectors(finetuned_encoder(finetuned), table)["cls"]
+    assert np.allclose(cls[0], cls[1], atol=2e-6) == (standardise == "parent")
+    run = Run(finetuned.run, finetuned, SilentProgress())
+    found = run.predict(["CCN", "NCC.Cl"]).mean, run.embed(["CCN", "NCC.Cl"]).cls
+    assert [np.allclose(rows[0], rows[1], atol=2e-6) for rows in found] == [standardise == "parent"] * 2
 
 
 def test_a_pre_trained_run_embeds_the_column_it_was_trained_on(tmp_path):

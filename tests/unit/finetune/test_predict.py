@@ -36,7 +36,7 @@ from exlm_cli.tasks.base import PredictionSummary
 from exlm_cli.tasks.rows.task import Examples, RowTask
 from tests.tiny import SPECIAL
 from tests.unit.finetune.finetuned_runs import SMILES, read_rows, words_run, write_rows
-from tests.unit.report.results import replicated
+from tests.unit.report.results import scored
 from tests.unit.tasks.squad.test_task import write
 
 
@@ -184,7 +184,8 @@ def test_splits_of_a_run_that_are_not_given_are_named(finetuned, tmp_path):
         shutil.copytree(finetuned.run, path)
         return replace(finetuned, run=path)
 
-    replication = replicated({}, {}).model_copy(update={"split_seeds": (0, 1, 2)})
+    replication = scored("a", "csv", {"rmse": [0.5] * 3}, split_seeds=(0, 1, 2)).results.replication
+    assert replication is not None
     run = of(tmp_path / "run")
     run = replace(run, results=finetuned.results.model_copy(update={"replication": replication}))
     one, two = (of(run.run / f"replicates/split-{seed}") for seed in replication.split_seeds[1:])
@@ -250,7 +251,8 @@ def test_runs_whose_outputs_mean_different_things_are_not_averaged(finetuned, tm
         (finetuned, with_results(finetuned, task="moleculenet/bace"), "task moleculenet/bace, not csv"),
         (finetuned, with_results(finetuned, loss="classes"), "kind of labels classes, not binary"),
         (finetuned, with_results(finetuned, input_kind="text"), "input text, not smiles"),
-        (finetuned, with_task(finetuned, canonical_smiles=True), "`task.canonical_smiles` True, not False"),
+        (finetuned, with_task(finetuned, canonical_smiles=False), "`task.canonical_smiles` False, not True"),
+        (finetuned, with_task(finetuned, standardise="parent"), "`task.standardise: parent` True, not False"),
         (spans, replace(spans, tokenizer=SPECIAL), "tokenizer "),
         (spans, with_task(spans, max_query_tokens=9), "`task.max_query_tokens` 9, not 8"),
         (spans, with_task(spans, doc_stride=15), "`task.doc_stride` 15, not 16"),

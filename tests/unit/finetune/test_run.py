@@ -16,15 +16,18 @@ from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, GridPoint
 from exlm_cli.config.load import load_recipe
 from exlm_cli.data.rows.records import SkippedRow
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
+from exlm_cli.finetune import baseline as baseline_module
 from exlm_cli.finetune import cell as cell_module
 from exlm_cli.finetune import run as run_module
 from exlm_cli.finetune.cell import Cell
 from exlm_cli.finetune.model import load_finetuned, load_pretrained_weights
-from exlm_cli.finetune.results import RunResults, read_predictions, read_results
+from exlm_cli.finetune.results import RunResults, read_predictions, read_results, read_split_outputs
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
+from exlm_cli.finetune.scores import read_scores
 from exlm_cli.finetune.trainer import encode_task
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_metrics, read_run_json
+from exlm_cli.tasks.metrics import score_rows
 from exlm_cli.train.loop import TrainingLoop
 from exlm_cli.train.task import LoopResult
 from tests.recorder import Recorder
@@ -32,6 +35,7 @@ from tests.unit.finetune.synthetic import (
     ONE_EPOCH,
     EncodedWords,
     WordTask,
+    amines,
     assert_same_run,
     cells,
     finetune_recipe,
@@ -54,8 +58,8 @@ def test_a_run_directory_holds_all_that_is_promised(finished, text_model):
     run, results = finished
     names = {path.name for path in run.iterdir()}
     assert names == {
-        "recipe.yaml", "encoder.yaml", "run.json", "tokenizer.json", "split.json", "results.json", "cells",
-        "targets-valid.csv", "targets-test.csv", "calibration.json", "training_rows.npz", ".lock",
+        "recipe.yaml", "encoder.yaml", "run.json", "tokenizer.json", "split.json", "results.json", "scores.csv",
+        "cells", "targets-valid.csv", "targets-test.csv", "calibration.json", "training_rows.npz", ".lock",
     }  # fmt: skip
     assert load_recipe(str(run / "recipe.yaml"), kind=FinetuneRecipe) == finetune_recipe()
     assert load_recipe(str(run / "encoder.yaml")) == load_recipe(str(text_model / "recipe.yaml"))
@@ -108,10 +112,11 @@ def test_results_say_what_was_done_and_with_what(finished, text_model):
     split = json.loads((run / "split.json").read_text())
     assert split["sha256"] == results.split_sha256
     assert split["indices"] == {k: v.tolist() for k, v in WordTask().split_indices.items()}
+    scores = read_scores(run)
     for name in ("loss", "accuracy"):
         of_cells = [cell["metrics"]["test"][name] for cell in cells(run)]
-        assert results.metrics["test"][name].values == tuple(of_cells)
-        assert results.metrics["test"][name].mean == pytest.approx(np.mean(of_cells))
+        assert scores.by_seed("test", name).value.tolist() == of_cells
+        assert scores.seeds("test", name).mean == pytest.approx(np.mean(of_cells))
     assert results.elapsed_s == pytest.approx(sum(cell["elapsed_s"] for cell in cells(run)), abs=1e-3)
     assert results.tokens_per_s == pytest.approx(np.mean([cell["tokens_per_s"] for cell in cells(run)]), abs=0.1)
     shares = [cell["outside_model_share"] for cell in cells(run)]
@@ -164,7 +169,7 @@ def test_predictions_of_the_best_epoch_have_the_rows_of_the_input(finished):
 def test_the_best_epoch_is_the_best_of_the_curve_and_is_scored_once(text_model, tmp_path):
     task = WordTask()
     run_tiny(text_model, tmp_path / "run", task, seeds=[1], train={"max_epochs": 6})
-    assert task.scored == ["valid"] * 7 + ["test"]
+    assert task.scored == ["valid"] * 7 + ["test", "valid", "test"]  # then the mean of the seeds, here of one
     rows = read_metrics(tmp_path / "run/cells/single/seed-1/metrics.jsonl")
     curve = [row["accuracy"] for row in rows if row["kind"] == "valid"]
     (cell,) = cells(tmp_path / "run")
@@ -176,9 +181,10 @@ def test_the_best_epoch_is_the_best_of_the_curve_and_is_scored_once(text_model, 
 def test_scores_that_are_not_defined_are_null_and_the_last_epoch_is_taken(text_model, tmp_path):
     task = WordTask()
     task.score = lambda split, outputs: {"accuracy": math.nan}  # type: ignore[method-assign]
-    results = run_tiny(text_model, tmp_path / "run", task, seeds=[1]).results
-    assert results.metrics["test"]["accuracy"].values == (None,)
-    assert results.best_epochs == (3,)
+    result = run_tiny(text_model, tmp_path / "run", task, seeds=[1])
+    assert result.scores.seeds("test", "accuracy").num == 0
+    assert "exlm,single,0,1,test,,accuracy,\n" in (tmp_path / "run/scores.csv").read_text()
+    assert result.results.best_epochs == (3,)
     json.loads((tmp_path / "run/results.json").read_text(), parse_constant=pytest.fail)
 
 
@@ -247,11 +253,12 @@ def test_seeds_that_a_resumption_leaves_out_are_named_and_kept(tmp_path, finishe
     out, progress = tmp_path / "run", Recorder()
     shutil.copytree(finished[0], out)
     recipe = finetune_recipe(seeds=[2])
-    results = run_finetuning(recipe, checkpoint=None, resume=out, task=WordTask(), progress=progress).results
+    result = run_finetuning(recipe, checkpoint=None, resume=out, task=WordTask(), progress=progress)
     said = "the results leave out seed 1 of this run; to keep all, list them with `seeds=LIST`"
     assert progress.said[0] == said
-    for name, summary in results.metrics["test"].items():
-        assert summary.values == finished[1].metrics["test"][name].values[1:]
+    whole = read_scores(finished[0])
+    for name in ("loss", "accuracy"):
+        assert result.scores.by_seed("test", name).value.tolist() == whole.by_seed("test", name).value.tolist()[1:]
     assert run_finetuning(finetune_recipe(), checkpoint=None, resume=out, task=WordTask()).results == finished[1]
 
 
@@ -288,26 +295,50 @@ def test_a_resumed_run_names_the_weights_as_it_did_before_wherever_they_are(text
     assert after.sha256 == before.sha256
 
 
-def test_the_baseline_is_scored_for_every_seed(tmp_path, monkeypatch):
-    smiles = make_pretrained(tmp_path / "pre", data={"kind": "smiles", "sequence_length": 24})
-    task = WordTask()
-    task.input_kind = "smiles"
-    monkeypatch.setattr(
-        run_module, "score_baseline", lambda task, seed, *_, **__: ({"test": {"accuracy": seed / 10}}, {})
-    )
-    recipe = finetune_recipe(train={"max_epochs": 1})
-    out = tmp_path / "run"
-    results = run_finetuning(recipe, checkpoint=smiles, out=out, baseline=True, task=task).results
-    assert results.baseline.metrics["test"]["accuracy"].values == (0.1, 0.2)
+def test_forests_are_scored_for_every_seed_and_kept(tmp_path, monkeypatch):
+    smiles, task = amines(tmp_path)
+    recipe, out = finetune_recipe(task=task, train={"max_epochs": 1}), tmp_path / "run"
+    result = run_finetuning(recipe, checkpoint=smiles, out=out, baseline=None)
+    scores = result.scores
+    assert scores.baselines == ["forest-ecfp4", "forest-rdkit2d"]
+    for model in scores.baselines:
+        assert scores.by_seed("test", "accuracy", model=model).seed.tolist() == ["1", "2"]
+        _, predicted_KNC, targets_NC = read_split_outputs(out, result.results, "test", baseline=model)
+        right = (predicted_KNC.mean(axis=0) >= 0.5) == targets_NC
+        assert scores.average("test", "accuracy", model=model).mean == right.mean()
+    assert result.results.comparison is not None
     (out / "results.json").unlink()
-    again = run_finetuning(recipe, checkpoint=None, resume=out, task=task).results
-    assert again == results
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "score_baseline", pytest.fail)
-        assert run_finetuning(recipe, checkpoint=None, resume=out, task=task).results == results
-    other = recipe.changed({"seeds": [2, 3]})
-    other_results = run_finetuning(other, checkpoint=None, resume=out, task=task).results
-    assert other_results.baseline.metrics["test"]["accuracy"].values == (0.2, 0.3)
+        patch.setattr(run_module, "predict_baseline", pytest.fail)
+        again = resume_finetuning(out)
+    assert again.results == result.results
+    assert again.scores.table.equals(scores.table)
+    other = resume_finetuning(out, ["seeds=[2,3]"]).scores
+    assert other.by_seed("test", "accuracy", model="forest-ecfp4").seed.tolist() == ["2", "3"]
+
+
+def test_no_forests_are_trained_unasked_where_they_take_hours(tmp_path, monkeypatch):
+    monkeypatch.setattr(baseline_module, "MAX_LABELLED_ROWS", 10)
+    (smiles, task), progress = amines(tmp_path), Recorder()
+    recipe = finetune_recipe(task=task, **ONE_EPOCH)
+    result = run_finetuning(recipe, checkpoint=smiles, out=tmp_path / "run", baseline=None, progress=progress)
+    assert result.scores.baselines == []
+    assert any(said.startswith("no baseline, which takes hours") for said in progress.said)
+    assert read_run_json(tmp_path / "run").baseline is False
+
+
+def test_the_mean_prediction_is_scored_as_the_mean_of_the_files(text_model, tmp_path):
+    """By scikit-learn's formula on what the seeds wrote; that of one seed alone is its own."""
+    recipe = finetune_recipe(task=words_table(tmp_path), seeds=[1, 2, 3], train={"max_epochs": 1})
+    result = run_finetuning(recipe, checkpoint=text_model, out=tmp_path / "run")
+    for split in ("valid", "test"):
+        _, by_seed_KNC, targets_NC = read_split_outputs(tmp_path / "run", result.results, split)
+        wanted = score_rows("binary", by_seed_KNC.mean(axis=0), targets_NC)
+        for name, value in wanted.items():
+            assert result.scores.average(split, name).mean == pytest.approx(value, rel=1e-12)
+    alone = resume_finetuning(tmp_path / "run", ["seeds=[2]"]).scores
+    for name in wanted:
+        assert alone.average("test", name).mean == pytest.approx(alone.seeds("test", name).mean, rel=1e-12)
 
 
 def test_what_does_not_fit_is_refused_and_nothing_is_left(text_model, tmp_path, monkeypatch):
@@ -393,13 +424,6 @@ def test_what_is_missing_or_damaged_in_a_finished_run_is_named(tmp_path, finishe
     (cell / "result.json").write_text("{}")
     with pytest.raises(CheckpointError, match=str(cell / "result.json")):
         Cell(GridPoint(NO_GRID, {}, finetune_recipe()), 1, cell).read()
-
-
-def test_results_without_the_scores_that_chose_the_epoch_are_refused(tmp_path, finished):
-    path = tmp_path / "results.json"
-    path.write_text(json.dumps(finished[1].as_json() | {"metrics": {"test": {}}}))
-    with pytest.raises(CheckpointError, match=f"{path}: .*`metrics.valid`"):
-        read_results(tmp_path)
 
 
 def test_best_weights_altered_before_they_are_scored_are_refused(text_model, tmp_path, monkeypatch):

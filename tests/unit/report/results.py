@@ -14,7 +14,16 @@ from exlm_cli.experiments.results import (
     SweepCellResult,
     TaskScores,
 )
-from exlm_cli.finetune.results import BaselineResult, InitialWeights, Replication, RunResults, summarise_values
+from exlm_cli.finetune.results import InitialWeights, Replication, RunResults
+from exlm_cli.finetune.scores import (
+    AVERAGE,
+    MODEL,
+    Origin,
+    ScoreRow,
+    make_scores,
+    score_rows_of,
+    write_scores,
+)
 from exlm_cli.report.paper import TABLE_2, TABLE_4, TABLE_13, PaperTable
 from exlm_cli.report.scores import FinetunedRun
 
@@ -140,7 +149,12 @@ def with_scores(result: SweepCellResult, **by_task: TaskScores | DivergedTask) -
 
 def scores(values: tuple[float | None, ...], *, metric: str = "accuracy", **changed: Any) -> TaskScores:
     """Return the scores of a task without labelled test rows; `changed` are other fields of its results."""
-    return TaskScores(identity="x", results=scored("", "glue/qnli", {metric: [*values]}, **changed).results)
+    return task_scores(scored("", "glue/qnli", {metric: [*values]}, **changed))
+
+
+def task_scores(run: FinetunedRun) -> TaskScores:
+    """Return what a sweep keeps of a run."""
+    return TaskScores.of_run("x", run.results, run.scores)
 
 
 def _named(cell: SweepCell) -> dict[str, Any]:
@@ -163,7 +177,7 @@ def _printed_scores(label: str, tasks: tuple[str, ...], added: float) -> dict[st
         by_task[TASKS[column]] = scores(printed_values)
         if column == "MNLI":
             both = {"accuracy": [value + 0.03 for value in printed_values], "mismatched_accuracy": [*printed_values]}
-            by_task[TASKS[column]] = TaskScores(identity="x", results=scored("", "glue/mnli", both).results)
+            by_task[TASKS[column]] = task_scores(scored("", "glue/mnli", both))
     return by_task
 
 
@@ -176,14 +190,90 @@ EXLM = InitialWeights(
 SCRATCH = EXLM.model_copy(update={"checkpoint": None, "sha256": None, "objective": "scratch", "steps": 0, "tokens": 0})
 
 
-def scored(name: str, task: str, metrics: Values, **changed: Any) -> FinetunedRun:
-    """Return a run of as many seeds as each metric has values; GLUE and SQuAD are scored on `valid` alone.
+def scored(
+    name: str,
+    task: str,
+    metrics: Values,
+    *,
+    forests: dict[str, Values] | None = None,
+    labels: dict[str, Values] | None = None,
+    averages: dict[str, float] | None = None,
+    split_seeds: tuple[int, ...] = (0,),
+    **changed: Any,
+) -> FinetunedRun:
+    """Return a run whose metrics have a value for each seed on each split of the rows, split by split.
 
-    Unless `known_rows` says otherwise, every row has a target, and half of the rows are of either class.
+    GLUE and SQuAD are scored on `valid` alone. Unless `known_rows` says otherwise, every row has a target, and half of
+    the rows are of either class.
+
+    Args:
+        forests: Metrics of baselines, likewise.
+        labels: Metrics of each label, also those of the baselines.
+        averages: What the mean prediction of the seeds scores on every split of the rows; else the mean of the seeds.
     """
+    splits = ("valid", "test") if task.startswith(("moleculenet", "csv")) else ("valid",)
+    splits = tuple(split for split in splits if split in changed.get("split_sizes", splits)) or ("valid",)
+    num_seeds = len(next(iter(metrics.values()))) // len(split_seeds)
+    seeds = changed.pop("seeds", tuple(range(1, 1 + num_seeds)))
+    rows = [
+        row
+        for model, of_model in {MODEL: metrics, **(forests or {})}.items()
+        for row in score_rows(model, of_model, labels or {}, seeds, split_seeds, splits, averages or {})
+    ]
+    results = described(task, metrics, seeds, split_seeds, **changed)
+    run = FinetunedRun(name, Path("runs") / name, results)
+    vars(run)["scores"] = make_scores(rows)
+    return run
+
+
+def score_rows(
+    model: str,
+    metrics: Values,
+    labels: dict[str, Values],
+    seeds: tuple[int, ...],
+    split_seeds: tuple[int, ...],
+    splits: tuple[str, ...],
+    averages: dict[str, float],
+) -> list[ScoreRow]:
+    """Return the rows of one model; its loss has no average."""
+    rows: list[ScoreRow] = []
+    for i, split_seed in enumerate(split_seeds):
+        place = slice(i * len(seeds), (i + 1) * len(seeds))
+        of_split = {metric: values[place] for metric, values in metrics.items()}
+        of_labels = {name: {m: values[place] for m, values in own.items()} for name, own in labels.items()}
+
+        def at(index: int, of: Values) -> dict[str, float | None]:
+            return {metric: values[index] for metric, values in of.items()}
+
+        def mean(of: Values) -> dict[str, float | None]:
+            known = {metric: [v for v in values if v is not None] for metric, values in of.items() if metric != "loss"}
+            return {metric: sum(values) / len(values) if values else None for metric, values in known.items()}
+
+        for index, seed in enumerate(seeds):
+            own = {name: at(index, of) for name, of in of_labels.items()}
+            origin = Origin(model, "single", split_seed, seed)
+            rows += score_rows_of(origin, dict.fromkeys(splits, at(index, of_split)), dict.fromkeys(splits, own))
+        own = {name: mean(of) for name, of in of_labels.items()}
+        whole = mean(of_split) | (averages if model == MODEL else {})
+        origin = Origin(model, "single", split_seed, AVERAGE)
+        rows += score_rows_of(origin, dict.fromkeys(splits, whole), dict.fromkeys(splits, own))
+    return rows
+
+
+def at_folder(run: FinetunedRun, folder: Path) -> FinetunedRun:
+    """Return the run in a folder that has its scores."""
+    write_scores(folder, run.scores)
+    return FinetunedRun(run.name, folder, run.results)
+
+
+def described(
+    task: str, metrics: Values, seeds: tuple[int, ...], split_seeds: tuple[int, ...], **changed: Any
+) -> RunResults:
+    """Return the results of such a run."""
     has_test = task.startswith(("moleculenet", "csv"))
-    summaries = {metric: summarise_values(values) for metric, values in metrics.items()}
-    seeds = tuple(range(1, 1 + len(next(iter(metrics.values())))))
+    replication = Replication(
+        split_seeds=split_seeds, best_epochs=(3, 8), elapsed_s=7325.0, tokens_per_s=500.0, outside_model_share=0.25
+    )
     values: dict[str, Any] = {
         "task": task,
         "kind": "finetune",
@@ -195,7 +285,7 @@ def scored(name: str, task: str, metrics: Values, **changed: Any) -> FinetunedRu
         "output_names": ("active",),
         "num_labels": 1,
         "split": "scaffold" if has_test else "official",
-        "split_sizes": {"train": 1210, "valid": 151, "test": 152},
+        "split_sizes": {"train": 1210, "valid": 151, **({"test": 152} if has_test else {})},
         "max_rows": None,
         "split_sha256": "ab" * 32,
         "labels_sha256": "",
@@ -203,19 +293,20 @@ def scored(name: str, task: str, metrics: Values, **changed: Any) -> FinetunedRu
         "is_greater_better": True,
         "aggregate": "mean" if has_test else "median",
         "seeds": seeds,
+        "best_seed": seeds[0],
         "best_epochs": tuple(3 * seed for seed in seeds),
         "elapsed_s": 3725.4,
         "tokens_per_s": 12345.6,
         "outside_model_share": 0.0123,
         "notes": (),
-        "metrics": {"valid": summaries, "test": summaries} if has_test else {"valid": summaries},
         "grid_best": None,
         "grid": (),
+        "replication": replication if len(split_seeds) > 1 else None,
     }
     values |= changed
     halves = ((part, n // 2, n - n // 2) for part, n in values["split_sizes"].items() if part != "train")
     known = {part: ((a + b,) if values["loss"] == "regression" else (a, b),) for part, a, b in halves}
-    return FinetunedRun(name, Path("runs") / name, RunResults(**{"known_rows": known, **values}))
+    return RunResults(**{"known_rows": known, **values})
 
 
 def svg_texts(path: Path) -> list[str]:
@@ -223,24 +314,3 @@ def svg_texts(path: Path) -> list[str]:
     text = path.read_text(encoding="utf-8")
     ET.fromstring(text)
     return re.findall(r"<!-- (.*?) -->", text)
-
-
-def replicated(metrics: Values, of_baseline: Values) -> Replication:
-    """Return the scores of two splits, the values of the first split before those of the second."""
-    summaries = {metric: summarise_values(values) for metric, values in metrics.items()}
-    return Replication(
-        split_seeds=(0, 1),
-        best_epochs=(3, 8),
-        elapsed_s=7325.0,
-        tokens_per_s=500.0,
-        outside_model_share=0.25,
-        metrics={"test": summaries, "valid": summaries},
-        labels={},
-        intervals={"test": dict.fromkeys(metrics, (0.5, 0.75))},
-        baseline=baseline(of_baseline),
-    )
-
-
-def baseline(metrics: Values) -> BaselineResult:
-    summaries = {metric: summarise_values(values) for metric, values in metrics.items()}
-    return BaselineResult(name="ECFP4 + random forest", seeds=(1, 2), metrics={"test": summaries, "valid": summaries})

@@ -12,13 +12,11 @@ import pytest
 
 from exlm_cli.files import write_json
 from exlm_cli.finetune.calibration import CALIBRATION_FILE, calibrate_run
-from exlm_cli.finetune.results import summarise_values
 from exlm_cli.report.page import write_page
-from exlm_cli.report.scores import FinetunedRun
 from exlm_cli.report.style import RUN_COLOURS
 from exlm_cli.run_dir import update_run_json
 from exlm_cli.tasks.base import write_outputs
-from tests.unit.report.results import replicated, scored
+from tests.unit.report.results import Values, at_folder, scored
 
 CHROMIUM = shutil.which("chromium")
 ALONE = (
@@ -48,7 +46,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
             cell.mkdir(parents=True, exist_ok=True)
             write_outputs(cell / f"predictions-{split}.csv", range(40), names, list(rng.random((40, 2))))
     write_json(folder / CALIBRATION_FILE, calibrate_run(folder, run.results))
-    return write_page(FinetunedRun("run", folder, run.results))
+    return write_page(at_folder(run, folder))
 
 
 def test_a_page_holds_everything_and_names_no_other_file(page):
@@ -62,23 +60,20 @@ def test_a_page_holds_everything_and_names_no_other_file(page):
     assert all(source.startswith("data:image/svg+xml;base64,") for source in sources)
 
 
-REPLICATED = replicated({"roc_auc": [0.7, 0.8]}, {"roc_auc": [0.5, 0.6]})
-
-
 @pytest.mark.parametrize(
     ("changes", "is_suggested"),
     [
         ({"split": "random"}, True),
         ({"split": "scaffold-balanced"}, True),
         ({"split": "scaffold"}, False),
-        ({"split": "random", "replication": REPLICATED}, False),
+        ({"split": "random", "split_seeds": (0, 1)}, False),
     ],
 )
 def test_more_splits_are_suggested_where_a_seed_draws_them(tmp_path, monkeypatch, changes, is_suggested):
     monkeypatch.setattr("exlm_cli.report.page.draw_runs", lambda *_: [])
     update_run_json(tmp_path, {"command": "finetune", "device": "cpu"})
     run = scored("run", "csv", {"roc_auc": [0.7, 0.8]}, **changes)
-    text = unescape(write_page(FinetunedRun("run", tmp_path, run.results)).read_text(encoding="utf-8"))
+    text = unescape(write_page(at_folder(run, tmp_path)).read_text(encoding="utf-8"))
     assert f"exlm eval {tmp_path}" in text
     assert (f"exlm finetune --resume {tmp_path} --set num_replicates=5" in text) == is_suggested
 
@@ -86,9 +81,9 @@ def test_more_splits_are_suggested_where_a_seed_draws_them(tmp_path, monkeypatch
 def test_each_label_has_its_row_on_the_page(tmp_path, monkeypatch):
     monkeypatch.setattr("exlm_cli.report.page.draw_runs", lambda *_: [])
     update_run_json(tmp_path, {"command": "finetune", "device": "cpu"})
-    of_label = {metric: summarise_values([0.625]) for metric in ("roc_auc", "average_precision", "accuracy")}
-    run = scored("run", "csv", {"roc_auc": [0.7]}, labels={"test": {"active": of_label, "toxic": of_label}})
-    text = write_page(FinetunedRun("run", tmp_path, run.results)).read_text(encoding="utf-8")
+    of_label: Values = {metric: [0.625] for metric in ("roc_auc", "average_precision", "accuracy")}
+    run = scored("run", "csv", {"roc_auc": [0.7]}, labels={"active": of_label, "toxic": of_label})
+    text = write_page(at_folder(run, tmp_path)).read_text(encoding="utf-8")
     assert "<h2>Scores of each label, test</h2>" in text
     assert "<tr><td>toxic</td>" + 3 * '<td class="number">0.6250</td>' + "</tr>" in text
 

@@ -95,7 +95,7 @@ def test_three_files_are_three_splits(tmp_path):
     write(tmp_path / "c.csv", "smiles,y", ["CCC,0", "C1CC,1"])
     task = load(tmp_path, files={"train": "a.csv", "valid": "b.csv", "test": "c.csv"})
     assert by_name(task) == {"train": [0, 1, 2, 3], "valid": [4, 5], "test": [6]}
-    assert (task.split_name, texts(task, "valid")) == ("files", ["N", "OC"])
+    assert (task.split_name, texts(task, "valid")) == ("files", ["N", "CO"])
     broken = "RDKit cannot parse it: it breaks the SMILES grammar"
     assert f"left out 1 of 8 rows that are not molecules: c.csv:3: {broken}" in task.notes
     # CO of line 2 of the training file is OC of line 3 of the validation file

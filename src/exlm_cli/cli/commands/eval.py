@@ -178,7 +178,7 @@ def _show_scores(runs: "Sequence[GivenRun]", of_hub: Sequence[Path], scoring: Sc
         files = draw_runs(drawn, output.folder)
         _refuse_unused_folder(output, has_files=bool(files))
     entries: list[dict[str, Any]] = [{"kind": "pretrain", **asdict(score)} for score in pretrained]
-    entries += [{"run_dir": str(run.folder), "name": run.name, **run.results.as_json()} for run in finetuned]
+    entries += [{"run_dir": str(run.folder), "name": run.name, **run.as_json()} for run in finetuned]
     # scripts that score one run find its values at the top level
     top = entries[0] if len(entries) == 1 else {}
     tables = [

@@ -80,7 +80,7 @@ LabelColumnsOption = Annotated[
 BaselineOption = Annotated[
     bool | None,
     typer.Option(
-        "--baseline/--no-baseline", help="Also score ECFP4 with a random forest; default: for molecules of a CSV."
+        "--baseline/--no-baseline", help="Also score random forests; default: for molecules, unless it takes hours."
     ),
 ]
 
@@ -148,9 +148,7 @@ def finetune(
         _, start_run = _find_inputs(
             recipes[0], checkpoint, sets or [], use_grid=grid, needs_run=True, is_series=True, progress=progress
         )
-        return _run_series(
-            recipes, suite, start_run, out, progress, use_grid=grid, baseline=bool(baseline), as_json=as_json
-        )
+        return _run_series(recipes, suite, start_run, out, progress, use_grid=grid, baseline=baseline, as_json=as_json)
     if resume is None:
         resolved = _chosen(suite, name, recipe, overrides)
     else:
@@ -176,11 +174,8 @@ def finetune(
         out=out,
         resume=resume,
         use_grid=grid,
-        baseline=resolved.task.suite == "csv" and resolved.task.input_kind == "smiles"
-        if baseline is None
-        else baseline,
-        # splits of replicates differ: each is loaded
-        task=loaded if resolved.num_replicates == 1 else None,
+        baseline=baseline,
+        task=loaded,
         progress=progress,
     )
     _report(result, as_json=as_json)
@@ -197,10 +192,11 @@ def _report(result: "FinetuneResult", *, as_json: bool) -> None:
     run = FinetunedRun(result.run_dir.name, result.run_dir, result.results)
     page = write_page(run)
     if as_json:
-        return console.emit_json({"run_dir": result.run_dir, "report": page, **result.results.as_json()})
-    console.emit_tables(results_tables(result.results))
+        return console.emit_json({"run_dir": result.run_dir, "report": page, **run.as_json()})
+    console.emit_tables(results_tables(run))
     _emit_verdict(run, "verdict")
     console.emit_line(f"results: {result.run_dir}/results.json")
+    console.emit_line(f"scores: {result.run_dir}/scores.csv")
     console.emit_line(f"report: {page}")
 
 
@@ -220,7 +216,7 @@ def _run_series(
     progress: "Progress",
     *,
     use_grid: bool,
-    baseline: bool,
+    baseline: bool | None,
     as_json: bool,
 ) -> None:
     """Fine-tune on every task of a suite, one after the other."""
@@ -251,8 +247,7 @@ def _finish_series(folder: Path, checkpoint: Path | None, progress: "Progress", 
     pages = [write_page(run) for run in runs]
     if as_json:
         entries = [
-            {"run_dir": run.folder, "report": page, **run.results.as_json()}
-            for run, page in zip(runs, pages, strict=True)
+            {"run_dir": run.folder, "report": page, **run.as_json()} for run, page in zip(runs, pages, strict=True)
         ]
         console.emit_json({"run_dir": folder, "runs": entries, "files": files})
     else:

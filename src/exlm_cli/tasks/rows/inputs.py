@@ -1,5 +1,6 @@
 """Rows of a user's table as a model reads them: the usable rows of a task, and all rows of a file to predict."""
 
+import itertools
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -63,10 +64,11 @@ class TableRows:
         return replace(self, problems=problems, notes=(*self.notes, note))
 
     def model_inputs(self, *, canonical: bool) -> tuple[str, ...]:
-        """Return what the model reads of each row: what the file has, or RDKit's canonical SMILES of a molecule.
+        """Return what the model reads of each row: RDKit's canonical SMILES of a molecule, or what the file has.
 
-        A model of SMILES also sees how a molecule is written. In ClinTox that gives the label away: most molecules that
-        failed in trials are written without aromatic letters, and the presence of a `c` alone has a ROC-AUC of 0.87.
+        A model of SMILES as written also sees how a molecule is written. In ClinTox that gives the label away: most
+        molecules that failed in trials are written without aromatic letters, and the presence of a `c` alone has a
+        ROC-AUC of 0.87.
         """
         if self.molecules is None or not canonical:
             return self.inputs
@@ -85,7 +87,7 @@ def usable_rows(table: Table, inputs: tuple[str, ...], config: RowTaskConfig, pr
     """
     kind = config.input_kind
     chirality = config.split in ("scaffold", "scaffold-chiral") if config.is_split_by_scaffold else None
-    rows = _read_rows(table, inputs, kind, progress, has_chiral_scaffolds=chirality)
+    rows = _read_rows(table, inputs, kind, progress, has_chiral_scaffolds=chirality, reads_parents=config.reads_parents)
     bad = [row for row, problem in enumerate(rows.problems) if problem]
     is_hopeless = bool(bad) and len(bad) == len(inputs)
     if bad and (config.on_invalid == "error" or is_hopeless):
@@ -113,6 +115,7 @@ def read_input_rows(
     column: str | None = None,
     usual_column: str | None = None,
     has_literal_tsv: bool = False,
+    reads_parents: bool = False,
 ) -> TableRows:
     """Read a table that a model is applied to, or lines of text or SMILES (.txt, .smi); no row is left out.
 
@@ -120,6 +123,7 @@ def read_input_rows(
         column: Column of the text or SMILES, as the user names it.
         usual_column: Column to read if the user names none and the file has it; else one with a usual name is read.
         has_literal_tsv: Quotes in a TSV are part of its cells.
+        reads_parents: Read the parent of each molecule instead of the molecule.
 
     Raises:
         DataError: The file or its column cannot be read.
@@ -133,15 +137,17 @@ def read_input_rows(
         if usual_column is not None and format_of(path) not in LINE_FORMATS:
             notes = (f"read the column `{column}`: {path.name} has no `{usual_column}`, which the run was trained on",)
     inputs = table.column(column, f"choose one with `task.{kind}_column=NAME`")
-    rows = _read_rows(table, tuple(text.strip() for text in inputs), kind, progress)
+    rows = _read_rows(table, tuple(text.strip() for text in inputs), kind, progress, reads_parents=reads_parents)
     return replace(rows, notes=(*notes, *rows.notes))
 
 
-def rows_of_list(inputs: Sequence[str], kind: InputKind, progress: Progress) -> TableRows:
+def rows_of_list(
+    inputs: Sequence[str], kind: InputKind, progress: Progress, *, reads_parents: bool = False
+) -> TableRows:
     """Return texts or SMILES that are in memory as rows; their lines are counted from 1."""
     column = tuple(text.strip() for text in inputs)
     table = Table(Path("rows"), {kind: column}, tuple(range(1, len(column) + 1)))
-    return _read_rows(table, column, kind, progress)
+    return _read_rows(table, column, kind, progress, reads_parents=reads_parents)
 
 
 def _read_rows(
@@ -151,17 +157,25 @@ def _read_rows(
     progress: Progress,
     *,
     has_chiral_scaffolds: bool | None = None,
+    reads_parents: bool = False,
 ) -> TableRows:
     if kind == "text":
         return TableRows(table, inputs, tuple("" if text else "the text is empty" for text in inputs))
-    molecules = read_molecules(inputs, progress, has_chiral_scaffolds=has_chiral_scaffolds)
-    rows = TableRows(table, inputs, tuple(molecule.problem for molecule in molecules), molecules)
-    odd = [row for row, molecule in enumerate(molecules) if molecule.has_odd_metal]
-    if not odd:
-        return rows
-    kept, places = format_number_of(len(odd), "molecule"), table.short_places(odd, limit=_MAX_LISTED)
-    note = f"kept {kept} in which RDKit refuses the valence of a metal and nothing else: {places}"
-    return replace(rows, notes=(note,))
+    molecules = read_molecules(inputs, progress, has_chiral_scaffolds=has_chiral_scaffolds, reads_parents=reads_parents)
+    notes = []
+    if odd := [row for row, molecule in enumerate(molecules) if molecule.has_odd_metal]:
+        kept, places = format_number_of(len(odd), "molecule"), table.short_places(odd, limit=_MAX_LISTED)
+        notes.append(f"kept {kept} in which RDKit refuses the valence of a metal and nothing else: {places}")
+    changed = [row for row, molecule in enumerate(molecules) if molecule.is_parent or molecule.num_fragments > 1]
+    if changed:
+        count, places = format_number_of(len(changed), "molecule"), table.short_places(changed, limit=_MAX_LISTED)
+        what = (
+            f"read the parents (the largest fragment, uncharged) of {count}"
+            if reads_parents
+            else f"read {count} of several fragments, such as salts, with all of them"
+        )
+        notes.append(f"{what}: {places}")
+    return TableRows(table, inputs, tuple(molecule.problem for molecule in molecules), molecules, tuple(notes))
 
 
 def group_rows(rows: Iterable[int], keys: Sequence[Hashable]) -> list[list[int]]:
@@ -177,7 +191,10 @@ def group_rows(rows: Iterable[int], keys: Sequence[Hashable]) -> list[list[int]]
 
 
 def describe_repeats(rows: TableRows, indices: Mapping[Split, IntArray], targets_RC: FloatArray) -> list[str]:
-    """Return notes on molecules or texts in more than one split, and on those whose rows have different labels."""
+    """Return notes on molecules or texts in more than one split, and on those whose rows have different labels.
+
+    A note tells of forms of one molecule, such as a base and its salt, in different splits too.
+    """
     what = "text" if rows.molecules is None else "molecule"
     split_of = {int(row): split for split in SPLITS if split in indices for row in indices[split]}
     groups = [group for group in group_rows(sorted(split_of), rows.keys) if len(group) > 1]
@@ -187,6 +204,7 @@ def describe_repeats(rows: TableRows, indices: Mapping[Split, IntArray], targets
     if across:
         named = (" = ".join(f"{place(row)} ({split_of[row]})" for row in group) for group in across)
         notes.append(f"{format_number_of(len(across), what)} in more than one split: {name_some(named, limit=3)}")
+    notes += _describe_forms(rows, split_of)
     known = ([column[~np.isnan(column)] for column in targets_RC[group].T] for group in groups)
     differing = [g for g, columns in zip(groups, known, strict=True) if any(len(np.unique(c)) > 1 for c in columns)]
     if differing:
@@ -194,3 +212,22 @@ def describe_repeats(rows: TableRows, indices: Mapping[Split, IntArray], targets
         found = format_number_of(len(differing), what)
         notes.append(f"{found} with different labels in different rows: {name_some(named, limit=3)}")
     return notes
+
+
+def _describe_forms(rows: TableRows, split_of: Mapping[int, Split]) -> list[str]:
+    """Return a note on molecules of one parent in different splits, such as a base and its hydrochloride."""
+    if rows.molecules is None:
+        return []
+    keys, place = rows.keys, rows.table.short_place
+    across = []
+    for group in group_rows(sorted(split_of), [molecule.parent for molecule in rows.molecules]):
+        forms: dict[tuple[str, Split], int] = {}
+        for row in group:
+            forms.setdefault((keys[row], split_of[row]), row)
+        if any(a != b and s != t for (a, s), (b, t) in itertools.combinations(forms, 2)):
+            across.append(list(forms.values()))
+    if not across:
+        return []
+    named = (" and ".join(f"{place(row)} ({split_of[row]})" for row in group) for group in across)
+    what = f"{format_number_of(len(across), 'molecule')} in different forms, such as a base and its salt, in different"
+    return [f"{what} splits: {name_some(named, limit=3)}; `task.standardise=parent` reads them as one molecule"]

@@ -40,7 +40,7 @@ from exlm_cli.tasks.metrics import describe_unscorable, target_scale
 from exlm_cli.tasks.rows.encoded import EncodedRows
 from exlm_cli.tasks.rows.inputs import TableRows, describe_repeats, read_input_rows
 from exlm_cli.tasks.rows.labels import LabelKind, Labels, read_known_targets, with_decimal_points
-from exlm_cli.tasks.rows.splits import RowSplit
+from exlm_cli.tasks.rows.splits import RowSplit, split_rows
 
 _MAX_NAMED = 3
 
@@ -140,6 +140,17 @@ class TableTask(RowTask):
             found.append("the scores are those of `valid`, on which the best epoch is chosen too: they are optimistic")
         self.selection_metric, self.is_greater_better, metric_notes = self._choose_metric()
         self.notes = (*found, *self._describe_targets(), *metric_notes)
+        self._config, self._usable, self._labels = config, usable, labels
+
+    def resplit(self, split_seed: int) -> "TableTask":
+        """Return the same rows on the split of another `task.split_seed`; nothing is read again.
+
+        Raises:
+            DataError: The training or validation split is empty.
+        """
+        config = self._config.model_copy(update={"split_seed": split_seed})
+        split = split_rows(config, self._usable, self._labels.classes)
+        return TableTask(config, self._usable, self._labels, split)
 
     def _describe_targets(self) -> list[str]:
         notes = []
@@ -198,7 +209,14 @@ def read_new_table(task: TrainedTask, path: Path, column: str | None, progress: 
         DataError: The table or its column cannot be read, or a cell is not a label of the task.
     """
     config = task.config
-    found = read_input_rows(path, task.input_kind, progress, column=column, usual_column=config.input_column)
+    found = read_input_rows(
+        path,
+        task.input_kind,
+        progress,
+        column=column,
+        usual_column=config.input_column,
+        reads_parents=config.reads_parents,
+    )
     label_columns, table = task.output_names, found.table
     kind: LabelKind = "auto"
     missing_words: tuple[str, ...] = MISSING_VALUES

@@ -10,7 +10,14 @@ from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.data.rows.table import Table
 from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
-from exlm_cli.tasks.rows.inputs import TableRows, describe_repeats, group_rows, read_input_rows, usable_rows
+from exlm_cli.tasks.rows.inputs import (
+    TableRows,
+    describe_repeats,
+    group_rows,
+    read_input_rows,
+    rows_of_list,
+    usable_rows,
+)
 from tests.unit.finetune.finetuned_runs import write_rows
 
 ALUMINIUM = "CC(=O)O[AlH3](O)O"
@@ -85,6 +92,56 @@ def test_molecules_in_two_splits_and_with_different_labels_are_noted():
         "2 molecules in more than one split: line 2 (train) = line 3 (valid), line 4 (train) = line 5 (valid)",
         "1 molecule with different labels in different rows: line 4 and line 5",
     ]
+
+
+MAPPED = ("[CH3:1][c:2]1[cH:3][cH:4][cH:5][cH:6][n:7]1", "CCO", "[CH3:7][c:6]1[cH:5][cH:4][cH:3][cH:2][n:1]1", "CCC")
+
+
+def test_map_numbers_make_no_other_molecule():
+    """Not in keys, scaffolds, notes or the model's input."""
+    rows = usable(*MAPPED)
+    indices: Any = {"train": np.array([0, 1]), "valid": np.array([2, 3])}
+    assert describe_repeats(rows, indices, np.array([[1.0], [0.0], [0.0], [1.0]])) == [
+        "1 molecule in more than one split: line 2 (train) = line 4 (valid)",
+        "1 molecule with different labels in different rows: line 2 and line 4",
+    ]
+    assert rows.keys == rows.model_inputs(canonical=True) == ("Cc1ccccn1", "CCO", "Cc1ccccn1", "CCC")
+    assert rows.molecules is not None
+    assert [molecule.scaffold for molecule in rows.molecules] == ["c1ccncc1", "", "c1ccncc1", ""]
+
+
+def test_salts_are_noted_and_so_are_forms_of_one_molecule_in_different_splits():
+    texts = ("CCN", "CCO", "C[CH2:1][NH3+].[Cl-]", "CCN.Cl", "OC(=O)C.O", "CC(=O)[O-].[Na+]", "CCN")
+    rows = usable(*texts)
+    assert rows.notes == ("read 4 molecules of several fragments, such as salts, with all of them: lines 4, 5, 6, 7",)
+    targets = np.zeros((7, 1))
+    indices: Any = {"train": np.array([0, 1, 4, 5]), "valid": np.array([2]), "test": np.array([3])}
+    assert describe_repeats(rows, indices, targets) == [
+        "1 molecule in different forms, such as a base and its salt, in different splits: line 2 (train) and line 4 "
+        "(valid) and line 5 (test); `task.standardise=parent` reads them as one molecule",
+    ]
+    # the same form in two splits is one molecule in two splits, and two forms in one split are no leak
+    same: Any = {"train": np.array([0, 2, 3]), "valid": np.array([6])}
+    assert [note.partition(":")[0] for note in describe_repeats(rows, same, targets)] == [
+        "1 molecule in more than one split",
+        "1 molecule in different forms, such as a base and its salt, in different splits",
+    ]
+    alone: Any = {"train": np.array([0, 2, 3]), "valid": np.array([1])}
+    assert describe_repeats(rows, alone, targets) == []
+
+    parents = usable(*texts, standardise="parent")
+    assert parents.notes == ("read the parents (the largest fragment, uncharged) of 4 molecules: lines 4, 5, 6, 7",)
+    assert parents.keys == parents.model_inputs(canonical=True) == ("CCN", "CCO", "CCN", "CCN", *["CC(=O)O"] * 2, "CCN")
+    assert describe_repeats(parents, indices, targets) == [
+        "1 molecule in more than one split: line 2 (train) = line 4 (valid) = line 5 (test)"
+    ]
+    listed = rows_of_list(texts, "smiles", SilentProgress(), reads_parents=True)
+    assert (listed.keys, len(listed.notes)) == (parents.keys, 1)
+
+
+def test_a_reaction_is_rejected_as_one():
+    (row,) = usable("CCO", "CCO>>CC=O").skipped
+    assert row.reason == "a reaction, which is not supported"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,47 @@
+"""Descriptors are RDKit's own, in its order, from this process and from others; what has no value is NaN."""
+
+import numpy as np
+import pytest
+from rdkit import Chem
+from rdkit.Chem.Descriptors import descList
+
+from exlm_cli.data import molecules
+from exlm_cli.data.molecules import descriptors
+from exlm_cli.progress import SilentProgress
+from exlm_cli.tasks.base import FloatArray
+from tests.recorder import Recorder
+
+SMILES = ["CCO", "c1ccccc1C(=O)N", "C[C@H](N)C(=O)O", "[Na+].[Cl-]"]
+
+
+def by_hand(smiles: str) -> FloatArray:
+    molecule = Chem.MolFromSmiles(smiles)
+    return np.array([function(molecule) for _, function in descList], dtype=np.float64)
+
+
+@pytest.mark.parametrize("num_here", [256, 1])
+def test_they_are_those_of_rdkit_whichever_process_works_them_out(monkeypatch, num_here):
+    monkeypatch.setattr(molecules, "_DESCRIBED_HERE", num_here)
+    monkeypatch.setattr(molecules, "_DESCRIBED_CHUNK", 2)
+    found = descriptors(SMILES, SilentProgress())
+    assert (found.dtype, found.shape) == (np.float32, (4, len(descList)))
+    for row, smiles in zip(found, SMILES, strict=True):
+        np.testing.assert_allclose(row, by_hand(smiles), rtol=1e-6)
+
+
+def test_what_is_no_molecule_has_no_value_and_what_is_too_large_the_largest():
+    """`Ipc` of a chain grows like the powers of a number: that of 300 carbons is above 3.4e38."""
+    found = descriptors(["CCO", "no molecule", "C" * 300], SilentProgress())
+    assert np.isnan(found[1]).all()
+    assert not np.isnan(found[0]).any()
+    ipc = [name for name, _ in descList].index("Ipc")
+    assert found[2, ipc] == np.finfo(np.float32).max
+    assert not np.isinf(found).any()
+
+
+def test_it_shows_how_far_it_is():
+    progress = Recorder()
+    assert len(descriptors(SMILES, progress)) == 4
+    (bar,) = progress.bars
+    assert (bar.label, bar.total, bar.done[-1]) == ("descriptors", 4, 4)
+    assert descriptors([], SilentProgress()).shape == (0, len(descList))
