@@ -122,11 +122,12 @@ def set_up_axes(axes: "Axes", x: str, y: str = "", title: str = "", *, title_siz
 
 def render_figure(figure: "Figure", formats: Sequence[str] = _FORMATS, *, dpi: float = _DPI) -> dict[str, bytes]:
     """Return the bytes of a figure in each format; call it inside `drawing`. The same figure gives the same bytes."""
+    # a date or a version would make every file differ
+    metadata = {"svg": dict.fromkeys(("Creator", "Date", "Format", "Type")), "png": {"Software": None}}
     rendered = {}
     for name in formats:
         buffer = io.BytesIO()
-        # a date or a version would make every file differ
-        figure.savefig(buffer, format=name, dpi=dpi, metadata={"Date" if name == "svg" else "Software": None})
+        figure.savefig(buffer, format=name, dpi=dpi, metadata=metadata[name])
         rendered[name] = buffer.getvalue()
     return rendered
 
@@ -158,7 +159,6 @@ def render_page(template: str, **values: Any) -> str:
         keep_trailing_newline=True,
         finalize=lambda value: printable(value) if type(value) is str else value,  # not what is markup already
     )
-    environment.globals.update(mask_colour=mask_colour, ink_on=ink_on)
     return environment.get_template(template).render(values)
 
 
