@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -283,14 +283,15 @@ def _area(display: Any) -> float:
 
 def _on_grid(display: Any) -> Floats:
     """Return the height of a curve over `_GRID`."""
+    height: Floats
     if hasattr(display, "fpr"):
-        return np.interp(_GRID, display.fpr, display.tpr)
-    # precision is constant from one threshold to the next, and recall falls
-    precision: Floats = display.precision[::-1][np.searchsorted(display.recall[::-1], _GRID)]
-    return precision
+        height = np.interp(_GRID, display.fpr, display.tpr)
+    else:  # precision is constant from one threshold to the next, and recall falls
+        height = display.precision[::-1][np.searchsorted(display.recall[::-1], _GRID)]
+    return height
 
 
-def _place_legend(axes: "Axes", title: str, place: str) -> None:
+def _place_legend(axes: "Axes", title: str, place: Literal["upper left", "lower left", "lower right"]) -> None:
     axes.legend(
         title=title, loc=place, fontsize=7.5, title_fontsize=7.5, frameon=True, framealpha=0.85, edgecolor="none"
     )

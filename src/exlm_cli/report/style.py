@@ -53,7 +53,6 @@ def drawing(*, font_size: float = 8.5) -> Iterator[None]:
     settings: Any = {
         "axes.edgecolor": SPINE_INK,
         "axes.labelcolor": FAINT_INK,
-        "axes.prop_cycle": matplotlib.cycler(color=RUN_COLOURS),
         "axes.spines.right": False,
         "axes.spines.top": False,
         "axes.titlecolor": INK,
