@@ -23,12 +23,14 @@ class Section:
     Attributes:
         columns: Headings of a table; all but the first are those of numbers.
         groups: Its rows; a line separates groups.
+        notes: Lines below the table.
         picture: An SVG file in base64; empty: none.
     """
 
     title: str
     columns: Sequence[str] = ()
     groups: Iterable[Iterable[Sequence[str]]] = ()
+    notes: Sequence[str] = ()
     picture: str = ""
 
 

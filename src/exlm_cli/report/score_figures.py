@@ -172,14 +172,18 @@ def write_calibration_figure(rows: CalibratedRows, title: str, folder: Path, ste
         return []
     kind, caption = "calibration", f"each point holds equally many rows; at most {NUM_BINS} points"
     if rows.loss == "regression":
-        kind, caption = "predicted-against-true", f"band: {100 * rows.level:g} % intervals; orange: values outside them"
+        kind, caption = (
+            "predicted-against-true",
+            f"lines: {100 * rows.level:g} % intervals; orange: values outside them",
+        )
     make_folder(folder)
     with style.drawing():
         figure, grid = _panels(len(panels), min(3, len(panels)), (3.2, 3.3), title, caption)
         for axes, (name, predicted_N, target_N, calibrated_N, index) in zip(grid, panels, strict=True):
             if rows.loss == "regression":
                 half_width = float(rows.calibration.half_widths(rows.level)[index])
-                _draw_values(axes, name, predicted_N, target_N, half_width)
+                half_N = None if math.isnan(half_width) else np.full_like(target_N, half_width)
+                _draw_values(axes, name, predicted_N, target_N, half_N)
             else:
                 _draw_reliability(axes, name, target_N, {"as predicted": predicted_N, "calibrated": calibrated_N})
         return style.write_figure(figure, folder, f"{stem}-{kind}")
@@ -212,18 +216,21 @@ def _draw_reliability(axes: "Axes", name: str, target_N: Floats, probabilities: 
     _place_legend(axes, "calibration error", "upper left")
 
 
-def _draw_values(axes: "Axes", name: str, predicted_N: Floats, target_N: Floats, half_width: float) -> None:
+def _draw_values(axes: "Axes", name: str, predicted_N: Floats, target_N: Floats, half_N: Floats | None) -> None:
+    """Draw true values over predicted ones, with a line for the interval of each row, `half_N` on either side."""
     style.set_up_axes(axes, "predicted", "true", shorten(name, _MAX_LETTERS))
     axes.set_axisbelow(True)
-    is_outside_N = np.abs(predicted_N - target_N) > half_width
+    is_outside_N = np.abs(predicted_N - target_N) > (math.inf if half_N is None else half_N)
     ends = np.array([min(predicted_N.min(), target_N.min()), max(predicted_N.max(), target_N.max())])
     axes.plot(ends, ends, **_GUESS)
-    if not math.isnan(half_width):
-        colour = style.fade(style.RUN_COLOURS[0], 0.18)
-        axes.fill_between(ends, ends - half_width, ends + half_width, color=colour, linewidth=0)
+    is_many = len(target_N) > _MANY_POINTS
+    if half_N is not None:
+        axes.vlines(
+            predicted_N, predicted_N - half_N, predicted_N + half_N, color=style.fade(style.RUN_COLOURS[0], 0.18),
+            linewidth=0.4 if is_many else 1.2, rasterized=is_many, zorder=0.8,  # above the grid, below the points
+        )  # fmt: skip
         inside = f"{format_percent(1 - float(is_outside_N.mean()))} of {format_count(len(target_N))} inside"
         axes.text(0.03, 0.97, inside, transform=axes.transAxes, va="top", fontsize=7.5, color=style.INK)
-    is_many = len(target_N) > _MANY_POINTS
     colours = np.where(is_outside_N, style.RUN_COLOURS[1], style.RUN_COLOURS[0])
     size = 3.0 if is_many else 10.0
     axes.scatter(predicted_N, target_N, c=colours, s=size, alpha=0.6, linewidths=0, rasterized=is_many)
