@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from exlm_cli.bundled_models import local_path
 from exlm_cli.config.tasks import GlueTaskConfig, InstalledTask, SquadTaskConfig
 from exlm_cli.dag.build import build_dag
-from exlm_cli.dag.inspect import Inspection, inspect
+from exlm_cli.dag.inspection import Inspection, inspect
 from exlm_cli.dag.search import Length
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.export.hub import SCHEME, fetch_run
