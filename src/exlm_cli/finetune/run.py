@@ -415,10 +415,10 @@ def _score_baseline(run: SplitRun, results: RunResults, baseline: Baseline) -> I
         targets_NC = task.examples[split].targets
         _, by_seed_KNC, _ = read_split_outputs(run.folder, results, split, baseline=baseline.model)
         every: list[tuple[int | str, FloatArray]] = list(zip(run.recipe.seeds, by_seed_KNC, strict=True))
-        for seed, predicted_NC in [*every, (AVERAGE, by_seed_KNC.mean(axis=0))]:
+        for name, predicted_NC in [*every, (AVERAGE, by_seed_KNC.mean(axis=0))]:
             metrics = score_rows(task.loss, predicted_NC, targets_NC, task.target_scale)
             labels = score_labels(task.loss, predicted_NC, targets_NC, task.output_names)
-            origin = Origin(baseline.model, NO_GRID, run.split_seed, seed)
+            origin = Origin(baseline.model, NO_GRID, run.split_seed, name)
             yield from score_rows_of(origin, {split: dict(metrics)}, {split: {n: dict(v) for n, v in labels.items()}})
 
 
