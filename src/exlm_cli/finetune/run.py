@@ -56,7 +56,7 @@ from exlm_cli.finetune.results import (
     summarise_metrics,
 )
 from exlm_cli.finetune.trainer import encode_task
-from exlm_cli.finetune.training_rows import write_training_rows
+from exlm_cli.finetune.training_rows import similarity_to_training, write_training_rows
 from exlm_cli.finetune.verdict import describe_verdict, summarise_splits
 from exlm_cli.format import format_counts, name_some, printable
 from exlm_cli.launch import read_launch
@@ -288,7 +288,10 @@ def _run_and_score(run: SplitRun) -> RunResults:
         results = own.model_copy(update={"replication": replication, "verdict": describe_verdict(splits)})
         is_span = task.loss == "span"
         valid = run.data.splits["valid"]
-        calibration = calibrate_answers(folder, results, valid) if is_span else calibrate_run(folder, results)
+        similarity = similarity_to_training(folder, task, run.progress) if task.loss == "regression" else None
+        calibration = (
+            calibrate_answers(folder, results, valid) if is_span else calibrate_run(folder, results, similarity)
+        )
         write_json(folder / CALIBRATION_FILE, calibration)
         write_json(folder / RESULTS_FILE, results)
         update_run_json(folder, {"parameters": results.parameters, "train_time_s": results.elapsed_s})

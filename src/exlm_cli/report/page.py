@@ -8,6 +8,7 @@ from pathlib import Path
 
 from exlm_cli.files import write_atomically
 from exlm_cli.format import printable
+from exlm_cli.report.intervals import interval_tables
 from exlm_cli.report.score_figures import draw_runs
 from exlm_cli.report.scores import FinetunedRun, results_tables
 from exlm_cli.report.style import html_page
@@ -46,8 +47,9 @@ def _render(finetuned: FinetunedRun, pictures: list[Path]) -> str:
         "".join(f'<p class="verdict">{_text(sentence)}</p>' for sentence in results.verdict),
         _section("Scores", _table(scores)),
         *(_section(f"Scores of each label, {results.scored_split}", _table(table)) for table in labels),
+        *(_section(table.title, _table(table) + _list(table.notes)) for table in interval_tables(finetuned)),
         *(_picture(path) for path in pictures),
-        _section("Notes", "<ul>" + "".join(f"<li>{_text(note)}</li>" for note in scores.notes) + "</ul>"),
+        _section("Notes", _list(scores.notes)),
         _section("Go on", "<pre>" + "\n".join(map(_text, _commands(finetuned))) + "</pre>"),
     ]
     described = read_run_json(run)
@@ -67,6 +69,10 @@ def _commands(finetuned: FinetunedRun) -> list[str]:
 
 def _section(heading: str, content: str) -> str:
     return f'<h2>{_text(heading)}</h2>\n<div class="wide">{content}</div>\n'
+
+
+def _list(notes: tuple[str, ...]) -> str:
+    return "<ul>" + "".join(f"<li>{_text(note)}</li>" for note in notes) + "</ul>"
 
 
 def _picture(path: Path) -> str:

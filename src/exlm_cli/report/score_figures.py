@@ -158,29 +158,28 @@ def write_calibration_figure(rows: CalibratedRows, title: str, folder: Path, ste
     """
     is_two = rows.loss == "classes" and len(rows.names) == 2
     chosen = [1] if is_two else list(range(len(rows.names)))
-    found = [(rows.names[index], *rows.of_output(index), index) for index in chosen]
+    found = [(rows.names[index], *rows.of_output(index)) for index in chosen]
     panels = [panel for panel in found if len(panel[2])]
     if rows.loss != "regression" and len(panels) > _MAX_MATRICES:
         joined = [panel for panel in panels if panel[3] is not None] or panels
         before_N, target_N = (np.concatenate([panel[i] for panel in joined]) for i in (1, 2))
         after = [panel[3] for panel in joined if panel[3] is not None]
-        panels = [(f"{len(joined)} labels together", before_N, target_N, np.concatenate(after) if after else None, 0)]
+        panels = [(f"{len(joined)} labels together", before_N, target_N, np.concatenate(after) if after else None)]
     panels = panels[:_MAX_MATRICES]
     if not panels:
         return []
     captions = [f"each point holds equally many rows; at most {NUM_BINS} points; dotted: perfect calibration"]
     if rows.loss == "regression":
-        captions = [f"band: {100 * rows.level:g} % intervals; orange: values outside them"]
+        captions = [f"lines: {100 * rows.level:g} % intervals; orange: values outside them"]
     make_folder(folder)
     columns = min(3, len(panels))
     size = math.ceil(len(panels) / columns)
     with style.drawing():
         figure = style.new_figure(max(3.9, 3.2 * columns), 3.3 * size, title, captions)
         grid = figure.subplots(size, columns, squeeze=False).ravel()
-        for axes, (name, predicted_N, target_N, calibrated_N, index) in zip(grid, panels, strict=False):
+        for axes, (name, predicted_N, target_N, calibrated_N) in zip(grid, panels, strict=False):
             if rows.loss == "regression":
-                half = float(rows.calibration.half_widths(rows.level)[index])
-                _draw_values(axes, name, predicted_N, target_N, half)
+                _draw_values(axes, name, predicted_N, target_N, calibrated_N)
             else:
                 _draw_reliability(axes, name, predicted_N, target_N, calibrated_N)
         for axes in grid[len(panels) :]:
@@ -203,15 +202,18 @@ def _draw_reliability(axes: "Axes", name: str, before_N: Floats, target_N: Float
     _add_legend(axes, "calibration error", "upper left")
 
 
-def _draw_values(axes: "Axes", name: str, predicted_N: Floats, target_N: Floats, half_width: float) -> None:
+def _draw_values(axes: "Axes", name: str, predicted_N: Floats, target_N: Floats, half_N: Floats | None) -> None:
     style.set_up_axes(axes, "predicted", "true", shorten(name, _MAX_LETTERS), title_size=9)
     axes.set_axisbelow(True)
     ends = np.array([min(predicted_N.min(), target_N.min()), max(predicted_N.max(), target_N.max())])
     axes.plot(ends, ends, linestyle=":", color=style.FAINT_INK, linewidth=0.9)
-    is_outside_N = np.abs(predicted_N - target_N) > half_width
-    if not math.isnan(half_width):
-        colour = style.fade(style.RUN_COLOURS[0], 0.18)
-        axes.fill_between(ends, ends - half_width, ends + half_width, color=colour, linewidth=0)
+    is_outside_N = np.abs(predicted_N - target_N) > (math.inf if half_N is None else half_N)
+    if half_N is not None:
+        is_many = len(target_N) > _MANY_POINTS
+        axes.vlines(
+            predicted_N, predicted_N - half_N, predicted_N + half_N, color=style.fade(style.RUN_COLOURS[0], 0.18),
+            linewidth=0.4 if is_many else 1.2, rasterized=is_many,
+        )  # fmt: skip
         inside = format_percent(1 - float(is_outside_N.mean()))
         axes.text(
             0.03, 0.97, f"{inside} of {format_count(len(target_N))} inside", transform=axes.transAxes, va="top",
