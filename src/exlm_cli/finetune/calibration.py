@@ -156,7 +156,7 @@ class ConformalResiduals(JsonModel):
         near[np.isinf(near)] = whole
         distance_N = 1 - signs.similarity
         place_N = self.scale.places(distance_N, spread_N)
-        return np.interp(place_N, grid, near) * self.scale.apply(distance_N, spread_N)
+        return np.asarray(np.interp(place_N, grid, near) * self.scale.apply(distance_N, spread_N))
 
     def _quantile(self, weight_n: FloatArray, level: float) -> float:
         """Return the least residual up to which the weights make `level` of all; the new row's own weight, 1, lies
@@ -446,15 +446,17 @@ def score_calibration(rows: CalibratedRows) -> list[dict[str, float | None]]:
         before_N, target_N, more_N = rows.of_output(index)
         of_output: dict[str, float | None] = {}
         if rows.loss == "regression":
-            is_scored = len(target_N) > 0 and more_N is not None
-            inside = float(np.mean(np.abs(before_N - target_N) <= more_N)) if is_scored else None
-            of_output = {"interval_coverage": inside, "interval_width": float(2 * more_N.mean()) if is_scored else None}
+            of_output = dict.fromkeys(("interval_coverage", "interval_width"))
+            if len(target_N) and more_N is not None:
+                inside = float(np.mean(np.abs(before_N - target_N) <= more_N))
+                of_output = {"interval_coverage": inside, "interval_width": float(2 * more_N.mean())}
         else:
             for end, probabilities_N in (("", before_N), ("_calibrated", more_N)):
-                is_scored = len(target_N) > 0 and probabilities_N is not None and not np.isnan(probabilities_N).any()
-                error = calibration_error(probabilities_N, target_N) if is_scored else None
-                of_output[f"brier{end}"] = float(np.mean((probabilities_N - target_N) ** 2)) if is_scored else None
-                of_output[f"calibration_error{end}"] = error
+                names = (f"brier{end}", f"calibration_error{end}")
+                of_output |= dict.fromkeys(names)
+                if len(target_N) and probabilities_N is not None and not np.isnan(probabilities_N).any():
+                    brier = float(np.mean((probabilities_N - target_N) ** 2))
+                    of_output |= dict(zip(names, (brier, calibration_error(probabilities_N, target_N)), strict=True))
         scores.append(of_output)
     return scores
 
@@ -529,10 +531,12 @@ def _cover_thirds(
     signs: ErrorSigns | None, index: int, is_inside_N: BoolArray, width_N: FloatArray
 ) -> tuple[Coverage, ...]:
     """Count the rows inside their intervals in thirds, those most like the training rows first."""
-    found = {} if signs is None else {"similarity": signs.similarity, "spread": signs.spread[:, index]}
-    by, sign_N = next(
-        ((by, sign_N) for by, sign_N in found.items() if not np.isnan(sign_N).any()), ("rows", np.zeros(len(width_N)))
-    )
+    by: Literal["similarity", "spread", "rows"] = "rows"
+    sign_N = np.zeros(len(width_N))
+    if signs is not None and not np.isnan(signs.similarity).any():
+        by, sign_N = "similarity", signs.similarity
+    elif signs is not None and not np.isnan(signs.spread[:, index]).any():
+        by, sign_N = "spread", signs.spread[:, index]
     order = np.argsort(-sign_N if by == "similarity" else sign_N, kind="stable")
     parts = [order] if by == "rows" else [part for part in np.array_split(order, NUM_THIRDS) if len(part)]
     return tuple(

@@ -116,9 +116,9 @@ def test_a_page_says_which_share_of_each_third_is_inside_the_intervals(tmp_path,
     cells = [re.findall(r"<td[^>]*>([^<]*)</td>", row) for row in re.findall(r"<tr.*?</tr>", text)]
     found = {row[0]: row[1:] for row in cells if row and row[0].startswith("Tanimoto")}
     assert found == {
-        "Tanimoto similarity 1 to 0.81": ["20", "100 %", "83.9 % to 100 %", "2.0000"],
-        "Tanimoto similarity 0.8 to 0.61": ["20", "100 %", "83.9 % to 100 %", "2.0000"],
-        "Tanimoto similarity 0.6 to 0.41": ["20", "0 %", "0 % to 16.1 %", "2.0000"],
+        "Tanimoto similarity 1 to 0.81": ["20", "100.0 %", "83.9 % to 100.0 %", "2.0000"],
+        "Tanimoto similarity 0.8 to 0.61": ["20", "100.0 %", "83.9 % to 100.0 %", "2.0000"],
+        "Tanimoto similarity 0.6 to 0.41": ["20", "0.0 %", "0.0 % to 16.1 %", "2.0000"],
     }
     (tmp_path / CALIBRATION_FILE).write_text("{}", encoding="utf-8")
     with pytest.raises(CheckpointError, match=CALIBRATION_FILE):
