@@ -5,8 +5,9 @@ Pinned to commit b512d133 (`README.md`), at which its rows were made.
 Two measured properties (ESOL, Lipophilicity) and a computed one with known noise: RDKit's logP of molecules that the
 bundled model has not seen, plus normal noise. On each of five splits, three seeds of the head are fine-tuned on the
 frozen bundled model and calibrated as `exlm finetune` does. Beside the intervals that this writes to `calibration.json`
-are those of one width, from the same residuals. The [CLS] state of a molecule is computed once and kept: with a frozen
-encoder it is the same in every epoch, seed and split.
+are those of one width, from the same residuals, and those of one width in each third of the validation rows (Mondrian),
+whose coverage in that third is exact for rows that are exchangeable. The [CLS] state of a molecule is computed once and
+kept: with a frozen encoder it is the same in every epoch, seed and split.
 
     python studies/prediction_intervals.py DATA OUT
 
@@ -33,7 +34,7 @@ from torch import Tensor
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.files import write_csv
-from exlm_cli.finetune.calibration import Calibration, ConformalResiduals, read_scored_split
+from exlm_cli.finetune.calibration import ConformalResiduals, read_scored_split
 from exlm_cli.finetune.results import RESULTS_FILE, read_results, read_split_outputs
 from exlm_cli.finetune.run import run_finetuning
 from exlm_cli.model.heads import TaskModel
@@ -46,6 +47,7 @@ NOISE = 0.5
 """Standard deviation of the noise, in units of logP."""
 LEVEL = 0.9
 THIRDS = ("nearest", "middle", "farthest")
+KINDS = ("exlm predict", "one width", "one width in each third")
 COLUMNS = (
     "property", "split", "intervals", "rows", "similarity", "test_rows", "inside", "coverage", "wilson_low",
     "wilson_high", "mean_width", "rmse",
@@ -97,22 +99,32 @@ def fine_tune(table: Path, split: str, run: Path) -> None:
     values = {
         "task.files.train": table, "task.smiles_column": "smiles", "task.label_columns": "[value]",
         "task.label_kind": "regression", "task.split": split, "train.freeze_encoder": "true", "train.max_epochs": 8,
-        "train.batch_sequences": 64, "optim.lr": 3e-3, "train.num_threads": 1, "device": "cpu", "num_replicates": NUM_SPLITS, "seeds": "[1,2,3]",
+        "train.batch_sequences": 64, "optim.lr": 3e-3, "train.num_threads": 1, "device": "cpu",
+        "num_replicates": NUM_SPLITS, "seeds": "[1,2,3]",
     }  # fmt: skip
     recipe = load_recipe("csv", [f"{key}={value}" for key, value in values.items()], kind=FinetuneRecipe)
     run_finetuning(recipe, checkpoint="bundled:smiles", out=run)
 
 
-def measure_split(run: Path) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Return similarity, error, and half-widths of the run's intervals and of intervals of one width, of test rows."""
+def measure_split(run: Path) -> tuple[FloatArray, ...]:
+    """Return similarity, error, and half-widths of each kind of `KINDS`, of test rows."""
     results = read_results(run)
     rows = read_scored_split(run, results)
     assert rows.signs is not None, "molecules have a similarity"
     _, valid_KNC, targets_NC = read_split_outputs(run, results, "valid")
-    residual_n = np.sort(np.abs(valid_KNC.mean(axis=0) - targets_NC)[:, 0])
-    plain = Calibration(outputs=(ConformalResiduals(residuals=tuple(residual_n.tolist())),))
+    residual_n = np.abs(valid_KNC.mean(axis=0) - targets_NC)[:, 0]
+    similarity_n, similarity_N = np.array(rows.calibration.similarity["valid"]), rows.signs.similarity
+    ends = np.quantile(similarity_n, [1 / 3, 2 / 3])
+    third_n, third_N = np.searchsorted(ends, similarity_n), np.searchsorted(ends, similarity_N)
+    whole = np.full(len(similarity_N), half_width(residual_n))
+    by_third = np.array([half_width(residual_n[third_n == third]) for third in range(3)])[third_N]
     error_N = np.abs(rows.mean - rows.targets)[:, 0]
-    return rows.signs.similarity, error_N, rows.half_widths[:, 0], plain.half_widths(LEVEL, rows.signs)[:, 0]
+    return similarity_N, error_N, rows.half_widths[:, 0], whole, by_third
+
+
+def half_width(residual_n: FloatArray) -> float:
+    """Return half the width of plain conformal intervals."""
+    return ConformalResiduals(residuals=tuple(np.sort(residual_n).tolist())).half_width(LEVEL)
 
 
 def rows(name: str, split: str, run: Path) -> Iterator[tuple[object, ...]]:
@@ -121,7 +133,7 @@ def rows(name: str, split: str, run: Path) -> Iterator[tuple[object, ...]]:
     found = [np.concatenate(of_splits) for of_splits in zip(*map(measure_split, folders), strict=True)]
     similarity_N, error_N, *half_widths = found
     thirds = np.array_split(np.argsort(-similarity_N, kind="stable"), len(THIRDS))
-    for kind, half_N in zip(("exlm predict", "one width"), half_widths, strict=True):
+    for kind, half_N in zip(KINDS, half_widths, strict=True):
         for third, part in zip(("all", *THIRDS), (np.arange(len(error_N)), *thirds), strict=True):
             num_inside = int((error_N <= half_N)[part].sum())
             wilson = binomtest(num_inside, len(part)).proportion_ci(0.95, method="wilson")
@@ -148,7 +160,7 @@ def main() -> None:
             run = options.out / f"{name}-{split}"
             fine_tune(table, split, run)
             found += rows(name, split, run)
-            for row in found[-8:]:
+            for row in found[-len(KINDS) * (1 + len(THIRDS)) :]:
                 print(*(f"{cell:.3f}" if isinstance(cell, float) else cell for cell in row), flush=True)
     if not options.only:
         table = ([f"{cell:.4f}" if isinstance(cell, float) else cell for cell in row] for row in found)
