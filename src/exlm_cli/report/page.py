@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exlm_cli.files import write_atomically
+from exlm_cli.report.intervals import interval_tables
 from exlm_cli.report.score_figures import draw_runs
 from exlm_cli.report.scores import FinetunedRun, results_tables
 from exlm_cli.report.style import render_page
@@ -46,6 +47,7 @@ def write_page(finetuned: FinetunedRun) -> Path:
     sections += [
         Section(f"Scores of each label, {results.scored_split}", table.columns, table.groups) for table in labels
     ]
+    sections += [Section(table.title, table.columns, table.groups, table.notes) for table in interval_tables(finetuned)]
     sections += [_picture(path) for path in draw_runs([finetuned], None) if path.suffix == ".svg"]
     described = read_run_json(run)
     page = render_page(

@@ -160,13 +160,13 @@ def write_calibration_figure(rows: CalibratedRows, title: str, folder: Path, ste
     """
     is_two = rows.loss == "classes" and len(rows.names) == 2
     chosen = [1] if is_two else list(range(len(rows.names)))
-    found = [(rows.names[index], *rows.of_output(index), index) for index in chosen]
+    found = [(rows.names[index], *rows.of_output(index)) for index in chosen]
     panels = [panel for panel in found if len(panel[2])]
     if rows.loss != "regression" and len(panels) > _MAX_MATRICES:
         joined = [panel for panel in panels if panel[3] is not None] or panels
         before_N, target_N = (np.concatenate([panel[i] for panel in joined]) for i in (1, 2))
         after = [panel[3] for panel in joined if panel[3] is not None]
-        panels = [(f"{len(joined)} labels together", before_N, target_N, np.concatenate(after) if after else None, 0)]
+        panels = [(f"{len(joined)} labels together", before_N, target_N, np.concatenate(after) if after else None)]
     panels = panels[:_MAX_MATRICES]
     if not panels:
         return []
@@ -179,11 +179,9 @@ def write_calibration_figure(rows: CalibratedRows, title: str, folder: Path, ste
     make_folder(folder)
     with style.drawing():
         figure, grid = _panels(len(panels), min(3, len(panels)), (3.2, 3.3), title, caption)
-        for axes, (name, predicted_N, target_N, calibrated_N, index) in zip(grid, panels, strict=True):
+        for axes, (name, predicted_N, target_N, calibrated_N) in zip(grid, panels, strict=True):
             if rows.loss == "regression":
-                half_width = float(rows.calibration.half_widths(rows.level)[index])
-                half_N = None if math.isnan(half_width) else np.full_like(target_N, half_width)
-                _draw_values(axes, name, predicted_N, target_N, half_N)
+                _draw_values(axes, name, predicted_N, target_N, calibrated_N)
             else:
                 _draw_reliability(axes, name, target_N, {"as predicted": predicted_N, "calibrated": calibrated_N})
         return style.write_figure(figure, folder, f"{stem}-{kind}")
