@@ -4,6 +4,7 @@
 each task, and `result.json`, written last and whole, marks the cell as done.
 """
 
+import json
 import math
 import shutil
 from collections.abc import Iterable, Mapping
@@ -43,6 +44,8 @@ from exlm_cli.train.pretrain import run_pretraining, validation_indices
 
 _COUNTED_SEQUENCES = 2048
 """Training sequences in which corrupted tokens are counted, evenly spread, under the masks of the first epoch."""
+_TAIL_BYTES = 8192
+"""Bytes at the end of a metrics.jsonl that hold at least one whole row."""
 
 
 def run_cell(cell: SweepCell, folder: Path, progress: Progress) -> SweepCellResult:
@@ -71,6 +74,36 @@ def run_cell(cell: SweepCell, folder: Path, progress: Progress) -> SweepCellResu
         result = measured.model_copy(update={"finetune": kept | _finetune(cell, folder, kept, progress)})
     write_json(folder / RESULT_FILE, result)
     return result
+
+
+def trained_share(cell: SweepCell, folder: Path) -> float:
+    """Return how much of a cell's training is done: pre-training and each seed of fine-tuning count the same."""
+    metrics, train = folder / "pretrain" / "metrics.jsonl", cell.pretrain.train
+    pretrained = 0.0
+    if train.max_steps is not None:
+        pretrained = _last_value(metrics, "step") / train.max_steps
+    elif train.max_epochs is not None:
+        pretrained = _last_value(metrics, "epoch") / train.max_epochs
+    finetuned = sum(1 for _ in (folder / "finetune").rglob(RESULT_FILE))
+    num_trainings = 1 + sum(len(recipe.seeds) for recipe in cell.finetune)
+    return min(1.0, (min(1.0, pretrained) + finetuned) / num_trainings)
+
+
+def _last_value(metrics: Path, column: str) -> float:
+    """Return the value in the last whole row of a metrics.jsonl that has the column; 0 where there is none."""
+    if not metrics.is_file():
+        return 0.0
+    with metrics.open("rb") as file:
+        file.seek(max(0, metrics.stat().st_size - _TAIL_BYTES))
+        lines = file.read().split(b"\n")[:-1]
+    for line in reversed(lines):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue  # the first line may be cut; a damaged one is explained by the process of the cell
+        if isinstance(row, dict) and isinstance(row.get(column), int | float):
+            return float(row[column])
+    return 0.0
 
 
 def read_result(cell: SweepCell, folder: Path) -> SweepCellResult | None:

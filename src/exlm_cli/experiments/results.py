@@ -96,8 +96,13 @@ class TaskScores(JsonModel):
 
     def score_by(self, metric: str) -> float | None:
         """Return the mean or median of the seeds by any metric; None also where the task has no such metric."""
-        summary = self.results.metrics[self.results.scored_split].get(metric)
-        return None if summary is None else summary.center(self.results.aggregate)
+        return score_of(self.results, metric)
+
+
+def score_of(results: RunResults, metric: str) -> float | None:
+    """Return the mean or median of a run's seeds by a metric; None where no seed has a value."""
+    summary = results.metrics[results.scored_split].get(metric)
+    return None if summary is None else summary.center(results.aggregate)
 
 
 class DivergedTask(JsonModel):
