@@ -1,4 +1,4 @@
-"""Jobs for a pool of workers: the longest is done first, finished ones are kept, a table shows how far the others are."""
+"""Jobs for a pool of workers: the longest is done first, finished ones are kept, a table shows how far others are."""
 
 import re
 from collections import deque

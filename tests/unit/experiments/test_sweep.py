@@ -15,14 +15,15 @@ from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError, InterruptedRunError
 from exlm_cli.experiments.cell import run_cell
-from exlm_cli.experiments.results import SweepCellResult, SweepRun, load_sweep_run
-from exlm_cli.experiments.sweep import run_sweep
+from exlm_cli.experiments.results import DivergedTask, SweepCellResult, SweepRun, load_sweep_run
+from exlm_cli.experiments.sweep import describe_result, run_sweep
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_run_json
 from exlm_cli.train.pool import Pool
 from exlm_cli.train.process import StopSignal
 from tests.recorder import Recorder
 from tests.tiny_sweeps import tiny_grid, tiny_sweep, untimed, work_in_this_process
+from tests.unit.report.results import diverge, grid_results, scores
 from tests.unit.tasks.glue_files import write_glue
 
 
@@ -71,16 +72,6 @@ def test_an_error_in_a_cell_stops_the_sweep_and_names_the_cell(recipe, tmp_path,
         _run(recipe, resume=tmp_path / "run", workers=1)
 
 
-def test_a_signal_to_the_process_of_one_cell_stops_the_sweep_and_names_the_cell(recipe, tmp_path, monkeypatch):
-    work_in_this_process(monkeypatch)
-    stopped = InterruptedRunError("stopped at step 2", "continue", signal.SIGTERM)
-    monkeypatch.setattr("exlm_cli.experiments.cell.run_cell", Mock(side_effect=stopped))
-    run = tmp_path / "run"
-    with pytest.raises(ExlmError, match=r"^cell k2-p0.5/seed-1 was interrupted$") as caught:
-        _run(recipe, out=run, workers=1)
-    assert caught.value.hint == f"continue with `exlm repeat-mlm --resume {run}`"
-
-
 def test_the_hint_of_an_error_in_a_cell_continues_the_sweep(recipe, tmp_path, monkeypatch):
     work_in_this_process(monkeypatch)
     full = CheckpointError("the disk is full", "free some space, then continue with `exlm pretrain --resume cell`")
@@ -89,17 +80,6 @@ def test_the_hint_of_an_error_in_a_cell_continues_the_sweep(recipe, tmp_path, mo
         with pytest.raises(ExlmError, match=r"the disk is full$") as caught:
             _run(recipe, out=tmp_path / name, workers=1)
         assert caught.value.hint == f"free some space, then continue with `exlm repeat-mlm --resume {quoted}`"
-
-
-@pytest.mark.slow
-def test_a_process_that_dies_is_reported_with_its_code_and_log(recipe, tmp_path):
-    run = tmp_path / "run"
-    folder = run / "cells" / "k2-p0.5" / "seed-1"
-    folder.parent.mkdir(parents=True)
-    folder.touch()  # a file where the process wants a folder
-    with pytest.raises(ExlmError, match=r"^cell k2-p0.5/seed-1: its process ended with code 1; .*worker-0.log$"):
-        _run(recipe, resume=run, workers=1)
-    assert "FileExistsError" in (run / "workers" / "worker-0.log").read_text()
 
 
 @pytest.mark.slow
@@ -321,3 +301,33 @@ def test_no_common_data_are_needed_where_every_variant_has_its_own(cache, tmp_pa
     # a full disk may be the reason for another cache
     moved = sweep.changed({"pretrain.data.cache_dir": str(tmp_path / "cache")})
     assert _run(moved, resume=tmp_path / "run")[0].results == result.results
+
+
+RESULT = grid_results(has_task=False)[1]
+STSB = "glue/stsb"
+
+
+def _with(**changes: object) -> SweepCellResult:
+    return RESULT.model_copy(update=changes)
+
+
+@pytest.mark.parametrize(
+    ("result", "text", "line"),
+    [
+        (diverge(RESULT), "diverged", "diverged: loss is nan"),
+        (RESULT, "2.78", "loss 1.390, entropy 2.78 bits"),
+        (_with(metrics=RESULT.metrics | {"entropy_bits": None}), "not defined", "loss 1.390, entropy not defined"),
+        (
+            _with(finetune={STSB: scores((None, 0.5, 0.25), metric="spearmanr")}),
+            "2.78",
+            "loss 1.390, entropy 2.78 bits, glue/stsb spearmanr 0.375",
+        ),
+        (
+            _with(finetune={STSB: scores((None,)), "csv": DivergedTask(identity="x", diverged="nan")}),
+            "2.78",
+            "loss 1.390, entropy 2.78 bits, glue/stsb accuracy not defined, csv diverged",
+        ),
+    ],
+)
+def test_a_finished_cell_has_a_text_in_the_table_and_a_line(result, text, line):
+    assert describe_result(result) == (text, line)
