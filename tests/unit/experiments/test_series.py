@@ -1,4 +1,4 @@
-"""A series keeps the runs that are finished, and goes on after a task that diverges; its jobs are done in this process."""
+"""A series keeps the runs that are finished, and goes on after a task that diverges; most of it in this process."""
 
 import errno
 import signal
@@ -14,6 +14,7 @@ from exlm_cli.errors import CheckpointError, ConfigError, DataError, DivergedErr
 from exlm_cli.experiments import series as series_module
 from exlm_cli.experiments.series import begin_series, run_series
 from exlm_cli.finetune.results import read_results
+from exlm_cli.finetune.run import run_finetuning
 from exlm_cli.progress import SilentProgress
 from tests.recorder import Recorder
 from tests.tiny_sweeps import work_in_this_process
@@ -22,8 +23,33 @@ from tests.unit.tasks.glue_files import write_glue
 
 
 @pytest.fixture(autouse=True)
-def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    work_in_this_process(monkeypatch)
+def _in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "slow" not in request.keywords:
+        work_in_this_process(monkeypatch)
+
+
+@pytest.mark.slow
+def test_workers_give_what_each_run_gives_alone(text_model, tmp_path):
+    recipes = []
+    for name in ("rte", "cola"):
+        write_glue(tmp_path, name, copies=2)
+        task = {"name": f"glue/{name}", "data_dir": str(tmp_path), "sequence_length": 24}
+        recipes.append(finetune_recipe(task=task, seeds=[1, 2], train={"max_epochs": 1, "num_threads": 1}))
+    begin = {"suite": "glue", "checkpoint": text_model, "out": tmp_path / "all", "use_grid": False, "baseline": False}
+    folder, progress = begin_series(recipes, **begin), Recorder()
+    finished, diverged = run_series(folder, checkpoint=None, workers=2, progress=progress)
+    assert diverged == []
+    assert progress.said[0] == f"2 tasks, 0 of them done, 2 at once; results in {folder}"
+    assert progress.said[2].endswith(" (2 of 2 tasks)")
+    for recipe, result in zip(recipes, finished, strict=True):
+        alone = run_finetuning(recipe, checkpoint=text_model, out=tmp_path / result.run_dir.name)
+        assert result.results.metrics == alone.results.metrics
+        assert result.run_dir == folder / result.run_dir.name
+    # a finished series starts no worker
+    (folder / "workers/worker-0.log").unlink()
+    again, _ = run_series(folder, checkpoint=None, workers=2, progress=progress)
+    assert [result.results for result in again] == [result.results for result in finished]
+    assert not (folder / "workers/worker-0.log").exists()
 
 
 def test_tasks_are_finished_one_by_one(text_model, tmp_path, monkeypatch):
