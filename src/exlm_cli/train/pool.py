@@ -72,7 +72,9 @@ def worker_environments(device: str, *, num_threads: int | None, workers: int | 
         names = visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]
         return [{"CUDA_VISIBLE_DEVICES": names[number % len(names)]} for number in range(workers or len(names))]
     threads = num_threads or 1
-    return [{"OMP_NUM_THREADS": str(threads)}] * (workers or max(1, loky.cpu_count() // threads))
+    # the second one is for whatever counts cores, so that a worker starts no pool of its own on all of them
+    variables = dict.fromkeys(("OMP_NUM_THREADS", "LOKY_MAX_CPU_COUNT"), str(threads))
+    return [variables] * (workers or max(1, loky.cpu_count() // threads))
 
 
 @final

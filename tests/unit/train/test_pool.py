@@ -30,10 +30,22 @@ def test_each_cuda_device_has_its_worker(monkeypatch, visible, workers, expected
 
 def test_a_cpu_has_a_worker_of_one_thread_for_each_core(monkeypatch):
     monkeypatch.setattr(module.loky, "cpu_count", lambda: 3)
-    assert worker_environments("cpu", num_threads=None, workers=None) == [{"OMP_NUM_THREADS": "1"}] * 3
-    assert worker_environments("cpu", num_threads=2, workers=None) == [{"OMP_NUM_THREADS": "2"}]
-    assert worker_environments("cpu", num_threads=4, workers=None) == [{"OMP_NUM_THREADS": "4"}]
-    assert worker_environments("cpu", num_threads=None, workers=5) == [{"OMP_NUM_THREADS": "1"}] * 5
+    for num_threads, workers, expected in (
+        (None, None, ["1"] * 3),
+        (2, None, ["2"]),
+        (4, None, ["4"]),
+        (None, 5, ["1"] * 5),
+    ):
+        environments = worker_environments("cpu", num_threads=num_threads, workers=workers)
+        assert [environment["OMP_NUM_THREADS"] for environment in environments] == expected
+
+
+def test_a_worker_may_count_on_the_cores_of_its_threads_alone(monkeypatch):
+    """So a job that asks for workers of its own gets one."""
+    (environment,) = worker_environments("cpu", num_threads=None, workers=1)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert len(worker_environments("cpu", num_threads=None, workers=None)) == 1
 
 
 def test_a_worker_does_many_jobs_on_its_own_device_and_what_it_prints_goes_to_its_log(tmp_path, monkeypatch):
