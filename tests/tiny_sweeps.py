@@ -57,7 +57,7 @@ def work_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do the jobs of sweeps and series here: a process of their own imports torch for two seconds."""
 
     def submit(self: Pool, number: int, function: str, job: Job) -> None:
-        self._events.put((number, do_job(request_of(function, job), FUNCTIONS)))
+        do_job(request_of(function, job), FUNCTIONS, lambda event: self._events.put((number, event)))
 
     monkeypatch.setattr(Pool, "__enter__", lambda self: self)
     monkeypatch.setattr(Pool, "__exit__", lambda *_: None)

@@ -4,7 +4,6 @@
 each task, and `result.json`, written last and whole, marks the cell as done.
 """
 
-import json
 import math
 import shutil
 from collections.abc import Iterable, Mapping
@@ -38,14 +37,12 @@ from exlm_cli.experiments.results import (
     read_cell_file,
 )
 from exlm_cli.files import write_json
-from exlm_cli.progress import Progress
+from exlm_cli.progress import Bar, Progress
 from exlm_cli.run_dir import read_run_json
 from exlm_cli.train.pretrain import run_pretraining, validation_indices
 
 _COUNTED_SEQUENCES = 2048
 """Training sequences in which corrupted tokens are counted, evenly spread, under the masks of the first epoch."""
-_TAIL_BYTES = 8192
-"""Bytes at the end of a metrics.jsonl that hold at least one whole row."""
 
 
 def run_cell(cell: SweepCell, folder: Path, progress: Progress) -> SweepCellResult:
@@ -63,47 +60,17 @@ def run_cell(cell: SweepCell, folder: Path, progress: Progress) -> SweepCellResu
     """
     folder.mkdir(parents=True, exist_ok=True)
     refuse_changed_cell(cell, folder)
-    try:
-        measured = _pretrain_and_measure(cell, folder, progress)
-    except DivergedError as error:
-        corruption = _count(cell.pretrain, progress)
-        result = SweepCellResult(**_described(cell), corruption=corruption, diverged=error.message)
-    else:
-        before = read_cell_file(folder / RESULT_FILE, SweepCellResult)
-        kept = before.finetune if before is not None and before.pretrain_identity == measured.pretrain_identity else {}
-        result = measured.model_copy(update={"finetune": kept | _finetune(cell, folder, kept, progress)})
+    with progress.bar("trainings", 1 + len(cell.finetune)) as bar:
+        try:
+            measured = _pretrain_and_measure(cell, folder, progress)
+        except DivergedError as error:
+            corruption = _count(cell.pretrain, progress)
+            result = SweepCellResult(**_described(cell), corruption=corruption, diverged=error.message)
+        else:
+            kept = _finetuned_before(folder, measured)
+            result = measured.model_copy(update={"finetune": kept | _finetune(cell, folder, kept, bar, progress)})
     write_json(folder / RESULT_FILE, result)
     return result
-
-
-def trained_share(cell: SweepCell, folder: Path) -> float:
-    """Return how much of a cell's training is done: pre-training and each seed of fine-tuning count the same."""
-    metrics, train = folder / "pretrain" / "metrics.jsonl", cell.pretrain.train
-    pretrained = 0.0
-    if train.max_steps is not None:
-        pretrained = _last_value(metrics, "step") / train.max_steps
-    elif train.max_epochs is not None:
-        pretrained = _last_value(metrics, "epoch") / train.max_epochs
-    finetuned = sum(1 for _ in (folder / "finetune").rglob(RESULT_FILE))
-    num_trainings = 1 + sum(len(recipe.seeds) for recipe in cell.finetune)
-    return min(1.0, (min(1.0, pretrained) + finetuned) / num_trainings)
-
-
-def _last_value(metrics: Path, column: str) -> float:
-    """Return the value in the last whole row of a metrics.jsonl that has the column; 0 where there is none."""
-    if not metrics.is_file():
-        return 0.0
-    with metrics.open("rb") as file:
-        file.seek(max(0, metrics.stat().st_size - _TAIL_BYTES))
-        lines = file.read().split(b"\n")[:-1]
-    for line in reversed(lines):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue  # the first line may be cut; a damaged one is explained by the process of the cell
-        if isinstance(row, dict) and isinstance(row.get(column), int | float):
-            return float(row[column])
-    return 0.0
 
 
 def read_result(cell: SweepCell, folder: Path) -> SweepCellResult | None:
@@ -164,7 +131,6 @@ def _pretrain_and_measure(cell: SweepCell, folder: Path, progress: Progress) -> 
         mask_ratios=tuple(dict.fromkeys(ratios)),
         max_sequences=cell.measure_sequences,
         device=cell.pretrain.device,
-        progress=progress,
     )
     parameters = read_run_json(run).parameters
     assert parameters is not None, "a finished run has counted them"
@@ -236,11 +202,12 @@ def count_corrupted(
 
 
 def _finetune(
-    cell: SweepCell, folder: Path, done: Mapping[str, TaskScores | DivergedTask], progress: Progress
+    cell: SweepCell, folder: Path, done: Mapping[str, TaskScores | DivergedTask], bar: Bar, progress: Progress
 ) -> dict[str, TaskScores | DivergedTask]:
     """Fine-tune on every task that is not done with the same recipe, and return the scores of each."""
     scored: dict[str, TaskScores | DivergedTask] = {}
-    for recipe in cell.finetune:
+    for number, recipe in enumerate(cell.finetune, start=1):
+        bar.update(number)
         if recipe.task.name in done and done[recipe.task.name].identity == identity_of(recipe):
             continue
         # importing it takes seconds, in every process
@@ -257,6 +224,12 @@ def _finetune(
         else:
             scored[recipe.task.name] = TaskScores(identity=identity_of(recipe), results=begun.results)
     return scored
+
+
+def _finetuned_before(folder: Path, measured: SweepCellResult) -> Mapping[str, TaskScores | DivergedTask]:
+    """Return the scores of a result that was written for the same pre-training."""
+    before = read_cell_file(folder / RESULT_FILE, SweepCellResult)
+    return before.finetune if before is not None and before.pretrain_identity == measured.pretrain_identity else {}
 
 
 def _out_or_resume(run: Path) -> tuple[Path | None, Path | None]:

@@ -12,7 +12,7 @@ from exlm_cli.errors import DataError, DivergedError
 from exlm_cli.experiments.results import score_of
 from exlm_cli.files import JsonModel, read_json, write_json
 from exlm_cli.finetune.model import require_fitting_model, resolve_sequence_length
-from exlm_cli.finetune.results import RESULT_FILE, RESULTS_FILE, read_results
+from exlm_cli.finetune.results import RESULTS_FILE, read_results
 from exlm_cli.finetune.run import FinetuneResult, resume_finetuning, run_finetuning
 from exlm_cli.format import format_fixed
 from exlm_cli.progress import Progress
@@ -129,12 +129,6 @@ def run_series(
         diverged[job.name] = DivergedError(**error)
         return "diverged", error["message"]
 
-    def share(job: Job) -> float:
-        recipe = series.recipes[job.name]
-        num_points = len(grid_points(recipe, use_grid=series.use_grid))
-        num_finished = sum(1 for _ in job.folder.rglob(RESULT_FILE))
-        return min(1.0, num_finished / (num_points * len(recipe.seeds) * recipe.num_replicates))
-
     first = next(iter(series.recipes.values()))
     environments = worker_environments(pick_device(first).type, num_threads=first.train.num_threads, workers=workers)
     with sole_process(folder, is_new=False):
@@ -148,7 +142,6 @@ def run_series(
                 function="task",
                 noun="task",
                 title="Score, or share of the trainings done",
-                share=share,
                 describe=describe,
             ),
             finished={name: _shown(folder / name)[0] for name in done},

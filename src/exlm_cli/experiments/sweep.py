@@ -13,7 +13,7 @@ from exlm_cli.config.sections import DataConfig, TokenizerConfig
 from exlm_cli.config.sweep import SweepCell, SweepRecipe
 from exlm_cli.data.corpus.prepare import PreparedData, list_rejected, prepare_data
 from exlm_cli.errors import CheckpointError, ConfigError
-from exlm_cli.experiments.cell import read_result, refuse_changed_cell, trained_share
+from exlm_cli.experiments.cell import read_result, refuse_changed_cell
 from exlm_cli.experiments.results import SweepCellResult, SweepRun, SweepSummary, cell_folder, finished_results
 from exlm_cli.files import write_json
 from exlm_cli.format import format_fixed
@@ -121,7 +121,6 @@ def _cells_of(run: Path, cells: Sequence[SweepCell]) -> JobKind:
         function="cell",
         noun="cell",
         title="Entropy in bits, or share of the training done",
-        share=lambda job: trained_share(by_name[job.name], job.folder),
         describe=lambda job, _: describe_result(*finished_results(run, [by_name[job.name]])),
     )
 

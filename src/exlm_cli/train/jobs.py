@@ -39,7 +39,6 @@ class JobKind:
         function: Key of their function in the worker's table.
         noun: What a job is called, like `cell`.
         title: Title of the table.
-        share: Returns how much of an unfinished job is done, 0 to 1.
         describe: Returns the text of a finished job in the table, and its line; takes what the function returned.
     """
 
@@ -47,7 +46,6 @@ class JobKind:
     function: str
     noun: str
     title: str
-    share: Callable[[Job], float]
     describe: Callable[[Job, Any], tuple[str, str]]
 
 
@@ -108,13 +106,14 @@ def run_jobs(
                 stop_all()
                 progress.message(f"stopping: every {kind.noun} saves a checkpoint; press Ctrl-C again to stop at once")
             received = pool.next_event(_LOOK_EVERY_S)
-            if received is None:
-                board.look({job.name: kind.share(job) for job in running.values()})
+            if received is None or received[0] not in running:
                 continue
             number, event = received
-            if number not in running:
+            job = running[number]
+            if event["event"] == "share":
+                board.look(job, event["share"])
                 continue
-            job = running.pop(number)
+            del running[number]
             if event["event"] == "done":
                 text, line = kind.describe(job, event["value"])
                 board.finish(job, text)
@@ -161,9 +160,9 @@ class JobBoard:
         """How many are done, in words."""
         return f"{len(self._finished)} of {len(self._jobs)} {self._noun}s"
 
-    def look(self, shares: Mapping[str, float]) -> None:
-        """Show how much of running jobs is done, by their names."""
-        self._shares |= shares
+    def look(self, job: Job, share: float) -> None:
+        """Show how much of a running job is done."""
+        self._shares[job.name] = share
         self._show()
 
     def finish(self, job: Job, text: str) -> None:

@@ -1,7 +1,7 @@
 """Worker processes, one for each device or CPU thread, each of which does many jobs.
 
 A worker is `python -m MODULE`, where the module calls `serve` with its table of functions. A job names one of them, a
-folder and JSON values; it goes to the worker's stdin as one line, and `done`, `error` or `interrupted` comes back
+folder and JSON values; it goes to the worker's stdin as one line, and how far the job is and how it ended comes back
 through a pipe of its own: anything may print. A worker takes many jobs, so its imports are paid once. It ends, in the
 middle of a job if need be, when its input is closed: a parent that is killed leaves no orphan that goes on writing.
 """
@@ -13,8 +13,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TextIO, final
@@ -23,13 +23,13 @@ import filelock
 import loky
 
 from exlm_cli.errors import CheckpointError, ExlmError, InterruptedRunError
-from exlm_cli.progress import Progress, SilentProgress
+from exlm_cli.progress import Bar, Progress
 
 JobFunction = Callable[[Path, Mapping[str, Any], Progress], Any]
 """Does a job in its folder with its values, and returns a JSON value that goes back to the parent."""
 
 Event = dict[str, Any]
-"""How a job ended: `event` is `done` with its `value`, `error`, `interrupted` or `exit`, with what explains it."""
+"""What a worker tells: `event` is `share`, or `done`, `error` or `interrupted` when a job ends; `exit` when it ends."""
 
 _EARLIER_TIMEOUT_S = 60.0
 """How long a worker whose parent was killed may take to end."""
@@ -41,7 +41,7 @@ class Job:
 
     Attributes:
         name: Unique, as messages name it.
-        folder: Where it works; its files show how far it is and whether it is done.
+        folder: Where it works.
         values: JSON values for the function.
         work: Measure of its length: the longest job is taken first, and the bar counts work.
         row, column: Its place in the table; jobs with the same place are shown side by side.
@@ -204,32 +204,68 @@ def serve(functions: Mapping[str, JobFunction]) -> None:
     threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
     with filelock.FileLock(lock):
         while True:
-            pipe.write(json.dumps(do_job(requests.get(), functions)) + "\n")
-            pipe.flush()
+            do_job(requests.get(), functions, lambda event: print(json.dumps(event), file=pipe, flush=True))
 
 
-def do_job(request: str, functions: Mapping[str, JobFunction]) -> Event:
-    """Do one job in this process and return how it ended."""
+def do_job(request: str, functions: Mapping[str, JobFunction], tell: Callable[[Event], None]) -> None:
+    """Do one job in this process; tell how far it is and at last how it ended."""
     job = json.loads(request)
     try:
-        value = functions[job["function"]](Path(job["folder"]), job["values"], _LogProgress(job["name"]))
+        value = functions[job["function"]](Path(job["folder"]), job["values"], _JobProgress(job["name"], tell))
     except InterruptedRunError:
-        return {"event": "interrupted"}
+        tell({"event": "interrupted"})
     except ExlmError as error:
-        return {"event": "error", "kind": type(error).__name__, "message": error.message, "hint": error.hint}
-    return {"event": "done", "value": value}
+        tell({"event": "error", "kind": type(error).__name__, "message": error.message, "hint": error.hint})
+    else:
+        tell({"event": "done", "value": value})
 
 
 @final
-class _LogProgress(SilentProgress):
-    """Progress whose messages go to the log of the worker, each with the name of its job."""
+class _JobProgress(Progress):
+    """Messages go to the log of the worker with the name of the job; of the bars, the share that is done is told.
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    A bar inside another one is a part of one step of the outer one.
+    """
+
+    def __init__(self, name: str, tell: Callable[[Event], None]) -> None:
+        self._name, self._tell = name, tell
+        self._bars: list[_JobBar] = []
+        self._percent = 0
 
     def message(self, text: str) -> None:
         """Add a line."""
         sys.stderr.write(f"{self._name}: {text}\n")
+
+    @contextmanager
+    def bar(self, label: str, total: int | None, *, done: int = 0) -> Iterator[Bar]:
+        """Count a bar until the context ends."""
+        del label
+        self._bars.append(_JobBar(total, done, self._look))
+        try:
+            yield self._bars[-1]
+        finally:
+            self._bars.pop()
+
+    def _look(self) -> None:
+        share = 0.0
+        for bar in reversed(self._bars):
+            share = min(1.0, (bar.done + share) / bar.total) if bar.total else 0.0
+        if int(100 * share) != self._percent:
+            self._percent = int(100 * share)
+            self._tell({"event": "share", "share": share})
+
+
+@dataclass
+class _JobBar(Bar):
+    total: int | None
+    done: int
+    look: Callable[[], None]
+
+    def update(self, done: int, **fields: str) -> None:
+        """Set how far the work is."""
+        del fields
+        self.done = done
+        self.look()
 
 
 def _read_requests(requests: "queue.SimpleQueue[str]") -> None:

@@ -16,7 +16,7 @@ from exlm_cli.config.load import dump_recipe
 from exlm_cli.config.sweep import SweepCell
 from exlm_cli.errors import CheckpointError, DivergedError
 from exlm_cli.experiments import cell as module
-from exlm_cli.experiments.cell import read_result, run_cell, trained_share
+from exlm_cli.experiments.cell import read_result, run_cell
 from exlm_cli.experiments.results import SweepCellResult, SweepRun, TaskScores
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import create_run_dir
@@ -191,37 +191,3 @@ def test_another_task_leaves_the_scores_of_earlier_ones(cache, tmp_path, monkeyp
     assert after.finetune["glue/qnli"] == before.finetune["glue/qnli"]
     assert read_result(first, tmp_path) == read_result(other, tmp_path) == after
     assert run_cell(none, tmp_path, QUIET) == after
-
-
-def test_the_files_of_a_cell_say_how_far_it_is(cache, tmp_path):
-    # pre-training of 6 steps and three seeds of fine-tuning: four trainings
-    cell = tiny_grid(cache, tasks=["glue/rte"]).plan()[0]
-    assert trained_share(cell, tmp_path) == 0.0
-    (tmp_path / "pretrain").mkdir()
-    rows = [{"step": step, "epoch": 0, "kind": "train"} for step in (1, 2, 3)]
-    (tmp_path / "pretrain/metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows) + '{"step": 6')
-    assert trained_share(cell, tmp_path) == 0.5 / 4
-    for seed in (1, 2):
-        folder = tmp_path / f"finetune/glue-rte/cells/single/seed-{seed}"
-        folder.mkdir(parents=True)
-        (folder / "result.json").touch()
-    assert trained_share(cell, tmp_path) == 2.5 / 4
-
-
-def test_a_damaged_row_does_not_end_the_sweep(cache, tmp_path):
-    """The worker refuses the file and names it."""
-    cell = tiny_grid(cache, tasks=["glue/rte"]).plan()[0]
-    (tmp_path / "pretrain").mkdir()
-    damaged = [b'{"step": 3}', b'{"step": 4', b'{"step": "5"}', b'{"step": null}', b"\xff\x00", b"7", b"{}"]
-    (tmp_path / "pretrain/metrics.jsonl").write_bytes(b"".join(row + b"\n" for row in damaged))
-    assert trained_share(cell, tmp_path) == 0.5 / 4
-
-
-def test_training_by_epochs_is_measured_in_epochs(cache, tmp_path):
-    cell = tiny_grid(cache).plan()[0]
-    pretrain = cell.pretrain
-    train = pretrain.train.model_copy(update={"max_steps": None, "max_epochs": 4})
-    cell = cell.model_copy(update={"pretrain": pretrain.model_copy(update={"train": train})})
-    (tmp_path / "pretrain").mkdir()
-    (tmp_path / "pretrain/metrics.jsonl").write_text('{"step": 90, "epoch": 1}\n{"kind": "valid", "step": 90}\n')
-    assert trained_share(cell, tmp_path) == 0.25

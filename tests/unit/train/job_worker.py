@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from exlm_cli.errors import DataError, DivergedError, InterruptedRunError
@@ -40,6 +41,25 @@ def wait(folder, values, progress):
     raise InterruptedRunError("stopped", "continue", signal.SIGTERM)
 
 
+def stop(folder, values, progress):
+    """End as where a signal came to this process alone."""
+    raise InterruptedRunError("stopped", "continue", signal.SIGTERM)
+
+
+def train(folder, values, progress):
+    """Count steps, one of which has two parts, and work of unknown length."""
+    with progress.bar("steps", 4, done=1) as steps:
+        steps.update(2)
+        with progress.bar("parts", 2) as parts:
+            parts.update(1, loss="2.31")
+            parts.update(2)
+        with progress.bar("rows", None) as rows:
+            rows.update(1_000)
+        with suppress(DataError), progress.bar("parts", 2) as parts:
+            refuse(folder, values, progress)
+        steps.update(3)
+
+
 def wait_for(folder, values, progress):
     """Return once the process that waits has begun to."""
     while not (Path(folder) / values["file"]).exists():
@@ -57,7 +77,9 @@ def kill(folder, values, progress):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-FUNCTIONS = {function.__name__: function for function in (tell, refuse, diverge, crash, wait, wait_for, end, kill)}
+FUNCTIONS = {
+    function.__name__: function for function in (tell, train, refuse, stop, diverge, crash, wait, wait_for, end, kill)
+}
 
 
 def by_name(folder, values, progress):

@@ -23,7 +23,7 @@ def describe(job, value):
     return str(job.work), f"has work {job.work}"
 
 
-KIND = JobKind("tests.unit.train.job_worker", "by_name", "cell", "Work", lambda _: 0.25, describe)
+KIND = JobKind("tests.unit.train.job_worker", "by_name", "cell", "Work", describe)
 
 
 def job(name: str, folder: Path, do: str, work: float = 1.0, **values: object) -> Job:
@@ -77,20 +77,8 @@ def test_a_worker_that_dies_is_reported_with_its_code_and_log(tmp_path, do, code
 
 
 def test_a_signal_to_one_worker_alone_names_its_job(tmp_path):
-    waits = tmp_path / "waits"
-
-    def interrupt(_: Job) -> float:
-        if waits.exists():
-            os.kill(int(waits.read_text()), signal.SIGTERM)
-            waits.unlink()
-        return 0.0
-
     with pytest.raises(ExlmError, match=r"^cell one was interrupted$") as caught:
-        run(
-            [job("one", tmp_path, "wait", file="waits")],
-            tmp_path / "logs",
-            kind=dataclasses.replace(KIND, share=interrupt),
-        )
+        run([job("one", tmp_path, "stop")], tmp_path / "logs")
     assert caught.value.hint == f"continue with `{RESUME}`"
 
 
@@ -137,7 +125,7 @@ def test_the_table_has_all_jobs_of_a_place_and_the_bar_weighs_jobs_by_their_work
     table, bar = RecordedBoard(["k = 1", "k = 2"], ["30%"]), RecordedBar("cells", 100, 17)
     board = JobBoard(jobs, {"k = 1-1": "2.78"}, "cell", table, bar)
     assert table.cells == {("k = 1", "30%"): ("2.78 ·", False), ("k = 2", "30%"): ("· ·", False)}
-    board.look({"k = 2-1": 0.25})
+    board.look(jobs[1], 0.25)
     assert table.cells["k = 2", "30%"] == ("25 % ·", False)
     board.finish(jobs[1], "diverged")
     assert table.cells["k = 2", "30%"] == ("diverged ·", False)

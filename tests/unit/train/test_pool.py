@@ -5,7 +5,8 @@ import pytest
 
 from exlm_cli.errors import CheckpointError
 from exlm_cli.train import pool as module
-from exlm_cli.train.pool import Job, Pool, worker_environments
+from exlm_cli.train.pool import Job, Pool, do_job, request_of, worker_environments
+from tests.unit.train.job_worker import FUNCTIONS
 
 WORKER = "tests.unit.train.job_worker"
 
@@ -73,6 +74,13 @@ def test_a_worker_does_many_jobs_on_its_own_device_and_what_it_prints_goes_to_it
         }
     said = "a library speaks\nthe job: has 1\na library speaks\nthe job: has 2\n"
     assert [pool.log(number).read_text() for number in (0, 1)] == [said, said]
+
+
+def test_the_bars_of_a_job_tell_how_much_of_it_is_done(tmp_path):
+    events = []
+    do_job(request_of("train", _job(tmp_path)), FUNCTIONS, events.append)
+    assert [event["share"] for event in events[:-1]] == [2 / 4, 2.5 / 4, 3 / 4, 2 / 4, 3 / 4]
+    assert events[-1] == {"event": "done", "value": None}
 
 
 def test_what_lies_in_the_current_directory_is_never_run(tmp_path, monkeypatch):
