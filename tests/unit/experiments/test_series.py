@@ -16,6 +16,8 @@ from exlm_cli.experiments.series import begin_series, run_series
 from exlm_cli.finetune.results import read_results
 from exlm_cli.finetune.run import run_finetuning
 from exlm_cli.progress import SilentProgress
+from exlm_cli.train.jobs import JobBoard
+from tests.killed import die_at_call, run_until_killed
 from tests.recorder import Recorder
 from tests.tiny_sweeps import work_in_this_process
 from tests.unit.finetune.synthetic import finetune_recipe
@@ -28,8 +30,14 @@ def _in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
         work_in_this_process(monkeypatch)
 
 
+def run_and_die(folder: Path) -> None:
+    """Run a series in the process at hand until it dies with the first task that is done."""
+    die_at_call(JobBoard, "finish", 1)
+    run_series(folder, checkpoint=None, workers=2, progress=SilentProgress())
+
+
 @pytest.mark.slow
-def test_workers_give_what_each_run_gives_alone(text_model, tmp_path):
+def test_workers_give_what_each_run_gives_alone_also_after_a_kill(text_model, tmp_path):
     recipes = []
     for name in ("rte", "cola"):
         write_glue(tmp_path, name, copies=2)
@@ -37,10 +45,14 @@ def test_workers_give_what_each_run_gives_alone(text_model, tmp_path):
         recipes.append(finetune_recipe(task=task, seeds=[1, 2], train={"max_epochs": 1, "num_threads": 1}))
     begin = {"suite": "glue", "checkpoint": text_model, "out": tmp_path / "all", "use_grid": False, "baseline": False}
     folder, progress = begin_series(recipes, **begin), Recorder()
+    run_until_killed(run_and_die, folder)
+    done = {path: path.stat().st_mtime_ns for path in folder.glob("*/results.json")}
+    assert done
     finished, diverged = run_series(folder, checkpoint=None, workers=2, progress=progress)
     assert diverged == []
-    assert progress.said[0] == f"2 tasks, 0 of them done, 2 at once; results in {folder}"
-    assert progress.said[2].endswith(" (2 of 2 tasks)")
+    assert {path: path.stat().st_mtime_ns for path in done} == done
+    assert progress.said[0].startswith("2 tasks, ")
+    assert progress.said[-1].endswith(" (2 of 2 tasks)")
     for recipe, result in zip(recipes, finished, strict=True):
         alone = run_finetuning(recipe, checkpoint=text_model, out=tmp_path / result.run_dir.name)
         assert result.results.metrics == alone.results.metrics
