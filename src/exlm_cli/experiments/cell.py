@@ -226,7 +226,7 @@ def _finetune(
     return scored
 
 
-def _finetuned_before(folder: Path, measured: SweepCellResult) -> Mapping[str, TaskScores | DivergedTask]:
+def _finetuned_before(folder: Path, measured: SweepCellResult) -> dict[str, TaskScores | DivergedTask]:
     """Return the scores of a result that was written for the same pre-training."""
     before = read_cell_file(folder / RESULT_FILE, SweepCellResult)
     return before.finetune if before is not None and before.pretrain_identity == measured.pretrain_identity else {}
