@@ -55,7 +55,7 @@ def test_permuted_ids_in_a_tokenizer_are_refused_by_every_reader(words, copied, 
 @pytest.mark.parametrize(("file", "old", "new"), [("encoder.yaml", "mask_ratio: 0.3", "mask_ratio: 0.4"),
                                                   ("recipe.yaml", "dropout: 0.1", "dropout: 0.2"),
                                                   ("recipe.yaml", "label_kind: auto", "label_kind: classes"),
-                                                  ("recipe.yaml", "canonical_smiles: false", "canonical_smiles: true"),
+                                                  ("recipe.yaml", "canonical_smiles: true", "canonical_smiles: false"),
                                                   ])  # fmt: skip
 def test_a_recipe_changed_beside_a_fine_tuned_run_is_refused(file, old, new, copied, capsys):
     path = copied / "M" / file

@@ -10,9 +10,9 @@ from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.finetune import cell as cell_module
 from exlm_cli.finetune import run as finetune
 from exlm_cli.finetune.model import load_finetuned
-from exlm_cli.finetune.results import CellResult, read_results
+from exlm_cli.finetune.results import read_results
 from exlm_cli.finetune.run import run_finetuning
-from exlm_cli.finetune.scores import point_scores, read_scores
+from exlm_cli.finetune.scores import RunScores, point_scores, read_scores
 from exlm_cli.run_dir import read_metrics
 from tests.killed import interrupted_at_call
 from tests.unit.finetune.synthetic import (
@@ -104,15 +104,16 @@ def test_a_grid_killed_between_cells_goes_on_where_it_was(pretrained, tmp_path, 
     assert_same_run(out, searched)
 
 
-def choose_by_seeds(cells: list[CellResult], metric: str, aggregate: str) -> float:
-    """Stand for a selection value: with seed 7 the larger learning rate is better, else the smaller one."""
-    has_7 = any(cell.seed == 7 for cell in cells)
-    return float(cells[0].grid["optim.lr"] * (1 if has_7 else -1))
+def choose_by_seeds(scores: RunScores, metric: str, aggregate: str) -> dict[str, float]:
+    """Stand for the scores of grid points: with seed 7 the larger learning rate is better, else the smaller."""
+    has_7 = (scores.table.seed == "7").any()
+    points = scores.table.grid_point.unique()
+    return {point: float(point.removeprefix("lr-")) * (1 if has_7 else -1) for point in points}
 
 
 def test_a_point_that_wins_with_other_seeds_has_its_weights_again(pretrained, tmp_path, monkeypatch):
     """Two cells are new, two are trained again, three steps each; killed in the first one that is trained again."""
-    monkeypatch.setattr(finetune, "selection_value", choose_by_seeds)
+    monkeypatch.setattr(finetune, "point_scores", choose_by_seeds)
 
     def recipe(*seeds: int) -> FinetuneRecipe:
         return finetune_recipe(grid={"optim.lr": [1e-5, 3e-3]}, seeds=seeds, train={"max_epochs": 1})

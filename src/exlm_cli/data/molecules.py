@@ -52,7 +52,7 @@ _CHARGED_OR_PARTED = re.compile(r"[+-]\d*]|\.")
 
 _BAR_EVERY_ROWS = 64
 
-_DESCRIBED_HERE, _DESCRIBED_CHUNK = 256, 64
+_DESCRIBED_CHUNK = 64
 """Molecules whose descriptors are worked out in this process, and at a time in each other: one takes 10 ms."""
 
 FINGERPRINT_RADIUS = 2
@@ -252,7 +252,7 @@ def descriptors(smiles: Sequence[str], progress: Progress) -> NDArray[np.float32
     from rdkit.Chem.Descriptors import descList
 
     values_ND = np.full((len(smiles), len(descList)), np.nan)
-    described = map_in_order(_describe, smiles, _undescribed, num_here=_DESCRIBED_HERE, chunk_rows=_DESCRIBED_CHUNK)
+    described = map_in_order(_describe, smiles, _undescribed, chunk_rows=_DESCRIBED_CHUNK)
     with progress.bar("descriptors", len(smiles)) as bar:
         for row, values_D in enumerate(described):
             if values_D:

@@ -50,8 +50,7 @@ def map_in_order(
     texts: Iterable[str],
     unanswered: Callable[[str], _Answer],
     *,
-    num_here: int = _CHUNKS_BEFORE_HELP * _CHUNK_ROWS,
-    chunk_rows: int = _CHUNK_ROWS,
+    chunk_rows: int | None = None,
 ) -> Iterator[_Answer]:
     """Yield what a function of RDKit returns for each text, in order.
 
@@ -60,11 +59,12 @@ def map_in_order(
         texts: The first ones, if quick, are processed here; the rest in worker processes.
         unanswered: Reason -> answer for a text on which the function takes over 20 s of processor time, or crashes its
             process.
-        num_here: Texts that are processed here at most; fewer pay off where each takes long.
-        chunk_rows: Texts that a worker gets at a time.
+        chunk_rows: Texts that a worker gets at a time, and a quarter of those that are processed here at most; None:
+            1,024. Fewer pay off where each takes long.
     """
+    chunk_rows = _CHUNK_ROWS if chunk_rows is None else chunk_rows
     source = iter(texts)
-    for text in islice(source, num_here):
+    for text in islice(source, _CHUNKS_BEFORE_HELP * chunk_rows):
         if len(text) > _SHORT_CHARACTERS or text.count("*") + text.count("#0") > _FEW_DUMMY_ATOMS:
             source = chain([text], source)
             break

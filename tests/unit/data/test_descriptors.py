@@ -19,9 +19,9 @@ def by_hand(smiles: str) -> FloatArray:
     return np.array([function(molecule) for _, function in descList], dtype=np.float64)
 
 
-@pytest.mark.parametrize("num_here", [256, 1])
-def test_they_are_those_of_rdkit_whichever_process_works_them_out(monkeypatch, num_here):
-    monkeypatch.setattr(molecules, "_DESCRIBED_HERE", num_here)
+@pytest.mark.parametrize("chunk_rows", [64, 1])
+def test_they_are_those_of_rdkit_whichever_process_works_them_out(monkeypatch, chunk_rows):
+    monkeypatch.setattr(molecules, "_DESCRIBED_CHUNK", chunk_rows)
     monkeypatch.setattr(molecules, "_DESCRIBED_CHUNK", 2)
     found = descriptors(SMILES, SilentProgress())
     assert (found.dtype, found.shape) == (np.float32, (4, len(descList)))
