@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import final
 
@@ -190,9 +190,19 @@ class EncodedQuestions(EncodedSplit):
     max_answer_tokens: int
     is_labelled: bool = True
     threshold: float | None = None
+    _found: list[tuple[SeedOutputs, dict[str, Answered]]] = field(default_factory=list, init=False, compare=False)
+    """The outputs searched last, and their answers."""
 
     def answer(self, outputs: SeedOutputs) -> dict[str, Answered]:
-        """Return, by question id, the best answer under the seeds' mean logits and its no-answer score."""
+        """Return, by question id, the best answer under the seeds' mean logits and its no-answer score.
+
+        The same outputs are searched once: their scores, files and probabilities are all made of these answers.
+        """
+        if not any(_are_same(outputs, searched) for searched, _ in self._found):
+            self._found[:] = [(list(outputs), self._search(outputs))]
+        return self._found[0][1]
+
+    def _search(self, outputs: SeedOutputs) -> dict[str, Answered]:
         of_question: list[list[tuple[Window, FloatArray]]] = [[] for _ in self.questions]
         for window, *by_seed in zip(self.windows, *outputs, strict=True):
             of_question[window.question].append((window, np.mean(by_seed, axis=0, dtype=np.float64)))
@@ -243,7 +253,7 @@ class EncodedQuestions(EncodedSplit):
             golds = ([text for text, _ in question.answers] for question in self.questions)
             columns["answers"] = [json.dumps(texts, ensure_ascii=False) for texts in golds]
         if len(outputs) > 1:
-            by_seed = [self.answer([of_seed]) for of_seed in outputs]
+            by_seed = [self._search([of_seed]) for of_seed in outputs]
             agreement = (
                 np.mean([normalize_answer(of_seed[key].text) == normalize_answer(answer.text) for of_seed in by_seed])
                 for key, answer in answered.items()
@@ -317,6 +327,11 @@ def new_questions(
 
     places = np.array([question.row for question in questions], dtype=np.int64)
     return NewRows(encode, [_key(question) for question in questions], {}, places)
+
+
+def _are_same(outputs: SeedOutputs, others: SeedOutputs) -> bool:
+    """Return whether both hold the very same arrays of each seed, which nothing writes into."""
+    return len(outputs) == len(others) and all(one is other for one, other in zip(outputs, others, strict=True))
 
 
 def _no_answer(answered: Mapping[str, Answered]) -> FloatArray:
