@@ -63,8 +63,8 @@ class AnswerProbabilities:
 
 
 @dataclass(frozen=True)
-class EncodedExamples:
-    """Examples as the encoder reads them.
+class EncodedRows:
+    """Rows as the encoder reads them: texts, pairs, molecules, or windows of questions.
 
     Attributes:
         token_ids: N sequences of (L,) tokens, [CLS] first and [SEP] last.
@@ -84,7 +84,7 @@ class EncodedExamples:
         return len(self.token_ids)
 
 
-class EncodedSplit(EncodedExamples, ABC):
+class EncodedSplit(EncodedRows, ABC):
     """Encoded examples that score and write the outputs of models for them.
 
     `outputs` holds for each of K seeds an array per example, in order: (C,) logits; (C,) values in the task's own units

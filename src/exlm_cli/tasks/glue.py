@@ -26,9 +26,9 @@ from exlm_cli.tasks.base import (
     TableColumns,
     TrainedTask,
 )
-from exlm_cli.tasks.rows.encoded import EncodedRows
+from exlm_cli.tasks.rows.encoded import ScoredRows
 from exlm_cli.tasks.rows.splits import choose_rows
-from exlm_cli.tasks.rows.task import Examples, RowTask, join_texts
+from exlm_cli.tasks.rows.task import LabelledRows, RowTask, join_texts
 from exlm_cli.tasks.sources import LOCAL_HINT, counted, existing_folder, find_file, given_file, hub_source
 
 HUB_NAME = "nyu-mll/glue"
@@ -112,7 +112,7 @@ MAX_SIMILARITY = 5.0
 """STS-B's scale is 0 to 5."""
 
 
-class GlueExample(NamedTuple):
+class GlueRow(NamedTuple):
     """One row: one or two texts, and a class or similarity, NaN if it is not known.
 
     `row` is its number in the file, counted from 0. `key` is its cell in the column `index`, `id` or `idx`, on one
@@ -130,7 +130,7 @@ class GlueFile:
     """Rows of one file or Hub split: `num_rows` in all, those that can be used, and the others."""
 
     source: str
-    examples: list[GlueExample] = field(default_factory=list)
+    examples: list[GlueRow] = field(default_factory=list)
     num_rows: int = 0
     skipped: list[SkippedRow] = field(default_factory=list)
 
@@ -163,13 +163,13 @@ def load_glue(config: GlueTaskConfig, progress: Progress) -> "GlueTask":
     matched, mismatched = parts["valid"], parts.get("mismatched", GlueFile(""))
     counted_on = [example._replace(row=example.row + matched.num_rows) for example in mismatched.examples]
     used = []
-    limited: list[tuple[Split, list[GlueExample], str]]
+    limited: list[tuple[Split, list[GlueRow], str]]
     limited = [("train", train, "rows"), ("valid", matched.examples, "rows"), ("valid", counted_on, "mismatched rows")]
     for split, examples, what in limited:
         chosen, limit_notes = choose_rows(config, split, len(examples), what)
         used.append([examples[index] for index in chosen])
         notes += limit_notes
-    splits: dict[Split, Examples] = {"train": _as_examples(used[0]), "valid": _as_examples(used[1] + used[2])}
+    splits: dict[Split, LabelledRows] = {"train": _as_examples(used[0]), "valid": _as_examples(used[1] + used[2])}
     if "test" in parts:
         splits["test"] = _as_examples(parts["test"].examples)
     notes += _single_label_notes(info, splits)
@@ -183,7 +183,7 @@ def load_glue(config: GlueTaskConfig, progress: Progress) -> "GlueTask":
 class GlueTask(RowTask):
     """One class or one similarity for each sentence or pair."""
 
-    def __init__(self, info: GlueTaskInfo, examples: dict[Split, Examples], *, num_mismatched: int = 0) -> None:
+    def __init__(self, info: GlueTaskInfo, examples: dict[Split, LabelledRows], *, num_mismatched: int = 0) -> None:
         """Hold what was read; the last `num_mismatched` examples of `valid` are MNLI's mismatched ones."""
         loss: Loss = "classes" if info.classes else "regression"
         super().__init__(f"glue/{info.name}", loss, info.classes or ("similarity",), examples)
@@ -191,15 +191,15 @@ class GlueTask(RowTask):
         self.score_fingerprint = f"mismatched: {num_mismatched}" if num_mismatched else ""
         self._info, self._num_mismatched = info, num_mismatched
 
-    def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> "EncodedGlue":
+    def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> "ScoredGlue":
         """Tokenise a split, as any `RowTask` does."""
         num_mismatched = self._num_mismatched if split == "valid" else 0
         rows = super().encode(split, tokenizer, sequence_length)
-        return EncodedGlue(**vars(rows), info=self._info, num_mismatched=num_mismatched)
+        return ScoredGlue(**vars(rows), info=self._info, num_mismatched=num_mismatched)
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncodedGlue(EncodedRows):
+class ScoredGlue(ScoredRows):
     """Rows of a GLUE task.
 
     Attributes:
@@ -274,18 +274,18 @@ def read_new_glue(task: TrainedTask, path: Path, column: str | None, progress: P
 def new_texts(info: GlueTaskInfo, texts: Sequence[tuple[str, ...]]) -> NewRows:
     """Return texts or pairs of them, in memory, as rows to predict."""
     unknown = np.full((len(texts), 1), np.nan)
-    return _new_rows(info, Examples(texts, unknown, np.arange(len(texts))), {}, ())
+    return _new_rows(info, LabelledRows(texts, unknown, np.arange(len(texts))), {}, ())
 
 
 def _new_rows(
     info: GlueTaskInfo,
-    examples: Examples,
+    examples: LabelledRows,
     columns: TableColumns,
     keys: tuple[str, ...],
     *,
     notes: tuple[str, ...] = (),
 ) -> NewRows:
-    def encode(tokenizer: Tokenizer, sequence_length: int) -> EncodedGlue:
+    def encode(tokenizer: Tokenizer, sequence_length: int) -> ScoredGlue:
         encoded = GlueTask(info, {"valid": examples}).encode("valid", tokenizer, sequence_length)
         return replace(encoded, keys=keys)
 
@@ -298,8 +298,8 @@ def _label(info: GlueTaskInfo, target: float) -> str:
     return info.classes[int(target)] if info.classes else f"{target:g}"
 
 
-def _as_examples(examples: Sequence[GlueExample]) -> Examples:
-    return Examples(
+def _as_examples(examples: Sequence[GlueRow]) -> LabelledRows:
+    return LabelledRows(
         [example.texts for example in examples],
         np.array([example.target for example in examples], dtype=np.float64)[:, None],
         np.array([example.row for example in examples], dtype=np.int64),
@@ -389,17 +389,15 @@ def _choose_columns(info: GlueTaskInfo, source: str, names: list[str], *, needs_
     )
 
 
-def _example(
-    info: GlueTaskInfo, columns: Columns, values: dict[str, Any], row: int, *, needs_labels: bool
-) -> GlueExample:
+def _example(info: GlueTaskInfo, columns: Columns, values: dict[str, Any], row: int, *, needs_labels: bool) -> GlueRow:
     """Return one row as an example; a ValueError says why it cannot be used."""
     texts = tuple(_text(name, values.get(name), may_be_empty=not needs_labels) for name in columns.texts)
     key = next((printable(str(values[name])) for name in _INDEX_COLUMNS if name in values), str(row))
     given = values.get(columns.label)
     if not needs_labels and str("" if given is None else given) in _NO_LABEL:
-        return GlueExample(texts, math.nan, row, key)
+        return GlueRow(texts, math.nan, row, key)
     target = _class_index(info, columns.label, given) if info.classes else _similarity(columns.label, given)
-    return GlueExample(texts, target, row, key)
+    return GlueRow(texts, target, row, key)
 
 
 def _text(name: str, value: Any, *, may_be_empty: bool) -> str:
@@ -435,7 +433,7 @@ def _similarity(name: str, value: Any) -> float:
     return similarity
 
 
-def _single_label_notes(info: GlueTaskInfo, splits: Mapping[Split, Examples]) -> list[str]:
+def _single_label_notes(info: GlueTaskInfo, splits: Mapping[Split, LabelledRows]) -> list[str]:
     notes = []
     for split, examples in splits.items():
         labels = np.unique(examples.targets)

@@ -15,7 +15,7 @@ from exlm_cli.errors import DataError
 from exlm_cli.format import format_counts
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import SPLITS
-from exlm_cli.tasks.rows.inputs import TableRows, usable_rows
+from exlm_cli.tasks.rows.inputs import InputRows, usable_rows
 from exlm_cli.tasks.rows.labels import Labels, read_targets
 from exlm_cli.tasks.rows.splits import RowSplit, split_rows
 from exlm_cli.tasks.rows.task import TableTask
@@ -160,7 +160,7 @@ def find_set_file(config: MoleculeNetTaskConfig, progress: Progress) -> Path:
     )
 
 
-def _without_repeats(usable: TableRows) -> TableRows:
+def _without_repeats(usable: InputRows) -> InputRows:
     """Drop rows with exactly the SMILES of an earlier row."""
     first_rows = {text: row for row, text in reversed(list(enumerate(usable.inputs)))}
     reasons = {

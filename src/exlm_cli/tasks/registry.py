@@ -56,9 +56,9 @@ def load_task(config: TaskConfig, progress: Progress) -> "DownstreamTask":
             task: DownstreamTask = config.load(progress)
             return task
         case _:
-            from exlm_cli.tasks.csv import load_csv
+            from exlm_cli.tasks.user_table import load_user_table
 
-            return load_csv(config, progress)
+            return load_user_table(config, progress)
 
 
 def require_local_files(config: TaskConfig) -> None:

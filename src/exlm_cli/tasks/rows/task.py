@@ -28,7 +28,7 @@ from exlm_cli.tasks.base import (
     NO_TEST_NOTE,
     SPLITS,
     DownstreamTask,
-    EncodedExamples,
+    EncodedRows,
     FloatArray,
     Loss,
     NewRows,
@@ -37,8 +37,8 @@ from exlm_cli.tasks.base import (
     TrainedTask,
 )
 from exlm_cli.tasks.metrics import describe_unscorable, target_scale
-from exlm_cli.tasks.rows.encoded import EncodedRows
-from exlm_cli.tasks.rows.inputs import TableRows, describe_repeats, read_input_rows
+from exlm_cli.tasks.rows.encoded import ScoredRows
+from exlm_cli.tasks.rows.inputs import InputRows, describe_repeats, read_input_rows
 from exlm_cli.tasks.rows.labels import LabelKind, Labels, read_known_targets, with_decimal_points
 from exlm_cli.tasks.rows.splits import RowSplit, split_rows
 
@@ -46,7 +46,7 @@ _MAX_NAMED = 3
 
 
 @dataclass(frozen=True)
-class Examples:
+class LabelledRows:
     """Rows of one split.
 
     Attributes:
@@ -65,7 +65,9 @@ class Examples:
 class RowTask(DownstreamTask):
     """Examples by split, tokenised as they are."""
 
-    def __init__(self, name: str, loss: Loss, output_names: Sequence[str], examples: Mapping[Split, Examples]) -> None:
+    def __init__(
+        self, name: str, loss: Loss, output_names: Sequence[str], examples: Mapping[Split, LabelledRows]
+    ) -> None:
         self.name, self.loss, self.output_names = name, loss, tuple(output_names)
         self.examples = examples
         self.splits = tuple(split for split in SPLITS if split in examples)
@@ -85,9 +87,9 @@ class RowTask(DownstreamTask):
         has_scale = self.loss == "regression" and "train" in self.examples
         return target_scale(self.examples["train"].targets)[1] if has_scale else None
 
-    def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> EncodedRows:
+    def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> ScoredRows:
         """Tokenise a split as [CLS] a [SEP] or [CLS] a [SEP] b [SEP]; the longer text of a long row loses its end."""
-        return encode_examples(
+        return encode_labelled_rows(
             self.examples[split],
             tokenizer,
             sequence_length,
@@ -108,7 +110,7 @@ class TableTask(RowTask):
     """
 
     def __init__(
-        self, config: RowTaskConfig, usable: TableRows, labels: Labels, split: RowSplit, notes: Sequence[str] = ()
+        self, config: RowTaskConfig, usable: InputRows, labels: Labels, split: RowSplit, notes: Sequence[str] = ()
     ) -> None:
         indices = split.indices
         for needed in ("train", "valid"):
@@ -119,7 +121,7 @@ class TableTask(RowTask):
                 raise DataError(f"{config.name}: the split leaves no rows in `{needed}`", hint)
         inputs = usable.model_inputs(canonical=config.has_canonical_smiles)
         examples = {
-            part: Examples([(inputs[row],) for row in rows], labels.targets[rows], rows, usable.table.short_place)
+            part: LabelledRows([(inputs[row],) for row in rows], labels.targets[rows], rows, usable.table.short_place)
             for part, rows in indices.items()
             if len(rows)
         }
@@ -238,7 +240,7 @@ def read_new_table(task: TrainedTask, path: Path, column: str | None, progress: 
 
 
 def new_rows(
-    found: TableRows, task: TrainedTask, targets: FloatArray, columns: TableColumns, notes: tuple[str, ...]
+    found: InputRows, task: TrainedTask, targets: FloatArray, columns: TableColumns, notes: tuple[str, ...]
 ) -> NewRows:
     """Return rows of a table or list as rows to predict.
 
@@ -247,23 +249,23 @@ def new_rows(
         columns, notes: As in `NewRows`.
     """
     inputs, keys = found.model_inputs(canonical=task.config.has_canonical_smiles), found.keys
-    examples = Examples([(inputs[row],) for row in found.rows], targets, found.rows, found.table.short_place)
-    encode = partial(encode_examples, examples, loss=task.loss, names=task.output_names)
+    examples = LabelledRows([(inputs[row],) for row in found.rows], targets, found.rows, found.table.short_place)
+    encode = partial(encode_labelled_rows, examples, loss=task.loss, names=task.output_names)
     return NewRows(encode, [keys[row] for row in found.rows], columns, found.rows, found.problems, notes=notes)
 
 
-def encode_examples(
-    examples: Examples,
+def encode_labelled_rows(
+    examples: LabelledRows,
     tokenizer: Tokenizer,
     sequence_length: int,
     *,
     loss: Loss,
     names: tuple[str, ...],
     scale: FloatArray | None = None,
-) -> EncodedRows:
-    """Tokenise rows, as `encode_texts` does; other arguments are those of `EncodedRows`."""
+) -> ScoredRows:
+    """Tokenise rows, as `encode_texts` does; other arguments are those of `ScoredRows`."""
     encoded = _encode(examples, tokenizer, sequence_length)
-    return EncodedRows(**vars(encoded), loss=loss, names=names, texts=examples.texts, rows=examples.rows, scale=scale)
+    return ScoredRows(**vars(encoded), loss=loss, names=names, texts=examples.texts, rows=examples.rows, scale=scale)
 
 
 def join_texts(texts: Sequence[str]) -> str:
@@ -272,15 +274,15 @@ def join_texts(texts: Sequence[str]) -> str:
 
 
 def encode_input_rows(
-    rows: TableRows, tokenizer: Tokenizer, sequence_length: int, *, canonical_smiles: bool
-) -> EncodedExamples:
+    rows: InputRows, tokenizer: Tokenizer, sequence_length: int, *, canonical_smiles: bool
+) -> EncodedRows:
     """Tokenise the used rows, each as [CLS] text [SEP]; targets are zeros."""
     inputs, used = rows.model_inputs(canonical=canonical_smiles), rows.rows
     texts, targets = [(inputs[row],) for row in used], np.zeros((len(used), 1))
-    return _encode(Examples(texts, targets, used, rows.table.short_place), tokenizer, sequence_length)
+    return _encode(LabelledRows(texts, targets, used, rows.table.short_place), tokenizer, sequence_length)
 
 
-def _encode(examples: Examples, tokenizer: Tokenizer, sequence_length: int) -> EncodedExamples:
+def _encode(examples: LabelledRows, tokenizer: Tokenizer, sequence_length: int) -> EncodedRows:
     """Tokenise rows, as `encode_texts` does; a note names the first ones with tokens outside the vocabulary."""
     encoded = encode_texts(examples.texts, tokenizer, sequence_length, examples.targets)
     unknown = [index for index, ids in enumerate(encoded.token_ids) if tokenizer.unk_id in ids]
@@ -308,13 +310,13 @@ def _unknown_tokens(texts: Sequence[str], tokenizer: Tokenizer) -> list[str]:
 
 def encode_texts(
     rows: Sequence[tuple[str, ...]], tokenizer: Tokenizer, sequence_length: int, targets: FloatArray | None = None
-) -> EncodedExamples:
+) -> EncodedRows:
     """Tokenise rows of one or two texts; a note says if rows had to be cut.
 
     Args:
         rows: N rows, each with as many texts as the first one.
         sequence_length: Maximum tokens of a sequence, [CLS] and [SEP] included; at least 5.
-        targets: As in `EncodedExamples`; None: zeros.
+        targets: As in `EncodedRows`; None: zeros.
     """
     targets = np.zeros((len(rows), 1)) if targets is None else targets
     encoded = [tokenizer.encode_batch(texts) for texts in zip(*rows, strict=True)]
@@ -329,7 +331,7 @@ def encode_texts(
             ids += [*piece[:length], tokenizer.sep_id]
         sequences.append(np.array(ids, dtype=np.int64))
     note = f"cut {num_cut:,} of {len(rows):,} rows to {sequence_length} tokens (`sequence_length`)"
-    return EncodedExamples(tuple(sequences), targets, notes=(note,) if num_cut else ())
+    return EncodedRows(tuple(sequences), targets, notes=(note,) if num_cut else ())
 
 
 def longest_first(lengths: Sequence[int], budget: int) -> list[int]:

@@ -124,7 +124,7 @@ class SquadTask(DownstreamTask):
         """Numbers of the questions of each split in their file, counted from 0."""
         return {split: np.array([q.row for q in self._questions[split]], dtype=np.int64) for split in self.splits}
 
-    def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> "EncodedQuestions":
+    def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> "ScoredQuestions":
         """Cut a split into windows; a target is the first gold answer.
 
         Raises:
@@ -162,7 +162,7 @@ class SquadTask(DownstreamTask):
             effect = f"; {they_train} as unanswerable" if split == "train" else ""
             answered = format_number_of(num_in_no_window, "question")
             notes.append(f"no window contains the whole answer to {answered}{effect}")
-        return EncodedQuestions(
+        return ScoredQuestions(
             tuple(window.token_ids for window in windows),
             np.array(targets, dtype=np.float64).reshape(-1, 2),
             tuple(window.answerable() for window in windows),
@@ -175,7 +175,7 @@ class SquadTask(DownstreamTask):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncodedQuestions(EncodedSplit):
+class ScoredQuestions(EncodedSplit):
     """Windows of questions.
 
     Attributes:
@@ -321,7 +321,7 @@ def new_questions(
 ) -> NewRows:
     """Return questions as rows to predict; `readable` are their rows, and there are no columns."""
 
-    def encode(tokenizer: Tokenizer, sequence_length: int) -> EncodedQuestions:
+    def encode(tokenizer: Tokenizer, sequence_length: int) -> ScoredQuestions:
         encoded = SquadTask(config, {"valid": questions}).encode("valid", tokenizer, sequence_length)
         return replace(encoded, is_labelled=has_answers, threshold=threshold)
 

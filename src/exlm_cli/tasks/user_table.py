@@ -11,7 +11,7 @@ from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.format import format_number_of, name_some
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import SPLITS, Split, SplitIndices
-from exlm_cli.tasks.rows.inputs import TableRows, usable_rows
+from exlm_cli.tasks.rows.inputs import InputRows, usable_rows
 from exlm_cli.tasks.rows.labels import Labels, read_labels, with_decimal_points
 from exlm_cli.tasks.rows.splits import RowSplit, follow_split, limit_rows, split_rows
 from exlm_cli.tasks.rows.task import TableTask
@@ -25,7 +25,7 @@ _SPLIT_WORDS: dict[str, Split] = {
 }
 
 
-def load_csv(config: CsvTaskConfig, progress: Progress) -> TableTask:
+def load_user_table(config: CsvTaskConfig, progress: Progress) -> TableTask:
     """Read a table and split it.
 
     `task.files.train` holds all rows. `task.split_column` says the split of each row; without it `task.split` follows
@@ -114,7 +114,7 @@ def _input_column(config: CsvTaskConfig, table: Table) -> str:
         raise DataError(error.message, f"{error.hint}, or a column of text with `task.text_column=NAME`") from error
 
 
-def _split(config: CsvTaskConfig, usable: TableRows, files: SplitIndices | None, labels: Labels) -> RowSplit:
+def _split(config: CsvTaskConfig, usable: InputRows, files: SplitIndices | None, labels: Labels) -> RowSplit:
     if files is not None:
         return limit_rows(config, follow_split("files", files, usable))
     if config.split_column is not None:
@@ -122,7 +122,7 @@ def _split(config: CsvTaskConfig, usable: TableRows, files: SplitIndices | None,
     return split_rows(config, usable, labels.classes)
 
 
-def _split_by_column(column: str, usable: TableRows) -> RowSplit:
+def _split_by_column(column: str, usable: InputRows) -> RowSplit:
     table = usable.table
     parts: dict[Split, list[int]] = {split: [] for split in SPLITS}
     num_empty = 0

@@ -12,8 +12,8 @@ from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import NO_TEST_NOTE, TrainedTask
-from exlm_cli.tasks.csv import load_csv
 from exlm_cli.tasks.rows.task import TableTask, read_new_table
+from exlm_cli.tasks.user_table import load_user_table
 from tests.tiny import word_level
 
 CHAINS = [f"{'C' * n}O" for n in range(1, 31)]
@@ -27,7 +27,7 @@ def write(path: Path, header: str, rows: list[str]) -> str:
 def load(folder: Path, **options: Any) -> TableTask:
     files = options.pop("files", {"train": "a.csv"})
     options.setdefault("label_columns", ("y",))
-    return load_csv(CsvTaskConfig(name="csv", data_dir=str(folder), files=files, **options), SilentProgress())
+    return load_user_table(CsvTaskConfig(name="csv", data_dir=str(folder), files=files, **options), SilentProgress())
 
 
 def texts(task: TableTask, split: Any) -> list[str]:
