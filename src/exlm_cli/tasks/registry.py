@@ -13,7 +13,7 @@ from exlm_cli.config.tasks import (
 )
 from exlm_cli.errors import DataError
 from exlm_cli.progress import Progress, SilentProgress
-from exlm_cli.tasks.sources import HUB_PREFIX, existing_folder, given_file
+from exlm_cli.tasks.sources import HUB_PREFIX, existing_folder, find_parts, given_file
 
 if TYPE_CHECKING:
     from exlm_cli.tasks.base import DownstreamTask, Layout
@@ -82,9 +82,9 @@ def require_local_files(config: TaskConfig) -> None:
 
             find_set_file(config, SilentProgress())
         case GlueTaskConfig():
-            from exlm_cli.tasks.glue import find_sources
+            from exlm_cli.tasks.glue import GLUE_TASKS
 
-            list(find_sources(config))
+            list(find_parts(config, GLUE_TASKS[config.name.removeprefix("glue/")].files))
         case _:
             existing_folder(config, ())
 

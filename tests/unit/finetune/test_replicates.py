@@ -13,7 +13,7 @@ from exlm_cli.errors import DataError
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
 from exlm_cli.finetune.scores import read_scores
 from exlm_cli.progress import SilentProgress
-from exlm_cli.tasks import csv as csv_task
+from exlm_cli.tasks import user_table
 from exlm_cli.tasks.registry import load_task
 from exlm_cli.tasks.rows import inputs
 from exlm_cli.tasks.rows.task import TableTask
@@ -58,7 +58,7 @@ def test_the_table_is_read_once_and_every_split_is_that_of_a_run_of_its_own(tmp_
     """Its molecules are parsed once too."""
     smiles, task = amines(tmp_path)
     calls = []
-    monkeypatch.setattr(csv_task, "read_table", lambda *given: calls.append("table") or read_table(*given))
+    monkeypatch.setattr(user_table, "read_table", lambda *given: calls.append("table") or read_table(*given))
     monkeypatch.setattr(inputs, "read_molecules", lambda *given, **how: calls.append("rdkit") or read(*given, **how))
     recipe = finetune_recipe(task=task, num_replicates=3, **ONE_EPOCH)
     run_finetuning(recipe, checkpoint=smiles, out=tmp_path / "run")

@@ -1,6 +1,6 @@
 """Tasks with one text, pair of texts or molecule per row: splits and their encoding, and tables to predict.
 
-`TableTask` is the task of MoleculeNet and of any CSV; GLUE's tasks (`glue.py`) are `RowTask`s too.
+`TableTask` is the task of MoleculeNet and of any CSV; a GLUE task is a `RowTask` whose rows have its metrics.
 
 A pair is written as in BERT, [CLS] a [SEP] b [SEP]. RoBERTa in fairseq, and so the official ExLM code, writes two
 separators between the texts (`<s> a </s></s> b </s>`). Here pre-training puts a single [SEP] between documents and
@@ -54,16 +54,18 @@ class LabelledRows:
         targets: (N, C), NaN where missing; (N, 1) class index for `classes`.
         rows: (N,) row of the input, counted from 0.
         place_of: Returns the place of a row of the input as notes name it.
+        scored: Makes what scores the rows once they are encoded, given the values of `ScoredRows`.
     """
 
     texts: Sequence[tuple[str, ...]]
     targets: FloatArray
     rows: IntArray
     place_of: Callable[[int], str] = lambda row: f"row {row + 1:,}"
+    scored: Callable[..., ScoredRows] = ScoredRows
 
 
 class RowTask(DownstreamTask):
-    """Examples by split, tokenised as they are."""
+    """Rows of each split, tokenised as they are."""
 
     def __init__(
         self, name: str, loss: Loss, output_names: Sequence[str], examples: Mapping[Split, LabelledRows]
@@ -265,7 +267,8 @@ def encode_labelled_rows(
 ) -> ScoredRows:
     """Tokenise rows, as `encode_texts` does; other arguments are those of `ScoredRows`."""
     encoded = _encode(examples, tokenizer, sequence_length)
-    return ScoredRows(**vars(encoded), loss=loss, names=names, texts=examples.texts, rows=examples.rows, scale=scale)
+    fields = {"loss": loss, "names": names, "texts": examples.texts, "rows": examples.rows, "scale": scale}
+    return examples.scored(**vars(encoded), **fields)
 
 
 def join_texts(texts: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from scipy.special import expit
 
 from exlm_cli.config.tasks import SquadTaskConfig
 from exlm_cli.data import IntArray
-from exlm_cli.data.rows.hub import iter_hub_records
+from exlm_cli.data.rows.hub import HubSource, iter_hub_records
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
 from exlm_cli.files import json_bytes, write_json
@@ -34,18 +34,24 @@ from exlm_cli.tasks.base import (
     TrainedTask,
 )
 from exlm_cli.tasks.rows.splits import choose_rows
-from exlm_cli.tasks.sources import LOCAL_HINT, counted, existing_folder, find_file, given_file, hub_source
+from exlm_cli.tasks.sources import LOCAL_HINT, OfficialFiles, counted, find_parts
 from exlm_cli.tasks.squad.files import NUM_QUESTIONS, SquadFile, SquadQuestion, read_squad_json, read_squad_rows
 from exlm_cli.tasks.squad.metric import Answered, exact_match, f1, find_best_threshold, normalize_answer, squad_metrics
 from exlm_cli.tasks.squad.windows import EncodedContext, Window, best_answer, build_windows, room_for_paragraph
 
-HUB_NAME = "rajpurkar/squad_v2"
 ANSWER_QUESTIONS = ("has_answer", "is_right")
 """What is calibrated: whether the paragraph has an answer, and whether the best answer is a gold one."""
 NUM_HELD_OUT_ARTICLES = 2
 
-_FOLDERS = ("SQuAD", "squad", "squad2", "squad-v2")
-_SUFFIXES = (".json",)
+OFFICIAL_FILES = OfficialFiles(
+    "rajpurkar/squad_v2",
+    None,
+    ("SQuAD", "squad", "squad2", "squad-v2"),
+    {"train": ("train-v2.0*", "train"), "valid": ("dev-v2.0*", "validation")},
+    (".json",),
+    ("valid",),
+)
+
 _PROTOCOL_NOTE = (
     "SQuAD 2.0 has no public test answers: `valid` is what the paper reports; best epoch and no-answer threshold "
     "are chosen on `valid` too"
@@ -63,7 +69,8 @@ def load_squad(config: SquadTaskConfig, progress: Progress) -> "SquadTask":
         DataError: A file is missing or malformed, a question cannot be used while `task.on_invalid` is `error`, or an
             article to hold out does not exist.
     """
-    train_file, valid_file = _read_files(config, progress)
+    files = {part: _read(place, progress) for part, place in find_parts(config, OFFICIAL_FILES)}
+    train_file, valid_file = files["train"], files.get("valid")
     notes = [_PROTOCOL_NOTE]
     for split, file in (("train", train_file), ("valid", valid_file)):
         if file is not None:
@@ -343,27 +350,11 @@ def _key(question: SquadQuestion) -> str:
     return f"{question.text}\0{question.context}"
 
 
-def _read_files(config: SquadTaskConfig, progress: Progress) -> tuple[SquadFile, SquadFile | None]:
-    files = config.files
-    if files.train is not None:
-        valid = None if files.valid is None else read_squad_json(given_file(config, files.valid))
-        return read_squad_json(given_file(config, files.train)), valid
-    remote = hub_source(config, HUB_NAME, None, "train")
-    if remote is not None:
-        with progress.bar("reading from the Hub", None) as bar:
-            train, valid = (
-                read_squad_rows(str(source), counted(iter_hub_records(source, hint=LOCAL_HINT), bar))
-                for source in (remote, replace(remote, split="validation"))
-            )
-        return train, valid
-    folder = existing_folder(config, _FOLDERS)
-    train_path = find_file(folder, "train-v2.0*", _SUFFIXES)
-    if train_path is None:
-        raise DataError(
-            f"{folder}: no file `train-v2.0*.json`, also with .gz or .xz", "name it with `task.files.train=FILE`"
-        )
-    valid_path = find_file(folder, "dev-v2.0*", _SUFFIXES)
-    return read_squad_json(train_path), None if valid_path is None else read_squad_json(valid_path)
+def _read(place: Path | HubSource, progress: Progress) -> SquadFile:
+    if isinstance(place, Path):
+        return read_squad_json(place)
+    with progress.bar("reading from the Hub", None) as bar:
+        return read_squad_rows(str(place), counted(iter_hub_records(place, hint=LOCAL_HINT), bar))
 
 
 def _file_notes(file: SquadFile, split: str, config: SquadTaskConfig) -> list[str]:
