@@ -1,161 +1,170 @@
-"""Coverage and width of the intervals of `exlm predict` on a property with known noise.
+"""Coverage of the intervals of `exlm predict`, in thirds of the distance to the training molecules.
 
-Pinned to commit 3d172fa5 (`README.md`); its rows were made at 3574a2e, with weights of aa6f1e3.
+Pinned to commit b512d133 (`README.md`), at which its rows were made.
 
-The property is RDKit's logP of bundled molecules plus normal noise. A run is fine-tuned on 45 % of the rows and
-calibrated on 10 %; `exlm predict` writes intervals for the other rows. Beside them are intervals scaled by the spread
-over the seeds, and the spread taken for an error bar. The validation rows are also drawn anew, 200 times,
-from all rows that are not trained on: the mean coverage over the draws does not depend on the luck of one split.
+Two measured properties (ESOL, Lipophilicity) and a computed one with known noise: RDKit's logP of molecules that the
+bundled model has not seen, plus normal noise. On each of five splits, three seeds of the head are fine-tuned on the
+frozen bundled model and calibrated as `exlm finetune` does. Beside the intervals that this writes to `calibration.json`
+are those of one width, from the same residuals, and those of one width in each third of the validation rows (Mondrian),
+whose coverage in that third is exact for rows that are exchangeable. The [CLS] state of a molecule is computed once and
+kept: with a frozen encoder it is the same in every epoch, seed and split.
 
-    exlm pretrain --recipe quickstart-smiles-mlm --set train.max_steps=300 --set model.num_layers=2 --out OUT/pretrained
-    python studies/prediction_intervals.py OUT --checkpoint OUT/pretrained
+    python studies/prediction_intervals.py DATA OUT
 
-A finished run in OUT/run is only read. The script writes `results/prediction_intervals.csv`.
+DATA holds `moleculenet/{esol,lipo}.csv.gz` and `smiles/valid.txt.xz`. A finished run in OUT is only read. The script
+writes `results/prediction_intervals.csv`; it takes minutes on one core.
 """
 
 import argparse
 import csv
+import gzip
+import lzma
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+from typing import cast
 
 import numpy as np
+import torch
 from rdkit import Chem, rdBase
 from rdkit.Chem import Crippen
-from scipy import stats
+from scipy.stats import binomtest
+from torch import Tensor
 
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
-from exlm_cli.data.bundled.molecules import generate_molecules
 from exlm_cli.files import write_csv
-from exlm_cli.finetune.calibration import ConformalResiduals
-from exlm_cli.finetune.model import load_finetuned
-from exlm_cli.finetune.predict import predict
-from exlm_cli.finetune.results import RESULTS_FILE, read_split_outputs
+from exlm_cli.finetune.calibration import ConformalResiduals, read_scored_split
+from exlm_cli.finetune.results import RESULTS_FILE, read_results, read_split_outputs
 from exlm_cli.finetune.run import run_finetuning
-from exlm_cli.progress import SilentProgress
+from exlm_cli.model.heads import TaskModel
 from exlm_cli.tasks.base import FloatArray
 from rows import RESULTS_DIR
 
-NUM_MOLECULES, TRAIN_SHARE, VALID_SHARE = 9000, 0.45, 0.1
+SPLITS = {"esol": ("random", "scaffold-balanced"), "lipo": ("random",), "logp": ("random",)}
+NUM_SPLITS, NUM_MOLECULES = 5, 1500
 NOISE = 0.5
 """Standard deviation of the noise, in units of logP."""
-LEVELS = (0.8, 0.9, 0.95)
-NUM_DRAWS = 200
-SCALES = {"absolute": None, "by spread": 0.0, "by spread + median": 1.0}
-"""Residuals are divided by the spread plus this many medians of it; None: not divided."""
+LEVEL = 0.9
+THIRDS = ("nearest", "middle", "farthest")
+KINDS = ("exlm predict", "one width", "one width in each third")
 COLUMNS = (
-    "intervals",
-    "level",
-    "coverage",
-    "mean_width",
-    "mean_coverage",
-    "coverage_sd",
-    "least_spread",
-    "most_spread",
-)
+    "property", "split", "intervals", "rows", "similarity", "test_rows", "inside", "coverage", "wilson_low",
+    "wilson_high", "mean_width", "rmse",
+)  # fmt: skip
 
 
-def write_molecules(folder: Path) -> None:
-    """Write `molecules.csv`, whose column `part` says train, valid or test, and `new.csv` with the test rows."""
-    rng, rows = np.random.default_rng(0), []
-    molecules = generate_molecules(NUM_MOLECULES, 0)
-    for place, index in enumerate(rng.permutation(NUM_MOLECULES).tolist()):
-        share = place / NUM_MOLECULES
-        part = "train" if share < TRAIN_SHARE else "valid" if share < TRAIN_SHARE + VALID_SHARE else "test"
+def write_table(name: str, data: Path, folder: Path) -> Path:
+    """Write `<name>.csv` with the columns `smiles` and `value`."""
+    path = folder / f"{name}.csv"
+    if name == "logp":
+        rng = np.random.default_rng(0)
+        with lzma.open(data / "smiles/valid.txt.xz", "rt") as file:
+            smiles = [line.strip() for line in islice(file, NUM_MOLECULES)]
         with rdBase.BlockLogs():
-            log_p = Crippen.MolLogP(Chem.MolFromSmiles(molecules[index]))  # type: ignore[attr-defined]
-        rows.append((molecules[index], repr(float(log_p + NOISE * rng.standard_normal())), part))
-    header = ("smiles", "logP", "part")
-    write_csv(folder / "molecules.csv", header, rows)
-    write_csv(folder / "new.csv", header[:2], (row[:2] for row in rows if row[2] == "test"))
+            exact = [Crippen.MolLogP(Chem.MolFromSmiles(one)) for one in smiles]  # type: ignore[attr-defined]
+        noisy = np.array(exact) + NOISE * rng.standard_normal(len(exact))
+        write_csv(path, ("smiles", "value"), zip(smiles, map(repr, noisy.tolist()), strict=True))
+    else:
+        with gzip.open(data / f"moleculenet/{name}.csv.gz", "rt", newline="") as file:
+            _, *rows = csv.reader(file)
+        write_csv(path, ("smiles", "value"), rows)
+    return path
 
 
-def fine_tune(folder: Path, checkpoint: Path) -> None:
-    """Train three seeds for eight epochs, unless that is done."""
-    if (folder / "run" / RESULTS_FILE).is_file():
+def keep_states() -> None:
+    """Make every `TaskModel` compute the [CLS] state of a sequence once."""
+    encode, kept = TaskModel.encode, dict[bytes, Tensor]()
+
+    def encode_once(
+        self: TaskModel, token_ids: Tensor, lengths: Tensor, is_padded: bool = True, read: Tensor | None = None
+    ) -> Tensor:
+        ids = [row[:length].numpy().tobytes() for row, length in zip(token_ids, lengths.tolist(), strict=True)]
+        new = torch.tensor([row for row, key in enumerate(ids) if key not in kept], dtype=torch.int64)
+        if len(new):
+            assert self.is_encoder_frozen or not self.training, "the states of an encoder that learns change"
+            assert read is not None, "states of [CLS] alone are kept"
+            with torch.no_grad():
+                states = encode(self, token_ids[new], lengths[new], is_padded, read[new])
+            kept.update((ids[row], state.clone()) for row, state in zip(new.tolist(), states, strict=True))
+        return torch.stack([kept[key] for key in ids])
+
+    TaskModel.encode = encode_once  # type: ignore[method-assign,assignment]
+
+
+def fine_tune(table: Path, split: str, run: Path) -> None:
+    """Train three seeds of the head on five splits, unless that is done."""
+    if (run / RESULTS_FILE).is_file():
         return
     values = {
-        "task.files.train": folder / "molecules.csv", "task.smiles_column": "smiles", "task.label_columns": "[logP]",
-        "task.split_column": "part", "train.max_epochs": 8, "optim.lr": 1e-3, "train.num_threads": 1, "device": "cpu",
+        "task.files.train": table, "task.smiles_column": "smiles", "task.label_columns": "[value]",
+        "task.label_kind": "regression", "task.split": split, "train.freeze_encoder": "true", "train.max_epochs": 8,
+        "train.batch_sequences": 64, "optim.lr": 3e-3, "train.num_threads": 1, "device": "cpu",
+        "num_replicates": NUM_SPLITS, "seeds": "[1,2,3]",
     }  # fmt: skip
     recipe = load_recipe("csv", [f"{key}={value}" for key, value in values.items()], kind=FinetuneRecipe)
-    run_finetuning(recipe, checkpoint=checkpoint, out=folder / "run")
+    run_finetuning(recipe, checkpoint="bundled:smiles", out=run)
 
 
-def measure_files(folder: Path, level: float) -> tuple[float, float]:
-    """Return coverage and mean width of the intervals that `exlm predict` writes for the test rows."""
-    out = folder / "predictions.csv"
-    finetuned = load_finetuned(folder / "run", device="cpu")
-    predict(finetuned, folder / "new.csv", out, folder=folder, interval_level=level, progress=SilentProgress())
-    with out.open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    ends = [f"logP_{end}_{100 * level:g}" for end in ("low", "high")]
-    low_N, high_N, true_N = (np.array([float(row[name]) for row in rows]) for name in (*ends, "logP"))
-    return float(np.mean((low_N <= true_N) & (true_N <= high_N))), float(np.mean(high_N - low_N))
+def measure_split(run: Path) -> tuple[FloatArray, ...]:
+    """Return similarity, error, and half-widths of each kind of `KINDS`, of test rows."""
+    results = read_results(run)
+    rows = read_scored_split(run, results)
+    assert rows.signs is not None, "molecules have a similarity"
+    _, valid_KNC, targets_NC = read_split_outputs(run, results, "valid")
+    residual_n = np.abs(valid_KNC.mean(axis=0) - targets_NC)[:, 0]
+    similarity_n, similarity_N = np.array(rows.calibration.similarity["valid"]), rows.signs.similarity
+    ends = np.quantile(similarity_n, [1 / 3, 2 / 3])
+    third_n, third_N = np.searchsorted(ends, similarity_n), np.searchsorted(ends, similarity_N)
+    whole = np.full(len(similarity_N), half_width(residual_n))
+    by_third = np.array([half_width(residual_n[third_n == third]) for third in range(3)])[third_N]
+    error_N = np.abs(rows.mean - rows.targets)[:, 0]
+    return similarity_N, error_N, rows.half_widths[:, 0], whole, by_third
 
 
-def measure_draws(
-    residual_N: FloatArray, spread_N: FloatArray, num_valid: int, level: float, scale: float | None
-) -> tuple[float, ...]:
-    """Return own coverage and width, then over random draws of the validation rows the mean coverage, its deviation,
-    and the coverage of the quarters of rows with the least and the greatest spread.
-    """
-    divisor_N = np.ones_like(spread_N) if scale is None else spread_N + scale * np.median(spread_N[:num_valid])
-    rng, found = np.random.default_rng(0), []
-    orders = [np.arange(len(residual_N)), *(rng.permutation(len(residual_N)) for _ in range(NUM_DRAWS))]
-    for order in orders:
-        valid, test = order[:num_valid], order[num_valid:]
-        scores = np.sort(residual_N[valid] / divisor_N[valid])
-        half_N = ConformalResiduals(residuals=tuple(scores.tolist())).half_width(level) * divisor_N[test]
-        is_inside_N = residual_N[test] <= half_N
-        by_spread = is_inside_N[np.argsort(spread_N[test])]
-        quarter = len(test) // 4
-        found.append((is_inside_N.mean(), 2 * half_N.mean(), by_spread[:quarter].mean(), by_spread[-quarter:].mean()))
-    own, drawn = found[0], np.array(found[1:])
-    return (*own[:2], drawn[:, 0].mean(), drawn[:, 0].std(), drawn[:, 2].mean(), drawn[:, 3].mean())
+def half_width(residual_n: FloatArray) -> float:
+    """Return half the width of plain conformal intervals."""
+    return ConformalResiduals(residuals=tuple(np.sort(residual_n).tolist())).half_width(LEVEL)
 
 
-def rows(folder: Path) -> Iterator[tuple[object, ...]]:
-    """Yield the rows of the table; the first ones are the files that `exlm predict` writes."""
-    results = load_finetuned(folder / "run", device="cpu").results
-    parts = [read_split_outputs(folder / "run", results, split) for split in ("valid", "test")]
-    predicted_KN = np.concatenate([predicted_KNC[..., 0] for _, predicted_KNC, _ in parts], axis=1)
-    true_N = np.concatenate([targets_NC[:, 0] for _, _, targets_NC in parts])
-    spread_N, num_valid = predicted_KN.std(axis=0, ddof=1), len(parts[0][0])
-    residual_N = np.abs(predicted_KN.mean(axis=0) - true_N)
-    print(f"{num_valid} validation and {len(true_N) - num_valid} test rows, RMSE {np.sqrt(np.mean(residual_N**2)):.3f}")
-    for level in LEVELS:
-        yield "exlm predict", level, *measure_files(folder, level), "", "", "", ""
-        for name, scale in SCALES.items():
-            yield name, level, *measure_draws(residual_N, spread_N, num_valid, level, scale)
-        perfect = 2 * NOISE * stats.norm.ppf((1 + level) / 2)
-        yield "of the noise alone", level, level, perfect, "", "", "", ""
-    is_inside_N = residual_N <= spread_N
-    yield (
-        "prediction ± seed spread",
-        "",
-        is_inside_N[num_valid:].mean(),
-        2 * spread_N[num_valid:].mean(),
-        "",
-        "",
-        "",
-        "",
-    )
+def rows(name: str, split: str, run: Path) -> Iterator[tuple[object, ...]]:
+    """Yield the rows of a property: pooled over the splits, whole and in thirds of the similarity."""
+    folders = [run, *sorted((run / "replicates").iterdir())]
+    found = [np.concatenate(of_splits) for of_splits in zip(*map(measure_split, folders), strict=True)]
+    similarity_N, error_N, *half_widths = found
+    thirds = np.array_split(np.argsort(-similarity_N, kind="stable"), len(THIRDS))
+    for kind, half_N in zip(KINDS, half_widths, strict=True):
+        for third, part in zip(("all", *THIRDS), (np.arange(len(error_N)), *thirds), strict=True):
+            num_inside = int((error_N <= half_N)[part].sum())
+            wilson = binomtest(num_inside, len(part)).proportion_ci(0.95, method="wilson")
+            ends = f"{similarity_N[part].min():.2f} to {similarity_N[part].max():.2f}"
+            yield (
+                name, split, kind, third, ends, len(part), num_inside, num_inside / len(part), wilson.low, wilson.high,
+                2 * half_N[part].mean(), float(np.sqrt(np.mean(error_N[part] ** 2))),
+            )  # fmt: skip
 
 
 def main() -> None:
     """Write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out", type=Path, help="folder of molecules, run and predictions")
-    parser.add_argument("--checkpoint", type=Path, required=True, help="run of `exlm pretrain` on SMILES")
+    parser.add_argument("data", type=Path, help="folder of the shared data")
+    parser.add_argument("out", type=Path, help="folder of tables and runs")
+    parser.add_argument("--only", choices=tuple(SPLITS), help="train for this property, and write no table")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    write_molecules(options.out)
-    fine_tune(options.out, options.checkpoint)
-    path = RESULTS_DIR / "prediction_intervals.csv"
-    table = ([f"{cell:.4f}" if isinstance(cell, float) else cell for cell in row] for row in rows(options.out))
-    write_csv(path, COLUMNS, table)
-    print(path.read_text())
+    keep_states()
+    found: list[tuple[object, ...]] = []
+    for name in (options.only,) if options.only else SPLITS:
+        table = write_table(name, options.data, options.out)
+        for split in SPLITS[name]:
+            run = options.out / f"{name}-{split}"
+            fine_tune(table, split, run)
+            found += rows(name, split, run)
+            for row in found[-len(KINDS) * (1 + len(THIRDS)) :]:
+                print(*(f"{cell:.3f}" if isinstance(cell, float) else cell for cell in row), flush=True)
+    if not options.only:
+        table = ([f"{cell:.4f}" if isinstance(cell, float) else cell for cell in row] for row in found)
+        write_csv(RESULTS_DIR / "prediction_intervals.csv", COLUMNS, cast("Iterator[list[object]]", table))
 
 
 if __name__ == "__main__":

@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from exlm_cli.bundled_models import local_path
 from exlm_cli.config.tasks import GlueTaskConfig, InstalledTask, SquadTaskConfig
 from exlm_cli.dag.build import build_dag
-from exlm_cli.dag.inspect import Inspection, inspect
+from exlm_cli.dag.inspection import Inspection, inspect
 from exlm_cli.dag.search import Length
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.export.hub import SCHEME, fetch_run
-from exlm_cli.finetune.calibration import DEFAULT_LEVEL, check_level, read_calibration
+from exlm_cli.finetune.calibration import DEFAULT_LEVEL, check_level, error_signs, read_calibration
 from exlm_cli.finetune.embed import RowEncoder, Vectors, embed_rows, finetuned_encoder, pretrained_encoder
 from exlm_cli.finetune.model import Finetuned, load_finetuned
+from exlm_cli.finetune.training_rows import read_training_rows
 from exlm_cli.format import is_unicode
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import run_kind
@@ -48,8 +49,8 @@ class Predictions:
         by_seed: (K, R, C) float64, those of each seed.
         calibrated: (R, C) float64, probabilities calibrated on the run's validation rows; NaN where these were too
             few, None for values.
-        half_width: (C,) float64, for values: half the width of the interval of `interval_level` around `mean`; NaN
-            where the run had too few validation rows. None for probabilities.
+        half_width: (R, C) float64, for values: half the width of the interval of `interval_level` around `mean`; NaN
+            for a row that cannot be read, or where the run had too few validation rows. None for probabilities.
         problems: R texts, why a row cannot be read; empty where it can.
         notes: Notes on rows that were cut, and on rows with tokens outside the vocabulary or with a doubtful metal.
         answers: For SQuAD, R pieces of the paragraphs, the best answers by the seeds' mean logits; empty for a row that
@@ -136,12 +137,17 @@ class Run:
             mean_NC = by_seed_KNC.mean(axis=0)
         mean = _in_all_rows(mean_NC, given, len(problems))
         is_value = loss == "regression"
+        if is_value:
+            is_molecule = results.input_kind == "smiles"
+            known = read_training_rows([finetuned.run]) if is_molecule else None
+            nearest_N = None if known is None else known.nearest_tanimoto(given.keys, self._progress)
+            half_NC = calibration.half_widths(interval_level, error_signs(by_seed_KNC, nearest_N))
         return Predictions(
             names=names,
             mean=mean,
             by_seed=np.stack([_in_all_rows(of_seed, given, len(problems)) for of_seed in by_seed_KNC]),
             calibrated=None if is_value else calibration.calibrate(loss, mean),
-            half_width=calibration.half_widths(interval_level) if is_value else None,
+            half_width=_in_all_rows(half_NC, given, len(problems)) if is_value else None,
             problems=problems,
             notes=(*given.notes, *encoded.notes),
             answers=answers,

@@ -17,7 +17,9 @@ def test_fine_tuned_runs_are_printed_in_tables_that_fit_and_drawn(folder, made, 
     lines = printed_by(capsys, ["eval", f"{made}/molecules/run", f"{made}/rte/run", "--out", "out"]).out.splitlines()
     assert max(map(len, lines)) <= 80
     text = "\n".join(lines)
-    assert all(name in text for name in ("roc_auc", "accuracy", "±", "mean of 2 seeds", "Table 3: GLUE", "RoBERTa"))
+    assert all(
+        name in text for name in ("roc_auc", "accuracy", "±", "deviation of 2 seeds", "Table 3: GLUE", "RoBERTa")
+    )
     kinds = [f"{kind}.{suffix}" for kind in ("curves", "confusion", "calibration") for suffix in ("png", "svg")]
     names = [f"{run}-run-{split}-{kind}" for run, split in (("molecules", "test"), ("rte", "valid")) for kind in kinds]
     assert lines[-len(names) :] == [f"wrote out/{name}" for name in names]
@@ -40,7 +42,8 @@ def test_tables_are_written_in_the_formats_asked_for(run_folder, capsys):
     suffixes = (".md", ".csv", ".tex")
     assert result["files"] == [f"out/{name}{suffix}" for name in ("scores-glue-rte", "table-3") for suffix in suffixes]
     (ours,) = [row for row in read_rows(run_folder / "out/table-3.csv") if row["source"] == "ours"]
-    assert ours["RTE"].startswith(f"{100 * result['metrics']['valid']['accuracy']['mean']:.1f} ±")
+    scored = result["metrics"]["valid"]["accuracy"]
+    assert (ours["RTE"], ours["RTE_std"]) == (f"{100 * scored['mean']:.1f}", f"{100 * scored['std']:.1f}")
 
 
 def test_pretrained_runs_are_scored_side_by_side_on_given_data(run_folder, capsys):

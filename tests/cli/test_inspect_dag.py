@@ -46,18 +46,18 @@ def test_the_newest_text_run_is_taken_and_named(work, capsys):
     assert max(cell_len(line) for line in lines if not line.startswith("wrote ")) <= 80
     assert "\x1b" not in captured.out
     assert sum(bool(re.match(r" 1 +\d +\d\.\d\d ", line)) for line in lines) == 4, "four states of the first mask"
-    written = [Path(line.removeprefix("wrote ")) for line in lines[-7:]]
+    written = [Path(line.removeprefix("wrote ")) for line in lines[-6:]]
     assert [path.name for path in written] == [
-        "dag_graph.png", "dag_graph.svg", "dag_heatmap.png", "dag_heatmap.svg", "dag.html", "dag.dot", "dag.json",
+        "dag_graph.png", "dag_graph.svg", "dag_heatmap.png", "dag_heatmap.svg", "dag.html", "dag.json",
     ]  # fmt: skip
     assert {path.parent.parent for path in written} == {Path("runs/text/report")}
     assert all(path.is_file() for path in written)
 
 
 def test_json_is_all_that_stdout_has(work, capsys):
-    words = ["inspect-dag", SENTENCE, "--top", "2", "--n-best", "4", "--format", "dot,json", "--out", "out"]
+    words = ["inspect-dag", SENTENCE, "--top", "2", "--n-best", "4", "--format", "html,json", "--out", "out"]
     result = result_of(capsys, *words)
-    assert result["files"] == ["out/dag.dot", "out/dag.json"]
+    assert result["files"] == ["out/dag.html", "out/dag.json"]
     assert result.pop("files")
     assert result == json.loads((work / "out" / "dag.json").read_text(encoding="utf-8"))
     assert result["num_masks"] == 2

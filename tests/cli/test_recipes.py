@@ -2,9 +2,10 @@
 
 import pytest
 
-from exlm_cli.config.describe import describe_time, recipe_size
+from exlm_cli.config.describe import describe_time, recipe_size, recipe_step_flops
 from exlm_cli.config.load import KINDS, list_recipes, load_recipe, recipe_kind
 from exlm_cli.config.sections import MaskingConfig
+from exlm_cli.report.cost import step_time
 from tests.cli.asserts import printed_by, result_of
 
 NAMES = [name for kind in KINDS for name in list_recipes(kind)]
@@ -63,7 +64,8 @@ def test_a_pretraining_has_its_time_on_a_gpu_and_on_this_machine(capsys, monkeyp
     printed = printed_by(capsys, ["recipes", "smiles-small"]).out
     (gpu,) = [line for line in printed.splitlines() if line.startswith("# on one H100")]
     here = [line for line in printed.splitlines() if line.startswith("# on this ")]
-    assert gpu.endswith(f"at 25 % of its peak: {describe_time(recipe, 0.25 * 989e12)}")
+    seconds, by = step_time(recipe, "h100")
+    assert gpu.endswith(f" {describe_time(recipe, recipe_step_flops(recipe).total / seconds)}, by {by}")
     assert here[-1].startswith("# on this CPU, ")
     assert here[-1].endswith(f", at 1 GFLOP/s, measured for a second: {describe_time(recipe, 1e9)}")
     assert "# on" not in printed_by(capsys, ["recipes", "moleculenet-bace"]).out
@@ -83,10 +85,11 @@ def test_the_cost_is_readable_and_json_carries_it(capsys, monkeypatch):
     words = ["recipes", "text-base", "--gpu", "h100", "--gpus", "8", "--utilisation", "0.4"]
     printed = printed_by(capsys, words).out
     assert max(map(len, printed.splitlines())) <= 80
-    assert printed.startswith("text-base on 8 x H100 SXM, 80 GB, at 40 % of 989 TFLOP/s\n")
+    assert printed.startswith("text-base on 8 x H100 SXM, 80 GB\n")
+    assert ", by 40 % of 989 TFLOP/s\n" in printed
     estimate = result_of(capsys, *words)
     assert (estimate["gpu"], estimate["gpus"], estimate["utilisation"]) == ("h100", 8, 0.4)
-    assert f"{estimate['hours']:,.1f} ({8 * estimate['hours']:,.1f} GPU-hours)" in printed
-    assert estimate["memory"]["weights"] == 4 * estimate["parameters"]
+    assert f"{estimate['hours']:,.3g} ({8 * estimate['hours']:,.3g} GPU-hours)" in printed
+    assert estimate["memory_bytes"] > 18 * estimate["parameters"]
     assert result_of(capsys, *words, "--set", "masking.num_states_per_mask=2")["hours"] < estimate["hours"]
     assert "lr: 0.0001" in printed_by(capsys, ["recipes", "text-base", "--set", "optim.lr=1e-4"]).out

@@ -3,7 +3,7 @@
 from exlm_cli.errors import DataError
 from exlm_cli.format import is_unicode, shorten
 
-FORMATS = ("png", "svg", "html", "dot", "json")
+FORMATS = ("png", "svg", "html", "json")
 """Formats that `report.write_report` writes."""
 
 

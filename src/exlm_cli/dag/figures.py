@@ -1,12 +1,10 @@
 """Two pictures of a DAG: its graph (Figure 11) and its transition heat map (Figures 7 and 10), as PNG and SVG.
 
 Axes of the graph are measured in points with y downwards, so that a font size means the same in every picture. In the
-SVG, nodes, edges and their numbers have ids, and tooltips describe them. The HTML page shows this same SVG.
+SVG, nodes, edges and their numbers have ids, by which the HTML page, which shows this same SVG, finds them.
 """
 
-import re
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +19,7 @@ from numpy.typing import NDArray
 
 from exlm_cli.dag.fillings import Filling
 from exlm_cli.dag.graph import FloatArray
-from exlm_cli.dag.inspect import MAX_MASKS_DRAWN, Inspection
+from exlm_cli.dag.inspection import MAX_MASKS_DRAWN, Inspection
 from exlm_cli.dag.layout import FONT_FAMILY, EdgeCurve, GraphLayout, NodeBox, fit_word, lay_out_graph, text_width
 from exlm_cli.format import format_percent
 from exlm_cli.report.style import FAINT_INK, INK, drawing, fade, ink_on, mask_colour, new_figure, render_figure
@@ -46,8 +44,7 @@ _NO_EDGE = "#EEF0F2"
 def render_graph(inspection: Inspection, formats: Sequence[str]) -> dict[str, bytes]:
     """Draw the DAG with its nodes in columns by mask and, where there is room, the n best fillings beside it.
 
-    Returns the file of each format, "png" or "svg". The root element of an SVG has `data-graphic`, the view box of the
-    graph alone.
+    Returns the file of each format, "png" or "svg".
     """
     layout = lay_out_graph(inspection)
     panel = _FillingPanel(inspection) if inspection.dag.num_masks <= _MAX_MASKS_IN_PANEL else None
@@ -62,7 +59,7 @@ def render_graph(inspection: Inspection, formats: Sequence[str]) -> dict[str, by
         bottom = (height - layout.height) / 2
         axes = _add_axes(figure, 0.0, bottom, layout.width, layout.height)
         _measure_in_points(axes, layout.left, layout.top, layout.width, layout.height)
-        for edge in sorted(layout.edges, key=lambda e: (not e.is_weak, e.use)):
+        for edge in sorted(layout.edges, key=lambda edge: edge.use):
             _draw_edge(axes, edge, layout)
         for box in layout.nodes:
             _draw_node(axes, box, layout)
@@ -70,9 +67,7 @@ def render_graph(inspection: Inspection, formats: Sequence[str]) -> dict[str, by
             _draw_chip(axes, box.x, box.y, box.word, layout.scale.heading_font, box.mask)
         if panel:
             panel.draw(_add_axes(figure, layout.width, height - panel.height, panel.width, panel.height))
-        graphic = (0.0, 72 * figure.get_figheight() - bottom - layout.height, layout.width, layout.height)
-        weak = [_edge_id(edge) for edge in layout.edges if edge.is_weak]
-        return _render(figure, formats, graphic, _graph_tooltips(inspection, layout), weak)
+        return _render(figure, formats)
 
 
 def render_heat_map(inspection: Inspection, formats: Sequence[str]) -> dict[str, bytes]:
@@ -106,10 +101,7 @@ def render_heat_map(inspection: Inspection, formats: Sequence[str]) -> dict[str,
         _draw_colour_bar(
             cells, _add_axes(figure, label_width + width + 14.0, 6.0 + height - bar_height, 10.0, bar_height)
         )
-        pairs = [(rows[y], columns[x]) for y, x in np.argwhere(is_drawn)]
-        tooltips = {"cells": [f"{_ends(inspection, *pair)}: {dag.trans[pair]:.3f}" for pair in pairs]}
-        top = 72 * figure.get_figheight() - full_height + 6.0  # below the letters of the captions
-        return _render(figure, formats, (0.0, top, full_width, full_height - 6.0), tooltips)
+        return _render(figure, formats)
 
 
 def _draw_cells(axes: Axes, values: FloatArray, is_drawn: NDArray[np.bool_], cell: float) -> PolyCollection:
@@ -118,7 +110,7 @@ def _draw_cells(axes: Axes, values: FloatArray, is_drawn: NDArray[np.bool_], cel
     axes.set(xlim=(0, num_columns), ylim=(num_rows, 0), facecolor=_NO_EDGE)
     axes.spines[:].set_visible(False)
     corners = [[(x, y), (x + 1, y), (x + 1, y + 1), (x, y + 1)] for y, x in np.argwhere(is_drawn)]
-    cells = PolyCollection(corners, array=values[is_drawn], cmap="Blues", clim=(0, 1), gid="cells", clip_on=False)
+    cells = PolyCollection(corners, array=values[is_drawn], cmap="Blues", clim=(0, 1), clip_on=False)
     cells.set(edgecolor="white", linewidth=0.5)
     axes.add_collection(cells, autolim=False)
     for y, x in np.argwhere(is_drawn & (values >= _MIN_VALUE_SHOWN) & (cell > 20)):
@@ -130,8 +122,6 @@ def _draw_cells(axes: Axes, values: FloatArray, is_drawn: NDArray[np.bool_], cel
 def _draw_colour_bar(cells: PolyCollection, axes: Axes) -> None:
     bar = axes.figure.colorbar(cells, cax=axes, format="{x:g}")
     bar.outline.set_visible(False)
-    for solid in axes.collections:
-        solid.set(rasterized=False, clip_on=False, edgecolor="face")  # the policy of the page allows no images
     axes.tick_params(length=0, colors=FAINT_INK)
 
 
@@ -148,9 +138,8 @@ def _measure_in_points(axes: Axes, left: float, top: float, width: float, height
 
 
 def _write(axes: Axes, x: float, y: float, text: str, font: float, colour: str = INK, **style: Any) -> None:
-    """Write a text around (x, y); `parse_math` keeps matplotlib from reading dollar signs as formulas."""
-    artist = axes.text(x, y, text, fontsize=font, color=colour, ha="center", va="center_baseline", parse_math=False)
-    artist.set(**style)
+    """Write a text around (x, y)."""
+    axes.text(x, y, text, **{"fontsize": font, "color": colour, "ha": "center", "va": "center_baseline", **style})
 
 
 def _draw_box(
@@ -173,10 +162,6 @@ def _chip_width(text: str, font: float) -> float:
     return text_width(text, font) + 0.8 * font
 
 
-def _edge_id(edge: EdgeCurve) -> str:
-    return f"edge-{edge.source}-{edge.target}"
-
-
 def _draw_edge(axes: Axes, edge: EdgeCurve, layout: GraphLayout) -> None:
     length = 3.5 + 0.6 * edge.width
     style = f"-|>,head_length={length:.3f},head_width={0.4 * length:.3f}"
@@ -184,7 +169,7 @@ def _draw_edge(axes: Axes, edge: EdgeCurve, layout: GraphLayout) -> None:
     arrow = FancyArrowPatch(path=path, arrowstyle=style, shrinkA=0, shrinkB=0, mutation_scale=1, clip_on=False)
     # not transparent: line and head overlap
     arrow.set(color=fade(INK, edge.strength), linewidth=edge.width, joinstyle="miter", capstyle="butt")
-    arrow.set_gid(_edge_id(edge))
+    arrow.set_gid(f"edge-{edge.source}-{edge.target}")
     axes.add_patch(arrow)
     if edge.label_at is not None:
         paper = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none"}
@@ -201,22 +186,6 @@ def _draw_node(axes: Axes, box: NodeBox, layout: GraphLayout) -> None:
     left = box.x - (number_width + text_width(box.word, layout.scale.font)) / 2
     _write(axes, left, box.y, box.number, layout.scale.number_font, ink_on(colour), ha="left", alpha=0.7)
     _write(axes, left + number_width, box.y, box.word, layout.scale.font, ink_on(colour), ha="left")
-
-
-def _graph_tooltips(inspection: Inspection, layout: GraphLayout) -> dict[str, str]:
-    tooltips = {
-        _edge_id(edge): f"{_ends(inspection, edge.source, edge.target)}: transition {edge.probability:.3f}, "
-        f"on {edge.use:.3f} of the paths"
-        for edge in layout.edges
-    }
-    for box in layout.nodes:
-        words = f": {inspection.listed_words(box.node)}" if inspection.tokens[box.node] else ""
-        tooltips[f"node-{box.node}"] = f"node {box.node}, on {box.occupancy:.3f} of the paths{words}"
-    return tooltips
-
-
-def _ends(inspection: Inspection, source: int, target: int) -> str:
-    return f"{inspection.numbered_word(source)} → {inspection.numbered_word(target)}"
 
 
 class _FillingPanel:
@@ -276,55 +245,12 @@ def _heat_map_label(inspection: Inspection, node: int, font: float, num_words: i
 
 def _label_axis(axis: XAxis | YAxis, labels: Sequence[str], masks: Sequence[int], font: float) -> None:
     """Write the labels of nodes beside rows or above columns, each on the colour of its mask."""
-    axis.set_ticks(np.arange(len(labels)) + 0.5, labels, parse_math=False)
+    axis.set_ticks(np.arange(len(labels)) + 0.5, labels)
     axis.set_tick_params(length=0, labelsize=font)
     for mask, label in zip(masks, axis.get_ticklabels(), strict=True):
         colour = mask_colour(mask)
         label.set(color=ink_on(colour), bbox={"boxstyle": "round,pad=0.2", "facecolor": colour, "edgecolor": "none"})
 
 
-_Graphic = tuple[float, float, float, float]
-"""Left, top, width and height of the drawing without title, captions and what lies beside it."""
-_Tooltips = Mapping[str, str | list[str]]
-"""Tooltip of each id; for the id of a collection, one for each of its paths."""
-
-
-def _render(
-    figure: Figure, formats: Sequence[str], graphic: _Graphic, tooltips: _Tooltips, hidden: Sequence[str] = ()
-) -> dict[str, bytes]:
-    """Return the file of each format; artists with a hidden id are in the SVG alone."""
-    dpi = min(_DPI, _MAX_PIXELS / max(figure.get_size_inches()))
-    artists = figure.findobj(lambda artist: artist.get_gid() in hidden)
-    files: dict[str, bytes] = {}
-    for name in formats:
-        for artist in artists:
-            artist.set_visible(name == "svg")
-        files |= render_figure(figure, [name], dpi=dpi)
-    return files | {"svg": _annotate(files["svg"], graphic, tooltips, hidden)} if "svg" in files else files
-
-
-def _annotate(svg: bytes, graphic: _Graphic, tooltips: _Tooltips, hidden: Sequence[str]) -> bytes:
-    """Add tooltips, hide what only a reader's pointer shows, and drop metadata and the ids that matplotlib numbers.
-
-    Only the markup that matplotlib writes has angle brackets; those of texts are escaped.
-    """
-
-    def annotate_group(group: re.Match[str]) -> str:
-        name = group[1]
-        tooltip = tooltips.get(name)
-        if not isinstance(tooltip, str):
-            return "<g>" if re.fullmatch(r"\w+_\d+", name) else group[0]
-        attribute = ' visibility="hidden"' if name in hidden else ""
-        return f'<g id="{name}"{attribute}><title>{escape(tooltip)}</title>'
-
-    text = re.sub(r"\s*<metadata>.*?</metadata>|<!--.*?-->", "", svg.decode(), flags=re.DOTALL)
-    for name, paths in tooltips.items():
-        if not isinstance(paths, str):
-            before, start, rest = text.partition(f'<g id="{name}">')
-            inside, end, after = rest.partition("</g>")
-            elements = zip(inside.split("/>"), paths, strict=False)
-            titled = [f"{element}><title>{escape(tooltip)}</title></path>" for element, tooltip in elements]
-            text = before + start + "".join(titled) + end + after
-    text = re.sub(r'<g id="([^"]*)">', annotate_group, text)
-    view_box = " ".join(f"{number:.1f}" for number in graphic)
-    return text.replace("<svg ", f'<svg data-graphic="{view_box}" ', 1).encode()
+def _render(figure: Figure, formats: Sequence[str]) -> dict[str, bytes]:
+    return render_figure(figure, formats, dpi=min(_DPI, _MAX_PIXELS / max(figure.get_size_inches())))

@@ -15,12 +15,11 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 from numpy.typing import NDArray
 
 from exlm_cli.dag.graph import FloatArray
-from exlm_cli.dag.inspect import MAX_MASKS_DRAWN, Inspection
+from exlm_cli.dag.inspection import MAX_MASKS_DRAWN, Inspection
 from exlm_cli.format import shorten
 
 FONT_FAMILY = "DejaVu Sans"
 _MARGIN = 14.0
-_MIN_WEAK = 0.01
 
 
 @dataclass(frozen=True)
@@ -50,8 +49,7 @@ class NodeBox:
 class EdgeCurve:
     """Curve of an edge: its ends, E, the share of paths that take it, and control points (4, 2) of a cubic curve.
 
-    `label_at` is the centre of its number, None where the number finds no room. A weak edge is too improbable for the
-    picture; the page shows it when a reader points at one of its ends.
+    `label_at` is the centre of its number, None where the number finds no room.
     """
 
     source: int
@@ -60,7 +58,6 @@ class EdgeCurve:
     use: float
     control: FloatArray
     label_at: tuple[float, float] | None = None
-    is_weak: bool = False
 
     @property
     def width(self) -> float:
@@ -159,13 +156,11 @@ def lay_out_graph(inspection: Inspection) -> GraphLayout:
     nodes = _place_nodes(inspection, columns, scale)
     boxes = {box.node: box for box in nodes}
     headings = [_heading_above(boxes[column[0]], scale) for column in columns[1 : num_masks + 1]]
-    edges = _bend_edges(inspection, boxes, headings, scale)
-    weak = [edge for edge in edges if edge.is_weak]
-    edges = _label_edges([edge for edge in edges if not edge.is_weak], [*nodes, *headings], scale)
+    edges = _label_edges(_bend_edges(inspection, boxes, headings, scale), [*nodes, *headings], scale)
     points = [_corners([*nodes, *headings]).reshape(-1, 2), *(curve_points(edge.control, 60) for edge in edges)]
     low, high = np.concatenate(points).min(axis=0) - _MARGIN, np.concatenate(points).max(axis=0) + _MARGIN
     (left, top), (width, height) = low.tolist(), (high - low).tolist()
-    return GraphLayout(left, top, width, height, scale, tuple(nodes), (*weak, *edges), tuple(headings))
+    return GraphLayout(left, top, width, height, scale, tuple(nodes), tuple(edges), tuple(headings))
 
 
 def _place_nodes(inspection: Inspection, columns: Sequence[Sequence[int]], scale: Scale) -> list[NodeBox]:
@@ -198,30 +193,29 @@ def _heading_above(box: NodeBox, scale: Scale) -> NodeBox:
 def _bend_edges(
     inspection: Inspection, boxes: dict[int, NodeBox], headings: Sequence[NodeBox], scale: Scale
 ) -> list[EdgeCurve]:
-    """Curve the probable edges of every node around other nodes; draw weak ones without avoiding nodes."""
+    """Curve the probable edges of every node around other nodes."""
     edges = []
-    for source, target, is_weak in _choose_edges(inspection, list(boxes), scale):
+    for source, target in _choose_edges(inspection, list(boxes), scale):
+        others = _corners([*headings, *(box for node, box in boxes.items() if node not in (source, target))])
         candidates = _candidate_curves(boxes[source], boxes[target], list(boxes.values()), scale)
-        control = candidates[0]
-        if not is_weak:
-            others = _corners([*headings, *(box for node, box in boxes.items() if node not in (source, target))])
-            # candidates come least bent first, and `min` takes the first of equals
-            control = min(candidates, key=lambda c: _overlaps(_curve_corners(c, 40), others).any(axis=0).sum())
+        # candidates come least bent first, and `min` takes the first of equals
+        control = min(candidates, key=lambda c: _overlaps(_curve_corners(c, 40), others).any(axis=0).sum())
         probability, use = float(inspection.dag.trans[source, target]), float(inspection.edge_use[source, target])
-        edges.append(EdgeCurve(source, target, probability, use, control, is_weak=is_weak))
+        edges.append(EdgeCurve(source, target, probability, use, control))
     return edges
 
 
-def _choose_edges(inspection: Inspection, drawn: Sequence[int], scale: Scale) -> list[tuple[int, int, bool]]:
-    """Return the edges to draw, by source and falling probability, and whether each is weak; the best never is."""
+def _choose_edges(inspection: Inspection, drawn: Sequence[int], scale: Scale) -> list[tuple[int, int]]:
+    """Return the edges to draw, by source and falling probability; the best of a node is always one."""
     trans = inspection.dag.trans
     chosen = []
     for source in drawn:
         targets = sorted((n for n in drawn if trans[source, n] > 0), key=lambda n: -trans[source, n])
-        for rank, target in enumerate(targets):
-            is_likely = rank < scale.edges_per_node and trans[source, target] >= scale.min_drawn
-            if rank == 0 or trans[source, target] >= _MIN_WEAK:
-                chosen.append((source, target, rank > 0 and not is_likely))
+        chosen += [
+            (source, n)
+            for n in targets[: scale.edges_per_node]
+            if n == targets[0] or trans[source, n] >= scale.min_drawn
+        ]
     return chosen
 
 

@@ -1,25 +1,23 @@
-"""One DAG as text: a terminal view at 80 columns, Graphviz DOT, and JSON."""
+"""One DAG as text: a terminal view at 80 columns, and JSON."""
 
 import json
 import math
 from typing import Any
 
-import numpy as np
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from exlm_cli.dag.fillings import Filling
-from exlm_cli.dag.inspect import Inspection, two_decimals
+from exlm_cli.dag.inspection import Inspection, two_decimals
 from exlm_cli.format import format_percent, printable
-from exlm_cli.report.style import fade, ink_on, mask_colour
+from exlm_cli.report.style import ink_on, mask_colour
 
 SCHEMA = "exlm.dag/1"
 """Name and version of the JSON layout."""
 
 _MAX_TEXT = 58
-_MIN_DRAWN = 0.03
 _NUM_TRANSITIONS = 8
 
 
@@ -35,37 +33,6 @@ def render_terminal(inspection: Inspection) -> RenderableType:
     if inspection.dag.has_transitions:
         parts += ["", _transitions(inspection)]
     return Group(*parts)
-
-
-def render_dot(inspection: Inspection) -> str:
-    """Return the graph for Graphviz, one column a mask, with edges from 0.03 on and the best edge of every node."""
-    dag = inspection.dag
-    lines = [
-        "digraph dag {",
-        "  rankdir=LR; nodesep=0.35; ranksep=1.2; labelloc=t;",
-        f"  label={_quote(dag.text)};",
-        '  node [shape=box, style="rounded,filled", fontname="Helvetica"];',
-        '  edge [fontname="Helvetica", fontsize=10];',
-    ]
-    for node in range(dag.num_nodes):
-        colour = mask_colour(int(dag.node_mask[node]))
-        filled = fade(colour, 0.25 + 0.75 * float(inspection.occupancy[node]) ** 0.5)
-        lines.append(
-            f"  n{node} [label={_quote(inspection.word(node))}, color={_quote(colour)}, fillcolor={_quote(filled)}, "
-            f"fontcolor={_quote(ink_on(filled))}];"
-        )
-    for mask in range(dag.num_masks):
-        members = "; ".join(f"n{node}" for node in np.flatnonzero(dag.node_mask == mask))
-        lines.append(f"  {{ rank=same; {members}; }}")
-    for source, row in enumerate(dag.trans[:-1]):
-        targets = np.flatnonzero(row >= _MIN_DRAWN).tolist() or [int(row.argmax())]
-        for target in targets:
-            p = float(row[target])
-            lines.append(
-                f"  n{source} -> n{target} [label={_quote(f'{p:.2f}')}, penwidth={0.5 + 3.5 * p:.2f}, "
-                f"color={_quote(f'#1F2933{round(60 + 195 * p):02X}')}];"
-            )
-    return "\n".join([*lines, "}"]) + "\n"
 
 
 def render_json(inspection: Inspection) -> str:
@@ -210,9 +177,3 @@ def _filling_as_dict(inspection: Inspection, filling: Filling) -> dict[str, Any]
         "path": list(filling.path),
         "is_valid_smiles": filling.is_valid_smiles,
     }
-
-
-def _quote(text: str) -> str:
-    """Quote a DOT string; every backslash is doubled, so that none is one of Graphviz's escapes."""
-    escaped = printable(" ".join(text.split())).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'

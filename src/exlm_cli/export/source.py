@@ -3,7 +3,9 @@
 Axes: L tokens, V vocabulary, C outputs.
 """
 
+import copy
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -165,17 +167,24 @@ class Source:
             examples.append([tokenizer.cls_id, *ids.tolist(), tokenizer.sep_id])
         return examples
 
-    def outputs(self, token_ids: list[int]) -> Tensor:
+    @cached_property
+    def _exact_model(self) -> ExlmModel | TaskModel:
+        return copy.deepcopy(self.model).double()
+
+    def outputs(self, token_ids: list[int], *, exact: bool = False) -> Tensor:
         """Return the (L, V), (C,) or (L, 2) outputs of one sequence, float64; for a regression in the task's units.
 
         At the [MASK]s of an ExLM they are the log-probabilities of each token given as many tokens as [MASK]s.
+
+        Args:
+            exact: Compute in float64, all but log-probabilities at the [MASK]s of an ExLM; else in float32, as the run.
         """
-        ids = np.array(token_ids)
+        ids, model, tokenizer = np.array(token_ids), self._exact_model if exact else self.model, self.tokenizer
         with torch.inference_mode():
-            if isinstance(self.model, TaskModel):
-                tokens = torch.from_numpy(ids)[None]
-                return self.model.in_units(self.model(tokens, torch.tensor([len(ids)]), is_padded=False))[0].double()
-            model, tokenizer = self.model, self.tokenizer
+            if isinstance(model, TaskModel):
+                tokens, lengths = torch.from_numpy(ids)[None], torch.tensor([len(ids)])
+                hidden = model.encode(tokens, lengths, is_padded=False)
+                return model.in_units(model.head(hidden, lengths))[0].double()
             batch = batch_from_masked_ids(
                 ids[None],
                 mask_id=tokenizer.mask_id,
@@ -190,7 +199,8 @@ class Source:
                 return logits_XV
             outputs_LV = logits_XV.new_empty(len(ids), tokenizer.vocab_size)
             outputs_LV[~is_mask_L] = logits_XV[batch.token_ids[0] != tokenizer.mask_id]
-            dag = dag_of_tokens(model, tokenizer, self.recipe, ids)
+            assert isinstance(self.model, ExlmModel), "a task model has returned"
+            dag = dag_of_tokens(self.model, tokenizer, self.recipe, ids)
             outputs_LV[is_mask_L] = torch.from_numpy(token_marginals(dag)).clamp(min=1e-38).log()
             return outputs_LV
 

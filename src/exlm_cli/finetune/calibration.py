@@ -4,16 +4,19 @@ Axes: K seeds, N rows, C labels, classes or columns of values. Everything is fit
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 from scipy.special import expit, logit
 
-from exlm_cli.errors import ConfigError
-from exlm_cli.files import JsonModel, read_json
+from exlm_cli.data import BoolArray
+from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.files import JsonModel, absent_if_none, read_json
 from exlm_cli.finetune.results import RunResults, best_cell_folder, read_logits, read_split_outputs
 from exlm_cli.run_dir import resume_command
 from exlm_cli.tasks.base import EncodedSplit, FloatArray, Loss
@@ -25,7 +28,20 @@ MIN_ISOTONIC_ROWS = 1000
 """With fewer rows isotonic regression follows their noise (scikit-learn's user guide, "Probability calibration")."""
 MIN_OF_EACH = 10
 """A label with fewer rows of either answer is not calibrated: ten events per fitted number (Peduzzi et al. 1996)."""
+MIN_SCALED_ROWS = 50
+"""With fewer validation rows all intervals of a column are equally wide."""
 NUM_BINS = 10
+NUM_THIRDS = 3
+"""Parts of the test rows, by their likeness to the training rows, in which coverage is counted."""
+_NUM_FOLDS = 10
+"""A validation row's expected error is that of a scale fitted without its fold, so residuals are those of new rows."""
+_LEAST_SHARE = 0.1
+"""Least expected error, as a share of the mean one: nothing is certain, not even for a training molecule."""
+_WINDOW = 0.5
+"""Half the width of the window of places, of which all validation rows fill 0 to 1."""
+_MIN_NEAR = 50
+"""The window is wider where there are few rows: so many, and at both ends half as many, count in it."""
+_NUM_PLACES = 21
 _CERTAIN = 1e-12
 """A probability may round to 0 or 1; its logit must be finite."""
 
@@ -62,25 +78,137 @@ class IsotonicCurve(JsonModel):
         return np.interp(probabilities_N, self.probabilities, self.calibrated)
 
 
+class ErrorScale(JsonModel):
+    """Expected error of a row, `constant + per_distance * distance + per_spread * spread`.
+
+    The distance of a molecule is 1 less its largest Tanimoto similarity to a training molecule; the spread is the
+    standard deviation over the seeds.
+
+    Attributes:
+        neighbours_by: What makes a validation row count for a new row: to be as far from the training rows, or, where
+            no distance is known, to have as wide a spread.
+        rows: This distance or spread of each validation row, in the order of `ConformalResiduals.residuals`.
+    """
+
+    constant: float = Field(gt=0, allow_inf_nan=False)
+    per_distance: float = Field(ge=0, allow_inf_nan=False)
+    per_spread: float = Field(ge=0, allow_inf_nan=False)
+    neighbours_by: Literal["distance", "spread"]
+    rows: tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...]
+
+    def apply(self, distance_N: FloatArray, spread_N: FloatArray) -> FloatArray:
+        """Return the (N,) expected errors; NaN where a sign that the scale needs is not known."""
+        terms = ((self.per_distance, distance_N), (self.per_spread, spread_N))
+        return self.constant + sum((weight * sign_N for weight, sign_N in terms if weight), np.zeros(len(spread_N)))
+
+    def places(self, distance_N: FloatArray, spread_N: FloatArray) -> FloatArray:
+        """Return (N,) the share of validation rows that are nearer, or have less spread; equal ones count half."""
+        sign_N, known = distance_N if self.neighbours_by == "distance" else spread_N, np.sort(self.rows)
+        below_N, upto_N = (np.searchsorted(known, sign_N, side) for side in ("left", "right"))
+        return np.where(np.isnan(sign_N), np.nan, (below_N + upto_N) / (2 * len(known)))
+
+
 class ConformalResiduals(JsonModel):
-    """Distances between true and predicted values, ascending, in their unit (split conformal prediction)."""
+    """Distances between true and predicted values, ascending, in their unit or that of `scale` (conformal prediction).
+
+    Attributes:
+        scale: Each residual is divided by the expected error of its row; None: intervals are equally wide for all rows.
+    """
 
     method: Literal["conformal"] = "conformal"
-    residuals: tuple[float, ...]
+    residuals: tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...] = Field(min_length=1)
+    scale: ErrorScale | None = absent_if_none()
+
+    @model_validator(mode="after")
+    def _check_rows(self) -> Self:
+        if list(self.residuals) != sorted(self.residuals):
+            raise ValueError("`residuals` do not ascend")
+        if self.scale is not None and len(self.scale.rows) != len(self.residuals):
+            raise ValueError(f"`scale.rows` has {len(self.scale.rows)} values for {len(self.residuals)} residuals")
+        return self
 
     def half_width(self, level: float) -> float:
-        """Return q so that `predicted - q .. predicted + q` holds a new true value with probability `level` or more.
+        """Return the residual q that a new row exceeds with probability `1 - level` or less.
 
-        It is the residual of rank ceil((n + 1) * level), so the bound holds for any n, not only for many rows, if the
-        new row comes from where the n validation rows come from (Lei et al. 2018, section 2.2). Infinite where n is too
-        small for the level: 90 % needs 9 rows.
+        It is that of rank ceil((n + 1) * level), so the bound holds for any n, not only for many rows, if the new row
+        comes from where the n validation rows come from (Lei et al. 2018, section 2.2). Infinite where n is too small
+        for the level: 90 % needs 9 rows.
         """
-        # rounded: 10 * 0.7 is a little more than 7 in floats; a level that rounds to 0 still has the smallest residual
-        rank = max(1, math.ceil(round((len(self.residuals) + 1) * level, 9)))
-        return self.residuals[rank - 1] if rank <= len(self.residuals) else math.inf
+        return self._quantile(np.ones(len(self.residuals)), level)
+
+    def half_widths(self, level: float, signs: "ErrorSigns", index: int) -> FloatArray:
+        """Return (N,) such half-widths of new rows, in the unit of the values; NaN where there is none.
+
+        With a scale, the residuals of validation rows like the new row count most: by a triangular window over their
+        places, half as wide as all of them (Guan 2023, "Localized conformal prediction"). Where these are too few for
+        the level, all count alike.
+
+        Args:
+            index: Column of the values.
+        """
+        whole, spread_N = self.half_width(level), signs.spread[:, index]
+        if self.scale is None or math.isinf(whole):
+            return np.full(len(spread_N), whole if math.isfinite(whole) else math.nan)
+        place_n = self.scale.places(np.array(self.scale.rows), np.array(self.scale.rows))
+        width, grid = max(_WINDOW, _MIN_NEAR / len(place_n)), np.linspace(0, 1, _NUM_PLACES)
+        weights = (1 - np.abs(place_n - place) / width for place in grid)
+        near = np.array([self._quantile(weight_n.clip(min=0), level) for weight_n in weights])
+        near[np.isinf(near)] = whole
+        distance_N = 1 - signs.similarity
+        place_N = self.scale.places(distance_N, spread_N)
+        return np.asarray(np.interp(place_N, grid, near) * self.scale.apply(distance_N, spread_N))
+
+    def _quantile(self, weight_n: FloatArray, level: float) -> float:
+        """Return the least residual up to which the weights make `level` of all; the new row's own weight, 1, lies
+        beyond the largest residual, and is what makes the bound hold.
+        """
+        # rounded: 10 * 0.7 is a little more than 7 in floats
+        rank = np.searchsorted(np.round(weight_n.cumsum(), 9), round((weight_n.sum() + 1) * level, 9))
+        return self.residuals[rank] if rank < len(self.residuals) else math.inf
+
+
+@dataclass(frozen=True)
+class ErrorSigns:
+    """What makes a large error of a row likely: it is unlike the training rows, or the seeds disagree.
+
+    Attributes:
+        similarity: (N,) largest Tanimoto similarity to a training molecule; NaN for texts.
+        spread: (N, C) standard deviation over the seeds; NaN for one seed.
+    """
+
+    similarity: FloatArray
+    spread: FloatArray
+
+    def only(self, is_chosen_N: BoolArray) -> "ErrorSigns":
+        """Return those of some rows."""
+        return ErrorSigns(self.similarity[is_chosen_N], self.spread[is_chosen_N])
+
+
+def error_signs(predicted_KNC: FloatArray, similarity_N: FloatArray | None) -> ErrorSigns:
+    """Return the signs of N rows that K seeds predict; no similarity for texts."""
+    num_seeds, num_rows, _ = predicted_KNC.shape
+    unknown = np.full(predicted_KNC.shape[1:], math.nan)
+    spread_NC = predicted_KNC.std(axis=0, ddof=1) if num_seeds > 1 else unknown
+    return ErrorSigns(np.full(num_rows, math.nan) if similarity_N is None else similarity_N, spread_NC)
 
 
 OutputCalibration = Annotated[PlattCurve | IsotonicCurve | ConformalResiduals, Field(discriminator="method")]
+
+
+class Coverage(JsonModel):
+    """How many rows are inside their intervals, of those between two values of a sign (`ErrorSigns`).
+
+    Attributes:
+        by: The sign; `rows` where there is none.
+        least, most: Its ends; both 0 for `rows`.
+    """
+
+    by: Literal["similarity", "spread", "rows"]
+    least: float
+    most: float
+    num_rows: int = Field(ge=1)
+    num_inside: int = Field(ge=0)
+    mean_width: float
 
 
 class Calibration(JsonModel):
@@ -91,10 +219,15 @@ class Calibration(JsonModel):
         outputs: None for a label or class with under `MIN_OF_EACH` rows of either answer, or a column without values.
         test: Scores of the calibration on the test split by output, then by name as in `score_calibration`; empty
             without a test split.
+        coverage: Of values, how many of the test rows are in their intervals of `DEFAULT_LEVEL`, by output, in thirds
+            of the rows, those most like the training rows first.
+        similarity: Of values of molecules, largest Tanimoto similarity of each row of a split to a training molecule.
     """
 
     outputs: tuple[OutputCalibration | None, ...]
     test: dict[str, dict[str, float | None]] = Field(default={})
+    coverage: dict[str, tuple[Coverage, ...]] = Field(default={})
+    similarity: dict[str, tuple[Annotated[float, Field(ge=0, le=1)], ...]] = Field(default={})
 
     def calibrate(self, loss: Loss, probabilities_NC: FloatArray) -> FloatArray:
         """Return calibrated probabilities, (N, C), NaN in columns that have no calibration.
@@ -107,11 +240,34 @@ class Calibration(JsonModel):
                 calibrated_NC[:, index] = curve.apply(probabilities_NC[:, index])
         return calibrated_NC / calibrated_NC.sum(axis=1, keepdims=True) if loss == "classes" else calibrated_NC
 
-    def half_widths(self, level: float) -> FloatArray:
-        """Return the (C,) half-widths of intervals; NaN in columns that have none."""
-        widths = (output.half_width(level) if isinstance(output, ConformalResiduals) else math.nan
-                  for output in self.outputs)  # fmt: skip
-        return np.array([width if math.isfinite(width) else math.nan for width in widths])
+    def half_widths(self, level: float, signs: ErrorSigns) -> FloatArray:
+        """Return the (N, C) half-widths of intervals; NaN where there is none."""
+        of_outputs = [
+            output.half_widths(level, signs, index)
+            if isinstance(output, ConformalResiduals)
+            else np.full(len(signs.spread), math.nan)
+            for index, output in enumerate(self.outputs)
+        ]
+        return np.stack(of_outputs, axis=1)
+
+    def similarity_of(self, split: str, num_rows: int) -> FloatArray | None:
+        """Return the similarity of the N rows of a split; None where it is not known.
+
+        Raises:
+            CheckpointError: It is that of another number of rows.
+        """
+        found = self.similarity.get(split)
+        if found is not None and len(found) != num_rows:
+            what = f"{CALIBRATION_FILE}: {len(found)} similarities for the {num_rows} rows of `{split}`"
+            raise CheckpointError(what, "the run and its calibration do not belong together")
+        return None if found is None else np.array(found)
+
+    def has_intervals(self, level: float) -> list[bool]:
+        """Return which of C outputs have intervals at a level."""
+        return [
+            isinstance(output, ConformalResiduals) and math.isfinite(output.half_width(level))
+            for output in self.outputs
+        ]
 
 
 @dataclass(frozen=True)
@@ -122,6 +278,7 @@ class CalibratedRows:
         names: C outputs.
         mean: (N, C) mean probabilities or values of the seeds.
         targets: As in `tasks.base.EncodedRows`, or of `AnswerProbabilities` for spans.
+        signs: For values; None: nothing is known.
     """
 
     loss: Loss
@@ -130,22 +287,50 @@ class CalibratedRows:
     targets: FloatArray
     calibration: Calibration
     level: float = DEFAULT_LEVEL
+    signs: ErrorSigns | None = None
+
+    @cached_property
+    def calibrated(self) -> FloatArray:
+        """(N, C) calibrated probabilities, as `Calibration.calibrate` returns them."""
+        return self.calibration.calibrate(self.loss, self.mean)
+
+    @cached_property
+    def half_widths(self) -> FloatArray:
+        """(N, C) half-widths of intervals; NaN where there is none."""
+        unknown = ErrorSigns(np.full(len(self.mean), math.nan), np.full_like(self.mean, math.nan))
+        return self.calibration.half_widths(self.level, self.signs or unknown)
 
     def of_output(self, index: int) -> tuple[FloatArray, FloatArray, FloatArray | None]:
-        """Return prediction, truth and, unless there is none, calibrated probability of an output, over known rows."""
-        predicted_N, target_N = _columns(self.loss, self.mean, self.targets)[index]
-        if self.loss == "regression":
-            return predicted_N, target_N, None
-        calibrated_NC = self.calibration.calibrate(self.loss, self.mean)
-        calibrated_N, _ = _columns(self.loss, calibrated_NC, self.targets)[index]
-        return predicted_N, target_N, None if np.isnan(calibrated_N).any() else calibrated_N
+        """Return prediction and truth of an output over known rows, and, unless there is none, for probabilities the
+        calibrated one, for values half the width of the interval.
+        """
+        rows_N, target_N = _known_rows(self.loss, self.targets, index)
+        more = self.half_widths if self.loss == "regression" else self.calibrated
+        found_N = more[rows_N, index]
+        return self.mean[rows_N, index], target_N, None if np.isnan(found_N).any() else found_N
+
+    def only(self, is_chosen_N: BoolArray) -> "CalibratedRows":
+        """Return some of the rows."""
+        signs = self.signs and self.signs.only(is_chosen_N)
+        return replace(self, mean=self.mean[is_chosen_N], targets=self.targets[is_chosen_N], signs=signs)
 
     def score(self) -> dict[str, float]:
         """Return the means of `score_calibration` but widths, each over the outputs in which it is defined."""
-        scores = score_calibration(self.calibration, self.loss, self.mean, self.targets, self.level)
+        scores = score_calibration(self)
         by_name = {name: [of_one[name] for of_one in scores] for name in scores[0] if name != "interval_width"}
         known = {name: [value for value in values if value is not None] for name, values in by_name.items()}
         return {name: float(np.mean(values)) for name, values in known.items() if values}
+
+    def coverage(self) -> dict[str, tuple[Coverage, ...]]:
+        """Return how many rows of each third are in their intervals, by output; outputs without intervals left out."""
+        found = {}
+        for index, name in enumerate(self.names):
+            predicted_N, target_N, half_N = self.of_output(index)
+            if half_N is not None and len(target_N):
+                rows_N, _ = _known_rows(self.loss, self.targets, index)
+                is_inside_N = np.abs(predicted_N - target_N) <= half_N
+                found[name] = _cover_thirds(self.signs and self.signs.only(rows_N), index, is_inside_N, 2 * half_N)
+        return found
 
 
 def check_level(level: float, loss: Loss, run: Path) -> None:
@@ -161,39 +346,53 @@ def check_level(level: float, loss: Loss, run: Path) -> None:
         raise ConfigError(what, "leave it out")
 
 
-def fit_calibration(loss: Loss, predicted_KNC: FloatArray, targets_NC: FloatArray) -> Calibration:
+def fit_calibration(
+    loss: Loss, predicted_KNC: FloatArray, targets_NC: FloatArray, similarity_N: FloatArray | None = None
+) -> Calibration:
     """Fit a calibration to the mean prediction of K seeds for validation rows.
 
-    Probabilities: isotonic regression from `MIN_ISOTONIC_ROWS` rows on, Platt's method below; values: their residuals.
+    Probabilities: isotonic regression from `MIN_ISOTONIC_ROWS` rows on, Platt's method below; values: their residuals,
+    from `MIN_SCALED_ROWS` rows on in units of the expected error.
 
     Args:
         loss: `binary`, `classes` or `regression`.
         targets_NC: NaN where missing; (N, 1) class index for `classes`.
+        similarity_N: For values of molecules, as in `ErrorSigns`.
     """
     outputs: list[OutputCalibration | None] = []
-    for predicted_N, target_N in _columns(loss, predicted_KNC.mean(axis=0), targets_NC):
+    mean_NC, signs = predicted_KNC.mean(axis=0), error_signs(predicted_KNC, similarity_N)
+    for index in range(mean_NC.shape[1]):
+        rows_N, target_N = _known_rows(loss, targets_NC, index)
+        predicted_N = mean_NC[rows_N, index]
         if loss == "regression":
-            residuals = tuple(np.sort(np.abs(predicted_N - target_N)).tolist())
-            outputs.append(ConformalResiduals(residuals=residuals) if residuals else None)
+            has_rows, of_rows = len(target_N) > 0, signs.only(rows_N)
+            outputs.append(_fit_residuals(np.abs(predicted_N - target_N), of_rows, index) if has_rows else None)
         else:
             has_enough = min(np.count_nonzero(target_N == answer) for answer in (0, 1)) >= MIN_OF_EACH
             outputs.append(_fit_curve(predicted_N, target_N) if has_enough else None)
     return Calibration(outputs=tuple(outputs))
 
 
-def calibrate_run(run: Path, results: RunResults) -> Calibration:
+def calibrate_run(run: Path, results: RunResults, similarity: Mapping[str, FloatArray] | None = None) -> Calibration:
     """Fit a calibration to the validation predictions of a run's seeds, and score it on the test split.
+
+    Args:
+        similarity: For values of molecules, that of the rows of each split, as in `ErrorSigns`.
 
     Raises:
         CheckpointError: Predictions of the run are missing or altered.
     """
+    similarity = similarity or {}
     _, valid_KNC, targets_NC = read_split_outputs(run, results, "valid")
-    calibration = fit_calibration(results.loss, valid_KNC, targets_NC)
+    calibration = fit_calibration(results.loss, valid_KNC, targets_NC, similarity.get("valid"))
+    kept = {split: tuple(values.tolist()) for split, values in similarity.items()}
+    calibration = calibration.model_copy(update={"similarity": kept})
     if "test" not in results.split_sizes:
         return calibration
-    _, test_KNC, targets_NC = read_split_outputs(run, results, "test")
-    scores = score_calibration(calibration, results.loss, test_KNC.mean(axis=0), targets_NC)
-    return calibration.model_copy(update={"test": dict(zip(results.output_names, scores, strict=True))})
+    rows = _read_calibrated(run, results, "test", calibration)
+    scores = dict(zip(results.output_names, score_calibration(rows), strict=True))
+    coverage = rows.coverage() if results.loss == "regression" else {}
+    return calibration.model_copy(update={"test": scores, "coverage": coverage})
 
 
 def calibrate_answers(run: Path, results: RunResults, valid: EncodedSplit) -> Calibration:
@@ -216,9 +415,14 @@ def read_scored_split(run: Path, results: RunResults) -> CalibratedRows:
     Raises:
         CheckpointError: A file is missing or altered.
     """
-    _, predicted_KNC, targets_NC = read_split_outputs(run, results, results.scored_split)
-    mean_NC = predicted_KNC.mean(axis=0)
-    return CalibratedRows(results.loss, results.output_names, mean_NC, targets_NC, read_calibration(run))
+    return _read_calibrated(run, results, results.scored_split, read_calibration(run))
+
+
+def _read_calibrated(run: Path, results: RunResults, split: str, calibration: Calibration) -> CalibratedRows:
+    _, predicted_KNC, targets_NC = read_split_outputs(run, results, split)
+    signs = error_signs(predicted_KNC, calibration.similarity_of(split, len(targets_NC)))
+    names, mean_NC = results.output_names, predicted_KNC.mean(axis=0)
+    return CalibratedRows(results.loss, names, mean_NC, targets_NC, calibration, signs=signs)
 
 
 def read_calibration(run: Path) -> Calibration:
@@ -230,38 +434,29 @@ def read_calibration(run: Path) -> Calibration:
     return read_json(run / CALIBRATION_FILE, Calibration, hint=f"`{resume_command('finetune', run)}` writes it again")
 
 
-def score_calibration(
-    calibration: Calibration, loss: Loss, predicted_NC: FloatArray, targets_NC: FloatArray, level: float = DEFAULT_LEVEL
-) -> list[dict[str, float | None]]:
+def score_calibration(rows: CalibratedRows) -> list[dict[str, float | None]]:
     """Return scores of each of C outputs; None where one is not defined.
 
     Probabilities: `brier`, their mean squared error, and `calibration_error`, the mean distance between probability and
     frequency over `NUM_BINS` bins of equally many rows (ECE); `..._calibrated` are those of calibrated probabilities.
-    Values: `interval_coverage`, the share of true values in their intervals, and `interval_width`.
-
-    Args:
-        predicted_NC: Mean over the seeds.
-        targets_NC: As for `fit_calibration`.
+    Values: `interval_coverage`, the share of true values in their intervals, and `interval_width`, the mean width.
     """
     scores: list[dict[str, float | None]] = []
-    if loss == "regression":
-        for half, (predicted_N, target_N) in zip(
-            calibration.half_widths(level), _columns(loss, predicted_NC, targets_NC), strict=True
-        ):
-            is_scored = len(target_N) > 0 and not math.isnan(half)
-            inside = float(np.mean(np.abs(predicted_N - target_N) <= half)) if is_scored else None
-            scores.append({"interval_coverage": inside, "interval_width": 2 * half if is_scored else None})
-        return scores
-    calibrated_NC = calibration.calibrate(loss, predicted_NC)
-    for (before_N, target_N), (after_N, _) in zip(
-        _columns(loss, predicted_NC, targets_NC), _columns(loss, calibrated_NC, targets_NC), strict=True
-    ):
+    for index in range(len(rows.names)):
+        before_N, target_N, more_N = rows.of_output(index)
         of_output: dict[str, float | None] = {}
-        for end, probabilities_N in (("", before_N), ("_calibrated", after_N)):
-            is_scored = len(target_N) > 0 and not np.isnan(probabilities_N).any()
-            error = calibration_error(probabilities_N, target_N) if is_scored else None
-            of_output[f"brier{end}"] = float(np.mean((probabilities_N - target_N) ** 2)) if is_scored else None
-            of_output[f"calibration_error{end}"] = error
+        if rows.loss == "regression":
+            of_output = dict.fromkeys(("interval_coverage", "interval_width"))
+            if len(target_N) and more_N is not None:
+                inside = float(np.mean(np.abs(before_N - target_N) <= more_N))
+                of_output = {"interval_coverage": inside, "interval_width": float(2 * more_N.mean())}
+        else:
+            for end, probabilities_N in (("", before_N), ("_calibrated", more_N)):
+                names = (f"brier{end}", f"calibration_error{end}")
+                of_output |= dict.fromkeys(names)
+                if len(target_N) and probabilities_N is not None and not np.isnan(probabilities_N).any():
+                    brier = float(np.mean((probabilities_N - target_N) ** 2))
+                    of_output |= dict(zip(names, (brier, calibration_error(probabilities_N, target_N)), strict=True))
         scores.append(of_output)
     return scores
 
@@ -285,14 +480,76 @@ def calibration_error(probabilities_N: FloatArray, target_N: FloatArray) -> floa
     return float(np.average(np.abs(mean_B - share_B), weights=num_B))
 
 
-def _columns(loss: Loss, predicted_NC: FloatArray, targets_NC: FloatArray) -> list[tuple[FloatArray, FloatArray]]:
-    """Return prediction and truth of each output over the rows where it is known; a class is 1 where it is right."""
-    if loss == "classes":
-        rows = ~np.isnan(targets_NC[:, 0])
-        classes = targets_NC[rows, 0]
-        return [(column[rows], (classes == index).astype(np.float64)) for index, column in enumerate(predicted_NC.T)]
-    known = ~np.isnan(targets_NC)
-    return [(predicted_NC[rows, index], targets_NC[rows, index]) for index, rows in enumerate(known.T)]
+def _known_rows(loss: Loss, targets_NC: FloatArray, index: int) -> tuple[BoolArray, FloatArray]:
+    """Return (N,) the rows where the truth of an output is known, and this truth; a class is 1 where it is right."""
+    column_N = targets_NC[:, 0 if loss == "classes" else index]
+    rows_N = ~np.isnan(column_N)
+    target_N = column_N[rows_N]
+    return rows_N, (target_N == index).astype(np.float64) if loss == "classes" else target_N
+
+
+def _fit_residuals(residual_N: FloatArray, signs: ErrorSigns, index: int) -> ConformalResiduals:
+    """Fit the intervals of a column of values to one or more rows."""
+    order = np.argsort(residual_N, kind="stable")
+    plain = ConformalResiduals(residuals=tuple(residual_N[order].tolist()))
+    found = {"distance": 1 - signs.similarity, "spread": signs.spread[:, index]}
+    known = {name: sign_N for name, sign_N in found.items() if not np.isnan(sign_N).any() and sign_N.any()}
+    if len(residual_N) < MIN_SCALED_ROWS or not known or not residual_N.any():
+        return plain
+    sign_NF = np.stack(list(known.values()), axis=1)
+    fold_N = np.random.default_rng(0).permutation(len(residual_N)) % _NUM_FOLDS
+    expected_N = np.empty_like(residual_N)
+    for fold in range(_NUM_FOLDS):
+        constant, weight_F = _fit_scale(residual_N[fold_N != fold], sign_NF[fold_N != fold])
+        expected_N[fold_N == fold] = constant + sign_NF[fold_N == fold] @ weight_F
+    constant, weight_F = _fit_scale(residual_N, sign_NF)
+    weights = dict(zip(known, weight_F.tolist(), strict=True))
+    neighbours_by: Literal["distance", "spread"] = "distance" if "distance" in known else "spread"
+    scaled_N = residual_N / expected_N
+    order = np.argsort(scaled_N, kind="stable")
+    scale = ErrorScale(
+        constant=constant,
+        per_distance=weights.get("distance", 0.0),
+        per_spread=weights.get("spread", 0.0),
+        neighbours_by=neighbours_by,
+        rows=tuple(known[neighbours_by][order].tolist()),
+    )
+    return ConformalResiduals(residuals=tuple(scaled_N[order].tolist()), scale=scale)
+
+
+def _fit_scale(residual_N: FloatArray, sign_NF: FloatArray) -> tuple[float, FloatArray]:
+    """Return the constant and the (F,) weights of signs, none negative, that are nearest to the residuals."""
+    from scipy.optimize import nnls
+
+    least, unit_F = _LEAST_SHARE * residual_N.mean(), sign_NF.mean(axis=0)
+    unit_F = np.where(unit_F > 0, unit_F, 1)
+    found, _ = nnls(np.column_stack([np.ones_like(residual_N), sign_NF / unit_F]), residual_N - least)
+    return float(least + found[0]), found[1:] / unit_F
+
+
+def _cover_thirds(
+    signs: ErrorSigns | None, index: int, is_inside_N: BoolArray, width_N: FloatArray
+) -> tuple[Coverage, ...]:
+    """Count the rows inside their intervals in thirds, those most like the training rows first."""
+    by: Literal["similarity", "spread", "rows"] = "rows"
+    sign_N = np.zeros(len(width_N))
+    if signs is not None and not np.isnan(signs.similarity).any():
+        by, sign_N = "similarity", signs.similarity
+    elif signs is not None and not np.isnan(signs.spread[:, index]).any():
+        by, sign_N = "spread", signs.spread[:, index]
+    order = np.argsort(-sign_N if by == "similarity" else sign_N, kind="stable")
+    parts = [order] if by == "rows" else [part for part in np.array_split(order, NUM_THIRDS) if len(part)]
+    return tuple(
+        Coverage(
+            by=by,
+            least=float(sign_N[part].min()),
+            most=float(sign_N[part].max()),
+            num_rows=len(part),
+            num_inside=int(is_inside_N[part].sum()),
+            mean_width=float(width_N[part].mean()),
+        )
+        for part in parts
+    )
 
 
 def _fit_curve(probabilities_N: FloatArray, target_N: FloatArray) -> PlattCurve | IsotonicCurve:

@@ -6,7 +6,6 @@ Axes: K seeds of all runs, N rows that can be read, C outputs.
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +18,12 @@ from exlm_cli.files import folder_for_results, write_together
 from exlm_cli.finetune.calibration import (
     DEFAULT_LEVEL,
     MIN_OF_EACH,
+    MIN_SCALED_ROWS,
     CalibratedRows,
     Calibration,
+    ConformalResiduals,
     check_level,
+    error_signs,
     fit_calibration,
     read_calibration,
 )
@@ -100,16 +102,16 @@ def predict(
         rows = layout.read(task, path, column, progress)
         encoded, outputs, notes_on_encoding = _run_models(members, rows, progress)
         split_N = known.splits_of(rows.keys)
+        nearest_N = known.nearest_tanimoto(rows.keys, progress) if results.input_kind == "smiles" else None
         added: dict[str, list[str]] = {}
         labelled = None
         if calibration is not None:
-            calibrated = _calibrated_rows(results, encoded, outputs, calibration, interval_level)
+            calibrated = _calibrated_rows(results, encoded, outputs, nearest_N, calibration, interval_level)
             added, missing = _calibrated_columns(calibrated)
             notes += missing
             labelled = calibrated if encoded.is_labelled else None
         added["in_split"] = split_N.tolist()
-        if results.input_kind == "smiles":
-            nearest_N = known.nearest_tanimoto(rows.keys, progress)
+        if nearest_N is not None:
             added["nearest_train_tanimoto"] = [f"{value:.4f}" for value in nearest_N]
         predicted = encoded.prediction_columns(outputs) | added
         notes_on_table = rows.write(predicted, files[-1], escapes_formulas=escape_formulas)
@@ -149,7 +151,7 @@ def _score(
     if labelled is not None:
         scores |= labelled.score()
     if labelled is not None and of_new:
-        of_new |= replace(labelled, mean=labelled.mean[is_new_N], targets=labelled.targets[is_new_N]).score()
+        of_new |= labelled.only(is_new_N).score()
     return scores, of_new
 
 
@@ -222,11 +224,19 @@ def _calibration_of(members: Sequence[Finetuned]) -> tuple[Calibration | None, l
     if not same_rows or not all(np.array_equal(targets_NC, of_run, equal_nan=True) for _, _, of_run in found):
         return None, ["neither calibrated probabilities nor intervals: the runs have different validation rows"]
     by_seed_KNC = np.concatenate([of_run for _, of_run, _ in found])
-    return fit_calibration(first.results.loss, by_seed_KNC, targets_NC), []
+    nearest = [read_calibration(member.run).similarity_of("valid", len(targets_NC)) for member in members]
+    known = [nearest_N for nearest_N in nearest if nearest_N is not None]
+    nearest_N = np.max(known, axis=0) if len(known) == len(members) else None
+    return fit_calibration(first.results.loss, by_seed_KNC, targets_NC, nearest_N), []
 
 
 def _calibrated_rows(
-    results: RunResults, encoded: EncodedSplit, outputs: SeedOutputs, calibration: Calibration, level: float
+    results: RunResults,
+    encoded: EncodedSplit,
+    outputs: SeedOutputs,
+    nearest_N: FloatArray | None,
+    calibration: Calibration,
+    level: float,
 ) -> CalibratedRows:
     """Return the mean prediction of the seeds with its calibration; targets are NaN where the file has none."""
     if results.loss == "span":
@@ -234,26 +244,36 @@ def _calibrated_rows(
         assert found is not None, "a run with a calibration has them"
         return CalibratedRows("binary", found.names, found.values, found.targets, calibration, level)
     names = results.output_names
-    mean_NC = probabilities_by_seed(results.loss, outputs, len(names)).mean(axis=0)
-    return CalibratedRows(results.loss, names, mean_NC, encoded.targets, calibration, level)
+    by_seed_KNC = probabilities_by_seed(results.loss, outputs, len(names))
+    signs = error_signs(by_seed_KNC, nearest_N)
+    return CalibratedRows(results.loss, names, by_seed_KNC.mean(axis=0), encoded.targets, calibration, level, signs)
 
 
 def _calibrated_columns(rows: CalibratedRows) -> tuple[dict[str, list[str]], list[str]]:
-    """Return columns of intervals or calibrated probabilities, and a note on the outputs that have none."""
-    loss, names, mean_NC, calibration, level = rows.loss, rows.names, rows.mean, rows.calibration, rows.level
+    """Return columns of intervals or calibrated probabilities, and notes on outputs that have none, or plain ones."""
+    loss, names, mean_NC, calibration = rows.loss, rows.names, rows.mean, rows.calibration
+    equal: list[str] = []
     if loss == "regression":
-        half_C, percent = calibration.half_widths(level), f"{100 * level:g}"
-        has_C = ~np.isnan(half_C)
-        values = {f"low_{percent}": mean_NC - half_C, f"high_{percent}": mean_NC + half_C}
+        half_NC, percent = rows.half_widths, f"{100 * rows.level:g}"
+        has_C = np.array(calibration.has_intervals(rows.level))
+        values = {f"low_{percent}": mean_NC - half_NC, f"high_{percent}": mean_NC + half_NC}
+        equal = [
+            f"`{name}`"
+            for name, has, output in zip(names, has_C, calibration.outputs, strict=True)
+            if has and isinstance(output, ConformalResiduals) and len(output.residuals) < MIN_SCALED_ROWS
+        ]
         what = f"too few validation rows for intervals of {percent} %:"
     else:
-        values = {"calibrated": calibration.calibrate(loss, mean_NC)}
+        values = {"calibrated": rows.calibrated}
         has_C = np.array([output is not None for output in calibration.outputs])
         what = (
             f"no calibrated probabilities: fewer than {MIN_OF_EACH} positive or {MIN_OF_EACH} negative validation rows:"
         )
     missing = name_some(f"`{name}`" for name, has in zip(names, has_C, strict=True) if not has)
     notes = [f"{what} {missing}"] if missing else []
+    if equal:
+        few = f"fewer than {MIN_SCALED_ROWS} validation rows"
+        notes.append(f"intervals are equally wide for all rows: {few}: {name_some(equal)}")
     if loss == "classes" and missing:
         return {}, notes
     named = [name for name, has in zip(names, has_C, strict=True) if has]

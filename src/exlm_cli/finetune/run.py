@@ -71,7 +71,7 @@ from exlm_cli.finetune.scores import (
 )
 from exlm_cli.finetune.spelling import describe_spelling
 from exlm_cli.finetune.trainer import encode_task
-from exlm_cli.finetune.training_rows import write_training_rows
+from exlm_cli.finetune.training_rows import similarity_to_training, write_training_rows
 from exlm_cli.finetune.verdict import compare, describe_verdict, interval_over_rows, join_splits, read_scored_rows
 from exlm_cli.format import format_counts, name_some, printable
 from exlm_cli.launch import read_launch
@@ -415,10 +415,10 @@ def _score_baseline(run: SplitRun, results: RunResults, baseline: Baseline) -> I
         targets_NC = task.examples[split].targets
         _, by_seed_KNC, _ = read_split_outputs(run.folder, results, split, baseline=baseline.model)
         every: list[tuple[int | str, FloatArray]] = list(zip(run.recipe.seeds, by_seed_KNC, strict=True))
-        for seed, predicted_NC in [*every, (AVERAGE, by_seed_KNC.mean(axis=0))]:
+        for name, predicted_NC in [*every, (AVERAGE, by_seed_KNC.mean(axis=0))]:
             metrics = score_rows(task.loss, predicted_NC, targets_NC, task.target_scale)
             labels = score_labels(task.loss, predicted_NC, targets_NC, task.output_names)
-            origin = Origin(baseline.model, NO_GRID, run.split_seed, seed)
+            origin = Origin(baseline.model, NO_GRID, run.split_seed, name)
             yield from score_rows_of(origin, {split: dict(metrics)}, {split: {n: dict(v) for n, v in labels.items()}})
 
 
@@ -440,7 +440,11 @@ def _conclude(run: SplitRun, parts: Sequence[SplitScores]) -> RunResults:
         "verdict": describe_verdict(splits, scores, comparison),
     }
     results = results.model_copy(update=concluded)
-    calibration = calibrate_answers(folder, results, valid) if task.loss == "span" else calibrate_run(folder, results)
+    if task.loss == "span":
+        calibration = calibrate_answers(folder, results, valid)
+    else:
+        similarity = similarity_to_training(folder, task, run.job.progress) if task.loss == "regression" else None
+        calibration = calibrate_run(folder, results, similarity)
     write_scores(folder, scores)
     write_json(folder / CALIBRATION_FILE, calibration)
     write_json(folder / RESULTS_FILE, results)

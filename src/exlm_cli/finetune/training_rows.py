@@ -82,6 +82,18 @@ def write_training_rows(run: Path, task: DownstreamTask) -> None:
     write_atomically(run / TRAINING_ROWS_FILE, buffer.getvalue())
 
 
+def similarity_to_training(run: Path, task: DownstreamTask, progress: Progress) -> dict[str, FloatArray]:
+    """Return `TrainingRows.nearest_tanimoto` of each row of validation and test, by split; of texts nothing.
+
+    Raises:
+        CheckpointError: `training_rows.npz` of the run is missing or altered.
+    """
+    if task.input_kind != "smiles":
+        return {}
+    known, keys = read_training_rows([run]), {"valid": task.validation_keys, "test": task.test_keys}
+    return {split: known.nearest_tanimoto(keys[split], progress) for split in task.splits if split in keys}
+
+
 def read_training_rows(runs: Sequence[Path]) -> TrainingRows:
     """Return the training and validation rows of runs together.
 

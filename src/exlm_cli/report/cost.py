@@ -1,15 +1,14 @@
-"""Cost estimate of a pre-training: memory of each GPU, hours, traffic, and the steps of an MLM of equal FLOPs.
+"""Cost estimate of a pre-training: hours, memory of each GPU, and the steps of an MLM of equal FLOPs.
 
-FLOPs and parameters are those of `config/describe.py`. Let G be the number of GPUs, P the parameters, M the sequences
-of a microbatch, L the positions of the encoder, n the layers of width D, feed-forward width F and N heads of width H, T
-the masks of a sequence, k T its emitting nodes, S = k T + 2, V the vocabulary.
+FLOPs and parameters are those of `config/describe.py`. A step takes at least the larger of two times: its FLOPs at a
+share of the peak that none exceeded, and the time of each position in each layer that was measured on small models,
+whose products do not fill a GPU.
 
-Training in bf16 with float32 weights then holds, in bytes on each GPU:
+Let P be the parameters, M the sequences of a microbatch, L the positions of the encoder, n the layers of width D,
+feed-forward width F and N heads of width H, T the masks of a sequence, k T its emitting nodes, S = k T + 2, V the
+vocabulary. Training in bf16 with float32 weights holds, in bytes on each GPU:
 
-    weights        4 P
-    gradients      4 P
-    moments        8 P
-    used weights   2 P, in bf16
+    state          18 P: weights, gradients and two moments in float32, weights in use in bf16
     activations    n - 1 blocks of M L (12 D + 8) + M L B, B = 12 D + 4 F + 4 N + 8 and one for each element that
                    dropout draws; the last block, of which nodes alone are read, M L (12 D + 8) + M S B (with
                    `expand: output` T + 2 for S, here and beside the blocks);
@@ -20,121 +19,71 @@ Training in bf16 with float32 weights then holds, in bytes on each GPU:
                    of a DAG also M (12 S D + 8 S^2 + 12 S T) + 2 S^2
     logits         8 r V with r = min(`train.head_chunk_rows`, M k T)
 
-Norms keep their input in float32 (4 D each) and two statistics, linear layers and GELU their input in bf16, attention
-its bf16 query, key, value and output and a float32 sum per head. The context of CUDA, the buffers of NCCL, temporary
-results of one layer and the allocator's gaps are not counted.
-
-A GPU sends 2 (G - 1) / G * 4 P bytes a step to reduce the gradients in a ring.
+The context of CUDA, the buffers of NCCL, temporary results of one layer and the allocator's gaps are not counted.
 """
 
 import math
-from dataclasses import dataclass
 
 from exlm_cli.config.describe import count_parameters, recipe_step_flops, tokens_per_step
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.errors import ConfigError
 from exlm_cli.files import JsonModel
-from exlm_cli.format import format_bytes, format_count, format_large, format_parameters
-from exlm_cli.report.tables import ReportTable
+from exlm_cli.format import format_bytes, format_count, format_parameters
 
 UTILISATION = 0.25
-"""Share of the peak that training reaches, unless one is given: the 24 hours of `smiles-base` on two RTX 3090 (App. J)
-come to 24 %, those of Table 12 on two A100 to 10 and 11 %. This code has not been measured on a GPU yet."""
-
+"""Share of the peak, unless one is given: steps of width 768 reached 20 and 22 % on an H100, the paper's 10 to 24 %."""
+SECONDS_PER_POSITION_AND_LAYER = 1.05e-7
+"""Floor: 107 and 106 ns on an H200 in `smiles-medium` and `text-medium`, width 256 (docs/lab_notes/gpu.md)."""
 _LEFT_OUT_BYTES = 2e9
 
-
-@dataclass(frozen=True)
-class Gpu:
-    """Figures of a GPU from its vendor's data sheet.
-
-    Attributes:
-        title: Product and variant.
-        peak_flops: Dense products of bf16 matrices with float32 sums, FLOP/s.
-    """
-
-    title: str
-    peak_flops: float
-    memory_bytes: float
-
-
 GPUS = {
-    "a100": Gpu("A100 SXM, 80 GB", 312e12, 80e9),
-    "a100-40gb": Gpu("A100 SXM, 40 GB", 312e12, 40e9),
-    "b200": Gpu("B200 SXM, 180 GB", 2250e12, 180e9),
-    "h100": Gpu("H100 SXM, 80 GB", 989e12, 80e9),
-    "h200": Gpu("H200 SXM, 141 GB", 989e12, 141e9),
-    "l40s": Gpu("L40S, 48 GB", 362e12, 48e9),
-    "rtx3090": Gpu("GeForce RTX 3090, 24 GB", 71e12, 24e9),
-    "rtx4090": Gpu("GeForce RTX 4090, 24 GB", 165e12, 24e9),
-    "rtx5090": Gpu("GeForce RTX 5090, 32 GB", 209.5e12, 32e9),
+    "a100": ("A100 SXM, 80 GB", 312e12, 80e9),
+    "a100-40gb": ("A100 SXM, 40 GB", 312e12, 40e9),
+    "b200": ("B200 SXM, 180 GB", 2250e12, 180e9),
+    "h100": ("H100 SXM, 80 GB", 989e12, 80e9),
+    "h200": ("H200 SXM, 141 GB", 989e12, 141e9),
+    "l40s": ("L40S, 48 GB", 362e12, 48e9),
+    "rtx3090": ("GeForce RTX 3090, 24 GB", 71e12, 24e9),
+    "rtx4090": ("GeForce RTX 4090, 24 GB", 165e12, 24e9),
+    "rtx5090": ("GeForce RTX 5090, 32 GB", 209.5e12, 32e9),
 }
-
-
-class Memory(JsonModel):
-    """Bytes on each GPU; the formulas are those of this module's docstring.
-
-    Attributes:
-        used_weights: Copies in bf16.
-        activations: Activations of the encoder, all kept.
-        checkpointed_activations: The same with gradient checkpointing of every block.
-        total, total_checkpointed: Sums of all parts, without and with gradient checkpointing.
-    """
-
-    weights: float
-    gradients: float
-    moments: float
-    used_weights: float
-    activations: float
-    checkpointed_activations: float
-    nodes: float
-    logits: float
-    total: float
-    total_checkpointed: float
+"""Product, FLOP/s of dense bf16 products with float32 sums, and bytes of memory, from the vendor's data sheet."""
 
 
 class CostEstimate(JsonModel):
     """Cost of a pre-training on some GPUs.
 
     Attributes:
-        sequences_per_step: Full sequences of a step, on all GPUs.
-        microbatch_sequences, microbatches: Sequences of a microbatch, and microbatches of a step, on one GPU.
-        seconds_per_step: At the utilisation.
-        steps, tokens, flops, hours: Totals of the run; None where `train.max_epochs` limits it.
+        utilisation: Share of the peak that was given; None: times are bounds, "at least".
+        time_by: What decides the time.
+        steps, hours: Of the run; None where `train.max_epochs` limits it.
         mlm_steps: Steps that an MLM of the same encoder takes with the same FLOPs; None for an MLM.
-        mlm_flops_per_step: FLOPs of such a step; None for an MLM.
-        memory: Of each GPU.
-        bytes_sent: By each GPU in a step.
+        memory_bytes: Of each GPU.
     """
 
     gpu: str
     gpus: int
-    utilisation: float
+    utilisation: float | None
+    time_by: str
     parameters: int
     tokens_per_step: int
-    sequences_per_step: float
     microbatch_sequences: int
-    microbatches: int
     flops_per_step: float
     seconds_per_step: float
     steps: int | None
-    tokens: int | None
-    flops: float | None
     hours: float | None
-    mlm_flops_per_step: float | None
     mlm_steps: int | None
-    memory: Memory
-    bytes_sent: float
+    memory_bytes: float
 
 
-def estimate_cost(recipe: PretrainRecipe, gpu: str, num_gpus: int, utilisation: float = UTILISATION) -> CostEstimate:
+def estimate_cost(recipe: PretrainRecipe, gpu: str, num_gpus: int, utilisation: float | None = None) -> CostEstimate:
     """Return what a pre-training costs.
 
     Args:
         recipe: Trains in bf16; sequences are taken as full and with their mean number of masks.
         gpu: Key of `GPUS`.
-        num_gpus: G, at least 1.
-        utilisation: Share of the peak FLOP/s, above 0.
+        num_gpus: At least 1.
+        utilisation: Share of the peak FLOP/s that training reaches, above 0; None: bounds.
 
     Raises:
         ConfigError: The GPU is unknown, a step has fewer sequences than there are GPUs, or the recipe trains in fp32.
@@ -155,152 +104,93 @@ def estimate_cost(recipe: PretrainRecipe, gpu: str, num_gpus: int, utilisation: 
             f"{num_gpus:,} GPUs are too many for `{recipe.name}`: a step has {math.floor(sequences):,} sequences",
             "each GPU needs at least one sequence",
         )
-    own = math.ceil(sequences / num_gpus)
-    at_once = min(own, max(1, recipe.train.microbatch_tokens // recipe.longest_input))
-    microbatches = math.ceil(own / at_once)
+    at_once = min(math.ceil(sequences / num_gpus), max(1, recipe.train.microbatch_tokens // recipe.longest_input))
     flops, steps = recipe_step_flops(recipe).total, recipe.train.known_steps
-    seconds = flops / (num_gpus * GPUS[gpu].peak_flops * utilisation)
-    mlm_flops = recipe_step_flops(_mlm_of(recipe)).total if recipe.objective == "exlm" else None
-    parameters = count_parameters(recipe)
+    seconds, time_by = step_time(recipe, gpu, utilisation)
+    mlm_steps = None
+    if steps is not None and recipe.objective == "exlm":
+        masking = recipe.masking.model_copy(update={"num_states_per_mask": 1})
+        twin = recipe.model_copy(update={"objective": "mlm", "masking": masking})
+        mlm_steps = round(steps * flops / recipe_step_flops(twin).total)
     return CostEstimate(
         gpu=gpu,
         gpus=num_gpus,
         utilisation=utilisation,
-        parameters=parameters,
+        time_by=time_by,
+        parameters=count_parameters(recipe),
         tokens_per_step=per_step,
-        sequences_per_step=sequences,
         microbatch_sequences=at_once,
-        microbatches=microbatches,
         flops_per_step=flops,
-        seconds_per_step=seconds,
+        seconds_per_step=seconds / num_gpus,
         steps=steps,
-        tokens=None if steps is None else steps * per_step,
-        flops=None if steps is None else steps * flops,
-        hours=None if steps is None else steps * seconds / 3600,
-        mlm_flops_per_step=mlm_flops,
-        mlm_steps=None if steps is None or mlm_flops is None else round(steps * flops / mlm_flops),
-        memory=count_memory(recipe, at_once),
-        bytes_sent=2 * (num_gpus - 1) / num_gpus * 4 * parameters,
+        hours=None if steps is None else steps * seconds / num_gpus / 3600,
+        mlm_steps=mlm_steps,
+        memory_bytes=sum(count_memory(recipe, at_once).values()),
     )
 
 
-def count_memory(recipe: PretrainRecipe, num_sequences: int) -> Memory:
-    """Return the bytes that a GPU holds at the end of a forward pass.
+def step_time(recipe: PretrainRecipe, gpu: str, utilisation: float | None = None) -> tuple[float, str]:
+    """Return the seconds of a step on one of `GPUS`, and what decides them; arguments as `estimate_cost`."""
+    share, peak = utilisation or UTILISATION, GPUS[gpu][1]
+    of_flops = recipe_step_flops(recipe).total / (share * peak)
+    num_positions = tokens_per_step(recipe) / recipe.repeated_length * _positions(recipe)
+    floor = SECONDS_PER_POSITION_AND_LAYER * recipe.model.num_layers * num_positions
+    if utilisation is None and floor > of_flops:
+        return floor, "the floor of small models"
+    return of_flops, f"{100 * share:g} % of {peak / 1e12:g} TFLOP/s"
 
-    Args:
-        recipe: Its `model`, `masking` and `objective` decide the architecture.
-        num_sequences: M, full ones.
-    """
-    model, masking = recipe.model, recipe.masking
-    width, vocab = model.width, recipe.tokenizer.vocab_size
-    targets = recipe.mean_masks
-    inner = masking.num_states_per_mask * targets
+
+def count_memory(recipe: PretrainRecipe, num_sequences: int) -> dict[str, float]:
+    """Return the bytes that a GPU holds at the end of a forward pass over M full sequences, by part."""
+    model, width, targets = recipe.model, recipe.model.width, recipe.mean_masks
+    inner = recipe.masking.num_states_per_mask * targets
     states = inner + 2
-    further = inner - targets if recipe.expands_input else 0
-    positions = num_sequences * (recipe.repeated_length + further)
+    positions = num_sequences * _positions(recipe)
     read = num_sequences * (states if recipe.expands_input else targets + 2)
     dropped = 2 * width * (model.dropout > 0) + model.ffn_width * (model.activation_dropout > 0)
-    of_key = 12 * width + 8
-    of_query = 12 * width + 4 * model.ffn_width + 4 * model.num_heads + 8 + dropped
-    last_block = positions * of_key + read * of_query
+    of_key, of_query = 12 * width + 8, 12 * width + 4 * model.ffn_width + 4 * model.num_heads + 8 + dropped
+    block, last_block = positions * (of_key + of_query), positions * of_key + read * of_query
     rotation = 4 * (width // model.num_heads)
     rotations = positions if recipe.expands_input and model.rope == "2d" else positions / num_sequences
     ends = rotations * rotation + positions * width * (model.dropout > 0) + read * (8 * width + rotation + 8)
-    has_dag = recipe.has_transitions
-    scored = targets if has_dag else 1 if recipe.objective == "mlm" else 2
+    scored = targets if recipe.has_transitions else 1 if recipe.objective == "mlm" else 2
     nodes = num_sequences * inner * (8 * width + 8 + 8 * scored)
-    if has_dag:
+    if recipe.has_transitions:
         nodes += num_sequences * (12 * states * width + 8 * states**2 + 12 * states * targets) + 2 * states**2
-    parameters = count_parameters(recipe)
-    always = {
-        "weights": 4 * parameters,
-        "gradients": 4 * parameters,
-        "moments": 8 * parameters,
-        "used_weights": 2 * parameters,
+    activations = (model.num_layers - 1) * block + last_block
+    if recipe.train.gradient_checkpointing:
+        activations = model.num_layers * positions * 4 * width + (block if model.num_layers > 1 else last_block)
+    return {
+        "state": 18 * count_parameters(recipe),
+        "activations": activations + ends,
         "nodes": nodes,
-        "logits": 8 * min(recipe.train.head_chunk_rows, num_sequences * inner) * vocab,
+        "logits": 8 * min(recipe.train.head_chunk_rows, num_sequences * inner) * recipe.tokenizer.vocab_size,
     }
-    whole_block = positions * (of_key + of_query)
-    others = model.num_layers - 1
-    kept = others * whole_block + last_block + ends
-    # blocks are computed again one by one, and the largest counts
-    largest = whole_block if others else last_block
-    checkpointed = model.num_layers * positions * 4 * width + largest + ends
-    whatever_kept = sum(always.values())
-    return Memory(
-        **always,
-        activations=kept,
-        checkpointed_activations=checkpointed,
-        total=whatever_kept + kept,
-        total_checkpointed=whatever_kept + checkpointed,
-    )
 
 
 def describe_cost(estimate: CostEstimate) -> dict[str, str]:
     """Return the cost of the run as people read it, by name."""
+    size, bound = GPUS[estimate.gpu][2], "at least " if estimate.utilisation is None else ""
+    fits = estimate.memory_bytes + _LEFT_OUT_BYTES <= size
+    hint = "it fits" if fits else "too much: lower `train.microbatch_tokens`, or set `train.gradient_checkpointing`"
     pairs = {
         "parameters": format_parameters(estimate.parameters),
+        "memory": f"{format_bytes(estimate.memory_bytes)} of {format_bytes(size)} of each GPU: {hint}",
         "tokens per step": format_count(estimate.tokens_per_step),
-        "microbatches per GPU": f"{estimate.microbatches}, of up to {estimate.microbatch_sequences} sequences",
-        "FLOPs per step": _format_flops(estimate.flops_per_step),
-        "seconds per step": f"{estimate.seconds_per_step:.3g}",
+        "FLOPs per step": f"{estimate.flops_per_step:.2e}".replace("e+", "e"),
+        "seconds per step": f"{bound}{estimate.seconds_per_step:.3g}, by {estimate.time_by}",
     }
-    if estimate.gpus > 1:
-        pairs["sent per GPU and step"] = format_bytes(estimate.bytes_sent)
-    if estimate.steps is None or estimate.tokens is None or estimate.flops is None or estimate.hours is None:
+    if estimate.steps is None or estimate.hours is None:
         return pairs | {"steps": "not known before the data are read: `train.max_epochs` limits the run"}
-    pairs |= {
-        "steps": format_count(estimate.steps),
-        "tokens": format_large(estimate.tokens),
-        "FLOPs": _format_flops(estimate.flops),
-        "hours": f"{estimate.hours:,.1f} ({estimate.gpus * estimate.hours:,.1f} GPU-hours)",
-    }
+    pairs["steps"] = format_count(estimate.steps)
+    pairs["hours"] = f"{bound}{estimate.hours:,.3g} ({estimate.gpus * estimate.hours:,.3g} GPU-hours)"
     if estimate.mlm_steps is not None:
-        tokens = format_large(estimate.mlm_steps * estimate.tokens_per_step)
         ratio = estimate.mlm_steps / estimate.steps
-        pairs["as MLM"] = (
-            f"{format_count(estimate.mlm_steps)} steps for the same FLOPs ({tokens} tokens, {ratio:.2f} x)"
-        )
+        pairs["as MLM"] = f"{format_count(estimate.mlm_steps)} steps for the same FLOPs, {ratio:.2f} x"
     return pairs
 
 
-def memory_table(estimate: CostEstimate) -> ReportTable:
-    """Return the memory of each GPU by its parts."""
-    parts = {
-        "weights": "weights",
-        "gradients": "gradients",
-        "moments": "moments of AdamW",
-        "used_weights": "weights in use",
-        "nodes": "nodes, transitions, alignment",
-        "logits": "logits",
-        "activations": "activations",
-        "checkpointed_activations": "  with gradient checkpointing",
-    }
-    totals = {"total": "all", "total_checkpointed": "  with gradient checkpointing"}
-    groups = tuple(
-        tuple((label, format_bytes(getattr(estimate.memory, key))) for key, label in rows.items())
-        for rows in (parts, totals)
-    )
-    return ReportTable("memory", "Memory of each GPU", ("", "one GPU"), groups, (_describe_fit(estimate),))
-
-
-def _describe_fit(estimate: CostEstimate) -> str:
-    """Return whether it fits, with room for what the formulas leave out."""
-    room, memory = GPUS[estimate.gpu].memory_bytes, estimate.memory
-    if memory.total + _LEFT_OUT_BYTES <= room:
-        verdict = "it fits"
-    elif memory.total_checkpointed + _LEFT_OUT_BYTES <= room:
-        verdict = "it fits with gradient checkpointing"
-    else:
-        verdict = "it does not fit unless `train.microbatch_tokens` is lower"
-    return f"{format_bytes(_LEFT_OUT_BYTES)} of {format_bytes(room)} go to CUDA and buffers: {verdict}"
-
-
-def _format_flops(flops: float) -> str:
-    return f"{flops:.2e}".replace("e+", "e")
-
-
-def _mlm_of(recipe: PretrainRecipe) -> PretrainRecipe:
-    """Return the recipe as MLM, as far as its cost goes."""
-    masking = recipe.masking.model_copy(update={"num_states_per_mask": 1})
-    return recipe.model_copy(update={"objective": "mlm", "masking": masking})
+def _positions(recipe: PretrainRecipe) -> float:
+    """Return L, the positions of the encoder for a full sequence."""
+    further = (recipe.masking.num_states_per_mask - 1) * recipe.mean_masks if recipe.expands_input else 0
+    return recipe.repeated_length + further

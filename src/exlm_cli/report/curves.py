@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 LineStyle = tuple[str, Any]
 """Colour and line style."""
-_Lines = dict[str, dict[str, tuple[list[int], list[float]]]]
-"""Steps and values of a panel, by run, then by key."""
-
+_Line = tuple[str, str, list[int], list[float]]
+"""Run, key, steps and values."""
 _MAX_SMOOTHED = 12
 """At most this many rows on either side enter a running mean; the raw rows are drawn faintly behind it."""
 _MIN_LOG_RATIO = 4.0
+"""A logarithmic axis is for values that differ by more than this."""
 _MAX_COLUMNS = 4
 _PANEL_INCHES = (3.5, 2.5)
 _MARKERS = dict(zip(style.LINE_STYLES, style.MARKERS, strict=False))
@@ -103,7 +103,7 @@ def plot_curves(
         DataError: No row holds anything to draw.
         CheckpointError: A file cannot be written.
     """
-    panels = [(panel, lines) for panel in _PANELS if (lines := _lines_of(panel, rows_by_run))]
+    panels = [panel for panel in _PANELS if _lines_of(panel, rows_by_run)]
     if not panels:
         raise DataError(
             f"nothing to draw: none of {len(rows_by_run)} runs has rows of training or validation",
@@ -120,64 +120,57 @@ def plot_curves(
     with style.drawing():
         size = _PANEL_INCHES[0] * num_columns, _PANEL_INCHES[1] * num_rows + legend_inches
         figure = style.new_figure(*size, captions=captions)
-        grid = figure.subplots(num_rows, num_columns, squeeze=False).ravel()
-        for axes, (panel, lines) in zip(grid, panels, strict=False):
+        for index, panel in enumerate(panels, start=1):
+            axes = figure.add_subplot(num_rows, num_columns, index)
             axes.set_xlim(0, 1.02 * max(last_step, 1))  # a run may have one row, at step 0
-            _draw_panel(axes, panel, lines, styles)
-        for axes in grid[len(panels) :]:
-            axes.set_visible(False)
+            _draw_panel(axes, panel, _lines_of(panel, rows_by_run), styles)
         _add_legend(figure, {name: styles[name] for name in rows_by_run}, loc="outside lower left", ncols=num_columns)
         stem = path.stem if path.suffix.lower() in (".png", ".svg") else path.name
         return style.write_figure(figure, path.parent, stem)
 
 
-def _lines_of(panel: _Panel, rows_by_run: Mapping[str, Sequence[MetricsRow]]) -> _Lines:
+def _lines_of(panel: _Panel, rows_by_run: Mapping[str, Sequence[MetricsRow]]) -> list[_Line]:
     """Return the finite values of a panel; runs and keys that have none are left out."""
-    lines: _Lines = {}
+    lines = []
     for name, rows in rows_by_run.items():
         for key in panel.keys:
-            values = [(row["step"], row.get(key)) for row in rows if row.get("kind") == panel.kind]
-            known = [(int(step), float(v)) for step, v in values if isinstance(v, int | float) and math.isfinite(v)]
+            of_kind = [(row["step"], row.get(key)) for row in rows if row.get("kind") == panel.kind]
+            known = [
+                (step, value) for step, value in of_kind if isinstance(value, int | float) and math.isfinite(value)
+            ]
             if known:
-                lines.setdefault(name, {})[key] = [step for step, _ in known], [value for _, value in known]
+                steps, values = zip(*known, strict=True)
+                lines.append((name, key, list(steps), list(values)))
     return lines
 
 
-def _draw_panel(axes: "Axes", panel: _Panel, lines: _Lines, styles: Mapping[str, LineStyle]) -> None:
+def _draw_panel(axes: "Axes", panel: _Panel, lines: list[_Line], styles: Mapping[str, LineStyle]) -> None:
+    from matplotlib.ticker import LogLocator
+
     style.set_up_axes(axes, "step", title=panel.title)
-    if panel.is_log:
-        values = [value for by_key in lines.values() for _, of_key in by_key.values() for value in of_key]
-        if max(values) / min(values) >= _MIN_LOG_RATIO:
-            _count_in_decades(axes)
+    drawn = [value for *_, values in lines for value in values]
+    if panel.is_log and max(drawn) / min(drawn) >= _MIN_LOG_RATIO:
+        axes.set_yscale("log", subs=[])
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter("{x:g}")
     # an MLM has no posterior-weighted entropy, so its panel has one line and needs no legend
-    keys = [key for key in panel.keys if any(key in by_key for by_key in lines.values())]
+    keys = [key for key in panel.keys if any(key == of_line for _, of_line, _, _ in lines)]
     line_of_key = dict(zip(keys, style.LINE_STYLES, strict=False))
-    for name, by_key in lines.items():
+    for name, key, steps, values in lines:
         colour, line_of_run = styles[name]
-        for key, (steps, values) in by_key.items():
-            if panel.is_smoothed:
-                axes.plot(steps, values, color=colour, linewidth=0.6, alpha=0.3)
-                values = _mean_around(values, min(_MAX_SMOOTHED, len(values) // 20))
-            look = line_of_key[key] if len(keys) > 1 else line_of_run
-            marker = _MARKERS[look] if len(steps) <= 40 and not panel.is_smoothed else ""
-            size = 2.8 if len(steps) > 1 else 5
-            axes.plot(steps, values, look, color=colour, linewidth=1.5, zorder=3, marker=marker, markersize=size)
+        if panel.is_smoothed:
+            axes.plot(steps, values, color=colour, linewidth=0.6, alpha=0.3)
+            values = _mean_around(values, min(_MAX_SMOOTHED, len(values) // 20))
+        look = line_of_key[key] if len(keys) > 1 else line_of_run
+        marker = _MARKERS[look] if len(steps) <= 40 and not panel.is_smoothed else ""
+        size = 2.8 if len(steps) > 1 else 5
+        axes.plot(steps, values, look, color=colour, linewidth=1.5, zorder=3, marker=marker, markersize=size)
     if panel.floor is not None:
         top = max(panel.min_top, axes.get_ylim()[1])
         # a little below the floor, so that a line on it is not cut
         axes.set_ylim(panel.floor - 0.03 * (top - panel.floor), top)
     if len(keys) > 1:
         _add_legend(axes, {panel.keys[key]: (style.FAINT_INK, line_of_key[key]) for key in keys}, fontsize=7.5)
-
-
-def _count_in_decades(axes: "Axes") -> None:
-    """Make the axis logarithmic, with plain numbers at its ticks."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_locator(NullLocator())
 
 
 def _mean_around(values: Sequence[float], reach: int) -> list[float]:

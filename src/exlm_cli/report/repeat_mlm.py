@@ -251,7 +251,7 @@ def _draw_corruption(grid: Grid, folder: Path) -> list[Path]:
         points[pair] = (100 * (shares["measured"] - shares["expected"]), error)
         floors[pair] = 100 * (shares["expected_with_floor"] - shares["expected"])
     title = "Corrupted semantics, measured ± standard error"
-    unit = "measured - $p^k$ (percentage points)"
+    unit = "measured - p^k (percentage points)"
     return _draw(grid, texts, points, title, unit, folder / "corruption", expected=floors)
 
 
@@ -287,7 +287,7 @@ def _draw(
         table.set_box_aspect(table_height / table_width)
         table.set_anchor("N")
         _draw_table(table, grid, texts)
-        style.set_up_axes(plot, "corrupted semantics $p^k$", unit)
+        style.set_up_axes(plot, "corrupted semantics p^k", unit)
         _draw_points(plot, grid, points, expected or {})
         return style.write_figure(figure, path.parent, path.name)
 

@@ -1,4 +1,4 @@
-"""Figures of a run's predictions: ROC and precision-recall curves, confusion matrices, calibration, intervals.
+"""Pictures of a run's predictions by scikit-learn's displays: ROC, precision-recall, confusion, calibration, values.
 
 Axes: K seeds, N rows, C outputs. The bold curve is that of the seeds' mean probability, the faint ones are the seeds.
 """
@@ -7,13 +7,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from exlm_cli.files import make_folder
-from exlm_cli.finetune.calibration import NUM_BINS, CalibratedRows, calibration_error, read_scored_split, reliability
+from exlm_cli.finetune.calibration import NUM_BINS, CalibratedRows, calibration_error, read_scored_split
 from exlm_cli.finetune.results import read_split_outputs
 from exlm_cli.format import format_count, format_number_of, format_percent, number_repeated, shorten
 from exlm_cli.report import style
@@ -35,6 +35,7 @@ _MAX_CLASSES = 20
 _MANY_POINTS = 2000
 """More points than this are drawn smaller, and as a bitmap inside the SVG."""
 _GRID = np.linspace(0.0, 1.0, 401)
+_GUESS: dict[str, Any] = {"linestyle": ":", "color": style.FAINT_INK, "linewidth": 0.9}
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def draw_runs(runs: Sequence[FinetunedRun], out: Path | None) -> list[Path]:
         if calibrated.loss != "regression":
             files += write_score_figures(of_run, folder, stem)
         is_own = "; fitted on the same rows" if split == "valid" else ""
-        files += write_calibration_figure(calibrated, f"{of_run.title}{is_own}", folder, f"{stem}-calibration")
+        files += write_calibration_figure(calibrated, f"{of_run.title}{is_own}", folder, stem)
     return files
 
 
@@ -147,85 +148,95 @@ def write_score_figures(predictions: SplitPredictions, folder: Path, stem: str) 
 
 
 def write_calibration_figure(rows: CalibratedRows, title: str, folder: Path, stem: str) -> list[Path]:
-    """Write `<stem>` as PNG and SVG: reliability of probabilities before and after calibration, or intervals of values.
+    """Write the reliability of probabilities before and after calibration, or values against the truth, as PNG and SVG.
 
-    Each label or column has a panel. Of two classes, the second has one; of more, each class has one, against the rest.
-    More than twelve labels or classes share one panel, which leaves out uncalibrated ones if any is calibrated. Of more
-    than twelve columns of values, the first twelve are drawn.
+    The files are `<stem>-calibration` or, for values, `<stem>-predicted-against-true`. Each label or column has a
+    panel. Of two classes, the second has one; of more, each class has one, against the rest. More than twelve labels or
+    classes share one panel, which leaves out uncalibrated ones if any is calibrated. Of more than twelve columns of
+    values, the first twelve are drawn.
 
     Raises:
         CheckpointError: A file cannot be written.
     """
     is_two = rows.loss == "classes" and len(rows.names) == 2
     chosen = [1] if is_two else list(range(len(rows.names)))
-    found = [(rows.names[index], *rows.of_output(index), index) for index in chosen]
+    found = [(rows.names[index], *rows.of_output(index)) for index in chosen]
     panels = [panel for panel in found if len(panel[2])]
     if rows.loss != "regression" and len(panels) > _MAX_MATRICES:
         joined = [panel for panel in panels if panel[3] is not None] or panels
         before_N, target_N = (np.concatenate([panel[i] for panel in joined]) for i in (1, 2))
         after = [panel[3] for panel in joined if panel[3] is not None]
-        panels = [(f"{len(joined)} labels together", before_N, target_N, np.concatenate(after) if after else None, 0)]
+        panels = [(f"{len(joined)} labels together", before_N, target_N, np.concatenate(after) if after else None)]
     panels = panels[:_MAX_MATRICES]
     if not panels:
         return []
-    captions = [f"each point holds equally many rows; at most {NUM_BINS} points; dotted: perfect calibration"]
+    kind, caption = "calibration", f"each point holds equally many rows; at most {NUM_BINS} points"
     if rows.loss == "regression":
-        captions = [f"band: {100 * rows.level:g} % intervals; orange: values outside them"]
+        kind, caption = (
+            "predicted-against-true",
+            f"lines: {100 * rows.level:g} % intervals; orange: values outside them",
+        )
     make_folder(folder)
-    columns = min(3, len(panels))
-    size = math.ceil(len(panels) / columns)
     with style.drawing():
-        figure = style.new_figure(max(3.9, 3.2 * columns), 3.3 * size, title, captions)
-        grid = figure.subplots(size, columns, squeeze=False).ravel()
-        for axes, (name, predicted_N, target_N, calibrated_N, index) in zip(grid, panels, strict=False):
+        figure, grid = _panels(len(panels), min(3, len(panels)), (3.2, 3.3), title, caption)
+        for axes, (name, predicted_N, target_N, calibrated_N) in zip(grid, panels, strict=True):
             if rows.loss == "regression":
-                half = float(rows.calibration.half_widths(rows.level)[index])
-                _draw_values(axes, name, predicted_N, target_N, half)
+                _draw_values(axes, name, predicted_N, target_N, calibrated_N)
             else:
-                _draw_reliability(axes, name, predicted_N, target_N, calibrated_N)
-        for axes in grid[len(panels) :]:
-            axes.set_visible(False)
-        return style.write_figure(figure, folder, stem)
+                _draw_reliability(axes, name, target_N, {"as predicted": predicted_N, "calibrated": calibrated_N})
+        return style.write_figure(figure, folder, f"{stem}-{kind}")
 
 
-def _draw_reliability(axes: "Axes", name: str, before_N: Floats, target_N: Floats, after_N: Floats | None) -> None:
-    style.set_up_axes(axes, "mean probability", "share of positives", shorten(name, _MAX_LETTERS), title_size=9)
-    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
-    axes.plot([0, 1], [0, 1], linestyle=":", color=style.FAINT_INK, linewidth=0.9)
-    lines = (("as predicted", before_N, 1, "s--"), ("calibrated", after_N, 0, "o-"))
-    for name, probabilities_N, colour, look in lines:
+def _panels(
+    count: int, columns: int, inches: tuple[float, float], title: str, *captions: str
+) -> tuple["Figure", list["Axes"]]:
+    """Return a figure and its panels, in rows of so many columns, each of a size."""
+    rows = math.ceil(count / columns)
+    figure = style.new_figure(max(3.9, inches[0] * columns), inches[1] * rows, title, captions)
+    return figure, [figure.add_subplot(rows, columns, index + 1) for index in range(count)]
+
+
+def _draw_reliability(axes: "Axes", name: str, target_N: Floats, probabilities: dict[str, Floats | None]) -> None:
+    from sklearn.calibration import CalibrationDisplay
+
+    looks = (
+        {"color": style.RUN_COLOURS[1], "marker": "s", "linestyle": "--"},
+        {"color": style.RUN_COLOURS[0], "marker": "o"},
+    )
+    for (label, probabilities_N), look in zip(probabilities.items(), looks, strict=True):
         if probabilities_N is not None:
-            mean_B, share_B, _ = reliability(probabilities_N, target_N).T
-            label = f"{name}  {calibration_error(probabilities_N, target_N):.3f}"
-            axes.plot(
-                mean_B, share_B, look, color=style.RUN_COLOURS[colour], markersize=3.5, linewidth=1.3, label=label
-            )
-    _add_legend(axes, "calibration error", "upper left")
+            CalibrationDisplay.from_predictions(
+                target_N, probabilities_N, n_bins=NUM_BINS, strategy="quantile", ax=axes, markersize=3.5, linewidth=1.3,
+                name=f"{label}  {calibration_error(probabilities_N, target_N):.3f}", **look,
+            )  # fmt: skip
+    style.set_up_axes(axes, "mean probability", "share of positives", shorten(name, _MAX_LETTERS))
+    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
+    _place_legend(axes, "calibration error", "upper left")
 
 
-def _draw_values(axes: "Axes", name: str, predicted_N: Floats, target_N: Floats, half_width: float) -> None:
-    style.set_up_axes(axes, "predicted", "true", shorten(name, _MAX_LETTERS), title_size=9)
+def _draw_values(axes: "Axes", name: str, predicted_N: Floats, target_N: Floats, half_N: Floats | None) -> None:
+    """Draw true values over predicted ones, with a line for the interval of each row, `half_N` on either side."""
+    style.set_up_axes(axes, "predicted", "true", shorten(name, _MAX_LETTERS))
     axes.set_axisbelow(True)
+    is_outside_N = np.abs(predicted_N - target_N) > (math.inf if half_N is None else half_N)
     ends = np.array([min(predicted_N.min(), target_N.min()), max(predicted_N.max(), target_N.max())])
-    axes.plot(ends, ends, linestyle=":", color=style.FAINT_INK, linewidth=0.9)
-    is_outside_N = np.abs(predicted_N - target_N) > half_width
-    if not math.isnan(half_width):
-        colour = style.fade(style.RUN_COLOURS[0], 0.18)
-        axes.fill_between(ends, ends - half_width, ends + half_width, color=colour, linewidth=0)
-        inside = format_percent(1 - float(is_outside_N.mean()))
-        axes.text(
-            0.03, 0.97, f"{inside} of {format_count(len(target_N))} inside", transform=axes.transAxes, va="top",
-            fontsize=7.5, color=style.INK,
+    axes.plot(ends, ends, **_GUESS)
+    is_many = len(target_N) > _MANY_POINTS
+    if half_N is not None:
+        axes.vlines(
+            predicted_N, predicted_N - half_N, predicted_N + half_N, color=style.fade(style.RUN_COLOURS[0], 0.18),
+            linewidth=0.4 if is_many else 1.2, rasterized=is_many, zorder=0.8,  # above the grid, below the points
         )  # fmt: skip
-    size = 10.0 if len(target_N) <= _MANY_POINTS else 3.0
-    for chosen_N, colour in ((~is_outside_N, style.RUN_COLOURS[0]), (is_outside_N, style.RUN_COLOURS[1])):
-        axes.scatter(
-            predicted_N[chosen_N], target_N[chosen_N], s=size, color=colour, alpha=0.6, linewidths=0,
-            rasterized=len(target_N) > _MANY_POINTS,
-        )  # fmt: skip
+        inside = f"{format_percent(1 - float(is_outside_N.mean()))} of {format_count(len(target_N))} inside"
+        axes.text(0.03, 0.97, inside, transform=axes.transAxes, va="top", fontsize=7.5, color=style.INK)
+    colours = np.where(is_outside_N, style.RUN_COLOURS[1], style.RUN_COLOURS[0])
+    size = 3.0 if is_many else 10.0
+    axes.scatter(predicted_N, target_N, c=colours, s=size, alpha=0.6, linewidths=0, rasterized=is_many)
 
 
 def _draw_curves(predictions: SplitPredictions) -> "Figure | None":
+    from sklearn.metrics import PrecisionRecallDisplay, RocCurveDisplay
+
     questions = predictions.curves()
     if not questions:
         return None
@@ -234,64 +245,61 @@ def _draw_curves(predictions: SplitPredictions) -> "Figure | None":
         captions.insert(0, "grey: each label, for the seeds' mean prediction; bold: mean of the labels")
     elif len(predictions.probabilities) > 1:
         captions.insert(0, "bold: the seeds' mean prediction; faint: single seeds, in brackets the mean of their areas")
-    figure = style.new_figure(2 * _PANEL_INCHES, _PANEL_INCHES + 0.15, predictions.title, captions)
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = _panels(2, 2, (_PANEL_INCHES, _PANEL_INCHES + 0.15), predictions.title, *captions)
+    for axes, display in ((left, RocCurveDisplay), (right, PrecisionRecallDisplay)):
+        _draw_panel(axes, questions, display)
+    left.plot([0, 1], [0, 1], **_GUESS)
     style.set_up_axes(left, "false positive rate", "true positive rate", "ROC")
-    _draw_panel(left, questions, is_roc=True)
-    left.plot([0, 1], [0, 1], linestyle=":", color=style.FAINT_INK, linewidth=0.9)
+    _place_legend(left, "area under the curve", "lower right")
     style.set_up_axes(right, "recall", "precision", "Precision and recall")
-    _draw_panel(right, questions, is_roc=False)
-    if len(questions) <= _MAX_COLOURED:
-        for index, (_, truth, _) in enumerate(questions):
-            colour = style.FAINT_INK if len(questions) == 1 else style.RUN_COLOURS[index % len(style.RUN_COLOURS)]
-            right.axhline(float(truth.mean()), linestyle=":", color=colour, linewidth=0.9)
+    _place_legend(right, "average precision", "lower left")
     return figure
 
 
-def _draw_panel(axes: "Axes", questions: Sequence[Question], *, is_roc: bool) -> None:
+def _draw_panel(axes: "Axes", questions: Sequence[Question], display: Any) -> None:
     """Draw one curve for each question, and their mean where there are many."""
-    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
-    many = len(questions) > _MAX_COLOURED
-    areas, on_grid = [], []
+    is_many = len(questions) > _MAX_COLOURED
+    shown = []
     for index, (name, truth, scores_KN) in enumerate(questions):
-        colour = style.SPINE_INK if many else style.RUN_COLOURS[index % len(style.RUN_COLOURS)]
-        of_seeds = [] if many else [_curve(truth, scores, is_roc=is_roc) for scores in scores_KN]
-        for x, y, _ in of_seeds:
-            axes.plot(x, y, color=colour, linewidth=0.7, alpha=0.35)
-        x, y, area = _curve(truth, scores_KN.mean(axis=0), is_roc=is_roc)
-        areas.append(area)
-        on_grid.append(np.interp(_GRID, x, y))
-        (line,) = axes.plot(x, y, color=colour, linewidth=0.8 if many else 1.7, alpha=0.6 if many else 1.0)
-        if not many:
-            mean = math.fsum(area for _, _, area in of_seeds) / len(of_seeds)
-            line.set_label(
-                f"{shorten(name, _MAX_LETTERS)}  {area:.3f}" + (f" ({mean:.3f})" if len(of_seeds) > 1 else "")
-            )
-    if many:
-        label = f"mean of {len(questions)} labels  {math.fsum(areas) / len(areas):.3f}"
-        axes.plot(_GRID, np.mean(on_grid, axis=0), color=style.RUN_COLOURS[0], linewidth=2.0, label=label)
-    title, place = ("area under the curve", "lower right") if is_roc else ("average precision", "lower left")
-    _add_legend(axes, title, place)
+        colour = style.SPINE_INK if is_many else style.RUN_COLOURS[index % len(style.RUN_COLOURS)]
+        faint = {"color": colour, "linewidth": 0.7, "alpha": 0.35, "label": None}
+        of_seeds = []
+        if len(scores_KN) > 1 and not is_many:
+            of_seeds = [display.from_predictions(truth, seed, ax=axes, curve_kwargs=faint) for seed in scores_KN]
+        bold = {"color": colour, "linewidth": 0.8 if is_many else 1.7, "alpha": 0.6 if is_many else 1.0, "label": None}
+        of_mean = display.from_predictions(
+            truth, scores_KN.mean(axis=0), ax=axes, curve_kwargs=bold,
+            plot_chance_level=not is_many and display.__name__.startswith("Precision"),
+            chance_level_kw=_GUESS | {"label": None, "color": style.FAINT_INK if len(questions) == 1 else colour},
+        )  # fmt: skip
+        shown.append(of_mean)
+        if not is_many:
+            mean = f" ({np.mean([_area(one) for one in of_seeds]):.3f})" if of_seeds else ""
+            of_mean.line_.set_label(f"{shorten(name, _MAX_LETTERS)}  {_area(of_mean):.3f}{mean}")
+    if is_many:
+        label = f"mean of {len(questions)} labels  {np.mean([_area(one) for one in shown]):.3f}"
+        mean_G = np.mean([_on_grid(one) for one in shown], axis=0)
+        axes.plot(_GRID, mean_G, color=style.RUN_COLOURS[0], linewidth=2.0, label=label)
 
 
-def _add_legend(axes: "Axes", title: str, place: str) -> None:
-    style.add_legend(
-        axes, *axes.get_legend_handles_labels(), title=title, loc=place, fontsize=7.5, title_fontsize=7.5,
-        frameon=True, framealpha=0.85, edgecolor="none",
-    )  # fmt: skip
+def _area(display: Any) -> float:
+    return float(display.roc_auc if hasattr(display, "roc_auc") else display.average_precision)
 
 
-def _curve(truth: NDArray[np.bool_], scores: Floats, *, is_roc: bool) -> tuple[Floats, Floats, float]:
-    """Return x, rising, and y of a curve, and the area under it."""
-    from sklearn.metrics import average_precision_score, precision_recall_curve, roc_auc_score, roc_curve
+def _on_grid(display: Any) -> Floats:
+    """Return the height of a curve over `_GRID`."""
+    height: Floats
+    if hasattr(display, "fpr"):
+        height = np.interp(_GRID, display.fpr, display.tpr)
+    else:  # precision is constant from one threshold to the next, and recall falls
+        height = display.precision[::-1][np.searchsorted(display.recall[::-1], _GRID)]
+    return height
 
-    if is_roc:
-        false_positives, true_positives, _ = roc_curve(truth, scores)
-        return false_positives, true_positives, float(roc_auc_score(truth, scores))
-    precision, recall, _ = precision_recall_curve(truth, scores)
-    # precision is constant from one threshold to the next, and recall falls
-    steps = np.repeat(recall, 2)[:0:-1], np.repeat(precision, 2)[-2::-1]
-    return *steps, float(average_precision_score(truth, scores))
+
+def _place_legend(axes: "Axes", title: str, place: Literal["upper left", "lower left", "lower right"]) -> None:
+    axes.legend(
+        title=title, loc=place, fontsize=7.5, title_fontsize=7.5, frameon=True, framealpha=0.85, edgecolor="none"
+    )
 
 
 def _draw_confusion(predictions: SplitPredictions) -> "Figure | None":
@@ -299,40 +307,27 @@ def _draw_confusion(predictions: SplitPredictions) -> "Figure | None":
     num_classes = len(matrices[0][1])
     if len(matrices) > _MAX_MATRICES or num_classes > _MAX_CLASSES:
         return None
-    columns = min(4, len(matrices))
-    rows = math.ceil(len(matrices) / columns)
-    side = max(1.9, 0.5 * num_classes + 1.2) if len(matrices) > 1 else max(3.2, 0.6 * num_classes + 1.6)
+    side = max(1.9, 0.5 * num_classes + 1.2) if len(matrices) > 1 else max(3.4, 0.6 * num_classes + 1.6)
     decided = "the likeliest class" if predictions.is_multi_class else "1 where the probability is at least 0.5"
     whose = "the seeds' mean prediction, " if len(predictions.probabilities) > 1 else ""
-    captions = [f"{whose}{decided}; percentages are shares of a row"]
-    figure = style.new_figure(max(3.4, columns * side), rows * side + 0.2, predictions.title, captions)
-    grid = figure.subplots(rows, columns, squeeze=False).ravel()
-    for axes, (name, classes, counts) in zip(grid, matrices, strict=False):
+    caption = f"{whose}{decided}; percentages are shares of a row"
+    figure, grid = _panels(len(matrices), min(4, len(matrices)), (side, side), predictions.title, caption)
+    for axes, (name, classes, counts) in zip(grid, matrices, strict=True):
         _draw_matrix(axes, name, classes, counts)
-    for axes in grid[len(matrices) :]:
-        axes.set_visible(False)
     return figure
 
 
 def _draw_matrix(axes: "Axes", name: str, classes: Sequence[str], counts: NDArray[np.int64]) -> None:
     """Draw counts on cells coloured by their share of the row."""
-    from matplotlib.patches import Rectangle
+    from sklearn.metrics import ConfusionMatrixDisplay
 
     shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
-    for row, column in np.ndindex(*counts.shape):
-        colour = style.fade(style.RUN_COLOURS[0], 0.06 + 0.94 * float(shares[row, column]))
-        axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=colour, edgecolor="white", linewidth=1.5))
-        text = f"{format_count(int(counts[row, column]))}\n{format_percent(shares[row, column], decimals=0)}"
-        ink = style.ink_on(colour)
-        axes.text(column, row, text, ha="center", va="center", color=ink, fontsize=8, parse_math=False)
     labels = [shorten(label, _MAX_LETTERS) for label in classes]
-    is_slanted = max(map(len, labels)) > 4
-    slant: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if is_slanted else {}
-    axes.set(xlim=(-0.5, len(classes) - 0.5), ylim=(len(classes) - 0.5, -0.5), aspect="equal")
-    axes.set_xticks(range(len(classes)), labels, parse_math=False, **slant)
-    axes.set_yticks(range(len(classes)), labels, parse_math=False)
-    axes.tick_params(colors=style.FAINT_INK, length=0)
-    axes.set_xlabel("predicted", color=style.FAINT_INK)
-    axes.set_ylabel("true", color=style.FAINT_INK)
-    axes.spines[:].set_visible(False)
-    axes.set_title(shorten(name, _MAX_LETTERS), fontsize=9, color=style.INK, loc="left", parse_math=False)
+    shown = ConfusionMatrixDisplay(shares, display_labels=labels)
+    shown.plot(ax=axes, cmap="Blues", colorbar=False, im_kw={"vmin": 0, "vmax": 1}, text_kw={"fontsize": 8})
+    for cell, text in np.ndenumerate(shown.text_):
+        text.set_text(f"{format_count(int(counts[cell]))}\n{format_percent(shares[cell], decimals=0)}")
+    if max(map(len, labels)) > 4:
+        axes.set_xticks(range(len(labels)), labels, rotation=45, ha="right", rotation_mode="anchor")
+    axes.set(xlabel="predicted", ylabel="true")
+    axes.set_title(shorten(name, _MAX_LETTERS))

@@ -271,9 +271,9 @@ def _notes(run: FinetunedRun) -> list[str]:
         )
         notes.append(f"95 % intervals on {results.scored_split} over splits: {', '.join(shown)}")
     elif (interval := results.rows_interval) is not None:
-        bounds = f"{format_number(interval.low)} to {format_number(interval.high)}"
+        ends = f"{format_number(interval.low)} to {format_number(interval.high)}"
         rows = format_number_of(interval.num, f"{results.scored_split} row")
-        notes.append(f"95 % interval of {metric} over the {rows}, {NUM_RESAMPLES:,} resamples: {bounds}")
+        notes.append(f"95 % interval of {metric} over the {rows}, {NUM_RESAMPLES:,} resamples: {ends}")
     notes.append(
         f"trained in {format_duration(trained.elapsed_s)}, {format_count(trained.tokens_per_s)} tokens/s, "
         f"{format_percent(trained.outside_model_share)} of the time outside the model"

@@ -1,11 +1,10 @@
-"""Look of all figures: colours, fonts, axes, titles; the same data give the same bytes."""
+"""Look of all pictures and pages: colours, fonts, axes, titles; the same data give the same bytes."""
 
 import io
 import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,21 +39,6 @@ LINE_STYLES = ("-", "--", ":", "-.")
 GRID_INK = "#E6E9EC"
 SPINE_INK = "#B5BDC5"
 
-_PAGE_STYLE = """
-:root { color-scheme: light dark; --paper: #ffffff; --ink: #1f2933; --faint: #5f6b76; --rule: #dde2e7; --bar: #b8c4d0; }
-@media (prefers-color-scheme: dark) { :root { --paper: #15191e; --ink: #e6eaee; --faint: #9aa5b1; --rule: #333b44;
-  --bar: #46525f; } }
-body { background: var(--paper); color: var(--ink); font: 15px/1.5 "DejaVu Sans", Verdana, "Segoe UI", sans-serif;
-  margin: 2rem auto; max-width: 76rem; padding: 0 1.5rem; }
-h1 { font-size: 1.35rem; font-weight: 500; line-height: 2; } h2 { font-size: 1.05rem; margin: 2.2rem 0 .4rem; }
-p { color: var(--faint); font-size: .85rem; margin: .3rem 0 .8rem; max-width: 60rem; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .9rem; }
-td, th { padding: .25rem .8rem .25rem 0; text-align: left; white-space: nowrap; }
-th { border-bottom: 1px solid var(--rule); font-weight: 600; } td.number, th.number { text-align: right; }
-small { color: var(--faint); } tr.alone td { border-top: 1px solid var(--rule); }
-"""
-
 _DPI = 160.0
 _TITLE_LETTERS_PER_INCH = 12.5
 _CAPTION_LETTERS_PER_INCH = 16.0
@@ -67,10 +51,26 @@ def drawing(*, font_size: float = 8.5) -> Iterator[None]:
     import matplotlib
 
     settings: Any = {
+        "axes.edgecolor": SPINE_INK,
+        "axes.labelcolor": FAINT_INK,
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+        "axes.titlecolor": INK,
+        "axes.titlelocation": "left",
+        "axes.titlesize": 9.5,
         "font.family": "DejaVu Sans",
         "font.size": font_size,
-        "svg.hashsalt": "exlm",
+        "grid.color": GRID_INK,
+        "grid.linewidth": 0.7,
+        "legend.frameon": False,
+        "legend.labelcolor": INK,
         "svg.fonttype": "path",
+        "svg.hashsalt": "exlm",
+        "text.parse_math": False,  # a `$` in the name of a run is not a formula
+        "xtick.color": FAINT_INK,
+        "xtick.major.size": 3,
+        "ytick.color": FAINT_INK,
+        "ytick.major.size": 3,
     }
     with matplotlib.rc_context(), warnings.catch_warnings():
         matplotlib.rcdefaults()
@@ -102,39 +102,31 @@ def new_figure(width: float, height: float, title: str = "", captions: Sequence[
     top = size[1] - 0.06
     texts = ((titles, 10.0, INK, top), (small, 8.0, FAINT_INK, top - title_inches))
     for lines, font, colour, y in texts:
-        figure.text(
-            0.08 / width, y / size[1], "\n".join(lines), fontsize=font, color=colour, ha="left", va="top",
-            parse_math=False,
-        )  # fmt: skip
+        figure.text(0.08 / width, y / size[1], "\n".join(lines), fontsize=font, color=colour, ha="left", va="top")
     return figure
 
 
 def add_legend(owner: "Axes | Figure", handles: Sequence[Any], labels: Sequence[str], **options: Any) -> None:
-    """Add a legend without a frame whose labels are plain text: a `$` in the name of a run is not a formula."""
-    # the best place by name: where it is matplotlib's default, a busy machine gets a warning
-    legend = owner.legend(handles, labels, **{"loc": "best", "frameon": False, "labelcolor": INK, **options})
-    for text in legend.get_texts():
-        text.set_parse_math(False)
+    """Add a legend, by default at the best place."""
+    # by name: where that is matplotlib's default, a busy machine gets a warning
+    owner.legend(handles, labels, **{"loc": "best", **options})
 
 
 def set_up_axes(axes: "Axes", x: str, y: str = "", title: str = "", *, title_size: float = 9.5) -> None:
-    """Name axes, and draw them thin and grey with a grid, so that the data stand out."""
-    axes.set_title(title, fontsize=title_size, color=INK, loc="left", parse_math=False)
-    axes.set_xlabel(x, color=FAINT_INK)
-    axes.set_ylabel(y, color=FAINT_INK)
-    axes.tick_params(colors=FAINT_INK, length=3)
-    axes.grid(visible=True, color=GRID_INK, linewidth=0.7)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["bottom", "left"]].set_color(SPINE_INK)
+    """Name axes, and draw a grid."""
+    axes.set(xlabel=x, ylabel=y)
+    axes.set_title(title, fontsize=title_size)
+    axes.grid(visible=True)
 
 
 def render_figure(figure: "Figure", formats: Sequence[str] = _FORMATS, *, dpi: float = _DPI) -> dict[str, bytes]:
     """Return the bytes of a figure in each format; call it inside `drawing`. The same figure gives the same bytes."""
+    # a date or a version would make every file differ
+    metadata = {"svg": dict.fromkeys(("Creator", "Date", "Format", "Type")), "png": {"Software": None}}
     rendered = {}
     for name in formats:
         buffer = io.BytesIO()
-        # a date or a version would make every file differ
-        figure.savefig(buffer, format=name, dpi=dpi, metadata={"Date" if name == "svg" else "Software": None})
+        figure.savefig(buffer, format=name, dpi=dpi, metadata=metadata[name])
         rendered[name] = buffer.getvalue()
     return rendered
 
@@ -150,29 +142,23 @@ def write_figure(figure: "Figure", folder: Path, stem: str) -> list[Path]:
     return list(files)
 
 
-def html_page(title: str, body: str, *, style: str, policy: str) -> str:
-    """Return an HTML page, light and dark, that needs nothing else.
+def render_page(template: str, **values: Any) -> str:
+    """Return an HTML page, light and dark, that needs nothing else, from a file in `report/templates`.
 
-    Args:
-        title: Plain text.
-        body: HTML.
-        style: CSS besides that of all pages.
-        policy: Directives of the Content-Security-Policy besides inline styles; nothing else is allowed.
+    Values are texts, never markup, unless the template says otherwise; control characters are shown.
     """
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; {policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(printable(title))}</title>
-<style>{_PAGE_STYLE}{style}</style>
-</head>
-<body>
-{body}
-</body>
-</html>
-"""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("exlm_cli.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,  # not what is markup already
+    )
+    return environment.get_template(template).render(values)
 
 
 def corruption_colour(group: int, num_groups: int) -> str:

@@ -30,6 +30,10 @@ _LATEX = {
 _LATEX_PATTERN = re.compile("|".join(map(re.escape, _LATEX)))
 _NUMBER = re.compile(r"([+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)( %)?")
 
+_FIGURE = r"[+-]?[\d,]*\.?\d+(?:e[+-]?\d+)?"
+_SPREAD = re.compile(rf"({_FIGURE}) ± ?({_FIGURE})")
+_MEDIAN = re.compile(rf"({_FIGURE}) \(({_FIGURE}) to ({_FIGURE})\)")
+
 
 @dataclass(frozen=True)
 class ReportTable:
@@ -90,7 +94,10 @@ class ReportTable:
 
 
 def write_tables(tables: Sequence[ReportTable], folder: Path, formats: Sequence[str]) -> list[Path]:
-    """Write each table in each format to `<folder>/<name><suffix>`; CSV has plain numbers, such as 0.15 for `15 %`.
+    """Write each table in each format to `<folder>/<name><suffix>`.
+
+    CSV has plain numbers, such as 0.15 for `15 %`. The deviation of `NAME` is in a column `NAME_std`, the ends around a
+    median are in `NAME_low` and `NAME_high`.
 
     Args:
         tables: Tables of different names.
@@ -107,11 +114,30 @@ def write_tables(tables: Sequence[ReportTable], folder: Path, formats: Sequence[
     files = {folder / f"{table.name}{SUFFIXES[name]}": table for table in tables for name in formats}
     for path, table in files.items():
         if path.suffix == ".csv":
-            # the first cell is the name of the row, whatever it looks like
-            write_csv(path, table.columns, [(row[0], *map(_csv_cell, row[1:])) for row in table.rows])
+            write_csv(path, *_csv_content(table))
         else:
             write_atomically(path, (as_markdown(table) if path.suffix == ".md" else as_latex(table)).encode())
     return list(files)
+
+
+def _csv_content(table: ReportTable) -> tuple[list[str], list[list[str]]]:
+    """Return heading and rows; the first cell is the name of the row, whatever it looks like."""
+    heading, columns = [table.columns[0]], [[row[0] for row in table.rows]]
+    for index, name in enumerate(table.columns[1:], start=1):
+        cells = [_csv_numbers(row[index]) for row in table.rows]
+        for end in dict.fromkeys(["", *(end for cell in cells for end in cell)]):
+            heading.append(name + end)
+            columns.append([cell.get(end, "") for cell in cells])
+    return heading, [list(row) for row in zip(*columns, strict=True)]
+
+
+def _csv_numbers(text: str) -> dict[str, str]:
+    """Return the numbers of a cell by the ending of their column."""
+    if match := _SPREAD.fullmatch(text):
+        return {"": _csv_cell(match[1]), "_std": _csv_cell(match[2])}
+    if match := _MEDIAN.fullmatch(text):
+        return {"": _csv_cell(match[1]), "_low": _csv_cell(match[2]), "_high": _csv_cell(match[3])}
+    return {"": _csv_cell(text)}
 
 
 def _csv_cell(text: str) -> str:

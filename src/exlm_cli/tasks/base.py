@@ -164,7 +164,7 @@ class DownstreamTask(ABC):
             empty if there is nothing. A run resumes only with the same text.
         training_keys: Key of each training row: a molecule's canonical SMILES, a text, or texts joined by NUL. `exlm
             predict` recognises training rows by it.
-        validation_keys: Key of each validation row.
+        validation_keys, test_keys: Key of each validation row and of each test row.
     """
 
     name: str
@@ -182,6 +182,7 @@ class DownstreamTask(ABC):
     score_fingerprint: str = ""
     training_keys: Sequence[str] = ()
     validation_keys: Sequence[str] = ()
+    test_keys: Sequence[str] = ()
 
     @property
     @abstractmethod

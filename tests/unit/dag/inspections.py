@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from exlm_cli.dag import FORMATS
-from exlm_cli.dag.inspect import Inspection, inspect
+from exlm_cli.dag.inspection import Inspection, inspect
 from exlm_cli.dag.report import render_report
 from tests.unit.dag.dags import case_study_dag, handmade_dag
 

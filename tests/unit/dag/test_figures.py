@@ -33,14 +33,13 @@ def heat_map() -> ET.Element:
 
 
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Figure, set[str]]]:
-    """Return the figure of each format as it is before it becomes a file, and the ids of what is visible in it."""
-    kept: dict[str, tuple[Figure, set[str]]] = {}
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """Return the figures as they are before they become files."""
+    kept: list[Figure] = []
 
     def keep(figure: Figure, formats: Sequence[str], **_: float) -> dict[str, bytes]:
-        visible = {str(artist.get_gid()) for artist in figure.findobj() if artist.get_visible()}
-        kept.update(dict.fromkeys(formats, (figure, visible)))
-        return dict.fromkeys(formats, b"<svg >")
+        kept.append(figure)
+        return dict.fromkeys(formats, b"")
 
     monkeypatch.setattr("exlm_cli.dag.figures.render_figure", keep)
     return kept
@@ -85,36 +84,20 @@ def test_the_graph_names_words_fillings_and_probabilities(graph):
     assert any("if masks were independent" in text for text in _texts(graph))
 
 
-def test_every_node_and_edge_has_an_id_and_a_tooltip_and_weak_edges_are_hidden(graph):
+def test_every_node_and_likely_edge_has_an_id(graph):
+    """Likely are those from 0.03 on."""
     by_id = _by_id(graph)
     assert {f"node-{node}" for node in range(10)} <= by_id.keys()
-    assert by_id["node-2"].findtext(f"{SVG}title").endswith("of the paths: terrible 0.46, awful 0.31, sad 0.09")
-    use = case_study().edge_use[2, 5]
-    tooltip = f"2 terrible → 5 sorry: transition 0.860, on {use:.3f} of the paths"
-    assert by_id["edge-2-5"].findtext(f"{SVG}title") == tooltip
+    likely = {f"edge-{source}-{target}" for source, target in np.argwhere(case_study().dag.trans >= 0.03)}
+    assert {name for name in by_id if name.startswith("edge-")} == likely
     numbered = {name for name in by_id if name.startswith("number-")}
     assert "number-2-5" in numbered
     assert {name.replace("number", "edge") for name in numbered} <= by_id.keys()
-    assert by_id["edge-0-6"].get("visibility") == "hidden", "its probability is 0.02"
-    assert by_id["edge-2-5"].get("visibility") is None
-
-
-@pytest.mark.parametrize("formats", [["svg", "png"], ["png", "svg"]])
-def test_weak_edges_are_in_the_svg_alone(drawn, formats):
-    """A picture without a pointer would show all of them at once. Weak are those below 0.03, as far as floats tell."""
-    render_graph(case_study(), formats)
-    trans = case_study().dag.trans
-    edges = {f"edge-{source}-{target}": trans[source, target] for source, target in np.argwhere(trans > 0.015)}
-    assert edges.keys() <= drawn["svg"][1]
-    shown = edges.keys() & drawn["png"][1]
-    assert min(edges[name] for name in shown) > 0.025
-    assert 0 < max(edges[name] for name in edges.keys() - shown) < 0.035
-    assert {f"node-{node}" for node in range(10)} <= drawn["png"][1]
 
 
 def test_probabilities_of_the_heat_map_are_in_the_row_of_the_left_node_and_the_column_of_the_entered_one(drawn):
     render_heat_map(case_study(), ["png"])
-    axes = drawn["png"][0].axes[0]
+    axes = drawn[0].axes[0]
     columns, rows = (
         dict(zip(axis.get_ticklocs(), (label.get_text().split()[0] for label in axis.get_ticklabels()), strict=True))
         for axis in (axes.xaxis, axes.yaxis)
@@ -134,14 +117,6 @@ def test_probabilities_of_the_heat_map_are_in_the_row_of_the_left_node_and_the_c
     colours = {tuple(path.vertices[0]): value for path, value in zip(cells.get_paths(), cells.get_array(), strict=True)}
     for (column, row), value in colours.items():
         assert value == trans[int(row), int(column) + 1]
-
-
-def test_every_cell_of_the_heat_map_has_a_tooltip(heat_map):
-    cells = _by_id(heat_map)["cells"]
-    tooltips = [cell.findtext(f"{SVG}title") for cell in cells.iter(f"{SVG}path")]
-    assert len(tooltips) == 9 * 10 / 2
-    assert tooltips[0] == "BOS → 1 it: 0.140"
-    assert "2 terrible → 5 sorry: 0.860" in tooltips
 
 
 def test_the_heat_map_has_three_words_a_node_where_they_fit_and_one_elsewhere(heat_map):

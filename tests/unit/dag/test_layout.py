@@ -7,8 +7,8 @@ import pytest
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 
-from exlm_cli.dag.inspect import MAX_MASKS_DRAWN, Inspection
-from exlm_cli.dag.layout import EdgeCurve, GraphLayout, NodeBox, curve_points, fit_word, lay_out_graph, text_width
+from exlm_cli.dag.inspection import MAX_MASKS_DRAWN, Inspection
+from exlm_cli.dag.layout import GraphLayout, NodeBox, curve_points, fit_word, lay_out_graph, text_width
 from tests.unit.dag.inspections import awkward, case_study, many_masks, smiles
 
 DRAWINGS = {
@@ -49,10 +49,6 @@ def _labels(layout: GraphLayout) -> list[Rectangle]:
     return rectangles
 
 
-def _drawn(layout: GraphLayout) -> list[EdgeCurve]:
-    return [edge for edge in layout.edges if not edge.is_weak]
-
-
 def _overlap(one: Rectangle, other: Rectangle) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
@@ -66,7 +62,7 @@ def test_everything_lies_in_the_rectangle(layout):
     right, bottom = layout.left + layout.width, layout.top + layout.height
     things = [_rectangle(box) for box in (*layout.nodes, *layout.headings)] + _labels(layout)
     assert all(layout.left < x[0] and layout.top < x[1] and x[2] < right and x[3] < bottom for x in things)
-    points = np.concatenate([curve_points(edge.control, 60) for edge in _drawn(layout)])
+    points = np.concatenate([curve_points(edge.control, 60) for edge in layout.edges])
     assert (points > (layout.left, layout.top)).all()
     assert (points < (right, bottom)).all()
 
@@ -88,7 +84,7 @@ def test_columns_are_masks_in_reading_order(layout):
 
 def test_every_node_but_the_end_has_an_edge_and_likely_edges_come_first(layout, inspection):
     for box in layout.nodes[:-1]:
-        drawn = [edge.probability for edge in _drawn(layout) if edge.source == box.node]
+        drawn = [edge.probability for edge in layout.edges if edge.source == box.node]
         best = np.exp(inspection.dag.log_trans[box.node].max())
         assert drawn[0] == pytest.approx(best)
         assert drawn == sorted(drawn, reverse=True)
@@ -106,7 +102,7 @@ def test_nodes_are_as_strong_as_they_are_visited_and_edges_as_wide_as_they_are_p
 
 def test_edges_go_around_nodes_that_are_not_their_ends(inspection, layout):
     crossings = 0
-    for edge in _drawn(layout):
+    for edge in layout.edges:
         points = curve_points(edge.control, 100)
         for box in layout.nodes:
             if box.node not in (edge.source, edge.target):
@@ -114,7 +110,7 @@ def test_edges_go_around_nodes_that_are_not_their_ends(inspection, layout):
                 x, y = points.T
                 crossings += bool(((x > left) & (x < right) & (y > top) & (y < bottom)).any())
     # in small drawings there is always a way around; in large ones a few faint edges may find none
-    assert crossings <= (0 if inspection.dag.num_masks <= 5 else 0.02 * len(_drawn(layout)))
+    assert crossings <= (0 if inspection.dag.num_masks <= 5 else 0.02 * len(layout.edges))
 
 
 def test_curves_begin_and_end_at_the_borders_of_their_nodes(layout):
@@ -124,13 +120,6 @@ def test_curves_begin_and_end_at_the_borders_of_their_nodes(layout):
             left, top, right, bottom = _rectangle(boxes[node])
             assert min(abs(point[0] - left), abs(point[0] - right), abs(point[1] - top), abs(point[1] - bottom)) < 1e-6
         np.testing.assert_allclose(curve_points(edge.control, 5)[[0, 4]], edge.control[[0, 3]])
-
-
-def test_weak_edges_are_kept_for_the_page_and_have_no_number(inspection, layout):
-    kept = {(edge.source, edge.target) for edge in layout.edges}
-    shown = [box.node for box in layout.nodes]
-    assert {(v, u) for v in shown for u in shown if inspection.dag.trans[v, u] >= 0.01} <= kept
-    assert all(edge.label_at is None and edge.probability >= 0.01 for edge in layout.edges if edge.is_weak)
 
 
 def test_more_masks_than_can_be_drawn_are_cut():

@@ -16,9 +16,11 @@ from tests.unit.dag.inspections import case_files, case_study
 
 def test_only_what_is_wanted_is_written(tmp_path):
     folder = tmp_path / "a" / "b"
-    assert write_report(case_study(), folder, ["json", "dot"]) == [folder / "dag.dot", folder / "dag.json"]
+    assert write_report(case_study(), folder, ["json", "svg"]) == [
+        folder / "dag_graph.svg", folder / "dag_heatmap.svg", folder / "dag.json",
+    ]  # fmt: skip
     assert {path.name: path.read_bytes() for path in folder.iterdir()}.items() <= case_files().items()
-    assert len(list(folder.iterdir())) == 2
+    assert len(list(folder.iterdir())) == 3
     assert write_report(case_study(), folder, []) == []
 
 
@@ -42,5 +44,5 @@ def test_a_failure_leaves_no_new_folder(tmp_path, monkeypatch):
     full = [None, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))]
     monkeypatch.setattr(os, "fsync", Mock(side_effect=full))
     with pytest.raises(CheckpointError, match=r"No space left on device$"):
-        write_report(case_study(), tmp_path / "new", ["dot", "json"])
+        write_report(case_study(), tmp_path / "new", ["html", "json"])
     assert list(tmp_path.iterdir()) == []

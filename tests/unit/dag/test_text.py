@@ -1,43 +1,19 @@
-"""Terminal view, DOT and JSON: what they hold, their width, and that no word is a command to its reader."""
+"""Terminal view and JSON: what they hold, their width, and that no word is a command to its reader."""
 
 import io
 import json
 import math
-import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from exlm_cli.dag.inspect import Inspection, inspect
-from exlm_cli.dag.text import SCHEMA, inspection_as_dict, render_dot, render_json, render_terminal
+from exlm_cli.dag.inspection import Inspection, inspect
+from exlm_cli.dag.text import SCHEMA, inspection_as_dict, render_json, render_terminal
 from exlm_cli.format import printable
-from tests.unit.dag.dags import case_study_dag, handmade_dag, random_dag
+from tests.unit.dag.dags import case_study_dag, handmade_dag
 from tests.unit.dag.inspections import AWKWARD, awkward, case_study, many_masks, smiles
-
-QUOTED = r'"(?:[^"\\]|\\.)*"'
-
-
-def test_dot_has_every_node_its_column_and_the_likely_edges():
-    dot = render_dot(case_study())
-    assert '  n3 [label="amazing", color="#F4C542"' in dot
-    assert "  { rank=same; n5; n6; n7; n8; }" in dot
-    assert '  n2 -> n5 [label="0.86"' in dot
-    edges = {(int(a), int(b)) for a, b in re.findall(r"n(\d+) -> n(\d+)", dot)}
-    assert edges == {(v, u) for v, u in np.argwhere(case_study().dag.trans >= 0.03).tolist()}
-    unlikely = render_dot(inspect(random_dag(20, 4, 5, seed=0, sharpness=0.0)))
-    assert {int(source) for source in re.findall(r"n(\d+) -> n\d+", unlikely)} == set(range(81)), (
-        "each has its best one"
-    )
-
-
-def test_dot_strings_are_closed_whatever_the_words_are():
-    dot = render_dot(awkward())
-    for line in dot.splitlines():
-        assert '"' not in re.sub(QUOTED, "", line)
-    dag = replace(case_study_dag(), text='say "x" \\ [MASK]\n[MASK]')
-    assert '  label="say \\"x\\" \\\\ [MASK] [MASK]";' in render_dot(replace(case_study(), dag=dag))
 
 
 def test_json_reads_back_as_the_inspection():

@@ -16,12 +16,21 @@ from rdkit import Chem, DataStructs
 from rdkit.Chem import rdFingerprintGenerator
 from scipy.special import expit
 
+from exlm_cli.api import Run
 from exlm_cli.config.tasks import SquadTaskConfig
 from exlm_cli.data.bundled.molecules import generate_molecules
 from exlm_cli.data.molecules import fingerprints
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.files import write_json
-from exlm_cli.finetune.calibration import CALIBRATION_FILE, Calibration, PlattCurve, calibrate_run, read_calibration
+from exlm_cli.finetune.calibration import (
+    CALIBRATION_FILE,
+    Calibration,
+    ConformalResiduals,
+    ErrorScale,
+    PlattCurve,
+    calibrate_run,
+    read_calibration,
+)
 from exlm_cli.finetune.model import Finetuned, load_finetuned
 from exlm_cli.finetune.predict import predict
 from exlm_cli.finetune.results import read_split_outputs
@@ -29,6 +38,7 @@ from exlm_cli.finetune.training_rows import (
     TRAINING_ROWS_FILE,
     TrainingRows,
     read_training_rows,
+    similarity_to_training,
     write_training_rows,
 )
 from exlm_cli.progress import SilentProgress
@@ -54,14 +64,18 @@ def lengths(text_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Finet
 def known_rows(run: Path, **smiles: list[str]) -> Path:
     """Write `training_rows.npz` for a run with these molecules in `train` and `valid`."""
     run.mkdir(parents=True)
+    write_training_rows(run, molecule_task(**smiles))
+    return run
+
+
+def molecule_task(**smiles: list[str]) -> RowTask:
     parts = {
         split: LabelledRows([(text,) for text in texts], np.zeros((len(texts), 1)), np.arange(len(texts)))
         for split, texts in smiles.items()
     }
     task = RowTask("known", "binary", ("active",), parts)
     task.input_kind = "smiles"
-    write_training_rows(run, task)
-    return run
+    return task
 
 
 def predicted(finetuned: Finetuned, path: Path, out: Path | None, **options: Any) -> PredictionSummary:
@@ -288,10 +302,47 @@ def test_intervals_of_values_are_as_wide_as_the_residuals_of_the_validation_rows
         assert float(row["length_high_50"]) == pytest.approx(value + half, rel=1e-4)
     assert labelled is not None
     assert summary.metrics["interval_coverage"] in (0, 0.5, 1)
+    assert any("equally wide for all rows: fewer than 50 validation rows: `length`" in note for note in summary.notes)
     wide = predicted(run, path, tmp_path / "wide.csv", interval_level=0.999)
     assert any("too few validation rows for intervals of 99.9 %: `length`" in note for note in wide.notes)
     with pytest.raises(ConfigError, match="interval_level=1`: accepted: above 0 and below 1"):
         predicted(run, path, tmp_path / "x.csv", interval_level=1)
+
+
+def test_intervals_of_molecules_widen_with_distance_and_spread(finetuned, tmp_path):
+    """With the same distance in all validation rows each residual counts alike: here all are 3 times the scale."""
+    run = known_rows(tmp_path / "run", train=["CCO", "CCCN"], valid=["CCC"])
+    scale = ErrorScale(constant=0.5, per_distance=1.5, per_spread=2.0, neighbours_by="distance", rows=(0.5,) * 20)
+    output = ConformalResiduals(residuals=(3.0,) * 20, scale=scale)
+    write_json(run / CALIBRATION_FILE, Calibration(outputs=(output, output)))
+    values = replace(finetuned, run=run, results=finetuned.results.model_copy(update={"loss": "regression"}))
+    predicted(values, write_rows(tmp_path / "new.csv", ["mol"], [[one] for one in SMILES]), tmp_path / "out.csv")
+    found = Run(run, values, SilentProgress()).predict([*SMILES, "no molecule"])
+    assert found.half_width is not None
+    widths = []
+    for index, row in enumerate(read_rows(tmp_path / "out.csv")):
+        for column, name in enumerate(finetuned.results.output_names):
+            low, value, high, spread = (
+                float(row[f"{name}_{end}"]) for end in ("low_90", "predicted", "high_90", "seed_spread")
+            )
+            half = 3 * (0.5 + 1.5 * (1 - float(row["nearest_train_tanimoto"])) + 2 * spread)
+            np.testing.assert_allclose([value - low, high - value], half, rtol=1e-3)
+            assert found.half_width[index, column] == pytest.approx(half, rel=1e-3)
+            widths.append(half)
+    assert max(widths) > 1.3 * min(widths)
+    assert np.isnan(found.half_width[-1]).all()
+
+
+def test_similarity_of_validation_and_test_rows_is_that_to_the_training_rows(tmp_path):
+    task = molecule_task(train=["CCO", "c1ccccc1"], valid=["CCO"], test=["CCN", "c1ccccc1"])
+    write_training_rows(tmp_path, task)
+    found = similarity_to_training(tmp_path, task, SilentProgress())
+    one, other = (Chem.MolFromSmiles(smiles) for smiles in ("CCO", "CCN"))
+    generator = rdFingerprintGenerator.GetMorganGenerator(radius=2, fpSize=2048)
+    near = DataStructs.TanimotoSimilarity(generator.GetFingerprint(one), generator.GetFingerprint(other))
+    assert {split: values.tolist() for split, values in found.items()} == {"valid": [1.0], "test": [near, 1.0]}
+    task.input_kind = "text"
+    assert similarity_to_training(tmp_path, task, SilentProgress()) == {}
 
 
 def test_a_level_of_intervals_is_refused_by_a_run_without_intervals(finetuned, tmp_path):

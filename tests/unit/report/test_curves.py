@@ -50,11 +50,6 @@ def test_a_panel_appears_where_its_values_do(figures, key):
     assert drawn[TITLES[key]].get_legend() is None
 
 
-def test_a_place_without_a_panel_stays_empty(figures):
-    assert len(panels(figures, {"run": run(*[*TITLES][:4])})) == 5
-    assert len(figures["curves"].axes) == 6
-
-
 def test_several_runs_lie_over_each_other_in_colours_that_differ(figures):
     runs = {f"k={k}": run(*TITLES, "entropy_posterior_bits") for k in range(9)} | {"MLM": run("loss")}
     drawn = panels(figures, runs)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from exlm_cli.errors import CheckpointError
 from exlm_cli.files import write_json
 from exlm_cli.finetune.calibration import CALIBRATION_FILE, calibrate_run
 from exlm_cli.report.page import write_page
@@ -86,6 +87,37 @@ def test_each_label_has_its_row_on_the_page(tmp_path, monkeypatch):
     text = write_page(at_folder(run, tmp_path)).read_text(encoding="utf-8")
     assert "<h2>Scores of each label, test</h2>" in text
     assert "<tr><td>toxic</td>" + 3 * '<td class="number">0.6250</td>' + "</tr>" in text
+
+
+def test_a_page_says_which_share_of_each_third_is_inside_the_intervals(tmp_path, monkeypatch):
+    """60 test rows, of which the farthest third has errors of 3 and the others of 1; all intervals are 2 wide."""
+    monkeypatch.setattr("exlm_cli.report.page.draw_runs", lambda *_: [])
+    update_run_json(tmp_path, {"command": "finetune", "device": "cpu"})
+    run = scored("run", "csv", {"rmse": [0.5, 0.5]}, loss="regression", output_names=("logS",))
+    near_N = np.linspace(1, 0.41, 60)
+    parts = {"valid": np.ones(40), "test": np.where(np.arange(60) < 40, 1.0, 3.0)}
+    for split, values in parts.items():
+        write_outputs(tmp_path / f"targets-{split}.csv", range(len(values)), ["logS"], list(values[:, None]))
+        for seed in (1, 2):
+            cell = tmp_path / f"cells/single/seed-{seed}"
+            cell.mkdir(parents=True, exist_ok=True)
+            outputs = list(np.zeros((len(values), 1)))
+            write_outputs(cell / f"predictions-{split}.csv", range(len(values)), ["logS"], outputs)
+    calibration = calibrate_run(tmp_path, run.results, {"valid": near_N[:40], "test": near_N})
+    write_json(tmp_path / CALIBRATION_FILE, calibration)
+    text = write_page(at_folder(run, tmp_path)).read_text(encoding="utf-8")
+    assert "<h2>Intervals of 90 %, test</h2>" in text
+    assert "fewer than 50 validation rows: <code>logS</code>" in text
+    cells = [re.findall(r"<td[^>]*>([^<]*)</td>", row) for row in re.findall(r"<tr.*?</tr>", text)]
+    found = {row[0]: row[1:] for row in cells if row and row[0].startswith("Tanimoto")}
+    assert found == {
+        "Tanimoto similarity 1 to 0.81": ["20", "100.0 %", "83.9 % to 100.0 %", "2.0000"],
+        "Tanimoto similarity 0.8 to 0.61": ["20", "100.0 %", "83.9 % to 100.0 %", "2.0000"],
+        "Tanimoto similarity 0.6 to 0.41": ["20", "0.0 %", "0.0 % to 16.1 %", "2.0000"],
+    }
+    (tmp_path / CALIBRATION_FILE).write_text("{}", encoding="utf-8")
+    with pytest.raises(CheckpointError, match=CALIBRATION_FILE):
+        write_page(at_folder(run, tmp_path))
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: `apt-get install chromium`")

@@ -119,7 +119,7 @@ def test_numbers_in_csv_are_plain_and_texts_stay(tmp_path):
     cells = {
         "1,280,069.6": "1280069.6", "-1,234": "-1234", "1.50": "1.50", "15 %": "0.15", "0.0052 %": "0.000052",
         "0.00001 %": "0.0000001", "-": "", "not defined": "", "1,210/151/152": "1,210/151/152", "1,2": "1,2",
-        "85.2 ±0.4": "85.2 ±0.4", "38.66 % (38.70 %)": "38.66 % (38.70 %)", "7.8e-08": "7.8e-08",
+        "0.5 ± x": "0.5 ± x", "38.66 % (38.70 %)": "38.66 % (38.70 %)", "7.8e-08": "7.8e-08",
         "<0.0001 %": "<0.0001 %", "007": "007",
     }  # fmt: skip
     # what names a row is a text, also a label that looks like a number
@@ -129,11 +129,24 @@ def test_numbers_in_csv_are_plain_and_texts_stay(tmp_path):
         assert [*csv.reader(file)][1:] == [["1,000", *cells.values()], ["-", *cells.values()]]
 
 
+def test_deviations_and_ends_around_a_median_have_columns_of_their_own_in_csv(tmp_path):
+    """As the tables of scores, of sweeps and of the paper write them."""
+    rows = (("a", "0.8123 ± 0.0101", "85.2 ±0.4", "0.5"), ("b", "1,234.5 (7.8e-08 to 2,000.5)", "-", "3 (-1 to 4)"))
+    write_tables([ReportTable("t", "T", ("metric", "x", "y", "z"), (rows,))], tmp_path, ["csv"])
+    with (tmp_path / "t.csv").open() as file:
+        assert [*csv.reader(file)] == [
+            ["metric", "x", "x_std", "x_low", "x_high", "y", "y_std", "z", "z_low", "z_high"],
+            ["a", "0.8123", "0.0101", "", "", "85.2", "0.4", "0.5", "", ""],
+            ["b", "1234.5", "", "7.8e-08", "2000.5", "", "", "3", "-1", "4"],
+        ]
+
+
 def test_files_are_written_in_every_format_or_the_reason_is_told(tmp_path):
     written = write_tables([TABLE], tmp_path / "new" / "folder", list(SUFFIXES))
     assert [path.name for path in written] == ["mine.md", "mine.csv", "mine.tex"]
     assert [tuple(row) for row in csv.reader(io.StringIO(written[1].read_text()))] == [
-        TABLE.columns, NASTY, ("second", "", "2", "3"),
+        (*TABLE.columns[:3], f"{TABLE.columns[2]}_std", TABLE.columns[3]),
+        (*NASTY[:2], "1.0", "0.2", NASTY[3]), ("second", "", "2", "", "3"),
     ]  # fmt: skip
     assert (written[0].read_text(), written[2].read_text()) == (as_markdown(TABLE), as_latex(TABLE))
     (tmp_path / "file").write_text("")

@@ -94,7 +94,7 @@ def predict(
 
         title = f"{' + '.join(one.name for one in (given, *others))}: {path.name}"
         written = summary.files[0]
-        drawn = write_calibration_figure(labelled, title, written.parent, f"{written.stem}-calibration")
+        drawn = write_calibration_figure(labelled, title, written.parent, written.stem)
         summary = replace(summary, files=(*summary.files, *drawn))
     print_summary(summary, as_json=as_json)
 

@@ -28,7 +28,11 @@ def recipes(
     utilisation: Annotated[
         float | None,
         typer.Option(
-            "--utilisation", min=0.01, max=1, metavar="SHARE", help="Share of the GPU's peak FLOP/s; default: 0.25."
+            "--utilisation",
+            min=0.01,
+            max=1,
+            metavar="SHARE",
+            help="Share of the GPU's peak FLOP/s; default: the least time, by measured rates.",
         ),
     ] = None,
     describe: Annotated[bool, typer.Option("--describe", help="Print NAME with the meaning of each key.")] = False,
@@ -94,23 +98,18 @@ def _check_options(name: str | None, of_list: dict[str, object | None], of_recip
 def _emit_cost(recipe: "Recipe", gpu: str, gpus: int, utilisation: float | None, *, as_json: bool) -> None:
     from exlm_cli.cli import console
     from exlm_cli.config.pretrain import PretrainRecipe
-    from exlm_cli.format import format_ratio
-    from exlm_cli.report.cost import GPUS, UTILISATION, describe_cost, estimate_cost, memory_table
+    from exlm_cli.report.cost import GPUS, describe_cost, estimate_cost
 
     if not isinstance(recipe, PretrainRecipe):
         raise ConfigError(
             f"`{recipe.name}` is a recipe of `exlm {recipe.run_by}`; costs are estimated for one pre-training",
             "`exlm recipes --for pretrain` lists the recipes that have one",
         )
-    estimate = estimate_cost(recipe, gpu, gpus, utilisation or UTILISATION)
+    estimate = estimate_cost(recipe, gpu, gpus, utilisation)
     if as_json:
         return console.emit_json(estimate.model_dump(mode="json"))
-    card = GPUS[gpu]
-    share = format_ratio(estimate.utilisation)
-    console.emit_text(f"{recipe.name} on {gpus} x {card.title}, at {share} of {card.peak_flops / 1e12:g} TFLOP/s\n\n")
+    console.emit_text(f"{recipe.name} on {gpus} x {GPUS[gpu][0]}\n\n")
     console.emit_pairs(describe_cost(estimate))
-    console.emit_text("")
-    console.emit_renderable(memory_table(estimate))
 
 
 def _entry(recipe: "Recipe", starts: set[str]) -> dict[str, Any]:
@@ -160,19 +159,20 @@ def _describe_cost(recipe: "Recipe") -> str:
 
 
 def _times_on_a_gpu_and_here(recipe: "PretrainRecipe") -> list[str]:
-    """Return the time on a GPU by its data sheet, and on each device of this machine by a second's measurement."""
+    """Return the least time on a GPU, and the time on each device of this machine by a second's measurement."""
     import torch
 
-    from exlm_cli.config.describe import describe_time
-    from exlm_cli.format import format_ratio
-    from exlm_cli.report.cost import GPUS, UTILISATION
+    from exlm_cli.config.describe import describe_time, recipe_step_flops
+    from exlm_cli.report.cost import GPUS, step_time
     from exlm_cli.train.pretrain import autocast_dtype
     from exlm_cli.train.pretrained import describe_device
     from exlm_cli.train.probe import measure_flops
 
-    card = GPUS["h100"]
-    time = describe_time(recipe, UTILISATION * card.peak_flops)
-    lines = [f"on one {card.title}, at {format_ratio(UTILISATION)} of its peak: {time}"]
+    seconds, by = step_time(recipe, "h100")
+    time = describe_time(recipe, recipe_step_flops(recipe).total / seconds)
+    # of full sequences, where the recipe's may be shorter
+    bound = "" if time.startswith("at most") else "at least "
+    lines = [f"on one {GPUS['h100'][0]}: {bound}{time}, by {by}"]
     for device in map(torch.device, ("cuda", "cpu") if torch.cuda.is_available() else ("cpu",)):
         speed = measure_flops(recipe, device, autocast_dtype(recipe.train, device))
         measured = f"at {speed / 1e9:,.3g} GFLOP/s, measured for a second"

@@ -73,9 +73,8 @@ class RowTask(DownstreamTask):
         self.name, self.loss, self.output_names = name, loss, tuple(output_names)
         self.examples = examples
         self.splits = tuple(split for split in SPLITS if split in examples)
-        self.training_keys, self.validation_keys = (
-            [join_texts(texts) for texts in examples[split].texts] if split in examples else ()
-            for split in ("train", "valid")
+        self.training_keys, self.validation_keys, self.test_keys = (
+            [join_texts(texts) for texts in examples[split].texts] if split in examples else () for split in SPLITS
         )
 
     @property
@@ -132,8 +131,9 @@ class TableTask(RowTask):
             used = np.sort(np.concatenate([split.indices[part] for part in examples]))
             self.labels_sha256 = hashlib.sha256(used.tobytes() + labels.targets[used].tobytes()).hexdigest()
         keys = usable.keys
-        self.training_keys = [keys[row] for row in indices["train"]]
-        self.validation_keys = [keys[row] for row in indices["valid"]]
+        self.training_keys, self.validation_keys, self.test_keys = (
+            [keys[row] for row in indices.get(part, ())] for part in SPLITS
+        )
         self.input_kind, self.split_name, self.skipped = config.input_kind, split.name, usable.skipped
         if config.class_weights == "balanced" and labels.loss != "regression":
             self.class_weights = self._balanced_weights()

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from exlm_cli.dag.inspect import inspect
+from exlm_cli.dag.inspection import inspect
 from tests.unit.dag.dags import case_study_dag, enumerate_paths
 
 
