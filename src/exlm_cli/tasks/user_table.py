@@ -14,7 +14,7 @@ from exlm_cli.tasks.base import SPLITS, Split, SplitIndices
 from exlm_cli.tasks.rows.inputs import InputRows, usable_rows
 from exlm_cli.tasks.rows.labels import Labels, read_labels, with_decimal_points
 from exlm_cli.tasks.rows.splits import RowSplit, follow_split, limit_rows, split_rows
-from exlm_cli.tasks.rows.task import TableTask
+from exlm_cli.tasks.rows.task import RowTask, table_task
 from exlm_cli.tasks.sources import given_file
 
 _OWN_NAMES = ("row", "line", "input", "problem", "in_split", "nearest_train_tanimoto")
@@ -25,7 +25,7 @@ _SPLIT_WORDS: dict[str, Split] = {
 }
 
 
-def load_user_table(config: CsvTaskConfig, progress: Progress) -> TableTask:
+def load_user_table(config: CsvTaskConfig, progress: Progress) -> RowTask:
     """Read a table and split it.
 
     `task.files.train` holds all rows. `task.split_column` says the split of each row; without it `task.split` follows
@@ -70,7 +70,7 @@ def load_user_table(config: CsvTaskConfig, progress: Progress) -> TableTask:
     progress.message(f"{which}: {len(table):,} rows; {labels.notes[0]}")
     usable = usable_rows(table, table.columns[column], config, progress)
     usable = usable.without(dict.fromkeys(labels.missing, "has no label"), "without any label")
-    return TableTask(config, usable, labels, _split(config, usable, files, labels))
+    return table_task(config, usable, labels, _split(config, usable, files, labels))
 
 
 def _refuse_own_names(table: Table, names: Sequence[str], truths: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ from exlm_cli.tasks.metrics import score_rows
 from exlm_cli.tasks.rows.inputs import InputRows
 from exlm_cli.tasks.rows.labels import Labels
 from exlm_cli.tasks.rows.splits import RowSplit
-from exlm_cli.tasks.rows.task import LabelledRows, TableTask
+from exlm_cli.tasks.rows.task import LabelledRows, RowTask, table_task
 from exlm_cli.tasks.user_table import load_user_table
 from tests.recorder import Recorder
 from tests.unit.finetune.finetuned_runs import write_rows
@@ -34,18 +34,18 @@ TEXTS = [text for pair in zip(AMINES, ALCOHOLS, strict=True) for text in pair]
 INDICES: Any = {"train": np.arange(16), "valid": np.arange(16, 20), "test": np.arange(20, 24)}
 
 
-def make(loss: Loss, targets: Any, names: tuple[str, ...] = ("y",)) -> TableTask:
+def make(loss: Loss, targets: Any, names: tuple[str, ...] = ("y",)) -> RowTask:
     labels = Labels(loss, names, np.array(targets, dtype=float), ())
     config = CsvTaskConfig(name="csv", smiles_column="x")
     usable = InputRows(Table(Path("a.csv"), {}, tuple(range(24))), tuple(TEXTS), ("",) * 24)
-    return TableTask(config, usable, labels, RowSplit("column", INDICES))
+    return table_task(config, usable, labels, RowSplit("column", INDICES))
 
 
-def predict(task: TableTask, seed: int = 1, baseline: Baseline = ECFP4, num_trees: int = 30) -> Any:
+def predict(task: RowTask, seed: int = 1, baseline: Baseline = ECFP4, num_trees: int = 30) -> Any:
     return predict_baseline(task, baseline, FeatureStore(), seed, SilentProgress(), num_trees=num_trees, num_threads=1)
 
 
-def run(task: TableTask, baseline: Baseline = ECFP4) -> dict[Any, dict[str, float]]:
+def run(task: RowTask, baseline: Baseline = ECFP4) -> dict[Any, dict[str, float]]:
     """Return the metrics of the predictions, by split."""
     return {
         split: score_rows(task.loss, predicted, task.examples[split].targets)

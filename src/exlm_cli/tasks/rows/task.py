@@ -1,6 +1,7 @@
 """Tasks with one text, pair of texts or molecule per row: splits and their encoding, and tables to predict.
 
-`TableTask` is the task of MoleculeNet and of any CSV; a GLUE task is a `RowTask` whose rows have its metrics.
+All are one class, `RowTask`. `table_task` makes one of a table, for MoleculeNet and any CSV; `tasks/glue.py` one of a
+benchmark's files, whose rows have metrics of their own.
 
 A pair is written as in BERT, [CLS] a [SEP] b [SEP]. RoBERTa in fairseq, and so the official ExLM code, writes two
 separators between the texts (`<s> a </s></s> b </s>`). Here pre-training puts a single [SEP] between documents and
@@ -100,8 +101,10 @@ class RowTask(DownstreamTask):
         )
 
 
-class TableTask(RowTask):
-    """Rows of one table, with labels, classes or values in its columns.
+def table_task(
+    config: RowTaskConfig, usable: InputRows, labels: Labels, split: RowSplit, notes: Sequence[str] = ()
+) -> RowTask:
+    """Return the task of one table, with labels, classes or values in its columns.
 
     Args:
         split: Rows of each split; a test split without rows is left out, with a note.
@@ -109,98 +112,93 @@ class TableTask(RowTask):
     Raises:
         DataError: The training or validation split is empty.
     """
+    indices = split.indices
+    for needed in ("train", "valid"):
+        if not len(indices.get(needed, ())):
+            hint = "give more rows, another `task.split` (`random` fills all three), or a `task.split_file`"
+            if split.name in ("files", "column", "file"):
+                hint = "training and validation need rows that can be used"
+            raise DataError(f"{config.name}: the split leaves no rows in `{needed}`", hint)
+    inputs, keys = usable.model_inputs(canonical=config.has_canonical_smiles), usable.keys
+    examples = {
+        part: LabelledRows([(inputs[row],) for row in rows], labels.targets[rows], rows, usable.table.short_place)
+        for part, rows in indices.items()
+        if len(rows)
+    }
+    task = RowTask(config.name, labels.loss, labels.names, examples)
+    if config.name == "csv":
+        used = np.sort(np.concatenate([split.indices[part] for part in examples]))
+        task.labels_sha256 = hashlib.sha256(used.tobytes() + labels.targets[used].tobytes()).hexdigest()
+    task.training_keys, task.validation_keys, task.test_keys = (
+        [keys[row] for row in indices.get(part, ())] for part in SPLITS
+    )
+    task.input_kind, task.split_name, task.skipped = config.input_kind, split.name, usable.skipped
+    if config.class_weights == "balanced" and labels.loss != "regression":
+        task.class_weights = _balanced_weights(task)
+    found = [*labels.notes, *usable.notes, *split.notes, *notes, *describe_repeats(usable, indices, labels.targets)]
+    if "test" in indices and "test" not in examples:
+        found.append(NO_TEST_NOTE)
+    if "test" not in examples:
+        found.append("the scores are those of `valid`, on which the best epoch is chosen too: they are optimistic")
+    task.selection_metric, task.is_greater_better, metric_notes = _choose_metric(task)
+    task.notes = (*found, *_describe_targets(task), *metric_notes)
 
-    def __init__(
-        self, config: RowTaskConfig, usable: InputRows, labels: Labels, split: RowSplit, notes: Sequence[str] = ()
-    ) -> None:
-        indices = split.indices
-        for needed in ("train", "valid"):
-            if not len(indices.get(needed, ())):
-                hint = "give more rows, another `task.split` (`random` fills all three), or a `task.split_file`"
-                if split.name in ("files", "column", "file"):
-                    hint = "training and validation need rows that can be used"
-                raise DataError(f"{config.name}: the split leaves no rows in `{needed}`", hint)
-        inputs = usable.model_inputs(canonical=config.has_canonical_smiles)
-        examples = {
-            part: LabelledRows([(inputs[row],) for row in rows], labels.targets[rows], rows, usable.table.short_place)
-            for part, rows in indices.items()
-            if len(rows)
-        }
-        super().__init__(config.name, labels.loss, labels.names, examples)
-        if config.name == "csv":
-            used = np.sort(np.concatenate([split.indices[part] for part in examples]))
-            self.labels_sha256 = hashlib.sha256(used.tobytes() + labels.targets[used].tobytes()).hexdigest()
-        keys = usable.keys
-        self.training_keys, self.validation_keys, self.test_keys = (
-            [keys[row] for row in indices.get(part, ())] for part in SPLITS
-        )
-        self.input_kind, self.split_name, self.skipped = config.input_kind, split.name, usable.skipped
-        if config.class_weights == "balanced" and labels.loss != "regression":
-            self.class_weights = self._balanced_weights()
-        found = [*labels.notes, *usable.notes, *split.notes, *notes, *describe_repeats(usable, indices, labels.targets)]
-        if "test" in indices and "test" not in examples:
-            found.append(NO_TEST_NOTE)
-        if "test" not in examples:
-            found.append("the scores are those of `valid`, on which the best epoch is chosen too: they are optimistic")
-        self.selection_metric, self.is_greater_better, metric_notes = self._choose_metric()
-        self.notes = (*found, *self._describe_targets(), *metric_notes)
-        self._config, self._usable, self._labels = config, usable, labels
+    def resplit(split_seed: int) -> RowTask:
+        changed = config.model_copy(update={"split_seed": split_seed})
+        return table_task(changed, usable, labels, split_rows(changed, usable, labels.classes))
 
-    def resplit(self, split_seed: int) -> "TableTask":
-        """Return the same rows on the split of another `task.split_seed`; nothing is read again.
+    task.resplit = resplit
+    return task
 
-        Raises:
-            DataError: The training or validation split is empty.
-        """
-        config = self._config.model_copy(update={"split_seed": split_seed})
-        split = split_rows(config, self._usable, self._labels.classes)
-        return TableTask(config, self._usable, self._labels, split)
 
-    def _describe_targets(self) -> list[str]:
-        notes = []
-        used = np.concatenate([self.examples[split].targets for split in self.splits])
-        share = float(np.isnan(used).mean())
-        if share > 0:
-            notes.append(f"{100 * share:.1f} % of the labels are missing; they are left out of loss and scores")
-        for split in self.splits:
-            unscorable = self._unscorable(split)
-            if unscorable and self.loss == "classes" and len(self.output_names) > 2:
-                effect = "there is nothing to learn" if split == "train" else "its scores are meaningless"
-                notes.append(f"{split}: `class` {unscorable['class']}, so {effect}")
-            elif unscorable:
-                listed = name_some(f"`{name}` {reason}" for name, reason in unscorable.items())
-                notes.append(f"{split}: without both classes there is no ROC-AUC: {listed}")
-        return notes
+def _describe_targets(task: RowTask) -> list[str]:
+    notes = []
+    used = np.concatenate([task.examples[split].targets for split in task.splits])
+    share = float(np.isnan(used).mean())
+    if share > 0:
+        notes.append(f"{100 * share:.1f} % of the labels are missing; they are left out of loss and scores")
+    for split in task.splits:
+        unscorable = _unscorable(task, split)
+        if unscorable and task.loss == "classes" and len(task.output_names) > 2:
+            effect = "there is nothing to learn" if split == "train" else "its scores are meaningless"
+            notes.append(f"{split}: `class` {unscorable['class']}, so {effect}")
+        elif unscorable:
+            listed = name_some(f"`{name}` {reason}" for name, reason in unscorable.items())
+            notes.append(f"{split}: without both classes there is no ROC-AUC: {listed}")
+    return notes
 
-    def _unscorable(self, split: Split) -> dict[str, str]:
-        targets_NC = self.examples[split].targets
-        if self.loss == "binary":
-            return describe_unscorable(targets_NC, self.output_names)
-        present = np.unique(targets_NC)
-        if self.loss == "regression" or len(present) > 1:
-            return {}
-        return {"class": f"is {self.output_names[int(present[0])]} in every row"}
 
-    def _choose_metric(self) -> tuple[str, bool, list[str]]:
-        """Return the metric that chooses the best epoch, whether more of it is better, and notes."""
-        if self.loss == "regression":
-            return ("rmse" if len(self.output_names) == 1 else "standardised_rmse"), False, []
-        has_auc = self.loss == "binary" or len(self.output_names) == 2
-        num_labels = len(self.output_names) if self.loss == "binary" else 1
-        if has_auc and len(self._unscorable("valid")) < num_labels:
-            return "roc_auc", True, []
-        note = "valid has no label with both classes: accuracy, not ROC-AUC, chooses the best epoch"
-        return "accuracy", True, [note] if has_auc else []
+def _unscorable(task: RowTask, split: Split) -> dict[str, str]:
+    targets_NC = task.examples[split].targets
+    if task.loss == "binary":
+        return describe_unscorable(targets_NC, task.output_names)
+    present = np.unique(targets_NC)
+    if task.loss == "regression" or len(present) > 1:
+        return {}
+    return {"class": f"is {task.output_names[int(present[0])]} in every row"}
 
-    def _balanced_weights(self) -> FloatArray:
-        """Return n / (C * n_c) for classes, negatives per positive for labels, over the training rows."""
-        targets_NC = self.examples["train"].targets
-        if self.loss == "classes":
-            counts = np.bincount(targets_NC[:, 0].astype(int), minlength=len(self.output_names))
-            return np.where(counts > 0, counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1)), 1.0)
-        positives, negatives = (np.asarray(np.count_nonzero(targets_NC == label, axis=0)) for label in (1, 0))
-        has_both = (positives > 0) & (negatives > 0)
-        return np.where(has_both, negatives / np.maximum(positives, 1), 1.0)
+
+def _choose_metric(task: RowTask) -> tuple[str, bool, list[str]]:
+    """Return the metric that chooses the best epoch, whether more of it is better, and notes."""
+    if task.loss == "regression":
+        return ("rmse" if len(task.output_names) == 1 else "standardised_rmse"), False, []
+    has_auc = task.loss == "binary" or len(task.output_names) == 2
+    num_labels = len(task.output_names) if task.loss == "binary" else 1
+    if has_auc and len(_unscorable(task, "valid")) < num_labels:
+        return "roc_auc", True, []
+    note = "valid has no label with both classes: accuracy, not ROC-AUC, chooses the best epoch"
+    return "accuracy", True, [note] if has_auc else []
+
+
+def _balanced_weights(task: RowTask) -> FloatArray:
+    """Return n / (C * n_c) for classes, negatives per positive for labels, over the training rows."""
+    targets_NC = task.examples["train"].targets
+    if task.loss == "classes":
+        counts = np.bincount(targets_NC[:, 0].astype(int), minlength=len(task.output_names))
+        return np.where(counts > 0, counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1)), 1.0)
+    positives, negatives = (np.asarray(np.count_nonzero(targets_NC == label, axis=0)) for label in (1, 0))
+    has_both = (positives > 0) & (negatives > 0)
+    return np.where(has_both, negatives / np.maximum(positives, 1), 1.0)
 
 
 def read_new_table(task: TrainedTask, path: Path, column: str | None, progress: Progress) -> NewRows:

@@ -25,7 +25,7 @@ from exlm_cli.tasks.base import DownstreamTask, Loss, NewRows, TrainedTask
 from exlm_cli.tasks.rows.inputs import InputRows
 from exlm_cli.tasks.rows.labels import Labels
 from exlm_cli.tasks.rows.splits import RowSplit
-from exlm_cli.tasks.rows.task import LabelledRows, RowTask, TableTask, encode_texts, longest_first, read_new_table
+from exlm_cli.tasks.rows.task import LabelledRows, RowTask, encode_texts, longest_first, read_new_table, table_task
 from tests.tiny import word_level
 from tests.unit.finetune.finetuned_runs import read_rows, write_rows
 
@@ -35,11 +35,11 @@ INDICES: Any = {"train": np.array([0, 1, 2]), "valid": np.array([3, 4]), "test":
 PAIR = ("The ferry leaves at dawn.", "A boat departs early.")
 
 
-def make(loss: Loss, targets: Any, names: tuple[str, ...] = ("y",), **options: Any) -> TableTask:
+def make(loss: Loss, targets: Any, names: tuple[str, ...] = ("y",), **options: Any) -> RowTask:
     indices = options.pop("indices", INDICES)
     labels = Labels(loss, names, np.array(targets, dtype=float), ("a note",))
     usable = InputRows(Table(Path("a.csv"), {}, tuple(range(2, 8))), tuple(TEXTS), ("",) * len(TEXTS))
-    return TableTask(CsvTaskConfig(name="csv", **options), usable, labels, RowSplit("random", indices))
+    return table_task(CsvTaskConfig(name="csv", **options), usable, labels, RowSplit("random", indices))
 
 
 @pytest.fixture(scope="module")
