@@ -18,6 +18,7 @@ from exlm_cli.cli.options import (
     SetOption,
     SmilesColumnOption,
     TextColumnOption,
+    WorkersOption,
     collect_overrides,
     parse_seeds,
     refuse_with_resume,
@@ -105,6 +106,7 @@ def finetune(
     out: OutOption = None,
     resume: ResumeOption = None,
     device: DeviceOption = None,
+    workers: WorkersOption = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -138,7 +140,7 @@ def finetune(
                 f"{resume} holds several runs, which take no `--set`, `--seeds`, `--num-replicates` or `--device`",
                 "resume it without them",
             )
-        return _finish_series(resume, checkpoint, progress, as_json=as_json)
+        return _finish_series(resume, checkpoint, workers, progress, as_json=as_json)
     if suite in ("glue", "moleculenet") and name is not None and (name == _ALL or "," in name):
         if dry_run or encoder is not None:
             given = "--dry-run" if dry_run else f"--encoder {encoder}"
@@ -148,7 +150,10 @@ def finetune(
         _, start_run = _find_inputs(
             recipes[0], checkpoint, sets or [], use_grid=grid, needs_run=True, is_series=True, progress=progress
         )
-        return _run_series(recipes, suite, start_run, out, progress, use_grid=grid, baseline=baseline, as_json=as_json)
+        folder = _begin_series(recipes, suite, start_run, out, use_grid=grid, baseline=baseline)
+        return _finish_series(folder, None, workers, progress, as_json=as_json)
+    if workers is not None:
+        raise ConfigError(f"`--workers {workers}` is for several tasks", "leave it out")
     if resume is None:
         resolved = _chosen(suite, name, recipe, overrides)
     else:
@@ -208,28 +213,27 @@ def _emit_verdict(run: "FinetunedRun", label: str) -> None:
         console.emit_text("")
 
 
-def _run_series(
+def _begin_series(
     recipes: Sequence["FinetuneRecipe"],
     suite: str,
     checkpoint: Path | None,
     out: Path | None,
-    progress: "Progress",
     *,
     use_grid: bool,
     baseline: bool | None,
-    as_json: bool,
-) -> None:
-    """Fine-tune on every task of a suite, one after the other."""
+) -> Path:
+    """Make the folder for runs on several tasks of a suite."""
     from exlm_cli.experiments.series import begin_series
 
     if num_ranks() > 1:
-        raise ConfigError("several tasks cannot run on several ranks", "start one task at a time with torchrun")
+        raise ConfigError("several tasks cannot run on several ranks", "start the command once; it uses every GPU")
     assert checkpoint is not None, "a checkpoint was looked for"
-    folder = begin_series(recipes, suite=suite, checkpoint=checkpoint, out=out, use_grid=use_grid, baseline=baseline)
-    _finish_series(folder, None, progress, as_json=as_json)
+    return begin_series(recipes, suite=suite, checkpoint=checkpoint, out=out, use_grid=use_grid, baseline=baseline)
 
 
-def _finish_series(folder: Path, checkpoint: Path | None, progress: "Progress", *, as_json: bool) -> None:
+def _finish_series(
+    folder: Path, checkpoint: Path | None, workers: int | None, progress: "Progress", *, as_json: bool
+) -> None:
     """Finish the runs of a series, print and save the paper's table with their row, and write the page of each run."""
     from exlm_cli.cli import console
     from exlm_cli.cli.runs import local_run
@@ -240,7 +244,7 @@ def _finish_series(folder: Path, checkpoint: Path | None, progress: "Progress", 
     from exlm_cli.report.tables import write_tables
 
     moved = None if checkpoint is None else local_run(checkpoint, progress)
-    finished, diverged = run_series(folder, checkpoint=moved, progress=progress)
+    finished, diverged = run_series(folder, checkpoint=moved, workers=workers, progress=progress)
     runs = [FinetunedRun(result.run_dir.name, result.run_dir, result.results) for result in finished]
     tables = paper_tables(runs)
     files = write_tables(tables, folder / "report", ("markdown", "csv"))

@@ -16,6 +16,7 @@ from exlm_cli.cli.options import (
     OutOption,
     ResumeOption,
     SetOption,
+    WorkersOption,
     collect_overrides,
     parse_numbers,
     parse_seeds,
@@ -36,10 +37,6 @@ SeedsOption = Annotated[
 TasksOption = Annotated[
     str | None,
     typer.Option("--task", metavar="LIST", help="Tasks to fine-tune on, like glue/mnli,glue/rte; or none."),
-]
-JobsOption = Annotated[
-    int | None,
-    typer.Option("--jobs", "-j", min=1, metavar="N", help="Cells at once; default: one per GPU, or per CPU core."),
 ]
 
 
@@ -89,7 +86,7 @@ def sweep(
     ] = None,
     tasks: TasksOption = None,
     seeds: SeedsOption = None,
-    jobs: JobsOption = None,
+    workers: WorkersOption = None,
     sets: SetOption = None,
     out: OutOption = None,
     resume: ResumeOption = None,
@@ -109,7 +106,7 @@ def sweep(
         )
     others = {"only": split_words(variants), "pretrain.data.on_invalid": on_invalid}
     resolved = _load(recipe, resume, out, sets, seeds=seeds, tasks=tasks, device=device, others=others)
-    _run_and_print(resolved, out=out, resume=resume, jobs=jobs, dry_run=dry_run, as_json=as_json)
+    _run_and_print(resolved, out=out, resume=resume, workers=workers, dry_run=dry_run, as_json=as_json)
 
 
 def repeat_mlm(
@@ -130,7 +127,7 @@ def repeat_mlm(
     ] = None,
     tasks: TasksOption = None,
     seeds: SeedsOption = None,
-    jobs: JobsOption = None,
+    workers: WorkersOption = None,
     sets: SetOption = None,
     out: OutOption = None,
     resume: ResumeOption = None,
@@ -161,7 +158,7 @@ def repeat_mlm(
             f"left out: k = {k}, p = {100 * p:g} %, which corrupts only {100 * p**k:.2g} % of the tokens"
             for k, p in left_out
         ]
-    _run_and_print(resolved, out=out, resume=resume, jobs=jobs, dry_run=dry_run, as_json=as_json, notes=notes)
+    _run_and_print(resolved, out=out, resume=resume, workers=workers, dry_run=dry_run, as_json=as_json, notes=notes)
 
 
 def _load(
@@ -194,7 +191,7 @@ def _run_and_print(
     *,
     out: Path | None,
     resume: Path | None,
-    jobs: int | None,
+    workers: int | None,
     dry_run: bool,
     as_json: bool,
     notes: Sequence[str] = (),
@@ -209,7 +206,7 @@ def _run_and_print(
     progress = console.open_progress()
     for note in notes:
         progress.message(note)
-    run = run_sweep(recipe, out=out, resume=resume, jobs=jobs, progress=progress)
+    run = run_sweep(recipe, out=out, resume=resume, workers=workers, progress=progress)
     print_sweep_report(run, Output(as_json=as_json))
     if run.num_diverged:
         raise typer.Exit(1)
