@@ -31,7 +31,7 @@ from exlm_cli.tasks.metrics import probabilities_by_seed
 from exlm_cli.tasks.rows.inputs import rows_of_list
 from exlm_cli.tasks.rows.task import new_rows
 from exlm_cli.tasks.squad.files import questions_of_pairs
-from exlm_cli.tasks.squad.task import ANSWER_QUESTIONS, EncodedQuestions, new_questions
+from exlm_cli.tasks.squad.task import ANSWER_QUESTIONS, ScoredQuestions, new_questions
 from exlm_cli.train.pretrained import Pretrained, load_pretrained
 
 MANY_MASKS = 32
@@ -124,7 +124,7 @@ class Run:
         outputs = finetuned.run_seeds(encoded, self._progress)
         names, loss = results.output_names, results.loss
         answers = margin = None
-        if isinstance(encoded, EncodedQuestions):
+        if isinstance(encoded, ScoredQuestions):
             names, loss = ANSWER_QUESTIONS, "binary"
             by_seed_KNC = np.stack([encoded.answer_probabilities([of_seed]).values for of_seed in outputs])
             mean_NC = encoded.answer_probabilities(outputs).values

@@ -26,7 +26,7 @@ from exlm_cli.model.heads import TaskModel
 from exlm_cli.ops.alignment.native import obstacle
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import MetricsLog
-from exlm_cli.tasks.base import EncodedExamples, Loss
+from exlm_cli.tasks.base import EncodedRows, Loss
 from exlm_cli.train.loop import TrainingLoop
 from exlm_cli.train.objective import Objective
 from exlm_cli.train.optim import scale_and_clip
@@ -199,7 +199,7 @@ def _task_batch(loss: Loss, num_repeats: int, lengths: tuple[int, ...]) -> TaskB
     rows = tuple(np.array([SPECIAL.cls_id, *range(5, 5 + length), SPECIAL.sep_id]) for length in lengths)
     targets = np.array([TARGETS[loss][i % 3] for i in range(len(lengths))])
     answerable = tuple(np.arange(length + 2) <= length for length in lengths) if loss == "span" else None
-    split = EncodedExamples(rows, targets, answerable)
+    split = EncodedRows(rows, targets, answerable)
     return collate(split, np.arange(len(lengths)), num_repeats=num_repeats, pad_id=SPECIAL.pad_id)
 
 

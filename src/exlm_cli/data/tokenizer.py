@@ -160,15 +160,14 @@ class Tokenizer:
         with _explaining(self._origin):
             return [e.ids for e in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the ids of a text and the characters [start, end) of the text that each one covers.
+    def encode_with_offsets(self, text: str) -> tokenizers.Encoding:
+        """Return the `ids` of a text and its `offsets`: the characters [start, end) of the text that each one covers.
 
         A token of running text covers the blank before its word. Tokens that share the bytes of one character all cover
         that character.
         """
         with _explaining(self._origin):
-            encoding = self._backend.encode(text, add_special_tokens=False)
-        return encoding.ids, encoding.offsets
+            return self._backend.encode(text, add_special_tokens=False)
 
     def encode_with_masks(self, text: str) -> list[int]:
         """Return the ids of a text in which each literal "[MASK]" is the mask token.

@@ -15,7 +15,7 @@ from exlm_cli.finetune.scores import BASELINE_NAMES
 from exlm_cli.progress import Progress
 from exlm_cli.tasks import metrics
 from exlm_cli.tasks.base import DownstreamTask, FloatArray, Split
-from exlm_cli.tasks.rows.task import TableTask
+from exlm_cli.tasks.rows.task import RowTask
 
 NUM_TREES = 500
 MAX_LABELLED_ROWS = 200_000
@@ -75,7 +75,7 @@ class FeatureStore:
 
 def is_affordable(task: DownstreamTask) -> bool:
     """Return whether baselines are for this task, and are trained in minutes."""
-    is_table = isinstance(task, TableTask) and task.input_kind == "smiles"
+    is_table = isinstance(task, RowTask) and task.input_kind == "smiles"
     return is_table and task.split_sizes["train"] * len(task.output_names) <= MAX_LABELLED_ROWS
 
 
@@ -105,7 +105,7 @@ def predict_baseline(
     """
     from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 
-    assert isinstance(task, TableTask), "a task of molecules is a table"
+    assert isinstance(task, RowTask), "a task of molecules has rows"
     texts = {split: [smiles for (smiles,) in task.examples[split].texts] for split in task.splits}
     # all splits at once, so that the work is spread evenly
     together = store.features(baseline, [text for split in task.splits for text in texts[split]], progress)
@@ -152,7 +152,7 @@ def _forest_seed(seed: int) -> int:
     return seed if seed < 2**32 else int(np.random.SeedSequence(seed).generate_state(1)[0])
 
 
-def _outputs(task: TableTask, forest: Any, features: Features) -> FloatArray:
+def _outputs(task: RowTask, forest: Any, features: Features) -> FloatArray:
     """Return (N, 1) values or logits of a label, (N, C) log-probabilities of classes."""
     if task.loss == "regression":
         values = forest.predict(features) if forest is not None else np.zeros(len(features))

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from exlm_cli.data import IntArray
 from exlm_cli.data.batch import DeviceBatch
-from exlm_cli.tasks.base import EncodedExamples, FloatArray, Loss
+from exlm_cli.tasks.base import EncodedRows, FloatArray, Loss
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class TaskBatch(DeviceBatch):
     Attributes:
         token_ids: Repeated tokens, [PAD] beyond `lengths`.
         lengths: Positions of each example after repetition, [CLS] and [SEP] included.
-        targets: As in `EncodedExamples`, float64, NaN where missing.
+        targets: As in `EncodedRows`, float64, NaN where missing.
         answerable: For spans, over tokens before repetition; False beyond the last one.
         sample_index: Index of each example in its split.
         label_index: As `index_labels` returns it.
@@ -46,13 +46,13 @@ class TaskBatch(DeviceBatch):
     num_tokens: int
 
 
-def repeated_lengths(split: EncodedExamples, indices: IntArray, num_repeats: int) -> IntArray:
+def repeated_lengths(split: EncodedRows, indices: IntArray, num_repeats: int) -> IntArray:
     """Return the (n,) positions of examples when every token between [CLS] and the last [SEP] is repeated."""
     lengths = np.array([len(split.token_ids[int(i)]) for i in indices], dtype=np.int64)
     return (lengths - 2) * num_repeats + 2
 
 
-def collate(split: EncodedExamples, indices: IntArray, *, num_repeats: int, pad_id: int) -> TaskBatch:
+def collate(split: EncodedRows, indices: IntArray, *, num_repeats: int, pad_id: int) -> TaskBatch:
     """Repeat and pad the examples of given indices on the CPU; repetition is that of pre-training (section 3.1)."""
     rows = [_repeat(split.token_ids[int(i)], num_repeats) for i in indices]
     answerable = None

@@ -277,7 +277,7 @@ class CalibratedRows:
     Attributes:
         names: C outputs.
         mean: (N, C) mean probabilities or values of the seeds.
-        targets: As in `tasks.base.EncodedExamples`, or of `AnswerProbabilities` for spans.
+        targets: As in `tasks.base.EncodedRows`, or of `AnswerProbabilities` for spans.
         signs: For values; None: nothing is known.
     """
 

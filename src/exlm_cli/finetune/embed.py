@@ -23,7 +23,7 @@ from exlm_cli.finetune.trainer import TaskRunner
 from exlm_cli.model.heads import TaskModel
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import PredictionSummary
-from exlm_cli.tasks.rows.inputs import TableRows, read_input_rows
+from exlm_cli.tasks.rows.inputs import InputRows, read_input_rows
 from exlm_cli.tasks.rows.task import encode_input_rows
 from exlm_cli.train.pretrained import Pretrained
 
@@ -109,7 +109,7 @@ class Vectors:
     notes: tuple[str, ...]
 
 
-def embed_rows(encoder: RowEncoder, rows: TableRows, progress: Progress) -> Vectors:
+def embed_rows(encoder: RowEncoder, rows: InputRows, progress: Progress) -> Vectors:
     """Run the encoder on the rows that it can read."""
     runner, readable = encoder.runner, rows.rows
     encoded = encode_input_rows(

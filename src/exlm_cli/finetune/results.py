@@ -213,7 +213,7 @@ def count_known_rows(loss: Loss, targets_NC: FloatArray, num_classes: int) -> Kn
     """Return how many of N rows have which target.
 
     Args:
-        targets_NC: As in `tasks.base.EncodedExamples`.
+        targets_NC: As in `tasks.base.EncodedRows`.
         num_classes: For `classes`.
     """
     match loss:
@@ -295,7 +295,7 @@ def read_split_outputs(
 
     Returns:
         N rows of the input, counted from 0; (K, N, C) probabilities or values; targets as in
-        `tasks.base.EncodedExamples`.
+        `tasks.base.EncodedRows`.
 
     Raises:
         CheckpointError: A file is missing or altered.

@@ -96,7 +96,7 @@ from exlm_cli.tasks.metrics import (
 )
 from exlm_cli.tasks.registry import load_task
 from exlm_cli.tasks.rows.splits import split_fingerprint
-from exlm_cli.tasks.rows.task import TableTask
+from exlm_cli.tasks.rows.task import RowTask
 from exlm_cli.train.checkpoint import require_origin
 from exlm_cli.train.pretrained import describe_device, model_identity, pick_device
 from exlm_cli.train.task import Callback, Selection, require_arguments
@@ -183,7 +183,7 @@ def run_finetuning(
         raise ConfigError("no checkpoint to fine-tune", "give a pre-training run as `checkpoint=RUN`")
     if checkpoint is None and recipe.init != "scratch":
         raise ConfigError("an encoder without a checkpoint has no weights to begin with", "use `init=scratch`")
-    if task is not None and recipe.num_replicates > 1 and not isinstance(task, TableTask):
+    if task is not None and recipe.num_replicates > 1 and task.resplit is None:
         raise ConfigError("a task given as `task` has one split", "set `num_replicates` to 1")
     points = grid_points(recipe, use_grid=use_grid)
 
@@ -230,7 +230,7 @@ def _load_splits(recipe: FinetuneRecipe, task: DownstreamTask | None, progress: 
     for number in range(1, recipe.num_replicates):
         seed = recipe.task.split_seed + number
         try:
-            if isinstance(first, TableTask):
+            if first.resplit is not None:
                 tasks.append(first.resplit(seed))
             else:
                 tasks.append(load_task(_recipe_of_split(recipe, number).task, SilentProgress()))
@@ -400,7 +400,7 @@ def _score_baseline(run: SplitRun, results: RunResults, baseline: Baseline) -> I
     Their predictions lie in `baselines/`, as those of the model in `cells/`.
     """
     task, job = run.data.task, run.job
-    assert isinstance(task, TableTask), "a task of molecules is a table"
+    assert isinstance(task, RowTask), "a task of molecules has rows"
     scored: list[Split] = [split for split in task.splits if split != "train"]
     for seed in run.recipe.seeds:
         folder = baseline_folder(run.folder, baseline.model, seed)
@@ -609,12 +609,12 @@ def _notes(run: SplitRun, cells: Sequence[CellResult]) -> tuple[str, ...]:
     for note in dict.fromkeys(note for cell in cells for note in cell.notes):
         seeds = [str(cell.seed) for cell in cells if note in cell.notes]
         notes.append(f"{note} (seed{'' if len(seeds) == 1 else 's'} {', '.join(seeds)})")
-    if task.input_kind == "smiles" and isinstance(task, TableTask) and not run.recipe.task.has_canonical_smiles:
+    if task.input_kind == "smiles" and isinstance(task, RowTask) and not run.recipe.task.has_canonical_smiles:
         notes.append(_check_spelling(run, task, cells))
     return tuple(notes)
 
 
-def _check_spelling(run: SplitRun, task: TableTask, cells: Sequence[CellResult]) -> str:
+def _check_spelling(run: SplitRun, task: RowTask, cells: Sequence[CellResult]) -> str:
     split: Split = "test" if "test" in task.splits else "valid"
     values = [cell.metrics[split][task.selection_metric] for cell in cells]
     known = [value for value in values if value is not None]

@@ -15,7 +15,7 @@ from exlm_cli.format import format_number
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import DownstreamTask, Split
 from exlm_cli.tasks.metrics import score_rows
-from exlm_cli.tasks.rows.task import TableTask
+from exlm_cli.tasks.rows.task import RowTask
 
 NUM_TREES = 100
 """There are eight features, and 75,000 rows of 17 labels in MUV."""
@@ -60,7 +60,7 @@ def describe_spelling(
     """
     forest, store = _Spelling("spelling", character_counts, "sqrt"), FeatureStore()
     found = predict_baseline(task, forest, store, seed, progress, num_trees=NUM_TREES, num_threads=num_threads)
-    assert isinstance(task, TableTask), "a task of molecules is a table"
+    assert isinstance(task, RowTask), "a task of molecules has rows"
     metric = task.selection_metric
     of_forest = dict(score_rows(task.loss, found[split], task.examples[split].targets, task.target_scale))[metric]
     if score is None or of_forest is None or math.isnan(of_forest):

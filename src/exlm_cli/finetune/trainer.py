@@ -27,7 +27,7 @@ from exlm_cli.finetune.batch import TaskBatch, batch_losses, collate, repeated_l
 from exlm_cli.format import format_number_of, format_percent
 from exlm_cli.model.heads import TaskModel
 from exlm_cli.progress import Progress
-from exlm_cli.tasks.base import DownstreamTask, EncodedExamples, EncodedSplit, FloatArray, Loss, Split
+from exlm_cli.tasks.base import DownstreamTask, EncodedRows, EncodedSplit, FloatArray, Loss, Split
 from exlm_cli.tasks.metrics import target_scale
 from exlm_cli.tasks.rows.splits import split_fingerprint
 from exlm_cli.train.pretrain import autocast_dtype
@@ -133,7 +133,7 @@ class TaskRunner:
             module.compile_step()
         self.module = spread(module, ranks)
 
-    def batches(self, encoded: EncodedExamples, indices: IntArray) -> Iterator[TaskBatch]:
+    def batches(self, encoded: EncodedRows, indices: IntArray) -> Iterator[TaskBatch]:
         """Return padded batches of examples of similar length; start preparing the first one now."""
 
         def make(chosen: IntArray) -> TaskBatch:
@@ -149,7 +149,7 @@ class TaskRunner:
 
     def predict(
         self,
-        encoded: EncodedExamples,
+        encoded: EncodedRows,
         progress: Progress,
         label: str,
         see: Callable[[TaskBatch, Tensor], None] | None = None,
@@ -187,7 +187,7 @@ class TaskRunner:
         predicted = {index: row for each in self.ranks.exchange(own) for index, row in each.items()}
         return [predicted[index] for index in range(len(encoded))]
 
-    def _first_batch(self, encoded: EncodedExamples) -> TaskBatch:
+    def _first_batch(self, encoded: EncodedRows) -> TaskBatch:
         return next(self.batches(encoded, np.arange(1)))
 
 

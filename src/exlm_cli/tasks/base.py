@@ -63,8 +63,8 @@ class AnswerProbabilities:
 
 
 @dataclass(frozen=True)
-class EncodedExamples:
-    """Examples as the encoder reads them.
+class EncodedRows:
+    """Rows as the encoder reads them: texts, pairs, molecules, or windows of questions.
 
     Attributes:
         token_ids: N sequences of (L,) tokens, [CLS] first and [SEP] last.
@@ -84,7 +84,7 @@ class EncodedExamples:
         return len(self.token_ids)
 
 
-class EncodedSplit(EncodedExamples, ABC):
+class EncodedSplit(EncodedRows, ABC):
     """Encoded examples that score and write the outputs of models for them.
 
     `outputs` holds for each of K seeds an array per example, in order: (C,) logits; (C,) values in the task's own units
@@ -165,6 +165,8 @@ class DownstreamTask(ABC):
         training_keys: Key of each training row: a molecule's canonical SMILES, a text, or texts joined by NUL. `exlm
             predict` recognises training rows by it.
         validation_keys, test_keys: Key of each validation row and of each test row.
+        resplit: Returns the task of the same rows, which are not read again, on the split of another `task.split_seed`;
+            raises `DataError` where a split is empty. None: a task has one split, or is loaded again.
     """
 
     name: str
@@ -183,6 +185,7 @@ class DownstreamTask(ABC):
     training_keys: Sequence[str] = ()
     validation_keys: Sequence[str] = ()
     test_keys: Sequence[str] = ()
+    resplit: Callable[[int], "DownstreamTask"] | None = None
 
     @property
     @abstractmethod

@@ -2,16 +2,16 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from exlm_cli.config.tasks import GlueTaskConfig
-from exlm_cli.data.rows.hub import iter_hub_records
+from exlm_cli.data.rows.hub import HubSource, iter_hub_records
 from exlm_cli.data.rows.records import RECORD_FORMATS, Record, SkippedRow, iter_records
-from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
 from exlm_cli.format import format_number_of, is_unicode, printable
 from exlm_cli.progress import Progress
@@ -26,12 +26,11 @@ from exlm_cli.tasks.base import (
     TableColumns,
     TrainedTask,
 )
-from exlm_cli.tasks.rows.encoded import EncodedRows
+from exlm_cli.tasks.rows.encoded import ScoredRows
 from exlm_cli.tasks.rows.splits import choose_rows
-from exlm_cli.tasks.rows.task import Examples, RowTask, join_texts
-from exlm_cli.tasks.sources import LOCAL_HINT, counted, existing_folder, find_file, given_file, hub_source
+from exlm_cli.tasks.rows.task import LabelledRows, RowTask, encode_labelled_rows, join_texts
+from exlm_cli.tasks.sources import LOCAL_HINT, OfficialFiles, counted, find_parts
 
-HUB_NAME = "nyu-mll/glue"
 MISMATCHED_PREFIX = "mismatched_"
 _INDEX_COLUMNS = ("index", "id", "idx")
 _NO_LABEL = ("", "-1", "-1.0")
@@ -75,6 +74,27 @@ class GlueTaskInfo:
     header: tuple[str, ...] | None = None
     has_numbered_classes: bool = False
 
+    @property
+    def files(self) -> OfficialFiles:
+        """Where its files are; MNLI has two development sets."""
+        parts = {"train": ("train", "train"), "valid": ("dev", "validation")}
+        if self.name == "mnli":
+            parts["valid"] = ("dev_matched", "validation_matched")
+            parts["mismatched"] = ("dev_mismatched", "validation_mismatched")
+        return OfficialFiles(
+            "nyu-mll/glue", self.name, (self.folder, self.name), parts, RECORD_FORMATS, ("mismatched",)
+        )
+
+    @property
+    def loss(self) -> Loss:
+        """A softmax over the classes; STS-B is a regression."""
+        return "classes" if self.classes else "regression"
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the classes, or of STS-B's number."""
+        return self.classes or ("similarity",)
+
 
 _PAIR = ("sentence1", "sentence2")
 _QUESTIONS = ("question1", "question2")
@@ -112,7 +132,7 @@ MAX_SIMILARITY = 5.0
 """STS-B's scale is 0 to 5."""
 
 
-class GlueExample(NamedTuple):
+class GlueRow(NamedTuple):
     """One row: one or two texts, and a class or similarity, NaN if it is not known.
 
     `row` is its number in the file, counted from 0. `key` is its cell in the column `index`, `id` or `idx`, on one
@@ -130,12 +150,12 @@ class GlueFile:
     """Rows of one file or Hub split: `num_rows` in all, those that can be used, and the others."""
 
     source: str
-    examples: list[GlueExample] = field(default_factory=list)
+    examples: list[GlueRow] = field(default_factory=list)
     num_rows: int = 0
     skipped: list[SkippedRow] = field(default_factory=list)
 
 
-def load_glue(config: GlueTaskConfig, progress: Progress) -> "GlueTask":
+def load_glue(config: GlueTaskConfig, progress: Progress) -> RowTask:
     """Read the examples of one GLUE task.
 
     They come from `task.files`; else from `train` and `dev` (MNLI: `dev_matched`, `dev_mismatched`) in `task.data_dir`
@@ -147,9 +167,9 @@ def load_glue(config: GlueTaskConfig, progress: Progress) -> "GlueTask":
     """
     info = GLUE_TASKS[config.name.removeprefix("glue/")]
     parts = {}
-    for part, source, records in find_sources(config):
+    for part, place in find_parts(config, info.files):
         with progress.bar(f"reading {part}", None) as bar:
-            parts[part] = _read(info, source, counted(records, bar))
+            parts[part] = _read(info, str(place), counted(_iter_rows(info, place), bar))
     notes = [_PROTOCOL_NOTE]
     for part, found in parts.items():
         notes += _part_notes(info, part, found, config)
@@ -163,53 +183,39 @@ def load_glue(config: GlueTaskConfig, progress: Progress) -> "GlueTask":
     matched, mismatched = parts["valid"], parts.get("mismatched", GlueFile(""))
     counted_on = [example._replace(row=example.row + matched.num_rows) for example in mismatched.examples]
     used = []
-    limited: list[tuple[Split, list[GlueExample], str]]
+    limited: list[tuple[Split, list[GlueRow], str]]
     limited = [("train", train, "rows"), ("valid", matched.examples, "rows"), ("valid", counted_on, "mismatched rows")]
     for split, examples, what in limited:
         chosen, limit_notes = choose_rows(config, split, len(examples), what)
         used.append([examples[index] for index in chosen])
         notes += limit_notes
-    splits: dict[Split, Examples] = {"train": _as_examples(used[0]), "valid": _as_examples(used[1] + used[2])}
+    splits: dict[Split, LabelledRows] = {
+        "train": _labelled(info, used[0]),
+        "valid": _labelled(info, used[1] + used[2], num_mismatched=len(used[2])),
+    }
     if "test" in parts:
-        splits["test"] = _as_examples(parts["test"].examples)
+        splits["test"] = _labelled(info, parts["test"].examples)
     notes += _single_label_notes(info, splits)
-    task = GlueTask(info, splits, num_mismatched=len(used[2]))
+    task = RowTask(config.name, info.loss, info.output_names, splits)
+    task.selection_metric = info.metrics[0]
+    task.score_fingerprint = f"mismatched: {len(used[2])}" if used[2] else ""
     task.split_name = "official" if config.files.valid is None else "files"
     task.notes, task.skipped = tuple(notes), skipped
     return task
 
 
-@final
-class GlueTask(RowTask):
-    """One class or one similarity for each sentence or pair."""
-
-    def __init__(self, info: GlueTaskInfo, examples: dict[Split, Examples], *, num_mismatched: int = 0) -> None:
-        """Hold what was read; the last `num_mismatched` examples of `valid` are MNLI's mismatched ones."""
-        loss: Loss = "classes" if info.classes else "regression"
-        super().__init__(f"glue/{info.name}", loss, info.classes or ("similarity",), examples)
-        self.selection_metric = info.metrics[0]
-        self.score_fingerprint = f"mismatched: {num_mismatched}" if num_mismatched else ""
-        self._info, self._num_mismatched = info, num_mismatched
-
-    def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> "EncodedGlue":
-        """Tokenise a split, as any `RowTask` does."""
-        num_mismatched = self._num_mismatched if split == "valid" else 0
-        rows = super().encode(split, tokenizer, sequence_length)
-        return EncodedGlue(**vars(rows), info=self._info, num_mismatched=num_mismatched)
-
-
 @dataclass(frozen=True, kw_only=True)
-class EncodedGlue(EncodedRows):
+class ScoredGlue(ScoredRows):
     """Rows of a GLUE task.
 
     Attributes:
         num_mismatched: Number of MNLI's mismatched rows, the last ones.
-        keys: `index` of each row of a file to predict.
+        keys: `index` of each row.
     """
 
     info: GlueTaskInfo
-    num_mismatched: int = 0
-    keys: tuple[str, ...] = ()
+    num_mismatched: int
+    keys: tuple[str, ...]
 
     @property
     def is_labelled(self) -> bool:
@@ -258,8 +264,8 @@ def read_new_glue(task: TrainedTask, path: Path, column: str | None, progress: P
         file = _read(info, str(path), counted(_iter_rows(info, path), bar), needs_labels=False)
     if file.skipped:
         raise DataError(str(file.skipped[0]), "every row needs a prediction: correct the row or remove it")
-    keys, examples = tuple(example.key for example in file.examples), _as_examples(file.examples)
-    targets = examples.targets[:, 0].tolist()
+    examples = _labelled(info, file.examples)
+    keys, targets = [example.key for example in file.examples], examples.targets[:, 0].tolist()
     names = info.layouts[-1].texts
     columns = {
         "index": keys,
@@ -268,28 +274,18 @@ def read_new_glue(task: TrainedTask, path: Path, column: str | None, progress: P
     }
     num_unlabelled = int(np.isnan(targets).sum())
     note = f"not scored: {num_unlabelled:,} of {len(keys):,} rows have no label"
-    return _new_rows(info, examples, columns, keys, notes=(note,) if 0 < num_unlabelled < len(keys) else ())
+    return _new_rows(info, examples, columns, notes=(note,) if 0 < num_unlabelled < len(keys) else ())
 
 
 def new_texts(info: GlueTaskInfo, texts: Sequence[tuple[str, ...]]) -> NewRows:
     """Return texts or pairs of them, in memory, as rows to predict."""
-    unknown = np.full((len(texts), 1), np.nan)
-    return _new_rows(info, Examples(texts, unknown, np.arange(len(texts))), {}, ())
+    rows = [GlueRow(given, math.nan, row, str(row)) for row, given in enumerate(texts)]
+    return _new_rows(info, _labelled(info, rows), {})
 
 
-def _new_rows(
-    info: GlueTaskInfo,
-    examples: Examples,
-    columns: TableColumns,
-    keys: tuple[str, ...],
-    *,
-    notes: tuple[str, ...] = (),
-) -> NewRows:
-    def encode(tokenizer: Tokenizer, sequence_length: int) -> EncodedGlue:
-        encoded = GlueTask(info, {"valid": examples}).encode("valid", tokenizer, sequence_length)
-        return replace(encoded, keys=keys)
-
-    return NewRows(encode, [join_texts(texts) for texts in examples.texts], columns, examples.rows, notes=notes)
+def _new_rows(info: GlueTaskInfo, rows: LabelledRows, columns: TableColumns, *, notes: tuple[str, ...] = ()) -> NewRows:
+    encode = partial(encode_labelled_rows, rows, loss=info.loss, names=info.output_names)
+    return NewRows(encode, [join_texts(texts) for texts in rows.texts], columns, rows.rows, notes=notes)
 
 
 def _label(info: GlueTaskInfo, target: float) -> str:
@@ -298,11 +294,14 @@ def _label(info: GlueTaskInfo, target: float) -> str:
     return info.classes[int(target)] if info.classes else f"{target:g}"
 
 
-def _as_examples(examples: Sequence[GlueExample]) -> Examples:
-    return Examples(
-        [example.texts for example in examples],
-        np.array([example.target for example in examples], dtype=np.float64)[:, None],
-        np.array([example.row for example in examples], dtype=np.int64),
+def _labelled(info: GlueTaskInfo, rows: Sequence[GlueRow], *, num_mismatched: int = 0) -> LabelledRows:
+    """Return the rows of a split, to be scored with the task's metrics; the last of them may be mismatched ones."""
+    keys = tuple(row.key for row in rows)
+    return LabelledRows(
+        [row.texts for row in rows],
+        np.array([row.target for row in rows], dtype=np.float64)[:, None],
+        np.array([row.row for row in rows], dtype=np.int64),
+        scored=partial(ScoredGlue, info=info, num_mismatched=num_mismatched, keys=keys),
     )
 
 
@@ -313,43 +312,11 @@ def _answer(info: GlueTaskInfo, outputs_C: FloatArray) -> str:
     return str(best) if info.has_numbered_classes else info.classes[best]
 
 
-def find_sources(config: GlueTaskConfig) -> Iterator[tuple[str, str, Iterable[Record]]]:
-    """Yield name, source and records, not yet read, of `train`, `valid` and, if they exist, `mismatched` and `test`.
-
-    Raises:
-        DataError: A file is missing.
-    """
-    info = GLUE_TASKS[config.name.removeprefix("glue/")]
-    if config.files.train is not None:
-        for part, given in config.files.model_dump(exclude_none=True).items():
-            path = given_file(config, given)
-            yield part, str(path), _iter_rows(info, path)
-        return
-    stems = {"train": "train", "valid": "dev"}
-    hub_splits = {"train": "train", "valid": "validation"}
-    if info.name == "mnli":
-        stems |= {"valid": "dev_matched", "mismatched": "dev_mismatched"}
-        hub_splits |= {"valid": "validation_matched", "mismatched": "validation_mismatched"}
-    for part, stem in stems.items():
-        source = hub_source(config, HUB_NAME, info.name, hub_splits[part])
-        if source is not None:
-            yield part, str(source), iter_hub_records(source, hint=LOCAL_HINT)
-            continue
-        folder = existing_folder(config, (info.folder, info.name))
-        found = find_file(folder, stem, RECORD_FORMATS)
-        if found is None and part != "mismatched":
-            accepted = f"`{stem}.tsv` (or {', '.join(RECORD_FORMATS[1:])}, also with .gz or .xz)"
-            raise DataError(
-                f"{folder}: no {accepted}",
-                f"give the folder that holds the files or `{info.folder}/` with `task.data_dir=DIR`",
-            )
-        if found is not None:
-            yield part, str(found), _iter_rows(info, found)
-
-
-def _iter_rows(info: GlueTaskInfo, path: Path) -> Iterator[Record]:
-    """Yield the rows of a file in a layout of the task; quotes in a TSV are part of its cells."""
-    return iter_records(path, header=info.header, has_literal_tsv=True)
+def _iter_rows(info: GlueTaskInfo, place: Path | HubSource) -> Iterator[Record]:
+    """Yield rows in a layout of the task; quotes in a TSV are part of its cells."""
+    if isinstance(place, HubSource):
+        return iter_hub_records(place, hint=LOCAL_HINT)
+    return iter_records(place, header=info.header, has_literal_tsv=True)
 
 
 def _read(info: GlueTaskInfo, source: str, records: Iterable[Record], *, needs_labels: bool = True) -> GlueFile:
@@ -389,17 +356,15 @@ def _choose_columns(info: GlueTaskInfo, source: str, names: list[str], *, needs_
     )
 
 
-def _example(
-    info: GlueTaskInfo, columns: Columns, values: dict[str, Any], row: int, *, needs_labels: bool
-) -> GlueExample:
+def _example(info: GlueTaskInfo, columns: Columns, values: dict[str, Any], row: int, *, needs_labels: bool) -> GlueRow:
     """Return one row as an example; a ValueError says why it cannot be used."""
     texts = tuple(_text(name, values.get(name), may_be_empty=not needs_labels) for name in columns.texts)
     key = next((printable(str(values[name])) for name in _INDEX_COLUMNS if name in values), str(row))
     given = values.get(columns.label)
     if not needs_labels and str("" if given is None else given) in _NO_LABEL:
-        return GlueExample(texts, math.nan, row, key)
+        return GlueRow(texts, math.nan, row, key)
     target = _class_index(info, columns.label, given) if info.classes else _similarity(columns.label, given)
-    return GlueExample(texts, target, row, key)
+    return GlueRow(texts, target, row, key)
 
 
 def _text(name: str, value: Any, *, may_be_empty: bool) -> str:
@@ -435,7 +400,7 @@ def _similarity(name: str, value: Any) -> float:
     return similarity
 
 
-def _single_label_notes(info: GlueTaskInfo, splits: Mapping[Split, Examples]) -> list[str]:
+def _single_label_notes(info: GlueTaskInfo, splits: Mapping[Split, LabelledRows]) -> list[str]:
     notes = []
     for split, examples in splits.items():
         labels = np.unique(examples.targets)

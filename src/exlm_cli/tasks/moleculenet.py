@@ -15,10 +15,10 @@ from exlm_cli.errors import DataError
 from exlm_cli.format import format_counts
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import SPLITS
-from exlm_cli.tasks.rows.inputs import TableRows, usable_rows
+from exlm_cli.tasks.rows.inputs import InputRows, usable_rows
 from exlm_cli.tasks.rows.labels import Labels, read_targets
 from exlm_cli.tasks.rows.splits import RowSplit, split_rows
-from exlm_cli.tasks.rows.task import TableTask
+from exlm_cli.tasks.rows.task import RowTask, table_task
 from exlm_cli.tasks.sources import existing_folder, find_file, given_file
 
 _MAX_ROWS_OFF = 5
@@ -103,7 +103,7 @@ MOLECULENET_SETS = {
 """Sets by name, in the order of Table 1."""
 
 
-def load_moleculenet(config: MoleculeNetTaskConfig, progress: Progress) -> TableTask:
+def load_moleculenet(config: MoleculeNetTaskConfig, progress: Progress) -> RowTask:
     """Read one set, split and ready for fine-tuning.
 
     The file is `task.files.train`, else `<set>.csv` (also .gz, .xz) in `task.data_dir` or its folder `moleculenet`,
@@ -132,7 +132,7 @@ def load_moleculenet(config: MoleculeNetTaskConfig, progress: Progress) -> Table
     split = split_rows(config, usable, labels.classes)
     is_whole = config.max_rows is None and config.max_valid_rows is None
     notes = _compare_with_table_9(known, split) if config.is_split_by_scaffold and is_whole else []
-    return TableTask(config, usable, labels, split, notes)
+    return table_task(config, usable, labels, split, notes)
 
 
 def find_set_file(config: MoleculeNetTaskConfig, progress: Progress) -> Path:
@@ -160,7 +160,7 @@ def find_set_file(config: MoleculeNetTaskConfig, progress: Progress) -> Path:
     )
 
 
-def _without_repeats(usable: TableRows) -> TableRows:
+def _without_repeats(usable: InputRows) -> InputRows:
     """Drop rows with exactly the SMILES of an earlier row."""
     first_rows = {text: row for row, text in reversed(list(enumerate(usable.inputs)))}
     reasons = {

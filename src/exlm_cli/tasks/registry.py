@@ -13,7 +13,7 @@ from exlm_cli.config.tasks import (
 )
 from exlm_cli.errors import DataError
 from exlm_cli.progress import Progress, SilentProgress
-from exlm_cli.tasks.sources import HUB_PREFIX, existing_folder, given_file
+from exlm_cli.tasks.sources import HUB_PREFIX, existing_folder, find_parts, given_file
 
 if TYPE_CHECKING:
     from exlm_cli.tasks.base import DownstreamTask, Layout
@@ -56,9 +56,9 @@ def load_task(config: TaskConfig, progress: Progress) -> "DownstreamTask":
             task: DownstreamTask = config.load(progress)
             return task
         case _:
-            from exlm_cli.tasks.csv import load_csv
+            from exlm_cli.tasks.user_table import load_user_table
 
-            return load_csv(config, progress)
+            return load_user_table(config, progress)
 
 
 def require_local_files(config: TaskConfig) -> None:
@@ -82,9 +82,9 @@ def require_local_files(config: TaskConfig) -> None:
 
             find_set_file(config, SilentProgress())
         case GlueTaskConfig():
-            from exlm_cli.tasks.glue import find_sources
+            from exlm_cli.tasks.glue import GLUE_TASKS
 
-            list(find_sources(config))
+            list(find_parts(config, GLUE_TASKS[config.name.removeprefix("glue/")].files))
         case _:
             existing_folder(config, ())
 

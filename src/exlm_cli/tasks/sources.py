@@ -1,6 +1,7 @@
 """Files of a task: those that the recipe names, those in a folder with the official layout, or the Hub's."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,6 +17,55 @@ LOCAL_HINT = "to read local files instead, give their folder with `task.data_dir
 
 _ROWS_BETWEEN_UPDATES = 1024
 _Row = TypeVar("_Row")
+
+
+@dataclass(frozen=True)
+class OfficialFiles:
+    """Where a benchmark's files are.
+
+    Attributes:
+        hub_name, hub_config: Name of the data set on the Hub, and of one of its configurations.
+        folders: Its folders in a download; the first is what the benchmark calls it.
+        parts: File name without its ending, a glob, and split on the Hub, of `train`, `valid` and others.
+        suffixes: Endings that a file may have; the first is the official one.
+        optional: Parts that a folder need not have.
+    """
+
+    hub_name: str
+    hub_config: str | None
+    folders: tuple[str, ...]
+    parts: Mapping[str, tuple[str, str]]
+    suffixes: tuple[str, ...]
+    optional: tuple[str, ...]
+
+
+def find_parts(config: TaskSection, official: OfficialFiles) -> Iterator[tuple[str, Path | HubSource]]:
+    """Yield name and place of each part of a benchmark; nothing is read.
+
+    They are `task.files` if these are given, else the files in the folder `task.data_dir`, else on the Hub.
+
+    Raises:
+        DataError: A file is missing, or several fit.
+    """
+    given = config.files.model_dump(exclude_none=True)
+    if "train" in given:
+        yield from ((part, given_file(config, path)) for part, path in given.items())
+        return
+    for part, (stem, hub_split) in official.parts.items():
+        remote = hub_source(config, official.hub_name, official.hub_config, hub_split)
+        if remote is not None:
+            yield part, remote
+            continue
+        folder = existing_folder(config, official.folders)
+        found = find_file(folder, stem, official.suffixes)
+        if found is not None:
+            yield part, found
+        elif part not in official.optional:
+            others = f"or {', '.join(official.suffixes[1:])}, " if official.suffixes[1:] else ""
+            raise DataError(
+                f"{folder}: no `{stem}{official.suffixes[0]}` ({others}also with .gz or .xz)",
+                f"give the folder that holds the files or `{official.folders[0]}/` with `task.data_dir=DIR`",
+            )
 
 
 def given_file(config: TaskSection, given: str) -> Path:

@@ -73,7 +73,7 @@ def test_tokens_are_atoms_bonds_and_closures(smiles, tokens):
 )
 def test_what_is_not_whole_in_the_vocabulary_is_spelled(smiles, tokens):
     assert _tokens(BARE, smiles) == tokens
-    offsets = BARE.encode_with_offsets(smiles)[1]
+    offsets = BARE.encode_with_offsets(smiles).offsets
     assert [smiles[start:end] for start, end in offsets] == tokens
 
 

@@ -17,12 +17,12 @@ from exlm_cli.finetune.baseline import BASELINES, Baseline, FeatureStore, is_aff
 from exlm_cli.finetune.training_rows import read_training_rows, write_training_rows
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import Loss
-from exlm_cli.tasks.csv import load_csv
 from exlm_cli.tasks.metrics import score_rows
-from exlm_cli.tasks.rows.inputs import TableRows
+from exlm_cli.tasks.rows.inputs import InputRows
 from exlm_cli.tasks.rows.labels import Labels
 from exlm_cli.tasks.rows.splits import RowSplit
-from exlm_cli.tasks.rows.task import Examples, TableTask
+from exlm_cli.tasks.rows.task import LabelledRows, RowTask, table_task
+from exlm_cli.tasks.user_table import load_user_table
 from tests.recorder import Recorder
 from tests.unit.finetune.finetuned_runs import write_rows
 
@@ -34,18 +34,18 @@ TEXTS = [text for pair in zip(AMINES, ALCOHOLS, strict=True) for text in pair]
 INDICES: Any = {"train": np.arange(16), "valid": np.arange(16, 20), "test": np.arange(20, 24)}
 
 
-def make(loss: Loss, targets: Any, names: tuple[str, ...] = ("y",)) -> TableTask:
+def make(loss: Loss, targets: Any, names: tuple[str, ...] = ("y",)) -> RowTask:
     labels = Labels(loss, names, np.array(targets, dtype=float), ())
     config = CsvTaskConfig(name="csv", smiles_column="x")
-    usable = TableRows(Table(Path("a.csv"), {}, tuple(range(24))), tuple(TEXTS), ("",) * 24)
-    return TableTask(config, usable, labels, RowSplit("column", INDICES))
+    usable = InputRows(Table(Path("a.csv"), {}, tuple(range(24))), tuple(TEXTS), ("",) * 24)
+    return table_task(config, usable, labels, RowSplit("column", INDICES))
 
 
-def predict(task: TableTask, seed: int = 1, baseline: Baseline = ECFP4, num_trees: int = 30) -> Any:
+def predict(task: RowTask, seed: int = 1, baseline: Baseline = ECFP4, num_trees: int = 30) -> Any:
     return predict_baseline(task, baseline, FeatureStore(), seed, SilentProgress(), num_trees=num_trees, num_threads=1)
 
 
-def run(task: TableTask, baseline: Baseline = ECFP4) -> dict[Any, dict[str, float]]:
+def run(task: RowTask, baseline: Baseline = ECFP4) -> dict[Any, dict[str, float]]:
     """Return the metrics of the predictions, by split."""
     return {
         split: score_rows(task.loss, predicted, task.examples[split].targets)
@@ -71,7 +71,7 @@ def test_the_forest_reads_complexes_with_dative_bonds_however_they_are_written(t
     scores, nearest = [], []
     for number, write in enumerate([str, Chem.CanonSmiles]):
         table = write_rows(tmp_path / f"{number}.csv", ["smiles", "y"], [[write(s), str(y)] for s, y in DATIVE])
-        task = load_csv(
+        task = load_user_table(
             CsvTaskConfig(name="csv", files={"train": str(table)}, label_columns=("y",), split="random"),
             SilentProgress(),
         )
@@ -126,8 +126,8 @@ def test_what_a_descriptor_lacks_is_the_median_of_the_training_rows():
 
     given = Baseline("forest-rdkit2d", lambda smiles, progress: np.stack([table[text] for text in smiles]), "sqrt")
     examples = {
-        "train": Examples([(text,) for text in table if text != "N"], np.arange(5.0)[:, None], np.arange(5)),
-        "valid": Examples([("N",)], np.zeros((1, 1)), np.array([5])),
+        "train": LabelledRows([(text,) for text in table if text != "N"], np.arange(5.0)[:, None], np.arange(5)),
+        "valid": LabelledRows([("N",)], np.zeros((1, 1)), np.array([5])),
     }
     task = make("regression", [[float(i)] for i in range(24)])
     task.examples, task.splits = examples, ("train", "valid")

@@ -10,11 +10,11 @@ from torch import Tensor
 from exlm_cli.config.sections import MaskingConfig
 from exlm_cli.data.masking import Masker
 from exlm_cli.finetune.batch import TaskBatch, batch_losses, collate, index_labels, repeated_lengths
-from exlm_cli.tasks.base import EncodedExamples
+from exlm_cli.tasks.base import EncodedRows
 from tests.tiny import SPECIAL, sequences
 
 IDS = (np.array([1, 7, 8, 2]), np.array([1, 9, 2]), np.array([1, 2]))
-SPLIT = EncodedExamples(IDS, np.array([[0.0, np.nan], [1.0, 2.0], [3.0, 4.0]]))
+SPLIT = EncodedRows(IDS, np.array([[0.0, np.nan], [1.0, 2.0], [3.0, 4.0]]))
 
 
 def test_rows_are_padded_and_keep_their_targets_and_their_place():
@@ -47,7 +47,7 @@ def test_tokens_are_repeated_as_pre_training_repeats_them(num_repeats):
 
 def test_tokens_that_may_answer_stay_those_before_repetition():
     answerable = (np.array([True, True, True, False]), np.array([True, True, False]), np.array([True, False]))
-    split = EncodedExamples(IDS, np.zeros((3, 2)), answerable)
+    split = EncodedRows(IDS, np.zeros((3, 2)), answerable)
     batch = collate(split, np.array([0, 1]), num_repeats=2, pad_id=0)
     assert batch.answerable is not None
     assert batch.answerable.tolist() == [[True, True, True, False], [True, True, False, False]]

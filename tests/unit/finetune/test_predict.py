@@ -43,7 +43,7 @@ from exlm_cli.finetune.training_rows import (
 )
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import PredictionSummary
-from exlm_cli.tasks.rows.task import Examples, RowTask
+from exlm_cli.tasks.rows.task import LabelledRows, RowTask
 from tests.tiny import SPECIAL
 from tests.unit.finetune.finetuned_runs import SMILES, read_rows, words_run, write_rows
 from tests.unit.report.results import scored
@@ -70,7 +70,7 @@ def known_rows(run: Path, **smiles: list[str]) -> Path:
 
 def molecule_task(**smiles: list[str]) -> RowTask:
     parts = {
-        split: Examples([(text,) for text in texts], np.zeros((len(texts), 1)), np.arange(len(texts)))
+        split: LabelledRows([(text,) for text in texts], np.zeros((len(texts), 1)), np.arange(len(texts)))
         for split, texts in smiles.items()
     }
     task = RowTask("known", "binary", ("active",), parts)

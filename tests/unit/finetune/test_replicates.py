@@ -7,28 +7,29 @@ from typing import Any
 import pytest
 
 from exlm_cli.config.finetune import FinetuneRecipe
+from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.data.molecules import read_molecules as read
 from exlm_cli.data.rows.table import read_table
 from exlm_cli.errors import DataError
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
 from exlm_cli.finetune.scores import read_scores
 from exlm_cli.progress import SilentProgress
-from exlm_cli.tasks import csv as csv_task
+from exlm_cli.tasks import user_table
 from exlm_cli.tasks.registry import load_task
 from exlm_cli.tasks.rows import inputs
-from exlm_cli.tasks.rows.task import TableTask
+from exlm_cli.tasks.rows import task as rows_task
+from exlm_cli.tasks.rows.splits import RowSplit, split_rows
 from tests.ranks import note_error, noted_errors, run_ranks
 from tests.unit.finetune.synthetic import ONE_EPOCH, amines, finetune_recipe, words_table
 
 
 def failing_at(seed: int) -> Any:
-    """Return `TableTask.resplit` for a table that leaves no rows to validate on with one of the seeds."""
-    resplit = TableTask.resplit
+    """Return `split_rows` for a table that has no rows to validate on when it is split again with a seed."""
 
-    def split_again(task: TableTask, split_seed: int) -> TableTask:
-        if split_seed == seed:
+    def split_again(config: CsvTaskConfig, *given: Any) -> RowSplit:
+        if config.split_seed == seed:
             raise DataError("csv: the split leaves no rows in `valid`", "give more rows")
-        return resplit(task, split_seed)
+        return split_rows(config, *given)
 
     return split_again
 
@@ -58,7 +59,7 @@ def test_the_table_is_read_once_and_every_split_is_that_of_a_run_of_its_own(tmp_
     """Its molecules are parsed once too."""
     smiles, task = amines(tmp_path)
     calls = []
-    monkeypatch.setattr(csv_task, "read_table", lambda *given: calls.append("table") or read_table(*given))
+    monkeypatch.setattr(user_table, "read_table", lambda *given: calls.append("table") or read_table(*given))
     monkeypatch.setattr(inputs, "read_molecules", lambda *given, **how: calls.append("rdkit") or read(*given, **how))
     recipe = finetune_recipe(task=task, num_replicates=3, **ONE_EPOCH)
     run_finetuning(recipe, checkpoint=smiles, out=tmp_path / "run")
@@ -71,7 +72,7 @@ def test_the_table_is_read_once_and_every_split_is_that_of_a_run_of_its_own(tmp_
 
 def test_a_split_without_rows_is_refused_before_any_is_trained(text_model, tmp_path, monkeypatch):
     """Those of the seeds 3 and 4 have rows, that of 5 has none to validate on."""
-    monkeypatch.setattr(TableTask, "resplit", failing_at(5))
+    monkeypatch.setattr(rows_task, "split_rows", failing_at(5))
     task, out = {**words_table(tmp_path), "split_seed": 3}, tmp_path / "run"
     recipe = finetune_recipe(task=task, num_replicates=4, **ONE_EPOCH)
     said = "split 3 of 4, `task.split_seed` 5: csv: the split leaves no rows in `valid`"
@@ -97,5 +98,5 @@ def test_rank_0_refuses_a_split_without_rows_for_all_ranks(text_model, tmp_path)
 
 
 def _refuse_the_last_split(folder: Path, recipe: FinetuneRecipe, checkpoint: Path) -> None:
-    TableTask.resplit = failing_at(2)  # type: ignore[method-assign]
+    rows_task.split_rows = failing_at(2)  # type: ignore[attr-defined]
     note_error(folder, lambda: run_finetuning(recipe, checkpoint=checkpoint, out=folder / "run"))

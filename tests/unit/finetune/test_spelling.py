@@ -17,13 +17,13 @@ from exlm_cli.tasks.base import Loss
 from exlm_cli.tasks.rows.inputs import usable_rows
 from exlm_cli.tasks.rows.labels import Labels
 from exlm_cli.tasks.rows.splits import RowSplit
-from exlm_cli.tasks.rows.task import TableTask
+from exlm_cli.tasks.rows.task import RowTask, table_task
 from tests.unit.finetune.finetuned_runs import SMILES, finetune, smiles_pretrained, write_rows
 
 INDICES: Any = {"train": np.arange(80), "valid": np.arange(80, 100), "test": np.arange(100, 140)}
 
 
-def make(loss: Loss, *, is_canonical: bool) -> TableTask:
+def make(loss: Loss, *, is_canonical: bool) -> RowTask:
     """Return molecules without pattern, of which those with label 1 or value 1 are written in Kekulé's form."""
     texts = []
     for row, smiles in enumerate(generate_molecules(140, seed=3)):
@@ -34,7 +34,7 @@ def make(loss: Loss, *, is_canonical: bool) -> TableTask:
     table = Table(Path("a.csv"), {"x": tuple(texts)}, tuple(range(140)))
     labels = Labels(loss, ("y",), np.array([[float(i % 2)] for i in range(140)]), ())
     rows = usable_rows(table, tuple(texts), config, SilentProgress())
-    return TableTask(config, rows, labels, RowSplit("column", INDICES))
+    return table_task(config, rows, labels, RowSplit("column", INDICES))
 
 
 def test_the_counts_are_length_brackets_chirality_double_bonds_digits_aromatic_letters_dots_and_charges():

@@ -17,7 +17,8 @@ from exlm_cli.errors import DataError
 from exlm_cli.finetune.trainer import encode_task
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import NO_TEST_NOTE, DownstreamTask, NewRows, TrainedTask
-from exlm_cli.tasks.glue import GLUE_TASKS, GlueTask, load_glue, read_new_glue
+from exlm_cli.tasks.glue import GLUE_TASKS, load_glue, read_new_glue
+from exlm_cli.tasks.rows.task import RowTask
 from tests.unit.tasks.glue_files import ROWS, content, line, write_glue
 
 
@@ -26,12 +27,12 @@ def tokenizer() -> Tokenizer:
     return train_bpe([text for rows in ROWS.values() for row in rows for text in row[:2]] * 3, 400, 2, SilentProgress())
 
 
-def load(task: str, root: Path | None, **values: Any) -> GlueTask:
+def load(task: str, root: Path | None, **values: Any) -> RowTask:
     data_dir = None if root is None else str(root)
     return load_glue(GlueTaskConfig(name=f"glue/{task}", data_dir=data_dir, **values), SilentProgress())
 
 
-def content_of(task: GlueTask) -> Any:
+def content_of(task: RowTask) -> Any:
     return {split: (e.texts, e.targets.tolist(), e.rows.tolist()) for split, e in task.examples.items()}
 
 

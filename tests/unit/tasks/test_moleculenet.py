@@ -15,7 +15,7 @@ from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks import moleculenet
 from exlm_cli.tasks.moleculenet import MOLECULENET_SETS, load_moleculenet
 from exlm_cli.tasks.rows.splits import RowSplit, split_balanced
-from exlm_cli.tasks.rows.task import TableTask
+from exlm_cli.tasks.rows.task import RowTask
 from tests.recorder import Recorder
 
 # four rings that carry four chains each, for training, and four rings of their own
@@ -31,7 +31,7 @@ def csv_of(header: str, rows: list[str]) -> bytes:
 BACE = csv_of("smiles,Class", [f"{m},{i % 2}" for i, m in enumerate(MOLECULES)])
 
 
-def load(folder: Path, name: str = "bace", **options: Any) -> TableTask:
+def load(folder: Path, name: str = "bace", **options: Any) -> RowTask:
     return load_moleculenet(
         MoleculeNetTaskConfig(name=f"moleculenet/{name}", data_dir=str(folder), **options), SilentProgress()
     )

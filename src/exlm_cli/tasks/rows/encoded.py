@@ -17,7 +17,7 @@ from exlm_cli.tasks.base import EncodedSplit, FloatArray, Loss, SeedOutputs, Spl
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncodedRows(EncodedSplit):
+class ScoredRows(EncodedSplit):
     """Rows of a split or of a file to predict.
 
     Attributes:

@@ -21,7 +21,7 @@ _MAX_LISTED = 20
 
 
 @dataclass(frozen=True)
-class TableRows:
+class InputRows:
     """The R rows of a table.
 
     Attributes:
@@ -53,7 +53,7 @@ class TableRows:
         reasons = zip(self.inputs, self.problems, strict=True)
         return tuple(self.table.skipped(row, text, why) for row, (text, why) in enumerate(reasons) if why)
 
-    def without(self, reasons: Mapping[int, str], what: str) -> "TableRows":
+    def without(self, reasons: Mapping[int, str], what: str) -> "InputRows":
         """Drop the rows in `reasons`; a note counts and lists those that were still used, and says what they are."""
         dropped = [row for row in sorted(reasons) if not self.problems[row]]
         if not dropped:
@@ -75,7 +75,7 @@ class TableRows:
         return tuple(found.canonical or text for text, found in zip(self.inputs, self.molecules, strict=True))
 
 
-def usable_rows(table: Table, inputs: tuple[str, ...], config: RowTaskConfig, progress: Progress) -> TableRows:
+def usable_rows(table: Table, inputs: tuple[str, ...], config: RowTaskConfig, progress: Progress) -> InputRows:
     """Return the rows of a table; those with a text, or those that are molecules, are used.
 
     Args:
@@ -116,7 +116,7 @@ def read_input_rows(
     usual_column: str | None = None,
     has_literal_tsv: bool = False,
     reads_parents: bool = False,
-) -> TableRows:
+) -> InputRows:
     """Read a table that a model is applied to, or lines of text or SMILES (.txt, .smi); no row is left out.
 
     Args:
@@ -143,7 +143,7 @@ def read_input_rows(
 
 def rows_of_list(
     inputs: Sequence[str], kind: InputKind, progress: Progress, *, reads_parents: bool = False
-) -> TableRows:
+) -> InputRows:
     """Return texts or SMILES that are in memory as rows; their lines are counted from 1."""
     column = tuple(text.strip() for text in inputs)
     table = Table(Path("rows"), {kind: column}, tuple(range(1, len(column) + 1)))
@@ -158,9 +158,9 @@ def _read_rows(
     *,
     has_chiral_scaffolds: bool | None = None,
     reads_parents: bool = False,
-) -> TableRows:
+) -> InputRows:
     if kind == "text":
-        return TableRows(table, inputs, tuple("" if text else "the text is empty" for text in inputs))
+        return InputRows(table, inputs, tuple("" if text else "the text is empty" for text in inputs))
     molecules = read_molecules(inputs, progress, has_chiral_scaffolds=has_chiral_scaffolds, reads_parents=reads_parents)
     notes = []
     if odd := [row for row, molecule in enumerate(molecules) if molecule.has_odd_metal]:
@@ -175,7 +175,7 @@ def _read_rows(
             else f"read {count} of several fragments, such as salts, with all of them"
         )
         notes.append(f"{what}: {places}")
-    return TableRows(table, inputs, tuple(molecule.problem for molecule in molecules), molecules, tuple(notes))
+    return InputRows(table, inputs, tuple(molecule.problem for molecule in molecules), molecules, tuple(notes))
 
 
 def group_rows(rows: Iterable[int], keys: Sequence[Hashable]) -> list[list[int]]:
@@ -190,7 +190,7 @@ def group_rows(rows: Iterable[int], keys: Sequence[Hashable]) -> list[list[int]]
     return list(by_key.values())
 
 
-def describe_repeats(rows: TableRows, indices: Mapping[Split, IntArray], targets_RC: FloatArray) -> list[str]:
+def describe_repeats(rows: InputRows, indices: Mapping[Split, IntArray], targets_RC: FloatArray) -> list[str]:
     """Return notes on molecules or texts in more than one split, and on those whose rows have different labels.
 
     A note tells of forms of one molecule, such as a base and its salt, in different splits too.
@@ -214,7 +214,7 @@ def describe_repeats(rows: TableRows, indices: Mapping[Split, IntArray], targets
     return notes
 
 
-def _describe_forms(rows: TableRows, split_of: Mapping[int, Split]) -> list[str]:
+def _describe_forms(rows: InputRows, split_of: Mapping[int, Split]) -> list[str]:
     """Return a note on molecules of one parent in different splits, such as a base and its hydrochloride."""
     if rows.molecules is None:
         return []

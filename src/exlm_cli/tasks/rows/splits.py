@@ -30,7 +30,7 @@ from exlm_cli.errors import DataError
 from exlm_cli.format import format_number_of
 from exlm_cli.paths import expand_path
 from exlm_cli.tasks.base import SPLITS, Split, SplitIndices
-from exlm_cli.tasks.rows.inputs import TableRows, group_rows
+from exlm_cli.tasks.rows.inputs import InputRows, group_rows
 
 # in tenths, so that comparisons are between integers
 _TRAIN_TENTHS, _VALID_TENTHS = 8, 1
@@ -47,7 +47,7 @@ class RowSplit:
     notes: tuple[str, ...] = ()
 
 
-def split_rows(config: RowTaskConfig, usable: TableRows, classes: Sequence[Hashable] | None) -> RowSplit:
+def split_rows(config: RowTaskConfig, usable: InputRows, classes: Sequence[Hashable] | None) -> RowSplit:
     """Split the usable rows as `task.split` says, and draw those that `limit_rows` keeps.
 
     Args:
@@ -76,7 +76,7 @@ def split_rows(config: RowTaskConfig, usable: TableRows, classes: Sequence[Hasha
     return limit_rows(config, RowSplit(name, {split: rows[part] for split, part in parts.items()}))
 
 
-def _follow_file(path: str, usable: TableRows) -> RowSplit:
+def _follow_file(path: str, usable: InputRows) -> RowSplit:
     named = read_split_file(expand_path(path), len(usable.table))
     split = follow_split("file", named, usable)
     num_named, num_used = (sum(map(len, parts.values())) for parts in (named, split.indices))
@@ -90,7 +90,7 @@ def _follow_file(path: str, usable: TableRows) -> RowSplit:
     )
 
 
-def follow_split(name: str, named: SplitIndices, usable: TableRows, notes: Sequence[str] = ()) -> RowSplit:
+def follow_split(name: str, named: SplitIndices, usable: InputRows, notes: Sequence[str] = ()) -> RowSplit:
     """Return a split that files or a column give, without the rows that cannot be used."""
     return RowSplit(name, {split: part[np.isin(part, usable.rows)] for split, part in named.items()}, tuple(notes))
 

@@ -1,6 +1,7 @@
 """Tasks with one text, pair of texts or molecule per row: splits and their encoding, and tables to predict.
 
-`TableTask` is the task of MoleculeNet and of any CSV; GLUE's tasks (`glue.py`) are `RowTask`s too.
+All are one class, `RowTask`. `table_task` makes one of a table, for MoleculeNet and any CSV; `tasks/glue.py` one of a
+benchmark's files, whose rows have metrics of their own.
 
 A pair is written as in BERT, [CLS] a [SEP] b [SEP]. RoBERTa in fairseq, and so the official ExLM code, writes two
 separators between the texts (`<s> a </s></s> b </s>`). Here pre-training puts a single [SEP] between documents and
@@ -28,7 +29,7 @@ from exlm_cli.tasks.base import (
     NO_TEST_NOTE,
     SPLITS,
     DownstreamTask,
-    EncodedExamples,
+    EncodedRows,
     FloatArray,
     Loss,
     NewRows,
@@ -37,8 +38,8 @@ from exlm_cli.tasks.base import (
     TrainedTask,
 )
 from exlm_cli.tasks.metrics import describe_unscorable, target_scale
-from exlm_cli.tasks.rows.encoded import EncodedRows
-from exlm_cli.tasks.rows.inputs import TableRows, describe_repeats, read_input_rows
+from exlm_cli.tasks.rows.encoded import ScoredRows
+from exlm_cli.tasks.rows.inputs import InputRows, describe_repeats, read_input_rows
 from exlm_cli.tasks.rows.labels import LabelKind, Labels, read_known_targets, with_decimal_points
 from exlm_cli.tasks.rows.splits import RowSplit, split_rows
 
@@ -46,7 +47,7 @@ _MAX_NAMED = 3
 
 
 @dataclass(frozen=True)
-class Examples:
+class LabelledRows:
     """Rows of one split.
 
     Attributes:
@@ -54,18 +55,22 @@ class Examples:
         targets: (N, C), NaN where missing; (N, 1) class index for `classes`.
         rows: (N,) row of the input, counted from 0.
         place_of: Returns the place of a row of the input as notes name it.
+        scored: Makes what scores the rows once they are encoded, given the values of `ScoredRows`.
     """
 
     texts: Sequence[tuple[str, ...]]
     targets: FloatArray
     rows: IntArray
     place_of: Callable[[int], str] = lambda row: f"row {row + 1:,}"
+    scored: Callable[..., ScoredRows] = ScoredRows
 
 
 class RowTask(DownstreamTask):
-    """Examples by split, tokenised as they are."""
+    """Rows of each split, tokenised as they are."""
 
-    def __init__(self, name: str, loss: Loss, output_names: Sequence[str], examples: Mapping[Split, Examples]) -> None:
+    def __init__(
+        self, name: str, loss: Loss, output_names: Sequence[str], examples: Mapping[Split, LabelledRows]
+    ) -> None:
         self.name, self.loss, self.output_names = name, loss, tuple(output_names)
         self.examples = examples
         self.splits = tuple(split for split in SPLITS if split in examples)
@@ -84,9 +89,9 @@ class RowTask(DownstreamTask):
         has_scale = self.loss == "regression" and "train" in self.examples
         return target_scale(self.examples["train"].targets)[1] if has_scale else None
 
-    def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> EncodedRows:
+    def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> ScoredRows:
         """Tokenise a split as [CLS] a [SEP] or [CLS] a [SEP] b [SEP]; the longer text of a long row loses its end."""
-        return encode_examples(
+        return encode_labelled_rows(
             self.examples[split],
             tokenizer,
             sequence_length,
@@ -96,8 +101,10 @@ class RowTask(DownstreamTask):
         )
 
 
-class TableTask(RowTask):
-    """Rows of one table, with labels, classes or values in its columns.
+def table_task(
+    config: RowTaskConfig, usable: InputRows, labels: Labels, split: RowSplit, notes: Sequence[str] = ()
+) -> RowTask:
+    """Return the task of one table, with labels, classes or values in its columns.
 
     Args:
         split: Rows of each split; a test split without rows is left out, with a note.
@@ -105,98 +112,93 @@ class TableTask(RowTask):
     Raises:
         DataError: The training or validation split is empty.
     """
+    indices = split.indices
+    for needed in ("train", "valid"):
+        if not len(indices.get(needed, ())):
+            hint = "give more rows, another `task.split` (`random` fills all three), or a `task.split_file`"
+            if split.name in ("files", "column", "file"):
+                hint = "training and validation need rows that can be used"
+            raise DataError(f"{config.name}: the split leaves no rows in `{needed}`", hint)
+    inputs, keys = usable.model_inputs(canonical=config.has_canonical_smiles), usable.keys
+    examples = {
+        part: LabelledRows([(inputs[row],) for row in rows], labels.targets[rows], rows, usable.table.short_place)
+        for part, rows in indices.items()
+        if len(rows)
+    }
+    task = RowTask(config.name, labels.loss, labels.names, examples)
+    if config.name == "csv":
+        used = np.sort(np.concatenate([split.indices[part] for part in examples]))
+        task.labels_sha256 = hashlib.sha256(used.tobytes() + labels.targets[used].tobytes()).hexdigest()
+    task.training_keys, task.validation_keys, task.test_keys = (
+        [keys[row] for row in indices.get(part, ())] for part in SPLITS
+    )
+    task.input_kind, task.split_name, task.skipped = config.input_kind, split.name, usable.skipped
+    if config.class_weights == "balanced" and labels.loss != "regression":
+        task.class_weights = _balanced_weights(task)
+    found = [*labels.notes, *usable.notes, *split.notes, *notes, *describe_repeats(usable, indices, labels.targets)]
+    if "test" in indices and "test" not in examples:
+        found.append(NO_TEST_NOTE)
+    if "test" not in examples:
+        found.append("the scores are those of `valid`, on which the best epoch is chosen too: they are optimistic")
+    task.selection_metric, task.is_greater_better, metric_notes = _choose_metric(task)
+    task.notes = (*found, *_describe_targets(task), *metric_notes)
 
-    def __init__(
-        self, config: RowTaskConfig, usable: TableRows, labels: Labels, split: RowSplit, notes: Sequence[str] = ()
-    ) -> None:
-        indices = split.indices
-        for needed in ("train", "valid"):
-            if not len(indices.get(needed, ())):
-                hint = "give more rows, another `task.split` (`random` fills all three), or a `task.split_file`"
-                if split.name in ("files", "column", "file"):
-                    hint = "training and validation need rows that can be used"
-                raise DataError(f"{config.name}: the split leaves no rows in `{needed}`", hint)
-        inputs = usable.model_inputs(canonical=config.has_canonical_smiles)
-        examples = {
-            part: Examples([(inputs[row],) for row in rows], labels.targets[rows], rows, usable.table.short_place)
-            for part, rows in indices.items()
-            if len(rows)
-        }
-        super().__init__(config.name, labels.loss, labels.names, examples)
-        if config.name == "csv":
-            used = np.sort(np.concatenate([split.indices[part] for part in examples]))
-            self.labels_sha256 = hashlib.sha256(used.tobytes() + labels.targets[used].tobytes()).hexdigest()
-        keys = usable.keys
-        self.training_keys, self.validation_keys, self.test_keys = (
-            [keys[row] for row in indices.get(part, ())] for part in SPLITS
-        )
-        self.input_kind, self.split_name, self.skipped = config.input_kind, split.name, usable.skipped
-        if config.class_weights == "balanced" and labels.loss != "regression":
-            self.class_weights = self._balanced_weights()
-        found = [*labels.notes, *usable.notes, *split.notes, *notes, *describe_repeats(usable, indices, labels.targets)]
-        if "test" in indices and "test" not in examples:
-            found.append(NO_TEST_NOTE)
-        if "test" not in examples:
-            found.append("the scores are those of `valid`, on which the best epoch is chosen too: they are optimistic")
-        self.selection_metric, self.is_greater_better, metric_notes = self._choose_metric()
-        self.notes = (*found, *self._describe_targets(), *metric_notes)
-        self._config, self._usable, self._labels = config, usable, labels
+    def resplit(split_seed: int) -> RowTask:
+        changed = config.model_copy(update={"split_seed": split_seed})
+        return table_task(changed, usable, labels, split_rows(changed, usable, labels.classes))
 
-    def resplit(self, split_seed: int) -> "TableTask":
-        """Return the same rows on the split of another `task.split_seed`; nothing is read again.
+    task.resplit = resplit
+    return task
 
-        Raises:
-            DataError: The training or validation split is empty.
-        """
-        config = self._config.model_copy(update={"split_seed": split_seed})
-        split = split_rows(config, self._usable, self._labels.classes)
-        return TableTask(config, self._usable, self._labels, split)
 
-    def _describe_targets(self) -> list[str]:
-        notes = []
-        used = np.concatenate([self.examples[split].targets for split in self.splits])
-        share = float(np.isnan(used).mean())
-        if share > 0:
-            notes.append(f"{100 * share:.1f} % of the labels are missing; they are left out of loss and scores")
-        for split in self.splits:
-            unscorable = self._unscorable(split)
-            if unscorable and self.loss == "classes" and len(self.output_names) > 2:
-                effect = "there is nothing to learn" if split == "train" else "its scores are meaningless"
-                notes.append(f"{split}: `class` {unscorable['class']}, so {effect}")
-            elif unscorable:
-                listed = name_some(f"`{name}` {reason}" for name, reason in unscorable.items())
-                notes.append(f"{split}: without both classes there is no ROC-AUC: {listed}")
-        return notes
+def _describe_targets(task: RowTask) -> list[str]:
+    notes = []
+    used = np.concatenate([task.examples[split].targets for split in task.splits])
+    share = float(np.isnan(used).mean())
+    if share > 0:
+        notes.append(f"{100 * share:.1f} % of the labels are missing; they are left out of loss and scores")
+    for split in task.splits:
+        unscorable = _unscorable(task, split)
+        if unscorable and task.loss == "classes" and len(task.output_names) > 2:
+            effect = "there is nothing to learn" if split == "train" else "its scores are meaningless"
+            notes.append(f"{split}: `class` {unscorable['class']}, so {effect}")
+        elif unscorable:
+            listed = name_some(f"`{name}` {reason}" for name, reason in unscorable.items())
+            notes.append(f"{split}: without both classes there is no ROC-AUC: {listed}")
+    return notes
 
-    def _unscorable(self, split: Split) -> dict[str, str]:
-        targets_NC = self.examples[split].targets
-        if self.loss == "binary":
-            return describe_unscorable(targets_NC, self.output_names)
-        present = np.unique(targets_NC)
-        if self.loss == "regression" or len(present) > 1:
-            return {}
-        return {"class": f"is {self.output_names[int(present[0])]} in every row"}
 
-    def _choose_metric(self) -> tuple[str, bool, list[str]]:
-        """Return the metric that chooses the best epoch, whether more of it is better, and notes."""
-        if self.loss == "regression":
-            return ("rmse" if len(self.output_names) == 1 else "standardised_rmse"), False, []
-        has_auc = self.loss == "binary" or len(self.output_names) == 2
-        num_labels = len(self.output_names) if self.loss == "binary" else 1
-        if has_auc and len(self._unscorable("valid")) < num_labels:
-            return "roc_auc", True, []
-        note = "valid has no label with both classes: accuracy, not ROC-AUC, chooses the best epoch"
-        return "accuracy", True, [note] if has_auc else []
+def _unscorable(task: RowTask, split: Split) -> dict[str, str]:
+    targets_NC = task.examples[split].targets
+    if task.loss == "binary":
+        return describe_unscorable(targets_NC, task.output_names)
+    present = np.unique(targets_NC)
+    if task.loss == "regression" or len(present) > 1:
+        return {}
+    return {"class": f"is {task.output_names[int(present[0])]} in every row"}
 
-    def _balanced_weights(self) -> FloatArray:
-        """Return n / (C * n_c) for classes, negatives per positive for labels, over the training rows."""
-        targets_NC = self.examples["train"].targets
-        if self.loss == "classes":
-            counts = np.bincount(targets_NC[:, 0].astype(int), minlength=len(self.output_names))
-            return np.where(counts > 0, counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1)), 1.0)
-        positives, negatives = (np.asarray(np.count_nonzero(targets_NC == label, axis=0)) for label in (1, 0))
-        has_both = (positives > 0) & (negatives > 0)
-        return np.where(has_both, negatives / np.maximum(positives, 1), 1.0)
+
+def _choose_metric(task: RowTask) -> tuple[str, bool, list[str]]:
+    """Return the metric that chooses the best epoch, whether more of it is better, and notes."""
+    if task.loss == "regression":
+        return ("rmse" if len(task.output_names) == 1 else "standardised_rmse"), False, []
+    has_auc = task.loss == "binary" or len(task.output_names) == 2
+    num_labels = len(task.output_names) if task.loss == "binary" else 1
+    if has_auc and len(_unscorable(task, "valid")) < num_labels:
+        return "roc_auc", True, []
+    note = "valid has no label with both classes: accuracy, not ROC-AUC, chooses the best epoch"
+    return "accuracy", True, [note] if has_auc else []
+
+
+def _balanced_weights(task: RowTask) -> FloatArray:
+    """Return n / (C * n_c) for classes, negatives per positive for labels, over the training rows."""
+    targets_NC = task.examples["train"].targets
+    if task.loss == "classes":
+        counts = np.bincount(targets_NC[:, 0].astype(int), minlength=len(task.output_names))
+        return np.where(counts > 0, counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1)), 1.0)
+    positives, negatives = (np.asarray(np.count_nonzero(targets_NC == label, axis=0)) for label in (1, 0))
+    has_both = (positives > 0) & (negatives > 0)
+    return np.where(has_both, negatives / np.maximum(positives, 1), 1.0)
 
 
 def read_new_table(task: TrainedTask, path: Path, column: str | None, progress: Progress) -> NewRows:
@@ -238,7 +240,7 @@ def read_new_table(task: TrainedTask, path: Path, column: str | None, progress: 
 
 
 def new_rows(
-    found: TableRows, task: TrainedTask, targets: FloatArray, columns: TableColumns, notes: tuple[str, ...]
+    found: InputRows, task: TrainedTask, targets: FloatArray, columns: TableColumns, notes: tuple[str, ...]
 ) -> NewRows:
     """Return rows of a table or list as rows to predict.
 
@@ -247,23 +249,24 @@ def new_rows(
         columns, notes: As in `NewRows`.
     """
     inputs, keys = found.model_inputs(canonical=task.config.has_canonical_smiles), found.keys
-    examples = Examples([(inputs[row],) for row in found.rows], targets, found.rows, found.table.short_place)
-    encode = partial(encode_examples, examples, loss=task.loss, names=task.output_names)
+    examples = LabelledRows([(inputs[row],) for row in found.rows], targets, found.rows, found.table.short_place)
+    encode = partial(encode_labelled_rows, examples, loss=task.loss, names=task.output_names)
     return NewRows(encode, [keys[row] for row in found.rows], columns, found.rows, found.problems, notes=notes)
 
 
-def encode_examples(
-    examples: Examples,
+def encode_labelled_rows(
+    examples: LabelledRows,
     tokenizer: Tokenizer,
     sequence_length: int,
     *,
     loss: Loss,
     names: tuple[str, ...],
     scale: FloatArray | None = None,
-) -> EncodedRows:
-    """Tokenise rows, as `encode_texts` does; other arguments are those of `EncodedRows`."""
+) -> ScoredRows:
+    """Tokenise rows, as `encode_texts` does; other arguments are those of `ScoredRows`."""
     encoded = _encode(examples, tokenizer, sequence_length)
-    return EncodedRows(**vars(encoded), loss=loss, names=names, texts=examples.texts, rows=examples.rows, scale=scale)
+    fields = {"loss": loss, "names": names, "texts": examples.texts, "rows": examples.rows, "scale": scale}
+    return examples.scored(**vars(encoded), **fields)
 
 
 def join_texts(texts: Sequence[str]) -> str:
@@ -272,15 +275,15 @@ def join_texts(texts: Sequence[str]) -> str:
 
 
 def encode_input_rows(
-    rows: TableRows, tokenizer: Tokenizer, sequence_length: int, *, canonical_smiles: bool
-) -> EncodedExamples:
+    rows: InputRows, tokenizer: Tokenizer, sequence_length: int, *, canonical_smiles: bool
+) -> EncodedRows:
     """Tokenise the used rows, each as [CLS] text [SEP]; targets are zeros."""
     inputs, used = rows.model_inputs(canonical=canonical_smiles), rows.rows
     texts, targets = [(inputs[row],) for row in used], np.zeros((len(used), 1))
-    return _encode(Examples(texts, targets, used, rows.table.short_place), tokenizer, sequence_length)
+    return _encode(LabelledRows(texts, targets, used, rows.table.short_place), tokenizer, sequence_length)
 
 
-def _encode(examples: Examples, tokenizer: Tokenizer, sequence_length: int) -> EncodedExamples:
+def _encode(examples: LabelledRows, tokenizer: Tokenizer, sequence_length: int) -> EncodedRows:
     """Tokenise rows, as `encode_texts` does; a note names the first ones with tokens outside the vocabulary."""
     encoded = encode_texts(examples.texts, tokenizer, sequence_length, examples.targets)
     unknown = [index for index, ids in enumerate(encoded.token_ids) if tokenizer.unk_id in ids]
@@ -299,7 +302,8 @@ def _unknown_tokens(texts: Sequence[str], tokenizer: Tokenizer) -> list[str]:
     """Return the tokens of a row that are outside the vocabulary, each once, in order."""
     found: dict[str, None] = {}
     for text in texts:
-        for token, (start, end) in zip(*tokenizer.encode_with_offsets(text), strict=True):
+        encoding = tokenizer.encode_with_offsets(text)
+        for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
             if token == tokenizer.unk_id:
                 found[f"`{text[start:end]}`"] = None
     return list(found)
@@ -307,13 +311,13 @@ def _unknown_tokens(texts: Sequence[str], tokenizer: Tokenizer) -> list[str]:
 
 def encode_texts(
     rows: Sequence[tuple[str, ...]], tokenizer: Tokenizer, sequence_length: int, targets: FloatArray | None = None
-) -> EncodedExamples:
+) -> EncodedRows:
     """Tokenise rows of one or two texts; a note says if rows had to be cut.
 
     Args:
         rows: N rows, each with as many texts as the first one.
         sequence_length: Maximum tokens of a sequence, [CLS] and [SEP] included; at least 5.
-        targets: As in `EncodedExamples`; None: zeros.
+        targets: As in `EncodedRows`; None: zeros.
     """
     targets = np.zeros((len(rows), 1)) if targets is None else targets
     encoded = [tokenizer.encode_batch(texts) for texts in zip(*rows, strict=True)]
@@ -328,7 +332,7 @@ def encode_texts(
             ids += [*piece[:length], tokenizer.sep_id]
         sequences.append(np.array(ids, dtype=np.int64))
     note = f"cut {num_cut:,} of {len(rows):,} rows to {sequence_length} tokens (`sequence_length`)"
-    return EncodedExamples(tuple(sequences), targets, notes=(note,) if num_cut else ())
+    return EncodedRows(tuple(sequences), targets, notes=(note,) if num_cut else ())
 
 
 def longest_first(lengths: Sequence[int], budget: int) -> list[int]:
@@ -336,6 +340,9 @@ def longest_first(lengths: Sequence[int], budget: int) -> list[int]:
 
     Of a pair above the budget, the shorter text keeps at most half of the budget, rounded down, and the longer one gets
     the rest. If both are equally long, the first counts as the shorter.
+
+    That library's own truncation also builds every pair of the pieces that it cuts off: two texts of 8,000 tokens cut
+    to 128 take it 2 GB.
     """
     if sum(lengths) <= budget:
         return list(lengths)

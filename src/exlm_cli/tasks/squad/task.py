@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import final
 
@@ -16,7 +16,7 @@ from scipy.special import expit
 
 from exlm_cli.config.tasks import SquadTaskConfig
 from exlm_cli.data import IntArray
-from exlm_cli.data.rows.hub import iter_hub_records
+from exlm_cli.data.rows.hub import HubSource, iter_hub_records
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
 from exlm_cli.files import json_bytes, write_json
@@ -34,18 +34,24 @@ from exlm_cli.tasks.base import (
     TrainedTask,
 )
 from exlm_cli.tasks.rows.splits import choose_rows
-from exlm_cli.tasks.sources import LOCAL_HINT, counted, existing_folder, find_file, given_file, hub_source
+from exlm_cli.tasks.sources import LOCAL_HINT, OfficialFiles, counted, find_parts
 from exlm_cli.tasks.squad.files import NUM_QUESTIONS, SquadFile, SquadQuestion, read_squad_json, read_squad_rows
 from exlm_cli.tasks.squad.metric import Answered, exact_match, f1, find_best_threshold, normalize_answer, squad_metrics
 from exlm_cli.tasks.squad.windows import EncodedContext, Window, best_answer, build_windows, room_for_paragraph
 
-HUB_NAME = "rajpurkar/squad_v2"
 ANSWER_QUESTIONS = ("has_answer", "is_right")
 """What is calibrated: whether the paragraph has an answer, and whether the best answer is a gold one."""
 NUM_HELD_OUT_ARTICLES = 2
 
-_FOLDERS = ("SQuAD", "squad", "squad2", "squad-v2")
-_SUFFIXES = (".json",)
+OFFICIAL_FILES = OfficialFiles(
+    "rajpurkar/squad_v2",
+    None,
+    ("SQuAD", "squad", "squad2", "squad-v2"),
+    {"train": ("train-v2.0*", "train"), "valid": ("dev-v2.0*", "validation")},
+    (".json",),
+    ("valid",),
+)
+
 _PROTOCOL_NOTE = (
     "SQuAD 2.0 has no public test answers: `valid` is what the paper reports; best epoch and no-answer threshold "
     "are chosen on `valid` too"
@@ -63,7 +69,8 @@ def load_squad(config: SquadTaskConfig, progress: Progress) -> "SquadTask":
         DataError: A file is missing or malformed, a question cannot be used while `task.on_invalid` is `error`, or an
             article to hold out does not exist.
     """
-    train_file, valid_file = _read_files(config, progress)
+    files = {part: _read(place, progress) for part, place in find_parts(config, OFFICIAL_FILES)}
+    train_file, valid_file = files["train"], files.get("valid")
     notes = [_PROTOCOL_NOTE]
     for split, file in (("train", train_file), ("valid", valid_file)):
         if file is not None:
@@ -124,7 +131,7 @@ class SquadTask(DownstreamTask):
         """Numbers of the questions of each split in their file, counted from 0."""
         return {split: np.array([q.row for q in self._questions[split]], dtype=np.int64) for split in self.splits}
 
-    def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> "EncodedQuestions":
+    def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> "ScoredQuestions":
         """Cut a split into windows; a target is the first gold answer.
 
         Raises:
@@ -162,7 +169,7 @@ class SquadTask(DownstreamTask):
             effect = f"; {they_train} as unanswerable" if split == "train" else ""
             answered = format_number_of(num_in_no_window, "question")
             notes.append(f"no window contains the whole answer to {answered}{effect}")
-        return EncodedQuestions(
+        return ScoredQuestions(
             tuple(window.token_ids for window in windows),
             np.array(targets, dtype=np.float64).reshape(-1, 2),
             tuple(window.answerable() for window in windows),
@@ -175,7 +182,7 @@ class SquadTask(DownstreamTask):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncodedQuestions(EncodedSplit):
+class ScoredQuestions(EncodedSplit):
     """Windows of questions.
 
     Attributes:
@@ -190,9 +197,19 @@ class EncodedQuestions(EncodedSplit):
     max_answer_tokens: int
     is_labelled: bool = True
     threshold: float | None = None
+    _found: list[tuple[SeedOutputs, dict[str, Answered]]] = field(default_factory=list, init=False, compare=False)
+    """The outputs searched last, and their answers."""
 
     def answer(self, outputs: SeedOutputs) -> dict[str, Answered]:
-        """Return, by question id, the best answer under the seeds' mean logits and its no-answer score."""
+        """Return, by question id, the best answer under the seeds' mean logits and its no-answer score.
+
+        The same outputs are searched once: their scores, files and probabilities are all made of these answers.
+        """
+        if not any(_are_same(outputs, searched) for searched, _ in self._found):
+            self._found[:] = [(list(outputs), self._search(outputs))]
+        return self._found[0][1]
+
+    def _search(self, outputs: SeedOutputs) -> dict[str, Answered]:
         of_question: list[list[tuple[Window, FloatArray]]] = [[] for _ in self.questions]
         for window, *by_seed in zip(self.windows, *outputs, strict=True):
             of_question[window.question].append((window, np.mean(by_seed, axis=0, dtype=np.float64)))
@@ -243,7 +260,7 @@ class EncodedQuestions(EncodedSplit):
             golds = ([text for text, _ in question.answers] for question in self.questions)
             columns["answers"] = [json.dumps(texts, ensure_ascii=False) for texts in golds]
         if len(outputs) > 1:
-            by_seed = [self.answer([of_seed]) for of_seed in outputs]
+            by_seed = [self._search([of_seed]) for of_seed in outputs]
             agreement = (
                 np.mean([normalize_answer(of_seed[key].text) == normalize_answer(answer.text) for of_seed in by_seed])
                 for key, answer in answered.items()
@@ -311,12 +328,17 @@ def new_questions(
 ) -> NewRows:
     """Return questions as rows to predict; `readable` are their rows, and there are no columns."""
 
-    def encode(tokenizer: Tokenizer, sequence_length: int) -> EncodedQuestions:
+    def encode(tokenizer: Tokenizer, sequence_length: int) -> ScoredQuestions:
         encoded = SquadTask(config, {"valid": questions}).encode("valid", tokenizer, sequence_length)
         return replace(encoded, is_labelled=has_answers, threshold=threshold)
 
     places = np.array([question.row for question in questions], dtype=np.int64)
     return NewRows(encode, [_key(question) for question in questions], {}, places)
+
+
+def _are_same(outputs: SeedOutputs, others: SeedOutputs) -> bool:
+    """Return whether both hold the very same arrays of each seed, which nothing writes into."""
+    return len(outputs) == len(others) and all(one is other for one, other in zip(outputs, others, strict=True))
 
 
 def _no_answer(answered: Mapping[str, Answered]) -> FloatArray:
@@ -328,27 +350,11 @@ def _key(question: SquadQuestion) -> str:
     return f"{question.text}\0{question.context}"
 
 
-def _read_files(config: SquadTaskConfig, progress: Progress) -> tuple[SquadFile, SquadFile | None]:
-    files = config.files
-    if files.train is not None:
-        valid = None if files.valid is None else read_squad_json(given_file(config, files.valid))
-        return read_squad_json(given_file(config, files.train)), valid
-    remote = hub_source(config, HUB_NAME, None, "train")
-    if remote is not None:
-        with progress.bar("reading from the Hub", None) as bar:
-            train, valid = (
-                read_squad_rows(str(source), counted(iter_hub_records(source, hint=LOCAL_HINT), bar))
-                for source in (remote, replace(remote, split="validation"))
-            )
-        return train, valid
-    folder = existing_folder(config, _FOLDERS)
-    train_path = find_file(folder, "train-v2.0*", _SUFFIXES)
-    if train_path is None:
-        raise DataError(
-            f"{folder}: no file `train-v2.0*.json`, also with .gz or .xz", "name it with `task.files.train=FILE`"
-        )
-    valid_path = find_file(folder, "dev-v2.0*", _SUFFIXES)
-    return read_squad_json(train_path), None if valid_path is None else read_squad_json(valid_path)
+def _read(place: Path | HubSource, progress: Progress) -> SquadFile:
+    if isinstance(place, Path):
+        return read_squad_json(place)
+    with progress.bar("reading from the Hub", None) as bar:
+        return read_squad_rows(str(place), counted(iter_hub_records(place, hint=LOCAL_HINT), bar))
 
 
 def _file_notes(file: SquadFile, split: str, config: SquadTaskConfig) -> list[str]:

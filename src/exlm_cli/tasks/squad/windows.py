@@ -3,11 +3,11 @@
 A window is [CLS] question [SEP] piece of the paragraph [SEP]. Axes: L tokens of a window.
 """
 
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import tokenizers
 from numpy.typing import NDArray
 
 from exlm_cli.data import IntArray
@@ -30,14 +30,20 @@ class EncodedContext:
     """
 
     text: str
-    ids: list[int]
+    encoding: tokenizers.Encoding
     offsets: Offsets
 
     @classmethod
     def encode(cls, text: str, tokenizer: Tokenizer) -> "EncodedContext":
         """Tokenise a paragraph."""
-        ids, offsets = tokenizer.encode_with_offsets(text)
-        return cls(text, ids, [_without_blanks(text, start, end) for start, end in offsets])
+        encoding = tokenizer.encode_with_offsets(text)
+        return cls(text, encoding, [_without_blanks(text, start, end) for start, end in encoding.offsets])
+
+    def pieces(self, size: int, stride: int) -> list[list[int]]:
+        """Return its tokens in pieces of at most `size`, one every `stride` tokens until a piece has the last one."""
+        whole = tokenizers.Encoding.merge([self.encoding], growing_offsets=False)  # a copy: `truncate` is in place
+        whole.truncate(size, stride=size - stride)
+        return [piece.ids for piece in (whole, *whole.overflowing)]
 
     def token_span(self, start: int, end: int) -> tuple[int, int] | None:
         """Return the first and last token that share a character with [start, end); None if there is none."""
@@ -127,14 +133,10 @@ def build_windows(
     """
     head = [tokenizer.cls_id, *question_ids, tokenizer.sep_id]
     room = room_for_paragraph(len(question_ids), sequence_length=sequence_length, doc_stride=doc_stride)
-    windows = []
-    for first in itertools.count(0, doc_stride):
-        piece = context.ids[first : first + room]
-        token_ids = np.asarray([*head, *piece, tokenizer.sep_id], dtype=np.int64)
-        windows.append(Window(question, token_ids, len(head), first, len(piece)))
-        if first + room >= len(context.ids):
-            break
-    return windows
+    return [
+        Window(question, np.array([*head, *piece, tokenizer.sep_id]), len(head), number * doc_stride, len(piece))
+        for number, piece in enumerate(context.pieces(room, doc_stride))
+    ]
 
 
 def best_span(window: Window, logits: FloatArray, *, max_answer_tokens: int) -> tuple[int, int, float] | None:

@@ -11,7 +11,7 @@ from exlm_cli.data.rows.table import Table
 from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.rows.inputs import (
-    TableRows,
+    InputRows,
     describe_repeats,
     group_rows,
     read_input_rows,
@@ -23,7 +23,7 @@ from tests.unit.finetune.finetuned_runs import write_rows
 ALUMINIUM = "CC(=O)O[AlH3](O)O"
 
 
-def usable(*texts: str, **config: Any) -> TableRows:
+def usable(*texts: str, **config: Any) -> InputRows:
     table = Table(Path("a.csv"), {"x": texts}, tuple(range(2, 2 + len(texts))))
     return usable_rows(table, texts, CsvTaskConfig(name="csv", **config), SilentProgress())
 

@@ -22,10 +22,10 @@ from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import DownstreamTask, Loss, NewRows, TrainedTask
-from exlm_cli.tasks.rows.inputs import TableRows
+from exlm_cli.tasks.rows.inputs import InputRows
 from exlm_cli.tasks.rows.labels import Labels
 from exlm_cli.tasks.rows.splits import RowSplit
-from exlm_cli.tasks.rows.task import Examples, RowTask, TableTask, encode_texts, longest_first, read_new_table
+from exlm_cli.tasks.rows.task import LabelledRows, RowTask, encode_texts, longest_first, read_new_table, table_task
 from tests.tiny import word_level
 from tests.unit.finetune.finetuned_runs import read_rows, write_rows
 
@@ -35,11 +35,11 @@ INDICES: Any = {"train": np.array([0, 1, 2]), "valid": np.array([3, 4]), "test":
 PAIR = ("The ferry leaves at dawn.", "A boat departs early.")
 
 
-def make(loss: Loss, targets: Any, names: tuple[str, ...] = ("y",), **options: Any) -> TableTask:
+def make(loss: Loss, targets: Any, names: tuple[str, ...] = ("y",), **options: Any) -> RowTask:
     indices = options.pop("indices", INDICES)
     labels = Labels(loss, names, np.array(targets, dtype=float), ("a note",))
-    usable = TableRows(Table(Path("a.csv"), {}, tuple(range(2, 8))), tuple(TEXTS), ("",) * len(TEXTS))
-    return TableTask(CsvTaskConfig(name="csv", **options), usable, labels, RowSplit("random", indices))
+    usable = InputRows(Table(Path("a.csv"), {}, tuple(range(2, 8))), tuple(TEXTS), ("",) * len(TEXTS))
+    return table_task(CsvTaskConfig(name="csv", **options), usable, labels, RowSplit("random", indices))
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,9 @@ def test_rows_with_tokens_that_the_vocabulary_lacks_are_counted_and_the_first_th
     assert table.encode("train", only_c, 16).notes == (f"{what}: 2 of 3; the first: `O` (line 2); `N` (line 3)",)
     assert table.encode("train", tokenizer, 16).notes == ()
     pairs = [("CO", "CN"), ("S[Se]S", "F"), ("C", "S"), ("F", "F"), ("C", "P")]
-    task = RowTask("pairs", "binary", ("y",), {"valid": Examples(pairs, np.zeros((5, 1)), np.array([0, 3, 4, 8, 9]))})
+    task = RowTask(
+        "pairs", "binary", ("y",), {"valid": LabelledRows(pairs, np.zeros((5, 1)), np.array([0, 3, 4, 8, 9]))}
+    )
     named = "`S`, `[Se]`, `F` (row 4); `S` (row 5); `F` (row 9)"
     assert task.encode("valid", tokenizer, 16).notes == (f"{what}: 4 of 5; the first: {named}",)
 

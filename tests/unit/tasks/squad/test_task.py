@@ -20,6 +20,7 @@ from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import DownstreamTask, EncodedSplit, FloatArray, NewRows, TrainedTask
 from exlm_cli.tasks.squad.metric import Answered, squad_metrics
 from exlm_cli.tasks.squad.task import SquadTask, load_squad, read_new_questions
+from exlm_cli.tasks.squad.windows import EncodedContext, best_answer
 
 PARAGRAPHS = {
     "Moss": "Moss grows on the north side of the old stones, and in wet summers it covers them.",
@@ -131,6 +132,30 @@ def test_the_best_answer_and_its_odds_are_told_for_each_question(official, token
     assert scores == {"Clocks-0": -20, "Clocks-1": -20, "Clocks-2": 20}
 
 
+def test_the_same_outputs_are_searched_for_answers_once(official, tokenizer, monkeypatch):
+    """Each question is asked once for the mean of two seeds, and once for each seed alone."""
+    encoded = load(official).encode("valid", tokenizer, 200)
+    pointed, silent = pointing(encoded), [np.zeros_like(logits) for logits in pointing(encoded)]
+    alone = encoded.score([silent])
+    asked = []
+
+    def counted(context: EncodedContext, *args: Any, **options: Any) -> tuple[str, float, float]:
+        asked.append(context)
+        return best_answer(context, *args, **options)
+
+    monkeypatch.setattr("exlm_cli.tasks.squad.task.best_answer", counted)
+    encoded.score([pointed, silent])
+    encoded.describe_outputs([pointed, silent])
+    encoded.write_predictions(official, "valid", [pointed, silent])
+    encoded.answer_probabilities([pointed, silent])
+    encoded.official_files([pointed, silent])
+    assert len(asked) == 3
+    encoded.prediction_columns([pointed, silent])
+    assert len(asked) == 3 + 2 * 3
+    # other outputs have other answers
+    assert encoded.score([silent]) == alone != encoded.score([pointed])
+
+
 def test_a_model_whose_answers_are_all_wrong_answers_nothing_and_says_so(official, tokenizer):
     encoded = load(official).encode("valid", tokenizer, 200)
     pointed = pointing(encoded)
@@ -221,7 +246,7 @@ def test_named_files_are_read_alone(official):
     with pytest.raises(DataError, match=r"`task\.valid_articles` holds articles out"):
         load(official, valid_articles=("Tea",))
     (official / "train-v2.0.json").unlink()
-    with pytest.raises(DataError, match=re.escape(f"{official}: no file `train-v2.0*.json`")):
+    with pytest.raises(DataError, match=re.escape(f"{official}: no `train-v2.0*.json` (also with .gz or .xz)")):
         load(official)
 
 

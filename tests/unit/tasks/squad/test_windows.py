@@ -48,7 +48,7 @@ def test_an_answer_survives_the_way_to_tokens_and_back(context, answer):
     text = PARAGRAPH[context.offsets[span[0]][0] : context.offsets[span[1]][1]]
     assert answer in text
     inner = range(span[0], span[1] + 1)
-    others = [context.offsets[i] for i in range(len(context.ids)) if i not in inner]
+    others = [context.offsets[i] for i in range(len(context.encoding.ids)) if i not in inner]
     assert all(end <= start or begin >= start + len(answer) for begin, end in others)
 
 
@@ -62,16 +62,31 @@ def test_windows_cover_every_token_of_the_paragraph(tokenizer, context, length, 
     for window in windows:
         assert len(window.token_ids) <= length
         assert window.question == 7
-        piece = context.ids[window.first_token : window.first_token + window.num_tokens]
+        piece = context.encoding.ids[window.first_token : window.first_token + window.num_tokens]
         expected = [tokenizer.cls_id, *question_ids, tokenizer.sep_id, *piece, tokenizer.sep_id]
         assert window.token_ids.tolist() == expected
         allowed = np.flatnonzero(window.answerable()).tolist()
         assert allowed == [0, *range(num_question + 2, num_question + 2 + len(piece))]
         covered |= set(range(window.first_token, window.first_token + window.num_tokens))
-    assert covered == set(range(len(context.ids)))
+    assert covered == set(range(len(context.encoding.ids)))
     assert all(later.first_token - earlier.first_token == stride for earlier, later in pairwise(windows))
+    whole, room = context.encoding.ids, length - num_question - 3
+    starts = range(0, max(len(whole) - room, 0) + stride, stride)  # ceiling of (tokens - room) / stride, and one
+    assert [(w.first_token, w.num_tokens) for w in windows] == [(s, len(whole[s : s + room])) for s in starts]
     # none is superfluous: without the last one the last token would be missing
-    assert all(w.first_token + w.num_tokens < len(context.ids) for w in windows[:-1])
+    assert all(w.first_token + w.num_tokens < len(context.encoding.ids) for w in windows[:-1])
+
+
+def test_pieces_begin_every_stride_until_one_has_the_last_token(tokenizer):
+    """The rule written out: a piece begins at 0, at each stride, and none after the first that reaches the end."""
+    for text in ("", "oil", PARAGRAPH[:40]):
+        context = EncodedContext.encode(text, tokenizer)
+        ids = context.encoding.ids
+        for size in range(1, 9):
+            for stride in range(1, size + 1):
+                starts = [start for start in range(0, len(ids) + 1, stride) if start - stride + size < len(ids)] or [0]
+                assert context.pieces(size, stride) == [ids[start : start + size] for start in starts]
+        assert context.encoding.ids == ids  # cutting leaves the whole as it is
 
 
 def test_a_stride_that_would_jump_over_tokens_is_refused(tokenizer, context):

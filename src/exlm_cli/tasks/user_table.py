@@ -11,10 +11,10 @@ from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.format import format_number_of, name_some
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import SPLITS, Split, SplitIndices
-from exlm_cli.tasks.rows.inputs import TableRows, usable_rows
+from exlm_cli.tasks.rows.inputs import InputRows, usable_rows
 from exlm_cli.tasks.rows.labels import Labels, read_labels, with_decimal_points
 from exlm_cli.tasks.rows.splits import RowSplit, follow_split, limit_rows, split_rows
-from exlm_cli.tasks.rows.task import TableTask
+from exlm_cli.tasks.rows.task import RowTask, table_task
 from exlm_cli.tasks.sources import given_file
 
 _OWN_NAMES = ("row", "line", "input", "problem", "in_split", "nearest_train_tanimoto")
@@ -25,7 +25,7 @@ _SPLIT_WORDS: dict[str, Split] = {
 }
 
 
-def load_csv(config: CsvTaskConfig, progress: Progress) -> TableTask:
+def load_user_table(config: CsvTaskConfig, progress: Progress) -> RowTask:
     """Read a table and split it.
 
     `task.files.train` holds all rows. `task.split_column` says the split of each row; without it `task.split` follows
@@ -70,7 +70,7 @@ def load_csv(config: CsvTaskConfig, progress: Progress) -> TableTask:
     progress.message(f"{which}: {len(table):,} rows; {labels.notes[0]}")
     usable = usable_rows(table, table.columns[column], config, progress)
     usable = usable.without(dict.fromkeys(labels.missing, "has no label"), "without any label")
-    return TableTask(config, usable, labels, _split(config, usable, files, labels))
+    return table_task(config, usable, labels, _split(config, usable, files, labels))
 
 
 def _refuse_own_names(table: Table, names: Sequence[str], truths: Sequence[str]) -> None:
@@ -114,7 +114,7 @@ def _input_column(config: CsvTaskConfig, table: Table) -> str:
         raise DataError(error.message, f"{error.hint}, or a column of text with `task.text_column=NAME`") from error
 
 
-def _split(config: CsvTaskConfig, usable: TableRows, files: SplitIndices | None, labels: Labels) -> RowSplit:
+def _split(config: CsvTaskConfig, usable: InputRows, files: SplitIndices | None, labels: Labels) -> RowSplit:
     if files is not None:
         return limit_rows(config, follow_split("files", files, usable))
     if config.split_column is not None:
@@ -122,7 +122,7 @@ def _split(config: CsvTaskConfig, usable: TableRows, files: SplitIndices | None,
     return split_rows(config, usable, labels.classes)
 
 
-def _split_by_column(column: str, usable: TableRows) -> RowSplit:
+def _split_by_column(column: str, usable: InputRows) -> RowSplit:
     table = usable.table
     parts: dict[Split, list[int]] = {split: [] for split in SPLITS}
     num_empty = 0

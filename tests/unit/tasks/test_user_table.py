@@ -12,8 +12,8 @@ from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import NO_TEST_NOTE, TrainedTask
-from exlm_cli.tasks.csv import load_csv
-from exlm_cli.tasks.rows.task import TableTask, read_new_table
+from exlm_cli.tasks.rows.task import RowTask, read_new_table
+from exlm_cli.tasks.user_table import load_user_table
 from tests.tiny import word_level
 
 CHAINS = [f"{'C' * n}O" for n in range(1, 31)]
@@ -24,17 +24,17 @@ def write(path: Path, header: str, rows: list[str]) -> str:
     return path.name
 
 
-def load(folder: Path, **options: Any) -> TableTask:
+def load(folder: Path, **options: Any) -> RowTask:
     files = options.pop("files", {"train": "a.csv"})
     options.setdefault("label_columns", ("y",))
-    return load_csv(CsvTaskConfig(name="csv", data_dir=str(folder), files=files, **options), SilentProgress())
+    return load_user_table(CsvTaskConfig(name="csv", data_dir=str(folder), files=files, **options), SilentProgress())
 
 
-def texts(task: TableTask, split: Any) -> list[str]:
+def texts(task: RowTask, split: Any) -> list[str]:
     return [text for (text,) in task.examples[split].texts]
 
 
-def by_name(task: TableTask) -> dict[str, list[int]]:
+def by_name(task: RowTask) -> dict[str, list[int]]:
     return {name: rows.tolist() for name, rows in task.split_indices.items()}
 
 
