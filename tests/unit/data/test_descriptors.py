@@ -22,10 +22,10 @@ def by_hand(smiles: str) -> FloatArray:
 @pytest.mark.parametrize("chunk_rows", [64, 1])
 def test_they_are_those_of_rdkit_whichever_process_works_them_out(monkeypatch, chunk_rows):
     monkeypatch.setattr(molecules, "_DESCRIBED_CHUNK", chunk_rows)
-    monkeypatch.setattr(molecules, "_DESCRIBED_CHUNK", 2)
-    found = descriptors(SMILES, SilentProgress())
-    assert (found.dtype, found.shape) == (np.float32, (4, len(descList)))
-    for row, smiles in zip(found, SMILES, strict=True):
+    smiles_of_rows = 2 * SMILES
+    found = descriptors(smiles_of_rows, SilentProgress())
+    assert (found.dtype, found.shape) == (np.float32, (8, len(descList)))
+    for row, smiles in zip(found, smiles_of_rows, strict=True):
         np.testing.assert_allclose(row, by_hand(smiles), rtol=1e-6)
 
 
