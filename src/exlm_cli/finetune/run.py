@@ -8,16 +8,15 @@ With `num_replicates`, `replicates/split-<seed>/` are run directories on other s
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from exlm_cli.config.base import Mark, identity_values
-from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, GridPoint, grid_points
+from exlm_cli.config.finetune import FinetuneRecipe, GridPoint, grid_points
 from exlm_cli.config.input_paths import write_run_recipe
 from exlm_cli.config.load import dump_recipe, load_recipe, resumed_recipe
 from exlm_cli.config.overrides import describe_changes
@@ -27,9 +26,8 @@ from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from exlm_cli.distributed.ranks import join
 from exlm_cli.distributed.shared_run import hold_run, require_same_data, require_same_recipe
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
-from exlm_cli.files import make_folder, write_atomically, write_csv, write_json
-from exlm_cli.finetune.baseline import BASELINES, Baseline, FeatureStore, is_affordable, predict_baseline
-from exlm_cli.finetune.calibration import CALIBRATION_FILE, calibrate_answers, calibrate_run
+from exlm_cli.files import write_atomically, write_csv, write_json
+from exlm_cli.finetune.baseline import FeatureStore, is_affordable
 from exlm_cli.finetune.cell import Job, SplitRun, drop_weights, run_cell
 from exlm_cli.finetune.model import (
     ENCODER_FILE,
@@ -42,38 +40,23 @@ from exlm_cli.finetune.model import (
 )
 from exlm_cli.finetune.results import (
     RESULT_FILE,
-    RESULTS_FILE,
     TARGETS_COLUMN,
-    CellResult,
-    GridChoice,
     RunResults,
-    baseline_folder,
-    best_cell_folder,
-    count_known_rows,
-    read_logits,
-    read_split_outputs,
 )
 from exlm_cli.finetune.scores import (
-    AVERAGE,
     MODEL,
-    LabelScores,
     Origin,
     RunScores,
     ScoreRow,
-    Scores,
-    best_seed,
-    join_scores,
     make_scores,
     point_scores,
     read_scores,
     score_rows_of,
-    write_scores,
 )
-from exlm_cli.finetune.spelling import describe_spelling
+from exlm_cli.finetune.scoring import SplitScores, conclude, score_split
 from exlm_cli.finetune.trainer import encode_task
-from exlm_cli.finetune.training_rows import similarity_to_training, write_training_rows
-from exlm_cli.finetune.verdict import compare, describe_verdict, interval_over_rows, join_splits, read_scored_rows
-from exlm_cli.format import format_counts, name_some, printable
+from exlm_cli.finetune.training_rows import write_training_rows
+from exlm_cli.format import format_counts
 from exlm_cli.launch import read_launch
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import (
@@ -85,18 +68,9 @@ from exlm_cli.run_dir import (
     resume_command,
     update_run_json,
 )
-from exlm_cli.tasks.base import DownstreamTask, FloatArray, SeedOutputs, Split, write_outputs
-from exlm_cli.tasks.metrics import (
-    FEW_ROWS,
-    describe_rare_classes,
-    score_labels,
-    score_rows,
-    target_scale,
-    to_outputs,
-)
+from exlm_cli.tasks.base import DownstreamTask, write_outputs
 from exlm_cli.tasks.registry import load_task
 from exlm_cli.tasks.rows.splits import split_fingerprint
-from exlm_cli.tasks.rows.task import RowTask
 from exlm_cli.train.checkpoint import require_origin
 from exlm_cli.train.pretrained import describe_device, model_identity, pick_device
 from exlm_cli.train.task import Callback, Selection, require_arguments
@@ -114,14 +88,6 @@ class FinetuneResult:
     def scores(self) -> RunScores:
         """Scores of the run, read from its directory."""
         return read_scores(self.run_dir)
-
-
-@dataclass(frozen=True)
-class SplitScores:
-    """What a split did, without a verdict, and its scores."""
-
-    results: RunResults
-    scores: RunScores
 
 
 def run_finetuning(
@@ -271,7 +237,7 @@ def _fine_tune(
             own_points = [GridPoint(p.label, p.values, _recipe_of_split(p.recipe, number)) for p in points]
             place = folder / "replicates" / f"split-{seed}"
             parts.append(_fine_tune_other_split(job, own, own_points, task, place, command))
-        results = ranks.first(lambda: _conclude(run, parts))
+        results = ranks.first(lambda: conclude(run, parts))
     return FinetuneResult(folder, results)
 
 
@@ -283,7 +249,7 @@ def _fine_tune_other_split(
     with hold_run(job.ranks, lambda: create_run_dir(place, "") if is_new else place, is_new=is_new) as folder:
         run = _open_split(job, recipe, points, task, folder, command, is_new=is_new)
         part = _finish_cells(run)
-        job.ranks.first(lambda: _conclude(run, [part]))
+        job.ranks.first(lambda: conclude(run, [part]))
     return part
 
 
@@ -351,105 +317,7 @@ def _finish_cells(run: SplitRun) -> SplitScores:
         f"{ranks.describe()}; results in {run.folder}"
     )
     best = _run_cells(run)
-    return ranks.first(lambda: _score_split(run, best))
-
-
-def _score_split(run: SplitRun, best: GridPoint) -> SplitScores:
-    """Return what a split did, and the scores of its cells, of their average and of the baselines."""
-    cells = {point.label: [cell.read() for cell in run.cells(point)] for point in run.points}
-    rows = [
-        row
-        for label, of_point in cells.items()
-        for cell in of_point
-        for row in score_rows_of(Origin(MODEL, label, run.split_seed, cell.seed), cell.metrics, cell.labels)
-    ]
-    task = run.data.task
-    metric, is_greater_better = task.selection_metric, task.is_greater_better
-    seed = best_seed(make_scores(rows), best.label, metric, is_greater_better=is_greater_better)
-    results = _describe_results(run, best, cells, seed)
-    average = Origin(MODEL, best.label, run.split_seed, AVERAGE)
-    rows += score_rows_of(average, *_score_average(run, results))
-    if run.job.has_baseline:
-        rows += [row for baseline in BASELINES for row in _score_baseline(run, results, baseline)]
-    return SplitScores(results, make_scores(rows))
-
-
-def _score_average(run: SplitRun, results: RunResults) -> tuple[Scores, LabelScores]:
-    """Score the mean prediction of the seeds, as `exlm predict` does; of spans, only validation logits are kept."""
-    metrics: Scores = {}
-    labels: LabelScores = {}
-    for split, encoded in run.data.splits.items():
-        outputs: SeedOutputs
-        if split == "train" or (results.loss == "span" and split != "valid"):
-            continue
-        if results.loss == "span":
-            lengths = [len(ids) for ids in encoded.token_ids]
-            outputs = [read_logits(best_cell_folder(run.folder, results, seed), lengths) for seed in results.seeds]
-        else:
-            _, by_seed_KNC, _ = read_split_outputs(run.folder, results, split)
-            outputs = [list(to_outputs(results.loss, of_seed_NC)) for of_seed_NC in by_seed_KNC]
-        metrics[split] = dict(encoded.score(outputs))
-        if of_labels := encoded.score_labels(outputs):
-            labels[split] = {name: dict(scores) for name, scores in of_labels.items()}
-    return metrics, labels
-
-
-def _score_baseline(run: SplitRun, results: RunResults, baseline: Baseline) -> Iterator[ScoreRow]:
-    """Score a baseline with every seed, and the mean of its predictions; forests that are there are not trained again.
-
-    Their predictions lie in `baselines/`, as those of the model in `cells/`.
-    """
-    task, job = run.data.task, run.job
-    assert isinstance(task, RowTask), "a task of molecules has rows"
-    scored: list[Split] = [split for split in task.splits if split != "train"]
-    for seed in run.recipe.seeds:
-        folder = baseline_folder(run.folder, baseline.model, seed)
-        if not all((folder / f"predictions-{split}.csv").is_file() for split in scored):
-            make_folder(folder)
-            threads = run.recipe.train.num_threads
-            found = predict_baseline(task, baseline, job.features, seed, job.progress, num_threads=threads)
-            for split, predicted_NC in found.items():
-                path = folder / f"predictions-{split}.csv"
-                write_outputs(path, task.split_indices[split], task.output_names, predicted_NC)
-    for split in scored:
-        targets_NC = task.examples[split].targets
-        _, by_seed_KNC, _ = read_split_outputs(run.folder, results, split, baseline=baseline.model)
-        every: list[tuple[int | str, FloatArray]] = list(zip(run.recipe.seeds, by_seed_KNC, strict=True))
-        for name, predicted_NC in [*every, (AVERAGE, by_seed_KNC.mean(axis=0))]:
-            metrics = score_rows(task.loss, predicted_NC, targets_NC, task.target_scale)
-            labels = score_labels(task.loss, predicted_NC, targets_NC, task.output_names)
-            origin = Origin(baseline.model, NO_GRID, run.split_seed, name)
-            yield from score_rows_of(origin, {split: dict(metrics)}, {split: {n: dict(v) for n, v in labels.items()}})
-
-
-def _conclude(run: SplitRun, parts: Sequence[SplitScores]) -> RunResults:
-    """Write `scores.csv`, the calibration and at last `results.json`, and return it: the verdict is over all splits."""
-    task, folder, splits = run.data.task, run.folder, [part.results for part in parts]
-    results, scores = splits[0], join_scores([part.scores for part in parts])
-    rows, valid = None, run.data.splits["valid"]
-    if task.loss != "span" and len(splits) == 1:
-        num_rows = len(run.data.splits[results.scored_split].scored_targets)
-        scale_C = target_scale(run.data.splits["train"].targets)[1] if task.loss == "regression" else None
-        rows = read_scored_rows(folder, results, num_rows, scale_C, scores.baselines)
-    comparison = compare(splits, scores, rows)
-    seeds = range(run.split_seed, run.split_seed + len(splits))
-    concluded = {
-        "rows_interval": None if rows is None else interval_over_rows(results, rows),
-        "comparison": comparison,
-        "replication": join_splits(splits, seeds) if len(splits) > 1 else None,
-        "verdict": describe_verdict(splits, scores, comparison),
-    }
-    results = results.model_copy(update=concluded)
-    if task.loss == "span":
-        calibration = calibrate_answers(folder, results, valid)
-    else:
-        similarity = similarity_to_training(folder, task, run.job.progress) if task.loss == "regression" else None
-        calibration = calibrate_run(folder, results, similarity)
-    write_scores(folder, scores)
-    write_json(folder / CALIBRATION_FILE, calibration)
-    write_json(folder / RESULTS_FILE, results)
-    update_run_json(folder, {"parameters": results.parameters, "train_time_s": results.elapsed_s})
-    return results
+    return ranks.first(lambda: score_split(run, best))
 
 
 def _describe(run: SplitRun) -> None:
@@ -551,73 +419,3 @@ def _run_cells(run: SplitRun) -> GridPoint:
                 (cell.folder / RESULT_FILE).unlink()
             run_cell(run, cell)
     return best
-
-
-def _describe_results(
-    run: SplitRun, best: GridPoint, by_point: Mapping[str, Sequence[CellResult]], seed: int
-) -> RunResults:
-    task, recipe = run.data.task, run.recipe
-    cells = by_point[best.label]
-    thresholds = [t for cell in cells if (t := cell.metrics["valid"].get("f1_threshold")) is not None]
-    every = [cell for of_point in by_point.values() for cell in of_point]
-    has_grid = best.label != NO_GRID
-    return RunResults(
-        task=task.name,
-        kind="finetune",
-        recipe=recipe.name,
-        init=describe_weights(run.job.weights, recipe),
-        parameters=cells[0].parameters,
-        input_kind=task.input_kind,
-        loss=task.loss,
-        output_names=task.output_names,
-        num_labels=len(task.output_names),
-        split=printable(task.split_name),
-        split_sizes=task.split_sizes,
-        known_rows={
-            split: count_known_rows(task.loss, encoded.scored_targets, len(task.output_names))
-            for split, encoded in run.data.splits.items()
-            if split != "train"
-        },
-        max_rows=recipe.task.max_rows,
-        max_valid_rows=recipe.task.max_valid_rows,
-        split_sha256=split_fingerprint(task.split_indices),
-        labels_sha256=task.labels_sha256,
-        selection_metric=task.selection_metric,
-        is_greater_better=task.is_greater_better,
-        aggregate=recipe.aggregate,
-        seeds=recipe.seeds,
-        best_seed=seed,
-        best_epochs=tuple(cell.best_epoch for cell in cells),
-        elapsed_s=round(sum(cell.elapsed_s for cell in every), 3),
-        tokens_per_s=round(sum(cell.tokens_per_s for cell in every) / len(every), 1),
-        outside_model_share=round(sum(cell.outside_model_share for cell in every) / len(every), 4),
-        # a skipped row or a title may have a lone surrogate, which no JSON file may hold
-        notes=tuple(map(printable, _notes(run, cells))),
-        grid_best=GridChoice(label=best.label, values=best.values) if has_grid else None,
-        grid=tuple(GridChoice(label=point.label, values=point.values) for point in run.points) if has_grid else (),
-        no_answer_threshold=float(np.median(thresholds)) if thresholds else None,
-    )
-
-
-def _notes(run: SplitRun, cells: Sequence[CellResult]) -> tuple[str, ...]:
-    notes, task = run.data.notes(), run.data.task
-    for split, encoded in run.data.splits.items():
-        if "roc_auc" in cells[0].metrics.get(split, ()):
-            rare = describe_rare_classes(task.loss, encoded.targets, task.output_names)
-            few = f"{split}: with fewer than {FEW_ROWS} rows of a class, ROC-AUC and average precision say little"
-            notes += [f"{few}: {name_some(rare)}"] if rare else []
-    for note in dict.fromkeys(note for cell in cells for note in cell.notes):
-        seeds = [str(cell.seed) for cell in cells if note in cell.notes]
-        notes.append(f"{note} (seed{'' if len(seeds) == 1 else 's'} {', '.join(seeds)})")
-    if task.input_kind == "smiles" and isinstance(task, RowTask) and not run.recipe.task.has_canonical_smiles:
-        notes.append(_check_spelling(run, task, cells))
-    return tuple(notes)
-
-
-def _check_spelling(run: SplitRun, task: RowTask, cells: Sequence[CellResult]) -> str:
-    split: Split = "test" if "test" in task.splits else "valid"
-    values = [cell.metrics[split][task.selection_metric] for cell in cells]
-    known = [value for value in values if value is not None]
-    score = sum(known) / len(known) if known else None
-    threads = run.recipe.train.num_threads
-    return describe_spelling(task, split, score, run.recipe.seeds[0], run.job.progress, num_threads=threads)

@@ -19,6 +19,7 @@ from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.finetune import baseline as baseline_module
 from exlm_cli.finetune import cell as cell_module
 from exlm_cli.finetune import run as run_module
+from exlm_cli.finetune import scoring
 from exlm_cli.finetune.cell import Cell
 from exlm_cli.finetune.model import load_finetuned, load_pretrained_weights
 from exlm_cli.finetune.results import RunResults, read_predictions, read_results, read_split_outputs
@@ -309,7 +310,7 @@ def test_forests_are_scored_for_every_seed_and_kept(tmp_path, monkeypatch):
     assert result.results.comparison is not None
     (out / "results.json").unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "predict_baseline", pytest.fail)
+        patch.setattr(scoring, "predict_baseline", pytest.fail)
         again = resume_finetuning(out)
     assert again.results == result.results
     assert again.scores.table.equals(scores.table)
