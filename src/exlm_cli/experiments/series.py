@@ -14,7 +14,7 @@ from exlm_cli.finetune.model import require_fitting_model, resolve_sequence_leng
 from exlm_cli.finetune.results import RESULTS_FILE, read_results
 from exlm_cli.finetune.run import FinetuneResult, resume_finetuning, run_finetuning
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import SERIES_FILE, create_run_dir, mark_resumable, resume_command, run_directory
+from exlm_cli.run_dir import SERIES_FILE, create_run_dir, mark_resumable, resume_command, run_directory, run_kind
 from exlm_cli.tasks.registry import require_local_files
 from exlm_cli.train.pretrained import pick_device
 from exlm_cli.train.trackers import require_trackers
@@ -58,6 +58,7 @@ def begin_series(
             tracker; a resumption keeps the recipes, so nothing is made.
         DataError: Files of a task are missing; nothing is made.
     """
+    run_kind(checkpoint)  # refuses what is no run
     encoder = load_recipe(run_directory(checkpoint) / "recipe.yaml")
     for recipe in recipes:
         require_fitting_model(recipe.task.name, recipe.task.input_kind, encoder, checkpoint, baseline=bool(baseline))
