@@ -249,7 +249,8 @@ def to_options(text: str) -> str:
         path = _path_in_recipe(command.name, key)
         if is_given and path != key:
             return match.group()  # an unknown key, as it was given
-        option = options.get(key.rpartition(".")[2])
+        # `pretrain.masking.num_repeats` of a sweep is not its `--num-repeats`
+        option = options.get(key.rpartition(".")[2]) if key.count(".") < 2 else None
         if option is None:
             return match.group() if path is None else f"`--set {path}={value}`"
         if option.is_flag:

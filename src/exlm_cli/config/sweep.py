@@ -210,7 +210,7 @@ class SweepRecipe(Recipe):
         if absent:
             raise ConfigError(
                 f"{shown}: no cell of {self.name} has " + ", ".join(f"{value:g}" for value in absent),
-                f"{own}; `ks=LIST` and `ps=LIST` together train all combinations",
+                f"{own}; `num_repeats=LIST` and `mask_ratios=LIST` together train all combinations",
             )
         return self._with_cells([cell for cell in self.cells if cell[position] in chosen], shown), []
 

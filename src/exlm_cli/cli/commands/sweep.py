@@ -91,10 +91,10 @@ def repeat_mlm(
             autocompletion=complete_recipes,
         ),
     ] = None,
-    ks: Annotated[
+    num_repeats: Annotated[
         str | None, typer.Option("--num-repeats", metavar="LIST", help="Copies of every token (k), like 1,2,4.")
     ] = None,
-    ps: Annotated[
+    mask_ratios: Annotated[
         str | None, typer.Option("--mask-ratios", metavar="LIST", help="Mask ratios (p), like 0.15,0.387.")
     ] = None,
     tasks: TasksOption = None,
@@ -123,10 +123,10 @@ def repeat_mlm(
         )
         raise ConfigError(f"{what} of `exlm sweep`, not of `exlm repeat-mlm`", f"`exlm sweep {words}` takes it")
     notes = []
-    if ks is not None or ps is not None:
+    if num_repeats is not None or mask_ratios is not None:
         resolved, left_out = resolved.choose_cells(
-            parse_numbers("--num-repeats", ks, int, "a whole number from 1 to 64", 1, 64),
-            parse_numbers("--mask-ratios", ps, float, "a number above 0 and below 1", 1e-9, 1 - 1e-9),
+            parse_numbers("--num-repeats", num_repeats, int, "a whole number from 1 to 64", 1, 64),
+            parse_numbers("--mask-ratios", mask_ratios, float, "a number above 0 and below 1", 1e-9, 1 - 1e-9),
         )
         notes = [
             f"left out: k = {k}, p = {100 * p:g} %, which corrupts only {100 * p**k:.2g} % of the tokens"
