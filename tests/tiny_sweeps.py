@@ -1,6 +1,5 @@
 """A Repeated-MLM grid and a sweep so small that a cell takes a tenth of a second, also without a process for it."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +8,10 @@ import pytest
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.config.sweep import SweepCell, SweepRecipe
-from exlm_cli.experiments import workers
+from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.experiments.results import SweepCellResult
-from exlm_cli.experiments.workers import Workers
+from exlm_cli.experiments.worker import FUNCTIONS
+from exlm_cli.train.pool import Job, Pool, do_job, request_of
 from tests.tiny import tiny_recipe
 
 _TRAIN = {"max_steps": 6, "checkpoint_every_steps": 2, "validate_every_steps": 3, "log_every_steps": 1}
@@ -55,15 +54,14 @@ def untimed(results: list[SweepCellResult]) -> list[SweepCellResult]:
 
 
 def work_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Train the cells of a sweep here: a process of their own imports torch for two seconds."""
+    """Do the jobs of sweeps and series here: a process of their own imports torch for two seconds."""
 
-    def submit(self: Workers, number: int, cell: SweepCell, folder: Path) -> None:
-        job = json.loads(json.dumps({"cell": cell.model_dump(mode="json"), "folder": str(folder)}))
-        self._events.put((number, workers._work_on(job)))
+    def submit(self: Pool, number: int, function: str, job: Job) -> None:
+        do_job(request_of(function, job), FUNCTIONS, lambda event: self._events.put((number, event)))
 
-    monkeypatch.setattr(Workers, "__enter__", lambda self: self)
-    monkeypatch.setattr(Workers, "__exit__", lambda *_: None)
-    monkeypatch.setattr(Workers, "submit", submit)
+    monkeypatch.setattr(Pool, "__enter__", lambda self: self)
+    monkeypatch.setattr(Pool, "__exit__", lambda *_: None)
+    monkeypatch.setattr(Pool, "submit", submit)
 
 
 def _rest(pretrain: PretrainRecipe) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -113,21 +113,20 @@ class RunInfo(Environment):
     checkpoint_sha256: str | None = absent_if_none()
     # sweeps
     num_cells: int | None = absent_if_none()
-    jobs: int | None = absent_if_none()
+    workers: int | None = absent_if_none()
 
 
-def create_run_dir(out: str | Path | None, name: str, *, further_files: Iterable[str] = ()) -> Path:
+def create_run_dir(out: str | Path | None, name: str) -> Path:
     """Make a run directory, or take one that is empty or in which a process was killed before `mark_resumable`.
 
     Args:
         out: Its path; None: `runs/<name>-<YYYYmmdd-HHMMSS>`, with a counter where two runs begin in one second.
-        further_files: Names of files that this run, unlike others, writes before `mark_resumable`.
 
     Raises:
         CheckpointError: `out` is a file or not empty, or a file cannot be written.
     """
     with refusing(f"{RUNS_ROOT if out is None else out}: no run directory can be made there", is_chosen=True):
-        notes = [*further_files]
+        notes = []
         if out is None:
             folder = _make_fresh(RUNS_ROOT / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
         else:
@@ -214,9 +213,8 @@ def _delete(path: Path) -> None:
 
 def _is_beginning(folder: Path) -> bool:
     """Return whether a folder is marked as a beginning, and has only what a run writes before it can be resumed."""
-    own = _BEGINNING_FILES.union(_notes_on_beginning(folder))
     names = {path.name for path in folder.iterdir()}
-    is_own = (name in own or (name.startswith(".") and ".writing-" in name) for name in names)
+    is_own = (name in _BEGINNING_FILES or (name.startswith(".") and ".writing-" in name) for name in names)
     return BEGINNING_FILE in names and all(is_own)
 
 

@@ -90,7 +90,7 @@ def words(trial: Trial) -> None:
     options = ("--recipe", "--set", "--out", "--resume", "--seeds", "--seed", "--device", "--checkpoint", "--format",
                "--data-dir", "--smiles-column", "--text-column", "--label-columns", "--split", "--vocab-size", "--kind",
                "--top", "--n-best", "--length", "--json", "--grid", "--gpu", "--gpus", "--mask-ratios", "--data", "-o",
-               "--tokenizer", "--num-states", "--entropy", "--variants", "--jobs", "--help",
+               "--tokenizer", "--num-states", "--entropy", "--variants", "--workers", "--help",
                "--on-invalid")  # fmt: skip
     plain = ("P", "T", "M", "a.csv", "csv", "bace", "glue", "quickstart-text", "1", "0", "cpu", "out", "none", "exact")
     word = st.one_of(st.sampled_from(options), st.sampled_from(plain), st.sampled_from(NASTY), st.text(max_size=12))

@@ -166,7 +166,7 @@ def sweep(folder: Path, is_whole: bool) -> None:
     if is_whole:
         is_begun = (out / "recipe.yaml").exists()
         run_sweep(
-            tiny_sweep(cache), out=None if is_begun else out, resume=out if is_begun else None, jobs=1,
+            tiny_sweep(cache), out=None if is_begun else out, resume=out if is_begun else None, workers=1,
             progress=SilentProgress(),
         )  # fmt: skip
     else:

@@ -161,6 +161,7 @@ def test_a_table_of_molecules_needs_nothing_else(package, capsys, folder):
     assert read_run_json(run).checkpoint == "bundled:smiles"
 
 
+@pytest.mark.usefixtures("cells_in_this_process")
 def test_several_tasks_begin_with_a_bundled_model(package, made, capsys, folder):
     shutil.copytree(made / "rte/data", folder / "data")
     words = ("finetune", "glue", "rte,rte", "--data-dir", "data", "--checkpoint", "bundled:text", *ONE_EPOCH)

@@ -152,15 +152,6 @@ def test_the_recipe_for_a_cpu_is_named_where_the_papers_would_run_on_one(
     assert f"on a CPU `--recipe {suite}-small` takes minutes\n" in capsys.readouterr().err
 
 
-def test_a_series_that_is_stopped_while_it_reads_says_how_to_continue(run_folder, capsys, monkeypatch):
-    monkeypatch.setattr("exlm_cli.experiments.series.run_finetuning", Mock(side_effect=KeyboardInterrupt))
-    for task in ("rte", "mrpc"):
-        write_glue(run_folder / "data", task)
-    assert main(["finetune", "glue", "rte,mrpc", "--data-dir", "data", "--checkpoint", "T", "--out", "some"]) == 130
-    said = capsys.readouterr().err
-    assert said.endswith("stopped at rte, task 1 of 2\n\nhint: continue with `exlm finetune --resume some`\n")
-
-
 def test_a_checkpoint_of_another_kind_is_refused_before_rows_are_read(run_folder, capsys):
     (run_folder / "bad.csv").write_text("smiles,y\nC1CC,1\nC1CC,0\n")
     words = ["finetune", "csv", "bad.csv", "--label-columns", "y"]
@@ -170,11 +161,13 @@ def test_a_checkpoint_of_another_kind_is_refused_before_rows_are_read(run_folder
     assert said.endswith("; `--text-column NAME` names a column of text")
 
 
+@pytest.mark.usefixtures("cells_in_this_process")
 def test_all_tasks_of_glue_fill_table_3_and_a_finished_series_is_only_read(folder, capsys):
     tasks = [task.removeprefix("glue/") for task in SUITES["glue"].tasks]
     for task in tasks:
         write_glue(folder / "data", task)
     words = ["finetune", "glue", "all", "--recipe", "glue-small", "--data-dir", "data", "--seeds", "1", "--out", "all"]
+    words += ["--workers", "1"]
     sets = ["train.max_epochs=1", "train.num_threads=1", "task.sequence_length=24"]
     out = printed_by(capsys, [*words, "--device", "cpu", *(word for value in sets for word in ("--set", value))]).out
     assert "ours    tiny (exlm)" in out

@@ -16,7 +16,7 @@ COMMAND = ["repeat-mlm", "--recipe", "quickstart-repeat-mlm", *TINY, "--device",
 
 @pytest.mark.usefixtures("cells_in_this_process")
 def test_a_grid_from_training_to_figures(folder, capsys):
-    words = [*COMMAND, "--num-repeats", "1,2", "--mask-ratios", "0.15,0.01", "--jobs", "1", "--task", "none"]
+    words = [*COMMAND, "--num-repeats", "1,2", "--mask-ratios", "0.15,0.01", "--workers", "1", "--task", "none"]
     captured = printed_by(capsys, [*words, "--out", "run", "--json"])
     result = json.loads(captured.out)
     assert "left out: k = 2, p = 1 %, which corrupts only 0.01 % of the tokens" in captured.err

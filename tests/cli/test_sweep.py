@@ -23,7 +23,7 @@ COMMAND = ["sweep", "quickstart-ablations", *(word for value in SETS for word in
 
 @pytest.mark.usefixtures("cells_in_this_process")
 def test_a_sweep_from_training_to_tables_and_figures(folder, capsys):
-    result = result_of(capsys, *COMMAND, "--variants", "exlm,mlm", "--jobs", "1", "--out", "run")
+    result = result_of(capsys, *COMMAND, "--variants", "exlm,mlm", "--workers", "1", "--out", "run")
     assert [variant["variant"] for variant in result["variants"]] == ["exlm", "mlm"]
     exlm, mlm = result["variants"]
     assert (exlm["objective"], exlm["num_states_per_mask"], exlm["steps"], exlm["seeds"]) == ("exlm", 4, 4, [1])

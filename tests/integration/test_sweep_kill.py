@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from exlm_cli.experiments import cell
-from exlm_cli.experiments.board import SweepBoard
 from exlm_cli.experiments.results import SweepCellResult
 from exlm_cli.experiments.sweep import run_sweep
 from exlm_cli.progress import SilentProgress
+from exlm_cli.train import jobs
 from exlm_cli.train.pretrain import PretrainTask
 from tests.killed import die_at_call, run_until_killed, untimed_rows
 from tests.tiny_sweeps import tiny_grid, tiny_sweep, untimed
@@ -32,8 +32,8 @@ def run_cell_and_die(cache: Path, folder: Path, point: str) -> None:
 
 def run_sweep_and_die(cache: Path, out: Path) -> None:
     """Run a sweep in the process at hand until it dies with the first cell that is done."""
-    die_at_call(SweepBoard, "finish", 1)
-    run_sweep(tiny_sweep(cache), out=out, resume=None, jobs=2, progress=SilentProgress())
+    die_at_call(jobs.JobBoard, "finish", 1)
+    run_sweep(tiny_sweep(cache), out=out, resume=None, workers=2, progress=SilentProgress())
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_a_sweep_killed_with_a_cell_on_the_way_goes_on_where_it_was(cache, tmp_p
     done = {path: path.stat().st_mtime_ns for path in run.glob("cells/*/*/result.json")}
     assert done
     # the process of the other cell dies with its parent, or is waited for
-    again = run_sweep(recipe, out=None, resume=run, jobs=1, progress=SilentProgress())
+    again = run_sweep(recipe, out=None, resume=run, workers=1, progress=SilentProgress())
     assert untimed(again.results) == untimed(results)
     for path, written_ns in done.items():
         assert path.stat().st_mtime_ns == written_ns

@@ -84,9 +84,6 @@ def test_what_a_process_killed_at_its_beginning_left_is_deleted_and_nothing_else
     with pytest.raises(CheckpointError, match="not empty"), sole_process(begun, is_new=True):
         pass
     assert (begun / "notes.md").exists()
-    series = create_run_dir(tmp_path / "series", "a", further_files=["rte.yaml"])
-    (series / "rte.yaml").touch()
-    assert create_run_dir(series, "a", further_files=["mrpc.yaml"]) == series
     (run / "report").mkdir()
     for name in (".run.json.writing-7", "notes.txt", "report/.curves.svg.writing-7", "report/curves.png"):
         (run / name).touch()

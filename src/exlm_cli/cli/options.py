@@ -96,6 +96,10 @@ OnInvalidOption = Annotated[
     Literal["error", "skip"] | None,
     typer.Option("--on-invalid", help="Rows that cannot be used: stop, or skip and list in a CSV."),
 ]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option("--workers", min=1, metavar="N", help="Runs at once; default: one per GPU, or per CPU core."),
+]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")]
 SmilesColumnOption = Annotated[
     str | None, typer.Option("--smiles-column", metavar="NAME", help="Column with the SMILES.")

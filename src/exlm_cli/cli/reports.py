@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from exlm_cli.cli import console
 from exlm_cli.cli.options import to_options
-from exlm_cli.cli.runs import name_runs
+from exlm_cli.cli.runs import given_runs, name_runs
 from exlm_cli.config.base import Recipe
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.pretrain import PretrainRecipe
@@ -40,16 +40,19 @@ class Output:
     as_json: bool = False
 
 
-def emit_dry_run(recipe: Recipe, *, as_json: bool) -> None:
-    """Print a recipe with every key, if its inputs and its device exist.
+def emit_dry_run(recipe: Recipe, *, as_json: bool, checkpoint: Path | None = None) -> None:
+    """Print a recipe with every key, if its inputs, its device and the checkpoint exist.
 
     Raises:
+        CheckpointError: The checkpoint is no run.
         DataError: A file or folder is missing.
         ConfigError: There is no such device.
     """
     from exlm_cli.data.corpus.inputs import resolve_inputs
     from exlm_cli.tasks.registry import require_local_files
 
+    if checkpoint is not None:
+        given_runs([checkpoint], console.open_progress())
     match recipe:
         case PretrainRecipe() | SweepRecipe():
             data = recipe.data if isinstance(recipe, PretrainRecipe) else recipe.pretrain.data

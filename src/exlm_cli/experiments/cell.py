@@ -37,7 +37,7 @@ from exlm_cli.experiments.results import (
     read_cell_file,
 )
 from exlm_cli.files import write_json
-from exlm_cli.progress import Progress
+from exlm_cli.progress import Bar, Progress
 from exlm_cli.run_dir import read_run_json
 from exlm_cli.train.pretrain import run_pretraining, validation_indices
 
@@ -60,15 +60,15 @@ def run_cell(cell: SweepCell, folder: Path, progress: Progress) -> SweepCellResu
     """
     folder.mkdir(parents=True, exist_ok=True)
     refuse_changed_cell(cell, folder)
-    try:
-        measured = _pretrain_and_measure(cell, folder, progress)
-    except DivergedError as error:
-        corruption = _count(cell.pretrain, progress)
-        result = SweepCellResult(**_described(cell), corruption=corruption, diverged=error.message)
-    else:
-        before = read_cell_file(folder / RESULT_FILE, SweepCellResult)
-        kept = before.finetune if before is not None and before.pretrain_identity == measured.pretrain_identity else {}
-        result = measured.model_copy(update={"finetune": kept | _finetune(cell, folder, kept, progress)})
+    with progress.bar("trainings", 1 + len(cell.finetune)) as bar:
+        try:
+            measured = _pretrain_and_measure(cell, folder, progress)
+        except DivergedError as error:
+            corruption = _count(cell.pretrain, progress)
+            result = SweepCellResult(**_described(cell), corruption=corruption, diverged=error.message)
+        else:
+            kept = _finetuned_before(folder, measured)
+            result = measured.model_copy(update={"finetune": kept | _finetune(cell, folder, kept, bar, progress)})
     write_json(folder / RESULT_FILE, result)
     return result
 
@@ -131,7 +131,6 @@ def _pretrain_and_measure(cell: SweepCell, folder: Path, progress: Progress) -> 
         mask_ratios=tuple(dict.fromkeys(ratios)),
         max_sequences=cell.measure_sequences,
         device=cell.pretrain.device,
-        progress=progress,
     )
     parameters = read_run_json(run).parameters
     assert parameters is not None, "a finished run has counted them"
@@ -203,11 +202,12 @@ def count_corrupted(
 
 
 def _finetune(
-    cell: SweepCell, folder: Path, done: Mapping[str, TaskScores | DivergedTask], progress: Progress
+    cell: SweepCell, folder: Path, done: Mapping[str, TaskScores | DivergedTask], bar: Bar, progress: Progress
 ) -> dict[str, TaskScores | DivergedTask]:
     """Fine-tune on every task that is not done with the same recipe, and return the scores of each."""
     scored: dict[str, TaskScores | DivergedTask] = {}
-    for recipe in cell.finetune:
+    for number, recipe in enumerate(cell.finetune, start=1):
+        bar.update(number)
         if recipe.task.name in done and done[recipe.task.name].identity == identity_of(recipe):
             continue
         # importing it takes seconds, in every process
@@ -224,6 +224,12 @@ def _finetune(
         else:
             scored[recipe.task.name] = TaskScores.of_run(identity_of(recipe), begun.results, begun.scores)
     return scored
+
+
+def _finetuned_before(folder: Path, measured: SweepCellResult) -> dict[str, TaskScores | DivergedTask]:
+    """Return the scores of a result that was written for the same pre-training."""
+    before = read_cell_file(folder / RESULT_FILE, SweepCellResult)
+    return before.finetune if before is not None and before.pretrain_identity == measured.pretrain_identity else {}
 
 
 def _out_or_resume(run: Path) -> tuple[Path | None, Path | None]:

@@ -1,16 +1,10 @@
-"""Sweep runner: trains, measures and fine-tunes the cells of a sweep in child processes, the longest first.
+"""Sweep runner: checks all cells of a sweep, then has the unfinished ones trained, measured and fine-tuned by workers.
 
-Every process uses `train.num_threads` threads, one by default, so no result depends on the number of processes. A
-finished cell is never touched again, so a stopped sweep continues where it was.
+A finished cell is never touched again, so a stopped sweep continues where it was.
 """
 
-import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-
-import loky
-import torch
 
 from exlm_cli.config.input_paths import with_absolute_paths, write_run_recipe
 from exlm_cli.config.load import load_recipe
@@ -18,12 +12,11 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import DataConfig, TokenizerConfig
 from exlm_cli.config.sweep import SweepCell, SweepRecipe
 from exlm_cli.data.corpus.prepare import PreparedData, list_rejected, prepare_data
-from exlm_cli.errors import CheckpointError, ConfigError, ExlmError, InterruptedRunError
-from exlm_cli.experiments.board import SweepBoard, open_board
+from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.experiments.cell import read_result, refuse_changed_cell
-from exlm_cli.experiments.results import SweepRun, SweepSummary, cell_folder, finished_results
-from exlm_cli.experiments.workers import Event, Workers
+from exlm_cli.experiments.results import SweepCellResult, SweepRun, SweepSummary, cell_folder, finished_results
 from exlm_cli.files import write_json
+from exlm_cli.format import format_fixed
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import (
     RUN_FILE,
@@ -34,17 +27,16 @@ from exlm_cli.run_dir import (
     sole_process,
     update_run_json,
 )
+from exlm_cli.train.jobs import JobKind, run_jobs
+from exlm_cli.train.pool import Job, worker_environments
 from exlm_cli.train.pretrained import pick_device
-from exlm_cli.train.process import StopSignal
 from exlm_cli.train.trackers import require_trackers
 
 _Inputs = tuple[DataConfig, TokenizerConfig]
 
-_LOOK_EVERY_S = 0.5
-
 
 def run_sweep(
-    recipe: SweepRecipe, *, out: Path | None, resume: Path | None, jobs: int | None, progress: Progress
+    recipe: SweepRecipe, *, out: Path | None, resume: Path | None, workers: int | None, progress: Progress
 ) -> SweepRun:
     """Train, measure and fine-tune every cell that is not done yet.
 
@@ -53,7 +45,7 @@ def run_sweep(
             in the run directory keeps all.
         out: Run directory; none: `runs/<name>-<time>`.
         resume: A run directory to continue instead.
-        jobs: Cells at once; None: one for each CUDA device, or for each `train.num_threads` CPU cores.
+        workers: Cells at once; None: one for each CUDA device, or for each `train.num_threads` CPU cores.
 
     Returns:
         Every cell of the run directory that is done.
@@ -65,7 +57,8 @@ def run_sweep(
         ExlmError: What stops any cell but its own divergence; the others have saved a checkpoint.
     """
     require_trackers([*recipe.pretrain.train.report_to, *recipe.finetune.train.report_to])
-    environments = _environments(recipe, jobs)
+    device = pick_device(recipe.pretrain.model_copy(update={"device": recipe.device}))
+    environments = worker_environments(device.type, num_threads=recipe.pretrain.train.num_threads, workers=workers)
     recipe = with_absolute_paths(recipe)
     cells = recipe.plan()
     run = resume if resume is not None else create_run_dir(out, recipe.name)
@@ -87,7 +80,7 @@ def run_sweep(
             if (common := prepared.get(_inputs(recipe.pretrain))) is not None:
                 list_rejected(common, run / "rejected.csv", progress)
             # only now: a recipe that is refused must not replace the one that the cells were trained with
-            fields = {"command": recipe.run_by, "num_cells": len(every_cell), "jobs": len(environments)}
+            fields = {"command": recipe.run_by, "num_cells": len(every_cell), "workers": len(environments)}
             update_run_json(run, fields)
             write_run_recipe(run, whole)
         num_others = len(every_cell) - len(cells)
@@ -97,10 +90,15 @@ def run_sweep(
             f"{len(environments)} at once{others}; results in {run}"
         )
         if waiting:
-            # the longest is taken first: those left at the end are short, and no process waits long for another
-            waiting.sort(key=lambda cell: cell.work)
-            with open_board(run, cells, results, progress) as board:
-                _run_waiting(run, waiting, environments[: len(waiting)], board, resume_command(recipe.run_by, run))
+            run_jobs(
+                [_job(cell, run) for cell in cells],
+                _cells_of(run, cells),
+                finished={name: describe_result(result)[0] for name, result in results.items() if result is not None},
+                environments=environments,
+                logs=run / "workers",
+                resume=resume_command(recipe.run_by, run),
+                progress=progress,
+            )
             # a file may have changed before the last cells began
             _refuse_other_data(run, cells, fingerprints)
         finished = finished_results(run, every_cell)
@@ -108,6 +106,23 @@ def run_sweep(
         summary = SweepSummary(kind=whole.run_by, recipe=whole.name, **described, cells=tuple(finished))
         write_json(run / "results.json", summary)
     return SweepRun(run, whole, finished, len(every_cell))
+
+
+def _job(cell: SweepCell, run: Path) -> Job:
+    values = cell.model_dump(mode="json")
+    return Job(cell.folder, cell_folder(run, cell), values, cell.row, cell.column, cell.work)
+
+
+def _cells_of(run: Path, cells: Sequence[SweepCell]) -> JobKind:
+    """Return how cells are trained and shown."""
+    by_name = {cell.folder: cell for cell in cells}
+    return JobKind(
+        worker="exlm_cli.experiments.worker",
+        function="cell",
+        noun="cell",
+        title="Entropy in bits, or share of the training done",
+        describe=lambda job, _: describe_result(*finished_results(run, [by_name[job.name]])),
+    )
 
 
 def _check_tasks(cells: Sequence[SweepCell], progress: Progress) -> None:
@@ -166,73 +181,15 @@ def _refuse_other_data(run: Path, cells: Iterable[SweepCell], fingerprints: Mapp
             )
 
 
-def _run_waiting(
-    run: Path, waiting: list[SweepCell], environments: Sequence[Mapping[str, str]], board: SweepBoard, resume: str
-) -> None:
-    """Give cells to processes until none is left; `resume` is the command that continues the sweep."""
-    running: dict[int, SweepCell] = {}
-    failure: ExlmError | None = None
-    is_stopping = False
-
-    def give(number: int) -> None:
-        running[number] = waiting.pop()
-        workers.submit(number, running[number], cell_folder(run, running[number]))
-
-    with Workers(environments, run / "workers") as workers, StopSignal() as stop:
-        for number in range(len(environments)):
-            give(number)
-        while running:
-            if stop.number is not None and not is_stopping:
-                is_stopping = True
-                workers.interrupt()
-                board.say("stopping: every cell saves a checkpoint; press Ctrl-C again to stop at once")
-            received = workers.next_event(_LOOK_EVERY_S)
-            if received is None:
-                board.look(running.values())
-                continue
-            number, event = received
-            if number not in running:
-                continue
-            cell = running.pop(number)
-            if event["event"] == "done":
-                board.finish(cell, *finished_results(run, [cell]))
-                if waiting and not is_stopping:
-                    give(number)
-            elif not is_stopping:
-                failure = _explain(event, cell, workers.log(number), resume)
-                is_stopping = True
-                workers.interrupt()
-    if failure is not None:
-        raise failure
-    if stop.number is not None:
-        raise InterruptedRunError(
-            f"stopped with {board.num_done} of {board.num_cells} cells done; those that ran have saved a checkpoint",
-            f"continue with `{resume}`",
-            stop.number,
-        )
-
-
-def _explain(event: Event, cell: SweepCell, log: Path, resume: str) -> ExlmError:
-    """Return the error for a cell that ended early without a request to stop."""
-    if event["event"] == "error":
-        # the hint of a cell's own run names the command for that run
-        hint = re.sub(r"`exlm (pretrain|finetune) --resume [^`]*`", lambda _: f"`{resume}`", event["hint"])
-        return ExlmError(f"cell {cell.folder}: {event['message']}", hint)
-    if event["event"] == "interrupted":
-        return ExlmError(f"cell {cell.folder} was interrupted", f"continue with `{resume}`")
-    return ExlmError(
-        f"cell {cell.folder}: its process ended with code {event['code']}; its output is in {log}",
-        f"-9 often means that memory ran out: run fewer cells at once, as with `jobs=1`; continue with `{resume}`",
-    )
-
-
-def _environments(recipe: SweepRecipe, jobs: int | None) -> list[dict[str, str]]:
-    """Return the environment variables of every process: its CUDA device, or its number of CPU threads."""
-    if pick_device(recipe.pretrain.model_copy(update={"device": recipe.device})).type == "cuda":
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        names = visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]
-        return [{"CUDA_VISIBLE_DEVICES": names[job % len(names)]} for job in range(jobs or len(names))]
-    threads = recipe.pretrain.train.num_threads or 1
-    if jobs is None:
-        jobs = max(1, loky.cpu_count() // threads)
-    return [{"OMP_NUM_THREADS": str(threads)}] * jobs
+def describe_result(result: SweepCellResult) -> tuple[str, str]:
+    """Return the text of a finished cell in the table, and its line."""
+    if result.diverged is not None:
+        return "diverged", f"diverged: {result.diverged}"
+    entropy = format_fixed(result.metrics["entropy_bits"], 2)
+    figures = [
+        f"loss {format_fixed(result.metrics['loss'], 3)}",
+        f"entropy {entropy}" + ("" if result.metrics["entropy_bits"] is None else " bits"),
+        *(f"{task} {scores.metric} {format_fixed(scores.score, 3)}" for task, scores in result.scored_tasks.items()),
+        *(f"{task} diverged" for task in result.diverged_tasks),
+    ]
+    return entropy, ", ".join(figures)

@@ -258,6 +258,11 @@ def _notes(shape: Shape, runs: Sequence[FinetunedRun]) -> list[str]:
     spread = "medians" if has_medians else "mean ± standard deviation"
     over = "single seeds on all splits" if any(run.results.replication for run in runs) else "single seeds"
     notes = [f"`paper`: the numbers that it prints; `ours`: runs of this program, {spread} of {over}"]
+    if shape.paper is TABLE_1:
+        notes.append(
+            "the paper's models read SMILES as the files write them, whose spelling alone predicts much of BBBP and "
+            "ClinTox; there, runs on canonical SMILES cannot be compared with its numbers"
+        )
     if other := [f"{run.name} ({run.results.split})" for run in runs if run.results.split not in shape.splits]:
         notes.append("not the paper's split: " + "; ".join(other))
     if differing := [f"{run.name} ({sizes})" for run in runs if (sizes := _other_sizes(shape, run))]:

@@ -1,7 +1,6 @@
-"""A series finishes its tasks one by one, keeps what is finished, and goes on after a task that diverges."""
+"""A series keeps the runs that are finished, and goes on after a task that diverges; most of it in this process."""
 
 import errno
-import os
 import signal
 import sys
 from pathlib import Path
@@ -9,18 +8,60 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-import torch
 
 from exlm_cli.cli.runs import runs_of_series
-from exlm_cli.errors import CheckpointError, ConfigError, DataError, DivergedError, InterruptedRunError
+from exlm_cli.errors import CheckpointError, ConfigError, DataError, DivergedError, ExlmError, InterruptedRunError
 from exlm_cli.experiments import series as series_module
 from exlm_cli.experiments.series import begin_series, run_series
 from exlm_cli.finetune.results import read_results
+from exlm_cli.finetune.run import run_finetuning
 from exlm_cli.progress import SilentProgress
-from tests.killed import act_at_call
+from exlm_cli.train.jobs import JobBoard
+from tests.killed import die_at_call, run_until_killed
 from tests.recorder import Recorder
+from tests.tiny_sweeps import work_in_this_process
 from tests.unit.finetune.synthetic import finetune_recipe
 from tests.unit.tasks.glue_files import write_glue
+
+
+@pytest.fixture(autouse=True)
+def _in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "slow" not in request.keywords:
+        work_in_this_process(monkeypatch)
+
+
+def run_and_die(folder: Path) -> None:
+    """Run a series in the process at hand until it dies with the first task that is done."""
+    die_at_call(JobBoard, "finish", 1)
+    run_series(folder, checkpoint=None, workers=2, progress=SilentProgress())
+
+
+@pytest.mark.slow
+def test_workers_give_what_each_run_gives_alone_also_after_a_kill(text_model, tmp_path):
+    recipes = []
+    for name in ("rte", "cola"):
+        write_glue(tmp_path, name, copies=2)
+        task = {"name": f"glue/{name}", "data_dir": str(tmp_path), "sequence_length": 24}
+        recipes.append(finetune_recipe(task=task, seeds=[1, 2], train={"max_epochs": 1, "num_threads": 1}))
+    begin = {"suite": "glue", "checkpoint": text_model, "out": tmp_path / "all", "use_grid": False, "baseline": False}
+    folder, progress = begin_series(recipes, **begin), Recorder()
+    run_until_killed(run_and_die, folder)
+    done = {path: path.stat().st_mtime_ns for path in folder.glob("*/results.json")}
+    assert done
+    finished, diverged = run_series(folder, checkpoint=None, workers=2, progress=progress)
+    assert diverged == []
+    assert {path: path.stat().st_mtime_ns for path in done} == done
+    assert progress.said[0].startswith("2 tasks, ")
+    assert progress.said[-1].endswith(" (2 of 2 tasks)")
+    for recipe, result in zip(recipes, finished, strict=True):
+        alone = run_finetuning(recipe, checkpoint=text_model, out=tmp_path / result.run_dir.name)
+        assert result.scores.table.equals(alone.scores.table)
+        assert result.run_dir == folder / result.run_dir.name
+    # a finished series starts no worker
+    (folder / "workers/worker-0.log").unlink()
+    again, _ = run_series(folder, checkpoint=None, workers=2, progress=progress)
+    assert [result.results for result in again] == [result.results for result in finished]
+    assert not (folder / "workers/worker-0.log").exists()
 
 
 def test_tasks_are_finished_one_by_one(text_model, tmp_path, monkeypatch):
@@ -61,14 +102,14 @@ def test_tasks_are_finished_one_by_one(text_model, tmp_path, monkeypatch):
         return train(recipe, out=out, **arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(series_module, "run_finetuning", failing)
-    with pytest.raises(InterruptedRunError, match=r"^stopped at step 1$"):
-        run_series(out, checkpoint=None, progress=SilentProgress())
+    with pytest.raises(ExlmError, match=r"^task mrpc was interrupted$"):
+        run_series(out, checkpoint=None, workers=1, progress=SilentProgress())
     first = (out / "rte/results.json").stat().st_mtime_ns
     del errors["mrpc"]
-    finished, diverged = run_series(out, checkpoint=None, progress=SilentProgress())
+    finished, diverged = run_series(out, checkpoint=None, workers=1, progress=SilentProgress())
     assert [result.run_dir.name for result in finished] == ["rte", "mrpc"]
     assert runs_of_series(out) == [out / "mrpc", out / "rte"]
-    assert len(diverged) == 1
+    assert [error.message for error in diverged] == ["the loss of step 1 is nan"]
     assert (out / "rte/results.json").stat().st_mtime_ns == first
     assert finished[0].results == read_results(out / "rte")
 
@@ -116,9 +157,11 @@ def test_each_run_gets_what_the_series_was_begun_with_from_any_directory(text_mo
     monkeypatch.setattr(series_module, "run_finetuning", run)
     monkeypatch.setattr(series_module, "resume_finetuning", resume)
     out, progress = tmp_path / "all", Recorder()
-    assert run_series(out, checkpoint=None, progress=progress) == ([], [diverged, diverged])
-    assert [line.partition(" of ")[0] for line in progress.said if ": task " in line] == [
-        "rte: task 1", "cola: task 2",
+    finished, errors = run_series(out, checkpoint=None, workers=1, progress=progress)
+    assert (finished, [error.message for error in errors]) == ([], ["the loss is nan"] * 2)
+    assert progress.said == [
+        f"2 tasks, 0 of them done, 1 at once; results in {out}",
+        "rte: the loss is nan (1 of 2 tasks)", "cola: the loss is nan (2 of 2 tasks)",
     ]  # fmt: skip
     for name, call in zip(("rte", "cola"), run.call_args_list, strict=True):
         (recipe,), given = call
@@ -128,7 +171,7 @@ def test_each_run_gets_what_the_series_was_begun_with_from_any_directory(text_mo
     (out / "cola").mkdir()
     (out / "cola" / "recipe.yaml").touch()  # as of a run that has begun
     moved = tmp_path / "moved"
-    run_series(out, checkpoint=moved, progress=progress)
+    run_series(out, checkpoint=moved, workers=1, progress=progress)
     assert run.call_args.kwargs["checkpoint"] == moved
     assert run.call_args.kwargs["out"] == out / "rte"
     assert resume.call_args.args == (out / "cola",)
@@ -145,17 +188,9 @@ def test_a_run_that_ends_early_is_continued_with_the_others_of_its_series(text_m
         full = OSError(errno.ENOSPC, "No space left on device")
         patch.setattr("exlm_cli.train.checkpoint.save_file", Mock(side_effect=full))
         with pytest.raises(CheckpointError, match="could not be written") as refused:
-            run_series(out, checkpoint=None, progress=SilentProgress())
+            run_series(out, checkpoint=None, workers=1, progress=SilentProgress())
     assert f"{hint};" in refused.value.hint
     assert (out / "rte" / "recipe.yaml").is_file()
-
-    def stop(*_: object) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    act_at_call(torch.optim.AdamW, "step", 1, stop, set_to=monkeypatch.setattr)
-    with pytest.raises(InterruptedRunError, match=r"^stopped at step 1 of ") as stopped:
-        run_series(out, checkpoint=None, progress=SilentProgress())
-    assert (stopped.value.exit_code, stopped.value.hint) == (143, hint)
 
 
 def test_every_task_whose_files_are_missing_is_named_before_anything_is_made(text_model, tmp_path):

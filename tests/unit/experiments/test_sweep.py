@@ -1,7 +1,6 @@
 """A sweep in child processes: the same results as its cells one by one, what is kept, and each way it ends early."""
 
 import json
-import shlex
 import shutil
 import signal
 import sys
@@ -15,17 +14,16 @@ import pytest
 from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError, InterruptedRunError
-from exlm_cli.experiments import sweep as module
-from exlm_cli.experiments import workers as workers_module
 from exlm_cli.experiments.cell import run_cell
-from exlm_cli.experiments.results import SweepCellResult, SweepRun, load_sweep_run
-from exlm_cli.experiments.sweep import run_sweep
-from exlm_cli.experiments.workers import Workers
+from exlm_cli.experiments.results import DivergedTask, SweepCellResult, SweepRun, load_sweep_run
+from exlm_cli.experiments.sweep import describe_result, run_sweep
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_run_json
+from exlm_cli.train.pool import Pool
 from exlm_cli.train.process import StopSignal
 from tests.recorder import Recorder
 from tests.tiny_sweeps import tiny_grid, tiny_sweep, untimed, work_in_this_process
+from tests.unit.report.results import diverge, grid_results, scores
 from tests.unit.tasks.glue_files import write_glue
 
 
@@ -41,10 +39,10 @@ def one_by_one(recipe: SweepRecipe, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def _run(
-    recipe: SweepRecipe, *, out: Path | None = None, resume: Path | None = None, jobs: int = 2
+    recipe: SweepRecipe, *, out: Path | None = None, resume: Path | None = None, workers: int = 2
 ) -> tuple[SweepRun, list[str]]:
     progress = Recorder()
-    return run_sweep(recipe, out=out, resume=resume, jobs=jobs, progress=progress), progress.said
+    return run_sweep(recipe, out=out, resume=resume, workers=workers, progress=progress), progress.said
 
 
 @pytest.mark.slow
@@ -71,17 +69,7 @@ def test_an_error_in_a_cell_stops_the_sweep_and_names_the_cell(recipe, tmp_path,
     damaged.mkdir(parents=True)
     (damaged / "measured.json").write_text("{")
     with pytest.raises(ExlmError, match=r"^cell k2-p0.5/seed-1: .*measured\.json: "):
-        _run(recipe, resume=tmp_path / "run", jobs=1)
-
-
-def test_a_signal_to_the_process_of_one_cell_stops_the_sweep_and_names_the_cell(recipe, tmp_path, monkeypatch):
-    work_in_this_process(monkeypatch)
-    stopped = InterruptedRunError("stopped at step 2", "continue", signal.SIGTERM)
-    monkeypatch.setattr("exlm_cli.experiments.cell.run_cell", Mock(side_effect=stopped))
-    run = tmp_path / "run"
-    with pytest.raises(ExlmError, match=r"^cell k2-p0.5/seed-1 was interrupted$") as caught:
-        _run(recipe, out=run, jobs=1)
-    assert caught.value.hint == f"continue with `exlm repeat-mlm --resume {run}`"
+        _run(recipe, resume=tmp_path / "run", workers=1)
 
 
 def test_the_hint_of_an_error_in_a_cell_continues_the_sweep(recipe, tmp_path, monkeypatch):
@@ -90,19 +78,8 @@ def test_the_hint_of_an_error_in_a_cell_continues_the_sweep(recipe, tmp_path, mo
     monkeypatch.setattr("exlm_cli.experiments.cell.run_cell", Mock(side_effect=full))
     for name, quoted in (("run", f"{tmp_path}/run"), (r"a\1", f"'{tmp_path}/a\\1'")):
         with pytest.raises(ExlmError, match=r"the disk is full$") as caught:
-            _run(recipe, out=tmp_path / name, jobs=1)
+            _run(recipe, out=tmp_path / name, workers=1)
         assert caught.value.hint == f"free some space, then continue with `exlm repeat-mlm --resume {quoted}`"
-
-
-@pytest.mark.slow
-def test_a_process_that_dies_is_reported_with_its_code_and_log(recipe, tmp_path):
-    run = tmp_path / "run"
-    folder = run / "cells" / "k2-p0.5" / "seed-1"
-    folder.mkdir(parents=True)
-    (folder / ".lock").mkdir()  # a folder where the process wants a file
-    with pytest.raises(ExlmError, match=r"^cell k2-p0.5/seed-1: its process ended with code 1; .*worker-0.log$"):
-        _run(recipe, resume=run, jobs=1)
-    assert "IsADirectoryError" in (run / "workers" / "worker-0.log").read_text()
 
 
 @pytest.mark.slow
@@ -117,12 +94,12 @@ def test_a_signal_stops_every_cell_and_the_rest_is_done_later(recipe, one_by_one
 
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(module, "StopSignal", Stopped)
+        patch.setattr("exlm_cli.train.jobs.StopSignal", Stopped)
         with pytest.raises(InterruptedRunError, match=r"^stopped with 0 of 2 cells done; ") as caught:
-            _run(recipe, out=run, jobs=1)
+            _run(recipe, out=run, workers=1)
     assert caught.value.exit_code == 128 + signal.SIGTERM
     assert caught.value.hint == f"continue with `exlm repeat-mlm --resume {run}`"
-    assert untimed(_run(recipe, resume=run, jobs=1)[0].results) == one_by_one
+    assert untimed(_run(recipe, resume=run, workers=1)[0].results) == one_by_one
 
 
 @pytest.mark.parametrize(
@@ -137,7 +114,7 @@ def test_a_signal_stops_every_cell_and_the_rest_is_done_later(recipe, one_by_one
 def test_what_is_not_there_leaves_no_run_directory(recipe, tmp_path, monkeypatch, changes, said):
     absent: Any = None  # as Python marks a module that cannot be imported
     monkeypatch.setitem(sys.modules, "wandb", absent)
-    monkeypatch.setattr(module.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ExlmError, match=said):
         _run(recipe.changed(changes), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -292,13 +269,13 @@ def test_a_relative_path_is_the_one_that_the_cells_were_trained_with(recipe, cor
 
 def test_a_corpus_that_changes_meanwhile_is_found_at_the_end(recipe, corpus, tmp_path, monkeypatch):
     work_in_this_process(monkeypatch)
-    submit = Workers.submit
+    submit = Pool.submit
 
     def change_and_submit(*arguments: Any) -> None:
         _append(corpus)
         submit(*arguments)
 
-    monkeypatch.setattr(Workers, "submit", change_and_submit)
+    monkeypatch.setattr(Pool, "submit", change_and_submit)
     with pytest.raises(CheckpointError, match=_OTHER_DATA):
         _run(_on(recipe, corpus), out=tmp_path / "run")
     assert not (tmp_path / "run" / "results.json").exists()
@@ -311,7 +288,7 @@ def test_variants_on_data_of_their_own_go_together(cache, tmp_path):
     run = _begun(sweep, tmp_path / "run", num_done=2)
     first, other = (read_run_json(run / "cells" / label / "seed-1" / "pretrain") for label in sweep.only)
     assert first.data_fingerprint != other.data_fingerprint
-    assert len(run_sweep(sweep, out=None, resume=run, jobs=2, progress=SilentProgress()).results) == 2
+    assert len(run_sweep(sweep, out=None, resume=run, workers=2, progress=SilentProgress()).results) == 2
 
 
 def test_no_common_data_are_needed_where_every_variant_has_its_own(cache, tmp_path, monkeypatch):
@@ -326,114 +303,31 @@ def test_no_common_data_are_needed_where_every_variant_has_its_own(cache, tmp_pa
     assert _run(moved, resume=tmp_path / "run")[0].results == result.results
 
 
+RESULT = grid_results(has_task=False)[1]
+STSB = "glue/stsb"
+
+
+def _with(**changes: object) -> SweepCellResult:
+    return RESULT.model_copy(update=changes)
+
+
 @pytest.mark.parametrize(
-    ("visible", "jobs", "expected"), [(None, None, ["0", "1"]), ("3,5", None, ["3", "5"]), ("3,5", 3, ["3", "5", "3"])]
+    ("result", "text", "line"),
+    [
+        (diverge(RESULT), "diverged", "diverged: loss is nan"),
+        (RESULT, "2.78", "loss 1.390, entropy 2.78 bits"),
+        (_with(metrics=RESULT.metrics | {"entropy_bits": None}), "not defined", "loss 1.390, entropy not defined"),
+        (
+            _with(finetune={STSB: scores((None, 0.5, 0.25), metric="spearmanr")}),
+            "2.78",
+            "loss 1.390, entropy 2.78 bits, glue/stsb spearmanr 0.375",
+        ),
+        (
+            _with(finetune={STSB: scores((None,)), "csv": DivergedTask(identity="x", diverged="nan")}),
+            "2.78",
+            "loss 1.390, entropy 2.78 bits, glue/stsb accuracy not defined, csv diverged",
+        ),
+    ],
 )
-def test_each_cuda_device_has_its_process(recipe, monkeypatch, visible, jobs, expected):
-    monkeypatch.setattr(module, "pick_device", lambda _: module.torch.device("cuda"))
-    monkeypatch.setattr(module.torch.cuda, "device_count", lambda: 2)
-    if visible is None:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    else:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    environments = module._environments(recipe, jobs)
-    assert [environment["CUDA_VISIBLE_DEVICES"] for environment in environments] == expected
-
-
-def test_a_cpu_has_a_process_of_one_thread_for_each_core(recipe, monkeypatch):
-    monkeypatch.setattr(module.loky, "cpu_count", lambda: 3)
-    assert module._environments(recipe, None) == [{"OMP_NUM_THREADS": "1"}] * 3
-    assert module._environments(recipe, 5) == [{"OMP_NUM_THREADS": "1"}] * 5
-
-
-def test_what_lies_in_the_current_directory_is_never_run(tmp_path, monkeypatch):
-    """The process ends by itself, with code 0, once its input is closed; a broken module would end it with code 1."""
-    (tmp_path / "queue.py").write_text("from pathlib import Path; Path('it-ran').touch(); raise SystemExit(1)\n")
-    monkeypatch.chdir(tmp_path)
-    with Workers([{}], tmp_path / "logs") as workers:
-        child = workers._children[0]
-        assert child.stdin is not None
-        child.stdin.close()
-        event = workers.next_event(60.0)
-    assert event == (0, {"event": "exit", "code": 0}), workers.log(0).read_text()
-    assert not (tmp_path / "it-ran").exists()
-
-
-def _let_workers_run(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a Python program stand in for the process of a worker."""
-    code, command = tmp_path / "program.py", tmp_path / "program"
-    code.write_text(f"import json, os, sys\npipe = int(sys.argv[-1])\n{program}")
-    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -P {shlex.quote(str(code))} "$@"\n')
-    command.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(command))
-
-
-def test_each_process_has_its_own_device_instead_of_those_of_the_sweep(tmp_path, monkeypatch):
-    """It is the leader of a session of its own, so that Ctrl-C in a terminal reaches the sweep alone."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    program = """
-seen = os.environ["CUDA_VISIBLE_DEVICES"], os.environ["EXLM_CACHE_DIR"], os.getsid(0) == os.getpid()
-os.write(pipe, json.dumps({"event": "done", "seen": seen}).encode() + b"\\n")
-sys.stdin.read()
-"""
-    _let_workers_run(program, tmp_path, monkeypatch)
-    monkeypatch.setenv("EXLM_CACHE_DIR", "a cache")
-    with Workers([{"CUDA_VISIBLE_DEVICES": "3"}, {"CUDA_VISIBLE_DEVICES": "5"}], tmp_path / "logs") as workers:
-        events = dict(filter(None, (workers.next_event(60.0) for _ in range(2))))
-    assert {number: event["seen"] for number, event in events.items()} == {
-        0: ["3", "a cache", True],
-        1: ["5", "a cache", True],
-    }
-
-
-def test_what_a_process_writes_last_may_be_cut_and_a_dead_one_takes_a_cell_without_an_error(
-    recipe, tmp_path, monkeypatch
-):
-    program = """
-os.write(pipe, b'{"event": "done"}\\n{"event": "don')
-sys.exit(3)
-"""
-    _let_workers_run(program, tmp_path, monkeypatch)
-    with Workers([{}], tmp_path / "logs") as workers:
-        assert workers.next_event(60.0) == (0, {"event": "done"})
-        assert workers.next_event(60.0) == (0, {"event": "exit", "code": 3})
-        workers.submit(0, recipe.plan()[0], tmp_path)
-        workers.interrupt()
-        assert workers.next_event(0.0) is None
-
-
-def test_a_process_works_on_the_cell_that_it_is_given_and_what_others_print_goes_to_the_log(
-    recipe, tmp_path, monkeypatch
-):
-    """Also what is printed before the process begins its work, as by a `sitecustomize` of the machine."""
-    program = """
-print("welcome", flush=True)
-from exlm_cli.experiments import workers
-def work(job):
-    print("a library speaks", flush=True)
-    return {"event": "done", "job": job}
-workers._work_on = work
-workers._work(pipe)
-"""
-    _let_workers_run(program, tmp_path, monkeypatch)
-    cell = recipe.plan()[1]
-    with Workers([{}], tmp_path / "logs") as workers:
-        workers.submit(0, cell, tmp_path)
-        received = workers.next_event(120.0)
-    job = {"cell": cell.model_dump(mode="json"), "folder": str(tmp_path)}
-    assert received == (0, {"event": "done", "job": job}), workers.log(0).read_text()
-    assert workers.log(0).read_text() == "welcome\na library speaks\n"
-
-
-def test_a_cell_on_which_another_process_works_is_left_alone(recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr(workers_module, "_LOCK_TIMEOUT_S", 0.0)
-    train = Mock()
-    monkeypatch.setattr("exlm_cli.experiments.cell.run_cell", train)
-    folder = tmp_path / "cell"
-    job = {"cell": recipe.plan()[0].model_dump(mode="json"), "folder": str(folder)}
-    assert workers_module._work_on(job) == {"event": "done"}
-    train.reset_mock()
-    with filelock.FileLock(folder / ".lock"):
-        event = workers_module._work_on(job)
-    assert (event["event"], event["message"]) == ("error", f"{folder}: another process works on this cell")
-    train.assert_not_called()
+def test_a_finished_cell_has_a_text_in_the_table_and_a_line(result, text, line):
+    assert describe_result(result) == (text, line)

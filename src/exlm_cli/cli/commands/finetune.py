@@ -18,6 +18,7 @@ from exlm_cli.cli.options import (
     SetOption,
     SmilesColumnOption,
     TextColumnOption,
+    WorkersOption,
     collect_overrides,
     parse_seeds,
     refuse_with_resume,
@@ -119,6 +120,7 @@ def finetune(
     out: OutOption = None,
     resume: ResumeOption = None,
     device: DeviceOption = None,
+    workers: WorkersOption = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -130,7 +132,7 @@ def finetune(
     """
     from exlm_cli.cli import console
     from exlm_cli.cli.reports import emit_dry_run
-    from exlm_cli.cli.runs import given_runs, local_run
+    from exlm_cli.cli.runs import local_run
     from exlm_cli.config.finetune import FinetuneRecipe
     from exlm_cli.config.load import load_recipe, resumed_recipe
     from exlm_cli.run_dir import SERIES_FILE
@@ -159,31 +161,24 @@ def finetune(
                 f"{resume} holds several runs, which take no `--set`, `--seeds`, `--num-replicates` or `--device`",
                 "resume it without them",
             )
-        return _finish_series(resume, checkpoint, progress, as_json=as_json)
+        return _finish_series(resume, checkpoint, workers, progress, as_json=as_json)
     if suite in ("glue", "moleculenet") and name is not None and (name == _ALL or "," in name):
         if dry_run or encoder is not None:
-            given = "--dry-run" if dry_run else f"--encoder {encoder}"
-            raise ConfigError(f"`{given}` cannot be combined with `{suite} {name}`", "give it with a single task")
-        names = _names(suite) if name == _ALL else split_words(name)
-        recipes = [_chosen(suite, one, recipe, overrides) for one in dict.fromkeys(names or ())]
-        start_run = _find_checkpoint(checkpoint, recipes[0], progress, needs_weights=True)
-        return _run_series(recipes, suite, start_run, out, progress, use_grid=grid, baseline=baseline, as_json=as_json)
+            option = "--dry-run" if dry_run else f"--encoder {encoder}"
+            raise ConfigError(f"`{option}` cannot be combined with `{suite} {name}`", "give it with a single task")
+        names = _names(suite) if name == _ALL else split_words(name) or []
+        recipes = [_chosen(suite, one, recipe, overrides) for one in dict.fromkeys(names)]
+        folder = _begin_series(recipes, suite, checkpoint, out, progress, use_grid=grid, baseline=baseline)
+        return _finish_series(folder, None, workers, progress, as_json=as_json)
+    if workers is not None:
+        raise ConfigError(f"`--workers {workers}` is for several tasks", "leave it out")
     if resume is None:
         resolved = _chosen(suite, name, recipe, overrides)
     else:
         resolved = resumed_recipe(resume, FinetuneRecipe, overrides)
-    architecture = None
-    if encoder is not None:
-        if checkpoint is not None:
-            raise ConfigError(
-                f"`--encoder {encoder}` cannot be combined with `--checkpoint {checkpoint}`",
-                "a checkpoint has its own encoder",
-            )
-        architecture = load_recipe(encoder)
     if dry_run:
-        if checkpoint is not None:
-            given_runs([checkpoint], progress)
-        return emit_dry_run(resolved, as_json=as_json)
+        return emit_dry_run(resolved, checkpoint=checkpoint, as_json=as_json)
+    architecture = None if encoder is None else load_recipe(encoder)
     if resume is None and architecture is None:
         checkpoint = _find_checkpoint(checkpoint, resolved, progress, needs_weights=resolved.task.suite == "squad")
     elif checkpoint is not None:
@@ -232,7 +227,7 @@ def _emit_verdict(run: "FinetunedRun", label: str) -> None:
         console.emit_text("")
 
 
-def _run_series(
+def _begin_series(
     recipes: Sequence["FinetuneRecipe"],
     suite: str,
     checkpoint: Path | None,
@@ -241,19 +236,19 @@ def _run_series(
     *,
     use_grid: bool,
     baseline: bool | None,
-    as_json: bool,
-) -> None:
-    """Fine-tune on every task of a suite, one after the other."""
+) -> Path:
+    """Make the folder for runs on several tasks of a suite."""
     from exlm_cli.experiments.series import begin_series
 
     if num_ranks() > 1:
-        raise ConfigError("several tasks cannot run on several ranks", "start one task at a time with torchrun")
-    assert checkpoint is not None, "a checkpoint was looked for"
-    folder = begin_series(recipes, suite=suite, checkpoint=checkpoint, out=out, use_grid=use_grid, baseline=baseline)
-    _finish_series(folder, None, progress, as_json=as_json)
+        raise ConfigError("several tasks cannot run on several ranks", "start the command once; it uses every GPU")
+    start = _find_checkpoint(checkpoint, recipes[0], progress, needs_weights=True)
+    return begin_series(recipes, suite=suite, checkpoint=start, out=out, use_grid=use_grid, baseline=baseline)
 
 
-def _finish_series(folder: Path, checkpoint: Path | None, progress: "Progress", *, as_json: bool) -> None:
+def _finish_series(
+    folder: Path, checkpoint: Path | None, workers: int | None, progress: "Progress", *, as_json: bool
+) -> None:
     """Finish the runs of a series, print and save the paper's table with their row, and write the page of each run."""
     from exlm_cli.cli import console
     from exlm_cli.cli.runs import local_run
@@ -264,7 +259,7 @@ def _finish_series(folder: Path, checkpoint: Path | None, progress: "Progress", 
     from exlm_cli.report.tables import write_tables
 
     moved = None if checkpoint is None else local_run(checkpoint, progress)
-    finished, diverged = run_series(folder, checkpoint=moved, progress=progress)
+    finished, diverged = run_series(folder, checkpoint=moved, workers=workers, progress=progress)
     runs = [FinetunedRun(result.run_dir.name, result.run_dir, result.results) for result in finished]
     tables = paper_tables(runs)
     files = write_tables(tables, folder / "report", ("markdown", "csv"))

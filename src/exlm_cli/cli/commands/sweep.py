@@ -15,6 +15,7 @@ from exlm_cli.cli.options import (
     OutOption,
     ResumeOption,
     SetOption,
+    WorkersOption,
     collect_overrides,
     complete_recipes,
     parse_numbers,
@@ -36,10 +37,6 @@ TasksOption = Annotated[
     str | None,
     typer.Option("--task", metavar="LIST", help="Tasks to fine-tune on, like glue/mnli,glue/rte; or none."),
 ]
-JobsOption = Annotated[
-    int | None,
-    typer.Option("--jobs", "-j", min=1, metavar="N", help="Cells at once; default: one per GPU, or per CPU core."),
-]
 
 
 def sweep(
@@ -56,7 +53,7 @@ def sweep(
     ] = None,
     tasks: TasksOption = None,
     seeds: SeedsOption = None,
-    jobs: JobsOption = None,
+    workers: WorkersOption = None,
     sets: SetOption = None,
     out: OutOption = None,
     resume: ResumeOption = None,
@@ -77,7 +74,7 @@ def sweep(
     refuse_with_resume(resume, {"": recipe, "--out": out})
     others = {"only": split_words(only), "pretrain.data.on_invalid": on_invalid}
     resolved = _load(recipe, resume, sets, seeds=seeds, tasks=tasks, device=device, others=others)
-    _run_and_print(resolved, out=out, resume=resume, jobs=jobs, dry_run=dry_run, as_json=as_json)
+    _run_and_print(resolved, out=out, resume=resume, workers=workers, dry_run=dry_run, as_json=as_json)
 
 
 def repeat_mlm(
@@ -99,7 +96,7 @@ def repeat_mlm(
     ] = None,
     tasks: TasksOption = None,
     seeds: SeedsOption = None,
-    jobs: JobsOption = None,
+    workers: WorkersOption = None,
     sets: SetOption = None,
     out: OutOption = None,
     resume: ResumeOption = None,
@@ -132,7 +129,7 @@ def repeat_mlm(
             f"left out: k = {k}, p = {100 * p:g} %, which corrupts only {100 * p**k:.2g} % of the tokens"
             for k, p in left_out
         ]
-    _run_and_print(resolved, out=out, resume=resume, jobs=jobs, dry_run=dry_run, as_json=as_json, notes=notes)
+    _run_and_print(resolved, out=out, resume=resume, workers=workers, dry_run=dry_run, as_json=as_json, notes=notes)
 
 
 def _load(
@@ -163,7 +160,7 @@ def _run_and_print(
     *,
     out: Path | None,
     resume: Path | None,
-    jobs: int | None,
+    workers: int | None,
     dry_run: bool,
     as_json: bool,
     notes: Sequence[str] = (),
@@ -179,7 +176,7 @@ def _run_and_print(
     progress = console.open_progress()
     for note in notes:
         progress.message(note)
-    run = run_sweep(recipe, out=out, resume=resume, jobs=jobs, progress=progress)
+    run = run_sweep(recipe, out=out, resume=resume, workers=workers, progress=progress)
     emit_sweep(run, Output(as_json=as_json), progress)
     if run.num_diverged:
         raise typer.Exit(1)
