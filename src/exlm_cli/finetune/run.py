@@ -183,7 +183,8 @@ def run_finetuning(
         raise ConfigError("no checkpoint to fine-tune", "give a pre-training run as `checkpoint=RUN`")
     if checkpoint is not None and encoder is not None:
         raise ConfigError(
-            f"`checkpoint={checkpoint}` cannot be combined with another encoder", "a checkpoint has its own encoder"
+            f"`encoder={encoder.name}` cannot be combined with `checkpoint={checkpoint}`",
+            "a checkpoint has its own encoder",
         )
     if checkpoint is None and recipe.init != "scratch":
         raise ConfigError("an encoder without a checkpoint has no weights to begin with", "use `init=scratch`")
