@@ -87,7 +87,7 @@ def _given_files(config: TaskConfig) -> list[Path]:
     """Return the files of `task.files`, all of which exist."""
     files = [given_file(config, str(file)) for file in config.files.model_dump(exclude_none=True).values()]
     for file in files:
-        if not file.exists():
+        if not os.path.lexists(file):
             raise DataError(
                 f"{file}: no such file",
                 "relative paths start in `task.data_dir=DIR` if that is given, else in the current directory",
