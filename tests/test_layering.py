@@ -99,6 +99,13 @@ def test_imports_point_to_lower_layers_only(path):
             assert LAYERS[module.split(".")[1]] <= own, f"{relative(path)} imports {module}, which is above it"
 
 
+def test_no_command_imports_another():
+    folder = PACKAGE / "cli/commands"
+    others = {module_of(path) for path in folder.glob("*.py")} - {module_of(folder / "__init__.py")}
+    assert len(others) >= 10
+    assert {name for path in folder.glob("*.py") for name in imports_of(path)}.isdisjoint(others)
+
+
 LIGHT_FILES = [path for path in FILES if relative(path).startswith(LIGHT) and relative(path) not in DATA_WITH_TORCH]
 
 

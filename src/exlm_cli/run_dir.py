@@ -224,9 +224,12 @@ def _notes_on_beginning(folder: Path) -> list[str]:
 
 
 def _not_empty(folder: Path) -> CheckpointError:
+    hint = "choose another folder with `out=DIR`"
     if not any((folder / name).is_file() for name in (RUN_FILE, SERIES_FILE)):
-        return CheckpointError(f"{folder}: the folder is not empty", "choose another folder with `out=DIR`")
-    hint = f"continue that run with `resume={folder}`, or choose another folder with `out=DIR`"
+        return CheckpointError(f"{folder}: the folder is not empty", hint)
+    with contextlib.suppress(CheckpointError):  # a damaged run cannot be continued
+        command = "finetune" if (folder / SERIES_FILE).is_file() else read_run_json(folder).command
+        hint = f"continue that run with `{resume_command(command, folder)}`, or {hint}"
     return CheckpointError(f"{folder}: the run directory is not empty", hint)
 
 

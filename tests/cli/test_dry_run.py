@@ -1,14 +1,15 @@
-"""`--dry-run` of each command that trains: the whole recipe with the command's options, and nothing is made."""
+"""`--dry-run` of each command that trains: the whole recipe, if its inputs exist, and nothing is made."""
 
 import shlex
 
 import pytest
+import torch
 import yaml
 
 from exlm_cli.config.load import load_recipe, recipe_kind
 from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.run_dir import update_run_json
-from tests.cli.asserts import printed_by, result_of
+from tests.cli.asserts import printed_by, refusal_of, result_of
 from tests.test_recipes import value_at
 
 GRID = load_recipe("quickstart-repeat-mlm", kind=SweepRecipe).cells
@@ -43,6 +44,9 @@ CASES = [
 @pytest.mark.parametrize(("words", "values"), CASES, ids=[words for words, _ in CASES])
 def test_the_recipe_is_printed_for_people_and_for_programs(words, values, folder, capsys):
     (folder / "mine.yaml").write_text("extends: moleculenet-small\ntask: {name: moleculenet/sider}\n")
+    (folder / "no: where").mkdir()
+    for name in ("my file.txt", "some.txt", "some.csv", "no: where/bbbp.csv"):
+        (folder / name).write_text("a\n")
     (folder / "run").mkdir()
     (folder / "run" / "recipe.yaml").write_text("extends: text-large\nname: text-large\n")
     update_run_json(folder / "run", {"command": "pretrain"})
@@ -53,3 +57,22 @@ def test_the_recipe_is_printed_for_people_and_for_programs(words, values, folder
     (folder / "printed.yaml").write_text(printed)
     recipe = load_recipe("printed.yaml", kind=recipe_kind("printed.yaml"))
     assert {key: value_at(recipe, key) for key in values} == values
+
+
+@pytest.mark.parametrize(
+    ("words", "missing"),
+    [
+        ("tokenize none.txt --kind text", "none.txt: no such file"),
+        ("pretrain --recipe quickstart-text --set data.valid=none.txt", "none.txt: no such file"),
+        ("sweep quickstart-ablations --set pretrain.data.train=none.txt", "none.txt: no such file"),
+        ("finetune glue rte --data-dir none", "none: no such folder"),
+        ("finetune glue rte --checkpoint none", "none: no such run directory"),
+        pytest.param(
+            "pretrain --recipe quickstart-text --device cuda",
+            "torch sees no CUDA device",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA"),
+        ),
+    ],
+)
+def test_inputs_and_devices_that_are_not_there_are_refused(words, missing, folder, capsys):
+    assert missing in refusal_of(capsys, *shlex.split(words), "--dry-run")

@@ -22,6 +22,7 @@ def test_fine_tuned_runs_are_printed_in_tables_that_fit_and_drawn(folder, made, 
     )
     kinds = [f"{kind}.{suffix}" for kind in ("curves", "confusion", "calibration") for suffix in ("png", "svg")]
     names = [f"{run}-run-{split}-{kind}" for run, split in (("molecules", "test"), ("rte", "valid")) for kind in kinds]
+    names += [f"{table}.csv" for table in ("scores-csv", "scores-glue-rte", "table-3")]
     assert lines[-len(names) :] == [f"wrote out/{name}" for name in names]
     assert sorted(path.name for path in (folder / "out").iterdir()) == sorted(names)
 

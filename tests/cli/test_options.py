@@ -6,9 +6,11 @@ import pytest
 import typer
 
 from exlm_cli.cli import app as shell
+from exlm_cli.cli.commands.finetune import complete_suites, complete_tasks
 from exlm_cli.cli.options import (
     collect_overrides,
     complete_recipes,
+    complete_settings,
     parse_formats,
     parse_seeds,
     refuse_with_resume,
@@ -35,23 +37,26 @@ def shown_by(command: str | None, text: str) -> str:
     [
         ("finetune", "give `task.data_dir=DIR`", "give `--data-dir DIR`"),
         ("finetune", "give `task.label_columns=[A, B]`", "give `--label-columns A,B`"),
+        ("finetune", 'override `task.label_columns=["A", "B"]`: none', "`--label-columns A,B`: none"),
         ("finetune", 'override `task.data_dir="my files"`: none', "`--data-dir my files`: none"),
         ("finetune", "`task.on_invalid=skip` or `task.label_kind=classes|multi_label`",
          "`--set task.on_invalid=skip` or `--set task.label_kind=classes|multi_label`"),
-        ("finetune", "`use_grid=true` and `grid.optim.lr=[1e-5]`", "`--grid` and `--set grid.optim.lr=[1e-5]`"),
-        ("finetune", "give `use_grid=false`", "give no `--grid`"),
+        ("finetune", "`grid=true` and `grid.optim.lr=[1e-5]`", "`--grid` and `--set grid.optim.lr=[1e-5]`"),
+        ("finetune", "give `baseline=false`", "give `--no-baseline`"),
         ("finetune", "`checkpoint=RUN`, `out=DIR`, `device=auto`, `seeds=[1,2]`",
          "`--checkpoint RUN`, `--out DIR`, `--device auto`, `--seeds 1,2`"),
         ("pretrain", "`data.on_invalid=skip`, `data.column=NAME`", "`--on-invalid skip`, `--set data.column=NAME`"),
-        ("tokenize", "`tokenizer.vocab_size=300` of `data.train=FILE`", "`--vocab-size 300` of `FILE`"),
+        ("tokenize", "`tokenizer.vocab_size=300` of `data.train=FILE`",
+         "`--vocab-size 300` of `--set data.train=FILE`"),
         ("repeat-mlm", "`data.column=NAME`, `task.text_column=NAME`, `workers=1`",
          "`--set pretrain.data.column=NAME`, `--set finetune.task.text_column=NAME`, `--workers 1`"),
-        ("eval", "`checkpoint=RUN` with `data.on_invalid=skip`", "`RUN` with `--on-invalid skip`"),
-        ("tokenize", "`data.train=[a.smi, b.smi]`", "`a.smi b.smi`"),
+        ("eval", "`data.column=NAME` with `data.on_invalid=skip`", "`--column NAME` with `--on-invalid skip`"),
+        ("sweep", "`only=[mlm, exlm]` of `variants={a: {}}`", "`--variants mlm,exlm` of `--set variants={a: {}}`"),
         ("eval", "`data.valid=[a.smi,b.smi]`", "`--data a.smi --data b.smi`"),
         ("pretrain", "`data.valid=[a.smi,b.smi]`", "`--set data.valid=[a.smi,b.smi]`"),
         ("inspect-dag", "`checkpoint=RUN` with `data.column=X`", "`--checkpoint RUN` with `data.column=X`"),
         ("pretrain", "override `modle.width=1`: unknown key", "`--set modle.width=1`: unknown key"),
+        ("sweep", "override `data.column=a`: unknown key", "`--set data.column=a`: unknown key"),
         ("pretrain", "override `masking`: not of the form", "`--set masking`: not of the form"),
     ],
 )  # fmt: skip
@@ -102,10 +107,11 @@ def test_formats_are_some_of_those_accepted_or_none():
 
 
 def test_what_starts_a_run_is_refused_only_beside_a_resumption():
-    refuse_with_resume(None, {"out": "new"})
-    refuse_with_resume(Path("run"), {"out": None})
-    with pytest.raises(ConfigError, match=r"^`use_grid=true` cannot be combined with `--resume`$"):
-        refuse_with_resume(Path("run"), {"out": None, "use_grid": True})
+    refuse_with_resume(None, {"--out": "new"})
+    refuse_with_resume(Path("run"), {"--out": None, "--grid": False})
+    for given, shown in (({"--grid": True}, "--grid"), ({"--out": "new"}, "--out new"), ({"": "glue"}, "glue")):
+        with pytest.raises(ConfigError, match=f"^`{shown}` cannot be combined with `--resume`$"):
+            refuse_with_resume(Path("run"), given)
 
 
 @pytest.mark.parametrize("text", ["some.smi:2: `c1c=o`: RDKit cannot parse it", "`C.c=c`", "`PYTHONUTF8=1 exlm ...`"])
@@ -123,3 +129,27 @@ def test_the_shell_completes_only_recipes_that_the_command_takes(command, takes)
     (kind,) = [kind for kind in KINDS if kind.command == takes]
     assert complete_recipes(context, "") == list(list_recipes(kind))
     assert complete_recipes(context, "quick") == [name for name in list_recipes(kind) if name.startswith("quick")]
+
+
+def test_the_shell_completes_recipes_of_all_kinds_where_all_are_printed():
+    context = typer.Context(COMMANDS["recipes"], info_name="recipes")
+    assert set(complete_recipes(context, "")) == {name for kind in KINDS for name in list_recipes(kind)}
+
+
+def test_the_shell_completes_keys_section_by_section():
+    context = typer.Context(COMMANDS["pretrain"], info_name="pretrain")
+    assert complete_settings(context, "mod") == ["model."]
+    assert complete_settings(context, "see") == ["seed="]
+    assert "model.transition." in complete_settings(context, "model.")
+    assert complete_settings(context, "model.wid") == ["model.width="]
+    assert complete_settings(context, "no.such") == []
+
+
+def test_the_shell_completes_suites_and_the_tasks_of_one():
+    context = typer.Context(COMMANDS["finetune"], info_name="finetune")
+    assert complete_suites("gl") == ["glue"]
+    context.params = {"suite": "glue"}
+    assert complete_tasks(context, "") == ["mnli", "qqp", "qnli", "sst2", "cola", "rte", "mrpc", "stsb", "all"]
+    assert complete_tasks(context, "rte,m") == ["rte,mnli", "rte,mrpc"]
+    context.params = {"suite": "csv"}
+    assert complete_tasks(context, "") == []

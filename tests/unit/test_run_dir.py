@@ -62,7 +62,12 @@ def test_a_given_folder_is_made_with_its_parents_and_an_empty_one_is_taken(tmp_p
     assert damage_hint(out / "mine.yaml") == ""
     with pytest.raises(CheckpointError, match="the run directory is not empty") as caught:
         create_run_dir(out, "a")
-    assert f"`resume={out}`" in caught.value.hint
+    assert caught.value.hint == "choose another folder with `out=DIR`"  # nothing continues a damaged run
+    (out / "run.json").unlink()
+    update_run_json(out, {"command": "pretrain"})
+    with pytest.raises(CheckpointError, match="the run directory is not empty") as caught:
+        create_run_dir(out, "a")
+    assert caught.value.hint.startswith(f"continue that run with `exlm pretrain --resume {out}`, or choose another")
 
 
 def test_what_a_process_killed_at_its_beginning_left_is_deleted_and_nothing_else(tmp_path):

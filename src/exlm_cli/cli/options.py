@@ -1,8 +1,4 @@
-"""Options shared by several commands: their types, their parsing, and their names in messages of the library.
-
-Messages of the library name a setting or a function argument as `` `key=VALUE` ``. `to_options` replaces it by the
-option of the running command, or else by `--set key=VALUE`.
-"""
+"""Options that several commands share: types, completion, parsing; settings in the library's messages as options."""
 
 import csv
 import json
@@ -27,11 +23,23 @@ Device = Literal["auto", "cpu", "cuda"]
 
 
 def complete_recipes(context: typer.Context, incomplete: str) -> list[str]:
-    """Shell completion: return the recipes of a command whose names begin with `incomplete`."""
-    from exlm_cli.config.load import list_recipes
+    """Shell completion: return the names of the recipes that a command takes; `exlm recipes` takes all."""
+    from exlm_cli.config.load import KINDS, list_recipes
+
+    kinds = KINDS if context.info_name == "recipes" else (_kind_of_recipes(context.info_name),)
+    names = [name for kind in kinds if kind is not None for name in list_recipes(kind)]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def complete_settings(context: typer.Context, incomplete: str) -> list[str]:
+    """Shell completion: return the keys of a command's recipes, section by section."""
+    from exlm_cli.config.overrides import child_keys
 
     kind = _kind_of_recipes(context.info_name)
-    return [] if kind is None else [name for name in list_recipes(kind) if name.startswith(incomplete)]
+    assert kind is not None, "only commands that take recipes have `--set`"
+    section = incomplete.rpartition(".")[0]
+    keys = [f"{section}.{key}" if section else key for key in child_keys(kind, section)]
+    return [f"{key}." if child_keys(kind, key) else f"{key}=" for key in keys if key.startswith(incomplete)]
 
 
 RecipeOption = Annotated[
@@ -46,11 +54,30 @@ RecipeOption = Annotated[
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change one value of the recipe, like optim.lr=1e-4; repeatable."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change one value of the recipe, like optim.lr=1e-4; repeatable.",
+        autocompletion=complete_settings,
+    ),
 ]
 OutOption = Annotated[
     Path | None,
-    typer.Option("--out", metavar="DIR", parser=expand_path, help="Where results go; default: runs/<name>-<time>."),
+    typer.Option(
+        "--out", "-o", metavar="DIR", parser=expand_path, help="Where results go; default: runs/<name>-<time>."
+    ),
+]
+RunArgument = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Run of exlm pretrain or finetune, hub:OWNER/NAME or bundled:NAME.")
+]
+CheckpointOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="RUN",
+        parser=expand_path,
+        help="Pre-training run, hub:OWNER/NAME or bundled:NAME; default: the newest finished one, else a bundled one.",
+    ),
 ]
 ResumeOption = Annotated[
     Path | None,
@@ -110,17 +137,32 @@ def refuse_with_resume(run: Path | None, options: Mapping[str, object]) -> None:
 
     Args:
         run: `--resume`; None: a new run is started.
-        options: Parameter or key -> its value; None: not given.
+        options: Option -> its value; None or False: not given.
 
     Raises:
         ConfigError: One is given together with `--resume`.
     """
-    for key, value in options.items():
-        if run is not None and value is not None:
-            shown = str(value).lower() if isinstance(value, bool) else value
+    for option, value in options.items():
+        if run is not None and value is not None and value is not False:
+            shown = option if value is True else f"{option} {value}".strip()
             raise ConfigError(
-                f"`{key}={shown}` cannot be combined with `--resume`", f"{run} keeps the settings it began with"
+                f"`{shown}` cannot be combined with `--resume`", f"{run} keeps the settings it began with"
             )
+
+
+def choose_column(kind: str, *, smiles: str | None, text: str | None) -> str | None:
+    """Return the column of `--smiles-column` or `--text-column` for rows of a kind; None where it was not given.
+
+    Raises:
+        ConfigError: The option of the other kind was given.
+    """
+    column, other = (smiles, text) if kind == "smiles" else (text, smiles)
+    if other is not None:
+        option, reads = ("--text-column", "SMILES") if kind == "smiles" else ("--smiles-column", "text")
+        raise ConfigError(
+            f"`{option} {other}`: the model reads {reads}", f"name the column of {reads} with `--{kind}-column`"
+        )
+    return column
 
 
 def split_words(text: str | None) -> list[str] | None:
@@ -193,79 +235,43 @@ def parse_numbers(
 running_command: ContextVar[Any] = ContextVar("running_command", default=None)
 """The click command that runs; None: none does, and messages stay as they are."""
 
-_OVERRIDE = re.compile(r"(override )?`([a-z][\w.-]*)=([^`]*)`|override `([^`]*)`")
-
-_PARAMETERS: dict[str, tuple[str, ...]] = {
-    "checkpoint": ("checkpoint", "run", "runs"),
-    "data.column": ("column",),
-    "data.on_invalid": ("on_invalid",),
-    "data.train": ("inputs", "data"),
-    "data.valid": ("data",),
-    "only": ("variants",),
-    "pretrain.data.on_invalid": ("on_invalid",),
-    "seed": ("seed", "seeds"),
-    "task.data_dir": ("data_dir",),
-    "task.label_columns": ("label_columns",),
-    "task.name": ("tasks",),
-    "task.smiles_column": ("smiles_column",),
-    "task.split": ("split",),
-    "task.text_column": ("text_column",),
-    "tokenizer.path": ("tokenizer",),
-    "tokenizer.vocab_size": ("vocab_size",),
-    "use_grid": ("grid",),
-}
-"""Possible command parameters by recipe key. A key without a dot that is not here is its own parameter name."""
-
-_COMMANDS_OF_RECIPES = {"tokenize": "pretrain", "recipes": "pretrain", "repeat-mlm": "sweep"}
-"""Commands that take recipes of another command's kind."""
+_SETTING = re.compile(r"(override )?`([a-z][a-z_.]*)=([^`]*)`")
 
 
 def to_options(text: str) -> str:
-    """Replace each `` `key=VALUE` `` of a message by the option of the running command."""
+    """Write each `` `key=VALUE` `` of a message as the running command takes it.
+
+    That is the option that is called like the last part of the key, else `--set key=VALUE`; other texts stay.
+    """
     command = running_command.get()
     if command is None:
         return text
+    options = {parameter.name: parameter for parameter in command.params if parameter.param_type_name == "option"}
 
     def replace(match: re.Match[str]) -> str:
-        is_given, key, value, malformed = match.groups()
-        if malformed is not None:
-            return f"`--set {malformed}`"
-        path = _path_in_recipe(command, key)
+        is_given, key, value = match.groups()
+        path = _path_in_recipe(command.name, key)
         if is_given and path != key:
-            return f"`--set {key}={value}`"  # an unknown key, as it was given
-        option = _as_parameter(command, key, value)
-        if option is None and path is not None:
-            option = f"`--set {path}={value}`"
-        return option or match.group()
+            return match.group()  # an unknown key, as it was given
+        # `pretrain.masking.num_repeats` of a sweep is not its `--num-repeats`
+        option = options.get(key.rpartition(".")[2]) if key.count(".") < 2 else None
+        if option is None:
+            return match.group() if path is None else f"`--set {path}={value}`"
+        if option.is_flag:
+            return f"`{option.opts[0] if value == 'true' else option.secondary_opts[0]}`"
+        name = next(name for name in option.opts if name.startswith("--"))
+        # without the quotes and brackets of YAML
+        plain = re.sub(r'"|(?<=,) ', "", value.strip("[]"))
+        return f"`{' '.join(f'{name} {one}' for one in (plain.split(',') if option.multiple else [plain]))}`"
 
-    return _OVERRIDE.sub(replace, text)
-
-
-def _as_parameter(command: Any, key: str, value: str) -> str | None:
-    """Return the option or argument of a command for a key; None where it has none."""
-    parameters = {parameter.name: parameter for parameter in command.params}
-    names = _PARAMETERS.get(key, () if "." in key else (key,))
-    parameter = next((parameters[name] for name in names if name in parameters), None)
-    if parameter is None:
-        return None
-    words = _words(value)
-    if parameter.param_type_name == "argument":
-        return f"`{' '.join(words)}`"
-    option = next(name for name in parameter.opts if name.startswith("--"))
-    if parameter.multiple:
-        return f"`{' '.join(f'{option} {word}' for word in words)}`"
-    if not parameter.is_flag:
-        return f"`{option} {','.join(words)}`"
-    if value == "true":
-        return f"`{option}`"
-    return f"`{parameter.secondary_opts[0]}`" if parameter.secondary_opts else f"no `{option}`"
+    return _SETTING.sub(replace, text).replace("override `", "`--set ")
 
 
-def _path_in_recipe(command: Any, key: str) -> str | None:
-    """Return the path of a key in the command's recipes, with its section in a sweep; None for any other text."""
+def _path_in_recipe(command: str, key: str) -> str | None:
+    """Return the path of a key in the recipes of a command, with its section in a sweep; None for any other text."""
     from exlm_cli.config.overrides import find_field
 
-    kind = _kind_of_recipes(command.name)
+    kind = _kind_of_recipes(command)
     if kind is None:
         return None
     paths = (f"{prefix}{key}" for prefix in ("", "pretrain.", "finetune."))
@@ -276,12 +282,5 @@ def _kind_of_recipes(command: str | None) -> "type[Recipe] | None":
     """Return the kind of recipe that a command takes; None where it takes none."""
     from exlm_cli.config.load import KINDS
 
-    name = _COMMANDS_OF_RECIPES.get(command or "", command)
+    name = {"tokenize": "pretrain", "recipes": "pretrain", "repeat-mlm": "sweep"}.get(command or "", command)
     return next((kind for kind in KINDS if kind.command == name), None)
-
-
-def _words(value: str) -> list[str]:
-    """Return a value, or those of a list, without the brackets and quotes that YAML needs and an option does not."""
-    if value.startswith("[") and value.endswith("]"):
-        return [word for part in value[1:-1].split(",") for word in _words(part.strip())]
-    return [value[1:-1] if len(value) > 1 and value[0] == value[-1] == '"' else value]

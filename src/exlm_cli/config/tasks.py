@@ -388,9 +388,9 @@ def check_task_name(name: str) -> None:
     if name.startswith("csv/"):
         hint = "name the task of a file of your own `csv`, and the file with `task.files.train=FILE`"
     elif near:
-        hint = f"did you mean `task.name={near[0]}`?"
+        hint = f"did you mean `{near[0]}`?"
     else:
-        hint = f"for example `task.name={names[0]}`"
+        hint = f"for example `{names[0]}`"
     accepted = names if section is None else section.tasks
     raise ConfigError(f"unknown task `{name}`; accepted: {', '.join(accepted)}", hint)
 

@@ -16,7 +16,15 @@ from exlm_cli.finetune.run import FinetuneResult, resume_finetuning, run_finetun
 from exlm_cli.finetune.scores import read_scores
 from exlm_cli.format import format_fixed
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import SERIES_FILE, create_run_dir, mark_resumable, resume_command, run_directory, sole_process
+from exlm_cli.run_dir import (
+    SERIES_FILE,
+    create_run_dir,
+    mark_resumable,
+    resume_command,
+    run_directory,
+    run_kind,
+    sole_process,
+)
 from exlm_cli.tasks.registry import require_local_files
 from exlm_cli.train.jobs import JobKind, run_jobs
 from exlm_cli.train.pool import Job, worker_environments
@@ -62,6 +70,7 @@ def begin_series(
             tracker; a resumption keeps the recipes, so nothing is made.
         DataError: Files of a task are missing; nothing is made.
     """
+    run_kind(checkpoint)  # refuses what is no run
     encoder = load_recipe(run_directory(checkpoint) / "recipe.yaml")
     for recipe in recipes:
         require_fitting_model(recipe.task.name, recipe.task.input_kind, encoder, checkpoint, baseline=bool(baseline))

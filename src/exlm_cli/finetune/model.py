@@ -28,7 +28,7 @@ from exlm_cli.finetune.trainer import TaskData, TaskRunner
 from exlm_cli.model.heads import TaskModel
 from exlm_cli.paths import expand_path
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import RUN_FILE, read_run_json, run_directory
+from exlm_cli.run_dir import run_kind
 from exlm_cli.tasks.base import DownstreamTask, EncodedSplit, FloatArray
 from exlm_cli.tasks.rows.task import RowTask
 from exlm_cli.train.checkpoint import (
@@ -80,9 +80,7 @@ def load_pretrained_weights(path: Path, progress: Progress) -> Pretrained:
         CheckpointError: `path` is neither, is damaged, or is a fine-tuning run.
     """
     path = local_path(path)
-    run = run_directory(path)
-    command = read_run_json(run).command if (run / RUN_FILE).is_file() else "pretrain"
-    if command != "pretrain":
+    if (command := run_kind(path)) != "pretrain":
         raise CheckpointError(
             f"{path}: a run of `exlm {command}`; fine-tuning begins with one of `exlm pretrain`",
             "give a pre-training run as `checkpoint=RUN`; `exlm eval` scores a fine-tuned one",
@@ -185,9 +183,10 @@ def require_fitting_model(
     names = {"text": "text", "smiles": "SMILES"}
     kind = encoder.data.kind
     if kind != needed:
+        named = "; `task.text_column=NAME` names a column of text" if (name, needed) == ("csv", "smiles") else ""
         raise CheckpointError(
             f"{bundled_name(start) or start} is a model of {names[kind]}; {name} needs one of {names[needed]}",
-            f"make one with `exlm pretrain --recipe quickstart-{needed}`, or give another `checkpoint=RUN`",
+            f"make one with `exlm pretrain --recipe quickstart-{needed}`, or give another `checkpoint=RUN`{named}",
         )
     if baseline and needed != "smiles":
         raise ConfigError(f"the baseline is for molecules; {name} has text", "use `baseline=false`")
@@ -230,6 +229,12 @@ def load_finetuned(run: Path, *, device: str = "auto") -> Finetuned:
         ConfigError: A recipe is damaged, or there is no such device.
         TokenizerError: tokenizer.json is not a tokenizer.
     """
+    if run_kind(run) == "pretrain":
+        shown = bundled_name(run) or run
+        raise CheckpointError(
+            f"{shown} is a pre-trained run, which predicts no labels",
+            f"fine-tune it with `exlm finetune`, or write its vectors with `exlm embed {shown} FILE`",
+        )
     recipe = resumed_recipe(run, FinetuneRecipe, [f"device={device}"])
     results = read_results(run)
     encoder_recipe = load_recipe(run / ENCODER_FILE)

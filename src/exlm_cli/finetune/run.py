@@ -147,6 +147,11 @@ def run_finetuning(
             progress.message(f"the results leave out {listed} of this run; to keep all, list them with `seeds=LIST`")
     if checkpoint is None and encoder is None:
         raise ConfigError("no checkpoint to fine-tune", "give a pre-training run as `checkpoint=RUN`")
+    if checkpoint is not None and encoder is not None:
+        raise ConfigError(
+            f"`encoder={encoder.name}` cannot be combined with `checkpoint={checkpoint}`",
+            "a checkpoint has its own encoder",
+        )
     if checkpoint is None and recipe.init != "scratch":
         raise ConfigError("an encoder without a checkpoint has no weights to begin with", "use `init=scratch`")
     if task is not None and recipe.num_replicates > 1 and task.resplit is None:

@@ -1,6 +1,7 @@
 """Loading of downstream tasks, and of files to predict, by config. Importing this loads no data library, no torch."""
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exlm_cli.config.tasks import (
@@ -34,9 +35,7 @@ def load_task(config: TaskConfig, progress: Progress) -> "DownstreamTask":
         DataError: A file is missing or cannot be used.
         ConfigError: Values of the config do not fit the data.
     """
-    files = config.files.model_dump(exclude_none=True).values()
-    # Path.resolve raises for a link to itself
-    given = [os.path.realpath(given_file(config, str(file))) for file in files]
+    given = [os.path.realpath(file) for file in _given_files(config)]  # Path.resolve raises for a link to itself
     for file in sorted({file for file in given if given.count(file) > 1}):
         progress.message(f"warning: {file} is the file of two splits: scores then measure memorisation")
     match config:
@@ -68,12 +67,7 @@ def require_local_files(config: TaskConfig) -> None:
     Raises:
         DataError: One is missing.
     """
-    for given in config.files.model_dump(exclude_none=True).values():
-        if not (path := given_file(config, given)).exists():
-            raise DataError(
-                f"{path}: no such file",
-                "relative paths start in `task.data_dir=DIR` if that is given, else in the current directory",
-            )
+    _given_files(config)
     if config.data_dir is None or config.data_dir.startswith(HUB_PREFIX):
         return
     match config:
@@ -87,6 +81,18 @@ def require_local_files(config: TaskConfig) -> None:
             list(find_parts(config, GLUE_TASKS[config.name.removeprefix("glue/")].files))
         case _:
             existing_folder(config, ())
+
+
+def _given_files(config: TaskConfig) -> list[Path]:
+    """Return the files of `task.files`, all of which exist."""
+    files = [given_file(config, str(file)) for file in config.files.model_dump(exclude_none=True).values()]
+    for file in files:
+        if not os.path.lexists(file):
+            raise DataError(
+                f"{file}: no such file",
+                "relative paths start in `task.data_dir=DIR` if that is given, else in the current directory",
+            )
+    return files
 
 
 def layout_of(config: TaskConfig) -> "Layout":

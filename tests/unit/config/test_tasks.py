@@ -105,10 +105,10 @@ def test_molecules_are_split_by_scaffold_unless_a_column_or_files_split_them():
 @pytest.mark.parametrize(
     ("given", "hint"),
     [
-        ("glu/rte", "task.name=glue/rte"),
-        ("glue/SST-2", "task.name=glue/sst2"),
-        ("xyz/a", "task.name=moleculenet/bace"),
-        ("squad/nothing", "task.name=squad/v2"),
+        ("glu/rte", "`glue/rte`"),
+        ("glue/SST-2", "`glue/sst2`"),
+        ("xyz/a", "`moleculenet/bace`"),
+        ("squad/nothing", "`squad/v2`"),
         ("csv/mine", "task.files.train=FILE"),
     ],
 )

@@ -1,13 +1,12 @@
 """`exlm curves`: training curves of runs, over each other."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from exlm_cli.cli.options import JsonOption
-from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.errors import ConfigError
 from exlm_cli.paths import expand_path
 
 
@@ -25,6 +24,7 @@ def curves(
     """
     from exlm_cli.bundled_models import report_folder
     from exlm_cli.cli import console
+    from exlm_cli.cli.reports import draw_curves
     from exlm_cli.cli.runs import local_run
 
     path = None if out is None else _figure_path(out)
@@ -34,41 +34,6 @@ def curves(
     if as_json:
         return console.emit_json({"files": files})
     console.emit_files(files)
-
-
-def draw_curves(runs: Sequence[Path], path: Path) -> list[Path]:
-    """Draw the curves of runs to `path`, a name without suffix, and return the files.
-
-    Raises:
-        ConfigError: A run is given twice.
-        CheckpointError: A run has no metrics.jsonl, or a file cannot be written.
-        DataError: There is nothing to draw.
-    """
-    from exlm_cli.cli.runs import name_runs
-    from exlm_cli.files import folder_for_results
-    from exlm_cli.report.curves import plot_curves
-    from exlm_cli.run_dir import METRICS_FILE, read_metrics
-
-    names = name_runs(runs)
-    for run in runs:
-        _require_metrics(run)
-    rows_by_run = {name: read_metrics(run / METRICS_FILE) for name, run in zip(names, runs, strict=True)}
-    with folder_for_results(path.parent):
-        return plot_curves(rows_by_run, path)
-
-
-def _require_metrics(run: Path) -> None:
-    """Refuse a folder without curves; for a run of several models, name one that has them."""
-    from exlm_cli.run_dir import METRICS_FILE, RUN_FILE
-
-    if (run / METRICS_FILE).is_file():
-        return
-    if not (run / RUN_FILE).is_file():
-        reason = "not a run directory" if run.exists() else "no such run directory"
-        raise CheckpointError(f"{run}: {reason}", "give a run directory of `exlm pretrain`")
-    inner = sorted(run.glob(f"cells/**/{METRICS_FILE}"))
-    hint = f"give one of its models, such as {inner[0].parent}" if inner else "give a run that has begun to train"
-    raise CheckpointError(f"{run}: this run has no curves of its own", hint)
 
 
 def _figure_path(out: str) -> Path:

@@ -1,14 +1,13 @@
 """`exlm eval`: scores of runs side by side."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from exlm_cli.cli.commands.sweep import Output, print_sweep_report
 from exlm_cli.cli.options import (
     JsonOption,
     OnInvalidOption,
@@ -18,14 +17,12 @@ from exlm_cli.cli.options import (
     parse_numbers,
 )
 from exlm_cli.errors import ConfigError
-from exlm_cli.files import folder_for_results
 from exlm_cli.paths import expand_path
-from exlm_cli.progress import Progress
 from exlm_cli.report.tables import SUFFIXES
 
 if TYPE_CHECKING:
+    from exlm_cli.cli.reports import Output
     from exlm_cli.cli.runs import GivenRun
-    from exlm_cli.report.tables import ReportTable
 
 _ENTROPY_MASK_RATIOS = (0.15, 0.387, 0.622, 0.789)
 """The mask ratios of section 3 without the smallest."""
@@ -59,9 +56,12 @@ MaxSequencesOption = Annotated[
     typer.Option("--max-sequences", metavar="N", min=1, help="Score pre-trained runs on N sequences, evenly spread."),
 ]
 FormatOption = Annotated[
-    str | None, typer.Option("--format", metavar="LIST", help=f"Write the tables as {','.join(SUFFIXES)}.")
+    str | None,
+    typer.Option(
+        "--format", metavar="LIST", help=f"Write the tables as {','.join(SUFFIXES)}; default with --out: csv."
+    ),
 ]
-OutOption = Annotated[
+ReportOption = Annotated[
     Path | None,
     typer.Option(
         "--out", "-o", metavar="DIR", parser=expand_path, help="Tables and figures; default: report/ of the run."
@@ -70,19 +70,9 @@ OutOption = Annotated[
 FiguresOption = Annotated[bool, typer.Option("--figures/--no-figures", help="Draw curves and confusion matrices.")]
 
 
-class Scoring(TypedDict):
-    """How pre-trained runs are scored: arguments of `evaluate_pretrained` and `measure_entropy`."""
-
-    valid: list[str]
-    overrides: list[str]
-    max_sequences: int | None
-    device: str
-    progress: Progress
-
-
 def evaluate(
     runs: RunsArgument = None,
-    data: DataOption = None,
+    valid: DataOption = None,
     column: ColumnOption = None,
     on_invalid: OnInvalidOption = None,
     entropy: EntropyOption = False,
@@ -90,7 +80,7 @@ def evaluate(
     num_states: NumStatesOption = None,
     max_sequences: MaxSequencesOption = None,
     formats: FormatOption = None,
-    out: OutOption = None,
+    out: ReportOption = None,
     figures: FiguresOption = True,
     device: ScoringDeviceOption = "auto",
     as_json: JsonOption = False,
@@ -101,60 +91,58 @@ def evaluate(
     seeds, ROC and precision-recall curves, confusion matrices. A sweep: the report of its finished cells.
     """
     from exlm_cli.cli import console
+    from exlm_cli.cli.reports import Output, emit_sweep
     from exlm_cli.cli.runs import given_runs, is_on_hub, local_run, newest_run, runs_of_series
-    from exlm_cli.experiments.results import is_sweep_run
+    from exlm_cli.experiments.results import is_sweep_run, load_sweep_run
 
-    output = Output(parse_formats(formats, list(SUFFIXES)), out, has_figures=figures, as_json=as_json)
+    wanted_formats = parse_formats(formats if out is None else formats or "csv", list(SUFFIXES))
+    output = Output(wanted_formats, out, has_figures=figures, as_json=as_json)
     ratios = parse_numbers("--mask-ratios", mask_ratios, float, "a number above 0 and below 1", 1e-6, 1 - 1e-6)
     states = parse_numbers("--num-states", num_states, int, "a whole number from 1 to 64", 1, 64)
     if not entropy and (ratios or states):
         raise ConfigError("`--mask-ratios` and `--num-states` need `--entropy`", "add `--entropy`, or leave them out")
     overrides = collect_overrides(None, {"data.column": column, "data.on_invalid": on_invalid})
-    if overrides and not data:
+    if overrides and not valid:
         raise ConfigError("`--column` and `--on-invalid` need `--data`", "add `--data FILE`, or leave them out")
     progress = console.open_progress()
-    takes_all = not entropy and not data and max_sequences is None
+    takes_all = not entropy and not valid and max_sequences is None
     wanted = runs or [newest_run(takes_all=takes_all, progress=progress)]
     found = [(run, path) for run in wanted for path in runs_of_series(local_run(run, progress))]
     given = [path for _, path in found]
     if takes_all and any(map(is_sweep_run, given)):
         if len(given) > 1:
             raise ConfigError("give one sweep at a time", "the runs under its `cells/` can be scored with others")
-        return _show_sweep(given[0], output, progress)
+        return emit_sweep(load_sweep_run(given[0]), output, progress)
     chosen = given_runs(given, progress)
     for run in chosen:
         if run.kind == "finetune" and not takes_all:
-            option = "--entropy" if entropy else "--data" if data else "--max-sequences"
+            option = "--entropy" if entropy else "--data" if valid else "--max-sequences"
             raise ConfigError(
                 f"`{option}` is for pre-trained models; {run.path} is fine-tuned",
                 f"give the pre-trained run that it began with; `exlm predict {run.path} FILE` predicts new rows",
             )
-    scoring = Scoring(
-        valid=data or [], overrides=overrides, max_sequences=max_sequences, device=device, progress=progress
-    )
+    scoring = {
+        "valid": valid or [],
+        "overrides": overrides,
+        "max_sequences": max_sequences,
+        "device": device,
+        "progress": progress,
+    }
     if entropy:
-        _show_entropy(chosen, ratios or _ENTROPY_MASK_RATIOS, states or (), scoring, output)
-    else:
-        of_hub = [path for run, path in found if is_on_hub(run)]
-        _show_scores(chosen, of_hub, scoring, output)
+        return _show_entropy(chosen, ratios or _ENTROPY_MASK_RATIOS, states or (), scoring, output)
+    of_hub = [path for run, path in found if is_on_hub(run)]
+    return _show_scores(chosen, of_hub, scoring, output)
 
 
-def _show_sweep(path: Path, output: Output, progress: Progress) -> None:
-    from exlm_cli.experiments.results import load_sweep_run
-    from exlm_cli.run_dir import resume_command
-
-    run = load_sweep_run(path)
-    if run.num_done < run.num_cells:
-        command = resume_command(run.recipe.run_by, run.folder)
-        progress.message(f"{run.num_done} of {run.num_cells} cells are done; `{command}` does the others")
-    print_sweep_report(run, output)
-
-
-def _show_scores(runs: "Sequence[GivenRun]", of_hub: Sequence[Path], scoring: Scoring, output: Output) -> None:
+def _show_scores(
+    runs: "Sequence[GivenRun]", of_hub: Sequence[Path], scoring: Mapping[str, Any], output: "Output"
+) -> None:
     """Score pre-trained runs, read the scores of fine-tuned ones, and print them side by side.
 
     Runs at the paths `of_hub` are copies from the Hub, which have no predictions to draw.
     """
+    from exlm_cli.cli.reports import emit_report
+    from exlm_cli.files import folder_for_results
     from exlm_cli.finetune.results import read_results
     from exlm_cli.report.paper import paper_tables
     from exlm_cli.report.score_figures import draw_runs
@@ -162,9 +150,8 @@ def _show_scores(runs: "Sequence[GivenRun]", of_hub: Sequence[Path], scoring: Sc
 
     finetuned = [FinetunedRun(run.name, run.path, read_results(run.path)) for run in runs if run.kind == "finetune"]
     drawn = [run for run in finetuned if run.folder not in of_hub] if output.has_figures else []
-    _refuse_unused_folder(output, has_files=bool(drawn))
-    for without in finetuned:
-        if output.has_figures and without not in drawn:
+    for without in finetuned if output.has_figures else []:
+        if without not in drawn:
             scoring["progress"].message(
                 f"{without.name}: no figures, because `exlm push` does not upload the predictions"
             )
@@ -176,7 +163,6 @@ def _show_scores(runs: "Sequence[GivenRun]", of_hub: Sequence[Path], scoring: Sc
 
                 pretrained.append(evaluate_pretrained(run.path, run.name, **scoring))
         files = draw_runs(drawn, output.folder)
-        _refuse_unused_folder(output, has_files=bool(files))
     entries: list[dict[str, Any]] = [{"kind": "pretrain", **asdict(score)} for score in pretrained]
     entries += [{"run_dir": str(run.folder), "name": run.name, **run.as_json()} for run in finetuned]
     # scripts that score one run find its values at the top level
@@ -186,14 +172,20 @@ def _show_scores(runs: "Sequence[GivenRun]", of_hub: Sequence[Path], scoring: Sc
         *task_tables(finetuned),
         *paper_tables(finetuned),
     ]
-    _emit(tables, files, {**top, "runs": entries}, runs[0].report, output)
+    emit_report(tables, files, {**top, "runs": entries}, output.folder or runs[0].report, output)
 
 
 def _show_entropy(
-    runs: "Sequence[GivenRun]", ratios: Sequence[float], states: Sequence[int], scoring: Scoring, output: Output
+    runs: "Sequence[GivenRun]",
+    ratios: Sequence[float],
+    states: Sequence[int],
+    scoring: Mapping[str, Any],
+    output: "Output",
 ) -> None:
     """Measure the entropy of pre-trained runs at each mask ratio and, for ExLM, number of states."""
+    from exlm_cli.cli.reports import emit_report
     from exlm_cli.config.load import load_recipe
+    from exlm_cli.files import folder_for_results
     from exlm_cli.report.curves import DEFINITIONS, entropy_lines, entropy_table, write_entropy_figure
     from exlm_cli.run_dir import run_directory
 
@@ -204,7 +196,6 @@ def _show_entropy(
             f"`--num-states {','.join(map(str, states))}`: none of these runs has states per mask",
             "leave it out, or add a run of ExLM",
         )
-    _refuse_unused_folder(output, has_files=output.has_figures)
     from exlm_cli.experiments.evaluate import measure_entropy
 
     folder = output.folder or runs[0].report
@@ -219,26 +210,4 @@ def _show_entropy(
         title = "Entropy of predictions over the mask ratio"
         files = write_entropy_figure(entropy_lines(entropies), folder, "entropy", title=title, captions=DEFINITIONS)
     content = {"entropies": [{"name": name, **entropy.as_json()} for name, entropy in entropies]}
-    _emit([entropy_table(entropies)], files, content, runs[0].report, output)
-
-
-def _refuse_unused_folder(output: Output, *, has_files: bool) -> None:
-    """Refuse `--out` where neither tables nor figures are written."""
-    if output.folder is not None and not output.formats and not has_files:
-        raise ConfigError(
-            f"`--out {output.folder}`: there are no files to write", "add `--format csv` to write the tables"
-        )
-
-
-def _emit(
-    tables: "Sequence[ReportTable]", files: Sequence[Path], content: dict[str, Any], report: Path, output: Output
-) -> None:
-    """Write the tables in the formats asked for, and print them or the JSON."""
-    from exlm_cli.cli import console
-    from exlm_cli.report.tables import write_tables
-
-    written = [*files, *(write_tables(tables, output.folder or report, output.formats) if output.formats else [])]
-    if output.as_json:
-        return console.emit_json({**content, "files": written})
-    console.emit_tables(tables)
-    console.emit_files(written)
+    emit_report([entropy_table(entropies)], files, content, folder, output)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from exlm_cli.cli.options import JsonOption
+from exlm_cli.cli.options import JsonOption, RunArgument
 from exlm_cli.paths import expand_path
 
 if TYPE_CHECKING:
@@ -20,11 +20,10 @@ LicenceOption = Annotated[
 
 
 def export(
-    run: Annotated[
-        Path,
-        typer.Argument(metavar="RUN", help="Run of exlm pretrain or finetune, hub:OWNER/NAME or bundled:NAME."),
+    run: RunArgument,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="DIR", parser=expand_path, help="The folder; new or empty.")
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", parser=expand_path, help="The folder; new or empty.")],
     export_format: Annotated[
         Literal["hf", "onnx"],
         typer.Option("--format", help="hf: weights, config and tokenizer for transformers; onnx: for ONNX Runtime."),
@@ -64,7 +63,7 @@ def export(
 
 
 def push(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of `exlm pretrain` or `exlm finetune`.")],
+    run: RunArgument,
     repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository on the Hub; created if missing.")],
     private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
     licence: LicenceOption = None,

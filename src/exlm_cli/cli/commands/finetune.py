@@ -1,7 +1,6 @@
 """`exlm finetune`: fine-tune a checkpoint with several seeds and splits, or search a grid, and score it."""
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from exlm_cli.cli.options import (
+    CheckpointOption,
     DeviceOption,
     DryRunOption,
     JsonOption,
@@ -24,33 +24,47 @@ from exlm_cli.cli.options import (
     refuse_with_resume,
     split_words,
 )
-from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.errors import ConfigError
 from exlm_cli.launch import is_quiet, num_ranks
-from exlm_cli.paths import expand_path
 
 if TYPE_CHECKING:
     from exlm_cli.config.finetune import FinetuneRecipe
-    from exlm_cli.config.pretrain import PretrainRecipe
     from exlm_cli.finetune.run import FinetuneResult
     from exlm_cli.progress import Progress
     from exlm_cli.report.scores import FinetunedRun
-    from exlm_cli.tasks.base import DownstreamTask
 
 _EXAMPLE = "for example `exlm finetune moleculenet bace` or `exlm finetune csv my_assay.csv --label-columns active`"
 _ALL = "all"
 
-SuiteArgument = Annotated[str | None, typer.Argument(metavar="SUITE", help="moleculenet, glue, squad or csv.")]
+
+def complete_suites(incomplete: str) -> list[str]:
+    """Shell completion: return the suites of the package whose names begin with `incomplete`."""
+    from exlm_cli.config.tasks import SUITES
+
+    return [suite for suite in SUITES if suite.startswith(incomplete)]
+
+
+def complete_tasks(context: typer.Context, incomplete: str) -> list[str]:
+    """Shell completion: return the tasks of the suite, also after some with commas."""
+    from exlm_cli.config.tasks import SUITES
+
+    section = SUITES.get(context.params.get("suite") or "")
+    names = [] if section is None else [task.partition("/")[2] for task in section.tasks]
+    before, comma, begun = incomplete.rpartition(",")
+    names = [name for name in names if name] + [_ALL] * (len(names) > 1)
+    return [f"{before}{comma}{name}" for name in names if name.startswith(begun)]
+
+
+SuiteArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="SUITE", help="moleculenet, glue, squad or csv.", autocompletion=complete_suites),
+]
 TaskArgument = Annotated[
     str | None,
-    typer.Argument(metavar="NAME", help="A task (bace), several (rte,mrpc) or all; for csv, the file."),
-]
-CheckpointOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--checkpoint",
-        metavar="RUN",
-        parser=expand_path,
-        help="Pre-training run, hub:OWNER/NAME or bundled:NAME; default: the newest finished one, else a bundled one.",
+    typer.Argument(
+        metavar="NAME",
+        help="A task (bace), several (rte,mrpc) or all; for csv, the file.",
+        autocompletion=complete_tasks,
     ),
 ]
 ScratchOption = Annotated[
@@ -117,22 +131,29 @@ def finetune(
     with commas, runs these tasks of glue or moleculenet and prints Table 3 or 1 of the paper.
     """
     from exlm_cli.cli import console
+    from exlm_cli.cli.reports import emit_dry_run
     from exlm_cli.cli.runs import local_run
     from exlm_cli.config.finetune import FinetuneRecipe
-    from exlm_cli.config.load import resumed_recipe
+    from exlm_cli.config.load import load_recipe, resumed_recipe
     from exlm_cli.run_dir import SERIES_FILE
 
-    task = {
-        "task.data_dir": data_dir,
-        "task.split": split,
-        "task.smiles_column": smiles_column,
-        "task.text_column": text_column,
+    task = {"data_dir": data_dir, "split": split, "smiles_column": smiles_column, "text_column": text_column}
+    start = {"recipe": recipe, "out": out, "from_scratch": from_scratch, "encoder": encoder, "grid": grid}
+    others = {"label_columns": label_columns, "baseline": baseline, "no_baseline": baseline is False}
+    typed = {f"--{key.replace('_', '-')}": value for key, value in {**start, **task, **others}.items()}
+    refuse_with_resume(resume, {"": suite, **typed})
+    for override in [] if grid or resume else sets or []:
+        if override.strip().startswith(("grid.", "grid=")):
+            raise ConfigError(f"`--set {override}` takes effect only with `--grid`", "add `--grid`, or leave it out")
+    options = {
+        "device": device,
+        "seeds": parse_seeds(seeds),
+        "num_replicates": num_replicates,
+        "init": "scratch" if from_scratch or encoder is not None else None,
+        **{f"task.{key}": value for key, value in task.items()},
         "task.label_columns": split_words(label_columns),
     }
-    start = {"suite": suite, "recipe": recipe, "out": out, "from_scratch": from_scratch or None, "encoder": encoder}
-    refuse_with_resume(resume, {**start, **task, "use_grid": grid or None, "baseline": baseline})
-    options = {"device": device, "seeds": parse_seeds(seeds), "num_replicates": num_replicates, **task}
-    overrides = collect_overrides(sets, {**options, "init": "scratch" if from_scratch or encoder is not None else None})
+    overrides = collect_overrides(sets, options)
     progress = console.open_progress()
     if resume is not None and (resume / SERIES_FILE).is_file():
         if overrides:
@@ -143,14 +164,11 @@ def finetune(
         return _finish_series(resume, checkpoint, workers, progress, as_json=as_json)
     if suite in ("glue", "moleculenet") and name is not None and (name == _ALL or "," in name):
         if dry_run or encoder is not None:
-            given = "--dry-run" if dry_run else f"--encoder {encoder}"
-            raise ConfigError(f"`{given}` cannot be combined with `{suite} {name}`", "give it with a single task")
-        names = _names(suite) if name == _ALL else split_words(name)
-        recipes = [_chosen(suite, one, recipe, overrides) for one in dict.fromkeys(names or ())]
-        _, start_run = _find_inputs(
-            recipes[0], checkpoint, sets or [], use_grid=grid, needs_run=True, is_series=True, progress=progress
-        )
-        folder = _begin_series(recipes, suite, start_run, out, use_grid=grid, baseline=baseline)
+            option = "--dry-run" if dry_run else f"--encoder {encoder}"
+            raise ConfigError(f"`{option}` cannot be combined with `{suite} {name}`", "give it with a single task")
+        names = _names(suite) if name == _ALL else split_words(name) or []
+        recipes = [_chosen(suite, one, recipe, overrides) for one in dict.fromkeys(names)]
+        folder = _begin_series(recipes, suite, checkpoint, out, progress, use_grid=grid, baseline=baseline)
         return _finish_series(folder, None, workers, progress, as_json=as_json)
     if workers is not None:
         raise ConfigError(f"`--workers {workers}` is for several tasks", "leave it out")
@@ -159,17 +177,14 @@ def finetune(
     else:
         resolved = resumed_recipe(resume, FinetuneRecipe, overrides)
     if dry_run:
-        return console.emit_recipe(resolved, as_json=as_json)
-    architecture = loaded = None
-    if resume is None:
-        architecture = _find_architecture(encoder, checkpoint, resolved)
-        loaded, checkpoint = _find_inputs(
-            resolved, checkpoint, sets or [], use_grid=grid, needs_run=architecture is None, progress=progress
-        )
-        if suite in ("glue", "moleculenet") and recipe is None:
-            _point_to_small(suite, resolved, progress)
+        return emit_dry_run(resolved, checkpoint=checkpoint, as_json=as_json)
+    architecture = None if encoder is None else load_recipe(encoder)
+    if resume is None and architecture is None:
+        checkpoint = _find_checkpoint(checkpoint, resolved, progress, needs_weights=resolved.task.suite == "squad")
     elif checkpoint is not None:
         checkpoint = local_run(checkpoint, progress)
+    if resume is None and recipe is None and suite in ("glue", "moleculenet"):
+        _point_to_small(suite, resolved, progress)
     from exlm_cli.finetune.run import run_finetuning
 
     result = run_finetuning(
@@ -180,7 +195,6 @@ def finetune(
         resume=resume,
         use_grid=grid,
         baseline=baseline,
-        task=loaded,
         progress=progress,
     )
     _report(result, as_json=as_json)
@@ -218,6 +232,7 @@ def _begin_series(
     suite: str,
     checkpoint: Path | None,
     out: Path | None,
+    progress: "Progress",
     *,
     use_grid: bool,
     baseline: bool | None,
@@ -227,8 +242,8 @@ def _begin_series(
 
     if num_ranks() > 1:
         raise ConfigError("several tasks cannot run on several ranks", "start the command once; it uses every GPU")
-    assert checkpoint is not None, "a checkpoint was looked for"
-    return begin_series(recipes, suite=suite, checkpoint=checkpoint, out=out, use_grid=use_grid, baseline=baseline)
+    start = _find_checkpoint(checkpoint, recipes[0], progress, needs_weights=True)
+    return begin_series(recipes, suite=suite, checkpoint=start, out=out, use_grid=use_grid, baseline=baseline)
 
 
 def _finish_series(
@@ -281,28 +296,6 @@ def _point_to_small(suite: str, recipe: "FinetuneRecipe", progress: "Progress") 
         progress.message(f"{recipe.name} has the paper's budget; on a CPU `--recipe {suite}-small` takes minutes")
 
 
-def _find_architecture(
-    encoder: str | None, checkpoint: Path | None, recipe: "FinetuneRecipe"
-) -> "PretrainRecipe | None":
-    """Return the recipe of `--encoder`, checked against the other options."""
-    from exlm_cli.config.load import load_recipe
-
-    if encoder is None:
-        return None
-    if checkpoint is not None:
-        raise ConfigError(
-            f"`--encoder {encoder}` cannot be combined with `--checkpoint {checkpoint}`",
-            "a checkpoint has its own encoder",
-        )
-    found = load_recipe(encoder)
-    if found.data.kind != recipe.task.input_kind:
-        raise ConfigError(
-            f"`--encoder {encoder}` reads {found.data.kind}; {recipe.task.name} has {recipe.task.input_kind}",
-            f"for example `--encoder {'smiles' if recipe.task.input_kind == 'smiles' else 'text'}-small`",
-        )
-    return found
-
-
 def _chosen(suite: str | None, name: str | None, recipe: str | None, overrides: list[str]) -> "FinetuneRecipe":
     """Return the recipe of a task with the given options."""
     from exlm_cli.config.finetune import FinetuneRecipe
@@ -322,72 +315,23 @@ def _chosen(suite: str | None, name: str | None, recipe: str | None, overrides: 
             f"which task of {suite}? There are {', '.join(names)}", f"for example `exlm finetune {suite} {names[0]}`"
         )
     task = suite if name is None or suite == "csv" else f"{suite}/{name}"
-    try:
-        check_task_name(task)
-    except ConfigError as error:
-        # a task is given as two words here, not as a key of a recipe
-        hint = re.sub(r"`task\.name=(\w+)/(\w+)`", r"`exlm finetune \1 \2`", error.hint)
-        raise ConfigError(error.message, hint) from error
+    check_task_name(task)
     own = [f"task.files.train={json.dumps(name, ensure_ascii=False)}"] if suite == "csv" else []
     return load_recipe(recipe or default_recipe(task), [*own, f"task.name={task}", *overrides], kind=FinetuneRecipe)
 
 
-def _require_kind(checkpoint: Path, recipe: "FinetuneRecipe") -> None:
-    """Refuse a model that reads other rows than the task has, before these are read, which may take long."""
-    from exlm_cli.config.load import load_recipe
-    from exlm_cli.run_dir import run_directory
+def _find_checkpoint(
+    given: Path | None, recipe: "FinetuneRecipe", progress: "Progress", *, needs_weights: bool = False
+) -> Path:
+    """Return the checkpoint that was given, or the newest or a bundled one that reads the rows of the task."""
+    from exlm_cli.cli.runs import choose_checkpoint
 
-    encoder = load_recipe(run_directory(checkpoint) / "recipe.yaml")
-    if encoder.data.kind == recipe.task.input_kind:
-        return
-    from exlm_cli.finetune.model import require_fitting_model
-
-    try:
-        require_fitting_model(recipe.task.name, recipe.task.input_kind, encoder, checkpoint, baseline=False)
-    except CheckpointError as error:
-        if recipe.task.suite != "csv" or recipe.task.input_column is not None:
-            raise
-        raise CheckpointError(error.message, f"{error.hint}; `task.text_column=NAME` names a column of text") from error
-
-
-def _find_inputs(
-    recipe: "FinetuneRecipe",
-    checkpoint: Path | None,
-    sets: list[str],
-    *,
-    use_grid: bool,
-    needs_run: bool,
-    is_series: bool = False,
-    progress: "Progress",
-) -> "tuple[DownstreamTask | None, Path | None]":
-    """Check what can be checked before torch is loaded; return the task where its file was read, and the checkpoint."""
-    from exlm_cli.cli.runs import choose_checkpoint, is_on_hub, local_run
-    from exlm_cli.config.finetune import grid_points
-    from exlm_cli.run_dir import run_kind
-    from exlm_cli.tasks.registry import load_task, require_local_files
-
-    for given in sets:
-        if not use_grid and given.strip().startswith(("grid.", "grid=")):
-            raise ConfigError(f"`--set {given}` takes effect only with `--grid`", "add `--grid`, or leave it out")
-    if not is_series:  # which looks for the files of all its tasks
-        require_local_files(recipe.task)
-    grid_points(recipe, use_grid=use_grid)
-    if needs_run and checkpoint is not None and not is_on_hub(checkpoint):
-        checkpoint = local_run(checkpoint, progress)
-        if run_kind(checkpoint) == "pretrain":
-            _require_kind(checkpoint, recipe)
-    # a mistake in the user's own file is found before a checkpoint is looked for
-    task = load_task(recipe.task, progress) if recipe.task.name == "csv" else None
-    if not needs_run:
-        return task, None
     kind = recipe.task.input_kind
-    can_do_without = not is_series and recipe.task.suite != "squad"
-    scratch = f"; `--from-scratch --encoder {kind}-small` needs none" if can_do_without else ""
-    found = choose_checkpoint(
-        checkpoint,
+    instead = "" if needs_weights else f"; `--from-scratch --encoder {kind}-small` needs none"
+    return choose_checkpoint(
+        given,
         {"SMILES run" if kind == "smiles" else "text run": lambda pretrained: pretrained.data.kind == kind},
         recipe_to_make_one=f"{kind}-small --set data.train=FILE",
         progress=progress,
-        instead=scratch,
+        instead=instead,
     )
-    return task, found

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from exlm_cli.cli.options import JsonOption, ScoringDeviceOption, parse_formats
+from exlm_cli.cli.options import CheckpointOption, JsonOption, ScoringDeviceOption, parse_formats
 from exlm_cli.dag import FORMATS, check_sentence
 from exlm_cli.errors import ConfigError
 from exlm_cli.format import shorten
@@ -20,22 +20,16 @@ if TYPE_CHECKING:
 
 def inspect_dag(
     sentence: Annotated[str, typer.Argument(help="Text or SMILES in which each [MASK] hides a token.")],
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(
-            "--checkpoint",
-            metavar="RUN",
-            parser=expand_path,
-            help="Run directory, hub:OWNER/NAME or bundled:NAME; default: the newest finished one, else a bundled one.",
-        ),
-    ] = None,
+    checkpoint: CheckpointOption = None,
     kind: Annotated[
         Literal["text", "smiles"] | None,
         typer.Option("--kind", help="What the input is, where that cannot be told from it."),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", parser=expand_path, help="Where files go; default: report/ of the run."),
+        typer.Option(
+            "--out", "-o", metavar="DIR", parser=expand_path, help="Where files go; default: report/ of the run."
+        ),
     ] = None,
     top: Annotated[int, typer.Option("--top", min=1, max=50, metavar="N", help="Words of each node.")] = 3,
     n_best: Annotated[int, typer.Option("--n-best", min=1, max=1000, metavar="N", help="Joint fillings.")] = 10,

@@ -1,6 +1,5 @@
 """`exlm pretrain`: train a recipe, or continue a run."""
 
-from exlm_cli.cli.commands.curves import draw_curves
 from exlm_cli.cli.options import (
     DeviceOption,
     DryRunOption,
@@ -34,6 +33,7 @@ def pretrain(
     Tokenises the data first if that has not been done. Ctrl-C saves a checkpoint and prints how to continue.
     """
     from exlm_cli.cli import console
+    from exlm_cli.cli.reports import draw_curves, emit_dry_run
     from exlm_cli.config.load import load_recipe, resumed_recipe
     from exlm_cli.config.pretrain import PretrainRecipe
 
@@ -43,15 +43,14 @@ def pretrain(
             "give either `--recipe` to start a run or `--resume` to continue one",
             "for example `exlm pretrain --recipe quickstart-text`; `exlm recipes` lists the recipes",
         )
-    refuse_with_resume(resume, {"out": out})
-    # before torch is loaded, so that a mistake in the recipe is found at once
+    refuse_with_resume(resume, {"--out": out})
     if resume is not None:
         resolved = resumed_recipe(resume, PretrainRecipe, overrides)
     else:
         assert recipe is not None, "one of the two is given"
         resolved = load_recipe(recipe, overrides)
     if dry_run:
-        return console.emit_recipe(resolved, as_json=as_json)
+        return emit_dry_run(resolved, as_json=as_json)
     from exlm_cli.report.scores import describe_validation
     from exlm_cli.train.pretrain import run_pretraining
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from exlm_cli.cli.options import JsonOption, SetOption, collect_overrides
+from exlm_cli.cli.options import JsonOption, SetOption, collect_overrides, complete_recipes
 from exlm_cli.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 def recipes(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Print this recipe (or YAML file), every key resolved.")
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            help="Print this recipe (or YAML file), every key resolved.",
+            autocompletion=complete_recipes,
+        ),
     ] = None,
     command: Annotated[
         str | None, typer.Option("--for", metavar="COMMAND", help="List the recipes of one command, like pretrain.")

@@ -1,7 +1,6 @@
 """`exlm sweep` and `exlm repeat-mlm`: variants of one pre-training run, or the grid of section 3, up to the report."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +17,7 @@ from exlm_cli.cli.options import (
     SetOption,
     WorkersOption,
     collect_overrides,
+    complete_recipes,
     parse_numbers,
     parse_seeds,
     refuse_with_resume,
@@ -27,7 +27,6 @@ from exlm_cli.errors import ConfigError
 
 if TYPE_CHECKING:
     from exlm_cli.config.sweep import SweepRecipe
-    from exlm_cli.experiments.results import SweepRun
 
 _DEFAULT_GRID = "repeat-mlm"
 
@@ -40,48 +39,16 @@ TasksOption = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class Output:
-    """Output options.
-
-    Attributes:
-        formats: Formats in which the tables are also written, by their names in `report.tables`.
-        folder: Folder of tables and figures; None: `report/` of the run.
-        has_figures: Draw figures.
-        as_json: Print JSON.
-    """
-
-    formats: tuple[str, ...] = ()
-    folder: Path | None = None
-    has_figures: bool = True
-    as_json: bool = False
-
-
-def print_sweep_report(run: "SweepRun", output: Output) -> None:
-    """Write the report of a sweep, as far as it is done, and print its tables."""
-    from exlm_cli.cli import console
-    from exlm_cli.report.repeat_mlm import write_grid_report
-    from exlm_cli.report.sweeps import write_sweep_report
-    from exlm_cli.report.tables import write_tables
-
-    folder = output.folder or run.folder / "report"
-    write = write_grid_report if run.recipe.cells else write_sweep_report
-    report = write(run.folder, run.results, folder, name=run.recipe.name, has_figures=output.has_figures)
-    files = [*report.files, *write_tables(report.tables, folder, output.formats)]
-    if output.as_json:
-        return console.emit_json({"run_dir": run.folder, "files": files, **report.content})
-    console.emit_tables(report.tables)
-    console.emit_pairs({"run": run.folder, **{path.name: path for path in files if path.suffix != ".svg"}})
-
-
 def sweep(
     recipe: Annotated[
         str | None,
         typer.Argument(
-            metavar="NAME-OR-FILE", help="A sweep by name (see `exlm recipes`), like table-2, or YAML file."
+            metavar="NAME-OR-FILE",
+            help="A sweep by name (see `exlm recipes`), like table-2, or YAML file.",
+            autocompletion=complete_recipes,
         ),
     ] = None,
-    variants: Annotated[
+    only: Annotated[
         str | None, typer.Option("--variants", metavar="LIST", help="Only these variants, like mlm,exlm.")
     ] = None,
     tasks: TasksOption = None,
@@ -104,8 +71,9 @@ def sweep(
         raise ConfigError(
             "no sweep is given", "for example `exlm sweep quickstart-ablations`; `exlm recipes` lists the recipes"
         )
-    others = {"only": split_words(variants), "pretrain.data.on_invalid": on_invalid}
-    resolved = _load(recipe, resume, out, sets, seeds=seeds, tasks=tasks, device=device, others=others)
+    refuse_with_resume(resume, {"": recipe, "--out": out})
+    others = {"only": split_words(only), "pretrain.data.on_invalid": on_invalid}
+    resolved = _load(recipe, resume, sets, seeds=seeds, tasks=tasks, device=device, others=others)
     _run_and_print(resolved, out=out, resume=resume, workers=workers, dry_run=dry_run, as_json=as_json)
 
 
@@ -117,6 +85,7 @@ def repeat_mlm(
             "-r",
             metavar="NAME-OR-FILE",
             help=f"A grid by name (see `exlm recipes`) or YAML file; default: {_DEFAULT_GRID}.",
+            autocompletion=complete_recipes,
         ),
     ] = None,
     num_repeats: Annotated[
@@ -141,9 +110,10 @@ def repeat_mlm(
     run; finished cells are kept. `--num-repeats` and `--mask-ratios` together train all combinations that corrupt at
     least 0.1 % of the tokens; either one alone selects cells of the recipe.
     """
+    refuse_with_resume(resume, {"--recipe": recipe, "--out": out})
     if recipe is None and resume is None:
         recipe = _DEFAULT_GRID
-    resolved = _load(recipe, resume, out, sets, seeds=seeds, tasks=tasks, device=device)
+    resolved = _load(recipe, resume, sets, seeds=seeds, tasks=tasks, device=device)
     if not resolved.cells:
         what, words = (
             (f"`{recipe}` is a recipe", recipe) if resume is None else (f"{resume}: a run", f"--resume {resume}")
@@ -151,9 +121,10 @@ def repeat_mlm(
         raise ConfigError(f"{what} of `exlm sweep`, not of `exlm repeat-mlm`", f"`exlm sweep {words}` takes it")
     notes = []
     if num_repeats is not None or mask_ratios is not None:
-        ks = parse_numbers("--num-repeats", num_repeats, int, "a whole number from 1 to 64", 1, 64)
-        ps = parse_numbers("--mask-ratios", mask_ratios, float, "a number above 0 and below 1", 1e-9, 1 - 1e-9)
-        resolved, left_out = resolved.choose_cells(ks, ps)
+        resolved, left_out = resolved.choose_cells(
+            parse_numbers("--num-repeats", num_repeats, int, "a whole number from 1 to 64", 1, 64),
+            parse_numbers("--mask-ratios", mask_ratios, float, "a number above 0 and below 1", 1e-9, 1 - 1e-9),
+        )
         notes = [
             f"left out: k = {k}, p = {100 * p:g} %, which corrupts only {100 * p**k:.2g} % of the tokens"
             for k, p in left_out
@@ -164,7 +135,6 @@ def repeat_mlm(
 def _load(
     recipe: str | None,
     resume: Path | None,
-    out: Path | None,
     sets: list[str] | None,
     *,
     seeds: str | None,
@@ -180,7 +150,6 @@ def _load(
     options = {"device": device, "seeds": parse_seeds(seeds), "tasks": words, **(others or {})}
     overrides = collect_overrides(sets, options)
     if resume is not None:
-        refuse_with_resume(resume, {"recipe": recipe, "out": out})
         return resumed_recipe(resume, SweepRecipe, overrides)
     assert recipe is not None, "one of the two is given"
     return load_recipe(recipe, overrides, kind=SweepRecipe)
@@ -198,15 +167,16 @@ def _run_and_print(
 ) -> None:
     """Run a sweep and print its report, or only its recipe; exit code 1 where some training diverged."""
     from exlm_cli.cli import console
+    from exlm_cli.cli.reports import Output, emit_dry_run, emit_sweep
 
     if dry_run:
-        return console.emit_recipe(recipe, as_json=as_json)
+        return emit_dry_run(recipe, as_json=as_json)
     from exlm_cli.experiments.sweep import run_sweep
 
     progress = console.open_progress()
     for note in notes:
         progress.message(note)
     run = run_sweep(recipe, out=out, resume=resume, workers=workers, progress=progress)
-    print_sweep_report(run, Output(as_json=as_json))
+    emit_sweep(run, Output(as_json=as_json), progress)
     if run.num_diverged:
         raise typer.Exit(1)

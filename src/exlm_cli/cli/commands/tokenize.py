@@ -16,7 +16,7 @@ from exlm_cli.cli.options import (
 )
 from exlm_cli.errors import ConfigError
 from exlm_cli.paths import expand_path
-from exlm_cli.run_dir import RUN_FILE, create_run_dir, discarded_on_failure, sole_process
+from exlm_cli.run_dir import create_run_dir, discarded_on_failure, sole_process
 
 if TYPE_CHECKING:
     from exlm_cli.config.pretrain import PretrainRecipe
@@ -58,6 +58,7 @@ def tokenize(
     Shards are kept in the cache: a second run, and `exlm pretrain` with the same inputs and options, start at once.
     """
     from exlm_cli.cli import console
+    from exlm_cli.cli.reports import emit_dry_run
     from exlm_cli.config.load import load_recipe
 
     if tokenizer is not None and vocab_size is not None:
@@ -71,20 +72,20 @@ def tokenize(
         "tokenizer.vocab_size": vocab_size,
         "tokenizer.path": None if tokenizer is None else str(tokenizer),
     }
-    resolved = load_recipe(_recipe_name(recipe, kind, inputs), collect_overrides(sets, options))
+    resolved = load_recipe(_recipe_name(recipe, kind), collect_overrides(sets, options))
     if dry_run:
-        return console.emit_recipe(resolved, as_json=as_json)
+        return emit_dry_run(resolved, as_json=as_json)
     result = _write_tokens(resolved, out)
     console.emit_json(result) if as_json else console.emit_pairs(result)
 
 
-def _recipe_name(recipe: str | None, kind: Kind | None, inputs: list[str] | None) -> str:
+def _recipe_name(recipe: str | None, kind: Kind | None) -> str:
     """Return the recipe that was given, or that of a kind of inputs."""
     if recipe is not None and kind is not None:
         raise ConfigError("`--kind` cannot be combined with `--recipe`", "the recipe has it as `data.kind`")
     if recipe is not None:
         return recipe
-    if kind is None or not inputs:
+    if kind is None:
         raise ConfigError(
             "give `--recipe`, or INPUTS with `--kind text` or `--kind smiles`",
             "for example `exlm tokenize corpus/*.txt --kind text --vocab-size 8192 --out tokens`",
@@ -98,8 +99,6 @@ def _write_tokens(recipe: "PretrainRecipe", out: Path | None) -> dict[str, objec
     from exlm_cli.config.input_paths import write_run_recipe
     from exlm_cli.data.corpus.prepare import list_rejected, prepare_data
 
-    if out is not None and (out / RUN_FILE).exists():
-        raise ConfigError(f"{out} holds a training run", "choose another `--out`")
     folder = create_run_dir(out, recipe.name)
     with sole_process(folder, is_new=True), discarded_on_failure(folder):
         progress = console.open_progress()
