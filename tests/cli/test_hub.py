@@ -107,8 +107,7 @@ def test_a_fine_tuned_run_predicts_from_the_hub(molecules, run_folder, capsys):
     said = printed_by(capsys, ["eval", "hub:me/molecules"])
     assert "no figures, because `exlm push` does not upload the predictions" in said.err
     assert "roc_auc" in said.out
-    assert "there are no files to write" in refusal_of(capsys, "eval", "hub:me/molecules", "--out", "figures")
-    assert not (run_folder / "figures").exists()
+    assert result_of(capsys, "eval", "hub:me/molecules", "--out", "tables")["files"] == ["tables/scores-csv.csv"]
     of_machine = str((run_folder / "M").resolve().parents[1]).encode()
     assert of_machine in everything_under((run_folder / "M").resolve())
     assert of_machine not in everything_under(run_folder / "copy")

@@ -83,7 +83,7 @@ def test_tasks_are_finished_one_by_one(text_model, tmp_path, monkeypatch):
     assert begin_series(recipes, **begin) == out
     with pytest.raises(CheckpointError, match="not empty") as refused:
         begin_series(recipes, **begin)
-    assert f"`resume={out}`" in refused.value.hint
+    assert f"`exlm finetune --resume {out}`" in refused.value.hint
     with pytest.raises(CheckpointError, match="none of its runs is finished"):
         runs_of_series(out)
     hidden = (data / "RTE/train.tsv").rename(data / "train.tsv")
