@@ -131,7 +131,7 @@ def looks(root: Path) -> Step:
         yield from step(root, f"embed-{run}", words, files="vectors", only=run)
     sentence = shlex.quote("This is [MASK], and I'm very [MASK] to see this.")
     for length in ("exact", "any"):
-        words = f"inspect-dag {sentence} --checkpoint text --length {length} --n-best 5 --format json,dot"
+        words = f"inspect-dag {sentence} --checkpoint text --length {length} --n-best 5 --format json"
         yield from step(root, f"dag-{length}", words, out=f"dag-{length}")
     yield from step(root, "recipes", "recipes")
     yield from step(root, "recipe", "recipes text-base")
@@ -186,7 +186,7 @@ def content(path: Path, root: Path) -> Any:
             return [clean(json.loads(line), root) for line in path.read_text(encoding="utf-8").splitlines()]
         case ".json" if path.name not in ("state.json", "manifest.json", "run.json"):
             return clean(json.loads(path.read_text(encoding="utf-8")), root)
-        case ".dot" | ".md" | ".tex" | ".tsv":
+        case ".md" | ".tex" | ".tsv":
             text = path.read_text(encoding="utf-8").replace(str(root), "ROOT")
             return re.sub(r"\d+:\d\d:\d\d", "TIME", text).splitlines()
     return None
