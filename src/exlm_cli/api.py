@@ -139,7 +139,7 @@ class Run:
         is_value = loss == "regression"
         if is_value:
             is_molecule = results.input_kind == "smiles"
-            known = read_training_rows([finetuned.run]) if is_molecule else None
+            known = read_training_rows(finetuned.run) if is_molecule else None
             nearest_N = None if known is None else known.nearest_tanimoto(given.keys, self._progress)
             half_NC = calibration.half_widths(interval_level, error_signs(by_seed_KNC, nearest_N))
         return Predictions(

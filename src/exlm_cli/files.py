@@ -194,8 +194,12 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]
     Raises:
         CheckpointError: A file cannot be written; the old file is untouched.
     """
-    text = "".join(map(csv_line, [header, *rows]))
-    write_atomically(path, text.encode(errors="backslashreplace"))
+    write_atomically(path, csv_bytes(header, rows))
+
+
+def csv_bytes(header: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:
+    """Return what `write_csv` writes."""
+    return "".join(map(csv_line, [header, *rows])).encode(errors="backslashreplace")
 
 
 def csv_line(cells: Sequence[object]) -> str:

@@ -33,13 +33,10 @@ def _no_terminal_width(monkeypatch: pytest.MonkeyPatch) -> None:
 def _blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the files of figures blank: drawing takes seconds, and `tests/unit/report` looks at the drawings."""
 
-    def write_blank_figure(figure: Any, folder: Path, stem: str) -> list[Path]:
-        files = [folder / f"{stem}.{suffix}" for suffix in ("png", "svg")]
-        for file in files:
-            file.touch()
-        return files
+    def blank_files(figure: Any, folder: Path, stem: str) -> dict[Path, bytes]:
+        return {folder / f"{stem}.{suffix}": b"" for suffix in ("png", "svg")}
 
-    monkeypatch.setattr(style, "write_figure", write_blank_figure)
+    monkeypatch.setattr(style, "figure_files", blank_files)
 
 
 @pytest.fixture

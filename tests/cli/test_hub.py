@@ -135,12 +135,6 @@ def test_a_run_of_the_hub_is_embedded_with_fine_tuned_and_exported_as_the_run_it
     assert "/cache/hub-runs/me/text@" in (read_run_json(run_folder / "theirs").checkpoint or "")
 
 
-def test_an_ensemble_with_a_run_of_the_hub_is_not_calibrated(molecules, run_folder, capsys):
-    result = result_of(capsys, "predict", "M", "new.csv", "--ensemble", "hub:me/molecules", "--out", "predicted.csv")
-    assert any("neither calibrated probabilities nor intervals: " in note for note in result["notes"])
-    assert "calibrated" not in (run_folder / "predicted.csv").read_text(encoding="utf-8").splitlines()[0]
-
-
 def test_curves_are_drawn_of_a_run_on_the_hub(hub, pushed, run_folder, capsys):
     rows = b'{"kind": "train", "step": 1, "loss": 2.0}\n{"kind": "train", "step": 2, "loss": 1.5}\n'
     hub.commit("me/text", hub.repos["me/text"][-1][1] | {"run/metrics.jsonl": rows})

@@ -31,13 +31,13 @@ def test_new_molecules_get_probabilities_or_the_reason_why_not(run_folder, capsy
     assert "rows_in_validation_split" not in result
     assert result["metrics_without_known_rows"]["accuracy"] in (0, 1)
     words = ["predict", "M", "new.csv", "--out", "here.csv", "--smiles-column", "mol", "--no-figures"]
-    out = printed_by(capsys, [*words, "--escape-formulas"]).out
+    out = printed_by(capsys, words).out
     assert "unreadable rows" in out
     assert "fewer than 10 positive or 10 negative validation rows: `active`, `toxic`" in out
     assert "Each label alone" in out
     assert "note: scored without the labels that the table lacks: toxic" in out
     assert out.endswith("wrote here.csv\n")
-    assert (run_folder / "here.csv").read_text() == (run_folder / "deep/out.csv").read_text().replace(",=a,", ",'=a,")
+    assert (run_folder / "here.csv").read_text() == (run_folder / "deep/out.csv").read_text()
 
 
 def test_a_level_of_intervals_is_refused_for_labels(run_folder, capsys):

@@ -29,9 +29,9 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Return the figures that the test draws, by the name of their files, which are not written."""
     kept: dict[str, Any] = {}
 
-    def keep(figure: Any, folder: Path, stem: str) -> list[Path]:
+    def keep(figure: Any, folder: Path, stem: str) -> dict[Path, bytes]:
         kept[stem] = figure
-        return []
+        return {}
 
-    monkeypatch.setattr("exlm_cli.report.style.write_figure", keep)
+    monkeypatch.setattr("exlm_cli.report.style.figure_files", keep)
     return kept

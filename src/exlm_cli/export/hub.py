@@ -224,7 +224,7 @@ def _check(given: str, run: Path) -> None:
         if read_run_json(run).command == "pretrain":
             load_pretrained(next(iter(checkpoint_paths(run)), run), device="cpu")
         else:
-            read_training_rows([run])
+            read_training_rows(run)
             load_finetuned(run, device="cpu")
             read_calibration(run)
     except ExlmError as error:

@@ -1,11 +1,11 @@
-"""Predictions of a fine-tuned run, or of several, for a file that they have not seen, in the layout of their task.
+"""Predictions of a fine-tuned run for a file that it has not seen, in the layout of its task.
 
-Axes: K seeds of all runs, N rows that can be read, C outputs.
+Axes: K seeds, N rows that can be read, C outputs.
 """
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -24,18 +24,16 @@ from exlm_cli.finetune.calibration import (
     ConformalResiduals,
     check_level,
     error_signs,
-    fit_calibration,
     read_calibration,
 )
 from exlm_cli.finetune.model import Finetuned
-from exlm_cli.finetune.results import RunResults, read_split_outputs
+from exlm_cli.finetune.results import RunResults
 from exlm_cli.finetune.training_rows import read_training_rows
-from exlm_cli.format import name_some
+from exlm_cli.format import format_number_of, name_some
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import (
     EncodedSplit,
     FloatArray,
-    NewRows,
     PredictionSummary,
     SeedOutputs,
     TrainedTask,
@@ -52,11 +50,10 @@ def predict(
     *,
     folder: Path,
     column: str | None = None,
-    ensemble: Sequence[Finetuned] = (),
     interval_level: float = DEFAULT_LEVEL,
-    escape_formulas: bool = False,
+    draw: Callable[[CalibratedRows, Path], Mapping[Path, bytes]] | None = None,
     progress: Progress,
-) -> tuple[PredictionSummary, CalibratedRows | None]:
+) -> PredictionSummary:
     """Predict the rows or questions of a file, write them, and score them where the file has labels.
 
     The columns of the layout are followed by `<name>_calibrated` probabilities (for spans those of
@@ -68,26 +65,20 @@ def predict(
         out: File of predictions; None: `predictions-<name of the file>` in `folder`.
         folder: Folder of the predictions without `out`.
         column: Column of the SMILES or text, for a task that has one; None: the usual one.
-        ensemble: Further runs of the same task; the mean is over the seeds of all runs.
         interval_level: Share of the true values that intervals should hold, between 0 and 1.
-        escape_formulas: Put an apostrophe before a cell that a spreadsheet would take for a formula.
-
-    Returns:
-        What was written, and the labelled rows for figures; None where the file has no labels or the runs no
-        calibration.
+        draw: Returns figures of the rows, given these and the file of predictions, to be written with the others. It is
+            called if the file has labels and the run a calibration.
 
     Raises:
-        ConfigError: A column that the task does not use, a name of another format, the input file as output, a level
-            out of bounds or for a run that predicts no values, or runs of different tasks.
+        ConfigError: A column that the task does not use, a name of another format, the input file as output, or a level
+            out of bounds or for a run that predicts no values.
         DataError: The file cannot be read.
-        CheckpointError: A file cannot be written, or a file of a run is missing or altered.
+        CheckpointError: A file cannot be written, and none is; or a file of the run is missing or altered.
     """
-    config, results, members = finetuned.recipe.task, finetuned.results, (finetuned, *ensemble)
+    config, results = finetuned.recipe.task, finetuned.results
     if column is not None and not isinstance(config, RowTaskConfig):
         raise ConfigError(f"{config.name} finds its own columns; `{column}` is given", "leave the column out")
     check_level(interval_level, results.loss, finetuned.run)
-    for other in ensemble:
-        _refuse_other_task(finetuned, other)
     layout = layout_of(config)
     out = out or folder / f"predictions-{_stem(path)}{layout.suffix}"
     if out.suffix.lower() != layout.suffix:
@@ -95,47 +86,46 @@ def predict(
     files = layout.output_files(out)
     refuse_overwriting(path, *files)
     with folder_for_results(out.parent, *files):
-        calibration, notes = _calibration_of(members)
-        known = read_training_rows([member.run for member in members])
-        threshold = None if ensemble else results.no_answer_threshold
-        task = TrainedTask(config, results.input_kind, results.loss, results.output_names, threshold)
+        calibration, known = read_calibration(finetuned.run), read_training_rows(finetuned.run)
+        task = TrainedTask(config, results.input_kind, results.loss, results.output_names, results.no_answer_threshold)
         rows = layout.read(task, path, column, progress)
-        encoded, outputs, notes_on_encoding = _run_models(members, rows, progress)
+        encoded = rows.encode(finetuned.tokenizer, finetuned.sequence_length)
+        outputs = finetuned.run_seeds(encoded, progress)
         split_N = known.splits_of(rows.keys)
         nearest_N = known.nearest_tanimoto(rows.keys, progress) if results.input_kind == "smiles" else None
         added: dict[str, list[str]] = {}
-        labelled = None
-        if calibration is not None:
+        labelled: CalibratedRows | None = None
+        notes: list[str] = []
+        if calibration.outputs:
             calibrated = _calibrated_rows(results, encoded, outputs, nearest_N, calibration, interval_level)
-            added, missing = _calibrated_columns(calibrated)
-            notes += missing
+            added, notes = _calibrated_columns(calibrated)
             labelled = calibrated if encoded.is_labelled else None
         added["in_split"] = split_N.tolist()
         if nearest_N is not None:
             added["nearest_train_tanimoto"] = [f"{value:.4f}" for value in nearest_N]
-        predicted = encoded.prediction_columns(outputs) | added
-        notes_on_table = rows.write(predicted, files[-1], escapes_formulas=escape_formulas)
-        official = encoded.official_files(outputs)
-        write_together(dict(zip(files[: len(official)], official, strict=True)))
+        table, notes_on_table = rows.as_csv(encoded.prediction_columns(outputs) | added)
+        contents = dict(zip(files, (*encoded.official_files(outputs), table), strict=True))
+        if draw is not None and labelled is not None:
+            contents |= draw(labelled, out)
         scores, of_new = _score(encoded, outputs, labelled, split_N == "none")
+        write_together(contents)
     counts, names = Counter(split_N.tolist()), {"train": "training", "valid": "validation"}
     counted = [f"of the {n} split: {counts[s]:,} of {len(split_N):,}" for s, n in names.items() if counts[s]]
     if counted:
         scored = "; scored with and without them" if of_new else ""
         notes.append(f"rows {', '.join(counted)}{scored}")
-    notes += _describe_splits_left(members)
-    summary = PredictionSummary(
-        files,
+    notes += _describe_splits(finetuned)
+    return PredictionSummary(
+        tuple(contents),
         num_rows=rows.num_rows,
         num_unreadable=rows.num_rows - len(rows.keys),
         metrics=scores,
-        notes=(*notes_on_encoding, *rows.notes, *notes_on_table, *notes),
+        notes=(*encoded.notes, *rows.notes, *notes_on_table, *notes),
         num_in_training=counts["train"],
         num_in_validation=counts["valid"],
         metrics_of_new=of_new,
         labels=encoded.score_labels(outputs) if scores else {},
     )
-    return summary, labelled
 
 
 def _score(
@@ -155,79 +145,18 @@ def _score(
     return scores, of_new
 
 
-def _describe_splits_left(members: Sequence[Finetuned]) -> list[str]:
-    """Return a note for each run of several splits whose other splits are there, but are not all given."""
-    given = {member.run.resolve() for member in members}
-    notes = []
-    for member in members:
-        seeds = () if member.results.replication is None else member.results.replication.split_seeds
-        others = [member.run / "replicates" / f"split-{seed}" for seed in seeds[1:]]
-        left = [run.name for run in others if run.is_dir() and run.resolve() not in given]
-        if left:
-            what = f"predicted without {len(left)} of the {len(seeds)} splits of {member.run}"
-            notes.append(f"{what}; `ensemble` adds them: {name_some(left)} of {others[0].parent}")
-    return notes
-
-
-def _refuse_other_task(first: Finetuned, other: Finetuned) -> None:
-    """Refuse runs whose outputs cannot be averaged; for spans, tokens and windows must be the same as well."""
-    one, two = first.results, other.results
-    compared: dict[str, tuple[object, object]] = {
-        "task": (one.task, two.task),
-        "kind of labels": (one.loss, two.loss),
-        "labels": (", ".join(one.output_names), ", ".join(two.output_names)),
-        "input": (one.input_kind, two.input_kind),
-        "`task.canonical_smiles`": (first.recipe.task.has_canonical_smiles, other.recipe.task.has_canonical_smiles),
-        "`task.standardise: parent`": (first.recipe.task.reads_parents, other.recipe.task.reads_parents),
-    }
-    if one.loss == "span":
-        compared["tokenizer"] = (first.tokenizer.fingerprint, other.tokenizer.fingerprint)
-        for key in ("max_query_tokens", "doc_stride", "max_answer_tokens"):
-            compared[f"`task.{key}`"] = (getattr(first.recipe.task, key), getattr(other.recipe.task, key))
-        compared["`task.sequence_length`"] = (first.sequence_length, other.sequence_length)
-    for what, (own, theirs) in compared.items():
-        if own != theirs:
-            raise ConfigError(
-                f"{other.run} cannot be averaged with {first.run}: {what} {theirs}, not {own}",
-                "the runs of an ensemble are fine-tuned on one task",
-            )
-
-
-def _run_models(
-    members: Sequence[Finetuned], rows: NewRows, progress: Progress
-) -> tuple[EncodedSplit, list[list[FloatArray]], tuple[str, ...]]:
-    """Return the encoded rows, the outputs of every seed of every run, and notes on the encoding."""
-    outputs: list[list[FloatArray]] = []
-    notes: dict[str, None] = {}
-    for member in members:
-        encoded = rows.encode(member.tokenizer, member.sequence_length)
-        notes |= dict.fromkeys(encoded.notes)
-        outputs += member.run_seeds(encoded, progress)
-    return encoded, outputs, tuple(notes)
-
-
-def _calibration_of(members: Sequence[Finetuned]) -> tuple[Calibration | None, list[str]]:
-    """Return the calibration of a run, or of the mean of several that have the same validation rows; or a note."""
-    first, *others = members
-    if not others:
-        calibration = read_calibration(first.run)
-        return calibration if calibration.outputs else None, []
-    if first.results.loss == "span":
-        return None, ["no calibrated probabilities: answers of several runs together are not calibrated"]
-    for member in members:
-        if not (member.run / "targets-valid.csv").exists():
-            what = f"{member.run} has no predictions for its validation rows, which `exlm push` leaves out"
-            return None, [f"neither calibrated probabilities nor intervals: {what}"]
-    found = [read_split_outputs(member.run, member.results, "valid") for member in members]
-    _, _, targets_NC = found[0]
-    same_rows = {member.results.split_sha256 for member in members} == {first.results.split_sha256}
-    if not same_rows or not all(np.array_equal(targets_NC, of_run, equal_nan=True) for _, _, of_run in found):
-        return None, ["neither calibrated probabilities nor intervals: the runs have different validation rows"]
-    by_seed_KNC = np.concatenate([of_run for _, of_run, _ in found])
-    nearest = [read_calibration(member.run).similarity_of("valid", len(targets_NC)) for member in members]
-    known = [nearest_N for nearest_N in nearest if nearest_N is not None]
-    nearest_N = np.max(known, axis=0) if len(known) == len(members) else None
-    return fit_calibration(first.results.loss, by_seed_KNC, targets_NC, nearest_N), []
+def _describe_splits(finetuned: Finetuned) -> list[str]:
+    """Return a note on which split of a run of several made the predictions."""
+    results, replication = finetuned.results, finetuned.results.replication
+    if replication is None:
+        return []
+    first, *others = replication.split_seeds
+    seeds = format_number_of(len(results.seeds), "seed")
+    where = name_some(str(finetuned.run / "replicates" / f"split-{seed}") for seed in others)
+    return [
+        f"predictions are the mean of {seeds} on the first of {len(replication.split_seeds)} splits (`task.split_seed` "
+        f"{first}); the other splits are runs of their own: {where}"
+    ]
 
 
 def _calibrated_rows(

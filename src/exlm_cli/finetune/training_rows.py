@@ -90,25 +90,16 @@ def similarity_to_training(run: Path, task: DownstreamTask, progress: Progress) 
     """
     if task.input_kind != "smiles":
         return {}
-    known, keys = read_training_rows([run]), {"valid": task.validation_keys, "test": task.test_keys}
+    known, keys = read_training_rows(run), {"valid": task.validation_keys, "test": task.test_keys}
     return {split: known.nearest_tanimoto(keys[split], progress) for split in task.splits if split in keys}
 
 
-def read_training_rows(runs: Sequence[Path]) -> TrainingRows:
-    """Return the training and validation rows of runs together.
+def read_training_rows(run: Path) -> TrainingRows:
+    """Return the training and validation rows of a run.
 
     Raises:
-        CheckpointError: A file is missing or altered.
+        CheckpointError: The file is missing or altered.
     """
-    found = [_read(run) for run in runs]
-    return TrainingRows(
-        np.concatenate([rows.hashes for rows in found]),
-        np.concatenate([rows.bits for rows in found]),
-        np.concatenate([rows.validation_hashes for rows in found]),
-    )
-
-
-def _read(run: Path) -> TrainingRows:
     path, hint = run / TRAINING_ROWS_FILE, f"`{resume_command('finetune', run)}` writes it again"
     content = read_whole(path, hint=hint)
     try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from exlm_cli.files import make_folder
+from exlm_cli.files import make_folder, write_together
 from exlm_cli.finetune.calibration import NUM_BINS, CalibratedRows, calibration_error, read_scored_split
 from exlm_cli.finetune.results import read_split_outputs
 from exlm_cli.format import format_count, format_number_of, format_percent, number_repeated, shorten
@@ -106,15 +106,18 @@ def draw_runs(runs: Sequence[FinetunedRun], out: Path | None) -> list[Path]:
     # read all before the first file is written
     predictions = [(read_split_predictions(run), read_scored_split(run.folder, run.results)) for run in drawn]
     names = number_repeated([run.name.replace("/", "-") for run in drawn])
-    files: list[Path] = []
+    files: dict[Path, bytes] = {}
     for run, name, (of_run, calibrated) in zip(drawn, names, predictions, strict=True):
         split, folder = run.results.scored_split, out or run.folder / "report"
         stem = split if out is None else f"{name}-{split}"
         if calibrated.loss != "regression":
-            files += write_score_figures(of_run, folder, stem)
+            files |= draw_scores(of_run, folder, stem)
         is_own = "; fitted on the same rows" if split == "valid" else ""
-        files += write_calibration_figure(calibrated, f"{of_run.title}{is_own}", folder, stem)
-    return files
+        files |= draw_calibration(calibrated, f"{of_run.title}{is_own}", folder, stem)
+    for folder in {path.parent for path in files}:
+        make_folder(folder)
+    write_together(files)
+    return list(files)
 
 
 def read_split_predictions(run: FinetunedRun) -> SplitPredictions:
@@ -130,33 +133,32 @@ def read_split_predictions(run: FinetunedRun) -> SplitPredictions:
     return SplitPredictions(by_seed, targets, results.output_names, results.loss == "classes", title)
 
 
-def write_score_figures(predictions: SplitPredictions, folder: Path, stem: str) -> list[Path]:
-    """Write `<stem>-curves` and `<stem>-confusion` as PNG and SVG; the same predictions give the same bytes.
+def draw_scores(predictions: SplitPredictions, folder: Path, stem: str) -> dict[Path, bytes]:
+    """Draw `<stem>-curves` and `<stem>-confusion`; the same predictions give the same bytes.
 
     There are no curves where no label has both classes, and no matrices where there are too many to read.
 
-    Raises:
-        CheckpointError: A file cannot be written.
+    Returns:
+        Content of PNGs and SVGs in `folder`, by path.
     """
-    make_folder(folder)
-    written = []
+    files: dict[Path, bytes] = {}
     with style.drawing():
         for name, figure in (("curves", _draw_curves(predictions)), ("confusion", _draw_confusion(predictions))):
             if figure is not None:
-                written += style.write_figure(figure, folder, f"{stem}-{name}")
-    return written
+                files |= style.figure_files(figure, folder, f"{stem}-{name}")
+    return files
 
 
-def write_calibration_figure(rows: CalibratedRows, title: str, folder: Path, stem: str) -> list[Path]:
-    """Write the reliability of probabilities before and after calibration, or values against the truth, as PNG and SVG.
+def draw_calibration(rows: CalibratedRows, title: str, folder: Path, stem: str) -> dict[Path, bytes]:
+    """Draw the reliability of probabilities before and after calibration, or values against the truth.
 
     The files are `<stem>-calibration` or, for values, `<stem>-predicted-against-true`. Each label or column has a
     panel. Of two classes, the second has one; of more, each class has one, against the rest. More than twelve labels or
     classes share one panel, which leaves out uncalibrated ones if any is calibrated. Of more than twelve columns of
     values, the first twelve are drawn.
 
-    Raises:
-        CheckpointError: A file cannot be written.
+    Returns:
+        Content of a PNG and an SVG in `folder`, by path; nothing where no row has a label.
     """
     is_two = rows.loss == "classes" and len(rows.names) == 2
     chosen = [1] if is_two else list(range(len(rows.names)))
@@ -169,14 +171,13 @@ def write_calibration_figure(rows: CalibratedRows, title: str, folder: Path, ste
         panels = [(f"{len(joined)} labels together", before_N, target_N, np.concatenate(after) if after else None)]
     panels = panels[:_MAX_MATRICES]
     if not panels:
-        return []
+        return {}
     kind, caption = "calibration", f"each point holds equally many rows; at most {NUM_BINS} points"
     if rows.loss == "regression":
         kind, caption = (
             "predicted-against-true",
             f"lines: {100 * rows.level:g} % intervals; orange: values outside them",
         )
-    make_folder(folder)
     with style.drawing():
         figure, grid = _panels(len(panels), min(3, len(panels)), (3.2, 3.3), title, caption)
         for axes, (name, predicted_N, target_N, calibrated_N) in zip(grid, panels, strict=True):
@@ -184,7 +185,7 @@ def write_calibration_figure(rows: CalibratedRows, title: str, folder: Path, ste
                 _draw_values(axes, name, predicted_N, target_N, calibrated_N)
             else:
                 _draw_reliability(axes, name, target_N, {"as predicted": predicted_N, "calibrated": calibrated_N})
-        return style.write_figure(figure, folder, f"{stem}-{kind}")
+        return style.figure_files(figure, folder, f"{stem}-{kind}")
 
 
 def _panels(

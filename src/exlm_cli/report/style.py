@@ -131,13 +131,18 @@ def render_figure(figure: "Figure", formats: Sequence[str] = _FORMATS, *, dpi: f
     return rendered
 
 
+def figure_files(figure: "Figure", folder: Path, stem: str) -> dict[Path, bytes]:
+    """Return the content of `<stem>.png` and `<stem>.svg`; call it inside `drawing`."""
+    return {folder / f"{stem}.{name}": content for name, content in render_figure(figure).items()}
+
+
 def write_figure(figure: "Figure", folder: Path, stem: str) -> list[Path]:
-    """Write `<stem>.png` and `<stem>.svg` and return their paths; call it inside `drawing`.
+    """Write the `figure_files` and return their paths; call it inside `drawing`.
 
     Raises:
         CheckpointError: A file cannot be written.
     """
-    files = {folder / f"{stem}.{name}": content for name, content in render_figure(figure).items()}
+    files = figure_files(figure, folder, stem)
     write_together(files)
     return list(files)
 

@@ -16,7 +16,7 @@ from exlm_cli.config.tasks import InputKind, TaskConfig
 from exlm_cli.data import IntArray
 from exlm_cli.data.rows.records import SkippedRow
 from exlm_cli.data.tokenizer import Tokenizer
-from exlm_cli.files import write_csv
+from exlm_cli.files import csv_bytes, write_csv
 from exlm_cli.progress import Progress
 
 FloatArray = NDArray[np.float64]
@@ -24,9 +24,6 @@ SeedOutputs = Sequence[Sequence[FloatArray]]
 """Outputs of N examples, as in `EncodedSplit`, for each of K seeds."""
 TableColumns = Mapping[str, Sequence[object]]
 """Cells of a table by column."""
-
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
-"""What a spreadsheet takes for the start of a formula (OWASP, "CSV Injection")."""
 
 Loss = Literal["binary", "classes", "regression", "span"]
 """How outputs become a loss.
@@ -270,15 +267,11 @@ class NewRows:
         rows = self.readable if self.problems is None else self.problems
         return len(next(iter(self.columns.values()), rows)) + self.num_skipped
 
-    def write(self, predicted: Mapping[str, Sequence[str]], path: Path, *, escapes_formulas: bool) -> tuple[str, ...]:
-        """Write all rows as CSV: the file's columns, predictions of the readable rows, and problems. Return notes.
+    def as_csv(self, predicted: Mapping[str, Sequence[str]]) -> tuple[bytes, tuple[str, ...]]:
+        """Return all rows as CSV, with the file's columns, predictions of the readable rows, and problems; and notes.
 
         Args:
             predicted: Cells of the N readable rows by column. A column of the file with such a name is left out.
-            escapes_formulas: As in `write_table`.
-
-        Raises:
-            CheckpointError: A file cannot be written.
         """
         num_rows = self.num_rows - self.num_skipped
         added: dict[str, Sequence[str]] = {}
@@ -288,9 +281,10 @@ class NewRows:
         if self.problems is not None:
             added["problem"] = self.problems
         own = {name: cells for name, cells in self.columns.items() if name not in added}
-        notes = write_table(path, {**own, **added}, escapes_formulas=escapes_formulas)
+        columns = {**own, **added}
+        table = csv_bytes(list(columns), zip(*columns.values(), strict=True))
         replaced = [f"`{name}`" for name in self.columns if name not in own]
-        return (*notes, f"predictions replace the table's own columns {', '.join(replaced)}") if replaced else notes
+        return table, (f"predictions replace the table's own columns {', '.join(replaced)}",) if replaced else ()
 
 
 @dataclass(frozen=True)
@@ -311,38 +305,6 @@ class Layout:
     def output_files(self, out: Path) -> tuple[Path, ...]:
         """Return the files of a prediction, `out` first."""
         return out, *(out.with_name(f"{out.stem}{ending}") for ending in self.endings)
-
-
-def write_table(path: Path, columns: TableColumns, *, escapes_formulas: bool) -> tuple[str, ...]:
-    """Write columns as CSV; return a note on cells that a spreadsheet would take for a formula, where there are any.
-
-    Args:
-        escapes_formulas: Put an apostrophe before such a cell.
-
-    Raises:
-        CheckpointError: A file cannot be written.
-    """
-    rows = [[str(cell) for cell in row] for row in (list(columns), *zip(*columns.values(), strict=True))]
-    num_formulas = sum(map(_is_formula, (cell for row in rows for cell in row)))
-    if escapes_formulas:
-        rows = [[f"'{cell}" if _is_formula(cell) else cell for cell in row] for row in rows]
-    write_csv(path, rows[0], rows[1:])
-    if not num_formulas:
-        return ()
-    what = f"cells that a spreadsheet takes for formulas: {num_formulas:,}"
-    if escapes_formulas:
-        return (f"{what}; each has an apostrophe before it now",)
-    return (f"{what}; `escape_formulas=true` puts an apostrophe before each",)
-
-
-def _is_formula(cell: str) -> bool:
-    if not cell.startswith(_FORMULA_STARTS):
-        return False
-    try:
-        float(cell)
-    except ValueError:
-        return True
-    return False
 
 
 def write_outputs(

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import zipfile
 from dataclasses import replace
 from io import BytesIO
@@ -44,7 +43,6 @@ from exlm_cli.finetune.training_rows import (
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import PredictionSummary
 from exlm_cli.tasks.rows.task import LabelledRows, RowTask
-from tests.tiny import SPECIAL
 from tests.unit.finetune.finetuned_runs import SMILES, read_rows, words_run, write_rows
 from tests.unit.report.results import scored
 from tests.unit.tasks.squad.test_task import write
@@ -79,7 +77,7 @@ def molecule_task(**smiles: list[str]) -> RowTask:
 
 
 def predicted(finetuned: Finetuned, path: Path, out: Path | None, **options: Any) -> PredictionSummary:
-    return predict(finetuned, path, out, folder=path.parent / "report", progress=SilentProgress(), **options)[0]
+    return predict(finetuned, path, out, folder=path.parent / "report", progress=SilentProgress(), **options)
 
 
 def test_probabilities_are_the_mean_over_the_seeds(finetuned, tmp_path):
@@ -173,12 +171,9 @@ def test_each_row_of_the_training_file_is_in_the_split_it_was_in(lengths, tmp_pa
     assert not summary.metrics_of_new
 
 
-def test_a_row_that_one_of_several_runs_was_trained_on_is_a_training_row(tmp_path):
-    one = known_rows(tmp_path / "one", train=["CCO"], valid=["CCN"])
-    two = known_rows(tmp_path / "two", train=["CCN"], valid=["CCO", "CCC"])
-    for runs in ([one, two], [two, one]):
-        found = read_training_rows(runs).splits_of(["CCO", "CCN", "CCC", "C"])
-        assert found.tolist() == ["train", "train", "valid", "none"]
+def test_a_row_of_both_splits_is_a_training_row(tmp_path):
+    found = read_training_rows(known_rows(tmp_path / "run", train=["CCO", "CCN"], valid=["CCO", "CCC"]))
+    assert found.splits_of(["CCO", "CCN", "CCC", "C"]).tolist() == ["train", "train", "valid", "none"]
 
 
 def test_rows_with_tokens_that_the_vocabulary_lacks_are_named(finetuned, lengths, tmp_path):
@@ -193,114 +188,49 @@ def test_rows_with_tokens_that_the_vocabulary_lacks_are_named(finetuned, lengths
     assert not [note for note in text.notes if "vocabulary" in note]
 
 
-def test_splits_of_a_run_that_are_not_given_are_named(finetuned, tmp_path):
-    def of(path: Path) -> Finetuned:
-        shutil.copytree(finetuned.run, path)
-        return replace(finetuned, run=path)
-
-    replication = scored("a", "csv", {"rmse": [0.5] * 3}, split_seeds=(0, 1, 2)).results.replication
-    assert replication is not None
-    run = of(tmp_path / "run")
-    run = replace(run, results=finetuned.results.model_copy(update={"replication": replication}))
-    one, two = (of(run.run / f"replicates/split-{seed}") for seed in replication.split_seeds[1:])
-    one = replace(one, run=run.run / "cells/../replicates/split-1")
+def test_a_run_of_several_splits_says_which_one_predicts(finetuned, tmp_path):
+    replication = scored("a", "csv", {"rmse": [0.5] * 3}, split_seeds=(4, 5, 6)).results.replication
+    several = replace(finetuned, results=finetuned.results.model_copy(update={"replication": replication}))
     path = write_rows(tmp_path / "new.csv", ["mol"], [["CCO"]])
-    for first, others, left in (
-        (run, [], ["split-1", "split-2"]),
-        (run, [one], ["split-2"]),
-        (one, [run], ["split-2"]),
-        (run, [two, one], []),
-    ):
-        summary = predicted(first, path, tmp_path / "out.csv", ensemble=others)
-        what = f"predicted without {len(left)} of the 3 splits of {run.run}; `ensemble` adds them"
-        wanted = [f"{what}: {', '.join(left)} of {run.run / 'replicates'}"] if left else []
-        assert [note for note in summary.notes if "splits" in note] == wanted
+    one, other = (predicted(run, path, tmp_path / "out.csv").notes for run in (finetuned, several))
+    others = ", ".join(str(finetuned.run / f"replicates/split-{seed}") for seed in (5, 6))
+    assert [note for note in other if note not in one] == [
+        "predictions are the mean of 2 seeds on the first of 3 splits (`task.split_seed` 4); the other splits are runs "
+        f"of their own: {others}"
+    ]
 
 
-def test_an_ensemble_of_a_run_with_itself_has_its_means_and_is_calibrated_anew(finetuned, tmp_path, monkeypatch):
-    """Each seed twice: the mean is the same, the deviation with n - 1 is sqrt(2 (K - 1) / (2K - 1)) times as wide."""
-    path = write_rows(tmp_path / "new.csv", ["mol"], [[s] for s in SMILES])
-    monkeypatch.setattr("exlm_cli.finetune.calibration.MIN_OF_EACH", 1)
-    curve = calibrate_run(finetuned.run, finetuned.results).outputs[0]
-    assert isinstance(curve, PlattCurve)
-    predicted(finetuned, path, tmp_path / "one.csv")
-    predicted(finetuned, path, tmp_path / "two.csv", ensemble=[finetuned])
-    for one, two in zip(read_rows(tmp_path / "one.csv"), read_rows(tmp_path / "two.csv"), strict=True):
-        assert one["active_probability"] == two["active_probability"]
-        wanted = curve.apply(np.array([float(one["active_probability"])]))[0]
-        assert float(two["active_calibrated"]) == pytest.approx(wanted, abs=0.01)  # a steep slope of six digits
-        spread = float(one["active_seed_spread"]) * np.sqrt(2 * 1 / 3)
-        assert float(two["active_seed_spread"]) == pytest.approx(spread, rel=1e-4)
-    targets = read_rows(finetuned.run / "targets-valid.csv")
-    assert targets[0]["active"] in ("0.0", "1.0")
-    targets[0]["active"] = str(1 - float(targets[0]["active"]))
-    relabelled = replace(finetuned, run=shutil.copytree(finetuned.run, tmp_path / "relabelled"))
-    write_rows(relabelled.run / "targets-valid.csv", list(targets[0]), [list(row.values()) for row in targets])
-    summary = predicted(finetuned, path, tmp_path / "no.csv", ensemble=[relabelled])
-    assert any("different validation rows" in note for note in summary.notes)
-    other = replace(finetuned, results=finetuned.results.model_copy(update={"split_sha256": "other"}))
-    summary = predicted(finetuned, path, tmp_path / "no.csv", ensemble=[other])
-    assert "active_calibrated" not in read_rows(tmp_path / "no.csv")[0]
-    assert any("different validation rows" in note for note in summary.notes)
-    renamed = replace(finetuned, results=finetuned.results.model_copy(update={"output_names": ("a", "b")}))
-    with pytest.raises(ConfigError, match=r"cannot be averaged with .*: labels a, b, not active, toxic"):
-        predicted(finetuned, path, tmp_path / "x.csv", ensemble=[renamed])
+@pytest.mark.parametrize("taken", ["out.csv", "out-a.png", "out-b.png"])
+def test_all_files_appear_or_none(finetuned, tmp_path, taken):
+    """Whichever of them is a folder: neither an older file nor the folder of results changes."""
+    path = write_rows(tmp_path / "new.csv", ["mol", "active"], [["CCO", "1"]])
+    out = tmp_path / "out"
 
+    def draw(rows: Any, predictions: Path) -> dict[Path, bytes]:
+        (out / taken).mkdir()  # after the files were looked at
+        return {predictions.with_name(f"out-{name}.png"): b"new" for name in "ab"}
 
-def test_runs_whose_outputs_mean_different_things_are_not_averaged(finetuned, tmp_path):
-    """Spans are averaged token by token, so that tokens and windows must be the same as well."""
-    path = write_rows(tmp_path / "new.csv", ["mol"], [["CCO"]])
-
-    def with_results(run: Finetuned, **results: str) -> Finetuned:
-        return replace(run, results=run.results.model_copy(update=results))
-
-    def with_task(run: Finetuned, **values: Any) -> Finetuned:
-        config = run.recipe.task.model_copy(update=values)
-        return replace(run, recipe=run.recipe.model_copy(update={"task": config}))
-
-    squad = SquadTaskConfig(name="squad/v2", max_query_tokens=8, doc_stride=16, max_answer_tokens=4)
-    spans = replace(finetuned, recipe=finetuned.recipe.model_copy(update={"task": squad}))
-    spans = with_results(spans, loss="span")
-    for first, other, said in (
-        (finetuned, with_results(finetuned, task="moleculenet/bace"), "task moleculenet/bace, not csv"),
-        (finetuned, with_results(finetuned, loss="classes"), "kind of labels classes, not binary"),
-        (finetuned, with_results(finetuned, input_kind="text"), "input text, not smiles"),
-        (finetuned, with_task(finetuned, canonical_smiles=False), "`task.canonical_smiles` False, not True"),
-        (finetuned, with_task(finetuned, standardise="parent"), "`task.standardise: parent` True, not False"),
-        (spans, replace(spans, tokenizer=SPECIAL), "tokenizer "),
-        (spans, with_task(spans, max_query_tokens=9), "`task.max_query_tokens` 9, not 8"),
-        (spans, with_task(spans, doc_stride=15), "`task.doc_stride` 15, not 16"),
-        (spans, with_task(spans, max_answer_tokens=5), "`task.max_answer_tokens` 5, not 4"),
-        (spans, replace(spans, sequence_length=48), "`task.sequence_length` 48, not 24"),
-    ):
-        with pytest.raises(ConfigError, match=f"cannot be averaged with {finetuned.run}: {said}"):
-            predicted(first, path, tmp_path / "out.csv", ensemble=[first, other])
-
-
-def test_cells_that_are_formulas_get_an_apostrophe_on_request(finetuned, tmp_path):
-    path = write_rows(tmp_path / "new.csv", ["mol", "=id", "x"], [["CCO", "=1+1", "-2.5"], ["CCN", "@SUM(A1)", "-a"]])
-    kept = predicted(finetuned, path, tmp_path / "kept.csv")
-    assert [row["=id"] for row in read_rows(tmp_path / "kept.csv")] == ["=1+1", "@SUM(A1)"]
-    assert any("takes for formulas: 4; `escape_formulas=true`" in note for note in kept.notes)
-    escaped = predicted(finetuned, path, tmp_path / "escaped.csv", escape_formulas=True)
-    found = [(row["'=id"], row["x"]) for row in read_rows(tmp_path / "escaped.csv")]
-    assert found == [("'=1+1", "-2.5"), ("'@SUM(A1)", "'-a")]
-    assert any("takes for formulas: 4; each has" in note for note in escaped.notes)
+    out.mkdir()
+    (out / "out-a.png").write_text("old") if taken != "out-a.png" else None
+    with pytest.raises(CheckpointError, match=rf"{taken}: the file could not be written"):
+        predicted(finetuned, path, out / "out.csv", draw=draw)
+    left = {file.name: file.is_dir() or file.read_text() for file in out.iterdir()}
+    assert left == ({} if taken == "out-a.png" else {"out-a.png": "old"}) | {taken: True}
 
 
 def test_intervals_of_values_are_as_wide_as_the_residuals_of_the_validation_rows(lengths, tmp_path):
     """The run has 36 rows, so few validation rows: a level that they allow has intervals, a higher one a note."""
     run = lengths
     path = write_rows(tmp_path / "new.csv", ["text", "length"], [["amber birch", "5.5"], ["moss tea", "4"]])
-    out, progress = tmp_path / "out.csv", SilentProgress()
-    summary, labelled = predict(run, path, out, folder=tmp_path, interval_level=0.5, progress=progress)
+    out, drawn = tmp_path / "out.csv", []
+    summary = predicted(run, path, out, interval_level=0.5, draw=lambda rows, _: drawn.append(rows) or {})
     residuals = read_calibration(run.run).outputs[0].residuals
     half = residuals[int(np.ceil((len(residuals) + 1) / 2)) - 1]
     for row in read_rows(out):
         value = float(row["length_predicted"])
         assert float(row["length_low_50"]) == pytest.approx(value - half, rel=1e-4)
         assert float(row["length_high_50"]) == pytest.approx(value + half, rel=1e-4)
-    assert labelled is not None
+    assert [len(rows.mean) for rows in drawn] == [2]
     assert summary.metrics["interval_coverage"] in (0, 0.5, 1)
     assert any("equally wide for all rows: fewer than 50 validation rows: `length`" in note for note in summary.notes)
     wide = predicted(run, path, tmp_path / "wide.csv", interval_level=0.999)
@@ -359,7 +289,7 @@ def test_training_rows_that_cannot_be_read_are_refused(finetuned, tmp_path):
         if content is not None:
             (tmp_path / TRAINING_ROWS_FILE).write_bytes(content)
         with pytest.raises(CheckpointError, match=TRAINING_ROWS_FILE) as error:
-            read_training_rows([tmp_path])
+            read_training_rows(tmp_path)
         assert "--resume" in (error.value.hint or "")
 
     whole = (finetuned.run / TRAINING_ROWS_FILE).read_bytes()

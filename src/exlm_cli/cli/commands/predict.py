@@ -1,8 +1,7 @@
 """`exlm predict` and `exlm embed`: predictions of a fine-tuned run, or vectors of any run, for the rows of a file."""
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +14,9 @@ from exlm_cli.cli.options import (
     choose_column,
 )
 from exlm_cli.paths import expand_path
+
+if TYPE_CHECKING:
+    from exlm_cli.finetune.calibration import CalibratedRows
 
 
 def predict(
@@ -32,23 +34,10 @@ def predict(
             help="Predictions; default: report/predictions-<FILE> of the run.",
         ),
     ] = None,
-    ensemble: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--ensemble",
-            metavar="RUN",
-            parser=expand_path,
-            help="Another run of the same task to average with; repeatable.",
-        ),
-    ] = None,
     interval_level: Annotated[
         float,
         typer.Option("--interval-level", metavar="SHARE", help="Share of the true values that intervals should hold."),
     ] = 0.9,
-    escape_formulas: Annotated[
-        bool,
-        typer.Option("--escape-formulas", help="Put an apostrophe before cells that a spreadsheet takes for formulas."),
-    ] = False,
     figures: Annotated[
         bool, typer.Option("--figures/--no-figures", help="Draw calibration or intervals if FILE has labels.")
     ] = True,
@@ -69,29 +58,25 @@ def predict(
     from exlm_cli.cli.runs import given_runs
 
     progress = console.open_progress()
-    given, *others = given_runs([run, *(ensemble or [])], progress)
+    (given,) = given_runs([run], progress)
     from exlm_cli.finetune.model import load_finetuned
     from exlm_cli.finetune.predict import predict as predict_file
+    from exlm_cli.report.score_figures import draw_calibration
 
-    finetuned, *members = (load_finetuned(one.path, device=device) for one in (given, *others))
-    summary, labelled = predict_file(
+    def draw(rows: "CalibratedRows", predictions: Path) -> dict[Path, bytes]:
+        return draw_calibration(rows, f"{given.name}: {file.name}", predictions.parent, predictions.stem)
+
+    finetuned = load_finetuned(given.path, device=device)
+    summary = predict_file(
         finetuned,
         file,
         out,
         folder=given.report,
         column=choose_column(finetuned.results.input_kind, smiles=smiles_column, text=text_column),
-        ensemble=members,
         interval_level=interval_level,
-        escape_formulas=escape_formulas,
+        draw=draw if figures else None,
         progress=progress,
     )
-    if figures and labelled is not None:
-        from exlm_cli.report.score_figures import write_calibration_figure
-
-        title = f"{' + '.join(one.name for one in (given, *others))}: {file.name}"
-        written = summary.files[0]
-        drawn = write_calibration_figure(labelled, title, written.parent, written.stem)
-        summary = replace(summary, files=(*summary.files, *drawn))
     emit_predictions(summary, as_json=as_json)
 
 

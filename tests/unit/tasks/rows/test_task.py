@@ -219,7 +219,7 @@ def predict(
     new = read_new_table(TrainedTask(config, config.input_kind, loss, names), path, None, SilentProgress())
     encoded = new.encode(train_smiles_vocabulary(TEXTS, 20, 1, SilentProgress()), 16)
     by_seed = [[np.array(row) for row in seed] for seed in outputs]
-    new.write(encoded.prediction_columns(by_seed), folder / "out.csv", escapes_formulas=False)
+    (folder / "out.csv").write_bytes(new.as_csv(encoded.prediction_columns(by_seed))[0])
     scores = encoded.score(by_seed) if encoded.is_labelled else {}
     return new, scores, read_rows(folder / "out.csv")
 
@@ -275,7 +275,7 @@ def test_columns_of_a_file_of_predictions_are_replaced(tmp_path):
     new, scores, (row,) = predict(tmp_path, "binary", ("active",), columns, rows, [[[0.0]]])
     assert (row["mine"], row["problem"], row["active_probability"], row["line"]) == ("kept", "", "0.5", "2")
     assert new.notes == ("lines of the file replace the table's own column `line`",)
-    (note,) = new.write({"active_probability": ["0.5"]}, tmp_path / "again.csv", escapes_formulas=False)
+    _, (note,) = new.as_csv({"active_probability": ["0.5"]})
     assert note == "predictions replace the table's own columns `problem`, `active_probability`"
     assert scores == {}
 
@@ -308,8 +308,8 @@ def test_lines_of_smiles_are_a_table_too(tmp_path, tokenizer):
     encoded = new.encode(tokenizer, 4)
     assert not encoded.is_labelled
     assert (len(encoded), len(encoded.token_ids[0])) == (1, 4)
-    columns = encoded.prediction_columns([[np.array([0.0])]])
-    new.write(columns, tmp_path / "out.csv", escapes_formulas=False)
+    table, _ = new.as_csv(encoded.prediction_columns([[np.array([0.0])]]))
+    (tmp_path / "out.csv").write_bytes(table)
     rows = read_rows(tmp_path / "out.csv")
     assert [(row["line"], row["smiles"], row["name"]) for row in rows] == [("1", "CCO", "ethanol"), ("3", "((", "")]
     assert (new.num_rows - len(new.keys), encoded.notes) == (

@@ -314,8 +314,8 @@ def test_new_questions_are_answered_and_scores_follow_from_both_files(tokenizer,
     halves = [logits / 2 for logits in outputs]
     answers, odds = map(json.loads, encoded.official_files([outputs, zeros]))
     columns = encoded.prediction_columns([outputs, zeros])
-    questions.write(columns, tmp_path / "details.csv", escapes_formulas=False)
-    details = list(csv.DictReader((tmp_path / "details.csv").read_text().splitlines()))
+    table, _ = questions.as_csv(columns)
+    details = list(csv.DictReader(table.decode().splitlines()))
     assert list(details[0]) == ["id", "question", *columns]
     assert {row["id"]: row["answer"] for row in details} == answers
     # the other seed's scores are all 0: its no-answer probability is 1/2, and the mean's difference half of the first's
