@@ -77,8 +77,8 @@ def resample_scores(metric: str, rows: ScoredRows, *, num_resamples: int = NUM_R
     """Return (M, B) scores of the models on resamples of the rows, drawn with replacement, the same for all models.
 
     A score over several labels or columns is the mean over those in which it is defined, as in `metrics.score_rows`;
-    NaN where there is none. Where each row has one class and a class is rare, resamples keep the size of every class:
-    without it many would have no row of that class, and no score.
+    NaN where there is none. For `roc_auc`, where each row has one class and a class is rare, resamples keep the size of
+    every class: without it many would have no row of that class, and no score.
 
     Args:
         metric: One of `RESAMPLED_METRICS`.
@@ -86,7 +86,7 @@ def resample_scores(metric: str, rows: ScoredRows, *, num_resamples: int = NUM_R
         seed: Decides the resamples.
     """
     statistics = [_statistic(metric, rows, predicted_NC) for predicted_NC in rows.predictions]
-    strata = _strata(rows)
+    strata = _strata(metric, rows)
     rng = np.random.default_rng(seed)
     parts = []
     block = max(1, _CELLS // max(1, len(rows.targets)))
@@ -115,10 +115,10 @@ def percentile_interval(values_B: FloatArray) -> Bounds | None:
     return low, high
 
 
-def _strata(rows: ScoredRows) -> list[IntArray]:
+def _strata(metric: str, rows: ScoredRows) -> list[IntArray]:
     """Return the rows that are resampled together."""
     everything = [np.arange(len(rows.targets))]
-    if rows.loss == "regression" or rows.targets.shape[1] > 1:
+    if metric != "roc_auc" or rows.targets.shape[1] > 1:
         return everything
     classes, index_N, counts = np.unique(rows.targets[:, 0], return_inverse=True, return_counts=True)
     if counts.min(initial=_RARE) >= _RARE:

@@ -64,7 +64,7 @@ def load_user_table(config: CsvTaskConfig, progress: Progress) -> RowTask:
     if labels.loss == "regression" and config.class_weights == "balanced":
         raise ConfigError(
             f"{table.path}: `task.class_weights: balanced` is for labels and classes; found values to predict",
-            "leave it out, or choose what the labels are with `task.label_kind=classes|multi_label`",
+            "leave it out, or say what the labels are with `task.label_kind=classes` (or `multi_label`)",
         )
     which = f"{table.path}" if files is None else f"{table.path} and {len(files) - 1} more"
     progress.message(f"{which}: {len(table):,} rows; {labels.notes[0]}")

@@ -104,6 +104,13 @@ def test_a_rare_class_keeps_its_rows_in_every_resample(monkeypatch, num_rare, is
     assert ((counts[:, :num_rare].sum(axis=1) == num_rare).all()) == is_kept
 
 
+def test_the_accuracy_of_a_model_that_always_says_one_class_varies_as_a_binomial():
+    """Two of seven rows are right, so a resample has a binomial number of right ones."""
+    rows = ScoredRows("binary", [np.ones((7, 1))], (np.arange(7) < 2).astype(float)[:, None])
+    found = percentile_interval(resample_scores("accuracy", rows)[0])
+    assert found == tuple(stats.binom.ppf([0.025, 0.975], 7, 2 / 7) / 7)
+
+
 def test_the_interval_of_a_mean_square_is_that_of_theory():
     """The mean of 400 squared normal errors has a deviation of sqrt(2/400); the root's is half of that."""
     errors = np.random.default_rng(0).normal(size=(400, 1))

@@ -47,7 +47,7 @@ _BINARY = {
 _MAX_CLASSES = 100
 _MAX_BINS = 10
 _LARGEST_VALUE = 1e100  # so that sums of squared errors are finite
-_CHOOSE_KIND = "choose what they are with `task.label_kind=classes|multi_label|regression`"
+_CHOOSE_KIND = "`task.label_kind=classes` (or `multi_label`, `regression`) says what they are"
 _TAKE_AS_CLASSES = "`task.label_kind=classes` takes them as classes"
 _CORRECT = "correct the cell, or leave it empty"
 _OTHERS = "add rows with other values, or choose other columns with `task.label_columns=[A,B]`"

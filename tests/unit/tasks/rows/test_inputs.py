@@ -118,7 +118,8 @@ def test_salts_are_noted_and_so_are_forms_of_one_molecule_in_different_splits():
     indices: Any = {"train": np.array([0, 1, 4, 5]), "valid": np.array([2]), "test": np.array([3])}
     assert describe_repeats(rows, indices, targets) == [
         "1 molecule in different forms, such as a base and its salt, in different splits: line 2 (train) and line 4 "
-        "(valid) and line 5 (test); `task.standardise=parent` reads them as one molecule",
+        "(valid) and line 5 (test); `task.standardise=parent` reads them as one molecule, which a scaffold split keeps "
+        "in one split",
     ]
     # the same form in two splits is one molecule in two splits, and two forms in one split are no leak
     same: Any = {"train": np.array([0, 2, 3]), "valid": np.array([6])}
