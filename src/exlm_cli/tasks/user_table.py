@@ -68,6 +68,8 @@ def load_user_table(config: CsvTaskConfig, progress: Progress) -> RowTask:
         )
     which = f"{table.path}" if files is None else f"{table.path} and {len(files) - 1} more"
     progress.message(f"{which}: {len(table):,} rows; {labels.notes[0]}")
+    for note in labels.notes[1:]:  # before hours of training, what may be a slip
+        progress.message(note)
     usable = usable_rows(table, table.columns[column], config, progress)
     usable = usable.without(dict.fromkeys(labels.missing, "has no label"), "without any label")
     return table_task(config, usable, labels, _split(config, usable, files, labels))
