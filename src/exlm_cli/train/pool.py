@@ -222,7 +222,7 @@ def do_job(request: str, functions: Mapping[str, JobFunction], tell: Callable[[E
 
 @final
 class _JobProgress(Progress):
-    """Messages go to the log of the worker with the name of the job; of the bars, the share that is done is told.
+    """Writes messages to the log of the worker, with the name of the job, and sends the share of the bars that is done.
 
     A bar inside another one is a part of one step of the outer one.
     """

@@ -48,7 +48,7 @@ _ENCODING_HINT = "the file is binary or in another encoding; `iconv -f ENCODING 
 _BYTES_PER_LINE, _BYTES_PER_BRACKET = 64, 16
 """Minimum mean bytes of a line within one CSV row, and per bracket of a deeply nested JSON element."""
 _DECLARATION = re.compile(rb"""(?i:"?sep=(?P<delimiter>[^\w\s"'.+-]|\t)"?)[ ,;\t]*(?:\r?\n|\Z)""")
-"""First line of a table, in any case, in which Excel is told the delimiter."""
+"""First line of a table, in any case, that names its delimiter for Excel."""
 _BLANKS = re.compile(r"\s*")
 _NUMBER = re.compile(r"[-+.eE\d]*")
 _LONGEST_TOKEN = 12

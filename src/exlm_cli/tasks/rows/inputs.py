@@ -193,7 +193,7 @@ def group_rows(rows: Iterable[int], keys: Sequence[Hashable]) -> list[list[int]]
 def describe_repeats(rows: InputRows, indices: Mapping[Split, IntArray], targets_RC: FloatArray) -> list[str]:
     """Return notes on molecules or texts in more than one split, and on those whose rows have different labels.
 
-    A note tells of forms of one molecule, such as a base and its salt, in different splits too.
+    Forms of one molecule in different splits, such as a base and its salt, have a note too.
     """
     what = "text" if rows.molecules is None else "molecule"
     split_of = {int(row): split for split in SPLITS if split in indices for row in indices[split]}

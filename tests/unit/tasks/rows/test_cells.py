@@ -1,4 +1,4 @@
-"""A cell is a number where Python and a reader agree; what a spreadsheet or an assay adds to one is told apart."""
+"""A cell is a number where Python and a reader agree; what a spreadsheet or an assay adds to it has a name."""
 
 import pytest
 
