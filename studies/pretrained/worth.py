@@ -53,7 +53,7 @@ import exlm_cli
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.dag.graph import Dag
-from exlm_cli.dag.inspect import Inspection
+from exlm_cli.dag.inspection import Inspection
 from exlm_cli.data.molecules import fingerprints, parse_molecule
 from exlm_cli.errors import ExlmError
 from exlm_cli.finetune.baseline import NUM_TREES
