@@ -98,6 +98,8 @@ class RunInfo(Environment):
     precision: str | None = absent_if_none()
     alignment_backend: str | None = absent_if_none()
     own_mask_share: float | None = absent_if_none()
+    unigram_loss: float | None = absent_if_none()
+    unigram_accuracy: float | None = absent_if_none()
     num_rejected_rows: int | None = absent_if_none()
     train_sequences: int | None = absent_if_none()
     train_tokens: int | None = absent_if_none()

@@ -16,7 +16,7 @@ from exlm_cli.errors import CheckpointError
 from exlm_cli.files import folder_for_results
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.report.tables import ReportTable, write_tables
-from exlm_cli.run_dir import METRICS_FILE, RUN_FILE, read_metrics, resume_command
+from exlm_cli.run_dir import METRICS_FILE, RUN_FILE, read_metrics, read_run_json, resume_command
 
 if TYPE_CHECKING:
     from exlm_cli.experiments.results import SweepRun
@@ -110,8 +110,10 @@ def draw_curves(runs: Sequence[Path], path: Path) -> list[Path]:
     for run in runs:
         _require_metrics(run)
     rows_by_run = {name: read_metrics(run / METRICS_FILE) for name, run in zip(names, runs, strict=True)}
+    described = {name: read_run_json(run) for name, run in zip(names, runs, strict=True) if (run / RUN_FILE).is_file()}
+    known = {name: run.unigram_loss for name, run in described.items() if run.unigram_loss is not None}
     with folder_for_results(path.parent):
-        return plot_curves(rows_by_run, path)
+        return plot_curves(rows_by_run, path, unigram_losses=known)
 
 
 def _require_metrics(run: Path) -> None:

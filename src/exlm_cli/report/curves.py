@@ -43,6 +43,7 @@ class _Panel:
         is_smoothed: Draw a running mean over the values.
         floor: Smallest possible value, where it has a meaning: the axis begins there.
         min_top: The axis reaches this value, so that a line on the floor looks like one.
+        has_reference: Draw what token frequencies reach on the same masks.
     """
 
     title: str
@@ -52,11 +53,12 @@ class _Panel:
     is_smoothed: bool = False
     floor: float | None = None
     min_top: float = 0.0
+    has_reference: bool = False
 
 
 _PANELS = (
     _Panel("Training loss (nats per target)", "train", {"loss": ""}, is_smoothed=True),
-    _Panel("Validation loss (nats per target)", "valid", {"loss": ""}),
+    _Panel("Validation loss (nats per target)", "valid", {"loss": ""}, has_reference=True),
     _Panel("Perplexity", "valid", {"perplexity": ""}, is_log=True),
     _Panel("Mask accuracy", "valid", {"mask_accuracy": ""}),
     _Panel(
@@ -87,6 +89,7 @@ def plot_curves(
     path: Path,
     styles: Mapping[str, LineStyle] | None = None,
     captions: Sequence[str] = (),
+    unigram_losses: Mapping[str, float] | None = None,
 ) -> list[Path]:
     """Write the curves as PNG and SVG; the same rows give the same bytes.
 
@@ -95,6 +98,7 @@ def plot_curves(
         path: The two files without their suffixes; a `.png` or `.svg` at its end is replaced. Its folder exists.
         styles: Colour and line style of each run; None: one after the other from the palette.
         captions: Above the panels.
+        unigram_losses: What token frequencies reach on the masks of validation, by the name of the run.
 
     Returns:
         The two files.
@@ -124,6 +128,8 @@ def plot_curves(
             axes = figure.add_subplot(num_rows, num_columns, index)
             axes.set_xlim(0, 1.02 * max(last_step, 1))  # a run may have one row, at step 0
             _draw_panel(axes, panel, _lines_of(panel, rows_by_run), styles)
+            if panel.has_reference:
+                _draw_references(axes, sorted(set((unigram_losses or {}).values())))
         _add_legend(figure, {name: styles[name] for name in rows_by_run}, loc="outside lower left", ncols=num_columns)
         stem = path.stem if path.suffix.lower() in (".png", ".svg") else path.name
         return style.write_figure(figure, path.parent, stem)
@@ -171,6 +177,24 @@ def _draw_panel(axes: "Axes", panel: _Panel, lines: list[_Line], styles: Mapping
         axes.set_ylim(panel.floor - 0.03 * (top - panel.floor), top)
     if len(keys) > 1:
         _add_legend(axes, {panel.keys[key]: (style.FAINT_INK, line_of_key[key]) for key in keys}, fontsize=7.5)
+
+
+def _draw_references(axes: "Axes", losses: Sequence[float]) -> None:
+    """Draw the losses of token frequencies; runs on the same data have the same one."""
+    for index, loss in enumerate(losses):
+        axes.axhline(loss, color=style.FAINT_INK, linestyle=(0, (1, 2)), linewidth=1.0)
+        if index == 0:
+            place = axes.get_yaxis_transform()
+            axes.text(
+                0.98,
+                loss,
+                "token frequencies",
+                transform=place,
+                ha="right",
+                va="bottom",
+                fontsize=7,
+                color=style.FAINT_INK,
+            )
 
 
 def _mean_around(values: Sequence[float], reach: int) -> list[float]:

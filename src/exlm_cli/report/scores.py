@@ -219,11 +219,6 @@ def pretraining_table(scores: "Sequence[PretrainedScore]") -> ReportTable:
     return ReportTable("pretraining", "Pre-trained checkpoints", columns, (tuple(rows),), tuple(notes))
 
 
-def describe_validation(metrics: Mapping[str, float]) -> dict[str, str]:
-    """Return the figures of a validation under their headings, in the order of the table."""
-    return {heading: _figure(name, metrics) for name, heading in _FIGURES.items() if name in metrics}
-
-
 def format_score(spread: Spread, aggregate: Aggregate) -> str:
     """Return `0.8123 ± 0.0101` (sample standard deviation), or `0.8123 (0.8001 to 0.8201)` around a median."""
     center = spread.center(aggregate)

@@ -28,6 +28,7 @@ from exlm_cli.distributed.parallel import StepModule, spread
 from exlm_cli.distributed.ranks import ALONE, Ranks, join
 from exlm_cli.distributed.shared_run import hold_run, require_same_data, require_same_recipe
 from exlm_cli.errors import CheckpointError
+from exlm_cli.files import finite_or_none
 from exlm_cli.format import format_large, format_number_of, format_parameters, format_percent
 from exlm_cli.launch import read_launch
 from exlm_cli.model.exlm import ExlmModel
@@ -57,6 +58,7 @@ from exlm_cli.train.pretrained import (
 from exlm_cli.train.probe import measure_flops
 from exlm_cli.train.task import Callback, require_arguments
 from exlm_cli.train.trackers import build_trackers, require_trackers
+from exlm_cli.train.unigrams import UnigramFigures, score_unigrams, token_log_probs
 
 CENTRED_SHARE = 0.9
 """Own-mask share from which a DAG counts as centred on its targets."""
@@ -74,12 +76,23 @@ VALIDATION_EPOCH = 2**32 - 1
 
 @dataclass(frozen=True)
 class PretrainResult:
-    """Result of a pre-training run; `metrics` are those of the last validation, `elapsed_s` the time of its steps."""
+    """Result of a pre-training run.
+
+    Attributes:
+        metrics: Figures of the last validation.
+        unigrams: What the frequencies of tokens reach on the masks of this validation.
+        num_tokens: Input tokens of the training.
+        elapsed_s: Time of its steps.
+    """
 
     run_dir: Path
     checkpoint: Path
+    recipe: PretrainRecipe
     steps: int
     metrics: dict[str, float]
+    unigrams: UnigramFigures
+    num_tokens: int
+    num_parameters: int
     elapsed_s: float
 
 
@@ -156,6 +169,13 @@ class PretrainTask:
             return evaluate_batch(model, self.objective, batch)
 
         return summarise(self._measure(indices, evaluate, progress or SilentProgress()))
+
+    def unigrams(self) -> UnigramFigures:
+        """Return what the frequencies of training tokens reach on the targets of `validate`."""
+        indices = validation_indices(self.valid_set, self.recipe.train.validation_sequences)
+        feed = Feed(self.valid_set, self.recipe, self.tokenizer, VALIDATION_EPOCH)
+        batches = feed.microbatches(indices, torch.device("cpu")) if len(indices) else ()
+        return score_unigrams(token_log_probs(self.train_set, self.tokenizer.vocab_size), batches)
 
     def own_mask_share(self) -> float:
         """Return the own-mask share of the model as it is now: the mean over at most 256 validation sequences."""
@@ -286,13 +306,29 @@ def _run_pretraining(
         if model.transition is not None and loop.state.step == 0:
             described["own_mask_share"] = task.own_mask_share()
             progress.message(describe_own_mask_share(described["own_mask_share"]))
+        unigrams = ranks.first(task.unigrams)
+        described |= {
+            "unigram_loss": finite_or_none(unigrams.loss),
+            "unigram_accuracy": finite_or_none(unigrams.accuracy),
+        }
         # after `_resume`: a run whose checkpoint refuses the recipe or the data stays unchanged
         ranks.first(functools.partial(_describe_run, run, recipe, data, described, progress))
     result = loop.fit()
     if ranks.is_first:
         time_s = round(result.state.elapsed_s, 1)
         update_run_json(run, {"parameters": num_parameters, "steps": result.state.step, "train_time_s": time_s})
-    return PretrainResult(run, result.checkpoint, result.state.step, result.validation, result.state.elapsed_s)
+    state = result.state
+    return PretrainResult(
+        run,
+        result.checkpoint,
+        recipe,
+        state.step,
+        result.validation,
+        unigrams,
+        state.num_tokens,
+        num_parameters,
+        state.elapsed_s,
+    )
 
 
 def _tell_cost(recipe: PretrainRecipe, ranks: Ranks, progress: Progress) -> None:

@@ -76,12 +76,15 @@ def inspect_dag(
     from exlm_cli.api import MANY_MASKS, load
     from exlm_cli.dag.report import write_report
     from exlm_cli.dag.text import inspection_as_dict, render_terminal
+    from exlm_cli.report.learned import warn_of_unlearned
 
     loaded = load(run, device=device, progress=progress)
     if kind not in (None, loaded.encoder.kind):
         own = "text" if loaded.encoder.kind == "text" else "SMILES"
         raise ConfigError(f"`--kind {kind}`: {checkpoint} is a model of {own}", "leave one of the two options out")
     inspection = loaded.fill(sentence, num_fillings=n_best, num_top=top, length=length)
+    if warning := warn_of_unlearned(Path(inspection.checkpoint), loaded.encoder.kind):
+        progress.message(f"note: {warning}")
 
     def show() -> None:
         if not as_json:

@@ -51,7 +51,7 @@ def pretrain(
         resolved = load_recipe(recipe, overrides)
     if dry_run:
         return emit_dry_run(resolved, as_json=as_json)
-    from exlm_cli.report.scores import describe_validation
+    from exlm_cli.report.learned import describe_learned
     from exlm_cli.train.pretrain import run_pretraining
 
     progress = console.open_progress()
@@ -62,6 +62,14 @@ def pretrain(
     if not metrics.is_file():
         progress.message(f"{metrics} is missing, so no curves are drawn")
     drawn = draw_curves([result.run_dir], result.run_dir / "report" / "curves") if metrics.is_file() else []
+    learned = describe_learned(
+        result.metrics,
+        result.unigrams.loss,
+        result.unigrams.accuracy,
+        num_tokens=result.num_tokens,
+        num_parameters=result.num_parameters,
+        kind=result.recipe.data.kind,
+    )
     if as_json:
         return console.emit_json(
             {
@@ -70,11 +78,15 @@ def pretrain(
                 "steps": result.steps,
                 "elapsed_s": round(result.elapsed_s, 3),
                 "metrics": result.metrics,
+                "unigrams": {"loss": result.unigrams.loss, "accuracy": result.unigrams.accuracy},
+                "learned": [] if learned is None else learned.sentences(),
                 "figures": drawn,
             }
         )
-    figures = {f"validation {heading}": value for heading, value in describe_validation(result.metrics).items()}
+    figures = {} if learned is None else learned.figures()
     curves = {"curves": drawn[0]} if drawn else {}
     console.emit_pairs(
         {"run": result.run_dir, "checkpoint": result.checkpoint, "steps": result.steps, **figures, **curves}
     )
+    for sentence in [] if learned is None else learned.sentences():
+        console.emit_sentence(f"learned: {sentence}")
