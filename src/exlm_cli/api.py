@@ -7,23 +7,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args, overload
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from exlm_cli.bundled_models import local_path
 from exlm_cli.config.tasks import GlueTaskConfig, InstalledTask, SquadTaskConfig
 from exlm_cli.dag.build import build_dag
 from exlm_cli.dag.inspection import Inspection, inspect
 from exlm_cli.dag.search import Length
+from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.export.hub import SCHEME, fetch_run
 from exlm_cli.finetune.calibration import DEFAULT_LEVEL, check_level, error_signs, read_calibration
 from exlm_cli.finetune.embed import RowEncoder, Vectors, embed_rows, finetuned_encoder, pretrained_encoder
 from exlm_cli.finetune.model import Finetuned, load_finetuned
 from exlm_cli.finetune.training_rows import read_training_rows
-from exlm_cli.format import is_unicode
+from exlm_cli.format import format_parameters, is_unicode
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import run_kind
 from exlm_cli.tasks.base import NewRows, TrainedTask
@@ -81,6 +83,21 @@ class Run:
     def __init__(self, path: Path, loaded: Pretrained | Finetuned, progress: Progress) -> None:
         self.path, self._loaded, self._progress = path, loaded, progress
         self.kind: Literal["pretrain", "finetune"] = "pretrain" if isinstance(loaded, Pretrained) else "finetune"
+
+    def __repr__(self) -> str:
+        """Say which run it is, of what kind, and what it reads."""
+        size = format_parameters(sum(parameter.numel() for parameter in self.model.parameters()))
+        return f"<exlm {self.kind} run {self.path}: reads {self.encoder.kind}, {size} parameters>"
+
+    @property
+    def model(self) -> nn.Module:
+        """The model in evaluation mode; for a fine-tuned run, that of the seed with the best validation score."""
+        return self._loaded.model if isinstance(self._loaded, Pretrained) else self.encoder.runner.model
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that the model was trained with."""
+        return self._loaded.tokenizer
 
     @cached_property
     def encoder(self) -> RowEncoder:
@@ -175,31 +192,46 @@ class Run:
         unknown = np.full((len(found.rows), 1), np.nan)
         return new_rows(found, task, unknown, {}, found.notes), found.problems
 
-    def embed(self, rows: Sequence[str]) -> Vectors:
+    def embed(self, rows: str | Sequence[str]) -> Vectors:
         """Return two vectors of each row, from the encoder without its head.
 
         Args:
-            rows: SMILES or texts.
+            rows: SMILES or texts; one string is one row.
 
         Raises:
-            DataError: `rows` is not a list of strings.
+            DataError: `rows` is neither a string nor a list of strings.
         """
         encoder, texts = self.encoder, [text for (text,) in check_rows(rows)]
         found = rows_of_list(texts, encoder.kind, self._progress, reads_parents=encoder.reads_parents)
         return embed_rows(encoder, found, self._progress)
 
-    def fill(self, text: str, *, num_fillings: int = 10, num_top: int = 3, length: Length = "exact") -> Inspection:
-        """Fill the masks of a text with a pre-trained run, jointly.
+    @overload
+    def fill(self, text: str, *, num_fillings: int = ..., num_top: int = ..., length: Length = ...) -> Inspection: ...
+
+    @overload
+    def fill(
+        self, text: list[str] | tuple[str, ...], *, num_fillings: int = ..., num_top: int = ..., length: Length = ...
+    ) -> list[Inspection]: ...
+
+    def fill(
+        self,
+        text: str | list[str] | tuple[str, ...],
+        *,
+        num_fillings: int = 10,
+        num_top: int = 3,
+        length: Length = "exact",
+    ) -> Inspection | list[Inspection]:
+        """Fill the masks of a text, or of each of several, with a pre-trained run, jointly.
 
         Args:
-            text: Running text or SMILES; each "[MASK]" hides one token.
+            text: Running text or SMILES, or a list of them; each "[MASK]" hides one token.
             num_fillings: Most probable fillings to find.
             num_top: Words of each node.
             length: `exact`: one token for each mask; `any`: also none or several.
 
         Returns:
-            The DAG with its fillings, best first: `n_best.fillings[0].text`, and `share(filling)` for probabilities.
-            The DAG of an MLM is a chain, whose masks are filled independently.
+            The DAG with its fillings, best first: `n_best.fillings[0].text`, and `share(filling)` for probabilities; a
+            list of these for a list. The DAG of an MLM is a chain, whose masks are filled independently.
 
         Raises:
             CheckpointError: The run is fine-tuned: it has no language model head any more.
@@ -227,7 +259,8 @@ class Run:
                 "leave it out for `exact`",
             )
         if not isinstance(text, str):
-            raise DataError(f"`text` is {text!r}, not a string", 'give one text with "[MASK]" in it')
+            settings: dict[str, Any] = {"num_fillings": num_fillings, "num_top": num_top, "length": length}
+            return [self.fill(one, **settings) for (one,) in check_rows(text)]
         dag = build_dag(pretrained, text, progress=self._progress)
         if dag.num_masks > MANY_MASKS:
             self._progress.message(
@@ -260,12 +293,14 @@ def load(run: str | Path, *, device: str = "auto", progress: Progress | None = N
 
 
 def check_rows(rows: object, num_texts: int = 1) -> list[tuple[str, ...]]:
-    """Return rows as tuples of `num_texts` strings.
+    """Return rows as tuples of `num_texts` strings; one string is one row of one text.
 
     Raises:
         DataError: They are something else, or contain a lone surrogate; the error names the row, counted from 1.
     """
     wanted = "a string" if num_texts == 1 else f"a tuple of {num_texts} strings"
+    if isinstance(rows, str) and num_texts == 1:
+        rows = [rows]
     if isinstance(rows, str) or not isinstance(rows, Sequence | np.ndarray):
         raise DataError(f"`rows` is {type(rows).__name__}, not a list", f"give a list, each row {wanted}")
     found = []

@@ -107,6 +107,23 @@ def test_vectors_of_lists_are_those_of_a_forward_pass(smiles_model, molecules):
                 np.testing.assert_allclose(vector, wanted.numpy(), atol=2e-6)
 
 
+def test_one_row_is_read_like_a_list_of_one(text_model, molecules):
+    run, smiles = exlm_cli.load(text_model, device="cpu"), exlm_cli.load(molecules, device="cpu")
+    np.testing.assert_array_equal(run.embed("amber fern").mean, run.embed(["amber fern"]).mean)
+    np.testing.assert_array_equal(smiles.predict(SMILES[0]).mean, smiles.predict([SMILES[0]]).mean)
+    one, (first, second) = run.fill("amber [MASK]"), run.fill(["amber [MASK]", "[MASK] fern"])
+    assert [filling.text for filling in first.n_best.fillings] == [filling.text for filling in one.n_best.fillings]
+    assert second.dag.num_masks == 1
+
+
+def test_a_run_says_what_it_is_and_gives_its_model_and_tokenizer(text_model, molecules):
+    for path, kind, reads in ((text_model, "pretrain", "text"), (molecules, "finetune", "smiles")):
+        run = exlm_cli.load(path, device="cpu")
+        assert repr(run).startswith(f"<exlm {kind} run {path}: reads {reads}, ")
+        assert not run.model.training
+        assert run.tokenizer.vocab_size == run.encoder.tokenizer.vocab_size
+
+
 def test_all_fillings_of_one_mask_share_the_probability(text_model):
     found = exlm_cli.load(text_model / "checkpoints/step-3", device="cpu").fill("amber [MASK] fern", num_fillings=1000)
     shares = [found.share(filling) for filling in found.n_best.fillings]
@@ -121,12 +138,12 @@ def independent_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 MISTAKES: list[tuple[str, Callable[[Any], object], type[Exception], str]] = [
-    ("molecules", lambda run: run.predict("CCO"), DataError, "`rows` is str, not a list"),
+    ("molecules", lambda run: run.predict(5), DataError, "`rows` is int, not a list"),
     ("molecules", lambda run: run.predict(["CCO", 3]), DataError, "row 2 is 3, not a string"),
     ("molecules", lambda run: run.embed([("CCO", "CCO")]), DataError, "row 1 is ('CCO', 'CCO'), not a string"),
     ("molecules", lambda run: run.fill("C[MASK]"), CheckpointError, "is a fine-tuned run, which fills no masks"),
     ("smiles_model", lambda run: run.predict(["CCO"]), CheckpointError, "is a pre-trained run, which predicts no"),
-    ("smiles_model", lambda run: run.fill(["C[MASK]"]), DataError, "`text` is ['C[MASK]'], not a string"),
+    ("smiles_model", lambda run: run.fill(["C[MASK]", 3]), DataError, "row 2 is 3, not a string"),
     ("molecules", lambda run: run.predict(["CCO", "C\ud800"]), DataError, "row 2 contains a lone surrogate"),
     ("text_model", lambda run: run.embed(["half \ud800"]), DataError, "row 1 contains a lone surrogate"),
     ("text_model", lambda run: run.fill("half \ud800 [MASK]"), DataError, r"'half \ud800 [MASK]' contains a lone"),
