@@ -1,6 +1,7 @@
 """Fine-tuning of small tasks: it learns, scores the best epoch once, resumes bit by bit, refuses what it must."""
 
 import csv
+import functools
 import json
 import math
 import shutil
@@ -297,6 +298,8 @@ def test_a_resumed_run_names_the_weights_as_it_did_before_wherever_they_are(text
 
 
 def test_forests_are_scored_for_every_seed_and_kept(tmp_path, monkeypatch):
+    few_trees = functools.partial(baseline_module.predict_baseline, num_trees=20)
+    monkeypatch.setattr(scoring, "predict_baseline", few_trees)
     smiles, task = amines(tmp_path)
     recipe, out = finetune_recipe(task=task, train={"max_epochs": 1}), tmp_path / "run"
     result = run_finetuning(recipe, checkpoint=smiles, out=out, baseline=None)
