@@ -9,15 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from exlm_cli.config.finetune import NO_GRID, GridPoint
-from exlm_cli.files import make_folder, write_json
-from exlm_cli.finetune.baseline import BASELINES, Baseline, predict_baseline
-from exlm_cli.finetune.calibration import CALIBRATION_FILE, calibrate_answers, calibrate_run
+from exlm_cli.files import finite_or_none, make_folder, write_json
+from exlm_cli.finetune.baseline import BASELINES, Baseline, describe_molecules, forest_predictions, grow_forests
+from exlm_cli.finetune.blend import best_share, blend
+from exlm_cli.finetune.calibration import CALIBRATION_FILE, calibrate_answers, calibrate_run, calibration_file
 from exlm_cli.finetune.cell import SplitRun
+from exlm_cli.finetune.forests import FORESTS_FILE, write_forests
 from exlm_cli.finetune.model import describe_weights
 from exlm_cli.finetune.results import (
     RESULTS_FILE,
     CellResult,
     GridChoice,
+    Predictors,
     RunResults,
     baseline_folder,
     best_cell_folder,
@@ -27,9 +30,12 @@ from exlm_cli.finetune.results import (
 )
 from exlm_cli.finetune.scores import (
     AVERAGE,
+    BOTH,
     MODEL,
+    PREDICTORS,
     LabelScores,
     Origin,
+    Predictor,
     RunScores,
     ScoreRow,
     Scores,
@@ -41,7 +47,15 @@ from exlm_cli.finetune.scores import (
 )
 from exlm_cli.finetune.spelling import describe_spelling
 from exlm_cli.finetune.training_rows import similarity_to_training
-from exlm_cli.finetune.verdict import compare, describe_verdict, interval_over_rows, join_splits, read_scored_rows
+from exlm_cli.finetune.verdict import (
+    choose_predictor,
+    compare,
+    describe_verdict,
+    first_best,
+    interval_over_rows,
+    join_splits,
+    read_scored_rows,
+)
 from exlm_cli.format import name_some, printable
 from exlm_cli.run_dir import update_run_json
 from exlm_cli.tasks.base import FloatArray, SeedOutputs, Split, write_outputs
@@ -81,7 +95,16 @@ def score_split(run: SplitRun, best: GridPoint) -> SplitScores:
     average = Origin(MODEL, best.label, run.split_seed, AVERAGE)
     rows += score_rows_of(average, *_score_average(run, results))
     if run.job.has_baseline:
-        rows += [row for baseline in BASELINES for row in _score_baseline(run, results, baseline)]
+        for baseline in BASELINES:
+            _predict_baseline(run, baseline)
+            rows += _score_other(run, results, baseline.model)
+        forest = _choose_forest(make_scores(rows), metric, is_greater_better=is_greater_better)
+        share = _predict_both(run, results, forest)
+        rows += _score_other(run, results, BOTH)
+        valid = dict.fromkeys(PREDICTORS, None)
+        predictors = Predictors(forests=(forest.model,), shares=(share,), valid=valid, best="model")
+        results = results.model_copy(update={"predictors": predictors})
+        results = results.model_copy(update={"predictors": choose_predictor([results], make_scores(rows))})
     return SplitScores(results, make_scores(rows))
 
 
@@ -99,6 +122,7 @@ def conclude(run: SplitRun, parts: Sequence[SplitScores]) -> RunResults:
     concluded = {
         "rows_interval": None if rows is None else interval_over_rows(results, rows),
         "comparison": comparison,
+        "predictors": choose_predictor(splits, scores),
         "replication": join_splits(splits, seeds) if len(splits) > 1 else None,
         "verdict": describe_verdict(splits, scores, comparison),
     }
@@ -108,6 +132,11 @@ def conclude(run: SplitRun, parts: Sequence[SplitScores]) -> RunResults:
     else:
         similarity = similarity_to_training(folder, task, run.job.progress) if task.loss == "regression" else None
         calibration = calibrate_run(folder, results, similarity)
+        if results.predictors is not None:
+            others: dict[Predictor, str] = {"forest": results.predictors.forests[0], "both": BOTH}
+            for predictor, baseline in others.items():
+                of_other = calibrate_run(folder, results, similarity, baseline=baseline)
+                write_json(folder / calibration_file(predictor), of_other)
     write_scores(folder, scores)
     write_json(folder / CALIBRATION_FILE, calibration)
     write_json(folder / RESULTS_FILE, results)
@@ -135,31 +164,76 @@ def _score_average(run: SplitRun, results: RunResults) -> tuple[Scores, LabelSco
     return metrics, labels
 
 
-def _score_baseline(run: SplitRun, results: RunResults, baseline: Baseline) -> Iterator[ScoreRow]:
-    """Score a baseline with every seed, and the mean of its predictions; forests that are there are not trained again.
+def _predict_baseline(run: SplitRun, baseline: Baseline, *, is_needed: bool = False) -> None:
+    """Train a baseline with every seed and predict the scored splits; what is there is not trained again.
 
-    Their predictions lie in `baselines/`, as those of the model in `cells/`.
+    Its predictions lie in `baselines/`, as those of the model in `cells/`, and its forests beside them.
+
+    Args:
+        is_needed: Train it again where the forests are missing, not only where predictions are.
     """
     task, job = run.data.task, run.job
-    assert isinstance(task, RowTask), "a task of molecules has rows"
-    scored: list[Split] = [split for split in task.splits if split != "train"]
+    scored = [split for split in task.splits if split != "train"]
     for seed in run.recipe.seeds:
         folder = baseline_folder(run.folder, baseline.model, seed)
-        if not all((folder / f"predictions-{split}.csv").is_file() for split in scored):
-            make_folder(folder)
-            threads = run.recipe.train.num_threads
-            found = predict_baseline(task, baseline, job.features, seed, job.progress, num_threads=threads)
-            for split, predicted_NC in found.items():
-                path = folder / f"predictions-{split}.csv"
-                write_outputs(path, task.split_indices[split], task.output_names, predicted_NC)
-    for split in scored:
+        needed = [*(f"predictions-{split}.csv" for split in scored), *([FORESTS_FILE] if is_needed else [])]
+        if all((folder / name).is_file() for name in needed):
+            continue
+        make_folder(folder)
+        data = describe_molecules(task, baseline, job.features, job.progress)
+        forests = grow_forests(data, seed, job.progress, num_threads=run.recipe.train.num_threads)
+        write_forests(folder / FORESTS_FILE, forests)
+        for split in scored:
+            predicted_NC = forest_predictions(forests, task.loss, data.features[split])
+            path = folder / f"predictions-{split}.csv"
+            write_outputs(path, task.split_indices[split], task.output_names, predicted_NC)
+
+
+def _choose_forest(scores: RunScores, metric: str, *, is_greater_better: bool) -> Baseline:
+    """Return the baseline that is better on the validation rows; the first of equals."""
+    values = [scores.average("valid", metric, model=baseline.model).mean for baseline in BASELINES]
+    return BASELINES[first_best(values, is_greater_better=is_greater_better)]
+
+
+def _predict_both(run: SplitRun, results: RunResults, forest: Baseline) -> float:
+    """Write the weighted mean of the model's and the forest's predictions, and return the share of the model.
+
+    The share is that of the mean predictions of the seeds. Only the forests that it needs are kept.
+    """
+    task = run.data.task
+    _predict_baseline(run, forest, is_needed=True)
+    for baseline in BASELINES:
+        for seed in run.recipe.seeds if baseline is not forest else ():
+            (baseline_folder(run.folder, baseline.model, seed) / FORESTS_FILE).unlink(missing_ok=True)
+    by_split = {}
+    for split in (split for split in task.splits if split != "train"):
+        _, model_KNC, targets_NC = read_split_outputs(run.folder, results, split)
+        _, forest_KNC, _ = read_split_outputs(run.folder, results, split, baseline=forest.model)
+        by_split[split] = (model_KNC, forest_KNC, targets_NC)
+    model_KNC, forest_KNC, targets_NC = by_split["valid"]
+    share = best_share(task.loss, model_KNC.mean(axis=0), forest_KNC.mean(axis=0), targets_NC)
+    for index, seed in enumerate(run.recipe.seeds):
+        folder = baseline_folder(run.folder, BOTH, seed)
+        make_folder(folder)
+        for split, (model_KNC, forest_KNC, _) in by_split.items():
+            path = folder / f"predictions-{split}.csv"
+            both_NC = blend(share, model_KNC[index], forest_KNC[index])
+            write_outputs(path, task.split_indices[split], task.output_names, both_NC)
+    return share
+
+
+def _score_other(run: SplitRun, results: RunResults, model: str) -> Iterator[ScoreRow]:
+    """Score what a baseline or the mean of both predicted with every seed, and the mean of its predictions."""
+    task = run.data.task
+    assert isinstance(task, RowTask), "a task of molecules has rows"
+    for split in (split for split in task.splits if split != "train"):
         targets_NC = task.examples[split].targets
-        _, by_seed_KNC, _ = read_split_outputs(run.folder, results, split, baseline=baseline.model)
+        _, by_seed_KNC, _ = read_split_outputs(run.folder, results, split, baseline=model)
         every: list[tuple[int | str, FloatArray]] = list(zip(run.recipe.seeds, by_seed_KNC, strict=True))
         for name, predicted_NC in [*every, (AVERAGE, by_seed_KNC.mean(axis=0))]:
             metrics = score_rows(task.loss, predicted_NC, targets_NC, task.target_scale)
             labels = score_labels(task.loss, predicted_NC, targets_NC, task.output_names)
-            origin = Origin(baseline.model, NO_GRID, run.split_seed, name)
+            origin = Origin(model, NO_GRID, run.split_seed, name)
             yield from score_rows_of(origin, {split: dict(metrics)}, {split: {n: dict(v) for n, v in labels.items()}})
 
 
