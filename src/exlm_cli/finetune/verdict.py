@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from exlm_cli.files import finite_or_none
 from exlm_cli.finetune.intervals import (
     RESAMPLED_METRICS,
     Bounds,
@@ -19,14 +20,12 @@ from exlm_cli.finetune.intervals import (
     percentile_interval,
     resample_scores,
 )
-from exlm_cli.files import finite_or_none
 from exlm_cli.finetune.results import (
     Comparison,
     Interval,
     KnownRows,
     Over,
     Predictors,
-    Replication,
     RunResults,
     read_split_outputs,
 )
@@ -39,21 +38,34 @@ _CHANCE = {"roc_auc": 0.5, "matthews_corrcoef": 0.0, "r2": 0.0, "pearsonr": 0.0,
 """What a guess scores on average; R² of the mean of the training rows is about 0."""
 
 
-def join_splits(splits: Sequence[RunResults], split_seeds: Sequence[int]) -> Replication:
-    """Return what the splits of a run have in common, the run's own first."""
-    return Replication(
-        split_seeds=tuple(split_seeds),
-        best_epochs=tuple(epoch for of_split in splits for epoch in of_split.best_epochs),
-        elapsed_s=round(sum(of_split.elapsed_s for of_split in splits), 3),
-        tokens_per_s=round(sum(of_split.tokens_per_s for of_split in splits) / len(splits), 1),
-        outside_model_share=round(sum(of_split.outside_model_share for of_split in splits) / len(splits), 4),
-    )
+def join_splits(splits: Sequence[RunResults], scores: RunScores) -> RunResults:
+    """Return the results of a run over its splits: those of the first, with what is known of all of them.
+
+    Args:
+        splits: Results on each split of the rows, the run's own first.
+        scores: Of all splits.
+    """
+    if len(splits) == 1:
+        return splits[0]
+    first, shared = splits[0], set(splits[0].notes).intersection(*(of_split.notes for of_split in splits))
+    own = (f"split {one.split_seeds[0]}: {note}" for one in splits for note in one.notes if note not in shared)
+    found = {metric: _split_interval(first, scores, metric) for metric in scores.names(first.scored_split)}
+    joined = {
+        "split_seeds": tuple(seed for of_split in splits for seed in of_split.split_seeds),
+        "best_epochs": tuple(epoch for of_split in splits for epoch in of_split.best_epochs),
+        "elapsed_s": round(sum(of_split.elapsed_s for of_split in splits), 3),
+        "tokens_per_s": round(sum(of_split.tokens_per_s for of_split in splits) / len(splits), 1),
+        "outside_model_share": round(sum(of_split.outside_model_share for of_split in splits) / len(splits), 4),
+        "notes": (*(note for note in first.notes if note in shared), *own),
+        "split_intervals": {metric: interval for metric, interval in found.items() if interval is not None},
+    }
+    return first.model_copy(update=joined)
 
 
-def split_interval(results: RunResults, scores: RunScores, metric: str) -> Bounds | None:
-    """Return the 95 % interval of a metric of the scored split over splits of the rows; None for a single one."""
+def _split_interval(results: RunResults, scores: RunScores, metric: str) -> Interval | None:
     values = scores.by_split(results.scored_split, metric).values()
-    return mean_interval([[value] for value in values], metric_range(metric), results.test_share)
+    bounds = mean_interval([[value] for value in values], metric_range(metric), results.test_share)
+    return _interval(bounds, "splits", len(values))
 
 
 def read_scored_rows(
@@ -238,7 +250,9 @@ def _beside_baseline(own: RunResults, comparison: Comparison, num_splits: int) -
     if low > 0:
         sentence = f"The model is better than {name}{here}: {detail}."
     elif high < 0:
-        sentence = f"{name} is better than the model{here}: {detail}. A checkpoint with more pre-training may do better."
+        sentence = (
+            f"{name} is better than the model{here}: {detail}. A checkpoint with more pre-training may do better."
+        )
     else:
         sentence = f"No clear difference between the model and {name}{here}: {detail}."
     if part == "valid":

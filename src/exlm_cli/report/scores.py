@@ -10,7 +10,6 @@ from exlm_cli.files import finite_or_none
 from exlm_cli.finetune.intervals import NUM_RESAMPLES
 from exlm_cli.finetune.results import InitialWeights, RunResults
 from exlm_cli.finetune.scores import BASELINE_NAMES, MODEL, OTHER_NAMES, Aggregate, RunScores, Spread, read_scores
-from exlm_cli.finetune.verdict import split_interval
 from exlm_cli.format import (
     NO_VALUE,
     NOT_DEFINED,
@@ -253,21 +252,20 @@ def _ordered(names: Iterable[str], results: RunResults) -> list[str]:
 
 
 def _notes(run: FinetunedRun) -> list[str]:
-    """Return notes on data and training; those that are known of the first split alone say so."""
+    """Return notes on data and training; those of one split alone say so."""
     results, metric = run.results, run.results.selection_metric
-    notes, trained = [*results.notes], results.replication or results
+    notes = [*results.notes]
     if results.grid_best is not None:
         chosen = ", ".join(f"{key}={value}" for key, value in results.grid_best.values.items())
-        notes.append(f"best of {len(results.grid)} grid points: {chosen}")
-    if results.replication is not None:
-        notes = [f"first split: {note}" for note in notes]
-    epochs = ", ".join(map(str, trained.best_epochs))
+        of_split = "first split: " if len(results.split_seeds) > 1 else ""
+        notes.append(f"{of_split}best of {len(results.grid)} grid points: {chosen}")
+    epochs = ", ".join(map(str, results.best_epochs))
     notes.append(f"best epochs by validation {metric}: {epochs}")
-    if results.replication is not None:
+    if results.split_intervals:
+        names = _ordered(results.split_intervals, results)
         shown = (
-            f"{name} {format_number(bounds[0])} to {format_number(bounds[1])}"
-            for name in _ordered(run.scores.names(results.scored_split), results)
-            if (bounds := split_interval(results, run.scores, name)) is not None
+            f"{name} {format_number(bounds.low)} to {format_number(bounds.high)}"
+            for name, bounds in sorted(results.split_intervals.items(), key=lambda one: names.index(one[0]))
         )
         notes.append(f"95 % intervals on {results.scored_split} over splits: {', '.join(shown)}")
     elif (interval := results.rows_interval) is not None:
@@ -275,8 +273,8 @@ def _notes(run: FinetunedRun) -> list[str]:
         rows = format_number_of(interval.num, f"{results.scored_split} row")
         notes.append(f"95 % interval of {metric} over the {rows}, {NUM_RESAMPLES:,} resamples: {ends}")
     notes.append(
-        f"trained in {format_duration(trained.elapsed_s)}, {format_count(trained.tokens_per_s)} tokens/s, "
-        f"{format_percent(trained.outside_model_share)} of the time outside the model"
+        f"trained in {format_duration(results.elapsed_s)}, {format_count(results.tokens_per_s)} tokens/s, "
+        f"{format_percent(results.outside_model_share)} of the time outside the model"
     )
     return notes
 
@@ -343,9 +341,9 @@ def _describe_run(run: FinetunedRun) -> str:
 
 def _describe_seeds(results: RunResults) -> str:
     num_seeds = len(results.seeds)
-    if results.replication is not None:
+    if len(results.split_seeds) > 1:
         seeds = f"{num_seeds} seeds" if num_seeds > 1 else "a seed"
-        return f"{len(results.replication.split_seeds)} splits with {seeds} each"
+        return f"{len(results.split_seeds)} splits with {seeds} each"
     return f"{num_seeds} seeds" if num_seeds > 1 else f"seed {results.seeds[0]}"
 
 
@@ -363,8 +361,7 @@ def _differences(runs: Sequence[FinetunedRun], metric: str) -> tuple[str, ...]:
 
 def _splits_of(run: FinetunedRun) -> tuple[str, int]:
     """Return the hash of a run's first split, and the number of its splits."""
-    over = run.results.replication
-    return run.results.split_sha256, 1 if over is None else len(over.split_seeds)
+    return run.results.split_sha256, len(run.results.split_seeds)
 
 
 def _paired_difference(run: FinetunedRun, first: FinetunedRun, metric: str) -> str:
