@@ -1,6 +1,6 @@
 """Padded batches of a task's examples, and their losses.
 
-Axes: B examples, L tokens, R positions after repetition, C outputs, n losses of `binary`.
+Axes: B examples, L tokens, R positions after repetition, C outputs, F descriptors, n losses of `binary`.
 """
 
 import math
@@ -34,6 +34,7 @@ class TaskBatch(DeviceBatch):
         label_index: As `index_labels` returns it.
         is_padded: Whether any example has [PAD], known to the host.
         num_tokens: Positions without padding, known to the host.
+        descriptors: As in `EncodedRows`.
     """
 
     token_ids: Int64[Tensor, "B R"]
@@ -44,6 +45,7 @@ class TaskBatch(DeviceBatch):
     label_index: Int64[Tensor, " n"]
     is_padded: bool
     num_tokens: int
+    descriptors: Float[Tensor, "B F"] | None = None
 
 
 def repeated_lengths(split: EncodedRows, indices: IntArray, num_repeats: int) -> IntArray:
@@ -69,6 +71,7 @@ def collate(split: EncodedRows, indices: IntArray, *, num_repeats: int, pad_id: 
         index_labels(targets),
         is_padded=min(lengths) < max(lengths),
         num_tokens=sum(lengths),
+        descriptors=None if split.descriptors is None else torch.from_numpy(split.descriptors[indices]),
     )
 
 

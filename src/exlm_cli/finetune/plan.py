@@ -9,6 +9,7 @@ import loky
 
 from exlm_cli.config.finetune import FinetuneRecipe, GridPoint
 from exlm_cli.finetune.cell import Cell, describe_result, run_cell
+from exlm_cli.finetune.features import FeatureStore
 from exlm_cli.finetune.model import recorded_name
 from exlm_cli.finetune.results import RESULT_FILE
 from exlm_cli.finetune.scores import MODEL, Origin, make_scores, point_scores, score_rows_of
@@ -55,6 +56,7 @@ class RunPlan:
         length: Tokens of a sequence before repetition.
         has_baseline: Whether forests are scored too.
         splits: The run's own first.
+        features: Features of the molecules, which baselines and descriptors share.
     """
 
     folder: Path
@@ -65,6 +67,7 @@ class RunPlan:
     use_grid: bool
     has_baseline: bool
     splits: Sequence[SplitPlan]
+    features: FeatureStore
 
     @property
     def cells(self) -> list[Cell]:

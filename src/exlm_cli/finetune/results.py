@@ -4,7 +4,7 @@ import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -13,7 +13,7 @@ from exlm_cli.config.finetune import NO_GRID
 from exlm_cli.data.rows.decode import LARGEST_CSV_FIELD
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import JsonModel, absent_if_none, read_json, read_whole, reason_of, write_atomically
-from exlm_cli.finetune.scores import Aggregate, LabelScores, Scores
+from exlm_cli.finetune.scores import BASELINE_NAMES, PREDICTORS, Aggregate, LabelScores, Predictor, Scores
 from exlm_cli.run_dir import resume_command
 from exlm_cli.tasks.base import FloatArray, Loss
 
@@ -128,6 +128,31 @@ class Comparison(JsonModel):
     intervals: tuple[Interval, ...] = ()
 
 
+class Predictors(JsonModel):
+    """What can predict new rows, and which of it is best on the validation rows.
+
+    Attributes:
+        forests: The forest that is better there, as `model` in `scores.csv`, the first of equals; of each split of the
+            rows, as of `shares`.
+        shares: Weight of the model in the mean of both; the forest has the rest.
+        valid: Score there by the selection metric, mean over the splits; None where it is not defined.
+        best: The first of equals; the model where no score is defined.
+    """
+
+    forests: tuple[str, ...] = Field(min_length=1)
+    shares: tuple[Annotated[float, Field(ge=0, le=1)], ...]
+    valid: dict[Predictor, float | None]
+    best: Predictor
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        if not set(self.forests) <= set(BASELINE_NAMES) or set(self.valid) != set(PREDICTORS):
+            raise ValueError("`forests` or `valid` does not name what predicts")
+        if len(self.forests) != len(self.shares):
+            raise ValueError(f"`shares` has {len(self.shares)} values for {len(self.forests)} forests")
+        return self
+
+
 class RunResults(JsonModel):
     """`results.json`: what a fine-tuning run did; its scores are in `scores.csv`.
 
@@ -147,7 +172,7 @@ class RunResults(JsonModel):
         no_answer_threshold: Median over the seeds of what SQuAD's `f1_threshold` is; absent for other tasks.
         rows_interval: Of the mean prediction's score by the selection metric, over the rows of the scored split; absent
             for metrics that are not resampled.
-        comparison: Present where a baseline was scored.
+        comparison, predictors: Present where a baseline was scored.
         split_intervals: Of each metric of the scored part, over splits; empty for a single one.
         verdict: What the scores say, in sentences.
     """
@@ -184,6 +209,7 @@ class RunResults(JsonModel):
     no_answer_threshold: float | None = absent_if_none()
     rows_interval: Interval | None = absent_if_none()
     comparison: Comparison | None = absent_if_none()
+    predictors: Predictors | None = absent_if_none()
     split_intervals: dict[str, Interval] = Field(default={})
     verdict: tuple[str, ...] = ()
 
@@ -271,7 +297,7 @@ def read_predictions(path: Path, hint: str, *, num_columns: int | None = None) -
 
 
 def baseline_folder(run: Path, model: str, split_seed: int, seed: int) -> Path:
-    """Return the folder with the predictions of a baseline."""
+    """Return the folder with the predictions of a baseline, or of the mean of both."""
     return run / "baselines" / model / f"split-{split_seed}" / f"seed-{seed}"
 
 
@@ -282,7 +308,7 @@ def read_split_outputs(
 
     Args:
         split: Name of the part; not for spans.
-        baseline: Read what this baseline predicted instead.
+        baseline: Read what this baseline, or the mean of both, predicted instead.
 
     Returns:
         N rows of the input, counted from 0; (K, N, C) probabilities or values; targets as in

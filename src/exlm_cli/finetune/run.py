@@ -28,6 +28,7 @@ from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.files import make_folder, write_atomically, write_csv, write_json
 from exlm_cli.finetune.baseline import is_affordable
 from exlm_cli.finetune.cell import Cell
+from exlm_cli.finetune.features import FeatureStore
 from exlm_cli.finetune.model import (
     ENCODER_FILE,
     choose_tokenizer,
@@ -42,7 +43,7 @@ from exlm_cli.finetune.plan import RunPlan, SplitPlan, finish_cells
 from exlm_cli.finetune.results import TARGETS_COLUMN, RunResults
 from exlm_cli.finetune.scores import RunScores, read_scores
 from exlm_cli.finetune.scoring import conclude
-from exlm_cli.finetune.trainer import encode_task
+from exlm_cli.finetune.trainer import describe_rows, encode_task
 from exlm_cli.finetune.training_rows import write_training_rows
 from exlm_cli.format import format_counts
 from exlm_cli.launch import require_one_process
@@ -159,9 +160,15 @@ def run_finetuning(
     folder = run or create_run_dir(out, recipe.name)
     with sole_process(folder, is_new=run is None):
         with discarded_on_failure(folder, is_new=run is None):
-            splits = [_plan_split(folder, recipe, points, seed, one, weights, length) for seed, one in tasks.items()]
+            store = FeatureStore()
+            splits = [
+                _plan_split(folder, recipe, points, seed, one, weights, length, store, progress)
+                for seed, one in tasks.items()
+            ]
+            if about := splits[0].data.about_descriptors:
+                progress.message(about)
             source = None if checkpoint is None else Path(checkpoint)
-            plan = RunPlan(folder, recipe, weights, source, length, use_grid, has_baseline, splits)
+            plan = RunPlan(folder, recipe, weights, source, length, use_grid, has_baseline, splits, store)
             if run is None:
                 _describe(plan)
             else:
@@ -275,9 +282,12 @@ def _plan_split(
     task: DownstreamTask,
     weights: Pretrained,
     length: int,
+    store: FeatureStore,
+    progress: Progress,
 ) -> SplitPlan:
     """Encode the rows of a split, and list its cells by grid point and seed."""
-    data = encode_task(task, weights.tokenizer, length, weights.recipe.masking.num_repeats)
+    encoded = encode_task(task, weights.tokenizer, length, weights.recipe.masking.num_repeats)
+    data = describe_rows(encoded, recipe.task, store, progress)
     own = [GridPoint(point.label, point.values, _recipe_of_split(point.recipe, split_seed)) for point in points]
     of_split = [f"split {split_seed}"] if recipe.num_replicates > 1 else []
     cells = {}

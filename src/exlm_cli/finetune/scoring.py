@@ -11,14 +11,17 @@ import numpy as np
 
 from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, GridPoint
 from exlm_cli.files import make_folder, write_json
-from exlm_cli.finetune.baseline import BASELINES, Baseline, FeatureStore, predict_baseline
-from exlm_cli.finetune.calibration import CALIBRATION_FILE, calibrate_answers, calibrate_run
+from exlm_cli.finetune.baseline import BASELINES, Baseline, describe_molecules, forest_predictions, grow_forests
+from exlm_cli.finetune.blend import best_share, blend
+from exlm_cli.finetune.calibration import CALIBRATION_FILE, calibrate_answers, calibrate_run, calibration_file
+from exlm_cli.finetune.forests import FORESTS_FILE, write_forests
 from exlm_cli.finetune.model import describe_weights
 from exlm_cli.finetune.plan import RunPlan, SplitPlan
 from exlm_cli.finetune.results import (
     RESULTS_FILE,
     CellResult,
     GridChoice,
+    Predictors,
     RunResults,
     baseline_folder,
     best_cell_folder,
@@ -28,9 +31,12 @@ from exlm_cli.finetune.results import (
 )
 from exlm_cli.finetune.scores import (
     AVERAGE,
+    BOTH,
     MODEL,
+    PREDICTORS,
     LabelScores,
     Origin,
+    Predictor,
     RunScores,
     ScoreRow,
     Scores,
@@ -43,7 +49,15 @@ from exlm_cli.finetune.scores import (
 from exlm_cli.finetune.spelling import describe_spelling
 from exlm_cli.finetune.trainer import describe_data
 from exlm_cli.finetune.training_rows import similarity_to_training
-from exlm_cli.finetune.verdict import compare, describe_verdict, interval_over_rows, join_splits, read_scored_rows
+from exlm_cli.finetune.verdict import (
+    choose_predictor,
+    compare,
+    describe_verdict,
+    first_best,
+    interval_over_rows,
+    join_splits,
+    read_scored_rows,
+)
 from exlm_cli.format import name_some, printable
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import update_run_json
@@ -75,8 +89,7 @@ def conclude(plan: RunPlan, best: Mapping[int, GridPoint], progress: Progress) -
         best: Grid point of each split that is reported.
         progress: Reports baselines.
     """
-    features = FeatureStore()
-    parts = [_score_split(plan, split, best[split.seed], features, progress) for split in plan.splits]
+    parts = [_score_split(plan, split, best[split.seed], progress) for split in plan.splits]
     splits, scores = [part.results for part in parts], join_scores([part.scores for part in parts])
     folder, first = plan.folder, plan.splits[0]
     results, data = join_splits(splits, scores), first.data
@@ -89,6 +102,7 @@ def conclude(plan: RunPlan, best: Mapping[int, GridPoint], progress: Progress) -
     concluded = {
         "rows_interval": None if rows is None else interval_over_rows(results, rows),
         "comparison": comparison,
+        "predictors": choose_predictor(splits, scores),
         "verdict": describe_verdict(splits, scores, comparison),
     }
     results = results.model_copy(update=concluded)
@@ -97,6 +111,11 @@ def conclude(plan: RunPlan, best: Mapping[int, GridPoint], progress: Progress) -
     else:
         similarity = similarity_to_training(folder, first.task, progress) if data.loss == "regression" else None
         calibration = calibrate_run(folder, results, similarity)
+        if results.predictors is not None:
+            others: dict[Predictor, str] = {"forest": results.predictors.forests[0], "both": BOTH}
+            for predictor, baseline in others.items():
+                of_other = calibrate_run(folder, results, similarity, baseline=baseline)
+                write_json(folder / calibration_file(predictor), of_other)
     write_scores(folder, scores)
     write_json(folder / CALIBRATION_FILE, calibration)
     write_json(folder / RESULTS_FILE, results)
@@ -104,9 +123,7 @@ def conclude(plan: RunPlan, best: Mapping[int, GridPoint], progress: Progress) -
     return results
 
 
-def _score_split(
-    plan: RunPlan, split: SplitPlan, best: GridPoint, features: FeatureStore, progress: Progress
-) -> SplitScores:
+def _score_split(plan: RunPlan, split: SplitPlan, best: GridPoint, progress: Progress) -> SplitScores:
     """Return what a split did, and the scores of its cells, of their average and of the baselines."""
     cells = {label: [cell.read() for cell in of_point] for label, of_point in split.cells.items()}
     rows = [
@@ -121,7 +138,15 @@ def _score_split(
     average = Origin(MODEL, best.label, split.seed, AVERAGE)
     rows += score_rows_of(average, *_score_average(plan.folder, split, results))
     if plan.has_baseline:
-        rows += [row for one in BASELINES for row in _score_baseline(plan, split, results, one, features, progress)]
+        for baseline in BASELINES:
+            _predict_baseline(plan, split, baseline, progress)
+            rows += _score_other(plan, split, results, baseline.model)
+        forest = _choose_forest(make_scores(rows), metric, is_greater_better=is_greater_better)
+        share = _predict_both(plan, split, results, forest, progress)
+        rows += _score_other(plan, split, results, BOTH)
+        # `conclude` chooses, over all splits
+        predictors = Predictors(forests=(forest.model,), shares=(share,), valid=dict.fromkeys(PREDICTORS), best="model")
+        results = results.model_copy(update={"predictors": predictors})
     return SplitScores(results, make_scores(rows))
 
 
@@ -145,37 +170,77 @@ def _score_average(folder: Path, split: SplitPlan, results: RunResults) -> tuple
     return metrics, labels
 
 
-def _score_baseline(
-    plan: RunPlan,
-    split: SplitPlan,
-    results: RunResults,
-    baseline: Baseline,
-    features: FeatureStore,
-    progress: Progress,
-) -> Iterator[ScoreRow]:
-    """Score a baseline with every seed, and the mean of its predictions; forests that are there are not trained again.
+def _predict_baseline(
+    plan: RunPlan, split: SplitPlan, baseline: Baseline, progress: Progress, *, is_needed: bool = False
+) -> None:
+    """Train a baseline with every seed and predict the scored rows; what is there is not trained again.
 
-    Their predictions lie in `baselines/`, as those of the model in `cells/`.
+    Its predictions lie in `baselines/`, as those of the model in `cells/`, and its forests beside them.
+
+    Args:
+        is_needed: Train it again where the forests are missing, not only where predictions are.
     """
-    task, recipe = split.task, plan.recipe
-    assert isinstance(task, RowTask), "a task of molecules has rows"
-    for seed in recipe.seeds:
+    task = split.task
+    for seed in plan.recipe.seeds:
         folder = baseline_folder(plan.folder, baseline.model, split.seed, seed)
-        if not all((folder / f"predictions-{part}.csv").is_file() for part in split.data.scored):
-            make_folder(folder)
-            threads = recipe.train.num_threads
-            found = predict_baseline(task, baseline, features, seed, progress, num_threads=threads)
-            for part, predicted_NC in found.items():
-                path = folder / f"predictions-{part}.csv"
-                write_outputs(path, task.split_indices[part], task.output_names, predicted_NC)
+        needed = [*(f"predictions-{part}.csv" for part in split.data.scored), *([FORESTS_FILE] if is_needed else [])]
+        if all((folder / name).is_file() for name in needed):
+            continue
+        make_folder(folder)
+        data = describe_molecules(task, baseline, plan.features, progress)
+        forests = grow_forests(data, seed, progress, num_threads=plan.recipe.train.num_threads)
+        write_forests(folder / FORESTS_FILE, forests)
+        for part in split.data.scored:
+            predicted_NC = forest_predictions(forests, task.loss, data.features[part])
+            path = folder / f"predictions-{part}.csv"
+            write_outputs(path, task.split_indices[part], task.output_names, predicted_NC)
+
+
+def _choose_forest(scores: RunScores, metric: str, *, is_greater_better: bool) -> Baseline:
+    """Return the baseline that is better on the validation rows; the first of equals."""
+    values = [scores.average("valid", metric, model=baseline.model).mean for baseline in BASELINES]
+    return BASELINES[first_best(values, is_greater_better=is_greater_better)]
+
+
+def _predict_both(plan: RunPlan, split: SplitPlan, results: RunResults, forest: Baseline, progress: Progress) -> float:
+    """Write the weighted mean of the model's and the forest's predictions, and return the share of the model.
+
+    The share is that of the mean predictions of the seeds. Only the forests that it needs are kept.
+    """
+    task, seeds = split.task, plan.recipe.seeds
+    _predict_baseline(plan, split, forest, progress, is_needed=True)
+    for other in BASELINES:
+        for seed in seeds if other is not forest else ():
+            (baseline_folder(plan.folder, other.model, split.seed, seed) / FORESTS_FILE).unlink(missing_ok=True)
+    by_part = {}
+    for part in split.data.scored:
+        rows = task.split_indices[part].tolist()
+        model_KNC = read_seed_outputs(plan.folder, results, part, rows)
+        by_part[part] = (model_KNC, read_seed_outputs(plan.folder, results, part, rows, baseline=forest.model))
+    of_model_NC, of_forest_NC = (by_seed_KNC.mean(axis=0) for by_seed_KNC in by_part["valid"])
+    share = best_share(task.loss, of_model_NC, of_forest_NC, split.data.scored["valid"].targets)
+    for index, seed in enumerate(seeds):
+        folder = baseline_folder(plan.folder, BOTH, split.seed, seed)
+        make_folder(folder)
+        for part, (model_KNC, forest_KNC) in by_part.items():
+            path = folder / f"predictions-{part}.csv"
+            both_NC = blend(share, model_KNC[index], forest_KNC[index])
+            write_outputs(path, task.split_indices[part], task.output_names, both_NC)
+    return share
+
+
+def _score_other(plan: RunPlan, split: SplitPlan, results: RunResults, model: str) -> Iterator[ScoreRow]:
+    """Score what a baseline or the mean of both predicted with every seed, and the mean of its predictions."""
+    task = split.task
+    assert isinstance(task, RowTask), "a task of molecules has rows"
     for part in split.data.scored:
         targets_NC, rows = task.examples[part].targets, task.split_indices[part].tolist()
-        by_seed_KNC = read_seed_outputs(plan.folder, results, part, rows, baseline=baseline.model)
-        every: list[tuple[int | str, FloatArray]] = list(zip(recipe.seeds, by_seed_KNC, strict=True))
+        by_seed_KNC = read_seed_outputs(plan.folder, results, part, rows, baseline=model)
+        every: list[tuple[int | str, FloatArray]] = list(zip(plan.recipe.seeds, by_seed_KNC, strict=True))
         for name, predicted_NC in [*every, (AVERAGE, by_seed_KNC.mean(axis=0))]:
             metrics = score_rows(task.loss, predicted_NC, targets_NC, task.target_scale)
             labels = score_labels(task.loss, predicted_NC, targets_NC, task.output_names)
-            origin = Origin(baseline.model, NO_GRID, split.seed, name)
+            origin = Origin(model, NO_GRID, split.seed, name)
             yield from score_rows_of(origin, {part: dict(metrics)}, {part: {n: dict(v) for n, v in labels.items()}})
 
 

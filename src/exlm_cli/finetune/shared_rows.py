@@ -55,11 +55,15 @@ def write_shared_rows(run: Path, splits: Mapping[int, TaskData]) -> None:
                     sequences.append((token_ids, None if rows.answerable is None else rows.answerable[index]))
             _save(folder / f"{split_seed}-{part}-places.npy", np.array([places[id(ids)] for ids in rows.token_ids]))
             _save(folder / f"{split_seed}-{part}-targets.npy", rows.targets)
+            if rows.descriptors is not None:
+                _save(folder / f"{split_seed}-{part}-descriptors.npy", rows.descriptors)
         content = {
             **{name: getattr(data, name) for name in _FIELDS},
             "class_weights": None if data.class_weights is None else data.class_weights.tolist(),
             "scored": {part: rows.stored() for part, rows in data.scored.items()},
         }
+        if data.descriptor_quantiles is not None:
+            _save(folder / f"{split_seed}-quantiles.npy", data.descriptor_quantiles)
         write_atomically(folder / f"{split_seed}.json", json.dumps(content).encode())
     _save(folder / "ends.npy", np.cumsum([len(token_ids) for token_ids, _ in sequences]))
     _save(folder / "tokens.npy", np.concatenate([token_ids.astype(np.int32) for token_ids, _ in sequences]))
@@ -86,12 +90,17 @@ def read_shared_rows(
     tokens = _split(folder / "tokens.npy", ends)
     masks = _split(folder / "answerable.npy", ends) if (folder / "answerable.npy").is_file() else None
 
+    def mapped(name: str) -> NDArray[Any] | None:
+        path = folder / f"{split_seed}-{name}.npy"
+        return np.asarray(np.load(path, mmap_mode="c")) if path.is_file() else None
+
     def rows_of(part: Split) -> EncodedRows:
         places = np.load(folder / f"{split_seed}-{part}-places.npy").tolist()
         return EncodedRows(
             tuple(tokens[place] for place in places),
             np.load(folder / f"{split_seed}-{part}-targets.npy"),
             None if masks is None else tuple(masks[place] for place in places),
+            descriptors=mapped(f"{part}-descriptors"),
         )
 
     def scored(part: Split, stored: Mapping[str, Any]) -> EncodedSplit:
@@ -105,6 +114,7 @@ def read_shared_rows(
         train=rows_of("train"),
         scored={part: scored(part, stored) for part, stored in content["scored"].items()},
         tokenizer=tokenizer,
+        descriptor_quantiles=mapped("quantiles"),
     )
 
 

@@ -17,14 +17,22 @@ from torch import Tensor
 
 from exlm_cli.config.finetune import FinetuneRecipe, FinetuneTrainConfig
 from exlm_cli.config.sections import TrainConfig
+from exlm_cli.config.tasks import TaskSection
 from exlm_cli.data import IntArray
 from exlm_cli.data.rows.records import SKIPPED_FILE
 from exlm_cli.data.sampler import EpochPlan, cut_microbatches, plan_epoch, prefetch_to
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.distributed.parallel import StepModule
 from exlm_cli.finetune.batch import TaskBatch, batch_losses, collate, repeated_lengths
+from exlm_cli.finetune.features import (
+    FeatureStore,
+    describe_descriptors,
+    descriptor_names,
+    fit_quantiles,
+    with_descriptors,
+)
 from exlm_cli.format import format_number_of, format_percent
-from exlm_cli.model.heads import TaskModel
+from exlm_cli.model.heads import DescriptorHead, TaskModel
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import DownstreamTask, EncodedRows, EncodedSplit, FloatArray, Loss, Split
 from exlm_cli.tasks.metrics import target_scale
@@ -45,6 +53,8 @@ class TaskData:
         scored: The other parts of the rows.
         num_repeats: Copies of each token, as in pre-training.
         fingerprint: Hash of row numbers, tokens, targets, class weights and whatever else the task's scores depend on.
+        descriptor_quantiles: (F, Q) quantiles of the descriptors of the training rows; None where there are none.
+        about_descriptors: What the head reads beside the encoder's state, in a sentence; empty: nothing.
     """
 
     name: str
@@ -58,6 +68,13 @@ class TaskData:
     tokenizer: Tokenizer
     num_repeats: int
     fingerprint: str
+    descriptor_quantiles: FloatArray | None = None
+    about_descriptors: str = ""
+
+    @property
+    def num_descriptors(self) -> int:
+        """F."""
+        return 0 if self.descriptor_quantiles is None else len(self.descriptor_quantiles)
 
     @property
     def num_outputs(self) -> int | None:
@@ -96,7 +113,8 @@ def encode_task(task: DownstreamTask, tokenizer: Tokenizer, sequence_length: int
 
 def describe_data(task: DownstreamTask, data: TaskData) -> list[str]:
     """Return caveats of the data, and whether the tokenizer fits them."""
-    notes = [*task.notes, *(f"{name}: {note}" for name, rows in data.parts.items() for note in rows.notes)]
+    notes = [*task.notes, *([data.about_descriptors] if data.about_descriptors else [])]
+    notes += (f"{name}: {note}" for name, rows in data.parts.items() for note in rows.notes)
     if task.skipped:
         left_out = format_number_of(len(task.skipped), "row")
         notes.append(f"{SKIPPED_FILE} lists what was left out, {left_out}, with reasons")
@@ -106,9 +124,39 @@ def describe_data(task: DownstreamTask, data: TaskData) -> list[str]:
     return notes
 
 
+def describe_rows(data: TaskData, config: TaskSection, store: FeatureStore, progress: Progress) -> TaskData:
+    """Return a task with the descriptors of each row that the head reads.
+
+    Args:
+        config: Names them.
+        store: Features of molecules that are known, which grows.
+    """
+    if not descriptor_names(config):
+        return data
+    assert isinstance(data.train, EncodedSplit), "rows that were encoded here know their molecules"
+    parts: dict[Split, EncodedSplit] = {"train": data.train, **data.scored}
+    store.of_rows(list(parts.values()), config, progress)  # at once, so that the work is spread evenly
+    parts = {part: with_descriptors(rows, config, store, progress) for part, rows in parts.items()}
+    digest = hashlib.sha256(data.fingerprint.encode())
+    for rows in parts.values():
+        digest.update(np.ascontiguousarray(rows.descriptors).tobytes())
+    training_NF = parts["train"].descriptors
+    assert training_NF is not None, "the config names some"
+    quantiles_FQ = fit_quantiles(training_NF)
+    about = describe_descriptors(training_NF, quantiles_FQ, config)
+    return replace(
+        data,
+        train=parts["train"],
+        scored={part: rows for part, rows in parts.items() if part != "train"},
+        fingerprint=digest.hexdigest(),
+        descriptor_quantiles=quantiles_FQ,
+        about_descriptors=about,
+    )
+
+
 def task_outputs(model: TaskModel, batch: TaskBatch) -> Tensor:
     """Run a model and return its outputs."""
-    return cast(Tensor, model(batch.token_ids, batch.lengths, batch.is_padded))
+    return cast(Tensor, model(batch.token_ids, batch.lengths, batch.is_padded, batch.descriptors))
 
 
 def task_losses(model: TaskModel, batch: TaskBatch, loss: Loss, weights: Tensor | None) -> Float[Tensor, " n"]:
@@ -245,6 +293,9 @@ class FinetuneTask:
             mean_C, std_C = target_scale(data.train.targets)
             model.output_mean.copy_(torch.from_numpy(mean_C))
             model.output_std.copy_(torch.from_numpy(std_C))
+        if isinstance(model.head, DescriptorHead):
+            assert data.descriptor_quantiles is not None, "the model was built for them"
+            model.head.ranks.quantiles.copy_(torch.from_numpy(data.descriptor_quantiles))
 
     def plan(self, epoch: int) -> EpochPlan:
         """Return the steps of an epoch."""

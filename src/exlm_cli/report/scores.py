@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from exlm_cli.files import finite_or_none
 from exlm_cli.finetune.intervals import NUM_RESAMPLES
 from exlm_cli.finetune.results import InitialWeights, RunResults
-from exlm_cli.finetune.scores import BASELINE_NAMES, MODEL, Aggregate, RunScores, Spread, read_scores
+from exlm_cli.finetune.scores import BASELINE_NAMES, MODEL, OTHER_NAMES, Aggregate, RunScores, Spread, read_scores
 from exlm_cli.format import (
     NO_VALUE,
     NOT_DEFINED,
@@ -91,7 +91,7 @@ def results_tables(run: FinetunedRun) -> list[ReportTable]:
 
 
 def _scores_table(run: FinetunedRun) -> ReportTable:
-    """Return the scores on each split: of the mean prediction, of single seeds, of the baselines; notes on training."""
+    """Return the scores on each split: of the mean prediction, of single seeds, of baselines and both; and notes."""
     results, scores, splits = run.results, run.scores, run.scores.splits
     names = _ordered(scores.names(splits[0]), results)
     groups = [_average_rows(run, names, splits)]
@@ -100,9 +100,9 @@ def _scores_table(run: FinetunedRun) -> ReportTable:
             (name, *(format_score(scores.seeds(split, name), results.aggregate) for split in splits)) for name in names
         )
         groups.append([(SINGLE_SEEDS, *("" for _ in splits)), *shown])
-    for model in scores.baselines:
-        of_baseline = _average_rows(run, [name for name in names if name != "loss"], splits, model)
-        groups.append([(BASELINE_NAMES[model], *("" for _ in splits)), *of_baseline])
+    for model in scores.others:
+        of_other = _average_rows(run, [name for name in names if name != "loss"], splits, model)
+        groups.append([(OTHER_NAMES[model], *("" for _ in splits)), *of_other])
     init = results.init
     begun = f"{init.objective} {init.recipe}"
     if init.checkpoint is not None:
@@ -167,17 +167,17 @@ def label_scores_table(labels: Mapping[str, Mapping[str, float]]) -> ReportTable
 
 
 def _labels_table(run: FinetunedRun) -> ReportTable:
-    """Return the mean prediction's scores of each label or value on the reported split, the baselines' beside them."""
+    """Return the mean prediction's scores of each label or value on the reported split, the others' beside them."""
     results, scores, split = run.results, run.scores, run.results.scored_split
     is_value = results.loss == "regression"
     names = _OF_VALUES if is_value else _OF_LABELS
     labels = scores.labels(split)
-    baselines = [model for model in scores.baselines if scores.labels(split, model)]
+    others = [model for model in scores.others if scores.labels(split, model)]
     rows = [
         (
             label,
             *(format_score(run.average(name, label=label), "mean") for name in names),
-            *(format_score(run.average(names[0], model=model, label=label), "mean") for model in baselines),
+            *(format_score(run.average(names[0], model=model, label=label), "mean") for model in others),
         )
         for label in labels[:_MAX_LABELS]
     ]
@@ -185,7 +185,7 @@ def _labels_table(run: FinetunedRun) -> ReportTable:
     if len(labels) > _MAX_LABELS:
         notes.append(f"the first {_MAX_LABELS} of {len(labels)}; scores.csv has all")
     kind = "value" if is_value else "label"
-    columns = (kind, *names, *(f"{names[0]} of {BASELINE_NAMES[model]}" for model in baselines))
+    columns = (kind, *names, *(f"{names[0]} of {OTHER_NAMES[model]}" for model in others))
     return ReportTable("labels", f"{split}: each {kind} alone", columns, (tuple(rows),), tuple(notes))
 
 

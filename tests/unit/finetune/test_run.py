@@ -326,7 +326,7 @@ def test_forests_are_scored_for_every_seed_and_kept(tmp_path, monkeypatch):
     assert result.results.comparison is not None
     (out / "results.json").unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(scoring, "predict_baseline", pytest.fail)
+        patch.setattr(scoring, "grow_forests", pytest.fail)
         again = resume_finetuning(out)
     assert again.results == result.results
     assert again.scores.table.equals(scores.table)
