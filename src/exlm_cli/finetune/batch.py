@@ -1,6 +1,6 @@
 """Padded batches of a task's examples, and their losses.
 
-Axes: B examples, L tokens, R positions after repetition, C outputs, n losses of `binary`.
+Axes: B examples, L tokens, R positions after repetition, C outputs, D width, n losses of `binary`.
 """
 
 import math
@@ -34,6 +34,7 @@ class TaskBatch(DeviceBatch):
         label_index: As `index_labels` returns it.
         is_padded: Whether any example has [PAD], known to the host.
         num_tokens: Positions without padding, known to the host.
+        states: States at [CLS], where the encoder is frozen and they are known.
     """
 
     token_ids: Int64[Tensor, "B R"]
@@ -44,6 +45,7 @@ class TaskBatch(DeviceBatch):
     label_index: Int64[Tensor, " n"]
     is_padded: bool
     num_tokens: int
+    states: Float[Tensor, "B D"] | None = None
 
 
 def repeated_lengths(split: EncodedRows, indices: IntArray, num_repeats: int) -> IntArray:

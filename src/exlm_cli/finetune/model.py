@@ -66,9 +66,13 @@ class Finetuned:
     def run_seeds(self, encoded: EncodedSplit, progress: Progress) -> list[list[FloatArray]]:
         """Return the outputs of each of the K seeds for N examples, as `TaskRunner.predict` gives them."""
         outputs: list[list[FloatArray]] = []
+        first, *others = self.runners.values()
+        states = None
+        if others and first.model.is_encoder_frozen and self.results.loss != "span" and len(encoded):
+            states = first.encode(encoded, progress, "encoding")  # all seeds have the same encoder
         with progress.bar("seeds", len(self.runners)) as bar:
             for seed, runner in self.runners.items():
-                outputs.append(runner.predict(encoded, progress, f"seed {seed}") if len(encoded) else [])
+                outputs.append(runner.predict(encoded, progress, f"seed {seed}", states=states) if len(encoded) else [])
                 bar.update(len(outputs))
         return outputs
 
@@ -255,6 +259,8 @@ def load_finetuned(run: Path, *, device: str = "auto") -> Finetuned:
         require_origin(best, saved, identity, files)
         model = TaskModel(encoder_recipe, best_recipe.model, tokenizer.vocab_size, num_outputs)
         load_model_weights(best, model)
+        if best_recipe.train.freeze_encoder:
+            model.freeze_encoder()
         num_repeats = encoder_recipe.masking.num_repeats
         runners[seed] = TaskRunner(model.to(torch_device).eval(), tokenizer, num_repeats, best_recipe.train)
     length = recipe.task.sequence_length or encoder_recipe.data.sequence_length

@@ -6,7 +6,7 @@ Axes: N examples of a split, C outputs, L tokens of an example.
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import cast
 
@@ -24,6 +24,7 @@ from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.distributed.parallel import StepModule, spread
 from exlm_cli.distributed.ranks import ALONE, Ranks
 from exlm_cli.finetune.batch import TaskBatch, batch_losses, collate, repeated_lengths
+from exlm_cli.finetune.frozen import FrozenStates
 from exlm_cli.format import format_number_of, format_percent
 from exlm_cli.model.heads import TaskModel
 from exlm_cli.progress import Progress
@@ -43,6 +44,7 @@ class TaskData:
     Attributes:
         num_repeats: Copies of each token, as in pre-training.
         fingerprint: Hash of row numbers, tokens, targets, class weights and whatever else the task's scores depend on.
+        frozen_states: States of the rows, where the encoder is frozen.
     """
 
     task: DownstreamTask
@@ -50,6 +52,7 @@ class TaskData:
     tokenizer: Tokenizer
     num_repeats: int
     fingerprint: str
+    frozen_states: FrozenStates = field(default_factory=FrozenStates)
 
     @property
     def num_outputs(self) -> int | None:
@@ -82,7 +85,12 @@ def encode_task(task: DownstreamTask, tokenizer: Tokenizer, sequence_length: int
 
 def task_outputs(model: TaskModel, batch: TaskBatch) -> Tensor:
     """Run a model and return its outputs."""
-    return cast(Tensor, model(batch.token_ids, batch.lengths, batch.is_padded))
+    return cast(Tensor, model(batch.token_ids, batch.lengths, batch.is_padded, states=batch.states))
+
+
+def cls_states(model: TaskModel, batch: TaskBatch) -> Tensor:
+    """Run the encoder and return the states at [CLS]."""
+    return model.encode_cls(batch.token_ids, batch.lengths, batch.is_padded)
 
 
 def task_losses(model: TaskModel, batch: TaskBatch, loss: Loss, weights: Tensor | None) -> Float[Tensor, " n"]:
@@ -133,11 +141,16 @@ class TaskRunner:
             module.compile_step()
         self.module = spread(module, ranks)
 
-    def batches(self, encoded: EncodedRows, indices: IntArray) -> Iterator[TaskBatch]:
-        """Return padded batches of examples of similar length; start preparing the first one now."""
+    def batches(self, encoded: EncodedRows, indices: IntArray, states: Tensor | None = None) -> Iterator[TaskBatch]:
+        """Return padded batches of examples of similar length; start preparing the first one now.
+
+        Args:
+            states: (N, D) states of all examples at [CLS], on the host, where they are known.
+        """
 
         def make(chosen: IntArray) -> TaskBatch:
-            return collate(encoded, chosen, num_repeats=self.num_repeats, pad_id=self.pad_id)
+            batch = collate(encoded, chosen, num_repeats=self.num_repeats, pad_id=self.pad_id)
+            return batch if states is None else replace(batch, states=states[torch.from_numpy(chosen)])
 
         lengths = repeated_lengths(encoded, indices, self.num_repeats)
         parts = cut_microbatches(lengths, self.microbatch_tokens)
@@ -153,6 +166,7 @@ class TaskRunner:
         progress: Progress,
         label: str,
         see: Callable[[TaskBatch, Tensor], None] | None = None,
+        states: Tensor | None = None,
     ) -> list[FloatArray]:
         """Run the model on every example without dropout, each rank on its share; leave it in training mode.
 
@@ -161,13 +175,14 @@ class TaskRunner:
             progress: Shows a bar.
             label: Label of the bar.
             see: Called with each batch of this rank and the model's outputs.
+            states: As for `batches`.
 
         Returns:
             Outputs of each example, in order: (C,) logits, or values in the task's units; (L, 2) logits for spans.
         """
         own: dict[int, FloatArray] = {}
         share = self.ranks.share_of(np.arange(len(encoded)))
-        batches = self.batches(encoded, share) if len(share) else iter(())
+        batches = self.batches(encoded, share, states) if len(share) else iter(())
         self.model.eval()
         num_done = 0
         with progress.bar(label, len(share)) as bar, torch.no_grad():
@@ -186,6 +201,19 @@ class TaskRunner:
         self.model.train()
         predicted = {index: row for each in self.ranks.exchange(own) for index, row in each.items()}
         return [predicted[index] for index in range(len(encoded))]
+
+    def encode(self, encoded: EncodedRows, progress: Progress, label: str) -> Float[Tensor, "N D"]:
+        """Return the states of all examples at [CLS], without dropout, on the host; every rank makes all of them."""
+        states = torch.zeros(len(encoded), self.model.encoder.token_embedding.embedding_dim)
+        is_training, num_done = self.model.training, 0
+        self.model.eval()
+        with progress.bar(label, len(encoded)) as bar, torch.no_grad(), self.autocast():
+            for batch in self.batches(encoded, np.arange(len(encoded))):
+                states[batch.sample_index.cpu()] = cls_states(self.model, batch).cpu()
+                num_done += len(batch.sample_index)
+                bar.update(num_done)
+        self.model.train(is_training)
+        return states
 
     def _first_batch(self, encoded: EncodedRows) -> TaskBatch:
         return next(self.batches(encoded, np.arange(1)))
@@ -254,7 +282,7 @@ class FinetuneTask:
     def microbatches(self, indices: IntArray, epoch: int) -> Iterator[TaskBatch]:
         """Return one step's padded batches; start preparing the first one now."""
         del epoch  # no masks: an example is the same in every epoch
-        return self._runner.batches(self.data.splits["train"], indices)
+        return self._runner.batches(self.data.splits["train"], indices, self._states("train"))
 
     def losses(self, batch: TaskBatch) -> Tensor:
         """Return the loss of each label or example, as `batch_losses` gives them."""
@@ -280,10 +308,25 @@ class FinetuneTask:
             lambda batch, raw: losses.extend(
                 losses_of_outputs(self.model, raw, batch, self.data.task.loss, self._weights).tolist()
             ),
+            self._states(split),
         )
         losses = [loss for own in self._runner.ranks.exchange(losses) for loss in own]
         counted = [value for value in losses if math.isfinite(value)]
         return math.fsum(counted) / len(counted) if counted else math.nan, outputs
+
+    def _states(self, split: Split) -> Tensor | None:
+        """Return the states of a split that a frozen encoder gives, worked out when first asked for; else None.
+
+        They are those of the whole split in one fixed order, so that a resumed run has the same bits.
+        """
+        if not self.model.is_encoder_frozen or self.data.task.loss == "span":
+            return None
+        encoded, precision = self.data.splits[split], self._runner.autocast_dtype
+        states = self.data.frozen_states.find(encoded, precision)
+        if states is None:
+            states = self._runner.encode(encoded, self._progress, f"encoding {split}")
+            self.data.frozen_states.keep(encoded, precision, states)
+        return states
 
 
 def _fingerprint(task: DownstreamTask, splits: dict[Split, EncodedSplit]) -> str:

@@ -106,18 +106,35 @@ class TaskModel(nn.Module):
         is_token = index < lengths[:, None] if is_padded else None
         return cast(Tensor, self.encoder(token_ids, is_token, read=read))
 
-    def forward(self, token_ids: Int64[Tensor, "B R"], lengths: Int64[Tensor, " B"], is_padded: bool = True) -> Tensor:
+    def forward(
+        self,
+        token_ids: Int64[Tensor, "B R"],
+        lengths: Int64[Tensor, " B"],
+        is_padded: bool = True,
+        states: Float[Tensor, "B D"] | None = None,
+    ) -> Tensor:
         """Return (B, C) outputs, or (B, L, 2) for spans, float32; those of a regression are in standardised units.
 
         Args:
             token_ids: Repeated input tokens, [CLS] first and [SEP] last, padded with anything.
             lengths: Real positions of each sequence.
             is_padded: False where all sequences have R positions: attention then needs no mask.
+            states: The result of `encode_cls`, if it is known: the head alone runs.
         """
-        read = None if isinstance(self.head, SpanHead) else torch.zeros_like(lengths)[:, None]  # [CLS]
-        states = self.encode(token_ids, lengths, is_padded, read).float()
-        with without_autocast(states):  # 16-bit scores have ties, which change rank metrics
-            return cast(Tensor, self.head(states, lengths))
+        if states is not None:
+            states_BrD = states[:, None]
+        elif isinstance(self.head, SpanHead):
+            states_BrD = self.encode(token_ids, lengths, is_padded).float()
+        else:
+            states_BrD = self.encode_cls(token_ids, lengths, is_padded)[:, None]
+        with without_autocast(states_BrD):  # 16-bit scores have ties, which change rank metrics
+            return cast(Tensor, self.head(states_BrD, lengths))
+
+    def encode_cls(
+        self, token_ids: Int64[Tensor, "B R"], lengths: Int64[Tensor, " B"], is_padded: bool = True
+    ) -> Float[Tensor, "B D"]:
+        """Return the state at [CLS], float32; arguments as for `forward`."""
+        return self.encode(token_ids, lengths, is_padded, torch.zeros_like(lengths)[:, None])[:, 0].float()
 
     def in_units(self, outputs: Tensor) -> Tensor:
         """Return the outputs of `forward` in the task's units, float64; logits stay as they are."""
