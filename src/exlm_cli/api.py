@@ -3,7 +3,7 @@
 Axes: R rows, K seeds, C outputs, D model width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,12 +21,13 @@ from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.export.hub import SCHEME, fetch_run
 from exlm_cli.finetune.calibration import DEFAULT_LEVEL, check_level, error_signs, read_calibration
 from exlm_cli.finetune.embed import RowEncoder, Vectors, embed_rows, finetuned_encoder, pretrained_encoder
+from exlm_cli.finetune.features import FeatureStore, with_descriptors
 from exlm_cli.finetune.model import Finetuned, load_finetuned
 from exlm_cli.finetune.training_rows import read_training_rows
 from exlm_cli.format import is_unicode
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import run_kind
-from exlm_cli.tasks.base import NewRows, TrainedTask
+from exlm_cli.tasks.base import FloatArray, NewRows, TrainedTask
 from exlm_cli.tasks.metrics import probabilities_by_seed
 from exlm_cli.tasks.rows.inputs import rows_of_list
 from exlm_cli.tasks.rows.task import new_rows
@@ -89,12 +90,17 @@ class Run:
         return pretrained_encoder(loaded) if isinstance(loaded, Pretrained) else finetuned_encoder(loaded)
 
     def predict(
-        self, rows: Sequence[str] | Sequence[tuple[str, str]], *, interval_level: float = DEFAULT_LEVEL
+        self,
+        rows: Sequence[str] | Sequence[tuple[str, str]],
+        *,
+        columns: Mapping[str, Sequence[float]] | None = None,
+        interval_level: float = DEFAULT_LEVEL,
     ) -> Predictions:
         """Predict rows with a fine-tuned run.
 
         Args:
             rows: SMILES or texts; pairs of texts for a GLUE task of pairs, and of question and paragraph for SQuAD.
+            columns: Numbers of every row for each of `task.descriptor_columns`, by name; NaN where one is missing.
             interval_level: Share of the true values that the intervals of a regression should hold.
 
         Returns:
@@ -104,7 +110,8 @@ class Run:
             CheckpointError: The run is pre-trained, so it predicts no labels, or its calibration.json is damaged.
             ConfigError: A level that is not between 0 and 1 or for a run that predicts no values, or an installed task
                 that reads files of its own layout (`exlm predict`).
-            DataError: `rows` is not a list of strings, or of tuples with as many strings as the task needs.
+            DataError: `rows` is not a list of strings, or of tuples with as many strings as the task needs; or
+                `columns` lacks one, has another, or another number of values.
         """
         finetuned = self._loaded
         if isinstance(finetuned, Pretrained):
@@ -119,8 +126,9 @@ class Run:
             )
         check_level(interval_level, results.loss, finetuned.run)
         calibration = read_calibration(finetuned.run)
-        given, problems = self._read(finetuned, rows)
+        given, problems = self._read(finetuned, rows, columns or {})
         encoded = given.encode(finetuned.tokenizer, finetuned.sequence_length)
+        encoded = with_descriptors(encoded, config, FeatureStore(), self._progress)
         outputs = finetuned.run_seeds(encoded, self._progress)
         names, loss = results.output_names, results.loss
         answers = margin = None
@@ -155,10 +163,16 @@ class Run:
         )
 
     def _read(
-        self, finetuned: Finetuned, rows: Sequence[str] | Sequence[tuple[str, str]]
+        self,
+        finetuned: Finetuned,
+        rows: Sequence[str] | Sequence[tuple[str, str]],
+        columns: Mapping[str, Sequence[float]],
     ) -> tuple[NewRows, tuple[str, ...]]:
         """Return rows as a file's, and why each cannot be read; empty where it can."""
         config, results = finetuned.recipe.task, finetuned.results
+        numbers = (
+            _check_columns(columns, config.number_columns, len(rows)) if columns or config.number_columns else None
+        )
         if isinstance(config, SquadTaskConfig):
             pairs = ((question, paragraph) for question, paragraph in check_rows(rows, num_texts=2))
             questions, problems = questions_of_pairs(pairs)
@@ -173,7 +187,8 @@ class Run:
         found = rows_of_list(inputs, results.input_kind, self._progress, reads_parents=config.reads_parents)
         task = TrainedTask(config, results.input_kind, results.loss, results.output_names)
         unknown = np.full((len(found.rows), 1), np.nan)
-        return new_rows(found, task, unknown, {}, found.notes), found.problems
+        numbers = None if numbers is None else numbers[found.rows]
+        return new_rows(found, task, unknown, {}, found.notes, numbers), found.problems
 
     def embed(self, rows: Sequence[str]) -> Vectors:
         """Return two vectors of each row, from the encoder without its head.
@@ -277,6 +292,29 @@ def check_rows(rows: object, num_texts: int = 1) -> list[tuple[str, ...]]:
             raise DataError(f"row {number} contains a lone surrogate", "correct the row or leave it out")
         found.append(texts)
     return found
+
+
+def _check_columns(columns: Mapping[str, Sequence[float]], names: tuple[str, ...], num_rows: int) -> FloatArray:
+    """Return the (R, n) numbers of the columns that a model reads.
+
+    Raises:
+        DataError: They are not those columns, or not R finite numbers each; NaN is a missing one.
+    """
+    wanted = f"the run reads {', '.join(f'`{name}`' for name in names) or 'none'}"
+    if odd := sorted(set(columns) ^ set(names)):
+        what = "has no" if odd[0] in names else "has"
+        raise DataError(f"`columns` {what} `{odd[0]}`; {wanted}", "give a list of numbers for each of these")
+    numbers = np.zeros((num_rows, len(names)))
+    for index, name in enumerate(names):
+        try:
+            column = np.array(columns[name], dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"`columns`: `{name}` is not a list of numbers: {error}", "give a number a row") from None
+        if column.shape != (num_rows,) or np.isinf(column).any():
+            what = "infinite numbers" if column.shape == (num_rows,) else f"the shape {column.shape}"
+            raise DataError(f"`columns`: `{name}` has {what}; there are {num_rows} rows", "give a number a row")
+        numbers[:, index] = column
+    return numbers
 
 
 def _in_all_rows(values: NDArray[np.float64], given: NewRows, num_rows: int) -> NDArray[np.float64]:

@@ -19,6 +19,8 @@ from exlm_cli.progress import Progress
 
 InputKind = Literal["text", "smiles"]
 """What a model reads."""
+Descriptors = Literal["rdkit2d", "ecfp4"]
+"""Numbers that RDKit works out of a molecule: its 2D descriptors, or the bits of an ECFP4 fingerprint."""
 
 MISSING_VALUES: Final = ("na", "n/a", "nan", "null", "none", "-")
 """Words that say that a label is missing, in any case."""
@@ -80,6 +82,16 @@ class TaskSection(StrictModel):
         return None
 
     @property
+    def molecule_descriptors(self) -> tuple[Descriptors, ...]:
+        """Descriptors of molecules that the model's head reads beside the encoder's state."""
+        return ()
+
+    @property
+    def number_columns(self) -> tuple[str, ...]:
+        """Columns of numbers that the head reads as well."""
+        return ()
+
+    @property
     def has_canonical_smiles(self) -> bool:
         """Whether the model reads RDKit's canonical SMILES."""
         return False
@@ -115,6 +127,14 @@ class RowTaskConfig(TaskSection):
     class_weights: Literal["none", "balanced"] = Field(
         "none", description="`balanced`: rarer classes weigh more, as in scikit-learn"
     )
+    descriptors: tuple[Descriptors, ...] = Field(
+        (), description="What the head reads of a molecule beside the encoder's state: rdkit2d, ecfp4 or both"
+    )
+
+    @property
+    def molecule_descriptors(self) -> tuple[Descriptors, ...]:
+        """Descriptors of molecules that the model's head reads beside the encoder's state."""
+        return self.descriptors
 
     @property
     def input_column(self) -> str | None:
@@ -147,6 +167,8 @@ class RowTaskConfig(TaskSection):
                 "`task.standardise: parent` cannot be combined with `task.canonical_smiles: false`: a parent has no "
                 "SMILES as written"
             )
+        if len(set(self.descriptors)) < len(self.descriptors):
+            raise ValueError(f"`task.descriptors` {list(self.descriptors)} names one twice")
 
     def _check_split_file(self) -> None:
         if self.split == "file" and self.split_file is None:
@@ -236,6 +258,9 @@ class CsvTaskConfig(RowTaskConfig):
     )
     text_column: str | None = Field(None, description="Column with the text")
     label_columns: tuple[str, ...] = Field((), description="Columns with the labels")
+    descriptor_columns: tuple[str, ...] = Field(
+        (), description="Columns of numbers that the head reads beside the encoder's state"
+    )
     label_kind: Literal["auto", "classes", "multi_label", "regression"] = Field(
         "auto", description="What labels are; `auto`: found from the data"
     )
@@ -256,6 +281,11 @@ class CsvTaskConfig(RowTaskConfig):
     def input_column(self) -> str | None:
         """Column of the text or SMILES, where the config names one."""
         return self.smiles_column if self.text_column is None else self.text_column
+
+    @property
+    def number_columns(self) -> tuple[str, ...]:
+        """Columns of numbers that the head reads beside the encoder's state."""
+        return self.descriptor_columns
 
     @property
     def is_split_by_seed(self) -> bool:
@@ -293,6 +323,12 @@ class CsvTaskConfig(RowTaskConfig):
                 raise ValueError(f"`task.label_columns` gives `{name}` twice")
             if name in (self.smiles_column, self.text_column):
                 raise ValueError(f"`task.label_columns`: `{name}` cannot be input and label at once")
+        for name in self.descriptor_columns:
+            if self.descriptor_columns.count(name) > 1:
+                raise ValueError(f"`task.descriptor_columns` gives `{name}` twice")
+            if name in (*self.label_columns, self.smiles_column, self.text_column):
+                what = "label" if name in self.label_columns else "input"
+                raise ValueError(f"`task.descriptor_columns`: `{name}` cannot be descriptor and {what} at once")
         return self
 
     def _check_text(self) -> None:
@@ -305,6 +341,8 @@ class CsvTaskConfig(RowTaskConfig):
             raise ValueError(f"`task.split: {self.split}` is for molecules; the task has text")
         if self.reads_parents:
             raise ValueError("`task.standardise: parent` is for molecules; the task has text")
+        if self.descriptors:
+            raise ValueError(f"`task.descriptors: {list(self.descriptors)}` is for molecules; the task has text")
 
 
 class InstalledTask(TaskSection):

@@ -20,6 +20,7 @@ from exlm_cli.dag.build import dag_of_tokens
 from exlm_cli.dag.graph import token_marginals
 from exlm_cli.data.batch import batch_from_masked_ids
 from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.errors import ConfigError
 from exlm_cli.finetune.model import Finetuned
 from exlm_cli.finetune.results import RunResults, best_cell_folder
 from exlm_cli.finetune.scores import read_scores
@@ -228,8 +229,17 @@ def pretrained_source(pretrained: Pretrained) -> Source:
 
 
 def finetuned_source(finetuned: Finetuned) -> Source:
-    """Return the model of the seed with the best validation score, and its scores."""
+    """Return the model of the seed with the best validation score, and its scores.
+
+    Raises:
+        ConfigError: The model reads descriptors.
+    """
     results, task, seed = finetuned.results, finetuned.recipe.task, finetuned.results.best_seed
+    if task.molecule_descriptors or task.number_columns:
+        raise ConfigError(
+            f"{finetuned.run}: its head reads descriptors, for which the classes of transformers have no input",
+            "predict with `exlm predict RUN FILE`, or fine-tune without `task.descriptors` and `descriptor_columns`",
+        )
     scores = read_scores(finetuned.run).of_seed(results.scored_split, seed, task.split_seed)
     return Source(
         run=finetuned.run,

@@ -3,14 +3,12 @@
 Axes: N molecules of a split, C outputs, D features.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from exlm_cli.data.molecules import descriptors, fingerprints
+from exlm_cli.finetune.features import FEATURE_SETS, Features, FeatureSet, FeatureStore
 from exlm_cli.finetune.scores import BASELINE_NAMES
 from exlm_cli.progress import Progress
 from exlm_cli.tasks import metrics
@@ -23,26 +21,19 @@ MAX_LABELLED_ROWS = 200_000
 _MIN_PROBABILITY = 1e-12
 """A forest may be certain; its logit must be finite."""
 
-Features = NDArray[Any]
-
-
-def _fingerprints(smiles: Sequence[str], progress: Progress) -> Features:
-    del progress  # they take no time
-    return fingerprints(smiles)
-
 
 @dataclass(frozen=True)
 class Baseline:
     """Features of molecules, and how a forest uses them.
 
     Attributes:
-        features: Returns (N, D) features of SMILES, NaN where there is none, and shows how far it is.
+        features: What it reads of a molecule.
         max_features: Features of a regression that are tried at each split of a tree, as scikit-learn names it; of
             classes it is their square root.
     """
 
     model: str
-    features: Callable[[Sequence[str], Progress], Features]
+    features: FeatureSet
     max_features: str | float
 
     @property
@@ -53,24 +44,10 @@ class Baseline:
 
 BASELINES = (
     # with all 2,048 bits at each split, a regression of 800 molecules takes minutes
-    Baseline("forest-ecfp4", _fingerprints, "sqrt"),
+    Baseline("forest-ecfp4", FEATURE_SETS["ecfp4"], "sqrt"),
     # a third is usual; on ESOL it is better than the square root
-    Baseline("forest-rdkit2d", descriptors, 1 / 3),
+    Baseline("forest-rdkit2d", FEATURE_SETS["rdkit2d"], 1 / 3),
 )
-
-
-@dataclass(frozen=True)
-class FeatureStore:
-    """Features of every molecule of a table, worked out once however many splits and seeds there are."""
-
-    by_model: dict[str, dict[str, Features]] = field(default_factory=dict)
-
-    def features(self, baseline: Baseline, smiles: Sequence[str], progress: Progress) -> Features:
-        """Return (N, D) features."""
-        known = self.by_model.setdefault(baseline.model, {})
-        if new := [text for text in dict.fromkeys(smiles) if text not in known]:
-            known |= zip(new, baseline.features(new, progress), strict=True)
-        return np.stack([known[text] for text in smiles])
 
 
 def is_affordable(task: DownstreamTask) -> bool:
@@ -108,7 +85,7 @@ def predict_baseline(
     assert isinstance(task, RowTask), "a task of molecules has rows"
     texts = {split: [smiles for (smiles,) in task.examples[split].texts] for split in task.splits}
     # all splits at once, so that the work is spread evenly
-    together = store.features(baseline, [text for split in task.splits for text in texts[split]], progress)
+    together = store.features(baseline.features, [text for split in task.splits for text in texts[split]], progress)
     ends = np.cumsum([len(texts[split]) for split in task.splits])[:-1]
     features: dict[Split, Features] = dict(zip(task.splits, np.split(together, ends), strict=True))
     features = _without_gaps(features)

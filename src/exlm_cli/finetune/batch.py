@@ -1,6 +1,6 @@
 """Padded batches of a task's examples, and their losses.
 
-Axes: B examples, L tokens, R positions after repetition, C outputs, D width, n losses of `binary`.
+Axes: B examples, L tokens, R positions after repetition, C outputs, D width, F descriptors, n losses of `binary`.
 """
 
 import math
@@ -34,6 +34,7 @@ class TaskBatch(DeviceBatch):
         label_index: As `index_labels` returns it.
         is_padded: Whether any example has [PAD], known to the host.
         num_tokens: Positions without padding, known to the host.
+        descriptors: As in `EncodedRows`.
         states: States at [CLS], where the encoder is frozen and they are known.
     """
 
@@ -45,6 +46,7 @@ class TaskBatch(DeviceBatch):
     label_index: Int64[Tensor, " n"]
     is_padded: bool
     num_tokens: int
+    descriptors: Float[Tensor, "B F"] | None = None
     states: Float[Tensor, "B D"] | None = None
 
 
@@ -71,6 +73,7 @@ def collate(split: EncodedRows, indices: IntArray, *, num_repeats: int, pad_id: 
         index_labels(targets),
         is_padded=min(lengths) < max(lengths),
         num_tokens=sum(lengths),
+        descriptors=None if split.descriptors is None else torch.from_numpy(split.descriptors[indices]),
     )
 
 

@@ -9,7 +9,7 @@ from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, GridPoint
 from exlm_cli.distributed.ranks import Ranks
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import read_json, write_json
-from exlm_cli.finetune.baseline import FeatureStore
+from exlm_cli.finetune.features import FeatureStore
 from exlm_cli.finetune.model import build_task_model, cell_identity
 from exlm_cli.finetune.results import LOGITS_FILE, RESULT_FILE, CellResult, cell_folder, write_logits
 from exlm_cli.finetune.scores import LabelScores, Scores
@@ -74,7 +74,7 @@ class Job:
     Attributes:
         checkpoint: Source of the initial weights; None: they are drawn.
         length: Tokens of a sequence before repetition.
-        features: Features of the molecules that baselines were trained on.
+        features: Features of the molecules, which baselines and descriptors share.
     """
 
     weights: Pretrained

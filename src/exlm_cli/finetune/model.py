@@ -16,6 +16,7 @@ from exlm_cli.data.corpus.prepare import train_tokenizer
 from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.files import ALTERED_HINT, read_json
+from exlm_cli.finetune.features import descriptor_identity, descriptor_names
 from exlm_cli.finetune.results import (
     RESULTS_FILE,
     InitialWeights,
@@ -25,7 +26,7 @@ from exlm_cli.finetune.results import (
     read_results,
 )
 from exlm_cli.finetune.trainer import TaskData, TaskRunner
-from exlm_cli.model.heads import TaskModel
+from exlm_cli.model.heads import DescriptorHead, TaskModel
 from exlm_cli.paths import expand_path
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import run_kind
@@ -153,7 +154,8 @@ def cell_identity(
     """
     encoder = model_identity(encoder_recipe, tokenizer)
     own = identity_of(recipe.model_copy(update={"seeds": (seed,), "num_replicates": 1}), without={Mark.INPUT})
-    return {"recipe": own, "pre-training recipe": encoder["recipe"], "tokenizer": encoder["tokenizer"]}
+    identity = {"recipe": own, "pre-training recipe": encoder["recipe"], "tokenizer": encoder["tokenizer"]}
+    return identity | descriptor_identity(recipe.task)
 
 
 def build_task_model(
@@ -161,7 +163,8 @@ def build_task_model(
 ) -> TaskModel:
     """Build the network of one seed: a head drawn from the seed, and the checkpoint's encoder or one drawn as well."""
     torch.manual_seed(seed)
-    model = TaskModel(weights.recipe, recipe.model, weights.tokenizer.vocab_size, data.num_outputs)
+    vocab_size = weights.tokenizer.vocab_size
+    model = TaskModel(weights.recipe, recipe.model, vocab_size, data.num_outputs, data.num_descriptors)
     if recipe.init == "checkpoint":
         model.load_encoder(weights.model)
     if recipe.train.freeze_encoder:
@@ -251,14 +254,21 @@ def load_finetuned(run: Path, *, device: str = "auto") -> Finetuned:
         "pre-training recipe": run / ENCODER_FILE,
         "tokenizer": run / TOKENIZER_FILE,
     }
-    best_recipe = _recipe_of_best(run, recipe, results)
+    best_recipe, num_descriptors = _recipe_of_best(run, recipe, results), len(descriptor_names(recipe.task))
     for seed in results.seeds:
         best = _best_weights(best_cell_folder(run, results, seed))
         identity = cell_identity(best_recipe, seed, encoder_recipe, tokenizer)
         saved = read_json(best / STATE_FILE, BestState).identity
         require_origin(best, saved, identity, files)
-        model = TaskModel(encoder_recipe, best_recipe.model, tokenizer.vocab_size, num_outputs)
+        if saved.get("descriptors") != identity.get("descriptors"):
+            raise CheckpointError(
+                f"{best}: this version of RDKit has other descriptors than the one it was trained with",
+                "install the version of RDKit of then, or fine-tune again",
+            )
+        model = TaskModel(encoder_recipe, best_recipe.model, tokenizer.vocab_size, num_outputs, num_descriptors)
         load_model_weights(best, model)
+        if isinstance(model.head, DescriptorHead) and (model.head.ranks.quantiles.diff(dim=1) < 0).any():
+            raise CheckpointError(f"{best}: the quantiles of its descriptors do not ascend", ALTERED_HINT)
         if best_recipe.train.freeze_encoder:
             model.freeze_encoder()
         num_repeats = encoder_recipe.masking.num_repeats

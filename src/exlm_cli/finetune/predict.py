@@ -26,6 +26,7 @@ from exlm_cli.finetune.calibration import (
     error_signs,
     read_calibration,
 )
+from exlm_cli.finetune.features import FeatureStore, with_descriptors
 from exlm_cli.finetune.model import Finetuned
 from exlm_cli.finetune.results import RunResults
 from exlm_cli.finetune.training_rows import read_training_rows
@@ -90,6 +91,7 @@ def predict(
         task = TrainedTask(config, results.input_kind, results.loss, results.output_names, results.no_answer_threshold)
         rows = layout.read(task, path, column, progress)
         encoded = rows.encode(finetuned.tokenizer, finetuned.sequence_length)
+        encoded = with_descriptors(encoded, config, FeatureStore(), progress)
         outputs = finetuned.run_seeds(encoded, progress)
         split_N = known.splits_of(rows.keys)
         nearest_N = known.nearest_tanimoto(rows.keys, progress) if results.input_kind == "smiles" else None

@@ -27,8 +27,9 @@ from exlm_cli.distributed.ranks import join
 from exlm_cli.distributed.shared_run import hold_run, require_same_data, require_same_recipe
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.files import write_atomically, write_csv, write_json
-from exlm_cli.finetune.baseline import FeatureStore, is_affordable
+from exlm_cli.finetune.baseline import is_affordable
 from exlm_cli.finetune.cell import Job, SplitRun, drop_weights, run_cell
+from exlm_cli.finetune.features import FeatureStore
 from exlm_cli.finetune.model import (
     ENCODER_FILE,
     describe_weights,
@@ -54,7 +55,7 @@ from exlm_cli.finetune.scores import (
     score_rows_of,
 )
 from exlm_cli.finetune.scoring import SplitScores, conclude, score_split
-from exlm_cli.finetune.trainer import encode_task
+from exlm_cli.finetune.trainer import describe_rows, encode_task
 from exlm_cli.finetune.training_rows import write_training_rows
 from exlm_cli.format import format_counts
 from exlm_cli.launch import read_launch
@@ -271,7 +272,8 @@ def _open_split(
     """Encode a split and describe it in its directory; a directory that has been begun must have the same."""
     ranks, tokenizer, num_repeats = job.ranks, job.weights.tokenizer, job.weights.recipe.masking.num_repeats
     with discarded_on_failure(folder, is_new=is_new and ranks.is_first):
-        data = ranks.together(lambda: encode_task(task, tokenizer, job.length, num_repeats))
+        encoded = ranks.together(lambda: encode_task(task, tokenizer, job.length, num_repeats))
+        data = ranks.together(lambda: describe_rows(encoded, recipe.task, job.features, job.progress))
         run = SplitRun(job, recipe, points, folder, data, command)
         require_same_data(ranks, data.fingerprint)
         ranks.first(lambda: _prepare_folder(run, is_new=is_new))

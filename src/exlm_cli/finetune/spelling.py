@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from exlm_cli.finetune.baseline import Baseline, FeatureStore, predict_baseline
+from exlm_cli.finetune.baseline import Baseline, predict_baseline
+from exlm_cli.finetune.features import FeatureSet, FeatureStore
 from exlm_cli.format import format_number
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import DownstreamTask, Split
@@ -58,7 +59,7 @@ def describe_spelling(
         seed: Seed of the forest.
         num_threads: Threads that grow trees; None: one for each core.
     """
-    forest, store = _Spelling("spelling", character_counts, "sqrt"), FeatureStore()
+    forest, store = _Spelling("spelling", FeatureSet("spelling", character_counts), "sqrt"), FeatureStore()
     found = predict_baseline(task, forest, store, seed, progress, num_trees=NUM_TREES, num_threads=num_threads)
     assert isinstance(task, RowTask), "a task of molecules has rows"
     metric = task.selection_metric

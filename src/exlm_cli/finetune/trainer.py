@@ -17,6 +17,7 @@ from torch import Tensor
 
 from exlm_cli.config.finetune import FinetuneRecipe, FinetuneTrainConfig
 from exlm_cli.config.sections import TrainConfig
+from exlm_cli.config.tasks import TaskSection
 from exlm_cli.data import IntArray
 from exlm_cli.data.rows.records import SKIPPED_FILE
 from exlm_cli.data.sampler import EpochPlan, cut_microbatches, plan_epoch, prefetch_to
@@ -24,9 +25,16 @@ from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.distributed.parallel import StepModule, spread
 from exlm_cli.distributed.ranks import ALONE, Ranks
 from exlm_cli.finetune.batch import TaskBatch, batch_losses, collate, repeated_lengths
+from exlm_cli.finetune.features import (
+    FeatureStore,
+    describe_descriptors,
+    descriptor_names,
+    fit_quantiles,
+    with_descriptors,
+)
 from exlm_cli.finetune.frozen import FrozenStates
 from exlm_cli.format import format_number_of, format_percent
-from exlm_cli.model.heads import TaskModel
+from exlm_cli.model.heads import DescriptorHead, TaskModel
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import DownstreamTask, EncodedRows, EncodedSplit, FloatArray, Loss, Split
 from exlm_cli.tasks.metrics import target_scale
@@ -47,6 +55,8 @@ class TaskData:
     Attributes:
         num_repeats: Copies of each token, as in pre-training.
         fingerprint: Hash of row numbers, tokens, targets, class weights and whatever else the task's scores depend on.
+        descriptor_quantiles: (F, Q) quantiles of the descriptors of the training rows; None where there are none.
+        about_descriptors: What the head reads beside the encoder's state, in a sentence; empty: nothing.
         frozen_states: States of the rows, where the encoder is frozen.
     """
 
@@ -55,7 +65,14 @@ class TaskData:
     tokenizer: Tokenizer
     num_repeats: int
     fingerprint: str
+    descriptor_quantiles: FloatArray | None = None
+    about_descriptors: str = ""
     frozen_states: FrozenStates = field(default_factory=FrozenStates)
+
+    @property
+    def num_descriptors(self) -> int:
+        """F."""
+        return 0 if self.descriptor_quantiles is None else len(self.descriptor_quantiles)
 
     @property
     def num_outputs(self) -> int | None:
@@ -70,7 +87,11 @@ class TaskData:
 
     def notes(self) -> list[str]:
         """Return caveats of the data, and whether the tokenizer fits them."""
-        notes = [*self.task.notes, *(f"{name}: {note}" for name, split in self.splits.items() for note in split.notes)]
+        notes = [
+            *self.task.notes,
+            *filter(None, [self.about_descriptors]),
+            *(f"{name}: {note}" for name, split in self.splits.items() for note in split.notes),
+        ]
         if self.task.skipped:
             left_out = format_number_of(len(self.task.skipped), "row")
             notes.append(f"{SKIPPED_FILE} lists what was left out, {left_out}, with reasons")
@@ -86,9 +107,37 @@ def encode_task(task: DownstreamTask, tokenizer: Tokenizer, sequence_length: int
     return TaskData(task, splits, tokenizer, num_repeats, _fingerprint(task, splits))
 
 
+def describe_rows(data: TaskData, config: TaskSection, store: FeatureStore, progress: Progress) -> TaskData:
+    """Return a task with the descriptors of each row that the head reads; one message says what they are.
+
+    Args:
+        config: Names them.
+        store: Features of molecules that are known, which grows.
+    """
+    if not descriptor_names(config):
+        return data
+    store.of_rows(list(data.splits.values()), config, progress)  # at once, so that the work is spread evenly
+    splits = {split: with_descriptors(encoded, config, store, progress) for split, encoded in data.splits.items()}
+    digest = hashlib.sha256(data.fingerprint.encode())
+    for encoded in splits.values():
+        digest.update(np.ascontiguousarray(encoded.descriptors).tobytes())
+    training_NF = splits["train"].descriptors
+    assert training_NF is not None, "the config names some"
+    quantiles_FQ = fit_quantiles(training_NF)
+    about = describe_descriptors(training_NF, quantiles_FQ, config)
+    progress.message(about)
+    return replace(
+        data,
+        splits=splits,
+        fingerprint=digest.hexdigest(),
+        descriptor_quantiles=quantiles_FQ,
+        about_descriptors=about,
+    )
+
+
 def task_outputs(model: TaskModel, batch: TaskBatch) -> Tensor:
     """Run a model and return its outputs."""
-    return cast(Tensor, model(batch.token_ids, batch.lengths, batch.is_padded, states=batch.states))
+    return cast(Tensor, model(batch.token_ids, batch.lengths, batch.is_padded, batch.descriptors, batch.states))
 
 
 def cls_states(model: TaskModel, batch: TaskBatch) -> Tensor:
@@ -271,6 +320,9 @@ class FinetuneTask:
             mean_C, std_C = target_scale(data.splits["train"].targets)
             model.output_mean.copy_(torch.from_numpy(mean_C))
             model.output_std.copy_(torch.from_numpy(std_C))
+        if isinstance(model.head, DescriptorHead):
+            assert data.descriptor_quantiles is not None, "the model was built for them"
+            model.head.ranks.quantiles.copy_(torch.from_numpy(data.descriptor_quantiles))
 
     def plan(self, epoch: int) -> EpochPlan:
         """Return the steps of an epoch."""

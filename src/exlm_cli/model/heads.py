@@ -1,8 +1,9 @@
 """Network of a downstream task: a pre-trained encoder and a task head.
 
-Axes: B sequences, L tokens, R positions after repetition, C outputs, D width.
+Axes: B sequences, L tokens, R positions after repetition, C outputs, D width, F descriptors, Q quantiles.
 """
 
+import math
 from typing import Self, cast
 
 import torch
@@ -15,6 +16,9 @@ from exlm_cli.config.sections import ModelConfig
 from exlm_cli.model.encoder import Encoder, draw_weights
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.precision import without_autocast
+
+NUM_QUANTILES = 101
+HIDDEN_WIDTH = 300
 
 
 class SequenceHead(nn.Module):
@@ -31,6 +35,59 @@ class SequenceHead(nn.Module):
         del lengths
         pooled = torch.tanh(self.dense(self.dropout(hidden_BRD[:, 0])))
         return cast(Tensor, self.out(self.dropout(pooled)))
+
+
+class DescriptorRanks(nn.Module):
+    """Puts numbers of any scale on one: each becomes its rank among the training rows.
+
+    The lowest training value becomes -sqrt(3), the median 0 and the highest sqrt(3), so that numbers without ties have
+    variance 1; equal values have their mean rank. No outlier lies beyond, and a missing number is the median. A number
+    that is the same in all training rows is 0 everywhere. With all quantiles this is scikit-learn's
+    `QuantileTransformer`, but for these bounds.
+
+    Attributes:
+        quantiles: (F, Q) float64, ascending: evenly spaced quantiles of the training rows.
+    """
+
+    quantiles: Tensor
+
+    def __init__(self, num_descriptors: int) -> None:
+        super().__init__()
+        self.register_buffer("quantiles", torch.zeros(num_descriptors, NUM_QUANTILES, dtype=torch.float64))
+
+    def forward(self, descriptors_BF: Float[Tensor, "B F"]) -> Float[Tensor, "B F"]:
+        """Return the scaled ranks, float32."""
+        known_FQ, value_FB = self.quantiles, descriptors_BF.double().T.contiguous()
+        last = known_FQ.shape[1] - 1
+        # quantiles at or below, and at or above; between two of them the rank is interpolated
+        below_FB = (torch.searchsorted(known_FQ, value_FB, right=True) - 1).clamp(min=0)
+        above_FB = torch.searchsorted(known_FQ, value_FB).clamp(max=last)
+        low_FB, high_FB = known_FQ.gather(1, below_FB), known_FQ.gather(1, above_FB)
+        is_between_FB = low_FB < high_FB
+        step_FB = torch.where(is_between_FB, high_FB - low_FB, 1.0)
+        share_FB = torch.where(is_between_FB & (below_FB < above_FB), (value_FB - low_FB) / step_FB, 0.5)
+        place_FB = torch.lerp(below_FB.double(), above_FB.double(), share_FB) / last
+        is_used_FB = ~value_FB.isnan() & (known_FQ[:, :1] < known_FQ[:, -1:])
+        ranks_FB = torch.where(is_used_FB, math.sqrt(3) * (2 * place_FB - 1), 0.0)
+        return ranks_FB.T.float()
+
+
+class DescriptorHead(nn.Module):
+    """The state at [CLS] through dense and tanh, beside descriptors; one hidden layer reads both, as in chemprop."""
+
+    def __init__(self, width: int, num_descriptors: int, num_outputs: int, dropout: float) -> None:
+        super().__init__()
+        self.dense = nn.Linear(width, width)
+        self.ranks = DescriptorRanks(num_descriptors)
+        self.hidden = nn.Linear(width + num_descriptors, HIDDEN_WIDTH)
+        self.out = nn.Linear(HIDDEN_WIDTH, num_outputs)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden_BRD: Tensor, descriptors_BF: Tensor) -> Tensor:
+        """Return (B, C)."""
+        pooled_BD = self.dropout(torch.tanh(self.dense(self.dropout(hidden_BRD[:, 0]))))
+        joined_BX = torch.cat([pooled_BD, self.ranks(descriptors_BF)], dim=1)
+        return cast(Tensor, self.out(self.dropout(nn.functional.gelu(self.hidden(joined_BX)))))
 
 
 class SpanHead(nn.Module):
@@ -69,6 +126,7 @@ class TaskModel(nn.Module):
         finetune: Dropout that replaces the one of pre-training.
         vocab_size: V of the checkpoint's tokenizer.
         num_outputs: C; None for spans, which have two outputs a token.
+        num_descriptors: F numbers of each sequence that the head reads as well.
     """
 
     output_mean: Tensor
@@ -76,16 +134,23 @@ class TaskModel(nn.Module):
     is_encoder_frozen = False
 
     def __init__(
-        self, recipe: PretrainRecipe, finetune: FinetuneModelConfig, vocab_size: int, num_outputs: int | None
+        self,
+        recipe: PretrainRecipe,
+        finetune: FinetuneModelConfig,
+        vocab_size: int,
+        num_outputs: int | None,
+        num_descriptors: int = 0,
     ) -> None:
         super().__init__()
         config = with_dropout(recipe.model, finetune)
         self.encoder = Encoder(config, vocab_size)
-        self.head = (
-            SpanHead(config.width, finetune.pooler_dropout, recipe.masking.num_repeats)
-            if num_outputs is None
-            else SequenceHead(config.width, num_outputs, finetune.pooler_dropout)
-        )
+        self.head: SpanHead | SequenceHead | DescriptorHead
+        if num_outputs is None:
+            self.head = SpanHead(config.width, finetune.pooler_dropout, recipe.masking.num_repeats)
+        elif num_descriptors:
+            self.head = DescriptorHead(config.width, num_descriptors, num_outputs, finetune.pooler_dropout)
+        else:
+            self.head = SequenceHead(config.width, num_outputs, finetune.pooler_dropout)
         # regression trains on standardised targets; in the task's units float32 may be too coarse
         self.register_buffer("output_mean", torch.zeros(num_outputs or 1, dtype=torch.float64))
         self.register_buffer("output_std", torch.ones(num_outputs or 1, dtype=torch.float64))
@@ -111,6 +176,7 @@ class TaskModel(nn.Module):
         token_ids: Int64[Tensor, "B R"],
         lengths: Int64[Tensor, " B"],
         is_padded: bool = True,
+        descriptors: Float[Tensor, "B F"] | None = None,
         states: Float[Tensor, "B D"] | None = None,
     ) -> Tensor:
         """Return (B, C) outputs, or (B, L, 2) for spans, float32; those of a regression are in standardised units.
@@ -119,6 +185,7 @@ class TaskModel(nn.Module):
             token_ids: Repeated input tokens, [CLS] first and [SEP] last, padded with anything.
             lengths: Real positions of each sequence.
             is_padded: False where all sequences have R positions: attention then needs no mask.
+            descriptors: As they are, NaN where missing; needed by a model that reads some.
             states: The result of `encode_cls`, if it is known: the head alone runs.
         """
         if states is not None:
@@ -128,7 +195,8 @@ class TaskModel(nn.Module):
         else:
             states_BrD = self.encode_cls(token_ids, lengths, is_padded)[:, None]
         with without_autocast(states_BrD):  # 16-bit scores have ties, which change rank metrics
-            return cast(Tensor, self.head(states_BrD, lengths))
+            beside = descriptors if isinstance(self.head, DescriptorHead) else lengths
+            return cast(Tensor, self.head(states_BrD, beside))
 
     def encode_cls(
         self, token_ids: Int64[Tensor, "B R"], lengths: Int64[Tensor, " B"], is_padded: bool = True

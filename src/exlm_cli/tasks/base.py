@@ -70,12 +70,15 @@ class EncodedRows:
         answerable: (N, L) bool for `span`, rows ragged: tokens an answer may begin or end at, [CLS] included; None for
             the other losses.
         notes: What a report says about the encoding, such as how many rows were cut.
+        descriptors: (N, F) numbers that the head reads beside the encoder's state, NaN where missing; None: none. A
+            task gives those of `task.descriptor_columns`, to which the engine adds `task.descriptors`.
     """
 
     token_ids: tuple[IntArray, ...]
     targets: FloatArray
     answerable: tuple[NDArray[np.bool_], ...] | None = None
     notes: tuple[str, ...] = ()
+    descriptors: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -12,7 +12,7 @@ from exlm_cli.format import format_number_of, name_some
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import SPLITS, Split, SplitIndices
 from exlm_cli.tasks.rows.inputs import InputRows, usable_rows
-from exlm_cli.tasks.rows.labels import Labels, read_labels, with_decimal_points
+from exlm_cli.tasks.rows.labels import Labels, read_labels, read_numbers, with_decimal_points
 from exlm_cli.tasks.rows.splits import RowSplit, follow_split, limit_rows, split_rows
 from exlm_cli.tasks.rows.task import RowTask, table_task
 from exlm_cli.tasks.sources import given_file
@@ -50,6 +50,11 @@ def load_user_table(config: CsvTaskConfig, progress: Progress) -> RowTask:
             f"{table.path}: `{column}` cannot be input and label at once",
             f"name other columns with `task.label_columns=[A,B]` or `task.{config.input_kind}_column=NAME`",
         )
+    if column in config.descriptor_columns:
+        raise ConfigError(
+            f"{table.path}: `{column}` cannot be input and descriptor at once",
+            "name other columns with `task.descriptor_columns=[A,B]`",
+        )
     _refuse_own_names(table, config.label_columns, [f"{name}_true" for name in config.label_columns])
     label_table = with_decimal_points(table, config.label_columns) if config.decimal_comma else table
     labels = read_labels(
@@ -72,7 +77,8 @@ def load_user_table(config: CsvTaskConfig, progress: Progress) -> RowTask:
         progress.message(note)
     usable = usable_rows(table, table.columns[column], config, progress)
     usable = usable.without(dict.fromkeys(labels.missing, "has no label"), "without any label")
-    return table_task(config, usable, labels, _split(config, usable, files, labels))
+    numbers = read_numbers(table, config) if config.descriptor_columns else None
+    return table_task(config, usable, labels, _split(config, usable, files, labels), numbers=numbers)
 
 
 def _refuse_own_names(table: Table, names: Sequence[str], truths: Sequence[str]) -> None:

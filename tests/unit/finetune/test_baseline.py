@@ -1,7 +1,6 @@
 """The forest learns what fingerprints show, is repeatable, and does not stumble over missing or single classes."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ from rdkit.Chem import rdFingerprintGenerator
 from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.data.molecules import NUM_BITS, fingerprints
 from exlm_cli.data.rows.table import Table
-from exlm_cli.finetune.baseline import BASELINES, Baseline, FeatureStore, is_affordable, predict_baseline
+from exlm_cli.finetune.baseline import BASELINES, Baseline, is_affordable, predict_baseline
+from exlm_cli.finetune.features import FeatureSet, FeatureStore
 from exlm_cli.finetune.training_rows import read_training_rows, write_training_rows
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import Loss
@@ -96,7 +96,7 @@ def test_it_learns_a_functional_group_as_label_class_and_value(baseline):
 
 def test_features_are_worked_out_once_for_all_splits_and_seeds():
     store, asked = FeatureStore(), []
-    counting = replace(ECFP4, features=lambda smiles, progress: asked.append(list(smiles)) or fingerprints(smiles))
+    counting = FeatureSet("bits", lambda smiles, progress: asked.append(list(smiles)) or fingerprints(smiles))
     first = store.features(counting, ["CCO", "CCN", "CCO"], SilentProgress())
     again = store.features(counting, ["CCN", "CCC"], SilentProgress())
     assert asked == [["CCO", "CCN"], ["CCC"]]
@@ -124,7 +124,8 @@ def test_what_a_descriptor_lacks_is_the_median_of_the_training_rows():
             seen["other"] = features
             return np.zeros(len(features))
 
-    given = Baseline("forest-rdkit2d", lambda smiles, progress: np.stack([table[text] for text in smiles]), "sqrt")
+    lacking = FeatureSet("rdkit2d", lambda smiles, progress: np.stack([table[text] for text in smiles]))
+    given = Baseline("forest-rdkit2d", lacking, "sqrt")
     examples = {
         "train": LabelledRows([(text,) for text in table if text != "N"], np.arange(5.0)[:, None], np.arange(5)),
         "valid": LabelledRows([("N",)], np.zeros((1, 1)), np.array([5])),

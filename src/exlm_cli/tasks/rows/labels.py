@@ -22,7 +22,7 @@ from typing import Literal
 
 import numpy as np
 
-from exlm_cli.config.tasks import MISSING_VALUES
+from exlm_cli.config.tasks import MISSING_VALUES, CsvTaskConfig, TaskSection
 from exlm_cli.data.rows.table import Table
 from exlm_cli.errors import DataError
 from exlm_cli.format import format_percent, name_some
@@ -203,6 +203,21 @@ def read_targets(
                 raise DataError(f"{table.where(row)}: `{name}` is `{cell}`; accepted: {accepted}, or empty", told)
             targets[row, index] = value
     return targets
+
+
+def read_numbers(table: Table, config: TaskSection) -> FloatArray:
+    """Return the numbers of `task.descriptor_columns`, (R, n), NaN where one is missing.
+
+    Raises:
+        DataError: A column is missing, or a cell is not a number.
+    """
+    columns = config.number_columns
+    for name in columns:
+        table.column(name, "the model reads it: `task.descriptor_columns` names it")
+    if not isinstance(config, CsvTaskConfig):
+        return np.zeros((len(table), 0))
+    table = with_decimal_points(table, columns) if config.decimal_comma else table
+    return read_targets(table, columns, *_VALUE_CELLS, missing=config.missing_values)
 
 
 def _class_parser(names: Sequence[str]) -> Callable[[str], float | None]:

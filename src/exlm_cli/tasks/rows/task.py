@@ -40,7 +40,7 @@ from exlm_cli.tasks.base import (
 from exlm_cli.tasks.metrics import describe_unscorable, target_scale
 from exlm_cli.tasks.rows.encoded import ScoredRows
 from exlm_cli.tasks.rows.inputs import InputRows, describe_repeats, read_input_rows
-from exlm_cli.tasks.rows.labels import LabelKind, Labels, read_known_targets, with_decimal_points
+from exlm_cli.tasks.rows.labels import LabelKind, Labels, read_known_targets, read_numbers, with_decimal_points
 from exlm_cli.tasks.rows.splits import RowSplit, split_rows
 
 _MAX_NAMED = 3
@@ -56,6 +56,7 @@ class LabelledRows:
         rows: (N,) row of the input, counted from 0.
         place_of: Returns the place of a row of the input as notes name it.
         scored: Makes what scores the rows once they are encoded, given the values of `ScoredRows`.
+        numbers: (N, n) numbers of `task.descriptor_columns`, NaN where missing; None: there are none.
     """
 
     texts: Sequence[tuple[str, ...]]
@@ -63,6 +64,7 @@ class LabelledRows:
     rows: IntArray
     place_of: Callable[[int], str] = lambda row: f"row {row + 1:,}"
     scored: Callable[..., ScoredRows] = ScoredRows
+    numbers: FloatArray | None = None
 
 
 class RowTask(DownstreamTask):
@@ -102,12 +104,18 @@ class RowTask(DownstreamTask):
 
 
 def table_task(
-    config: RowTaskConfig, usable: InputRows, labels: Labels, split: RowSplit, notes: Sequence[str] = ()
+    config: RowTaskConfig,
+    usable: InputRows,
+    labels: Labels,
+    split: RowSplit,
+    notes: Sequence[str] = (),
+    numbers: FloatArray | None = None,
 ) -> RowTask:
     """Return the task of one table, with labels, classes or values in its columns.
 
     Args:
         split: Rows of each split; a test split without rows is left out, with a note.
+        numbers: (R, n) numbers of `task.descriptor_columns`; None: there are none.
 
     Raises:
         DataError: The training or validation split is empty.
@@ -121,7 +129,13 @@ def table_task(
             raise DataError(f"{config.name}: the split leaves no rows in `{needed}`", hint)
     inputs, keys = usable.model_inputs(canonical=config.has_canonical_smiles), usable.keys
     examples = {
-        part: LabelledRows([(inputs[row],) for row in rows], labels.targets[rows], rows, usable.table.short_place)
+        part: LabelledRows(
+            [(inputs[row],) for row in rows],
+            labels.targets[rows],
+            rows,
+            usable.table.short_place,
+            numbers=None if numbers is None else numbers[rows],
+        )
         for part, rows in indices.items()
         if len(rows)
     }
@@ -145,7 +159,7 @@ def table_task(
 
     def resplit(split_seed: int) -> RowTask:
         changed = config.model_copy(update={"split_seed": split_seed})
-        return table_task(changed, usable, labels, split_rows(changed, usable, labels.classes))
+        return table_task(changed, usable, labels, split_rows(changed, usable, labels.classes), numbers=numbers)
 
     task.resplit = resplit
     return task
@@ -236,20 +250,28 @@ def read_new_table(task: TrainedTask, path: Path, column: str | None, progress: 
     if "line" in table.columns:
         notes = (*notes, "lines of the file replace the table's own column `line`")
     columns = {"line": found.table.lines} | {name: c for name, c in found.table.columns.items() if name != "line"}
-    return new_rows(found, task, targets, columns, notes)
+    numbers = read_numbers(found.table, config)[found.rows] if config.number_columns else None
+    return new_rows(found, task, targets, columns, notes, numbers)
 
 
 def new_rows(
-    found: InputRows, task: TrainedTask, targets: FloatArray, columns: TableColumns, notes: tuple[str, ...]
+    found: InputRows,
+    task: TrainedTask,
+    targets: FloatArray,
+    columns: TableColumns,
+    notes: tuple[str, ...],
+    numbers: FloatArray | None = None,
 ) -> NewRows:
     """Return rows of a table or list as rows to predict.
 
     Args:
         targets: (N, C) known targets of the readable rows, NaN where unknown.
         columns, notes: As in `NewRows`.
+        numbers: As in `LabelledRows`.
     """
     inputs, keys = found.model_inputs(canonical=task.config.has_canonical_smiles), found.keys
-    examples = LabelledRows([(inputs[row],) for row in found.rows], targets, found.rows, found.table.short_place)
+    texts = [(inputs[row],) for row in found.rows]
+    examples = LabelledRows(texts, targets, found.rows, found.table.short_place, numbers=numbers)
     encode = partial(encode_labelled_rows, examples, loss=task.loss, names=task.output_names)
     return NewRows(encode, [keys[row] for row in found.rows], columns, found.rows, found.problems, notes=notes)
 
@@ -264,7 +286,7 @@ def encode_labelled_rows(
     scale: FloatArray | None = None,
 ) -> ScoredRows:
     """Tokenise rows, as `encode_texts` does; other arguments are those of `ScoredRows`."""
-    encoded = _encode(examples, tokenizer, sequence_length)
+    encoded = replace(_encode(examples, tokenizer, sequence_length), descriptors=examples.numbers)
     fields = {"loss": loss, "names": names, "texts": examples.texts, "rows": examples.rows, "scale": scale}
     return examples.scored(**vars(encoded), **fields)
 

@@ -1,0 +1,234 @@
+"""Descriptors beside the model: ranks among the training rows, joined to the encoder's state, in training and after."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from sklearn.preprocessing import QuantileTransformer
+
+from exlm_cli.api import load
+from exlm_cli.config.tasks import CsvTaskConfig
+from exlm_cli.data.molecules import NUM_BITS, descriptors, fingerprints
+from exlm_cli.errors import CheckpointError, DataError, ExlmError
+from exlm_cli.export.source import finetuned_source
+from exlm_cli.finetune.features import (
+    FeatureStore,
+    describe_descriptors,
+    descriptor_names,
+    fit_quantiles,
+    with_descriptors,
+)
+from exlm_cli.finetune.model import load_finetuned
+from exlm_cli.finetune.predict import predict
+from exlm_cli.finetune.run import resume_finetuning, run_finetuning
+from exlm_cli.model.heads import NUM_QUANTILES, DescriptorHead, DescriptorRanks
+from exlm_cli.progress import SilentProgress
+from exlm_cli.tasks.user_table import load_user_table
+from tests.unit.finetune.finetuned_runs import SMILES, finetune, read_rows, write_rows
+from tests.unit.finetune.synthetic import assert_same_run, finetune_recipe
+
+ROWS = [[smiles, f"{5 + i % 6}", f"{0.1 * (i % 7)}"] for i, smiles in enumerate(SMILES * 5)]
+
+
+def ranks_of(training: Any, values: Any) -> Any:
+    ranks = DescriptorRanks(np.shape(training)[1])
+    ranks.quantiles.copy_(torch.from_numpy(fit_quantiles(np.array(training, dtype=float))))
+    return ranks(torch.tensor(values, dtype=torch.float64)).numpy()
+
+
+def test_a_number_becomes_its_rank_among_the_training_rows():
+    """Of 0, 1, .., 100 the number x has the rank x: it becomes sqrt(3) (x / 50 - 1); others between or at the ends."""
+    training = np.arange(101.0)[:, None]
+    found = ranks_of(training, [[0], [50], [100], [25], [12.5], [-7], [1e30], [math.nan]])[:, 0]
+    np.testing.assert_allclose(found, math.sqrt(3) * np.array([-1, 0, 1, -0.5, -0.75, -1, 1, 0]), atol=1e-6)
+    spread = ranks_of(training, training)
+    assert abs(spread.mean()) < 1e-6
+    assert abs(spread.std() - 1) < 0.02
+
+
+def test_equal_numbers_have_their_mean_rank_and_a_constant_is_nothing():
+    training = [[0.0, 3, math.nan]] * 75 + [[1.0, 3, math.nan]] * 26
+    found = ranks_of(training, [[0, 3, 3], [1, 4, 5], [math.nan, math.nan, math.nan]])
+    np.testing.assert_allclose(
+        found[:, 0], math.sqrt(3) * np.array([2 * 37 / 100 - 1, 2 * 87.5 / 100 - 1, 0]), atol=1e-6
+    )
+    assert (found[:, 1:] == 0).all()
+
+
+def test_ranks_are_those_of_scikit_learn():
+    """But at the lowest and the highest training value, which it puts at 0 and 1 also where many rows share them."""
+    rng = np.random.default_rng(1)
+    training = np.stack([rng.lognormal(sigma=3, size=300), rng.poisson(4, 300), rng.normal(size=300)], axis=1)
+    training[::7, 2] = math.nan
+    theirs = QuantileTransformer(n_quantiles=NUM_QUANTILES, subsample=None).fit(training)
+    new = np.stack([rng.lognormal(sigma=4, size=500), rng.poisson(5, 500), rng.normal(size=500)], axis=1)
+    low, high = np.nanmin(training, axis=0), np.nanmax(training, axis=0)
+    mine = (ranks_of(training, new) / math.sqrt(3) + 1) / 2
+    is_inside = (new > low) & (new < high)
+    assert is_inside.mean() > 0.9
+    np.testing.assert_allclose(mine[is_inside], theirs.transform(new)[is_inside], atol=2e-7)
+    assert (mine[new > high] == 1).all()
+    assert (mine[new < low] == 0).all()
+
+
+def test_the_message_counts_what_is_left_out_and_what_is_missing():
+    config = CsvTaskConfig(name="csv", descriptor_columns=("ph", "salt", "dose"))
+    training = np.array([[7.0, 1.0, math.nan], [6.0, 1.0, 2.0], [math.nan, 1.0, 3.0]])
+    said = describe_descriptors(training, fit_quantiles(training), config)
+    assert said.startswith("descriptors: 3 numbers a row (`ph`, `salt`, `dose`), as ranks among the training rows")
+    assert "left out, the same in all of these: 1 (column salt)" in said
+    assert said.endswith("2 missing values become the median (column ph, column dose)")
+
+
+def test_the_head_reads_state_and_ranks_through_one_hidden_layer():
+    torch.manual_seed(1)
+    head = DescriptorHead(8, 2, 3, 0.5).eval()
+    head.ranks.quantiles.copy_(torch.from_numpy(fit_quantiles(np.arange(40.0).reshape(20, 2))))
+    states, numbers = torch.randn(5, 4, 8), torch.rand(5, 2) * 40
+    joined = torch.cat([torch.tanh(head.dense(states[:, 0])), head.ranks(numbers)], dim=1)
+    expected = head.out(torch.nn.functional.gelu(head.hidden(joined)))
+    torch.testing.assert_close(head(states, numbers), expected)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_rows(tmp_path_factory.mktemp("table") / "assay.csv", ["smiles", "ph", "y"], ROWS)
+
+
+def task_of(table: Path, **more: Any) -> dict[str, Any]:
+    task = {"name": "csv", "files": {"train": str(table)}, "label_columns": ["y"], "split": "random"}
+    return task | {"descriptors": ["rdkit2d", "ecfp4"], "descriptor_columns": ["ph"]} | more
+
+
+@pytest.fixture(scope="module")
+def run(table: Path, smiles_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return finetune(tmp_path_factory.mktemp("described"), smiles_model, **task_of(table))
+
+
+def predicted(run: Path, path: Path, tmp_path: Path) -> np.ndarray:
+    out = tmp_path / f"{path.stem}-predicted.csv"
+    predict(load_finetuned(run, device="cpu"), path, out, folder=tmp_path, progress=SilentProgress())
+    return np.array([float(row["y_predicted"]) for row in read_rows(out)])
+
+
+def test_descriptors_are_rdkit_s_then_bits_then_own_columns_once_a_molecule(table, run):
+    config = CsvTaskConfig.model_validate(task_of(table))
+    names = descriptor_names(config)
+    (model, _) = (runner.model for runner in load_finetuned(run, device="cpu").runners.values())
+    assert len(names) == len(model.head.ranks.quantiles) == 217 + NUM_BITS + 1
+    assert names[217] == "ecfp4 bit 0"
+    assert names[-1] == "column ph"
+    assert names[0] == "MaxAbsEStateIndex"
+    store = FeatureStore()
+    config = config.model_copy(update={"descriptor_columns": ()})
+    task = load_user_table(config, SilentProgress())
+    encoded = task.encode("valid", load_finetuned(run, device="cpu").tokenizer, 24)
+    found = with_descriptors(encoded, config, store, SilentProgress()).descriptors
+    texts = [text for (text,) in encoded.texts]
+    np.testing.assert_array_equal(found[:, :217], descriptors(texts, SilentProgress()))
+    np.testing.assert_array_equal(found[:, 217:], fingerprints(texts))
+
+
+def test_a_column_reaches_the_prediction(table, run, tmp_path):
+    before = predicted(run, table, tmp_path)
+    turned = [[smiles, ROWS[(i + 1) % len(ROWS)][1], y] for i, (smiles, _, y) in enumerate(ROWS)]
+    after = predicted(run, write_rows(tmp_path / "turned.csv", ["smiles", "ph", "y"], turned), tmp_path)
+    assert (before != after).all()
+    blank = [[smiles, "", ""] for smiles, *_ in ROWS]
+    median = [[smiles, "7.5", ""] for smiles, *_ in ROWS]
+    missing = predicted(run, write_rows(tmp_path / "blank.csv", ["smiles", "ph", "y"], blank), tmp_path)
+    assert len(set(missing.tolist())) == len(SMILES)
+    assert np.isfinite(predicted(run, write_rows(tmp_path / "m.csv", ["smiles", "ph", "y"], median), tmp_path)).all()
+
+
+def test_a_run_in_memory_predicts_the_same(table, run, tmp_path):
+    loaded, smiles = load(run, device="cpu"), [row[0] for row in ROWS]
+    mine = loaded.predict(smiles, columns={"ph": [float(row[1]) for row in ROWS]})
+    np.testing.assert_allclose(mine.mean[:, 0], predicted(run, table, tmp_path), atol=1e-9)
+    for columns, finding in [
+        ({}, "`columns` has no `ph`; the run reads `ph`"),
+        ({"ph": [7.0], "dose": [1.0]}, "`columns` has `dose`; the run reads `ph`"),
+        ({"ph": [7.0, 7.0]}, "`columns`: `ph` has the shape (2,); there are 1 rows"),
+        ({"ph": [math.inf]}, "`columns`: `ph` has infinite numbers"),
+        ({"ph": ["acid"]}, "`columns`: `ph` is not a list of numbers"),
+    ]:
+        with pytest.raises(DataError, match=re.escape(finding)):
+            loaded.predict(["CCO"], columns=columns)
+
+
+def test_a_table_without_the_column_or_with_words_in_it_is_refused(run, tmp_path):
+    bare = write_rows(tmp_path / "bare.csv", ["smiles"], [["CCO"]])
+    with pytest.raises(DataError, match=re.escape("bare.csv: no column `ph`")):
+        predicted(run, bare, tmp_path)
+    odd = write_rows(tmp_path / "odd.csv", ["smiles", "ph"], [["CCO", "7"], ["CCN", "acid"]])
+    with pytest.raises(DataError, match=re.escape("odd.csv:3: `ph` is `acid`; accepted: a number")):
+        predicted(run, odd, tmp_path)
+    assert not list(tmp_path.glob("*-predicted.csv"))
+
+
+def test_a_resumed_run_has_the_same_bits(table, smiles_model, run, tmp_path):
+    recipe = finetune_recipe(
+        seeds=[1, 2], task=task_of(table), train={"max_epochs": 1, "microbatch_tokens": 2048, "max_steps": 1}
+    )
+    first = run_finetuning(recipe, checkpoint=smiles_model, out=tmp_path / "a").run_dir
+    again = run_finetuning(recipe, checkpoint=smiles_model, out=tmp_path / "b").run_dir
+    for path in again.glob("cells/*/seed-2/result.json"):
+        path.unlink()
+    (again / "results.json").unlink()
+    resume_finetuning(again)
+    assert_same_run(first, again)
+
+
+def test_texts_have_columns_too(text_model, tmp_path):
+    rows = [[f"red {word}", str(i), str(i % 5)] for i, word in enumerate(["moss", "tea", "clock"] * 12)]
+    table = write_rows(tmp_path / "texts.csv", ["text", "age", "y"], rows)
+    task = {"name": "csv", "files": {"train": str(table)}, "label_columns": ["y"], "label_kind": "regression"}
+    made = finetune(tmp_path, text_model, text_column="text", descriptor_columns=["age"], **task)
+    values = predicted(made, table, tmp_path)
+    assert len(set(values.tolist())) > 3
+
+
+@pytest.mark.parametrize(
+    ("task", "finding"),
+    [
+        ({"descriptors": ["ecfp4", "ecfp4"]}, "names one twice"),
+        ({"descriptor_columns": ["ph", "ph"]}, "gives `ph` twice"),
+        ({"descriptor_columns": ["y"]}, "`y` cannot be descriptor and label at once"),
+        (
+            {"descriptor_columns": ["t"], "text_column": "t", "descriptors": []},
+            "cannot be descriptor and input at once",
+        ),
+        ({"text_column": "t"}, "is for molecules; the task has text"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(table, task, finding):
+    with pytest.raises(ValidationError, match=re.escape(finding)):
+        finetune_recipe(task=task_of(table, **task))
+
+
+def test_the_column_of_molecules_is_no_descriptor(table, smiles_model, tmp_path):
+    with pytest.raises(ExlmError, match=re.escape("`smiles` cannot be input and descriptor at once")):
+        finetune(tmp_path, smiles_model, **task_of(table, descriptor_columns=["smiles"]))
+
+
+def test_quantiles_that_do_not_ascend_and_other_descriptors_are_refused(run, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "exlm_cli.finetune.model.load_model_weights",
+            lambda path, model: model.head.ranks.quantiles.copy_(-torch.arange(NUM_QUANTILES)),
+        )
+        with pytest.raises(CheckpointError, match="the quantiles of its descriptors do not ascend"):
+            load_finetuned(run, device="cpu")
+    monkeypatch.setattr("rdkit.Chem.Descriptors.descList", [("Odd", len)] * 217)
+    with pytest.raises(CheckpointError, match="this version of RDKit has other descriptors"):
+        load_finetuned(run, device="cpu")
+
+
+def test_a_run_with_descriptors_is_not_exported(run):
+    with pytest.raises(ExlmError, match="its head reads descriptors"):
+        finetuned_source(load_finetuned(run, device="cpu"))
