@@ -56,11 +56,17 @@ BEGINNING_FILE = ".beginning"
 """A new run directory has it until all files that a resumption needs are there; a process killed earlier leaves it."""
 
 SPLIT_FILE = "split.json"
-"""Row numbers of each split of a fine-tuning run."""
+"""Rows of a fine-tuning run for training, validation and testing; of several splits the first."""
+
+SPLITS_FOLDER = "splits"
+"""Folder with such a file of each further split."""
+
+ROWS_FOLDER = "rows"
+"""Folder with the encoded rows of a fine-tuning run, while workers need them."""
 
 _BEGINNING_FILES = frozenset(
     {*_FILES_OF_RUN, RUN_FILE, SERIES_FILE, LOCK_FILE, BEGINNING_FILE, "rejected.csv", SPLIT_FILE}
-    | {"training_rows.npz", "targets-valid.csv", "targets-test.csv"}
+    | {"training_rows.npz", "targets-valid.csv", "targets-test.csv", SPLITS_FOLDER}
 )
 _WAS_THERE = "the folder was there"
 
@@ -116,6 +122,17 @@ class RunInfo(Environment):
     workers: int | None = absent_if_none()
 
 
+def require_unused(out: Path) -> None:
+    """Refuse a folder that `create_run_dir` does not take, before work whose results it is for.
+
+    Raises:
+        CheckpointError: It is not empty, or cannot be read.
+    """
+    with refusing(f"{out}: no run directory can be made there", is_chosen=True):
+        if out.is_dir() and {path.name for path in out.iterdir()} - {LOCK_FILE} and not _is_beginning(out):
+            raise _not_empty(out)
+
+
 def create_run_dir(out: str | Path | None, name: str) -> Path:
     """Make a run directory, or take one that is empty or in which a process was killed before `mark_resumable`.
 
@@ -131,12 +148,11 @@ def create_run_dir(out: str | Path | None, name: str) -> Path:
             folder = _make_fresh(RUNS_ROOT / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
         else:
             folder = Path(out)
+            require_unused(folder)
             is_killed = folder.is_dir() and _is_beginning(folder)
             if _WAS_THERE in _notes_on_beginning(folder) if is_killed else folder.exists():
                 notes.append(_WAS_THERE)
             folder.mkdir(parents=True, exist_ok=True)
-            if {path.name for path in folder.iterdir()} - {LOCK_FILE} and not is_killed:
-                raise _not_empty(folder)
         (folder / BEGINNING_FILE).write_text("".join(f"{note}\n" for note in notes), encoding="utf-8")
     return folder
 

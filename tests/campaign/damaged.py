@@ -30,7 +30,7 @@ READERS: dict[str, tuple[str, ...]] = {
     ),
     "M": (
         "predict M new.csv --out p.csv", "embed M new.csv --out v.parquet", "eval M --no-figures",
-        "finetune --resume M", "curves M/cells/single/seed-1",
+        "finetune --resume M", "curves M/cells/single/split-0/seed-1",
     ),
     "W": ("predict W words.csv --out p.csv", "eval W --no-figures --format csv --out out"),
     "Q": ("eval Q --no-figures",),

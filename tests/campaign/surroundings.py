@@ -70,7 +70,7 @@ def without_rights(trial: Trial) -> None:
         ["pretrain", "--resume", "T"],
         [*changed(FINETUNE, "train.max_epochs=1"), "--out", "out/run"],
         ["eval", "M"],
-        ["curves", "M/cells/single/seed-1"],
+        ["curves", "M/cells/single/split-0/seed-1"],
     ))  # fmt: skip
     files = sorted(trial.folder.rglob("*"))
     for _ in range(rng.randint(1, 3)):

@@ -33,11 +33,11 @@ def test_curves_of_two_runs_go_to_the_report_of_the_first(folder, capsys):
     [
         ("nope", "nope: no such run directory", "give a run directory"),
         (".", "not a run directory", "give a run directory"),
-        ("tuned", "tuned: this run has no curves of its own", "such as tuned/cells/single/seed-1"),
+        ("tuned", "tuned: this run has no curves of its own", "such as tuned/cells/single/split-0/seed-1"),
     ],
 )
 def test_a_folder_without_curves_is_refused_with_what_it_is(folder, capsys, run, said, hint):
-    make_run(folder / "tuned/cells/single/seed-1")
+    make_run(folder / "tuned/cells/single/split-0/seed-1")
     (folder / "tuned/run.json").write_text("{}")
     error = refusal_of(capsys, "curves", run)
     assert said in error

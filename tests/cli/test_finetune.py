@@ -21,8 +21,10 @@ from tests.unit.finetune.synthetic import WORDS, make_pretrained
 from tests.unit.tasks.glue_files import write_glue
 
 SETS = ["train.max_epochs=2", "train.batch_sequences=16", "train.num_threads=1"]
+SPLIT_FILES = ("split.json", "splits/split-1.json")
 WORDS_OF_SETS = [word for value in SETS for word in ("--set", value)]
 TASK = ["finetune", "csv", "words.csv", "--text-column", "text", "--label-columns", "amber", *WORDS_OF_SETS]
+TASK += ["--workers", "1"]
 
 
 @pytest.fixture(autouse=True)
@@ -54,13 +56,29 @@ def test_a_csv_is_fine_tuned_from_the_newest_fitting_run_for_people_and_scripts(
 
 def test_replicates_are_split_anew(capsys):
     result = result_of(capsys, *TASK, "--seed", "4", "--split", "random", "--num-replicates", "2", "--out", "run")
-    assert result["replication"]["split_seeds"] == [0, 1]
-    first, second = (read_run_json(Path(run)) for run in ("run", "run/replicates/split-1"))
-    assert first.task == second.task == "csv"
-    splits = [
-        json.loads(Path(run, "split.json").read_text())["indices"]["test"] for run in ("run", "run/replicates/split-1")
-    ]
+    assert result["split_seeds"] == [0, 1]
+    assert {"low", "high", "num", "over"} == set(result["split_intervals"]["roc_auc"])
+    splits = [json.loads(Path("run", name).read_text())["indices"]["test"] for name in SPLIT_FILES]
     assert splits[0] != splits[1]
+
+
+def test_a_column_says_the_split_of_each_row(folder, capsys):
+    parts = ["train"] * 40 + ["valid"] * 10 + ["test"] * 10
+    header, *lines = (folder / "words.csv").read_text().splitlines()
+    rows = [f"{header},part", *(f"{line},{part}" for line, part in zip(lines, parts, strict=True))]
+    (folder / "words.csv").write_text("\n".join(rows) + "\n")
+    result = result_of(capsys, *TASK, "--seed", "4", "--split-column", "part", "--out", "run")
+    assert (result["split"], result["split_sizes"]) == ("column", {"train": 40, "valid": 10, "test": 10})
+    said = refusal_of(capsys, *TASK, "--seed", "4", "--split-column", "parts", "--out", "other")
+    assert "name the column that says train, valid or test with `--split-column NAME`" in said
+
+
+def test_several_ranks_are_told_to_start_the_command_once(capsys, monkeypatch):
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    for words in (TASK, ["finetune", "glue", "rte,cola", "--data-dir", "data"]):
+        said = refusal_of(capsys, *words, "--checkpoint", "runs/pretrained")
+        assert "fine-tuning uses every GPU by itself\nhint: start the command once" in said
 
 
 def test_a_split_without_rows_is_named_before_training(run_folder, capsys):
@@ -101,11 +119,11 @@ def test_a_split_without_rows_is_named_before_training(run_folder, capsys):
     )
     assert not Path("run").exists()
     result = result_of(capsys, *words, "--num-replicates", "2")
-    assert result["replication"]["split_seeds"] == [5, 6]
+    assert result["split_seeds"] == [5, 6]
     assert refusal_of(capsys, "finetune", "--resume", "run", "--num-replicates", "3") == said
     assert load_recipe("run/recipe.yaml", kind=FinetuneRecipe).num_replicates == 2
     shown = printed_by(capsys, ["finetune", "--resume", "run"]).out
-    assert "note: first split: found a 0/1 label" in shown
+    assert "note: found a 0/1 label" in shown
     assert f"best epochs by validation {result['selection_metric']}: 1, 1\n" in shown
 
 
@@ -136,7 +154,7 @@ def test_a_signal_saves_and_the_resumed_run_gives_the_same_scores(folder, capsys
     act_at_call(torch.optim.AdamW, "step", in_second_seed, stop, set_to=monkeypatch.setattr)
     assert main([*words, "--out", "run"]) == 143
     error = capsys.readouterr().err
-    assert "\nstopped at step 2 of 6; the checkpoint is run/cells/single/seed-5/checkpoints/step-2" in error
+    assert "\nstopped at step 2 of 6; the checkpoint is run/cells/single/split-0/seed-5/checkpoints/step-2" in error
     assert "hint: continue with `exlm finetune --resume run`" in error
     resumed = result_of(capsys, "finetune", "--resume", "run")
     assert resumed["metrics"] == whole["metrics"]

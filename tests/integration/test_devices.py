@@ -49,6 +49,6 @@ def test_a_checkpoint_is_fine_tuned_as_on_the_cpu(tmp_path, device):
     train = {"max_epochs": 2, "batch_sequences": 16, "microbatch_tokens": 4096, "log_every_steps": 1}
     for name in ("cpu", device):
         run_tiny(pretrained, tmp_path / name, seeds=[1], model=model, train=train, device=name)
-    theirs, mine = (train_losses(tmp_path / name / "cells/single/seed-1") for name in ("cpu", device))
+    theirs, mine = (train_losses(tmp_path / name / "cells/single/split-0/seed-1") for name in ("cpu", device))
     assert len(mine) == 4
     assert mine == pytest.approx(theirs, rel=1e-3)

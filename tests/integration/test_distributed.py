@@ -24,14 +24,12 @@ from exlm_cli.distributed import shared_run
 from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_metrics, read_run_json
-from exlm_cli.tasks.base import Loss
 from exlm_cli.train.checkpoint import verify_checkpoint
 from exlm_cli.train.pretrain import PretrainTask, resume_pretraining, run_pretraining
 from exlm_cli.train.pretrained import load_pretrained
 from tests.killed import act_at_call, die_at_call
 from tests.ranks import in_turn, note_error, noted_errors, own_rank, run_ranks
 from tests.tiny import tiny_recipe
-from tests.unit.finetune.synthetic import WordTask, cells, make_pretrained, run_tiny, weights
 
 STEPS = 50
 LOSS_BOUND, WEIGHT_BOUND = 5e-6, 5e-5
@@ -178,46 +176,6 @@ def test_a_users_error_on_one_rank_ends_all_with_it(cache, tmp_path):
     said = ["rank 1: row 7 cannot be read", "row 7 cannot be read", "rank 1: row 7 cannot be read"]
     assert [errors[rank]["message"] for rank in range(3)] == said
     assert {(error["hint"], error["by"]) for error in errors.values()} == {("mend it", 0)}
-
-
-def files_of(run: Path) -> set[Path]:
-    return {path.relative_to(run) for path in run.rglob("*") if path.is_file()}
-
-
-FINE_TUNINGS: dict[int, tuple[Loss, ...]] = {2: ("span", "binary"), 3: ("span", "regression")}
-"""Kinds of loss on each number of ranks."""
-
-
-def fine_tune(pretrained: Path, out: Path, loss: Loss) -> None:
-    """Fine-tune the task of words without dropout; 25 rows leave one for the last step of each epoch."""
-    run_tiny(
-        pretrained,
-        out,
-        WordTask(loss, sizes=(25, 11, 2)),
-        seeds=[1],
-        model={"dropout": 0.0, "attention_dropout": 0.0, "pooler_dropout": 0.0},
-        train={"microbatch_tokens": 64},
-    )
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_ranks_fine_tune_what_one_process_fine_tunes(tmp_path, size):
-    """Every loss, score and weight; spans have outputs of several lengths, binary labels are missing in some rows."""
-    pretrained = make_pretrained(tmp_path / "pretrained")
-    runs: list[tuple[Path, Path, Loss]] = [(pretrained, tmp_path / loss, loss) for loss in FINE_TUNINGS[size]]
-    assert run_ranks(size, in_turn, fine_tune, runs) == [0] * size
-    for _, mine, loss in runs:
-        theirs = tmp_path / f"alone-{loss}"
-        fine_tune(pretrained, theirs, loss)
-        for one, other in zip(cells(mine), cells(theirs), strict=True):
-            assert one["best_epoch"] == other["best_epoch"]
-            for split in ("valid", "test"):
-                assert one["metrics"][split] == pytest.approx(other["metrics"][split], rel=1e-4)
-        for path, tensors in weights(theirs).items():
-            for key, tensor in weights(mine)[path].items():
-                invariant = ["encoder.final_norm.bias", "head.out.bias"] if loss == "span" else []
-                assert_close(tensor, tensors[key], key, lr=3e-3, invariant=invariant)
-        assert files_of(mine) == files_of(theirs)
 
 
 class _OtherDisk(type(Path())):  # type: ignore[misc]

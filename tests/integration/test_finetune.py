@@ -8,7 +8,7 @@ import torch
 
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.finetune import cell as cell_module
-from exlm_cli.finetune import run as finetune
+from exlm_cli.finetune import plan as plan_module
 from exlm_cli.finetune.model import load_finetuned
 from exlm_cli.finetune.results import read_results
 from exlm_cli.finetune.run import run_finetuning
@@ -61,7 +61,7 @@ def test_spans_are_learnt_also_when_every_token_is_repeated(tmp_path):
     task = WordTask("span", (160, 40))
     result = run_tiny(repeated, tmp_path / "run", task, seeds=[1], train=train, optim={"lr": 6e-3})
     no_answer = float((task.targets["valid"] == 0).all(1).mean())
-    losses = [row["loss"] for row in read_metrics(tmp_path / "run/cells/single/seed-1/metrics.jsonl")]
+    losses = [row["loss"] for row in read_metrics(tmp_path / "run/cells/single/split-0/seed-1/metrics.jsonl")]
     assert losses[-1] < 0.6 * losses[0]
     assert result.scores.seeds("valid", "accuracy").mean >= no_answer
     assert result.scores.splits == ["valid"]
@@ -113,7 +113,7 @@ def choose_by_seeds(scores: RunScores, metric: str, aggregate: str) -> dict[str,
 
 def test_a_point_that_wins_with_other_seeds_has_its_weights_again(pretrained, tmp_path, monkeypatch):
     """Two cells are new, two are trained again, three steps each; killed in the first one that is trained again."""
-    monkeypatch.setattr(finetune, "point_scores", choose_by_seeds)
+    monkeypatch.setattr(plan_module, "point_scores", choose_by_seeds)
 
     def recipe(*seeds: int) -> FinetuneRecipe:
         return finetune_recipe(grid={"optim.lr": [1e-5, 3e-3]}, seeds=seeds, train={"max_epochs": 1})
@@ -123,7 +123,7 @@ def test_a_point_that_wins_with_other_seeds_has_its_weights_again(pretrained, tm
 
     run, fresh = tmp_path / "run", tmp_path / "fresh"
     small = run_finetuning(recipe(1, 2), checkpoint=pretrained, out=run, use_grid=True, task=WordTask()).results
-    assert kept(run) == {f"{small.grid_best.label}/seed-{seed}" for seed in (1, 2)}
+    assert kept(run) == {f"{small.grid_best.label}/split-0/seed-{seed}" for seed in (1, 2)}
     with interrupted_at_call(torch.optim.AdamW, "step", 8):
         run_finetuning(recipe(1, 2, 7), checkpoint=None, resume=run, task=WordTask())
     assert len(cells(run)) == 5

@@ -31,7 +31,7 @@ from tests.unit.tasks.squad.test_task import PARAGRAPHS, QUESTIONS
 
 def _written(run: Path, split: str, names: Sequence[str]) -> np.ndarray:
     """Return the (K, N, C) predictions that training wrote of a split."""
-    files = sorted(run.glob(f"cells/single/seed-*/predictions-{split}.csv"))
+    files = sorted(run.glob(f"cells/single/split-0/seed-*/predictions-{split}.csv"))
     tables = [read_rows(file) for file in files]
     return np.array([[[float(row[name]) for name in names] for row in table] for table in tables])
 
@@ -197,7 +197,7 @@ def test_questions_on_paragraphs_have_answers_margins_and_calibrated_probabiliti
     assert (found.names, found.problems) == (("has_answer", "is_right"), ("", "its context is empty", "", ""))
     assert (found.answers[1], np.isnan(found.margin[1]), np.isnan(found.by_seed[:, 1]).all()) == ("", True, True)
     np.testing.assert_array_equal(found.mean[:, 0], expit(found.margin))
-    files = sorted(folder.glob("cells/single/seed-*/no-answer-valid.json"))
+    files = sorted(folder.glob("cells/single/split-0/seed-*/no-answer-valid.json"))
     written = [list(json.loads(file.read_text()).values()) for file in files]
     np.testing.assert_allclose(found.by_seed[:, [0, 2, 3], 0], expit(-np.array(written)), atol=1e-6)
     out = tmp_path / "out.json"

@@ -15,6 +15,7 @@ from exlm_cli.finetune.results import RESULTS_FILE, read_results
 from exlm_cli.finetune.run import FinetuneResult, resume_finetuning, run_finetuning
 from exlm_cli.finetune.scores import read_scores
 from exlm_cli.format import format_fixed
+from exlm_cli.launch import require_one_process
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import (
     SERIES_FILE,
@@ -66,10 +67,11 @@ def begin_series(
     Raises:
         CheckpointError: The model reads other rows than the tasks have, `out` is not empty, or a file cannot be
             written.
-        ConfigError: The baseline reads other rows, a sequence is too long for the model, or there is no such device or
-            tracker; a resumption keeps the recipes, so nothing is made.
+        ConfigError: There are several ranks, the baseline reads other rows, a sequence is too long for the model, or
+            there is no such device or tracker; a resumption keeps the recipes, so nothing is made.
         DataError: Files of a task are missing; nothing is made.
     """
+    require_one_process("fine-tuning")
     run_kind(checkpoint)  # refuses what is no run
     encoder = load_recipe(run_directory(checkpoint) / "recipe.yaml")
     for recipe in recipes:

@@ -18,10 +18,12 @@ from exlm_cli.data import BoolArray
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.files import JsonModel, absent_if_none, read_json
 from exlm_cli.finetune.results import RunResults, best_cell_folder, read_logits, read_split_outputs
+from exlm_cli.finetune.scores import Predictor
 from exlm_cli.run_dir import resume_command
 from exlm_cli.tasks.base import EncodedSplit, FloatArray, Loss
 
 CALIBRATION_FILE = "calibration.json"
+"""Of the model; `calibration-forest.json` and `calibration-both.json` are of the other predictors."""
 DEFAULT_LEVEL = 0.9
 """Share of the true values that intervals should hold."""
 MIN_ISOTONIC_ROWS = 1000
@@ -373,23 +375,35 @@ def fit_calibration(
     return Calibration(outputs=tuple(outputs))
 
 
-def calibrate_run(run: Path, results: RunResults, similarity: Mapping[str, FloatArray] | None = None) -> Calibration:
+def calibration_file(predictor: Predictor) -> str:
+    """Return the name of the file with the calibration of a predictor."""
+    return CALIBRATION_FILE if predictor == "model" else f"calibration-{predictor}.json"
+
+
+def calibrate_run(
+    run: Path,
+    results: RunResults,
+    similarity: Mapping[str, FloatArray] | None = None,
+    *,
+    baseline: str | None = None,
+) -> Calibration:
     """Fit a calibration to the validation predictions of a run's seeds, and score it on the test split.
 
     Args:
+        baseline: Whose predictions; None: the model's.
         similarity: For values of molecules, that of the rows of each split, as in `ErrorSigns`.
 
     Raises:
         CheckpointError: Predictions of the run are missing or altered.
     """
     similarity = similarity or {}
-    _, valid_KNC, targets_NC = read_split_outputs(run, results, "valid")
+    _, valid_KNC, targets_NC = read_split_outputs(run, results, "valid", baseline=baseline)
     calibration = fit_calibration(results.loss, valid_KNC, targets_NC, similarity.get("valid"))
     kept = {split: tuple(values.tolist()) for split, values in similarity.items()}
     calibration = calibration.model_copy(update={"similarity": kept})
     if "test" not in results.split_sizes:
         return calibration
-    rows = _read_calibrated(run, results, "test", calibration)
+    rows = _read_calibrated(run, results, "test", calibration, baseline)
     scores = dict(zip(results.output_names, score_calibration(rows), strict=True))
     coverage = rows.coverage() if results.loss == "regression" else {}
     return calibration.model_copy(update={"test": scores, "coverage": coverage})
@@ -418,20 +432,23 @@ def read_scored_split(run: Path, results: RunResults) -> CalibratedRows:
     return _read_calibrated(run, results, results.scored_split, read_calibration(run))
 
 
-def _read_calibrated(run: Path, results: RunResults, split: str, calibration: Calibration) -> CalibratedRows:
-    _, predicted_KNC, targets_NC = read_split_outputs(run, results, split)
+def _read_calibrated(
+    run: Path, results: RunResults, split: str, calibration: Calibration, baseline: str | None = None
+) -> CalibratedRows:
+    _, predicted_KNC, targets_NC = read_split_outputs(run, results, split, baseline=baseline)
     signs = error_signs(predicted_KNC, calibration.similarity_of(split, len(targets_NC)))
     names, mean_NC = results.output_names, predicted_KNC.mean(axis=0)
     return CalibratedRows(results.loss, names, mean_NC, targets_NC, calibration, signs=signs)
 
 
-def read_calibration(run: Path) -> Calibration:
-    """Return the calibration of a finished run.
+def read_calibration(run: Path, predictor: Predictor = "model") -> Calibration:
+    """Return the calibration of what predicts in a finished run.
 
     Raises:
         CheckpointError: The file is missing or altered.
     """
-    return read_json(run / CALIBRATION_FILE, Calibration, hint=f"`{resume_command('finetune', run)}` writes it again")
+    hint = f"`{resume_command('finetune', run)}` writes it again"
+    return read_json(run / calibration_file(predictor), Calibration, hint=hint)
 
 
 def score_calibration(rows: CalibratedRows) -> list[dict[str, float | None]]:

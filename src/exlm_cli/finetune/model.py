@@ -93,26 +93,29 @@ def load_pretrained_weights(path: Path, progress: Progress) -> Pretrained:
     return load_pretrained(path, device="cpu", progress=progress)
 
 
-def untrained_model(encoder: PretrainRecipe, task: DownstreamTask, run: Path | None, progress: Progress) -> Pretrained:
-    """Return an untrained model of a pre-training recipe, with its tokenizer, for `init: scratch`.
+def choose_tokenizer(encoder: PretrainRecipe, task: DownstreamTask, run: Path | None, progress: Progress) -> Tokenizer:
+    """Return the tokenizer of a model that begins without a checkpoint.
 
     Args:
-        encoder: The recipe.
-        task: Its training rows make the tokenizer, unless the recipe names one.
-        run: The run to continue, whose tokenizer is used; None: a new run.
+        encoder: Its pre-training recipe, which may name a tokenizer.
+        task: Its training rows make the tokenizer otherwise.
+        run: The run to continue, which has a tokenizer; None: a new run.
         progress: Reports the tokenizer.
 
     Raises:
         ConfigError: The task has no rows of text or SMILES.
-        TokenizerError: The tokenizer of the run or the recipe cannot be read or trained.
+        TokenizerError: The tokenizer cannot be read or trained.
     """
     path = encoder.tokenizer.path if run is None else str(run / TOKENIZER_FILE)
     if path is not None:
-        tokenizer = Tokenizer.load(expand_path(path), encoder.data.kind)
-    elif isinstance(task, RowTask):
-        tokenizer = train_tokenizer(chain.from_iterable(task.examples["train"].texts), encoder, progress)
-    else:
-        raise ConfigError(f"{task.name} cannot begin without a checkpoint", "give one as `checkpoint=RUN`")
+        return Tokenizer.load(expand_path(path), encoder.data.kind)
+    if isinstance(task, RowTask):
+        return train_tokenizer(chain.from_iterable(task.examples["train"].texts), encoder, progress)
+    raise ConfigError(f"{task.name} cannot begin without a checkpoint", "give one as `checkpoint=RUN`")
+
+
+def untrained_model(encoder: PretrainRecipe, tokenizer: Tokenizer) -> Pretrained:
+    """Return an untrained model of a pre-training recipe, for `init: scratch`."""
     model = build_model(encoder, tokenizer, torch.device("cpu"))
     return Pretrained(model, tokenizer, encoder, Path(encoder.name), 0, 0, sha256="scratch")
 

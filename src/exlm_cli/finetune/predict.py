@@ -149,15 +149,13 @@ def _score(
 
 def _describe_splits(finetuned: Finetuned) -> list[str]:
     """Return a note on which split of a run of several made the predictions."""
-    results, replication = finetuned.results, finetuned.results.replication
-    if replication is None:
+    results, splits = finetuned.results, finetuned.results.split_seeds
+    if len(splits) == 1:
         return []
-    first, *others = replication.split_seeds
     seeds = format_number_of(len(results.seeds), "seed")
-    where = name_some(str(finetuned.run / "replicates" / f"split-{seed}") for seed in others)
     return [
-        f"predictions are the mean of {seeds} on the first of {len(replication.split_seeds)} splits (`task.split_seed` "
-        f"{first}); the other splits are runs of their own: {where}"
+        f"predictions are the mean of {seeds} on the first of {len(splits)} splits (`task.split_seed` {splits[0]}), "
+        "which the calibration is of too"
     ]
 
 

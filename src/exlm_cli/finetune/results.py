@@ -4,7 +4,7 @@ import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -13,7 +13,7 @@ from exlm_cli.config.finetune import NO_GRID
 from exlm_cli.data.rows.decode import LARGEST_CSV_FIELD
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import JsonModel, absent_if_none, read_json, read_whole, reason_of, write_atomically
-from exlm_cli.finetune.scores import Aggregate, LabelScores, Scores
+from exlm_cli.finetune.scores import BASELINE_NAMES, PREDICTORS, Aggregate, LabelScores, Predictor, Scores
 from exlm_cli.run_dir import resume_command
 from exlm_cli.tasks.base import FloatArray, Loss
 
@@ -91,21 +91,6 @@ class GridChoice(JsonModel):
     values: dict[str, Any]
 
 
-class Replication(JsonModel):
-    """The splits of a run: its own, then those of the runs under `replicates/`.
-
-    Attributes:
-        split_seeds: `task.split_seed` of each split.
-        best_epochs, elapsed_s, tokens_per_s, outside_model_share: As in `RunResults`, over all splits.
-    """
-
-    split_seeds: tuple[int, ...]
-    best_epochs: tuple[int, ...]
-    elapsed_s: float
-    tokens_per_s: float
-    outside_model_share: float
-
-
 Over = Literal["rows", "seeds", "splits"]
 
 
@@ -143,24 +128,52 @@ class Comparison(JsonModel):
     intervals: tuple[Interval, ...] = ()
 
 
+class Predictors(JsonModel):
+    """What can predict new rows, and which of it is best on the validation rows.
+
+    Attributes:
+        forests: The forest that is better there, as `model` in `scores.csv`, the first of equals; of each split of the
+            rows, as of `shares`.
+        shares: Weight of the model in the mean of both; the forest has the rest.
+        valid: Score there by the selection metric, mean over the splits; None where it is not defined.
+        best: The first of equals; the model where no score is defined.
+    """
+
+    forests: tuple[str, ...] = Field(min_length=1)
+    shares: tuple[Annotated[float, Field(ge=0, le=1)], ...]
+    valid: dict[Predictor, float | None]
+    best: Predictor
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        if not set(self.forests) <= set(BASELINE_NAMES) or set(self.valid) != set(PREDICTORS):
+            raise ValueError("`forests` or `valid` does not name what predicts")
+        if len(self.forests) != len(self.shares):
+            raise ValueError(f"`shares` has {len(self.shares)} values for {len(self.forests)} forests")
+        return self
+
+
 class RunResults(JsonModel):
     """`results.json`: what a fine-tuning run did; its scores are in `scores.csv`.
 
     Attributes:
         loss: How outputs become a loss (`tasks.base.Loss`).
-        known_rows: Of each split but `train`; of MNLI's `valid` the matched rows, as in its scores.
-        split_sha256: Hash of the row numbers of every split.
+        split_seeds: `task.split_seed` of each split of the rows; `split`, `split_sizes`, `known_rows`, `split_sha256`,
+            `best_seed`, `grid_best`, `no_answer_threshold` and `rows_interval` are of the first one, which predicts.
+        known_rows: Of each part but `train`; of MNLI's `valid` the matched rows, as in its scores.
+        split_sha256: Hash of the row numbers of every part.
         labels_sha256: As in `tasks.base.DownstreamTask`.
         max_rows, max_valid_rows: Limits on training and validation rows; None: all.
         best_seed: The seed with the best validation score, the first of equals.
-        best_epochs: Best epoch of each seed.
+        best_epochs: Best epoch of each seed, on one split after the other.
         elapsed_s: Sum over all cells; `tokens_per_s` and `outside_model_share` are their means.
+        notes: Caveats; one that not all splits share names its split.
         grid_best, grid: The point that is reported, and all points; None and empty without a grid.
         no_answer_threshold: Median over the seeds of what SQuAD's `f1_threshold` is; absent for other tasks.
         rows_interval: Of the mean prediction's score by the selection metric, over the rows of the scored split; absent
             for metrics that are not resampled.
-        comparison: Present where a baseline was scored.
-        replication: Present where there is more than one split.
+        comparison, predictors: Present where a baseline was scored.
+        split_intervals: Of each metric of the scored part, over splits; empty for a single one.
         verdict: What the scores say, in sentences.
     """
 
@@ -174,6 +187,7 @@ class RunResults(JsonModel):
     output_names: tuple[str, ...]
     num_labels: int
     split: str
+    split_seeds: tuple[int, ...] = Field(min_length=1)
     split_sizes: dict[str, int]
     known_rows: dict[str, KnownRows]
     max_rows: int | None
@@ -195,7 +209,8 @@ class RunResults(JsonModel):
     no_answer_threshold: float | None = absent_if_none()
     rows_interval: Interval | None = absent_if_none()
     comparison: Comparison | None = absent_if_none()
-    replication: Replication | None = absent_if_none()
+    predictors: Predictors | None = absent_if_none()
+    split_intervals: dict[str, Interval] = Field(default={})
     verdict: tuple[str, ...] = ()
 
     @property
@@ -243,19 +258,20 @@ def read_results(run: Path) -> RunResults:
     return read_json(path, RunResults, hint=f"`{resume_command('finetune', run)}` writes it again")
 
 
-def cell_folder(run: Path, label: str, seed: int) -> Path:
+def cell_folder(run: Path, label: str, split_seed: int, seed: int) -> Path:
     """Return the folder of a cell of a run."""
-    return run / "cells" / label / f"seed-{seed}"
+    return run / "cells" / label / f"split-{split_seed}" / f"seed-{seed}"
 
 
 def best_cell_folder(run: Path, results: RunResults, seed: int) -> Path:
-    """Return the folder of a seed's cell at the best grid point."""
-    return cell_folder(run, results.grid_best.label if results.grid_best else NO_GRID, seed)
+    """Return the folder of a seed's cell at the best grid point of the first split."""
+    label = results.grid_best.label if results.grid_best else NO_GRID
+    return cell_folder(run, label, results.split_seeds[0], seed)
 
 
 def how_to_redo(cell: Path) -> str:
     """Return the hint on how to train a finished cell again."""
-    return f"delete {cell / RESULT_FILE} and continue with `{resume_command('finetune', cell.parents[2])}`"
+    return f"delete {cell / RESULT_FILE} and continue with `{resume_command('finetune', cell.parents[3])}`"
 
 
 def read_predictions(path: Path, hint: str, *, num_columns: int | None = None) -> tuple[list[int], FloatArray]:
@@ -280,18 +296,19 @@ def read_predictions(path: Path, hint: str, *, num_columns: int | None = None) -
         raise CheckpointError(f"{path}: not readable as predictions: {reason}", hint) from error
 
 
-def baseline_folder(run: Path, model: str, seed: int) -> Path:
-    """Return the folder with the predictions of a baseline."""
-    return run / "baselines" / model / f"seed-{seed}"
+def baseline_folder(run: Path, model: str, split_seed: int, seed: int) -> Path:
+    """Return the folder with the predictions of a baseline, or of the mean of both."""
+    return run / "baselines" / model / f"split-{split_seed}" / f"seed-{seed}"
 
 
 def read_split_outputs(
     run: Path, results: RunResults, split: str, *, baseline: str | None = None
 ) -> tuple[list[int], FloatArray, FloatArray]:
-    """Return the rows of a split, and what the seeds of the best grid point predicted for them; not for spans.
+    """Return a part of the rows, and what the seeds of the best grid point predicted for it on the first split.
 
     Args:
-        baseline: Read what this baseline predicted instead.
+        split: Name of the part; not for spans.
+        baseline: Read what this baseline, or the mean of both, predicted instead.
 
     Returns:
         N rows of the input, counted from 0; (K, N, C) probabilities or values; targets as in
@@ -300,22 +317,36 @@ def read_split_outputs(
     Raises:
         CheckpointError: A file is missing or altered.
     """
-    truth = run / f"targets-{split}.csv"
-    rows, targets = read_predictions(truth, "fine-tune again")
+    rows, targets = read_predictions(run / f"targets-{split}.csv", "fine-tune again")
+    return rows, read_seed_outputs(run, results, split, rows, baseline=baseline), targets
+
+
+def read_seed_outputs(
+    run: Path, results: RunResults, split: str, rows: Sequence[int], *, baseline: str | None = None
+) -> FloatArray:
+    """Return the (K, N, C) predictions of the seeds for a part of the rows on the first split of `results`.
+
+    Args:
+        rows: Rows of the part.
+        baseline: As in `read_split_outputs`.
+
+    Raises:
+        CheckpointError: A file is missing or altered.
+    """
     by_seed = []
     for seed in results.seeds:
         if baseline is None:
             cell = best_cell_folder(run, results, seed)
             hint = how_to_redo(cell)
         else:
-            cell = baseline_folder(run, baseline, seed)
+            cell = baseline_folder(run, baseline, results.split_seeds[0], seed)
             hint = f"delete {cell} and continue with `{resume_command('finetune', run)}`"
         path = cell / f"predictions-{split}.csv"
         found_rows, values = read_predictions(path, hint, num_columns=len(results.output_names))
-        if found_rows != rows:
-            raise CheckpointError(f"{path}: its rows are not those of {truth}", hint)
+        if found_rows != list(rows):
+            raise CheckpointError(f"{path}: its rows are not the {split} rows of this run", hint)
         by_seed.append(values)
-    return rows, np.stack(by_seed), targets
+    return np.stack(by_seed)
 
 
 def write_logits(cell: Path, outputs: Sequence[FloatArray]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -29,6 +29,14 @@ MODEL = "exlm"
 AVERAGE = "average"
 BASELINE_NAMES = {"forest-ecfp4": "ECFP4 + random forest", "forest-rdkit2d": "RDKit 2D + random forest"}
 """How reports name the baselines."""
+BOTH = "both"
+"""The weighted mean of the model's and a forest's predictions."""
+OTHER_NAMES = {**BASELINE_NAMES, BOTH: "both, model and forest"}
+"""How reports name what predicts besides the model alone."""
+
+Predictor = Literal["model", "forest", "both"]
+"""What may predict new rows: the model, the forest that is better in validation, or the weighted mean of these two."""
+PREDICTORS: tuple[Predictor, ...] = get_args(Predictor)
 
 Aggregate = Literal["mean", "median"]
 Scores = dict[str, dict[str, float | None]]
@@ -109,6 +117,11 @@ class RunScores:
     def baselines(self) -> list[str]:
         """Baselines, in the order of the file."""
         return [str(model) for model in self.table.model.unique() if model in BASELINE_NAMES]
+
+    @property
+    def others(self) -> list[str]:
+        """What was scored besides the model alone: baselines, and the mean of both."""
+        return [str(model) for model in self.table.model.unique() if model in OTHER_NAMES]
 
     @property
     def splits(self) -> list[str]:

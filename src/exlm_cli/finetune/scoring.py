@@ -5,31 +5,38 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-from exlm_cli.config.finetune import NO_GRID, GridPoint
+from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, GridPoint
 from exlm_cli.files import make_folder, write_json
-from exlm_cli.finetune.baseline import BASELINES, Baseline, predict_baseline
-from exlm_cli.finetune.calibration import CALIBRATION_FILE, calibrate_answers, calibrate_run
-from exlm_cli.finetune.cell import SplitRun
+from exlm_cli.finetune.baseline import BASELINES, Baseline, describe_molecules, forest_predictions, grow_forests
+from exlm_cli.finetune.blend import best_share, blend
+from exlm_cli.finetune.calibration import CALIBRATION_FILE, calibrate_answers, calibrate_run, calibration_file
+from exlm_cli.finetune.forests import FORESTS_FILE, write_forests
 from exlm_cli.finetune.model import describe_weights
+from exlm_cli.finetune.plan import RunPlan, SplitPlan
 from exlm_cli.finetune.results import (
     RESULTS_FILE,
     CellResult,
     GridChoice,
+    Predictors,
     RunResults,
     baseline_folder,
     best_cell_folder,
     count_known_rows,
     read_logits,
-    read_split_outputs,
+    read_seed_outputs,
 )
 from exlm_cli.finetune.scores import (
     AVERAGE,
+    BOTH,
     MODEL,
+    PREDICTORS,
     LabelScores,
     Origin,
+    Predictor,
     RunScores,
     ScoreRow,
     Scores,
@@ -40,9 +47,19 @@ from exlm_cli.finetune.scores import (
     write_scores,
 )
 from exlm_cli.finetune.spelling import describe_spelling
+from exlm_cli.finetune.trainer import describe_data
 from exlm_cli.finetune.training_rows import similarity_to_training
-from exlm_cli.finetune.verdict import compare, describe_verdict, interval_over_rows, join_splits, read_scored_rows
+from exlm_cli.finetune.verdict import (
+    choose_predictor,
+    compare,
+    describe_verdict,
+    first_best,
+    interval_over_rows,
+    join_splits,
+    read_scored_rows,
+)
 from exlm_cli.format import name_some, printable
+from exlm_cli.progress import Progress
 from exlm_cli.run_dir import update_run_json
 from exlm_cli.tasks.base import FloatArray, SeedOutputs, Split, write_outputs
 from exlm_cli.tasks.metrics import (
@@ -65,49 +82,40 @@ class SplitScores:
     scores: RunScores
 
 
-def score_split(run: SplitRun, best: GridPoint) -> SplitScores:
-    """Return what a split did, and the scores of its cells, of their average and of the baselines."""
-    cells = {point.label: [cell.read() for cell in run.cells(point)] for point in run.points}
-    rows = [
-        row
-        for label, of_point in cells.items()
-        for cell in of_point
-        for row in score_rows_of(Origin(MODEL, label, run.split_seed, cell.seed), cell.metrics, cell.labels)
-    ]
-    task = run.data.task
-    metric, is_greater_better = task.selection_metric, task.is_greater_better
-    seed = best_seed(make_scores(rows), best.label, metric, is_greater_better=is_greater_better)
-    results = _describe_results(run, best, cells, seed)
-    average = Origin(MODEL, best.label, run.split_seed, AVERAGE)
-    rows += score_rows_of(average, *_score_average(run, results))
-    if run.job.has_baseline:
-        rows += [row for baseline in BASELINES for row in _score_baseline(run, results, baseline)]
-    return SplitScores(results, make_scores(rows))
+def conclude(plan: RunPlan, best: Mapping[int, GridPoint], progress: Progress) -> RunResults:
+    """Score a run whose cells are done; write `scores.csv`, the calibration and at last `results.json`.
 
-
-def conclude(run: SplitRun, parts: Sequence[SplitScores]) -> RunResults:
-    """Write `scores.csv`, the calibration and at last `results.json`, and return it: the verdict is over all splits."""
-    task, folder, splits = run.data.task, run.folder, [part.results for part in parts]
-    results, scores = splits[0], join_scores([part.scores for part in parts])
-    rows, valid = None, run.data.splits["valid"]
-    if task.loss != "span" and len(splits) == 1:
-        num_rows = len(run.data.splits[results.scored_split].scored_targets)
-        scale_C = target_scale(run.data.splits["train"].targets)[1] if task.loss == "regression" else None
+    Args:
+        best: Grid point of each split that is reported.
+        progress: Reports baselines.
+    """
+    parts = [_score_split(plan, split, best[split.seed], progress) for split in plan.splits]
+    splits, scores = [part.results for part in parts], join_scores([part.scores for part in parts])
+    folder, first = plan.folder, plan.splits[0]
+    results, data = join_splits(splits, scores), first.data
+    rows = None
+    if data.loss != "span" and len(splits) == 1:
+        num_rows = len(data.scored[results.scored_split].scored_targets)
+        scale_C = target_scale(data.train.targets)[1] if data.loss == "regression" else None
         rows = read_scored_rows(folder, results, num_rows, scale_C, scores.baselines)
     comparison = compare(splits, scores, rows)
-    seeds = range(run.split_seed, run.split_seed + len(splits))
     concluded = {
         "rows_interval": None if rows is None else interval_over_rows(results, rows),
         "comparison": comparison,
-        "replication": join_splits(splits, seeds) if len(splits) > 1 else None,
+        "predictors": choose_predictor(splits, scores),
         "verdict": describe_verdict(splits, scores, comparison),
     }
     results = results.model_copy(update=concluded)
-    if task.loss == "span":
-        calibration = calibrate_answers(folder, results, valid)
+    if data.loss == "span":
+        calibration = calibrate_answers(folder, results, data.scored["valid"])
     else:
-        similarity = similarity_to_training(folder, task, run.job.progress) if task.loss == "regression" else None
+        similarity = similarity_to_training(folder, first.task, progress) if data.loss == "regression" else None
         calibration = calibrate_run(folder, results, similarity)
+        if results.predictors is not None:
+            others: dict[Predictor, str] = {"forest": results.predictors.forests[0], "both": BOTH}
+            for predictor, baseline in others.items():
+                of_other = calibrate_run(folder, results, similarity, baseline=baseline)
+                write_json(folder / calibration_file(predictor), of_other)
     write_scores(folder, scores)
     write_json(folder / CALIBRATION_FILE, calibration)
     write_json(folder / RESULTS_FILE, results)
@@ -115,58 +123,137 @@ def conclude(run: SplitRun, parts: Sequence[SplitScores]) -> RunResults:
     return results
 
 
-def _score_average(run: SplitRun, results: RunResults) -> tuple[Scores, LabelScores]:
+def _score_split(plan: RunPlan, split: SplitPlan, best: GridPoint, progress: Progress) -> SplitScores:
+    """Return what a split did, and the scores of its cells, of their average and of the baselines."""
+    cells = {label: [cell.read() for cell in of_point] for label, of_point in split.cells.items()}
+    rows = [
+        row
+        for label, of_point in cells.items()
+        for cell in of_point
+        for row in score_rows_of(Origin(MODEL, label, split.seed, cell.seed), cell.metrics, cell.labels)
+    ]
+    metric, is_greater_better = split.data.selection_metric, split.data.is_greater_better
+    seed = best_seed(make_scores(rows), best.label, metric, is_greater_better=is_greater_better)
+    results = _describe_results(plan, split, best, cells, seed, progress)
+    average = Origin(MODEL, best.label, split.seed, AVERAGE)
+    rows += score_rows_of(average, *_score_average(plan.folder, split, results))
+    if plan.has_baseline:
+        for baseline in BASELINES:
+            _predict_baseline(plan, split, baseline, progress)
+            rows += _score_other(plan, split, results, baseline.model)
+        forest = _choose_forest(make_scores(rows), metric, is_greater_better=is_greater_better)
+        share = _predict_both(plan, split, results, forest, progress)
+        rows += _score_other(plan, split, results, BOTH)
+        # `conclude` chooses, over all splits
+        predictors = Predictors(forests=(forest.model,), shares=(share,), valid=dict.fromkeys(PREDICTORS), best="model")
+        results = results.model_copy(update={"predictors": predictors})
+    return SplitScores(results, make_scores(rows))
+
+
+def _score_average(folder: Path, split: SplitPlan, results: RunResults) -> tuple[Scores, LabelScores]:
     """Score the mean prediction of the seeds, as `exlm predict` does; of spans, only validation logits are kept."""
     metrics: Scores = {}
     labels: LabelScores = {}
-    for split, encoded in run.data.splits.items():
+    for part, encoded in split.data.scored.items():
         outputs: SeedOutputs
-        if split == "train" or (results.loss == "span" and split != "valid"):
+        if results.loss == "span" and part != "valid":
             continue
         if results.loss == "span":
             lengths = [len(ids) for ids in encoded.token_ids]
-            outputs = [read_logits(best_cell_folder(run.folder, results, seed), lengths) for seed in results.seeds]
+            outputs = [read_logits(best_cell_folder(folder, results, seed), lengths) for seed in results.seeds]
         else:
-            _, by_seed_KNC, _ = read_split_outputs(run.folder, results, split)
+            by_seed_KNC = read_seed_outputs(folder, results, part, split.task.split_indices[part].tolist())
             outputs = [list(to_outputs(results.loss, of_seed_NC)) for of_seed_NC in by_seed_KNC]
-        metrics[split] = dict(encoded.score(outputs))
+        metrics[part] = dict(encoded.score(outputs))
         if of_labels := encoded.score_labels(outputs):
-            labels[split] = {name: dict(scores) for name, scores in of_labels.items()}
+            labels[part] = {name: dict(scores) for name, scores in of_labels.items()}
     return metrics, labels
 
 
-def _score_baseline(run: SplitRun, results: RunResults, baseline: Baseline) -> Iterator[ScoreRow]:
-    """Score a baseline with every seed, and the mean of its predictions; forests that are there are not trained again.
+def _predict_baseline(
+    plan: RunPlan, split: SplitPlan, baseline: Baseline, progress: Progress, *, is_needed: bool = False
+) -> None:
+    """Train a baseline with every seed and predict the scored rows; what is there is not trained again.
 
-    Their predictions lie in `baselines/`, as those of the model in `cells/`.
+    Its predictions lie in `baselines/`, as those of the model in `cells/`, and its forests beside them.
+
+    Args:
+        is_needed: Train it again where the forests are missing, not only where predictions are.
     """
-    task, job = run.data.task, run.job
+    task = split.task
+    for seed in plan.recipe.seeds:
+        folder = baseline_folder(plan.folder, baseline.model, split.seed, seed)
+        needed = [*(f"predictions-{part}.csv" for part in split.data.scored), *([FORESTS_FILE] if is_needed else [])]
+        if all((folder / name).is_file() for name in needed):
+            continue
+        make_folder(folder)
+        data = describe_molecules(task, baseline, plan.features, progress)
+        forests = grow_forests(data, seed, progress, num_threads=plan.recipe.train.num_threads)
+        write_forests(folder / FORESTS_FILE, forests)
+        for part in split.data.scored:
+            predicted_NC = forest_predictions(forests, task.loss, data.features[part])
+            path = folder / f"predictions-{part}.csv"
+            write_outputs(path, task.split_indices[part], task.output_names, predicted_NC)
+
+
+def _choose_forest(scores: RunScores, metric: str, *, is_greater_better: bool) -> Baseline:
+    """Return the baseline that is better on the validation rows; the first of equals."""
+    values = [scores.average("valid", metric, model=baseline.model).mean for baseline in BASELINES]
+    return BASELINES[first_best(values, is_greater_better=is_greater_better)]
+
+
+def _predict_both(plan: RunPlan, split: SplitPlan, results: RunResults, forest: Baseline, progress: Progress) -> float:
+    """Write the weighted mean of the model's and the forest's predictions, and return the share of the model.
+
+    The share is that of the mean predictions of the seeds. Only the forests that it needs are kept.
+    """
+    task, seeds = split.task, plan.recipe.seeds
+    _predict_baseline(plan, split, forest, progress, is_needed=True)
+    for other in BASELINES:
+        for seed in seeds if other is not forest else ():
+            (baseline_folder(plan.folder, other.model, split.seed, seed) / FORESTS_FILE).unlink(missing_ok=True)
+    by_part = {}
+    for part in split.data.scored:
+        rows = task.split_indices[part].tolist()
+        model_KNC = read_seed_outputs(plan.folder, results, part, rows)
+        by_part[part] = (model_KNC, read_seed_outputs(plan.folder, results, part, rows, baseline=forest.model))
+    of_model_NC, of_forest_NC = (by_seed_KNC.mean(axis=0) for by_seed_KNC in by_part["valid"])
+    share = best_share(task.loss, of_model_NC, of_forest_NC, split.data.scored["valid"].targets)
+    for index, seed in enumerate(seeds):
+        folder = baseline_folder(plan.folder, BOTH, split.seed, seed)
+        make_folder(folder)
+        for part, (model_KNC, forest_KNC) in by_part.items():
+            path = folder / f"predictions-{part}.csv"
+            both_NC = blend(share, model_KNC[index], forest_KNC[index])
+            write_outputs(path, task.split_indices[part], task.output_names, both_NC)
+    return share
+
+
+def _score_other(plan: RunPlan, split: SplitPlan, results: RunResults, model: str) -> Iterator[ScoreRow]:
+    """Score what a baseline or the mean of both predicted with every seed, and the mean of its predictions."""
+    task = split.task
     assert isinstance(task, RowTask), "a task of molecules has rows"
-    scored: list[Split] = [split for split in task.splits if split != "train"]
-    for seed in run.recipe.seeds:
-        folder = baseline_folder(run.folder, baseline.model, seed)
-        if not all((folder / f"predictions-{split}.csv").is_file() for split in scored):
-            make_folder(folder)
-            threads = run.recipe.train.num_threads
-            found = predict_baseline(task, baseline, job.features, seed, job.progress, num_threads=threads)
-            for split, predicted_NC in found.items():
-                path = folder / f"predictions-{split}.csv"
-                write_outputs(path, task.split_indices[split], task.output_names, predicted_NC)
-    for split in scored:
-        targets_NC = task.examples[split].targets
-        _, by_seed_KNC, _ = read_split_outputs(run.folder, results, split, baseline=baseline.model)
-        every: list[tuple[int | str, FloatArray]] = list(zip(run.recipe.seeds, by_seed_KNC, strict=True))
+    for part in split.data.scored:
+        targets_NC, rows = task.examples[part].targets, task.split_indices[part].tolist()
+        by_seed_KNC = read_seed_outputs(plan.folder, results, part, rows, baseline=model)
+        every: list[tuple[int | str, FloatArray]] = list(zip(plan.recipe.seeds, by_seed_KNC, strict=True))
         for name, predicted_NC in [*every, (AVERAGE, by_seed_KNC.mean(axis=0))]:
             metrics = score_rows(task.loss, predicted_NC, targets_NC, task.target_scale)
             labels = score_labels(task.loss, predicted_NC, targets_NC, task.output_names)
-            origin = Origin(baseline.model, NO_GRID, run.split_seed, name)
-            yield from score_rows_of(origin, {split: dict(metrics)}, {split: {n: dict(v) for n, v in labels.items()}})
+            origin = Origin(model, NO_GRID, split.seed, name)
+            yield from score_rows_of(origin, {part: dict(metrics)}, {part: {n: dict(v) for n, v in labels.items()}})
 
 
 def _describe_results(
-    run: SplitRun, best: GridPoint, by_point: Mapping[str, Sequence[CellResult]], seed: int
+    plan: RunPlan,
+    split: SplitPlan,
+    best: GridPoint,
+    by_point: Mapping[str, Sequence[CellResult]],
+    seed: int,
+    progress: Progress,
 ) -> RunResults:
-    task, recipe = run.data.task, run.recipe
+    """Return what one split did, without a verdict."""
+    task, recipe = split.task, plan.recipe
     cells = by_point[best.label]
     thresholds = [t for cell in cells if (t := cell.metrics["valid"].get("f1_threshold")) is not None]
     every = [cell for of_point in by_point.values() for cell in of_point]
@@ -175,18 +262,18 @@ def _describe_results(
         task=task.name,
         kind="finetune",
         recipe=recipe.name,
-        init=describe_weights(run.job.weights, recipe),
+        init=describe_weights(plan.weights, recipe),
         parameters=cells[0].parameters,
         input_kind=task.input_kind,
         loss=task.loss,
         output_names=task.output_names,
         num_labels=len(task.output_names),
         split=printable(task.split_name),
+        split_seeds=(split.seed,),
         split_sizes=task.split_sizes,
         known_rows={
-            split: count_known_rows(task.loss, encoded.scored_targets, len(task.output_names))
-            for split, encoded in run.data.splits.items()
-            if split != "train"
+            part: count_known_rows(task.loss, encoded.scored_targets, len(task.output_names))
+            for part, encoded in split.data.scored.items()
         },
         max_rows=recipe.task.max_rows,
         max_valid_rows=recipe.task.max_valid_rows,
@@ -202,32 +289,32 @@ def _describe_results(
         tokens_per_s=round(sum(cell.tokens_per_s for cell in every) / len(every), 1),
         outside_model_share=round(sum(cell.outside_model_share for cell in every) / len(every), 4),
         # a skipped row or a title may have a lone surrogate, which no JSON file may hold
-        notes=tuple(map(printable, _notes(run, cells))),
+        notes=tuple(map(printable, _notes(plan, split, cells, progress))),
         grid_best=GridChoice(label=best.label, values=best.values) if has_grid else None,
-        grid=tuple(GridChoice(label=point.label, values=point.values) for point in run.points) if has_grid else (),
+        grid=tuple(GridChoice(label=point.label, values=point.values) for point in split.points) if has_grid else (),
         no_answer_threshold=float(np.median(thresholds)) if thresholds else None,
     )
 
 
-def _notes(run: SplitRun, cells: Sequence[CellResult]) -> tuple[str, ...]:
-    notes, task = run.data.notes(), run.data.task
-    for split, encoded in run.data.splits.items():
-        if "roc_auc" in cells[0].metrics.get(split, ()):
+def _notes(plan: RunPlan, split: SplitPlan, cells: Sequence[CellResult], progress: Progress) -> tuple[str, ...]:
+    task, data = split.task, split.data
+    notes = describe_data(task, data)
+    for part, encoded in data.scored.items():
+        if "roc_auc" in cells[0].metrics[part]:
             rare = describe_rare_classes(task.loss, encoded.targets, task.output_names)
-            few = f"{split}: with fewer than {FEW_ROWS} rows of a class, ROC-AUC and average precision say little"
+            few = f"{part}: with fewer than {FEW_ROWS} rows of a class, ROC-AUC and average precision say little"
             notes += [f"{few}: {name_some(rare)}"] if rare else []
     for note in dict.fromkeys(note for cell in cells for note in cell.notes):
         seeds = [str(cell.seed) for cell in cells if note in cell.notes]
         notes.append(f"{note} (seed{'' if len(seeds) == 1 else 's'} {', '.join(seeds)})")
-    if task.input_kind == "smiles" and isinstance(task, RowTask) and not run.recipe.task.has_canonical_smiles:
-        notes.append(_check_spelling(run, task, cells))
+    if task.input_kind == "smiles" and isinstance(task, RowTask) and not plan.recipe.task.has_canonical_smiles:
+        notes.append(_check_spelling(plan.recipe, task, cells, progress))
     return tuple(notes)
 
 
-def _check_spelling(run: SplitRun, task: RowTask, cells: Sequence[CellResult]) -> str:
+def _check_spelling(recipe: FinetuneRecipe, task: RowTask, cells: Sequence[CellResult], progress: Progress) -> str:
     split: Split = "test" if "test" in task.splits else "valid"
     values = [cell.metrics[split][task.selection_metric] for cell in cells]
     known = [value for value in values if value is not None]
     score = sum(known) / len(known) if known else None
-    threads = run.recipe.train.num_threads
-    return describe_spelling(task, split, score, run.recipe.seeds[0], run.job.progress, num_threads=threads)
+    return describe_spelling(task, split, score, recipe.seeds[0], progress, num_threads=recipe.train.num_threads)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from exlm_cli.finetune.baseline import Baseline, predict_baseline
+from exlm_cli.finetune.baseline import Baseline, describe_molecules, forest_predictions, grow_forests
 from exlm_cli.finetune.features import FeatureSet, FeatureStore
 from exlm_cli.format import format_number
 from exlm_cli.progress import Progress
@@ -60,10 +60,12 @@ def describe_spelling(
         num_threads: Threads that grow trees; None: one for each core.
     """
     forest, store = _Spelling("spelling", FeatureSet("spelling", character_counts), "sqrt"), FeatureStore()
-    found = predict_baseline(task, forest, store, seed, progress, num_trees=NUM_TREES, num_threads=num_threads)
+    data = describe_molecules(task, forest, store, progress)
+    forests = grow_forests(data, seed, progress, num_trees=NUM_TREES, num_threads=num_threads)
+    found_NC = forest_predictions(forests, task.loss, data.features[split])
     assert isinstance(task, RowTask), "a task of molecules has rows"
     metric = task.selection_metric
-    of_forest = dict(score_rows(task.loss, found[split], task.examples[split].targets, task.target_scale))[metric]
+    of_forest = dict(score_rows(task.loss, found_NC, task.examples[split].targets, task.target_scale))[metric]
     if score is None or of_forest is None or math.isnan(of_forest):
         return f"spelling check: {metric} is not defined on these {split} rows"
     is_close = of_forest >= score - _CLOSE if task.is_greater_better else of_forest <= score * (1 + _CLOSE)

@@ -22,8 +22,7 @@ from exlm_cli.data import IntArray
 from exlm_cli.data.rows.records import SKIPPED_FILE
 from exlm_cli.data.sampler import EpochPlan, cut_microbatches, plan_epoch, prefetch_to
 from exlm_cli.data.tokenizer import Tokenizer
-from exlm_cli.distributed.parallel import StepModule, spread
-from exlm_cli.distributed.ranks import ALONE, Ranks
+from exlm_cli.distributed.parallel import StepModule
 from exlm_cli.finetune.batch import TaskBatch, batch_losses, collate, repeated_lengths
 from exlm_cli.finetune.features import (
     FeatureStore,
@@ -50,9 +49,12 @@ _MAX_TOKENS_ON_CPU = 4096
 
 @dataclass(frozen=True)
 class TaskData:
-    """A task's splits as the encoder sees them; shared by all seeds and grid points.
+    """A task on one split of its rows, as the encoder sees it; what training a cell needs to know of the task.
 
     Attributes:
+        name, loss, output_names, selection_metric, is_greater_better, class_weights: As in `DownstreamTask`.
+        train: Training rows, which are never scored.
+        scored: The other parts of the rows.
         num_repeats: Copies of each token, as in pre-training.
         fingerprint: Hash of row numbers, tokens, targets, class weights and whatever else the task's scores depend on.
         descriptor_quantiles: (F, Q) quantiles of the descriptors of the training rows; None where there are none.
@@ -60,8 +62,14 @@ class TaskData:
         frozen_states: States of the rows, where the encoder is frozen.
     """
 
-    task: DownstreamTask
-    splits: dict[Split, EncodedSplit]
+    name: str
+    loss: Loss
+    output_names: tuple[str, ...]
+    selection_metric: str
+    is_greater_better: bool
+    class_weights: FloatArray | None
+    train: EncodedRows
+    scored: dict[Split, EncodedSplit]
     tokenizer: Tokenizer
     num_repeats: int
     fingerprint: str
@@ -77,38 +85,53 @@ class TaskData:
     @property
     def num_outputs(self) -> int | None:
         """C; None for spans."""
-        return None if self.task.loss == "span" else len(self.task.output_names)
+        return None if self.loss == "span" else len(self.output_names)
+
+    @property
+    def parts(self) -> dict[Split, EncodedRows]:
+        """All parts of the rows, the training rows first."""
+        return {"train": self.train, **self.scored}
 
     @property
     def unknown_share(self) -> float:
         """Share of the training tokens between [CLS] and the last [SEP] that are [UNK]."""
-        token_ids = np.concatenate([ids[1:-1] for ids in self.splits["train"].token_ids])
+        token_ids = np.concatenate([ids[1:-1] for ids in self.train.token_ids])
         return float((token_ids == self.tokenizer.unk_id).mean()) if len(token_ids) else 0.0
-
-    def notes(self) -> list[str]:
-        """Return caveats of the data, and whether the tokenizer fits them."""
-        notes = [
-            *self.task.notes,
-            *filter(None, [self.about_descriptors]),
-            *(f"{name}: {note}" for name, split in self.splits.items() for note in split.notes),
-        ]
-        if self.task.skipped:
-            left_out = format_number_of(len(self.task.skipped), "row")
-            notes.append(f"{SKIPPED_FILE} lists what was left out, {left_out}, with reasons")
-        if self.unknown_share > MAX_UNKNOWN:
-            share = format_percent(self.unknown_share)
-            notes.append(f"{share} of the training tokens are [UNK]: the tokenizer was not made for this data")
-        return notes
 
 
 def encode_task(task: DownstreamTask, tokenizer: Tokenizer, sequence_length: int, num_repeats: int) -> TaskData:
-    """Tokenise every split of a task."""
-    splits = {split: task.encode(split, tokenizer, sequence_length) for split in task.splits}
-    return TaskData(task, splits, tokenizer, num_repeats, _fingerprint(task, splits))
+    """Tokenise every part of a task's rows."""
+    encoded = {split: task.encode(split, tokenizer, sequence_length) for split in task.splits}
+    return TaskData(
+        name=task.name,
+        loss=task.loss,
+        output_names=task.output_names,
+        selection_metric=task.selection_metric,
+        is_greater_better=task.is_greater_better,
+        class_weights=task.class_weights,
+        train=encoded["train"],
+        scored={split: rows for split, rows in encoded.items() if split != "train"},
+        tokenizer=tokenizer,
+        num_repeats=num_repeats,
+        fingerprint=_fingerprint(task, encoded),
+    )
+
+
+def describe_data(task: DownstreamTask, data: TaskData) -> list[str]:
+    """Return caveats of the data, and whether the tokenizer fits them."""
+    notes = [*task.notes, *([data.about_descriptors] if data.about_descriptors else [])]
+    notes += (f"{name}: {note}" for name, rows in data.parts.items() for note in rows.notes)
+    if task.skipped:
+        left_out = format_number_of(len(task.skipped), "row")
+        notes.append(f"{SKIPPED_FILE} lists what was left out, {left_out}, with reasons")
+    if data.unknown_share > MAX_UNKNOWN:
+        share = format_percent(data.unknown_share)
+        notes.append(f"{share} of the training tokens are [UNK]: the tokenizer was not made for this data")
+    return notes
 
 
 def describe_rows(data: TaskData, config: TaskSection, store: FeatureStore, progress: Progress) -> TaskData:
-    """Return a task with the descriptors of each row that the head reads; one message says what they are.
+    """Return a task with the descriptors of each row that the head reads.
 
     Args:
         config: Names them.
@@ -116,19 +139,21 @@ def describe_rows(data: TaskData, config: TaskSection, store: FeatureStore, prog
     """
     if not descriptor_names(config):
         return data
-    store.of_rows(list(data.splits.values()), config, progress)  # at once, so that the work is spread evenly
-    splits = {split: with_descriptors(encoded, config, store, progress) for split, encoded in data.splits.items()}
+    assert isinstance(data.train, EncodedSplit), "rows that were encoded here know their molecules"
+    parts: dict[Split, EncodedSplit] = {"train": data.train, **data.scored}
+    store.of_rows(list(parts.values()), config, progress)  # at once, so that the work is spread evenly
+    parts = {part: with_descriptors(rows, config, store, progress) for part, rows in parts.items()}
     digest = hashlib.sha256(data.fingerprint.encode())
-    for encoded in splits.values():
-        digest.update(np.ascontiguousarray(encoded.descriptors).tobytes())
-    training_NF = splits["train"].descriptors
+    for rows in parts.values():
+        digest.update(np.ascontiguousarray(rows.descriptors).tobytes())
+    training_NF = parts["train"].descriptors
     assert training_NF is not None, "the config names some"
     quantiles_FQ = fit_quantiles(training_NF)
     about = describe_descriptors(training_NF, quantiles_FQ, config)
-    progress.message(about)
     return replace(
         data,
-        splits=splits,
+        train=parts["train"],
+        scored={part: rows for part, rows in parts.items() if part != "train"},
         fingerprint=digest.hexdigest(),
         descriptor_quantiles=quantiles_FQ,
         about_descriptors=about,
@@ -167,11 +192,10 @@ class TaskRunner:
         tokenizer: Tokenizer of the checkpoint.
         num_repeats: Copies of each token, as in pre-training.
         train: Precision, and the positions, padding included, that go through at once.
-        ranks: Those that work together; each takes a share of a split.
         losses: Loss function of `StepModule`, compiled if `train.compile`; None: for prediction alone.
 
     Attributes:
-        module: The model and its loss, wrapped by DDP if several ranks train.
+        module: The model and its loss.
     """
 
     def __init__(
@@ -180,7 +204,6 @@ class TaskRunner:
         tokenizer: Tokenizer,
         num_repeats: int,
         train: TrainConfig | FinetuneTrainConfig,
-        ranks: Ranks = ALONE,
         losses: Callable[[TaskModel, TaskBatch], Tensor] | None = None,
     ) -> None:
         self.model, self.num_repeats, self.pad_id = model, num_repeats, tokenizer.pad_id
@@ -189,11 +212,9 @@ class TaskRunner:
         is_cpu = self.device.type == "cpu"
         self.predicted_tokens = min(train.microbatch_tokens, _MAX_TOKENS_ON_CPU) if is_cpu else train.microbatch_tokens
         self.autocast_dtype = autocast_dtype(train, self.device)
-        self.ranks = ranks
-        module = StepModule(model, losses or task_outputs)
+        self.module = StepModule(model, losses or task_outputs)
         if losses is not None and train.compile:
-            module.compile_step()
-        self.module = spread(module, ranks)
+            self.module.compile_step()
 
     def batches(
         self, encoded: EncodedRows, indices: IntArray, states: Tensor | None = None, *, is_predicted: bool = False
@@ -225,42 +246,37 @@ class TaskRunner:
         see: Callable[[TaskBatch, Tensor], None] | None = None,
         states: Tensor | None = None,
     ) -> list[FloatArray]:
-        """Run the model on every example without dropout, each rank on its share; leave it in training mode.
+        """Run the model on every example without dropout; leave it in training mode.
 
         Args:
             encoded: The examples.
             progress: Shows a bar.
             label: Label of the bar.
-            see: Called with each batch of this rank and the model's outputs.
+            see: Called with each batch and the model's outputs.
             states: As for `batches`.
 
         Returns:
             Outputs of each example, in order: (C,) logits, or values in the task's units; (L, 2) logits for spans.
         """
-        own: dict[int, FloatArray] = {}
-        share = self.ranks.share_of(np.arange(len(encoded)))
-        batches = self.batches(encoded, share, states, is_predicted=True) if len(share) else iter(())
+        predicted: dict[int, FloatArray] = {}
+        every = np.arange(len(encoded))
+        batches = self.batches(encoded, every, states, is_predicted=True) if len(every) else iter(())
         self.model.eval()
-        num_done = 0
-        with progress.bar(label, len(share)) as bar, torch.no_grad():
-            for batch, is_own, _ in self.ranks.in_step(batches, partial(self._first_batch, encoded)):
+        with progress.bar(label, len(every)) as bar, torch.no_grad():
+            for batch in batches:
                 with self.autocast():
                     outputs = self.module(batch, task_outputs)
-                if not is_own:
-                    continue
                 if see is not None:
                     see(batch, outputs)
                 in_units = self.model.in_units(outputs).cpu().numpy()
                 for index, row in zip(batch.sample_index.tolist(), in_units, strict=True):
-                    own[index] = row if row.ndim == 1 else row[: len(encoded.token_ids[index])]
-                num_done += len(batch.sample_index)
-                bar.update(num_done)
+                    predicted[index] = row if row.ndim == 1 else row[: len(encoded.token_ids[index])]
+                bar.update(len(predicted))
         self.model.train()
-        predicted = {index: row for each in self.ranks.exchange(own) for index, row in each.items()}
-        return [predicted[index] for index in range(len(encoded))]
+        return [predicted[index] for index in every.tolist()]
 
     def encode(self, encoded: EncodedRows, progress: Progress, label: str) -> Float[Tensor, "N D"]:
-        """Return the states of all examples at [CLS], without dropout, on the host; every rank makes all of them."""
+        """Return the states of all examples at [CLS], without dropout, on the host."""
         states = torch.zeros(len(encoded), self.model.encoder.token_embedding.embedding_dim)
         is_training, num_done = self.model.training, 0
         self.model.eval()
@@ -271,9 +287,6 @@ class TaskRunner:
                 bar.update(num_done)
         self.model.train(is_training)
         return states
-
-    def _first_batch(self, encoded: EncodedRows) -> TaskBatch:
-        return next(self.batches(encoded, np.arange(1)))
 
 
 class FinetuneTask:
@@ -286,7 +299,6 @@ class FinetuneTask:
         model: On its device; a regression sets its `output_mean` and `output_std` from the training targets.
         origin: Hashes of the weights that training begins with, the recipes and the tokenizer, by name.
         progress: Shows how far a validation is.
-        ranks: Those that train together.
 
     Attributes:
         last_validation: What `predict` returned in the last validation of this process; None before the first.
@@ -302,22 +314,19 @@ class FinetuneTask:
         model: TaskModel,
         origin: Mapping[str, str],
         progress: Progress,
-        ranks: Ranks,
     ) -> None:
         self.recipe, self.seed, self.data, self.model = recipe, seed, data, model
         self._progress = progress
         model.encoder.recomputes = recipe.train.gradient_checkpointing
-        weights = data.task.class_weights
+        weights = data.class_weights
         self._weights = None if weights is None else torch.from_numpy(weights).float().to(model.output_mean.device)
-        losses = partial(task_losses, loss=data.task.loss, weights=self._weights)
-        self._runner = TaskRunner(model, data.tokenizer, data.num_repeats, recipe.train, ranks, losses)
+        losses = partial(task_losses, loss=data.loss, weights=self._weights)
+        self._runner = TaskRunner(model, data.tokenizer, data.num_repeats, recipe.train, losses)
         self.module = self._runner.module
         self.identity = {"data fingerprint": data.fingerprint, **origin}
-        self._train_lengths = repeated_lengths(
-            data.splits["train"], np.arange(len(data.splits["train"])), data.num_repeats
-        )
-        if data.task.loss == "regression":
-            mean_C, std_C = target_scale(data.splits["train"].targets)
+        self._train_lengths = repeated_lengths(data.train, np.arange(len(data.train)), data.num_repeats)
+        if data.loss == "regression":
+            mean_C, std_C = target_scale(data.train.targets)
             model.output_mean.copy_(torch.from_numpy(mean_C))
             model.output_std.copy_(torch.from_numpy(std_C))
         if isinstance(model.head, DescriptorHead):
@@ -342,7 +351,7 @@ class FinetuneTask:
     def microbatches(self, indices: IntArray, epoch: int) -> Iterator[TaskBatch]:
         """Return one step's padded batches; start preparing the first one now."""
         del epoch  # no masks: an example is the same in every epoch
-        return self._runner.batches(self.data.splits["train"], indices, self._states("train"))
+        return self._runner.batches(self.data.train, indices, self._states("train"))
 
     def losses(self, batch: TaskBatch) -> Tensor:
         """Return the loss of each label or example, as `batch_losses` gives them."""
@@ -356,21 +365,20 @@ class FinetuneTask:
     def validate(self) -> dict[str, float]:
         """Return loss and metrics on the validation split."""
         loss, outputs = self.last_validation = self.predict("valid")
-        return {"loss": loss, **self.data.splits["valid"].score([outputs])}
+        return {"loss": loss, **self.data.scored["valid"].score([outputs])}
 
     def predict(self, split: Split) -> tuple[float, list[FloatArray]]:
         """Return the mean loss over a split's labels or examples, and the outputs as `TaskRunner.predict` does."""
         losses: list[float] = []
         outputs = self._runner.predict(
-            self.data.splits[split],
+            self.data.scored[split],
             self._progress,
             f"scoring {split}",
             lambda batch, raw: losses.extend(
-                losses_of_outputs(self.model, raw, batch, self.data.task.loss, self._weights).tolist()
+                losses_of_outputs(self.model, raw, batch, self.data.loss, self._weights).tolist()
             ),
             self._states(split),
         )
-        losses = [loss for own in self._runner.ranks.exchange(losses) for loss in own]
         counted = [value for value in losses if math.isfinite(value)]
         return math.fsum(counted) / len(counted) if counted else math.nan, outputs
 
@@ -379,9 +387,9 @@ class FinetuneTask:
 
         They are those of the whole split in one fixed order, so that a resumed run has the same bits.
         """
-        if not self.model.is_encoder_frozen or self.data.task.loss == "span":
+        if not self.model.is_encoder_frozen or self.data.loss == "span":
             return None
-        encoded, precision = self.data.splits[split], self._runner.autocast_dtype
+        encoded, precision = self.data.parts[split], self._runner.autocast_dtype
         states = self.data.frozen_states.find(encoded, precision)
         if states is None:
             states = self._runner.encode(encoded, self._progress, f"encoding {split}")

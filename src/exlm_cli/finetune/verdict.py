@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from exlm_cli.files import finite_or_none
 from exlm_cli.finetune.intervals import (
     RESAMPLED_METRICS,
     Bounds,
@@ -19,9 +20,17 @@ from exlm_cli.finetune.intervals import (
     percentile_interval,
     resample_scores,
 )
-from exlm_cli.finetune.results import Comparison, Interval, KnownRows, Over, Replication, RunResults, read_split_outputs
-from exlm_cli.finetune.scores import BASELINE_NAMES, MODEL, RunScores
-from exlm_cli.format import format_count, format_number, format_number_of
+from exlm_cli.finetune.results import (
+    Comparison,
+    Interval,
+    KnownRows,
+    Over,
+    Predictors,
+    RunResults,
+    read_split_outputs,
+)
+from exlm_cli.finetune.scores import BASELINE_NAMES, BOTH, MODEL, PREDICTORS, Predictor, RunScores
+from exlm_cli.format import format_count, format_number, format_number_of, format_percent
 from exlm_cli.tasks.base import FloatArray
 from exlm_cli.tasks.metrics import metric_range
 
@@ -29,21 +38,34 @@ _CHANCE = {"roc_auc": 0.5, "matthews_corrcoef": 0.0, "r2": 0.0, "pearsonr": 0.0,
 """What a guess scores on average; R² of the mean of the training rows is about 0."""
 
 
-def join_splits(splits: Sequence[RunResults], split_seeds: Sequence[int]) -> Replication:
-    """Return what the splits of a run have in common, the run's own first."""
-    return Replication(
-        split_seeds=tuple(split_seeds),
-        best_epochs=tuple(epoch for of_split in splits for epoch in of_split.best_epochs),
-        elapsed_s=round(sum(of_split.elapsed_s for of_split in splits), 3),
-        tokens_per_s=round(sum(of_split.tokens_per_s for of_split in splits) / len(splits), 1),
-        outside_model_share=round(sum(of_split.outside_model_share for of_split in splits) / len(splits), 4),
-    )
+def join_splits(splits: Sequence[RunResults], scores: RunScores) -> RunResults:
+    """Return the results of a run over its splits: those of the first, with what is known of all of them.
+
+    Args:
+        splits: Results on each split of the rows, the run's own first.
+        scores: Of all splits.
+    """
+    if len(splits) == 1:
+        return splits[0]
+    first, shared = splits[0], set(splits[0].notes).intersection(*(of_split.notes for of_split in splits))
+    own = (f"split {one.split_seeds[0]}: {note}" for one in splits for note in one.notes if note not in shared)
+    found = {metric: _split_interval(first, scores, metric) for metric in scores.names(first.scored_split)}
+    joined = {
+        "split_seeds": tuple(seed for of_split in splits for seed in of_split.split_seeds),
+        "best_epochs": tuple(epoch for of_split in splits for epoch in of_split.best_epochs),
+        "elapsed_s": round(sum(of_split.elapsed_s for of_split in splits), 3),
+        "tokens_per_s": round(sum(of_split.tokens_per_s for of_split in splits) / len(splits), 1),
+        "outside_model_share": round(sum(of_split.outside_model_share for of_split in splits) / len(splits), 4),
+        "notes": (*(note for note in first.notes if note in shared), *own),
+        "split_intervals": {metric: interval for metric, interval in found.items() if interval is not None},
+    }
+    return first.model_copy(update=joined)
 
 
-def split_interval(results: RunResults, scores: RunScores, metric: str) -> Bounds | None:
-    """Return the 95 % interval of a metric of the scored split over splits of the rows; None for a single one."""
+def _split_interval(results: RunResults, scores: RunScores, metric: str) -> Interval | None:
     values = scores.by_split(results.scored_split, metric).values()
-    return mean_interval([[value] for value in values], metric_range(metric), results.test_share)
+    bounds = mean_interval([[value] for value in values], metric_range(metric), results.test_share)
+    return _interval(bounds, "splits", len(values))
 
 
 def read_scored_rows(
@@ -131,6 +153,41 @@ def _interval(bounds: Bounds | None, over: Over, num: int) -> Interval | None:
     return None if bounds is None else Interval(low=bounds[0], high=bounds[1], over=over, num=num)
 
 
+def first_best(values: Sequence[float], *, is_greater_better: bool) -> int:
+    """Return the place of the best value; the first of equals, and where none is defined."""
+    ranked = np.array(values) if is_greater_better else -np.array(values)
+    return int(np.argmax(np.where(np.isnan(ranked), -np.inf, ranked)))
+
+
+def choose_predictor(splits: Sequence[RunResults], scores: RunScores) -> Predictors | None:
+    """Return what predicts in a run over its splits, and which of it is best in validation; None without forests.
+
+    Args:
+        splits, scores: As in `compare`; each split has a forest and a share of its own.
+    """
+    found = [of_split.predictors for of_split in splits if of_split.predictors is not None]
+    if len(found) < len(splits):
+        return None
+    valid = {name: _predictor_score(name, "valid", splits, scores) for name in PREDICTORS}
+    best = PREDICTORS[first_best(list(valid.values()), is_greater_better=splits[0].is_greater_better)]
+    return Predictors(
+        forests=tuple(forest for one in found for forest in one.forests),
+        shares=tuple(share for one in found for share in one.shares),
+        valid=finite_or_none(valid),
+        best=best,
+    )
+
+
+def _predictor_score(name: Predictor, part: str, splits: Sequence[RunResults], scores: RunScores) -> float:
+    """Return the mean over the splits of what model, chosen forest or both score; NaN where it is not defined."""
+    values = []
+    for of_split, seed in zip(splits, scores.split_seeds, strict=True):
+        assert of_split.predictors is not None, "the caller has looked"
+        model = {"model": MODEL, "forest": of_split.predictors.forests[0], "both": BOTH}[name]
+        values.append(scores.by_split(part, of_split.selection_metric, model).get(seed, math.nan))
+    return float(np.mean(values))
+
+
 def describe_verdict(splits: Sequence[RunResults], scores: RunScores, comparison: Comparison | None) -> tuple[str, ...]:
     """Return sentences: how the model compares with the better baseline, and whether it beats a guess.
 
@@ -138,7 +195,41 @@ def describe_verdict(splits: Sequence[RunResults], scores: RunScores, comparison
         splits, scores: As in `compare`.
     """
     sentences = [] if comparison is None else [_beside_baseline(splits[0], comparison, len(splits))]
-    return tuple(sentences + _beside_chance(splits, scores))
+    return tuple(sentences + _what_to_use(splits, scores) + _beside_chance(splits, scores))
+
+
+def _what_to_use(splits: Sequence[RunResults], scores: RunScores) -> list[str]:
+    """Return a sentence on what is best in validation, what it scores on the test rows, and the command that uses it.
+
+    Nothing where `choose_predictor` cannot tell.
+    """
+    found, own = choose_predictor(splits, scores), splits[0]
+    if found is None or found.valid[found.best] is None:
+        return []
+    names = {"model": "the model", "forest": "the forest", "both": "the mean of both"}
+    shown = {
+        part: ", ".join(
+            f"{names[name]} {format_number(finite_or_none(_predictor_score(name, part, splits, scores)))}"
+            for name in (found.best, *(other for other in PREDICTORS if other != found.best))
+        )
+        for part in dict.fromkeys(("valid", own.scored_split))
+    }
+    detail = "; ".join(f"{part} {own.selection_metric} {of_part}" for part, of_part in shown.items())
+    return [
+        f"Best on the validation rows is {describe_predictor(found.best, found)}: {detail}. "
+        "`exlm predict RUN FILE` uses it; `--with model|forest|both` chooses."
+    ]
+
+
+def describe_predictor(name: Predictor, predictors: Predictors) -> str:
+    """Return what predicts, in words."""
+    forests = " or ".join(dict.fromkeys(BASELINE_NAMES[forest] for forest in predictors.forests))
+    if name == "model":
+        return "the model"
+    if name == "forest":
+        return forests
+    share = sum(predictors.shares) / len(predictors.shares)
+    return f"the mean of the model ({format_percent(share)}) and {forests} ({format_percent(1 - share)})"
 
 
 def _beside_baseline(own: RunResults, comparison: Comparison, num_splits: int) -> str:
@@ -159,7 +250,9 @@ def _beside_baseline(own: RunResults, comparison: Comparison, num_splits: int) -
     if low > 0:
         sentence = f"The model is better than {name}{here}: {detail}."
     elif high < 0:
-        sentence = f"{name} is better than the model{here}: {detail}. Use it, or a checkpoint with more pre-training."
+        sentence = (
+            f"{name} is better than the model{here}: {detail}. A checkpoint with more pre-training may do better."
+        )
     else:
         sentence = f"No clear difference between the model and {name}{here}: {detail}."
     if part == "valid":

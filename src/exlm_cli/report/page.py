@@ -74,6 +74,6 @@ def _commands(finetuned: FinetunedRun) -> list[str]:
     run, results = finetuned.folder, finetuned.results
     given = shlex.quote(str(run))
     lines = [f"exlm predict {given} FILE", f"exlm eval {given}"]
-    if results.replication is None and results.split in ("random", "scaffold-balanced"):
+    if len(results.split_seeds) == 1 and results.split in ("random", "scaffold-balanced"):
         lines.append(f"{resume_command('finetune', run)} --set num_replicates=5")
     return lines

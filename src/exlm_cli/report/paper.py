@@ -256,7 +256,7 @@ def _fill(shape: Shape, runs: Sequence[FinetunedRun]) -> ReportTable:
 def _notes(shape: Shape, runs: Sequence[FinetunedRun]) -> list[str]:
     has_medians = any(run.results.aggregate == "median" for run in runs)
     spread = "medians" if has_medians else "mean ± standard deviation"
-    over = "single seeds on all splits" if any(run.results.replication for run in runs) else "single seeds"
+    over = "single seeds on all splits" if any(len(run.results.split_seeds) > 1 for run in runs) else "single seeds"
     notes = [f"`paper`: the numbers that it prints; `ours`: runs of this program, {spread} of {over}"]
     if shape.paper is TABLE_1:
         notes.append(

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from exlm_cli.files import finite_or_none
 from exlm_cli.finetune.intervals import NUM_RESAMPLES
 from exlm_cli.finetune.results import InitialWeights, RunResults
-from exlm_cli.finetune.scores import BASELINE_NAMES, MODEL, Aggregate, RunScores, Spread, read_scores
-from exlm_cli.finetune.verdict import split_interval
+from exlm_cli.finetune.scores import BASELINE_NAMES, MODEL, OTHER_NAMES, Aggregate, RunScores, Spread, read_scores
 from exlm_cli.format import (
     NO_VALUE,
     NOT_DEFINED,
@@ -92,7 +91,7 @@ def results_tables(run: FinetunedRun) -> list[ReportTable]:
 
 
 def _scores_table(run: FinetunedRun) -> ReportTable:
-    """Return the scores on each split: of the mean prediction, of single seeds, of the baselines; notes on training."""
+    """Return the scores on each split: of the mean prediction, of single seeds, of baselines and both; and notes."""
     results, scores, splits = run.results, run.scores, run.scores.splits
     names = _ordered(scores.names(splits[0]), results)
     groups = [_average_rows(run, names, splits)]
@@ -101,9 +100,9 @@ def _scores_table(run: FinetunedRun) -> ReportTable:
             (name, *(format_score(scores.seeds(split, name), results.aggregate) for split in splits)) for name in names
         )
         groups.append([(SINGLE_SEEDS, *("" for _ in splits)), *shown])
-    for model in scores.baselines:
-        of_baseline = _average_rows(run, [name for name in names if name != "loss"], splits, model)
-        groups.append([(BASELINE_NAMES[model], *("" for _ in splits)), *of_baseline])
+    for model in scores.others:
+        of_other = _average_rows(run, [name for name in names if name != "loss"], splits, model)
+        groups.append([(OTHER_NAMES[model], *("" for _ in splits)), *of_other])
     init = results.init
     begun = f"{init.objective} {init.recipe}"
     if init.checkpoint is not None:
@@ -168,17 +167,17 @@ def label_scores_table(labels: Mapping[str, Mapping[str, float]]) -> ReportTable
 
 
 def _labels_table(run: FinetunedRun) -> ReportTable:
-    """Return the mean prediction's scores of each label or value on the reported split, the baselines' beside them."""
+    """Return the mean prediction's scores of each label or value on the reported split, the others' beside them."""
     results, scores, split = run.results, run.scores, run.results.scored_split
     is_value = results.loss == "regression"
     names = _OF_VALUES if is_value else _OF_LABELS
     labels = scores.labels(split)
-    baselines = [model for model in scores.baselines if scores.labels(split, model)]
+    others = [model for model in scores.others if scores.labels(split, model)]
     rows = [
         (
             label,
             *(format_score(run.average(name, label=label), "mean") for name in names),
-            *(format_score(run.average(names[0], model=model, label=label), "mean") for model in baselines),
+            *(format_score(run.average(names[0], model=model, label=label), "mean") for model in others),
         )
         for label in labels[:_MAX_LABELS]
     ]
@@ -186,7 +185,7 @@ def _labels_table(run: FinetunedRun) -> ReportTable:
     if len(labels) > _MAX_LABELS:
         notes.append(f"the first {_MAX_LABELS} of {len(labels)}; scores.csv has all")
     kind = "value" if is_value else "label"
-    columns = (kind, *names, *(f"{names[0]} of {BASELINE_NAMES[model]}" for model in baselines))
+    columns = (kind, *names, *(f"{names[0]} of {OTHER_NAMES[model]}" for model in others))
     return ReportTable("labels", f"{split}: each {kind} alone", columns, (tuple(rows),), tuple(notes))
 
 
@@ -253,21 +252,20 @@ def _ordered(names: Iterable[str], results: RunResults) -> list[str]:
 
 
 def _notes(run: FinetunedRun) -> list[str]:
-    """Return notes on data and training; those that are known of the first split alone say so."""
+    """Return notes on data and training; those of one split alone say so."""
     results, metric = run.results, run.results.selection_metric
-    notes, trained = [*results.notes], results.replication or results
+    notes = [*results.notes]
     if results.grid_best is not None:
         chosen = ", ".join(f"{key}={value}" for key, value in results.grid_best.values.items())
-        notes.append(f"best of {len(results.grid)} grid points: {chosen}")
-    if results.replication is not None:
-        notes = [f"first split: {note}" for note in notes]
-    epochs = ", ".join(map(str, trained.best_epochs))
+        of_split = "first split: " if len(results.split_seeds) > 1 else ""
+        notes.append(f"{of_split}best of {len(results.grid)} grid points: {chosen}")
+    epochs = ", ".join(map(str, results.best_epochs))
     notes.append(f"best epochs by validation {metric}: {epochs}")
-    if results.replication is not None:
+    if results.split_intervals:
+        names = _ordered(results.split_intervals, results)
         shown = (
-            f"{name} {format_number(bounds[0])} to {format_number(bounds[1])}"
-            for name in _ordered(run.scores.names(results.scored_split), results)
-            if (bounds := split_interval(results, run.scores, name)) is not None
+            f"{name} {format_number(bounds.low)} to {format_number(bounds.high)}"
+            for name, bounds in sorted(results.split_intervals.items(), key=lambda one: names.index(one[0]))
         )
         notes.append(f"95 % intervals on {results.scored_split} over splits: {', '.join(shown)}")
     elif (interval := results.rows_interval) is not None:
@@ -275,8 +273,8 @@ def _notes(run: FinetunedRun) -> list[str]:
         rows = format_number_of(interval.num, f"{results.scored_split} row")
         notes.append(f"95 % interval of {metric} over the {rows}, {NUM_RESAMPLES:,} resamples: {ends}")
     notes.append(
-        f"trained in {format_duration(trained.elapsed_s)}, {format_count(trained.tokens_per_s)} tokens/s, "
-        f"{format_percent(trained.outside_model_share)} of the time outside the model"
+        f"trained in {format_duration(results.elapsed_s)}, {format_count(results.tokens_per_s)} tokens/s, "
+        f"{format_percent(results.outside_model_share)} of the time outside the model"
     )
     return notes
 
@@ -343,9 +341,9 @@ def _describe_run(run: FinetunedRun) -> str:
 
 def _describe_seeds(results: RunResults) -> str:
     num_seeds = len(results.seeds)
-    if results.replication is not None:
+    if len(results.split_seeds) > 1:
         seeds = f"{num_seeds} seeds" if num_seeds > 1 else "a seed"
-        return f"{len(results.replication.split_seeds)} splits with {seeds} each"
+        return f"{len(results.split_seeds)} splits with {seeds} each"
     return f"{num_seeds} seeds" if num_seeds > 1 else f"seed {results.seeds[0]}"
 
 
@@ -363,8 +361,7 @@ def _differences(runs: Sequence[FinetunedRun], metric: str) -> tuple[str, ...]:
 
 def _splits_of(run: FinetunedRun) -> tuple[str, int]:
     """Return the hash of a run's first split, and the number of its splits."""
-    over = run.results.replication
-    return run.results.split_sha256, 1 if over is None else len(over.split_seeds)
+    return run.results.split_sha256, len(run.results.split_seeds)
 
 
 def _paired_difference(run: FinetunedRun, first: FinetunedRun, metric: str) -> str:

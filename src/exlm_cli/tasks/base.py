@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,6 +131,12 @@ class EncodedSplit(EncodedRows, ABC):
         """Return the content of files for a benchmark's own script, in the order of `Layout.output_files`."""
         del outputs
         return ()
+
+    def stored(self) -> dict[str, Any] | None:
+        """Return JSON values of which `tasks.registry.restore_split` makes this split in another process, given its
+        rows; None: it cannot leave this process.
+        """
+        return None
 
     @abstractmethod
     def write_predictions(self, folder: Path, split: Split, outputs: SeedOutputs) -> None:

@@ -354,6 +354,7 @@ class TrainingLoop:
         is_validated = self._is_due(self.train.validate_every_steps) or is_last
         if is_validated:
             self._validate()
+            bar.update(step, **self._shown, **self._best_field())
         if state.is_stopped and state.interval_steps:
             self._log_interval()
         if self._is_due(self.train.checkpoint_every_steps) or is_last or state.is_stopped:

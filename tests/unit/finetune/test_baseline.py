@@ -12,7 +12,15 @@ from rdkit.Chem import rdFingerprintGenerator
 from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.data.molecules import NUM_BITS, fingerprints
 from exlm_cli.data.rows.table import Table
-from exlm_cli.finetune.baseline import BASELINES, Baseline, is_affordable, predict_baseline
+from exlm_cli.finetune.baseline import (
+    BASELINES,
+    Baseline,
+    BaselineData,
+    describe_molecules,
+    forest_predictions,
+    grow_forests,
+    is_affordable,
+)
 from exlm_cli.finetune.features import FeatureSet, FeatureStore
 from exlm_cli.finetune.training_rows import read_training_rows, write_training_rows
 from exlm_cli.progress import SilentProgress
@@ -42,7 +50,9 @@ def make(loss: Loss, targets: Any, names: tuple[str, ...] = ("y",)) -> RowTask:
 
 
 def predict(task: RowTask, seed: int = 1, baseline: Baseline = ECFP4, num_trees: int = 30) -> Any:
-    return predict_baseline(task, baseline, FeatureStore(), seed, SilentProgress(), num_trees=num_trees, num_threads=1)
+    data = describe_molecules(task, baseline, FeatureStore(), SilentProgress())
+    forests = grow_forests(data, seed, SilentProgress(), num_trees=num_trees, num_threads=1)
+    return {split: forest_predictions(forests, task.loss, data.features[split]) for split in task.splits[1:]}
 
 
 def run(task: RowTask, baseline: Baseline = ECFP4) -> dict[Any, dict[str, float]]:
@@ -107,37 +117,21 @@ def test_features_are_worked_out_once_for_all_splits_and_seeds():
 def test_what_a_descriptor_lacks_is_the_median_of_the_training_rows():
     """The median of 0, 1, 2 and 10 is 1.5; a feature that no training row has is 0."""
     train = np.array([[0.0, math.nan], [1, math.nan], [2, math.nan], [10, math.nan], [math.nan, math.nan]])
-    table = {"C" * (n + 1): row.astype(np.float32) for n, row in enumerate(train)}
-    table["N"] = np.array([math.nan, 7], dtype=np.float32)
-    seen: dict[str, Any] = {}
-
-    class Forest:
-        classes_ = np.array([0.0, 1.0])
-
-        def __init__(self, **_: Any) -> None:
-            self.n_jobs = 1
-
-        def fit(self, features: Any, targets: Any) -> None:
-            seen["train"] = features
-
-        def predict(self, features: Any) -> Any:
-            seen["other"] = features
-            return np.zeros(len(features))
-
-    lacking = FeatureSet("rdkit2d", lambda smiles, progress: np.stack([table[text] for text in smiles]))
-    given = Baseline("forest-rdkit2d", lacking, "sqrt")
-    examples = {
-        "train": LabelledRows([(text,) for text in table if text != "N"], np.arange(5.0)[:, None], np.arange(5)),
-        "valid": LabelledRows([("N",)], np.zeros((1, 1)), np.array([5])),
-    }
+    examples = {"train": LabelledRows([("C",)] * 5, np.arange(5.0)[:, None], np.arange(5))}
     task = make("regression", [[float(i)] for i in range(24)])
-    task.examples, task.splits = examples, ("train", "valid")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sklearn.ensemble.RandomForestRegressor", Forest)
-        predict(task, baseline=given)
-    assert seen["train"][:, 0].tolist() == [0, 1, 2, 10, 1.5]
-    assert seen["other"].tolist() == [[1.5, 7]]
-    assert (seen["train"][:, 1] == 0).all()  # no training row has it
+    task.examples, task.splits = examples, ("train",)
+    forests = grow_forests(BaselineData(task, BASELINES[1], {"train": train}), 1, SilentProgress(), num_trees=9)
+    assert forests.fill.tolist() == [1.5, 0]
+    new = np.array([[math.nan, 7], [math.nan, math.nan], [4, math.nan]])
+    filled = np.array([[1.5, 7], [1.5, 0], [4, 0]])
+    assert forests.predict(new).tolist() == forests.predict(filled).tolist()
+
+
+def test_many_classes_of_few_rows_are_no_warning():
+    names = tuple(f"{i}" for i in range(24))
+    task = make("classes", [[i] for i in range(24)], names)
+    task.examples["train"] = LabelledRows([(t,) for t in TEXTS], np.arange(24.0)[:, None], np.arange(24))
+    assert predict(task)["test"].shape == (4, 24)
 
 
 def test_a_table_of_text_or_with_too_many_labels_has_no_baseline_by_itself(monkeypatch):
@@ -171,6 +165,6 @@ def test_missing_labels_and_single_classes_are_no_trouble():
 def test_it_shows_how_far_it_is():
     progress = Recorder()
     task = make("binary", [[i % 2, i % 2] for i in range(24)], ("a", "b"))
-    predict_baseline(task, ECFP4, FeatureStore(), 1, progress, num_trees=2)
+    grow_forests(describe_molecules(task, ECFP4, FeatureStore(), SilentProgress()), 1, progress, num_trees=2)
     (bar,) = progress.bars
     assert (bar.label, bar.total, bar.done) == ("ECFP4 + random forest", 2, [1, 2])

@@ -44,7 +44,6 @@ from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import PredictionSummary
 from exlm_cli.tasks.rows.task import LabelledRows, RowTask
 from tests.unit.finetune.finetuned_runs import SMILES, read_rows, words_run, write_rows
-from tests.unit.report.results import scored
 from tests.unit.tasks.squad.test_task import write
 
 
@@ -189,14 +188,13 @@ def test_rows_with_tokens_that_the_vocabulary_lacks_are_named(finetuned, lengths
 
 
 def test_a_run_of_several_splits_says_which_one_predicts(finetuned, tmp_path):
-    replication = scored("a", "csv", {"rmse": [0.5] * 3}, split_seeds=(4, 5, 6)).results.replication
-    several = replace(finetuned, results=finetuned.results.model_copy(update={"replication": replication}))
+    results = finetuned.results.model_copy(update={"split_seeds": (4, 5, 6)})
+    several = replace(finetuned, results=results)
     path = write_rows(tmp_path / "new.csv", ["mol"], [["CCO"]])
     one, other = (predicted(run, path, tmp_path / "out.csv").notes for run in (finetuned, several))
-    others = ", ".join(str(finetuned.run / f"replicates/split-{seed}") for seed in (5, 6))
     assert [note for note in other if note not in one] == [
-        "predictions are the mean of 2 seeds on the first of 3 splits (`task.split_seed` 4); the other splits are runs "
-        f"of their own: {others}"
+        "predictions are the mean of 2 seeds on the first of 3 splits (`task.split_seed` 4), which the calibration is "
+        "of too"
     ]
 
 

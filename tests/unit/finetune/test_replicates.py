@@ -1,4 +1,4 @@
-"""Replicates of a fine-tuning on several splits: kept, resumed, and refused before the first is trained."""
+"""A fine-tuning on several splits: one flat list of cells, kept, resumed, and refused before the first is trained."""
 
 import json
 from pathlib import Path
@@ -6,21 +6,20 @@ from typing import Any
 
 import pytest
 
-from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.data.molecules import read_molecules as read
 from exlm_cli.data.rows.table import read_table
+from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
+from exlm_cli.finetune.results import read_predictions
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
-from exlm_cli.finetune.scores import read_scores
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks import user_table
 from exlm_cli.tasks.registry import load_task
 from exlm_cli.tasks.rows import inputs
 from exlm_cli.tasks.rows import task as rows_task
 from exlm_cli.tasks.rows.splits import RowSplit, split_rows
-from tests.ranks import note_error, noted_errors, run_ranks
-from tests.unit.finetune.synthetic import ONE_EPOCH, amines, finetune_recipe, words_table
+from tests.unit.finetune.synthetic import ONE_EPOCH, amines, cells, finetune_recipe, words_table
 
 
 def failing_at(seed: int) -> Any:
@@ -34,40 +33,69 @@ def failing_at(seed: int) -> Any:
     return split_again
 
 
-def test_replicates_are_runs_on_other_splits_and_finished_ones_are_kept(text_model, tmp_path):
+def split_files(run: Path) -> list[Path]:
+    return [run / "split.json", *sorted((run / "splits").iterdir())]
+
+
+def test_cells_of_every_split_are_in_one_folder_and_finished_ones_are_kept(text_model, tmp_path):
     task = words_table(tmp_path)
     recipe = finetune_recipe(task=task, train={"max_epochs": 1}, num_replicates=2)
     out = tmp_path / "run"
     result = run_finetuning(recipe, checkpoint=text_model, out=out)
-    other = out / "replicates/split-1"
-    splits = [json.loads((run / "split.json").read_text())["indices"] for run in (out, other)]
-    assert splits[0] != splits[1]
-    assert result.results.replication is not None
-    assert result.results.replication.split_seeds == (0, 1)
-    rows = result.scores.table
-    assert rows.split_seed.unique().tolist() == [0, 1]
-    of_other = read_scores(other).table
-    assert rows[rows.split_seed == 1].reset_index(drop=True).equals(of_other)
-    kept = (other / "cells/single/seed-1/result.json").stat().st_mtime_ns
+    places = {str(path.parent.relative_to(out / "cells")) for path in out.rglob("result.json")}
+    assert places == {f"single/split-{split}/seed-{seed}" for split in (0, 1) for seed in (1, 2)}
+    first, second = (json.loads(path.read_text())["indices"] for path in split_files(out))
+    assert first != second
+    rows, _ = read_predictions(out / "cells/single/split-1/seed-1/predictions-test.csv", "", num_columns=1)
+    assert rows == second["test"]
+    assert result.results.split_seeds == (0, 1)
+    table = result.scores.table
+    assert table.split_seed.unique().tolist() == [0, 1]
+    kept = (out / "cells/single/split-1/seed-1/result.json").stat().st_mtime_ns
     again = resume_finetuning(out, ["num_replicates=3"]).scores.table
-    assert (other / "cells/single/seed-1/result.json").stat().st_mtime_ns == kept
-    assert again[again.split_seed < 2].equals(rows)
+    assert (out / "cells/single/split-1/seed-1/result.json").stat().st_mtime_ns == kept
+    assert again[again.split_seed < 2].equals(table)
     assert again.split_seed.unique().tolist() == [0, 1, 2]
 
 
-def test_the_table_is_read_once_and_every_split_is_that_of_a_run_of_its_own(tmp_path, monkeypatch):
+def test_a_split_is_trained_and_scored_as_in_a_run_of_its_own(text_model, tmp_path):
+    """The results are of the whole run: its time, its best epochs, its notes."""
+    recipe = finetune_recipe(task=words_table(tmp_path), train={"max_epochs": 2}, num_replicates=2)
+    whole = run_finetuning(recipe, checkpoint=text_model, out=tmp_path / "whole")
+    alone = []
+    for seed in (0, 1):
+        own = recipe.changed({"task.split_seed": seed, "num_replicates": 1})
+        alone.append(run_finetuning(own, checkpoint=text_model, out=tmp_path / f"alone-{seed}"))
+        rows = whole.scores.table[whole.scores.table.split_seed == seed].reset_index(drop=True)
+        assert rows.equals(alone[-1].scores.table)
+    results = whole.results
+    assert results.elapsed_s == pytest.approx(sum(cell["elapsed_s"] for cell in cells(tmp_path / "whole")), abs=1e-2)
+    assert results.best_epochs == (*alone[0].results.best_epochs, *alone[1].results.best_epochs)
+    for seed, of_split in enumerate(alone):
+        for note in of_split.results.notes:
+            assert note in results.notes or f"split {seed}: {note}" in results.notes
+    mean = whole.scores.average("test", "accuracy").mean
+    interval = results.split_intervals["accuracy"]
+    assert interval.low <= mean <= interval.high
+    assert (interval.over, interval.num, alone[0].results.split_intervals) == ("splits", 2, {})
+
+
+def test_the_table_is_read_and_tokenised_once_and_every_split_is_that_of_a_run_of_its_own(tmp_path, monkeypatch):
     """Its molecules are parsed once too."""
     smiles, task = amines(tmp_path)
-    calls = []
+    calls, tokenised, tokenise = [], [], Tokenizer.encode_batch
     monkeypatch.setattr(user_table, "read_table", lambda *given: calls.append("table") or read_table(*given))
     monkeypatch.setattr(inputs, "read_molecules", lambda *given, **how: calls.append("rdkit") or read(*given, **how))
+    monkeypatch.setattr(Tokenizer, "encode_batch", lambda self, texts: tokenised.extend(texts) or tokenise(self, texts))
     recipe = finetune_recipe(task=task, num_replicates=3, **ONE_EPOCH)
     run_finetuning(recipe, checkpoint=smiles, out=tmp_path / "run")
     assert calls == ["table", "rdkit"]
-    for seed in (1, 2):
+    assert len(tokenised) == len(set(tokenised)) == 30
+    for seed, path in enumerate(split_files(tmp_path / "run")):
         alone = load_task(recipe.changed({"task.split_seed": seed, "num_replicates": 1}).task, SilentProgress())
-        split = json.loads((tmp_path / f"run/replicates/split-{seed}/split.json").read_text())["indices"]
-        assert split == {name: rows.tolist() for name, rows in alone.split_indices.items()}
+        assert json.loads(path.read_text())["indices"] == {
+            name: rows.tolist() for name, rows in alone.split_indices.items()
+        }
 
 
 def test_a_split_without_rows_is_refused_before_any_is_trained(text_model, tmp_path, monkeypatch):
@@ -86,17 +114,3 @@ def test_a_split_without_rows_is_refused_before_any_is_trained(text_model, tmp_p
         resume_finetuning(out, ["num_replicates=4"])
     assert (out / "recipe.yaml").read_bytes() == before
     assert resume_finetuning(out).results == results
-
-
-def test_rank_0_refuses_a_split_without_rows_for_all_ranks(text_model, tmp_path):
-    recipe = finetune_recipe(task=words_table(tmp_path), num_replicates=3, **ONE_EPOCH)
-    assert run_ranks(2, _refuse_the_last_split, tmp_path, recipe, text_model) == [0, 0]
-    first, other = noted_errors(tmp_path).values()
-    assert first["message"].startswith("split 3 of 3, `task.split_seed` 2: ")
-    assert other["message"] == f"rank 0: {first['message']}"
-    assert not (tmp_path / "run").exists()
-
-
-def _refuse_the_last_split(folder: Path, recipe: FinetuneRecipe, checkpoint: Path) -> None:
-    rows_task.split_rows = failing_at(2)  # type: ignore[attr-defined]
-    note_error(folder, lambda: run_finetuning(recipe, checkpoint=checkpoint, out=folder / "run"))

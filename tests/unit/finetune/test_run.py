@@ -69,7 +69,7 @@ def test_a_run_directory_holds_all_that_is_promised(finished, text_model):
     described = read_run_json(run)
     assert (described.command, described.task, described.seeds) == ("finetune", "words/binary", (1, 2))
     for seed in (1, 2):
-        cell = run / f"cells/single/seed-{seed}"
+        cell = run / f"cells/single/split-0/seed-{seed}"
         best = json.loads((cell / "result.json").read_text())["best_step"]
         assert {path.name for path in cell.iterdir()} == {
             "checkpoints", "metrics.jsonl", "result.json", "predictions-valid.csv", "predictions-test.csv",
@@ -145,7 +145,11 @@ def test_the_time_of_a_cell_is_that_of_steps_and_validations_and_a_share_of_it_i
     run_tiny(text_model, tmp_path / "run", **ONE_EPOCH)
     (cell,) = cells(tmp_path / "run")
     assert cell["outside_model_share"] == 0.75
-    (row,) = [row for row in read_metrics(tmp_path / "run/cells/single/seed-1/metrics.jsonl") if row["kind"] == "train"]
+    (row,) = [
+        row
+        for row in read_metrics(tmp_path / "run/cells/single/split-0/seed-1/metrics.jsonl")
+        if row["kind"] == "train"
+    ]
     assert cell["elapsed_s"] > row["elapsed_s"]
 
 
@@ -158,7 +162,7 @@ def test_predictions_of_the_best_epoch_have_the_rows_of_the_input(finished):
     test_rows = task.split_indices["test"].tolist()
     for seed, runner in loaded.runners.items():
         outputs = runner.predict(encoded, SilentProgress(), "test")
-        cell = run / f"cells/single/seed-{seed}"
+        cell = run / f"cells/single/split-0/seed-{seed}"
         rows, written = read_predictions(cell / "predictions-test.csv", "")
         assert rows == test_rows
         np.testing.assert_allclose(written, 1 / (1 + np.exp(-np.stack(outputs))), rtol=1e-6)
@@ -173,7 +177,7 @@ def test_the_best_epoch_is_the_best_of_the_curve_and_is_scored_once(text_model, 
     task = WordTask()
     run_tiny(text_model, tmp_path / "run", task, seeds=[1], train={"max_epochs": 6})
     assert task.scored == ["valid"] * 7 + ["test", "valid", "test"]  # then the mean of the seeds, here of one
-    rows = read_metrics(tmp_path / "run/cells/single/seed-1/metrics.jsonl")
+    rows = read_metrics(tmp_path / "run/cells/single/split-0/seed-1/metrics.jsonl")
     curve = [row["accuracy"] for row in rows if row["kind"] == "valid"]
     (cell,) = cells(tmp_path / "run")
     assert len(curve) == 6
@@ -203,10 +207,10 @@ def test_rows_without_any_label_and_unknown_tokens_are_counted(text_model, tmp_p
             return encoded
 
     results = run_tiny(text_model, tmp_path / "run", Strange(), **ONE_EPOCH).results
-    rows = read_metrics(tmp_path / "run/cells/single/seed-1/metrics.jsonl")
+    rows = read_metrics(tmp_path / "run/cells/single/split-0/seed-1/metrics.jsonl")
     assert [row["num_infeasible"] for row in rows if row["kind"] == "train"] == [4]
     data = encode_task(Strange(), load_pretrained_weights(text_model, SilentProgress()).tokenizer, 24, 1)
-    share = len(data.splits["train"]) / sum(len(ids) - 2 for ids in data.splits["train"].token_ids)
+    share = len(data.train) / sum(len(ids) - 2 for ids in data.train.token_ids)
     assert data.unknown_share == pytest.approx(share)
     assert results.notes[0] == "a note"
     assert results.notes[1].startswith(f"{100 * share:.1f} %")
@@ -219,7 +223,7 @@ def test_regression_trains_on_standardised_targets_and_scores_in_units(text_mode
     targets = task.encode("train", load_finetuned(tmp_path / "run", device="cpu").tokenizer, 24).targets
     assert saved["output_mean"].item() == pytest.approx(targets.mean())
     assert saved["output_std"].item() == pytest.approx(targets.std())
-    first = read_metrics(tmp_path / "run/cells/single/seed-1/metrics.jsonl")[0]
+    first = read_metrics(tmp_path / "run/cells/single/split-0/seed-1/metrics.jsonl")[0]
     assert first["loss"] < 100  # of some standard deviations, not 100 squared
 
 
@@ -228,7 +232,7 @@ def test_values_far_from_zero_are_learnt_like_others(text_model, tmp_path):
     for base in (0.0, 2.0**33):
         task.base, run = base, tmp_path / f"{base:g}"
         run_tiny(text_model, run, task, seeds=[1], train={"max_epochs": 2})
-        predicted[base] = read_predictions(run / "cells/single/seed-1/predictions-test.csv", "")[1] - base
+        predicted[base] = read_predictions(run / "cells/single/split-0/seed-1/predictions-test.csv", "")[1] - base
     assert np.ptp(predicted[0.0]) > 1e-3
     # float64 of 8.6e9 has steps of 2e-6; standardised targets differ by as much
     np.testing.assert_allclose(predicted[2.0**33], predicted[0.0], atol=1e-3)
@@ -269,7 +273,7 @@ def test_a_cell_killed_before_its_first_checkpoint_was_whole_begins_anew(tmp_pat
     """Of its first process there are rows of the log, the best weights and a checkpoint that is half-written."""
     out = tmp_path / "run"
     shutil.copytree(finished[0], out)
-    cell = out / "cells/single/seed-2"
+    cell = out / "cells/single/split-0/seed-2"
     (cell / "result.json").unlink()
     (best,) = (cell / "checkpoints").iterdir()
     best.rename(best.with_name("best-1"))
@@ -312,7 +316,7 @@ def test_forests_are_scored_for_every_seed_and_kept(tmp_path, monkeypatch):
     assert result.results.comparison is not None
     (out / "results.json").unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(scoring, "predict_baseline", pytest.fail)
+        patch.setattr(scoring, "grow_forests", pytest.fail)
         again = resume_finetuning(out)
     assert again.results == result.results
     assert again.scores.table.equals(scores.table)
@@ -412,7 +416,7 @@ def test_only_a_run_that_fits_is_continued(tmp_path, finished):
 def test_what_is_missing_or_damaged_in_a_finished_run_is_named(tmp_path, finished):
     run = tmp_path / "run"
     shutil.copytree(finished[0], run)
-    cell = run / "cells/single/seed-1"
+    cell = run / "cells/single/split-0/seed-1"
     (best,) = (cell / "checkpoints").iterdir()
     model = best / "model.safetensors"
     content = bytearray(model.read_bytes())
@@ -426,7 +430,7 @@ def test_what_is_missing_or_damaged_in_a_finished_run_is_named(tmp_path, finishe
     assert str(cell / "result.json") in caught.value.hint
     (cell / "result.json").write_text("{}")
     with pytest.raises(CheckpointError, match=str(cell / "result.json")):
-        Cell(GridPoint(NO_GRID, {}, finetune_recipe()), 1, cell).read()
+        Cell(run, GridPoint(NO_GRID, {}, finetune_recipe()), 1, "seed 1").read()
 
 
 def test_best_weights_altered_before_they_are_scored_are_refused(text_model, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from scipy import stats
 from exlm_cli.finetune.intervals import ScoredRows
 from exlm_cli.finetune.results import Comparison
 from exlm_cli.finetune.scores import RunScores, join_scores
-from exlm_cli.finetune.verdict import compare, describe_verdict, interval_over_rows, join_splits, split_interval
+from exlm_cli.finetune.verdict import compare, describe_verdict, interval_over_rows, join_splits
 from exlm_cli.tasks.metrics import metric
 from tests.unit.report.results import scored
 
@@ -172,21 +172,25 @@ def test_no_interval_of_a_bounded_score_leaves_its_range():
         for i, value in enumerate([0.05, 0.9, 0.1, 0.6, 0.2])
     ]
     scores = join_scores([run.scores for run in runs])
-    low, high = split_interval(runs[0].results, scores, "average_precision") or (math.nan, math.nan)
-    assert (low, 0.5 < high <= 1) == (0.0, True)
-    low, high = split_interval(runs[0].results, scores, "rmse") or (math.nan, math.nan)
-    assert low == 0
-    assert split_interval(runs[0].results, runs[0].scores, "rmse") is None
+    found = join_splits([run.results for run in runs], scores).split_intervals
+    assert (found["average_precision"].low, 0.5 < found["average_precision"].high <= 1) == (0.0, True)
+    assert (found["rmse"].low, found["rmse"].over, found["rmse"].num) == (0, "splits", 5)
+    assert join_splits([runs[0].results], runs[0].scores) == runs[0].results
     high_gain = [run_of({"roc_auc": [v]}, {"roc_auc": [0.0]}, split_seed=i) for i, v in enumerate([1.0, 0.1])]
     (interval,) = comparison(*high_gain).intervals
     assert (interval.low, interval.high) == (-1, 1)
 
 
 def test_splits_are_joined_in_order():
-    joined = join_splits([run_of({"roc_auc": [0.8, 0.6]}).results, run_of({"roc_auc": [0.9, 0.9]}).results], (0, 1))
+    """A note that both have stands once; the interval is 0.8 ± 12.71 * 0.1414 * sqrt(1/2 + 100/1000)."""
+    runs = [run_of({"roc_auc": [0.8, 0.6]}), run_of({"roc_auc": [0.9, 0.9]}, split_seed=1)]
+    parts = [run.results.model_copy(update={"notes": (f"{i} rows", "short")}) for i, run in enumerate(runs)]
+    joined = join_splits(parts, join_scores([run.scores for run in runs]))
     assert joined.split_seeds == (0, 1)
     assert joined.best_epochs == (3, 6, 3, 6)
     assert joined.elapsed_s == 2 * 3725.4
+    assert joined.notes == ("short", "split 0: 0 rows", "split 1: 1 rows")
+    assert set(joined.split_intervals) == {"roc_auc"}
     assert (joined.tokens_per_s, joined.outside_model_share) == (12345.6, 0.0123)
 
 

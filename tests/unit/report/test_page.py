@@ -43,7 +43,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
             folder / f"targets-{split}.csv", range(40), names, list(rng.integers(0, 2, (40, 2)).astype(float))
         )
         for seed in (1, 2):
-            cell = folder / f"cells/single/seed-{seed}"
+            cell = folder / f"cells/single/split-0/seed-{seed}"
             cell.mkdir(parents=True, exist_ok=True)
             write_outputs(cell / f"predictions-{split}.csv", range(40), names, list(rng.random((40, 2))))
     write_json(folder / CALIBRATION_FILE, calibrate_run(folder, run.results))
@@ -99,7 +99,7 @@ def test_a_page_says_which_share_of_each_third_is_inside_the_intervals(tmp_path,
     for split, values in parts.items():
         write_outputs(tmp_path / f"targets-{split}.csv", range(len(values)), ["logS"], list(values[:, None]))
         for seed in (1, 2):
-            cell = tmp_path / f"cells/single/seed-{seed}"
+            cell = tmp_path / f"cells/single/split-0/seed-{seed}"
             cell.mkdir(parents=True, exist_ok=True)
             outputs = list(np.zeros((len(values), 1)))
             write_outputs(cell / f"predictions-{split}.csv", range(len(values)), ["logS"], outputs)

@@ -160,7 +160,7 @@ def with_files(folder: Path, run: FinetunedRun) -> FinetunedRun:
     write_json(folder / CALIBRATION_FILE, Calibration(outputs=(output,)))
     write_outputs(folder / f"targets-{split}.csv", range(8), ["active"], [np.array([float(i % 2)]) for i in range(8)])
     for seed in (1, 2):
-        cell = folder / f"cells/single/seed-{seed}"
+        cell = folder / f"cells/single/split-0/seed-{seed}"
         cell.mkdir(parents=True)
         values = [np.array([(i * seed % 5) / 5]) for i in range(8)]
         write_outputs(cell / f"predictions-{split}.csv", range(8), ["active"], values)
@@ -196,7 +196,7 @@ def test_calibration_on_the_rows_that_it_was_fitted_to_says_so(figures, tmp_path
 
 def test_a_damaged_run_stops_the_work_before_a_figure_of_another_is_written(tmp_path):
     runs = [with_files(tmp_path / name, scored(name, "csv", {"roc_auc": [0.5, 0.5]})) for name in "ab"]
-    broken = tmp_path / "b/cells/single/seed-2/predictions-test.csv"
+    broken = tmp_path / "b/cells/single/split-0/seed-2/predictions-test.csv"
     write_outputs(broken, [7], ["active"], [np.array([0.5])])
     with pytest.raises(CheckpointError, match="its rows are not those of"):
         draw_runs(runs, None)

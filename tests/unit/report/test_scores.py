@@ -163,21 +163,18 @@ def test_of_several_splits_and_seeds_the_mean_predictions_of_the_splits_come_fir
 
 
 def test_notes_of_a_run_of_several_splits_are_of_all_of_them_or_name_the_first():
-    """The run itself was trained for 1:02:05, with its best epoch 3; both splits together as `Replication` says.
-
-    The interval is 0.8 ± 12.71 * 0.1414 * sqrt(1/2 + 152/1210), cut to what an area can be.
-    """
+    over = {name: Interval(low=low, high=0.75, over="splits", num=2) for name, low in (("f1", 0.5), ("roc_auc", 0.25))}
     run = scored(
-        "one", "csv", {"roc_auc": [0.7, 0.9]}, notes=("test: a note",),
+        "one", "csv", {"roc_auc": [0.7, 0.9]}, notes=("split 0: test: a note",), split_intervals=over,
         grid_best=GridChoice(label="lr-1e-05", values={"optim.lr": 1e-5}), **REPLICATED,
     )  # fmt: skip
     (table,) = results_tables(run)
     assert table.notes[1:] == (
-        "first split: test: a note",
+        "split 0: test: a note",
         "first split: best of 0 grid points: optim.lr=1e-05",
-        "best epochs by validation roc_auc: 3, 8",
-        "95 % intervals on test over splits: roc_auc 0.0000 to 1.0000",
-        "trained in 2:02:05, 500 tokens/s, 25.0 % of the time outside the model",
+        "best epochs by validation roc_auc: 3",
+        "95 % intervals on test over splits: roc_auc 0.2500 to 0.7500, f1 0.5000 to 0.7500",
+        "trained in 1:02:05, 12,346 tokens/s, 1.2 % of the time outside the model",
     )
 
 

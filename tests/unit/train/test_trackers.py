@@ -312,7 +312,7 @@ def test_each_seed_of_a_fine_tuning_is_a_run_of_its_own(packages, text_model, tm
     opened = [call.kwargs for call in packages.wandb.init.call_args_list]
     assert [(each["name"], each["group"]) for each in opened] == [("run: seed 1", "run"), ("run: seed 2", "run")]
     assert opened[0]["id"] != opened[1]["id"]
-    cells = [run / f"cells/single/seed-{seed}" for seed in (1, 2)]
+    cells = [run / f"cells/single/split-0/seed-{seed}" for seed in (1, 2)]
     assert packages.of("wandb") == [figure for cell in cells for figure in _figures(cell)]
     assert [event for event in watch.seen if "start" in str(event)] == ["start seed-1 0", "start seed-2 0"]
 

@@ -25,7 +25,6 @@ from exlm_cli.cli.options import (
     split_words,
 )
 from exlm_cli.errors import ConfigError
-from exlm_cli.launch import is_quiet, num_ranks
 
 if TYPE_CHECKING:
     from exlm_cli.config.finetune import FinetuneRecipe
@@ -88,6 +87,10 @@ DataDirOption = Annotated[
 SplitOption = Annotated[
     str | None, typer.Option("--split", metavar="NAME", help="scaffold[-chiral|-balanced|-deepchem], random, file.")
 ]
+SplitColumnOption = Annotated[
+    str | None,
+    typer.Option("--split-column", metavar="NAME", help="Column of a CSV that says train, valid or test."),
+]
 LabelColumnsOption = Annotated[
     str | None,
     typer.Option("--label-columns", metavar="LIST", help='Columns of a CSV with labels, like A,B or A,"B, in nM".'),
@@ -113,6 +116,7 @@ def finetune(
     grid: GridOption = False,
     data_dir: DataDirOption = None,
     split: SplitOption = None,
+    split_column: SplitColumnOption = None,
     smiles_column: SmilesColumnOption = None,
     text_column: TextColumnOption = None,
     label_columns: LabelColumnsOption = None,
@@ -126,8 +130,8 @@ def finetune(
 ) -> None:
     """Fine-tune a checkpoint on a task and score it.
 
-    One fine-tuning run per seed. The epoch with the best validation score is scored once on the test split. A run that
-    was stopped continues with `--resume RUN`; finished seeds and grid points are kept. NAME `all`, or several names
+    One training per seed. The epoch with the best validation score is scored once on the test split. A run that was
+    stopped continues with `--resume RUN`; finished seeds, splits and grid points are kept. NAME `all`, or several names
     with commas, runs these tasks of glue or moleculenet and prints Table 3 or 1 of the paper.
     """
     from exlm_cli.cli import console
@@ -137,7 +141,8 @@ def finetune(
     from exlm_cli.config.load import load_recipe, resumed_recipe
     from exlm_cli.run_dir import SERIES_FILE
 
-    task = {"data_dir": data_dir, "split": split, "smiles_column": smiles_column, "text_column": text_column}
+    task = {"data_dir": data_dir, "split": split, "split_column": split_column}
+    task |= {"smiles_column": smiles_column, "text_column": text_column}
     start = {"recipe": recipe, "out": out, "from_scratch": from_scratch, "encoder": encoder, "grid": grid}
     others = {"label_columns": label_columns, "baseline": baseline, "no_baseline": baseline is False}
     typed = {f"--{key.replace('_', '-')}": value for key, value in {**start, **task, **others}.items()}
@@ -170,12 +175,7 @@ def finetune(
         recipes = [_chosen(suite, one, recipe, overrides) for one in dict.fromkeys(names)]
         folder = _begin_series(recipes, suite, checkpoint, out, progress, use_grid=grid, baseline=baseline)
         return _finish_series(folder, None, workers, progress, as_json=as_json)
-    if workers is not None:
-        raise ConfigError(f"`--workers {workers}` is for several tasks", "leave it out")
-    if resume is None:
-        resolved = _chosen(suite, name, recipe, overrides)
-    else:
-        resolved = resumed_recipe(resume, FinetuneRecipe, overrides)
+    resolved = resumed_recipe(resume, FinetuneRecipe, overrides) if resume else _chosen(suite, name, recipe, overrides)
     if dry_run:
         return emit_dry_run(resolved, checkpoint=checkpoint, as_json=as_json)
     architecture = None if encoder is None else load_recipe(encoder)
@@ -195,19 +195,18 @@ def finetune(
         resume=resume,
         use_grid=grid,
         baseline=baseline,
+        workers=workers,
         progress=progress,
     )
     _report(result, as_json=as_json)
 
 
 def _report(result: "FinetuneResult", *, as_json: bool) -> None:
-    """Write the page of a run, and print its scores and verdict; with several ranks, only rank 0 does."""
+    """Write the page of a run, and print its scores and verdict."""
     from exlm_cli.cli import console
     from exlm_cli.report.page import write_page
     from exlm_cli.report.scores import FinetunedRun, results_tables
 
-    if is_quiet():
-        return
     run = FinetunedRun(result.run_dir.name, result.run_dir, result.results)
     page = write_page(run)
     if as_json:
@@ -240,8 +239,6 @@ def _begin_series(
     """Make the folder for runs on several tasks of a suite."""
     from exlm_cli.experiments.series import begin_series
 
-    if num_ranks() > 1:
-        raise ConfigError("several tasks cannot run on several ranks", "start the command once; it uses every GPU")
     start = _find_checkpoint(checkpoint, recipes[0], progress, needs_weights=True)
     return begin_series(recipes, suite=suite, checkpoint=start, out=out, use_grid=use_grid, baseline=baseline)
 

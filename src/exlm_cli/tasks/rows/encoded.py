@@ -4,16 +4,17 @@ Axes: K seeds, N rows, C outputs.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from exlm_cli.data import IntArray
 from exlm_cli.tasks import metrics
-from exlm_cli.tasks.base import EncodedSplit, FloatArray, Loss, SeedOutputs, Split, write_outputs
+from exlm_cli.tasks.base import EncodedRows, EncodedSplit, FloatArray, Loss, SeedOutputs, Split, write_outputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,15 @@ class ScoredRows(EncodedSplit):
             columns |= name_columns(self.names, "seed_spread", by_seed_KNC.std(axis=0, ddof=1))
         return columns
 
+    def stored(self) -> dict[str, Any] | None:
+        """Return all but tokens and targets; None for a class of another package."""
+        return {"kind": "rows", **self._stored_fields()} if type(self) is ScoredRows else None
+
+    def _stored_fields(self) -> dict[str, Any]:
+        scale = None if self.scale is None else self.scale.tolist()
+        fields = {"loss": self.loss, "names": self.names, "texts": self.texts, "scale": scale}
+        return {"fields": {**fields, "rows": self.rows.tolist()}}
+
     def write_predictions(self, folder: Path, split: Split, outputs: SeedOutputs) -> None:
         """Write `predictions-<split>.csv`: probabilities of labels or classes, or values, by row of the input.
 
@@ -81,6 +91,19 @@ class ScoredRows(EncodedSplit):
         more = {**truth, **dict(zip(inputs, texts, strict=True))}
         mean_NC = self.by_seed(outputs).mean(axis=0)
         write_outputs(folder / f"predictions-{split}.csv", self.rows, self.names, mean_NC, more)
+
+
+def restored_fields(stored: Mapping[str, Any], rows: EncodedRows) -> dict[str, Any]:
+    """Return the fields of the `ScoredRows` of which `stored` was returned, given their tokens and targets."""
+    fields = stored["fields"]
+    return {
+        **vars(rows),
+        **fields,
+        "names": tuple(fields["names"]),
+        "texts": list(map(tuple, fields["texts"])),
+        "rows": np.array(fields["rows"], dtype=np.int64),
+        "scale": None if fields["scale"] is None else np.array(fields["scale"]),
+    }
 
 
 def name_columns(names: Sequence[str], what: str, values_NC: FloatArray) -> dict[str, list[str]]:

@@ -11,8 +11,8 @@ Axes: K seeds, R rows of a table, N examples of a split, C outputs.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -47,6 +47,17 @@ _MAX_NAMED = 3
 
 
 @dataclass(frozen=True)
+class TokenStore:
+    """Tokens of rows, so that a row is tokenised once however many splits it is in.
+
+    Attributes:
+        by_model: Tokens of a row and whether it had to be cut, by tokenizer and length, then by its texts.
+    """
+
+    by_model: dict[tuple[Tokenizer, int], dict[tuple[str, ...], tuple[IntArray, bool]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class LabelledRows:
     """Rows of one split.
 
@@ -56,6 +67,7 @@ class LabelledRows:
         rows: (N,) row of the input, counted from 0.
         place_of: Returns the place of a row of the input as notes name it.
         scored: Makes what scores the rows once they are encoded, given the values of `ScoredRows`.
+        tokens: Shared by the splits of a table.
         numbers: (N, n) numbers of `task.descriptor_columns`, NaN where missing; None: there are none.
     """
 
@@ -64,6 +76,7 @@ class LabelledRows:
     rows: IntArray
     place_of: Callable[[int], str] = lambda row: f"row {row + 1:,}"
     scored: Callable[..., ScoredRows] = ScoredRows
+    tokens: TokenStore = field(default_factory=TokenStore)
     numbers: FloatArray | None = None
 
 
@@ -109,12 +122,14 @@ def table_task(
     labels: Labels,
     split: RowSplit,
     notes: Sequence[str] = (),
+    tokens: TokenStore | None = None,
     numbers: FloatArray | None = None,
 ) -> RowTask:
     """Return the task of one table, with labels, classes or values in its columns.
 
     Args:
         split: Rows of each split; a test split without rows is left out, with a note.
+        tokens: Of the task of the same table on another split; None: there is none.
         numbers: (R, n) numbers of `task.descriptor_columns`; None: there are none.
 
     Raises:
@@ -128,12 +143,14 @@ def table_task(
                 hint = "training and validation need rows that can be used"
             raise DataError(f"{config.name}: the split leaves no rows in `{needed}`", hint)
     inputs, keys = usable.model_inputs(canonical=config.has_canonical_smiles), usable.keys
+    tokens, place_of = tokens or TokenStore(), usable.table.short_place
     examples = {
         part: LabelledRows(
             [(inputs[row],) for row in rows],
             labels.targets[rows],
             rows,
-            usable.table.short_place,
+            place_of,
+            tokens=tokens,
             numbers=None if numbers is None else numbers[rows],
         )
         for part, rows in indices.items()
@@ -159,7 +176,8 @@ def table_task(
 
     def resplit(split_seed: int) -> RowTask:
         changed = config.model_copy(update={"split_seed": split_seed})
-        return table_task(changed, usable, labels, split_rows(changed, usable, labels.classes), numbers=numbers)
+        resplit_rows = split_rows(changed, usable, labels.classes)
+        return table_task(changed, usable, labels, resplit_rows, tokens=tokens, numbers=numbers)
 
     task.resplit = resplit
     return task
@@ -307,7 +325,7 @@ def encode_input_rows(
 
 def _encode(examples: LabelledRows, tokenizer: Tokenizer, sequence_length: int) -> EncodedRows:
     """Tokenise rows, as `encode_texts` does; a note names the first ones with tokens outside the vocabulary."""
-    encoded = encode_texts(examples.texts, tokenizer, sequence_length, examples.targets)
+    encoded = encode_texts(examples.texts, tokenizer, sequence_length, examples.targets, examples.tokens)
     unknown = [index for index, ids in enumerate(encoded.token_ids) if tokenizer.unk_id in ids]
     if not unknown:
         return encoded
@@ -332,7 +350,11 @@ def _unknown_tokens(texts: Sequence[str], tokenizer: Tokenizer) -> list[str]:
 
 
 def encode_texts(
-    rows: Sequence[tuple[str, ...]], tokenizer: Tokenizer, sequence_length: int, targets: FloatArray | None = None
+    rows: Sequence[tuple[str, ...]],
+    tokenizer: Tokenizer,
+    sequence_length: int,
+    targets: FloatArray | None = None,
+    tokens: TokenStore | None = None,
 ) -> EncodedRows:
     """Tokenise rows of one or two texts; a note says if rows had to be cut.
 
@@ -340,21 +362,29 @@ def encode_texts(
         rows: N rows, each with as many texts as the first one.
         sequence_length: Maximum tokens of a sequence, [CLS] and [SEP] included; at least 5.
         targets: As in `EncodedRows`; None: zeros.
+        tokens: Those of rows that were tokenised before, which grow; None: none were.
     """
     targets = np.zeros((len(rows), 1)) if targets is None else targets
+    known = (tokens or TokenStore()).by_model.setdefault((tokenizer, sequence_length), {})
+    new = [row for row in dict.fromkeys(rows) if row not in known]
+    known |= zip(new, _tokenise(new, tokenizer, sequence_length), strict=True)
+    num_cut = sum(known[row][1] for row in rows)
+    note = f"cut {num_cut:,} of {len(rows):,} rows to {sequence_length} tokens (`sequence_length`)"
+    return EncodedRows(tuple(known[row][0] for row in rows), targets, notes=(note,) if num_cut else ())
+
+
+def _tokenise(
+    rows: Sequence[tuple[str, ...]], tokenizer: Tokenizer, sequence_length: int
+) -> Iterator[tuple[IntArray, bool]]:
+    """Yield the tokens of each row, and whether it had to be cut."""
     encoded = [tokenizer.encode_batch(texts) for texts in zip(*rows, strict=True)]
     budget = sequence_length - 1 - len(encoded)
-    sequences = []
-    num_cut = 0
     for pieces in zip(*encoded, strict=True):
         kept = longest_first([len(piece) for piece in pieces], budget)
-        num_cut += sum(kept) < sum(map(len, pieces))
         ids = [tokenizer.cls_id]
         for piece, length in zip(pieces, kept, strict=True):
             ids += [*piece[:length], tokenizer.sep_id]
-        sequences.append(np.array(ids, dtype=np.int64))
-    note = f"cut {num_cut:,} of {len(rows):,} rows to {sequence_length} tokens (`sequence_length`)"
-    return EncodedRows(tuple(sequences), targets, notes=(note,) if num_cut else ())
+        yield np.array(ids, dtype=np.int64), sum(kept) < sum(map(len, pieces))
 
 
 def longest_first(lengths: Sequence[int], budget: int) -> list[int]:

@@ -1,0 +1,54 @@
+"""Worker of fine-tuning: a process of `train.pool` that trains cells of one run. Imports wait for a job."""
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exlm_cli.progress import Progress, SilentProgress
+from exlm_cli.train.pool import serve
+
+if TYPE_CHECKING:
+    from exlm_cli.finetune.trainer import TaskData
+    from exlm_cli.train.pretrained import Pretrained
+
+
+def do_cell(folder: Path, values: Mapping[str, Any], progress: Progress) -> None:
+    """Finish a cell; `finetune.plan` gives the values."""
+    from exlm_cli.config.finetune import FinetuneRecipe, GridPoint
+    from exlm_cli.finetune.cell import Cell, run_cell
+    from exlm_cli.train.pretrained import pick_device
+
+    del folder  # a cell knows its own
+    run, recipe = Path(values["run"]), FinetuneRecipe.model_validate(values["recipe"])
+    weights = _initial_weights(run, values["checkpoint"])
+    data = _rows(run, recipe.task.split_seed, values["checkpoint"], values["length"])
+    point = GridPoint(values["point"]["label"], values["point"]["values"], recipe)
+    cell = Cell(run, point, values["seed"], values["label"])
+    run_cell(cell, data, weights, pick_device(recipe), progress=progress)
+
+
+@functools.cache
+def _initial_weights(run: Path, checkpoint: str | None) -> "Pretrained":
+    from exlm_cli.config.load import load_recipe
+    from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer
+    from exlm_cli.finetune.model import ENCODER_FILE, load_pretrained_weights, untrained_model
+
+    if checkpoint is not None:
+        return load_pretrained_weights(Path(checkpoint), SilentProgress())
+    encoder = load_recipe(run / ENCODER_FILE)
+    return untrained_model(encoder, Tokenizer.load(run / TOKENIZER_FILE, encoder.data.kind))
+
+
+@functools.lru_cache(maxsize=2)
+def _rows(run: Path, split_seed: int, checkpoint: str | None, length: int) -> "TaskData":
+    from exlm_cli.config.finetune import FinetuneRecipe
+    from exlm_cli.config.load import load_recipe
+    from exlm_cli.finetune.shared_rows import read_shared_rows
+
+    config = load_recipe(run / "recipe.yaml", kind=FinetuneRecipe).task
+    return read_shared_rows(run, split_seed, config, _initial_weights(run, checkpoint).tokenizer, length)
+
+
+if __name__ == "__main__":
+    serve({"cell": do_cell})
