@@ -41,7 +41,9 @@ from exlm_cli.config.load import load_recipe
 from exlm_cli.data.molecules import descriptors, fingerprints
 from exlm_cli.files import write_csv
 from exlm_cli.finetune.baseline import NUM_TREES
+from exlm_cli.finetune.blend import best_share, blend
 from exlm_cli.progress import SilentProgress
+from exlm_cli.tasks.base import Loss
 from exlm_cli.tasks.metrics import score_rows
 from exlm_cli.tasks.registry import load_task
 from exlm_cli.tasks.rows.task import RowTask
@@ -60,15 +62,16 @@ TIMED = ("esol", 0)
 """The cells whose models are timed."""
 PART = {"train": "train", "valid": "val", "test": "test"}
 """Names of the parts in the column `split`, those of chemprop."""
-FOREST = "forest rdkit2d"
+FORESTS = ("forest ecfp4", "forest rdkit2d")
 EXLM = {
     "exlm": "train.max_epochs=10 train.patience=null model.attention_dropout=0.0",
     "exlm + rdkit2d": "train.max_epochs=30 train.patience=null train.freeze_encoder=true task.descriptors=[rdkit2d]",
 }
 """Settings beside those of the recipe `csv`, the same for all sets; chosen on the validation rows of ESOL."""
-BOTH = {"both": ("exlm + rdkit2d", FOREST)}
+BOTH = {"both": "exlm + rdkit2d", "both, exlm alone": "exlm"}
+"""Their models; the forest is the one that is better on validation rows."""
 CHEMPROP = {"chemprop": "", "chemprop rdkit_2d": "--molecule-featurizers rdkit_2d"}
-METHODS = ("forest ecfp4", FOREST, *EXLM, *BOTH, *CHEMPROP)
+METHODS = (*FORESTS, *EXLM, *BOTH, *CHEMPROP)
 BOOTSTRAPS = 2000
 FloatArray = NDArray[np.float64]
 
@@ -243,14 +246,14 @@ def predict_forest(cell: Cell) -> dict[str, FloatArray]:
 
     is_regression = cell.data in VALUES
     parts = {split: read_part(cell.table, split) for split in PART}
-    if cell.method == FOREST:
+    if cell.method == FORESTS[1]:
         features = {split: descriptors(rows.smiles, SilentProgress()) for split, rows in parts.items()}
         with np.errstate(all="ignore"):
             median = np.nan_to_num(np.nanmedian(features["train"], axis=0))
         features = {split: np.where(np.isnan(of_split), median, of_split) for split, of_split in features.items()}
     else:
         features = {split: fingerprints(rows.smiles) for split, rows in parts.items()}
-    max_features: Any = 1 / 3 if is_regression and cell.method == FOREST else "sqrt"
+    max_features: Any = 1 / 3 if is_regression and cell.method == FORESTS[1] else "sqrt"
     kind: Any = RandomForestRegressor if is_regression else RandomForestClassifier
     outputs: dict[str, list[FloatArray]] = {"valid": [], "test": []}
     for target_N in parts["train"].targets.T:
@@ -270,12 +273,11 @@ def train(cell: Cell, chemprop: str | None) -> dict[str, object]:
     log = cell.work / f"logs/{cell.name}.log"
     found: dict[str, FloatArray] = {}
     if cell.method in BOTH:
-        of = [Cell(cell.data, cell.split, method, cell.work) for method in BOTH[cell.method]]
-        found = blend(cell, *(dict(np.load(one.predictions)) for one in of))
-        rows = [row for row in read_rows(NAME) if row["data"] == cell.data and row["split"] == str(cell.split)]
-        costs = [row for row in rows if row["method"] in BOTH[cell.method]]
+        found, of = blended(cell)
+        costs = [row for row in read_rows(NAME) if (row["data"], row["split"]) == (cell.data, str(cell.split))]
+        costs = [row for row in costs if row["method"] in [one.method for one in of]]
         cpu_s, peak = sum(float(row["cpu_s"]) for row in costs), max(float(row["peak_mib"]) for row in costs)
-        command = f"{' and '.join(BOTH[cell.method])}, weighted on validation rows"
+        command = f"exlm.finetune.blend of {of[0].method} and {of[1].method}"
     elif cell.method in EXLM:
         words = exlm_command(cell, run)
         cpu_s, peak = measured(words, log)
@@ -326,28 +328,20 @@ def score_targets(metric: str, predicted: FloatArray, targets: FloatArray) -> fl
     return score_rows("regression" if metric == "rmse" else "binary", predicted, targets)[metric]
 
 
-def blend(cell: Cell, model: Mapping[str, FloatArray], forest: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
-    """Return weighted means of two predictions of each label; the weight is the best of eleven on validation rows.
+def blended(cell: Cell) -> tuple[dict[str, FloatArray], list[Cell]]:
+    """Return the weighted mean of a model and of the forest that is better on validation rows, as `exlm` makes it.
 
-    Values are averaged as they are, probabilities as ranks among the validation rows, in [0, 1].
+    Also return the two cells.
     """
-    is_regression = cell.data in VALUES
-    parts = [dict(model), dict(forest)]
-    if not is_regression:
-        parts = [{split: ranks(of_split, one["valid"]) for split, of_split in one.items()} for one in parts]
-    first, second = parts
-    weights = np.linspace(0, 1, 11)
-    scored = [score(cell, "valid", w * first["valid"] + (1 - w) * second["valid"]) for w in weights]
-    best = weights[int(np.nanargmin(scored) if is_regression else np.nanargmax(scored))]
-    return {split: best * first[split] + (1 - best) * second[split] for split in ("valid", "test")}
-
-
-def ranks(predicted: FloatArray, among: FloatArray) -> FloatArray:
-    """Return the share of the rows `among` that are below, in each column; ties count half."""
-    columns = []
-    for values, known in zip(predicted.T, np.sort(among, axis=0).T, strict=True):
-        columns.append((np.searchsorted(known, values, "left") + np.searchsorted(known, values, "right")) / 2)
-    return np.stack(columns, axis=1) / len(among)
+    (model, *forests) = (Cell(cell.data, cell.split, method, cell.work) for method in (BOTH[cell.method], *FORESTS))
+    by_cell = {one.method: dict(np.load(one.predictions)) for one in (model, *forests)}
+    chosen = (min if cell.data in VALUES else max)(
+        forests, key=lambda forest: score(cell, "valid", by_cell[forest.method]["valid"])
+    )
+    of_model, of_forest = by_cell[model.method], by_cell[chosen.method]
+    loss: Loss = "regression" if cell.data in VALUES else "binary"
+    share = best_share(loss, of_model["valid"], of_forest["valid"], read_part(cell.table, "valid").targets)
+    return {split: blend(share, of_model[split], of_forest[split]) for split in ("valid", "test")}, [model, chosen]
 
 
 def time_new(data: Path, cell: Cell, chemprop: str | None) -> dict[str, object]:
