@@ -1,6 +1,6 @@
 """Padded batches of a task's examples, and their losses.
 
-Axes: B examples, L tokens, R positions after repetition, C outputs, F descriptors, n losses of `binary`.
+Axes: B examples, L tokens, R positions after repetition, C outputs, D width, F descriptors, n losses of `binary`.
 """
 
 import math
@@ -35,6 +35,7 @@ class TaskBatch(DeviceBatch):
         is_padded: Whether any example has [PAD], known to the host.
         num_tokens: Positions without padding, known to the host.
         descriptors: As in `EncodedRows`.
+        states: States at [CLS], where the encoder is frozen and they are known.
     """
 
     token_ids: Int64[Tensor, "B R"]
@@ -46,6 +47,7 @@ class TaskBatch(DeviceBatch):
     is_padded: bool
     num_tokens: int
     descriptors: Float[Tensor, "B F"] | None = None
+    states: Float[Tensor, "B D"] | None = None
 
 
 def repeated_lengths(split: EncodedRows, indices: IntArray, num_repeats: int) -> IntArray:

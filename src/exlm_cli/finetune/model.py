@@ -67,9 +67,13 @@ class Finetuned:
     def run_seeds(self, encoded: EncodedSplit, progress: Progress) -> list[list[FloatArray]]:
         """Return the outputs of each of the K seeds for N examples, as `TaskRunner.predict` gives them."""
         outputs: list[list[FloatArray]] = []
+        first, *others = self.runners.values()
+        states = None
+        if others and first.model.is_encoder_frozen and self.results.loss != "span" and len(encoded):
+            states = first.encode(encoded, progress, "encoding")  # all seeds have the same encoder
         with progress.bar("seeds", len(self.runners)) as bar:
             for seed, runner in self.runners.items():
-                outputs.append(runner.predict(encoded, progress, f"seed {seed}") if len(encoded) else [])
+                outputs.append(runner.predict(encoded, progress, f"seed {seed}", states=states) if len(encoded) else [])
                 bar.update(len(outputs))
         return outputs
 
@@ -268,6 +272,8 @@ def load_finetuned(run: Path, *, device: str = "auto") -> Finetuned:
         load_model_weights(best, model)
         if isinstance(model.head, DescriptorHead) and (model.head.ranks.quantiles.diff(dim=1) < 0).any():
             raise CheckpointError(f"{best}: the quantiles of its descriptors do not ascend", ALTERED_HINT)
+        if best_recipe.train.freeze_encoder:
+            model.freeze_encoder()
         num_repeats = encoder_recipe.masking.num_repeats
         runners[seed] = TaskRunner(model.to(torch_device).eval(), tokenizer, num_repeats, best_recipe.train)
     length = recipe.task.sequence_length or encoder_recipe.data.sequence_length

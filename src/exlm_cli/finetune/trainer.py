@@ -6,7 +6,7 @@ Axes: N examples of a split, C outputs, L tokens of an example.
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import cast
 
@@ -31,6 +31,7 @@ from exlm_cli.finetune.features import (
     fit_quantiles,
     with_descriptors,
 )
+from exlm_cli.finetune.frozen import FrozenStates
 from exlm_cli.format import format_number_of, format_percent
 from exlm_cli.model.heads import DescriptorHead, TaskModel
 from exlm_cli.progress import Progress
@@ -41,6 +42,9 @@ from exlm_cli.train.pretrain import autocast_dtype
 
 MAX_UNKNOWN = 0.01
 """Share of [UNK] among the training tokens above which a note says that the tokenizer does not fit."""
+
+_MAX_TOKENS_ON_CPU = 4096
+"""Most positions of a batch that a CPU predicts: with 16,384 a row takes 1.3 times as long."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ class TaskData:
         fingerprint: Hash of row numbers, tokens, targets, class weights and whatever else the task's scores depend on.
         descriptor_quantiles: (F, Q) quantiles of the descriptors of the training rows; None where there are none.
         about_descriptors: What the head reads beside the encoder's state, in a sentence; empty: nothing.
+        frozen_states: States of the rows, where the encoder is frozen.
     """
 
     name: str
@@ -70,6 +75,7 @@ class TaskData:
     fingerprint: str
     descriptor_quantiles: FloatArray | None = None
     about_descriptors: str = ""
+    frozen_states: FrozenStates = field(default_factory=FrozenStates)
 
     @property
     def num_descriptors(self) -> int:
@@ -156,7 +162,12 @@ def describe_rows(data: TaskData, config: TaskSection, store: FeatureStore, prog
 
 def task_outputs(model: TaskModel, batch: TaskBatch) -> Tensor:
     """Run a model and return its outputs."""
-    return cast(Tensor, model(batch.token_ids, batch.lengths, batch.is_padded, batch.descriptors))
+    return cast(Tensor, model(batch.token_ids, batch.lengths, batch.is_padded, batch.descriptors, batch.states))
+
+
+def cls_states(model: TaskModel, batch: TaskBatch) -> Tensor:
+    """Run the encoder and return the states at [CLS]."""
+    return model.encode_cls(batch.token_ids, batch.lengths, batch.is_padded)
 
 
 def task_losses(model: TaskModel, batch: TaskBatch, loss: Loss, weights: Tensor | None) -> Float[Tensor, " n"]:
@@ -198,19 +209,29 @@ class TaskRunner:
         self.model, self.num_repeats, self.pad_id = model, num_repeats, tokenizer.pad_id
         self.microbatch_tokens = train.microbatch_tokens
         self.device = next(model.parameters()).device
+        is_cpu = self.device.type == "cpu"
+        self.predicted_tokens = min(train.microbatch_tokens, _MAX_TOKENS_ON_CPU) if is_cpu else train.microbatch_tokens
         self.autocast_dtype = autocast_dtype(train, self.device)
         self.module = StepModule(model, losses or task_outputs)
         if losses is not None and train.compile:
             self.module.compile_step()
 
-    def batches(self, encoded: EncodedRows, indices: IntArray) -> Iterator[TaskBatch]:
-        """Return padded batches of examples of similar length; start preparing the first one now."""
+    def batches(
+        self, encoded: EncodedRows, indices: IntArray, states: Tensor | None = None, *, is_predicted: bool = False
+    ) -> Iterator[TaskBatch]:
+        """Return padded batches of examples of similar length; start preparing the first one now.
+
+        Args:
+            states: (N, D) states of all examples at [CLS], on the host, where they are known.
+            is_predicted: Nothing is trained on them: batches have the size that is fastest on the device.
+        """
 
         def make(chosen: IntArray) -> TaskBatch:
-            return collate(encoded, chosen, num_repeats=self.num_repeats, pad_id=self.pad_id)
+            batch = collate(encoded, chosen, num_repeats=self.num_repeats, pad_id=self.pad_id)
+            return batch if states is None else replace(batch, states=states[torch.from_numpy(chosen)])
 
         lengths = repeated_lengths(encoded, indices, self.num_repeats)
-        parts = cut_microbatches(lengths, self.microbatch_tokens)
+        parts = cut_microbatches(lengths, self.predicted_tokens if is_predicted else self.microbatch_tokens)
         return prefetch_to(self.device, (make(indices[part]) for part in parts))
 
     def autocast(self) -> torch.autocast:
@@ -223,6 +244,7 @@ class TaskRunner:
         progress: Progress,
         label: str,
         see: Callable[[TaskBatch, Tensor], None] | None = None,
+        states: Tensor | None = None,
     ) -> list[FloatArray]:
         """Run the model on every example without dropout; leave it in training mode.
 
@@ -231,13 +253,14 @@ class TaskRunner:
             progress: Shows a bar.
             label: Label of the bar.
             see: Called with each batch and the model's outputs.
+            states: As for `batches`.
 
         Returns:
             Outputs of each example, in order: (C,) logits, or values in the task's units; (L, 2) logits for spans.
         """
         predicted: dict[int, FloatArray] = {}
         every = np.arange(len(encoded))
-        batches = self.batches(encoded, every) if len(every) else iter(())
+        batches = self.batches(encoded, every, states, is_predicted=True) if len(every) else iter(())
         self.model.eval()
         with progress.bar(label, len(every)) as bar, torch.no_grad():
             for batch in batches:
@@ -251,6 +274,19 @@ class TaskRunner:
                 bar.update(len(predicted))
         self.model.train()
         return [predicted[index] for index in every.tolist()]
+
+    def encode(self, encoded: EncodedRows, progress: Progress, label: str) -> Float[Tensor, "N D"]:
+        """Return the states of all examples at [CLS], without dropout, on the host."""
+        states = torch.zeros(len(encoded), self.model.encoder.token_embedding.embedding_dim)
+        is_training, num_done = self.model.training, 0
+        self.model.eval()
+        with progress.bar(label, len(encoded)) as bar, torch.no_grad(), self.autocast():
+            for batch in self.batches(encoded, np.arange(len(encoded)), is_predicted=True):
+                states[batch.sample_index.cpu()] = cls_states(self.model, batch).cpu()
+                num_done += len(batch.sample_index)
+                bar.update(num_done)
+        self.model.train(is_training)
+        return states
 
 
 class FinetuneTask:
@@ -315,7 +351,7 @@ class FinetuneTask:
     def microbatches(self, indices: IntArray, epoch: int) -> Iterator[TaskBatch]:
         """Return one step's padded batches; start preparing the first one now."""
         del epoch  # no masks: an example is the same in every epoch
-        return self._runner.batches(self.data.train, indices)
+        return self._runner.batches(self.data.train, indices, self._states("train"))
 
     def losses(self, batch: TaskBatch) -> Tensor:
         """Return the loss of each label or example, as `batch_losses` gives them."""
@@ -341,9 +377,24 @@ class FinetuneTask:
             lambda batch, raw: losses.extend(
                 losses_of_outputs(self.model, raw, batch, self.data.loss, self._weights).tolist()
             ),
+            self._states(split),
         )
         counted = [value for value in losses if math.isfinite(value)]
         return math.fsum(counted) / len(counted) if counted else math.nan, outputs
+
+    def _states(self, split: Split) -> Tensor | None:
+        """Return the states of a split that a frozen encoder gives, worked out when first asked for; else None.
+
+        They are those of the whole split in one fixed order, so that a resumed run has the same bits.
+        """
+        if not self.model.is_encoder_frozen or self.data.loss == "span":
+            return None
+        encoded, precision = self.data.parts[split], self._runner.autocast_dtype
+        states = self.data.frozen_states.find(encoded, precision)
+        if states is None:
+            states = self._runner.encode(encoded, self._progress, f"encoding {split}")
+            self.data.frozen_states.keep(encoded, precision, states)
+        return states
 
 
 def _fingerprint(task: DownstreamTask, splits: dict[Split, EncodedSplit]) -> str:

@@ -177,6 +177,7 @@ class TaskModel(nn.Module):
         lengths: Int64[Tensor, " B"],
         is_padded: bool = True,
         descriptors: Float[Tensor, "B F"] | None = None,
+        states: Float[Tensor, "B D"] | None = None,
     ) -> Tensor:
         """Return (B, C) outputs, or (B, L, 2) for spans, float32; those of a regression are in standardised units.
 
@@ -185,12 +186,23 @@ class TaskModel(nn.Module):
             lengths: Real positions of each sequence.
             is_padded: False where all sequences have R positions: attention then needs no mask.
             descriptors: As they are, NaN where missing; needed by a model that reads some.
+            states: The result of `encode_cls`, if it is known: the head alone runs.
         """
-        read = None if isinstance(self.head, SpanHead) else torch.zeros_like(lengths)[:, None]  # [CLS]
-        states = self.encode(token_ids, lengths, is_padded, read).float()
-        with without_autocast(states):  # 16-bit scores have ties, which change rank metrics
+        if states is not None:
+            states_BrD = states[:, None]
+        elif isinstance(self.head, SpanHead):
+            states_BrD = self.encode(token_ids, lengths, is_padded).float()
+        else:
+            states_BrD = self.encode_cls(token_ids, lengths, is_padded)[:, None]
+        with without_autocast(states_BrD):  # 16-bit scores have ties, which change rank metrics
             beside = descriptors if isinstance(self.head, DescriptorHead) else lengths
-            return cast(Tensor, self.head(states, beside))
+            return cast(Tensor, self.head(states_BrD, beside))
+
+    def encode_cls(
+        self, token_ids: Int64[Tensor, "B R"], lengths: Int64[Tensor, " B"], is_padded: bool = True
+    ) -> Float[Tensor, "B D"]:
+        """Return the state at [CLS], float32; arguments as for `forward`."""
+        return self.encode(token_ids, lengths, is_padded, torch.zeros_like(lengths)[:, None])[:, 0].float()
 
     def in_units(self, outputs: Tensor) -> Tensor:
         """Return the outputs of `forward` in the task's units, float64; logits stay as they are."""

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from exlm_cli.finetune.results import RunResults, read_predictions, read_results
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
 from exlm_cli.finetune.scores import read_scores
 from exlm_cli.finetune.trainer import encode_task
+from exlm_cli.model.encoder import Encoder
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_metrics, read_run_json
 from exlm_cli.tasks.metrics import score_rows
@@ -527,3 +529,26 @@ def test_a_frozen_encoder_keeps_the_weights_of_the_checkpoint(text_model, tmp_pa
     fresh.freeze_encoder()
     fresh.train()
     assert (fresh.head.training, fresh.encoder.training) == (True, False)
+
+
+def test_a_frozen_encoder_reads_each_row_once(text_model, tmp_path, monkeypatch):
+    num_read = Counter()
+    encode = Encoder.forward
+
+    def counted(self, token_ids, *args, **keywords):
+        num_read["rows"] += len(token_ids)
+        return encode(self, token_ids, *args, **keywords)
+
+    monkeypatch.setattr(Encoder, "forward", counted)
+    out, task = tmp_path / "run", WordTask()
+    run_tiny(text_model, out, task, seeds=[1, 2], train={"max_epochs": 3, "freeze_encoder": True})
+    num_rows = sum(json.loads((out / "split.json").read_text())["sizes"].values())
+    assert num_read["rows"] == num_rows
+    finetuned = load_finetuned(out, device="cpu")
+    encoded = task.encode("test", finetuned.tokenizer, finetuned.sequence_length)
+    together = finetuned.run_seeds(encoded, SilentProgress())
+    assert num_read["rows"] == num_rows + len(encoded)
+    for outputs, runner in zip(together, finetuned.runners.values(), strict=True):
+        np.testing.assert_allclose(outputs, runner.predict(encoded, SilentProgress(), "again"), atol=1e-5)
+    metrics = [cell["metrics"]["test"]["accuracy"] for cell in cells(out)]
+    assert metrics == [encoded.score([outputs])["accuracy"] for outputs in together]
