@@ -60,7 +60,7 @@ SPLIT_FILE = "split.json"
 
 _BEGINNING_FILES = frozenset(
     {*_FILES_OF_RUN, RUN_FILE, SERIES_FILE, LOCK_FILE, BEGINNING_FILE, "rejected.csv", SPLIT_FILE}
-    | {"training_rows.npz", "targets-valid.csv", "targets-test.csv"}
+    | {"training_rows.npz", "targets-train.csv", "targets-valid.csv", "targets-test.csv"}
 )
 _WAS_THERE = "the folder was there"
 

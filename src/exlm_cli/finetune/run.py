@@ -353,8 +353,8 @@ def _describe(run: SplitRun) -> None:
         },
     )
     for name in task.splits:
-        # targets for the score plots; spans have no table
-        if name != "train" and task.loss != "span":
+        # targets for scores and pictures; spans have no table
+        if task.loss != "span":
             columns = [TARGETS_COLUMN] if task.loss == "classes" else task.output_names
             targets = run.data.splits[name].targets
             write_outputs(folder / f"targets-{name}.csv", task.split_indices[name], columns, targets)

@@ -11,7 +11,7 @@ import numpy as np
 from exlm_cli.config.finetune import NO_GRID, GridPoint
 from exlm_cli.files import make_folder, write_json
 from exlm_cli.finetune.baseline import BASELINES, Baseline, predict_baseline
-from exlm_cli.finetune.calibration import CALIBRATION_FILE, calibrate_answers, calibrate_run
+from exlm_cli.finetune.calibration import CALIBRATION_FILE, MIN_SCALED_ROWS, calibrate_answers, calibrate_run
 from exlm_cli.finetune.cell import SplitRun
 from exlm_cli.finetune.model import describe_weights
 from exlm_cli.finetune.results import (
@@ -79,7 +79,11 @@ def score_split(run: SplitRun, best: GridPoint) -> SplitScores:
     seed = best_seed(make_scores(rows), best.label, metric, is_greater_better=is_greater_better)
     results = _describe_results(run, best, cells, seed)
     average = Origin(MODEL, best.label, run.split_seed, AVERAGE)
-    rows += score_rows_of(average, *_score_average(run, results))
+    metrics, labels = _score_average(run, results)
+    rows += score_rows_of(average, metrics, labels)
+    if task.input_kind == "smiles" and isinstance(task, RowTask) and not run.recipe.task.has_canonical_smiles:
+        of_average = metrics[results.scored_split][metric]
+        results = results.model_copy(update={"notes": (*results.notes, _check_spelling(run, task, of_average))})
     if run.job.has_baseline:
         rows += [row for baseline in BASELINES for row in _score_baseline(run, results, baseline)]
     return SplitScores(results, make_scores(rows))
@@ -219,15 +223,20 @@ def _notes(run: SplitRun, cells: Sequence[CellResult]) -> tuple[str, ...]:
     for note in dict.fromkeys(note for cell in cells for note in cell.notes):
         seeds = [str(cell.seed) for cell in cells if note in cell.notes]
         notes.append(f"{note} (seed{'' if len(seeds) == 1 else 's'} {', '.join(seeds)})")
-    if task.input_kind == "smiles" and isinstance(task, RowTask) and not run.recipe.task.has_canonical_smiles:
-        notes.append(_check_spelling(run, task, cells))
+    if task.loss == "regression":
+        notes += _describe_intervals(task.output_names, run.data.splits["valid"].targets)
     return tuple(notes)
 
 
-def _check_spelling(run: SplitRun, task: RowTask, cells: Sequence[CellResult]) -> str:
+def _describe_intervals(names: Sequence[str], targets_NC: FloatArray) -> list[str]:
+    """Return a note on values with too few validation rows for intervals that widen with the distance."""
+    known_C = np.count_nonzero(~np.isnan(targets_NC), axis=0)
+    few = [f"`{name}` has {num:,}" for name, num in zip(names, known_C, strict=True) if num < MIN_SCALED_ROWS]
+    what = f"intervals that are wider far from the training rows need {MIN_SCALED_ROWS} validation rows"
+    return [f"{what}; equally wide for all rows: {name_some(few)}"] if few else []
+
+
+def _check_spelling(run: SplitRun, task: RowTask, score: float | None) -> str:
     split: Split = "test" if "test" in task.splits else "valid"
-    values = [cell.metrics[split][task.selection_metric] for cell in cells]
-    known = [value for value in values if value is not None]
-    score = sum(known) / len(known) if known else None
     threads = run.recipe.train.num_threads
     return describe_spelling(task, split, score, run.recipe.seeds[0], run.job.progress, num_threads=threads)
