@@ -75,7 +75,7 @@ def explanation_files(
         drawn = draw_molecule(row.changes.smiles, panels)
         lines = [row.place, *(_describe(row, index, names, loss) for index in shown)]
         if drawn is None:
-            lines.append(f"not drawn: more than {MAX_DRAWN_ATOMS} atoms; `atoms.csv` has them")
+            lines.append(f"not drawn: more than {MAX_DRAWN_ATOMS} atoms; atoms.csv has them")
         else:
             files[folder / f"{row.place.replace(' ', '-').replace(',', '')}.svg"] = drawn
         cards.append(card_of(drawn, row.changes.smiles, [*lines, row.changes.smiles]))
@@ -89,7 +89,7 @@ def explanation_files(
             f"masked in turn, and its colour says what the prediction{unit} loses without it: orange atoms raise it, "
             "blue ones lower it. Atoms that act only together, such as those of a ring, may all be pale. This explains "
             "the model, not the molecule.",
-            "`atoms.csv` has the change of every atom and output, and each molecule is an SVG file beside this page.",
+            "atoms.csv has the change of every atom and output, and each molecule is an SVG file beside this page.",
         ],
         scales=_show_scales(scales_C, names, loss),
         raises=RAISES,
@@ -113,10 +113,7 @@ def _scales(changes: Sequence[FloatArray], num_outputs: int, *, is_shared: bool)
 def _show_scales(scales_C: Sequence[float], names: Sequence[str], loss: Loss) -> list[_Scale]:
     unit = "" if loss == "regression" else " log-odds"
     shown = [("", scales_C[0])] if loss == "classes" else list(zip(names, scales_C, strict=True))[:MAX_PANELS]
-    return [
-        _Scale(f"{f'{name}: ' if name else ''}-{format_number(scale)}{unit}", f"+{format_number(scale)}")
-        for name, scale in shown
-    ]
+    return [_Scale(f"{f'{name}: ' if name else ''}-{scale:.2g}{unit}", f"+{scale:.2g}") for name, scale in shown]
 
 
 def _describe(row: ExplainedRow, index: int, names: Sequence[str], loss: Loss) -> str:

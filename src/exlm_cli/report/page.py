@@ -110,10 +110,12 @@ def _row_sections(finetuned: FinetunedRun, rows: ScoredRows) -> list[Section]:
         if rows.similarity is not None:
             least, surprising = rows.surprising()
             note = (
-                f"the largest errors of the third of the {split} molecules that is most like the training molecules "
-                f"(similarity {least:.2f} or more), where the model should be right: look at these labels first"
+                f"the largest further errors of the third of the {split} molecules that is most like the training "
+                f"molecules (similarity {least:.2f} or more), where the model should be right; look at these labels"
             )
-            sections.append(Section(f"Most surprising {what}, {split}", notes=(note,), cards=rows.cards(surprising)))
+            if surprising:
+                cards = rows.cards(surprising)
+                sections.append(Section(f"Most surprising {what}, {split}", notes=(note,), cards=cards))
     return [*sections, *(_picture(path, "Labels of each split") for path in labels if path.suffix == ".svg")]
 
 

@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from exlm_cli.data import IntArray
+from exlm_cli.data import BoolArray, IntArray
 from exlm_cli.finetune.calibration import CalibratedRows, read_scored_split
 from exlm_cli.finetune.results import read_predictions, read_split_inputs
 from exlm_cli.finetune.training_rows import read_training_rows
@@ -57,7 +57,7 @@ class ScoredRows:
         errors_N = 1 - rows.mean[np.arange(len(rows.mean)), true_N]
         return np.where(np.isnan(rows.targets[:, 0]), np.nan, errors_N)[:, None]
 
-    def worst(self, is_chosen_N: FloatArray | None = None) -> list[tuple[int, int]]:
+    def worst(self, is_chosen_N: BoolArray | None = None) -> list[tuple[int, int]]:
         """Return row and output of the largest errors, each row once, the largest first.
 
         Errors of several values are compared in units of the standard deviation of the truth.
@@ -77,12 +77,14 @@ class ScoredRows:
         return [(int(row), int(errors_NC[row].argmax())) for row in order if largest_N[row] >= 0]
 
     def surprising(self) -> tuple[float, list[tuple[int, int]]]:
-        """Return the least similarity of the third of the molecules most like the training molecules, and `worst` of
-        them.
+        """Return the least similarity of the third of the molecules that is most like the training molecules, and the
+        largest errors of that third that are not among the `worst` of all.
         """
         assert self.similarity is not None, "the caller has asked"
         least = float(np.quantile(self.similarity, 2 / 3))
-        return least, self.worst(self.similarity >= least)
+        is_near_N = self.similarity >= least
+        is_near_N[[row for row, _ in self.worst()]] = False
+        return least, self.worst(is_near_N)
 
     def cards(self, chosen: Iterable[tuple[int, int]]) -> list[Card]:
         """Return a card of each row: the molecule or text, truth, prediction and similarity."""
