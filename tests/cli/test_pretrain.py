@@ -47,6 +47,7 @@ def test_a_mlm_run_on_smiles_is_told_in_words(folder, tiny, capsys):
     assert any(line.startswith("validation loss ") for line in lines)
     assert not any("effective states" in line for line in lines)
     assert "quickstart-smiles-mlm: " in captured.err
+    assert lines[-1].split(maxsplit=1) == ["next", "exlm finetune csv FILE --label-columns NAME --checkpoint run"]
 
 
 def test_a_run_on_local_files_is_continued_and_scored_from_any_folder(folder, tiny, monkeypatch, capsys):

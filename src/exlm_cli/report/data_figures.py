@@ -141,6 +141,7 @@ def _draw_shares(axes: "Axes", names: tuple[str, ...], shares: Mapping[str, Floa
     axes.invert_yaxis()
     axes.set_xlim(0, 1)
     axes.grid(visible=False, axis="y")
+    axes.set_axisbelow(True)
     style.add_legend(axes, *axes.get_legend_handles_labels())
 
 

@@ -126,7 +126,7 @@ def _describe(row: ExplainedRow, index: int, names: Sequence[str], loss: Loss) -
     truth = row.truth[0 if loss == "classes" else index]
     true_name = "" if np.isnan(truth) else names[int(truth)] if loss == "classes" else f"{truth:g}"
     known = f", true {true_name}" if true_name else ""
-    return f"{name}: log-odds {format_number(float(value))}{known}"
+    return f"{name}: log-odds {value:+.2f}{known}"
 
 
 def _table(rows: Sequence[ExplainedRow], names: Sequence[str]) -> bytes:

@@ -25,6 +25,8 @@ MAX_PAIRS = 10**8
 """Pairs of a scored and a training molecule whose similarity is worked out for a page: some ten seconds."""
 NUM_CARDS = 8
 _TEXT_LETTERS = 300
+_WRONG = 0.5
+"""Error of a label or class from which on the truth is not what was predicted."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +80,13 @@ class ScoredRows:
 
     def surprising(self) -> tuple[float, list[tuple[int, int]]]:
         """Return the least similarity of the third of the molecules that is most like the training molecules, and the
-        largest errors of that third that are not among the `worst` of all.
+        largest errors of that third that are not among the `worst` of all; of labels and classes, wrong answers.
         """
         assert self.similarity is not None, "the caller has asked"
         least = float(np.quantile(self.similarity, 2 / 3))
         is_near_N = self.similarity >= least
+        if self.calibrated.loss != "regression":
+            is_near_N &= np.nan_to_num(self.errors).max(axis=1) >= _WRONG
         is_near_N[[row for row, _ in self.worst()]] = False
         return least, self.worst(is_near_N)
 
