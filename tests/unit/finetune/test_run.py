@@ -63,7 +63,8 @@ def test_a_run_directory_holds_all_that_is_promised(finished, text_model):
     names = {path.name for path in run.iterdir()}
     assert names == {
         "recipe.yaml", "encoder.yaml", "run.json", "tokenizer.json", "split.json", "results.json", "scores.csv",
-        "cells", "targets-valid.csv", "targets-test.csv", "calibration.json", "training_rows.npz", ".lock",
+        "cells", "targets-train.csv", "targets-valid.csv", "targets-test.csv", "calibration.json", "training_rows.npz",
+        ".lock",
     }  # fmt: skip
     assert load_recipe(str(run / "recipe.yaml"), kind=FinetuneRecipe) == finetune_recipe()
     assert load_recipe(str(run / "encoder.yaml")) == load_recipe(str(text_model / "recipe.yaml"))
