@@ -23,6 +23,7 @@ from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.export.hub import SCHEME, fetch_run
 from exlm_cli.finetune.calibration import DEFAULT_LEVEL, check_level, error_signs, read_calibration
 from exlm_cli.finetune.embed import RowEncoder, Vectors, embed_rows, finetuned_encoder, pretrained_encoder
+from exlm_cli.finetune.explain import explain_molecules, require_molecules
 from exlm_cli.finetune.features import FeatureStore, with_descriptors
 from exlm_cli.finetune.model import Finetuned, load_finetuned
 from exlm_cli.finetune.training_rows import read_training_rows
@@ -31,6 +32,7 @@ from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import run_kind
 from exlm_cli.tasks.base import FloatArray, NewRows, TrainedTask
 from exlm_cli.tasks.metrics import probabilities_by_seed
+from exlm_cli.tasks.rows.encoded import ScoredRows
 from exlm_cli.tasks.rows.inputs import rows_of_list
 from exlm_cli.tasks.rows.task import new_rows
 from exlm_cli.tasks.squad.files import questions_of_pairs
@@ -71,6 +73,30 @@ class Predictions:
     notes: tuple[str, ...]
     answers: tuple[str, ...] | None = None
     margin: NDArray[np.float64] | None = None
+
+
+@dataclass(frozen=True)
+class Explanations:
+    """What the atoms of R molecules add to their predictions.
+
+    Attributes:
+        names: C labels, classes or columns of values.
+        smiles: R SMILES that the model read; those given where it cannot.
+        predicted: (R, C) float64, means over the seeds: values in the units of the training file, or log-odds of labels
+            and classes. NaN for a row that cannot be read.
+        changes: R arrays (A, C) float64: for each atom, in the order in which the SMILES names them, the prediction
+            minus that with the atom masked, in the same units. NaN for atoms beyond the sequence length; no rows for a
+            molecule that cannot be read.
+        problems: R texts, why a row cannot be read; empty where it can.
+        notes: As in `Predictions`.
+    """
+
+    names: tuple[str, ...]
+    smiles: tuple[str, ...]
+    predicted: NDArray[np.float64]
+    changes: tuple[NDArray[np.float64], ...]
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 class Run:
@@ -130,12 +156,7 @@ class Run:
             DataError: `rows` is not a list of strings, or of tuples with as many strings as the task needs; or
                 `columns` lacks one, has another, or another number of values.
         """
-        finetuned = self._loaded
-        if isinstance(finetuned, Pretrained):
-            raise CheckpointError(
-                f"{self.path} is a pre-trained run, which predicts no labels",
-                "`fill` predicts masked tokens; fine-tune the run for labels",
-            )
+        finetuned = self._finetuned()
         results, config = finetuned.results, finetuned.recipe.task
         if isinstance(config, InstalledTask) and (results.loss == "span" or config.layout() is not None):
             raise ConfigError(
@@ -178,6 +199,49 @@ class Run:
             answers=answers,
             margin=margin,
         )
+
+    def explain(
+        self, rows: str | Sequence[str], *, columns: Mapping[str, Sequence[float]] | None = None
+    ) -> Explanations:
+        """Mask the atoms of molecules, one after the other, and return how much the predictions change.
+
+        Args:
+            rows: SMILES; one string is one molecule.
+            columns: As for `predict`.
+
+        Raises:
+            CheckpointError: The run is pre-trained, so it predicts no labels.
+            ConfigError: It reads text.
+            DataError: `rows` is neither a string nor a list of strings, or `columns` are not those of the run.
+        """
+        finetuned = self._finetuned()
+        require_molecules(finetuned)
+        rows = [rows] if isinstance(rows, str) else rows
+        given, problems = self._read(finetuned, rows, columns or {})
+        encoded = given.encode(finetuned.tokenizer, finetuned.sequence_length)
+        encoded = with_descriptors(encoded, finetuned.recipe.task, FeatureStore(), self._progress)
+        assert isinstance(encoded, ScoredRows), "rows of molecules are"
+        found = explain_molecules(finetuned, encoded, [smiles for (smiles,) in encoded.texts], self._progress)
+        names = finetuned.results.output_names
+        smiles, changes = list(rows), [np.zeros((0, len(names)))] * len(problems)
+        predicted_RC = np.full((len(problems), len(names)), np.nan)
+        for row, molecule in zip(given.readable.tolist(), found, strict=True):
+            smiles[row], predicted_RC[row], changes[row] = molecule.smiles, molecule.predicted, molecule.changes
+        notes = (*given.notes, *encoded.notes)
+        return Explanations(names, tuple(smiles), predicted_RC, tuple(changes), problems, notes)
+
+    def _finetuned(self) -> Finetuned:
+        """Return the fine-tuned models.
+
+        Raises:
+            CheckpointError: The run is pre-trained.
+        """
+        if isinstance(self._loaded, Pretrained):
+            raise CheckpointError(
+                f"{self.path} is a pre-trained run, which predicts no labels",
+                "`fill` predicts masked tokens; fine-tune the run for labels",
+            )
+        return self._loaded
 
     def _read(
         self,

@@ -66,7 +66,7 @@ ROWS_FOLDER = "rows"
 
 _BEGINNING_FILES = frozenset(
     {*_FILES_OF_RUN, RUN_FILE, SERIES_FILE, LOCK_FILE, BEGINNING_FILE, "rejected.csv", SPLIT_FILE}
-    | {"training_rows.npz", "targets-valid.csv", "targets-test.csv", SPLITS_FOLDER}
+    | {"training_rows.npz", "targets-train.csv", "targets-valid.csv", "targets-test.csv", SPLITS_FOLDER}
 )
 _WAS_THERE = "the folder was there"
 

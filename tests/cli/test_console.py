@@ -258,6 +258,15 @@ def test_no_text_moves_the_cursor_or_fills_the_screen(capsys):
     assert re.search("\x1b|\x9b|\u202e|\x07|\nb", capsys.readouterr().out) is None
 
 
+def test_many_files_of_one_kind_are_told_in_one_line(capsys):
+    console.emit_files(
+        [Path("a.csv"), *(Path(f"out/{n}.svg") for n in range(9)), *(Path(f"{n}.svg") for n in range(2))]
+    )
+    assert capsys.readouterr().out.splitlines() == [
+        "wrote a.csv", "wrote 9 .svg files in out", "wrote 0.svg", "wrote 1.svg",
+    ]  # fmt: skip
+
+
 def test_a_recipe_with_a_bidirectional_mark_is_dumped_without_it_and_read_back():
     dumped = dump_yaml({"name": "a\u202eb é"})
     assert "\u202e" not in dumped

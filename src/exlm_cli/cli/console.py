@@ -5,6 +5,7 @@ import os
 import sys
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ PIPE_WIDTH = 120
 _MESSAGE_LETTERS, _LABEL_LETTERS = 2_000, 60
 """Maximum letters of a message, and of a bar's label or a cell; longer ones lose their middle."""
 _SHORTEST_BAR = 6
+_MAX_LISTED_FILES = 8
+"""More files of one kind in a folder have a line together."""
 _LINE_EVERY_S = 10.0
 _LINE_EVERY_SHARE = 0.05
 _LINE_EVERY_ELAPSED_SHARE = 0.01  # a run of a day leaves hundreds of lines, not thousands
@@ -319,9 +322,17 @@ def emit_tables(tables: Iterable[RenderableType]) -> None:
 
 
 def emit_files(files: Iterable[Path]) -> None:
-    """Write which files a command wrote, one a line."""
+    """Write which files a command wrote, one a line; many of one kind in a folder have a line together."""
+    files = list(files)
+    counts = Counter((file.parent, file.suffix) for file in files)
+    listed: set[tuple[Path, str]] = set()
     for file in files:
-        emit_line(f"wrote {file}")
+        kind = file.parent, file.suffix
+        if counts[kind] <= _MAX_LISTED_FILES:
+            emit_line(f"wrote {file}")
+        elif kind not in listed:
+            emit_line(f"wrote {counts[kind]} {file.suffix} files in {file.parent}")
+        listed.add(kind)
 
 
 def emit_pairs(pairs: Mapping[str, object]) -> None:

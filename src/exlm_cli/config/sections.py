@@ -39,7 +39,7 @@ class DataConfig(StrictModel):
         "error", description="Rows that cannot be used: stop, or skip and list"
     )
     max_rows: int | None = Field(
-        None, ge=1, description="Rows to read from each input list, divided evenly among its files; none: all"
+        None, ge=1, description="Rows to read from each input list, the first of each of its files; none: all"
     )
     bundled_rows: int = Field(20000, ge=10, le=10_000_000, description="Rows that a `bundled:` input generates")
     cache_dir: Annotated[str | None, Mark.INPUT, Mark.RECORD] = Field(

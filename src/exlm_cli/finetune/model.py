@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from exlm_cli.bundled_models import bundled_name, local_path
+from exlm_cli.bundled_models import bundled_name, bundled_runs, local_path
 from exlm_cli.config.base import Mark, identity_of
 from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, grid_points
 from exlm_cli.config.load import load_recipe, resumed_recipe
@@ -96,9 +96,12 @@ def load_pretrained_weights(path: Path, progress: Progress) -> Pretrained:
 def choose_tokenizer(encoder: PretrainRecipe, task: DownstreamTask, run: Path | None, progress: Progress) -> Tokenizer:
     """Return the tokenizer of a model that begins without a checkpoint.
 
+    Without a tokenizer of its own the recipe gets that of the bundled model, which knows more than the training rows of
+    a task; where the package brings none of that kind, one is trained on these rows.
+
     Args:
         encoder: Its pre-training recipe, which may name a tokenizer.
-        task: Its training rows make the tokenizer otherwise.
+        task: Its training rows.
         run: The run to continue, which has a tokenizer; None: a new run.
         progress: Reports the tokenizer.
 
@@ -106,9 +109,16 @@ def choose_tokenizer(encoder: PretrainRecipe, task: DownstreamTask, run: Path | 
         ConfigError: The task has no rows of text or SMILES.
         TokenizerError: The tokenizer cannot be read or trained.
     """
-    path = encoder.tokenizer.path if run is None else str(run / TOKENIZER_FILE)
+    kind, given = encoder.data.kind, encoder.tokenizer.path
+    path = expand_path(given) if given is not None else _bundled_tokenizer(kind)
+    if run is not None:
+        path = run / TOKENIZER_FILE
+    elif given is None and path is not None:
+        progress.message(
+            f"tokenizer: that of {bundled_name(path.parent)}; `tokenizer.path` in the recipe names another"
+        )
     if path is not None:
-        return Tokenizer.load(expand_path(path), encoder.data.kind)
+        return Tokenizer.load(path, kind)
     if isinstance(task, RowTask):
         return train_tokenizer(chain.from_iterable(task.examples["train"].texts), encoder, progress)
     raise ConfigError(f"{task.name} cannot begin without a checkpoint", "give one as `checkpoint=RUN`")
@@ -118,6 +128,12 @@ def untrained_model(encoder: PretrainRecipe, tokenizer: Tokenizer) -> Pretrained
     """Return an untrained model of a pre-training recipe, for `init: scratch`."""
     model = build_model(encoder, tokenizer, torch.device("cpu"))
     return Pretrained(model, tokenizer, encoder, Path(encoder.name), 0, 0, sha256="scratch")
+
+
+def _bundled_tokenizer(kind: InputKind) -> Path | None:
+    """Return the tokenizer of the model in the package that reads rows of a kind; None without one."""
+    runs = (run for run in bundled_runs() if load_recipe(run / "recipe.yaml").data.kind == kind)
+    return next((run / TOKENIZER_FILE for run in runs), None)
 
 
 def recorded_name(weights: Pretrained) -> str:

@@ -26,6 +26,7 @@ from exlm_cli.finetune.calibration import (
     error_signs,
     read_calibration,
 )
+from exlm_cli.finetune.explain import require_molecules
 from exlm_cli.finetune.features import FeatureStore, with_descriptors
 from exlm_cli.finetune.model import Finetuned
 from exlm_cli.finetune.results import RunResults
@@ -35,6 +36,7 @@ from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import (
     EncodedSplit,
     FloatArray,
+    NewRows,
     PredictionSummary,
     SeedOutputs,
     TrainedTask,
@@ -53,6 +55,7 @@ def predict(
     column: str | None = None,
     interval_level: float = DEFAULT_LEVEL,
     draw: Callable[[CalibratedRows, Path], Mapping[Path, bytes]] | None = None,
+    explain: Callable[[EncodedSplit, NewRows, Path], Mapping[Path, bytes]] | None = None,
     progress: Progress,
 ) -> PredictionSummary:
     """Predict the rows or questions of a file, write them, and score them where the file has labels.
@@ -69,10 +72,12 @@ def predict(
         interval_level: Share of the true values that intervals should hold, between 0 and 1.
         draw: Returns figures of the rows, given these and the file of predictions, to be written with the others. It is
             called if the file has labels and the run a calibration.
+        explain: Returns files that explain the predictions of the first rows, given the readable rows and the folder of
+            these files, `<stem of out>-atoms`, to be written with the others.
 
     Raises:
-        ConfigError: A column that the task does not use, a name of another format, the input file as output, or a level
-            out of bounds or for a run that predicts no values.
+        ConfigError: A column that the task does not use, a name of another format, the input file as output, a level
+            out of bounds or for a run that predicts no values, or explanations of a run that reads text.
         DataError: The file cannot be read.
         CheckpointError: A file cannot be written, and none is; or a file of the run is missing or altered.
     """
@@ -80,13 +85,16 @@ def predict(
     if column is not None and not isinstance(config, RowTaskConfig):
         raise ConfigError(f"{config.name} finds its own columns; `{column}` is given", "leave the column out")
     check_level(interval_level, results.loss, finetuned.run)
+    if explain is not None:
+        require_molecules(finetuned)
     layout = layout_of(config)
     out = out or folder / f"predictions-{_stem(path)}{layout.suffix}"
     if out.suffix.lower() != layout.suffix:
         raise ConfigError(f"`out={out}`: predictions of {config.name} are a {layout.suffix} file", "give another name")
     files = layout.output_files(out)
     refuse_overwriting(path, *files)
-    with folder_for_results(out.parent, *files):
+    atoms = out.with_name(f"{out.stem}-atoms")
+    with folder_for_results(out.parent, *files), folder_for_results(out.parent if explain is None else atoms):
         calibration, known = read_calibration(finetuned.run), read_training_rows(finetuned.run)
         task = TrainedTask(config, results.input_kind, results.loss, results.output_names, results.no_answer_threshold)
         rows = layout.read(task, path, column, progress)
@@ -109,6 +117,8 @@ def predict(
         contents = dict(zip(files, (*encoded.official_files(outputs), table), strict=True))
         if draw is not None and labelled is not None:
             contents |= draw(labelled, out)
+        if explain is not None:
+            contents |= explain(encoded, rows, atoms)
         scores, of_new = _score(encoded, outputs, labelled, split_N == "none")
         write_together(contents)
     counts, names = Counter(split_N.tolist()), {"train": "training", "valid": "validation"}

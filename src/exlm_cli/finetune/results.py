@@ -26,6 +26,9 @@ LOGITS_FILE = "logits-valid.npy"
 TARGETS_COLUMN = "class"
 """Column of `targets-<split>.csv` with the class index, where each row has one class."""
 
+INPUT_COLUMNS = ("input", "input_a", "input_b")
+"""Last columns of `predictions-<split>.csv`: what the model read."""
+
 KnownRows = tuple[tuple[int, ...], ...]
 """Rows with a known target: of each label those with 0 and those with 1, of classes those of each class, of each value
 their number; empty for spans."""
@@ -347,6 +350,25 @@ def read_seed_outputs(
             raise CheckpointError(f"{path}: its rows are not the {split} rows of this run", hint)
         by_seed.append(values)
     return np.stack(by_seed)
+
+
+def read_split_inputs(run: Path, results: RunResults, split: str) -> tuple[str, ...]:
+    """Return the text or SMILES of each of the N rows of a split, as the model read it; two texts have a bar between.
+
+    None where the predictions hold no inputs.
+
+    Raises:
+        CheckpointError: The file is missing or altered.
+    """
+    cell = best_cell_folder(run, results, results.best_seed)
+    path = cell / f"predictions-{split}.csv"
+    content = read_whole(path, hint=how_to_redo(cell)).decode(errors="backslashreplace")
+    csv.field_size_limit(LARGEST_CSV_FIELD)
+    header, *lines = csv.reader(io.StringIO(content, newline=""))
+    # behind the predictions, whose names may be anything
+    first = 1 + len(results.output_names)
+    columns = [index for index, name in enumerate(header) if index >= first and name in INPUT_COLUMNS]
+    return tuple(" | ".join(line[index] for index in columns) for line in lines) if columns else ()
 
 
 def write_logits(cell: Path, outputs: Sequence[FloatArray]) -> None:

@@ -316,12 +316,10 @@ def _describe(plan: RunPlan) -> None:
             "started_unix_s": round(time.time(), 3),
         },
     )
-    for part, encoded in first.data.scored.items():
-        # targets for the score plots; spans have no table
-        if first.task.loss != "span":
-            columns = [TARGETS_COLUMN] if first.task.loss == "classes" else first.task.output_names
-            path = folder / f"targets-{part}.csv"
-            write_outputs(path, first.task.split_indices[part], columns, encoded.targets)
+    # targets for scores and pictures; spans have no table
+    for part, encoded in {"train": first.data.train, **first.data.scored}.items() if first.task.loss != "span" else ():
+        columns = [TARGETS_COLUMN] if first.task.loss == "classes" else first.task.output_names
+        write_outputs(folder / f"targets-{part}.csv", first.task.split_indices[part], columns, encoded.targets)
     if first.task.skipped:
         write_csv(folder / SKIPPED_FILE, SKIPPED_COLUMNS, (row.cells for row in first.task.skipped))
 

@@ -117,6 +117,29 @@ def _scores_table(run: FinetunedRun) -> ReportTable:
     )
 
 
+def models_table(run: FinetunedRun) -> ReportTable:
+    """Return a row for every model that was scored: the mean prediction of its seeds, and for exlm its single seeds."""
+    results, scores, split = run.results, run.scores, run.results.scored_split
+    names = [name for name in _ordered(scores.names(split), results) if name != "loss"]
+    metric = results.selection_metric
+    has_valid = split != "valid" and metric in scores.names("valid")
+    models = dict.fromkeys([MODEL, *map(str, scores.reported.model.unique())])
+    rows = [
+        (
+            BASELINE_NAMES.get(model, model),
+            *(format_score(run.average(name, model=model), "mean") for name in names),
+            *([format_score(scores.average("valid", metric, model=model), "mean")] if has_valid else []),
+        )
+        for model in models
+    ]
+    if len(results.seeds) > 1:
+        alone = [scores.seeds(split, name) for name in names]
+        alone += [scores.seeds("valid", metric)] if has_valid else []
+        rows.insert(1, (f"{MODEL}, {SINGLE_SEEDS}", *(format_score(spread, results.aggregate) for spread in alone)))
+    columns = ("model", *names, *([f"valid {metric}"] if has_valid else []))
+    return ReportTable("models", f"Scores, {split}", columns, (tuple(rows),))
+
+
 def _average_rows(
     run: FinetunedRun, names: Sequence[str], splits: Sequence[str], model: str = MODEL
 ) -> list[tuple[str, ...]]:

@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 import torch
 
+from exlm_cli import bundled_models
 from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, GridPoint
 from exlm_cli.config.load import load_recipe
 from exlm_cli.data.rows.records import SkippedRow
+from exlm_cli.data.tokenizer import train_bpe
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.finetune import baseline as baseline_module
 from exlm_cli.finetune import cell as cell_module
@@ -37,6 +39,7 @@ from exlm_cli.train.task import LoopResult
 from tests.recorder import Recorder
 from tests.unit.finetune.synthetic import (
     ONE_EPOCH,
+    WORDS,
     EncodedWords,
     WordTask,
     amines,
@@ -63,7 +66,8 @@ def test_a_run_directory_holds_all_that_is_promised(finished, text_model):
     names = {path.name for path in run.iterdir()}
     assert names == {
         "recipe.yaml", "encoder.yaml", "run.json", "tokenizer.json", "split.json", "results.json", "scores.csv",
-        "cells", "targets-valid.csv", "targets-test.csv", "calibration.json", "training_rows.npz", ".lock",
+        "cells", "targets-train.csv", "targets-valid.csv", "targets-test.csv", "calibration.json", "training_rows.npz",
+        ".lock",
     }  # fmt: skip
     assert load_recipe(str(run / "recipe.yaml"), kind=FinetuneRecipe) == finetune_recipe()
     assert load_recipe(str(run / "encoder.yaml")) == load_recipe(str(text_model / "recipe.yaml"))
@@ -514,6 +518,34 @@ def test_an_encoder_without_a_checkpoint_makes_its_tokenizer_of_the_training_row
     assert resume_finetuning(out).results == first
     with pytest.raises(ConfigError, match="no weights to begin with"):
         run_finetuning(finetune_recipe(task=task), checkpoint=None, encoder=encoder, out=tmp_path / "no")
+
+
+def test_an_encoder_without_a_checkpoint_takes_the_tokenizer_of_the_bundled_model(text_model, tmp_path, monkeypatch):
+    shutil.copytree(text_model, tmp_path / "models/text")
+    monkeypatch.setattr(bundled_models, "FOLDER", tmp_path / "models")
+    recipe = finetune_recipe(task=words_table(tmp_path), init="scratch", **ONE_EPOCH)
+    encoder = load_recipe("quickstart-text", ["model.width=32", "model.num_layers=1"])
+    progress = Recorder()
+    run_finetuning(recipe, checkpoint=None, encoder=encoder, out=tmp_path / "run", progress=progress)
+    assert any(said.startswith("tokenizer: that of bundled:text") for said in progress.said)
+    assert (tmp_path / "run/tokenizer.json").read_bytes() == (text_model / "tokenizer.json").read_bytes()
+    own = tmp_path / "own.json"
+    train_bpe([" amber birch"], 270, 1, SilentProgress()).save(own)
+    encoder = encoder.changed({"tokenizer.path": str(own)})
+    run_finetuning(recipe, checkpoint=None, encoder=encoder, out=tmp_path / "other")
+    assert (tmp_path / "other/tokenizer.json").read_bytes() == own.read_bytes()
+
+
+@pytest.mark.parametrize(("num_valid", "is_noted"), [(49, True), (50, False)])
+def test_values_with_few_validation_rows_have_a_note_on_their_intervals(text_model, tmp_path, num_valid, is_noted):
+    splits = ["train"] * 8 + ["valid"] * num_valid + ["test"] * 4
+    lines = [f"{WORDS[row % 6]},{row % 5}.5,{split}" for row, split in enumerate(splits)]
+    (tmp_path / "a.csv").write_text("\n".join(["text,length,part", *lines]))
+    task = {"name": "csv", "text_column": "text", "label_columns": ["length"], "split_column": "part"}
+    recipe = finetune_recipe(task={**task, "files": {"train": str(tmp_path / "a.csv")}}, **ONE_EPOCH)
+    results = run_finetuning(recipe, checkpoint=text_model, out=tmp_path / "run").results
+    found = [note for note in results.notes if "need 50 validation rows" in note]
+    assert [note.endswith("equally wide for all rows: `length` has 49") for note in found] == [True] * is_noted
 
 
 def test_a_frozen_encoder_keeps_the_weights_of_the_checkpoint(text_model, tmp_path):

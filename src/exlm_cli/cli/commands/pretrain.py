@@ -1,5 +1,9 @@
 """`exlm pretrain`: train a recipe, or continue a run."""
 
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from exlm_cli.cli.options import (
     DeviceOption,
     DryRunOption,
@@ -15,6 +19,9 @@ from exlm_cli.cli.options import (
 )
 from exlm_cli.errors import ConfigError
 from exlm_cli.launch import is_quiet
+
+if TYPE_CHECKING:
+    from exlm_cli.config.pretrain import PretrainRecipe
 
 
 def pretrain(
@@ -85,8 +92,18 @@ def pretrain(
         )
     figures = {} if learned is None else learned.figures()
     curves = {"curves": drawn[0]} if drawn else {}
-    console.emit_pairs(
-        {"run": result.run_dir, "checkpoint": result.checkpoint, "steps": result.steps, **figures, **curves}
-    )
+    told = {"run": result.run_dir, "checkpoint": result.checkpoint, "steps": result.steps}
+    console.emit_pairs({**told, **figures, **curves, "next": _next_command(resolved, result.run_dir)})
     for sentence in [] if learned is None else learned.sentences():
         console.emit_sentence(f"learned: {sentence}")
+
+
+def _next_command(recipe: "PretrainRecipe", run: Path) -> str:
+    """Return what to do with a finished run: show its DAG of a text, or fine-tune it on molecules."""
+    given = f"--checkpoint {shlex.quote(str(run))}"
+    # copies of a token have no DAG
+    if recipe.data.kind == "text" and recipe.masking.num_repeats == 1:
+        return f'exlm inspect-dag "a text with a [MASK] in it" {given}'
+    if recipe.data.kind == "text":
+        return f"exlm finetune glue rte {given}"
+    return f"exlm finetune csv FILE --label-columns NAME {given}"

@@ -170,9 +170,12 @@ def _report_shares(
 ) -> None:
     """Report how much of each file is read."""
     for name, sources in (("training", train), ("validation", valid)):
-        if recipe.data.max_rows is not None and len(sources) > 1:
-            share = math.ceil(recipe.data.max_rows / len(sources))
-            progress.message(f"`data.max_rows`: about {share:,} rows of each of {len(sources):,} {name} files")
+        if recipe.data.max_rows is None or not sources:
+            continue
+        share = math.ceil(recipe.data.max_rows / len(sources))
+        each = f"each of {len(sources):,} {name} files, the first ones" if len(sources) > 1 else f"the {name} input"
+        about = "about" if len(sources) > 1 else "at most the first"
+        progress.message(f"`data.max_rows`: {about} {share:,} rows of {each}")
 
 
 def _warn_of_overlap(overlap: Overlap, progress: Progress) -> None:
