@@ -255,12 +255,13 @@ class ForeignEncoder(nn.Module):
         for part in base.modules():
             # all but the frequencies below follow from the config, and their names differ between versions
             part._non_persistent_buffers_set.update(part._buffers)
-        self._rotary = [part for part in base.modules() if "inv_freq" in part._buffers]
+        self.__dict__["_rotary"] = [part for part in base.modules() if "inv_freq" in part._buffers]
         if backbone.family == "esm" and self._rotary:
             self.register_buffer("inv_freq", self._rotary[0].inv_freq.clone())
             self._share_frequencies()
             base.contact_head.requires_grad_(False)  # it reads attention weights, for contacts in proteins
         self.segment_separator = backbone.segment_separator if reads_pairs else None
+        self._recomputes = False
 
     @property
     def token_embedding(self) -> nn.Embedding:
@@ -270,14 +271,15 @@ class ForeignEncoder(nn.Module):
     @property
     def recomputes(self) -> bool:
         """Keep only each block's input in training, and compute the block again in the backward pass."""
-        return bool(self._base.is_gradient_checkpointing)
+        return self._recomputes
 
     @recomputes.setter
     def recomputes(self, wanted: bool) -> None:
         if wanted:
             self._base.gradient_checkpointing_enable({"use_reentrant": False})
-        elif self.recomputes:
+        elif self._recomputes:
             self._base.gradient_checkpointing_disable()
+        self._recomputes = wanted
 
     def forward(
         self,
