@@ -70,7 +70,7 @@ def save_masked_lm(family, folder, *, seed=0, **changes):
     (folder / "tokenizer_config.json").write_text(json.dumps(names))
     torch.manual_seed(seed)
     model = getattr(require_transformers(), f"{FAMILIES[family].classes}ForMaskedLM")(
-        config_of(family, vocab_size, **changes)
+        config_of(family, **{"vocab_size": vocab_size, **changes})
     )
     with torch.no_grad():
         for parameter in model.parameters():  # no bias or norm stays at zero or one, where an error would not show

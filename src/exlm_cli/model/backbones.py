@@ -275,10 +275,12 @@ class ForeignEncoder(nn.Module):
 
     @recomputes.setter
     def recomputes(self, wanted: bool) -> None:
-        if wanted:
-            self._base.gradient_checkpointing_enable({"use_reentrant": False})
-        elif self._recomputes:
-            self._base.gradient_checkpointing_disable()
+        if wanted != self._recomputes:
+            word = "activation" if hasattr(self._base, "activation_checkpointing_enable") else "gradient"
+            if wanted:
+                getattr(self._base, f"{word}_checkpointing_enable")({"use_reentrant": False})
+            else:
+                getattr(self._base, f"{word}_checkpointing_disable")()
         self._recomputes = wanted
 
     def forward(
