@@ -86,7 +86,9 @@ def measure(seed: int) -> dict[str, str]:
     masked_lm(first.recipe.model.backbone, first.model.state_dict()).save_pretrained(trained)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (trained / name).write_bytes((random / name).read_bytes())
-    found = {objective: train(trained, work / objective, objective, 0.387, STEPS, seed) for objective in ("mlm", "exlm")}
+    found = {
+        objective: train(trained, work / objective, objective, 0.387, STEPS, seed) for objective in ("mlm", "exlm")
+    }
     exlm = found["exlm"]
     return {
         "seed": str(seed),

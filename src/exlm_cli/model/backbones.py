@@ -386,9 +386,7 @@ def from_masked_lm(tensors: Mapping[str, Tensor], model: nn.Module, family: str)
         CheckpointError: A tensor is missing or has another shape.
     """
     # names of TensorFlow's BERT, which the oldest files have
-    known = {
-        name.replace(".gamma", ".weight").replace(".beta", ".bias"): tensor for name, tensor in tensors.items()
-    }
+    known = {name.replace(".gamma", ".weight").replace(".beta", ".bias"): tensor for name, tensor in tensors.items()}
     found = {}
     for name, tensor in model.state_dict().items():
         if not name.startswith(("encoder.", "lm_head.")):
