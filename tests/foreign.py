@@ -9,7 +9,7 @@ from tokenizers.models import WordLevel
 
 from exlm_cli.model.backbones import FAMILIES, require_transformers
 
-WORDS = "the a dog cat fox man sees likes hears big small red old runs sleeps and not very . ,".split()
+WORDS = "the a dog cat fox man sees likes hears big small red old runs sleeps and not very . ,".split()  # noqa: SIM905
 AMINO_ACIDS = "LAGVSERTIDPKQNFYMHWCXBUZO.-"
 ESM_TOKENS = ["<cls>", "<pad>", "<eos>", "<unk>", *AMINO_ACIDS, "<null_1>", "<mask>"]
 SIZES = {

@@ -46,11 +46,7 @@ def test_a_folder_is_taken_in_once_and_read_without_it(folder, hf_models):
     found = load_pretrained(run, device="cpu")
     assert (found.step, found.recipe.objective, found.recipe.name) == (0, "mlm", "their-bert")
     assert (found.recipe.model.dropout, found.recipe.data.sequence_length) == (0.1, 66)
-    assert load_pretrained(take_in_kept(run), device="cpu").sha256 == found.sha256
-
-
-def take_in_kept(run):
-    return run / "checkpoints" / "step-0"
+    assert load_pretrained(run / "checkpoints" / "step-0", device="cpu").sha256 == found.sha256
 
 
 def test_the_kind_of_rows_is_what_the_caller_says(folder):
@@ -113,8 +109,8 @@ HOSTILE = {
     "config is a list": (lambda f: (f / "config.json").write_text("[]"), "config.json is not a JSON object"),
     "config is broken": (lambda f: (f / "config.json").write_text('{"a'), "config.json is not JSON"),
     "config is deep": (lambda f: (f / "config.json").write_text("[" * 100_000), "config.json is "),
-    "config is long": (lambda f: (f / "config.json").write_text("{" + " " * (1 << 21) + "}"), "has over 1,048,576 bytes"),
-    "another family": (lambda f: _edit(f, "config.json", model_type="xlnet"), "the family `xlnet`; exlm knows bert, ro"),
+    "config is long": (lambda f: (f / "config.json").write_text("{" + " " * (1 << 21) + "}"), "has over 1,048"),
+    "another family": (lambda f: _edit(f, "config.json", model_type="xlnet"), "family `xlnet`; exlm knows bert"),
     "no family": (lambda f: _edit(f, "config.json", model_type=None), "the family `None`"),
     "untied": (lambda f: _edit(f, "config.json", tie_word_embeddings=False), "not tied to its token embedding"),
     "a size is a word": (lambda f: _edit(f, "config.json", hidden_size="wide"), "config"),
@@ -170,20 +166,20 @@ def test_a_hostile_or_damaged_folder_gives_one_line(folder, hf_models, case):
 def test_an_index_names_files_of_its_folder_alone(folder, name):
     (folder / "model.safetensors").rename(folder.parent / "secret.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {WORD: name}}))
-    with pytest.raises(CheckpointError, match="which is no safetensors file in its folder"):
+    with pytest.raises(CheckpointError, match=r"which is no safetensors file in its folder"):
         take(folder)
 
 
 def test_a_name_that_is_neither_a_folder_nor_on_the_hub_is_refused(monkeypatch):
     for name in ("../up/and/away", "a b", ""):
-        with pytest.raises(CheckpointError, match="no such folder, and no name of the Hub"):
+        with pytest.raises(CheckpointError, match=r"no such folder, and no name of the Hub"):
             take_in(f"hf:{name}" if name else "hf:?", SilentProgress())
 
     def unreachable(*_, **__):
         raise OSError("no route to host")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
-    with pytest.raises(CheckpointError, match="the Hub gives no such model: no route to host"):
+    with pytest.raises(CheckpointError, match=r"the Hub gives no such model: no route to host"):
         take_in("hf:OWNER/NAME@main", SilentProgress())
 
 
@@ -205,16 +201,16 @@ def test_ids_that_the_encoder_looks_for_are_its_tokenizers(tmp_path):
     """RoBERTa counts positions from its padding, and ESM-2 scales by the masks: both must be the tokenizer's."""
     save_masked_lm("roberta", tmp_path / "roberta")
     _edit(tmp_path / "roberta", "config.json", pad_token_id=3)
-    with pytest.raises(CheckpointError, match="`pad_token_id` is 3 in config.json, and 1 in its tokenizer"):
+    with pytest.raises(CheckpointError, match=r"`pad_token_id` is 3 in config\.json, and 1 in its tokenizer"):
         take(tmp_path / "roberta")
     save_masked_lm("esm", tmp_path / "esm")
     _edit(tmp_path / "esm", "config.json", mask_token_id=5)
-    with pytest.raises(CheckpointError, match="`mask_token_id` is 5 in config.json, and 32 in its tokenizer"):
+    with pytest.raises(CheckpointError, match=r"`mask_token_id` is 5 in config\.json, and 32 in its tokenizer"):
         take(tmp_path / "esm")
 
 
 def test_a_list_of_tokens_without_letters_is_no_proteins(tmp_path):
     save_masked_lm("esm", tmp_path / "esm")
     (tmp_path / "esm" / "vocab.txt").write_text("<cls>\n<pad>\n<eos>\n<unk>\n<mask>")
-    with pytest.raises(TokenizerError, match="vocab.txt has no letters"):
+    with pytest.raises(TokenizerError, match=r"vocab\.txt has no letters"):
         take(tmp_path / "esm")
