@@ -10,13 +10,13 @@ import pytest
 
 from exlm_cli.config.load import load_recipe
 from exlm_cli.errors import CheckpointError, ConfigError, DivergedError
-from exlm_cli.finetune.model import load_pretrained_weights
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
 from exlm_cli.finetune.shared_rows import read_shared_rows, write_shared_rows
 from exlm_cli.finetune.trainer import encode_task
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.registry import load_task
 from exlm_cli.train.jobs import JobBoard
+from exlm_cli.train.pretrained import load_pretrained_weights
 from exlm_cli.train.task import Callback
 from tests.killed import die_at_call, run_until_killed
 from tests.recorder import Recorder
