@@ -121,9 +121,7 @@ def tokenizer_files(tokenizer: Tokenizer, *, max_length: int, has_mask: bool) ->
     return {"tokenizer.json": f"{written}\n", "tokenizer_config.json": f"{json.dumps(config, indent=1)}\n"}
 
 
-def esm_tensors(
-    recipe: PretrainRecipe, model: ExlmModel | TaskModel, state_vector: Tensor | None
-) -> dict[str, Tensor]:
+def esm_tensors(recipe: PretrainRecipe, model: ExlmModel | TaskModel, state_vector: Tensor | None) -> dict[str, Tensor]:
     """Return the weights under the names of the class of transformers, those of the encoder with the prefix `esm.`.
 
     Args:

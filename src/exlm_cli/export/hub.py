@@ -162,9 +162,7 @@ def fetch_run(given: str, progress: Progress) -> Path:
         )
     progress.message(f"fetching `{given}`; what the cache has is not downloaded again")
     with _explaining(given, match["revision"]):
-        snapshot = _client().snapshot_download(
-            match["repo"], revision=match["revision"], allow_patterns=f"{_RUN}/*"
-        )
+        snapshot = _client().snapshot_download(match["repo"], revision=match["revision"], allow_patterns=f"{_RUN}/*")
     run = Path(snapshot) / _RUN
     if not (run / RUN_FILE).is_file():
         raise CheckpointError(f"`{given}`: no run of exlm", "`exlm push RUN OWNER/NAME` puts one there")
@@ -196,25 +194,27 @@ def _explaining(given: str, revision: str | None) -> Iterator[None]:
     except errors.HFValidationError as error:
         hint = "copy the name from the page of the run"
         raise CheckpointError(f"`{given}` is not a name on the Hub: {_reason_of(error)}", hint) from None
-    except errors.LocalEntryNotFoundError as error:  # in huggingface_hub before 1.0 a HfHubHTTPError without a response
-        raise _unreachable(given, error) from None
+    except errors.LocalEntryNotFoundError as error:  # the Hub did not answer, or refused, and the cache has nothing
+        raise _failed(given, error.__cause__ or error) from None
     except errors.HfHubHTTPError as error:
-        status = error.response.status_code
-        hint = _LOGIN if status in (401, 403) else "try again later"
-        raise CheckpointError(f"`{given}`: the Hub refuses: {_reason_of(error)}", hint) from None
+        raise _failed(given, error) from None
     except broken as error:
         if isinstance(error.__cause__, errors.BadRequestError):
             hint = "give a licence that the Hub knows, like apache-2.0 or mit"
             raise CheckpointError(f"`{given}`: the Hub refuses the model card: {_reason_of(error)}", hint) from None
-        raise _unreachable(given, error) from None
+        raise _failed(given, error) from None
 
 
-def _unreachable(given: str, error: Exception) -> CheckpointError:
+def _failed(given: str, error: BaseException) -> CheckpointError:
+    response = getattr(error, "response", None)
+    if response is not None:
+        hint = _LOGIN if response.status_code in (401, 403) else "try again later"
+        return CheckpointError(f"`{given}`: the Hub refuses: {_reason_of(error)}", hint)
     hint = "check the network, and that HF_HUB_OFFLINE is not set"
     return CheckpointError(f"`{given}` cannot be read from or written to the Hub: {_reason_of(error)}", hint)
 
 
-def _reason_of(error: Exception) -> str:
+def _reason_of(error: BaseException) -> str:
     from huggingface_hub import get_token
 
     text = " ".join((getattr(error, "server_message", None) or str(error) or repr(error)).split())
