@@ -19,6 +19,7 @@ from exlm_cli.dag.inspection import Inspection, inspect
 from exlm_cli.dag.search import Length
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.export.hub import SCHEME, fetch_run
+from exlm_cli.export.intake import is_foreign, take_in
 from exlm_cli.finetune.calibration import DEFAULT_LEVEL, check_level, error_signs, read_calibration
 from exlm_cli.finetune.embed import RowEncoder, Vectors, embed_rows, finetuned_encoder, pretrained_encoder
 from exlm_cli.finetune.model import Finetuned, load_finetuned
@@ -241,8 +242,8 @@ def load(run: str | Path, *, device: str = "auto", progress: Progress | None = N
     """Read the model of a pre-trained or fine-tuned run.
 
     Args:
-        run: Run directory, one of the `checkpoints/step-N` of a pre-trained run, `hub:OWNER/NAME[@REVISION]`, or a
-            model of the package, `bundled:text` or `bundled:smiles`.
+        run: Run directory, one of the `checkpoints/step-N` of a pre-trained run, `hub:OWNER/NAME[@REVISION]`, a model
+            of the package, `bundled:text` or `bundled:smiles`, or a masked LM of transformers, `hf:FOLDER-OR-NAME`.
         device: `auto` (CUDA where there is a device), `cpu` or `cuda`.
         progress: Reports the work; None: silent.
 
@@ -254,6 +255,8 @@ def load(run: str | Path, *, device: str = "auto", progress: Progress | None = N
     path, progress = local_path(run), progress or SilentProgress()
     if str(path).startswith(SCHEME):
         path = fetch_run(str(path), progress)
+    elif is_foreign(path):
+        path = take_in(str(path), progress)
     if run_kind(path) == "finetune":
         return Run(path, load_finetuned(path, device=device), progress)
     return Run(path, load_pretrained(path, device=device, progress=progress), progress)

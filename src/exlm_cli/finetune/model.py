@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from exlm_cli.bundled_models import bundled_name, local_path
+from exlm_cli.bundled_models import bundled_name
 from exlm_cli.config.base import Mark, identity_of
 from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, grid_points
 from exlm_cli.config.load import load_recipe, resumed_recipe
@@ -39,7 +39,14 @@ from exlm_cli.train.checkpoint import (
     require_origin,
     verify_checkpoint,
 )
-from exlm_cli.train.pretrained import Pretrained, build_model, load_pretrained, model_identity, pick_device
+from exlm_cli.train.pretrained import (
+    Pretrained,
+    build_model,
+    load_tokenizer,
+    model_identity,
+    pick_device,
+    recorded_name,
+)
 
 ENCODER_FILE = "encoder.yaml"
 """The recipe of pre-training, in the run directory of fine-tuning."""
@@ -73,21 +80,6 @@ class Finetuned:
         return outputs
 
 
-def load_pretrained_weights(path: Path, progress: Progress) -> Pretrained:
-    """Read a pre-training run, one of its `checkpoints/step-N`, or `bundled:NAME`, on the CPU.
-
-    Raises:
-        CheckpointError: `path` is neither, is damaged, or is a fine-tuning run.
-    """
-    path = local_path(path)
-    if (command := run_kind(path)) != "pretrain":
-        raise CheckpointError(
-            f"{path}: a run of `exlm {command}`; fine-tuning begins with one of `exlm pretrain`",
-            "give a pre-training run as `checkpoint=RUN`; `exlm eval` scores a fine-tuned one",
-        )
-    return load_pretrained(path, device="cpu", progress=progress)
-
-
 def untrained_model(encoder: PretrainRecipe, task: DownstreamTask, run: Path | None, progress: Progress) -> Pretrained:
     """Return an untrained model of a pre-training recipe, with its tokenizer, for `init: scratch`.
 
@@ -103,21 +95,13 @@ def untrained_model(encoder: PretrainRecipe, task: DownstreamTask, run: Path | N
     """
     path = encoder.tokenizer.path if run is None else str(run / TOKENIZER_FILE)
     if path is not None:
-        tokenizer = Tokenizer.load(expand_path(path), encoder.data.kind)
+        tokenizer = Tokenizer.load(expand_path(path), encoder.data.kind, encoder.tokenizer.special_tokens)
     elif isinstance(task, RowTask):
         tokenizer = train_tokenizer(chain.from_iterable(task.examples["train"].texts), encoder, progress)
     else:
         raise ConfigError(f"{task.name} cannot begin without a checkpoint", "give one as `checkpoint=RUN`")
     model = build_model(encoder, tokenizer, torch.device("cpu"))
     return Pretrained(model, tokenizer, encoder, Path(encoder.name), 0, 0, sha256="scratch")
-
-
-def recorded_name(weights: Pretrained) -> str:
-    """Return how a run records the checkpoint that it begins with.
-
-    A path is absolute, because a resumption may start in another folder.
-    """
-    return bundled_name(weights.checkpoint) or str(weights.checkpoint.resolve())
 
 
 def describe_weights(weights: Pretrained, recipe: FinetuneRecipe) -> InitialWeights:
@@ -238,7 +222,7 @@ def load_finetuned(run: Path, *, device: str = "auto") -> Finetuned:
     recipe = resumed_recipe(run, FinetuneRecipe, [f"device={device}"])
     results = read_results(run)
     encoder_recipe = load_recipe(run / ENCODER_FILE)
-    tokenizer = Tokenizer.load(run / TOKENIZER_FILE, encoder_recipe.data.kind)
+    tokenizer = load_tokenizer(run, encoder_recipe)
     torch_device = pick_device(recipe)
     num_outputs = None if results.loss == "span" else len(results.output_names)
     runners = {}

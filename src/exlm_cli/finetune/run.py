@@ -22,7 +22,7 @@ from exlm_cli.config.load import dump_recipe, load_recipe, resumed_recipe
 from exlm_cli.config.overrides import describe_changes
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.rows.records import SKIPPED_COLUMNS, SKIPPED_FILE
-from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer
+from exlm_cli.data.tokenizer import TOKENIZER_FILE
 from exlm_cli.distributed.ranks import join
 from exlm_cli.distributed.shared_run import hold_run, require_same_data, require_same_recipe
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
@@ -32,8 +32,6 @@ from exlm_cli.finetune.cell import Job, SplitRun, drop_weights, run_cell
 from exlm_cli.finetune.model import (
     ENCODER_FILE,
     describe_weights,
-    load_pretrained_weights,
-    recorded_name,
     require_fitting_model,
     resolve_sequence_length,
     untrained_model,
@@ -72,7 +70,14 @@ from exlm_cli.tasks.base import DownstreamTask, write_outputs
 from exlm_cli.tasks.registry import load_task
 from exlm_cli.tasks.rows.splits import split_fingerprint
 from exlm_cli.train.checkpoint import require_origin
-from exlm_cli.train.pretrained import describe_device, model_identity, pick_device
+from exlm_cli.train.pretrained import (
+    describe_device,
+    load_pretrained_weights,
+    load_tokenizer,
+    model_identity,
+    pick_device,
+    recorded_name,
+)
 from exlm_cli.train.task import Callback, Selection, require_arguments
 from exlm_cli.train.trackers import require_trackers
 
@@ -382,7 +387,7 @@ def _check_resumed(run: SplitRun) -> None:
                 "an exact resume needs the same inputs and recipe; start a new run for changed ones",
             )
     encoder = load_recipe(run.folder / ENCODER_FILE)
-    own = model_identity(encoder, Tokenizer.load(run.folder / TOKENIZER_FILE, encoder.data.kind))
+    own = model_identity(encoder, load_tokenizer(run.folder, encoder))
     files = {"recipe": run.folder / ENCODER_FILE, "tokenizer": run.folder / TOKENIZER_FILE}
     given = model_identity(run.job.weights.recipe, run.job.weights.tokenizer)
     require_origin(run.job.weights.checkpoint, given, own, files)

@@ -162,6 +162,17 @@ def save_checkpoint(
     return final
 
 
+def save_weights(run: Path, step: int, model: nn.Module, state: CheckpointState, *, resume_command: str) -> Path:
+    """Write `checkpoints/step-N/` without an optimizer, for weights that were not trained here.
+
+    Raises:
+        CheckpointError: A file cannot be written.
+    """
+    final = run / "checkpoints" / f"step-{step}"
+    _write_whole(final, step, {MODEL_FILE: model.state_dict()}, state, resume_command)
+    return final
+
+
 def remove_older(run: Path, step: int, keep_last: int) -> None:
     """Delete the `step-N` with N up to `step`, but for the newest `keep_last`.
 

@@ -37,7 +37,7 @@ from exlm_cli.train.checkpoint import (
     save_best,
     save_checkpoint,
 )
-from exlm_cli.train.optim import build_optimizer, learning_rate, update_weights
+from exlm_cli.train.optim import build_optimizer, learning_rate, set_learning_rates, update_weights
 from exlm_cli.train.process import FreedMemory, StopSignal
 from exlm_cli.train.task import Callback, LoopResult, Selection, TrainTask
 
@@ -237,9 +237,7 @@ class TrainingLoop:
             self._plan_epoch()
         indices = self._plan[state.step_in_epoch]
         torch.manual_seed(dropout_seed(self.seed, state.step, self.ranks.rank))
-        rate = learning_rate(state.step, self.optim, self.total_steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        set_learning_rates(self.optimizer, state.step, self.optim, self.total_steps)
         self.task.begin_step(state.step / self.total_steps)
         self.optimizer.zero_grad(set_to_none=True)
         model_s = 0.0

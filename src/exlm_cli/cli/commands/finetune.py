@@ -334,4 +334,5 @@ def _find_checkpoint(
         recipe_to_make_one=f"{kind}-small --set data.train=FILE",
         progress=progress,
         instead=instead,
+        kind_of_rows=kind,
     )

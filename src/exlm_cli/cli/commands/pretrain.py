@@ -1,5 +1,10 @@
 """`exlm pretrain`: train a recipe, or continue a run."""
 
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
 from exlm_cli.cli.options import (
     DeviceOption,
     DryRunOption,
@@ -15,10 +20,23 @@ from exlm_cli.cli.options import (
 )
 from exlm_cli.errors import ConfigError
 from exlm_cli.launch import is_quiet
+from exlm_cli.paths import expand_path
+
+BeginOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="RUN",
+        parser=expand_path,
+        help="Begin with these weights: a pre-training run, bundled:NAME, hub:OWNER/NAME, or hf:FOLDER-OR-NAME, a "
+        "masked LM of transformers; default: weights drawn from the seed.",
+    ),
+]
 
 
 def pretrain(
     recipe: RecipeOption = None,
+    checkpoint: BeginOption = None,
     sets: SetOption = None,
     out: OutOption = None,
     resume: ResumeOption = None,
@@ -28,9 +46,9 @@ def pretrain(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Pre-train ExLM or its MLM baseline from a recipe.
+    """Pre-train ExLM or its MLM baseline from a recipe, or begin with the weights of another model.
 
-    Tokenises the data first if that has not been done. Ctrl-C saves a checkpoint and prints how to continue.
+    With `--checkpoint` the architecture and the tokenizer are the checkpoint's, the rest is the recipe's. Tokenises the data first if that has not been done. Ctrl-C saves a checkpoint and prints how to continue.
     """
     from exlm_cli.cli import console
     from exlm_cli.cli.reports import draw_curves, emit_dry_run
@@ -43,19 +61,21 @@ def pretrain(
             "give either `--recipe` to start a run or `--resume` to continue one",
             "for example `exlm pretrain --recipe quickstart-text`; `exlm recipes` lists the recipes",
         )
-    refuse_with_resume(resume, {"--out": out})
+    refuse_with_resume(resume, {"--out": out, "--checkpoint": checkpoint})
     if resume is not None:
         resolved = resumed_recipe(resume, PretrainRecipe, overrides)
     else:
         assert recipe is not None, "one of the two is given"
         resolved = load_recipe(recipe, overrides)
     if dry_run:
-        return emit_dry_run(resolved, as_json=as_json)
+        return emit_dry_run(resolved, as_json=as_json, checkpoint=checkpoint)
+    from exlm_cli.cli.runs import local_run
     from exlm_cli.report.scores import describe_validation
     from exlm_cli.train.pretrain import run_pretraining
 
     progress = console.open_progress()
-    result = run_pretraining(resolved, out=out, resume=resume, progress=progress)
+    start = None if checkpoint is None else local_run(checkpoint, progress, resolved.data.kind)
+    result = run_pretraining(resolved, out=out, resume=resume, checkpoint=start, progress=progress)
     if is_quiet():
         return None  # rank 0 draws and prints
     metrics = result.run_dir / "metrics.jsonl"

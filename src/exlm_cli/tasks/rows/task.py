@@ -3,14 +3,16 @@
 All are one class, `RowTask`. `table_task` makes one of a table, for MoleculeNet and any CSV; `tasks/glue.py` one of a
 benchmark's files, whose rows have metrics of their own.
 
-A pair is written as in BERT, [CLS] a [SEP] b [SEP]. RoBERTa in fairseq, and so the official ExLM code, writes two
-separators between the texts (`<s> a </s></s> b </s>`). Here pre-training puts a single [SEP] between documents and
-never shows two in a row, so checkpoints know one. There are no segment embeddings, as in RoBERTa.
+A pair is written as in BERT, [CLS] a [SEP] b [SEP], or as the tokenizer's own post-processor does. RoBERTa in fairseq,
+and so the official ExLM code, writes two separators between the texts (`<s> a </s></s> b </s>`). Here pre-training puts
+a single [SEP] between documents and never shows two in a row, so checkpoints know one. Only the encoder of a BERT has
+segment embeddings; it finds the second text by the first [SEP].
 
 Axes: K seeds, R rows of a table, N examples of a split, C outputs.
 """
 
 import hashlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -321,15 +323,15 @@ def encode_texts(
     """
     targets = np.zeros((len(rows), 1)) if targets is None else targets
     encoded = [tokenizer.encode_batch(texts) for texts in zip(*rows, strict=True)]
-    budget = sequence_length - 1 - len(encoded)
+    between = tokenizer.pair_ids
+    budget = sequence_length - 2 - len(between) * (len(encoded) - 1)
     sequences = []
     num_cut = 0
     for pieces in zip(*encoded, strict=True):
         kept = longest_first([len(piece) for piece in pieces], budget)
         num_cut += sum(kept) < sum(map(len, pieces))
-        ids = [tokenizer.cls_id]
-        for piece, length in zip(pieces, kept, strict=True):
-            ids += [*piece[:length], tokenizer.sep_id]
+        first, *second = (piece[:length] for piece, length in zip(pieces, kept, strict=True))
+        ids = [tokenizer.cls_id, *first, *itertools.chain(*((*between, *piece) for piece in second)), tokenizer.sep_id]
         sequences.append(np.array(ids, dtype=np.int64))
     note = f"cut {num_cut:,} of {len(rows):,} rows to {sequence_length} tokens (`sequence_length`)"
     return EncodedRows(tuple(sequences), targets, notes=(note,) if num_cut else ())
