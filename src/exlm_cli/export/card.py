@@ -4,17 +4,18 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from exlm_cli.export.source import MASKED_TEXTS, Source
+from exlm_cli.export.source import Source
 from exlm_cli.finetune.results import RunResults
 from exlm_cli.run_dir import read_run_json
 
 Format = Literal["hf", "onnx"]
 _TASKS = {
-    "EsmModel": "feature-extraction",
-    "EsmForMaskedLM": "fill-mask",
-    "EsmForSequenceClassification": "text-classification",
-    "EsmForTokenClassification": "token-classification",
+    "Model": "feature-extraction",
+    "ForMaskedLM": "fill-mask",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
 }
+"""Tag of the Hub by the end of the name of a class."""
 
 
 def model_card(
@@ -42,8 +43,8 @@ def model_card(
     metadata = ModelCardData(
         license=licence,
         library_name="onnx" if form == "onnx" else "transformers",
-        pipeline_tag=_TASKS[source.class_name],
-        tags=["exlm", "esm", source.recipe.data.kind],
+        pipeline_tag=next(tag for end, tag in _TASKS.items() if source.class_name.endswith(end)),
+        tags=["exlm", source.family, source.recipe.data.kind],
     )
     on_task = "" if source.results is None else f", {_trained_on(source.results, source.table)}"
     texts = [repr(text) for text in source.texts()[0]]
@@ -57,7 +58,7 @@ def model_card(
         title=f"{source.recipe.name}{on_task}",
         summary=_summary(source),
         folder=repo or "FOLDER",
-        masked_text=repr(MASKED_TEXTS[source.recipe.data.kind]),
+        masked_text=repr(source.masked_text),
         batch_of_one=", ".join(f"[{text}]" for text in texts),
         repo=repo,
         table=_table,

@@ -82,4 +82,5 @@ def _emitted_by_independent_states(model: ExlmModel, batch: Batch, blank_id: int
     target_N = batch.target_ids.flatten().index_select(0, batch.target_index).repeat_interleave(k)
     both_N2 = torch.stack([target_N, torch.full_like(target_N, blank_id)], dim=1)
     target_Mk, blank_Mk = model.token_log_probs(nodes, both_N2).unflatten(0, (-1, k)).unbind(-1)
-    return (target_Mk - blank_Mk).softmax(-1).sum(0)
+    counts: Tensor = (target_Mk - blank_Mk).softmax(-1).sum(0)
+    return counts

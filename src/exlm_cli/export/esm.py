@@ -17,7 +17,7 @@ from torch import Tensor
 
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import ModelConfig
-from exlm_cli.data.tokenizer import CLS, MASK, PAD, SEP, UNK, Tokenizer
+from exlm_cli.data.tokenizer import MASK, SPECIAL_TOKENS, Tokenizer
 from exlm_cli.errors import ConfigError
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.model.heads import SequenceHead, TaskModel
@@ -45,7 +45,7 @@ def refuse_inexpressible(recipe: PretrainRecipe) -> None:
             "tokenizer of transformers writes",
             own_way,
         )
-    if recipe.model.learned_positions:
+    if recipe.model.learned_positions and recipe.model.backbone.family == "own":
         raise ConfigError(
             "`model.learned_positions: true`: ESM's classes have rotary or learned positions, never both, and the "
             "export writes rotary ones alone; only the recipes of Repeated MLM learn positions",
@@ -83,7 +83,7 @@ def esm_config(recipe: PretrainRecipe, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def tokenizer_files(tokenizer: Tokenizer, *, max_length: int, has_mask: bool) -> dict[str, str]:
-    """Return the content of `tokenizer.json`, which adds [CLS] and [SEP], and `tokenizer_config.json` by name.
+    """Return the content of `tokenizer.json`, which frames texts and pairs, and `tokenizer_config.json` by name.
 
     Args:
         tokenizer: Tokenizer of the run.
@@ -91,7 +91,8 @@ def tokenizer_files(tokenizer: Tokenizer, *, max_length: int, has_mask: bool) ->
         has_mask: Whether the exported model predicts [MASK]s; `fill-mask` refuses a tokenizer without a mask token.
     """
     definition = json.loads(tokenizer.to_json())
-    if tokenizer.kind == "text":
+    pad, cls, sep, mask, unk = tokenizer.special_tokens
+    if tokenizer.kind == "text" and tokenizer.special_tokens == SPECIAL_TOKENS and not definition["post_processor"]:
         # a masked word of text includes the blank before it, as in `Tokenizer.encode_with_masks`; `lstrip` also takes
         # line ends and further blanks, but a normalizer of the user's own may change a [MASK] that it sees
         is_free = definition["normalizer"] is None
@@ -101,19 +102,20 @@ def tokenizer_files(tokenizer: Tokenizer, *, max_length: int, has_mask: bool) ->
         if is_free:
             definition["normalizer"] = {"type": "Replace", "pattern": {"String": f" {MASK}"}, "content": MASK}
     backend = tokenizers.Tokenizer.from_str(json.dumps(definition))
+    second = ":1" if tokenizer.has_segments else ""
     backend.post_processor = TemplateProcessing(
-        single=f"{CLS} $A {SEP}",
-        pair=f"{CLS} $A {SEP} $B {SEP}",
-        special_tokens=[(CLS, tokenizer.cls_id), (SEP, tokenizer.sep_id)],
+        single=[cls, "$A", sep],
+        pair=[cls, "$A", *[sep] * len(tokenizer.pair_ids), f"$B{second}", f"{sep}{second}"],
+        special_tokens=[(cls, tokenizer.cls_id), (sep, tokenizer.sep_id)],
     )
-    names = {"pad_token": PAD, "cls_token": CLS, "sep_token": SEP, "unk_token": UNK}
+    names = {"pad_token": pad, "cls_token": cls, "sep_token": sep, "unk_token": unk}
     if has_mask:
-        names["mask_token"] = MASK
+        names["mask_token"] = mask
     config: dict[str, Any] = {
         # a class that transformers 4 and 5 both have
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": max_length,
-        "model_input_names": ["input_ids", "attention_mask"],
+        "model_input_names": ["input_ids", *["token_type_ids"] * tokenizer.has_segments, "attention_mask"],
         "clean_up_tokenization_spaces": False,
         **names,
     }
@@ -131,7 +133,7 @@ def esm_tensors(recipe: PretrainRecipe, model: ExlmModel | TaskModel, state_vect
     """
     tensors = {f"esm.{name}": tensor for name, tensor in _encoder(recipe.model, model.state_dict()).items()}
     if isinstance(model, TaskModel):
-        return tensors | _task_head(model)
+        return tensors | task_head(model, "classifier.dense", "classifier.out_proj")
     return tensors if state_vector is None else tensors | _lm_head(model, state_vector)
 
 
@@ -172,27 +174,37 @@ def _frequencies(config: ModelConfig) -> Tensor:
 
 def _lm_head(model: ExlmModel, state_vector: Tensor) -> dict[str, Tensor]:
     head = model.lm_head
-    weight = head.dense.weight
-    # dense(h + c) = dense(h) + W c
-    bias = head.dense.bias.double() + weight.double() @ state_vector.double()
     return {
-        "lm_head.dense.weight": weight,
-        "lm_head.dense.bias": bias,
+        "lm_head.dense.weight": head.dense.weight,
+        "lm_head.dense.bias": folded_bias(model, state_vector),
         "lm_head.layer_norm.weight": head.norm.weight,
         "lm_head.layer_norm.bias": head.norm.bias,
         "lm_head.bias": head.bias,
     }
 
 
-def _task_head(model: TaskModel) -> dict[str, Tensor]:
-    """Return the head; that of a regression with the scale of its targets in the last layer."""
+def folded_bias(model: ExlmModel, state_vector: Tensor) -> Tensor:
+    """Return the bias of the LM head's dense layer with a (D,) vector c in it: dense(h + c) = dense(h) + W c."""
+    dense = model.lm_head.dense
+    added = dense.weight.double() @ state_vector.double()
+    return added if dense.bias is None else added + dense.bias
+
+
+def task_head(model: TaskModel, dense: str, out: str) -> dict[str, Tensor]:
+    """Return the task head; that of a regression with the scale of its targets in the last layer.
+
+    Args:
+        model: The model.
+        dense, out: What the class of transformers calls the layers of a head for sequences; the one layer of a head for
+            tokens is always `classifier`.
+    """
     head = model.head
     if not isinstance(head, SequenceHead):
         return {"classifier.weight": head.out.weight, "classifier.bias": head.out.bias}
     std_C, mean_C = model.output_std, model.output_mean
     return {
-        "classifier.dense.weight": head.dense.weight,
-        "classifier.dense.bias": head.dense.bias,
-        "classifier.out_proj.weight": head.out.weight * std_C[:, None],
-        "classifier.out_proj.bias": head.out.bias * std_C + mean_C,
+        f"{dense}.weight": head.dense.weight,
+        f"{dense}.bias": head.dense.bias,
+        f"{out}.weight": head.out.weight * std_C[:, None],
+        f"{out}.bias": head.out.bias * std_C + mean_C,
     }

@@ -19,6 +19,7 @@ from torch import Tensor
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError
 from exlm_cli.export.card import Format, model_card
 from exlm_cli.export.esm import esm_config, esm_tensors, refuse_inexpressible, tokenizer_files
+from exlm_cli.export.family import family_config, family_tensors, refuse_head
 from exlm_cli.export.onnx_model import MODEL_FILE, run_onnx, write_onnx
 from exlm_cli.export.source import Source
 from exlm_cli.files import folder_for_results, json_bytes, refusing, removed_on_failure, write_atomically
@@ -129,6 +130,8 @@ def export_folder(
     """
     check_before_export(out, form, licence)
     refuse_inexpressible(source.recipe)
+    if source.is_foreign and form == "hf":
+        refuse_head(source.family, source.model)
     place = Path(os.path.realpath(out))
     temporary = place.with_name(f".{place.name}.writing-{os.getpid()}")
     with folder_for_results(place.parent, temporary), removed_on_failure(temporary):
@@ -157,7 +160,8 @@ def write_model(source: Source, folder: Path) -> None:
     Raises:
         CheckpointError: A file cannot be written.
     """
-    tensors = esm_tensors(source.recipe, source.model, source.state_vector)
+    tensors_of = family_tensors if source.is_foreign else esm_tensors
+    tensors = tensors_of(source.recipe, source.model, source.state_vector)
     tensors = {name: tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()}
     write_atomically(folder / "model.safetensors", save(tensors, metadata={"format": "pt"}))
     _write_texts(source, folder)
@@ -175,13 +179,14 @@ def write_model(source: Source, folder: Path) -> None:
 
 def _write_texts(source: Source, folder: Path) -> None:
     """Write the files of both formats: config and tokenizer."""
+    recipe, tokenizer = source.recipe, source.tokenizer
     config = {
-        **esm_config(source.recipe, source.tokenizer),
+        **(family_config(recipe, tokenizer, source.model) if source.is_foreign else esm_config(recipe, tokenizer)),
         "architectures": [source.class_name],
         **source.label_config(),
     }
     write_atomically(folder / "config.json", json_bytes(config))
-    files = tokenizer_files(source.tokenizer, max_length=source.sequence_length, has_mask=source.fills_masks)
+    files = tokenizer_files(tokenizer, max_length=source.sequence_length, has_mask=source.fills_masks)
     for name, content in files.items():
         write_atomically(folder / name, content.encode())
 
@@ -208,16 +213,22 @@ def compare_outputs(source: Source, folder: Path) -> Comparison:
     """
     import transformers
 
-    token_ids = source.examples()
+    token_ids, texts = source.examples(), source.texts()
     options = {} if source.has_head else {"add_pooling_layer": False}
     with _quiet_transformers():
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-            read = [tokenizer(*texts, truncation=True)["input_ids"] for texts in source.texts()]
+            rows = [dict(tokenizer(*row, truncation=True)) for row in texts]
+            read = [row["input_ids"] for row in rows]
+            zeros = [name for name in rows[0] if name not in ("input_ids", "attention_mask")]  # segments
+            for ids in token_ids[len(rows) :]:
+                rows.append(
+                    {"input_ids": ids, "attention_mask": [1] * len(ids)} | {name: [0] * len(ids) for name in zeros}
+                )
             model, report = getattr(transformers, source.class_name).from_pretrained(
                 folder, output_loading_info=True, **options
             )
-            batch = tokenizer.pad({"input_ids": token_ids}, return_tensors="pt")
+            batch = tokenizer.pad(rows, return_tensors="pt")
             with torch.no_grad():
                 outputs = model.eval()(**batch)[0]
         except Exception as error:  # of any kind: it is a library of many authors
@@ -256,7 +267,8 @@ def compare(source: Source, pairs: Sequence[tuple[list[int], Tensor]]) -> Compar
     errors, own_errors, sizes = [], [], []
     for ids, theirs in pairs:
         exact = source.outputs(ids, exact=True)
-        exported = theirs.double() if exact.ndim == 1 else theirs[: len(ids)].double()
+        # without padding, and without rows of the embedding that no token has
+        exported = (theirs if exact.ndim == 1 else theirs[: len(ids), : exact.shape[1]]).double()
         errors.append((exported - exact).abs().max())
         own_errors.append((source.outputs(ids) - exact).abs().max())
         sizes.append(exact.abs().max())

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.tasks import SquadTaskConfig
-from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.data.tokenizer import MASK, Tokenizer
 from exlm_cli.export.clone import Clone, most_used_clone
 from exlm_cli.finetune.model import Finetuned
 from exlm_cli.finetune.results import RunResults, best_cell_folder
 from exlm_cli.finetune.scores import read_scores
+from exlm_cli.model.backbones import FAMILIES
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.model.heads import TaskModel
 from exlm_cli.run_dir import METRICS_FILE, read_metrics, run_directory
@@ -64,7 +65,7 @@ class PlainNetwork(nn.Module):
         if self.state_vector is None:
             return (hidden,)
         states = model.lm_head(hidden + self.state_vector)
-        return F.linear(states, model.decoder_weight, model.lm_head.bias), hidden
+        return F.linear(states, model.decoder_weight, model.decoder_bias), hidden
 
 
 @dataclass(frozen=True)
@@ -103,11 +104,29 @@ class Source:
     table: str | None = None
 
     @property
+    def family(self) -> str:
+        """The family of transformers' classes that hold the model: ESM for an encoder of our own."""
+        family = self.recipe.model.backbone.family
+        return "esm" if family == "own" else family
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the encoder is one of transformers."""
+        return self.recipe.model.backbone.family != "own"
+
+    @property
     def class_name(self) -> str:
         """The class of transformers that holds the model."""
         if self.results is None:
-            return "EsmForMaskedLM" if self.fills_masks else "EsmModel"
-        return "EsmForTokenClassification" if self.results.loss == "span" else "EsmForSequenceClassification"
+            task = "ForMaskedLM" if self.fills_masks else "Model"
+        else:
+            task = "ForTokenClassification" if self.results.loss == "span" else "ForSequenceClassification"
+        return FAMILIES[self.family].classes + task
+
+    @property
+    def masked_text(self) -> str:
+        """A text with a [MASK], as the tokenizer of the folder calls it."""
+        return MASKED_TEXTS[self.recipe.data.kind].replace(MASK, self.tokenizer.special_tokens[3])
 
     @property
     def fills_masks(self) -> bool:
@@ -176,7 +195,7 @@ class Source:
 
         Pairs include one that is too long.
         """
-        masked = [(MASKED_TEXTS[self.recipe.data.kind],)] if self.fills_masks else []
+        masked = [(self.masked_text,)] if self.fills_masks else []
         return [*self._unmasked_texts(), *masked]
 
     def _unmasked_texts(self) -> list[tuple[str, ...]]:
@@ -198,16 +217,14 @@ class Source:
         return [tokenizer.cls_id, *tokenizer.encode_with_masks(text)[: self.sequence_length - 2], tokenizer.sep_id]
 
     def examples(self) -> list[list[int]]:
-        """Return token ids of texts and of random sequences, none longer than the model was trained on.
+        """Return token ids of `texts` and then of random sequences, none longer than the model was trained on.
 
         A model that fills masks also reads some with [MASK]s, as many as in pre-training.
         """
         rng = np.random.default_rng(0)
         tokenizer = self.tokenizer
         ordinary = np.flatnonzero(tokenizer.is_ordinary)
-        examples = [self.encode(*texts) for texts in self._unmasked_texts()]
-        if self.fills_masks:
-            examples.append(self.encode(MASKED_TEXTS[self.recipe.data.kind]))
+        examples = [self.encode(*texts) for texts in self.texts()]
         for mask_ratio in (0.0, self.recipe.masking.mask_ratio) if self.fills_masks else (0.0,):
             for length in RANDOM_LENGTHS:
                 ids = rng.choice(ordinary, size=min(length, self.sequence_length) - 2)

@@ -63,7 +63,7 @@ def loaded(source: Source, out: Path) -> Any:
 
 
 def our_outputs(pretrained: Pretrained, token_ids: list[int]) -> torch.Tensor:
-    """Return what the nodes of pre-training give: (L, V) logits of one state a token, or (L, D) states without an LM head.
+    """Return (L, V) logits of one state a token, or (L, D) states without an LM head, as pre-training computes them.
 
     Of an `output` ExLM the state is that of the clone for which the export stands.
     """
