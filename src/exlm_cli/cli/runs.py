@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from exlm_cli.bundled_models import bundled_name, bundled_runs, local_path, report_folder
+from exlm_cli.bundled_models import bundled_name, bundled_runs, given_name, local_path, report_folder
 from exlm_cli.config.input_paths import SCHEMES
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
@@ -44,7 +44,7 @@ class GivenRun:
     @property
     def shown(self) -> str:
         """The run as messages name it."""
-        return bundled_name(self.path) or str(self.path)
+        return given_name(self.path) or str(self.path)
 
     @property
     def report(self) -> Path:
@@ -118,7 +118,7 @@ def name_runs(paths: Sequence[Path]) -> list[str]:
     # `mine/step-30`, not `mine/checkpoints/step-30`
     parts = [
         [part for part in path.parts if part != "checkpoints"] if name is None else [name]
-        for path, name in zip(resolved, map(bundled_name, paths), strict=True)
+        for path, name in zip(resolved, map(given_name, paths), strict=True)
     ]
     names = []
     for path, own in zip(resolved, parts, strict=True):

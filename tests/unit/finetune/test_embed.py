@@ -18,13 +18,13 @@ from tests.unit.finetune.synthetic import make_pretrained
 
 
 def by_hand(encoder: RowEncoder, text: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """[CLS] text [SEP], each token as often as the model repeats it; the state at [CLS], the mean between the ends."""
+    """[CLS] text [SEP], each token as often as the model repeats it; the state at [CLS], the mean of all."""
     tokenizer = encoder.tokenizer
     inner = [i for i in tokenizer.encode(text) for _ in range(encoder.runner.num_repeats)]
     ids = torch.tensor([[tokenizer.cls_id, *inner, tokenizer.sep_id]])
     with torch.no_grad():
         hidden = encoder.runner.model.eval().encode(ids, torch.tensor([ids.shape[1]]))[0]
-    return hidden[0], hidden[1:-1].mean(0)
+    return hidden[0], hidden.mean(0)
 
 
 def vectors(encoder: RowEncoder, path: Path, suffix: str = ".npz") -> dict[str, np.ndarray]:
