@@ -1,8 +1,9 @@
 """How numbers and texts are written in messages, tables and figures. Files for programs hold numbers unrounded."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
+from functools import partial
 
 NOT_DEFINED = "not defined"
 """In place of a value that does not exist, such as the rank correlation of constant predictions."""
@@ -31,6 +32,11 @@ def format_fixed(value: float | None, decimals: int) -> str:
     return NOT_DEFINED if value is None or math.isnan(value) else f"{value:.{decimals}f}"
 
 
+def decimals(number: int) -> Callable[[float], str]:
+    """Return a function that writes values with a number of decimals."""
+    return partial(format_fixed, decimals=number)
+
+
 def format_measure(value: float | None) -> str:
     """Return a validation figure with four decimals; from 1,000 on with one decimal and commas."""
     if value is None or math.isnan(value):
@@ -38,11 +44,11 @@ def format_measure(value: float | None) -> str:
     return f"{value:.4f}" if value < 1000 else f"{value:,.1f}"
 
 
-def format_spread(mean: float | None, deviation: float | None) -> str:
-    """Return `0.8123 ± 0.0101`, or the mean alone where there is no deviation."""
-    if deviation is None or math.isnan(deviation):
-        return format_number(mean)
-    return f"{format_number(mean)} ± {format_number(deviation, beside=mean)}"
+def format_plain(value: float | None) -> str:
+    """Return a number for programs: whole, or with ten digits; nothing for None and NaN."""
+    if value is None or math.isnan(value):
+        return ""
+    return str(value) if isinstance(value, int) else f"{value:.10g}"
 
 
 def format_percent(share: float | None, decimals: int | None = None) -> str:
@@ -59,14 +65,6 @@ def format_percent(share: float | None, decimals: int | None = None) -> str:
         return "<0.0001 %"
     decimals = 1 if percent == 0 or abs(percent) >= 1 else 1 - math.floor(math.log10(abs(percent)))
     return f"{percent:.{decimals}f} %"
-
-
-def format_in_percent(share: float | None, deviation: float | None = None) -> str:
-    """Return a score as the paper prints it, in percent without the sign: `85.2`, or `85.2 ±0.4`."""
-    if share is None or math.isnan(share):
-        return NO_VALUE
-    is_alone = deviation is None or math.isnan(deviation)
-    return f"{100 * share:.1f}" + ("" if is_alone else f" ±{100 * (deviation or 0.0):.1f}")
 
 
 def format_ratio(ratio: float) -> str:
@@ -94,7 +92,7 @@ def format_large(number: float) -> str:
     return _scale(number, ("B", "M", "k")) or format_count(number)
 
 
-def format_parameters(number: int) -> str:
+def format_parameters(number: float) -> str:
     """Return a number of parameters in millions with one decimal, as the paper does: `50.5 M`."""
     return f"{number / 1e6:.1f} M"
 

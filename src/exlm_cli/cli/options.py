@@ -150,6 +150,22 @@ def refuse_with_resume(run: Path | None, options: Mapping[str, object]) -> None:
             )
 
 
+def refuse_without(needed: str, given: object, options: Mapping[str, object]) -> None:
+    """Refuse options that need another one.
+
+    Args:
+        needed: The option that they need, as it is written.
+        given: Its value; None, False or empty: not given.
+        options: Option -> its value; None: not given.
+
+    Raises:
+        ConfigError: One is given without it.
+    """
+    alone = [option for option, value in options.items() if value is not None]
+    if alone and not given:
+        raise ConfigError(f"`{alone[0]}` needs `{needed}`", f"add `{needed}`, or leave it out")
+
+
 def choose_column(kind: str, *, smiles: str | None, text: str | None) -> str | None:
     """Return the column of `--smiles-column` or `--text-column` for rows of a kind; None where it was not given.
 
@@ -255,6 +271,8 @@ def to_options(text: str) -> str:
             return match.group()  # an unknown key, as it was given
         # `pretrain.masking.num_repeats` of a sweep is not its `--num-repeats`
         option = options.get(key.rpartition(".")[2]) if key.count(".") < 2 else None
+        if option is None and key == "data.column" and path is None and "text_column" in options:
+            return f"`--text-column {value}` or `--smiles-column {value}`"
         if option is None:
             return match.group() if path is None else f"`--set {path}={value}`"
         if option.is_flag:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exlm_cli.files import write_atomically
+from exlm_cli.finetune.results import FinetunedRun
 from exlm_cli.report.intervals import interval_tables
 from exlm_cli.report.score_figures import draw_runs
-from exlm_cli.report.scores import FinetunedRun, results_tables
+from exlm_cli.report.scores import results_tables
 from exlm_cli.report.style import render_page
 from exlm_cli.run_dir import read_run_json, resume_command
 

@@ -1,17 +1,17 @@
 """Tables of results: the one class that every command prints, and writes as Markdown, CSV or LaTeX.
 
-Cells are texts; `exlm_cli.format` writes numbers as texts.
+A cell is a text or a `Number`, which people read rounded, as `exlm_cli.format` writes it, and programs in full.
 """
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from exlm_cli.files import make_folder, write_atomically, write_csv
-from exlm_cli.format import NO_VALUE, NOT_DEFINED, printable, shorten_middle
+from exlm_cli.format import NO_VALUE, format_plain, printable, shorten_middle
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SUFFIXES = {"markdown": ".md", "csv": ".csv", "latex": ".tex"}
 """Suffixes of the files, by the name of their format."""
 
-_CELL_LETTERS, _NOTE_LETTERS = 200, 2_000
+_CELL_CHARACTERS, _NOTE_CHARACTERS = 200, 2_000
 
 # a backslash first, or the others' would be escaped again
 _LATEX = {
@@ -28,11 +28,48 @@ _LATEX = {
     ">": r"\textgreater{}", "`": "'",
 }  # fmt: skip
 _LATEX_PATTERN = re.compile("|".join(map(re.escape, _LATEX)))
-_NUMBER = re.compile(r"([+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)( %)?")
 
-_FIGURE = r"[+-]?[\d,]*\.?\d+(?:e[+-]?\d+)?"
-_SPREAD = re.compile(rf"({_FIGURE}) ± ?({_FIGURE})")
-_MEDIAN = re.compile(rf"({_FIGURE}) \(({_FIGURE}) to ({_FIGURE})\)")
+
+@dataclass(frozen=True)
+class Number:
+    """A number in a cell; its text is `0.8123 ± 0.0101`, `0.8123 (0.8001 to 0.8201)` or `2.30 % (2.25 %)`.
+
+    Attributes:
+        value: NaN where there is none.
+        write: Writes it and the others, a function of `exlm_cli.format`.
+        std: Standard deviation, or NaN.
+        low, high: Ends around it, or NaN.
+        expected: What it should be, or NaN.
+        missing: Text where there is no value.
+    """
+
+    value: float
+    write: Callable[[float], str]
+    std: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    expected: float = math.nan
+    missing: str = NO_VALUE
+
+    def __str__(self) -> str:
+        """Return the text."""
+        if math.isnan(self.value):
+            return self.missing
+        text = self.write(self.value)
+        if not math.isnan(self.std):
+            text += f" ± {self.write(self.std)}"
+        if not math.isnan(self.low):
+            text += f" ({self.write(self.low)} to {self.write(self.high)})"
+        return text if math.isnan(self.expected) else f"{text} ({self.write(self.expected)})"
+
+    def by_ending(self) -> dict[str, float]:
+        """Return the numbers by the ending of their CSV column."""
+        others = {"_std": self.std, "_low": self.low, "_high": self.high, "_expected": self.expected}
+        return {"": self.value, **{end: number for end, number in others.items() if not math.isnan(number)}}
+
+
+Cell = str | Number
+Row = tuple[Cell, ...]
 
 
 @dataclass(frozen=True)
@@ -45,7 +82,7 @@ class ReportTable:
     Attributes:
         name: Name of its files, like `table-1`.
         title: One line above it.
-        groups: Rows, each with as many cells as there are columns; a line separates groups.
+        cells: Groups of rows, each with as many cells as there are columns; a line separates groups.
         notes: Lines below it.
         num_keys: Number of columns, the first ones, that name the row.
         num_details: Number of columns, the last ones, that describe how a row was made. A terminal shows them as lines.
@@ -55,15 +92,20 @@ class ReportTable:
     name: str
     title: str
     columns: tuple[str, ...]
-    groups: tuple[tuple[tuple[str, ...], ...], ...]
+    cells: tuple[tuple[Row, ...], ...]
     notes: tuple[str, ...] = ()
     num_keys: int = 1
     num_details: int = 0
     is_sparse: bool = False
 
     @property
+    def groups(self) -> tuple[tuple[tuple[str, ...], ...], ...]:
+        """The texts of the cells."""
+        return tuple(tuple(tuple(map(str, row)) for row in group) for group in self.cells)
+
+    @property
     def rows(self) -> tuple[tuple[str, ...], ...]:
-        """The rows of all groups."""
+        """The texts of the rows of all groups."""
         return tuple(row for group in self.groups for row in group)
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
@@ -72,7 +114,7 @@ class ReportTable:
         from rich.table import Table
         from rich.text import Text
 
-        yield Text(_cell(self.title, _NOTE_LETTERS))
+        yield Text(_cell(self.title, _NOTE_CHARACTERS))
         for part in _column_parts(self, options.max_width):
             drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
             for index in part:
@@ -90,14 +132,14 @@ class ReportTable:
         ]
         if lines:
             yield ""
-        yield from (Text(_cell(line, _NOTE_LETTERS)) for line in lines)
+        yield from (Text(_cell(line, _NOTE_CHARACTERS)) for line in lines)
 
 
 def write_tables(tables: Sequence[ReportTable], folder: Path, formats: Sequence[str]) -> list[Path]:
     """Write each table in each format to `<folder>/<name><suffix>`.
 
-    CSV has plain numbers, such as 0.15 for `15 %`. The deviation of `NAME` is in a column `NAME_std`, the ends around a
-    median are in `NAME_low` and `NAME_high`.
+    CSV has plain numbers, such as 0.15 for `15 %`. The deviation of `NAME` is in a column `NAME_std`, the ends around
+    it are in `NAME_low` and `NAME_high`, what it should be is in `NAME_expected`.
 
     Args:
         tables: Tables of different names.
@@ -121,34 +163,22 @@ def write_tables(tables: Sequence[ReportTable], folder: Path, formats: Sequence[
 
 
 def _csv_content(table: ReportTable) -> tuple[list[str], list[list[str]]]:
-    """Return heading and rows; the first cell is the name of the row, whatever it looks like."""
-    heading, columns = [table.columns[0]], [[row[0] for row in table.rows]]
+    """Return heading and rows; the first cell is the name of the row."""
+    rows = [row for group in table.cells for row in group]
+    heading, columns = [table.columns[0]], [[str(row[0]) for row in rows]]
     for index, name in enumerate(table.columns[1:], start=1):
-        cells = [_csv_numbers(row[index]) for row in table.rows]
+        cells = [_plain_cells(row[index]) for row in rows]
         for end in dict.fromkeys(["", *(end for cell in cells for end in cell)]):
             heading.append(name + end)
             columns.append([cell.get(end, "") for cell in cells])
     return heading, [list(row) for row in zip(*columns, strict=True)]
 
 
-def _csv_numbers(text: str) -> dict[str, str]:
-    """Return the numbers of a cell by the ending of their column."""
-    if match := _SPREAD.fullmatch(text):
-        return {"": _csv_cell(match[1]), "_std": _csv_cell(match[2])}
-    if match := _MEDIAN.fullmatch(text):
-        return {"": _csv_cell(match[1]), "_low": _csv_cell(match[2]), "_high": _csv_cell(match[3])}
-    return {"": _csv_cell(text)}
-
-
-def _csv_cell(text: str) -> str:
-    """Return `1,234.5` as 1234.5, `15 %` as 0.15, nothing for a missing value, and other texts as they are."""
-    if text in (NO_VALUE, NOT_DEFINED):
-        return ""
-    match = _NUMBER.fullmatch(text)
-    if match is None:
-        return text
-    number = match[1].replace(",", "")
-    return f"{Decimal(number).scaleb(-2):f}" if match[2] else number
+def _plain_cells(cell: Cell) -> dict[str, str]:
+    """Return what programs read, by the ending of its column."""
+    if isinstance(cell, Number):
+        return {end: format_plain(number) for end, number in cell.by_ending().items()}
+    return {"": "" if cell == NO_VALUE else cell}
 
 
 def as_markdown(table: ReportTable) -> str:
@@ -164,9 +194,9 @@ def as_markdown(table: ReportTable) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cell(text: str, max_letters: int = _CELL_LETTERS) -> str:
+def _cell(text: str, max_characters: int = _CELL_CHARACTERS) -> str:
     """Return a text as the terminal shows it."""
-    return printable(shorten_middle(text, max_letters))
+    return printable(shorten_middle(text, max_characters))
 
 
 def as_latex(table: ReportTable) -> str:
@@ -175,7 +205,7 @@ def as_latex(table: ReportTable) -> str:
     def line(cells: Sequence[str]) -> str:
         return " & ".join(map(_latex, cells)) + r" \\"
 
-    body = ["\n".join(map(line, group)) for group in table.groups]
+    body = ["\n".join(line(row) for row in group) for group in table.groups]
     notes = [rf"\par\footnotesize {_latex(note)}" for note in table.notes]
     return "\n".join(
         [

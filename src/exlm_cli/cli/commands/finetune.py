@@ -29,9 +29,9 @@ from exlm_cli.launch import is_quiet, num_ranks
 
 if TYPE_CHECKING:
     from exlm_cli.config.finetune import FinetuneRecipe
+    from exlm_cli.finetune.results import FinetunedRun
     from exlm_cli.finetune.run import FinetuneResult
     from exlm_cli.progress import Progress
-    from exlm_cli.report.scores import FinetunedRun
 
 _EXAMPLE = "for example `exlm finetune moleculenet bace` or `exlm finetune csv my_assay.csv --label-columns active`"
 _ALL = "all"
@@ -203,8 +203,9 @@ def finetune(
 def _report(result: "FinetuneResult", *, as_json: bool) -> None:
     """Write the page of a run, and print its scores and verdict; with several ranks, only rank 0 does."""
     from exlm_cli.cli import console
+    from exlm_cli.finetune.results import FinetunedRun
     from exlm_cli.report.page import write_page
-    from exlm_cli.report.scores import FinetunedRun, results_tables
+    from exlm_cli.report.scores import results_tables
 
     if is_quiet():
         return
@@ -253,9 +254,9 @@ def _finish_series(
     from exlm_cli.cli import console
     from exlm_cli.cli.runs import local_run
     from exlm_cli.experiments.series import run_series
+    from exlm_cli.finetune.results import FinetunedRun
     from exlm_cli.report.page import write_page
     from exlm_cli.report.paper import paper_tables
-    from exlm_cli.report.scores import FinetunedRun
     from exlm_cli.report.tables import write_tables
 
     moved = None if checkpoint is None else local_run(checkpoint, progress)
