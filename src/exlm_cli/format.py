@@ -1,4 +1,4 @@
-"""How numbers and texts are written in messages, tables and figures. Files for programs hold numbers unrounded."""
+"""How numbers and strings are written in messages, tables and figures. Files for programs hold numbers unrounded."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -8,7 +8,7 @@ from functools import partial
 NOT_DEFINED = "not defined"
 """In place of a value that does not exist, such as the rank correlation of constant predictions."""
 
-_NAME_LETTERS = 100
+_NAME_CHARACTERS = 100
 
 NO_VALUE = "-"
 """Text of a table cell for which nothing was measured."""
@@ -38,7 +38,7 @@ def decimals(number: int) -> Callable[[float], str]:
 
 
 def format_measure(value: float | None) -> str:
-    """Return a validation figure with four decimals; from 1,000 on with one decimal and commas."""
+    """Return a validation metric with four decimals; from 1,000 on with one decimal and commas."""
     if value is None or math.isnan(value):
         return NOT_DEFINED
     return f"{value:.4f}" if value < 1000 else f"{value:,.1f}"
@@ -137,16 +137,16 @@ def _scale(number: float, units: tuple[str, str, str]) -> str:
     return ""
 
 
-def shorten(text: str, max_letters: int) -> str:
-    """Cut a text to a number of letters, the last of them an ellipsis."""
-    return text if len(text) <= max_letters else text[: max_letters - 1] + "…"
+def shorten(text: str, max_characters: int) -> str:
+    """Cut a string to a number of characters, the last of them an ellipsis."""
+    return text if len(text) <= max_characters else text[: max_characters - 1] + "…"
 
 
 def name_some(names: Iterable[object], *, limit: int = 5) -> str:
     """Return `1, 2, 3 and 4 more`; long names are cut."""
     listed = [str(name) for name in names]
     rest = f" and {len(listed) - limit:,} more" if len(listed) > limit else ""
-    return ", ".join(shorten_middle(name, _NAME_LETTERS) for name in listed[:limit]) + rest
+    return ", ".join(shorten_middle(name, _NAME_CHARACTERS) for name in listed[:limit]) + rest
 
 
 def number_repeated(names: Sequence[str]) -> list[str]:
@@ -161,17 +161,17 @@ def number_repeated(names: Sequence[str]) -> list[str]:
     return numbered
 
 
-def shorten_middle(text: str, max_letters: int) -> str:
-    """Shorten a text to a number of letters: an ellipsis replaces its middle, since messages end with the reason."""
-    if len(text) <= max_letters:
+def shorten_middle(text: str, max_characters: int) -> str:
+    """Shorten a string to a length: an ellipsis replaces its middle, since messages end with the reason."""
+    if len(text) <= max_characters:
         return text
-    head = max_letters * 2 // 3
-    return f"{text[:head]}…{text[head + 1 - max_letters :]}"
+    head = max_characters * 2 // 3
+    return f"{text[:head]}…{text[head + 1 - max_characters :]}"
 
 
 def printable(text: str) -> str:
     r"""Return a text on one line: a line break, bidirectional mark or other control character as `\n` or `\x1b`."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
 
 
 def is_unicode(text: str) -> bool:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 PIPE_WIDTH = 120
 """Columns of output that does not go to a terminal, unless $COLUMNS says otherwise."""
 
-_MESSAGE_LETTERS, _LABEL_LETTERS = 2_000, 60
-"""Maximum letters of a message, and of a bar's label or a cell; longer ones lose their middle."""
+_MESSAGE_CHARACTERS, _LABEL_CHARACTERS = 2_000, 60
+"""Maximum characters of a message, and of a bar's label or a cell; longer ones lose their middle."""
 _LINE_EVERY_S = 10.0
 _LINE_EVERY_SHARE = 0.05
 _LINE_EVERY_ELAPSED_SHARE = 0.01  # a run of a day leaves hundreds of lines, not thousands
@@ -333,11 +333,11 @@ def _shown(text: str) -> str:
 
 
 def _message(text: str) -> str:
-    return printable(shorten_middle(text, _MESSAGE_LETTERS))
+    return printable(shorten_middle(text, _MESSAGE_CHARACTERS))
 
 
 def _label(text: str) -> str:
-    return printable(shorten_middle(text, _LABEL_LETTERS))
+    return printable(shorten_middle(text, _LABEL_CHARACTERS))
 
 
 def _without_controls(text: str) -> str:

@@ -40,7 +40,7 @@ from exlm_cli.tasks.base import (
 )
 from exlm_cli.tasks.metrics import probabilities_by_seed
 from exlm_cli.tasks.registry import layout_of
-from exlm_cli.tasks.rows.encoded import name_columns
+from exlm_cli.tasks.rows.task import name_columns
 
 
 def predict(

@@ -104,7 +104,7 @@ class RunScores:
     """The scores of one run.
 
     Attributes:
-        table: As in the file; `seed` and `label` are texts, a value that is not defined is NaN.
+        table: As in the file; `seed` and `label` are strings, a value that is not defined is NaN.
     """
 
     table: "DataFrame"
@@ -175,13 +175,13 @@ class RunScores:
             is_average = rows.seed == AVERAGE
             alone = rows[~is_average].value
             spread = spread_of(alone)
-            figures = {
+            metrics = {
                 "average": spread_of(rows[is_average].value).mean,
                 **{"mean": spread.mean, "std": spread.std, "median": spread.median, "values": alone.tolist()},
             }
             of_model = nested.setdefault(model, {"metrics": {}, "labels": {}})
             into = of_model["labels" if label else "metrics"].setdefault(split, {})
-            (into.setdefault(label, {}) if label else into)[metric] = figures
+            (into.setdefault(label, {}) if label else into)[metric] = metrics
         content: dict[str, Any] = finite_or_none({**nested.pop(MODEL), "baselines": nested})
         return content
 

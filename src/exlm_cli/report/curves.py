@@ -12,7 +12,7 @@ from exlm_cli.experiments.results import PredictionEntropy
 from exlm_cli.finetune.scores import Spread, spread_of
 from exlm_cli.format import NO_VALUE, NOT_DEFINED, format_count, format_measure, format_ratio
 from exlm_cli.report import style
-from exlm_cli.report.tables import Cell, Number, ReportTable
+from exlm_cli.report.tables import Entry, Number, ReportTable
 from exlm_cli.run_dir import MetricsRow
 
 if TYPE_CHECKING:
@@ -298,7 +298,7 @@ def _draw_entropies(axes: "Axes", lines: Sequence[EntropyLine], name: str) -> No
 def entropy_table(entropies: Sequence[tuple[str, PredictionEntropy]]) -> ReportTable:
     """Return a row for each named model and masking."""
 
-    def cell(value: float | None, missing: str = NOT_DEFINED) -> Cell:
+    def entry(value: float | None, missing: str = NOT_DEFINED) -> Entry:
         return Number(math.nan if value is None else value, format_measure, missing=missing)
 
     rows = [
@@ -306,9 +306,9 @@ def entropy_table(entropies: Sequence[tuple[str, PredictionEntropy]]) -> ReportT
             name,
             Number(_num_copies(entropy), format_count),
             Number(entropy.mask_ratio, format_ratio),
-            cell(entropy.entropy_bits),
-            cell(entropy.entropy_posterior_bits, NO_VALUE),
-            *(cell(entropy.metrics[metric]) for metric in ("loss", "mask_accuracy")),
+            entry(entropy.entropy_bits),
+            entry(entropy.entropy_posterior_bits, NO_VALUE),
+            *(entry(entropy.metrics[metric]) for metric in ("loss", "mask_accuracy")),
         )
         for name, entropy in entropies
     ]

@@ -30,7 +30,7 @@ def interval_tables(run: FinetunedRun) -> list[ReportTable]:
         name="intervals",
         title=f"Intervals of {100 * DEFAULT_LEVEL:g} %, test",
         columns=("rows", "number", "inside", "95 % interval of inside", "mean width"),
-        cells=tuple(
+        entries=tuple(
             tuple(_row(part, name if len(calibration.coverage) > 1 else "") for part in parts)
             for name, parts in calibration.coverage.items()
         ),

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from exlm_cli.finetune.results import FinetunedRun
 from exlm_cli.finetune.scores import BASELINE_NAMES, MODEL
 from exlm_cli.format import NO_VALUE, decimals, format_count, format_parameters
-from exlm_cli.report.scores import percent_cell, pretraining_budget
-from exlm_cli.report.tables import Cell, Number, ReportTable, Row
+from exlm_cli.report.scores import percent_entry, pretraining_budget
+from exlm_cli.report.tables import Entry, Number, ReportTable, Row
 from exlm_cli.tasks.base import SPLITS
 from exlm_cli.tasks.glue import GLUE_TASKS, NUM_MISMATCHED
 from exlm_cli.tasks.moleculenet import MOLECULENET_SETS
@@ -305,27 +305,27 @@ def _baseline_rows(shape: Shape, runs: Sequence[FinetunedRun]) -> list[Row]:
         by_task = {run.results.task: run for run in runs if run.results.task in tasks and model in run.scores.baselines}
         if by_task:
             seeds = sorted({len(run.results.seeds) for run in by_task.values()})
-            cells = _scores(shape, by_task, model)
-            rows.append((name, *cells, " or ".join(map(str, seeds)), NO_VALUE, NO_VALUE))
+            entries = _scores(shape, by_task, model)
+            rows.append((name, *entries, " or ".join(map(str, seeds)), NO_VALUE, NO_VALUE))
     return rows
 
 
-def _scores(shape: Shape, by_task: Mapping[str, FinetunedRun], model: str) -> list[Cell]:
-    """Return the cells of a row: a score for each task that has one, and their mean if every task of it has one.
+def _scores(shape: Shape, by_task: Mapping[str, FinetunedRun], model: str) -> list[Entry]:
+    """Return the entries of a row: a score for each task that has one, and their mean if every task of it has one.
 
     As in the paper, a score is the mean or median of single seeds.
     """
-    cells: dict[str, Cell] = {}
+    entries: dict[str, Entry] = {}
     centers: dict[str, float] = {}
     for column, (task, metric) in shape.scores.items():
         if task in by_task and metric in (run := by_task[task]).scores.names(run.results.scored_split):
             spread, aggregate = run.seeds(metric, model=model), run.results.aggregate
-            cells[column], centers[column] = percent_cell(spread, aggregate), spread.center(aggregate)
+            entries[column], centers[column] = percent_entry(spread, aggregate), spread.center(aggregate)
     mean, members = shape.mean
     known = [value for column in members if not math.isnan(value := centers.get(column, math.nan))]
     if len(known) == len(members):
-        cells[mean] = Number(100 * math.fsum(known) / len(known), decimals(1))
-    return [cells.get(column, NO_VALUE) for column in shape.paper.columns]
+        entries[mean] = Number(100 * math.fsum(known) / len(known), decimals(1))
+    return [entries.get(column, NO_VALUE) for column in shape.paper.columns]
 
 
 def _rows_by_model(runs: Sequence[FinetunedRun]) -> dict[str, dict[str, FinetunedRun]]:

@@ -33,7 +33,7 @@ from exlm_cli.report.seed_groups import (
     task_metrics,
     write_report_files,
 )
-from exlm_cli.report.tables import Cell, Number, ReportTable, Row
+from exlm_cli.report.tables import Entry, Number, ReportTable, Row
 from exlm_cli.run_dir import MetricsRow
 
 if TYPE_CHECKING:
@@ -195,20 +195,20 @@ def _axes_of(grid: Grid) -> tuple[list[int], list[float]]:
 
 
 def _square(
-    grid: Grid, name: str, title: str, cell_of: Callable[[SeedGroup], Cell], notes: tuple[str, ...] = ()
+    grid: Grid, name: str, title: str, entry_of: Callable[[SeedGroup], Entry], notes: tuple[str, ...] = ()
 ) -> ReportTable:
     """Return a table with k downwards and p across."""
     ks, ratios = _axes_of(grid)
-    rows = tuple((str(k), *(cell_of(grid[k, p]) if (k, p) in grid else "" for p in ratios)) for k in ks)
+    rows = tuple((str(k), *(entry_of(grid[k, p]) if (k, p) in grid else "" for p in ratios)) for k in ks)
     return ReportTable(name, title, ("k \\ p", *map(format_ratio, ratios)), (rows,), notes)
 
 
-def _show_corruption(cell: SeedGroup) -> Cell:
+def _show_corruption(cell: SeedGroup) -> Entry:
     shares = pooled_corruption(cell)
     return Number(shares["measured"], partial(format_percent, decimals=2), expected=shares["expected"])
 
 
-def _show_steps(cell: SeedGroup) -> Cell:
+def _show_steps(cell: SeedGroup) -> Entry:
     return Number(math.nan if cell.model.steps is None else cell.model.steps, format_count)
 
 

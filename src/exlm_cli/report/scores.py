@@ -25,7 +25,7 @@ from exlm_cli.format import (
     format_percent,
     number_repeated,
 )
-from exlm_cli.report.tables import Cell, Number, ReportTable, Row
+from exlm_cli.report.tables import Entry, Number, ReportTable, Row
 
 if TYPE_CHECKING:
     from exlm_cli.experiments.evaluate import PretrainedScore
@@ -71,7 +71,7 @@ def _scores_table(run: FinetunedRun) -> ReportTable:
     if len(results.seeds) > 1:
         alone: list[Row] = [(SINGLE_SEEDS, *("" for _ in splits))]
         alone += (
-            (name, *(score_cell(scores.seeds(split, name), results.aggregate) for split in splits)) for name in names
+            (name, *(score_entry(scores.seeds(split, name), results.aggregate) for split in splits)) for name in names
         )
         groups.append(alone)
     for model in scores.baselines:
@@ -98,14 +98,14 @@ def _average_rows(run: FinetunedRun, names: Sequence[str], splits: Sequence[str]
     """
     rows: list[Row] = []
     for name in names:
-        cells = []
+        entries = []
         for split in splits:
             spread = run.scores.average(split, name, model=model)
             if name == "loss" and len(run.results.seeds) == 1:
                 spread = run.scores.seeds(split, name, model=model)
-            cells.append(score_cell(spread, "mean"))
+            entries.append(score_entry(spread, "mean"))
         if name != "loss" or len(run.results.seeds) == 1:
-            rows.append((name, *cells))
+            rows.append((name, *entries))
     return rows
 
 
@@ -153,8 +153,8 @@ def _labels_table(run: FinetunedRun) -> ReportTable:
     rows: list[Row] = [
         (
             label,
-            *(score_cell(run.average(name, label=label), "mean") for name in names),
-            *(score_cell(run.average(names[0], model=model, label=label), "mean") for model in baselines),
+            *(score_entry(run.average(name, label=label), "mean") for name in names),
+            *(score_entry(run.average(names[0], model=model, label=label), "mean") for model in baselines),
         )
         for label in labels[:_MAX_LABELS]
     ]
@@ -200,7 +200,7 @@ def describe_validation(metrics: Mapping[str, float]) -> dict[str, str]:
     return {heading: str(_validated(name, metrics)) for name, heading in _VALIDATED.items() if name in metrics}
 
 
-def score_cell(spread: Spread, aggregate: Aggregate, *, missing: str = NOT_DEFINED) -> Number:
+def score_entry(spread: Spread, aggregate: Aggregate, *, missing: str = NOT_DEFINED) -> Number:
     """Return `0.8123 ± 0.0101` (sample standard deviation), or `0.8123 (0.8001 to 0.8201)` around a median."""
     center = spread.center(aggregate)
     write = partial(format_number, beside=center)
@@ -209,7 +209,7 @@ def score_cell(spread: Spread, aggregate: Aggregate, *, missing: str = NOT_DEFIN
     return Number(center, write, low=spread.low, high=spread.high, missing=missing)
 
 
-def percent_cell(spread: Spread, aggregate: Aggregate) -> Number:
+def percent_entry(spread: Spread, aggregate: Aggregate) -> Number:
     """Return a score as the paper prints it: `85.2 ± 0.4` in percent, or a median alone; a dash where there is none."""
     deviation = spread.std if aggregate == "mean" else math.nan
     return Number(100 * spread.center(aggregate), decimals(1), 100 * deviation)
@@ -274,7 +274,7 @@ def _task_table(runs: Sequence[FinetunedRun]) -> ReportTable:
                 continue
             shown.add((_splits_of(run), model))
             columns.append(BASELINE_NAMES[model] + ("" if has_one_split else f", rows of {run.name}"))
-            averages.append([score_cell(run.average(name, model=model), "mean", missing=NO_VALUE) for name in names])
+            averages.append([score_entry(run.average(name, model=model), "mean", missing=NO_VALUE) for name in names])
             alone.append([_show_seeds(run, name, model) for name in names])
     groups = [tuple(zip(names, *averages, strict=True))]
     if any(len(run.results.seeds) > 1 for run in runs):
@@ -290,17 +290,17 @@ def _task_table(runs: Sequence[FinetunedRun]) -> ReportTable:
     )
 
 
-def _show_average(run: FinetunedRun, name: str) -> Cell:
+def _show_average(run: FinetunedRun, name: str) -> Entry:
     """Return the score of the mean prediction; the loss of a run of one seed is that of the seed."""
     is_loss = name == "loss" and len(run.results.seeds) == 1
-    return score_cell(run.seeds(name) if is_loss else run.average(name), "mean", missing=NO_VALUE)
+    return score_entry(run.seeds(name) if is_loss else run.average(name), "mean", missing=NO_VALUE)
 
 
-def _show_seeds(run: FinetunedRun, name: str, model: str = MODEL) -> Cell:
-    return score_cell(run.seeds(name, model=model), run.results.aggregate, missing=NO_VALUE)
+def _show_seeds(run: FinetunedRun, name: str, model: str = MODEL) -> Entry:
+    return score_entry(run.seeds(name, model=model), run.results.aggregate, missing=NO_VALUE)
 
 
-def _validated(name: str, metrics: Mapping[str, float]) -> Cell:
+def _validated(name: str, metrics: Mapping[str, float]) -> Entry:
     if name not in metrics:
         return NO_VALUE
     return Number(metrics[name], format_count if name in _COUNTS else format_measure, missing=NOT_DEFINED)

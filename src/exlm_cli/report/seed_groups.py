@@ -12,7 +12,7 @@ from exlm_cli.experiments.results import MeasuredCell, SweepCellResult, masking_
 from exlm_cli.files import make_folder, write_atomically, write_csv
 from exlm_cli.finetune.scores import Spread, spread_of
 from exlm_cli.format import NO_VALUE, NOT_DEFINED, decimals, format_plain
-from exlm_cli.report.tables import Cell, Number, ReportTable, as_markdown
+from exlm_cli.report.tables import Entry, Number, ReportTable, as_markdown
 from exlm_cli.run_dir import METRICS_FILE, MetricsRow, read_metrics
 
 UNDECIDED = "not decided"
@@ -191,14 +191,14 @@ class SeedGroup:
         """Return mean and deviation over the seeds; NaN where no seed has a value."""
         return spread_of(self.values(metric, mask_ratio))
 
-    def show(self, metric: str) -> Cell:
+    def show(self, metric: str) -> Entry:
         """Return the cell of a table: the mean with the deviation, or why there is none."""
         spread = self.spread(metric)
         if spread.num:
-            return metric_cell(metric, spread)
+            return metric_entry(metric, spread)
         if (self.diverged_seeds and not self.seeds) or metric.partition(" ")[0] in self.diverged_tasks:
             return "diverged"
-        return metric_cell(metric, spread, missing=NOT_DEFINED) if metric in self.metrics else NO_VALUE
+        return metric_entry(metric, spread, missing=NOT_DEFINED) if metric in self.metrics else NO_VALUE
 
     def csv_metrics(self, names: Sequence[str]) -> dict[str, float]:
         """Return means and deviations by column: `glue_rte_accuracy` and `..._std` for `glue/rte accuracy`."""
@@ -249,7 +249,7 @@ def read_curves(cells: Sequence[MeasuredCell]) -> dict[str, list[MetricsRow]]:
     return curves
 
 
-def metric_cell(name: str, spread: Spread, *, missing: str = NO_VALUE) -> Number:
+def metric_entry(name: str, spread: Spread, *, missing: str = NO_VALUE) -> Number:
     """Return a metric as the paper prints it: accuracies in percent, entropy in bits with two decimals.
 
     Perplexities below 1,000 have three digits.

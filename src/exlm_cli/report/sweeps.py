@@ -37,7 +37,7 @@ from exlm_cli.report.seed_groups import (
     task_metrics,
     write_report_files,
 )
-from exlm_cli.report.tables import Cell, Number, ReportTable, Row
+from exlm_cli.report.tables import Entry, Number, ReportTable, Row
 
 _DESCRIBED_BY = tuple(name for name in VariantDescription.model_fields if name != "changes")
 _HEADINGS = {
@@ -54,7 +54,7 @@ _LEGEND = (
     "accuracy: of masked tokens; bits: entropy of the predictions, mean over states; weighted bits: the same weighted "
     "by the posterior (equal for an MLM, which has one state); states: effective states of a mask; path bits: entropy "
     "of the path per target",
-    "each variant is scored under its own masking: figures at different p or k are not comparable",
+    "each variant is scored under its own masking: scores at different p or k are not comparable",
 )
 _LEGEND_OF_CTC = "the loss of a variant without transitions is that of CTC on each mask alone, with [UNK] as blank"
 _OTHER_DATA = (
@@ -287,20 +287,20 @@ def _entropy_tables(variants: Variants) -> list[ReportTable]:
     ratios, tables = _ratios(variants), []
     has_both = any("entropy_posterior_bits" in at for line in lines.values() for at in line.entropies.values())
     for name in [*ENTROPIES][: 2 if has_both else 1]:
-        cells = [(label, *(_entropy_cell(line, ratio, name) for ratio in ratios)) for label, line in lines.items()]
+        rows = [(label, *(_entropy_entry(line, ratio, name) for ratio in ratios)) for label, line in lines.items()]
         tables.append(
             ReportTable(
                 f"figure-12-{'states' if name == 'entropy_bits' else 'weighted'}",
                 f"Entropy of the predictions in bits over the mask ratio p, {ENTROPIES[name]} (Figure 12)"
                 f"{seed_note(variants)}",
                 ("variant", *map(format_ratio, ratios)),
-                (tuple(row for row in cells if any(str(cell) != NO_VALUE for cell in row[1:])),),
+                (tuple(row for row in rows if any(str(entry) != NO_VALUE for entry in row[1:])),),
             )
         )
     return tables
 
 
-def _entropy_cell(line: EntropyLine, ratio: float, name: str) -> Cell:
+def _entropy_entry(line: EntropyLine, ratio: float, name: str) -> Entry:
     spread = line.spread(ratio, name)
     missing = NOT_DEFINED if "entropy_bits" in line.entropies.get(ratio, {}) else NO_VALUE
     return Number(spread.mean, decimals(2), spread.std, missing=missing)

@@ -1,6 +1,6 @@
 """Tables of results: the one class that every command prints, and writes as Markdown, CSV or LaTeX.
 
-A cell is a text or a `Number`, which people read rounded, as `exlm_cli.format` writes it, and programs in full.
+An entry is a string or a `Number`, which people read rounded, as `exlm_cli.format` writes it, and programs in full.
 """
 
 import math
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SUFFIXES = {"markdown": ".md", "csv": ".csv", "latex": ".tex"}
 """Suffixes of the files, by the name of their format."""
 
-_CELL_CHARACTERS, _NOTE_CHARACTERS = 200, 2_000
+_ENTRY_CHARACTERS, _NOTE_CHARACTERS = 200, 2_000
 
 # a backslash first, or the others' would be escaped again
 _LATEX = {
@@ -32,7 +32,7 @@ _LATEX_PATTERN = re.compile("|".join(map(re.escape, _LATEX)))
 
 @dataclass(frozen=True)
 class Number:
-    """A number in a cell; its text is `0.8123 ± 0.0101`, `0.8123 (0.8001 to 0.8201)` or `2.30 % (2.25 %)`.
+    """A number as an entry; its text is `0.8123 ± 0.0101`, `0.8123 (0.8001 to 0.8201)` or `2.30 % (2.25 %)`.
 
     Attributes:
         value: NaN where there is none.
@@ -68,8 +68,8 @@ class Number:
         return {"": self.value, **{end: number for end, number in others.items() if not math.isnan(number)}}
 
 
-Cell = str | Number
-Row = tuple[Cell, ...]
+Entry = str | Number
+Row = tuple[Entry, ...]
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class ReportTable:
     Attributes:
         name: Name of its files, like `table-1`.
         title: One line above it.
-        cells: Groups of rows, each with as many cells as there are columns; a line separates groups.
+        entries: Groups of rows, each with as many entries as there are columns; a line separates groups.
         notes: Lines below it.
         num_keys: Number of columns, the first ones, that name the row.
         num_details: Number of columns, the last ones, that describe how a row was made. A terminal shows them as lines.
@@ -92,7 +92,7 @@ class ReportTable:
     name: str
     title: str
     columns: tuple[str, ...]
-    cells: tuple[tuple[Row, ...], ...]
+    entries: tuple[tuple[Row, ...], ...]
     notes: tuple[str, ...] = ()
     num_keys: int = 1
     num_details: int = 0
@@ -100,12 +100,12 @@ class ReportTable:
 
     @property
     def groups(self) -> tuple[tuple[tuple[str, ...], ...], ...]:
-        """The texts of the cells."""
-        return tuple(tuple(tuple(map(str, row)) for row in group) for group in self.cells)
+        """The text of each entry."""
+        return tuple(tuple(tuple(map(str, row)) for row in group) for group in self.entries)
 
     @property
     def rows(self) -> tuple[tuple[str, ...], ...]:
-        """The texts of the rows of all groups."""
+        """The text of each entry of the rows of all groups."""
         return tuple(row for group in self.groups for row in group)
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
@@ -114,15 +114,15 @@ class ReportTable:
         from rich.table import Table
         from rich.text import Text
 
-        yield Text(_cell(self.title, _NOTE_CHARACTERS))
+        yield Text(_shown(self.title, _NOTE_CHARACTERS))
         for part in _column_parts(self, options.max_width):
             drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
             for index in part:
                 justify: Literal["left", "right"] = "left" if index < self.num_keys else "right"
-                drawn.add_column(Text(_cell(self.columns[index])), justify=justify)
+                drawn.add_column(Text(_shown(self.columns[index])), justify=justify)
             for group in self.groups:
                 for row in group:
-                    drawn.add_row(*(Text(_cell(row[index])) for index in part))
+                    drawn.add_row(*(Text(_shown(row[index])) for index in part))
                 drawn.add_section()
             yield ""
             yield drawn
@@ -132,7 +132,7 @@ class ReportTable:
         ]
         if lines:
             yield ""
-        yield from (Text(_cell(line, _NOTE_CHARACTERS)) for line in lines)
+        yield from (Text(_shown(line, _NOTE_CHARACTERS)) for line in lines)
 
 
 def write_tables(tables: Sequence[ReportTable], folder: Path, formats: Sequence[str]) -> list[Path]:
@@ -163,29 +163,29 @@ def write_tables(tables: Sequence[ReportTable], folder: Path, formats: Sequence[
 
 
 def _csv_content(table: ReportTable) -> tuple[list[str], list[list[str]]]:
-    """Return heading and rows; the first cell is the name of the row."""
-    rows = [row for group in table.cells for row in group]
+    """Return heading and rows; the first entry is the name of the row."""
+    rows = [row for group in table.entries for row in group]
     heading, columns = [table.columns[0]], [[str(row[0]) for row in rows]]
     for index, name in enumerate(table.columns[1:], start=1):
-        cells = [_plain_cells(row[index]) for row in rows]
-        for end in dict.fromkeys(["", *(end for cell in cells for end in cell)]):
+        entries = [_plain_entries(row[index]) for row in rows]
+        for end in dict.fromkeys(["", *(end for entry in entries for end in entry)]):
             heading.append(name + end)
-            columns.append([cell.get(end, "") for cell in cells])
+            columns.append([entry.get(end, "") for entry in entries])
     return heading, [list(row) for row in zip(*columns, strict=True)]
 
 
-def _plain_cells(cell: Cell) -> dict[str, str]:
+def _plain_entries(entry: Entry) -> dict[str, str]:
     """Return what programs read, by the ending of its column."""
-    if isinstance(cell, Number):
-        return {end: format_plain(number) for end, number in cell.by_ending().items()}
-    return {"": "" if cell == NO_VALUE else cell}
+    if isinstance(entry, Number):
+        return {end: format_plain(number) for end, number in entry.by_ending().items()}
+    return {"": "" if entry == NO_VALUE else entry}
 
 
 def as_markdown(table: ReportTable) -> str:
     """Return the table as Markdown; notes become a list."""
 
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(printable(cell).replace("\\", "\\\\").replace("|", "\\|") for cell in cells) + " |"
+    def line(entries: Sequence[str]) -> str:
+        return "| " + " | ".join(printable(entry).replace("\\", "\\\\").replace("|", "\\|") for entry in entries) + " |"
 
     align = ["---"] * table.num_keys + ["---:"] * (len(table.columns) - table.num_keys)
     lines = [f"**{printable(table.title)}**", "", line(table.columns), f"|{'|'.join(align)}|", *map(line, table.rows)]
@@ -194,7 +194,7 @@ def as_markdown(table: ReportTable) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cell(text: str, max_characters: int = _CELL_CHARACTERS) -> str:
+def _shown(text: str, max_characters: int = _ENTRY_CHARACTERS) -> str:
     """Return a text as the terminal shows it."""
     return printable(shorten_middle(text, max_characters))
 
@@ -202,8 +202,8 @@ def _cell(text: str, max_characters: int = _CELL_CHARACTERS) -> str:
 def as_latex(table: ReportTable) -> str:
     """Return the table as a LaTeX `table` with `booktabs` rules."""
 
-    def line(cells: Sequence[str]) -> str:
-        return " & ".join(map(_latex, cells)) + r" \\"
+    def line(entries: Sequence[str]) -> str:
+        return " & ".join(map(_latex, entries)) + r" \\"
 
     body = ["\n".join(line(row) for row in group) for group in table.groups]
     notes = [rf"\par\footnotesize {_latex(note)}" for note in table.notes]
@@ -232,8 +232,8 @@ def _column_parts(table: ReportTable, width: int) -> list[list[int]]:
     shown = list(range(table.num_keys, first_detail))
     if table.is_sparse and table.groups:
         shown = [index for index in shown if any(row[index] != NO_VALUE for row in table.groups[-1])] or shown
-    # a blank to the right of each cell, and the blank between columns
-    widths = [max(map(len, cells)) + 2 for cells in zip(table.columns, *table.rows, strict=True)]
+    # a blank to the right of each entry, and the blank between columns
+    widths = [max(map(len, entries)) + 2 for entries in zip(table.columns, *table.rows, strict=True)]
     keys = list(range(table.num_keys))
     parts: list[list[int]] = []
     room = 0
@@ -250,9 +250,9 @@ def _describe_details(table: ReportTable, row: Sequence[str]) -> str:
     """Return `name: seeds 3, parameters 5.2 M`; empty where nothing is known."""
     first = len(table.columns) - table.num_details
     known = [
-        f"{heading} {cell}"
-        for heading, cell in zip(table.columns[first:], row[first:], strict=True)
-        if cell != NO_VALUE
+        f"{heading} {entry}"
+        for heading, entry in zip(table.columns[first:], row[first:], strict=True)
+        if entry != NO_VALUE
     ]
     return f"{' '.join(row[: table.num_keys])}: {', '.join(known)}" if known else ""
 

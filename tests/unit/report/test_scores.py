@@ -13,7 +13,7 @@ from exlm_cli.report.scores import (
     label_scores_table,
     pretraining_table,
     results_tables,
-    score_cell,
+    score_entry,
     task_tables,
 )
 from tests.unit.report.results import SCRATCH, Values, scored
@@ -36,7 +36,7 @@ METRICS: Values = {"roc_auc": [0.7, 0.8], "loss": [0.5, 0.6], "f1": [None, None]
 )
 def test_a_score_is_shown_with_its_spread(values, aggregate, text):
     spread = scored("a", "csv", {"rmse": values}).seeds("rmse")
-    assert str(score_cell(spread, aggregate)) == text
+    assert str(score_entry(spread, aggregate)) == text
 
 
 def printed(**changed: Any) -> list[str]:

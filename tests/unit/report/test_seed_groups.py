@@ -11,7 +11,7 @@ from exlm_cli.report.seed_groups import (
     RankAgreement,
     fewer_seeds_note,
     group_seeds,
-    metric_cell,
+    metric_entry,
     pooled_deviation,
     rank_agreement,
     read_curves,
@@ -131,7 +131,7 @@ def test_a_task_has_the_seeds_whose_fine_tuning_has_a_score():
 def test_a_perplexity_and_its_deviation_have_the_same_decimals(mean, deviation, shown):
     # of two values at the same distance d on either side the deviation is sqrt(2) d
     ends = [mean + sign * deviation / math.sqrt(2) for sign in (-1, 1)]
-    assert str(metric_cell("perplexity", spread_of(ends))) == shown
+    assert str(metric_entry("perplexity", spread_of(ends))) == shown
 
 
 @pytest.mark.parametrize(("x", "y"), [([1, 2], [1, 2]), ([1, 1, 1], [1, 2, 3]), ([1, 2, 3], [5, 5, 5])])

@@ -1,4 +1,4 @@
-"""Tasks with one text, pair of texts or molecule per row: splits and their encoding, and tables to predict.
+"""Tasks with one text, pair of texts or molecule per row: splits, their encoding and scores, and tables to predict.
 
 All are one class, `RowTask`. `table_task` makes one of a table, for MoleculeNet and any CSV; `tasks/glue.py` one of a
 benchmark's files, whose rows have metrics of their own.
@@ -11,12 +11,14 @@ Axes: K seeds, R rows of a table, N examples of a split, C outputs.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from exlm_cli.config.tasks import MISSING_VALUES, CsvTaskConfig, RowTaskConfig
 from exlm_cli.data import IntArray
@@ -25,25 +27,94 @@ from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
 from exlm_cli.format import name_some
 from exlm_cli.progress import Progress
+from exlm_cli.tasks import metrics
 from exlm_cli.tasks.base import (
     NO_TEST_NOTE,
     SPLITS,
     DownstreamTask,
     EncodedRows,
+    EncodedSplit,
     FloatArray,
     Loss,
     NewRows,
+    SeedOutputs,
     Split,
     TableColumns,
     TrainedTask,
+    write_outputs,
 )
-from exlm_cli.tasks.metrics import describe_unscorable, target_scale
-from exlm_cli.tasks.rows.encoded import ScoredRows
 from exlm_cli.tasks.rows.inputs import InputRows, describe_repeats, read_input_rows
 from exlm_cli.tasks.rows.labels import LabelKind, Labels, read_known_targets, with_decimal_points
 from exlm_cli.tasks.rows.splits import RowSplit, split_rows
 
 _MAX_NAMED = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredRows(EncodedSplit):
+    """Rows of a split or of a file to predict.
+
+    Attributes:
+        loss, names: `loss` and `output_names` of the task.
+        texts: One or two texts, or one SMILES, of each of N rows.
+        rows: (N,) row of the input, counted from 0.
+        scale: (C,) standard deviations of the training targets, as in `metrics.score_rows`.
+    """
+
+    loss: Loss
+    names: tuple[str, ...]
+    texts: Sequence[tuple[str, ...]]
+    rows: IntArray
+    scale: FloatArray | None = None
+
+    def by_seed(self, outputs: SeedOutputs) -> FloatArray:
+        """Return (K, N, C) probabilities or values, float64."""
+        return metrics.probabilities_by_seed(self.loss, outputs, len(self.names))
+
+    def score(self, outputs: SeedOutputs, is_scored_N: NDArray[np.bool_] | None = None) -> dict[str, float]:
+        """Return the metrics, means over the labels or columns in which each is defined."""
+        chosen = slice(None) if is_scored_N is None else is_scored_N
+        return self._metrics(self.by_seed(outputs).mean(axis=0)[chosen], self.targets[chosen])
+
+    def _metrics(self, mean_NC: FloatArray, targets_NC: FloatArray) -> dict[str, float]:
+        return metrics.score_rows(self.loss, mean_NC, targets_NC, self.scale)
+
+    def score_labels(self, outputs: SeedOutputs) -> dict[str, dict[str, float]]:
+        """Return the metrics of each label or value by its name; nothing for classes or a single one."""
+        return metrics.score_labels(self.loss, self.by_seed(outputs).mean(axis=0), self.targets, self.names)
+
+    def describe_outputs(self, outputs: SeedOutputs) -> list[str]:
+        """Return in words which outputs are the same in every row."""
+        return metrics.describe_constant(self.loss, self.by_seed(outputs).mean(axis=0), self.targets, self.names)
+
+    def prediction_columns(self, outputs: SeedOutputs) -> dict[str, list[str]]:
+        """Return `<name>_probability` of each label or class, or `<name>_predicted` value; `predicted_class` if there
+        are classes; over several seeds `<name>_seed_spread`, their standard deviation (n - 1).
+        """
+        by_seed_KNC = self.by_seed(outputs)
+        mean_NC = by_seed_KNC.mean(axis=0)
+        columns = name_columns(self.names, "predicted" if self.loss == "regression" else "probability", mean_NC)
+        if self.loss == "classes":
+            columns["predicted_class"] = [self.names[index] for index in mean_NC.argmax(axis=1)]
+        if len(by_seed_KNC) > 1:
+            columns |= name_columns(self.names, "seed_spread", by_seed_KNC.std(axis=0, ddof=1))
+        return columns
+
+    def write_predictions(self, folder: Path, split: Split, outputs: SeedOutputs) -> None:
+        """Write `predictions-<split>.csv`: probabilities of labels or classes, or values, by row of the input.
+
+        Then come the truth, `<name>_true` or `true_class`, and the text or SMILES that the model read.
+        """
+        if self.loss == "classes":
+            classes = self.targets[:, 0]
+            truth = {"true_class": ["" if math.isnan(c) else self.names[int(c)] for c in classes]}
+        else:
+            truth = name_columns(self.names, "true", self.targets)
+        texts = zip(*self.texts, strict=True)
+        inputs = ("input",) if len(self.texts[0]) == 1 else ("input_a", "input_b")
+        more = {**truth, **dict(zip(inputs, texts, strict=True))}
+        mean_NC = self.by_seed(outputs).mean(axis=0)
+        write_outputs(folder / f"predictions-{split}.csv", self.rows, self.names, mean_NC, more)
 
 
 @dataclass(frozen=True)
@@ -87,7 +158,7 @@ class RowTask(DownstreamTask):
     def target_scale(self) -> FloatArray | None:
         """(C,) standard deviations of the training targets of a regression; None otherwise."""
         has_scale = self.loss == "regression" and "train" in self.examples
-        return target_scale(self.examples["train"].targets)[1] if has_scale else None
+        return metrics.target_scale(self.examples["train"].targets)[1] if has_scale else None
 
     def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> ScoredRows:
         """Tokenise a split as [CLS] a [SEP] or [CLS] a [SEP] b [SEP]; the longer text of a long row loses its end."""
@@ -171,7 +242,7 @@ def _describe_targets(task: RowTask) -> list[str]:
 def _unscorable(task: RowTask, split: Split) -> dict[str, str]:
     targets_NC = task.examples[split].targets
     if task.loss == "binary":
-        return describe_unscorable(targets_NC, task.output_names)
+        return metrics.describe_unscorable(targets_NC, task.output_names)
     present = np.unique(targets_NC)
     if task.loss == "regression" or len(present) > 1:
         return {}
@@ -351,3 +422,11 @@ def longest_first(lengths: Sequence[int], budget: int) -> list[int]:
     first, second = lengths
     kept_shorter = min(first, second, budget // 2)
     return [kept_shorter, budget - kept_shorter] if first <= second else [budget - kept_shorter, kept_shorter]
+
+
+def name_columns(names: Sequence[str], what: str, values_NC: FloatArray) -> dict[str, list[str]]:
+    """Return cells of `<name>_<what>` for C names, with ten digits, empty for NaN."""
+    return {
+        f"{name}_{what}": ["" if math.isnan(value) else f"{value:.10g}" for value in column]
+        for name, column in zip(names, values_NC.T, strict=True)
+    }
