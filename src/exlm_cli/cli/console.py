@@ -52,7 +52,7 @@ def open_progress() -> Progress:
 
 
 class SafeConsole(Console):
-    """Console that shows control characters of names and data as escapes, so that no text moves the cursor."""
+    """Console that shows control characters of names and data as escapes, so that no string moves the cursor."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         """Yield the segments of something to print."""
@@ -254,7 +254,7 @@ def emit_sentence(text: str) -> None:
 
 
 def emit_json(value: Any) -> None:
-    """Write a result for programs: paths as texts, numbers that are not finite, which JSON does not have, as null."""
+    """Write a result for programs: paths as strings, numbers that are not finite, which JSON does not have, as null."""
     emit_text(json.dumps(finite_or_none(value), indent=1, allow_nan=False, default=os.fspath))
 
 
@@ -275,9 +275,9 @@ def emit_listing(columns: Sequence[str], rows: Sequence[Sequence[str]], notes: S
 
     room = _stdout().width
     lines = [line(columns)]
-    for row, texts in zip(rows, notes, strict=True):
+    for row, of_row in zip(rows, notes, strict=True):
         lines.append(line(row))
-        for text in texts:
+        for text in of_row:
             lines += textwrap.wrap(_message(text), room, initial_indent="    ", subsequent_indent="    ")
     emit_text("\n".join(lines))
 
@@ -341,7 +341,7 @@ def _label(text: str) -> str:
 
 
 def _without_controls(text: str) -> str:
-    """Return a text whose lines are printable."""
+    """Return a string whose lines are printable."""
     return text if text.isprintable() else "\n".join(map(printable, text.split("\n")))
 
 
@@ -362,7 +362,7 @@ def _state(
 
     Args:
         done, total: Steps.
-        fields: Short texts by name. Where `rows` are among them, `done` and `total` are bytes, shown as a share.
+        fields: Short strings by name. Where `rows` are among them, `done` and `total` are bytes, shown as a share.
         rate: Steps a second; shown where no field is called `speed` or `rate`.
         end_s: Seconds that the work took, once it is done.
         left_s: Seconds that it will still take.

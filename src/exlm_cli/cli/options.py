@@ -113,7 +113,7 @@ def collect_overrides(sets: list[str] | None, options: Mapping[str, object]) -> 
 
     Args:
         sets: `key=value`, as given.
-        options: Key -> value of its option; None: not given. Values are quoted, so that YAML reads a text as it is.
+        options: Key -> value of its option; None: not given. Values are quoted, so that YAML reads a string as it is.
 
     Raises:
         ConfigError: `--set` gives a key twice: the first value would be lost.
@@ -257,7 +257,7 @@ _SETTING = re.compile(r"(override )?`([a-z][a-z_.]*)=([^`]*)`")
 def to_options(text: str) -> str:
     """Write each `` `key=VALUE` `` of a message as the running command takes it.
 
-    That is the option that is called like the last part of the key, else `--set key=VALUE`; other texts stay.
+    That is the option that is called like the last part of the key, else `--set key=VALUE`; other strings stay.
     """
     command = running_command.get()
     if command is None:
@@ -286,7 +286,7 @@ def to_options(text: str) -> str:
 
 
 def _path_in_recipe(command: str, key: str) -> str | None:
-    """Return the path of a key in the recipes of a command, with its section in a sweep; None for any other text."""
+    """Return the path of a key in the recipes of a command, with its section in a sweep; None for any other string."""
     from exlm_cli.config.overrides import find_field
 
     kind = _kind_of_recipes(command)

@@ -132,6 +132,6 @@ def _default_folder(run: Path, sentence: str) -> Path:
     """Return a folder among the reports on a run or checkpoint that one sentence always gets again."""
     from exlm_cli.bundled_models import report_folder
 
-    words = re.sub(r"[^a-z0-9]+", "-", sentence.lower()).strip("-")[:24].strip("-")
+    name = re.sub(r"[^a-z0-9]+", "-", sentence.lower()).strip("-")[:24].strip("-")
     digest = hashlib.sha256(sentence.encode()).hexdigest()[:8]
-    return report_folder(run) / f"dag-{words}-{digest}"
+    return report_folder(run) / f"dag-{name}-{digest}"

@@ -110,10 +110,10 @@ def repeat_mlm(
         recipe = _DEFAULT_GRID
     resolved = _load(recipe, resume, sets, seeds=seeds, tasks=tasks, device=device)
     if not resolved.cells:
-        what, words = (
+        what, given = (
             (f"`{recipe}` is a recipe", recipe) if resume is None else (f"{resume}: a run", f"--resume {resume}")
         )
-        raise ConfigError(f"{what} of `exlm sweep`, not of `exlm repeat-mlm`", f"`exlm sweep {words}` takes it")
+        raise ConfigError(f"{what} of `exlm sweep`, not of `exlm repeat-mlm`", f"`exlm sweep {given}` takes it")
     notes = []
     if num_repeats is not None or mask_ratios is not None:
         resolved, left_out = resolved.choose_cells(
@@ -141,8 +141,8 @@ def _load(
     from exlm_cli.config.load import load_recipe, resumed_recipe
     from exlm_cli.config.sweep import SweepRecipe
 
-    words = [] if tasks == "none" else split_words(tasks)
-    options = {"device": device, "seeds": parse_seeds(seeds), "tasks": words, **(others or {})}
+    names = [] if tasks == "none" else split_words(tasks)
+    options = {"device": device, "seeds": parse_seeds(seeds), "tasks": names, **(others or {})}
     overrides = collect_overrides(sets, options)
     if resume is not None:
         return resumed_recipe(resume, SweepRecipe, overrides)
