@@ -150,20 +150,21 @@ def refuse_with_resume(run: Path | None, options: Mapping[str, object]) -> None:
             )
 
 
-def refuse_without(needed: str, given: object, options: Mapping[str, object]) -> None:
+def refuse_without(needed: str, given: object, options: Mapping[str, object], hint: str | None = None) -> None:
     """Refuse options that need another one.
 
     Args:
-        needed: The option that they need, as it is written.
+        needed: What they need, as messages name it.
         given: Its value; None, False or empty: not given.
         options: Option -> its value; None: not given.
+        hint: None: add what is needed.
 
     Raises:
         ConfigError: One is given without it.
     """
     alone = [option for option, value in options.items() if value is not None]
     if alone and not given:
-        raise ConfigError(f"`{alone[0]}` needs `{needed}`", f"add `{needed}`, or leave it out")
+        raise ConfigError(f"`{alone[0]}` needs {needed}", hint or f"add {needed}, or leave `{alone[0]}` out")
 
 
 def choose_column(kind: str, *, smiles: str | None, text: str | None) -> str | None:

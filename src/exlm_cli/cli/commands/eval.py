@@ -102,9 +102,9 @@ def evaluate(
     output = Output(wanted_formats, out, has_figures=figures, as_json=as_json)
     ratios = parse_numbers("--mask-ratios", mask_ratios, float, "a number above 0 and below 1", 1e-6, 1 - 1e-6)
     states = parse_numbers("--num-states", num_states, int, "a whole number from 1 to 64", 1, 64)
-    refuse_without("--entropy", entropy, {"--mask-ratios": ratios, "--num-states": states})
+    refuse_without("`--entropy`", entropy, {"--mask-ratios": ratios, "--num-states": states})
     of_data = {"--smiles-column": smiles_column, "--text-column": text_column, "--on-invalid": on_invalid}
-    refuse_without("--data FILE", valid, of_data)
+    refuse_without("`--data FILE`", valid, of_data)
     # what only a pre-trained model can be asked
     asked = {"--entropy": entropy, "--data": valid, "--max-sequences": max_sequences}
     option = next((name for name, value in asked.items() if value), None)

@@ -73,8 +73,8 @@ def pretrain(
                 "figures": drawn,
             }
         )
-    metrics = {f"validation {heading}": value for heading, value in describe_validation(result.metrics).items()}
+    validated = {f"validation {heading}": value for heading, value in describe_validation(result.metrics).items()}
     curves = {"curves": drawn[0]} if drawn else {}
     console.emit_pairs(
-        {"run": result.run_dir, "checkpoint": result.checkpoint, "steps": result.steps, **metrics, **curves}
+        {"run": result.run_dir, "checkpoint": result.checkpoint, "steps": result.steps, **validated, **curves}
     )

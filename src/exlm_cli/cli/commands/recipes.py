@@ -58,8 +58,9 @@ def recipes(
     from exlm_cli.cli import console
     from exlm_cli.config.load import dump_recipe, load_recipe, recipe_kind
 
-    refuse_without("NAME", name, {"--gpu": gpu, "--set": sets, "--describe": describe or None})
-    refuse_without("--gpu NAME", gpu, {"--gpus": gpus, "--utilisation": utilisation})
+    named = {"--gpu": gpu, "--set": sets, "--describe": describe or None}
+    refuse_without("a recipe", name, named, "name one, like `exlm recipes text-base`")
+    refuse_without("`--gpu`", gpu, {"--gpus": gpus, "--utilisation": utilisation}, "for example `--gpu h100`")
     for option, together in (("--for", command and name), ("--describe", describe and (gpu or as_json))):
         if together:
             other = name if option == "--for" else "--gpu" if gpu else "--json"
