@@ -136,8 +136,6 @@ def measure_entropy(
                     mask_ratio=recipe.masking.mask_ratio,
                     num_repeats=recipe.masking.num_repeats,
                     num_states_per_mask=recipe.masking.num_states_per_mask,
-                    entropy_bits=metrics["entropy_bits"],
-                    entropy_posterior_bits=metrics.get("entropy_posterior_bits"),
                     metrics=metrics,
                 )
             )

@@ -57,20 +57,16 @@ class PredictionEntropy(JsonModel):
         mask_ratio: p of the masking.
         num_repeats: k of Repeated MLM; 1 otherwise.
         num_states_per_mask: k of ExLM; 1 otherwise.
-        entropy_bits: Mean entropy of the emitted distributions. For (Repeated) MLM that is App. E: only tokens whose
-            copies are all masked, mean over copies, then over tokens; None where there is none. For ExLM it is the mean
-            over expanded states.
-        entropy_posterior_bits: For ExLM with a DAG, every state weighted by the posterior that it emits a target, mean
-            over targets; None otherwise.
-        metrics: All of the validation (`train.evaluation.summarise`); None: not defined.
+        metrics: Of the validation (`train.evaluation.summarise`); None: not defined. `entropy_bits` is the mean entropy
+            of the emitted distributions. For (Repeated) MLM that is App. E: only tokens whose copies are all masked,
+            mean over copies, then over tokens. For ExLM it is the mean over expanded states. With a DAG
+            `entropy_posterior_bits` weights every state by the posterior that it emits a target, mean over targets.
     """
 
     objective: str
     mask_ratio: float
     num_repeats: int
     num_states_per_mask: int
-    entropy_bits: float | None
-    entropy_posterior_bits: float | None
     metrics: dict[str, float | None]
 
 

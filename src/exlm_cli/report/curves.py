@@ -306,8 +306,8 @@ def entropy_table(entropies: Sequence[tuple[str, PredictionEntropy]]) -> ReportT
             name,
             Number(_num_copies(entropy), format_count),
             Number(entropy.mask_ratio, format_ratio),
-            entry(entropy.entropy_bits),
-            entry(entropy.entropy_posterior_bits, NO_VALUE),
+            entry(entropy.metrics["entropy_bits"]),
+            entry(entropy.metrics.get("entropy_posterior_bits"), NO_VALUE),
             *(entry(entropy.metrics[metric]) for metric in ("loss", "mask_accuracy")),
         )
         for name, entropy in entropies
@@ -331,7 +331,7 @@ def entropy_lines(entropies: Sequence[tuple[str, PredictionEntropy]]) -> list[En
     lines = []
     for colour, (label, found) in enumerate(by_label.items(), start=1):
         known = {
-            entropy.mask_ratio: {name: [v] for name in ENTROPIES if (v := getattr(entropy, name)) is not None}
+            entropy.mask_ratio: {name: [v] for name in ENTROPIES if (v := entropy.metrics.get(name)) is not None}
             for entropy in found
         }
         lines.append(EntropyLine(label, found[0].objective == "mlm", known, colour))

@@ -22,6 +22,7 @@ from exlm_cli.report.seed_groups import (
     RankAgreement,
     SeedGroup,
     SweepReport,
+    by_column,
     different_seeds_note,
     divergence_note,
     fewer_seeds_note,
@@ -50,7 +51,6 @@ VALIDATED = {
 }
 """Headings of the metrics that have a table, by their names in metrics.jsonl."""
 
-_SHARES = ("expected", "measured", "standard_error", "expected_with_floor")
 _CELL_INCHES = (0.95, 0.55)
 _PLOT_INCHES = (4.4, 3.0)
 _DODGE = 0.012
@@ -64,12 +64,12 @@ def write_grid_report(cells: Sequence[MeasuredCell], folder: Path, *, name: str,
     Arguments and errors are those of `report.sweeps.write_sweep_report`.
     """
     grid = grid_of(cells)
-    tables = grid_tables(grid)
-    files = write_report_files(folder, "grid", f"Repeated MLM: {name}", _csv_rows(grid), tables)
+    tables, records = grid_tables(grid), _records(grid)
+    files = write_report_files(folder, "grid", f"Repeated MLM: {name}", records, tables)
     if has_figures:
         files += write_grid_figures(grid, read_curves(cells), folder)
     agreement = {metric: asdict(found) for metric, found in agreements(grid).items()}
-    return SweepReport(tables, {"cells": list(map(_as_json, grid.values())), "agreement": agreement}, files)
+    return SweepReport(tables, {"cells": records, "agreement": agreement}, files)
 
 
 def grid_of(cells: Sequence[MeasuredCell]) -> Grid:
@@ -148,28 +148,21 @@ def write_grid_figures(grid: Grid, curves: Mapping[str, Sequence[MetricsRow]], f
     return written + (plot_curves(rows, folder / "curves", styles, captions=[caption]) if rows else [])
 
 
-def _csv_rows(grid: Grid) -> list[dict[str, Any]]:
-    """Return a row of the CSV for each cell; metrics are means over seeds, `<name>_std` their deviation."""
+def _records(grid: Grid) -> list[dict[str, Any]]:
+    """Return each cell for programs; metrics are means over seeds, `<name>_std` their deviation."""
     names = [*VALIDATED, *task_metrics([*grid.values()])]
-    rows = []
-    for (k, p), cell in grid.items():
-        corrupted = pooled_corruption(cell)
-        shares = {f"corrupted_{share}": corrupted[share] for share in _SHARES}
-        others = {**cell.csv_metrics(names), "steps": cell.model.steps, **cell.csv_seeds()}
-        rows.append({"num_repeats": k, "mask_ratio": p, **shares, **others})
-    return rows
-
-
-def _as_json(cell: SeedGroup) -> dict[str, Any]:
-    """Return a cell for programs; metrics are means over seeds."""
-    return {
-        "num_repeats": cell.first.num_repeats,
-        "mask_ratio": cell.first.mask_ratio,
-        "seeds": cell.seeds,
-        "diverged_seeds": cell.diverged_seeds,
-        **{f"corrupted_{name}": value for name, value in pooled_corruption(cell).items()},
-        **{name: cell.spread(name).mean for name in cell.metrics},
-    }
+    return [
+        {
+            "num_repeats": k,
+            "mask_ratio": p,
+            **{f"corrupted_{name}": value for name, value in pooled_corruption(cell).items()},
+            **by_column({name: cell.spread(name) for name in names}),
+            "steps": cell.model.steps,
+            "seeds": cell.seeds,
+            "diverged_seeds": cell.diverged_seeds,
+        }
+        for (k, p), cell in grid.items()
+    ]
 
 
 def _present(grid: Grid) -> list[str]:

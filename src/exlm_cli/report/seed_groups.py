@@ -1,5 +1,6 @@
 """Scores of a sweep by variant: means and deviations over seeds, dependence on p^k, cells of tables and CSV."""
 
+import json
 import math
 import statistics
 from collections.abc import Hashable, Mapping, Sequence
@@ -200,16 +201,6 @@ class SeedGroup:
             return "diverged"
         return metric_entry(metric, spread, missing=NOT_DEFINED) if metric in self.metrics else NO_VALUE
 
-    def csv_metrics(self, names: Sequence[str]) -> dict[str, float]:
-        """Return means and deviations by column: `glue_rte_accuracy` and `..._std` for `glue/rte accuracy`."""
-        columns = {name: name.replace("/", "_").replace(" ", "_") for name in names}
-        return csv_spreads({columns[name]: self.spread(name) for name in names})
-
-    def csv_seeds(self) -> dict[str, str]:
-        """Return the seeds by column."""
-        both = {"seeds": self.seeds, "diverged_seeds": self.diverged_seeds}
-        return {column: " ".join(map(str, seeds)) for column, seeds in both.items()}
-
     @cached_property
     def _by_metric(self) -> dict[tuple[str, str], tuple[float, ...]]:
         """Defined values of the seeds by masking and metric."""
@@ -316,23 +307,35 @@ def divergence_note(groups: Mapping[str, SeedGroup]) -> list[str]:
     return [f"diverged: {'; '.join(found)}"] if found else []
 
 
-def csv_spreads(spreads: Mapping[str, Spread]) -> dict[str, float]:
-    """Return each mean under its column's name, and the deviation under `<name>_std`."""
+def by_column(spreads: Mapping[str, Spread]) -> dict[str, float]:
+    """Return means and deviations by column: `glue_rte_accuracy` and `..._std` for `glue/rte accuracy`."""
+    columns = {name.replace("/", "_").replace(" ", "_"): spread for name, spread in spreads.items()}
     ends = {"": "mean", "_std": "std"}
-    return {column + end: getattr(spread, key) for column, spread in spreads.items() for end, key in ends.items()}
+    return {column + end: getattr(spread, key) for column, spread in columns.items() for end, key in ends.items()}
 
 
 def write_report_files(
-    folder: Path, stem: str, heading: str, rows: Sequence[Mapping[str, Any]], tables: Sequence[ReportTable]
+    folder: Path, stem: str, heading: str, records: Sequence[Mapping[str, Any]], tables: Sequence[ReportTable]
 ) -> list[Path]:
-    """Write `<stem>.csv`, of rows by column, and `<stem>.md` into a folder, made where there is none.
+    """Write `<stem>.csv`, of values by column, and `<stem>.md` into a folder, made where there is none.
 
     Raises:
         CheckpointError: A file cannot be written.
     """
     make_folder(folder)
     files = [folder / f"{stem}.csv", folder / f"{stem}.md"]
-    plain = [[cell if isinstance(cell, str) else format_plain(cell) for cell in row.values()] for row in rows]
-    write_csv(files[0], list(rows[0]), plain)
+    write_csv(files[0], list(records[0]), [list(map(_plain, record.values())) for record in records])
     write_atomically(files[1], "\n".join([f"# {heading}\n", *map(as_markdown, tables)]).encode())
     return files
+
+
+def _plain(value: Any) -> str:
+    """Return a value as CSV holds it: seeds with blanks between them, changes as JSON."""
+    match value:
+        case str():
+            return value
+        case tuple():
+            return " ".join(map(str, value))
+        case dict():
+            return json.dumps(value)
+    return format_plain(value)

@@ -3,7 +3,6 @@
 A variant is matched to a row of the paper by what it is, not by its name, and only where it changes nothing else.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
@@ -26,8 +25,8 @@ from exlm_cli.report.seed_groups import (
     VALIDATED,
     SeedGroup,
     SweepReport,
+    by_column,
     count_seeds,
-    csv_spreads,
     different_seeds_note,
     divergence_note,
     fewer_seeds_note,
@@ -129,39 +128,40 @@ def write_sweep_report(cells: Sequence[MeasuredCell], folder: Path, *, name: str
         CheckpointError: A file cannot be written, or a metrics.jsonl is damaged.
     """
     variants = group_seeds(cells)
-    tables = sweep_tables(variants, name=name)
-    files = write_report_files(folder, "sweep", f"Sweep: {name}", csv_rows(variants), tables)
+    tables, records = sweep_tables(variants, name=name), _records(variants)
+    files = write_report_files(folder, "sweep", f"Sweep: {name}", records, tables)
     if has_figures:
         curves = read_curves(cells)
         caption = "training curves, first seed of each variant"
         files += plot_curves(curves, folder / "curves", captions=[caption]) if curves else []
         files += write_figure_12(variants, folder)
-    return SweepReport(tables, {"variants": list(map(_as_json, variants))}, files)
+    return SweepReport(tables, {"variants": records}, files)
 
 
-def csv_rows(variants: Variants) -> list[dict[str, Any]]:
-    """Return a row of the CSV for each variant; metrics are means over seeds, `<name>_std` their deviation.
+def _records(variants: Variants) -> list[dict[str, Any]]:
+    """Return each variant for programs; metrics are means over seeds, `<name>_std` their deviation.
 
-    Entropies at other mask ratios are `entropy_bits_at_0.387` and so on; `changes` is JSON.
+    Entropies at other mask ratios are `entropy_bits_at_0.387` and so on.
     """
     names, ratios = [*VALIDATED, *task_metrics(variants)], _ratios(variants)
-    rows = []
+    records = []
     for variant in variants:
         line = _entropy_line(variant)
-        rows.append(
+        at_ratios = {f"{name}_at_{p:g}": line.spread(p, name) for name in ENTROPIES for p in ratios}
+        records.append(
             {
                 "variant": variant.first.label,
                 **{name: getattr(variant.first, name) for name in _DESCRIBED_BY},
                 "parameters": variant.model.parameters,
                 "steps": variant.model.steps,
                 "elapsed_s": variant.elapsed_s,
-                **variant.csv_metrics(names),
-                **csv_spreads({f"{name}_at_{p:g}": line.spread(p, name) for name in ENTROPIES for p in ratios}),
-                **variant.csv_seeds(),
-                "changes": json.dumps(variant.first.changes),
+                **by_column({name: variant.spread(name) for name in names} | at_ratios),
+                "seeds": variant.seeds,
+                "diverged_seeds": variant.diverged_seeds,
+                "changes": variant.first.changes,
             }
         )
-    return rows
+    return records
 
 
 def sweep_tables(variants: Variants, *, name: str) -> list[ReportTable]:
@@ -385,20 +385,3 @@ def _budget(variant: SeedGroup) -> tuple[str, str, str]:
     )
     pretraining = f"{format_count(variant.model.steps)} steps of {step}"
     return seeds, format_parameters(variant.model.parameters), pretraining
-
-
-def _as_json(variant: SeedGroup) -> dict[str, Any]:
-    """Return a variant for programs."""
-    entropies = _entropy_line(variant).entropies
-    return {
-        "variant": variant.first.label,
-        **{name: getattr(variant.first, name) for name in _DESCRIBED_BY},
-        "changes": variant.first.changes,
-        "parameters": variant.model.parameters,
-        "steps": variant.model.steps,
-        "elapsed_s": variant.elapsed_s,
-        "seeds": variant.seeds,
-        "diverged_seeds": variant.diverged_seeds,
-        **{name: variant.spread(name).mean for name in variant.metrics},
-        "entropy_at": {f"{ratio:g}": {name: list(v) for name, v in at.items()} for ratio, at in entropies.items()},
-    }

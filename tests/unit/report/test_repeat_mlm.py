@@ -256,7 +256,7 @@ def test_programs_read_the_means_of_a_cell_and_its_seeds(tmp_path):
     assert (first["num_repeats"], first["mask_ratio"]) == PAIRS[0]
     assert (first["seeds"], first["diverged_seeds"]) == ((1, 2), (3,))
     assert first["entropy_bits"] == pytest.approx(FIGURE_5[0] + 0.005)
-    assert first["glue/mnli accuracy"] == pytest.approx(FIGURE_3[0] / 100)
+    assert first["glue_mnli_accuracy"] == pytest.approx(FIGURE_3[0] / 100)
     assert (first["corrupted_num_tokens"], first["corrupted_expected"]) == (30_000, pytest.approx(0.0225))
 
 
