@@ -99,8 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    is_debug = "--debug" in words
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    is_debug = "--debug" in given
     if os.environ.get("COLUMNS") == "0":  # rich would print nothing
         del os.environ["COLUMNS"]
     # None where the shell has closed it
@@ -111,13 +111,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # characters that the terminal cannot encode become escapes such as \xe9 and do not end the run
             stream.reconfigure(errors="backslashreplace")
     try:
-        _refuse_other_encodings(words)
+        _refuse_other_encodings(given)
         command: Any = typer.main.get_command(app)
-        name = next((word for word in words if word in command.commands), None)
+        name = next((argument for argument in given if argument in command.commands), None)
         options.running_command.set(command.commands.get(name))
         if name is not None and name not in _ANSWER_TO_RANKS:
             _refuse_ranks(name)
-        code = command([word for word in words if word != "--debug"], prog_name="exlm", standalone_mode=False)
+        code = command(
+            [argument for argument in given if argument != "--debug"], prog_name="exlm", standalone_mode=False
+        )
         sys.stdout.flush()
         if code == 128 + signal.SIGINT:  # typer's, for a KeyboardInterrupt
             from exlm_cli.cli import console
@@ -153,13 +155,13 @@ def _refuse_ranks(name: str) -> None:
         )
 
 
-def _refuse_other_encodings(words: Sequence[str]) -> None:
-    """Refuse words that are not text in the file system's encoding; Python reads them as lone surrogates."""
-    for word in words:
+def _refuse_other_encodings(arguments: Sequence[str]) -> None:
+    """Refuse arguments that are not text in the file system's encoding; Python reads them as lone surrogates."""
+    for argument in arguments:
         try:
-            word.encode()
+            argument.encode()
         except UnicodeEncodeError:
-            shown = os.fsencode(word).decode(errors="backslashreplace")
+            shown = os.fsencode(argument).decode(errors="backslashreplace")
             encoding = sys.getfilesystemencoding()
             raise ConfigError(
                 f"`{shown}` is not text in {encoding.upper()}",

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 PIPE_WIDTH = 120
 """Columns of output that does not go to a terminal, unless $COLUMNS says otherwise."""
 
-_MESSAGE_LETTERS, _LABEL_LETTERS = 2_000, 60
-"""Maximum letters of a message, and of a bar's label or a cell; longer ones lose their middle."""
 _SHORTEST_BAR = 6
 _MAX_LISTED_FILES = 8
 """More files of one kind in a folder have a line together."""
+_MESSAGE_CHARACTERS, _LABEL_CHARACTERS = 2_000, 60
+"""Maximum characters of a message, and of a bar's label or a cell; longer ones lose their middle."""
 _LINE_EVERY_S = 10.0
 _LINE_EVERY_SHARE = 0.05
 _LINE_EVERY_ELAPSED_SHARE = 0.01  # a run of a day leaves hundreds of lines, not thousands
@@ -56,7 +56,7 @@ def open_progress() -> Progress:
 
 
 class SafeConsole(Console):
-    """Console that shows control characters of names and data as escapes, so that no text moves the cursor."""
+    """Console that shows control characters of names and data as escapes, so that no string moves the cursor."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         """Yield the segments of something to print."""
@@ -279,7 +279,7 @@ def emit_sentence(text: str) -> None:
 
 
 def emit_json(value: Any) -> None:
-    """Write a result for programs: paths as texts, numbers that are not finite, which JSON does not have, as null."""
+    """Write a result for programs: paths as strings, numbers that are not finite, which JSON does not have, as null."""
     emit_text(json.dumps(finite_or_none(value), indent=1, allow_nan=False, default=os.fspath))
 
 
@@ -300,9 +300,9 @@ def emit_listing(columns: Sequence[str], rows: Sequence[Sequence[str]], notes: S
 
     room = _stdout().width
     lines = [line(columns)]
-    for row, texts in zip(rows, notes, strict=True):
+    for row, of_row in zip(rows, notes, strict=True):
         lines.append(line(row))
-        for text in texts:
+        for text in of_row:
             lines += textwrap.wrap(_message(text), room, initial_indent="    ", subsequent_indent="    ")
     emit_text("\n".join(lines))
 
@@ -366,15 +366,15 @@ def _shown(text: str) -> str:
 
 
 def _message(text: str) -> str:
-    return printable(shorten_middle(text, _MESSAGE_LETTERS))
+    return printable(shorten_middle(text, _MESSAGE_CHARACTERS))
 
 
 def _label(text: str) -> str:
-    return printable(shorten_middle(text, _LABEL_LETTERS))
+    return printable(shorten_middle(text, _LABEL_CHARACTERS))
 
 
 def _without_controls(text: str) -> str:
-    """Return a text whose lines are printable."""
+    """Return a string whose lines are printable."""
     return text if text.isprintable() else "\n".join(map(printable, text.split("\n")))
 
 
@@ -395,7 +395,7 @@ def _state(
 
     Args:
         done, total: Steps.
-        fields: Short texts by name. Where `rows` are among them, `done` and `total` are bytes, shown as a share.
+        fields: Short strings by name. Where `rows` are among them, `done` and `total` are bytes, shown as a share.
         rate: Steps a second; shown where no field is called `speed` or `rate`.
         end_s: Seconds that the work took, once it is done.
         left_s: Seconds that it will still take.

@@ -88,7 +88,7 @@ def emit_sweep(run: "SweepRun", output: Output, progress: Progress) -> None:
         progress.message(f"{run.num_done} of {run.num_cells} cells are done; `{command}` does the others")
     folder = output.folder or run.folder / "report"
     write = write_grid_report if run.recipe.cells else write_sweep_report
-    report = write(run.folder, run.results, folder, name=run.recipe.name, has_figures=output.has_figures)
+    report = write(run.cells, folder, name=run.recipe.name, has_figures=output.has_figures)
     files = [*report.files, *write_tables(report.tables, folder, output.formats)]
     if output.as_json:
         return console.emit_json({"run_dir": run.folder, "files": files, **report.content})

@@ -1,8 +1,10 @@
-"""Results of fine-tuning: what the files of a run hold besides its scores, and its predictions. No torch."""
+"""Results of fine-tuning: a finished run with its scores, what else its files hold, and its predictions. No torch."""
 
 import csv
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -13,7 +15,18 @@ from exlm_cli.config.finetune import NO_GRID
 from exlm_cli.data.rows.decode import LARGEST_CSV_FIELD
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import JsonModel, absent_if_none, read_json, read_whole, reason_of, write_atomically
-from exlm_cli.finetune.scores import BASELINE_NAMES, PREDICTORS, Aggregate, LabelScores, Predictor, Scores
+from exlm_cli.finetune.scores import (
+    BASELINE_NAMES,
+    MODEL,
+    PREDICTORS,
+    Aggregate,
+    LabelScores,
+    Predictor,
+    RunScores,
+    Scores,
+    Spread,
+    read_scores,
+)
 from exlm_cli.run_dir import resume_command
 from exlm_cli.tasks.base import FloatArray, Loss
 
@@ -225,6 +238,32 @@ class RunResults(JsonModel):
     def test_share(self) -> float:
         """Rows of the scored split for each training row."""
         return self.split_sizes[self.scored_split] / self.split_sizes["train"]
+
+
+@dataclass(frozen=True)
+class FinetunedRun:
+    """A finished fine-tuning run: its name in tables, its directory, its results."""
+
+    name: str
+    folder: Path
+    results: RunResults
+
+    @cached_property
+    def scores(self) -> RunScores:
+        """Its scores, read from the directory."""
+        return read_scores(self.folder)
+
+    def average(self, metric: str, *, model: str = MODEL, label: str = "") -> Spread:
+        """Return what the mean prediction of the seeds scores on the reported split, over splits of the rows."""
+        return self.scores.average(self.results.scored_split, metric, model=model, label=label)
+
+    def seeds(self, metric: str, *, model: str = MODEL) -> Spread:
+        """Return what the seeds score alone on the reported split, over seeds and splits of the rows."""
+        return self.scores.seeds(self.results.scored_split, metric, model=model)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return results and scores for programs."""
+        return {**self.results.as_json(), **self.scores.as_json()}
 
 
 def count_known_rows(loss: Loss, targets_NC: FloatArray, num_classes: int) -> KnownRows:

@@ -43,14 +43,14 @@ GRID_INK = "#E6E9EC"
 SPINE_INK = "#B5BDC5"
 
 _DPI = 160.0
-_TITLE_LETTERS_PER_INCH = 12.5
-_CAPTION_LETTERS_PER_INCH = 16.0
+_TITLE_CHARACTERS_PER_INCH = 12.5
+_CAPTION_CHARACTERS_PER_INCH = 16.0
 _FORMATS = ("png", "svg")
 
 
 @contextmanager
 def drawing(*, font_size: float = 8.5) -> Iterator[None]:
-    """Use matplotlib's defaults and our fonts, not the user's matplotlibrc; do not warn of letters without a glyph."""
+    """Use matplotlib's defaults and our fonts, not the user's matplotlibrc; do not warn of missing glyphs."""
     import matplotlib
 
     settings: Any = {
@@ -94,8 +94,8 @@ def new_figure(width: float, height: float, title: str = "", captions: Sequence[
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    titles = textwrap.wrap(title, int(_TITLE_LETTERS_PER_INCH * width))
-    small = [line for text in captions for line in textwrap.wrap(text, int(_CAPTION_LETTERS_PER_INCH * width))]
+    titles = textwrap.wrap(title, int(_TITLE_CHARACTERS_PER_INCH * width))
+    small = [line for text in captions for line in textwrap.wrap(text, int(_CAPTION_CHARACTERS_PER_INCH * width))]
     title_inches, caption_inches = 0.17 * len(titles), 0.15 * len(small)
     heading_inches = title_inches + caption_inches + (0.1 if titles or small else 0.0)
     size = (width, height + title_inches + caption_inches)

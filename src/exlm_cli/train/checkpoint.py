@@ -70,7 +70,7 @@ class LoopState(BaseModel):
 
 
 class CheckpointState(JsonModel):
-    """`state.json` of `step-N`: counters, hashes that identify the run, figures of the last validation."""
+    """`state.json` of `step-N`: counters, hashes that identify the run, metrics of the last validation."""
 
     loop: LoopState
     identity: dict[str, str]

@@ -72,7 +72,7 @@ def update_weights(
     """Scale and clip the gradients and step, unless the loss or the gradient norm is not finite; never waits.
 
     A step that is not finite leaves weights and moments as they are, through the `found_inf` flag of fused optimisers,
-    which `torch.amp.GradScaler` sets as well. So the weights are intact when the host reads the figures later.
+    which `torch.amp.GradScaler` sets as well. So the weights are intact when the host reads the metrics later.
 
     Args:
         optimizer: Result of `build_optimizer`.

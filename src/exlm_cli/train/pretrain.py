@@ -168,7 +168,7 @@ class PretrainTask:
         return batch.num_tokens
 
     def validate(self, progress: Progress | None = None) -> dict[str, float]:
-        """Return figures on the validation set, with the same masks every time; `progress` shows a bar of sequences."""
+        """Return metrics on the validation set, with the same masks every time; `progress` shows a bar of sequences."""
         indices = validation_indices(self.valid_set, self.recipe.train.validation_sequences)
 
         def evaluate(model: Any, batch: Batch) -> Sums:

@@ -1,4 +1,4 @@
-"""Tasks with one text, pair of texts or molecule per row: splits and their encoding, and tables to predict.
+"""Tasks with one text, pair of texts or molecule per row: splits, their encoding and scores, and tables to predict.
 
 All are one class, `RowTask`. `table_task` makes one of a table, for MoleculeNet and any CSV; `tasks/glue.py` one of a
 benchmark's files, whose rows have metrics of their own.
@@ -27,6 +27,7 @@ from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
 from exlm_cli.format import name_some
 from exlm_cli.progress import Progress
+from exlm_cli.tasks import metrics
 from exlm_cli.tasks.base import (
     NO_TEST_NOTE,
     SPLITS,
@@ -39,7 +40,6 @@ from exlm_cli.tasks.base import (
     TableColumns,
     TrainedTask,
 )
-from exlm_cli.tasks.metrics import describe_unscorable, target_scale
 from exlm_cli.tasks.rows.encoded import ScoredRows
 from exlm_cli.tasks.rows.inputs import InputRows, describe_repeats, read_input_rows
 from exlm_cli.tasks.rows.labels import LabelKind, Labels, read_known_targets, read_numbers, with_decimal_points
@@ -104,7 +104,7 @@ class RowTask(DownstreamTask):
     def target_scale(self) -> FloatArray | None:
         """(C,) standard deviations of the training targets of a regression; None otherwise."""
         has_scale = self.loss == "regression" and "train" in self.examples
-        return target_scale(self.examples["train"].targets)[1] if has_scale else None
+        return metrics.target_scale(self.examples["train"].targets)[1] if has_scale else None
 
     def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> ScoredRows:
         """Tokenise a split as [CLS] a [SEP] or [CLS] a [SEP] b [SEP]; the longer text of a long row loses its end."""
@@ -205,7 +205,7 @@ def _describe_targets(task: RowTask) -> list[str]:
 def _unscorable(task: RowTask, split: Split) -> dict[str, str]:
     targets_NC = task.examples[split].targets
     if task.loss == "binary":
-        return describe_unscorable(targets_NC, task.output_names)
+        return metrics.describe_unscorable(targets_NC, task.output_names)
     present = np.unique(targets_NC)
     if task.loss == "regression" or len(present) > 1:
         return {}
