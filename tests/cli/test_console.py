@@ -111,8 +111,8 @@ def test_where_a_bar_has_no_room_its_speed_goes_first_and_its_time_stays():
     with progress.bar("lr-1e-05 split 3 seed 12", 6000) as bar:
         bar.update(6000, **fields)
     assert re.search(r"━ 6,000/6,000, \d:\d\d:\d\d in all\n", stream.getvalue())
-    wide, stream = terminal(120)
-    with wide.bar("seed 1", 6000) as bar:
+    wider, stream = terminal(100)
+    with wider.bar("seed 1", 6000) as bar:
         bar.update(6000, **fields)
     assert re.search(r"━ 6,000/6,000, loss 0.693, best matthews_corrcoef 0.2778, \S+ in all", stream.getvalue())
 
