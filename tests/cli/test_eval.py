@@ -44,7 +44,8 @@ def test_tables_are_written_in_the_formats_asked_for(run_folder, capsys):
     assert result["files"] == [f"out/{name}{suffix}" for name in ("scores-glue-rte", "table-3") for suffix in suffixes]
     (ours,) = [row for row in read_rows(run_folder / "out/table-3.csv") if row["source"] == "ours"]
     scored = result["metrics"]["valid"]["accuracy"]
-    assert (ours["RTE"], ours["RTE_std"]) == (f"{100 * scored['mean']:.1f}", f"{100 * scored['std']:.1f}")
+    assert float(ours["RTE"]) == pytest.approx(100 * scored["mean"], rel=1e-9)
+    assert float(ours["RTE_std"]) == pytest.approx(100 * scored["std"], rel=1e-9)
 
 
 def test_pretrained_runs_are_scored_side_by_side_on_given_data(run_folder, capsys):

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 SCORES_FILE = "scores.csv"
 """In the folder of a finished run; that of a run over several splits has the rows of all."""
 COLUMNS = ("model", "grid_point", "split_seed", "seed", "split", "label", "metric", "value")
+_TYPES = {**dict.fromkeys(COLUMNS, "str"), "split_seed": "int64"}
+"""As the file is read; values are strings there, which become numbers later."""
 MODEL = "exlm"
 AVERAGE = "average"
 BASELINE_NAMES = {"forest-ecfp4": "ECFP4 + random forest", "forest-rdkit2d": "RDKit 2D + random forest"}
@@ -218,7 +220,7 @@ def score_table(rows: Iterable[ScoreRow]) -> "DataFrame":
     import pandas as pd
 
     table = pd.DataFrame(list(rows), columns=list(COLUMNS))
-    return table.astype({"seed": "str", "label": "str", "value": "float64"})
+    return table.astype(_TYPES | {"value": "float64"})
 
 
 def join_scores(parts: Sequence[RunScores]) -> RunScores:
@@ -289,8 +291,7 @@ def read_score_table(path: Path, hint: str) -> "DataFrame":
 
     content = read_whole(path, hint=hint)
     try:
-        types = {**dict.fromkeys(COLUMNS, "str"), "split_seed": "int64"}
-        table = pd.read_csv(io.BytesIO(content), dtype=types, keep_default_na=False)
+        table = pd.read_csv(io.BytesIO(content), dtype=_TYPES, keep_default_na=False)
         if tuple(table.columns) != COLUMNS:
             raise ValueError("other columns")
         # by Python, which reads back what `repr` wrote; pandas before 3.1 may differ in the last digit
