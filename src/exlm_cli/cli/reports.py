@@ -132,7 +132,8 @@ def emit_predictions(summary: "PredictionSummary", *, as_json: bool) -> None:
     """Print how many rows were read, their scores, and the files."""
     from exlm_cli.report.scores import label_scores_table
 
-    counts = {"rows": summary.num_rows, "unreadable_rows": summary.num_unreadable}
+    counts: dict[str, int | str] = {"rows": summary.num_rows, "unreadable_rows": summary.num_unreadable}
+    counts |= {"predicted_with": summary.predictor} if summary.predictor else {}
     known = {"rows_in_training_split": summary.num_in_training, "rows_in_validation_split": summary.num_in_validation}
     counts |= {name: count for name, count in known.items() if count}
     if as_json:

@@ -8,7 +8,7 @@ import torch
 
 from exlm_cli.bundled_models import bundled_name, bundled_runs
 from exlm_cli.config.base import Mark, identity_of
-from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, grid_points
+from exlm_cli.config.finetune import FinetuneRecipe, grid_points
 from exlm_cli.config.load import load_recipe, resumed_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.tasks import InputKind
@@ -55,12 +55,13 @@ ENCODER_FILE = "encoder.yaml"
 
 @dataclass(frozen=True)
 class Finetuned:
-    """The models of a finished fine-tuning run: one for each seed, at the best grid point.
+    """The models of a finished fine-tuning run: one for each seed on each split, at the split's best grid point.
 
     Attributes:
         encoder_recipe: Recipe of pre-training.
         sequence_length: Tokens of a sequence before repetition.
-        runners: Model of each seed.
+        runners: Model of each seed on the first split.
+        others: The same of each further split.
     """
 
     run: Path
@@ -70,16 +71,21 @@ class Finetuned:
     sequence_length: int
     results: RunResults
     runners: dict[int, TaskRunner]
+    others: tuple[dict[int, TaskRunner], ...] = ()
 
     def run_seeds(self, encoded: EncodedSplit, progress: Progress) -> list[list[FloatArray]]:
-        """Return the outputs of each of the K seeds for N examples, as `TaskRunner.predict` gives them."""
+        """Return the outputs of each of the K seeds for N examples, as `TaskRunner.predict` gives them.
+
+        Those of several splits come one split after the other.
+        """
         outputs: list[list[FloatArray]] = []
-        first, *others = self.runners.values()
+        every = [(seed, runner) for of_split in (self.runners, *self.others) for seed, runner in of_split.items()]
+        first = every[0][1]
         states = None
-        if others and first.model.is_encoder_frozen and self.results.loss != "span" and len(encoded):
-            states = first.encode(encoded, progress, "encoding")  # all seeds have the same encoder
-        with progress.bar("seeds", len(self.runners)) as bar:
-            for seed, runner in self.runners.items():
+        if len(every) > 1 and first.model.is_encoder_frozen and self.results.loss != "span" and len(encoded):
+            states = first.encode(encoded, progress, "encoding")  # all models have the same encoder
+        with progress.bar("models", len(every)) as bar:
+            for seed, runner in every:
                 outputs.append(runner.predict(encoded, progress, f"seed {seed}", states=states) if len(encoded) else [])
                 bar.update(len(outputs))
         return outputs
@@ -250,6 +256,22 @@ def load_finetuned(run: Path, *, device: str = "auto") -> Finetuned:
     encoder_recipe = load_recipe(run / ENCODER_FILE)
     tokenizer = load_tokenizer(run, encoder_recipe)
     torch_device = pick_device(recipe)
+    length = recipe.task.sequence_length or encoder_recipe.data.sequence_length
+    first, *others = (
+        _load_split(run, recipe, of_split, encoder_recipe, tokenizer, torch_device) for of_split in results.of_splits
+    )
+    return Finetuned(run, recipe, encoder_recipe, tokenizer, length, results, first, tuple(others))
+
+
+def _load_split(
+    run: Path,
+    recipe: FinetuneRecipe,
+    results: RunResults,
+    encoder_recipe: PretrainRecipe,
+    tokenizer: Tokenizer,
+    device: torch.device,
+) -> dict[int, TaskRunner]:
+    """Return the model of each seed on one split."""
     num_outputs = None if results.loss == "span" else len(results.output_names)
     runners = {}
     files = {
@@ -275,17 +297,16 @@ def load_finetuned(run: Path, *, device: str = "auto") -> Finetuned:
         if best_recipe.train.freeze_encoder:
             model.freeze_encoder()
         num_repeats = encoder_recipe.masking.num_repeats
-        runners[seed] = TaskRunner(model.to(torch_device).eval(), tokenizer, num_repeats, best_recipe.train)
-    length = recipe.task.sequence_length or encoder_recipe.data.sequence_length
-    return Finetuned(run, recipe, encoder_recipe, tokenizer, length, results, runners)
+        runners[seed] = TaskRunner(model.to(device).eval(), tokenizer, num_repeats, best_recipe.train)
+    return runners
 
 
 def _recipe_of_best(run: Path, recipe: FinetuneRecipe, results: RunResults) -> FinetuneRecipe:
-    """Return the recipe of the best grid point, as its cells were trained with it."""
-    label = results.grid_best.label if results.grid_best else NO_GRID
+    """Return the recipe of the best grid point on one split, as its cells were trained with it."""
+    label, split_seed = results.points[0], results.split_seeds[0]
     for point in grid_points(recipe, use_grid=results.grid_best is not None):
         if point.label == label:
-            return point.recipe
+            return point.recipe.changed({"task.split_seed": split_seed, "num_replicates": 1})
     raise CheckpointError(f"{run / RESULTS_FILE}: the grid of recipe.yaml has no point `{label}`", ALTERED_HINT)
 
 

@@ -17,6 +17,7 @@ from exlm_cli.errors import CheckpointError
 from exlm_cli.files import JsonModel, absent_if_none, read_json, read_whole, reason_of, write_atomically
 from exlm_cli.finetune.scores import (
     BASELINE_NAMES,
+    BOTH,
     MODEL,
     PREDICTORS,
     Aggregate,
@@ -175,7 +176,8 @@ class RunResults(JsonModel):
     Attributes:
         loss: How outputs become a loss (`tasks.base.Loss`).
         split_seeds: `task.split_seed` of each split of the rows; `split`, `split_sizes`, `known_rows`, `split_sha256`,
-            `best_seed`, `grid_best`, `no_answer_threshold` and `rows_interval` are of the first one, which predicts.
+            `best_seed`, `grid_best`, `no_answer_threshold` and `rows_interval` are of the first one.
+        points: Label of the grid point of each split that is reported, and predicts.
         known_rows: Of each part but `train`; of MNLI's `valid` the matched rows, as in its scores.
         split_sha256: Hash of the row numbers of every part.
         labels_sha256: As in `tasks.base.DownstreamTask`.
@@ -204,6 +206,7 @@ class RunResults(JsonModel):
     num_labels: int
     split: str
     split_seeds: tuple[int, ...] = Field(min_length=1)
+    points: tuple[str, ...] = (NO_GRID,)
     split_sizes: dict[str, int]
     known_rows: dict[str, KnownRows]
     max_rows: int | None
@@ -228,6 +231,26 @@ class RunResults(JsonModel):
     predictors: Predictors | None = absent_if_none()
     split_intervals: dict[str, Interval] = Field(default={})
     verdict: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _check_splits(self) -> Self:
+        numbers = [len(self.points), *([] if self.predictors is None else [len(self.predictors.forests)])]
+        if set(numbers) != {len(self.split_seeds)}:
+            raise ValueError("`split_seeds`, `points` and `predictors` are of different numbers of splits")
+        return self
+
+    @property
+    def of_splits(self) -> list["RunResults"]:
+        """The same results as those of each split alone, for what is read of its folders."""
+        found = []
+        for index, seed in enumerate(self.split_seeds):
+            predictors = self.predictors
+            if predictors is not None:
+                forests, shares = (predictors.forests[index],), (predictors.shares[index],)
+                predictors = predictors.model_copy(update={"forests": forests, "shares": shares})
+            changed = {"split_seeds": (seed,), "points": (self.points[index],), "predictors": predictors}
+            found.append(self.model_copy(update=changed))
+        return found
 
     @property
     def scored_split(self) -> Literal["test", "valid"]:
@@ -307,8 +330,7 @@ def cell_folder(run: Path, label: str, split_seed: int, seed: int) -> Path:
 
 def best_cell_folder(run: Path, results: RunResults, seed: int) -> Path:
     """Return the folder of a seed's cell at the best grid point of the first split."""
-    label = results.grid_best.label if results.grid_best else NO_GRID
-    return cell_folder(run, label, results.split_seeds[0], seed)
+    return cell_folder(run, results.points[0], results.split_seeds[0], seed)
 
 
 def how_to_redo(cell: Path) -> str:
@@ -341,6 +363,18 @@ def read_predictions(path: Path, hint: str, *, num_columns: int | None = None) -
 def baseline_folder(run: Path, model: str, split_seed: int, seed: int) -> Path:
     """Return the folder with the predictions of a baseline, or of the mean of both."""
     return run / "baselines" / model / f"split-{split_seed}" / f"seed-{seed}"
+
+
+def name_of_predictor(predictor: Predictor, results: RunResults) -> str | None:
+    """Return the name of what predicts in `scores.csv` and the folder of baselines; None: the model.
+
+    Args:
+        results: Of one split.
+    """
+    if predictor == "model":
+        return None
+    assert results.predictors is not None, "only a run with forests has other predictors"
+    return BOTH if predictor == "both" else results.predictors.forests[0]
 
 
 def read_split_outputs(

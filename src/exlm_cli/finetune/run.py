@@ -180,7 +180,7 @@ def run_finetuning(
             else:
                 _refuse_changes(plan)
             _write_splits(plan)
-            write_training_rows(folder, first)
+            write_training_rows(folder, list(tasks.values()))
             write_run_recipe(folder, recipe)
         update_run_json(folder, {"device": describe_device(device), "seeds": recipe.seeds})
         more = f" of the first of {len(splits)} splits" if len(splits) > 1 else ""

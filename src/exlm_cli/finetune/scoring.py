@@ -16,6 +16,8 @@ from exlm_cli.finetune.blend import best_share, blend
 from exlm_cli.finetune.calibration import (
     CALIBRATION_FILE,
     MIN_SCALED_ROWS,
+    Calibration,
+    ValidatedRows,
     calibrate_answers,
     calibrate_run,
     calibration_file,
@@ -32,6 +34,7 @@ from exlm_cli.finetune.results import (
     baseline_folder,
     best_cell_folder,
     count_known_rows,
+    name_of_predictor,
     read_logits,
     read_seed_outputs,
 )
@@ -115,18 +118,34 @@ def conclude(plan: RunPlan, best: Mapping[int, GridPoint], progress: Progress) -
     if data.loss == "span":
         calibration = calibrate_answers(folder, results, data.scored["valid"])
     else:
-        similarity = similarity_to_training(folder, first.task, progress) if data.loss == "regression" else None
-        calibration = calibrate_run(folder, results, similarity)
-        if results.predictors is not None:
-            others: dict[Predictor, str] = {"forest": results.predictors.forests[0], "both": BOTH}
-            for predictor, baseline in others.items():
-                of_other = calibrate_run(folder, results, similarity, baseline=baseline)
-                write_json(folder / calibration_file(predictor), of_other)
+        likeness = [_likeness(split, progress) for split in plan.splits]
+        calibration = _calibrate(plan, results, likeness, "model")
+        others: tuple[Predictor, ...] = () if results.predictors is None else ("forest", "both")
+        for predictor in others:
+            write_json(folder / calibration_file(predictor), _calibrate(plan, results, likeness, predictor))
     write_scores(folder, scores)
     write_json(folder / CALIBRATION_FILE, calibration)
     write_json(folder / RESULTS_FILE, results)
     update_run_json(folder, {"parameters": results.parameters, "train_time_s": results.elapsed_s})
     return results
+
+
+def _likeness(split: SplitPlan, progress: Progress) -> dict[str, FloatArray]:
+    """Return the similarity to the training rows of each scored row of a split, where values are predicted."""
+    return similarity_to_training(split.task, progress) if split.data.loss == "regression" else {}
+
+
+def _calibrate(
+    plan: RunPlan, results: RunResults, likeness: Sequence[Mapping[str, FloatArray]], predictor: Predictor
+) -> Calibration:
+    """Fit a calibration to the validation rows of all splits, each as its own split predicts them."""
+    names = [name_of_predictor(predictor, of_split) for of_split in results.of_splits]
+    more = []
+    for split, of_split, name, near in zip(plan.splits, results.of_splits, names, likeness, strict=True):
+        rows = split.task.split_indices["valid"].tolist()
+        predicted_KNC = read_seed_outputs(plan.folder, of_split, "valid", rows, baseline=name)
+        more.append(ValidatedRows(predicted_KNC, split.data.scored["valid"].targets, near.get("valid")))
+    return calibrate_run(plan.folder, results, likeness[0], baseline=names[0], more=more[1:])
 
 
 def _score_split(plan: RunPlan, split: SplitPlan, best: GridPoint, progress: Progress) -> SplitScores:
@@ -300,6 +319,7 @@ def _describe_results(
         outside_model_share=round(sum(cell.outside_model_share for cell in every) / len(every), 4),
         # a skipped row or a title may have a lone surrogate, which no JSON file may hold
         notes=tuple(map(printable, _notes(split, cells))),
+        points=(best.label,),
         grid_best=GridChoice(label=best.label, values=best.values) if has_grid else None,
         grid=tuple(GridChoice(label=point.label, values=point.values) for point in split.points) if has_grid else (),
         no_answer_threshold=float(np.median(thresholds)) if thresholds else None,

@@ -1,7 +1,7 @@
 """`exlm predict` and `exlm embed`: predictions of a fine-tuned run, or vectors of any run, for the rows of a file."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -38,6 +38,14 @@ def predict(
             help="Predictions; default: report/predictions-<FILE> of the run.",
         ),
     ] = None,
+    predictor: Annotated[
+        Literal["model", "forest", "both"] | None,
+        typer.Option(
+            "--with",
+            metavar="WHAT",
+            help="model, forest or both, their weighted mean; default: the best on the run's validation rows.",
+        ),
+    ] = None,
     interval_level: Annotated[
         float,
         typer.Option("--interval-level", metavar="SHARE", help="Share of the true values that intervals should hold."),
@@ -58,10 +66,10 @@ def predict(
 ) -> None:
     """Predict new rows with a fine-tuned run.
 
-    The output has the mean over the run's seeds, its spread, and calibrated probabilities or intervals of values. It
-    also marks rows of the run's training and validation splits. If the file has labels, predictions are scored too.
-    They are written as CSV; those of GLUE and SQuAD also in the official layouts. docs/predictions.md explains
-    each column.
+    The output has the mean over the run's seeds and splits, its spread, and calibrated probabilities or intervals of
+    values. It also marks rows of the run's training and validation splits. If the file has labels, predictions are
+    scored too. They are written as CSV; those of GLUE and SQuAD also in the official layouts. docs/predictions.md
+    explains each column.
 
     With `--explain`, a folder beside the predictions, whose name ends in `-atoms`, has `index.html` with the molecules
     of the first rows, an SVG of each, and `atoms.csv`. Orange atoms raise the prediction, blue ones lower it: each is
@@ -104,6 +112,7 @@ def predict(
         out,
         folder=given.report,
         column=choose_column(finetuned.results.input_kind, smiles=smiles_column, text=text_column),
+        predictor=predictor,
         interval_level=interval_level,
         draw=draw if figures else None,
         explain=explain_rows if explain else None,
