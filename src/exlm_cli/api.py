@@ -136,6 +136,7 @@ class Run:
         """
         import pandas as pd
 
+        finetuned = self._finetuned()
         results, config = finetuned.results, finetuned.recipe.task
         if isinstance(config, InstalledTask) and (results.loss == "span" or config.layout() is not None):
             raise ConfigError(
