@@ -65,6 +65,8 @@ def explain_molecules(
         smiles: SMILES of the first N of them, which are explained.
         progress: Shows how far it is.
     """
+    if not smiles:
+        return []
     sequences = encoded.token_ids[: len(smiles)]
     atoms_N = [_tokens_of_atoms(text, ids, finetuned.tokenizer) for text, ids in zip(smiles, sequences, strict=True)]
     token_ids: list[IntArray] = []
@@ -123,9 +125,9 @@ def _predict(finetuned: Finetuned, versions: EncodedRows, progress: Progress) ->
     """Return the (V, C) mean predictions of the seeds, in the units of `AtomChanges`."""
     of_seeds = []
     for seed, runner in finetuned.runners.items():
-        outputs = runner.predict(versions, progress, f"atoms, seed {seed}") if len(versions) else []
+        outputs = runner.predict(versions, progress, f"atoms, seed {seed}")
         of_seeds.append(_in_units(finetuned.results.loss, np.array(outputs)))
-    return np.mean(of_seeds, axis=0)
+    return np.asarray(np.mean(of_seeds, axis=0))
 
 
 def _in_units(loss: Loss, outputs_VC: FloatArray) -> FloatArray:

@@ -69,7 +69,10 @@ def explanation_files(
     for row in rows:
         shown = [int(np.argmax(row.changes.predicted))] if loss == "classes" else range(min(MAX_PANELS, len(names)))
         panels = [
-            (names[index] if len(names) > 1 else "", change_colours(row.changes.changes[:, index], scales_C[index]))
+            (
+                names[index] if len(names) > 1 else "",
+                change_colours(row.changes.changes[:, index].tolist(), scales_C[index]),
+            )
             for index in shown
         ]
         drawn = draw_molecule(row.changes.smiles, panels)

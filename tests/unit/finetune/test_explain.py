@@ -99,6 +99,11 @@ def test_atoms_of_one_token_share_its_change_and_an_atom_of_several_masks_all(la
     np.testing.assert_allclose(found.changes, [shared / 2, shared / 2, oxygen, nitrogen], rtol=0, atol=1e-6)
 
 
+def test_rows_of_which_none_is_a_molecule_have_no_changes(three_classes):
+    found = Run(three_classes.run, three_classes, SilentProgress()).explain(["no molecule"])
+    assert [len(changes) for changes in found.changes] == [0]
+
+
 def test_atoms_beyond_the_sequence_have_no_change(labels):
     """Sequences have 24 tokens: 22 of 30 carbons."""
     (found,) = Run(labels.run, labels, SilentProgress()).explain(["C" * 30]).changes
