@@ -47,7 +47,7 @@ from exlm_cli.run_dir import SPLIT_FILE
 from exlm_cli.tasks.base import FloatArray
 from rows import append_row, mean_and_half, surroundings
 
-NUM_MOLECULES, MAX_CHARACTERS, NUM_EXPLAINED = 2400, 36, 200
+NUM_MOLECULES, MAX_CHARACTERS, NUM_EXPLAINED = 2400, 36, 120
 """Short SMILES, so that a core fine-tunes on them in minutes."""
 NUM_TREES, NUM_PERMUTATIONS, NUM_BITS = 200, 20, 2048
 FORESTS = {"bv": "forest, Morgan bits", "count": "forest, Morgan counts"}

@@ -58,9 +58,10 @@ class Explanations:
         smiles: R SMILES that the model read; those given where it cannot.
         predicted: (R, C) float64, means over the seeds: values in the units of the training file, or log-odds of labels
             and classes. NaN for a row that cannot be read.
-        changes: R arrays (A, C) float64: for each atom, in the order in which the SMILES names them, the prediction
-            minus that with the atom masked, in the same units. NaN for atoms beyond the sequence length; no rows for a
-            molecule that cannot be read.
+        changes: R arrays (A, C) float64: what each atom adds to the prediction, in the order in which the SMILES names
+            them and in the same units: the mean of what the prediction loses when the atom alone is masked, and of what
+            it gains by the atom when all others are. NaN for atoms beyond the sequence length; no rows for a molecule
+            that cannot be read.
         problems: R texts, why a row cannot be read; empty where it can.
         notes: On rows that were cut, or that have tokens outside the vocabulary.
     """
@@ -160,7 +161,7 @@ class Run:
     def explain(
         self, rows: str | Sequence[str], *, columns: Mapping[str, Sequence[float]] | None = None
     ) -> Explanations:
-        """Mask the atoms of molecules, one after the other, and return how much the predictions change.
+        """Mask atoms of molecules, and return how much each adds to the predictions.
 
         Args:
             rows: SMILES; one string is one molecule.

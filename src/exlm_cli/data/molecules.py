@@ -298,7 +298,7 @@ def read_all_atoms(smiles: str) -> "Mol | None":
     if molecule is None or molecule.GetNumAtoms() == len(atom_spans(smiles)):
         return molecule
     parameters = Chem.SmilesParserParams()
-    parameters.removeHs = False
+    parameters.removeHs = False  # type: ignore[assignment]  # its stub has the type of another attribute
     with rdBase.BlockLogs():
         return Chem.MolFromSmiles(without_atom_maps(smiles), parameters)
 

@@ -1,9 +1,10 @@
-"""What each atom of a molecule adds to its prediction: the change of the prediction when the atom's tokens are masked.
+"""What each atom of a molecule adds to its prediction: how the prediction changes as tokens of atoms are masked.
 
-Axes: N molecules, A atoms of one, C outputs, K seeds, V masked versions of all molecules.
+Axes: N molecules, A atoms of one, G distinct groups of tokens of these atoms, C outputs, V masked versions of all
+molecules.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,8 +29,8 @@ class AtomChanges:
     Attributes:
         smiles: What the model reads; atom a is the a-th that it names.
         predicted: (C,) mean prediction of the seeds: values in their units, or log-odds of labels and classes.
-        changes: (A, C) the prediction minus that with the atom masked, mean over the seeds, in the same units; NaN for
-            atoms beyond the sequence length, which the model does not read.
+        changes: (A, C) what each atom adds (`explain_molecules`), mean over the seeds, in the same units; NaN for atoms
+            beyond the sequence length, which the model does not read.
     """
 
     smiles: str
@@ -50,11 +51,13 @@ def require_molecules(finetuned: Finetuned) -> None:
 def explain_molecules(
     finetuned: Finetuned, encoded: EncodedRows, smiles: Sequence[str], progress: Progress
 ) -> list[AtomChanges]:
-    """Mask the atoms of each molecule, one after the other, and predict it anew.
+    """Mask the atoms of each molecule, and predict it anew.
 
-    Every token of an atom becomes a [MASK], as in pre-training; bonds, branches and ring closures stay. Nothing is
-    drawn at random. Where a vocabulary has tokens of several atoms, these share the change of their token evenly. A
-    model with `model.expand: input` read k copies of each mask in pre-training; here it reads one.
+    The change of an atom is the mean of two: what the prediction loses when the atom alone is masked, and what it gains
+    by the atom when all others are masked. The first alone misses atoms that the others give away, such as those of an
+    aromatic ring. Every token of an atom becomes a [MASK], as in pre-training; bonds, branches and ring closures stay.
+    Nothing is drawn at random. Where a vocabulary has tokens of several atoms, these share the change of their token
+    evenly. A model with `model.expand: input` read k copies of each mask in pre-training; here it reads one.
 
     Args:
         finetuned: A run on molecules.
@@ -62,33 +65,56 @@ def explain_molecules(
         smiles: SMILES of the first N of them, which are explained.
         progress: Shows how far it is.
     """
+    if not smiles:
+        return []
     sequences = encoded.token_ids[: len(smiles)]
-    groups_N = [_masked_tokens(text, ids, finetuned.tokenizer) for text, ids in zip(smiles, sequences, strict=True)]
+    atoms_N = [_tokens_of_atoms(text, ids, finetuned.tokenizer) for text, ids in zip(smiles, sequences, strict=True)]
     token_ids: list[IntArray] = []
     of_row: list[int] = []
-    for row, (ids, groups) in enumerate(zip(sequences, groups_N, strict=True)):
-        for places in ((), *dict.fromkeys(group for group in groups if group)):
-            masked = ids.copy()
-            masked[list(places)] = finetuned.tokenizer.mask_id
-            token_ids.append(masked)
-            of_row.append(row)
+    for row, (ids, atoms) in enumerate(zip(sequences, atoms_N, strict=True)):
+        masked = _masked_versions(ids, _distinct(atoms), finetuned.tokenizer.mask_id)
+        token_ids += masked
+        of_row += [row] * len(masked)
     descriptors = None if encoded.descriptors is None else encoded.descriptors[of_row]
     versions = EncodedRows(tuple(token_ids), encoded.targets[of_row], descriptors=descriptors)
     predicted_VC = _predict(finetuned, versions, progress)
     found, first = [], 0
-    for text, groups in zip(smiles, groups_N, strict=True):
-        distinct = list(dict.fromkeys(group for group in groups if group))
-        whole_C, masked_VC = predicted_VC[first], predicted_VC[first + 1 : first + 1 + len(distinct)]
-        first += 1 + len(distinct)
-        changes_AC = np.full((len(groups), len(whole_C)), np.nan)
-        for group, masked_C in zip(distinct, masked_VC, strict=True):
-            atoms = [atom for atom, own in enumerate(groups) if own == group]
-            changes_AC[atoms] = (whole_C - masked_C) / len(atoms)
+    for text, atoms in zip(smiles, atoms_N, strict=True):
+        groups = _distinct(atoms)
+        whole_C, empty_C = predicted_VC[first], predicted_VC[first + 1]
+        without_GC, alone_GC = np.split(predicted_VC[first + 2 : first + 2 + 2 * len(groups)], 2)
+        first += 2 + 2 * len(groups)
+        change_GC = (whole_C - without_GC + alone_GC - empty_C) / 2
+        changes_AC = np.full((len(atoms), len(whole_C)), np.nan)
+        for group, change_C in zip(groups, change_GC, strict=True):
+            sharing = [atom for atom, own in enumerate(atoms) if own == group]
+            changes_AC[sharing] = change_C / len(sharing)
         found.append(AtomChanges(text, whole_C, changes_AC))
     return found
 
 
-def _masked_tokens(smiles: str, token_ids: IntArray, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
+def _masked_versions(token_ids: IntArray, groups: list[tuple[int, ...]], mask_id: int) -> list[IntArray]:
+    """Return a sequence as it is and with all of G groups of places masked; then with each group masked, then with all
+    others masked.
+    """
+    every = sorted({place for group in groups for place in group})
+
+    def masked(places: Iterable[int]) -> IntArray:
+        version = token_ids.copy()
+        version[list(places)] = mask_id
+        return version
+
+    without = [masked(group) for group in groups]
+    alone = [masked(place for place in every if place not in group) for group in groups]
+    return [token_ids, masked(every), *without, *alone]
+
+
+def _distinct(atoms: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Return the places of atoms that are not cut off, once for atoms of the same tokens."""
+    return list(dict.fromkeys(places for places in atoms if places))
+
+
+def _tokens_of_atoms(smiles: str, token_ids: IntArray, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
     """Return the places in a sequence of the tokens of each atom; none for an atom that is cut off."""
     offsets = tokenizer.encode_with_offsets(smiles).offsets[: len(token_ids) - 2]
     return [
@@ -101,9 +127,9 @@ def _predict(finetuned: Finetuned, versions: EncodedRows, progress: Progress) ->
     """Return the (V, C) mean predictions of the seeds, in the units of `AtomChanges`."""
     of_seeds = []
     for seed, runner in finetuned.runners.items():
-        outputs = runner.predict(versions, progress, f"atoms, seed {seed}") if len(versions) else []
+        outputs = runner.predict(versions, progress, f"atoms, seed {seed}")
         of_seeds.append(_in_units(finetuned.results.loss, np.array(outputs)))
-    return np.mean(of_seeds, axis=0)
+    return np.asarray(np.mean(of_seeds, axis=0))
 
 
 def _in_units(loss: Loss, outputs_VC: FloatArray) -> FloatArray:

@@ -150,4 +150,4 @@ def _shares(targets_NC: FloatArray, loss: str, num_outputs: int) -> FloatArray:
         known_N = targets_NC[~np.isnan(targets_NC[:, 0]), 0].astype(np.int64)
         return np.bincount(known_N, minlength=num_outputs) / max(1, len(known_N))
     is_known_NC = ~np.isnan(targets_NC)
-    return np.nan_to_num(targets_NC).sum(axis=0) / np.maximum(1, is_known_NC.sum(axis=0))
+    return np.asarray(np.nan_to_num(targets_NC).sum(axis=0) / np.maximum(1, is_known_NC.sum(axis=0)))

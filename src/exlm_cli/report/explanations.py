@@ -69,7 +69,10 @@ def explanation_files(
     for row in rows:
         shown = [int(np.argmax(row.changes.predicted))] if loss == "classes" else range(min(MAX_PANELS, len(names)))
         panels = [
-            (names[index] if len(names) > 1 else "", change_colours(row.changes.changes[:, index], scales_C[index]))
+            (
+                names[index] if len(names) > 1 else "",
+                change_colours(row.changes.changes[:, index].tolist(), scales_C[index]),
+            )
             for index in shown
         ]
         drawn = draw_molecule(row.changes.smiles, panels)
@@ -85,10 +88,11 @@ def explanation_files(
         title=heading,
         heading=heading,
         about=[
-            f"The first {format_number_of(len(rows), 'molecule')} of {num_rows:,} that the model reads. Each atom is "
-            f"masked in turn, and its colour says what the prediction{unit} loses without it: orange atoms raise it, "
-            "blue ones lower it. Atoms that act only together, such as those of a ring, may all be pale. This explains "
-            "the model, not the molecule.",
+            f"The first {format_number_of(len(rows), 'molecule')} of {num_rows:,} that the model reads. The colour of "
+            f"an atom says what it adds to the prediction{unit}: orange atoms raise it, blue ones lower it. It is the "
+            "mean of what the prediction loses when the atom is masked, and what it gains by the atom when all others "
+            "are. "
+            "This explains the model, not the molecule.",
             "atoms.csv has the change of every atom and output, and each molecule is an SVG file beside this page.",
         ],
         scales=_show_scales(scales_C, names, loss),

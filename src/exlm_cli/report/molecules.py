@@ -6,6 +6,7 @@ Axes: A atoms of a molecule, P panels of a drawing.
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from exlm_cli.data.molecules import read_all_atoms
 from exlm_cli.format import printable, shorten
@@ -34,7 +35,7 @@ def draw_molecule(smiles: str, panels: Sequence[tuple[str, Mapping[int, str]]] =
         if molecule is None or molecule.GetNumAtoms() > MAX_DRAWN_ATOMS:
             return None
         drawer = rdMolDraw2D.MolDraw2DSVG(_WIDTH * len(panels), _HEIGHT, _WIDTH, _HEIGHT)
-        options = drawer.drawOptions()
+        options: Any = drawer.drawOptions()
         options.fixedBondLength = 26.0
         options.highlightRadius = 0.42
         options.legendFontSize = 13

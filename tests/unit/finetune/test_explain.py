@@ -1,4 +1,4 @@
-"""Explanations: every atom's tokens are masked in turn, and the change of the prediction is the atom's."""
+"""Explanations: atoms have the changes of predictions of which their tokens, or those of all others, are masked."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -35,26 +35,46 @@ def three_classes(smiles_model: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def outputs(finetuned: Finetuned, sequences: list[list[int]]) -> FloatArray:
-    """Return the (K, V, C) outputs of the seeds for token sequences."""
+    """Return the (V, K, C) outputs of the seeds for token sequences."""
     encoded = EncodedRows(tuple(map(np.array, sequences)), np.zeros((len(sequences), 1)))
-    return np.array([runner.predict(encoded, SilentProgress(), "") for runner in finetuned.runners.values()])
+    by_seed = [runner.predict(encoded, SilentProgress(), "") for runner in finetuned.runners.values()]
+    return np.array(by_seed).swapaxes(0, 1)
 
 
-def masked_one_by_one(finetuned: Finetuned, smiles: str, places: list[list[int]]) -> list[list[int]]:
-    """Return the sequence of a SMILES, and those with the tokens at each of some places masked."""
+def changes_by_hand(finetuned: Finetuned, smiles: str, groups: list[list[int]]) -> FloatArray:
+    """Return the (K, G, C) mean of what outputs lose without each group of places, and gain by it alone.
+
+    `classes` have log-odds, which are worked out here from probabilities.
+    """
     tokenizer = finetuned.tokenizer
     whole = [tokenizer.cls_id, *tokenizer.encode(smiles), tokenizer.sep_id]
-    return [whole, *([tokenizer.mask_id if i in hidden else t for i, t in enumerate(whole)] for hidden in places)]
+    every = {place for group in groups for place in group}
+
+    def predicted(hidden: set[int]) -> FloatArray:
+        (found,) = outputs(finetuned, [[tokenizer.mask_id if i in hidden else t for i, t in enumerate(whole)]])
+        if finetuned.results.loss == "classes":
+            log_p = log_softmax(found, axis=-1)
+            return log_p - np.log1p(-np.exp(log_p))
+        return found
+
+    return np.stack(
+        [
+            (predicted(set()) - predicted({*group}) + predicted(every - {*group}) - predicted(every)) / 2
+            for group in groups
+        ],
+        axis=1,
+    )
 
 
-def test_the_change_of_an_atom_is_that_of_the_logits_when_its_token_is_masked(labels):
+def test_the_change_of_an_atom_is_what_it_takes_away_and_what_it_brings_alone(labels):
     """In CC(=O)O the atoms are tokens 1, 2, 5 and 7: [CLS] C C ( = O ) O [SEP]."""
     found = Run(labels.run, labels, SilentProgress()).explain(["CC(=O)O", "not a molecule", "OCC"])
-    expected = outputs(labels, masked_one_by_one(labels, "CC(=O)O", [[1], [2], [5], [7]])).mean(axis=0)
+    expected = changes_by_hand(labels, "CC(=O)O", [[1], [2], [5], [7]]).mean(axis=0)
     assert found.names == ("active", "toxic")
     assert found.smiles == ("CC(=O)O", "not a molecule", "CCO"), "the second has no canonical SMILES"
-    np.testing.assert_allclose(found.changes[0], expected[0] - expected[1:], rtol=0, atol=1e-6)
-    np.testing.assert_allclose(found.predicted[0], expected[0], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(found.changes[0], expected, rtol=0, atol=1e-6)
+    whole = [labels.tokenizer.cls_id, *labels.tokenizer.encode("CC(=O)O"), labels.tokenizer.sep_id]
+    np.testing.assert_allclose(found.predicted[0], outputs(labels, [whole])[0].mean(axis=0), rtol=0, atol=1e-6)
     assert [len(changes) for changes in found.changes] == [4, 0, 3]
     assert np.isnan(found.predicted[1]).all()
     assert [bool(problem) for problem in found.problems] == [False, True, False]
@@ -62,9 +82,8 @@ def test_the_change_of_an_atom_is_that_of_the_logits_when_its_token_is_masked(la
 
 def test_the_changes_of_classes_are_log_odds(three_classes):
     (found,) = Run(three_classes.run, three_classes, SilentProgress()).explain(["CCO"]).changes
-    log_p = log_softmax(outputs(three_classes, masked_one_by_one(three_classes, "CCO", [[1], [2], [3]])), axis=-1)
-    log_odds = (log_p - np.log1p(-np.exp(log_p))).mean(axis=0)
-    np.testing.assert_allclose(found, log_odds[0] - log_odds[1:], rtol=0, atol=1e-5)
+    expected = changes_by_hand(three_classes, "CCO", [[1], [2], [3]]).mean(axis=0)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
 def test_atoms_of_one_token_share_its_change_and_an_atom_of_several_masks_all(labels):
@@ -74,12 +93,15 @@ def test_atoms_of_one_token_share_its_change_and_an_atom_of_several_masks_all(la
     merges = [("C", "C"), ("n", "H")]
     own = Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges, unk_token="[UNK]")), "smiles")
     finetuned = replace(labels, tokenizer=own)
-    sequences = masked_one_by_one(finetuned, "CCO[nH]", [[1], [2], [3, 4, 5]])
-    encoded = EncodedRows((np.array(sequences[0]),), np.zeros((1, 2)))
+    encoded = EncodedRows((np.array([own.cls_id, *own.encode("CCO[nH]"), own.sep_id]),), np.zeros((1, 2)))
     (found,) = explain_molecules(finetuned, encoded, ["CCO[nH]"], SilentProgress())
-    whole, shared, oxygen, nitrogen = outputs(finetuned, sequences).mean(axis=0)
-    expected = [(whole - shared) / 2, (whole - shared) / 2, whole - oxygen, whole - nitrogen]
-    np.testing.assert_allclose(found.changes, expected, rtol=0, atol=1e-6)
+    shared, oxygen, nitrogen = changes_by_hand(finetuned, "CCO[nH]", [[1], [2], [3, 4, 5]]).mean(axis=0)
+    np.testing.assert_allclose(found.changes, [shared / 2, shared / 2, oxygen, nitrogen], rtol=0, atol=1e-6)
+
+
+def test_rows_of_which_none_is_a_molecule_have_no_changes(three_classes):
+    found = Run(three_classes.run, three_classes, SilentProgress()).explain(["no molecule"])
+    assert [len(changes) for changes in found.changes] == [0]
 
 
 def test_atoms_beyond_the_sequence_have_no_change(labels):

@@ -77,7 +77,7 @@ def write_run(
     examples = LabelledRows([("CCO",)], np.zeros((1, 1)), np.zeros(1, dtype=np.int64))
     trained = RowTask("csv", results.loss, results.output_names, {"train": examples})
     trained.input_kind = results.input_kind
-    write_training_rows(folder, trained)
+    write_training_rows(folder, [trained])
     write_json(folder / CALIBRATION_FILE, calibrate_run(folder, results, similarity))
     return at_folder(run, folder)
 

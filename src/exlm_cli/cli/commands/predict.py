@@ -73,7 +73,7 @@ def predict(
 
     With `--explain`, a folder beside the predictions, whose name ends in `-atoms`, has `index.html` with the molecules
     of the first rows, an SVG of each, and `atoms.csv`. Orange atoms raise the prediction, blue ones lower it: each is
-    masked in turn, and the prediction made anew.
+    masked alone, and left alone with all others masked, and the prediction made anew.
     """
     from exlm_cli.cli import console
     from exlm_cli.cli.reports import emit_predictions

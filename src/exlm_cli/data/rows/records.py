@@ -137,10 +137,9 @@ class ColumnChoice(NamedTuple):
             if self.name not in names:
                 raise DataError(f"{origin}: no column `{self.name}`; there are {_listed(names)}", hint)
             return self.name
-        of_kind = _PLAUSIBLE_COLUMNS[self.kind], _SECOND_COLUMNS[self.kind]
-        plausible = next(
-            (found for usual in of_kind if (found := [name for name in names if name.lower() in usual])), []
-        )
+        plausible: list[str] = []
+        for usual in (_PLAUSIBLE_COLUMNS[self.kind], _SECOND_COLUMNS[self.kind]):
+            plausible = plausible or [name for name in names if name.lower() in usual]
         if len(plausible) != 1:
             if found := other_delimiter(Path(origin), names, _PLAUSIBLE_COLUMNS[self.kind]):
                 raise DataError(f"{origin}: {found}", DELIMITER_HINT)
