@@ -9,7 +9,7 @@ from tokenizers.models import WordLevel
 
 from exlm_cli.model.backbones import FAMILIES, require_transformers
 
-WORDS = "the a dog cat fox man sees likes hears big small red old runs sleeps and not very . ,".split()
+WORDS = "the a dog cat fox man sees likes hears big small red old runs sleeps and not very . ,".split()  # noqa: SIM905
 AMINO_ACIDS = "LAGVSERTIDPKQNFYMHWCXBUZO.-"
 ESM_TOKENS = ["<cls>", "<pad>", "<eos>", "<unk>", *AMINO_ACIDS, "<null_1>", "<mask>"]
 SIZES = {
@@ -70,7 +70,7 @@ def save_masked_lm(family, folder, *, seed=0, **changes):
     (folder / "tokenizer_config.json").write_text(json.dumps(names))
     torch.manual_seed(seed)
     model = getattr(require_transformers(), f"{FAMILIES[family].classes}ForMaskedLM")(
-        config_of(family, vocab_size, **changes)
+        config_of(family, **{"vocab_size": vocab_size, **changes})
     )
     with torch.no_grad():
         for parameter in model.parameters():  # no bias or norm stays at zero or one, where an error would not show

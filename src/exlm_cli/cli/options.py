@@ -76,8 +76,8 @@ CheckpointOption = Annotated[
         "--checkpoint",
         metavar="RUN",
         parser=expand_path,
-        help="Pre-training run, hub:OWNER/NAME, hf:FOLDER-OR-NAME or bundled:NAME; default: the newest finished one, else "
-        "a bundled one.",
+        help="Pre-training run, hub:OWNER/NAME, hf:FOLDER-OR-NAME or bundled:NAME; default: the newest finished one, "
+        "else a bundled one.",
     ),
 ]
 ResumeOption = Annotated[

@@ -11,7 +11,7 @@ from exlm_cli.bundled_models import bundled_name, bundled_runs, given_name, loca
 from exlm_cli.config.input_paths import SCHEMES
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.data.rows.records import RowKind
+from exlm_cli.config.tasks import InputKind
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError
 from exlm_cli.format import format_count, format_parameters, name_some
 from exlm_cli.progress import Progress
@@ -57,7 +57,7 @@ def is_on_hub(given: Path) -> bool:
     return str(given).startswith("hub:")
 
 
-def local_run(given: Path, progress: Progress, kind: RowKind = "text") -> Path:
+def local_run(given: Path, progress: Progress, kind: InputKind = "text") -> Path:
     """Return a run directory as given, for `bundled:NAME` that in the package, for `hub:` and `hf:` a cached copy.
 
     `kind` is what a model of transformers reads, whose files do not say it.
@@ -136,7 +136,7 @@ def choose_checkpoint(
     recipe_to_make_one: str,
     progress: Progress,
     instead: str = "",
-    kind_of_rows: RowKind = "text",
+    kind_of_rows: InputKind = "text",
 ) -> Path:
     """Return the checkpoint that was given, or else the newest finished pre-training run that fits, or a bundled one.
 

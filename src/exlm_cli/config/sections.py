@@ -126,7 +126,9 @@ class BackboneConfig(StrictModel):
     family: Family = Field("own", description="own: the one that `model` describes; else a family of transformers")
     config: str = Field("", max_length=100_000, description="The config of transformers, as JSON")
     segment_separator: int | None = Field(
-        None, ge=0, description="Token that ends the first text of a pair; the encoder embeds what follows as the second"
+        None,
+        ge=0,
+        description="Token that ends the first text of a pair; the encoder embeds what follows as the second",
     )
 
     @field_validator("config")

@@ -47,7 +47,7 @@ _NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@(?P
 _CONFIG, _VOCABULARY, _WEIGHTS = "config.json", "vocab.txt", "model.safetensors"
 _INDEX = f"{_WEIGHTS}.index.json"
 _SPECIAL_FILES = ("tokenizer_config.json", "special_tokens_map.json")
-_MOST_CHARACTERS = 1 << 20
+_MOST_BYTES = 1 << 20
 _USUAL_LENGTH = 512
 
 
@@ -226,10 +226,12 @@ def _read_object(given: str, path: Path) -> dict[str, Any]:
         if not path.is_file():
             raise CheckpointError(f"`{given}`: it has no {path.name}", hint)
         with path.open("rb") as file:
-            content = file.read(_MOST_CHARACTERS + 1)
+            content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise CheckpointError(f"`{given}`: {path.name} has over {_MOST_BYTES:,} bytes", hint)
     value, problem = parse_json(content.decode(errors="replace"))
-    if len(content) > _MOST_CHARACTERS or problem is not None or not isinstance(value, dict):
-        raise CheckpointError(f"`{given}`: {path.name} is {problem or 'not a JSON object of usual size'}", hint)
+    if problem is not None or not isinstance(value, dict):
+        raise CheckpointError(f"`{given}`: {path.name} is {problem or 'not a JSON object'}", hint)
     return value
 
 
@@ -262,8 +264,14 @@ def _read_tensors(given: str, files: Iterable[Path]) -> dict[str, Tensor]:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118 - not a mapping
                     tensor = file.get_tensor(name)
-                    if tensor.is_floating_point():
-                        tensors[name] = tensor.float()
+                    if not tensor.is_floating_point():
+                        continue
+                    if not tensor.isfinite().all():
+                        raise CheckpointError(
+                            f"`{given}`: {path.name}: `{name}` holds values that are not finite",
+                            "take the file of its publisher",
+                        )
+                    tensors[name] = tensor.float()
         except (SafetensorError, OSError, ValueError) as error:
             raise CheckpointError(
                 f"`{given}`: {path.name} is not a whole safetensors file: {error}", "take the file of its publisher"

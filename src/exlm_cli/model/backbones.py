@@ -275,10 +275,12 @@ class ForeignEncoder(nn.Module):
 
     @recomputes.setter
     def recomputes(self, wanted: bool) -> None:
-        if wanted:
-            self._base.gradient_checkpointing_enable({"use_reentrant": False})
-        elif self._recomputes:
-            self._base.gradient_checkpointing_disable()
+        if wanted != self._recomputes:
+            word = "activation" if hasattr(self._base, "activation_checkpointing_enable") else "gradient"
+            if wanted:
+                getattr(self._base, f"{word}_checkpointing_enable")({"use_reentrant": False})
+            else:
+                getattr(self._base, f"{word}_checkpointing_disable")()
         self._recomputes = wanted
 
     def forward(
@@ -384,9 +386,7 @@ def from_masked_lm(tensors: Mapping[str, Tensor], model: nn.Module, family: str)
         CheckpointError: A tensor is missing or has another shape.
     """
     # names of TensorFlow's BERT, which the oldest files have
-    known = {
-        name.replace(".gamma", ".weight").replace(".beta", ".bias"): tensor for name, tensor in tensors.items()
-    }
+    known = {name.replace(".gamma", ".weight").replace(".beta", ".bias"): tensor for name, tensor in tensors.items()}
     found = {}
     for name, tensor in model.state_dict().items():
         if not name.startswith(("encoder.", "lm_head.")):

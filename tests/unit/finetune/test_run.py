@@ -21,7 +21,7 @@ from exlm_cli.finetune import cell as cell_module
 from exlm_cli.finetune import run as run_module
 from exlm_cli.finetune import scoring
 from exlm_cli.finetune.cell import Cell
-from exlm_cli.finetune.model import load_finetuned, load_pretrained_weights
+from exlm_cli.finetune.model import load_finetuned
 from exlm_cli.finetune.results import RunResults, read_predictions, read_results, read_split_outputs
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
 from exlm_cli.finetune.scores import read_scores
@@ -30,6 +30,7 @@ from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_metrics, read_run_json
 from exlm_cli.tasks.metrics import score_rows
 from exlm_cli.train.loop import TrainingLoop
+from exlm_cli.train.pretrained import load_pretrained_weights
 from exlm_cli.train.task import LoopResult
 from tests.recorder import Recorder
 from tests.unit.finetune.synthetic import (

@@ -48,7 +48,8 @@ def pretrain(
 ) -> None:
     """Pre-train ExLM or its MLM baseline from a recipe, or begin with the weights of another model.
 
-    With `--checkpoint` the architecture and the tokenizer are the checkpoint's, the rest is the recipe's. Tokenises the data first if that has not been done. Ctrl-C saves a checkpoint and prints how to continue.
+    With `--checkpoint` the architecture and the tokenizer are the checkpoint's, the rest is the recipe's. Tokenises the
+    data first if that has not been done. Ctrl-C saves a checkpoint and prints how to continue.
     """
     from exlm_cli.cli import console
     from exlm_cli.cli.reports import draw_curves, emit_dry_run
