@@ -82,13 +82,14 @@ def esm_config(recipe: PretrainRecipe, tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def tokenizer_files(tokenizer: Tokenizer, *, max_length: int, has_mask: bool) -> dict[str, str]:
+def tokenizer_files(tokenizer: Tokenizer, *, max_length: int, has_mask: bool, has_segments: bool) -> dict[str, str]:
     """Return the content of `tokenizer.json`, which frames texts and pairs, and `tokenizer_config.json` by name.
 
     Args:
         tokenizer: Tokenizer of the run.
         max_length: Tokens of the longest sequence, [CLS] and [SEP] included.
         has_mask: Whether the exported model predicts [MASK]s; `fill-mask` refuses a tokenizer without a mask token.
+        has_segments: Whether the model reads which text of a pair a token is of.
     """
     definition = json.loads(tokenizer.to_json())
     pad, cls, sep, mask, unk = tokenizer.special_tokens
@@ -115,7 +116,7 @@ def tokenizer_files(tokenizer: Tokenizer, *, max_length: int, has_mask: bool) ->
         # a class that transformers 4 and 5 both have
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": max_length,
-        "model_input_names": ["input_ids", *["token_type_ids"] * tokenizer.has_segments, "attention_mask"],
+        "model_input_names": ["input_ids", *["token_type_ids"] * has_segments, "attention_mask"],
         "clean_up_tokenization_spaces": False,
         **names,
     }

@@ -186,7 +186,12 @@ def _write_texts(source: Source, folder: Path) -> None:
         **source.label_config(),
     }
     write_atomically(folder / "config.json", json_bytes(config))
-    files = tokenizer_files(tokenizer, max_length=source.sequence_length, has_mask=source.fills_masks)
+    files = tokenizer_files(
+        tokenizer,
+        max_length=source.sequence_length,
+        has_mask=source.fills_masks,
+        has_segments=recipe.model.backbone.segment_separator is not None,
+    )
     for name, content in files.items():
         write_atomically(folder / name, content.encode())
 
@@ -220,11 +225,8 @@ def compare_outputs(source: Source, folder: Path) -> Comparison:
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
             rows = [dict(tokenizer(*row, truncation=True)) for row in texts]
             read = [row["input_ids"] for row in rows]
-            zeros = [name for name in rows[0] if name not in ("input_ids", "attention_mask")]  # segments
-            for ids in token_ids[len(rows) :]:
-                rows.append(
-                    {"input_ids": ids, "attention_mask": [1] * len(ids)} | {name: [0] * len(ids) for name in zeros}
-                )
+            for ids in token_ids[len(rows) :]:  # segments are 0
+                rows.append({name: [int(name == "attention_mask")] * len(ids) for name in rows[0]} | {"input_ids": ids})
             model, report = getattr(transformers, source.class_name).from_pretrained(
                 folder, output_loading_info=True, **options
             )

@@ -168,7 +168,7 @@ def plain_config(family: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """
     package = require_transformers()
     with _refusing_config(family):
-        common = package.PretrainedConfig().to_dict().keys()
+        common = package.PretrainedConfig().to_dict().keys() - {"pad_token_id"}  # common in transformers 4
         own = getattr(package, f"{FAMILIES[family].classes}Config")
         kept = own().to_dict().keys() - common - _OTHER_MODELS
         # others are given too, because some are older names of these

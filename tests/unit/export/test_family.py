@@ -21,9 +21,11 @@ from tests.tiny import OUTPUT, tiny_recipe
 from tests.unit.finetune.finetuned_runs import glue_run, squad_run, words_run
 from tests.unit.finetune.synthetic import make_pretrained
 
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 
-FAMILIES = ("bert", "roberta", "distilbert", "esm", "modernbert")
+# in version 4, ESM's token dropout counts padding, so a padded batch has other outputs than its rows
+_COUNTS_PADDING = pytest.mark.skipif(transformers.__version__ < "5", reason="ESM's token dropout counts padding")
+FAMILIES = ("bert", "roberta", "distilbert", pytest.param("esm", marks=_COUNTS_PADDING), "modernbert")
 QUIET = SilentProgress()
 
 

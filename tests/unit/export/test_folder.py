@@ -276,7 +276,7 @@ def test_blanks_and_line_ends_before_a_mask_are_tokens_as_in_a_run(normalizer):
     tokenizer = train_bpe(["a day of sun.\n\nThe next day\twas colder."] * 3, 300, 2, SilentProgress())
     given = json.loads(tokenizer.to_json()) | {"normalizer": normalizer}
     tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(given)), "text")
-    files = esm.tokenizer_files(tokenizer, max_length=64, has_mask=True)
+    files = esm.tokenizer_files(tokenizer, max_length=64, has_mask=True, has_segments=False)
     exported = tokenizers.Tokenizer.from_str(files["tokenizer.json"])
     texts = ["It was a [MASK] day.", "[MASK]", "[MASK][MASK]. [MASK]"]
     if normalizer is None:
