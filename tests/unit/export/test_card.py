@@ -46,7 +46,7 @@ def test_the_code_of_a_card_gives_the_values_of_the_run(source, tmp_path, capsys
     written = code.replace("FOLDER", str(tmp_path)).replace("CC(=O)Oc1ccccc1C(=O)O", given)
     exec(written, {})
     value = float(re.findall(r"-?\d+\.\d+", capsys.readouterr().out)[0])
-    assert value == pytest.approx(load(source.run, device="cpu").predict([given]).mean[0, 0], abs=1e-3)
+    assert value == pytest.approx(load(source.run, device="cpu").predict([given])["size_predicted"][0], abs=1e-3)
 
 
 @pytest.mark.parametrize("given", ["CC[NH3+].[Cl-]", "[O-:1]C(=O)C.[Na+]", "OCC.O.O", "CCN", "C[N+](C)(C)C.[Br-]"])

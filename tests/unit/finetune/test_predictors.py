@@ -212,7 +212,7 @@ def test_labels_are_predicted_by_both_as_probabilities(table, smiles_model, few_
     parts = {}
     for predictor in PREDICTORS:
         predict(finetuned, table, out, folder=tmp_path, predictor=predictor, progress=SilentProgress())
-        parts[predictor] = np.array([float(row["1_probability"]) for row in read_rows(out)])
+        parts[predictor] = np.array([float(row["z_probability"]) for row in read_rows(out)])
     np.testing.assert_allclose(parts["both"], share * parts["model"] + (1 - share) * parts["forest"], atol=1e-9)
 
 

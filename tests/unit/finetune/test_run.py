@@ -318,8 +318,7 @@ def test_a_resumed_run_names_the_weights_as_it_did_before_wherever_they_are(text
 
 
 def test_forests_are_scored_for_every_seed_and_kept(tmp_path, monkeypatch):
-    few_trees = functools.partial(baseline_module.predict_baseline, num_trees=20)
-    monkeypatch.setattr(scoring, "predict_baseline", few_trees)
+    monkeypatch.setattr(scoring, "grow_forests", functools.partial(baseline_module.grow_forests, num_trees=20))
     smiles, task = amines(tmp_path)
     recipe, out = finetune_recipe(task=task, train={"max_epochs": 1}), tmp_path / "run"
     result = run_finetuning(recipe, checkpoint=smiles, out=out, baseline=None)
