@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -146,12 +147,16 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def running_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    """Serve a Hub on this machine, and let its client ask it with a token, without waiting between attempts."""
+def running_hub(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[FakeHub]:
+    """Serve a Hub on this machine, and let its client ask it with a token, without waiting between attempts.
+
+    What the client downloads goes to `cache`.
+    """
     hub = FakeHub()
     with serving(type("Handler", (_Handler,), {"hub": hub})) as hub.url:
         of_files = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
         constants = {"ENDPOINT": hub.url, "HUGGINGFACE_CO_URL_TEMPLATE": of_files, "HF_HUB_DISABLE_XET": True}
+        constants["HF_HUB_CACHE"] = str(cache)
         for name, value in constants.items():
             monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
         monkeypatch.setenv("HF_TOKEN", TOKEN)

@@ -106,9 +106,7 @@ def grids(root: Path) -> Step:
     tuned = ["finetune.task.data_dir=glue", "finetune.train.max_epochs=1", "finetune.train.batch_sequences=8",
              "finetune.seeds=[1]"]  # fmt: skip
     cells = "--num-repeats 1,2 --mask-ratios 0.387,0.622 --task glue/rte --workers 2"
-    yield from step(
-        root, "grid", f"repeat-mlm --recipe quickstart-repeat-mlm {cells}", [*short[:-1], *tuned], out="grid"
-    )
+    yield from step(root, "grid", f"repeat-mlm quickstart-repeat-mlm {cells}", [*short[:-1], *tuned], out="grid")
     variants = ["measure_sequences=32", "only=[mlm,exlm,exlm-no-transitions]"]
     yield from step(root, "sweep", "sweep quickstart-ablations --workers 2", [*short, *variants], out="sweep")
 

@@ -26,10 +26,6 @@ def distribution(requirement: str) -> str:
     return normal(re.split(r"[\s;<>=!~\[]", requirement, maxsplit=1)[0])
 
 
-WITHIN_TRANSFORMERS = {"export/check.py", "export/configuration_exlm.py", "export/modeling_exlm.py"}
-"""Modules that run in a process or a folder of transformers."""
-
-
 def imported_modules(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Yield the dotted names that the import statements among some nodes name."""
     for node in nodes:
@@ -63,12 +59,9 @@ def test_no_module_needs_a_package_of_an_extra_to_be_imported():
     extras = PROJECT["optional-dependencies"]
     optional = {distribution(r) for group in extras.values() for r in group}
     optional -= {distribution(requirement) for requirement in PROJECT["dependencies"]}
-    apart = {f"exlm_cli.{name.removesuffix('.py').replace('/', '.')}" for name in WITHIN_TRANSFORMERS}
     for path in PACKAGE.rglob("*.py"):
-        if path.relative_to(PACKAGE).as_posix() not in WITHIN_TRANSFORMERS:
-            modules = set(imported_modules(ast.parse(path.read_text(encoding="utf-8")).body))
-            assert not {normal(module.partition(".")[0]) for module in modules} & optional, path
-            assert not modules & apart, path
+        modules = set(imported_modules(ast.parse(path.read_text(encoding="utf-8")).body))
+        assert not {normal(module.partition(".")[0]) for module in modules} & optional, path
 
 
 def test_extras_that_name_parts_of_the_plain_install_ask_for_what_it_has():

@@ -9,8 +9,9 @@ from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepRecipe
-from exlm_cli.experiments.results import SweepCellResult
+from exlm_cli.experiments.results import MeasuredCell, SweepCellResult
 from exlm_cli.experiments.worker import FUNCTIONS
+from exlm_cli.finetune.scores import scores_csv
 from exlm_cli.train.pool import Job, Pool, do_job, request_of
 from tests.tiny import tiny_recipe
 
@@ -48,9 +49,9 @@ def tiny_sweep(cache: Path) -> SweepRecipe:
     return SweepRecipe.model_validate(content)
 
 
-def untimed(results: list[SweepCellResult]) -> list[SweepCellResult]:
-    """Return results without what a clock decides."""
-    return [result.model_copy(update={"elapsed_s": 0.0}) for result in results]
+def untimed(cells: list[MeasuredCell]) -> list[tuple[SweepCellResult, bytes]]:
+    """Return results without what a clock decides, and the scores."""
+    return [(cell.result.model_copy(update={"elapsed_s": 0.0}), scores_csv(cell.pretrain_scores)) for cell in cells]
 
 
 def work_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

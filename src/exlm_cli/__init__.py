@@ -9,7 +9,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from exlm_cli.api import Predictions, Run, load
+    from exlm_cli.api import Run, load
     from exlm_cli.config.finetune import FinetuneRecipe
     from exlm_cli.config.load import load_recipe
     from exlm_cli.config.pretrain import PretrainRecipe
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOMES = {
-    "Predictions": "api",
     "Run": "api",
     "load": "api",
     "Callback": "train.task",
@@ -46,7 +45,6 @@ __all__ = [
     "Callback",
     "ExlmError",
     "FinetuneRecipe",
-    "Predictions",
     "PretrainRecipe",
     "Run",
     "__version__",

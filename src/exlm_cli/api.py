@@ -1,74 +1,77 @@
-"""Python API of trained runs: predict rows, embed rows, fill masks. Results are NumPy arrays.
+"""Python API of trained runs: predict rows, embed rows, fill masks.
 
-Axes: R rows, K seeds, C outputs, D model width.
+Axes: R rows, n columns of numbers.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 import numpy as np
-from numpy.typing import NDArray
+from torch import nn
 
 from exlm_cli.bundled_models import local_path
 from exlm_cli.config.tasks import GlueTaskConfig, InstalledTask, SquadTaskConfig
 from exlm_cli.dag.build import build_dag
 from exlm_cli.dag.inspection import Inspection, inspect
 from exlm_cli.dag.search import Length
+from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.export.hub import SCHEME, fetch_run
-from exlm_cli.finetune.calibration import DEFAULT_LEVEL, check_level, error_signs, read_calibration
+from exlm_cli.export.intake import is_foreign, take_in
+from exlm_cli.finetune.calibration import DEFAULT_LEVEL
 from exlm_cli.finetune.embed import RowEncoder, Vectors, embed_rows, finetuned_encoder, pretrained_encoder
+from exlm_cli.finetune.explain import explain_molecules, require_molecules
 from exlm_cli.finetune.features import FeatureStore, with_descriptors
 from exlm_cli.finetune.model import Finetuned, load_finetuned
-from exlm_cli.finetune.training_rows import read_training_rows
-from exlm_cli.format import is_unicode
+from exlm_cli.finetune.predict import check_options, predict_rows
+from exlm_cli.finetune.scores import Predictor
+from exlm_cli.format import format_parameters, is_unicode
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import run_kind
 from exlm_cli.tasks.base import FloatArray, NewRows, TrainedTask
-from exlm_cli.tasks.metrics import probabilities_by_seed
+from exlm_cli.tasks.rows.encoded import ScoredRows
 from exlm_cli.tasks.rows.inputs import rows_of_list
 from exlm_cli.tasks.rows.task import new_rows
 from exlm_cli.tasks.squad.files import questions_of_pairs
-from exlm_cli.tasks.squad.task import ANSWER_QUESTIONS, ScoredQuestions, new_questions
+from exlm_cli.tasks.squad.task import new_questions
 from exlm_cli.train.pretrained import Pretrained, load_pretrained
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 MANY_MASKS = 32
 """The search for fillings of more masks takes seconds."""
+_TEXT_COLUMNS = ("predicted_class", "answer", "answers", "in_split", "problem")
+"""Columns of predictions that are no numbers."""
 
 
 @dataclass(frozen=True)
-class Predictions:
-    """Predictions of R rows, in their order.
+class Explanations:
+    """What the atoms of R molecules add to their predictions.
 
     Attributes:
         names: C labels, classes or columns of values.
-        mean: (R, C) float64, means over the seeds: probabilities of labels and classes, or values in the units of the
-            training file. NaN for a row that cannot be read.
-        by_seed: (K, R, C) float64, those of each seed.
-        calibrated: (R, C) float64, probabilities calibrated on the run's validation rows; NaN where these were too
-            few, None for values.
-        half_width: (R, C) float64, for values: half the width of the interval of `interval_level` around `mean`; NaN
-            for a row that cannot be read, or where the run had too few validation rows. None for probabilities.
+        smiles: R SMILES that the model read; those given where it cannot.
+        predicted: (R, C) float64, means over the seeds: values in the units of the training file, or log-odds of labels
+            and classes. NaN for a row that cannot be read.
+        changes: R arrays (A, C) float64: what each atom adds to the prediction, in the order in which the SMILES names
+            them and in the same units: the mean of what the prediction loses when the atom alone is masked, and of what
+            it gains by the atom when all others are. NaN for atoms beyond the sequence length; no rows for a molecule
+            that cannot be read.
         problems: R texts, why a row cannot be read; empty where it can.
-        notes: Notes on rows that were cut, and on rows with tokens outside the vocabulary or with a doubtful metal.
-        answers: For SQuAD, R pieces of the paragraphs, the best answers by the seeds' mean logits; empty for a row that
-            cannot be read. `names` are then `has_answer` and `is_right`, and `mean` is the logistic function of the
-            margin for both. None for other tasks.
-        margin: For SQuAD, (R,) float64, score of the answer minus the score of no answer. None for other tasks.
+        notes: On rows that were cut, or that have tokens outside the vocabulary.
     """
 
     names: tuple[str, ...]
-    mean: NDArray[np.float64]
-    by_seed: NDArray[np.float64]
-    calibrated: NDArray[np.float64] | None
-    half_width: NDArray[np.float64] | None
+    smiles: tuple[str, ...]
+    predicted: FloatArray
+    changes: tuple[FloatArray, ...]
     problems: tuple[str, ...]
     notes: tuple[str, ...]
-    answers: tuple[str, ...] | None = None
-    margin: NDArray[np.float64] | None = None
 
 
 class Run:
@@ -83,6 +86,21 @@ class Run:
         self.path, self._loaded, self._progress = path, loaded, progress
         self.kind: Literal["pretrain", "finetune"] = "pretrain" if isinstance(loaded, Pretrained) else "finetune"
 
+    def __repr__(self) -> str:
+        """Say which run it is, of what kind, and what it reads."""
+        size = format_parameters(sum(parameter.numel() for parameter in self.model.parameters()))
+        return f"<exlm {self.kind} run {self.path}: reads {self.encoder.kind}, {size} parameters>"
+
+    @property
+    def model(self) -> nn.Module:
+        """The model in evaluation mode; for a fine-tuned run, that of the seed with the best validation score."""
+        return self._loaded.model if isinstance(self._loaded, Pretrained) else self.encoder.runner.model
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that the model was trained with."""
+        return self._loaded.tokenizer
+
     @cached_property
     def encoder(self) -> RowEncoder:
         """The encoder that makes vectors; for a fine-tuned run, that of the seed with the best validation score."""
@@ -94,81 +112,103 @@ class Run:
         rows: Sequence[str] | Sequence[tuple[str, str]],
         *,
         columns: Mapping[str, Sequence[float]] | None = None,
+        predictor: Predictor | None = None,
         interval_level: float = DEFAULT_LEVEL,
-    ) -> Predictions:
+    ) -> "DataFrame":
         """Predict rows with a fine-tuned run.
 
         Args:
             rows: SMILES or texts; pairs of texts for a GLUE task of pairs, and of question and paragraph for SQuAD.
             columns: Numbers of every row for each of `task.descriptor_columns`, by name; NaN where one is missing.
+            predictor: `model`, `forest` or `both`, their weighted mean; None: the best on the run's validation rows.
             interval_level: Share of the true values that the intervals of a regression should hold.
 
         Returns:
-            Probabilities or values of every row, for each seed and their mean; for SQuAD also answers.
+            The table that `exlm predict` writes, without the columns of a file: a line for each row, in order, whose
+            numbers are float64, NaN for a row that cannot be read; `problem` says why. `attrs` has `notes`, and what
+            predicted as `predictor`.
 
         Raises:
-            CheckpointError: The run is pre-trained, so it predicts no labels, or its calibration.json is damaged.
-            ConfigError: A level that is not between 0 and 1 or for a run that predicts no values, or an installed task
-                that reads files of its own layout (`exlm predict`).
+            CheckpointError: The run is pre-trained, so it predicts no labels, or a file of it is damaged.
+            ConfigError: A level that is not between 0 and 1 or for a run that predicts no values, a predictor that the
+                run has not, or an installed task that reads files of its own layout (`exlm predict`).
             DataError: `rows` is not a list of strings, or of tuples with as many strings as the task needs; or
                 `columns` lacks one, has another, or another number of values.
         """
-        finetuned = self._loaded
-        if isinstance(finetuned, Pretrained):
-            raise CheckpointError(
-                f"{self.path} is a pre-trained run, which predicts no labels",
-                "`fill` predicts masked tokens; fine-tune the run for labels",
-            )
+        import pandas as pd
+
+        finetuned = self._finetuned()
         results, config = finetuned.results, finetuned.recipe.task
         if isinstance(config, InstalledTask) and (results.loss == "span" or config.layout() is not None):
             raise ConfigError(
                 f"{self.path}: {config.name} reads files of its own layout, not rows", "use `exlm predict RUN FILE`"
             )
-        check_level(interval_level, results.loss, finetuned.run)
-        calibration = read_calibration(finetuned.run)
-        given, problems = self._read(finetuned, rows, columns or {})
-        encoded = given.encode(finetuned.tokenizer, finetuned.sequence_length)
-        encoded = with_descriptors(encoded, config, FeatureStore(), self._progress)
-        outputs = finetuned.run_seeds(encoded, self._progress)
-        names, loss = results.output_names, results.loss
-        answers = margin = None
-        if isinstance(encoded, ScoredQuestions):
-            names, loss = ANSWER_QUESTIONS, "binary"
-            by_seed_KNC = np.stack([encoded.answer_probabilities([of_seed]).values for of_seed in outputs])
-            mean_NC = encoded.answer_probabilities(outputs).values
-            found = encoded.answer(outputs).values()
-            by_row = dict(zip(given.readable.tolist(), (answer.text for answer in found), strict=True))
-            answers = tuple(by_row.get(row, "") for row in range(len(problems)))
-            margin = _in_all_rows(np.array([answer.margin for answer in found]), given, len(problems))
-        else:
-            by_seed_KNC = probabilities_by_seed(loss, outputs, len(names))
-            mean_NC = by_seed_KNC.mean(axis=0)
-        mean = _in_all_rows(mean_NC, given, len(problems))
-        is_value = loss == "regression"
-        if is_value:
-            is_molecule = results.input_kind == "smiles"
-            known = read_training_rows(finetuned.run) if is_molecule else None
-            nearest_N = None if known is None else known.nearest_tanimoto(given.keys, self._progress)
-            half_NC = calibration.half_widths(interval_level, error_signs(by_seed_KNC, nearest_N))
-        return Predictions(
-            names=names,
-            mean=mean,
-            by_seed=np.stack([_in_all_rows(of_seed, given, len(problems)) for of_seed in by_seed_KNC]),
-            calibrated=None if is_value else calibration.calibrate(loss, mean),
-            half_width=_in_all_rows(half_NC, given, len(problems)) if is_value else None,
-            problems=problems,
-            notes=(*given.notes, *encoded.notes),
-            answers=answers,
-            margin=margin,
+        predictor = check_options(finetuned, predictor, interval_level)
+        given = self._read(finetuned, rows, columns or {})
+        found = predict_rows(
+            finetuned, given, predictor=predictor, interval_level=interval_level, progress=self._progress
         )
+        cells, notes = given.joined(found.columns)
+        table = pd.DataFrame(
+            {
+                name: list(column) if name in _TEXT_COLUMNS else [float(cell or math.nan) for cell in map(str, column)]
+                for name, column in cells.items()
+            }
+        )
+        table.attrs = {"predictor": predictor, "notes": (*given.notes, *found.encoded.notes, *notes, *found.notes)}
+        return table
+
+    def explain(
+        self, rows: str | Sequence[str], *, columns: Mapping[str, Sequence[float]] | None = None
+    ) -> Explanations:
+        """Mask atoms of molecules, and return how much each adds to the predictions.
+
+        Args:
+            rows: SMILES; one string is one molecule.
+            columns: As for `predict`.
+
+        Raises:
+            CheckpointError: The run is pre-trained, so it predicts no labels.
+            ConfigError: It reads text.
+            DataError: `rows` is neither a string nor a list of strings, or `columns` are not those of the run.
+        """
+        finetuned = self._finetuned()
+        require_molecules(finetuned)
+        rows = [rows] if isinstance(rows, str) else rows
+        given = self._read(finetuned, rows, columns or {})
+        problems = given.problems or ("",) * len(rows)
+        encoded = given.encode(finetuned.tokenizer, finetuned.sequence_length)
+        encoded = with_descriptors(encoded, finetuned.recipe.task, FeatureStore(), self._progress)
+        assert isinstance(encoded, ScoredRows), "rows of molecules are"
+        found = explain_molecules(finetuned, encoded, [smiles for (smiles,) in encoded.texts], self._progress)
+        names = finetuned.results.output_names
+        smiles, changes = list(rows), [np.zeros((0, len(names)))] * len(problems)
+        predicted_RC = np.full((len(problems), len(names)), np.nan)
+        for row, molecule in zip(given.readable.tolist(), found, strict=True):
+            smiles[row], predicted_RC[row], changes[row] = molecule.smiles, molecule.predicted, molecule.changes
+        notes = (*given.notes, *encoded.notes)
+        return Explanations(names, tuple(smiles), predicted_RC, tuple(changes), problems, notes)
+
+    def _finetuned(self) -> Finetuned:
+        """Return the fine-tuned models.
+
+        Raises:
+            CheckpointError: The run is pre-trained.
+        """
+        if isinstance(self._loaded, Pretrained):
+            raise CheckpointError(
+                f"{self.path} is a pre-trained run, which predicts no labels",
+                "`fill` predicts masked tokens; fine-tune the run for labels",
+            )
+        return self._loaded
 
     def _read(
         self,
         finetuned: Finetuned,
         rows: Sequence[str] | Sequence[tuple[str, str]],
         columns: Mapping[str, Sequence[float]],
-    ) -> tuple[NewRows, tuple[str, ...]]:
-        """Return rows as a file's, and why each cannot be read; empty where it can."""
+    ) -> NewRows:
+        """Return rows as those of a file, without its columns."""
         config, results = finetuned.recipe.task, finetuned.results
         numbers = (
             _check_columns(columns, config.number_columns, len(rows)) if columns or config.number_columns else None
@@ -176,45 +216,60 @@ class Run:
         if isinstance(config, SquadTaskConfig):
             pairs = ((question, paragraph) for question, paragraph in check_rows(rows, num_texts=2))
             questions, problems = questions_of_pairs(pairs)
-            return new_questions(config, questions), problems
+            return replace(new_questions(config, questions), problems=problems)
         if isinstance(config, GlueTaskConfig):
             from exlm_cli.tasks.glue import GLUE_TASKS, new_texts
 
             info = GLUE_TASKS[config.name.removeprefix("glue/")]
             texts = check_rows(rows, num_texts=len(info.layouts[0].texts))
-            return new_texts(info, texts), ("",) * len(texts)
+            return replace(new_texts(info, texts), problems=("",) * len(texts))
         inputs = [text for (text,) in check_rows(rows)]
         found = rows_of_list(inputs, results.input_kind, self._progress, reads_parents=config.reads_parents)
         task = TrainedTask(config, results.input_kind, results.loss, results.output_names)
         unknown = np.full((len(found.rows), 1), np.nan)
         numbers = None if numbers is None else numbers[found.rows]
-        return new_rows(found, task, unknown, {}, found.notes, numbers), found.problems
+        return new_rows(found, task, unknown, {}, found.notes, numbers)
 
-    def embed(self, rows: Sequence[str]) -> Vectors:
+    def embed(self, rows: str | Sequence[str]) -> Vectors:
         """Return two vectors of each row, from the encoder without its head.
 
         Args:
-            rows: SMILES or texts.
+            rows: SMILES or texts; one string is one row.
 
         Raises:
-            DataError: `rows` is not a list of strings.
+            DataError: `rows` is neither a string nor a list of strings.
         """
         encoder, texts = self.encoder, [text for (text,) in check_rows(rows)]
         found = rows_of_list(texts, encoder.kind, self._progress, reads_parents=encoder.reads_parents)
         return embed_rows(encoder, found, self._progress)
 
-    def fill(self, text: str, *, num_fillings: int = 10, num_top: int = 3, length: Length = "exact") -> Inspection:
-        """Fill the masks of a text with a pre-trained run, jointly.
+    @overload
+    def fill(self, text: str, *, num_fillings: int = ..., num_top: int = ..., length: Length = ...) -> Inspection: ...
+
+    @overload
+    def fill(
+        self, text: list[str] | tuple[str, ...], *, num_fillings: int = ..., num_top: int = ..., length: Length = ...
+    ) -> list[Inspection]: ...
+
+    def fill(
+        self,
+        text: str | list[str] | tuple[str, ...],
+        *,
+        num_fillings: int = 10,
+        num_top: int = 3,
+        length: Length = "exact",
+    ) -> Inspection | list[Inspection]:
+        """Fill the masks of a text, or of each of several, with a pre-trained run, jointly.
 
         Args:
-            text: Running text or SMILES; each "[MASK]" hides one token.
+            text: Running text or SMILES, or a list of them; each "[MASK]" hides one token.
             num_fillings: Most probable fillings to find.
             num_top: Words of each node.
             length: `exact`: one token for each mask; `any`: also none or several.
 
         Returns:
-            The DAG with its fillings, best first: `n_best.fillings[0].text`, and `share(filling)` for probabilities.
-            The DAG of an MLM is a chain, whose masks are filled independently.
+            The DAG with its fillings, best first: `n_best.fillings[0].text`, and `share(filling)` for probabilities; a
+            list of these for a list. The DAG of an MLM is a chain, whose masks are filled independently.
 
         Raises:
             CheckpointError: The run is fine-tuned: it has no language model head any more.
@@ -242,7 +297,8 @@ class Run:
                 "leave it out for `exact`",
             )
         if not isinstance(text, str):
-            raise DataError(f"`text` is {text!r}, not a string", 'give one text with "[MASK]" in it')
+            settings: dict[str, Any] = {"num_fillings": num_fillings, "num_top": num_top, "length": length}
+            return [self.fill(one, **settings) for (one,) in check_rows(text)]
         dag = build_dag(pretrained, text, progress=self._progress)
         if dag.num_masks > MANY_MASKS:
             self._progress.message(
@@ -256,8 +312,8 @@ def load(run: str | Path, *, device: str = "auto", progress: Progress | None = N
     """Read the model of a pre-trained or fine-tuned run.
 
     Args:
-        run: Run directory, one of the `checkpoints/step-N` of a pre-trained run, `hub:OWNER/NAME[@REVISION]`, or a
-            model of the package, `bundled:text` or `bundled:smiles`.
+        run: Run directory, one of the `checkpoints/step-N` of a pre-trained run, `hub:OWNER/NAME[@REVISION]`, a model
+            of the package, `bundled:text` or `bundled:smiles`, or a masked LM of transformers, `hf:FOLDER-OR-NAME`.
         device: `auto` (CUDA where there is a device), `cpu` or `cuda`.
         progress: Reports the work; None: silent.
 
@@ -269,18 +325,22 @@ def load(run: str | Path, *, device: str = "auto", progress: Progress | None = N
     path, progress = local_path(run), progress or SilentProgress()
     if str(path).startswith(SCHEME):
         path = fetch_run(str(path), progress)
+    elif is_foreign(path):
+        path = take_in(str(path), progress)
     if run_kind(path) == "finetune":
         return Run(path, load_finetuned(path, device=device), progress)
     return Run(path, load_pretrained(path, device=device, progress=progress), progress)
 
 
 def check_rows(rows: object, num_texts: int = 1) -> list[tuple[str, ...]]:
-    """Return rows as tuples of `num_texts` strings.
+    """Return rows as tuples of `num_texts` strings; one string is one row of one text.
 
     Raises:
         DataError: They are something else, or contain a lone surrogate; the error names the row, counted from 1.
     """
     wanted = "a string" if num_texts == 1 else f"a tuple of {num_texts} strings"
+    if isinstance(rows, str) and num_texts == 1:
+        rows = [rows]
     if isinstance(rows, str) or not isinstance(rows, Sequence | np.ndarray):
         raise DataError(f"`rows` is {type(rows).__name__}, not a list", f"give a list, each row {wanted}")
     found = []
@@ -315,10 +375,3 @@ def _check_columns(columns: Mapping[str, Sequence[float]], names: tuple[str, ...
             raise DataError(f"`columns`: `{name}` has {what}; there are {num_rows} rows", "give a number a row")
         numbers[:, index] = column
     return numbers
-
-
-def _in_all_rows(values: NDArray[np.float64], given: NewRows, num_rows: int) -> NDArray[np.float64]:
-    """Return values of the readable rows, (N, ...), as those of all rows; NaN for the others."""
-    placed = np.full((num_rows, *values.shape[1:]), np.nan)
-    placed[given.readable] = values
-    return placed

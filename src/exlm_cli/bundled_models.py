@@ -1,9 +1,10 @@
-"""Trained models inside the package: `bundled:NAME`, its folder, and what is said and recorded of it.
+"""Trained models inside the package: `bundled:NAME`, its folder, and what is said and recorded of it; names of copies.
 
 Each is a run of `exlm pretrain` as `exlm push` writes it: recipe, tokenizer and weights, in 16 bits, without the
 optimizer. Records name it, and never its path, so that they hold in every installation.
 """
 
+import re
 from pathlib import Path
 
 from exlm_cli.errors import CheckpointError
@@ -12,6 +13,8 @@ from exlm_cli.run_dir import RUN_FILE, RUNS_ROOT, run_directory
 
 SCHEME = "bundled:"
 FOLDER = Path(__file__).parent / "pretrained"
+_COPY = re.compile(r".*/models--(?P<owner>[^/]+)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})/run")
+"""The run of a repository in the cache of huggingface_hub."""
 
 
 def bundled_runs() -> list[Path]:
@@ -49,8 +52,14 @@ def bundled_name(path: Path) -> str | None:
     return SCHEME + run.name if run.absolute().parent == FOLDER else None
 
 
+def given_name(path: Path) -> str | None:
+    """Return `bundled:NAME`, or `hub:OWNER/NAME@COMMIT` for a copy from the Hub; None for any other path."""
+    copy = _COPY.fullmatch(run_directory(path).as_posix())
+    return bundled_name(path) if copy is None else f"hub:{copy['owner']}/{copy['name']}@{copy['commit'][:12]}"
+
+
 def report_folder(path: Path) -> Path:
-    """Return the folder for reports on a run or checkpoint: its `report/`, for a bundled one a folder under `runs/`."""
-    name = bundled_name(path)
-    run = run_directory(path) if name is None else RUNS_ROOT / name.replace(":", "-")
+    """Return the folder for reports on a run or checkpoint: its `report/`, or one under `runs/` for those of others."""
+    name = given_name(path)
+    run = run_directory(path) if name is None else RUNS_ROOT / re.sub("[:/@]", "-", name)
     return run / "report"

@@ -23,7 +23,7 @@ ALTERED_HINT = "another version of exlm made this run, or something altered the 
 READ_HINT = "check the path and the disk, and that you may read it"
 _SHOWN_CHARACTERS = 60
 _ESCAPED_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
-"""NUL in a JSON text: no file name may hold one."""
+"""NUL in a JSON string: no file name may hold one."""
 _IN_THE_WAY = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

@@ -1,13 +1,14 @@
-"""How numbers and texts are written in messages, tables and figures. Files for programs hold numbers unrounded."""
+"""How numbers and strings are written in messages, tables and figures. Files for programs hold numbers unrounded."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
+from functools import partial
 
 NOT_DEFINED = "not defined"
 """In place of a value that does not exist, such as the rank correlation of constant predictions."""
 
-_NAME_LETTERS = 100
+_NAME_CHARACTERS = 100
 
 NO_VALUE = "-"
 """Text of a table cell for which nothing was measured."""
@@ -31,18 +32,23 @@ def format_fixed(value: float | None, decimals: int) -> str:
     return NOT_DEFINED if value is None or math.isnan(value) else f"{value:.{decimals}f}"
 
 
+def decimals(number: int) -> Callable[[float], str]:
+    """Return a function that writes values with a number of decimals."""
+    return partial(format_fixed, decimals=number)
+
+
 def format_measure(value: float | None) -> str:
-    """Return a validation figure with four decimals; from 1,000 on with one decimal and commas."""
+    """Return a validation metric with four decimals; from 1,000 on with one decimal and commas."""
     if value is None or math.isnan(value):
         return NOT_DEFINED
     return f"{value:.4f}" if value < 1000 else f"{value:,.1f}"
 
 
-def format_spread(mean: float | None, deviation: float | None) -> str:
-    """Return `0.8123 ± 0.0101`, or the mean alone where there is no deviation."""
-    if deviation is None or math.isnan(deviation):
-        return format_number(mean)
-    return f"{format_number(mean)} ± {format_number(deviation, beside=mean)}"
+def format_plain(value: float | None) -> str:
+    """Return a number for programs: whole, or with ten digits; nothing for None and NaN."""
+    if value is None or math.isnan(value):
+        return ""
+    return str(value) if isinstance(value, int) else f"{value:.10g}"
 
 
 def format_percent(share: float | None, decimals: int | None = None) -> str:
@@ -59,14 +65,6 @@ def format_percent(share: float | None, decimals: int | None = None) -> str:
         return "<0.0001 %"
     decimals = 1 if percent == 0 or abs(percent) >= 1 else 1 - math.floor(math.log10(abs(percent)))
     return f"{percent:.{decimals}f} %"
-
-
-def format_in_percent(share: float | None, deviation: float | None = None) -> str:
-    """Return a score as the paper prints it, in percent without the sign: `85.2`, or `85.2 ±0.4`."""
-    if share is None or math.isnan(share):
-        return NO_VALUE
-    is_alone = deviation is None or math.isnan(deviation)
-    return f"{100 * share:.1f}" + ("" if is_alone else f" ±{100 * (deviation or 0.0):.1f}")
 
 
 def format_ratio(ratio: float) -> str:
@@ -94,7 +92,7 @@ def format_large(number: float) -> str:
     return _scale(number, ("B", "M", "k")) or format_count(number)
 
 
-def format_parameters(number: int) -> str:
+def format_parameters(number: float) -> str:
     """Return a number of parameters in millions with one decimal, as the paper does: `50.5 M`."""
     return f"{number / 1e6:.1f} M"
 
@@ -139,16 +137,16 @@ def _scale(number: float, units: tuple[str, str, str]) -> str:
     return ""
 
 
-def shorten(text: str, max_letters: int) -> str:
-    """Cut a text to a number of letters, the last of them an ellipsis."""
-    return text if len(text) <= max_letters else text[: max_letters - 1] + "…"
+def shorten(text: str, max_characters: int) -> str:
+    """Cut a string to a number of characters, the last of them an ellipsis."""
+    return text if len(text) <= max_characters else text[: max_characters - 1] + "…"
 
 
 def name_some(names: Iterable[object], *, limit: int = 5) -> str:
     """Return `1, 2, 3 and 4 more`; long names are cut."""
     listed = [str(name) for name in names]
     rest = f" and {len(listed) - limit:,} more" if len(listed) > limit else ""
-    return ", ".join(shorten_middle(name, _NAME_LETTERS) for name in listed[:limit]) + rest
+    return ", ".join(shorten_middle(name, _NAME_CHARACTERS) for name in listed[:limit]) + rest
 
 
 def number_repeated(names: Sequence[str]) -> list[str]:
@@ -163,17 +161,17 @@ def number_repeated(names: Sequence[str]) -> list[str]:
     return numbered
 
 
-def shorten_middle(text: str, max_letters: int) -> str:
-    """Shorten a text to a number of letters: an ellipsis replaces its middle, since messages end with the reason."""
-    if len(text) <= max_letters:
+def shorten_middle(text: str, max_characters: int) -> str:
+    """Shorten a string to a length: an ellipsis replaces its middle, since messages end with the reason."""
+    if len(text) <= max_characters:
         return text
-    head = max_letters * 2 // 3
-    return f"{text[:head]}…{text[head + 1 - max_letters :]}"
+    head = max_characters * 2 // 3
+    return f"{text[:head]}…{text[head + 1 - max_characters :]}"
 
 
 def printable(text: str) -> str:
     r"""Return a text on one line: a line break, bidirectional mark or other control character as `\n` or `\x1b`."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
 
 
 def is_unicode(text: str) -> bool:

@@ -8,7 +8,7 @@ class Bar:
     """Progress of one piece of work with a known or unknown number of steps; this base shows nothing."""
 
     def update(self, done: int, **fields: str) -> None:
-        """Set the steps done and the short texts beside the bar (`loss="2.31"`)."""
+        """Set the steps done and the short strings beside the bar (`loss="2.31"`)."""
 
 
 class Board:

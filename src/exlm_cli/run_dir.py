@@ -39,15 +39,15 @@ RUNS_ROOT = Path("runs")
 """Folder of run directories, under the current directory."""
 
 MetricsRow = Mapping[str, Any]
-"""A row of `metrics.jsonl`: `kind`, `step` and figures."""
+"""A row of `metrics.jsonl`: `kind`, `step` and metrics."""
 
 RUN_FILE = "run.json"
 SERIES_FILE = "series.json"
 """File of a folder with several fine-tuning runs (`experiments.series`)."""
 METRICS_FILE = "metrics.jsonl"
 _FILES_OF_RUN = ("recipe.yaml", "encoder.yaml", "tokenizer.json")
-_LARGEST_FIGURE = 3.5e38
-"""A little above the largest float32: no figure of a model reaches it, and sums of a few stay finite."""
+_LARGEST_METRIC = 3.5e38
+"""A little above the largest float32: no metric of a model reaches it, and sums of a few stay finite."""
 
 LOCK_FILE = ".lock"
 """Locked while a process works in the directory; the file itself stays."""
@@ -66,7 +66,7 @@ ROWS_FOLDER = "rows"
 
 _BEGINNING_FILES = frozenset(
     {*_FILES_OF_RUN, RUN_FILE, SERIES_FILE, LOCK_FILE, BEGINNING_FILE, "rejected.csv", SPLIT_FILE}
-    | {"training_rows.npz", "targets-valid.csv", "targets-test.csv", SPLITS_FOLDER}
+    | {"training_rows.npz", "targets-train.csv", "targets-valid.csv", "targets-test.csv", SPLITS_FOLDER}
 )
 _WAS_THERE = "the folder was there"
 
@@ -104,6 +104,8 @@ class RunInfo(Environment):
     precision: str | None = absent_if_none()
     alignment_backend: str | None = absent_if_none()
     own_mask_share: float | None = absent_if_none()
+    unigram_loss: float | None = absent_if_none()
+    unigram_accuracy: float | None = absent_if_none()
     num_rejected_rows: int | None = absent_if_none()
     train_sequences: int | None = absent_if_none()
     train_tokens: int | None = absent_if_none()
@@ -283,14 +285,14 @@ def read_run_json(run: Path) -> RunInfo:
     return read_json(run / RUN_FILE, RunInfo)
 
 
-Figure = Annotated[float, Field(ge=-_LARGEST_FIGURE, le=_LARGEST_FIGURE)]
+Metric = Annotated[float, Field(ge=-_LARGEST_METRIC, le=_LARGEST_METRIC)]
 
 
 class _MetricsRow(JsonModel):
-    """One line of `metrics.jsonl`: figures by name; None where one is not finite."""
+    """One line of `metrics.jsonl`: metrics by name; None where one is not finite."""
 
     model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, Figure | list[Figure | None] | None]
+    __pydantic_extra__: dict[str, Metric | list[Metric | None] | None]
 
     kind: Literal["train", "valid"] | None = None
     step: int = Field(ge=0, lt=2**63)

@@ -180,7 +180,7 @@ def test_a_fault_of_the_program_keeps_its_traceback(failing, error):
 def test_a_reader_that_goes_away_is_no_error():
     reader, writer = os.pipe()
     os.close(reader)
-    words = [sys.executable, "-c", MAIN, "recipes", "text-base"]
+    words = [sys.executable, "-c", MAIN, "recipes", "moleculenet-bace"]
     done = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")

@@ -105,6 +105,18 @@ def test_a_bar_shows_count_fields_and_end_within_eighty_columns(label, total, fi
     assert max(map(len, stream.getvalue().replace("\r", "\n").splitlines())) <= 80 - len("^C ") + len("\x1b[2K")
 
 
+def test_where_a_bar_has_no_room_its_speed_goes_first_and_its_time_stays():
+    progress, stream = terminal()
+    fields = {"loss": "0.693", "speed": "12,345 tokens/s", "best matthews_corrcoef": "0.2778"}
+    with progress.bar("lr-1e-05 split 3 seed 12", 6000) as bar:
+        bar.update(6000, **fields)
+    assert re.search(r"━ 6,000/6,000, \d:\d\d:\d\d in all\n", stream.getvalue())
+    wider, stream = terminal(100)
+    with wider.bar("seed 1", 6000) as bar:
+        bar.update(6000, **fields)
+    assert re.search(r"━ 6,000/6,000, loss 0.693, best matthews_corrcoef 0.2778, \S+ in all", stream.getvalue())
+
+
 def test_a_bar_that_ends_says_how_long_the_work_took():
     stream, clock = io.StringIO(), Mock(return_value=0.0)
     seen = SafeConsole(file=stream, force_terminal=True, width=80, color_system=None, get_time=clock)
@@ -244,6 +256,15 @@ def test_no_text_moves_the_cursor_or_fills_the_screen(capsys):
     console.emit_renderable(Text(hostile))
     console.emit_files([Path("a\nb\x1b[2J")])
     assert re.search("\x1b|\x9b|\u202e|\x07|\nb", capsys.readouterr().out) is None
+
+
+def test_many_files_of_one_kind_are_told_in_one_line(capsys):
+    console.emit_files(
+        [Path("a.csv"), *(Path(f"out/{n}.svg") for n in range(9)), *(Path(f"{n}.svg") for n in range(2))]
+    )
+    assert capsys.readouterr().out.splitlines() == [
+        "wrote a.csv", "wrote 9 .svg files in out", "wrote 0.svg", "wrote 1.svg",
+    ]  # fmt: skip
 
 
 def test_a_recipe_with_a_bidirectional_mark_is_dumped_without_it_and_read_back():

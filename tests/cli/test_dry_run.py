@@ -34,7 +34,7 @@ CASES = [
       "pretrain.train.max_steps": 4, "pretrain.data.on_invalid": "skip"}),
     ("sweep table-2 --task none", {"tasks": ()}),
     ("repeat-mlm", {"name": "repeat-mlm"}),
-    ("repeat-mlm --recipe quickstart-repeat-mlm --num-repeats 2 --seeds 4,5 --task glue/rte --device cpu "
+    ("repeat-mlm quickstart-repeat-mlm --num-repeats 2 --seeds 4,5 --task glue/rte --device cpu "
      "--set pretrain.train.max_steps=4",
      {"seeds": (4, 5), "tasks": ("glue/rte",), "device": "cpu", "pretrain.train.max_steps": 4,
       "cells": tuple(cell for cell in GRID if cell[0] == 2)}),

@@ -1,21 +1,34 @@
-"""`exlm export` on a small run: the files, the comparison in a fresh process, the model card."""
+"""`exlm export` on small runs: the files, the comparison, the model card, and what the terminal says of the seed."""
 
 import pytest
 
-from tests.cli.asserts import result_of
+from tests.cli.asserts import printed_by, result_of
 
 pytest.importorskip("transformers")
 
 
 def test_a_run_is_exported_and_compared(run_folder, capsys):
-    """An ExLM: without masks by ESM's class, with masks by the code of the folder."""
     result = result_of(capsys, "export", "T", "--out", "hub/mine")
-    names = ["README.md", "config.json", "configuration_exlm.py", "model.safetensors", "modeling_exlm.py"]
-    assert result["files"] == [f"hub/mine/{name}" for name in [*names, "tokenizer.json", "tokenizer_config.json"]]
-    assert result["loaded_with"] == ["EsmForMaskedLM", "AutoModelForMaskedLM"]
-    assert result["sequences_compared"] == 8
+    names = [
+        "1_Pooling/config.json", "README.md", "config.json", "model.safetensors", "modules.json",
+        "sentence_bert_config.json", "tokenizer.json", "tokenizer_config.json",
+    ]  # fmt: skip
+    assert result["files"] == [f"hub/mine/{name}" for name in names]
+    assert result["loaded_with"] == "EsmModel"
+    assert result["sequences_compared"] == 4
     assert result["largest_difference"] <= 1e-5 * result["largest_output"]
     assert sorted(path.name for path in (run_folder / "hub").iterdir()) == ["mine"]
     card = (run_folder / "hub/mine/README.md").read_text(encoding="utf-8")
-    assert "pipeline_tag: fill-mask" in card
+    assert "pipeline_tag: feature-extraction" in card
     assert str(run_folder.parent) not in card
+
+
+def test_the_terminal_says_which_seed_was_exported_and_nothing_of_transformers(run_folder, capsys):
+    said = printed_by(capsys, ["export", "M", "--out", "mine"])
+    seed = (run_folder / "mine/README.md").read_text(encoding="utf-8").partition("exported model is seed ")[2][0]
+    note = (
+        f"note: the exported model is seed {seed}, the best in validation of 1, 2; `exlm predict` averages the seeds "
+    )
+    assert f"{note}and calibrates probabilities" in " ".join(said.err.split())
+    assert "Loading weights" not in said.err
+    assert "REPORT" not in said.err

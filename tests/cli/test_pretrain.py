@@ -44,9 +44,13 @@ def test_a_mlm_run_on_smiles_is_told_in_words(folder, tiny, capsys):
     lines = captured.out.splitlines()
     assert lines[0].split() == ["run", "run"]
     assert lines[2].split() == ["steps", "4"]
-    assert any(line.startswith("validation loss ") for line in lines)
-    assert not any("effective states" in line for line in lines)
+    assert lines[3].startswith("loss ")
+    assert "token frequencies" in lines[3]
+    assert "the commonest token" in lines[4]
+    assert not any("DAG" in line for line in lines)
+    assert lines[-1].startswith("learned: nothing yet") or "times as many training tokens" in captured.out
     assert "quickstart-smiles-mlm: " in captured.err
+    assert lines[-1].split(maxsplit=1) == ["next", "exlm finetune csv FILE --label-columns NAME --checkpoint run"]
 
 
 def test_a_run_on_local_files_is_continued_and_scored_from_any_folder(folder, tiny, monkeypatch, capsys):

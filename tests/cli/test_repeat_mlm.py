@@ -11,7 +11,7 @@ from tests.cli.conftest import TINY as TINY_VALUES
 from tests.unit.finetune.finetuned_runs import read_rows
 
 TINY = [word for value in TINY_VALUES if not value.startswith("device=") for word in ("--set", f"pretrain.{value}")]
-COMMAND = ["repeat-mlm", "--recipe", "quickstart-repeat-mlm", *TINY, "--device", "cpu"]
+COMMAND = ["repeat-mlm", "quickstart-repeat-mlm", *TINY, "--device", "cpu"]
 
 
 @pytest.mark.usefixtures("cells_in_this_process")

@@ -8,13 +8,12 @@ import pytest
 
 from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.config.sweep import SweepRecipe
-from exlm_cli.experiments.results import SweepCellResult
-from exlm_cli.files import write_json
+from exlm_cli.experiments.results import MeasuredCell
 from exlm_cli.run_dir import read_run_json, update_run_json
 from tests.cli.asserts import printed_by, refusal_of, result_of
 from tests.cli.conftest import TINY as TINY_VALUES
 from tests.unit.finetune.finetuned_runs import read_rows
-from tests.unit.report.results import grid_results, sweep_results
+from tests.unit.report.results import grid_results, sweep_results, without_tasks, write_cell
 
 SETS = [f"pretrain.{value}" for value in TINY_VALUES if not value.startswith("device=")]
 SETS += ["measure_sequences=8", "variants.mlm-plus-plus={train.max_steps: 8}"]
@@ -29,7 +28,7 @@ def test_a_sweep_from_training_to_tables_and_figures(folder, capsys):
     assert (exlm["objective"], exlm["num_states_per_mask"], exlm["steps"], exlm["seeds"]) == ("exlm", 4, 4, [1])
     assert {"loss", "mask_accuracy", "entropy_bits", "effective_states", "entropy_posterior_bits"} <= exlm.keys()
     assert mlm["changes"]["objective"] == "mlm"
-    assert set(exlm["entropy_at"]) == {"0.15", "0.387", "0.5", "0.622"}
+    assert {f"entropy_bits_at_{ratio}" for ratio in (0.15, 0.387, 0.5, 0.622)} <= exlm.keys()
     names = {Path(path).name for path in result["files"]}
     assert names == {"sweep.csv", "sweep.md", "curves.png", "curves.svg", "figure-12.png", "figure-12.svg"}
     assert all(Path(path).is_file() for path in result["files"])
@@ -45,16 +44,14 @@ def test_a_sweep_from_training_to_tables_and_figures(folder, capsys):
     assert refusal_of(capsys, "repeat-mlm", "--resume", "run").startswith("error: run: a run of `exlm sweep`")
 
 
-def _write_run(run: Path, name: str, results: Sequence[SweepCellResult], *overrides: str) -> None:
+def _write_run(run: Path, name: str, results: Sequence[MeasuredCell], *overrides: str) -> None:
     """Write what a sweep leaves, without its models."""
     run.mkdir()
     recipe = load_recipe(name, list(overrides), kind=SweepRecipe)
     (run / "recipe.yaml").write_text(dump_recipe(recipe))
     update_run_json(run, {"command": recipe.run_by, "num_cells": len(recipe.plan())})
     for result in results:
-        cell = run / "cells" / result.label / f"seed-{result.seed}"
-        cell.mkdir(parents=True)
-        write_json(cell / "result.json", result)
+        write_cell(run / "cells" / result.result.label / f"seed-{result.result.seed}", result)
 
 
 @pytest.fixture
@@ -94,7 +91,7 @@ def test_eval_of_an_unfinished_sweep_says_what_is_missing(sweep, capsys):
 def test_eval_counts_a_cell_that_lacks_a_task_as_not_done_and_shows_what_it_has(folder, capsys):
     """As after `exlm sweep --resume` with a further task that was stopped early."""
     results = sweep_results("table-2")
-    results[1].finetune.pop("glue/rte")
+    results[1] = without_tasks(results[1], "glue/rte")
     _write_run(folder / "run", "table-2", results)
     captured = printed_by(capsys, ["eval", "run", "--no-figures"])
     assert captured.err == "4 of 5 cells are done; `exlm sweep --resume run` does the others\n"

@@ -31,7 +31,7 @@ from tests.killed import act_at_call, die_at_call
 from tests.ranks import in_turn, note_error, noted_errors, own_rank, run_ranks
 from tests.tiny import tiny_recipe
 
-STEPS = 50
+STEPS = 24
 LOSS_BOUND, WEIGHT_BOUND = 5e-6, 5e-5
 
 
@@ -45,10 +45,10 @@ CASES: list[tuple[int, str, str, dict[str, Any]]] = [
 
 
 def recipe_of(cache: Path, kind: str, objective: str, **train: Any) -> PretrainRecipe:
-    """Return a recipe of 50 steps in two epochs, with microbatches of a few sequences."""
+    """Return a recipe of 24 steps in two epochs, with microbatches of a few sequences."""
     data: dict[str, dict[str, Any]] = {
-        "text": {"train": ["bundled:grammar"], "bundled_rows": 147},
-        "smiles": {"train": ["bundled:molecules"], "bundled_rows": 159},
+        "text": {"train": ["bundled:grammar"], "bundled_rows": 69},
+        "smiles": {"train": ["bundled:molecules"], "bundled_rows": 73},
     }
     masking = {"num_states_per_mask": 3 if objective == "exlm" else 1}
     return tiny_recipe(
@@ -57,8 +57,8 @@ def recipe_of(cache: Path, kind: str, objective: str, **train: Any) -> PretrainR
         masking=masking,
         model={"dropout": 0.0, "attention_dropout": 0.0, "max_length": 128},
         train={
-            "max_steps": STEPS, "batch_sequences": 6, "microbatch_tokens": 200, "checkpoint_every_steps": 20,
-            "validate_every_steps": 20, "log_every_steps": 1, "validation_sequences": 2, "num_threads": 1, **train,
+            "max_steps": STEPS, "batch_sequences": 6, "microbatch_tokens": 200, "checkpoint_every_steps": 10,
+            "validate_every_steps": 10, "log_every_steps": 1, "validation_sequences": 2, "num_threads": 1, **train,
         },
     )  # fmt: skip
 
@@ -139,7 +139,7 @@ def test_the_last_step_of_an_epoch_has_fewer_sequences_than_ranks(cache):
         assert len(plan[-1]) < 2
 
 
-@pytest.mark.parametrize(("before", "after", "dying", "call"), [(2, 3, 1, 45), (3, 1, 0, 35)])
+@pytest.mark.parametrize(("before", "after", "dying", "call"), [(2, 3, 1, 21), (3, 1, 0, 17)])
 def test_one_survivor_of_a_killed_rank_reports_it_and_another_number_of_ranks_goes_on(
     cache, alone, tmp_path, before, after, dying, call
 ):
@@ -245,7 +245,8 @@ def test_torchrun_prints_once_and_stops_alike(cache, tmp_path):
     """The command as users launch it: results once on stdout, messages once on stderr; a misspelt key, one error."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "exlm_cli"]
     settings = [
-        "train.max_steps=3", "train.validation_sequences=4", "optim.warmup_steps=0", "data.bundled_rows=300",
+        "train.max_steps=3", "train.validation_sequences=4", "train.batch_sequences=4", "optim.warmup_steps=0",
+        "model.width=32", "model.ffn_width=16", "model.num_layers=1", "data.bundled_rows=300",
         f"data.cache_dir={cache}",
     ]  # fmt: skip
     words = ["pretrain", "--recipe", "quickstart-text", "--device", "cpu", "--out", "run"]

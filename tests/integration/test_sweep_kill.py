@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from exlm_cli.experiments import cell
-from exlm_cli.experiments.results import SweepCellResult
+from exlm_cli.experiments.results import MeasuredCell
 from exlm_cli.experiments.sweep import run_sweep
 from exlm_cli.progress import SilentProgress
 from exlm_cli.train import jobs
@@ -18,10 +18,9 @@ POINTS: dict[str, tuple[Any, str, int]] = {
     "before the first step": (PretrainTask, "losses", 1),
     "between checkpoints": (PretrainTask, "losses", 6),
     "between training and measuring": (cell, "measure_entropy", 1),
-    "before what was measured is written": (cell, "write_json", 1),
-    "before the result is written": (cell, "write_json", 2),
+    "before what was measured is written": (cell, "write_together", 1),
 }
-KEPT_STEPS = dict(zip(POINTS, (0, 4, 6, 6, 6), strict=True))
+KEPT_STEPS = dict(zip(POINTS, (0, 4, 6, 6), strict=True))
 
 
 def run_cell_and_die(cache: Path, folder: Path, point: str) -> None:
@@ -37,7 +36,7 @@ def run_sweep_and_die(cache: Path, out: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[SweepCellResult]]:
+def undisturbed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[MeasuredCell]]:
     folder = tmp_path_factory.mktemp("undisturbed")
     return folder, [cell.run_cell(plan, folder / plan.folder, SilentProgress()) for plan in tiny_grid(cache).plan()]
 
@@ -64,7 +63,7 @@ def test_a_sweep_killed_with_a_cell_on_the_way_goes_on_where_it_was(cache, tmp_p
     assert done
     # the process of the other cell dies with its parent, or is waited for
     again = run_sweep(recipe, out=None, resume=run, workers=1, progress=SilentProgress())
-    assert untimed(again.results) == untimed(results)
+    assert untimed(again.cells) == untimed(results)
     for path, written_ns in done.items():
         assert path.stat().st_mtime_ns == written_ns
     for plan in recipe.plan():

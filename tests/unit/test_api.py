@@ -30,34 +30,35 @@ from tests.unit.tasks.squad.test_task import PARAGRAPHS, QUESTIONS
 
 
 def _written(run: Path, split: str, names: Sequence[str]) -> np.ndarray:
-    """Return the (K, N, C) predictions that training wrote of a split."""
+    """Return the (N, C) predictions that training wrote of a split, means over the seeds."""
     files = sorted(run.glob(f"cells/single/split-0/seed-*/predictions-{split}.csv"))
     tables = [read_rows(file) for file in files]
-    return np.array([[[float(row[name]) for name in names] for row in table] for table in tables])
+    return np.array([[[float(row[name]) for name in names] for row in table] for table in tables]).mean(axis=0)
 
 
 def test_predictions_are_those_of_training_and_rows_keep_their_order(molecules):
     rows = [SMILES[row % len(SMILES)] for row in json.loads((molecules / "split.json").read_text())["indices"]["test"]]
     run = exlm_cli.load(molecules, device="cpu")
     found = run.predict([rows[0], "no molecule", *rows[1:]])
-    assert (run.kind, found.names) == ("finetune", ("active", "toxic"))
-    assert (found.by_seed.dtype, found.by_seed.shape) == (np.float64, (2, len(rows) + 1, 2))
-    assert np.isnan(found.mean[1]).all()
-    assert [bool(problem) for problem in found.problems] == [False, True, *[False] * (len(rows) - 1)]
-    readable = np.delete(found.by_seed, 1, axis=1)
-    np.testing.assert_allclose(readable, _written(molecules, "test", found.names), atol=1e-6)
-    np.testing.assert_array_equal(found.mean, found.by_seed.mean(axis=0))
-    assert run.predict([]).mean.shape == (0, 2)
+    assert run.kind == "finetune"
+    assert found.attrs["predictor"] == "model"
+    assert [bool(problem) for problem in found.problem] == [False, True, *[False] * (len(rows) - 1)]
+    values = found[["active_probability", "toxic_probability"]]
+    assert np.isnan(values.iloc[1]).all()
+    readable = np.delete(values.to_numpy(), 1, axis=0)
+    np.testing.assert_allclose(readable, _written(molecules, "test", ("active", "toxic")), atol=1e-6)
+    assert len(run.predict([])) == 0
 
 
 def test_pairs_of_texts_are_rows_of_a_glue_task(text_model, tmp_path):
     run = glue_run(tmp_path, text_model, "rte")
     task: Any = load_task(load_recipe(str(run / "recipe.yaml"), kind=FinetuneRecipe).task, SilentProgress())
     found = exlm_cli.load(run, device="cpu").predict(task.examples["valid"].texts)
-    np.testing.assert_allclose(found.by_seed, _written(run, "valid", found.names), atol=1e-6)
+    values = found[[f"{name}_probability" for name in task.output_names]]
+    np.testing.assert_allclose(values, _written(run, "valid", task.output_names), atol=1e-6)
 
 
-def test_intervals_and_calibrated_probabilities_are_those_of_exlm_predict(text_model, tmp_path, monkeypatch):
+def test_the_table_in_memory_is_the_one_that_exlm_predict_writes(text_model, tmp_path, monkeypatch):
     monkeypatch.setattr("exlm_cli.finetune.calibration.MIN_OF_EACH", 1)
     rows = ["amber fern", "elder"]
     table = write_rows(tmp_path / "new.csv", ["text"], [[row] for row in rows])
@@ -69,16 +70,11 @@ def test_intervals_and_calibrated_probabilities_are_those_of_exlm_predict(text_m
         finetuned, out = load_finetuned(path, device="cpu"), tmp_path / f"{label}.csv"
         predict(finetuned, table, out, folder=tmp_path, interval_level=level, progress=SilentProgress())
         written = read_rows(out)
-        if found.half_width is None:
-            assert found.calibrated is not None
-            of_column = {"probability": found.mean, "calibrated": found.calibrated}
-        else:
-            low, high = found.mean - found.half_width, found.mean + found.half_width
-            of_column = {"predicted": found.mean, "low_50": low, "high_50": high}
-        for column, expected in of_column.items():
-            assert not np.isnan(expected).any()
-            cells = [[float(row[f"{name}_{column}"]) for name in found.names] for row in written]
-            np.testing.assert_allclose(cells, expected, rtol=1e-5)
+        assert list(found.columns) == [name for name in written[0] if name not in ("line", "text")]
+        assert {"length_low_50", "1_calibrated"} & set(found.columns)
+        for name in found.columns:
+            cells = [row[name] for row in written]
+            assert found[name].tolist() == (cells if found[name].dtype != float else list(map(float, cells)))
     with pytest.raises(ConfigError, match=r"`interval_level=1`: accepted: above 0 and below 1"):
         run.predict(rows, interval_level=1.0)
     with pytest.raises(ConfigError, match=r"`interval_level=0\.5` is for predicted values; .*/side/run predicts none"):
@@ -87,13 +83,12 @@ def test_intervals_and_calibrated_probabilities_are_those_of_exlm_predict(text_m
 
 def test_probabilities_are_calibrated_by_the_curve_of_each_label(molecules, monkeypatch):
     curve = PlattCurve(num_rows=9, least=0.0, most=1.0, slope=2.0, intercept=0.5)
-    monkeypatch.setattr("exlm_cli.api.read_calibration", lambda run: Calibration(outputs=(curve, None)))
+    monkeypatch.setattr("exlm_cli.finetune.predict.read_calibration", lambda *_: Calibration(outputs=(curve, None)))
     found = exlm_cli.load(molecules, device="cpu").predict([*SMILES, "no molecule"])
-    assert found.calibrated is not None
-    odds = found.mean[:-1, 0] / (1 - found.mean[:-1, 0])
-    np.testing.assert_allclose(found.calibrated[:-1, 0], 1 / (1 + odds**-2 * np.exp(-0.5)))
-    assert np.isnan(found.calibrated[:, 1]).all()
-    assert np.isnan(found.calibrated[-1, 0])
+    odds = found.active_probability[:-1] / (1 - found.active_probability[:-1])
+    np.testing.assert_allclose(found.active_calibrated[:-1], 1 / (1 + odds**-2 * np.exp(-0.5)))
+    assert "toxic_calibrated" not in found.columns
+    assert np.isnan(found.active_calibrated.iloc[-1])
 
 
 def test_vectors_of_lists_are_those_of_a_forward_pass(smiles_model, molecules):
@@ -105,6 +100,23 @@ def test_vectors_of_lists_are_those_of_a_forward_pass(smiles_model, molecules):
         for row, smiles in enumerate(SMILES):
             for vector, wanted in zip((found.cls[row], found.mean[row]), by_hand(run.encoder, smiles), strict=True):
                 np.testing.assert_allclose(vector, wanted.numpy(), atol=2e-6)
+
+
+def test_one_row_is_read_like_a_list_of_one(text_model, molecules):
+    run, smiles = exlm_cli.load(text_model, device="cpu"), exlm_cli.load(molecules, device="cpu")
+    np.testing.assert_array_equal(run.embed("amber fern").mean, run.embed(["amber fern"]).mean)
+    np.testing.assert_array_equal(smiles.predict(SMILES[0]).mean, smiles.predict([SMILES[0]]).mean)
+    one, (first, second) = run.fill("amber [MASK]"), run.fill(["amber [MASK]", "[MASK] fern"])
+    assert [filling.text for filling in first.n_best.fillings] == [filling.text for filling in one.n_best.fillings]
+    assert second.dag.num_masks == 1
+
+
+def test_a_run_says_what_it_is_and_gives_its_model_and_tokenizer(text_model, molecules):
+    for path, kind, reads in ((text_model, "pretrain", "text"), (molecules, "finetune", "smiles")):
+        run = exlm_cli.load(path, device="cpu")
+        assert repr(run).startswith(f"<exlm {kind} run {path}: reads {reads}, ")
+        assert not run.model.training
+        assert run.tokenizer.vocab_size == run.encoder.tokenizer.vocab_size
 
 
 def test_all_fillings_of_one_mask_share_the_probability(text_model):
@@ -121,12 +133,12 @@ def independent_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 MISTAKES: list[tuple[str, Callable[[Any], object], type[Exception], str]] = [
-    ("molecules", lambda run: run.predict("CCO"), DataError, "`rows` is str, not a list"),
+    ("molecules", lambda run: run.predict(5), DataError, "`rows` is int, not a list"),
     ("molecules", lambda run: run.predict(["CCO", 3]), DataError, "row 2 is 3, not a string"),
     ("molecules", lambda run: run.embed([("CCO", "CCO")]), DataError, "row 1 is ('CCO', 'CCO'), not a string"),
     ("molecules", lambda run: run.fill("C[MASK]"), CheckpointError, "is a fine-tuned run, which fills no masks"),
     ("smiles_model", lambda run: run.predict(["CCO"]), CheckpointError, "is a pre-trained run, which predicts no"),
-    ("smiles_model", lambda run: run.fill(["C[MASK]"]), DataError, "`text` is ['C[MASK]'], not a string"),
+    ("smiles_model", lambda run: run.fill(["C[MASK]", 3]), DataError, "row 2 is 3, not a string"),
     ("molecules", lambda run: run.predict(["CCO", "C\ud800"]), DataError, "row 2 contains a lone surrogate"),
     ("text_model", lambda run: run.embed(["half \ud800"]), DataError, "row 1 contains a lone surrogate"),
     ("text_model", lambda run: run.fill("half \ud800 [MASK]"), DataError, r"'half \ud800 [MASK]' contains a lone"),
@@ -191,29 +203,21 @@ def test_questions_on_paragraphs_have_answers_margins_and_calibrated_probabiliti
     run = exlm_cli.load(folder, device="cpu")
     pairs = [(text, PARAGRAPHS["Clocks"]) for text, _ in QUESTIONS["Clocks"]]
     found = run.predict([pairs[0], ("Why?", " "), *pairs[1:]])
-    assert found.answers is not None
-    assert found.margin is not None
-    assert found.calibrated is not None
-    assert (found.names, found.problems) == (("has_answer", "is_right"), ("", "its context is empty", "", ""))
-    assert (found.answers[1], np.isnan(found.margin[1]), np.isnan(found.by_seed[:, 1]).all()) == ("", True, True)
-    np.testing.assert_array_equal(found.mean[:, 0], expit(found.margin))
-    files = sorted(folder.glob("cells/single/split-0/seed-*/no-answer-valid.json"))
-    written = [list(json.loads(file.read_text()).values()) for file in files]
-    np.testing.assert_allclose(found.by_seed[:, [0, 2, 3], 0], expit(-np.array(written)), atol=1e-6)
+    assert found.problem.tolist() == ["", "its context is empty", "", ""]
+    assert (found.answer[1], np.isnan(found.answer_margin[1])) == ("", True)
+    np.testing.assert_allclose(found.no_answer_probability, expit(-found.answer_margin), atol=1e-9)
     out = tmp_path / "out.json"
     predict(
         load_finetuned(folder, device="cpu"), tmp_path / "data" / "dev-v2.0.json", out, folder=tmp_path,
         progress=SilentProgress(),
     )  # fmt: skip
     rows = read_rows(tmp_path / "out-details.csv")
-    assert [row["answer"] for row in rows] == [found.answers[i] for i in (0, 2, 3)]
-    for name, column in zip(found.names, found.calibrated.T, strict=True):
-        has_it = f"{name}_calibrated" in rows[0]
-        assert has_it != np.isnan(column[[0, 2, 3]]).any()
-        if has_it:
-            np.testing.assert_allclose([float(row[f"{name}_calibrated"]) for row in rows], column[[0, 2, 3]], rtol=1e-4)
+    read = found.iloc[[0, 2, 3]]
+    assert [row["answer"] for row in rows] == read.answer.tolist()
     assert "has_answer_calibrated" in rows[0]
-    assert run.predict([]).answers == ()
+    for name in ("answer_margin", "no_answer_probability", "has_answer_calibrated", "no_answer_seed_spread"):
+        np.testing.assert_allclose([float(row[name]) for row in rows], read[name], rtol=1e-4)
+    assert len(run.predict([])) == 0
     with pytest.raises(DataError, match="row 1 is 'a', not a tuple of 2 strings"):
         run.predict(["a"])
 

@@ -7,11 +7,9 @@ import pytest
 
 from exlm_cli import format as formats
 from exlm_cli.format import (
-    NO_VALUE,
     NOT_DEFINED,
-    format_in_percent,
+    format_plain,
     format_span,
-    format_spread,
     name_some,
     number_repeated,
     printable,
@@ -49,10 +47,17 @@ def test_a_number_of_decimals_can_be_given():
     assert (formats.format_percent(0.0225, 2), formats.format_percent(0.001, 0)) == ("2.25 %", "0 %")
 
 
-def test_a_deviation_is_written_like_its_mean():
-    assert format_spread(0.8123, 0.0101) == "0.8123 ± 0.0101"
-    assert format_spread(12345678.9, 0.5) == "1.235e+07 ± 0.5"
-    assert format_spread(0.8123, None) == format_spread(0.8123, math.nan) == "0.8123"
+def test_numbers_for_programs_are_plain():
+    cases = {
+        1280069: "1280069",
+        0.15: "0.15",
+        61.0: "61",
+        7.8e-8: "7.8e-08",
+        1 / 3: "0.3333333333",
+        None: "",
+        math.nan: "",
+    }
+    assert {value: format_plain(value) for value in cases} == cases
 
 
 @pytest.mark.parametrize(
@@ -64,12 +69,6 @@ def test_a_deviation_is_written_like_its_mean():
 )  # fmt: skip
 def test_estimated_times_have_two_digits(seconds, shown):
     assert format_span(seconds) == shown
-
-
-def test_scores_of_the_paper_are_in_percent_without_the_sign():
-    assert format_in_percent(0.85213) == format_in_percent(0.85213, math.nan) == "85.2"
-    assert format_in_percent(0.85213, 0.0042) == "85.2 ±0.4"
-    assert format_in_percent(None) == format_in_percent(math.nan) == NO_VALUE
 
 
 def test_long_texts_are_cut_and_what_a_terminal_would_obey_is_escaped():

@@ -58,8 +58,8 @@ app.command()(doctor)
 # newer typer bundles its own click; this is the usage error of whichever click it uses
 _UsageError: type[BaseException] = typer.BadParameter.__mro__[1]
 
-_TRAIN_ON_RANKS = ("pretrain", "finetune")
-"""Commands that torchrun may start on several ranks."""
+_ANSWER_TO_RANKS = ("pretrain", "finetune")
+"""Commands that know of ranks: the first trains on several, the second refuses them, as its library function does."""
 
 _MEMORY_HINT = (
     "lower `train.microbatch_tokens`, which keeps the batch size (a pre-training can resume with it, a fine-tuning "
@@ -99,8 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    is_debug = "--debug" in words
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    is_debug = "--debug" in given
     if os.environ.get("COLUMNS") == "0":  # rich would print nothing
         del os.environ["COLUMNS"]
     # None where the shell has closed it
@@ -111,13 +111,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # characters that the terminal cannot encode become escapes such as \xe9 and do not end the run
             stream.reconfigure(errors="backslashreplace")
     try:
-        _refuse_other_encodings(words)
+        _refuse_other_encodings(given)
         command: Any = typer.main.get_command(app)
-        name = next((word for word in words if word in command.commands), None)
+        name = next((argument for argument in given if argument in command.commands), None)
         options.running_command.set(command.commands.get(name))
-        if name is not None and name not in _TRAIN_ON_RANKS:
+        if name is not None and name not in _ANSWER_TO_RANKS:
             _refuse_ranks(name)
-        code = command([word for word in words if word != "--debug"], prog_name="exlm", standalone_mode=False)
+        code = command(
+            [argument for argument in given if argument != "--debug"], prog_name="exlm", standalone_mode=False
+        )
         sys.stdout.flush()
         if code == 128 + signal.SIGINT:  # typer's, for a KeyboardInterrupt
             from exlm_cli.cli import console
@@ -149,17 +151,17 @@ def _refuse_ranks(name: str) -> None:
     if num_ranks() > 1:
         raise ConfigError(
             f"`exlm {name}` works in one process, but WORLD_SIZE is {num_ranks()}",
-            "start `exlm pretrain` or `exlm finetune` with torchrun; unset WORLD_SIZE for the other commands",
+            "start `exlm pretrain` with torchrun; unset WORLD_SIZE for the other commands",
         )
 
 
-def _refuse_other_encodings(words: Sequence[str]) -> None:
-    """Refuse words that are not text in the file system's encoding; Python reads them as lone surrogates."""
-    for word in words:
+def _refuse_other_encodings(arguments: Sequence[str]) -> None:
+    """Refuse arguments that are not text in the file system's encoding; Python reads them as lone surrogates."""
+    for argument in arguments:
         try:
-            word.encode()
+            argument.encode()
         except UnicodeEncodeError:
-            shown = os.fsencode(word).decode(errors="backslashreplace")
+            shown = os.fsencode(argument).decode(errors="backslashreplace")
             encoding = sys.getfilesystemencoding()
             raise ConfigError(
                 f"`{shown}` is not text in {encoding.upper()}",

@@ -5,6 +5,7 @@ import os
 import sys
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,8 +33,11 @@ if TYPE_CHECKING:
 PIPE_WIDTH = 120
 """Columns of output that does not go to a terminal, unless $COLUMNS says otherwise."""
 
-_MESSAGE_LETTERS, _LABEL_LETTERS = 2_000, 60
-"""Maximum letters of a message, and of a bar's label or a cell; longer ones lose their middle."""
+_SHORTEST_BAR = 6
+_MAX_LISTED_FILES = 8
+"""More files of one kind in a folder have a line together."""
+_MESSAGE_CHARACTERS, _LABEL_CHARACTERS = 2_000, 60
+"""Maximum characters of a message, and of a bar's label or a cell; longer ones lose their middle."""
 _LINE_EVERY_S = 10.0
 _LINE_EVERY_SHARE = 0.05
 _LINE_EVERY_ELAPSED_SHARE = 0.01  # a run of a day leaves hundreds of lines, not thousands
@@ -52,7 +56,7 @@ def open_progress() -> Progress:
 
 
 class SafeConsole(Console):
-    """Console that shows control characters of names and data as escapes, so that no text moves the cursor."""
+    """Console that shows control characters of names and data as escapes, so that no string moves the cursor."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         """Yield the segments of something to print."""
@@ -109,13 +113,18 @@ class _Bars(RichBars):
         super().__init__(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
-            _CountColumn("", markup=False),
+            _CountColumn(self._room_for_text),
             console=console,
             expand=True,
             refresh_per_second=4,
             # over the last thousand updates, however slow they are: a sweep may advance once in an hour
             speed_estimate_period=float("inf"),
         )
+
+    def _room_for_text(self) -> int:
+        """Return the columns right of the bar, which keeps a few."""
+        labels = max((len(task.description) for task in self.tasks), default=0)
+        return self._terminal.width - len("^C ") - labels - len("  ") - _SHORTEST_BAR
 
     def get_renderables(self) -> Iterable[RenderableType]:
         """Yield the table, then the bars."""
@@ -158,12 +167,28 @@ class _TerminalBar(Bar):
 
 
 class _CountColumn(TextColumn):
-    """`1,200/1,500 loss 2.31, 12,345 tokens/s, 0:00:12 left`, on the right of the bar."""
+    """`1,200/1,500, loss 2.31, 12,345 tokens/s, 0:00:12 left`, on the right of the bar.
+
+    On a narrow terminal the speed goes, then the other fields from the first on: count and time always fit.
+
+    Args:
+        room: Returns the columns that the text may take.
+    """
+
+    def __init__(self, room: Callable[[], int]) -> None:
+        super().__init__("", markup=False)
+        self._room = room
 
     def render(self, task: Task) -> Text:
         """Return the text of one bar."""
         end_s, left_s = (task.elapsed or 0.0, None) if task.finished else (None, task.time_remaining)
-        return Text(_state(task.completed, task.total, task.fields["fields"], task.speed, end_s, left_s))
+        fields = dict(task.fields["fields"])
+        dropped = sorted(fields, key=lambda name: name not in ("speed", "rate"))
+        text = _state(task.completed, task.total, fields, task.speed, end_s, left_s)
+        while dropped and len(text) > self._room():
+            fields.pop(dropped.pop(0))
+            text = _state(task.completed, task.total, fields, None, end_s, left_s)
+        return Text(text)
 
 
 class LineProgress(Progress):
@@ -254,7 +279,7 @@ def emit_sentence(text: str) -> None:
 
 
 def emit_json(value: Any) -> None:
-    """Write a result for programs: paths as texts, numbers that are not finite, which JSON does not have, as null."""
+    """Write a result for programs: paths as strings, numbers that are not finite, which JSON does not have, as null."""
     emit_text(json.dumps(finite_or_none(value), indent=1, allow_nan=False, default=os.fspath))
 
 
@@ -275,9 +300,9 @@ def emit_listing(columns: Sequence[str], rows: Sequence[Sequence[str]], notes: S
 
     room = _stdout().width
     lines = [line(columns)]
-    for row, texts in zip(rows, notes, strict=True):
+    for row, of_row in zip(rows, notes, strict=True):
         lines.append(line(row))
-        for text in texts:
+        for text in of_row:
             lines += textwrap.wrap(_message(text), room, initial_indent="    ", subsequent_indent="    ")
     emit_text("\n".join(lines))
 
@@ -297,9 +322,17 @@ def emit_tables(tables: Iterable[RenderableType]) -> None:
 
 
 def emit_files(files: Iterable[Path]) -> None:
-    """Write which files a command wrote, one a line."""
+    """Write which files a command wrote, one a line; many of one kind in a folder have a line together."""
+    files = list(files)
+    counts = Counter((file.parent, file.suffix) for file in files)
+    listed: set[tuple[Path, str]] = set()
     for file in files:
-        emit_line(f"wrote {file}")
+        kind = file.parent, file.suffix
+        if counts[kind] <= _MAX_LISTED_FILES:
+            emit_line(f"wrote {file}")
+        elif kind not in listed:
+            emit_line(f"wrote {counts[kind]} {file.suffix} files in {file.parent}")
+        listed.add(kind)
 
 
 def emit_pairs(pairs: Mapping[str, object]) -> None:
@@ -333,15 +366,15 @@ def _shown(text: str) -> str:
 
 
 def _message(text: str) -> str:
-    return printable(shorten_middle(text, _MESSAGE_LETTERS))
+    return printable(shorten_middle(text, _MESSAGE_CHARACTERS))
 
 
 def _label(text: str) -> str:
-    return printable(shorten_middle(text, _LABEL_LETTERS))
+    return printable(shorten_middle(text, _LABEL_CHARACTERS))
 
 
 def _without_controls(text: str) -> str:
-    """Return a text whose lines are printable."""
+    """Return a string whose lines are printable."""
     return text if text.isprintable() else "\n".join(map(printable, text.split("\n")))
 
 
@@ -362,7 +395,7 @@ def _state(
 
     Args:
         done, total: Steps.
-        fields: Short texts by name. Where `rows` are among them, `done` and `total` are bytes, shown as a share.
+        fields: Short strings by name. Where `rows` are among them, `done` and `total` are bytes, shown as a share.
         rate: Steps a second; shown where no field is called `speed` or `rate`.
         end_s: Seconds that the work took, once it is done.
         left_s: Seconds that it will still take.

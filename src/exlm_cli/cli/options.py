@@ -76,7 +76,8 @@ CheckpointOption = Annotated[
         "--checkpoint",
         metavar="RUN",
         parser=expand_path,
-        help="Pre-training run, hub:OWNER/NAME or bundled:NAME; default: the newest finished one, else a bundled one.",
+        help="Pre-training run, hub:OWNER/NAME, hf:FOLDER-OR-NAME or bundled:NAME; default: the newest finished one, "
+        "else a bundled one.",
     ),
 ]
 ResumeOption = Annotated[
@@ -113,7 +114,7 @@ def collect_overrides(sets: list[str] | None, options: Mapping[str, object]) -> 
 
     Args:
         sets: `key=value`, as given.
-        options: Key -> value of its option; None: not given. Values are quoted, so that YAML reads a text as it is.
+        options: Key -> value of its option; None: not given. Values are quoted, so that YAML reads a string as it is.
 
     Raises:
         ConfigError: `--set` gives a key twice: the first value would be lost.
@@ -148,6 +149,23 @@ def refuse_with_resume(run: Path | None, options: Mapping[str, object]) -> None:
             raise ConfigError(
                 f"`{shown}` cannot be combined with `--resume`", f"{run} keeps the settings it began with"
             )
+
+
+def refuse_without(needed: str, given: object, options: Mapping[str, object], hint: str | None = None) -> None:
+    """Refuse options that need another one.
+
+    Args:
+        needed: What they need, as messages name it.
+        given: Its value; None, False or empty: not given.
+        options: Option -> its value; None: not given.
+        hint: None: add what is needed.
+
+    Raises:
+        ConfigError: One is given without it.
+    """
+    alone = [option for option, value in options.items() if value is not None]
+    if alone and not given:
+        raise ConfigError(f"`{alone[0]}` needs {needed}", hint or f"add {needed}, or leave `{alone[0]}` out")
 
 
 def choose_column(kind: str, *, smiles: str | None, text: str | None) -> str | None:
@@ -241,7 +259,7 @@ _SETTING = re.compile(r"(override )?`([a-z][a-z_.]*)=([^`]*)`")
 def to_options(text: str) -> str:
     """Write each `` `key=VALUE` `` of a message as the running command takes it.
 
-    That is the option that is called like the last part of the key, else `--set key=VALUE`; other texts stay.
+    That is the option that is called like the last part of the key, else `--set key=VALUE`; other strings stay.
     """
     command = running_command.get()
     if command is None:
@@ -255,6 +273,8 @@ def to_options(text: str) -> str:
             return match.group()  # an unknown key, as it was given
         # `pretrain.masking.num_repeats` of a sweep is not its `--num-repeats`
         option = options.get(key.rpartition(".")[2]) if key.count(".") < 2 else None
+        if option is None and key == "data.column" and path is None and "text_column" in options:
+            return f"`--text-column {value}` or `--smiles-column {value}`"
         if option is None:
             return match.group() if path is None else f"`--set {path}={value}`"
         if option.is_flag:
@@ -268,7 +288,7 @@ def to_options(text: str) -> str:
 
 
 def _path_in_recipe(command: str, key: str) -> str | None:
-    """Return the path of a key in the recipes of a command, with its section in a sweep; None for any other text."""
+    """Return the path of a key in the recipes of a command, with its section in a sweep; None for any other string."""
     from exlm_cli.config.overrides import find_field
 
     kind = _kind_of_recipes(command)

@@ -16,7 +16,7 @@ from exlm_cli.errors import CheckpointError
 from exlm_cli.files import folder_for_results
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.report.tables import ReportTable, write_tables
-from exlm_cli.run_dir import METRICS_FILE, RUN_FILE, read_metrics, resume_command
+from exlm_cli.run_dir import METRICS_FILE, RUN_FILE, read_metrics, read_run_json, resume_command
 
 if TYPE_CHECKING:
     from exlm_cli.experiments.results import SweepRun
@@ -88,7 +88,7 @@ def emit_sweep(run: "SweepRun", output: Output, progress: Progress) -> None:
         progress.message(f"{run.num_done} of {run.num_cells} cells are done; `{command}` does the others")
     folder = output.folder or run.folder / "report"
     write = write_grid_report if run.recipe.cells else write_sweep_report
-    report = write(run.folder, run.results, folder, name=run.recipe.name, has_figures=output.has_figures)
+    report = write(run.cells, folder, name=run.recipe.name, has_figures=output.has_figures)
     files = [*report.files, *write_tables(report.tables, folder, output.formats)]
     if output.as_json:
         return console.emit_json({"run_dir": run.folder, "files": files, **report.content})
@@ -110,8 +110,10 @@ def draw_curves(runs: Sequence[Path], path: Path) -> list[Path]:
     for run in runs:
         _require_metrics(run)
     rows_by_run = {name: read_metrics(run / METRICS_FILE) for name, run in zip(names, runs, strict=True)}
+    described = {name: read_run_json(run) for name, run in zip(names, runs, strict=True) if (run / RUN_FILE).is_file()}
+    known = {name: run.unigram_loss for name, run in described.items() if run.unigram_loss is not None}
     with folder_for_results(path.parent):
-        return plot_curves(rows_by_run, path)
+        return plot_curves(rows_by_run, path, unigram_losses=known)
 
 
 def _require_metrics(run: Path) -> None:
@@ -130,7 +132,8 @@ def emit_predictions(summary: "PredictionSummary", *, as_json: bool) -> None:
     """Print how many rows were read, their scores, and the files."""
     from exlm_cli.report.scores import label_scores_table
 
-    counts = {"rows": summary.num_rows, "unreadable_rows": summary.num_unreadable}
+    counts: dict[str, int | str] = {"rows": summary.num_rows, "unreadable_rows": summary.num_unreadable}
+    counts |= {"predicted_with": summary.predictor} if summary.predictor else {}
     known = {"rows_in_training_split": summary.num_in_training, "rows_in_validation_split": summary.num_in_validation}
     counts |= {name: count for name, count in known.items() if count}
     if as_json:

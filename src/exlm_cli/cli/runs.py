@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from exlm_cli.bundled_models import bundled_name, bundled_runs, local_path, report_folder
+from exlm_cli.bundled_models import bundled_name, bundled_runs, given_name, local_path, report_folder
 from exlm_cli.config.input_paths import SCHEMES
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.config.tasks import InputKind
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError
 from exlm_cli.format import format_count, format_parameters, name_some
 from exlm_cli.progress import Progress
@@ -43,7 +44,7 @@ class GivenRun:
     @property
     def shown(self) -> str:
         """The run as messages name it."""
-        return bundled_name(self.path) or str(self.path)
+        return given_name(self.path) or str(self.path)
 
     @property
     def report(self) -> Path:
@@ -56,17 +57,25 @@ def is_on_hub(given: Path) -> bool:
     return str(given).startswith("hub:")
 
 
-def local_run(given: Path, progress: Progress) -> Path:
-    """Return a run directory as given, for `bundled:NAME` that in the package, for a run on the Hub its cached copy.
+def local_run(given: Path, progress: Progress, kind: InputKind = "text") -> Path:
+    """Return a run directory as given, for `bundled:NAME` that in the package, for `hub:` and `hf:` a cached copy.
+
+    `kind` is what a model of transformers reads, whose files do not say it.
 
     Raises:
         CheckpointError: The package or the Hub has no such run, or the Hub cannot be reached.
+        ConfigError: transformers is needed and not installed.
+        TokenizerError: The tokenizer of a model of transformers cannot be used.
     """
-    if not is_on_hub(given):
-        return local_path(given)
-    from exlm_cli.export.hub import fetch_run
+    if is_on_hub(given):
+        from exlm_cli.export.hub import fetch_run
 
-    return fetch_run(str(given), progress)
+        return fetch_run(str(given), progress)
+    if str(given).startswith("hf:"):
+        from exlm_cli.export.intake import take_in
+
+        return take_in(str(given), progress, kind)
+    return local_path(given)
 
 
 def runs_of_series(folder: Path) -> list[Path]:
@@ -109,7 +118,7 @@ def name_runs(paths: Sequence[Path]) -> list[str]:
     # `mine/step-30`, not `mine/checkpoints/step-30`
     parts = [
         [part for part in path.parts if part != "checkpoints"] if name is None else [name]
-        for path, name in zip(resolved, map(bundled_name, paths), strict=True)
+        for path, name in zip(resolved, map(given_name, paths), strict=True)
     ]
     names = []
     for path, own in zip(resolved, parts, strict=True):
@@ -127,6 +136,7 @@ def choose_checkpoint(
     recipe_to_make_one: str,
     progress: Progress,
     instead: str = "",
+    kind_of_rows: InputKind = "text",
 ) -> Path:
     """Return the checkpoint that was given, or else the newest finished pre-training run that fits, or a bundled one.
 
@@ -140,6 +150,7 @@ def choose_checkpoint(
         recipe_to_make_one: Recipe that makes such a run, for the hint.
         progress: Prints the messages.
         instead: End of the hint: what to do without a run.
+        kind_of_rows: What a model of transformers reads.
 
     Raises:
         CheckpointError: None was given and none fits.
@@ -147,7 +158,7 @@ def choose_checkpoint(
     if given is not None:
         if not is_on_hub(given):
             _say_if_unfinished(given, progress)
-        return local_run(given, progress)
+        return local_run(given, progress, kind_of_rows)
     for kind, fits in fits_by_kind.items():
         finished = partial(_is_pretrained, fits=fits, is_finished=True)
         any_run = partial(_is_pretrained, fits=fits, is_finished=False)

@@ -53,6 +53,11 @@ class PretrainRecipe(Recipe):
             raise ValueError(
                 f"`model.width` {model.width} is not divisible by `model.transition.heads` {model.transition.heads}"
             )
+        if model.backbone.family != "own" and self.expands_input:
+            raise UnfitValueError(
+                f"the encoder of `model.backbone.family: {model.backbone.family}` reads no expanded masks",
+                "give `model.expand=output`",
+            )
         self._check_rope()
 
     def _check_rope(self) -> None:
@@ -65,7 +70,7 @@ class PretrainRecipe(Recipe):
             raise ValueError(
                 "`model.expand: output` leaves no clones in the encoder for `model.rope: 2d`; set `model.rope: 1d`"
             )
-        if model.rope != "none":
+        if model.rope != "none" and model.backbone.family == "own":
             head_width = model.width // model.num_heads
             try:
                 model.rotary_widths(head_width)

@@ -1,9 +1,10 @@
 """Sections of a recipe, each field with its bounds and meaning. No torch here."""
 
+import json
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from exlm_cli.config.base import Mark, StrictModel
 
@@ -13,6 +14,10 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 TransitionStart = Literal["formula", "next_mask", "lanes"]
 AlignmentBackend = Literal["auto", "reference", "native"]
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
+Family = Literal["own", "bert", "roberta", "distilbert", "esm", "modernbert"]
+
+_LARGEST_NUMBER = 1 << 20
+"""Above every size in the config of an encoder."""
 
 
 class DataConfig(StrictModel):
@@ -39,7 +44,7 @@ class DataConfig(StrictModel):
         "error", description="Rows that cannot be used: stop, or skip and list"
     )
     max_rows: int | None = Field(
-        None, ge=1, description="Rows to read from each input list, divided evenly among its files; none: all"
+        None, ge=1, description="Rows to read from each input list, the first of each of its files; none: all"
     )
     bundled_rows: int = Field(20000, ge=10, le=10_000_000, description="Rows that a `bundled:` input generates")
     cache_dir: Annotated[str | None, Mark.INPUT, Mark.RECORD] = Field(
@@ -66,6 +71,10 @@ class TokenizerConfig(StrictModel):
     )
     min_frequency: int = Field(2, ge=1, description="How often a pair or token must occur to enter the vocabulary")
     train_rows: int | None = Field(None, ge=1, description="Rows to train the tokenizer on; none: all")
+    special_tokens: tuple[str, str, str, str, str] = Field(
+        ("[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]"),
+        description="Tokens of the file that mean padding, start, end, mask and unknown",
+    )
 
 
 class MaskingConfig(StrictModel):
@@ -111,9 +120,56 @@ class TransitionConfig(StrictModel):
     )
 
 
+class BackboneConfig(StrictModel):
+    """Whose encoder it is; `exlm pretrain --checkpoint hf:NAME` sets this section."""
+
+    family: Family = Field("own", description="own: the one that `model` describes; else a family of transformers")
+    config: str = Field("", max_length=100_000, description="The config of transformers, as JSON")
+    segment_separator: int | None = Field(
+        None,
+        ge=0,
+        description="Token that ends the first text of a pair; the encoder embeds what follows as the second",
+    )
+
+    @field_validator("config")
+    @classmethod
+    def _check_config(cls, config: str) -> str:
+        if config:
+            try:
+                values = json.loads(config)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"it should be JSON: {error}") from error
+            if not isinstance(values, dict):
+                raise ValueError("it should be a JSON object")
+            _refuse_huge(values)
+        return config
+
+    @model_validator(mode="after")
+    def _check_family(self) -> Self:
+        if (self.family == "own") != (not self.config):
+            raise ValueError("`config` belongs to a `family` other than `own`")
+        return self
+
+    @property
+    def hf_config(self) -> dict[str, Any]:
+        """The config of transformers; empty for an encoder of our own."""
+        values: dict[str, Any] = json.loads(self.config) if self.config else {}
+        return values
+
+
+def _refuse_huge(value: Any) -> None:
+    """Refuse a number in JSON that no size or id of an encoder has: a model of it would fill the memory."""
+    if isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            _refuse_huge(one)
+    elif isinstance(value, int | float) and not abs(value) <= _LARGEST_NUMBER:
+        raise ValueError(f"it holds {value}; numbers are at most {_LARGEST_NUMBER}")
+
+
 class ModelConfig(StrictModel):
     """The encoder and its two heads."""
 
+    backbone: BackboneConfig = BackboneConfig()
     num_layers: int = Field(ge=1, le=200, description="Transformer blocks")
     num_heads: int = Field(ge=1, le=256, description="Attention heads of a block")
     width: int = Field(ge=8, le=16384, description="Model width D")
@@ -172,6 +228,12 @@ class OptimConfig(StrictModel):
     eps: float = Field(1e-6, gt=0, le=1e-2, description="Adam's epsilon")
     weight_decay: float = Field(0.01, ge=0, le=1, description="On matrices and embeddings; not on biases and norms")
     clip_norm: float = Field(0.0, ge=0, description="Largest gradient norm; 0 does not clip")
+    encoder_lr_scale: float = Field(
+        1.0, gt=0, le=1, description="Factor on the learning rate of the encoder; below 1 keeps what it has learned"
+    )
+    encoder_starts_at: float = Field(
+        0.0, ge=0, lt=1, description="Share of the steps in which the heads alone learn, before the encoder does"
+    )
 
     def resolve_warmup_steps(self, total_steps: int) -> int:
         """Return the steps of warm-up in a run of `total_steps`; a ratio is rounded up."""

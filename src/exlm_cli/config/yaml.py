@@ -1,4 +1,4 @@
-"""YAML of recipes: every scalar but null is text, which pydantic types; no duplicate keys, no tags, no code."""
+"""YAML of recipes: every scalar but null is a string, which pydantic types; no duplicate keys, no tags, no code."""
 
 import copy
 import functools
@@ -23,11 +23,11 @@ _SCALARS = {
         list("-+0123456789."),
     ),
 }
-"""Tag -> pattern of a scalar in YAML 1.2, and the characters that it can begin with; texts like them are quoted."""
+"""Tag -> pattern of a scalar in YAML 1.2, and the characters that it can begin with; strings like them are quoted."""
 
 
 class _RecipeLoader(yaml.SafeLoader):
-    """SafeLoader to which every scalar but null is text, as it is written."""
+    """SafeLoader to which every scalar but null is a string, as it is written."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's declaration
 
@@ -58,7 +58,7 @@ class _RecipeLoader(yaml.SafeLoader):
         return mapping
 
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
-        """Return the text of a key or value, refusing what no file or message can hold."""
+        """Return the string of a key or value, refusing what no file or message can hold."""
         if isinstance(node.value, str) and _SURROGATE.search(node.value):
             raise yaml.constructor.ConstructorError(
                 None, None, f"{node.value[:20]!a} holds a character that is not text", node.start_mark
@@ -67,15 +67,15 @@ class _RecipeLoader(yaml.SafeLoader):
 
 
 class _RecipeDumper(yaml.SafeDumper):
-    """SafeDumper that quotes what either YAML 1.1 or 1.2 would not read back as text."""
+    """SafeDumper that quotes what either YAML 1.1 or 1.2 would not read back as a string."""
 
 
 class _LineDumper(_RecipeDumper):
-    """Dumper for messages: a text like `8` is shown as it is written in a recipe."""
+    """Dumper for messages: a string like `8` is shown as it is written in a recipe."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    """Quote texts with the rarer line breaks so that they are escaped: written raw, they are read back as newlines."""
+    """Quote strings with the rarer line breaks, which escapes them: written raw, they are read back as newlines."""
     style = '"' if any(character in text for character in "\r\x85\u2028\u2029") else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 

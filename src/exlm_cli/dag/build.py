@@ -5,14 +5,13 @@ import torch
 from torch import Tensor
 
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.dag import check_sentence
 from exlm_cli.dag.graph import Dag
 from exlm_cli.data import IntArray
 from exlm_cli.data.batch import batch_from_masked_ids
 from exlm_cli.data.molecules import without_atom_maps
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
-from exlm_cli.format import format_number_of
+from exlm_cli.format import format_number_of, is_unicode, shorten
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.ctc import one_token_log_probs
 from exlm_cli.progress import Progress, SilentProgress
@@ -36,7 +35,7 @@ def build_dag(pretrained: Pretrained, text: str, *, progress: Progress | None = 
         DataError: The text is empty, has no [MASK] or is too long, or the model is a Repeated MLM.
     """
     model, tokenizer, recipe = pretrained.model, pretrained.tokenizer, pretrained.recipe
-    check_sentence(text, is_smiles=recipe.data.kind == "smiles")
+    _check_sentence(text, is_smiles=recipe.data.kind == "smiles")
     if recipe.data.has_canonical_smiles:
         text = without_atom_maps(text)
     if recipe.masking.num_repeats > 1:
@@ -125,3 +124,19 @@ def _one_node_per_mask(model: ExlmModel, log_probs_SV: Tensor, blank_id: int) ->
     mask_TV = inner_TkV[:, 0] if model.objective == "mlm" else one_token_log_probs(inner_TkV, blank_id)
     ends = torch.full_like(log_probs_SV[:1], -torch.inf)
     return torch.cat([ends, mask_TV, ends])
+
+
+def _check_sentence(text: str, *, is_smiles: bool) -> None:
+    """Check that an input has something to predict.
+
+    Raises:
+        DataError: It is empty, has no [MASK], or contains a lone surrogate.
+    """
+    example = "c1ccc([MASK])cc1" if is_smiles else "This is [MASK], and I'm very [MASK] to see this."
+    hint = f'write [MASK] for each hidden token, as in: exlm inspect-dag "{example}"'
+    if not text.strip():
+        raise DataError("the sentence is empty", hint)
+    if not is_unicode(text):
+        raise DataError(f"{shorten(ascii(text), 60)} contains a lone surrogate", hint)
+    if "[MASK]" not in text:
+        raise DataError(f"there is no [MASK] in {shorten(text, 60)!r}", hint)

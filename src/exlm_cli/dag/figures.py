@@ -33,7 +33,7 @@ HEAT_MAP_CAPTION = (
 )
 _NOTE_ON_SMILES = "\N{BALLOT X}: RDKit refuses it."
 
-# words stay words in the SVG: browsers find fonts for all letters, and readers can search for them
+# words stay words in the SVG: browsers find fonts for all characters, and readers can search for them
 _TEXT_SETTINGS: Any = {"svg.fonttype": "none", "font.family": [FONT_FAMILY, "sans-serif"]}
 _DPI, _MAX_PIXELS = 200.0, 5000.0
 _MAX_MASKS_IN_PANEL = 5

@@ -62,7 +62,7 @@ class Inspection:
 
     def quote(self, word: str) -> str:
         """Return a word as it reads in a list: punctuation of running text in quotation marks."""
-        is_punctuation = self.dag.kind == "text" and not any(letter.isalnum() for letter in word)
+        is_punctuation = self.dag.kind == "text" and not any(character.isalnum() for character in word)
         return f"“{word}”" if is_punctuation else word
 
     def listed_words(self, node: int) -> str:

@@ -79,7 +79,7 @@ class Scale:
     node_height: float
     row_pitch: float
     column_gap: float
-    max_letters: int
+    max_characters: int
     edges_per_node: int
     min_drawn: float
     min_labelled: float
@@ -117,21 +117,21 @@ _SCALES = (
 
 
 def text_width(text: str, font: float) -> float:
-    """Return the width of a text in the unit of `font`: exact for the letters of DejaVu Sans, close for others."""
-    return font * sum(_advance(letter) for letter in text)
+    """Return the width of a text in the unit of `font`: exact for the characters of DejaVu Sans, close for others."""
+    return font * sum(_advance(character) for character in text)
 
 
 @functools.cache
-def _advance(letter: str) -> float:
+def _advance(character: str) -> float:
     font = get_font(findfont(FontProperties(family=FONT_FAMILY)))
-    if not font.get_char_index(ord(letter)):
-        return 1.0 if unicodedata.east_asian_width(letter) in "WF" else 0.7
+    if not font.get_char_index(ord(character)):
+        return 1.0 if unicodedata.east_asian_width(character) in "WF" else 0.7
     font.set_size(100, 72)
-    return float(font.load_char(ord(letter)).linearHoriAdvance) / 65536 / 100
+    return float(font.load_char(ord(character)).linearHoriAdvance) / 65536 / 100
 
 
 def fit_word(word: str, font: float, width: float) -> str:
-    """Cut a word to a width, with an ellipsis; at least one letter stays."""
+    """Cut a word to a width, with an ellipsis; at least one character stays."""
     num_letters = len(word)
     while num_letters > 1 and text_width(shorten(word, num_letters), font) > width:
         num_letters -= 1
@@ -178,7 +178,7 @@ def _place_nodes(inspection: Inspection, columns: Sequence[Sequence[int]], scale
 def _node_box(inspection: Inspection, node: int, y: float, scale: Scale) -> NodeBox:
     """Return the box of a node whose column has no place yet."""
     mask, visited = int(inspection.dag.node_mask[node]), float(inspection.occupancy[node])
-    word = shorten(inspection.quote(inspection.word(node)), scale.max_letters)
+    word = shorten(inspection.quote(inspection.word(node)), scale.max_characters)
     number = f"{node} " if mask >= 0 else ""
     width = text_width(word, scale.font) + text_width(number, scale.number_font) + 0.7 * scale.node_height
     return NodeBox(node, mask, 0.0, y, width, scale.node_height, word, number, visited)

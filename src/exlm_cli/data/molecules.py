@@ -282,6 +282,27 @@ def _undescribed(reason: str) -> tuple[float, ...]:
     return ()
 
 
+def atom_spans(smiles: str) -> list[tuple[int, int]]:
+    """Return the characters [start, end) of each atom that a SMILES names, in its order, which is RDKit's.
+
+    RDKit joins a hydrogen that is written as an atom, such as the first of `[H]O`, to its neighbour while it reads.
+    """
+    return [found.span() for found in _ATOM.finditer(smiles)]
+
+
+def read_all_atoms(smiles: str) -> "Mol | None":
+    """Return the molecule of a SMILES with every atom that it names, in its order; None if it is none."""
+    from rdkit import Chem, rdBase
+
+    molecule, _ = parse_molecule(smiles)
+    if molecule is None or molecule.GetNumAtoms() == len(atom_spans(smiles)):
+        return molecule
+    parameters = Chem.SmilesParserParams()
+    parameters.removeHs = False  # type: ignore[assignment]  # its stub has the type of another attribute
+    with rdBase.BlockLogs():
+        return Chem.MolFromSmiles(without_atom_maps(smiles), parameters)
+
+
 def fingerprints(smiles: Sequence[str]) -> Fingerprints:
     """Return (N, K) ECFP4 bits, K = 2048.
 

@@ -24,7 +24,7 @@ from exlm_cli.run_dir import damage_hint
 
 PAD, CLS, SEP, MASK, UNK = "[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]"
 SPECIAL_TOKENS = (PAD, CLS, SEP, MASK, UNK)
-"""Every tokenizer that this package trains has these at ids 0 to 4."""
+"""Every tokenizer that this package trains has these at ids 0 to 4; others are named by their recipe."""
 
 MIN_BPE_VOCABULARY = 256 + len(SPECIAL_TOKENS)
 """The 256 bytes and the special tokens."""
@@ -36,33 +36,35 @@ PIECE_PREFIX = "##"
 """Begins the pieces of a SMILES token after its first one; no text has it."""
 
 _MODELS: dict[RowKind, tuple[str, ...]] = {"text": ("BPE",), "smiles": ("WordPiece", "WordLevel", "BPE")}
-# A masked word of text replaces " word": the blank before [MASK] belongs to it.
-_MASK_PATTERN: dict[RowKind, re.Pattern[str]] = {
-    "text": re.compile(r" ?\[MASK\]"),
-    "smiles": re.compile(r"\[MASK\]"),
-}
-_SPACE, _HIDDEN = " ", frozenset((PAD, CLS, SEP))
+_SPACE = " "
 _TRAIN_HINT = "train one with `exlm tokenize`"
 
 
 @final
 class Tokenizer:
-    """A byte-level BPE (text) or an atom-wise SMILES vocabulary, with the five special tokens.
+    """A byte-level BPE (text), an atom-wise SMILES vocabulary, or another model's, with the five special tokens.
 
     Attributes:
         kind: What it reads, as the recipe says.
+        special_tokens: What padding, start, end, mask and unknown are called.
         vocab_size: Highest id plus 1, special tokens included.
+        pair_ids: Tokens between the two texts of a pair: one [SEP], or what the file's post-processor puts there.
         fingerprint: sha256 of the canonical JSON, in hex.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, kind: RowKind, origin: str = "tokenizer") -> None:
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        kind: RowKind,
+        origin: str = "tokenizer",
+        special_tokens: Sequence[str] = SPECIAL_TOKENS,
+    ) -> None:
         """Wrap a `tokenizers.Tokenizer`, which errors call `origin`.
 
         Raises:
-            TokenizerError: Its model does not fit the kind of rows, draws tokens at random, lacks a special token, has
-                too large an id, or does not work.
+            TokenizerError: Its model is one that exlm does not read, draws tokens at random, lacks a special token, has
+                too large an id, frames a text in another way than [CLS] text [SEP], or does not work.
         """
-        self._origin = origin
         # "[SEP]" in raw text must stay text, and no text may be truncated.
         backend.encode_special_tokens = True
         backend.no_truncation()
@@ -71,10 +73,12 @@ class Tokenizer:
             definition = json.loads(backend.to_str())
             vocabulary = backend.get_vocab(with_added_tokens=True)
         model = definition["model"]["type"]
-        if model not in _MODELS[kind]:
+        # a tokenizer of transformers, which has a post-processor, reads text with any of them
+        taken = _MODELS["smiles" if definition["post_processor"] else kind]
+        if model not in taken:
             raise TokenizerError(
                 f"{origin}: a tokenizer with the model `{model}`, but `data.kind` is {kind}, which takes "
-                f"{' or '.join(_MODELS[kind])}",
+                f"{' or '.join(taken)}",
                 _TRAIN_HINT,
             )
         if definition["model"].get("dropout"):
@@ -82,28 +86,53 @@ class Tokenizer:
                 f"{origin}: `dropout` is {definition['model']['dropout']}: a text has other tokens every time",
                 "set `dropout` to null in the file",
             )
-        missing = [token for token in SPECIAL_TOKENS if token not in vocabulary]
+        missing = [token for token in special_tokens if token not in vocabulary]
         if missing:
             raise TokenizerError(
                 f"{origin}: special tokens {' '.join(missing)} are not in the vocabulary",
-                f"it must have {' '.join(SPECIAL_TOKENS)}, as one trained by `exlm tokenize`",
+                f"name those of the file with `tokenizer.special_tokens`, or {_TRAIN_HINT}",
             )
         if max(vocabulary.values()) > 2 * len(vocabulary):
             raise TokenizerError(
                 f"{origin}: the highest id is {max(vocabulary.values())}, of {len(vocabulary)} tokens", _TRAIN_HINT
             )
+        self._backend, self._origin = backend, origin
         with _explaining(origin):
             # some damage shows only in use
             backend.decode(backend.encode("[MASK] CO", add_special_tokens=False).ids)
-        self._backend = backend
         self.kind: RowKind = kind
+        self.special_tokens = tuple(special_tokens)
         self.vocab_size: int = max(vocabulary.values()) + 1
-        self.pad_id, self.cls_id, self.sep_id, self.mask_id, self.unk_id = (vocabulary[t] for t in SPECIAL_TOKENS)
-        self.special_ids = frozenset(vocabulary[token] for token in SPECIAL_TOKENS)
-        self._hidden_ids = frozenset(vocabulary[token] for token in _HIDDEN)
+        self.pad_id, self.cls_id, self.sep_id, self.mask_id, self.unk_id = (vocabulary[t] for t in special_tokens)
+        self.special_ids = frozenset(vocabulary[token] for token in special_tokens)
+        self._hidden_ids = frozenset((self.pad_id, self.cls_id, self.sep_id))
+        mask = "|".join(re.escape(token) for token in dict.fromkeys((special_tokens[3], MASK)))
+        # a masked word of text replaces " word": the blank before [MASK] belongs to it
+        self._mask_pattern = re.compile(f"{' ?' if kind == 'text' else ''}(?:{mask})")
+        with _explaining(origin):
+            self.pair_ids, self.has_segments = self._framing()
+        described = definition if self.special_tokens == SPECIAL_TOKENS else [definition, self.special_tokens]
         self.fingerprint = hashlib.sha256(
-            json.dumps(definition, sort_keys=True, separators=(",", ":")).encode()
+            json.dumps(described, sort_keys=True, separators=(",", ":")).encode()
         ).hexdigest()
+
+    def _framing(self) -> tuple[tuple[int, ...], bool]:
+        """Return the tokens between the texts of a pair, and whether the second text has segment 1.
+
+        Both are what the post-processor does to a pair; without one that adds tokens, a pair is [CLS] a [SEP] b [SEP].
+        """
+        pair = self._backend.encode("0", "0", add_special_tokens=True)
+        of_text = [index for index, sequence in enumerate(pair.sequence_ids) if sequence is not None]
+        second = [index for index, sequence in enumerate(pair.sequence_ids) if sequence == 1]
+        if len(of_text) == len(pair.ids) or not second:
+            return (self.sep_id,), False
+        first_end = max(index for index in of_text if index < second[0])
+        between, start, end = pair.ids[first_end + 1 : second[0]], pair.ids[: of_text[0]], pair.ids[of_text[-1] + 1 :]
+        if (start, end) != ([self.cls_id], [self.sep_id]) or not between or set(between) != {self.sep_id}:
+            raise TokenizerError(
+                f"{self._origin}: a pair becomes {' '.join(pair.tokens)}, not [CLS] text [SEP] text [SEP]", _TRAIN_HINT
+            )
+        return tuple(between), pair.type_ids[second[0]] == 1
 
     @cached_property
     def is_ordinary(self) -> BoolArray:
@@ -113,29 +142,13 @@ class Tokenizer:
         return is_ordinary
 
     @classmethod
-    def load(cls, path: Path, kind: RowKind) -> Self:
-        """Read a `tokenizer.json` for rows of a kind.
+    def load(cls, path: Path, kind: RowKind, special_tokens: Sequence[str] = SPECIAL_TOKENS) -> Self:
+        """Read a `tokenizer.json` for rows of a kind; `special_tokens` as `tokenizer.special_tokens` of a recipe.
 
         Raises:
             TokenizerError: It cannot be read, is not a tokenizer, or is one that exlm cannot use.
         """
-        hint = damage_hint(path) or _TRAIN_HINT
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise TokenizerError(f"{path}: the tokenizer file cannot be read: {reason_of(error)}", hint) from error
-        except UnicodeDecodeError as error:
-            raise TokenizerError(f"{path}: the tokenizer file is not UTF-8 text", hint) from error
-        _, problem = parse_json(text)
-        if problem is not None:
-            raise TokenizerError(f"{path}: {problem}", hint)
-        try:
-            # `from_str` would raise a bare `Exception`
-            with _explaining(str(path)):
-                backend = tokenizers.Tokenizer.from_buffer(text.encode())
-        except ValueError as error:
-            raise TokenizerError(f"{path}: JSON, but not a tokenizer: {error}", hint) from error
-        return cls(backend, kind, str(path))
+        return cls(read_backend(path), kind, str(path), special_tokens)
 
     def to_json(self) -> str:
         """Return the definition in the format of the `tokenizers` library."""
@@ -170,11 +183,11 @@ class Tokenizer:
             return self._backend.encode(text, add_special_tokens=False)
 
     def encode_with_masks(self, text: str) -> list[int]:
-        """Return the ids of a text in which each literal "[MASK]" is the mask token.
+        """Return the ids of a text in which each literal "[MASK]", or the tokenizer's own word, is the mask token.
 
         In running text the blank before a "[MASK]" is part of the masked word, as in " word".
         """
-        first, *rest = _MASK_PATTERN[self.kind].split(text)
+        first, *rest = self._mask_pattern.split(text)
         ids = self.encode(first)
         for piece in rest:
             ids += [self.mask_id, *self.encode(piece)]
@@ -197,7 +210,7 @@ class Tokenizer:
             raise ValueError(f"token id {token_id} is not in the vocabulary of {self.vocab_size}")
         if token is None:
             return f"<{token_id}>"
-        if token in SPECIAL_TOKENS:
+        if token in self.special_tokens:
             return str(token)
         if self.kind == "smiles":
             return str(token).removeprefix(PIECE_PREFIX)
@@ -207,6 +220,31 @@ class Tokenizer:
             return f"<{token}>"
         shown = text.removeprefix(_SPACE) if text.strip() else text
         return printable(shown).replace(_SPACE, "\N{OPEN BOX}")
+
+
+def read_backend(path: Path) -> tokenizers.Tokenizer:
+    """Read a `tokenizer.json`.
+
+    Raises:
+        TokenizerError: It cannot be read or is not a tokenizer.
+    """
+    hint = damage_hint(path) or _TRAIN_HINT
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise TokenizerError(f"{path}: the tokenizer file cannot be read: {reason_of(error)}", hint) from error
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"{path}: the tokenizer file is not UTF-8 text", hint) from error
+    _, problem = parse_json(text)
+    if problem is not None:
+        raise TokenizerError(f"{path}: {problem}", hint)
+    try:
+        # `from_str` would raise a bare `Exception`
+        with _explaining(str(path)):
+            backend = tokenizers.Tokenizer.from_buffer(text.encode())
+    except ValueError as error:
+        raise TokenizerError(f"{path}: JSON, but not a tokenizer: {error}", hint) from error
+    return backend
 
 
 def train_bpe(rows: Iterable[str], vocab_size: int, min_frequency: int, progress: Progress) -> Tokenizer:

@@ -1,14 +1,13 @@
 """One cell of a sweep: pre-train, measure, fine-tune. What an earlier process finished is kept.
 
-`<cell>/pretrain/` is a run directory of its own, `measured.json` holds its figures, `finetune/<task>/` is a run for
-each task, and `result.json`, written last and whole, marks the cell as done.
+`<cell>/pretrain/` and `finetune/<task>/` are ordinary runs. `scores.csv` and `result.json` are written together when
+the pre-trained model is measured, and `result.json` again after each task.
 """
 
 import math
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -27,17 +26,19 @@ from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError, DivergedError
 from exlm_cli.experiments.evaluate import measure_entropy
 from exlm_cli.experiments.results import (
-    MEASURED_FILE,
     RESULT_FILE,
     Corruption,
-    DivergedTask,
-    EntropyAt,
+    MeasuredCell,
     SweepCellResult,
-    TaskScores,
-    read_cell_file,
+    TunedTask,
+    masking_of,
+    read_cell_result,
+    task_folder,
 )
-from exlm_cli.files import write_json
-from exlm_cli.progress import Bar, Progress
+from exlm_cli.files import json_bytes, write_json, write_together
+from exlm_cli.finetune.results import RESULTS_FILE
+from exlm_cli.finetune.scores import MODEL, SCORES_FILE, Origin, score_rows_of, score_table, scores_csv
+from exlm_cli.progress import Progress
 from exlm_cli.run_dir import read_run_json
 from exlm_cli.train.pretrain import run_pretraining, validation_indices
 
@@ -45,11 +46,11 @@ _COUNTED_SEQUENCES = 2048
 """Training sequences in which corrupted tokens are counted, evenly spread, under the masks of the first epoch."""
 
 
-def run_cell(cell: SweepCell, folder: Path, progress: Progress) -> SweepCellResult:
-    """Finish a cell and return its result, which keeps scores of tasks that the cell no longer has.
+def run_cell(cell: SweepCell, folder: Path, progress: Progress) -> MeasuredCell:
+    """Finish a cell and return it; it keeps scores of tasks that its recipe no longer has.
 
-    Training that diverges ends the cell, not the sweep: the result says so in `diverged`, or in place of
-    the scores of a task where fine-tuning diverged. With the same recipe it is not tried again.
+    Training that diverges ends the cell, not the sweep: the result says so in `diverged`, or in that of a task where
+    fine-tuning diverged. With the same recipe it is not tried again.
 
     Args:
         folder: Its folder, made where there is none. No other process may work in it.
@@ -59,103 +60,92 @@ def run_cell(cell: SweepCell, folder: Path, progress: Progress) -> SweepCellResu
         ExlmError: Whatever stops training, interruption included; running the cell again continues.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    refuse_changed_cell(cell, folder)
+    _refuse_changed(cell, folder)
+    result = read_cell_result(folder)
     with progress.bar("trainings", 1 + len(cell.finetune)) as bar:
-        try:
-            measured = _pretrain_and_measure(cell, folder, progress)
-        except DivergedError as error:
-            corruption = _count(cell.pretrain, progress)
-            result = SweepCellResult(**_described(cell), corruption=corruption, diverged=error.message)
-        else:
-            kept = _finetuned_before(folder, measured)
-            result = measured.model_copy(update={"finetune": kept | _finetune(cell, folder, kept, bar, progress)})
-    write_json(folder / RESULT_FILE, result)
-    return result
+        if result is None or not _is_measured(cell, result):
+            result = _pretrain_and_measure(cell, folder, result, progress)
+        for number, recipe in enumerate(cell.finetune if result.diverged is None else (), start=1):
+            bar.update(number)
+            if not _is_tuned(recipe, result, folder):
+                tuned = _finetune(recipe, folder, progress)
+                result = result.model_copy(update={"finetune": {**result.finetune, recipe.task.name: tuned}})
+                write_json(folder / RESULT_FILE, result)
+    return MeasuredCell(folder, result)
 
 
-def read_result(cell: SweepCell, folder: Path) -> SweepCellResult | None:
-    """Return the result of a finished cell; None where something of the cell is still to be done.
+def read_finished(cell: SweepCell, folder: Path) -> MeasuredCell | None:
+    """Return a finished cell; None where something of it is still to be done.
 
     Raises:
-        CheckpointError: It belongs to another recipe, or is damaged.
+        CheckpointError: It was begun with another recipe, or is damaged.
     """
-    result = read_cell_file(folder / RESULT_FILE, SweepCellResult)
-    if result is None:
+    _refuse_changed(cell, folder)
+    result = read_cell_result(folder)
+    if result is None or not _is_measured(cell, result):
         return None
-    if result.pretrain_identity != identity_of(cell.pretrain):
-        raise _other_recipe(folder, "trained")
-    if result.diverged is not None:
-        return result
-    done = {task: scores.identity for task, scores in result.finetune.items()}
-    wanted = {recipe.task.name: identity_of(recipe) for recipe in cell.finetune}
-    return result if wanted.items() <= done.items() and _is_measured(cell, result) else None
+    is_tuned = all(_is_tuned(recipe, result, folder) for recipe in cell.finetune)
+    return MeasuredCell(folder, result) if result.diverged is not None or is_tuned else None
 
 
-def refuse_changed_cell(cell: SweepCell, folder: Path) -> None:
-    """Refuse to continue a cell that was begun with another recipe.
-
-    Raises:
-        CheckpointError: It was; fine-tuning that diverged may be begun again with another recipe.
-    """
-    if changes := _changes_since_begun(folder / "pretrain", cell.pretrain):
-        raise _other_recipe(folder, "trained", changes)
-    result = read_cell_file(folder / RESULT_FILE, SweepCellResult)
-    diverged = result.diverged_tasks if result is not None else []
-    for recipe in cell.finetune:
-        changes = _changes_since_begun(_finetune_folder(folder, recipe), recipe)
-        if changes and recipe.task.name not in diverged:
-            raise _other_recipe(folder, "fine-tuned", changes)
-
-
-def _described(cell: SweepCell) -> dict[str, Any]:
-    """Return the fields of a result that are known before training."""
-    return {
+def _pretrain_and_measure(
+    cell: SweepCell, folder: Path, before: SweepCellResult | None, progress: Progress
+) -> SweepCellResult:
+    """Write and return the result of a cell, with the fine-tuning of an earlier result of the same pre-training."""
+    identity = identity_of(cell.pretrain)
+    described = {
         "label": cell.label,
         "seed": cell.seed,
         **dict(cell.description),
-        "pretrain_identity": identity_of(cell.pretrain),
+        "pretrain_identity": identity,
+        "corruption": _count(cell.pretrain, progress),
     }
-
-
-def _pretrain_and_measure(cell: SweepCell, folder: Path, progress: Progress) -> SweepCellResult:
-    """Return the result of a cell without fine-tuning."""
-    measured = read_cell_file(folder / MEASURED_FILE, SweepCellResult)
-    if measured is not None and _is_measured(cell, measured):
-        return measured.model_copy(update=_described(cell))
     run = folder / "pretrain"
     out, resume = _out_or_resume(run)
-    trained = run_pretraining(cell.pretrain, out=out, resume=resume, progress=progress)
-    ratios = (cell.pretrain.masking.mask_ratio, *cell.entropy_ratios)
+    try:
+        trained = run_pretraining(cell.pretrain, out=out, resume=resume, progress=progress)
+    except DivergedError as error:
+        result = SweepCellResult(**described, diverged=error.message)
+        write_json(folder / RESULT_FILE, result)
+        return result
+    ratios = tuple(dict.fromkeys((cell.pretrain.masking.mask_ratio, *cell.entropy_ratios)))
     entropies = measure_entropy(
-        run,
-        mask_ratios=tuple(dict.fromkeys(ratios)),
-        max_sequences=cell.measure_sequences,
-        device=cell.pretrain.device,
+        run, mask_ratios=ratios, max_sequences=cell.measure_sequences, device=cell.pretrain.device
     )
-    parameters = read_run_json(run).parameters
-    assert parameters is not None, "a finished run has counted them"
-    measured = SweepCellResult(
-        **_described(cell),
+    result = SweepCellResult(
+        **described,
         measure_sequences=cell.measure_sequences,
+        mask_ratios=ratios,
         steps=trained.steps,
         elapsed_s=trained.elapsed_s,
-        parameters=parameters,
-        corruption=_count(cell.pretrain, progress),
-        metrics=entropies[0].metrics,
-        entropy=tuple(EntropyAt(**entropy.model_dump(exclude={"metrics"})) for entropy in entropies),
-        finetune={},
+        parameters=read_run_json(run).parameters,
+        finetune=before.finetune if before is not None and before.pretrain_identity == identity else {},
     )
-    write_json(folder / MEASURED_FILE, measured)
-    return measured
+    rows = [
+        row
+        for entropy in entropies
+        for row in score_rows_of(
+            Origin(MODEL, masking_of(entropy.mask_ratio), 0, cell.seed), {"valid": entropy.metrics}, {}
+        )
+    ]
+    write_together({folder / SCORES_FILE: scores_csv(score_table(rows)), folder / RESULT_FILE: json_bytes(result)})
+    return result
 
 
 def _is_measured(cell: SweepCell, result: SweepCellResult) -> bool:
-    """Return whether a result has the figures of this cell: its recipe, number of sequences and mask ratios."""
-    return (
-        result.pretrain_identity == identity_of(cell.pretrain)
-        and result.measure_sequences == cell.measure_sequences
-        and set(cell.entropy_ratios) <= {entropy.mask_ratio for entropy in result.entropy}
+    """Return whether a result is of this cell: its recipe, number of sequences and mask ratios; or diverged with it."""
+    return result.pretrain_identity == identity_of(cell.pretrain) and (
+        result.diverged is not None
+        or (result.measure_sequences == cell.measure_sequences and {*cell.entropy_ratios} <= {*result.mask_ratios})
     )
+
+
+def _is_tuned(recipe: FinetuneRecipe, result: SweepCellResult, folder: Path) -> bool:
+    """Return whether a cell was fine-tuned with a recipe, or diverged with it."""
+    tuned = result.finetune.get(recipe.task.name)
+    if tuned is None or tuned.identity != identity_of(recipe):
+        return False
+    return tuned.diverged is not None or (task_folder(folder, recipe.task.name) / RESULTS_FILE).is_file()
 
 
 def _count(recipe: PretrainRecipe, progress: Progress) -> Corruption | None:
@@ -201,35 +191,20 @@ def count_corrupted(
     )
 
 
-def _finetune(
-    cell: SweepCell, folder: Path, done: Mapping[str, TaskScores | DivergedTask], bar: Bar, progress: Progress
-) -> dict[str, TaskScores | DivergedTask]:
-    """Fine-tune on every task that is not done with the same recipe, and return the scores of each."""
-    scored: dict[str, TaskScores | DivergedTask] = {}
-    for number, recipe in enumerate(cell.finetune, start=1):
-        bar.update(number)
-        if recipe.task.name in done and done[recipe.task.name].identity == identity_of(recipe):
-            continue
-        # importing it takes seconds, in every process
-        from exlm_cli.finetune.run import run_finetuning
+def _finetune(recipe: FinetuneRecipe, folder: Path, progress: Progress) -> TunedTask:
+    """Fine-tune a cell on a task, and return what became of it."""
+    # importing it takes seconds, in every process
+    from exlm_cli.finetune.run import run_finetuning
 
-        run = _finetune_folder(folder, recipe)
-        if _changes_since_begun(run, recipe):
-            shutil.rmtree(run)  # diverged with another recipe
-        out, resume = _out_or_resume(run)
-        try:
-            begun = run_finetuning(recipe, checkpoint=folder / "pretrain", out=out, resume=resume, progress=progress)
-        except DivergedError as error:
-            scored[recipe.task.name] = DivergedTask(identity=identity_of(recipe), diverged=error.message)
-        else:
-            scored[recipe.task.name] = TaskScores.of_run(identity_of(recipe), begun.results, begun.scores)
-    return scored
-
-
-def _finetuned_before(folder: Path, measured: SweepCellResult) -> dict[str, TaskScores | DivergedTask]:
-    """Return the scores of a result that was written for the same pre-training."""
-    before = read_cell_file(folder / RESULT_FILE, SweepCellResult)
-    return before.finetune if before is not None and before.pretrain_identity == measured.pretrain_identity else {}
+    run = task_folder(folder, recipe.task.name)
+    if _changes_since_begun(run, recipe):
+        shutil.rmtree(run)  # diverged with another recipe
+    out, resume = _out_or_resume(run)
+    try:
+        run_finetuning(recipe, checkpoint=folder / "pretrain", out=out, resume=resume, progress=progress)
+    except DivergedError as error:
+        return TunedTask(identity=identity_of(recipe), diverged=error.message)
+    return TunedTask(identity=identity_of(recipe))
 
 
 def _out_or_resume(run: Path) -> tuple[Path | None, Path | None]:
@@ -245,11 +220,23 @@ def _changes_since_begun(run: Path, recipe: PretrainRecipe | FinetuneRecipe) -> 
     return describe_changes(*(identity_values(with_absolute_paths(one)) for one in both))
 
 
-def _finetune_folder(folder: Path, recipe: FinetuneRecipe) -> Path:
-    return folder / "finetune" / recipe.name
+def _refuse_changed(cell: SweepCell, folder: Path) -> None:
+    """Refuse to continue a cell that was begun with another recipe.
+
+    Raises:
+        CheckpointError: It was; fine-tuning that diverged may be begun again with another recipe.
+    """
+    if changes := _changes_since_begun(folder / "pretrain", cell.pretrain):
+        raise _other_recipe(folder, "trained", changes)
+    result = read_cell_result(folder)
+    diverged = result.diverged_tasks if result is not None else []
+    for recipe in cell.finetune:
+        changes = _changes_since_begun(task_folder(folder, recipe.task.name), recipe)
+        if changes and recipe.task.name not in diverged:
+            raise _other_recipe(folder, "fine-tuned", changes)
 
 
-def _other_recipe(folder: Path, verb: str, changes: str = "") -> CheckpointError:
+def _other_recipe(folder: Path, verb: str, changes: str) -> CheckpointError:
     return CheckpointError(
         f"{folder}: this cell was {verb} with another recipe{changes}",
         "start the changed recipe as a new run, without `resume=RUN`",

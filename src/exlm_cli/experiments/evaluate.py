@@ -1,4 +1,4 @@
-"""Scores of a pre-trained checkpoint: validation figures, and entropy at any mask ratio and number of copies or states.
+"""Scores of a pre-trained checkpoint: validation metrics, and entropy at any mask ratio and number of copies or states.
 
 Entropy is that of App. E and Figures 5 and 12. The data are those of the checkpoint's run, or given files.
 """
@@ -27,11 +27,11 @@ from exlm_cli.train.pretrained import Pretrained, build_model, load_pretrained
 
 @dataclass(frozen=True)
 class PretrainedScore:
-    """A pre-trained checkpoint and its validation figures.
+    """A pre-trained checkpoint and its validation metrics.
 
     Attributes:
         tokenizer: `Tokenizer.fingerprint`.
-        metrics: Figures by name (`train.evaluation.summarise`).
+        metrics: Metrics by name (`train.evaluation.summarise`).
     """
 
     name: str
@@ -57,7 +57,7 @@ def evaluate_pretrained(
 ) -> PretrainedScore:
     """Score a checkpoint: loss, perplexity, mask accuracy, entropy and, with a DAG, its health.
 
-    The masks are those of the run's own validation, so on its own data the figures are those of its metrics.jsonl, but
+    The masks are those of the run's own validation, so on its own data the metrics are those of its metrics.jsonl, but
     over all validation sequences.
 
     Args:
@@ -136,8 +136,6 @@ def measure_entropy(
                     mask_ratio=recipe.masking.mask_ratio,
                     num_repeats=recipe.masking.num_repeats,
                     num_states_per_mask=recipe.masking.num_states_per_mask,
-                    entropy_bits=metrics["entropy_bits"],
-                    entropy_posterior_bits=metrics.get("entropy_posterior_bits"),
                     metrics=metrics,
                 )
             )

@@ -1,30 +1,31 @@
 """Result files of a sweep as typed values, and sweeps read back from their run directories, finished or not. No torch.
 
-A run directory of a sweep holds `recipe.yaml`, `run.json`, `results.json`, `report/` and a folder for each cell,
-`cells/<label>/seed-<n>/`, with `pretrain/`, `measured.json`, `finetune/<task>/` and at last `result.json`.
+A run directory of a sweep holds `recipe.yaml`, `run.json`, `results.json`, `scores.csv`, `report/` and a folder for
+each cell, `cells/<label>/seed-<n>/`, with `pretrain/`, `result.json`, `scores.csv` and `finetune/<task>/`.
 """
 
 import math
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING
 
-from pydantic import Field, model_serializer, model_validator
+from pydantic import Field
 
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.sweep import SweepCell, SweepRecipe, VariantDescription
 from exlm_cli.errors import CheckpointError
-from exlm_cli.files import JsonModel, JsonModelT, read_json
-from exlm_cli.finetune.results import RunResults
-from exlm_cli.finetune.scores import RunScores
+from exlm_cli.files import JsonModel, absent_if_none, read_json
+from exlm_cli.finetune.results import FinetunedRun, read_results
+from exlm_cli.finetune.scores import COLUMNS, SCORES_FILE, read_score_table, score_table
 from exlm_cli.run_dir import RUN_FILE, read_run_json, resume_command
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 RESULT_FILE = "result.json"
-"""In the folder of a cell that is done."""
-MEASURED_FILE = "measured.json"
-"""In the folder of a cell whose pre-training is done and measured: its result without fine-tuning."""
+"""In the folder of a cell whose pre-training is done and measured."""
 
 
 class Corruption(JsonModel):
@@ -48,7 +49,7 @@ class Corruption(JsonModel):
     standard_error: float
 
 
-class EntropyAt(JsonModel):
+class PredictionEntropy(JsonModel):
     """Entropy of one checkpoint's predictions under one masking of the validation data.
 
     Attributes:
@@ -56,116 +57,128 @@ class EntropyAt(JsonModel):
         mask_ratio: p of the masking.
         num_repeats: k of Repeated MLM; 1 otherwise.
         num_states_per_mask: k of ExLM; 1 otherwise.
-        entropy_bits: Mean entropy of the emitted distributions. For (Repeated) MLM that is App. E: only tokens whose
-            copies are all masked, mean over copies, then over tokens; None where there is none. For ExLM it is the mean
-            over expanded states.
-        entropy_posterior_bits: For ExLM with a DAG, every state weighted by the posterior that it emits a target, mean
-            over targets; None otherwise.
+        metrics: Of the validation (`train.evaluation.summarise`); None: not defined. `entropy_bits` is the mean entropy
+            of the emitted distributions. For (Repeated) MLM that is App. E: only tokens whose copies are all masked,
+            mean over copies, then over tokens. For ExLM it is the mean over expanded states. With a DAG
+            `entropy_posterior_bits` weights every state by the posterior that it emits a target, mean over targets.
     """
 
     objective: str
     mask_ratio: float
     num_repeats: int
     num_states_per_mask: int
-    entropy_bits: float | None
-    entropy_posterior_bits: float | None
-
-
-class PredictionEntropy(EntropyAt):
-    """`EntropyAt` with all figures of the validation (`train.evaluation.summarise`); None: not defined."""
-
     metrics: dict[str, float | None]
 
 
-class TaskScores(JsonModel):
-    """Results of a cell on one task.
+def masking_of(mask_ratio: float) -> str:
+    """Return what `scores.csv` of a cell calls the validation at a mask ratio: `p=0.387`."""
+    return f"p={mask_ratio}"
+
+
+class TunedTask(JsonModel):
+    """A task that a cell was fine-tuned on, in a run of its own.
 
     Attributes:
         identity: Of the fine-tuning recipe.
-        seeds: Scores of the single seeds on the reported split by metric, in the order of the seeds.
+        diverged: Why training stopped early; absent where it finished.
     """
 
     identity: str
-    results: RunResults
-    seeds: dict[str, tuple[float | None, ...]]
-
-    @classmethod
-    def of_run(cls, identity: str, results: RunResults, scores: RunScores) -> "TaskScores":
-        """Return the results of a run with what a sweep reports of its scores."""
-        split = results.scored_split
-        by_seed = {name: scores.by_seed(split, name).value.tolist() for name in scores.names(split)}
-        seeds = {name: tuple(None if math.isnan(v) else v for v in values) for name, values in by_seed.items()}
-        return cls(identity=identity, results=results, seeds=seeds)
-
-    @property
-    def metric(self) -> str:
-        """The metric that chose the best epoch."""
-        return self.results.selection_metric
-
-    @property
-    def score(self) -> float | None:
-        """Mean or median of the seeds (`finetune.aggregate`; App. B.2, section 5.2); None where no seed has a value."""
-        return self.score_by(self.metric)
-
-    def score_by(self, metric: str) -> float | None:
-        """Return the mean or median of the seeds by any metric; None also where the task has no such metric."""
-        known = [value for value in self.seeds.get(metric, ()) if value is not None]
-        if not known:
-            return None
-        return statistics.median(known) if self.results.aggregate == "median" else statistics.fmean(known)
-
-
-class DivergedTask(JsonModel):
-    """A task on which fine-tuning diverged."""
-
-    identity: str
-    diverged: str
+    diverged: str | None = absent_if_none()
 
 
 class SweepCellResult(VariantDescription):
-    """`result.json` of a cell: a variant with one seed. The file of a diverged cell lacks the values it never reached.
+    """`result.json` of a cell, a variant with one seed: what is done. Its scores are in `scores.csv`.
 
     Attributes:
         label, seed: As in `config.sweep.SweepCell`.
         pretrain_identity: Identity of the recipe it was trained with.
         corruption: None where masks are not drawn token by token.
-        diverged: Why training stopped early; None where it finished.
-        metrics, entropy: Measured after pre-training; the first entropy is at its own mask ratio.
+        diverged: Why training stopped early; absent where it finished.
+        measure_sequences, mask_ratios: What was measured after pre-training, its own mask ratio first.
+        steps, elapsed_s, parameters: Absent where training diverged.
+        finetune: By task.
     """
 
     label: str
     seed: int
     pretrain_identity: str
     corruption: Corruption | None
-    diverged: str | None = None
+    diverged: str | None = absent_if_none()
     measure_sequences: int | None = None
-    steps: int | None = None
-    elapsed_s: float | None = None
-    parameters: int | None = None
-    metrics: dict[str, float | None] = Field(default={})
-    entropy: tuple[EntropyAt, ...] = ()
-    finetune: dict[str, TaskScores | DivergedTask] = Field(default={})
-
-    @property
-    def scored_tasks(self) -> dict[str, TaskScores]:
-        """Scores by task, without tasks on which fine-tuning diverged."""
-        return {task: scores for task, scores in self.finetune.items() if isinstance(scores, TaskScores)}
+    mask_ratios: tuple[float, ...] = ()
+    steps: int | None = absent_if_none()
+    elapsed_s: float | None = absent_if_none()
+    parameters: int | None = absent_if_none()
+    finetune: dict[str, TunedTask] = Field(default={})
 
     @property
     def diverged_tasks(self) -> list[str]:
         """Tasks on which fine-tuning diverged."""
-        return [task for task, scores in self.finetune.items() if isinstance(scores, DivergedTask)]
+        return [task for task, tuned in self.finetune.items() if tuned.diverged is not None]
 
-    @model_validator(mode="after")
-    def _check_figures(self) -> Self:
-        for key in ("steps", "elapsed_s", "parameters", "metrics", "entropy", "finetune"):
-            if self.diverged is None and key not in self.model_fields_set:
-                raise ValueError(f"`{key}` is missing")
-        return self
 
-    @model_serializer(mode="wrap")
-    def _written_keys(self, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        return {key: value for key, value in handler(self).items() if key in self.model_fields_set}
+@dataclass(frozen=True)
+class MeasuredCell:
+    """A cell whose pre-training is done: its folder and its result."""
+
+    folder: Path
+    result: SweepCellResult
+
+    @cached_property
+    def tuned(self) -> dict[str, FinetunedRun]:
+        """Finished fine-tuning runs by task."""
+        folders = {
+            task: task_folder(self.folder, task) for task, tuned in self.result.finetune.items() if not tuned.diverged
+        }
+        return {task: FinetunedRun(task, folder, read_results(folder)) for task, folder in folders.items()}
+
+    @cached_property
+    def pretrain_scores(self) -> "DataFrame":
+        """Rows of `scores.csv`, of the pre-trained model; none where training diverged.
+
+        Raises:
+            CheckpointError: The file is missing or damaged.
+        """
+        hint = f"delete {RESULT_FILE} beside it; the cell is measured again, its training is kept"
+        is_measured = self.result.diverged is None
+        return read_score_table(self.folder / SCORES_FILE, hint) if is_measured else score_table([])
+
+    @property
+    def scores(self) -> "DataFrame":
+        """Every score: rows of the pre-trained model and of each task, under `task` before them."""
+        import pandas as pd
+
+        tables = {"": self.pretrain_scores, **{task: run.scores.table for task, run in self.tuned.items()}}
+        named = (table.assign(task=task)[["task", *COLUMNS]] for task, table in tables.items())
+        return pd.concat(named, ignore_index=True)
+
+    @cached_property
+    def values(self) -> "DataFrame":
+        """A value for each metric (`loss`, `glue/rte accuracy`) and masking: columns `metric`, `masking`, `value`.
+
+        The score of a task is the mean or median of the seeds of fine-tuning, as its recipe says (App. B.2, section
+        5.2), under the cell's own masking.
+        """
+        import pandas as pd
+
+        own = self.pretrain_scores[["metric", "grid_point", "value"]].set_axis(["metric", "masking", "value"], axis=1)
+        rows = [
+            (f"{task} {name}", masking_of(self.result.mask_ratio), run.seeds(name).center(run.results.aggregate))
+            for task, run in self.tuned.items()
+            for name in run.scores.names(run.results.scored_split)
+        ]
+        return pd.concat([own, pd.DataFrame(rows, columns=[*own.columns])], ignore_index=True) if rows else own
+
+    @property
+    def task_metrics(self) -> list[str]:
+        """The metric that chose the best epoch of each task, like `glue/rte accuracy`."""
+        return [f"{task} {run.results.selection_metric}" for task, run in self.tuned.items()]
+
+    def value(self, metric: str) -> float:
+        """Return a metric under the cell's own masking; NaN where it has none."""
+        rows = self.values[(self.values.metric == metric) & (self.values.masking == masking_of(self.result.mask_ratio))]
+        return float(rows.value.iloc[0]) if len(rows) else math.nan
 
 
 class SweepSummary(JsonModel):
@@ -179,34 +192,47 @@ class SweepSummary(JsonModel):
     cells: tuple[SweepCellResult, ...]
 
 
+def sweep_scores(cells: Sequence[MeasuredCell]) -> "DataFrame":
+    """Return every score of a sweep, for `scores.csv`: variant, seed of pre-training and task before each row."""
+    import pandas as pd
+
+    tables = [cell.scores.assign(variant=cell.result.label, pretrain_seed=cell.result.seed) for cell in cells]
+    return pd.concat(tables, ignore_index=True)[["variant", "pretrain_seed", "task", *COLUMNS]]
+
+
 @dataclass(frozen=True)
 class SweepRun:
     """A sweep as far as it is done.
 
     Attributes:
-        results: Results of its cells in the order of the recipe, also of those that lack a task that was added later.
+        cells: Those that are pre-trained, in the order of the recipe, also if a task is still to be done.
     """
 
     folder: Path
     recipe: SweepRecipe
-    results: list[SweepCellResult]
+    cells: list[MeasuredCell]
     num_cells: int
 
     @property
     def num_done(self) -> int:
-        """Cells that diverged, or have a result for each task of the recipe."""
-        tasks = set(self.recipe.tasks)
-        return sum(result.diverged is not None or tasks <= result.finetune.keys() for result in self.results)
+        """Cells that diverged, or were fine-tuned on each task of the recipe."""
+        tasks, results = set(self.recipe.tasks), [cell.result for cell in self.cells]
+        return sum(result.diverged is not None or tasks <= result.finetune.keys() for result in results)
 
     @property
     def num_diverged(self) -> int:
         """Cells whose training, or fine-tuning on a task, diverged."""
-        return sum(result.diverged is not None or bool(result.diverged_tasks) for result in self.results)
+        return sum(cell.result.diverged is not None or bool(cell.result.diverged_tasks) for cell in self.cells)
 
 
 def cell_folder(run: Path, cell: SweepCell) -> Path:
     """Return where a cell of a run directory works."""
     return run / "cells" / cell.folder
+
+
+def task_folder(cell: Path, task: str) -> Path:
+    """Return the fine-tuning run of a cell on a task."""
+    return cell / "finetune" / task.replace("/", "-")
 
 
 def is_sweep_run(path: Path) -> bool:
@@ -228,30 +254,32 @@ def load_sweep_run(path: Path) -> SweepRun:
         ConfigError: Its recipe has keys that this version does not know.
     """
     recipe = load_recipe(path / "recipe.yaml", kind=SweepRecipe)
-    cells = recipe.plan()
-    results = finished_results(path, cells)
-    if not results:
+    planned = recipe.plan()
+    cells = measured_cells(path, planned)
+    if not cells:
         raise CheckpointError(
-            f"{path}: none of its {len(cells)} cells is done", f"continue with `{resume_command(recipe.run_by, path)}`"
+            f"{path}: none of its {len(planned)} cells is done",
+            f"continue with `{resume_command(recipe.run_by, path)}`",
         )
-    return SweepRun(path, recipe, results, len(cells))
+    return SweepRun(path, recipe, cells, len(planned))
 
 
-def finished_results(run: Path, cells: Sequence[SweepCell]) -> list[SweepCellResult]:
-    """Return the results of the cells that have one, also of those that lack a task that was added later.
+def measured_cells(run: Path, cells: Sequence[SweepCell]) -> list[MeasuredCell]:
+    """Return the cells that have a result, also those that lack a task.
 
     Raises:
         CheckpointError: A result is damaged.
     """
-    found = (read_cell_file(cell_folder(run, cell) / RESULT_FILE, SweepCellResult) for cell in cells)
-    return [result for result in found if result is not None]
+    folders = [cell_folder(run, cell) for cell in cells]
+    found = ((folder, read_cell_result(folder)) for folder in folders)
+    return [MeasuredCell(folder, result) for folder, result in found if result is not None]
 
 
-def read_cell_file(path: Path, model: type[JsonModelT]) -> JsonModelT | None:
-    """Return the content of a file of a cell; None where there is none yet.
+def read_cell_result(folder: Path) -> SweepCellResult | None:
+    """Return the result of a cell; None where there is none yet.
 
     Raises:
         CheckpointError: It is damaged.
     """
-    hint = "delete the file; the cell is measured again, its training is kept"
-    return read_json(path, model, hint=hint) if path.is_file() else None
+    path, hint = folder / RESULT_FILE, "delete the file; the cell is measured again, its training is kept"
+    return read_json(path, SweepCellResult, hint=hint) if path.is_file() else None

@@ -3,6 +3,7 @@
 A finished cell is never touched again, so a stopped sweep continues where it was.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from exlm_cli.config.sections import DataConfig, TokenizerConfig
 from exlm_cli.config.sweep import SweepCell, SweepRecipe
 from exlm_cli.data.corpus.prepare import PreparedData, list_rejected, prepare_data
 from exlm_cli.errors import CheckpointError, ConfigError
-from exlm_cli.experiments.cell import read_result, refuse_changed_cell
-from exlm_cli.experiments.results import SweepCellResult, SweepRun, SweepSummary, cell_folder, finished_results
-from exlm_cli.files import write_json
+from exlm_cli.experiments.cell import read_finished
+from exlm_cli.experiments.results import MeasuredCell, SweepRun, SweepSummary, cell_folder, measured_cells, sweep_scores
+from exlm_cli.files import json_bytes, write_together
+from exlm_cli.finetune.scores import SCORES_FILE, scores_csv
 from exlm_cli.format import format_fixed
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import (
@@ -68,11 +70,10 @@ def run_sweep(
             whole = recipe.together_with(load_recipe(path, kind=SweepRecipe)) if path.is_file() else recipe
             every_cell = whole.plan()
             for cell in every_cell:
-                refuse_changed_cell(cell, cell_folder(run, cell))
-                read_result(cell, cell_folder(run, cell))
+                read_finished(cell, cell_folder(run, cell))
             # a cell that lacks only a task of an earlier recipe counts as done
-            results = {cell.folder: read_result(cell, cell_folder(run, cell)) for cell in cells}
-            waiting = [cell for cell in cells if results[cell.folder] is None]
+            done = {cell.folder: read_finished(cell, cell_folder(run, cell)) for cell in cells}
+            waiting = [cell for cell in cells if done[cell.folder] is None]
             _check_tasks(waiting, progress)
             prepared = _prepare(cells, progress)
             fingerprints = {inputs: data.fingerprint for inputs, data in prepared.items()}
@@ -93,7 +94,7 @@ def run_sweep(
             run_jobs(
                 [_job(cell, run) for cell in cells],
                 _cells_of(run, cells),
-                finished={name: describe_result(result)[0] for name, result in results.items() if result is not None},
+                finished={name: describe_cell(cell)[0] for name, cell in done.items() if cell is not None},
                 environments=environments,
                 logs=run / "workers",
                 resume=resume_command(recipe.run_by, run),
@@ -101,11 +102,18 @@ def run_sweep(
             )
             # a file may have changed before the last cells began
             _refuse_other_data(run, cells, fingerprints)
-        finished = finished_results(run, every_cell)
-        described = {key: getattr(whole, key) for key in ("paper", "seeds", "tasks")}
-        summary = SweepSummary(kind=whole.run_by, recipe=whole.name, **described, cells=tuple(finished))
-        write_json(run / "results.json", summary)
-    return SweepRun(run, whole, finished, len(every_cell))
+        found = SweepRun(run, whole, measured_cells(run, every_cell), len(every_cell))
+        _write_summary(found)
+    return found
+
+
+def _write_summary(run: SweepRun) -> None:
+    """Write `scores.csv` and `results.json` of a sweep."""
+    whole, results = run.recipe, tuple(cell.result for cell in run.cells)
+    described = {key: getattr(whole, key) for key in ("paper", "seeds", "tasks")}
+    summary = SweepSummary(kind=whole.run_by, recipe=whole.name, **described, cells=results)
+    scores = scores_csv(sweep_scores(run.cells))
+    write_together({run.folder / SCORES_FILE: scores, run.folder / "results.json": json_bytes(summary)})
 
 
 def _job(cell: SweepCell, run: Path) -> Job:
@@ -121,7 +129,7 @@ def _cells_of(run: Path, cells: Sequence[SweepCell]) -> JobKind:
         function="cell",
         noun="cell",
         title="Entropy in bits, or share of the training done",
-        describe=lambda job, _: describe_result(*finished_results(run, [by_name[job.name]])),
+        describe=lambda job, _: describe_cell(*measured_cells(run, [by_name[job.name]])),
     )
 
 
@@ -181,15 +189,16 @@ def _refuse_other_data(run: Path, cells: Iterable[SweepCell], fingerprints: Mapp
             )
 
 
-def describe_result(result: SweepCellResult) -> tuple[str, str]:
+def describe_cell(cell: MeasuredCell) -> tuple[str, str]:
     """Return the text of a finished cell in the table, and its line."""
-    if result.diverged is not None:
-        return "diverged", f"diverged: {result.diverged}"
-    entropy = format_fixed(result.metrics["entropy_bits"], 2)
-    figures = [
-        f"loss {format_fixed(result.metrics['loss'], 3)}",
-        f"entropy {entropy}" + ("" if result.metrics["entropy_bits"] is None else " bits"),
-        *(f"{task} {scores.metric} {format_fixed(scores.score, 3)}" for task, scores in result.scored_tasks.items()),
-        *(f"{task} diverged" for task in result.diverged_tasks),
+    if cell.result.diverged is not None:
+        return "diverged", f"diverged: {cell.result.diverged}"
+    bits = cell.value("entropy_bits")
+    entropy = format_fixed(bits, 2)
+    shown = [
+        f"loss {format_fixed(cell.value('loss'), 3)}",
+        f"entropy {entropy}" + ("" if math.isnan(bits) else " bits"),
+        *(f"{name} {format_fixed(cell.value(name), 3)}" for name in cell.task_metrics),
+        *(f"{task} diverged" for task in cell.result.diverged_tasks),
     ]
-    return entropy, ", ".join(figures)
+    return entropy, ", ".join(shown)

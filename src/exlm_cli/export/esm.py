@@ -1,8 +1,8 @@
 """Conversion of weights, config and tokenizer to transformers, whose ESM has the same encoder under other names.
 
 ESM rotates entry p of a head with entry p + H/2, this package entry 2p with 2p + 1; so the rows of the query and key
-projections are reordered. ESM has one position axis. `rope: 2d` rotates the last entries by the clone index. That index
-is 0 without masks, so these entries get frequency 0.
+projections are reordered. ESM has one position axis. `rope: 2d` rotates the last entries by the clone index, which is 0
+for all that ESM reads, so these entries get frequency 0.
 
 Axes: D width, H head width, V vocabulary, C outputs.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import ModelConfig
-from exlm_cli.data.tokenizer import CLS, MASK, PAD, SEP, UNK, Tokenizer
+from exlm_cli.data.tokenizer import MASK, SPECIAL_TOKENS, Tokenizer
 from exlm_cli.errors import ConfigError
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.model.heads import SequenceHead, TaskModel
@@ -33,10 +33,10 @@ _BLOCK = {
 
 
 def refuse_inexpressible(recipe: PretrainRecipe) -> None:
-    """Refuse an encoder that transformers' ESM classes do not have.
+    """Refuse an encoder that the export cannot write for transformers' ESM classes.
 
     Raises:
-        ConfigError: Every token is repeated, or positions are both learned and rotary.
+        ConfigError: Every token is repeated, or positions are learned.
     """
     own_way = "`exlm predict` and `exlm embed` use such a run as it is"
     if recipe.masking.num_repeats > 1:
@@ -45,17 +45,17 @@ def refuse_inexpressible(recipe: PretrainRecipe) -> None:
             "tokenizer of transformers writes",
             own_way,
         )
-    if recipe.model.learned_positions and recipe.model.rope != "none":
+    if recipe.model.learned_positions and recipe.model.backbone.family == "own":
         raise ConfigError(
-            f"`model.rope: {recipe.model.rope}` with `model.learned_positions: true`: ESM has one or the other",
-            f"pre-train with one of them; {own_way}",
+            "`model.learned_positions: true`: ESM's classes have rotary or learned positions, never both, and the "
+            "export writes rotary ones alone; only the recipes of Repeated MLM learn positions",
+            own_way,
         )
 
 
 def esm_config(recipe: PretrainRecipe, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the entries of `config.json` that every class has."""
     model = recipe.model
-    is_rotary = model.rope != "none"
     return {
         "model_type": "esm",
         "dtype": "float32",
@@ -76,23 +76,24 @@ def esm_config(recipe: PretrainRecipe, tokenizer: Tokenizer) -> dict[str, Any]:
         "emb_layer_norm_before": False,
         "token_dropout": False,
         "tie_word_embeddings": True,
-        "position_embedding_type": "rotary" if is_rotary else "absolute",
+        "position_embedding_type": "rotary",
         "rope_theta": model.rope_base,
-        # ESM numbers the positions from pad_token_id + 1 on
-        "max_position_embeddings": model.max_length + (0 if is_rotary else tokenizer.pad_id + 1),
+        "max_position_embeddings": model.max_length,
     }
 
 
-def tokenizer_files(tokenizer: Tokenizer, *, max_length: int, has_mask: bool) -> dict[str, str]:
-    """Return the content of `tokenizer.json`, which adds [CLS] and [SEP], and `tokenizer_config.json` by name.
+def tokenizer_files(tokenizer: Tokenizer, *, max_length: int, has_mask: bool, has_segments: bool) -> dict[str, str]:
+    """Return the content of `tokenizer.json`, which frames texts and pairs, and `tokenizer_config.json` by name.
 
     Args:
         tokenizer: Tokenizer of the run.
         max_length: Tokens of the longest sequence, [CLS] and [SEP] included.
         has_mask: Whether the exported model predicts [MASK]s; `fill-mask` refuses a tokenizer without a mask token.
+        has_segments: Whether the model reads which text of a pair a token is of.
     """
     definition = json.loads(tokenizer.to_json())
-    if tokenizer.kind == "text":
+    pad, cls, sep, mask, unk = tokenizer.special_tokens
+    if tokenizer.kind == "text" and tokenizer.special_tokens == SPECIAL_TOKENS and not definition["post_processor"]:
         # a masked word of text includes the blank before it, as in `Tokenizer.encode_with_masks`; `lstrip` also takes
         # line ends and further blanks, but a normalizer of the user's own may change a [MASK] that it sees
         is_free = definition["normalizer"] is None
@@ -102,19 +103,20 @@ def tokenizer_files(tokenizer: Tokenizer, *, max_length: int, has_mask: bool) ->
         if is_free:
             definition["normalizer"] = {"type": "Replace", "pattern": {"String": f" {MASK}"}, "content": MASK}
     backend = tokenizers.Tokenizer.from_str(json.dumps(definition))
+    second = ":1" if tokenizer.has_segments else ""
     backend.post_processor = TemplateProcessing(
-        single=f"{CLS} $A {SEP}",
-        pair=f"{CLS} $A {SEP} $B {SEP}",
-        special_tokens=[(CLS, tokenizer.cls_id), (SEP, tokenizer.sep_id)],
+        single=[cls, "$A", sep],
+        pair=[cls, "$A", *[sep] * len(tokenizer.pair_ids), f"$B{second}", f"{sep}{second}"],
+        special_tokens=[(cls, tokenizer.cls_id), (sep, tokenizer.sep_id)],
     )
-    names = {"pad_token": PAD, "cls_token": CLS, "sep_token": SEP, "unk_token": UNK}
+    names = {"pad_token": pad, "cls_token": cls, "sep_token": sep, "unk_token": unk}
     if has_mask:
-        names["mask_token"] = MASK
+        names["mask_token"] = mask
     config: dict[str, Any] = {
         # a class that transformers 4 and 5 both have
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": max_length,
-        "model_input_names": ["input_ids", "attention_mask"],
+        "model_input_names": ["input_ids", *["token_type_ids"] * has_segments, "attention_mask"],
         "clean_up_tokenization_spaces": False,
         **names,
     }
@@ -122,44 +124,43 @@ def tokenizer_files(tokenizer: Tokenizer, *, max_length: int, has_mask: bool) ->
     return {"tokenizer.json": f"{written}\n", "tokenizer_config.json": f"{json.dumps(config, indent=1)}\n"}
 
 
-def esm_tensors(recipe: PretrainRecipe, model: ExlmModel | TaskModel, pad_id: int) -> dict[str, Tensor]:
-    """Return the weights under the names of `EsmForMaskedLM`, or of the class of the task head."""
-    head = _lm_head(model) if isinstance(model, ExlmModel) else _task_head(model)
-    return _encoder(recipe.model, model.state_dict(), pad_id) | head
+def esm_tensors(recipe: PretrainRecipe, model: ExlmModel | TaskModel, state_vector: Tensor | None) -> dict[str, Tensor]:
+    """Return the weights under the names of the class of transformers, those of the encoder with the prefix `esm.`.
+
+    Args:
+        recipe: Recipe of pre-training.
+        model: The model.
+        state_vector: (D,) vector that the LM head must see added to each state; None: there is no LM head.
+    """
+    tensors = {f"esm.{name}": tensor for name, tensor in _encoder(recipe.model, model.state_dict()).items()}
+    if isinstance(model, TaskModel):
+        return tensors | task_head(model, "classifier.dense", "classifier.out_proj")
+    return tensors if state_vector is None else tensors | _lm_head(model, state_vector)
 
 
-def _encoder(config: ModelConfig, state: dict[str, Tensor], pad_id: int) -> dict[str, Tensor]:
-    esm = {"esm.embeddings.word_embeddings.weight": state["encoder.token_embedding.weight"]}
-    if config.rope == "none":
-        learned = state["encoder.position_embedding.weight"]
-        unused = learned.new_zeros(pad_id + 1, config.width)
-        esm["esm.embeddings.position_embeddings.weight"] = torch.cat([unused, learned])
+def _encoder(config: ModelConfig, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    esm = {"embeddings.word_embeddings.weight": state["encoder.token_embedding.weight"]}
     for kind in ("weight", "bias"):
-        esm[f"esm.encoder.emb_layer_norm_after.{kind}"] = state[f"encoder.final_norm.{kind}"]
+        esm[f"encoder.emb_layer_norm_after.{kind}"] = state[f"encoder.final_norm.{kind}"]
         for layer in range(config.num_layers):
-            ours, theirs = f"encoder.blocks.{layer}", f"esm.encoder.layer.{layer}"
+            ours, theirs = f"encoder.blocks.{layer}", f"encoder.layer.{layer}"
             for our_name, their_name in _BLOCK.items():
                 esm[f"{theirs}.{their_name}.{kind}"] = state[f"{ours}.{our_name}.{kind}"]
             query, key, value = state[f"{ours}.qkv.{kind}"].chunk(3)
             esm[f"{theirs}.attention.self.query.{kind}"] = _in_esm_order(config, query)
             esm[f"{theirs}.attention.self.key.{kind}"] = _in_esm_order(config, key)
             esm[f"{theirs}.attention.self.value.{kind}"] = value
-    if config.rope != "none":
-        # transformers 4 reads them from every layer, and 5 moves those of the first layer to where it has them
-        for layer in range(config.num_layers):
-            name = f"esm.encoder.layer.{layer}.attention.self.rotary_embeddings.inv_freq"
-            esm[name] = _frequencies(config)
+    # transformers 4 reads them from every layer, and 5 moves those of the first layer to where it has them
+    for layer in range(config.num_layers):
+        esm[f"encoder.layer.{layer}.attention.self.rotary_embeddings.inv_freq"] = _frequencies(config)
     # ESM's predictor of contacts in proteins: always part of the model, never trained here
-    num_maps = config.num_layers * config.num_heads
-    esm["esm.contact_head.regression.weight"] = torch.zeros(1, num_maps)
-    esm["esm.contact_head.regression.bias"] = torch.zeros(1)
+    esm["contact_head.regression.weight"] = torch.zeros(1, config.num_layers * config.num_heads)
+    esm["contact_head.regression.bias"] = torch.zeros(1)
     return esm
 
 
 def _in_esm_order(config: ModelConfig, rows: Tensor) -> Tensor:
     """Return the (D, ...) rows of a projection so that each head has the first entries of its pairs in front."""
-    if config.rope == "none":
-        return rows
     order = rotate_half_order(config.width // config.num_heads)
     heads: Tensor = rows.unflatten(0, (config.num_heads, -1))
     return heads[:, order].flatten(0, 1)
@@ -172,26 +173,39 @@ def _frequencies(config: ModelConfig) -> Tensor:
     return torch.cat([of_token, *(torch.zeros(width // 2) for width in clone_width)])
 
 
-def _lm_head(model: ExlmModel) -> dict[str, Tensor]:
+def _lm_head(model: ExlmModel, state_vector: Tensor) -> dict[str, Tensor]:
     head = model.lm_head
     return {
         "lm_head.dense.weight": head.dense.weight,
-        "lm_head.dense.bias": head.dense.bias,
+        "lm_head.dense.bias": folded_bias(model, state_vector),
         "lm_head.layer_norm.weight": head.norm.weight,
         "lm_head.layer_norm.bias": head.norm.bias,
         "lm_head.bias": head.bias,
     }
 
 
-def _task_head(model: TaskModel) -> dict[str, Tensor]:
-    """Return the head; that of a regression with the scale of its targets in the last layer."""
+def folded_bias(model: ExlmModel, state_vector: Tensor) -> Tensor:
+    """Return the bias of the LM head's dense layer with a (D,) vector c in it: dense(h + c) = dense(h) + W c."""
+    dense = model.lm_head.dense
+    added = dense.weight.double() @ state_vector.double()
+    return added if dense.bias is None else added + dense.bias
+
+
+def task_head(model: TaskModel, dense: str, out: str) -> dict[str, Tensor]:
+    """Return the task head; that of a regression with the scale of its targets in the last layer.
+
+    Args:
+        model: The model.
+        dense, out: What the class of transformers calls the layers of a head for sequences; the one layer of a head for
+            tokens is always `classifier`.
+    """
     head = model.head
     if not isinstance(head, SequenceHead):
         return {"classifier.weight": head.out.weight, "classifier.bias": head.out.bias}
     std_C, mean_C = model.output_std, model.output_mean
     return {
-        "classifier.dense.weight": head.dense.weight,
-        "classifier.dense.bias": head.dense.bias,
-        "classifier.out_proj.weight": head.out.weight * std_C[:, None],
-        "classifier.out_proj.bias": head.out.bias * std_C + mean_C,
+        f"{dense}.weight": head.dense.weight,
+        f"{dense}.bias": head.dense.bias,
+        f"{out}.weight": head.out.weight * std_C[:, None],
+        f"{out}.bias": head.out.bias * std_C + mean_C,
     }

@@ -4,28 +4,26 @@ import importlib.util
 import json
 import os
 import re
-import subprocess
-import sys
-import tempfile
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor
 
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError
 from exlm_cli.export.card import Format, model_card
 from exlm_cli.export.esm import esm_config, esm_tensors, refuse_inexpressible, tokenizer_files
+from exlm_cli.export.family import family_config, family_tensors, refuse_head
 from exlm_cli.export.onnx_model import MODEL_FILE, run_onnx, write_onnx
-from exlm_cli.export.remote_code import AUTO_MAP, mask_tensors, network_config, remote_code
 from exlm_cli.export.source import Source
 from exlm_cli.files import folder_for_results, json_bytes, refusing, removed_on_failure, write_atomically
 from exlm_cli.format import name_some, printable
-from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import Progress
 
 TOLERANCE = 1e-5
@@ -52,10 +50,10 @@ class Comparison:
 
 @dataclass(frozen=True)
 class ExportedFolder:
-    """A finished export; `loaded_with` names what the comparison ran: classes of transformers, or ONNX Runtime."""
+    """A finished export; `loaded_with` names what the comparison ran: a class of transformers, or ONNX Runtime."""
 
     files: tuple[Path, ...]
-    loaded_with: tuple[str, ...]
+    loaded_with: str
     comparison: Comparison
 
 
@@ -113,7 +111,7 @@ def export_folder(
     licence: str | None = None,
     repo: str | None = None,
 ) -> ExportedFolder:
-    """Write a folder that transformers or ONNX Runtime loads; only the [MASK]s of an ExLM need remote code.
+    """Write a folder that transformers loads with its own classes, or ONNX Runtime.
 
     The folder appears only after it was loaded and gave the outputs of the run.
 
@@ -132,6 +130,8 @@ def export_folder(
     """
     check_before_export(out, form, licence)
     refuse_inexpressible(source.recipe)
+    if source.is_foreign and form == "hf":
+        refuse_head(source.family, source.model)
     place = Path(os.path.realpath(out))
     temporary = place.with_name(f".{place.name}.writing-{os.getpid()}")
     with folder_for_results(place.parent, temporary), removed_on_failure(temporary):
@@ -139,50 +139,60 @@ def export_folder(
         if form == "onnx":
             with refusing(f"{temporary / MODEL_FILE}: the file could not be written"):
                 write_onnx(source, temporary)
-            _write_texts(source, temporary, {}, {})
+            _write_texts(source, temporary)
             progress.message("comparing with the run in ONNX Runtime")
             comparison = compare_onnx(source, temporary)
         else:
             write_model(source, temporary)
-            progress.message("comparing with the run in a fresh process")
+            progress.message("comparing with the run in transformers")
             comparison = compare_outputs(source, temporary)
         card = model_card(source, comparison.difference, form=form, licence=licence, repo=repo)
         write_atomically(temporary / "README.md", card.encode())
-        names = sorted(path.name for path in temporary.iterdir())
+        names = sorted(path.relative_to(temporary) for path in temporary.rglob("*") if path.is_file())
         temporary.replace(place)
-    loaded_with = ("onnxruntime",) if form == "onnx" else tuple(source.examples())
+    loaded_with = "onnxruntime" if form == "onnx" else source.class_name
     return ExportedFolder(tuple(out / name for name in names), loaded_with, comparison)
 
 
 def write_model(source: Source, folder: Path) -> None:
-    """Write weights, config, tokenizer and, if needed, code for transformers into an existing folder.
+    """Write weights, config and tokenizer for transformers, and pooling for sentence-transformers, into a folder.
 
     Raises:
         CheckpointError: A file cannot be written.
     """
-    tensors = esm_tensors(source.recipe, source.model, source.tokenizer.pad_id)
-    config: dict[str, Any] = {}
-    code: dict[str, str] = {}
-    if isinstance(source.model, ExlmModel) and source.is_masked_exlm:
-        tensors |= mask_tensors(source.model)
-        config = {"exlm": network_config(source.recipe, source.tokenizer.unk_id), "auto_map": AUTO_MAP}
-        code = remote_code()
+    tensors_of = family_tensors if source.is_foreign else esm_tensors
+    tensors = tensors_of(source.recipe, source.model, source.state_vector)
     tensors = {name: tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()}
     write_atomically(folder / "model.safetensors", save(tensors, metadata={"format": "pt"}))
-    _write_texts(source, folder, config, code)
+    _write_texts(source, folder)
+    pooling = {"word_embedding_dimension": source.recipe.model.width, "pooling_mode_mean_tokens": True}
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    ]
+    with refusing(f"{folder / '1_Pooling'}: the folder could not be made"):
+        (folder / "1_Pooling").mkdir()
+    write_atomically(folder / "1_Pooling" / "config.json", json_bytes(pooling))
+    write_atomically(folder / "modules.json", f"{json.dumps(modules, indent=1)}\n".encode())
+    write_atomically(folder / "sentence_bert_config.json", json_bytes({"max_seq_length": source.sequence_length}))
 
 
-def _write_texts(source: Source, folder: Path, config: dict[str, Any], code: dict[str, str]) -> None:
-    """Write the files of both formats, config and tokenizer, with additional config keys and code files."""
-    whole = {
-        **esm_config(source.recipe, source.tokenizer),
+def _write_texts(source: Source, folder: Path) -> None:
+    """Write the files of both formats: config and tokenizer."""
+    recipe, tokenizer = source.recipe, source.tokenizer
+    config = {
+        **(family_config(recipe, tokenizer, source.model) if source.is_foreign else esm_config(recipe, tokenizer)),
         "architectures": [source.class_name],
         **source.label_config(),
-        **config,
     }
-    write_atomically(folder / "config.json", json_bytes(whole))
-    files = tokenizer_files(source.tokenizer, max_length=source.sequence_length, has_mask=source.predicts_masks)
-    for name, content in {**files, **code}.items():
+    write_atomically(folder / "config.json", json_bytes(config))
+    files = tokenizer_files(
+        tokenizer,
+        max_length=source.sequence_length,
+        has_mask=source.fills_masks,
+        has_segments=recipe.model.backbone.segment_separator is not None,
+    )
+    for name, content in files.items():
         write_atomically(folder / name, content.encode())
 
 
@@ -195,31 +205,59 @@ def compare_onnx(source: Source, folder: Path) -> Comparison:
     tokenizer: Any = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.enable_truncation(source.sequence_length)
     _require_tokens(source, [tokenizer.encode(*texts).ids for texts in source.texts()])
-    token_ids = source.examples()[source.class_name]
-    logits = run_onnx(folder, token_ids, source.tokenizer.pad_id)
-    return compare(source, list(zip(token_ids, logits, strict=True)))
+    token_ids = source.examples()
+    outputs = run_onnx(folder, token_ids, source.tokenizer.pad_id)
+    return compare(source, list(zip(token_ids, outputs, strict=True)))
 
 
 def compare_outputs(source: Source, folder: Path) -> Comparison:
-    """Load a folder in a fresh process and compare tokens and outputs with those of the run.
+    """Load a folder with transformers and compare tokens and outputs with those of the run.
 
     Raises:
-        ExlmError: transformers fails, lacks weights, or tokens or outputs differ.
+        ExlmError: transformers fails, lacks or does not know weights, or tokens or outputs differ.
     """
-    token_ids = source.examples()
-    with tempfile.TemporaryDirectory() as scratch:
-        logits_file = Path(scratch) / "logits.safetensors"
-        inputs = Path(scratch) / "inputs.json"
-        inputs.write_text(json.dumps({"texts": source.texts(), "token_ids": token_ids}), encoding="utf-8")
-        said = _run_check(folder, inputs, logits_file)
-        logits = load_file(logits_file)
-    if said["missing"]:
-        raise _refused(f"transformers finds no weights for {said['missing'][0]}")
-    _require_tokens(source, said["token_ids"])
-    pairs = [
-        (ids, theirs) for name, batch in token_ids.items() for ids, theirs in zip(batch, logits[name], strict=True)
-    ]
-    return compare(source, pairs)
+    import transformers
+
+    token_ids, texts = source.examples(), source.texts()
+    options = {} if source.has_head else {"add_pooling_layer": False}
+    with _quiet_transformers():
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+            rows = [dict(tokenizer(*row, truncation=True)) for row in texts]
+            read = [row["input_ids"] for row in rows]
+            for ids in token_ids[len(rows) :]:  # segments are 0
+                rows.append({name: [int(name == "attention_mask")] * len(ids) for name in rows[0]} | {"input_ids": ids})
+            model, report = getattr(transformers, source.class_name).from_pretrained(
+                folder, output_loading_info=True, **options
+            )
+            batch = tokenizer.pad(rows, return_tensors="pt")
+            with torch.no_grad():
+                outputs = model.eval()(**batch)[0]
+        except Exception as error:  # of any kind: it is a library of many authors
+            raise _refused(f"transformers cannot load it: {error}") from error
+    wrong = {*report["missing_keys"], *report["unexpected_keys"]}
+    if wrong:
+        raise _refused(f"transformers and the export disagree about the weight {min(wrong)}")
+    _require_tokens(source, read)
+    return compare(source, list(zip(token_ids, outputs, strict=True)))
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Keep transformers from printing bars and reports; what it finds is checked instead."""
+    from transformers.utils import logging
+
+    verbosity, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if has_bars:
+            logging.enable_progress_bar()
 
 
 def compare(source: Source, pairs: Sequence[tuple[list[int], Tensor]]) -> Comparison:
@@ -231,7 +269,8 @@ def compare(source: Source, pairs: Sequence[tuple[list[int], Tensor]]) -> Compar
     errors, own_errors, sizes = [], [], []
     for ids, theirs in pairs:
         exact = source.outputs(ids, exact=True)
-        exported = theirs.double() if exact.ndim == 1 else theirs[: len(ids)].double()
+        # without padding, and without rows of the embedding that no token has
+        exported = (theirs if exact.ndim == 1 else theirs[: len(ids), : exact.shape[1]]).double()
         errors.append((exported - exact).abs().max())
         own_errors.append((source.outputs(ids) - exact).abs().max())
         sizes.append(exact.abs().max())
@@ -245,18 +284,6 @@ def _require_tokens(source: Source, token_ids: Sequence[list[int]]) -> None:
     for texts, read in zip(source.texts(), token_ids, strict=True):
         if read != source.encode(*texts):
             raise _refused(f"the exported tokenizer splits `{name_some(texts)}` into other tokens than the run's")
-
-
-def _run_check(folder: Path, inputs: Path, logits: Path) -> dict[str, Any]:
-    words = [sys.executable, "-P", str(Path(__file__).with_name("check.py")), str(folder), str(inputs), str(logits)]
-    quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
-    environment = {**os.environ, **quiet, "HF_MODULES_CACHE": str(inputs.parent / "modules")}
-    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise _refused(f"transformers cannot load it: {last}")
-    content: dict[str, Any] = json.loads(done.stdout)
-    return content
 
 
 def _refused(reason: str) -> ExlmError:

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,27 +19,23 @@ import torch
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.input_paths import with_names_alone
 from exlm_cli.config.load import dump_recipe, resumed_recipe
-from exlm_cli.data.cache import locked
 from exlm_cli.data.rows.hub import hub_errors, silence_client
 from exlm_cli.data.tokenizer import TOKENIZER_FILE
-from exlm_cli.errors import CheckpointError, ConfigError, ExlmError
+from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.export.folder import check_licence, export_folder, require_packages
 from exlm_cli.export.source import Source
-from exlm_cli.files import refusing, removed_on_failure
-from exlm_cli.finetune.calibration import CALIBRATION_FILE, read_calibration
-from exlm_cli.finetune.model import ENCODER_FILE, load_finetuned
+from exlm_cli.files import refusing
+from exlm_cli.finetune.calibration import CALIBRATION_FILE
+from exlm_cli.finetune.model import ENCODER_FILE
 from exlm_cli.finetune.results import RESULTS_FILE
 from exlm_cli.finetune.scores import SCORES_FILE
-from exlm_cli.finetune.training_rows import TRAINING_ROWS_FILE, read_training_rows
-from exlm_cli.paths import cache_root
+from exlm_cli.finetune.training_rows import TRAINING_ROWS_FILE
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import METRICS_FILE, RUN_FILE, SPLIT_FILE, read_run_json
-from exlm_cli.train.checkpoint import checkpoint_paths, copy_weights
-from exlm_cli.train.pretrained import load_pretrained
+from exlm_cli.run_dir import METRICS_FILE, RUN_FILE, SPLIT_FILE
+from exlm_cli.train.checkpoint import copy_weights
 
 SCHEME = "hub:"
 _NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _RUN = "run"
 _FILES = frozenset(
     {
@@ -151,14 +147,12 @@ def _without_folders(text: str) -> str:
 
 
 def fetch_run(given: str, progress: Progress) -> Path:
-    """Return the folder in the cache with the run of `hub:OWNER/NAME[@REVISION]`; download it if it is not there.
+    """Return the run of `hub:OWNER/NAME[@REVISION]` in the cache of huggingface_hub, downloaded if it is not there.
 
-    A run is read and checked whole before it takes its place. Without a network it comes from the cache: the commit
-    that is given in full, or without a revision the newest copy.
+    Without a network it is the newest copy, or the one of the given commit. Whoever reads the run checks its files.
 
     Raises:
-        CheckpointError: The name is malformed; the Hub has no such run, refuses, or cannot be reached; the files are
-            not those that were pushed. Nothing is left behind.
+        CheckpointError: The name is malformed; the Hub has no such run, refuses, or cannot be reached.
     """
     match = _NAME.fullmatch(given.removeprefix(SCHEME))
     if match is None:
@@ -166,72 +160,13 @@ def fetch_run(given: str, progress: Progress) -> Path:
             f"`{given}`: expected `hub:OWNER/NAME` or `hub:OWNER/NAME@REVISION`",
             "copy the name from the page of the run",
         )
-    owner, name = match["repo"].split("/")
-    cache = cache_root(None)
-    copies = cache / "hub-runs" / owner
-    api = _client()
-    revision = match["revision"]
-    if revision is not None and _COMMIT.fullmatch(revision) and (copies / f"{name}@{revision[:12]}").is_dir():
-        return copies / f"{name}@{revision[:12]}"
-    try:
-        with _explaining(given, revision):
-            info = api.model_info(match["repo"], revision=revision)
-    except _UnreachableError:
-        known = sorted(copies.glob(f"{name}@*"), key=lambda path: (path / RUN_FILE).stat().st_mtime_ns)
-        if revision is not None or not known:
-            raise
-        progress.message(f"`{given}`: the Hub does not answer; taking {known[-1]}, the newest copy")
-        return known[-1]
-    commit = str(info.sha)
-    files = [sibling.rfilename for sibling in info.siblings or () if sibling.rfilename.startswith(f"{_RUN}/")]
-    if not _COMMIT.fullmatch(commit) or any(not _is_inside(file) for file in files):
-        raise CheckpointError(
-            f"`{given}` is refused: the Hub names a file or commit whose path is outside its folder",
-            "do not use it, and report it to the Hub",
-        )
-    if f"{_RUN}/{RUN_FILE}" not in files:
+    progress.message(f"fetching `{given}`; what the cache has is not downloaded again")
+    with _explaining(given, match["revision"]):
+        snapshot = _client().snapshot_download(match["repo"], revision=match["revision"], allow_patterns=f"{_RUN}/*")
+    run = Path(snapshot) / _RUN
+    if not (run / RUN_FILE).is_file():
         raise CheckpointError(f"`{given}`: no run of exlm", "`exlm push RUN OWNER/NAME` puts one there")
-    place = copies / f"{name}@{commit[:12]}"
-    with locked(cache, commit, progress):
-        if not place.is_dir():
-            temporary = copies / f".{place.name}.writing"
-            with refusing(f"{copies}: the run could not be kept"):
-                shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
-                temporary.mkdir(parents=True)
-            with removed_on_failure(temporary):
-                _download(api, given, match["repo"], commit, files, temporary, progress)
-                _check(given, temporary / _RUN)
-                (temporary / _RUN).replace(place)
-            shutil.rmtree(temporary)
-    return place
-
-
-def _is_inside(file: str) -> bool:
-    path = PurePosixPath(file)
-    return "\\" not in file and "\0" not in file and ".." not in path.parts and str(path) == file
-
-
-def _download(api: Any, given: str, repo: str, commit: str, files: list[str], folder: Path, progress: Progress) -> None:
-    progress.message(f"fetching `{given}`, commit {commit[:12]} ({len(files)} files)")
-    with _explaining(given, commit):
-        for file in files:
-            api.hf_hub_download(repo, file, revision=commit, local_dir=folder)
-
-
-def _check(given: str, run: Path) -> None:
-    """Read a downloaded run whole: checksums, and that its files belong together."""
-    try:
-        if read_run_json(run).command == "pretrain":
-            load_pretrained(next(iter(checkpoint_paths(run)), run), device="cpu")
-        else:
-            read_training_rows(run)
-            load_finetuned(run, device="cpu")
-            read_calibration(run)
-    except ExlmError as error:
-        raise CheckpointError(
-            f"`{given}` is refused: {error.message.replace(str(run), _RUN)}",
-            "its files are not those that were pushed: run the command again, or push the run again",
-        ) from error
+    return run
 
 
 def _client() -> Any:
@@ -239,10 +174,6 @@ def _client() -> Any:
 
     silence_client()
     return huggingface_hub.HfApi()
-
-
-class _UnreachableError(CheckpointError):
-    """The Hub does not answer."""
 
 
 @contextmanager
@@ -263,25 +194,27 @@ def _explaining(given: str, revision: str | None) -> Iterator[None]:
     except errors.HFValidationError as error:
         hint = "copy the name from the page of the run"
         raise CheckpointError(f"`{given}` is not a name on the Hub: {_reason_of(error)}", hint) from None
-    except errors.LocalEntryNotFoundError as error:  # in huggingface_hub before 1.0 a HfHubHTTPError without a response
-        raise _unreachable(given, error) from None
+    except errors.LocalEntryNotFoundError as error:  # the Hub did not answer, or refused, and the cache has nothing
+        raise _failed(given, error.__cause__ or error) from None
     except errors.HfHubHTTPError as error:
-        status = error.response.status_code
-        hint = _LOGIN if status in (401, 403) else "try again later"
-        raise CheckpointError(f"`{given}`: the Hub refuses: {_reason_of(error)}", hint) from None
+        raise _failed(given, error) from None
     except broken as error:
         if isinstance(error.__cause__, errors.BadRequestError):
             hint = "give a licence that the Hub knows, like apache-2.0 or mit"
             raise CheckpointError(f"`{given}`: the Hub refuses the model card: {_reason_of(error)}", hint) from None
-        raise _unreachable(given, error) from None
+        raise _failed(given, error) from None
 
 
-def _unreachable(given: str, error: Exception) -> _UnreachableError:
+def _failed(given: str, error: BaseException) -> CheckpointError:
+    response = getattr(error, "response", None)
+    if response is not None:
+        hint = _LOGIN if response.status_code in (401, 403) else "try again later"
+        return CheckpointError(f"`{given}`: the Hub refuses: {_reason_of(error)}", hint)
     hint = "check the network, and that HF_HUB_OFFLINE is not set"
-    return _UnreachableError(f"`{given}`: the Hub cannot be reached: {_reason_of(error)}", hint)
+    return CheckpointError(f"`{given}` cannot be read from or written to the Hub: {_reason_of(error)}", hint)
 
 
-def _reason_of(error: Exception) -> str:
+def _reason_of(error: BaseException) -> str:
     from huggingface_hub import get_token
 
     text = " ".join((getattr(error, "server_message", None) or str(error) or repr(error)).split())

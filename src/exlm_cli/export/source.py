@@ -1,6 +1,6 @@
 """What an export takes from a run: model, tokenizer, labels, and the outputs that the exported model must reproduce.
 
-Axes: L tokens, V vocabulary, C outputs.
+Axes: B sequences, L tokens, V vocabulary, C outputs, D width.
 """
 
 import copy
@@ -12,18 +12,17 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.tasks import SquadTaskConfig
-from exlm_cli.dag.build import dag_of_tokens
-from exlm_cli.dag.graph import token_marginals
-from exlm_cli.data.batch import batch_from_masked_ids
-from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.data.tokenizer import MASK, Tokenizer
 from exlm_cli.errors import ConfigError
+from exlm_cli.export.clone import Clone, most_used_clone
 from exlm_cli.finetune.model import Finetuned
 from exlm_cli.finetune.results import RunResults, best_cell_folder
 from exlm_cli.finetune.scores import read_scores
+from exlm_cli.model.backbones import FAMILIES
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.model.heads import TaskModel
 from exlm_cli.run_dir import METRICS_FILE, read_metrics, run_directory
@@ -40,6 +39,34 @@ MASKED_TEXTS = {"text": "It was a [MASK] day.", "smiles": "CC(=O)[MASK]c1ccccc1"
 """Texts that both tokenizers must read alike; the model runs on their tokens."""
 RANDOM_LENGTHS = (128, 37)
 """Tokens of further sequences, drawn from the whole vocabulary."""
+
+
+class PlainNetwork(nn.Module):
+    """What an exported model computes, with the weights of the run and every mask one state.
+
+    Args:
+        model: The model of the run.
+        state_vector: (D,) vector that the LM head sees added to each state; None: there is no LM head.
+    """
+
+    def __init__(self, model: ExlmModel | TaskModel, state_vector: Tensor | None) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("state_vector", state_vector)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
+        """Return the outputs over (B, L) inputs: logits, values in the task's units, or last hidden states.
+
+        A model with an LM head returns its logits, and the last hidden states after them.
+        """
+        model = self.model
+        hidden = model.encoder(input_ids, attention_mask.bool())
+        if isinstance(model, TaskModel):
+            return (model.in_units(model.head(hidden, attention_mask.sum(1))).to(hidden.dtype),)
+        if self.state_vector is None:
+            return (hidden,)
+        states = model.lm_head(hidden + self.state_vector)
+        return F.linear(states, model.decoder_weight, model.decoder_bias), hidden
 
 
 @dataclass(frozen=True)
@@ -78,21 +105,71 @@ class Source:
     table: str | None = None
 
     @property
+    def family(self) -> str:
+        """The family of transformers' classes that hold the model: ESM for an encoder of our own."""
+        family = self.recipe.model.backbone.family
+        return "esm" if family == "own" else family
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the encoder is one of transformers."""
+        return self.recipe.model.backbone.family != "own"
+
+    @property
     def class_name(self) -> str:
         """The class of transformers that holds the model."""
         if self.results is None:
-            return "EsmForMaskedLM"
-        return "EsmForTokenClassification" if self.results.loss == "span" else "EsmForSequenceClassification"
+            task = "ForMaskedLM" if self.fills_masks else "Model"
+        else:
+            task = "ForTokenClassification" if self.results.loss == "span" else "ForSequenceClassification"
+        return FAMILIES[self.family].classes + task
 
     @property
-    def is_masked_exlm(self) -> bool:
-        """Whether the model's [MASK]s expand into states, which only remote code can do."""
-        return self.results is None and self.recipe.objective == "exlm"
+    def masked_text(self) -> str:
+        """A text with a [MASK], as the tokenizer of the folder calls it."""
+        return MASKED_TEXTS[self.recipe.data.kind].replace(MASK, self.tokenizer.special_tokens[3])
 
     @property
-    def predicts_masks(self) -> bool:
-        """Whether `class_name` predicts [MASK]s."""
-        return self.results is None and self.recipe.objective == "mlm"
+    def fills_masks(self) -> bool:
+        """Whether the exported model predicts [MASK]s: pre-trained, and its encoder reads a [MASK] as one token."""
+        return self.results is None and not self.recipe.expands_input
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the exported model has outputs besides its last hidden states."""
+        return self.results is not None or self.fills_masks
+
+    @property
+    def seed_note(self) -> str | None:
+        """What differs from `exlm predict` on a fine-tuned run; None for a pre-trained one."""
+        if self.results is None:
+            return None
+        seeds = ", ".join(map(str, self.results.seeds))
+        is_one = len(self.results.seeds) == 1
+        which = f"seed {self.seed}" if is_one else f"seed {self.seed}, the best in validation of {seeds}"
+        averages = "" if is_one else "averages the seeds"
+        calibrates = "" if self.results.loss in ("regression", "span") else "calibrates probabilities"
+        instead = " and ".join(filter(None, (averages, calibrates)))
+        return f"the exported model is {which}" + (f"; `exlm predict` {instead}" if instead else "")
+
+    @cached_property
+    def clone(self) -> Clone | None:
+        """The clone for which the LM head stands; None where masks do not expand after the last block."""
+        if isinstance(self.model, TaskModel) or self.model.clone_embedding is None:
+            return None
+        return most_used_clone(self.model, self.recipe, self.tokenizer)
+
+    @property
+    def state_vector(self) -> Tensor | None:
+        """The (D,) vector that the LM head sees added to each state; None: the exported model has no LM head."""
+        if not self.fills_masks:
+            return None
+        return torch.zeros(self.recipe.model.width) if self.clone is None else self.clone.vector
+
+    @cached_property
+    def network(self) -> PlainNetwork:
+        """What the exported model must compute, in float32."""
+        return PlainNetwork(self.model, self.state_vector).eval()
 
     @property
     def reads_pairs(self) -> bool:
@@ -119,7 +196,7 @@ class Source:
 
         Pairs include one that is too long.
         """
-        masked = [(MASKED_TEXTS[self.recipe.data.kind],)] if self.results is None else []
+        masked = [(self.masked_text,)] if self.fills_masks else []
         return [*self._unmasked_texts(), *masked]
 
     def _unmasked_texts(self) -> list[tuple[str, ...]]:
@@ -140,70 +217,40 @@ class Source:
         (text,) = texts
         return [tokenizer.cls_id, *tokenizer.encode_with_masks(text)[: self.sequence_length - 2], tokenizer.sep_id]
 
-    def examples(self) -> dict[str, list[list[int]]]:
-        """Return token ids by transformers class; the class must reproduce the run's outputs for them."""
-        unmasked = self._example_ids(is_masked=False)
-        if self.results is not None:
-            return {self.class_name: unmasked}
-        masked = self._example_ids(is_masked=True)
-        if self.is_masked_exlm:
-            return {self.class_name: unmasked, "AutoModelForMaskedLM": [*masked, unmasked[0]]}
-        return {self.class_name: [*unmasked, *masked]}
+    def examples(self) -> list[list[int]]:
+        """Return token ids of `texts` and then of random sequences, none longer than the model was trained on.
 
-    def _example_ids(self, *, is_masked: bool) -> list[list[int]]:
-        """Return the tokens of texts and of random sequences, none longer than the model was trained on.
-
-        Args:
-            is_masked: With [MASK]s, as many as in pre-training.
+        A model that fills masks also reads some with [MASK]s, as many as in pre-training.
         """
         rng = np.random.default_rng(0)
-        tokenizer, longest = self.tokenizer, self.sequence_length
+        tokenizer = self.tokenizer
         ordinary = np.flatnonzero(tokenizer.is_ordinary)
-        rows = [(MASKED_TEXTS[self.recipe.data.kind],)] if is_masked else self._unmasked_texts()
-        examples = [self.encode(*texts) for texts in rows]
-        for length in RANDOM_LENGTHS:
-            ids = rng.choice(ordinary, size=min(length, longest) - 2)
-            num_masks = max(1, int(self.recipe.masking.mask_ratio * len(ids))) if is_masked else 0
-            ids[rng.permutation(len(ids))[:num_masks]] = tokenizer.mask_id
-            examples.append([tokenizer.cls_id, *ids.tolist(), tokenizer.sep_id])
+        examples = [self.encode(*texts) for texts in self.texts()]
+        for mask_ratio in (0.0, self.recipe.masking.mask_ratio) if self.fills_masks else (0.0,):
+            for length in RANDOM_LENGTHS:
+                ids = rng.choice(ordinary, size=min(length, self.sequence_length) - 2)
+                num_masks = int(np.ceil(mask_ratio * len(ids)))
+                ids[rng.permutation(len(ids))[:num_masks]] = tokenizer.mask_id
+                examples.append([tokenizer.cls_id, *ids.tolist(), tokenizer.sep_id])
         return examples
 
     @cached_property
-    def _exact_model(self) -> ExlmModel | TaskModel:
-        return copy.deepcopy(self.model).double()
+    def _exact_network(self) -> PlainNetwork:
+        return copy.deepcopy(self.network).double()
 
     def outputs(self, token_ids: list[int], *, exact: bool = False) -> Tensor:
-        """Return the (L, V), (C,) or (L, 2) outputs of one sequence, float64; for a regression in the task's units.
+        """Return what the exported model must give for one sequence, float64.
 
-        At the [MASK]s of an ExLM they are the log-probabilities of each token given as many tokens as [MASK]s.
+        Logits (L, V), (L, 2) or (C,), values (C,) in the task's units, or states (L, D) of an encoder alone.
 
         Args:
-            exact: Compute in float64, all but log-probabilities at the [MASK]s of an ExLM; else in float32, as the run.
+            exact: Compute in float64; else in float32, as the run.
         """
-        ids, model, tokenizer = np.array(token_ids), self._exact_model if exact else self.model, self.tokenizer
+        network = self._exact_network if exact else self.network
+        ids = torch.tensor([token_ids])
         with torch.inference_mode():
-            if isinstance(model, TaskModel):
-                tokens, lengths = torch.from_numpy(ids)[None], torch.tensor([len(ids)])
-                hidden = model.encode(tokens, lengths, is_padded=False)
-                return model.in_units(model.head(hidden, lengths))[0].double()
-            batch = batch_from_masked_ids(
-                ids[None],
-                mask_id=tokenizer.mask_id,
-                pad_id=tokenizer.pad_id,
-                num_states_per_mask=model.num_states_per_mask,
-                expands_input=model.expands_input,
-            )
-            head = model.lm_head
-            logits_XV = F.linear(head(model.encode(batch)[0]), model.decoder_weight, head.bias).double()
-            is_mask_L = torch.from_numpy(ids == tokenizer.mask_id)
-            if self.recipe.objective == "mlm" or not is_mask_L.any():
-                return logits_XV
-            outputs_LV = logits_XV.new_empty(len(ids), tokenizer.vocab_size)
-            outputs_LV[~is_mask_L] = logits_XV[batch.token_ids[0] != tokenizer.mask_id]
-            assert isinstance(self.model, ExlmModel), "a task model has returned"
-            dag = dag_of_tokens(self.model, tokenizer, self.recipe, ids)
-            outputs_LV[is_mask_L] = torch.from_numpy(token_marginals(dag)).clamp(min=1e-38).log()
-            return outputs_LV
+            outputs: Tensor = network(ids, torch.ones_like(ids))[0][0]
+        return outputs.double()
 
 
 def pretrained_source(pretrained: Pretrained) -> Source:

@@ -4,11 +4,11 @@ Axes: K seeds, N rows, C labels, classes or columns of values. Everything is fit
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -186,11 +186,17 @@ class ErrorSigns:
         return ErrorSigns(self.similarity[is_chosen_N], self.spread[is_chosen_N])
 
 
-def error_signs(predicted_KNC: FloatArray, similarity_N: FloatArray | None) -> ErrorSigns:
-    """Return the signs of N rows that K seeds predict; no similarity for texts."""
-    num_seeds, num_rows, _ = predicted_KNC.shape
+def error_signs(predicted_KNC: FloatArray, similarity_N: FloatArray | None, num_splits: int = 1) -> ErrorSigns:
+    """Return the signs of N rows that K seeds predict; no similarity for texts.
+
+    Of the seeds of several splits, one split after the other, the spread is the mean of those of each split, as that of
+    the validation rows is.
+    """
+    num_models, num_rows, _ = predicted_KNC.shape
+    by_split_SKNC = predicted_KNC.reshape(num_splits, num_models // num_splits, *predicted_KNC.shape[1:])
     unknown = np.full(predicted_KNC.shape[1:], math.nan)
-    spread_NC = predicted_KNC.std(axis=0, ddof=1) if num_seeds > 1 else unknown
+    has_spread = by_split_SKNC.shape[1] > 1
+    spread_NC = by_split_SKNC.std(axis=1, ddof=1).mean(axis=0) if has_spread else unknown
     return ErrorSigns(np.full(num_rows, math.nan) if similarity_N is None else similarity_N, spread_NC)
 
 
@@ -375,6 +381,20 @@ def fit_calibration(
     return Calibration(outputs=tuple(outputs))
 
 
+class ValidatedRows(NamedTuple):
+    """Validation rows of one split.
+
+    Attributes:
+        predicted: (K, N, C) by the seeds.
+        targets: NaN where missing; (N, 1) class index for `classes`.
+        similarity: (N,) as in `ErrorSigns`; None for texts and probabilities.
+    """
+
+    predicted: FloatArray
+    targets: FloatArray
+    similarity: FloatArray | None
+
+
 def calibration_file(predictor: Predictor) -> str:
     """Return the name of the file with the calibration of a predictor."""
     return CALIBRATION_FILE if predictor == "model" else f"calibration-{predictor}.json"
@@ -386,11 +406,13 @@ def calibrate_run(
     similarity: Mapping[str, FloatArray] | None = None,
     *,
     baseline: str | None = None,
+    more: Sequence[ValidatedRows] = (),
 ) -> Calibration:
-    """Fit a calibration to the validation predictions of a run's seeds, and score it on the test split.
+    """Fit a calibration to the validation predictions of a run's seeds, and score it on the first split's test rows.
 
     Args:
         baseline: Whose predictions; None: the model's.
+        more: Validation rows of further splits, as the models of these predict them.
         similarity: For values of molecules, that of the rows of each split, as in `ErrorSigns`.
 
     Raises:
@@ -398,7 +420,14 @@ def calibrate_run(
     """
     similarity = similarity or {}
     _, valid_KNC, targets_NC = read_split_outputs(run, results, "valid", baseline=baseline)
-    calibration = fit_calibration(results.loss, valid_KNC, targets_NC, similarity.get("valid"))
+    every = [ValidatedRows(valid_KNC, targets_NC, similarity.get("valid")), *more]
+    near = [rows.similarity for rows in every if rows.similarity is not None]
+    calibration = fit_calibration(
+        results.loss,
+        np.concatenate([rows.predicted for rows in every], axis=1),
+        np.concatenate([rows.targets for rows in every]),
+        np.concatenate(near) if near else None,
+    )
     kept = {split: tuple(values.tolist()) for split, values in similarity.items()}
     calibration = calibration.model_copy(update={"similarity": kept})
     if "test" not in results.split_sizes:

@@ -97,8 +97,8 @@ class Vectors:
 
     Attributes:
         cls: (R, D) float32, the last state at [CLS] after the final LayerNorm.
-        mean: (R, D) float32, the mean of the last states of the tokens between [CLS] and the last [SEP]; every copy of
-            a repeated token counts.
+        mean: (R, D) float32, the mean of the last states of all tokens, [CLS], [SEP] and every copy of a repeated token
+            included, as sentence-transformers has it.
         problems: R texts, why a row cannot be read; empty where it can.
         notes: On the encoder, and on rows that were cut, have tokens outside the vocabulary or a doubtful metal.
     """
@@ -124,9 +124,8 @@ def embed_rows(encoder: RowEncoder, rows: InputRows, progress: Progress) -> Vect
             with runner.autocast():
                 hidden_nRD = runner.model.encode(batch.token_ids, batch.lengths, batch.is_padded).float()
             index_R = torch.arange(hidden_nRD.shape[1], device=hidden_nRD.device)
-            is_inner_nR = (index_R > 0) & (index_R < batch.lengths[:, None] - 1)
-            sums_nD = (hidden_nRD * is_inner_nR[..., None]).sum(1)
-            means_nD = sums_nD / is_inner_nR.sum(1, keepdim=True).clamp(min=1)
+            is_token_nR = index_R < batch.lengths[:, None]
+            means_nD = (hidden_nRD * is_token_nR[..., None]).sum(1) / batch.lengths[:, None]
             into = readable[batch.sample_index.cpu().numpy()]
             cls[into], mean[into] = hidden_nRD[:, 0].cpu().numpy(), means_nD.cpu().numpy()
             num_done += len(into)

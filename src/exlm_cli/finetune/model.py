@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from exlm_cli.bundled_models import bundled_name, local_path
+from exlm_cli.bundled_models import bundled_name, bundled_runs
 from exlm_cli.config.base import Mark, identity_of
-from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, grid_points
+from exlm_cli.config.finetune import FinetuneRecipe, grid_points
 from exlm_cli.config.load import load_recipe, resumed_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.tasks import InputKind
@@ -40,7 +40,14 @@ from exlm_cli.train.checkpoint import (
     require_origin,
     verify_checkpoint,
 )
-from exlm_cli.train.pretrained import Pretrained, build_model, load_pretrained, model_identity, pick_device
+from exlm_cli.train.pretrained import (
+    Pretrained,
+    build_model,
+    load_tokenizer,
+    model_identity,
+    pick_device,
+    recorded_name,
+)
 
 ENCODER_FILE = "encoder.yaml"
 """The recipe of pre-training, in the run directory of fine-tuning."""
@@ -48,12 +55,13 @@ ENCODER_FILE = "encoder.yaml"
 
 @dataclass(frozen=True)
 class Finetuned:
-    """The models of a finished fine-tuning run: one for each seed, at the best grid point.
+    """The models of a finished fine-tuning run: one for each seed on each split, at the split's best grid point.
 
     Attributes:
         encoder_recipe: Recipe of pre-training.
         sequence_length: Tokens of a sequence before repetition.
-        runners: Model of each seed.
+        runners: Model of each seed on the first split.
+        others: The same of each further split.
     """
 
     run: Path
@@ -63,42 +71,35 @@ class Finetuned:
     sequence_length: int
     results: RunResults
     runners: dict[int, TaskRunner]
+    others: tuple[dict[int, TaskRunner], ...] = ()
 
     def run_seeds(self, encoded: EncodedSplit, progress: Progress) -> list[list[FloatArray]]:
-        """Return the outputs of each of the K seeds for N examples, as `TaskRunner.predict` gives them."""
+        """Return the outputs of each of the K seeds for N examples, as `TaskRunner.predict` gives them.
+
+        Those of several splits come one split after the other.
+        """
         outputs: list[list[FloatArray]] = []
-        first, *others = self.runners.values()
+        every = [(seed, runner) for of_split in (self.runners, *self.others) for seed, runner in of_split.items()]
+        first = every[0][1]
         states = None
-        if others and first.model.is_encoder_frozen and self.results.loss != "span" and len(encoded):
-            states = first.encode(encoded, progress, "encoding")  # all seeds have the same encoder
-        with progress.bar("seeds", len(self.runners)) as bar:
-            for seed, runner in self.runners.items():
+        if len(every) > 1 and first.model.is_encoder_frozen and self.results.loss != "span" and len(encoded):
+            states = first.encode(encoded, progress, "encoding")  # all models have the same encoder
+        with progress.bar("models", len(every)) as bar:
+            for seed, runner in every:
                 outputs.append(runner.predict(encoded, progress, f"seed {seed}", states=states) if len(encoded) else [])
                 bar.update(len(outputs))
         return outputs
 
 
-def load_pretrained_weights(path: Path, progress: Progress) -> Pretrained:
-    """Read a pre-training run, one of its `checkpoints/step-N`, or `bundled:NAME`, on the CPU.
-
-    Raises:
-        CheckpointError: `path` is neither, is damaged, or is a fine-tuning run.
-    """
-    path = local_path(path)
-    if (command := run_kind(path)) != "pretrain":
-        raise CheckpointError(
-            f"{path}: a run of `exlm {command}`; fine-tuning begins with one of `exlm pretrain`",
-            "give a pre-training run as `checkpoint=RUN`; `exlm eval` scores a fine-tuned one",
-        )
-    return load_pretrained(path, device="cpu", progress=progress)
-
-
 def choose_tokenizer(encoder: PretrainRecipe, task: DownstreamTask, run: Path | None, progress: Progress) -> Tokenizer:
     """Return the tokenizer of a model that begins without a checkpoint.
 
+    Without a tokenizer of its own the recipe gets that of the bundled model, which knows more than the training rows of
+    a task; where the package brings none of that kind, one is trained on these rows.
+
     Args:
         encoder: Its pre-training recipe, which may name a tokenizer.
-        task: Its training rows make the tokenizer otherwise.
+        task: Its training rows.
         run: The run to continue, which has a tokenizer; None: a new run.
         progress: Reports the tokenizer.
 
@@ -106,9 +107,16 @@ def choose_tokenizer(encoder: PretrainRecipe, task: DownstreamTask, run: Path | 
         ConfigError: The task has no rows of text or SMILES.
         TokenizerError: The tokenizer cannot be read or trained.
     """
-    path = encoder.tokenizer.path if run is None else str(run / TOKENIZER_FILE)
+    kind, given = encoder.data.kind, encoder.tokenizer.path
+    path = expand_path(given) if given is not None else _bundled_tokenizer(kind)
+    if run is not None:
+        path = run / TOKENIZER_FILE
+    elif given is None and path is not None:
+        progress.message(
+            f"tokenizer: that of {bundled_name(path.parent)}; `tokenizer.path` in the recipe names another"
+        )
     if path is not None:
-        return Tokenizer.load(expand_path(path), encoder.data.kind)
+        return Tokenizer.load(path, kind, encoder.tokenizer.special_tokens)
     if isinstance(task, RowTask):
         return train_tokenizer(chain.from_iterable(task.examples["train"].texts), encoder, progress)
     raise ConfigError(f"{task.name} cannot begin without a checkpoint", "give one as `checkpoint=RUN`")
@@ -120,12 +128,10 @@ def untrained_model(encoder: PretrainRecipe, tokenizer: Tokenizer) -> Pretrained
     return Pretrained(model, tokenizer, encoder, Path(encoder.name), 0, 0, sha256="scratch")
 
 
-def recorded_name(weights: Pretrained) -> str:
-    """Return how a run records the checkpoint that it begins with.
-
-    A path is absolute, because a resumption may start in another folder.
-    """
-    return bundled_name(weights.checkpoint) or str(weights.checkpoint.resolve())
+def _bundled_tokenizer(kind: InputKind) -> Path | None:
+    """Return the tokenizer of the model in the package that reads rows of a kind; None without one."""
+    runs = (run for run in bundled_runs() if load_recipe(run / "recipe.yaml").data.kind == kind)
+    return next((run / TOKENIZER_FILE for run in runs), None)
 
 
 def describe_weights(weights: Pretrained, recipe: FinetuneRecipe) -> InitialWeights:
@@ -248,8 +254,24 @@ def load_finetuned(run: Path, *, device: str = "auto") -> Finetuned:
     recipe = resumed_recipe(run, FinetuneRecipe, [f"device={device}"])
     results = read_results(run)
     encoder_recipe = load_recipe(run / ENCODER_FILE)
-    tokenizer = Tokenizer.load(run / TOKENIZER_FILE, encoder_recipe.data.kind)
+    tokenizer = load_tokenizer(run, encoder_recipe)
     torch_device = pick_device(recipe)
+    length = recipe.task.sequence_length or encoder_recipe.data.sequence_length
+    first, *others = (
+        _load_split(run, recipe, of_split, encoder_recipe, tokenizer, torch_device) for of_split in results.of_splits
+    )
+    return Finetuned(run, recipe, encoder_recipe, tokenizer, length, results, first, tuple(others))
+
+
+def _load_split(
+    run: Path,
+    recipe: FinetuneRecipe,
+    results: RunResults,
+    encoder_recipe: PretrainRecipe,
+    tokenizer: Tokenizer,
+    device: torch.device,
+) -> dict[int, TaskRunner]:
+    """Return the model of each seed on one split."""
     num_outputs = None if results.loss == "span" else len(results.output_names)
     runners = {}
     files = {
@@ -275,17 +297,16 @@ def load_finetuned(run: Path, *, device: str = "auto") -> Finetuned:
         if best_recipe.train.freeze_encoder:
             model.freeze_encoder()
         num_repeats = encoder_recipe.masking.num_repeats
-        runners[seed] = TaskRunner(model.to(torch_device).eval(), tokenizer, num_repeats, best_recipe.train)
-    length = recipe.task.sequence_length or encoder_recipe.data.sequence_length
-    return Finetuned(run, recipe, encoder_recipe, tokenizer, length, results, runners)
+        runners[seed] = TaskRunner(model.to(device).eval(), tokenizer, num_repeats, best_recipe.train)
+    return runners
 
 
 def _recipe_of_best(run: Path, recipe: FinetuneRecipe, results: RunResults) -> FinetuneRecipe:
-    """Return the recipe of the best grid point, as its cells were trained with it."""
-    label = results.grid_best.label if results.grid_best else NO_GRID
+    """Return the recipe of the best grid point on one split, as its cells were trained with it."""
+    label, split_seed = results.points[0], results.split_seeds[0]
     for point in grid_points(recipe, use_grid=results.grid_best is not None):
         if point.label == label:
-            return point.recipe
+            return point.recipe.changed({"task.split_seed": split_seed, "num_replicates": 1})
     raise CheckpointError(f"{run / RESULTS_FILE}: the grid of recipe.yaml has no point `{label}`", ALTERED_HINT)
 
 

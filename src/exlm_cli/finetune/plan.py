@@ -10,7 +10,6 @@ import loky
 from exlm_cli.config.finetune import FinetuneRecipe, GridPoint
 from exlm_cli.finetune.cell import Cell, describe_result, run_cell
 from exlm_cli.finetune.features import FeatureStore
-from exlm_cli.finetune.model import recorded_name
 from exlm_cli.finetune.results import RESULT_FILE
 from exlm_cli.finetune.scores import MODEL, Origin, make_scores, point_scores, score_rows_of
 from exlm_cli.finetune.shared_rows import can_be_shared, remove_shared_rows, write_shared_rows
@@ -21,7 +20,7 @@ from exlm_cli.run_dir import resume_command
 from exlm_cli.tasks.base import DownstreamTask
 from exlm_cli.train.jobs import JobKind, run_jobs
 from exlm_cli.train.pool import Job, worker_environments
-from exlm_cli.train.pretrained import Pretrained, pick_device
+from exlm_cli.train.pretrained import Pretrained, pick_device, recorded_name
 from exlm_cli.train.task import Callback, Selection
 
 

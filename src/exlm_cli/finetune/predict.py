@@ -1,20 +1,24 @@
-"""Predictions of a fine-tuned run for a file that it has not seen, in the layout of its task.
+"""Predictions of a fine-tuned run for rows that it has not seen, of a file or in memory: one way for both.
 
-Axes: K seeds, N rows that can be read, C outputs.
+Axes: K seeds, those of several splits one split after the other; N rows that can be read, C outputs, F features.
 """
 
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from exlm_cli.config.tasks import RowTaskConfig
 from exlm_cli.data import BoolArray
 from exlm_cli.data.rows.records import COMPRESSIONS, FORMATS
 from exlm_cli.errors import ConfigError
 from exlm_cli.files import folder_for_results, write_together
+from exlm_cli.finetune.baseline import BASELINES, forest_predictions, num_forest_values
+from exlm_cli.finetune.blend import blend
 from exlm_cli.finetune.calibration import (
     DEFAULT_LEVEL,
     MIN_OF_EACH,
@@ -26,22 +30,53 @@ from exlm_cli.finetune.calibration import (
     error_signs,
     read_calibration,
 )
+from exlm_cli.finetune.explain import require_molecules
 from exlm_cli.finetune.features import FeatureStore, with_descriptors
+from exlm_cli.finetune.forests import FORESTS_FILE, read_forests
 from exlm_cli.finetune.model import Finetuned
-from exlm_cli.finetune.results import RunResults
+from exlm_cli.finetune.results import RunResults, baseline_folder
+from exlm_cli.finetune.scores import PREDICTORS, Predictor
 from exlm_cli.finetune.training_rows import read_training_rows
+from exlm_cli.finetune.verdict import describe_predictor
 from exlm_cli.format import format_number_of, name_some
 from exlm_cli.progress import Progress
+from exlm_cli.run_dir import resume_command
 from exlm_cli.tasks.base import (
     EncodedSplit,
     FloatArray,
+    NewRows,
     PredictionSummary,
     SeedOutputs,
     TrainedTask,
 )
-from exlm_cli.tasks.metrics import probabilities_by_seed
+from exlm_cli.tasks.metrics import probabilities_by_seed, to_outputs, to_probabilities
 from exlm_cli.tasks.registry import layout_of
-from exlm_cli.tasks.rows.encoded import name_columns
+from exlm_cli.tasks.rows.encoded import ScoredRows, name_columns
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Predictions of rows.
+
+    Attributes:
+        rows, encoded: The rows, and those that can be read.
+        outputs: As in `EncodedSplit`.
+        columns: Cells of the N readable rows that go into the table, by column.
+        labelled: The rows with the calibration; None without labels or a calibration.
+        splits: (N,) `train`, `valid` or `none`.
+        metrics, metrics_of_new: As in `PredictionSummary`.
+        notes: On the predictions.
+    """
+
+    rows: NewRows
+    encoded: EncodedSplit
+    outputs: SeedOutputs
+    columns: dict[str, list[str]]
+    labelled: CalibratedRows | None
+    splits: NDArray[np.str_]
+    metrics: dict[str, float]
+    metrics_of_new: dict[str, float]
+    notes: tuple[str, ...]
 
 
 def predict(
@@ -51,83 +86,180 @@ def predict(
     *,
     folder: Path,
     column: str | None = None,
+    predictor: Predictor | None = None,
     interval_level: float = DEFAULT_LEVEL,
     draw: Callable[[CalibratedRows, Path], Mapping[Path, bytes]] | None = None,
+    explain: Callable[[EncodedSplit, NewRows, Path], Mapping[Path, bytes]] | None = None,
     progress: Progress,
 ) -> PredictionSummary:
     """Predict the rows or questions of a file, write them, and score them where the file has labels.
 
-    The columns of the layout are followed by `<name>_calibrated` probabilities (for spans those of
-    `AnswerProbabilities`) or, for values, the interval `<name>_low_90`, `<name>_high_90` at `interval_level`; then by
-    `in_split`, which is `train`, `valid` or `none`, and for molecules `nearest_train_tanimoto`.
+    The columns of the layout are followed by those of `predict_rows`. All files appear together or not at all.
 
     Args:
         path: The file, in the layout of the run's task.
         out: File of predictions; None: `predictions-<name of the file>` in `folder`.
         folder: Folder of the predictions without `out`.
         column: Column of the SMILES or text, for a task that has one; None: the usual one.
-        interval_level: Share of the true values that intervals should hold, between 0 and 1.
+        predictor, interval_level: As in `predict_rows`.
         draw: Returns figures of the rows, given these and the file of predictions, to be written with the others. It is
             called if the file has labels and the run a calibration.
+        explain: Returns files that explain the predictions of the first rows, given the readable rows and the folder of
+            these files, `<stem of out>-atoms`, to be written with the others.
 
     Raises:
-        ConfigError: A column that the task does not use, a name of another format, the input file as output, or a level
-            out of bounds or for a run that predicts no values.
+        ConfigError: A column that the task does not use, a name of another format, the input file as output, or
+            explanations of a run that reads text; otherwise as for `check_options`.
         DataError: The file cannot be read.
         CheckpointError: A file cannot be written, and none is; or a file of the run is missing or altered.
     """
     config, results = finetuned.recipe.task, finetuned.results
     if column is not None and not isinstance(config, RowTaskConfig):
         raise ConfigError(f"{config.name} finds its own columns; `{column}` is given", "leave the column out")
-    check_level(interval_level, results.loss, finetuned.run)
+    predictor = check_options(finetuned, predictor, interval_level)
+    if explain is not None:
+        require_molecules(finetuned)
     layout = layout_of(config)
     out = out or folder / f"predictions-{_stem(path)}{layout.suffix}"
     if out.suffix.lower() != layout.suffix:
         raise ConfigError(f"`out={out}`: predictions of {config.name} are a {layout.suffix} file", "give another name")
     files = layout.output_files(out)
     refuse_overwriting(path, *files)
-    with folder_for_results(out.parent, *files):
-        calibration, known = read_calibration(finetuned.run), read_training_rows(finetuned.run)
+    atoms = out.with_name(f"{out.stem}-atoms")
+    with folder_for_results(out.parent, *files), folder_for_results(out.parent if explain is None else atoms):
         task = TrainedTask(config, results.input_kind, results.loss, results.output_names, results.no_answer_threshold)
         rows = layout.read(task, path, column, progress)
-        encoded = rows.encode(finetuned.tokenizer, finetuned.sequence_length)
-        encoded = with_descriptors(encoded, config, FeatureStore(), progress)
-        outputs = finetuned.run_seeds(encoded, progress)
-        split_N = known.splits_of(rows.keys)
-        nearest_N = known.nearest_tanimoto(rows.keys, progress) if results.input_kind == "smiles" else None
-        added: dict[str, list[str]] = {}
-        labelled: CalibratedRows | None = None
-        notes: list[str] = []
-        if calibration.outputs:
-            calibrated = _calibrated_rows(results, encoded, outputs, nearest_N, calibration, interval_level)
-            added, notes = _calibrated_columns(calibrated)
-            labelled = calibrated if encoded.is_labelled else None
-        added["in_split"] = split_N.tolist()
-        if nearest_N is not None:
-            added["nearest_train_tanimoto"] = [f"{value:.4f}" for value in nearest_N]
-        table, notes_on_table = rows.as_csv(encoded.prediction_columns(outputs) | added)
-        contents = dict(zip(files, (*encoded.official_files(outputs), table), strict=True))
-        if draw is not None and labelled is not None:
-            contents |= draw(labelled, out)
-        scores, of_new = _score(encoded, outputs, labelled, split_N == "none")
+        found = predict_rows(finetuned, rows, predictor=predictor, interval_level=interval_level, progress=progress)
+        table, notes_on_table = rows.as_csv(found.columns)
+        contents = dict(zip(files, (*found.encoded.official_files(found.outputs), table), strict=True))
+        if draw is not None and found.labelled is not None:
+            contents |= draw(found.labelled, out)
+        if explain is not None:
+            contents |= explain(found.encoded, rows, atoms)
         write_together(contents)
+    counts = Counter(found.splits.tolist())
+    return PredictionSummary(
+        tuple(contents),
+        num_rows=rows.num_rows,
+        num_unreadable=rows.num_rows - len(rows.keys),
+        metrics=found.metrics,
+        notes=(*found.encoded.notes, *rows.notes, *notes_on_table, *found.notes),
+        predictor=predictor,
+        num_in_training=counts["train"],
+        num_in_validation=counts["valid"],
+        metrics_of_new=found.metrics_of_new,
+        labels=found.encoded.score_labels(found.outputs) if found.metrics else {},
+    )
+
+
+def check_options(finetuned: Finetuned, predictor: Predictor | None, interval_level: float) -> Predictor:
+    """Return what predicts: as asked, else what is best on the run's validation rows; without forests, the model.
+
+    Raises:
+        ConfigError: A level out of bounds or for a run that predicts no values; a predictor that there is not.
+    """
+    check_level(interval_level, finetuned.results.loss, finetuned.run)
+    known = finetuned.results.predictors
+    if predictor is not None and predictor not in PREDICTORS:
+        raise ConfigError(f"`predictor={predictor}`: accepted: {', '.join(PREDICTORS)}", "leave it out for the best")
+    if known is None and predictor not in (None, "model"):
+        raise ConfigError(
+            f"{finetuned.run} has no forests, which `predictor={predictor}` needs",
+            "fine-tune on molecules with `baseline=true`, or leave it out",
+        )
+    return predictor or ("model" if known is None else known.best)
+
+
+def predict_rows(
+    finetuned: Finetuned, rows: NewRows, *, predictor: Predictor, interval_level: float, progress: Progress
+) -> Predicted:
+    """Predict rows of a file or in memory, and score them where they have labels.
+
+    The columns of the task are followed by `<name>_calibrated` probabilities (for spans those of
+    `AnswerProbabilities`) or, for values, the interval `<name>_low_90`, `<name>_high_90` at `interval_level`; then by
+    `in_split`, which is `train`, `valid` or `none`, and for molecules `nearest_train_tanimoto`.
+
+    Args:
+        predictor, interval_level: Result of `check_options`; share of the true values that intervals should hold.
+
+    Raises:
+        CheckpointError: A file of the run is missing or altered.
+    """
+    results = finetuned.results
+    calibration, known = read_calibration(finetuned.run, predictor), read_training_rows(finetuned.run)
+    store = FeatureStore()
+    encoded = rows.encode(finetuned.tokenizer, finetuned.sequence_length)
+    encoded = with_descriptors(encoded, finetuned.recipe.task, store, progress)
+    outputs = _outputs(finetuned, encoded, predictor, store, progress)
+    split_N = known.splits_of(rows.keys)
+    nearest_N = known.nearest_tanimoto(rows.keys, progress) if results.input_kind == "smiles" else None
+    columns = encoded.prediction_columns(outputs)
+    labelled: CalibratedRows | None = None
+    notes = [_describe_choice(finetuned, predictor)]
+    if calibration.outputs:
+        calibrated = _calibrated_rows(results, encoded, outputs, nearest_N, calibration, interval_level)
+        added, notes_on_calibration = _calibrated_columns(calibrated)
+        columns |= added
+        notes += notes_on_calibration
+        labelled = calibrated if encoded.is_labelled else None
+    columns["in_split"] = split_N.tolist()
+    if nearest_N is not None:
+        columns["nearest_train_tanimoto"] = [f"{value:.4f}" for value in nearest_N]
+    scores, of_new = _score(encoded, outputs, labelled, split_N == "none")
     counts, names = Counter(split_N.tolist()), {"train": "training", "valid": "validation"}
     counted = [f"of the {n} split: {counts[s]:,} of {len(split_N):,}" for s, n in names.items() if counts[s]]
     if counted:
         scored = "; scored with and without them" if of_new else ""
         notes.append(f"rows {', '.join(counted)}{scored}")
-    notes += _describe_splits(finetuned)
-    return PredictionSummary(
-        tuple(contents),
-        num_rows=rows.num_rows,
-        num_unreadable=rows.num_rows - len(rows.keys),
-        metrics=scores,
-        notes=(*encoded.notes, *rows.notes, *notes_on_table, *notes),
-        num_in_training=counts["train"],
-        num_in_validation=counts["valid"],
-        metrics_of_new=of_new,
-        labels=encoded.score_labels(outputs) if scores else {},
-    )
+    shown = tuple(note for note in notes if note)
+    return Predicted(rows, encoded, outputs, columns, labelled, split_N, scores, of_new, shown)
+
+
+def _outputs(
+    finetuned: Finetuned, encoded: EncodedSplit, predictor: Predictor, store: FeatureStore, progress: Progress
+) -> SeedOutputs:
+    """Return the outputs of what predicts, for each seed on each split."""
+    results, loss, num_outputs = finetuned.results, finetuned.results.loss, len(finetuned.results.output_names)
+    model = finetuned.run_seeds(encoded, progress) if predictor != "forest" else []
+    if predictor == "model" or not len(encoded):
+        return model or [[] for _ in results.split_seeds for _ in results.seeds]
+    assert isinstance(encoded, ScoredRows), "a run with forests is of molecules"
+    assert results.predictors is not None, "it was checked"
+    by_name = {baseline.model: baseline for baseline in BASELINES}
+    smiles = [text for (text,) in encoded.texts]
+    found: list[FloatArray] = []
+    for of_split in results.of_splits:
+        assert of_split.predictors is not None, "as of all splits"
+        (name,), (share,) = of_split.predictors.forests, of_split.predictors.shares
+        features_NF = store.features(by_name[name].features, smiles, progress)
+        for seed in results.seeds:
+            place = baseline_folder(finetuned.run, name, of_split.split_seeds[0], seed)
+            forests = read_forests(
+                place / FORESTS_FILE,
+                f"delete {place} and continue with `{resume_command('finetune', finetuned.run)}`",
+                num_labels=1 if loss == "classes" else num_outputs,
+                num_values=num_forest_values(loss, num_outputs) or 1,
+                num_features=features_NF.shape[1],
+            )
+            predicted_NC = forest_predictions(forests, loss, features_NF)
+            if predictor == "both":
+                of_model_NC = to_probabilities(loss, np.stack(list(model[len(found)])))
+                predicted_NC = blend(share, of_model_NC, predicted_NC)
+            found.append(predicted_NC)
+    return [list(to_outputs(loss, predicted_NC)) for predicted_NC in found]
+
+
+def _describe_choice(finetuned: Finetuned, predictor: Predictor) -> str:
+    """Return what predicted, and over how many splits; empty for the seeds of a model alone on one split."""
+    results = finetuned.results
+    parts = []
+    if results.predictors is not None:
+        best = ", best on the validation rows" if predictor == results.predictors.best else ""
+        parts.append(f"predicted with {describe_predictor(predictor, results.predictors)}{best}")
+    if len(results.split_seeds) > 1:
+        seeds = format_number_of(len(results.seeds), "seed")
+        parts.append(f"means over {len(results.split_seeds)} splits of the rows, {seeds} each")
+    return "; ".join(parts)
 
 
 def _score(
@@ -147,18 +279,6 @@ def _score(
     return scores, of_new
 
 
-def _describe_splits(finetuned: Finetuned) -> list[str]:
-    """Return a note on which split of a run of several made the predictions."""
-    results, splits = finetuned.results, finetuned.results.split_seeds
-    if len(splits) == 1:
-        return []
-    seeds = format_number_of(len(results.seeds), "seed")
-    return [
-        f"predictions are the mean of {seeds} on the first of {len(splits)} splits (`task.split_seed` {splits[0]}), "
-        "which the calibration is of too"
-    ]
-
-
 def _calibrated_rows(
     results: RunResults,
     encoded: EncodedSplit,
@@ -174,7 +294,7 @@ def _calibrated_rows(
         return CalibratedRows("binary", found.names, found.values, found.targets, calibration, level)
     names = results.output_names
     by_seed_KNC = probabilities_by_seed(results.loss, outputs, len(names))
-    signs = error_signs(by_seed_KNC, nearest_N)
+    signs = error_signs(by_seed_KNC, nearest_N, len(results.split_seeds))
     return CalibratedRows(results.loss, names, by_seed_KNC.mean(axis=0), encoded.targets, calibration, level, signs)
 
 

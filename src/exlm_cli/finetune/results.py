@@ -1,8 +1,10 @@
-"""Results of fine-tuning: what the files of a run hold besides its scores, and its predictions. No torch."""
+"""Results of fine-tuning: a finished run with its scores, what else its files hold, and its predictions. No torch."""
 
 import csv
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -13,7 +15,19 @@ from exlm_cli.config.finetune import NO_GRID
 from exlm_cli.data.rows.decode import LARGEST_CSV_FIELD
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import JsonModel, absent_if_none, read_json, read_whole, reason_of, write_atomically
-from exlm_cli.finetune.scores import BASELINE_NAMES, PREDICTORS, Aggregate, LabelScores, Predictor, Scores
+from exlm_cli.finetune.scores import (
+    BASELINE_NAMES,
+    BOTH,
+    MODEL,
+    PREDICTORS,
+    Aggregate,
+    LabelScores,
+    Predictor,
+    RunScores,
+    Scores,
+    Spread,
+    read_scores,
+)
 from exlm_cli.run_dir import resume_command
 from exlm_cli.tasks.base import FloatArray, Loss
 
@@ -25,6 +39,9 @@ LOGITS_FILE = "logits-valid.npy"
 """File of a cell with the logits of spans, (sum of L, 2) float32; the calibration of answers is fitted to them."""
 TARGETS_COLUMN = "class"
 """Column of `targets-<split>.csv` with the class index, where each row has one class."""
+
+INPUT_COLUMNS = ("input", "input_a", "input_b")
+"""Last columns of `predictions-<split>.csv`: what the model read."""
 
 KnownRows = tuple[tuple[int, ...], ...]
 """Rows with a known target: of each label those with 0 and those with 1, of classes those of each class, of each value
@@ -159,7 +176,8 @@ class RunResults(JsonModel):
     Attributes:
         loss: How outputs become a loss (`tasks.base.Loss`).
         split_seeds: `task.split_seed` of each split of the rows; `split`, `split_sizes`, `known_rows`, `split_sha256`,
-            `best_seed`, `grid_best`, `no_answer_threshold` and `rows_interval` are of the first one, which predicts.
+            `best_seed`, `grid_best`, `no_answer_threshold` and `rows_interval` are of the first one.
+        points: Label of the grid point of each split that is reported, and predicts.
         known_rows: Of each part but `train`; of MNLI's `valid` the matched rows, as in its scores.
         split_sha256: Hash of the row numbers of every part.
         labels_sha256: As in `tasks.base.DownstreamTask`.
@@ -188,6 +206,7 @@ class RunResults(JsonModel):
     num_labels: int
     split: str
     split_seeds: tuple[int, ...] = Field(min_length=1)
+    points: tuple[str, ...] = (NO_GRID,)
     split_sizes: dict[str, int]
     known_rows: dict[str, KnownRows]
     max_rows: int | None
@@ -213,6 +232,26 @@ class RunResults(JsonModel):
     split_intervals: dict[str, Interval] = Field(default={})
     verdict: tuple[str, ...] = ()
 
+    @model_validator(mode="after")
+    def _check_splits(self) -> Self:
+        numbers = [len(self.points), *([] if self.predictors is None else [len(self.predictors.forests)])]
+        if set(numbers) != {len(self.split_seeds)}:
+            raise ValueError("`split_seeds`, `points` and `predictors` are of different numbers of splits")
+        return self
+
+    @property
+    def of_splits(self) -> list["RunResults"]:
+        """The same results as those of each split alone, for what is read of its folders."""
+        found = []
+        for index, seed in enumerate(self.split_seeds):
+            predictors = self.predictors
+            if predictors is not None:
+                forests, shares = (predictors.forests[index],), (predictors.shares[index],)
+                predictors = predictors.model_copy(update={"forests": forests, "shares": shares})
+            changed = {"split_seeds": (seed,), "points": (self.points[index],), "predictors": predictors}
+            found.append(self.model_copy(update=changed))
+        return found
+
     @property
     def scored_split(self) -> Literal["test", "valid"]:
         """The split whose scores are reported: `test`, or `valid` where no test labels are public."""
@@ -222,6 +261,32 @@ class RunResults(JsonModel):
     def test_share(self) -> float:
         """Rows of the scored split for each training row."""
         return self.split_sizes[self.scored_split] / self.split_sizes["train"]
+
+
+@dataclass(frozen=True)
+class FinetunedRun:
+    """A finished fine-tuning run: its name in tables, its directory, its results."""
+
+    name: str
+    folder: Path
+    results: RunResults
+
+    @cached_property
+    def scores(self) -> RunScores:
+        """Its scores, read from the directory."""
+        return read_scores(self.folder)
+
+    def average(self, metric: str, *, model: str = MODEL, label: str = "") -> Spread:
+        """Return what the mean prediction of the seeds scores on the reported split, over splits of the rows."""
+        return self.scores.average(self.results.scored_split, metric, model=model, label=label)
+
+    def seeds(self, metric: str, *, model: str = MODEL) -> Spread:
+        """Return what the seeds score alone on the reported split, over seeds and splits of the rows."""
+        return self.scores.seeds(self.results.scored_split, metric, model=model)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return results and scores for programs."""
+        return {**self.results.as_json(), **self.scores.as_json()}
 
 
 def count_known_rows(loss: Loss, targets_NC: FloatArray, num_classes: int) -> KnownRows:
@@ -265,8 +330,7 @@ def cell_folder(run: Path, label: str, split_seed: int, seed: int) -> Path:
 
 def best_cell_folder(run: Path, results: RunResults, seed: int) -> Path:
     """Return the folder of a seed's cell at the best grid point of the first split."""
-    label = results.grid_best.label if results.grid_best else NO_GRID
-    return cell_folder(run, label, results.split_seeds[0], seed)
+    return cell_folder(run, results.points[0], results.split_seeds[0], seed)
 
 
 def how_to_redo(cell: Path) -> str:
@@ -299,6 +363,18 @@ def read_predictions(path: Path, hint: str, *, num_columns: int | None = None) -
 def baseline_folder(run: Path, model: str, split_seed: int, seed: int) -> Path:
     """Return the folder with the predictions of a baseline, or of the mean of both."""
     return run / "baselines" / model / f"split-{split_seed}" / f"seed-{seed}"
+
+
+def name_of_predictor(predictor: Predictor, results: RunResults) -> str | None:
+    """Return the name of what predicts in `scores.csv` and the folder of baselines; None: the model.
+
+    Args:
+        results: Of one split.
+    """
+    if predictor == "model":
+        return None
+    assert results.predictors is not None, "only a run with forests has other predictors"
+    return BOTH if predictor == "both" else results.predictors.forests[0]
 
 
 def read_split_outputs(
@@ -347,6 +423,25 @@ def read_seed_outputs(
             raise CheckpointError(f"{path}: its rows are not the {split} rows of this run", hint)
         by_seed.append(values)
     return np.stack(by_seed)
+
+
+def read_split_inputs(run: Path, results: RunResults, split: str) -> tuple[str, ...]:
+    """Return the text or SMILES of each of the N rows of a split, as the model read it; two texts have a bar between.
+
+    None where the predictions hold no inputs.
+
+    Raises:
+        CheckpointError: The file is missing or altered.
+    """
+    cell = best_cell_folder(run, results, results.best_seed)
+    path = cell / f"predictions-{split}.csv"
+    content = read_whole(path, hint=how_to_redo(cell)).decode(errors="backslashreplace")
+    csv.field_size_limit(LARGEST_CSV_FIELD)
+    header, *lines = csv.reader(io.StringIO(content, newline=""))
+    # behind the predictions, whose names may be anything
+    first = 1 + len(results.output_names)
+    columns = [index for index, name in enumerate(header) if index >= first and name in INPUT_COLUMNS]
+    return tuple(" | ".join(line[index] for index in columns) for line in lines) if columns else ()
 
 
 def write_logits(cell: Path, outputs: Sequence[FloatArray]) -> None:

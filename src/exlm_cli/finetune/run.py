@@ -23,7 +23,7 @@ from exlm_cli.config.load import dump_recipe, load_recipe, resumed_recipe
 from exlm_cli.config.overrides import describe_changes
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.rows.records import SKIPPED_COLUMNS, SKIPPED_FILE
-from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer
+from exlm_cli.data.tokenizer import TOKENIZER_FILE
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.files import make_folder, write_atomically, write_csv, write_json
 from exlm_cli.finetune.baseline import is_affordable
@@ -33,8 +33,6 @@ from exlm_cli.finetune.model import (
     ENCODER_FILE,
     choose_tokenizer,
     describe_weights,
-    load_pretrained_weights,
-    recorded_name,
     require_fitting_model,
     resolve_sequence_length,
     untrained_model,
@@ -62,7 +60,15 @@ from exlm_cli.tasks.base import DownstreamTask, write_outputs
 from exlm_cli.tasks.registry import load_task
 from exlm_cli.tasks.rows.splits import split_fingerprint
 from exlm_cli.train.checkpoint import require_origin
-from exlm_cli.train.pretrained import Pretrained, describe_device, model_identity, pick_device
+from exlm_cli.train.pretrained import (
+    Pretrained,
+    describe_device,
+    load_pretrained_weights,
+    load_tokenizer,
+    model_identity,
+    pick_device,
+    recorded_name,
+)
 from exlm_cli.train.task import Callback, require_arguments
 from exlm_cli.train.trackers import require_trackers
 
@@ -174,7 +180,7 @@ def run_finetuning(
             else:
                 _refuse_changes(plan)
             _write_splits(plan)
-            write_training_rows(folder, first)
+            write_training_rows(folder, list(tasks.values()))
             write_run_recipe(folder, recipe)
         update_run_json(folder, {"device": describe_device(device), "seeds": recipe.seeds})
         more = f" of the first of {len(splits)} splits" if len(splits) > 1 else ""
@@ -316,12 +322,10 @@ def _describe(plan: RunPlan) -> None:
             "started_unix_s": round(time.time(), 3),
         },
     )
-    for part, encoded in first.data.scored.items():
-        # targets for the score plots; spans have no table
-        if first.task.loss != "span":
-            columns = [TARGETS_COLUMN] if first.task.loss == "classes" else first.task.output_names
-            path = folder / f"targets-{part}.csv"
-            write_outputs(path, first.task.split_indices[part], columns, encoded.targets)
+    # targets for scores and pictures; spans have no table
+    for part, encoded in {"train": first.data.train, **first.data.scored}.items() if first.task.loss != "span" else ():
+        columns = [TARGETS_COLUMN] if first.task.loss == "classes" else first.task.output_names
+        write_outputs(folder / f"targets-{part}.csv", first.task.split_indices[part], columns, encoded.targets)
     if first.task.skipped:
         write_csv(folder / SKIPPED_FILE, SKIPPED_COLUMNS, (row.cells for row in first.task.skipped))
 
@@ -364,6 +368,6 @@ def _refuse_changes(plan: RunPlan) -> None:
                 "an exact resume needs the same inputs and recipe; start a new run for changed ones",
             )
     encoder = load_recipe(folder / ENCODER_FILE)
-    own = model_identity(encoder, Tokenizer.load(folder / TOKENIZER_FILE, encoder.data.kind))
+    own = model_identity(encoder, load_tokenizer(folder, encoder))
     files = {"recipe": folder / ENCODER_FILE, "tokenizer": folder / TOKENIZER_FILE}
     require_origin(weights.checkpoint, model_identity(weights.recipe, weights.tokenizer), own, files)

@@ -1,8 +1,9 @@
-"""`scores.csv` of a run: every score of every model in one tidy table, and what is read from it. No torch.
+"""`scores.csv` of a run or a cell of a sweep: every score in one tidy table, and what is read from it. No torch.
 
 A row is the value of one metric: of a model, at a grid point, on one split of the rows (`split_seed`), trained with one
 seed, over the rows of `split`, for one label or for all together. The seed `average` is the mean prediction of all
-seeds, which is what `exlm predict` gives. Only the grid point that is reported has one.
+seeds, which is what `exlm predict` gives. Only the grid point that is reported has one. In a cell of a sweep the rows
+are those of the pre-trained model: a grid point is the masking of the validation rows, like `p=0.387`.
 """
 
 import io
@@ -16,15 +17,17 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from exlm_cli.errors import CheckpointError
-from exlm_cli.files import finite_or_none, read_whole, write_csv
+from exlm_cli.files import csv_bytes, finite_or_none, read_whole, write_atomically
 from exlm_cli.run_dir import resume_command
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
 
 SCORES_FILE = "scores.csv"
 """In the folder of a finished run; that of a run over several splits has the rows of all."""
 COLUMNS = ("model", "grid_point", "split_seed", "seed", "split", "label", "metric", "value")
+_TYPES = {**dict.fromkeys(COLUMNS, "str"), "split_seed": "int64"}
+"""As the file is read; values are strings there, which become numbers later."""
 MODEL = "exlm"
 AVERAGE = "average"
 BASELINE_NAMES = {"forest-ecfp4": "ECFP4 + random forest", "forest-rdkit2d": "RDKit 2D + random forest"}
@@ -96,12 +99,22 @@ class Spread(NamedTuple):
         return self.median if aggregate == "median" else self.mean
 
 
+def spread_of(values: "Sequence[float] | Series[float]") -> Spread:
+    """Return the spread of values; those that are NaN are left out."""
+    given = np.asarray(values, dtype=np.float64)
+    known = given[~np.isnan(given)]
+    if not len(known):
+        return Spread(math.nan, math.nan, math.nan, math.nan, math.nan, 0)
+    std = float(known.std(ddof=1)) if len(known) > 1 else math.nan
+    return Spread(float(known.mean()), std, float(np.median(known)), known.min().item(), known.max().item(), len(known))
+
+
 @dataclass(frozen=True)
 class RunScores:
     """The scores of one run.
 
     Attributes:
-        table: As in the file; `seed` and `label` are texts, a value that is not defined is NaN.
+        table: As in the file; `seed` and `label` are strings, a value that is not defined is NaN.
     """
 
     table: "DataFrame"
@@ -146,11 +159,11 @@ class RunScores:
     def average(self, split: str, metric: str, *, model: str = MODEL, label: str = "") -> Spread:
         """Return what the mean prediction of the seeds scores, over the splits of the rows."""
         rows = self._rows(split, metric, model, label)
-        return _spread(rows[rows.seed == AVERAGE].value)
+        return spread_of(rows[rows.seed == AVERAGE].value)
 
     def seeds(self, split: str, metric: str, *, model: str = MODEL, label: str = "") -> Spread:
         """Return what the seeds score alone, over the seeds of all splits of the rows."""
-        return _spread(self.by_seed(split, metric, model=model, label=label).value)
+        return spread_of(self.by_seed(split, metric, model=model, label=label).value)
 
     def by_seed(self, split: str, metric: str, *, model: str = MODEL, label: str = "") -> "DataFrame":
         """Return the rows of the seeds alone, in the order of the file."""
@@ -176,14 +189,14 @@ class RunScores:
         for (model, split, label, metric), rows in self._by_figure.items():
             is_average = rows.seed == AVERAGE
             alone = rows[~is_average].value
-            spread = _spread(alone)
-            figures = {
-                "average": _spread(rows[is_average].value).mean,
+            spread = spread_of(alone)
+            metrics = {
+                "average": spread_of(rows[is_average].value).mean,
                 **{"mean": spread.mean, "std": spread.std, "median": spread.median, "values": alone.tolist()},
             }
             of_model = nested.setdefault(model, {"metrics": {}, "labels": {}})
             into = of_model["labels" if label else "metrics"].setdefault(split, {})
-            (into.setdefault(label, {}) if label else into)[metric] = figures
+            (into.setdefault(label, {}) if label else into)[metric] = metrics
         content: dict[str, Any] = finite_or_none({**nested.pop(MODEL), "baselines": nested})
         return content
 
@@ -198,11 +211,16 @@ class RunScores:
 
 
 def make_scores(rows: Iterable[ScoreRow]) -> RunScores:
-    """Return the table of rows."""
+    """Return the scores of rows."""
+    return RunScores(score_table(rows))
+
+
+def score_table(rows: Iterable[ScoreRow]) -> "DataFrame":
+    """Return rows as `scores.csv` has them."""
     import pandas as pd
 
     table = pd.DataFrame(list(rows), columns=list(COLUMNS))
-    return RunScores(table.astype({"seed": "str", "label": "str", "value": "float64"}))
+    return table.astype(_TYPES | {"value": "float64"})
 
 
 def join_scores(parts: Sequence[RunScores]) -> RunScores:
@@ -233,15 +251,21 @@ def _in_validation(scores: RunScores, metric: str) -> "DataFrame":
     return table[is_chosen & (table.split == "valid") & (table.metric == metric)]
 
 
+def scores_csv(table: "DataFrame") -> bytes:
+    """Return the content of `scores.csv`, values with all digits."""
+    values = ("" if math.isnan(value) else repr(value) for value in table.value.tolist())
+    named = table[[name for name in table.columns if name != "value"]]
+    rows = ([*row, value] for row, value in zip(named.itertuples(index=False, name=None), values, strict=True))
+    return csv_bytes([*named.columns, "value"], rows)
+
+
 def write_scores(run: Path, scores: RunScores) -> None:
-    """Write `scores.csv`, values with all digits.
+    """Write `scores.csv`.
 
     Raises:
         CheckpointError: The file cannot be written.
     """
-    values = ("" if math.isnan(value) else repr(value) for value in scores.table.value.tolist())
-    named = scores.table[list(COLUMNS[:-1])].itertuples(index=False, name=None)
-    write_csv(run / SCORES_FILE, COLUMNS, ([*row, value] for row, value in zip(named, values, strict=True)))
+    write_atomically(run / SCORES_FILE, scores_csv(scores.table))
 
 
 def read_scores(run: Path) -> RunScores:
@@ -250,27 +274,28 @@ def read_scores(run: Path) -> RunScores:
     Raises:
         CheckpointError: The file is missing or altered.
     """
+    hint = f"`{resume_command('finetune', run)}` writes it again"
+    table = read_score_table(run / SCORES_FILE, hint)
+    if not (table.seed[table.model == MODEL] == AVERAGE).any():
+        raise CheckpointError(f"{run / SCORES_FILE}: not readable as scores: no row of the seeds' average", hint)
+    return RunScores(table)
+
+
+def read_score_table(path: Path, hint: str) -> "DataFrame":
+    """Return the rows of a `scores.csv`; `hint` says how to get it back.
+
+    Raises:
+        CheckpointError: The file is missing or altered.
+    """
     import pandas as pd
 
-    path, hint = run / SCORES_FILE, f"`{resume_command('finetune', run)}` writes it again"
     content = read_whole(path, hint=hint)
     try:
-        types = {**dict.fromkeys(COLUMNS, "str"), "split_seed": "int64"}
-        table = pd.read_csv(io.BytesIO(content), dtype=types, keep_default_na=False)
+        table = pd.read_csv(io.BytesIO(content), dtype=_TYPES, keep_default_na=False)
         if tuple(table.columns) != COLUMNS:
             raise ValueError("other columns")
         # by Python, which reads back what `repr` wrote; pandas before 3.1 may differ in the last digit
         table["value"] = np.array([float(text or math.nan) for text in table.value])
     except (ValueError, OverflowError) as error:
         raise CheckpointError(f"{path}: not readable as scores: {error}", hint) from error
-    if not (table.seed[table.model == MODEL] == AVERAGE).any():
-        raise CheckpointError(f"{path}: not readable as scores: no row of the seeds' average", hint)
-    return RunScores(table)
-
-
-def _spread(values: Any) -> Spread:
-    known = values.dropna().to_numpy(dtype=np.float64)
-    if not len(known):
-        return Spread(math.nan, math.nan, math.nan, math.nan, math.nan, 0)
-    std = float(known.std(ddof=1)) if len(known) > 1 else math.nan
-    return Spread(float(known.mean()), std, float(np.median(known)), known.min().item(), known.max().item(), len(known))
+    return table

@@ -13,7 +13,15 @@ from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, GridPoint
 from exlm_cli.files import make_folder, write_json
 from exlm_cli.finetune.baseline import BASELINES, Baseline, describe_molecules, forest_predictions, grow_forests
 from exlm_cli.finetune.blend import best_share, blend
-from exlm_cli.finetune.calibration import CALIBRATION_FILE, calibrate_answers, calibrate_run, calibration_file
+from exlm_cli.finetune.calibration import (
+    CALIBRATION_FILE,
+    MIN_SCALED_ROWS,
+    Calibration,
+    ValidatedRows,
+    calibrate_answers,
+    calibrate_run,
+    calibration_file,
+)
 from exlm_cli.finetune.forests import FORESTS_FILE, write_forests
 from exlm_cli.finetune.model import describe_weights
 from exlm_cli.finetune.plan import RunPlan, SplitPlan
@@ -26,6 +34,7 @@ from exlm_cli.finetune.results import (
     baseline_folder,
     best_cell_folder,
     count_known_rows,
+    name_of_predictor,
     read_logits,
     read_seed_outputs,
 )
@@ -109,18 +118,34 @@ def conclude(plan: RunPlan, best: Mapping[int, GridPoint], progress: Progress) -
     if data.loss == "span":
         calibration = calibrate_answers(folder, results, data.scored["valid"])
     else:
-        similarity = similarity_to_training(folder, first.task, progress) if data.loss == "regression" else None
-        calibration = calibrate_run(folder, results, similarity)
-        if results.predictors is not None:
-            others: dict[Predictor, str] = {"forest": results.predictors.forests[0], "both": BOTH}
-            for predictor, baseline in others.items():
-                of_other = calibrate_run(folder, results, similarity, baseline=baseline)
-                write_json(folder / calibration_file(predictor), of_other)
+        likeness = [_likeness(split, progress) for split in plan.splits]
+        calibration = _calibrate(plan, results, likeness, "model")
+        others: tuple[Predictor, ...] = () if results.predictors is None else ("forest", "both")
+        for predictor in others:
+            write_json(folder / calibration_file(predictor), _calibrate(plan, results, likeness, predictor))
     write_scores(folder, scores)
     write_json(folder / CALIBRATION_FILE, calibration)
     write_json(folder / RESULTS_FILE, results)
     update_run_json(folder, {"parameters": results.parameters, "train_time_s": results.elapsed_s})
     return results
+
+
+def _likeness(split: SplitPlan, progress: Progress) -> dict[str, FloatArray]:
+    """Return the similarity to the training rows of each scored row of a split, where values are predicted."""
+    return similarity_to_training(split.task, progress) if split.data.loss == "regression" else {}
+
+
+def _calibrate(
+    plan: RunPlan, results: RunResults, likeness: Sequence[Mapping[str, FloatArray]], predictor: Predictor
+) -> Calibration:
+    """Fit a calibration to the validation rows of all splits, each as its own split predicts them."""
+    names = [name_of_predictor(predictor, of_split) for of_split in results.of_splits]
+    more = []
+    for split, of_split, name, near in zip(plan.splits, results.of_splits, names, likeness, strict=True):
+        rows = split.task.split_indices["valid"].tolist()
+        predicted_KNC = read_seed_outputs(plan.folder, of_split, "valid", rows, baseline=name)
+        more.append(ValidatedRows(predicted_KNC, split.data.scored["valid"].targets, near.get("valid")))
+    return calibrate_run(plan.folder, results, likeness[0], baseline=names[0], more=more[1:])
 
 
 def _score_split(plan: RunPlan, split: SplitPlan, best: GridPoint, progress: Progress) -> SplitScores:
@@ -134,9 +159,14 @@ def _score_split(plan: RunPlan, split: SplitPlan, best: GridPoint, progress: Pro
     ]
     metric, is_greater_better = split.data.selection_metric, split.data.is_greater_better
     seed = best_seed(make_scores(rows), best.label, metric, is_greater_better=is_greater_better)
-    results = _describe_results(plan, split, best, cells, seed, progress)
+    results = _describe_results(plan, split, best, cells, seed)
     average = Origin(MODEL, best.label, split.seed, AVERAGE)
-    rows += score_rows_of(average, *_score_average(plan.folder, split, results))
+    metrics, labels = _score_average(plan.folder, split, results)
+    rows += score_rows_of(average, metrics, labels)
+    task = split.task
+    if task.input_kind == "smiles" and isinstance(task, RowTask) and not plan.recipe.task.has_canonical_smiles:
+        spelling = _check_spelling(plan.recipe, task, metrics[results.scored_split][metric], progress)
+        results = results.model_copy(update={"notes": (*results.notes, spelling)})
     if plan.has_baseline:
         for baseline in BASELINES:
             _predict_baseline(plan, split, baseline, progress)
@@ -250,7 +280,6 @@ def _describe_results(
     best: GridPoint,
     by_point: Mapping[str, Sequence[CellResult]],
     seed: int,
-    progress: Progress,
 ) -> RunResults:
     """Return what one split did, without a verdict."""
     task, recipe = split.task, plan.recipe
@@ -289,14 +318,15 @@ def _describe_results(
         tokens_per_s=round(sum(cell.tokens_per_s for cell in every) / len(every), 1),
         outside_model_share=round(sum(cell.outside_model_share for cell in every) / len(every), 4),
         # a skipped row or a title may have a lone surrogate, which no JSON file may hold
-        notes=tuple(map(printable, _notes(plan, split, cells, progress))),
+        notes=tuple(map(printable, _notes(split, cells))),
+        points=(best.label,),
         grid_best=GridChoice(label=best.label, values=best.values) if has_grid else None,
         grid=tuple(GridChoice(label=point.label, values=point.values) for point in split.points) if has_grid else (),
         no_answer_threshold=float(np.median(thresholds)) if thresholds else None,
     )
 
 
-def _notes(plan: RunPlan, split: SplitPlan, cells: Sequence[CellResult], progress: Progress) -> tuple[str, ...]:
+def _notes(split: SplitPlan, cells: Sequence[CellResult]) -> tuple[str, ...]:
     task, data = split.task, split.data
     notes = describe_data(task, data)
     for part, encoded in data.scored.items():
@@ -307,14 +337,19 @@ def _notes(plan: RunPlan, split: SplitPlan, cells: Sequence[CellResult], progres
     for note in dict.fromkeys(note for cell in cells for note in cell.notes):
         seeds = [str(cell.seed) for cell in cells if note in cell.notes]
         notes.append(f"{note} (seed{'' if len(seeds) == 1 else 's'} {', '.join(seeds)})")
-    if task.input_kind == "smiles" and isinstance(task, RowTask) and not plan.recipe.task.has_canonical_smiles:
-        notes.append(_check_spelling(plan.recipe, task, cells, progress))
+    if split.data.loss == "regression":
+        notes += _describe_intervals(task.output_names, split.data.scored["valid"].targets)
     return tuple(notes)
 
 
-def _check_spelling(recipe: FinetuneRecipe, task: RowTask, cells: Sequence[CellResult], progress: Progress) -> str:
+def _describe_intervals(names: Sequence[str], targets_NC: FloatArray) -> list[str]:
+    """Return a note on values with too few validation rows for intervals that widen with the distance."""
+    known_C = np.count_nonzero(~np.isnan(targets_NC), axis=0)
+    few = [f"`{name}` has {num:,}" for name, num in zip(names, known_C, strict=True) if num < MIN_SCALED_ROWS]
+    what = f"intervals that are wider far from the training rows need {MIN_SCALED_ROWS} validation rows"
+    return [f"{what}; equally wide for all rows: {name_some(few)}"] if few else []
+
+
+def _check_spelling(recipe: FinetuneRecipe, task: RowTask, score: float | None, progress: Progress) -> str:
     split: Split = "test" if "test" in task.splits else "valid"
-    values = [cell.metrics[split][task.selection_metric] for cell in cells]
-    known = [value for value in values if value is not None]
-    score = sum(known) / len(known) if known else None
     return describe_spelling(task, split, score, recipe.seeds[0], progress, num_threads=recipe.train.num_threads)

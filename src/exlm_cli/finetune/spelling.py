@@ -35,7 +35,7 @@ class _Spelling(Baseline):
 
 
 def character_counts(smiles: Sequence[str], progress: Progress | None = None) -> NDArray[np.float32]:
-    """Return (N, 8): length, brackets, chirality marks, double bonds, digits, aromatic letters, dots and charges."""
+    """Return (N, 8): length, brackets, chirality marks, double bonds, digits, aromatic atoms, dots and charges."""
     del progress  # they take no time
     counts = [[len(pattern.findall(text)) for pattern in _COUNTED] for text in smiles]
     return np.array(counts, dtype=np.float32).reshape(len(smiles), len(_COUNTED))

@@ -8,6 +8,7 @@ import io
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -68,29 +69,36 @@ class TrainingRows:
         return nearest_R
 
 
-def write_training_rows(run: Path, task: DownstreamTask) -> None:
+def training_rows_of(tasks: Sequence[DownstreamTask]) -> TrainingRows:
+    """Return the rows that a task is trained and validated on in any of its splits, each once if there are several."""
+    training, validation = (
+        list(keys[0] if len(keys) == 1 else dict.fromkeys(chain.from_iterable(keys)))
+        for keys in ([task.training_keys for task in tasks], [task.validation_keys for task in tasks])
+    )
+    is_molecule = tasks[0].input_kind == "smiles"
+    bits = fingerprints(training) if is_molecule else np.zeros((0, NUM_BITS), dtype=np.uint8)
+    return TrainingRows(_hash_all(training), np.packbits(bits, axis=1), _hash_all(validation))
+
+
+def write_training_rows(run: Path, tasks: Sequence[DownstreamTask]) -> None:
     """Write `training_rows.npz`.
+
+    Args:
+        tasks: The task on each of its splits.
 
     Raises:
         CheckpointError: A file cannot be written.
     """
-    keys = task.training_keys
-    bits = fingerprints(keys) if task.input_kind == "smiles" else np.zeros((0, NUM_BITS), dtype=np.uint8)
     buffer = io.BytesIO()
-    of_valid = _hash_all(task.validation_keys)
-    np.savez_compressed(buffer, hashes=_hash_all(keys), bits=np.packbits(bits, axis=1), validation_hashes=of_valid)
+    np.savez_compressed(buffer, **vars(training_rows_of(tasks)))
     write_atomically(run / TRAINING_ROWS_FILE, buffer.getvalue())
 
 
-def similarity_to_training(run: Path, task: DownstreamTask, progress: Progress) -> dict[str, FloatArray]:
-    """Return `TrainingRows.nearest_tanimoto` of each row of validation and test, by split; of texts nothing.
-
-    Raises:
-        CheckpointError: `training_rows.npz` of the run is missing or altered.
-    """
+def similarity_to_training(task: DownstreamTask, progress: Progress) -> dict[str, FloatArray]:
+    """Return `TrainingRows.nearest_tanimoto` of each row of validation and test, by split; of texts nothing."""
     if task.input_kind != "smiles":
         return {}
-    known, keys = read_training_rows(run), {"valid": task.validation_keys, "test": task.test_keys}
+    known, keys = training_rows_of([task]), {"valid": task.validation_keys, "test": task.test_keys}
     return {split: known.nearest_tanimoto(keys[split], progress) for split in task.splits if split in keys}
 
 

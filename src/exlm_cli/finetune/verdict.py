@@ -52,6 +52,7 @@ def join_splits(splits: Sequence[RunResults], scores: RunScores) -> RunResults:
     found = {metric: _split_interval(first, scores, metric) for metric in scores.names(first.scored_split)}
     joined = {
         "split_seeds": tuple(seed for of_split in splits for seed in of_split.split_seeds),
+        "points": tuple(point for of_split in splits for point in of_split.points),
         "best_epochs": tuple(epoch for of_split in splits for epoch in of_split.best_epochs),
         "elapsed_s": round(sum(of_split.elapsed_s for of_split in splits), 3),
         "tokens_per_s": round(sum(of_split.tokens_per_s for of_split in splits) / len(splits), 1),
@@ -250,9 +251,7 @@ def _beside_baseline(own: RunResults, comparison: Comparison, num_splits: int) -
     if low > 0:
         sentence = f"The model is better than {name}{here}: {detail}."
     elif high < 0:
-        sentence = (
-            f"{name} is better than the model{here}: {detail}. A checkpoint with more pre-training may do better."
-        )
+        sentence = f"{name} is better than the model{here}: {detail}."
     else:
         sentence = f"No clear difference between the model and {name}{here}: {detail}."
     if part == "valid":

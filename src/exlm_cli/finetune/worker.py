@@ -31,13 +31,13 @@ def do_cell(folder: Path, values: Mapping[str, Any], progress: Progress) -> None
 @functools.cache
 def _initial_weights(run: Path, checkpoint: str | None) -> "Pretrained":
     from exlm_cli.config.load import load_recipe
-    from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer
-    from exlm_cli.finetune.model import ENCODER_FILE, load_pretrained_weights, untrained_model
+    from exlm_cli.finetune.model import ENCODER_FILE, untrained_model
+    from exlm_cli.train.pretrained import load_pretrained_weights, load_tokenizer
 
     if checkpoint is not None:
         return load_pretrained_weights(Path(checkpoint), SilentProgress())
     encoder = load_recipe(run / ENCODER_FILE)
-    return untrained_model(encoder, Tokenizer.load(run / TOKENIZER_FILE, encoder.data.kind))
+    return untrained_model(encoder, load_tokenizer(run, encoder))
 
 
 @functools.lru_cache(maxsize=2)

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.batch import Batch
-from exlm_cli.model.encoder import Encoder, draw_weights
+from exlm_cli.model.backbones import ForeignLMHead, build_encoder
+from exlm_cli.model.encoder import draw_weights
 from exlm_cli.model.transition import TransitionHead
 from exlm_cli.ops.emissions import TokenStatistics, token_log_probs, token_statistics
 
@@ -85,8 +86,11 @@ class ExlmModel(nn.Module):
         self.head_chunk_rows = recipe.train.head_chunk_rows
         self.expands_input = recipe.expands_input
         expands_output = recipe.objective == "exlm" and not recipe.expands_input
-        self.encoder = Encoder(config, vocab_size)
-        self.lm_head = LMHead(config.width, self.encoder.token_embedding)
+        self.vocab_size = vocab_size
+        self.encoder = build_encoder(config, vocab_size)
+        embedding = self.encoder.token_embedding
+        is_own = config.backbone.family == "own"
+        self.lm_head = LMHead(config.width, embedding) if is_own else ForeignLMHead(config.backbone, embedding)
         has_transitions = recipe.objective == "exlm" and config.alignment != "independent"
         self.transition = TransitionHead(config, k) if has_transitions else None
         self.clone_embedding = nn.Embedding(k, config.width) if expands_output else None
@@ -96,8 +100,15 @@ class ExlmModel(nn.Module):
 
     @property
     def decoder_weight(self) -> Float[Tensor, "V D"]:
-        """Weight of the LM head's decoder: the token embedding."""
-        return self.encoder.token_embedding.weight
+        """Weight of the LM head's decoder: the token embedding, without rows that no token has."""
+        weight = self.encoder.token_embedding.weight
+        return weight if len(weight) == self.vocab_size else weight[: self.vocab_size]
+
+    @property
+    def decoder_bias(self) -> Float[Tensor, " V"]:
+        """Bias of the LM head's decoder."""
+        bias = self.lm_head.bias
+        return bias if len(bias) == self.vocab_size else bias[: self.vocab_size]
 
     def encode(self, batch: Batch, read: Int64[Tensor, "B R"] | None = None) -> Float[Tensor, "B R D"]:
         """Return the encoder's state at every position that it reads, or at those in `read`."""
@@ -128,7 +139,7 @@ class ExlmModel(nn.Module):
         return token_log_probs(
             self.lm_head(nodes.packed),
             self.decoder_weight,
-            self.lm_head.bias,
+            self.decoder_bias,
             token_ids_NT,
             chunk_rows=self.head_chunk_rows,
         )
@@ -138,13 +149,13 @@ class ExlmModel(nn.Module):
         return token_statistics(
             self.lm_head(nodes.packed),
             self.decoder_weight,
-            self.lm_head.bias,
+            self.decoder_bias,
             chunk_rows=self.head_chunk_rows,
         )
 
     def node_log_probs(self, nodes: NodeStates) -> Float[Tensor, "B S V"]:
         """Return whole distributions, -inf at BOS, EOS and padding; for a few sequences, not for training."""
-        logits = F.linear(self.lm_head(nodes.packed), self.decoder_weight, self.lm_head.bias)
+        logits = F.linear(self.lm_head(nodes.packed), self.decoder_weight, self.decoder_bias)
         full = logits.new_full((*nodes.is_inner.shape, logits.shape[-1]), -torch.inf, dtype=torch.float32)
         full[nodes.is_inner] = logits.float().log_softmax(-1)
         return full

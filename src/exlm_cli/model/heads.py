@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from exlm_cli.config.finetune import FinetuneModelConfig
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import ModelConfig
-from exlm_cli.model.encoder import Encoder, draw_weights
+from exlm_cli.model.backbones import build_encoder
+from exlm_cli.model.encoder import draw_weights
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.precision import without_autocast
 
@@ -143,7 +144,7 @@ class TaskModel(nn.Module):
     ) -> None:
         super().__init__()
         config = with_dropout(recipe.model, finetune)
-        self.encoder = Encoder(config, vocab_size)
+        self.encoder = build_encoder(config, vocab_size, reads_pairs=True)
         self.head: SpanHead | SequenceHead | DescriptorHead
         if num_outputs is None:
             self.head = SpanHead(config.width, finetune.pooler_dropout, recipe.masking.num_repeats)

@@ -1,12 +1,11 @@
 """Cost estimate of a pre-training: hours, memory of each GPU, and the steps of an MLM of equal FLOPs.
 
-FLOPs and parameters are those of `config/describe.py`. A step takes at least the larger of two times: its FLOPs at a
-share of the peak that none exceeded, and the time of each position in each layer that was measured on small models,
-whose products do not fill a GPU.
+FLOPs, parameters and most symbols are those of `config/describe.py`. A step takes at least the larger of two times: its
+FLOPs at a share of the peak that none exceeded, and the time of each position in each layer that was measured on small
+models, whose products do not fill a GPU.
 
-Let P be the parameters, M the sequences of a microbatch, L the positions of the encoder, n the layers of width D,
-feed-forward width F and N heads of width H, T the masks of a sequence, k T its emitting nodes, S = k T + 2, V the
-vocabulary. Training in bf16 with float32 weights holds, in bytes on each GPU:
+Let P be the parameters, M the sequences of a microbatch, N the heads of width H. Training in bf16 with float32 weights
+holds, in bytes on each GPU:
 
     state          18 P: weights, gradients and two moments in float32, weights in use in bf16
     activations    n - 1 blocks of M L (12 D + 8) + M L B, B = 12 D + 4 F + 4 N + 8 and one for each element that
@@ -77,10 +76,9 @@ class CostEstimate(JsonModel):
 
 
 def estimate_cost(recipe: PretrainRecipe, gpu: str, num_gpus: int, utilisation: float | None = None) -> CostEstimate:
-    """Return what a pre-training costs.
+    """Return what a pre-training in bf16 costs; sequences are taken as full, with their mean number of masks.
 
     Args:
-        recipe: Trains in bf16; sequences are taken as full and with their mean number of masks.
         gpu: Key of `GPUS`.
         num_gpus: At least 1.
         utilisation: Share of the peak FLOP/s that training reaches, above 0; None: bounds.
@@ -88,30 +86,22 @@ def estimate_cost(recipe: PretrainRecipe, gpu: str, num_gpus: int, utilisation: 
     Raises:
         ConfigError: The GPU is unknown, a step has fewer sequences than there are GPUs, or the recipe trains in fp32.
     """
-    if gpu not in GPUS:
-        raise ConfigError(
-            f"the GPU `{gpu}` is unknown; known are {', '.join(GPUS)}", "choose a similar one with `gpu=NAME`"
-        )
-    if recipe.train.precision == "fp32":
-        raise ConfigError(
-            f"costs are estimated for bf16, but `train.precision` of `{recipe.name}` is fp32",
-            "estimate them with `train.precision=bf16`",
-        )
     per_step = tokens_per_step(recipe)
     sequences = per_step / recipe.repeated_length
+    if gpu not in GPUS:
+        known = ", ".join(GPUS)
+        raise ConfigError(f"the GPU `{gpu}` is unknown; known are {known}", "choose a similar one with `gpu=NAME`")
+    if recipe.train.precision == "fp32":
+        reason = f"costs are estimated for bf16, but `train.precision` of `{recipe.name}` is fp32"
+        raise ConfigError(reason, "estimate them with `train.precision=bf16`")
     if sequences < num_gpus:
-        raise ConfigError(
-            f"{num_gpus:,} GPUs are too many for `{recipe.name}`: a step has {math.floor(sequences):,} sequences",
-            "each GPU needs at least one sequence",
-        )
+        reason = f"{num_gpus:,} GPUs are too many for `{recipe.name}`: a step has {math.floor(sequences):,} sequences"
+        raise ConfigError(reason, "each GPU needs at least one sequence")
     at_once = min(math.ceil(sequences / num_gpus), max(1, recipe.train.microbatch_tokens // recipe.longest_input))
     flops, steps = recipe_step_flops(recipe).total, recipe.train.known_steps
     seconds, time_by = step_time(recipe, gpu, utilisation)
-    mlm_steps = None
-    if steps is not None and recipe.objective == "exlm":
-        masking = recipe.masking.model_copy(update={"num_states_per_mask": 1})
-        twin = recipe.model_copy(update={"objective": "mlm", "masking": masking})
-        mlm_steps = round(steps * flops / recipe_step_flops(twin).total)
+    masking = recipe.masking.model_copy(update={"num_states_per_mask": 1})
+    of_mlm = recipe_step_flops(recipe.model_copy(update={"objective": "mlm", "masking": masking})).total
     return CostEstimate(
         gpu=gpu,
         gpus=num_gpus,
@@ -124,7 +114,7 @@ def estimate_cost(recipe: PretrainRecipe, gpu: str, num_gpus: int, utilisation: 
         seconds_per_step=seconds / num_gpus,
         steps=steps,
         hours=None if steps is None else steps * seconds / num_gpus / 3600,
-        mlm_steps=mlm_steps,
+        mlm_steps=None if steps is None or recipe.objective == "mlm" else round(steps * flops / of_mlm),
         memory_bytes=sum(count_memory(recipe, at_once).values()),
     )
 

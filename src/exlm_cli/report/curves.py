@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from exlm_cli.errors import DataError
 from exlm_cli.experiments.results import PredictionEntropy
-from exlm_cli.format import NO_VALUE, format_measure, format_ratio
+from exlm_cli.finetune.scores import Spread, spread_of
+from exlm_cli.format import NO_VALUE, NOT_DEFINED, format_count, format_measure, format_ratio
 from exlm_cli.report import style
-from exlm_cli.report.seed_groups import mean_and_deviation
-from exlm_cli.report.tables import ReportTable
+from exlm_cli.report.tables import Entry, Number, ReportTable
 from exlm_cli.run_dir import MetricsRow
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class _Panel:
         is_smoothed: Draw a running mean over the values.
         floor: Smallest possible value, where it has a meaning: the axis begins there.
         min_top: The axis reaches this value, so that a line on the floor looks like one.
+        has_reference: Draw what token frequencies reach on the same masks.
     """
 
     title: str
@@ -52,11 +53,12 @@ class _Panel:
     is_smoothed: bool = False
     floor: float | None = None
     min_top: float = 0.0
+    has_reference: bool = False
 
 
 _PANELS = (
     _Panel("Training loss (nats per target)", "train", {"loss": ""}, is_smoothed=True),
-    _Panel("Validation loss (nats per target)", "valid", {"loss": ""}),
+    _Panel("Validation loss (nats per target)", "valid", {"loss": ""}, has_reference=True),
     _Panel("Perplexity", "valid", {"perplexity": ""}, is_log=True),
     _Panel("Mask accuracy", "valid", {"mask_accuracy": ""}),
     _Panel(
@@ -87,6 +89,7 @@ def plot_curves(
     path: Path,
     styles: Mapping[str, LineStyle] | None = None,
     captions: Sequence[str] = (),
+    unigram_losses: Mapping[str, float] | None = None,
 ) -> list[Path]:
     """Write the curves as PNG and SVG; the same rows give the same bytes.
 
@@ -95,6 +98,7 @@ def plot_curves(
         path: The two files without their suffixes; a `.png` or `.svg` at its end is replaced. Its folder exists.
         styles: Colour and line style of each run; None: one after the other from the palette.
         captions: Above the panels.
+        unigram_losses: What token frequencies reach on the masks of validation, by the name of the run.
 
     Returns:
         The two files.
@@ -124,6 +128,8 @@ def plot_curves(
             axes = figure.add_subplot(num_rows, num_columns, index)
             axes.set_xlim(0, 1.02 * max(last_step, 1))  # a run may have one row, at step 0
             _draw_panel(axes, panel, _lines_of(panel, rows_by_run), styles)
+            if panel.has_reference:
+                _draw_references(axes, sorted(set((unigram_losses or {}).values())))
         _add_legend(figure, {name: styles[name] for name in rows_by_run}, loc="outside lower left", ncols=num_columns)
         stem = path.stem if path.suffix.lower() in (".png", ".svg") else path.name
         return style.write_figure(figure, path.parent, stem)
@@ -171,6 +177,24 @@ def _draw_panel(axes: "Axes", panel: _Panel, lines: list[_Line], styles: Mapping
         axes.set_ylim(panel.floor - 0.03 * (top - panel.floor), top)
     if len(keys) > 1:
         _add_legend(axes, {panel.keys[key]: (style.FAINT_INK, line_of_key[key]) for key in keys}, fontsize=7.5)
+
+
+def _draw_references(axes: "Axes", losses: Sequence[float]) -> None:
+    """Draw the losses of token frequencies; runs on the same data have the same one."""
+    for index, loss in enumerate(losses):
+        axes.axhline(loss, color=style.FAINT_INK, linestyle=(0, (1, 2)), linewidth=1.0)
+        if index == 0:
+            place = axes.get_yaxis_transform()
+            axes.text(
+                0.98,
+                loss,
+                "token frequencies",
+                transform=place,
+                ha="right",
+                va="bottom",
+                fontsize=7,
+                color=style.FAINT_INK,
+            )
 
 
 def _mean_around(values: Sequence[float], reach: int) -> list[float]:
@@ -221,21 +245,20 @@ class EntropyLine:
 
     label: str
     is_mlm: bool
-    entropies: dict[float, dict[str, list[float]]]
+    entropies: Mapping[float, Mapping[str, Sequence[float]]]
     colour: int = 0
     style: int = 0
 
-    def values(self, ratio: float, name: str) -> Sequence[float]:
-        """Return an entropy at a mask ratio, one value for each seed that has it."""
-        return self.entropies.get(ratio, {}).get("entropy_bits" if self.is_mlm else name, ())
+    def spread(self, ratio: float, name: str) -> Spread:
+        """Return an entropy at a mask ratio over the seeds that have it."""
+        return spread_of(self.entropies.get(ratio, {}).get("entropy_bits" if self.is_mlm else name, ()))
 
     def points(self, name: str) -> list[tuple[float, float, float]]:
         """Return mask ratio, mean and deviation (0 for one seed) wherever an entropy is defined."""
         found = []
         for ratio in sorted(self.entropies):
-            if values := self.values(ratio, name):
-                mean, deviation = mean_and_deviation(values)
-                found.append((ratio, mean, 0.0 if math.isnan(deviation) else deviation))
+            if (spread := self.spread(ratio, name)).num:
+                found.append((ratio, spread.mean, 0.0 if math.isnan(spread.std) else spread.std))
         return found
 
 
@@ -298,14 +321,18 @@ def _draw_entropies(axes: "Axes", lines: Sequence[EntropyLine], name: str) -> No
 
 def entropy_table(entropies: Sequence[tuple[str, PredictionEntropy]]) -> ReportTable:
     """Return a row for each named model and masking."""
+
+    def entry(value: float | None, missing: str = NOT_DEFINED) -> Entry:
+        return Number(math.nan if value is None else value, format_measure, missing=missing)
+
     rows = [
         (
             name,
-            str(_num_copies(entropy)),
-            format_ratio(entropy.mask_ratio),
-            format_measure(entropy.entropy_bits),
-            NO_VALUE if entropy.entropy_posterior_bits is None else format_measure(entropy.entropy_posterior_bits),
-            *(format_measure(entropy.metrics[name]) for name in ("loss", "mask_accuracy")),
+            Number(_num_copies(entropy), format_count),
+            Number(entropy.mask_ratio, format_ratio),
+            entry(entropy.metrics["entropy_bits"]),
+            entry(entropy.metrics.get("entropy_posterior_bits"), NO_VALUE),
+            *(entry(entropy.metrics[metric]) for metric in ("loss", "mask_accuracy")),
         )
         for name, entropy in entropies
     ]
@@ -322,13 +349,17 @@ def entropy_table(entropies: Sequence[tuple[str, PredictionEntropy]]) -> ReportT
 
 def entropy_lines(entropies: Sequence[tuple[str, PredictionEntropy]]) -> list[EntropyLine]:
     """Return a line for each named model and k, with the entropies that are defined."""
-    lines: dict[str, EntropyLine] = {}
+    by_label: dict[str, list[PredictionEntropy]] = {}
     for name, entropy in entropies:
-        label = f"{name}, k = {_num_copies(entropy)}"
-        line = lines.setdefault(label, EntropyLine(label, entropy.objective == "mlm", {}, colour=1 + len(lines)))
-        values = {name: getattr(entropy, name) for name in ENTROPIES}
-        line.entropies[entropy.mask_ratio] = {name: [value] for name, value in values.items() if value is not None}
-    return list(lines.values())
+        by_label.setdefault(f"{name}, k = {_num_copies(entropy)}", []).append(entropy)
+    lines = []
+    for colour, (label, found) in enumerate(by_label.items(), start=1):
+        known = {
+            entropy.mask_ratio: {name: [v] for name in ENTROPIES if (v := entropy.metrics.get(name)) is not None}
+            for entropy in found
+        }
+        lines.append(EntropyLine(label, found[0].objective == "mlm", known, colour))
+    return lines
 
 
 def _num_copies(entropy: PredictionEntropy) -> int:

@@ -8,8 +8,8 @@ from exlm_cli.finetune.calibration import (
     Coverage,
     read_calibration,
 )
+from exlm_cli.finetune.results import FinetunedRun
 from exlm_cli.format import format_count, format_number, format_percent, name_some
-from exlm_cli.report.scores import FinetunedRun
 from exlm_cli.report.tables import ReportTable
 
 _SIGNS = {"similarity": "Tanimoto similarity {} to {}", "spread": "seed spread {} to {}", "rows": "all rows"}
@@ -30,7 +30,7 @@ def interval_tables(run: FinetunedRun) -> list[ReportTable]:
         name="intervals",
         title=f"Intervals of {100 * DEFAULT_LEVEL:g} %, test",
         columns=("rows", "number", "inside", "95 % interval of inside", "mean width"),
-        groups=tuple(
+        entries=tuple(
             tuple(_row(part, name if len(calibration.coverage) > 1 else "") for part in parts)
             for name, parts in calibration.coverage.items()
         ),

@@ -1,31 +1,39 @@
-"""Self-contained HTML page of a fine-tuning run: verdict, scores, pictures, notes, and the commands to run next."""
+"""Self-contained HTML page of a fine-tuning run: verdict, scores, pictures, worst rows, notes, and what to run next."""
 
-import base64
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from exlm_cli.files import write_atomically
+from exlm_cli.config.finetune import FinetuneRecipe
+from exlm_cli.config.load import load_recipe
+from exlm_cli.config.tasks import CsvTaskConfig
+from exlm_cli.files import make_folder, write_atomically, write_together
+from exlm_cli.finetune.results import FinetunedRun
+from exlm_cli.format import name_some
+from exlm_cli.report.data_figures import draw_errors, draw_labels
 from exlm_cli.report.intervals import interval_tables
 from exlm_cli.report.score_figures import draw_runs
-from exlm_cli.report.scores import FinetunedRun, results_tables
-from exlm_cli.report.style import render_page
+from exlm_cli.report.scored_rows import ScoredRows, read_scored_rows
+from exlm_cli.report.scores import models_table, results_tables
+from exlm_cli.report.style import Card, encode_picture, render_page
 from exlm_cli.run_dir import read_run_json, resume_command
 
 PAGE_FILE = "report.html"
 """File of the page in a run directory."""
+_MAX_NAMED = 4
 
 
 @dataclass(frozen=True)
 class Section:
-    """Part of the page: a table, a picture, or both.
+    """Part of the page: a table, pictures, or both.
 
     Attributes:
         columns: Headings of a table; all but the first are those of numbers.
         groups: Its rows; a line separates groups.
         notes: Lines below the table.
         picture: An SVG file in base64; empty: none.
+        cards: Rows one by one.
     """
 
     title: str
@@ -33,6 +41,7 @@ class Section:
     groups: Iterable[Iterable[Sequence[str]]] = ()
     notes: Sequence[str] = ()
     picture: str = ""
+    cards: Sequence[Card] = ()
 
 
 def write_page(finetuned: FinetunedRun) -> Path:
@@ -43,18 +52,24 @@ def write_page(finetuned: FinetunedRun) -> Path:
     """
     run, results = finetuned.folder, finetuned.results
     scores, *labels = results_tables(finetuned)
-    sections = [Section("Scores", scores.columns, scores.groups)]
+    models = models_table(finetuned)
+    sections = [Section(models.title, models.columns, models.groups, models.notes)]
     sections += [
         Section(f"Scores of each label, {results.scored_split}", table.columns, table.groups) for table in labels
     ]
-    sections += [Section(table.title, table.columns, table.groups, table.notes) for table in interval_tables(finetuned)]
     sections += [_picture(path) for path in draw_runs([finetuned], None) if path.suffix == ".svg"]
-    described = read_run_json(run)
+    sections += [Section(table.title, table.columns, table.groups, table.notes) for table in interval_tables(finetuned)]
+    if results.loss != "span":
+        sections += _row_sections(finetuned, read_scored_rows(finetuned))
+    described, name = read_run_json(run), _name_of(finetuned)
     page = render_page(
         "run.html",
-        title=f"{results.task}: {run.name}",
-        heading=scores.title,
-        about=f"exlm {described.exlm_version}, torch {described.torch_version}, on {described.device}; run {run}",
+        title=f"{name}: {run.name}",
+        heading=name,
+        about=(
+            scores.title,
+            f"exlm {described.exlm_version}, torch {described.torch_version}, on {described.device}; run {run}",
+        ),
         verdict=results.verdict,
         sections=sections,
         notes=scores.notes,
@@ -65,15 +80,56 @@ def write_page(finetuned: FinetunedRun) -> Path:
     return path
 
 
-def _picture(path: Path) -> Section:
+def _name_of(finetuned: FinetunedRun) -> str:
+    """Return the name of the user's file, or of the benchmark, and of what is predicted."""
+    results = finetuned.results
+    task = load_recipe(finetuned.folder / "recipe.yaml", kind=FinetuneRecipe).task
+    name = results.task
+    if isinstance(task, CsvTaskConfig) and task.files.train is not None:
+        name = Path(task.files.train).name
+    if results.loss == "span":
+        return name
+    of_labels = task.label_columns if isinstance(task, CsvTaskConfig) else results.output_names
+    return f"{name}: {name_some(of_labels, limit=_MAX_NAMED)}"
+
+
+def _row_sections(finetuned: FinetunedRun, rows: ScoredRows) -> list[Section]:
+    """Return what the scored rows show: error by distance, the worst and the most surprising ones, and all labels."""
+    results, folder = finetuned.results, finetuned.folder / "report"
+    split, what = results.scored_split, "molecules" if rows.is_molecule else "rows"
+    of_value = "absolute error" if results.loss == "regression" else "1 - probability of the truth"
+    by_distance = draw_errors(rows, folder, of_value)
+    labels = draw_labels(finetuned, folder)
+    make_folder(folder)
+    write_together(by_distance | labels)
+    sections = [
+        _picture(path, "Error by distance to the training molecules") for path in by_distance if path.suffix == ".svg"
+    ]
+    if rows.inputs:
+        worst = rows.worst()
+        sections.append(Section(f"Worst predicted {what}, {split}", cards=rows.cards(worst)))
+        if rows.similarity is not None:
+            least, surprising = rows.surprising()
+            note = (
+                f"the largest further errors of the third of the {split} molecules that is most like the training "
+                f"molecules (similarity {least:.2f} or more), where the model should be right; look at these labels"
+            )
+            if surprising:
+                cards = rows.cards(surprising)
+                sections.append(Section(f"Most surprising {what}, {split}", notes=(note,), cards=cards))
+    return [*sections, *(_picture(path, "Labels of each split") for path in labels if path.suffix == ".svg")]
+
+
+def _picture(path: Path, title: str = "") -> Section:
     name = path.stem.partition("-")[2].replace("-", " ")
-    return Section(name.capitalize(), picture=base64.b64encode(path.read_bytes()).decode())
+    return Section(title or name.capitalize(), picture=encode_picture(path.read_bytes()))
 
 
 def _commands(finetuned: FinetunedRun) -> list[str]:
     run, results = finetuned.folder, finetuned.results
     given = shlex.quote(str(run))
-    lines = [f"exlm predict {given} FILE", f"exlm eval {given}"]
+    explain = " --explain" if results.input_kind == "smiles" else ""
+    lines = [f"exlm predict {given} FILE{explain}", f"exlm eval {given}"]
     if len(results.split_seeds) == 1 and results.split in ("random", "scaffold-balanced"):
         lines.append(f"{resume_command('finetune', run)} --set num_replicates=5")
     return lines

@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from exlm_cli.finetune.results import FinetunedRun
 from exlm_cli.finetune.scores import BASELINE_NAMES, MODEL
-from exlm_cli.format import NO_VALUE, format_count, format_in_percent, format_parameters
-from exlm_cli.report.scores import FinetunedRun, percent_score, pretraining_budget
-from exlm_cli.report.tables import ReportTable
+from exlm_cli.format import NO_VALUE, decimals, format_count, format_parameters
+from exlm_cli.report.scores import percent_entry, pretraining_budget
+from exlm_cli.report.tables import Entry, Number, ReportTable, Row
 from exlm_cli.tasks.base import SPLITS
 from exlm_cli.tasks.glue import GLUE_TASKS, NUM_MISMATCHED
 from exlm_cli.tasks.moleculenet import MOLECULENET_SETS
@@ -223,7 +224,7 @@ def paper_tables(runs: Sequence[FinetunedRun]) -> list[ReportTable]:
 
 
 def paper_table(
-    paper: PaperTable, rows_are: str, ours: Sequence[tuple[str, ...]], notes: Sequence[str], *, is_sparse: bool = False
+    paper: PaperTable, rows_are: str, ours: Sequence[Row], notes: Sequence[str], *, is_sparse: bool = False
 ) -> ReportTable:
     """Return a table of the paper with our rows below its own.
 
@@ -231,9 +232,9 @@ def paper_table(
         rows_are: Heading of the names of its rows.
         ours: Name, numbers and budget (`DETAILS`) of each of our rows.
     """
-    theirs = []
+    theirs: list[Row] = []
     for name, numbers in paper.rows.items():
-        shown = (NO_VALUE if v is None else f"{v:.1f}" for v in numbers)
+        shown = (Number(math.nan if v is None else v, decimals(1)) for v in numbers)
         theirs.append(("paper", name, *shown, *paper.budgets.get(name, paper.usual_budget)))
     return ReportTable(
         f"table-{paper.number}",
@@ -287,7 +288,7 @@ def _other_sizes(shape: Shape, run: FinetunedRun) -> str:
     )
 
 
-def _own_row(shape: Shape, label: str, by_task: Mapping[str, FinetunedRun]) -> tuple[str, ...]:
+def _own_row(shape: Shape, label: str, by_task: Mapping[str, FinetunedRun]) -> Row:
     """Return the scores of runs that begin with the same weights, and their budget."""
     runs = list(by_task.values())
     seeds = sorted({len(run.results.seeds) for run in runs})
@@ -296,34 +297,35 @@ def _own_row(shape: Shape, label: str, by_task: Mapping[str, FinetunedRun]) -> t
     return label, *_scores(shape, by_task, MODEL), *budget
 
 
-def _baseline_rows(shape: Shape, runs: Sequence[FinetunedRun]) -> list[tuple[str, ...]]:
+def _baseline_rows(shape: Shape, runs: Sequence[FinetunedRun]) -> list[Row]:
     """Return a row for each baseline, with its scores on each task that has it."""
     tasks = {task for task, _ in shape.scores.values()}
-    rows = []
+    rows: list[Row] = []
     for model, name in BASELINE_NAMES.items():
         by_task = {run.results.task: run for run in runs if run.results.task in tasks and model in run.scores.baselines}
         if by_task:
             seeds = sorted({len(run.results.seeds) for run in by_task.values()})
-            cells = _scores(shape, by_task, model)
-            rows.append((name, *cells, " or ".join(map(str, seeds)), NO_VALUE, NO_VALUE))
+            entries = _scores(shape, by_task, model)
+            rows.append((name, *entries, " or ".join(map(str, seeds)), NO_VALUE, NO_VALUE))
     return rows
 
 
-def _scores(shape: Shape, by_task: Mapping[str, FinetunedRun], model: str) -> list[str]:
-    """Return the cells of a row: a score for each task that has one, and their mean if every task of it has one.
+def _scores(shape: Shape, by_task: Mapping[str, FinetunedRun], model: str) -> list[Entry]:
+    """Return the entries of a row: a score for each task that has one, and their mean if every task of it has one.
 
     As in the paper, a score is the mean or median of single seeds.
     """
-    cells, centers = {}, {}
+    entries: dict[str, Entry] = {}
+    centers: dict[str, float] = {}
     for column, (task, metric) in shape.scores.items():
         if task in by_task and metric in (run := by_task[task]).scores.names(run.results.scored_split):
             spread, aggregate = run.seeds(metric, model=model), run.results.aggregate
-            cells[column], centers[column] = percent_score(spread, aggregate), spread.center(aggregate)
+            entries[column], centers[column] = percent_entry(spread, aggregate), spread.center(aggregate)
     mean, members = shape.mean
     known = [value for column in members if not math.isnan(value := centers.get(column, math.nan))]
     if len(known) == len(members):
-        cells[mean] = format_in_percent(math.fsum(known) / len(known))
-    return [cells.get(column, NO_VALUE) for column in shape.paper.columns]
+        entries[mean] = Number(100 * math.fsum(known) / len(known), decimals(1))
+    return [entries.get(column, NO_VALUE) for column in shape.paper.columns]
 
 
 def _rows_by_model(runs: Sequence[FinetunedRun]) -> dict[str, dict[str, FinetunedRun]]:

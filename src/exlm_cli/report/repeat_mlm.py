@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exlm_cli.config.sweep import RepeatsAndRatio
-from exlm_cli.experiments.results import SweepCellResult
+from exlm_cli.experiments.results import MeasuredCell
 from exlm_cli.format import NO_VALUE, format_count, format_fixed, format_percent, format_ratio
 from exlm_cli.report import style
 from exlm_cli.report.curves import plot_curves
@@ -22,7 +22,7 @@ from exlm_cli.report.seed_groups import (
     RankAgreement,
     SeedGroup,
     SweepReport,
-    csv_number,
+    by_column,
     different_seeds_note,
     divergence_note,
     fewer_seeds_note,
@@ -31,10 +31,10 @@ from exlm_cli.report.seed_groups import (
     read_curves,
     seed_note,
     share_groups,
-    task_figures,
+    task_metrics,
     write_report_files,
 )
-from exlm_cli.report.tables import ReportTable
+from exlm_cli.report.tables import Entry, Number, ReportTable, Row
 from exlm_cli.run_dir import MetricsRow
 
 if TYPE_CHECKING:
@@ -43,15 +43,14 @@ if TYPE_CHECKING:
 Grid = Mapping[RepeatsAndRatio, SeedGroup]
 """Cells by (k, p), in this order."""
 
-FIGURES = {
+VALIDATED = {
     "entropy_bits": "Entropy, bits",
     "loss": "Loss, nats per target",
     "perplexity": "Perplexity",
     "mask_accuracy": "Mask accuracy, %",
 }
-"""Validation figures of every table, by their names in metrics.jsonl."""
+"""Headings of the metrics that have a table, by their names in metrics.jsonl."""
 
-_SHARES = ("expected", "measured", "standard_error", "expected_with_floor")
 _CELL_INCHES = (0.95, 0.55)
 _PLOT_INCHES = (4.4, 3.0)
 _DODGE = 0.012
@@ -59,30 +58,29 @@ _DODGE = 0.012
 _MIN_TICK_DISTANCE = 0.06
 
 
-def write_grid_report(
-    run: Path, results: Sequence[SweepCellResult], folder: Path, *, name: str, has_figures: bool
-) -> SweepReport:
+def write_grid_report(cells: Sequence[MeasuredCell], folder: Path, *, name: str, has_figures: bool) -> SweepReport:
     """Write `grid.csv`, `grid.md` and the figures `corruption`, `entropy`, one for each task, and `curves`.
 
     Arguments and errors are those of `report.sweeps.write_sweep_report`.
     """
-    grid = grid_of(results)
-    tables = grid_tables(grid)
-    files = write_report_files(folder, "grid", f"Repeated MLM: {name}", _csv_rows(grid), tables)
+    grid = grid_of(cells)
+    tables, records = grid_tables(grid), _records(grid)
+    files = write_report_files(folder, "grid", f"Repeated MLM: {name}", records, tables)
     if has_figures:
-        files += write_grid_figures(grid, read_curves(run, results), folder)
-    agreement = {figure: asdict(found) for figure, found in agreements(grid).items()}
-    return SweepReport(tables, {"cells": list(map(_as_json, grid.values())), "agreement": agreement}, files)
+        files += write_grid_figures(grid, read_curves(cells), folder)
+    agreement = {metric: asdict(found) for metric, found in agreements(grid).items()}
+    return SweepReport(tables, {"cells": records, "agreement": agreement}, files)
 
 
-def grid_of(results: Sequence[SweepCellResult]) -> Grid:
+def grid_of(cells: Sequence[MeasuredCell]) -> Grid:
     """Return the cells with their seeds together, in order of k and p."""
-    return dict(sorted(((cell.first.num_repeats, cell.first.mask_ratio), cell) for cell in group_seeds(results)))
+    groups = {(cell.first.num_repeats, cell.first.mask_ratio): cell for cell in group_seeds(cells)}
+    return {pair: groups[pair] for pair in sorted(groups)}
 
 
 def pooled_corruption(cell: SeedGroup) -> dict[str, float]:
     """Return the counts of a cell's corrupted tokens, all seeds pooled; keys as in `experiments.results.Corruption`."""
-    counts = [result.corruption for result in cell.results if result.corruption is not None]
+    counts = [found for each in cell.cells if (found := each.result.corruption) is not None]
     num_tokens, expected = sum(count.num_tokens for count in counts), counts[0].expected
     divisor = max(1, num_tokens)
     return {
@@ -95,19 +93,19 @@ def pooled_corruption(cell: SeedGroup) -> dict[str, float]:
 
 
 def grid_tables(grid: Grid) -> list[ReportTable]:
-    """Return a table of k by p for the corrupted share and each figure, then how each figure depends on p^k."""
+    """Return a table of k by p for the corrupted share and each metric, then how each metric depends on p^k."""
     notes = divergence_note(_by_words(grid))
     title = "Corrupted share, measured (expected: p^k)"
     tables = [_square(grid, "corruption", title, _show_corruption, tuple(notes))]
     for name in _present(grid):
         title = f"{_heading(name)}{seed_note([*grid.values()], name)}"
         fewer = tuple(_fewer_seeds_note(grid, [name]))
-        tables.append(_square(grid, _file_name(name), title, partial(SeedGroup.show, name=name), fewer))
+        tables.append(_square(grid, _file_name(name), title, partial(SeedGroup.show, metric=name), fewer))
     tables.append(_agreement_table(grid, "agreement", "Does it follow p^k or p?"))
     all_steps = Counter(cell.model.steps for cell in grid.values() if cell.model.steps is not None)
     if len(all_steps) > 1:
         title = "Steps, more where few tokens are masked in all copies"
-        tables.append(_square(grid, "steps", title, lambda cell: str(cell.model.steps or NO_VALUE)))
+        tables.append(_square(grid, "steps", title, _show_steps))
         steps, count = all_steps.most_common(1)[0]
         if count > 1:
             same = {pair: cell for pair, cell in grid.items() if cell.model.steps == steps}
@@ -117,10 +115,10 @@ def grid_tables(grid: Grid) -> list[ReportTable]:
 
 
 def agreements(grid: Grid) -> dict[str, RankAgreement]:
-    """Return how each figure depends on p^k; cells without the figure are left out."""
+    """Return how each metric depends on p^k; cells without it are left out."""
     found = {}
     for name in _present(grid):
-        values = {pair: of_cell for pair, cell in grid.items() if (of_cell := cell.figures.get(name))}
+        values = {pair: of_cell for pair, cell in grid.items() if (of_cell := cell.values(name))}
         found[name] = rank_agreement(list(values), list(values.values()))
     return found
 
@@ -136,8 +134,8 @@ def write_grid_figures(grid: Grid, curves: Mapping[str, Sequence[MetricsRow]], f
     """
     written = _draw_corruption(grid, folder)
     found = agreements(grid)
-    for name in ("entropy_bits", *task_figures([*grid.values()])):
-        if any(not math.isnan(cell.mean(name)) for cell in grid.values()):
+    for name in ("entropy_bits", *task_metrics([*grid.values()])):
+        if any(cell.values(name) for cell in grid.values()):
             written += _draw_figure(grid, name, found[name].spearman, folder)
     colours, ks = _colours(grid), _axes_of(grid)[0]
     rows, styles = {}, {}
@@ -150,47 +148,39 @@ def write_grid_figures(grid: Grid, curves: Mapping[str, Sequence[MetricsRow]], f
     return written + (plot_curves(rows, folder / "curves", styles, captions=[caption]) if rows else [])
 
 
-def _csv_rows(grid: Grid) -> list[dict[str, Any]]:
-    """Return a row of the CSV for each cell; figures are means over seeds, `<name>_std` their deviation."""
-    names = [*FIGURES, *task_figures([*grid.values()])]
-    rows = []
-    for (k, p), cell in grid.items():
-        corrupted = pooled_corruption(cell)
-        shares = {f"corrupted_{share}": csv_number(corrupted[share]) for share in _SHARES}
-        figures = cell.csv_figures(names)
-        steps = {"steps": cell.model.steps}
-        rows.append({"num_repeats": k, "mask_ratio": f"{p:g}", **shares, **figures, **steps, **cell.csv_seeds()})
-    return rows
-
-
-def _as_json(cell: SeedGroup) -> dict[str, Any]:
-    """Return a cell for programs; figures are means over seeds."""
-    return {
-        "num_repeats": cell.first.num_repeats,
-        "mask_ratio": cell.first.mask_ratio,
-        "seeds": cell.seeds,
-        "diverged_seeds": cell.diverged_seeds,
-        **{f"corrupted_{name}": value for name, value in pooled_corruption(cell).items()},
-        **{name: cell.mean(name) for name in cell.figures},
-    }
+def _records(grid: Grid) -> list[dict[str, Any]]:
+    """Return each cell for programs; metrics are means over seeds, `<name>_std` their deviation."""
+    names = [*VALIDATED, *task_metrics([*grid.values()])]
+    return [
+        {
+            "num_repeats": k,
+            "mask_ratio": p,
+            **{f"corrupted_{name}": value for name, value in pooled_corruption(cell).items()},
+            **by_column({name: cell.spread(name) for name in names}),
+            "steps": cell.model.steps,
+            "seeds": cell.seeds,
+            "diverged_seeds": cell.diverged_seeds,
+        }
+        for (k, p), cell in grid.items()
+    ]
 
 
 def _present(grid: Grid) -> list[str]:
-    names = (*FIGURES, *task_figures([*grid.values()]))
-    return [name for name in names if any(name in cell.figures for cell in grid.values())]
+    names = (*VALIDATED, *task_metrics([*grid.values()]))
+    return [name for name in names if any(name in cell.metrics for cell in grid.values())]
 
 
-def _heading(figure: str) -> str:
-    """Return a figure and its unit; accuracies of tasks are in percent too."""
-    return FIGURES.get(figure, f"{figure}, %" if "accuracy" in figure else figure)
+def _heading(metric: str) -> str:
+    """Return a metric and its unit; accuracies of tasks are in percent too."""
+    return VALIDATED.get(metric, f"{metric}, %" if "accuracy" in metric else metric)
 
 
-def _scale(figure: str) -> int:
-    return 100 if "accuracy" in figure else 1
+def _scale(metric: str) -> int:
+    return 100 if "accuracy" in metric else 1
 
 
-def _file_name(figure: str) -> str:
-    return "entropy" if figure == "entropy_bits" else figure.replace("/", "-").replace(" ", "-")
+def _file_name(metric: str) -> str:
+    return "entropy" if metric == "entropy_bits" else metric.replace("/", "-").replace(" ", "-")
 
 
 def _axes_of(grid: Grid) -> tuple[list[int], list[float]]:
@@ -198,38 +188,42 @@ def _axes_of(grid: Grid) -> tuple[list[int], list[float]]:
 
 
 def _square(
-    grid: Grid, name: str, title: str, text_of: Callable[[SeedGroup], str], notes: tuple[str, ...] = ()
+    grid: Grid, name: str, title: str, entry_of: Callable[[SeedGroup], Entry], notes: tuple[str, ...] = ()
 ) -> ReportTable:
     """Return a table with k downwards and p across."""
     ks, ratios = _axes_of(grid)
-    rows = tuple((str(k), *(text_of(grid[k, p]) if (k, p) in grid else "" for p in ratios)) for k in ks)
+    rows = tuple((str(k), *(entry_of(grid[k, p]) if (k, p) in grid else "" for p in ratios)) for k in ks)
     return ReportTable(name, title, ("k \\ p", *map(format_ratio, ratios)), (rows,), notes)
 
 
-def _show_corruption(cell: SeedGroup) -> str:
-    measured, expected = (format_percent(pooled_corruption(cell)[key], 2) for key in ("measured", "expected"))
-    return f"{measured} ({expected})"
+def _show_corruption(cell: SeedGroup) -> Entry:
+    shares = pooled_corruption(cell)
+    return Number(shares["measured"], partial(format_percent, decimals=2), expected=shares["expected"])
+
+
+def _show_steps(cell: SeedGroup) -> Entry:
+    return Number(math.nan if cell.model.steps is None else cell.model.steps, format_count)
 
 
 def _agreement_table(grid: Grid, name: str, title: str) -> ReportTable:
-    rows = []
-    by_figure = agreements(grid)
-    for figure, found in by_figure.items():
+    rows: list[Row] = []
+    by_metric = agreements(grid)
+    for metric, found in by_metric.items():
         spreads = found.standard_error, found.spread_equal_share, found.spread_equal_ratio
-        numbers = found.spearman, found.spearman_of_groups, *(_scale(figure) * spread for spread in spreads)
-        texts = (NO_VALUE if math.isnan(number) else f"{number:.3g}" for number in numbers)
-        rows.append((_heading(figure), *texts, found.follows or NO_VALUE))
+        numbers = found.spearman, found.spearman_of_groups, *(_scale(metric) * spread for spread in spreads)
+        cells = (Number(number, "{:.3g}".format) for number in numbers)
+        rows.append((_heading(metric), *cells, found.follows or NO_VALUE))
     columns = (
-        "figure", "Spearman with p^k", "equal p^k as ties", "standard error", "spread at equal p^k",
+        "metric", "Spearman with p^k", "equal p^k as ties", "standard error", "spread at equal p^k",
         "spread at equal p", "follows",
     )  # fmt: skip
     notes = [
         f"`follows` names the smaller spread; it is {UNDECIDED} where the two differ by no more than twice the "
         "standard error of a cell's mean over seeds",
     ]
-    if any(math.isnan(found.standard_error) for found in by_figure.values()):
+    if any(math.isnan(found.standard_error) for found in by_metric.values()):
         notes.append("with one seed there is no noise to compare with, so `follows` names the smaller spread")
-    notes += [*different_seeds_note([*grid.values()]), *_fewer_seeds_note(grid, by_figure)]
+    notes += [*different_seeds_note([*grid.values()]), *_fewer_seeds_note(grid, by_metric)]
     return ReportTable(name, title, columns, (tuple(rows),), tuple(notes))
 
 
@@ -259,10 +253,10 @@ def _draw_figure(grid: Grid, name: str, spearman: float, folder: Path) -> list[P
     texts, points = {}, {}
     scale = _scale(name)
     for pair, cell in grid.items():
-        mean, deviation = cell.mean(name), cell.deviation(name)
-        texts[pair] = cell.show(name, "\n±").replace(" ", "\n")
-        if not math.isnan(mean):
-            points[pair] = (scale * mean, 0.0 if math.isnan(deviation) else scale * deviation)
+        spread = cell.spread(name)
+        texts[pair] = str(cell.show(name)).replace(" ± ", "\n±").replace(" ", "\n")
+        if spread.num:
+            points[pair] = (scale * spread.mean, 0.0 if math.isnan(spread.std) else scale * spread.std)
     words = _heading(name)
     title = words if math.isnan(spearman) else f"{words}; rank correlation with p^k {format_fixed(spearman, 2)}"
     return _draw(grid, texts, points, title, words, folder / _file_name(name))

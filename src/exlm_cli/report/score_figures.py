@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from exlm_cli.files import make_folder, write_together
 from exlm_cli.finetune.calibration import NUM_BINS, CalibratedRows, calibration_error, read_scored_split
-from exlm_cli.finetune.results import read_split_outputs
+from exlm_cli.finetune.results import FinetunedRun, read_split_outputs
 from exlm_cli.format import format_count, format_number_of, format_percent, number_repeated, shorten
 from exlm_cli.report import style
-from exlm_cli.report.scores import FinetunedRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -172,29 +171,21 @@ def draw_calibration(rows: CalibratedRows, title: str, folder: Path, stem: str) 
     panels = panels[:_MAX_MATRICES]
     if not panels:
         return {}
-    kind, caption = "calibration", f"each point holds equally many rows; at most {NUM_BINS} points"
+    kind, captions = "calibration", [f"each point holds equally many rows; at most {NUM_BINS} points"]
+    inches = (3.2, 3.3)
     if rows.loss == "regression":
-        kind, caption = (
-            "predicted-against-true",
-            f"lines: {100 * rows.level:g} % intervals; orange: values outside them",
-        )
+        has_intervals = any(half_N is not None for *_, half_N in panels)
+        lines = f"lines: {100 * rows.level:g} % intervals; orange: values outside them"
+        kind, captions = "predicted-against-true", [lines] if has_intervals else []
+        inches = (6.4, 5.6) if len(panels) == 1 else (4.0, 3.9)
     with style.drawing():
-        figure, grid = _panels(len(panels), min(3, len(panels)), (3.2, 3.3), title, caption)
+        figure, grid = style.new_panels(len(panels), 3, inches, title, captions)
         for axes, (name, predicted_N, target_N, calibrated_N) in zip(grid, panels, strict=True):
             if rows.loss == "regression":
                 _draw_values(axes, name, predicted_N, target_N, calibrated_N)
             else:
                 _draw_reliability(axes, name, target_N, {"as predicted": predicted_N, "calibrated": calibrated_N})
         return style.figure_files(figure, folder, f"{stem}-{kind}")
-
-
-def _panels(
-    count: int, columns: int, inches: tuple[float, float], title: str, *captions: str
-) -> tuple["Figure", list["Axes"]]:
-    """Return a figure and its panels, in rows of so many columns, each of a size."""
-    rows = math.ceil(count / columns)
-    figure = style.new_figure(max(3.9, inches[0] * columns), inches[1] * rows, title, captions)
-    return figure, [figure.add_subplot(rows, columns, index + 1) for index in range(count)]
 
 
 def _draw_reliability(axes: "Axes", name: str, target_N: Floats, probabilities: dict[str, Floats | None]) -> None:
@@ -246,7 +237,7 @@ def _draw_curves(predictions: SplitPredictions) -> "Figure | None":
         captions.insert(0, "grey: each label, for the seeds' mean prediction; bold: mean of the labels")
     elif len(predictions.probabilities) > 1:
         captions.insert(0, "bold: the seeds' mean prediction; faint: single seeds, in brackets the mean of their areas")
-    figure, (left, right) = _panels(2, 2, (_PANEL_INCHES, _PANEL_INCHES + 0.15), predictions.title, *captions)
+    figure, (left, right) = style.new_panels(2, 2, (_PANEL_INCHES, _PANEL_INCHES + 0.15), predictions.title, captions)
     for axes, display in ((left, RocCurveDisplay), (right, PrecisionRecallDisplay)):
         _draw_panel(axes, questions, display)
     left.plot([0, 1], [0, 1], **_GUESS)
@@ -312,7 +303,7 @@ def _draw_confusion(predictions: SplitPredictions) -> "Figure | None":
     decided = "the likeliest class" if predictions.is_multi_class else "1 where the probability is at least 0.5"
     whose = "the seeds' mean prediction, " if len(predictions.probabilities) > 1 else ""
     caption = f"{whose}{decided}; percentages are shares of a row"
-    figure, grid = _panels(len(matrices), min(4, len(matrices)), (side, side), predictions.title, caption)
+    figure, grid = style.new_panels(len(matrices), 4, (side, side), predictions.title, [caption])
     for axes, (name, classes, counts) in zip(grid, matrices, strict=True):
         _draw_matrix(axes, name, classes, counts)
     return figure

@@ -1,37 +1,35 @@
 """Tables of scores: one fine-tuning run, runs of a task side by side, pre-trained checkpoints side by side."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
 
-from exlm_cli.files import finite_or_none
 from exlm_cli.finetune.intervals import NUM_RESAMPLES
-from exlm_cli.finetune.results import InitialWeights, RunResults
-from exlm_cli.finetune.scores import BASELINE_NAMES, MODEL, OTHER_NAMES, Aggregate, RunScores, Spread, read_scores
+from exlm_cli.finetune.results import FinetunedRun, InitialWeights, RunResults
+from exlm_cli.finetune.scores import BASELINE_NAMES, MODEL, OTHER_NAMES, Aggregate, Spread
 from exlm_cli.format import (
     NO_VALUE,
     NOT_DEFINED,
+    decimals,
     format_count,
     format_counts,
     format_duration,
-    format_in_percent,
     format_large,
     format_measure,
     format_number,
     format_number_of,
     format_parameters,
     format_percent,
-    format_spread,
     number_repeated,
 )
-from exlm_cli.report.tables import ReportTable
+from exlm_cli.report.tables import Entry, Number, ReportTable, Row
 
 if TYPE_CHECKING:
     from exlm_cli.experiments.evaluate import PretrainedScore
 
-_FIGURES = {
+_VALIDATED = {
     "loss": "loss, nats per target",
     "loss_given_length": "loss given the number of targets",
     "loss_independent": "the same if targets were independent",
@@ -50,38 +48,12 @@ _FIGURES = {
     "num_sequences": "sequences scored",
     "num_infeasible": "sequences without an alignment",
 }
-"""Validation figures of a checkpoint in the order of the table, with their headings."""
+"""Metrics of a validation in the order of the table, with their headings."""
 _OF_VALUES, _OF_LABELS = ("rmse", "mae", "r2"), ("roc_auc", "average_precision", "accuracy")
 SINGLE_SEEDS = "single seeds"
 """How tables name the scores of seeds alone."""
 _MAX_LABELS = 30
 _COUNTS = ("num_sequences", "num_infeasible")
-
-
-@dataclass(frozen=True)
-class FinetunedRun:
-    """A finished fine-tuning run: its name in tables, its directory, its results."""
-
-    name: str
-    folder: Path
-    results: RunResults
-
-    @cached_property
-    def scores(self) -> RunScores:
-        """Its scores, read from the directory."""
-        return read_scores(self.folder)
-
-    def average(self, metric: str, *, model: str = MODEL, label: str = "") -> Spread:
-        """Return what the mean prediction of the seeds scores on the reported split, over splits of the rows."""
-        return self.scores.average(self.results.scored_split, metric, model=model, label=label)
-
-    def seeds(self, metric: str, *, model: str = MODEL) -> Spread:
-        """Return what the seeds score alone on the reported split, over seeds and splits of the rows."""
-        return self.scores.seeds(self.results.scored_split, metric, model=model)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return results and scores for programs."""
-        return {**self.results.as_json(), **self.scores.as_json()}
 
 
 def results_tables(run: FinetunedRun) -> list[ReportTable]:
@@ -96,10 +68,11 @@ def _scores_table(run: FinetunedRun) -> ReportTable:
     names = _ordered(scores.names(splits[0]), results)
     groups = [_average_rows(run, names, splits)]
     if len(results.seeds) > 1:
-        shown = (
-            (name, *(format_score(scores.seeds(split, name), results.aggregate) for split in splits)) for name in names
+        alone: list[Row] = [(SINGLE_SEEDS, *("" for _ in splits))]
+        alone += (
+            (name, *(score_entry(scores.seeds(split, name), results.aggregate) for split in splits)) for name in names
         )
-        groups.append([(SINGLE_SEEDS, *("" for _ in splits)), *shown])
+        groups.append(alone)
     for model in scores.others:
         of_other = _average_rows(run, [name for name in names if name != "loss"], splits, model)
         groups.append([(OTHER_NAMES[model], *("" for _ in splits)), *of_other])
@@ -117,23 +90,44 @@ def _scores_table(run: FinetunedRun) -> ReportTable:
     )
 
 
-def _average_rows(
-    run: FinetunedRun, names: Sequence[str], splits: Sequence[str], model: str = MODEL
-) -> list[tuple[str, ...]]:
+def models_table(run: FinetunedRun) -> ReportTable:
+    """Return a row for every model that was scored: the mean prediction of its seeds, and for exlm its single seeds."""
+    results, scores, split = run.results, run.scores, run.results.scored_split
+    names = [name for name in _ordered(scores.names(split), results) if name != "loss"]
+    metric = results.selection_metric
+    has_valid = split != "valid" and metric in scores.names("valid")
+    models = dict.fromkeys([MODEL, *map(str, scores.reported.model.unique())])
+    rows: list[Row] = [
+        (
+            BASELINE_NAMES.get(model, model),
+            *(score_entry(run.average(name, model=model), "mean") for name in names),
+            *([score_entry(scores.average("valid", metric, model=model), "mean")] if has_valid else []),
+        )
+        for model in models
+    ]
+    if len(results.seeds) > 1:
+        alone = [scores.seeds(split, name) for name in names]
+        alone += [scores.seeds("valid", metric)] if has_valid else []
+        rows.insert(1, (f"{MODEL}, {SINGLE_SEEDS}", *(score_entry(spread, results.aggregate) for spread in alone)))
+    columns = ("model", *names, *([f"valid {metric}"] if has_valid else []))
+    return ReportTable("models", f"Scores, {split}", columns, (tuple(rows),))
+
+
+def _average_rows(run: FinetunedRun, names: Sequence[str], splits: Sequence[str], model: str = MODEL) -> list[Row]:
     """Return a row for each metric with what the mean prediction scores on each split.
 
     The loss, which it does not have, is that of the only seed, if there is one.
     """
-    rows = []
+    rows: list[Row] = []
     for name in names:
-        cells = []
+        entries = []
         for split in splits:
             spread = run.scores.average(split, name, model=model)
             if name == "loss" and len(run.results.seeds) == 1:
                 spread = run.scores.seeds(split, name, model=model)
-            cells.append(format_score(spread, "mean"))
+            entries.append(score_entry(spread, "mean"))
         if name != "loss" or len(run.results.seeds) == 1:
-            rows.append((name, *cells))
+            rows.append((name, *entries))
     return rows
 
 
@@ -148,18 +142,23 @@ def _legend(runs: Sequence[FinetunedRun]) -> list[str]:
         over = f"{num_splits} splits with {num_seeds} seeds each" if num_splits > 1 else f"{num_seeds} seeds"
         notes.append("first the scores of the seeds' mean prediction, which is what `exlm predict` gives")
         notes.append(f"{SINGLE_SEEDS}: {what} of {over}, each scored alone")
-    if num_splits > 1:
-        first = "; first" if num_seeds > 1 else ""
-        notes.append(f"mean ± standard deviation over {num_splits} splits{first and ' of the mean prediction'}")
-    return notes
+    return notes + _spread_over_splits(runs)
+
+
+def _spread_over_splits(runs: Sequence[FinetunedRun]) -> list[str]:
+    """Return what the deviations of mean predictions are, where there are any."""
+    num_splits = max(len(run.scores.split_seeds) for run in runs)
+    of_seeds = " of the mean prediction" if max(len(run.results.seeds) for run in runs) > 1 else ""
+    return [f"mean ± standard deviation over {num_splits} splits{of_seeds}"] if num_splits > 1 else []
 
 
 def label_scores_table(labels: Mapping[str, Mapping[str, float]]) -> ReportTable:
     """Return the scores of each label or value of a prediction."""
     is_value = "rmse" in next(iter(labels.values()))
     names, kind = (_OF_VALUES, "value") if is_value else (_OF_LABELS, "label")
-    rows = [
-        (label, *(format_number(finite_or_none(scores)[name]) for name in names)) for label, scores in labels.items()
+    rows: list[Row] = [
+        (label, *(Number(scores[name], format_number, missing=NOT_DEFINED) for name in names))
+        for label, scores in labels.items()
     ]
     shown = rows[:_MAX_LABELS]
     notes = [f"the first {len(shown)} of {len(rows)}; the JSON output has all"] if len(rows) > _MAX_LABELS else []
@@ -173,15 +172,15 @@ def _labels_table(run: FinetunedRun) -> ReportTable:
     names = _OF_VALUES if is_value else _OF_LABELS
     labels = scores.labels(split)
     others = [model for model in scores.others if scores.labels(split, model)]
-    rows = [
+    rows: list[Row] = [
         (
             label,
-            *(format_score(run.average(name, label=label), "mean") for name in names),
-            *(format_score(run.average(names[0], model=model, label=label), "mean") for model in others),
+            *(score_entry(run.average(name, label=label), "mean") for name in names),
+            *(score_entry(run.average(names[0], model=model, label=label), "mean") for model in others),
         )
         for label in labels[:_MAX_LABELS]
     ]
-    notes = ["errors are in the unit of each column"] if is_value else []
+    notes = [*_spread_over_splits([run]), *(["errors are in the unit of each column"] if is_value else [])]
     if len(labels) > _MAX_LABELS:
         notes.append(f"the first {_MAX_LABELS} of {len(labels)}; scores.csv has all")
     kind = "value" if is_value else "label"
@@ -201,10 +200,10 @@ def task_tables(runs: Sequence[FinetunedRun]) -> list[ReportTable]:
 
 
 def pretraining_table(scores: "Sequence[PretrainedScore]") -> ReportTable:
-    """Return the validation figures of pre-trained checkpoints, a column each."""
-    rows = [
-        (heading, *(_figure(name, score.metrics) for score in scores))
-        for name, heading in _FIGURES.items()
+    """Return the validation metrics of pre-trained checkpoints, a column each."""
+    rows: list[Row] = [
+        (heading, *(_validated(name, score.metrics) for score in scores))
+        for name, heading in _VALIDATED.items()
         if any(name in score.metrics for score in scores)
     ]
     notes = [
@@ -214,29 +213,23 @@ def pretraining_table(scores: "Sequence[PretrainedScore]") -> ReportTable:
     ]
     if len({score.tokenizer for score in scores}) > 1:
         notes.append("these runs have different tokenizers: do not compare their losses, accuracies and entropies")
-    columns = ("figure", *(score.name for score in scores))
+    columns = ("metric", *(score.name for score in scores))
     return ReportTable("pretraining", "Pre-trained checkpoints", columns, (tuple(rows),), tuple(notes))
 
 
-def describe_validation(metrics: Mapping[str, float]) -> dict[str, str]:
-    """Return the figures of a validation under their headings, in the order of the table."""
-    return {heading: _figure(name, metrics) for name, heading in _FIGURES.items() if name in metrics}
-
-
-def format_score(spread: Spread, aggregate: Aggregate) -> str:
+def score_entry(spread: Spread, aggregate: Aggregate, *, missing: str = NOT_DEFINED) -> Number:
     """Return `0.8123 ± 0.0101` (sample standard deviation), or `0.8123 (0.8001 to 0.8201)` around a median."""
     center = spread.center(aggregate)
-    if spread.num < 2:
-        return format_number(center)
-    if aggregate == "mean":
-        return format_spread(center, spread.std)
-    low, high = (format_number(bound, beside=center) for bound in (spread.low, spread.high))
-    return f"{format_number(center)} ({low} to {high})"
+    write = partial(format_number, beside=center)
+    if spread.num < 2 or aggregate == "mean":
+        return Number(center, write, spread.std, missing=missing)
+    return Number(center, write, low=spread.low, high=spread.high, missing=missing)
 
 
-def percent_score(spread: Spread, aggregate: Aggregate) -> str:
-    """Return a score as the paper prints it: `85.2 ±0.4` in percent, or a median alone; a dash where there is none."""
-    return format_in_percent(spread.center(aggregate), spread.std if aggregate == "mean" else None)
+def percent_entry(spread: Spread, aggregate: Aggregate) -> Number:
+    """Return a score as the paper prints it: `85.2 ± 0.4` in percent, or a median alone; a dash where there is none."""
+    deviation = spread.std if aggregate == "mean" else math.nan
+    return Number(100 * spread.center(aggregate), decimals(1), 100 * deviation)
 
 
 def pretraining_budget(init: InitialWeights) -> str:
@@ -288,7 +281,7 @@ def _task_table(runs: Sequence[FinetunedRun]) -> ReportTable:
     names = _ordered(dict.fromkeys(name for run in runs for name in run.scores.names(run.results.scored_split)), first)
     columns = ["metric", *(run.name for run in runs)]
     averages = [[_show_average(run, name) for name in names] for run in runs]
-    alone = [[_show(run.seeds(name), run.results.aggregate) for name in names] for run in runs]
+    alone = [[_show_seeds(run, name) for name in names] for run in runs]
     has_one_split = len(set(map(_splits_of, runs))) == 1
     shown = set()
     for run in runs:
@@ -297,8 +290,8 @@ def _task_table(runs: Sequence[FinetunedRun]) -> ReportTable:
                 continue
             shown.add((_splits_of(run), model))
             columns.append(BASELINE_NAMES[model] + ("" if has_one_split else f", rows of {run.name}"))
-            averages.append([_show(run.average(name, model=model), "mean") for name in names])
-            alone.append([_show(run.seeds(name, model=model), run.results.aggregate) for name in names])
+            averages.append([score_entry(run.average(name, model=model), "mean", missing=NO_VALUE) for name in names])
+            alone.append([_show_seeds(run, name, model) for name in names])
     groups = [tuple(zip(names, *averages, strict=True))]
     if any(len(run.results.seeds) > 1 for run in runs):
         groups[0] = tuple(row for row in groups[0] if row[0] != "loss")
@@ -313,22 +306,20 @@ def _task_table(runs: Sequence[FinetunedRun]) -> ReportTable:
     )
 
 
-def _show_average(run: FinetunedRun, name: str) -> str:
+def _show_average(run: FinetunedRun, name: str) -> Entry:
     """Return the score of the mean prediction; the loss of a run of one seed is that of the seed."""
     is_loss = name == "loss" and len(run.results.seeds) == 1
-    return _show(run.seeds(name) if is_loss else run.average(name), "mean")
+    return score_entry(run.seeds(name) if is_loss else run.average(name), "mean", missing=NO_VALUE)
 
 
-def _show(spread: Spread, aggregate: Aggregate) -> str:
-    """Return a score with its spread; a dash where there is none or it is not defined."""
-    shown = format_score(spread, aggregate)
-    return NO_VALUE if shown == NOT_DEFINED else shown
+def _show_seeds(run: FinetunedRun, name: str, model: str = MODEL) -> Entry:
+    return score_entry(run.seeds(name, model=model), run.results.aggregate, missing=NO_VALUE)
 
 
-def _figure(name: str, metrics: Mapping[str, float]) -> str:
+def _validated(name: str, metrics: Mapping[str, float]) -> Entry:
     if name not in metrics:
         return NO_VALUE
-    return format_count(metrics[name]) if name in _COUNTS else format_measure(metrics[name])
+    return Number(metrics[name], format_count if name in _COUNTS else format_measure, missing=NOT_DEFINED)
 
 
 def _describe_run(run: FinetunedRun) -> str:

@@ -1,5 +1,6 @@
-"""Results of a sweep by variant: means and deviations over seeds, dependence on p^k, texts and CSV cells."""
+"""Scores of a sweep by variant: means and deviations over seeds, dependence on p^k, cells of tables and CSV."""
 
+import json
 import math
 import statistics
 from collections.abc import Hashable, Mapping, Sequence
@@ -8,10 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from exlm_cli.experiments.results import SweepCellResult
+from exlm_cli.experiments.results import MeasuredCell, SweepCellResult, masking_of
 from exlm_cli.files import make_folder, write_atomically, write_csv
-from exlm_cli.format import NO_VALUE, NOT_DEFINED, format_fixed, format_in_percent
-from exlm_cli.report.tables import ReportTable, as_markdown
+from exlm_cli.finetune.scores import Spread, spread_of
+from exlm_cli.format import NO_VALUE, NOT_DEFINED, decimals, format_plain
+from exlm_cli.report.tables import Entry, Number, ReportTable, as_markdown
 from exlm_cli.run_dir import METRICS_FILE, MetricsRow, read_metrics
 
 UNDECIDED = "not decided"
@@ -23,12 +25,12 @@ _SAME_SHARE = 1.1
 
 @dataclass(frozen=True)
 class RankAgreement:
-    """How a figure of the Repeated-MLM grid depends on p^k.
+    """How a metric of the Repeated-MLM grid depends on p^k.
 
     Attributes:
-        spearman: Rank correlation of the figure with p^k; NaN for fewer than three cells or a constant figure.
+        spearman: Rank correlation of the metric with p^k; NaN for fewer than three cells or a constant metric.
         spearman_of_groups: The same with shares that are meant to be equal as ties: their order is that of rounding.
-        spread_equal_share: Pooled standard deviation of the figure among cells of equal p^k.
+        spread_equal_share: Pooled standard deviation of the metric among cells of equal p^k.
         spread_equal_ratio: The same among cells of equal p. NaN where no two cells are equal.
         standard_error: Of a cell's mean over its seeds, pooled over cells; NaN where no cell has two seeds.
     """
@@ -55,7 +57,7 @@ class RankAgreement:
 
 
 def rank_agreement(cells: Sequence[tuple[int, float]], values: Sequence[Sequence[float]]) -> RankAgreement:
-    """Compare a figure over pairs (num_repeats, mask_ratio), with a value for each seed of a pair, with p^k and p."""
+    """Compare a metric over pairs (num_repeats, mask_ratio), with a value for each seed of a pair, with p^k and p."""
     shares = [p**k for k, p in cells]
     groups = share_groups(shares)
     means = [statistics.fmean(of_cell) for of_cell in values]
@@ -68,7 +70,7 @@ def rank_agreement(cells: Sequence[tuple[int, float]], values: Sequence[Sequence
         spearman_correlation(groups, means),
         pooled_deviation(means, groups),
         pooled_deviation(means, [p for _, p in cells]),
-        seed_deviation * math.sqrt(mean_and_deviation([1 / len(of_cell) for of_cell in values])[0]),
+        seed_deviation * math.sqrt(spread_of([1 / len(of_cell) for of_cell in values]).mean),
     )
 
 
@@ -103,13 +105,7 @@ def pooled_deviation(values: Sequence[float], groups: Sequence[Hashable]) -> flo
     return math.sqrt(squares / freedom) if freedom else math.nan
 
 
-def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
-    """Return mean and sample standard deviation; the deviation of one value is NaN, and so is the mean of none."""
-    mean = statistics.fmean(values) if values else math.nan
-    return mean, statistics.stdev(values) if len(values) > 1 else math.nan
-
-
-FIGURES = (
+VALIDATED = (
     "loss",
     "loss_given_length",
     "perplexity",
@@ -123,7 +119,7 @@ FIGURES = (
     "masks_with_0_share",
     "masks_with_2plus_share",
 )
-"""Validation figures of a variant under their names in metrics.jsonl; those after `entropy_bits` need a DAG."""
+"""Metrics of the validation in reports, by their names in metrics.jsonl; those after `entropy_bits` need a DAG."""
 
 
 @dataclass(frozen=True)
@@ -137,151 +133,143 @@ class SweepReport:
 
 @dataclass(frozen=True)
 class SeedGroup:
-    """One variant: the results of its seeds. Figures are means over the seeds that finished."""
+    """One variant: the cells of its seeds. Its scores are those of the seeds that finished."""
 
-    results: tuple[SweepCellResult, ...]
+    cells: tuple[MeasuredCell, ...]
 
     @property
     def first(self) -> SweepCellResult:
         """The first result, which describes the variant: all seeds agree on that."""
-        return self.results[0]
+        return self.cells[0].result
 
     @property
-    def finished(self) -> list[SweepCellResult]:
-        """Results of the seeds that did not diverge."""
-        return [result for result in self.results if result.diverged is None]
+    def finished(self) -> list[MeasuredCell]:
+        """Seeds that did not diverge."""
+        return [cell for cell in self.cells if cell.result.diverged is None]
 
     @property
     def seeds(self) -> tuple[int, ...]:
         """Seeds that did not diverge."""
-        return tuple(sorted(result.seed for result in self.finished))
+        return tuple(sorted(cell.result.seed for cell in self.finished))
 
     @property
     def diverged_seeds(self) -> tuple[int, ...]:
         """Seeds whose training diverged, or collapsed with `train.on_collapse: stop`."""
-        return tuple(sorted(result.seed for result in self.results if result.diverged is not None))
+        return tuple(sorted(cell.result.seed for cell in self.cells if cell.result.diverged is not None))
 
     @property
     def diverged_tasks(self) -> tuple[str, ...]:
         """Tasks on which fine-tuning of any seed diverged."""
-        return tuple(dict.fromkeys(task for result in self.results for task in result.diverged_tasks))
+        return tuple(dict.fromkeys(task for cell in self.cells for task in cell.result.diverged_tasks))
 
     @property
     def model(self) -> SweepCellResult:
         """A result that has the steps and parameters of the model, where any seed finished."""
-        return next(iter(self.finished), self.first)
+        return next((cell.result for cell in self.finished), self.first)
 
     @property
-    def elapsed_s(self) -> float | None:
-        """Seconds of pre-training, mean over seeds; None where no seed finished."""
-        times_s = [result.elapsed_s for result in self.finished if result.elapsed_s is not None]
-        return mean_and_deviation(times_s)[0] if times_s else None
+    def elapsed_s(self) -> float:
+        """Seconds of pre-training, mean over seeds; NaN where no seed finished."""
+        return spread_of([cell.result.elapsed_s or math.nan for cell in self.finished]).mean
 
     @cached_property
-    def figures(self) -> dict[str, tuple[float, ...]]:
-        """Defined values of the seeds, by figure: of validation, then of tasks like `glue/rte accuracy`."""
-        found: dict[str, list[float | None]] = {}
-        for result in self.finished:
-            scores = {f"{task} {scores.metric}": scores.score for task, scores in result.scored_tasks.items()}
-            metrics = {name: result.metrics[name] for name in FIGURES if name in result.metrics}
-            for name, value in (metrics | scores).items():
-                found.setdefault(name, []).append(value)
-        return {name: tuple(value for value in values if value is not None) for name, values in found.items()}
+    def metrics(self) -> tuple[str, ...]:
+        """Metrics that any seed has: of validation, then those that chose the epoch of a task: `glue/rte accuracy`."""
+        validated = [name for name in VALIDATED if (masking_of(self.first.mask_ratio), name) in self._by_metric]
+        return tuple(dict.fromkeys([*validated, *(name for cell in self.finished for name in cell.task_metrics)]))
 
-    def values(self, name: str) -> tuple[float, ...]:
-        """Return the defined values of a figure, or of any other metric of a task: `glue/mnli mismatched_accuracy`."""
-        task, _, metric = name.partition(" ")
-        if name in self.figures or not metric:
-            return self.figures.get(name, ())
-        scored = (result.scored_tasks[task] for result in self.finished if task in result.scored_tasks)
-        return tuple(score for scores in scored if (score := scores.score_by(metric)) is not None)
+    @cached_property
+    def mask_ratios(self) -> list[float]:
+        """Mask ratios at which any seed was measured."""
+        return sorted({ratio for cell in self.finished for ratio in cell.result.mask_ratios})
 
-    def mean(self, name: str) -> float:
-        """Return the mean over seeds; NaN where no seed has the figure."""
-        return mean_and_deviation(self.values(name))[0]
+    def values(self, metric: str, mask_ratio: float | None = None) -> tuple[float, ...]:
+        """Return the defined values of the seeds, at the variant's own mask ratio unless another is given."""
+        masking = masking_of(self.first.mask_ratio if mask_ratio is None else mask_ratio)
+        return self._by_metric.get((masking, metric), ())
 
-    def deviation(self, name: str) -> float:
-        """Return the sample standard deviation over seeds; NaN below two seeds."""
-        return mean_and_deviation(self.values(name))[1]
+    def spread(self, metric: str, mask_ratio: float | None = None) -> Spread:
+        """Return mean and deviation over the seeds; NaN where no seed has a value."""
+        return spread_of(self.values(metric, mask_ratio))
 
-    def show(self, name: str, plus_minus: str = " ± ") -> str:
-        """Return the mean with the deviation, or why there is none."""
-        mean, deviation = self.mean(name), self.deviation(name)
-        if not math.isnan(mean):
-            return show_figure(name, mean) + (
-                "" if math.isnan(deviation) else plus_minus + show_figure(name, deviation, beside=mean)
-            )
-        if (self.diverged_seeds and not self.seeds) or name.partition(" ")[0] in self.diverged_tasks:
+    def show(self, metric: str) -> Entry:
+        """Return the cell of a table: the mean with the deviation, or why there is none."""
+        spread = self.spread(metric)
+        if spread.num:
+            return metric_entry(metric, spread)
+        if (self.diverged_seeds and not self.seeds) or metric.partition(" ")[0] in self.diverged_tasks:
             return "diverged"
-        return NOT_DEFINED if name in self.figures else NO_VALUE
+        return metric_entry(metric, spread, missing=NOT_DEFINED) if metric in self.metrics else NO_VALUE
 
-    def csv_figures(self, names: Sequence[str]) -> dict[str, str]:
-        """Return means and deviations by column: `glue_rte_accuracy` and `..._std` for `glue/rte accuracy`."""
-        columns = {name: name.replace("/", "_").replace(" ", "_") for name in names}
-        return csv_spreads({column: self.figures.get(name, ()) for name, column in columns.items()})
+    @cached_property
+    def _by_metric(self) -> dict[tuple[str, str], tuple[float, ...]]:
+        """Defined values of the seeds by masking and metric."""
+        import pandas as pd
 
-    def csv_seeds(self) -> dict[str, str]:
-        """Return the seeds by column."""
-        both = {"seeds": self.seeds, "diverged_seeds": self.diverged_seeds}
-        return {column: " ".join(map(str, seeds)) for column, seeds in both.items()}
+        tables = [cell.values for cell in self.finished]
+        if not tables:
+            return {}
+        groups = pd.concat(tables).groupby(["masking", "metric"], sort=False).value
+        return {key: tuple(values.dropna().tolist()) for key, values in groups}
 
 
-def group_seeds(results: Sequence[SweepCellResult]) -> list[SeedGroup]:
-    """Return the variants, each with the results of its seeds, in the order of the results."""
-    by_label: dict[str, list[SweepCellResult]] = {}
-    for result in results:
-        by_label.setdefault(result.label, []).append(result)
+def group_seeds(cells: Sequence[MeasuredCell]) -> list[SeedGroup]:
+    """Return the variants, each with the cells of its seeds, in the order of the cells."""
+    by_label: dict[str, list[MeasuredCell]] = {}
+    for cell in cells:
+        by_label.setdefault(cell.result.label, []).append(cell)
     return [SeedGroup(tuple(of_label)) for of_label in by_label.values()]
 
 
-def task_figures(groups: Sequence[SeedGroup]) -> list[str]:
-    """Return the names of the fine-tuned figures, in the order in which they came."""
-    return list(dict.fromkeys(name for group in groups for name in group.figures if name not in FIGURES))
+def task_metrics(groups: Sequence[SeedGroup]) -> list[str]:
+    """Return the metrics of tasks, in the order in which they came."""
+    return list(dict.fromkeys(name for group in groups for name in group.metrics if name not in VALIDATED))
 
 
-def read_curves(run: Path, results: Sequence[SweepCellResult]) -> dict[str, list[MetricsRow]]:
+def read_curves(cells: Sequence[MeasuredCell]) -> dict[str, list[MetricsRow]]:
     """Return the rows of `metrics.jsonl` of the first seed of each variant that has them, by label.
 
     Raises:
         CheckpointError: A metrics.jsonl is damaged.
     """
     curves: dict[str, list[MetricsRow]] = {}
-    for result in results:
-        path = run / "cells" / result.label / f"seed-{result.seed}" / "pretrain" / METRICS_FILE
-        if result.label not in curves and path.is_file():
-            curves[result.label] = list(read_metrics(path))
+    for cell in cells:
+        path = cell.folder / "pretrain" / METRICS_FILE
+        if cell.result.label not in curves and path.is_file():
+            curves[cell.result.label] = list(read_metrics(path))
     return curves
 
 
-def show_figure(name: str, value: float, *, beside: float | None = None) -> str:
-    """Return a figure as the paper prints it: accuracies in percent, entropy in bits with two decimals.
+def metric_entry(name: str, spread: Spread, *, missing: str = NO_VALUE) -> Number:
+    """Return a metric as the paper prints it: accuracies in percent, entropy in bits with two decimals.
 
-    Args:
-        beside: Mean whose decimals a deviation gets; perplexities below 1,000 have three digits.
+    Perplexities below 1,000 have three digits.
     """
-    if "accuracy" in name:
-        return format_in_percent(value)
-    if name == "perplexity":
-        mean = value if beside is None else beside
-        return format_fixed(value, 2 if mean < 10 else 1 if mean < 100 else 0)
-    return format_fixed(value, 2 if name.startswith(("entropy", "effective", "clones")) else 3)
+    scale, mean = 100 if "accuracy" in name else 1, spread.mean
+    if scale == 100:
+        places = 1
+    elif name == "perplexity":
+        places = 2 if mean < 10 else 1 if mean < 100 else 0
+    else:
+        places = 2 if name.startswith(("entropy", "effective", "clones")) else 3
+    return Number(scale * mean, decimals(places), scale * spread.std, missing=missing)
 
 
-def count_seeds(groups: Sequence[SeedGroup], figure: str | None = None) -> str:
+def count_seeds(groups: Sequence[SeedGroup], metric: str | None = None) -> str:
     """Return `3 seeds`, or `1 to 3 seeds` of variants that have some; empty where none has two.
 
     Args:
-        figure: Count only seeds that have this figure.
+        metric: Count only seeds that have this metric.
     """
-    counts = {len(group.seeds if figure is None else group.values(figure)) for group in groups} - {0}
+    counts = {len(group.seeds if metric is None else group.values(metric)) for group in groups} - {0}
     if max(counts, default=0) < 2:
         return ""
     return " to ".join(map(str, sorted({min(counts), max(counts)}))) + " seeds"
 
 
-def seed_note(groups: Sequence[SeedGroup], figure: str | None = None) -> str:
+def seed_note(groups: Sequence[SeedGroup], metric: str | None = None) -> str:
     """Return ` (mean ± standard deviation of N seeds)`, N as in `count_seeds`; empty where no variant has two seeds."""
-    seeds = count_seeds(groups, figure)
+    seeds = count_seeds(groups, metric)
     return f" (mean ± standard deviation of {seeds})" if seeds else ""
 
 
@@ -293,14 +281,14 @@ def different_seeds_note(groups: Sequence[SeedGroup]) -> list[str]:
 
 
 def fewer_seeds_note(groups: Mapping[str, SeedGroup], headings: Mapping[str, str]) -> list[str]:
-    """Return a note with the variants, by name, of which a figure is the mean over some of their seeds only.
+    """Return a note with the variants, by name, of which a metric is the mean over some of their seeds only.
 
     Args:
-        headings: What the table calls each figure, by its name.
+        headings: What the table calls each metric, by its name.
     """
     found = []
     for name, group in groups.items():
-        counts = {heading: len(group.values(figure)) for figure, heading in headings.items()}
+        counts = {heading: len(group.values(metric)) for metric, heading in headings.items()}
         whole = len(group.seeds)
         parts = [f"{heading} over {count} of {whole} seeds" for heading, count in counts.items() if 0 < count < whole]
         if parts:
@@ -319,30 +307,35 @@ def divergence_note(groups: Mapping[str, SeedGroup]) -> list[str]:
     return [f"diverged: {'; '.join(found)}"] if found else []
 
 
-def csv_spreads(values: Mapping[str, Sequence[float]]) -> dict[str, str]:
-    """Return the mean of each column's values under its name, and the deviation under `<name>_std`."""
-    cells: dict[str, str] = {}
-    for column, of_column in values.items():
-        mean, deviation = mean_and_deviation(of_column)
-        cells |= {column: csv_number(mean), f"{column}_std": csv_number(deviation)}
-    return cells
-
-
-def csv_number(value: float) -> str:
-    """Return a number with six digits; nothing for NaN."""
-    return "" if math.isnan(value) else f"{value:.6g}"
+def by_column(spreads: Mapping[str, Spread]) -> dict[str, float]:
+    """Return means and deviations by column: `glue_rte_accuracy` and `..._std` for `glue/rte accuracy`."""
+    columns = {name.replace("/", "_").replace(" ", "_"): spread for name, spread in spreads.items()}
+    ends = {"": "mean", "_std": "std"}
+    return {column + end: getattr(spread, key) for column, spread in columns.items() for end, key in ends.items()}
 
 
 def write_report_files(
-    folder: Path, stem: str, heading: str, rows: Sequence[Mapping[str, Any]], tables: Sequence[ReportTable]
+    folder: Path, stem: str, heading: str, records: Sequence[Mapping[str, Any]], tables: Sequence[ReportTable]
 ) -> list[Path]:
-    """Write `<stem>.csv`, of rows by column, and `<stem>.md` into a folder, made where there is none.
+    """Write `<stem>.csv`, of values by column, and `<stem>.md` into a folder, made where there is none.
 
     Raises:
         CheckpointError: A file cannot be written.
     """
     make_folder(folder)
     files = [folder / f"{stem}.csv", folder / f"{stem}.md"]
-    write_csv(files[0], list(rows[0]), [list(row.values()) for row in rows])
+    write_csv(files[0], list(records[0]), [list(map(_plain, record.values())) for record in records])
     write_atomically(files[1], "\n".join([f"# {heading}\n", *map(as_markdown, tables)]).encode())
     return files
+
+
+def _plain(value: Any) -> str:
+    """Return a value as CSV holds it: seeds with blanks between them, changes as JSON."""
+    match value:
+        case str():
+            return value
+        case tuple():
+            return " ".join(map(str, value))
+        case dict():
+            return json.dumps(value)
+    return format_plain(value)

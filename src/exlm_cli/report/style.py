@@ -1,10 +1,13 @@
 """Look of all pictures and pages: colours, fonts, axes, titles; the same data give the same bytes."""
 
+import base64
 import io
+import math
 import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,14 +43,14 @@ GRID_INK = "#E6E9EC"
 SPINE_INK = "#B5BDC5"
 
 _DPI = 160.0
-_TITLE_LETTERS_PER_INCH = 12.5
-_CAPTION_LETTERS_PER_INCH = 16.0
+_TITLE_CHARACTERS_PER_INCH = 12.5
+_CAPTION_CHARACTERS_PER_INCH = 16.0
 _FORMATS = ("png", "svg")
 
 
 @contextmanager
 def drawing(*, font_size: float = 8.5) -> Iterator[None]:
-    """Use matplotlib's defaults and our fonts, not the user's matplotlibrc; do not warn of letters without a glyph."""
+    """Use matplotlib's defaults and our fonts, not the user's matplotlibrc; do not warn of missing glyphs."""
     import matplotlib
 
     settings: Any = {
@@ -91,8 +94,8 @@ def new_figure(width: float, height: float, title: str = "", captions: Sequence[
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    titles = textwrap.wrap(title, int(_TITLE_LETTERS_PER_INCH * width))
-    small = [line for text in captions for line in textwrap.wrap(text, int(_CAPTION_LETTERS_PER_INCH * width))]
+    titles = textwrap.wrap(title, int(_TITLE_CHARACTERS_PER_INCH * width))
+    small = [line for text in captions for line in textwrap.wrap(text, int(_CAPTION_CHARACTERS_PER_INCH * width))]
     title_inches, caption_inches = 0.17 * len(titles), 0.15 * len(small)
     heading_inches = title_inches + caption_inches + (0.1 if titles or small else 0.0)
     size = (width, height + title_inches + caption_inches)
@@ -104,6 +107,16 @@ def new_figure(width: float, height: float, title: str = "", captions: Sequence[
     for lines, font, colour, y in texts:
         figure.text(0.08 / width, y / size[1], "\n".join(lines), fontsize=font, color=colour, ha="left", va="top")
     return figure
+
+
+def new_panels(
+    count: int, columns: int, inches: tuple[float, float], title: str = "", captions: Sequence[str] = ()
+) -> tuple["Figure", list["Axes"]]:
+    """Return a figure and its panels, in rows of at most so many columns, each of a size; call it inside `drawing`."""
+    columns = min(columns, count)
+    rows = math.ceil(count / columns)
+    figure = new_figure(max(3.9, inches[0] * columns), inches[1] * rows, title, captions)
+    return figure, [figure.add_subplot(rows, columns, index + 1) for index in range(count)]
 
 
 def add_legend(owner: "Axes | Figure", handles: Sequence[Any], labels: Sequence[str], **options: Any) -> None:
@@ -164,6 +177,30 @@ def render_page(template: str, **values: Any) -> str:
         finalize=lambda value: printable(value) if type(value) is str else value,  # not what is markup already
     )
     return environment.get_template(template).render(values)
+
+
+@dataclass(frozen=True)
+class Card:
+    """A picture or a text on a page, and lines below it.
+
+    Attributes:
+        picture: An SVG file in base64; empty: the text is shown.
+        text: What the picture shows, for those who cannot see it.
+    """
+
+    picture: str
+    text: str
+    lines: Sequence[str]
+
+
+def card_of(drawing: bytes | None, text: str, lines: Sequence[str]) -> Card:
+    """Return the card of an SVG file, or of a text where there is none."""
+    return Card(encode_picture(drawing or b""), text, lines)
+
+
+def encode_picture(drawing: bytes) -> str:
+    """Return an SVG file as pages hold it: as an image, so that no browser runs what is in it."""
+    return base64.b64encode(drawing).decode()
 
 
 def corruption_colour(group: int, num_groups: int) -> str:

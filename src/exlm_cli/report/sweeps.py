@@ -3,43 +3,40 @@
 A variant is matched to a row of the paper by what it is, not by its name, and only where it changes nothing else.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
 from exlm_cli.config.sweep import VariantDescription
-from exlm_cli.experiments.results import SweepCellResult
+from exlm_cli.experiments.results import MeasuredCell
 from exlm_cli.format import (
     NO_VALUE,
     NOT_DEFINED,
+    decimals,
     format_count,
     format_duration,
-    format_fixed,
-    format_in_percent,
     format_parameters,
     format_ratio,
 )
 from exlm_cli.report.curves import ENTROPIES, EntropyLine, plot_curves, write_entropy_figure
 from exlm_cli.report.paper import TABLE_2, TABLE_4, TABLE_13, PaperTable, paper_table
 from exlm_cli.report.seed_groups import (
-    FIGURES,
+    VALIDATED,
     SeedGroup,
     SweepReport,
+    by_column,
     count_seeds,
-    csv_spreads,
     different_seeds_note,
     divergence_note,
     fewer_seeds_note,
     group_seeds,
-    mean_and_deviation,
     read_curves,
     seed_note,
-    task_figures,
+    task_metrics,
     write_report_files,
 )
-from exlm_cli.report.tables import ReportTable
+from exlm_cli.report.tables import Entry, Number, ReportTable, Row
 
 _DESCRIBED_BY = tuple(name for name in VariantDescription.model_fields if name != "changes")
 _HEADINGS = {
@@ -56,7 +53,7 @@ _LEGEND = (
     "accuracy: of masked tokens; bits: entropy of the predictions, mean over states; weighted bits: the same weighted "
     "by the posterior (equal for an MLM, which has one state); states: effective states of a mask; path bits: entropy "
     "of the path per target",
-    "each variant is scored under its own masking: figures at different p or k are not comparable",
+    "each variant is scored under its own masking: scores at different p or k are not comparable",
 )
 _LEGEND_OF_CTC = "the loss of a variant without transitions is that of CTC on each mask alone, with [UNK] as blank"
 _OTHER_DATA = (
@@ -120,52 +117,51 @@ where any of several will do."""
 Variants = Sequence[SeedGroup]
 
 
-def write_sweep_report(
-    run: Path, results: Sequence[SweepCellResult], folder: Path, *, name: str, has_figures: bool
-) -> SweepReport:
+def write_sweep_report(cells: Sequence[MeasuredCell], folder: Path, *, name: str, has_figures: bool) -> SweepReport:
     """Write `sweep.csv`, `sweep.md`, the curves, and Figure 12 where entropy was measured at several p.
 
     Args:
-        run: Run directory; curves are read from its cells, those of the first seed.
+        cells: Curves are those of the first seed of each variant.
         folder: Folder of the report; made if it does not exist.
 
     Raises:
         CheckpointError: A file cannot be written, or a metrics.jsonl is damaged.
     """
-    variants = group_seeds(results)
-    tables = sweep_tables(variants, name=name)
-    files = write_report_files(folder, "sweep", f"Sweep: {name}", csv_rows(variants), tables)
+    variants = group_seeds(cells)
+    tables, records = sweep_tables(variants, name=name), _records(variants)
+    files = write_report_files(folder, "sweep", f"Sweep: {name}", records, tables)
     if has_figures:
-        curves = read_curves(run, results)
+        curves = read_curves(cells)
         caption = "training curves, first seed of each variant"
         files += plot_curves(curves, folder / "curves", captions=[caption]) if curves else []
         files += write_figure_12(variants, folder)
-    return SweepReport(tables, {"variants": list(map(_as_json, variants))}, files)
+    return SweepReport(tables, {"variants": records}, files)
 
 
-def csv_rows(variants: Variants) -> list[dict[str, Any]]:
-    """Return a row of the CSV for each variant; figures are means over seeds, `<name>_std` their deviation.
+def _records(variants: Variants) -> list[dict[str, Any]]:
+    """Return each variant for programs; metrics are means over seeds, `<name>_std` their deviation.
 
-    Entropies at other mask ratios are `entropy_bits_at_0.387` and so on; `changes` is JSON.
+    Entropies at other mask ratios are `entropy_bits_at_0.387` and so on.
     """
-    names, ratios = [*FIGURES, *task_figures(variants)], _ratios(variants)
-    rows = []
+    names, ratios = [*VALIDATED, *task_metrics(variants)], _ratios(variants)
+    records = []
     for variant in variants:
-        line, elapsed_s = _entropy_line(variant), variant.elapsed_s
-        rows.append(
+        line = _entropy_line(variant)
+        at_ratios = {f"{name}_at_{p:g}": line.spread(p, name) for name in ENTROPIES for p in ratios}
+        records.append(
             {
                 "variant": variant.first.label,
                 **{name: getattr(variant.first, name) for name in _DESCRIBED_BY},
                 "parameters": variant.model.parameters,
                 "steps": variant.model.steps,
-                "elapsed_s": "" if elapsed_s is None else f"{elapsed_s:.1f}",
-                **variant.csv_figures(names),
-                **csv_spreads({f"{name}_at_{p:g}": line.values(p, name) for name in ENTROPIES for p in ratios}),
-                **variant.csv_seeds(),
-                "changes": json.dumps(variant.first.changes),
+                "elapsed_s": variant.elapsed_s,
+                **by_column({name: variant.spread(name) for name in names} | at_ratios),
+                "seeds": variant.seeds,
+                "diverged_seeds": variant.diverged_seeds,
+                "changes": variant.first.changes,
             }
         )
-    return rows
+    return records
 
 
 def sweep_tables(variants: Variants, *, name: str) -> list[ReportTable]:
@@ -246,13 +242,11 @@ def _entropy_lines(family: Variants) -> list[EntropyLine]:
 
 
 def _entropy_line(variant: SeedGroup, label: str = "", colour: int = 0, style: int = 0) -> EntropyLine:
-    by_ratio: dict[float, dict[str, list[float]]] = {}
-    for entropy in (entropy for result in variant.finished for entropy in result.entropy):
-        # a ratio counts as measured even if its entropy is not defined
-        here = by_ratio.setdefault(entropy.mask_ratio, {"entropy_bits": []})
-        for name in ENTROPIES:
-            if (value := getattr(entropy, name)) is not None:
-                here.setdefault(name, []).append(value)
+    # a ratio counts as measured even if its entropy is not defined
+    by_ratio = {
+        ratio: {name: values for name in ENTROPIES if (values := variant.values(name, ratio)) or name == "entropy_bits"}
+        for ratio in variant.mask_ratios
+    }
     return EntropyLine(label, variant.first.objective == "mlm", by_ratio, colour, style)
 
 
@@ -267,7 +261,7 @@ def _other_changes(variant: SeedGroup, known: Set[str] = _K_AND_P) -> dict[str, 
 
 
 def _variants_table(variants: Variants, name: str) -> ReportTable:
-    names = [key for key in (*_HEADINGS, *task_figures(variants)) if any(key in group.figures for group in variants)]
+    names = [key for key in (*_HEADINGS, *task_metrics(variants)) if any(key in group.metrics for group in variants)]
     rows = [(variant.first.label, *map(variant.show, names), *_details(variant)) for variant in variants]
     by_label = {variant.first.label: variant for variant in variants}
     has_ctc = any((group.first.objective, group.first.alignment) == ("exlm", "independent") for group in variants)
@@ -293,24 +287,23 @@ def _entropy_tables(variants: Variants) -> list[ReportTable]:
     ratios, tables = _ratios(variants), []
     has_both = any("entropy_posterior_bits" in at for line in lines.values() for at in line.entropies.values())
     for name in [*ENTROPIES][: 2 if has_both else 1]:
-        cells = [(label, *(_entropy_text(line, ratio, name) for ratio in ratios)) for label, line in lines.items()]
+        rows = [(label, *(_entropy_entry(line, ratio, name) for ratio in ratios)) for label, line in lines.items()]
         tables.append(
             ReportTable(
                 f"figure-12-{'states' if name == 'entropy_bits' else 'weighted'}",
-                f"Entropy of the predictions in bits over the mask ratio p, {ENTROPIES[name]} (Figure 12)",
+                f"Entropy of the predictions in bits over the mask ratio p, {ENTROPIES[name]} (Figure 12)"
+                f"{seed_note(variants)}",
                 ("variant", *map(format_ratio, ratios)),
-                (tuple(row for row in cells if any(cell != NO_VALUE for cell in row[1:])),),
+                (tuple(row for row in rows if any(str(entry) != NO_VALUE for entry in row[1:])),),
             )
         )
     return tables
 
 
-def _entropy_text(line: EntropyLine, ratio: float, name: str) -> str:
-    values = line.values(ratio, name)
-    if not values:
-        return NOT_DEFINED if "entropy_bits" in line.entropies.get(ratio, {}) else NO_VALUE
-    mean, deviation = mean_and_deviation(values)
-    return format_fixed(mean, 2) + ("" if math.isnan(deviation) else f" ± {format_fixed(deviation, 2)}")
+def _entropy_entry(line: EntropyLine, ratio: float, name: str) -> Entry:
+    spread = line.spread(ratio, name)
+    missing = NOT_DEFINED if "entropy_bits" in line.entropies.get(ratio, {}) else NO_VALUE
+    return Number(spread.mean, decimals(2), spread.std, missing=missing)
 
 
 def _match(rows: Mapping[str, Mapping[str, Any]], variants: Variants) -> dict[str, SeedGroup]:
@@ -329,8 +322,8 @@ def _fits(value: Any, wanted: Any) -> bool:
 
 
 def _fill(paper: PaperTable, found: Mapping[str, SeedGroup]) -> ReportTable:
-    ours = [
-        (name, *(format_in_percent(_score(variant, column)) for column in paper.columns), *_budget(variant))
+    ours: list[Row] = [
+        (name, *(Number(100 * _score(variant, column), decimals(1)) for column in paper.columns), *_budget(variant))
         for name, variant in found.items()
     ]
     notes = (
@@ -346,11 +339,11 @@ def _fill(paper: PaperTable, found: Mapping[str, SeedGroup]) -> ReportTable:
 
 def _sampled_note(variants: Variants) -> list[str]:
     sampled = {
-        task: scores.results.split_sizes["train"]
+        task: run.results.split_sizes["train"]
         for variant in variants
-        for result in variant.finished
-        for task, scores in result.scored_tasks.items()
-        if scores.results.max_rows is not None
+        for cell in variant.finished
+        for task, run in cell.tuned.items()
+        if run.results.max_rows is not None
     }
     tasks = "; ".join(f"{task} ({format_count(size)} rows)" for task, size in sampled.items())
     return [f"fine-tuned on some of the task's rows (`task.max_rows`): {tasks}"] if sampled else []
@@ -361,23 +354,29 @@ def _score(variant: SeedGroup, column: str) -> float:
     if column not in _COLUMNS:
         values = [_score(variant, name) for name in _COLUMNS]
         return math.fsum(values) / len(values)
-    return variant.mean(_COLUMNS[column])
+    return variant.spread(_COLUMNS[column]).mean
 
 
-def _details(variant: SeedGroup) -> tuple[str, ...]:
-    seeds, parameters, pretraining = _budget(variant)
+def _details(variant: SeedGroup) -> Row:
+    seeds, _, pretraining = _budget(variant)
     values = {key: f"{v:g}" if isinstance(v, float) else v for key, v in variant.first.changes.items()}
     changes = ", ".join(f"{key}={value}" for key, value in values.items())
-    time = NO_VALUE if variant.elapsed_s is None else format_duration(variant.elapsed_s)
-    k, p = variant.first.num_states_per_mask, variant.first.mask_ratio
-    return str(k), format_ratio(p), pretraining, parameters, seeds, time, changes or NO_VALUE
+    parameters = math.nan if variant.model.parameters is None else variant.model.parameters
+    return (
+        Number(variant.first.num_states_per_mask, format_count),
+        Number(variant.first.mask_ratio, format_ratio),
+        pretraining,
+        Number(parameters, format_parameters),
+        seeds,
+        Number(variant.elapsed_s, format_duration),
+        changes or NO_VALUE,
+    )
 
 
 def _budget(variant: SeedGroup) -> tuple[str, str, str]:
     """Return seeds, parameters and pre-training in words."""
-    scores = [scores for result in variant.finished for scores in result.scored_tasks.values()]
-    num_finetuned = max((len(scores_of_task.results.seeds) for scores_of_task in scores), default=0)
-    seeds = str(len(variant.seeds)) + (f" x {num_finetuned}" if num_finetuned else "")
+    num_tuned = max((len(run.results.seeds) for cell in variant.finished for run in cell.tuned.values()), default=0)
+    seeds = str(len(variant.seeds)) + (f" x {num_tuned}" if num_tuned else "")
     if variant.model.steps is None or variant.model.parameters is None:
         return seeds, NO_VALUE, NO_VALUE
     sequences, tokens = variant.first.batch_sequences, variant.first.batch_tokens
@@ -386,20 +385,3 @@ def _budget(variant: SeedGroup) -> tuple[str, str, str]:
     )
     pretraining = f"{format_count(variant.model.steps)} steps of {step}"
     return seeds, format_parameters(variant.model.parameters), pretraining
-
-
-def _as_json(variant: SeedGroup) -> dict[str, Any]:
-    """Return a variant for programs."""
-    entropies = _entropy_line(variant).entropies
-    return {
-        "variant": variant.first.label,
-        **{name: getattr(variant.first, name) for name in _DESCRIBED_BY},
-        "changes": variant.first.changes,
-        "parameters": variant.model.parameters,
-        "steps": variant.model.steps,
-        "elapsed_s": variant.elapsed_s,
-        "seeds": variant.seeds,
-        "diverged_seeds": variant.diverged_seeds,
-        **{name: variant.mean(name) for name in variant.figures},
-        "entropy_at": {f"{ratio:g}": {name: list(v) for name, v in at.items()} for ratio, at in entropies.items()},
-    }

@@ -1,17 +1,17 @@
 """Tables of results: the one class that every command prints, and writes as Markdown, CSV or LaTeX.
 
-Cells are texts; `exlm_cli.format` writes numbers as texts.
+An entry is a string or a `Number`, which people read rounded, as `exlm_cli.format` writes it, and programs in full.
 """
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from exlm_cli.files import make_folder, write_atomically, write_csv
-from exlm_cli.format import NO_VALUE, NOT_DEFINED, printable, shorten_middle
+from exlm_cli.format import NO_VALUE, format_plain, printable, shorten_middle
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SUFFIXES = {"markdown": ".md", "csv": ".csv", "latex": ".tex"}
 """Suffixes of the files, by the name of their format."""
 
-_CELL_LETTERS, _NOTE_LETTERS = 200, 2_000
+_ENTRY_CHARACTERS, _NOTE_CHARACTERS = 200, 2_000
 
 # a backslash first, or the others' would be escaped again
 _LATEX = {
@@ -28,11 +28,48 @@ _LATEX = {
     ">": r"\textgreater{}", "`": "'",
 }  # fmt: skip
 _LATEX_PATTERN = re.compile("|".join(map(re.escape, _LATEX)))
-_NUMBER = re.compile(r"([+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)( %)?")
 
-_FIGURE = r"[+-]?[\d,]*\.?\d+(?:e[+-]?\d+)?"
-_SPREAD = re.compile(rf"({_FIGURE}) ± ?({_FIGURE})")
-_MEDIAN = re.compile(rf"({_FIGURE}) \(({_FIGURE}) to ({_FIGURE})\)")
+
+@dataclass(frozen=True)
+class Number:
+    """A number as an entry; its text is `0.8123 ± 0.0101`, `0.8123 (0.8001 to 0.8201)` or `2.30 % (2.25 %)`.
+
+    Attributes:
+        value: NaN where there is none.
+        write: Writes it and the others, a function of `exlm_cli.format`.
+        std: Standard deviation, or NaN.
+        low, high: Ends around it, or NaN.
+        expected: What it should be, or NaN.
+        missing: Text where there is no value.
+    """
+
+    value: float
+    write: Callable[[float], str]
+    std: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    expected: float = math.nan
+    missing: str = NO_VALUE
+
+    def __str__(self) -> str:
+        """Return the text."""
+        if math.isnan(self.value):
+            return self.missing
+        text = self.write(self.value)
+        if not math.isnan(self.std):
+            text += f" ± {self.write(self.std)}"
+        if not math.isnan(self.low):
+            text += f" ({self.write(self.low)} to {self.write(self.high)})"
+        return text if math.isnan(self.expected) else f"{text} ({self.write(self.expected)})"
+
+    def by_ending(self) -> dict[str, float]:
+        """Return the numbers by the ending of their CSV column."""
+        others = {"_std": self.std, "_low": self.low, "_high": self.high, "_expected": self.expected}
+        return {"": self.value, **{end: number for end, number in others.items() if not math.isnan(number)}}
+
+
+Entry = str | Number
+Row = tuple[Entry, ...]
 
 
 @dataclass(frozen=True)
@@ -45,7 +82,7 @@ class ReportTable:
     Attributes:
         name: Name of its files, like `table-1`.
         title: One line above it.
-        groups: Rows, each with as many cells as there are columns; a line separates groups.
+        entries: Groups of rows, each with as many entries as there are columns; a line separates groups.
         notes: Lines below it.
         num_keys: Number of columns, the first ones, that name the row.
         num_details: Number of columns, the last ones, that describe how a row was made. A terminal shows them as lines.
@@ -55,15 +92,20 @@ class ReportTable:
     name: str
     title: str
     columns: tuple[str, ...]
-    groups: tuple[tuple[tuple[str, ...], ...], ...]
+    entries: tuple[tuple[Row, ...], ...]
     notes: tuple[str, ...] = ()
     num_keys: int = 1
     num_details: int = 0
     is_sparse: bool = False
 
     @property
+    def groups(self) -> tuple[tuple[tuple[str, ...], ...], ...]:
+        """The text of each entry."""
+        return tuple(tuple(tuple(map(str, row)) for row in group) for group in self.entries)
+
+    @property
     def rows(self) -> tuple[tuple[str, ...], ...]:
-        """The rows of all groups."""
+        """The text of each entry of the rows of all groups."""
         return tuple(row for group in self.groups for row in group)
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
@@ -72,15 +114,15 @@ class ReportTable:
         from rich.table import Table
         from rich.text import Text
 
-        yield Text(_cell(self.title, _NOTE_LETTERS))
+        yield Text(_shown(self.title, _NOTE_CHARACTERS))
         for part in _column_parts(self, options.max_width):
             drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
             for index in part:
                 justify: Literal["left", "right"] = "left" if index < self.num_keys else "right"
-                drawn.add_column(Text(_cell(self.columns[index])), justify=justify)
+                drawn.add_column(Text(_shown(self.columns[index])), justify=justify)
             for group in self.groups:
                 for row in group:
-                    drawn.add_row(*(Text(_cell(row[index])) for index in part))
+                    drawn.add_row(*(Text(_shown(row[index])) for index in part))
                 drawn.add_section()
             yield ""
             yield drawn
@@ -90,14 +132,14 @@ class ReportTable:
         ]
         if lines:
             yield ""
-        yield from (Text(_cell(line, _NOTE_LETTERS)) for line in lines)
+        yield from (Text(_shown(line, _NOTE_CHARACTERS)) for line in lines)
 
 
 def write_tables(tables: Sequence[ReportTable], folder: Path, formats: Sequence[str]) -> list[Path]:
     """Write each table in each format to `<folder>/<name><suffix>`.
 
-    CSV has plain numbers, such as 0.15 for `15 %`. The deviation of `NAME` is in a column `NAME_std`, the ends around a
-    median are in `NAME_low` and `NAME_high`.
+    CSV has plain numbers, such as 0.15 for `15 %`. The deviation of `NAME` is in a column `NAME_std`, the ends around
+    it are in `NAME_low` and `NAME_high`, what it should be is in `NAME_expected`.
 
     Args:
         tables: Tables of different names.
@@ -121,41 +163,29 @@ def write_tables(tables: Sequence[ReportTable], folder: Path, formats: Sequence[
 
 
 def _csv_content(table: ReportTable) -> tuple[list[str], list[list[str]]]:
-    """Return heading and rows; the first cell is the name of the row, whatever it looks like."""
-    heading, columns = [table.columns[0]], [[row[0] for row in table.rows]]
+    """Return heading and rows; the first entry is the name of the row."""
+    rows = [row for group in table.entries for row in group]
+    heading, columns = [table.columns[0]], [[str(row[0]) for row in rows]]
     for index, name in enumerate(table.columns[1:], start=1):
-        cells = [_csv_numbers(row[index]) for row in table.rows]
-        for end in dict.fromkeys(["", *(end for cell in cells for end in cell)]):
+        entries = [_plain_entries(row[index]) for row in rows]
+        for end in dict.fromkeys(["", *(end for entry in entries for end in entry)]):
             heading.append(name + end)
-            columns.append([cell.get(end, "") for cell in cells])
+            columns.append([entry.get(end, "") for entry in entries])
     return heading, [list(row) for row in zip(*columns, strict=True)]
 
 
-def _csv_numbers(text: str) -> dict[str, str]:
-    """Return the numbers of a cell by the ending of their column."""
-    if match := _SPREAD.fullmatch(text):
-        return {"": _csv_cell(match[1]), "_std": _csv_cell(match[2])}
-    if match := _MEDIAN.fullmatch(text):
-        return {"": _csv_cell(match[1]), "_low": _csv_cell(match[2]), "_high": _csv_cell(match[3])}
-    return {"": _csv_cell(text)}
-
-
-def _csv_cell(text: str) -> str:
-    """Return `1,234.5` as 1234.5, `15 %` as 0.15, nothing for a missing value, and other texts as they are."""
-    if text in (NO_VALUE, NOT_DEFINED):
-        return ""
-    match = _NUMBER.fullmatch(text)
-    if match is None:
-        return text
-    number = match[1].replace(",", "")
-    return f"{Decimal(number).scaleb(-2):f}" if match[2] else number
+def _plain_entries(entry: Entry) -> dict[str, str]:
+    """Return what programs read, by the ending of its column."""
+    if isinstance(entry, Number):
+        return {end: format_plain(number) for end, number in entry.by_ending().items()}
+    return {"": "" if entry == NO_VALUE else entry}
 
 
 def as_markdown(table: ReportTable) -> str:
     """Return the table as Markdown; notes become a list."""
 
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(printable(cell).replace("\\", "\\\\").replace("|", "\\|") for cell in cells) + " |"
+    def line(entries: Sequence[str]) -> str:
+        return "| " + " | ".join(printable(entry).replace("\\", "\\\\").replace("|", "\\|") for entry in entries) + " |"
 
     align = ["---"] * table.num_keys + ["---:"] * (len(table.columns) - table.num_keys)
     lines = [f"**{printable(table.title)}**", "", line(table.columns), f"|{'|'.join(align)}|", *map(line, table.rows)]
@@ -164,18 +194,18 @@ def as_markdown(table: ReportTable) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cell(text: str, max_letters: int = _CELL_LETTERS) -> str:
+def _shown(text: str, max_characters: int = _ENTRY_CHARACTERS) -> str:
     """Return a text as the terminal shows it."""
-    return printable(shorten_middle(text, max_letters))
+    return printable(shorten_middle(text, max_characters))
 
 
 def as_latex(table: ReportTable) -> str:
     """Return the table as a LaTeX `table` with `booktabs` rules."""
 
-    def line(cells: Sequence[str]) -> str:
-        return " & ".join(map(_latex, cells)) + r" \\"
+    def line(entries: Sequence[str]) -> str:
+        return " & ".join(map(_latex, entries)) + r" \\"
 
-    body = ["\n".join(map(line, group)) for group in table.groups]
+    body = ["\n".join(line(row) for row in group) for group in table.groups]
     notes = [rf"\par\footnotesize {_latex(note)}" for note in table.notes]
     return "\n".join(
         [
@@ -202,8 +232,8 @@ def _column_parts(table: ReportTable, width: int) -> list[list[int]]:
     shown = list(range(table.num_keys, first_detail))
     if table.is_sparse and table.groups:
         shown = [index for index in shown if any(row[index] != NO_VALUE for row in table.groups[-1])] or shown
-    # a blank to the right of each cell, and the blank between columns
-    widths = [max(map(len, cells)) + 2 for cells in zip(table.columns, *table.rows, strict=True)]
+    # a blank to the right of each entry, and the blank between columns
+    widths = [max(map(len, entries)) + 2 for entries in zip(table.columns, *table.rows, strict=True)]
     keys = list(range(table.num_keys))
     parts: list[list[int]] = []
     room = 0
@@ -220,9 +250,9 @@ def _describe_details(table: ReportTable, row: Sequence[str]) -> str:
     """Return `name: seeds 3, parameters 5.2 M`; empty where nothing is known."""
     first = len(table.columns) - table.num_details
     known = [
-        f"{heading} {cell}"
-        for heading, cell in zip(table.columns[first:], row[first:], strict=True)
-        if cell != NO_VALUE
+        f"{heading} {entry}"
+        for heading, entry in zip(table.columns[first:], row[first:], strict=True)
+        if entry != NO_VALUE
     ]
     return f"{' '.join(row[: table.num_keys])}: {', '.join(known)}" if known else ""
 

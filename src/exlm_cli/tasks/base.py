@@ -231,6 +231,7 @@ class PredictionSummary:
         num_unreadable: Rows among them that the model cannot read.
         metrics: Scores of the seeds' mean where the file has labels; empty where it has none.
         notes: What a report says about the rows and their predictions.
+        predictor: What predicted: `model`, `forest` or `both`; empty for vectors.
         num_in_training: Rows that the model was trained on.
         num_in_validation: Other rows that chose its best epoch and fitted its calibration.
         metrics_of_new: `metrics` of the remaining rows; empty if there are none, or if these are all rows.
@@ -242,6 +243,7 @@ class PredictionSummary:
     num_unreadable: int
     metrics: dict[str, float]
     notes: tuple[str, ...]
+    predictor: str = ""
     num_in_training: int = 0
     num_in_validation: int = 0
     metrics_of_new: dict[str, float] = field(default_factory=dict)
@@ -282,6 +284,11 @@ class NewRows:
         Args:
             predicted: Cells of the N readable rows by column. A column of the file with such a name is left out.
         """
+        columns, notes = self.joined(predicted)
+        return csv_bytes(list(columns), zip(*columns.values(), strict=True)), notes
+
+    def joined(self, predicted: Mapping[str, Sequence[str]]) -> tuple[dict[str, Sequence[object]], tuple[str, ...]]:
+        """Return all rows as columns, as `as_csv` writes them, and notes."""
         num_rows = self.num_rows - self.num_skipped
         added: dict[str, Sequence[str]] = {}
         for name, cells in predicted.items():
@@ -290,10 +297,10 @@ class NewRows:
         if self.problems is not None:
             added["problem"] = self.problems
         own = {name: cells for name, cells in self.columns.items() if name not in added}
-        columns = {**own, **added}
-        table = csv_bytes(list(columns), zip(*columns.values(), strict=True))
         replaced = [f"`{name}`" for name in self.columns if name not in own]
-        return table, (f"predictions replace the table's own columns {', '.join(replaced)}",) if replaced else ()
+        return {**own, **added}, (
+            f"predictions replace the table's own columns {', '.join(replaced)}",
+        ) if replaced else ()
 
 
 @dataclass(frozen=True)

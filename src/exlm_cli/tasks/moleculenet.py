@@ -19,7 +19,7 @@ from exlm_cli.tasks.rows.inputs import InputRows, usable_rows
 from exlm_cli.tasks.rows.labels import Labels, read_targets
 from exlm_cli.tasks.rows.splits import RowSplit, split_rows
 from exlm_cli.tasks.rows.task import RowTask, table_task
-from exlm_cli.tasks.sources import existing_folder, find_file, given_file
+from exlm_cli.tasks.sources import OfficialFiles, find_parts
 
 _MAX_ROWS_OFF = 5
 """Maximum difference between a public file and Table 9 that the known reasons explain."""
@@ -41,7 +41,8 @@ class MoleculeNetSet:
     """One set.
 
     Attributes:
-        name: As in `moleculenet/<name>`.
+        name: As in `moleculenet/<name>`, and the name of its file.
+        pattern: Glob of the names that its file may have, without their ending.
         labels: Names of the label columns; empty: every column that is neither the molecule nor its identifier.
         remote: Public address of its file.
         table_9: Molecules of train, valid and test in Table 9.
@@ -49,7 +50,7 @@ class MoleculeNetSet:
     """
 
     name: str
-    file_names: tuple[str, ...]
+    pattern: str
     num_labels: int
     labels: tuple[str, ...]
     remote: RemoteFile
@@ -75,26 +76,26 @@ def _kano(name: str, sha256: str, num_bytes: int) -> RemoteFile:
 MOLECULENET_SETS = {
     found.name: found
     for found in (
-        MoleculeNetSet("bace", ("bace",), 1, ("Class",), _kano(
+        MoleculeNetSet("bace", "bace", 1, ("Class",), _kano(
             "bace", "5fb6e2a87a148ec7393c1d874d26ec40ee74eb6223ea7d2bfa16d153eb75eb55", 103_230
         ), (1210, 151, 151), _TENTHS),
-        MoleculeNetSet("bbbp", ("bbbp", "BBBP"), 1, ("p_np",), _kano(
+        MoleculeNetSet("bbbp", "bbbp", 1, ("p_np",), _kano(
             "bbbp", "a61e17872cbec0743a6147dc802a1f7550acfe8dc1053f881f4c42a3ce2dc597", 111_265
         ), (1631, 204, 204)),
-        MoleculeNetSet("clintox", ("clintox",), 2, ("FDA_APPROVED", "CT_TOX"), _kano(
+        MoleculeNetSet("clintox", "clintox", 2, ("FDA_APPROVED", "CT_TOX"), _kano(
             "clintox", "cc561402d058a0d996a9f5e5d02bc20f6652b7003525b32c3598b8da4b24e9b7", 94_829
         ), (1182, 148, 148), "Uni-Mol's rows leave out the two cobalt complexes of DeepChem's file"),
-        MoleculeNetSet("tox21", ("tox21",), 12, _TOX21_ASSAYS, _kano(
+        MoleculeNetSet("tox21", "tox21", 12, _TOX21_ASSAYS, _kano(
             "tox21", "b58cc1f683e78e3c7a1bf7116e9aac0119804018d100f7b8cdb0857941c31aca", 458_635
         ), (6264, 783, 783), _TENTHS),
-        MoleculeNetSet("toxcast", ("toxcast", "toxcast_data"), 617, (), RemoteFile(
+        MoleculeNetSet("toxcast", "toxcast*", 617, (), RemoteFile(
             f"{_DEEPCHEM}/examples/toxcast/processing/toxcast_data.csv.gz",
             "56041515e0bb63c1787a26ecdbeb2bd7ae1f538681caa1b03f768853cf81b1a7", 405_299
         ), (6860, 858, 858), _TOXCAST_ROWS),
-        MoleculeNetSet("sider", ("sider",), 27, (), _kano(
+        MoleculeNetSet("sider", "sider", 27, (), _kano(
             "sider", "87b937d1ddb1879bb14e8f23d94ceffcb9ad3e534ae59602820b3bcf03844fbf", 183_743
         ), (1141, 143, 143)),
-        MoleculeNetSet("muv", ("muv",), 17, (), RemoteFile(
+        MoleculeNetSet("muv", "muv", 17, (), RemoteFile(
             f"{_DEEPCHEM}/datasets/muv.csv.gz",
             "93c8b4a37c5996c76e57d5f3f065fb8b7cf1c19067011eff2293fd2a94ce274a", 1_749_843
         ), (74469, 9309, 9309)),
@@ -142,22 +143,15 @@ def find_set_file(config: MoleculeNetTaskConfig, progress: Progress) -> Path:
         DataError: It is missing, or cannot be downloaded.
     """
     known = MOLECULENET_SETS[config.name.removeprefix("moleculenet/")]
-    if config.files.train is not None:
-        return given_file(config, config.files.train)
-    if config.data_dir is None:
+    if config.files.train is None and config.data_dir is None:
         hint = (
             f"fetch it elsewhere, keep its name {known.remote.name}, and give the folder it is in: `task.data_dir=DIR`"
         )
         return fetch_once(known.remote, "moleculenet", progress, hint)
-    folder = existing_folder(config, ("moleculenet",))
-    for stem in known.file_names:
-        found = find_file(folder, stem, (".csv",))
-        if found is not None:
-            return found
-    names = " or ".join(f"{stem}.csv" for stem in known.file_names)
-    raise DataError(
-        f"{folder}: no {names}, nor one with .gz or .xz", "give the folder that holds the file with `task.data_dir=DIR`"
-    )
+    official = OfficialFiles(None, None, ("moleculenet",), {"train": (known.pattern, "")}, (".csv",), ())
+    ((_, path),) = find_parts(config, official)
+    assert isinstance(path, Path), "it is not on the Hub"
+    return path
 
 
 def _without_repeats(usable: InputRows) -> InputRows:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,14 +25,14 @@ class OfficialFiles:
     """Where a benchmark's files are.
 
     Attributes:
-        hub_name, hub_config: Name of the data set on the Hub, and of one of its configurations.
+        hub_name, hub_config: Name of the data set on the Hub, and of one of its configurations; None: it is not there.
         folders: Its folders in a download; the first is what the benchmark calls it.
         parts: File name without its ending, a glob, and split on the Hub, of `train`, `valid` and others.
         suffixes: Endings that a file may have; the first is the official one.
         optional: Parts that a folder need not have.
     """
 
-    hub_name: str
+    hub_name: str | None
     hub_config: str | None
     folders: tuple[str, ...]
     parts: Mapping[str, tuple[str, str]]
@@ -52,7 +53,9 @@ def find_parts(config: TaskSection, official: OfficialFiles) -> Iterator[tuple[s
         yield from ((part, given_file(config, path)) for part, path in given.items())
         return
     for part, (stem, hub_split) in official.parts.items():
-        remote = hub_source(config, official.hub_name, official.hub_config, hub_split)
+        remote = None
+        if official.hub_name is not None:
+            remote = hub_source(config, official.hub_name, official.hub_config, hub_split)
         if remote is not None:
             yield part, remote
             continue
@@ -106,13 +109,14 @@ def existing_folder(config: TaskSection, names: Sequence[str]) -> Path:
 
 
 def find_file(folder: Path, pattern: str, suffixes: Sequence[str]) -> Path | None:
-    """Return the only file in a folder whose name is `pattern` (a glob) and a suffix, compressed or not.
+    """Return the only file in a folder whose name is `pattern` (a glob, in any case) and a suffix, compressed or not.
 
     Raises:
         DataError: More than one file fits.
     """
-    endings = [suffix + compression for suffix in suffixes for compression in ("", *COMPRESSIONS)]
-    found = sorted({path for ending in endings for path in folder.glob(pattern + ending) if path.is_file()})
+    wanted = [f"{pattern}{suffix}{end}".casefold() for suffix in suffixes for end in ("", *COMPRESSIONS)]
+    named = (path for path in folder.iterdir() if any(fnmatchcase(path.name.casefold(), name) for name in wanted))
+    found = sorted(path for path in named if path.is_file())
     if len(found) > 1:
         names = " and ".join(path.name for path in found)
         raise DataError(

@@ -70,7 +70,7 @@ class LoopState(BaseModel):
 
 
 class CheckpointState(JsonModel):
-    """`state.json` of `step-N`: counters, hashes that identify the run, figures of the last validation."""
+    """`state.json` of `step-N`: counters, hashes that identify the run, metrics of the last validation."""
 
     loop: LoopState
     identity: dict[str, str]
@@ -159,6 +159,17 @@ def save_checkpoint(
         tensors = {MODEL_FILE: model.state_dict(), OPTIMIZER_FILE: _moments(model, optimizer)}
         _write_whole(final, step, tensors, state, resume_command)
     remove_older(run, step, keep_last)
+    return final
+
+
+def save_weights(run: Path, step: int, model: nn.Module, state: CheckpointState, *, resume_command: str) -> Path:
+    """Write `checkpoints/step-N/` without an optimizer, for weights that were not trained here.
+
+    Raises:
+        CheckpointError: A file cannot be written.
+    """
+    final = run / "checkpoints" / f"step-{step}"
+    _write_whole(final, step, {MODEL_FILE: model.state_dict()}, state, resume_command)
     return final
 
 

@@ -1,4 +1,4 @@
-"""Validation figures of a model: loss, accuracy, entropy and the health of the DAG; and the watch on its collapse.
+"""Validation metrics of a model: loss, accuracy, entropy and the health of the DAG; and the watch on its collapse.
 
 Axes: B sequences, T targets, S nodes, N packed inner nodes, k states of a mask, M packed masks.
 """
@@ -33,11 +33,11 @@ from exlm_cli.train.objective import Objective, is_fully_masked, is_target
 from exlm_cli.train.task import Callback
 
 _LARGEST_NATS = 88.0
-"""Largest exponent of a perplexity: e^88 is still below the largest float32, and so a figure of `metrics.jsonl`."""
+"""Largest exponent of a perplexity: e^88 is still below the largest float32, and so a metric of `metrics.jsonl`."""
 
 
 Sums = dict[str, tuple[float, ...]]
-"""Figures of a batch by name, which `summarise` adds up over batches and divides once: (sum, count) of a mean,
+"""Metrics of a batch by name, which `summarise` adds up over batches and divides once: (sum, count) of a mean,
 (number,) of a count, and for `clones_in_use` the expected number of targets that each of the k clones emits."""
 
 
@@ -54,12 +54,12 @@ def evaluate_batch(model: ExlmModel, objective: Objective, batch: Batch) -> Sums
     if model.transition is None:
         return _evaluate_masks(model, objective, nodes, statistics, batch)
     log_emit, log_trans = model.log_emissions(nodes, batch), model.log_transitions(nodes, batch)
-    with torch.autocast(log_emit.device.type, enabled=False):  # autocast is for the model: figures stay float32
+    with torch.autocast(log_emit.device.type, enabled=False):  # autocast is for the model: metrics stay float32
         return _evaluate_dag(log_emit, log_trans, objective, nodes, statistics, batch, model.num_states_per_mask)
 
 
 def summarise(batches: Iterable[Sums]) -> dict[str, float]:
-    """Turn the sums of batches into the figures of a validation row, those of a DAG only where the model has one.
+    """Turn the sums of batches into the metrics of a validation row, those of a DAG only where the model has one.
 
     `loss` is the mean over sequences of nats per target and `perplexity` its exponential, at most e^88.
     `loss_given_length` leaves out -log P(a path has T tokens), which an MLM does not pay: ExLM and MLM are compared by
@@ -240,13 +240,13 @@ class CollapseWatch(Callback):
         self.progress = progress
         self._reported: set[str] = set()
 
-    def on_validate(self, step: int, figures: Mapping[str, float]) -> None:
-        """Report a collapse that the figures show.
+    def on_validate(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Report a collapse that the metrics show.
 
         Raises:
             CollapsedError: The DAG has collapsed and `train.on_collapse` is `stop`.
         """
-        for kind, (finding, cure) in find_collapse(figures, self.recipe).items():
+        for kind, (finding, cure) in find_collapse(metrics, self.recipe).items():
             message = f"the DAG of step {step} has collapsed: {finding}"
             if self.recipe.train.on_collapse == "stop":
                 raise CollapsedError(message, cure)
@@ -255,13 +255,13 @@ class CollapseWatch(Callback):
                 self.progress.message(f"warning: {message}; {cure}")
 
 
-def find_collapse(figures: Mapping[str, float], recipe: PretrainRecipe) -> dict[str, tuple[str, str]]:
+def find_collapse(metrics: Mapping[str, float], recipe: PretrainRecipe) -> dict[str, tuple[str, str]]:
     """Return (finding, remedy) by kind of collapse; empty if the DAG is healthy."""
     found = {}
     k = recipe.masking.num_states_per_mask
-    if (share := figures["masks_with_0_share"]) > MAX_PASSED_OVER_SHARE:
+    if (share := metrics["masks_with_0_share"]) > MAX_PASSED_OVER_SHARE:
         found["passed over"] = (f"{format_percent(share)} of the masks yield no token", _cure_of_the_path(recipe))
-    if k > 1 and figures["num_sequences"] and (clones := figures["clones_in_use"]) <= MIN_CLONES:
+    if k > 1 and metrics["num_sequences"] and (clones := metrics["clones_in_use"]) <= MIN_CLONES:
         found["one state"] = (f"{clones:.2f} of {k} states of a mask are in use", _cure_of_the_states(recipe))
     return found
 

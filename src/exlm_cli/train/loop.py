@@ -37,28 +37,28 @@ from exlm_cli.train.checkpoint import (
     save_best,
     save_checkpoint,
 )
-from exlm_cli.train.optim import build_optimizer, learning_rate, update_weights
+from exlm_cli.train.optim import build_optimizer, learning_rate, set_learning_rates, update_weights
 from exlm_cli.train.process import FreedMemory, StopSignal
 from exlm_cli.train.task import Callback, LoopResult, Selection, TrainTask
 
 _REPORTED = ("loss", "mask_accuracy", "perplexity", "effective_states")
-"""Validation figures that are reported as messages."""
+"""Validation metrics that are reported as messages."""
 
 
 class _TakenStep(NamedTuple):
-    """A step whose figures are still on the device.
+    """A step whose numbers are still on the device.
 
     Attributes:
         step: Counted from 0.
         epoch: Its epoch.
         indices: Its samples, those of all ranks.
-        figures: (5,) float64: sum of the losses, numbers of sequences with and without a loss, tokens, gradient norm.
+        numbers: (5,) float64: sum of the losses, numbers of sequences with and without a loss, tokens, gradient norm.
     """
 
     step: int
     epoch: int
     indices: IntArray
-    figures: Tensor
+    numbers: Tensor
 
 
 class TrainingLoop:
@@ -237,9 +237,7 @@ class TrainingLoop:
             self._plan_epoch()
         indices = self._plan[state.step_in_epoch]
         torch.manual_seed(dropout_seed(self.seed, state.step, self.ranks.rank))
-        rate = learning_rate(state.step, self.optim, self.total_steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        set_learning_rates(self.optimizer, state.step, self.optim, self.total_steps)
         self.task.begin_step(state.step / self.total_steps)
         self.optimizer.zero_grad(set_to_none=True)
         model_s = 0.0
@@ -253,8 +251,8 @@ class TrainingLoop:
                 batch_loss = torch.where(is_counted, losses, 0.0).sum()
                 (batch_loss if is_own else 0.0 * batch_loss).backward()
             if is_own:
-                figures = (batch_loss.detach(), is_counted.sum(), (~is_counted).sum())
-                sums[:3] += torch.stack([figure.double() for figure in figures])
+                numbers = (batch_loss.detach(), is_counted.sum(), (~is_counted).sum())
+                sums[:3] += torch.stack([number.double() for number in numbers])
                 sums[3] += self.task.count_tokens(batch)
             model_s += time.perf_counter() - start_s
             self._agreed_stop = stops or None
@@ -275,7 +273,7 @@ class TrainingLoop:
         return sums[0] / sums[1]
 
     def _read_figures(self) -> None:
-        """Read the figures of the steps since the last call and add them up; only here a step waits for the device.
+        """Read the numbers of the steps since the last call and add them up; only here a step waits for the device.
 
         Raises:
             DivergedError: A loss or gradient norm of these steps is not finite, or none of a step's sequences has a
@@ -285,7 +283,7 @@ class TrainingLoop:
             return
         state, start_s = self.state, time.perf_counter()
         steps, self._unread = self._unread, []
-        rows = torch.stack([step.figures for step in steps]).tolist()
+        rows = torch.stack([step.numbers for step in steps]).tolist()
         waited_s = time.perf_counter() - start_s
         state.elapsed_s += waited_s
         state.model_s += waited_s
@@ -378,8 +376,8 @@ class TrainingLoop:
         state.validate_s += time.perf_counter() - start_s
         self._log({"kind": "valid", "step": state.step, **self._validation})
         if self.selection is None:
-            figures = ", ".join(f"{name} {value:.4g}" for name, value in self._validation.items() if name in _REPORTED)
-            self.progress.message(f"step {state.step}: validation {figures}")
+            shown = ", ".join(f"{name} {value:.4g}" for name, value in self._validation.items() if name in _REPORTED)
+            self.progress.message(f"step {state.step}: validation {shown}")
             return
         value = self._validation[self.selection.metric]
         if self.selection.is_better(value, state.best_value):

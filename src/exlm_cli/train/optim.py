@@ -27,17 +27,37 @@ def learning_rate(step: int, optim: OptimConfig, total_steps: int) -> float:
 
 
 def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
-    """Return AdamW with weight decay on matrices and embeddings, none on biases and norms; fused."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    # start_scores, the one vector that is neither bias nor norm, does not decay either: zero is not its origin
-    decaying, others = ([p for p in trained if (p.ndim >= 2) == is_matrix] for is_matrix in (True, False))
+    """Return AdamW with weight decay on matrices and embeddings, none on biases and norms; fused.
+
+    Each group says under `is_encoder` whether its parameters are those of `model.encoder`.
+    """
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    groups = []
+    for is_encoder in (False, True):
+        part = [p for name, p in trained.items() if name.startswith("encoder.") == is_encoder]
+        # start_scores, the one vector that is neither bias nor norm, does not decay either: zero is not its origin
+        for is_matrix, decay in ((True, optim.weight_decay), (False, 0.0)):
+            params = [p for p in part if (p.ndim >= 2) == is_matrix]
+            groups.append({"params": params, "weight_decay": decay, "is_encoder": is_encoder})
     return torch.optim.AdamW(
-        [{"params": decaying, "weight_decay": optim.weight_decay}, {"params": others, "weight_decay": 0.0}],
+        groups,
         lr=optim.lr,
         betas=optim.betas,
         eps=optim.eps,
         fused=True,
     )
+
+
+def set_learning_rates(optimizer: torch.optim.Optimizer, step: int, optim: OptimConfig, total_steps: int) -> None:
+    """Set the learning rate of each group of `build_optimizer` for a step, counted from 0.
+
+    The encoder's is scaled by `optim.encoder_lr_scale`, and zero until `optim.encoder_starts_at`; at zero AdamW moves
+    nothing, weight decay included, but gathers its moments.
+    """
+    rate = learning_rate(step, optim, total_steps)
+    has_begun = step >= optim.encoder_starts_at * total_steps
+    for group in optimizer.param_groups:
+        group["lr"] = rate * (optim.encoder_lr_scale if has_begun else 0.0) if group["is_encoder"] else rate
 
 
 def update_weights(
@@ -52,7 +72,7 @@ def update_weights(
     """Scale and clip the gradients and step, unless the loss or the gradient norm is not finite; never waits.
 
     A step that is not finite leaves weights and moments as they are, through the `found_inf` flag of fused optimisers,
-    which `torch.amp.GradScaler` sets as well. So the weights are intact when the host reads the figures later.
+    which `torch.amp.GradScaler` sets as well. So the weights are intact when the host reads the metrics later.
 
     Args:
         optimizer: Result of `build_optimizer`.

@@ -27,7 +27,8 @@ from exlm_cli.data.tokenizer import TOKENIZER_FILE
 from exlm_cli.distributed.parallel import StepModule, spread
 from exlm_cli.distributed.ranks import ALONE, Ranks, join
 from exlm_cli.distributed.shared_run import hold_run, require_same_data, require_same_recipe
-from exlm_cli.errors import CheckpointError
+from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.files import finite_or_none
 from exlm_cli.format import format_large, format_number_of, format_parameters, format_percent
 from exlm_cli.launch import read_launch
 from exlm_cli.model.exlm import ExlmModel
@@ -48,15 +49,22 @@ from exlm_cli.train.loop import TrainingLoop
 from exlm_cli.train.objective import Objective
 from exlm_cli.train.pretrained import (
     RESUMED_MARKS,
+    Pretrained,
+    adopt_architecture,
+    begin_with,
     build_model,
     describe_device,
+    load_pretrained_weights,
+    load_tokenizer,
     model_identity,
     pick_device,
+    recorded_name,
     require_own_files,
 )
 from exlm_cli.train.probe import measure_flops
 from exlm_cli.train.task import Callback, require_arguments
 from exlm_cli.train.trackers import build_trackers, require_trackers
+from exlm_cli.train.unigrams import UnigramFigures, score_unigrams, token_log_probs
 
 CENTRED_SHARE = 0.9
 """Own-mask share from which a DAG counts as centred on its targets."""
@@ -74,12 +82,23 @@ VALIDATION_EPOCH = 2**32 - 1
 
 @dataclass(frozen=True)
 class PretrainResult:
-    """Result of a pre-training run; `metrics` are those of the last validation, `elapsed_s` the time of its steps."""
+    """Result of a pre-training run.
+
+    Attributes:
+        metrics: Figures of the last validation.
+        unigrams: What the frequencies of tokens reach on the masks of this validation.
+        num_tokens: Input tokens of the training.
+        elapsed_s: Time of its steps.
+    """
 
     run_dir: Path
     checkpoint: Path
+    recipe: PretrainRecipe
     steps: int
     metrics: dict[str, float]
+    unigrams: UnigramFigures
+    num_tokens: int
+    num_parameters: int
     elapsed_s: float
 
 
@@ -149,13 +168,20 @@ class PretrainTask:
         return batch.num_tokens
 
     def validate(self, progress: Progress | None = None) -> dict[str, float]:
-        """Return figures on the validation set, with the same masks every time; `progress` shows a bar of sequences."""
+        """Return metrics on the validation set, with the same masks every time; `progress` shows a bar of sequences."""
         indices = validation_indices(self.valid_set, self.recipe.train.validation_sequences)
 
         def evaluate(model: Any, batch: Batch) -> Sums:
             return evaluate_batch(model, self.objective, batch)
 
         return summarise(self._measure(indices, evaluate, progress or SilentProgress()))
+
+    def unigrams(self) -> UnigramFigures:
+        """Return what the frequencies of training tokens reach on the targets of `validate`."""
+        indices = validation_indices(self.valid_set, self.recipe.train.validation_sequences)
+        feed = Feed(self.valid_set, self.recipe, self.tokenizer, VALIDATION_EPOCH)
+        batches = feed.microbatches(indices, torch.device("cpu")) if len(indices) else ()
+        return score_unigrams(token_log_probs(self.train_set, self.tokenizer.vocab_size), batches)
 
     def own_mask_share(self) -> float:
         """Return the own-mask share of the model as it is now: the mean over at most 256 validation sequences."""
@@ -196,15 +222,18 @@ def run_pretraining(
     *,
     out: str | Path | None = None,
     resume: str | Path | None = None,
+    checkpoint: str | Path | None = None,
     callbacks: Sequence[Callback] = (),
     progress: Progress | None = None,
 ) -> PretrainResult:
     """Pre-train a recipe; tokenise its data first where that is not done.
 
     Args:
-        recipe: What to train.
+        recipe: What to train. Its architecture is replaced by that of a checkpoint.
         out: Run directory; None: `runs/<name>-<time>`.
         resume: A run directory to continue instead; `recipe` may differ from its own as in `resume_pretraining`.
+        checkpoint: Weights and tokenizer to begin with: a pre-training run, one of its `checkpoints/step-N`, or
+            `bundled:NAME`; None: weights drawn from the seed. A resumed run has its own.
         callbacks: Follow the training, after the trackers of `train.report_to`.
         progress: Reports the work; None: silent.
 
@@ -222,10 +251,20 @@ def run_pretraining(
     def make() -> Path:
         return Path(resume) if resume is not None else create_run_dir(out, recipe.name)
 
+    if checkpoint is None and resume is None and recipe.model.backbone.family != "own":
+        raise ConfigError(
+            f"`model.backbone.family` is {recipe.model.backbone.family}, whose encoder comes with its weights",
+            "give them as `checkpoint=RUN`",
+        )
     with join(launch, device) as ranks:
         require_same_recipe(ranks, recipe)
+        begin = None
+        if checkpoint is not None:
+            source = Path(checkpoint)
+            begin = ranks.in_turn(lambda: load_pretrained_weights(source, progress))
+            recipe = adopt_architecture(recipe, begin, progress)
         with hold_run(ranks, make, is_new=resume is None) as run:
-            return _run_pretraining(recipe, run, ranks, callbacks, is_new=resume is None, progress=progress)
+            return _run_pretraining(recipe, run, ranks, callbacks, begin, is_new=resume is None, progress=progress)
 
 
 def _run_pretraining(
@@ -233,6 +272,7 @@ def _run_pretraining(
     run: Path,
     ranks: Ranks,
     callbacks: Sequence[Callback],
+    begin: Pretrained | None,
     *,
     is_new: bool,
     progress: Progress,
@@ -240,12 +280,28 @@ def _run_pretraining(
     device = ranks.device
     with discarded_on_failure(run, is_new=is_new and ranks.is_first):
         before = None if is_new else read_run_json(run)  # a damaged one is refused before anything changes
+        if before is not None and before.checkpoint is not None and not checkpoint_paths(run):
+            # nothing was saved yet: begin with the same weights again
+            begun_with = Path(before.checkpoint)
+            begin = ranks.in_turn(lambda: load_pretrained_weights(begun_with, progress))
+        tokenizer = None if begin is None else begin.tokenizer
+        if before is not None and before.checkpoint is not None:
+            tokenizer = load_tokenizer(run, recipe)
         tell_cost = functools.partial(_tell_cost, recipe, ranks, progress) if is_new and ranks.is_first else None
-        prepare = functools.partial(prepare_data, recipe, progress=progress, builds=ranks.is_first, on_found=tell_cost)
+        prepare = functools.partial(
+            prepare_data,
+            recipe,
+            progress=progress,
+            builds=ranks.is_first,
+            tokenizer=tokenizer,
+            on_found=tell_cost,
+        )
         data = ranks.in_turn(prepare)
         require_same_data(ranks, data.fingerprint)
         started_s = time.time()
         model = build_model(recipe, data.tokenizer, device)
+        if begin is not None and (new := begin_with(model, begin)):
+            progress.message(f"new in this run: {new}")
         num_parameters = sum(p.numel() for p in model.parameters())
         task = PretrainTask(recipe, data, model, device, ranks)
         progress.message(
@@ -261,7 +317,9 @@ def _run_pretraining(
             "precision": precision,
             **({"started_unix_s": round(started_s, 3)} if is_new else {}),
             "num_ranks": ranks.size if ranks.size > 1 else None,
+            **({} if begin is None else {"checkpoint": recorded_name(begin), "checkpoint_sha256": begin.sha256}),
         }
+        del begin  # its weights are the model's now
         if model.transition is not None:
             # the native backend may have to be built: before the first step
             backend = ranks.in_turn(lambda: choose_backend(recipe.train.alignment_backend, torch.float32, device))
@@ -286,13 +344,29 @@ def _run_pretraining(
         if model.transition is not None and loop.state.step == 0:
             described["own_mask_share"] = task.own_mask_share()
             progress.message(describe_own_mask_share(described["own_mask_share"]))
+        unigrams = ranks.first(task.unigrams)
+        described |= {
+            "unigram_loss": finite_or_none(unigrams.loss),
+            "unigram_accuracy": finite_or_none(unigrams.accuracy),
+        }
         # after `_resume`: a run whose checkpoint refuses the recipe or the data stays unchanged
         ranks.first(functools.partial(_describe_run, run, recipe, data, described, progress))
     result = loop.fit()
     if ranks.is_first:
         time_s = round(result.state.elapsed_s, 1)
         update_run_json(run, {"parameters": num_parameters, "steps": result.state.step, "train_time_s": time_s})
-    return PretrainResult(run, result.checkpoint, result.state.step, result.validation, result.state.elapsed_s)
+    state = result.state
+    return PretrainResult(
+        run,
+        result.checkpoint,
+        recipe,
+        state.step,
+        result.validation,
+        unigrams,
+        state.num_tokens,
+        num_parameters,
+        state.elapsed_s,
+    )
 
 
 def _tell_cost(recipe: PretrainRecipe, ranks: Ranks, progress: Progress) -> None:

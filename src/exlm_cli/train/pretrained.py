@@ -2,13 +2,17 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from pydantic import ValidationError
+from torch import nn
 
 from exlm_cli.bundled_models import bundled_name, local_path
-from exlm_cli.config.base import Mark, identity_of
+from exlm_cli.config.base import Mark, UnfitValueError, describe_finding, identity_of, identity_values
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
+from exlm_cli.config.overrides import changed_keys
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from exlm_cli.errors import CheckpointError, ConfigError
@@ -16,7 +20,7 @@ from exlm_cli.format import format_number_of
 from exlm_cli.launch import ONE_PROCESS, Launch
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import Progress, SilentProgress
-from exlm_cli.run_dir import is_checkpoint, resume_command, run_directory
+from exlm_cli.run_dir import is_checkpoint, resume_command, run_directory, run_kind
 from exlm_cli.train.checkpoint import (
     MODEL_FILE,
     CheckpointState,
@@ -97,6 +101,97 @@ def load_pretrained(path: Path, *, device: str = "auto", progress: Progress | No
     return Pretrained(model, tokenizer, recipe, checkpoint, state.loop.step, state.loop.num_tokens, sha256)
 
 
+def load_pretrained_weights(path: Path, progress: Progress) -> Pretrained:
+    """Read the weights that a training begins with, on the CPU: of a pre-training run, one of its checkpoints, or
+    `bundled:NAME`.
+
+    Raises:
+        CheckpointError: `path` is neither, is damaged, or is a fine-tuning run.
+    """
+    path = local_path(path)
+    if (command := run_kind(path)) != "pretrain":
+        raise CheckpointError(
+            f"{path}: a run of `exlm {command}`; training begins with one of `exlm pretrain`",
+            "give a pre-training run as `checkpoint=RUN`; `exlm eval` scores a fine-tuned one",
+        )
+    return load_pretrained(path, device="cpu", progress=progress)
+
+
+def recorded_name(weights: Pretrained) -> str:
+    """Return how a run records the checkpoint that it begins with.
+
+    A path is absolute, because a resumption may start in another folder.
+    """
+    return bundled_name(weights.checkpoint) or str(weights.checkpoint.resolve())
+
+
+def adopt_architecture(recipe: PretrainRecipe, start: Pretrained, progress: Progress) -> PretrainRecipe:
+    """Return a recipe whose model can begin with the weights of another; a message says what that changes.
+
+    The checkpoint decides what its encoder and tokenizer are, and between two ExLMs what the states and the transition
+    head are; data, masks, objective, optimiser and dropout stay the recipe's.
+
+    Raises:
+        CheckpointError: The checkpoint reads other rows, or the recipe does not fit what it decides.
+    """
+    own, theirs = recipe.model, start.recipe.model
+    if recipe.data.kind != start.recipe.data.kind:
+        raise CheckpointError(
+            f"{start.name} is a model of {start.recipe.data.kind}, and `data.kind` is {recipe.data.kind}",
+            "give a checkpoint or a recipe of the other kind",
+        )
+    keys = ["num_layers", "num_heads", "width", "ffn_width", "rope", "rope_base", "learned_positions"]
+    has_limit = theirs.learned_positions or theirs.backbone.family != "own"
+    keys += ["max_length"] * has_limit
+    changed: dict[str, Any] = {f"model.{key}": getattr(theirs, key) for key in keys}
+    changed["model.backbone"] = theirs.backbone.model_dump()
+    if start.recipe.objective == "exlm" or theirs.backbone.family != "own":
+        changed["model.expand"] = theirs.expand
+    if recipe.has_transitions and start.recipe.has_transitions:
+        head = theirs.transition.model_dump(exclude={"balance", "start_strength"})
+        changed |= {f"model.transition.{key}": value for key, value in head.items()}
+    changed["tokenizer.vocab_size"] = start.tokenizer.vocab_size
+    changed["tokenizer.special_tokens"] = start.tokenizer.special_tokens
+    before = identity_values(recipe)
+    try:
+        adopted = recipe.changed(changed)
+    except ValidationError as error:
+        finding = error.errors()[0]
+        cause = finding.get("ctx", {}).get("error")
+        hint = cause.hint if isinstance(cause, UnfitValueError) else "set keys of the recipe that fit the checkpoint"
+        raise CheckpointError(f"{recipe.name} with {start.name}: {describe_finding(finding)}", hint) from error
+    shown = [
+        f"`{key}` {now} instead of {then}"
+        for key, (then, now) in changed_keys(before, identity_values(adopted)).items()
+        if not key.startswith(("model.backbone", "tokenizer."))
+    ]
+    encoder = "" if own.backbone == theirs.backbone else f" with the encoder of a {theirs.backbone.family}"
+    listed = f": {', '.join(shown)}" if shown else ""
+    progress.message(f"beginning with {start.name}{encoder} and its tokenizer{listed}")
+    return adopted
+
+
+def begin_with(model: ExlmModel, start: Pretrained) -> str:
+    """Load what a model has in common with another of the same architecture; return what stays as it was drawn."""
+    parts: dict[str, tuple[nn.Module | None, nn.Module | None]] = {
+        "the encoder": (model.encoder, start.model.encoder),
+        "the LM head": (model.lm_head, start.model.lm_head),
+        "the transition head": (model.transition, start.model.transition),
+        "the clone vectors": (model.clone_embedding, start.model.clone_embedding),
+    }
+    new = []
+    for name, (own, theirs) in parts.items():
+        if own is None:
+            continue
+        state = {} if theirs is None else theirs.state_dict()
+        shapes = {key: tensor.shape for key, tensor in own.state_dict().items()}
+        if {key: tensor.shape for key, tensor in state.items()} == shapes:
+            own.load_state_dict(state)
+        else:
+            new.append(name)
+    return " and ".join(new)
+
+
 def require_own_files(run: Path, checkpoint: Path, state: CheckpointState, recipe: PretrainRecipe) -> Tokenizer:
     """Return the tokenizer of a run; `recipe` is what its recipe.yaml holds.
 
@@ -104,11 +199,20 @@ def require_own_files(run: Path, checkpoint: Path, state: CheckpointState, recip
         CheckpointError: recipe.yaml or tokenizer.json is not what the checkpoint was trained with.
         TokenizerError: tokenizer.json is not a tokenizer.
     """
-    tokenizer = Tokenizer.load(run / TOKENIZER_FILE, recipe.data.kind)
+    tokenizer = load_tokenizer(run, recipe)
     identity = model_identity(recipe, tokenizer)
     files = {"recipe": run / "recipe.yaml", "tokenizer": run / TOKENIZER_FILE}
     require_origin(checkpoint, state.identity, identity, files)
     return tokenizer
+
+
+def load_tokenizer(run: Path, recipe: PretrainRecipe) -> Tokenizer:
+    """Return the tokenizer in the directory of a run; `recipe` is that of pre-training.
+
+    Raises:
+        TokenizerError: tokenizer.json is not a tokenizer, or not one of the recipe.
+    """
+    return Tokenizer.load(run / TOKENIZER_FILE, recipe.data.kind, recipe.tokenizer.special_tokens)
 
 
 def model_identity(recipe: PretrainRecipe, tokenizer: Tokenizer) -> dict[str, str]:

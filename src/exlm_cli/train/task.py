@@ -48,7 +48,7 @@ class TrainTask(Protocol[BatchT]):
         """Return the input tokens of a batch before any expansion, without waiting for the device."""
 
     def validate(self) -> dict[str, float]:
-        """Return figures on the validation set; leave the model in training mode."""
+        """Return metrics on the validation set; leave the model in training mode."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Selection:
     """How the best validation is chosen, and when training stops for lack of a better one.
 
     Attributes:
-        metric: Name of a figure of `TrainTask.validate`; a validation where it is NaN is never the best.
+        metric: Name of a metric of `TrainTask.validate`; a validation where it is NaN is never the best.
         is_greater_better: False for errors.
         patience: Validations without a better one before training stops; None: training never stops early.
     """
@@ -109,10 +109,10 @@ class Callback:
         """
 
     def on_log(self, row: Mapping[str, Any]) -> None:
-        """A row was added to `metrics.jsonl`: `kind` (`train` or `valid`), `step`, and figures by name."""
+        """A row was added to `metrics.jsonl`: `kind` (`train` or `valid`), `step`, and metrics by name."""
 
-    def on_validate(self, step: int, figures: Mapping[str, float]) -> None:
-        """The validation after a step is done; `figures` are those of the row, such as `loss`."""
+    def on_validate(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The validation after a step is done; `metrics` are those of the row, such as `loss`."""
 
     def on_save(self, step: int, checkpoint: Path) -> None:
         """The checkpoint of a step is whole; a later one may delete it (`train.keep_last`)."""
@@ -127,7 +127,7 @@ class LoopResult:
 
     Attributes:
         checkpoint: Folder of the last checkpoint.
-        validation: Figures of the last validation.
+        validation: Metrics of the last validation.
         state: Counters at the end.
         best: Folder of the best weights; None without a selection.
     """

@@ -1,4 +1,4 @@
-"""Experiment trackers of `train.report_to`: callbacks that send a run's figures to TensorBoard, W&B or MLflow.
+"""Experiment trackers of `train.report_to`: callbacks that send a run's metrics to TensorBoard, W&B or MLflow.
 
 A tracker gets the recipe and every row of `metrics.jsonl`, as `train/loss`, `valid/loss` and so on; it gets no terminal
 output and no code. If a tracker fails during a run, it is left out from then on and training continues.
@@ -62,8 +62,8 @@ class Tracker(Callback):
 
     def on_log(self, row: Mapping[str, Any]) -> None:
         """Send a row of metrics."""
-        figures = {f"{row['kind']}/{name}": value for name, value in row.items() if name not in ("kind", "step")}
-        self._guard(lambda: self._send(figures, row["step"]))
+        metrics = {f"{row['kind']}/{name}": value for name, value in row.items() if name not in ("kind", "step")}
+        self._guard(lambda: self._send(metrics, row["step"]))
 
     def on_end(self, error: BaseException | None) -> None:
         """Close the run in the tracker."""
@@ -83,7 +83,7 @@ class Tracker(Callback):
     def _open(self, folder: Path, step: int) -> None: ...
 
     @abstractmethod
-    def _send(self, figures: Mapping[str, float], step: int) -> None: ...
+    def _send(self, metrics: Mapping[str, float], step: int) -> None: ...
 
     @abstractmethod
     def _close(self, error: BaseException | None) -> None: ...
@@ -106,7 +106,7 @@ class Tracker(Callback):
                 reason = describe_json_error(error)
             reason = re.sub(r"//[^/@\s]+@", "//", reason)  # MLflow repeats its address, which may have a password
             self._progress.message(
-                f"warning: logging to {self.name} has stopped: {reason}; metrics.jsonl has all figures"
+                f"warning: logging to {self.name} has stopped: {reason}; metrics.jsonl has all metrics"
             )
 
 
@@ -120,8 +120,8 @@ class TensorBoardTracker(Tracker):
         # a killed run may have written beyond the checkpoint that this run continues
         self._writer = self._package.SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
-    def _send(self, figures: Mapping[str, float], step: int) -> None:
-        for name, value in figures.items():
+    def _send(self, metrics: Mapping[str, float], step: int) -> None:
+        for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
@@ -173,8 +173,8 @@ class WandbTracker(Tracker):
         )
         return "offline"
 
-    def _send(self, figures: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(figures), step=step)
+    def _send(self, metrics: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(metrics), step=step)
 
     def _close(self, error: BaseException | None) -> None:
         self._run.finish(exit_code=0 if error is None else 1)
@@ -213,9 +213,9 @@ class MlflowTracker(Tracker):
         for start in range(0, len(parameters), _MAX_PARAMETERS):
             self._client.log_batch(self._run_id, params=parameters[start : start + _MAX_PARAMETERS])
 
-    def _send(self, figures: Mapping[str, float], step: int) -> None:
+    def _send(self, metrics: Mapping[str, float], step: int) -> None:
         metric, now_ms = self._package.entities.Metric, int(time.time() * 1000)
-        self._client.log_batch(self._run_id, metrics=[metric(name, v, now_ms, step) for name, v in figures.items()])
+        self._client.log_batch(self._run_id, metrics=[metric(name, v, now_ms, step) for name, v in metrics.items()])
 
     def _close(self, error: BaseException | None) -> None:
         status = "FINISHED" if error is None else "KILLED" if isinstance(error, InterruptedRunError) else "FAILED"

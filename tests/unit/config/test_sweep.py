@@ -181,11 +181,11 @@ def test_k_or_p_alone_choose_among_the_cells_of_the_recipe():
         assert (chosen.cells, left_out) == (cells, [])
 
 
-def test_cells_that_are_no_numbers_share_a_folder_or_corrupt_nothing_are_refused():
-    """Folders have six digits of p; 1e-6 to the power of 64 is 0 in float64, and would need infinitely many steps."""
+def test_cells_that_are_no_numbers_or_corrupt_nothing_are_refused_and_each_has_a_folder():
+    """1e-6 to the power of 64 is 0 in float64, and would need infinitely many steps."""
     assert _error(GRID, "cells=[[true, 0.3]]").message.endswith("`true` should be a valid integer")
-    with pytest.raises(ConfigError, match=r"^`num_repeats=1` and `mask_ratios=0.3,0.30000001`: "):
-        _load(GRID).choose_cells((1,), (0.3, 0.30000001))
+    chosen, _ = _load(GRID).choose_cells((1,), (0.3, 0.30000001))
+    assert [cell.label for cell in chosen.plan()] == ["k1-p0.3", "k1-p0.30000001"]
     assert "cell (64, 1e-06)" in _error(GRID, "cells=[[64, 1e-6]]", "min_corrupted_tokens=1000").message
 
 

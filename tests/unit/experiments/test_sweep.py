@@ -15,15 +15,16 @@ from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError, InterruptedRunError
 from exlm_cli.experiments.cell import run_cell
-from exlm_cli.experiments.results import DivergedTask, SweepCellResult, SweepRun, load_sweep_run
-from exlm_cli.experiments.sweep import describe_result, run_sweep
+from exlm_cli.experiments.results import SweepCellResult, SweepRun, TunedTask, load_sweep_run
+from exlm_cli.experiments.sweep import describe_cell, run_sweep
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_run_json
 from exlm_cli.train.pool import Pool
 from exlm_cli.train.process import StopSignal
 from tests.recorder import Recorder
 from tests.tiny_sweeps import tiny_grid, tiny_sweep, untimed, work_in_this_process
-from tests.unit.report.results import diverge, grid_results, scores
+from tests.unit.finetune.finetuned_runs import read_rows
+from tests.unit.report.results import changed, diverge, grid_results, scores, with_metrics
 from tests.unit.tasks.glue_files import write_glue
 
 
@@ -33,7 +34,7 @@ def recipe(cache: Path) -> SweepRecipe:
 
 
 @pytest.fixture(scope="module")
-def one_by_one(recipe: SweepRecipe, tmp_path_factory: pytest.TempPathFactory) -> list[SweepCellResult]:
+def one_by_one(recipe: SweepRecipe, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[SweepCellResult, bytes]]:
     folder = tmp_path_factory.mktemp("alone")
     return untimed([run_cell(cell, folder / cell.folder, SilentProgress()) for cell in recipe.plan()])
 
@@ -48,18 +49,21 @@ def _run(
 @pytest.mark.slow
 def test_two_processes_give_what_the_cells_give_one_by_one(recipe, one_by_one, tmp_path):
     result, said = _run(recipe, out=tmp_path / "run")
-    assert untimed(result.results) == one_by_one
+    assert untimed(result.cells) == one_by_one
     assert result.num_diverged == 0
     assert load_recipe(str(tmp_path / "run" / "recipe.yaml"), kind=SweepRecipe) == recipe
     assert read_run_json(tmp_path / "run").command == "repeat-mlm"
     summary = json.loads((tmp_path / "run" / "results.json").read_text())
     assert (summary["kind"], summary["seeds"]) == ("repeat-mlm", [1])
-    assert summary["cells"] == [cell.model_dump(mode="json") for cell in result.results]
+    assert summary["cells"] == [cell.result.model_dump(mode="json") for cell in result.cells]
+    rows = read_rows(tmp_path / "run" / "scores.csv")
+    assert [row["variant"] for row in rows if row["metric"] == "loss"] == ["k1-p0.3", "k2-p0.5"]
+    assert [float(row["value"]) for row in rows if row["metric"] == "loss"] == [c.value("loss") for c in result.cells]
     assert said[-1].startswith("k1-p0.3/seed-1: loss ") or said[-1].startswith("k2-p0.5/seed-1: loss ")
     assert said[-1].endswith("(2 of 2 cells)")
     # a finished sweep starts no process
     (tmp_path / "run" / "workers" / "worker-0.log").unlink()
-    assert _run(recipe, resume=tmp_path / "run")[0].results == result.results
+    assert _run(recipe, resume=tmp_path / "run")[0].cells == result.cells
     assert not (tmp_path / "run" / "workers" / "worker-0.log").exists()
 
 
@@ -67,8 +71,8 @@ def test_an_error_in_a_cell_stops_the_sweep_and_names_the_cell(recipe, tmp_path,
     work_in_this_process(monkeypatch)
     damaged = tmp_path / "run" / "cells" / "k2-p0.5" / "seed-1"
     damaged.mkdir(parents=True)
-    (damaged / "measured.json").write_text("{")
-    with pytest.raises(ExlmError, match=r"^cell k2-p0.5/seed-1: .*measured\.json: "):
+    (damaged / "result.json").write_text("{")
+    with pytest.raises(ExlmError, match=r"k2-p0.5/seed-1/result\.json: "):
         _run(recipe, resume=tmp_path / "run", workers=1)
 
 
@@ -99,7 +103,7 @@ def test_a_signal_stops_every_cell_and_the_rest_is_done_later(recipe, one_by_one
             _run(recipe, out=run, workers=1)
     assert caught.value.exit_code == 128 + signal.SIGTERM
     assert caught.value.hint == f"continue with `exlm repeat-mlm --resume {run}`"
-    assert untimed(_run(recipe, resume=run, workers=1)[0].results) == one_by_one
+    assert untimed(_run(recipe, resume=run, workers=1)[0].cells) == one_by_one
 
 
 @pytest.mark.parametrize(
@@ -186,11 +190,11 @@ def test_some_cells_alone_leave_the_others_in_the_sweep(recipe, run):
     second = run_cell(plan, run / "cells" / plan.folder, SilentProgress())
     result, said = _run(recipe.changed({"cells": ((1, 0.3),)}), resume=run)
     assert "1 cells, 1 of them done, 2 at once; the other 1 are not run now;" in said[-1]
-    assert [cell.label for cell in result.results] == ["k1-p0.3", "k2-p0.5"]
-    assert json.loads((run / "results.json").read_text())["cells"][1] == second.model_dump(mode="json")
+    assert [cell.result.label for cell in result.cells] == ["k1-p0.3", "k2-p0.5"]
+    assert json.loads((run / "results.json").read_text())["cells"][1] == second.result.model_dump(mode="json")
     assert load_recipe(str(run / "recipe.yaml"), kind=SweepRecipe) == recipe
     assert read_run_json(run).num_cells == 2
-    assert len(load_sweep_run(run).results) == 2
+    assert len(load_sweep_run(run).cells) == 2
 
 
 @pytest.mark.parametrize(
@@ -217,8 +221,8 @@ def test_a_task_that_cannot_be_had_is_refused_before_anything_is_trained(recipe,
 def test_another_task_leaves_the_earlier_one_in_the_sweep(recipe, tmp_path):
     one = recipe.changed({"cells": ((1, 0.3),)})
     run = _begun(one, tmp_path / "run", num_done=1, written=one.model_copy(update={"tasks": ("glue/rte",)}))
-    before = load_sweep_run(run).results
-    assert _run(one, resume=run)[0].results == before
+    before = load_sweep_run(run).cells
+    assert _run(one, resume=run)[0].cells == before
     assert load_recipe(str(run / "recipe.yaml"), kind=SweepRecipe).tasks == ("glue/rte",)
     assert json.loads((run / "results.json").read_text())["tasks"] == ["glue/rte"]
 
@@ -246,7 +250,7 @@ _OTHER_DATA = r"cells/k1-p0.3/seed-1: the content of its inputs has changed sinc
 def test_a_changed_corpus_is_refused_before_anything_is_trained(recipe, corpus, tmp_path):
     mine = _on(recipe, corpus)
     run = _begun(mine, tmp_path / "run", num_done=1)
-    done = load_sweep_run(run).results
+    done = load_sweep_run(run).cells
     before, text = (run / "recipe.yaml").read_bytes(), corpus.read_bytes()
     _append(corpus)
     more = mine.model_copy(update={"seeds": (2,)})
@@ -256,15 +260,15 @@ def test_a_changed_corpus_is_refused_before_anything_is_trained(recipe, corpus, 
     assert (run / "recipe.yaml").read_bytes() == before
     assert not (run / "cells" / "k1-p0.3" / "seed-2").exists()
     corpus.write_bytes(text)
-    assert _run(mine, resume=run)[0].results == done
+    assert _run(mine, resume=run)[0].cells == done
 
 
 def test_a_relative_path_is_the_one_that_the_cells_were_trained_with(recipe, corpus, tmp_path, monkeypatch):
     """A resumption may repeat the `--set` of the beginning; the recipe in the run directory has absolute paths."""
     run = _begun(_on(recipe, corpus), tmp_path / "run", num_done=1)
-    done = load_sweep_run(run).results
+    done = load_sweep_run(run).cells
     monkeypatch.chdir(tmp_path)
-    assert _run(_on(recipe, Path("my.txt")), resume=run)[0].results == done
+    assert _run(_on(recipe, Path("my.txt")), resume=run)[0].cells == done
 
 
 def test_a_corpus_that_changes_meanwhile_is_found_at_the_end(recipe, corpus, tmp_path, monkeypatch):
@@ -288,7 +292,7 @@ def test_variants_on_data_of_their_own_go_together(cache, tmp_path):
     run = _begun(sweep, tmp_path / "run", num_done=2)
     first, other = (read_run_json(run / "cells" / label / "seed-1" / "pretrain") for label in sweep.only)
     assert first.data_fingerprint != other.data_fingerprint
-    assert len(run_sweep(sweep, out=None, resume=run, workers=2, progress=SilentProgress()).results) == 2
+    assert len(run_sweep(sweep, out=None, resume=run, workers=2, progress=SilentProgress()).cells) == 2
 
 
 def test_no_common_data_are_needed_where_every_variant_has_its_own(cache, tmp_path, monkeypatch):
@@ -297,37 +301,33 @@ def test_no_common_data_are_needed_where_every_variant_has_its_own(cache, tmp_pa
     variants = {"own": {"data.train": list(sweep.pretrain.data.train)}}
     sweep = sweep.changed({"variants": variants, "only": (), "pretrain.data.train": []})
     result, _ = _run(sweep, out=tmp_path / "run")
-    assert [cell.label for cell in result.results] == ["own"]
+    assert [cell.result.label for cell in result.cells] == ["own"]
     # a full disk may be the reason for another cache
     moved = sweep.changed({"pretrain.data.cache_dir": str(tmp_path / "cache")})
-    assert _run(moved, resume=tmp_path / "run")[0].results == result.results
+    assert _run(moved, resume=tmp_path / "run")[0].cells == result.cells
 
 
-RESULT = grid_results(has_task=False)[1]
+CELL = grid_results(has_task=False)[1]
 STSB = "glue/stsb"
 
 
-def _with(**changes: object) -> SweepCellResult:
-    return RESULT.model_copy(update=changes)
-
-
 @pytest.mark.parametrize(
-    ("result", "text", "line"),
+    ("cell", "text", "line"),
     [
-        (diverge(RESULT), "diverged", "diverged: loss is nan"),
-        (RESULT, "2.78", "loss 1.390, entropy 2.78 bits"),
-        (_with(metrics=RESULT.metrics | {"entropy_bits": None}), "not defined", "loss 1.390, entropy not defined"),
+        (diverge(CELL), "diverged", "diverged: loss is nan"),
+        (CELL, "2.78", "loss 1.390, entropy 2.78 bits"),
+        (with_metrics(CELL, entropy_bits=None), "not defined", "loss 1.390, entropy not defined"),
         (
-            _with(finetune={STSB: scores((None, 0.5, 0.25), metric="spearmanr")}),
+            changed(CELL, {STSB: scores((None, 0.5, 0.25), metric="spearmanr")}),
             "2.78",
             "loss 1.390, entropy 2.78 bits, glue/stsb spearmanr 0.375",
         ),
         (
-            _with(finetune={STSB: scores((None,)), "csv": DivergedTask(identity="x", diverged="nan")}),
+            changed(CELL, {STSB: scores((None,)), "csv": TunedTask(identity="x", diverged="nan")}),
             "2.78",
             "loss 1.390, entropy 2.78 bits, glue/stsb accuracy not defined, csv diverged",
         ),
     ],
 )
-def test_a_finished_cell_has_a_text_in_the_table_and_a_line(result, text, line):
-    assert describe_result(result) == (text, line)
+def test_a_finished_cell_has_a_text_in_the_table_and_a_line(cell, text, line):
+    assert describe_cell(cell) == (text, line)

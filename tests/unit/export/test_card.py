@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import ModelCard
 
 from exlm_cli.api import load
 from exlm_cli.data.molecules import read_molecules
@@ -20,6 +21,7 @@ from exlm_cli.tasks.squad.files import questions_of_pairs
 from exlm_cli.tasks.squad.task import new_questions
 from exlm_cli.train.evaluation import summarise
 from exlm_cli.train.pretrained import load_pretrained
+from tests.tiny import OUTPUT
 from tests.unit.finetune.finetuned_runs import SMILES, finetune, glue_run, smiles_pretrained, squad_run, write_rows
 from tests.unit.finetune.synthetic import make_pretrained
 
@@ -56,18 +58,28 @@ def test_the_code_of_a_card_of_parents_writes_the_parent_that_a_run_reads(source
     assert names["canonical"](given) == molecule.canonical
 
 
-@pytest.mark.usefixtures("own_modules")
-def test_the_code_of_a_card_fills_masks_and_gives_vectors(tmp_path, capsys):
-    source = pretrained_source(load_pretrained(make_pretrained(tmp_path / "run"), device="cpu"))
+@pytest.mark.parametrize(("model", "printed"), [(OUTPUT, "[{'score': "), ({}, "tensor([[[")])
+def test_the_code_of_a_card_of_a_pretrained_model_fills_masks_or_gives_states(tmp_path, capsys, model, printed):
+    pytest.importorskip("transformers")
+    source = pretrained_source(load_pretrained(make_pretrained(tmp_path / "run", model=model), device="cpu"))
     (tmp_path / "out").mkdir()
     write_model(source, tmp_path / "out")
-    fill, vectors = re.findall(r"```python\n(.*?)```", model_card(source, 0.0), re.DOTALL)
-    filled: dict[str, Any] = {}
-    exec(fill.replace("FOLDER", str(tmp_path / "out")), filled)
-    assert len(re.findall(r" 0[.]\d+$", capsys.readouterr().out, re.MULTILINE)) == 5
-    assert filled["dag"].logits.shape[1:] == (len(source.encode("It was a [MASK] day.")), source.tokenizer.vocab_size)
-    exec(vectors.replace("FOLDER", str(tmp_path / "out")), {})
-    assert capsys.readouterr().out.startswith("tensor([[[")
+    (code,) = re.findall(r"```python\n(.*?)```", model_card(source, 0.0), re.DOTALL)
+    exec(code.replace("FOLDER", str(tmp_path / "out")), {})
+    assert capsys.readouterr().out.startswith(printed)
+
+
+def test_a_card_says_for_which_clone_the_head_stands_and_what_an_input_model_lacks(tmp_path):
+    output = pretrained_source(load_pretrained(make_pretrained(tmp_path / "output", model=OUTPUT), device="cpu"))
+    assert output.clone is not None
+    card = model_card(output, 0.0)
+    assert (
+        f"that of clone {output.clone.number}, which emits\n  {100 * output.clone.share:.0f} % of the masked tokens"
+        in card
+    )
+    card = model_card(pretrained_source(load_pretrained(make_pretrained(tmp_path / "input"), device="cpu")), 0.0)
+    assert "The encoder alone is here." in card
+    assert "`fill-mask`\n  refuses" in card
 
 
 def test_the_code_of_a_card_for_pairs_reads_a_pair(tmp_path, capsys):
@@ -126,13 +138,21 @@ def test_a_card_has_the_notes_of_its_seed(source):
     assert re.findall("Note: (.*)[.]", card) == list(notes[:3])
 
 
-def test_only_a_model_that_fills_masks_is_tagged_so(tmp_path):
-    exlm = pretrained_source(load_pretrained(make_pretrained(tmp_path / "exlm"), device="cpu"))
-    mlm = pretrained_source(load_pretrained(make_pretrained(tmp_path / "mlm", objective="mlm"), device="cpu"))
-    tag = "pipeline_tag: fill-mask"
-    assert tag in model_card(exlm, 0.0)
-    assert "pipeline_tag" not in model_card(exlm, 0.0, form="onnx")
-    assert tag in model_card(mlm, 0.0, form="onnx")
+@pytest.mark.parametrize(
+    ("objective", "model", "tag"),
+    [("exlm", {}, "feature-extraction"), ("exlm", OUTPUT, "fill-mask"), ("mlm", {}, "fill-mask")],
+)
+@pytest.mark.parametrize("form", ["hf", "onnx"])
+def test_the_metadata_of_a_card_are_valid_and_only_a_model_that_fills_masks_is_tagged_so(
+    tmp_path, objective, model, tag, form
+):
+    run = make_pretrained(tmp_path / "run", objective=objective, model=model)
+    card = model_card(pretrained_source(load_pretrained(run, device="cpu")), 0.0, form=form, licence="mit")
+    data = ModelCard(card).data
+    assert data.pipeline_tag == tag
+    assert data.license == "mit"
+    assert data.library_name == ("transformers" if form == "hf" else "onnx")
+    assert data.tags == ["exlm", "esm", "text"]
 
 
 def test_a_card_names_the_table_and_says_what_was_not_pre_trained(source):

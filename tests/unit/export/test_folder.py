@@ -1,6 +1,7 @@
 """Exported folders in transformers against the run: its own forward pass over batches as pre-training makes them."""
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import tokenizers
 import torch
 import torch.nn.functional as F
 
-from exlm_cli.data.batch import batch_from_masked_ids
+from exlm_cli.dag.build import build_dag
 from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError
 from exlm_cli.export import esm, folder
@@ -54,64 +55,78 @@ def loaded(source: Source, out: Path) -> Any:
     """Return the model of a folder as transformers loads it; no weight of its own may be missing or left over."""
     out.mkdir()
     write_model(source, out)
-    model, report = getattr(transformers, source.class_name).from_pretrained(out, output_loading_info=True)
+    options = {} if source.has_head else {"add_pooling_layer": False}
+    model, report = getattr(transformers, source.class_name).from_pretrained(out, output_loading_info=True, **options)
     assert not report["missing_keys"]
-    assert not {key for key in report["unexpected_keys"] if not key.startswith(("transition.", "clone_embedding."))}
+    assert not report["unexpected_keys"]
     return model.eval()
 
 
-def own_states(pretrained: Pretrained, token_ids: list[int]) -> torch.Tensor:
-    """Return (L, D) states of the batch that pre-training makes of token ids, [MASK]s included."""
-    model, tokenizer = pretrained.model, pretrained.tokenizer
-    batch = batch_from_masked_ids(
-        np.array([token_ids]),
-        mask_id=tokenizer.mask_id,
-        pad_id=tokenizer.pad_id,
-        num_states_per_mask=model.num_states_per_mask,
-        expands_input=model.expands_input,
-    )
-    with torch.inference_mode():
-        return model.encode(batch)[0]
+def our_outputs(pretrained: Pretrained, token_ids: list[int]) -> torch.Tensor:
+    """Return (L, V) logits of one state a token, or (L, D) states without an LM head, as pre-training computes them.
 
-
-def our_logits(pretrained: Pretrained, token_ids: list[int]) -> torch.Tensor:
-    """Return the (L, V) logits of `own_states`."""
+    Of an `output` ExLM the state is that of the clone for which the export stands.
+    """
     model = pretrained.model
     with torch.inference_mode():
-        states = model.lm_head(own_states(pretrained, token_ids))
-        return F.linear(states, model.decoder_weight, model.lm_head.bias)
+        states = model.encoder(torch.tensor([token_ids]))[0]
+        if pretrained.recipe.expands_input:
+            return states
+        clone = pretrained_source(pretrained).clone
+        if clone is not None:
+            assert model.clone_embedding is not None
+            states = states + model.clone_embedding(torch.tensor(clone.number - 1))
+        return F.linear(model.lm_head(states), model.decoder_weight, model.lm_head.bias)
 
 
 @pytest.mark.parametrize(
     ("objective", "model"),
     [
         ("mlm", {"rope": "2d"}),
-        ("mlm", {"rope": "none", "learned_positions": True}),
+        ("mlm", {"rope": "1d", "rope_base": 500.0}),
         ("exlm", {"rope": "2d"}),
         ("exlm", {"rope": "1d", "rope_base": 500.0}),
-        ("exlm", OUTPUT),
+        ("exlm", {**OUTPUT, "clone_init_std": 1.0}),
+        ("exlm", {**OUTPUT, "clone_init_std": 1.0, "alignment": "independent"}),
     ],
-    ids=["mlm-2d", "mlm-learned", "exlm-2d", "exlm-1d", "exlm-output"],
+    ids=["mlm-2d", "mlm-1d", "input-2d", "input-1d", "output", "output-independent"],
 )
-def test_text_models_give_the_same_logits(tmp_path, objective, model):
-    """The MLMs also with [MASK]s; a padded batch, so that padding is not attended to either."""
+def test_text_models_give_the_same_outputs(tmp_path, objective, model):
+    """Those with an LM head also with [MASK]s; a padded batch, so that padding is not attended to either."""
     run = make_pretrained(tmp_path / "run", objective=objective, model={**LARGE, "num_layers": 2, **model})
     pretrained = load_pretrained(run, device="cpu")
     source = pretrained_source(pretrained)
     exported = loaded(source, tmp_path / "out")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
-    mask = " [MASK]" if objective == "mlm" else " fern"
+    mask = " [MASK]" if source.fills_masks else " fern"
     texts = [f"amber birch{mask} daisy", f"cedar{mask}"]
     batch = tokenizer(texts, padding=True, return_tensors="pt")
     with torch.no_grad():
-        theirs = exported(**batch).logits
+        theirs = exported(**batch)[0]
     for row, text in enumerate(texts):
         ids = source.encode(text)
         assert batch["input_ids"][row].tolist()[: len(ids)] == ids
-        ours = our_logits(pretrained, ids)
+        ours = our_outputs(pretrained, ids)
         assert float(ours.abs().max()) > 1
         assert float((theirs[row, : len(ids)] - ours).abs().max()) <= TOLERANCE
-    assert (tokenizer.mask_token is None) == (objective == "exlm")
+    assert source.class_name == ("EsmForMaskedLM" if source.fills_masks else "EsmModel")
+    assert source.fills_masks == ("expand" in model or objective == "mlm") == (tokenizer.mask_token is not None)
+
+
+def test_the_head_of_an_output_model_gives_a_state_of_the_dag(tmp_path):
+    """At the masks, the logits are those of one of the k nodes as pre-training and `inspect-dag` compute them."""
+    run = make_pretrained(tmp_path / "run", model={**LARGE, **OUTPUT, "clone_init_std": 1.0})
+    pretrained = load_pretrained(run, device="cpu")
+    source = pretrained_source(pretrained)
+    assert source.clone is not None
+    dag = build_dag(pretrained, "amber [MASK] daisy [MASK]")
+    exported = loaded(source, tmp_path / "out")
+    with torch.no_grad():
+        log_probs = exported(torch.tensor([dag.input_ids.tolist()])).logits[0].log_softmax(-1).double().numpy()
+    nodes = dag.node_log_probs[1:-1].reshape(2, source.recipe.masking.num_states_per_mask, -1)
+    at_masks = log_probs[dag.input_ids == source.tokenizer.mask_id]
+    np.testing.assert_allclose(at_masks, nodes[:, source.clone.number - 1], atol=TOLERANCE)
+    assert np.abs(nodes[:, 0] - nodes[:, 1]).max() > 1
 
 
 def test_an_mlm_of_smiles_gives_the_same_logits(tmp_path):
@@ -126,48 +141,9 @@ def test_an_mlm_of_smiles_gives_the_same_logits(tmp_path):
         assert ids == source.encode(text)
         with torch.no_grad():
             theirs = exported(torch.tensor([ids])).logits[0]
-        assert float((theirs - our_logits(pretrained, ids)).abs().max()) <= TOLERANCE
+        assert float((theirs - our_outputs(pretrained, ids)).abs().max()) <= TOLERANCE
     words = transformers.pipeline("fill-mask", model=exported, tokenizer=tokenizer)("CC(=O)[MASK]c1ccccc1")
     assert len(words) == 5
-
-
-@pytest.mark.usefixtures("own_modules")
-@pytest.mark.parametrize("trust_remote_code", [False, True])
-@pytest.mark.parametrize("name", ["AutoModel", "AutoModelForSequenceClassification", "AutoModelForTokenClassification"])
-def test_auto_classes_have_the_states_of_the_run(tmp_path, name, trust_remote_code):
-    """With the code of the folder and without it; only pooler and head, which the run does not have, are drawn anew."""
-    pretrained = load_pretrained(make_pretrained(tmp_path / "run", model={**LARGE, "num_layers": 2}), device="cpu")
-    source = pretrained_source(pretrained)
-    loaded(source, tmp_path / "out")
-    model, report = getattr(transformers, name).from_pretrained(
-        tmp_path / "out", trust_remote_code=trust_remote_code, num_labels=2, output_loading_info=True
-    )
-    assert type(model).__module__.startswith("transformers_modules.") == trust_remote_code
-    assert {key.split(".")[0] for key in report["missing_keys"]} == {"pooler" if name == "AutoModel" else "classifier"}
-    ids = source.encode("amber birch fern daisy")
-    with torch.no_grad():
-        theirs = model.eval().base_model(torch.tensor([ids])).last_hidden_state[0]
-    ours = own_states(pretrained, ids)
-    assert float(ours.abs().max()) > 1
-    assert float((theirs - ours).abs().max()) <= TOLERANCE
-
-
-@pytest.mark.usefixtures("own_modules")
-@pytest.mark.parametrize("trust_remote_code", [False, True])
-def test_sentence_transformers_averages_the_same_states(tmp_path, trust_remote_code):
-    sentence_transformers = pytest.importorskip("sentence_transformers")
-    pretrained = load_pretrained(make_pretrained(tmp_path / "run", model={**LARGE, "num_layers": 2}), device="cpu")
-    source = pretrained_source(pretrained)
-    loaded(source, tmp_path / "out")
-    texts = ["amber birch fern daisy", "cedar"]
-    encoder = sentence_transformers.SentenceTransformer(
-        str(tmp_path / "out"), device="cpu", trust_remote_code=trust_remote_code
-    )
-    theirs = encoder.encode(texts)
-    for text, vector in zip(texts, theirs, strict=True):
-        ours = own_states(pretrained, source.encode(text)).mean(0).numpy()
-        assert float(np.abs(ours).max()) > 0.1
-        np.testing.assert_allclose(vector, ours, atol=TOLERANCE)
 
 
 def test_a_pair_is_written_as_glue_tasks_write_it(tmp_path):
@@ -221,12 +197,13 @@ def test_task_models_give_the_same_outputs(tmp_path, kind):
     assert list(exported.config.id2label.values()) == list(finetuned.results.output_names)
 
 
-@pytest.mark.parametrize("kind", ["pretrained", "length", "pair"])
+@pytest.mark.parametrize("kind", ["input", "output", "length", "pair"])
 def test_onnx_models_give_the_same_outputs(tmp_path, kind):
-    """A pre-trained model, a value in its units, classes of pairs; in batches and lengths that were not traced."""
+    """Both designs, a value in its units, classes of pairs; in batches and lengths that were not traced."""
     pytest.importorskip("onnxruntime")
-    run = make_pretrained(tmp_path / "pretrained", model={**LARGE, "num_layers": 2})
-    if kind == "pretrained":
+    model = {**LARGE, "num_layers": 2, **({**OUTPUT, "clone_init_std": 1.0} if kind == "output" else {})}
+    run = make_pretrained(tmp_path / "pretrained", model=model)
+    if kind in ("input", "output"):
         source = pretrained_source(load_pretrained(run, device="cpu"))
     else:
         finetuned = glue_run(tmp_path, run, "rte") if kind == "pair" else words_run(tmp_path, run, kind)
@@ -270,7 +247,7 @@ def test_the_run_s_own_rounding_does_not_refuse_an_export(text_model, tmp_path):
     """
     finetuned = load_finetuned(words_run(tmp_path, text_model, "length"), device="cpu")
     source = finetuned_source(finetuned)
-    model, examples = source.model, source.examples()[source.class_name]
+    model, examples = source.model, source.examples()
     with torch.no_grad():
         pooled = [
             model.head.dense(model.encode(torch.tensor([ids]), torch.tensor([len(ids)])))[0, 0] for ids in examples
@@ -299,7 +276,7 @@ def test_blanks_and_line_ends_before_a_mask_are_tokens_as_in_a_run(normalizer):
     tokenizer = train_bpe(["a day of sun.\n\nThe next day\twas colder."] * 3, 300, 2, SilentProgress())
     given = json.loads(tokenizer.to_json()) | {"normalizer": normalizer}
     tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(given)), "text")
-    files = esm.tokenizer_files(tokenizer, max_length=64, has_mask=True)
+    files = esm.tokenizer_files(tokenizer, max_length=64, has_mask=True, has_segments=False)
     exported = tokenizers.Tokenizer.from_str(files["tokenizer.json"])
     texts = ["It was a [MASK] day.", "[MASK]", "[MASK][MASK]. [MASK]"]
     if normalizer is None:
@@ -316,13 +293,13 @@ def test_a_link_to_an_empty_folder_is_filled_and_a_broken_link_or_mount_point_is
     (tmp_path / "real").mkdir()
     out = tmp_path / "link"
     out.symlink_to("real")
-    assert export_folder(source, out, SilentProgress()).files[0] == out / "README.md"
+    assert export_folder(source, out, SilentProgress()).files[0] == out / "1_Pooling/config.json"
     assert (tmp_path / "real" / "README.md").is_file()
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(CheckpointError, match=r"loop: a file has that name$"):
         check_before_export(tmp_path / "loop")
     monkeypatch.chdir(tmp_path / "real")
-    (tmp_path / "real" / "README.md").unlink()
+    shutil.rmtree(tmp_path / "real" / "1_Pooling")
     for path in (tmp_path / "real").iterdir():
         path.unlink()
     with pytest.raises(CheckpointError, match=r"^\.: the current directory, which cannot be replaced$"):
@@ -337,7 +314,8 @@ def test_a_link_to_an_empty_folder_is_filled_and_a_broken_link_or_mount_point_is
     ("sections", "named"),
     [
         ({"masking": {"num_repeats": 2}, "objective": "mlm"}, "`masking.num_repeats: 2`"),
-        ({"model": {"learned_positions": True}}, "`model.rope: 2d` with `model.learned_positions: true`"),
+        ({"model": {"learned_positions": True}}, "`model.learned_positions: true`"),
+        ({"model": {"learned_positions": True, "rope": "none"}}, "`model.learned_positions: true`"),
     ],
 )
 def test_encoders_that_esm_lacks_are_refused(tmp_path, sections, named):

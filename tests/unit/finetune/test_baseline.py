@@ -87,7 +87,7 @@ def test_the_forest_reads_complexes_with_dative_bonds_however_they_are_written(t
         )
         assert task.examples["train"].texts[0] == (Chem.CanonSmiles(DATIVE[task.split_indices["train"][0]][0]),)
         scores.append(run(task, ECFP4)["test"]["rmse"])
-        write_training_rows(tmp_path, task)
+        write_training_rows(tmp_path, [task])
         known = read_training_rows(tmp_path)
         assert set(known.splits_of(task.training_keys)) == {"train"}
         nearest += known.nearest_tanimoto(task.training_keys, SilentProgress()).tolist()

@@ -18,13 +18,13 @@ from tests.unit.finetune.synthetic import make_pretrained
 
 
 def by_hand(encoder: RowEncoder, text: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """[CLS] text [SEP], each token as often as the model repeats it; the state at [CLS], the mean between the ends."""
+    """[CLS] text [SEP], each token as often as the model repeats it; the state at [CLS], the mean of all."""
     tokenizer = encoder.tokenizer
     inner = [i for i in tokenizer.encode(text) for _ in range(encoder.runner.num_repeats)]
     ids = torch.tensor([[tokenizer.cls_id, *inner, tokenizer.sep_id]])
     with torch.no_grad():
         hidden = encoder.runner.model.eval().encode(ids, torch.tensor([ids.shape[1]]))[0]
-    return hidden[0], hidden[1:-1].mean(0)
+    return hidden[0], hidden.mean(0)
 
 
 def vectors(encoder: RowEncoder, path: Path, suffix: str = ".npz") -> dict[str, np.ndarray]:
@@ -90,7 +90,8 @@ def test_a_run_of_parents_embeds_a_salt_as_its_parent(molecules, tmp_path, stand
     cls = vectors(finetuned_encoder(finetuned), table)["cls"]
     assert np.allclose(cls[0], cls[1], atol=2e-6) == (standardise == "parent")
     run = Run(finetuned.run, finetuned, SilentProgress())
-    found = run.predict(["CCN", "NCC.Cl"]).mean, run.embed(["CCN", "NCC.Cl"]).cls
+    predicted = run.predict(["CCN", "NCC.Cl"]).filter(like="_probability").to_numpy()
+    found = predicted, run.embed(["CCN", "NCC.Cl"]).cls
     assert [np.allclose(rows[0], rows[1], atol=2e-6) for rows in found] == [standardise == "parent"] * 2
 
 

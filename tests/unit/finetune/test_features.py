@@ -149,7 +149,7 @@ def test_a_column_reaches_the_prediction(table, run, tmp_path):
 def test_a_run_in_memory_predicts_the_same(table, run, tmp_path):
     loaded, smiles = load(run, device="cpu"), [row[0] for row in ROWS]
     mine = loaded.predict(smiles, columns={"ph": [float(row[1]) for row in ROWS]})
-    np.testing.assert_allclose(mine.mean[:, 0], predicted(run, table, tmp_path), atol=1e-9)
+    np.testing.assert_allclose(mine.y_predicted, predicted(run, table, tmp_path), atol=1e-9)
     for columns, finding in [
         ({}, "`columns` has no `ph`; the run reads `ph`"),
         ({"ph": [7.0], "dose": [1.0]}, "`columns` has `dose`; the run reads `ph`"),

@@ -61,7 +61,7 @@ def lengths(text_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Finet
 def known_rows(run: Path, **smiles: list[str]) -> Path:
     """Write `training_rows.npz` for a run with these molecules in `train` and `valid`."""
     run.mkdir(parents=True)
-    write_training_rows(run, molecule_task(**smiles))
+    write_training_rows(run, [molecule_task(**smiles)])
     return run
 
 
@@ -187,17 +187,6 @@ def test_rows_with_tokens_that_the_vocabulary_lacks_are_named(finetuned, lengths
     assert not [note for note in text.notes if "vocabulary" in note]
 
 
-def test_a_run_of_several_splits_says_which_one_predicts(finetuned, tmp_path):
-    results = finetuned.results.model_copy(update={"split_seeds": (4, 5, 6)})
-    several = replace(finetuned, results=results)
-    path = write_rows(tmp_path / "new.csv", ["mol"], [["CCO"]])
-    one, other = (predicted(run, path, tmp_path / "out.csv").notes for run in (finetuned, several))
-    assert [note for note in other if note not in one] == [
-        "predictions are the mean of 2 seeds on the first of 3 splits (`task.split_seed` 4), which the calibration is "
-        "of too"
-    ]
-
-
 @pytest.mark.parametrize("taken", ["out.csv", "out-a.png", "out-b.png"])
 def test_all_files_appear_or_none(finetuned, tmp_path, taken):
     """Whichever of them is a folder: neither an older file nor the folder of results changes."""
@@ -246,31 +235,29 @@ def test_intervals_of_molecules_widen_with_distance_and_spread(finetuned, tmp_pa
     values = replace(finetuned, run=run, results=finetuned.results.model_copy(update={"loss": "regression"}))
     predicted(values, write_rows(tmp_path / "new.csv", ["mol"], [[one] for one in SMILES]), tmp_path / "out.csv")
     found = Run(run, values, SilentProgress()).predict([*SMILES, "no molecule"])
-    assert found.half_width is not None
     widths = []
     for index, row in enumerate(read_rows(tmp_path / "out.csv")):
-        for column, name in enumerate(finetuned.results.output_names):
+        for name in finetuned.results.output_names:
             low, value, high, spread = (
                 float(row[f"{name}_{end}"]) for end in ("low_90", "predicted", "high_90", "seed_spread")
             )
             half = 3 * (0.5 + 1.5 * (1 - float(row["nearest_train_tanimoto"])) + 2 * spread)
             np.testing.assert_allclose([value - low, high - value], half, rtol=1e-3)
-            assert found.half_width[index, column] == pytest.approx(half, rel=1e-3)
+            assert (found[f"{name}_low_90"][index], found[f"{name}_high_90"][index]) == (low, high)
             widths.append(half)
     assert max(widths) > 1.3 * min(widths)
-    assert np.isnan(found.half_width[-1]).all()
+    assert np.isnan(found[f"{finetuned.results.output_names[0]}_low_90"].iloc[-1])
 
 
-def test_similarity_of_validation_and_test_rows_is_that_to_the_training_rows(tmp_path):
+def test_similarity_of_validation_and_test_rows_is_that_to_the_training_rows():
     task = molecule_task(train=["CCO", "c1ccccc1"], valid=["CCO"], test=["CCN", "c1ccccc1"])
-    write_training_rows(tmp_path, task)
-    found = similarity_to_training(tmp_path, task, SilentProgress())
+    found = similarity_to_training(task, SilentProgress())
     one, other = (Chem.MolFromSmiles(smiles) for smiles in ("CCO", "CCN"))
     generator = rdFingerprintGenerator.GetMorganGenerator(radius=2, fpSize=2048)
     near = DataStructs.TanimotoSimilarity(generator.GetFingerprint(one), generator.GetFingerprint(other))
     assert {split: values.tolist() for split, values in found.items()} == {"valid": [1.0], "test": [near, 1.0]}
     task.input_kind = "text"
-    assert similarity_to_training(tmp_path, task, SilentProgress()) == {}
+    assert similarity_to_training(task, SilentProgress()) == {}
 
 
 def test_a_level_of_intervals_is_refused_by_a_run_without_intervals(finetuned, tmp_path):

@@ -68,7 +68,7 @@ def test_logits_come_back_by_window_in_single_precision(tmp_path):
 
 
 def test_logits_that_are_altered_missing_or_of_other_windows_are_refused(tmp_path):
-    cell = tmp_path / "cells" / "single" / "seed-1"
+    cell = tmp_path / "cells" / "single" / "split-0" / "seed-1"
     cell.mkdir(parents=True)
     path, windows = cell / "logits-valid.npy", [np.ones((3, 2))]
 

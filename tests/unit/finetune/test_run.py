@@ -1,6 +1,7 @@
 """Fine-tuning of small tasks: it learns, scores the best epoch once, resumes bit by bit, refuses what it must."""
 
 import csv
+import functools
 import json
 import math
 import shutil
@@ -13,16 +14,18 @@ import numpy as np
 import pytest
 import torch
 
+from exlm_cli import bundled_models
 from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, GridPoint
 from exlm_cli.config.load import load_recipe
 from exlm_cli.data.rows.records import SkippedRow
+from exlm_cli.data.tokenizer import train_bpe
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.finetune import baseline as baseline_module
 from exlm_cli.finetune import cell as cell_module
 from exlm_cli.finetune import run as run_module
 from exlm_cli.finetune import scoring
 from exlm_cli.finetune.cell import Cell
-from exlm_cli.finetune.model import load_finetuned, load_pretrained_weights
+from exlm_cli.finetune.model import load_finetuned
 from exlm_cli.finetune.results import RunResults, read_predictions, read_results, read_split_outputs
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
 from exlm_cli.finetune.scores import read_scores
@@ -32,10 +35,12 @@ from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_metrics, read_run_json
 from exlm_cli.tasks.metrics import score_rows
 from exlm_cli.train.loop import TrainingLoop
+from exlm_cli.train.pretrained import load_pretrained_weights
 from exlm_cli.train.task import LoopResult
 from tests.recorder import Recorder
 from tests.unit.finetune.synthetic import (
     ONE_EPOCH,
+    WORDS,
     EncodedWords,
     WordTask,
     amines,
@@ -62,7 +67,8 @@ def test_a_run_directory_holds_all_that_is_promised(finished, text_model):
     names = {path.name for path in run.iterdir()}
     assert names == {
         "recipe.yaml", "encoder.yaml", "run.json", "tokenizer.json", "split.json", "results.json", "scores.csv",
-        "cells", "targets-valid.csv", "targets-test.csv", "calibration.json", "training_rows.npz", ".lock",
+        "cells", "targets-train.csv", "targets-valid.csv", "targets-test.csv", "calibration.json", "training_rows.npz",
+        ".lock",
     }  # fmt: skip
     assert load_recipe(str(run / "recipe.yaml"), kind=FinetuneRecipe) == finetune_recipe()
     assert load_recipe(str(run / "encoder.yaml")) == load_recipe(str(text_model / "recipe.yaml"))
@@ -185,6 +191,15 @@ def test_the_best_epoch_is_the_best_of_the_curve_and_is_scored_once(text_model, 
     assert cell["metrics"]["valid"]["accuracy"] == max(curve)
 
 
+def test_the_bar_ends_with_the_best_validation(text_model, tmp_path):
+    progress = Recorder()
+    recipe = finetune_recipe(seeds=[1])
+    run_finetuning(recipe, checkpoint=text_model, out=tmp_path / "run", task=WordTask(), progress=progress)
+    (cell,) = cells(tmp_path / "run")
+    (bar,) = [bar for bar in progress.bars if bar.label == "seed 1"]
+    assert float(bar.fields["best accuracy"]) == pytest.approx(cell["metrics"]["valid"]["accuracy"], abs=1e-4)
+
+
 def test_scores_that_are_not_defined_are_null_and_the_last_epoch_is_taken(text_model, tmp_path):
     task = WordTask()
     task.score = lambda split, outputs: {"accuracy": math.nan}  # type: ignore[method-assign]
@@ -303,6 +318,8 @@ def test_a_resumed_run_names_the_weights_as_it_did_before_wherever_they_are(text
 
 
 def test_forests_are_scored_for_every_seed_and_kept(tmp_path, monkeypatch):
+    few_trees = functools.partial(baseline_module.predict_baseline, num_trees=20)
+    monkeypatch.setattr(scoring, "predict_baseline", few_trees)
     smiles, task = amines(tmp_path)
     recipe, out = finetune_recipe(task=task, train={"max_epochs": 1}), tmp_path / "run"
     result = run_finetuning(recipe, checkpoint=smiles, out=out, baseline=None)
@@ -502,6 +519,34 @@ def test_an_encoder_without_a_checkpoint_makes_its_tokenizer_of_the_training_row
     assert resume_finetuning(out).results == first
     with pytest.raises(ConfigError, match="no weights to begin with"):
         run_finetuning(finetune_recipe(task=task), checkpoint=None, encoder=encoder, out=tmp_path / "no")
+
+
+def test_an_encoder_without_a_checkpoint_takes_the_tokenizer_of_the_bundled_model(text_model, tmp_path, monkeypatch):
+    shutil.copytree(text_model, tmp_path / "models/text")
+    monkeypatch.setattr(bundled_models, "FOLDER", tmp_path / "models")
+    recipe = finetune_recipe(task=words_table(tmp_path), init="scratch", **ONE_EPOCH)
+    encoder = load_recipe("quickstart-text", ["model.width=32", "model.num_layers=1"])
+    progress = Recorder()
+    run_finetuning(recipe, checkpoint=None, encoder=encoder, out=tmp_path / "run", progress=progress)
+    assert any(said.startswith("tokenizer: that of bundled:text") for said in progress.said)
+    assert (tmp_path / "run/tokenizer.json").read_bytes() == (text_model / "tokenizer.json").read_bytes()
+    own = tmp_path / "own.json"
+    train_bpe([" amber birch"], 270, 1, SilentProgress()).save(own)
+    encoder = encoder.changed({"tokenizer.path": str(own)})
+    run_finetuning(recipe, checkpoint=None, encoder=encoder, out=tmp_path / "other")
+    assert (tmp_path / "other/tokenizer.json").read_bytes() == own.read_bytes()
+
+
+@pytest.mark.parametrize(("num_valid", "is_noted"), [(49, True), (50, False)])
+def test_values_with_few_validation_rows_have_a_note_on_their_intervals(text_model, tmp_path, num_valid, is_noted):
+    splits = ["train"] * 8 + ["valid"] * num_valid + ["test"] * 4
+    lines = [f"{WORDS[row % 6]},{row % 5}.5,{split}" for row, split in enumerate(splits)]
+    (tmp_path / "a.csv").write_text("\n".join(["text,length,part", *lines]))
+    task = {"name": "csv", "text_column": "text", "label_columns": ["length"], "split_column": "part"}
+    recipe = finetune_recipe(task={**task, "files": {"train": str(tmp_path / "a.csv")}}, **ONE_EPOCH)
+    results = run_finetuning(recipe, checkpoint=text_model, out=tmp_path / "run").results
+    found = [note for note in results.notes if "need 50 validation rows" in note]
+    assert [note.endswith("equally wide for all rows: `length` has 49") for note in found] == [True] * is_noted
 
 
 def test_a_frozen_encoder_keeps_the_weights_of_the_checkpoint(text_model, tmp_path):

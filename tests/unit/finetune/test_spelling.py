@@ -11,7 +11,9 @@ from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.data.bundled.molecules import generate_molecules
 from exlm_cli.data.rows.table import Table
 from exlm_cli.finetune.results import read_results
+from exlm_cli.finetune.scores import read_scores
 from exlm_cli.finetune.spelling import character_counts, describe_spelling
+from exlm_cli.format import format_number
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import Loss
 from exlm_cli.tasks.rows.inputs import usable_rows
@@ -70,6 +72,8 @@ def test_a_run_on_smiles_as_written_reports_the_check_and_one_on_canonical_smile
     for is_canonical in (True, False):
         folder = tmp_path / str(is_canonical)
         folder.mkdir()
-        run = finetune(folder, checkpoint, (1,), canonical_smiles=is_canonical, **task)
+        run = finetune(folder, checkpoint, (1, 2), canonical_smiles=is_canonical, **task)
         found = [note for note in read_results(run).notes if note.startswith("spelling check: ")]
         assert len(found) == (not is_canonical)
+    average = read_scores(run).average("test", "roc_auc").mean
+    assert f", the model {format_number(average)}" in found[0], "the score of the seeds' mean prediction"

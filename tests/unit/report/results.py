@@ -5,16 +5,13 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.sweep import SweepCell, SweepRecipe
-from exlm_cli.experiments.results import (
-    Corruption,
-    DivergedTask,
-    EntropyAt,
-    SweepCellResult,
-    TaskScores,
-)
-from exlm_cli.finetune.results import InitialWeights, RunResults
+from exlm_cli.experiments.results import Corruption, MeasuredCell, SweepCellResult, TunedTask, masking_of
+from exlm_cli.files import write_json
+from exlm_cli.finetune.results import FinetunedRun, InitialWeights, RunResults
 from exlm_cli.finetune.scores import (
     AVERAGE,
     MODEL,
@@ -22,10 +19,11 @@ from exlm_cli.finetune.scores import (
     ScoreRow,
     make_scores,
     score_rows_of,
+    score_table,
+    scores_csv,
     write_scores,
 )
 from exlm_cli.report.paper import TABLE_2, TABLE_4, TABLE_13, PaperTable
-from exlm_cli.report.scores import FinetunedRun
 
 TASKS = {"MNLI": "glue/mnli", "QNLI": "glue/qnli", "QQP": "glue/qqp", "RTE": "glue/rte"}
 
@@ -52,29 +50,98 @@ ROWS: dict[str, tuple[PaperTable, dict[str, str]]] = {
 }  # fmt: skip
 
 
-def grid_results(seeds: tuple[int, ...] = (1,), *, has_task: bool = True) -> list[SweepCellResult]:
+Metrics = dict[str, float | None]
+DIVERGED = TunedTask(identity="x", diverged="the loss is nan")
+
+
+def grid_results(seeds: tuple[int, ...] = (1,), *, has_task: bool = True) -> list[MeasuredCell]:
     """Return Figures 3 and 5 for every cell and seed, counts exactly p^k; seed s adds (s - 1) / 100 bits."""
-    figures = {pair: pair_figures for pair, *pair_figures in zip(PAIRS, FIGURE_5, FIGURE_3, strict=True)}
-    results = []
+    metrics = {pair: of_pair for pair, *of_pair in zip(PAIRS, FIGURE_5, FIGURE_3, strict=True)}
+    cells = []
     for cell in load_recipe("repeat-mlm", [f"seeds={list(seeds)}"], kind=SweepRecipe).plan():
         masking = cell.pretrain.masking
         k, p = masking.num_repeats, masking.mask_ratio
-        entropy, accuracy = figures[k, p]
+        entropy, accuracy = metrics[k, p]
         bits = entropy + 0.01 * (cell.seed - 1)
+        of_cell: Metrics = {"entropy_bits": bits, "loss": bits / 2, "perplexity": 2.0, "mask_accuracy": 0.5}
         task = scores((accuracy / 100 - 0.01, accuracy / 100 + 0.01))
         result = SweepCellResult(
-            **_named(cell),
-            **dict(cell.description),
-            corruption=corruption(p**k),
-            steps=50_000,
-            elapsed_s=61.0,
-            parameters=1_400_000,
-            metrics={"entropy_bits": bits, "loss": bits / 2, "perplexity": 2.0, "mask_accuracy": 0.5},
-            entropy=(),
-            finetune={"glue/mnli": task} if has_task else {},
-        )
-        results.append(result)
-    return sorted(results, key=lambda result: (PAIRS.index((result.num_repeats, result.mask_ratio)), result.seed))
+            **_named(cell), corruption=corruption(p**k), steps=50_000, elapsed_s=61.0, parameters=1_400_000,
+            mask_ratios=(p,),
+        )  # fmt: skip
+        cells.append(measured(result, {p: of_cell}, {"glue/mnli": task} if has_task else {}))
+    return sorted(
+        cells, key=lambda cell: (PAIRS.index((cell.result.num_repeats, cell.result.mask_ratio)), cell.result.seed)
+    )
+
+
+def measured(
+    result: SweepCellResult, metrics: dict[float, Metrics], tasks: dict[str, FinetunedRun | TunedTask] | None = None
+) -> MeasuredCell:
+    """Return a cell with metrics by mask ratio and runs by task, or why fine-tuning on it came to no end."""
+    rows = [
+        row
+        for ratio, of_ratio in metrics.items()
+        for row in score_rows_of(Origin(MODEL, masking_of(ratio), 0, result.seed), {"valid": of_ratio}, {})
+    ]
+    tasks = tasks or {}
+    named = {task: run if isinstance(run, TunedTask) else TunedTask(identity="x") for task, run in tasks.items()}
+    folder = Path("runs/sweep/cells") / result.label / f"seed-{result.seed}"
+    cell = MeasuredCell(folder, result.model_copy(update={"finetune": named}))
+    vars(cell)["pretrain_scores"] = score_table(rows)
+    vars(cell)["tuned"] = {task: run for task, run in tasks.items() if isinstance(run, FinetunedRun)}
+    return cell
+
+
+def changed(
+    cell: MeasuredCell, tasks: dict[str, FinetunedRun | TunedTask] | None = None, **changes: Any
+) -> MeasuredCell:
+    """Return a cell with other values in its result, or other tasks, which stand beside or in place of its own."""
+    diverged = {task: tuned for task, tuned in cell.result.finetune.items() if tuned.diverged}
+    together = {**cell.tuned, **diverged, **(tasks or {})}
+    result = cell.result.model_copy(update=changes)
+    new = measured(result, {}, {task: together[task] for task in [*cell.result.finetune, *together]})
+    vars(new)["pretrain_scores"] = cell.pretrain_scores
+    return new
+
+
+def without_tasks(cell: MeasuredCell, *tasks: str) -> MeasuredCell:
+    """Return a cell before it was fine-tuned on some tasks."""
+    new = measured(cell.result, {}, {task: run for task, run in cell.tuned.items() if task not in tasks})
+    vars(new)["pretrain_scores"] = cell.pretrain_scores
+    return new
+
+
+def with_metrics(cell: MeasuredCell, ratio: float | None = None, **metrics: float | None) -> MeasuredCell:
+    """Return a cell with other values of validation metrics, at its own mask ratio unless another is given."""
+    new = changed(cell)
+    table = cell.pretrain_scores.copy()
+    is_here = table.grid_point == masking_of(cell.result.mask_ratio if ratio is None else ratio)
+    for name, value in metrics.items():
+        table.loc[is_here & (table.metric == name), "value"] = value
+    vars(new)["pretrain_scores"] = table
+    return new
+
+
+def at_ratio(cell: MeasuredCell, ratio: float) -> MeasuredCell:
+    """Return a cell that was measured at its own mask ratio and at another one, with the same scores."""
+    own = cell.pretrain_scores[cell.pretrain_scores.grid_point == masking_of(cell.result.mask_ratio)]
+    new = changed(cell, mask_ratios=(cell.result.mask_ratio, ratio))
+    vars(new)["pretrain_scores"] = pd.concat([own, own.assign(grid_point=masking_of(ratio))], ignore_index=True)
+    return new
+
+
+def write_cell(folder: Path, cell: MeasuredCell) -> Path:
+    """Write the files of a cell, without its models, and return the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "result.json", cell.result)
+    (folder / "scores.csv").write_bytes(scores_csv(cell.pretrain_scores))
+    for task, run in cell.tuned.items():
+        of_task = folder / "finetune" / task.replace("/", "-")
+        of_task.mkdir(parents=True)
+        write_json(of_task / "results.json", run.results)
+        write_scores(of_task, run.scores)
+    return folder
 
 
 def corruption(share: float, *, num_tokens: int = 10_000, measured: float | None = None) -> Corruption:
@@ -91,77 +158,53 @@ def corruption(share: float, *, num_tokens: int = 10_000, measured: float | None
 
 def sweep_results(
     name: str, *, seeds: tuple[int, ...] = (1,), tasks: tuple[str, ...] = tuple(TASKS)
-) -> list[SweepCellResult]:
-    """Return a result for every variant and seed of a shipped sweep; seed s adds s - 1 hundredths to each figure.
+) -> list[MeasuredCell]:
+    """Return a cell for every variant and seed of a shipped sweep; seed s adds s - 1 hundredths to each metric.
 
     A variant of k states has an entropy of 10 p / k bits at p, weighted by the posterior half of that.
     """
     recipe = load_recipe(name, [f"seeds={list(seeds)}"], kind=SweepRecipe)
-    results = []
+    cells = []
     for cell in recipe.plan():
         added = 0.01 * (cell.seed - 1)
         pretrain = cell.pretrain
         k, own = pretrain.masking.num_states_per_mask, pretrain.masking.mask_ratio
         has_dag = pretrain.objective == "exlm" and pretrain.model.alignment != "independent"
-        entropies = [
-            EntropyAt(
-                objective=pretrain.objective,
-                mask_ratio=p,
-                num_repeats=1,
-                num_states_per_mask=k,
-                entropy_bits=10 * p / k + added,
-                entropy_posterior_bits=5 * p / k + added if has_dag else None,
-            )
-            for p in dict.fromkeys((own, *recipe.entropy_ratios))
-        ]
-        metrics: dict[str, float | None] = {"loss": 2.0 + added, "perplexity": 7.0, "mask_accuracy": 0.5}
-        metrics["entropy_bits"] = entropies[0].entropy_bits
-        if has_dag:
-            metrics["entropy_posterior_bits"] = entropies[0].entropy_posterior_bits
-            metrics |= {"effective_states": 1.5, "path_entropy_bits": 0.25}
+        ratios = tuple(dict.fromkeys((own, *recipe.entropy_ratios)))
+        metrics: dict[float, Metrics] = {
+            p: {"entropy_bits": 10 * p / k + added} | ({"entropy_posterior_bits": 5 * p / k + added} if has_dag else {})
+            for p in ratios
+        }
+        metrics[own] |= {"loss": 2.0 + added, "perplexity": 7.0, "mask_accuracy": 0.5}
+        metrics[own] |= {"effective_states": 1.5, "path_entropy_bits": 0.25} if has_dag else {}
         result = SweepCellResult(
-            **_named(cell),
-            **dict(cell.description),
-            corruption=None,
-            steps=600,
-            elapsed_s=61.0,
-            parameters=1_400_000,
-            metrics=metrics,
-            entropy=tuple(entropies),
-            finetune=_printed_scores(cell.label, tasks, added),
+            **_named(cell), corruption=None, steps=600, elapsed_s=61.0, parameters=1_400_000, mask_ratios=ratios
         )
-        results.append(result)
-    return results
+        cells.append(measured(result, metrics, _printed_scores(cell.label, tasks, added)))
+    return cells
 
 
-def diverge(result: SweepCellResult) -> SweepCellResult:
-    """Return the result of the same cell whose training came to no end."""
-    measured = {"steps", "elapsed_s", "parameters", "metrics", "entropy", "finetune"}
-    kept = {name: value for name, value in dict(result).items() if name not in measured}
-    return SweepCellResult(**kept | {"diverged": "loss is nan"})
+def diverge(cell: MeasuredCell) -> MeasuredCell:
+    """Return the same cell whose training came to no end."""
+    reached = {"steps": None, "elapsed_s": None, "parameters": None, "mask_ratios": ()}
+    return measured(cell.result.model_copy(update={**reached, "diverged": "loss is nan"}), {})
 
 
-def with_scores(result: SweepCellResult, **by_task: TaskScores | DivergedTask) -> SweepCellResult:
-    """Return the result with other scores on GLUE tasks, or on the task of a whole name."""
-    named = {task if "_" not in task else task.replace("_", "/"): found for task, found in by_task.items()}
-    return result.model_copy(update={"finetune": {**result.finetune, **named}})
+def with_scores(cell: MeasuredCell, **by_task: FinetunedRun | TunedTask) -> MeasuredCell:
+    """Return the cell with other scores on GLUE tasks, or on the task of a whole name."""
+    return changed(cell, {task if "_" not in task else task.replace("_", "/"): run for task, run in by_task.items()})
 
 
-def scores(values: tuple[float | None, ...], *, metric: str = "accuracy", **changed: Any) -> TaskScores:
-    """Return the scores of a task without labelled test rows; `changed` are other fields of its results."""
-    return task_scores(scored("", "glue/qnli", {metric: [*values]}, **changed))
-
-
-def task_scores(run: FinetunedRun) -> TaskScores:
-    """Return what a sweep keeps of a run."""
-    return TaskScores.of_run("x", run.results, run.scores)
+def scores(values: tuple[float | None, ...], *, metric: str = "accuracy", **changes: Any) -> FinetunedRun:
+    """Return a run on a task without labelled test rows; `changes` are other fields of its results."""
+    return scored("", "glue/qnli", {metric: [*values]}, **changes)
 
 
 def _named(cell: SweepCell) -> dict[str, Any]:
-    return {"label": cell.label, "seed": cell.seed, "pretrain_identity": "x"}
+    return {"label": cell.label, "seed": cell.seed, **dict(cell.description), "pretrain_identity": "x"}
 
 
-def _printed_scores(label: str, tasks: tuple[str, ...], added: float) -> dict[str, TaskScores | DivergedTask]:
+def _printed_scores(label: str, tasks: tuple[str, ...], added: float) -> dict[str, FinetunedRun | TunedTask]:
     """Return three seeds around the accuracy that the paper prints for a variant, on some columns of its tables.
 
     For MNLI that is the mismatched accuracy; the matched one is 3 points higher.
@@ -171,13 +214,13 @@ def _printed_scores(label: str, tasks: tuple[str, ...], added: float) -> dict[st
         for column in tasks
     }  # fmt: skip
     shares = {column: value / 100 + added for column, value in printed.items() if value is not None}
-    by_task: dict[str, TaskScores | DivergedTask] = {}
+    by_task: dict[str, FinetunedRun | TunedTask] = {}
     for column, share in shares.items():
         printed_values = (share - 0.01, share, share + 0.01)
         by_task[TASKS[column]] = scores(printed_values)
         if column == "MNLI":
             both = {"accuracy": [value + 0.03 for value in printed_values], "mismatched_accuracy": [*printed_values]}
-            by_task[TASKS[column]] = task_scores(scored("", "glue/mnli", both))
+            by_task[TASKS[column]] = scored("", "glue/mnli", both)
     return by_task
 
 
@@ -297,6 +340,7 @@ def described(
         "tokens_per_s": 12345.6,
         "outside_model_share": 0.0123,
         "notes": (),
+        "points": ("single",) * len(split_seeds),
         "grid_best": None,
         "grid": (),
     }

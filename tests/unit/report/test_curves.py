@@ -139,10 +139,12 @@ def mlm(p: float, k: int, bits: float | None) -> PredictionEntropy:
     return _entropy("mlm", p, k, 1, bits, None)
 
 
-def _entropy(*values: object) -> PredictionEntropy:
-    names = ("objective", "mask_ratio", "num_repeats", "num_states_per_mask", "entropy_bits", "entropy_posterior_bits")
-    metrics = {"loss": 2.5, "mask_accuracy": 0.25}
-    return PredictionEntropy.model_validate(dict(zip(names, values, strict=True)) | {"metrics": metrics})
+def _entropy(objective: str, p: float, repeats: int, k: int, bits: float | None, posterior: float | None) -> Any:
+    metrics = {"loss": 2.5, "mask_accuracy": 0.25, "entropy_bits": bits}
+    metrics |= {} if posterior is None else {"entropy_posterior_bits": posterior}
+    return PredictionEntropy(
+        objective=objective, mask_ratio=p, num_repeats=repeats, num_states_per_mask=k, metrics=metrics
+    )
 
 
 ENTROPIES = [

@@ -4,19 +4,28 @@ import re
 import shlex
 import shutil
 import subprocess
+from base64 import b64decode
+from collections.abc import Sequence
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from exlm_cli.config.load import dump_recipe
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import write_json
-from exlm_cli.finetune.calibration import CALIBRATION_FILE, calibrate_run
+from exlm_cli.finetune.calibration import CALIBRATION_FILE, CalibratedRows, calibrate_run, fit_calibration
+from exlm_cli.finetune.training_rows import write_training_rows
 from exlm_cli.report.page import write_page
+from exlm_cli.report.score_figures import draw_calibration
+from exlm_cli.report.scores import FinetunedRun
 from exlm_cli.report.style import RUN_COLOURS
 from exlm_cli.run_dir import update_run_json
-from exlm_cli.tasks.base import write_outputs
+from exlm_cli.tasks.base import FloatArray, write_outputs
+from exlm_cli.tasks.rows.task import LabelledRows, RowTask
+from tests.unit.finetune.synthetic import finetune_recipe
 from tests.unit.report.results import Values, at_folder, scored
 
 CHROMIUM = shutil.which("chromium")
@@ -26,39 +35,174 @@ ALONE = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the page of a run of two seeds and two labels, one of which is called like a tag."""
-    folder = tmp_path_factory.mktemp("page") / "<my run>"
-    names = ("active", "<b>toxic</b>")
-    notes = ("cut `a<b` of the rows",)
-    run = scored(
-        "run", "csv", {"roc_auc": [0.7, 0.8]}, output_names=names, notes=notes, verdict=("The model is <better>.",)
-    )
-    folder.mkdir()
+SMILES = ("CCO", "CC(=O)Oc1ccccc1C(=O)O", "c1ccccc1", "CCN(CC)CC")
+"""What the rows of the runs here are, in turn."""
+
+
+def write_run(
+    folder: Path,
+    run: FinetunedRun,
+    targets: dict[str, FloatArray],
+    outputs: dict[str, FloatArray],
+    *,
+    inputs: Sequence[str] = SMILES,
+    similarity: dict[str, FloatArray] | None = None,
+) -> FinetunedRun:
+    """Write what the page reads of a run on `<b>.csv`: every seed predicts the same, and trained on ethanol alone.
+
+    Args:
+        targets: (N, C) of each split; (N, 1) class index for classes.
+        outputs: (N, C) probabilities or values of each split but `train`.
+        inputs: What the rows are, in turn.
+        similarity: Of values, what the calibration holds.
+    """
+    folder.mkdir(exist_ok=True)
+    results = run.results
+    is_smiles = results.input_kind == "smiles"
+    columns = {"smiles_column": "smiles"} if is_smiles else {"text_column": "text"}
+    task = {"name": "csv", "files": {"train": "/data/<b>.csv"}, "label_columns": list(results.output_names), **columns}
+    (folder / "recipe.yaml").write_text(dump_recipe(finetune_recipe(task=task)), encoding="utf-8")
     update_run_json(folder, {"command": "finetune", "device": "cpu"})
-    rng = np.random.default_rng(0)
-    for split in ("valid", "test"):
-        write_outputs(
-            folder / f"targets-{split}.csv", range(40), names, list(rng.integers(0, 2, (40, 2)).astype(float))
-        )
-        for seed in (1, 2):
+    names = ["class"] if results.loss == "classes" else results.output_names
+    for split, of_split in targets.items():
+        write_outputs(folder / f"targets-{split}.csv", range(len(of_split)), names, list(of_split))
+    for split, of_split in outputs.items():
+        read = {"input": [inputs[row % len(inputs)] for row in range(len(of_split))]}
+        for seed in results.seeds:
             cell = folder / f"cells/single/split-0/seed-{seed}"
             cell.mkdir(parents=True, exist_ok=True)
-            write_outputs(cell / f"predictions-{split}.csv", range(40), names, list(rng.random((40, 2))))
-    write_json(folder / CALIBRATION_FILE, calibrate_run(folder, run.results))
-    return write_page(at_folder(run, folder))
+            write_outputs(
+                cell / f"predictions-{split}.csv", range(len(of_split)), results.output_names, list(of_split), read
+            )
+    examples = LabelledRows([("CCO",)], np.zeros((1, 1)), np.zeros(1, dtype=np.int64))
+    trained = RowTask("csv", results.loss, results.output_names, {"train": examples})
+    trained.input_kind = results.input_kind
+    write_training_rows(folder, [trained])
+    write_json(folder / CALIBRATION_FILE, calibrate_run(folder, results, similarity))
+    return at_folder(run, folder)
+
+
+def labels_run(folder: Path, **changes: Any) -> FinetunedRun:
+    """Return a run of two seeds and two labels of 40 rows, one of which is called like a tag."""
+    names = ("active", "<b>toxic</b>")
+    values = {"roc_auc": [0.7, 0.8]}
+    sizes = {"train": 40, "valid": 40, "test": 40}
+    run = scored("run", "csv", values, output_names=names, split_sizes=sizes, **changes)
+    rng = np.random.default_rng(0)
+    targets = {split: rng.integers(0, 2, (40, 2)).astype(float) for split in sizes}
+    return write_run(folder, run, targets, {split: rng.random((40, 2)) for split in ("valid", "test")})
+
+
+def value_run(folder: Path, errors: FloatArray, inputs: Sequence[str]) -> FinetunedRun:
+    """Return a run of one value, whose test rows have errors given in order; all predictions are 0."""
+    sizes = {"train": 4, "valid": 4, "test": len(errors)}
+    run = scored(
+        "run", "csv", {"rmse": [0.5]}, loss="regression", output_names=("logS",), split_sizes=sizes, seeds=(1,)
+    )
+    targets = {"train": np.ones((4, 1)), "valid": np.ones((4, 1)), "test": errors[:, None]}
+    outputs = {"valid": np.zeros((4, 1)), "test": np.zeros((len(errors), 1))}
+    return write_run(folder, run, targets, outputs, inputs=inputs)
+
+
+def sections_of(text: str) -> dict[str, str]:
+    """Return the content of each section of a page by its heading."""
+    parts = text.split("<h2>")[1:]
+    return {unescape(part.partition("</h2>")[0]): part.partition("</h2>")[2] for part in parts}
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("page") / "<my run>"
+    changes = {"notes": ("cut `a<b` of the rows",), "verdict": ("The model is <better>.",)}
+    return write_page(labels_run(folder, **changes))
 
 
 def test_a_page_holds_everything_and_names_no_other_file(page):
     text = page.read_text(encoding="utf-8")
     assert all(said in text for said in ("The model is &lt;better&gt;.", "roc_auc", "<code>a&lt;b</code>"))
-    assert f"exlm predict {shlex.quote(str(page.parent))} FILE\n" in unescape(text)
-    assert not re.search(r"<b>|<script|https?://|<link", text)
-    assert "<title>csv: &lt;my run&gt;</title>" in text
+    assert f"exlm predict {shlex.quote(str(page.parent))} FILE --explain\n" in unescape(text)
+    assert not re.search(r"<b>toxic|<b>\.csv|<script|https?://|<link", text)
+    assert "<title>&lt;b&gt;.csv: active, &lt;b&gt;toxic&lt;/b&gt;: &lt;my run&gt;</title>" in text
+    assert "<h1>&lt;b&gt;.csv: active, &lt;b&gt;toxic&lt;/b&gt;</h1>" in text
     sources = re.findall(r'(?:src|href)="([^"]{0,30})', text)
-    assert len(sources) == 3
     assert all(source.startswith("data:image/svg+xml;base64,") for source in sources)
+    assert list(sections_of(text)) == [
+        "Scores, test", "Curves", "Confusion", "Calibration", "Error by distance to the training molecules",
+        "Worst predicted molecules, test", "Most surprising molecules, test", "Labels of each split", "Notes", "Go on",
+    ]  # fmt: skip
+
+
+def test_every_model_of_the_scores_has_a_row(tmp_path):
+    forests = {"forest-ecfp4": {"roc_auc": [0.9, 0.9]}, "a model <of tomorrow>": {"roc_auc": [0.6, 0.6]}}
+    text = write_page(labels_run(tmp_path, forests=forests)).read_text(encoding="utf-8")
+    cells = re.findall(r"<td[^>]*>([^<]*)</td>", sections_of(text)["Scores, test"])
+    rows = [unescape(" ".join(cells[i : i + 3])) for i in range(0, len(cells), 3)]
+    assert rows == [
+        "exlm 0.7500 0.7500",
+        "exlm, single seeds 0.7500 ± 0.0707 0.7500 ± 0.0707",
+        "ECFP4 + random forest 0.9000 0.9000",
+        "a model <of tomorrow> 0.6000 0.6000",
+    ]
+
+
+def test_the_largest_errors_are_drawn_and_apart_from_them_those_near_the_training_molecules(tmp_path):
+    """Ethanol, every second row, is a training molecule; the errors of the other rows are larger."""
+    errors = np.where(np.arange(40) % 2 == 0, 0.1, 1.0) + np.arange(40) / 1000
+    text = write_page(value_run(tmp_path, errors, inputs=("CCO", "c1ccccc1"))).read_text(encoding="utf-8")
+    sections = sections_of(text)
+    worst, near = (sections[f"{name} molecules, test"] for name in ("Worst predicted", "Most surprising"))
+    rows_of = [[int(row) - 1 for row in re.findall(r"row (\d+) of the table", part)] for part in (worst, near)]
+    by_error = sorted(range(40), key=lambda row: -errors[row])
+    assert rows_of[0] == by_error[:8]
+    assert rows_of[1] == [row for row in by_error if row % 2 == 0][:8]
+    assert near.count("nearest training molecule: 1.00") == 8
+    assert f"true {errors[by_error[0]]:.4f}, predicted 0" in worst
+    drawings = [b64decode(found) for found in re.findall(r'src="data:image/svg\+xml;base64,([^"]*)', worst)]
+    assert len(drawings) == 8
+    assert all(b"<svg" in drawing and b"class='bond-0" in drawing for drawing in drawings)
+
+
+def test_the_worst_rows_of_a_text_run_are_shown_as_text(tmp_path):
+    run = scored(
+        "run",
+        "csv",
+        {"accuracy": [0.5]},
+        loss="classes",
+        output_names=("red", "green", "blue"),
+        input_kind="text",
+        split_sizes={"train": 3, "valid": 3, "test": 6},
+        seeds=(1,),
+    )
+    targets = {"train": np.array([[0.0], [1.0], [2.0]]), "valid": np.zeros((3, 1)), "test": np.zeros((6, 1))}
+    outputs = {"valid": np.full((3, 3), 1 / 3), "test": np.tile([[0.5, 0.25, 0.25]], (6, 1))}
+    outputs["test"][4] = [0.125, 0.125, 0.75]
+    inputs = [f"text <i>{number}</i>" for number in range(6)]
+    text = write_page(write_run(tmp_path, run, targets, outputs, inputs=inputs)).read_text(encoding="utf-8")
+    sections = sections_of(text)
+    assert not any("molecules" in title for title in sections)
+    worst = sections["Worst predicted rows, test"]
+    assert "<i>" not in worst
+    assert worst.index("text &lt;i&gt;4") < worst.index("text &lt;i&gt;0")
+    assert "true red (0.125), predicted blue (0.750)" in worst
+    assert "--explain" not in text
+
+
+def test_lines_of_intervals_are_explained_where_there_are_some(tmp_path, figures):
+    """Nine validation rows give intervals of 90 %, four do not."""
+    captions = []
+    for number in (4, 9):
+        calibration = calibrated_values(number)
+        draw_calibration(calibration, "t", tmp_path, f"rows-{number}")
+        figure = figures[f"rows-{number}-predicted-against-true"]
+        captions.append([text.get_text() for text in figure.texts])
+        assert min(figure.get_size_inches()) > 5, "one value has a large picture"
+    assert [any("intervals" in text for text in texts) for texts in captions] == [False, True]
+
+
+def calibrated_values(num_valid: int) -> CalibratedRows:
+    """Return 20 predicted values with the calibration of some validation rows."""
+    calibration = fit_calibration("regression", np.zeros((1, num_valid, 1)), np.arange(num_valid, dtype=float)[:, None])
+    return CalibratedRows("regression", ("logS",), np.zeros((20, 1)), np.ones((20, 1)), calibration)
 
 
 @pytest.mark.parametrize(
@@ -67,45 +211,32 @@ def test_a_page_holds_everything_and_names_no_other_file(page):
         ({"split": "random"}, True),
         ({"split": "scaffold-balanced"}, True),
         ({"split": "scaffold"}, False),
-        ({"split": "random", "split_seeds": (0, 1)}, False),
     ],
 )
-def test_more_splits_are_suggested_where_a_seed_draws_them(tmp_path, monkeypatch, changes, is_suggested):
-    monkeypatch.setattr("exlm_cli.report.page.draw_runs", lambda *_: [])
-    update_run_json(tmp_path, {"command": "finetune", "device": "cpu"})
-    run = scored("run", "csv", {"roc_auc": [0.7, 0.8]}, **changes)
-    text = unescape(write_page(at_folder(run, tmp_path)).read_text(encoding="utf-8"))
+def test_more_splits_are_suggested_where_a_seed_draws_them(tmp_path, changes, is_suggested):
+    text = unescape(write_page(labels_run(tmp_path, **changes)).read_text(encoding="utf-8"))
     assert f"exlm eval {tmp_path}" in text
     assert (f"exlm finetune --resume {tmp_path} --set num_replicates=5" in text) == is_suggested
 
 
-def test_each_label_has_its_row_on_the_page(tmp_path, monkeypatch):
-    monkeypatch.setattr("exlm_cli.report.page.draw_runs", lambda *_: [])
-    update_run_json(tmp_path, {"command": "finetune", "device": "cpu"})
-    of_label: Values = {metric: [0.625] for metric in ("roc_auc", "average_precision", "accuracy")}
-    run = scored("run", "csv", {"roc_auc": [0.7]}, labels={"active": of_label, "toxic": of_label})
-    text = write_page(at_folder(run, tmp_path)).read_text(encoding="utf-8")
+def test_each_label_has_its_row_on_the_page(tmp_path):
+    of_label: Values = {metric: [0.625, 0.625] for metric in ("roc_auc", "average_precision", "accuracy")}
+    run = labels_run(tmp_path, labels={"active": of_label, "toxic": of_label})
+    text = write_page(run).read_text(encoding="utf-8")
     assert "<h2>Scores of each label, test</h2>" in text
     assert "<tr><td>toxic</td>" + 3 * '<td class="number">0.6250</td>' + "</tr>" in text
 
 
-def test_a_page_says_which_share_of_each_third_is_inside_the_intervals(tmp_path, monkeypatch):
+def test_a_page_says_which_share_of_each_third_is_inside_the_intervals(tmp_path):
     """60 test rows, of which the farthest third has errors of 3 and the others of 1; all intervals are 2 wide."""
-    monkeypatch.setattr("exlm_cli.report.page.draw_runs", lambda *_: [])
-    update_run_json(tmp_path, {"command": "finetune", "device": "cpu"})
-    run = scored("run", "csv", {"rmse": [0.5, 0.5]}, loss="regression", output_names=("logS",))
+    sizes = {"train": 1, "valid": 40, "test": 60}
+    run = scored("run", "csv", {"rmse": [0.5, 0.5]}, loss="regression", output_names=("logS",), split_sizes=sizes)
     near_N = np.linspace(1, 0.41, 60)
-    parts = {"valid": np.ones(40), "test": np.where(np.arange(60) < 40, 1.0, 3.0)}
-    for split, values in parts.items():
-        write_outputs(tmp_path / f"targets-{split}.csv", range(len(values)), ["logS"], list(values[:, None]))
-        for seed in (1, 2):
-            cell = tmp_path / f"cells/single/split-0/seed-{seed}"
-            cell.mkdir(parents=True, exist_ok=True)
-            outputs = list(np.zeros((len(values), 1)))
-            write_outputs(cell / f"predictions-{split}.csv", range(len(values)), ["logS"], outputs)
-    calibration = calibrate_run(tmp_path, run.results, {"valid": near_N[:40], "test": near_N})
-    write_json(tmp_path / CALIBRATION_FILE, calibration)
-    text = write_page(at_folder(run, tmp_path)).read_text(encoding="utf-8")
+    targets = {"train": np.ones(1), "valid": np.ones(40), "test": np.where(np.arange(60) < 40, 1.0, 3.0)}
+    outputs = {split: np.zeros((sizes[split], 1)) for split in ("valid", "test")}
+    columns = {split: of_split[:, None] for split, of_split in targets.items()}
+    run = write_run(tmp_path, run, columns, outputs, similarity={"valid": near_N[:40], "test": near_N})
+    text = write_page(run).read_text(encoding="utf-8")
     assert "<h2>Intervals of 90 %, test</h2>" in text
     assert "fewer than 50 validation rows: <code>logS</code>" in text
     cells = [re.findall(r"<td[^>]*>([^<]*)</td>", row) for row in re.findall(r"<tr.*?</tr>", text)]
@@ -117,7 +248,7 @@ def test_a_page_says_which_share_of_each_third_is_inside_the_intervals(tmp_path,
     }
     (tmp_path / CALIBRATION_FILE).write_text("{}", encoding="utf-8")
     with pytest.raises(CheckpointError, match=CALIBRATION_FILE):
-        write_page(at_folder(run, tmp_path))
+        write_page(run)
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: `apt-get install chromium`")

@@ -44,7 +44,7 @@ def test_the_rows_of_the_paper_are_printed_above_ours():
     assert cell(table, "N-Gram RF", "ToxCast") == "-"
     assert cell(table, "ExLM", "Mean") == "76.1"
     assert cell(table, "ExLM", "seeds") == "3"
-    assert cell(table, "smiles-small (exlm)", "BACE") == "75.0 ±7.1"
+    assert cell(table, "smiles-small (exlm)", "BACE") == "75.0 ± 7.1"
     assert cell(table, "smiles-small (exlm)", "seeds") == "2"
     assert cell(table, "smiles-small (exlm)", "parameters") == "5.2 M"
     assert cell(table, "smiles-small (exlm)", "pre-training") == "1,200 steps, 13.1 M tokens"
@@ -163,7 +163,7 @@ def test_the_baseline_is_a_row_without_a_budget():
     run = scored("a", "moleculenet/bace", {"roc_auc": [0.7, 0.8]}, forests={ECFP4: {"roc_auc": [0.8, 0.8]}})
     (table,) = paper_tables([run, scored("b", "moleculenet/bbbp", {"roc_auc": [0.7, 0.8]})])
     assert ours(table)[-1] == "ECFP4 + random forest"
-    assert cell(table, "ECFP4 + random forest", "BACE") == "80.0 ±0.0"
+    assert cell(table, "ECFP4 + random forest", "BACE") == "80.0 ± 0.0"
     assert cell(table, "ECFP4 + random forest", "BBBP") == "-"
     assert cell(table, "ECFP4 + random forest", "pre-training") == "-"
 
@@ -172,7 +172,7 @@ def test_each_baseline_has_a_row():
     forests = {ECFP4: {"roc_auc": [0.8, 0.8]}, "forest-rdkit2d": {"roc_auc": [0.9, 0.9]}}
     (table,) = paper_tables([scored("a", "moleculenet/bace", {"roc_auc": [0.7, 0.8]}, forests=forests)])
     assert ours(table)[1:] == ["ECFP4 + random forest", "RDKit 2D + random forest"]
-    assert cell(table, "RDKit 2D + random forest", "BACE") == "90.0 ±0.0"
+    assert cell(table, "RDKit 2D + random forest", "BACE") == "90.0 ± 0.0"
 
 
 def test_the_baseline_has_a_mean_if_it_has_every_task():
@@ -194,8 +194,8 @@ def test_the_baseline_is_that_over_the_splits_where_the_scores_are():
         "a", "moleculenet/bace", {"roc_auc": [0.7, 0.9]}, forests={ECFP4: {"roc_auc": [0.6, 0.8]}}, split_seeds=(0, 1)
     )  # fmt: skip
     (table,) = paper_tables([run])
-    assert cell(table, "smiles-small (exlm)", "BACE") == "80.0 ±14.1"
-    assert cell(table, "ECFP4 + random forest", "BACE") == "70.0 ±14.1"
+    assert cell(table, "smiles-small (exlm)", "BACE") == "80.0 ± 14.1"
+    assert cell(table, "ECFP4 + random forest", "BACE") == "70.0 ± 14.1"
     assert "single seeds on all splits" in table.notes[0]
 
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from PIL import Image
 from scipy.stats import spearmanr
 
-from exlm_cli.experiments.results import DivergedTask, SweepCellResult
+from exlm_cli.experiments.results import MeasuredCell
 from exlm_cli.report.repeat_mlm import (
     Grid,
     agreements,
@@ -24,30 +24,33 @@ from exlm_cli.report.repeat_mlm import (
 from exlm_cli.report.style import corruption_colour
 from tests.unit.finetune.finetuned_runs import read_rows
 from tests.unit.report.results import (
+    DIVERGED,
     FIGURE_3,
     FIGURE_5,
     PAIRS,
+    changed,
     corruption,
     diverge,
     grid_results,
     scores,
     svg_texts,
+    with_metrics,
     with_scores,
 )
 
 
-def _csv(results: list[SweepCellResult], folder: Path) -> list[dict[str, str]]:
-    write_grid_report(folder, results, folder, name="mine", has_figures=False)
+def _csv(results: list[MeasuredCell], folder: Path) -> list[dict[str, str]]:
+    write_grid_report(results, folder, name="mine", has_figures=False)
     return read_rows(folder / "grid.csv")
 
 
-def _tables(results: list[SweepCellResult]) -> dict[str, dict[str, tuple[str, ...]]]:
+def _tables(results: list[MeasuredCell]) -> dict[str, dict[str, tuple[str, ...]]]:
     """Return the cells of each table by its name and the name of the row."""
     return {t.name: {row[0]: row[1:] for row in t.rows} for t in grid_tables(grid_of(results))}
 
 
-def _without_entropy(result: SweepCellResult) -> SweepCellResult:
-    return result.model_copy(update={"metrics": result.metrics | {"entropy_bits": None}})
+def _without_entropy(cell: MeasuredCell) -> MeasuredCell:
+    return with_metrics(cell, entropy_bits=None)
 
 
 def test_the_csv_has_one_row_a_cell_under_the_names_that_scripts_rely_on(tmp_path):
@@ -73,7 +76,7 @@ def test_seeds_are_averaged_and_their_counts_pooled(tmp_path):
     one, other = grid_results(seeds=(1, 2))[:2]
     counts = corruption(0.3, num_tokens=100, measured=0.1), corruption(0.3, num_tokens=300, measured=0.5)
     pair = zip((one, other), counts, strict=True)
-    (cell,) = grid_of([r.model_copy(update={"corruption": count}) for r, count in pair]).values()
+    (cell,) = grid_of([changed(r, corruption=count) for r, count in pair]).values()
     assert pooled_corruption(cell)["measured"] == pytest.approx(0.4)
 
 
@@ -95,7 +98,7 @@ def test_the_tables_are_those_of_the_paper_with_their_empty_corner():
 
 
 def test_a_claim_of_one_seed_and_one_over_different_seeds_have_notes():
-    def notes(results: list[SweepCellResult]) -> tuple[str, ...]:
+    def notes(results: list[MeasuredCell]) -> tuple[str, ...]:
         return next(table for table in grid_tables(grid_of(results)) if table.name == "agreement").notes
 
     one, both = notes(grid_results()), notes(grid_results(seeds=(1, 2)))
@@ -108,7 +111,7 @@ def test_a_claim_of_one_seed_and_one_over_different_seeds_have_notes():
 
 def test_a_task_that_not_every_seed_has_is_counted_without_the_others():
     results = grid_results(seeds=(1, 2))
-    results[1] = with_scores(results[1], glue_mnli=DivergedTask(identity="x", diverged="the loss is nan"))
+    results[1] = with_scores(results[1], glue_mnli=DIVERGED)
     tables = {table.name: table for table in grid_tables(grid_of(results))}
     accuracy, entropy = tables["glue-mnli-accuracy"], tables["entropy"]
     assert accuracy.title == "glue/mnli accuracy, % (mean ± standard deviation of 1 to 2 seeds)"
@@ -121,16 +124,16 @@ def test_a_task_that_not_every_seed_has_is_counted_without_the_others():
 def test_cells_of_other_lengths_than_the_rest_have_their_steps_and_claims_without_them():
     results = grid_results()
     assert "steps" not in _tables(results)
-    results[0] = results[0].model_copy(update={"steps": 160_000})
+    results[0] = changed(results[0], steps=160_000)
     tables = _tables(results)
-    assert tables["steps"]["1"] == ("160000", *["50000"] * 4)
+    assert tables["steps"]["1"] == ("160,000", *["50,000"] * 4)
     spearman = spearmanr([p**k for k, p in PAIRS[1:]], FIGURE_5[1:]).statistic
     assert tables["agreement-same-steps"]["Entropy, bits"][0] == f"{spearman:.3g}"
 
 
 def test_a_diverged_cell_is_named_and_left_out_of_every_claim():
-    results = [diverge(r) if (r.num_repeats, r.mask_ratio) == (8, 0.622) else r for r in grid_results()]
-    results[-1] = with_scores(results[-1], glue_mnli=DivergedTask(identity="x", diverged="the loss is nan"))
+    results = [diverge(r) if (r.result.num_repeats, r.result.mask_ratio) == (8, 0.622) else r for r in grid_results()]
+    results[-1] = with_scores(results[-1], glue_mnli=DIVERGED)
     cells = grid_of(results)
     assert (cells[8, 0.622].seeds, cells[8, 0.622].diverged_seeds) == ((), (1,))
     tables = _tables(results)
@@ -150,9 +153,9 @@ def test_undefined_figures_say_so_and_are_left_out_of_every_claim():
     results[2] = with_scores(results[2], glue_mnli=scores((None,)))
     grid = grid_of(results)
     cells = [*grid.values()]
-    assert cells[-1].show("entropy_bits") == cells[-1].show("glue/mnli accuracy") == "not defined"
-    assert cells[0].figures["glue/mnli accuracy"][0] == 0.5
-    assert (cells[1].seeds, len(cells[1].figures["glue/mnli accuracy"])) == ((1, 2), 1)
+    assert str(cells[-1].show("entropy_bits")) == str(cells[-1].show("glue/mnli accuracy")) == "not defined"
+    assert cells[0].values("glue/mnli accuracy")[0] == 0.5
+    assert (cells[1].seeds, len(cells[1].values("glue/mnli accuracy"))) == ((1, 2), 1)
     assert agreements(grid)["entropy_bits"] == whole["entropy_bits"]
     assert _tables([_without_entropy(result) for result in results])["agreement"]["Entropy, bits"] == ("-",) * 6
 
@@ -233,7 +236,7 @@ def test_every_cell_is_drawn_in_its_place_of_the_table_and_at_its_share(figures)
 def test_corrupted_shares_are_drawn_as_points_from_the_law_beside_what_one_mask_a_sequence_adds(figures):
     results = grid_results()
     counted = corruption(0.0225, measured=0.0325).model_copy(update={"expected_with_floor": 0.0275})
-    results[0] = results[0].model_copy(update={"corruption": counted})
+    results[0] = changed(results[0], corruption=counted)
     write_grid_figures(grid_of(results), {}, Path())
     table, plot = figures["corruption"].axes
     assert _words_by_place(table)["1", "2.25 %"] == "3.25 %\n±0.15"  # 100 sqrt(0.0225 * 0.9775 / 10,000)
@@ -249,11 +252,11 @@ def test_corrupted_shares_are_drawn_as_points_from_the_law_beside_what_one_mask_
 def test_programs_read_the_means_of_a_cell_and_its_seeds(tmp_path):
     results = grid_results(seeds=(1, 2, 3))
     results[2] = diverge(results[2])
-    first = write_grid_report(tmp_path, results, tmp_path, name="mine", has_figures=False).content["cells"][0]
+    first = write_grid_report(results, tmp_path, name="mine", has_figures=False).content["cells"][0]
     assert (first["num_repeats"], first["mask_ratio"]) == PAIRS[0]
     assert (first["seeds"], first["diverged_seeds"]) == ((1, 2), (3,))
     assert first["entropy_bits"] == pytest.approx(FIGURE_5[0] + 0.005)
-    assert first["glue/mnli accuracy"] == pytest.approx(FIGURE_3[0] / 100)
+    assert first["glue_mnli_accuracy"] == pytest.approx(FIGURE_3[0] / 100)
     assert (first["corrupted_num_tokens"], first["corrupted_expected"]) == (30_000, pytest.approx(0.0225))
 
 

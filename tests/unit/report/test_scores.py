@@ -10,10 +10,10 @@ from rich.console import Console
 from exlm_cli.experiments.evaluate import PretrainedScore
 from exlm_cli.finetune.results import GridChoice, Interval
 from exlm_cli.report.scores import (
-    format_score,
     label_scores_table,
     pretraining_table,
     results_tables,
+    score_entry,
     task_tables,
 )
 from tests.unit.report.results import SCRATCH, Values, scored
@@ -36,7 +36,7 @@ METRICS: Values = {"roc_auc": [0.7, 0.8], "loss": [0.5, 0.6], "f1": [None, None]
 )
 def test_a_score_is_shown_with_its_spread(values, aggregate, text):
     spread = scored("a", "csv", {"rmse": values}).seeds("rmse")
-    assert format_score(spread, aggregate) == text
+    assert str(score_entry(spread, aggregate)) == text
 
 
 def printed(**changed: Any) -> list[str]:

@@ -5,20 +5,32 @@ import statistics
 
 import pytest
 
-from exlm_cli.experiments.results import DivergedTask
+from exlm_cli.experiments.results import MeasuredCell
+from exlm_cli.finetune.scores import spread_of
 from exlm_cli.report.seed_groups import (
     RankAgreement,
     fewer_seeds_note,
     group_seeds,
+    metric_entry,
     pooled_deviation,
     rank_agreement,
     read_curves,
     seed_note,
     share_groups,
-    show_figure,
     spearman_correlation,
 )
-from tests.unit.report.results import FIGURE_3, FIGURE_5, PAIRS, RATIOS, diverge, scores, sweep_results, with_scores
+from tests.unit.report.results import (
+    DIVERGED,
+    FIGURE_3,
+    FIGURE_5,
+    PAIRS,
+    RATIOS,
+    diverge,
+    scores,
+    sweep_results,
+    with_scores,
+    without_tasks,
+)
 
 
 def _agreement(*values_by_seed: list[float]) -> RankAgreement:
@@ -75,30 +87,31 @@ def test_the_standard_error_is_that_of_cells_with_different_numbers_of_seeds():
 
 
 def test_a_heading_claims_no_more_seeds_than_each_variant_has():
-    results = [r for r in sweep_results("table-2", seeds=(1, 2, 3)) if r.label != "exlm" or r.seed < 3]
+    results = [r for r in sweep_results("table-2", seeds=(1, 2, 3)) if r.result.label != "exlm" or r.result.seed < 3]
     assert seed_note(group_seeds(results)) == " (mean ± standard deviation of 2 to 3 seeds)"
     # a variant that diverged has no mean
-    results = [diverge(r) if r.label == "exlm" else r for r in results]
+    results = [diverge(r) if r.result.label == "exlm" else r for r in results]
     assert seed_note(group_seeds(results)) == " (mean ± standard deviation of 3 seeds)"
     assert seed_note(group_seeds(results[:1])) == ""
 
 
 def test_curves_are_those_of_the_first_seed_that_has_them(tmp_path):
-    results = [result for result in sweep_results("table-13", seeds=(1, 2, 3)) if result.label == "mlm"]
+    cells = [cell for cell in sweep_results("table-13", seeds=(1, 2, 3)) if cell.result.label == "mlm"]
+    cells = [MeasuredCell(tmp_path / f"cells/mlm/seed-{cell.result.seed}", cell.result) for cell in cells]
     for seed in (2, 3):
         run = tmp_path / f"cells/mlm/seed-{seed}/pretrain"
         run.mkdir(parents=True)
         (run / "metrics.jsonl").write_text(f'{{"step": {seed}}}\n')
-    assert read_curves(tmp_path, results) == {"mlm": [{"step": 2}]}
+    assert read_curves(cells) == {"mlm": [{"step": 2}]}
 
 
 def test_a_task_has_the_seeds_whose_fine_tuning_has_a_score():
     """Of three seeds, one diverged on RTE, one has no score on QQP, and one lacks QNLI, which was added later."""
-    results = [r for r in sweep_results("table-2", seeds=(1, 2, 3)) if r.label == "exlm"]
-    results[0] = with_scores(results[0], glue_rte=DivergedTask(identity="x", diverged="nan"))
+    results = [r for r in sweep_results("table-2", seeds=(1, 2, 3)) if r.result.label == "exlm"]
+    results[0] = with_scores(results[0], glue_rte=DIVERGED)
     results[1] = with_scores(results[1], glue_qqp=scores((None, None)))
-    (late,) = group_seeds([results[2].model_copy(update={"finetune": {}})])
-    results[2].finetune.pop("glue/qnli")
+    (late,) = group_seeds([without_tasks(results[2], *results[2].tuned)])
+    results[2] = without_tasks(results[2], "glue/qnli")
     groups = group_seeds(results)
     headings = {f"glue/{task} accuracy": task.upper() for task in ("rte", "qqp", "qnli", "mnli")}
     headings |= {"glue/mnli mismatched_accuracy": "MNLI-mm", "loss": "loss"}
@@ -116,8 +129,9 @@ def test_a_task_has_the_seeds_whose_fine_tuning_has_a_score():
     [(91.04, 1.542, "91.0 ± 1.5"), (1.5, 0.123, "1.50 ± 0.12"), (1280069.6, 9.8, "1280070 ± 10")],
 )
 def test_a_perplexity_and_its_deviation_have_the_same_decimals(mean, deviation, shown):
-    both = show_figure("perplexity", mean), show_figure("perplexity", deviation, beside=mean)
-    assert " ± ".join(both) == shown
+    # of two values at the same distance d on either side the deviation is sqrt(2) d
+    ends = [mean + sign * deviation / math.sqrt(2) for sign in (-1, 1)]
+    assert str(metric_entry("perplexity", spread_of(ends))) == shown
 
 
 @pytest.mark.parametrize(("x", "y"), [([1, 2], [1, 2]), ([1, 1, 1], [1, 2, 3]), ([1, 2, 3], [5, 5, 5])])

@@ -8,12 +8,24 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from exlm_cli.experiments.results import DivergedTask, SweepCellResult
+from exlm_cli.experiments.results import MeasuredCell
 from exlm_cli.report.seed_groups import SeedGroup, group_seeds
 from exlm_cli.report.sweeps import entropy_families, paper_tables_of, sweep_tables, write_figure_12, write_sweep_report
 from exlm_cli.report.tables import ReportTable
 from tests.unit.finetune.finetuned_runs import read_rows
-from tests.unit.report.results import ROWS, diverge, scores, svg_texts, sweep_results, with_scores
+from tests.unit.report.results import (
+    DIVERGED,
+    ROWS,
+    at_ratio,
+    changed,
+    diverge,
+    scores,
+    svg_texts,
+    sweep_results,
+    with_metrics,
+    with_scores,
+    write_cell,
+)
 
 Variants = list[SeedGroup]
 
@@ -27,8 +39,8 @@ def _row(table: ReportTable, name: str) -> dict[str, str]:
     return dict(zip(table.columns, row, strict=True))
 
 
-def _csv(results: list[SweepCellResult], folder: Path) -> list[dict[str, str]]:
-    write_sweep_report(folder, results, folder, name="mine", has_figures=False)
+def _csv(results: list[MeasuredCell], folder: Path) -> list[dict[str, str]]:
+    write_sweep_report(results, folder, name="mine", has_figures=False)
     return read_rows(folder / "sweep.csv")
 
 
@@ -43,20 +55,20 @@ def test_the_csv_has_one_row_a_variant_under_the_names_that_scripts_rely_on(tmp_
         assert float(row["loss_std"]) == pytest.approx(statistics.stdev(added), rel=1e-5)
         entropy = 10 * 0.387 / k + statistics.mean(added)
         assert float(row["entropy_bits_at_0.387"]) == pytest.approx(entropy, rel=1e-5)
-        own = [r.scored_tasks["glue/mnli"].score for r in results if r.label == row["variant"]]
+        own = [r.value("glue/mnli accuracy") for r in results if r.result.label == row["variant"]]
         assert float(row["glue_mnli_accuracy"]) == pytest.approx(statistics.mean(own))
-        assert (row["steps"], row["parameters"], row["elapsed_s"], row["seeds"]) == ("600", "1400000", "61.0", "1 2 5")
+        assert (row["steps"], row["parameters"], row["elapsed_s"], row["seeds"]) == ("600", "1400000", "61", "1 2 5")
     assert (rows[0]["effective_states"], rows[2]["effective_states"]) == ("", "1.5")
     assert rows[0]["entropy_posterior_bits_at_0.387"] == rows[0]["entropy_bits_at_0.387"]
     assert json.loads(rows[1]["changes"]) == {"masking.num_states_per_mask": 2}
 
 
 def test_a_diverged_seed_is_left_out_of_means_and_named(tmp_path):
-    results = [diverge(r) if r.seed == 2 else r for r in sweep_results("table-13", seeds=(1, 2))]
+    results = [diverge(r) if r.result.seed == 2 else r for r in sweep_results("table-13", seeds=(1, 2))]
     variant = group_seeds(results)[0]
-    assert (variant.seeds, variant.diverged_seeds, variant.mean("loss")) == ((1,), (2,), 2.0)
+    assert (variant.seeds, variant.diverged_seeds, variant.spread("loss").mean) == ((1,), (2,), 2.0)
     assert (variant.show("effective_states"), variant.model.steps) == ("-", 600)  # the other seed is there
-    assert SeedGroup(variant.results[::-1]).model.steps == 600
+    assert SeedGroup(variant.cells[::-1]).model.steps == 600
     (row,) = _csv([results[4]], tmp_path)
     empty = (row["loss"], row["steps"], row["elapsed_s"], row["seeds"])
     assert (row["variant"], empty, row["diverged_seeds"]) == ("exlm-no-transitions", ("",) * 4, "2")
@@ -94,7 +106,7 @@ def test_every_row_has_its_budget():
 
 
 def test_some_variants_and_tasks_fill_a_part_of_the_table_that_fits_best():
-    results = [r for r in sweep_results("table-2", tasks=("RTE",)) if r.label in ("mlm", "mlm-plus-plus")]
+    results = [r for r in sweep_results("table-2", tasks=("RTE",)) if r.result.label in ("mlm", "mlm-plus-plus")]
     (table,) = paper_tables_of(group_seeds(results))
     assert table.name == "table-2"
     assert _cells(table, "ours") == {
@@ -104,13 +116,13 @@ def test_some_variants_and_tasks_fill_a_part_of_the_table_that_fits_best():
 
 def test_without_its_tasks_or_variants_there_is_no_table_of_the_paper():
     assert paper_tables_of(group_seeds(sweep_results("table-2", tasks=()))) == []
-    others = [r.model_copy(update={"rope": "none"}) for r in sweep_results("table-2") if r.label == "exlm"]
+    others = [changed(r, rope="none") for r in sweep_results("table-2") if r.result.label == "exlm"]
     assert paper_tables_of(group_seeds(others)) == []
 
 
 def test_a_variant_with_another_change_is_not_taken_for_the_papers():
     changes = {"exlm": {"model.transition.start": "lanes"}, "mlm": {"model.expand": "output"}}
-    results = [r.model_copy(update={"changes": r.changes | changes.get(r.label, {})}) for r in sweep_results("table-2")]
+    results = [changed(r, changes=r.result.changes | changes.get(r.result.label, {})) for r in sweep_results("table-2")]
     table = next(t for t in paper_tables_of(group_seeds(results)) if t.name == "table-2")
     assert set(_cells(table, "ours")) == set(ROWS["table-2"][1]) - {"ExLM"}
 
@@ -142,10 +154,9 @@ def test_means_over_different_seeds_have_a_note():
 
 def test_a_task_with_fewer_seeds_than_its_row_has_a_note():
     results = sweep_results("table-2", seeds=(1, 2))
-    diverged = DivergedTask(identity="x", diverged="the loss is nan")
-    is_left_out = [result.label == "exlm" and result.seed == 2 for result in results]
+    is_left_out = [cell.result.label == "exlm" and cell.result.seed == 2 for cell in results]
     results = [
-        with_scores(r, glue_rte=diverged, glue_mnli=diverged) if left else r
+        with_scores(r, glue_rte=DIVERGED, glue_mnli=DIVERGED) if left else r
         for r, left in zip(results, is_left_out, strict=True)
     ]
     variants, table_2 = sweep_tables(group_seeds(results), name="mine")
@@ -156,7 +167,7 @@ def test_a_task_with_fewer_seeds_than_its_row_has_a_note():
 
 def test_the_note_on_ctc_stands_where_a_variant_has_its_loss():
     results = sweep_results("table-2", tasks=())
-    for kept in (results, [r for r in results if r.label != "exlm-no-transitions"]):
+    for kept in (results, [r for r in results if r.result.label != "exlm-no-transitions"]):
         (table,) = sweep_tables(group_seeds(kept), name="mine")
         assert any("CTC" in note for note in table.notes) == (kept is results)
 
@@ -164,23 +175,25 @@ def test_the_note_on_ctc_stands_where_a_variant_has_its_loss():
 def test_variants_with_data_of_their_own_have_a_note():
     results = sweep_results("table-2", tasks=())
     for key, wanted in (("tokenizer.vocab_size", True), ("data.train", True), ("optim.lr", False)):
-        changed = [r.model_copy(update={"changes": r.changes | {key: 1}}) for r in results]
-        (table,) = sweep_tables(group_seeds(changed), name="mine")
+        cells = [changed(r, changes=r.result.changes | {key: 1}) for r in results]
+        (table,) = sweep_tables(group_seeds(cells), name="mine")
         assert any("may have other tokens" in note for note in table.notes) == wanted
 
 
 def test_the_curves_say_whose_they_are(tmp_path):
-    pretrain = tmp_path / "cells/mlm/seed-1/pretrain"
+    pretrain = tmp_path / "runs/sweep/cells/mlm/seed-1/pretrain"
     pretrain.mkdir(parents=True)
     (pretrain / "metrics.jsonl").write_text('{"kind": "valid", "step": 1, "loss": 2.0}\n')
-    write_sweep_report(
-        tmp_path, sweep_results("table-2", seeds=(1, 2)), tmp_path / "report", name="mine", has_figures=True
-    )
+    cells = [
+        MeasuredCell(write_cell(tmp_path / cell.folder, cell), cell.result)
+        for cell in sweep_results("table-2", seeds=(1, 2))
+    ]
+    write_sweep_report(cells, tmp_path / "report", name="mine", has_figures=True)
     assert "training curves, first seed of each variant" in svg_texts(tmp_path / "report/curves.svg")
 
 
 def test_a_diverged_variant_has_no_figure():
-    results = [diverge(r) if r.label == "exlm" else r for r in sweep_results("table-2")]
+    results = [diverge(r) if r.result.label == "exlm" else r for r in sweep_results("table-2")]
     tables = sweep_tables(group_seeds(results), name="mine")
     assert _row(tables[0], "exlm")["loss"] == "diverged"
     assert tables[0].notes[-1] == "diverged: exlm (seed 1)"
@@ -197,24 +210,21 @@ def test_entropies_over_p_are_tables_one_for_each_definition():
     # both definitions of an MLM are one
     weighted = _row(tables[2], "mlm")["15 %"], _row(tables[2], "exlm")["15 %"]
     assert weighted == ("1.51 ± 0.01", f"{5 * 0.15 / 4 + 0.01:.2f} ± 0.01")
-    mlms = [result for result in sweep_results("figure-12", tasks=()) if result.label == "mlm"]
+    mlms = [cell for cell in sweep_results("figure-12", tasks=()) if cell.result.label == "mlm"]
     assert [table.name for table in sweep_tables(group_seeds(mlms), name="x")] == ["variants", "figure-12-states"]
 
 
 def test_undefined_scores_and_entropies_say_so():
     results = sweep_results("quickstart-ablations")
-    first = with_scores(
-        results[0], glue_rte=scores((None, None)), glue_qqp=DivergedTask(identity="x", diverged="the loss is nan")
+    first = results[0] = with_metrics(
+        with_scores(results[0], glue_rte=scores((None, None)), glue_qqp=DIVERGED), entropy_bits=None
     )
-    entropy = first.entropy[0].model_copy(update={"entropy_bits": None})
-    changes = {"metrics": first.metrics | {"entropy_bits": None}, "entropy": (entropy, *first.entropy[1:])}
-    results[0] = first.model_copy(update=changes)
     tables = sweep_tables(group_seeds(results), name="mine")
-    cells = _row(tables[0], first.label)
+    cells = _row(tables[0], first.result.label)
     assert (cells["bits"], cells["glue/rte accuracy"], cells["glue/qqp accuracy"]) == (
         "not defined", "not defined", "diverged",
     )  # fmt: skip
-    assert tables[0].notes[-1] == f"diverged: {first.label} (fine-tuning on glue/qqp)"
+    assert tables[0].notes[-1] == f"diverged: {first.result.label} (fine-tuning on glue/qqp)"
     assert "not defined" in next(t for t in tables if t.name == "figure-12-states").rows[0]
 
 
@@ -227,12 +237,7 @@ def _texts(variants: Variants, folder: Path) -> list[str]:
 
 def _measured(name: str) -> Variants:
     """Return variants of a sweep, each measured at its own mask ratio and at 0.5."""
-    return group_seeds(
-        [
-            r.model_copy(update={"entropy": (r.entropy[0], r.entropy[0].model_copy(update={"mask_ratio": 0.5}))})
-            for r in sweep_results(name)
-        ]
-    )
+    return group_seeds([at_ratio(cell, 0.5) for cell in sweep_results(name)])
 
 
 def test_figure_12_has_a_line_for_the_mlm_and_one_for_each_k(tmp_path):

@@ -2,18 +2,20 @@
 
 import csv
 import io
+import math
 import re
 
 import pytest
 from rich.console import Console
 
 from exlm_cli.errors import CheckpointError
-from exlm_cli.report.tables import SUFFIXES, ReportTable, as_latex, as_markdown, write_tables
+from exlm_cli.format import NOT_DEFINED, decimals, format_count, format_percent, format_ratio
+from exlm_cli.report.tables import SUFFIXES, Number, ReportTable, as_latex, as_markdown, write_tables
 
-NASTY = ("a_b & 50% {x}", "#1 $2 ~^\\", "1.0 ±0.2", '"q", | <y> `z`')
-TABLE = ReportTable(
-    "mine", "Scores: 100%", ("model", "a|b", "c", "d"), ((NASTY,), (("second", "-", "2", "3"),)), ("a note_1",)
-)
+NASTY = ("a_b & 50% {x}", "#1 $2 ~^\\", "1.0 ± 0.2", '"q", | <y> `z`')
+SPREAD = Number(1.04, decimals(1), 0.21)
+ROWS = (((*NASTY[:2], SPREAD, NASTY[3]),), (("second", "-", "2", "3"),))
+TABLE = ReportTable("mine", "Scores: 100%", ("model", "a|b", "c", "d"), ROWS, ("a note_1",))
 
 
 def drawn(table: ReportTable, width: int) -> list[str]:
@@ -116,29 +118,30 @@ def test_a_sparse_table_shows_the_columns_that_its_last_group_has_values_in():
 
 
 def test_numbers_in_csv_are_plain_and_texts_stay(tmp_path):
-    cells = {
-        "1,280,069.6": "1280069.6", "-1,234": "-1234", "1.50": "1.50", "15 %": "0.15", "0.0052 %": "0.000052",
-        "0.00001 %": "0.0000001", "-": "", "not defined": "", "1,210/151/152": "1,210/151/152", "1,2": "1,2",
-        "0.5 ± x": "0.5 ± x", "38.66 % (38.70 %)": "38.66 % (38.70 %)", "7.8e-08": "7.8e-08",
-        "<0.0001 %": "<0.0001 %", "007": "007",
+    numbers = {
+        Number(1280069, format_count): "1280069", Number(0.15, format_ratio): "0.15",
+        Number(math.nan, format_count): "", Number(math.nan, format_count, missing=NOT_DEFINED): "", "-": "",
+        "1,210/151/152": "1,210/151/152", "1,234": "1,234", "0.5 ± x": "0.5 ± x", "007": "007",
     }  # fmt: skip
+    assert [str(cell) for cell in numbers][:5] == ["1,280,069", "15 %", "-", "not defined", "-"]
     # what names a row is a text, also a label that looks like a number
-    table = ReportTable("t", "T", ("label", *"abcdefghijklmno"), ((("1,000", *cells), ("-", *cells)),))
+    table = ReportTable("t", "T", ("label", *"abcdefghi"), ((("1,000", *numbers), ("-", *numbers)),))
     write_tables([table], tmp_path, ["csv"])
     with (tmp_path / "t.csv").open() as file:
-        assert [*csv.reader(file)][1:] == [["1,000", *cells.values()], ["-", *cells.values()]]
+        assert [*csv.reader(file)][1:] == [["1,000", *numbers.values()], ["-", *numbers.values()]]
 
 
-def test_deviations_and_ends_around_a_median_have_columns_of_their_own_in_csv(tmp_path):
-    """As the tables of scores, of sweeps and of the paper write them."""
-    rows = (("a", "0.8123 ± 0.0101", "85.2 ±0.4", "0.5"), ("b", "1,234.5 (7.8e-08 to 2,000.5)", "-", "3 (-1 to 4)"))
-    write_tables([ReportTable("t", "T", ("metric", "x", "y", "z"), (rows,))], tmp_path, ["csv"])
+def test_deviations_ends_and_expectations_have_columns_of_their_own_in_csv(tmp_path):
+    spread, median = Number(0.81234, decimals(2), 0.0101), Number(0.5, decimals(1), low=-0.1, high=1.0)
+    law = Number(0.023, format_percent, expected=0.0225)
+    assert [str(cell) for cell in (spread, median, law)] == ["0.81 ± 0.01", "0.5 (-0.1 to 1.0)", "2.3 % (2.2 %)"]
+    table = ReportTable("t", "T", ("metric", "x", "y"), ((("a", spread, "-"), ("b", median, law)),))
+    write_tables([table], tmp_path, ["csv"])
     with (tmp_path / "t.csv").open() as file:
         assert [*csv.reader(file)] == [
-            ["metric", "x", "x_std", "x_low", "x_high", "y", "y_std", "z", "z_low", "z_high"],
-            ["a", "0.8123", "0.0101", "", "", "85.2", "0.4", "0.5", "", ""],
-            ["b", "1234.5", "", "7.8e-08", "2000.5", "", "", "3", "-1", "4"],
-        ]
+            ["metric", "x", "x_std", "x_low", "x_high", "y", "y_expected"],
+            ["a", "0.81234", "0.0101", "", "", "", ""], ["b", "0.5", "", "-0.1", "1", "0.023", "0.0225"],
+        ]  # fmt: skip
 
 
 def test_files_are_written_in_every_format_or_the_reason_is_told(tmp_path):
@@ -146,7 +149,7 @@ def test_files_are_written_in_every_format_or_the_reason_is_told(tmp_path):
     assert [path.name for path in written] == ["mine.md", "mine.csv", "mine.tex"]
     assert [tuple(row) for row in csv.reader(io.StringIO(written[1].read_text()))] == [
         (*TABLE.columns[:3], f"{TABLE.columns[2]}_std", TABLE.columns[3]),
-        (*NASTY[:2], "1.0", "0.2", NASTY[3]), ("second", "", "2", "", "3"),
+        (*NASTY[:2], "1.04", "0.21", NASTY[3]), ("second", "", "2", "", "3"),
     ]  # fmt: skip
     assert (written[0].read_text(), written[2].read_text()) == (as_markdown(TABLE), as_latex(TABLE))
     (tmp_path / "file").write_text("")

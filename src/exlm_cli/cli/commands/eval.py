@@ -12,9 +12,13 @@ from exlm_cli.cli.options import (
     JsonOption,
     OnInvalidOption,
     ScoringDeviceOption,
+    SmilesColumnOption,
+    TextColumnOption,
+    choose_column,
     collect_overrides,
     parse_formats,
     parse_numbers,
+    refuse_without,
 )
 from exlm_cli.errors import ConfigError
 from exlm_cli.paths import expand_path
@@ -23,6 +27,7 @@ from exlm_cli.report.tables import SUFFIXES
 if TYPE_CHECKING:
     from exlm_cli.cli.reports import Output
     from exlm_cli.cli.runs import GivenRun
+    from exlm_cli.config.pretrain import PretrainRecipe
 
 _ENTROPY_MASK_RATIOS = (0.15, 0.387, 0.622, 0.789)
 """The mask ratios of section 3 without the smallest."""
@@ -35,9 +40,6 @@ RunsArgument = Annotated[
 DataOption = Annotated[
     list[str] | None,
     typer.Option("--data", metavar="FILE", help="Score pre-trained runs on these validation files; repeatable."),
-]
-ColumnOption = Annotated[
-    str | None, typer.Option("--column", metavar="NAME", help="For --data: column of the text or SMILES.")
 ]
 EntropyOption = Annotated[
     bool, typer.Option("--entropy", help="Entropy of pre-trained models over mask ratios, as in Figure 12.")
@@ -73,7 +75,8 @@ FiguresOption = Annotated[bool, typer.Option("--figures/--no-figures", help="Dra
 def evaluate(
     runs: RunsArgument = None,
     valid: DataOption = None,
-    column: ColumnOption = None,
+    smiles_column: SmilesColumnOption = None,
+    text_column: TextColumnOption = None,
     on_invalid: OnInvalidOption = None,
     entropy: EntropyOption = False,
     mask_ratios: MaskRatiosOption = None,
@@ -99,39 +102,42 @@ def evaluate(
     output = Output(wanted_formats, out, has_figures=figures, as_json=as_json)
     ratios = parse_numbers("--mask-ratios", mask_ratios, float, "a number above 0 and below 1", 1e-6, 1 - 1e-6)
     states = parse_numbers("--num-states", num_states, int, "a whole number from 1 to 64", 1, 64)
-    if not entropy and (ratios or states):
-        raise ConfigError("`--mask-ratios` and `--num-states` need `--entropy`", "add `--entropy`, or leave them out")
-    overrides = collect_overrides(None, {"data.column": column, "data.on_invalid": on_invalid})
-    if overrides and not valid:
-        raise ConfigError("`--column` and `--on-invalid` need `--data`", "add `--data FILE`, or leave them out")
+    refuse_without("`--entropy`", entropy, {"--mask-ratios": ratios, "--num-states": states})
+    of_data = {"--smiles-column": smiles_column, "--text-column": text_column, "--on-invalid": on_invalid}
+    refuse_without("`--data FILE`", valid, of_data)
+    # what only a pre-trained model can be asked
+    asked = {"--entropy": entropy, "--data": valid, "--max-sequences": max_sequences}
+    option = next((name for name, value in asked.items() if value), None)
     progress = console.open_progress()
-    takes_all = not entropy and not valid and max_sequences is None
-    wanted = runs or [newest_run(takes_all=takes_all, progress=progress)]
+    wanted = runs or [newest_run(takes_all=option is None, progress=progress)]
     found = [(run, path) for run in wanted for path in runs_of_series(local_run(run, progress))]
     given = [path for _, path in found]
-    if takes_all and any(map(is_sweep_run, given)):
+    if option is None and any(map(is_sweep_run, given)):
         if len(given) > 1:
             raise ConfigError("give one sweep at a time", "the runs under its `cells/` can be scored with others")
         return emit_sweep(load_sweep_run(given[0]), output, progress)
     chosen = given_runs(given, progress)
-    for run in chosen:
-        if run.kind == "finetune" and not takes_all:
-            option = "--entropy" if entropy else "--data" if valid else "--max-sequences"
-            raise ConfigError(
-                f"`{option}` is for pre-trained models; {run.path} is fine-tuned",
-                f"give the pre-trained run that it began with; `exlm predict {run.path} FILE` predicts new rows",
-            )
-    scoring = {
-        "valid": valid or [],
-        "overrides": overrides,
-        "max_sequences": max_sequences,
-        "device": device,
-        "progress": progress,
-    }
-    if entropy:
-        return _show_entropy(chosen, ratios or _ENTROPY_MASK_RATIOS, states or (), scoring, output)
-    of_hub = [path for run, path in found if is_on_hub(run)]
-    return _show_scores(chosen, of_hub, scoring, output)
+    scoring = {"valid": valid or [], "max_sequences": max_sequences, "device": device, "progress": progress}
+    if option is not None:
+        recipes = [_pretrained_recipe(run, option) for run in chosen]
+        columns = [choose_column(each.data.kind, smiles=smiles_column, text=text_column) for each in recipes]
+        scoring["overrides"] = collect_overrides(None, {"data.column": columns[0], "data.on_invalid": on_invalid})
+        if entropy:
+            return _show_entropy(chosen, recipes, ratios or _ENTROPY_MASK_RATIOS, states or (), scoring, output)
+    return _show_scores(chosen, [path for run, path in found if is_on_hub(run)], scoring, output)
+
+
+def _pretrained_recipe(run: "GivenRun", option: str) -> "PretrainRecipe":
+    """Return the recipe of a pre-trained run; refuse a fine-tuned one, for which there is no such option."""
+    from exlm_cli.config.load import load_recipe
+    from exlm_cli.run_dir import run_directory
+
+    if run.kind == "finetune":
+        raise ConfigError(
+            f"`{option}` is for pre-trained models; {run.path} is fine-tuned",
+            f"give the pre-trained run that it began with; `exlm predict {run.path} FILE` predicts new rows",
+        )
+    return load_recipe(run_directory(run.path) / "recipe.yaml")
 
 
 def _show_scores(
@@ -143,10 +149,10 @@ def _show_scores(
     """
     from exlm_cli.cli.reports import emit_report
     from exlm_cli.files import folder_for_results
-    from exlm_cli.finetune.results import read_results
+    from exlm_cli.finetune.results import FinetunedRun, read_results
     from exlm_cli.report.paper import paper_tables
     from exlm_cli.report.score_figures import draw_runs
-    from exlm_cli.report.scores import FinetunedRun, pretraining_table, task_tables
+    from exlm_cli.report.scores import pretraining_table, task_tables
 
     finetuned = [FinetunedRun(run.name, run.path, read_results(run.path)) for run in runs if run.kind == "finetune"]
     drawn = [run for run in finetuned if run.folder not in of_hub] if output.has_figures else []
@@ -177,6 +183,7 @@ def _show_scores(
 
 def _show_entropy(
     runs: "Sequence[GivenRun]",
+    recipes: "Sequence[PretrainRecipe]",
     ratios: Sequence[float],
     states: Sequence[int],
     scoring: Mapping[str, Any],
@@ -184,13 +191,11 @@ def _show_entropy(
 ) -> None:
     """Measure the entropy of pre-trained runs at each mask ratio and, for ExLM, number of states."""
     from exlm_cli.cli.reports import emit_report
-    from exlm_cli.config.load import load_recipe
     from exlm_cli.files import folder_for_results
     from exlm_cli.report.curves import DEFINITIONS, entropy_lines, entropy_table, write_entropy_figure
-    from exlm_cli.run_dir import run_directory
 
     # the copies of a token in Repeated MLM are not states
-    have_states = [load_recipe(run_directory(run.path) / "recipe.yaml").objective == "exlm" for run in runs]
+    have_states = [recipe.objective == "exlm" for recipe in recipes]
     if states and not any(have_states):
         raise ConfigError(
             f"`--num-states {','.join(map(str, states))}`: none of these runs has states per mask",

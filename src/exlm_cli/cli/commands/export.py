@@ -33,10 +33,10 @@ def export(
 ) -> None:
     """Export a run's model for transformers or ONNX Runtime.
 
-    Before the folder appears, it is loaded, and its tokens and logits are compared with those of the run. A
-    fine-tuned run exports the seed with the best validation score. In transformers, only inputs of an ExLM with
-    [MASK]s need the code in the folder (`trust_remote_code=True`); an ONNX model of an ExLM reads inputs without
-    [MASK]s.
+    transformers and sentence-transformers load the folder with their own classes. Before it appears, its tokens
+    and logits are compared with those of the run. A fine-tuned run exports one seed, the one with the best
+    validation score; `exlm predict` averages the seeds and calibrates. An ExLM fills masks one by one, with its
+    most used state; one that expands masks at the input exports its encoder alone.
     """
     from exlm_cli.cli import console
     from exlm_cli.cli.runs import given_runs
@@ -52,13 +52,16 @@ def export(
     result = {
         "format": export_format,
         "loaded_with": exported.loaded_with,
+        **({} if source.seed is None else {"seed": source.seed}),
         "sequences_compared": comparison.num_sequences,
         "largest_difference": comparison.difference,
         "largest_output": comparison.largest,
     }
+    if source.seed_note is not None:
+        progress.message(f"note: {source.seed_note}")
     if as_json:
         return console.emit_json({**result, "files": exported.files})
-    console.emit_pairs({**result, "loaded_with": ", ".join(exported.loaded_with)})
+    console.emit_pairs(result)
     console.emit_files(exported.files)
 
 
@@ -84,6 +87,8 @@ def push(
     check_before_push(repo, licence)
     source = _source_of(given, progress)
     pushed = push_run(source, repo, progress, is_private=private, licence=licence)
+    if source.seed_note is not None:
+        progress.message(f"note: {source.seed_note}")
     result = {"url": pushed.url, "commit": pushed.commit, "read_it_as": f"hub:{repo}@{pushed.commit}"}
     return console.emit_json(result) if as_json else console.emit_pairs(result)
 

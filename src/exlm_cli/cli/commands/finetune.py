@@ -28,9 +28,9 @@ from exlm_cli.errors import ConfigError
 
 if TYPE_CHECKING:
     from exlm_cli.config.finetune import FinetuneRecipe
+    from exlm_cli.finetune.results import FinetunedRun
     from exlm_cli.finetune.run import FinetuneResult
     from exlm_cli.progress import Progress
-    from exlm_cli.report.scores import FinetunedRun
 
 _EXAMPLE = "for example `exlm finetune moleculenet bace` or `exlm finetune csv my_assay.csv --label-columns active`"
 _ALL = "all"
@@ -204,8 +204,9 @@ def finetune(
 def _report(result: "FinetuneResult", *, as_json: bool) -> None:
     """Write the page of a run, and print its scores and verdict."""
     from exlm_cli.cli import console
+    from exlm_cli.finetune.results import FinetunedRun
     from exlm_cli.report.page import write_page
-    from exlm_cli.report.scores import FinetunedRun, results_tables
+    from exlm_cli.report.scores import results_tables
 
     run = FinetunedRun(result.run_dir.name, result.run_dir, result.results)
     page = write_page(run)
@@ -250,9 +251,9 @@ def _finish_series(
     from exlm_cli.cli import console
     from exlm_cli.cli.runs import local_run
     from exlm_cli.experiments.series import run_series
+    from exlm_cli.finetune.results import FinetunedRun
     from exlm_cli.report.page import write_page
     from exlm_cli.report.paper import paper_tables
-    from exlm_cli.report.scores import FinetunedRun
     from exlm_cli.report.tables import write_tables
 
     moved = None if checkpoint is None else local_run(checkpoint, progress)
@@ -331,4 +332,5 @@ def _find_checkpoint(
         recipe_to_make_one=f"{kind}-small --set data.train=FILE",
         progress=progress,
         instead=instead,
+        kind_of_rows=kind,
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from exlm_cli.cli.options import CheckpointOption, JsonOption, ScoringDeviceOption, parse_formats
-from exlm_cli.dag import FORMATS, check_sentence
+from exlm_cli.dag import FORMATS
 from exlm_cli.errors import ConfigError
 from exlm_cli.format import shorten
 from exlm_cli.paths import expand_path
@@ -16,72 +16,71 @@ from exlm_cli.paths import expand_path
 if TYPE_CHECKING:
     from exlm_cli.config.pretrain import PretrainRecipe
     from exlm_cli.config.tasks import InputKind
+    from exlm_cli.progress import Progress
+
+
+_ALL_FORMATS = ",".join(FORMATS)
+
+SentenceArgument = Annotated[str, typer.Argument(help="Text or SMILES in which each [MASK] hides a token.")]
+KindOption = Annotated[
+    Literal["text", "smiles"] | None,
+    typer.Option("--kind", help="What the input is, where that cannot be told from it."),
+]
+FolderOption = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", metavar="DIR", parser=expand_path, help="Where files go; default: report/ of the run."),
+]
+TopOption = Annotated[int, typer.Option("--top", min=1, max=50, metavar="N", help="Words of each node.")]
+NBestOption = Annotated[int, typer.Option("--n-best", min=1, max=1000, metavar="N", help="Joint fillings.")]
+LengthOption = Annotated[
+    Literal["exact", "any"], typer.Option("--length", help="exact: one token per [MASK]; any: also none or several.")
+]
+FormatsOption = Annotated[
+    str, typer.Option("--format", metavar="LIST", help=f"Files to write, of {_ALL_FORMATS}; or none.")
+]
 
 
 def inspect_dag(
-    sentence: Annotated[str, typer.Argument(help="Text or SMILES in which each [MASK] hides a token.")],
+    sentence: SentenceArgument,
     checkpoint: CheckpointOption = None,
-    kind: Annotated[
-        Literal["text", "smiles"] | None,
-        typer.Option("--kind", help="What the input is, where that cannot be told from it."),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", metavar="DIR", parser=expand_path, help="Where files go; default: report/ of the run."
-        ),
-    ] = None,
-    top: Annotated[int, typer.Option("--top", min=1, max=50, metavar="N", help="Words of each node.")] = 3,
-    n_best: Annotated[int, typer.Option("--n-best", min=1, max=1000, metavar="N", help="Joint fillings.")] = 10,
-    length: Annotated[
-        Literal["exact", "any"],
-        typer.Option("--length", help="exact: one token per [MASK]; any: also none or several."),
-    ] = "exact",
-    formats: Annotated[
-        str, typer.Option("--format", metavar="LIST", help=f"Files to write, of {','.join(FORMATS)}; or none.")
-    ] = ",".join(FORMATS),
+    kind: KindOption = None,
+    out: FolderOption = None,
+    top: TopOption = 3,
+    n_best: NBestOption = 10,
+    length: LengthOption = "exact",
+    formats: FormatsOption = _ALL_FORMATS,
     device: ScoringDeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Show the DAG of one input and its best joint fillings.
 
     An input without blanks that has nothing but tokens of SMILES is a SMILES, any other is text; [MASK]s alone and
-    words like `so[MASK]`, whose letters are aromatic atoms, need `--kind`. Words and probabilities go to the terminal,
-    pictures and tables to files.
+    words like `so[MASK]`, whose characters are aromatic atoms, need `--kind`. Words and probabilities go to the
+    terminal, pictures and tables to files.
     """
     from exlm_cli.cli import console
-    from exlm_cli.cli.runs import choose_checkpoint
 
     wanted, told = parse_formats(formats, FORMATS), kind or _kind_of(sentence)
     if out is not None and not wanted:
         raise ConfigError(f"`--out {out}` cannot be combined with `--format none`", "leave one of them out")
-    check_sentence(sentence, is_smiles=told == "smiles")
     if checkpoint is None and told is None:
         raise ConfigError(
             f"{shorten(sentence, 60)!r} could be text or SMILES", "say which with `--kind text` or `--kind smiles`"
         )
     progress = console.open_progress()
-    described = "SMILES run" if told == "smiles" else "text run"
-
-    def fits(recipe: "PretrainRecipe") -> bool:
-        return recipe.data.kind == told and recipe.masking.num_repeats == 1
-
-    run = choose_checkpoint(
-        checkpoint,
-        # an MLM has guesses to show, but no DAG
-        {f"{described} of an ExLM": lambda recipe: fits(recipe) and recipe.objective == "exlm", described: fits},
-        recipe_to_make_one=f"quickstart-{told}",
-        progress=progress,
-    )
+    run = _choose_run(checkpoint, told, progress)
     from exlm_cli.api import MANY_MASKS, load
     from exlm_cli.dag.report import write_report
     from exlm_cli.dag.text import inspection_as_dict, render_terminal
+    from exlm_cli.report.learned import warn_of_unlearned
 
     loaded = load(run, device=device, progress=progress)
     if kind not in (None, loaded.encoder.kind):
         own = "text" if loaded.encoder.kind == "text" else "SMILES"
         raise ConfigError(f"`--kind {kind}`: {checkpoint} is a model of {own}", "leave one of the two options out")
     inspection = loaded.fill(sentence, num_fillings=n_best, num_top=top, length=length)
+    if warning := warn_of_unlearned(Path(inspection.checkpoint), loaded.encoder.kind):
+        progress.message(f"note: {warning}")
 
     def show() -> None:
         if not as_json:
@@ -96,6 +95,23 @@ def inspect_dag(
     if files:
         console.emit_text("")
         console.emit_files(files)
+
+
+def _choose_run(checkpoint: Path | None, kind: "InputKind | None", progress: "Progress") -> Path:
+    """Return the run that was given, or the newest of a kind: an ExLM before an MLM, which has no DAG."""
+    from exlm_cli.cli.runs import choose_checkpoint
+
+    described = "SMILES run" if kind == "smiles" else "text run"
+
+    def fits(recipe: "PretrainRecipe") -> bool:
+        return recipe.data.kind == kind and recipe.masking.num_repeats == 1
+
+    return choose_checkpoint(
+        checkpoint,
+        {f"{described} of an ExLM": lambda recipe: fits(recipe) and recipe.objective == "exlm", described: fits},
+        recipe_to_make_one=f"quickstart-{kind}",
+        progress=progress,
+    )
 
 
 def _kind_of(sentence: str) -> "InputKind | None":
@@ -119,6 +135,6 @@ def _default_folder(run: Path, sentence: str) -> Path:
     """Return a folder among the reports on a run or checkpoint that one sentence always gets again."""
     from exlm_cli.bundled_models import report_folder
 
-    words = re.sub(r"[^a-z0-9]+", "-", sentence.lower()).strip("-")[:24].strip("-")
+    name = re.sub(r"[^a-z0-9]+", "-", sentence.lower()).strip("-")[:24].strip("-")
     digest = hashlib.sha256(sentence.encode()).hexdigest()[:8]
-    return report_folder(run) / f"dag-{words}-{digest}"
+    return report_folder(run) / f"dag-{name}-{digest}"

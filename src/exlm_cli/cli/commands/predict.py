@@ -1,7 +1,7 @@
 """`exlm predict` and `exlm embed`: predictions of a fine-tuned run, or vectors of any run, for the rows of a file."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -17,6 +17,10 @@ from exlm_cli.paths import expand_path
 
 if TYPE_CHECKING:
     from exlm_cli.finetune.calibration import CalibratedRows
+    from exlm_cli.tasks.base import EncodedSplit, NewRows
+
+MAX_EXPLAINED = 20
+"""Molecules of a page of explanations; each is predicted once for every atom."""
 
 
 def predict(
@@ -34,6 +38,14 @@ def predict(
             help="Predictions; default: report/predictions-<FILE> of the run.",
         ),
     ] = None,
+    predictor: Annotated[
+        Literal["model", "forest", "both"] | None,
+        typer.Option(
+            "--with",
+            metavar="WHAT",
+            help="model, forest or both, their weighted mean; default: the best on the run's validation rows.",
+        ),
+    ] = None,
     interval_level: Annotated[
         float,
         typer.Option("--interval-level", metavar="SHARE", help="Share of the true values that intervals should hold."),
@@ -41,6 +53,12 @@ def predict(
     figures: Annotated[
         bool, typer.Option("--figures/--no-figures", help="Draw calibration or intervals if FILE has labels.")
     ] = True,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain", help=f"Draw what each atom adds to the predictions of the first {MAX_EXPLAINED} rows."
+        ),
+    ] = False,
     smiles_column: SmilesColumnOption = None,
     text_column: TextColumnOption = None,
     device: ScoringDeviceOption = "auto",
@@ -48,10 +66,14 @@ def predict(
 ) -> None:
     """Predict new rows with a fine-tuned run.
 
-    The output has the mean over the run's seeds, its spread, and calibrated probabilities or intervals of values. It
-    also marks rows of the run's training and validation splits. If the file has labels, predictions are scored too.
-    They are written as CSV; those of GLUE and SQuAD also in the official layouts. docs/predictions.md explains
-    each column.
+    The output has the mean over the run's seeds and splits, its spread, and calibrated probabilities or intervals of
+    values. It also marks rows of the run's training and validation splits. If the file has labels, predictions are
+    scored too. They are written as CSV; those of GLUE and SQuAD also in the official layouts. docs/predictions.md
+    explains each column.
+
+    With `--explain`, a folder beside the predictions, whose name ends in `-atoms`, has `index.html` with the molecules
+    of the first rows, an SVG of each, and `atoms.csv`. Orange atoms raise the prediction, blue ones lower it: each is
+    masked alone, and left alone with all others masked, and the prediction made anew.
     """
     from exlm_cli.cli import console
     from exlm_cli.cli.reports import emit_predictions
@@ -59,12 +81,29 @@ def predict(
 
     progress = console.open_progress()
     (given,) = given_runs([run], progress)
+    from exlm_cli.finetune.explain import explain_molecules
     from exlm_cli.finetune.model import load_finetuned
     from exlm_cli.finetune.predict import predict as predict_file
+    from exlm_cli.report.explanations import ExplainedRow, explanation_files
     from exlm_cli.report.score_figures import draw_calibration
+    from exlm_cli.tasks.rows.encoded import ScoredRows
 
     def draw(rows: "CalibratedRows", predictions: Path) -> dict[Path, bytes]:
         return draw_calibration(rows, f"{given.name}: {file.name}", predictions.parent, predictions.stem)
+
+    def explain_rows(encoded: "EncodedSplit", rows: "NewRows", folder: Path) -> dict[Path, bytes]:
+        assert isinstance(encoded, ScoredRows), "rows of molecules are"
+        first = range(min(MAX_EXPLAINED, len(encoded)))
+        found = explain_molecules(finetuned, encoded, [encoded.texts[row][0] for row in first], progress)
+        explained = [
+            ExplainedRow(f"line {rows.columns['line'][rows.readable[row]]}", found[row], encoded.targets[row])
+            for row in first
+        ]
+        heading = f"{file.name} by {given.name}: what the atoms add"
+        results = finetuned.results
+        return explanation_files(
+            explained, folder, names=results.output_names, loss=results.loss, heading=heading, num_rows=len(encoded)
+        )
 
     finetuned = load_finetuned(given.path, device=device)
     summary = predict_file(
@@ -73,8 +112,10 @@ def predict(
         out,
         folder=given.report,
         column=choose_column(finetuned.results.input_kind, smiles=smiles_column, text=text_column),
+        predictor=predictor,
         interval_level=interval_level,
         draw=draw if figures else None,
+        explain=explain_rows if explain else None,
         progress=progress,
     )
     emit_predictions(summary, as_json=as_json)

@@ -1,5 +1,11 @@
 """`exlm pretrain`: train a recipe, or continue a run."""
 
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
 from exlm_cli.cli.options import (
     DeviceOption,
     DryRunOption,
@@ -15,10 +21,26 @@ from exlm_cli.cli.options import (
 )
 from exlm_cli.errors import ConfigError
 from exlm_cli.launch import is_quiet
+from exlm_cli.paths import expand_path
+
+BeginOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="RUN",
+        parser=expand_path,
+        help="Begin with these weights: a pre-training run, bundled:NAME, hub:OWNER/NAME, or hf:FOLDER-OR-NAME, a "
+        "masked LM of transformers; default: weights drawn from the seed.",
+    ),
+]
+
+if TYPE_CHECKING:
+    from exlm_cli.config.pretrain import PretrainRecipe
 
 
 def pretrain(
     recipe: RecipeOption = None,
+    checkpoint: BeginOption = None,
     sets: SetOption = None,
     out: OutOption = None,
     resume: ResumeOption = None,
@@ -28,9 +50,10 @@ def pretrain(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Pre-train ExLM or its MLM baseline from a recipe.
+    """Pre-train ExLM or its MLM baseline from a recipe, or begin with the weights of another model.
 
-    Tokenises the data first if that has not been done. Ctrl-C saves a checkpoint and prints how to continue.
+    With `--checkpoint` the architecture and the tokenizer are the checkpoint's, the rest is the recipe's. Tokenises the
+    data first if that has not been done. Ctrl-C saves a checkpoint and prints how to continue.
     """
     from exlm_cli.cli import console
     from exlm_cli.cli.reports import draw_curves, emit_dry_run
@@ -43,25 +66,35 @@ def pretrain(
             "give either `--recipe` to start a run or `--resume` to continue one",
             "for example `exlm pretrain --recipe quickstart-text`; `exlm recipes` lists the recipes",
         )
-    refuse_with_resume(resume, {"--out": out})
+    refuse_with_resume(resume, {"--out": out, "--checkpoint": checkpoint})
     if resume is not None:
         resolved = resumed_recipe(resume, PretrainRecipe, overrides)
     else:
         assert recipe is not None, "one of the two is given"
         resolved = load_recipe(recipe, overrides)
     if dry_run:
-        return emit_dry_run(resolved, as_json=as_json)
-    from exlm_cli.report.scores import describe_validation
+        return emit_dry_run(resolved, as_json=as_json, checkpoint=checkpoint)
+    from exlm_cli.cli.runs import local_run
+    from exlm_cli.report.learned import describe_learned
     from exlm_cli.train.pretrain import run_pretraining
 
     progress = console.open_progress()
-    result = run_pretraining(resolved, out=out, resume=resume, progress=progress)
+    start = None if checkpoint is None else local_run(checkpoint, progress, resolved.data.kind)
+    result = run_pretraining(resolved, out=out, resume=resume, checkpoint=start, progress=progress)
     if is_quiet():
         return None  # rank 0 draws and prints
     metrics = result.run_dir / "metrics.jsonl"
     if not metrics.is_file():
         progress.message(f"{metrics} is missing, so no curves are drawn")
     drawn = draw_curves([result.run_dir], result.run_dir / "report" / "curves") if metrics.is_file() else []
+    learned = describe_learned(
+        result.metrics,
+        result.unigrams.loss,
+        result.unigrams.accuracy,
+        num_tokens=result.num_tokens,
+        num_parameters=result.num_parameters,
+        kind=result.recipe.data.kind,
+    )
     if as_json:
         return console.emit_json(
             {
@@ -70,11 +103,25 @@ def pretrain(
                 "steps": result.steps,
                 "elapsed_s": round(result.elapsed_s, 3),
                 "metrics": result.metrics,
+                "unigrams": {"loss": result.unigrams.loss, "accuracy": result.unigrams.accuracy},
+                "learned": [] if learned is None else learned.sentences(),
                 "figures": drawn,
             }
         )
-    figures = {f"validation {heading}": value for heading, value in describe_validation(result.metrics).items()}
+    figures = {} if learned is None else learned.figures()
     curves = {"curves": drawn[0]} if drawn else {}
-    console.emit_pairs(
-        {"run": result.run_dir, "checkpoint": result.checkpoint, "steps": result.steps, **figures, **curves}
-    )
+    told = {"run": result.run_dir, "checkpoint": result.checkpoint, "steps": result.steps}
+    console.emit_pairs({**told, **figures, **curves, "next": _next_command(resolved, result.run_dir)})
+    for sentence in [] if learned is None else learned.sentences():
+        console.emit_sentence(f"learned: {sentence}")
+
+
+def _next_command(recipe: "PretrainRecipe", run: Path) -> str:
+    """Return what to do with a finished run: show its DAG of a text, or fine-tune it on molecules."""
+    given = f"--checkpoint {shlex.quote(str(run))}"
+    # copies of a token have no DAG
+    if recipe.data.kind == "text" and recipe.masking.num_repeats == 1:
+        return f'exlm inspect-dag "a text with a [MASK] in it" {given}'
+    if recipe.data.kind == "text":
+        return f"exlm finetune glue rte {given}"
+    return f"exlm finetune csv FILE --label-columns NAME {given}"

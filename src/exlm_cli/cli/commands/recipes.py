@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from exlm_cli.cli.options import JsonOption, SetOption, collect_overrides, complete_recipes
+from exlm_cli.cli.options import JsonOption, SetOption, collect_overrides, complete_recipes, refuse_without
 from exlm_cli.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -13,34 +13,39 @@ if TYPE_CHECKING:
     from exlm_cli.config.pretrain import PretrainRecipe
 
 
+NameArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="NAME", help="Print this recipe (or YAML file), every key resolved.", autocompletion=complete_recipes
+    ),
+]
+CommandOption = Annotated[
+    str | None, typer.Option("--for", metavar="COMMAND", help="List the recipes of one command, like pretrain.")
+]
+GpuOption = Annotated[
+    str | None, typer.Option("--gpu", metavar="NAME", help="Print what pre-training NAME costs on this GPU, like h100.")
+]
+GpusOption = Annotated[int | None, typer.Option("--gpus", min=1, metavar="N", help="GPUs; default: 1.")]
+UtilisationOption = Annotated[
+    float | None,
+    typer.Option(
+        "--utilisation",
+        min=0.01,
+        max=1,
+        metavar="SHARE",
+        help="Share of the GPU's peak FLOP/s; default: the least time, by measured rates.",
+    ),
+]
+DescribeOption = Annotated[bool, typer.Option("--describe", help="Print NAME with the meaning of each key.")]
+
+
 def recipes(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME",
-            help="Print this recipe (or YAML file), every key resolved.",
-            autocompletion=complete_recipes,
-        ),
-    ] = None,
-    command: Annotated[
-        str | None, typer.Option("--for", metavar="COMMAND", help="List the recipes of one command, like pretrain.")
-    ] = None,
-    gpu: Annotated[
-        str | None,
-        typer.Option("--gpu", metavar="NAME", help="Print what pre-training NAME costs on this GPU, like h100."),
-    ] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", min=1, metavar="N", help="GPUs; default: 1.")] = None,
-    utilisation: Annotated[
-        float | None,
-        typer.Option(
-            "--utilisation",
-            min=0.01,
-            max=1,
-            metavar="SHARE",
-            help="Share of the GPU's peak FLOP/s; default: the least time, by measured rates.",
-        ),
-    ] = None,
-    describe: Annotated[bool, typer.Option("--describe", help="Print NAME with the meaning of each key.")] = False,
+    name: NameArgument = None,
+    command: CommandOption = None,
+    gpu: GpuOption = None,
+    gpus: GpusOption = None,
+    utilisation: UtilisationOption = None,
+    describe: DescribeOption = False,
     sets: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -51,32 +56,36 @@ def recipes(
     of each GPU, and the steps of an MLM for the same FLOPs.
     """
     from exlm_cli.cli import console
-    from exlm_cli.config.load import KINDS, dump_recipe, list_recipes, load_recipe, recipe_kind
+    from exlm_cli.config.load import dump_recipe, load_recipe, recipe_kind
 
-    if describe and (gpu is not None or as_json):
-        other = "--gpu" if gpu is not None else "--json"
-        raise ConfigError(f"`--describe` cannot be combined with `{other}`", "leave one of them out")
-    _check_options(
-        name,
-        {"--for": command},
-        {"--gpu": gpu, "--gpus": gpus, "--utilisation": utilisation, "--set": sets, "--describe": describe or None},
-    )
-    if name is not None:
-        recipe: Recipe = load_recipe(name, collect_overrides(sets, {}), kind=recipe_kind(name))
-        if gpu is not None:
-            return _emit_cost(recipe, gpu, gpus or 1, utilisation, as_json=as_json)
-        if as_json:
-            return console.emit_json(recipe.as_written())
-        return console.emit_text(_describe_cost(recipe) + dump_recipe(recipe, with_meanings=describe))
+    named = {"--gpu": gpu, "--set": sets, "--describe": describe or None}
+    refuse_without("a recipe", name, named, "name one, like `exlm recipes text-base`")
+    refuse_without("`--gpu`", gpu, {"--gpus": gpus, "--utilisation": utilisation}, "for example `--gpu h100`")
+    for option, together in (("--for", command and name), ("--describe", describe and (gpu or as_json))):
+        if together:
+            other = name if option == "--for" else "--gpu" if gpu else "--json"
+            raise ConfigError(f"`{option}` cannot be combined with `{other}`", "leave one of them out")
+    if name is None:
+        return _list_recipes(command, as_json=as_json)
+    recipe: Recipe = load_recipe(name, collect_overrides(sets, {}), kind=recipe_kind(name))
+    if gpu is not None:
+        return _emit_cost(recipe, gpu, gpus or 1, utilisation, as_json=as_json)
+    if as_json:
+        return console.emit_json(recipe.as_written())
+    return console.emit_text(_describe_cost(recipe) + dump_recipe(recipe, with_meanings=describe))
+
+
+def _list_recipes(command: str | None, *, as_json: bool) -> None:
+    """Print all recipes, or those of one command."""
+    from exlm_cli.cli import console
+    from exlm_cli.config.load import KINDS, list_recipes, load_recipe
+
     starts = {kind.example for kind in KINDS}
     entries = [_entry(load_recipe(name, kind=kind), starts) for kind in KINDS for name in list_recipes(kind)]
     commands = list(dict.fromkeys(entry["command"] for entry in entries))
-    if command is not None:
-        if command not in commands:
-            raise ConfigError(
-                f"`--for {command}`: accepted are {', '.join(commands)}", "choose one, or leave `--for` out"
-            )
-        entries = [entry for entry in entries if entry["command"] == command]
+    if command is not None and command not in commands:
+        raise ConfigError(f"`--for {command}`: accepted are {', '.join(commands)}", "choose one, or leave `--for` out")
+    entries = [entry for entry in entries if command in (None, entry["command"])]
     if as_json:
         return console.emit_json(entries)
     console.emit_listing(
@@ -86,18 +95,6 @@ def recipes(
     )
     console.emit_text("\n* start with this one; `exlm recipes NAME` prints a recipe and its cost,")
     console.emit_text("  with `--describe` also the meaning of each key")
-
-
-def _check_options(name: str | None, of_list: dict[str, object | None], of_recipe: dict[str, object | None]) -> None:
-    """Refuse options of the list with a recipe, of a recipe without one, and of a cost estimate without a GPU."""
-    for option, value in of_list.items():
-        if value is not None and name is not None:
-            raise ConfigError(f"`{option} {value}` cannot be combined with `{name}`", "leave one of them out")
-    for option, value in of_recipe.items():
-        if value is not None and name is None:
-            raise ConfigError(f"`{option}` needs a recipe", "name one, like `exlm recipes text-base`")
-        if value is not None and option in ("--gpus", "--utilisation") and of_recipe["--gpu"] is None:
-            raise ConfigError(f"`{option} {value}` needs `--gpu`", "for example `--gpu h100`")
 
 
 def _emit_cost(recipe: "Recipe", gpu: str, gpus: int, utilisation: float | None, *, as_json: bool) -> None:

@@ -30,6 +30,23 @@ if TYPE_CHECKING:
 
 _DEFAULT_GRID = "repeat-mlm"
 
+RecipeArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="NAME-OR-FILE",
+        help="A recipe by name (see `exlm recipes`), like table-2, or YAML file.",
+        autocompletion=complete_recipes,
+    ),
+]
+VariantsOption = Annotated[
+    str | None, typer.Option("--variants", metavar="LIST", help="Only these variants, like mlm,exlm.")
+]
+NumRepeatsOption = Annotated[
+    str | None, typer.Option("--num-repeats", metavar="LIST", help="Copies of every token (k), like 1,2,4.")
+]
+MaskRatiosOption = Annotated[
+    str | None, typer.Option("--mask-ratios", metavar="LIST", help="Mask ratios (p), like 0.15,0.387.")
+]
 SeedsOption = Annotated[
     str | None, typer.Option("--seeds", "--seed", metavar="LIST", help="Seeds of pre-training, like 1,2,3.")
 ]
@@ -40,17 +57,8 @@ TasksOption = Annotated[
 
 
 def sweep(
-    recipe: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME-OR-FILE",
-            help="A sweep by name (see `exlm recipes`), like table-2, or YAML file.",
-            autocompletion=complete_recipes,
-        ),
-    ] = None,
-    only: Annotated[
-        str | None, typer.Option("--variants", metavar="LIST", help="Only these variants, like mlm,exlm.")
-    ] = None,
+    recipe: RecipeArgument = None,
+    only: VariantsOption = None,
     tasks: TasksOption = None,
     seeds: SeedsOption = None,
     workers: WorkersOption = None,
@@ -78,22 +86,9 @@ def sweep(
 
 
 def repeat_mlm(
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            "--recipe",
-            "-r",
-            metavar="NAME-OR-FILE",
-            help=f"A grid by name (see `exlm recipes`) or YAML file; default: {_DEFAULT_GRID}.",
-            autocompletion=complete_recipes,
-        ),
-    ] = None,
-    num_repeats: Annotated[
-        str | None, typer.Option("--num-repeats", metavar="LIST", help="Copies of every token (k), like 1,2,4.")
-    ] = None,
-    mask_ratios: Annotated[
-        str | None, typer.Option("--mask-ratios", metavar="LIST", help="Mask ratios (p), like 0.15,0.387.")
-    ] = None,
+    recipe: RecipeArgument = None,
+    num_repeats: NumRepeatsOption = None,
+    mask_ratios: MaskRatiosOption = None,
     tasks: TasksOption = None,
     seeds: SeedsOption = None,
     workers: WorkersOption = None,
@@ -104,21 +99,21 @@ def repeat_mlm(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Train the Repeated-MLM grid over repeats k and ratios p.
+    """Train the Repeated-MLM grid over repeats k and ratios p, by default that of the recipe repeat-mlm.
 
     Pre-trains, measures and fine-tunes each cell, then draws Figures 3, 4, 5, 8 and 9. `--resume` continues a stopped
     run; finished cells are kept. `--num-repeats` and `--mask-ratios` together train all combinations that corrupt at
     least 0.1 % of the tokens; either one alone selects cells of the recipe.
     """
-    refuse_with_resume(resume, {"--recipe": recipe, "--out": out})
+    refuse_with_resume(resume, {"": recipe, "--out": out})
     if recipe is None and resume is None:
         recipe = _DEFAULT_GRID
     resolved = _load(recipe, resume, sets, seeds=seeds, tasks=tasks, device=device)
     if not resolved.cells:
-        what, words = (
+        what, given = (
             (f"`{recipe}` is a recipe", recipe) if resume is None else (f"{resume}: a run", f"--resume {resume}")
         )
-        raise ConfigError(f"{what} of `exlm sweep`, not of `exlm repeat-mlm`", f"`exlm sweep {words}` takes it")
+        raise ConfigError(f"{what} of `exlm sweep`, not of `exlm repeat-mlm`", f"`exlm sweep {given}` takes it")
     notes = []
     if num_repeats is not None or mask_ratios is not None:
         resolved, left_out = resolved.choose_cells(
@@ -146,8 +141,8 @@ def _load(
     from exlm_cli.config.load import load_recipe, resumed_recipe
     from exlm_cli.config.sweep import SweepRecipe
 
-    words = [] if tasks == "none" else split_words(tasks)
-    options = {"device": device, "seeds": parse_seeds(seeds), "tasks": words, **(others or {})}
+    names = [] if tasks == "none" else split_words(tasks)
+    options = {"device": device, "seeds": parse_seeds(seeds), "tasks": names, **(others or {})}
     overrides = collect_overrides(sets, options)
     if resume is not None:
         return resumed_recipe(resume, SweepRecipe, overrides)

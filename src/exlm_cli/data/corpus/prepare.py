@@ -133,12 +133,14 @@ def prepare_data(
     progress: Progress,
     builds: bool = True,
     is_trained: bool = True,
+    tokenizer: Tokenizer | None = None,
     on_found: Callable[[], None] | None = None,
 ) -> PreparedData:
     """Train or load the tokenizer and tokenise a recipe's inputs, or find both in the cache.
 
     Without `builds` the cache must hold both already. Without `is_trained` only `data.valid` is read, with the
-    tokenizer that the recipe gives. `on_found` is called once all inputs are found, before the work begins.
+    tokenizer that the recipe gives. A `tokenizer` that is given is taken instead, that of weights to begin with.
+    `on_found` is called once all inputs are found, before the work begins.
 
     Raises:
         DataError: Inputs missing or unusable, no usable row; the cache cannot be written, or lacks what it must hold.
@@ -157,7 +159,7 @@ def prepare_data(
             on_found()
         train = without_copies(train, progress)
         _report_shares(recipe, train, valid, progress)
-        tokenizer = _obtain_tokenizer(recipe, train, valid, cache, progress, builds=builds)
+        tokenizer = tokenizer or _obtain_tokenizer(recipe, train, valid, cache, progress, builds=builds)
         corpus = _Corpus(recipe, train, valid, tokenizer, data_fingerprint(recipe, train, valid, tokenizer))
         prepared = _obtain_shards(corpus, cache, progress, builds=builds)
     if prepared.overlap is not None:
@@ -170,9 +172,12 @@ def _report_shares(
 ) -> None:
     """Report how much of each file is read."""
     for name, sources in (("training", train), ("validation", valid)):
-        if recipe.data.max_rows is not None and len(sources) > 1:
-            share = math.ceil(recipe.data.max_rows / len(sources))
-            progress.message(f"`data.max_rows`: about {share:,} rows of each of {len(sources):,} {name} files")
+        if recipe.data.max_rows is None or not sources:
+            continue
+        share = math.ceil(recipe.data.max_rows / len(sources))
+        each = f"each of {len(sources):,} {name} files, the first ones" if len(sources) > 1 else f"the {name} input"
+        about = "about" if len(sources) > 1 else "at most the first"
+        progress.message(f"`data.max_rows`: {about} {share:,} rows of {each}")
 
 
 def _warn_of_overlap(overlap: Overlap, progress: Progress) -> None:
@@ -196,7 +201,8 @@ def _obtain_tokenizer(
     builds: bool,
 ) -> Tokenizer:
     if recipe.tokenizer.path is not None:
-        return Tokenizer.load(expand_path(recipe.tokenizer.path), recipe.data.kind)
+        path = expand_path(recipe.tokenizer.path)
+        return Tokenizer.load(path, recipe.data.kind, recipe.tokenizer.special_tokens)
     path = cache / "tokenizers" / f"{tokenizer_key(recipe, train)}.json"
     hash_path = path.with_suffix(".sha256")
 

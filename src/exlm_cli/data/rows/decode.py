@@ -52,7 +52,7 @@ _DECLARATION = re.compile(rb"""(?i:"?sep=(?P<delimiter>[^\w\s"'.+-]|\t)"?)[ ,;\t
 _BLANKS = re.compile(r"\s*")
 _NUMBER = re.compile(r"[-+.eE\d]*")
 _LONGEST_TOKEN = 12
-r"""Letters of `\uD800\uDC00`, the longest part of JSON that may be cut in the middle, besides strings and numbers."""
+r"""Length of `\uD800\uDC00`, the longest part of JSON that may be cut in the middle, besides strings and numbers."""
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 
 
@@ -275,19 +275,19 @@ def csv_rows(path: Path, file: BinaryIO, delimiter: str) -> Iterator[tuple[int, 
             quoted cell must not hold both a tab and a line break: more likely a quote is not closed.
     """
     csv.field_size_limit(LARGEST_CSV_FIELD)
-    limit, first_line, letters, header = record_limit(), 1, 0, ""
+    limit, first_line, num_characters, header = record_limit(), 1, 0, ""
 
     def lines() -> Iterator[str]:
-        nonlocal letters, header
+        nonlocal num_characters, header
         for number, line in decoded_lines(path, file):
             if number == 1 and _DECLARATION.match(line.encode()):
                 yield "\n"  # the reader counts it, and has no row of it
                 continue
             header = header or line.strip()
-            letters += len(line)
+            num_characters += len(line)
             if number - first_line > limit // _BYTES_PER_LINE:
                 raise too_large(f"{path}:{first_line}", limit, f"{limit // _BYTES_PER_LINE:,} lines in quotes")
-            if letters > limit:  # a quoted cell holds line ends
+            if num_characters > limit:  # a quoted cell holds line ends
                 raise too_large(f"{path}:{first_line}", limit)
             yield line
 
@@ -299,7 +299,7 @@ def csv_rows(path: Path, file: BinaryIO, delimiter: str) -> Iterator[tuple[int, 
                 raise csv.Error("a quote seems not to be closed: its cell holds a tab and a line break")
             if cells:
                 yield first_line, cells
-            first_line, letters = reader.line_num + 1, 0
+            first_line, num_characters = reader.line_num + 1, 0
     except csv.Error as error:
         reason = str(error).replace("'\t'", "a tab").replace(" expected after", " is expected after")
         hint = _QUOTING_HINTS.get(delimiter, _QUOTING_HINTS[","].replace("comma", "delimiter"))
@@ -401,7 +401,7 @@ def _malformed_array(path: Path, number: int, trouble: str) -> DataError:
 
 
 def _read_letters(blocks: Iterator[str], least: int) -> str:
-    """Return the next blocks, until they have `least` letters or there are no more."""
+    """Return the next blocks, until they have `least` characters or there are no more."""
     read: list[str] = []
     while least > 0 and (block := next(blocks, "")):
         read.append(block)

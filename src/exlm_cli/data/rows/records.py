@@ -34,6 +34,8 @@ _PLAUSIBLE_COLUMNS: dict[RowKind, frozenset[str]] = {
     "text": frozenset({"text", "sentence", "content", "document", "article"}),
     "smiles": frozenset({"smiles", "canonical_smiles", "isomeric_smiles", "mol"}),
 }
+_SECOND_COLUMNS: dict[RowKind, frozenset[str]] = {"text": frozenset(), "smiles": frozenset({"structure"})}
+"""Names that count where no column has one of the usual names: a `structure` beside `smiles` may be a drawing."""
 _DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
 _OWN_DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _ARCHIVES = frozenset({".7z", ".bz2", ".lz4", ".rar", ".tar", ".tgz", ".zip", ".zst"})
@@ -135,7 +137,9 @@ class ColumnChoice(NamedTuple):
             if self.name not in names:
                 raise DataError(f"{origin}: no column `{self.name}`; there are {_listed(names)}", hint)
             return self.name
-        plausible = [name for name in names if name.lower() in _PLAUSIBLE_COLUMNS[self.kind]]
+        plausible: list[str] = []
+        for usual in (_PLAUSIBLE_COLUMNS[self.kind], _SECOND_COLUMNS[self.kind]):
+            plausible = plausible or [name for name in names if name.lower() in usual]
         if len(plausible) != 1:
             if found := other_delimiter(Path(origin), names, _PLAUSIBLE_COLUMNS[self.kind]):
                 raise DataError(f"{origin}: {found}", DELIMITER_HINT)

@@ -67,7 +67,7 @@ class InputRows:
         """Return what the model reads of each row: RDKit's canonical SMILES of a molecule, or what the file has.
 
         A model of SMILES as written also sees how a molecule is written. In ClinTox that gives the label away: most
-        molecules that failed in trials are written without aromatic letters, and the presence of a `c` alone has a
+        molecules that failed in trials are written without aromatic atoms, and the presence of a `c` alone has a
         ROC-AUC of 0.87.
         """
         if self.molecules is None or not canonical:

@@ -1,11 +1,12 @@
-"""Tasks with one text, pair of texts or molecule per row: splits and their encoding, and tables to predict.
+"""Tasks with one text, pair of texts or molecule per row: splits, their encoding and scores, and tables to predict.
 
 All are one class, `RowTask`. `table_task` makes one of a table, for MoleculeNet and any CSV; `tasks/glue.py` one of a
 benchmark's files, whose rows have metrics of their own.
 
-A pair is written as in BERT, [CLS] a [SEP] b [SEP]. RoBERTa in fairseq, and so the official ExLM code, writes two
-separators between the texts (`<s> a </s></s> b </s>`). Here pre-training puts a single [SEP] between documents and
-never shows two in a row, so checkpoints know one. There are no segment embeddings, as in RoBERTa.
+A pair is written as in BERT, [CLS] a [SEP] b [SEP], or as the tokenizer's own post-processor does. RoBERTa in fairseq,
+and so the official ExLM code, writes two separators between the texts (`<s> a </s></s> b </s>`). Here pre-training puts
+a single [SEP] between documents and never shows two in a row, so checkpoints know one. Only the encoder of a BERT has
+segment embeddings; it finds the second text by the first [SEP].
 
 Axes: K seeds, R rows of a table, N examples of a split, C outputs.
 """
@@ -14,6 +15,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +27,7 @@ from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
 from exlm_cli.format import name_some
 from exlm_cli.progress import Progress
+from exlm_cli.tasks import metrics
 from exlm_cli.tasks.base import (
     NO_TEST_NOTE,
     SPLITS,
@@ -37,7 +40,6 @@ from exlm_cli.tasks.base import (
     TableColumns,
     TrainedTask,
 )
-from exlm_cli.tasks.metrics import describe_unscorable, target_scale
 from exlm_cli.tasks.rows.encoded import ScoredRows
 from exlm_cli.tasks.rows.inputs import InputRows, describe_repeats, read_input_rows
 from exlm_cli.tasks.rows.labels import LabelKind, Labels, read_known_targets, read_numbers, with_decimal_points
@@ -102,7 +104,7 @@ class RowTask(DownstreamTask):
     def target_scale(self) -> FloatArray | None:
         """(C,) standard deviations of the training targets of a regression; None otherwise."""
         has_scale = self.loss == "regression" and "train" in self.examples
-        return target_scale(self.examples["train"].targets)[1] if has_scale else None
+        return metrics.target_scale(self.examples["train"].targets)[1] if has_scale else None
 
     def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> ScoredRows:
         """Tokenise a split as [CLS] a [SEP] or [CLS] a [SEP] b [SEP]; the longer text of a long row loses its end."""
@@ -203,7 +205,7 @@ def _describe_targets(task: RowTask) -> list[str]:
 def _unscorable(task: RowTask, split: Split) -> dict[str, str]:
     targets_NC = task.examples[split].targets
     if task.loss == "binary":
-        return describe_unscorable(targets_NC, task.output_names)
+        return metrics.describe_unscorable(targets_NC, task.output_names)
     present = np.unique(targets_NC)
     if task.loss == "regression" or len(present) > 1:
         return {}
@@ -378,12 +380,12 @@ def _tokenise(
 ) -> Iterator[tuple[IntArray, bool]]:
     """Yield the tokens of each row, and whether it had to be cut."""
     encoded = [tokenizer.encode_batch(texts) for texts in zip(*rows, strict=True)]
-    budget = sequence_length - 1 - len(encoded)
+    between = tokenizer.pair_ids
+    budget = sequence_length - 2 - len(between) * (len(encoded) - 1)
     for pieces in zip(*encoded, strict=True):
         kept = longest_first([len(piece) for piece in pieces], budget)
-        ids = [tokenizer.cls_id]
-        for piece, length in zip(pieces, kept, strict=True):
-            ids += [*piece[:length], tokenizer.sep_id]
+        first, *second = (piece[:length] for piece, length in zip(pieces, kept, strict=True))
+        ids = [tokenizer.cls_id, *first, *chain(*((*between, *piece) for piece in second)), tokenizer.sep_id]
         yield np.array(ids, dtype=np.int64), sum(kept) < sum(map(len, pieces))
 
 

@@ -141,7 +141,7 @@ class SquadTask(DownstreamTask):
         questions, config = self._questions[split], self._config
         lengths = {"sequence_length": sequence_length, "doc_stride": config.doc_stride}
         if split == "train":
-            room_for_paragraph(config.max_query_tokens, **lengths)
+            room_for_paragraph(config.max_query_tokens, **lengths, num_special=2 + len(tokenizer.pair_ids))
         contexts = {
             text: EncodedContext.encode(text, tokenizer) for text in dict.fromkeys(q.context for q in questions)
         }

@@ -93,16 +93,17 @@ class Window:
         return span[0] + shift, span[1] + shift
 
 
-def room_for_paragraph(num_question: int, *, sequence_length: int, doc_stride: int) -> int:
+def room_for_paragraph(num_question: int, *, sequence_length: int, doc_stride: int, num_special: int = 3) -> int:
     """Return how many tokens a window leaves to a paragraph beside a question of `num_question` tokens.
 
     Args:
         doc_stride: Paragraph tokens from the start of a window to the start of the next.
+        num_special: [CLS], [SEP], and the tokens of the tokenizer between two texts.
 
     Raises:
         ConfigError: `doc_stride` is more than that, so tokens would be left out.
     """
-    room = sequence_length - num_question - 3
+    room = sequence_length - num_question - num_special
     if doc_stride > room:
         raise ConfigError(
             f"`task.doc_stride` {doc_stride} is more than the {room} tokens that `task.sequence_length` "
@@ -131,8 +132,9 @@ def build_windows(
     Raises:
         ConfigError: As `room_for_paragraph`.
     """
-    head = [tokenizer.cls_id, *question_ids, tokenizer.sep_id]
-    room = room_for_paragraph(len(question_ids), sequence_length=sequence_length, doc_stride=doc_stride)
+    head = [tokenizer.cls_id, *question_ids, *tokenizer.pair_ids]
+    lengths = {"sequence_length": sequence_length, "doc_stride": doc_stride}
+    room = room_for_paragraph(len(question_ids), **lengths, num_special=2 + len(tokenizer.pair_ids))
     return [
         Window(question, np.array([*head, *piece, tokenizer.sep_id]), len(head), number * doc_stride, len(piece))
         for number, piece in enumerate(context.pieces(room, doc_stride))

@@ -515,7 +515,9 @@ def test_shares_of_the_most_rows_are_named(workplace):
     progress = Recorder()
     (workplace / "more.txt").write_text("a row\n" * 30)
     _prepare(_recipe(workplace, train=[f"{workplace}/{name}.txt" for name in ("text", "more")], max_rows=41), progress)
-    assert "`data.max_rows`: about 21 rows of each of 2 training files" in progress.said
+    assert "`data.max_rows`: about 21 rows of each of 2 training files, the first ones" in progress.said
+    _prepare(_recipe(workplace, train=[f"{workplace}/text.txt"], max_rows=42), progress)
+    assert "`data.max_rows`: at most the first 42 rows of the training input" in progress.said
 
 
 OTHERS = [f"{'C' * n}Oc1ccccc1" for n in range(1, 31)]

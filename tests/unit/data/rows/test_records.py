@@ -269,6 +269,11 @@ def test_the_named_or_the_one_plausible_column_is_taken(kind, name):
     assert ColumnChoice(kind, "y").choose("a.csv", ["id", name, "y"]) == "y"
 
 
+def test_a_structure_is_a_smiles_where_no_column_has_a_better_name():
+    assert ColumnChoice("smiles").choose("a.csv", ["id", "Structure", "y"]) == "Structure"
+    assert ColumnChoice("smiles").choose("a.csv", ["Structure", "SMILES", "y"]) == "SMILES"
+
+
 def test_of_two_plausible_columns_none_is_taken():
     with pytest.raises(DataError, match="There are `smiles`, `mol`; more than one") as caught:
         ColumnChoice("smiles").choose("a.csv", ["smiles", "mol"])

@@ -1,0 +1,435 @@
+"""Encoders behind one interface: our own, or that of a masked LM of transformers, of which each family is one row.
+
+`build_encoder` gives either. `forward(token_ids, is_token, positions=..., read=...)` returns states, the weight of
+`token_embedding` is also the decoder of the LM head, and `recomputes` saves memory in training. This module alone
+imports transformers, and only for such a model; code that comes with a model is never run.
+
+Axes: B sequences, L positions, R positions that are read, D width, N tokens.
+"""
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self, cast
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+
+from exlm_cli.config.sections import BackboneConfig, ModelConfig
+from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.model.encoder import Encoder, gather_positions
+
+Special = tuple[str, str, str, str, str]
+
+_OTHER_MODELS = frozenset(
+    {"is_decoder", "add_cross_attention", "use_cache", "is_folding_model", "esmfold_config", "vocab_list"}
+)
+"""Keys of the families' configs that would make another model than an encoder."""
+
+_BERT_DROPOUTS = {"hidden_dropout_prob": "dropout", "attention_probs_dropout_prob": "attention_dropout"}
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of masked LMs: an encoder, and on it a dense layer, an activation, a LayerNorm and the tied decoder.
+
+    Attributes:
+        classes: Beginning of the names of its classes: `Bert` of `BertConfig`, `BertModel` and `BertForMaskedLM`.
+        encoder: Name of the encoder in the masked LM.
+        dense, norm, bias: Names of the LM head's parts in the masked LM.
+        activation, norm_eps: Keys of the config for them; without one GELU and 1e-12.
+        ffn_width: Key of the config for the width of the feed-forward layer.
+        dropouts: Key of the config -> key of `model`.
+        special_tokens: Those of its published tokenizers: padding, start, end, mask, unknown.
+        skips_positions: Whether positions are counted from the id of the padding plus one.
+        has_pooler: Whether the encoder has a pooler unless told otherwise.
+    """
+
+    classes: str
+    encoder: str
+    dense: str
+    norm: str
+    bias: str
+    activation: str | None = "hidden_act"
+    norm_eps: str | None = "layer_norm_eps"
+    ffn_width: str = "intermediate_size"
+    dropouts: Mapping[str, str] = field(default_factory=lambda: _BERT_DROPOUTS)
+    special_tokens: Special = ("[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]")
+    skips_positions: bool = False
+    has_pooler: bool = True
+
+
+FAMILIES: dict[str, Family] = {
+    "bert": Family(
+        "Bert",
+        "bert",
+        "cls.predictions.transform.dense",
+        "cls.predictions.transform.LayerNorm",
+        "cls.predictions.bias",
+    ),
+    "roberta": Family(
+        "Roberta",
+        "roberta",
+        "lm_head.dense",
+        "lm_head.layer_norm",
+        "lm_head.bias",
+        activation=None,
+        special_tokens=("<pad>", "<s>", "</s>", "<mask>", "<unk>"),
+        skips_positions=True,
+    ),
+    "distilbert": Family(
+        "DistilBert",
+        "distilbert",
+        "vocab_transform",
+        "vocab_layer_norm",
+        "vocab_projector.bias",
+        activation="activation",
+        norm_eps=None,
+        ffn_width="hidden_dim",
+        dropouts={"dropout": "dropout", "attention_dropout": "attention_dropout"},
+        has_pooler=False,
+    ),
+    "esm": Family(
+        "Esm",
+        "esm",
+        "lm_head.dense",
+        "lm_head.layer_norm",
+        "lm_head.bias",
+        activation=None,
+        special_tokens=("<pad>", "<cls>", "<eos>", "<mask>", "<unk>"),
+        skips_positions=True,
+    ),
+    "modernbert": Family(
+        "ModernBert",
+        "model",
+        "head.dense",
+        "head.norm",
+        "decoder.bias",
+        activation="classifier_activation",
+        norm_eps="norm_eps",
+        dropouts={
+            "embedding_dropout": "dropout",
+            "attention_dropout": "attention_dropout",
+            "mlp_dropout": "activation_dropout",
+        },
+        has_pooler=False,
+    ),
+}
+"""`model.backbone.family`, which is also `model_type` of the config of transformers -> where its parts are."""
+
+
+def require_transformers() -> Any:
+    """Return the package.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    if importlib.util.find_spec("transformers") is None:
+        raise ConfigError(
+            "transformers is not installed; the encoder of this model is one of its classes",
+            'run `pip install "exlm-cli[hf]"`',
+        )
+    package = importlib.import_module("transformers")
+    package.logging.set_verbosity_error()
+    return package
+
+
+@contextmanager
+def _refusing_config(family: str) -> Iterator[None]:
+    """Turn what transformers raises for a config that is no encoder's into one line."""
+    try:
+        yield
+    except (
+        TypeError,
+        ValueError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        ArithmeticError,
+        RuntimeError,
+        StrictDataclassError,
+    ) as error:
+        reason = " ".join(str(error).split()) or repr(error)
+        raise CheckpointError(
+            f"the config of the {family} encoder is not accepted: {reason}", "take the config.json of its publisher"
+        ) from error
+
+
+def plain_config(family: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a `config.json` that decide an encoder of the family; no class, code or path is among them.
+
+    Raises:
+        CheckpointError: A value is not accepted.
+        ConfigError: transformers is not installed.
+    """
+    package = require_transformers()
+    with _refusing_config(family):
+        common = package.PretrainedConfig().to_dict().keys() - {"pad_token_id"}  # common in transformers 4
+        own = getattr(package, f"{FAMILIES[family].classes}Config")
+        kept = own().to_dict().keys() - common - _OTHER_MODELS
+        # others are given too, because some are older names of these
+        taken = own(**{key: value for key, value in values.items() if key not in common | _OTHER_MODELS}).to_dict()
+        return {key: taken[key] for key in sorted(kept)}
+
+
+def _config_object(backbone: BackboneConfig, dropouts: Mapping[str, float] | None = None) -> Any:
+    family = FAMILIES[backbone.family]
+    values = {**plain_config(backbone.family, backbone.hf_config), **(dropouts or {})}
+    with _refusing_config(backbone.family):
+        config = getattr(require_transformers(), f"{family.classes}Config")(**values)
+        config._attn_implementation = "sdpa"  # not flash attention where it is installed: it has no padding mask
+    return config
+
+
+def model_values(backbone: BackboneConfig) -> dict[str, Any]:
+    """Return the keys of `model` that a backbone decides.
+
+    Raises:
+        CheckpointError: The config is not one of an encoder.
+        ConfigError: transformers is not installed.
+    """
+    family, config = FAMILIES[backbone.family], _config_object(backbone)
+    with _refusing_config(backbone.family):
+        is_rotary = backbone.family == "modernbert" or getattr(config, "position_embedding_type", "") == "rotary"
+        skipped = config.pad_token_id + 1 if family.skips_positions else 0
+        return {
+            "num_layers": config.num_hidden_layers,
+            "num_heads": config.num_attention_heads,
+            "width": config.hidden_size,
+            "ffn_width": getattr(config, family.ffn_width),
+            "max_length": config.max_position_embeddings - skipped,
+            "rope": "1d" if is_rotary else "none",
+            "learned_positions": not is_rotary,
+            "expand": "output",
+            **{key: getattr(config, name) for name, key in family.dropouts.items()},
+        }
+
+
+class ForeignEncoder(nn.Module):
+    """Encoder of a family of transformers; its parameters have the names of transformers' base model.
+
+    Args:
+        config: Section `model` of the recipe; its dropout rates replace those of the config of transformers.
+        vocab_size: V of the tokenizer, at most that of the encoder.
+        reads_pairs: Give the second text of a pair its segment, where the encoder has segments.
+
+    Raises:
+        CheckpointError: The config is not one of an encoder, or of another one than `model` describes.
+        ConfigError: transformers is not installed, or the encoder has no dropout of a kind that `model` asks for.
+    """
+
+    def __init__(self, config: ModelConfig, vocab_size: int, *, reads_pairs: bool = False) -> None:
+        super().__init__()
+        backbone = config.backbone
+        family = FAMILIES[backbone.family]
+        if config.activation_dropout and "activation_dropout" not in family.dropouts.values():
+            raise ConfigError(
+                f"`model.activation_dropout` is {config.activation_dropout:g}, and the encoder of a {backbone.family} "
+                "has no dropout there",
+                "give `model.activation_dropout=0`",
+            )
+        sizes = model_values(backbone)
+        for key in ("num_layers", "num_heads", "width", "ffn_width", "max_length"):
+            if sizes[key] != getattr(config, key):
+                raise CheckpointError(
+                    f"`model.{key}` is {getattr(config, key)}, in the config of the encoder {sizes[key]}",
+                    "`model.backbone` is not of this recipe; begin again with `exlm pretrain --checkpoint`",
+                )
+        hf_config = _config_object(backbone, {name: getattr(config, key) for name, key in family.dropouts.items()})
+        if vocab_size > hf_config.vocab_size:
+            raise CheckpointError(
+                f"the tokenizer has ids up to {vocab_size - 1}, and the encoder embeds {hf_config.vocab_size} tokens",
+                "take the tokenizer of the same model",
+            )
+        with _refusing_config(backbone.family):
+            make = getattr(require_transformers(), f"{family.classes}Model")
+            base = make(hf_config, add_pooling_layer=False) if family.has_pooler else make(hf_config)
+        # not as one part: so the parameters have their names without a prefix
+        self.__dict__["_base"] = base
+        for name, part in base.named_children():
+            self.add_module(name, part)
+        for part in base.modules():
+            # all but the frequencies below follow from the config, and their names differ between versions
+            part._non_persistent_buffers_set.update(part._buffers)
+        self.__dict__["_rotary"] = [part for part in base.modules() if "inv_freq" in part._buffers]
+        if backbone.family == "esm" and self._rotary:
+            self.register_buffer("inv_freq", self._rotary[0].inv_freq.clone())
+            self._share_frequencies()
+            base.contact_head.requires_grad_(False)  # it reads attention weights, for contacts in proteins
+        self.segment_separator = backbone.segment_separator if reads_pairs else None
+        self._recomputes = False
+
+    @property
+    def token_embedding(self) -> nn.Embedding:
+        """Its weight is also the decoder of the LM head."""
+        return cast(nn.Embedding, self._base.get_input_embeddings())
+
+    @property
+    def recomputes(self) -> bool:
+        """Keep only each block's input in training, and compute the block again in the backward pass."""
+        return self._recomputes
+
+    @recomputes.setter
+    def recomputes(self, wanted: bool) -> None:
+        if wanted != self._recomputes:
+            word = "activation" if hasattr(self._base, "activation_checkpointing_enable") else "gradient"
+            if wanted:
+                getattr(self._base, f"{word}_checkpointing_enable")({"use_reentrant": False})
+            else:
+                getattr(self._base, f"{word}_checkpointing_disable")()
+        self._recomputes = wanted
+
+    def forward(
+        self,
+        token_ids: Int64[Tensor, "B L"],
+        is_token: Bool[Tensor, "B L"] | None = None,
+        *,
+        positions: Int64[Tensor, "B L 2"] | None = None,
+        read: Int64[Tensor, "B R"] | None = None,
+    ) -> Float[Tensor, "B R D"]:
+        """Return the contextual states of the positions in `read`, by default of all; arguments as of `Encoder`."""
+        assert positions is None, "a recipe whose masks expand in the input has an encoder of our own"
+        given: dict[str, Any] = {"input_ids": token_ids}
+        if is_token is not None:
+            given["attention_mask"] = is_token.long()
+        if self.segment_separator is not None:
+            ends = (token_ids == self.segment_separator).long()
+            given["token_type_ids"] = (ends.cumsum(1) - ends).clamp(max=1)
+        states_BLD: Tensor = self._base(**given).last_hidden_state
+        return states_BLD if read is None else gather_positions(states_BLD, read)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set training mode, also in the class of transformers, whose parts are the parts of this module."""
+        super().train(mode)
+        self._base.training = mode
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._share_frequencies()
+        return self
+
+    def _share_frequencies(self) -> None:
+        """Let the rotary frequencies of an ESM be those that were saved, some in 16 bits: recomputed, they differ."""
+        if "inv_freq" in self._buffers:
+            for part in self._rotary:
+                part.inv_freq = self.inv_freq
+
+
+class ForeignLMHead(nn.Module):
+    """LM head of a family: dense, activation, LayerNorm; its decoder is tied to the token embedding.
+
+    Args:
+        backbone: Section `model.backbone` of the recipe.
+        embedding: Token embedding of the encoder.
+    """
+
+    def __init__(self, backbone: BackboneConfig, embedding: nn.Embedding) -> None:
+        super().__init__()
+        family, config = FAMILIES[backbone.family], _config_object(backbone)
+        width = embedding.embedding_dim
+        eps = 1e-12 if family.norm_eps is None else getattr(config, family.norm_eps)
+        # ModernBERT alone may leave out biases
+        has_bias = {key: bool(getattr(config, key, True)) for key in ("classifier_bias", "norm_bias", "decoder_bias")}
+        self.dense = nn.Linear(width, width, bias=has_bias["classifier_bias"])
+        self.norm = nn.LayerNorm(width, eps=eps, bias=has_bias["norm_bias"])
+        self.bias = nn.Parameter(torch.zeros(embedding.num_embeddings), requires_grad=has_bias["decoder_bias"])
+        activation = "gelu" if family.activation is None else getattr(config, family.activation)
+        with _refusing_config(backbone.family):
+            self.activation = importlib.import_module("transformers.activations").ACT2FN[activation]
+
+    def forward(self, states: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+        """Return the features that the tied decoder multiplies."""
+        return cast(Tensor, self.norm(self.activation(self.dense(states))))
+
+
+def build_encoder(config: ModelConfig, vocab_size: int, *, reads_pairs: bool = False) -> Encoder | ForeignEncoder:
+    """Return the encoder of a recipe; `reads_pairs` where its inputs are those of a task.
+
+    Raises:
+        CheckpointError, ConfigError: As `ForeignEncoder`.
+    """
+    if config.backbone.family == "own":
+        return Encoder(config, vocab_size)
+    return ForeignEncoder(config, vocab_size, reads_pairs=reads_pairs)
+
+
+def name_in_masked_lm(name: str, family: str) -> str:
+    """Return what transformers' masked LM calls a parameter of `ExlmModel`, one under `encoder.` or `lm_head.`."""
+    row = FAMILIES[family]
+    for own, theirs in {
+        "encoder.": f"{row.encoder}.",
+        "lm_head.dense.": f"{row.dense}.",
+        "lm_head.norm.": f"{row.norm}.",
+        "lm_head.bias": row.bias,
+    }.items():
+        if name.startswith(own):
+            return theirs + name.removeprefix(own)
+    raise ValueError(f"{name} is not a parameter of an encoder or an LM head")
+
+
+def from_masked_lm(tensors: Mapping[str, Tensor], model: nn.Module, family: str) -> dict[str, Tensor]:
+    """Return the tensors of `encoder` and `lm_head` of an `ExlmModel`, from those of transformers' masked LM.
+
+    Its names are those of the file; those that the model lacks are left out, such as a pooler.
+
+    Args:
+        tensors: By their names in the file.
+        model: The model that takes them.
+        family: Its family.
+
+    Raises:
+        CheckpointError: A tensor is missing or has another shape.
+    """
+    # names of TensorFlow's BERT, which the oldest files have
+    known = {name.replace(".gamma", ".weight").replace(".beta", ".bias"): tensor for name, tensor in tensors.items()}
+    found = {}
+    for name, tensor in model.state_dict().items():
+        if not name.startswith(("encoder.", "lm_head.")):
+            continue
+        if name == "encoder.inv_freq":
+            saved = [values for key, values in known.items() if key.endswith(".inv_freq")]
+            found[name] = saved[0] if saved and saved[0].shape == tensor.shape else tensor
+            continue
+        theirs = name_in_masked_lm(name, family)
+        saved_tensor = known.get(theirs)
+        if saved_tensor is None and (name == "lm_head.bias" or ".contact_head." in name):
+            saved_tensor = known.get(theirs.replace("predictions.bias", "predictions.decoder.bias"), tensor)
+        if saved_tensor is None or saved_tensor.shape != tensor.shape:
+            shape = "is missing" if saved_tensor is None else f"has the shape {tuple(saved_tensor.shape)}"
+            raise CheckpointError(
+                f"`{theirs}` {shape}; by its config.json it is {tuple(tensor.shape)}",
+                "take weights and config.json from the same masked LM; an encoder without LM head has no `lm_head`",
+            )
+        found[name] = saved_tensor
+    return found
+
+
+def masked_lm(backbone: BackboneConfig, tensors: Mapping[str, Tensor]) -> Any:
+    """Return transformers' masked LM with the tensors of `encoder` and `lm_head` of an `ExlmModel`, in evaluation mode.
+
+    Args:
+        backbone: Section `model.backbone` of the recipe.
+        tensors: State dict of the model; names outside of both parts are left out.
+    """
+    family = FAMILIES[backbone.family]
+    model = getattr(require_transformers(), f"{family.classes}ForMaskedLM")(_config_object(backbone))
+    own = {
+        name_in_masked_lm(name, backbone.family): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(("encoder.", "lm_head.")) and name != "encoder.inv_freq"
+    }
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    with torch.no_grad():
+        for name, tensor in own.items():
+            if name in parameters:  # not a decoder's bias that the family has not
+                parameters[name].copy_(tensor)
+        for buffer_name, buffer in model.named_buffers():
+            if "encoder.inv_freq" in tensors and buffer_name.endswith("inv_freq"):
+                buffer.copy_(tensors["encoder.inv_freq"])
+    model.tie_weights()
+    return model.eval()

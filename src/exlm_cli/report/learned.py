@@ -1,0 +1,132 @@
+"""What a pre-training learned, in words: beside the frequencies of tokens, of which every run knows the loss."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from exlm_cli.config.tasks import InputKind
+from exlm_cli.format import format_fixed, format_number_of, format_percent
+from exlm_cli.run_dir import METRICS_FILE, RUN_FILE, read_metrics, read_run_json, run_directory
+
+NOTHING_SHARE = 0.01
+"""A loss that is below that of token frequencies by at most this share of it has learned nothing of contexts."""
+LITTLE_SHARE = 0.1
+"""Below this share, it has learned little: a run of a few minutes gets so far."""
+KNOWN_JOINTLY_NATS = 0.005
+"""From here on a DAG knows something about masked tokens together."""
+USUAL_TOKENS_PER_PARAMETER = 50
+"""Training tokens of small masked LMs: the bundled models have seen 83 and 104 a parameter, and 20 are the optimum for
+a given cost of Hoffmann et al. (2022), whose models learn from every token and not from the masked ones alone."""
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a validation says of a model.
+
+    Attributes:
+        loss: Nats a masked token, given the number of masked tokens.
+        unigram_loss: What the token frequencies of the training data reach on the same masks.
+        accuracy, unigram_accuracy: Shares of the masked tokens that the model guesses, and that are the commonest one.
+        known_jointly: Nats a token by which the DAG is better than if it filled each mask on its own; None for an MLM.
+        times_usual: How many times as many training tokens are usual for as many parameters.
+        kind: What the sequences are.
+    """
+
+    loss: float
+    unigram_loss: float
+    accuracy: float
+    unigram_accuracy: float
+    known_jointly: float | None
+    times_usual: float
+    kind: InputKind
+
+    @property
+    def is_at_unigrams(self) -> bool:
+        """Whether the loss is that of token frequencies or worse."""
+        return not self.unigram_loss - self.loss > NOTHING_SHARE * self.unigram_loss
+
+    @property
+    def frequencies(self) -> str:
+        """What the reference is called in sentences."""
+        return "word frequencies" if self.kind == "text" else "token frequencies"
+
+    def figures(self) -> dict[str, str]:
+        """Return the figures with their references, for a terminal."""
+        share, commonest = format_percent(self.accuracy), format_percent(self.unigram_accuracy)
+        rows = {
+            "loss": f"{self.loss:.3f} nats a masked token; {self.frequencies} {self.unigram_loss:.3f}",
+            "right": f"{share} of the masked tokens; the commonest token {commonest}",
+        }
+        if self.known_jointly is not None:
+            rows["known jointly"] = f"{format_fixed(self.known_jointly, 3)} nats a masked token, by the DAG"
+        return rows
+
+    def sentences(self) -> list[str]:
+        """Return what was learned, how much longer is usual, and what the DAG knows."""
+        gain = self.unigram_loss - self.loss
+        if self.is_at_unigrams:
+            said = [
+                f"nothing yet: {self.frequencies} alone reach {self.unigram_loss:.3f} nats, this model {self.loss:.3f}"
+            ]
+        elif gain < LITTLE_SHARE * self.unigram_loss:
+            said = [f"little: it is {gain:.2f} nats a token below {self.frequencies}"]
+        else:
+            right = format_percent(self.accuracy)
+            said = [f"it is {gain:.2f} nats a token below {self.frequencies}, and guesses {right} of the masked tokens"]
+        if self.times_usual >= 2:
+            times = f"{float(f'{self.times_usual:.2g}'):,.0f}"
+            said[0] += f"; {times} times as many training tokens are usual at this size"
+        if self.known_jointly is not None and not self.is_at_unigrams:
+            if self.known_jointly >= KNOWN_JOINTLY_NATS:
+                said.append(f"of masks together, its DAG knows {self.known_jointly:.3f} nats a token")
+            else:
+                said.append("of masks together, its DAG knows nothing yet: it fills each as if it were alone")
+        return said
+
+
+def describe_learned(
+    figures: Mapping[str, float],
+    unigram_loss: float | None,
+    unigram_accuracy: float | None,
+    *,
+    num_tokens: int,
+    num_parameters: int,
+    kind: InputKind,
+) -> Learned | None:
+    """Return what the figures of a validation say; None where it scored nothing or has no reference."""
+    loss = figures.get("loss_given_length")
+    if loss is None or unigram_loss is None or unigram_accuracy is None or not math.isfinite(loss + unigram_loss):
+        return None
+    independent = figures.get("loss_independent")
+    return Learned(
+        loss,
+        unigram_loss,
+        figures["mask_accuracy"],
+        unigram_accuracy,
+        None if independent is None else independent - loss,
+        USUAL_TOKENS_PER_PARAMETER * num_parameters / max(1, num_tokens),
+        kind,
+    )
+
+
+def warn_of_unlearned(checkpoint: Path, kind: InputKind) -> str | None:
+    """Return a warning where a checkpoint of a run is no better than token frequencies; None where it may be.
+
+    Raises:
+        CheckpointError: A file of the run is damaged.
+    """
+    run = run_directory(checkpoint)
+    if run == checkpoint or not (run / RUN_FILE).is_file() or not (run / METRICS_FILE).is_file():
+        return None
+    step, described = int(checkpoint.name.removeprefix("step-")), read_run_json(run)
+    rows = [row for row in read_metrics(run / METRICS_FILE) if row["kind"] == "valid" and row["step"] <= step]
+    reference = described.unigram_loss, described.unigram_accuracy
+    learned = describe_learned(rows[-1], *reference, num_tokens=1, num_parameters=0, kind=kind) if rows else None
+    if learned is None or not learned.is_at_unigrams:
+        return None
+    return (
+        f"this model has learned nothing of contexts in {format_number_of(step, 'step')}, so what follows is chance: "
+        f"its loss is {learned.loss:.3f} nats a masked token, and {learned.frequencies} alone reach "
+        f"{learned.unigram_loss:.3f}"
+    )

@@ -1,0 +1,139 @@
+"""The rows that a run was scored on, one by one: what the model read, truth, prediction, error, and the worst ones.
+
+Axes: N scored rows, C outputs.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from exlm_cli.data import BoolArray, IntArray
+from exlm_cli.finetune.calibration import CalibratedRows, read_scored_split
+from exlm_cli.finetune.results import FinetunedRun, read_predictions, read_split_inputs
+from exlm_cli.finetune.training_rows import read_training_rows
+from exlm_cli.format import format_number, shorten
+from exlm_cli.progress import SilentProgress
+from exlm_cli.report.molecules import draw_molecule
+from exlm_cli.report.style import Card, card_of
+from exlm_cli.tasks.base import FloatArray
+
+MAX_PAIRS = 10**8
+"""Pairs of a scored and a training molecule whose similarity is worked out for a page: some ten seconds."""
+NUM_CARDS = 8
+_TEXT_LETTERS = 300
+_WRONG = 0.5
+"""Error of a label or class from which on the truth is not what was predicted."""
+
+
+@dataclass(frozen=True)
+class ScoredRows:
+    """Rows of the split whose scores are reported.
+
+    Attributes:
+        calibrated: Mean prediction of the seeds, truth and calibration.
+        inputs: N texts or SMILES; none where they are not known.
+        rows: (N,) row of the input, counted from 0.
+        similarity: (N,) largest Tanimoto similarity to a training molecule; None for text and where it is not known.
+        is_molecule: Whether `inputs` are SMILES.
+    """
+
+    calibrated: CalibratedRows
+    inputs: tuple[str, ...]
+    rows: IntArray
+    similarity: FloatArray | None
+    is_molecule: bool
+
+    @cached_property
+    def errors(self) -> FloatArray:
+        """(N, C) distances of values, or 1 minus the probability of the truth, (N, 1) for classes; NaN: unknown."""
+        rows = self.calibrated
+        if rows.loss == "regression":
+            return np.abs(rows.mean - rows.targets)
+        if rows.loss == "binary":
+            return np.abs(rows.targets - rows.mean)
+        true_N = np.nan_to_num(rows.targets[:, 0]).astype(np.int64)
+        errors_N = 1 - rows.mean[np.arange(len(rows.mean)), true_N]
+        return np.where(np.isnan(rows.targets[:, 0]), np.nan, errors_N)[:, None]
+
+    def worst(self, is_chosen_N: BoolArray | None = None) -> list[tuple[int, int]]:
+        """Return row and output of the largest errors, each row once, the largest first.
+
+        Errors of several values are compared in units of the standard deviation of the truth.
+
+        Args:
+            is_chosen_N: Whether a row may be taken; None: all.
+        """
+        errors_NC = self.errors
+        if self.calibrated.loss == "regression":
+            deviation_C = np.nanstd(self.calibrated.targets, axis=0)
+            errors_NC = errors_NC / np.where(deviation_C > 0, deviation_C, 1.0)
+        errors_NC = np.nan_to_num(errors_NC, nan=-1.0)
+        largest_N = errors_NC.max(axis=1)
+        if is_chosen_N is not None:
+            largest_N = np.where(is_chosen_N, largest_N, -1.0)
+        order = np.argsort(-largest_N, kind="stable")[:NUM_CARDS]
+        return [(int(row), int(errors_NC[row].argmax())) for row in order if largest_N[row] >= 0]
+
+    def surprising(self) -> tuple[float, list[tuple[int, int]]]:
+        """Return the least similarity of the third of the molecules that is most like the training molecules, and the
+        largest errors of that third that are not among the `worst` of all; of labels and classes, wrong answers.
+        """
+        assert self.similarity is not None, "the caller has asked"
+        least = float(np.quantile(self.similarity, 2 / 3))
+        is_near_N = self.similarity >= least
+        if self.calibrated.loss != "regression":
+            is_near_N &= np.nan_to_num(self.errors).max(axis=1) >= _WRONG
+        is_near_N[[row for row, _ in self.worst()]] = False
+        return least, self.worst(is_near_N)
+
+    def cards(self, chosen: Iterable[tuple[int, int]]) -> list[Card]:
+        """Return a card of each row: the molecule or text, truth, prediction and similarity."""
+        return [self._card(row, output) for row, output in chosen]
+
+    def _card(self, row: int, output: int) -> Card:
+        text = self.inputs[row]
+        lines = [*self._describe(row, output), f"row {self.rows[row] + 1:,} of the table"]
+        if self.similarity is not None:
+            lines.insert(1, f"nearest training molecule: {self.similarity[row]:.2f}")
+        if not self.is_molecule:
+            return card_of(None, shorten(text, _TEXT_LETTERS), lines)
+        return card_of(draw_molecule(text), text, [*lines, shorten(text, _TEXT_LETTERS)])
+
+    def _describe(self, row: int, output: int) -> list[str]:
+        rows = self.calibrated
+        if rows.loss == "classes":
+            truth, guess = int(rows.targets[row, 0]), int(rows.mean[row].argmax())
+            return [
+                f"true {rows.names[truth]} ({rows.mean[row, truth]:.3f}), predicted {rows.names[guess]} "
+                f"({rows.mean[row, guess]:.3f})"
+            ]
+        name = f"{rows.names[output]}: " if len(rows.names) > 1 else ""
+        true, predicted = float(rows.targets[row, output]), float(rows.mean[row, output])
+        if rows.loss == "binary":
+            return [f"{name}true {true:g}, probability {predicted:.3f}"]
+        half = float(rows.half_widths[row, output])
+        interval = "" if math.isnan(half) else f" ± {format_number(half, beside=predicted)}"
+        return [f"{name}true {format_number(true)}, predicted {format_number(predicted)}{interval}"]
+
+
+def read_scored_rows(run: FinetunedRun) -> ScoredRows:
+    """Return the scored rows of a run whose outputs are not spans.
+
+    Raises:
+        CheckpointError: A file of the run is missing or altered.
+    """
+    results = run.results
+    split = results.scored_split
+    calibrated, inputs = read_scored_split(run.folder, results), read_split_inputs(run.folder, results, split)
+    rows, _ = read_predictions(run.folder / f"targets-{split}.csv", "fine-tune again")
+    is_molecule = results.input_kind == "smiles"
+    similarity = None if calibrated.signs is None else calibrated.signs.similarity
+    if similarity is None or np.isnan(similarity).any():
+        is_affordable = len(inputs) * results.split_sizes["train"] <= MAX_PAIRS
+        similarity = None
+        if is_molecule and inputs and is_affordable:
+            similarity = read_training_rows(run.folder).nearest_tanimoto(inputs, SilentProgress())
+    return ScoredRows(calibrated, inputs, np.array(rows, dtype=np.int64), similarity, is_molecule)

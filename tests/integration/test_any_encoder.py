@@ -1,0 +1,230 @@
+"""An ExLM from the encoder of transformers: trained, resumed to the bit, scored and used without its first folder."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from exlm_cli import load
+from exlm_cli.cli.app import main
+from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.experiments.evaluate import evaluate_pretrained
+from exlm_cli.export.intake import take_in
+from exlm_cli.finetune.run import run_finetuning
+from exlm_cli.model.backbones import FAMILIES
+from exlm_cli.progress import SilentProgress
+from exlm_cli.run_dir import read_run_json
+from exlm_cli.train.pretrain import resume_pretraining, run_pretraining
+from exlm_cli.train.pretrained import load_pretrained
+from exlm_cli.train.task import Callback
+from tests.foreign import AMINO_ACIDS, WORDS, save_masked_lm
+from tests.tiny import OUTPUT, tiny_recipe, train_losses
+from tests.unit.finetune.synthetic import finetune_recipe
+from tests.unit.tasks.glue_files import write_glue
+from tests.unit.tasks.squad.test_task import write
+
+pytest.importorskip("transformers")
+
+
+@pytest.fixture(autouse=True)
+def cache_dir(tmp_path, monkeypatch):
+    monkeypatch.setenv("EXLM_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def write_rows(path, family):
+    rng = np.random.default_rng(0)
+    alphabet, blank = (list(AMINO_ACIDS[:20]), "") if family == "esm" else (WORDS, " ")
+    path.write_text("\n".join(blank.join(rng.choice(alphabet, rng.integers(6, 12))) for _ in range(120)))
+    return str(path)
+
+
+def recipe_for(tmp_path, family="bert", **sections):
+    defaults = {
+        "data": {"train": [write_rows(tmp_path / "rows.txt", family)]},
+        "masking": {"mask_ratio": 0.387, "num_states_per_mask": 4},
+        "model": {**OUTPUT, "dropout": 0.1, "transition": {"rope": "nodes", "start": "next_mask", "balance": 0.1}},
+        "train": {"checkpoint_every_steps": 2, "log_every_steps": 1, "validation_sequences": 2, "num_threads": 1},
+    }
+    merged = {key: {**defaults.get(key, {}), **sections.get(key, {})} for key in defaults | sections}
+    return tiny_recipe(**merged)
+
+
+def take(tmp_path, family="bert", **changes):
+    save_masked_lm(family, tmp_path / family, **changes)
+    return take_in(f"hf:{tmp_path / family}", SilentProgress())
+
+
+class Broken(Callback):
+    """Ends a run after a step, as a fault of the machine would."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step(self, step, loss):
+        if step == self.step:
+            raise OSError("power failure")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_broken_run_ends_like_an_undisturbed_one_without_the_folder(tmp_path, family):
+    """The run directory is complete: with the folder and its copy gone, it is resumed to the same bits and read."""
+    start, recipe = take(tmp_path, family), recipe_for(tmp_path, family)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    run_pretraining(recipe, out=whole, checkpoint=start)
+    with pytest.raises(OSError, match="power failure"):
+        run_pretraining(recipe, out=broken, checkpoint=start, callbacks=[Broken(5)])
+    for folder in (tmp_path / family, start):
+        shutil.rmtree(folder)
+    assert resume_pretraining(broken).steps == 6
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        mine, theirs = (load_file(run / "checkpoints/step-6" / name) for run in (broken, whole))
+        assert mine.keys() == theirs.keys()
+        assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+    assert train_losses(broken) == train_losses(whole)
+    found = load_pretrained(broken, device="cpu")
+    assert found.recipe.model.backbone.family == family
+    mask = found.tokenizer.special_tokens[3]
+    text = f"M{mask}K[MASK]L" if family == "esm" else f"the {mask} sees the [MASK] ."
+    inspected = load(broken, device="cpu").fill(text)
+    assert np.isfinite(inspected.log_prob_exact)
+    assert read_run_json(broken).checkpoint == str(start / "checkpoints" / "step-0")
+
+
+def test_a_run_without_a_checkpoint_yet_begins_with_the_same_weights_again(tmp_path):
+    start, recipe = take(tmp_path), recipe_for(tmp_path)
+    run_pretraining(recipe, out=tmp_path / "whole", checkpoint=start)
+    with pytest.raises(OSError, match="power failure"):
+        run_pretraining(recipe, out=tmp_path / "broken", checkpoint=start, callbacks=[Broken(1)])
+    resume_pretraining(tmp_path / "broken")
+    assert train_losses(tmp_path / "broken") == train_losses(tmp_path / "whole")
+
+
+def test_the_heads_learn_first(tmp_path):
+    """Before `optim.encoder_starts_at` of the steps the encoder keeps every bit, with weight decay; then it moves."""
+    start = take(tmp_path)
+    before = load_file(start / "checkpoints/step-0/model.safetensors")
+    optim = {"encoder_starts_at": 0.5, "weight_decay": 0.1, "warmup_steps": 0, "lr": 0.01}
+    recipe = recipe_for(tmp_path, optim=optim, train={"checkpoint_every_steps": 3})
+    run_pretraining(recipe, out=tmp_path / "run", checkpoint=start)
+    frozen, moved = (load_file(tmp_path / f"run/checkpoints/step-{step}/model.safetensors") for step in (3, 6))
+    for name, tensor in before.items():
+        assert torch.equal(frozen[name], tensor) == name.startswith("encoder."), name
+    assert not torch.equal(
+        moved["encoder.embeddings.word_embeddings.weight"], frozen["encoder.embeddings.word_embeddings.weight"]
+    )
+
+
+def test_an_exlm_goes_on_with_its_own_weights(tmp_path):
+    """A new schedule on old weights: all parts are taken over, and the first loss is the last one's neighbour. With
+    another number of states the clone vectors alone are new; an MLM leaves out what it has not.
+    """
+    recipe = recipe_for(tmp_path, model={"width": 24})
+    run_pretraining(recipe, out=tmp_path / "first")
+    told = []
+
+    class Told(SilentProgress):
+        def message(self, text):
+            told.append(text)
+
+    zero = recipe_for(tmp_path, model={"width": 16}, optim={"warmup_steps": 0, "lr": 1e-12}, train={"max_steps": 1})
+    run_pretraining(zero, out=tmp_path / "on", checkpoint=tmp_path / "first", progress=Told())
+    assert any("`model.width` 24 instead of 16" in line for line in told)
+    assert not any("new in this run" in line for line in told)
+    first, on = (load_pretrained(tmp_path / name, device="cpu").model.state_dict() for name in ("first", "on"))
+    assert all(torch.allclose(first[name], on[name], rtol=0, atol=1e-9) for name in first)
+    run_pretraining(
+        zero.changed({"masking.num_states_per_mask": 3}),
+        out=tmp_path / "k3",
+        checkpoint=tmp_path / "on",
+        progress=Told(),
+    )
+    assert "new in this run: the clone vectors" in told
+    as_mlm = zero.changed({"objective": "mlm", "masking.num_states_per_mask": 1})
+    run_pretraining(as_mlm, out=tmp_path / "mlm", checkpoint=tmp_path / "on" / "checkpoints" / "step-1")
+    assert load_pretrained(tmp_path / "mlm", device="cpu").model.transition is None
+
+
+def test_what_a_checkpoint_cannot_begin_is_refused(tmp_path):
+    start, recipe = take(tmp_path), recipe_for(tmp_path)
+    with pytest.raises(CheckpointError, match=r"model\.max_length` is 66, but `data\.sequence_length` 100"):
+        run_pretraining(recipe_for(tmp_path, data={"sequence_length": 100}, model={"max_length": 200},
+                                   train={"microbatch_tokens": 512}), checkpoint=start)  # fmt: skip
+    smiles = tiny_recipe(data={"kind": "smiles"}, model=OUTPUT)
+    with pytest.raises(CheckpointError, match=r"is a model of text, and `data\.kind` is smiles"):
+        run_pretraining(smiles, checkpoint=start)
+    backbone = load_pretrained(start, device="cpu").recipe.model
+    with pytest.raises(ConfigError, match="whose encoder comes with its weights"):
+        run_pretraining(recipe.model_copy(update={"model": backbone}), out=tmp_path / "x")
+    with pytest.raises(ValueError, match="reads no expanded masks"):
+        PretrainRecipe.model_validate({**recipe.model_dump(), "model": {**backbone.model_dump(), "expand": "input"}})
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_original_and_its_exlm_are_fine_tuned_on_glue(tmp_path):
+    """Both read pairs with BERT's segments; the run is read again without the folder, and its vectors are finite."""
+    start = take(tmp_path)
+    run_pretraining(recipe_for(tmp_path), out=tmp_path / "exlm", checkpoint=start)
+    write_glue(tmp_path / "data", "rte", copies=4)
+    recipe = finetune_recipe(
+        seeds=[1],
+        task={"name": "glue/rte", "data_dir": str(tmp_path / "data"), "sequence_length": 48},
+        train={"max_epochs": 2, "batch_sequences": 8, "microbatch_tokens": 4096},
+    )
+    for name, checkpoint in (("original", start), ("exlm", tmp_path / "exlm")):
+        result = run_finetuning(recipe, checkpoint=checkpoint, out=tmp_path / f"tuned-{name}")
+        assert result.results.init.objective == ("mlm" if name == "original" else "exlm")
+    shutil.rmtree(tmp_path / "exlm")
+    run = load(tmp_path / "tuned-exlm", device="cpu")
+    assert np.isfinite(run.predict([("the dog sees", "a cat")]).mean).all()
+    assert run.embed(["the dog sees"]).mean.shape == (1, 32)
+
+
+def test_answers_are_found_with_two_separators(tmp_path):
+    """RoBERTa's pairs have two separators: windows over a paragraph begin after both, and training goes through."""
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in ("train-v2.0.json", "dev-v2.0.json"):
+        write(data, name, "Moss", "Clocks", "Tea")
+    recipe = finetune_recipe(
+        seeds=[1],
+        task={
+            "name": "squad/v2",
+            "data_dir": str(data),
+            "doc_stride": 12,
+            "max_query_tokens": 24,
+            "sequence_length": 48,
+        },
+        train={"max_epochs": 1, "batch_sequences": 4, "microbatch_tokens": 4096},
+    )
+    result = run_finetuning(recipe, checkpoint=take(tmp_path, "roberta"), out=tmp_path / "tuned")
+    assert result.results.split_sizes == {"train": 7, "valid": 7}
+
+
+def test_commands_take_a_folder_by_its_scheme(tmp_path, monkeypatch, capsys):
+    """`pretrain`, `eval`, `inspect-dag` and `embed` on the command line, from `hf:FOLDER` to files of vectors."""
+    monkeypatch.chdir(tmp_path)
+    save_masked_lm("distilbert", tmp_path / "folder")
+    rows = write_rows(tmp_path / "rows.txt", "distilbert")
+    few = ["train.max_steps=2", "train.validate_every_steps=2", "optim.warmup_steps=0", "data.sequence_length=32"]
+    words = [word for setting in (*few, f"data.train={rows}") for word in ("--set", setting)]
+    assert main(["pretrain", "--recipe", "text-small", "--checkpoint", "hf:folder", *words, "--out", "run"]) == 0
+    told = capsys.readouterr().err
+    assert "with the encoder of a distilbert and its tokenizer" in told
+    assert "`model.width` 32 instead of" in told
+    assert main(["inspect-dag", "--checkpoint", "run", "--json", "the [MASK] sees"]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == "the [MASK] sees"
+    assert main(["eval", "run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)
+    assert main(["embed", "hf:folder", rows, "--out", "vectors.npz"]) == 0
+
+
+def test_an_mlm_of_transformers_is_evaluated_on_any_rows(tmp_path):
+    """Its figures are those of a run that has not been trained; the recipe of the copy names no data."""
+    start = take(tmp_path, "modernbert")
+    rows = write_rows(tmp_path / "rows.txt", "modernbert")
+    found = evaluate_pretrained(start, "theirs", valid=[rows], device="cpu")
+    assert np.isfinite(found.metrics["loss"])

@@ -1,0 +1,139 @@
+"""Models with an encoder of transformers go back to their family, and exported runs come in again as they were."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from exlm_cli.config.input_paths import write_run_recipe
+from exlm_cli.errors import ConfigError
+from exlm_cli.export.folder import compare_outputs, export_folder, write_model
+from exlm_cli.export.intake import take_in
+from exlm_cli.export.source import finetuned_source, pretrained_source
+from exlm_cli.finetune.model import load_finetuned
+from exlm_cli.model.exlm import ExlmModel
+from exlm_cli.progress import SilentProgress
+from exlm_cli.run_dir import update_run_json
+from exlm_cli.train.checkpoint import CheckpointState, LoopState, save_weights
+from exlm_cli.train.pretrained import adopt_architecture, begin_with, load_pretrained, model_identity
+from tests.foreign import save_masked_lm
+from tests.tiny import OUTPUT, tiny_recipe
+from tests.unit.finetune.finetuned_runs import glue_run, squad_run, words_run
+from tests.unit.finetune.synthetic import make_pretrained
+
+transformers = pytest.importorskip("transformers")
+
+# in version 4, ESM's token dropout counts padding, so a padded batch has other outputs than its rows
+_COUNTS_PADDING = pytest.mark.skipif(transformers.__version__ < "5", reason="ESM's token dropout counts padding")
+FAMILIES = ("bert", "roberta", "distilbert", pytest.param("esm", marks=_COUNTS_PADDING), "modernbert")
+QUIET = SilentProgress()
+
+
+pytestmark = pytest.mark.usefixtures("own_cache")  # what is taken in
+
+
+def foreign_run(folder: Path, family: str) -> Path:
+    """Return a random model of a family, taken in as a run."""
+    save_masked_lm(family, folder / family)
+    return take_in(f"hf:{folder / family}", QUIET)
+
+
+def adapted_run(folder: Path, family: str) -> Path:
+    """Return an ExLM that begins with a random model of a family, never trained; its clones are far apart."""
+    start = load_pretrained(foreign_run(folder, family), device="cpu")
+    recipe = tiny_recipe(model={**OUTPUT, "clone_init_std": 1.0}, data={"sequence_length": 24})
+    recipe = adopt_architecture(recipe, start, QUIET)
+    torch.manual_seed(0)
+    model = ExlmModel(recipe, start.tokenizer.vocab_size)
+    begin_with(model, start)
+    run = folder / "adapted"
+    run.mkdir()
+    start.tokenizer.save(run / "tokenizer.json")
+    state = CheckpointState(loop=LoopState(), identity=model_identity(recipe, start.tokenizer), validation={})
+    save_weights(run, 0, model, state, resume_command="")
+    update_run_json(run, {"command": "pretrain"})
+    write_run_recipe(run, recipe)
+    return run
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_that_was_taken_in_goes_out_as_it_was(tmp_path, family):
+    before = load_pretrained(foreign_run(tmp_path, family), device="cpu")
+    export_folder(pretrained_source(before), tmp_path / "out", QUIET)
+    after = load_pretrained(take_in(f"hf:{tmp_path / 'out'}", QUIET), device="cpu")
+    state = after.model.state_dict()
+    assert state.keys() == before.model.state_dict().keys()
+    assert all(torch.equal(state[name], tensor) for name, tensor in before.model.state_dict().items())
+    text = f"the dog {before.tokenizer.special_tokens[3]} a cat"
+    assert after.tokenizer.encode_with_masks(text) == before.tokenizer.encode_with_masks(text)
+    assert after.tokenizer.pair_ids == before.tokenizer.pair_ids
+    assert after.tokenizer.has_segments == before.tokenizer.has_segments
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_exlm_of_a_family_goes_out_with_the_vector_of_a_clone_in_its_head(tmp_path, family):
+    """ModernBERT's head gets a bias for it. Without the vector the outputs are others."""
+    source = pretrained_source(load_pretrained(adapted_run(tmp_path, family), device="cpu"))
+    done = export_folder(source, tmp_path / "out", QUIET)
+    assert done.loaded_with == source.class_name
+    assert done.loaded_with.lower() == f"{family}formaskedlm"
+    assert done.comparison.difference <= 1e-5
+    ids = source.examples()[0]
+    assert isinstance(source.model, ExlmModel)
+    with torch.no_grad():
+        plain = source.model.encoder(torch.tensor([ids]))
+        logits = source.model.lm_head(plain) @ source.model.decoder_weight.T + source.model.decoder_bias
+    assert float((logits[0] - source.outputs(ids)).abs().max()) > 0.1
+    after = load_pretrained(take_in(f"hf:{tmp_path / 'out'}", QUIET), device="cpu")
+    with torch.no_grad():
+        torch.testing.assert_close(after.model.encoder(torch.tensor([ids])), plain, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("objective", ["exlm", "mlm"])
+def test_a_run_with_our_encoder_comes_in_again_as_an_esm(tmp_path, objective):
+    model = {**OUTPUT, "init_std": 0.2, "num_layers": 2}
+    before = load_pretrained(make_pretrained(tmp_path / "run", objective=objective, model=model), device="cpu")
+    export_folder(pretrained_source(before), tmp_path / "out", QUIET)
+    after = load_pretrained(take_in(f"hf:{tmp_path / 'out'}", QUIET), device="cpu")
+    assert after.recipe.model.backbone.family == "esm"
+    for text in ("amber [MASK] daisy", "fern"):
+        ids = after.tokenizer.encode_with_masks(text)
+        assert ids == before.tokenizer.encode_with_masks(text)
+        ids = torch.tensor([[before.tokenizer.cls_id, *ids, before.tokenizer.sep_id]])
+        with torch.no_grad():
+            ours, theirs = before.model.encoder(ids), after.model.encoder(ids)
+        assert float(ours.abs().max()) > 1
+        torch.testing.assert_close(theirs, ours, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "esm"])
+def test_a_fine_tuned_model_of_a_family_goes_out(tmp_path, family):
+    """Pairs, one of them too long, with the segments of a BERT; and a value in its units."""
+    run = foreign_run(tmp_path, family)
+    for kind in ("pair", "length"):
+        folder = tmp_path / kind
+        folder.mkdir()
+        tuned = glue_run(folder, run, "rte") if kind == "pair" else words_run(folder, run, "length")
+        source = finetuned_source(load_finetuned(tuned, device="cpu"))
+        (folder / "out").mkdir()
+        write_model(source, folder / "out")
+        assert compare_outputs(source, folder / "out").difference <= 1e-5 * max(
+            float(source.outputs(ids).abs().max()) for ids in source.examples()
+        )
+
+
+@pytest.mark.parametrize("family", ["distilbert", "bert"])
+def test_a_span_head_of_a_family_goes_out(tmp_path, family):
+    tuned = squad_run(tmp_path, foreign_run(tmp_path, family))
+    source = finetuned_source(load_finetuned(tuned, device="cpu"))
+    assert export_folder(source, tmp_path / "out", QUIET).loaded_with.endswith("BertForTokenClassification")
+
+
+@pytest.mark.parametrize("family", ["distilbert", "modernbert"])
+def test_a_head_that_the_family_lacks_is_refused(tmp_path, family):
+    source = finetuned_source(
+        load_finetuned(words_run(tmp_path, foreign_run(tmp_path, family), "colour"), device="cpu")
+    )
+    with pytest.raises(ConfigError, match=f"a fine-tuned {family} cannot be exported"):
+        export_folder(source, tmp_path / "out", QUIET)
+    assert not (tmp_path / "out").exists()
