@@ -375,37 +375,44 @@ def time_new(data: Path, cell: Cell, chemprop: str | None) -> dict[str, object]:
 
 
 def table(work: Path) -> str:
-    """Return the table of all rows: mean over splits, and the difference from the first with two 95 % intervals.
+    """Return the tables of all rows: mean over splits, and the difference from the first with two 95 % intervals.
 
-    The first is the method with the best mean among those that have all splits of a set. The interval over rows is a
-    paired bootstrap of the test rows within each split; that over splits is Student's t.
+    All methods of a set are compared on the splits that all of them have, and once more those that have more splits on
+    these. The interval over rows is a paired bootstrap of the test rows within each split; that over splits is
+    Student's t.
     """
     rows = {(row["data"], int(row["split"]), row["method"]): row for row in read_rows(NAME) if row["split"]}
-    lines = ["| set | method | test | splits | less the first, over rows | over splits | CPU s | MiB |"]
-    lines.append("|" + "---|" * 8)
+    lines = [
+        "| set | splits | method | test | less the first, over rows | over splits | CPU s | MiB |",
+        "|---" * 8 + "|",
+    ]
     for name in SETS:
-        splits = {m: [s for s in SPLITS[name] if (name, s, m) in rows] for m in METHODS}
-        means = {m: np.mean([float(rows[name, s, m]["test"]) for s in of]) for m, of in splits.items() if of}
-        full = {m: mean for m, mean in means.items() if splits[m] == list(SPLITS[name])} or means
-        if not full:
-            continue
-        order = sorted(means, key=lambda m: means[m] if name in VALUES else -means[m])
-        first = next(m for m in order if m in full)
-        for m in order:
-            shared = [s for s in splits[m] if s in splits[first]]
-            over_rows, over_splits = ("", "")
-            if m != first and shared:
-                over_rows, over_splits = differences(work, name, shared, m, first, rows)
-            costs = [rows[name, s, m] for s in splits[m]]
-            cpu_s = np.mean([float(row["cpu_s"]) for row in costs])
-            peak = max(float(row["peak_mib"]) for row in costs)
-            shown = ", ".join(map(str, splits[m]))
-            lines.append(
-                f"| {name} | {m} | {means[m]:.3f} | {shown} | {over_rows} | {over_splits} | {cpu_s:.0f} | {peak:.0f} |"
-            )
+        have = {m: {s for s in SPLITS[name] if (name, s, m) in rows} for m in METHODS}
+        have = {m: splits for m, splits in have.items() if splits}
+        shared = [set.intersection(*have.values())] if have else []
+        if have and len(most := max(have.values(), key=len)) > len(shared[0]):
+            shared.append(most)
+        for splits in map(sorted, shared):
+            methods = [m for m in have if have[m].issuperset(splits)]
+            lines += _compared(work, name, splits, methods, rows)
     lines += ["", f"| method | CPU s of {NUM_NEW:,} predictions | MiB |", "|---|---|---|"]
     lines += [f"| {r['method']} | {r['cpu_s']} | {r['peak_mib']} |" for r in read_rows(NAME) if not r["split"]]
     return "\n".join(lines)
+
+
+def _compared(
+    work: Path, name: str, splits: Sequence[int], methods: Sequence[str], rows: Mapping[tuple[str, int, str], Any]
+) -> Iterator[str]:
+    """Yield the lines of one set, the best method first."""
+    means = {m: float(np.mean([float(rows[name, s, m]["test"]) for s in splits])) for m in methods}
+    order = sorted(methods, key=lambda m: means[m] if name in VALUES else -means[m])
+    for m in order if splits else ():
+        gaps = ("", "") if m == order[0] else differences(work, name, splits, m, order[0], rows)
+        costs = [rows[name, s, m] for s in splits]
+        cpu_s = np.mean([float(row["cpu_s"]) for row in costs])
+        peak = max(float(row["peak_mib"]) for row in costs)
+        cells = (name, ", ".join(map(str, splits)), m, f"{means[m]:.3f}", *gaps, f"{cpu_s:.0f}", f"{peak:.0f}")
+        yield f"| {' | '.join(cells)} |"
 
 
 def differences(
