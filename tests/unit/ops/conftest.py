@@ -34,7 +34,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> DeviceLibrary:
     """The device library on this host; a simulated device has no stream."""
     simt = ("-include", str(SOURCES / "tests" / "simt.h"))
-    return DeviceLibrary(compile_for_host(tmp_path_factory.mktemp("simt"), "src/states_alignment_cuda.cu", *simt))
+    return DeviceLibrary(compile_for_host(tmp_path_factory, "src/states_alignment_cuda.cu", *simt))
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """DAGs for tests, some made to break a kernel, and the recursion of App. I.1 as a float64 loop to judge it by."""
 
+import functools
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
@@ -217,6 +218,12 @@ def truth(dag: Dag) -> Truth:
             grad_trans[row, :S, :S] -= np.exp(alpha[t][:, None] + edges + into - evidence)
         grad_trans[row, :S, S - 1] -= np.exp(alpha[T] + edges[:, -1] - evidence)
     return Truth(*(torch.from_numpy(x) for x in (nll, grad_emit, grad_trans, best)))
+
+
+@functools.cache
+def truth_of(case: str, dtype: torch.dtype = torch.float32) -> Truth:
+    """The truth of a case, for all tests that ask for it: the loop takes seconds on the large ones."""
+    return truth(CASES[case](dtype=dtype))
 
 
 def score_of(dag: Dag, nodes: Tensor) -> Tensor:
