@@ -150,7 +150,7 @@ def write_grid_figures(grid: Grid, curves: Mapping[str, Sequence[MetricsRow]], f
 
 def _records(grid: Grid) -> list[dict[str, Any]]:
     """Return each cell for programs; metrics are means over seeds, `<name>_std` their deviation."""
-    names = [*VALIDATED, *task_metrics([*grid.values()])]
+    names = list(dict.fromkeys(name for cell in grid.values() for name in cell.metrics))
     return [
         {
             "num_repeats": k,
