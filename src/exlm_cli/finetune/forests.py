@@ -101,7 +101,9 @@ def plain_forests(grown: list[Any | None], num_classes: int | None, fill: NDArra
     parts: dict[str, list[NDArray[Any]]] = {name: [] for name in ("children", "feature", "threshold", "value")}
     sizes: list[int] = []
     for forest in grown:
-        for tree in [] if forest is None else [each.tree_ for each in forest.estimators_]:
+        if forest is None:
+            continue
+        for tree in (each.tree_ for each in forest.estimators_):
             is_inner = tree.children_left >= 0
             children = np.stack([tree.children_left, tree.children_right], axis=1) - np.arange(tree.node_count)[:, None]
             leaf_value = np.where(is_inner[:, None], 0.0, tree.value[:, 0, :])
