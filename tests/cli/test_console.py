@@ -105,6 +105,18 @@ def test_a_bar_shows_count_fields_and_end_within_eighty_columns(label, total, fi
     assert max(map(len, stream.getvalue().replace("\r", "\n").splitlines())) <= 80 - len("^C ") + len("\x1b[2K")
 
 
+def test_where_a_bar_has_no_room_its_speed_goes_first_and_its_time_stays():
+    progress, stream = terminal()
+    fields = {"loss": "0.693", "speed": "12,345 tokens/s", "best matthews_corrcoef": "0.2778"}
+    with progress.bar("lr-1e-05 split 3 seed 12", 6000) as bar:
+        bar.update(6000, **fields)
+    assert re.search(r"━ 6,000/6,000, \d:\d\d:\d\d in all\n", stream.getvalue())
+    wider, stream = terminal(100)
+    with wider.bar("seed 1", 6000) as bar:
+        bar.update(6000, **fields)
+    assert re.search(r"━ 6,000/6,000, loss 0.693, best matthews_corrcoef 0.2778, \S+ in all", stream.getvalue())
+
+
 def test_a_bar_that_ends_says_how_long_the_work_took():
     stream, clock = io.StringIO(), Mock(return_value=0.0)
     seen = SafeConsole(file=stream, force_terminal=True, width=80, color_system=None, get_time=clock)

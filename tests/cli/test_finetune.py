@@ -69,7 +69,7 @@ def test_a_column_says_the_split_of_each_row(folder, capsys):
     (folder / "words.csv").write_text("\n".join(rows) + "\n")
     result = result_of(capsys, *TASK, "--seed", "4", "--split-column", "part", "--out", "run")
     assert (result["split"], result["split_sizes"]) == ("column", {"train": 40, "valid": 10, "test": 10})
-    said = refusal_of(capsys, *TASK, "--seed", "4", "--split-column", "parts", "--out", "other")
+    said = refusal_of(capsys, *TASK, "--seed", "4", "--split-column", "zone", "--out", "other")
     assert "name the column that says train, valid or test with `--split-column NAME`" in said
 
 

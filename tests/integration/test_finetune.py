@@ -126,7 +126,7 @@ def test_a_point_that_wins_with_other_seeds_has_its_weights_again(pretrained, tm
     assert kept(run) == {f"{small.grid_best.label}/split-0/seed-{seed}" for seed in (1, 2)}
     with interrupted_at_call(torch.optim.AdamW, "step", 8):
         run_finetuning(recipe(1, 2, 7), checkpoint=None, resume=run, task=WordTask())
-    assert len(cells(run)) == 5
+    assert len(cells(run)) == 4
     run_finetuning(recipe(1, 2, 7), checkpoint=None, resume=run, task=WordTask())
     run_finetuning(recipe(1, 2, 7), checkpoint=pretrained, out=fresh, use_grid=True, task=WordTask())
     assert_same_run(run, fresh)

@@ -58,8 +58,8 @@ app.command()(doctor)
 # newer typer bundles its own click; this is the usage error of whichever click it uses
 _UsageError: type[BaseException] = typer.BadParameter.__mro__[1]
 
-_TRAIN_ON_RANKS = ("pretrain", "finetune")
-"""Commands that torchrun may start on several ranks."""
+_ANSWER_TO_RANKS = ("pretrain", "finetune")
+"""Commands that know of ranks: the first trains on several, the second refuses them, as its library function does."""
 
 _MEMORY_HINT = (
     "lower `train.microbatch_tokens`, which keeps the batch size (a pre-training can resume with it, a fine-tuning "
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command: Any = typer.main.get_command(app)
         name = next((word for word in words if word in command.commands), None)
         options.running_command.set(command.commands.get(name))
-        if name is not None and name not in _TRAIN_ON_RANKS:
+        if name is not None and name not in _ANSWER_TO_RANKS:
             _refuse_ranks(name)
         code = command([word for word in words if word != "--debug"], prog_name="exlm", standalone_mode=False)
         sys.stdout.flush()
@@ -149,7 +149,7 @@ def _refuse_ranks(name: str) -> None:
     if num_ranks() > 1:
         raise ConfigError(
             f"`exlm {name}` works in one process, but WORLD_SIZE is {num_ranks()}",
-            "start `exlm pretrain` or `exlm finetune` with torchrun; unset WORLD_SIZE for the other commands",
+            "start `exlm pretrain` with torchrun; unset WORLD_SIZE for the other commands",
         )
 
 

@@ -34,6 +34,7 @@ PIPE_WIDTH = 120
 
 _MESSAGE_LETTERS, _LABEL_LETTERS = 2_000, 60
 """Maximum letters of a message, and of a bar's label or a cell; longer ones lose their middle."""
+_SHORTEST_BAR = 6
 _LINE_EVERY_S = 10.0
 _LINE_EVERY_SHARE = 0.05
 _LINE_EVERY_ELAPSED_SHARE = 0.01  # a run of a day leaves hundreds of lines, not thousands
@@ -109,13 +110,18 @@ class _Bars(RichBars):
         super().__init__(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
-            _CountColumn("", markup=False),
+            _CountColumn(self._room_for_text),
             console=console,
             expand=True,
             refresh_per_second=4,
             # over the last thousand updates, however slow they are: a sweep may advance once in an hour
             speed_estimate_period=float("inf"),
         )
+
+    def _room_for_text(self) -> int:
+        """Return the columns right of the bar, which keeps a few."""
+        labels = max((len(task.description) for task in self.tasks), default=0)
+        return self._terminal.width - len("^C ") - labels - len("  ") - _SHORTEST_BAR
 
     def get_renderables(self) -> Iterable[RenderableType]:
         """Yield the table, then the bars."""
@@ -158,12 +164,28 @@ class _TerminalBar(Bar):
 
 
 class _CountColumn(TextColumn):
-    """`1,200/1,500 loss 2.31, 12,345 tokens/s, 0:00:12 left`, on the right of the bar."""
+    """`1,200/1,500, loss 2.31, 12,345 tokens/s, 0:00:12 left`, on the right of the bar.
+
+    On a narrow terminal the speed goes, then the other fields from the first on: count and time always fit.
+
+    Args:
+        room: Returns the columns that the text may take.
+    """
+
+    def __init__(self, room: Callable[[], int]) -> None:
+        super().__init__("", markup=False)
+        self._room = room
 
     def render(self, task: Task) -> Text:
         """Return the text of one bar."""
         end_s, left_s = (task.elapsed or 0.0, None) if task.finished else (None, task.time_remaining)
-        return Text(_state(task.completed, task.total, task.fields["fields"], task.speed, end_s, left_s))
+        fields = dict(task.fields["fields"])
+        dropped = sorted(fields, key=lambda name: name not in ("speed", "rate"))
+        text = _state(task.completed, task.total, fields, task.speed, end_s, left_s)
+        while dropped and len(text) > self._room():
+            fields.pop(dropped.pop(0))
+            text = _state(task.completed, task.total, fields, None, end_s, left_s)
+        return Text(text)
 
 
 class LineProgress(Progress):

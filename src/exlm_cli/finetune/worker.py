@@ -15,12 +15,16 @@ if TYPE_CHECKING:
 
 def do_cell(folder: Path, values: Mapping[str, Any], progress: Progress) -> None:
     """Finish a cell; `finetune.plan` gives the values."""
+    import torch
+
     from exlm_cli.config.finetune import FinetuneRecipe, GridPoint
     from exlm_cli.finetune.cell import Cell, run_cell
     from exlm_cli.train.pretrained import pick_device
 
     del folder  # a cell knows its own
     run, recipe = Path(values["run"]), FinetuneRecipe.model_validate(values["recipe"])
+    if recipe.train.num_threads is not None:
+        torch.set_num_threads(recipe.train.num_threads)
     weights = _initial_weights(run, values["checkpoint"])
     data = _rows(run, recipe.task.split_seed, values["checkpoint"], values["length"])
     point = GridPoint(values["point"]["label"], values["point"]["values"], recipe)

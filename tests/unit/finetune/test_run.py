@@ -183,6 +183,15 @@ def test_the_best_epoch_is_the_best_of_the_curve_and_is_scored_once(text_model, 
     assert cell["metrics"]["valid"]["accuracy"] == max(curve)
 
 
+def test_the_bar_ends_with_the_best_validation(text_model, tmp_path):
+    progress = Recorder()
+    recipe = finetune_recipe(seeds=[1])
+    run_finetuning(recipe, checkpoint=text_model, out=tmp_path / "run", task=WordTask(), progress=progress)
+    (cell,) = cells(tmp_path / "run")
+    (bar,) = [bar for bar in progress.bars if bar.label == "seed 1"]
+    assert float(bar.fields["best accuracy"]) == pytest.approx(cell["metrics"]["valid"]["accuracy"], abs=1e-4)
+
+
 def test_scores_that_are_not_defined_are_null_and_the_last_epoch_is_taken(text_model, tmp_path):
     task = WordTask()
     task.score = lambda split, outputs: {"accuracy": math.nan}  # type: ignore[method-assign]

@@ -139,15 +139,13 @@ def test_callbacks_and_tasks_of_another_package_stay_in_this_process(text_model,
     ("cores", "num_threads", "workers", "seeds", "threads"),
     [(8, None, None, 3, ["2"] * 3), (8, 1, None, 3, ["1"] * 3), (8, None, 2, 5, ["4"] * 2), (2, None, None, 1, [])],
 )
-def test_workers_share_the_cores_of_a_cpu(
-    text_model, tmp_path, monkeypatch, cores, num_threads, workers, seeds, threads
-):
+def test_workers_share_the_cores(text_model, tmp_path, monkeypatch, cores, num_threads, workers, seeds, threads):
     """There are no more of them than cells; a single one is this process."""
     given = []
 
     def note(*_: object, environments: Sequence[dict[str, str]], **others: object) -> None:
         given.extend(one["OMP_NUM_THREADS"] for one in environments)
-        raise DivergedError("stop here", "")
+        raise DivergedError("stop here", "go on")
 
     monkeypatch.setattr("loky.cpu_count", lambda: cores)
     monkeypatch.setattr("exlm_cli.finetune.plan.run_jobs", note)
