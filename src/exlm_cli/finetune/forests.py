@@ -100,7 +100,9 @@ def plain_forests(grown: list[Any | None], num_classes: int | None, fill: NDArra
     """
     parts: dict[str, list[NDArray[Any]]] = {name: [] for name in ("children", "feature", "threshold", "value")}
     sizes: list[int] = []
-    for forest in (one for one in grown if one is not None):
+    for forest in grown:
+        if forest is None:
+            continue
         for tree in (each.tree_ for each in forest.estimators_):
             is_inner = tree.children_left >= 0
             children = np.stack([tree.children_left, tree.children_right], axis=1) - np.arange(tree.node_count)[:, None]

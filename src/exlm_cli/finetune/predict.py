@@ -165,7 +165,7 @@ def check_options(finetuned: Finetuned, predictor: Predictor | None, interval_le
     if known is None and predictor not in (None, "model"):
         raise ConfigError(
             f"{finetuned.run} has no forests, which `predictor={predictor}` needs",
-            "fine-tune on molecules with `baseline=true`, or leave it out",
+            "leave it out; fine-tuning on molecules trains forests unless `--no-baseline` is given",
         )
     return predictor or ("model" if known is None else known.best)
 

@@ -140,7 +140,9 @@ def _legend(runs: Sequence[FinetunedRun]) -> list[str]:
         is_median = any(run.results.aggregate == "median" for run in runs)
         what = "median (lowest to highest)" if is_median else "mean ± standard deviation"
         over = f"{num_splits} splits with {num_seeds} seeds each" if num_splits > 1 else f"{num_seeds} seeds"
-        notes.append("first the scores of the seeds' mean prediction, which is what `exlm predict` gives")
+        gives = "of each split; `exlm predict` averages the splits too" if num_splits > 1 else ""
+        gives = gives or "which is what `exlm predict` gives"
+        notes.append(f"first the scores of the seeds' mean prediction, {gives}")
         notes.append(f"{SINGLE_SEEDS}: {what} of {over}, each scored alone")
     return notes + _spread_over_splits(runs)
 
