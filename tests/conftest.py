@@ -8,7 +8,6 @@ from hypothesis import HealthCheck, settings
 
 from exlm_cli import bundled_models
 from exlm_cli.errors import ExlmError
-from exlm_cli.ops.alignment.build import BuildError, build_library
 from tests.servers import connecting_locally
 
 settings.register_profile(
@@ -52,6 +51,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def kernels() -> Path | None:
     """Return the compiled kernels of this machine; None where they cannot be built."""
+    # not above: the process that only hands tests to workers reads this file too, and would wait for torch
+    from exlm_cli.ops.alignment.build import BuildError, build_library
+
     try:
         return build_library("cpu")
     except BuildError:

@@ -189,7 +189,7 @@ FINE_TUNINGS = [(loss, num_repeats) for loss in TARGETS for num_repeats in ((1, 
 
 
 def _task_model(loss: Loss, num_repeats: int) -> TaskModel:
-    recipe = tiny_recipe(objective="mlm", masking={"num_repeats": num_repeats})
+    recipe = tiny_recipe(objective="mlm", masking={"num_repeats": num_repeats}, model={"num_layers": 1})
     torch.manual_seed(0)
     dropout = FinetuneModelConfig(dropout=0.1, attention_dropout=0.1, pooler_dropout=0.1)
     return TaskModel(recipe, dropout, SPECIAL.vocab_size, None if loss == "span" else 2)

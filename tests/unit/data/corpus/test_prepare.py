@@ -489,7 +489,7 @@ def test_what_a_killed_process_left_is_swept_away(workplace):
 
 def test_two_processes_at_once_do_the_work_once(workplace):
     recipe = _recipe(workplace, train=["bundled:grammar"], bundled_rows=3000)
-    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(2, get_context("forkserver")) as pool:
         one, other = pool.map(_prepare, [recipe, recipe])
     assert {one.was_cached, other.was_cached} == {False, True}
     assert (one.fingerprint, one.train.num_tokens) == (other.fingerprint, other.train.num_tokens)
