@@ -10,6 +10,8 @@ from tests.unit.finetune.finetuned_runs import read_rows, write_rows
 from tests.unit.tasks.glue_files import content
 from tests.unit.tasks.squad.test_task import document
 
+FILES_OF_EXPLANATIONS = ("index.html", "atoms.csv", "line-2.svg", "line-4.svg")
+
 
 def test_new_molecules_get_probabilities_or_the_reason_why_not(run_folder, capsys):
     write_rows(run_folder / "new.csv", ["id", "mol", "active"], [["=a", "CCO", "1"], ["b", "((", ""], ["c", "CS", "0"]])
@@ -38,6 +40,21 @@ def test_new_molecules_get_probabilities_or_the_reason_why_not(run_folder, capsy
     assert "note: scored without the labels that the table lacks: toxic" in out
     assert out.endswith("wrote here.csv\n")
     assert (run_folder / "here.csv").read_text() == (run_folder / "deep/out.csv").read_text()
+
+
+def test_molecules_are_explained_beside_their_predictions_and_texts_are_not(run_folder, capsys):
+    write_rows(run_folder / "new.csv", ["mol"], [["CCO"], ["(("], ["OC"]])
+    words = ["predict", "M", "new.csv", "--out", "why/out.csv", "--explain"]
+    files = [f"why/{name}" for name in ("out.csv", *(f"out-atoms/{n}" for n in FILES_OF_EXPLANATIONS))]
+    assert result_of(capsys, *words)["files"] == files
+    atoms = read_rows(run_folder / "why/out-atoms/atoms.csv")
+    assert [(row["row"], row["symbol"]) for row in atoms] == [
+        ("line 2", "C"), ("line 2", "C"), ("line 2", "O"), ("line 4", "C"), ("line 4", "O"),
+    ]  # fmt: skip
+    assert "new.csv by M" in (run_folder / "why/out-atoms/index.html").read_text()
+    assert refusal_of(capsys, "predict", "Q", "a.json", "--explain").splitlines()[0] == (
+        "error: Q reads text; explanations are of the atoms of molecules"
+    )
 
 
 def test_a_level_of_intervals_is_refused_for_labels(run_folder, capsys):

@@ -45,7 +45,9 @@ def require_molecules(finetuned: Finetuned) -> None:
         ConfigError: It does.
     """
     if finetuned.results.input_kind != "smiles":
-        raise ConfigError(f"{finetuned.run} reads text; explanations are of the atoms of molecules", "leave them out")
+        raise ConfigError(
+            f"{finetuned.run} reads text; explanations are of the atoms of molecules", "leave `explain` out"
+        )
 
 
 def explain_molecules(
