@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any, Self, cast
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
@@ -131,7 +130,7 @@ def require_transformers() -> Any:
     if importlib.util.find_spec("transformers") is None:
         raise ConfigError(
             "transformers is not installed; the encoder of this model is one of its classes",
-            'run `pip install "exlm-cli[hf]"`',
+            'run `pip install ".[hf]"` in your copy of the repository',
         )
     package = importlib.import_module("transformers")
     package.logging.set_verbosity_error()
@@ -141,18 +140,12 @@ def require_transformers() -> Any:
 @contextmanager
 def _refusing_config(family: str) -> Iterator[None]:
     """Turn what transformers raises for a config that is no encoder's into one line."""
+    usual = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
+    # newer configs check their types themselves
+    strict = getattr(importlib.import_module("huggingface_hub.errors"), "StrictDataclassError", ValueError)
     try:
         yield
-    except (
-        TypeError,
-        ValueError,
-        KeyError,
-        IndexError,
-        AttributeError,
-        ArithmeticError,
-        RuntimeError,
-        StrictDataclassError,
-    ) as error:
+    except (*usual, strict) as error:
         reason = " ".join(str(error).split()) or repr(error)
         raise CheckpointError(
             f"the config of the {family} encoder is not accepted: {reason}", "take the config.json of its publisher"
@@ -182,6 +175,8 @@ def _config_object(backbone: BackboneConfig, dropouts: Mapping[str, float] | Non
     with _refusing_config(backbone.family):
         config = getattr(require_transformers(), f"{family.classes}Config")(**values)
         config._attn_implementation = "sdpa"  # not flash attention where it is installed: it has no padding mask
+        if hasattr(config, "reference_compile"):  # of ModernBERT in transformers 4: `train.compile` decides
+            config.reference_compile = False
     return config
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from exlm_cli.config.sections import OptimConfig
-from exlm_cli.train.optim import build_optimizer, learning_rate, update_weights
+from exlm_cli.train.optim import build_optimizer, learning_rate, set_learning_rates, update_weights
 
 
 def test_warm_up_is_linear_and_ends_at_the_peak():
@@ -42,6 +42,21 @@ def test_biases_and_norms_do_not_decay():
     assert {n: decay_of[id(p)] for n, p in model.named_parameters()} == {
         "0.weight": 0.5, "0.bias": 0.0, "1.weight": 0.0, "1.bias": 0.0, "2.weight": 0.5,
     }  # fmt: skip
+
+
+def test_the_encoder_starts_late_and_learns_slowly():
+    """Of ten steps it rests in the first three and then learns at a tenth of the rate of the heads."""
+    model = nn.ModuleDict({"encoder": nn.Linear(3, 2), "head": nn.Linear(2, 1)})
+    optim = OptimConfig(lr=1.0, encoder_lr_scale=0.1, encoder_starts_at=0.25)
+    optimizer = build_optimizer(model, optim)
+    group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    for step in range(10):
+        set_learning_rates(optimizer, step, optim, 10)
+        rate = 1.0 - step / 10
+        rates = {name: group_of[id(p)]["lr"] for name, p in model.named_parameters()}
+        assert rates == {
+            name: pytest.approx(rate if name.startswith("head") else 0.0 if step < 3 else 0.1 * rate) for name in rates
+        }
 
 
 def test_one_step_is_adamw_with_the_betas_of_the_recipe():
