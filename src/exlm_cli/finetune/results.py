@@ -420,7 +420,7 @@ def read_seed_outputs(
         path = cell / f"predictions-{split}.csv"
         found_rows, values = read_predictions(path, hint, num_columns=len(results.output_names))
         if found_rows != list(rows):
-            raise CheckpointError(f"{path}: its rows are not the {split} rows of this run", hint)
+            raise CheckpointError(f"{path}: its rows are not those of the split", hint)
         by_seed.append(values)
     return np.stack(by_seed)
 
