@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from exlm_cli.config.finetune import NO_GRID
 from exlm_cli.data.rows.decode import LARGEST_CSV_FIELD
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import JsonModel, absent_if_none, read_json, read_whole, reason_of, write_atomically
@@ -206,7 +205,7 @@ class RunResults(JsonModel):
     num_labels: int
     split: str
     split_seeds: tuple[int, ...] = Field(min_length=1)
-    points: tuple[str, ...] = (NO_GRID,)
+    points: tuple[str, ...] = Field(min_length=1)
     split_sizes: dict[str, int]
     known_rows: dict[str, KnownRows]
     max_rows: int | None
