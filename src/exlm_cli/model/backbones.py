@@ -217,6 +217,10 @@ class ForeignEncoder(nn.Module):
         ConfigError: transformers is not installed, or the encoder has no dropout of a kind that `model` asks for.
     """
 
+    _base: Any
+    _rotary: list[Any]
+    inv_freq: Tensor
+
     def __init__(self, config: ModelConfig, vocab_size: int, *, reads_pairs: bool = False) -> None:
         super().__init__()
         backbone = config.backbone
@@ -304,7 +308,7 @@ class ForeignEncoder(nn.Module):
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         self._share_frequencies()
         return self
 
