@@ -55,7 +55,9 @@ def random_bert(folder: Path, seed: int) -> None:
     transformers.BertForMaskedLM(config).save_pretrained(folder)
 
 
-def train(start: Path, out: Path, corpus: str, objective: str, mask_ratio: float, steps: int, seed: int) -> dict[str, float]:
+def train(
+    start: Path, out: Path, corpus: str, objective: str, mask_ratio: float, steps: int, seed: int
+) -> dict[str, float]:
     """Train on from a folder of transformers; return the figures of the last validation."""
     settings = {
         "objective": objective,
@@ -86,7 +88,8 @@ def measure(seed: int) -> dict[str, str]:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (trained / name).write_bytes((random / name).read_bytes())
     found = {
-        objective: train(trained, work / objective, "feelings", objective, 0.387, STEPS, seed) for objective in ("mlm", "exlm")
+        objective: train(trained, work / objective, "feelings", objective, 0.387, STEPS, seed)
+        for objective in ("mlm", "exlm")
     }
     exlm = found["exlm"]
     return {
