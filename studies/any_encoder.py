@@ -1,8 +1,9 @@
 """Study of an encoder of others: an ExLM made of a BERT beside the same BERT trained on as an MLM, at equal steps.
 
 A BERT of transformers with random weights (2 layers of width 64) is trained as an MLM on the bundled grammar at 15 %
-and saved by `save_pretrained`. From this folder, `hf:FOLDER`, both models begin and train at 38.7 % on the sentences of
-`quickstart-text`, with its learning rate: the ExLM with k = 4, and the MLM. Each seed gives one row of `results/any_encoder.csv`; a row that exists is not trained again.
+and saved by `save_pretrained`. From this folder, `hf:FOLDER`, both models begin and train at 38.7 % on the sentences
+of `quickstart-text`, with its learning rate: the ExLM with k = 4, and the MLM. Each seed gives one row of
+`results/any_encoder.csv`; a row that exists is not trained again.
 
     taskset -c 0 python studies/any_encoder.py --seeds 1 2 3
     python studies/any_encoder.py --table
