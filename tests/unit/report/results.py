@@ -341,7 +341,6 @@ def described(
         "tokens_per_s": 12345.6,
         "outside_model_share": 0.0123,
         "notes": (),
-        "points": ("single",) * len(split_seeds),
         "grid_best": None,
         "grid": (),
     }
