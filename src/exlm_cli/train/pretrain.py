@@ -87,7 +87,7 @@ class PretrainResult:
     Attributes:
         metrics: Figures of the last validation.
         unigrams: What the frequencies of tokens reach on the masks of this validation.
-        num_tokens: Input tokens of the training.
+        num_tokens: Input tokens of the training; None where it began with weights.
         elapsed_s: Time of its steps.
     """
 
@@ -97,7 +97,7 @@ class PretrainResult:
     steps: int
     metrics: dict[str, float]
     unigrams: UnigramFigures
-    num_tokens: int
+    num_tokens: int | None
     num_parameters: int
     elapsed_s: float
 
@@ -363,7 +363,7 @@ def _run_pretraining(
         state.step,
         result.validation,
         unigrams,
-        state.num_tokens,
+        state.num_tokens if begin is None else None,
         num_parameters,
         state.elapsed_s,
     )
