@@ -355,7 +355,7 @@ def _run_pretraining(
     if ranks.is_first:
         time_s = round(result.state.elapsed_s, 1)
         update_run_json(run, {"parameters": num_parameters, "steps": result.state.step, "train_time_s": time_s})
-    state = result.state
+    state, begun_with_weights = result.state, ranks.first(lambda: read_run_json(run).checkpoint is not None)
     return PretrainResult(
         run,
         result.checkpoint,
@@ -363,7 +363,7 @@ def _run_pretraining(
         state.step,
         result.validation,
         unigrams,
-        state.num_tokens if begin is None else None,
+        None if begun_with_weights else state.num_tokens,
         num_parameters,
         state.elapsed_s,
     )
