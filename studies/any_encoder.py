@@ -1,8 +1,9 @@
 """Study of an encoder of others: an ExLM made of a BERT beside the same BERT trained on as an MLM, at equal steps.
 
 A BERT of transformers with random weights (2 layers of width 64) is trained as an MLM on the bundled grammar at 15 %
-and saved by `save_pretrained`. From this folder, `hf:FOLDER`, both models begin and train at 38.7 % on the sentences of
-`quickstart-text`, with its learning rate: the ExLM with k = 4, and the MLM. Each seed gives one row of `results/any_encoder.csv`; a row that exists is not trained again.
+and saved by `save_pretrained`. From this folder, `hf:FOLDER`, both models begin and train at 38.7 % on the sentences
+of `quickstart-text`, with its learning rate: the ExLM with k = 4, and the MLM. Each seed gives one row of
+`results/any_encoder.csv`; a row that exists is not trained again.
 
     taskset -c 0 python studies/any_encoder.py --seeds 1 2 3
     python studies/any_encoder.py --table
@@ -55,7 +56,9 @@ def random_bert(folder: Path, seed: int) -> None:
     transformers.BertForMaskedLM(config).save_pretrained(folder)
 
 
-def train(start: Path, out: Path, corpus: str, objective: str, mask_ratio: float, steps: int, seed: int) -> dict[str, float]:
+def train(
+    start: Path, out: Path, corpus: str, objective: str, mask_ratio: float, steps: int, seed: int
+) -> dict[str, float]:
     """Train on from a folder of transformers; return the figures of the last validation."""
     settings = {
         "objective": objective,
@@ -86,7 +89,8 @@ def measure(seed: int) -> dict[str, str]:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (trained / name).write_bytes((random / name).read_bytes())
     found = {
-        objective: train(trained, work / objective, "feelings", objective, 0.387, STEPS, seed) for objective in ("mlm", "exlm")
+        objective: train(trained, work / objective, "feelings", objective, 0.387, STEPS, seed)
+        for objective in ("mlm", "exlm")
     }
     exlm = found["exlm"]
     return {

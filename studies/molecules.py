@@ -42,6 +42,7 @@ from exlm_cli.data.molecules import descriptors, fingerprints
 from exlm_cli.files import write_csv
 from exlm_cli.finetune.baseline import NUM_TREES
 from exlm_cli.finetune.blend import best_share, blend
+from exlm_cli.finetune.results import read_results, read_split_outputs
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import Loss
 from exlm_cli.tasks.metrics import score_rows
@@ -235,7 +236,7 @@ def chemprop_command(cell: Cell, program: str, run: Path) -> list[str]:
 
 
 def read_predictions(path: Path, names: Sequence[str]) -> FloatArray:
-    """Return (N, C) predictions of a file of exlm or chemprop."""
+    """Return (N, C) predictions of a file of chemprop."""
     with path.open(newline="") as file:
         return np.array([[float(row[name]) for name in names] for row in csv.DictReader(file)])
 
@@ -246,6 +247,7 @@ def predict_forest(cell: Cell) -> dict[str, FloatArray]:
 
     is_regression = cell.data in VALUES
     parts = {split: read_part(cell.table, split) for split in PART}
+    features: dict[str, NDArray[Any]]
     if cell.method == FORESTS[1]:
         features = {split: descriptors(rows.smiles, SilentProgress()) for split, rows in parts.items()}
         with np.errstate(all="ignore"):
@@ -266,7 +268,7 @@ def predict_forest(cell: Cell) -> dict[str, FloatArray]:
     return {split: np.stack(columns, axis=1) for split, columns in outputs.items()}
 
 
-def train(cell: Cell, chemprop: str | None) -> dict[str, object]:
+def train(cell: Cell, chemprop: str | None) -> Mapping[str, object]:
     """Train a cell, keep its predictions, and return the row of its scores and costs."""
     cell.predictions.parent.mkdir(parents=True, exist_ok=True)
     names, run = label_names(cell.table), cell.work / "runs" / cell.name
@@ -281,8 +283,8 @@ def train(cell: Cell, chemprop: str | None) -> dict[str, object]:
     elif cell.method in EXLM:
         words = exlm_command(cell, run)
         cpu_s, peak = measured(words, log)
-        folder = run / f"cells/single/seed-{SEED}"
-        found = {split: read_predictions(folder / f"predictions-{split}.csv", names) for split in ("valid", "test")}
+        results = read_results(run)
+        found = {split: read_split_outputs(run, results, split)[1][0] for split in ("valid", "test")}
         command = shlex.join(["exlm", *words[3:]])
     elif cell.method in CHEMPROP:
         assert chemprop is not None, "its cells are left out without it"
@@ -344,7 +346,7 @@ def blended(cell: Cell) -> tuple[dict[str, FloatArray], list[Cell]]:
     return {split: blend(share, of_model[split], of_forest[split]) for split in ("valid", "test")}, [model, chosen]
 
 
-def time_new(data: Path, cell: Cell, chemprop: str | None) -> dict[str, object]:
+def time_new(data: Path, cell: Cell, chemprop: str | None) -> Mapping[str, object]:
     """Return a row with the CPU seconds of many predictions with the trained model of a cell."""
     run, new = cell.work / "runs" / cell.name, write_new(data, cell.work)
     out, log = cell.work / f"new-{cell.name}.csv", cell.work / f"logs/new-{cell.name}.log"
@@ -449,7 +451,7 @@ def resampled(predicted: FloatArray, targets: FloatArray, counts: NDArray[np.int
             above = np.sign(values[high][:, None] - values[low][None]) / 2 + 0.5
             won = ((counts[:, high] @ above) * counts[:, low]).sum(axis=1)
             columns.append(won / (counts[:, high].sum(axis=1) * counts[:, low].sum(axis=1)))
-    return np.nanmean(columns, axis=0)
+    return np.asarray(np.nanmean(columns, axis=0))
 
 
 def cells_of(work: Path, only: Sequence[str], methods: Sequence[str]) -> Iterator[Cell]:

@@ -1,4 +1,4 @@
-"""The list of source files in CONTRIBUTING.md and the tree of README.md are complete and true.
+"""The list of source files in CONTRIBUTING.md and its tree are complete and true.
 
 `python tests/test_file_list.py` writes the list anew from the first lines of the docstrings.
 """
@@ -34,9 +34,9 @@ def listed() -> list[tuple[str, str]]:
     return re.findall(r"^- `([\w/]+\.py)`: (.+)$", text.partition(BEGIN)[2].partition(END)[0], re.MULTILINE)
 
 
-def readme_tree() -> str:
-    """Return the tree of README.md, the first block of text that names `src/`."""
-    blocks = re.findall(r"^```text\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.M)
+def tree() -> str:
+    """Return the tree of CONTRIBUTING.md, the first block of text that names `src/`."""
+    blocks = re.findall(r"^```text\n(.*?)^```", CONTRIBUTING.read_text(encoding="utf-8"), re.DOTALL | re.M)
     return next(block for block in blocks if "src/exlm_cli/" in block)
 
 
@@ -45,15 +45,15 @@ def test_contributing_lists_every_source_file_once_with_the_first_line_of_its_do
     assert dict(listed()) == phrases(), "run `python tests/test_file_list.py`"
 
 
-def test_the_tree_of_the_readme_names_every_folder_of_the_package():
+def test_the_tree_names_every_folder_of_the_package():
     folders = {path.parent.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")} - {"."}
-    assert not [folder for folder in sorted(folders) if f"{folder}/" not in readme_tree()]
+    assert not [folder for folder in sorted(folders) if f"{folder}/" not in tree()]
 
 
 def test_every_path_of_the_tree_exists():
     folder = ROOT
     num_paths = 0
-    for line in readme_tree().splitlines():
+    for line in tree().splitlines():
         names = re.findall(r"[\w./]+(?:\.py|/)(?=[ ,]|$)", line)
         if not line.startswith(" "):
             folder = ROOT / names[0] if names[0].endswith("/") else ROOT

@@ -83,7 +83,7 @@ def test_links_lead_to_files(document):
 
 def test_the_readme_is_short_and_its_links_work_on_a_package_index():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 120
+    assert len(text.splitlines()) <= 80
     project = re.compile(re.escape(PROJECT["urls"]["Repository"]) + "/(?:blob|raw|tree)/main/(.+)")
     for target in LINK.findall(text):
         assert target.startswith("https://")

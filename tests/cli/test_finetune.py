@@ -104,6 +104,8 @@ def test_a_split_without_rows_is_named_before_training(run_folder, capsys):
         "--seed",
         "1",
         "--no-baseline",
+        "--workers",
+        "1",
         "--set",
         "task.split_seed=5",
         "--set",

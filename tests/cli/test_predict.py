@@ -51,7 +51,7 @@ def test_molecules_are_explained_beside_their_predictions_and_texts_are_not(run_
     assert [(row["row"], row["symbol"]) for row in atoms] == [
         ("line 2", "C"), ("line 2", "C"), ("line 2", "O"), ("line 4", "C"), ("line 4", "O"),
     ]  # fmt: skip
-    assert "new.csv by M" in (run_folder / "why/out-atoms/index.html").read_text()
+    assert "<h1>new.csv by " in (run_folder / "why/out-atoms/index.html").read_text()
     assert refusal_of(capsys, "predict", "Q", "a.json", "--explain").splitlines()[0] == (
         "error: Q reads text; explanations are of the atoms of molecules"
     )

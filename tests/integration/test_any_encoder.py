@@ -179,7 +179,7 @@ def test_the_original_and_its_exlm_are_fine_tuned_on_glue(tmp_path):
         assert result.results.init.objective == ("mlm" if name == "original" else "exlm")
     shutil.rmtree(tmp_path / "exlm")
     run = load(tmp_path / "tuned-exlm", device="cpu")
-    assert np.isfinite(run.predict([("the dog sees", "a cat")]).mean).all()
+    assert np.isfinite(run.predict([("the dog sees", "a cat")]).filter(like="_probability").to_numpy()).all()
     assert run.embed(["the dog sees"]).mean.shape == (1, 32)
 
 

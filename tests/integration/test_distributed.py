@@ -253,7 +253,7 @@ def test_torchrun_prints_once_and_stops_alike(cache, tmp_path):
     words += [word for setting in settings for word in ("--set", setting)]
     done = subprocess.run([*launch, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("checkpoint ") == 1
+    assert done.stdout.count("\ncheckpoint ") == 1
     assert done.stderr.count("2 ranks; results in run") == 1
     assert "Warning" not in done.stderr
     assert run_ranks(2, resume_misspelt, tmp_path / "run", tmp_path) == [2, 2]

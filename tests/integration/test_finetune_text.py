@@ -51,7 +51,7 @@ def test_answers_are_learned_by_heart(tmp_path):
     assert scores.seeds("valid", "has_answer_f1").median > 0.9
     assert scores.average("valid", "f1").mean == pytest.approx(scores.seeds("valid", "f1").mean)  # of one seed
     assert results.split_sizes == {"train": 7, "valid": 7}
-    cell = tmp_path / "run" / "cells" / "single" / "seed-1"
+    cell = tmp_path / "run" / "cells" / "single" / "split-0" / "seed-1"
     answers = json.loads((cell / "predictions-valid.json").read_text(encoding="utf-8"))
     odds = json.loads((cell / "no-answer-valid.json").read_text(encoding="utf-8"))
     assert len(answers) == 7

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from exlm_cli.config.finetune import NO_GRID
 from exlm_cli.data.rows.decode import LARGEST_CSV_FIELD
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import JsonModel, absent_if_none, read_json, read_whole, reason_of, write_atomically
@@ -213,7 +212,7 @@ class RunResults(JsonModel):
     num_labels: int
     split: str
     split_seeds: tuple[int, ...] = Field(min_length=1)
-    points: tuple[str, ...] = (NO_GRID,)
+    points: tuple[str, ...] = Field(min_length=1)
     split_sizes: dict[str, int]
     known_rows: dict[str, KnownRows]
     max_rows: int | None
@@ -427,7 +426,7 @@ def read_seed_outputs(
         path = cell / f"predictions-{split}.csv"
         found_rows, values = read_predictions(path, hint, num_columns=len(results.output_names))
         if found_rows != list(rows):
-            raise CheckpointError(f"{path}: its rows are not the {split} rows of this run", hint)
+            raise CheckpointError(f"{path}: its rows are not those of the split", hint)
         by_seed.append(values)
     return np.stack(by_seed)
 

@@ -89,8 +89,11 @@ class ExlmModel(nn.Module):
         self.vocab_size = vocab_size
         self.encoder = build_encoder(config, vocab_size)
         embedding = self.encoder.token_embedding
-        is_own = config.backbone.family == "own"
-        self.lm_head = LMHead(config.width, embedding) if is_own else ForeignLMHead(config.backbone, embedding)
+        self.lm_head: LMHead | ForeignLMHead = (
+            LMHead(config.width, embedding)
+            if config.backbone.family == "own"
+            else ForeignLMHead(config.backbone, embedding)
+        )
         has_transitions = recipe.objective == "exlm" and config.alignment != "independent"
         self.transition = TransitionHead(config, k) if has_transitions else None
         self.clone_embedding = nn.Embedding(k, config.width) if expands_output else None

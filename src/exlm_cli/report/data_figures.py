@@ -141,7 +141,8 @@ def _draw_shares(axes: "Axes", names: tuple[str, ...], shares: Mapping[str, Floa
     axes.set_xlim(0, 1)
     axes.grid(visible=False, axis="y")
     axes.set_axisbelow(True)
-    style.add_legend(axes, *axes.get_legend_handles_labels())
+    # beside the bars, which may be as long as the axis
+    style.add_legend(axes, *axes.get_legend_handles_labels(), loc="center left", bbox_to_anchor=(1.01, 0.5))
 
 
 def _shares(targets_NC: FloatArray, loss: str, num_outputs: int) -> FloatArray:

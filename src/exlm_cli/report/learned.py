@@ -29,7 +29,7 @@ class Learned:
         unigram_loss: What the token frequencies of the training data reach on the same masks.
         accuracy, unigram_accuracy: Shares of the masked tokens that the model guesses, and that are the commonest one.
         known_jointly: Nats a token by which the DAG is better than if it filled each mask on its own; None for an MLM.
-        times_usual: How many times as many training tokens are usual for as many parameters.
+        times_usual: How many times as many training tokens are usual for as many parameters; 0 where nobody knows.
         kind: What the sequences are.
     """
 
@@ -90,11 +90,15 @@ def describe_learned(
     unigram_loss: float | None,
     unigram_accuracy: float | None,
     *,
-    num_tokens: int,
+    num_tokens: int | None,
     num_parameters: int,
     kind: InputKind,
 ) -> Learned | None:
-    """Return what the figures of a validation say; None where it scored nothing or has no reference."""
+    """Return what the figures of a validation say; None where it scored nothing or has no reference.
+
+    Args:
+        num_tokens: Input tokens of the training; None: it began with weights, so nobody knows how many these saw.
+    """
     loss = figures.get("loss_given_length")
     if loss is None or unigram_loss is None or unigram_accuracy is None or not math.isfinite(loss + unigram_loss):
         return None
@@ -105,7 +109,7 @@ def describe_learned(
         figures["mask_accuracy"],
         unigram_accuracy,
         None if independent is None else independent - loss,
-        USUAL_TOKENS_PER_PARAMETER * num_parameters / max(1, num_tokens),
+        0.0 if num_tokens is None else USUAL_TOKENS_PER_PARAMETER * num_parameters / max(1, num_tokens),
         kind,
     )
 
@@ -122,7 +126,7 @@ def warn_of_unlearned(checkpoint: Path, kind: InputKind) -> str | None:
     step, described = int(checkpoint.name.removeprefix("step-")), read_run_json(run)
     rows = [row for row in read_metrics(run / METRICS_FILE) if row["kind"] == "valid" and row["step"] <= step]
     reference = described.unigram_loss, described.unigram_accuracy
-    learned = describe_learned(rows[-1], *reference, num_tokens=1, num_parameters=0, kind=kind) if rows else None
+    learned = describe_learned(rows[-1], *reference, num_tokens=None, num_parameters=0, kind=kind) if rows else None
     if learned is None or not learned.is_at_unigrams:
         return None
     return (

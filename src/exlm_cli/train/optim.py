@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -32,7 +33,7 @@ def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
     Each group says under `is_encoder` whether its parameters are those of `model.encoder`.
     """
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    groups = []
+    groups: list[dict[str, Any]] = []
     for is_encoder in (False, True):
         part = [p for name, p in trained.items() if name.startswith("encoder.") == is_encoder]
         # start_scores, the one vector that is neither bias nor norm, does not decay either: zero is not its origin

@@ -87,7 +87,7 @@ class PretrainResult:
     Attributes:
         metrics: Figures of the last validation.
         unigrams: What the frequencies of tokens reach on the masks of this validation.
-        num_tokens: Input tokens of the training.
+        num_tokens: Input tokens of the training; None where it began with weights.
         elapsed_s: Time of its steps.
     """
 
@@ -97,7 +97,7 @@ class PretrainResult:
     steps: int
     metrics: dict[str, float]
     unigrams: UnigramFigures
-    num_tokens: int
+    num_tokens: int | None
     num_parameters: int
     elapsed_s: float
 
@@ -355,7 +355,7 @@ def _run_pretraining(
     if ranks.is_first:
         time_s = round(result.state.elapsed_s, 1)
         update_run_json(run, {"parameters": num_parameters, "steps": result.state.step, "train_time_s": time_s})
-    state = result.state
+    state, begun_with_weights = result.state, ranks.first(lambda: read_run_json(run).checkpoint is not None)
     return PretrainResult(
         run,
         result.checkpoint,
@@ -363,7 +363,7 @@ def _run_pretraining(
         state.step,
         result.validation,
         unigrams,
-        state.num_tokens,
+        None if begun_with_weights else state.num_tokens,
         num_parameters,
         state.elapsed_s,
     )

@@ -326,6 +326,7 @@ def described(
         "num_labels": 1,
         "split": "scaffold" if has_test else "official",
         "split_seeds": split_seeds,
+        "points": ("single",) * len(split_seeds),
         "split_sizes": {"train": 1210, "valid": 151, **({"test": 152} if has_test else {})},
         "max_rows": None,
         "split_sha256": "ab" * 32,
@@ -340,7 +341,6 @@ def described(
         "tokens_per_s": 12345.6,
         "outside_model_share": 0.0123,
         "notes": (),
-        "points": ("single",) * len(split_seeds),
         "grid_best": None,
         "grid": (),
     }

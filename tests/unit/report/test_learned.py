@@ -24,6 +24,7 @@ def test_a_loss_is_told_by_its_distance_from_word_frequencies(loss, begins):
 def test_a_short_run_hears_how_many_tokens_are_usual():
     assert "50 times as many training tokens" in learned(3.0, tokens=1_000_000).sentences()[0]
     assert "times" not in learned(3.0).sentences()[0]
+    assert "times" not in learned(3.0, tokens=None).sentences()[0]
 
 
 def test_what_the_dag_knows_is_told_of_a_model_that_knows_something():

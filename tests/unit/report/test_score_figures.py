@@ -198,7 +198,7 @@ def test_a_damaged_run_stops_the_work_before_a_figure_of_another_is_written(tmp_
     runs = [with_files(tmp_path / name, scored(name, "csv", {"roc_auc": [0.5, 0.5]})) for name in "ab"]
     broken = tmp_path / "b/cells/single/split-0/seed-2/predictions-test.csv"
     write_outputs(broken, [7], ["active"], [np.array([0.5])])
-    with pytest.raises(CheckpointError, match="its rows are not the test rows of this run"):
+    with pytest.raises(CheckpointError, match="its rows are not those of the split"):
         draw_runs(runs, None)
     broken.unlink()
     with pytest.raises(CheckpointError, match="not readable as predictions"):

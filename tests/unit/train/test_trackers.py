@@ -156,7 +156,7 @@ def test_a_tracker_that_fails_is_left_alone_and_training_goes_on(packages, cache
         row for row in _figures(result.run_dir) if row[2] < 4
     ]
     warnings = [message for message in progress.said if "mlflow" in message]
-    assert warnings == ["warning: logging to mlflow has stopped: the server is gone; metrics.jsonl has all figures"]
+    assert warnings == ["warning: logging to mlflow has stopped: the server is gone; metrics.jsonl has all metrics"]
     packages.client.set_terminated.assert_not_called()
 
 
