@@ -120,7 +120,8 @@ class Run:
         Args:
             rows: SMILES or texts; pairs of texts for a GLUE task of pairs, and of question and paragraph for SQuAD.
             columns: Numbers of every row for each of `task.descriptor_columns`, by name; NaN where one is missing.
-            predictor: `model`, `forest` or `both`, their weighted mean; None: the best on the run's validation rows.
+            predictor: `model`, its baseline (`forest` of molecules, `tfidf` of texts) or `both`, their weighted mean;
+                None: the best on the run's validation rows.
             interval_level: Share of the true values that the intervals of a regression should hold.
 
         Returns:

@@ -67,15 +67,15 @@ def begin_series(
     Raises:
         CheckpointError: The model reads other rows than the tasks have, `out` is not empty, or a file cannot be
             written.
-        ConfigError: There are several ranks, the baseline reads other rows, a sequence is too long for the model, or
-            there is no such device or tracker; a resumption keeps the recipes, so nothing is made.
+        ConfigError: There are several ranks, a sequence is too long for the model, or there is no such device or
+            tracker; a resumption keeps the recipes, so nothing is made.
         DataError: Files of a task are missing; nothing is made.
     """
     require_one_process("fine-tuning")
     run_kind(checkpoint)  # refuses what is no run
     encoder = load_recipe(run_directory(checkpoint) / "recipe.yaml")
     for recipe in recipes:
-        require_fitting_model(recipe.task.name, recipe.task.input_kind, encoder, checkpoint, baseline=bool(baseline))
+        require_fitting_model(recipe.task.name, recipe.task.input_kind, encoder, checkpoint)
         for point in grid_points(recipe, use_grid=use_grid):
             resolve_sequence_length(encoder, checkpoint, point.recipe)
         pick_device(recipe)

@@ -1,31 +1,96 @@
-"""Baselines for molecules: random forests on ECFP4 fingerprints and on RDKit's 2D descriptors, on the model's rows.
+"""Baselines on the model's rows: of molecules random forests, of texts TF-IDF with a linear model.
 
-Axes: N molecules of a split, C outputs, D features.
+A baseline is trained, kept in a run and read again by the methods of `Baseline`, whatever it is.
+
+Axes: N rows of a split, C outputs, D features.
 """
 
 import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 
 from exlm_cli.finetune.features import FEATURE_SETS, Features, FeatureSet, FeatureStore
-from exlm_cli.finetune.forests import Forests, plain_forests
+from exlm_cli.finetune.forests import Forests, plain_forests, read_forests, write_forests
 from exlm_cli.finetune.scores import BASELINE_NAMES
-from exlm_cli.progress import Progress
+from exlm_cli.finetune.tfidf import Tfidf, fit_tfidf, read_tfidf, write_tfidf
+from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.tasks import metrics
 from exlm_cli.tasks.base import DownstreamTask, FloatArray, Loss, Split
 from exlm_cli.tasks.rows.task import RowTask
 
 NUM_TREES = 500
-MAX_LABELLED_ROWS = 200_000
-"""Training rows times labels above which no baseline is trained unless it is asked for: forests would take hours."""
+MAX_LABELLED_ROWS = {"smiles": 200_000, "text": 1_000_000}
+"""Training rows times outputs above which no baseline is trained unless it is asked for: forests would take hours, a
+linear model of texts minutes."""
 _MIN_PROBABILITY = 1e-12
 """A forest may be certain; its logit must be finite."""
 
 
+class FittedBaseline(ABC):
+    """A baseline that was trained."""
+
+    @abstractmethod
+    def predict(self, texts: Sequence[tuple[str, ...]], progress: Progress) -> FloatArray:
+        """Return (N, C) probabilities or values of rows of one or two texts, or one SMILES."""
+
+    @abstractmethod
+    def write(self, path: Path) -> None:
+        """Write it as plain arrays; raises `CheckpointError` if the file cannot be written."""
+
+
+class Baseline(ABC):
+    """What the model is compared with.
+
+    Attributes:
+        model: Its name in `scores.csv` and in `baselines/` of a run.
+        file: Its file in the folder of a seed, `baselines/<model>/split-<split_seed>/seed-<seed>/`.
+        has_seed: Whether the seed changes what it learns; else only the first seed's folder has its file.
+    """
+
+    model: str
+    file: ClassVar[str]
+    has_seed: ClassVar[bool]
+
+    @property
+    def name(self) -> str:
+        """How reports name it."""
+        return BASELINE_NAMES[self.model]
+
+    @abstractmethod
+    def fit(
+        self, task: RowTask, seed: int, store: FeatureStore, progress: Progress, *, num_threads: int | None = None
+    ) -> FittedBaseline:
+        """Train it on the training rows.
+
+        Args:
+            seed: Below 2**63, as in recipes.
+            store: Features of molecules that are known, which grows.
+            num_threads: Threads that train it; None: one for each core.
+        """
+
+    @abstractmethod
+    def read(
+        self, path: Path, hint: str, *, loss: Loss, num_outputs: int, num_texts: int, store: FeatureStore
+    ) -> FittedBaseline:
+        """Return what `FittedBaseline.write` wrote.
+
+        Args:
+            hint: How to get the file back.
+            loss, num_outputs, num_texts: Loss and C of the run; texts of a row.
+            store: As for `fit`.
+
+        Raises:
+            CheckpointError: The file is missing or altered, or not of such a run.
+        """
+
+
 @dataclass(frozen=True)
-class Baseline:
+class ForestBaseline(Baseline):
     """Features of molecules, and how a forest uses them.
 
     Attributes:
@@ -37,42 +102,132 @@ class Baseline:
     model: str
     features: FeatureSet
     max_features: str | float
+    file: ClassVar[str] = "forests.npz"
+    has_seed: ClassVar[bool] = True
 
-    @property
-    def name(self) -> str:
-        """How reports name it."""
-        return BASELINE_NAMES[self.model]
+    def fit(
+        self, task: RowTask, seed: int, store: FeatureStore, progress: Progress, *, num_threads: int | None = None
+    ) -> "FittedForests":
+        """Grow forests."""
+        data = describe_molecules(task, self, store, progress)
+        return FittedForests(self, grow_forests(data, seed, progress, num_threads=num_threads), task.loss, store)
+
+    def read(
+        self, path: Path, hint: str, *, loss: Loss, num_outputs: int, num_texts: int, store: FeatureStore
+    ) -> "FittedForests":
+        """Return forests of a file."""
+        del num_texts  # a row is one molecule
+        forests = read_forests(
+            path,
+            hint,
+            num_labels=1 if loss == "classes" else num_outputs,
+            num_values=num_forest_values(loss, num_outputs) or 1,
+            num_features=self.features.work_out(["C"], SilentProgress()).shape[1],
+        )
+        return FittedForests(self, forests, loss, store)
 
 
-BASELINES = (
+@dataclass(frozen=True)
+class FittedForests(FittedBaseline):
+    """Forests and the features that they read."""
+
+    baseline: ForestBaseline
+    forests: Forests
+    loss: Loss
+    store: FeatureStore
+
+    def predict(self, texts: Sequence[tuple[str, ...]], progress: Progress) -> FloatArray:
+        """Return (N, C) probabilities or values of molecules."""
+        features_NF = self.store.features(self.baseline.features, [smiles for (smiles,) in texts], progress)
+        return forest_predictions(self.forests, self.loss, features_NF)
+
+    def write(self, path: Path) -> None:
+        """Write the forests."""
+        write_forests(path, self.forests)
+
+
+@dataclass(frozen=True)
+class TfidfBaseline(Baseline):
+    """TF-IDF of words and pairs of words, with logistic regression of labels and classes or ridge regression of values.
+
+    It has no seed, and nothing is drawn.
+    """
+
+    model: str = "tfidf"
+    file: ClassVar[str] = "tfidf.npz"
+    has_seed: ClassVar[bool] = False
+
+    def fit(
+        self, task: RowTask, seed: int, store: FeatureStore, progress: Progress, *, num_threads: int | None = None
+    ) -> "FittedTfidf":
+        """Fit the linear models."""
+        del seed, store, num_threads
+        rows = task.examples["train"]
+        return FittedTfidf(fit_tfidf(task.loss, rows.texts, rows.targets, len(task.output_names), progress))
+
+    def read(
+        self, path: Path, hint: str, *, loss: Loss, num_outputs: int, num_texts: int, store: FeatureStore
+    ) -> "FittedTfidf":
+        """Return the linear models of a file."""
+        del store
+        return FittedTfidf(read_tfidf(path, hint, loss=loss, num_outputs=num_outputs, num_texts=num_texts))
+
+
+@dataclass(frozen=True)
+class FittedTfidf(FittedBaseline):
+    """Linear models on TF-IDF."""
+
+    fitted: Tfidf
+
+    def predict(self, texts: Sequence[tuple[str, ...]], progress: Progress) -> FloatArray:
+        """Return (N, C) probabilities or values of texts or pairs."""
+        del progress  # it takes no time
+        return self.fitted.predict(texts)
+
+    def write(self, path: Path) -> None:
+        """Write the vocabulary and the weights."""
+        write_tfidf(path, self.fitted)
+
+
+FORESTS = (
     # with all 2,048 bits at each split, a regression of 800 molecules takes minutes
-    Baseline("forest-ecfp4", FEATURE_SETS["ecfp4"], "sqrt"),
+    ForestBaseline("forest-ecfp4", FEATURE_SETS["ecfp4"], "sqrt"),
     # a third is usual; on ESOL it is better than the square root
-    Baseline("forest-rdkit2d", FEATURE_SETS["rdkit2d"], 1 / 3),
+    ForestBaseline("forest-rdkit2d", FEATURE_SETS["rdkit2d"], 1 / 3),
 )
+TFIDF = TfidfBaseline()
+BASELINES: dict[str, Baseline] = {baseline.model: baseline for baseline in (*FORESTS, TFIDF)}
+"""All of them by name."""
+
+
+def baselines_of(task: DownstreamTask) -> tuple[Baseline, ...]:
+    """Return the baselines of a task; none where a row is not one or two texts or a molecule, as in SQuAD."""
+    if not isinstance(task, RowTask):
+        return ()
+    return FORESTS if task.input_kind == "smiles" else (TFIDF,)
 
 
 def is_affordable(task: DownstreamTask) -> bool:
-    """Return whether baselines are for this task, and are trained in minutes."""
-    is_table = isinstance(task, RowTask) and task.input_kind == "smiles"
-    return is_table and task.split_sizes["train"] * len(task.output_names) <= MAX_LABELLED_ROWS
+    """Return whether a task has baselines that take seconds, or for molecules minutes."""
+    num_labelled = task.split_sizes["train"] * len(task.output_names)
+    return bool(baselines_of(task)) and num_labelled <= MAX_LABELLED_ROWS[task.input_kind]
 
 
 @dataclass(frozen=True)
 class BaselineData:
-    """The rows of a task as a baseline reads them.
+    """The molecules of a task as a forest reads them.
 
     Attributes:
         features: (N, F) of each split, NaN where missing.
     """
 
     task: RowTask
-    baseline: Baseline
+    baseline: ForestBaseline
     features: dict[Split, Features]
 
 
 def describe_molecules(
-    task: DownstreamTask, baseline: Baseline, store: FeatureStore, progress: Progress
+    task: DownstreamTask, baseline: ForestBaseline, store: FeatureStore, progress: Progress
 ) -> BaselineData:
     """Work out the features of all rows of a task of molecules.
 

@@ -23,7 +23,7 @@ from exlm_cli.run_dir import resume_command
 from exlm_cli.tasks.base import EncodedSplit, FloatArray, Loss
 
 CALIBRATION_FILE = "calibration.json"
-"""Of the model; `calibration-forest.json` and `calibration-both.json` are of the other predictors."""
+"""Of the model; `calibration-<forest|tfidf|both>.json` are of the other predictors."""
 DEFAULT_LEVEL = 0.9
 """Share of the true values that intervals should hold."""
 MIN_ISOTONIC_ROWS = 1000

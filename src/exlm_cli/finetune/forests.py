@@ -4,8 +4,6 @@ Axes: L labels or values, each with a forest of its own or none; N rows, F featu
 all forests, V numbers of a node.
 """
 
-import io
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exlm_cli.data import IntArray
-from exlm_cli.data.rows.decode import BUFFER_BYTES, MAX_UNPACKING
 from exlm_cli.errors import CheckpointError
-from exlm_cli.files import read_whole, write_atomically
+from exlm_cli.finetune.arrays import read_arrays, write_arrays
 from exlm_cli.tasks.base import FloatArray
 
-FORESTS_FILE = "forests.npz"
-"""In the folder of a baseline's seed: `baselines/<model>/seed-<n>/`."""
 _BLOCK = 8192
 """Rows that go down the trees together."""
 _TYPES = {
@@ -145,9 +140,7 @@ def write_forests(path: Path, forests: Forests) -> None:
     Raises:
         CheckpointError: The file cannot be written.
     """
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **{name: getattr(forests, name) for name in _TYPES})
-    write_atomically(path, buffer.getvalue())
+    write_arrays(path, {name: getattr(forests, name) for name in _TYPES})
 
 
 def read_forests(path: Path, hint: str, *, num_labels: int, num_values: int, num_features: int) -> Forests:
@@ -161,19 +154,7 @@ def read_forests(path: Path, hint: str, *, num_labels: int, num_values: int, num
     Raises:
         CheckpointError: The file is missing or altered, or its arrays are not those of such forests.
     """
-    content = read_whole(path, hint=hint)
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            num_bytes = sum(member.file_size for member in archive.infolist())
-        if num_bytes > max(BUFFER_BYTES, MAX_UNPACKING * len(content)):
-            raise CheckpointError(f"{path}: unpacked, the file is over {MAX_UNPACKING} times larger", hint)
-        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            read = {name: arrays[name] for name in _TYPES}
-    except (ValueError, KeyError, OSError, EOFError, MemoryError, zipfile.BadZipFile, NotImplementedError) as error:
-        raise CheckpointError(f"{path}: not readable as forests: {error}", hint) from error
-    if {name: (str(array.dtype), array.ndim) for name, array in read.items()} != _TYPES:
-        raise CheckpointError(f"{path}: not readable as forests: arrays of other shapes or types", hint)
-    forests = Forests(**read)
+    forests = Forests(**read_arrays(path, hint, _TYPES, "forests"))
     problem = _find_problem(forests, num_labels, num_values, num_features)
     if problem:
         raise CheckpointError(f"{path}: not the forests of this run: {problem}", hint)

@@ -6,6 +6,7 @@ Axes: M models, N rows, C outputs, B resamples, Q questions (labels, columns of 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +16,8 @@ from exlm_cli.tasks.base import FloatArray, Loss
 from exlm_cli.tasks.metrics import metric_range
 
 NUM_RESAMPLES = 2000
-RESAMPLED_METRICS = ("roc_auc", "accuracy", "rmse", "standardised_rmse")
-"""What the bootstrap knows: every metric that chooses an epoch of a table."""
+RESAMPLED_METRICS = ("roc_auc", "accuracy", "matthews_corrcoef", "rmse", "standardised_rmse", "spearmanr")
+"""What the bootstrap knows: every metric that chooses an epoch of a table or of GLUE."""
 _RARE = 30
 """With fewer rows of a class, each resample keeps the number of rows of every class."""
 _CELLS = 4_000_000
@@ -136,6 +137,8 @@ def _statistic(metric: str, rows: ScoredRows, predicted_NC: FloatArray) -> Stati
         known_N1 = ~np.isnan(targets_NC)
         if metric == "roc_auc":
             return _mean_area(predicted_NC[:, 1:], targets_NC, known_N1)
+        if metric == "matthews_corrcoef":
+            return _matthews(predicted_NC.argmax(axis=1), targets_NC[:, 0], known_N1[:, 0])
         is_right_N1 = predicted_NC.argmax(axis=1)[:, None] == targets_NC
         return _mean_over_questions(is_right_N1.astype(np.float64), known_N1)
     known_NC = ~np.isnan(targets_NC)
@@ -144,6 +147,8 @@ def _statistic(metric: str, rows: ScoredRows, predicted_NC: FloatArray) -> Stati
     if metric == "accuracy":
         is_right_NC = (predicted_NC >= 0.5) == (targets_NC == 1)
         return _mean_over_questions(is_right_NC.astype(np.float64), known_NC)
+    if metric == "spearmanr":
+        return _rank_correlation(predicted_NC[:, 0], targets_NC[:, 0], known_NC[:, 0])
     assert metric in ("rmse", "standardised_rmse"), metric
     scale_C = np.ones(targets_NC.shape[1]) if metric == "rmse" or rows.scale is None else rows.scale
     squares_NC = np.where(known_NC, (predicted_NC - targets_NC) / scale_C, 0.0) ** 2
@@ -190,6 +195,47 @@ def _area(score_N: FloatArray, is_positive_N: NDArray[np.bool_], counts_BN: Floa
     pairs_B = positive_BG.sum(axis=1) * negative_BG.sum(axis=1)
     wins_B = (positive_BG * below_BG).sum(axis=1)
     return np.asarray(np.divide(wins_B, pairs_B, out=np.full(len(pairs_B), np.nan), where=pairs_B > 0))
+
+
+def _matthews(guess_N: NDArray[Any], target_N: FloatArray, known_N: NDArray[np.bool_]) -> Statistic:
+    """Return Matthews' correlation over classes; 0 where all guesses or all truths are of one class."""
+    classes = np.unique([guess_N[known_N], target_N[known_N]])
+    guess_NK, true_NK = ((of[:, None] == classes) & known_N[:, None] for of in (guess_N, target_N))
+    is_right_N = (guess_NK & true_NK).any(axis=1)
+
+    def score(counts_BN: FloatArray) -> FloatArray:
+        num_B, right_B, guess_BK, true_BK = (
+            counts_BN @ of.astype(np.float64) for of in (known_N, is_right_N, guess_NK, true_NK)
+        )
+        shared_B = right_B * num_B - (guess_BK * true_BK).sum(axis=1)
+        guesses_B, truths_B = (num_B**2 - (of_BK**2).sum(axis=1) for of_BK in (guess_BK, true_BK))
+        spread_B = np.sqrt(guesses_B * truths_B)
+        return np.asarray(np.divide(shared_B, spread_B, out=np.zeros_like(shared_B), where=spread_B > 0))
+
+    return score
+
+
+def _rank_correlation(predicted_N: FloatArray, target_N: FloatArray, known_N: NDArray[np.bool_]) -> Statistic:
+    """Return Spearman's correlation; NaN where all values are equal."""
+
+    def score(counts_BN: FloatArray) -> FloatArray:
+        counts_BN = counts_BN[:, known_N]
+        middle_B1 = (counts_BN.sum(axis=1, keepdims=True) + 1) / 2
+        x_BN, y_BN = (_ranks(of[known_N], counts_BN) - middle_B1 for of in (predicted_N, target_N))
+        shared_B, x_B, y_B = ((counts_BN * of).sum(axis=1) for of in (x_BN * y_BN, x_BN**2, y_BN**2))
+        spread_B = np.sqrt(x_B * y_B)
+        return np.asarray(np.divide(shared_B, spread_B, out=np.full(len(spread_B), np.nan), where=spread_B > 0))
+
+    return score
+
+
+def _ranks(values_N: FloatArray, counts_BN: FloatArray) -> FloatArray:
+    """Return (B, N) the rank of each value in each resample; equal values share their mean rank."""
+    values, group_N = np.unique(values_N, return_inverse=True)
+    order = np.argsort(group_N, kind="stable")
+    starts = np.searchsorted(group_N[order], np.arange(len(values)))
+    num_BG = np.add.reduceat(counts_BN[:, order], starts, axis=1)
+    return np.asarray((num_BG.cumsum(axis=1) - (num_BG - 1) / 2)[:, group_N])
 
 
 def _mean_of_defined(values_BQ: FloatArray) -> FloatArray:

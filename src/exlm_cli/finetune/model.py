@@ -181,20 +181,16 @@ def build_task_model(
     return model.to(device)
 
 
-def require_fitting_model(
-    name: str, needed: InputKind, encoder: PretrainRecipe, start: Path, *, baseline: bool
-) -> None:
-    """Refuse a task whose rows the model or the baseline cannot read.
+def require_fitting_model(name: str, needed: InputKind, encoder: PretrainRecipe, start: Path) -> None:
+    """Refuse a task whose rows the model cannot read.
 
     Args:
         name, needed: Name of the task, and kind of its rows.
         encoder: Recipe of the model.
         start: Where its weights or its recipe come from.
-        baseline: Whether the baseline is scored too.
 
     Raises:
         CheckpointError: The model reads other rows.
-        ConfigError: The baseline does.
     """
     names = {"text": "text", "smiles": "SMILES"}
     kind = encoder.data.kind
@@ -204,8 +200,6 @@ def require_fitting_model(
             f"{bundled_name(start) or start} is a model of {names[kind]}; {name} needs one of {names[needed]}",
             f"make one with `exlm pretrain --recipe quickstart-{needed}`, or give another `checkpoint=RUN`{named}",
         )
-    if baseline and needed != "smiles":
-        raise ConfigError(f"the baseline is for molecules; {name} has text", "use `baseline=false`")
 
 
 def resolve_sequence_length(pretrain: PretrainRecipe, origin: Path, recipe: FinetuneRecipe) -> int:

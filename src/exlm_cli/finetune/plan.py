@@ -53,9 +53,9 @@ class RunPlan:
     Attributes:
         checkpoint: Source of the initial weights; None: they are drawn.
         length: Tokens of a sequence before repetition.
-        has_baseline: Whether forests are scored too.
+        has_baseline: Whether baselines are scored too.
         splits: The run's own first.
-        features: Features of the molecules, which baselines and descriptors share.
+        features: Features of the molecules, which forests and descriptors share.
     """
 
     folder: Path

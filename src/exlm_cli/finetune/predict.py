@@ -5,7 +5,7 @@ Axes: K seeds, those of several splits one split after the other; N rows that ca
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from exlm_cli.data import BoolArray
 from exlm_cli.data.rows.records import COMPRESSIONS, FORMATS
 from exlm_cli.errors import ConfigError
 from exlm_cli.files import folder_for_results, write_together
-from exlm_cli.finetune.baseline import BASELINES, forest_predictions, num_forest_values
+from exlm_cli.finetune.baseline import BASELINES, Baseline
 from exlm_cli.finetune.blend import blend
 from exlm_cli.finetune.calibration import (
     DEFAULT_LEVEL,
@@ -32,7 +32,6 @@ from exlm_cli.finetune.calibration import (
 )
 from exlm_cli.finetune.explain import require_molecules
 from exlm_cli.finetune.features import FeatureStore, with_descriptors
-from exlm_cli.finetune.forests import FORESTS_FILE, read_forests
 from exlm_cli.finetune.model import Finetuned
 from exlm_cli.finetune.results import RunResults, baseline_folder
 from exlm_cli.finetune.scores import PREDICTORS, Predictor
@@ -153,19 +152,26 @@ def predict(
 
 
 def check_options(finetuned: Finetuned, predictor: Predictor | None, interval_level: float) -> Predictor:
-    """Return what predicts: as asked, else what is best on the run's validation rows; without forests, the model.
+    """Return what predicts: as asked, else what is best on the run's validation rows; without baselines, the model.
 
     Raises:
         ConfigError: A level out of bounds or for a run that predicts no values; a predictor that there is not.
     """
     check_level(interval_level, finetuned.results.loss, finetuned.run)
-    known = finetuned.results.predictors
+    results, known = finetuned.results, finetuned.results.predictors
     if predictor is not None and predictor not in PREDICTORS:
         raise ConfigError(f"`predictor={predictor}`: accepted: {', '.join(PREDICTORS)}", "leave it out for the best")
     if known is None and predictor not in (None, "model"):
+        trained = "leave it out; fine-tuning trains baselines unless `--no-baseline` is given or it takes long"
         raise ConfigError(
-            f"{finetuned.run} has no forests, which `predictor={predictor}` needs",
-            "leave it out; fine-tuning on molecules trains forests unless `--no-baseline` is given",
+            f"{finetuned.run} has no baseline, which `predictor={predictor}` needs",
+            "leave it out; SQuAD has no baseline" if results.loss == "span" else trained,
+        )
+    if known is not None and predictor is not None and predictor not in known.names:
+        reads = "molecules" if results.input_kind == "smiles" else "text"
+        raise ConfigError(
+            f"{finetuned.run} reads {reads}, for which there is no `predictor={predictor}`",
+            f"accepted: {', '.join(known.names)}; leave it out for the best",
         )
     return predictor or ("model" if known is None else known.best)
 
@@ -219,34 +225,46 @@ def _outputs(
     finetuned: Finetuned, encoded: EncodedSplit, predictor: Predictor, store: FeatureStore, progress: Progress
 ) -> SeedOutputs:
     """Return the outputs of what predicts, for each seed on each split."""
-    results, loss, num_outputs = finetuned.results, finetuned.results.loss, len(finetuned.results.output_names)
-    model = finetuned.run_seeds(encoded, progress) if predictor != "forest" else []
+    results, loss = finetuned.results, finetuned.results.loss
+    model = finetuned.run_seeds(encoded, progress) if predictor in ("model", "both") else []
     if predictor == "model" or not len(encoded):
         return model or [[] for _ in results.split_seeds for _ in results.seeds]
-    assert isinstance(encoded, ScoredRows), "a run with forests is of molecules"
-    assert results.predictors is not None, "it was checked"
-    by_name = {baseline.model: baseline for baseline in BASELINES}
-    smiles = [text for (text,) in encoded.texts]
+    assert isinstance(encoded, ScoredRows), "a run with baselines is of such rows"
     found: list[FloatArray] = []
     for of_split in results.of_splits:
-        assert of_split.predictors is not None, "as of all splits"
-        (name,), (share,) = of_split.predictors.forests, of_split.predictors.shares
-        features_NF = store.features(by_name[name].features, smiles, progress)
-        for seed in results.seeds:
-            place = baseline_folder(finetuned.run, name, of_split.split_seeds[0], seed)
-            forests = read_forests(
-                place / FORESTS_FILE,
-                f"delete {place} and continue with `{resume_command('finetune', finetuned.run)}`",
-                num_labels=1 if loss == "classes" else num_outputs,
-                num_values=num_forest_values(loss, num_outputs) or 1,
-                num_features=features_NF.shape[1],
-            )
-            predicted_NC = forest_predictions(forests, loss, features_NF)
+        assert of_split.predictors is not None, "it was checked"
+        (name,), (share,) = of_split.predictors.baselines, of_split.predictors.shares
+        by_seed = _baseline_predictions(finetuned, of_split, BASELINES[name], encoded.texts, store, progress)
+        for predicted_NC in by_seed:
             if predictor == "both":
                 of_model_NC = to_probabilities(loss, np.stack(list(model[len(found)])))
                 predicted_NC = blend(share, of_model_NC, predicted_NC)
             found.append(predicted_NC)
     return [list(to_outputs(loss, predicted_NC)) for predicted_NC in found]
+
+
+def _baseline_predictions(
+    finetuned: Finetuned,
+    of_split: RunResults,
+    baseline: Baseline,
+    texts: Sequence[tuple[str, ...]],
+    store: FeatureStore,
+    progress: Progress,
+) -> list[FloatArray]:
+    """Return K arrays of (N, C) probabilities or values of a baseline on one split, as it was trained there."""
+    by_seed: list[FloatArray] = []
+    for seed in of_split.seeds if baseline.has_seed else of_split.seeds[:1]:
+        place = baseline_folder(finetuned.run, baseline.model, of_split.split_seeds[0], seed)
+        fitted = baseline.read(
+            place / baseline.file,
+            f"delete {place} and continue with `{resume_command('finetune', finetuned.run)}`",
+            loss=of_split.loss,
+            num_outputs=len(of_split.output_names),
+            num_texts=len(texts[0]),
+            store=store,
+        )
+        by_seed.append(fitted.predict(texts, progress))
+    return by_seed if baseline.has_seed else by_seed * len(of_split.seeds)
 
 
 def _describe_choice(finetuned: Finetuned, predictor: Predictor) -> str:

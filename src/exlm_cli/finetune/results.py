@@ -18,13 +18,13 @@ from exlm_cli.finetune.scores import (
     BASELINE_NAMES,
     BOTH,
     MODEL,
-    PREDICTORS,
     Aggregate,
     LabelScores,
     Predictor,
     RunScores,
     Scores,
     Spread,
+    predictors_with,
     read_scores,
 )
 from exlm_cli.run_dir import resume_command
@@ -148,24 +148,31 @@ class Predictors(JsonModel):
     """What can predict new rows, and which of it is best on the validation rows.
 
     Attributes:
-        forests: The forest that is better there, as `model` in `scores.csv`, the first of equals; of each split of the
-            rows, as of `shares`.
-        shares: Weight of the model in the mean of both; the forest has the rest.
+        baselines: The baseline that is better there, as `model` in `scores.csv`, the first of equals; of each split of
+            the rows, as of `shares`.
+        shares: Weight of the model in the mean of both; the baseline has the rest.
         valid: Score there by the selection metric, mean over the splits; None where it is not defined.
         best: The first of equals; the model where no score is defined.
     """
 
-    forests: tuple[str, ...] = Field(min_length=1)
+    baselines: tuple[str, ...] = Field(min_length=1)
     shares: tuple[Annotated[float, Field(ge=0, le=1)], ...]
     valid: dict[Predictor, float | None]
     best: Predictor
 
+    @property
+    def names(self) -> tuple[Predictor, ...]:
+        """What can predict: `model`, `forest` or `tfidf`, `both`."""
+        return predictors_with(self.baselines[0])
+
     @model_validator(mode="after")
     def _check_names(self) -> Self:
-        if not set(self.forests) <= set(BASELINE_NAMES) or set(self.valid) != set(PREDICTORS):
-            raise ValueError("`forests` or `valid` does not name what predicts")
-        if len(self.forests) != len(self.shares):
-            raise ValueError(f"`shares` has {len(self.shares)} values for {len(self.forests)} forests")
+        if not set(self.baselines) <= set(BASELINE_NAMES) or len(set(map(predictors_with, self.baselines))) > 1:
+            raise ValueError("`baselines` does not name baselines of one kind")
+        if set(self.valid) != set(self.names) or self.best not in self.names:
+            raise ValueError("`valid` or `best` does not name what predicts")
+        if len(self.baselines) != len(self.shares):
+            raise ValueError(f"`shares` has {len(self.shares)} values for {len(self.baselines)} baselines")
         return self
 
 
@@ -233,7 +240,7 @@ class RunResults(JsonModel):
 
     @model_validator(mode="after")
     def _check_splits(self) -> Self:
-        numbers = [len(self.points), *([] if self.predictors is None else [len(self.predictors.forests)])]
+        numbers = [len(self.points), *([] if self.predictors is None else [len(self.predictors.baselines)])]
         if set(numbers) != {len(self.split_seeds)}:
             raise ValueError("`split_seeds`, `points` and `predictors` are of different numbers of splits")
         return self
@@ -245,8 +252,8 @@ class RunResults(JsonModel):
         for index, seed in enumerate(self.split_seeds):
             predictors = self.predictors
             if predictors is not None:
-                forests, shares = (predictors.forests[index],), (predictors.shares[index],)
-                predictors = predictors.model_copy(update={"forests": forests, "shares": shares})
+                baselines, shares = (predictors.baselines[index],), (predictors.shares[index],)
+                predictors = predictors.model_copy(update={"baselines": baselines, "shares": shares})
             changed = {"split_seeds": (seed,), "points": (self.points[index],), "predictors": predictors}
             found.append(self.model_copy(update=changed))
         return found
@@ -372,8 +379,8 @@ def name_of_predictor(predictor: Predictor, results: RunResults) -> str | None:
     """
     if predictor == "model":
         return None
-    assert results.predictors is not None, "only a run with forests has other predictors"
-    return BOTH if predictor == "both" else results.predictors.forests[0]
+    assert results.predictors is not None, "only a run with baselines has other predictors"
+    return BOTH if predictor == "both" else results.predictors.baselines[0]
 
 
 def read_split_outputs(

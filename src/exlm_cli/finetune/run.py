@@ -26,7 +26,7 @@ from exlm_cli.data.rows.records import SKIPPED_COLUMNS, SKIPPED_FILE
 from exlm_cli.data.tokenizer import TOKENIZER_FILE
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.files import make_folder, write_atomically, write_csv, write_json
-from exlm_cli.finetune.baseline import is_affordable
+from exlm_cli.finetune.baseline import baselines_of, is_affordable
 from exlm_cli.finetune.cell import Cell
 from exlm_cli.finetune.features import FeatureStore
 from exlm_cli.finetune.model import (
@@ -115,8 +115,9 @@ def run_finetuning(
         out: Run directory; None: `runs/<name>-<time>`.
         resume: A run directory to continue instead; `recipe` may differ from its own as in `resume_finetuning`.
         use_grid: Search `recipe.grid`; a resumed run does what it began with.
-        baseline: For molecules, also score random forests on the same splits, one on ECFP4 fingerprints and one on
-            RDKit's 2D descriptors; None: where that takes minutes. A resumed run does what it began with.
+        baseline: Also score baselines on the same splits: of molecules random forests, one on ECFP4 fingerprints and
+            one on RDKit's 2D descriptors, of texts TF-IDF with a linear model; None: where there are any that take
+            minutes at most. A resumed run does what it began with.
         task: The task, on the first of the splits; None: the one that `recipe.task` names.
         workers: Trainings at once; 1: one after the other in this process. None: one for each CUDA device or CPU core.
         callbacks: Follow the training of every cell, after the trackers of `train.report_to`, in this process.
@@ -153,14 +154,17 @@ def run_finetuning(
     start = Path(architecture.name) if weights is None else weights.checkpoint
     length = [resolve_sequence_length(architecture, start, point.recipe) for point in points][-1]
     given = recipe.task if task is None else task
-    require_fitting_model(given.name, given.input_kind, architecture, start, baseline=bool(baseline))
+    require_fitting_model(given.name, given.input_kind, architecture, start)
     tasks = _load_splits(recipe, task, progress)
     first = tasks[recipe.task.split_seed]
+    if baseline and not baselines_of(first):
+        raise ConfigError(f"there is no baseline for {first.name}", "use `baseline=false`")
     if weights is None:
         weights = untrained_model(architecture, choose_tokenizer(architecture, first, run, progress))
     has_baseline = is_affordable(first) if baseline is None else baseline
-    if baseline is None and first.input_kind == "smiles" and not has_baseline:
-        progress.message("no baseline, which takes hours with so many rows and labels; `--baseline` trains it")
+    if baseline is None and baselines_of(first) and not has_baseline:
+        long = "hours" if first.input_kind == "smiles" else "minutes"
+        progress.message(f"no baseline, which takes {long} with so many rows and labels; `--baseline` trains it")
 
     # only now: a data set may be looked for beside this folder
     folder = run or create_run_dir(out, recipe.name)

@@ -30,16 +30,27 @@ _TYPES = {**dict.fromkeys(COLUMNS, "str"), "split_seed": "int64"}
 """As the file is read; values are strings there, which become numbers later."""
 MODEL = "exlm"
 AVERAGE = "average"
-BASELINE_NAMES = {"forest-ecfp4": "ECFP4 + random forest", "forest-rdkit2d": "RDKit 2D + random forest"}
+BASELINE_NAMES = {
+    "forest-ecfp4": "ECFP4 + random forest",
+    "forest-rdkit2d": "RDKit 2D + random forest",
+    "tfidf": "TF-IDF + linear model",
+}
 """How reports name the baselines."""
 BOTH = "both"
-"""The weighted mean of the model's and a forest's predictions."""
-OTHER_NAMES = {**BASELINE_NAMES, BOTH: "both, model and forest"}
+"""The weighted mean of the model's and a baseline's predictions."""
+OTHER_NAMES = {**BASELINE_NAMES, BOTH: "both, model and baseline"}
 """How reports name what predicts besides the model alone."""
 
-Predictor = Literal["model", "forest", "both"]
-"""What may predict new rows: the model, the forest that is better in validation, or the weighted mean of these two."""
+Predictor = Literal["model", "forest", "tfidf", "both"]
+"""What may predict new rows: the model, the baseline that is better in validation (of molecules a forest, of texts
+TF-IDF), or the weighted mean of these two."""
 PREDICTORS: tuple[Predictor, ...] = get_args(Predictor)
+
+
+def predictors_with(baseline: str) -> tuple[Predictor, ...]:
+    """Return what predicts in a run with such a baseline, which is named as in `BASELINE_NAMES`."""
+    return ("model", "tfidf" if baseline == "tfidf" else "forest", "both")
+
 
 Aggregate = Literal["mean", "median"]
 Scores = dict[str, dict[str, float | None]]

@@ -11,7 +11,7 @@ import numpy as np
 
 from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, GridPoint
 from exlm_cli.files import make_folder, write_json
-from exlm_cli.finetune.baseline import BASELINES, Baseline, describe_molecules, forest_predictions, grow_forests
+from exlm_cli.finetune.baseline import Baseline, baselines_of
 from exlm_cli.finetune.blend import best_share, blend
 from exlm_cli.finetune.calibration import (
     CALIBRATION_FILE,
@@ -22,7 +22,6 @@ from exlm_cli.finetune.calibration import (
     calibrate_run,
     calibration_file,
 )
-from exlm_cli.finetune.forests import FORESTS_FILE, write_forests
 from exlm_cli.finetune.model import describe_weights
 from exlm_cli.finetune.plan import RunPlan, SplitPlan
 from exlm_cli.finetune.results import (
@@ -42,7 +41,6 @@ from exlm_cli.finetune.scores import (
     AVERAGE,
     BOTH,
     MODEL,
-    PREDICTORS,
     LabelScores,
     Origin,
     Predictor,
@@ -52,6 +50,7 @@ from exlm_cli.finetune.scores import (
     best_seed,
     join_scores,
     make_scores,
+    predictors_with,
     score_rows_of,
     write_scores,
 )
@@ -70,12 +69,10 @@ from exlm_cli.finetune.verdict import (
 from exlm_cli.format import name_some, printable
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import update_run_json
-from exlm_cli.tasks.base import FloatArray, SeedOutputs, Split, write_outputs
+from exlm_cli.tasks.base import DownstreamTask, FloatArray, SeedOutputs, Split, write_outputs
 from exlm_cli.tasks.metrics import (
     FEW_ROWS,
     describe_rare_classes,
-    score_labels,
-    score_rows,
     target_scale,
     to_outputs,
 )
@@ -120,8 +117,7 @@ def conclude(plan: RunPlan, best: Mapping[int, GridPoint], progress: Progress) -
     else:
         likeness = [_likeness(split, progress) for split in plan.splits]
         calibration = _calibrate(plan, results, likeness, "model")
-        others: tuple[Predictor, ...] = () if results.predictors is None else ("forest", "both")
-        for predictor in others:
+        for predictor in () if results.predictors is None else results.predictors.names[1:]:
             write_json(folder / calibration_file(predictor), _calibrate(plan, results, likeness, predictor))
     write_scores(folder, scores)
     write_json(folder / CALIBRATION_FILE, calibration)
@@ -168,14 +164,15 @@ def _score_split(plan: RunPlan, split: SplitPlan, best: GridPoint, progress: Pro
         spelling = _check_spelling(plan.recipe, task, metrics[results.scored_split][metric], progress)
         results = results.model_copy(update={"notes": (*results.notes, spelling)})
     if plan.has_baseline:
-        for baseline in BASELINES:
+        for baseline in baselines_of(task):
             _predict_baseline(plan, split, baseline, progress)
             rows += _score_other(plan, split, results, baseline.model)
-        forest = _choose_forest(make_scores(rows), metric, is_greater_better=is_greater_better)
-        share = _predict_both(plan, split, results, forest, progress)
+        chosen = _choose_baseline(task, make_scores(rows), metric)
+        share = _predict_both(plan, split, results, chosen, progress)
         rows += _score_other(plan, split, results, BOTH)
         # `conclude` chooses, over all splits
-        predictors = Predictors(forests=(forest.model,), shares=(share,), valid=dict.fromkeys(PREDICTORS), best="model")
+        valid = dict.fromkeys(predictors_with(chosen.model))
+        predictors = Predictors(baselines=(chosen.model,), shares=(share,), valid=valid, best="model")
         results = results.model_copy(update={"predictors": predictors})
     return SplitScores(results, make_scores(rows))
 
@@ -203,73 +200,77 @@ def _score_average(folder: Path, split: SplitPlan, results: RunResults) -> tuple
 def _predict_baseline(
     plan: RunPlan, split: SplitPlan, baseline: Baseline, progress: Progress, *, is_needed: bool = False
 ) -> None:
-    """Train a baseline with every seed and predict the scored rows; what is there is not trained again.
+    """Train a baseline and predict the scored rows for every seed; what is there is not trained again.
 
-    Its predictions lie in `baselines/`, as those of the model in `cells/`, and its forests beside them.
+    Its predictions lie in `baselines/`, as those of the model in `cells/`, and what it has learned beside them.
 
     Args:
-        is_needed: Train it again where the forests are missing, not only where predictions are.
+        is_needed: Train it again where its own file is missing, not only where predictions are.
     """
-    task = split.task
-    for seed in plan.recipe.seeds:
+    task, seeds = split.task, plan.recipe.seeds
+    assert isinstance(task, RowTask), "only such a task has baselines"
+    fitted = None
+    for seed in seeds:
         folder = baseline_folder(plan.folder, baseline.model, split.seed, seed)
-        needed = [*(f"predictions-{part}.csv" for part in split.data.scored), *([FORESTS_FILE] if is_needed else [])]
+        is_kept = baseline.has_seed or seed == seeds[0]
+        needed = [f"predictions-{part}.csv" for part in split.data.scored]
+        needed += [baseline.file] if is_needed and is_kept else []
         if all((folder / name).is_file() for name in needed):
             continue
         make_folder(folder)
-        data = describe_molecules(task, baseline, plan.features, progress)
-        forests = grow_forests(data, seed, progress, num_threads=plan.recipe.train.num_threads)
-        write_forests(folder / FORESTS_FILE, forests)
+        if fitted is None or baseline.has_seed:
+            fitted = baseline.fit(task, seed, plan.features, progress, num_threads=plan.recipe.train.num_threads)
+        if is_kept:
+            fitted.write(folder / baseline.file)
         for part in split.data.scored:
-            predicted_NC = forest_predictions(forests, task.loss, data.features[part])
+            predicted_NC = fitted.predict(task.examples[part].texts, progress)
             path = folder / f"predictions-{part}.csv"
             write_outputs(path, task.split_indices[part], task.output_names, predicted_NC)
 
 
-def _choose_forest(scores: RunScores, metric: str, *, is_greater_better: bool) -> Baseline:
+def _choose_baseline(task: DownstreamTask, scores: RunScores, metric: str) -> Baseline:
     """Return the baseline that is better on the validation rows; the first of equals."""
-    values = [scores.average("valid", metric, model=baseline.model).mean for baseline in BASELINES]
-    return BASELINES[first_best(values, is_greater_better=is_greater_better)]
+    found = baselines_of(task)
+    values = [scores.average("valid", metric, model=baseline.model).mean for baseline in found]
+    return found[first_best(values, is_greater_better=task.is_greater_better)]
 
 
-def _predict_both(plan: RunPlan, split: SplitPlan, results: RunResults, forest: Baseline, progress: Progress) -> float:
-    """Write the weighted mean of the model's and the forest's predictions, and return the share of the model.
+def _predict_both(plan: RunPlan, split: SplitPlan, results: RunResults, chosen: Baseline, progress: Progress) -> float:
+    """Write the weighted mean of the model's and a baseline's predictions, and return the share of the model.
 
-    The share is that of the mean predictions of the seeds. Only the forests that it needs are kept.
+    The share is that of the mean predictions of the seeds. Only what this baseline has learned is kept.
     """
     task, seeds = split.task, plan.recipe.seeds
-    _predict_baseline(plan, split, forest, progress, is_needed=True)
-    for other in BASELINES:
-        for seed in seeds if other is not forest else ():
-            (baseline_folder(plan.folder, other.model, split.seed, seed) / FORESTS_FILE).unlink(missing_ok=True)
+    _predict_baseline(plan, split, chosen, progress, is_needed=True)
+    for other in baselines_of(task):
+        for seed in seeds if other is not chosen else ():
+            (baseline_folder(plan.folder, other.model, split.seed, seed) / other.file).unlink(missing_ok=True)
     by_part = {}
     for part in split.data.scored:
         rows = task.split_indices[part].tolist()
         model_KNC = read_seed_outputs(plan.folder, results, part, rows)
-        by_part[part] = (model_KNC, read_seed_outputs(plan.folder, results, part, rows, baseline=forest.model))
-    of_model_NC, of_forest_NC = (by_seed_KNC.mean(axis=0) for by_seed_KNC in by_part["valid"])
-    share = best_share(task.loss, of_model_NC, of_forest_NC, split.data.scored["valid"].targets)
+        by_part[part] = (model_KNC, read_seed_outputs(plan.folder, results, part, rows, baseline=chosen.model))
+    of_model_NC, of_other_NC = (by_seed_KNC.mean(axis=0) for by_seed_KNC in by_part["valid"])
+    share = best_share(task.loss, of_model_NC, of_other_NC, split.data.scored["valid"].targets)
     for index, seed in enumerate(seeds):
         folder = baseline_folder(plan.folder, BOTH, split.seed, seed)
         make_folder(folder)
-        for part, (model_KNC, forest_KNC) in by_part.items():
+        for part, (model_KNC, other_KNC) in by_part.items():
             path = folder / f"predictions-{part}.csv"
-            both_NC = blend(share, model_KNC[index], forest_KNC[index])
+            both_NC = blend(share, model_KNC[index], other_KNC[index])
             write_outputs(path, task.split_indices[part], task.output_names, both_NC)
     return share
 
 
 def _score_other(plan: RunPlan, split: SplitPlan, results: RunResults, model: str) -> Iterator[ScoreRow]:
     """Score what a baseline or the mean of both predicted with every seed, and the mean of its predictions."""
-    task = split.task
-    assert isinstance(task, RowTask), "a task of molecules has rows"
-    for part in split.data.scored:
-        targets_NC, rows = task.examples[part].targets, task.split_indices[part].tolist()
+    for part, encoded in split.data.scored.items():
+        rows = split.task.split_indices[part].tolist()
         by_seed_KNC = read_seed_outputs(plan.folder, results, part, rows, baseline=model)
         every: list[tuple[int | str, FloatArray]] = list(zip(plan.recipe.seeds, by_seed_KNC, strict=True))
         for name, predicted_NC in [*every, (AVERAGE, by_seed_KNC.mean(axis=0))]:
-            metrics = score_rows(task.loss, predicted_NC, targets_NC, task.target_scale)
-            labels = score_labels(task.loss, predicted_NC, targets_NC, task.output_names)
+            outputs = [list(to_outputs(results.loss, predicted_NC))]
+            metrics, labels = encoded.score(outputs), encoded.score_labels(outputs)
             origin = Origin(model, NO_GRID, split.seed, name)
             yield from score_rows_of(origin, {part: dict(metrics)}, {part: {n: dict(v) for n, v in labels.items()}})
 

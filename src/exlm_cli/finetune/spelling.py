@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from exlm_cli.finetune.baseline import Baseline, describe_molecules, forest_predictions, grow_forests
+from exlm_cli.finetune.baseline import ForestBaseline, describe_molecules, forest_predictions, grow_forests
 from exlm_cli.finetune.features import FeatureSet, FeatureStore
 from exlm_cli.format import format_number
 from exlm_cli.progress import Progress
@@ -25,7 +25,7 @@ _CLOSE = 0.05
 _COUNTED = tuple(map(re.compile, (r".", r"\[", r"@", r"=", r"\d", r"[bcnops]", r"\.", r"[+-](?=\d*\])")))
 
 
-class _Spelling(Baseline):
+class _Spelling(ForestBaseline):
     """A forest on character counts; no report compares the model with it."""
 
     @property

@@ -4,8 +4,6 @@ Axes: N training rows, V validation rows, R new rows, K bits.
 """
 
 import hashlib
-import io
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -15,14 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exlm_cli.data.molecules import NUM_BITS, Fingerprints, fingerprints
-from exlm_cli.data.rows.decode import BUFFER_BYTES, MAX_UNPACKING
 from exlm_cli.errors import CheckpointError
-from exlm_cli.files import read_whole, write_atomically
+from exlm_cli.finetune.arrays import read_arrays, write_arrays
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import resume_command
 from exlm_cli.tasks.base import DownstreamTask, FloatArray
 
 TRAINING_ROWS_FILE = "training_rows.npz"
+_TYPES = {"hashes": ("uint64", 1), "bits": ("uint8", 2), "validation_hashes": ("uint64", 1)}
+"""Type and number of axes of each array of a file."""
 _BLOCK = 2048
 """Molecules per block on each side of a matrix product of bits: 32 MB of float32."""
 
@@ -89,9 +88,7 @@ def write_training_rows(run: Path, tasks: Sequence[DownstreamTask]) -> None:
     Raises:
         CheckpointError: A file cannot be written.
     """
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **vars(training_rows_of(tasks)))
-    write_atomically(run / TRAINING_ROWS_FILE, buffer.getvalue())
+    write_arrays(run / TRAINING_ROWS_FILE, vars(training_rows_of(tasks)))
 
 
 def similarity_to_training(task: DownstreamTask, progress: Progress) -> dict[str, FloatArray]:
@@ -109,19 +106,8 @@ def read_training_rows(run: Path) -> TrainingRows:
         CheckpointError: The file is missing or altered.
     """
     path, hint = run / TRAINING_ROWS_FILE, f"`{resume_command('finetune', run)}` writes it again"
-    content = read_whole(path, hint=hint)
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            num_bytes = sum(member.file_size for member in archive.infolist())
-        if num_bytes > max(BUFFER_BYTES, MAX_UNPACKING * len(content)):
-            raise CheckpointError(f"{path}: unpacked, the file is over {MAX_UNPACKING} times larger", hint)
-        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            rows = TrainingRows(arrays["hashes"], arrays["bits"], arrays["validation_hashes"])
-    except (ValueError, KeyError, OSError, EOFError, MemoryError, zipfile.BadZipFile, NotImplementedError) as error:
-        raise CheckpointError(f"{path}: not readable as training rows: {error}", hint) from error
-    types = f"{rows.hashes.dtype} {rows.bits.dtype} {rows.validation_hashes.dtype}"
-    shape = (rows.hashes.ndim, rows.validation_hashes.ndim, *rows.bits.shape[1:])
-    if types != "uint64 uint8 uint64" or shape != (1, 1, NUM_BITS // 8) or len(rows.bits) not in (0, len(rows.hashes)):
+    rows = TrainingRows(**read_arrays(path, hint, _TYPES, "training rows"))
+    if rows.bits.shape[1] != NUM_BITS // 8 or len(rows.bits) not in (0, len(rows.hashes)):
         raise CheckpointError(f"{path}: not readable as training rows: arrays of other shapes or types", hint)
     return rows
 

@@ -29,7 +29,7 @@ from exlm_cli.finetune.results import (
     RunResults,
     read_split_outputs,
 )
-from exlm_cli.finetune.scores import BASELINE_NAMES, BOTH, MODEL, PREDICTORS, Predictor, RunScores
+from exlm_cli.finetune.scores import BASELINE_NAMES, BOTH, MODEL, Predictor, RunScores, predictors_with
 from exlm_cli.format import format_count, format_number, format_number_of, format_percent
 from exlm_cli.tasks.base import FloatArray
 from exlm_cli.tasks.metrics import metric_range
@@ -161,18 +161,19 @@ def first_best(values: Sequence[float], *, is_greater_better: bool) -> int:
 
 
 def choose_predictor(splits: Sequence[RunResults], scores: RunScores) -> Predictors | None:
-    """Return what predicts in a run over its splits, and which of it is best in validation; None without forests.
+    """Return what predicts in a run over its splits, and which of it is best in validation; None without baselines.
 
     Args:
-        splits, scores: As in `compare`; each split has a forest and a share of its own.
+        splits, scores: As in `compare`; each split has a baseline and a share of its own.
     """
     found = [of_split.predictors for of_split in splits if of_split.predictors is not None]
     if len(found) < len(splits):
         return None
-    valid = {name: _predictor_score(name, "valid", splits, scores) for name in PREDICTORS}
-    best = PREDICTORS[first_best(list(valid.values()), is_greater_better=splits[0].is_greater_better)]
+    names = predictors_with(found[0].baselines[0])
+    valid = {name: _predictor_score(name, "valid", splits, scores) for name in names}
+    best = names[first_best(list(valid.values()), is_greater_better=splits[0].is_greater_better)]
     return Predictors(
-        forests=tuple(forest for one in found for forest in one.forests),
+        baselines=tuple(baseline for one in found for baseline in one.baselines),
         shares=tuple(share for one in found for share in one.shares),
         valid=finite_or_none(valid),
         best=best,
@@ -180,11 +181,11 @@ def choose_predictor(splits: Sequence[RunResults], scores: RunScores) -> Predict
 
 
 def _predictor_score(name: Predictor, part: str, splits: Sequence[RunResults], scores: RunScores) -> float:
-    """Return the mean over the splits of what model, chosen forest or both score; NaN where it is not defined."""
+    """Return the mean over the splits of what model, chosen baseline or both score; NaN where it is not defined."""
     values = []
     for of_split, seed in zip(splits, scores.split_seeds, strict=True):
         assert of_split.predictors is not None, "the caller has looked"
-        model = {"model": MODEL, "forest": of_split.predictors.forests[0], "both": BOTH}[name]
+        model = {"model": MODEL, "both": BOTH}.get(name, of_split.predictors.baselines[0])
         values.append(scores.by_split(part, of_split.selection_metric, model).get(seed, math.nan))
     return float(np.mean(values))
 
@@ -207,30 +208,30 @@ def _what_to_use(splits: Sequence[RunResults], scores: RunScores) -> list[str]:
     found, own = choose_predictor(splits, scores), splits[0]
     if found is None or found.valid[found.best] is None:
         return []
-    names = {"model": "the model", "forest": "the forest", "both": "the mean of both"}
+    names = {"model": "the model", "forest": "the forest", "tfidf": "TF-IDF", "both": "the mean of both"}
     shown = {
         part: ", ".join(
             f"{names[name]} {format_number(finite_or_none(_predictor_score(name, part, splits, scores)))}"
-            for name in (found.best, *(other for other in PREDICTORS if other != found.best))
+            for name in (found.best, *(other for other in found.names if other != found.best))
         )
         for part in dict.fromkeys(("valid", own.scored_split))
     }
     detail = "; ".join(f"{part} {own.selection_metric} {of_part}" for part, of_part in shown.items())
     return [
         f"Best on the validation rows is {describe_predictor(found.best, found)}: {detail}. "
-        "`exlm predict RUN FILE` uses it; `--with model|forest|both` chooses."
+        f"`exlm predict RUN FILE` uses it; `--with {'|'.join(found.names)}` chooses."
     ]
 
 
 def describe_predictor(name: Predictor, predictors: Predictors) -> str:
     """Return what predicts, in words."""
-    forests = " or ".join(dict.fromkeys(BASELINE_NAMES[forest] for forest in predictors.forests))
+    baselines = " or ".join(dict.fromkeys(BASELINE_NAMES[baseline] for baseline in predictors.baselines))
     if name == "model":
         return "the model"
-    if name == "forest":
-        return forests
+    if name != "both":
+        return baselines
     share = sum(predictors.shares) / len(predictors.shares)
-    return f"the mean of the model ({format_percent(share)}) and {forests} ({format_percent(1 - share)})"
+    return f"the mean of the model ({format_percent(share)}) and {baselines} ({format_percent(1 - share)})"
 
 
 def _beside_baseline(own: RunResults, comparison: Comparison, num_splits: int) -> str:

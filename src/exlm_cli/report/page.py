@@ -55,7 +55,8 @@ def write_page(finetuned: FinetunedRun) -> Path:
     models = models_table(finetuned)
     sections = [Section(models.title, models.columns, models.groups, models.notes)]
     sections += [
-        Section(f"Scores of each label, {results.scored_split}", table.columns, table.groups) for table in labels
+        Section(f"Scores of each label, {results.scored_split}", table.columns, table.groups, table.notes)
+        for table in labels
     ]
     sections += [_picture(path) for path in draw_runs([finetuned], None) if path.suffix == ".svg"]
     sections += [Section(table.title, table.columns, table.groups, table.notes) for table in interval_tables(finetuned)]

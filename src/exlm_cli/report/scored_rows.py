@@ -115,7 +115,10 @@ class ScoredRows:
         if rows.loss == "binary":
             return [f"{name}true {true:g}, probability {predicted:.3f}"]
         half = float(rows.half_widths[row, output])
-        interval = "" if math.isnan(half) else f" ± {format_number(half, beside=predicted)}"
+        interval = ""
+        if not math.isnan(half):
+            ends = " to ".join(format_number(end, beside=predicted) for end in (predicted - half, predicted + half))
+            interval = f", {100 * rows.level:g} % interval {ends}"
         return [f"{name}true {format_number(true)}, predicted {format_number(predicted)}{interval}"]
 
 

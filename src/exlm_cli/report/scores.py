@@ -110,7 +110,7 @@ def models_table(run: FinetunedRun) -> ReportTable:
         alone += [scores.seeds("valid", metric)] if has_valid else []
         rows.insert(1, (f"{MODEL}, {SINGLE_SEEDS}", *(score_entry(spread, results.aggregate) for spread in alone)))
     columns = ("model", *names, *([f"valid {metric}"] if has_valid else []))
-    return ReportTable("models", f"Scores, {split}", columns, (tuple(rows),))
+    return ReportTable("models", f"Scores, {split}", columns, (tuple(rows),), tuple(_legend([run])))
 
 
 def _average_rows(run: FinetunedRun, names: Sequence[str], splits: Sequence[str], model: str = MODEL) -> list[Row]:

@@ -13,9 +13,11 @@ from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.data.molecules import NUM_BITS, fingerprints
 from exlm_cli.data.rows.table import Table
 from exlm_cli.finetune.baseline import (
-    BASELINES,
-    Baseline,
+    FORESTS,
+    TFIDF,
     BaselineData,
+    ForestBaseline,
+    baselines_of,
     describe_molecules,
     forest_predictions,
     grow_forests,
@@ -33,9 +35,10 @@ from exlm_cli.tasks.rows.task import LabelledRows, RowTask, table_task
 from exlm_cli.tasks.user_table import load_user_table
 from tests.recorder import Recorder
 from tests.unit.finetune.finetuned_runs import write_rows
+from tests.unit.finetune.synthetic import WordTask
 
 NAN = math.nan
-ECFP4 = BASELINES[0]
+ECFP4 = FORESTS[0]
 AMINES = [f"{'C' * n}N" for n in range(1, 13)]
 ALCOHOLS = [f"{'C' * n}O" for n in range(1, 13)]
 TEXTS = [text for pair in zip(AMINES, ALCOHOLS, strict=True) for text in pair]
@@ -49,13 +52,13 @@ def make(loss: Loss, targets: Any, names: tuple[str, ...] = ("y",)) -> RowTask:
     return table_task(config, usable, labels, RowSplit("column", INDICES))
 
 
-def predict(task: RowTask, seed: int = 1, baseline: Baseline = ECFP4, num_trees: int = 30) -> Any:
+def predict(task: RowTask, seed: int = 1, baseline: ForestBaseline = ECFP4, num_trees: int = 30) -> Any:
     data = describe_molecules(task, baseline, FeatureStore(), SilentProgress())
     forests = grow_forests(data, seed, SilentProgress(), num_trees=num_trees, num_threads=1)
     return {split: forest_predictions(forests, task.loss, data.features[split]) for split in task.splits[1:]}
 
 
-def run(task: RowTask, baseline: Baseline = ECFP4) -> dict[Any, dict[str, float]]:
+def run(task: RowTask, baseline: ForestBaseline = ECFP4) -> dict[Any, dict[str, float]]:
     """Return the metrics of the predictions, by split."""
     return {
         split: score_rows(task.loss, predicted, task.examples[split].targets)
@@ -95,7 +98,7 @@ def test_the_forest_reads_complexes_with_dative_bonds_however_they_are_written(t
     assert nearest == [1] * len(nearest)
 
 
-@pytest.mark.parametrize("baseline", BASELINES, ids=lambda baseline: baseline.model)
+@pytest.mark.parametrize("baseline", FORESTS, ids=lambda baseline: baseline.model)
 def test_it_learns_a_functional_group_as_label_class_and_value(baseline):
     scores = run(make("binary", [[i % 2] for i in range(24)]), baseline)
     assert set(scores) == {"valid", "test"}
@@ -120,7 +123,7 @@ def test_what_a_descriptor_lacks_is_the_median_of_the_training_rows():
     examples = {"train": LabelledRows([("C",)] * 5, np.arange(5.0)[:, None], np.arange(5))}
     task = make("regression", [[float(i)] for i in range(24)])
     task.examples, task.splits = examples, ("train",)
-    forests = grow_forests(BaselineData(task, BASELINES[1], {"train": train}), 1, SilentProgress(), num_trees=9)
+    forests = grow_forests(BaselineData(task, FORESTS[1], {"train": train}), 1, SilentProgress(), num_trees=9)
     assert forests.fill.tolist() == [1.5, 0]
     new = np.array([[math.nan, 7], [math.nan, math.nan], [4, math.nan]])
     filled = np.array([[1.5, 7], [1.5, 0], [4, 0]])
@@ -134,14 +137,20 @@ def test_many_classes_of_few_rows_are_no_warning():
     assert predict(task)["test"].shape == (4, 24)
 
 
-def test_a_table_of_text_or_with_too_many_labels_has_no_baseline_by_itself(monkeypatch):
+def test_a_table_with_too_many_labels_has_no_baseline_by_itself(monkeypatch):
     task = make("binary", [[i % 2] for i in range(24)])
     assert is_affordable(task)
-    monkeypatch.setattr("exlm_cli.finetune.baseline.MAX_LABELLED_ROWS", 15)
+    monkeypatch.setattr("exlm_cli.finetune.baseline.MAX_LABELLED_ROWS", {"smiles": 15, "text": 16})
     assert not is_affordable(task)
-    monkeypatch.undo()
+    assert baselines_of(task) == FORESTS
     task.input_kind = "text"
-    assert not is_affordable(task)
+    assert is_affordable(task)
+    assert baselines_of(task) == (TFIDF,)
+
+
+def test_a_task_whose_rows_are_no_texts_has_no_baseline():
+    assert not baselines_of(WordTask("span"))
+    assert not is_affordable(WordTask("span"))
 
 
 @pytest.mark.parametrize(("seed", "other"), [(1, 2), (2**32 - 1, 0), (2**32, 0), (2**63 - 1, 2**32 - 1)])

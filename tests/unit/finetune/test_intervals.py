@@ -55,9 +55,10 @@ def cases() -> dict[str, tuple[ScoredRows, tuple[str, ...]]]:
     of_two = np.stack([1 - coarse[..., 0], coarse[..., 0]], axis=-1)
     return {
         "labels": (ScoredRows("binary", list(coarse), labels), ("roc_auc", "accuracy")),
-        "classes": (ScoredRows("classes", list(coarse + rng.random((2, 60, 3)) / 9), classes), ("accuracy",)),
-        "two classes": (ScoredRows("classes", list(of_two), two), ("roc_auc", "accuracy")),
-        "value": (ScoredRows("regression", list(coarse[..., :1]), values[:, :1]), ("rmse",)),
+        "classes": (ScoredRows("classes", list(coarse + rng.random((2, 60, 3)) / 9), classes),
+                    ("accuracy", "matthews_corrcoef")),
+        "two classes": (ScoredRows("classes", list(of_two), two), ("roc_auc", "accuracy", "matthews_corrcoef")),
+        "value": (ScoredRows("regression", list(coarse[..., :1]), values[:, :1]), ("rmse", "spearmanr")),
         "values": (
             ScoredRows("regression", list(coarse), values, np.array([1.0, 2.0, 0.5])), ("standardised_rmse",),
         ),
@@ -127,3 +128,13 @@ def test_scores_that_are_never_defined_have_no_interval():
     assert percentile_interval(resample_scores("roc_auc", rows, num_resamples=5)[0]) is None
     nothing = ScoredRows("binary", [np.ones((20, 1))], np.full((20, 1), math.nan))
     assert np.isnan(resample_scores("roc_auc", nothing, num_resamples=5)).all()
+
+
+def test_correlations_of_a_model_that_says_the_same_of_every_row():
+    """As scikit-learn and SciPy: Matthews' is 0, also where the class that it says is in no row; Spearman's is none."""
+    said = np.zeros((30, 4))
+    said[:, 3] = 1
+    rows = ScoredRows("classes", [said], np.arange(30)[:, None] % 3.0)
+    assert set(resample_scores("matthews_corrcoef", rows, num_resamples=5)[0]) == {0}
+    rows = ScoredRows("regression", [np.ones((30, 1))], np.arange(30.0)[:, None])
+    assert np.isnan(resample_scores("spearmanr", rows, num_resamples=5)).all()

@@ -1,4 +1,4 @@
-"""Model, forest or both: what is best in validation is chosen there, kept in the run, and predicts."""
+"""Model, baseline or both: what is best in validation is chosen there, kept in the run, and predicts."""
 
 import json
 import math
@@ -18,13 +18,14 @@ from exlm_cli.finetune.model import load_finetuned
 from exlm_cli.finetune.predict import predict
 from exlm_cli.finetune.results import read_predictions, read_results, read_seed_outputs
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
-from exlm_cli.finetune.scores import BOTH, PREDICTORS, read_scores
+from exlm_cli.finetune.scores import BOTH, predictors_with, read_scores
 from exlm_cli.progress import SilentProgress
 from tests.recorder import Recorder
 from tests.unit.finetune.finetuned_runs import SMILES, read_rows, write_rows
 from tests.unit.finetune.synthetic import finetune_recipe
 
 NAN = math.nan
+OF_FORESTS = predictors_with("forest-ecfp4")
 RNG = np.random.default_rng(3)
 
 
@@ -94,13 +95,13 @@ def test_what_is_best_in_validation_is_in_results_verdict_and_scores(run):
     results, scores = read_results(run), read_scores(run)
     found = results.predictors
     assert found is not None
-    assert len(found.forests) == len(found.shares) == 2
+    assert len(found.baselines) == len(found.shares) == 2
     assert scores.others == ["forest-ecfp4", "forest-rdkit2d", BOTH]
     assert found.valid["both"] == pytest.approx(scores.average("valid", "rmse", model=BOTH).mean)
-    assert found.best == min(PREDICTORS, key=lambda name: found.valid[name])
+    assert found.best == min(OF_FORESTS, key=lambda name: found.valid[name])
     sentence = next(one for one in results.verdict if one.startswith("Best on the validation rows is "))
     assert "`exlm predict RUN FILE` uses it; `--with model|forest|both` chooses." in sentence
-    for forest, split in zip(found.forests, (0, 1), strict=True):
+    for forest, split in zip(found.baselines, (0, 1), strict=True):
         values = {name: scores.by_split("valid", "rmse", name)[split] for name in ("forest-ecfp4", "forest-rdkit2d")}
         assert values[forest] == min(values.values())
         kept = sorted(str(path.relative_to(run / "baselines")) for path in run.rglob("forests.npz"))
@@ -112,7 +113,7 @@ def test_both_is_the_weighted_mean_in_the_run(run):
     results = read_results(run)
     for of_split in results.of_splits:
         folder = f"split-{of_split.split_seeds[0]}/seed-2/predictions-test.csv"
-        (forest,), (share,) = of_split.predictors.forests, of_split.predictors.shares
+        (forest,), (share,) = of_split.predictors.baselines, of_split.predictors.shares
         _, both = read_predictions(run / "baselines" / BOTH / folder, "")
         _, of_forest = read_predictions(run / "baselines" / forest / folder, "")
         _, of_model = read_predictions(run / "cells/single" / folder, "", num_columns=1)
@@ -125,7 +126,7 @@ def table_of(run: Path, path: Path, out: Path, predictor: Any = None) -> tuple[n
     return np.array([float(row["y_predicted"]) for row in read_rows(out)]), done
 
 
-@pytest.mark.parametrize("predictor", PREDICTORS)
+@pytest.mark.parametrize("predictor", OF_FORESTS)
 def test_predictions_are_means_over_seeds_and_splits_of_what_training_wrote(run, table, tmp_path, predictor):
     """Each row of the table is a test row of one split at most, so each split's own test rows are compared."""
     found, summary = table_of(run, table, tmp_path / "out.csv", predictor)
@@ -146,7 +147,7 @@ def test_predictions_are_means_over_seeds_and_splits_of_what_training_wrote(run,
         name = f"split-{of_split.split_seeds[0]}.json"
         path = run / "split.json" if of_split.split_seeds[0] == 0 else run / "splits" / name
         rows = json.loads(path.read_text())["indices"]["test"]
-        baseline = {"model": None, "forest": of_split.predictors.forests[0], "both": BOTH}[predictor]
+        baseline = {"model": None, "forest": of_split.predictors.baselines[0], "both": BOTH}[predictor]
         written = read_seed_outputs(run, of_split, "test", rows, baseline=baseline).mean(axis=0)[:, 0]
         np.testing.assert_allclose(values[rows], written, atol=1e-6)
         by_split.append(values)
@@ -170,7 +171,7 @@ def test_the_best_predicts_unless_another_is_asked_for(run, table, tmp_path):
 
 def test_each_predictor_has_a_calibration_over_the_validation_rows_of_all_splits(run):
     results = read_results(run)
-    for predictor in PREDICTORS:
+    for predictor in OF_FORESTS:
         (output,) = read_calibration(run, predictor).outputs
         assert isinstance(output, ConformalResiduals)
         assert len(output.residuals) == 2 * results.split_sizes["valid"]
@@ -210,7 +211,7 @@ def test_labels_are_predicted_by_both_as_probabilities(table, smiles_model, few_
     predict(finetuned, table, out, folder=tmp_path, predictor="both", progress=SilentProgress())
     (share,) = finetuned.results.predictors.shares
     parts = {}
-    for predictor in PREDICTORS:
+    for predictor in OF_FORESTS:
         predict(finetuned, table, out, folder=tmp_path, predictor=predictor, progress=SilentProgress())
         parts[predictor] = np.array([float(row["z_probability"]) for row in read_rows(out)])
     np.testing.assert_allclose(parts["both"], share * parts["model"] + (1 - share) * parts["forest"], atol=1e-9)
@@ -221,7 +222,10 @@ def test_a_run_without_forests_has_the_model_alone(molecules, tmp_path):
     finetuned = load_finetuned(molecules, device="cpu")
     done = predict(finetuned, table, tmp_path / "out.csv", folder=tmp_path, progress=SilentProgress())
     assert done.predictor == "model"
-    for name, finding in (("both", "has no forests, which `predictor=both` needs"), ("all", "`predictor=all`: accept")):
+    for name, finding in (
+        ("both", "has no baseline, which `predictor=both` needs"),
+        ("all", "`predictor=all`: accept"),
+    ):
         with pytest.raises(ConfigError, match=re.escape(finding)):
             predict(finetuned, table, tmp_path / "b.csv", folder=tmp_path, predictor=name, progress=SilentProgress())  # type: ignore[arg-type]
     assert not (tmp_path / "b.csv").exists()

@@ -23,7 +23,6 @@ from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.finetune import baseline as baseline_module
 from exlm_cli.finetune import cell as cell_module
 from exlm_cli.finetune import run as run_module
-from exlm_cli.finetune import scoring
 from exlm_cli.finetune.cell import Cell
 from exlm_cli.finetune.model import load_finetuned
 from exlm_cli.finetune.results import RunResults, read_predictions, read_results, read_split_outputs
@@ -318,7 +317,7 @@ def test_a_resumed_run_names_the_weights_as_it_did_before_wherever_they_are(text
 
 
 def test_forests_are_scored_for_every_seed_and_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(scoring, "grow_forests", functools.partial(baseline_module.grow_forests, num_trees=20))
+    monkeypatch.setattr(baseline_module, "grow_forests", functools.partial(baseline_module.grow_forests, num_trees=20))
     smiles, task = amines(tmp_path)
     recipe, out = finetune_recipe(task=task, train={"max_epochs": 1}), tmp_path / "run"
     result = run_finetuning(recipe, checkpoint=smiles, out=out, baseline=None)
@@ -332,7 +331,7 @@ def test_forests_are_scored_for_every_seed_and_kept(tmp_path, monkeypatch):
     assert result.results.comparison is not None
     (out / "results.json").unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(scoring, "grow_forests", pytest.fail)
+        patch.setattr(baseline_module, "grow_forests", pytest.fail)
         again = resume_finetuning(out)
     assert again.results == result.results
     assert again.scores.table.equals(scores.table)
@@ -341,7 +340,7 @@ def test_forests_are_scored_for_every_seed_and_kept(tmp_path, monkeypatch):
 
 
 def test_no_forests_are_trained_unasked_where_they_take_hours(tmp_path, monkeypatch):
-    monkeypatch.setattr(baseline_module, "MAX_LABELLED_ROWS", 10)
+    monkeypatch.setitem(baseline_module.MAX_LABELLED_ROWS, "smiles", 10)
     (smiles, task), progress = amines(tmp_path), Recorder()
     recipe = finetune_recipe(task=task, **ONE_EPOCH)
     result = run_finetuning(recipe, checkpoint=smiles, out=tmp_path / "run", baseline=None, progress=progress)

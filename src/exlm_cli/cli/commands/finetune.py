@@ -98,7 +98,8 @@ LabelColumnsOption = Annotated[
 BaselineOption = Annotated[
     bool | None,
     typer.Option(
-        "--baseline/--no-baseline", help="Also score random forests; default: for molecules, unless it takes hours."
+        "--baseline/--no-baseline",
+        help="Also score random forests (molecules) or TF-IDF (texts); default: unless it takes long.",
     ),
 ]
 

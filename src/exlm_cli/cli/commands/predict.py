@@ -39,11 +39,11 @@ def predict(
         ),
     ] = None,
     predictor: Annotated[
-        Literal["model", "forest", "both"] | None,
+        Literal["model", "forest", "tfidf", "both"] | None,
         typer.Option(
             "--with",
             metavar="WHAT",
-            help="model, forest or both, their weighted mean; default: the best on the run's validation rows.",
+            help="model, forest (molecules) or tfidf (texts), or both; default: the best on the run's validation rows.",
         ),
     ] = None,
     interval_level: Annotated[
