@@ -50,8 +50,7 @@ def test_a_mlm_run_on_smiles_is_told_in_words(folder, tiny, capsys):
     assert not any("DAG" in line for line in lines)
     assert lines[-1].startswith("learned: nothing yet") or "times as many training tokens" in captured.out
     assert "quickstart-smiles-mlm: " in captured.err
-    (following,) = (line for line in lines if line.startswith("next "))
-    assert following.split(maxsplit=1) == ["next", "exlm finetune csv FILE --label-columns NAME --checkpoint run"]
+    assert lines[-1].split(maxsplit=1) == ["next:", "exlm finetune csv FILE --label-columns NAME --checkpoint run"]
 
 
 def test_a_run_on_local_files_is_continued_and_scored_from_any_folder(folder, tiny, monkeypatch, capsys):

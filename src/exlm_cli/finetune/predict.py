@@ -133,6 +133,7 @@ def predict(
         contents = dict(zip(files, (*found.encoded.official_files(found.outputs), table), strict=True))
         if draw is not None and found.labelled is not None:
             contents |= draw(found.labelled, out)
+        notes_on_table = (*notes_on_table, *_describe_explanations(predictor, is_wanted=explain is not None))
         if explain is not None:
             contents |= explain(found.encoded, rows, atoms)
         write_together(contents)
@@ -149,6 +150,13 @@ def predict(
         metrics_of_new=found.metrics_of_new,
         labels=found.encoded.score_labels(found.outputs) if found.metrics else {},
     )
+
+
+def _describe_explanations(predictor: Predictor, *, is_wanted: bool) -> list[str]:
+    """Return a note where the explained model is not what predicts."""
+    if not is_wanted or predictor == "model":
+        return []
+    return ["the explanations are of the model alone; `--with model` predicts with it too"]
 
 
 def check_options(finetuned: Finetuned, predictor: Predictor | None, interval_level: float) -> Predictor:

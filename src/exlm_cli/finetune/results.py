@@ -2,6 +2,7 @@
 
 import csv
 import io
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -281,6 +282,12 @@ class FinetunedRun:
     def scores(self) -> RunScores:
         """Its scores, read from the directory."""
         return read_scores(self.folder)
+
+    @property
+    def verdict(self) -> tuple[str, ...]:
+        """Sentences of the verdict, whose commands name the directory."""
+        folder = shlex.quote(str(self.folder))
+        return tuple(sentence.replace(" RUN ", f" {folder} ") for sentence in self.results.verdict)
 
     def average(self, metric: str, *, model: str = MODEL, label: str = "") -> Spread:
         """Return what the mean prediction of the seeds scores on the reported split, over splits of the rows."""

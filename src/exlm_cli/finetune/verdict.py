@@ -216,10 +216,13 @@ def _what_to_use(splits: Sequence[RunResults], scores: RunScores) -> list[str]:
         )
         for part in dict.fromkeys(("valid", own.scored_split))
     }
-    detail = "; ".join(f"{part} {own.selection_metric} {of_part}" for part, of_part in shown.items())
+    detail = "; ".join(f"{part} {own.selection_metric}: {of_part}" for part, of_part in shown.items())
+    if set(found.shares) <= {0.0, 1.0}:
+        detail += "; the mean gives one of them no weight"
+    others = " or ".join(f"`--with {name}`" for name in found.names if name != found.best)
     return [
-        f"Best on the validation rows is {describe_predictor(found.best, found)}: {detail}. "
-        f"`exlm predict RUN FILE` uses it; `--with {'|'.join(found.names)}` chooses."
+        f"`exlm predict RUN FILE` uses {describe_predictor(found.best, found)}, the best on the validation rows "
+        f"({detail}); {others} chooses another."
     ]
 
 
@@ -239,13 +242,13 @@ def _beside_baseline(own: RunResults, comparison: Comparison, num_splits: int) -
     if comparison.gain is None:
         return f"{metric} is not defined on these {part} rows, so the model cannot be compared with {name}."
     of_model, of_baseline = map(format_number, (comparison.of_model, comparison.of_baseline))
-    detail = f"{part} {metric} {of_model} against {of_baseline}"
+    detail = f"{part} {metric} {of_model} for the model, {of_baseline} for the baseline"
     if comparison.intervals:
         shown = (
             f"{format_number(found.low)} to {format_number(found.high)} {_describe_over(found)}"
             for found in comparison.intervals
         )
-        detail += f"; 95 % interval of the gain {', '.join(shown)}"
+        detail += f"; 95 % interval of the model's gain {', '.join(shown)}"
     here = f" on these {part} rows" if num_splits == 1 else ""
     deciding = comparison.intervals[0] if comparison.intervals else None
     low, high = (comparison.gain,) * 2 if deciding is None else (deciding.low, deciding.high)
@@ -272,7 +275,7 @@ def _what_is_left_open(own: RunResults) -> str:
     """Return what may reverse a verdict from one split of the rows, and how to find out."""
     num_rows = format_number_of(own.split_sizes[own.scored_split], "row")
     seeds = "one seed" if len(own.seeds) == 1 else f"{len(own.seeds)} seeds"
-    tries = ["`--seeds 1,2,3` trains more"] if len(own.seeds) == 1 else []
+    tries = ["`exlm finetune --resume RUN --seeds 1,2,3` trains more"] if len(own.seeds) == 1 else []
     if options := _options_of_splits(own):
         tries.append(f"`{options}` tries five splits")
     advice = f"; {' and '.join(tries)}" if tries else ""

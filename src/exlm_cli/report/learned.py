@@ -59,7 +59,7 @@ class Learned:
             "right": f"{share} of the masked tokens; the commonest token {commonest}",
         }
         if self.known_jointly is not None:
-            rows["known jointly"] = f"{format_fixed(self.known_jointly, 3)} nats a masked token, by the DAG"
+            rows["DAG"] = f"{format_fixed(self.known_jointly, 3)} nats a masked token below filling each mask alone"
         return rows
 
     def sentences(self) -> list[str]:

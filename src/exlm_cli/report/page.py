@@ -71,7 +71,7 @@ def write_page(finetuned: FinetunedRun) -> Path:
             scores.title,
             f"exlm {described.exlm_version}, torch {described.torch_version}, on {described.device}; run {run}",
         ),
-        verdict=results.verdict,
+        verdict=finetuned.verdict,
         sections=sections,
         notes=scores.notes,
         commands=_commands(finetuned),

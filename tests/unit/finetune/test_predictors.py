@@ -16,7 +16,7 @@ from exlm_cli.finetune.blend import best_share, blend
 from exlm_cli.finetune.calibration import ConformalResiduals, error_signs, read_calibration
 from exlm_cli.finetune.model import load_finetuned
 from exlm_cli.finetune.predict import predict
-from exlm_cli.finetune.results import read_predictions, read_results, read_seed_outputs
+from exlm_cli.finetune.results import FinetunedRun, read_predictions, read_results, read_seed_outputs
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
 from exlm_cli.finetune.scores import BOTH, predictors_with, read_scores
 from exlm_cli.progress import SilentProgress
@@ -99,8 +99,8 @@ def test_what_is_best_in_validation_is_in_results_verdict_and_scores(run):
     assert scores.others == ["forest-ecfp4", "forest-rdkit2d", BOTH]
     assert found.valid["both"] == pytest.approx(scores.average("valid", "rmse", model=BOTH).mean)
     assert found.best == min(OF_FORESTS, key=lambda name: found.valid[name])
-    sentence = next(one for one in results.verdict if one.startswith("Best on the validation rows is "))
-    assert "`exlm predict RUN FILE` uses it; `--with model|forest|both` chooses." in sentence
+    assert any(one.startswith("`exlm predict RUN FILE` uses ") for one in results.verdict)
+    assert any(one.startswith(f"`exlm predict {run} FILE` uses ") for one in FinetunedRun("run", run, results).verdict)
     for forest, split in zip(found.baselines, (0, 1), strict=True):
         values = {name: scores.by_split("valid", "rmse", name)[split] for name in ("forest-ecfp4", "forest-rdkit2d")}
         assert values[forest] == min(values.values())

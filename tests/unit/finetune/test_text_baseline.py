@@ -59,8 +59,9 @@ def test_it_wins_and_the_verdict_and_the_tables_say_so(run):
     assert first.startswith("TF-IDF + linear model is better than the model on these test rows: test roc_auc ")
     assert "over the 30 rows, " in first
     assert "for a single one of 2 seeds" in first
-    assert best.startswith("Best on the validation rows is TF-IDF + linear model: valid roc_auc TF-IDF 1")
-    assert best.endswith("`exlm predict RUN FILE` uses it; `--with model|tfidf|both` chooses.")
+    assert best.startswith("`exlm predict RUN FILE` uses TF-IDF + linear model, the best on the validation rows (")
+    assert "(valid roc_auc: TF-IDF 1" in best
+    assert "`--with model` or `--with both` chooses another" in best
     assert [interval.over for interval in results.comparison.intervals] == ["rows", "seeds"]
     (shown,) = results_tables(FinetunedRun("run", run, results))
     assert ("TF-IDF + linear model", "", "") in [row for group in shown.groups for row in group]

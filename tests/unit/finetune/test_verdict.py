@@ -57,7 +57,11 @@ def errors(of_model: float, of_forest: float, **changed: Any) -> Any:
 @pytest.mark.parametrize(
     ("shift", "said"),
     [
-        (0.5, "The model is better than ECFP4 + random forest on these test rows: test rmse 0.5000 against 0.7500; "),
+        (
+            0.5,
+            "The model is better than ECFP4 + random forest on these test rows: test rmse 0.5000 for the model, 0.7500 for "
+            "the baseline; ",
+        ),
         (-0.5, "ECFP4 + random forest is better than the model on these test rows: "),
         (0.0, "No clear difference between the model and ECFP4 + random forest on these test rows: "),
     ],
@@ -67,7 +71,8 @@ def test_a_verdict_on_one_split_is_decided_over_its_rows(shift, said):
     assert sentence.startswith(said)
     assert " over the 200 rows" in sentence
     assert sentence.endswith(
-        " This is one seed on one split with 100 rows, and another may reverse it; `--seeds 1,2,3` trains more and "
+        " This is one seed on one split with 100 rows, and another may reverse it; `exlm finetune --resume RUN "
+        "--seeds 1,2,3` trains more and "
         "`--split scaffold-balanced --num-replicates 5` tries five splits."
     )
 
@@ -98,7 +103,7 @@ def test_the_score_of_a_verdict_is_that_of_the_mean_prediction():
     run = run_of({"roc_auc": [0.6, 0.7]}, {"roc_auc": [0.6, 0.6]}, averages={"roc_auc": 0.8})
     found = comparison(run)
     assert (found.of_model, found.of_baseline, found.gain) == (0.8, 0.6, pytest.approx(0.2))
-    assert "test roc_auc 0.8000 against 0.6000" in verdict(run)[0]
+    assert "test roc_auc 0.8000 for the model, 0.6000 for the baseline" in verdict(run)[0]
 
 
 def test_the_model_is_held_against_the_baseline_that_is_better_in_validation():
@@ -161,7 +166,9 @@ def test_splits_of_the_same_rows_widen_an_interval():
     assert (interval.over, interval.num) == ("splits", 3)
     assert (interval.low, interval.high) == pytest.approx((0.27 - 0.2913, 0.27 + 0.2913), abs=1e-4)
     (sentence, *_) = verdict(*splits_of([0.9, 0.9], 0.7))
-    assert sentence.startswith("The model is better than ECFP4 + random forest: test roc_auc 0.9000 against 0.7000; ")
+    assert sentence.startswith(
+        "The model is better than ECFP4 + random forest: test roc_auc 0.9000 for the model, 0.7000 for the baseline; "
+    )
     assert sentence.endswith(" over 2 splits.")
 
 

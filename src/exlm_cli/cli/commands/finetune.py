@@ -223,7 +223,7 @@ def _report(result: "FinetuneResult", *, as_json: bool) -> None:
 def _emit_verdict(run: "FinetunedRun", label: str) -> None:
     from exlm_cli.cli import console
 
-    for sentence in run.results.verdict:
+    for sentence in run.verdict:
         console.emit_sentence(f"{label}: {sentence}")
         console.emit_text("")
 

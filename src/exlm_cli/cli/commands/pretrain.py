@@ -111,9 +111,10 @@ def pretrain(
     figures = {} if learned is None else learned.figures()
     curves = {"curves": drawn[0]} if drawn else {}
     told = {"run": result.run_dir, "checkpoint": result.checkpoint, "steps": result.steps}
-    console.emit_pairs({**told, **figures, **curves, "next": _next_command(resolved, result.run_dir)})
+    console.emit_pairs({**told, **figures, **curves})
     for sentence in [] if learned is None else learned.sentences():
         console.emit_sentence(f"learned: {sentence}")
+    console.emit_line(f"next: {_next_command(resolved, result.run_dir)}")
 
 
 def _next_command(recipe: "PretrainRecipe", run: Path) -> str:
