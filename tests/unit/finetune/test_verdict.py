@@ -59,8 +59,8 @@ def errors(of_model: float, of_forest: float, **changed: Any) -> Any:
     [
         (
             0.5,
-            "The model is better than ECFP4 + random forest on these test rows: test rmse 0.5000 for the model, 0.7500 for "
-            "the baseline; ",
+            "The model is better than ECFP4 + random forest on these test rows: test rmse 0.5000 for the model, "
+            "0.7500 for the baseline; ",
         ),
         (-0.5, "ECFP4 + random forest is better than the model on these test rows: "),
         (0.0, "No clear difference between the model and ECFP4 + random forest on these test rows: "),
