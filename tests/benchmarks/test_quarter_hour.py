@@ -17,7 +17,6 @@ from exlm_cli.train.checkpoint import checkpoint_paths
 from exlm_cli.train.pretrained import load_pretrained
 from tests.tiny import tiny_recipe
 
-
 pytestmark = pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="needs tarfile's filters, of Python 3.11.4")
 
 
