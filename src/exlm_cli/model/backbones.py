@@ -192,15 +192,15 @@ def model_values(backbone: BackboneConfig) -> dict[str, Any]:
         is_rotary = backbone.family == "modernbert" or getattr(config, "position_embedding_type", "") == "rotary"
         skipped = config.pad_token_id + 1 if family.skips_positions else 0
         return {
-            "num_layers": config.num_hidden_layers,
-            "num_heads": config.num_attention_heads,
-            "width": config.hidden_size,
-            "ffn_width": getattr(config, family.ffn_width),
+            "num_layers": int(config.num_hidden_layers),
+            "num_heads": int(config.num_attention_heads),
+            "width": int(config.hidden_size),
+            "ffn_width": int(getattr(config, family.ffn_width)),
             "max_length": config.max_position_embeddings - skipped,
             "rope": "1d" if is_rotary else "none",
             "learned_positions": not is_rotary,
             "expand": "output",
-            **{key: getattr(config, name) for name, key in family.dropouts.items()},
+            **{key: float(getattr(config, name)) for name, key in family.dropouts.items()},
         }
 
 
