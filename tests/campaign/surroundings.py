@@ -31,7 +31,7 @@ def disks(trial: Trial) -> None:
         "finetune": [*changed(FINETUNE, "train.max_epochs=1"), "--out", "disk/run"],
         "predict": ["predict", "M", "new.csv", "--out", "disk/out.csv"],
         "embed": ["embed", "P", "new.csv", "--smiles-column", "mol", "--out", "disk/out.npz"],
-        "inspect-dag": ["inspect-dag", "a [MASK]", "--checkpoint", "T", "--out", "disk/out", "--format", "svg,json"],
+        "inspect-dag": ["inspect-dag", "a [MASK]", "--checkpoint", "T", "--out", "disk/out", "--format", "json"],
         "eval": ["eval", "M", "--out", "disk/out", "--format", "csv,markdown", "--no-figures"],
     }  # fmt: skip
     command = rng.choice([*commands, "pretrain", "finetune", "tokenize"])
