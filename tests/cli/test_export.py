@@ -1,4 +1,4 @@
-"""`exlm export` on small runs: the files, the comparison, the model card, and what the terminal says of the seed."""
+"""`exlm export` on small runs: the files, the comparison, the model card, and the line about the seed."""
 
 import pytest
 

@@ -22,7 +22,7 @@ a given cost of Hoffmann et al. (2022), whose models learn from every token and 
 
 @dataclass(frozen=True)
 class Learned:
-    """What a validation says of a model.
+    """A validation, beside the frequencies of tokens.
 
     Attributes:
         loss: Nats a masked token, given the number of masked tokens.

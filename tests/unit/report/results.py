@@ -96,7 +96,7 @@ def measured(
 def changed(
     cell: MeasuredCell, tasks: dict[str, FinetunedRun | TunedTask] | None = None, **changes: Any
 ) -> MeasuredCell:
-    """Return a cell with other values in its result, or other tasks, which stand beside or in place of its own."""
+    """Return a cell with other values in its result, or other tasks, added to its own or replacing them."""
     diverged = {task: tuned for task, tuned in cell.result.finetune.items() if tuned.diverged}
     together = {**cell.tuned, **diverged, **(tasks or {})}
     result = cell.result.model_copy(update=changes)
