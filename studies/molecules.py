@@ -40,8 +40,8 @@ from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.data.molecules import descriptors, fingerprints
 from exlm_cli.files import write_csv
-from exlm_cli.finetune.baseline import NUM_TREES
-from exlm_cli.finetune.blend import best_share, blend
+from exlm_cli.finetune.baselines.baseline import NUM_TREES
+from exlm_cli.finetune.evaluation.blend import best_share, blend
 from exlm_cli.finetune.results import read_results, read_split_outputs
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import Loss

@@ -22,12 +22,12 @@ from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.export.hub import SCHEME, fetch_run
 from exlm_cli.export.intake import is_foreign, take_in
-from exlm_cli.finetune.calibration import DEFAULT_LEVEL
-from exlm_cli.finetune.embed import RowEncoder, Vectors, embed_rows, finetuned_encoder, pretrained_encoder
-from exlm_cli.finetune.explain import explain_molecules, require_molecules
+from exlm_cli.finetune.cells.model import Finetuned, load_finetuned
+from exlm_cli.finetune.evaluation.calibration import DEFAULT_LEVEL
 from exlm_cli.finetune.features import FeatureStore, with_descriptors
-from exlm_cli.finetune.model import Finetuned, load_finetuned
-from exlm_cli.finetune.predict import check_options, predict_rows
+from exlm_cli.finetune.prediction.embed import RowEncoder, Vectors, embed_rows, finetuned_encoder, pretrained_encoder
+from exlm_cli.finetune.prediction.explain import explain_molecules, require_molecules
+from exlm_cli.finetune.prediction.predict import check_options, predict_rows
 from exlm_cli.finetune.scores import Predictor
 from exlm_cli.format import format_parameters, is_unicode
 from exlm_cli.progress import Progress, SilentProgress

@@ -9,7 +9,7 @@ import pytest
 
 from exlm_cli.export.hub import copy_run
 from exlm_cli.export.source import finetuned_source, pretrained_source
-from exlm_cli.finetune.model import load_finetuned
+from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.train.pretrained import load_pretrained
 from tests.campaign.damaged import WEIGHTY, damage
 from tests.campaign.kills import reference

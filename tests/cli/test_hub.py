@@ -14,7 +14,7 @@ from exlm_cli.errors import CheckpointError
 from exlm_cli.export.folder import Comparison
 from exlm_cli.export.hub import copy_run, push_run
 from exlm_cli.export.source import finetuned_source, pretrained_source
-from exlm_cli.finetune.model import load_finetuned
+from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_run_json
 from exlm_cli.train.checkpoint import load_optimizer_state

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from exlm_cli.config.finetune import FinetuneRecipe
-from exlm_cli.finetune import cell as cell_module
 from exlm_cli.finetune import plan as plan_module
-from exlm_cli.finetune.model import load_finetuned
+from exlm_cli.finetune.cells import cell as cell_module
+from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.finetune.results import read_results
 from exlm_cli.finetune.run import run_finetuning
 from exlm_cli.finetune.scores import RunScores, point_scores, read_scores

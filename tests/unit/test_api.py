@@ -17,15 +17,15 @@ import exlm_cli
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
-from exlm_cli.finetune.calibration import Calibration, PlattCurve
-from exlm_cli.finetune.model import load_finetuned
-from exlm_cli.finetune.predict import predict
+from exlm_cli.finetune.cells.model import load_finetuned
+from exlm_cli.finetune.evaluation.calibration import Calibration, PlattCurve
+from exlm_cli.finetune.prediction.predict import predict
 from exlm_cli.ops import alignment
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.registry import load_task
 from tests.unit.finetune.finetuned_runs import SMILES, glue_run, read_rows, squad_run, words_run, write_rows
+from tests.unit.finetune.prediction.test_embed import by_hand
 from tests.unit.finetune.synthetic import make_pretrained
-from tests.unit.finetune.test_embed import by_hand
 from tests.unit.tasks.squad.test_task import PARAGRAPHS, QUESTIONS
 
 
@@ -59,7 +59,7 @@ def test_pairs_of_texts_are_rows_of_a_glue_task(text_model, tmp_path):
 
 
 def test_the_table_in_memory_is_the_one_that_exlm_predict_writes(text_model, tmp_path, monkeypatch):
-    monkeypatch.setattr("exlm_cli.finetune.calibration.MIN_OF_EACH", 1)
+    monkeypatch.setattr("exlm_cli.finetune.evaluation.calibration.MIN_OF_EACH", 1)
     rows = ["amber fern", "elder"]
     table = write_rows(tmp_path / "new.csv", ["text"], [[row] for row in rows])
     for label, level in (("length", 0.5), ("side", 0.9)):
@@ -83,7 +83,9 @@ def test_the_table_in_memory_is_the_one_that_exlm_predict_writes(text_model, tmp
 
 def test_probabilities_are_calibrated_by_the_curve_of_each_label(molecules, monkeypatch):
     curve = PlattCurve(num_rows=9, least=0.0, most=1.0, slope=2.0, intercept=0.5)
-    monkeypatch.setattr("exlm_cli.finetune.predict.read_calibration", lambda *_: Calibration(outputs=(curve, None)))
+    monkeypatch.setattr(
+        "exlm_cli.finetune.prediction.predict.read_calibration", lambda *_: Calibration(outputs=(curve, None))
+    )
     found = exlm_cli.load(molecules, device="cpu").predict([*SMILES, "no molecule"])
     odds = found.active_probability[:-1] / (1 - found.active_probability[:-1])
     np.testing.assert_allclose(found.active_calibrated[:-1], 1 / (1 + odds**-2 * np.exp(-0.5)))
@@ -198,7 +200,7 @@ def test_a_run_that_cannot_be_loaded_is_named(tmp_path, text_model):
 
 def test_questions_on_paragraphs_have_answers_margins_and_calibrated_probabilities(text_model, tmp_path, monkeypatch):
     """Each seed's margins are what training wrote; answers and probabilities are those of `exlm predict`."""
-    monkeypatch.setattr("exlm_cli.finetune.calibration.MIN_OF_EACH", 1)
+    monkeypatch.setattr("exlm_cli.finetune.evaluation.calibration.MIN_OF_EACH", 1)
     folder = squad_run(tmp_path, text_model)
     run = exlm_cli.load(folder, device="cpu")
     pairs = [(text, PARAGRAPHS["Clocks"]) for text, _ in QUESTIONS["Clocks"]]

@@ -19,7 +19,7 @@ from exlm_cli.config.tasks import SquadTaskConfig
 from exlm_cli.data.tokenizer import MASK, Tokenizer
 from exlm_cli.errors import ConfigError
 from exlm_cli.export.clone import Clone, most_used_clone
-from exlm_cli.finetune.model import Finetuned
+from exlm_cli.finetune.cells.model import Finetuned
 from exlm_cli.finetune.results import RunResults, best_cell_folder
 from exlm_cli.finetune.scores import read_scores
 from exlm_cli.model.backbones import FAMILIES

@@ -8,12 +8,12 @@ from typing import Any
 import loky
 
 from exlm_cli.config.finetune import FinetuneRecipe, GridPoint
-from exlm_cli.finetune.cell import Cell, describe_result, run_cell
+from exlm_cli.finetune.cells.cell import Cell, describe_result, run_cell
+from exlm_cli.finetune.cells.shared_rows import can_be_shared, remove_shared_rows, write_shared_rows
+from exlm_cli.finetune.cells.trainer import TaskData
 from exlm_cli.finetune.features import FeatureStore
 from exlm_cli.finetune.results import RESULT_FILE
 from exlm_cli.finetune.scores import MODEL, Origin, make_scores, point_scores, score_rows_of
-from exlm_cli.finetune.shared_rows import can_be_shared, remove_shared_rows, write_shared_rows
-from exlm_cli.finetune.trainer import TaskData
 from exlm_cli.format import format_fixed
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import resume_command
@@ -185,7 +185,7 @@ def _train_with_workers(
     run_jobs(
         [_job(plan, cell) for cell in plan.cells],
         JobKind(
-            worker="exlm_cli.finetune.worker",
+            worker="exlm_cli.finetune.cells.worker",
             function="cell",
             noun="cell",
             title=f"Validation {plan.splits[0].data.selection_metric}, or share of the training done",
@@ -200,7 +200,7 @@ def _train_with_workers(
 
 
 def _job(plan: RunPlan, cell: Cell) -> Job:
-    """Return a cell for a worker: `finetune.worker.do_cell` reads these values."""
+    """Return a cell for a worker: `finetune.cells.worker.do_cell` reads these values."""
     values = {
         "run": str(cell.run),
         "recipe": cell.recipe.model_dump(mode="json"),

@@ -26,10 +26,9 @@ from exlm_cli.data.rows.records import SKIPPED_COLUMNS, SKIPPED_FILE
 from exlm_cli.data.tokenizer import TOKENIZER_FILE
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.files import make_folder, write_atomically, write_csv, write_json
-from exlm_cli.finetune.baseline import baselines_of, is_affordable
-from exlm_cli.finetune.cell import Cell
-from exlm_cli.finetune.features import FeatureStore
-from exlm_cli.finetune.model import (
+from exlm_cli.finetune.baselines.baseline import baselines_of, is_affordable
+from exlm_cli.finetune.cells.cell import Cell
+from exlm_cli.finetune.cells.model import (
     ENCODER_FILE,
     choose_tokenizer,
     describe_weights,
@@ -37,12 +36,13 @@ from exlm_cli.finetune.model import (
     resolve_sequence_length,
     untrained_model,
 )
+from exlm_cli.finetune.cells.trainer import describe_rows, encode_task
+from exlm_cli.finetune.evaluation.scoring import conclude
+from exlm_cli.finetune.features import FeatureStore
 from exlm_cli.finetune.plan import RunPlan, SplitPlan, finish_cells
+from exlm_cli.finetune.prediction.training_rows import write_training_rows
 from exlm_cli.finetune.results import TARGETS_COLUMN, RunResults
 from exlm_cli.finetune.scores import RunScores, read_scores
-from exlm_cli.finetune.scoring import conclude
-from exlm_cli.finetune.trainer import describe_rows, encode_task
-from exlm_cli.finetune.training_rows import write_training_rows
 from exlm_cli.format import format_counts
 from exlm_cli.launch import require_one_process
 from exlm_cli.progress import Progress, SilentProgress

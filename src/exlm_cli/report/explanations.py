@@ -18,7 +18,7 @@ from exlm_cli.report.style import Card, card_of, render_page
 from exlm_cli.tasks.base import FloatArray, Loss
 
 if TYPE_CHECKING:
-    from exlm_cli.finetune.explain import AtomChanges
+    from exlm_cli.finetune.prediction.explain import AtomChanges
 
 MAX_PANELS = 4
 """Outputs that are drawn of a molecule; the table has all."""

@@ -1,6 +1,6 @@
 """Table of a run's intervals: the share of test values that they promise to hold, and the share that they hold."""
 
-from exlm_cli.finetune.calibration import (
+from exlm_cli.finetune.evaluation.calibration import (
     DEFAULT_LEVEL,
     MIN_SCALED_ROWS,
     Calibration,

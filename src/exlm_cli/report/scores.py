@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from exlm_cli.finetune.intervals import NUM_RESAMPLES
+from exlm_cli.finetune.evaluation.intervals import NUM_RESAMPLES
 from exlm_cli.finetune.results import FinetunedRun, InitialWeights, RunResults
 from exlm_cli.finetune.scores import BASELINE_NAMES, MODEL, OTHER_NAMES, Aggregate, Spread
 from exlm_cli.format import (

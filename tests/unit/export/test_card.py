@@ -13,7 +13,7 @@ from exlm_cli.data.molecules import read_molecules
 from exlm_cli.export.card import model_card
 from exlm_cli.export.folder import export_folder, write_model
 from exlm_cli.export.source import Source, finetuned_source, pretrained_source
-from exlm_cli.finetune.model import load_finetuned
+from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.finetune.scores import read_scores
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import MetricsLog

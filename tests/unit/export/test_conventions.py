@@ -15,7 +15,7 @@ import torch
 from exlm_cli.api import load
 from exlm_cli.export.folder import write_model
 from exlm_cli.export.source import Source, finetuned_source, pretrained_source
-from exlm_cli.finetune.model import load_finetuned
+from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.train.pretrained import load_pretrained
 from tests.tiny import OUTPUT
 from tests.unit.finetune.finetuned_runs import words_run

@@ -10,7 +10,7 @@ from exlm_cli.errors import ConfigError
 from exlm_cli.export.folder import compare_outputs, export_folder, write_model
 from exlm_cli.export.intake import take_in
 from exlm_cli.export.source import finetuned_source, pretrained_source
-from exlm_cli.finetune.model import load_finetuned
+from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import update_run_json

@@ -27,7 +27,7 @@ from exlm_cli.export.folder import (
 from exlm_cli.export.hub import check_before_push
 from exlm_cli.export.onnx_model import run_onnx
 from exlm_cli.export.source import Source, finetuned_source, pretrained_source
-from exlm_cli.finetune.model import load_finetuned
+from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.rows import task as rows_task
 from exlm_cli.train.pretrained import Pretrained, load_pretrained

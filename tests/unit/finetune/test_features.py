@@ -16,6 +16,7 @@ from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.data.molecules import NUM_BITS, descriptors, fingerprints
 from exlm_cli.errors import CheckpointError, DataError, ExlmError
 from exlm_cli.export.source import finetuned_source
+from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.finetune.features import (
     FeatureStore,
     describe_descriptors,
@@ -23,8 +24,7 @@ from exlm_cli.finetune.features import (
     fit_quantiles,
     with_descriptors,
 )
-from exlm_cli.finetune.model import load_finetuned
-from exlm_cli.finetune.predict import predict
+from exlm_cli.finetune.prediction.predict import predict
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
 from exlm_cli.model.heads import NUM_QUANTILES, DescriptorHead, DescriptorRanks
 from exlm_cli.progress import SilentProgress
@@ -219,7 +219,7 @@ def test_the_column_of_molecules_is_no_descriptor(table, smiles_model, tmp_path)
 def test_quantiles_that_do_not_ascend_and_other_descriptors_are_refused(run, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(
-            "exlm_cli.finetune.model.load_model_weights",
+            "exlm_cli.finetune.cells.model.load_model_weights",
             lambda path, model: model.head.ranks.quantiles.copy_(-torch.arange(NUM_QUANTILES)),
         )
         with pytest.raises(CheckpointError, match="the quantiles of its descriptors do not ascend"):

@@ -20,15 +20,15 @@ from exlm_cli.config.load import load_recipe
 from exlm_cli.data.rows.records import SkippedRow
 from exlm_cli.data.tokenizer import train_bpe
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
-from exlm_cli.finetune import baseline as baseline_module
-from exlm_cli.finetune import cell as cell_module
 from exlm_cli.finetune import run as run_module
-from exlm_cli.finetune.cell import Cell
-from exlm_cli.finetune.model import load_finetuned
+from exlm_cli.finetune.baselines import baseline as baseline_module
+from exlm_cli.finetune.cells import cell as cell_module
+from exlm_cli.finetune.cells.cell import Cell
+from exlm_cli.finetune.cells.model import load_finetuned
+from exlm_cli.finetune.cells.trainer import encode_task
 from exlm_cli.finetune.results import RunResults, read_predictions, read_results, read_split_outputs
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
 from exlm_cli.finetune.scores import read_scores
-from exlm_cli.finetune.trainer import encode_task
 from exlm_cli.model.encoder import Encoder
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_metrics, read_run_json

@@ -16,8 +16,8 @@ import pytest
 from exlm_cli.config.load import dump_recipe
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import write_json
-from exlm_cli.finetune.calibration import CALIBRATION_FILE, CalibratedRows, calibrate_run, fit_calibration
-from exlm_cli.finetune.training_rows import write_training_rows
+from exlm_cli.finetune.evaluation.calibration import CALIBRATION_FILE, CalibratedRows, calibrate_run, fit_calibration
+from exlm_cli.finetune.prediction.training_rows import write_training_rows
 from exlm_cli.report.page import write_page
 from exlm_cli.report.score_figures import draw_calibration
 from exlm_cli.report.scores import FinetunedRun

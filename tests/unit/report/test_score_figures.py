@@ -12,7 +12,7 @@ from sklearn import metrics
 
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import write_json
-from exlm_cli.finetune.calibration import (
+from exlm_cli.finetune.evaluation.calibration import (
     CALIBRATION_FILE,
     CalibratedRows,
     Calibration,

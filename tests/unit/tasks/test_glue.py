@@ -14,7 +14,7 @@ from sklearn import metrics as sk
 from exlm_cli.config.tasks import GlueTaskConfig
 from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.errors import DataError
-from exlm_cli.finetune.trainer import encode_task
+from exlm_cli.finetune.cells.trainer import encode_task
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import NO_TEST_NOTE, DownstreamTask, NewRows, TrainedTask
 from exlm_cli.tasks.glue import GLUE_TASKS, load_glue, read_new_glue

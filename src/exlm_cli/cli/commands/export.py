@@ -101,6 +101,6 @@ def _source_of(given: "GivenRun", progress: "Progress") -> "Source":
         from exlm_cli.train.pretrained import load_pretrained
 
         return pretrained_source(load_pretrained(given.path, device="cpu", progress=progress))
-    from exlm_cli.finetune.model import load_finetuned
+    from exlm_cli.finetune.cells.model import load_finetuned
 
     return finetuned_source(load_finetuned(given.path, device="cpu"))

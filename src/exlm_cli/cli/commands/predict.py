@@ -16,7 +16,7 @@ from exlm_cli.cli.options import (
 from exlm_cli.paths import expand_path
 
 if TYPE_CHECKING:
-    from exlm_cli.finetune.calibration import CalibratedRows
+    from exlm_cli.finetune.evaluation.calibration import CalibratedRows
     from exlm_cli.tasks.base import EncodedSplit, NewRows
 
 MAX_EXPLAINED = 20
@@ -81,9 +81,9 @@ def predict(
 
     progress = console.open_progress()
     (given,) = given_runs([run], progress)
-    from exlm_cli.finetune.explain import explain_molecules
-    from exlm_cli.finetune.model import load_finetuned
-    from exlm_cli.finetune.predict import predict as predict_file
+    from exlm_cli.finetune.cells.model import load_finetuned
+    from exlm_cli.finetune.prediction.explain import explain_molecules
+    from exlm_cli.finetune.prediction.predict import predict as predict_file
     from exlm_cli.report.explanations import ExplainedRow, explanation_files
     from exlm_cli.report.score_figures import draw_calibration
     from exlm_cli.tasks.rows.encoded import ScoredRows
@@ -147,7 +147,7 @@ def embed(
     progress = console.open_progress()
     (given,) = given_runs([run], progress)
     from exlm_cli.api import load
-    from exlm_cli.finetune.embed import embed as embed_file
+    from exlm_cli.finetune.prediction.embed import embed as embed_file
 
     encoder = load(given.path, device=device, progress=progress).encoder
     column = choose_column(encoder.kind, smiles=smiles_column, text=text_column)

@@ -15,7 +15,7 @@ from scipy.special import expit
 from exlm_cli.config.tasks import SquadTaskConfig
 from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.errors import ConfigError, DataError
-from exlm_cli.finetune.trainer import encode_task
+from exlm_cli.finetune.cells.trainer import encode_task
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import DownstreamTask, EncodedSplit, FloatArray, NewRows, TrainedTask
 from exlm_cli.tasks.squad.metric import Answered, squad_metrics

@@ -1,0 +1,187 @@
+"""Random forests as plain arrays: grown by scikit-learn, kept in a run without pickle, checked when they are read.
+
+Axes: L labels or values, each with a forest of its own or none; N rows, F features, M nodes of all trees, T trees of
+all forests, V numbers of a node.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exlm_cli.data import IntArray
+from exlm_cli.errors import CheckpointError
+from exlm_cli.finetune.baselines.arrays import read_arrays, write_arrays
+from exlm_cli.tasks.base import FloatArray
+
+_BLOCK = 8192
+"""Rows that go down the trees together."""
+_TYPES = {
+    "children": ("int32", 2),
+    "feature": ("int32", 1),
+    "threshold": ("float32", 1),
+    "value": ("float64", 2),
+    "tree_ends": ("int64", 1),
+    "forest_ends": ("int64", 1),
+    "fill": ("float32", 1),
+}
+"""Type and number of axes of each array of a file."""
+
+
+@dataclass(frozen=True)
+class Forests:
+    """A forest for each label, class column or value.
+
+    Attributes:
+        children: (M, 2) how far behind a node its left and its right child are, both 0 for a leaf. Children come after
+            their parent, so no way leads back.
+        feature: (M,) which a node asks about; 0 for a leaf.
+        threshold: (M,) float32: a row goes left where its feature, float32, is at most this.
+        value: (M, V) of a leaf: its mean, or its share of each class, 0 for other nodes.
+        tree_ends: (T,) end of each tree in the nodes.
+        forest_ends: (L,) end of each forest in the trees; one without trees predicts zeros.
+        fill: (F,) what stands in for a missing feature.
+    """
+
+    children: NDArray[np.int32]
+    feature: NDArray[np.int32]
+    threshold: NDArray[np.float32]
+    value: FloatArray
+    tree_ends: IntArray
+    forest_ends: IntArray
+    fill: NDArray[np.float32]
+
+    def predict(self, features_NF: NDArray[Any]) -> FloatArray:
+        """Return (N, L, V) the means over the trees, added up in their order as scikit-learn does in one thread."""
+        found_NLV = np.zeros((len(features_NF), len(self.forest_ends), self.value.shape[1]))
+        for start in range(0, len(features_NF), _BLOCK):
+            rows_nF = features_NF[start : start + _BLOCK].astype(np.float32)
+            rows_nF = np.where(np.isnan(rows_nF), self.fill, rows_nF)
+            for label, trees in enumerate(_ranges(self.forest_ends)):
+                into_nV = found_NLV[start : start + _BLOCK, label]
+                for tree in trees:
+                    into_nV += self.value[self._leaves(rows_nF, tree)]
+                into_nV /= max(1, len(trees))
+        return found_NLV
+
+    def _leaves(self, rows_nF: NDArray[np.float32], tree: int) -> IntArray:
+        """Return (n,) the leaf that each row reaches."""
+        at_n = np.full(len(rows_nF), self.tree_ends[tree - 1] if tree else 0)
+        going = np.arange(len(rows_nF))
+        while len(going):
+            at = at_n[going]
+            goes_right = rows_nF[going, self.feature[at]] > self.threshold[at]
+            step = self.children[at, goes_right.astype(np.int8)]
+            at_n[going] += step
+            going = going[step > 0]
+        return at_n
+
+
+def _ranges(ends: IntArray) -> Iterator[range]:
+    starts = [0, *ends[:-1].tolist()]
+    return (range(start, end) for start, end in zip(starts, ends.tolist(), strict=True))
+
+
+def plain_forests(grown: list[Any | None], num_classes: int | None, fill: NDArray[Any]) -> Forests:
+    """Return fitted forests of scikit-learn as arrays.
+
+    Args:
+        grown: A `RandomForestRegressor` or `RandomForestClassifier` for each label; None: there was nothing to learn.
+        num_classes: V classes, of which a classifier may know some; None: values.
+        fill: (F,) what stood in for a missing feature.
+    """
+    parts: dict[str, list[NDArray[Any]]] = {name: [] for name in ("children", "feature", "threshold", "value")}
+    sizes: list[int] = []
+    for forest in grown:
+        if forest is None:
+            continue
+        for tree in (each.tree_ for each in forest.estimators_):
+            is_inner = tree.children_left >= 0
+            children = np.stack([tree.children_left, tree.children_right], axis=1) - np.arange(tree.node_count)[:, None]
+            leaf_value = np.where(is_inner[:, None], 0.0, tree.value[:, 0, :])
+            value = np.zeros((tree.node_count, num_classes or 1))
+            value[:, slice(None) if num_classes is None else forest.classes_.astype(int)] = leaf_value
+            parts["children"].append(np.where(is_inner[:, None], children, 0).astype(np.int32))
+            parts["feature"].append(np.where(is_inner, tree.feature, 0).astype(np.int32))
+            parts["threshold"].append(np.where(is_inner, _round_down(tree.threshold), 0).astype(np.float32))
+            parts["value"].append(value)
+            sizes.append(tree.node_count)
+    num_trees = [0 if forest is None else len(forest.estimators_) for forest in grown]
+    empty = _empty(num_classes or 1)
+    return Forests(
+        **{name: np.concatenate([empty[name], *of_trees]) for name, of_trees in parts.items()},
+        tree_ends=np.cumsum(sizes, dtype=np.int64),
+        forest_ends=np.cumsum(num_trees, dtype=np.int64),
+        fill=fill.astype(np.float32),
+    )
+
+
+def _empty(num_values: int) -> dict[str, NDArray[Any]]:
+    return {
+        "children": np.zeros((0, 2), np.int32),
+        "feature": np.zeros(0, np.int32),
+        "threshold": np.zeros(0, np.float32),
+        "value": np.zeros((0, num_values)),
+    }
+
+
+def _round_down(threshold: FloatArray) -> NDArray[np.float32]:
+    """Return the largest float32 that is at most each threshold: float32 features compare with it as before."""
+    nearest = threshold.astype(np.float32)
+    return np.where(nearest > threshold, np.nextafter(nearest, np.float32(-np.inf)), nearest)
+
+
+def write_forests(path: Path, forests: Forests) -> None:
+    """Write forests as `.npz`.
+
+    Raises:
+        CheckpointError: The file cannot be written.
+    """
+    write_arrays(path, {name: getattr(forests, name) for name in _TYPES})
+
+
+def read_forests(path: Path, hint: str, *, num_labels: int, num_values: int, num_features: int) -> Forests:
+    """Return what `write_forests` wrote.
+
+    Args:
+        path: The file.
+        hint: How to get it back.
+        num_labels, num_values, num_features: L, V and F of the run.
+
+    Raises:
+        CheckpointError: The file is missing or altered, or its arrays are not those of such forests.
+    """
+    forests = Forests(**read_arrays(path, hint, _TYPES, "forests"))
+    problem = _find_problem(forests, num_labels, num_values, num_features)
+    if problem:
+        raise CheckpointError(f"{path}: not the forests of this run: {problem}", hint)
+    return forests
+
+
+def _find_problem(forests: Forests, num_labels: int, num_values: int, num_features: int) -> str:
+    """Return why predicting with these arrays would fail or not end; empty if it would not."""
+    num_nodes, num_trees = len(forests.feature), len(forests.tree_ends)
+    shapes = (len(forests.children), forests.children.shape[1], len(forests.threshold), *forests.value.shape)
+    if shapes != (num_nodes, 2, num_nodes, num_nodes, num_values):
+        return "arrays of different lengths"
+    if len(forests.forest_ends) != num_labels or len(forests.fill) != num_features:
+        return "other labels or features"
+    for ends, total in ((forests.tree_ends, num_nodes), (forests.forest_ends, num_trees)):
+        steps = np.diff(ends, prepend=0)
+        least = 1 if ends is forests.tree_ends else 0
+        if (steps < least).any() or (ends[-1] if len(ends) else 0) != total:
+            return "trees that do not follow each other"
+    if not all(np.isfinite(array).all() for array in (forests.threshold, forests.value, forests.fill)):
+        return "numbers that are not finite"
+    if ((forests.feature < 0) | (forests.feature >= max(1, num_features))).any():
+        return "a feature that there is not"
+    end_M = np.repeat(forests.tree_ends, np.diff(forests.tree_ends, prepend=0))
+    behind_M2 = forests.children.astype(np.int64)
+    is_leaf_M = (behind_M2 == 0).all(axis=1)
+    reaches_M2 = np.arange(num_nodes)[:, None] + behind_M2
+    if not (is_leaf_M | ((behind_M2 > 0) & (reaches_M2 < end_M[:, None])).all(axis=1)).all():
+        return "a child before its parent or in another tree"
+    return ""

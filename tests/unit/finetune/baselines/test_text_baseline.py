@@ -1,0 +1,186 @@
+"""TF-IDF beside a model of texts: it is scored, wins where the model has learned nothing, is kept, and predicts."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+
+from exlm_cli.api import load
+from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.finetune.baselines import baseline as baseline_module
+from exlm_cli.finetune.cells.model import load_finetuned
+from exlm_cli.finetune.evaluation.calibration import read_calibration
+from exlm_cli.finetune.prediction.predict import predict
+from exlm_cli.finetune.results import FinetunedRun, read_results, read_seed_outputs, read_split_outputs
+from exlm_cli.finetune.run import resume_finetuning, run_finetuning
+from exlm_cli.finetune.scores import BOTH, read_scores
+from exlm_cli.progress import SilentProgress
+from exlm_cli.report.scores import results_tables
+from tests.unit.finetune.finetuned_runs import read_rows, write_rows
+from tests.unit.finetune.synthetic import WORDS, WordTask, finetune_recipe
+from tests.unit.tasks.glue_files import write_glue
+
+TRAIN = {"max_epochs": 1, "microbatch_tokens": 2048, "num_threads": 1}
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Whether a text has amber, the word after which it has cedar, and how many of its words are fern."""
+    rng = np.random.default_rng(2)
+    texts = [" ".join(rng.choice(WORDS, size=4)) for _ in range(300)]
+    rows = [[t, str(int("amber" in t)), str(t.count("fern") + 0.1 * (i % 3))] for i, t in enumerate(texts)]
+    return write_rows(tmp_path_factory.mktemp("table") / "words.csv", ["text", "amber", "ferns"], rows)
+
+
+def make(table: Path, start: Path, out: Path, label: str = "amber", **changes: Any) -> Path:
+    """Train so slowly that the model stays as it was drawn."""
+    task = {"name": "csv", "files": {"train": str(table)}, "label_columns": [label], "text_column": "text"}
+    recipe = finetune_recipe(**{"seeds": [1, 2], "task": task, "train": TRAIN, "optim": {"lr": 1e-7}} | changes)
+    return run_finetuning(recipe, checkpoint=start, out=out, baseline=None).run_dir
+
+
+@pytest.fixture(scope="module")
+def run(table: Path, text_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(table, text_model, tmp_path_factory.mktemp("amber") / "run")
+
+
+def test_it_wins_and_the_verdict_and_the_tables_say_so(run):
+    results, scores = read_results(run), read_scores(run)
+    assert scores.others == ["tfidf", BOTH]
+    assert results.predictors.best == "tfidf"
+    assert results.predictors.names == ("model", "tfidf", "both")
+    first, best, *_ = results.verdict
+    assert first.startswith("TF-IDF + linear model is better than the model on these test rows: test roc_auc ")
+    assert "over the 30 rows, " in first
+    assert "for a single one of 2 seeds" in first
+    assert best.startswith("`exlm predict RUN FILE` uses TF-IDF + linear model, the best on the validation rows (")
+    assert "(valid roc_auc: TF-IDF 1" in best
+    assert "`--with model` or `--with both` chooses another" in best
+    assert [interval.over for interval in results.comparison.intervals] == ["rows", "seeds"]
+    (shown,) = results_tables(FinetunedRun("run", run, results))
+    assert ("TF-IDF + linear model", "", "") in [row for group in shown.groups for row in group]
+    assert any(note.startswith("95 % interval of roc_auc over the 30 test rows") for note in shown.notes)
+
+
+def test_its_predictions_are_those_of_scikit_learn_for_every_seed(run, table):
+    results = read_results(run)
+    rows, by_seed_KNC, targets_NC = read_split_outputs(run, results, "test", baseline="tfidf")
+    train, _ = rows_of(run, table, "train")
+    texts = [row["text"] for row in read_rows(table)]
+    vectorizer = TfidfVectorizer(ngram_range=(1, 2))
+    model = LogisticRegression(max_iter=1000).fit(
+        vectorizer.fit_transform([texts[row] for row in train]), ["amber" in texts[row] for row in train]
+    )
+    expected = model.predict_proba(vectorizer.transform([texts[row] for row in rows]))[:, 1]
+    for of_seed_NC in by_seed_KNC:
+        np.testing.assert_allclose(of_seed_NC[:, 0], expected, rtol=1e-9)
+    assert ((expected > 0.5) == targets_NC[:, 0]).mean() > 0.9
+
+
+def rows_of(run: Path, table: Path, part: str) -> tuple[list[int], list[str]]:
+    """Return the rows of a part of the run's split, and their texts."""
+    rows = json.loads((run / "split.json").read_bytes())["indices"][part]
+    texts = [row["text"] for row in read_rows(table)]
+    return rows, [texts[row] for row in rows]
+
+
+def predicted(run: Path, table: Path, out: Path, predictor: Any = None, name: str = "amber_probability") -> Any:
+    finetuned = load_finetuned(run, device="cpu")
+    done = predict(finetuned, table, out, folder=out.parent, predictor=predictor, progress=SilentProgress())
+    return np.array([float(row[name]) for row in read_rows(out)]), done
+
+
+def test_it_predicts_unless_another_is_asked_for(run, table, tmp_path):
+    found, summary = predicted(run, table, tmp_path / "a.csv")
+    assert summary.predictor == "tfidf"
+    assert "predicted with TF-IDF + linear model, best on the validation rows" in summary.notes
+    results = read_results(run)
+    rows, texts = rows_of(run, table, "test")
+    written = read_seed_outputs(run, results, "test", rows, baseline="tfidf").mean(axis=0)[:, 0]
+    np.testing.assert_allclose(found[rows], written, atol=1e-9)
+    in_memory = load(run, device="cpu").predict(texts, predictor="tfidf")
+    np.testing.assert_allclose(in_memory.amber_probability, written, atol=1e-9)
+    assert set(in_memory.amber_seed_spread) == {0}
+    model, _ = predicted(run, table, tmp_path / "b.csv", "model")
+    both, _ = predicted(run, table, tmp_path / "c.csv", "both")
+    (share,) = results.predictors.shares
+    np.testing.assert_allclose(both, share * model + (1 - share) * found, atol=1e-6)
+    for predictor in results.predictors.names:
+        assert read_calibration(run, predictor).outputs
+
+
+def test_a_forest_is_refused_for_texts(run, table, tmp_path):
+    finding = f"{run} reads text, for which there is no `predictor=forest`"
+    with pytest.raises(ConfigError, match=re.escape(finding)) as error:
+        predicted(run, table, tmp_path / "a.csv", "forest")
+    assert error.value.hint == "accepted: model, tfidf, both; leave it out for the best"
+    assert not (tmp_path / "a.csv").exists()
+
+
+def test_a_resumed_run_does_not_train_it_again(run, tmp_path, monkeypatch):
+    again = shutil.copytree(run, tmp_path / "again")
+    assert [str(path.relative_to(run)) for path in run.rglob("tfidf.npz")] == [
+        "baselines/tfidf/split-0/seed-1/tfidf.npz"
+    ]
+    (again / "results.json").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(baseline_module, "fit_tfidf", pytest.fail)
+        resume_finetuning(again)
+    assert (again / "results.json").read_bytes() == (run / "results.json").read_bytes()
+    (again / "results.json").unlink()
+    (kept,) = again.rglob("tfidf.npz")
+    before = kept.read_bytes()
+    kept.unlink()
+    resume_finetuning(again)
+    assert kept.read_bytes() == before
+
+
+def test_a_damaged_file_is_refused(run, table, tmp_path):
+    again = shutil.copytree(run, tmp_path / "again")
+    (path,) = again.rglob("tfidf.npz")
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match=re.escape(f"{path}: not readable as TF-IDF")) as error:
+        predicted(again, table, tmp_path / "out.csv", "tfidf")
+    assert error.value.hint.startswith(f"delete {path.parent} and continue with ")
+
+
+def test_values_over_several_splits_are_those_of_each_splits_own_vocabulary(table, text_model, tmp_path):
+    made = make(table, text_model, tmp_path / "run", "ferns", seeds=[1], num_replicates=2)
+    results = read_results(made)
+    assert len(list(made.rglob("tfidf.npz"))) == 2
+    assert results.predictors.best == "tfidf"
+    found, summary = predicted(made, table, tmp_path / "out.csv", "tfidf", "ferns_predicted")
+    assert summary.metrics["rmse"] < 0.5
+    own = load(made, device="cpu").predict([row["text"] for row in read_rows(table)], predictor="tfidf")
+    np.testing.assert_allclose(own.ferns_predicted, found, atol=1e-9)
+
+
+@pytest.mark.parametrize(("name", "metric"), [("mnli", "mismatched_accuracy"), ("cola", "matthews_corrcoef")])
+def test_glue_has_it_too_by_the_tasks_own_metrics_and_predicts_rows_without_labels(text_model, tmp_path, name, metric):
+    write_glue(tmp_path / "data", name, copies=4)
+    task = {"name": f"glue/{name}", "data_dir": str(tmp_path / "data"), "sequence_length": 48}
+    recipe = finetune_recipe(seeds=[1], task=task, train=TRAIN)
+    made = run_finetuning(recipe, checkpoint=text_model, out=tmp_path / "run", baseline=None).run_dir
+    scores = read_scores(made)
+    ours, theirs = (scores.average("valid", metric, model=model).mean for model in ("exlm", "tfidf"))
+    assert np.isfinite([ours, theirs]).all()
+    assert {*scores.table[scores.table.model == "tfidf"].metric} == {*scores.names("valid")} - {"loss"}
+    columns, cells = (["sentence"], ["Amber ferns."]) if name == "cola" else (["premise", "hypothesis"], ["A b.", "c"])
+    new = write_rows(tmp_path / "new.csv", columns, [cells, cells])
+    finetuned = load_finetuned(made, device="cpu")
+    done = predict(finetuned, new, None, folder=tmp_path, predictor="tfidf", progress=SilentProgress())
+    assert (done.predictor, done.num_rows, done.metrics) == ("tfidf", 2, {})
+    assert len(done.files[0].read_text().splitlines()) == 3
+
+
+def test_a_task_of_spans_has_none(text_model, tmp_path):
+    recipe, task = finetune_recipe(), WordTask("span")
+    with pytest.raises(ConfigError, match="there is no baseline for words/span"):
+        run_finetuning(recipe, checkpoint=text_model, out=tmp_path / "run", baseline=True, task=task)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,117 @@
+"""Batches of a task: repetition as in pre-training, padding, targets that stay with their rows; losses by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from exlm_cli.config.sections import MaskingConfig
+from exlm_cli.data.masking import Masker
+from exlm_cli.finetune.cells.batch import TaskBatch, batch_losses, collate, index_labels, repeated_lengths
+from exlm_cli.tasks.base import EncodedRows
+from tests.tiny import SPECIAL, sequences
+
+IDS = (np.array([1, 7, 8, 2]), np.array([1, 9, 2]), np.array([1, 2]))
+SPLIT = EncodedRows(IDS, np.array([[0.0, np.nan], [1.0, 2.0], [3.0, 4.0]]))
+
+
+def test_rows_are_padded_and_keep_their_targets_and_their_place():
+    batch = collate(SPLIT, np.array([1, 0]), num_repeats=1, pad_id=0)
+    assert batch.token_ids.tolist() == [[1, 9, 2, 0], [1, 7, 8, 2]]
+    assert batch.lengths.tolist() == [3, 4]
+    assert batch.sample_index.tolist() == [1, 0]
+    expected = torch.tensor([[1, 2], [0, float("nan")]], dtype=torch.float64)
+    torch.testing.assert_close(batch.targets, expected, equal_nan=True)
+    assert batch.answerable is None
+
+
+def test_the_host_knows_the_padding_and_the_tokens_of_a_batch():
+    ragged, single = (collate(SPLIT, np.array(rows), num_repeats=2, pad_id=0) for rows in ([0, 1], [1]))
+    assert (ragged.is_padded, ragged.num_tokens) == (True, 6 + 4)
+    assert (single.is_padded, single.num_tokens) == (False, 4)
+
+
+@pytest.mark.parametrize("num_repeats", [1, 2, 4])
+def test_tokens_are_repeated_as_pre_training_repeats_them(num_repeats):
+    batch = collate(SPLIT, np.arange(3), num_repeats=num_repeats, pad_id=0)
+    assert batch.lengths.tolist() == repeated_lengths(SPLIT, np.arange(3), num_repeats).tolist()
+    masking = MaskingConfig(num_repeats=num_repeats)
+    for row, ids in enumerate(IDS[:2]):
+        masked = Masker(masking, SPECIAL, seed=0, epoch=0).mask(sequences([ids[1:-1]]))
+        original = masked.input_ids[0]
+        original[masked.is_masked[0]] = masked.target_ids
+        assert batch.token_ids[row, : batch.lengths[row]].tolist() == original.tolist()
+
+
+def test_tokens_that_may_answer_stay_those_before_repetition():
+    answerable = (np.array([True, True, True, False]), np.array([True, True, False]), np.array([True, False]))
+    split = EncodedRows(IDS, np.zeros((3, 2)), answerable)
+    batch = collate(split, np.array([0, 1]), num_repeats=2, pad_id=0)
+    assert batch.answerable is not None
+    assert batch.answerable.tolist() == [[True, True, True, False], [True, True, False, False]]
+
+
+def test_a_batch_goes_to_a_device_whole():
+    batch = collate(SPLIT, np.array([0]), num_repeats=1, pad_id=0).to(torch.device("meta"))
+    assert {t.device.type for t in batch.__dict__.values() if isinstance(t, Tensor)} == {"meta"}
+
+
+NAN = math.nan
+
+
+def targets_alone(targets: list[list[float]], answerable: list[list[bool]] | None = None) -> TaskBatch:
+    empty = torch.zeros(len(targets), 1, dtype=torch.long)
+    mask = None if answerable is None else torch.tensor(answerable)
+    given = np.array(targets)
+    tensor = torch.tensor(targets, dtype=torch.float32)
+    return TaskBatch(empty, empty[:, 0], tensor, mask, empty[:, 0], index_labels(given), False, len(targets))
+
+
+def nll(logit: float, label: int) -> float:
+    return math.log1p(math.exp(-logit if label else logit))
+
+
+LN3, LN_4_3 = math.log(3.0), math.log(4 / 3)
+BINARY = [[0.3, -1.0], [2.0, 0.5], [1.0, 1.0]]
+CLASSES = [[0.0, LN3], [0.0, LN3], [5.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "targets", "weights", "expected"),
+    [
+        # as Uni-Mol: the sum over all labels of the batch that are present, divided by their number
+        ("binary", BINARY, [[1, 0], [NAN, 1], [NAN, NAN]], None, [nll(0.3, 1), nll(-1.0, 0), nll(0.5, 1), math.inf]),
+        # weights of labels are those of positives
+        ("binary", BINARY[:1], [[1, 0]], [3.0, 5.0], [3 * nll(0.3, 1), nll(-1.0, 0)]),
+        ("classes", CLASSES, [[1], [0], [NAN]], None, [LN_4_3, math.log(4), math.inf]),
+        ("classes", CLASSES, [[1], [0], [NAN]], [2.0, 0.5], [0.5 * LN_4_3, 2 * math.log(4), math.inf]),
+        # the mean square over the values that are present
+        ("regression", [[1.0, 2.0], [1, 2], [0, 0]], [[0, 5], [NAN, 4], [NAN, NAN]], None, [(1 + 9) / 2, 4, math.inf]),
+    ],
+)
+def test_losses_by_hand(loss, outputs, targets, weights, expected):
+    given = None if weights is None else torch.tensor(weights)
+    losses = batch_losses(loss, torch.tensor(outputs), targets_alone(targets), given)
+    assert losses.tolist() == pytest.approx(expected)
+
+
+def test_spans_are_softmaxes_over_the_tokens_that_may_answer():
+    logits = torch.tensor([[[0.0, math.log(2.0)], [LN3, math.log(4.0)], [9.0, 9.0]]])
+    losses = batch_losses("span", logits, targets_alone([[1, 0]], [[True, True, False]]), None)
+    assert losses.tolist() == pytest.approx([(LN_4_3 + LN3) / 2])
+
+
+@pytest.mark.parametrize("loss", ["binary", "regression", "classes", "span"])
+def test_what_is_left_out_has_gradient_zero_and_never_nan(loss):
+    outputs: Tensor = torch.randn(2, 3, 2) if loss == "span" else torch.randn(2, 2)
+    outputs.requires_grad_()
+    answerable = [[True, True, False]] * 2 if loss == "span" else None
+    targets = [[0.0, 1.0], [1.0, 1.0]] if loss == "span" else [[NAN, NAN], [1.0, NAN]]
+    losses = batch_losses(loss, outputs, targets_alone(targets, answerable), None)
+    torch.where(losses == math.inf, 0.0, losses).sum().backward()
+    assert outputs.grad is not None
+    assert outputs.grad.isfinite().all()
+    left_out = outputs.grad[:, 2] if loss == "span" else outputs.grad[0]
+    assert (left_out == 0).all()

@@ -1,0 +1,166 @@
+"""Explanations: atoms have the changes of predictions of which their tokens, or those of all others, are masked."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from scipy.special import log_softmax
+
+from exlm_cli.api import Run, load
+from exlm_cli.data.molecules import atom_spans, read_all_atoms
+from exlm_cli.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.finetune.cells.model import Finetuned, load_finetuned
+from exlm_cli.finetune.prediction.explain import explain_molecules
+from exlm_cli.finetune.prediction.predict import predict
+from exlm_cli.progress import SilentProgress
+from exlm_cli.tasks.base import EncodedRows, FloatArray
+from tests.unit.finetune.finetuned_runs import SMILES, finetune, words_run, write_rows
+
+
+@pytest.fixture(scope="module")
+def labels(molecules: Path) -> Finetuned:
+    return load_finetuned(molecules, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def three_classes(smiles_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Finetuned:
+    folder = tmp_path_factory.mktemp("classes")
+    rows = [[smiles, ("low", "middle", "high")[index % 3]] for index, smiles in enumerate(SMILES * 4)]
+    table = write_rows(folder / "grades.csv", ["smiles", "grade"], rows)
+    task = {"name": "csv", "files": {"train": str(table)}, "smiles_column": "smiles", "label_columns": ["grade"]}
+    return load_finetuned(finetune(folder, smiles_model, split="random", **task), device="cpu")
+
+
+def outputs(finetuned: Finetuned, sequences: list[list[int]]) -> FloatArray:
+    """Return the (V, K, C) outputs of the seeds for token sequences."""
+    encoded = EncodedRows(tuple(map(np.array, sequences)), np.zeros((len(sequences), 1)))
+    by_seed = [runner.predict(encoded, SilentProgress(), "") for runner in finetuned.runners.values()]
+    return np.array(by_seed).swapaxes(0, 1)
+
+
+def changes_by_hand(finetuned: Finetuned, smiles: str, groups: list[list[int]]) -> FloatArray:
+    """Return the (K, G, C) mean of what outputs lose without each group of places, and gain by it alone.
+
+    `classes` have log-odds, which are worked out here from probabilities.
+    """
+    tokenizer = finetuned.tokenizer
+    whole = [tokenizer.cls_id, *tokenizer.encode(smiles), tokenizer.sep_id]
+    every = {place for group in groups for place in group}
+
+    def predicted(hidden: set[int]) -> FloatArray:
+        (found,) = outputs(finetuned, [[tokenizer.mask_id if i in hidden else t for i, t in enumerate(whole)]])
+        if finetuned.results.loss == "classes":
+            log_p = log_softmax(found, axis=-1)
+            return log_p - np.log1p(-np.exp(log_p))
+        return found
+
+    return np.stack(
+        [
+            (predicted(set()) - predicted({*group}) + predicted(every - {*group}) - predicted(every)) / 2
+            for group in groups
+        ],
+        axis=1,
+    )
+
+
+def test_the_change_of_an_atom_is_what_it_takes_away_and_what_it_brings_alone(labels):
+    """In CC(=O)O the atoms are tokens 1, 2, 5 and 7: [CLS] C C ( = O ) O [SEP]."""
+    found = Run(labels.run, labels, SilentProgress()).explain(["CC(=O)O", "not a molecule", "OCC"])
+    expected = changes_by_hand(labels, "CC(=O)O", [[1], [2], [5], [7]]).mean(axis=0)
+    assert found.names == ("active", "toxic")
+    assert found.smiles == ("CC(=O)O", "not a molecule", "CCO"), "the second has no canonical SMILES"
+    np.testing.assert_allclose(found.changes[0], expected, rtol=0, atol=1e-6)
+    whole = [labels.tokenizer.cls_id, *labels.tokenizer.encode("CC(=O)O"), labels.tokenizer.sep_id]
+    np.testing.assert_allclose(found.predicted[0], outputs(labels, [whole])[0].mean(axis=0), rtol=0, atol=1e-6)
+    assert [len(changes) for changes in found.changes] == [4, 0, 3]
+    assert np.isnan(found.predicted[1]).all()
+    assert [bool(problem) for problem in found.problems] == [False, True, False]
+
+
+def test_the_changes_of_classes_are_log_odds(three_classes):
+    (found,) = Run(three_classes.run, three_classes, SilentProgress()).explain(["CCO"]).changes
+    expected = changes_by_hand(three_classes, "CCO", [[1], [2], [3]]).mean(axis=0)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def test_atoms_of_one_token_share_its_change_and_an_atom_of_several_masks_all(labels):
+    """A vocabulary with the token CC, in which [nH] is three tokens: [CLS] CC O [ nH ] [SEP]."""
+    vocabulary = {token: index for index, token in enumerate((*SPECIAL_TOKENS, "C", "CC", "O", "[", "nH", "]"))}
+    vocabulary |= {letter: len(vocabulary) + index for index, letter in enumerate("nH")}
+    merges = [("C", "C"), ("n", "H")]
+    own = Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges, unk_token="[UNK]")), "smiles")
+    finetuned = replace(labels, tokenizer=own)
+    encoded = EncodedRows((np.array([own.cls_id, *own.encode("CCO[nH]"), own.sep_id]),), np.zeros((1, 2)))
+    (found,) = explain_molecules(finetuned, encoded, ["CCO[nH]"], SilentProgress())
+    shared, oxygen, nitrogen = changes_by_hand(finetuned, "CCO[nH]", [[1], [2], [3, 4, 5]]).mean(axis=0)
+    np.testing.assert_allclose(found.changes, [shared / 2, shared / 2, oxygen, nitrogen], rtol=0, atol=1e-6)
+
+
+def test_rows_of_which_none_is_a_molecule_have_no_changes(three_classes):
+    found = Run(three_classes.run, three_classes, SilentProgress()).explain(["no molecule"])
+    assert [len(changes) for changes in found.changes] == [0]
+
+
+def test_atoms_beyond_the_sequence_have_no_change(labels):
+    """Sequences have 24 tokens: 22 of 30 carbons."""
+    (found,) = Run(labels.run, labels, SilentProgress()).explain(["C" * 30]).changes
+    assert np.isnan(found).all(axis=1).tolist() == [False] * 22 + [True] * 8
+
+
+def test_text_and_pretrained_runs_are_refused(text_model, smiles_model, tmp_path):
+    words = load_finetuned(words_run(tmp_path, text_model, "length"), device="cpu")
+    with pytest.raises(ConfigError, match="reads text"):
+        Run(words.run, words, SilentProgress()).explain(["amber fern"])
+    with pytest.raises(ConfigError, match="reads text"):
+        predict(words, tmp_path / "words.csv", None, folder=tmp_path, explain=lambda *_: {}, progress=SilentProgress())
+    assert not list(tmp_path.glob("predictions*"))
+    with pytest.raises(CheckpointError, match="predicts no labels"):
+        load(smiles_model, device="cpu").explain(["CCO"])
+
+
+def test_the_files_of_explanations_come_with_the_predictions_or_not_at_all(labels, tmp_path):
+    table = write_rows(tmp_path / "new.csv", ["mol"], [[smiles] for smiles in SMILES])
+    out = tmp_path / "new" / "out.csv"
+
+    def fail(*_):
+        raise ConfigError("the page cannot be drawn", "there is no page")
+
+    with pytest.raises(ConfigError, match="cannot be drawn"):
+        predict(labels, table, out, folder=tmp_path, explain=fail, progress=SilentProgress())
+    assert not out.parent.exists()
+    summary = predict(
+        labels,
+        table,
+        out,
+        folder=tmp_path,
+        explain=lambda encoded, rows, folder: {folder / "index.html": str(len(encoded)).encode()},
+        progress=SilentProgress(),
+    )
+    assert summary.files == (out, out.with_name("out-atoms") / "index.html")
+    assert (out.with_name("out-atoms") / "index.html").read_text() == str(len(SMILES))
+
+
+@pytest.mark.parametrize(
+    ("smiles", "atoms"),
+    [
+        ("CC(=O)Oc1ccccc1", ["C", "C", "O", "O", *"cccccc"]),
+        ("C[C@@H](Br)C%10CCCCC%10Cl", ["C", "[C@@H]", "Br", *"CCCCCC", "Cl"]),
+        ("[Na+].[O-]c1cn[nH]c1", ["[Na+]", "[O-]", "c", "c", "n", "[nH]", "c"]),
+        ("[H]OC", ["[H]", "O", "C"]),
+        ("C[Pt](Cl)(Cl)*", ["C", "[Pt]", "Cl", "Cl", "*"]),
+    ],
+)
+def test_atoms_are_those_that_a_smiles_names_in_the_order_of_rdkit(smiles, atoms):
+    assert [smiles[start:end] for start, end in atom_spans(smiles)] == atoms
+    molecule = read_all_atoms(smiles)
+    assert molecule is not None
+    symbols = [atom.GetSymbol().lower() for atom in molecule.GetAtoms()]
+    assert len(symbols) == len(atoms)
+    assert all(symbol in atom.lower() for symbol, atom in zip(symbols, atoms, strict=True))
+
+
+def test_what_is_no_molecule_has_no_atoms_to_draw():
+    assert read_all_atoms("C1CC") is None

@@ -1,0 +1,321 @@
+"""Prediction of a file: each seed is run, and outputs that cannot be written are refused before any is."""
+
+import json
+import re
+import zipfile
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rdkit import Chem, DataStructs
+from rdkit.Chem import rdFingerprintGenerator
+from scipy.special import expit
+
+from exlm_cli.api import Run
+from exlm_cli.config.tasks import SquadTaskConfig
+from exlm_cli.data.bundled.molecules import generate_molecules
+from exlm_cli.data.molecules import fingerprints
+from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.files import write_json
+from exlm_cli.finetune.cells.model import Finetuned, load_finetuned
+from exlm_cli.finetune.evaluation.calibration import (
+    CALIBRATION_FILE,
+    Calibration,
+    ConformalResiduals,
+    ErrorScale,
+    PlattCurve,
+    calibrate_run,
+    read_calibration,
+)
+from exlm_cli.finetune.prediction.predict import predict
+from exlm_cli.finetune.prediction.training_rows import (
+    TRAINING_ROWS_FILE,
+    TrainingRows,
+    read_training_rows,
+    similarity_to_training,
+    write_training_rows,
+)
+from exlm_cli.finetune.results import read_split_outputs
+from exlm_cli.progress import SilentProgress
+from exlm_cli.tasks.base import PredictionSummary
+from exlm_cli.tasks.rows.task import LabelledRows, RowTask
+from tests.unit.finetune.finetuned_runs import SMILES, read_rows, words_run, write_rows
+from tests.unit.tasks.squad.test_task import write
+
+
+@pytest.fixture(scope="module")
+def finetuned(molecules: Path) -> Finetuned:
+    return load_finetuned(molecules, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def lengths(text_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Finetuned:
+    """A regression on 36 texts, each in one row of `words.csv` beside the run."""
+    return load_finetuned(words_run(tmp_path_factory.mktemp("lengths"), text_model, "length"), device="cpu")
+
+
+def known_rows(run: Path, **smiles: list[str]) -> Path:
+    """Write `training_rows.npz` for a run with these molecules in `train` and `valid`."""
+    run.mkdir(parents=True)
+    write_training_rows(run, [molecule_task(**smiles)])
+    return run
+
+
+def molecule_task(**smiles: list[str]) -> RowTask:
+    parts = {
+        split: LabelledRows([(text,) for text in texts], np.zeros((len(texts), 1)), np.arange(len(texts)))
+        for split, texts in smiles.items()
+    }
+    task = RowTask("known", "binary", ("active",), parts)
+    task.input_kind = "smiles"
+    return task
+
+
+def predicted(finetuned: Finetuned, path: Path, out: Path | None, **options: Any) -> PredictionSummary:
+    return predict(finetuned, path, out, folder=path.parent / "report", progress=SilentProgress(), **options)
+
+
+def test_probabilities_are_the_mean_over_the_seeds(finetuned, tmp_path):
+    """Each seed's model is run by hand, one molecule at a time, without padding."""
+    summary = predicted(finetuned, write_rows(tmp_path / "new.rows.csv", ["mol"], [[s] for s in SMILES]), None)
+    (written,) = summary.files
+    assert written == tmp_path / "report" / "predictions-new.rows.csv"
+    found = [float(row["active_probability"]) for row in read_rows(written)]
+    expected = []
+    for smiles in SMILES:
+        ids = [finetuned.tokenizer.cls_id, *finetuned.tokenizer.encode(smiles), finetuned.tokenizer.sep_id]
+        with torch.no_grad():
+            runs = [r.model.eval()(torch.tensor([ids]), torch.tensor([len(ids)])) for r in finetuned.runners.values()]
+        expected.append(np.mean([expit(logits[0, 0].double().item()) for logits in runs]))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_a_file_that_is_all_wrong_still_has_its_rows(finetuned, tmp_path):
+    (tmp_path / "bad.smi").write_text("((\n))\n")
+    summary = predicted(finetuned, tmp_path / "bad.smi", tmp_path / "out.csv")
+    assert (summary.num_rows, summary.num_unreadable, summary.metrics) == (2, 2, {})
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_the_models_run(finetuned, tmp_path):
+    idle = replace(finetuned, runners={1: None})
+    table = write_rows(tmp_path / "new.csv", ["mol"], [["CCO"]])
+    (tmp_path / "out.csv").mkdir()
+    for out, error, message in (
+        ("new.csv", ConfigError, "would overwrite the input file"),
+        ("out.csv", CheckpointError, "could not be written"),
+    ):
+        with pytest.raises(error, match=message):
+            predicted(idle, table, tmp_path / out)
+
+
+def test_the_second_file_of_answers_is_checked_too(finetuned, tmp_path):
+    recipe = finetuned.recipe.model_copy(update={"task": SquadTaskConfig(name="squad/v2")})
+    write(tmp_path, "new.json", "Moss")
+    (tmp_path / "a-no-answer.json").mkdir()
+    squad = replace(finetuned, recipe=recipe)
+    with pytest.raises(CheckpointError, match=r"a-no-answer\.json"):
+        predicted(squad, tmp_path / "new.json", tmp_path / "a.json")
+    with pytest.raises(ConfigError, match="finds its own columns"):
+        predicted(squad, tmp_path / "new.json", None, column="text")
+
+
+def test_calibrated_columns_are_the_run_s_own_curve_over_the_written_probabilities(finetuned, tmp_path):
+    """And known molecules are found however they are written; scores without them are those of the others alone."""
+    new = [["OCC", "1"], ["C(CCC)CCC", "0"], ["CCCCCCCC", "0"], ["CCCCCCCN", "1"], ["((", ""]]
+    path = write_rows(tmp_path / "new.csv", ["mol", "active"], new)
+    run = known_rows(tmp_path / "run", train=["CCO"], valid=["CCCCCCC", "CCO"])
+    curve = PlattCurve(num_rows=99, least=0.0, most=1.0, slope=3.0, intercept=-1.0)
+    write_json(run / CALIBRATION_FILE, Calibration(outputs=(curve, None)))
+    finetuned = replace(finetuned, run=run)
+    summary = predicted(finetuned, path, tmp_path / "out.csv")
+    rows = read_rows(tmp_path / "out.csv")
+    assert "toxic_calibrated" not in rows[0]
+    for row in rows[:4]:
+        wanted = curve.apply(np.array([float(row["active_probability"])]))[0]
+        assert float(row["active_calibrated"]) == pytest.approx(wanted, rel=1e-4)
+    assert [row["in_split"] for row in rows] == ["train", "valid", "none", "none", ""]
+    assert [float(row["nearest_train_tanimoto"]) == 1 for row in rows[:4]] == [True, False, False, False]
+    assert (summary.num_in_training, summary.num_in_validation) == (1, 1)
+    counted = "rows of the training split: 1 of 4, of the validation split: 1 of 4; scored with and without them"
+    assert counted in summary.notes
+    others = write_rows(tmp_path / "others.csv", ["mol", "active"], new[2:])
+    alone = predicted(finetuned, others, tmp_path / "alone.csv")
+    assert {name: alone.metrics[name] for name in summary.metrics_of_new} == pytest.approx(summary.metrics_of_new)
+    assert {"roc_auc", "brier_calibrated"} <= summary.metrics_of_new.keys() <= summary.metrics.keys()
+    assert (alone.num_in_training, alone.num_in_validation, alone.metrics_of_new) == (0, 0, {})
+
+
+def test_each_row_of_the_training_file_is_in_the_split_it_was_in(lengths, tmp_path):
+    """The splits are those of split.json; test rows are new, as is a text that is in no split."""
+    table = read_rows(lengths.run.parent / "words.csv")
+    rows = [[row["text"], row["length"]] for row in table] + [["moss tea", "4"]]
+    summary = predicted(lengths, write_rows(tmp_path / "all.csv", ["text", "length"], rows), tmp_path / "out.csv")
+    indices = json.loads((lengths.run / "split.json").read_text())["indices"]
+    wanted = ["none"] * len(rows)
+    for split in ("train", "valid"):
+        for row in indices[split]:
+            wanted[row] = split
+    assert [row["in_split"] for row in read_rows(tmp_path / "out.csv")] == wanted
+    assert (summary.num_in_training, summary.num_in_validation) == (len(indices["train"]), len(indices["valid"]))
+    new = [row for row, split in zip(rows, wanted, strict=True) if split == "none"]
+    alone = predicted(lengths, write_rows(tmp_path / "new.csv", ["text", "length"], new), tmp_path / "alone.csv")
+    assert summary.metrics_of_new == pytest.approx(alone.metrics)
+    seen = [row for row, split in zip(rows, wanted, strict=True) if split == "valid"]
+    summary = predicted(lengths, write_rows(tmp_path / "seen.csv", ["text", "length"], seen), tmp_path / "seen-out.csv")
+    assert f"rows of the validation split: {len(seen)} of {len(seen)}" in summary.notes
+    assert not summary.metrics_of_new
+
+
+def test_a_row_of_both_splits_is_a_training_row(tmp_path):
+    found = read_training_rows(known_rows(tmp_path / "run", train=["CCO", "CCN"], valid=["CCO", "CCC"]))
+    assert found.splits_of(["CCO", "CCN", "CCC", "C"]).tolist() == ["train", "train", "valid", "none"]
+
+
+def test_rows_with_tokens_that_the_vocabulary_lacks_are_named(finetuned, lengths, tmp_path):
+    """[UNK] stands for both, so their predictions are equal; byte-level BPE has a token for whatever is written."""
+    new = [["C[Se]C"], ["CCO"], ["(("], ["C[Te]C"]]
+    summary = predicted(finetuned, write_rows(tmp_path / "new.csv", ["mol"], new), tmp_path / "out.csv")
+    what = "rows with tokens outside the vocabulary, which the model reads as [UNK]"
+    assert f"{what}: 2 of 3; the first: `[Se]` (line 2); `[Te]` (line 5)" in summary.notes
+    rows = read_rows(tmp_path / "out.csv")
+    assert rows[0]["active_probability"] == rows[3]["active_probability"] != rows[1]["active_probability"]
+    text = predicted(lengths, write_rows(tmp_path / "text.csv", ["text"], [["\u2603 [Se]"]]), tmp_path / "text-out.csv")
+    assert not [note for note in text.notes if "vocabulary" in note]
+
+
+@pytest.mark.parametrize("taken", ["out.csv", "out-a.png", "out-b.png"])
+def test_all_files_appear_or_none(finetuned, tmp_path, taken):
+    """Whichever of them is a folder: neither an older file nor the folder of results changes."""
+    path = write_rows(tmp_path / "new.csv", ["mol", "active"], [["CCO", "1"]])
+    out = tmp_path / "out"
+
+    def draw(rows: Any, predictions: Path) -> dict[Path, bytes]:
+        (out / taken).mkdir()  # after the files were looked at
+        return {predictions.with_name(f"out-{name}.png"): b"new" for name in "ab"}
+
+    out.mkdir()
+    (out / "out-a.png").write_text("old") if taken != "out-a.png" else None
+    with pytest.raises(CheckpointError, match=rf"{taken}: the file could not be written"):
+        predicted(finetuned, path, out / "out.csv", draw=draw)
+    left = {file.name: file.is_dir() or file.read_text() for file in out.iterdir()}
+    assert left == ({} if taken == "out-a.png" else {"out-a.png": "old"}) | {taken: True}
+
+
+def test_intervals_of_values_are_as_wide_as_the_residuals_of_the_validation_rows(lengths, tmp_path):
+    """The run has 36 rows, so few validation rows: a level that they allow has intervals, a higher one a note."""
+    run = lengths
+    path = write_rows(tmp_path / "new.csv", ["text", "length"], [["amber birch", "5.5"], ["moss tea", "4"]])
+    out, drawn = tmp_path / "out.csv", []
+    summary = predicted(run, path, out, interval_level=0.5, draw=lambda rows, _: drawn.append(rows) or {})
+    residuals = read_calibration(run.run).outputs[0].residuals
+    half = residuals[int(np.ceil((len(residuals) + 1) / 2)) - 1]
+    for row in read_rows(out):
+        value = float(row["length_predicted"])
+        assert float(row["length_low_50"]) == pytest.approx(value - half, rel=1e-4)
+        assert float(row["length_high_50"]) == pytest.approx(value + half, rel=1e-4)
+    assert [len(rows.mean) for rows in drawn] == [2]
+    assert summary.metrics["interval_coverage"] in (0, 0.5, 1)
+    assert any("equally wide for all rows: fewer than 50 validation rows: `length`" in note for note in summary.notes)
+    wide = predicted(run, path, tmp_path / "wide.csv", interval_level=0.999)
+    assert any("too few validation rows for intervals of 99.9 %: `length`" in note for note in wide.notes)
+    with pytest.raises(ConfigError, match="interval_level=1`: accepted: above 0 and below 1"):
+        predicted(run, path, tmp_path / "x.csv", interval_level=1)
+
+
+def test_intervals_of_molecules_widen_with_distance_and_spread(finetuned, tmp_path):
+    """With the same distance in all validation rows each residual counts alike: here all are 3 times the scale."""
+    run = known_rows(tmp_path / "run", train=["CCO", "CCCN"], valid=["CCC"])
+    scale = ErrorScale(constant=0.5, per_distance=1.5, per_spread=2.0, neighbours_by="distance", rows=(0.5,) * 20)
+    output = ConformalResiduals(residuals=(3.0,) * 20, scale=scale)
+    write_json(run / CALIBRATION_FILE, Calibration(outputs=(output, output)))
+    values = replace(finetuned, run=run, results=finetuned.results.model_copy(update={"loss": "regression"}))
+    predicted(values, write_rows(tmp_path / "new.csv", ["mol"], [[one] for one in SMILES]), tmp_path / "out.csv")
+    found = Run(run, values, SilentProgress()).predict([*SMILES, "no molecule"])
+    widths = []
+    for index, row in enumerate(read_rows(tmp_path / "out.csv")):
+        for name in finetuned.results.output_names:
+            low, value, high, spread = (
+                float(row[f"{name}_{end}"]) for end in ("low_90", "predicted", "high_90", "seed_spread")
+            )
+            half = 3 * (0.5 + 1.5 * (1 - float(row["nearest_train_tanimoto"])) + 2 * spread)
+            np.testing.assert_allclose([value - low, high - value], half, rtol=1e-3)
+            assert (found[f"{name}_low_90"][index], found[f"{name}_high_90"][index]) == (low, high)
+            widths.append(half)
+    assert max(widths) > 1.3 * min(widths)
+    assert np.isnan(found[f"{finetuned.results.output_names[0]}_low_90"].iloc[-1])
+
+
+def test_similarity_of_validation_and_test_rows_is_that_to_the_training_rows():
+    task = molecule_task(train=["CCO", "c1ccccc1"], valid=["CCO"], test=["CCN", "c1ccccc1"])
+    found = similarity_to_training(task, SilentProgress())
+    one, other = (Chem.MolFromSmiles(smiles) for smiles in ("CCO", "CCN"))
+    generator = rdFingerprintGenerator.GetMorganGenerator(radius=2, fpSize=2048)
+    near = DataStructs.TanimotoSimilarity(generator.GetFingerprint(one), generator.GetFingerprint(other))
+    assert {split: values.tolist() for split, values in found.items()} == {"valid": [1.0], "test": [near, 1.0]}
+    task.input_kind = "text"
+    assert similarity_to_training(task, SilentProgress()) == {}
+
+
+def test_a_level_of_intervals_is_refused_by_a_run_without_intervals(finetuned, tmp_path):
+    path = write_rows(tmp_path / "new.csv", ["mol"], [["CCO"]])
+    message = rf"^`interval_level=0\.8` is for predicted values; {re.escape(str(finetuned.run))} predicts none$"
+    with pytest.raises(ConfigError, match=message):
+        predicted(finetuned, path, tmp_path / "out.csv", interval_level=0.8)
+    assert predicted(finetuned, path, tmp_path / "out.csv", interval_level=0.9).num_rows == 1
+
+
+def test_training_rows_that_cannot_be_read_are_refused(finetuned, tmp_path):
+    def refused(content: bytes | None) -> None:
+        (tmp_path / TRAINING_ROWS_FILE).unlink(missing_ok=True)
+        if content is not None:
+            (tmp_path / TRAINING_ROWS_FILE).write_bytes(content)
+        with pytest.raises(CheckpointError, match=TRAINING_ROWS_FILE) as error:
+            read_training_rows(tmp_path)
+        assert "--resume" in (error.value.hint or "")
+
+    whole = (finetuned.run / TRAINING_ROWS_FILE).read_bytes()
+    old, wrong, uneven, pickled, bomb, lie = (BytesIO() for _ in range(6))
+    empty, none = np.zeros(0, np.uint64), np.zeros((0, 256), np.uint8)
+    np.savez(old, hashes=empty, bits=none)
+    np.savez(wrong, hashes=empty, bits=none, validation_hashes=np.zeros(3))
+    np.savez(uneven, hashes=np.zeros(2, np.uint64), bits=np.zeros((1, 256), np.uint8), validation_hashes=empty)
+    np.savez(pickled, hashes=np.array([{}], dtype=object), bits=none, validation_hashes=empty)
+    np.savez_compressed(bomb, hashes=np.zeros(1 << 21, np.uint64), bits=none, validation_hashes=empty)
+    with zipfile.ZipFile(lie, "w") as archive:
+        for name in ("hashes", "bits", "validation_hashes"):  # a small member whose header claims 8 PB
+            header = BytesIO()
+            np.lib.format.write_array_header_1_0(header, {"descr": "<u8", "fortran_order": False, "shape": (1 << 50,)})
+            archive.writestr(f"{name}.npy", header.getvalue())
+    assert len(bomb.getvalue()) < 1 << 15
+    for content in (None, b"", whole[:-30], *(made.getvalue() for made in (old, wrong, uneven, pickled, bomb, lie))):
+        refused(content)
+
+
+def test_similarities_are_those_of_rdkit():
+    """Over blocks of any size; the training molecules of a run are found by hash and by bits."""
+    train, new = SMILES, [*generate_molecules(30, 0), "C1CC1"]
+    no_hashes = np.zeros(0, np.uint64)
+    rows = TrainingRows(np.zeros(len(train), np.uint64), np.packbits(fingerprints(train), axis=1), no_hashes)
+    generator = rdFingerprintGenerator.GetMorganGenerator(radius=2, fpSize=2048)
+    known, asked = ([generator.GetFingerprint(Chem.MolFromSmiles(s)) for s in each] for each in (train, new))
+    expected = [max(DataStructs.BulkTanimotoSimilarity(bits, known)) for bits in asked]
+    for block in (7, 2048):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("exlm_cli.finetune.prediction.training_rows._BLOCK", block)
+            np.testing.assert_allclose(rows.nearest_tanimoto(new, SilentProgress()), expected, atol=1e-12)
+    empty = TrainingRows(no_hashes, np.zeros((0, 256), np.uint8), no_hashes)
+    assert rows.nearest_tanimoto([], SilentProgress()).shape == (0,)
+    assert empty.nearest_tanimoto(["CC"], SilentProgress()).tolist() == [0]
+
+
+def test_the_calibration_of_a_run_is_scored_on_the_mean_of_its_seeds(finetuned):
+    _, predicted_KNC, targets_NC = read_split_outputs(finetuned.run, finetuned.results, "test")
+    assert len(predicted_KNC) > 1
+    scores = calibrate_run(finetuned.run, finetuned.results).test
+    for index, name in enumerate(finetuned.results.output_names):
+        errors = predicted_KNC.mean(axis=0)[:, index] - targets_NC[:, index]
+        assert scores[name]["brier"] == pytest.approx(np.nanmean(errors**2))
