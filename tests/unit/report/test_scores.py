@@ -53,7 +53,8 @@ def test_the_metric_that_chose_the_epoch_comes_first_and_everything_fits():
     assert rows == ["roc_auc", "accuracy", "roc_auc", "accuracy", "loss"]
     text = " ".join(lines)
     for words in (
-        "1,210/151/152 rows", "smiles-small pre-trained for 1,200 steps and fine-tuned, 3 seeds", "note: left out 5 rows",
+        "1,210/151/152 rows",
+        "smiles-small pre-trained for 1,200 steps and fine-tuned, 3 seeds", "note: left out 5 rows",
         "best epochs by validation roc_auc: 3, 6, 9", "trained in 1:02:05, 12,346 tokens/s, 1.2 %",
     ):  # fmt: skip
         assert words in text

@@ -62,8 +62,8 @@ def errors(of_model: float, of_forest: float, **changed: Any) -> Any:
     [
         (
             0.5,
-            "The model is better than ECFP4 + random forest on these test rows: the model's gain in rmse is 0.2500, with "
-            "a 95 % interval of ",
+            "The model is better than ECFP4 + random forest on these test rows: the model's gain in rmse is 0.2500, "
+            "with a 95 % interval of ",
         ),
         (-0.5, "ECFP4 + random forest is better than the model on these test rows: "),
         (0.0, "There is no clear difference between the model and ECFP4 + random forest on these test rows: "),
@@ -174,7 +174,7 @@ def test_splits_of_the_same_rows_widen_an_interval():
     assert (interval.low, interval.high) == pytest.approx((0.27 - 0.2913, 0.27 + 0.2913), abs=1e-4)
     (sentence, *_) = verdict(*splits_of([0.9, 0.9], 0.7))
     assert sentence.startswith(
-        "The model is better than ECFP4 + random forest: the model's gain in roc_auc is 0.2000, with a 95 % interval of "
+        "The model is better than ECFP4 + random forest: the model's gain in roc_auc is 0.2000, with a 95 % "
     )
     assert sentence.endswith(" over 2 splits.")
 
