@@ -148,7 +148,7 @@ def test_a_bar_inside_another_vanishes_and_a_message_stays():
         progress.message("step 5: [loss] 2.5 " + "words " * 15)
         outer.update(10)
     text = stream.getvalue()
-    assert "step 5: [loss] 2.5 " + "words " * 10 + "\n" + "words words words words words" in text
+    assert "step 5: [loss] 2.5 " + "words " * 9 + "words\n" + "words words words words words" in text
     assert "validate" not in text.rpartition("words")[2]
     with progress.bar("again", 2) as bar:
         bar.update(1)
@@ -181,14 +181,14 @@ def test_a_listing_sets_its_notes_below_each_row(capsys, monkeypatch):
     assert capsys.readouterr().out == ("name   size\na         1\n    one two three\n    four\n    x\nlong     20\n")
 
 
-def test_an_error_on_a_terminal_is_coloured_and_not_broken(monkeypatch, capsys):
+def test_an_error_on_a_terminal_is_coloured_and_broken_between_words(monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "40")
-    console.emit_error("x " * 60, "y")
+    console.emit_error("word " * 10, "y")
     error = capsys.readouterr().err
-    assert "\x1b[1;31merror:\x1b[0m " + "x " * 60 + "\n" in error
-    assert "\x1b[1;36mhint:\x1b[0m y\n" in error
+    assert error.startswith("\x1b[1;31merror: \x1b[0m" + " ".join(["word"] * 6) + "\nword word")
+    assert error.endswith("\n\n\x1b[1;36mhint: \x1b[0my\n")
 
 
 def test_a_table_stands_above_the_bars_and_changes_with_them():
@@ -272,3 +272,25 @@ def test_a_recipe_with_a_bidirectional_mark_is_dumped_without_it_and_read_back()
     assert "\u202e" not in dumped
     assert yaml.safe_load(dumped) == {"name": "a\u202eb é"}
     assert dump_yaml({"name": "é"}) == "name: é\n"
+
+
+def test_commands_and_percentages_stay_whole_where_a_line_is_broken():
+    progress, stream = terminal()
+    long = f"`exlm predict {'runs/' * 20} FILE`"
+    progress.message(f"{'word ' * 13}`exlm finetune --resume RUN`; the interval of {'a' * 30} is 95 % of it, {long}.")
+    lines = [line.rstrip() for line in stream.getvalue().split("\n")]
+    assert "`exlm finetune --resume RUN`; the interval of aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa is" in lines
+    assert "95 % of it," in lines
+    assert f"{long}." in lines
+
+
+def test_an_error_in_a_log_is_one_line(capsys):
+    console.emit_error("word " * 50, "b")
+    assert capsys.readouterr().err == f"error: {'word ' * 50}\n\nhint: b\n"
+
+
+def test_a_command_that_does_not_fit_stands_below_its_label(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "40")
+    console.emit_command("next", "exlm doctor")
+    console.emit_command("next", "exlm inspect-dag --checkpoint runs/a-long-name")
+    assert capsys.readouterr().out == "next: exlm doctor\nnext:\n  exlm inspect-dag --checkpoint runs/a-long-name\n"

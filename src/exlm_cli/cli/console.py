@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.constrain import Constrain
 from rich.progress import BarColumn, Task, TaskID, TextColumn
@@ -23,7 +23,7 @@ from rich.text import Text
 
 from exlm_cli.cli.options import to_options
 from exlm_cli.files import finite_or_none
-from exlm_cli.format import format_count, format_duration, format_percent, format_value, printable, shorten_middle
+from exlm_cli.format import format_count, format_duration, format_percent, format_value, printable, shorten_middle, wrap
 from exlm_cli.launch import is_quiet
 from exlm_cli.progress import Bar, Board, Progress, SilentProgress
 
@@ -73,8 +73,8 @@ class TerminalProgress(Progress):
         self._board: _TerminalBoard | None = None
 
     def message(self, text: str) -> None:
-        """Print one line that stays."""
-        self._console.print(Text(_shown(text)))
+        """Print a message that stays."""
+        self._console.print(_wrapped(_shown(text), self._console), soft_wrap=True)
 
     @contextmanager
     def bar(self, label: str, total: int | None, *, done: int = 0) -> Iterator[Bar]:
@@ -275,7 +275,15 @@ def emit_line(text: str) -> None:
 
 def emit_sentence(text: str) -> None:
     """Write a sentence, broken between words where it is longer than a line."""
-    emit_renderable(Text(printable(text)))
+    if not is_quiet():
+        console = _stdout()
+        console.print(_wrapped(printable(text), console), soft_wrap=True)
+
+
+def emit_command(label: str, command: str) -> None:
+    """Write a command to type next, below its label where both are longer than a line."""
+    line = printable(f"{label}: {command}")
+    emit_text(line if cell_len(line) <= _stdout().width else f"{printable(label)}:\n  {printable(command)}")
 
 
 def emit_json(value: Any) -> None:
@@ -303,7 +311,7 @@ def emit_listing(columns: Sequence[str], rows: Sequence[Sequence[str]], notes: S
     for row, of_row in zip(rows, notes, strict=True):
         lines.append(line(row))
         for text in of_row:
-            lines += textwrap.wrap(_message(text), room, initial_indent="    ", subsequent_indent="    ")
+            lines += (f"    {part}" for part in wrap(_message(text), room - 4))
     emit_text("\n".join(lines))
 
 
@@ -311,7 +319,7 @@ def emit_renderable(renderable: RenderableType) -> None:
     """Write something that rich lays out; without colours where stdout is not a terminal."""
     if is_quiet():
         return
-    _stdout().print(renderable)
+    _stdout().print(renderable, crop=False)
 
 
 def emit_tables(tables: Iterable[RenderableType]) -> None:
@@ -354,15 +362,26 @@ def emit_error(message: str, hint: str = "", *, is_stop: bool = False) -> None:
         is_stop: The user stopped the run, which is not an error.
     """
     console = SafeConsole(stderr=True)
-    label = "" if is_stop else Text.assemble(("error:", "bold red"), " ")
-    console.print(Text.assemble(label, _shown(message)), soft_wrap=True)
+
+    def show(label: str, style: str, text: str) -> None:
+        # whole in a log, where others search for it
+        shown = _wrapped(f"{label}{_shown(text)}", console) if console.is_terminal else Text(f"{label}{_shown(text)}")
+        shown.stylize(style, 0, len(label))
+        console.print(shown, soft_wrap=True)
+
+    show("" if is_stop else "error: ", "bold red", message)
     if hint:
-        console.print(Text.assemble("\n", ("hint:", "bold cyan"), " ", _shown(hint)), soft_wrap=True)
+        console.print()
+        show("hint: ", "bold cyan", hint)
 
 
 def _shown(text: str) -> str:
     """Return a message on one line of limited length, its settings as the options of the running command."""
     return _message(to_options(text))
+
+
+def _wrapped(text: str, console: Console) -> Text:
+    return Text("\n".join(wrap(text, console.width)))
 
 
 def _message(text: str) -> str:

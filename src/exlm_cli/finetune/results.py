@@ -166,6 +166,12 @@ class Predictors(JsonModel):
         """What can predict: `model`, `forest` or `tfidf`, `both`."""
         return predictors_with(self.baselines[0])
 
+    @property
+    def told(self) -> tuple[Predictor, ...]:
+        """Those that differ: a mean of both that gives one of them no weight on any split is left out."""
+        is_one_of_them = set(self.shares) in ({0.0}, {1.0}) and self.best != "both"
+        return self.names[:-1] if is_one_of_them else self.names
+
     @model_validator(mode="after")
     def _check_names(self) -> Self:
         if not set(self.baselines) <= set(BASELINE_NAMES) or len(set(map(predictors_with, self.baselines))) > 1:
@@ -288,6 +294,15 @@ class FinetunedRun:
         """Sentences of the verdict, whose commands name the directory."""
         folder = shlex.quote(str(self.folder))
         return tuple(sentence.replace(" RUN ", f" {folder} ") for sentence in self.results.verdict)
+
+    @property
+    def others(self) -> list[str]:
+        """What was scored besides the model alone, as in `scores.csv`, and is told."""
+        return [model for model in self.scores.others if self.is_told(model)]
+
+    def is_told(self, model: str) -> bool:
+        """Return whether a model of `scores.csv` is none of the others under another name (`Predictors.told`)."""
+        return model != BOTH or self.results.predictors is None or "both" in self.results.predictors.told
 
     def average(self, metric: str, *, model: str = MODEL, label: str = "") -> Spread:
         """Return what the mean prediction of the seeds scores on the reported split, over splits of the rows."""

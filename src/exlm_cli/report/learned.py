@@ -59,29 +59,34 @@ class Learned:
             "right": f"{share} of the masked tokens; the commonest token {commonest}",
         }
         if self.known_jointly is not None:
-            rows["DAG"] = f"{format_fixed(self.known_jointly, 3)} nats a masked token below filling each mask alone"
+            rows["DAG"] = (
+                f"{format_fixed(self.known_jointly, 3)} nats a masked token better than filling each mask alone"
+            )
         return rows
 
     def sentences(self) -> list[str]:
         """Return what was learned, how much longer is usual, and what the DAG knows."""
         gain = self.unigram_loss - self.loss
         if self.is_at_unigrams:
-            said = [
-                f"nothing yet: {self.frequencies} alone reach {self.unigram_loss:.3f} nats, this model {self.loss:.3f}"
-            ]
+            alone = f"{self.frequencies} alone reach {self.unigram_loss:.3f} nats"
+            first = f"nothing yet: {alone}, and this model {self.loss:.3f}"
         elif gain < LITTLE_SHARE * self.unigram_loss:
-            said = [f"little: it is {gain:.2f} nats a token below {self.frequencies}"]
+            first = f"little: its loss is {gain:.2f} nats a token below {self.frequencies}"
         else:
             right = format_percent(self.accuracy)
-            said = [f"it is {gain:.2f} nats a token below {self.frequencies}, and guesses {right} of the masked tokens"]
+            first = (
+                f"its loss is {gain:.2f} nats a token below {self.frequencies}, and it guesses {right} of the tokens"
+            )
+        said = [f"{first}."]
         if self.times_usual >= 2:
             times = f"{float(f'{self.times_usual:.2g}'):,.0f}"
-            said[0] += f"; {times} times as many training tokens are usual at this size"
+            said.append(f"Models of this size usually train on {times} times as many tokens.")
         if self.known_jointly is not None and not self.is_at_unigrams:
             if self.known_jointly >= KNOWN_JOINTLY_NATS:
-                said.append(f"of masks together, its DAG knows {self.known_jointly:.3f} nats a token")
+                gained = f"{self.known_jointly:.3f} nats a token"
+                said.append(f"Its DAG fills masks together {gained} better than each on its own.")
             else:
-                said.append("of masks together, its DAG knows nothing yet: it fills each as if it were alone")
+                said.append("Its DAG knows nothing yet of masks together: it fills each as if it were alone.")
         return said
 
 

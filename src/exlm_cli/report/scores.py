@@ -73,17 +73,18 @@ def _scores_table(run: FinetunedRun) -> ReportTable:
             (name, *(score_entry(scores.seeds(split, name), results.aggregate) for split in splits)) for name in names
         )
         groups.append(alone)
-    for model in scores.others:
+    for model in run.others:
         of_other = _average_rows(run, [name for name in names if name != "loss"], splits, model)
         groups.append([(OTHER_NAMES[model], *("" for _ in splits)), *of_other])
     init = results.init
-    begun = f"{init.objective} {init.recipe}"
+    begun = "from scratch"
     if init.checkpoint is not None:
-        begun += f" after {format_count(init.steps)} steps"
+        begun = f"pre-trained for {format_count(init.steps)} steps and fine-tuned"
     sizes = format_counts(results.split_sizes.values())
     return ReportTable(
         "scores",
-        f"{results.task}, {sizes} rows: {begun}, {_describe_seeds(results)}",
+        f"{results.task}, {sizes} rows in {', '.join(results.split_sizes)}: {init.recipe} {begun}, "
+        f"{_describe_seeds(results)}",
         ("metric", *splits),
         tuple(map(tuple, groups)),
         (*_legend([run]), *_notes(run)),
@@ -96,7 +97,7 @@ def models_table(run: FinetunedRun) -> ReportTable:
     names = [name for name in _ordered(scores.names(split), results) if name != "loss"]
     metric = results.selection_metric
     has_valid = split != "valid" and metric in scores.names("valid")
-    models = dict.fromkeys([MODEL, *map(str, scores.reported.model.unique())])
+    models = filter(run.is_told, dict.fromkeys([MODEL, *map(str, scores.reported.model.unique())]))
     rows: list[Row] = [
         (
             BASELINE_NAMES.get(model, model),
@@ -173,7 +174,7 @@ def _labels_table(run: FinetunedRun) -> ReportTable:
     is_value = results.loss == "regression"
     names = _OF_VALUES if is_value else _OF_LABELS
     labels = scores.labels(split)
-    others = [model for model in scores.others if scores.labels(split, model)]
+    others = [model for model in run.others if scores.labels(split, model)]
     rows: list[Row] = [
         (
             label,

@@ -8,7 +8,7 @@ import functools
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from exlm_cli.distributed.parallel import accumulating
 from exlm_cli.distributed.ranks import ALONE, Ranks
 from exlm_cli.errors import CheckpointError, ConfigError, DivergedError, InterruptedRunError
 from exlm_cli.files import fsync, hash_json, write_json
-from exlm_cli.format import format_number
+from exlm_cli.format import decimals, format_measure, format_number, format_percent
 from exlm_cli.progress import Bar, Progress
 from exlm_cli.run_dir import MetricsLog
 from exlm_cli.train.checkpoint import (
@@ -41,8 +41,12 @@ from exlm_cli.train.optim import build_optimizer, learning_rate, set_learning_ra
 from exlm_cli.train.process import FreedMemory, StopSignal
 from exlm_cli.train.task import Callback, LoopResult, Selection, TrainTask
 
-_REPORTED = ("loss", "mask_accuracy", "perplexity", "effective_states")
-"""Validation metrics that are reported as messages."""
+_REPORTED: Mapping[str, tuple[Callable[[float], str], str]] = {
+    "loss": (format_measure, "loss {}"),
+    "mask_accuracy": (format_percent, "{} of the masked tokens right"),
+    "effective_states": (decimals(2), "{} states of a mask in use"),
+}
+"""How messages tell metrics of a validation; metrics.jsonl has all."""
 
 
 class _TakenStep(NamedTuple):
@@ -376,7 +380,8 @@ class TrainingLoop:
         state.validate_s += time.perf_counter() - start_s
         self._log({"kind": "valid", "step": state.step, **self._validation})
         if self.selection is None:
-            shown = ", ".join(f"{name} {value:.4g}" for name, value in self._validation.items() if name in _REPORTED)
+            found = self._validation
+            shown = ", ".join(text.format(write(found[n])) for n, (write, text) in _REPORTED.items() if n in found)
             self.progress.message(f"step {state.step}: validation {shown}")
             return
         value = self._validation[self.selection.metric]

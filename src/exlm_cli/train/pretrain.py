@@ -323,7 +323,6 @@ def _run_pretraining(
         if model.transition is not None:
             # the native backend may have to be built: before the first step
             backend = ranks.in_turn(lambda: choose_backend(recipe.train.alignment_backend, torch.float32, device))
-            progress.message(f"alignment backend: {backend}")
             described["alignment_backend"] = backend
         trackers = build_trackers(recipe.train.report_to, recipe, run, run.resolve().name, recipe.name, progress)
         watch = [] if model.transition is None else [CollapseWatch(recipe, progress)]
@@ -343,7 +342,8 @@ def _run_pretraining(
             _resume(loop, run, recipe, progress)
         if model.transition is not None and loop.state.step == 0:
             described["own_mask_share"] = task.own_mask_share()
-            progress.message(describe_own_mask_share(described["own_mask_share"]))
+            if described["own_mask_share"] < CENTRED_SHARE:
+                progress.message(_describe_start(described["own_mask_share"]))
         unigrams = ranks.first(task.unigrams)
         described |= {
             "unigram_loss": finite_or_none(unigrams.loss),
@@ -427,15 +427,12 @@ def resume_pretraining(
     return run_pretraining(recipe, resume=run, callbacks=callbacks, progress=progress)
 
 
-def describe_own_mask_share(share: float) -> str:
-    """Return the message of a run about the DAG that it begins with."""
-    message = f"own-mask share at step 0: {format_percent(share)} of the alignments of a target are with its own mask"
-    if share < CENTRED_SHARE:
-        message += (
-            ", so masks first learn the tokens of others; `model.transition.start=next_mask` with "
-            "`model.transition.start_strength=4` centres the DAG"
-        )
-    return message
+def _describe_start(share: float) -> str:
+    """Return the message of a run whose DAG does not begin centred."""
+    return (
+        f"note: at the start of training, {format_percent(share)} of what a mask learns is its own token, and the rest "
+        "those of other masks; `model.transition.start=next_mask` and `model.transition.start_strength=4` change that"
+    )
 
 
 def validation_indices(dataset: TokenDataset, limit: int | None) -> IntArray:

@@ -53,7 +53,8 @@ def test_the_metric_that_chose_the_epoch_comes_first_and_everything_fits():
     assert rows == ["roc_auc", "accuracy", "roc_auc", "accuracy", "loss"]
     text = " ".join(lines)
     for words in (
-        "1,210/151/152 rows", "exlm smiles-small after 1,200 steps", "note: left out 5 rows",
+        "1,210/151/152 rows",
+        "smiles-small pre-trained for 1,200 steps and fine-tuned, 3 seeds", "note: left out 5 rows",
         "best epochs by validation roc_auc: 3, 6, 9", "trained in 1:02:05, 12,346 tokens/s, 1.2 %",
     ):  # fmt: skip
         assert words in text
@@ -67,7 +68,7 @@ def test_scratch_one_seed_a_grid_and_the_baselines_are_named():
         forests={ECFP4: {"roc_auc": [0.8]}, RDKIT: {"roc_auc": [0.9]}},
     )  # fmt: skip
     (table,) = results_tables(run)
-    assert table.title.endswith("scratch smiles-small, seed 7")
+    assert table.title.endswith("smiles-small from scratch, seed 7")
     assert "best of 3 grid points: optim.lr=1e-05, train.max_epochs=3" in table.notes
     assert table.groups == (
         (("roc_auc", "0.7000", "0.7000"), ("loss", "0.5000", "0.5000")),

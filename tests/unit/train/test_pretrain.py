@@ -92,8 +92,7 @@ def test_a_run_says_where_its_dag_begins_and_where_it_collapses(cache, tmp_path)
     assert share is not None
     assert share < 0.9
     assert any(
-        f"step 0: {format_percent(share)} of the alignments" in line and "start=next_mask" in line
-        for line in lines.said
+        f"{format_percent(share)} of what a mask learns" in line and "start=next_mask" in line for line in lines.said
     )
     assert sum(line.startswith("warning: the DAG of step 3 has collapsed") for line in lines.said) == 1
     with pytest.raises(CollapsedError, match="the DAG of step 3 has collapsed"):

@@ -223,9 +223,11 @@ def _report(result: "FinetuneResult", *, as_json: bool) -> None:
 def _emit_verdict(run: "FinetunedRun", label: str) -> None:
     from exlm_cli.cli import console
 
-    for sentence in run.verdict:
-        console.emit_sentence(f"{label}: {sentence}")
-        console.emit_text("")
+    first, *others = run.verdict
+    console.emit_sentence(f"{label}: {first}")
+    for sentence in others:
+        console.emit_sentence(sentence)
+    console.emit_text("")
 
 
 def _begin_series(

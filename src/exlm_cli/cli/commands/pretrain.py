@@ -36,6 +36,7 @@ BeginOption = Annotated[
 
 if TYPE_CHECKING:
     from exlm_cli.config.pretrain import PretrainRecipe
+    from exlm_cli.train.pretrain import PretrainResult
 
 
 def pretrain(
@@ -112,9 +113,21 @@ def pretrain(
     curves = {"curves": drawn[0]} if drawn else {}
     told = {"run": result.run_dir, "checkpoint": result.checkpoint, "steps": result.steps}
     console.emit_pairs({**told, **figures, **curves})
-    for sentence in [] if learned is None else learned.sentences():
-        console.emit_sentence(f"learned: {sentence}")
-    console.emit_line(f"next: {_next_command(resolved, result.run_dir)}")
+    for number, sentence in enumerate([] if learned is None else learned.sentences()):
+        console.emit_sentence(sentence if number else f"learned: {sentence}")
+    is_begun = learned is None or not learned.is_at_unigrams
+    command = _next_command(result.recipe, result.run_dir) if is_begun else _longer(result, checkpoint)
+    console.emit_command("next", command)
+
+
+def _longer(result: "PretrainResult", checkpoint: Path | None) -> str:
+    """Return how to train a model again that has learned nothing yet, ten times as long."""
+    train = result.recipe.train
+    limits = {"train.max_steps": train.max_steps, "train.max_epochs": train.max_epochs}
+    longer = "".join(f" --set {key}={10 * limit}" for key, limit in limits.items() if limit is not None)
+    begin = "" if checkpoint is None else f" --checkpoint {shlex.quote(str(checkpoint))}"
+    given = shlex.quote(str(result.run_dir / "recipe.yaml"))
+    return f"exlm pretrain --recipe {given}{begin}{longer}"
 
 
 def _next_command(recipe: "PretrainRecipe", run: Path) -> str:

@@ -191,38 +191,44 @@ def _predictor_score(name: Predictor, part: str, splits: Sequence[RunResults], s
 
 
 def describe_verdict(splits: Sequence[RunResults], scores: RunScores, comparison: Comparison | None) -> tuple[str, ...]:
-    """Return sentences: how the model compares with the better baseline, and whether it beats a guess.
+    """Return sentences: what to predict new rows with, the command first; its scores; whether a difference is clear.
 
     Args:
         splits, scores: As in `compare`.
     """
-    sentences = [] if comparison is None else [_beside_baseline(splits[0], comparison, len(splits))]
-    return tuple(sentences + _what_to_use(splits, scores) + _beside_chance(splits, scores))
+    own = splits[0]
+    beside = [] if comparison is None else [_beside_baseline(comparison, len(splits))]
+    doubts = _beside_chance(splits, scores)
+    is_open = len(splits) == 1 and (bool(doubts) or (comparison is not None and comparison.gain is not None))
+    left_open = [_what_is_left_open(own)] if is_open else []
+    return tuple(_what_to_use(splits, scores) + beside + doubts + left_open)
 
 
 def _what_to_use(splits: Sequence[RunResults], scores: RunScores) -> list[str]:
-    """Return a sentence on what is best in validation, what it scores on the test rows, and the command that uses it.
-
-    Nothing where `choose_predictor` cannot tell.
-    """
+    """Return the command for new rows and what it uses, and what each predictor scores."""
     found, own = choose_predictor(splits, scores), splits[0]
-    if found is None or found.valid[found.best] is None:
-        return []
+    command = "Predict new rows with `exlm predict RUN FILE`"
+    if found is None:
+        return [f"{command}."]
     names = {"model": "the model", "forest": "the forest", "tfidf": "TF-IDF", "both": "the mean of both"}
-    shown = {
-        part: ", ".join(
+    others = [name for name in found.told if name != found.best]
+    rows = f"the {format_count(own.split_sizes['valid'])} validation rows"
+    if found.valid[found.best] is None:
+        why = f"as {own.selection_metric} is not defined on {rows}"
+    else:
+        why = f"the best on {rows if len(splits) == 1 else 'the validation rows'}"
+    by_part = [
+        f"on {part} rows: "
+        + ", ".join(
             f"{names[name]} {format_number(finite_or_none(_predictor_score(name, part, splits, scores)))}"
-            for name in (found.best, *(other for other in found.names if other != found.best))
+            for name in (found.best, *others)
         )
         for part in dict.fromkeys(("valid", own.scored_split))
-    }
-    detail = "; ".join(f"{part} {own.selection_metric}: {of_part}" for part, of_part in shown.items())
-    if set(found.shares) <= {0.0, 1.0}:
-        detail += "; the mean gives one of them no weight"
-    others = " or ".join(f"`--with {name}`" for name in found.names if name != found.best)
+    ]
+    options = " or ".join(f"`--with {name}`" for name in others)
     return [
-        f"`exlm predict RUN FILE` uses {describe_predictor(found.best, found)}, the best on the validation rows "
-        f"({detail}); {others} chooses another."
+        f"{command}. It uses {describe_predictor(found.best, found)}, {why}; {options} takes another.",
+        f"{own.selection_metric} {'; '.join(by_part)}.".replace("valid rows", "validation rows"),
     ]
 
 
@@ -237,18 +243,17 @@ def describe_predictor(name: Predictor, predictors: Predictors) -> str:
     return f"the mean of the model ({format_percent(share)}) and {baselines} ({format_percent(1 - share)})"
 
 
-def _beside_baseline(own: RunResults, comparison: Comparison, num_splits: int) -> str:
+def _beside_baseline(comparison: Comparison, num_splits: int) -> str:
     metric, part, name = comparison.metric, comparison.split, BASELINE_NAMES[comparison.baseline]
     if comparison.gain is None:
         return f"{metric} is not defined on these {part} rows, so the model cannot be compared with {name}."
-    of_model, of_baseline = map(format_number, (comparison.of_model, comparison.of_baseline))
-    detail = f"{part} {metric} {of_model} for the model, {of_baseline} for the baseline"
+    detail = f"the model's gain in {metric} is {format_number(comparison.gain)}"
     if comparison.intervals:
         shown = (
             f"{format_number(found.low)} to {format_number(found.high)} {_describe_over(found)}"
             for found in comparison.intervals
         )
-        detail += f"; 95 % interval of the model's gain {', '.join(shown)}"
+        detail += f", with a 95 % interval of {' and '.join(shown)}"
     here = f" on these {part} rows" if num_splits == 1 else ""
     deciding = comparison.intervals[0] if comparison.intervals else None
     low, high = (comparison.gain,) * 2 if deciding is None else (deciding.low, deciding.high)
@@ -257,10 +262,10 @@ def _beside_baseline(own: RunResults, comparison: Comparison, num_splits: int) -
     elif high < 0:
         sentence = f"{name} is better than the model{here}: {detail}."
     else:
-        sentence = f"No clear difference between the model and {name}{here}: {detail}."
+        sentence = f"There is no clear difference between the model and {name}{here}: {detail}."
     if part == "valid":
         sentence += " The best epoch of the model was chosen on these rows, which favours the model."
-    return sentence if num_splits > 1 else f"{sentence} {_what_is_left_open(own)}"
+    return sentence
 
 
 def _describe_over(interval: Interval) -> str:
@@ -273,12 +278,14 @@ def _describe_over(interval: Interval) -> str:
 
 def _what_is_left_open(own: RunResults) -> str:
     """Return what may reverse a verdict from one split of the rows, and how to find out."""
-    num_rows = format_number_of(own.split_sizes[own.scored_split], "row")
+    num_rows = format_number_of(own.split_sizes[own.scored_split], f"{own.scored_split} row")
     seeds = "one seed" if len(own.seeds) == 1 else f"{len(own.seeds)} seeds"
-    tries = ["`exlm finetune --resume RUN --seeds 1,2,3` trains more"] if len(own.seeds) == 1 else []
-    if options := _options_of_splits(own):
-        tries.append(f"`{options}` tries five splits")
-    advice = f"; {' and '.join(tries)}" if tries else ""
+    tries = ["`exlm finetune --resume RUN --seeds 1,2,3` trains more seeds"] if len(own.seeds) == 1 else []
+    if own.split in ("random", "scaffold-balanced"):
+        tries.append("`exlm finetune --resume RUN --num-replicates 5` tries five splits")
+    elif own.split.startswith("scaffold"):  # files, a column or a split file leave no other split
+        tries.append("a new run with `--split scaffold-balanced --num-replicates 5` tries five splits")
+    advice = f": {', and '.join(tries)}" if tries else ""
     return f"This is {seeds} on one split with {num_rows}, and another may reverse it{advice}."
 
 
@@ -307,22 +314,12 @@ def _beside_chance(splits: Sequence[RunResults], scores: RunScores) -> list[str]
     if not may_be_luck and (interval is None or interval[0] > chance):
         return []
     guess = "the mean of the training rows" if metric == "r2" else "a random guess"
-    sentence = f"The model is not clearly better than {guess}: {part} {metric} {format_number(mean)}"
-    sentence += f"; {guess} scores {chance:g}."
+    sentence = f"The model is not clearly better than {guess}: it has {part} {metric} {format_number(mean)}, "
+    sentence += f"{guess} has {chance:g}"
     if may_be_luck and luck:
         lucky = format_number(min(1.0, chance + luck))
-        more = "--seeds 1,2,3" if interval is None else _options_of_splits(own)
-        advice = f"`{more}` gives more evidence" if more else "more rows give more evidence"
-        sentence += f" On {_describe_rows(metric, known)}, chance alone may reach {lucky}; {advice}."
-    return [sentence]
-
-
-def _options_of_splits(results: RunResults) -> str:
-    """Return options that try five splits, or nothing: files, a column or a split file leave no other split."""
-    if not results.split.startswith(("scaffold", "random")):
-        return ""
-    split = "" if results.split in ("random", "scaffold-balanced") else "--split scaffold-balanced "
-    return f"{split}--num-replicates 5"
+        sentence += f", and on {_describe_rows(metric, known)}, chance alone may reach {lucky}"
+    return [f"{sentence}."]
 
 
 def _luck(metric: str, known: KnownRows) -> float:

@@ -33,7 +33,7 @@ _logger = logging.getLogger("exlm_cli")
 _CPU = torch.device("cpu")
 _COST = (
     "small models train up to 1.4 times as long on a CPU; "
-    "with g++ (for a GPU also nvcc) installed, `exlm doctor --build` builds it"
+    "with g++ (for a GPU also nvcc) installed, `exlm doctor --build` compiles them"
 )
 
 
@@ -181,7 +181,7 @@ def choose_backend(
                 f"alignment backend `native` is not available: {obstacle}",
                 "run `exlm doctor --build` to build it and to see the compiler's message",
             )
-        _warn_once(f"alignment backend: reference, because native is not available: {obstacle}; {_COST}")
+        _warn_once(f"note: the loss of the DAG is computed without compiled kernels: {obstacle}; {_COST}")
     if not takes_dtype:
         raise ValueError(
             f"`log_emit` is {_name(dtype)} on {device.type}; alignment backend `{backend}` takes float32 and float64 "

@@ -55,13 +55,12 @@ def test_it_wins_and_the_verdict_and_the_tables_say_so(run):
     assert scores.others == ["tfidf", BOTH]
     assert results.predictors.best == "tfidf"
     assert results.predictors.names == ("model", "tfidf", "both")
-    first, best, *_ = results.verdict
-    assert first.startswith("TF-IDF + linear model is better than the model on these test rows: test roc_auc ")
-    assert "over the 30 rows, " in first
-    assert "for a single one of 2 seeds" in first
-    assert best.startswith("`exlm predict RUN FILE` uses TF-IDF + linear model, the best on the validation rows (")
-    assert "(valid roc_auc: TF-IDF 1" in best
-    assert "`--with model` or `--with both` chooses another" in best
+    use, values, beside, *_ = results.verdict
+    assert use.startswith("Predict new rows with `exlm predict RUN FILE`. It uses TF-IDF + linear model, the best on ")
+    assert values.startswith("roc_auc on validation rows: TF-IDF 1")
+    assert beside.startswith("TF-IDF + linear model is better than the model on these test rows: the model's gain ")
+    assert "over the 30 rows and " in beside
+    assert "for a single one of 2 seeds" in beside
     assert [interval.over for interval in results.comparison.intervals] == ["rows", "seeds"]
     (shown,) = results_tables(FinetunedRun("run", run, results))
     assert ("TF-IDF + linear model", "", "") in [row for group in shown.groups for row in group]

@@ -32,8 +32,11 @@ def comparison(*runs: Any, rows: Any = None) -> Comparison:
 
 
 def verdict(*runs: Any, rows: Any = None) -> tuple[str, ...]:
+    """Return what a verdict says behind the command that it begins with."""
     splits, scores = [run.results for run in runs], join_scores([run.scores for run in runs])
-    return describe_verdict(splits, scores, compare(splits, scores, rows))
+    first, *others = describe_verdict(splits, scores, compare(splits, scores, rows))
+    assert first.startswith("Predict new rows with `exlm predict RUN FILE`")
+    return tuple(others)
 
 
 def splits_of(areas: list[float], forest: float) -> list[Any]:
@@ -59,21 +62,21 @@ def errors(of_model: float, of_forest: float, **changed: Any) -> Any:
     [
         (
             0.5,
-            "The model is better than ECFP4 + random forest on these test rows: test rmse 0.5000 for the model, "
-            "0.7500 for the baseline; ",
+            "The model is better than ECFP4 + random forest on these test rows: the model's gain in rmse is 0.2500, "
+            "with a 95 % interval of ",
         ),
         (-0.5, "ECFP4 + random forest is better than the model on these test rows: "),
-        (0.0, "No clear difference between the model and ECFP4 + random forest on these test rows: "),
+        (0.0, "There is no clear difference between the model and ECFP4 + random forest on these test rows: "),
     ],
 )
 def test_a_verdict_on_one_split_is_decided_over_its_rows(shift, said):
-    (sentence,) = verdict(errors(0.5, 0.5 * (1 + shift)), rows=rows_of(shift))
+    sentence, left_open = verdict(errors(0.5, 0.5 * (1 + shift)), rows=rows_of(shift))
     assert sentence.startswith(said)
-    assert " over the 200 rows" in sentence
-    assert sentence.endswith(
-        " This is one seed on one split with 100 rows, and another may reverse it; `exlm finetune --resume RUN "
-        "--seeds 1,2,3` trains more and "
-        "`--split scaffold-balanced --num-replicates 5` tries five splits."
+    assert sentence.endswith(" over the 200 rows.")
+    assert left_open == (
+        "This is one seed on one split with 100 test rows, and another may reverse it: `exlm finetune --resume RUN "
+        "--seeds 1,2,3` trains more seeds, and a new run with `--split scaffold-balanced --num-replicates 5` tries "
+        "five splits."
     )
 
 
@@ -94,8 +97,9 @@ def test_several_seeds_have_the_interval_of_a_single_one_beside_that_over_rows()
     assert [interval.over for interval in found.intervals] == ["rows", "seeds"]
     low, high = stats.t.interval(0.95, 2, 0.15, stats.sem([0.2, 0.1, 0.15]))
     assert (found.intervals[1].low, found.intervals[1].high, found.intervals[1].num) == pytest.approx((low, high, 3))
-    (sentence,) = verdict(run, rows=rows_of(0.5))
-    assert f", {low:.4f} to {high:.4f} for a single one of 3 seeds. This is 3 seeds on one split with 100" in sentence
+    sentence, left_open = verdict(run, rows=rows_of(0.5))
+    assert sentence.endswith(f" and {low:.4f} to {high:.4f} for a single one of 3 seeds.")
+    assert left_open.startswith("This is 3 seeds on one split with 100 test rows")
 
 
 def test_the_score_of_a_verdict_is_that_of_the_mean_prediction():
@@ -103,7 +107,7 @@ def test_the_score_of_a_verdict_is_that_of_the_mean_prediction():
     run = run_of({"roc_auc": [0.6, 0.7]}, {"roc_auc": [0.6, 0.6]}, averages={"roc_auc": 0.8})
     found = comparison(run)
     assert (found.of_model, found.of_baseline, found.gain) == (0.8, 0.6, pytest.approx(0.2))
-    assert "test roc_auc 0.8000 for the model, 0.6000 for the baseline" in verdict(run)[0]
+    assert "the model's gain in roc_auc is 0.2000" in verdict(run)[0]
 
 
 def test_the_model_is_held_against_the_baseline_that_is_better_in_validation():
@@ -130,19 +134,22 @@ def test_scores_that_are_not_defined_are_no_comparison():
 
 @pytest.mark.parametrize(
     ("split", "advice"),
-    [("scaffold", "`--split scaffold-balanced --num-replicates 5`"), ("random", "`--num-replicates 5`")],
+    [
+        ("scaffold", "a new run with `--split scaffold-balanced --num-replicates 5`"),
+        ("random", "`exlm finetune --resume RUN --num-replicates 5`"),
+    ],
 )
 def test_the_advice_of_a_verdict_is_accepted_by_the_split(split, advice):
     values = {"roc_auc": [0.80, 0.70, 0.75]}
-    assert verdict(run_of(values, values, split=split))[0].endswith(f" may reverse it; {advice} tries five splits.")
+    assert verdict(run_of(values, values, split=split))[1].endswith(f" may reverse it: {advice} tries five splits.")
 
 
 @pytest.mark.parametrize("split", ["files", "column", "file", "official"])
 def test_no_other_split_is_advised_where_the_user_gives_the_splits(split):
     """A csv task refuses `task.split` and `num_replicates` beside files, a column or a file of splits."""
     values = {"roc_auc": [0.80, 0.70, 0.75]}
-    assert verdict(run_of(values, values, split=split))[0].endswith(
-        " This is 3 seeds on one split with 100 rows, and another may reverse it."
+    assert verdict(run_of(values, values, split=split))[1] == (
+        "This is 3 seeds on one split with 100 test rows, and another may reverse it."
     )
 
 
@@ -151,15 +158,15 @@ def test_a_verdict_on_validation_rows_says_that_the_epoch_was_chosen_on_them():
     sizes = {"train": 800, "valid": 100}
     run = run_of({"roc_auc": [0.9]}, {"roc_auc": [0.5]}, split="column", split_sizes=sizes)
     (sentence, *_) = verdict(run)
-    assert sentence.startswith("The model is better than ECFP4 + random forest on these valid rows: valid roc_auc ")
-    assert " The best epoch of the model was chosen on these rows, which favours the model. This is" in sentence
+    assert sentence.startswith("The model is better than ECFP4 + random forest on these valid rows: the model's gain ")
+    assert sentence.endswith(" The best epoch of the model was chosen on these rows, which favours the model.")
 
 
 def test_splits_of_the_same_rows_widen_an_interval():
     """Deviation 0.1, gain 0.27; half-width 4.303 * 0.1 * sqrt(1/3 + 1/8) = 0.291."""
     of_splits = verdict(*splits_of([0.67, 0.77, 0.87], 0.5))
     assert [sentence.split(":")[0] for sentence in of_splits] == [
-        "No clear difference between the model and ECFP4 + random forest",
+        "There is no clear difference between the model and ECFP4 + random forest",
         "The model is not clearly better than a random guess",
     ]
     (interval,) = comparison(*splits_of([0.67, 0.77, 0.87], 0.5)).intervals
@@ -167,7 +174,7 @@ def test_splits_of_the_same_rows_widen_an_interval():
     assert (interval.low, interval.high) == pytest.approx((0.27 - 0.2913, 0.27 + 0.2913), abs=1e-4)
     (sentence, *_) = verdict(*splits_of([0.9, 0.9], 0.7))
     assert sentence.startswith(
-        "The model is better than ECFP4 + random forest: test roc_auc 0.9000 for the model, 0.7000 for the baseline; "
+        "The model is better than ECFP4 + random forest: the model's gain in roc_auc is 0.2000, with a 95 % "
     )
     assert sentence.endswith(" over 2 splits.")
 
@@ -203,15 +210,16 @@ def test_splits_are_joined_in_order():
 
 def test_a_model_that_guesses_is_told_so():
     assert verdict(run_of({"roc_auc": [0.5, 0.6, 0.4]})) == (
-        "The model is not clearly better than a random guess: test roc_auc 0.5000; a random guess scores 0.5. "
-        "On 100 rows, 50 of them of the rarest class, chance alone may reach 0.6160; `--split scaffold-balanced "
-        "--num-replicates 5` gives more evidence.",
+        "The model is not clearly better than a random guess: it has test roc_auc 0.5000, a random guess has 0.5, and "
+        "on 100 rows, 50 of them of the rarest class, chance alone may reach 0.6160.",
+        "This is 3 seeds on one split with 100 test rows, and another may reverse it: a new run with `--split "
+        "scaffold-balanced --num-replicates 5` tries five splits.",
     )
     assert verdict(run_of({"roc_auc": [0.80, 0.82, 0.84]})) == ()
     flat = run_of({"rmse": [1.0, 1.0], "r2": [-0.1, 0.1]}, loss="regression", is_greater_better=False)
     assert "the mean of the training rows" in verdict(flat)[0]
     alike = run_of({"spearmanr": [0.01, -0.01]}, loss="regression", selection_metric="spearmanr")
-    assert "spearmanr 0.0000; a random guess scores 0" in verdict(alike)[0]
+    assert "spearmanr 0.0000, a random guess has 0" in verdict(alike)[0]
 
 
 def test_accuracy_is_judged_by_the_matthews_correlation_where_it_is_scored():
@@ -219,10 +227,9 @@ def test_accuracy_is_judged_by_the_matthews_correlation_where_it_is_scored():
     own = {"accuracy": [0.9, 0.9, 0.9], "matthews_corrcoef": [0.5, 0.6, 0.7]}
     assert verdict(run_of(own, loss="classes")) == ()
     own["matthews_corrcoef"] = [-0.1, 0.1, 0.0]
-    assert verdict(run_of(own, loss="classes")) == (
-        "The model is not clearly better than a random guess: test matthews_corrcoef 0.0000; "
-        "a random guess scores 0. On 100 rows, chance alone may reach 0.2010; "
-        "`--split scaffold-balanced --num-replicates 5` gives more evidence.",
+    assert verdict(run_of(own, loss="classes"))[0] == (
+        "The model is not clearly better than a random guess: it has test matthews_corrcoef 0.0000, a random guess has "
+        "0, and on 100 rows, chance alone may reach 0.2010."
     )
     assert verdict(run_of({"accuracy": [0.1, 0.2]})) == ()
 
@@ -260,11 +267,11 @@ def test_one_seed_beats_a_guess_if_luck_does_not_explain_its_score(metric, known
     """The luck of a guess is counted over all orders of the rows; over labels, deviations are averaged."""
     given = {"known_rows": {"test": known}}
     assert verdict(scored("a", "csv", {metric: [chance + 1.001 * luck]}, **given)) == ()
-    (sentence,) = verdict(scored("a", "csv", {metric: [chance + 0.999 * luck]}, **given))
+    sentence, _ = verdict(scored("a", "csv", {metric: [chance + 0.999 * luck]}, **given))
     assert sentence.startswith("The model is not clearly better than ")
     lucky = min(1, chance + luck)
-    assert sentence.endswith(f" On {said}, chance alone may reach {lucky:.4f}; `--seeds 1,2,3` gives more evidence.")
-    (sentence,) = verdict(scored("a", "csv", {metric: [chance - 0.1]}, **given))
+    assert sentence.endswith(f", and on {said}, chance alone may reach {lucky:.4f}.")
+    sentence, _ = verdict(scored("a", "csv", {metric: [chance - 0.1]}, **given))
     assert sentence.startswith("The model is not clearly better than ")
 
 
@@ -312,14 +319,14 @@ def test_the_mismatched_rows_of_mnli_do_not_make_luck_smaller():
     own = {"accuracy": [0.34] * 3, "matthews_corrcoef": [0.0190, 0.0191, 0.0192]}
     given: Any = {"loss": "classes", "split_sizes": {"train": 392_702, "valid": 19_647}}
     given["known_rows"] = {"valid": ((3_479, 3_123, 3_213),)}
-    (sentence,) = verdict(scored("a", "glue/mnli", own, **given))
-    assert sentence.endswith(" On 9,815 rows, chance alone may reach 0.0202; more rows give more evidence.")
+    sentence, _ = verdict(scored("a", "glue/mnli", own, **given))
+    assert sentence.endswith(", and on 9,815 rows, chance alone may reach 0.0202.")
 
 
 def test_the_luck_of_unknown_rows_is_left_out():
     """A user's own task may have a score that does not come from its targets."""
-    (sentence,) = verdict(run_of({"roc_auc": [0.4]}, known_rows={"test": ()}))
-    assert sentence.endswith("; a random guess scores 0.5.")
+    sentence, _ = verdict(run_of({"roc_auc": [0.4]}, known_rows={"test": ()}))
+    assert sentence.endswith(", a random guess has 0.5.")
     assert verdict(run_of({"roc_auc": [0.6]}, known_rows={"test": ()})) == ()
 
 
@@ -330,15 +337,15 @@ def test_luck_is_that_of_the_split_that_has_a_score():
         run_of({"roc_auc": [0.6]}, None, 1, known_rows=scored_one),
     ]
     (sentence,) = verdict(*splits)
-    assert " On 100 rows, 20 of them of the rarest class, " in sentence
+    assert " on 100 rows, 20 of them of the rarest class, " in sentence
 
 
 @pytest.mark.parametrize(
     ("split", "advice"),
     [
-        ("scaffold", "`--split scaffold-balanced --num-replicates 5` gives more evidence."),
-        ("random", "`--num-replicates 5` gives more evidence."),
-        ("official", "more rows give more evidence."),
+        ("scaffold", ": a new run with `--split scaffold-balanced --num-replicates 5` tries five splits."),
+        ("random", ": `exlm finetune --resume RUN --num-replicates 5` tries five splits."),
+        ("official", "."),
     ],
 )
 def test_seeds_that_agree_do_not_rule_out_the_luck_of_their_rows(split, advice):
@@ -346,8 +353,9 @@ def test_seeds_that_agree_do_not_rule_out_the_luck_of_their_rows(split, advice):
     alike = {"matthews_corrcoef": [0.054, 0.055, 0.056]}
     sizes = {"split_sizes": {"train": 2490, "valid": 277, "test": 277}}
     given: Any = {"selection_metric": "matthews_corrcoef", "loss": "classes", "split": split}
-    (sentence,) = verdict(scored("a", "csv", alike, **sizes, **given))
-    assert sentence.endswith(f" On 277 rows, chance alone may reach 0.1204; {advice}")
+    sentence, left_open = verdict(scored("a", "csv", alike, **sizes, **given))
+    assert sentence.endswith(", and on 277 rows, chance alone may reach 0.1204.")
+    assert left_open.endswith(f", and another may reverse it{advice}")
     splits = [
         scored("a", "csv", {"matthews_corrcoef": [area]}, split_seeds=(i,), **sizes, **given)
         for i, area in enumerate([0.05] * 9 + [0.06])
@@ -360,6 +368,6 @@ def test_seeds_that_agree_do_not_rule_out_the_luck_of_their_rows(split, advice):
     [("matthews_corrcoef", (1, 1)), ("matthews_corrcoef", (1, 2)), ("r2", (2,)), ("roc_auc", (1, 1))],
 )
 def test_luck_on_a_few_rows_gives_at_most_the_best_score(metric, counts):
-    (sentence,) = verdict(scored("a", "csv", {metric: [0.9]}, known_rows={"test": (counts,)}))
-    assert f"On {sum(counts)} rows" in sentence
-    assert ", chance alone may reach 1.0000;" in sentence
+    sentence, _ = verdict(scored("a", "csv", {metric: [0.9]}, known_rows={"test": (counts,)}))
+    assert f"on {sum(counts)} rows" in sentence
+    assert ", chance alone may reach 1.0000." in sentence

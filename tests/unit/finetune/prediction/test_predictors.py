@@ -102,8 +102,8 @@ def test_what_is_best_in_validation_is_in_results_verdict_and_scores(run):
     assert scores.others == ["forest-ecfp4", "forest-rdkit2d", BOTH]
     assert found.valid["both"] == pytest.approx(scores.average("valid", "rmse", model=BOTH).mean)
     assert found.best == min(OF_FORESTS, key=lambda name: found.valid[name])
-    assert any(one.startswith("`exlm predict RUN FILE` uses ") for one in results.verdict)
-    assert any(one.startswith(f"`exlm predict {run} FILE` uses ") for one in FinetunedRun("run", run, results).verdict)
+    assert results.verdict[0].startswith("Predict new rows with `exlm predict RUN FILE`. It uses ")
+    assert f" with `exlm predict {run} FILE`. It" in FinetunedRun("run", run, results).verdict[0]
     for forest, split in zip(found.baselines, (0, 1), strict=True):
         values = {name: scores.by_split("valid", "rmse", name)[split] for name in ("forest-ecfp4", "forest-rdkit2d")}
         assert values[forest] == min(values.values())

@@ -97,7 +97,7 @@ def test_native_that_is_not_available_is_an_error_with_the_reason(entry_point, d
 
 @pytest.mark.parametrize(
     ("obstacle", "lines"),
-    [("", []), ("no compiler", ["alignment backend: reference, because native is not available: no compiler"])],
+    [("", []), ("no compiler", ["note: the loss of the DAG is computed without compiled kernels: no compiler"])],
 )
 def test_auto_takes_native_where_it_serves_else_the_reference_and_says_so_once(
     obstacle, lines, dag, native_stand_in, caplog
