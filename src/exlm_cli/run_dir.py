@@ -131,7 +131,7 @@ def require_unused(out: Path) -> None:
         CheckpointError: It is not empty, or cannot be read.
     """
     with refusing(f"{out}: no run directory can be made there", is_chosen=True):
-        if out.is_dir() and {path.name for path in out.iterdir()} - {LOCK_FILE} and not _is_beginning(out):
+        if out.is_dir() and {path.name for path in out.iterdir()} - {LOCK_FILE} and not is_beginning(out):
             raise _not_empty(out)
 
 
@@ -151,7 +151,7 @@ def create_run_dir(out: str | Path | None, name: str) -> Path:
         else:
             folder = Path(out)
             require_unused(folder)
-            is_killed = folder.is_dir() and _is_beginning(folder)
+            is_killed = folder.is_dir() and is_beginning(folder)
             if _WAS_THERE in _notes_on_beginning(folder) if is_killed else folder.exists():
                 notes.append(_WAS_THERE)
             folder.mkdir(parents=True, exist_ok=True)
@@ -211,7 +211,7 @@ def sole_process(folder: Path, *, is_new: bool) -> Iterator[None]:
 
 
 def _remove_leftovers(folder: Path, *, is_new: bool) -> None:
-    if is_new and not _is_beginning(folder):
+    if is_new and not is_beginning(folder):
         raise _not_empty(folder)  # another process began here, and ended, since `create_run_dir`
     kept = {folder / LOCK_FILE, folder / BEGINNING_FILE}
     half_written = (path for place in (folder, folder / "report") for path in place.glob(".*.writing-*"))
@@ -229,8 +229,10 @@ def _delete(path: Path) -> None:
         path.unlink()
 
 
-def _is_beginning(folder: Path) -> bool:
+def is_beginning(folder: Path) -> bool:
     """Return whether a folder is marked as a beginning, and has only what a run writes before it can be resumed."""
+    if not folder.is_dir():
+        return False
     names = {path.name for path in folder.iterdir()}
     is_own = (name in _BEGINNING_FILES or (name.startswith(".") and ".writing-" in name) for name in names)
     return BEGINNING_FILE in names and all(is_own)
@@ -244,10 +246,12 @@ def _notes_on_beginning(folder: Path) -> list[str]:
 def _not_empty(folder: Path) -> CheckpointError:
     hint = "choose another folder with `out=DIR`"
     if not any((folder / name).is_file() for name in (RUN_FILE, SERIES_FILE)):
-        return CheckpointError(f"{folder}: the folder is not empty", hint)
+        return CheckpointError(f"{folder}: the folder is not empty, and is no run", f"{hint}, or empty this one")
     with contextlib.suppress(CheckpointError):  # a damaged run cannot be continued
         command = "finetune" if (folder / SERIES_FILE).is_file() else read_run_json(folder).command
         hint = f"continue that run with `{resume_command(command, folder)}`, or {hint}"
+        if next(folder.rglob("*.safetensors"), None) is None:
+            hint += "; no weights were saved yet, so nothing is lost if you delete it"
     return CheckpointError(f"{folder}: the run directory is not empty", hint)
 
 

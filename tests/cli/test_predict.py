@@ -48,8 +48,8 @@ def test_molecules_are_explained_beside_their_predictions_and_texts_are_not(run_
     files = [f"why/{name}" for name in ("out.csv", *(f"out-atoms/{n}" for n in FILES_OF_EXPLANATIONS))]
     assert result_of(capsys, *words)["files"] == files
     atoms = read_rows(run_folder / "why/out-atoms/atoms.csv")
-    assert [(row["row"], row["symbol"]) for row in atoms] == [
-        ("line 2", "C"), ("line 2", "C"), ("line 2", "O"), ("line 4", "C"), ("line 4", "O"),
+    assert [(row["line"], row["symbol"]) for row in atoms] == [
+        ("2", "C"), ("2", "C"), ("2", "O"), ("4", "C"), ("4", "O"),
     ]  # fmt: skip
     assert "<h1>new.csv by " in (run_folder / "why/out-atoms/index.html").read_text()
     assert refusal_of(capsys, "predict", "Q", "a.json", "--explain").splitlines()[0] == (

@@ -56,7 +56,7 @@ def test_a_given_folder_is_made_with_its_parents_and_an_empty_one_is_taken(tmp_p
     (out / "recipe.yaml").touch()
     with pytest.raises(CheckpointError, match="not empty") as caught:
         create_run_dir(out, "a")
-    assert caught.value.hint == "choose another folder with `out=DIR`"
+    assert caught.value.hint == "choose another folder with `out=DIR`, or empty this one"
     (out / "run.json").touch()
     assert damage_hint(out / "recipe.yaml") == ALTERED_HINT
     assert damage_hint(out / "mine.yaml") == ""
@@ -68,6 +68,12 @@ def test_a_given_folder_is_made_with_its_parents_and_an_empty_one_is_taken(tmp_p
     with pytest.raises(CheckpointError, match="the run directory is not empty") as caught:
         create_run_dir(out, "a")
     assert caught.value.hint.startswith(f"continue that run with `exlm pretrain --resume {out}`, or choose another")
+    assert "nothing is lost if you delete it" in caught.value.hint
+    (out / "checkpoints").mkdir()
+    (out / "checkpoints" / "model.safetensors").touch()
+    with pytest.raises(CheckpointError, match="the run directory is not empty") as caught:
+        create_run_dir(out, "a")
+    assert "delete" not in caught.value.hint
 
 
 def test_what_a_process_killed_at_its_beginning_left_is_deleted_and_nothing_else(tmp_path):

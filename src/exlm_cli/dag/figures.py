@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from exlm_cli.dag.fillings import Filling
 from exlm_cli.dag.graph import FloatArray
-from exlm_cli.dag.inspection import MAX_MASKS_DRAWN, Inspection
+from exlm_cli.dag.inspection import MAX_MASKS_DRAWN, WITHOUT_DAG, Inspection
 from exlm_cli.dag.layout import FONT_FAMILY, EdgeCurve, GraphLayout, NodeBox, fit_word, lay_out_graph, text_width
 from exlm_cli.format import format_percent
 from exlm_cli.report.style import FAINT_INK, INK, drawing, fade, ink_on, mask_colour, new_figure, render_figure
@@ -219,7 +219,7 @@ class _FillingPanel:
             if filling.is_valid_smiles is False:
                 _write(axes, self._columns[-1] + 6, y, "\N{BALLOT X}", self._FONT)
             y += self._PITCH
-        self._draw_heading(axes, y + 8, "Each [MASK] guessed on its own", self._note)
+        self._draw_heading(axes, y + 8, WITHOUT_DAG, self._note)
         self._draw_words(axes, self._inspection.guess.filling, y + 42)
 
     def _draw_heading(self, axes: Axes, y: float, heading: str, note: str) -> None:

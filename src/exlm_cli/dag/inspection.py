@@ -15,6 +15,9 @@ from exlm_cli.format import format_number_of, format_percent, printable
 MAX_MASKS_DRAWN = 40
 """Pictures show this many masks; of a longer sentence they show the first ones and say so."""
 
+WITHOUT_DAG = "Without the DAG, each [MASK] on its own"
+"""Heading of the guess that stands below the joint fillings."""
+
 _COLLAPSED = 1.05
 _NOTHING = "–"
 

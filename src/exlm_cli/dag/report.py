@@ -4,12 +4,12 @@ The page shows the SVG pictures of `figures`; pointing at a node shows its edges
 """
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
 from exlm_cli.dag.figures import render_graph, render_heat_map
-from exlm_cli.dag.inspection import Inspection, two_decimals
+from exlm_cli.dag.inspection import WITHOUT_DAG, Inspection, two_decimals
 from exlm_cli.dag.text import render_json
 from exlm_cli.files import folder_for_results, write_together
 from exlm_cli.format import format_percent
@@ -34,19 +34,14 @@ def render_report(inspection: Inspection, formats: Sequence[str]) -> dict[str, b
     return {name: data for name, data in files.items() if name.rpartition(".")[2] in formats}
 
 
-def write_report(
-    inspection: Inspection, folder: Path, formats: Sequence[str], *, show: Callable[[], None] = lambda: None
-) -> list[Path]:
+def write_report(inspection: Inspection, folder: Path, formats: Sequence[str]) -> list[Path]:
     """Write the files into a folder, which is made if need be; a failure leaves no half-written file.
-
-    `show` is called once the folder is there: pictures of a large DAG take seconds.
 
     Raises:
         CheckpointError: A file cannot be written.
     """
     names = [name for name in formats if name in ("html", "json") or inspection.dag.has_transitions]
     with folder_for_results(folder) if names else nullcontext():
-        show()
         files = render_report(inspection, names)
         write_together({folder / name: data for name, data in files.items()})
     return [folder / name for name in files]
@@ -63,6 +58,7 @@ def render_html(inspection: Inspection, graph: bytes, heat_map: bytes) -> str:
         inspection=inspection,
         graph=graph[graph.find(b"<svg ") :].decode() if graph else "",
         heat_map=base64.b64encode(heat_map).decode(),
+        without_dag=WITHOUT_DAG,
         percent=format_percent,
         two_decimals=two_decimals,
         mask_colour=mask_colour,

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from exlm_cli.dag.fillings import Filling
-from exlm_cli.dag.inspection import Inspection, two_decimals
+from exlm_cli.dag.inspection import WITHOUT_DAG, Inspection, two_decimals
 from exlm_cli.format import format_percent, printable
 from exlm_cli.report.style import ink_on, mask_colour
 
@@ -97,9 +97,9 @@ def _fillings(inspection: Inspection) -> Table:
     for rank, filling in enumerate(n_best.fillings, start=1):
         table.add_row(str(rank), *_filling_cells(inspection, filling))
     table.add_section()
+    table.add_row("", "", Text(f"{WITHOUT_DAG}:", style="dim"))
     table.add_row("", *_filling_cells(inspection, guess.filling))
-    alone = f"each [MASK] guessed on its own, {inspection.share_if_independent()}"
-    table.add_row("", "", Text(alone, style="dim"))
+    table.add_row("", "", Text(f"({inspection.share_if_independent()})", style="dim"))
     if not n_best.is_proven:
         table.add_row("", "", Text(inspection.note_on_proof(), style="bold"))
     return table

@@ -29,7 +29,7 @@ from exlm_cli.finetune.scores import (
     read_scores,
 )
 from exlm_cli.run_dir import resume_command
-from exlm_cli.tasks.base import FloatArray, Loss
+from exlm_cli.tasks.base import PLACE_COLUMN, FloatArray, Loss
 
 RESULT_FILE = "result.json"
 """File of a cell; a cell that has it is done."""
@@ -461,6 +461,19 @@ def read_split_inputs(run: Path, results: RunResults, split: str) -> tuple[str, 
     Raises:
         CheckpointError: The file is missing or altered.
     """
+    return _read_texts(run, results, split, INPUT_COLUMNS)
+
+
+def read_split_places(run: Path, results: RunResults, split: str) -> tuple[str, ...]:
+    """Return the place of each of the N rows of a split in its file, like `line 7`; none where it is not known.
+
+    Raises:
+        CheckpointError: The file is missing or altered.
+    """
+    return _read_texts(run, results, split, (PLACE_COLUMN,))
+
+
+def _read_texts(run: Path, results: RunResults, split: str, names: Sequence[str]) -> tuple[str, ...]:
     cell = best_cell_folder(run, results, results.best_seed)
     path = cell / f"predictions-{split}.csv"
     content = read_whole(path, hint=how_to_redo(cell)).decode(errors="backslashreplace")
@@ -468,7 +481,7 @@ def read_split_inputs(run: Path, results: RunResults, split: str) -> tuple[str, 
     header, *lines = csv.reader(io.StringIO(content, newline=""))
     # behind the predictions, whose names may be anything
     first = 1 + len(results.output_names)
-    columns = [index for index, name in enumerate(header) if index >= first and name in INPUT_COLUMNS]
+    columns = [index for index, name in enumerate(header) if index >= first and name in names]
     return tuple(" | ".join(line[index] for index in columns) for line in lines) if columns else ()
 
 

@@ -31,11 +31,11 @@ class ExplainedRow:
     """A row of a file, and what its atoms add to its prediction.
 
     Attributes:
-        place: The row as people find it, like `line 7`.
+        line: Line of the file on which it begins, as in the table of predictions.
         truth: (C,) known targets; NaN where unknown; (1,) class index for `classes`.
     """
 
-    place: str
+    line: int
     changes: "AtomChanges"
     truth: FloatArray
 
@@ -76,11 +76,11 @@ def explanation_files(
             for index in shown
         ]
         drawn = draw_molecule(row.changes.smiles, panels)
-        lines = [row.place, *(_describe(row, index, names, loss) for index in shown)]
+        lines = [f"line {row.line} of the file", *(_describe(row, index, names, loss) for index in shown)]
         if drawn is None:
             lines.append(f"not drawn: more than {MAX_DRAWN_ATOMS} atoms; atoms.csv has them")
         else:
-            files[folder / f"{row.place.replace(' ', '-').replace(',', '')}.svg"] = drawn
+            files[folder / f"line-{row.line}.svg"] = drawn
         cards.append(card_of(drawn, row.changes.smiles, [*lines, row.changes.smiles]))
     unit = "" if is_value else " in log-odds"
     page = render_page(
@@ -134,11 +134,11 @@ def _describe(row: ExplainedRow, index: int, names: Sequence[str], loss: Loss) -
 
 
 def _table(rows: Sequence[ExplainedRow], names: Sequence[str]) -> bytes:
-    """Return a line for each atom: its row, its place in the SMILES, counted from 0, its text there, its changes."""
+    """Return a row for each atom: line of the file, its place in the SMILES, counted from 0, its text there, changes."""
     lines: list[Sequence[object]] = []
     for row in rows:
         smiles = row.changes.smiles
         for atom, ((start, end), changes_C) in enumerate(zip(atom_spans(smiles), row.changes.changes, strict=True)):
             cells = ["" if np.isnan(change) else f"{change:.6g}" for change in changes_C.tolist()]
-            lines.append([row.place, smiles, atom, smiles[start:end], *cells])
-    return csv_bytes(["row", "smiles", "atom", "symbol", *(f"{name}_change" for name in names)], lines)
+            lines.append([row.line, smiles, atom, smiles[start:end], *cells])
+    return csv_bytes(["line", "smiles", "atom", "symbol", *(f"{name}_change" for name in names)], lines)

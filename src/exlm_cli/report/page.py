@@ -108,7 +108,8 @@ def _row_sections(finetuned: FinetunedRun, rows: ScoredRows) -> list[Section]:
     ]
     if rows.inputs:
         worst = rows.worst()
-        sections.append(Section(f"Worst predicted {what}, {split}", cards=rows.cards(worst)))
+        notes = () if worst else (f"none: every one of the {split} {what} is predicted right",)
+        sections.append(Section(f"Worst predicted {what}, {split}", notes=notes, cards=rows.cards(worst)))
         if rows.similarity is not None:
             least, surprising = rows.surprising()
             note = (

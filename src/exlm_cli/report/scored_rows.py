@@ -4,16 +4,16 @@ Axes: N scored rows, C outputs.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from exlm_cli.data import BoolArray, IntArray
+from exlm_cli.data import BoolArray
 from exlm_cli.finetune.evaluation.calibration import CalibratedRows, read_scored_split
 from exlm_cli.finetune.prediction.training_rows import read_training_rows
-from exlm_cli.finetune.results import FinetunedRun, read_predictions, read_split_inputs
+from exlm_cli.finetune.results import FinetunedRun, read_split_inputs, read_split_places
 from exlm_cli.format import format_number, shorten
 from exlm_cli.progress import SilentProgress
 from exlm_cli.report.molecules import draw_molecule
@@ -25,7 +25,7 @@ MAX_PAIRS = 10**8
 NUM_CARDS = 8
 _TEXT_LETTERS = 300
 _WRONG = 0.5
-"""Error of a label or class from which on the truth is not what was predicted."""
+"""Error of a label from which on the truth is not what was predicted."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class ScoredRows:
     Attributes:
         calibrated: Mean prediction of the seeds, truth and calibration.
         inputs: N texts or SMILES; none where they are not known.
-        rows: (N,) row of the input, counted from 0.
+        places: (N,) place of each row in its file, like `line 7`.
         similarity: (N,) largest Tanimoto similarity to a training molecule; None for text and where it is not known.
         is_molecule: Whether `inputs` are SMILES.
     """
 
     calibrated: CalibratedRows
     inputs: tuple[str, ...]
-    rows: IntArray
+    places: Sequence[str]
     similarity: FloatArray | None
     is_molecule: bool
 
@@ -58,8 +58,21 @@ class ScoredRows:
         errors_N = 1 - rows.mean[np.arange(len(rows.mean)), true_N]
         return np.where(np.isnan(rows.targets[:, 0]), np.nan, errors_N)[:, None]
 
+    @property
+    def _is_wrong(self) -> BoolArray:
+        """(N, C): whether an answer is not the truth, as every known value is; False where that is unknown."""
+        if self.calibrated.loss == "regression":
+            return ~np.isnan(self.errors)
+        if self.calibrated.loss == "binary":
+            return np.nan_to_num(self.errors) >= _WRONG
+        truth_N = self.calibrated.targets[:, 0]
+        is_wrong: BoolArray = (self.calibrated.mean.argmax(axis=1) != truth_N) & ~np.isnan(truth_N)
+        return is_wrong[:, None]
+
     def worst(self, is_chosen_N: BoolArray | None = None) -> list[tuple[int, int]]:
         """Return row and output of the largest errors, each row once, the largest first.
+
+        Of labels and classes, they are those of wrong answers alone.
 
         Errors of several values are compared in units of the standard deviation of the truth.
 
@@ -70,7 +83,7 @@ class ScoredRows:
         if self.calibrated.loss == "regression":
             deviation_C = np.nanstd(self.calibrated.targets, axis=0)
             errors_NC = errors_NC / np.where(deviation_C > 0, deviation_C, 1.0)
-        errors_NC = np.nan_to_num(errors_NC, nan=-1.0)
+        errors_NC = np.where(self._is_wrong, errors_NC, -1.0)
         largest_N = errors_NC.max(axis=1)
         if is_chosen_N is not None:
             largest_N = np.where(is_chosen_N, largest_N, -1.0)
@@ -79,13 +92,11 @@ class ScoredRows:
 
     def surprising(self) -> tuple[float, list[tuple[int, int]]]:
         """Return the least similarity of the third of the molecules that is most like the training molecules, and the
-        largest errors of that third that are not among the `worst` of all; of labels and classes, wrong answers.
+        largest errors of that third that are not among the `worst` of all.
         """
         assert self.similarity is not None, "the caller has asked"
         least = float(np.quantile(self.similarity, 2 / 3))
         is_near_N = self.similarity >= least
-        if self.calibrated.loss != "regression":
-            is_near_N &= np.nan_to_num(self.errors).max(axis=1) >= _WRONG
         is_near_N[[row for row, _ in self.worst()]] = False
         return least, self.worst(is_near_N)
 
@@ -95,7 +106,7 @@ class ScoredRows:
 
     def _card(self, row: int, output: int) -> Card:
         text = self.inputs[row]
-        lines = [*self._describe(row, output), f"row {self.rows[row] + 1:,} of the table"]
+        lines = [*self._describe(row, output), f"{self.places[row]} of the file"]
         if self.similarity is not None:
             lines.insert(1, f"nearest training molecule: {self.similarity[row]:.2f}")
         if not self.is_molecule:
@@ -131,7 +142,6 @@ def read_scored_rows(run: FinetunedRun) -> ScoredRows:
     results = run.results
     split = results.scored_split
     calibrated, inputs = read_scored_split(run.folder, results), read_split_inputs(run.folder, results, split)
-    rows, _ = read_predictions(run.folder / f"targets-{split}.csv", "fine-tune again")
     is_molecule = results.input_kind == "smiles"
     similarity = None if calibrated.signs is None else calibrated.signs.similarity
     if similarity is None or np.isnan(similarity).any():
@@ -139,4 +149,4 @@ def read_scored_rows(run: FinetunedRun) -> ScoredRows:
         similarity = None
         if is_molecule and inputs and is_affordable:
             similarity = read_training_rows(run.folder).nearest_tanimoto(inputs, SilentProgress())
-    return ScoredRows(calibrated, inputs, np.array(rows, dtype=np.int64), similarity, is_molecule)
+    return ScoredRows(calibrated, inputs, read_split_places(run.folder, results, split), similarity, is_molecule)

@@ -323,6 +323,10 @@ class Layout:
         return out, *(out.with_name(f"{out.stem}{ending}") for ending in self.endings)
 
 
+PLACE_COLUMN = "place"
+"""Column of `predictions-<split>.csv` with the place of the row in its file, like `line 7`."""
+
+
 def write_outputs(
     path: Path,
     rows: Iterable[int],

@@ -21,7 +21,7 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.files import ALTERED_HINT
-from exlm_cli.run_dir import update_run_json
+from exlm_cli.run_dir import create_run_dir, update_run_json
 
 
 def write(path: Path, text: str) -> Path:
@@ -220,6 +220,13 @@ def test_a_run_is_continued_by_the_command_that_began_it(tmp_path, begun, kind):
     with pytest.raises(CheckpointError, match=rf"a run of `exlm {begun.command}`, not of {named}$") as error:
         resumed_recipe(tmp_path, kind)
     assert f"--resume {tmp_path}`" in error.value.hint
+
+
+def test_a_run_that_was_stopped_too_early_to_be_continued_says_what_to_do(tmp_path):
+    create_run_dir(tmp_path, "a")
+    with pytest.raises(CheckpointError, match="stopped before it had anything to continue") as error:
+        resumed_recipe(tmp_path, PretrainRecipe)
+    assert "which takes this folder" in error.value.hint
 
 
 def test_damage_in_the_recipe_of_a_run_is_told_apart_from_a_mistake_of_the_user(tmp_path):

@@ -8,7 +8,6 @@ from unittest.mock import Mock
 import pytest
 
 from exlm_cli.dag import FORMATS
-from exlm_cli.dag import report as dag_report
 from exlm_cli.dag.report import render_report, write_report
 from exlm_cli.errors import CheckpointError
 from tests.unit.dag.inspections import case_files, case_study
@@ -22,17 +21,6 @@ def test_only_what_is_wanted_is_written(tmp_path):
     assert {path.name: path.read_bytes() for path in folder.iterdir()}.items() <= case_files().items()
     assert len(list(folder.iterdir())) == 3
     assert write_report(case_study(), folder, []) == []
-
-
-def test_text_is_shown_before_pictures_are_drawn_but_not_where_no_folder_can_be_made(tmp_path, monkeypatch):
-    """Pictures take seconds, and an error writes nothing to stdout."""
-    shown: list[bool] = []
-    folder = tmp_path / "new"
-    monkeypatch.setattr(dag_report, "render_report", lambda *_: {"drawn": b""} if shown else {})
-    assert write_report(case_study(), folder, ["svg"], show=lambda: shown.append(folder.is_dir())) == [folder / "drawn"]
-    assert shown == [True]
-    with pytest.raises(CheckpointError, match="the folder cannot be made"):
-        write_report(case_study(), folder / "drawn", ["svg"], show=lambda: pytest.fail("shown"))
 
 
 def test_a_model_without_transitions_has_no_pictures():

@@ -19,7 +19,7 @@ FOLDER = Path("out")
 
 def explained(smiles: str, changes: list[list[float]], truth: list[float], line: int = 2) -> ExplainedRow:
     of_atoms = np.array(changes)
-    return ExplainedRow(f"line {line}", AtomChanges(smiles, of_atoms.sum(axis=0), of_atoms), np.array(truth))
+    return ExplainedRow(line, AtomChanges(smiles, of_atoms.sum(axis=0), of_atoms), np.array(truth))
 
 
 def fills_of(svg: bytes) -> dict[str, str]:
@@ -65,11 +65,11 @@ def test_values_are_drawn_and_listed_atom_by_atom():
     assert fills["atom-0"] not in (RAISES, "#FFFFFF")
     table = list(csv.DictReader(io.StringIO(files[FOLDER / "atoms.csv"].decode())))
     assert [list(row.values()) for row in table] == [
-        ["line 2", "CCO", "0", "C", "0.5"],
-        ["line 2", "CCO", "1", "C", "0.25"],
-        ["line 2", "CCO", "2", "O", "-1"],
-        ["line 7", "[H]Cl", "0", "[H]", "0"],
-        ["line 7", "[H]Cl", "1", "Cl", ""],
+        ["2", "CCO", "0", "C", "0.5"],
+        ["2", "CCO", "1", "C", "0.25"],
+        ["2", "CCO", "2", "O", "-1"],
+        ["7", "[H]Cl", "0", "[H]", "0"],
+        ["7", "[H]Cl", "1", "Cl", ""],
     ]
     page = files[FOLDER / "index.html"].decode()
     assert not re.search(r"<b>new|<script|https?://|<link", page)

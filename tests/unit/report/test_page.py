@@ -67,7 +67,8 @@ def write_run(
     for split, of_split in targets.items():
         write_outputs(folder / f"targets-{split}.csv", range(len(of_split)), names, list(of_split))
     for split, of_split in outputs.items():
-        read = {"input": [inputs[row % len(inputs)] for row in range(len(of_split))]}
+        read = {"place": [f"line {row + 2}" for row in range(len(of_split))]}
+        read["input"] = [inputs[row % len(inputs)] for row in range(len(of_split))]
         for seed in results.seeds:
             cell = folder / f"cells/single/split-0/seed-{seed}"
             cell.mkdir(parents=True, exist_ok=True)
@@ -151,7 +152,7 @@ def test_the_largest_errors_are_drawn_and_apart_from_them_those_near_the_trainin
     text = write_page(value_run(tmp_path, errors, inputs=("CCO", "c1ccccc1"))).read_text(encoding="utf-8")
     sections = sections_of(text)
     worst, near = (sections[f"{name} molecules, test"] for name in ("Worst predicted", "Most surprising"))
-    rows_of = [[int(row) - 1 for row in re.findall(r"row (\d+) of the table", part)] for part in (worst, near)]
+    rows_of = [[int(line) - 2 for line in re.findall(r"line (\d+) of the file", part)] for part in (worst, near)]
     by_error = sorted(range(40), key=lambda row: -errors[row])
     assert rows_of[0] == by_error[:8]
     assert rows_of[1] == [row for row in by_error if row % 2 == 0][:8]
@@ -175,6 +176,7 @@ def test_the_worst_rows_of_a_text_run_are_shown_as_text(tmp_path):
     )
     targets = {"train": np.array([[0.0], [1.0], [2.0]]), "valid": np.zeros((3, 1)), "test": np.zeros((6, 1))}
     outputs = {"valid": np.full((3, 3), 1 / 3), "test": np.tile([[0.5, 0.25, 0.25]], (6, 1))}
+    outputs["test"][2] = [0.375, 0.5, 0.125]
     outputs["test"][4] = [0.125, 0.125, 0.75]
     inputs = [f"text <i>{number}</i>" for number in range(6)]
     text = write_page(write_run(tmp_path, run, targets, outputs, inputs=inputs)).read_text(encoding="utf-8")
@@ -182,9 +184,14 @@ def test_the_worst_rows_of_a_text_run_are_shown_as_text(tmp_path):
     assert not any("molecules" in title for title in sections)
     worst = sections["Worst predicted rows, test"]
     assert "<i>" not in worst
-    assert worst.index("text &lt;i&gt;4") < worst.index("text &lt;i&gt;0")
+    assert re.findall(r"text &lt;i&gt;(\d)", worst) == ["4", "2"], "rows that are predicted right are not among them"
     assert "true red (0.125), predicted blue (0.750)" in worst
     assert "--explain" not in text
+    outputs["test"][[2, 4]] = [0.5, 0.25, 0.25]
+    text = write_page(write_run(tmp_path, run, targets, outputs, inputs=inputs)).read_text(encoding="utf-8")
+    worst = sections_of(text)["Worst predicted rows, test"]
+    assert "none: every one of the test rows is predicted right" in worst
+    assert "&lt;i&gt;" not in worst
 
 
 def test_lines_of_intervals_are_explained_where_there_are_some(tmp_path, figures):

@@ -82,16 +82,12 @@ def inspect_dag(
     if warning := warn_of_unlearned(Path(inspection.checkpoint), loaded.encoder.kind):
         progress.message(f"note: {warning}")
 
-    def show() -> None:
-        if not as_json:
-            console.emit_renderable(render_terminal(inspection))
-        if inspection.dag.num_masks > MANY_MASKS and not {"png", "svg", "html"}.isdisjoint(wanted):
-            progress.message("drawing")
-
-    folder = out or _default_folder(run, sentence)
-    files = write_report(inspection, folder, wanted, show=show)
+    if inspection.dag.num_masks > MANY_MASKS and not {"png", "svg", "html"}.isdisjoint(wanted):
+        progress.message("drawing")
+    files = write_report(inspection, out or _default_folder(run, sentence), wanted)
     if as_json:
         return console.emit_json({**inspection_as_dict(inspection), "files": files})
+    console.emit_renderable(render_terminal(inspection))
     if files:
         console.emit_text("")
         console.emit_files(files)

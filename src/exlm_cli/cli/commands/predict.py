@@ -96,7 +96,7 @@ def predict(
         first = range(min(MAX_EXPLAINED, len(encoded)))
         found = explain_molecules(finetuned, encoded, [encoded.texts[row][0] for row in first], progress)
         explained = [
-            ExplainedRow(f"line {rows.columns['line'][rows.readable[row]]}", found[row], encoded.targets[row])
+            ExplainedRow(int(rows.columns["line"][rows.readable[row]]), found[row], encoded.targets[row])
             for row in first
         ]
         heading = f"{file.name} by {given.name}: what the atoms add"

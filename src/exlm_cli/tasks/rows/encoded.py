@@ -14,7 +14,16 @@ from numpy.typing import NDArray
 
 from exlm_cli.data import IntArray
 from exlm_cli.tasks import metrics
-from exlm_cli.tasks.base import EncodedRows, EncodedSplit, FloatArray, Loss, SeedOutputs, Split, write_outputs
+from exlm_cli.tasks.base import (
+    PLACE_COLUMN,
+    EncodedRows,
+    EncodedSplit,
+    FloatArray,
+    Loss,
+    SeedOutputs,
+    Split,
+    write_outputs,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +34,7 @@ class ScoredRows(EncodedSplit):
         loss, names: `loss` and `output_names` of the task.
         texts: One or two texts, or one SMILES, of each of N rows.
         rows: (N,) row of the input, counted from 0.
+        places: Place of each row in its file for people, like `line 7`; none where nobody knows.
         scale: (C,) standard deviations of the training targets, as in `metrics.score_rows`.
     """
 
@@ -32,6 +42,7 @@ class ScoredRows(EncodedSplit):
     names: tuple[str, ...]
     texts: Sequence[tuple[str, ...]]
     rows: IntArray
+    places: Sequence[str] = ()
     scale: FloatArray | None = None
 
     def by_seed(self, outputs: SeedOutputs) -> FloatArray:
@@ -74,12 +85,13 @@ class ScoredRows(EncodedSplit):
     def _stored_fields(self) -> dict[str, Any]:
         scale = None if self.scale is None else self.scale.tolist()
         fields = {"loss": self.loss, "names": self.names, "texts": self.texts, "scale": scale}
-        return {"fields": {**fields, "rows": self.rows.tolist()}}
+        return {"fields": {**fields, "rows": self.rows.tolist(), "places": self.places}}
 
     def write_predictions(self, folder: Path, split: Split, outputs: SeedOutputs) -> None:
         """Write `predictions-<split>.csv`: probabilities of labels or classes, or values, by row of the input.
 
-        Then come the truth, `<name>_true` or `true_class`, and the text or SMILES that the model read.
+        Then come the truth, `<name>_true` or `true_class`, the place in the file, and the text or SMILES that the model
+        read.
         """
         if self.loss == "classes":
             classes = self.targets[:, 0]
@@ -88,7 +100,8 @@ class ScoredRows(EncodedSplit):
             truth = name_columns(self.names, "true", self.targets)
         texts = zip(*self.texts, strict=True)
         inputs = ("input",) if len(self.texts[0]) == 1 else ("input_a", "input_b")
-        more = {**truth, **dict(zip(inputs, texts, strict=True))}
+        places = {PLACE_COLUMN: self.places} if self.places else {}
+        more = {**truth, **places, **dict(zip(inputs, texts, strict=True))}
         mean_NC = self.by_seed(outputs).mean(axis=0)
         write_outputs(folder / f"predictions-{split}.csv", self.rows, self.names, mean_NC, more)
 

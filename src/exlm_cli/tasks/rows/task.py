@@ -308,7 +308,8 @@ def encode_labelled_rows(
     """Tokenise rows, as `encode_texts` does; other arguments are those of `ScoredRows`."""
     encoded = replace(_encode(examples, tokenizer, sequence_length), descriptors=examples.numbers)
     fields = {"loss": loss, "names": names, "texts": examples.texts, "rows": examples.rows, "scale": scale}
-    return examples.scored(**vars(encoded), **fields)
+    places = [examples.place_of(row) for row in examples.rows.tolist()]
+    return examples.scored(**vars(encoded), **fields, places=places)
 
 
 def join_texts(texts: Sequence[str]) -> str:
