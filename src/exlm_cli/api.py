@@ -92,6 +92,11 @@ class Run:
         return f"<exlm {self.kind} run {self.path}: reads {self.encoder.kind}, {size} parameters>"
 
     @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds of a fine-tuned run; none of a pre-trained one."""
+        return () if isinstance(self._loaded, Pretrained) else self._loaded.results.seeds
+
+    @property
     def model(self) -> nn.Module:
         """The model in evaluation mode; for a fine-tuned run, that of the seed with the best validation score."""
         return self._loaded.model if isinstance(self._loaded, Pretrained) else self.encoder.runner.model
@@ -113,6 +118,7 @@ class Run:
         *,
         columns: Mapping[str, Sequence[float]] | None = None,
         predictor: Predictor | None = None,
+        seeds: Sequence[int] | None = None,
         interval_level: float = DEFAULT_LEVEL,
     ) -> "DataFrame":
         """Predict rows with a fine-tuned run.
@@ -122,6 +128,7 @@ class Run:
             columns: Numbers of every row for each of `task.descriptor_columns`, by name; NaN where one is missing.
             predictor: `model`, its baseline (`forest` of molecules, `tfidf` of texts) or `both`, their weighted mean;
                 None: the best on the run's validation rows.
+            seeds: Seeds of the run whose mean is predicted, without calibrated columns if not all; None: all.
             interval_level: Share of the true values that the intervals of a regression should hold.
 
         Returns:
@@ -132,13 +139,14 @@ class Run:
         Raises:
             CheckpointError: The run is pre-trained, so it predicts no labels, or a file of it is damaged.
             ConfigError: A level that is not between 0 and 1 or for a run that predicts no values, a predictor that the
-                run has not, or an installed task that reads files of its own layout (`exlm predict`).
+                run has not, seeds that it has not, or an installed task that reads files of its own layout (`exlm
+                predict`).
             DataError: `rows` is not a list of strings, or of tuples with as many strings as the task needs; or
                 `columns` lacks one, has another, or another number of values.
         """
         import pandas as pd
 
-        finetuned = self._finetuned()
+        finetuned = self._finetuned(seeds)
         results, config = finetuned.results, finetuned.recipe.task
         if isinstance(config, InstalledTask) and (results.loss == "span" or config.layout() is not None):
             raise ConfigError(
@@ -160,20 +168,24 @@ class Run:
         return table
 
     def explain(
-        self, rows: str | Sequence[str], *, columns: Mapping[str, Sequence[float]] | None = None
+        self,
+        rows: str | Sequence[str],
+        *,
+        columns: Mapping[str, Sequence[float]] | None = None,
+        seeds: Sequence[int] | None = None,
     ) -> Explanations:
         """Mask atoms of molecules, and return how much each adds to the predictions.
 
         Args:
             rows: SMILES; one string is one molecule.
-            columns: As for `predict`.
+            columns, seeds: As for `predict`.
 
         Raises:
             CheckpointError: The run is pre-trained, so it predicts no labels.
-            ConfigError: It reads text.
+            ConfigError: It reads text, or has not these seeds.
             DataError: `rows` is neither a string nor a list of strings, or `columns` are not those of the run.
         """
-        finetuned = self._finetuned()
+        finetuned = self._finetuned(seeds)
         require_molecules(finetuned)
         rows = [rows] if isinstance(rows, str) else rows
         given = self._read(finetuned, rows, columns or {})
@@ -190,18 +202,19 @@ class Run:
         notes = (*given.notes, *encoded.notes)
         return Explanations(names, tuple(smiles), predicted_RC, tuple(changes), problems, notes)
 
-    def _finetuned(self) -> Finetuned:
-        """Return the fine-tuned models.
+    def _finetuned(self, seeds: Sequence[int] | None) -> Finetuned:
+        """Return the fine-tuned models, of all seeds or some.
 
         Raises:
             CheckpointError: The run is pre-trained.
+            ConfigError: It has not these seeds.
         """
         if isinstance(self._loaded, Pretrained):
             raise CheckpointError(
                 f"{self.path} is a pre-trained run, which predicts no labels",
                 "`fill` predicts masked tokens; fine-tune the run for labels",
             )
-        return self._loaded
+        return self._loaded if seeds is None else self._loaded.only(seeds)
 
     def _read(
         self,
@@ -231,18 +244,40 @@ class Run:
         numbers = None if numbers is None else numbers[found.rows]
         return new_rows(found, task, unknown, {}, found.notes, numbers)
 
-    def embed(self, rows: str | Sequence[str]) -> Vectors:
+    @overload
+    def embed(self, rows: str | Sequence[str]) -> Vectors: ...
+
+    @overload
+    def embed(self, rows: str | Sequence[str], *, seeds: Sequence[int]) -> list[Vectors]: ...
+
+    def embed(self, rows: str | Sequence[str], *, seeds: Sequence[int] | None = None) -> Vectors | list[Vectors]:
         """Return two vectors of each row, from the encoder without its head.
 
         Args:
             rows: SMILES or texts; one string is one row.
+            seeds: Seeds of a fine-tuned run, for a list with the vectors of each, whose axes have nothing in common;
+                None: the vectors of the seed with the best validation score.
 
         Raises:
             DataError: `rows` is neither a string nor a list of strings.
+            ConfigError: The run has not these seeds; a pre-trained one has none to choose from.
         """
-        encoder, texts = self.encoder, [text for (text,) in check_rows(rows)]
-        found = rows_of_list(texts, encoder.kind, self._progress, reads_parents=encoder.reads_parents)
-        return embed_rows(encoder, found, self._progress)
+        encoders = [self.encoder] if seeds is None else self._encoders(seeds)
+        texts = [text for (text,) in check_rows(rows)]
+        found = rows_of_list(texts, self.encoder.kind, self._progress, reads_parents=self.encoder.reads_parents)
+        vectors = [embed_rows(encoder, found, self._progress) for encoder in encoders]
+        return vectors[0] if seeds is None else vectors
+
+    def _encoders(self, seeds: Sequence[int]) -> list[RowEncoder]:
+        """Return the encoders of some seeds.
+
+        Raises:
+            ConfigError: The run has not these.
+        """
+        if isinstance(self._loaded, Pretrained):
+            raise ConfigError(f"`seeds={seeds}`: {self.path} is a pre-trained run, of one seed", "leave it out")
+        finetuned = self._loaded.only(seeds)
+        return [finetuned_encoder(finetuned, seed) for seed in seeds]
 
     @overload
     def fill(self, text: str, *, num_fillings: int = ..., num_top: int = ..., length: Length = ...) -> Inspection: ...

@@ -93,6 +93,28 @@ def test_probabilities_are_calibrated_by_the_curve_of_each_label(molecules, monk
     assert np.isnan(found.active_calibrated.iloc[-1])
 
 
+def test_seeds_predict_alone_what_training_wrote_of_each(text_model, tmp_path, monkeypatch):
+    """What is calibrated is the mean of all seeds, so some of them have no interval."""
+    monkeypatch.setattr("exlm_cli.finetune.evaluation.calibration.MIN_OF_EACH", 1)
+    path = words_run(tmp_path, text_model, "length")
+    run = exlm_cli.load(path, device="cpu")
+    assert run.seeds == (1, 2)
+    task: Any = load_task(load_recipe(str(path / "recipe.yaml"), kind=FinetuneRecipe).task, SilentProgress())
+    rows = [text for (text,) in task.examples["test"].texts]
+    for seed in run.seeds:
+        found = run.predict(rows, predictor="model", seeds=[seed])
+        written = read_rows(path / f"cells/single/split-0/seed-{seed}/predictions-test.csv")
+        np.testing.assert_allclose(found.length_predicted, [float(row["length"]) for row in written], rtol=1e-6)
+        assert not [name for name in found.columns if "_low_" in name]
+        assert f"seeds {seed} alone; the calibration is of all seeds' mean, so it is left out" in found.attrs["notes"]
+    assert run.predict(rows, seeds=(2, 1)).equals(run.predict(rows))
+    of_each = run.embed(rows, seeds=run.seeds)
+    assert [f"seed {seed}" in vectors.notes[1] for seed, vectors in zip(run.seeds, of_each, strict=True)] == [True] * 2
+    best = run._loaded.results.best_seed
+    np.testing.assert_array_equal(of_each[run.seeds.index(best)].mean, run.embed(rows).mean)
+    assert np.abs(of_each[0].mean - of_each[1].mean).max() > 1e-4
+
+
 def test_vectors_of_lists_are_those_of_a_forward_pass(smiles_model, molecules):
     for path in (smiles_model, molecules):
         run = exlm_cli.load(path, device="cpu")
@@ -138,6 +160,11 @@ MISTAKES: list[tuple[str, Callable[[Any], object], type[Exception], str]] = [
     ("molecules", lambda run: run.predict(5), DataError, "`rows` is int, not a list"),
     ("molecules", lambda run: run.predict(["CCO", 3]), DataError, "row 2 is 3, not a string"),
     ("molecules", lambda run: run.embed([("CCO", "CCO")]), DataError, "row 1 is ('CCO', 'CCO'), not a string"),
+    ("molecules", lambda run: run.predict(["CCO"], seeds=[9]), ConfigError, "`seeds=[9]`: the run has "),
+    ("molecules", lambda run: run.predict(["CCO"], seeds=[]), ConfigError, "`seeds=[]`: the run has "),
+    ("molecules", lambda run: run.embed(["CCO"], seeds=[1, 1]), ConfigError, "`seeds=[1, 1]`: the run has 1, 2"),
+    ("molecules", lambda run: run.explain("CCO", seeds=1), ConfigError, "`seeds=1`: the run has "),
+    ("smiles_model", lambda run: run.embed(["CCO"], seeds=[1]), ConfigError, "is a pre-trained run, of one seed"),
     ("molecules", lambda run: run.fill("C[MASK]"), CheckpointError, "is a fine-tuned run, which fills no masks"),
     ("smiles_model", lambda run: run.predict(["CCO"]), CheckpointError, "is a pre-trained run, which predicts no"),
     ("smiles_model", lambda run: run.fill(["C[MASK]", 3]), DataError, "row 2 is 3, not a string"),

@@ -1,6 +1,7 @@
 """Models of fine-tuning: the pre-trained weights they begin with, and the fine-tuned models of a finished run."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
@@ -62,6 +63,7 @@ class Finetuned:
         sequence_length: Tokens of a sequence before repetition.
         runners: Model of each seed on the first split.
         others: The same of each further split.
+        is_whole: Whether these are all seeds of the run, of whose mean the calibration is.
     """
 
     run: Path
@@ -72,6 +74,28 @@ class Finetuned:
     results: RunResults
     runners: dict[int, TaskRunner]
     others: tuple[dict[int, TaskRunner], ...] = ()
+    is_whole: bool = True
+
+    def only(self, seeds: Sequence[int]) -> "Finetuned":
+        """Return the models of some seeds, in the order given.
+
+        Raises:
+            ConfigError: There are none, one comes twice, or the run has not all of them.
+        """
+        known = self.results.seeds
+        is_list = isinstance(seeds, Sequence) and all(seed in known for seed in seeds)
+        if not is_list or not seeds or len(set(seeds)) < len(seeds):
+            raise ConfigError(
+                f"`seeds={seeds}`: the run has {', '.join(map(str, known))}", "give a list of some of these, each once"
+            )
+        runners, *others = ({seed: of_split[seed] for seed in seeds} for of_split in (self.runners, *self.others))
+        return replace(
+            self,
+            results=self.results.model_copy(update={"seeds": tuple(seeds)}),
+            runners=runners,
+            others=tuple(others),
+            is_whole=self.is_whole and set(seeds) == set(known),
+        )
 
     def run_seeds(self, encoded: EncodedSplit, progress: Progress) -> list[list[FloatArray]]:
         """Return the outputs of each of the K seeds for N examples, as `TaskRunner.predict` gives them.

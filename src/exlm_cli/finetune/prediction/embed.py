@@ -75,9 +75,15 @@ def pretrained_encoder(pretrained: Pretrained) -> RowEncoder:
     )
 
 
-def finetuned_encoder(finetuned: Finetuned) -> RowEncoder:
-    """Return the encoder of the seed with the best validation score; axes of different seeds have no common meaning."""
-    seed, task = finetuned.results.best_seed, finetuned.recipe.task
+def finetuned_encoder(finetuned: Finetuned, seed: int | None = None) -> RowEncoder:
+    """Return the encoder of a seed on the first split; axes of different seeds have no common meaning.
+
+    Args:
+        finetuned: The models.
+        seed: One of theirs; None: the one with the best validation score.
+    """
+    task, best = finetuned.recipe.task, finetuned.results.best_seed
+    seed = best if seed is None else seed
     return RowEncoder(
         finetuned.runners[seed],
         finetuned.tokenizer,
@@ -85,7 +91,7 @@ def finetuned_encoder(finetuned: Finetuned) -> RowEncoder:
         task.input_column,
         task.has_canonical_smiles,
         finetuned.sequence_length,
-        f"{finetuned.run}, seed {seed}, the best in validation",
+        f"{finetuned.run}, seed {seed}" + (", the best in validation" if seed == best else ""),
         has_literal_tsv=task.suite == "glue",
         reads_parents=task.reads_parents,
     )

@@ -193,6 +193,8 @@ def predict_rows(
     `AnswerProbabilities`) or, for values, the interval `<name>_low_90`, `<name>_high_90` at `interval_level`; then by
     `in_split`, which is `train`, `valid` or `none`, and for molecules `nearest_train_tanimoto`.
 
+    Models of some seeds alone have no calibrated columns.
+
     Args:
         predictor, interval_level: Result of `check_options`; share of the true values that intervals should hold.
 
@@ -200,7 +202,9 @@ def predict_rows(
         CheckpointError: A file of the run is missing or altered.
     """
     results = finetuned.results
-    calibration, known = read_calibration(finetuned.run, predictor), read_training_rows(finetuned.run)
+    known, calibration = read_training_rows(finetuned.run), Calibration(outputs=())
+    if finetuned.is_whole:
+        calibration = read_calibration(finetuned.run, predictor)
     store = FeatureStore()
     encoded = rows.encode(finetuned.tokenizer, finetuned.sequence_length)
     encoded = with_descriptors(encoded, finetuned.recipe.task, store, progress)
@@ -209,7 +213,7 @@ def predict_rows(
     nearest_N = known.nearest_tanimoto(rows.keys, progress) if results.input_kind == "smiles" else None
     columns = encoded.prediction_columns(outputs)
     labelled: CalibratedRows | None = None
-    notes = [_describe_choice(finetuned, predictor)]
+    notes = [_describe_choice(finetuned, predictor), _describe_seeds(finetuned)]
     if calibration.outputs:
         calibrated = _calibrated_rows(results, encoded, outputs, nearest_N, calibration, interval_level)
         added, notes_on_calibration = _calibrated_columns(calibrated)
@@ -286,6 +290,14 @@ def _describe_choice(finetuned: Finetuned, predictor: Predictor) -> str:
         seeds = format_number_of(len(results.seeds), "seed")
         parts.append(f"means over {len(results.split_seeds)} splits of the rows, {seeds} each")
     return "; ".join(parts)
+
+
+def _describe_seeds(finetuned: Finetuned) -> str:
+    """Return a note on predictions of some of the seeds; empty for those of all."""
+    if finetuned.is_whole:
+        return ""
+    shown = ", ".join(map(str, finetuned.results.seeds))
+    return f"seeds {shown} alone; the calibration is of all seeds' mean, so it is left out"
 
 
 def _score(
