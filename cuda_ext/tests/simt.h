@@ -30,6 +30,9 @@ using cudaStream_t = void*;
 enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 
+// Functions that leave a stack. AddressSanitizer would take each such jump for the end of all frames that it jumps over.
+#define SIMT_SWITCH __attribute__((no_sanitize("address"), noinline))
+
 namespace simt {
 
 struct Index {
@@ -67,18 +70,50 @@ class Machine {
     }
   }
 
-  void wait(State barrier) {
-    state_[thread.x] = barrier;
-    swapcontext(&fiber_[thread.x], &scheduler_);
+  SIMT_SWITCH void wait(State barrier) {
+    Fiber& fiber = fibers_[thread.x];
+    fiber.state = barrier;
+    if (__builtin_setjmp(fiber.place) == 0) leave();
   }
 
  private:
-  static void enter() {
+  // A fiber is begun by `setcontext` and goes on where it stopped by a jump: `swapcontext` would ask the system for the
+  // signal mask at every barrier, and under AddressSanitizer wipe what is known of the fiber's stack.
+  using Place = void* [5];  // of __builtin_setjmp
+
+  struct Fiber {
+    Place place;
+    State state;
+    bool is_begun;
+    std::unique_ptr<char[]> stack = std::make_unique<char[]>(kStackBytes);
+  };
+
+  SIMT_SWITCH static void enter() {
     Machine& self = machine_instance();
     (*self.kernel_)();
-    self.state_[self.thread.x] = State::kDone;
-    swapcontext(&self.fiber_[self.thread.x], &self.scheduler_);
+    self.fibers_[self.thread.x].state = State::kDone;
+    self.leave();
   }
+
+  SIMT_SWITCH [[noreturn]] void leave() { __builtin_longjmp(scheduler_, 1); }
+
+  SIMT_SWITCH [[noreturn]] void go_on(Fiber& fiber) {
+    if (fiber.is_begun) __builtin_longjmp(fiber.place, 1);
+    fiber.is_begun = true;
+    getcontext(&start_);
+    start_.uc_stack.ss_sp = fiber.stack.get();
+    start_.uc_stack.ss_size = kStackBytes;
+    start_.uc_link = nullptr;
+    makecontext(&start_, &Machine::enter, 0);
+    setcontext(&start_);
+    std::abort();
+  }
+
+  SIMT_SWITCH void resume(size_t i) {
+    thread.x = static_cast<unsigned>(i);
+    if (__builtin_setjmp(scheduler_) == 0) go_on(fibers_[i]);
+  }
+
   friend Machine& machine();
   static Machine& machine_instance() {
     static Machine instance;
@@ -87,40 +122,32 @@ class Machine {
 
   void run_block(int threads) {
     const size_t count = static_cast<size_t>(threads);
-    fiber_.resize(count);
-    state_.assign(count, State::kReady);
-    while (stacks_.size() < count) stacks_.push_back(std::make_unique<char[]>(kStackBytes));
-    for (size_t i = 0; i < count; ++i) {
-      getcontext(&fiber_[i]);
-      fiber_[i].uc_stack.ss_sp = stacks_[i].get();
-      fiber_[i].uc_stack.ss_size = kStackBytes;
-      fiber_[i].uc_link = nullptr;
-      makecontext(&fiber_[i], &Machine::enter, 0);
-    }
+    if (fibers_.size() < count) fibers_.resize(count);
+    count_ = count;
+    make_ready(0, count);
+    for (Fiber& fiber : fibers_) fiber.is_begun = false;
     std::vector<unsigned> turn(count);
     for (size_t i = 0; i < count; ++i) turn[i] = static_cast<unsigned>(order == 1 ? count - 1 - i : i);
     std::mt19937 random(static_cast<unsigned>(order));
     do {
       if (order > 1) std::shuffle(turn.begin(), turn.end(), random);
       for (const unsigned i : turn) {
-        if (state_[i] != State::kReady) continue;
-        thread.x = i;
-        swapcontext(&scheduler_, &fiber_[i]);
+        if (fibers_[i].state == State::kReady) resume(i);
       }
     } while (release());
   }
 
   // Resumes the threads whose barrier is complete; false when all threads are done.
   bool release() {
-    if (all(0, state_.size(), State::kDone)) return false;
-    if (all(0, state_.size(), State::kAtBlockBarrier)) {
-      std::fill(state_.begin(), state_.end(), State::kReady);
+    if (all(0, count_, State::kDone)) return false;
+    if (all(0, count_, State::kAtBlockBarrier)) {
+      make_ready(0, count_);
       return true;
     }
     bool released = false;
-    for (size_t first = 0; first < state_.size(); first += kWarpSize) {
+    for (size_t first = 0; first < count_; first += kWarpSize) {
       if (!all(first, first + kWarpSize, State::kAtWarpBarrier)) continue;
-      std::fill_n(state_.begin() + static_cast<long>(first), kWarpSize, State::kReady);
+      make_ready(first, first + kWarpSize);
       released = true;
     }
     if (!released) {
@@ -131,15 +158,21 @@ class Machine {
   }
 
   bool all(size_t first, size_t end, State state) const {
-    return std::all_of(state_.begin() + static_cast<long>(first), state_.begin() + static_cast<long>(end),
-                       [state](State s) { return s == state; });
+    for (size_t i = first; i < end; ++i) {
+      if (fibers_[i].state != state) return false;
+    }
+    return true;
+  }
+
+  void make_ready(size_t first, size_t end) {
+    for (size_t i = first; i < end; ++i) fibers_[i].state = State::kReady;
   }
 
   const std::function<void()>* kernel_ = nullptr;
-  ucontext_t scheduler_;
-  std::vector<ucontext_t> fiber_;
-  std::vector<State> state_;
-  std::vector<std::unique_ptr<char[]>> stacks_;
+  Place scheduler_;
+  ucontext_t start_;
+  std::vector<Fiber> fibers_;
+  size_t count_ = 0;  // of the threads of a block
   std::vector<unsigned char> shared_;
 };
 
