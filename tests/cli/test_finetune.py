@@ -40,7 +40,7 @@ def test_a_csv_is_fine_tuned_from_the_newest_fitting_run_for_people_and_scripts(
     """A table is printed; a finished run that is resumed prints the same results as JSON."""
     captured = printed_by(capsys, [*TASK, "--seeds", "4,5", "--out", "run"])
     assert "checkpoint: runs/pretrained, the newest text run, trained on " in captured.err
-    assert "single seeds: mean ± standard deviation of 2 seeds" in captured.out
+    assert "single seeds are mean ± standard deviation of 2 seeds" in " ".join(captured.out.split())
     assert "results: run/results.json\nscores: run/scores.csv\n" in captured.out
     assert all(name in captured.out for name in ("roc_auc", "accuracy", "valid", "test", "±"))
     recipe = load_recipe("run/recipe.yaml", kind=FinetuneRecipe)

@@ -132,10 +132,10 @@ def _advance(character: str) -> float:
 
 def fit_word(word: str, font: float, width: float) -> str:
     """Cut a word to a width, with an ellipsis; at least one character stays."""
-    num_letters = len(word)
-    while num_letters > 1 and text_width(shorten(word, num_letters), font) > width:
-        num_letters -= 1
-    return shorten(word, num_letters)
+    num_characters = len(word)
+    while num_characters > 1 and text_width(shorten(word, num_characters), font) > width:
+        num_characters -= 1
+    return shorten(word, num_characters)
 
 
 def curve_points(control: FloatArray, num_points: int) -> FloatArray:

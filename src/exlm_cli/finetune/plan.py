@@ -157,7 +157,7 @@ def _train_here(plan: RunPlan, waiting: Sequence[Cell], callbacks: Sequence[Call
     splits = {split.seed: split for split in plan.splits}
     num_cells = len(plan.cells)
     num_done, device = num_cells - len(waiting), pick_device(plan.recipe)
-    with progress.bar("cells", num_cells, done=num_done) as bar:
+    with progress.bar("trainings", num_cells, done=num_done) as bar:
         for count, cell in enumerate(waiting, start=num_done + 1):
             split = splits[cell.split_seed]
             run_cell(cell, split.data, plan.weights, device, callbacks=callbacks, progress=progress)
@@ -187,7 +187,7 @@ def _train_with_workers(
         JobKind(
             worker="exlm_cli.finetune.cells.worker",
             function="cell",
-            noun="cell",
+            noun="training",
             title=f"Validation {plan.splits[0].data.selection_metric}, or share of the training done",
             describe=finish,
         ),

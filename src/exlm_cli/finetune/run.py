@@ -4,7 +4,7 @@ A run directory holds `recipe.yaml`, `encoder.yaml` (the recipe of pre-training)
 `splits/split-<seed>.json` of further splits, `run.json`, `training_rows.npz`, `targets-<part>.csv` (not of spans),
 `rejected.csv` (where rows were skipped), `cells/<grid point>/split-<seed>/seed-<n>/`,
 `baselines/<model>/split-<seed>/seed-<n>/` and at its end `scores.csv`, `calibration.json` and `results.json`. A cell is
-a run of the training loop that ends with `result.json`; a cell that has this file is done. Figures are those of
+a run of the training loop that ends with `result.json`; a cell that has this file is done. Metrics are those of
 the first split; calibration and predictions for new rows are over all.
 """
 

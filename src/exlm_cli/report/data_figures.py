@@ -25,7 +25,7 @@ _MAX_BINS = 8
 _MIN_IN_BIN = 10
 _NUM_BARS = 30
 _MANY_POINTS = 2000
-_MAX_LETTERS = 26
+_MAX_CHARACTERS = 26
 _LOOKS = {"train": (style.SPINE_INK, 1.0), "valid": (style.RUN_COLOURS[2], 0.9), "test": (style.RUN_COLOURS[0], 0.9)}
 
 
@@ -112,7 +112,7 @@ def _bins(similarity_N: FloatArray) -> list[FloatArray]:
 def _draw_values(axes: "Axes", name: str, values: Mapping[str, FloatArray]) -> None:
     known = {split: column[~np.isnan(column)] for split, column in values.items()}
     together = np.concatenate(list(known.values()))
-    style.set_up_axes(axes, shorten(name, _MAX_LETTERS), "share of rows")
+    style.set_up_axes(axes, shorten(name, _MAX_CHARACTERS), "share of rows")
     if not len(together):
         return
     edges = np.histogram_bin_edges(together, bins=_NUM_BARS)
@@ -136,7 +136,7 @@ def _draw_shares(axes: "Axes", names: tuple[str, ...], shares: Mapping[str, Floa
         axes.barh(
             place + (number - (len(shares) - 1) / 2) * height, share[: len(names)], height, color=colour, label=split
         )
-    axes.set_yticks(place, [shorten(name, _MAX_LETTERS) for name in names])
+    axes.set_yticks(place, [shorten(name, _MAX_CHARACTERS) for name in names])
     axes.invert_yaxis()
     axes.set_xlim(0, 1)
     axes.grid(visible=False, axis="y")

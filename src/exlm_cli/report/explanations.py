@@ -134,7 +134,7 @@ def _describe(row: ExplainedRow, index: int, names: Sequence[str], loss: Loss) -
 
 
 def _table(rows: Sequence[ExplainedRow], names: Sequence[str]) -> bytes:
-    """Return a row for each atom: line of the file, its place in the SMILES, counted from 0, its text there, changes."""
+    """Return a row for each atom: line of the file, its place in the SMILES, from 0, its text there, its changes."""
     lines: list[Sequence[object]] = []
     for row in rows:
         smiles = row.changes.smiles

@@ -51,8 +51,8 @@ class Learned:
         """What the reference is called in sentences."""
         return "word frequencies" if self.kind == "text" else "token frequencies"
 
-    def figures(self) -> dict[str, str]:
-        """Return the figures with their references, for a terminal."""
+    def measures(self) -> dict[str, str]:
+        """Return loss and accuracy with their references, for a terminal."""
         share, commonest = format_percent(self.accuracy), format_percent(self.unigram_accuracy)
         rows = {
             "loss": f"{self.loss:.3f} nats a masked token; {self.frequencies} {self.unigram_loss:.3f}",
@@ -91,7 +91,7 @@ class Learned:
 
 
 def describe_learned(
-    figures: Mapping[str, float],
+    metrics: Mapping[str, float],
     unigram_loss: float | None,
     unigram_accuracy: float | None,
     *,
@@ -99,19 +99,19 @@ def describe_learned(
     num_parameters: int,
     kind: InputKind,
 ) -> Learned | None:
-    """Return what the figures of a validation say; None where it scored nothing or has no reference.
+    """Return what the metrics of a validation say; None where it scored nothing or has no reference.
 
     Args:
         num_tokens: Input tokens of the training; None: it began with weights, so nobody knows how many these saw.
     """
-    loss = figures.get("loss_given_length")
+    loss = metrics.get("loss_given_length")
     if loss is None or unigram_loss is None or unigram_accuracy is None or not math.isfinite(loss + unigram_loss):
         return None
-    independent = figures.get("loss_independent")
+    independent = metrics.get("loss_independent")
     return Learned(
         loss,
         unigram_loss,
-        figures["mask_accuracy"],
+        metrics["mask_accuracy"],
         unigram_accuracy,
         None if independent is None else independent - loss,
         0.0 if num_tokens is None else USUAL_TOKENS_PER_PARAMETER * num_parameters / max(1, num_tokens),

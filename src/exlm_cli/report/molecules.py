@@ -17,7 +17,7 @@ MAX_DRAWN_ATOMS = 150
 RAISES, LOWERS = style.RUN_COLOURS[1], style.RUN_COLOURS[0]
 """Colours of atoms that raise and that lower a prediction."""
 _WIDTH, _HEIGHT = 300, 220
-_LEGEND_LETTERS = 34
+_LEGEND_CHARACTERS = 34
 
 
 def draw_molecule(smiles: str, panels: Sequence[tuple[str, Mapping[int, str]]] = (("", {}),)) -> bytes | None:
@@ -47,7 +47,7 @@ def draw_molecule(smiles: str, panels: Sequence[tuple[str, Mapping[int, str]]] =
         options.prepareMolsBeforeDrawing = False
         drawer.DrawMolecules(
             [molecule] * len(panels),
-            legends=[shorten(printable(legend), _LEGEND_LETTERS) for legend, _ in panels],
+            legends=[shorten(printable(legend), _LEGEND_CHARACTERS) for legend, _ in panels],
             highlightAtoms=[list(colours) for colours in colours_P],
             highlightAtomColors=colours_P,
             highlightBonds=[[] for _ in panels],

@@ -28,7 +28,7 @@ Question = tuple[str, NDArray[np.bool_], Floats]
 _PANEL_INCHES = 3.9
 _MAX_COLOURED = 8
 """With more labels than this, the legend has their mean curve only, and their own curves are grey."""
-_MAX_LETTERS = 26
+_MAX_CHARACTERS = 26
 _MAX_MATRICES = 12
 _MAX_CLASSES = 20
 _MANY_POINTS = 2000
@@ -201,14 +201,14 @@ def _draw_reliability(axes: "Axes", name: str, target_N: Floats, probabilities: 
                 target_N, probabilities_N, n_bins=NUM_BINS, strategy="quantile", ax=axes, markersize=3.5, linewidth=1.3,
                 name=f"{label}  {calibration_error(probabilities_N, target_N):.3f}", **look,
             )  # fmt: skip
-    style.set_up_axes(axes, "mean probability", "share of positives", shorten(name, _MAX_LETTERS))
+    style.set_up_axes(axes, "mean probability", "share of positives", shorten(name, _MAX_CHARACTERS))
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
     _place_legend(axes, "calibration error", "upper left")
 
 
 def _draw_values(axes: "Axes", name: str, predicted_N: Floats, target_N: Floats, half_N: Floats | None) -> None:
     """Draw true values over predicted ones, with a line for the interval of each row, `half_N` on either side."""
-    style.set_up_axes(axes, "predicted", "true", shorten(name, _MAX_LETTERS))
+    style.set_up_axes(axes, "predicted", "true", shorten(name, _MAX_CHARACTERS))
     axes.set_axisbelow(True)
     is_outside_N = np.abs(predicted_N - target_N) > (math.inf if half_N is None else half_N)
     ends = np.array([min(predicted_N.min(), target_N.min()), max(predicted_N.max(), target_N.max())])
@@ -267,7 +267,7 @@ def _draw_panel(axes: "Axes", questions: Sequence[Question], display: Any) -> No
         shown.append(of_mean)
         if not is_many:
             mean = f" ({np.mean([_area(one) for one in of_seeds]):.3f})" if of_seeds else ""
-            of_mean.line_.set_label(f"{shorten(name, _MAX_LETTERS)}  {_area(of_mean):.3f}{mean}")
+            of_mean.line_.set_label(f"{shorten(name, _MAX_CHARACTERS)}  {_area(of_mean):.3f}{mean}")
     if is_many:
         label = f"mean of {len(questions)} labels  {np.mean([_area(one) for one in shown]):.3f}"
         mean_G = np.mean([_on_grid(one) for one in shown], axis=0)
@@ -314,7 +314,7 @@ def _draw_matrix(axes: "Axes", name: str, classes: Sequence[str], counts: NDArra
     from sklearn.metrics import ConfusionMatrixDisplay
 
     shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
-    labels = [shorten(label, _MAX_LETTERS) for label in classes]
+    labels = [shorten(label, _MAX_CHARACTERS) for label in classes]
     shown = ConfusionMatrixDisplay(shares, display_labels=labels)
     shown.plot(ax=axes, cmap="Blues", colorbar=False, im_kw={"vmin": 0, "vmax": 1}, text_kw={"fontsize": 8})
     for cell, text in np.ndenumerate(shown.text_):
@@ -322,4 +322,4 @@ def _draw_matrix(axes: "Axes", name: str, classes: Sequence[str], counts: NDArra
     if max(map(len, labels)) > 4:
         axes.set_xticks(range(len(labels)), labels, rotation=45, ha="right", rotation_mode="anchor")
     axes.set(xlabel="predicted", ylabel="true")
-    axes.set_title(shorten(name, _MAX_LETTERS))
+    axes.set_title(shorten(name, _MAX_CHARACTERS))

@@ -23,7 +23,7 @@ from exlm_cli.tasks.base import FloatArray
 MAX_PAIRS = 10**8
 """Pairs of a scored and a training molecule whose similarity is worked out for a page: some ten seconds."""
 NUM_CARDS = 8
-_TEXT_LETTERS = 300
+_TEXT_CHARACTERS = 300
 _WRONG = 0.5
 """Error of a label from which on the truth is not what was predicted."""
 
@@ -110,8 +110,8 @@ class ScoredRows:
         if self.similarity is not None:
             lines.insert(1, f"nearest training molecule: {self.similarity[row]:.2f}")
         if not self.is_molecule:
-            return card_of(None, shorten(text, _TEXT_LETTERS), lines)
-        return card_of(draw_molecule(text), text, [*lines, shorten(text, _TEXT_LETTERS)])
+            return card_of(None, shorten(text, _TEXT_CHARACTERS), lines)
+        return card_of(draw_molecule(text), text, [*lines, shorten(text, _TEXT_CHARACTERS)])
 
     def _describe(self, row: int, output: int) -> list[str]:
         rows = self.calibrated

@@ -21,7 +21,6 @@ from exlm_cli.format import (
     format_number,
     format_number_of,
     format_parameters,
-    format_percent,
     number_repeated,
 )
 from exlm_cli.report.tables import Entry, Number, ReportTable, Row
@@ -141,10 +140,12 @@ def _legend(runs: Sequence[FinetunedRun]) -> list[str]:
         is_median = any(run.results.aggregate == "median" for run in runs)
         what = "median (lowest to highest)" if is_median else "mean ± standard deviation"
         over = f"{num_splits} splits with {num_seeds} seeds each" if num_splits > 1 else f"{num_seeds} seeds"
-        gives = "of each split; `exlm predict` averages the splits too" if num_splits > 1 else ""
-        gives = gives or "which is what `exlm predict` gives"
-        notes.append(f"first the scores of the seeds' mean prediction, {gives}")
-        notes.append(f"{SINGLE_SEEDS}: {what} of {over}, each scored alone")
+        gives = "of each split; `exlm predict --with model` averages the splits too" if num_splits > 1 else ""
+        gives = gives or "which is what `exlm predict --with model` gives"
+        notes.append(
+            f"the first scores are those of the seeds' mean prediction, {gives}; those of {SINGLE_SEEDS} are {what} of "
+            f"{over}, each scored alone"
+        )
     return notes + _spread_over_splits(runs)
 
 
@@ -268,10 +269,7 @@ def _notes(run: FinetunedRun) -> list[str]:
         ends = f"{format_number(interval.low)} to {format_number(interval.high)}"
         rows = format_number_of(interval.num, f"{results.scored_split} row")
         notes.append(f"95 % interval of {metric} over the {rows}, {NUM_RESAMPLES:,} resamples: {ends}")
-    notes.append(
-        f"trained in {format_duration(results.elapsed_s)}, {format_count(results.tokens_per_s)} tokens/s, "
-        f"{format_percent(results.outside_model_share)} of the time outside the model"
-    )
+    notes.append(f"trained in {format_duration(results.elapsed_s)}, at {format_count(results.tokens_per_s)} tokens/s")
     return notes
 
 

@@ -276,7 +276,7 @@ class TrainingLoop:
         state.model_s += model_s + time.perf_counter() - start_s
         return sums[0] / sums[1]
 
-    def _read_figures(self) -> None:
+    def _read_metrics(self) -> None:
         """Read the numbers of the steps since the last call and add them up; only here a step waits for the device.
 
         Raises:
@@ -372,7 +372,7 @@ class TrainingLoop:
 
     def _validate(self) -> None:
         """Validate; with a selection, keep the weights if they are the best."""
-        self._read_figures()
+        self._read_metrics()
         state = self.state
         start_s = time.perf_counter()
         self._validation = self.ranks.exchange(self.task.validate())[0]
@@ -411,7 +411,7 @@ class TrainingLoop:
         return {f"best {self.selection.metric}": format_number(self.state.best_value)}
 
     def _log_interval(self) -> None:
-        self._read_figures()
+        self._read_metrics()
         state = self.state
         loss = state.interval_loss / state.interval_steps
         tokens_per_s = self._tokens_since_log / max(1e-9, self._busy_since_log_s)
@@ -440,7 +440,7 @@ class TrainingLoop:
             callback.on_log(row)
 
     def _save(self) -> Path:
-        self._read_figures()
+        self._read_metrics()
         return self.ranks.first(self._write_checkpoint)
 
     def _write_checkpoint(self) -> Path:

@@ -64,7 +64,7 @@ from exlm_cli.train.pretrained import (
 from exlm_cli.train.probe import measure_flops
 from exlm_cli.train.task import Callback, require_arguments
 from exlm_cli.train.trackers import build_trackers, require_trackers
-from exlm_cli.train.unigrams import UnigramFigures, score_unigrams, token_log_probs
+from exlm_cli.train.unigrams import UnigramScores, score_unigrams, token_log_probs
 
 CENTRED_SHARE = 0.9
 """Own-mask share from which a DAG counts as centred on its targets."""
@@ -85,7 +85,7 @@ class PretrainResult:
     """Result of a pre-training run.
 
     Attributes:
-        metrics: Figures of the last validation.
+        metrics: Those of the last validation.
         unigrams: What the frequencies of tokens reach on the masks of this validation.
         num_tokens: Input tokens of the training; None where it began with weights.
         elapsed_s: Time of its steps.
@@ -96,7 +96,7 @@ class PretrainResult:
     recipe: PretrainRecipe
     steps: int
     metrics: dict[str, float]
-    unigrams: UnigramFigures
+    unigrams: UnigramScores
     num_tokens: int | None
     num_parameters: int
     elapsed_s: float
@@ -176,7 +176,7 @@ class PretrainTask:
 
         return summarise(self._measure(indices, evaluate, progress or SilentProgress()))
 
-    def unigrams(self) -> UnigramFigures:
+    def unigrams(self) -> UnigramScores:
         """Return what the frequencies of training tokens reach on the targets of `validate`."""
         indices = validation_indices(self.valid_set, self.recipe.train.validation_sequences)
         feed = Feed(self.valid_set, self.recipe, self.tokenizer, VALIDATION_EPOCH)

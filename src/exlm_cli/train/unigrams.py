@@ -16,7 +16,7 @@ _BLOCK_TOKENS = 1 << 16
 
 
 @dataclass(frozen=True)
-class UnigramFigures:
+class UnigramScores:
     """Unigrams on the targets of a validation.
 
     Attributes:
@@ -40,7 +40,7 @@ def token_log_probs(dataset: TokenDataset, vocab_size: int) -> NDArray[np.float6
     return log_prob
 
 
-def score_unigrams(log_prob: NDArray[np.float64], batches: Iterable[Batch]) -> UnigramFigures:
+def score_unigrams(log_prob: NDArray[np.float64], batches: Iterable[Batch]) -> UnigramScores:
     """Score token frequencies on masked batches; sequences without targets count nothing, and no targets give NaN."""
     commonest = int(log_prob.argmax())
     losses: list[float] = []
@@ -53,5 +53,5 @@ def score_unigrams(log_prob: NDArray[np.float64], batches: Iterable[Batch]) -> U
                 num_right += int((targets == commonest).sum())
                 num_targets += length
     if not losses:
-        return UnigramFigures(math.nan, math.nan)
-    return UnigramFigures(math.fsum(losses) / len(losses), num_right / num_targets)
+        return UnigramScores(math.nan, math.nan)
+    return UnigramScores(math.fsum(losses) / len(losses), num_right / num_targets)

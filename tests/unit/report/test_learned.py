@@ -40,7 +40,7 @@ def test_what_the_dag_knows_is_told_of_a_model_that_knows_something():
 
 
 def test_figures_name_their_reference():
-    figures = learned(3.0, 3.5, kind="smiles").figures()
+    figures = learned(3.0, 3.5, kind="smiles").measures()
     assert "token frequencies 7.000" in figures["loss"]
     assert figures["DAG"].startswith("0.500")
 

@@ -55,7 +55,7 @@ def test_the_metric_that_chose_the_epoch_comes_first_and_everything_fits():
     for words in (
         "1,210/151/152 rows",
         "smiles-small pre-trained for 1,200 steps and fine-tuned, 3 seeds", "note: left out 5 rows",
-        "best epochs by validation roc_auc: 3, 6, 9", "trained in 1:02:05, 12,346 tokens/s, 1.2 %",
+        "best epochs by validation roc_auc: 3, 6, 9", "trained in 1:02:05, at 12,346 tokens/s",
     ):  # fmt: skip
         assert words in text
 
@@ -87,13 +87,11 @@ def test_the_mean_prediction_comes_first_and_every_spread_is_named():
         (("single seeds", "", ""), ("roc_auc", *["0.8000 ± 0.1414"] * 2), ("loss", *["0.6000 ± 0.1414"] * 2)),
         (("ECFP4 + random forest", "", ""), ("roc_auc", "0.7000", "0.7000")),
     )
-    assert table.notes[:2] == (
-        "first the scores of the seeds' mean prediction, which is what `exlm predict` gives",
-        "single seeds: mean ± standard deviation of 2 seeds, each scored alone",
-    )
+    assert table.notes[0].startswith("the first scores are those of the seeds' mean prediction, ")
+    assert table.notes[0].endswith("those of single seeds are mean ± standard deviation of 2 seeds, each scored alone")
     (table,) = results_tables(scored("a", "csv", {"f1": [0.5, 0.9, 0.6]}, aggregate="median"))
     assert table.groups[1][1] == ("f1", *["0.6000 (0.5000 to 0.9000)"] * 2)
-    assert "single seeds: median (lowest to highest) of 3 seeds, each scored alone" in table.notes
+    assert table.notes[0].endswith("single seeds are median (lowest to highest) of 3 seeds, each scored alone")
 
 
 def test_the_interval_over_the_test_rows_is_a_note():
@@ -157,10 +155,8 @@ def test_of_several_splits_and_seeds_the_mean_predictions_of_the_splits_come_fir
     (table,) = results_tables(run)
     assert table.rows[0] == ("roc_auc", "0.7000 ± 0.1414", "0.7000 ± 0.1414")
     assert table.rows[2] == ("roc_auc", "0.7000 ± 0.1633", "0.7000 ± 0.1633")
-    assert table.notes[1:3] == (
-        "single seeds: mean ± standard deviation of 2 splits with 2 seeds each, each scored alone",
-        "mean ± standard deviation over 2 splits of the mean prediction",
-    )
+    assert table.notes[0].endswith("mean ± standard deviation of 2 splits with 2 seeds each, each scored alone")
+    assert table.notes[1] == "mean ± standard deviation over 2 splits of the mean prediction"
 
 
 def test_notes_of_a_run_of_several_splits_are_of_all_of_them_or_name_the_first():
@@ -175,7 +171,7 @@ def test_notes_of_a_run_of_several_splits_are_of_all_of_them_or_name_the_first()
         "first split: best of 0 grid points: optim.lr=1e-05",
         "best epochs by validation roc_auc: 3",
         "95 % intervals on test over splits: roc_auc 0.2500 to 0.7500, f1 0.5000 to 0.7500",
-        "trained in 1:02:05, 12,346 tokens/s, 1.2 % of the time outside the model",
+        "trained in 1:02:05, at 12,346 tokens/s",
     )
 
 

@@ -73,7 +73,12 @@ EncoderOption = Annotated[
     str | None,
     typer.Option("--encoder", metavar="RECIPE", help="Train this architecture from scratch; no checkpoint is needed."),
 ]
-SeedsOption = Annotated[str | None, typer.Option("--seeds", "--seed", metavar="LIST", help="Seeds, like 1,2,3.")]
+SeedsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--seeds", "--seed", metavar="LIST", help="Seeds, like 1,2,3: one to try, three for a result, five to compare."
+    ),
+]
 ReplicatesOption = Annotated[
     int | None,
     typer.Option(

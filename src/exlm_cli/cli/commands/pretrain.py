@@ -109,10 +109,10 @@ def pretrain(
                 "figures": drawn,
             }
         )
-    figures = {} if learned is None else learned.figures()
+    measures = {} if learned is None else learned.measures()
     curves = {"curves": drawn[0]} if drawn else {}
     told = {"run": result.run_dir, "checkpoint": result.checkpoint, "steps": result.steps}
-    console.emit_pairs({**told, **figures, **curves})
+    console.emit_pairs({**told, **measures, **curves})
     for number, sentence in enumerate([] if learned is None else learned.sentences()):
         console.emit_sentence(sentence if number else f"learned: {sentence}")
     is_begun = learned is None or not learned.is_at_unigrams

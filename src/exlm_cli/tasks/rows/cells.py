@@ -97,7 +97,7 @@ _LOOKS = (
     _look(
         rf"{_NUMBER}\s*(?:{_UNITS})(?:[\s/·⋅*^²³⁻¹\N{{MINUS SIGN}}-].*)?|[$€£¥₹]\s*{_NUMBER}",
         "a number with a unit",
-        "write the number alone, all in one unit, and the unit into the name of the column",
+        "write numbers alone, all in the same unit, and put the unit into the name of the column",
     ),
     _look(
         rf"(?:[^\w\s]{{1,3}}|\s){{0,3}}{_NUMBER}\D*",

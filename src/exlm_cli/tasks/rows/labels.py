@@ -304,13 +304,13 @@ def _unfit_cell(
     look = None if looks is None else looks[name].get(cell)
     found = ["several columns hold 0/1, true/false or yes/no"] if looks is None else []
     found += ["others are numbers"] if looks is not None and has_numbers else []
-    found += [f"it looks like {look.what}"] if look is not None else []
+    found += [f"{'and ' if found else ''}it looks like {look.what}"] if look is not None else []
     mend = look.advice if look is not None else "correct or empty such cells"
     if looks is not None and look is None:
         mend += ", list words of missing labels in `task.missing_values`"
     force = _TAKE_AS_CLASSES if look is not None and len(cells) == 1 else f"or {_CHOOSE_KIND}"
     one_of = f", one of {len(wrong):,} such cells" if len(wrong) > 1 else ""
-    return DataError(f"{table.where(row)}: `{name}` is `{cell}`{one_of}; {', '.join(found)}", f"{mend}; {force}")
+    return DataError(f"{table.where(row)}: `{name}` is `{cell}`{one_of}; {' '.join(found)}", f"{mend}; {force}")
 
 
 def _binary_labels(table: Table, columns: Sequence[str]) -> Labels:
