@@ -153,10 +153,10 @@ def table_of(rows: Sequence[Mapping[str, str]]) -> str:
 def after_signal(row: Mapping[str, str], name: str) -> str:
     """Return in words what a signal left and what became of it."""
     if not row[f"{name}_left"]:
-        return f"nothing is left: the first checkpoint comes after {row['saves_every']} steps"
-    left = f"step {row[f'{name}_left']} of {row[f'{name}_at']} is left"
-    says = " and the command to go on is printed" if row[f"{name}_says_how"] == "True" else ""
-    return f"{left}{says}; in the end {bits(row[f'{name}_differs'])}"
+        return f"nothing (the first checkpoint comes at step {row['saves_every']})"
+    left = f"step {row[f'{name}_left']} of {row[f'{name}_at']}"
+    says = " and the command to go on" if row[f"{name}_says_how"] == "True" else ""
+    return f"{left}{says}; then {bits(row[f'{name}_differs'])}"
 
 
 def bits(differs: str) -> str:
@@ -179,9 +179,9 @@ CELLS = {
     "folder of the run, MB": lambda row: row["run_mb"],
     "the user writes": written,
     "the same command twice": lambda row: bits(row["again_differs"]),
-    "SIGINT half-way, usual settings": lambda row: after_signal(row, "sigint"),
-    "SIGKILL half-way, usual settings": lambda row: after_signal(row, "sigkill"),
-    "SIGKILL half-way, frequent checkpoints": lambda row: after_signal(row, "saved"),
+    "left by SIGINT half-way, usual settings": lambda row: after_signal(row, "sigint"),
+    "left by SIGKILL, usual settings": lambda row: after_signal(row, "sigkill"),
+    "left by SIGKILL, frequent checkpoints": lambda row: after_signal(row, "saved"),
 }
 """Cells of a column of the table, by the title of their row."""
 

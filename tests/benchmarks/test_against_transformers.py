@@ -163,15 +163,13 @@ def test_the_table_says_what_signals_left():
     assert cells["tokens per CPU second (p20 to p80)"] == ["**9,736** (9,000 to 10,000)"] * 2
     assert cells["the user writes"] == ["one command", "60 lines (32 statements)"]
     assert cells["the same command twice"] == ["the same bits", "weights differ by up to nan"]
-    nothing = "nothing is left: the first checkpoint comes after 500 steps"
-    assert cells["SIGINT half-way, usual settings"] == [
-        "step 12 of 12 is left and the command to go on is printed; in the end the same bits",
+    nothing = "nothing (the first checkpoint comes at step 500)"
+    assert cells["left by SIGINT half-way, usual settings"] == [
+        "step 12 of 12 and the command to go on; then the same bits",
         nothing,
     ]
-    assert cells["SIGKILL half-way, usual settings"] == [nothing] * 2
-    assert cells["SIGKILL half-way, frequent checkpoints"][1] == (
-        "step 8 of 13 is left; in the end weights differ by up to 0.01"
-    )
+    assert cells["left by SIGKILL, usual settings"] == [nothing] * 2
+    assert cells["left by SIGKILL, frequent checkpoints"][1] == "step 8 of 13; then weights differ by up to 0.01"
 
 
 def test_the_script_prints_the_rows_that_are_there(tmp_path, monkeypatch, capsys):
