@@ -33,11 +33,11 @@ from exlm_cli.format import format_parameters, is_unicode
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import run_kind
 from exlm_cli.tasks.base import FloatArray, NewRows, TrainedTask
-from exlm_cli.tasks.rows.encoded import ScoredRows
-from exlm_cli.tasks.rows.inputs import rows_of_list
-from exlm_cli.tasks.rows.task import new_rows
+from exlm_cli.tasks.rows.table import rows_of_list
+from exlm_cli.tasks.rows.task import ScoredRows
 from exlm_cli.tasks.squad.files import questions_of_pairs
 from exlm_cli.tasks.squad.task import new_questions
+from exlm_cli.tasks.user_table import new_rows
 from exlm_cli.train.pretrained import Pretrained, load_pretrained
 
 if TYPE_CHECKING:

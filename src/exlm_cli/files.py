@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import difflib
 import errno
 import hashlib
 import io
@@ -53,6 +54,14 @@ def removed_on_failure(folder: Path) -> Iterator[None]:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+
+
+def nearest_file(path: Path) -> str | None:
+    """Return the hint that names the entry of a missing file's folder whose name is most similar; None without one."""
+    with contextlib.suppress(OSError):
+        close = difflib.get_close_matches(path.name, sorted(entry.name for entry in path.parent.iterdir()), n=1)
+        return f"did you mean {path.parent / close[0]}?" if close else None
+    return None
 
 
 def make_folder(folder: Path) -> None:

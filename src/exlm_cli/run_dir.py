@@ -388,6 +388,19 @@ def run_kind(path: Path) -> str:
     return command
 
 
+def require_pretraining(path: Path) -> None:
+    """Refuse what training cannot begin with.
+
+    Raises:
+        CheckpointError: It is no run or checkpoint, or one of fine-tuning.
+    """
+    if (command := run_kind(path)) != "pretrain":
+        raise CheckpointError(
+            f"{path}: a run of `exlm {command}`; training begins with one of `exlm pretrain`",
+            "give a pre-training run as `checkpoint=RUN`; `exlm eval` scores a fine-tuned one",
+        )
+
+
 def damage_hint(path: Path) -> str:
     """Return the hint for a file of a run that cannot be used; empty for any other file."""
     if path.name not in _FILES_OF_RUN or not (path.parent / RUN_FILE).is_file():

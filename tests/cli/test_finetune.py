@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -215,3 +217,25 @@ def test_all_tasks_of_glue_fill_table_3_and_a_finished_series_is_only_read(folde
     assert {run["task"] for run in shown["runs"]} == {f"glue/{task}" for task in tasks}
     said = refusal_of(capsys, "finetune", "--resume", "all", "--seeds", "2")
     assert "which take no `--set`, `--seeds`, `--num-replicates` or `--device`" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["word.csv", "--label-columns", "amber"], "error: word.csv: no such file\n\nhint: did you mean words.csv?\n"),
+        (["words.csv", "--text-column", "text", "--label-columns", "ambre"], "hint: did you mean `amber`?\n"),
+        (
+            ["words.csv", "--text-column", "text", "--label-columns", "amber", "--out", "runs"],
+            "error: runs: the folder is not empty\n",
+        ),
+    ],
+)
+def test_mistakes_in_a_table_are_found_before_torch_is_imported(words, told):
+    """Its import and a checkpoint take longer than the table."""
+    script = (
+        "import sys; from exlm_cli.cli.app import main\n"
+        f"code = main(['finetune', 'csv', *{words!r}]); print('torch' in sys.modules); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "False\n"), done.stderr
+    assert told in done.stderr

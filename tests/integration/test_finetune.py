@@ -8,7 +8,7 @@ import torch
 
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.finetune import plan as plan_module
-from exlm_cli.finetune.cells import cell as cell_module
+from exlm_cli.finetune.cells import trainer as trainer_module
 from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.finetune.results import read_results
 from exlm_cli.finetune.run import run_finetuning
@@ -97,7 +97,7 @@ def test_the_best_grid_point_is_that_with_the_best_validation_and_keeps_its_weig
 @pytest.mark.parametrize("killed_at", [1, 2, 8])
 def test_a_grid_killed_between_cells_goes_on_where_it_was(pretrained, tmp_path, searched, killed_at):
     out, recipe = tmp_path / "run", finetune_recipe(grid=GRID)
-    with interrupted_at_call(cell_module, "write_json", killed_at):
+    with interrupted_at_call(trainer_module, "write_json", killed_at):
         run_finetuning(recipe, checkpoint=pretrained, out=out, use_grid=True, task=WordTask())
     assert len(cells(out)) == killed_at - 1
     run_finetuning(recipe, checkpoint=None, resume=out, task=WordTask())

@@ -19,8 +19,7 @@ from exlm_cli.config.finetune import FinetuneModelConfig
 from exlm_cli.data import IntArray
 from exlm_cli.data.batch import Batch
 from exlm_cli.data.sampler import EpochPlan
-from exlm_cli.finetune.cells.batch import TaskBatch, collate
-from exlm_cli.finetune.cells.trainer import task_losses
+from exlm_cli.finetune.cells.runner import TaskBatch, collate, task_losses
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.model.heads import TaskModel
 from exlm_cli.ops.alignment.native import obstacle

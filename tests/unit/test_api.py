@@ -18,7 +18,8 @@ from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.finetune.cells.model import load_finetuned
-from exlm_cli.finetune.evaluation.calibration import Calibration, PlattCurve
+from exlm_cli.finetune.evaluation.calibration import Calibration
+from exlm_cli.finetune.evaluation.curves import PlattCurve
 from exlm_cli.finetune.prediction.predict import predict
 from exlm_cli.ops import alignment
 from exlm_cli.progress import SilentProgress

@@ -13,7 +13,6 @@ from unittest.mock import Mock
 import pytest
 
 from exlm_cli import files
-from exlm_cli.data.rows.table import read_table
 from exlm_cli.errors import CheckpointError, DataError
 from exlm_cli.files import (
     JsonModel,
@@ -29,6 +28,7 @@ from exlm_cli.files import (
     write_together,
 )
 from exlm_cli.paths import cache_root, expand_path
+from exlm_cli.tasks.rows.table import read_table
 
 
 def test_a_new_folder_is_deleted_when_its_filling_fails(tmp_path):

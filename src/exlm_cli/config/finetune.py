@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -10,7 +11,18 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from exlm_cli.config.base import Mark, Recipe, StrictModel, describe_finding
 from exlm_cli.config.overrides import find_field, typed_value
 from exlm_cli.config.sections import LoopConfig, OptimConfig
-from exlm_cli.config.tasks import SharedTaskConfig, TaskConfig
+from exlm_cli.config.tasks import (
+    SUITES,
+    CsvTaskConfig,
+    SquadTaskConfig,
+    TaskConfig,
+    TaskFiles,
+    check_task_name,
+    find_suite,
+    given_keys,
+    keys_of,
+    suites_with,
+)
 from exlm_cli.config.yaml import dump_yaml
 from exlm_cli.errors import ConfigError
 
@@ -102,6 +114,49 @@ class FinetuneRecipe(Recipe):
                 f"`optim.warmup_steps` {self.optim.warmup_steps} is more than `train.max_steps` {self.train.max_steps}"
             )
         return self
+
+
+class SharedTaskConfig(CsvTaskConfig, SquadTaskConfig):
+    """What the tasks of a sweep have in common: the keys of every suite, of which each task takes its own."""
+
+    files: Annotated[TaskFiles, Mark.INPUT] = TaskFiles()
+
+    @model_validator(mode="after")
+    def _check_keys(self) -> Self:
+        """Accept any values: `of_task` leaves them to the section of each task."""
+        return self
+
+    def of_task(self, name: str) -> dict[str, Any]:
+        """Return the values of one task by key, without the keys that its suite does not have.
+
+        Raises:
+            ConfigError: There is no such task.
+        """
+        check_task_name(name)
+        section = find_suite(name.partition("/")[0])
+        assert section is not None, "the name was checked"
+        own = keys_of(section)
+        content = {key: value for key, value in self.model_dump().items() if key in own}
+        files = {key: value for key, value in content["files"].items() if f"files.{key}" in own}
+        return content | {"name": name, "files": files}
+
+    def refuse_unused(self, names: Sequence[str]) -> None:
+        """Check that at least one task uses each key that differs from its default.
+
+        Raises:
+            ValueError: No task uses it; the message is for users.
+        """
+        suites = {name.partition("/")[0] for name in names}
+        if not suites <= SUITES.keys():
+            return
+        changed = self.model_dump(exclude_defaults=True, exclude={"name"})
+        for key in given_keys(changed):
+            using = suites_with(key)
+            if suites.isdisjoint(using):
+                do = "does" if len(names) == 1 else "do"
+                raise ValueError(
+                    f"`finetune.task.{key}` is for {' and '.join(using)}; {' and '.join(names)} {do} not use it"
+                )
 
 
 class CommonFinetuneRecipe(FinetuneRecipe):

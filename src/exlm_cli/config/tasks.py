@@ -7,7 +7,7 @@ import contextlib
 import difflib
 import functools
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
@@ -433,7 +433,7 @@ def check_task_name(name: str) -> None:
     raise ConfigError(f"unknown task `{name}`; accepted: {', '.join(accepted)}", hint)
 
 
-def _keys(section: type[TaskSection]) -> set[str]:
+def keys_of(section: type[TaskSection]) -> set[str]:
     """Return the keys of a section, those of its files as `files.train`."""
     files = section.model_fields["files"].annotation
     assert isinstance(files, type)
@@ -441,13 +441,15 @@ def _keys(section: type[TaskSection]) -> set[str]:
     return {*section.model_fields, *(f"files.{name}" for name in files.model_fields)}
 
 
-def _given_keys(task: Mapping[str, Any]) -> Iterator[str]:
+def given_keys(task: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the keys that are given in a section, those of its files as `files.train`."""
     for key, value in task.items():
         yield from (f"files.{name}" for name in value) if key == "files" and isinstance(value, Mapping) else (key,)
 
 
-def _suites_with(key: str) -> list[str]:
-    return [suite for suite, section in SUITES.items() if key in _keys(section)]
+def suites_with(key: str) -> list[str]:
+    """Return the suites of this package whose sections have a key."""
+    return [suite for suite, section in SUITES.items() if key in keys_of(section)]
 
 
 def _suite_of(task: Any) -> str | None:
@@ -470,9 +472,9 @@ def _check_before(task: Any) -> Any:
         raise ValueError(f"`task.name`: {error.message}; {error.hint}") from None
     section = find_suite(name.partition("/")[0])
     assert section is not None, "the name was checked"
-    for key in _given_keys(task):
-        suites = _suites_with(key)
-        if suites and key not in _keys(section):
+    for key in given_keys(task):
+        suites = suites_with(key)
+        if suites and key not in keys_of(section):
             raise ValueError(f"`task.{key}` is for {' and '.join(suites)}; {name} does not use it")
     if not issubclass(section, InstalledTask):
         return task
@@ -494,46 +496,3 @@ TaskConfig = Annotated[
     BeforeValidator(_check_before),
 ]
 """The section of any task."""
-
-
-class SharedTaskConfig(CsvTaskConfig, SquadTaskConfig):
-    """What the tasks of a sweep have in common: the keys of every suite, of which each task takes its own."""
-
-    files: Annotated[TaskFiles, Mark.INPUT] = TaskFiles()
-
-    @model_validator(mode="after")
-    def _check_keys(self) -> Self:
-        """Accept any values: `of_task` leaves them to the section of each task."""
-        return self
-
-    def of_task(self, name: str) -> dict[str, Any]:
-        """Return the values of one task by key, without the keys that its suite does not have.
-
-        Raises:
-            ConfigError: There is no such task.
-        """
-        check_task_name(name)
-        section = find_suite(name.partition("/")[0])
-        assert section is not None, "the name was checked"
-        own = _keys(section)
-        content = {key: value for key, value in self.model_dump().items() if key in own}
-        files = {key: value for key, value in content["files"].items() if f"files.{key}" in own}
-        return content | {"name": name, "files": files}
-
-    def refuse_unused(self, names: Sequence[str]) -> None:
-        """Check that at least one task uses each key that differs from its default.
-
-        Raises:
-            ValueError: No task uses it; the message is for users.
-        """
-        suites = {name.partition("/")[0] for name in names}
-        if not suites <= SUITES.keys():
-            return
-        changed = self.model_dump(exclude_defaults=True, exclude={"name"})
-        for key in _given_keys(changed):
-            using = _suites_with(key)
-            if suites.isdisjoint(using):
-                do = "does" if len(names) == 1 else "do"
-                raise ValueError(
-                    f"`finetune.task.{key}` is for {' and '.join(using)}; {' and '.join(names)} {do} not use it"
-                )

@@ -17,8 +17,8 @@ from exlm_cli.config.load import load_recipe
 from exlm_cli.config.sweep import SweepCell, SweepRecipe, VariantDescription
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import JsonModel, absent_if_none, read_json
-from exlm_cli.finetune.results import FinetunedRun, read_results
-from exlm_cli.finetune.scores import COLUMNS, SCORES_FILE, read_score_table, score_table
+from exlm_cli.finetune.results import read_results
+from exlm_cli.finetune.scores import COLUMNS, SCORES_FILE, FinetunedRun, read_score_table, score_table
 from exlm_cli.run_dir import RUN_FILE, read_run_json, resume_command
 
 if TYPE_CHECKING:

@@ -10,9 +10,14 @@ from exlm_cli.config.input_paths import with_absolute_paths
 from exlm_cli.config.load import load_recipe
 from exlm_cli.errors import DataError, DivergedError
 from exlm_cli.files import JsonModel, read_json, write_json
-from exlm_cli.finetune.cells.model import require_fitting_model, resolve_sequence_length
 from exlm_cli.finetune.results import RESULTS_FILE, read_results
-from exlm_cli.finetune.run import FinetuneResult, resume_finetuning, run_finetuning
+from exlm_cli.finetune.run import (
+    FinetuneResult,
+    require_fitting_model,
+    resolve_sequence_length,
+    resume_finetuning,
+    run_finetuning,
+)
 from exlm_cli.finetune.scores import read_scores
 from exlm_cli.format import format_fixed
 from exlm_cli.launch import require_one_process

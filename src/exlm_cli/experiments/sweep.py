@@ -139,7 +139,7 @@ def _check_tasks(cells: Sequence[SweepCell], progress: Progress) -> None:
     if not configs:
         return
     # importing them takes seconds
-    from exlm_cli.finetune.cells.model import resolve_sequence_length
+    from exlm_cli.finetune.run import resolve_sequence_length
     from exlm_cli.tasks.registry import load_task
 
     for config in configs.values():

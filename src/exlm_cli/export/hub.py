@@ -25,10 +25,9 @@ from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.export.folder import check_licence, export_folder, require_packages
 from exlm_cli.export.source import Source
 from exlm_cli.files import refusing
-from exlm_cli.finetune.cells.model import ENCODER_FILE
 from exlm_cli.finetune.evaluation.calibration import CALIBRATION_FILE
 from exlm_cli.finetune.prediction.training_rows import TRAINING_ROWS_FILE
-from exlm_cli.finetune.results import RESULTS_FILE
+from exlm_cli.finetune.results import ENCODER_FILE, RESULTS_FILE
 from exlm_cli.finetune.scores import SCORES_FILE
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import METRICS_FILE, RUN_FILE, SPLIT_FILE

@@ -17,7 +17,7 @@ from exlm_cli.format import format_number_of, name_some
 from exlm_cli.model.heads import NUM_QUANTILES
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import EncodedSplit, FloatArray
-from exlm_cli.tasks.rows.encoded import ScoredRows
+from exlm_cli.tasks.rows.task import ScoredRows
 
 Features = NDArray[Any]
 _BLOCK = 256

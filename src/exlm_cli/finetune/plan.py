@@ -1,27 +1,88 @@
-"""Cells of a fine-tuning run, one flat list, finished here or by workers; each split keeps its best point."""
+"""What a fine-tuning run trains: splits of its rows, their cells, and what these have left in its folder."""
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import loky
+from typing import TYPE_CHECKING
 
 from exlm_cli.config.finetune import FinetuneRecipe, GridPoint
-from exlm_cli.finetune.cells.cell import Cell, describe_result, run_cell
-from exlm_cli.finetune.cells.shared_rows import can_be_shared, remove_shared_rows, write_shared_rows
-from exlm_cli.finetune.cells.trainer import TaskData
+from exlm_cli.files import read_json
 from exlm_cli.finetune.features import FeatureStore
-from exlm_cli.finetune.results import RESULT_FILE
+from exlm_cli.finetune.results import LOGITS_FILE, RESULT_FILE, CellResult, cell_folder
 from exlm_cli.finetune.scores import MODEL, Origin, make_scores, point_scores, score_rows_of
-from exlm_cli.format import format_fixed
-from exlm_cli.progress import Progress
-from exlm_cli.run_dir import resume_command
+from exlm_cli.format import format_number
 from exlm_cli.tasks.base import DownstreamTask
-from exlm_cli.train.jobs import JobKind, run_jobs
-from exlm_cli.train.pool import Job, worker_environments
-from exlm_cli.train.pretrained import Pretrained, pick_device, recorded_name
-from exlm_cli.train.task import Callback, Selection
+from exlm_cli.train.checkpoint import best_paths, checkpoint_paths
+from exlm_cli.train.pretrained import Pretrained
+from exlm_cli.train.task import Selection
+
+if TYPE_CHECKING:
+    from exlm_cli.finetune.cells.trainer import TaskData
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One seed at one grid point on one split of the rows.
+
+    Attributes:
+        run: Run directory.
+        point: Its recipe has this split.
+        label: Name of the cell in messages and on a bar.
+    """
+
+    run: Path
+    point: GridPoint
+    seed: int
+    label: str
+
+    @property
+    def recipe(self) -> FinetuneRecipe:
+        """What it is trained with."""
+        return self.point.recipe
+
+    @property
+    def split_seed(self) -> int:
+        """Names the split in `scores.csv`."""
+        return self.recipe.task.split_seed
+
+    @property
+    def folder(self) -> Path:
+        """Where it is trained."""
+        return cell_folder(self.run, self.point.label, self.split_seed, self.seed)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the cell has its result."""
+        return (self.folder / RESULT_FILE).is_file()
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the weights of its best epoch exist; `drop_weights` deletes them."""
+        return bool(best_paths(self.folder))
+
+    def read(self) -> CellResult:
+        """Return its `result.json`; a file that cannot be read is a `CheckpointError`."""
+        hint = "delete the file; a resumed run trains this cell again"
+        return read_json(self.folder / RESULT_FILE, CellResult, hint=hint)
+
+    def drop_weights(self) -> None:
+        """Delete its weights and logits; its result and curves stay."""
+        shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
+        (self.folder / LOGITS_FILE).unlink(missing_ok=True)
+
+    def drop_checkpoints(self) -> None:
+        """Delete what a finished cell needs no more; a process killed at this point may have left some."""
+        for path in checkpoint_paths(self.folder):
+            shutil.rmtree(path)
+
+
+def describe_result(result: CellResult, metric: str) -> str:
+    """Return a line on the best epoch of a cell and the scores there."""
+    scores = ", ".join(
+        f"{split} {metric} {format_number(of_split[metric])}" for split, of_split in result.metrics.items()
+    )
+    return f"best epoch {result.best_epoch} of {result.epochs}: {scores}; {result.elapsed_s:.0f} s"
 
 
 @dataclass(frozen=True)
@@ -36,7 +97,7 @@ class SplitPlan:
 
     seed: int
     task: DownstreamTask
-    data: TaskData
+    data: "TaskData"
     points: Sequence[GridPoint]
     cells: Mapping[str, Sequence[Cell]]
 
@@ -74,46 +135,6 @@ class RunPlan:
         return [cell for split in self.splits for cell in split.all_cells]
 
 
-def finish_cells(
-    plan: RunPlan, *, workers: int | None, callbacks: Sequence[Callback], progress: Progress
-) -> dict[int, GridPoint]:
-    """Finish every cell, and return the best grid point of each split; only its weights are kept.
-
-    With changed seeds, a point whose weights were deleted may become the best one. Its cells are then trained again, on
-    a CPU to the same bits.
-
-    Args:
-        workers: Processes that train; None: one for each CUDA device or CPU core.
-        callbacks: Follow the training of every cell, in this process.
-
-    Raises:
-        ExlmError: As for `run_cell`; other cells at work have saved a checkpoint.
-    """
-    for cell in plan.cells:
-        if cell.is_done:
-            cell.drop_checkpoints()
-    environments = _environments(plan, workers)
-    if len(environments) > 1 and (callbacks or not all(can_be_shared(split.data) for split in plan.splits)):
-        reason = "callbacks cannot leave" if callbacks else "the rows of a task of another package cannot leave"
-        progress.message(f"one training after the other: {reason} this process")
-        environments = environments[:1]
-    while True:
-        waiting = [cell for cell in plan.cells if not cell.is_done]
-        if len(environments) == 1:
-            _train_here(plan, waiting, callbacks, progress)
-        elif waiting:
-            _train_with_workers(plan, waiting, environments, progress)
-        best = {split.seed: keep_best_point(split, plan.recipe) for split in plan.splits}
-        chosen = [cell for split in plan.splits for cell in split.cells[best[split.seed].label]]
-        deleted = [cell for cell in chosen if plan.use_grid and not cell.has_weights]
-        if not deleted:
-            remove_shared_rows(plan.folder)
-            return best
-        for cell in deleted:
-            progress.message(f"{cell.label}: trained again: the best with these seeds, but its weights were deleted")
-            (cell.folder / RESULT_FILE).unlink()
-
-
 def keep_best_point(split: SplitPlan, recipe: FinetuneRecipe) -> GridPoint:
     """Return the grid point with the best validation so far, and delete the weights of those that it beats.
 
@@ -137,79 +158,3 @@ def keep_best_point(split: SplitPlan, recipe: FinetuneRecipe) -> GridPoint:
         for cell in split.cells[point.label] if point is not best else ():
             cell.drop_weights()
     return best
-
-
-def _environments(plan: RunPlan, workers: int | None) -> list[dict[str, str]]:
-    """Return the environment of each worker. A single one is this process.
-
-    Without `train.num_threads`, workers on a CPU share its cores evenly. Their number follows from all cells of the
-    run, done or not, so that a resumed run computes with as many threads as before.
-    """
-    device, threads = pick_device(plan.recipe).type, plan.recipe.train.num_threads
-    environments = worker_environments(device, num_threads=threads, workers=workers)[: len(plan.cells)]
-    if device != "cpu" or threads is not None:
-        return environments
-    at_once = len(environments)
-    return worker_environments(device, num_threads=max(1, loky.cpu_count() // at_once), workers=at_once)
-
-
-def _train_here(plan: RunPlan, waiting: Sequence[Cell], callbacks: Sequence[Callback], progress: Progress) -> None:
-    splits = {split.seed: split for split in plan.splits}
-    num_cells = len(plan.cells)
-    num_done, device = num_cells - len(waiting), pick_device(plan.recipe)
-    with progress.bar("trainings", num_cells, done=num_done) as bar:
-        for count, cell in enumerate(waiting, start=num_done + 1):
-            split = splits[cell.split_seed]
-            run_cell(cell, split.data, plan.weights, device, callbacks=callbacks, progress=progress)
-            bar.update(count)
-            progress.message(f"{cell.label}: {describe_result(cell.read(), split.data.selection_metric)}")
-            keep_best_point(split, plan.recipe)
-
-
-def _train_with_workers(
-    plan: RunPlan, waiting: Sequence[Cell], environments: Sequence[Mapping[str, str]], progress: Progress
-) -> None:
-    places = {cell.label: (cell, split) for split in plan.splits for cell in split.all_cells}
-
-    def show(name: str) -> str:
-        cell, split = places[name]
-        return format_fixed(cell.read().metrics["valid"][split.data.selection_metric], 3)
-
-    def finish(job: Job, _: Any) -> tuple[str, str]:
-        cell, split = places[job.name]
-        keep_best_point(split, plan.recipe)
-        return show(job.name), describe_result(cell.read(), split.data.selection_metric)
-
-    write_shared_rows(plan.folder, {split.seed: split.data for split in plan.splits})
-    names = {cell.label for cell in waiting}
-    run_jobs(
-        [_job(plan, cell) for cell in plan.cells],
-        JobKind(
-            worker="exlm_cli.finetune.cells.worker",
-            function="cell",
-            noun="training",
-            title=f"Validation {plan.splits[0].data.selection_metric}, or share of the training done",
-            describe=finish,
-        ),
-        finished={name: show(name) for name in places if name not in names},
-        environments=environments,
-        logs=plan.folder / "workers",
-        resume=resume_command("finetune", plan.folder),
-        progress=progress,
-    )
-
-
-def _job(plan: RunPlan, cell: Cell) -> Job:
-    """Return a cell for a worker: `finetune.cells.worker.do_cell` reads these values."""
-    values = {
-        "run": str(cell.run),
-        "recipe": cell.recipe.model_dump(mode="json"),
-        "point": {"label": cell.point.label, "values": cell.point.values},
-        "seed": cell.seed,
-        "label": cell.label,
-        "length": plan.length,
-        "checkpoint": None if plan.checkpoint is None else recorded_name(plan.weights),
-    }
-    row = cell.label.rpartition("seed")[0].strip() or plan.splits[0].data.name
-    work = cell.recipe.train.max_steps or cell.recipe.train.max_epochs
-    return Job(cell.label, cell.folder, values, row, f"seed {cell.seed}", work)

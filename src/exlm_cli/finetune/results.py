@@ -2,10 +2,7 @@
 
 import csv
 import io
-import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -18,19 +15,17 @@ from exlm_cli.files import JsonModel, absent_if_none, read_json, read_whole, rea
 from exlm_cli.finetune.scores import (
     BASELINE_NAMES,
     BOTH,
-    MODEL,
     Aggregate,
     LabelScores,
     Predictor,
-    RunScores,
     Scores,
-    Spread,
     predictors_with,
-    read_scores,
 )
 from exlm_cli.run_dir import resume_command
 from exlm_cli.tasks.base import PLACE_COLUMN, FloatArray, Loss
 
+ENCODER_FILE = "encoder.yaml"
+"""The recipe of pre-training, in the run directory of fine-tuning."""
 RESULT_FILE = "result.json"
 """File of a cell; a cell that has it is done."""
 RESULTS_FILE = "results.json"
@@ -274,47 +269,6 @@ class RunResults(JsonModel):
     def test_share(self) -> float:
         """Rows of the scored split for each training row."""
         return self.split_sizes[self.scored_split] / self.split_sizes["train"]
-
-
-@dataclass(frozen=True)
-class FinetunedRun:
-    """A finished fine-tuning run: its name in tables, its directory, its results."""
-
-    name: str
-    folder: Path
-    results: RunResults
-
-    @cached_property
-    def scores(self) -> RunScores:
-        """Its scores, read from the directory."""
-        return read_scores(self.folder)
-
-    @property
-    def verdict(self) -> tuple[str, ...]:
-        """Sentences of the verdict, whose commands name the directory."""
-        folder = shlex.quote(str(self.folder))
-        return tuple(sentence.replace(" RUN ", f" {folder} ") for sentence in self.results.verdict)
-
-    @property
-    def others(self) -> list[str]:
-        """What was scored besides the model alone, as in `scores.csv`, and is told."""
-        return [model for model in self.scores.others if self.is_told(model)]
-
-    def is_told(self, model: str) -> bool:
-        """Return whether a model of `scores.csv` is none of the others under another name (`Predictors.told`)."""
-        return model != BOTH or self.results.predictors is None or "both" in self.results.predictors.told
-
-    def average(self, metric: str, *, model: str = MODEL, label: str = "") -> Spread:
-        """Return what the mean prediction of the seeds scores on the reported split, over splits of the rows."""
-        return self.scores.average(self.results.scored_split, metric, model=model, label=label)
-
-    def seeds(self, metric: str, *, model: str = MODEL) -> Spread:
-        """Return what the seeds score alone on the reported split, over seeds and splits of the rows."""
-        return self.scores.seeds(self.results.scored_split, metric, model=model)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return results and scores for programs."""
-        return {**self.results.as_json(), **self.scores.as_json()}
 
 
 def count_known_rows(loss: Loss, targets_NC: FloatArray, num_classes: int) -> KnownRows:

@@ -8,67 +8,24 @@ a run of the training loop that ends with `result.json`; a cell that has this fi
 the first split; calibration and predictions for new rows are over all.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import torch
-
-from exlm_cli.config.base import Mark, identity_values
-from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, GridPoint, grid_points
-from exlm_cli.config.input_paths import write_run_recipe
-from exlm_cli.config.load import dump_recipe, load_recipe, resumed_recipe
-from exlm_cli.config.overrides import describe_changes
+from exlm_cli.bundled_models import bundled_name, local_path
+from exlm_cli.config.finetune import FinetuneRecipe, grid_points
+from exlm_cli.config.load import load_recipe, resumed_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.data.rows.records import SKIPPED_COLUMNS, SKIPPED_FILE
-from exlm_cli.data.tokenizer import TOKENIZER_FILE
+from exlm_cli.config.tasks import InputKind
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
-from exlm_cli.files import make_folder, write_atomically, write_csv, write_json
-from exlm_cli.finetune.baselines.baseline import baselines_of, is_affordable
-from exlm_cli.finetune.cells.cell import Cell
-from exlm_cli.finetune.cells.model import (
-    ENCODER_FILE,
-    choose_tokenizer,
-    describe_weights,
-    require_fitting_model,
-    resolve_sequence_length,
-    untrained_model,
-)
-from exlm_cli.finetune.cells.trainer import describe_rows, encode_task
-from exlm_cli.finetune.evaluation.scoring import conclude
-from exlm_cli.finetune.features import FeatureStore
-from exlm_cli.finetune.plan import RunPlan, SplitPlan, finish_cells
-from exlm_cli.finetune.prediction.training_rows import write_training_rows
-from exlm_cli.finetune.results import TARGETS_COLUMN, RunResults
+from exlm_cli.finetune.results import ENCODER_FILE, RunResults
 from exlm_cli.finetune.scores import RunScores, read_scores
-from exlm_cli.format import format_counts
 from exlm_cli.launch import require_one_process
 from exlm_cli.progress import Progress, SilentProgress
-from exlm_cli.run_dir import (
-    SPLIT_FILE,
-    SPLITS_FOLDER,
-    create_run_dir,
-    discarded_on_failure,
-    read_run_json,
-    require_unused,
-    sole_process,
-    update_run_json,
-)
-from exlm_cli.tasks.base import DownstreamTask, write_outputs
+from exlm_cli.run_dir import read_run_json, require_pretraining, require_unused, run_directory
+from exlm_cli.tasks.base import DownstreamTask
 from exlm_cli.tasks.registry import load_task
-from exlm_cli.tasks.rows.splits import split_fingerprint
-from exlm_cli.train.checkpoint import require_origin
-from exlm_cli.train.pretrained import (
-    Pretrained,
-    describe_device,
-    load_pretrained_weights,
-    load_tokenizer,
-    model_identity,
-    pick_device,
-    recorded_name,
-)
 from exlm_cli.train.task import Callback, require_arguments
 from exlm_cli.train.trackers import require_trackers
 
@@ -130,10 +87,9 @@ def run_finetuning(
     require_one_process("fine-tuning")
     require_arguments(recipe, FinetuneRecipe, callbacks)
     require_trackers(recipe.train.report_to)
-    device = pick_device(recipe)
-    if recipe.train.num_threads is not None:
-        torch.set_num_threads(recipe.train.num_threads)
     run = None if resume is None else Path(resume)
+    if run is None and out is not None:
+        require_unused(Path(out))
     if run is not None:
         begun = read_run_json(run)
         use_grid, baseline = bool(begun.use_grid), bool(begun.baseline)
@@ -145,57 +101,29 @@ def run_finetuning(
             listed = f"seed{'' if len(missing) == 1 else 's'} {', '.join(map(str, missing))}"
             progress.message(f"the results leave out {listed} of this run; to keep all, list them with `seeds=LIST`")
     _require_start(recipe, checkpoint, encoder, task)
-    if run is None and out is not None:
-        require_unused(Path(out))
-    points = grid_points(recipe, use_grid=use_grid)
-    weights = None if checkpoint is None else load_pretrained_weights(Path(checkpoint), progress)
-    architecture = encoder if weights is None else weights.recipe
-    assert architecture is not None, "there is a checkpoint or an encoder"
-    start = Path(architecture.name) if weights is None else weights.checkpoint
-    length = [resolve_sequence_length(architecture, start, point.recipe) for point in points][-1]
+    path = None if checkpoint is None else local_path(Path(checkpoint))
+    encoder = encoder or _encoder_of(path)
+    start, points = path or Path(encoder.name), grid_points(recipe, use_grid=use_grid)
+    length = [resolve_sequence_length(encoder, start, point.recipe) for point in points][-1]
     given = recipe.task if task is None else task
-    require_fitting_model(given.name, given.input_kind, architecture, start)
+    require_fitting_model(given.name, given.input_kind, encoder, start)
     tasks = _load_splits(recipe, task, progress)
-    first = tasks[recipe.task.split_seed]
-    if baseline and not baselines_of(first):
-        raise ConfigError(f"there is no baseline for {first.name}", "use `baseline=false`")
-    if weights is None:
-        weights = untrained_model(architecture, choose_tokenizer(architecture, first, run, progress))
-    has_baseline = is_affordable(first) if baseline is None else baseline
-    if baseline is None and baselines_of(first) and not has_baseline:
-        long = "hours" if first.input_kind == "smiles" else "minutes"
-        progress.message(f"no baseline, which takes {long} with so many rows and labels; `--baseline` trains it")
+    # only now: the import of torch and the reading of weights take longer than all that may have been wrong
+    from exlm_cli.finetune.training import Beginning, train
 
-    # only now: a data set may be looked for beside this folder
-    folder = run or create_run_dir(out, recipe.name)
-    with sole_process(folder, is_new=run is None):
-        with discarded_on_failure(folder, is_new=run is None):
-            store = FeatureStore()
-            splits = [
-                _plan_split(folder, recipe, points, seed, one, weights, length, store, progress)
-                for seed, one in tasks.items()
-            ]
-            if about := splits[0].data.about_descriptors:
-                progress.message(about)
-            source = None if checkpoint is None else Path(checkpoint)
-            plan = RunPlan(folder, recipe, weights, source, length, use_grid, has_baseline, splits, store)
-            if run is None:
-                _describe(plan)
-            else:
-                _refuse_changes(plan)
-            _write_splits(plan)
-            write_training_rows(folder, list(tasks.values()))
-            write_run_recipe(folder, recipe)
-        update_run_json(folder, {"device": describe_device(device), "seeds": recipe.seeds})
-        more = f" of the first of {len(splits)} splits" if len(splits) > 1 else ""
-        progress.message(
-            f"{first.name}: {format_counts(first.split_sizes.values())} rows in {', '.join(first.splits)}{more}; "
-            f"{describe_weights(weights, recipe).objective} from {weights.name}, on {describe_device(device)}; "
-            f"results in {folder}"
-        )
-        best = finish_cells(plan, workers=workers, callbacks=callbacks, progress=progress)
-        results = conclude(plan, best, progress)
-    return FinetuneResult(folder, results)
+    beginning = Beginning(
+        recipe=recipe,
+        points=points,
+        tasks=tasks,
+        checkpoint=path,
+        encoder=encoder,
+        length=length,
+        use_grid=use_grid,
+        baseline=baseline,
+        run=run,
+        out=None if out is None else Path(out),
+    )
+    return FinetuneResult(*train(beginning, workers=workers, callbacks=callbacks, progress=progress))
 
 
 def resume_finetuning(
@@ -247,11 +175,6 @@ def _require_start(
         raise ConfigError("a task given as `task` has one split", "set `num_replicates` to 1")
 
 
-def _recipe_of_split(recipe: FinetuneRecipe, split_seed: int) -> FinetuneRecipe:
-    """Return the recipe of a run as it is for one of its splits."""
-    return recipe.changed({"task.split_seed": split_seed, "num_replicates": 1})
-
-
 def _load_splits(
     recipe: FinetuneRecipe, task: DownstreamTask | None, progress: Progress
 ) -> Mapping[int, DownstreamTask]:
@@ -271,10 +194,8 @@ def _load_splits(
     for number in range(1, recipe.num_replicates):
         seed = recipe.task.split_seed + number
         try:
-            if first.resplit is not None:
-                tasks[seed] = first.resplit(seed)
-            else:
-                tasks[seed] = load_task(_recipe_of_split(recipe, seed).task, SilentProgress())
+            assert first.resplit is not None, "a task without it was refused"
+            tasks[seed] = first.resplit(seed)
         except DataError as error:
             raise DataError(
                 f"split {number + 1} of {recipe.num_replicates}, `task.split_seed` {seed}: {error.message}",
@@ -284,94 +205,53 @@ def _load_splits(
     return tasks
 
 
-def _plan_split(
-    folder: Path,
-    recipe: FinetuneRecipe,
-    points: Sequence[GridPoint],
-    split_seed: int,
-    task: DownstreamTask,
-    weights: Pretrained,
-    length: int,
-    store: FeatureStore,
-    progress: Progress,
-) -> SplitPlan:
-    """Encode the rows of a split, and list its cells by grid point and seed."""
-    encoded = encode_task(task, weights.tokenizer, length, weights.recipe.masking.num_repeats)
-    data = describe_rows(encoded, recipe.task, store, progress)
-    own = [GridPoint(point.label, point.values, _recipe_of_split(point.recipe, split_seed)) for point in points]
-    of_split = [f"split {split_seed}"] if recipe.num_replicates > 1 else []
-    cells = {}
-    for point in own:
-        words = [*([] if point.label == NO_GRID else [point.label]), *of_split]
-        cells[point.label] = [Cell(folder, point, seed, " ".join([*words, f"seed {seed}"])) for seed in recipe.seeds]
-    return SplitPlan(split_seed, task, data, own, cells)
+def _encoder_of(checkpoint: Path | None) -> PretrainRecipe:
+    """Return the recipe of a pre-training run or checkpoint, whose weights are read later."""
+    assert checkpoint is not None, "there is a checkpoint or an encoder"
+    require_pretraining(checkpoint)
+    return load_recipe(run_directory(checkpoint) / "recipe.yaml")
 
 
-def _describe(plan: RunPlan) -> None:
-    """Write what a resumption and a later evaluation need of a new run, except its splits and recipe."""
-    folder, weights, first = plan.folder, plan.weights, plan.splits[0]
-    weights.tokenizer.save(folder / TOKENIZER_FILE)
-    write_atomically(folder / ENCODER_FILE, dump_recipe(weights.recipe).encode())
-    update_run_json(
-        folder,
-        {
-            "command": "finetune",
-            "task": first.task.name,
-            "seeds": plan.recipe.seeds,
-            "use_grid": plan.use_grid,
-            "baseline": plan.has_baseline,
-            "checkpoint": None if plan.checkpoint is None else recorded_name(weights),
-            "checkpoint_sha256": weights.sha256,
-            "data_fingerprint": first.data.fingerprint,
-            "started_unix_s": round(time.time(), 3),
-        },
-    )
-    # targets for scores and pictures; spans have no table
-    for part, encoded in {"train": first.data.train, **first.data.scored}.items() if first.task.loss != "span" else ():
-        columns = [TARGETS_COLUMN] if first.task.loss == "classes" else first.task.output_names
-        write_outputs(folder / f"targets-{part}.csv", first.task.split_indices[part], columns, encoded.targets)
-    if first.task.skipped:
-        write_csv(folder / SKIPPED_FILE, SKIPPED_COLUMNS, (row.cells for row in first.task.skipped))
+def require_fitting_model(name: str, needed: InputKind, encoder: PretrainRecipe, start: Path) -> None:
+    """Refuse a task whose rows the model cannot read.
+
+    Args:
+        name, needed: Name of the task, and kind of its rows.
+        encoder: Recipe of the model.
+        start: Where its weights or its recipe come from.
+
+    Raises:
+        CheckpointError: The model reads other rows.
+    """
+    names = {"text": "text", "smiles": "SMILES"}
+    kind = encoder.data.kind
+    if kind != needed:
+        named = "; `task.text_column=NAME` names a column of text" if (name, needed) == ("csv", "smiles") else ""
+        raise CheckpointError(
+            f"{bundled_name(start) or start} is a model of {names[kind]}; {name} needs one of {names[needed]}",
+            f"make one with `exlm pretrain --recipe quickstart-{needed}`, or give another `checkpoint=RUN`{named}",
+        )
 
 
-def _write_splits(plan: RunPlan) -> None:
-    """Write the row numbers of every split; each file can be a `task.split_file`."""
-    for number, split in enumerate(plan.splits):
-        task = split.task
-        content = {
-            "task": task.name,
-            "split": task.split_name,
-            "sizes": task.split_sizes,
-            "sha256": split_fingerprint(task.split_indices),
-            "indices": {name: rows.tolist() for name, rows in task.split_indices.items()},
-        }
-        further = plan.folder / SPLITS_FOLDER
-        if number:
-            make_folder(further)
-        write_json(further / f"split-{split.seed}.json" if number else plan.folder / SPLIT_FILE, content)
+def resolve_sequence_length(pretrain: PretrainRecipe, origin: Path, recipe: FinetuneRecipe) -> int:
+    """Return the tokens of a sequence before repetition; `origin` is what an error names the model by.
 
-
-def _refuse_changes(plan: RunPlan) -> None:
-    """Refuse to continue with other data, weights or recipe; seeds and the number of splits may change."""
-    folder, weights, first = plan.folder, plan.weights, plan.splits[0]
-    described, begun = read_run_json(folder), resumed_recipe(folder, FinetuneRecipe)
-    free = {name: getattr(plan.recipe, name) for name in ("seeds", "num_replicates")}
-    then, now = (
-        identity_values(recipe, without={Mark.INPUT}) for recipe in (begun.model_copy(update=free), plan.recipe)
-    )
-    changes = {
-        f"data of {first.task.name}": described.data_fingerprint != first.data.fingerprint,
-        "checkpoint": described.checkpoint_sha256 != weights.sha256,
-        "recipe": then != now,
-    }
-    for name, is_changed in changes.items():
-        if is_changed:
-            detail = describe_changes(then, now) if name == "recipe" else ""
-            raise CheckpointError(
-                f"{folder}: the {name} is not the one this run began with{detail}",
-                "an exact resume needs the same inputs and recipe; start a new run for changed ones",
-            )
-    encoder = load_recipe(folder / ENCODER_FILE)
-    own = model_identity(encoder, load_tokenizer(folder, encoder))
-    files = {"recipe": folder / ENCODER_FILE, "tokenizer": folder / TOKENIZER_FILE}
-    require_origin(weights.checkpoint, model_identity(weights.recipe, weights.tokenizer), own, files)
+    Raises:
+        ConfigError: A sequence needs more positions than the model takes, or does not fit into a microbatch.
+    """
+    length = recipe.task.sequence_length or pretrain.data.sequence_length
+    num_repeats = pretrain.masking.num_repeats
+    positions = (length - 2) * num_repeats + 2
+    repeated = f" with every token {num_repeats} times" if num_repeats > 1 else ""
+    if positions > pretrain.model.max_length:
+        raise ConfigError(
+            f"`task.sequence_length` {length}{repeated} needs {positions} positions; the model of "
+            f"{origin} takes {pretrain.model.max_length}",
+            f"it was pre-trained on {pretrain.data.sequence_length} tokens; `task.sequence_length=null` uses as many",
+        )
+    if positions > recipe.train.microbatch_tokens:
+        raise ConfigError(
+            f"`train.microbatch_tokens` {recipe.train.microbatch_tokens} does not hold one sequence of {positions}",
+            "raise it or lower `task.sequence_length`",
+        )
+    return length

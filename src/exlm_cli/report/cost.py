@@ -1,24 +1,9 @@
 """Cost estimate of a pre-training: hours, memory of each GPU, and the steps of an MLM of equal FLOPs.
 
-FLOPs, parameters and most symbols are those of `config/describe.py`. A step takes at least the larger of two times: its
-FLOPs at a share of the peak that none exceeded, and the time of each position in each layer that was measured on small
-models, whose products do not fill a GPU.
-
-Let P be the parameters, M the sequences of a microbatch, N the heads of width H. Training in bf16 with float32 weights
-holds, in bytes on each GPU:
-
-    state          18 P: weights, gradients and two moments in float32, weights in use in bf16
-    activations    n - 1 blocks of M L (12 D + 8) + M L B, B = 12 D + 4 F + 4 N + 8 and one for each element that
-                   dropout draws; the last block, of which nodes alone are read, M L (12 D + 8) + M S B (with
-                   `expand: output` T + 2 for S, here and beside the blocks);
-                   beside the blocks L 4 H + M S (8 D + 4 H + 8), with dropout also M L D; where the input has clones
-                   and `rope: 2d`, rotations differ between sequences, M L 4 H in place of L 4 H
-      with gradient checkpointing  M L 4 n D in place of all blocks but the largest
-    nodes          M k T (8 D + 8 + 8 t),  t = T for a DAG, 2 for `alignment: independent`, 1 for an MLM;
-                   of a DAG also M (12 S D + 8 S^2 + 12 S T) + 2 S^2
-    logits         8 r V with r = min(`train.head_chunk_rows`, M k T)
-
-The context of CUDA, the buffers of NCCL, temporary results of one layer and the allocator's gaps are not counted.
+A step takes at least the larger of two times: its FLOPs at a share of the peak that none exceeded, and the time of each
+position in each layer that was measured on small models, whose products do not fill a GPU. `count_memory` counts
+training in bf16 with float32 weights, without the context of CUDA, the buffers of NCCL, temporary results of one layer
+and the allocator's gaps. FLOPs, parameters and most symbols are those of `config/describe.py`.
 """
 
 import math
@@ -89,8 +74,8 @@ def estimate_cost(recipe: PretrainRecipe, gpu: str, num_gpus: int, utilisation: 
     per_step = tokens_per_step(recipe)
     sequences = per_step / recipe.repeated_length
     if gpu not in GPUS:
-        known = ", ".join(GPUS)
-        raise ConfigError(f"the GPU `{gpu}` is unknown; known are {known}", "choose a similar one with `gpu=NAME`")
+        reason = f"the GPU `{gpu}` is unknown; known are {', '.join(GPUS)}"
+        raise ConfigError(reason, "choose a similar one with `gpu=NAME`")
     if recipe.train.precision == "fp32":
         reason = f"costs are estimated for bf16, but `train.precision` of `{recipe.name}` is fp32"
         raise ConfigError(reason, "estimate them with `train.precision=bf16`")
@@ -131,28 +116,30 @@ def step_time(recipe: PretrainRecipe, gpu: str, utilisation: float | None = None
 
 
 def count_memory(recipe: PretrainRecipe, num_sequences: int) -> dict[str, float]:
-    """Return the bytes that a GPU holds at the end of a forward pass over M full sequences, by part."""
+    """Return the bytes that a GPU holds at the end of a forward pass over M full sequences of L positions, by part."""
     model, width, targets = recipe.model, recipe.model.width, recipe.mean_masks
     inner = recipe.masking.num_states_per_mask * targets
-    states = inner + 2
+    states, head = inner + 2, 4 * (width // model.num_heads)
     positions = num_sequences * _positions(recipe)
+    # what the last block computes: nodes, or with `expand: output` masks
     read = num_sequences * (states if recipe.expands_input else targets + 2)
-    dropped = 2 * width * (model.dropout > 0) + model.ffn_width * (model.activation_dropout > 0)
+    dropped = 2 * width * (model.dropout > 0) + model.ffn_width * (model.activation_dropout > 0)  # a byte each
     of_key, of_query = 12 * width + 8, 12 * width + 4 * model.ffn_width + 4 * model.num_heads + 8 + dropped
     block, last_block = positions * (of_key + of_query), positions * of_key + read * of_query
-    rotation = 4 * (width // model.num_heads)
+    # rotations differ between sequences where the input has clones
     rotations = positions if recipe.expands_input and model.rope == "2d" else positions / num_sequences
-    ends = rotations * rotation + positions * width * (model.dropout > 0) + read * (8 * width + rotation + 8)
+    beside = rotations * head + positions * width * (model.dropout > 0) + read * (8 * width + head + 8)
+    # an edge to each target in a DAG, two without transitions, one in an MLM
     scored = targets if recipe.has_transitions else 1 if recipe.objective == "mlm" else 2
     nodes = num_sequences * inner * (8 * width + 8 + 8 * scored)
     if recipe.has_transitions:
         nodes += num_sequences * (12 * states * width + 8 * states**2 + 12 * states * targets) + 2 * states**2
-    activations = (model.num_layers - 1) * block + last_block
-    if recipe.train.gradient_checkpointing:
-        activations = model.num_layers * positions * 4 * width + (block if model.num_layers > 1 else last_block)
+    blocks = (model.num_layers - 1) * block + last_block
+    if recipe.train.gradient_checkpointing:  # the input of each block, and one block whole
+        blocks = model.num_layers * positions * 4 * width + (block if model.num_layers > 1 else last_block)
     return {
-        "state": 18 * count_parameters(recipe),
-        "activations": activations + ends,
+        "state": 18 * count_parameters(recipe),  # weights, gradients and two moments, and bf16 weights in use
+        "activations": blocks + beside,
         "nodes": nodes,
         "logits": 8 * min(recipe.train.head_chunk_rows, num_sequences * inner) * recipe.tokenizer.vocab_size,
     }

@@ -6,9 +6,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from exlm_cli.finetune.evaluation.calibration import DEFAULT_LEVEL, Calibration, read_calibration
+from exlm_cli.finetune.evaluation.conformal import MIN_SCALED_ROWS, ConformalResiduals, Coverage
 from exlm_cli.finetune.evaluation.intervals import NUM_RESAMPLES
-from exlm_cli.finetune.results import FinetunedRun, InitialWeights, RunResults
-from exlm_cli.finetune.scores import BASELINE_NAMES, MODEL, OTHER_NAMES, Aggregate, Spread
+from exlm_cli.finetune.results import InitialWeights, RunResults
+from exlm_cli.finetune.scores import BASELINE_NAMES, MODEL, OTHER_NAMES, Aggregate, FinetunedRun, Spread
 from exlm_cli.format import (
     NO_VALUE,
     NOT_DEFINED,
@@ -21,6 +23,8 @@ from exlm_cli.format import (
     format_number,
     format_number_of,
     format_parameters,
+    format_percent,
+    name_some,
     number_repeated,
 )
 from exlm_cli.report.tables import Entry, Number, ReportTable, Row
@@ -53,6 +57,9 @@ SINGLE_SEEDS = "single seeds"
 """How tables name the scores of seeds alone."""
 _MAX_LABELS = 30
 _COUNTS = ("num_sequences", "num_infeasible")
+
+
+_SIGNS = {"similarity": "Tanimoto similarity {} to {}", "spread": "seed spread {} to {}", "rows": "all rows"}
 
 
 def results_tables(run: FinetunedRun) -> list[ReportTable]:
@@ -190,6 +197,61 @@ def _labels_table(run: FinetunedRun) -> ReportTable:
     kind = "value" if is_value else "label"
     columns = (kind, *names, *(f"{names[0]} of {OTHER_NAMES[model]}" for model in others))
     return ReportTable("labels", f"{split}: each {kind} alone", columns, (tuple(rows),), tuple(notes))
+
+
+def interval_tables(run: FinetunedRun) -> list[ReportTable]:
+    """Return the table of a run that predicts values and has a test split; none for other runs.
+
+    Raises:
+        CheckpointError: The calibration of the run is missing or altered.
+    """
+    if run.results.loss != "regression" or "test" not in run.results.split_sizes:
+        return []
+    calibration = read_calibration(run.folder)
+    if not calibration.coverage:
+        return []
+    table = ReportTable(
+        name="intervals",
+        title=f"Intervals of {100 * DEFAULT_LEVEL:g} %, test",
+        columns=("rows", "number", "inside", "95 % interval of inside", "mean width"),
+        entries=tuple(
+            tuple(_interval_row(part, name if len(calibration.coverage) > 1 else "") for part in parts)
+            for name, parts in calibration.coverage.items()
+        ),
+        notes=_interval_notes(calibration, run.results.output_names),
+    )
+    return [table]
+
+
+def _interval_row(part: Coverage, name: str) -> tuple[str, ...]:
+    """Return the cells of a third of the rows; the interval is Wilson's, of independent rows."""
+    from scipy.stats import binomtest
+
+    ends = (part.most, part.least) if part.by == "similarity" else (part.least, part.most)
+    sign = _SIGNS[part.by].format(*(f"{end:.2g}" for end in ends))
+    interval = binomtest(part.num_inside, part.num_rows).proportion_ci(0.95, method="wilson")
+    return (
+        f"{name}: {sign}" if name else sign,
+        format_count(part.num_rows),
+        format_percent(part.num_inside / part.num_rows),
+        f"{format_percent(interval.low)} to {format_percent(interval.high)}",
+        format_number(part.mean_width),
+    )
+
+
+def _interval_notes(calibration: Calibration, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what is promised, and which outputs have intervals of one width."""
+    promise = (
+        f"promised: {100 * DEFAULT_LEVEL:g} % of the rows that come from where the validation rows come from; a "
+        "scaffold split, or new chemistry, breaks that"
+    )
+    few = [
+        f"`{name}`"
+        for name, output in zip(names, calibration.outputs, strict=True)
+        if isinstance(output, ConformalResiduals) and len(output.residuals) < MIN_SCALED_ROWS
+    ]
+    plain = f"equally wide for all rows: fewer than {MIN_SCALED_ROWS} validation rows: {name_some(few)}"
+    return (promise, plain) if few else (promise,)
 
 
 def task_tables(runs: Sequence[FinetunedRun]) -> list[ReportTable]:

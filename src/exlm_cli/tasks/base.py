@@ -172,7 +172,7 @@ class DownstreamTask(ABC):
             predict` recognises training rows by it.
         validation_keys, test_keys: Key of each validation row and of each test row.
         resplit: Returns the task of the same rows, which are not read again, on the split of another `task.split_seed`;
-            raises `DataError` where a split is empty. None: a task has one split, or is loaded again.
+            raises `DataError` where a split is empty. None: one split, unless `tasks.registry.load_task` can read anew.
     """
 
     name: str

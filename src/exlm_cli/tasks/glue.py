@@ -27,9 +27,15 @@ from exlm_cli.tasks.base import (
     TableColumns,
     TrainedTask,
 )
-from exlm_cli.tasks.rows.encoded import ScoredRows, restored_fields
 from exlm_cli.tasks.rows.splits import choose_rows
-from exlm_cli.tasks.rows.task import LabelledRows, RowTask, encode_labelled_rows, join_texts
+from exlm_cli.tasks.rows.task import (
+    LabelledRows,
+    RowTask,
+    ScoredRows,
+    encode_labelled_rows,
+    join_texts,
+    restored_fields,
+)
 from exlm_cli.tasks.sources import LOCAL_HINT, OfficialFiles, counted, find_parts
 
 MISMATCHED_PREFIX = "mismatched_"

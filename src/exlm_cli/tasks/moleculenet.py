@@ -10,16 +10,16 @@ from pathlib import Path
 
 from exlm_cli.config.tasks import MoleculeNetTaskConfig
 from exlm_cli.data.download import RemoteFile, fetch_once
-from exlm_cli.data.rows.table import read_table
 from exlm_cli.errors import DataError
 from exlm_cli.format import format_counts
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import SPLITS
-from exlm_cli.tasks.rows.inputs import InputRows, usable_rows
 from exlm_cli.tasks.rows.labels import Labels, read_targets
 from exlm_cli.tasks.rows.splits import RowSplit, split_rows
-from exlm_cli.tasks.rows.task import RowTask, table_task
+from exlm_cli.tasks.rows.table import InputRows, read_table, usable_rows
+from exlm_cli.tasks.rows.task import RowTask
 from exlm_cli.tasks.sources import OfficialFiles, find_parts
+from exlm_cli.tasks.user_table import table_task
 
 _MAX_ROWS_OFF = 5
 """Maximum difference between a public file and Table 9 that the known reasons explain."""

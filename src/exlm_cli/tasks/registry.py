@@ -14,6 +14,7 @@ from exlm_cli.config.tasks import (
     find_suite,
 )
 from exlm_cli.errors import DataError
+from exlm_cli.files import nearest_file
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.tasks.sources import HUB_PREFIX, existing_folder, find_parts, given_file
 
@@ -33,6 +34,8 @@ def default_recipe(task_name: str) -> str:
 def load_task(config: TaskConfig, progress: Progress) -> "DownstreamTask":
     """Read a task's data and split it; warn of a file that is given for two splits.
 
+    A task without a `resplit` of its own that `task.split_seed` splits is read again for each further split.
+
     Raises:
         DataError: A file is missing or cannot be used.
         ConfigError: Values of the config do not fit the data.
@@ -40,6 +43,13 @@ def load_task(config: TaskConfig, progress: Progress) -> "DownstreamTask":
     given = [os.path.realpath(file) for file in _given_files(config)]  # Path.resolve raises for a link to itself
     for file in sorted({file for file in given if given.count(file) > 1}):
         progress.message(f"warning: {file} is the file of two splits: scores then measure memorisation")
+    task = _load(config, progress)
+    if config.is_split_by_seed and task.resplit is None:
+        task.resplit = lambda seed: _load(config.model_copy(update={"split_seed": seed}), SilentProgress())
+    return task
+
+
+def _load(config: TaskConfig, progress: Progress) -> "DownstreamTask":
     match config:
         case MoleculeNetTaskConfig():
             from exlm_cli.tasks.moleculenet import load_moleculenet
@@ -90,10 +100,8 @@ def _given_files(config: TaskConfig) -> list[Path]:
     files = [given_file(config, str(file)) for file in config.files.model_dump(exclude_none=True).values()]
     for file in files:
         if not os.path.lexists(file):
-            raise DataError(
-                f"{file}: no such file",
-                "relative paths start in `task.data_dir=DIR` if that is given, else in the current directory",
-            )
+            hint = "relative paths start in `task.data_dir=DIR` if that is given, else in the current directory"
+            raise DataError(f"{file}: no such file", nearest_file(file) or hint)
     return files
 
 
@@ -117,7 +125,7 @@ def restore_split(
             assert isinstance(config, SquadTaskConfig), "only SQuAD has questions"
             return restore_questions(config, stored, tokenizer, sequence_length)
         case _:
-            from exlm_cli.tasks.rows.encoded import ScoredRows, restored_fields
+            from exlm_cli.tasks.rows.task import ScoredRows, restored_fields
 
             return ScoredRows(**restored_fields(stored, rows))
 
@@ -138,6 +146,6 @@ def layout_of(config: TaskConfig) -> "Layout":
         case InstalledTask() if (layout := config.layout()) is not None:
             return layout  # type: ignore[no-any-return]
         case _:
-            from exlm_cli.tasks.rows.task import read_new_table
+            from exlm_cli.tasks.user_table import read_new_table
 
             return Layout(read_new_table)

@@ -1,20 +1,43 @@
-"""Task of a user's table: a column of SMILES or text, label columns, and a split."""
+"""Task of a user's table: a column of SMILES or text, label columns, and a split; and tables to predict.
 
+Axes: R rows of a table, N examples of a split, C outputs.
+"""
+
+import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 
-from exlm_cli.config.tasks import CsvTaskConfig
-from exlm_cli.data.rows.records import DELIMITER_HINT, ColumnChoice
-from exlm_cli.data.rows.table import Table, read_table
+from exlm_cli.config.tasks import MISSING_VALUES, CsvTaskConfig, RowTaskConfig
+from exlm_cli.data.rows.records import DELIMITER_HINT, LINE_FORMATS, ColumnChoice, format_of
 from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.format import format_number_of, name_some
 from exlm_cli.progress import Progress
-from exlm_cli.tasks.base import SPLITS, Split, SplitIndices
-from exlm_cli.tasks.rows.inputs import InputRows, usable_rows
-from exlm_cli.tasks.rows.labels import Labels, read_labels, read_numbers, with_decimal_points
-from exlm_cli.tasks.rows.splits import RowSplit, follow_split, limit_rows, split_rows
-from exlm_cli.tasks.rows.task import RowTask, table_task
+from exlm_cli.tasks import metrics
+from exlm_cli.tasks.base import (
+    NO_TEST_NOTE,
+    SPLITS,
+    FloatArray,
+    NewRows,
+    Split,
+    SplitIndices,
+    TableColumns,
+    TrainedTask,
+)
+from exlm_cli.tasks.rows.labels import (
+    LabelKind,
+    Labels,
+    read_known_targets,
+    read_labels,
+    read_numbers,
+    with_decimal_points,
+)
+from exlm_cli.tasks.rows.splits import RowSplit, describe_repeats, follow_split, limit_rows, split_rows
+from exlm_cli.tasks.rows.table import InputRows, Table, read_input_rows, read_table, usable_rows
+from exlm_cli.tasks.rows.task import LabelledRows, RowTask, TokenStore, encode_labelled_rows
 from exlm_cli.tasks.sources import given_file
 
 _OWN_NAMES = ("row", "line", "input", "problem", "in_split", "nearest_train_tanimoto")
@@ -156,3 +179,181 @@ def _split_by_column(column: str, usable: InputRows) -> RowSplit:
     named = {split: np.array(part, dtype=np.int64) for split, part in parts.items() if part}
     notes = [f"{format_number_of(num_empty, 'row')} in no split: `{column}` is empty"] if num_empty else []
     return follow_split("column", named, usable, notes)
+
+
+def table_task(
+    config: RowTaskConfig,
+    usable: InputRows,
+    labels: Labels,
+    split: RowSplit,
+    notes: Sequence[str] = (),
+    tokens: TokenStore | None = None,
+    numbers: FloatArray | None = None,
+) -> RowTask:
+    """Return the task of one table, with labels, classes or values in its columns.
+
+    Args:
+        split: Rows of each split; a test split without rows is left out, with a note.
+        tokens: Of the task of the same table on another split; None: there is none.
+        numbers: (R, n) numbers of `task.descriptor_columns`; None: there are none.
+
+    Raises:
+        DataError: The training or validation split is empty.
+    """
+    indices = split.indices
+    for needed in ("train", "valid"):
+        if not len(indices.get(needed, ())):
+            hint = "give more rows, another `task.split` (`random` fills all three), or a `task.split_file`"
+            if split.name in ("files", "column", "file"):
+                hint = "training and validation need rows that can be used"
+            raise DataError(f"{config.name}: the split leaves no rows in `{needed}`", hint)
+    inputs, keys = usable.model_inputs(canonical=config.has_canonical_smiles), usable.keys
+    tokens, place_of = tokens or TokenStore(), usable.table.short_place
+    examples = {
+        part: LabelledRows(
+            [(inputs[row],) for row in rows],
+            labels.targets[rows],
+            rows,
+            place_of,
+            tokens=tokens,
+            numbers=None if numbers is None else numbers[rows],
+        )
+        for part, rows in indices.items()
+        if len(rows)
+    }
+    task = RowTask(config.name, labels.loss, labels.names, examples)
+    if config.name == "csv":
+        used = np.sort(np.concatenate([split.indices[part] for part in examples]))
+        task.labels_sha256 = hashlib.sha256(used.tobytes() + labels.targets[used].tobytes()).hexdigest()
+    task.training_keys, task.validation_keys, task.test_keys = (
+        [keys[row] for row in indices.get(part, ())] for part in SPLITS
+    )
+    task.input_kind, task.split_name, task.skipped = config.input_kind, split.name, usable.skipped
+    if config.class_weights == "balanced" and labels.loss != "regression":
+        task.class_weights = _balanced_weights(task)
+    found = [*labels.notes, *usable.notes, *split.notes, *notes, *describe_repeats(usable, indices, labels.targets)]
+    if "test" in indices and "test" not in examples:
+        found.append(NO_TEST_NOTE)
+    if "test" not in examples:
+        found.append("the scores are those of `valid`, on which the best epoch is chosen too: they are optimistic")
+    task.selection_metric, task.is_greater_better, metric_notes = _choose_metric(task)
+    task.notes = (*found, *_describe_targets(task), *metric_notes)
+
+    def resplit(split_seed: int) -> RowTask:
+        changed = config.model_copy(update={"split_seed": split_seed})
+        resplit_rows = split_rows(changed, usable, labels.classes)
+        return table_task(changed, usable, labels, resplit_rows, tokens=tokens, numbers=numbers)
+
+    task.resplit = resplit
+    return task
+
+
+def _describe_targets(task: RowTask) -> list[str]:
+    notes = []
+    used = np.concatenate([task.examples[split].targets for split in task.splits])
+    share = float(np.isnan(used).mean())
+    if share > 0:
+        notes.append(f"{100 * share:.1f} % of the labels are missing; they are left out of loss and scores")
+    for split in task.splits:
+        unscorable = _unscorable(task, split)
+        if unscorable and task.loss == "classes" and len(task.output_names) > 2:
+            effect = "there is nothing to learn" if split == "train" else "its scores are meaningless"
+            notes.append(f"{split}: `class` {unscorable['class']}, so {effect}")
+        elif unscorable:
+            listed = name_some(f"`{name}` {reason}" for name, reason in unscorable.items())
+            notes.append(f"{split}: without both classes there is no ROC-AUC: {listed}")
+    return notes
+
+
+def _unscorable(task: RowTask, split: Split) -> dict[str, str]:
+    targets_NC = task.examples[split].targets
+    if task.loss == "binary":
+        return metrics.describe_unscorable(targets_NC, task.output_names)
+    present = np.unique(targets_NC)
+    if task.loss == "regression" or len(present) > 1:
+        return {}
+    return {"class": f"is {task.output_names[int(present[0])]} in every row"}
+
+
+def _choose_metric(task: RowTask) -> tuple[str, bool, list[str]]:
+    """Return the metric that chooses the best epoch, whether more of it is better, and notes."""
+    if task.loss == "regression":
+        return ("rmse" if len(task.output_names) == 1 else "standardised_rmse"), False, []
+    has_auc = task.loss == "binary" or len(task.output_names) == 2
+    num_labels = len(task.output_names) if task.loss == "binary" else 1
+    if has_auc and len(_unscorable(task, "valid")) < num_labels:
+        return "roc_auc", True, []
+    note = "valid has no label with both classes: accuracy, not ROC-AUC, chooses the best epoch"
+    return "accuracy", True, [note] if has_auc else []
+
+
+def _balanced_weights(task: RowTask) -> FloatArray:
+    """Return n / (C * n_c) for classes, negatives per positive for labels, over the training rows."""
+    targets_NC = task.examples["train"].targets
+    if task.loss == "classes":
+        counts = np.bincount(targets_NC[:, 0].astype(int), minlength=len(task.output_names))
+        return np.where(counts > 0, counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1)), 1.0)
+    positives, negatives = (np.asarray(np.count_nonzero(targets_NC == label, axis=0)) for label in (1, 0))
+    has_both = (positives > 0) & (negatives > 0)
+    return np.where(has_both, negatives / np.maximum(positives, 1), 1.0)
+
+
+def read_new_table(task: TrainedTask, path: Path, column: str | None, progress: Progress) -> NewRows:
+    """Read a table to predict: every row comes back in its place, with the table's own columns.
+
+    It is a CSV or TSV, also .gz and .xz, or lines of text or SMILES (.txt, .smi). Without `column`, the column of the
+    task is read, else the one with a usual name. Labels are read where the table has them.
+
+    Raises:
+        DataError: The table or its column cannot be read, or a cell is not a label of the task.
+    """
+    config = task.config
+    found = read_input_rows(
+        path,
+        task.input_kind,
+        progress,
+        column=column,
+        usual_column=config.input_column,
+        reads_parents=config.reads_parents,
+    )
+    label_columns, table = task.output_names, found.table
+    kind: LabelKind = "auto"
+    missing_words: tuple[str, ...] = MISSING_VALUES
+    if isinstance(config, CsvTaskConfig):
+        kind, missing_words = config.label_kind, config.missing_values
+        label_columns = config.label_columns if task.loss == "classes" else label_columns
+        table = with_decimal_points(table, label_columns) if config.decimal_comma else table
+    if format_of(path) in LINE_FORMATS:
+        table = replace(table, columns={})  # a list has no labels, also where its names stand under `name`
+    known = read_known_targets(table, label_columns, task.loss, task.output_names, kind, missing_words)
+    targets = known[found.rows]
+    notes, missing = found.notes, [name for name in label_columns if name not in table.columns]
+    if missing and not np.isnan(targets).all():
+        notes = (*notes, f"scored without the labels that the table lacks: {', '.join(missing)}")
+    if "line" in table.columns:
+        notes = (*notes, "lines of the file replace the table's own column `line`")
+    columns = {"line": found.table.lines} | {name: c for name, c in found.table.columns.items() if name != "line"}
+    numbers = read_numbers(found.table, config)[found.rows] if config.number_columns else None
+    return new_rows(found, task, targets, columns, notes, numbers)
+
+
+def new_rows(
+    found: InputRows,
+    task: TrainedTask,
+    targets: FloatArray,
+    columns: TableColumns,
+    notes: tuple[str, ...],
+    numbers: FloatArray | None = None,
+) -> NewRows:
+    """Return rows of a table or list as rows to predict.
+
+    Args:
+        targets: (N, C) known targets of the readable rows, NaN where unknown.
+        columns, notes: As in `NewRows`.
+        numbers: As in `LabelledRows`.
+    """
+    inputs, keys = found.model_inputs(canonical=task.config.has_canonical_smiles), found.keys
+    texts = [(inputs[row],) for row in found.rows]
+    examples = LabelledRows(texts, targets, found.rows, found.table.short_place, numbers=numbers)
+    encode = partial(encode_labelled_rows, examples, loss=task.loss, names=task.output_names)
+    return NewRows(encode, [keys[row] for row in found.rows], columns, found.rows, found.problems, notes=notes)

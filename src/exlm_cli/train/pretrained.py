@@ -20,7 +20,7 @@ from exlm_cli.format import format_number_of
 from exlm_cli.launch import ONE_PROCESS, Launch
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import Progress, SilentProgress
-from exlm_cli.run_dir import is_checkpoint, resume_command, run_directory, run_kind
+from exlm_cli.run_dir import is_checkpoint, require_pretraining, resume_command, run_directory
 from exlm_cli.train.checkpoint import (
     MODEL_FILE,
     CheckpointState,
@@ -109,11 +109,7 @@ def load_pretrained_weights(path: Path, progress: Progress) -> Pretrained:
         CheckpointError: `path` is neither, is damaged, or is a fine-tuning run.
     """
     path = local_path(path)
-    if (command := run_kind(path)) != "pretrain":
-        raise CheckpointError(
-            f"{path}: a run of `exlm {command}`; training begins with one of `exlm pretrain`",
-            "give a pre-training run as `checkpoint=RUN`; `exlm eval` scores a fine-tuned one",
-        )
+    require_pretraining(path)
     return load_pretrained(path, device="cpu", progress=progress)
 
 

@@ -1,18 +1,20 @@
-"""Interfaces of the training loop: task, selection of the best weights, callbacks, result."""
+"""Interfaces of the training loop: task, selection of the best weights, callbacks, result. No torch."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from exlm_cli.config.base import Recipe
 from exlm_cli.data import IntArray
-from exlm_cli.data.sampler import EpochPlan
 from exlm_cli.errors import ConfigError
-from exlm_cli.train.checkpoint import LoopState
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from exlm_cli.data.sampler import EpochPlan
+    from exlm_cli.train.checkpoint import LoopState
 
 BatchT = TypeVar("BatchT")
 
@@ -21,18 +23,18 @@ class TrainTask(Protocol[BatchT]):
     """A model, its batches and its loss."""
 
     @property
-    def model(self) -> nn.Module:
+    def model(self) -> "nn.Module":
         """Module whose parameters are trained."""
 
     @property
-    def module(self) -> nn.Module:
+    def module(self) -> "nn.Module":
         """Module that `losses` calls; the hooks of DDP fire in its forward pass."""
 
     @property
     def identity(self) -> dict[str, str]:
         """Hashes that must not change between a checkpoint and its resumption, by name (data fingerprint, recipe)."""
 
-    def plan(self, epoch: int) -> EpochPlan:
+    def plan(self, epoch: int) -> "EpochPlan":
         """Return the steps of an epoch; the same epoch always has the same steps."""
 
     def begin_step(self, share_done: float) -> None:
@@ -41,7 +43,7 @@ class TrainTask(Protocol[BatchT]):
     def microbatches(self, indices: IntArray, epoch: int) -> Iterator[BatchT]:
         """Return the batches of one step, in a fixed order; called while the loop works on the step before."""
 
-    def losses(self, batch: BatchT) -> Tensor:
+    def losses(self, batch: BatchT) -> "Tensor":
         """Return (n,) float32 losses of sequences, or of examples or labels; `inf` for one to leave out."""
 
     def count_tokens(self, batch: BatchT) -> int:
@@ -99,7 +101,7 @@ class Callback:
     def on_start(self, folder: Path, step: int) -> None:
         """Training begins in `folder` after `step` finished steps: 0, or those of the checkpoint it continues."""
 
-    def on_step(self, step: int, loss: Tensor) -> None:
+    def on_step(self, step: int, loss: "Tensor") -> None:
         """An optimiser step is done.
 
         Args:
@@ -134,5 +136,5 @@ class LoopResult:
 
     checkpoint: Path
     validation: dict[str, float]
-    state: LoopState
+    state: "LoopState"
     best: Path | None = None

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from exlm_cli.config.finetune import FinetuneRecipe
-from exlm_cli.config.tasks import SUITES, SharedTaskConfig, check_task_name
+from exlm_cli.config.finetune import FinetuneRecipe, SharedTaskConfig
+from exlm_cli.config.tasks import SUITES, check_task_name
 from exlm_cli.errors import ConfigError
 
 

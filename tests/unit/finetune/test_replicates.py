@@ -8,7 +8,6 @@ import pytest
 
 from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.data.molecules import read_molecules as read
-from exlm_cli.data.rows.table import read_table
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
 from exlm_cli.finetune.results import read_predictions
@@ -16,9 +15,9 @@ from exlm_cli.finetune.run import resume_finetuning, run_finetuning
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks import user_table
 from exlm_cli.tasks.registry import load_task
-from exlm_cli.tasks.rows import inputs
-from exlm_cli.tasks.rows import task as rows_task
+from exlm_cli.tasks.rows import table as table_module
 from exlm_cli.tasks.rows.splits import RowSplit, split_rows
+from exlm_cli.tasks.rows.table import read_table
 from tests.unit.finetune.synthetic import ONE_EPOCH, amines, cells, finetune_recipe, words_table
 
 
@@ -85,7 +84,9 @@ def test_the_table_is_read_and_tokenised_once_and_every_split_is_that_of_a_run_o
     smiles, task = amines(tmp_path)
     calls, tokenised, tokenise = [], [], Tokenizer.encode_batch
     monkeypatch.setattr(user_table, "read_table", lambda *given: calls.append("table") or read_table(*given))
-    monkeypatch.setattr(inputs, "read_molecules", lambda *given, **how: calls.append("rdkit") or read(*given, **how))
+    monkeypatch.setattr(
+        table_module, "read_molecules", lambda *given, **how: calls.append("rdkit") or read(*given, **how)
+    )
     monkeypatch.setattr(Tokenizer, "encode_batch", lambda self, texts: tokenised.extend(texts) or tokenise(self, texts))
     recipe = finetune_recipe(task=task, num_replicates=3, **ONE_EPOCH)
     run_finetuning(recipe, checkpoint=smiles, out=tmp_path / "run")
@@ -100,7 +101,7 @@ def test_the_table_is_read_and_tokenised_once_and_every_split_is_that_of_a_run_o
 
 def test_a_split_without_rows_is_refused_before_any_is_trained(text_model, tmp_path, monkeypatch):
     """Those of the seeds 3 and 4 have rows, that of 5 has none to validate on."""
-    monkeypatch.setattr(rows_task, "split_rows", failing_at(5))
+    monkeypatch.setattr(user_table, "split_rows", failing_at(5))
     task, out = {**words_table(tmp_path), "split_seed": 3}, tmp_path / "run"
     recipe = finetune_recipe(task=task, num_replicates=4, **ONE_EPOCH)
     said = "split 3 of 4, `task.split_seed` 5: csv: the split leaves no rows in `valid`"

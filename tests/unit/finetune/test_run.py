@@ -22,10 +22,10 @@ from exlm_cli.data.tokenizer import train_bpe
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.finetune import run as run_module
 from exlm_cli.finetune.baselines import baseline as baseline_module
-from exlm_cli.finetune.cells import cell as cell_module
-from exlm_cli.finetune.cells.cell import Cell
+from exlm_cli.finetune.cells import trainer as trainer_module
 from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.finetune.cells.trainer import encode_task
+from exlm_cli.finetune.plan import Cell
 from exlm_cli.finetune.results import RunResults, read_predictions, read_results, read_split_outputs
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
 from exlm_cli.finetune.scores import read_scores
@@ -449,7 +449,7 @@ def test_what_is_missing_or_damaged_in_a_finished_run_is_named(tmp_path, finishe
 
 
 def test_best_weights_altered_before_they_are_scored_are_refused(text_model, tmp_path, monkeypatch):
-    monkeypatch.setattr(cell_module, "verify_checkpoint", lambda path: "model.safetensors is missing")
+    monkeypatch.setattr(trainer_module, "verify_checkpoint", lambda path: "model.safetensors is missing")
     with pytest.raises(CheckpointError, match=r"is refused: model\.safetensors is missing"):
         run_tiny(text_model, tmp_path / "run", **ONE_EPOCH)
 

@@ -12,8 +12,8 @@ from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import NO_TEST_NOTE, TrainedTask
-from exlm_cli.tasks.rows.task import RowTask, read_new_table
-from exlm_cli.tasks.user_table import load_user_table
+from exlm_cli.tasks.rows.task import RowTask
+from exlm_cli.tasks.user_table import load_user_table, read_new_table
 from tests.tiny import word_level
 
 CHAINS = [f"{'C' * n}O" for n in range(1, 31)]

@@ -149,7 +149,8 @@ def _show_scores(
     """
     from exlm_cli.cli.reports import emit_report
     from exlm_cli.files import folder_for_results
-    from exlm_cli.finetune.results import FinetunedRun, read_results
+    from exlm_cli.finetune.results import read_results
+    from exlm_cli.finetune.scores import FinetunedRun
     from exlm_cli.report.paper import paper_tables
     from exlm_cli.report.score_figures import draw_runs
     from exlm_cli.report.scores import pretraining_table, task_tables

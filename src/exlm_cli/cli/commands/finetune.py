@@ -1,7 +1,7 @@
 """`exlm finetune`: fine-tune a checkpoint with several seeds and splits, or search a grid, and score it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,8 +28,8 @@ from exlm_cli.errors import ConfigError
 
 if TYPE_CHECKING:
     from exlm_cli.config.finetune import FinetuneRecipe
-    from exlm_cli.finetune.results import FinetunedRun
     from exlm_cli.finetune.run import FinetuneResult
+    from exlm_cli.finetune.scores import FinetunedRun
     from exlm_cli.progress import Progress
 
 _EXAMPLE = "for example `exlm finetune moleculenet bace` or `exlm finetune csv my_assay.csv --label-columns active`"
@@ -142,59 +142,80 @@ def finetune(
     """
     from exlm_cli.cli import console
     from exlm_cli.cli.reports import emit_dry_run
-    from exlm_cli.cli.runs import local_run
-    from exlm_cli.config.finetune import FinetuneRecipe
-    from exlm_cli.config.load import load_recipe, resumed_recipe
     from exlm_cli.run_dir import SERIES_FILE
 
     task = {"data_dir": data_dir, "split": split, "split_column": split_column}
     task |= {"smiles_column": smiles_column, "text_column": text_column}
     start = {"recipe": recipe, "out": out, "from_scratch": from_scratch, "encoder": encoder, "grid": grid}
     others = {"label_columns": label_columns, "baseline": baseline, "no_baseline": baseline is False}
-    typed = {f"--{key.replace('_', '-')}": value for key, value in {**start, **task, **others}.items()}
-    refuse_with_resume(resume, {"": suite, **typed})
-    for override in [] if grid or resume else sets or []:
-        if override.strip().startswith(("grid.", "grid=")):
-            raise ConfigError(f"`--set {override}` takes effect only with `--grid`", "add `--grid`, or leave it out")
-    options = {
-        "device": device,
-        "seeds": parse_seeds(seeds),
-        "num_replicates": num_replicates,
-        "init": "scratch" if from_scratch or encoder is not None else None,
-        **{f"task.{key}": value for key, value in task.items()},
-        "task.label_columns": split_words(label_columns),
-    }
+    refuse_with_resume(resume, {"": suite, **_by_option({**start, **task, **others})})
+    _refuse_unsearched(sets, is_searched=grid or resume is not None)
+    options: dict[str, object] = {f"task.{key}": value for key, value in task.items()}
+    options |= {"task.label_columns": split_words(label_columns), "seeds": parse_seeds(seeds)}
+    options |= {"device": device, "num_replicates": num_replicates}
+    options["init"] = "scratch" if from_scratch or encoder is not None else None
     overrides = collect_overrides(sets, options)
     progress = console.open_progress()
     if resume is not None and (resume / SERIES_FILE).is_file():
-        if overrides:
-            raise ConfigError(
-                f"{resume} holds several runs, which take no `--set`, `--seeds`, `--num-replicates` or `--device`",
-                "resume it without them",
-            )
+        _refuse_overrides(resume, overrides)
         return _finish_series(resume, checkpoint, workers, progress, as_json=as_json)
-    if suite in ("glue", "moleculenet") and name is not None and (name == _ALL or "," in name):
-        if dry_run or encoder is not None:
-            option = "--dry-run" if dry_run else f"--encoder {encoder}"
-            raise ConfigError(f"`{option}` cannot be combined with `{suite} {name}`", "give it with a single task")
-        names = _names(suite) if name == _ALL else split_words(name) or []
-        recipes = [_chosen(suite, one, recipe, overrides) for one in dict.fromkeys(names)]
-        folder = _begin_series(recipes, suite, checkpoint, out, progress, use_grid=grid, baseline=baseline)
+    if names := _names_of_series(suite, name):
+        _refuse_with_series(f"{suite} {name}", dry_run=dry_run, encoder=encoder)
+        recipes = [_chosen(suite, one, recipe, overrides) for one in names]
+        folder = _begin_series(recipes, checkpoint, out, progress, use_grid=grid, baseline=baseline)
         return _finish_series(folder, None, workers, progress, as_json=as_json)
-    resolved = resumed_recipe(resume, FinetuneRecipe, overrides) if resume else _chosen(suite, name, recipe, overrides)
+    resolved = _resolve(resume, suite, name, recipe, overrides)
     if dry_run:
         return emit_dry_run(resolved, checkpoint=checkpoint, as_json=as_json)
-    architecture = None if encoder is None else load_recipe(encoder)
-    if resume is None and architecture is None:
-        checkpoint = _find_checkpoint(checkpoint, resolved, progress, needs_weights=resolved.task.suite == "squad")
-    elif checkpoint is not None:
-        checkpoint = local_run(checkpoint, progress)
-    if resume is None and recipe is None and suite is not None:
-        _point_to_recipe(suite, resolved, progress)
+    suggested = suite if resume is None and recipe is None else None
+    result = _run(
+        resolved, checkpoint, encoder, out, resume, workers, progress, suggested, grid=grid, baseline=baseline
+    )
+    _report(result, as_json=as_json)
+
+
+def _by_option(values: Mapping[str, object]) -> dict[str, object]:
+    return {f"--{key.replace('_', '-')}": value for key, value in values.items()}
+
+
+def _refuse_unsearched(sets: list[str] | None, *, is_searched: bool) -> None:
+    """Refuse values of a grid that is not searched."""
+    for override in [] if is_searched else sets or []:
+        if override.strip().startswith(("grid.", "grid=")):
+            raise ConfigError(f"`--set {override}` takes effect only with `--grid`", "add `--grid`, or leave it out")
+
+
+def _run(
+    recipe: "FinetuneRecipe",
+    checkpoint: Path | None,
+    encoder: str | None,
+    out: Path | None,
+    resume: Path | None,
+    workers: int | None,
+    progress: "Progress",
+    suggested: str | None,
+    *,
+    grid: bool,
+    baseline: bool | None,
+) -> "FinetuneResult":
+    """Run one task.
+
+    Args:
+        suggested: The suite, where another of its recipes may be suggested.
+    """
+    from exlm_cli.cli.runs import local_run
+    from exlm_cli.config.load import load_recipe
     from exlm_cli.finetune.run import run_finetuning
 
-    result = run_finetuning(
-        resolved,
+    architecture = None if encoder is None else load_recipe(encoder)
+    if resume is None and architecture is None:
+        checkpoint = _find_checkpoint(checkpoint, recipe, progress, needs_weights=recipe.task.suite == "squad")
+    elif checkpoint is not None:
+        checkpoint = local_run(checkpoint, progress)
+    if suggested is not None:
+        _point_to_recipe(suggested, recipe, progress)
+    return run_finetuning(
+        recipe,
         checkpoint=checkpoint,
         encoder=architecture,
         out=out,
@@ -204,13 +225,12 @@ def finetune(
         workers=workers,
         progress=progress,
     )
-    _report(result, as_json=as_json)
 
 
 def _report(result: "FinetuneResult", *, as_json: bool) -> None:
     """Write the page of a run, and print its scores and verdict."""
     from exlm_cli.cli import console
-    from exlm_cli.finetune.results import FinetunedRun
+    from exlm_cli.finetune.scores import FinetunedRun
     from exlm_cli.report.page import write_page
     from exlm_cli.report.scores import results_tables
 
@@ -235,9 +255,31 @@ def _emit_verdict(run: "FinetunedRun", label: str) -> None:
     console.emit_text("")
 
 
+def _names_of_series(suite: str | None, name: str | None) -> list[str]:
+    """Return the tasks of `glue all`, or of `moleculenet bace,bbbp`; none for a single task."""
+    if suite not in ("glue", "moleculenet") or name is None or not (name == _ALL or "," in name):
+        return []
+    return list(dict.fromkeys(_names(suite) if name == _ALL else split_words(name) or []))
+
+
+def _refuse_with_series(tasks: str, *, dry_run: bool, encoder: str | None) -> None:
+    """Refuse what several tasks do not take."""
+    if dry_run or encoder is not None:
+        option = "--dry-run" if dry_run else f"--encoder {encoder}"
+        raise ConfigError(f"`{option}` cannot be combined with `{tasks}`", "give it with a single task")
+
+
+def _refuse_overrides(series: Path, overrides: Sequence[str]) -> None:
+    """Refuse to change the recipes of a series that is resumed."""
+    if overrides:
+        raise ConfigError(
+            f"{series} holds several runs, which take no `--set`, `--seeds`, `--num-replicates` or `--device`",
+            "resume it without them",
+        )
+
+
 def _begin_series(
     recipes: Sequence["FinetuneRecipe"],
-    suite: str,
     checkpoint: Path | None,
     out: Path | None,
     progress: "Progress",
@@ -249,6 +291,7 @@ def _begin_series(
     from exlm_cli.experiments.series import begin_series
 
     start = _find_checkpoint(checkpoint, recipes[0], progress, needs_weights=True)
+    suite = recipes[0].task.suite
     return begin_series(recipes, suite=suite, checkpoint=start, out=out, use_grid=use_grid, baseline=baseline)
 
 
@@ -259,7 +302,7 @@ def _finish_series(
     from exlm_cli.cli import console
     from exlm_cli.cli.runs import local_run
     from exlm_cli.experiments.series import run_series
-    from exlm_cli.finetune.results import FinetunedRun
+    from exlm_cli.finetune.scores import FinetunedRun
     from exlm_cli.report.page import write_page
     from exlm_cli.report.paper import paper_tables
     from exlm_cli.report.tables import write_tables
@@ -296,16 +339,29 @@ def _names(suite: str) -> list[str]:
 
 def _point_to_recipe(suite: str, recipe: "FinetuneRecipe", progress: "Progress") -> None:
     """Suggest descriptors for a table of molecules, and the small recipe where the paper's would run on a CPU."""
-    import torch
-
     if suite == "csv":
         if recipe.task.input_kind == "smiles" and not recipe.task.molecule_descriptors:
             progress.message(
                 "`--recipe csv-descriptors` reads RDKit's descriptors beside the encoder: on small tables it is often "
                 "better, and takes a quarter of the time"
             )
-    elif suite in ("glue", "moleculenet") and (recipe.device == "cpu" or not torch.cuda.is_available()):
-        progress.message(f"{recipe.name} has the paper's budget; on a CPU `--recipe {suite}-small` takes minutes")
+    elif suite in ("glue", "moleculenet"):
+        import torch
+
+        if recipe.device == "cpu" or not torch.cuda.is_available():
+            progress.message(f"{recipe.name} has the paper's budget; on a CPU `--recipe {suite}-small` takes minutes")
+
+
+def _resolve(
+    resume: Path | None, suite: str | None, name: str | None, recipe: str | None, overrides: list[str]
+) -> "FinetuneRecipe":
+    """Return the recipe of the run that is continued, or of a task."""
+    from exlm_cli.config.finetune import FinetuneRecipe
+    from exlm_cli.config.load import resumed_recipe
+
+    return (
+        _chosen(suite, name, recipe, overrides) if resume is None else resumed_recipe(resume, FinetuneRecipe, overrides)
+    )
 
 
 def _chosen(suite: str | None, name: str | None, recipe: str | None, overrides: list[str]) -> "FinetuneRecipe":

@@ -1,5 +1,6 @@
 """`exlm predict` and `exlm embed`: predictions of a fine-tuned run, or vectors of any run, for the rows of a file."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -16,49 +17,57 @@ from exlm_cli.cli.options import (
 from exlm_cli.paths import expand_path
 
 if TYPE_CHECKING:
+    from exlm_cli.finetune.cells.model import Finetuned
     from exlm_cli.finetune.evaluation.calibration import CalibratedRows
+    from exlm_cli.progress import Progress
     from exlm_cli.tasks.base import EncodedSplit, NewRows
 
 MAX_EXPLAINED = 20
 """Molecules of a page of explanations; each is predicted once for every atom."""
 
 
+NewRowsArgument = Annotated[
+    Path, typer.Argument(metavar="FILE", parser=expand_path, help="New rows, in the layout of the run's task.")
+]
+PredictionsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        "-o",
+        metavar="FILE",
+        parser=expand_path,
+        help="Predictions; default: report/predictions-<FILE> of the run.",
+    ),
+]
+PredictorOption = Annotated[
+    Literal["model", "forest", "tfidf", "both"] | None,
+    typer.Option(
+        "--with",
+        metavar="WHAT",
+        help="model, forest (molecules) or tfidf (texts), or both; default: the best on the run's validation rows.",
+    ),
+]
+LevelOption = Annotated[
+    float,
+    typer.Option("--interval-level", metavar="SHARE", help="Share of the true values that intervals should hold."),
+]
+FiguresOption = Annotated[
+    bool, typer.Option("--figures/--no-figures", help="Draw calibration or intervals if FILE has labels.")
+]
+ExplainOption = Annotated[
+    bool,
+    typer.Option("--explain", help=f"Draw what each atom adds to the predictions of the first {MAX_EXPLAINED} rows."),
+]
+
+
 def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of `exlm finetune`.")],
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", parser=expand_path, help="New rows, in the layout of the run's task.")
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE",
-            parser=expand_path,
-            help="Predictions; default: report/predictions-<FILE> of the run.",
-        ),
-    ] = None,
-    predictor: Annotated[
-        Literal["model", "forest", "tfidf", "both"] | None,
-        typer.Option(
-            "--with",
-            metavar="WHAT",
-            help="model, forest (molecules) or tfidf (texts), or both; default: the best on the run's validation rows.",
-        ),
-    ] = None,
-    interval_level: Annotated[
-        float,
-        typer.Option("--interval-level", metavar="SHARE", help="Share of the true values that intervals should hold."),
-    ] = 0.9,
-    figures: Annotated[
-        bool, typer.Option("--figures/--no-figures", help="Draw calibration or intervals if FILE has labels.")
-    ] = True,
-    explain: Annotated[
-        bool,
-        typer.Option(
-            "--explain", help=f"Draw what each atom adds to the predictions of the first {MAX_EXPLAINED} rows."
-        ),
-    ] = False,
+    file: NewRowsArgument,
+    out: PredictionsOption = None,
+    predictor: PredictorOption = None,
+    interval_level: LevelOption = 0.9,
+    figures: FiguresOption = True,
+    explain: ExplainOption = False,
     smiles_column: SmilesColumnOption = None,
     text_column: TextColumnOption = None,
     device: ScoringDeviceOption = "auto",
@@ -82,30 +91,14 @@ def predict(
     progress = console.open_progress()
     (given,) = given_runs([run], progress)
     from exlm_cli.finetune.cells.model import load_finetuned
-    from exlm_cli.finetune.prediction.explain import explain_molecules
     from exlm_cli.finetune.prediction.predict import predict as predict_file
-    from exlm_cli.report.explanations import ExplainedRow, explanation_files
     from exlm_cli.report.score_figures import draw_calibration
-    from exlm_cli.tasks.rows.encoded import ScoredRows
 
     def draw(rows: "CalibratedRows", predictions: Path) -> dict[Path, bytes]:
         return draw_calibration(rows, f"{given.name}: {file.name}", predictions.parent, predictions.stem)
 
-    def explain_rows(encoded: "EncodedSplit", rows: "NewRows", folder: Path) -> dict[Path, bytes]:
-        assert isinstance(encoded, ScoredRows), "rows of molecules are"
-        first = range(min(MAX_EXPLAINED, len(encoded)))
-        found = explain_molecules(finetuned, encoded, [encoded.texts[row][0] for row in first], progress)
-        explained = [
-            ExplainedRow(int(rows.columns["line"][rows.readable[row]]), found[row], encoded.targets[row])
-            for row in first
-        ]
-        heading = f"{file.name} by {given.name}: what the atoms add"
-        results = finetuned.results
-        return explanation_files(
-            explained, folder, names=results.output_names, loss=results.loss, heading=heading, num_rows=len(encoded)
-        )
-
     finetuned = load_finetuned(given.path, device=device)
+    heading = f"{file.name} by {given.name}: what the atoms add"
     summary = predict_file(
         finetuned,
         file,
@@ -115,10 +108,28 @@ def predict(
         predictor=predictor,
         interval_level=interval_level,
         draw=draw if figures else None,
-        explain=explain_rows if explain else None,
+        explain=partial(_explain, finetuned, heading, progress) if explain else None,
         progress=progress,
     )
     emit_predictions(summary, as_json=as_json)
+
+
+def _explain(
+    finetuned: "Finetuned", heading: str, progress: "Progress", encoded: "EncodedSplit", rows: "NewRows", folder: Path
+) -> dict[Path, bytes]:
+    """Return the files of a folder that show what the atoms of the first rows add."""
+    from exlm_cli.finetune.prediction.explain import explain_molecules
+    from exlm_cli.report.explanations import ExplainedRow, explanation_files
+    from exlm_cli.tasks.rows.task import ScoredRows
+
+    assert isinstance(encoded, ScoredRows), "rows of molecules are"
+    first = range(min(MAX_EXPLAINED, len(encoded)))
+    found = explain_molecules(finetuned, encoded, [encoded.texts[row][0] for row in first], progress)
+    explained = [
+        ExplainedRow(int(rows.columns["line"][rows.readable[row]]), found[row], encoded.targets[row]) for row in first
+    ]
+    names, loss = finetuned.results.output_names, finetuned.results.loss
+    return explanation_files(explained, folder, names=names, loss=loss, heading=heading, num_rows=len(encoded))
 
 
 def embed(

@@ -3,7 +3,6 @@
 Rows are streamed: no input is ever held whole.
 """
 
-import difflib
 import glob
 import math
 import os
@@ -33,7 +32,7 @@ from exlm_cli.data.rows.records import (
     iter_file_rows,
 )
 from exlm_cli.errors import DataError
-from exlm_cli.files import READ_HINT, reason_of
+from exlm_cli.files import READ_HINT, nearest_file, reason_of
 from exlm_cli.format import format_number_of
 from exlm_cli.paths import expand_path
 from exlm_cli.progress import Progress
@@ -141,8 +140,7 @@ def _nearest(path: Path) -> str:
     folder = path.parent
     if not folder.is_dir():
         return f"there is no folder {folder} either; the current directory is {Path.cwd()}"
-    close = difflib.get_close_matches(path.name, sorted(entry.name for entry in folder.iterdir()), n=1)
-    return f"did you mean {folder / close[0]}?" if close else f"the current directory is {Path.cwd()}"
+    return nearest_file(path) or f"the current directory is {Path.cwd()}"
 
 
 def _matches(pattern: Path) -> list[Path]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from exlm_cli.errors import DataError
-from exlm_cli.files import READ_HINT, reason_of
+from exlm_cli.files import READ_HINT, nearest_file, reason_of
 
 BUFFER_BYTES = 1 << 20
 LONGEST_LINE_BYTES = 1 << 20
@@ -88,7 +88,7 @@ def open_raw(path: Path) -> io.BufferedReader:
     try:
         return path.open("rb")
     except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file", READ_HINT) from error
+        raise DataError(f"{path}: no such file", nearest_file(path) or READ_HINT) from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {reason_of(error)}", READ_HINT) from error
 

@@ -1,8 +1,8 @@
 """One reader for rows of every format: text lines, CSV, TSV, JSON Lines, JSON arrays and Parquet, also .gz and .xz.
 
 `iter_records` yields each row with its place in the file. Two views build on it: `Row` (one text or SMILES, for a
-corpus) here, and `Table` (all columns, for a task) in `table.py`. A row that cannot be read carries its problem; the
-caller decides whether to stop.
+corpus) here, and `Table` (all columns, for a task) in `tasks/rows/table.py`. A row that cannot be read carries its
+problem; the caller decides whether to stop.
 """
 
 import io

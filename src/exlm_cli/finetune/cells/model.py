@@ -17,9 +17,10 @@ from exlm_cli.data.corpus.prepare import train_tokenizer
 from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.files import ALTERED_HINT, read_json
-from exlm_cli.finetune.cells.trainer import TaskData, TaskRunner
+from exlm_cli.finetune.cells.runner import TaskRunner
 from exlm_cli.finetune.features import descriptor_identity, descriptor_names
 from exlm_cli.finetune.results import (
+    ENCODER_FILE,
     RESULTS_FILE,
     InitialWeights,
     RunResults,
@@ -49,9 +50,6 @@ from exlm_cli.train.pretrained import (
     pick_device,
     recorded_name,
 )
-
-ENCODER_FILE = "encoder.yaml"
-"""The recipe of pre-training, in the run directory of fine-tuning."""
 
 
 @dataclass(frozen=True)
@@ -189,65 +187,6 @@ def cell_identity(
     own = identity_of(recipe.model_copy(update={"seeds": (seed,), "num_replicates": 1}), without={Mark.INPUT})
     identity = {"recipe": own, "pre-training recipe": encoder["recipe"], "tokenizer": encoder["tokenizer"]}
     return identity | descriptor_identity(recipe.task)
-
-
-def build_task_model(
-    weights: Pretrained, recipe: FinetuneRecipe, data: TaskData, seed: int, device: torch.device
-) -> TaskModel:
-    """Build the network of one seed: a head drawn from the seed, and the checkpoint's encoder or one drawn as well."""
-    torch.manual_seed(seed)
-    vocab_size = weights.tokenizer.vocab_size
-    model = TaskModel(weights.recipe, recipe.model, vocab_size, data.num_outputs, data.num_descriptors)
-    if recipe.init == "checkpoint":
-        model.load_encoder(weights.model)
-    if recipe.train.freeze_encoder:
-        model.freeze_encoder()
-    return model.to(device)
-
-
-def require_fitting_model(name: str, needed: InputKind, encoder: PretrainRecipe, start: Path) -> None:
-    """Refuse a task whose rows the model cannot read.
-
-    Args:
-        name, needed: Name of the task, and kind of its rows.
-        encoder: Recipe of the model.
-        start: Where its weights or its recipe come from.
-
-    Raises:
-        CheckpointError: The model reads other rows.
-    """
-    names = {"text": "text", "smiles": "SMILES"}
-    kind = encoder.data.kind
-    if kind != needed:
-        named = "; `task.text_column=NAME` names a column of text" if (name, needed) == ("csv", "smiles") else ""
-        raise CheckpointError(
-            f"{bundled_name(start) or start} is a model of {names[kind]}; {name} needs one of {names[needed]}",
-            f"make one with `exlm pretrain --recipe quickstart-{needed}`, or give another `checkpoint=RUN`{named}",
-        )
-
-
-def resolve_sequence_length(pretrain: PretrainRecipe, origin: Path, recipe: FinetuneRecipe) -> int:
-    """Return the tokens of a sequence before repetition; `origin` is what an error names the model by.
-
-    Raises:
-        ConfigError: A sequence needs more positions than the model takes, or does not fit into a microbatch.
-    """
-    length = recipe.task.sequence_length or pretrain.data.sequence_length
-    num_repeats = pretrain.masking.num_repeats
-    positions = (length - 2) * num_repeats + 2
-    repeated = f" with every token {num_repeats} times" if num_repeats > 1 else ""
-    if positions > pretrain.model.max_length:
-        raise ConfigError(
-            f"`task.sequence_length` {length}{repeated} needs {positions} positions; the model of "
-            f"{origin} takes {pretrain.model.max_length}",
-            f"it was pre-trained on {pretrain.data.sequence_length} tokens; `task.sequence_length=null` uses as many",
-        )
-    if positions > recipe.train.microbatch_tokens:
-        raise ConfigError(
-            f"`train.microbatch_tokens` {recipe.train.microbatch_tokens} does not hold one sequence of {positions}",
-            "raise it or lower `task.sequence_length`",
-        )
-    return length
 
 
 def load_finetuned(run: Path, *, device: str = "auto") -> Finetuned:

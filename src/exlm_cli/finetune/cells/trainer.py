@@ -1,30 +1,36 @@
-"""Fine-tuning as a task of the training loop: encoded splits, batched prediction, and the training of one seed.
+"""Fine-tuning of a cell: the rows of its split, encoded; its training, by the training loop; its score.
 
 Axes: N examples of a split, C outputs, L tokens of an example.
 """
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import cast
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from exlm_cli.config.finetune import FinetuneRecipe, FinetuneTrainConfig
-from exlm_cli.config.sections import TrainConfig
+from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.tasks import TaskSection
 from exlm_cli.data import IntArray
 from exlm_cli.data.rows.records import SKIPPED_FILE
-from exlm_cli.data.sampler import EpochPlan, cut_microbatches, plan_epoch, prefetch_to
+from exlm_cli.data.sampler import EpochPlan, plan_epoch
 from exlm_cli.data.tokenizer import Tokenizer
-from exlm_cli.distributed.parallel import StepModule
-from exlm_cli.finetune.cells.batch import TaskBatch, batch_losses, collate, repeated_lengths
-from exlm_cli.finetune.cells.frozen import FrozenStates
+from exlm_cli.errors import CheckpointError
+from exlm_cli.files import write_json
+from exlm_cli.finetune.cells.model import cell_identity
+from exlm_cli.finetune.cells.runner import (
+    FrozenStates,
+    TaskBatch,
+    TaskRunner,
+    losses_of_outputs,
+    repeated_lengths,
+    task_losses,
+)
 from exlm_cli.finetune.features import (
     FeatureStore,
     describe_descriptors,
@@ -32,19 +38,29 @@ from exlm_cli.finetune.features import (
     fit_quantiles,
     with_descriptors,
 )
-from exlm_cli.format import format_number_of, format_percent
+from exlm_cli.finetune.plan import Cell
+from exlm_cli.finetune.results import RESULT_FILE, CellResult, write_logits
+from exlm_cli.finetune.scores import LabelScores, Scores
+from exlm_cli.format import format_number_of, format_percent, printable
 from exlm_cli.model.heads import DescriptorHead, TaskModel
 from exlm_cli.progress import Progress
+from exlm_cli.run_dir import METRICS_FILE, MetricsLog, resume_command
 from exlm_cli.tasks.base import DownstreamTask, EncodedRows, EncodedSplit, FloatArray, Loss, Split
 from exlm_cli.tasks.metrics import target_scale
 from exlm_cli.tasks.rows.splits import split_fingerprint
-from exlm_cli.train.pretrain import autocast_dtype
+from exlm_cli.train.checkpoint import (
+    load_model_weights,
+    newest_good_checkpoint,
+    remove_unfinished,
+    verify_checkpoint,
+)
+from exlm_cli.train.loop import TrainingLoop
+from exlm_cli.train.pretrained import Pretrained
+from exlm_cli.train.task import Callback, LoopResult, Selection
+from exlm_cli.train.trackers import build_trackers
 
 MAX_UNKNOWN = 0.01
 """Share of [UNK] among the training tokens above which a note says that the tokenizer does not fit."""
-
-_MAX_TOKENS_ON_CPU = 4096
-"""Most positions of a batch that a CPU predicts: with 16,384 a row takes 1.3 times as long."""
 
 
 @dataclass(frozen=True)
@@ -160,133 +176,20 @@ def describe_rows(data: TaskData, config: TaskSection, store: FeatureStore, prog
     )
 
 
-def task_outputs(model: TaskModel, batch: TaskBatch) -> Tensor:
-    """Run a model and return its outputs."""
-    return cast(Tensor, model(batch.token_ids, batch.lengths, batch.is_padded, batch.descriptors, batch.states))
-
-
-def cls_states(model: TaskModel, batch: TaskBatch) -> Tensor:
-    """Run the encoder and return the states at [CLS]."""
-    return model.encode_cls(batch.token_ids, batch.lengths, batch.is_padded)
-
-
-def task_losses(model: TaskModel, batch: TaskBatch, loss: Loss, weights: Tensor | None) -> Float[Tensor, " n"]:
-    """Run a model and return its losses, those of `batch_losses`; a regression's targets are standardised."""
-    return losses_of_outputs(model, task_outputs(model, batch), batch, loss, weights)
-
-
-def losses_of_outputs(
-    model: TaskModel, outputs: Tensor, batch: TaskBatch, loss: Loss, weights: Tensor | None
-) -> Float[Tensor, " n"]:
-    """Return the losses of `batch_losses` for outputs of a model; a regression's targets are standardised."""
-    if loss == "regression":
-        batch = replace(batch, targets=(batch.targets - model.output_mean) / model.output_std)
-    return batch_losses(loss, outputs, batch, weights)
-
-
-class TaskRunner:
-    """Cuts examples into batches and runs the model on them.
-
-    Args:
-        model: On the device it runs on.
-        tokenizer: Tokenizer of the checkpoint.
-        num_repeats: Copies of each token, as in pre-training.
-        train: Precision, and the positions, padding included, that go through at once.
-        losses: Loss function of `StepModule`, compiled if `train.compile`; None: for prediction alone.
-
-    Attributes:
-        module: The model and its loss.
-    """
-
-    def __init__(
-        self,
-        model: TaskModel,
-        tokenizer: Tokenizer,
-        num_repeats: int,
-        train: TrainConfig | FinetuneTrainConfig,
-        losses: Callable[[TaskModel, TaskBatch], Tensor] | None = None,
-    ) -> None:
-        self.model, self.num_repeats, self.pad_id = model, num_repeats, tokenizer.pad_id
-        self.microbatch_tokens = train.microbatch_tokens
-        self.device = next(model.parameters()).device
-        is_cpu = self.device.type == "cpu"
-        self.predicted_tokens = min(train.microbatch_tokens, _MAX_TOKENS_ON_CPU) if is_cpu else train.microbatch_tokens
-        self.autocast_dtype = autocast_dtype(train, self.device)
-        self.module = StepModule(model, losses or task_outputs)
-        if losses is not None and train.compile:
-            self.module.compile_step()
-
-    def batches(
-        self, encoded: EncodedRows, indices: IntArray, states: Tensor | None = None, *, is_predicted: bool = False
-    ) -> Iterator[TaskBatch]:
-        """Return padded batches of examples of similar length; start preparing the first one now.
-
-        Args:
-            states: (N, D) states of all examples at [CLS], on the host, where they are known.
-            is_predicted: Nothing is trained on them: batches have the size that is fastest on the device.
-        """
-
-        def make(chosen: IntArray) -> TaskBatch:
-            batch = collate(encoded, chosen, num_repeats=self.num_repeats, pad_id=self.pad_id)
-            return batch if states is None else replace(batch, states=states[torch.from_numpy(chosen)])
-
-        lengths = repeated_lengths(encoded, indices, self.num_repeats)
-        parts = cut_microbatches(lengths, self.predicted_tokens if is_predicted else self.microbatch_tokens)
-        return prefetch_to(self.device, (make(indices[part]) for part in parts))
-
-    def autocast(self) -> torch.autocast:
-        """Return the context in which the model runs."""
-        return torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None)
-
-    def predict(
-        self,
-        encoded: EncodedRows,
-        progress: Progress,
-        label: str,
-        see: Callable[[TaskBatch, Tensor], None] | None = None,
-        states: Tensor | None = None,
-    ) -> list[FloatArray]:
-        """Run the model on every example without dropout; leave it in training mode.
-
-        Args:
-            encoded: The examples.
-            progress: Shows a bar.
-            label: Label of the bar.
-            see: Called with each batch and the model's outputs.
-            states: As for `batches`.
-
-        Returns:
-            Outputs of each example, in order: (C,) logits, or values in the task's units; (L, 2) logits for spans.
-        """
-        predicted: dict[int, FloatArray] = {}
-        every = np.arange(len(encoded))
-        batches = self.batches(encoded, every, states, is_predicted=True) if len(every) else iter(())
-        self.model.eval()
-        with progress.bar(label, len(every)) as bar, torch.no_grad():
-            for batch in batches:
-                with self.autocast():
-                    outputs = self.module(batch, task_outputs)
-                if see is not None:
-                    see(batch, outputs)
-                in_units = self.model.in_units(outputs).cpu().numpy()
-                for index, row in zip(batch.sample_index.tolist(), in_units, strict=True):
-                    predicted[index] = row if row.ndim == 1 else row[: len(encoded.token_ids[index])]
-                bar.update(len(predicted))
-        self.model.train()
-        return [predicted[index] for index in every.tolist()]
-
-    def encode(self, encoded: EncodedRows, progress: Progress, label: str) -> Float[Tensor, "N D"]:
-        """Return the states of all examples at [CLS], without dropout, on the host."""
-        states = torch.zeros(len(encoded), self.model.encoder.token_embedding.embedding_dim)
-        is_training, num_done = self.model.training, 0
-        self.model.eval()
-        with progress.bar(label, len(encoded)) as bar, torch.no_grad(), self.autocast():
-            for batch in self.batches(encoded, np.arange(len(encoded)), is_predicted=True):
-                states[batch.sample_index.cpu()] = cls_states(self.model, batch).cpu()
-                num_done += len(batch.sample_index)
-                bar.update(num_done)
-        self.model.train(is_training)
-        return states
+def _fingerprint(task: DownstreamTask, splits: dict[Split, EncodedSplit]) -> str:
+    digest = hashlib.sha256(repr((task.name, task.loss, task.output_names)).encode())
+    digest.update(b"" if task.class_weights is None else task.class_weights.tobytes())
+    digest.update(task.score_fingerprint.encode())
+    digest.update(split_fingerprint(task.split_indices).encode())
+    for split, encoded in splits.items():
+        digest.update(f"{split} {len(encoded)}".encode())
+        digest.update(np.array([len(ids) for ids in encoded.token_ids], dtype=np.int64).tobytes())
+        for ids in encoded.token_ids:
+            digest.update(np.ascontiguousarray(ids, dtype=np.int64).tobytes())
+        digest.update(np.ascontiguousarray(encoded.targets, dtype=np.float64).tobytes())
+        for mask in encoded.answerable or ():
+            digest.update(mask.tobytes())
+    return digest.hexdigest()
 
 
 class FinetuneTask:
@@ -397,17 +300,109 @@ class FinetuneTask:
         return states
 
 
-def _fingerprint(task: DownstreamTask, splits: dict[Split, EncodedSplit]) -> str:
-    digest = hashlib.sha256(repr((task.name, task.loss, task.output_names)).encode())
-    digest.update(b"" if task.class_weights is None else task.class_weights.tobytes())
-    digest.update(task.score_fingerprint.encode())
-    digest.update(split_fingerprint(task.split_indices).encode())
-    for split, encoded in splits.items():
-        digest.update(f"{split} {len(encoded)}".encode())
-        digest.update(np.array([len(ids) for ids in encoded.token_ids], dtype=np.int64).tobytes())
-        for ids in encoded.token_ids:
-            digest.update(np.ascontiguousarray(ids, dtype=np.int64).tobytes())
-        digest.update(np.ascontiguousarray(encoded.targets, dtype=np.float64).tobytes())
-        for mask in encoded.answerable or ():
-            digest.update(mask.tobytes())
-    return digest.hexdigest()
+def run_cell(
+    cell: Cell,
+    data: TaskData,
+    weights: Pretrained,
+    device: torch.device,
+    *,
+    callbacks: Sequence[Callback] = (),
+    progress: Progress,
+) -> None:
+    """Train a cell or continue it, score its best epoch and write its result.
+
+    Args:
+        data: The split of the cell.
+        weights: What training begins with.
+
+    Raises:
+        ExlmError: Divergence, interruption, a checkpoint that cannot be written or trusted.
+    """
+    recipe = cell.recipe
+    cell.folder.mkdir(parents=True, exist_ok=True)
+    remove_unfinished(cell.folder)
+    model = _build_model(weights, recipe, data, cell.seed, device)
+    begun = "scratch" if recipe.init == "scratch" else weights.sha256
+    origin = {"checkpoint": begun, **cell_identity(recipe, cell.seed, weights.recipe, weights.tokenizer)}
+    task = FinetuneTask(recipe, cell.seed, data, model, origin, progress)
+    group = cell.run.resolve().name
+    trackers = build_trackers(recipe.train.report_to, recipe, cell.run, f"{group}: {cell.label}", group, progress)
+    loop = TrainingLoop(
+        task,
+        recipe.train,
+        recipe.optim,
+        seed=cell.seed,
+        run=cell.folder,
+        metrics=MetricsLog(cell.folder / METRICS_FILE),
+        progress=progress,
+        resume_command=resume_command("finetune", cell.run),
+        callbacks=[*trackers, *callbacks],
+        selection=Selection(data.selection_metric, data.is_greater_better, recipe.train.patience),
+        label=cell.label,
+    )
+    checkpoint = newest_good_checkpoint(cell.folder, progress.message)
+    if checkpoint is None:
+        loop.metrics.truncate_after(0)
+    else:
+        loop.resume(checkpoint)
+    write_json(cell.folder / RESULT_FILE, _score(cell, task, loop.fit()))
+    cell.drop_checkpoints()
+
+
+def _score(cell: Cell, task: FinetuneTask, result: LoopResult) -> CellResult:
+    """Load the best weights, score every part but the training rows, and write the predictions."""
+    assert result.best is not None, "a run with a selection has a best checkpoint"
+    reason = verify_checkpoint(result.best)
+    if reason is not None:
+        raise CheckpointError(
+            f"{result.best} is refused: {reason}", f"delete {cell.folder} and resume the run to train this cell again"
+        )
+    state, data = result.state, task.data
+    # the last validation has just predicted with these weights, unless this process only continued a finished loop
+    validated = task.last_validation if state.best_step == state.step else None
+    if validated is None:
+        load_model_weights(result.best, task.model)
+    assert state.best_epoch is not None, "known where there is a best checkpoint"
+    assert state.best_step is not None, "likewise"
+    metrics: Scores = {}
+    labels: LabelScores = {}
+    notes: list[str] = []
+    for split, encoded in data.scored.items():
+        loss, outputs = validated if split == "valid" and validated is not None else task.predict(split)
+        metrics[split] = {"loss": loss, **encoded.score([outputs])}
+        if of_labels := encoded.score_labels([outputs]):
+            labels[split] = {name: dict(scores) for name, scores in of_labels.items()}
+        notes += (printable(f"{split}: {note}") for note in encoded.describe_outputs([outputs]))
+        encoded.write_predictions(cell.folder, split, [outputs])
+        if data.loss == "span" and split == "valid":
+            write_logits(cell.folder, outputs)
+    return CellResult(
+        task=data.name,
+        seed=cell.seed,
+        grid=cell.point.values,
+        parameters=sum(p.numel() for p in task.model.parameters()),
+        epochs=state.epoch + 1,
+        best_epoch=state.best_epoch + 1,
+        steps=state.step,
+        best_step=state.best_step,
+        elapsed_s=round(state.elapsed_s + state.validate_s, 3),
+        metrics=metrics,
+        labels=labels,
+        notes=tuple(notes),
+        tokens_per_s=round(state.num_tokens / max(1e-9, state.elapsed_s), 1),
+        outside_model_share=round(1 - state.model_s / max(1e-9, state.elapsed_s), 4),
+    )
+
+
+def _build_model(
+    weights: Pretrained, recipe: FinetuneRecipe, data: TaskData, seed: int, device: torch.device
+) -> TaskModel:
+    """Build the network of one seed: a head drawn from the seed, and the checkpoint's encoder or one drawn as well."""
+    torch.manual_seed(seed)
+    vocab_size = weights.tokenizer.vocab_size
+    model = TaskModel(weights.recipe, recipe.model, vocab_size, data.num_outputs, data.num_descriptors)
+    if recipe.init == "checkpoint":
+        model.load_encoder(weights.model)
+    if recipe.train.freeze_encoder:
+        model.freeze_encoder()
+    return model.to(device)

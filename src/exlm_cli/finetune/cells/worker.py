@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
 
 def do_cell(folder: Path, values: Mapping[str, Any], progress: Progress) -> None:
-    """Finish a cell; `finetune.plan` gives the values."""
+    """Finish a cell; `finetune.run` gives the values."""
     import torch
 
     from exlm_cli.config.finetune import FinetuneRecipe, GridPoint
-    from exlm_cli.finetune.cells.cell import Cell, run_cell
+    from exlm_cli.finetune.cells.trainer import run_cell
+    from exlm_cli.finetune.plan import Cell
     from exlm_cli.train.pretrained import pick_device
 
     del folder  # a cell knows its own
@@ -35,7 +36,8 @@ def do_cell(folder: Path, values: Mapping[str, Any], progress: Progress) -> None
 @functools.cache
 def _initial_weights(run: Path, checkpoint: str | None) -> "Pretrained":
     from exlm_cli.config.load import load_recipe
-    from exlm_cli.finetune.cells.model import ENCODER_FILE, untrained_model
+    from exlm_cli.finetune.cells.model import untrained_model
+    from exlm_cli.finetune.results import ENCODER_FILE
     from exlm_cli.train.pretrained import load_pretrained_weights, load_tokenizer
 
     if checkpoint is not None:

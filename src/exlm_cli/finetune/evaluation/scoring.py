@@ -18,13 +18,13 @@ from exlm_cli.finetune.cells.trainer import describe_data
 from exlm_cli.finetune.evaluation.blend import best_share, blend
 from exlm_cli.finetune.evaluation.calibration import (
     CALIBRATION_FILE,
-    MIN_SCALED_ROWS,
     Calibration,
     ValidatedRows,
     calibrate_answers,
     calibrate_run,
     calibration_file,
 )
+from exlm_cli.finetune.evaluation.conformal import MIN_SCALED_ROWS
 from exlm_cli.finetune.evaluation.verdict import (
     choose_predictor,
     compare,

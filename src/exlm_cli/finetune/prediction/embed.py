@@ -18,12 +18,12 @@ from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import ConfigError
 from exlm_cli.files import folder_for_results, write_atomically
 from exlm_cli.finetune.cells.model import Finetuned
-from exlm_cli.finetune.cells.trainer import TaskRunner
+from exlm_cli.finetune.cells.runner import TaskRunner
 from exlm_cli.finetune.prediction.predict import refuse_overwriting
 from exlm_cli.model.heads import TaskModel
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import PredictionSummary
-from exlm_cli.tasks.rows.inputs import InputRows, read_input_rows
+from exlm_cli.tasks.rows.table import InputRows, read_input_rows
 from exlm_cli.tasks.rows.task import encode_input_rows
 from exlm_cli.train.pretrained import Pretrained
 

@@ -23,14 +23,12 @@ from exlm_cli.finetune.evaluation.blend import blend
 from exlm_cli.finetune.evaluation.calibration import (
     DEFAULT_LEVEL,
     MIN_OF_EACH,
-    MIN_SCALED_ROWS,
     CalibratedRows,
     Calibration,
-    ConformalResiduals,
     check_level,
-    error_signs,
     read_calibration,
 )
+from exlm_cli.finetune.evaluation.conformal import MIN_SCALED_ROWS, ConformalResiduals, error_signs
 from exlm_cli.finetune.evaluation.verdict import describe_predictor
 from exlm_cli.finetune.features import FeatureStore, with_descriptors
 from exlm_cli.finetune.prediction.explain import require_molecules
@@ -50,7 +48,7 @@ from exlm_cli.tasks.base import (
 )
 from exlm_cli.tasks.metrics import probabilities_by_seed, to_outputs, to_probabilities
 from exlm_cli.tasks.registry import layout_of
-from exlm_cli.tasks.rows.encoded import ScoredRows, name_columns
+from exlm_cli.tasks.rows.task import ScoredRows, name_columns
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@
 | 1, true, yes, t, y and 0, false, no, f, n, in any case | a 0/1 label (`binary`); several columns: `multi_label` |
 | two numbers, in one column | two classes |
 | other numbers | values (`regression`) |
-| mostly numbers or what looks like one: `3 nM`, `12%`, `1,355`, `>10` (`cells.py`) | refused if some are no numbers |
+| mostly numbers or what looks like one: `3 nM`, `12%`, `1,355`, `>10` (`looks.py`) | refused if some are no numbers |
 | other texts, in one column | classes; refused if most classes have one row, or there are over 100 |
 
 - A cell is missing if it is empty or one of `task.missing_values`, in any case. A note counts such words among words.
@@ -23,20 +23,19 @@ from typing import Literal
 import numpy as np
 
 from exlm_cli.config.tasks import MISSING_VALUES, CsvTaskConfig, TaskSection
-from exlm_cli.data.rows.table import Table
 from exlm_cli.errors import DataError
 from exlm_cli.format import format_percent, name_some
 from exlm_cli.tasks.base import FloatArray, Loss
-from exlm_cli.tasks.rows.cells import (
+from exlm_cli.tasks.rows.looks import (
     LIMIT,
     MAYBE_THOUSANDS,
     Look,
     look_of,
     looks_of,
-    read_number,
     with_decimal_point,
 )
 from exlm_cli.tasks.rows.positive import find_positive
+from exlm_cli.tasks.rows.table import Table
 
 LabelKind = Literal["auto", "classes", "multi_label", "regression"]
 
@@ -198,11 +197,20 @@ def read_targets(
                 continue
             value = parse(cell)
             if value is None:
-                look = look_of(cell)
+                look = look_of(cell) if read_number(cell) is None else None
                 told = hint if look is None else f"it looks like {look.what}: {look.advice}"
                 raise DataError(f"{table.where(row)}: `{name}` is `{cell}`; accepted: {accepted}, or empty", told)
             targets[row, index] = value
     return targets
+
+
+def read_number(cell: str) -> float | None:
+    """Return a finite number, with U+2212 as a minus too, or None; `1_000`, which Python reads as one, is none."""
+    try:
+        value = math.nan if "_" in cell else float(cell.replace("\N{MINUS SIGN}", "-"))
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
 
 
 def read_numbers(table: Table, config: TaskSection) -> FloatArray:
@@ -267,7 +275,7 @@ def _find_kind(table: Table, cells: Mapping[str, tuple[str, ...]], positive: str
     numbers = [number for cell in present if (number := read_number(cell)) is not None]
     if len(numbers) == len(present):
         return "classes" if len(cells) == 1 and len(set(numbers)) == 2 else "regression"
-    looks = {name: looks_of(column) for name, column in cells.items()}
+    looks = {name: looks_of(c for c in column if read_number(c) is None) for name, column in cells.items()}
     alike = {cell: look for of_column in looks.values() for cell, look in of_column.items()}
     may_be_bins = len(set(present)) <= _MAX_BINS
     certain = [cell for cell in present if cell in alike and not (may_be_bins and alike[cell].may_be_bins)]

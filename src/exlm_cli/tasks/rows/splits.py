@@ -15,9 +15,10 @@ scaffold and form one group.
 """
 
 import hashlib
+import itertools
 import json
 import random
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,10 @@ import numpy as np
 from exlm_cli.config.tasks import RowTaskConfig, TaskSection
 from exlm_cli.data import IntArray
 from exlm_cli.errors import DataError
-from exlm_cli.format import format_number_of
+from exlm_cli.format import format_number_of, name_some
 from exlm_cli.paths import expand_path
-from exlm_cli.tasks.base import SPLITS, Split, SplitIndices
-from exlm_cli.tasks.rows.inputs import InputRows, group_rows
+from exlm_cli.tasks.base import SPLITS, FloatArray, Split, SplitIndices
+from exlm_cli.tasks.rows.table import InputRows
 
 # in tenths, so that comparisons are between integers
 _TRAIN_TENTHS, _VALID_TENTHS = 8, 1
@@ -218,3 +219,59 @@ def _as_arrays(parts: Mapping[Split, Sequence[int]]) -> SplitIndices:
     return {
         name: np.sort(np.asarray(parts[name], dtype=np.int64)) for name in SPLITS if len(parts[name]) or name != "test"
     }
+
+
+def group_rows(rows: Iterable[int], keys: Sequence[Hashable]) -> list[list[int]]:
+    """Return the rows that share a key, in the order given; groups in the order of their first rows.
+
+    Args:
+        keys: Key of each row of the table.
+    """
+    by_key: dict[Hashable, list[int]] = {}
+    for row in rows:
+        by_key.setdefault(keys[row], []).append(row)
+    return list(by_key.values())
+
+
+def describe_repeats(rows: InputRows, indices: Mapping[Split, IntArray], targets_RC: FloatArray) -> list[str]:
+    """Return notes on molecules or texts in more than one split, and on those whose rows have different labels.
+
+    Forms of one molecule in different splits, such as a base and its salt, have a note too.
+    """
+    what = "text" if rows.molecules is None else "molecule"
+    split_of = {int(row): split for split in SPLITS if split in indices for row in indices[split]}
+    groups = [group for group in group_rows(sorted(split_of), rows.keys) if len(group) > 1]
+    place = rows.table.short_place
+    notes = []
+    across = [group for group in groups if len({split_of[row] for row in group}) > 1]
+    if across:
+        named = (" = ".join(f"{place(row)} ({split_of[row]})" for row in group) for group in across)
+        notes.append(f"{format_number_of(len(across), what)} in more than one split: {name_some(named, limit=3)}")
+    notes += _describe_forms(rows, split_of)
+    known = ([column[~np.isnan(column)] for column in targets_RC[group].T] for group in groups)
+    differing = [g for g, columns in zip(groups, known, strict=True) if any(len(np.unique(c)) > 1 for c in columns)]
+    if differing:
+        named = (" and ".join(map(place, group)) for group in differing)
+        found = format_number_of(len(differing), what)
+        notes.append(f"{found} with different labels in different rows: {name_some(named, limit=3)}")
+    return notes
+
+
+def _describe_forms(rows: InputRows, split_of: Mapping[int, Split]) -> list[str]:
+    """Return a note on molecules of one parent in different splits, such as a base and its hydrochloride."""
+    if rows.molecules is None:
+        return []
+    keys, place = rows.keys, rows.table.short_place
+    across = []
+    for group in group_rows(sorted(split_of), [molecule.parent for molecule in rows.molecules]):
+        forms: dict[tuple[str, Split], int] = {}
+        for row in group:
+            forms.setdefault((keys[row], split_of[row]), row)
+        if any(a != b and s != t for (a, s), (b, t) in itertools.combinations(forms, 2)):
+            across.append(list(forms.values()))
+    if not across:
+        return []
+    named = (" and ".join(f"{place(row)} ({split_of[row]})" for row in group) for group in across)
+    what = f"{format_number_of(len(across), 'molecule')} in different forms, such as a base and its salt, in different"
+    advice = "`task.standardise=parent` reads them as one molecule, which a scaffold split keeps in one split"
+    return [f"{what} splits: {name_some(named, limit=3)}; {advice}"]

@@ -1,51 +1,145 @@
-"""Tasks with one text, pair of texts or molecule per row: splits, their encoding and scores, and tables to predict.
+"""Tasks with one text, pair of texts or molecule per row: splits, their tokens, and the scores of outputs for them.
 
-All are one class, `RowTask`. `table_task` makes one of a table, for MoleculeNet and any CSV; `tasks/glue.py` one of a
-benchmark's files, whose rows have metrics of their own.
+All are one class, `RowTask`: of a table (`tasks/user_table.py`) or of a benchmark's files (`tasks/glue.py`).
 
 A pair is written as in BERT, [CLS] a [SEP] b [SEP], or as the tokenizer's own post-processor does. RoBERTa in fairseq,
 and so the official ExLM code, writes two separators between the texts (`<s> a </s></s> b </s>`). Here pre-training puts
 a single [SEP] between documents and never shows two in a row, so checkpoints know one. Only the encoder of a BERT has
 segment embeddings; it finds the second text by the first [SEP].
 
-Axes: K seeds, R rows of a table, N examples of a split, C outputs.
+Axes: K seeds, N rows of a split, C outputs.
 """
 
-import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from exlm_cli.config.tasks import MISSING_VALUES, CsvTaskConfig, RowTaskConfig
 from exlm_cli.data import IntArray
-from exlm_cli.data.rows.records import LINE_FORMATS, format_of
 from exlm_cli.data.tokenizer import Tokenizer
-from exlm_cli.errors import DataError
 from exlm_cli.format import name_some
-from exlm_cli.progress import Progress
 from exlm_cli.tasks import metrics
 from exlm_cli.tasks.base import (
-    NO_TEST_NOTE,
+    PLACE_COLUMN,
     SPLITS,
     DownstreamTask,
     EncodedRows,
+    EncodedSplit,
     FloatArray,
     Loss,
-    NewRows,
+    SeedOutputs,
     Split,
-    TableColumns,
-    TrainedTask,
+    write_outputs,
 )
-from exlm_cli.tasks.rows.encoded import ScoredRows
-from exlm_cli.tasks.rows.inputs import InputRows, describe_repeats, read_input_rows
-from exlm_cli.tasks.rows.labels import LabelKind, Labels, read_known_targets, read_numbers, with_decimal_points
-from exlm_cli.tasks.rows.splits import RowSplit, split_rows
+from exlm_cli.tasks.rows.table import InputRows
 
 _MAX_NAMED = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredRows(EncodedSplit):
+    """Rows of a split or of a file to predict.
+
+    Attributes:
+        loss, names: `loss` and `output_names` of the task.
+        texts: One or two texts, or one SMILES, of each of N rows.
+        rows: (N,) row of the input, counted from 0.
+        places: Place of each row in its file for people, like `line 7`; none where nobody knows.
+        scale: (C,) standard deviations of the training targets, as in `metrics.score_rows`.
+    """
+
+    loss: Loss
+    names: tuple[str, ...]
+    texts: Sequence[tuple[str, ...]]
+    rows: IntArray
+    places: Sequence[str] = ()
+    scale: FloatArray | None = None
+
+    def by_seed(self, outputs: SeedOutputs) -> FloatArray:
+        """Return (K, N, C) probabilities or values, float64."""
+        return metrics.probabilities_by_seed(self.loss, outputs, len(self.names))
+
+    def score(self, outputs: SeedOutputs, is_scored_N: NDArray[np.bool_] | None = None) -> dict[str, float]:
+        """Return the metrics, means over the labels or columns in which each is defined."""
+        chosen = slice(None) if is_scored_N is None else is_scored_N
+        return self._metrics(self.by_seed(outputs).mean(axis=0)[chosen], self.targets[chosen])
+
+    def _metrics(self, mean_NC: FloatArray, targets_NC: FloatArray) -> dict[str, float]:
+        return metrics.score_rows(self.loss, mean_NC, targets_NC, self.scale)
+
+    def score_labels(self, outputs: SeedOutputs) -> dict[str, dict[str, float]]:
+        """Return the metrics of each label or value by its name; nothing for classes or a single one."""
+        return metrics.score_labels(self.loss, self.by_seed(outputs).mean(axis=0), self.targets, self.names)
+
+    def describe_outputs(self, outputs: SeedOutputs) -> list[str]:
+        """Return in words which outputs are the same in every row."""
+        return metrics.describe_constant(self.loss, self.by_seed(outputs).mean(axis=0), self.targets, self.names)
+
+    def prediction_columns(self, outputs: SeedOutputs) -> dict[str, list[str]]:
+        """Return `<name>_probability` of each label or class, or `<name>_predicted` value; `predicted_class` if there
+        are classes; over several seeds `<name>_seed_spread`, their standard deviation (n - 1).
+        """
+        by_seed_KNC = self.by_seed(outputs)
+        mean_NC = by_seed_KNC.mean(axis=0)
+        columns = name_columns(self.names, "predicted" if self.loss == "regression" else "probability", mean_NC)
+        if self.loss == "classes":
+            columns["predicted_class"] = [self.names[index] for index in mean_NC.argmax(axis=1)]
+        if len(by_seed_KNC) > 1:
+            columns |= name_columns(self.names, "seed_spread", by_seed_KNC.std(axis=0, ddof=1))
+        return columns
+
+    def stored(self) -> dict[str, Any] | None:
+        """Return all but tokens and targets; None for a class of another package."""
+        return {"kind": "rows", **self._stored_fields()} if type(self) is ScoredRows else None
+
+    def _stored_fields(self) -> dict[str, Any]:
+        scale = None if self.scale is None else self.scale.tolist()
+        fields = {"loss": self.loss, "names": self.names, "texts": self.texts, "scale": scale}
+        return {"fields": {**fields, "rows": self.rows.tolist(), "places": self.places}}
+
+    def write_predictions(self, folder: Path, split: Split, outputs: SeedOutputs) -> None:
+        """Write `predictions-<split>.csv`: probabilities of labels or classes, or values, by row of the input.
+
+        Then come the truth, `<name>_true` or `true_class`, the place in the file, and the text or SMILES that the model
+        read.
+        """
+        if self.loss == "classes":
+            classes = self.targets[:, 0]
+            truth = {"true_class": ["" if math.isnan(c) else self.names[int(c)] for c in classes]}
+        else:
+            truth = name_columns(self.names, "true", self.targets)
+        texts = zip(*self.texts, strict=True)
+        inputs = ("input",) if len(self.texts[0]) == 1 else ("input_a", "input_b")
+        places = {PLACE_COLUMN: self.places} if self.places else {}
+        more = {**truth, **places, **dict(zip(inputs, texts, strict=True))}
+        mean_NC = self.by_seed(outputs).mean(axis=0)
+        write_outputs(folder / f"predictions-{split}.csv", self.rows, self.names, mean_NC, more)
+
+
+def restored_fields(stored: Mapping[str, Any], rows: EncodedRows) -> dict[str, Any]:
+    """Return the fields of the `ScoredRows` of which `stored` was returned, given their tokens and targets."""
+    fields = stored["fields"]
+    return {
+        **vars(rows),
+        **fields,
+        "names": tuple(fields["names"]),
+        "texts": list(map(tuple, fields["texts"])),
+        "rows": np.array(fields["rows"], dtype=np.int64),
+        "scale": None if fields["scale"] is None else np.array(fields["scale"]),
+    }
+
+
+def name_columns(names: Sequence[str], what: str, values_NC: FloatArray) -> dict[str, list[str]]:
+    """Return cells of `<name>_<what>` for C names, with ten digits, empty for NaN."""
+    return {
+        f"{name}_{what}": ["" if math.isnan(value) else f"{value:.10g}" for value in column]
+        for name, column in zip(names, values_NC.T, strict=True)
+    }
 
 
 @dataclass(frozen=True)
@@ -116,184 +210,6 @@ class RowTask(DownstreamTask):
             names=self.output_names,
             scale=self.target_scale,
         )
-
-
-def table_task(
-    config: RowTaskConfig,
-    usable: InputRows,
-    labels: Labels,
-    split: RowSplit,
-    notes: Sequence[str] = (),
-    tokens: TokenStore | None = None,
-    numbers: FloatArray | None = None,
-) -> RowTask:
-    """Return the task of one table, with labels, classes or values in its columns.
-
-    Args:
-        split: Rows of each split; a test split without rows is left out, with a note.
-        tokens: Of the task of the same table on another split; None: there is none.
-        numbers: (R, n) numbers of `task.descriptor_columns`; None: there are none.
-
-    Raises:
-        DataError: The training or validation split is empty.
-    """
-    indices = split.indices
-    for needed in ("train", "valid"):
-        if not len(indices.get(needed, ())):
-            hint = "give more rows, another `task.split` (`random` fills all three), or a `task.split_file`"
-            if split.name in ("files", "column", "file"):
-                hint = "training and validation need rows that can be used"
-            raise DataError(f"{config.name}: the split leaves no rows in `{needed}`", hint)
-    inputs, keys = usable.model_inputs(canonical=config.has_canonical_smiles), usable.keys
-    tokens, place_of = tokens or TokenStore(), usable.table.short_place
-    examples = {
-        part: LabelledRows(
-            [(inputs[row],) for row in rows],
-            labels.targets[rows],
-            rows,
-            place_of,
-            tokens=tokens,
-            numbers=None if numbers is None else numbers[rows],
-        )
-        for part, rows in indices.items()
-        if len(rows)
-    }
-    task = RowTask(config.name, labels.loss, labels.names, examples)
-    if config.name == "csv":
-        used = np.sort(np.concatenate([split.indices[part] for part in examples]))
-        task.labels_sha256 = hashlib.sha256(used.tobytes() + labels.targets[used].tobytes()).hexdigest()
-    task.training_keys, task.validation_keys, task.test_keys = (
-        [keys[row] for row in indices.get(part, ())] for part in SPLITS
-    )
-    task.input_kind, task.split_name, task.skipped = config.input_kind, split.name, usable.skipped
-    if config.class_weights == "balanced" and labels.loss != "regression":
-        task.class_weights = _balanced_weights(task)
-    found = [*labels.notes, *usable.notes, *split.notes, *notes, *describe_repeats(usable, indices, labels.targets)]
-    if "test" in indices and "test" not in examples:
-        found.append(NO_TEST_NOTE)
-    if "test" not in examples:
-        found.append("the scores are those of `valid`, on which the best epoch is chosen too: they are optimistic")
-    task.selection_metric, task.is_greater_better, metric_notes = _choose_metric(task)
-    task.notes = (*found, *_describe_targets(task), *metric_notes)
-
-    def resplit(split_seed: int) -> RowTask:
-        changed = config.model_copy(update={"split_seed": split_seed})
-        resplit_rows = split_rows(changed, usable, labels.classes)
-        return table_task(changed, usable, labels, resplit_rows, tokens=tokens, numbers=numbers)
-
-    task.resplit = resplit
-    return task
-
-
-def _describe_targets(task: RowTask) -> list[str]:
-    notes = []
-    used = np.concatenate([task.examples[split].targets for split in task.splits])
-    share = float(np.isnan(used).mean())
-    if share > 0:
-        notes.append(f"{100 * share:.1f} % of the labels are missing; they are left out of loss and scores")
-    for split in task.splits:
-        unscorable = _unscorable(task, split)
-        if unscorable and task.loss == "classes" and len(task.output_names) > 2:
-            effect = "there is nothing to learn" if split == "train" else "its scores are meaningless"
-            notes.append(f"{split}: `class` {unscorable['class']}, so {effect}")
-        elif unscorable:
-            listed = name_some(f"`{name}` {reason}" for name, reason in unscorable.items())
-            notes.append(f"{split}: without both classes there is no ROC-AUC: {listed}")
-    return notes
-
-
-def _unscorable(task: RowTask, split: Split) -> dict[str, str]:
-    targets_NC = task.examples[split].targets
-    if task.loss == "binary":
-        return metrics.describe_unscorable(targets_NC, task.output_names)
-    present = np.unique(targets_NC)
-    if task.loss == "regression" or len(present) > 1:
-        return {}
-    return {"class": f"is {task.output_names[int(present[0])]} in every row"}
-
-
-def _choose_metric(task: RowTask) -> tuple[str, bool, list[str]]:
-    """Return the metric that chooses the best epoch, whether more of it is better, and notes."""
-    if task.loss == "regression":
-        return ("rmse" if len(task.output_names) == 1 else "standardised_rmse"), False, []
-    has_auc = task.loss == "binary" or len(task.output_names) == 2
-    num_labels = len(task.output_names) if task.loss == "binary" else 1
-    if has_auc and len(_unscorable(task, "valid")) < num_labels:
-        return "roc_auc", True, []
-    note = "valid has no label with both classes: accuracy, not ROC-AUC, chooses the best epoch"
-    return "accuracy", True, [note] if has_auc else []
-
-
-def _balanced_weights(task: RowTask) -> FloatArray:
-    """Return n / (C * n_c) for classes, negatives per positive for labels, over the training rows."""
-    targets_NC = task.examples["train"].targets
-    if task.loss == "classes":
-        counts = np.bincount(targets_NC[:, 0].astype(int), minlength=len(task.output_names))
-        return np.where(counts > 0, counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1)), 1.0)
-    positives, negatives = (np.asarray(np.count_nonzero(targets_NC == label, axis=0)) for label in (1, 0))
-    has_both = (positives > 0) & (negatives > 0)
-    return np.where(has_both, negatives / np.maximum(positives, 1), 1.0)
-
-
-def read_new_table(task: TrainedTask, path: Path, column: str | None, progress: Progress) -> NewRows:
-    """Read a table to predict: every row comes back in its place, with the table's own columns.
-
-    It is a CSV or TSV, also .gz and .xz, or lines of text or SMILES (.txt, .smi). Without `column`, the column of the
-    task is read, else the one with a usual name. Labels are read where the table has them.
-
-    Raises:
-        DataError: The table or its column cannot be read, or a cell is not a label of the task.
-    """
-    config = task.config
-    found = read_input_rows(
-        path,
-        task.input_kind,
-        progress,
-        column=column,
-        usual_column=config.input_column,
-        reads_parents=config.reads_parents,
-    )
-    label_columns, table = task.output_names, found.table
-    kind: LabelKind = "auto"
-    missing_words: tuple[str, ...] = MISSING_VALUES
-    if isinstance(config, CsvTaskConfig):
-        kind, missing_words = config.label_kind, config.missing_values
-        label_columns = config.label_columns if task.loss == "classes" else label_columns
-        table = with_decimal_points(table, label_columns) if config.decimal_comma else table
-    if format_of(path) in LINE_FORMATS:
-        table = replace(table, columns={})  # a list has no labels, also where its names stand under `name`
-    known = read_known_targets(table, label_columns, task.loss, task.output_names, kind, missing_words)
-    targets = known[found.rows]
-    notes, missing = found.notes, [name for name in label_columns if name not in table.columns]
-    if missing and not np.isnan(targets).all():
-        notes = (*notes, f"scored without the labels that the table lacks: {', '.join(missing)}")
-    if "line" in table.columns:
-        notes = (*notes, "lines of the file replace the table's own column `line`")
-    columns = {"line": found.table.lines} | {name: c for name, c in found.table.columns.items() if name != "line"}
-    numbers = read_numbers(found.table, config)[found.rows] if config.number_columns else None
-    return new_rows(found, task, targets, columns, notes, numbers)
-
-
-def new_rows(
-    found: InputRows,
-    task: TrainedTask,
-    targets: FloatArray,
-    columns: TableColumns,
-    notes: tuple[str, ...],
-    numbers: FloatArray | None = None,
-) -> NewRows:
-    """Return rows of a table or list as rows to predict.
-
-    Args:
-        targets: (N, C) known targets of the readable rows, NaN where unknown.
-        columns, notes: As in `NewRows`.
-        numbers: As in `LabelledRows`.
-    """
-    inputs, keys = found.model_inputs(canonical=task.config.has_canonical_smiles), found.keys
-    texts = [(inputs[row],) for row in found.rows]
-    examples = LabelledRows(texts, targets, found.rows, found.table.short_place, numbers=numbers)
-    encode = partial(encode_labelled_rows, examples, loss=task.loss, names=task.output_names)
-    return NewRows(encode, [keys[row] for row in found.rows], columns, found.rows, found.problems, notes=notes)
 
 
 def encode_labelled_rows(

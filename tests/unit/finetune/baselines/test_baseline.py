@@ -11,7 +11,6 @@ from rdkit.Chem import rdFingerprintGenerator
 
 from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.data.molecules import NUM_BITS, fingerprints
-from exlm_cli.data.rows.table import Table
 from exlm_cli.finetune.baselines.baseline import (
     FORESTS,
     TFIDF,
@@ -28,11 +27,11 @@ from exlm_cli.finetune.prediction.training_rows import read_training_rows, write
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import Loss
 from exlm_cli.tasks.metrics import score_rows
-from exlm_cli.tasks.rows.inputs import InputRows
 from exlm_cli.tasks.rows.labels import Labels
 from exlm_cli.tasks.rows.splits import RowSplit
-from exlm_cli.tasks.rows.task import LabelledRows, RowTask, table_task
-from exlm_cli.tasks.user_table import load_user_table
+from exlm_cli.tasks.rows.table import InputRows, Table
+from exlm_cli.tasks.rows.task import LabelledRows, RowTask
+from exlm_cli.tasks.user_table import load_user_table, table_task
 from tests.recorder import Recorder
 from tests.unit.finetune.finetuned_runs import write_rows
 from tests.unit.finetune.synthetic import WordTask

@@ -9,17 +9,17 @@ from rdkit import Chem
 
 from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.data.bundled.molecules import generate_molecules
-from exlm_cli.data.rows.table import Table
 from exlm_cli.finetune.baselines.spelling import character_counts, describe_spelling
 from exlm_cli.finetune.results import read_results
 from exlm_cli.finetune.scores import read_scores
 from exlm_cli.format import format_number
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import Loss
-from exlm_cli.tasks.rows.inputs import usable_rows
 from exlm_cli.tasks.rows.labels import Labels
 from exlm_cli.tasks.rows.splits import RowSplit
-from exlm_cli.tasks.rows.task import RowTask, table_task
+from exlm_cli.tasks.rows.table import Table, usable_rows
+from exlm_cli.tasks.rows.task import RowTask
+from exlm_cli.tasks.user_table import table_task
 from tests.unit.finetune.finetuned_runs import SMILES, finetune, smiles_pretrained, write_rows
 
 INDICES: Any = {"train": np.arange(80), "valid": np.arange(80, 100), "test": np.arange(100, 140)}

@@ -117,7 +117,7 @@ def test_a_row_of_several_splits_is_in_the_files_once(tmp_path):
 
 
 def test_callbacks_and_tasks_of_another_package_stay_in_this_process(text_model, tmp_path, monkeypatch):
-    monkeypatch.setattr("exlm_cli.finetune.plan.run_jobs", pytest.fail)
+    monkeypatch.setattr("exlm_cli.finetune.training.run_jobs", pytest.fail)
     progress, seen = Recorder(), []
 
     class Starts(Callback):
@@ -148,7 +148,7 @@ def test_workers_share_the_cores(text_model, tmp_path, monkeypatch, cores, num_t
         raise DivergedError("stop here", "go on")
 
     monkeypatch.setattr("loky.cpu_count", lambda: cores)
-    monkeypatch.setattr("exlm_cli.finetune.plan.run_jobs", note)
+    monkeypatch.setattr("exlm_cli.finetune.training.run_jobs", note)
     train = {"max_epochs": 1, "num_threads": num_threads}
     recipe = finetune_recipe(task=words_table(tmp_path), seeds=list(range(seeds)), train=train)
     with contextlib.suppress(DivergedError):

@@ -11,23 +11,22 @@ from exlm_cli.errors import CheckpointError
 from exlm_cli.files import write_json
 from exlm_cli.finetune.evaluation.calibration import (
     CALIBRATION_FILE,
-    MIN_ISOTONIC_ROWS,
     MIN_OF_EACH,
-    MIN_SCALED_ROWS,
     CalibratedRows,
     Calibration,
+    fit_calibration,
+    read_calibration,
+    score_calibration,
+)
+from exlm_cli.finetune.evaluation.conformal import (
+    MIN_SCALED_ROWS,
     ConformalResiduals,
     Coverage,
     ErrorScale,
     ErrorSigns,
-    IsotonicCurve,
-    PlattCurve,
     error_signs,
-    fit_calibration,
-    read_calibration,
-    reliability,
-    score_calibration,
 )
+from exlm_cli.finetune.evaluation.curves import MIN_ISOTONIC_ROWS, IsotonicCurve, PlattCurve, reliability
 from exlm_cli.tasks.base import FloatArray
 
 NAN = math.nan

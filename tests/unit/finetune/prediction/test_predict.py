@@ -22,15 +22,9 @@ from exlm_cli.data.molecules import fingerprints
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.files import write_json
 from exlm_cli.finetune.cells.model import Finetuned, load_finetuned
-from exlm_cli.finetune.evaluation.calibration import (
-    CALIBRATION_FILE,
-    Calibration,
-    ConformalResiduals,
-    ErrorScale,
-    PlattCurve,
-    calibrate_run,
-    read_calibration,
-)
+from exlm_cli.finetune.evaluation.calibration import CALIBRATION_FILE, Calibration, calibrate_run, read_calibration
+from exlm_cli.finetune.evaluation.conformal import ConformalResiduals, ErrorScale
+from exlm_cli.finetune.evaluation.curves import PlattCurve
 from exlm_cli.finetune.prediction.predict import predict
 from exlm_cli.finetune.prediction.training_rows import (
     TRAINING_ROWS_FILE,

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from exlm_cli.data.rows.table import Table
 from exlm_cli.errors import DataError
 from exlm_cli.tasks.rows.labels import LabelKind, Labels, read_known_targets, read_labels, with_decimal_points
+from exlm_cli.tasks.rows.table import Table
 
 NAN = math.nan
 

@@ -16,16 +16,16 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 
 from exlm_cli.config.tasks import CsvTaskConfig
-from exlm_cli.data.rows.table import Table
 from exlm_cli.data.smiles import train_smiles_vocabulary
 from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import DownstreamTask, Loss, NewRows, TrainedTask
-from exlm_cli.tasks.rows.inputs import InputRows
 from exlm_cli.tasks.rows.labels import Labels
 from exlm_cli.tasks.rows.splits import RowSplit
-from exlm_cli.tasks.rows.task import LabelledRows, RowTask, encode_texts, longest_first, read_new_table, table_task
+from exlm_cli.tasks.rows.table import InputRows, Table
+from exlm_cli.tasks.rows.task import LabelledRows, RowTask, encode_texts, longest_first
+from exlm_cli.tasks.user_table import read_new_table, table_task
 from tests.tiny import word_level
 from tests.unit.finetune.finetuned_runs import read_rows, write_rows
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from exlm_cli.data.rows.table import Table, read_table
 from exlm_cli.errors import DataError
+from exlm_cli.tasks.rows.table import Table, read_table
 
 CSV = b'smiles,Class,note\nCCO, 1 ,"two\nlines, a comma"\n\nCCN,0,\n'
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from exlm_cli.config.sections import MaskingConfig
 from exlm_cli.data.masking import Masker
-from exlm_cli.finetune.cells.batch import TaskBatch, batch_losses, collate, index_labels, repeated_lengths
+from exlm_cli.finetune.cells.runner import TaskBatch, batch_losses, collate, index_labels, repeated_lengths
 from exlm_cli.tasks.base import EncodedRows
 from tests.tiny import SPECIAL, sequences
 

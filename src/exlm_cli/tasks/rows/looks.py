@@ -1,10 +1,8 @@
-"""What one cell of a label column holds: a number, or what looks like one and is refused, because to guess is to err.
+"""What a cell of a label column looks like that is no number: refused, because to guess is to err.
 
-A number is what Python reads as one, like `-1.5`, `.5` and `2e-3`; U+2212 is a minus too. `_LOOKS` is the table of what
-looks like a number.
+`_LOOKS` is the table; `labels.py` reads numbers, such as `-1.5`, `.5` and `2e-3`.
 """
 
-import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -109,14 +107,12 @@ _LOOKS = (
 
 
 def look_of(cell: str) -> Look | None:
-    """Return what a cell that is no number looks like; None where it is a number or does not look like one."""
-    if read_number(cell) is not None:
-        return None
+    """Return what a cell that is no number looks like; None where it does not look like one."""
     return next((look for look in _LOOKS if look.cells.fullmatch(cell)), None)
 
 
 def looks_of(cells: Iterable[str]) -> dict[str, Look]:
-    """Return the looks of the different cells of a column that are no numbers, if they look like one.
+    """Return the looks of different cells that are no numbers, of one column, if they look like one.
 
     `1,355` has a decimal comma where another cell of the column, like `0,5`, can have nothing else.
     """
@@ -124,15 +120,6 @@ def looks_of(cells: Iterable[str]) -> dict[str, Look]:
     if DECIMAL_COMMA in looks.values():
         looks |= {cell: DECIMAL_COMMA for cell in looks if DECIMAL_COMMA.cells.fullmatch(cell)}
     return looks
-
-
-def read_number(cell: str) -> float | None:
-    """Return a finite number, or None; `1_000`, which Python reads as one, is none."""
-    try:
-        value = math.nan if "_" in cell else float(cell.replace("\N{MINUS SIGN}", "-"))
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
 
 
 def with_decimal_point(cell: str) -> str:

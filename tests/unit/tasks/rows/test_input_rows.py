@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 from exlm_cli.config.tasks import CsvTaskConfig
-from exlm_cli.data.rows.table import Table
 from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
-from exlm_cli.tasks.rows.inputs import (
+from exlm_cli.tasks.rows.splits import describe_repeats, group_rows
+from exlm_cli.tasks.rows.table import (
     InputRows,
-    describe_repeats,
-    group_rows,
+    Table,
     read_input_rows,
     rows_of_list,
     usable_rows,

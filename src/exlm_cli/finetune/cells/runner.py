@@ -1,0 +1,290 @@
+"""The network of a task on rows: padded batches, their losses, predictions, and the states of a frozen encoder.
+
+Axes: N examples of a split, B of a batch, L tokens, R positions after repetition, C outputs, D width, F descriptors,
+n losses of `binary`.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int64
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from exlm_cli.config.finetune import FinetuneTrainConfig
+from exlm_cli.config.sections import TrainConfig
+from exlm_cli.data import IntArray
+from exlm_cli.data.batch import DeviceBatch
+from exlm_cli.data.sampler import cut_microbatches, prefetch_to
+from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.distributed.parallel import StepModule
+from exlm_cli.model.heads import TaskModel
+from exlm_cli.progress import Progress
+from exlm_cli.tasks.base import EncodedRows, FloatArray, Loss
+from exlm_cli.train.pretrain import autocast_dtype
+
+_MAX_TOKENS_ON_CPU = 4096
+"""Most positions of a batch that a CPU predicts: with 16,384 a row takes 1.3 times as long."""
+
+
+@dataclass(frozen=True)
+class TaskBatch(DeviceBatch):
+    """Input and targets of one forward pass.
+
+    Attributes:
+        token_ids: Repeated tokens, [PAD] beyond `lengths`.
+        lengths: Positions of each example after repetition, [CLS] and [SEP] included.
+        targets: As in `EncodedRows`, float64, NaN where missing.
+        answerable: For spans, over tokens before repetition; False beyond the last one.
+        sample_index: Index of each example in its split.
+        label_index: As `index_labels` returns it.
+        is_padded: Whether any example has [PAD], known to the host.
+        num_tokens: Positions without padding, known to the host.
+        descriptors: As in `EncodedRows`.
+        states: States at [CLS], where the encoder is frozen and they are known.
+    """
+
+    token_ids: Int64[Tensor, "B R"]
+    lengths: Int64[Tensor, " B"]
+    targets: Float[Tensor, "B C"]
+    answerable: Bool[Tensor, "B L"] | None
+    sample_index: Int64[Tensor, " B"]
+    label_index: Int64[Tensor, " n"]
+    is_padded: bool
+    num_tokens: int
+    descriptors: Float[Tensor, "B F"] | None = None
+    states: Float[Tensor, "B D"] | None = None
+
+
+def repeated_lengths(split: EncodedRows, indices: IntArray, num_repeats: int) -> IntArray:
+    """Return the (n,) positions of examples when every token between [CLS] and the last [SEP] is repeated."""
+    lengths = np.array([len(split.token_ids[int(i)]) for i in indices], dtype=np.int64)
+    return (lengths - 2) * num_repeats + 2
+
+
+def collate(split: EncodedRows, indices: IntArray, *, num_repeats: int, pad_id: int) -> TaskBatch:
+    """Repeat and pad the examples of given indices on the CPU; repetition is that of pre-training (section 3.1)."""
+    rows = [_repeat(split.token_ids[int(i)], num_repeats) for i in indices]
+    answerable = None
+    if split.answerable is not None:
+        answerable = _padded([split.answerable[int(i)] for i in indices], False)
+    targets = split.targets[indices]
+    lengths = [len(row) for row in rows]
+    return TaskBatch(
+        _padded(rows, pad_id),
+        torch.tensor(lengths),
+        torch.from_numpy(targets),
+        answerable,
+        torch.from_numpy(indices),
+        index_labels(targets),
+        is_padded=min(lengths) < max(lengths),
+        num_tokens=sum(lengths),
+        descriptors=None if split.descriptors is None else torch.from_numpy(split.descriptors[indices]),
+    )
+
+
+def index_labels(targets: FloatArray) -> Int64[Tensor, " n"]:
+    """Return the indices of the labels present in the flat (B * C), then B * C once for each example without any."""
+    is_present = ~np.isnan(targets)
+    num_unlabelled = int((~is_present.any(1)).sum())
+    return torch.from_numpy(np.append(np.flatnonzero(is_present), [targets.size] * num_unlabelled).astype(np.int64))
+
+
+def _repeat(token_ids: IntArray, num_repeats: int) -> IntArray:
+    pieces = [token_ids[:1], np.repeat(token_ids[1:-1], num_repeats), token_ids[-1:]]
+    return np.concatenate(pieces, dtype=np.int64)  # tokens in files are smaller numbers
+
+
+def _padded(rows: Sequence[NDArray[Any]], value: int) -> Tensor:
+    return pad_sequence([torch.from_numpy(row) for row in rows], batch_first=True, padding_value=value)
+
+
+def batch_losses(loss: Loss, outputs: Tensor, batch: TaskBatch, weights: Tensor | None) -> Float[Tensor, " n"]:
+    """Return the losses whose mean is the loss of a batch, float32, in nats; `regression`: squared standard deviations.
+
+    `binary` has one loss for each label present, so that every label weighs the same (as in Uni-Mol). Other losses have
+    one for each example; for `regression` it is the mean over the values present. Each example without labels adds
+    `inf`, which the training loop counts and leaves out.
+
+    Args:
+        outputs: (B, C), or (B, L, 2) for `span`.
+        batch: Batch with the targets; standardised ones for `regression`.
+        weights: (C,) weight of each class, or of each label's positives; None: all 1.
+    """
+    match loss:
+        case "binary":
+            targets_BC = batch.targets.nan_to_num().to(outputs.dtype)
+            losses_BC = F.binary_cross_entropy_with_logits(outputs, targets_BC, pos_weight=weights, reduction="none")
+            with_unlabelled = torch.cat([losses_BC.flatten(), losses_BC.new_full((1,), math.inf)])
+            return with_unlabelled.index_select(0, batch.label_index)
+        case "regression":
+            targets_BC = batch.targets.nan_to_num().to(outputs.dtype)
+            return _mean_of_present((outputs - targets_BC).square(), batch.targets)
+        case "classes":
+            targets_B = batch.targets[:, 0].nan_to_num().long()
+            losses_B = F.cross_entropy(outputs, targets_B, weight=weights, reduction="none")
+            return _mean_of_present(losses_B[:, None], batch.targets)
+        case "span":
+            assert batch.answerable is not None, "a span task says which tokens an answer may begin or end at"
+            log_probs_BL2 = outputs.masked_fill(~batch.answerable[..., None], -torch.inf).log_softmax(1)
+            return -log_probs_BL2.gather(1, batch.targets.long()[:, None])[:, 0].mean(-1)
+
+
+def _mean_of_present(losses_BC: Tensor, targets_BC: Tensor) -> Tensor:
+    is_present_BC = ~targets_BC.isnan()
+    total_B = torch.where(is_present_BC, losses_BC, 0.0).sum(1)
+    num_B = is_present_BC.sum(1)
+    return (total_B / num_B.clamp(min=1)).masked_fill(num_B == 0, math.inf)
+
+
+def task_outputs(model: TaskModel, batch: TaskBatch) -> Tensor:
+    """Run a model and return its outputs."""
+    return cast(Tensor, model(batch.token_ids, batch.lengths, batch.is_padded, batch.descriptors, batch.states))
+
+
+def cls_states(model: TaskModel, batch: TaskBatch) -> Tensor:
+    """Run the encoder and return the states at [CLS]."""
+    return model.encode_cls(batch.token_ids, batch.lengths, batch.is_padded)
+
+
+def task_losses(model: TaskModel, batch: TaskBatch, loss: Loss, weights: Tensor | None) -> Float[Tensor, " n"]:
+    """Run a model and return its losses, those of `batch_losses`; a regression's targets are standardised."""
+    return losses_of_outputs(model, task_outputs(model, batch), batch, loss, weights)
+
+
+def losses_of_outputs(
+    model: TaskModel, outputs: Tensor, batch: TaskBatch, loss: Loss, weights: Tensor | None
+) -> Float[Tensor, " n"]:
+    """Return the losses of `batch_losses` for outputs of a model; a regression's targets are standardised."""
+    if loss == "regression":
+        batch = replace(batch, targets=(batch.targets - model.output_mean) / model.output_std)
+    return batch_losses(loss, outputs, batch, weights)
+
+
+class TaskRunner:
+    """Cuts examples into batches and runs the model on them.
+
+    Args:
+        model: On the device it runs on.
+        tokenizer: Tokenizer of the checkpoint.
+        num_repeats: Copies of each token, as in pre-training.
+        train: Precision, and the positions, padding included, that go through at once.
+        losses: Loss function of `StepModule`, compiled if `train.compile`; None: for prediction alone.
+
+    Attributes:
+        module: The model and its loss.
+    """
+
+    def __init__(
+        self,
+        model: TaskModel,
+        tokenizer: Tokenizer,
+        num_repeats: int,
+        train: TrainConfig | FinetuneTrainConfig,
+        losses: Callable[[TaskModel, TaskBatch], Tensor] | None = None,
+    ) -> None:
+        self.model, self.num_repeats, self.pad_id = model, num_repeats, tokenizer.pad_id
+        self.microbatch_tokens = train.microbatch_tokens
+        self.device = next(model.parameters()).device
+        is_cpu = self.device.type == "cpu"
+        self.predicted_tokens = min(train.microbatch_tokens, _MAX_TOKENS_ON_CPU) if is_cpu else train.microbatch_tokens
+        self.autocast_dtype = autocast_dtype(train, self.device)
+        self.module = StepModule(model, losses or task_outputs)
+        if losses is not None and train.compile:
+            self.module.compile_step()
+
+    def batches(
+        self, encoded: EncodedRows, indices: IntArray, states: Tensor | None = None, *, is_predicted: bool = False
+    ) -> Iterator[TaskBatch]:
+        """Return padded batches of examples of similar length; start preparing the first one now.
+
+        Args:
+            states: (N, D) states of all examples at [CLS], on the host, where they are known.
+            is_predicted: Nothing is trained on them: batches have the size that is fastest on the device.
+        """
+
+        def make(chosen: IntArray) -> TaskBatch:
+            batch = collate(encoded, chosen, num_repeats=self.num_repeats, pad_id=self.pad_id)
+            return batch if states is None else replace(batch, states=states[torch.from_numpy(chosen)])
+
+        lengths = repeated_lengths(encoded, indices, self.num_repeats)
+        parts = cut_microbatches(lengths, self.predicted_tokens if is_predicted else self.microbatch_tokens)
+        return prefetch_to(self.device, (make(indices[part]) for part in parts))
+
+    def autocast(self) -> torch.autocast:
+        """Return the context in which the model runs."""
+        return torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None)
+
+    def predict(
+        self,
+        encoded: EncodedRows,
+        progress: Progress,
+        label: str,
+        see: Callable[[TaskBatch, Tensor], None] | None = None,
+        states: Tensor | None = None,
+    ) -> list[FloatArray]:
+        """Run the model on every example without dropout; leave it in training mode.
+
+        Args:
+            encoded: The examples.
+            progress: Shows a bar.
+            label: Label of the bar.
+            see: Called with each batch and the model's outputs.
+            states: As for `batches`.
+
+        Returns:
+            Outputs of each example, in order: (C,) logits, or values in the task's units; (L, 2) logits for spans.
+        """
+        predicted: dict[int, FloatArray] = {}
+        every = np.arange(len(encoded))
+        batches = self.batches(encoded, every, states, is_predicted=True) if len(every) else iter(())
+        self.model.eval()
+        with progress.bar(label, len(every)) as bar, torch.no_grad():
+            for batch in batches:
+                with self.autocast():
+                    outputs = self.module(batch, task_outputs)
+                if see is not None:
+                    see(batch, outputs)
+                in_units = self.model.in_units(outputs).cpu().numpy()
+                for index, row in zip(batch.sample_index.tolist(), in_units, strict=True):
+                    predicted[index] = row if row.ndim == 1 else row[: len(encoded.token_ids[index])]
+                bar.update(len(predicted))
+        self.model.train()
+        return [predicted[index] for index in every.tolist()]
+
+    def encode(self, encoded: EncodedRows, progress: Progress, label: str) -> Float[Tensor, "N D"]:
+        """Return the states of all examples at [CLS], without dropout, on the host."""
+        states = torch.zeros(len(encoded), self.model.encoder.token_embedding.embedding_dim)
+        is_training, num_done = self.model.training, 0
+        self.model.eval()
+        with progress.bar(label, len(encoded)) as bar, torch.no_grad(), self.autocast():
+            for batch in self.batches(encoded, np.arange(len(encoded)), is_predicted=True):
+                states[batch.sample_index.cpu()] = cls_states(self.model, batch).cpu()
+                num_done += len(batch.sample_index)
+                bar.update(num_done)
+        self.model.train(is_training)
+        return states
+
+
+@dataclass(frozen=True)
+class FrozenStates:
+    """States at [CLS] of the splits of a task under a frozen encoder, in the memory of the host.
+
+    They are the same in every epoch, and for every seed and grid point.
+    """
+
+    _known: list[tuple[EncodedRows, torch.dtype | None, Float[Tensor, "N D"]]] = field(default_factory=list)
+
+    def find(self, rows: EncodedRows, precision: torch.dtype | None) -> Float[Tensor, "N D"] | None:
+        """Return the states of these very rows in a precision of autocast; None where they are not known yet."""
+        return next((states for known, of, states in self._known if known is rows and of == precision), None)
+
+    def keep(self, rows: EncodedRows, precision: torch.dtype | None, states: Float[Tensor, "N D"]) -> None:
+        """Add the states of rows."""
+        self._known.append((rows, precision, states))

@@ -1,0 +1,106 @@
+"""What the folder of a run says of its beginning: written for a resumption, which must begin with the same."""
+
+import time
+
+from exlm_cli.config.base import Mark, identity_values
+from exlm_cli.config.finetune import FinetuneRecipe
+from exlm_cli.config.input_paths import write_run_recipe
+from exlm_cli.config.load import dump_recipe, load_recipe, resumed_recipe
+from exlm_cli.config.overrides import describe_changes
+from exlm_cli.data.rows.records import SKIPPED_COLUMNS, SKIPPED_FILE
+from exlm_cli.data.tokenizer import TOKENIZER_FILE
+from exlm_cli.errors import CheckpointError
+from exlm_cli.files import make_folder, write_atomically, write_csv, write_json
+from exlm_cli.finetune.plan import RunPlan
+from exlm_cli.finetune.prediction.training_rows import write_training_rows
+from exlm_cli.finetune.results import ENCODER_FILE, TARGETS_COLUMN
+from exlm_cli.run_dir import SPLIT_FILE, SPLITS_FOLDER, read_run_json, update_run_json
+from exlm_cli.tasks.base import write_outputs
+from exlm_cli.tasks.rows.splits import split_fingerprint
+from exlm_cli.train.checkpoint import require_origin
+from exlm_cli.train.pretrained import load_tokenizer, model_identity, recorded_name
+
+
+def record_beginning(plan: RunPlan, *, is_new: bool) -> None:
+    """Write what a run begins with; of a run that is continued, its splits and recipe, which may be new.
+
+    Raises:
+        CheckpointError: Data, weights or recipe are not those that the run began with, or a file cannot be written.
+    """
+    if is_new:
+        _describe(plan)
+    else:
+        _refuse_changes(plan)
+    _write_splits(plan)
+    write_training_rows(plan.folder, [split.task for split in plan.splits])
+    write_run_recipe(plan.folder, plan.recipe)
+
+
+def _describe(plan: RunPlan) -> None:
+    """Write what a resumption and a later evaluation need of a new run, except its splits and recipe."""
+    folder, weights, first = plan.folder, plan.weights, plan.splits[0]
+    weights.tokenizer.save(folder / TOKENIZER_FILE)
+    write_atomically(folder / ENCODER_FILE, dump_recipe(weights.recipe).encode())
+    update_run_json(
+        folder,
+        {
+            "command": "finetune",
+            "task": first.task.name,
+            "seeds": plan.recipe.seeds,
+            "use_grid": plan.use_grid,
+            "baseline": plan.has_baseline,
+            "checkpoint": None if plan.checkpoint is None else recorded_name(weights),
+            "checkpoint_sha256": weights.sha256,
+            "data_fingerprint": first.data.fingerprint,
+            "started_unix_s": round(time.time(), 3),
+        },
+    )
+    # targets for scores and pictures; spans have no table
+    for part, encoded in {"train": first.data.train, **first.data.scored}.items() if first.task.loss != "span" else ():
+        columns = [TARGETS_COLUMN] if first.task.loss == "classes" else first.task.output_names
+        write_outputs(folder / f"targets-{part}.csv", first.task.split_indices[part], columns, encoded.targets)
+    if first.task.skipped:
+        write_csv(folder / SKIPPED_FILE, SKIPPED_COLUMNS, (row.cells for row in first.task.skipped))
+
+
+def _write_splits(plan: RunPlan) -> None:
+    """Write the row numbers of every split; each file can be a `task.split_file`."""
+    for number, split in enumerate(plan.splits):
+        task = split.task
+        content = {
+            "task": task.name,
+            "split": task.split_name,
+            "sizes": task.split_sizes,
+            "sha256": split_fingerprint(task.split_indices),
+            "indices": {name: rows.tolist() for name, rows in task.split_indices.items()},
+        }
+        further = plan.folder / SPLITS_FOLDER
+        if number:
+            make_folder(further)
+        write_json(further / f"split-{split.seed}.json" if number else plan.folder / SPLIT_FILE, content)
+
+
+def _refuse_changes(plan: RunPlan) -> None:
+    """Refuse to continue with other data, weights or recipe; seeds and the number of splits may change."""
+    folder, weights, first = plan.folder, plan.weights, plan.splits[0]
+    described, begun = read_run_json(folder), resumed_recipe(folder, FinetuneRecipe)
+    free = {name: getattr(plan.recipe, name) for name in ("seeds", "num_replicates")}
+    then, now = (
+        identity_values(recipe, without={Mark.INPUT}) for recipe in (begun.model_copy(update=free), plan.recipe)
+    )
+    changes = {
+        f"data of {first.task.name}": described.data_fingerprint != first.data.fingerprint,
+        "checkpoint": described.checkpoint_sha256 != weights.sha256,
+        "recipe": then != now,
+    }
+    for name, is_changed in changes.items():
+        if is_changed:
+            detail = describe_changes(then, now) if name == "recipe" else ""
+            raise CheckpointError(
+                f"{folder}: the {name} is not the one this run began with{detail}",
+                "an exact resume needs the same inputs and recipe; start a new run for changed ones",
+            )
+    encoder = load_recipe(folder / ENCODER_FILE)
+    own = model_identity(encoder, load_tokenizer(folder, encoder))
+    files = {"recipe": folder / ENCODER_FILE, "tokenizer": folder / TOKENIZER_FILE}
+    require_origin(weights.checkpoint, model_identity(weights.recipe, weights.tokenizer), own, files)

@@ -1,0 +1,249 @@
+"""Training of a fine-tuning run whose rows are read: they are encoded, each cell is finished here or by workers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import loky
+import torch
+
+from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, GridPoint
+from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.errors import ConfigError
+from exlm_cli.finetune.baselines.baseline import baselines_of, is_affordable
+from exlm_cli.finetune.cells.model import choose_tokenizer, describe_weights, untrained_model
+from exlm_cli.finetune.cells.shared_rows import can_be_shared, remove_shared_rows, write_shared_rows
+from exlm_cli.finetune.cells.trainer import describe_rows, encode_task, run_cell
+from exlm_cli.finetune.evaluation.scoring import conclude
+from exlm_cli.finetune.features import FeatureStore
+from exlm_cli.finetune.plan import Cell, RunPlan, SplitPlan, describe_result, keep_best_point
+from exlm_cli.finetune.record import record_beginning
+from exlm_cli.finetune.results import RESULT_FILE, RunResults
+from exlm_cli.format import format_counts, format_fixed
+from exlm_cli.progress import Progress
+from exlm_cli.run_dir import create_run_dir, discarded_on_failure, resume_command, sole_process, update_run_json
+from exlm_cli.tasks.base import DownstreamTask
+from exlm_cli.train.jobs import JobKind, run_jobs
+from exlm_cli.train.pool import Job, worker_environments
+from exlm_cli.train.pretrained import Pretrained, describe_device, load_pretrained, pick_device, recorded_name
+from exlm_cli.train.task import Callback
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beginning:
+    """What a run begins with, checked.
+
+    Attributes:
+        points: Grid points; a single one without a grid.
+        tasks: The task on each split, by `task.split_seed`, the run's own first.
+        checkpoint: Source of the initial weights; None: they are drawn.
+        encoder: Recipe of the model.
+        length: Tokens of a sequence before repetition.
+        baseline: Whether baselines are scored too; None: where they take minutes at most.
+        run: The run that is continued; None: a new one, in `out`.
+        out: None: `runs/<name>-<time>`.
+    """
+
+    recipe: FinetuneRecipe
+    points: Sequence[GridPoint]
+    tasks: Mapping[int, DownstreamTask]
+    checkpoint: Path | None
+    encoder: PretrainRecipe
+    length: int
+    use_grid: bool
+    baseline: bool | None
+    run: Path | None
+    out: Path | None
+
+
+def train(
+    begin: Beginning, *, workers: int | None, callbacks: Sequence[Callback], progress: Progress
+) -> tuple[Path, RunResults]:
+    """Train and score a run, and return its directory and results.
+
+    Args:
+        workers, callbacks: As in `run_finetuning`.
+        progress: Reports the work.
+
+    Raises:
+        ExlmError: A mistake in checkpoint, tokenizer or device; divergence, interruption.
+    """
+    recipe, tasks, run = begin.recipe, begin.tasks, begin.run
+    first = next(iter(tasks.values()))
+    device = pick_device(recipe)
+    if recipe.train.num_threads is not None:
+        torch.set_num_threads(recipe.train.num_threads)
+    if begin.baseline and not baselines_of(first):
+        raise ConfigError(f"there is no baseline for {first.name}", "use `baseline=false`")
+    if begin.checkpoint is not None:
+        weights = load_pretrained(begin.checkpoint, device="cpu", progress=progress)
+    else:
+        weights = untrained_model(begin.encoder, choose_tokenizer(begin.encoder, first, run, progress))
+    has_baseline = is_affordable(first) if begin.baseline is None else begin.baseline
+    if begin.baseline is None and baselines_of(first) and not has_baseline:
+        long = "hours" if first.input_kind == "smiles" else "minutes"
+        progress.message(f"no baseline, which takes {long} with so many rows and labels; `--baseline` trains it")
+
+    # only now: a data set may be looked for beside this folder
+    folder = run or create_run_dir(begin.out, recipe.name)
+    with sole_process(folder, is_new=run is None):
+        with discarded_on_failure(folder, is_new=run is None):
+            store = FeatureStore()
+            splits = [_plan_split(folder, begin, seed, task, weights, store, progress) for seed, task in tasks.items()]
+            if about := splits[0].data.about_descriptors:
+                progress.message(about)
+            plan = RunPlan(
+                folder, recipe, weights, begin.checkpoint, begin.length, begin.use_grid, has_baseline, splits, store
+            )
+            record_beginning(plan, is_new=run is None)
+        update_run_json(folder, {"device": describe_device(device), "seeds": recipe.seeds})
+        more = f" of the first of {len(splits)} splits" if len(splits) > 1 else ""
+        progress.message(
+            f"{first.name}: {format_counts(first.split_sizes.values())} rows in {', '.join(first.splits)}{more}; "
+            f"{describe_weights(weights, recipe).objective} from {weights.name}, on {describe_device(device)}; "
+            f"results in {folder}"
+        )
+        best = _finish_cells(plan, workers=workers, callbacks=callbacks, progress=progress)
+        return folder, conclude(plan, best, progress)
+
+
+def _plan_split(
+    folder: Path,
+    begin: Beginning,
+    split_seed: int,
+    task: DownstreamTask,
+    weights: Pretrained,
+    store: FeatureStore,
+    progress: Progress,
+) -> SplitPlan:
+    """Encode the rows of a split, and list its cells by grid point and seed."""
+    recipe = begin.recipe
+    encoded = encode_task(task, weights.tokenizer, begin.length, weights.recipe.masking.num_repeats)
+    data = describe_rows(encoded, recipe.task, store, progress)
+    own = [
+        GridPoint(point.label, point.values, point.recipe.changed({"task.split_seed": split_seed, "num_replicates": 1}))
+        for point in begin.points
+    ]
+    of_split = [f"split {split_seed}"] if recipe.num_replicates > 1 else []
+    cells = {}
+    for point in own:
+        words = [*([] if point.label == NO_GRID else [point.label]), *of_split]
+        cells[point.label] = [Cell(folder, point, seed, " ".join([*words, f"seed {seed}"])) for seed in recipe.seeds]
+    return SplitPlan(split_seed, task, data, own, cells)
+
+
+def _finish_cells(
+    plan: RunPlan, *, workers: int | None, callbacks: Sequence[Callback], progress: Progress
+) -> dict[int, GridPoint]:
+    """Finish every cell, and return the best grid point of each split; only its weights are kept.
+
+    With changed seeds, a point whose weights were deleted may become the best one. Its cells are then trained again, on
+    a CPU to the same bits.
+
+    Args:
+        workers: Processes that train; None: one for each CUDA device or CPU core.
+        callbacks: Follow the training of every cell, in this process.
+
+    Raises:
+        ExlmError: As for `run_cell`; other cells at work have saved a checkpoint.
+    """
+    for cell in plan.cells:
+        if cell.is_done:
+            cell.drop_checkpoints()
+    environments = _environments(plan, workers)
+    if len(environments) > 1 and (callbacks or not all(can_be_shared(split.data) for split in plan.splits)):
+        reason = "callbacks cannot leave" if callbacks else "the rows of a task of another package cannot leave"
+        progress.message(f"one training after the other: {reason} this process")
+        environments = environments[:1]
+    while True:
+        waiting = [cell for cell in plan.cells if not cell.is_done]
+        if len(environments) == 1:
+            _train_here(plan, waiting, callbacks, progress)
+        elif waiting:
+            _train_with_workers(plan, waiting, environments, progress)
+        best = {split.seed: keep_best_point(split, plan.recipe) for split in plan.splits}
+        chosen = [cell for split in plan.splits for cell in split.cells[best[split.seed].label]]
+        deleted = [cell for cell in chosen if plan.use_grid and not cell.has_weights]
+        if not deleted:
+            remove_shared_rows(plan.folder)
+            return best
+        for cell in deleted:
+            progress.message(f"{cell.label}: trained again: the best with these seeds, but its weights were deleted")
+            (cell.folder / RESULT_FILE).unlink()
+
+
+def _environments(plan: RunPlan, workers: int | None) -> list[dict[str, str]]:
+    """Return the environment of each worker. A single one is this process.
+
+    Without `train.num_threads`, workers on a CPU share its cores evenly. Their number follows from all cells of the
+    run, done or not, so that a resumed run computes with as many threads as before.
+    """
+    device, threads = pick_device(plan.recipe).type, plan.recipe.train.num_threads
+    environments = worker_environments(device, num_threads=threads, workers=workers)[: len(plan.cells)]
+    if device != "cpu" or threads is not None:
+        return environments
+    at_once = len(environments)
+    return worker_environments(device, num_threads=max(1, loky.cpu_count() // at_once), workers=at_once)
+
+
+def _train_here(plan: RunPlan, waiting: Sequence[Cell], callbacks: Sequence[Callback], progress: Progress) -> None:
+    splits = {split.seed: split for split in plan.splits}
+    num_cells = len(plan.cells)
+    num_done, device = num_cells - len(waiting), pick_device(plan.recipe)
+    with progress.bar("trainings", num_cells, done=num_done) as bar:
+        for count, cell in enumerate(waiting, start=num_done + 1):
+            split = splits[cell.split_seed]
+            run_cell(cell, split.data, plan.weights, device, callbacks=callbacks, progress=progress)
+            bar.update(count)
+            progress.message(f"{cell.label}: {describe_result(cell.read(), split.data.selection_metric)}")
+            keep_best_point(split, plan.recipe)
+
+
+def _train_with_workers(
+    plan: RunPlan, waiting: Sequence[Cell], environments: Sequence[Mapping[str, str]], progress: Progress
+) -> None:
+    places = {cell.label: (cell, split) for split in plan.splits for cell in split.all_cells}
+
+    def show(name: str) -> str:
+        cell, split = places[name]
+        return format_fixed(cell.read().metrics["valid"][split.data.selection_metric], 3)
+
+    def finish(job: Job, _: Any) -> tuple[str, str]:
+        cell, split = places[job.name]
+        keep_best_point(split, plan.recipe)
+        return show(job.name), describe_result(cell.read(), split.data.selection_metric)
+
+    write_shared_rows(plan.folder, {split.seed: split.data for split in plan.splits})
+    names = {cell.label for cell in waiting}
+    run_jobs(
+        [_job(plan, cell) for cell in plan.cells],
+        JobKind(
+            worker="exlm_cli.finetune.cells.worker",
+            function="cell",
+            noun="training",
+            title=f"Validation {plan.splits[0].data.selection_metric}, or share of the training done",
+            describe=finish,
+        ),
+        finished={name: show(name) for name in places if name not in names},
+        environments=environments,
+        logs=plan.folder / "workers",
+        resume=resume_command("finetune", plan.folder),
+        progress=progress,
+    )
+
+
+def _job(plan: RunPlan, cell: Cell) -> Job:
+    """Return a cell for a worker: `finetune.cells.worker.do_cell` reads these values."""
+    values = {
+        "run": str(cell.run),
+        "recipe": cell.recipe.model_dump(mode="json"),
+        "point": {"label": cell.point.label, "values": cell.point.values},
+        "seed": cell.seed,
+        "label": cell.label,
+        "length": plan.length,
+        "checkpoint": None if plan.checkpoint is None else recorded_name(plan.weights),
+    }
+    row = cell.label.rpartition("seed")[0].strip() or plan.splits[0].data.name
+    work = cell.recipe.train.max_steps or cell.recipe.train.max_epochs
+    return Job(cell.label, cell.folder, values, row, f"seed {cell.seed}", work)
