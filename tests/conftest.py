@@ -1,6 +1,8 @@
 """No test reaches the network or depends on chance, every error has a hint, and runs share a cache of data."""
 
+import gc
 import socket
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,17 @@ settings.register_profile(
     "tests", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("tests")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep what the test modules import from the garbage collector, which would walk it all over and over again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -35,6 +35,7 @@ def relative(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix()
 
 
+@functools.cache
 def imports_of(path: Path) -> set[str]:
     """Return the dotted modules that a file imports anywhere, `from exlm_cli import x` as `exlm_cli.x`."""
     nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))

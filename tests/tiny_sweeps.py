@@ -1,5 +1,6 @@
 """A Repeated-MLM grid and a sweep so small that a cell takes a tenth of a second, also without a process for it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.experiments.results import MeasuredCell, SweepCellResult
 from exlm_cli.experiments.worker import FUNCTIONS
 from exlm_cli.finetune.scores import scores_csv
-from exlm_cli.train.pool import Job, Pool, do_job, request_of
+from exlm_cli.train.pool import Job, JobFunction, Pool, do_job, request_of
 from tests.tiny import tiny_recipe
 
 _TRAIN = {"max_steps": 6, "checkpoint_every_steps": 2, "validate_every_steps": 3, "log_every_steps": 1}
@@ -54,11 +55,11 @@ def untimed(cells: list[MeasuredCell]) -> list[tuple[SweepCellResult, bytes]]:
     return [(cell.result.model_copy(update={"elapsed_s": 0.0}), scores_csv(cell.pretrain_scores)) for cell in cells]
 
 
-def work_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do the jobs of sweeps and series here: a process of their own imports torch for two seconds."""
+def work_in_this_process(monkeypatch: pytest.MonkeyPatch, functions: Mapping[str, JobFunction] = FUNCTIONS) -> None:
+    """Do jobs, those of sweeps and series by default, here: a process of their own imports torch for two seconds."""
 
     def submit(self: Pool, number: int, function: str, job: Job) -> None:
-        do_job(request_of(function, job), FUNCTIONS, lambda event: self._events.put((number, event)))
+        do_job(request_of(function, job), functions, lambda event: self._events.put((number, event)))
 
     monkeypatch.setattr(Pool, "__enter__", lambda self: self)
     monkeypatch.setattr(Pool, "__exit__", lambda *_: None)

@@ -36,7 +36,7 @@ from tests.unit.model.test_exlm import VARIANTS
 DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
 COMPILED: list[tuple[str, dict[str, Any]]] = [
     ("native", {"objective": "mlm"}),
-    ("native", {"model": OUTPUT | {"num_layers": 2, "transition": {"rope": "nodes", "start": "lanes"}}}),
+    ("native", {"model": OUTPUT | {"transition": {"rope": "nodes", "start": "lanes"}}}),
     ("native", {"model": {"transition": {"rope": "nodes"}}}),
     ("native", {"model": {"alignment": "independent"}}),
 ]

@@ -97,7 +97,8 @@ def test_wrong_bytes_are_not_kept_and_not_fetched_again(server, cache, content):
     assert (leftovers(cache), server.num_requests) == ([], 1)
 
 
-def test_no_server_is_one_error():
+def test_no_server_is_one_error(monkeypatch):
+    monkeypatch.setattr("pooch.core.time.sleep", lambda _seconds: None)
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}/bace.csv"
     with pytest.raises(DataError, match=rf"^{re.escape(url)}: cannot be fetched: .*refused"):

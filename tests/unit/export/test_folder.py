@@ -201,7 +201,7 @@ def test_task_models_give_the_same_outputs(tmp_path, kind):
 def test_onnx_models_give_the_same_outputs(tmp_path, kind):
     """Both designs, a value in its units, classes of pairs; in batches and lengths that were not traced."""
     pytest.importorskip("onnxruntime")
-    model = {**LARGE, "num_layers": 2, **({**OUTPUT, "clone_init_std": 1.0} if kind == "output" else {})}
+    model = {**LARGE, **({**OUTPUT, "clone_init_std": 1.0, "num_layers": 2} if kind == "output" else {})}
     run = make_pretrained(tmp_path / "pretrained", model=model)
     if kind in ("input", "output"):
         source = pretrained_source(load_pretrained(run, device="cpu"))

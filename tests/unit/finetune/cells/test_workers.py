@@ -12,6 +12,7 @@ from exlm_cli.config.load import load_recipe
 from exlm_cli.errors import CheckpointError, ConfigError, DivergedError
 from exlm_cli.finetune.cells.shared_rows import read_shared_rows, write_shared_rows
 from exlm_cli.finetune.cells.trainer import encode_task
+from exlm_cli.finetune.cells.worker import do_cell
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.registry import load_task
@@ -20,6 +21,7 @@ from exlm_cli.train.pretrained import load_pretrained_weights
 from exlm_cli.train.task import Callback
 from tests.killed import die_at_call, run_until_killed
 from tests.recorder import Recorder
+from tests.tiny_sweeps import work_in_this_process
 from tests.unit.finetune.synthetic import WordTask, amines, assert_same_run, finetune_recipe, run_tiny, words_table
 from tests.unit.tasks.glue_files import write_glue
 from tests.unit.tasks.squad.test_task import write
@@ -51,8 +53,9 @@ def test_two_workers_give_the_bits_of_one_process_also_after_a_kill(text_model, 
     assert names == {"workers"}
 
 
-@pytest.mark.slow
-def test_an_encoder_without_a_checkpoint_is_drawn_alike_by_workers(tmp_path):
+def test_an_encoder_without_a_checkpoint_is_drawn_alike_by_workers(tmp_path, monkeypatch):
+    """What a worker is told is enough for it; the work of processes of their own is that of the test above."""
+    work_in_this_process(monkeypatch, {"cell": do_cell})
     encoder = load_recipe("quickstart-text", ["model.width=32", "model.num_layers=1", "tokenizer.vocab_size=280"])
     recipe = finetune_recipe(task=words_table(tmp_path), init="scratch", train={"max_epochs": 1})
     for workers in (1, 2):
