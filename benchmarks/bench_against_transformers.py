@@ -244,7 +244,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, help="a text file, also .xz; none: the bundled grammar")
     parser.add_argument("--megabytes", default=15.0, type=float, help="so much of it")
     parser.add_argument("--steps", default=24, type=int, help="steps of the runs that are timed")
-    parser.add_argument("--interrupted-steps", default=18, type=int, help="steps of the runs that are interrupted")
+    parser.add_argument("--interrupted-steps", default=12, type=int, help="steps of the runs that are interrupted")
     parser.add_argument("--quick", action="store_true", help="8 and 12 steps on 0.5 MB, no rows written")
     parser.add_argument("--table", action="store_true", help="print the table of the last rows and stop")
     arguments = parser.parse_args()
