@@ -543,8 +543,8 @@ def test_values_with_few_validation_rows_have_a_note_on_their_intervals(text_mod
     task = {"name": "csv", "text_column": "text", "label_columns": ["length"], "split_column": "part"}
     recipe = finetune_recipe(task={**task, "files": {"train": str(tmp_path / "a.csv")}}, **ONE_EPOCH)
     results = run_finetuning(recipe, checkpoint=text_model, out=tmp_path / "run").results
-    found = [note for note in results.notes if "need 50 validation rows" in note]
-    assert [note.endswith("equally wide for all rows: `length` has 49") for note in found] == [True] * is_noted
+    found = [note for note in results.notes if "equally wide for all rows" in note]
+    assert ["`length` has 49 validation rows; from 50 on" in note for note in found] == [True] * is_noted
 
 
 def test_a_frozen_encoder_keeps_the_weights_of_the_checkpoint(text_model, tmp_path):

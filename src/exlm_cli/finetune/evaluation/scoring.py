@@ -347,8 +347,8 @@ def _describe_intervals(names: Sequence[str], targets_NC: FloatArray) -> list[st
     """Return a note on values with too few validation rows for intervals that widen with the distance."""
     known_C = np.count_nonzero(~np.isnan(targets_NC), axis=0)
     few = [f"`{name}` has {num:,}" for name, num in zip(names, known_C, strict=True) if num < MIN_SCALED_ROWS]
-    what = f"intervals that are wider far from the training rows need {MIN_SCALED_ROWS} validation rows"
-    return [f"{what}; equally wide for all rows: {name_some(few)}"] if few else []
+    enough = f"from {MIN_SCALED_ROWS} on, they are wider far from the training rows"
+    return [f"intervals are equally wide for all rows, as {name_some(few)} validation rows; {enough}"] if few else []
 
 
 def _check_spelling(recipe: FinetuneRecipe, task: RowTask, score: float | None, progress: Progress) -> str:
