@@ -19,7 +19,7 @@ from exlm_cli.config.finetune import FinetuneModelConfig
 from exlm_cli.data import IntArray
 from exlm_cli.data.batch import Batch
 from exlm_cli.data.sampler import EpochPlan
-from exlm_cli.finetune.cells.runner import TaskBatch, collate, task_losses
+from exlm_cli.finetune.cells.runner import TaskBatch, collate, losses_of_outputs, task_losses, task_outputs
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.model.heads import TaskModel
 from exlm_cli.ops.alignment.native import obstacle
@@ -212,15 +212,33 @@ def test_a_step_of_fine_tuning_runs_on_tensors_without_data(loss, num_repeats, l
     _assert_all_have_gradients(model)
 
 
+OF_SIZES = ((7, 2, 5), (6, 6, 6, 6), (9, 4, 8, 3, 7), (5, 5, 5), (12, 10, 11, 10))
+"""Lengths of the sequences of batches."""
+
+
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize(("loss", "num_repeats"), FINE_TUNINGS)
+@pytest.mark.parametrize(("loss", "num_repeats"), [("binary", 1), ("span", 1), ("span", 3)])
 def test_a_step_of_fine_tuning_is_one_graph_for_batches_of_any_size(loss, num_repeats):
     """One graph with padding and one without, of encoder, head and loss, missing labels included. Equal losses."""
     model = _task_model(loss, num_repeats).eval()  # dropout of the compiler draws other numbers
     compiled, counter = _compiled(task_losses)
-    for lengths in ((7, 2, 5), (6, 6, 6, 6), (9, 4, 8, 3, 7), (5, 5, 5), (12, 10, 11, 10)):
+    for lengths in OF_SIZES:
         batch = _task_batch(loss, num_repeats, lengths)
         losses = compiled(model, batch, loss, None)
         _backward(losses)
         torch.testing.assert_close(losses, task_losses(model, batch, loss, None))
     assert counter.frame_count == 2
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("loss", ["classes", "regression"])
+def test_another_loss_of_the_same_outputs_is_one_graph_for_batches_of_any_size(loss):
+    """Encoder and head, which take seconds to trace, are those of the step above."""
+    model = _task_model(loss, 1).eval()
+    compiled, counter = _compiled(losses_of_outputs)
+    for lengths in OF_SIZES:
+        batch = _task_batch(loss, 1, lengths)
+        losses = compiled(model, task_outputs(model, batch), batch, loss, None)
+        _backward(losses)
+        torch.testing.assert_close(losses, task_losses(model, batch, loss, None))
+    assert counter.frame_count == 1

@@ -8,17 +8,20 @@ from exlm_cli.data.bundled.molecules import CORES, SUBSTITUENTS, generate_molecu
 from exlm_cli.data.molecules import find_invalid_smiles
 from exlm_cli.errors import DataError
 
-MOLECULES = generate_molecules(5000, seed=0)
+
+@pytest.fixture(scope="module")
+def generated() -> list[str]:
+    return generate_molecules(5000, seed=0)
 
 
-def test_molecules_are_distinct_valid_and_canonical():
-    assert len(set(MOLECULES)) == len(MOLECULES) == 5000
-    for smiles in MOLECULES[::5]:
+def test_molecules_are_distinct_valid_and_canonical(generated):
+    assert len(set(generated)) == len(generated) == 5000
+    for smiles in generated[::5]:
         assert Chem.CanonSmiles(smiles) == smiles
 
 
-def test_every_kind_of_token_occurs():
-    everything = "".join(MOLECULES)
+def test_every_kind_of_token_occurs(generated):
+    everything = "".join(generated)
     for piece in ("Cl", "Br", "[C@H]", "[C@@H]", "/C=C/", "\\", "[nH]", "[N+]", "[O-]", "#", "4", "s", "P", "I", "F"):
         assert piece in everything, piece
 
