@@ -103,6 +103,7 @@ def test_a_signal_stops_every_cell_and_the_rest_is_done_later(recipe, one_by_one
             _run(recipe, out=run, workers=1)
     assert caught.value.exit_code == 128 + signal.SIGTERM
     assert caught.value.hint == f"continue with `exlm repeat-mlm --resume {run}`"
+    work_in_this_process(monkeypatch)
     assert untimed(_run(recipe, resume=run, workers=1)[0].cells) == one_by_one
 
 

@@ -1,5 +1,6 @@
 """Results without any run: of the paper's own sweeps with the numbers that it prints, and of fine-tuning."""
 
+import functools
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -57,6 +58,11 @@ DIVERGED = TunedTask(identity="x", diverged="the loss is nan")
 
 def grid_results(seeds: tuple[int, ...] = (1,), *, has_task: bool = True) -> list[MeasuredCell]:
     """Return Figures 3 and 5 for every cell and seed, counts exactly p^k; seed s adds (s - 1) / 100 bits."""
+    return list(_grid_cells(seeds, has_task))
+
+
+@functools.cache  # no test alters a cell
+def _grid_cells(seeds: tuple[int, ...], has_task: bool) -> list[MeasuredCell]:
     metrics = {pair: of_pair for pair, *of_pair in zip(PAIRS, FIGURE_5, FIGURE_3, strict=True)}
     cells = []
     for cell in load_recipe("repeat-mlm", [f"seeds={list(seeds)}"], kind=SweepRecipe).plan():
@@ -164,6 +170,11 @@ def sweep_results(
 
     A variant of k states has an entropy of 10 p / k bits at p, weighted by the posterior half of that.
     """
+    return list(_sweep_cells(name, seeds, tasks))
+
+
+@functools.cache
+def _sweep_cells(name: str, seeds: tuple[int, ...], tasks: tuple[str, ...]) -> list[MeasuredCell]:
     recipe = load_recipe(name, [f"seeds={list(seeds)}"], kind=SweepRecipe)
     cells = []
     for cell in recipe.plan():

@@ -133,6 +133,7 @@ def test_a_page_holds_everything_and_names_no_other_file(page):
     ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("figures")
 def test_every_model_of_the_scores_has_a_row(tmp_path):
     forests = {"forest-ecfp4": {"roc_auc": [0.9, 0.9]}, "a model <of tomorrow>": {"roc_auc": [0.6, 0.6]}}
     text = write_page(labels_run(tmp_path, forests=forests)).read_text(encoding="utf-8")
@@ -146,6 +147,7 @@ def test_every_model_of_the_scores_has_a_row(tmp_path):
     ]
 
 
+@pytest.mark.usefixtures("figures")
 def test_the_largest_errors_are_drawn_and_apart_from_them_those_near_the_training_molecules(tmp_path):
     """Ethanol, every second row, is a training molecule; the errors of the other rows are larger."""
     errors = np.where(np.arange(40) % 2 == 0, 0.1, 1.0) + np.arange(40) / 1000
@@ -163,6 +165,7 @@ def test_the_largest_errors_are_drawn_and_apart_from_them_those_near_the_trainin
     assert all(b"<svg" in drawing and b"class='bond-0" in drawing for drawing in drawings)
 
 
+@pytest.mark.usefixtures("figures")
 def test_the_worst_rows_of_a_text_run_are_shown_as_text(tmp_path):
     run = scored(
         "run",
@@ -220,12 +223,14 @@ def calibrated_values(num_valid: int) -> CalibratedRows:
         ({"split": "scaffold"}, False),
     ],
 )
+@pytest.mark.usefixtures("figures")
 def test_more_splits_are_suggested_where_a_seed_draws_them(tmp_path, changes, is_suggested):
     text = unescape(write_page(labels_run(tmp_path, **changes)).read_text(encoding="utf-8"))
     assert f"exlm eval {tmp_path}" in text
     assert (f"exlm finetune --resume {tmp_path} --set num_replicates=5" in text) == is_suggested
 
 
+@pytest.mark.usefixtures("figures")
 def test_each_label_has_its_row_on_the_page(tmp_path):
     of_label: Values = {metric: [0.625, 0.625] for metric in ("roc_auc", "average_precision", "accuracy")}
     run = labels_run(tmp_path, labels={"active": of_label, "toxic": of_label})
@@ -234,6 +239,7 @@ def test_each_label_has_its_row_on_the_page(tmp_path):
     assert "<tr><td>toxic</td>" + 3 * '<td class="number">0.6250</td>' + "</tr>" in text
 
 
+@pytest.mark.usefixtures("figures")
 def test_a_page_says_which_share_of_each_third_is_inside_the_intervals(tmp_path):
     """60 test rows, of which the farthest third has errors of 3 and the others of 1; all intervals are 2 wide."""
     sizes = {"train": 1, "valid": 40, "test": 60}
