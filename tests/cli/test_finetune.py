@@ -226,7 +226,7 @@ def test_all_tasks_of_glue_fill_table_3_and_a_finished_series_is_only_read(folde
         (["words.csv", "--text-column", "text", "--label-columns", "ambre"], "hint: did you mean `amber`?\n"),
         (
             ["words.csv", "--text-column", "text", "--label-columns", "amber", "--out", "runs"],
-            "error: runs: the folder is not empty\n",
+            "error: runs: the folder is not empty",
         ),
     ],
 )
