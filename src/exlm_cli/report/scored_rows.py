@@ -36,7 +36,7 @@ class ScoredRows:
     Attributes:
         calibrated: Mean prediction of the seeds, truth and calibration.
         inputs: N texts or SMILES; none where they are not known.
-        places: (N,) place of each row in its file, like `line 7`.
+        places: (N,) place of each row in its file, like `line 7`; none where it is not known.
         similarity: (N,) largest Tanimoto similarity to a training molecule; None for text and where it is not known.
         is_molecule: Whether `inputs` are SMILES.
     """
@@ -107,7 +107,8 @@ class ScoredRows:
 
     def _card(self, row: int, output: int) -> Card:
         text = self.inputs[row]
-        lines = [*self._describe(row, output), f"{self.places[row]} of the file"]
+        places = [f"{self.places[row]} of the file"] if self.places else []
+        lines = [*self._describe(row, output), *places]
         if self.similarity is not None:
             lines.insert(1, f"nearest training molecule: {self.similarity[row]:.2f}")
         if not self.is_molecule:

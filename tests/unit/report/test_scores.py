@@ -119,7 +119,7 @@ def test_each_run_has_a_column_and_each_task_a_table():
     )
     assert first.title == "csv, 1,210/151/152 rows in train, valid, test, scored on test"
     budget = "smiles-small (exlm), pre-training 1,200 steps, 13.1 M tokens, 5.2 M parameters"
-    assert first.notes[2:] == (f"one: {budget}, 2 seeds", f"two: {budget}, seed 1")
+    assert first.notes[1:] == (f"one: {budget}, 2 seeds", f"two: {budget}, seed 1")
     assert second.name == "scores-glue-rte"
     assert second.rows == (("accuracy", "0.6000"), ("accuracy, single seeds", "0.6000 (0.5000 to 0.7000)"))
     (alone,) = task_tables([scored("two", "csv", {"roc_auc": [0.9], "loss": [0.5]})])

@@ -200,7 +200,7 @@ def test_predictions_of_a_split_are_probabilities_by_row(tmp_path, tokenizer):
     (header, *rows) = csv.reader((tmp_path / "predictions-valid.csv").read_text().splitlines())
     assert header[2:] == [f"{header[1]}_true", "place", "input"]
     assert [(int(row), float(value)) for row, value, *_ in rows] == [(3, 0.5), (4, float(expit(1.5)))]
-    assert [truth for _, _, truth, _ in rows] == ["0", "1"]
+    assert [truth for _, _, truth, *_ in rows] == ["0", "1"]
     assert [text for *_, text in rows] == [text for (text,) in task.examples["valid"].texts]
 
 
