@@ -236,9 +236,16 @@ def chemprop_command(cell: Cell, program: str, run: Path) -> list[str]:
 
 
 def read_predictions(path: Path, names: Sequence[str]) -> FloatArray:
-    """Return (N, C) predictions of a file of chemprop."""
+    """Return (N, C) predictions of a file of chemprop.
+
+    Raises:
+        RuntimeError: Rows have none, as where one of RDKit's descriptors is not a number.
+    """
     with path.open(newline="") as file:
-        return np.array([[float(row[name]) for name in names] for row in csv.DictReader(file)])
+        rows = [[row[name] for name in names] for row in csv.DictReader(file)]
+    if num_empty := sum("" in row for row in rows):
+        raise RuntimeError(f"{num_empty} of {len(rows)} test rows have no prediction, so there is no score")
+    return np.array(rows, dtype=np.float64)
 
 
 def predict_forest(cell: Cell) -> dict[str, FloatArray]:
