@@ -28,9 +28,9 @@ format: setup
 types: setup
 	$(BIN)/mypy
 
-# Two workers of one thread each are faster on two cores than one worker of two.
+# Three workers of one thread each: while one waits for a process that it has started, two use the cores.
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 # The tests on the oldest packages that pyproject.toml allows, but for torch; those of the export need newer ones.
 test-oldest:

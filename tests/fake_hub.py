@@ -36,9 +36,12 @@ class FakeHub:
         self.url = ""
 
     def commit(self, repo: str, files: dict[str, bytes]) -> str:
-        """Add a commit with exactly these files, and return its name."""
+        """Add a commit with exactly these files, and return its name.
+
+        The name follows from the files, as on the Hub: the client keeps what it knows of a commit by name.
+        """
         commits = self.repos.setdefault(repo, [])
-        sha = hashlib.sha1(f"{repo}{len(commits)}".encode()).hexdigest()
+        sha = hashlib.sha1(repr((repo, len(commits), sorted(files.items()))).encode()).hexdigest()
         commits.append((sha, files))
         return sha
 

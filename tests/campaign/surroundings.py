@@ -10,6 +10,7 @@ import pytest
 from exlm_cli.export.hub import copy_run
 from exlm_cli.export.source import finetuned_source, pretrained_source
 from exlm_cli.finetune.cells.model import load_finetuned
+from exlm_cli.run_dir import is_beginning
 from exlm_cli.train.pretrained import load_pretrained
 from tests.campaign.damaged import WEIGHTY, damage
 from tests.campaign.kills import reference
@@ -189,7 +190,12 @@ def endless(trial: Trial) -> None:
     outcome = started.outcome(trial)
     if outcome.code not in (-signal.SIGTERM, 128 + signal.SIGTERM):
         trial.judge(outcome, (2,))
-    trial.expect(not (trial.folder / "out").exists() or not list((trial.folder / "out").iterdir()), "half a result")
+    out = trial.folder / "out"
+    trial.expect(not out.exists() or not list(out.iterdir()) or is_beginning(out), "half a result")
+    # a stopped command leaves nothing in the way of the next one
+    trial.write("words.txt", b"some words in a line\n" * 200)
+    words = ["tokenize", "words.txt", "--kind", "text", "--vocab-size", "300", "--out", "out"]
+    trial.exlm(*words, codes=(0,), may_change=("out/",))
 
 
 def exports(trial: Trial) -> None:

@@ -153,7 +153,6 @@ def alignment_edge_posterior(
     return _minus_gradient(dag, backend, of="log_trans")
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def choose_backend(
     backend: Backend, dtype: torch.dtype = torch.float32, device: torch.device = _CPU
 ) -> Literal["reference", "native"]:
@@ -188,6 +187,10 @@ def choose_backend(
             "there (sums over paths lose mass in 16 bits)"
         )
     return "reference"
+
+
+# what `torch.compiler.assume_constant_result` does, which would import the compiler, a second of every command
+choose_backend._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.cache

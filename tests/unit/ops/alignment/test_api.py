@@ -117,6 +117,17 @@ def test_tensors_of_a_device_without_kernels_go_through_the_host_and_it_is_said_
     assert caplog.messages == ["the alignment of cpu tensors runs on the host, with copies: no nvcc found"]
 
 
+def test_the_compiler_takes_the_choice_of_a_backend_as_a_constant():
+    """The mark is set without torch's decorator, whose import takes a second."""
+
+    def marked():
+        pass
+
+    torch.compiler.assume_constant_result(marked)
+    assert vars(choose_backend) == vars(marked) != {}
+
+
+
 def test_a_backend_is_the_one_asked_for_and_auto_the_one_that_takes_the_dtype(native_stand_in):
     assert [choose_backend(backend) for backend in ("reference", "native")] == ["reference", "native"]
     assert choose_backend("auto", torch.float64) == "reference"
