@@ -127,7 +127,6 @@ def test_the_compiler_takes_the_choice_of_a_backend_as_a_constant():
     assert vars(choose_backend) == vars(marked) != {}
 
 
-
 def test_a_backend_is_the_one_asked_for_and_auto_the_one_that_takes_the_dtype(native_stand_in):
     assert [choose_backend(backend) for backend in ("reference", "native")] == ["reference", "native"]
     assert choose_backend("auto", torch.float64) == "reference"
