@@ -92,8 +92,13 @@ def watch(
     """
     watched, start_s, size = Watched(), time.perf_counter(), 0
     with output.open("w") as file:
+        # a script's job in the background ignores SIGINT, and its children would too
         process = subprocess.Popen(
-            command, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **environment}, start_new_session=True
+            ["env", "--default-signal=INT", *command],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+            start_new_session=True,
         )
         while process.poll() is None:
             elapsed_s = time.perf_counter() - start_s
