@@ -255,7 +255,7 @@ def main() -> None:
         return
     if importlib.util.find_spec("accelerate") is None:
         sys.exit("the Trainer of transformers needs accelerate: pip install accelerate")
-    torch.set_num_threads(1)  # what the rows say of the programs
+    torch.set_num_threads(1)  # rows give the threads of the programs
     sizes = (0.5, 8, 12) if arguments.quick else (arguments.megabytes, arguments.steps, arguments.interrupted_steps)
     rows = [
         {**row, **versions(), **harness.surroundings(torch.device("cpu"))} for row in measure(arguments.text, *sizes)

@@ -53,7 +53,7 @@ class StepLog:
 
     Attributes:
         path: The file, which need not exist yet.
-        mark: What stands there once for each step.
+        mark: Bytes that each step adds once.
     """
 
     path: Path

@@ -1,4 +1,4 @@
-"""What the folder of a run says of its beginning: written for a resumption, which must begin with the same."""
+"""The record of how a run began: a resumption must begin with the same."""
 
 import time
 

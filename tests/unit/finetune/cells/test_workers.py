@@ -54,7 +54,7 @@ def test_two_workers_give_the_bits_of_one_process_also_after_a_kill(text_model, 
 
 
 def test_an_encoder_without_a_checkpoint_is_drawn_alike_by_workers(tmp_path, monkeypatch):
-    """What a worker is told is enough for it; the work of processes of their own is that of the test above."""
+    """A worker needs nothing but its job. The test above has workers in processes of their own."""
     work_in_this_process(monkeypatch, {"cell": do_cell})
     encoder = load_recipe("quickstart-text", ["model.width=32", "model.num_layers=1", "tokenizer.vocab_size=280"])
     recipe = finetune_recipe(task=words_table(tmp_path), init="scratch", train={"max_epochs": 1})
