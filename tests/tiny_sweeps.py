@@ -13,7 +13,7 @@ from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.experiments.results import MeasuredCell, SweepCellResult
 from exlm_cli.experiments.worker import FUNCTIONS
 from exlm_cli.finetune.scores import scores_csv
-from exlm_cli.train.pool import Job, JobFunction, Pool, do_job, request_of
+from exlm_cli.workers.pool import Job, JobFunction, Pool, do_job, request_of
 from tests.tiny import tiny_recipe
 
 _TRAIN = {"max_steps": 6, "checkpoint_every_steps": 2, "validate_every_steps": 3, "log_every_steps": 1}

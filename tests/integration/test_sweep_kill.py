@@ -9,8 +9,8 @@ from exlm_cli.experiments import cell
 from exlm_cli.experiments.results import MeasuredCell
 from exlm_cli.experiments.sweep import run_sweep
 from exlm_cli.progress import SilentProgress
-from exlm_cli.train import jobs
 from exlm_cli.train.pretrain import PretrainTask
+from exlm_cli.workers import jobs
 from tests.killed import die_at_call, run_until_killed, untimed_rows
 from tests.tiny_sweeps import tiny_grid, tiny_sweep, untimed
 

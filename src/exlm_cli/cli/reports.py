@@ -80,8 +80,8 @@ def emit_report(
 
 def emit_sweep(run: "SweepRun", output: Output, progress: Progress) -> None:
     """Write the report of a sweep, as far as it is done, and print its tables."""
-    from exlm_cli.report.repeat_mlm import write_grid_report
-    from exlm_cli.report.sweeps import write_sweep_report
+    from exlm_cli.report.experiments.repeat_mlm import write_grid_report
+    from exlm_cli.report.experiments.sweeps import write_sweep_report
 
     if run.num_done < run.num_cells:
         command = resume_command(run.recipe.run_by, run.folder)
@@ -130,7 +130,7 @@ def _require_metrics(run: Path) -> None:
 
 def emit_predictions(summary: "PredictionSummary", *, as_json: bool) -> None:
     """Print how many rows were read, their scores, and the files."""
-    from exlm_cli.report.scores import label_scores_table
+    from exlm_cli.report.finetuning.scores import label_scores_table
 
     counts: dict[str, int | str] = {"rows": summary.num_rows, "unreadable_rows": summary.num_unreadable}
     counts |= {"predicted_with": summary.predictor} if summary.predictor else {}

@@ -32,10 +32,10 @@ from exlm_cli.run_dir import (
     sole_process,
 )
 from exlm_cli.tasks.registry import require_local_files
-from exlm_cli.train.jobs import JobKind, run_jobs
-from exlm_cli.train.pool import Job, worker_environments
 from exlm_cli.train.pretrained import pick_device
 from exlm_cli.train.trackers import require_trackers
+from exlm_cli.workers.jobs import JobKind, run_jobs
+from exlm_cli.workers.pool import Job, worker_environments
 
 
 class Series(JsonModel):

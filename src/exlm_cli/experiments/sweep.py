@@ -29,10 +29,10 @@ from exlm_cli.run_dir import (
     sole_process,
     update_run_json,
 )
-from exlm_cli.train.jobs import JobKind, run_jobs
-from exlm_cli.train.pool import Job, worker_environments
 from exlm_cli.train.pretrained import pick_device
 from exlm_cli.train.trackers import require_trackers
+from exlm_cli.workers.jobs import JobKind, run_jobs
+from exlm_cli.workers.pool import Job, worker_environments
 
 _Inputs = tuple[DataConfig, TokenizerConfig]
 

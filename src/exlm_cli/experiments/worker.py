@@ -1,11 +1,11 @@
-"""Worker of sweeps and of fine-tuning on several tasks: `train.pool` starts it as a process. Imports wait for a job."""
+"""Worker of sweeps and of series of fine-tunings: `workers.pool` starts it as a process. Imports wait for a job."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from exlm_cli.progress import Progress
-from exlm_cli.train.pool import serve
+from exlm_cli.workers.pool import serve
 
 
 def do_cell(folder: Path, values: Mapping[str, Any], progress: Progress) -> None:

@@ -24,10 +24,10 @@ from exlm_cli.format import format_counts, format_fixed
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import create_run_dir, discarded_on_failure, resume_command, sole_process, update_run_json
 from exlm_cli.tasks.base import DownstreamTask
-from exlm_cli.train.jobs import JobKind, run_jobs
-from exlm_cli.train.pool import Job, worker_environments
 from exlm_cli.train.pretrained import Pretrained, describe_device, load_pretrained, pick_device, recorded_name
 from exlm_cli.train.task import Callback
+from exlm_cli.workers.jobs import JobKind, run_jobs
+from exlm_cli.workers.pool import Job, worker_environments
 
 
 @dataclass(frozen=True, kw_only=True)

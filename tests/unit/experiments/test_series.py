@@ -16,7 +16,7 @@ from exlm_cli.experiments.series import begin_series, run_series
 from exlm_cli.finetune.results import read_results
 from exlm_cli.finetune.run import run_finetuning
 from exlm_cli.progress import SilentProgress
-from exlm_cli.train.jobs import JobBoard
+from exlm_cli.workers.jobs import JobBoard
 from tests.killed import die_at_call, run_until_killed
 from tests.recorder import Recorder
 from tests.tiny_sweeps import work_in_this_process

@@ -19,8 +19,8 @@ from exlm_cli.experiments.results import SweepCellResult, SweepRun, TunedTask, l
 from exlm_cli.experiments.sweep import describe_cell, run_sweep
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_run_json
-from exlm_cli.train.pool import Pool
 from exlm_cli.train.process import StopSignal
+from exlm_cli.workers.pool import Pool
 from tests.recorder import Recorder
 from tests.tiny_sweeps import tiny_grid, tiny_sweep, untimed, work_in_this_process
 from tests.unit.finetune.finetuned_runs import read_rows
@@ -98,7 +98,7 @@ def test_a_signal_stops_every_cell_and_the_rest_is_done_later(recipe, one_by_one
 
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr("exlm_cli.train.jobs.StopSignal", Stopped)
+        patch.setattr("exlm_cli.workers.jobs.StopSignal", Stopped)
         with pytest.raises(InterruptedRunError, match=r"^stopped with 0 of 2 cells done; ") as caught:
             _run(recipe, out=run, workers=1)
     assert caught.value.exit_code == 128 + signal.SIGTERM

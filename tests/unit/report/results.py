@@ -25,7 +25,7 @@ from exlm_cli.finetune.scores import (
     scores_csv,
     write_scores,
 )
-from exlm_cli.report.paper import TABLE_2, TABLE_4, TABLE_13, PaperTable
+from exlm_cli.report.experiments.paper import TABLE_2, TABLE_4, TABLE_13, PaperTable
 
 TASKS = {"MNLI": "glue/mnli", "QNLI": "glue/qnli", "QQP": "glue/qqp", "RTE": "glue/rte"}
 

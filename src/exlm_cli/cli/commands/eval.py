@@ -151,9 +151,9 @@ def _show_scores(
     from exlm_cli.files import folder_for_results
     from exlm_cli.finetune.results import read_results
     from exlm_cli.finetune.scores import FinetunedRun
-    from exlm_cli.report.paper import paper_tables
-    from exlm_cli.report.score_figures import draw_runs
-    from exlm_cli.report.scores import pretraining_table, task_tables
+    from exlm_cli.report.experiments.paper import paper_tables
+    from exlm_cli.report.finetuning.score_figures import draw_runs
+    from exlm_cli.report.finetuning.scores import pretraining_table, task_tables
 
     finetuned = [FinetunedRun(run.name, run.path, read_results(run.path)) for run in runs if run.kind == "finetune"]
     drawn = [run for run in finetuned if run.folder not in of_hub] if output.has_figures else []

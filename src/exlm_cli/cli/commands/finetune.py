@@ -231,8 +231,8 @@ def _report(result: "FinetuneResult", *, as_json: bool) -> None:
     """Write the page of a run, and print its scores and verdict."""
     from exlm_cli.cli import console
     from exlm_cli.finetune.scores import FinetunedRun
-    from exlm_cli.report.page import write_page
-    from exlm_cli.report.scores import results_tables
+    from exlm_cli.report.finetuning.page import write_page
+    from exlm_cli.report.finetuning.scores import results_tables
 
     run = FinetunedRun(result.run_dir.name, result.run_dir, result.results)
     page = write_page(run)
@@ -303,8 +303,8 @@ def _finish_series(
     from exlm_cli.cli.runs import local_run
     from exlm_cli.experiments.series import run_series
     from exlm_cli.finetune.scores import FinetunedRun
-    from exlm_cli.report.page import write_page
-    from exlm_cli.report.paper import paper_tables
+    from exlm_cli.report.experiments.paper import paper_tables
+    from exlm_cli.report.finetuning.page import write_page
     from exlm_cli.report.tables import write_tables
 
     moved = None if checkpoint is None else local_run(checkpoint, progress)

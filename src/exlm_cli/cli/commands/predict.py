@@ -92,7 +92,7 @@ def predict(
     (given,) = given_runs([run], progress)
     from exlm_cli.finetune.cells.model import load_finetuned
     from exlm_cli.finetune.prediction.predict import predict as predict_file
-    from exlm_cli.report.score_figures import draw_calibration
+    from exlm_cli.report.finetuning.score_figures import draw_calibration
 
     def draw(rows: "CalibratedRows", predictions: Path) -> dict[Path, bytes]:
         return draw_calibration(rows, f"{given.name}: {file.name}", predictions.parent, predictions.stem)
@@ -119,7 +119,7 @@ def _explain(
 ) -> dict[Path, bytes]:
     """Return the files of a folder that show what the atoms of the first rows add."""
     from exlm_cli.finetune.prediction.explain import explain_molecules
-    from exlm_cli.report.explanations import ExplainedRow, explanation_files
+    from exlm_cli.report.finetuning.explanations import ExplainedRow, explanation_files
     from exlm_cli.tasks.rows.task import ScoredRows
 
     assert isinstance(encoded, ScoredRows), "rows of molecules are"

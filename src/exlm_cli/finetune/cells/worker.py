@@ -1,4 +1,4 @@
-"""Worker of fine-tuning: a process of `train.pool` that trains cells of one run. Imports wait for a job."""
+"""Worker of fine-tuning: a process of `workers.pool` that trains cells of one run. Imports wait for a job."""
 
 import functools
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exlm_cli.progress import Progress, SilentProgress
-from exlm_cli.train.pool import serve
+from exlm_cli.workers.pool import serve
 
 if TYPE_CHECKING:
     from exlm_cli.finetune.cells.trainer import TaskData

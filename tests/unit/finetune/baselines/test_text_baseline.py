@@ -21,7 +21,7 @@ from exlm_cli.finetune.results import read_results, read_seed_outputs, read_spli
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
 from exlm_cli.finetune.scores import BOTH, FinetunedRun, read_scores
 from exlm_cli.progress import SilentProgress
-from exlm_cli.report.scores import results_tables
+from exlm_cli.report.finetuning.scores import results_tables
 from tests.unit.finetune.finetuned_runs import read_rows, write_rows
 from tests.unit.finetune.synthetic import WORDS, WordTask, finetune_recipe
 from tests.unit.tasks.glue_files import write_glue

@@ -16,9 +16,9 @@ from exlm_cli.finetune.cells.worker import do_cell
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.registry import load_task
-from exlm_cli.train.jobs import JobBoard
 from exlm_cli.train.pretrained import load_pretrained_weights
 from exlm_cli.train.task import Callback
+from exlm_cli.workers.jobs import JobBoard
 from tests.killed import die_at_call, run_until_killed
 from tests.recorder import Recorder
 from tests.tiny_sweeps import work_in_this_process

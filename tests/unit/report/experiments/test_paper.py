@@ -5,7 +5,7 @@ import math
 import pytest
 
 from exlm_cli.config.tasks import SUITES
-from exlm_cli.report.paper import SHAPES, TABLE_1, TABLE_2, TABLE_3, TABLE_4, TABLE_13, paper_tables
+from exlm_cli.report.experiments.paper import SHAPES, TABLE_1, TABLE_2, TABLE_3, TABLE_4, TABLE_13, paper_tables
 from exlm_cli.report.tables import ReportTable
 from exlm_cli.tasks.glue import GLUE_TASKS
 from tests.unit.report.results import EXLM, SCRATCH, scored

@@ -9,8 +9,14 @@ import pytest
 from PIL import Image
 
 from exlm_cli.experiments.results import MeasuredCell
-from exlm_cli.report.seed_groups import SeedGroup, group_seeds
-from exlm_cli.report.sweeps import entropy_families, paper_tables_of, sweep_tables, write_figure_12, write_sweep_report
+from exlm_cli.report.experiments.seed_groups import SeedGroup, group_seeds
+from exlm_cli.report.experiments.sweeps import (
+    entropy_families,
+    paper_tables_of,
+    sweep_tables,
+    write_figure_12,
+    write_sweep_report,
+)
 from exlm_cli.report.tables import ReportTable
 from tests.unit.finetune.finetuned_runs import read_rows
 from tests.unit.report.results import (

@@ -20,8 +20,8 @@ from exlm_cli.errors import (
 )
 from exlm_cli.format import format_percent
 from exlm_cli.progress import Bar, Board, Progress
-from exlm_cli.train.pool import Event, Job, Pool
 from exlm_cli.train.process import StopSignal
+from exlm_cli.workers.pool import Event, Job, Pool
 
 _ERRORS = {
     kind.__name__: kind

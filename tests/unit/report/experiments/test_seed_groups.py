@@ -7,7 +7,7 @@ import pytest
 
 from exlm_cli.experiments.results import MeasuredCell
 from exlm_cli.finetune.scores import spread_of
-from exlm_cli.report.seed_groups import (
+from exlm_cli.report.experiments.seed_groups import (
     RankAgreement,
     fewer_seeds_note,
     group_seeds,

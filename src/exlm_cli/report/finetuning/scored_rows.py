@@ -17,7 +17,7 @@ from exlm_cli.finetune.results import read_split_inputs, read_split_places
 from exlm_cli.finetune.scores import FinetunedRun
 from exlm_cli.format import format_number, shorten
 from exlm_cli.progress import SilentProgress
-from exlm_cli.report.molecules import draw_molecule
+from exlm_cli.report.finetuning.molecules import draw_molecule
 from exlm_cli.report.style import Card, card_of
 from exlm_cli.tasks.base import FloatArray
 

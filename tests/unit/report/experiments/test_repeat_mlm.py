@@ -12,7 +12,7 @@ from PIL import Image
 from scipy.stats import spearmanr
 
 from exlm_cli.experiments.results import MeasuredCell
-from exlm_cli.report.repeat_mlm import (
+from exlm_cli.report.experiments.repeat_mlm import (
     Grid,
     agreements,
     grid_of,

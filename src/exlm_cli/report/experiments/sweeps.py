@@ -20,8 +20,8 @@ from exlm_cli.format import (
     format_ratio,
 )
 from exlm_cli.report.curves import ENTROPIES, EntropyLine, plot_curves, write_entropy_figure
-from exlm_cli.report.paper import TABLE_2, TABLE_4, TABLE_13, PaperTable, paper_table
-from exlm_cli.report.seed_groups import (
+from exlm_cli.report.experiments.paper import TABLE_2, TABLE_4, TABLE_13, PaperTable, paper_table
+from exlm_cli.report.experiments.seed_groups import (
     VALIDATED,
     SeedGroup,
     SweepReport,

@@ -11,10 +11,10 @@ from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.files import make_folder, write_atomically, write_together
 from exlm_cli.finetune.scores import FinetunedRun
 from exlm_cli.format import name_some
-from exlm_cli.report.data_figures import draw_errors, draw_labels
-from exlm_cli.report.score_figures import draw_runs
-from exlm_cli.report.scored_rows import ScoredRows, read_scored_rows
-from exlm_cli.report.scores import interval_tables, models_table, results_tables
+from exlm_cli.report.finetuning.data_figures import draw_errors, draw_labels
+from exlm_cli.report.finetuning.score_figures import draw_runs
+from exlm_cli.report.finetuning.scored_rows import ScoredRows, read_scored_rows
+from exlm_cli.report.finetuning.scores import interval_tables, models_table, results_tables
 from exlm_cli.report.style import Card, encode_picture, render_page
 from exlm_cli.run_dir import read_run_json, resume_command
 

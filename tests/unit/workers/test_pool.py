@@ -4,11 +4,11 @@ import filelock
 import pytest
 
 from exlm_cli.errors import CheckpointError
-from exlm_cli.train import pool as module
-from exlm_cli.train.pool import Job, Pool, do_job, request_of, worker_environments
-from tests.unit.train.job_worker import FUNCTIONS
+from exlm_cli.workers import pool as module
+from exlm_cli.workers.pool import Job, Pool, do_job, request_of, worker_environments
+from tests.unit.workers.job_worker import FUNCTIONS
 
-WORKER = "tests.unit.train.job_worker"
+WORKER = "tests.unit.workers.job_worker"
 
 
 def _job(folder, **values):

@@ -17,7 +17,7 @@ from exlm_cli.experiments.results import MeasuredCell
 from exlm_cli.format import NO_VALUE, format_count, format_fixed, format_percent, format_ratio
 from exlm_cli.report import style
 from exlm_cli.report.curves import plot_curves
-from exlm_cli.report.seed_groups import (
+from exlm_cli.report.experiments.seed_groups import (
     UNDECIDED,
     RankAgreement,
     SeedGroup,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from exlm_cli.finetune.scores import BASELINE_NAMES, MODEL, FinetunedRun
 from exlm_cli.format import NO_VALUE, decimals, format_count, format_parameters
-from exlm_cli.report.scores import percent_entry, pretraining_budget
+from exlm_cli.report.finetuning.scores import percent_entry, pretraining_budget
 from exlm_cli.report.tables import Entry, Number, ReportTable, Row
 from exlm_cli.tasks.base import SPLITS
 from exlm_cli.tasks.glue import GLUE_TASKS, NUM_MISMATCHED

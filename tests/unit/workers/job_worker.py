@@ -8,8 +8,8 @@ from pathlib import Path
 
 from exlm_cli.errors import DataError, DivergedError, InterruptedRunError
 from exlm_cli.files import write_atomically
-from exlm_cli.train.pool import serve
 from exlm_cli.train.process import StopSignal
+from exlm_cli.workers.pool import serve
 
 
 def tell(folder, values, progress):

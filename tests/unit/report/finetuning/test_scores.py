@@ -9,7 +9,7 @@ from rich.console import Console
 
 from exlm_cli.experiments.evaluate import PretrainedScore
 from exlm_cli.finetune.results import GridChoice, Interval
-from exlm_cli.report.scores import (
+from exlm_cli.report.finetuning.scores import (
     label_scores_table,
     pretraining_table,
     results_tables,

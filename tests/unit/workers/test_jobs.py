@@ -10,9 +10,9 @@ import pytest
 
 from exlm_cli.errors import DataError, DivergedError, ExlmError, InterruptedRunError
 from exlm_cli.progress import SilentProgress
-from exlm_cli.train.jobs import JobBoard, JobKind, run_jobs
-from exlm_cli.train.pool import Job
 from exlm_cli.train.process import StopSignal
+from exlm_cli.workers.jobs import JobBoard, JobKind, run_jobs
+from exlm_cli.workers.pool import Job
 from tests.killed import run_until_killed
 from tests.recorder import RecordedBar, RecordedBoard, Recorder
 
@@ -23,7 +23,7 @@ def describe(job, value):
     return str(job.work), f"has work {job.work}"
 
 
-KIND = JobKind("tests.unit.train.job_worker", "by_name", "cell", "Work", describe)
+KIND = JobKind("tests.unit.workers.job_worker", "by_name", "cell", "Work", describe)
 
 
 def job(name: str, folder: Path, do: str, work: float = 1.0, **values: object) -> Job:
@@ -92,7 +92,7 @@ def test_a_signal_stops_every_job_and_says_how_to_continue(tmp_path, monkeypatch
             self._receive(number, None)
             return self
 
-    monkeypatch.setattr("exlm_cli.train.jobs.StopSignal", Stopped)
+    monkeypatch.setattr("exlm_cli.workers.jobs.StopSignal", Stopped)
     jobs = [job("one", tmp_path, "wait", file="waits"), job("two", tmp_path, "tell")]
     with pytest.raises(InterruptedRunError, match=r"^stopped with 0 of 2 cells done; those that ran ") as caught:
         run(jobs, tmp_path / "logs")

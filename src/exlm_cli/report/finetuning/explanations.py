@@ -13,7 +13,7 @@ import numpy as np
 from exlm_cli.data.molecules import atom_spans
 from exlm_cli.files import csv_bytes
 from exlm_cli.format import format_number, format_number_of
-from exlm_cli.report.molecules import LOWERS, MAX_DRAWN_ATOMS, RAISES, change_colours, draw_molecule
+from exlm_cli.report.finetuning.molecules import LOWERS, MAX_DRAWN_ATOMS, RAISES, change_colours, draw_molecule
 from exlm_cli.report.style import Card, card_of, render_page
 from exlm_cli.tasks.base import FloatArray, Loss
 

@@ -14,7 +14,7 @@ from exlm_cli.finetune.results import read_predictions
 from exlm_cli.finetune.scores import FinetunedRun
 from exlm_cli.format import format_count, shorten
 from exlm_cli.report import style
-from exlm_cli.report.scored_rows import ScoredRows
+from exlm_cli.report.finetuning.scored_rows import ScoredRows
 from exlm_cli.tasks.base import FloatArray
 
 if TYPE_CHECKING:
