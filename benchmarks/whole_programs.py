@@ -3,6 +3,7 @@
 import json
 import signal
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Program:
+class Program(ABC):
     """A program that pre-trains a model on a text.
 
     Attributes:
@@ -48,33 +49,33 @@ class Program:
     text: Path
     cache: Path
 
+    @abstractmethod
     def start(self, run: Path, plan: Plan) -> list[str]:
         """Return the command of a new run."""
-        raise NotImplementedError
 
+    @abstractmethod
     def go_on(self, run: Path, command: Sequence[str]) -> list[str]:
         """Return the command that continues a run from its last checkpoint, from the one that started it."""
-        raise NotImplementedError
 
     def environment(self) -> dict[str, str]:
         """Return the variables of its environment."""
         return {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
+    @abstractmethod
     def step_log(self, run: Path) -> StepLog:
         """Return where a run writes down its steps."""
-        raise NotImplementedError
 
+    @abstractmethod
     def checkpoints(self, run: Path) -> dict[int, Path]:
         """Return the complete checkpoints of a run by step."""
-        raise NotImplementedError
 
+    @abstractmethod
     def weights(self, run: Path) -> dict[str, torch.Tensor]:
         """Return the weights at the end of a run."""
-        raise NotImplementedError
 
+    @abstractmethod
     def usual_interval(self, run: Path) -> int:
         """Return the steps between checkpoints where nothing else is asked for."""
-        raise NotImplementedError
 
     def last(self, run: Path) -> tuple[int, Path] | None:
         """Return the last checkpoint of a run and its step."""
