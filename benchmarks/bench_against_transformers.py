@@ -2,7 +2,7 @@
 
     python benchmarks/bench_against_transformers.py [--text FILE] [--megabytes 15] [--steps 24] [--quick] [--table]
 
-An MLM and an ExLM (`text-small`) stand beside a BERT and a ModernBERT that `train_with_transformers.py` trains: about
+`exlm` trains an MLM and an ExLM (`text-small`), `train_with_transformers.py` a BERT and a ModernBERT: about
 1.4 M parameters, the same text, byte-level BPE of 4,096 tokens, sequences of 128, 38.7 % of the tokens masked, float32,
 no dropout, fused AdamW, SDPA, one thread. Each is a process of its own, watched from outside:
 

@@ -106,10 +106,10 @@ def watch(
                 size, step = size_now, step_log.steps()
                 if step > (watched.moments[-1].step if watched.moments else 0):
                     watched.moments.append(Moment(step, cpu_s(process.pid), elapsed_s))
-                    if interrupt and step >= interrupt[0]:
-                        os.killpg(process.pid, interrupt[1])
-                        interrupt = None
             watched.peak_mib = max(watched.peak_mib, memory_mib(process.pid))
+            if interrupt and watched.moments and watched.moments[-1].step >= interrupt[0]:
+                os.killpg(process.pid, interrupt[1])  # its memory at this step has been seen
+                interrupt = None
             if elapsed_s > timeout_s:
                 os.killpg(process.pid, signal.SIGKILL)
             time.sleep(POLL_S)

@@ -162,7 +162,7 @@ class Predictors(JsonModel):
         return predictors_with(self.baselines[0])
 
     @property
-    def told(self) -> tuple[Predictor, ...]:
+    def distinct(self) -> tuple[Predictor, ...]:
         """Those that differ: a mean of both that gives one of them no weight on any split is left out."""
         is_one_of_them = set(self.shares) in ({0.0}, {1.0}) and self.best != "both"
         return self.names[:-1] if is_one_of_them else self.names

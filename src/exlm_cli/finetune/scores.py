@@ -245,12 +245,12 @@ class FinetunedRun:
 
     @property
     def others(self) -> list[str]:
-        """What was scored besides the model alone, as in `scores.csv`, and is told."""
-        return [model for model in self.scores.others if self.is_told(model)]
+        """Names in `scores.csv` of what was scored besides the model alone, in the order of reports."""
+        return [model for model in self.scores.others if self.is_distinct(model)]
 
-    def is_told(self, model: str) -> bool:
-        """Return whether a model of `scores.csv` is none of the others under another name (`Predictors.told`)."""
-        return model != BOTH or self.results.predictors is None or "both" in self.results.predictors.told
+    def is_distinct(self, model: str) -> bool:
+        """Return whether a model of `scores.csv` is none of the others under another name (`Predictors.distinct`)."""
+        return model != BOTH or self.results.predictors is None or "both" in self.results.predictors.distinct
 
     def average(self, metric: str, *, model: str = MODEL, label: str = "") -> Spread:
         """Return what the mean prediction of the seeds scores on the reported split, over splits of the rows."""

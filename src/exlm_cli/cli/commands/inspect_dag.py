@@ -24,7 +24,7 @@ _ALL_FORMATS = ",".join(FORMATS)
 SentenceArgument = Annotated[str, typer.Argument(help="Text or SMILES in which each [MASK] hides a token.")]
 KindOption = Annotated[
     Literal["text", "smiles"] | None,
-    typer.Option("--kind", help="What the input is, where that cannot be told from it."),
+    typer.Option("--kind", help="What the input is, where it cannot be inferred."),
 ]
 FolderOption = Annotated[
     Path | None,
@@ -60,15 +60,15 @@ def inspect_dag(
     """
     from exlm_cli.cli import console
 
-    wanted, told = parse_formats(formats, FORMATS), kind or _kind_of(sentence)
+    wanted, input_kind = parse_formats(formats, FORMATS), kind or _kind_of(sentence)
     if out is not None and not wanted:
         raise ConfigError(f"`--out {out}` cannot be combined with `--format none`", "leave one of them out")
-    if checkpoint is None and told is None:
+    if checkpoint is None and input_kind is None:
         raise ConfigError(
             f"{shorten(sentence, 60)!r} could be text or SMILES", "say which with `--kind text` or `--kind smiles`"
         )
     progress = console.open_progress()
-    run = _choose_run(checkpoint, told, progress)
+    run = _choose_run(checkpoint, input_kind, progress)
     from exlm_cli.api import MANY_MASKS, load
     from exlm_cli.dag.report import write_report
     from exlm_cli.dag.text import inspection_as_dict, render_terminal

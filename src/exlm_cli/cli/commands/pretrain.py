@@ -111,8 +111,8 @@ def pretrain(
         )
     measures = {} if learned is None else learned.measures()
     curves = {"curves": drawn[0]} if drawn else {}
-    told = {"run": result.run_dir, "checkpoint": result.checkpoint, "steps": result.steps}
-    console.emit_pairs({**told, **measures, **curves})
+    found = {"run": result.run_dir, "checkpoint": result.checkpoint, "steps": result.steps}
+    console.emit_pairs({**found, **measures, **curves})
     for number, sentence in enumerate([] if learned is None else learned.sentences()):
         console.emit_sentence(sentence if number else f"learned: {sentence}")
     is_begun = learned is None or not learned.is_at_unigrams

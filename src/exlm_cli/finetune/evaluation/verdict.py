@@ -211,7 +211,7 @@ def _what_to_use(splits: Sequence[RunResults], scores: RunScores) -> list[str]:
     if found is None:
         return [f"{command}."]
     names = {"model": "the model", "forest": "the forest", "tfidf": "TF-IDF", "both": "the mean of both"}
-    others = [name for name in found.told if name != found.best]
+    others = [name for name in found.distinct if name != found.best]
     rows = f"the {format_count(own.split_sizes['valid'])} validation rows"
     if found.valid[found.best] is None:
         why = f"as {own.selection_metric} is not defined on {rows}"

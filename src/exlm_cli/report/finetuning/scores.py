@@ -103,7 +103,7 @@ def models_table(run: FinetunedRun) -> ReportTable:
     names = [name for name in _ordered(scores.names(split), results) if name != "loss"]
     metric = results.selection_metric
     has_valid = split != "valid" and metric in scores.names("valid")
-    models = filter(run.is_told, dict.fromkeys([MODEL, *map(str, scores.reported.model.unique())]))
+    models = filter(run.is_distinct, dict.fromkeys([MODEL, *map(str, scores.reported.model.unique())]))
     rows: list[Row] = [
         (
             BASELINE_NAMES.get(model, model),
