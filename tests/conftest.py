@@ -1,6 +1,7 @@
 """No test reaches the network or depends on chance, every error has a hint, and runs share a cache of data."""
 
 import gc
+import os
 import socket
 from collections.abc import Generator
 from pathlib import Path
@@ -17,6 +18,9 @@ settings.register_profile(
 )
 settings.load_profile("tests")
 
+# each entry of torch's cache of traced operators is verified, which with sizes as symbols is half the time of a trace
+os.environ["TORCH_FAKE_TENSOR_DISPATCH_CACHE"] = "0"
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
@@ -26,6 +30,7 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(50_000)  # far fewer walks than by default, over what the tests make
         gc.enable()
 
 

@@ -16,9 +16,9 @@ from exlm_cli.run_dir import read_metrics
 
 TIMED = frozenset({"elapsed_s", "tokens_per_s"})
 
-# torch is imported once; each process that is to die is a fork of the one that has it
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["exlm_cli.experiments.cell"])
+# torch, and its compiler, which every optimiser imports, are imported once: each process is a fork of one that has them
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["exlm_cli.cli.app", "exlm_cli.experiments.cell", "pytest", "torch._dynamo"])
 
 
 def act_at_call(owner: Any, name: str, count: int, act: Callable[..., None], *, set_to: Any = setattr) -> None:
@@ -54,7 +54,7 @@ def interrupted_at_call(owner: Any, name: str, count: int) -> Iterator[None]:
 
 def run_until_killed(target: Callable[..., None], *arguments: Any) -> None:
     """Run a function of a test module in a process of its own, which must end by killing itself."""
-    process = _CONTEXT.Process(target=target, args=arguments)
+    process = FORKS.Process(target=target, args=arguments)
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL

@@ -1,7 +1,6 @@
 """Several ranks on this machine: processes that meet through a store in the test's own process, as under torchrun."""
 
 import json
-import multiprocessing
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from exlm_cli.errors import ExlmError
-
-_CONTEXT = multiprocessing.get_context("forkserver")
+from tests.killed import FORKS
 
 
 def launch_variables(rank: int, size: int, port: int) -> dict[str, str]:
@@ -25,10 +23,9 @@ def launch_variables(rank: int, size: int, port: int) -> dict[str, str]:
 
 def run_ranks(size: int, target: Callable[..., None], *arguments: Any) -> list[int | None]:
     """Run a function of a test module on so many ranks at once, and return how each process ended."""
-    _CONTEXT.set_forkserver_preload(["exlm_cli.experiments.cell"])
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     processes = [
-        _CONTEXT.Process(target=_run_rank, args=(launch_variables(rank, size, store.port), target, arguments))
+        FORKS.Process(target=_run_rank, args=(launch_variables(rank, size, store.port), target, arguments))
         for rank in range(size)
     ]
     for process in processes:

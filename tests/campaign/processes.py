@@ -22,7 +22,7 @@ PRELOADED = [
     "exlm_cli.cli.console", "exlm_cli.cli.runs", "exlm_cli.experiments.cell", "exlm_cli.ops.alignment.reference",
     "exlm_cli.report.curves", "exlm_cli.report.finetuning.page", "exlm_cli.tasks.user_table",
     "matplotlib.backends.backend_svg", "matplotlib.projections", "rdkit.Chem", "rich.progress", "sklearn.metrics",
-    "tests.campaign.areas",
+    "tests.campaign.areas", "torch._dynamo",
 ]  # fmt: skip
 """Modules of the server whose forks are the processes of cases: importing them takes ten times a small training."""
 _MOUNT, _UMOUNT = (str(shutil.which(name)) for name in ("mount", "umount"))

@@ -37,6 +37,8 @@ def disks(trial: Trial) -> None:
     }  # fmt: skip
     command = rng.choice([*commands, "pretrain", "finetune", "tokenize"])
     words = commands[command]
+    if command == "finetune":
+        words += ["--workers", str(rng.choice((2, 1)))]  # other processes, or this one
     with small_disk(trial.folder / "disk", 4096 * rng.choice((1, 2, 4, 8, 16, 32, 64))) as make:
         if rng.random() < 0.4:
             os.environ["EXLM_CACHE_DIR"] = str(trial.folder / "disk" / "cache")

@@ -169,7 +169,7 @@ def test_a_signal_saves_and_the_resumed_run_gives_the_same_scores(folder, capsys
     error = capsys.readouterr().err
     assert "\nstopped at step 2 of 6; the checkpoint is run/cells/single/split-0/seed-5/checkpoints/step-2" in error
     assert "hint: continue with `exlm finetune --resume run`" in error
-    resumed = result_of(capsys, "finetune", "--resume", "run")
+    resumed = result_of(capsys, "finetune", "--resume", "run", "--workers", "1")
     assert resumed["metrics"] == whole["metrics"]
 
 

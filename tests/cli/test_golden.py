@@ -32,9 +32,16 @@ def cases_of(file: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory, made: Path) -> Path:
-    """Return a folder with small files, good and bad, a run of a text model, and links to the runs of `made`."""
+def inputs(tmp_path_factory: pytest.TempPathFactory, made: Path, kernels: Path | None) -> Path:
+    """Return a folder with small files, good and bad, a run of a text model, and links to the runs of `made`.
+
+    Beside it is a cache with nothing but kernels, which take seconds to build.
+    """
     folder = tmp_path_factory.mktemp("golden") / "work"
+    cache = folder.parent / "cache"
+    cache.mkdir()
+    if kernels is not None:
+        (cache / kernels.name).symlink_to(kernels)
     make_pretrained(folder / "runs" / "pretrained")
     link_runs(folder, made)
     (folder / "words.csv").write_text("text,amber,letters\n" + "amber birch,1,5\ncedar daisy,0,5\n" * 20)

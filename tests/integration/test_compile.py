@@ -5,8 +5,6 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from torch._inductor import cpu_vec_isa
-from torch._inductor.exc import InductorError, InvalidCxxCompiler
 
 from exlm_cli.errors import ConfigError
 from exlm_cli.train.pretrain import PretrainTask, run_pretraining
@@ -24,6 +22,9 @@ def test_compiled_run_has_the_losses_of_an_eager_one(tmp_path, monkeypatch):
     Packed sequences give microbatches without padding, so one graph is compiled. Its kernels are neither
     optimised nor vectorised, which takes half the time.
     """
+    # not above: every worker of a test run reads this file, and the code generator takes seconds
+    from torch._inductor import cpu_vec_isa
+
     monkeypatch.setenv("TORCHINDUCTOR_DEBUG_COMPILE", "1")
     monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", list)
     losses: dict[bool, list[float]] = {}
@@ -43,6 +44,8 @@ def test_compiled_run_has_the_losses_of_an_eager_one(tmp_path, monkeypatch):
 
 
 def test_a_model_that_cannot_be_compiled_is_one_line(tmp_path, monkeypatch):
+    from torch._inductor.exc import InductorError, InvalidCxxCompiler
+
     recipe = tiny_recipe(
         data={"bundled_rows": 300, "cache_dir": str(tmp_path / "cache")}, train={"compile": True, "max_steps": 3}
     )

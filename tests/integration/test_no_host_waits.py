@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch._dynamo.testing import CompileCounterWithBackend
 
 from exlm_cli.config.finetune import FinetuneModelConfig
 from exlm_cli.data import IntArray
@@ -56,11 +55,14 @@ def _assert_all_have_gradients(model: nn.Module) -> None:
     assert all(p.grad is not None and p.grad.shape == p.shape for p in model.parameters())
 
 
-def _compiled(function: Any) -> tuple[Any, CompileCounterWithBackend]:
+def _compiled(function: Any) -> tuple[Any, Any]:
     """Return a function as graphs for sizes of any kind, not one of which may break, and their counter.
 
     Without the code generator of the compiler, tracing takes seconds.
     """
+    # not above: every worker of a test run reads this file, and no other test needs the tools of the compiler
+    from torch._dynamo.testing import CompileCounterWithBackend
+
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("eager")
     return torch.compile(function, fullgraph=True, dynamic=True, backend=counter), counter

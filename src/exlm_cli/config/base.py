@@ -4,6 +4,7 @@ A run is continued only with a recipe of the same identity. A field that does no
 declaration, like `Annotated[int, Mark.RECORD]`.
 """
 
+import functools
 import re
 from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
@@ -48,13 +49,19 @@ def kinds_in(annotation: Any) -> Iterator[Any]:
         yield from kinds_in(part)
 
 
+@functools.cache
+def _set_of_kinds(annotation: Any) -> frozenset[Any]:
+    """Take a type apart once: every value of every recipe asks for its own."""
+    return frozenset(kinds_in(annotation))
+
+
 def read_as_meant(value: Any, annotation: Any) -> Any:
     """Return a value as pydantic types it: `train: a.txt` is `[a.txt]`, and `1e3` a whole number.
 
     Raises:
         ValueError: The value is `True` or `False` where a number belongs, which pydantic reads as 1 or 0.
     """
-    kinds = set(kinds_in(annotation))
+    kinds = _set_of_kinds(annotation)
     if not kinds.isdisjoint((int, float)):
         if any(isinstance(one, bool) for one in (value if isinstance(value, list | tuple) else (value,))):
             raise ValueError("it should be a number")

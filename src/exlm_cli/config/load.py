@@ -268,6 +268,7 @@ def _resolve_variants(values: dict[str, Any], common_name: str | None, path: Pat
     variants = values.get("variants")
     if not isinstance(variants, dict):
         return
+    common: PretrainRecipe | None = None
     for label, changes in variants.items():
         base_name = _pop_base(changes, path, f"variants.{label}.extends") if isinstance(changes, dict) else None
         if base_name is None:
@@ -277,8 +278,8 @@ def _resolve_variants(values: dict[str, Any], common_name: str | None, path: Pat
                 f"{_shown(path)}: `variants.{label}.extends` needs `pretrain.extends` in the same file",
                 "the variant is what its recipe changes of that one",
             )
-        found = (_find_recipe(name, PretrainRecipe, extended_by=path) for name in (common_name, base_name))
-        common, base = (load_recipe(file) for file in found)
+        common = common or load_recipe(_find_recipe(common_name, PretrainRecipe, extended_by=path))
+        base = load_recipe(_find_recipe(base_name, PretrainRecipe, extended_by=path))
         variants[label] = changed_values(common, base) | changes
 
 

@@ -240,12 +240,13 @@ class TrainingLoop:
             state.epoch, state.step_in_epoch = state.epoch + 1, 0
             self._plan_epoch()
         indices = self._plan[state.step_in_epoch]
-        torch.manual_seed(dropout_seed(self.seed, state.step, self.ranks.rank))
+        device = next(self.task.model.parameters()).device
+        _seed_draws(dropout_seed(self.seed, state.step, self.ranks.rank), device)
         set_learning_rates(self.optimizer, state.step, self.optim, self.total_steps)
         self.task.begin_step(state.step / self.total_steps)
         self.optimizer.zero_grad(set_to_none=True)
         model_s = 0.0
-        sums = torch.zeros(4, dtype=torch.float64, device=next(self.task.model.parameters()).device)
+        sums = torch.zeros(4, dtype=torch.float64, device=device)
         spare = functools.partial(self._spare_batch, indices)
         for batch, is_own, stops in self.ranks.in_step(self.batches(indices), spare, lambda: stop.number or 0):
             start_s = time.perf_counter()
@@ -516,6 +517,13 @@ def count_steps(train: LoopConfig, epoch: int, steps_before: int, steps_in_epoch
     if train.max_epochs is None:
         return int(most)
     return int(min(most, steps_before + (train.max_epochs - epoch) * steps_in_epoch))
+
+
+def _seed_draws(seed: int, device: torch.device) -> None:
+    """Do what `torch.manual_seed` does, which also formats the stack for each kind of device that is not in use."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed_all(seed)
 
 
 def dropout_seed(seed: int, step: int, rank: int = 0) -> int:
