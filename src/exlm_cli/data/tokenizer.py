@@ -36,6 +36,8 @@ PIECE_PREFIX = "##"
 """Begins the pieces of a SMILES token after its first one; no text has it."""
 
 _MODELS: dict[RowKind, tuple[str, ...]] = {"text": ("BPE",), "smiles": ("WordPiece", "WordLevel", "BPE")}
+_LONGEST_TRAINED_WORD = 1024
+"""Bytes of a word that a BPE is trained on; the rest of a longer one is another word."""
 _SPACE = " "
 _TRAIN_HINT = "train one with `exlm tokenize`"
 
@@ -263,7 +265,9 @@ def train_bpe(rows: Iterable[str], vocab_size: int, min_frequency: int, progress
             f"give `tokenizer.vocab_size={MIN_BPE_VOCABULARY}` or more",
         )
     backend = tokenizers.Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    # a merge moves the rest of its word in memory: a line without blanks, like one of DNA, takes hours as one word
+    backend.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.FixedLength(_LONGEST_TRAINED_WORD)])
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -274,6 +278,7 @@ def train_bpe(rows: Iterable[str], vocab_size: int, min_frequency: int, progress
         show_progress=False,
     )
     backend.train_from_iterator(rows, trainer)
+    backend.pre_tokenizer = words
     tokenizer = Tokenizer(backend, "text")
     progress.message(f"trained a byte-level BPE of {tokenizer.vocab_size:,} tokens")
     return tokenizer
