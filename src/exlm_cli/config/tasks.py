@@ -321,14 +321,11 @@ class CsvTaskConfig(RowTaskConfig):
         for name in self.label_columns:
             if self.label_columns.count(name) > 1:
                 raise ValueError(f"`task.label_columns` gives `{name}` twice")
-            if name in (self.smiles_column, self.text_column):
-                raise ValueError(f"`task.label_columns`: `{name}` cannot be input and label at once")
         for name in self.descriptor_columns:
             if self.descriptor_columns.count(name) > 1:
                 raise ValueError(f"`task.descriptor_columns` gives `{name}` twice")
-            if name in (*self.label_columns, self.smiles_column, self.text_column):
-                what = "label" if name in self.label_columns else "input"
-                raise ValueError(f"`task.descriptor_columns`: `{name}` cannot be descriptor and {what} at once")
+            if name in self.label_columns:
+                raise ValueError(f"`task.descriptor_columns`: `{name}` cannot be descriptor and label at once")
         return self
 
     def _check_text(self) -> None:

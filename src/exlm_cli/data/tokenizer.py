@@ -14,7 +14,6 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
 from exlm_cli.data import BoolArray
-from exlm_cli.data.rows.decode import parse_json
 from exlm_cli.data.rows.records import RowKind
 from exlm_cli.errors import TokenizerError
 from exlm_cli.files import reason_of, write_atomically
@@ -237,15 +236,12 @@ def read_backend(path: Path) -> tokenizers.Tokenizer:
         raise TokenizerError(f"{path}: the tokenizer file cannot be read: {reason_of(error)}", hint) from error
     except UnicodeDecodeError as error:
         raise TokenizerError(f"{path}: the tokenizer file is not UTF-8 text", hint) from error
-    _, problem = parse_json(text)
-    if problem is not None:
-        raise TokenizerError(f"{path}: {problem}", hint)
     try:
         # `from_str` would raise a bare `Exception`
         with _explaining(str(path)):
             backend = tokenizers.Tokenizer.from_buffer(text.encode())
     except ValueError as error:
-        raise TokenizerError(f"{path}: JSON, but not a tokenizer: {error}", hint) from error
+        raise TokenizerError(f"{path}: not a tokenizer: {error}", hint) from error
     return backend
 
 

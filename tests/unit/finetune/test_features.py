@@ -199,10 +199,6 @@ def test_texts_have_columns_too(text_model, tmp_path):
         ({"descriptors": ["ecfp4", "ecfp4"]}, "names one twice"),
         ({"descriptor_columns": ["ph", "ph"]}, "gives `ph` twice"),
         ({"descriptor_columns": ["y"]}, "`y` cannot be descriptor and label at once"),
-        (
-            {"descriptor_columns": ["t"], "text_column": "t", "descriptors": []},
-            "cannot be descriptor and input at once",
-        ),
         ({"text_column": "t"}, "is for molecules; the task has text"),
     ],
 )
