@@ -140,12 +140,12 @@ def require_transformers() -> Any:
 @contextmanager
 def _refusing_config(family: str) -> Iterator[None]:
     """Turn what transformers raises for a config that is no encoder's into one line."""
+    from huggingface_hub.errors import StrictDataclassError  # newer configs check their types themselves
+
     usual = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
-    # newer configs check their types themselves
-    strict = getattr(importlib.import_module("huggingface_hub.errors"), "StrictDataclassError", ValueError)
     try:
         yield
-    except (*usual, strict) as error:
+    except (*usual, StrictDataclassError) as error:
         reason = " ".join(str(error).split()) or repr(error)
         raise CheckpointError(
             f"the config of the {family} encoder is not accepted: {reason}", "take the config.json of its publisher"
