@@ -43,9 +43,8 @@ def test_indices_outside_are_refused(tmp_path):
 
 
 def test_shards_left_by_an_error_cannot_be_opened(tmp_path):
-    with pytest.raises(KeyboardInterrupt), ShardWriter(tmp_path / "train", 100, "x") as writer:
-        writer.add([[1]])
-        raise KeyboardInterrupt
+    with pytest.raises(TypeError), ShardWriter(tmp_path / "train", 100, "x") as writer:
+        writer.add([[1], None])
     with pytest.raises(DataError, match=r"meta\.json is missing$"):
         TokenDataset(tmp_path / "train", 1 << 16)
 
