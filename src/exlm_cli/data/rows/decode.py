@@ -45,15 +45,15 @@ _QUOTING_HINTS = {
 }
 LINE_END_HINT = "save the file with Unix or Windows line endings"
 _ENCODING_HINT = "the file is binary or in another encoding; `iconv -f ENCODING -t UTF-8` converts text"
-_BYTES_PER_LINE, _BYTES_PER_BRACKET = 64, 16
-"""Minimum mean bytes of a line within one CSV row, and per bracket of a deeply nested JSON element."""
+_ARRAY_HINT = "write the file again, or as JSON Lines: one object a line"
+_BYTES_PER_LINE = 64
+"""Minimum mean bytes of a line within one CSV row."""
 _DECLARATION = re.compile(rb"""(?i:"?sep=(?P<delimiter>[^\w\s"'.+-]|\t)"?)[ ,;\t]*(?:\r?\n|\Z)""")
 """First line of a table, in any case, that names its delimiter for Excel."""
 _BLANKS = re.compile(r"\s*")
 _NUMBER = re.compile(r"[-+.eE\d]*")
 _LONGEST_TOKEN = 12
 r"""Length of `\uD800\uDC00`, the longest part of JSON that may be cut in the middle, besides strings and numbers."""
-_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 
 
 def record_limit() -> int:
@@ -72,7 +72,7 @@ def record_limit() -> int:
 
 
 def too_large(where: str, limit: int, found: str | None = None) -> DataError:
-    """Return the error for a record over `limit` bytes, or with more lines or brackets (`found`) than that allows."""
+    """Return the error for a record over `limit` bytes, or with more lines (`found`) than that allows."""
     return DataError(
         f"{where}: the record has more than {found or f'{limit:,} bytes'}",
         f"if that is meant, raise the limit: `{RECORD_LIMIT_VARIABLE}={4 * limit} exlm ...`",
@@ -293,14 +293,15 @@ def parse_json(text: str) -> tuple[Any, str | None]:
         return None, beyond_limits(error)
 
 
-def array_elements(path: Path, file: io.BufferedReader) -> Iterator[tuple[Any, str | None]]:
-    """Yield the elements of a JSON array, each as its value, or as None and the reason why it has none.
+def array_elements(path: Path, file: io.BufferedReader) -> Iterator[Any]:
+    """Yield the elements of a JSON array.
 
     The file is read in blocks and one element is parsed at a time, so that an array of any length fits into memory.
     What is read for one element doubles until the element is whole, so that the time is linear in its length.
 
     Raises:
-        DataError: The text is not a JSON array, not UTF-8, or has an element longer than `record_limit`.
+        DataError: The text is not a JSON array, not UTF-8, or has an element longer than `record_limit`, or beyond the
+            limits of Python's parser.
     """
     blocks = codecs.iterdecode(iter(partial(file.read, BUFFER_BYTES), b""), "utf-8-sig")
     limit = record_limit()
@@ -312,22 +313,22 @@ def array_elements(path: Path, file: io.BufferedReader) -> Iterator[tuple[Any, s
             start = _end_of(_BLANKS, buffer, start)
             if needs_comma and buffer.startswith(",", start):
                 needs_comma, start = False, _end_of(_BLANKS, buffer, start + 1)
-            problem, trouble = None, "it breaks off"
+            trouble = "it breaks off"
             is_end = buffer.startswith("]", start) and (needs_comma or number == 1)
             if is_end and buffer[start + 1 :].strip():
                 raise _malformed_array(path, number, "text follows its end")
             if needs_comma and not is_end and start < len(buffer):
                 raise _malformed_array(path, number, "a comma is missing")
-            value: Any = None
+            end: int | None = None
             try:
                 value, end = decoder.raw_decode(buffer, start)
             except json.JSONDecodeError as error:
-                end, trouble = None, error.msg
+                trouble = error.msg
                 # an element that goes on beyond the buffer fails at its end, or where its last string begins
                 if error.pos < len(buffer) - _LONGEST_TOKEN and not (is_end or trouble.startswith("Unterminated")):
                     raise _malformed_array(path, number, trouble) from None
             except (ValueError, RecursionError) as error:
-                end, problem = _end_of_element(buffer, start, f"{path}, record {number}"), beyond_limits(error)
+                raise DataError(f"{path}, record {number}: {beyond_limits(error)}", _ARRAY_HINT) from error
             # a number at the end of the buffer may go on
             if end is None or _end_of(_NUMBER, buffer, end) == len(buffer):
                 rest = buffer[start:]
@@ -343,7 +344,7 @@ def array_elements(path: Path, file: io.BufferedReader) -> Iterator[tuple[Any, s
                     raise _malformed_array(path, number, trouble)
             if end - start > limit:
                 raise too_large(f"{path}, record {number}", limit)
-            yield value, problem
+            yield value
             start, needs_comma = end, True
             number += 1
     except UnicodeDecodeError as error:
@@ -351,10 +352,7 @@ def array_elements(path: Path, file: io.BufferedReader) -> Iterator[tuple[Any, s
 
 
 def _malformed_array(path: Path, number: int, trouble: str) -> DataError:
-    return DataError(
-        f"{path}: malformed JSON array: {trouble} in record {number}",
-        "write the file again, or as JSON Lines: one object a line",
-    )
+    return DataError(f"{path}: malformed JSON array: {trouble} in record {number}", _ARRAY_HINT)
 
 
 def _read_characters(blocks: Iterator[str], least: int) -> str:
@@ -385,20 +383,3 @@ def _end_of(pattern: re.Pattern[str], text: str, start: int) -> int:
     match = pattern.match(text, start)
     assert match is not None, "the pattern may match nothing"
     return match.end()
-
-
-def _end_of_element(text: str, start: int, where: str) -> int | None:
-    """Return where an element ends by its brackets alone, without parsing; None if it goes on beyond the text."""
-    if text[start] not in "[{":
-        return _end_of(_NUMBER, text, start)  # only numbers, lists and objects can exceed a limit
-    depth = 0
-    limit = record_limit()
-    for number, token in enumerate(_STRING_OR_BRACKET.finditer(text, start)):
-        if number > limit // _BYTES_PER_BRACKET:
-            raise too_large(
-                where, limit, f"{limit // _BYTES_PER_BRACKET:,} brackets and texts, nested too deeply to parse"
-            )
-        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(token[0], 0)
-        if depth == 0:
-            return token.end()
-    return None
