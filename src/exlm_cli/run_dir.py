@@ -354,6 +354,23 @@ def run_directory(path: Path) -> Path:
     return path.parent.parent if is_checkpoint(path) else path
 
 
+def require_run(run: Path, *names: str, hint: str, shown: Path | None = None) -> None:
+    """Refuse a path that is no run directory.
+
+    Args:
+        names: Files that it must have.
+        hint: What to give.
+        shown: The path as it was given.
+
+    Raises:
+        CheckpointError: There is no such folder, or it lacks a file.
+    """
+    for name in names:
+        if not (run / name).is_file():
+            reason = f"not a run directory: it has no {name}" if run.exists() else "no such run directory"
+            raise CheckpointError(f"{shown or run}: {reason}", hint)
+
+
 def run_kind(path: Path) -> str:
     """Return which command made a run or checkpoint: `pretrain` or `finetune`.
 
@@ -361,9 +378,7 @@ def run_kind(path: Path) -> str:
         CheckpointError: It is not a run directory, is one of another command, or its `run.json` is damaged.
     """
     run = run_directory(path)
-    if not (run / RUN_FILE).is_file():
-        reason = "no such run directory" if not run.exists() else f"not a run directory: it has no {RUN_FILE}"
-        raise CheckpointError(f"{path}: {reason}", "give a run directory of `exlm pretrain` or `exlm finetune`")
+    require_run(run, RUN_FILE, hint="give a run directory of `exlm pretrain` or `exlm finetune`", shown=path)
     command = read_run_json(run).command
     if command not in ("pretrain", "finetune"):
         raise CheckpointError(
