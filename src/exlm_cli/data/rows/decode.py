@@ -168,8 +168,8 @@ def bounded_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, str]]:
     """
     number, offset, held = 1, 0, b""
     for piece in iter(partial(file.readline, LONGEST_LINE_BYTES), b""):
-        if piece == b"\n" and not held:  # fast path: gigabytes of blank lines take a tenth of the time
-            number, offset = number + 1, offset + 1
+        if not held and piece.isspace() and piece.endswith(b"\n"):  # gigabytes of blank lines take a tenth of the time
+            number, offset = number + 1, offset + len(piece)
             continue
         line = held + piece
         held = b""
