@@ -62,7 +62,7 @@ class Explanations:
             them and in the same units: the mean of what the prediction loses when the atom alone is masked, and of what
             it gains by the atom when all others are. NaN for atoms beyond the sequence length; no rows for a molecule
             that cannot be read.
-        problems: R texts, why a row cannot be read; empty where it can.
+        problems: R strings, why a row cannot be read; empty where it can.
         notes: On rows that were cut, or that have tokens outside the vocabulary.
     """
 

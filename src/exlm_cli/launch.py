@@ -33,7 +33,7 @@ def read_launch() -> Launch:
     """Return the launch of this process, from the environment variables that torchrun sets.
 
     Raises:
-        ConfigError: WORLD_SIZE is not a number, or it is above 1 and another variable is missing or does not fit.
+        ConfigError: WORLD_SIZE is not a number, or it is above 1 and another variable is missing or not a number.
     """
     if num_ranks() == 1:
         return ONE_PROCESS
@@ -41,9 +41,6 @@ def read_launch() -> Launch:
     address = os.environ.get("MASTER_ADDR")
     if not address:
         raise _incomplete("MASTER_ADDR is not set")
-    for name, of in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
-        if values[name] >= values[of]:
-            raise _incomplete(f"{name} is {values[name]} and {of} is {values[of]}; ranks are counted from 0")
     rank, size, local_rank, local_size, port = values.values()
     return Launch(rank, size, local_rank, local_size, (address, port))
 
@@ -72,21 +69,15 @@ def require_one_process(what: str) -> None:
 
 def is_quiet() -> bool:
     """Return whether this is one of several ranks and another one, rank 0, prints."""
-    return not _is_alone() and os.environ.get("RANK", "0") != "0"
+    return not prints_error(0)
 
 
 def prints_error(reporter: int | None) -> bool:
     """Return whether this process prints an error: rank `reporter`, or for None the first rank of each node."""
-    if _is_alone():
+    if os.environ.get("WORLD_SIZE", "") in ("", "0", "1"):
         return True
-    if reporter is None:
-        return os.environ.get("LOCAL_RANK", "0") == "0"
-    return os.environ.get("RANK", "0") == str(reporter)
-
-
-def _is_alone() -> bool:
-    size = os.environ.get("WORLD_SIZE", "")
-    return not size or (size.isdecimal() and int(size) <= 1)
+    name = "LOCAL_RANK" if reporter is None else "RANK"
+    return os.environ.get(name, "0") == str(reporter or 0)
 
 
 def _read_number(name: str) -> int:

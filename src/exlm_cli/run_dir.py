@@ -31,6 +31,7 @@ from exlm_cli.files import (
     read_json,
     reason_of,
     refusing,
+    removed_on_failure,
     write_atomically,
     write_json,
 )
@@ -68,7 +69,6 @@ _BEGINNING_FILES = frozenset(
     {*_FILES_OF_RUN, RUN_FILE, SERIES_FILE, LOCK_FILE, BEGINNING_FILE, "rejected.csv", SPLIT_FILE}
     | {"training_rows.npz", "targets-train.csv", "targets-valid.csv", "targets-test.csv", SPLITS_FOLDER}
 )
-_WAS_THERE = "the folder was there"
 
 
 class Environment(JsonModel):
@@ -145,31 +145,21 @@ def create_run_dir(out: str | Path | None, name: str) -> Path:
         CheckpointError: `out` is a file or not empty, or a file cannot be written.
     """
     with refusing(f"{RUNS_ROOT if out is None else out}: no run directory can be made there", is_chosen=True):
-        notes = []
         if out is None:
             folder = _make_fresh(RUNS_ROOT / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
         else:
             folder = Path(out)
             require_unused(folder)
-            is_killed = folder.is_dir() and is_beginning(folder)
-            if _WAS_THERE in _notes_on_beginning(folder) if is_killed else folder.exists():
-                notes.append(_WAS_THERE)
             folder.mkdir(parents=True, exist_ok=True)
-        (folder / BEGINNING_FILE).write_text("".join(f"{note}\n" for note in notes), encoding="utf-8")
+        (folder / BEGINNING_FILE).touch()
     return folder
 
 
 @contextlib.contextmanager
 def discarded_on_failure(run: Path, *, is_new: bool = True) -> Iterator[None]:
-    """Delete a new run directory again if the work that fills it fails; one that was there before stays, empty."""
-    was_there = is_new and _WAS_THERE in _notes_on_beginning(run)
-    try:
+    """Delete a new run directory again if the work that fills it fails."""
+    with removed_on_failure(run) if is_new else contextlib.nullcontext():
         yield
-    except BaseException:
-        with contextlib.suppress(OSError):
-            for path in list(run.iterdir()) if was_there else [run] if is_new else []:
-                _delete(path)
-        raise
 
 
 def resume_command(command: str, run: Path) -> str:
@@ -236,11 +226,6 @@ def is_beginning(folder: Path) -> bool:
     names = {path.name for path in folder.iterdir()}
     is_own = (name in _BEGINNING_FILES or (name.startswith(".") and ".writing-" in name) for name in names)
     return BEGINNING_FILE in names and all(is_own)
-
-
-def _notes_on_beginning(folder: Path) -> list[str]:
-    path = folder / BEGINNING_FILE
-    return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
 
 
 def _not_empty(folder: Path) -> CheckpointError:
@@ -369,6 +354,23 @@ def run_directory(path: Path) -> Path:
     return path.parent.parent if is_checkpoint(path) else path
 
 
+def require_run(run: Path, *names: str, hint: str, shown: Path | None = None) -> None:
+    """Refuse a path that is no run directory.
+
+    Args:
+        names: Files that it must have.
+        hint: What to give.
+        shown: The path as it was given.
+
+    Raises:
+        CheckpointError: There is no such folder, or it lacks a file.
+    """
+    for name in names:
+        if not (run / name).is_file():
+            reason = f"not a run directory: it has no {name}" if run.exists() else "no such run directory"
+            raise CheckpointError(f"{shown or run}: {reason}", hint)
+
+
 def run_kind(path: Path) -> str:
     """Return which command made a run or checkpoint: `pretrain` or `finetune`.
 
@@ -376,9 +378,7 @@ def run_kind(path: Path) -> str:
         CheckpointError: It is not a run directory, is one of another command, or its `run.json` is damaged.
     """
     run = run_directory(path)
-    if not (run / RUN_FILE).is_file():
-        reason = "no such run directory" if not run.exists() else f"not a run directory: it has no {RUN_FILE}"
-        raise CheckpointError(f"{path}: {reason}", "give a run directory of `exlm pretrain` or `exlm finetune`")
+    require_run(run, RUN_FILE, hint="give a run directory of `exlm pretrain` or `exlm finetune`", shown=path)
     command = read_run_json(run).command
     if command not in ("pretrain", "finetune"):
         raise CheckpointError(

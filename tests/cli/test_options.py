@@ -15,7 +15,7 @@ from exlm_cli.cli.options import (
     parse_seeds,
     refuse_with_resume,
     running_command,
-    split_words,
+    split_list,
     to_options,
 )
 from exlm_cli.config.load import KINDS, list_recipes
@@ -78,11 +78,11 @@ def test_a_key_that_set_gives_twice_is_refused_and_an_option_wins_over_it():
 
 
 def test_a_list_is_read_as_a_line_of_csv():
-    assert split_words('IC50 , "Activity, in nM", "so ""called"""') == ["IC50", "Activity, in nM", 'so "called"']
-    assert split_words("") == [""]
-    assert split_words(None) is None
+    assert split_list('IC50 , "Activity, in nM", "so ""called"""') == ["IC50", "Activity, in nM", 'so "called"']
+    assert split_list("") == [""]
+    assert split_list(None) is None
     with pytest.raises(ConfigError, match="not a list with commas"):
-        split_words("A\nB")
+        split_list("A\nB")
 
 
 def test_seeds_are_within_bounds_and_given_once():

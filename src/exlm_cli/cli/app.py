@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        arguments: Words after `exlm`; none: those of the process.
+        arguments: Those after `exlm`; none: those of the process.
 
     Returns:
         The exit code.

@@ -183,10 +183,10 @@ def choose_column(kind: str, *, smiles: str | None, text: str | None) -> str | N
     return column
 
 
-def split_words(text: str | None) -> list[str] | None:
-    """Return the words of a list with commas, without blanks around them; None where the option was not given.
+def split_list(text: str | None) -> list[str] | None:
+    """Return the items of a list with commas, without blanks around them; None where the option was not given.
 
-    A word with a comma is written as in CSV, in quotes.
+    An item with a comma is written as in CSV, in quotes.
 
     Raises:
         ConfigError: It is not one line of CSV.
@@ -194,11 +194,11 @@ def split_words(text: str | None) -> list[str] | None:
     if text is None:
         return None
     try:
-        words = next(csv.reader([text], skipinitialspace=True))
+        items = next(csv.reader([text], skipinitialspace=True))
     except csv.Error as error:
         shown = shorten(text, 40)
         raise ConfigError(f"`{shown}`: not a list with commas: {error}", "write it in one line, like `A,B`") from None
-    return [word.strip() for word in words or [""]]
+    return [item.strip() for item in items or [""]]
 
 
 def parse_formats(text: str | None, accepted: Sequence[str]) -> tuple[str, ...]:
@@ -207,7 +207,7 @@ def parse_formats(text: str | None, accepted: Sequence[str]) -> tuple[str, ...]:
     Raises:
         ConfigError: One is not accepted.
     """
-    names = [] if text == "none" else split_words(text) or []
+    names = [] if text == "none" else split_list(text) or []
     for name in names:
         if name not in accepted:
             raise ConfigError(

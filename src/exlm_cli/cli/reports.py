@@ -16,7 +16,7 @@ from exlm_cli.errors import CheckpointError
 from exlm_cli.files import folder_for_results
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.report.tables import ReportTable, write_tables
-from exlm_cli.run_dir import METRICS_FILE, RUN_FILE, read_metrics, read_run_json, resume_command
+from exlm_cli.run_dir import METRICS_FILE, RUN_FILE, read_metrics, read_run_json, require_run, resume_command
 
 if TYPE_CHECKING:
     from exlm_cli.experiments.results import SweepRun
@@ -120,9 +120,7 @@ def _require_metrics(run: Path) -> None:
     """Refuse a folder without curves; for a run of several models, name one that has them."""
     if (run / METRICS_FILE).is_file():
         return
-    if not (run / RUN_FILE).is_file():
-        reason = "not a run directory" if run.exists() else "no such run directory"
-        raise CheckpointError(f"{run}: {reason}", "give a run directory of `exlm pretrain`")
+    require_run(run, RUN_FILE, hint="give a run directory of `exlm pretrain`")
     inner = sorted(run.glob(f"cells/**/{METRICS_FILE}"))
     hint = f"give one of its models, such as {inner[0].parent}" if inner else "give a run that has begun to train"
     raise CheckpointError(f"{run}: this run has no curves of its own", hint)

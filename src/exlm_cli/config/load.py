@@ -21,7 +21,7 @@ from exlm_cli.config.yaml import MAX_CHARACTERS, describe_yaml_error, dump_yaml,
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.format import format_count
 from exlm_cli.paths import expand_path
-from exlm_cli.run_dir import RUN_FILE, damage_hint, is_beginning, read_run_json, resume_command
+from exlm_cli.run_dir import RUN_FILE, damage_hint, is_beginning, read_run_json, require_run, resume_command
 
 KINDS: tuple[type[Recipe], ...] = (PretrainRecipe, SweepRecipe, FinetuneRecipe)
 """Every kind of recipe. A new command that takes recipes adds its kind here."""
@@ -140,10 +140,7 @@ def resumed_recipe(run: Path, kind: type[RecipeT], overrides: Sequence[str] = ()
             f"{run}: the run was stopped before it had anything to continue",
             "give the command that it began with again, which takes this folder",
         )
-    for name in ("recipe.yaml", RUN_FILE):
-        if not (run / name).is_file():
-            reason = f"not a run directory: it has no {name}" if run.exists() else "no such run directory"
-            raise CheckpointError(f"{run}: {reason}", f"give the directory that {named} named")
+    require_run(run, "recipe.yaml", RUN_FILE, hint=f"give the directory that {named} named")
     command = read_run_json(run).command
     if command not in commands:
         raise CheckpointError(

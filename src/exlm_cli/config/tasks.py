@@ -234,10 +234,6 @@ class SquadTaskConfig(TaskSection):
     def _check_keys(self) -> Self:
         if self.files.valid is not None and self.files.train is None:
             raise ValueError("`task.files.valid` is given without `task.files.train`")
-        if self.files.valid is not None and self.valid_articles:
-            raise ValueError(
-                "`task.valid_articles` cannot be combined with `task.files.valid`, on which the run is scored"
-            )
         return self
 
 
@@ -321,14 +317,11 @@ class CsvTaskConfig(RowTaskConfig):
         for name in self.label_columns:
             if self.label_columns.count(name) > 1:
                 raise ValueError(f"`task.label_columns` gives `{name}` twice")
-            if name in (self.smiles_column, self.text_column):
-                raise ValueError(f"`task.label_columns`: `{name}` cannot be input and label at once")
         for name in self.descriptor_columns:
             if self.descriptor_columns.count(name) > 1:
                 raise ValueError(f"`task.descriptor_columns` gives `{name}` twice")
-            if name in (*self.label_columns, self.smiles_column, self.text_column):
-                what = "label" if name in self.label_columns else "input"
-                raise ValueError(f"`task.descriptor_columns`: `{name}` cannot be descriptor and {what} at once")
+            if name in self.label_columns:
+                raise ValueError(f"`task.descriptor_columns`: `{name}` cannot be descriptor and label at once")
         return self
 
     def _check_text(self) -> None:

@@ -94,7 +94,7 @@ for _tag, (_pattern, _first) in _SCALARS.items():
 
 
 def parse_yaml(text: str) -> Any:
-    """Return the value of a YAML text: mappings, lists, texts and None.
+    """Return the value of a YAML text: mappings, lists, strings and None.
 
     Raises:
         yaml.YAMLError: Wrong syntax, a duplicate key, an alias, a tag, or a text or value beyond a limit.
@@ -118,7 +118,7 @@ def _parse(text: str) -> Any:
 def dump_yaml(value: Any, *, on_one_line: bool = False) -> str:
     """Return a value as YAML.
 
-    `parse_yaml` reads it back with numbers and truth values as texts, a YAML 1.1 reader as the same value;
+    `parse_yaml` reads it back with numbers and truth values as strings, a YAML 1.1 reader as the same value;
     `on_one_line` is for messages, and leaves a text like `8` without quotes.
     """
     width, flow, dumper = (10**6, True, _LineDumper) if on_one_line else (100, False, _RecipeDumper)

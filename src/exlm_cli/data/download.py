@@ -111,7 +111,7 @@ def _download(remote: RemoteFile, target: str, progress: Progress, hint: str) ->
 
 
 def _root_of(error: BaseException) -> BaseException:
-    """Return what an error began with: the client's own texts hold its whole stack of connections."""
+    """Return what an error began with: the client's own messages hold its whole stack of connections."""
     while (before := error.__cause__ or error.__context__) is not None:
         error = before
     return error

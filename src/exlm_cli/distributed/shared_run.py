@@ -1,6 +1,5 @@
 """Run directory of several ranks: rank 0 makes and locks it, and every rank must see it and train the same recipe."""
 
-import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -9,7 +8,6 @@ from exlm_cli.config.base import Recipe
 from exlm_cli.config.overrides import changed_keys
 from exlm_cli.distributed.ranks import Ranks
 from exlm_cli.errors import CheckpointError, ConfigError
-from exlm_cli.files import write_atomically
 from exlm_cli.run_dir import discarded_on_failure, sole_process
 
 
@@ -27,25 +25,20 @@ def hold_run(ranks: Ranks, make: Callable[[], Path], *, is_new: bool) -> Iterato
     """
     with ExitStack() as stack:
         folder = Path()
-        # a new name each time: no file system has cached that it does not exist
-        token = f".seen-by-every-rank.writing-{secrets.token_hex(8)}"
 
         def take() -> str:
             nonlocal folder
             folder = make()
             stack.enter_context(sole_process(folder, is_new=is_new))
-            if ranks.size > 1:
-                write_atomically(folder / token, b"")
-            return str((folder / token).absolute())
+            return str(folder.absolute())
 
         shared = Path(ranks.first(take))
         if ranks.is_first:
             with discarded_on_failure(folder, is_new=is_new):
                 ranks.together(lambda: None)
-            shared.unlink(missing_ok=True)
         else:
-            folder = shared.parent
-            ranks.together(lambda: _refuse_unseen(shared, ranks))
+            folder = shared
+            ranks.together(lambda: _refuse_unseen(folder, ranks))
         yield folder
 
 
@@ -65,24 +58,9 @@ def require_same_recipe(ranks: Ranks, recipe: Recipe) -> None:
             )
 
 
-def require_same_data(ranks: Ranks, fingerprint: str) -> None:
-    """Refuse ranks whose data is not that of rank 0.
-
-    Raises:
-        ConfigError: Names the rank.
-    """
-    first, *others = ranks.exchange(fingerprint)
-    for rank, other in enumerate(others, start=1):
-        if other != first:
-            raise ConfigError(
-                f"rank {rank} and rank 0 read different data under the same names",
-                "put the data where all nodes see the same files",
-            )
-
-
-def _refuse_unseen(token: Path, ranks: Ranks) -> None:
-    if not token.is_file():
+def _refuse_unseen(folder: Path, ranks: Ranks) -> None:
+    if not folder.is_dir():
         raise CheckpointError(
-            f"{token.parent}: rank {ranks.rank} does not see the run directory that rank 0 made",
+            f"{folder}: rank {ranks.rank} does not see the run directory that rank 0 made",
             "choose a folder that all nodes share with `out=DIR`",
         )

@@ -139,7 +139,7 @@ def export_folder(
         if form == "onnx":
             with refusing(f"{temporary / MODEL_FILE}: the file could not be written"):
                 write_onnx(source, temporary)
-            _write_texts(source, temporary)
+            _write_config_and_tokenizer(source, temporary)
             progress.message("comparing with the run in ONNX Runtime")
             comparison = compare_onnx(source, temporary)
         else:
@@ -164,7 +164,7 @@ def write_model(source: Source, folder: Path) -> None:
     tensors = tensors_of(source.recipe, source.model, source.state_vector)
     tensors = {name: tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()}
     write_atomically(folder / "model.safetensors", save(tensors, metadata={"format": "pt"}))
-    _write_texts(source, folder)
+    _write_config_and_tokenizer(source, folder)
     pooling = {"word_embedding_dimension": source.recipe.model.width, "pooling_mode_mean_tokens": True}
     modules = [
         {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
@@ -177,7 +177,7 @@ def write_model(source: Source, folder: Path) -> None:
     write_atomically(folder / "sentence_bert_config.json", json_bytes({"max_seq_length": source.sequence_length}))
 
 
-def _write_texts(source: Source, folder: Path) -> None:
+def _write_config_and_tokenizer(source: Source, folder: Path) -> None:
     """Write the files of both formats: config and tokenizer."""
     recipe, tokenizer = source.recipe, source.tokenizer
     config = {

@@ -184,8 +184,8 @@ def _naming(given: str) -> Iterator[None]:
         raise CheckpointError(f"`{given}`: {error.message}", error.hint) from error
 
 
-def _hash(words: Iterable[str], files: Iterable[Path]) -> str:
-    digest = hashlib.sha256("\0".join(words).encode(errors="surrogatepass"))
+def _hash(options: Iterable[str], files: Iterable[Path]) -> str:
+    digest = hashlib.sha256("\0".join(options).encode(errors="surrogatepass"))
     for path in files:
         with path.open("rb") as file:
             digest.update(f"\0{path.name}\0".encode(errors="surrogatepass"))

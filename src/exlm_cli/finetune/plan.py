@@ -72,9 +72,12 @@ class Cell:
         (self.folder / LOGITS_FILE).unlink(missing_ok=True)
 
     def drop_checkpoints(self) -> None:
-        """Delete what a finished cell needs no more; a process killed at this point may have left some."""
+        """Delete what a finished cell needs no more; a process killed at this point may have left some.
+
+        The parent of a worker may be deleting all weights of a cell that is beaten.
+        """
         for path in checkpoint_paths(self.folder):
-            shutil.rmtree(path)
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def describe_result(result: CellResult, metric: str) -> str:

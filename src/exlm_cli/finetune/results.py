@@ -415,7 +415,7 @@ def read_split_inputs(run: Path, results: RunResults, split: str) -> tuple[str, 
     Raises:
         CheckpointError: The file is missing or altered.
     """
-    return _read_texts(run, results, split, INPUT_COLUMNS)
+    return _read_columns(run, results, split, INPUT_COLUMNS)
 
 
 def read_split_places(run: Path, results: RunResults, split: str) -> tuple[str, ...]:
@@ -424,10 +424,10 @@ def read_split_places(run: Path, results: RunResults, split: str) -> tuple[str, 
     Raises:
         CheckpointError: The file is missing or altered.
     """
-    return _read_texts(run, results, split, (PLACE_COLUMN,))
+    return _read_columns(run, results, split, (PLACE_COLUMN,))
 
 
-def _read_texts(run: Path, results: RunResults, split: str, names: Sequence[str]) -> tuple[str, ...]:
+def _read_columns(run: Path, results: RunResults, split: str, names: Sequence[str]) -> tuple[str, ...]:
     cell = best_cell_folder(run, results, results.best_seed)
     path = cell / f"predictions-{split}.csv"
     content = read_whole(path, hint=how_to_redo(cell)).decode(errors="backslashreplace")

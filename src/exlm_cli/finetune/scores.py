@@ -200,7 +200,7 @@ class RunScores:
     def as_json(self) -> dict[str, Any]:
         """Return numbers for programs: `metrics` and `labels` of the model, and the same of each baseline."""
         nested: dict[str, dict[str, dict[str, Any]]] = {}
-        for (model, split, label, metric), rows in self._by_figure.items():
+        for (model, split, label, metric), rows in self._by_metric.items():
             is_average = rows.seed == AVERAGE
             alone = rows[~is_average].value
             spread = spread_of(alone)
@@ -215,12 +215,12 @@ class RunScores:
         return content
 
     @cached_property
-    def _by_figure(self) -> dict[tuple[str, str, str, str], "DataFrame"]:
+    def _by_metric(self) -> dict[tuple[str, str, str, str], "DataFrame"]:
         """Reported rows by model, split, label and metric."""
         return dict(iter(self.reported.groupby(["model", "split", "label", "metric"], sort=False)))
 
     def _rows(self, split: str, metric: str, model: str, label: str) -> "DataFrame":
-        found = self._by_figure.get((model, split, label, metric))
+        found = self._by_metric.get((model, split, label, metric))
         return self.table.iloc[:0] if found is None else found
 
 

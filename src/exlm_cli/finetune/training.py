@@ -128,8 +128,8 @@ def _plan_split(
     of_split = [f"split {split_seed}"] if recipe.num_replicates > 1 else []
     cells = {}
     for point in own:
-        words = [*([] if point.label == NO_GRID else [point.label]), *of_split]
-        cells[point.label] = [Cell(folder, point, seed, " ".join([*words, f"seed {seed}"])) for seed in recipe.seeds]
+        place = [*([] if point.label == NO_GRID else [point.label]), *of_split]
+        cells[point.label] = [Cell(folder, point, seed, " ".join([*place, f"seed {seed}"])) for seed in recipe.seeds]
     return SplitPlan(split_seed, task, data, own, cells)
 
 

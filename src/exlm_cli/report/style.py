@@ -163,7 +163,7 @@ def write_figure(figure: "Figure", folder: Path, stem: str) -> list[Path]:
 def render_page(template: str, **values: Any) -> str:
     """Return an HTML page, light and dark, that needs nothing else, from a file in `report/templates`.
 
-    Values are texts, never markup, unless the template says otherwise; control characters are shown.
+    Values are plain, never markup, unless the template says otherwise; control characters are shown.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 

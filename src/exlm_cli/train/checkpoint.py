@@ -14,10 +14,10 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -75,14 +75,6 @@ class CheckpointState(JsonModel):
     loop: LoopState
     identity: dict[str, str]
     validation: dict[str, float | None]
-
-    @field_validator("loop", mode="before")
-    @classmethod
-    def _refuse_missing(cls, loop: Any) -> Any:
-        missing = LoopState.model_fields.keys() - loop.keys() if isinstance(loop, dict) else ()
-        if missing:
-            raise ValueError(f"`{min(missing)}` is missing; a run of another version of exlm cannot be continued")
-        return loop
 
 
 class BestState(JsonModel):

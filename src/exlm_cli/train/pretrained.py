@@ -71,11 +71,6 @@ def load_pretrained(path: Path, *, device: str = "auto", progress: Progress | No
     progress = progress or SilentProgress()
     path = local_path(path)
     run = run_directory(path)
-    if not (run / "recipe.yaml").is_file():
-        raise CheckpointError(
-            f"{path}: not a run directory or checkpoint; {run} has no recipe.yaml",
-            "make one with `exlm pretrain --recipe quickstart-text`",
-        )
     recipe = load_recipe(run / "recipe.yaml", [f"device={device}"])
     if is_checkpoint(path):
         if not path.is_dir():

@@ -92,8 +92,5 @@ def _resident_pages() -> int:
 
 @functools.cache
 def _trim() -> Callable[[int], object]:
-    try:
-        trim: Callable[[int], object] = ctypes.CDLL(None).malloc_trim
-    except (OSError, AttributeError, TypeError):  # TypeError: CDLL(None) on Windows
-        return lambda _pad: None
+    trim: Callable[[int], object] = getattr(ctypes.CDLL(None), "malloc_trim", lambda _pad: None)
     return trim

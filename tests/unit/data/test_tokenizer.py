@@ -45,6 +45,13 @@ def test_special_tokens_are_the_first_five_ids(bpe, smiles):
         assert tokenizer.special_ids == {0, 1, 2, 3, 4}
 
 
+def test_a_word_without_end_is_trained_in_pieces_and_encoded_whole():
+    tokenizer = train_bpe(["ACGT" * 1024], 280, 2, SilentProgress())
+    assert tokenizer.fingerprint == train_bpe(["ACGT" * 256] * 4, 280, 2, SilentProgress()).fingerprint
+    assert len(tokenizer.encode("ACGT" * 1024)) < 1024
+    assert json.loads(tokenizer.to_json())["pre_tokenizer"]["type"] == "ByteLevel"
+
+
 def test_a_batch_is_encoded_as_its_texts_one_by_one(bpe):
     texts = [SENTENCE, "", "very glad", "größer \N{GRINNING FACE}"]
     assert bpe.encode_batch(texts) == [bpe.encode(text) for text in texts]
@@ -147,10 +154,10 @@ def test_an_id_that_a_vocabulary_with_gaps_lacks_is_shown_by_its_number_and_neve
     [
         (None, "No such file or directory"),
         (b"\xff\xfe\x00", "not UTF-8 text"),
-        (b"{nope", "not JSON: .* at column 2"),
-        (b'{"a": 1' + b"0" * 5000 + b"}", "4,300 digits"),
-        (b"[" * 9000, "nested too deeply"),
-        (b"{}", "JSON, but not a tokenizer"),
+        (b"{nope", "not a tokenizer: .* column 2"),
+        (b'{"a": 1' + b"0" * 5000 + b"}", "not a tokenizer: "),
+        (b'{"version": ' + b"[" * 9000, "not a tokenizer: "),
+        (b"{}", "not a tokenizer: "),
         (
             _with_model({"type": "WordLevel", "vocab": {"[PAD]": 0, "[CLS]": 1}, "unk_token": "[UNK]"}, ()).encode(),
             r"special tokens \[SEP\] \[MASK\] \[UNK\]",

@@ -199,10 +199,6 @@ def test_texts_have_columns_too(text_model, tmp_path):
         ({"descriptors": ["ecfp4", "ecfp4"]}, "names one twice"),
         ({"descriptor_columns": ["ph", "ph"]}, "gives `ph` twice"),
         ({"descriptor_columns": ["y"]}, "`y` cannot be descriptor and label at once"),
-        (
-            {"descriptor_columns": ["t"], "text_column": "t", "descriptors": []},
-            "cannot be descriptor and input at once",
-        ),
         ({"text_column": "t"}, "is for molecules; the task has text"),
     ],
 )
@@ -216,14 +212,7 @@ def test_the_column_of_molecules_is_no_descriptor(table, smiles_model, tmp_path)
         finetune(tmp_path, smiles_model, **task_of(table, descriptor_columns=["smiles"]))
 
 
-def test_quantiles_that_do_not_ascend_and_other_descriptors_are_refused(run, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            "exlm_cli.finetune.cells.model.load_model_weights",
-            lambda path, model: model.head.ranks.quantiles.copy_(-torch.arange(NUM_QUANTILES)),
-        )
-        with pytest.raises(CheckpointError, match="the quantiles of its descriptors do not ascend"):
-            load_finetuned(run, device="cpu")
+def test_other_descriptors_are_refused(run, monkeypatch):
     monkeypatch.setattr("rdkit.Chem.Descriptors.descList", [("Odd", len)] * 217)
     with pytest.raises(CheckpointError, match="this version of RDKit has other descriptors"):
         load_finetuned(run, device="cpu")

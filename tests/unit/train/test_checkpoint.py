@@ -206,13 +206,6 @@ def test_training_that_stopped_early_has_a_best_step_and_its_epoch(changes, is_a
             ckpt.LoopState(**changes)
 
 
-def test_a_state_without_a_counter_is_of_another_version():
-    content = _state(1).as_json()
-    del content["loop"]["num_tokens"]
-    with pytest.raises(ValidationError, match="`num_tokens` is missing; a run of another version of exlm"):
-        ckpt.CheckpointState.model_validate_json(json.dumps(content))
-
-
 def test_weights_that_are_not_finite_are_refused_by_name(tmp_path):
     model, optimizer = _trained()
     with torch.no_grad():

@@ -43,9 +43,8 @@ def export(
 
     progress = console.open_progress()
     (given,) = given_runs([run], progress)  # before torch is loaded
-    from exlm_cli.export.folder import check_before_export, export_folder
+    from exlm_cli.export.folder import export_folder
 
-    check_before_export(out, export_format, licence)
     source = _source_of(given, progress)
     exported = export_folder(source, out, progress, form=export_format, licence=licence)
     comparison = exported.comparison

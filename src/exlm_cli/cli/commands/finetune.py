@@ -22,7 +22,7 @@ from exlm_cli.cli.options import (
     collect_overrides,
     parse_seeds,
     refuse_with_resume,
-    split_words,
+    split_list,
 )
 from exlm_cli.errors import ConfigError
 
@@ -151,7 +151,7 @@ def finetune(
     refuse_with_resume(resume, {"": suite, **_by_option({**start, **task, **others})})
     _refuse_unsearched(sets, is_searched=grid or resume is not None)
     options: dict[str, object] = {f"task.{key}": value for key, value in task.items()}
-    options |= {"task.label_columns": split_words(label_columns), "seeds": parse_seeds(seeds)}
+    options |= {"task.label_columns": split_list(label_columns), "seeds": parse_seeds(seeds)}
     options |= {"device": device, "num_replicates": num_replicates}
     options["init"] = "scratch" if from_scratch or encoder is not None else None
     overrides = collect_overrides(sets, options)
@@ -259,7 +259,7 @@ def _names_of_series(suite: str | None, name: str | None) -> list[str]:
     """Return the tasks of `glue all`, or of `moleculenet bace,bbbp`; none for a single task."""
     if suite not in ("glue", "moleculenet") or name is None or not (name == _ALL or "," in name):
         return []
-    return list(dict.fromkeys(_names(suite) if name == _ALL else split_words(name) or []))
+    return list(dict.fromkeys(_names(suite) if name == _ALL else split_list(name) or []))
 
 
 def _refuse_with_series(tasks: str, *, dry_run: bool, encoder: str | None) -> None:

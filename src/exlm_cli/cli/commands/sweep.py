@@ -21,7 +21,7 @@ from exlm_cli.cli.options import (
     parse_numbers,
     parse_seeds,
     refuse_with_resume,
-    split_words,
+    split_list,
 )
 from exlm_cli.errors import ConfigError
 
@@ -80,7 +80,7 @@ def sweep(
             "no sweep is given", "for example `exlm sweep quickstart-ablations`; `exlm recipes` lists the recipes"
         )
     refuse_with_resume(resume, {"": recipe, "--out": out})
-    others = {"only": split_words(only), "pretrain.data.on_invalid": on_invalid}
+    others = {"only": split_list(only), "pretrain.data.on_invalid": on_invalid}
     resolved = _load(recipe, resume, sets, seeds=seeds, tasks=tasks, device=device, others=others)
     _run_and_print(resolved, out=out, resume=resume, workers=workers, dry_run=dry_run, as_json=as_json)
 
@@ -141,7 +141,7 @@ def _load(
     from exlm_cli.config.load import load_recipe, resumed_recipe
     from exlm_cli.config.sweep import SweepRecipe
 
-    names = [] if tasks == "none" else split_words(tasks)
+    names = [] if tasks == "none" else split_list(tasks)
     options = {"device": device, "seeds": parse_seeds(seeds), "tasks": names, **(others or {})}
     overrides = collect_overrides(sets, options)
     if resume is not None:

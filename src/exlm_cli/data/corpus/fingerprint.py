@@ -6,7 +6,6 @@ A changed file is another input, whatever its size and dates; a moved file is th
 import contextlib
 import hashlib
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,8 +24,6 @@ from exlm_cli.progress import Progress
 
 # Increase it when the same input would give other shards.
 _SCHEME = 6
-# A file that changed this recently could change again within one tick of the file system's clock.
-_SETTLED_NS = 2_000_000_000
 _HUGE_BYTES = 1 << 28
 
 
@@ -107,17 +104,15 @@ def _file_sha256(path: Path, state: tuple[int, ...], digests: Path, progress: Pr
         known = read_json(remembered, _Digest)
         if known.state == state:
             return known.sha256
-    size_bytes, _, changed_ns, *_ = state
+    size_bytes = state[0]
     if size_bytes > _HUGE_BYTES:
         progress.message(f"{path}: reading {size_bytes / 1e6:,.0f} MB to find out whether it has changed")
-    started_ns = time.time_ns()
     try:
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {reason_of(error)}", READ_HINT) from error
-    if started_ns - changed_ns > _SETTLED_NS and _state(path) == state:
-        remember(remembered, _Digest(state=state, sha256=sha256).model_dump_json().encode())
+    remember(remembered, _Digest(state=state, sha256=sha256).model_dump_json().encode())
     return sha256
 
 

@@ -5,15 +5,14 @@ The result is cached: `tokenizers/<key>.json` with its fingerprint in `<key>.sha
 place whole, so none is stale unless RDKit, which judges SMILES, was updated.
 """
 
-import csv
 import hashlib
 import math
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Literal, Self, final
@@ -32,7 +31,6 @@ from exlm_cli.data.corpus.fingerprint import (
 from exlm_cli.data.corpus.inputs import FileSource, first_row, iter_rows, resolve_inputs
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
 from exlm_cli.data.molecules import read_smiles
-from exlm_cli.data.rows.decode import LARGEST_CSV_FIELD
 from exlm_cli.data.rows.records import LINE_FORMATS, SKIPPED_COLUMNS, SKIPPED_FILE, Row, RowKind, format_of
 from exlm_cli.data.smiles import train_smiles_vocabulary
 from exlm_cli.data.tokenizer import Tokenizer, train_bpe
@@ -84,7 +82,6 @@ class PreparedData:
         fingerprint: Hash of the content of the inputs, the tokenizer and every option that matters.
         num_rejected: Rows skipped because they cannot be used.
         overlap: Validation rows that are training rows too; None where they are cut from the training inputs.
-        renamed: Names of files by those they had in the run that made the shards; empty where they are the same.
     """
 
     tokenizer: Tokenizer
@@ -94,19 +91,13 @@ class PreparedData:
     num_rejected: int
     was_cached: bool
     overlap: Overlap | None = None
-    renamed: dict[str, str] = field(default_factory=dict)
 
 
 class _Summary(JsonModel):
-    """Content of `prepared.json`.
-
-    Attributes:
-        names: The sources as the list of skipped rows names them, training before validation.
-    """
+    """Content of `prepared.json`."""
 
     num_rejected: int
     overlap: Overlap | None = absent_if_none()
-    names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -118,13 +109,6 @@ class _Corpus:
     valid: list[FingerprintedSource]
     tokenizer: Tokenizer
     fingerprint: str
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The sources as the list of skipped rows names them: in UTF-8, which not all names of files are."""
-        return tuple(
-            str(known.source).encode(errors="backslashreplace").decode() for known in (*self.train, *self.valid)
-        )
 
 
 def prepare_data(
@@ -255,7 +239,6 @@ def _obtain_shards(corpus: _Corpus, cache: Path, progress: Progress, *, builds: 
         summary = read_json(directory / _SUMMARY, _Summary)
         if not (directory / SKIPPED_FILE).is_file():
             raise DataError(f"{directory / SKIPPED_FILE}: missing from the token shards", "delete the directory")
-        renamed = {old: new for old, new in zip(summary.names, corpus.names, strict=True) if old != new}
         return PreparedData(
             corpus.tokenizer,
             train,
@@ -264,7 +247,6 @@ def _obtain_shards(corpus: _Corpus, cache: Path, progress: Progress, *, builds: 
             summary.num_rejected,
             was_cached=True,
             overlap=summary.overlap,
-            renamed=renamed,
         )
 
     def build() -> PreparedData:
@@ -374,7 +356,7 @@ def _write_given_splits(corpus: _Corpus, folder: Path, progress: Progress) -> _S
         if corpus.train:
             write(TRAIN, corpus.train, shared.add_train)
     overlap = shared.overlap if corpus.train else None
-    return _Summary(num_rejected=skipped.num_rows, overlap=overlap, names=corpus.names)
+    return _Summary(num_rejected=skipped.num_rows, overlap=overlap)
 
 
 @final
@@ -442,7 +424,7 @@ def _write_held_out_splits(corpus: _Corpus, folder: Path, progress: Progress) ->
             f"warning: {share:.0%} of the tokens are held out for validation, where `data.valid_fraction` is "
             f"{data.valid_fraction:g}: a row, or a document, is held out whole"
         )
-    return _Summary(num_rejected=skipped.num_rows, names=corpus.names)
+    return _Summary(num_rejected=skipped.num_rows)
 
 
 @final
@@ -675,7 +657,7 @@ def _named(sources: Sequence[FingerprintedSource]) -> str:
 def list_rejected(data: PreparedData, rejected_csv: Path, progress: Progress) -> None:
     """Write the CSV of skipped rows if there are any; remove the one of an earlier run if there are none.
 
-    The cache keeps the list of the run that made the shards; files that have moved since get their names of today.
+    It is that of the run that made the shards, under the names that the files had then.
 
     Raises:
         CheckpointError: It cannot be written.
@@ -686,21 +668,9 @@ def list_rejected(data: PreparedData, rejected_csv: Path, progress: Progress) ->
             return
         temporary = rejected_csv.with_name(f".{rejected_csv.name}.writing-{os.getpid()}")
         try:
-            _copy_skipped(data.train.directory.parent / SKIPPED_FILE, temporary, data.renamed)
+            shutil.copyfile(data.train.directory.parent / SKIPPED_FILE, temporary)
+            fsync(temporary)
             temporary.replace(rejected_csv)
         finally:
             temporary.unlink(missing_ok=True)
     progress.message(f"skipped {format_number_of(data.num_rejected, 'row')}, listed in {rejected_csv}")
-
-
-def _copy_skipped(kept: Path, copy: Path, renamed: Mapping[str, str]) -> None:
-    """Copy a list of skipped rows under other names of files."""
-    csv.field_size_limit(LARGEST_CSV_FIELD)
-    with (
-        kept.open(encoding="utf-8", errors="backslashreplace", newline="") as old,
-        copy.open("w", encoding="utf-8", errors="backslashreplace", newline="") as new,
-    ):
-        new.write(old.readline())
-        for cells in csv.reader(old):
-            new.write(csv_line([*(renamed.get(name, name) for name in cells[:1]), *cells[1:]]))
-    fsync(copy)

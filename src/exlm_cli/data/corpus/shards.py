@@ -27,19 +27,13 @@ _REBUILD_HINT = "delete the directory and run `exlm tokenize`"
 
 
 class _Meta(JsonModel):
-    """Content of `meta.json`.
-
-    Attributes:
-        max_id: Highest token id; -1 without any token.
-        sha256: By file, see `sampled_sha256`.
-    """
+    """Content of `meta.json`; `sha256` is by file, see `sampled_sha256`."""
 
     format: Literal[1] = 1
     fingerprint: str
     dtype: Literal["<u2", "<i4"]
     num_sequences: int
     num_tokens: int
-    max_id: int
     sha256: dict[str, str]
 
 
@@ -73,10 +67,9 @@ class TokenDataset:
         self.tokens: NDArray[Any] = np.memmap(directory / _TOKENS, dtype=dtype, mode="r")
         # as unsigned numbers, negative ids are the highest of all
         max_id = int(self.tokens.view(f"<u{dtype.itemsize}").max()) if self.num_tokens else -1
-        if max_id != meta.max_id or max_id >= vocab_size:
+        if max_id >= vocab_size:
             raise DataError(
-                f"{directory / _TOKENS}: the highest token id is {max_id}, written was {meta.max_id}, "
-                f"of a vocabulary of {vocab_size}",
+                f"{directory / _TOKENS}: the highest token id is {max_id}, of a vocabulary of {vocab_size}",
                 _REBUILD_HINT,
             )
         self.offsets: IntArray = np.memmap(directory / _OFFSETS, dtype="<i8", mode="r")
@@ -112,7 +105,7 @@ class TokenDataset:
 class ShardWriter:
     """Streams sequences into a shard directory; `meta.json`, written on leaving without an error, makes it complete.
 
-    Ids are below `vocab_size`, which also decides between uint16 and int32.
+    Ids are below `vocab_size`, which decides between uint16 and int32, and no sequence is empty.
     """
 
     def __init__(self, directory: Path, vocab_size: int, fingerprint: str) -> None:
@@ -120,8 +113,6 @@ class ShardWriter:
         self.fingerprint = fingerprint
         self.num_sequences = 0
         self.num_tokens = 0
-        self._vocab_size = vocab_size
-        self._max_id = -1
         self._dtype: Literal["<u2", "<i4"] = "<u2" if vocab_size <= 1 << 16 else "<i4"
         # ids and ends that are not written yet
         self._ids, self._ends = array("i"), array("q", [0])
@@ -135,14 +126,8 @@ class ShardWriter:
         return self
 
     def add(self, sequences: Sequence[Sequence[int]]) -> None:
-        """Append sequences of token ids.
-
-        Raises:
-            ValueError: One is empty, or has an id that is not in the vocabulary.
-        """
+        """Append sequences of token ids."""
         for ids in sequences:
-            if not ids:
-                raise ValueError("a sequence without tokens cannot be stored")
             self._ids.extend(ids)
             self.num_tokens += len(ids)
             self._ends.append(self.num_tokens)
@@ -151,12 +136,7 @@ class ShardWriter:
             self._write()
 
     def _write(self) -> None:
-        ids = np.asarray(self._ids, dtype=np.intc)
-        if len(ids):
-            if ids.min() < 0 or ids.max() >= self._vocab_size:
-                raise ValueError(f"ids {ids.min()} to {ids.max()} in a vocabulary of {self._vocab_size}")
-            self._max_id = max(self._max_id, int(ids.max()))
-        self._tokens.write(ids.astype(self._dtype).tobytes())
+        self._tokens.write(np.asarray(self._ids, dtype=np.intc).astype(self._dtype).tobytes())
         self._offsets.write(np.asarray(self._ends, dtype=np.longlong).astype("<i8").tobytes())
         self._ids, self._ends = array("i"), array("q")
 
@@ -174,7 +154,6 @@ class ShardWriter:
                 dtype=self._dtype,
                 num_sequences=self.num_sequences,
                 num_tokens=self.num_tokens,
-                max_id=self._max_id,
                 sha256={name: sampled_sha256(self.directory / name) for name in (_TOKENS, _OFFSETS)},
             )
             write_json(self.directory / _META, meta)

@@ -392,8 +392,8 @@ def _read_json(
 def _json_values(path: Path, file: io.BufferedReader, *, is_array: bool) -> Iterator[tuple[int, str, Any, str | None]]:
     """Yield line or record number, text where it is known, value, and what is wrong with it; also of empty lines."""
     if is_array:
-        for number, (value, problem) in enumerate(decode.array_elements(path, file), start=1):
-            yield number, "", value, problem
+        for number, value in enumerate(decode.array_elements(path, file), start=1):
+            yield number, "", value, None
     else:
         for number, line in decode.decoded_lines(path, file):
             text = line.strip()

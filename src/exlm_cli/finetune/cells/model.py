@@ -28,7 +28,7 @@ from exlm_cli.finetune.results import (
     how_to_redo,
     read_results,
 )
-from exlm_cli.model.heads import DescriptorHead, TaskModel
+from exlm_cli.model.heads import TaskModel
 from exlm_cli.paths import expand_path
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import run_kind
@@ -249,8 +249,6 @@ def _load_split(
             )
         model = TaskModel(encoder_recipe, best_recipe.model, tokenizer.vocab_size, num_outputs, num_descriptors)
         load_model_weights(best, model)
-        if isinstance(model.head, DescriptorHead) and (model.head.ranks.quantiles.diff(dim=1) < 0).any():
-            raise CheckpointError(f"{best}: the quantiles of its descriptors do not ascend", ALTERED_HINT)
         if best_recipe.train.freeze_encoder:
             model.freeze_encoder()
         num_repeats = encoder_recipe.masking.num_repeats

@@ -107,8 +107,8 @@ def compare(splits: Sequence[RunResults], scores: RunScores, rows: ScoredRows | 
     if not names:
         return None
     metric, part, sign = own.selection_metric, own.scored_split, 1 if own.is_greater_better else -1
-    in_validation = [sign * scores.average("valid", metric, model=name).mean for name in names]
-    best = int(np.argmax(np.nan_to_num(in_validation, nan=-math.inf)))
+    in_validation = [scores.average("valid", metric, model=name).mean for name in names]
+    best = first_best(in_validation, is_greater_better=own.is_greater_better)
     ours, theirs = (scores.by_split(part, metric, model) for model in (MODEL, names[best]))
     pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
     if not pairs:

@@ -105,7 +105,7 @@ class Vectors:
         cls: (R, D) float32, the last state at [CLS] after the final LayerNorm.
         mean: (R, D) float32, the mean of the last states of all tokens, [CLS], [SEP] and every copy of a repeated token
             included, as sentence-transformers has it.
-        problems: R texts, why a row cannot be read; empty where it can.
+        problems: R strings, why a row cannot be read; empty where it can.
         notes: On the encoder, and on rows that were cut, have tokens outside the vocabulary or a doubtful metal.
     """
 

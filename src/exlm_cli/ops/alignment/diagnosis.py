@@ -24,7 +24,7 @@ class LibraryState:
 
     Attributes:
         path: The library if it exists and loads (without a GPU it is not loaded); of several GPUs, the first one's.
-        note: Where a library is missing, also for one GPU of several: when it is built, or why it cannot be.
+        note: Where a library is missing: when it is built, or why it cannot be.
         backend: What `backend: auto` uses on such a device, now or after the build.
     """
 
@@ -66,7 +66,9 @@ def diagnose() -> Diagnosis:
         nvcc=_describe_compiler("cuda"),
         cache=cache,
         cpu=host,
-        cuda=_state_for_gpus("native, on the host" if host.backend == "native" else "reference"),
+        cuda=_state(partial(find_device_library, 0), "native, on the host" if host.backend == "native" else "reference")
+        if torch.cuda.device_count()
+        else LibraryState(None, "torch sees no GPU", "none"),
     )
 
 
@@ -74,7 +76,7 @@ def build_kernels(progress: Progress) -> None:
     """Build the host kernels and, on a machine with nvcc or a GPU, the device kernels for all architectures.
 
     Raises:
-        BackendError: A build fails, or no GPU of this machine can run the device kernels.
+        BackendError: A build fails, or a GPU of this machine cannot run the device kernels.
     """
     kinds: tuple[Kind, ...] = ("cpu", "cuda") if _describe_compiler("cuda") or torch.cuda.is_available() else ("cpu",)
     for kind in kinds:
@@ -86,23 +88,10 @@ def build_kernels(progress: Progress) -> None:
             if kind == "cpu":
                 HostLibrary(path)
             else:
-                _serve_every_gpu(progress)
+                for device in range(torch.cuda.device_count()):
+                    device_library(device)
         except BuildError as error:
             raise BackendError(f"the native {kind} kernels are not available: {error}", _HINT) from error
-
-
-def _serve_every_gpu(progress: Progress) -> None:
-    """Load kernels for each GPU; report the GPUs that have none, or raise if all of them have none."""
-    obstacles = []
-    for device in range(torch.cuda.device_count()):
-        try:
-            device_library(device)
-        except BuildError as error:
-            obstacles.append(error)
-    if obstacles and len(obstacles) == torch.cuda.device_count():
-        raise obstacles[0]
-    for obstacle in obstacles:
-        progress.message(f"note: {obstacle}")
 
 
 def _state(find: Callable[[], HostLibrary | DeviceLibrary | None], otherwise: str) -> LibraryState:
@@ -119,29 +108,6 @@ def _state(find: Callable[[], HostLibrary | DeviceLibrary | None], otherwise: st
 def _find_host_library() -> HostLibrary | None:
     path = build.find_library("cpu")
     return None if path is None else HostLibrary(path)
-
-
-def _state_for_gpus(otherwise: str) -> LibraryState:
-    """Return one state for all GPUs: the library of the first that has one, and a note on those that have none."""
-    states = [_state(partial(find_device_library, i), otherwise) for i in range(torch.cuda.device_count())]
-    if not states:
-        return LibraryState(_built_before(), "torch sees no GPU", "none")
-    native = [state for state in states if state.backend == "native"]
-    if not native or len({state.note for state in states}) == 1:
-        return states[0]
-    to_come = [f"cuda:{i}" for i, state in enumerate(states) if state.note == _AT_FIRST_USE]
-    notes = [f"for {', '.join(to_come)} {_AT_FIRST_USE}"] if to_come else []
-    notes += [state.note for state in states if state.backend != "native"]
-    return LibraryState(next((state.path for state in native if state.path), None), "; ".join(notes), "native")
-
-
-def _built_before() -> str | None:
-    """Return the library for machines with GPUs that share this one's cache."""
-    try:
-        path = build.find_library("cuda")
-    except BuildError:
-        return None
-    return str(path) if path else None
 
 
 def _describe_compiler(kind: Kind) -> str | None:

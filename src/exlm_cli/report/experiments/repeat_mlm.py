@@ -257,9 +257,9 @@ def _draw_figure(grid: Grid, name: str, spearman: float, folder: Path) -> list[P
         texts[pair] = str(cell.show(name)).replace(" ± ", "\n±").replace(" ", "\n")
         if spread.num:
             points[pair] = (scale * spread.mean, 0.0 if math.isnan(spread.std) else scale * spread.std)
-    words = _heading(name)
-    title = words if math.isnan(spearman) else f"{words}; rank correlation with p^k {format_fixed(spearman, 2)}"
-    return _draw(grid, texts, points, title, words, folder / _file_name(name))
+    heading = _heading(name)
+    title = heading if math.isnan(spearman) else f"{heading}; rank correlation with p^k {format_fixed(spearman, 2)}"
+    return _draw(grid, texts, points, title, heading, folder / _file_name(name))
 
 
 def _draw(

@@ -433,7 +433,7 @@ def _classes(table: Table, columns: Sequence[str], positive: str | None, *, is_f
 
 
 def _class_names(cells: Collection[str]) -> tuple[str, ...]:
-    """Return the classes in order: the texts, or where all are numbers, the shortest text of each value."""
+    """Return the classes in order: as strings, or where all are numbers, as the shortest string of each value."""
     numbers = {cell: number for cell in cells if (number := read_number(cell)) is not None}
     if len(numbers) < len(cells):
         return tuple(sorted(cells))

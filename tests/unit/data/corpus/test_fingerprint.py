@@ -5,7 +5,6 @@ import hashlib
 import json
 import lzma
 import os
-import time
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -33,13 +32,6 @@ def _file(path: Path, text: str) -> FileSource:
 
 
 @pytest.fixture
-def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the clock be a day ahead: digests of files are remembered that were written just now."""
-    now_ns = time.time_ns
-    monkeypatch.setattr(time, "time_ns", lambda: now_ns() + 86_400 * 10**9)
-
-
-@pytest.fixture
 def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     reads: list[str] = []
     file_digest = hashlib.file_digest
@@ -59,7 +51,6 @@ def test_the_fingerprint_of_a_file_is_its_format_and_content_not_its_name(tmp_pa
     assert _content(_file(tmp_path / "a.csv", "hello"), tmp_path) != first
 
 
-@pytest.mark.usefixtures("_settled")
 def test_a_change_that_keeps_size_and_date_is_seen(tmp_path, count_reads):
     source = _file(tmp_path / "a.txt", "hello")
     before = source.path.stat()
@@ -74,15 +65,6 @@ def test_a_change_that_keeps_size_and_date_is_seen(tmp_path, count_reads):
     assert count_reads == ["a.txt", "a.txt"]
 
 
-def test_a_file_written_just_now_is_not_trusted_to_stay(tmp_path, count_reads, monkeypatch):
-    source = _file(tmp_path / "a.txt", "hello")
-    monkeypatch.setattr(time, "time_ns", Mock(return_value=source.path.stat().st_ctime_ns + 10**9))
-    _content(source, tmp_path / "cache")
-    _content(source, tmp_path / "cache")
-    assert count_reads == ["a.txt", "a.txt"]
-
-
-@pytest.mark.usefixtures("_settled")
 @pytest.mark.parametrize("content", ["{", '{"state": []}'])
 def test_a_damaged_digest_is_ignored(tmp_path, content):
     source = _file(tmp_path / "a.txt", "hello")
@@ -93,7 +75,6 @@ def test_a_damaged_digest_is_ignored(tmp_path, content):
     assert _content(source, tmp_path / "cache") == first
 
 
-@pytest.mark.usefixtures("_settled")
 def test_a_cache_that_cannot_be_written_does_not_hinder(tmp_path):
     (tmp_path / "cache").write_text("a file where a folder should be")
     assert _content(_file(tmp_path / "a.txt", "hello"), tmp_path / "cache").startswith("file .txt ")

@@ -318,28 +318,6 @@ def test_text_has_one_set_of_shards_whatever_is_said_of_smiles(workplace):
     assert _prepare(_recipe(workplace, canonical_smiles=False)).fingerprint == first.fingerprint
 
 
-def test_a_list_from_the_cache_names_the_files_of_this_run(workplace):
-    """The rows are those of files with the same content; a row of such a file may hold the name of another."""
-
-    def written(name: str, content: str) -> str:
-        (workplace / name).write_text(content)
-        return str(workplace / name)
-
-    molecules = "\n".join(MOLECULES)
-    listed = {}
-    for names in (("file", "b.smi", "v.smi"), ("b.smi", "file", os.fsdecode(b"\xff.smi"))):
-        contents = (f"C1CC\n{molecules}", f'CC\nbad "quoted,\nC2CC\n{molecules}\n', "C3CC\nCCO\n")
-        paths = [written(f"{name.removesuffix('.smi')}.smi", text) for name, text in zip(names, contents, strict=True)]
-        prepared = _prepare(_smiles(workplace, on_invalid="skip", train=paths[:2], valid=paths[2:]))
-        with (workplace / "rejected.csv").open(newline="") as file:
-            header, *rows = csv.reader(file)
-        assert header == ["file", "row", "reason", "text"]
-        written_as = [path.encode(errors="backslashreplace").decode() for path in paths]
-        listed[prepared.was_cached] = [(written_as.index(name), *others) for name, *others in rows]
-    assert listed[True] == listed[False]
-    assert [(place, text) for place, _, _, text in listed[True]] == [(2, "C3CC"), (0, "C1CC"), (1, "bad"), (1, "C2CC")]
-
-
 def test_a_list_of_skipped_rows_is_replaced_whole(workplace, monkeypatch):
     (workplace / "mols.smi").write_text("C1CC\n" + "\n".join(MOLECULES))
     recipe = _smiles(workplace, on_invalid="skip")

@@ -23,7 +23,7 @@ def buffered(content: bytes) -> io.BufferedReader:
     return io.BufferedReader(io.BytesIO(content))  # type: ignore[arg-type]  # BytesIO reads like a raw file
 
 
-def elements(text: str) -> list[tuple[object, str | None]]:
+def elements(text: str) -> list[object]:
     return list(array_elements(Path("a"), buffered(text.encode())))
 
 
@@ -32,7 +32,7 @@ def test_elements_are_the_same_whatever_the_size_of_blocks(monkeypatch):
     for text in (json.dumps(values), "\n " + json.dumps(values, indent=1, ensure_ascii=False) + "\n"):
         for size in range(1, len(text) + 1):
             monkeypatch.setattr(decode, "BUFFER_BYTES", size)
-            assert elements(text) == [(value, None) for value in values]
+            assert elements(text) == values
 
 
 @pytest.mark.parametrize(
@@ -44,10 +44,11 @@ def test_elements_are_the_same_whatever_the_size_of_blocks(monkeypatch):
         ('{"a":' * 15_000 + "1" + "}" * 15_000, TOO_DEEP),
     ],
 )
-def test_an_element_beyond_a_limit_is_skipped_alone(element, problem, monkeypatch):
+def test_an_element_beyond_a_limit_is_named(element, problem, monkeypatch):
     for size in (997, 1 << 20):
         monkeypatch.setattr(decode, "BUFFER_BYTES", size)
-        assert elements(f'["before", {element}, "after"]') == [("before", None), (None, problem), ("after", None)]
+        with pytest.raises(DataError, match=f"^a, record 2: {re.escape(problem)}$"):
+            elements(f'["before", {element}, "after"]')
     assert parse_json(element) == (None, problem)
 
 
@@ -56,9 +57,6 @@ def test_an_element_beyond_a_limit_is_skipped_alone(element, problem, monkeypatc
     [
         ("[1, 2", 3),
         ('["a", "b', 2),
-        ("[" + "[" * 20_000, 1),
-        ('[{"a": ' + LONG + ', "b": "', 1),
-        ('[{"a": ' + LONG + ', "b": "\\', 1),
     ],
 )
 def test_an_array_that_breaks_off_is_refused_with_its_record(text, record):
@@ -117,21 +115,14 @@ def test_a_compressed_file_that_is_truncated_or_damaged_is_named(tmp_path, suffi
         file.read()
 
 
-def test_all_streams_of_an_xz_file_are_read_and_checked(tmp_path):
+def test_all_streams_of_an_xz_file_are_read(tmp_path):
     """`cat` of files makes several; `lzma.decompress` of each alone is the truth."""
     path, texts = tmp_path / "a.txt.xz", [b"one\n" * 9000, b"", b"three\n", bytes(range(256)) * 2000]
-    streams = [lzma.compress(text) for text in texts]
-    path.write_bytes(b"".join(stream + bytes(4 * number) for number, stream in enumerate(streams)))
+    path.write_bytes(b"".join(map(lzma.compress, texts)))
     with open_file(path) as file:
         assert file.read() == b"".join(texts)
     with open_file(path, is_seekable=True) as file:
         assert file.read() == b"".join(texts)
-    altered = bytearray(streams[2])
-    altered[2] ^= 1
-    for ending, found in ((bytes(altered), "damaged"), (b"junk", "damaged"), (streams[3][:-9], "truncated")):
-        path.write_bytes(streams[0] + ending)
-        with pytest.raises(DataError, match=f"the compressed file is {found}"), open_file(path) as file:
-            file.read()
 
 
 def test_a_missing_file_a_folder_and_a_failing_disk_are_named(tmp_path):

@@ -400,7 +400,6 @@ LIMIT = 1 << 20
 _LARGE: dict[str, tuple[bytes, str]] = {
     "a.jsonl": (b'{"text": "a"}\n{"text": "%s"}\n' % (b"b" * LIMIT), "a.jsonl:2"),
     "a.json": (b'["a", "%s"]' % (b"b" * LIMIT), "a.json, record 2"),
-    "digits.json": (b"[1, %s" % (b"9" * 3 * LIMIT), "digits.json, record 2"),
     "a.csv": (b'text\na\n"%s"\n' % (b"b" * LIMIT), "a.csv:3"),
     "lines.csv": (b'text\na\n"%s"\n' % ((b"b" * 99 + b"\n") * (LIMIT // 50)), "lines.csv:3"),
     "header.csv": (b"text,%s\n" % (b"b," * LIMIT), "header.csv:1"),
@@ -422,7 +421,7 @@ def test_a_record_beyond_the_limit_is_refused_and_the_error_names_the_limit(name
     assert caught.value.message.replace(compression, "").startswith(f"{tmp_path}/{place}: ")
     assert f"EXLM_MAX_RECORD_BYTES={4 * LIMIT}" in caught.value.hint
     monkeypatch.setenv("EXLM_MAX_RECORD_BYTES", str(4 * LIMIT))
-    if name not in ("digits.json", "header.csv"):  # wrong for other reasons
+    if name != "header.csv":  # wrong for other reasons
         list(iter_records(path, bare="text"))
 
 
@@ -430,7 +429,6 @@ def test_a_record_beyond_the_limit_is_refused_and_the_error_names_the_limit(name
     ("name", "content", "place"),
     [
         ("a.csv", b'text\na\n"%s"\n' % (b"\n" * (LIMIT // 8)), ":3: the record has more than 16,384 lines"),
-        ("a.json", b'["a", %s]' % (b"[" * (LIMIT // 8)), ", record 2: the record has more than 65,536 brackets"),
     ],
 )
 def test_a_small_record_that_takes_long_to_read_is_refused_early(name, content, place, tmp_path, monkeypatch):

@@ -132,19 +132,13 @@ def test_a_library_that_does_not_load_is_reported(make_compiler):
 
 
 @pytest.mark.usefixtures("loads")
-def test_a_gpu_that_no_library_runs_on_does_not_hinder_the_others(make_compiler, monkeypatch):
+def test_a_gpu_that_no_library_runs_on_is_named(make_compiler, monkeypatch):
     make_compiler()
     make_compiler("nvcc", probe="printf 'tools, release 13.0\\ncompute_75\\ncompute_90\\n'")
     see_gpus(monkeypatch, (9, 0), (7, 5))
     path = str(build.build_library("cuda"))
-    before = diagnose().cuda
-    assert (before.path, before.backend) == (path, "native")
-    assert before.note.startswith("for cuda:1 ")
-    messages = Recorder()
-    build_kernels(messages)
-    # one is built for that GPU alone, and does not run on it either
-    assert messages.said == ["compiling the cpu kernels", "note: it does not run on cuda:1"]
-    assert diagnose().cuda == LibraryState(path, "it does not run on cuda:1", "native")
+    assert diagnose().cuda == LibraryState(path, "", "native")
+    assert_no_build("cuda", "it does not run on cuda:1")
     monkeypatch.setattr(Library, "runs_on_gpus", ())
     library.device_library.cache_clear()
     assert_no_build("cuda", "it does not run on cuda:0")
@@ -155,12 +149,3 @@ def test_a_user_without_a_home_folder_gets_an_error(monkeypatch):
     monkeypatch.setattr(build, "cache_dir", Mock(side_effect=BuildError("set EXLM_CACHE_DIR")))
     with pytest.raises(BackendError, match="EXLM_CACHE_DIR"):
         diagnose()
-
-
-@pytest.mark.usefixtures("no_gpu", "loads")
-def test_device_kernels_of_a_machine_that_lacks_a_gpu_now_are_found(make_compiler):
-    """They are built where nvcc is, also without a GPU, for the machines with GPUs that share the cache."""
-    make_compiler()
-    make_compiler("nvcc", probe="printf 'tools, release 13.0\\ncompute_80\\ncompute_90\\n'")
-    path = str(build.build_library("cuda"))
-    assert diagnose().cuda == LibraryState(path, "torch sees no GPU", "none")
