@@ -50,15 +50,16 @@ def test_globs_are_sorted_and_take_directories_too(folder):
     assert _names([f"{folder}/s*"], folder) == ["sub/c.csv.gz", "sub/deep/d.jsonl"]
 
 
-def test_a_folder_and_a_glob_read_the_same_files_also_those_behind_links(folder, tmp_path):
-    """`**` matches a folder and what is in it."""
+def test_a_folder_and_a_glob_read_the_same_files_each_once_also_those_behind_links(folder, tmp_path):
+    """`**` matches a folder, what is in it, and a link back to the folder 40 times."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "z.txt").write_text("text\n")
-    for name, target in {"linked": tmp_path / "elsewhere", "sub/alias": folder / "sub/deep"}.items():
+    for name, target in {"linked": tmp_path / "elsewhere", "loop": folder, "sub/alias": folder / "sub/deep"}.items():
         (folder / name).symlink_to(target)
-    files = ["a.txt", "b.txt", "linked/z.txt", "sub/alias/d.jsonl", "sub/c.csv.gz", "sub/deep/d.jsonl"]
+    files = ["a.txt", "b.txt", "linked/z.txt", "sub/alias/d.jsonl", "sub/c.csv.gz"]
     assert _names([str(folder)], folder) == files
     assert _names([f"{folder}/**"], folder) == files
+    assert len(_names([f"{folder}/**/*.jsonl"], folder)) == 1
 
 
 @pytest.mark.parametrize(
@@ -83,6 +84,17 @@ def test_a_glob_matches_the_files_that_the_standard_library_finds(folder, patter
         with pytest.raises(DataError, match=r"the pattern matches no file$"):
             resolve_inputs([f"{folder}/{pattern}"], kind="text", progress=SilentProgress())
     assert sorted(found) == sorted(expected)
+
+
+def test_links_in_circles_are_entered_once(folder, monkeypatch):
+    """Two links to their own folder have 2^40 paths below them."""
+    for name in ("one", "two"):
+        (folder / name).symlink_to(".")
+    scandir, listed = os.scandir, []
+    monkeypatch.setattr(os, "scandir", lambda path: listed.append(path) or scandir(path))
+    assert _names([f"{folder}/**/*.jsonl"], folder) == ["sub/deep/d.jsonl"]
+    assert _names([f"{folder}/**"], folder) == ["a.txt", "b.txt", "sub/c.csv.gz", "sub/deep/d.jsonl"]
+    assert len(listed) < 50
 
 
 def test_a_folder_that_cannot_be_listed_is_named(folder, monkeypatch):
