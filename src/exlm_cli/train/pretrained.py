@@ -20,7 +20,7 @@ from exlm_cli.format import format_number_of
 from exlm_cli.launch import ONE_PROCESS, Launch
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import Progress, SilentProgress
-from exlm_cli.run_dir import is_checkpoint, require_pretraining, resume_command, run_directory
+from exlm_cli.run_dir import is_checkpoint, require_pretraining, require_run, resume_command, run_directory
 from exlm_cli.train.checkpoint import (
     MODEL_FILE,
     CheckpointState,
@@ -71,6 +71,7 @@ def load_pretrained(path: Path, *, device: str = "auto", progress: Progress | No
     progress = progress or SilentProgress()
     path = local_path(path)
     run = run_directory(path)
+    require_run(run, "recipe.yaml", hint="make one with `exlm pretrain --recipe quickstart-text`", shown=path)
     recipe = load_recipe(run / "recipe.yaml", [f"device={device}"])
     if is_checkpoint(path):
         if not path.is_dir():
