@@ -28,6 +28,7 @@ from exlm_cli.files import (
     absent_if_none,
     describe_json_error,
     finite_or_none,
+    nearest_file,
     read_json,
     reason_of,
     refusing,
@@ -367,8 +368,9 @@ def require_run(run: Path, *names: str, hint: str, shown: Path | None = None) ->
     """
     for name in names:
         if not (run / name).is_file():
-            reason = f"not a run directory: it has no {name}" if run.exists() else "no such run directory"
-            raise CheckpointError(f"{shown or run}: {reason}", hint)
+            if run.exists():
+                raise CheckpointError(f"{shown or run}: not a run directory: it has no {name}", hint)
+            raise CheckpointError(f"{shown or run}: no such run directory", nearest_file(run) or hint)
 
 
 def run_kind(path: Path) -> str:

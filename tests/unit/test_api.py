@@ -219,6 +219,9 @@ def test_a_run_that_cannot_be_loaded_is_named(tmp_path, text_model):
     with pytest.raises(CheckpointError, match="no such run directory"):
         exlm_cli.load(str(tmp_path / "nothing"))
     checkpoints = shutil.copytree(text_model, tmp_path / "run") / "checkpoints"
+    with pytest.raises(CheckpointError, match="no such run directory") as caught:
+        exlm_cli.load(tmp_path / "rum")
+    assert caught.value.hint == f"did you mean {tmp_path / 'run'}?"
     shutil.copytree(checkpoints / "step-3", checkpoints / "step-3-old")
     with pytest.raises(CheckpointError, match="step-3-old: not a run directory"):
         exlm_cli.load(checkpoints / "step-3-old")

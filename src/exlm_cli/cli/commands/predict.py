@@ -76,13 +76,14 @@ def predict(
     """Predict new rows with a fine-tuned run.
 
     The output has the mean over the run's seeds and splits, its spread, and intervals of values or calibrated
-    probabilities, which need ten validation rows of either answer; with fewer, there are the model's own alone. It also
-    marks rows of the run's training and validation splits. If the file has labels, predictions are scored too. They are
-    written as CSV; those of GLUE and SQuAD also in the official layouts. docs/predictions.md explains each column.
+    probabilities. Calibration needs ten validation rows of each answer; with fewer, probabilities are the model's own.
+    It also marks rows of the run's training and validation splits. If the file has labels, predictions are scored too.
+    They are written as CSV; those of GLUE and SQuAD also in the official layouts. docs/predictions.md explains each
+    column.
 
     With `--explain`, a folder beside the predictions, whose name ends in `-atoms`, has `index.html` with the molecules
-    of the first rows, an SVG of each, and `atoms.csv`. Orange atoms raise the prediction, blue ones lower it: each is
-    masked alone, and left alone with all others masked, and the prediction made anew.
+    of the first rows, an SVG of each, and `atoms.csv`. Orange atoms raise the prediction, blue ones lower it. For each
+    atom the model predicts twice: with this atom masked, and with all others masked.
     """
     from exlm_cli.cli import console
     from exlm_cli.cli.reports import emit_predictions

@@ -154,7 +154,9 @@ def _describe_explanations(predictor: Predictor, *, is_wanted: bool) -> list[str
     """Return a note where the explained model is not what predicts."""
     if not is_wanted or predictor == "model":
         return []
-    return ["the explanations are of the model alone; `--with model` predicts with it too"]
+    return [
+        "the explanations are of the model, not of what predicts here; `--with model` predicts with the model too"
+    ]
 
 
 def check_options(finetuned: Finetuned, predictor: Predictor | None, interval_level: float) -> Predictor:
@@ -357,8 +359,8 @@ def _calibrated_columns(rows: CalibratedRows) -> tuple[dict[str, list[str]], lis
     missing = name_some(f"`{name}`" for name, has in zip(names, has_C, strict=True) if not has)
     notes = [f"{what} {missing}"] if missing else []
     if equal:
-        few = f"fewer than {MIN_SCALED_ROWS} validation rows"
-        notes.append(f"intervals are equally wide for all rows: {few}: {name_some(equal)}")
+        few = f"has fewer than {MIN_SCALED_ROWS} validation rows"
+        notes.append(f"intervals are equally wide for all rows, as {name_some(equal)} {few}")
     if loss == "classes" and missing:
         return {}, notes
     named = [name for name, has in zip(names, has_C, strict=True) if has]
