@@ -154,9 +154,7 @@ def _describe_explanations(predictor: Predictor, *, is_wanted: bool) -> list[str
     """Return a note where the explained model is not what predicts."""
     if not is_wanted or predictor == "model":
         return []
-    return [
-        "the explanations are of the model, not of what predicts here; `--with model` predicts with the model too"
-    ]
+    return ["the explanations are of the model, not of what predicts here; `--with model` predicts with the model too"]
 
 
 def check_options(finetuned: Finetuned, predictor: Predictor | None, interval_level: float) -> Predictor:

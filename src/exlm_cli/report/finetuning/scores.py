@@ -10,7 +10,7 @@ from exlm_cli.finetune.evaluation.calibration import DEFAULT_LEVEL, Calibration,
 from exlm_cli.finetune.evaluation.conformal import MIN_SCALED_ROWS, ConformalResiduals, Coverage
 from exlm_cli.finetune.evaluation.intervals import NUM_RESAMPLES
 from exlm_cli.finetune.results import InitialWeights, RunResults
-from exlm_cli.finetune.scores import BASELINE_NAMES, MODEL, OTHER_NAMES, Aggregate, FinetunedRun, Spread
+from exlm_cli.finetune.scores import BASELINE_NAMES, BOTH, MODEL, OTHER_NAMES, Aggregate, FinetunedRun, Spread
 from exlm_cli.format import (
     NO_VALUE,
     NOT_DEFINED,
@@ -336,7 +336,7 @@ def _notes(run: FinetunedRun) -> list[str]:
 
 
 def _task_table(runs: Sequence[FinetunedRun]) -> ReportTable:
-    """Return every metric of runs of one task, a column each, then a column for each baseline.
+    """Return every metric of runs of one task, a column each, then one for each baseline and each mean of both.
 
     Scores of the seeds' mean predictions come first, those of single seeds below.
     """
@@ -348,11 +348,16 @@ def _task_table(runs: Sequence[FinetunedRun]) -> ReportTable:
     has_one_split = len(set(map(_splits_of, runs))) == 1
     shown = set()
     for run in runs:
-        for model in run.scores.baselines:
-            if (_splits_of(run), model) in shown:
+        for model in run.others:
+            # a baseline is the same for all runs on the same rows; its mean with a model is of one run
+            scored = (run.name if model == BOTH else _splits_of(run), model)
+            if scored in shown:
                 continue
-            shown.add((_splits_of(run), model))
-            columns.append(BASELINE_NAMES[model] + ("" if has_one_split else f", rows of {run.name}"))
+            shown.add(scored)
+            if model == BOTH:
+                columns.append(f"both, {run.name} and baseline")
+            else:
+                columns.append(BASELINE_NAMES[model] + ("" if has_one_split else f", rows of {run.name}"))
             averages.append([score_entry(run.average(name, model=model), "mean", missing=NO_VALUE) for name in names])
             alone.append([_show_seeds(run, name, model) for name in names])
     groups = [tuple(zip(names, *averages, strict=True))]

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from exlm_cli.experiments.evaluate import PretrainedScore
 from exlm_cli.finetune.results import GridChoice, Interval
+from exlm_cli.finetune.scores import BOTH
 from exlm_cli.report.finetuning.scores import (
     label_scores_table,
     pretraining_table,
@@ -188,6 +189,15 @@ def test_runs_of_different_splits_have_a_baseline_each_and_a_warning():
     assert table.columns[4:] == ("ECFP4 + random forest, rows of one", "ECFP4 + random forest, rows of two")
     assert table.rows[0][4:] == ("0.6000", "0.5000")
     assert "one scaffold abababab, two random cdcdcdcd, three scaffold abababab" in table.notes[-1]
+
+
+def test_the_mean_of_model_and_baseline_is_a_column_of_each_run():
+    """Runs on the same rows have the same baseline, which is a column once."""
+    forests = [{ECFP4: {"roc_auc": [0.6] * 2}, BOTH: {"roc_auc": [both] * 2}} for both in (0.7, 0.8)]
+    runs = [scored(name, "csv", METRICS, forests=of) for name, of in zip(("one", "two"), forests, strict=True)]
+    (table,) = task_tables(runs)
+    assert table.columns[3:] == ("ECFP4 + random forest", "both, one and baseline", "both, two and baseline")
+    assert table.rows[0][3:] == ("0.6000", "0.7000", "0.8000")
 
 
 def test_a_run_on_one_split_is_not_compared_with_one_on_several():
