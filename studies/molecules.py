@@ -25,7 +25,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -248,24 +248,34 @@ def read_predictions(path: Path, names: Sequence[str]) -> FloatArray:
     return np.array(rows, dtype=np.float64)
 
 
-def predict_forest(cell: Cell) -> dict[str, FloatArray]:
-    """Return (N, C) predictions of a forest for each label, with the settings of exlm's baselines."""
+def forest_command(cell: Cell) -> list[str]:
+    """Return the command of the process that is measured."""
+    words = [sys.executable, __file__, ".", str(cell.work), "--only", cell.data, "--methods", cell.method]
+    return [*words, "--forest", str(cell.split)]
+
+
+def predict_forest(cell: Cell, molecules: Mapping[str, Sequence[str]]) -> dict[str, FloatArray]:
+    """Return (N, C) predictions of a forest for each label, with the settings of exlm's baselines.
+
+    Args:
+        molecules: SMILES of each part that is predicted.
+    """
     from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 
-    is_regression = cell.data in VALUES
-    parts = {split: read_part(cell.table, split) for split in PART}
+    is_regression, train = cell.data in VALUES, read_part(cell.table, "train")
+    parts = {"train": train.smiles, **molecules}
     features: dict[str, NDArray[Any]]
     if cell.method == FORESTS[1]:
-        features = {split: descriptors(rows.smiles, SilentProgress()) for split, rows in parts.items()}
+        features = {split: descriptors(smiles, SilentProgress()) for split, smiles in parts.items()}
         with np.errstate(all="ignore"):
             median = np.nan_to_num(np.nanmedian(features["train"], axis=0))
         features = {split: np.where(np.isnan(of_split), median, of_split) for split, of_split in features.items()}
     else:
-        features = {split: fingerprints(rows.smiles) for split, rows in parts.items()}
+        features = {split: fingerprints(smiles) for split, smiles in parts.items()}
     max_features: Any = 1 / 3 if is_regression and cell.method == FORESTS[1] else "sqrt"
     kind: Any = RandomForestRegressor if is_regression else RandomForestClassifier
-    outputs: dict[str, list[FloatArray]] = {"valid": [], "test": []}
-    for target_N in parts["train"].targets.T:
+    outputs: dict[str, list[FloatArray]] = {split: [] for split in molecules}
+    for target_N in train.targets.T:
         is_known = ~np.isnan(target_N)
         forest = kind(n_estimators=NUM_TREES, max_features=max_features, random_state=SEED, n_jobs=1)
         forest.fit(features["train"][is_known], target_N[is_known])
@@ -300,8 +310,7 @@ def train(cell: Cell, chemprop: str | None) -> Mapping[str, object]:
         found = {"test": read_predictions(run / "model_0/test_predictions.csv", names)}
         command = shlex.join(["chemprop", *words[1:]])
     else:
-        words = [sys.executable, __file__, ".", str(cell.work), "--only", cell.data, "--methods", cell.method]
-        cpu_s, peak = measured([*words, "--forest", str(cell.split)], log)
+        cpu_s, peak = measured(forest_command(cell), log)
         found = dict(np.load(cell.predictions))
         command = f"RandomForest of scikit-learn, {NUM_TREES} trees, `predict_forest`"
     np.savez(cell.predictions, **found)  # type: ignore[arg-type]
@@ -354,18 +363,26 @@ def blended(cell: Cell) -> tuple[dict[str, FloatArray], list[Cell]]:
 
 
 def time_new(data: Path, cell: Cell, chemprop: str | None) -> Mapping[str, object]:
-    """Return a row with the CPU seconds of many predictions with the trained model of a cell."""
-    run, new = cell.work / "runs" / cell.name, write_new(data, cell.work)
+    """Return a row with the CPU seconds of many predictions with a cell; a forest is grown within this time."""
+    new, run = write_new(data, cell.work), cell.work / "runs" / cell.name
     out, log = cell.work / f"new-{cell.name}.csv", cell.work / f"logs/new-{cell.name}.log"
-    if cell.method in EXLM:
-        words = [sys.executable, "-m", "exlm_cli", "predict", str(run), str(new), "--out", str(out), "--device", "cpu"]
-        shown = ["exlm", *words[3:]]
-    else:
+    if cell.method in CHEMPROP:
         assert chemprop is not None, "its cells are left out without it"
         words = [chemprop, "predict", "--test-path", str(new), "--smiles-columns", "smiles", "--num-workers", "0"]
-        words += ["--accelerator", "cpu", "--model-paths", str(run / "model_0/best.pt"), "--preds-path", str(out)]
-        words += CHEMPROP[cell.method].split()
+        words += ["--accelerator", "cpu", "--preds-path", str(out)]
+        words += ["--model-paths", str(run / "model_0/best.pt"), *CHEMPROP[cell.method].split()]
         shown = ["chemprop", *words[1:]]
+    elif cell.method in FORESTS:
+        words = [*forest_command(cell), "--predict", str(new)]
+        shown = ["python", "studies/molecules.py", *words[2:]]
+    else:
+        if cell.method in BOTH and not (run / "results.json").exists():
+            words = exlm_command(replace(cell, method=BOTH[cell.method]), run)
+            measured([word for word in words if word != "--no-baseline"], cell.work / f"logs/{cell.name}.log")
+        what = "both" if cell.method in BOTH else "model"
+        words = [sys.executable, "-m", "exlm_cli", "predict", str(run), str(new), "--with", what]
+        words += ["--out", str(out), "--device", "cpu"]
+        shown = ["exlm", *words[3:]]
     cpu_s, peak = measured(words, log)
     return {
         "data": NEW,
@@ -482,12 +499,18 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="print the cells and whether they are done")
     parser.add_argument("--table", action="store_true", help="print the table of what is done")
     parser.add_argument("--forest", type=int, help=argparse.SUPPRESS)  # a split: the process that is measured
+    parser.add_argument("--predict", type=Path, help=argparse.SUPPRESS)  # what the forest of that process predicts
     given = parser.parse_args()
     work = given.work.resolve()
     cells = list(cells_of(work, given.only, given.methods))
     if given.forest is not None:
         (cell,) = (cell for cell in cells if cell.split == given.forest)
-        np.savez(cell.predictions, **predict_forest(cell))  # type: ignore[arg-type]
+        if given.predict:
+            with given.predict.open(newline="") as file:
+                predict_forest(cell, {"new": [row["smiles"] for row in csv.DictReader(file)]})
+            return
+        found = predict_forest(cell, {split: read_part(cell.table, split).smiles for split in ("valid", "test")})
+        np.savez(cell.predictions, **found)  # type: ignore[arg-type]
         return
     if given.list or given.table:
         listed = "\n".join(f"{'done' if cell.is_done else '    '} {cell.name}" for cell in cells)
@@ -497,7 +520,7 @@ def main() -> None:
     for cell in cells:
         is_left_out = cell.method in CHEMPROP and given.chemprop is None
         if given.new:
-            is_left_out = is_left_out or (cell.data, cell.split) != TIMED or cell.method not in (*EXLM, *CHEMPROP)
+            is_left_out = is_left_out or (cell.data, cell.split) != TIMED
         if is_left_out or (cell.is_timed if given.new else cell.is_done):
             continue
         began = time.perf_counter()
