@@ -196,11 +196,15 @@ _OS_HINTS = {
 
 
 def _explain_usage(error: BaseException) -> ExlmError:
-    context = getattr(error, "ctx", None)
+    context: Any = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "exlm"
     message = " ".join(str(error.format_message()).split())  # type: ignore[attr-defined]
     message = message.replace("Value error, ", "").replace(": Input should", ": it should").rstrip(".")
-    return ExlmError(message[0].lower() + message[1:], f"see `{command} --help`")
+    hint = f"see `{command} --help`"
+    if type(error).__name__ == "NoSuchOption" and context.parent is not None:
+        # what is an option of one command may be an argument of another
+        hint = f"its form is `{context.command.get_usage(context).removeprefix('Usage: ')}`; {hint}"
+    return ExlmError(message[0].lower() + message[1:], hint)
 
 
 def _is_torch_out_of_memory(error: BaseException) -> bool:

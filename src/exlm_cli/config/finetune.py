@@ -69,8 +69,8 @@ class FinetuneRecipe(Recipe):
     """
 
     command: ClassVar[str] = "finetune"
-    groups: ClassVar[tuple[str, ...]] = ("moleculenet", "glue", "squad", "repeated-mlm", "csv")
-    example: ClassVar[str] = "moleculenet-bace"
+    groups: ClassVar[tuple[str, ...]] = ("csv", "moleculenet", "glue", "squad", "repeated-mlm")
+    example: ClassVar[str] = "csv"
 
     seeds: tuple[Seed, ...] = Field((1, 2, 3), min_length=1, description="One fine-tuning run per seed")
     num_replicates: int = Field(
