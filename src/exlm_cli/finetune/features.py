@@ -121,7 +121,7 @@ def describe_descriptors(training_NF: Features, quantiles_FQ: FloatArray, config
     said += "training rows"
     if len(constant):
         listed = name_some((names[index] for index in constant), limit=3)
-        said += f"; left out, the same in all of these: {len(constant):,} ({listed})"
+        said += f"; constant there and left out: {len(constant):,} ({listed})"
     if len(with_missing):
         listed = name_some((names[index] for index in with_missing), limit=3)
         said += f"; {format_number_of(int(missing_N.sum()), 'missing value')} become the median ({listed})"

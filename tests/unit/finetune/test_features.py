@@ -81,7 +81,7 @@ def test_the_message_counts_what_is_left_out_and_what_is_missing():
     training = np.array([[7.0, 1.0, math.nan], [6.0, 1.0, 2.0], [math.nan, 1.0, 3.0]])
     said = describe_descriptors(training, fit_quantiles(training), config)
     assert said.startswith("descriptors: 3 numbers a row (`ph`, `salt`, `dose`), as ranks among the training rows")
-    assert "left out, the same in all of these: 1 (column salt)" in said
+    assert "; constant there and left out: 1 (column salt)" in said
     assert said.endswith("2 missing values become the median (column ph, column dose)")
 
 
