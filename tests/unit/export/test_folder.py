@@ -197,17 +197,19 @@ def test_task_models_give_the_same_outputs(tmp_path, kind):
     assert list(exported.config.id2label.values()) == list(finetuned.results.output_names)
 
 
-@pytest.mark.parametrize("kind", ["input", "output", "length", "pair"])
+@pytest.mark.parametrize("kind", ["input", "output", "value of a pair"])
 def test_onnx_models_give_the_same_outputs(tmp_path, kind):
-    """Both designs, a value in its units, classes of pairs; in batches and lengths that were not traced."""
+    """Both designs, and a value in its units; in batches and lengths that were not traced.
+
+    The code of a card finds answers with another ONNX model, see `test_card`.
+    """
     pytest.importorskip("onnxruntime")
     model = {**LARGE, **({**OUTPUT, "clone_init_std": 1.0, "num_layers": 2} if kind == "output" else {})}
     run = make_pretrained(tmp_path / "pretrained", model=model)
     if kind in ("input", "output"):
         source = pretrained_source(load_pretrained(run, device="cpu"))
     else:
-        finetuned = glue_run(tmp_path, run, "rte") if kind == "pair" else words_run(tmp_path, run, kind)
-        source = finetuned_source(load_finetuned(finetuned, device="cpu"))
+        source = finetuned_source(load_finetuned(glue_run(tmp_path, run, "stsb"), device="cpu"))
     done = export_folder(source, tmp_path / "out", SilentProgress(), form="onnx", licence="mit")
     assert [path.name for path in done.files] == [
         "README.md", "config.json", "model.onnx", "tokenizer.json", "tokenizer_config.json",
