@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 setup: $(VENV)/.dev-installed
 
 # Pre-trains a tiny ExLM on bundled sentences and shows the DAG behind one; continues where it was stopped.
-quickstart: $(VENV)/.installed
+quickstart: $(BIN)/exlm
 	if [ -f $(QUICKSTART)/recipe.yaml ]; then $(BIN)/exlm pretrain --resume $(QUICKSTART); \
 	else $(BIN)/exlm pretrain --recipe quickstart-text --out $(QUICKSTART); fi
 	$(BIN)/exlm inspect-dag "$(SENTENCE)" --checkpoint $(QUICKSTART) --out $(QUICKSTART)/dag
@@ -87,10 +87,9 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # constraints.txt pins torch: see the note in it
-$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+$(BIN)/exlm: | $(BIN)/python
 	$(BIN)/pip install --quiet -c constraints.txt -e .
-	touch $@
 
 $(VENV)/.dev-installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev,docs,hf,onnx]"
-	touch $@ $(VENV)/.installed
+	touch $@
