@@ -56,10 +56,18 @@ def removed_on_failure(folder: Path) -> Iterator[None]:
         raise
 
 
-def nearest_file(path: Path) -> str | None:
-    """Return the hint that names the entry of a missing file's folder whose name is most similar; None without one."""
+def nearest_file(path: Path, *holding: str) -> str | None:
+    """Return the hint that names the entry of a missing file's folder whose name is most similar; None without one.
+
+    Args:
+        path: The file or folder that is missing.
+        holding: Files that the folder must have.
+    """
     with contextlib.suppress(OSError):
-        close = difflib.get_close_matches(path.name, sorted(entry.name for entry in path.parent.iterdir()), n=1)
+        names = sorted(
+            entry.name for entry in path.parent.iterdir() if all((entry / name).is_file() for name in holding)
+        )
+        close = difflib.get_close_matches(path.name, names, n=1)
         return f"did you mean {path.parent / close[0]}?" if close else None
     return None
 

@@ -33,7 +33,7 @@ def read_launch() -> Launch:
     """Return the launch of this process, from the environment variables that torchrun sets.
 
     Raises:
-        ConfigError: WORLD_SIZE is not a number, or it is above 1 and another variable is missing or not a number.
+        ConfigError: WORLD_SIZE is not a number, or it is above 1 and another variable is missing or does not fit.
     """
     if num_ranks() == 1:
         return ONE_PROCESS
@@ -41,6 +41,9 @@ def read_launch() -> Launch:
     address = os.environ.get("MASTER_ADDR")
     if not address:
         raise _incomplete("MASTER_ADDR is not set")
+    for name, of in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
+        if values[name] >= values[of]:
+            raise _incomplete(f"{name} is {values[name]} and {of} is {values[of]}; ranks are counted from 0")
     rank, size, local_rank, local_size, port = values.values()
     return Launch(rank, size, local_rank, local_size, (address, port))
 

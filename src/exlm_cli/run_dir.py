@@ -32,7 +32,6 @@ from exlm_cli.files import (
     read_json,
     reason_of,
     refusing,
-    removed_on_failure,
     write_atomically,
     write_json,
 )
@@ -70,6 +69,7 @@ _BEGINNING_FILES = frozenset(
     {*_FILES_OF_RUN, RUN_FILE, SERIES_FILE, LOCK_FILE, BEGINNING_FILE, "rejected.csv", SPLIT_FILE}
     | {"training_rows.npz", "targets-train.csv", "targets-valid.csv", "targets-test.csv", SPLITS_FOLDER}
 )
+_WAS_THERE = "the folder was there"
 
 
 class Environment(JsonModel):
@@ -151,16 +151,26 @@ def create_run_dir(out: str | Path | None, name: str) -> Path:
         else:
             folder = Path(out)
             require_unused(folder)
+            was_there = folder.exists()
             folder.mkdir(parents=True, exist_ok=True)
-        (folder / BEGINNING_FILE).touch()
+        beginning = folder / BEGINNING_FILE
+        if not beginning.exists():  # one that was killed keeps what it says
+            beginning.write_text(_WAS_THERE if out is not None and was_there else "", encoding="utf-8")
     return folder
 
 
 @contextlib.contextmanager
 def discarded_on_failure(run: Path, *, is_new: bool = True) -> Iterator[None]:
-    """Delete a new run directory again if the work that fills it fails."""
-    with removed_on_failure(run) if is_new else contextlib.nullcontext():
+    """Delete a new run directory again if the work that fills it fails; a folder of the user's stays, empty."""
+    beginning = run / BEGINNING_FILE
+    was_there = is_new and beginning.is_file() and beginning.read_text(encoding="utf-8") == _WAS_THERE
+    try:
         yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            for path in list(run.iterdir()) if was_there else [run] if is_new else []:
+                _delete(path)
+        raise
 
 
 def resume_command(command: str, run: Path) -> str:
@@ -359,9 +369,10 @@ def require_run(run: Path, *names: str, hint: str, shown: Path | None = None) ->
     """Refuse a path that is no run directory.
 
     Args:
+        run: The run directory.
         names: Files that it must have.
         hint: What to give.
-        shown: The path as it was given.
+        shown: The path as it was given, where that is a checkpoint of the run.
 
     Raises:
         CheckpointError: There is no such folder, or it lacks a file.
@@ -369,8 +380,8 @@ def require_run(run: Path, *names: str, hint: str, shown: Path | None = None) ->
     for name in names:
         if not (run / name).is_file():
             if run.exists():
-                raise CheckpointError(f"{shown or run}: not a run directory: it has no {name}", hint)
-            raise CheckpointError(f"{shown or run}: no such run directory", nearest_file(run) or hint)
+                raise CheckpointError(f"{run}: not a run directory: it has no {name}", hint)
+            raise CheckpointError(f"{shown or run}: no such run directory", nearest_file(run, *names) or hint)
 
 
 def run_kind(path: Path) -> str:

@@ -63,7 +63,10 @@ def test_files_in_the_folder_for_results_are_not_replaced(folder, capsys):
     assert (folder / "recipe.yaml").read_text() == "extends: quickstart-text\n"
 
 
-def test_a_failure_keeps_the_beginning_of_another_run(folder, capsys):
+def test_a_failure_keeps_a_folder_that_was_there_and_the_beginning_of_another_run(folder, capsys):
+    (folder / "mine").mkdir()
+    assert "no such file" in refusal_of(capsys, "tokenize", "none.smi", "--kind", "smiles", "--out", "mine")
+    assert not list((folder / "mine").iterdir())
     run = create_run_dir(folder / "run", "a")
     with sole_process(run, is_new=True):
         said = refusal_of(capsys, "tokenize", "none.smi", "--kind", "smiles", "--out", "run")

@@ -197,13 +197,16 @@ def train_refused(cache: Path, folder: Path, mistake: str) -> None:
         shared_run.Path = _OtherDisk  # type: ignore[misc, assignment]
     elif mistake == "small batch":
         recipe = recipe_of(cache, "text", "exlm", batch_sequences=1)
-    elif mistake == "data":
+    elif mistake in ("data", "tokenised before"):
         own = folder / f"of-{own_rank()}"
         own.mkdir()
         (own / "rows.txt").write_text("".join(f"row {i} of {own_rank()}\n" for i in range(200)))
         os.chdir(own)
         data = recipe.data.model_copy(update={"train": ("rows.txt",)})
         recipe = recipe.model_copy(update={"data": data})
+        if mistake == "tokenised before" and is_second:
+            # so that the cache holds the other data too
+            prepare_data(recipe, progress=SilentProgress())
     note_error(folder, lambda: run_pretraining(recipe, out=folder / "run"))
 
 
@@ -212,6 +215,7 @@ MISTAKES = {
     "small batch": ("ConfigError", "a step has at most 1 sequences, fewer than the 2 ranks"),
     "disk": ("RankError", "rank 1 does not see the run directory that rank 0 made"),
     "data": ("RankError", "this rank and rank 0 read different data, or have different caches"),
+    "tokenised before": ("ConfigError", "rank 1 and rank 0 read different data under the same names"),
 }
 """Type of the error on rank 0, which prints it, and what both ranks say."""
 

@@ -52,6 +52,8 @@ def test_a_rank_is_read_from_the_variables_of_torchrun(monkeypatch):
         ({"RANK": None}, "RANK is not set"),
         ({"LOCAL_RANK": "x"}, "LOCAL_RANK is `x`, not a number"),
         ({"WORLD_SIZE": "-2"}, "WORLD_SIZE is `-2`, not a number"),
+        ({"RANK": "8"}, "RANK is 8 and WORLD_SIZE is 8"),
+        ({"LOCAL_RANK": "4"}, "LOCAL_RANK is 4 and LOCAL_WORLD_SIZE is 4"),
     ],
 )
 def test_an_incomplete_launch_is_refused(monkeypatch, changes, reason):

@@ -115,16 +115,20 @@ def _begin_and_fail(run: Path) -> None:
         raise KeyboardInterrupt
 
 
-def test_a_beginning_that_fails_leaves_nothing(tmp_path):
-    run = tmp_path / "run"
-    for _ in range(2):  # the second time as one that was killed left it
-        create_run_dir(run, "a")
-    with pytest.raises(KeyboardInterrupt), discarded_on_failure(run, is_new=False):
+def test_a_beginning_that_fails_leaves_nothing_but_a_folder_that_was_there(tmp_path):
+    mine, new = tmp_path / "mine", tmp_path / "new"
+    mine.mkdir(mode=0o750)
+    for folder in (mine, new):
+        for _ in range(2):  # the second time as one that was killed left it
+            create_run_dir(folder, "a")
+        with pytest.raises(KeyboardInterrupt):
+            _begin_and_fail(folder)
+    assert not new.exists()
+    assert not list(mine.iterdir())
+    assert mine.stat().st_mode & 0o777 == 0o750
+    with pytest.raises(KeyboardInterrupt), discarded_on_failure(mine, is_new=False):
         raise KeyboardInterrupt
-    assert run.exists()
-    with pytest.raises(KeyboardInterrupt):
-        _begin_and_fail(run)
-    assert not run.exists()
+    assert mine.exists()
 
 
 def test_a_process_that_is_at_work_keeps_its_folder(tmp_path):
@@ -144,7 +148,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
         with pytest.raises(CheckpointError, match="no run directory can be made there") as caught:
             create_run_dir(out, "a")
         assert "`out=DIR`" in caught.value.hint
-    monkeypatch.setattr(Path, "touch", Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
+    monkeypatch.setattr(Path, "write_text", Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
     with pytest.raises(CheckpointError, match="Read-only file system"):
         create_run_dir(tmp_path / "new", "a")
     monkeypatch.setattr(Path, "mkdir", Mock(side_effect=FileExistsError))

@@ -234,6 +234,10 @@ class SquadTaskConfig(TaskSection):
     def _check_keys(self) -> Self:
         if self.files.valid is not None and self.files.train is None:
             raise ValueError("`task.files.valid` is given without `task.files.train`")
+        if self.files.valid is not None and self.valid_articles:
+            raise ValueError(
+                "`task.valid_articles` cannot be combined with `task.files.valid`, on which the run is scored"
+            )
         return self
 
 

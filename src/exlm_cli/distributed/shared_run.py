@@ -58,6 +58,21 @@ def require_same_recipe(ranks: Ranks, recipe: Recipe) -> None:
             )
 
 
+def require_same_data(ranks: Ranks, fingerprint: str) -> None:
+    """Refuse ranks whose data is not that of rank 0.
+
+    Raises:
+        ConfigError: Names the rank.
+    """
+    first, *others = ranks.exchange(fingerprint)
+    for rank, other in enumerate(others, start=1):
+        if other != first:
+            raise ConfigError(
+                f"rank {rank} and rank 0 read different data under the same names",
+                "put the data where all nodes see the same files",
+            )
+
+
 def _refuse_unseen(folder: Path, ranks: Ranks) -> None:
     if not folder.is_dir():
         raise CheckpointError(

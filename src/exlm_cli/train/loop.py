@@ -161,7 +161,7 @@ class TrainingLoop:
             DivergedError: A loss or a gradient norm is not finite, or no sequence of a step has a loss; `diverged.json`
                 names the step and its samples. The step did not move the weights, and no checkpoint follows it.
             InterruptedRunError: Stopped by a signal, after saving; nothing is saved if the signal also ended the
-                compiler.
+                compiler in a validation, or on one of several ranks.
             CheckpointError: A checkpoint cannot be written.
             ConfigError: The model is to be compiled and cannot be.
             RankError: Another rank failed or was lost.
@@ -218,7 +218,13 @@ class TrainingLoop:
             Its loss, () float64 on the device; None if a signal came before the step was complete.
         """
         start_s = time.perf_counter()
-        loss = self._step(stop)
+        try:
+            loss = self._step(stop)
+        except RuntimeError as error:
+            # a signal to the process group also ends the compiler; several ranks cannot save when one is within a step
+            if stop.number is None or self.ranks.size > 1 or not self._is_of_compiler(error):
+                raise
+            loss = None
         self._freed_memory.after_step()
         if loss is not None:
             state, busy_s = self.state, time.perf_counter() - start_s

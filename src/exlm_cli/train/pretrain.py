@@ -26,7 +26,7 @@ from exlm_cli.data.sampler import EpochPlan, Feed, plan_epoch
 from exlm_cli.data.tokenizer import TOKENIZER_FILE
 from exlm_cli.distributed.parallel import StepModule, spread
 from exlm_cli.distributed.ranks import ALONE, Ranks, join
-from exlm_cli.distributed.shared_run import hold_run, require_same_recipe
+from exlm_cli.distributed.shared_run import hold_run, require_same_data, require_same_recipe
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.files import finite_or_none
 from exlm_cli.format import format_large, format_number_of, format_parameters, format_percent
@@ -297,6 +297,7 @@ def _run_pretraining(
             on_found=tell_cost,
         )
         data = ranks.in_turn(prepare)
+        require_same_data(ranks, data.fingerprint)
         started_s = time.time()
         model = build_model(recipe, data.tokenizer, device)
         if begin is not None and (new := begin_with(model, begin)):

@@ -21,6 +21,8 @@ def recipe(**sections: Any) -> FinetuneRecipe:
         ({"seeds": [1, 2, 1]}, "`seeds` [1, 2, 1] names a seed twice"),
         ({"optim": {"lr": 1e-3, "warmup_steps": 5}, "train": {"max_steps": 4}},
          "`optim.warmup_steps` 5 is more than `train.max_steps` 4"),
+        ({"task": {"name": "moleculenet/bace", "split": "random", "split_seed": 2**63 - 2}, "num_replicates": 3},
+         "`num_replicates` 3 leads `task.split_seed` beyond 2^63"),
     ],
 )  # fmt: skip
 def test_values_that_do_not_go_together_are_refused(sections, message):

@@ -23,7 +23,7 @@ from exlm_cli.files import READ_HINT, JsonModel, hash_json, read_json, reason_of
 from exlm_cli.progress import Progress
 
 # Increase it when the same input would give other shards.
-_SCHEME = 6
+_SCHEME = 7
 _HUGE_BYTES = 1 << 28
 
 

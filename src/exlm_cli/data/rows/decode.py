@@ -125,7 +125,7 @@ def _decompress(path: Path, raw: io.BufferedReader, *, is_seekable: bool) -> io.
         case ".gz":
             opened = gzip.GzipFile(fileobj=raw)
         case ".xz":
-            opened = lzma.LZMAFile(raw)  # noqa: SIM115 (its user closes it)
+            opened = _XzReader(raw)
         case _:
             return raw
     if not is_seekable:
@@ -142,6 +142,49 @@ def _decompress(path: Path, raw: io.BufferedReader, *, is_seekable: bool) -> io.
         unpacked.seek(0)
         stack.pop_all()  # the caller closes it
         return cast(io.BufferedReader, unpacked)
+
+
+_XZ_BLOCK_BYTES = 1 << 16  # copied at the end of each stream
+
+
+class _XzReader(io.RawIOBase):
+    """Decompressed bytes of a `.xz` file with one stream or several.
+
+    `lzma.LZMAFile` takes a damaged stream after the first one for the end of the file.
+    """
+
+    def __init__(self, raw: io.BufferedReader) -> None:
+        self._raw, self._decompressor, self._waiting = raw, lzma.LZMADecompressor(), b""
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer; 0 at the end of the last stream.
+
+        Raises:
+            EOFError: The last stream is truncated.
+            lzma.LZMAError: A stream is damaged, or no stream.
+        """
+        data = b""
+        while not data:
+            if self._decompressor.eof:
+                # zeros may stand between streams, and behind the last one
+                self._waiting = self._decompressor.unused_data.lstrip(b"\0")
+                while not self._waiting and (block := self._raw.read(_XZ_BLOCK_BYTES)):
+                    self._waiting = block.lstrip(b"\0")
+                if not self._waiting:
+                    return 0
+                self._decompressor = lzma.LZMADecompressor()
+            if self._decompressor.needs_input and not self._waiting:
+                self._waiting = self._raw.read(_XZ_BLOCK_BYTES)
+                if not self._waiting:
+                    raise EOFError
+            data = self._decompressor.decompress(self._waiting, len(buffer))
+            self._waiting = b""
+        buffer[: len(data)] = data
+        return len(data)
 
 
 def decoded_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, str]]:

@@ -231,6 +231,8 @@ def _compile(todo: Plan) -> None:
     with tempfile.TemporaryDirectory(dir=todo.library.parent, prefix="build-") as folder:
         output = Path(folder) / todo.library.name
         _run([*todo.command, "-o", str(output)], _COMPILE_TIMEOUT_S[todo.kind])
+        with output.open("rb") as file:
+            os.fsync(file.fileno())  # a crash of the machine would leave a truncated library, which ends Python
         output.replace(todo.library)
 
 

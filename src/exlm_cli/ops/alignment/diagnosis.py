@@ -23,7 +23,7 @@ class LibraryState:
     """State of one of the two libraries.
 
     Attributes:
-        path: The library if it exists and loads (without a GPU it is not loaded); of several GPUs, the first one's.
+        path: The library if it exists and loads; of several GPUs, that of the first one.
         note: Where a library is missing: when it is built, or why it cannot be.
         backend: What `backend: auto` uses on such a device, now or after the build.
     """
@@ -76,7 +76,7 @@ def build_kernels(progress: Progress) -> None:
     """Build the host kernels and, on a machine with nvcc or a GPU, the device kernels for all architectures.
 
     Raises:
-        BackendError: A build fails, or a GPU of this machine cannot run the device kernels.
+        BackendError: A build fails, or no GPU of this machine can run the device kernels.
     """
     kinds: tuple[Kind, ...] = ("cpu", "cuda") if _describe_compiler("cuda") or torch.cuda.is_available() else ("cpu",)
     for kind in kinds:
@@ -88,10 +88,23 @@ def build_kernels(progress: Progress) -> None:
             if kind == "cpu":
                 HostLibrary(path)
             else:
-                for device in range(torch.cuda.device_count()):
-                    device_library(device)
+                _serve_every_gpu(progress)
         except BuildError as error:
             raise BackendError(f"the native {kind} kernels are not available: {error}", _HINT) from error
+
+
+def _serve_every_gpu(progress: Progress) -> None:
+    """Load kernels for each GPU; report the GPUs that have none, or raise if all of them have none."""
+    obstacles = []
+    for device in range(torch.cuda.device_count()):
+        try:
+            device_library(device)
+        except BuildError as error:
+            obstacles.append(error)
+    if obstacles and len(obstacles) == torch.cuda.device_count():
+        raise obstacles[0]
+    for obstacle in obstacles:
+        progress.message(f"note: {obstacle}")
 
 
 def _state(find: Callable[[], HostLibrary | DeviceLibrary | None], otherwise: str) -> LibraryState:

@@ -66,8 +66,8 @@ def load_squad(config: SquadTaskConfig, progress: Progress) -> "SquadTask":
     two.
 
     Raises:
-        DataError: A file is missing or malformed, a question cannot be used while `task.on_invalid` is `error`, or an
-            article to hold out does not exist.
+        DataError: A file is missing or malformed, a question cannot be used while `task.on_invalid` is `error`, an
+            article to hold out does not exist, or articles are held out though there is a file to score on.
     """
     files = {part: _read(place, progress) for part, place in find_parts(config, OFFICIAL_FILES)}
     train_file, valid_file = files["train"], files.get("valid")

@@ -115,14 +115,21 @@ def test_a_compressed_file_that_is_truncated_or_damaged_is_named(tmp_path, suffi
         file.read()
 
 
-def test_all_streams_of_an_xz_file_are_read(tmp_path):
+def test_all_streams_of_an_xz_file_are_read_and_checked(tmp_path):
     """`cat` of files makes several; `lzma.decompress` of each alone is the truth."""
     path, texts = tmp_path / "a.txt.xz", [b"one\n" * 9000, b"", b"three\n", bytes(range(256)) * 2000]
-    path.write_bytes(b"".join(map(lzma.compress, texts)))
+    streams = [lzma.compress(text) for text in texts]
+    path.write_bytes(b"".join(stream + bytes(4 * number) for number, stream in enumerate(streams)))
     with open_file(path) as file:
         assert file.read() == b"".join(texts)
     with open_file(path, is_seekable=True) as file:
         assert file.read() == b"".join(texts)
+    altered = bytearray(streams[2])
+    altered[2] ^= 1
+    for ending, found in ((bytes(altered), "damaged"), (b"junk", "damaged"), (streams[3][:-9], "truncated")):
+        path.write_bytes(streams[0] + ending)
+        with pytest.raises(DataError, match=f"the compressed file is {found}"), open_file(path) as file:
+            file.read()
 
 
 def test_a_missing_file_a_folder_and_a_failing_disk_are_named(tmp_path):
