@@ -218,6 +218,8 @@ def test_arguments_of_another_kind_are_refused_before_a_folder_is_made(tmp_path)
 def test_a_run_that_cannot_be_loaded_is_named(tmp_path, text_model):
     with pytest.raises(CheckpointError, match="no such run directory"):
         exlm_cli.load(str(tmp_path / "nothing"))
+    (tmp_path / "rum.csv").touch()
+    (tmp_path / "rum2").mkdir()
     checkpoints = shutil.copytree(text_model, tmp_path / "run") / "checkpoints"
     with pytest.raises(CheckpointError, match="no such run directory") as caught:
         exlm_cli.load(tmp_path / "rum")
@@ -225,6 +227,9 @@ def test_a_run_that_cannot_be_loaded_is_named(tmp_path, text_model):
     shutil.copytree(checkpoints / "step-3", checkpoints / "step-3-old")
     with pytest.raises(CheckpointError, match="step-3-old: not a run directory"):
         exlm_cli.load(checkpoints / "step-3-old")
+    (tmp_path / "run" / "run.json").rename(tmp_path / "run" / "run.jso")
+    with pytest.raises(CheckpointError, match=rf"^{tmp_path}/run: not a run directory: it has no run.json$"):
+        exlm_cli.load(checkpoints / "step-3")
     with pytest.raises(ConfigError, match="`device` is tpu; it should be 'auto', 'cpu' or 'cuda'"):
         exlm_cli.load(text_model, device="tpu")
 

@@ -51,7 +51,7 @@ def kinds_in(annotation: Any) -> Iterator[Any]:
 
 @functools.cache
 def _set_of_kinds(annotation: Any) -> frozenset[Any]:
-    """Take a type apart once: every value of every recipe asks for its own."""
+    """Return the types that a type is made of; kept, because each value of a recipe asks."""
     return frozenset(kinds_in(annotation))
 
 

@@ -58,7 +58,7 @@ class ExportedFolder:
 
 
 def check_before_export(out: Path, form: Format = "hf", licence: str | None = None) -> None:
-    """Check what can be checked before a run is read.
+    """Check what can be checked before anything is written.
 
     Raises:
         CheckpointError: `out` is a file, a folder with files in it, or a mount point.

@@ -200,7 +200,7 @@ class RunScores:
     def as_json(self) -> dict[str, Any]:
         """Return numbers for programs: `metrics` and `labels` of the model, and the same of each baseline."""
         nested: dict[str, dict[str, dict[str, Any]]] = {}
-        for (model, split, label, metric), rows in self._by_metric.items():
+        for (model, split, label, metric), rows in self._by_score.items():
             is_average = rows.seed == AVERAGE
             alone = rows[~is_average].value
             spread = spread_of(alone)
@@ -215,12 +215,12 @@ class RunScores:
         return content
 
     @cached_property
-    def _by_metric(self) -> dict[tuple[str, str, str, str], "DataFrame"]:
+    def _by_score(self) -> dict[tuple[str, str, str, str], "DataFrame"]:
         """Reported rows by model, split, label and metric."""
         return dict(iter(self.reported.groupby(["model", "split", "label", "metric"], sort=False)))
 
     def _rows(self, split: str, metric: str, model: str, label: str) -> "DataFrame":
-        found = self._by_metric.get((model, split, label, metric))
+        found = self._by_score.get((model, split, label, metric))
         return self.table.iloc[:0] if found is None else found
 
 
@@ -249,7 +249,7 @@ class FinetunedRun:
         return [model for model in self.scores.others if self.is_distinct(model)]
 
     def is_distinct(self, model: str) -> bool:
-        """Return whether a model of `scores.csv` is none of the others under another name (`Predictors.distinct`)."""
+        """Return whether a model of `scores.csv` predicts otherwise than the rest: `both` may give one no weight."""
         return model != BOTH or self.results.predictors is None or "both" in self.results.predictors.distinct
 
     def average(self, metric: str, *, model: str = MODEL, label: str = "") -> Spread:

@@ -76,12 +76,12 @@ def summarise(batches: Iterable[Sums]) -> dict[str, float]:
     for batch in batches:
         for name, values in batch.items():
             totals[name] = tuple(map(sum, zip_longest(totals.get(name, ()), values, fillvalue=0.0)))
-    row = {name: _metric_of(name, total) for name, total in totals.items()}
+    row = {name: _value_of(name, total) for name, total in totals.items()}
     losses = {name: row.pop(name) for name in ("loss", "loss_given_length")}
     return {**losses, "perplexity": math.exp(min(losses["loss"], _LARGEST_NATS)), **row}
 
 
-def _metric_of(name: str, total: tuple[float, ...]) -> float:
+def _value_of(name: str, total: tuple[float, ...]) -> float:
     if name == "clones_in_use":
         return _perplexity(total)
     if len(total) == 1:

@@ -520,7 +520,10 @@ def count_steps(train: LoopConfig, epoch: int, steps_before: int, steps_in_epoch
 
 
 def _seed_draws(seed: int, device: torch.device) -> None:
-    """Do what `torch.manual_seed` does, which also formats the stack for each kind of device that is not in use."""
+    """Seed the generators of the CPU and of `device`.
+
+    `torch.manual_seed` also visits every other kind of device, and formats the stack for each.
+    """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed_all(seed)

@@ -357,8 +357,8 @@ def _calibrated_columns(rows: CalibratedRows) -> tuple[dict[str, list[str]], lis
     missing = name_some(f"`{name}`" for name, has in zip(names, has_C, strict=True) if not has)
     notes = [f"{what} {missing}"] if missing else []
     if equal:
-        few = f"has fewer than {MIN_SCALED_ROWS} validation rows"
-        notes.append(f"intervals are equally wide for all rows, as {name_some(equal)} {few}")
+        few = f"fewer than {MIN_SCALED_ROWS} validation rows of {name_some(equal)}"
+        notes.append(f"intervals are equally wide for all rows: {few}")
     if loss == "classes" and missing:
         return {}, notes
     named = [name for name, has in zip(names, has_C, strict=True) if has]

@@ -61,7 +61,7 @@ _MIN_TICK_DISTANCE = 0.06
 def write_grid_report(cells: Sequence[MeasuredCell], folder: Path, *, name: str, has_figures: bool) -> SweepReport:
     """Write `grid.csv`, `grid.md` and the figures `corruption`, `entropy`, one for each task, and `curves`.
 
-    Arguments and errors are those of `report.sweeps.write_sweep_report`.
+    Arguments and errors are those of `report.experiments.sweeps.write_sweep_report`.
     """
     grid = grid_of(cells)
     tables, records = grid_tables(grid), _records(grid)

@@ -10,7 +10,7 @@ from exlm_cli.finetune.evaluation.calibration import DEFAULT_LEVEL, Calibration,
 from exlm_cli.finetune.evaluation.conformal import MIN_SCALED_ROWS, ConformalResiduals, Coverage
 from exlm_cli.finetune.evaluation.intervals import NUM_RESAMPLES
 from exlm_cli.finetune.results import InitialWeights, RunResults
-from exlm_cli.finetune.scores import BASELINE_NAMES, BOTH, MODEL, OTHER_NAMES, Aggregate, FinetunedRun, Spread
+from exlm_cli.finetune.scores import BOTH, MODEL, OTHER_NAMES, Aggregate, FinetunedRun, Spread
 from exlm_cli.format import (
     NO_VALUE,
     NOT_DEFINED,
@@ -106,7 +106,7 @@ def models_table(run: FinetunedRun) -> ReportTable:
     models = filter(run.is_distinct, dict.fromkeys([MODEL, *map(str, scores.reported.model.unique())]))
     rows: list[Row] = [
         (
-            BASELINE_NAMES.get(model, model),
+            OTHER_NAMES.get(model, model),
             *(score_entry(run.average(name, model=model), "mean") for name in names),
             *([score_entry(scores.average("valid", metric, model=model), "mean")] if has_valid else []),
         )
@@ -336,7 +336,7 @@ def _notes(run: FinetunedRun) -> list[str]:
 
 
 def _task_table(runs: Sequence[FinetunedRun]) -> ReportTable:
-    """Return every metric of runs of one task, a column each, then one for each baseline and each mean of both.
+    """Return a row for each metric and a column for each run of a task, then for each baseline and each mean of both.
 
     Scores of the seeds' mean predictions come first, those of single seeds below.
     """
@@ -355,9 +355,9 @@ def _task_table(runs: Sequence[FinetunedRun]) -> ReportTable:
                 continue
             shown.add(scored)
             if model == BOTH:
-                columns.append(f"both, {run.name} and baseline")
+                columns.append(OTHER_NAMES[BOTH].replace("model", run.name))
             else:
-                columns.append(BASELINE_NAMES[model] + ("" if has_one_split else f", rows of {run.name}"))
+                columns.append(OTHER_NAMES[model] + ("" if has_one_split else f", rows of {run.name}"))
             averages.append([score_entry(run.average(name, model=model), "mean", missing=NO_VALUE) for name in names])
             alone.append([_show_seeds(run, name, model) for name in names])
     groups = [tuple(zip(names, *averages, strict=True))]

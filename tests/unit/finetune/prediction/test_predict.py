@@ -213,9 +213,7 @@ def test_intervals_of_values_are_as_wide_as_the_residuals_of_the_validation_rows
         assert float(row["length_high_50"]) == pytest.approx(value + half, rel=1e-4)
     assert [len(rows.mean) for rows in drawn] == [2]
     assert summary.metrics["interval_coverage"] in (0, 0.5, 1)
-    assert any(
-        "equally wide for all rows, as `length` has fewer than 50 validation rows" in note for note in summary.notes
-    )
+    assert any("equally wide for all rows: fewer than 50 validation rows of `length`" in note for note in summary.notes)
     wide = predicted(run, path, tmp_path / "wide.csv", interval_level=0.999)
     assert any("too few validation rows for intervals of 99.9 %: `length`" in note for note in wide.notes)
     with pytest.raises(ConfigError, match="interval_level=1`: accepted: above 0 and below 1"):
