@@ -181,7 +181,7 @@ def test_a_users_error_on_one_rank_ends_all_with_it(cache, tmp_path):
 class _OtherDisk(type(Path())):  # type: ignore[misc]
     """Paths of a disk that does not have the files of rank 0."""
 
-    def is_dir(self) -> bool:
+    def is_file(self) -> bool:
         return False
 
 

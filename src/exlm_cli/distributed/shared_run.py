@@ -1,5 +1,6 @@
 """Run directory of several ranks: rank 0 makes and locks it, and every rank must see it and train the same recipe."""
 
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -8,6 +9,7 @@ from exlm_cli.config.base import Recipe
 from exlm_cli.config.overrides import changed_keys
 from exlm_cli.distributed.ranks import Ranks
 from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.files import write_atomically
 from exlm_cli.run_dir import discarded_on_failure, sole_process
 
 
@@ -25,20 +27,25 @@ def hold_run(ranks: Ranks, make: Callable[[], Path], *, is_new: bool) -> Iterato
     """
     with ExitStack() as stack:
         folder = Path()
+        # a new name each time: no file system has cached that it does not exist, and no other folder has it
+        token = f".seen-by-every-rank.writing-{secrets.token_hex(8)}"
 
         def take() -> str:
             nonlocal folder
             folder = make()
             stack.enter_context(sole_process(folder, is_new=is_new))
-            return str(folder.absolute())
+            if ranks.size > 1:
+                write_atomically(folder / token, b"")
+            return str((folder / token).absolute())
 
         shared = Path(ranks.first(take))
         if ranks.is_first:
             with discarded_on_failure(folder, is_new=is_new):
                 ranks.together(lambda: None)
+            shared.unlink(missing_ok=True)
         else:
-            folder = shared
-            ranks.together(lambda: _refuse_unseen(folder, ranks))
+            folder = shared.parent
+            ranks.together(lambda: _refuse_unseen(shared, ranks))
         yield folder
 
 
@@ -73,9 +80,9 @@ def require_same_data(ranks: Ranks, fingerprint: str) -> None:
             )
 
 
-def _refuse_unseen(folder: Path, ranks: Ranks) -> None:
-    if not folder.is_dir():
+def _refuse_unseen(token: Path, ranks: Ranks) -> None:
+    if not token.is_file():
         raise CheckpointError(
-            f"{folder}: rank {ranks.rank} does not see the run directory that rank 0 made",
+            f"{token.parent}: rank {ranks.rank} does not see the run directory that rank 0 made",
             "choose a folder that all nodes share with `out=DIR`",
         )
