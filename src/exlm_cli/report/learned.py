@@ -119,6 +119,21 @@ def describe_learned(
     )
 
 
+def read_learned(run: Path, kind: InputKind, step: int | None = None) -> Learned | None:
+    """Return what the last validation of a run says, up to a step; None where there is none, or no reference.
+
+    Raises:
+        CheckpointError: A file of the run is damaged.
+    """
+    if not (run / RUN_FILE).is_file() or not (run / METRICS_FILE).is_file():
+        return None
+    described = read_run_json(run)
+    rows = [row for row in read_metrics(run / METRICS_FILE) if row["kind"] == "valid"]
+    rows = [row for row in rows if step is None or row["step"] <= step]
+    reference = described.unigram_loss, described.unigram_accuracy
+    return describe_learned(rows[-1], *reference, num_tokens=None, num_parameters=0, kind=kind) if rows else None
+
+
 def warn_of_unlearned(checkpoint: Path, kind: InputKind) -> str | None:
     """Return a warning where a checkpoint of a run is no better than token frequencies; None where it may be.
 
@@ -126,12 +141,10 @@ def warn_of_unlearned(checkpoint: Path, kind: InputKind) -> str | None:
         CheckpointError: A file of the run is damaged.
     """
     run = run_directory(checkpoint)
-    if run == checkpoint or not (run / RUN_FILE).is_file() or not (run / METRICS_FILE).is_file():
+    if run == checkpoint:
         return None
-    step, described = int(checkpoint.name.removeprefix("step-")), read_run_json(run)
-    rows = [row for row in read_metrics(run / METRICS_FILE) if row["kind"] == "valid" and row["step"] <= step]
-    reference = described.unigram_loss, described.unigram_accuracy
-    learned = describe_learned(rows[-1], *reference, num_tokens=None, num_parameters=0, kind=kind) if rows else None
+    step = int(checkpoint.name.removeprefix("step-"))
+    learned = read_learned(run, kind, step)
     if learned is None or not learned.is_at_unigrams:
         return None
     return (

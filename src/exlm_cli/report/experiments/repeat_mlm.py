@@ -32,6 +32,7 @@ from exlm_cli.report.experiments.seed_groups import (
     seed_note,
     share_groups,
     task_metrics,
+    unlearned_note,
     write_report_files,
 )
 from exlm_cli.report.tables import Entry, Number, ReportTable, Row
@@ -224,6 +225,7 @@ def _agreement_table(grid: Grid, name: str, title: str) -> ReportTable:
     if any(math.isnan(found.standard_error) for found in by_metric.values()):
         notes.append("with one seed there is no noise to compare with, so `follows` names the smaller spread")
     notes += [*different_seeds_note([*grid.values()]), *_fewer_seeds_note(grid, by_metric)]
+    notes += unlearned_note(_by_words(grid))
     return ReportTable(name, title, columns, (tuple(rows),), tuple(notes))
 
 

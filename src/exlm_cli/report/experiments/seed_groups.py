@@ -13,6 +13,7 @@ from exlm_cli.experiments.results import MeasuredCell, SweepCellResult, masking_
 from exlm_cli.files import make_folder, write_atomically, write_csv
 from exlm_cli.finetune.scores import Spread, spread_of
 from exlm_cli.format import NO_VALUE, NOT_DEFINED, decimals, format_plain
+from exlm_cli.report.learned import read_learned
 from exlm_cli.report.tables import Entry, Number, ReportTable, as_markdown
 from exlm_cli.run_dir import METRICS_FILE, MetricsRow, read_metrics
 
@@ -305,6 +306,22 @@ def divergence_note(groups: Mapping[str, SeedGroup]) -> list[str]:
         if parts:
             found.append(f"{name} ({', '.join(parts)})")
     return [f"diverged: {'; '.join(found)}"] if found else []
+
+
+def unlearned_note(groups: Mapping[str, SeedGroup]) -> list[str]:
+    """Return a note with the variants, by name, of which no seed is better than the frequencies of tokens.
+
+    Raises:
+        CheckpointError: A file of a pre-training is damaged.
+    """
+    found = []
+    for name, group in groups.items():
+        learned = [read_learned(cell.folder / "pretrain", "text") for cell in group.finished]
+        if learned and all(each is not None and each.is_at_unigrams for each in learned):
+            found.append(name)
+    if not found:
+        return []
+    return [f"no better than token frequencies, so their numbers are chance: {'; '.join(found)}"]
 
 
 def by_column(spreads: Mapping[str, Spread]) -> dict[str, float]:

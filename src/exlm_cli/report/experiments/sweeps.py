@@ -34,6 +34,7 @@ from exlm_cli.report.experiments.seed_groups import (
     read_curves,
     seed_note,
     task_metrics,
+    unlearned_note,
     write_report_files,
 )
 from exlm_cli.report.tables import Entry, Number, ReportTable, Row
@@ -269,7 +270,7 @@ def _variants_table(variants: Variants, name: str) -> ReportTable:
     if any(key.startswith(("data.", "tokenizer.")) for group in variants for key in group.first.changes):
         notes.append(_OTHER_DATA)
     notes += fewer_seeds_note(by_label, {key: _HEADINGS.get(key, key) for key in names})
-    notes += [*_sampled_note(variants), *divergence_note(by_label)]
+    notes += [*_sampled_note(variants), *divergence_note(by_label), *unlearned_note(by_label)]
     return ReportTable(
         "variants",
         f"Variants of {name}{seed_note(variants)}",

@@ -37,6 +37,7 @@ from tests.unit.report.results import (
     with_metrics,
     with_scores,
 )
+from tests.unit.report.test_learned import run_with
 
 
 def _csv(results: list[MeasuredCell], folder: Path) -> list[dict[str, str]]:
@@ -143,6 +144,19 @@ def test_a_diverged_cell_is_named_and_left_out_of_every_claim():
         "diverged: k = 8, p = 0.622 (seed 1); k = 8, p = 0.789 (fine-tuning on glue/mnli)",
     )
     assert not math.isnan(agreements(cells)["entropy_bits"].spearman)
+
+
+def test_cells_at_the_level_of_token_frequencies_are_named(tmp_path, monkeypatch):
+    """One seed that has learned something is enough to leave a cell out, and so is a run without a reference."""
+    monkeypatch.chdir(tmp_path)
+    cells = grid_results(seeds=(1, 2))
+    for cell, loss in zip(cells[:6], (6.99, 7.2, 6.99, 3.0, 5.0, 5.0), strict=True):
+        (cell.folder / "pretrain").mkdir(parents=True)
+        run_with(cell.folder / "pretrain", loss, 7.0)
+    said = "no better than token frequencies, so their numbers are chance: k = 1, p = 0.0225"
+    tables = {table.name: table for table in grid_tables(grid_of(cells))}
+    assert said in tables["agreement"].notes
+    assert not any("chance" in note for note in tables["entropy"].notes)
 
 
 def test_undefined_figures_say_so_and_are_left_out_of_every_claim():
