@@ -374,7 +374,7 @@ def time_new(data: Path, cell: Cell, chemprop: str | None) -> Mapping[str, objec
         shown = ["chemprop", *words[1:]]
     elif cell.method in FORESTS:
         words = [*forest_command(cell), "--predict", str(new)]
-        shown = ["python", "studies/molecules.py", *words[2:]]
+        shown = ["python", "studies/molecules.py", ".", "WORK", *words[4:]]
     else:
         if cell.method in BOTH and not (run / "results.json").exists():
             words = exlm_command(replace(cell, method=BOTH[cell.method]), run)
