@@ -343,7 +343,7 @@ def _point_to_recipe(suite: str, recipe: "FinetuneRecipe", progress: "Progress")
         if recipe.task.input_kind == "smiles" and not recipe.task.molecule_descriptors:
             progress.message(
                 "`--recipe csv-descriptors` reads RDKit's descriptors beside the encoder: on small tables it is often "
-                "better, and takes a quarter of the time"
+                "better, and it takes less time"
             )
     elif suite in ("glue", "moleculenet"):
         import torch

@@ -131,6 +131,8 @@ def predict(
         contents = dict(zip(files, (*found.encoded.official_files(found.outputs), table), strict=True))
         if draw is not None and found.labelled is not None:
             contents |= draw(found.labelled, out)
+        if rows.num_rows and not len(rows.keys):
+            notes_on_table = (*notes_on_table, f"no row of {path} can be read; its column `problem` says why")
         notes_on_table = (*notes_on_table, *_describe_explanations(predictor, is_wanted=explain is not None))
         if explain is not None:
             contents |= explain(found.encoded, rows, atoms)

@@ -92,7 +92,8 @@ def explanation_files(
             f"an atom says what it adds to the prediction{unit}: orange atoms raise it, blue ones lower it. It is the "
             "mean of what the prediction loses when the atom is masked, and what it gains by the atom when all others "
             "are. "
-            "This explains the model, not the molecule.",
+            "This explains the model, not the molecule. Predictions are those of the model alone; where `exlm predict` "
+            "uses a forest, or the mean of both, its table has those.",
             "atoms.csv has the change of every atom and output, and each molecule is an SVG file beside this page.",
         ],
         scales=_show_scales(scales_C, names, loss),

@@ -21,6 +21,9 @@ from exlm_cli.run_dir import read_run_json, resume_command
 PAGE_FILE = "report.html"
 """File of the page in a run directory."""
 _MAX_NAMED = 4
+_OF_MODEL = (
+    "pictures, intervals and single rows below are of the model alone; `exlm predict` uses what is best in validation"
+)
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,8 @@ def write_page(finetuned: FinetunedRun) -> Path:
     run, results = finetuned.folder, finetuned.results
     scores, *labels = results_tables(finetuned)
     models = models_table(finetuned)
-    sections = [Section(models.title, models.columns, models.groups, models.notes)]
+    of_model = (_OF_MODEL,) if finetuned.others else ()
+    sections = [Section(models.title, models.columns, models.groups, (*models.notes, *of_model))]
     sections += [
         Section(f"Scores of each label, {results.scored_split}", table.columns, table.groups, table.notes)
         for table in labels
@@ -112,8 +116,8 @@ def _row_sections(finetuned: FinetunedRun, rows: ScoredRows) -> list[Section]:
         if rows.similarity is not None:
             least, surprising = rows.surprising()
             note = (
-                f"the largest further errors of the third of the {split} molecules that is most like the training "
-                f"molecules (similarity {least:.2f} or more), where the model should be right; look at these labels"
+                f"large errors in the third of the {split} molecules that is most like the training molecules "
+                f"(similarity {least:.2f} or more), where the model should be right; look at these labels"
             )
             if surprising:
                 cards = rows.cards(surprising)

@@ -70,21 +70,24 @@ class ScoredRows:
         is_wrong: BoolArray = (self.calibrated.mean.argmax(axis=1) != truth_N) & ~np.isnan(truth_N)
         return is_wrong[:, None]
 
+    @property
+    def _sizes(self) -> FloatArray:
+        """(N, C): errors of wrong answers, those of values in standard deviations of the truth; -1 for right ones."""
+        errors_NC = self.errors
+        if self.calibrated.loss == "regression":
+            deviation_C = np.nanstd(self.calibrated.targets, axis=0)
+            errors_NC = errors_NC / np.where(deviation_C > 0, deviation_C, 1.0)
+        return np.where(self._is_wrong, errors_NC, -1.0)
+
     def worst(self, is_chosen_N: BoolArray | None = None) -> list[tuple[int, int]]:
         """Return row and output of the largest errors, each row once, the largest first.
 
         Of labels and classes, they are those of wrong answers alone.
 
-        Errors of several values are compared in units of the standard deviation of the truth.
-
         Args:
             is_chosen_N: Whether a row may be taken; None: all.
         """
-        errors_NC = self.errors
-        if self.calibrated.loss == "regression":
-            deviation_C = np.nanstd(self.calibrated.targets, axis=0)
-            errors_NC = errors_NC / np.where(deviation_C > 0, deviation_C, 1.0)
-        errors_NC = np.where(self._is_wrong, errors_NC, -1.0)
+        errors_NC = self._sizes
         largest_N = errors_NC.max(axis=1)
         if is_chosen_N is not None:
             largest_N = np.where(is_chosen_N, largest_N, -1.0)
@@ -93,12 +96,15 @@ class ScoredRows:
 
     def surprising(self) -> tuple[float, list[tuple[int, int]]]:
         """Return the least similarity of the third of the molecules that is most like the training molecules, and the
-        largest errors of that third that are not among the `worst` of all.
+        largest errors of that third that are not among the `worst` of all; of values, errors in the largest quarter.
         """
         assert self.similarity is not None, "the caller has asked"
         least = float(np.quantile(self.similarity, 2 / 3))
         is_near_N = self.similarity >= least
         is_near_N[[row for row, _ in self.worst()]] = False
+        if self.calibrated.loss == "regression":
+            largest_N = self._sizes.max(axis=1)
+            is_near_N &= largest_N >= np.quantile(largest_N[largest_N >= 0], 0.75)
         return least, self.worst(is_near_N)
 
     def cards(self, chosen: Iterable[tuple[int, int]]) -> list[Card]:

@@ -331,7 +331,8 @@ def _notes(run: FinetunedRun) -> list[str]:
         ends = f"{format_number(interval.low)} to {format_number(interval.high)}"
         rows = format_number_of(interval.num, f"{results.scored_split} row")
         notes.append(f"95 % interval of {metric} over the {rows}, {NUM_RESAMPLES:,} resamples: {ends}")
-    notes.append(f"trained in {format_duration(results.elapsed_s)}, at {format_count(results.tokens_per_s)} tokens/s")
+    speed = f"{format_count(results.tokens_per_s)} tokens/s each"
+    notes.append(f"trainings took {format_duration(results.elapsed_s)} together, at {speed}")
     return notes
 
 

@@ -358,7 +358,7 @@ def _values(table: Table, columns: Sequence[str]) -> Labels:
     targets = read_targets(table, columns, *_VALUE_CELLS, missing=())
     _check_varies(table, columns, targets)
     named = name_some(f"`{name}`" for name in columns)
-    notes = [f"found values to predict in {named}; if they are classes, set `task.label_kind=classes`"]
+    notes = [f"found values to predict in {named}; if they are classes, say so with `task.label_kind=classes`"]
     if set(np.unique(targets[~np.isnan(targets)])) == {-1.0, 1.0}:
         notes.append("every value is -1 or 1: `task.label_kind=multi_label` takes them as negative and positive labels")
     return Labels("regression", tuple(columns), targets, (*notes, *_doubt_points(table, columns)))

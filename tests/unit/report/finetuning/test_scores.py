@@ -56,7 +56,7 @@ def test_the_metric_that_chose_the_epoch_comes_first_and_everything_fits():
     for words in (
         "1,210/151/152 rows",
         "smiles-small pre-trained for 1,200 steps and fine-tuned, 3 seeds", "note: left out 5 rows",
-        "best epochs by validation roc_auc: 3, 6, 9", "trained in 1:02:05, at 12,346 tokens/s",
+        "best epochs by validation roc_auc: 3, 6, 9", "trainings took 1:02:05 together, at 12,346 tokens/s each",
     ):  # fmt: skip
         assert words in text
 
@@ -172,7 +172,7 @@ def test_notes_of_a_run_of_several_splits_are_of_all_of_them_or_name_the_first()
         "first split: best of 0 grid points: optim.lr=1e-05",
         "best epochs by validation roc_auc: 3",
         "95 % intervals on test over splits: roc_auc 0.2500 to 0.7500, f1 0.5000 to 0.7500",
-        "trained in 1:02:05, at 12,346 tokens/s",
+        "trainings took 1:02:05 together, at 12,346 tokens/s each",
     )
 
 
