@@ -146,6 +146,7 @@ def create_run_dir(out: str | Path | None, name: str) -> Path:
         CheckpointError: `out` is a file or not empty, or a file cannot be written.
     """
     with refusing(f"{RUNS_ROOT if out is None else out}: no run directory can be made there", is_chosen=True):
+        was_there = False
         if out is None:
             folder = _make_fresh(RUNS_ROOT / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
         else:
@@ -155,7 +156,7 @@ def create_run_dir(out: str | Path | None, name: str) -> Path:
             folder.mkdir(parents=True, exist_ok=True)
         beginning = folder / BEGINNING_FILE
         if not beginning.exists():  # one that was killed keeps what it says
-            beginning.write_text(_WAS_THERE if out is not None and was_there else "", encoding="utf-8")
+            beginning.write_text(_WAS_THERE if was_there else "", encoding="utf-8")
     return folder
 
 
@@ -163,7 +164,7 @@ def create_run_dir(out: str | Path | None, name: str) -> Path:
 def discarded_on_failure(run: Path, *, is_new: bool = True) -> Iterator[None]:
     """Delete a new run directory again if the work that fills it fails; a folder of the user's stays, empty."""
     beginning = run / BEGINNING_FILE
-    was_there = is_new and beginning.is_file() and beginning.read_text(encoding="utf-8") == _WAS_THERE
+    was_there = is_new and beginning.is_file() and beginning.read_bytes() == _WAS_THERE.encode()
     try:
         yield
     except BaseException:

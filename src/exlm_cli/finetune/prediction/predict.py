@@ -132,7 +132,10 @@ def predict(
         if draw is not None and found.labelled is not None:
             contents |= draw(found.labelled, out)
         if rows.num_rows and not len(rows.keys):
-            notes_on_table = (*notes_on_table, f"no row of {path} can be read; its column `problem` says why")
+            notes_on_table = (
+                *notes_on_table,
+                f"no row of {path} can be read; the column `problem` of the predictions says why",
+            )
         notes_on_table = (*notes_on_table, *_describe_explanations(predictor, is_wanted=explain is not None))
         if explain is not None:
             contents |= explain(found.encoded, rows, atoms)

@@ -316,6 +316,7 @@ def unlearned_note(groups: Mapping[str, SeedGroup]) -> list[str]:
     """
     found = []
     for name, group in groups.items():
+        # what the sequences are changes only a word in sentences
         learned = [read_learned(cell.folder / "pretrain", "text") for cell in group.finished]
         if learned and all(each is not None and each.is_at_unigrams for each in learned):
             found.append(name)

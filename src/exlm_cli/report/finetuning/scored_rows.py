@@ -104,7 +104,7 @@ class ScoredRows:
         is_near_N[[row for row, _ in self.worst()]] = False
         if self.calibrated.loss == "regression":
             largest_N = self._sizes.max(axis=1)
-            is_near_N &= largest_N >= np.quantile(largest_N[largest_N >= 0], 0.75)
+            is_near_N &= largest_N >= np.quantile(np.maximum(largest_N, 0.0), 0.75)
         return least, self.worst(is_near_N)
 
     def cards(self, chosen: Iterable[tuple[int, int]]) -> list[Card]:

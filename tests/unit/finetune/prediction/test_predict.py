@@ -92,6 +92,7 @@ def test_a_file_that_is_all_wrong_still_has_its_rows(finetuned, tmp_path):
     (tmp_path / "bad.smi").write_text("((\n))\n")
     summary = predicted(finetuned, tmp_path / "bad.smi", tmp_path / "out.csv")
     assert (summary.num_rows, summary.num_unreadable, summary.metrics) == (2, 2, {})
+    assert any(note.startswith("no row of ") and "`problem`" in note for note in summary.notes)
 
 
 def test_an_output_that_cannot_be_written_is_refused_before_the_models_run(finetuned, tmp_path):
