@@ -68,33 +68,32 @@ def path_length_nll(
     return states_alignment_nll(emissions, log_trans, target_lengths, state_lengths, backend=backend)
 
 
-def independent_nll(
+def token_nll(
     log_emit: Float[Tensor, "B T S"],
     log_trans: Float[Tensor, "B S S"],
     target_lengths: Int[Tensor, " B"],
     state_lengths: Int[Tensor, " B"],
     *,
     backend: Backend = "auto",
-) -> Float[Tensor, " B"]:
-    """Return -log of the product of the targets' own probabilities given their number, nats.
+) -> Float[Tensor, "B T"]:
+    """Return -log of each target's own probability given the number of targets, nats; 0 beyond `target_lengths`.
 
     The probability of target t alone sums over the nodes, weighted by the prior that a path of T tokens emits it there.
-    The excess over -log P(targets | T) measures what the DAG knows about the targets jointly. A node whose prior
-    underflows (below e-103 in float32) counts as unreachable. Not in the paper.
+    The excess of its sum over -log P(targets | T) measures what the DAG knows about the targets jointly. A node whose
+    prior underflows (below e-103 in float32) counts as unreachable. Not in the paper.
 
     Args:
         log_emit, log_trans, target_lengths, state_lengths, backend: As for `states_alignment_nll`.
 
     Returns:
-        `inf` for a sequence with targets and without a path.
+        `inf` at the targets of a sequence without a path.
     """
     emissions = torch.zeros_like(log_emit)
     prior_BTS = alignment_posterior(emissions, log_trans, target_lengths, state_lengths, backend=backend)
     # nodes without a prior are not read, whatever they hold
     terms_BTS = torch.where(prior_BTS > 0, prior_BTS.log() + log_emit, -torch.inf)
-    log_probs_BT = terms_BTS.logsumexp(-1)
     is_target_BT = torch.arange(log_emit.shape[1], device=log_emit.device) < target_lengths[:, None]
-    return -log_probs_BT.where(is_target_BT, 0.0).sum(-1)
+    return -terms_BTS.logsumexp(-1).where(is_target_BT, 0.0)
 
 
 def own_mask_share(

@@ -6,6 +6,7 @@ Axes: B sequences, T targets, S nodes, N packed inner nodes, k states of a mask,
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from exlm_cli.ops.alignment import (
     states_alignment_nll,
 )
 from exlm_cli.ops.emissions import TokenStatistics
-from exlm_cli.ops.path_prior import independent_nll, own_mask_share, path_length_nll
+from exlm_cli.ops.path_prior import own_mask_share, path_length_nll, token_nll
 from exlm_cli.progress import Progress
 from exlm_cli.train.objective import Objective, is_fully_masked, is_target
 from exlm_cli.train.task import Callback
@@ -56,6 +57,36 @@ def evaluate_batch(model: ExlmModel, objective: Objective, batch: Batch) -> Sums
     log_emit, log_trans = model.log_emissions(nodes, batch), model.log_transitions(nodes, batch)
     with torch.autocast(log_emit.device.type, enabled=False):  # autocast is for the model: metrics stay float32
         return _evaluate_dag(log_emit, log_trans, objective, nodes, statistics, batch, model.num_states_per_mask)
+
+
+class SequenceScores(NamedTuple):
+    """Negative log-likelihoods of given targets, nats.
+
+    Attributes:
+        token_nll: (B, T) each target on its own; 0 beyond `target_lengths`.
+        joint_nll: (B,) all targets of a sequence together, given their number; the sum of `token_nll` without a DAG.
+    """
+
+    token_nll: Float[Tensor, "B T"]
+    joint_nll: Float[Tensor, " B"]
+
+
+@torch.no_grad()
+def score_sequences(model: ExlmModel, objective: Objective, batch: Batch) -> SequenceScores:
+    """Return what the model thinks of the targets of each sequence, alone and together."""
+    nodes = model.node_states(batch)
+    if model.transition is None:
+        nll_M = objective.mask_nll(model, nodes, batch)
+        flat = nll_M.new_zeros(batch.target_ids.numel()).index_put((batch.target_index,), nll_M)
+        token_nll_BT = flat.view_as(batch.target_ids)
+        return SequenceScores(token_nll_BT, token_nll_BT.sum(-1))
+    log_emit, log_trans = model.log_emissions(nodes, batch), model.log_transitions(nodes, batch)
+    arguments = (log_emit, log_trans, batch.target_lengths, batch.state_lengths)
+    length_nll_B = path_length_nll(*arguments[1:], backend=objective.backend)
+    return SequenceScores(
+        token_nll(*arguments, backend=objective.backend),
+        states_alignment_nll(*arguments, backend=objective.backend) - length_nll_B,
+    )
 
 
 def summarise(batches: Iterable[Sums]) -> dict[str, float]:
@@ -113,7 +144,7 @@ def _evaluate_dag(
     nll_B = states_alignment_nll(log_emit, log_trans, *lengths, backend=backend)
     is_feasible = nll_B.isfinite()
     given_length_B = nll_B - path_length_nll(log_trans, *lengths, backend=backend)
-    independent_B = independent_nll(log_emit, log_trans, *lengths, backend=backend)
+    independent_B = token_nll(log_emit, log_trans, *lengths, backend=backend).sum(-1)
     is_mask = is_target(batch) & is_feasible[:, None]
 
     posterior_BTS = alignment_posterior(log_emit, log_trans, *lengths, backend=backend)

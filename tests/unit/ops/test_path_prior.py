@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from exlm_cli.ops.path_prior import expected_visits, independent_nll, own_mask_share, path_length_nll, state_imbalance
+from exlm_cli.ops.path_prior import expected_visits, own_mask_share, path_length_nll, state_imbalance, token_nll
 from tests.oracles import enumerate_posteriors, scored_paths
 
 NUM_MASKS, K = 3, 2
@@ -137,19 +137,19 @@ def test_a_chain_is_centred_and_has_one_length():
 def test_targets_without_a_path_are_impossible_one_by_one_too():
     """Two targets and one node that emits."""
     lengths = torch.tensor([2, 1]), torch.tensor([3, 3])
-    nll = independent_nll(torch.zeros(2, 2, 8, dtype=torch.float64), _log_trans()[[0, 0]], *lengths)
+    nll = token_nll(torch.zeros(2, 2, 8, dtype=torch.float64), _log_trans()[[0, 0]], *lengths).sum(1)
     assert nll.tolist() == pytest.approx([math.inf, 0.0])
 
 
 def test_what_no_path_reads_does_not_count_one_by_one():
     """Emissions of the first node, the last one and padding, and of a node that no path of that length visits."""
     log_emit = torch.randn(2, 3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    expected = independent_nll(log_emit, _log_trans(), TARGETS, STATES)
+    expected = token_nll(log_emit, _log_trans(), TARGETS, STATES)
     assert expected.isfinite().all()
     for number in (math.nan, math.inf):
         odd = log_emit.clone()
         odd[:, :, 0] = odd[0, :, int(STATES[0]) - 1] = odd[1, :, int(STATES[1]) - 1 :] = number
-        assert independent_nll(odd, _log_trans(), TARGETS, STATES).equal(expected)
+        assert token_nll(odd, _log_trans(), TARGETS, STATES).equal(expected)
 
 
 def test_sequences_without_targets_have_no_share():

@@ -1,5 +1,6 @@
 """Validation figures on DAGs whose answers are known by enumeration or by construction; collapses and their cures."""
 
+import itertools
 import math
 
 import pytest
@@ -14,6 +15,7 @@ from exlm_cli.train.evaluation import (
     evaluate_batch,
     find_collapse,
     measure_own_mask_shares,
+    score_sequences,
     summarise,
 )
 from exlm_cli.train.objective import Objective
@@ -109,6 +111,32 @@ def test_loss_is_the_mean_over_sequences_and_perplexity_its_exponential():
         assert figures["perplexity"] == pytest.approx(math.exp(expected), rel=1e-5)
         if model.transition is None:  # no path whose length could cost anything
             assert figures["loss_given_length"] == figures["loss"]
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [{}, {"objective": "mlm"}, {"model": OUTPUT | {"init_std": 0.3}}],
+    ids=["expanded input", "mlm", "expanded output"],
+)
+def test_scores_are_those_of_one_distribution_over_all_fillings(sections):
+    """All pairs of tokens for two masks: together their probabilities sum to 1, and summed over the second token, or
+    the first, they are those of a token alone.
+    """
+    size = SPECIAL.vocab_size
+    rows, recipe = [[1, 9, 3, 12, 3, 2]] * size**2, tiny_recipe(**sections)
+    targets = [token for pair in itertools.product(range(size), repeat=2) for token in pair]
+    batch = expand(
+        masked_by_hand(rows, targets),
+        recipe.masking.num_states_per_mask,
+        expands_input=recipe.expands_input,
+        pad_id=SPECIAL.pad_id,
+    )
+    scores = score_sequences(_model(**sections), OBJECTIVE, batch)
+    joint = (-scores.joint_nll.double()).exp().view(size, size)
+    assert float(joint.sum()) == pytest.approx(1, rel=1e-4)
+    alone = (-scores.token_nll.double()).exp().view(size, size, 2)
+    torch.testing.assert_close(joint.sum(1), alone[:, 0, 0], rtol=1e-4, atol=1e-9)
+    torch.testing.assert_close(joint.sum(0), alone[0, :, 1], rtol=1e-4, atol=1e-9)
 
 
 def test_the_own_mask_share_of_a_model_is_that_of_its_transitions():
