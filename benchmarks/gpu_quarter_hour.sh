@@ -25,13 +25,9 @@ PROBE_STEPS=${PROBE_STEPS:-80}
 BATCH_TOKENS=${BATCH_TOKENS:-65536}
 LR=${LR:-2e-3}           # the recipes' 1e-3 is for 16,384 tokens; times the root of four
 # 65,536 tokens are enough work to hide the launches of kernels at 5 M parameters, and twice as many would halve the
-# steps. A step is one microbatch, a few GB. The LM head keeps the logits of a step if they are one block, of twice
-# head_chunk_rows in 16 bits (ops/emissions.py): k x p states a token, so 1 for text, 1.55 for SMILES. For text they
-# take 1.6 GB. The rest spares the host: few rows in the log, one validation a quarter.
-if [ "$KIND" = text ]; then HEAD_ROWS=$((BATCH_TOKENS * 5 / 8)); else HEAD_ROWS=$BATCH_TOKENS; fi
+# steps. A step is one microbatch, a few GB. The rest spares the host: few rows in the log, one validation a quarter.
 SETTINGS="device=$DEVICE train.batch_sequences=null train.batch_tokens=$BATCH_TOKENS optim.lr=$LR
-    train.microbatch_tokens=$((4 * BATCH_TOKENS)) train.head_chunk_rows=$HEAD_ROWS train.log_every_steps=20
-    train.validation_sequences=2048"
+    train.microbatch_tokens=$((4 * BATCH_TOKENS)) train.log_every_steps=20 train.validation_sequences=2048"
 MORE=${MORE:-}           # further KEY=VALUE, which win
 
 mkdir -p "$OUT" "$WORK"

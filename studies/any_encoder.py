@@ -20,8 +20,9 @@ from tokenizers import processors
 from exlm_cli.config.load import load_recipe
 from exlm_cli.data.bundled.grammar import sample_sentences
 from exlm_cli.data.tokenizer import SPECIAL_TOKENS, train_bpe
+from exlm_cli.export.folder import export_folder
 from exlm_cli.export.intake import take_in
-from exlm_cli.model.backbones import masked_lm
+from exlm_cli.export.source import pretrained_source
 from exlm_cli.progress import SilentProgress
 from exlm_cli.train.pretrain import run_pretraining
 from exlm_cli.train.pretrained import load_pretrained
@@ -85,9 +86,7 @@ def measure(seed: int) -> dict[str, str]:
     random_bert(random, seed)
     train(random, work / "first", "grammar", "mlm", 0.15, FIRST_STEPS, seed)
     first = load_pretrained(work / "first", device="cpu")
-    masked_lm(first.recipe.model.backbone, first.model.state_dict()).save_pretrained(trained)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (trained / name).write_bytes((random / name).read_bytes())
+    export_folder(pretrained_source(first), trained, SilentProgress())
     found = {
         objective: train(trained, work / objective, "feelings", objective, 0.387, STEPS, seed)
         for objective in ("mlm", "exlm")

@@ -13,7 +13,7 @@ import exlm_cli
 PACKAGE = Path(exlm_cli.__file__).parent
 PROJECT = tomllib.loads((PACKAGE.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
-IMPORTED_BY_NAME = {"tensorboard", "wandb", "mlflow", "onnx", "onnxscript"}
+IMPORTED_BY_NAME = {"tensorboard", "wandb", "onnx", "onnxscript"}
 """Trackers of `train.report_to`, imported where a recipe names one, and what `torch.onnx` imports."""
 
 

@@ -43,10 +43,6 @@ class DivergedError(ExlmError):
     exit_code = 1
 
 
-class CollapsedError(DivergedError):
-    """A DAG that is no longer in use, in a run with `train.on_collapse: stop`."""
-
-
 class BackendError(ExlmError):
     """An alignment backend that was requested by name and is not available."""
 

@@ -114,7 +114,8 @@ def test_the_heads_learn_first(tmp_path):
     for name, tensor in before.items():
         assert torch.equal(frozen[name], tensor) == name.startswith("encoder."), name
     assert not torch.equal(
-        moved["encoder.embeddings.word_embeddings.weight"], frozen["encoder.embeddings.word_embeddings.weight"]
+        moved["encoder.base.embeddings.word_embeddings.weight"],
+        frozen["encoder.base.embeddings.word_embeddings.weight"],
     )
 
 

@@ -19,6 +19,7 @@ from exlm_cli.data import IntArray
 from exlm_cli.data.batch import Batch
 from exlm_cli.data.sampler import EpochPlan
 from exlm_cli.finetune.cells.runner import TaskBatch, collate, losses_of_outputs, task_losses, task_outputs
+from exlm_cli.model import exlm
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.model.heads import TaskModel
 from exlm_cli.ops.alignment.native import obstacle
@@ -68,7 +69,7 @@ def _compiled(function: Any) -> tuple[Any, Any]:
     return torch.compile(function, fullgraph=True, dynamic=True, backend=counter), counter
 
 
-@pytest.mark.parametrize("sections", [*VARIANTS, COMPILED[1][1], {"model": DROPOUT}, {"train": {"head_chunk_rows": 7}}])
+@pytest.mark.parametrize("sections", [*VARIANTS, COMPILED[1][1], {"model": DROPOUT}])
 @pytest.mark.parametrize("lengths", [(10, 10, 10), (9, 4, 12)])
 def test_a_step_runs_on_tensors_without_data(sections, lengths):
     model, objective, recipe = _setup("native", sections)
@@ -77,6 +78,11 @@ def test_a_step_runs_on_tensors_without_data(sections, lengths):
     assert losses.shape == (3,)
     _backward(losses)
     _assert_all_have_gradients(model)
+
+
+def test_a_step_that_computes_logits_again_runs_on_tensors_without_data(monkeypatch):
+    monkeypatch.setattr(exlm, "HEAD_CHUNK_ROWS", 7)
+    test_a_step_runs_on_tensors_without_data({}, (9, 4, 12))
 
 
 class _WithoutData:

@@ -20,8 +20,8 @@ target t lies on one of the w nodes t to S - 2 - T + t. An MLM is the case k = 1
 
 The lowest possible ratio of ExLM to MLM in Table 12 follows from this. Embeddings, norms, GELU, softmax, dropout,
 rotation, residuals, gathers and AdamW are not counted: they are memory traffic, or small beside the rest. Nor is
-recomputation that saves memory: flash attention's second Q K' and the logits that `head_chunk_rows` computes again in
-the backward pass. The few edges that the sparse DAG lacks are counted.
+recomputation that saves memory: flash attention's second Q K' and the logits beyond `HEAD_CHUNK_ROWS`, again in the
+backward pass. The few edges that the sparse DAG lacks are counted.
 """
 
 from dataclasses import astuple, dataclass

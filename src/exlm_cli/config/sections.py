@@ -13,8 +13,11 @@ Alignment = Literal["dag", "sparse_dag", "independent"]
 Share = Annotated[float, Field(ge=0, lt=1)]
 TransitionStart = Literal["formula", "next_mask", "lanes"]
 AlignmentBackend = Literal["auto", "reference", "native"]
-TrackerName = Literal["tensorboard", "wandb", "mlflow"]
+TrackerName = Literal["tensorboard", "wandb"]
 Family = Literal["own", "bert", "roberta", "distilbert", "esm", "modernbert"]
+
+HEAD_CHUNK_ROWS = 2048
+"""Rows of (rows, vocabulary) logits that the LM head holds at once."""
 
 _LARGEST_NUMBER = 1 << 20
 """Above every size in the config of an encoder."""
@@ -217,13 +220,13 @@ class OptimConfig(StrictModel):
     """AdamW and its schedule."""
 
     lr: float = Field(gt=0, le=1, description="Peak learning rate")
-    schedule: Literal["polynomial", "cosine", "constant"] = Field("polynomial", description="Decay after warm-up")
+    schedule: Literal["polynomial", "cosine", "constant"] = Field(
+        "polynomial", description="After warm-up. polynomial: linear to 0, fairseq's default; cosine: to 0"
+    )
     warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up; 0: `optim.warmup_ratio` of all steps")
     warmup_ratio: float | None = Field(
         None, ge=0, lt=1, description="Share of all steps that is linear warm-up, where `optim.warmup_steps` is 0"
     )
-    power: float = Field(1.0, gt=0, le=10, description="Power of the polynomial decay; 1 is linear")
-    end_lr: float = Field(0.0, ge=0, le=1, description="Learning rate that the decay reaches after the last step")
     betas: tuple[Share, Share] = Field((0.9, 0.98), description="Adam's betas")
     eps: float = Field(1e-6, gt=0, le=1e-2, description="Adam's epsilon")
     weight_decay: float = Field(0.01, ge=0, le=1, description="On matrices and embeddings; not on biases and norms")
@@ -260,7 +263,7 @@ class LoopConfig(StrictModel):
     keep_last: Annotated[int, Mark.RECORD] = Field(2, ge=1, le=1000, description="Checkpoints kept")
     log_every_steps: Annotated[int, Mark.RECORD] = Field(10, ge=1, description="Steps between rows of metrics.jsonl")
     report_to: Annotated[tuple[TrackerName, ...], Mark.RECORD] = Field(
-        (), description="Trackers that get every row of metrics.jsonl: tensorboard, wandb, mlflow"
+        (), description="Trackers that get every row of metrics.jsonl: tensorboard, wandb"
     )
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 autocast on CUDA, fp32 on CPU")
     compile: Annotated[bool, Mark.COMPUTING] = Field(False, description="torch.compile the model")
@@ -292,14 +295,6 @@ class TrainConfig(LoopConfig):
         None, ge=1, description="Validation sequences used; none: all"
     )
     checkpoint_every_steps: Annotated[int, Mark.RECORD] = Field(1000, ge=1, description="Steps between checkpoints")
-    head_chunk_rows: Annotated[int, Mark.COMPUTING] = Field(
-        2048, ge=1, description="Rows of (rows, vocabulary) logits held at once"
-    )
     alignment_backend: Annotated[AlignmentBackend, Mark.COMPUTING] = Field(
         "auto", description="Backend of the states-alignment loss"
-    )
-    on_collapse: Annotated[Literal["warn", "stop"], Mark.RECORD] = Field(
-        "warn",
-        description="If over 5 % of the masks yield no token in validation, or masks use only one of their states: "
-        "say so once, or end the run",
     )

@@ -11,7 +11,7 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import ConfigError
 from exlm_cli.export.esm import folded_bias, task_head
-from exlm_cli.model.backbones import FAMILIES, name_in_masked_lm
+from exlm_cli.model.backbones import FAMILIES, to_masked_lm
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.model.heads import SequenceHead, TaskModel
 
@@ -21,7 +21,6 @@ _SEQUENCE_HEADS = {
     "esm": ("classifier.dense", "classifier.out_proj"),
 }
 """Names of the dense layer, which a tanh follows, and of the output layer in the family's classifier of sequences."""
-_INV_FREQ = "encoder.inv_freq"
 
 
 def refuse_head(family: str, model: ExlmModel | TaskModel) -> None:
@@ -63,14 +62,7 @@ def family_tensors(
 ) -> dict[str, Tensor]:
     """Return the weights under the names of the family's class; arguments as of `esm_tensors`."""
     family = recipe.model.backbone.family
-    state = {name: t for name, t in model.state_dict().items() if name.startswith(("encoder.", "lm_head."))}
-    frequencies = state.pop(_INV_FREQ, None)
-    if not recipe.model.backbone.hf_config.get("decoder_bias", True):
-        state.pop("lm_head.bias", None)
-    tensors = {name_in_masked_lm(name, family): tensor for name, tensor in state.items()}
-    if frequencies is not None:  # transformers 4 reads them from every layer, 5 from the first
-        for layer in range(recipe.model.num_layers):
-            tensors[f"esm.encoder.layer.{layer}.attention.self.rotary_embeddings.inv_freq"] = frequencies.clone()
+    tensors = to_masked_lm(model.state_dict(), recipe.model)
     if isinstance(model, TaskModel):
         return tensors | task_head(model, *_SEQUENCE_HEADS.get(family, ("", "")))
     if state_vector is not None and (model.lm_head.dense.bias is not None or model.clone_embedding is not None):

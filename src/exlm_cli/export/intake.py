@@ -41,7 +41,7 @@ from exlm_cli.train.pretrained import build_model, load_pretrained, model_identi
 
 SCHEME = "hf:"
 
-_LAYOUT = "1"
+_LAYOUT = "2"
 """Changes with what is kept of a model, so that copies of earlier versions are made again."""
 _NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
 _CONFIG, _VOCABULARY, _WEIGHTS = "config.json", "vocab.txt", "model.safetensors"

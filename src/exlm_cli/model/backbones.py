@@ -9,7 +9,7 @@ Axes: B sequences, L positions, R positions that are read, D width, N tokens.
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self, cast
@@ -205,7 +205,7 @@ def model_values(backbone: BackboneConfig) -> dict[str, Any]:
 
 
 class ForeignEncoder(nn.Module):
-    """Encoder of a family of transformers; its parameters have the names of transformers' base model.
+    """Encoder of a family of transformers: `base` is transformers' base model.
 
     Args:
         config: Section `model` of the recipe; its dropout rates replace those of the config of transformers.
@@ -217,8 +217,7 @@ class ForeignEncoder(nn.Module):
         ConfigError: transformers is not installed, or the encoder has no dropout of a kind that `model` asks for.
     """
 
-    _base: Any
-    _rotary: list[Any]
+    base: Any
     inv_freq: Tensor
 
     def __init__(self, config: ModelConfig, vocab_size: int, *, reads_pairs: bool = False) -> None:
@@ -239,26 +238,22 @@ class ForeignEncoder(nn.Module):
             )
         with _refusing_config(backbone.family):
             make = getattr(require_transformers(), f"{family.classes}Model")
-            base = make(hf_config, add_pooling_layer=False) if family.has_pooler else make(hf_config)
-        # not as one part: so the parameters have their names without a prefix
-        self.__dict__["_base"] = base
-        for name, part in base.named_children():
-            self.add_module(name, part)
-        for part in base.modules():
+            self.base = make(hf_config, add_pooling_layer=False) if family.has_pooler else make(hf_config)
+        for part in self.base.modules():
             # all but the frequencies below follow from the config, and their names differ between versions
             part._non_persistent_buffers_set.update(part._buffers)
-        self.__dict__["_rotary"] = [part for part in base.modules() if "inv_freq" in part._buffers]
-        if backbone.family == "esm" and self._rotary:
-            self.register_buffer("inv_freq", self._rotary[0].inv_freq.clone())
+        self._keeps_frequencies = backbone.family == "esm" and bool(self._rotary())
+        if self._keeps_frequencies:
+            self.register_buffer("inv_freq", self._rotary()[0].inv_freq.clone())
             self._share_frequencies()
-            base.contact_head.requires_grad_(False)  # it reads attention weights, for contacts in proteins
+            self.base.contact_head.requires_grad_(False)  # it reads attention weights, for contacts in proteins
         self.segment_separator = backbone.segment_separator if reads_pairs else None
         self._recomputes = False
 
     @property
     def token_embedding(self) -> nn.Embedding:
         """Its weight is also the decoder of the LM head."""
-        return cast(nn.Embedding, self._base.get_input_embeddings())
+        return cast(nn.Embedding, self.base.get_input_embeddings())
 
     @property
     def recomputes(self) -> bool:
@@ -268,11 +263,11 @@ class ForeignEncoder(nn.Module):
     @recomputes.setter
     def recomputes(self, wanted: bool) -> None:
         if wanted != self._recomputes:
-            word = "activation" if hasattr(self._base, "activation_checkpointing_enable") else "gradient"
+            word = "activation" if hasattr(self.base, "activation_checkpointing_enable") else "gradient"
             if wanted:
-                getattr(self._base, f"{word}_checkpointing_enable")({"use_reentrant": False})
+                getattr(self.base, f"{word}_checkpointing_enable")({"use_reentrant": False})
             else:
-                getattr(self._base, f"{word}_checkpointing_disable")()
+                getattr(self.base, f"{word}_checkpointing_disable")()
         self._recomputes = wanted
 
     def forward(
@@ -291,24 +286,21 @@ class ForeignEncoder(nn.Module):
         if self.segment_separator is not None:
             ends = (token_ids == self.segment_separator).long()
             given["token_type_ids"] = (ends.cumsum(1) - ends).clamp(max=1)
-        states_BLD: Tensor = self._base(**given).last_hidden_state
+        states_BLD: Tensor = self.base(**given).last_hidden_state
         return states_BLD if read is None else gather_positions(states_BLD, read)
-
-    def train(self, mode: bool = True) -> Self:
-        """Set training mode, also in the class of transformers, whose parts are the parts of this module."""
-        super().train(mode)
-        self._base.training = mode
-        return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._share_frequencies()
         return self
 
+    def _rotary(self) -> list[Any]:
+        return [part for part in self.base.modules() if "inv_freq" in part._buffers]
+
     def _share_frequencies(self) -> None:
         """Let the rotary frequencies of an ESM be those that were saved, some in 16 bits: recomputed, they differ."""
-        if "inv_freq" in self._buffers:
-            for part in self._rotary:
+        if self._keeps_frequencies:
+            for part in self._rotary():
                 part.inv_freq = self.inv_freq
 
 
@@ -350,18 +342,21 @@ def build_encoder(config: ModelConfig, vocab_size: int, *, reads_pairs: bool = F
     return ForeignEncoder(config, vocab_size, reads_pairs=reads_pairs)
 
 
-def name_in_masked_lm(name: str, family: str) -> str:
-    """Return what transformers' masked LM calls a parameter of `ExlmModel`, one under `encoder.` or `lm_head.`."""
+_INV_FREQ = "encoder.inv_freq"
+
+
+def _names_in_masked_lm(names: Iterable[str], family: str) -> dict[str, str]:
+    """Return what transformers' masked LM calls the parameters of an `ExlmModel`'s encoder and LM head."""
     row = FAMILIES[family]
-    for own, theirs in {
-        "encoder.": f"{row.encoder}.",
+    parts = {
+        "encoder.base.": f"{row.encoder}.",
         "lm_head.dense.": f"{row.dense}.",
         "lm_head.norm.": f"{row.norm}.",
         "lm_head.bias": row.bias,
-    }.items():
-        if name.startswith(own):
-            return theirs + name.removeprefix(own)
-    raise ValueError(f"{name} is not a parameter of an encoder or an LM head")
+    }
+    return {
+        name: theirs + name.removeprefix(own) for name in names for own, theirs in parts.items() if name.startswith(own)
+    }
 
 
 def from_masked_lm(tensors: Mapping[str, Tensor], model: nn.Module, family: str) -> dict[str, Tensor]:
@@ -379,49 +374,37 @@ def from_masked_lm(tensors: Mapping[str, Tensor], model: nn.Module, family: str)
     """
     # names of TensorFlow's BERT, which the oldest files have
     known = {name.replace(".gamma", ".weight").replace(".beta", ".bias"): tensor for name, tensor in tensors.items()}
+    state = model.state_dict()
     found = {}
-    for name, tensor in model.state_dict().items():
-        if not name.startswith(("encoder.", "lm_head.")):
-            continue
-        if name == "encoder.inv_freq":
-            saved = [values for key, values in known.items() if key.endswith(".inv_freq")]
-            found[name] = saved[0] if saved and saved[0].shape == tensor.shape else tensor
-            continue
-        theirs = name_in_masked_lm(name, family)
-        saved_tensor = known.get(theirs)
-        if saved_tensor is None and (name == "lm_head.bias" or ".contact_head." in name):
-            saved_tensor = known.get(theirs.replace("predictions.bias", "predictions.decoder.bias"), tensor)
-        if saved_tensor is None or saved_tensor.shape != tensor.shape:
-            shape = "is missing" if saved_tensor is None else f"has the shape {tuple(saved_tensor.shape)}"
+    for name, theirs in _names_in_masked_lm(state, family).items():
+        tensor, saved = state[name], known.get(theirs)
+        if saved is None and (name == "lm_head.bias" or ".contact_head." in name):
+            saved = known.get(theirs.replace("predictions.bias", "predictions.decoder.bias"), tensor)
+        if saved is None or saved.shape != tensor.shape:
+            shape = "is missing" if saved is None else f"has the shape {tuple(saved.shape)}"
             raise CheckpointError(
                 f"`{theirs}` {shape}; by its config.json it is {tuple(tensor.shape)}",
                 "take weights and config.json from the same masked LM; an encoder without LM head has no `lm_head`",
             )
-        found[name] = saved_tensor
+        found[name] = saved
+    if (own := state.get(_INV_FREQ)) is not None:
+        frequencies = (one for name, one in known.items() if name.endswith(".inv_freq") and one.shape == own.shape)
+        found[_INV_FREQ] = next(frequencies, own)
     return found
 
 
-def masked_lm(backbone: BackboneConfig, tensors: Mapping[str, Tensor]) -> Any:
-    """Return transformers' masked LM with the tensors of `encoder` and `lm_head` of an `ExlmModel`, in evaluation mode.
+def to_masked_lm(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """Return the tensors of `encoder` and `lm_head` in a state dict by their names in transformers' masked LM.
 
     Args:
-        backbone: Section `model.backbone` of the recipe.
-        tensors: State dict of the model; names outside of both parts are left out.
+        state: Of an `ExlmModel`, or of a model with such an encoder; names outside of both parts are left out.
+        config: Section `model` of the recipe.
     """
-    family = FAMILIES[backbone.family]
-    model = getattr(require_transformers(), f"{family.classes}ForMaskedLM")(_config_object(backbone))
-    own = {
-        name_in_masked_lm(name, backbone.family): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(("encoder.", "lm_head.")) and name != "encoder.inv_freq"
-    }
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    with torch.no_grad():
-        for name, tensor in own.items():
-            if name in parameters:  # not a decoder's bias that the family has not
-                parameters[name].copy_(tensor)
-        for buffer_name, buffer in model.named_buffers():
-            if "encoder.inv_freq" in tensors and buffer_name.endswith("inv_freq"):
-                buffer.copy_(tensors["encoder.inv_freq"])
-    model.tie_weights()
-    return model.eval()
+    backbone = config.backbone
+    found = {theirs: state[name] for name, theirs in _names_in_masked_lm(state, backbone.family).items()}
+    if not backbone.hf_config.get("decoder_bias", True):
+        found.pop(FAMILIES[backbone.family].bias, None)
+    if _INV_FREQ in state:  # transformers 4 reads them from every layer, 5 from the first
+        for layer in range(config.num_layers):
+            found[f"esm.encoder.layer.{layer}.attention.self.rotary_embeddings.inv_freq"] = state[_INV_FREQ].clone()
+    return found

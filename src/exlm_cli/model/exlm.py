@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.config.sections import HEAD_CHUNK_ROWS
 from exlm_cli.data.batch import Batch
 from exlm_cli.model.backbones import ForeignLMHead, build_encoder
 from exlm_cli.model.encoder import draw_weights
@@ -83,7 +84,6 @@ class ExlmModel(nn.Module):
         self.objective = recipe.objective
         self.alignment = config.alignment
         self.num_states_per_mask = k
-        self.head_chunk_rows = recipe.train.head_chunk_rows
         self.expands_input = recipe.expands_input
         expands_output = recipe.objective == "exlm" and not recipe.expands_input
         self.vocab_size = vocab_size
@@ -139,22 +139,15 @@ class ExlmModel(nn.Module):
 
     def token_log_probs(self, nodes: NodeStates, token_ids_NT: Int64[Tensor, "N T"]) -> Float[Tensor, "N T"]:
         """Return log-probabilities of T tokens at each packed inner node, float32."""
+        features_ND = self.lm_head(nodes.packed)
         return token_log_probs(
-            self.lm_head(nodes.packed),
-            self.decoder_weight,
-            self.decoder_bias,
-            token_ids_NT,
-            chunk_rows=self.head_chunk_rows,
+            features_ND, self.decoder_weight, self.decoder_bias, token_ids_NT, chunk_rows=HEAD_CHUNK_ROWS
         )
 
     def token_statistics(self, nodes: NodeStates) -> TokenStatistics:
         """Return entropy and most likely token at each packed inner node."""
-        return token_statistics(
-            self.lm_head(nodes.packed),
-            self.decoder_weight,
-            self.decoder_bias,
-            chunk_rows=self.head_chunk_rows,
-        )
+        features_ND = self.lm_head(nodes.packed)
+        return token_statistics(features_ND, self.decoder_weight, self.decoder_bias, chunk_rows=HEAD_CHUNK_ROWS)
 
     def node_log_probs(self, nodes: NodeStates) -> Float[Tensor, "B S V"]:
         """Return whole distributions, -inf at BOS, EOS and padding; for a few sequences, not for training."""

@@ -10,6 +10,7 @@ import math
 
 from exlm_cli.config.describe import count_parameters, recipe_step_flops, tokens_per_step
 from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.config.sections import HEAD_CHUNK_ROWS
 from exlm_cli.errors import ConfigError
 from exlm_cli.files import JsonModel
 from exlm_cli.format import format_bytes, format_count, format_parameters
@@ -141,7 +142,7 @@ def count_memory(recipe: PretrainRecipe, num_sequences: int) -> dict[str, float]
         "state": 18 * count_parameters(recipe),  # weights, gradients and two moments, and bf16 weights in use
         "activations": blocks + beside,
         "nodes": nodes,
-        "logits": 8 * min(recipe.train.head_chunk_rows, num_sequences * inner) * recipe.tokenizer.vocab_size,
+        "logits": 8 * min(HEAD_CHUNK_ROWS, num_sequences * inner) * recipe.tokenizer.vocab_size,
     }
 
 

@@ -18,7 +18,6 @@ from torch.nn.functional import one_hot
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import AlignmentBackend
 from exlm_cli.data.batch import Batch
-from exlm_cli.errors import CollapsedError
 from exlm_cli.format import format_percent
 from exlm_cli.model.exlm import ExlmModel, NodeStates
 from exlm_cli.ops.alignment import (
@@ -264,7 +263,7 @@ MIN_CLONES = 1.05
 
 
 class CollapseWatch(Callback):
-    """Check each validation for a collapsed DAG: stop, or warn once per kind of collapse (`train.on_collapse`)."""
+    """Check each validation for a collapsed DAG, and warn once per kind of collapse."""
 
     def __init__(self, recipe: PretrainRecipe, progress: Progress) -> None:
         self.recipe = recipe
@@ -272,18 +271,11 @@ class CollapseWatch(Callback):
         self._reported: set[str] = set()
 
     def on_validate(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Report a collapse that the metrics show.
-
-        Raises:
-            CollapsedError: The DAG has collapsed and `train.on_collapse` is `stop`.
-        """
+        """Report a collapse that the metrics show."""
         for kind, (finding, cure) in find_collapse(metrics, self.recipe).items():
-            message = f"the DAG of step {step} has collapsed: {finding}"
-            if self.recipe.train.on_collapse == "stop":
-                raise CollapsedError(message, cure)
             if kind not in self._reported:
                 self._reported.add(kind)
-                self.progress.message(f"warning: {message}; {cure}")
+                self.progress.message(f"warning: the DAG of step {step} has collapsed: {finding}; {cure}")
 
 
 def find_collapse(metrics: Mapping[str, float], recipe: PretrainRecipe) -> dict[str, tuple[str, str]]:

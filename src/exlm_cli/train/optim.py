@@ -19,12 +19,12 @@ def learning_rate(step: int, optim: OptimConfig, total_steps: int) -> float:
     decay_steps = max(1, total_steps - warmup_steps)
     remaining = max(0.0, 1.0 - (step - warmup_steps) / decay_steps)
     if optim.schedule == "polynomial":
-        factor = math.pow(remaining, optim.power)
+        factor = remaining
     elif optim.schedule == "cosine":
         factor = 0.5 * (1.0 - math.cos(math.pi * remaining))
     else:
         factor = 1.0
-    return optim.end_lr + (optim.lr - optim.end_lr) * factor
+    return optim.lr * factor
 
 
 def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:

@@ -1,4 +1,4 @@
-"""Experiment trackers of `train.report_to`: callbacks that send a run's metrics to TensorBoard, W&B or MLflow.
+"""Experiment trackers of `train.report_to`: callbacks that send a run's metrics to TensorBoard or W&B.
 
 A tracker gets the recipe and every row of `metrics.jsonl`, as `train/loss`, `valid/loss` and so on; it gets no terminal
 output and no code. If a tracker fails during a run, it is left out from then on and training continues.
@@ -6,8 +6,6 @@ output and no code. If a tracker fails during a run, it is left out from then on
 
 import importlib
 import os
-import re
-import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,20 +14,17 @@ from typing import Any, ClassVar
 from pydantic import ValidationError
 
 from exlm_cli.config.base import Recipe
-from exlm_cli.config.overrides import changed_keys
 from exlm_cli.config.sections import TrackerName
-from exlm_cli.errors import ConfigError, InterruptedRunError
+from exlm_cli.errors import ConfigError
 from exlm_cli.files import describe_json_error, hash_json
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import read_run_json
 from exlm_cli.train.task import Callback
 
 PROJECT = "exlm"
-"""Project of W&B and experiment of MLflow where `WANDB_PROJECT` and `MLFLOW_EXPERIMENT_NAME` name none."""
+"""Project of W&B where `WANDB_PROJECT` names none."""
 
 _ANSWER_LIMIT_S = 20
-_ID_TAG = "exlm.id"
-_MAX_PARAMETERS = 100  # in one request to MLflow
 
 
 class Tracker(Callback):
@@ -41,9 +36,6 @@ class Tracker(Callback):
         title: Name of the run; for fine-tuning with its seed.
         group: Name that the seeds of one fine-tuning share.
         progress: Gets messages about what does not work.
-
-    Raises:
-        ConfigError: The package is not installed.
     """
 
     name: ClassVar[TrackerName]
@@ -52,7 +44,7 @@ class Tracker(Callback):
     def __init__(self, recipe: Recipe, run: Path, title: str, group: str, progress: Progress) -> None:
         self._settings, self._run_dir = recipe.model_dump(mode="json"), run
         self._title, self._group, self._progress = title, group, progress
-        self._package = import_tracker(self.name)
+        self._package = importlib.import_module(self.module)
         self._is_open = False
 
     def on_start(self, folder: Path, step: int) -> None:
@@ -69,15 +61,6 @@ class Tracker(Callback):
         """Close the run in the tracker."""
         self._guard(lambda: self._close(error))
         self._is_open = False
-
-    def _id(self, folder: Path) -> str:
-        """Return the id of what is trained in a folder, by which a resumption continues it: it follows from `run.json`.
-
-        It outlives a move of the run, and another run that begins in the same place has another id.
-        """
-        info = read_run_json(self._run_dir)
-        what = (self._settings["name"], info.seed, str(folder.relative_to(self._run_dir)))
-        return hash_json([info.started_unix_s, *what])[:16]
 
     @abstractmethod
     def _open(self, folder: Path, step: int) -> None: ...
@@ -104,7 +87,6 @@ class Tracker(Callback):
             reason = str(error).strip().partition("\n")[0]
             if isinstance(error, ValidationError):
                 reason = describe_json_error(error)
-            reason = re.sub(r"//[^/@\s]+@", "//", reason)  # MLflow repeats its address, which may have a password
             self._progress.message(
                 f"warning: logging to {self.name} has stopped: {reason}; metrics.jsonl has all metrics"
             )
@@ -159,6 +141,15 @@ class WandbTracker(Tracker):
             },
         )
 
+    def _id(self, folder: Path) -> str:
+        """Return the id of what is trained in a folder, by which a resumption continues it: it follows from `run.json`.
+
+        It outlives a move of the run, and another run that begins in the same place has another id.
+        """
+        info = read_run_json(self._run_dir)
+        what = (self._settings["name"], info.seed, str(folder.relative_to(self._run_dir)))
+        return hash_json([info.started_unix_s, *what])[:16]
+
     def _mode(self) -> str:
         """Return `WANDB_MODE` if it is set; else offline without a key, for which wandb would ask."""
         from requests.utils import get_netrc_auth
@@ -184,74 +175,22 @@ class WandbTracker(Tracker):
         return (self._package.Error, OSError, ValueError)
 
 
-class MlflowTracker(Tracker):
-    """A run of MLflow, where `MLFLOW_TRACKING_URI` says; without it, where MLflow keeps runs by default."""
-
-    name = "mlflow"
-    module = "mlflow"
-
-    def _open(self, folder: Path, step: int) -> None:
-        del step  # MLflow keeps both values of a step
-        # a server that goes away must not hold up training: by default each request is tried again for minutes
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(_ANSWER_LIMIT_S))
-        # at its end it would print two links to stdout, before the result and the JSON of a command
-        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-        self._client = self._package.MlflowClient()
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
-        known = self._client.get_experiment_by_name(name)
-        experiment = self._client.create_experiment(name) if known is None else known.experiment_id
-        own_id = self._id(folder)
-        if begun := self._client.search_runs([experiment], f"tags.`{_ID_TAG}` = '{own_id}'", max_results=1):
-            self._run_id = begun[0].info.run_id
-            self._client.update_run(self._run_id, status="RUNNING")
-            return
-        tags = {"group": self._group, _ID_TAG: own_id}
-        self._run_id = self._client.create_run(experiment, run_name=self._title, tags=tags).info.run_id
-        parameter = self._package.entities.Param
-        parameters = [parameter(key, str(value)) for key, (_, value) in changed_keys({}, self._settings).items()]
-        for start in range(0, len(parameters), _MAX_PARAMETERS):
-            self._client.log_batch(self._run_id, params=parameters[start : start + _MAX_PARAMETERS])
-
-    def _send(self, metrics: Mapping[str, float], step: int) -> None:
-        metric, now_ms = self._package.entities.Metric, int(time.time() * 1000)
-        self._client.log_batch(self._run_id, metrics=[metric(name, v, now_ms, step) for name, v in metrics.items()])
-
-    def _close(self, error: BaseException | None) -> None:
-        status = "FINISHED" if error is None else "KILLED" if isinstance(error, InterruptedRunError) else "FAILED"
-        self._client.set_terminated(self._run_id, status)
-
-    def _failures(self) -> tuple[type[Exception], ...]:
-        return (self._package.exceptions.MlflowException, OSError)
-
-
-TRACKERS: dict[TrackerName, type[Tracker]] = {
-    "tensorboard": TensorBoardTracker, "wandb": WandbTracker, "mlflow": MlflowTracker
-}  # fmt: skip
-
-
-def import_tracker(name: TrackerName) -> Any:
-    """Return the package of a tracker.
-
-    Raises:
-        ConfigError: It is not installed.
-    """
-    try:
-        return importlib.import_module(TRACKERS[name].module)
-    except ImportError as error:
-        raise ConfigError(
-            f"`train.report_to` names {name}, which is not installed ({error})", f"pip install {name}"
-        ) from error
+TRACKERS: dict[TrackerName, type[Tracker]] = {"tensorboard": TensorBoardTracker, "wandb": WandbTracker}
 
 
 def require_trackers(names: Sequence[TrackerName]) -> None:
     """Check that a run can use its trackers, before anything that takes time.
 
     Raises:
-        ConfigError: One is not installed.
+        ConfigError: The package of one is not installed.
     """
     for name in names:
-        import_tracker(name)
+        try:
+            importlib.import_module(TRACKERS[name].module)
+        except ImportError as error:
+            raise ConfigError(
+                f"`train.report_to` names {name}, which is not installed ({error})", f"pip install {name}"
+            ) from error
 
 
 def build_trackers(

@@ -10,7 +10,6 @@ from typing import Any
 from exlm_cli.errors import (
     BackendError,
     CheckpointError,
-    CollapsedError,
     ConfigError,
     DataError,
     DivergedError,
@@ -25,7 +24,7 @@ from exlm_cli.workers.pool import Event, Job, Pool
 
 _ERRORS = {
     kind.__name__: kind
-    for kind in (BackendError, CheckpointError, CollapsedError, ConfigError, DataError, DivergedError, TokenizerError)
+    for kind in (BackendError, CheckpointError, ConfigError, DataError, DivergedError, TokenizerError)
 }
 _LOOK_EVERY_S = 0.5
 

@@ -34,6 +34,7 @@ from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.data.masking import Masker
+from exlm_cli.model import exlm
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops import emissions
 from exlm_cli.train.objective import Objective
@@ -108,8 +109,9 @@ def test_the_closed_form_is_what_torch_counts_in_a_real_step(sections):
     assert measured_flops(recipe) == pytest.approx(expected.total - expected.alignment, rel=1e-12)
 
 
-def test_logits_made_again_for_want_of_memory_are_not_in_the_floor():
-    recipe = tiny_recipe(train={"head_chunk_rows": 7})
+def test_logits_made_again_for_want_of_memory_are_not_in_the_floor(monkeypatch):
+    monkeypatch.setattr(exlm, "HEAD_CHUNK_ROWS", 7)
+    recipe = tiny_recipe()
     num_inner = NUM_SEQUENCES * 3 * 0.3 * NUM_TOKENS
     again = 2 * num_inner * recipe.model.width * SPECIAL.vocab_size
     expected = expected_flops(recipe)

@@ -30,7 +30,7 @@ def test_what_decides_the_weights_is_part_of_it(sections):
         {"data": {"train": ["elsewhere.txt"]}}, {"data": {"valid": ["elsewhere.txt"]}},
         {"tokenizer": {"path": "t.json"}}, {"train": {"alignment_backend": "reference"}},
         {"train": {"microbatch_tokens": 128}}, {"train": {"num_threads": 1}},
-        {"train": {"head_chunk_rows": 16}}, {"train": {"compile": True}},
+        {"train": {"compile": True}},
     ],
 )  # fmt: skip
 def test_a_resumed_run_may_move_its_inputs_and_compute_in_another_way(sections):

@@ -14,7 +14,7 @@ import torch
 from exlm_cli.config.describe import describe_time, recipe_step_flops, tokens_per_step
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.errors import CheckpointError, CollapsedError
+from exlm_cli.errors import CheckpointError
 from exlm_cli.format import format_percent
 from exlm_cli.ops.alignment import native
 from exlm_cli.run_dir import read_metrics, read_run_json, update_run_json
@@ -93,8 +93,6 @@ def test_a_run_says_where_its_dag_begins_and_where_it_collapses(cache, tmp_path)
         f"{format_percent(share)} of what a mask learns" in line and "start=next_mask" in line for line in lines.said
     )
     assert sum(line.startswith("warning: the DAG of step 3 has collapsed") for line in lines.said) == 1
-    with pytest.raises(CollapsedError, match="the DAG of step 3 has collapsed"):
-        run_pretraining(_recipe(cache, train={"on_collapse": "stop"}), out=tmp_path / "stopped")
     centred = _recipe(cache, model={"transition": {"start": "next_mask", "rope": "nodes"}})
     assert (read_run_json(run_pretraining(centred, out=tmp_path / "centred").run_dir).own_mask_share or 0) > 0.99
 
@@ -140,7 +138,7 @@ def test_a_run_that_ran_out_of_memory_goes_on_with_less(cache, tmp_path):
     recipe = _recipe(cache, model={"dropout": 0.0, "attention_dropout": 0.0})
     whole = run_pretraining(recipe, out=tmp_path / "run")
     shutil.rmtree(whole.run_dir / "checkpoints/step-6")
-    less = ["train.microbatch_tokens=64", "train.alignment_backend=reference", "train.head_chunk_rows=16"]
+    less = ["train.microbatch_tokens=64", "train.alignment_backend=reference"]
     resumed = resume_pretraining(whole.run_dir, less)
     assert resumed.metrics["loss"] == pytest.approx(whole.metrics["loss"], rel=1e-5)
     assert load_recipe(str(whole.run_dir / "recipe.yaml")).train.microbatch_tokens == 64

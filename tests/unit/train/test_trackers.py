@@ -1,11 +1,8 @@
 """Trackers against fakes of their packages: every row arrives, a resumption continues, and no failure ends a run."""
 
 import json
-import os
-import re
 import shutil
 import sys
-from collections import namedtuple
 from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import MagicMock
@@ -30,7 +27,7 @@ class Error(Exception):
 
 
 class Packages:
-    """Mocks of the three packages, and what they were given: (tracker, name of the figure, value, step)."""
+    """Mocks of both packages, and what they were given: (tracker, name of the figure, value, step)."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, str, float, int]] = []
@@ -41,35 +38,11 @@ class Packages:
         )
         self.wandb = MagicMock(Error=Error)
         self.wandb.init.return_value.log = lambda figures, step: self._note("wandb", figures, step)
-        self.mlflow = MagicMock()
-        self.mlflow.exceptions.MlflowException = Error
-        self.mlflow.entities.Metric = namedtuple("Metric", "key value timestamp step")
-        self.mlflow.entities.Param = namedtuple("Param", "key value")
-        self.client = self.mlflow.MlflowClient.return_value
-        self.client.get_experiment_by_name.return_value = None
-        self.client.create_experiment = "the experiment {}".format
-        self.client.create_run.return_value.info.run_id = "run-7"
-        self.client.search_runs = self._search_runs
-        self.client.log_batch = self._log_batch
 
     def _note(self, tracker: str, figures: dict[str, float], step: int) -> None:
         if step >= self.breaks_at:
             raise Error("the server is gone\nand more")
         self.sent += [(tracker, name, value, step) for name, value in figures.items()]
-
-    def _log_batch(self, run_id: str, metrics: Any = (), params: Any = ()) -> None:
-        assert run_id == "run-7"
-        assert len(params) <= 100
-        for metric in metrics:
-            self._note("mlflow", {metric.key: metric.value}, metric.step)
-        self.sent += [("mlflow", param.key, param.value, -1) for param in params]
-
-    def _search_runs(self, experiments: list[str], filter_string: str, max_results: int) -> list[Any]:
-        """Return the run that was made with the tag that is asked for."""
-        name, value = re.fullmatch(r"tags\.`(.+)` = '(.+)'", filter_string).groups()
-        made = [call.kwargs["tags"] for call in self.client.create_run.call_args_list]
-        found = [self.client.create_run.return_value for tags in made if tags[name] == value]
-        return found[:max_results]
 
     def of(self, tracker: str) -> list[tuple[str, float, int]]:
         return [row[1:] for row in self.sent if row[0] == tracker]
@@ -80,13 +53,8 @@ def packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Packages:
     fakes = Packages()
     for name, tracker in TRACKERS.items():
         monkeypatch.setitem(sys.modules, tracker.module, getattr(fakes, name))
-    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_PROJECT", "MLFLOW_TRACKING_URI"):
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_PROJECT"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
-    monkeypatch.setenv("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "false")  # so that it is as before after the test
-    monkeypatch.delenv("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT")
     monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
     return fakes
 
@@ -94,7 +62,7 @@ def packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Packages:
 def _recipe(cache: Path, **train: Any) -> PretrainRecipe:
     intervals = {"validate_every_steps": 3, "checkpoint_every_steps": 3, "log_every_steps": 2}
     data = {"bundled_rows": 300, "cache_dir": str(cache)}
-    return tiny_recipe(data=data, train={**intervals, "report_to": ["tensorboard", "wandb", "mlflow"], **train})
+    return tiny_recipe(data=data, train={**intervals, "report_to": ["tensorboard", "wandb"], **train})
 
 
 def _figures(run: Path, after_step: int = 0) -> list[tuple[str, float, int]]:
@@ -111,20 +79,15 @@ def test_each_tracker_gets_every_figure_and_a_resumption_continues_its_run(packa
     progress = Recorder()
     run = run_pretraining(_recipe(cache), out=tmp_path / "run", progress=progress).run_dir
     for tracker in TRACKERS:
-        assert [row for row in packages.of(tracker) if row[2] >= 0] == _figures(run)
-    assert ("optim.lr", "0.001", -1) in packages.of("mlflow")
-    assert os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] == "true"
-    board, client = packages.tensorboard.SummaryWriter, packages.client
+        assert packages.of(tracker) == _figures(run)
+    board = packages.tensorboard.SummaryWriter
     board.assert_called_once_with(str(run / "tensorboard"), purge_step=1)
     wandb = packages.wandb.init.call_args.kwargs
     assert (wandb["mode"], wandb["project"], wandb["name"]) == ("offline", "exlm", "run")
     assert wandb["config"]["masking"]["mask_ratio"] == 0.3
     assert "wandb: there is no API key, so the run is recorded offline; `wandb sync` uploads it later" in progress.said
-    made = client.create_run.call_args
-    assert (made.args, made.kwargs["run_name"]) == (("the experiment exlm",), "run")
-    assert made.kwargs["tags"]["group"] == "tiny"
+    assert wandb["group"] == "tiny"
     packages.wandb.init.return_value.finish.assert_called_once_with(exit_code=0)
-    client.set_terminated.assert_called_once_with("run-7", "FINISHED")
     shutil.rmtree(run / "checkpoints/step-6")
     packages.sent.clear()
     run = run.rename(tmp_path / "moved")
@@ -135,8 +98,6 @@ def test_each_tracker_gets_every_figure_and_a_resumption_continues_its_run(packa
     assert board.call_args.kwargs == {"purge_step": 4}
     again = packages.wandb.init.call_args.kwargs
     assert (again["id"], again["resume"]) == (wandb["id"], "allow")
-    client.create_run.assert_called_once()
-    client.update_run.assert_called_once_with("run-7", status="RUNNING")
 
 
 def test_a_run_that_begins_where_another_one_was_is_another_run_of_the_tracker(packages, cache, tmp_path):
@@ -149,22 +110,20 @@ def test_a_run_that_begins_where_another_one_was_is_another_run_of_the_tracker(p
 
 def test_a_tracker_that_fails_is_left_alone_and_training_goes_on(packages, cache, tmp_path):
     packages.breaks_at, progress = 4, Recorder()
-    recipe = _recipe(cache, report_to="mlflow")
+    recipe = _recipe(cache, report_to="wandb")
     result = run_pretraining(recipe, out=tmp_path / "run", progress=progress)
     assert result.steps == 6
-    assert [row for row in packages.of("mlflow") if row[2] >= 0] == [
-        row for row in _figures(result.run_dir) if row[2] < 4
-    ]
-    warnings = [message for message in progress.said if "mlflow" in message]
-    assert warnings == ["warning: logging to mlflow has stopped: the server is gone; metrics.jsonl has all metrics"]
-    packages.client.set_terminated.assert_not_called()
+    assert packages.of("wandb") == [row for row in _figures(result.run_dir) if row[2] < 4]
+    warnings = [message for message in progress.said if message.startswith("warning: logging")]
+    assert warnings == ["warning: logging to wandb has stopped: the server is gone; metrics.jsonl has all metrics"]
+    packages.wandb.init.return_value.finish.assert_not_called()
 
 
 @pytest.mark.parametrize("name", TRACKERS)
 @pytest.mark.parametrize("error", [KeyboardInterrupt, TypeError])
 def test_an_interrupted_start_of_a_tracker_reaches_the_caller_as_it_is(packages, cache, tmp_path, name, error):
     """The tracker is not open then, and closing it would fail with an error of its own."""
-    for begins in (packages.tensorboard.SummaryWriter, packages.wandb.init, packages.client.create_run):
+    for begins in (packages.tensorboard.SummaryWriter, packages.wandb.init):
         begins.side_effect = error
     with pytest.raises(error):
         run_pretraining(_recipe(cache, report_to=[name]), out=tmp_path / "run")
@@ -197,23 +156,14 @@ def test_a_key_in_netrc_is_a_key(packages, cache, tmp_path, monkeypatch):
     assert packages.wandb.init.call_args.kwargs["mode"] == "online"
 
 
-def test_projects_of_the_environment_are_used_and_an_experiment_that_is_there_is_not_made(
-    packages, cache, tmp_path, monkeypatch
-):
+def test_the_project_of_the_environment_is_used(packages, cache, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_PROJECT", "mine")
-    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "theirs")
-    packages.client.get_experiment_by_name.return_value = MagicMock(experiment_id="7")
     run_pretraining(_recipe(cache, max_steps=2), out=tmp_path / "run")
     assert packages.wandb.init.call_args.kwargs["project"] == "mine"
-    packages.client.get_experiment_by_name.assert_called_once_with("theirs")
-    assert packages.client.create_run.call_args.args == ("7",)
 
 
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [(InterruptedRunError("stopped", "go on", 2), "KILLED"), (ConfigError("enough", "go on"), "FAILED")],
-)
-def test_a_run_that_does_not_finish_is_closed_as_such(packages, cache, tmp_path, error, status):
+@pytest.mark.parametrize("error", [InterruptedRunError("stopped", "go on", 2), ConfigError("enough", "go on")])
+def test_a_run_that_does_not_finish_is_closed_as_such(packages, cache, tmp_path, error):
     class Stops(Callback):
         def on_step(self, step: int, loss: Tensor) -> None:
             raise error
@@ -221,7 +171,6 @@ def test_a_run_that_does_not_finish_is_closed_as_such(packages, cache, tmp_path,
     with pytest.raises(type(error)):
         run_pretraining(_recipe(cache), out=tmp_path / "run", callbacks=[Stops()])
     packages.wandb.init.return_value.finish.assert_called_once_with(exit_code=1)
-    packages.client.set_terminated.assert_called_once_with("run-7", status)
 
 
 @pytest.mark.parametrize("name", TRACKERS)
@@ -231,15 +180,6 @@ def test_a_tracker_that_is_not_installed_is_named_before_a_folder_is_made(packag
         run_pretraining(_recipe(cache), out=tmp_path / "run")
     assert caught.value.hint == f"pip install {name}"
     assert not (tmp_path / "run").exists()
-
-
-def test_an_mlflow_server_that_does_not_answer_is_named_without_its_password(packages, cache, tmp_path):
-    packages.client.get_experiment_by_name.side_effect = Error("API request to http://me:secret@host/api failed")
-    progress = Recorder()
-    recipe = _recipe(cache, report_to="mlflow", max_steps=2)
-    assert run_pretraining(recipe, out=tmp_path / "run", progress=progress).steps == 2
-    (warning,) = (message for message in progress.said if "has stopped" in message)
-    assert "logging to mlflow has stopped: API request to http://host/api failed" in warning
 
 
 def test_a_setting_that_wandb_refuses_is_named_and_training_goes_on(packages, cache, tmp_path, monkeypatch):

@@ -155,7 +155,7 @@ class SeedGroup:
 
     @property
     def diverged_seeds(self) -> tuple[int, ...]:
-        """Seeds whose training diverged, or collapsed with `train.on_collapse: stop`."""
+        """Seeds whose training diverged."""
         return tuple(sorted(cell.result.seed for cell in self.cells if cell.result.diverged is not None))
 
     @property
