@@ -9,10 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, GridPoint
+from exlm_cli.config.finetune import NO_GRID, GridPoint
 from exlm_cli.files import make_folder, write_json
 from exlm_cli.finetune.baselines.baseline import Baseline, baselines_of
-from exlm_cli.finetune.baselines.spelling import describe_spelling
 from exlm_cli.finetune.cells.model import describe_weights
 from exlm_cli.finetune.cells.trainer import describe_data
 from exlm_cli.finetune.evaluation.blend import best_share, blend
@@ -69,7 +68,7 @@ from exlm_cli.finetune.scores import (
 from exlm_cli.format import name_some, printable
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import update_run_json
-from exlm_cli.tasks.base import DownstreamTask, FloatArray, SeedOutputs, Split, write_outputs
+from exlm_cli.tasks.base import DownstreamTask, FloatArray, SeedOutputs, write_outputs
 from exlm_cli.tasks.metrics import (
     FEW_ROWS,
     describe_rare_classes,
@@ -160,9 +159,6 @@ def _score_split(plan: RunPlan, split: SplitPlan, best: GridPoint, progress: Pro
     metrics, labels = _score_average(plan.folder, split, results)
     rows += score_rows_of(average, metrics, labels)
     task = split.task
-    if task.input_kind == "smiles" and isinstance(task, RowTask) and not plan.recipe.task.has_canonical_smiles:
-        spelling = _check_spelling(plan.recipe, task, metrics[results.scored_split][metric], progress)
-        results = results.model_copy(update={"notes": (*results.notes, spelling)})
     if plan.has_baseline:
         for baseline in baselines_of(task):
             _predict_baseline(plan, split, baseline, progress)
@@ -349,8 +345,3 @@ def _describe_intervals(names: Sequence[str], targets_NC: FloatArray) -> list[st
     few = [f"`{name}` has {num:,}" for name, num in zip(names, known_C, strict=True) if num < MIN_SCALED_ROWS]
     enough = f"from {MIN_SCALED_ROWS} on, they are wider far from the training rows"
     return [f"intervals are equally wide for all rows, as {name_some(few)} validation rows; {enough}"] if few else []
-
-
-def _check_spelling(recipe: FinetuneRecipe, task: RowTask, score: float | None, progress: Progress) -> str:
-    split: Split = "test" if "test" in task.splits else "valid"
-    return describe_spelling(task, split, score, recipe.seeds[0], progress, num_threads=recipe.train.num_threads)
