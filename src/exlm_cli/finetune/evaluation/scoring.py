@@ -16,10 +16,8 @@ from exlm_cli.finetune.cells.model import describe_weights
 from exlm_cli.finetune.cells.trainer import describe_data
 from exlm_cli.finetune.evaluation.blend import best_share, blend
 from exlm_cli.finetune.evaluation.calibration import (
-    CALIBRATION_FILE,
     Calibration,
     ValidatedRows,
-    calibrate_answers,
     calibrate_run,
     calibration_file,
 )
@@ -111,15 +109,11 @@ def conclude(plan: RunPlan, best: Mapping[int, GridPoint], progress: Progress) -
         "verdict": describe_verdict(splits, scores, comparison),
     }
     results = results.model_copy(update=concluded)
-    if data.loss == "span":
-        calibration = calibrate_answers(folder, results, data.scored["valid"])
-    else:
+    if data.loss != "span":
         likeness = [_likeness(split, progress) for split in plan.splits]
-        calibration = _calibrate(plan, results, likeness, "model")
-        for predictor in () if results.predictors is None else results.predictors.names[1:]:
+        for predictor in ("model",) if results.predictors is None else results.predictors.names:
             write_json(folder / calibration_file(predictor), _calibrate(plan, results, likeness, predictor))
     write_scores(folder, scores)
-    write_json(folder / CALIBRATION_FILE, calibration)
     write_json(folder / RESULTS_FILE, results)
     update_run_json(folder, {"parameters": results.parameters, "train_time_s": results.elapsed_s})
     return results
