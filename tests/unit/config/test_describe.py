@@ -24,10 +24,10 @@ from exlm_cli.config.describe import (
     count_path_edges,
     count_sequence_flops,
     describe_time,
+    estimated_cost,
     recipe_size,
     recipe_step_flops,
     tokens_per_step,
-    told_cost,
 )
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
@@ -191,11 +191,11 @@ def test_the_flops_of_a_run_are_its_steps_and_those_of_a_sweep_its_runs():
 
 def test_a_cost_is_told_for_the_run_or_for_some_of_its_tokens():
     recipe = tiny_recipe()
-    assert told_cost(recipe) == (6 * tokens_per_step(recipe), 6 * recipe_step_flops(recipe).total)
-    assert describe_time(recipe, told_cost(recipe)[1] / 7200) == "at most 2.0 hours"
+    assert estimated_cost(recipe) == (6 * tokens_per_step(recipe), 6 * recipe_step_flops(recipe).total)
+    assert describe_time(recipe, estimated_cost(recipe)[1] / 7200) == "at most 2.0 hours"
     packed = tiny_recipe(data={"sample_break": "none"})
-    assert describe_time(packed, told_cost(packed)[1] / 7200) == "2.0 hours"
+    assert describe_time(packed, estimated_cost(packed)[1] / 7200) == "2.0 hours"
     epochs = tiny_recipe(train={"max_epochs": 2})
-    num_tokens, flops = told_cost(epochs)
+    num_tokens, flops = estimated_cost(epochs)
     assert (num_tokens, flops) == (1e8, pytest.approx(1e8 / tokens_per_step(recipe) * recipe_step_flops(recipe).total))
     assert describe_time(epochs, flops / 7200) == "2.0 hours for each 100 M tokens"
