@@ -135,7 +135,8 @@ def test_the_paper_size_costs_at_least_1_6_times_its_mlm():
     A block of 12 D^2 weights a position; the last of twelve has 2 D^2 of keys and values at all positions, and the
     others at the 77.6 or 20.9 nodes.
     """
-    exlm, mlm = recipe_step_flops(load_recipe("ablation-exlm")), recipe_step_flops(load_recipe("ablation-mlm"))
+    twin = ["objective=mlm", "masking.num_states_per_mask=1", "model.rope=1d"]
+    exlm, mlm = (recipe_step_flops(load_recipe("ablation-exlm", changes)) for changes in ([], twin))
     weights = [11 * 12 * positions + 2 * positions + 10 * nodes for positions, nodes in ((184.7, 77.6), (128, 20.9))]
     assert exlm.encoder_linear / mlm.encoder_linear == pytest.approx(weights[0] / weights[1])
     pairs = [(11 * positions + nodes) * positions for positions, nodes in ((184.7, 77.6), (128, 20.9))]
