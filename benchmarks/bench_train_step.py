@@ -43,7 +43,7 @@ from exlm_cli.train.loop import TrainingLoop
 from exlm_cli.train.pretrain import PretrainTask, autocast_dtype
 from exlm_cli.train.pretrained import build_model
 from exlm_cli.train.process import StopSignal
-from step_measurements import ALONE, SPLIT, WHOLE, Measured, StepSize, conclude, rows_of, show
+from step_measurements import ALONE, SPLIT, WHOLE, Measured, StepSize, conclude, mlm_twin, rows_of, show
 from step_split import split_step
 
 MEDIAN_SMILES_TOKENS, SPREAD_OF_LOG = 43, 0.42
@@ -76,13 +76,12 @@ class Side:
         return StepSize.of(self.measured.recipe, batches, sum(map(self.task.count_tokens, batches)))
 
 
-def build_sides(exlm_name: str, mlm_name: str, arguments: argparse.Namespace, folder: Path) -> tuple[Side, Side]:
+def build_sides(name: str, arguments: argparse.Namespace, folder: Path) -> tuple[Side, Side]:
     """Return both models, set up on the same generated data."""
     overrides = [f"device={arguments.device.type}", f"train.alignment_backend={arguments.backend}", *arguments.set]
-    exlm: PretrainRecipe = load_recipe(exlm_name, overrides)
+    exlm: PretrainRecipe = load_recipe(name, overrides)
     data = generate_data(scale_batch(exlm, arguments.batch_share), folder)
-    mlm: PretrainRecipe = load_recipe(mlm_name, overrides)
-    return build_side(exlm, data, arguments, folder), build_side(mlm, data, arguments, folder)
+    return build_side(exlm, data, arguments, folder), build_side(mlm_twin(exlm), data, arguments, folder)
 
 
 def build_side(recipe: PretrainRecipe, data: PreparedData, arguments: argparse.Namespace, folder: Path) -> Side:
@@ -186,15 +185,10 @@ def measure_against_hf(sides: tuple[Side, Side], num_rounds: int, num_warmup: in
     return against_hf.rows_of(times, exlm.measured.recipe, sizes[1].num_tokens, floor)
 
 
-def twin_of(name: str) -> str:
-    """Return the name of a recipe's MLM twin."""
-    return name.replace("-exlm", "-mlm") if "-exlm" in name else f"{name}-mlm"
-
-
 def main() -> None:
     """Print tables and append their rows to `results/train_step.csv`."""
     parser = argparse.ArgumentParser(description="Time of a training step, ExLM against MLM")
-    parser.add_argument("--recipes", default="text-small,smiles-small", help="comma-separated: NAME or NAME:MLM-TWIN")
+    parser.add_argument("--recipes", default="text-small,smiles-small", help="comma-separated names of ExLM recipes")
     parser.add_argument("--steps", default=9, type=int, help="rounds measured, after --warmup")
     parser.add_argument("--warmup", default=2, type=int, help="rounds before those")
     parser.add_argument("--device", default="cpu", type=torch.device)
@@ -207,9 +201,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     for name in arguments.recipes.split(","):
-        exlm_name, _, mlm_name = name.partition(":")
         with tempfile.TemporaryDirectory() as folder:
-            exlm, mlm = build_sides(exlm_name, mlm_name or twin_of(exlm_name), arguments, Path(folder))
+            exlm, mlm = build_sides(name, arguments, Path(folder))
             num_rounds = 3 if arguments.quick else arguments.steps
             if arguments.against:
                 rows = measure_against_hf((exlm, mlm), num_rounds, arguments.warmup)

@@ -114,7 +114,7 @@ def grids(root: Path) -> Step:
 def looks(root: Path) -> Step:
     """Yield what the commands say that only look at runs."""
     yield from step(root, "eval-pretrained", "eval text text-mlm")
-    tables = "eval bace-run csv-labels-run --format markdown,csv,latex"
+    tables = "eval bace-run csv-labels-run --format markdown,csv"
     yield from step(root, "eval-finetuned", tables, out="tables")
     yield from step(root, "eval-glue", "eval rte-run squad-run", out="tables-text")
     yield from step(root, "eval-entropy", "eval --entropy text text-mlm --mask-ratios 0.15,0.5", out="entropy")
@@ -184,7 +184,7 @@ def content(path: Path, root: Path) -> Any:
             return [clean(json.loads(line), root) for line in path.read_text(encoding="utf-8").splitlines()]
         case ".json" if path.name not in ("state.json", "manifest.json", "run.json"):
             return clean(json.loads(path.read_text(encoding="utf-8")), root)
-        case ".md" | ".tex" | ".tsv":
+        case ".md" | ".tsv":
             text = path.read_text(encoding="utf-8").replace(str(root), "ROOT")
             return re.sub(r"\d+:\d\d:\d\d", "TIME", text).splitlines()
     return None

@@ -13,6 +13,7 @@ import bench_train_step as bench
 import step_measurements as measurements
 import step_split as split
 from exlm_cli.config.describe import TrainingFlops
+from exlm_cli.config.load import load_recipe
 from exlm_cli.train.process import StopSignal
 from tests.tiny import tiny_recipe
 from tests.unit.finetune.finetuned_runs import read_rows
@@ -131,6 +132,8 @@ def test_the_script_prints_ratio_and_floor_and_keeps_its_rows(tmp_path, monkeypa
     assert all(row["device"] == "cpu" and row["rounds"] == "2" for row in rows)
 
 
-def test_the_twin_of_a_recipe_is_its_mlm():
-    assert bench.twin_of("text-base") == "text-base-mlm"
-    assert bench.twin_of("ablation-exlm") == "ablation-mlm"
+@pytest.mark.parametrize("name", ["text-base", "smiles-small", "quickstart-text"])
+def test_the_twin_of_a_recipe_is_its_mlm(name):
+    told = {"purpose", "paper"}
+    twin = measurements.mlm_twin(load_recipe(name))
+    assert twin.model_dump(exclude=told) == load_recipe(f"{name}-mlm").model_dump(exclude=told)

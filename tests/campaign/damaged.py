@@ -150,7 +150,8 @@ def _tokenize(name: str, kind: str = "text") -> list[str]:
 
 def _bomb(trial: Trial, rng: Random) -> list[str]:
     """3 GB of one character from a few MB: streams of gz and xz may follow each other."""
-    kind, ending = rng.choice(("jsonl", "json", "csv", "tsv", "txt", "smi", "parquet")), rng.choice((".gz", ".xz"))
+    kind = rng.choice(("jsonl", "json", "csv", "tsv", "txt", "smi", "parquet"))
+    ending = rng.choice((".gz", ".xz")) if kind in ("txt", "smi") else ".gz"
     piece = rng.choice((b"\0", b" ", b"[", b"A", b'"', b"\r", b",", b"\t")) * (48 << 20)
     start = {"jsonl": b'{"text": "', "json": b'[{"text": "', "csv": b'text\n"', "tsv": b"text\n"}.get(kind, b"")
     name = f"bomb.{kind}{ending}"
@@ -175,7 +176,7 @@ def _sparse(trial: Trial, rng: Random) -> list[str]:
 def _blank(trial: Trial, rng: Random) -> list[str]:
     """Blank lines without end: 3 GB take minutes and little memory, so 24 million lines stand for them."""
     kind = rng.choice(("txt", "smi", "csv", "jsonl", "tsv", "json"))
-    name = f"blank.{kind}.{rng.choice(('gz', 'xz'))}"
+    name = f"blank.{kind}.{rng.choice(('gz', 'xz')) if kind in ('txt', 'smi') else 'gz'}"
     piece = rng.choice((b"\n", b"\r\n", b" \n")) * (1 << 20)
     trial.write(name, PACKERS[name[-3:]](piece) * 24)
     return _tokenize(name)

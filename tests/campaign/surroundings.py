@@ -179,7 +179,8 @@ def pushes(trial: Trial) -> None:
 def endless(trial: Trial) -> None:
     """3 GB of blank lines from a few MB, which take minutes: memory stays as it is, and a signal ends the command."""
     rng = trial.rng
-    kind, ending = rng.choice(("txt", "smi", "csv", "tsv", "jsonl", "json")), rng.choice((".gz", ".xz"))
+    kind = rng.choice(("txt", "smi", "csv", "tsv", "jsonl", "json"))
+    ending = rng.choice((".gz", ".xz")) if kind in ("txt", "smi") else ".gz"
     packed = PACKERS[ending](rng.choice((b"\n", b"\r\n", b" \n")) * (16 << 20))
     name = trial.write(f"blank.{kind}{ending}", packed * 192)
     started = Started(trial.folder, ["tokenize", name, "--kind", "text", "--vocab-size", "300", "--out", "out"])

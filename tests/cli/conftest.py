@@ -39,12 +39,6 @@ def _blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(style, "figure_files", blank_files)
 
 
-@pytest.fixture(autouse=True)
-def _known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take the speed of this machine as known: measuring it takes a second, and `tests/unit/train` does it."""
-    monkeypatch.setattr("exlm_cli.train.probe.measure_flops", lambda *_: 1e9)
-
-
 @pytest.fixture
 def cells_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start no process for the cells of a sweep."""

@@ -39,8 +39,8 @@ def test_json_has_results_as_they_are_and_those_of_one_run_on_top(run_folder, ca
 
 
 def test_tables_are_written_in_the_formats_asked_for(run_folder, capsys):
-    result = result_of(capsys, "eval", "R", "--no-figures", "--format", "markdown,csv,latex", "--out", "out")
-    suffixes = (".md", ".csv", ".tex")
+    result = result_of(capsys, "eval", "R", "--no-figures", "--format", "markdown,csv", "--out", "out")
+    suffixes = (".md", ".csv")
     assert result["files"] == [f"out/{name}{suffix}" for name in ("scores-glue-rte", "table-3") for suffix in suffixes]
     (ours,) = [row for row in read_rows(run_folder / "out/table-3.csv") if row["source"] == "ours"]
     scored = result["metrics"]["valid"]["accuracy"]

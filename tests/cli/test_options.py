@@ -100,11 +100,11 @@ def test_seeds_are_within_bounds_and_given_once():
 
 
 def test_formats_are_some_of_those_accepted_or_none():
-    assert parse_formats(None, ["csv", "latex"]) == parse_formats("none", ["csv", "latex"]) == ()
-    assert parse_formats("latex, csv", ["csv", "latex"]) == ("latex", "csv")
+    assert parse_formats(None, ["csv", "html"]) == parse_formats("none", ["csv", "html"]) == ()
+    assert parse_formats("html, csv", ["csv", "html"]) == ("html", "csv")
     for text in ("csv,none", "pdf", ""):
-        with pytest.raises(ConfigError, match="is not one of csv, latex"):
-            parse_formats(text, ["csv", "latex"])
+        with pytest.raises(ConfigError, match="is not one of csv, html"):
+            parse_formats(text, ["csv", "html"])
 
 
 def test_what_starts_a_run_is_refused_only_beside_a_resumption():

@@ -73,9 +73,9 @@ def test_eval_prints_the_papers_table_with_its_numbers(sweep, capsys):
 
 
 def test_eval_writes_the_tables_where_and_as_asked(sweep, folder, capsys):
-    result = result_of(capsys, "eval", "run", "--format", "latex", "--out", "paper", "--no-figures")
-    assert {Path(path).name for path in result["files"]} == {"sweep.csv", "sweep.md", "variants.tex", "table-2.tex"}
-    assert r"\begin{tabular}{ll" in (folder / "paper" / "table-2.tex").read_text()
+    result = result_of(capsys, "eval", "run", "--format", "csv", "--out", "paper", "--no-figures")
+    assert {Path(path).name for path in result["files"]} == {"sweep.csv", "sweep.md", "variants.csv", "table-2.csv"}
+    assert (folder / "paper" / "table-2.csv").read_text().startswith("source,")
     assert len(result["variants"]) == 5
     assert not (sweep / "report").exists()
 
@@ -116,11 +116,11 @@ def test_without_a_run_the_newest_sweep_is_taken_and_none_of_its_cells(sweep, fo
 
 def test_eval_of_a_repeat_mlm_grid_prints_its_tables(folder, capsys):
     _write_run(folder / "run", "repeat-mlm", grid_results(), "tasks=[glue/mnli]")
-    captured = printed_by(capsys, ["eval", "run", "--no-figures", "--format", "latex"])
+    captured = printed_by(capsys, ["eval", "run", "--no-figures", "--format", "markdown"])
     assert captured.err == ""
     assert ["8", "79.2", "82.8"] in [line.split() for line in captured.out.splitlines()]
     names = {path.name for path in (folder / "run" / "report").iterdir()}
-    assert {"grid.csv", "grid.md", "entropy.tex", "agreement.tex"} <= names
+    assert {"grid.csv", "grid.md", "entropy.md", "agreement.md"} <= names
 
 
 def test_eval_refuses_two_sweeps_sweeps_with_data_and_damaged_ones(sweep, capsys):

@@ -71,7 +71,7 @@ UNIT_TOKENS = 1e8
 """Tokens that an estimate assumes where the data decide how many there are."""
 
 
-def told_cost(recipe: PretrainRecipe) -> tuple[float, float]:
+def estimated_cost(recipe: PretrainRecipe) -> tuple[float, float]:
     """Return tokens and FLOPs of a pre-training; of `UNIT_TOKENS` where the recipe does not determine its length."""
     steps, per_step = recipe.train.known_steps, tokens_per_step(recipe)
     num_tokens = UNIT_TOKENS if steps is None else steps * per_step
@@ -83,7 +83,7 @@ def describe_time(recipe: PretrainRecipe, flops_per_s: float) -> str:
 
     `at most` is before it if a step has a number of sequences, and these may be shorter than the recipe allows.
     """
-    time = format_span(told_cost(recipe)[1] / flops_per_s)
+    time = format_span(estimated_cost(recipe)[1] / flops_per_s)
     is_bound = recipe.data.kind == "smiles" or recipe.data.sample_break == "line"
     if recipe.train.batch_sequences is not None and recipe.train.known_steps is not None and is_bound:
         time = f"at most {time}"

@@ -16,7 +16,7 @@ from exlm_cli.config.base import Recipe
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.overrides import Layers, RecipeT, check_recipe, parse_override, recipe_sections, refuse_decided
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.config.sweep import SweepRecipe, changed_values
+from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.config.yaml import MAX_CHARACTERS, describe_yaml_error, dump_yaml, parse_yaml
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.format import format_count
@@ -237,8 +237,6 @@ def _read_layers(path: Path, children: tuple[Path, ...], kind: type[Recipe]) -> 
         for key, value in values.items()
         if key in sections and isinstance(value, dict)
     }
-    if issubclass(kind, SweepRecipe):
-        _resolve_variants(values, section_bases.get("pretrain"), path)
     layers = Layers.read_from(values, _shown(path))
     for key, section_base in section_bases.items():
         if section_base is not None:
@@ -258,26 +256,6 @@ def _named_by(path: Path) -> Layers:
     """Return the default name of a recipe: its file's, with `-` for characters that a folder name must not have."""
     name = re.sub(r"[^a-z0-9._-]+", "-", path.stem.lower()).strip("._-")
     return Layers.read_from({"name": name or "recipe"}, f"the name of {path.name}")
-
-
-def _resolve_variants(values: dict[str, Any], common_name: str | None, path: Path) -> None:
-    """Replace `extends` of a variant by the values in which that recipe differs from the common one."""
-    variants = values.get("variants")
-    if not isinstance(variants, dict):
-        return
-    common: PretrainRecipe | None = None
-    for label, changes in variants.items():
-        base_name = _pop_base(changes, path, f"variants.{label}.extends") if isinstance(changes, dict) else None
-        if base_name is None:
-            continue
-        if common_name is None:
-            raise ConfigError(
-                f"{_shown(path)}: `variants.{label}.extends` needs `pretrain.extends` in the same file",
-                "the variant is what its recipe changes of that one",
-            )
-        common = common or load_recipe(_find_recipe(common_name, PretrainRecipe, extended_by=path))
-        base = load_recipe(_find_recipe(base_name, PretrainRecipe, extended_by=path))
-        variants[label] = changed_values(common, base) | changes
 
 
 def _variants_to_add(recipe: SweepRecipe, set_layers: Sequence[Layers]) -> Layers | None:

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from exlm_cli.config.base import Recipe, StrictModel, describe_finding
 from exlm_cli.config.finetune import CommonFinetuneRecipe, FinetuneRecipe, Seed
-from exlm_cli.config.overrides import changed_keys, child_keys, find_field, nearest_key, typed_value
+from exlm_cli.config.overrides import child_keys, find_field, nearest_key, typed_value
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.errors import ConfigError
 from exlm_cli.files import JsonModel
@@ -354,12 +354,6 @@ class SweepRecipe(Recipe):
     def _finetune(self, task: str) -> FinetuneRecipe:
         train = self.finetune.train.model_dump() | {"num_threads": self.finetune.train.num_threads or 1}
         return self.finetune.of_task(task, {"device": self.device, "train": train})
-
-
-def changed_values(common: PretrainRecipe, other: PretrainRecipe) -> dict[str, Any]:
-    """Return the values, by dotted key, in which a recipe differs from another; names and seeds aside."""
-    before, after = (recipe.model_dump(mode="json", exclude=set(_NOT_VARIED)) for recipe in (common, other))
-    return {key: now for key, (_, now) in changed_keys(before, after).items()}
 
 
 def _check_key(label: str, key: str) -> None:

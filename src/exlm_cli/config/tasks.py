@@ -110,7 +110,7 @@ class TaskSection(StrictModel):
 class RowTaskConfig(TaskSection):
     """Keys of tasks with one molecule or text per row that split their rows themselves."""
 
-    split: Literal["scaffold", "scaffold-chiral", "scaffold-deepchem", "scaffold-balanced", "random", "file"] = Field(
+    split: Literal["scaffold", "scaffold-deepchem", "scaffold-balanced", "random", "file"] = Field(
         _DEFAULT_SPLIT,
         description="How rows are cut 80/10/10: `scaffold` as Uni-Mol does; `file`: as `task.split_file` says",
     )
@@ -119,7 +119,9 @@ class RowTaskConfig(TaskSection):
     )
     smiles_column: str | None = Field(None, description="Column with the SMILES; none: the task's usual column")
     canonical_smiles: bool = Field(
-        True, description="Read RDKit's canonical SMILES without atom-map numbers, not the SMILES as written"
+        True,
+        description="Read RDKit's canonical SMILES without atom-map numbers, not the SMILES as written, whose spelling "
+        "may give labels away: eight counts of characters reach ROC-AUC 0.92 on BBBP and 0.94 on ClinTox",
     )
     standardise: Literal["none", "parent"] = Field(
         "none", description="`parent`: read the largest fragment of a molecule, uncharged, instead of its salt"

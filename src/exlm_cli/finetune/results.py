@@ -31,7 +31,7 @@ RESULT_FILE = "result.json"
 RESULTS_FILE = "results.json"
 """File of a run; a run that has it is finished."""
 LOGITS_FILE = "logits-valid.npy"
-"""File of a cell with the logits of spans, (sum of L, 2) float32; the calibration of answers is fitted to them."""
+"""File of a cell with the logits of spans, (sum of L, 2) float32, of whose mean over seeds the score is."""
 TARGETS_COLUMN = "class"
 """Column of `targets-<split>.csv` with the class index, where each row has one class."""
 

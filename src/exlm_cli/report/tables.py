@@ -1,10 +1,9 @@
-"""Tables of results: the one class that every command prints, and writes as Markdown, CSV or LaTeX.
+"""Tables of results: the one class that every command prints, and writes as Markdown or CSV.
 
 An entry is a string or a `Number`, which people read rounded, as `exlm_cli.format` writes it, and programs in full.
 """
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,18 +15,10 @@ from exlm_cli.format import NO_VALUE, format_plain, printable, shorten_middle, w
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-SUFFIXES = {"markdown": ".md", "csv": ".csv", "latex": ".tex"}
+SUFFIXES = {"markdown": ".md", "csv": ".csv"}
 """Suffixes of the files, by the name of their format."""
 
 _ENTRY_CHARACTERS, _NOTE_CHARACTERS = 200, 2_000
-
-# a backslash first, or the others' would be escaped again
-_LATEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "→": r"$\to$", "<": r"\textless{}",
-    ">": r"\textgreater{}", "`": "'",
-}  # fmt: skip
-_LATEX_PATTERN = re.compile("|".join(map(re.escape, _LATEX)))
 
 
 @dataclass(frozen=True)
@@ -162,7 +153,7 @@ def write_tables(tables: Sequence[ReportTable], folder: Path, formats: Sequence[
         if path.suffix == ".csv":
             write_csv(path, *_csv_content(table))
         else:
-            write_atomically(path, (as_markdown(table) if path.suffix == ".md" else as_latex(table)).encode())
+            write_atomically(path, as_markdown(table).encode())
     return list(files)
 
 
@@ -203,33 +194,6 @@ def _shown(text: str, max_characters: int = _ENTRY_CHARACTERS) -> str:
     return printable(shorten_middle(text, max_characters))
 
 
-def as_latex(table: ReportTable) -> str:
-    """Return the table as a LaTeX `table` with `booktabs` rules."""
-
-    def line(entries: Sequence[str]) -> str:
-        return " & ".join(map(_latex, entries)) + r" \\"
-
-    body = ["\n".join(line(row) for row in group) for group in table.groups]
-    notes = [rf"\par\footnotesize {_latex(note)}" for note in table.notes]
-    return "\n".join(
-        [
-            r"\begin{table}",
-            r"\centering",
-            rf"\caption{{{_latex(table.title)}}}",
-            rf"\begin{{tabular}}{{{'l' * table.num_keys}{'r' * (len(table.columns) - table.num_keys)}}}",
-            r"\toprule",
-            line(table.columns),
-            r"\midrule",
-            "\n\\midrule\n".join(body),
-            r"\bottomrule",
-            r"\end{tabular}",
-            *notes,
-            r"\end{table}",
-            "",
-        ]
-    )
-
-
 def _column_parts(table: ReportTable, width: int) -> list[list[int]]:
     """Cut a table into parts that fit a width; return their columns: the row names and at least one more."""
     first_detail = len(table.columns) - table.num_details
@@ -259,7 +223,3 @@ def _describe_details(table: ReportTable, row: Sequence[str]) -> str:
         if entry != NO_VALUE
     ]
     return f"{' '.join(row[: table.num_keys])}: {', '.join(known)}" if known else ""
-
-
-def _latex(text: str) -> str:
-    return _LATEX_PATTERN.sub(lambda match: _LATEX[match.group()], printable(text))

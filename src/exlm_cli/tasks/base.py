@@ -45,21 +45,6 @@ NO_TEST_NOTE = (
 
 
 @dataclass(frozen=True)
-class AnswerProbabilities:
-    """Yes-or-no questions about the answers of a span task, and the probabilities that are calibrated.
-
-    Attributes:
-        names: C yes-or-no questions about an answer, like whether it is right.
-        values: (N, C) probabilities before calibration, from the mean outputs of the seeds.
-        targets: (N, C) 0 or 1; NaN where unknown.
-    """
-
-    names: tuple[str, ...]
-    values: FloatArray
-    targets: FloatArray
-
-
-@dataclass(frozen=True)
 class EncodedRows:
     """Rows as the encoder reads them: texts, pairs, molecules, or windows of questions.
 
@@ -117,11 +102,6 @@ class EncodedSplit(EncodedRows, ABC):
         """Return in words how outputs are degenerate, like one class for every row."""
         del outputs
         return []
-
-    def answer_probabilities(self, outputs: SeedOutputs) -> AnswerProbabilities | None:
-        """Return what is calibrated in a run of loss `span`; None: nothing."""
-        del outputs
-        return None
 
     @abstractmethod
     def prediction_columns(self, outputs: SeedOutputs) -> dict[str, list[str]]:

@@ -166,7 +166,7 @@ def load_glue(config: GlueTaskConfig, progress: Progress) -> RowTask:
     """Read the examples of one GLUE task.
 
     They come from `task.files`; else from `train` and `dev` (MNLI: `dev_matched`, `dev_mismatched`) in `task.data_dir`
-    or its folder named like the task, as .tsv, .csv, .jsonl, .json or .parquet, also .gz and .xz; else from the Hub.
+    or its folder named like the task, as .tsv, .csv, .jsonl, .json or .parquet, also .gz; else from the Hub.
 
     Raises:
         DataError: A file is missing, malformed or lacks a column, or a row cannot be used while `task.on_invalid` is

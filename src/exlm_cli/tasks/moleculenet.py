@@ -107,7 +107,7 @@ MOLECULENET_SETS = {
 def load_moleculenet(config: MoleculeNetTaskConfig, progress: Progress) -> RowTask:
     """Read one set, split and ready for fine-tuning.
 
-    The file is `task.files.train`, else `<set>.csv` (also .gz, .xz) in `task.data_dir` or its folder `moleculenet`,
+    The file is `task.files.train`, else `<set>.csv` (also .gz) in `task.data_dir` or its folder `moleculenet`,
     else it is downloaded once. A row with exactly the same SMILES as an earlier row is left out, and so are rows that
     are not molecules; that gives the sizes of Table 9. Empty labels are missing.
 

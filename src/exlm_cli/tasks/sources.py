@@ -8,7 +8,6 @@ from typing import TypeVar
 
 from exlm_cli.config.tasks import TaskSection
 from exlm_cli.data.rows.hub import HubSource
-from exlm_cli.data.rows.records import COMPRESSIONS
 from exlm_cli.errors import DataError
 from exlm_cli.paths import expand_path
 from exlm_cli.progress import Bar
@@ -66,7 +65,7 @@ def find_parts(config: TaskSection, official: OfficialFiles) -> Iterator[tuple[s
         elif part not in official.optional:
             others = f"or {', '.join(official.suffixes[1:])}, " if official.suffixes[1:] else ""
             raise DataError(
-                f"{folder}: no `{stem}{official.suffixes[0]}` ({others}also with .gz or .xz)",
+                f"{folder}: no `{stem}{official.suffixes[0]}` ({others}also with .gz)",
                 f"give the folder that holds the files or `{official.folders[0]}/` with `task.data_dir=DIR`",
             )
 
@@ -114,7 +113,7 @@ def find_file(folder: Path, pattern: str, suffixes: Sequence[str]) -> Path | Non
     Raises:
         DataError: More than one file fits.
     """
-    wanted = [f"{pattern}{suffix}{end}".casefold() for suffix in suffixes for end in ("", *COMPRESSIONS)]
+    wanted = [f"{pattern}{suffix}{end}".casefold() for suffix in suffixes for end in ("", ".gz")]
     named = (path for path in folder.iterdir() if any(fnmatchcase(path.name.casefold(), name) for name in wanted))
     found = sorted(path for path in named if path.is_file())
     if len(found) > 1:

@@ -232,6 +232,8 @@ def table_task(
     if config.class_weights == "balanced" and labels.loss != "regression":
         task.class_weights = _balanced_weights(task)
     found = [*labels.notes, *usable.notes, *split.notes, *notes, *describe_repeats(usable, indices, labels.targets)]
+    if config.input_kind == "smiles" and not config.has_canonical_smiles:
+        found.append("SMILES are read as written: their spelling alone may give labels away")
     if "test" in indices and "test" not in examples:
         found.append(NO_TEST_NOTE)
     if "test" not in examples:
@@ -301,7 +303,7 @@ def _balanced_weights(task: RowTask) -> FloatArray:
 def read_new_table(task: TrainedTask, path: Path, column: str | None, progress: Progress) -> NewRows:
     """Read a table to predict: every row comes back in its place, with the table's own columns.
 
-    It is a CSV or TSV, also .gz and .xz, or lines of text or SMILES (.txt, .smi). Without `column`, the column of the
+    It is a CSV or TSV, also .gz, or lines of text or SMILES (.txt, .smi). Without `column`, the column of the
     task is read, else the one with a usual name. Labels are read where the table has them.
 
     Raises:

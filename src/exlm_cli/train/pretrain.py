@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from exlm_cli.config.base import identity_values
-from exlm_cli.config.describe import describe_time, told_cost
+from exlm_cli.config.describe import estimated_cost
 from exlm_cli.config.input_paths import write_run_recipe
 from exlm_cli.config.load import load_recipe, resumed_recipe
 from exlm_cli.config.overrides import describe_changes
@@ -61,7 +61,6 @@ from exlm_cli.train.pretrained import (
     recorded_name,
     require_own_files,
 )
-from exlm_cli.train.probe import measure_flops
 from exlm_cli.train.task import Callback, require_arguments
 from exlm_cli.train.trackers import build_trackers, require_trackers
 from exlm_cli.train.unigrams import UnigramScores, score_unigrams, token_log_probs
@@ -287,15 +286,9 @@ def _run_pretraining(
         tokenizer = None if begin is None else begin.tokenizer
         if before is not None and before.checkpoint is not None:
             tokenizer = load_tokenizer(run, recipe)
-        tell_cost = functools.partial(_tell_cost, recipe, ranks, progress) if is_new and ranks.is_first else None
-        prepare = functools.partial(
-            prepare_data,
-            recipe,
-            progress=progress,
-            builds=ranks.is_first,
-            tokenizer=tokenizer,
-            on_found=tell_cost,
-        )
+        if is_new and ranks.is_first:
+            _tell_cost(recipe, progress)
+        prepare = functools.partial(prepare_data, recipe, progress=progress, builds=ranks.is_first, tokenizer=tokenizer)
         data = ranks.in_turn(prepare)
         require_same_data(ranks, data.fingerprint)
         started_s = time.time()
@@ -369,18 +362,12 @@ def _run_pretraining(
     )
 
 
-def _tell_cost(recipe: PretrainRecipe, ranks: Ranks, progress: Progress) -> None:
-    """Report what a long run costs on this device; before a short one, a second's measurement would be too much."""
-    num_tokens, flops = told_cost(recipe)
-    if flops >= LONG_RUN_FLOPS:
-        speed = measure_flops(recipe, ranks.device, autocast_dtype(recipe.train, ranks.device))
-        shown = f"{format_large(num_tokens)} tokens, {flops:.1e} FLOPs: ".replace("e+", "e")
-        total = "" if recipe.train.known_steps is None else shown
-        where = f"{describe_device(ranks.device)}{ranks.describe()}"
-        progress.message(
-            f"cost: {total}{describe_time(recipe, ranks.size * speed)} on {where}, at {speed / 1e9:,.3g} GFLOP/s"
-            f"{' each' if ranks.size > 1 else ''}, measured for a second"
-        )
+def _tell_cost(recipe: PretrainRecipe, progress: Progress) -> None:
+    """Report what a long run costs, before hours of tokenising."""
+    num_tokens, flops = estimated_cost(recipe)
+    if recipe.train.known_steps is not None and flops >= LONG_RUN_FLOPS:
+        shown = f"{format_large(num_tokens)} tokens, {flops:.1e} FLOPs".replace("e+", "e")
+        progress.message(f"cost: {shown}; `exlm recipes {recipe.name} --gpu h100` estimates the hours")
 
 
 def _describe_run(

@@ -1,11 +1,11 @@
-"""Sweep recipes: variants written by hand or generated from (k, p), and `extends` in them; errors are in `golden/`."""
+"""Sweep recipes: variants written by hand or generated from (k, p); errors are in `golden/`."""
 
 from pathlib import Path
 
 import pytest
 
-from exlm_cli.config.load import dump_recipe, load_recipe, recipe_kind
-from exlm_cli.config.sweep import SweepCell, SweepRecipe, VariantDescription, changed_values
+from exlm_cli.config.load import dump_recipe, load_recipe
+from exlm_cli.config.sweep import SweepCell, SweepRecipe, VariantDescription
 from exlm_cli.errors import ConfigError
 from tests.unit.report.results import PAIRS, RATIOS
 
@@ -73,28 +73,6 @@ def test_a_variant_given_as_an_override_is_run_whatever_only_names():
     assert _load(SWEEP, own, "variants={mlm: {}, late: {}}").only == (*usual, "my-own", "late")
     assert _load(SWEEP, own, "only=[mlm]").only == ("mlm",)
     assert _load(SWEEP, "variants.my-own={}", "only=[]").only == ()
-
-
-def test_a_variant_that_extends_a_recipe_is_what_that_recipe_changes(tmp_path):
-    (tmp_path / "wide.yaml").write_text("extends: text-small\nmodel: {width: 256}\n")
-    path = _write(
-        tmp_path,
-        "command: sweep\nvariants:\n  twin: {extends: text-small-mlm, optim.lr: 0.25}\n  same: {extends: text-small}\n"
-        "  wide: {extends: wide.yaml}\npretrain: {extends: text-small}\nfinetune: {extends: glue-small}\n",
-    )
-    recipe = _load(path, "pretrain.data.train=my.txt")
-    assert (recipe.variants["same"], recipe.variants["wide"]) == ({}, {"model.width": 256})
-    twin = recipe.plan()[0].pretrain
-    wanted = load_recipe("text-small-mlm", ["data.train=my.txt", "optim.lr=0.25", "train.num_threads=1"])
-    assert changed_values(wanted, twin) == {}
-    assert recipe_kind(path) is SweepRecipe
-
-
-def test_changed_values_leave_out_names_seeds_and_devices():
-    common = load_recipe("ablation-exlm")
-    assert changed_values(common, load_recipe("ablation-exlm", ["seed=7", "device=cpu", "purpose=x"])) == {}
-    other = load_recipe("ablation-exlm", ["optim.betas=[0.8, 0.9]"])
-    assert changed_values(common, other) == {"optim.betas": [0.8, 0.9]}
 
 
 def test_a_child_adds_to_a_variant_and_to_the_sweep(tmp_path):
@@ -192,9 +170,7 @@ def test_cells_that_are_no_numbers_or_corrupt_nothing_are_refused_and_each_has_a
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("variants: {x: {extends: text-small}}\n", "`variants.x.extends` needs `pretrain.extends` in the same file"),
-        ("pretrain: {extends: text-small}\nvariants: {x: {extends: text-smal}}\n", "unknown recipe `text-smal`"),
-        ("pretrain: {extends: text-small}\nvariants: {x: {extends: [3]}}\n", "`variants.x.extends` is ['3']"),
+        ("pretrain: {extends: text-smal}\n", "unknown recipe `text-smal`"),
         ("pretrain: {extends: moleculenet-bace}\n", "`moleculenet-bace` is a recipe of `exlm finetune`"),
         ("pretrain: {extends: [3]}\n", "`pretrain.extends` is ['3']"),
     ],

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from exlm_cli.errors import CheckpointError
 from exlm_cli.format import NOT_DEFINED, decimals, format_count, format_percent, format_ratio
-from exlm_cli.report.tables import SUFFIXES, Number, ReportTable, as_latex, as_markdown, write_tables
+from exlm_cli.report.tables import SUFFIXES, Number, ReportTable, as_markdown, write_tables
 
 NASTY = ("a_b & 50% {x}", "#1 $2 ~^\\", "1.0 ± 0.2", '"q", | <y> `z`')
 SPREAD = Number(1.04, decimals(1), 0.21)
@@ -32,28 +32,6 @@ def test_markdown_has_as_many_cells_in_each_line_and_keeps_bars_inside_them():
     assert (back[0], *back[2:]) == (TABLE.columns, *TABLE.rows)
     assert as_markdown(TABLE).startswith("**Scores: 100%**\n")
     assert as_markdown(TABLE).endswith("\n- a note_1\n")
-
-
-def test_latex_escapes_what_is_a_command_and_comes_back_as_it_was():
-    """Reading the cells back with the escapes undone, as LaTeX would print them."""
-    text = as_latex(TABLE)
-    body = text[text.index("\\midrule") : text.index("\\bottomrule")]
-    rows = [line.removesuffix(r" \\") for line in body.splitlines() if line.endswith(r"\\")]
-    printed = {
-        r"\textbackslash{}": "\\", r"\textasciitilde{}": "~", r"\textasciicircum{}": "^", r"$\pm$": "±",
-        r"\textless{}": "<", r"\textgreater{}": ">", **{"\\" + sign: sign for sign in "&%$#_{}"},
-    }  # fmt: skip
-    pattern = re.compile("|".join(map(re.escape, printed)))
-    back = [
-        tuple(pattern.sub(lambda match: printed[match.group()], cell) for cell in re.split(r"(?<!\\) & ", row))
-        for row in rows
-    ]
-    assert back == [tuple(cell.replace("`", "'") for cell in row) for row in TABLE.rows]
-    assert r"\begin{tabular}{lrrr}" in text
-    assert "{ll" + 13 * "r" + "}" in as_latex(WIDE)
-    assert text.count(r"\midrule") == 2
-    assert r"\caption{Scores: 100\%}" in text
-    assert r"\footnotesize a note\_1" in text
 
 
 WIDE = ReportTable(
@@ -96,15 +74,13 @@ def test_a_table_of_names_alone_is_drawn():
     assert drawn(ReportTable("t", "T", ("name",), ((("x",),),)), 80)[-1].rstrip() == "x"
 
 
-@pytest.mark.parametrize("suffix", [".md", ".tex"])
-def test_no_name_breaks_a_line_of_a_file(tmp_path, suffix):
+def test_no_name_breaks_a_line_of_a_file(tmp_path):
     """A folder of a run may have a line break in its name, or a byte that is no UTF-8, for Python a lone surrogate."""
     name = "a\nb\udcff"
     table = ReportTable("t", name, (name, "n"), (((name, "1"),),), notes=(name,))
     write_tables([table], tmp_path, list(SUFFIXES))
-    text = (tmp_path / f"t{suffix}").read_text()
-    backslash = r"\textbackslash{}" if suffix == ".tex" else "\\"
-    assert text.replace("\\\\", "\\").count(f"a{backslash}nb{backslash}udcff") == 4
+    text = (tmp_path / "t.md").read_text()
+    assert text.replace("\\\\", "\\").count(r"a\nb\udcff") == 4
 
 
 def test_a_sparse_table_shows_the_columns_that_its_last_group_has_values_in():
@@ -146,12 +122,12 @@ def test_deviations_ends_and_expectations_have_columns_of_their_own_in_csv(tmp_p
 
 def test_files_are_written_in_every_format_or_the_reason_is_told(tmp_path):
     written = write_tables([TABLE], tmp_path / "new" / "folder", list(SUFFIXES))
-    assert [path.name for path in written] == ["mine.md", "mine.csv", "mine.tex"]
+    assert [path.name for path in written] == ["mine.md", "mine.csv"]
     assert [tuple(row) for row in csv.reader(io.StringIO(written[1].read_text()))] == [
         (*TABLE.columns[:3], f"{TABLE.columns[2]}_std", TABLE.columns[3]),
         (*NASTY[:2], "1.04", "0.21", NASTY[3]), ("second", "", "2", "", "3"),
     ]  # fmt: skip
-    assert (written[0].read_text(), written[2].read_text()) == (as_markdown(TABLE), as_latex(TABLE))
+    assert written[0].read_text() == as_markdown(TABLE)
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="file/sub: the folder cannot be made: Not a directory"):
         write_tables([TABLE], tmp_path / "file" / "sub", ["csv"])

@@ -152,7 +152,7 @@ def test_sets_have_the_sizes_of_table_9_and_are_pinned():
         ("bace", b"smiles,Class\nC,1\nCC,active\n", "bace.csv:3: `Class` is `active`"),
         ("bace", b"smiles,Class\nC,1\nCC,0\n", "2 rows can be used; an 80/10/10 split needs at least 10"),
         ("sider", b"smiles,a\nC,1\n", "1 label columns; sider has 27"),
-        ("bbbp", None, r"no `bbbp\.csv` \(also with \.gz or \.xz\)"),
+        ("bbbp", None, r"no `bbbp\.csv` \(also with \.gz\)"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused(tmp_path, name, content, message):

@@ -53,11 +53,11 @@ def test_a_data_folder_that_is_none_is_refused(tmp_path):
 
 def test_a_file_is_found_compressed_or_not_and_must_be_the_only_one(tmp_path):
     assert find_file(tmp_path, "train", (".tsv", ".jsonl")) is None
-    (tmp_path / "train.jsonl.xz").touch()
+    (tmp_path / "train.jsonl.gz").touch()
     (tmp_path / "train.txt").touch()
-    assert find_file(tmp_path, "train", (".tsv", ".jsonl")) == tmp_path / "train.jsonl.xz"
+    assert find_file(tmp_path, "train", (".tsv", ".jsonl")) == tmp_path / "train.jsonl.gz"
     (tmp_path / "train.tsv").touch()
-    with pytest.raises(DataError, match=r"train\.jsonl\.xz and train\.tsv") as caught:
+    with pytest.raises(DataError, match=r"train\.jsonl\.gz and train\.tsv") as caught:
         find_file(tmp_path, "train", (".tsv", ".jsonl"))
     assert "keep one of them" in caught.value.hint
 

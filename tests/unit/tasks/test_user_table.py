@@ -53,6 +53,15 @@ def test_molecules_with_classes(tmp_path):
         np.testing.assert_array_equal(task.examples[split].targets[:, 0], task.split_indices[split] % 3 > 0)
 
 
+@pytest.mark.parametrize("is_canonical", [True, False])
+def test_smiles_as_written_are_read_as_they_are_with_a_note(tmp_path, is_canonical):
+    written = [f"O{'C' * n}" for n in range(1, 31)]
+    write(tmp_path / "a.csv", "smiles,y", [f"{smiles},{i % 2}" for i, smiles in enumerate(written)])
+    task = load(tmp_path, split="random", canonical_smiles=is_canonical)
+    assert set(texts(task, "train")) <= set(CHAINS if is_canonical else written)
+    assert any("spelling alone may give labels away" in note for note in task.notes) == (not is_canonical)
+
+
 def test_a_label_may_end_in_true(tmp_path):
     write(tmp_path / "a.csv", "smiles,is_true", [f"{chain},{i % 2}" for i, chain in enumerate(CHAINS)])
     assert load(tmp_path, split="random", label_columns=("is_true",)).output_names == ("is_true",)

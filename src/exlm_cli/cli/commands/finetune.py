@@ -90,7 +90,7 @@ DataDirOption = Annotated[
     str | None, typer.Option("--data-dir", metavar="DIR", help="Folder with the task's files; default: downloaded.")
 ]
 SplitOption = Annotated[
-    str | None, typer.Option("--split", metavar="NAME", help="scaffold[-chiral|-balanced|-deepchem], random, file.")
+    str | None, typer.Option("--split", metavar="NAME", help="scaffold[-balanced|-deepchem], random, file.")
 ]
 SplitColumnOption = Annotated[
     str | None,

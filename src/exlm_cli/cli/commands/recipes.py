@@ -52,8 +52,8 @@ def recipes(
     """List the recipes, print one, or estimate its cost.
 
     The list shows parameters and tokens per step of pre-training recipes. A printed one begins with comments that give
-    its FLOPs, and its time on a GPU and on this machine, which is measured for a second. With `--gpu`: hours, memory
-    of each GPU, and the steps of an MLM for the same FLOPs.
+    its FLOPs and its time on a GPU. With `--gpu`: hours, memory of each GPU, and the steps of an MLM for the same
+    FLOPs.
     """
     from exlm_cli.cli import console
     from exlm_cli.config.load import dump_recipe, load_recipe, recipe_kind
@@ -156,27 +156,17 @@ def _describe_cost(recipe: "Recipe") -> str:
     if size.flops is not None:
         lines.append(f"FLOPs of the whole pre-training: {size.flops:.2e}")
     if isinstance(recipe, PretrainRecipe):
-        lines += _times_on_a_gpu_and_here(recipe)
+        lines.append(_time_on_a_gpu(recipe))
     return "".join(f"# {line}\n" for line in lines).replace("e+", "e")
 
 
-def _times_on_a_gpu_and_here(recipe: "PretrainRecipe") -> list[str]:
-    """Return the least time on a GPU, and the time on each device of this machine by a second's measurement."""
-    import torch
-
+def _time_on_a_gpu(recipe: "PretrainRecipe") -> str:
+    """Return the least time on a GPU."""
     from exlm_cli.config.describe import describe_time, recipe_step_flops
     from exlm_cli.report.cost import GPUS, step_time
-    from exlm_cli.train.pretrain import autocast_dtype
-    from exlm_cli.train.pretrained import describe_device
-    from exlm_cli.train.probe import measure_flops
 
     seconds, by = step_time(recipe, "h100")
     time = describe_time(recipe, recipe_step_flops(recipe).total / seconds)
     # of full sequences, where the recipe's may be shorter
     bound = "" if time.startswith("at most") else "at least "
-    lines = [f"on one {GPUS['h100'][0]}: {bound}{time}, by {by}"]
-    for device in map(torch.device, ("cuda", "cpu") if torch.cuda.is_available() else ("cpu",)):
-        speed = measure_flops(recipe, device, autocast_dtype(recipe.train, device))
-        measured = f"at {speed / 1e9:,.3g} GFLOP/s, measured for a second"
-        lines.append(f"on this {describe_device(device)}, {measured}: {describe_time(recipe, speed)}")
-    return lines
+    return f"on one {GPUS['h100'][0]}: {bound}{time}, by {by}"

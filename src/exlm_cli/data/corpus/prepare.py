@@ -118,13 +118,11 @@ def prepare_data(
     builds: bool = True,
     is_trained: bool = True,
     tokenizer: Tokenizer | None = None,
-    on_found: Callable[[], None] | None = None,
 ) -> PreparedData:
     """Train or load the tokenizer and tokenise a recipe's inputs, or find both in the cache.
 
     Without `builds` the cache must hold both already. Without `is_trained` only `data.valid` is read, with the
     tokenizer that the recipe gives. A `tokenizer` that is given is taken instead, that of weights to begin with.
-    `on_found` is called once all inputs are found, before the work begins.
 
     Raises:
         DataError: Inputs missing or unusable, no usable row; the cache cannot be written, or lacks what it must hold.
@@ -139,8 +137,6 @@ def prepare_data(
             fingerprint_sources(resolve_inputs(inputs, kind=data.kind, progress=progress, key=key), cache, progress)
             for key, inputs in (("data.train", data.train if is_trained else ()), ("data.valid", data.valid))
         )
-        if on_found is not None:
-            on_found()
         train = without_copies(train, progress)
         _report_shares(recipe, train, valid, progress)
         tokenizer = tokenizer or _obtain_tokenizer(recipe, train, valid, cache, progress, builds=builds)

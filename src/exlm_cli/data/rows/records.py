@@ -1,4 +1,4 @@
-"""One reader for rows of every format: text lines, CSV, TSV, JSON Lines, JSON arrays and Parquet, also .gz and .xz.
+"""One reader for rows of every format: text lines (also .gz, .xz), CSV, TSV, JSON and Parquet (also .gz).
 
 `iter_records` yields each row with its place in the file. Two views build on it: `Row` (one text or SMILES, for a
 corpus) here, and `Table` (all columns, for a task) in `tasks/rows/table.py`. A row that cannot be read carries its
@@ -23,8 +23,9 @@ RowKind = Literal["text", "smiles"]
 LINE_FORMATS = (".txt", ".smi", ".smiles", ".ism")
 RECORD_FORMATS = (".tsv", ".csv", ".jsonl", ".json", ".parquet")
 FORMATS = (*LINE_FORMATS, *RECORD_FORMATS)
-COMPRESSIONS = (".gz", ".xz")
-KNOWN_EXTENSIONS = f"{' '.join(FORMATS)}, each also with {' or '.join(COMPRESSIONS)}"
+COMPRESSIONS = {".gz": FORMATS, ".xz": LINE_FORMATS}
+"""Suffix of a compressed file -> formats that it may hold."""
+KNOWN_EXTENSIONS = f"{' '.join(LINE_FORMATS)}, also with .gz or .xz, and {' '.join(RECORD_FORMATS)}, also with .gz"
 
 SKIPPED_FILE = "rejected.csv"
 """File of a run or of shards that lists its skipped rows."""
@@ -38,7 +39,7 @@ _SECOND_COLUMNS: dict[RowKind, frozenset[str]] = {"text": frozenset(), "smiles":
 """Names that count where no column has one of the usual names: a `structure` beside `smiles` may be a drawing."""
 _DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
 _OWN_DELIMITERS = {".csv": ",", ".tsv": "\t"}
-_ARCHIVES = frozenset({".7z", ".bz2", ".lz4", ".rar", ".tar", ".tgz", ".zip", ".zst"})
+_ARCHIVES = frozenset({".7z", ".bz2", ".lz4", ".rar", ".tar", ".tgz", ".xz", ".zip", ".zst"})
 DELIMITER_HINT = "write the file with commas as .csv, or with tabs as .tsv"
 _NUMBER = re.compile(r"[+-]?\d*\.?\d+")
 _PARQUET_BATCH_ROWS, _MIN_BATCH_ROWS = 4096, 64
@@ -173,16 +174,15 @@ def other_delimiter(path: Path, names: Sequence[str], wanted: Collection[str] = 
 
 def format_of(path: Path) -> str | None:
     """Return a file's format ("`.csv`" of "a.csv.gz"), or None where the extension is not known."""
-    suffixes = [s.lower() for s in path.suffixes]
-    if suffixes and suffixes[-1] in COMPRESSIONS:
-        suffixes.pop()
-    return suffixes[-1] if suffixes and suffixes[-1] in FORMATS else None
+    *_, first, last = ("", "", *(suffix.lower() for suffix in path.suffixes))
+    known, found = (COMPRESSIONS[last], first) if last in COMPRESSIONS else (FORMATS, last)
+    return found if found in known else None
 
 
 def conversion_hint(path: Path, formats: Sequence[str]) -> str:
     """Return how to turn an archive, or a file or folder of `datasets`, into one of `formats`; empty for others."""
     if not _ARCHIVES.isdisjoint(suffix.lower() for suffix in path.suffixes):
-        return f"unpack it, or compress it as {' or '.join(COMPRESSIONS)}"
+        return "unpack it, or compress it as .gz"
     if os.path.isfile(path / "state.json"):  # noqa: PTH113 - False also for a name that is too long
         read = f'load_from_disk("{path}")'
     elif path.suffix == ".arrow":
@@ -228,8 +228,7 @@ def iter_records(
     file_format = format_of(path)
     if file_format not in accepted:
         raise DataError(
-            f"{path}: not a table that can be read; accepted are {' '.join(accepted)}, also with "
-            f"{' or '.join(COMPRESSIONS)}",
+            f"{path}: not a table that can be read; accepted are {' '.join(accepted)}, also with .gz",
             conversion_hint(path, accepted) or "convert the file to one of these",
         )
     with decode.open_file(path, raw, is_seekable=file_format == ".parquet") as file:

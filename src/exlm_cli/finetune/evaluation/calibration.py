@@ -25,10 +25,10 @@ from exlm_cli.finetune.evaluation.conformal import (
     fit_residuals,
 )
 from exlm_cli.finetune.evaluation.curves import IsotonicCurve, PlattCurve, calibration_error, fit_curve
-from exlm_cli.finetune.results import RunResults, best_cell_folder, read_logits, read_split_outputs
+from exlm_cli.finetune.results import RunResults, read_split_outputs
 from exlm_cli.finetune.scores import Predictor
 from exlm_cli.run_dir import resume_command
-from exlm_cli.tasks.base import EncodedSplit, FloatArray, Loss
+from exlm_cli.tasks.base import FloatArray, Loss
 
 CALIBRATION_FILE = "calibration.json"
 """Of the model; `calibration-<forest|tfidf|both>.json` are of the other predictors."""
@@ -41,8 +41,7 @@ OutputCalibration = Annotated[PlattCurve | IsotonicCurve | ConformalResiduals, F
 
 
 class Calibration(JsonModel):
-    """`calibration.json`: what was fitted on the validation rows, for each of C outputs in order; of spans, for each
-    of the `tasks.base.AnswerProbabilities`.
+    """`calibration.json`: what was fitted on the validation rows, for each of C outputs in order. Spans have none.
 
     Attributes:
         outputs: None for a label or class with under `MIN_OF_EACH` rows of either answer, or a column without values.
@@ -106,7 +105,7 @@ class CalibratedRows:
     Attributes:
         names: C outputs.
         mean: (N, C) mean probabilities or values of the seeds.
-        targets: As in `tasks.base.EncodedRows`, or of `AnswerProbabilities` for spans.
+        targets: As in `tasks.base.EncodedRows`.
         signs: For values; None: nothing is known.
     """
 
@@ -257,20 +256,6 @@ def calibrate_run(
     scores = dict(zip(results.output_names, score_calibration(rows), strict=True))
     coverage = rows.coverage() if results.loss == "regression" else {}
     return calibration.model_copy(update={"test": scores, "coverage": coverage})
-
-
-def calibrate_answers(run: Path, results: RunResults, valid: EncodedSplit) -> Calibration:
-    """Fit a calibration to the answers of the seeds' mean logits for the validation rows of a span task.
-
-    It has no outputs if the task has no `answer_probabilities`.
-
-    Raises:
-        CheckpointError: Logits of the run are missing or altered.
-    """
-    lengths = [len(ids) for ids in valid.token_ids]
-    outputs = [read_logits(best_cell_folder(run, results, seed), lengths) for seed in results.seeds]
-    found = valid.answer_probabilities(outputs)
-    return Calibration(outputs=()) if found is None else fit_calibration("binary", found.values[None], found.targets)
 
 
 def read_scored_split(run: Path, results: RunResults) -> CalibratedRows:

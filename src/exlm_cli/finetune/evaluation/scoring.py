@@ -9,18 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, GridPoint
+from exlm_cli.config.finetune import NO_GRID, GridPoint
 from exlm_cli.files import make_folder, write_json
 from exlm_cli.finetune.baselines.baseline import Baseline, baselines_of
-from exlm_cli.finetune.baselines.spelling import describe_spelling
 from exlm_cli.finetune.cells.model import describe_weights
 from exlm_cli.finetune.cells.trainer import describe_data
 from exlm_cli.finetune.evaluation.blend import best_share, blend
 from exlm_cli.finetune.evaluation.calibration import (
-    CALIBRATION_FILE,
     Calibration,
     ValidatedRows,
-    calibrate_answers,
     calibrate_run,
     calibration_file,
 )
@@ -69,7 +66,7 @@ from exlm_cli.finetune.scores import (
 from exlm_cli.format import name_some, printable
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import update_run_json
-from exlm_cli.tasks.base import DownstreamTask, FloatArray, SeedOutputs, Split, write_outputs
+from exlm_cli.tasks.base import DownstreamTask, FloatArray, SeedOutputs, write_outputs
 from exlm_cli.tasks.metrics import (
     FEW_ROWS,
     describe_rare_classes,
@@ -112,15 +109,11 @@ def conclude(plan: RunPlan, best: Mapping[int, GridPoint], progress: Progress) -
         "verdict": describe_verdict(splits, scores, comparison),
     }
     results = results.model_copy(update=concluded)
-    if data.loss == "span":
-        calibration = calibrate_answers(folder, results, data.scored["valid"])
-    else:
+    if data.loss != "span":
         likeness = [_likeness(split, progress) for split in plan.splits]
-        calibration = _calibrate(plan, results, likeness, "model")
-        for predictor in () if results.predictors is None else results.predictors.names[1:]:
+        for predictor in ("model",) if results.predictors is None else results.predictors.names:
             write_json(folder / calibration_file(predictor), _calibrate(plan, results, likeness, predictor))
     write_scores(folder, scores)
-    write_json(folder / CALIBRATION_FILE, calibration)
     write_json(folder / RESULTS_FILE, results)
     update_run_json(folder, {"parameters": results.parameters, "train_time_s": results.elapsed_s})
     return results
@@ -160,9 +153,6 @@ def _score_split(plan: RunPlan, split: SplitPlan, best: GridPoint, progress: Pro
     metrics, labels = _score_average(plan.folder, split, results)
     rows += score_rows_of(average, metrics, labels)
     task = split.task
-    if task.input_kind == "smiles" and isinstance(task, RowTask) and not plan.recipe.task.has_canonical_smiles:
-        spelling = _check_spelling(plan.recipe, task, metrics[results.scored_split][metric], progress)
-        results = results.model_copy(update={"notes": (*results.notes, spelling)})
     if plan.has_baseline:
         for baseline in baselines_of(task):
             _predict_baseline(plan, split, baseline, progress)
@@ -349,8 +339,3 @@ def _describe_intervals(names: Sequence[str], targets_NC: FloatArray) -> list[st
     few = [f"`{name}` has {num:,}" for name, num in zip(names, known_C, strict=True) if num < MIN_SCALED_ROWS]
     enough = f"from {MIN_SCALED_ROWS} on, they are wider far from the training rows"
     return [f"intervals are equally wide for all rows, as {name_some(few)} validation rows; {enough}"] if few else []
-
-
-def _check_spelling(recipe: FinetuneRecipe, task: RowTask, score: float | None, progress: Progress) -> str:
-    split: Split = "test" if "test" in task.splits else "valid"
-    return describe_spelling(task, split, score, recipe.seeds[0], progress, num_threads=recipe.train.num_threads)

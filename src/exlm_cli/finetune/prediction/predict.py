@@ -192,11 +192,11 @@ def predict_rows(
 ) -> Predicted:
     """Predict rows of a file or in memory, and score them where they have labels.
 
-    The columns of the task are followed by `<name>_calibrated` probabilities (for spans those of
-    `AnswerProbabilities`) or, for values, the interval `<name>_low_90`, `<name>_high_90` at `interval_level`; then by
-    `in_split`, which is `train`, `valid` or `none`, and for molecules `nearest_train_tanimoto`.
+    The columns of the task are followed by `<name>_calibrated` probabilities or, for values, the interval
+    `<name>_low_90`, `<name>_high_90` at `interval_level`; then by `in_split`, which is `train`, `valid` or `none`, and
+    for molecules `nearest_train_tanimoto`.
 
-    Models of some seeds alone have no calibrated columns.
+    Spans, and models of some seeds alone, have no calibrated columns.
 
     Args:
         predictor, interval_level: Result of `check_options`; share of the true values that intervals should hold.
@@ -206,7 +206,7 @@ def predict_rows(
     """
     results = finetuned.results
     known, calibration = read_training_rows(finetuned.run), Calibration(outputs=())
-    if finetuned.is_whole:
+    if finetuned.is_whole and results.loss != "span":
         calibration = read_calibration(finetuned.run, predictor)
     store = FeatureStore()
     encoded = rows.encode(finetuned.tokenizer, finetuned.sequence_length)
@@ -300,7 +300,10 @@ def _describe_seeds(finetuned: Finetuned) -> str:
     if finetuned.is_whole:
         return ""
     shown = ", ".join(map(str, finetuned.results.seeds))
-    return f"seeds {shown} alone; the calibration is of all seeds' mean, so it is left out"
+    calibration = (
+        "" if finetuned.results.loss == "span" else "; the calibration is of all seeds' mean, so it is left out"
+    )
+    return f"seeds {shown} alone{calibration}"
 
 
 def _score(
@@ -329,10 +332,6 @@ def _calibrated_rows(
     level: float,
 ) -> CalibratedRows:
     """Return the mean prediction of the seeds with its calibration; targets are NaN where the file has none."""
-    if results.loss == "span":
-        found = encoded.answer_probabilities(outputs)
-        assert found is not None, "a run with a calibration has them"
-        return CalibratedRows("binary", found.names, found.values, found.targets, calibration, level)
     names = results.output_names
     by_seed_KNC = probabilities_by_seed(results.loss, outputs, len(names))
     signs = error_signs(by_seed_KNC, nearest_N, len(results.split_seeds))

@@ -194,7 +194,7 @@ SHAPES = (
         TABLE_1,
         {column: (f"moleculenet/{column.lower()}", "roc_auc") for column in TABLE_1.columns[:-1]},
         ("Mean", TABLE_1.columns[:-1]),
-        ("scaffold", "scaffold-chiral"),
+        ("scaffold",),
         {f"moleculenet/{name}": dict(zip(SPLITS, s.table_9, strict=True)) for name, s in MOLECULENET_SETS.items()},
     ),
     Shape(

@@ -3,7 +3,7 @@
 The Bemis-Murcko scaffold of a molecule is its rings and what links them. Molecules without a ring have an empty
 scaffold and form one group.
 
-- `scaffold`, `scaffold-chiral`: Uni-Mol's, which the paper follows (section 5.1). Whole groups of one scaffold,
+- `scaffold`: Uni-Mol's, which the paper follows (section 5.1). Whole groups of one scaffold,
   chirality kept in it, go to train while train stays within 80 % of the rows, else to valid while both stay within
   90 %, else to test. The largest group comes first; of equal groups, the one that begins later in the file. Nothing is
   random. On Uni-Mol's rows these are its splits, row for row: compared with a public copy of its valid and test for

@@ -98,7 +98,7 @@ class Table:
 
 
 def read_table(path: Path, *, bare: RowKind | None = None, has_literal_tsv: bool = False) -> Table:
-    """Read a whole `.csv` or `.tsv`, also `.gz` and `.xz`; empty lines are skipped, and cells may be quoted.
+    """Read a whole `.csv` or `.tsv`, also `.gz`; empty lines are skipped, and cells may be quoted.
 
     With `bare`, files of lines such as `.txt` and `.smi` are tables of this one column. For "smiles" it has the first
     word of each line, and a column `name` the rest, if any. `has_literal_tsv`: quotes in a TSV are part of its cells.
@@ -193,7 +193,7 @@ def usable_rows(table: Table, inputs: tuple[str, ...], config: RowTaskConfig, pr
         DataError: A row cannot be used while `task.on_invalid` is `error`, or none can.
     """
     kind = config.input_kind
-    chirality = config.split in ("scaffold", "scaffold-chiral") if config.is_split_by_scaffold else None
+    chirality = config.split == "scaffold" if config.is_split_by_scaffold else None
     rows = _read_rows(table, inputs, kind, progress, has_chiral_scaffolds=chirality, reads_parents=config.reads_parents)
     bad = [row for row, problem in enumerate(rows.problems) if problem]
     is_hopeless = bool(bad) and len(bad) == len(inputs)

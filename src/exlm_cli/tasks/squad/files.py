@@ -122,7 +122,7 @@ class _FlatRow(_Model):
 
 
 def read_squad_json(path: Path, *, needs_answers: bool = True) -> SquadFile:
-    """Read an official `train-v2.0.json` or `dev-v2.0.json`, also .gz or .xz.
+    """Read an official `train-v2.0.json` or `dev-v2.0.json`, also .gz.
 
     Args:
         needs_answers: If false, a question may lack `answers`, as in a test set.

@@ -23,7 +23,6 @@ from exlm_cli.files import json_bytes, write_json
 from exlm_cli.format import format_number_of, name_some
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import (
-    AnswerProbabilities,
     DownstreamTask,
     EncodedSplit,
     FloatArray,
@@ -36,11 +35,9 @@ from exlm_cli.tasks.base import (
 from exlm_cli.tasks.rows.splits import choose_rows
 from exlm_cli.tasks.sources import LOCAL_HINT, OfficialFiles, counted, find_parts
 from exlm_cli.tasks.squad.files import NUM_QUESTIONS, SquadFile, SquadQuestion, read_squad_json, read_squad_rows
-from exlm_cli.tasks.squad.metric import Answered, exact_match, f1, find_best_threshold, normalize_answer, squad_metrics
+from exlm_cli.tasks.squad.metric import Answered, f1, find_best_threshold, normalize_answer, squad_metrics
 from exlm_cli.tasks.squad.windows import EncodedContext, Window, best_answer, build_windows, room_for_paragraph
 
-ANSWER_QUESTIONS = ("has_answer", "is_right")
-"""What is calibrated: whether the paragraph has an answer, and whether the best answer is a gold one."""
 NUM_HELD_OUT_ARTICLES = 2
 
 OFFICIAL_FILES = OfficialFiles(
@@ -219,15 +216,6 @@ class ScoredQuestions(EncodedSplit):
             text, score, null_score = best_answer(context, pairs, max_answer_tokens=self.max_answer_tokens)
             answered[question.id] = Answered(text, null_score - score, question.golds)
         return answered
-
-    def answer_probabilities(self, outputs: SeedOutputs) -> AnswerProbabilities:
-        """Return the logistic function of the score margin, for both of `ANSWER_QUESTIONS`."""
-        answered = self.answer(outputs).values()
-        value_N = expit([answer.margin for answer in answered])
-        targets = [(a.has_answer, a.has_answer and exact_match(a.text, a.golds)) for a in answered]
-        known = np.array(targets, dtype=np.float64).reshape(-1, 2)
-        known = known if self.is_labelled else np.full_like(known, np.nan)
-        return AnswerProbabilities(ANSWER_QUESTIONS, np.stack([value_N, value_N], axis=1), known)
 
     def score(self, outputs: SeedOutputs, is_scored_N: NDArray[np.bool_] | None = None) -> dict[str, float]:
         """Return exact match and F1 at the threshold or their best ones, at threshold 0, and separately for questions

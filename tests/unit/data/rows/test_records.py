@@ -59,8 +59,10 @@ CONTENT: dict[str, Callable[[], bytes]] = {
 FIRST_NUMBER = {"csv": 2, "tsv": 2}
 
 
-@pytest.mark.parametrize("compression", COMPRESS)
-@pytest.mark.parametrize("extension", CONTENT)
+@pytest.mark.parametrize(
+    ("extension", "compression"),
+    [(extension, end) for extension in CONTENT for end in COMPRESS if end != ".xz" or extension == "txt"],
+)
 def test_every_format_and_compression_gives_the_same_rows(tmp_path, extension, compression):
     path = tmp_path / f"rows.{extension}{compression}"
     path.write_bytes(COMPRESS[compression](CONTENT[extension]()))
@@ -81,6 +83,7 @@ def test_the_extension_names_the_format():
         "a.txt": ".txt",
         "A.CSV.GZ": ".csv",
         "a.b.smi.xz": ".smi",
+        "a.csv.xz": None,
         "a.ism": ".ism",
         "a.gz": None,
         "a.pdf": None,
@@ -319,10 +322,11 @@ def test_quoted_cells_between_semicolons_are_told_as_semicolons(tmp_path, conten
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("a.csv.bz2", "unpack it, or compress it as .gz or .xz"),
-        ("a.csv.zst", "unpack it, or compress it as .gz or .xz"),
-        ("a.ZIP", "unpack it, or compress it as .gz or .xz"),
-        ("a.tar.gz", "unpack it, or compress it as .gz or .xz"),
+        ("a.csv.xz", "unpack it, or compress it as .gz"),
+        ("a.csv.bz2", "unpack it, or compress it as .gz"),
+        ("a.csv.zst", "unpack it, or compress it as .gz"),
+        ("a.ZIP", "unpack it, or compress it as .gz"),
+        ("a.tar.gz", "unpack it, or compress it as .gz"),
         ("a.arrow", 'write it as Parquet: `datasets.Dataset.from_file("{path}").to_parquet("rows.parquet")`'),
         ("saved", 'write it as Parquet: `datasets.load_from_disk("{path}").to_parquet("rows.parquet")`'),
         ("a.pdf", "convert the file to one of these"),
@@ -408,7 +412,7 @@ _LARGE: dict[str, tuple[bytes, str]] = {
 }
 
 
-@pytest.mark.parametrize("compression", COMPRESS)
+@pytest.mark.parametrize("compression", ["", ".gz"])
 @pytest.mark.parametrize("name", _LARGE)
 def test_a_record_beyond_the_limit_is_refused_and_the_error_names_the_limit(name, compression, tmp_path, monkeypatch):
     """Each file has one record of more than 1 MiB; with four times the limit the whole ones are read."""
@@ -450,10 +454,9 @@ def test_a_limit_that_is_no_number_of_bytes_is_refused(given, tmp_path, monkeypa
         list(iter_records(write(tmp_path / "a.jsonl", '{"text": "a"}'), bare="text"))
 
 
-@pytest.mark.parametrize("compression", [".gz", ".xz"])
-def test_a_packed_parquet_file_is_not_unpacked_beyond_its_measure(compression, tmp_path):
-    path = tmp_path / f"a.parquet{compression}"
-    path.write_bytes(COMPRESS[compression](bytes(4 << 20)))
+def test_a_packed_parquet_file_is_not_unpacked_beyond_its_measure(tmp_path):
+    path = tmp_path / "a.parquet.gz"
+    path.write_bytes(gzip.compress(bytes(4 << 20)))
     with pytest.raises(DataError, match=r"over 100 times larger$") as caught:
         list(iter_records(path))
     assert "unpack it yourself" in caught.value.hint

@@ -56,7 +56,7 @@ def test_lines_are_a_table_where_they_are_asked_for(tmp_path):
         ("a.csv", b"x,y\nC,1\nCCO\n", ":3: the row has 1 cell, expected 2"),
         ("a.csv", b"x,y\nC,1\nCCO,1,2\n", ":3: the row has 3 cells, expected 2"),
         ("a.tsv", b"x\ty\nC\t1\nCCO\t1\t2\n", ":3: the row has 3 cells, expected 2"),
-        ("a.txt", b"x\n", ": not a table that can be read; accepted are .csv .tsv, also with .gz or .xz"),
+        ("a.txt", b"x\n", ": not a table that can be read; accepted are .csv .tsv, also with .gz"),
     ],
 )
 def test_a_file_that_is_no_table_is_refused(tmp_path, name, content, message):
