@@ -40,7 +40,7 @@ from exlm_cli.data.corpus.fingerprint import (
     without_copies,
 )
 from exlm_cli.data.corpus.inputs import BundledSource, resolve_inputs
-from exlm_cli.data.corpus.prepare import TRAIN, VALID, PreparedData, prepare_data
+from exlm_cli.data.corpus.prepare import SPELLINGS, TRAIN, VALID, PreparedData, prepare_data
 from exlm_cli.data.corpus.shards import TokenDataset
 from exlm_cli.data.rows.records import SKIPPED_FILE
 from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer
@@ -112,7 +112,9 @@ def write_shards(data: PreparedData, path: Path) -> None:
     with lzma.open(path, "wb", filters=XZ_FILTERS) as raw, tarfile.open(fileobj=raw, mode="w|") as archive:
         add(archive, TOKENIZER_FILE, data.tokenizer.to_json().encode())
         archive.add(data.train.directory.parent / SKIPPED_FILE, SKIPPED_FILE)
-        for split, shards in ((VALID, data.valid), (TRAIN, data.train)):
+        for split, shards in ((SPELLINGS, data.spellings), (VALID, data.valid), (TRAIN, data.train)):
+            if shards is None:
+                continue
             add(archive, f"{split}/lengths.bin", shards.lengths.astype("<u4").tobytes())
             for name in ("meta.json", "tokens.bin"):
                 archive.add(shards.directory / name, f"{split}/{name}")
@@ -143,9 +145,9 @@ def lay_out(kind: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tarfile.open(FOLDER / kind / SHARDS_FILE) as archive:
         archive.extractall(folder, filter="data")
-    for split in (TRAIN, VALID):
-        lengths = np.fromfile(folder / split / "lengths.bin", "<u4").astype("<i8")
-        np.concatenate([[0], np.cumsum(lengths)]).astype("<i8").tofile(folder / split / "offsets.bin")
+    for path in folder.glob("*/lengths.bin"):
+        lengths = np.fromfile(path, "<u4").astype("<i8")
+        np.concatenate([[0], np.cumsum(lengths)]).astype("<i8").tofile(path.with_name("offsets.bin"))
     shutil.copyfile(FOLDER / kind / PACKED_FILE, folder / PACKED_FILE)
 
 
@@ -159,8 +161,16 @@ def read_data(recipe: PretrainRecipe, folder: Path) -> PreparedData:
     wanted = data_fingerprint(recipe, train, valid, tokenizer)
     if wanted != packed["fingerprint"]:
         raise SystemExit(f"{folder}: the shards of {packed['recipe']} are not those of {recipe.name}: pack them again")
-    sets = [TokenDataset(folder / split, tokenizer.vocab_size) for split in (TRAIN, VALID)]
-    return PreparedData(tokenizer, *sets, packed["fingerprint"], packed["num_rejected"], was_cached=True)
+    train_set, valid_set = (TokenDataset(folder / split, tokenizer.vocab_size) for split in (TRAIN, VALID))
+    return PreparedData(
+        tokenizer,
+        train_set,
+        valid_set,
+        packed["fingerprint"],
+        packed["num_rejected"],
+        was_cached=True,
+        spellings=TokenDataset(folder / SPELLINGS, tokenizer.vocab_size) if recipe.data.num_spellings > 1 else None,
+    )
 
 
 def train(arguments: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from exlm_cli.config.base import Mark, StrictModel
+from exlm_cli.config.base import Mark, StrictModel, UnfitValueError
 
 ObjectiveName = Literal["exlm", "mlm"]
 Alignment = Literal["dag", "sparse_dag", "independent"]
@@ -43,6 +43,13 @@ class DataConfig(StrictModel):
         True,
         description="For SMILES: read RDKit's canonical SMILES without atom-map numbers, not the SMILES as written",
     )
+    num_spellings: int = Field(
+        1,
+        ge=1,
+        le=100,
+        description="For SMILES: how often a training molecule is read in an epoch, first its canonical SMILES, then "
+        "other orders of its atoms. Above 1: to fill an unfinished SMILES however it is spelled",
+    )
     on_invalid: Literal["error", "skip"] = Field(
         "error", description="Rows that cannot be used: stop, or skip and list"
     )
@@ -53,6 +60,17 @@ class DataConfig(StrictModel):
     cache_dir: Annotated[str | None, Mark.INPUT, Mark.RECORD] = Field(
         None, description="Where token shards are kept; none: the user's cache directory"
     )
+
+    @model_validator(mode="after")
+    def _check_spellings(self) -> Self:
+        if self.num_spellings > 1 and not self.has_canonical_smiles:
+            other = "`data.kind: text`" if self.kind == "text" else "`data.canonical_smiles: false`"
+            raise UnfitValueError(
+                f"`data.num_spellings` is {self.num_spellings}, which cannot be combined with {other}: spellings are "
+                "other orders of the atoms in a canonical SMILES",
+                "give `data.num_spellings=1`",
+            )
+        return self
 
     @property
     def has_canonical_smiles(self) -> bool:

@@ -1,5 +1,6 @@
 """SMILES as molecules: which rows are molecules, which are the same molecule, parents, scaffolds and fingerprints."""
 
+import hashlib
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -112,34 +113,35 @@ def read_molecules(
     return found
 
 
-def read_smiles(rows: Iterable[Row], *, is_canonical: bool) -> Iterator[Row]:
+def read_smiles(rows: Iterable[Row], *, is_canonical: bool, num_spellings: int = 1) -> Iterator[Row]:
     """Yield each row, in order, with its problem if it is not a usable SMILES.
 
     A row that already has a problem keeps it. With `is_canonical`, RDKit's canonical SMILES, with stereochemistry and
-    without atom-map numbers, replaces the text of a usable row.
+    without atom-map numbers, replaces the text of a usable row, which also gets its `other_spellings`.
     """
     read, kept = tee(rows)
-    rewrite = partial(_rewrite, is_canonical=is_canonical)
+    rewrite = partial(_rewrite, is_canonical=is_canonical, num_spellings=num_spellings)
     for row, new in zip(kept, map_in_order(rewrite, (row.text for row in read), _Rewritten), strict=True):
         if row.problem is not None or new == _UNCHANGED:
             yield row
         elif new.problem is not None:
             yield row._replace(problem=new.problem)
         else:
-            yield row._replace(text=new.text)
+            yield row._replace(text=new.text, spellings=new.spellings)
 
 
 class _Rewritten(NamedTuple):
-    """What becomes of a row: its problem, or its canonical SMILES where that differs from its text."""
+    """What becomes of a row: its problem, or its canonical SMILES and other spellings."""
 
     problem: str | None = None
     text: str = ""
+    spellings: tuple[str, ...] = ()
 
 
 _UNCHANGED = _Rewritten()
 
 
-def _rewrite(row: str, is_canonical: bool) -> _Rewritten:
+def _rewrite(row: str, is_canonical: bool, num_spellings: int) -> _Rewritten:
     molecule, problem = parse_molecule(row)
     if problem is not None:
         return _Rewritten(problem)
@@ -148,9 +150,46 @@ def _rewrite(row: str, is_canonical: bool) -> _Rewritten:
     assert molecule is not None
     try:
         text = canonical_smiles(molecule)
+        spellings = other_spellings(text, num_spellings) if num_spellings > 1 else ()
     except _RDKIT_ERRORS as error:
         return _Rewritten(_describe_failure(error))
-    return _UNCHANGED if text == row else _Rewritten(text=text)
+    return _UNCHANGED if text == row and not spellings else _Rewritten(text=text, spellings=spellings)
+
+
+def other_spellings(canonical: str, num_spellings: int) -> tuple[str, ...]:
+    """Return at most `num_spellings` - 1 other SMILES of a molecule, each from another order of its atoms.
+
+    Spelling j is written by RDKit from the atoms in the order of their hashes with j and the canonical SMILES, so that
+    it depends on nothing else: the randomised SMILES of Arus-Pous et al. (2019), restricted. Equal ones are left out,
+    and those that RDKit does not read back as the molecule: of a symmetric cage it may write the mirror image.
+
+    Args:
+        canonical: The SMILES that `canonical_smiles` returns.
+    """
+    from rdkit import Chem, rdBase
+
+    molecule, _ = parse_molecule(canonical)
+    if molecule is None:
+        return ()
+    written = [canonical]
+    for number in range(1, num_spellings):
+        digest = hashlib.shake_256(f"{number} {canonical}".encode()).digest(8 * molecule.GetNumAtoms())
+        order = np.frombuffer(digest, dtype="<u8").argsort(kind="stable").tolist()
+        with rdBase.BlockLogs():
+            spelling = Chem.MolToSmiles(Chem.RenumberAtoms(molecule, order), canonical=False)
+        if spelling not in written and _is_spelling_of(canonical, spelling):
+            written.append(spelling)
+    return tuple(written[1:])
+
+
+def _is_spelling_of(canonical: str, smiles: str) -> bool:
+    molecule, objection = parse_molecule(smiles)
+    if molecule is None or objection is not None:
+        return False
+    try:
+        return canonical_smiles(molecule) == canonical
+    except _RDKIT_ERRORS:
+        return False
 
 
 def find_invalid_smiles(row: str) -> str | None:

@@ -63,7 +63,8 @@ def evaluate_pretrained(
     Args:
         path: Run directory or `checkpoints/step-N`.
         valid: Files, folders or globs of text or SMILES; empty: the run's own validation data.
-        overrides: For `valid`, like `data.column=NAME`.
+        overrides: For `valid`, like `data.column=NAME`. With `data.num_spellings=2` another spelling of each molecule
+            is scored too, also where the model has seen canonical SMILES alone.
         max_sequences: Sequences scored, at least 1, evenly spread; none: all.
 
     Raises:

@@ -58,7 +58,12 @@ class _Panel:
 
 _PANELS = (
     _Panel("Training loss (nats per target)", "train", {"loss": ""}, is_smoothed=True),
-    _Panel("Validation loss (nats per target)", "valid", {"loss": ""}, has_reference=True),
+    _Panel(
+        "Validation loss (nats per target)",
+        "valid",
+        {"loss": "canonical SMILES", "loss_spellings": "another spelling"},
+        has_reference=True,
+    ),
     _Panel("Perplexity", "valid", {"perplexity": ""}, is_log=True),
     _Panel("Mask accuracy", "valid", {"mask_accuracy": ""}),
     _Panel(

@@ -78,6 +78,9 @@ LONG_RUN_FLOPS = 1e14
 VALIDATION_EPOCH = 2**32 - 1
 """The epoch whose masks validation uses: one that training never reaches, so every validation masks the same tokens."""
 
+SPELLED = ("loss", "loss_given_length", "loss_independent", "mask_accuracy")
+"""Metrics of a validation that are also given for other spellings than the canonical one."""
+
 
 @dataclass(frozen=True)
 class PretrainResult:
@@ -121,7 +124,7 @@ class PretrainTask:
         ranks: Ranks = ALONE,
     ) -> None:
         self.recipe, self.model, self.device, self.ranks = recipe, model, device, ranks
-        self.train_set, self.valid_set = data.train, data.valid
+        self.train_set, self.valid_set, self.spellings = data.train, data.valid, data.spellings
         self.tokenizer = data.tokenizer
         self.objective = Objective(data.tokenizer.unk_id, recipe.masking.num_repeats, recipe.train.alignment_backend)
         self.autocast_dtype = autocast_dtype(recipe.train, device)
@@ -167,13 +170,25 @@ class PretrainTask:
         return batch.num_tokens
 
     def validate(self, progress: Progress | None = None) -> dict[str, float]:
-        """Return metrics on the validation set, with the same masks every time; `progress` shows a bar of sequences."""
-        indices = validation_indices(self.valid_set, self.recipe.train.validation_sequences)
+        """Return metrics on the validation set, with the same masks every time; `progress` shows a bar of sequences.
+
+        Where molecules have several spellings, these metrics are of canonical SMILES, and `SPELLED` ones of the others
+        have `_spellings` at the end of their names.
+        """
+        progress = progress or SilentProgress()
+        metrics = self._validate(self.valid_set, progress)
+        if self.spellings:
+            others = self._validate(self.spellings, progress)
+            metrics |= {f"{name}_spellings": others[name] for name in SPELLED if name in others}
+        return metrics
+
+    def _validate(self, dataset: TokenDataset, progress: Progress) -> dict[str, float]:
+        indices = validation_indices(dataset, self.recipe.train.validation_sequences)
 
         def evaluate(model: Any, batch: Batch) -> Sums:
             return evaluate_batch(model, self.objective, batch)
 
-        return summarise(self._measure(indices, evaluate, progress or SilentProgress()))
+        return summarise(self._measure(dataset, indices, evaluate, progress))
 
     def unigrams(self) -> UnigramScores:
         """Return what the frequencies of training tokens reach on the targets of `validate`."""
@@ -186,21 +201,27 @@ class PretrainTask:
         """Return the own-mask share of the model as it is now: the mean over at most 256 validation sequences."""
         indices = validation_indices(self.valid_set, _OWN_MASK_SEQUENCES)
         measure = functools.partial(measure_own_mask_shares, backend=self.objective.backend)
-        shares = [share for row in self._measure(indices, measure, SilentProgress()) for share in row]
+        measured = self._measure(self.valid_set, indices, measure, SilentProgress())
+        shares = [share for row in measured for share in row]
         # the same sum for any number of ranks; sequences without masks have no share
         return math.fsum(shares) / max(1, len(shares))
 
     def _measure(
-        self, indices: IntArray, measure: Callable[[Any, Batch], MeasuredT], progress: Progress
+        self,
+        dataset: TokenDataset,
+        indices: IntArray,
+        measure: Callable[[Any, Batch], MeasuredT],
+        progress: Progress,
     ) -> list[MeasuredT]:
         """Return the results of `measure(model, batch)` on each batch of validation sequences, from all ranks."""
         share = self.ranks.share_of(indices)
-        batches = self._batches(self.valid_set, share, VALIDATION_EPOCH) if len(share) else iter(())
+        batches = self._batches(dataset, share, VALIDATION_EPOCH) if len(share) else iter(())
+        first = functools.partial(self._first_batch, dataset, indices)
         own: list[MeasuredT] = []
         num_done = 0
         self.model.eval()
         with progress.bar("validating", len(share)) as bar, torch.no_grad(), self._autocast():
-            for batch, is_own, _ in self.ranks.in_step(batches, functools.partial(self._first_batch, indices)):
+            for batch, is_own, _ in self.ranks.in_step(batches, first):
                 measured = self.module(batch, measure)
                 if is_own:
                     own.append(measured)
@@ -209,8 +230,8 @@ class PretrainTask:
         self.model.train()
         return [row for rows in self.ranks.exchange(own) for row in rows]
 
-    def _first_batch(self, indices: IntArray) -> Batch:
-        return next(self._batches(self.valid_set, indices[:1], VALIDATION_EPOCH))
+    def _first_batch(self, dataset: TokenDataset, indices: IntArray) -> Batch:
+        return next(self._batches(dataset, indices[:1], VALIDATION_EPOCH))
 
     def _batches(self, dataset: TokenDataset, indices: IntArray, epoch: int) -> Iterator[Batch]:
         return Feed(dataset, self.recipe, self.tokenizer, epoch).microbatches(indices, self.device)

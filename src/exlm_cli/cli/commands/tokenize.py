@@ -116,6 +116,7 @@ def _write_tokens(recipe: "PretrainRecipe", out: Path | None) -> dict[str, objec
         "train_tokens": data.train.num_tokens,
         "valid_sequences": len(data.valid),
         "valid_tokens": data.valid.num_tokens,
+        **({} if data.spellings is None else {"valid_spellings": len(data.spellings)}),
         "num_rejected": data.num_rejected,
         "fingerprint": data.fingerprint,
     }

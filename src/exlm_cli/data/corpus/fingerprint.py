@@ -169,7 +169,7 @@ def _unpacked_content(source: FileSource, progress: Progress) -> str:
 def tokenizer_key(recipe: PretrainRecipe, train: Sequence[FingerprintedSource]) -> str:
     """Return the cache key of the tokenizer that a recipe trains on its training inputs."""
     options = recipe.tokenizer.model_dump(mode="json")
-    options |= recipe.data.model_dump(include={"kind", "column", "max_rows", "bundled_rows"})
+    options |= recipe.data.model_dump(include={"kind", "column", "max_rows", "bundled_rows"} | _spelled(recipe))
     return hash_json([_SCHEME, _contents(train), options])[:32]
 
 
@@ -182,8 +182,14 @@ def data_fingerprint(
     """Return the fingerprint of a recipe's shards: contents, tokenizer and options, without names of files."""
     unused = {"train", "valid", "cache_dir"} | ({"valid_fraction"} if valid else set())
     unused |= {"canonical_smiles"} if recipe.data.kind == "text" else set()
+    unused |= {"num_spellings"} - _spelled(recipe)
     options = recipe.data.model_dump(mode="json", exclude=unused)
     return hash_json([_SCHEME, _contents(train), _contents(valid), tokenizer.fingerprint, options])
+
+
+def _spelled(recipe: PretrainRecipe) -> set[str]:
+    """Return the option that decides the spellings of molecules, where there are several."""
+    return {"num_spellings"} if recipe.data.num_spellings > 1 else set()
 
 
 def _contents(sources: Sequence[FingerprintedSource]) -> list[str]:

@@ -1,8 +1,9 @@
 """Preparation of a recipe's data: rows -> splits -> tokens -> sequences -> shards, in this order from top to bottom.
 
 The result is cached: `tokenizers/<key>.json` with its fingerprint in `<key>.sha256`, and `shards/<key>/` with `train/`,
-`valid/`, `rejected.csv` and `prepared.json`. Keys are hashes of contents and options, and entries are renamed into
-place whole, so none is stale unless RDKit, which judges SMILES, was updated.
+`valid/`, `valid-spellings/` if molecules have several, `rejected.csv` and `prepared.json`. Keys are hashes of contents
+and options, and entries are renamed into place whole, so none is stale unless RDKit, which judges and writes SMILES,
+was updated.
 """
 
 import hashlib
@@ -40,7 +41,7 @@ from exlm_cli.format import format_number_of, shorten
 from exlm_cli.paths import cache_root, expand_path
 from exlm_cli.progress import Progress
 
-TRAIN, VALID = "train", "valid"
+TRAIN, VALID, SPELLINGS = "train", "valid", "valid-spellings"
 
 _SUMMARY = "prepared.json"
 # Bundled data is the same whatever the seed of the run, so that runs over seeds share it.
@@ -79,6 +80,8 @@ class PreparedData:
     Attributes:
         tokenizer: Trained on the data or given by the recipe.
         train, valid: Sequences without [CLS] and [SEP] at their ends; the same where nothing is trained.
+        spellings: Where `data.num_spellings` is above 1, a second spelling of each molecule of `valid` that has one;
+            `valid` holds canonical SMILES alone.
         fingerprint: Hash of the content of the inputs, the tokenizer and every option that matters.
         num_rejected: Rows skipped because they cannot be used.
         overlap: Validation rows that are training rows too; None where they are cut from the training inputs.
@@ -91,6 +94,7 @@ class PreparedData:
     num_rejected: int
     was_cached: bool
     overlap: Overlap | None = None
+    spellings: TokenDataset | None = None
 
 
 class _Summary(JsonModel):
@@ -205,11 +209,20 @@ def _obtain_tokenizer(
 
 
 def _train_tokenizer(recipe: PretrainRecipe, train: list[FingerprintedSource], progress: Progress) -> Tokenizer:
-    with _reading(train, recipe.data, _TRAIN_SEED, progress, "training the tokenizer") as rows:
-        texts = (row.text for row in rows if row.problem is None)
-        tokenizer = train_tokenizer(islice(texts, recipe.tokenizer.train_rows), recipe, progress)
+    data = recipe.data
+    with _reading(train, data, _TRAIN_SEED, progress, "training the tokenizer") as rows:
+        usable = islice((row for row in rows if row.problem is None), recipe.tokenizer.train_rows)
+        texts = (row.text for row in usable) if data.num_spellings == 1 else _all_spellings(usable, data.num_spellings)
+        tokenizer = train_tokenizer(texts, recipe, progress)
     check_unchanged(train)
     return tokenizer
+
+
+def _all_spellings(rows: Iterable[Row], num_spellings: int) -> Iterator[str]:
+    """Yield the canonical SMILES and the other spellings of each row that is a molecule."""
+    for row in read_smiles(rows, is_canonical=True, num_spellings=num_spellings):
+        if row.problem is None:
+            yield from (row.text, *row.spellings)
 
 
 def train_tokenizer(texts: Iterable[str], recipe: PretrainRecipe, progress: Progress) -> Tokenizer:
@@ -232,6 +245,7 @@ def _obtain_shards(corpus: _Corpus, cache: Path, progress: Progress, *, builds: 
     def load() -> PreparedData:
         vocab_size = corpus.tokenizer.vocab_size
         train, valid = (TokenDataset(directory / split, vocab_size) for split in (train_split, VALID))
+        is_spelled = corpus.recipe.data.num_spellings > 1
         summary = read_json(directory / _SUMMARY, _Summary)
         if not (directory / SKIPPED_FILE).is_file():
             raise DataError(f"{directory / SKIPPED_FILE}: missing from the token shards", "delete the directory")
@@ -243,6 +257,7 @@ def _obtain_shards(corpus: _Corpus, cache: Path, progress: Progress, *, builds: 
             summary.num_rejected,
             was_cached=True,
             overlap=summary.overlap,
+            spellings=TokenDataset(directory / SPELLINGS, vocab_size) if is_spelled else None,
         )
 
     def build() -> PreparedData:
@@ -503,8 +518,9 @@ def _write_sequences(
 ) -> dict[str, ShardWriter]:
     """Tokenise rows, cut or pack them into sequences, write those of each split, and return the finished writers.
 
-    `choose` returns the split of a row; it is called in order, for usable rows only. Sequences in which nothing can be
-    masked are left out.
+    `choose` returns the split of a row; it is called in order, for usable rows only. All spellings of a training
+    molecule follow each other. Of a validation molecule the first other one goes to `SPELLINGS`: that set is the same
+    for any number of spellings, and each molecule counts once. Sequences in which nothing can be masked are left out.
 
     Raises:
         DataError: Nothing can be masked in any sequence.
@@ -513,16 +529,18 @@ def _write_sequences(
     size, newline_ids = data.sequence_length - _NUM_ENDS, tokenizer.encode("\n")
     seed = _VALID_SEED if splits == [VALID] else _TRAIN_SEED
     label = "tokenising" if len(splits) > 1 else f"tokenising {splits[0]}"
-    num_unknown, num_left_out, last = 0, 0, ""
+    num_unknown, num_left_out, num_too_long, last = 0, 0, 0, ""
+    also_spelled = [SPELLINGS] if data.num_spellings > 1 and VALID in splits else []
     with ExitStack() as stack:
         writers = {
             split: stack.enter_context(ShardWriter(folder / split, tokenizer.vocab_size, corpus.fingerprint))
-            for split in splits
+            for split in (*splits, *also_spelled)
         }
         packers = {split: Packer(size, tokenizer.sep_id, newline_ids) for split in splits if _packs(data)}
         rows = stack.enter_context(_reading(sources, data, seed, progress, label))
-        for row, ids in _tokenise(_usable(rows, data, skipped), data, tokenizer, skipped):
-            num_unknown += ids.count(tokenizer.unk_id)
+        for row, ids, spellings in _tokenise(_usable(rows, data, skipped), data, tokenizer, skipped):
+            num_unknown += sum(one.count(tokenizer.unk_id) for one in (ids, *spellings))
+            num_too_long += len(row.spellings) - len(spellings)
             split = choose(row)
             if packers:
                 # rows that were apart in the corpus must not look like neighbours
@@ -530,6 +548,9 @@ def _write_sequences(
             else:
                 sequences = cut(ids, size)
             num_left_out += _write_maskable(sequences, writers[split], tokenizer)
+            if spellings:
+                others, kept = (SPELLINGS, spellings[:1]) if split == VALID else (split, spellings)
+                num_left_out += _write_maskable(kept, writers[others], tokenizer)
             last = split
         for split, packer in packers.items():
             num_left_out += _write_maskable(packer.finish(), writers[split], tokenizer)
@@ -539,9 +560,14 @@ def _write_sequences(
             "give other rows, or a tokenizer that covers them with `tokenizer.path=FILE`",
         )
     # with an empty split there is an error, or all rows are read again
-    if num_unknown and all(writer.num_sequences for writer in writers.values()):
+    if not all(writers[split].num_sequences for split in splits):
+        return writers
+    if num_unknown:
         also = f"; {format_number_of(num_left_out, 'sequence')} of nothing else left out" if num_left_out else ""
         progress.message(f"[UNK] replaces {format_number_of(num_unknown, 'token')} outside the vocabulary{also}")
+    if num_too_long:
+        left_out = format_number_of(num_too_long, "spelling")
+        progress.message(f"{left_out} left out, of more tokens than `data.sequence_length` leaves room for")
     return writers
 
 
@@ -566,7 +592,9 @@ def _packs(data: DataConfig) -> bool:
 
 def _usable(rows: Iterable[Row], data: DataConfig, skipped: _SkippedRows) -> Iterator[Row]:
     """Yield rows with text, molecules as `data.canonical_smiles` says; skip what is broken or not a molecule."""
-    read = read_smiles(rows, is_canonical=data.canonical_smiles) if data.kind == "smiles" else rows
+    read = rows
+    if data.kind == "smiles":
+        read = read_smiles(rows, is_canonical=data.canonical_smiles, num_spellings=data.num_spellings)
     for row in read:
         if row.problem is not None:
             skipped.add(row, row.problem)
@@ -576,21 +604,24 @@ def _usable(rows: Iterable[Row], data: DataConfig, skipped: _SkippedRows) -> Ite
 
 def _tokenise(
     rows: Iterable[Row], data: DataConfig, tokenizer: Tokenizer, skipped: _SkippedRows
-) -> Iterator[tuple[Row, list[int]]]:
-    """Yield rows with their token ids, tokenised in batches on all cores.
+) -> Iterator[tuple[Row, list[int], list[list[int]]]]:
+    """Yield rows with their token ids and those of their other spellings, tokenised in batches on all cores.
 
-    SMILES that do not fit are skipped, and rows of [UNK] alone that are sequences of their own.
+    SMILES that do not fit are skipped, and rows of [UNK] alone that are sequences of their own. Other spellings that do
+    not fit are left out.
     """
     room = data.sequence_length - _NUM_ENDS
     packs = _packs(data)
     for batch in _batches(rows):
-        for row, ids in zip(batch, tokenizer.encode_batch([row.text for row in batch]), strict=True):
+        encoded = iter(tokenizer.encode_batch([text for row in batch for text in (row.text, *row.spellings)]))
+        for row in batch:
+            ids, *others = islice(encoded, 1 + len(row.spellings))
             if data.kind == "smiles" and len(ids) > room:
                 skipped.add(row, f"{len(ids)} tokens, but `data.sequence_length` leaves room for {room}")
             elif not packs and ids.count(tokenizer.unk_id) == len(ids):
                 skipped.add(row, "none of its tokens is in the vocabulary, so that nothing of it can be masked")
             else:
-                yield row, ids
+                yield row, ids, [spelling for spelling in others if len(spelling) <= room]
 
 
 def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
@@ -599,7 +630,7 @@ def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
     characters = 0
     for row in rows:
         batch.append(row)
-        characters += len(row.text)
+        characters += sum(map(len, (row.text, *row.spellings)))
         if len(batch) == _BATCH_ROWS or characters >= _BATCH_CHARACTERS:
             yield batch
             batch, characters = [], 0

@@ -64,7 +64,10 @@ class TokenDataset:
             if not path.is_file() or path.stat().st_size != size_bytes or sampled_sha256(path) != sha256:
                 what = "missing, truncated or altered since the token shards were written"
                 raise DataError(f"{path}: {what}", _REBUILD_HINT)
-        self.tokens: NDArray[Any] = np.memmap(directory / _TOKENS, dtype=dtype, mode="r")
+        # an empty file cannot be mapped
+        self.tokens: NDArray[Any] = (
+            np.memmap(directory / _TOKENS, dtype=dtype, mode="r") if self.num_tokens else np.zeros(0, dtype)
+        )
         # as unsigned numbers, negative ids are the highest of all
         max_id = int(self.tokens.view(f"<u{dtype.itemsize}").max()) if self.num_tokens else -1
         if max_id >= vocab_size:

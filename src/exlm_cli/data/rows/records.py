@@ -105,6 +105,7 @@ class Row(NamedTuple):
         text: Empty where the record has no value.
         starts_document: Whether a document begins with it; lines of a text file continue one until a blank line.
         is_null: Whether its problem is that it has no value at all, which never stops a run.
+        spellings: Other SMILES of the same molecule, where `read_smiles` is asked for them.
     """
 
     source: str
@@ -113,6 +114,7 @@ class Row(NamedTuple):
     starts_document: bool = True
     problem: str | None = None
     is_null: bool = False
+    spellings: tuple[str, ...] = ()
 
 
 class ColumnChoice(NamedTuple):
