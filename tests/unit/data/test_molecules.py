@@ -1,8 +1,10 @@
 """Which rows are molecules and which are not; only a metal's valence is forgiven."""
 
+import itertools
 import re
 from unittest.mock import Mock
 
+import loky
 import numpy as np
 import pytest
 from hypothesis import assume, example, given
@@ -10,12 +12,14 @@ from hypothesis import strategies as st
 from rdkit import Chem
 from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles
 
+from exlm_cli.data import rdkit_processes
 from exlm_cli.data.bundled.molecules import generate_molecules
 from exlm_cli.data.molecules import (
     Molecule,
     find_invalid_smiles,
     fingerprints,
     murcko_scaffold,
+    other_spellings,
     parse_molecule,
     read_molecules,
     read_smiles,
@@ -99,8 +103,9 @@ def test_rows_are_read_with_their_problems_and_scaffolds():
     assert [molecule.scaffold for molecule in read_molecules(rows, SilentProgress())] == [None] * 4
 
 
-def _read(texts, *, is_canonical=True):
-    return list(read_smiles((Row("a.smi", n, text) for n, text in enumerate(texts, 1)), is_canonical=is_canonical))
+def _read(texts, *, is_canonical=True, num_spellings=1):
+    rows = (Row("a.smi", n, text) for n, text in enumerate(texts, 1))
+    return list(read_smiles(rows, is_canonical=is_canonical, num_spellings=num_spellings))
 
 
 def test_a_molecule_has_one_canonical_text_however_it_is_written():
@@ -167,6 +172,82 @@ def test_what_we_write_of_any_molecule_we_read_as_the_same_molecule(smiles):
         assert (again.problem, again.canonical, again.parent) == ("", molecule.canonical, molecule.parent)
         assert not again.is_parent
         assert fingerprints([molecule.canonical]).any()
+
+
+# Other spellings
+
+FULLERENE = (
+    "c12c3c4c5c1c1c6c7c2c2c8c3c3c9c4c4c%10c5c5c1c1c6c6c%11c7c2c2c7c8c3c3c8c9c4c4c9c%10c5c5c1c1c6c6c%11c2c2c7c3c3c8c4c4c"
+    "9c5c1c1c6c2c3c41"
+)
+SPELLED = (
+    "CC(=O)Oc1ccccc1C(=O)O", "C/C=C/C[C@@H](N)C(=O)O", "C[C@H](O)[C@@H](F)Cl", "F/C(Cl)=C(/Br)I", "[O-][n+]1ccccc1",
+    "CC[NH3+].[Cl-]", "C[N+](C)(C)CC(=O)[O-]", "O=S(=O)(O)c1ccc2[nH]ccc2c1", "[2H]C([2H])([2H])O", "C#N.[Na+].[OH-]",
+    "CN1CC[C@]23c4c5ccc(O)c4O[C@H]2[C@@H](O)C=C[C@H]3[C@H]1C5", FULLERENE, "CC1(C)[C@@H]2CC[C@@]1(C)C(=O)C2",
+    "[NH3][Pt]([NH3])(Cl)Cl", "N[C@@H](CSSC[C@H](N)C(=O)O)C(=O)O", "C[Si](C)(C)c1ccc(B(O)O)cc1", "[Cl][Cu]([Cl])<-[n]1ccccc1",
+    "COc1ccc(CN2C3[C@]4(CO)C5N(Cc6ccc(OC)cc6)C6[C@@](CO)(C2[C@]6(CO)[C@H]4c2ccccc2)[C@H](c2ccccc2)[C@]35CO)cc1",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("smiles", SPELLED)
+def test_every_spelling_is_the_molecule_and_another_text(smiles):
+    """RDKit says so, of stereochemistry, charges, isotopes, fragments, metals, and closures above 9."""
+    (row,) = _read([smiles], num_spellings=6)
+    spellings = other_spellings(row.text, 6)
+    assert row.spellings == spellings
+    assert len({row.text, *spellings}) == 1 + len(spellings)
+    assert {read.text for read in _read(spellings)} <= {row.text}
+    if "->" not in row.text:
+        assert {Chem.CanonSmiles(spelling) for spelling in spellings} <= {row.text}
+
+
+def test_closures_above_9_and_fragments_are_spelled():
+    (fullerene, salt) = _read([FULLERENE, "CC[NH3+].[Cl-]"], num_spellings=20)
+    assert any("%1" in spelling for spelling in fullerene.spellings)
+    assert {spelling.index(".") < spelling.index("[NH3+]") for spelling in salt.spellings} == {True, False}
+
+
+@given(_SMILES)
+def test_spellings_of_any_molecule_are_read_as_the_same_molecule(smiles):
+    (row,) = _read([smiles], num_spellings=4)
+    assume(row.problem is None)
+    assert [read.text for read in _read(row.spellings)] == [row.text] * len(row.spellings)
+
+
+@pytest.mark.parametrize("smiles", ["CCO", "CC=O", "[Na+].[Cl-]", "OC[C@H](F)Cl"])
+def test_enough_spellings_are_all_that_orders_of_the_atoms_give(smiles):
+    (row,) = _read([smiles], num_spellings=1000)
+    molecule = Chem.MolFromSmiles(row.text)
+    orders = itertools.permutations(range(molecule.GetNumAtoms()))
+    found = {Chem.MolToSmiles(Chem.RenumberAtoms(molecule, order), canonical=False) for order in orders}
+    assert set(row.spellings) == found - {row.text}
+
+
+@pytest.mark.parametrize("smiles", ["C", "CC", "[H][H]", "c1ccccc1", "C1CC1", "[Na+]"])
+def test_a_molecule_of_one_spelling_has_no_other(smiles):
+    assert [row.spellings for row in _read([smiles], num_spellings=50)] == [()]
+
+
+def test_spellings_depend_on_the_molecule_alone_and_further_ones_come_after_them(monkeypatch):
+    """Not on how a row is written, on its place, on its neighbours or on the process."""
+    molecules = list(generate_molecules(60, seed=2))
+    spellings = {smiles: other_spellings(smiles, 5) for smiles in molecules}
+    texts = [Chem.MolToRandomSmilesVect(Chem.MolFromSmiles(smiles), 1, randomSeed=7)[0] for smiles in molecules]
+    monkeypatch.setattr(rdkit_processes, "_CHUNK_ROWS", 8)
+    monkeypatch.setattr(loky, "cpu_count", lambda: 2)
+    for written in (texts, texts[::-1]):
+        assert {row.text: row.spellings for row in _read(written, num_spellings=5)} == spellings
+    for smiles, found in spellings.items():
+        fewer = other_spellings(smiles, 3)
+        assert other_spellings(smiles, 5)[: len(fewer)] == fewer == found[: len(fewer)]
+    assert [row.spellings for row in _read(texts)] == [()] * 60
+
+
+def test_a_spelling_that_is_read_as_another_molecule_is_left_out(monkeypatch):
+    """RDKit writes some mirror images of symmetric cages; here it writes another molecule."""
+    monkeypatch.setattr(Chem, "RenumberAtoms", lambda *_: Chem.MolFromSmiles("OCC"))
+    assert other_spellings("CCN", 9) == ()
+    assert other_spellings("CCO", 9) == ("OCC",)
 
 
 def test_closures_from_a_hundred_on_are_read():

@@ -20,6 +20,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rdkit import Chem
 from tokenizers import models
 
 from exlm_cli.config.pretrain import PretrainRecipe
@@ -35,6 +36,7 @@ from exlm_cli.data.corpus.prepare import (
     prepare_data,
 )
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
+from exlm_cli.data.molecules import other_spellings
 from exlm_cli.data.rows.records import Row
 from exlm_cli.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from exlm_cli.errors import CheckpointError, DataError, TokenizerError
@@ -311,6 +313,103 @@ def test_molecules_are_read_canonical_without_map_numbers_unless_they_are_wanted
     as_written = _prepare(_smiles(workplace, valid=valid, canonical_smiles=False))
     assert _texts(as_written.train, as_written.tokenizer) == written * 3
     assert as_written.fingerprint != canonical.fingerprint
+
+
+def _spelled(prepared: PreparedData) -> tuple[list[str], list[str], list[str]]:
+    assert prepared.spellings is not None
+    train, valid, spellings = (
+        _texts(dataset, prepared.tokenizer) for dataset in (prepared.train, prepared.valid, prepared.spellings)
+    )
+    return train, valid, spellings
+
+
+def test_each_training_molecule_is_read_in_all_its_spellings_and_each_validation_molecule_in_two(workplace):
+    """Validation has the canonical SMILES of a run without spellings, and apart from them another one of each."""
+    canonical = _prepare(_smiles(workplace, valid_fraction=0.4))
+    for was_cached in (False, True):
+        prepared = _prepare(_smiles(workplace, valid_fraction=0.4, num_spellings=4))
+        assert prepared.was_cached == was_cached
+        train, valid, spellings = _spelled(prepared)
+        of_train = _texts(canonical.train, canonical.tokenizer)
+        assert train == [text for smiles in of_train for text in (smiles, *other_spellings(smiles, 4))]
+        assert valid == _texts(canonical.valid, canonical.tokenizer)
+        assert spellings == [other_spellings(smiles, 4)[0] for smiles in valid if other_spellings(smiles, 4)]
+        assert len(train) > 2 * len(of_train)
+        assert {Chem.CanonSmiles(text) for text in train} == set(of_train)
+        assert set(of_train).isdisjoint(map(Chem.CanonSmiles, [*valid, *spellings]))
+        assert len(spellings) >= 2
+    two = _spelled(_prepare(_smiles(workplace, valid_fraction=0.4, num_spellings=2)))
+    assert set(two[2]) <= set(spellings)
+
+
+def test_given_validation_molecules_are_read_in_two_spellings(workplace):
+    (workplace / "valid.smi").write_text("N#CCC\nC\nc1ccccc1\n")
+    prepared = _prepare(_smiles(workplace, valid=[f"{workplace}/valid.smi"], num_spellings=5))
+    train, valid, spellings = _spelled(prepared)
+    assert (valid, spellings) == (["CCC#N", "C", "c1ccccc1"], [other_spellings("CCC#N", 5)[0]])
+    assert [Chem.CanonSmiles(text) for text in train if text in MOLECULES] == MOLECULES
+
+
+def test_validation_molecules_of_one_spelling_give_no_others(workplace):
+    (workplace / "valid.smi").write_text("C\nO\n")
+    for _ in range(2):
+        prepared = _prepare(_smiles(workplace, valid=[f"{workplace}/valid.smi"], num_spellings=3))
+        assert _spelled(prepared)[1:] == (["C", "O"], [])
+
+
+@pytest.mark.parametrize("fraction", [0.3, 1e-9])
+def test_a_molecule_is_on_one_side_in_whatever_file_and_spelling_it_comes(workplace, fraction):
+    """With the small fraction the hashes choose nothing, and the molecule of the smallest one is held out."""
+    molecules = [f"{'C' * n}Oc1ccc(F)cc1" for n in range(1, 31)]
+    for name, number in (("a.smi", 9), ("b.smi", 10), ("c.smi", 11)):
+        written = [Chem.MolToRandomSmilesVect(Chem.MolFromSmiles(smiles), 1, number)[0] for smiles in molecules]
+        (workplace / name).write_text("\n".join(written[:: 1 if number < 11 else -1]) + "\n")
+    inputs = [f"{workplace}/{name}.smi" for name in "abc"]
+    for num in (1, 3):
+        data = {"train": inputs, "valid_fraction": fraction, "num_spellings": num, "sequence_length": 64}
+        prepared = _prepare(_smiles(workplace, **data))
+        train, valid = (
+            [Chem.CanonSmiles(text) for text in _texts(dataset, prepared.tokenizer)]
+            for dataset in (prepared.train, prepared.valid)
+        )
+        assert set(train).isdisjoint(valid)
+        assert set(train) | set(valid) == {Chem.CanonSmiles(smiles) for smiles in molecules}
+        assert len(valid) == 3 * len(set(valid)) > 0
+        assert (fraction < 0.1) == (len(set(valid)) == 1)
+
+
+def test_the_tokenizer_is_trained_on_all_spellings(workplace):
+    """Half of them turn the stereocentre round."""
+    (workplace / "mols.smi").write_text("\n".join(["C[C@@H](F)Cl", "CCO", "CCN"]) + "\n")
+    valid = [f"{workplace}/mols.smi"]
+    alone = _prepare(_smiles(workplace, valid=valid)).tokenizer
+    mixed = _prepare(_smiles(workplace, valid=valid, num_spellings=9)).tokenizer
+    assert [len(alone.encode(text)) for text in ("[C@@H]", "[C@H]")] == [1, 5]
+    assert [len(mixed.encode(text)) for text in ("[C@@H]", "[C@H]")] == [1, 1]
+    few = _prepare(_smiles(workplace, valid=valid, num_spellings=9, tokenizer={"train_rows": 1})).tokenizer
+    assert few.fingerprint == mixed.fingerprint != alone.fingerprint
+
+
+def test_spellings_that_do_not_fit_are_left_out_and_counted_and_a_row_that_does_not_is_skipped_whole(workplace):
+    chain, branched = f"{'C' * 10}O", "CC(C)C(C)(C)C"  # 11 and 13 tokens; begun in the middle, a chain has 13
+    num = 60  # the chain is written from its other end too
+    (workplace / "mols.smi").write_text("\n".join([chain, branched, *MOLECULES]) + "\n")
+    progress = Recorder()
+    data = {"valid": [f"{workplace}/mols.smi"], "on_invalid": "skip", "sequence_length": 14}
+    prepared = _prepare(_smiles(workplace, num_spellings=num, **data), progress)
+    train, _, _ = _spelled(prepared)
+    assert train[:3] == [chain, chain[::-1], "CCO"]
+    assert prepared.num_rejected == 2  # of both inputs
+    assert Chem.CanonSmiles(branched) not in map(Chem.CanonSmiles, train)
+    said = f"{len(other_spellings(chain, num)) - 1} spellings left out, of more tokens than `data.sequence_length` leaves room for"
+    assert progress.said.count(said) == 2
+
+
+def test_the_number_of_spellings_is_part_of_the_fingerprint_where_there_are_several(workplace):
+    of_numbers = [_prepare(_smiles(workplace, num_spellings=num)) for num in (1, 2, 3)]
+    assert len({prepared.fingerprint for prepared in of_numbers}) == 3
+    assert of_numbers[0].fingerprint == _prepare(_smiles(workplace)).fingerprint
+    assert of_numbers[0].spellings is None
 
 
 def test_text_has_one_set_of_shards_whatever_is_said_of_smiles(workplace):

@@ -35,6 +35,13 @@ def test_sequences_come_back_as_they_were_written(tmp_path, vocab_size, dtype):
         assert dataset[index].tolist() == expected
 
 
+def test_a_set_without_sequences_is_read_back(tmp_path):
+    with ShardWriter(tmp_path, 100, "abc"):
+        pass
+    dataset = TokenDataset(tmp_path, 100)
+    assert (len(dataset), dataset.num_tokens, dataset.lengths.tolist()) == (0, 0, [])
+
+
 def test_indices_outside_are_refused(tmp_path):
     dataset = _write(tmp_path / "train")
     for index in (-1, 4):
