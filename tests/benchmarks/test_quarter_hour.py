@@ -20,19 +20,21 @@ from tests.tiny import tiny_recipe
 pytestmark = pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="needs tarfile's filters, of Python 3.11.4")
 
 
-@pytest.fixture
-def packed(tmp_path, monkeypatch):
-    """A recipe, its data here, and its packed data laid out elsewhere."""
+def pack(tmp_path, monkeypatch, **sections):
+    """Return a recipe, its data here, and its packed data laid out elsewhere."""
     monkeypatch.setattr(quarter_hour, "FOLDER", tmp_path / "packed")
     monkeypatch.setattr(quarter_hour, "fetch_wheels", lambda folder: folder.mkdir(exist_ok=True))  # no network
-    cache = tmp_path / "cache"
-    recipe = tiny_recipe(
-        data={"bundled_rows": 200, "cache_dir": str(cache)}, train={"batch_sequences": None, "batch_tokens": 64}
-    )
-    data = prepare_data(recipe, progress=SilentProgress())
-    quarter_hour.pack("text", recipe)
-    quarter_hour.lay_out("text", tmp_path / "there")
-    return recipe, data, tmp_path / "there"
+    data = {"bundled_rows": 200, "cache_dir": str(tmp_path / "cache"), **sections.pop("data", {})}
+    recipe = tiny_recipe(data=data, train={"batch_sequences": None, "batch_tokens": 128}, **sections)
+    prepared = prepare_data(recipe, progress=SilentProgress())
+    quarter_hour.pack(recipe.data.kind, recipe)
+    quarter_hour.lay_out(recipe.data.kind, tmp_path / "there")
+    return recipe, prepared, tmp_path / "there"
+
+
+@pytest.fixture
+def packed(tmp_path, monkeypatch):
+    return pack(tmp_path, monkeypatch)
 
 
 def test_shards_are_the_same_elsewhere(packed):
@@ -43,6 +45,15 @@ def test_shards_are_the_same_elsewhere(packed):
         assert all((mine[index] == theirs[index]).all() for index in range(len(mine)))
     assert read.tokenizer.fingerprint == data.tokenizer.fingerprint
     assert read.fingerprint == data.fingerprint
+
+
+def test_other_spellings_are_the_same_elsewhere(tmp_path, monkeypatch):
+    molecules = {"kind": "smiles", "train": ["bundled:molecules"], "sequence_length": 80, "num_spellings": 2}
+    recipe, data, there = pack(tmp_path, monkeypatch, data=molecules, model={"max_length": 256})
+    read = quarter_hour.read_data(recipe, there)
+    for mine, theirs in ((data.train, read.train), (data.valid, read.valid), (data.spellings, read.spellings)):
+        assert mine.tokens.tolist() == theirs.tokens.tolist() != []
+        assert mine.offsets.tolist() == theirs.offsets.tolist()
 
 
 def test_shards_of_other_settings_are_refused(packed):

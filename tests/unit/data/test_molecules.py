@@ -184,7 +184,8 @@ SPELLED = (
     "CC(=O)Oc1ccccc1C(=O)O", "C/C=C/C[C@@H](N)C(=O)O", "C[C@H](O)[C@@H](F)Cl", "F/C(Cl)=C(/Br)I", "[O-][n+]1ccccc1",
     "CC[NH3+].[Cl-]", "C[N+](C)(C)CC(=O)[O-]", "O=S(=O)(O)c1ccc2[nH]ccc2c1", "[2H]C([2H])([2H])O", "C#N.[Na+].[OH-]",
     "CN1CC[C@]23c4c5ccc(O)c4O[C@H]2[C@@H](O)C=C[C@H]3[C@H]1C5", FULLERENE, "CC1(C)[C@@H]2CC[C@@]1(C)C(=O)C2",
-    "[NH3][Pt]([NH3])(Cl)Cl", "N[C@@H](CSSC[C@H](N)C(=O)O)C(=O)O", "C[Si](C)(C)c1ccc(B(O)O)cc1", "[Cl][Cu]([Cl])<-[n]1ccccc1",
+    "[NH3][Pt]([NH3])(Cl)Cl", "N[C@@H](CSSC[C@H](N)C(=O)O)C(=O)O", "C[Si](C)(C)c1ccc(B(O)O)cc1",
+    "[Cl][Cu]([Cl])<-[n]1ccccc1",
     "COc1ccc(CN2C3[C@]4(CO)C5N(Cc6ccc(OC)cc6)C6[C@@](CO)(C2[C@]6(CO)[C@H]4c2ccccc2)[C@H](c2ccccc2)[C@]35CO)cc1",
 )  # fmt: skip
 

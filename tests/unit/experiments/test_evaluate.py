@@ -104,6 +104,38 @@ def test_validation_data_can_be_given(exlm, tmp_path):
     assert (score.metrics["num_sequences"], score.data) == (6, f"6 sequences of {text}")
 
 
+def test_other_spellings_are_scored_apart_in_the_masks_and_figures_of_rows_of_their_own(cache, tmp_path):
+    """Also by a model that has seen canonical SMILES alone, or another number of spellings."""
+    data = {"kind": "smiles", "train": ["bundled:molecules"], "sequence_length": 80, "bundled_rows": 60}
+    spelled = data | {"num_spellings": 3, "cache_dir": str(cache)}
+    model = {"init_std": 0.3, "max_length": 256}
+    recipe = tiny_recipe(data=spelled, model=model, train={"max_steps": 2, "validate_every_steps": 1})
+    result = run_pretraining(recipe, out=tmp_path / "run")
+    prepared = prepare_data(recipe, progress=SilentProgress())
+    metrics = {}
+    for name, dataset in (("", prepared.valid), ("_spellings", prepared.spellings)):
+        assert dataset is not None
+        rows = [prepared.tokenizer.decode(dataset[index].tolist()) for index in range(len(dataset))]
+        (tmp_path / f"rows{name}.smi").write_text("\n".join(rows) + "\n")
+        overrides = ["data.num_spellings=1", "data.canonical_smiles=false"]
+        score = evaluate_pretrained(
+            result.run_dir, "mine", valid=[str(tmp_path / f"rows{name}.smi")], overrides=overrides, device="cpu"
+        )
+        metrics |= {f"{key}{name}": value for key, value in score.metrics.items()}
+    found = [key for key in result.metrics if key.endswith("_spellings")]
+    assert found == [f"{key}_spellings" for key in ("loss", "loss_given_length", "loss_independent", "mask_accuracy")]
+    assert {key: metrics[key] for key in result.metrics} == pytest.approx(result.metrics, rel=1e-6)
+    assert metrics["loss"] != metrics["loss_spellings"]
+    (valid,) = [str(tmp_path / "rows.smi")]
+    for num in (1, 2, 9):
+        overrides = [f"data.num_spellings={num}"]
+        score = evaluate_pretrained(result.run_dir, "mine", valid=[valid], overrides=overrides, device="cpu")
+        assert score.metrics["loss"] == pytest.approx(result.metrics["loss"], rel=1e-6)
+        assert ("loss_spellings" in score.metrics) == (num > 1)
+        if num > 1:
+            assert score.metrics["loss_spellings"] == pytest.approx(result.metrics["loss_spellings"], rel=1e-6)
+
+
 def test_skipped_rows_of_given_data_are_counted_once_and_listed(exlm, tmp_path):
     given, progress = tmp_path / "mine.jsonl", Recorder()
     given.write_text('{"text": "the cat"}\n{"text": 3}\n{"text": "the dog"}\n')

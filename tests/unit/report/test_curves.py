@@ -65,6 +65,12 @@ def test_several_runs_lie_over_each_other_in_colours_that_differ(figures):
     assert [line.get_linestyle() for line in of_panel.get_lines()] == of_one_run == ["-", "--"]
 
 
+def test_other_spellings_are_a_line_beside_the_canonical_one_of_the_run(figures):
+    axes = panels(figures, {"run": valid(loss=[2.0, 1.0], loss_spellings=[3.0, 2.0])})[TITLES["loss"]]
+    assert [line.get_ydata().tolist() for line in axes.lines] == [[2.0, 1.0], [3.0, 2.0]]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["canonical SMILES", "another spelling"]
+
+
 def test_given_styles_are_used(figures):
     styles = {"a": ("#123456", "-"), "b": ("#654321", ":")}
     lines = panels(figures, {"a": run("loss"), "b": run("loss")}, styles)[TITLES["loss"]].lines

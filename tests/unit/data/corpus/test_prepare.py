@@ -401,7 +401,8 @@ def test_spellings_that_do_not_fit_are_left_out_and_counted_and_a_row_that_does_
     assert train[:3] == [chain, chain[::-1], "CCO"]
     assert prepared.num_rejected == 2  # of both inputs
     assert Chem.CanonSmiles(branched) not in map(Chem.CanonSmiles, train)
-    said = f"{len(other_spellings(chain, num)) - 1} spellings left out, of more tokens than `data.sequence_length` leaves room for"
+    num_left_out = len(other_spellings(chain, num)) - 1
+    said = f"{num_left_out} spellings left out, of more tokens than `data.sequence_length` leaves room for"
     assert progress.said.count(said) == 2
 
 
