@@ -53,6 +53,9 @@ _CHARGED_OR_PARTED = re.compile(r"[+-]\d*]|\.")
 
 _BAR_EVERY_ROWS = 64
 
+_SPELLED_CHUNK = 1024
+"""Spellings that are written in another process at a time, and a quarter of those in this one at most."""
+
 _DESCRIBED_CHUNK = 64
 """Molecules whose descriptors are worked out in this process, and at a time in each other: one takes 10 ms."""
 
@@ -121,7 +124,9 @@ def read_smiles(rows: Iterable[Row], *, is_canonical: bool, num_spellings: int =
     """
     read, kept = tee(rows)
     rewrite = partial(_rewrite, is_canonical=is_canonical, num_spellings=num_spellings)
-    for row, new in zip(kept, map_in_order(rewrite, (row.text for row in read), _Rewritten), strict=True):
+    chunk_rows = None if num_spellings == 1 else max(1, _SPELLED_CHUNK // num_spellings)
+    rewritten = map_in_order(rewrite, (row.text for row in read), _Rewritten, chunk_rows=chunk_rows)
+    for row, new in zip(kept, rewritten, strict=True):
         if row.problem is not None or new == _UNCHANGED:
             yield row
         elif new.problem is not None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rdkit import Chem
 from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles
 
-from exlm_cli.data import rdkit_processes
+from exlm_cli.data import molecules as molecules_module
 from exlm_cli.data.bundled.molecules import generate_molecules
 from exlm_cli.data.molecules import (
     Molecule,
@@ -233,8 +233,8 @@ def test_spellings_depend_on_the_molecule_alone_and_further_ones_come_after_them
     """Not on how a row is written, on its place, on its neighbours or on the process."""
     molecules = list(generate_molecules(60, seed=2))
     spellings = {smiles: other_spellings(smiles, 5) for smiles in molecules}
+    monkeypatch.setattr(molecules_module, "_SPELLED_CHUNK", 40)  # the first 32 rows in this process
     texts = [Chem.MolToRandomSmilesVect(Chem.MolFromSmiles(smiles), 1, randomSeed=7)[0] for smiles in molecules]
-    monkeypatch.setattr(rdkit_processes, "_CHUNK_ROWS", 8)
     monkeypatch.setattr(loky, "cpu_count", lambda: 2)
     for written in (texts, texts[::-1]):
         assert {row.text: row.spellings for row in _read(written, num_spellings=5)} == spellings
