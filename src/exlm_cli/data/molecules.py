@@ -166,7 +166,7 @@ def other_spellings(canonical: str, num_spellings: int) -> tuple[str, ...]:
 
     Spelling j is written by RDKit from the atoms in the order of their hashes with j and the canonical SMILES, so that
     it depends on nothing else: the randomised SMILES of Arus-Pous et al. (2019), restricted. Equal ones are left out,
-    and those that RDKit does not read back as the molecule: of a symmetric cage it may write the mirror image.
+    and those that RDKit does not read back as the molecule: of a symmetric cage it may write another stereoisomer.
 
     Args:
         canonical: The SMILES that `canonical_smiles` returns.

@@ -245,7 +245,7 @@ def test_spellings_depend_on_the_molecule_alone_and_further_ones_come_after_them
 
 
 def test_a_spelling_that_is_read_as_another_molecule_is_left_out(monkeypatch):
-    """RDKit writes some mirror images of symmetric cages; here it writes another molecule."""
+    """RDKit writes other stereoisomers of symmetric cages; here it writes another molecule."""
     monkeypatch.setattr(Chem, "RenumberAtoms", lambda *_: Chem.MolFromSmiles("OCC"))
     assert other_spellings("CCN", 9) == ()
     assert other_spellings("CCO", 9) == ("OCC",)

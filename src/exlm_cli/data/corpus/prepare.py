@@ -519,8 +519,9 @@ def _write_sequences(
     """Tokenise rows, cut or pack them into sequences, write those of each split, and return the finished writers.
 
     `choose` returns the split of a row; it is called in order, for usable rows only. All spellings of a training
-    molecule follow each other. Of a validation molecule the first other one goes to `SPELLINGS`: that set is the same
-    for any number of spellings, and each molecule counts once. Sequences in which nothing can be masked are left out.
+    molecule follow each other. Of a validation molecule the first other one goes to `SPELLINGS`, in which each molecule
+    counts once; only small molecules may lack it with fewer spellings. Sequences in which nothing can be masked are
+    left out.
 
     Raises:
         DataError: Nothing can be masked in any sequence.
