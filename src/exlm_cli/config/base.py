@@ -147,8 +147,9 @@ def identity_values(section: BaseModel, *, without: Collection[Mark] = ()) -> di
 
 
 def identity_of(recipe: BaseModel, *, without: Collection[Mark] = ()) -> str:
-    """Return the SHA-256 of `identity_values`."""
-    return hash_json(identity_values(recipe, without=without))
+    """Return the SHA-256 of the `identity_values` that are not defaults, so that a new key changes no recipe's."""
+    values, changed = identity_values(recipe, without=without), recipe.model_dump(mode="json", exclude_defaults=True)
+    return hash_json(_shared(values, changed))
 
 
 def describe_finding(finding: Any, subject: str = "it") -> str:
@@ -159,6 +160,19 @@ def describe_finding(finding: Any, subject: str = "it") -> str:
         return f"{subject} should be {_TYPES_IN_YAML[finding['type']]}"
     said = finding["msg"].removeprefix("Value error, ").partition(", unable to ")[0]
     return re.sub("^(Input|Tuple|String)(?= should)", lambda _: subject, said)
+
+
+def _shared(values: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values whose key is kept too, section by section; a section without any is left out."""
+    shared = {}
+    for key in values.keys() & kept.keys():
+        value = values[key]
+        if isinstance(value, dict) and isinstance(kept[key], dict):
+            value = _shared(value, kept[key])
+            if not value:
+                continue
+        shared[key] = value
+    return shared
 
 
 def _changed(content: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

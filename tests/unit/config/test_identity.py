@@ -3,6 +3,7 @@
 import pytest
 
 from exlm_cli.config.base import Mark, identity_of, identity_values
+from exlm_cli.config.sections import MaskingConfig
 from tests.tiny import tiny_recipe
 from tests.unit.finetune.synthetic import finetune_recipe
 
@@ -22,6 +23,17 @@ def test_names_devices_and_records_are_no_part_of_it(sections):
 def test_what_decides_the_weights_is_part_of_it(sections):
     for without in (set(), RESUMED):
         assert identity_of(tiny_recipe(**sections), without=without) != identity_of(tiny_recipe(), without=without)
+
+
+def test_a_new_key_leaves_the_identity_of_older_recipes():
+    """A section with one more key, at its default; any other value of it is another identity."""
+
+    class LaterConfig(MaskingConfig):
+        later: int = 0
+
+    before, given = MaskingConfig(mask_ratio=0.3), {"mask_ratio": 0.3}
+    assert identity_of(LaterConfig(**given)) == identity_of(before)
+    assert identity_of(LaterConfig(**given, later=1)) != identity_of(before)
 
 
 @pytest.mark.parametrize(
