@@ -40,7 +40,7 @@ from exlm_cli.ops.alignment import choose_backend
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import MetricsLog
 from exlm_cli.train.loop import TrainingLoop
-from exlm_cli.train.pretrain import PretrainTask, autocast_dtype
+from exlm_cli.train.pretrain import PretrainTask
 from exlm_cli.train.pretrained import build_model
 from exlm_cli.train.process import StopSignal
 from step_measurements import ALONE, SPLIT, WHOLE, Measured, StepSize, conclude, mlm_twin, rows_of, show
@@ -101,8 +101,7 @@ def build_side(recipe: PretrainRecipe, data: PreparedData, arguments: argparse.N
         resume_command="",
     )
     backend = "" if model.transition is None else choose_backend(arguments.backend, torch.float32, device)
-    precision = "fp32" if autocast_dtype(scaled.train, device) is None else "bf16"
-    return Side(task, loop, Measured(recipe, arguments.batch_share, backend, precision))
+    return Side(task, loop, Measured(recipe, arguments.batch_share, backend, task.precision))
 
 
 def scale_batch(recipe: PretrainRecipe, share: float) -> PretrainRecipe:

@@ -14,7 +14,7 @@ import pytest
 
 from exlm_cli.run_dir import read_metrics
 
-TIMED = frozenset({"elapsed_s", "tokens_per_s"})
+TIMED = frozenset({"elapsed_s", "tokens_per_s", "data_wait_s", "peak_memory_bytes"})
 
 # torch, and its compiler, which every optimiser imports, are imported once: each process is a fork of one that has them
 FORKS = multiprocessing.get_context("forkserver")

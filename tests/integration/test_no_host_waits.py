@@ -107,6 +107,9 @@ class _WithoutData:
     def count_tokens(self, batch: Batch) -> int:
         return batch.num_tokens
 
+    def count_flops(self, batch: Batch) -> float:
+        return batch.flops
+
     def validate(self) -> dict[str, float]:
         return {"loss": 0.0}
 

@@ -24,6 +24,9 @@ recomputation that saves memory: flash attention's second Q K' and the logits be
 backward pass. The few edges that the sparse DAG lacks are counted.
 """
 
+import math
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from typing import Self
 
@@ -174,6 +177,27 @@ def count_sequence_flops(recipe: PretrainRecipe, num_positions: float, num_targe
         transition=3 * 2 * (projections + num_nodes**2 * width),
         alignment=3 * 2 * count_path_edges(num_nodes, num_targets),
     )
+
+
+class FlopCounter:
+    """Counts the FLOPs of training on batches of a recipe; those of a sequence of one size are worked out once.
+
+    Args:
+        recipe: As for `count_sequence_flops`.
+        vocab_size: V of the tokenizer in use, which may be smaller than the recipe's.
+    """
+
+    def __init__(self, recipe: PretrainRecipe, vocab_size: int) -> None:
+        tokenizer = recipe.tokenizer.model_copy(update={"vocab_size": vocab_size})
+        self._recipe = recipe.model_copy(update={"tokenizer": tokenizer})
+        self._known: dict[tuple[int, int], float] = {}
+
+    def count(self, num_positions: Iterable[int], num_targets: Iterable[int]) -> float:
+        """Return the FLOPs of sequences, by their L and T."""
+        sizes = Counter(zip(num_positions, num_targets, strict=True))
+        for size in sizes.keys() - self._known.keys():
+            self._known[size] = count_sequence_flops(self._recipe, *size).total
+        return math.fsum(count * self._known[size] for size, count in sizes.items())
 
 
 def count_path_edges(num_nodes: float, num_targets: float) -> float:

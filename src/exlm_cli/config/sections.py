@@ -283,7 +283,11 @@ class LoopConfig(StrictModel):
     report_to: Annotated[tuple[TrackerName, ...], Mark.RECORD] = Field(
         (), description="Trackers that get every row of metrics.jsonl: tensorboard, wandb"
     )
-    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 autocast on CUDA, fp32 on CPU")
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        "auto",
+        description="Precision of products. auto: fp32 on a CPU, bf16 on CUDA, fp16 on cards older than sm_80, which "
+        "lack bf16; fp16 trains with a loss scale",
+    )
     compile: Annotated[bool, Mark.COMPUTING] = Field(False, description="torch.compile the model")
     gradient_checkpointing: Annotated[bool, Mark.COMPUTING] = Field(
         False, description="Compute each block again in the backward pass: less memory, about a third more time"

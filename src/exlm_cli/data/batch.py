@@ -79,6 +79,7 @@ class Batch(DeviceBatch):
         is_padded: Whether any sequence has [PAD], known to the host.
         is_even: Whether all sequences have the same number of masks; known to the host.
         num_tokens: Tokens before expansion, with [CLS] and [SEP], known to the host.
+        flops: Those of training on it without its padding, known to the host; 0 where they are not counted.
     """
 
     token_ids: Int64[Tensor, "B X"]
@@ -96,6 +97,7 @@ class Batch(DeviceBatch):
     is_padded: bool
     is_even: bool
     num_tokens: int
+    flops: float = 0.0
 
     @property
     def is_token(self) -> Bool[Tensor, "B X"] | None:

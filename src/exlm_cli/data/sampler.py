@@ -8,12 +8,13 @@ and each is made one ahead of the model.
 import itertools
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 import torch
 
+from exlm_cli.config.describe import FlopCounter
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data import IntArray
 from exlm_cli.data.batch import Batch, DeviceBatch, expand
@@ -182,12 +183,14 @@ class Feed:
     Attributes:
         recipe: Its masking, seed and objective apply.
         epoch: Selects the masks.
+        flops: Counts those of each batch; None: they are not counted.
     """
 
     dataset: TokenDataset
     recipe: PretrainRecipe
     tokenizer: Tokenizer
     epoch: int
+    flops: FlopCounter | None = None
 
     def microbatches(self, indices: IntArray, device: torch.device) -> Iterator[Batch]:
         """Return the batches of one step, of (n,) sequences, on a device; start preparing the first one now."""
@@ -209,12 +212,15 @@ class Feed:
         """Return one batch of (B,) sequences, on the CPU."""
         masked = self._masker.mask(self._read(indices))
         recipe = self.recipe
-        return expand(
+        batch = expand(
             masked,
             recipe.masking.num_states_per_mask,
             expands_input=recipe.expands_input,
             pad_id=self.tokenizer.pad_id,
         )
+        if self.flops is None:
+            return batch
+        return replace(batch, flops=self.flops.count(batch.lengths.tolist(), batch.target_lengths.tolist()))
 
     @property
     def _masker(self) -> Masker:

@@ -36,7 +36,10 @@ class StepModule(nn.Module):
 
 def spread(module: nn.Module, ranks: Ranks) -> nn.Module:
     """Return a module that trains on all ranks, each with a copy of the weights; in one process the module itself."""
-    return module if ranks.size == 1 else DistributedDataParallel(module, gradient_as_bucket_view=True)
+    if ranks.size == 1:
+        return module
+    # buffers are the same on all ranks without being sent in each forward pass: every rank sets them by the step
+    return DistributedDataParallel(module, gradient_as_bucket_view=True, broadcast_buffers=False)
 
 
 def accumulating(module: nn.Module, *, is_last: bool) -> AbstractContextManager[object]:

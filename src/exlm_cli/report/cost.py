@@ -2,13 +2,14 @@
 
 A step takes at least the larger of two times: its FLOPs at a share of the peak that none exceeded, and the time of each
 position in each layer that was measured on small models, whose products do not fill a GPU. `count_memory` counts
-training in bf16 with float32 weights, without the context of CUDA, the buffers of NCCL, temporary results of one layer
-and the allocator's gaps. FLOPs, parameters and most symbols are those of `config/describe.py`.
+training in 16 bits with float32 weights, without the context of CUDA, the buffers of NCCL, temporary results of one
+layer and the allocator's gaps. FLOPs, parameters and most symbols are those of `config/describe.py`.
 """
 
 import math
 
 from exlm_cli.config.describe import count_parameters, recipe_step_flops, tokens_per_step
+from exlm_cli.config.gpus import GPUS
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import HEAD_CHUNK_ROWS
 from exlm_cli.errors import ConfigError
@@ -20,19 +21,6 @@ UTILISATION = 0.25
 SECONDS_PER_POSITION_AND_LAYER = 1.05e-7
 """Floor: 107 and 106 ns on an H200 in `smiles-medium` and `text-medium`, width 256 (docs/lab_notes/gpu.md)."""
 _LEFT_OUT_BYTES = 2e9
-
-GPUS = {
-    "a100": ("A100 SXM, 80 GB", 312e12, 80e9),
-    "a100-40gb": ("A100 SXM, 40 GB", 312e12, 40e9),
-    "b200": ("B200 SXM, 180 GB", 2250e12, 180e9),
-    "h100": ("H100 SXM, 80 GB", 989e12, 80e9),
-    "h200": ("H200 SXM, 141 GB", 989e12, 141e9),
-    "l40s": ("L40S, 48 GB", 362e12, 48e9),
-    "rtx3090": ("GeForce RTX 3090, 24 GB", 71e12, 24e9),
-    "rtx4090": ("GeForce RTX 4090, 24 GB", 165e12, 24e9),
-    "rtx5090": ("GeForce RTX 5090, 32 GB", 209.5e12, 32e9),
-}
-"""Product, FLOP/s of dense bf16 products with float32 sums, and bytes of memory, from the vendor's data sheet."""
 
 
 class CostEstimate(JsonModel):
@@ -62,7 +50,7 @@ class CostEstimate(JsonModel):
 
 
 def estimate_cost(recipe: PretrainRecipe, gpu: str, num_gpus: int, utilisation: float | None = None) -> CostEstimate:
-    """Return what a pre-training in bf16 costs; sequences are taken as full, with their mean number of masks.
+    """Return what a pre-training in 16 bits costs; sequences are taken as full, with their mean number of masks.
 
     Args:
         gpu: Key of `GPUS`.
@@ -78,8 +66,8 @@ def estimate_cost(recipe: PretrainRecipe, gpu: str, num_gpus: int, utilisation: 
         reason = f"the GPU `{gpu}` is unknown; known are {', '.join(GPUS)}"
         raise ConfigError(reason, "choose a similar one with `gpu=NAME`")
     if recipe.train.precision == "fp32":
-        reason = f"costs are estimated for bf16, but `train.precision` of `{recipe.name}` is fp32"
-        raise ConfigError(reason, "estimate them with `train.precision=bf16`")
+        reason = f"costs are estimated for 16 bits, but `train.precision` of `{recipe.name}` is fp32"
+        raise ConfigError(reason, "estimate them with `train.precision=auto`")
     if sequences < num_gpus:
         reason = f"{num_gpus:,} GPUs are too many for `{recipe.name}`: a step has {math.floor(sequences):,} sequences"
         raise ConfigError(reason, "each GPU needs at least one sequence")
@@ -107,7 +95,7 @@ def estimate_cost(recipe: PretrainRecipe, gpu: str, num_gpus: int, utilisation: 
 
 def step_time(recipe: PretrainRecipe, gpu: str, utilisation: float | None = None) -> tuple[float, str]:
     """Return the seconds of a step on one of `GPUS`, and what decides them; arguments as `estimate_cost`."""
-    share, peak = utilisation or UTILISATION, GPUS[gpu][1]
+    share, peak = utilisation or UTILISATION, GPUS[gpu].peak_flops
     of_flops = recipe_step_flops(recipe).total / (share * peak)
     num_positions = tokens_per_step(recipe) / recipe.repeated_length * _positions(recipe)
     floor = SECONDS_PER_POSITION_AND_LAYER * recipe.model.num_layers * num_positions
@@ -139,7 +127,7 @@ def count_memory(recipe: PretrainRecipe, num_sequences: int) -> dict[str, float]
     if recipe.train.gradient_checkpointing:  # the input of each block, and one block whole
         blocks = model.num_layers * positions * 4 * width + (block if model.num_layers > 1 else last_block)
     return {
-        "state": 18 * count_parameters(recipe),  # weights, gradients and two moments, and bf16 weights in use
+        "state": 18 * count_parameters(recipe),  # weights, gradients and two moments, and 16-bit weights in use
         "activations": blocks + beside,
         "nodes": nodes,
         "logits": 8 * min(HEAD_CHUNK_ROWS, num_sequences * inner) * recipe.tokenizer.vocab_size,
@@ -148,7 +136,7 @@ def count_memory(recipe: PretrainRecipe, num_sequences: int) -> dict[str, float]
 
 def describe_cost(estimate: CostEstimate) -> dict[str, str]:
     """Return the cost of the run as people read it, by name."""
-    size, bound = GPUS[estimate.gpu][2], "at least " if estimate.utilisation is None else ""
+    size, bound = GPUS[estimate.gpu].memory_bytes, "at least " if estimate.utilisation is None else ""
     fits = estimate.memory_bytes + _LEFT_OUT_BYTES <= size
     hint = "it fits" if fits else "too much: lower `train.microbatch_tokens`, or set `train.gradient_checkpointing`"
     pairs = {

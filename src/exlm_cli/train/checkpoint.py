@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from exlm_cli.errors import CheckpointError
-from exlm_cli.files import ALTERED_HINT, JsonModel, fsync, json_bytes, read_json, refusing, write_json
+from exlm_cli.files import ALTERED_HINT, JsonModel, absent_if_none, fsync, json_bytes, read_json, refusing, write_json
 
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
@@ -36,7 +36,10 @@ class LoopState(BaseModel):
     """Counters of a run, saved with every checkpoint.
 
     Attributes:
-        elapsed_s: Time spent in steps; `model_s` is the part of it spent in the model and the optimiser.
+        elapsed_s: Time spent in steps; `model_s` is the part of it spent in the model and the optimiser, and
+            `data_wait_s` the part in which a step waited for a batch.
+        num_overflows: Steps that moved no weights because their gradients overflowed in fp16.
+        overflows_at_lowest: How many of the last steps did so in a row at the lowest loss scale.
         validate_s: Time spent in validations.
         interval_loss, interval_steps: Sum of losses and number of steps since the last row of the log.
         best_step, best_epoch, best_value: Step, epoch and metric of the best validation.
@@ -53,8 +56,11 @@ class LoopState(BaseModel):
     interval_loss: float = 0.0
     interval_steps: Count = 0
     num_infeasible: Count = 0
+    num_overflows: Count = 0
+    overflows_at_lowest: Count = 0
     num_tokens: int = Field(0, ge=0, lt=2**63)
     model_s: float = Field(0.0, ge=0)
+    data_wait_s: float = Field(0.0, ge=0)
     validate_s: float = Field(0.0, ge=0)
     best_step: Count | None = None
     best_epoch: Count | None = None
@@ -69,10 +75,22 @@ class LoopState(BaseModel):
         return self
 
 
+class LossScaleState(JsonModel):
+    """The loss scale of fp16, and the steps since it last changed."""
+
+    value: float = Field(gt=0)
+    good_steps: int = Field(ge=0)
+
+
 class CheckpointState(JsonModel):
-    """`state.json` of `step-N`: counters, hashes that identify the run, metrics of the last validation."""
+    """`state.json` of `step-N`: counters, hashes that identify the run, metrics of the last validation.
+
+    Attributes:
+        loss_scale: Of training in fp16.
+    """
 
     loop: LoopState
+    loss_scale: LossScaleState | None = absent_if_none()
     identity: dict[str, str]
     validation: dict[str, float | None]
 

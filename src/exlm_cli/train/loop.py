@@ -23,6 +23,7 @@ from exlm_cli.distributed.ranks import ALONE, Ranks
 from exlm_cli.errors import CheckpointError, ConfigError, DivergedError, InterruptedRunError
 from exlm_cli.files import fsync, hash_json, write_json
 from exlm_cli.format import decimals, format_measure, format_number, format_percent
+from exlm_cli.ops.precision import precision_on
 from exlm_cli.progress import Bar, Progress
 from exlm_cli.run_dir import MetricsLog
 from exlm_cli.train.checkpoint import (
@@ -37,7 +38,8 @@ from exlm_cli.train.checkpoint import (
     save_best,
     save_checkpoint,
 )
-from exlm_cli.train.optim import build_optimizer, learning_rate, set_learning_rates, update_weights
+from exlm_cli.train.meter import Meter
+from exlm_cli.train.optim import LossScale, build_optimizer, learning_rate, set_learning_rates, update_weights
 from exlm_cli.train.process import FreedMemory, StopSignal
 from exlm_cli.train.task import Callback, LoopResult, Selection, TrainTask
 
@@ -49,6 +51,10 @@ _REPORTED: Mapping[str, tuple[Callable[[float], str], str]] = {
 """How messages tell metrics of a validation; metrics.jsonl has all."""
 
 
+_MOST_OVERFLOWS = 10
+"""Steps in a row whose gradients may overflow at the lowest loss scale: with more it is not a matter of the scale."""
+
+
 class _TakenStep(NamedTuple):
     """A step whose numbers are still on the device.
 
@@ -56,7 +62,8 @@ class _TakenStep(NamedTuple):
         step: Counted from 0.
         epoch: Its epoch.
         indices: Its samples, those of all ranks.
-        numbers: (5,) float64: sum of the losses, numbers of sequences with and without a loss, tokens, gradient norm.
+        numbers: (7,) float64: sum of the losses, numbers of sequences with and without a loss, tokens, FLOPs, gradient
+            norm, and the loss scale, 1 but for fp16.
     """
 
     step: int
@@ -109,6 +116,10 @@ class TrainingLoop:
         self.ranks = ranks
         ranks.hint = f"continue with `{resume_command}`"
         self.optimizer = build_optimizer(task.model, optim)
+        device = next(task.model.parameters()).device
+        precision = precision_on(device, train.precision)
+        self.loss_scale = LossScale(device) if precision == "fp16" else None
+        self.meter = Meter(device, precision, ranks.size)
         self.state = LoopState()
         self._plan_epoch()
         if optim.warmup_steps > self.total_steps:
@@ -123,8 +134,7 @@ class TrainingLoop:
         self._validation: dict[str, float] = {}
         self._unread: list[_TakenStep] = []
         self._shown: dict[str, str] = {}  # beside the bar, from the last row of the log
-        self._tokens_since_log = 0
-        self._busy_since_log_s = 0.0
+        self._data_wait_s = 0.0  # in the step at work
 
     def resume(self, checkpoint: Path, *, changes: str = "") -> None:
         """Continue from a verified checkpoint.
@@ -145,6 +155,8 @@ class TrainingLoop:
                 )
         load_model_weights(checkpoint, self.task.model)
         load_optimizer_state(checkpoint, self.task.model, self.optimizer)
+        if self.loss_scale is not None and saved.loss_scale is not None:
+            self.loss_scale.restore(saved.loss_scale)
         self.state = saved.loop
         self._validation = {name: math.nan if v is None else v for name, v in saved.validation.items()}
         self._plan_epoch()
@@ -159,7 +171,8 @@ class TrainingLoop:
 
         Raises:
             DivergedError: A loss or a gradient norm is not finite, or no sequence of a step has a loss; `diverged.json`
-                names the step and its samples. The step did not move the weights, and no checkpoint follows it.
+                names the step and its samples. The step did not move the weights, and no checkpoint follows it. In fp16
+                a norm may be so, as long as a lower loss scale can help.
             InterruptedRunError: Stopped by a signal, after saving; nothing is saved if the signal also ended the
                 compiler in a validation, or on one of several ranks.
             CheckpointError: A checkpoint cannot be written.
@@ -209,7 +222,8 @@ class TrainingLoop:
         self.ranks.together(lambda: None)  # rank 0 may still be writing
         final = self.run / "checkpoints" / f"step-{state.step}"
         best = None if state.best_step is None else self.run / "checkpoints" / f"best-{state.best_step}"
-        return LoopResult(final, self._validation, state, best)
+        meter = self.meter
+        return LoopResult(final, self._validation, state, best, meter.gpu, meter.utilisation, meter.peak_memory_bytes)
 
     def advance(self, stop: StopSignal) -> Tensor | None:
         """Do one optimiser step without logging and without waiting for the device; benchmarks call this.
@@ -231,7 +245,8 @@ class TrainingLoop:
             state.step += 1
             state.step_in_epoch += 1
             state.elapsed_s += busy_s
-            self._busy_since_log_s += busy_s
+            state.data_wait_s += self._data_wait_s
+            self.meter.add_time(busy_s)
         return loss
 
     def _step(self, stop: StopSignal) -> Tensor | None:
@@ -245,8 +260,10 @@ class TrainingLoop:
         set_learning_rates(self.optimizer, state.step, self.optim, self.total_steps)
         self.task.begin_step(state.step / self.total_steps)
         self.optimizer.zero_grad(set_to_none=True)
-        model_s = 0.0
-        sums = torch.zeros(4, dtype=torch.float64, device=device)
+        model_s = self._data_wait_s = flops = 0.0
+        num_tokens = 0
+        sums = torch.zeros(5, dtype=torch.float64, device=device)
+        scale = None if self.loss_scale is None else self.loss_scale.value
         spare = functools.partial(self._spare_batch, indices)
         for batch, is_own, stops in self.ranks.in_step(self.batches(indices), spare, lambda: stop.number or 0):
             start_s = time.perf_counter()
@@ -254,16 +271,20 @@ class TrainingLoop:
                 losses = self.task.losses(batch)
                 is_counted = losses != math.inf
                 batch_loss = torch.where(is_counted, losses, 0.0).sum()
-                (batch_loss if is_own else 0.0 * batch_loss).backward()
+                scaled_loss = batch_loss if scale is None else batch_loss * scale
+                (scaled_loss if is_own else 0.0 * scaled_loss).backward()
             if is_own:
                 numbers = (batch_loss.detach(), is_counted.sum(), (~is_counted).sum())
                 sums[:3] += torch.stack([number.double() for number in numbers])
-                sums[3] += self.task.count_tokens(batch)
+                num_tokens += self.task.count_tokens(batch)
+                flops += self.task.count_flops(batch)
             model_s += time.perf_counter() - start_s
             self._agreed_stop = stops or None
             if self.ranks.size == 1 and stop.number is not None:
                 return None
         start_s = time.perf_counter()
+        sums[3] += num_tokens
+        sums[4] += flops
         sums = self.ranks.total(sums)
         norm = update_weights(
             self.optimizer,
@@ -272,8 +293,10 @@ class TrainingLoop:
             num_counted=sums[1],
             num_ranks=self.ranks.size,
             clip_norm=self.optim.clip_norm,
+            loss_scale=self.loss_scale,
         )
-        self._unread.append(_TakenStep(state.step, state.epoch, indices, torch.cat([sums, norm.double()[None]])))
+        of_update = torch.stack([norm.double(), sums.new_ones(()) if scale is None else scale.double()])
+        self._unread.append(_TakenStep(state.step, state.epoch, indices, torch.cat([sums, of_update])))
         state.model_s += model_s + time.perf_counter() - start_s
         return sums[0] / sums[1]
 
@@ -281,8 +304,8 @@ class TrainingLoop:
         """Read the numbers of the steps since the last call and add them up; only here a step waits for the device.
 
         Raises:
-            DivergedError: A loss or gradient norm of these steps is not finite, or none of a step's sequences has a
-                loss; that step moved no weights.
+            DivergedError: A loss of these steps is not finite, or none of a step's sequences has one, or a gradient
+                norm is not finite and no lower loss scale can help; that step moved no weights.
         """
         if not self._unread:
             return
@@ -292,25 +315,47 @@ class TrainingLoop:
         waited_s = time.perf_counter() - start_s
         state.elapsed_s += waited_s
         state.model_s += waited_s
-        self._busy_since_log_s += waited_s
-        for step, (loss_sum, num_counted, num_infeasible, num_tokens, norm) in zip(steps, rows, strict=True):
+        self.meter.add_time(waited_s)
+        for step, (loss_sum, num_counted, num_infeasible, num_tokens, flops, norm, scale) in zip(
+            steps, rows, strict=True
+        ):
             if not num_counted:
                 raise self._without_loss(step)
             if not math.isfinite(loss_sum):
                 raise self._diverged("loss", loss_sum, step)
             if not math.isfinite(norm):
-                raise self._diverged("gradient norm", norm, step)
+                self._count_overflow(norm, scale, step)
+            else:
+                state.overflows_at_lowest = 0
             state.interval_loss += loss_sum / num_counted
             state.interval_steps += 1
             state.num_infeasible += int(num_infeasible)
             state.num_tokens += int(num_tokens)
-            self._tokens_since_log += int(num_tokens)
-            self._grad_norm = norm
+            self.meter.add_work(int(num_tokens), flops)
+            self._grad_norm, self._scale = norm, scale
+
+    def _count_overflow(self, norm: float, scale: float, step: _TakenStep) -> None:
+        """Count a step whose gradients overflowed in fp16, after which the loss scale was lowered.
+
+        Raises:
+            DivergedError: There is no loss scale, or it was the lowest one too often.
+        """
+        state = self.state
+        if self.loss_scale is not None:
+            state.num_overflows += 1
+            state.overflows_at_lowest = state.overflows_at_lowest + 1 if scale <= self.loss_scale.LOWEST else 0
+        if self.loss_scale is None or state.overflows_at_lowest > _MOST_OVERFLOWS:
+            raise self._diverged("gradient norm", norm, step)
 
     def batches(self, indices: IntArray) -> Iterator[Any]:
         """Yield the microbatches of a step's samples; start preparing the next step's once the first is ready."""
         batches, self._ahead = self._ahead or self._own_batches(indices), None
-        for batch in batches:
+        while True:
+            start_s = time.perf_counter()
+            batch = next(batches, None)
+            self._data_wait_s += time.perf_counter() - start_s
+            if batch is None:
+                return
             if self._ahead is None:
                 self._ahead = self._batches_of_next_step()
             yield batch
@@ -415,8 +460,10 @@ class TrainingLoop:
         self._read_metrics()
         state = self.state
         loss = state.interval_loss / state.interval_steps
-        tokens_per_s = self._tokens_since_log / max(1e-9, self._busy_since_log_s)
+        tokens_per_s, utilisation = self.meter.begin_row()
         self._shown = {"loss": f"{loss:.3f}", "speed": f"{tokens_per_s:,.0f} tokens/s"}
+        if utilisation is not None:
+            self._shown["utilisation"] = format_percent(utilisation)
         self._log(
             {
                 "kind": "train",
@@ -424,14 +471,23 @@ class TrainingLoop:
                 "epoch": state.epoch,
                 "loss": loss,
                 "lr": learning_rate(state.step - 1, self.optim, self.total_steps),
-                "grad_norm": self._grad_norm,
+                **({"grad_norm": self._grad_norm} if math.isfinite(self._grad_norm) else {}),
                 "num_infeasible": state.num_infeasible,
+                **self._scale_fields(),
                 "tokens_per_s": round(tokens_per_s, 1),
+                **({} if utilisation is None else {"utilisation": round(utilisation, 4)}),
+                "peak_memory_bytes": self.meter.peak_memory_bytes,
                 "elapsed_s": round(state.elapsed_s, 3),
+                "data_wait_s": round(state.data_wait_s, 3),
             }
         )
         state.interval_loss, state.interval_steps = 0.0, 0
-        self._tokens_since_log, self._busy_since_log_s = 0, 0.0
+
+    def _scale_fields(self) -> dict[str, float]:
+        """Return what a row tells of training in fp16: the loss scale of its last step, and the steps lost so far."""
+        if self.loss_scale is None:
+            return {}
+        return {"loss_scale": self._scale, "num_overflows": self.state.num_overflows}
 
     def _log(self, row: dict[str, Any]) -> None:
         if not self.ranks.is_first:
@@ -452,7 +508,12 @@ class TrainingLoop:
             self.state.step,
             self.task.model,
             self.optimizer,
-            CheckpointState(loop=self.state, identity=self.task.identity, validation=dict(self._validation)),
+            CheckpointState(
+                loop=self.state,
+                loss_scale=None if self.loss_scale is None else self.loss_scale.state(),
+                identity=self.task.identity,
+                validation=dict(self._validation),
+            ),
             keep_last=self.train.keep_last,
             resume_command=self.resume_command,
         )
@@ -477,7 +538,8 @@ class TrainingLoop:
         path = self._write_samples(step, value)
         return DivergedError(
             f"the {what} of step {step.step + 1} is {value}; its sample indices are in {path}",
-            f"start a new run with a lower `optim.lr` (now {self.optim.lr:g}), or with `optim.clip_norm`",
+            f"start a new run with a lower `optim.lr` (now {self.optim.lr:g}), or with `optim.clip_norm`"
+            f"{'' if self.loss_scale is None else ', or with `train.precision=fp32`'}",
         )
 
     def _without_loss(self, step: _TakenStep) -> DivergedError:

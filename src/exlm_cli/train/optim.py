@@ -1,14 +1,15 @@
-"""AdamW, its parameter groups and its schedule."""
+"""AdamW, its parameter groups and its schedule, and the loss scale of fp16."""
 
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from exlm_cli.config.sections import OptimConfig
+from exlm_cli.train.checkpoint import LossScaleState
 
 
 def learning_rate(step: int, optim: OptimConfig, total_steps: int) -> float:
@@ -61,6 +62,45 @@ def set_learning_rates(optimizer: torch.optim.Optimizer, step: int, optim: Optim
         group["lr"] = rate * (optim.encoder_lr_scale if has_begun else 0.0) if group["is_encoder"] else rate
 
 
+class LossScale:
+    """Factor on the losses of a step in fp16, a power of two, so that small gradients do not become zero.
+
+    A step whose gradients overflow moves no weights and halves it; `GROWTH_STEPS` steps in a row without overflow
+    double it. These are the rules of `torch.amp.GradScaler`, which checks the gradients of one process, where here the
+    norm of the sum over all ranks decides. All stays on the device.
+
+    Args:
+        device: That of the gradients.
+
+    Attributes:
+        value: () float32.
+        good_steps: () float32, steps since it last changed or a step overflowed.
+    """
+
+    START, LOWEST, GROWTH_STEPS = 2.0**14, 1.0, 2000
+
+    def __init__(self, device: torch.device) -> None:
+        self.value = torch.full((), self.START, device=device)
+        self.good_steps = torch.zeros((), device=device)
+
+    def update(self, is_finite: Bool[Tensor, ""]) -> None:
+        """Follow a step, whose gradients were finite or not; never waits."""
+        good_steps = torch.where(is_finite, self.good_steps + 1, 0.0)
+        grows = good_steps >= self.GROWTH_STEPS
+        factor = torch.where(is_finite, torch.where(grows, 2.0, 1.0), 0.5)
+        self.value = (self.value * factor).clamp(min=self.LOWEST)
+        self.good_steps = torch.where(grows, 0.0, good_steps)
+
+    def state(self) -> LossScaleState:
+        """Return what a checkpoint keeps; waits for the device."""
+        return LossScaleState(value=float(self.value), good_steps=int(self.good_steps))
+
+    def restore(self, state: LossScaleState) -> None:
+        """Go on from a checkpoint."""
+        self.value = self.value.new_tensor(state.value)
+        self.good_steps = self.good_steps.new_tensor(state.good_steps)
+
+
 def update_weights(
     optimizer: torch.optim.AdamW,
     parameters: Sequence[nn.Parameter],
@@ -69,6 +109,7 @@ def update_weights(
     num_counted: Float[Tensor, ""],
     num_ranks: int,
     clip_norm: float,
+    loss_scale: LossScale | None = None,
 ) -> Float[Tensor, ""]:
     """Scale and clip the gradients and step, unless the loss or the gradient norm is not finite; never waits.
 
@@ -81,14 +122,18 @@ def update_weights(
         loss_sum, num_counted: Loss and number of the sequences that count, over all ranks; float64, on the device.
         num_ranks: Number of ranks that the gradients are averaged over.
         clip_norm: Largest norm; 0 does not clip.
+        loss_scale: Factor that the gradients have; it follows the step.
 
     Returns:
         Norm of the gradients before clipping, on the device.
     """
-    norm = scale_and_clip(parameters, num_counted.new_full((), num_ranks) / num_counted, clip_norm)
+    factor = num_counted.new_full((), num_ranks) / num_counted
+    norm = scale_and_clip(parameters, factor if loss_scale is None else factor / loss_scale.value, clip_norm)
     is_finite = loss_sum.isfinite() & (num_counted > 0) & norm.isfinite()
     optimizer.found_inf = (~is_finite).float()  # type: ignore[attr-defined]
     optimizer.step()
+    if loss_scale is not None:
+        loss_scale.update(is_finite)
     return norm
 
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from exlm_cli.config.base import identity_values
-from exlm_cli.config.describe import estimated_cost
+from exlm_cli.config.describe import FlopCounter, estimated_cost
+from exlm_cli.config.gpus import Gpu
 from exlm_cli.config.input_paths import write_run_recipe
 from exlm_cli.config.load import load_recipe, resumed_recipe
 from exlm_cli.config.overrides import describe_changes
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.config.sections import LoopConfig
 from exlm_cli.data import IntArray
 from exlm_cli.data.batch import Batch
 from exlm_cli.data.corpus.prepare import PreparedData, list_rejected, prepare_data
@@ -33,6 +33,7 @@ from exlm_cli.format import format_large, format_number_of, format_parameters, f
 from exlm_cli.launch import read_launch
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.alignment import choose_backend
+from exlm_cli.ops.precision import autocast, precision_on
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import (
     METRICS_FILE,
@@ -91,6 +92,10 @@ class PretrainResult:
         unigrams: What the frequencies of tokens reach on the masks of this validation.
         num_tokens: Input tokens of the training; None where it began with weights.
         elapsed_s: Time of its steps.
+        data_wait_s: The part of it in which they waited for data.
+        peak_memory_bytes: Most memory of this process: what tensors took on CUDA, on a CPU all that was resident.
+        utilisation: Share of the peak of `gpu` that this process's steps reached; None on a CPU and where it is not
+            known.
     """
 
     run_dir: Path
@@ -102,6 +107,10 @@ class PretrainResult:
     num_tokens: int | None
     num_parameters: int
     elapsed_s: float
+    data_wait_s: float
+    peak_memory_bytes: int
+    gpu: Gpu | None
+    utilisation: float | None
 
 
 class PretrainTask:
@@ -127,12 +136,15 @@ class PretrainTask:
         self.train_set, self.valid_set, self.spellings = data.train, data.valid, data.spellings
         self.tokenizer = data.tokenizer
         self.objective = Objective(data.tokenizer.unk_id, recipe.masking.num_repeats, recipe.train.alignment_backend)
-        self.autocast_dtype = autocast_dtype(recipe.train, device)
+        self.precision = precision_on(device, recipe.train.precision)
         model.encoder.recomputes = recipe.train.gradient_checkpointing
         module = StepModule(model, self.objective.sequence_nll)
         if recipe.train.compile:
             module.compile_step()
         self.module = spread(module, ranks)
+        # the closed form is that of our encoder
+        own = recipe.model.backbone.family == "own"
+        self._flops = FlopCounter(recipe, data.tokenizer.vocab_size) if own else None
         self.identity = {"data fingerprint": data.fingerprint, **model_identity(recipe, data.tokenizer)}
 
     def plan(self, epoch: int) -> EpochPlan:
@@ -154,7 +166,7 @@ class PretrainTask:
 
     def microbatches(self, indices: IntArray, epoch: int) -> Iterator[Batch]:
         """Return one step's masked, expanded and padded microbatches; start preparing the first one now."""
-        return self._batches(self.train_set, indices, epoch)
+        return self._batches(self.train_set, indices, epoch, self._flops)
 
     def losses(self, batch: Batch) -> Tensor:
         """Return nats per target of each sequence."""
@@ -163,11 +175,15 @@ class PretrainTask:
         return losses
 
     def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None)
+        return autocast(self.device, self.precision)
 
     def count_tokens(self, batch: Batch) -> int:
         """Return the input tokens before expansion."""
         return batch.num_tokens
+
+    def count_flops(self, batch: Batch) -> float:
+        """Return the FLOPs of training on a batch without its padding; 0 for an encoder that is not our own."""
+        return batch.flops
 
     def validate(self, progress: Progress | None = None) -> dict[str, float]:
         """Return metrics on the validation set, with the same masks every time; `progress` shows a bar of sequences.
@@ -233,8 +249,10 @@ class PretrainTask:
     def _first_batch(self, dataset: TokenDataset, indices: IntArray) -> Batch:
         return next(self._batches(dataset, indices[:1], VALIDATION_EPOCH))
 
-    def _batches(self, dataset: TokenDataset, indices: IntArray, epoch: int) -> Iterator[Batch]:
-        return Feed(dataset, self.recipe, self.tokenizer, epoch).microbatches(indices, self.device)
+    def _batches(
+        self, dataset: TokenDataset, indices: IntArray, epoch: int, flops: FlopCounter | None = None
+    ) -> Iterator[Batch]:
+        return Feed(dataset, self.recipe, self.tokenizer, epoch, flops).microbatches(indices, self.device)
 
 
 def run_pretraining(
@@ -323,12 +341,12 @@ def _run_pretraining(
             f"{format_number_of(len(data.train), 'sequence')}, {data.train.num_tokens:,} tokens, "
             f"on {describe_device(device)}{ranks.describe()}; results in {run}"
         )
-        precision = "fp32" if task.autocast_dtype is None else "bf16"
-        if before is not None and before.precision not in (None, precision):
-            progress.message(f"note: the run was trained in {before.precision} until now, and in {precision} from here")
+        if before is not None and before.precision not in (None, task.precision):
+            change = f"trained in {before.precision} until now, and in {task.precision} from here"
+            progress.message(f"note: the run was {change}")
         described: dict[str, Any] = {
             "device": describe_device(device),
-            "precision": precision,
+            "precision": task.precision,
             **({"started_unix_s": round(started_s, 3)} if is_new else {}),
             "num_ranks": ranks.size if ranks.size > 1 else None,
             **({} if begin is None else {"checkpoint": recorded_name(begin), "checkpoint_sha256": begin.sha256}),
@@ -380,6 +398,10 @@ def _run_pretraining(
         None if begun_with_weights else state.num_tokens,
         num_parameters,
         state.elapsed_s,
+        state.data_wait_s,
+        result.peak_memory_bytes,
+        result.gpu,
+        result.utilisation,
     )
 
 
@@ -449,12 +471,6 @@ def validation_indices(dataset: TokenDataset, limit: int | None) -> IntArray:
     count = size if limit is None else min(limit, size)
     spread: IntArray = torch.linspace(0, size - 1, count, dtype=torch.float64).round().long().numpy()
     return spread
-
-
-def autocast_dtype(train: LoopConfig, device: torch.device) -> torch.dtype | None:
-    """Return bfloat16 where `precision` asks for it (`auto`: on CUDA), else None."""
-    wants_bf16 = train.precision == "bf16" or (train.precision == "auto" and device.type == "cuda")
-    return torch.bfloat16 if wants_bf16 else None
 
 
 def _resume(loop: TrainingLoop, run: Path, recipe: PretrainRecipe, progress: Progress) -> None:

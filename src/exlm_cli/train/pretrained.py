@@ -32,6 +32,7 @@ from exlm_cli.train.checkpoint import (
     require_origin,
     verify_checkpoint,
 )
+from exlm_cli.train.process import let_segments_expand
 
 RESUMED_MARKS = frozenset({Mark.INPUT, Mark.COMPUTING})
 """Marks of the fields that a resumed pre-training may change; the data fingerprint stands for the inputs."""
@@ -230,6 +231,7 @@ def pick_device(recipe: PretrainRecipe | FinetuneRecipe, launch: Launch = ONE_PR
         )
     if recipe.device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
+    let_segments_expand()
     if launch.size == 1:
         return torch.device("cuda")
     if launch.local_size > torch.cuda.device_count():

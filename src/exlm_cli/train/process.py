@@ -1,9 +1,11 @@
-"""The training process: a flag set by the first Ctrl-C, SIGTERM or SIGHUP, and the release of freed memory."""
+"""The training process: a flag set by the first Ctrl-C, SIGTERM or SIGHUP, and its memory."""
 
 import ctypes
 import functools
 import os
+import platform
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -80,6 +82,18 @@ class FreedMemory:
         """Release the memory now."""
         _trim()(0)
         self._needed_pages = 0
+
+
+def let_segments_expand() -> None:
+    """Let torch's memory on CUDA grow in place, so that batches of many sizes leave no gaps that none of them fits.
+
+    torch reads the variable when it first takes memory of a device. It stays as the user has set it, and unset where
+    the driver refuses to map memory so: under WSL 2 and on a Jetson.
+    """
+    is_set = any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
+    refuses = any(word in platform.release().lower() for word in ("microsoft", "tegra"))
+    if sys.platform == "linux" and not is_set and not refuses:
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def _resident_pages() -> int:

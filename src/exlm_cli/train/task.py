@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from exlm_cli.config.base import Recipe
+from exlm_cli.config.gpus import Gpu
 from exlm_cli.data import IntArray
 from exlm_cli.errors import ConfigError
 
@@ -48,6 +49,9 @@ class TrainTask(Protocol[BatchT]):
 
     def count_tokens(self, batch: BatchT) -> int:
         """Return the input tokens of a batch before any expansion, without waiting for the device."""
+
+    def count_flops(self, batch: BatchT) -> float:
+        """Return the FLOPs of training on a batch, without waiting for the device; 0 where they are not counted."""
 
     def validate(self) -> dict[str, float]:
         """Return metrics on the validation set; leave the model in training mode."""
@@ -132,9 +136,14 @@ class LoopResult:
         validation: Metrics of the last validation.
         state: Counters at the end.
         best: Folder of the best weights; None without a selection.
+        utilisation: Share of the peak of `gpu` that the steps of this process reached; None where it is not known.
+        peak_memory_bytes: Most memory of this process, as `Meter` counts it.
     """
 
     checkpoint: Path
     validation: dict[str, float]
     state: "LoopState"
-    best: Path | None = None
+    best: Path | None
+    gpu: Gpu | None
+    utilisation: float | None
+    peak_memory_bytes: int

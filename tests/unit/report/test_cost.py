@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from exlm_cli.config.describe import recipe_step_flops
+from exlm_cli.config.gpus import GPUS
 from exlm_cli.config.load import load_recipe
 from exlm_cli.data.batch import Batch
 from exlm_cli.model.exlm import ExlmModel
-from exlm_cli.report.cost import GPUS, count_memory, describe_cost, estimate_cost, step_time
+from exlm_cli.report.cost import count_memory, describe_cost, estimate_cost, step_time
 from exlm_cli.train.objective import Objective
 from tests.tiny import OUTPUT, SPECIAL, tiny_batch, tiny_recipe
 
@@ -202,7 +203,7 @@ def test_an_mlm_has_no_mlm_beside_it_and_epochs_have_no_hours():
 def test_the_cost_says_what_fits(changes, gpu, fits):
     """Two gigabytes of a GPU are left to what is not counted."""
     estimate = estimate_cost(load_recipe("text-large", changes), gpu, 1)
-    assert (estimate.memory_bytes + 2e9 <= GPUS[gpu][2]) == fits
+    assert (estimate.memory_bytes + 2e9 <= GPUS[gpu].memory_bytes) == fits
     assert describe_cost(estimate)["memory"].endswith(": it fits") == fits
 
 

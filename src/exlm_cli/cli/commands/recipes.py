@@ -99,8 +99,9 @@ def _list_recipes(command: str | None, *, as_json: bool) -> None:
 
 def _emit_cost(recipe: "Recipe", gpu: str, gpus: int, utilisation: float | None, *, as_json: bool) -> None:
     from exlm_cli.cli import console
+    from exlm_cli.config.gpus import GPUS
     from exlm_cli.config.pretrain import PretrainRecipe
-    from exlm_cli.report.cost import GPUS, describe_cost, estimate_cost
+    from exlm_cli.report.cost import describe_cost, estimate_cost
 
     if not isinstance(recipe, PretrainRecipe):
         raise ConfigError(
@@ -110,7 +111,7 @@ def _emit_cost(recipe: "Recipe", gpu: str, gpus: int, utilisation: float | None,
     estimate = estimate_cost(recipe, gpu, gpus, utilisation)
     if as_json:
         return console.emit_json(estimate.model_dump(mode="json"))
-    console.emit_text(f"{recipe.name} on {gpus} x {GPUS[gpu][0]}\n\n")
+    console.emit_text(f"{recipe.name} on {gpus} x {GPUS[gpu].product}\n\n")
     console.emit_pairs(describe_cost(estimate))
 
 
@@ -163,10 +164,11 @@ def _describe_cost(recipe: "Recipe") -> str:
 def _time_on_a_gpu(recipe: "PretrainRecipe") -> str:
     """Return the least time on a GPU."""
     from exlm_cli.config.describe import describe_time, recipe_step_flops
-    from exlm_cli.report.cost import GPUS, step_time
+    from exlm_cli.config.gpus import GPUS
+    from exlm_cli.report.cost import step_time
 
     seconds, by = step_time(recipe, "h100")
     time = describe_time(recipe, recipe_step_flops(recipe).total / seconds)
     # of full sequences, where the recipe's may be shorter
     bound = "" if time.startswith("at most") else "at least "
-    return f"on one {GPUS['h100'][0]}: {bound}{time}, by {by}"
+    return f"on one {GPUS['h100'].product}: {bound}{time}, by {by}"

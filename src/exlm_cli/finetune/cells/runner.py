@@ -25,9 +25,9 @@ from exlm_cli.data.sampler import cut_microbatches, prefetch_to
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.distributed.parallel import StepModule
 from exlm_cli.model.heads import TaskModel
+from exlm_cli.ops.precision import Precision, autocast, precision_on
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import EncodedRows, FloatArray, Loss
-from exlm_cli.train.pretrain import autocast_dtype
 
 _MAX_TOKENS_ON_CPU = 4096
 """Most positions of a batch that a CPU predicts: with 16,384 a row takes 1.3 times as long."""
@@ -194,7 +194,7 @@ class TaskRunner:
         self.device = next(model.parameters()).device
         is_cpu = self.device.type == "cpu"
         self.predicted_tokens = min(train.microbatch_tokens, _MAX_TOKENS_ON_CPU) if is_cpu else train.microbatch_tokens
-        self.autocast_dtype = autocast_dtype(train, self.device)
+        self.precision = precision_on(self.device, train.precision)
         self.module = StepModule(model, losses or task_outputs)
         if losses is not None and train.compile:
             self.module.compile_step()
@@ -219,7 +219,7 @@ class TaskRunner:
 
     def autocast(self) -> torch.autocast:
         """Return the context in which the model runs."""
-        return torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None)
+        return autocast(self.device, self.precision)
 
     def predict(
         self,
@@ -279,12 +279,12 @@ class FrozenStates:
     They are the same in every epoch, and for every seed and grid point.
     """
 
-    _known: list[tuple[EncodedRows, torch.dtype | None, Float[Tensor, "N D"]]] = field(default_factory=list)
+    _known: list[tuple[EncodedRows, Precision, Float[Tensor, "N D"]]] = field(default_factory=list)
 
-    def find(self, rows: EncodedRows, precision: torch.dtype | None) -> Float[Tensor, "N D"] | None:
-        """Return the states of these very rows in a precision of autocast; None where they are not known yet."""
+    def find(self, rows: EncodedRows, precision: Precision) -> Float[Tensor, "N D"] | None:
+        """Return the states of these very rows in a precision; None where they are not known yet."""
         return next((states for known, of, states in self._known if known is rows and of == precision), None)
 
-    def keep(self, rows: EncodedRows, precision: torch.dtype | None, states: Float[Tensor, "N D"]) -> None:
+    def keep(self, rows: EncodedRows, precision: Precision, states: Float[Tensor, "N D"]) -> None:
         """Add the states of rows."""
         self._known.append((rows, precision, states))

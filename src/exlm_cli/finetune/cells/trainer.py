@@ -265,6 +265,11 @@ class FinetuneTask:
         """Return the number of input tokens, repetitions counted."""
         return batch.num_tokens
 
+    def count_flops(self, batch: TaskBatch) -> float:
+        """Return 0: utilisation is a matter of pre-training."""
+        del batch
+        return 0.0
+
     def validate(self) -> dict[str, float]:
         """Return loss and metrics on the validation split."""
         loss, outputs = self.last_validation = self.predict("valid")
@@ -292,7 +297,7 @@ class FinetuneTask:
         """
         if not self.model.is_encoder_frozen or self.data.loss == "span":
             return None
-        encoded, precision = self.data.parts[split], self._runner.autocast_dtype
+        encoded, precision = self.data.parts[split], self._runner.precision
         states = self.data.frozen_states.find(encoded, precision)
         if states is None:
             states = self._runner.encode(encoded, self._progress, f"encoding {split}")
