@@ -66,8 +66,9 @@ class LossScale:
     """Factor on the losses of a step in fp16, a power of two, so that small gradients do not become zero.
 
     A step whose gradients overflow moves no weights and halves it; `GROWTH_STEPS` steps in a row without overflow
-    double it. These are the rules of `torch.amp.GradScaler`, which checks the gradients of one process, where here the
-    norm of the sum over all ranks decides. All stays on the device.
+    double it. These are the rules of `torch.amp.GradScaler`, which begins at 2^16 for a mean; here a step adds up the
+    losses of a few hundred sequences. And it looks at the gradients of one process, where here the norm of those of all
+    ranks decides. Everything stays on the device.
 
     Args:
         device: That of the gradients.
@@ -77,7 +78,7 @@ class LossScale:
         good_steps: () float32, steps since it last changed or a step overflowed.
     """
 
-    START, LOWEST, GROWTH_STEPS = 2.0**14, 1.0, 2000
+    START, LOWEST, GROWTH_STEPS = 2.0**8, 1.0, 2000
 
     def __init__(self, device: torch.device) -> None:
         self.value = torch.full((), self.START, device=device)

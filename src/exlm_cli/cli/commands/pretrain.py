@@ -20,6 +20,7 @@ from exlm_cli.cli.options import (
     refuse_with_resume,
 )
 from exlm_cli.errors import ConfigError
+from exlm_cli.format import format_bytes, format_duration, format_percent
 from exlm_cli.launch import is_quiet
 from exlm_cli.paths import expand_path
 
@@ -31,6 +32,17 @@ BeginOption = Annotated[
         parser=expand_path,
         help="Begin with these weights: a pre-training run, bundled:NAME, hub:OWNER/NAME, or hf:FOLDER-OR-NAME, a "
         "masked LM of transformers; default: weights drawn from the seed.",
+    ),
+]
+
+ProfileOption = Annotated[
+    int | None,
+    typer.Option(
+        "--profile",
+        metavar="N",
+        min=1,
+        help="Also trace N steps with torch's profiler, into profile/ of the run, for ui.perfetto.dev or "
+        "chrome://tracing.",
     ),
 ]
 
@@ -48,6 +60,7 @@ def pretrain(
     seed: SeedOption = None,
     device: DeviceOption = None,
     on_invalid: OnInvalidOption = None,
+    profile: ProfileOption = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -78,10 +91,12 @@ def pretrain(
     from exlm_cli.cli.runs import local_run
     from exlm_cli.report.learned import describe_learned
     from exlm_cli.train.pretrain import run_pretraining
+    from exlm_cli.train.profiler import StepProfiler
 
     progress = console.open_progress()
     start = None if checkpoint is None else local_run(checkpoint, progress, resolved.data.kind)
-    result = run_pretraining(resolved, out=out, resume=resume, checkpoint=start, progress=progress)
+    callbacks = [] if profile is None else [StepProfiler(profile, progress)]
+    result = run_pretraining(resolved, out=out, resume=resume, checkpoint=start, callbacks=callbacks, progress=progress)
     if is_quiet():
         return None  # rank 0 draws and prints
     metrics = result.run_dir / "metrics.jsonl"
@@ -103,6 +118,10 @@ def pretrain(
                 "checkpoint": result.checkpoint,
                 "steps": result.steps,
                 "elapsed_s": round(result.elapsed_s, 3),
+                "data_wait_s": round(result.data_wait_s, 3),
+                "peak_memory_bytes": result.peak_memory_bytes,
+                "gpu": None if result.gpu is None else result.gpu.product,
+                "utilisation": result.utilisation,
                 "metrics": result.metrics,
                 "unigrams": {"loss": result.unigrams.loss, "accuracy": result.unigrams.accuracy},
                 "learned": [] if learned is None else learned.sentences(),
@@ -112,12 +131,22 @@ def pretrain(
     measures = {} if learned is None else learned.measures()
     curves = {"curves": drawn[0]} if drawn else {}
     found = {"run": result.run_dir, "checkpoint": result.checkpoint, "steps": result.steps}
-    console.emit_pairs({**found, **measures, **curves})
+    console.emit_pairs({**found, **measures, **_watched(result), **curves})
     for number, sentence in enumerate([] if learned is None else learned.sentences()):
         console.emit_sentence(sentence if number else f"learned: {sentence}")
     is_begun = learned is None or not learned.is_at_unigrams
     command = _next_command(result.recipe, result.run_dir) if is_begun else _longer(result, checkpoint)
     console.emit_command("next", command)
+
+
+def _watched(result: "PretrainResult") -> dict[str, str]:
+    """Return what the training took of the machine, as people read it."""
+    time = f"{format_duration(result.elapsed_s)} in steps, {result.data_wait_s:.1f} s of it waiting for data"
+    pairs = {"time": time, "peak memory": format_bytes(result.peak_memory_bytes)}
+    if result.gpu is not None and result.utilisation is not None:
+        peak = f"{result.gpu.peak_flops / 1e12:g} TFLOP/s of the {result.gpu.product}"
+        pairs["utilisation"] = f"{format_percent(result.utilisation)} of the {peak}"
+    return pairs
 
 
 def _longer(result: "PretrainResult", checkpoint: Path | None) -> str:
