@@ -2,11 +2,15 @@
 
 import resource
 from pathlib import Path
+from typing import Any
 
 from exlm_cli.cli.app import main
+from exlm_cli.config.gpus import GPUS
 from exlm_cli.config.load import load_recipe
 from exlm_cli.run_dir import read_metrics, read_run_json
+from exlm_cli.train import loop
 from exlm_cli.train.checkpoint import verify_checkpoint
+from exlm_cli.train.meter import Meter
 from tests.cli.asserts import printed_by, refusal_of, result_of
 
 
@@ -40,7 +44,8 @@ def test_a_run_starts_again_from_what_it_leaves_and_resumes(folder, tiny, capsys
 
 
 def test_a_mlm_run_on_smiles_is_told_in_words(folder, tiny, capsys):
-    captured = printed_by(capsys, ["pretrain", "--recipe", "quickstart-smiles-mlm", *tiny, "--out", "run"])
+    words = ["pretrain", "--recipe", "quickstart-smiles-mlm", *tiny, "--out", "run", "--profile", "2"]
+    captured = printed_by(capsys, words)
     lines = captured.out.splitlines()
     assert lines[0].split() == ["run", "run"]
     assert lines[2].split() == ["steps", "4"]
@@ -51,8 +56,36 @@ def test_a_mlm_run_on_smiles_is_told_in_words(folder, tiny, capsys):
     assert "learned: nothing yet" in captured.out
     assert "times as many tokens" in captured.out
     assert "quickstart-smiles-mlm: " in captured.err
+    assert "no step is traced: the run ended before step 11" in captured.err
+    told = [line.partition("  ")[0] for line in lines]
+    assert {"time", "peak memory"} < set(told)
+    assert "utilisation" not in told
     # copying this run's recipe and training longer is all that helps
     assert lines[-1] == "next: exlm pretrain --recipe run/recipe.yaml --set train.max_steps=40"
+
+
+class OnH100(Meter):
+    """Takes this machine for a GPU."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.gpu = GPUS["h100"]
+
+
+def test_a_run_on_a_known_gpu_tells_the_share_of_its_peak(folder, tiny, monkeypatch, capsys):
+    monkeypatch.setattr(loop, "Meter", OnH100)
+    words = ["pretrain", "--recipe", "quickstart-text", *tiny, "--set", "train.log_every_steps=2"]
+    result = result_of(capsys, *words, "--out", "run")
+    assert result["gpu"] == "H100 SXM, 80 GB"
+    rows = [row for row in read_metrics(folder / "run/metrics.jsonl") if row["kind"] == "train"]
+    assert len(rows) == 2
+    for row in rows:
+        assert 0 <= row["utilisation"] < 1e-3  # of 989 TFLOP/s, on a CPU
+    assert 0 < result["utilisation"] < 1e-3
+    assert result["peak_memory_bytes"] >= rows[-1]["peak_memory_bytes"] > 1e7
+    assert 0 < result["data_wait_s"] < result["elapsed_s"]
+    told = printed_by(capsys, [*words, "--out", "told"]).out
+    assert " of the 989 TFLOP/s of the H100 SXM, 80 GB" in told
 
 
 def test_a_run_on_local_files_is_continued_and_scored_from_any_folder(folder, tiny, monkeypatch, capsys):

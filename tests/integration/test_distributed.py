@@ -4,6 +4,7 @@ Dropout is off, since its streams differ by rank. The one-process run is the ref
 """
 
 import contextlib
+import json
 import math
 import os
 import subprocess
@@ -13,18 +14,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from exlm_cli.cli.app import main
 from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.data.batch import Batch
 from exlm_cli.data.corpus.prepare import prepare_data
 from exlm_cli.data.sampler import plan_epoch
 from exlm_cli.distributed import shared_run
+from exlm_cli.distributed.parallel import StepModule, spread
+from exlm_cli.distributed.ranks import join
 from exlm_cli.errors import DataError
+from exlm_cli.files import hash_json
+from exlm_cli.launch import read_launch
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_metrics, read_run_json
 from exlm_cli.train.checkpoint import verify_checkpoint
+from exlm_cli.train.optim import LossScale
 from exlm_cli.train.pretrain import PretrainTask, resume_pretraining, run_pretraining
 from exlm_cli.train.pretrained import load_pretrained
 from tests.killed import act_at_call, die_at_call
@@ -156,6 +164,69 @@ def test_one_survivor_of_a_killed_rank_reports_it_and_another_number_of_ranks_go
     assert reporter in errors
     assert run_ranks(after, resume_pretraining, out) == [0] * after
     assert_same(out, alone["text", "exlm"])
+
+
+LOST, LOST_STEP = 1, 5
+"""The rank whose gradients overflow, and the step, counted from 1."""
+
+
+def train_in_fp16(recipe: PretrainRecipe, out: Path, notes: Path) -> None:
+    """Train; gradients overflow in one step, on one rank alone. Note the scales, and the weights at the end."""
+    scales: list[float] = []
+    update, losses, begin_step = LossScale.update, PretrainTask.losses, PretrainTask.begin_step
+
+    def noting(self: LossScale, is_finite: Tensor) -> None:
+        update(self, is_finite)
+        scales.append(float(self.value))
+
+    def overflowing(self: PretrainTask, batch: Batch) -> Tensor:
+        is_lost = own_rank() == LOST and len(scales) == LOST_STEP - 1
+        return losses(self, batch) * (1e30 if is_lost else 1.0)
+
+    def begin(self: PretrainTask, share_done: float) -> None:
+        begin_step(self, share_done)
+        if len(scales) in (LOST_STEP - 1, LOST_STEP, STEPS - 1):
+            weights = [hash_json(parameter.tolist()) for parameter in self.model.parameters()]
+            (notes / f"weights-{own_rank()}-{len(scales)}.json").write_text(json.dumps(weights))
+
+    LossScale.update, PretrainTask.losses, PretrainTask.begin_step = noting, overflowing, begin  # type: ignore[method-assign]
+    run_pretraining(recipe, out=out)
+    (notes / f"scales-{own_rank()}.json").write_text(json.dumps(scales))
+
+
+def test_three_ranks_in_fp16_skip_the_step_that_overflows_on_one_of_them(cache, tmp_path):
+    recipe = recipe_of(cache, "text", "exlm", precision="fp16")
+    assert run_ranks(3, train_in_fp16, recipe, tmp_path / "run", tmp_path) == [0, 0, 0]
+
+    def noted(name: str) -> list[Any]:
+        first, *others = [json.loads((tmp_path / name.format(rank)).read_text()) for rank in range(3)]
+        assert others == [first, first], name
+        assert isinstance(first, list)
+        return first
+
+    before, after, last = (noted(f"weights-{{}}-{step}.json") for step in (LOST_STEP - 1, LOST_STEP, STEPS - 1))
+    assert before == after != last
+    factors = [scale / LossScale.START for scale in noted("scales-{}.json")]
+    assert factors == [1] * (LOST_STEP - 1) + [1 / 2] * (STEPS - LOST_STEP + 1)
+    rows = [row for row in read_metrics(tmp_path / "run/metrics.jsonl") if row["kind"] == "train"]
+    assert [row["num_overflows"] for row in rows] == [0] * (LOST_STEP - 1) + [1] * (STEPS - LOST_STEP + 1)
+
+
+def keep_buffers(notes: Path) -> None:
+    """Run a module whose buffer has another value on each rank, and note the value that the pass saw."""
+    with join(read_launch(), torch.device("cpu")) as ranks:
+        module = nn.Linear(2, 1)
+        module.register_buffer("seen", torch.zeros(()))
+        spreaded = spread(StepModule(module, lambda model, batch: model(batch) + model.seen), ranks)
+        module.seen.fill_(own_rank())
+        spreaded(torch.ones(1, 2)).sum().backward()
+        (notes / f"seen-{own_rank()}").write_text(str(float(module.seen)))
+
+
+def test_buffers_are_not_sent_to_the_ranks_in_each_pass(tmp_path):
+    """Each rank sets them by the step, to the same value; other values show that none is overwritten."""
+    assert run_ranks(2, keep_buffers, tmp_path) == [0, 0]
+    assert [(tmp_path / f"seen-{rank}").read_text() for rank in range(2)] == ["0.0", "1.0"]
 
 
 def fail(*_: object) -> None:

@@ -114,9 +114,9 @@ class _WithoutData:
         return {"loss": 0.0}
 
 
-@pytest.mark.parametrize("sections", VARIANTS[:2])
+@pytest.mark.parametrize("sections", [*VARIANTS[:2], {"train": {"precision": "fp16"}}])
 def test_steps_of_the_training_loop_run_on_tensors_without_data(sections, tmp_path, monkeypatch):
-    """Accumulation, scaling, clipping and the fused update included; only the row of the log reads a value."""
+    """Accumulation, scaling, clipping, the fused update and the loss scale included; only a row reads a value."""
     # the fused kernel has an implementation without data, but the optimiser lists devices that have data
     checks = importlib.import_module("torch.optim.optimizer")
     monkeypatch.setattr(checks, "_get_fused_kernels_supported_devices", lambda: ["meta"])

@@ -64,6 +64,6 @@ class StepProfiler(Callback):
             path.parent.mkdir(exist_ok=True)
             profiler.export_chrome_trace(str(path))
         self._progress.message(
-            f"steps {self._first} to {self._last} are traced in {path}: open it at https://ui.perfetto.dev, which keeps "
-            "it in the browser, or in chrome://tracing"
+            f"steps {self._first} to {self._last} are traced in {path}: open it in chrome://tracing, or at "
+            "https://ui.perfetto.dev, which keeps it in the browser"
         )

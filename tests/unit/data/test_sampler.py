@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from exlm_cli.config.describe import FlopCounter, count_sequence_flops
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
 from exlm_cli.data.masking import Masker
 from exlm_cli.data.sampler import Feed, cut_microbatches, plan_epoch, prefetch
@@ -172,6 +173,15 @@ def test_a_sequence_is_the_same_alone_and_its_length_is_known_before_it_is_made(
             for field in per_sequence(batch):
                 in_company, itself = getattr(batch, field.name)[b], getattr(alone, field.name)[0]
                 assert torch.equal(in_company[: len(itself)] if itself.ndim else in_company, itself), field.name
+
+
+@pytest.mark.parametrize("sections", SCHEMES)
+def test_batches_know_the_flops_of_their_sequences_without_padding(dataset, sections):
+    recipe = tiny_recipe(**sections).changed({"tokenizer.vocab_size": SPECIAL.vocab_size})
+    flops = FlopCounter(tiny_recipe(**sections), SPECIAL.vocab_size)
+    for batch in Feed(dataset, recipe, SPECIAL, 2, flops).microbatches(np.arange(0, 300, 7), CPU):
+        sizes = zip(batch.lengths.tolist(), batch.target_lengths.tolist(), strict=True)
+        assert batch.flops == pytest.approx(sum(count_sequence_flops(recipe, *size).total for size in sizes))
 
 
 @pytest.mark.parametrize("block_tokens", [1, 100])

@@ -1,10 +1,12 @@
 """The loop on a least-squares task: exact resume from any step, accumulation, stopping, divergence, the record."""
 
+import itertools
 import json
 import math
 import os
+import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,16 @@ from torch import Tensor, nn
 from torch._inductor.exc import CppCompileError, InductorError
 
 from exlm_cli.config.finetune import FinetuneTrainConfig
+from exlm_cli.config.gpus import Gpu
 from exlm_cli.config.sections import LoopConfig, OptimConfig, TrainConfig
 from exlm_cli.data.sampler import EpochPlan, plan_epoch
 from exlm_cli.errors import ConfigError, DivergedError, InterruptedRunError
 from exlm_cli.progress import SilentProgress
-from exlm_cli.run_dir import MetricsLog
-from exlm_cli.train import checkpoint
+from exlm_cli.run_dir import MetricsLog, read_metrics
+from exlm_cli.train import checkpoint, loop
 from exlm_cli.train.checkpoint import load_model_weights, newest_good_checkpoint
 from exlm_cli.train.loop import TrainingLoop, dropout_seed
+from exlm_cli.train.optim import LossScale
 from exlm_cli.train.process import FreedMemory
 from exlm_cli.train.task import Callback, Selection
 from tests.killed import interrupted_at_call, untimed_rows
@@ -133,6 +137,120 @@ def test_resuming_from_any_checkpoint_ends_with_the_same_bits_and_rows(tmp_path,
     for mine, theirs in zip(_weights(whole), _weights(resumed), strict=True):
         assert torch.equal(mine, theirs)
     assert untimed_rows(tmp_path) == rows
+
+
+def _overflowing(task: LeastSquares, steps: Callable[[int], bool]) -> None:
+    """Let the gradients of some steps, counted from 0, overflow in the backward pass as they do in fp16."""
+    step = itertools.count()
+    at: list[int] = []
+    task.begin_step = lambda _: at.append(next(step))  # type: ignore[method-assign]
+    task.model[0].weight.register_hook(lambda g: g * math.inf if steps(at[-1]) else g)
+
+
+def _in_fp16(monkeypatch: pytest.MonkeyPatch, growth_steps: int = 2000) -> dict[str, Any]:
+    monkeypatch.setattr(LossScale, "GROWTH_STEPS", growth_steps)
+    return {"precision": "fp16", "log_every_steps": 1}
+
+
+@pytest.mark.parametrize("step", [3, 6, 9, 12])
+def test_a_run_in_fp16_goes_on_with_its_loss_scale_to_the_same_bits_and_rows(tmp_path, monkeypatch, step):
+    """It grows every fourth step, and one step overflows before each checkpoint."""
+    settings = _in_fp16(monkeypatch, growth_steps=4)
+    whole, resumed = LeastSquares(), LeastSquares()
+    _overflowing(whole, lambda step: step in (0, 7))
+    _loop(whole, tmp_path, **settings).fit()
+    rows = untimed_rows(tmp_path)
+    scales = [row["loss_scale"] / LossScale.START for row in rows if row["kind"] == "train"]
+    assert scales == [1, *[1 / 2] * 4, 1, 1, 1, *[1 / 2] * 4, 1]
+    _overflowing(resumed, lambda count: step + count == 7)
+    again = _loop(resumed, tmp_path, **settings)
+    again.resume(tmp_path / "checkpoints" / f"step-{step}")
+    again.fit()
+    assert all(torch.equal(a, b) for a, b in zip(_weights(whole), _weights(resumed), strict=True))
+    assert untimed_rows(tmp_path) == rows
+
+
+def test_a_step_that_overflows_in_fp16_is_skipped_and_counted(tmp_path, monkeypatch):
+    task = LeastSquares()
+    seen: list[list[Tensor]] = []
+    watch = Callback()
+    watch.on_step = lambda *_: seen.append(_weights(task))  # type: ignore[method-assign]
+    fitting = _loop(task, tmp_path, **_in_fp16(monkeypatch), max_steps=4)
+    fitting.callbacks = [watch]
+    _overflowing(task, lambda step: step in (1, 2))
+    fitting.fit()
+    same = [all(torch.equal(a, b) for a, b in zip(*pair, strict=True)) for pair in itertools.pairwise(seen)]
+    assert same == [True, True, False]  # the second and the third step moved nothing
+    rows = [row for row in untimed_rows(tmp_path) if row["kind"] == "train"]
+    assert [row["num_overflows"] for row in rows] == [0, 1, 2, 2]
+    assert [row["loss_scale"] / LossScale.START for row in rows] == [1, 1, 1 / 2, 1 / 4]
+    assert ["grad_norm" in row for row in rows] == [True, False, False, True]
+    assert all(math.isfinite(row["loss"]) for row in rows)
+
+
+def test_gradients_that_overflow_at_every_scale_end_the_run(tmp_path, monkeypatch):
+    """One scale after the other down to the lowest, then eleven steps at it: a lower one would not help."""
+    task = LeastSquares()
+    before = _weights(task)
+    _overflowing(task, lambda step: True)
+    last = round(math.log2(LossScale.START / LossScale.LOWEST)) + 11
+    with pytest.raises(DivergedError, match=rf"^the gradient norm of step {last} is (inf|nan); ") as caught:
+        _loop(task, tmp_path, **_in_fp16(monkeypatch), max_steps=40, checkpoint_every_steps=100).fit()
+    assert "`train.precision=fp32`" in caught.value.hint
+    assert all(torch.equal(a, b) for a, b in zip(before, _weights(task), strict=True))
+
+
+def test_overflows_at_the_lowest_scale_that_end_in_between_are_no_divergence(tmp_path, monkeypatch):
+    monkeypatch.setattr(LossScale, "START", LossScale.LOWEST)
+    task = LeastSquares()
+    _overflowing(task, lambda step: step % 11 > 0)
+    _loop(task, tmp_path, **_in_fp16(monkeypatch), max_steps=34).fit()
+    assert [row["num_overflows"] for row in untimed_rows(tmp_path) if row["kind"] == "train"][-1] == 30
+
+
+def test_a_loss_that_is_not_a_number_is_divergence_in_fp16_too(tmp_path, monkeypatch):
+    task = LeastSquares()
+    task.loss_of_sample = {int(task.plan(0)[1][0]): math.nan}
+    with pytest.raises(DivergedError, match=r"^the loss of step 2 is nan; "):
+        _loop(task, tmp_path, **_in_fp16(monkeypatch)).fit()
+
+
+class Clocked(LeastSquares):
+    """A batch takes 2 s to make, of which nothing is ahead, and 3 s to compute, by a clock that only moves so."""
+
+    now_s = 0.0
+
+    def microbatches(self, indices: np.ndarray, epoch: int) -> Iterator[np.ndarray]:
+        for batch in super().microbatches(indices, epoch):
+            self.now_s += 2.0
+            yield batch
+
+    def losses(self, batch: np.ndarray) -> Tensor:
+        self.now_s += 3.0
+        return super().losses(batch)
+
+
+def test_rows_have_the_time_waited_for_data_and_the_share_of_the_peak(tmp_path, monkeypatch):
+    """Two batches a step: 4 of 10 s are waiting; 4 samples of 300 FLOPs each in 10 s, of 480 FLOP/s, are a quarter."""
+    task = Clocked()
+    fitting = _loop(task, tmp_path, max_steps=4)
+    fitting.meter.gpu = Gpu("a slow card", 480.0, 1.0, ())
+    monkeypatch.setattr(loop.time, "perf_counter", lambda: task.now_s)
+    result = fitting.fit()
+    rows = [row for row in read_metrics(tmp_path / "metrics.jsonl") if row["kind"] == "train"]
+    found = [[row[name] for name in ("elapsed_s", "data_wait_s", "utilisation")] for row in rows]
+    assert found == [[20.0, 8.0, 0.25], [40.0, 16.0, 0.25]]
+    assert (result.state.data_wait_s, result.utilisation) == (16.0, 0.25)
+    assert result.gpu is not None
+
+
+def test_a_cpu_has_no_utilisation_and_its_memory_is_that_of_the_process(tmp_path):
+    result = _loop(LeastSquares(), tmp_path, max_steps=2).fit()
+    assert (result.gpu, result.utilisation) == (None, None)
+    (row,) = [row for row in read_metrics(tmp_path / "metrics.jsonl") if row["kind"] == "train"]
+    assert "utilisation" not in row
+    peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert row["peak_memory_bytes"] <= result.peak_memory_bytes <= peak < 1.5 * row["peak_memory_bytes"]
 
 
 @pytest.mark.parametrize("microbatch", [1, 3, 4])

@@ -1,4 +1,4 @@
-"""The schedule by hand, the parameter groups, and AdamW's step against its formula."""
+"""The schedule by hand, the parameter groups, AdamW's step against its formula, the loss scale of fp16 by hand."""
 
 import math
 
@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from exlm_cli.config.sections import OptimConfig
-from exlm_cli.train.optim import build_optimizer, learning_rate, set_learning_rates, update_weights
+from exlm_cli.train.checkpoint import LossScaleState
+from exlm_cli.train.optim import LossScale, build_optimizer, learning_rate, set_learning_rates, update_weights
 
 
 def test_warm_up_is_linear_and_ends_at_the_peak():
@@ -119,3 +120,75 @@ def test_an_update_of_a_single_sequence_moves_the_weights():
     model(torch.ones(1, 2)).sum().backward()
     _update(model, build_optimizer(model, OptimConfig(lr=0.1)), 1.0, 1.0)
     torch.testing.assert_close(before - model.weight, torch.full((1, 2), 0.1), rtol=0.05, atol=0)
+
+
+CPU = torch.device("cpu")
+
+
+def _follow(scale: LossScale, steps: str) -> list[float]:
+    """Return the scale after each step: `.` was finite, `x` overflowed."""
+    values = []
+    for step in steps:
+        scale.update(torch.tensor(step == "."))
+        values.append(float(scale.value))
+    return values
+
+
+def test_the_scale_halves_at_an_overflow_and_doubles_after_good_steps_in_a_row(monkeypatch):
+    monkeypatch.setattr(LossScale, "START", 8.0)
+    monkeypatch.setattr(LossScale, "GROWTH_STEPS", 3)
+    assert _follow(LossScale(CPU), ".....x.......") == [8, 8, 16, 16, 16, 8, 8, 8, 16, 16, 16, 32, 32]
+
+
+def test_the_scale_stays_at_the_lowest_while_steps_overflow():
+    scale = LossScale(CPU)
+    values = _follow(scale, "x" * 12)
+    assert values == [max(LossScale.LOWEST, LossScale.START / 2**n) for n in range(1, 13)]
+    assert values[-2:] == [LossScale.LOWEST] * 2
+
+
+@pytest.mark.parametrize("num_before", [0, 1, 4, 5])
+def test_a_scale_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(monkeypatch, num_before):
+    monkeypatch.setattr(LossScale, "GROWTH_STEPS", 3)
+    steps = "..x....."
+    scale, again = LossScale(CPU), LossScale(CPU)
+    expected = _follow(LossScale(CPU), steps)
+    _follow(scale, steps[:num_before])
+    again.restore(LossScaleState.model_validate_json(scale.state().model_dump_json()))
+    assert _follow(again, steps[num_before:]) == expected[num_before:]
+
+
+def _updated(gradient: float, scale: LossScale | None) -> tuple[list[torch.Tensor], float]:
+    """Return weights and moments after one update, and its gradient norm; gradients have the factor of the scale."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = build_optimizer(model, OptimConfig(lr=0.1))
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, gradient) * (1.0 if scale is None else float(scale.value))
+    counted = torch.tensor(4.0, dtype=torch.float64)
+    norm = update_weights(
+        optimizer, list(model.parameters()), loss_sum=counted, num_counted=counted, num_ranks=1, clip_norm=0.7,
+        loss_scale=scale,
+    )  # fmt: skip
+    moments = [value for p in model.parameters() for value in optimizer.state[p].values()]
+    return [*(p.detach() for p in model.parameters()), *moments], float(norm)
+
+
+def test_scaled_gradients_give_the_update_of_plain_ones_bit_by_bit():
+    """The scale is a power of two: nothing is rounded."""
+    (mine, norm), (theirs, expected) = _updated(3.7, LossScale(CPU)), _updated(3.7, None)
+    assert norm == expected
+    assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+@pytest.mark.parametrize("gradient", [math.inf, -math.inf, math.nan])
+def test_an_overflow_moves_no_weight_and_lowers_the_scale(gradient):
+    scale = LossScale(CPU)
+    (weight, bias, *moments), norm = _updated(gradient, scale)
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    assert torch.equal(weight, model.weight)
+    assert torch.equal(bias, model.bias)
+    assert all(not value.any() for value in moments)
+    assert not math.isfinite(norm)
+    assert float(scale.value) == LossScale.START / 2

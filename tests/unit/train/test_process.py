@@ -1,4 +1,4 @@
-"""Freed pages go back to the system, what is in use stays as it is; the second signal ends a run at once."""
+"""Freed pages go back to the system; CUDA's memory may grow in place; the second signal ends a run at once."""
 
 import ctypes
 import os
@@ -11,6 +11,8 @@ import torch
 
 from exlm_cli.errors import RankError
 from exlm_cli.train import process
+from exlm_cli.train.pretrained import pick_device
+from tests.tiny import tiny_recipe
 
 MIB = 1 << 20
 
@@ -63,6 +65,43 @@ def test_a_system_without_proc_gives_nothing_back(monkeypatch):
     memory = process.FreedMemory()
     memory.after_step()
     memory.after_step()
+
+
+VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+def _variables_after(monkeypatch, given: dict[str, str], release: str = "6.8.0-45-generic") -> dict[str, str]:
+    """Return what torch's allocator is told once a run has picked CUDA."""
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "")  # so that it is put back afterwards
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(process.platform, "release", lambda: release)
+    assert pick_device(tiny_recipe(device="cuda")).type == "cuda"
+    return {name: os.environ[name] for name in VARIABLES if name in os.environ}
+
+
+def test_memory_of_cuda_may_grow_in_place(monkeypatch):
+    assert _variables_after(monkeypatch, {}) == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+
+
+@pytest.mark.parametrize("given", [dict.fromkeys([name], "max_split_size_mb:64") for name in VARIABLES])
+def test_what_the_user_tells_the_allocator_stays(monkeypatch, given):
+    assert _variables_after(monkeypatch, given) == given
+
+
+@pytest.mark.parametrize("release", ["5.15.167.4-microsoft-standard-WSL2", "5.15.148-tegra"])
+def test_drivers_that_refuse_it_are_not_asked(monkeypatch, release):
+    assert _variables_after(monkeypatch, {}, release) == {}
+
+
+def test_a_run_on_a_cpu_sets_nothing(monkeypatch):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    pick_device(tiny_recipe())
+    assert not [name for name in VARIABLES if name in os.environ]
 
 
 def test_a_closed_terminal_stops_a_run_but_not_one_under_nohup():

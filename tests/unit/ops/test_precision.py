@@ -1,0 +1,39 @@
+"""Which precision a device takes, and the dtype of products in it."""
+
+import pytest
+import torch
+
+from exlm_cli.ops.precision import autocast, choose_precision, matmul_dtype, precision_on
+
+V100, T4, A100, RTX3090, H100, B200 = (7, 0), (7, 5), (8, 0), (8, 6), (9, 0), (10, 0)
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"),
+    [(None, "fp32"), ((6, 1), "fp16"), (V100, "fp16"), (T4, "fp16")]
+    + [(c, "bf16") for c in (A100, RTX3090, H100, B200)],
+)
+def test_auto_is_what_the_tensor_cores_of_a_card_have(capability, expected):
+    assert choose_precision("auto", capability) == expected
+
+
+@pytest.mark.parametrize("capability", [None, T4, H100])
+@pytest.mark.parametrize("wanted", ["fp32", "bf16", "fp16"])
+def test_what_is_asked_for_is_taken_on_any_device(wanted, capability):
+    assert choose_precision(wanted, capability) == wanted
+
+
+def test_the_capability_is_that_of_the_device(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: {0: T4, 1: A100}[device.index])
+    assert [precision_on(torch.device("cuda", i), "auto") for i in (0, 1)] == ["fp16", "bf16"]
+    assert precision_on(torch.device("cpu"), "auto") == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
+)
+def test_products_have_the_dtype_of_the_precision(precision, dtype):
+    numbers = torch.ones(2, 2)
+    with autocast(numbers.device, precision):
+        assert (numbers @ numbers).dtype == matmul_dtype(numbers) == dtype
+    assert (numbers @ numbers).dtype == torch.float32
