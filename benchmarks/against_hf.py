@@ -17,8 +17,8 @@ from torch import nn
 
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.batch import Batch
+from exlm_cli.ops.precision import autocast, precision_on
 from exlm_cli.train.optim import build_optimizer
-from exlm_cli.train.pretrain import autocast_dtype
 from harness import Spread
 from step_measurements import paired_ratio
 
@@ -59,13 +59,13 @@ def theirs_step(model: nn.Module, recipe: PretrainRecipe) -> Callable[[list[Batc
     """Return one optimiser step of a model of transformers, on its device, on the batches of our MLM."""
     optimizer = build_optimizer(model, recipe.optim)
     device = next(model.parameters()).device
-    dtype = autocast_dtype(recipe.train, device)
+    precision = precision_on(device, recipe.train.precision)
     losses = torch.compile(model) if recipe.train.compile else model
 
     def step(batches: list[Batch]) -> None:
         optimizer.zero_grad(set_to_none=True)
         for batch in batches:
-            with torch.autocast(device.type, dtype, enabled=dtype is not None):
+            with autocast(device, precision):
                 loss = losses(**inputs_of(batch)).loss
             loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), recipe.optim.clip_norm or float("inf"))

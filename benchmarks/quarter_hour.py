@@ -1,14 +1,17 @@
-"""Training on a lent GPU whose machine has no network: what is packed for it, run there, and made of what comes back.
+"""What a lent GPU without a network is used for: packed here, timed and trained there, made a run of again here.
 
-    python benchmarks/quarter_hour.py pack smiles --set 'data.train=[train.txt.xz]' --set 'data.valid=[valid.txt.xz]'
-    python benchmarks/quarter_hour.py lay-out smiles --data FOLDER
-    python benchmarks/quarter_hour.py train smiles-medium --data FOLDER --seconds 200 --run RUN --out OUT
+    python benchmarks/quarter_hour.py pack text --set 'data.train=[train.txt.xz]' --set 'data.valid=[valid.txt.xz]'
+    python benchmarks/quarter_hour.py lay-out text --data FOLDER
+    python benchmarks/quarter_hour.py steps text-base --out OUT --set train.compile=true
+    python benchmarks/quarter_hour.py train text-medium --data FOLDER --seconds 200 --run RUN --out OUT
     python benchmarks/quarter_hour.py unpack OUT runs
 
 `pack` writes `.gpu/KIND/`, which git ignores: the token shards, compressed, and what they were made of; and to
-`.gpu/wheels/` the packages that the other machine lacks. `lay-out` and `train` run there (`gpu_quarter_hour.sh` calls
-them). `train` probes how long a step takes, chooses `train.max_steps` to fill its time, so that the schedule ends with
-it, and writes weights in 16 bits and a small archive of the rest. `unpack` makes a run directory of these.
+`.gpu/wheels/` the packages that the other machine lacks. `lay-out`, `steps` and `train` run there
+(`gpu_quarter_hour.sh` calls them). `steps` times steps of a recipe on generated tokens. `train` probes how long a step
+takes, chooses `train.max_steps` to fill its time, so that the schedule ends with it, and writes weights in 16 bits and
+what else a run has; trainings that share a `--gate` end with the same FLOPs. A training that was cut off goes on from
+its run. `unpack` makes run directories of what came back.
 """
 
 import argparse
@@ -20,17 +23,23 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
+from statistics import median
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save, save_file
 
+from bench_train_step import build_side, generate_data, scale_batch
 from exlm_cli.cli.console import open_progress
+from exlm_cli.config.describe import recipe_step_flops
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.corpus.fingerprint import (
@@ -45,6 +54,7 @@ from exlm_cli.data.corpus.shards import TokenDataset
 from exlm_cli.data.rows.records import SKIPPED_FILE
 from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from exlm_cli.errors import InterruptedRunError
+from exlm_cli.files import write_atomically
 from exlm_cli.paths import cache_root
 from exlm_cli.run_dir import METRICS_FILE, RUN_FILE, read_metrics, source_commit, update_run_json
 from exlm_cli.train import pretrain
@@ -57,6 +67,8 @@ from exlm_cli.train.checkpoint import (
     checkpoint_paths,
 )
 from exlm_cli.train.pretrained import load_pretrained, pick_device
+from exlm_cli.train.process import StopSignal
+from harness import Spread, Stopwatch, append_row, surroundings
 
 FOLDER = Path(__file__).parents[1] / ".gpu"
 # what such a machine lacks, or may have too old: of the packages that pre-training, doctor and the GPU's tests import
@@ -173,8 +185,27 @@ def read_data(recipe: PretrainRecipe, folder: Path) -> PreparedData:
     )
 
 
-def train(arguments: argparse.Namespace) -> None:
-    """Train a recipe for about `--seconds`, and write what comes back to `--out`."""
+@dataclass(frozen=True)
+class Probe:
+    """Seconds and FLOPs of a step of a training, and the seconds that it has left for steps."""
+
+    step_s: float
+    flops: float
+    left_s: float
+
+
+def equal_steps(probes: Sequence[Probe]) -> list[int]:
+    """Return the steps of trainings side by side that end with the same FLOPs, each within its time."""
+    flops = min((1 - SPARE_SHARE) * probe.left_s / probe.step_s * probe.flops for probe in probes)
+    return [max(2, int(flops / probe.flops)) for probe in probes]
+
+
+def train(arguments: argparse.Namespace) -> bool:
+    """Train a recipe for about `--seconds`, or go on with a training that was cut off; write what comes back.
+
+    Returns:
+        Whether the training is at its end.
+    """
     started_s = time.monotonic()
     packed = json.loads((arguments.data / PACKED_FILE).read_bytes())
     names = [f"data.{key}=[{','.join(name for name, _ in packed[key])}]" for key in (TRAIN, VALID)]
@@ -182,30 +213,38 @@ def train(arguments: argparse.Namespace) -> None:
     recipe = load_recipe(arguments.recipe, overrides)
     data = read_data(recipe, arguments.data)
     progress = open_progress()
+    is_whole = True
     # the shards are here and the files they were made of are not
     with mock.patch.object(pretrain, "prepare_data", return_value=data):
-        step_s = probe(overrides, arguments)
-        left_s = arguments.seconds - (time.monotonic() - started_s) - FINISH_S
-        num_steps = max(2, int((1 - SPARE_SHARE) * left_s / step_s))
-        progress.message(f"{recipe.name}: {1000 * step_s:.1f} ms a step; {num_steps:,} steps in {left_s:.0f} s")
-        schedule = [
-            f"train.max_steps={num_steps}",
-            "train.max_epochs=null",
-            f"train.validate_every_steps={-(-num_steps // 4)}",
-            f"train.checkpoint_every_steps={num_steps}",
-        ]
-        final = load_recipe(arguments.recipe, [*overrides, *schedule])
         try:
-            pretrain.run_pretraining(final, out=arguments.run, progress=progress)
+            if checkpoint_paths(arguments.run):
+                pretrain.resume_pretraining(arguments.run, progress=progress)
+            else:
+                shutil.rmtree(arguments.run, ignore_errors=True)
+                step_s = probe(overrides, arguments)
+                left_s = arguments.seconds - (time.monotonic() - started_s) - FINISH_S
+                own = Probe(step_s, recipe_step_flops(recipe).total, left_s)
+                others = [Probe(**one) for one in meet(arguments, "probe", asdict(own))]
+                num_steps = equal_steps([own, *others])[0]
+                progress.message(f"{recipe.name}: {1000 * step_s:.1f} ms a step; {num_steps:,} steps in {left_s:.0f} s")
+                schedule = [
+                    f"train.max_steps={num_steps}",
+                    "train.max_epochs=null",
+                    f"train.validate_every_steps={-(-num_steps // 4)}",
+                    f"train.checkpoint_every_steps={num_steps}",
+                ]
+                final = load_recipe(arguments.recipe, [*overrides, *schedule])
+                pretrain.run_pretraining(final, out=arguments.run, progress=progress)
         except InterruptedRunError as error:  # the time was over earlier; the checkpoint counts
             progress.message(f"{error.message}: what was saved comes back")
+            is_whole = False
     if packed["commit"] is not None and source_commit() is None:
         update_run_json(arguments.run, {"git_commit": packed["commit"]})
     arguments.out.mkdir(parents=True, exist_ok=True)
-    bring_weights(arguments.run, arguments.out, recipe.name)
-    bring_rest(arguments.run, arguments.out, recipe.name)
+    bring(arguments.run, arguments.out, recipe.name)
     check_rounding(arguments.run, data)
-    bring_rest(arguments.run, arguments.out, recipe.name)
+    bring(arguments.run, arguments.out, recipe.name)
+    return is_whole
 
 
 def probe(overrides: Sequence[str], arguments: argparse.Namespace) -> float:
@@ -220,55 +259,89 @@ def probe(overrides: Sequence[str], arguments: argparse.Namespace) -> float:
         f"train.checkpoint_every_steps={num_steps}",
         "train.validation_sequences=16",
     ]
-    wait_for_others(arguments)
+    meet(arguments, "start", {})  # so that all probe at the same time
     pretrain.run_pretraining(load_recipe(arguments.recipe, [*overrides, *short]), out=run)
     rows = [row for row in read_metrics(run / METRICS_FILE) if row["kind"] == "train"]
     shutil.rmtree(run)
     return float((rows[-1]["elapsed_s"] - rows[0]["elapsed_s"]) / (rows[-1]["step"] - rows[0]["step"]))
 
 
-def wait_for_others(arguments: argparse.Namespace) -> None:
-    """Wait up to a minute for the trainings that share the device, so that all probe at the same time."""
+def meet(arguments: argparse.Namespace, place: str, content: dict[str, float]) -> list[dict[str, float]]:
+    """Wait up to a minute for the trainings that share the device; return what the others leave at a place."""
     if arguments.gate is None:
-        return
-    arguments.gate.mkdir(parents=True, exist_ok=True)
-    (arguments.gate / arguments.run.name).touch()
+        return []
+    folder = arguments.gate / place
+    folder.mkdir(parents=True, exist_ok=True)
+    own = folder / f"{arguments.run.name}.json"
+    write_atomically(own, json.dumps(content).encode())
     give_up_s = time.monotonic() + 60
-    while len(list(arguments.gate.iterdir())) < arguments.peers and time.monotonic() < give_up_s:
+    while len(there := set(folder.glob("*.json"))) < arguments.peers and time.monotonic() < give_up_s:
         time.sleep(0.05)
+    return [json.loads(path.read_bytes()) for path in sorted(there - {own})]
 
 
-def bring_weights(run: Path, out: Path, name: str) -> None:
-    """Write the weights of the last checkpoint in 16 bits, in parts of at most 15 MiB."""
+def time_steps(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Time steps of a recipe on generated tokens, and append a row to `gpu_steps.csv` of `--out`."""
+    recipe = load_recipe(arguments.recipe, arguments.set)
+    arguments.device, arguments.backend = pick_device(recipe), recipe.train.alignment_backend
+    times_ms: list[float] = []
+    speeds: list[float] = []
+    with tempfile.TemporaryDirectory() as folder:
+        data = generate_data(scale_batch(recipe, arguments.batch_share), Path(folder))
+        side = build_side(recipe, data, arguments, Path(folder))
+        stop, began_s = StopSignal(), time.perf_counter()
+        for _ in range(arguments.warmup):
+            side.loop.advance(stop)
+        Stopwatch(arguments.device).laps_ms()  # waits for the device
+        warmup_s = time.perf_counter() - began_s
+        for _ in range(arguments.steps):
+            watch = Stopwatch(arguments.device)
+            watch.mark()
+            side.loop.advance(stop)
+            watch.mark()
+            times_ms += watch.laps_ms()
+            speeds.append(side.last_size().flops.total / times_ms[-1] / 1e9)
+    meter, speed = side.loop.meter, median(speeds)
+    row = {
+        "recipe": recipe.name,
+        "compile": recipe.train.compile,
+        "precision": side.task.precision,
+        "tokens": side.last_size().num_tokens,
+        "steps": arguments.steps,
+        **{key: round(value, 2) for key, value in asdict(Spread.of(times_ms)).items()},
+        "tflop_per_s": round(speed, 3),
+        "utilisation": "" if meter.gpu is None else round(1e12 * speed / meter.gpu.peak_flops, 4),
+        "peak_memory_mib": round(meter.peak_memory_bytes / 2**20),
+        "warmup_s": round(warmup_s, 1),
+        **surroundings(arguments.device),
+    }
+    print("\n".join(f"{key:<16} {value}" for key, value in row.items()), flush=True)
+    append_row("gpu_steps", row, arguments.out)
+    return row
+
+
+def bring(run: Path, out: Path, name: str) -> None:
+    """Write a run without its optimizer, weights in 16 bits, as an archive in parts of at most 15 MiB."""
     checkpoint = checkpoint_paths(run)[0]
-    parts: list[dict[str, torch.Tensor]] = [{}]
+    weights: dict[str, torch.Tensor] = {}
     for key, tensor in load_file(checkpoint / MODEL_FILE).items():
-        rounded = tensor.half() if tensor.is_floating_point() else tensor
-        if not rounded.isfinite().all():
+        weights[key] = tensor.half() if tensor.is_floating_point() else tensor
+        if not weights[key].isfinite().all():
             raise SystemExit(f"{checkpoint}: `{key}` does not fit in float16")
-        if bytes_of(*parts[-1].values(), rounded) > PART_BYTES and parts[-1]:
-            parts.append({})
-        parts[-1][key] = rounded
-    for index, part in enumerate(parts, start=1):
-        path = out / f"{name}-{index}-of-{len(parts)}.safetensors"
-        save_file(part, path)
-        path.chmod(0o644)
-
-
-def bring_rest(run: Path, out: Path, name: str) -> None:
-    """Write an archive of what a run directory needs besides weights."""
-    checkpoint, written = checkpoint_paths(run)[0], run / ".rest.tar.gz"
-    with tarfile.open(written, "w:gz") as archive:
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w") as archive:
         for file in ("recipe.yaml", RUN_FILE, TOKENIZER_FILE, METRICS_FILE, ROUNDING_FILE):
             if (run / file).is_file():
                 archive.add(run / file, file)
         archive.add(checkpoint / STATE_FILE, f"{checkpoint.name}/{STATE_FILE}")
-    shutil.move(written, out / f"{name}.tar.gz")
-
-
-def bytes_of(*tensors: torch.Tensor) -> int:
-    """Return the bytes that tensors take."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        add(archive, f"{checkpoint.name}/{MODEL_FILE}", save(weights))
+    content = written.getbuffer()
+    num_parts = -(-len(content) // PART_BYTES)
+    for old in out.glob(f"{name}.tar.*"):
+        old.unlink()
+    for index in range(num_parts):
+        part = content[index * PART_BYTES : (index + 1) * PART_BYTES]
+        (out / f"{name}.tar.{index + 1}-of-{num_parts}").write_bytes(part)
 
 
 def check_rounding(run: Path, data: PreparedData) -> None:
@@ -291,19 +364,20 @@ def check_rounding(run: Path, data: PreparedData) -> None:
 def unpack(out: Path, runs: Path) -> list[Path]:
     """Make a run directory, without an optimizer, of every model in a folder that came back; return them."""
     made = []
-    for archive_path in sorted(out.glob("*.tar.gz")):
-        name = archive_path.name.removesuffix(".tar.gz")
+    for name in sorted({path.name.partition(".tar.")[0] for path in out.glob("*.tar.*")}):
+        parts = sorted(out.glob(f"{name}.tar.*"), key=lambda path: int(path.suffix[1:].partition("-")[0]))
+        if len(parts) != int(parts[0].name.rpartition("-")[2]):
+            raise SystemExit(f"{out}: parts of {name} are missing")
         run = runs / name
         run.mkdir(parents=True)
-        with tarfile.open(archive_path) as archive:
+        with tarfile.open(fileobj=io.BytesIO(b"".join(part.read_bytes() for part in parts))) as archive:
             archive.extractall(run, filter="data")
         (state,) = run.glob(f"step-*/{STATE_FILE}")
         checkpoint = run / "checkpoints" / state.parent.name
         checkpoint.parent.mkdir()
         state.parent.rename(checkpoint)
-        floats: dict[str, torch.Tensor] = {}
-        for part in out.glob(f"{name}-*-of-*.safetensors"):
-            floats |= {key: t.float() if t.is_floating_point() else t for key, t in load_file(part).items()}
+        rounded = load((checkpoint / MODEL_FILE).read_bytes())
+        floats = {key: t.float() if t.is_floating_point() else t for key, t in rounded.items()}
         save_file(floats, checkpoint / MODEL_FILE)
         files = {file: describe(checkpoint / file) for file in (MODEL_FILE, STATE_FILE)}
         step = int(checkpoint.name.removeprefix("step-"))
@@ -340,6 +414,13 @@ def main() -> None:
     training.add_argument("--gate", type=Path, help="folder in which trainings side by side wait for each other")
     training.add_argument("--peers", type=int, default=1, help="trainings side by side")
     training.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    timing = commands.add_parser("steps", help="time steps there, on generated tokens")
+    timing.add_argument("recipe")
+    timing.add_argument("--out", type=Path, required=True)
+    timing.add_argument("--batch-share", type=float, default=0.0625, help="share of the recipe's batch in each step")
+    timing.add_argument("--steps", type=int, default=10)
+    timing.add_argument("--warmup", type=int, default=5, help="steps before those, for every class of shapes")
+    timing.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     unpacking = commands.add_parser("unpack", help="make run directories of what came back")
     unpacking.add_argument("out", type=Path)
     unpacking.add_argument("runs", type=Path)
@@ -348,8 +429,10 @@ def main() -> None:
         pack(arguments.kind, load_recipe(arguments.recipe or f"{arguments.kind}-medium", arguments.set))
     elif arguments.command == "lay-out":
         lay_out(arguments.kind, arguments.data)
+    elif arguments.command == "steps":
+        time_steps(arguments)
     elif arguments.command == "train":
-        train(arguments)
+        sys.exit(0 if train(arguments) else 1)
     else:
         unpack(arguments.out, arguments.runs)
 

@@ -1,9 +1,14 @@
-"""Training away from the data: what is packed, trained elsewhere and brought back is a run that commands read."""
+"""Work away from the data: steps are timed; what is packed, trained elsewhere and brought back is a run."""
 
 import argparse
 import json
+import os
 import shutil
+import signal
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,8 +18,11 @@ import quarter_hour
 from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.data.corpus.prepare import prepare_data
 from exlm_cli.progress import SilentProgress
+from exlm_cli.train import pretrain
 from exlm_cli.train.checkpoint import checkpoint_paths
 from exlm_cli.train.pretrained import load_pretrained
+from quarter_hour import Probe
+from tests.killed import act_at_call
 from tests.tiny import tiny_recipe
 
 pytestmark = pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="needs tarfile's filters, of Python 3.11.4")
@@ -63,20 +71,24 @@ def test_shards_of_other_settings_are_refused(packed):
         quarter_hour.read_data(other, there)
 
 
-def test_what_comes_back_is_a_run(packed, tmp_path, monkeypatch):
-    recipe, _, there = packed
+def arguments_of(recipe, there: Path, tmp_path: Path) -> argparse.Namespace:
+    """The command line of a training elsewhere, where what the data were made of is not."""
     (tmp_path / "tiny.yaml").write_text(dump_recipe(recipe))
     shutil.rmtree(tmp_path / "cache")
-    monkeypatch.setattr(quarter_hour, "PART_BYTES", 16_000)  # several files
-    trained, out = tmp_path / "trained", tmp_path / "out"
-    arguments = argparse.Namespace(
-        recipe=tmp_path / "tiny.yaml", data=there, seconds=0, run=trained, out=out,
+    return argparse.Namespace(
+        recipe=tmp_path / "tiny.yaml", data=there, seconds=0, run=tmp_path / "trained", out=tmp_path / "out",
         probe_steps=2, gate=tmp_path / "gate", peers=1, set=[],
     )  # fmt: skip
-    quarter_hour.train(arguments)
-    assert len(list(out.glob("tiny-*-of-*.safetensors"))) > 1
-    (run,) = quarter_hour.unpack(out, tmp_path / "runs")
-    before = load_file(checkpoint_paths(trained)[0] / "model.safetensors")
+
+
+def test_what_comes_back_is_a_run(packed, tmp_path, monkeypatch):
+    recipe, _, there = packed
+    monkeypatch.setattr(quarter_hour, "PART_BYTES", 4_000)  # several files
+    arguments = arguments_of(recipe, there, tmp_path)
+    assert quarter_hour.train(arguments)
+    assert len(list(arguments.out.glob("tiny.tar.*-of-*"))) > 9  # more than sort as their names do
+    (run,) = quarter_hour.unpack(arguments.out, tmp_path / "runs")
+    before = load_file(checkpoint_paths(arguments.run)[0] / "model.safetensors")
     found = load_pretrained(run, device="cpu")
     assert found.step == 2
     assert found.model.state_dict().keys() == before.keys()
@@ -85,3 +97,64 @@ def test_what_comes_back_is_a_run(packed, tmp_path, monkeypatch):
     rounding = json.loads((run / "rounding.json").read_text())
     assert rounding["float16"]["loss"] == pytest.approx(rounding["trained"]["loss"], rel=1e-3)
     assert load_recipe(run / "recipe.yaml").train.max_steps == 2
+    next(arguments.out.glob("tiny.tar.7-of-*")).unlink()
+    with pytest.raises(SystemExit, match="parts of tiny are missing"):
+        quarter_hour.unpack(arguments.out, tmp_path / "again")
+
+
+def test_a_training_that_was_cut_off_goes_on_in_the_next_call(packed, tmp_path, monkeypatch):
+    recipe, _, there = packed
+    arguments = arguments_of(recipe, there, tmp_path)
+    monkeypatch.setattr(quarter_hour, "equal_steps", lambda probes: [6] * len(probes))
+    with pytest.MonkeyPatch.context() as patch:
+        # the eighth batch after the two steps of the probe is in the training
+        stop = Mock(side_effect=lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        act_at_call(pretrain.PretrainTask, "losses", 8, stop, set_to=patch.setattr)
+        assert not quarter_hour.train(arguments)
+    (run,) = quarter_hour.unpack(arguments.out, tmp_path / "cut-off")
+    step = load_pretrained(run, device="cpu").step
+    assert 0 < step < 6
+    monkeypatch.setattr(quarter_hour, "probe", Mock(side_effect=AssertionError))
+    assert quarter_hour.train(arguments)
+    (run,) = quarter_hour.unpack(arguments.out, tmp_path / "whole")
+    assert load_pretrained(run, device="cpu").step == 6
+
+
+@pytest.mark.parametrize(
+    ("probes", "expected"),
+    [
+        ([Probe(0.5, 100.0, 100.0)], [190]),
+        # at its pace the second takes 200 * 1.5 * 0.4 = 120 s for what the first does in 100 s
+        ([Probe(0.5, 150.0, 100.0), Probe(0.4, 100.0, 100.0)], [158, 237]),
+        ([Probe(0.5, 100.0, 50.0), Probe(0.5, 100.0, 100.0)], [95, 95]),
+        ([Probe(10.0, 100.0, 1.0)], [2]),
+    ],
+)
+def test_trainings_side_by_side_end_with_the_same_flops_within_their_time(probes, expected):
+    """5 % of the time is spare."""
+    steps = quarter_hour.equal_steps(probes)
+    assert steps == expected
+    for probe, num_steps in zip(probes, steps, strict=True):
+        assert num_steps == 2 or num_steps * probe.step_s <= 0.95 * probe.left_s
+        assert probe.flops * num_steps == pytest.approx(probes[0].flops * steps[0], rel=0.01)
+
+
+def test_trainings_that_share_a_gate_tell_each_other_what_they_measured(tmp_path):
+    gates = [argparse.Namespace(gate=tmp_path / "gate", run=tmp_path / name, peers=2) for name in ("a", "b")]
+    with ThreadPoolExecutor(2) as threads:
+        met = threads.map(lambda gate: quarter_hour.meet(gate, "probe", {"step_s": float(gate.run.name == "a")}), gates)
+        assert list(met) == [[{"step_s": 0.0}], [{"step_s": 1.0}]]
+
+
+def test_timed_steps_are_a_row(tmp_path):
+    settings = ["device=cpu", "model.width=32", "model.ffn_width=32", "model.num_layers=1", "optim.warmup_steps=0"]
+    for number in (1, 2):
+        row = quarter_hour.time_steps(
+            argparse.Namespace(
+                recipe="quickstart-text", out=tmp_path, batch_share=0.125, steps=3, warmup=1, set=settings
+            )
+        )
+        assert len((tmp_path / "gpu_steps.csv").read_text().splitlines()) == 1 + number
+    assert row["p20_ms"] <= row["median_ms"] <= row["p80_ms"]
+    assert (row["utilisation"], row["steps"], row["precision"]) == ("", 3, "fp32")
+    assert row["peak_memory_mib"] > 50
