@@ -16,7 +16,7 @@ from exlm_cli.data.rows.records import SKIPPED_FILE
 from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.experiments.results import PredictionEntropy
 from exlm_cli.files import finite_or_none
-from exlm_cli.format import format_number_of
+from exlm_cli.format import describe_ratio, format_number_of
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import read_run_json, run_directory
@@ -96,7 +96,7 @@ def evaluate_pretrained(
 def measure_entropy(
     path: Path,
     *,
-    mask_ratios: Sequence[float] = (),
+    mask_ratios: Sequence[float | tuple[float, float]] = (),
     ks: Sequence[int] = (),
     valid: Sequence[str] = (),
     overrides: Sequence[str] = (),
@@ -108,7 +108,7 @@ def measure_entropy(
 
     Args:
         path: Run directory or `checkpoints/step-N`.
-        mask_ratios: Empty: the one it was trained with.
+        mask_ratios: Each one number or a range; empty: what it was trained with.
         ks: Copies of a token for Repeated MLM, states of a mask for ExLM; empty: as trained.
         valid: Validation inputs; empty: the run's own.
         overrides: For `valid`, like `data.column=NAME`.
@@ -140,7 +140,7 @@ def measure_entropy(
                     metrics=metrics,
                 )
             )
-            bar.update(number, k=str(pairs[number - 1][0]), p=f"{pairs[number - 1][1]:g}")
+            bar.update(number, k=str(pairs[number - 1][0]), p=describe_ratio(pairs[number - 1][1]))
     return results
 
 
@@ -172,13 +172,15 @@ def _own_recipe(pretrained: Pretrained, overrides: Sequence[str]) -> PretrainRec
     return load_recipe(run_directory(pretrained.checkpoint) / "recipe.yaml", overrides)
 
 
-def _with_masking(pretrained: Pretrained, k: int, ratio: float, max_sequences: int | None) -> PretrainRecipe:
+def _with_masking(
+    pretrained: Pretrained, k: int, ratio: float | tuple[float, float], max_sequences: int | None
+) -> PretrainRecipe:
     """Return the run's recipe with another p and k, and room for what they expand to."""
     own = pretrained.recipe
     key = "num_states_per_mask" if own.objective == "exlm" else "num_repeats"
     max_length = own.data.sequence_length * k
     wanted = [
-        f"masking.mask_ratio={ratio}",
+        f"masking.mask_ratio={list(ratio) if isinstance(ratio, tuple) else ratio}",
         f"masking.{key}={k}",
         f"train.microbatch_tokens={max(own.train.microbatch_tokens, max_length)}",
         f"train.validation_sequences={'null' if max_sequences is None else max_sequences}",

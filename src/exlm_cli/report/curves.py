@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from exlm_cli.config.sections import one_ratio
 from exlm_cli.errors import DataError
 from exlm_cli.experiments.results import PredictionEntropy
 from exlm_cli.finetune.scores import Spread, spread_of
@@ -334,7 +335,7 @@ def entropy_table(entropies: Sequence[tuple[str, PredictionEntropy]]) -> ReportT
         (
             name,
             Number(_num_copies(entropy), format_count),
-            Number(entropy.mask_ratio, format_ratio),
+            Number(one_ratio(entropy.mask_ratio), format_ratio),
             entry(entropy.metrics["entropy_bits"]),
             entry(entropy.metrics.get("entropy_posterior_bits"), NO_VALUE),
             *(entry(entropy.metrics[metric]) for metric in ("loss", "mask_accuracy")),
@@ -360,7 +361,9 @@ def entropy_lines(entropies: Sequence[tuple[str, PredictionEntropy]]) -> list[En
     lines = []
     for colour, (label, found) in enumerate(by_label.items(), start=1):
         known = {
-            entropy.mask_ratio: {name: [v] for name in ENTROPIES if (v := entropy.metrics.get(name)) is not None}
+            one_ratio(entropy.mask_ratio): {
+                name: [v] for name in ENTROPIES if (v := entropy.metrics.get(name)) is not None
+            }
             for entropy in found
         }
         lines.append(EntropyLine(label, found[0].objective == "mlm", known, colour))

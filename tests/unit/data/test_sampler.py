@@ -164,7 +164,7 @@ def test_every_sequence_of_a_step_comes_once_within_the_budget(dataset, sections
 def test_a_sequence_is_the_same_alone_and_its_length_is_known_before_it_is_made(dataset, sections):
     feed = Feed(dataset, tiny_recipe(**sections), SPECIAL, epoch=2)
     indices = np.arange(0, 300, 7)
-    lengths = dict(zip(indices.tolist(), feed.input_lengths(indices).tolist(), strict=True))
+    lengths = dict(zip(indices.tolist(), feed.sizes(indices)[0].tolist(), strict=True))
     for batch in feed.microbatches(indices, CPU):
         for b, index in enumerate(batch.sample_index.tolist()):
             alone = feed.batch(np.array([index]))
@@ -177,10 +177,10 @@ def test_a_sequence_is_the_same_alone_and_its_length_is_known_before_it_is_made(
 @pytest.mark.parametrize("block_tokens", [1, 100])
 def test_lengths_counted_block_by_block_are_those_counted_at_once(dataset, monkeypatch, block_tokens):
     feed, indices = Feed(dataset, tiny_recipe(), SPECIAL, epoch=0), np.arange(300)
-    at_once = feed.input_lengths(indices)
+    at_once = feed.sizes(indices)[0]
     monkeypatch.setattr("exlm_cli.data.sampler._BLOCK_TOKENS", block_tokens)
-    assert feed.input_lengths(indices).tolist() == at_once.tolist()
-    assert feed.input_lengths(indices[:0]).tolist() == []
+    assert feed.sizes(indices)[0].tolist() == at_once.tolist()
+    assert feed.sizes(indices[:0])[0].tolist() == []
 
 
 @pytest.mark.parametrize("sections", SCHEMES[1:])
@@ -188,7 +188,7 @@ def test_masks_that_add_no_position_are_not_counted(dataset, monkeypatch, sectio
     """Counting draws the masks, which the batches draw again."""
     monkeypatch.setattr(Masker, "count", Mock(side_effect=AssertionError("counted")))
     recipe = tiny_recipe(**sections)
-    lengths = Feed(dataset, recipe, SPECIAL, epoch=0).input_lengths(np.arange(300))
+    lengths = Feed(dataset, recipe, SPECIAL, epoch=0).sizes(np.arange(300))[0]
     assert lengths.tolist() == (recipe.masking.num_repeats * dataset.lengths + 2).tolist()
 
 
