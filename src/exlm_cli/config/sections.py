@@ -144,11 +144,17 @@ class MaskingConfig(StrictModel):
     @model_validator(mode="after")
     def _check_law(self) -> Self:
         if self.scheme == "bernoulli" and isinstance(self.mask_ratio, tuple):
-            raise ValueError("`mask_ratio` is a range, which needs `scheme: fixed`; `bernoulli` has one probability")
+            raise ValueError(
+                "`masking.mask_ratio` is a range, which needs `masking.scheme: fixed`; `bernoulli` has one probability"
+            )
         if self.scheme == "bernoulli" and self.place != "scattered":
-            raise ValueError(f"`place: {self.place}` needs `scheme: fixed`; `bernoulli` masks every token on its own")
+            raise ValueError(
+                f"`masking.place: {self.place}` needs `masking.scheme: fixed`; `bernoulli` masks every token on its own"
+            )
         if self.num_repeats > 1 and self.place != "scattered":
-            raise ValueError(f"`place: {self.place}` needs `num_repeats: 1`; copies of a token are masked one by one")
+            raise ValueError(
+                f"`masking.place: {self.place}` needs `masking.num_repeats: 1`; copies of a token are masked one by one"
+            )
         return self
 
     def mask_bounds(self, num_maskable: int) -> tuple[int, int]:
