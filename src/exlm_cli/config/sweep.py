@@ -348,6 +348,8 @@ class SweepRecipe(Recipe):
         except ValidationError as error:
             finding = error.errors()[0]
             key = ".".join(map(str, finding["loc"]))
+            while key and find_field(PretrainRecipe, key) is None:
+                key = key.rpartition(".")[0]  # a place in a list, or which of the types of a key
             found = describe_finding(finding, f"`pretrain.{key}` is {finding['input']}; it")
             raise ValueError(f"cell {label}: {found}") from None
 
