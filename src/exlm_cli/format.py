@@ -78,6 +78,11 @@ def format_ratio(ratio: float | tuple[float, float]) -> str:
     return f"{'-'.join(f'{100 * share:g}' for share in shares)} %"
 
 
+def format_masks(at: float) -> str:
+    """Return a number of masks or a mask ratio, as `train.validate_at` has it: `1 mask`, `5 masks`, `38.7 %`."""
+    return format_number_of(int(at), "mask") if at >= 1 else format_ratio(at)
+
+
 def describe_ratio(ratio: float | tuple[float, float]) -> str:
     """Return a mask ratio as a recipe has it: `0.387`, `[0, 0.6]`."""
     return f"[{ratio[0]:g}, {ratio[1]:g}]" if isinstance(ratio, tuple) else f"{ratio:g}"

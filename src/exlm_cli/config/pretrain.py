@@ -108,6 +108,16 @@ class PretrainRecipe(Recipe):
                 f"with `masking.num_repeats` {masking.num_repeats}, `mask_ratio` {ratio} and "
                 f"`num_states_per_mask` {masking.num_states_per_mask} becomes {longest} positions"
             )
+        k = masking.num_states_per_mask
+        for at in self.train.validate_at:
+            most = min(self._real_tokens, at if at >= 1 else math.floor(at * self._real_tokens) + 1)
+            positions = self.repeated_length + (k - 1) * int(most) * self.expands_input
+            limited = [("model.max_length", model.max_length, positions)]
+            if model.transition.position_features:
+                limited.append(("model.transition.max_nodes", model.transition.max_nodes, k * int(most) + 2))
+            for key, limit, needed in limited:
+                if needed > limit:
+                    raise ValueError(f"`train.validate_at` has {at:g}, which needs {needed} of `{key}` {limit}")
         num_nodes = masking.num_states_per_mask * self.max_masks + 2
         if model.transition.position_features and num_nodes > model.transition.max_nodes:
             raise ValueError(

@@ -17,6 +17,8 @@ OneOrRange = Annotated[
     Discriminator(lambda value: "range" if isinstance(value, list | tuple) else "one"),
 ]
 """A mask ratio, or the lowest and the highest of a range."""
+NumberOrRatio = Annotated[int, Field(ge=1, le=65536)] | MaskRatio
+"""A number of masks, or a mask ratio below 1."""
 
 PAIRS_PER_POSITION = 512
 """Pairs of nodes of a DAG that count as one position of the encoder in a microbatch with masks from a range.
@@ -378,6 +380,11 @@ class TrainConfig(LoopConfig):
     validate_every_steps: Annotated[int, Mark.RECORD] = Field(1000, ge=1, description="Steps between validations")
     validation_sequences: Annotated[int | None, Mark.RECORD] = Field(
         None, ge=1, description="Validation sequences used; none: all"
+    )
+    validate_at: Annotated[tuple[NumberOrRatio, ...], Mark.RECORD] = Field(
+        (),
+        description="Numbers of masks, like 1 and 5, or mask ratios, like 0.387, at which each validation scores 512 "
+        "sequences more, with scattered masks; runs of different `masking` are compared by them",
     )
     checkpoint_every_steps: Annotated[int, Mark.RECORD] = Field(1000, ge=1, description="Steps between checkpoints")
     alignment_backend: Annotated[AlignmentBackend, Mark.COMPUTING] = Field(

@@ -52,12 +52,14 @@ class Masker:
 
     Attributes:
         seed, epoch: Together with the sample index of a sequence they select its masks.
+        at: A number of masks, at most all, or a mask ratio below 1, in place of what `masking` says; scattered.
     """
 
     masking: MaskingConfig
     tokenizer: Tokenizer
     seed: int
     epoch: int
+    at: float | None = None
 
     def mask(self, sequences: Sequences) -> MaskedSequences:
         """Repeat every token, add [CLS] and [SEP], and mask (section 2; section 3.1 for the repetition)."""
@@ -84,12 +86,16 @@ class Masker:
 
     def count(self, sequences: Sequences) -> IntArray:
         """Return the (B,) number of masks that `mask` draws, in less time."""
-        if self.masking.scheme == "bernoulli":
+        if self._is_bernoulli:
             original_BL, _ = self._framed(sequences)
             counts: IntArray = self._draw(original_BL, sequences).sum(1)
             return counts
         num_maskable = self.tokenizer.is_ordinary[sequences.token_ids].sum(1) * self.masking.num_repeats
         return self._number(num_maskable, sequences.sample_index)
+
+    @property
+    def _is_bernoulli(self) -> bool:
+        return self.at is None and self.masking.scheme == "bernoulli"
 
     def _framed(self, sequences: Sequences) -> tuple[IntArray, IntArray]:
         """Return (B, L) repeated tokens between [CLS] and [SEP], and their (B,) lengths."""
@@ -109,7 +115,7 @@ class Masker:
         token independently.
         """
         is_maskable_BL, sample_index = self.tokenizer.is_ordinary[original_BL], sequences.sample_index
-        if self.masking.scheme == "bernoulli":
+        if self._is_bernoulli:
             bits_BL = self._bits(_PLACE, sample_index[:, None], np.arange(original_BL.shape[1]))
             is_masked_BL = (uniform(bits_BL) < one_ratio(self.masking.mask_ratio)) & is_maskable_BL
             # the forced mask of a sequence without any is the token of the smallest hash
@@ -129,10 +135,11 @@ class Masker:
 
     def _is_in_spans(self, sample_index: IntArray) -> BoolArray:
         """Return which of the (B,) sequences have masks in spans; of `mixed` a half."""
-        if self.masking.place == "mixed":
+        place = "scattered" if self.at is not None else self.masking.place
+        if place == "mixed":
             is_in_spans: BoolArray = uniform(self._bits(_KIND, sample_index)) < 0.5
             return is_in_spans
-        return np.full(sample_index.shape, self.masking.place == "spans")
+        return np.full(sample_index.shape, place == "spans")
 
     def _number(self, num_maskable: IntArray, sample_index: IntArray) -> IntArray:
         """Return the number of masks for each of the (B,) numbers n of maskable tokens; at least 1 where n is.
@@ -141,17 +148,19 @@ class Masker:
         number m between its bounds a and b with probability (1 / m) / (1 / a + ... + 1 / b), which is the log-uniform
         law of whole numbers.
         """
-        masking = self.masking
-        if isinstance(masking.mask_ratio, tuple):
+        ratio = self.masking.mask_ratio if self.at is None else self.at
+        if isinstance(ratio, tuple):
             each, of_B = np.unique(num_maskable, return_inverse=True)
-            fewest_B, most_B = np.array([masking.mask_bounds(n) for n in each.tolist()], dtype=np.int64)[of_B].T
+            fewest_B, most_B = np.array([self.masking.mask_bounds(n) for n in each.tolist()], dtype=np.int64)[of_B].T
             harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, most_B.max(initial=1) + 1))])
             before_B = harmonic[fewest_B - 1]
             point_B = before_B + uniform(self._bits(_RANGE, sample_index)) * (harmonic[most_B] - before_B)
             number = np.clip(np.searchsorted(harmonic, point_B, side="right"), fewest_B, most_B)
+        elif ratio >= 1:
+            number = np.full(num_maskable.shape, int(ratio))
         else:
             share = uniform(self._bits(_COUNT, sample_index))
-            number = np.maximum((masking.mask_ratio * num_maskable + share).astype(np.int64), 1)
+            number = np.maximum((ratio * num_maskable + share).astype(np.int64), 1)
         at_most_all: IntArray = np.minimum(number, num_maskable)
         return at_most_all
 

@@ -194,12 +194,14 @@ class Feed:
     Attributes:
         recipe: Its masking, seed and objective apply.
         epoch: Selects the masks.
+        at: A number of masks or a mask ratio, as of `Masker`; None: as `masking` of the recipe says.
     """
 
     dataset: TokenDataset
     recipe: PretrainRecipe
     tokenizer: Tokenizer
     epoch: int
+    at: float | None = None
 
     def microbatches(self, indices: IntArray, device: torch.device) -> Iterator[Batch]:
         """Return the batches of one step, of (n,) sequences, on a device; start preparing the first one now."""
@@ -212,7 +214,8 @@ class Feed:
         """
         masking = self.recipe.masking
         lengths: IntArray = self.dataset.lengths[indices] * masking.num_repeats + 2
-        varies = self.recipe.has_transitions and isinstance(masking.mask_ratio, tuple)
+        is_one_ratio = self.at is None and not isinstance(masking.mask_ratio, tuple)
+        varies = self.recipe.has_transitions and not is_one_ratio
         expands = self.recipe.expands_input and masking.num_states_per_mask > 1
         if not varies and not expands:
             return lengths, None
@@ -238,7 +241,7 @@ class Feed:
 
     @property
     def _masker(self) -> Masker:
-        return Masker(self.recipe.masking, self.tokenizer, self.recipe.seed, self.epoch)
+        return Masker(self.recipe.masking, self.tokenizer, self.recipe.seed, self.epoch, self.at)
 
     def _read(self, indices: IntArray) -> Sequences:
         return Sequences(*self.dataset.read(indices, self.tokenizer.pad_id), indices)

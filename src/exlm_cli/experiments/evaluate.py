@@ -21,7 +21,7 @@ from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import read_run_json, run_directory
 from exlm_cli.train.checkpoint import load_model_weights
-from exlm_cli.train.pretrain import PretrainTask
+from exlm_cli.train.pretrain import VALIDATE_AT_SEQUENCES, PretrainTask
 from exlm_cli.train.pretrained import Pretrained, build_model, load_pretrained
 
 
@@ -32,6 +32,7 @@ class PretrainedScore:
     Attributes:
         tokenizer: `Tokenizer.fingerprint`.
         metrics: Metrics by name (`train.evaluation.summarise`).
+        validated_at: Rows of the validation at fixed numbers of masks, each with `at`.
     """
 
     name: str
@@ -43,6 +44,7 @@ class PretrainedScore:
     tokenizer: str
     data: str
     metrics: Mapping[str, float]
+    validated_at: Sequence[Mapping[str, float]] = ()
 
 
 def evaluate_pretrained(
@@ -52,6 +54,7 @@ def evaluate_pretrained(
     valid: Sequence[str] = (),
     overrides: Sequence[str] = (),
     max_sequences: int | None = None,
+    validate_at: Sequence[float] | None = None,
     device: str = "auto",
     progress: Progress | None = None,
 ) -> PretrainedScore:
@@ -66,6 +69,8 @@ def evaluate_pretrained(
         overrides: For `valid`, like `data.column=NAME`. With `data.num_spellings=2` another spelling of each molecule
             is scored too, also where the model has seen canonical SMILES alone.
         max_sequences: Sequences scored, at least 1, evenly spread; none: all.
+        validate_at: Numbers of masks and mask ratios, as in `train.validate_at`, at which 512 sequences are scored too,
+            or `max_sequences`; none: those of the run's recipe.
 
     Raises:
         CheckpointError: There is no whole checkpoint.
@@ -76,10 +81,13 @@ def evaluate_pretrained(
     pretrained = load_pretrained(path, device=device, progress=progress)
     data = _load_data(pretrained, valid, overrides, progress)
     own = pretrained.recipe
+    if validate_at is not None:
+        own = _own_recipe(pretrained, [f"train.validate_at={list(validate_at)}"])
     recipe = own.model_copy(update={"train": own.train.model_copy(update={"validation_sequences": max_sequences})})
     num_scored = min(len(data.valid), max_sequences or len(data.valid))
     num_sequences = format_number_of(num_scored, "sequence")
     progress.message(f"scoring {name} on {num_sequences}")
+    task = _task(recipe, data, pretrained.model)
     return PretrainedScore(
         name,
         pretrained.name,
@@ -89,7 +97,8 @@ def evaluate_pretrained(
         pretrained.num_tokens,
         pretrained.tokenizer.fingerprint,
         f"{num_sequences} of {', '.join(valid) or 'its own validation data'}",
-        _validate(recipe, data, pretrained.model, progress),
+        task.validate(progress),
+        task.validate_at(max_sequences or VALIDATE_AT_SEQUENCES, progress),
     )
 
 
@@ -130,7 +139,7 @@ def measure_entropy(
     results = []
     with progress.bar("entropy", len(pairs)) as bar:
         for number, recipe in enumerate(recipes, start=1):
-            metrics = finite_or_none(_validate(recipe, data, _model_with_states(pretrained, recipe)))
+            metrics = finite_or_none(_task(recipe, data, _model_with_states(pretrained, recipe)).validate())
             results.append(
                 PredictionEntropy(
                     objective=recipe.objective,
@@ -191,10 +200,8 @@ def _with_masking(
     return _own_recipe(pretrained, wanted)
 
 
-def _validate(
-    recipe: PretrainRecipe, data: PreparedData, model: ExlmModel, progress: Progress | None = None
-) -> dict[str, float]:
-    return PretrainTask(recipe, data, model, next(model.parameters()).device).validate(progress)
+def _task(recipe: PretrainRecipe, data: PreparedData, model: ExlmModel) -> PretrainTask:
+    return PretrainTask(recipe, data, model, next(model.parameters()).device)
 
 
 def _model_with_states(pretrained: Pretrained, recipe: PretrainRecipe) -> ExlmModel:

@@ -51,6 +51,9 @@ LONGEST = 16 + 2 * NUM_MASKS
         ({"data": {"num_spellings": 2}}, "data.num_spellings data.kind"),
         ({"data": {"kind": "smiles", "canonical_smiles": False, "num_spellings": 2}},
          "data.num_spellings data.canonical_smiles"),
+        ({"train": {"validate_at": [1, 0.9]}, "model": {"max_length": 40}}, "train.validate_at model.max_length"),
+        ({"model": {"transition": {"position_features": True, "max_nodes": 20}}, "train": {"validate_at": [7]}},
+         "train.validate_at model.transition.max_nodes"),
         ({"train": {"batch_tokens": 64}}, "train.batch_sequences train.batch_tokens"),
         ({"train": {"batch_sequences": None}}, "train.batch_sequences train.batch_tokens"),
         ({"train": {"max_steps": None}}, "train.max_steps train.max_epochs"),
@@ -94,6 +97,8 @@ def test_an_mlm_expands_nothing():
         {"train": {"microbatch_tokens": LONGEST}},
         {**MLM, "masking": {"keep_ratio": 0.5, "random_ratio": 0.4}},
         {**MLM, "masking": {"mask_ratio": [0, 0.3], "num_repeats": 2}},
+        {"train": {"validate_at": [1, 9999, 0.9]}, "model": {"max_length": 44}},  # 16 + 2 * 14
+        {"train": {"validate_at": [0.9]}, "model": OUTPUT | {"max_length": 16}},
         {"model": {"max_length": LONGEST}, "masking": {"mask_ratio": [0, 0.36], "place": "mixed"}},
     ],
 )

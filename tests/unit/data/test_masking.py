@@ -332,6 +332,28 @@ def test_half_of_the_mixed_sequences_are_in_spans_and_the_others_scattered():
     assert not (is_spans & is_scattered).any()
 
 
+@pytest.mark.parametrize(
+    "masking",
+    [
+        {},
+        {"mask_ratio": [0, 0.6], "place": "spans"},
+        {"mask_ratio": 0.5, "scheme": "bernoulli"},
+    ],
+)
+def test_a_number_or_a_ratio_in_place_of_the_law_gives_the_same_masks_to_every_masking(masking):
+    rows, config = _random_rows(60), MaskingConfig.model_validate(masking)
+    given = sequences(rows)
+    for at in (1, 5, 0.3):
+        masker = Masker(config, SPECIAL, SEED, EPOCH, at)
+        masked = masker.mask(given)
+        assert masker.count(given).tolist() == masked.is_masked.sum(1).tolist()
+        for b, row in enumerate(rows):
+            candidates = [i for i, token in enumerate(row, start=1) if token not in SPECIAL.special_ids]
+            by_hash = sorted(candidates, key=lambda i: plain_hash(SEED, EPOCH, PLACE, b, i))
+            number = at if at >= 1 else max(1, math.floor(at * len(candidates) + _plain_uniform(SEED, EPOCH, COUNT, b)))
+            assert np.flatnonzero(masked.is_masked[b]).tolist() == sorted(by_hash[: int(number)])
+
+
 def test_the_plain_generator_is_splitmix64():
     published = [
         6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821,
