@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import yaml
 
 from exlm_cli.config.describe import count_parameters
 from exlm_cli.config.load import load_recipe, recipes_folder
@@ -39,6 +40,9 @@ PAPER = {
 }
 
 
+CPU_SIZED = [*SMALL, "quickstart-repeat-mlm", "repeat-mlm-small-text", "repeat-mlm-small-smiles"]
+
+
 def _load(name: str) -> SweepRecipe:
     return load_recipe(name, kind=SweepRecipe)
 
@@ -57,6 +61,15 @@ def test_a_sweep_of_the_paper_trains_the_rows_of_its_tables(name):
     common = load_recipe("ablation-exlm")
     for plan in plans:
         assert _content(plan.pretrain) == _content(common.changed(CHANGES[plan.label])), plan.label
+
+
+@pytest.mark.parametrize("name", CPU_SIZED)
+def test_a_sweep_keeps_its_masks_whatever_the_recipe_that_it_extends_has(name):
+    """The numbers of docs/results.md are those of these masks, each of which the file itself says."""
+    (file,) = recipes_folder().rglob(f"{name}.yaml")
+    masking = yaml.safe_load(file.read_text(encoding="utf-8"))["pretrain"]["masking"]
+    assert isinstance(masking["mask_ratio"], float)
+    assert masking["place"] == "scattered"
 
 
 @pytest.mark.parametrize("name", ["table-2", "table-4", "table-13", "repeat-mlm"])

@@ -72,9 +72,20 @@ def format_percent(share: float | None, decimals: int | None = None) -> str:
     return f"{percent:.{decimals}f} %"
 
 
-def format_ratio(ratio: float) -> str:
-    """Return a mask ratio as a percentage with the digits that it was given with: `15 %`, `38.7 %`."""
-    return f"{100 * ratio:g} %"
+def format_ratio(ratio: float | tuple[float, float]) -> str:
+    """Return a mask ratio as a percentage with the digits that it was given with: `15 %`, `38.7 %`, `0-60 %`."""
+    shares = ratio if isinstance(ratio, tuple) else (ratio,)
+    return f"{'-'.join(f'{100 * share:g}' for share in shares)} %"
+
+
+def format_masks(at: float) -> str:
+    """Return a number of masks or a mask ratio, as `train.validate_at` has it: `1 mask`, `5 masks`, `38.7 %`."""
+    return format_number_of(int(at), "mask") if at >= 1 else format_ratio(at)
+
+
+def describe_ratio(ratio: float | tuple[float, float]) -> str:
+    """Return a mask ratio as a recipe has it: `0.387`, `[0, 0.6]`."""
+    return f"[{ratio[0]:g}, {ratio[1]:g}]" if isinstance(ratio, tuple) else f"{ratio:g}"
 
 
 def format_count(number: float) -> str:

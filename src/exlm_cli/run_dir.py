@@ -295,7 +295,7 @@ class _MetricsRow(JsonModel):
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Metric | list[Metric | None] | None]
 
-    kind: Literal["train", "valid"] | None = None
+    kind: Literal["train", "valid", "valid_at"] | None = None
     step: int = Field(ge=0, lt=2**63)
 
 

@@ -69,6 +69,18 @@ def test_pretrained_runs_are_scored_side_by_side_on_given_data(run_folder, capsy
     assert scored["num_sequences"] == 2
 
 
+def test_losses_at_fixed_numbers_of_masks_are_printed_and_written(run_folder, capsys):
+    (run_folder / "valid.txt").write_text("amber birch\ncedar fern elder\n")
+    words = ["eval", "T", "--data", "valid.txt", "--validate-at", "1,0.387"]
+    lines = printed_by(capsys, words).out.splitlines()
+    assert [line.split()[:2] for line in lines if "accuracy" in line][1:] == [["1", "mask"], ["38.7", "%"]]
+    result = result_of(capsys, *words, "--format", "csv", "--out", "out")
+    assert [row["at"] for row in result["validated_at"]] == [1, 0.387]
+    assert len(read_rows(run_folder / "out/masks.csv")) == 8
+    assert "--entropy" in refusal_of(capsys, *words, "--entropy")
+    assert "pre-trained" in refusal_of(capsys, "eval", "M", "--validate-at", "1")
+
+
 def test_entropy_over_mask_ratios_is_printed_written_and_drawn(run_folder, made, capsys):
     (run_folder / "valid.txt").write_text("amber birch cedar\ncedar fern elder\n")
     mlm = make_pretrained(run_folder / "mlm", objective="mlm", model={"rope": "1d"})

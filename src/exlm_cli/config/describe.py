@@ -212,16 +212,18 @@ def count_path_edges(num_nodes: float, num_targets: float) -> float:
 
 
 def recipe_step_flops(recipe: PretrainRecipe) -> TrainingFlops:
-    """Return the FLOPs of one optimiser step of full sequences with their mean number of masks.
+    """Return the mean FLOPs of one optimiser step of full sequences; those of one ratio have its mean number of masks.
 
+    Scores of edges grow with T^2 and paths with T^3, so a range is summed over its law (`PretrainRecipe.mask_law`).
     An upper bound where `train.batch_sequences` is given and sequences are shorter than `data.sequence_length`.
     """
-    num_real = (recipe.data.sequence_length - 2) * recipe.masking.num_repeats
-    num_targets = recipe.mean_masks
-    num_further = (recipe.masking.num_states_per_mask - 1) * num_targets if recipe.expands_input else 0
-    num_positions = num_real + 2 + num_further
     num_sequences = tokens_per_step(recipe) / recipe.repeated_length
-    return count_sequence_flops(recipe, num_positions, num_targets).scaled(num_sequences)
+    further = recipe.masking.num_states_per_mask - 1 if recipe.expands_input else 0
+    flops = TrainingFlops()
+    for num_targets, share in recipe.mask_law:
+        num_positions = recipe.repeated_length + further * num_targets
+        flops += count_sequence_flops(recipe, num_positions, num_targets).scaled(share * num_sequences)
+    return flops
 
 
 def _transition_parameters(recipe: PretrainRecipe) -> int:

@@ -15,6 +15,7 @@ from exlm_cli.config.sections import (
     TokenizerConfig,
     TrainConfig,
 )
+from exlm_cli.format import describe_ratio
 
 
 class PretrainRecipe(Recipe):
@@ -100,13 +101,23 @@ class PretrainRecipe(Recipe):
 
     def _check_lengths(self) -> None:
         masking, model = self.masking, self.model
-        longest = self.longest_input
+        longest, ratio = self.longest_input, describe_ratio(masking.mask_ratio)
         if longest > model.max_length:
             raise ValueError(
                 f"`model.max_length` is {model.max_length}, but `data.sequence_length` {self.data.sequence_length} "
-                f"with `masking.num_repeats` {masking.num_repeats}, `mask_ratio` {masking.mask_ratio:g} and "
+                f"with `masking.num_repeats` {masking.num_repeats}, `mask_ratio` {ratio} and "
                 f"`num_states_per_mask` {masking.num_states_per_mask} becomes {longest} positions"
             )
+        k = masking.num_states_per_mask
+        for at in self.train.validate_at:
+            most = min(self._real_tokens, at if at >= 1 else math.floor(at * self._real_tokens) + 1)
+            positions = self.repeated_length + (k - 1) * int(most) * self.expands_input
+            limited = [("model.max_length", model.max_length, positions)]
+            if model.transition.position_features:
+                limited.append(("model.transition.max_nodes", model.transition.max_nodes, k * int(most) + 2))
+            for key, limit, needed in limited:
+                if needed > limit:
+                    raise ValueError(f"`train.validate_at` has {at:g}, which needs {needed} of `{key}` {limit}")
         num_nodes = masking.num_states_per_mask * self.max_masks + 2
         if model.transition.position_features and num_nodes > model.transition.max_nodes:
             raise ValueError(
@@ -148,23 +159,43 @@ class PretrainRecipe(Recipe):
     @property
     def max_masks(self) -> int:
         """The most masks a full sequence can have: all n tokens for `bernoulli`, floor(p*n) + 1 for `fixed`."""
-        real_tokens = (self.data.sequence_length - 2) * self.masking.num_repeats
-        if self.masking.scheme == "bernoulli":
+        masking, real_tokens = self.masking, self._real_tokens
+        if isinstance(masking.mask_ratio, tuple):
+            return masking.mask_bounds(real_tokens)[1]
+        if masking.scheme == "bernoulli":
             return real_tokens
-        return min(real_tokens, max(1, math.floor(self.masking.mask_ratio * real_tokens) + 1))
+        return min(real_tokens, max(1, math.floor(masking.mask_ratio * real_tokens) + 1))
 
     @property
     def mean_masks(self) -> float:
-        """The mean number of masks of a full sequence of n tokens: p*n, more where a sequence needs its one mask."""
-        real_tokens, p = (self.data.sequence_length - 2) * self.masking.num_repeats, self.masking.mask_ratio
-        if self.masking.scheme == "bernoulli":
-            return p * real_tokens + (1 - p) ** real_tokens
-        return max(1.0, p * real_tokens)
+        """The mean number of masks of a full sequence of n tokens: p*n, more where a sequence needs its one mask.
+
+        Of a range from a to b masks, (b - a + 1) / (1/a + ... + 1/b).
+        """
+        masking, real_tokens = self.masking, self._real_tokens
+        if isinstance(masking.mask_ratio, tuple):
+            return math.fsum(number * share for number, share in self.mask_law)
+        if masking.scheme == "bernoulli":
+            return masking.mask_ratio * real_tokens + (1 - masking.mask_ratio) ** real_tokens
+        return max(1.0, masking.mask_ratio * real_tokens)
+
+    @property
+    def mask_law(self) -> tuple[tuple[float, float], ...]:
+        """Numbers of masks of a full sequence, each with its probability; of one ratio the mean number alone."""
+        if not isinstance(self.masking.mask_ratio, tuple):
+            return ((self.mean_masks, 1.0),)
+        fewest, most = self.masking.mask_bounds(self._real_tokens)
+        total = math.fsum(1 / number for number in range(fewest, most + 1))
+        return tuple((number, 1 / (number * total)) for number in range(fewest, most + 1))
+
+    @property
+    def _real_tokens(self) -> int:
+        return (self.data.sequence_length - 2) * self.masking.num_repeats
 
     @property
     def repeated_length(self) -> int:
         """Input tokens of a full sequence after repetition, [CLS] and [SEP] included."""
-        return (self.data.sequence_length - 2) * self.masking.num_repeats + 2
+        return self._real_tokens + 2
 
     @property
     def longest_input(self) -> int:

@@ -4,13 +4,29 @@ import json
 import math
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from exlm_cli.config.base import Mark, StrictModel, UnfitValueError
 
 ObjectiveName = Literal["exlm", "mlm"]
 Alignment = Literal["dag", "sparse_dag", "independent"]
 Share = Annotated[float, Field(ge=0, lt=1)]
+MaskRatio = Annotated[float, Field(gt=0, lt=1)]
+OneOrRange = Annotated[
+    Annotated[MaskRatio, Tag("one")] | Annotated[tuple[Share, Share], Tag("range")],
+    Discriminator(lambda value: "range" if isinstance(value, list | tuple) else "one"),
+]
+"""A mask ratio, or the lowest and the highest of a range."""
+NumberOrRatio = Annotated[int, Field(ge=1, le=65536)] | MaskRatio
+"""A number of masks, or a mask ratio below 1."""
+
+PAIRS_PER_POSITION = 512
+"""Pairs of nodes of a DAG that count as one position of the encoder in a microbatch with masks from a range.
+
+Their scores and gradients in float32 take 4 KiB, less than the blocks of the smallest recipes keep of a position.
+Recipes with one ratio have at most 330 pairs a position (`ablation-exlm-k8-p38.7`); a range meets the bound where
+sequences with many masks come together.
+"""
 TransitionStart = Literal["formula", "next_mask", "lanes"]
 AlignmentBackend = Literal["auto", "reference", "native"]
 TrackerName = Literal["tensorboard", "wandb"]
@@ -101,14 +117,58 @@ class TokenizerConfig(StrictModel):
 class MaskingConfig(StrictModel):
     """Which tokens are masked, how often each is repeated, and how many states a [MASK] becomes."""
 
-    mask_ratio: float = Field(0.15, gt=0, lt=1, description="Share of real tokens masked, per sequence")
+    mask_ratio: OneOrRange = Field(
+        0.15,
+        description="Share of real tokens masked, per sequence; a range [low, high] draws a number of masks m between "
+        "max(1, low*n) and high*n with probability proportional to 1/m",
+    )
     scheme: Literal["fixed", "bernoulli"] = Field(
         "fixed", description="`fixed`: floor(p*n + u) masks; `bernoulli`: every token on its own (Repeated MLM)"
     )
+    place: Literal["scattered", "spans", "mixed"] = Field(
+        "scattered",
+        description="scattered: any tokens; spans: runs of neighbours, whole words of text first; mixed: half of the "
+        "sequences each",
+    )
+    span_mean: float = Field(3.0, ge=1, le=64, description="Mean tokens of a span, 1 + Poisson(`span_mean` - 1)")
     num_states_per_mask: int = Field(1, ge=1, le=64, description="States that replace each [MASK] (k); MLM has 1")
     num_repeats: int = Field(1, ge=1, le=64, description="Copies of every token in Repeated MLM (k of section 3.1)")
     keep_ratio: float = Field(0.0, ge=0, lt=1, description="Share of chosen tokens left as they are (MLM only)")
     random_ratio: float = Field(0.0, ge=0, lt=1, description="Share of chosen tokens made random tokens (MLM only)")
+
+    @field_validator("mask_ratio")
+    @classmethod
+    def _check_range(cls, ratio: float | tuple[float, float]) -> float | tuple[float, float]:
+        if isinstance(ratio, tuple) and ratio[0] >= ratio[1]:
+            raise ValueError("a range should be [low, high], low below high")
+        return ratio
+
+    @model_validator(mode="after")
+    def _check_law(self) -> Self:
+        if self.scheme == "bernoulli" and isinstance(self.mask_ratio, tuple):
+            raise ValueError(
+                "`masking.mask_ratio` is a range, which needs `masking.scheme: fixed`; `bernoulli` has one probability"
+            )
+        if self.scheme == "bernoulli" and self.place != "scattered":
+            raise ValueError(
+                f"`masking.place: {self.place}` needs `masking.scheme: fixed`; `bernoulli` masks every token on its own"
+            )
+        if self.num_repeats > 1 and self.place != "scattered":
+            raise ValueError(
+                f"`masking.place: {self.place}` needs `masking.num_repeats: 1`; copies of a token are masked one by one"
+            )
+        return self
+
+    def mask_bounds(self, num_maskable: int) -> tuple[int, int]:
+        """Return the fewest and the most masks that a range gives a sequence of at least one maskable token.
+
+        All whole numbers from max(1, low*n) to high*n; where there is none between them, the next one above.
+        """
+        assert isinstance(self.mask_ratio, tuple), "one ratio has no bounds"
+        # 0.29 * 100 is 29, which floats miss by 4e-15
+        low, high = (round(share * num_maskable, 9) for share in self.mask_ratio)
+        fewest = max(1, math.ceil(low))
+        return fewest, max(fewest, math.floor(high))
 
 
 class TransitionConfig(StrictModel):
@@ -176,6 +236,12 @@ class BackboneConfig(StrictModel):
         """The config of transformers; empty for an encoder of our own."""
         values: dict[str, Any] = json.loads(self.config) if self.config else {}
         return values
+
+
+def one_ratio(mask_ratio: float | tuple[float, float]) -> float:
+    """Return a mask ratio that is known to be one number, as every one of `bernoulli` is."""
+    assert not isinstance(mask_ratio, tuple), "a range is not one ratio"
+    return mask_ratio
 
 
 def _refuse_huge(value: Any) -> None:
@@ -310,11 +376,19 @@ class TrainConfig(LoopConfig):
         None, ge=4, description="Maximum input tokens per step; instead of `batch_sequences`"
     )
     microbatch_tokens: Annotated[int, Mark.COMPUTING] = Field(
-        16384, ge=4, description="Positions of the encoder, padding included, that go through at once"
+        16384,
+        ge=4,
+        description="Positions of the encoder, padding included, that go through at once; with masks from a range, "
+        "512 pairs of nodes of the DAG count as one",
     )
     validate_every_steps: Annotated[int, Mark.RECORD] = Field(1000, ge=1, description="Steps between validations")
     validation_sequences: Annotated[int | None, Mark.RECORD] = Field(
         None, ge=1, description="Validation sequences used; none: all"
+    )
+    validate_at: Annotated[tuple[NumberOrRatio, ...], Mark.RECORD] = Field(
+        (),
+        description="Numbers of masks, like 1 and 5, or mask ratios, like 0.387, at which each validation scores 512 "
+        "sequences more, with scattered masks; runs of different `masking` are compared by them",
     )
     checkpoint_every_steps: Annotated[int, Mark.RECORD] = Field(1000, ge=1, description="Steps between checkpoints")
     alignment_backend: Annotated[AlignmentBackend, Mark.COMPUTING] = Field(

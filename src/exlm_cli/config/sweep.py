@@ -16,11 +16,11 @@ from exlm_cli.config.base import Recipe, StrictModel, describe_finding
 from exlm_cli.config.finetune import CommonFinetuneRecipe, FinetuneRecipe, Seed
 from exlm_cli.config.overrides import child_keys, find_field, nearest_key, typed_value
 from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.config.sections import MaskRatio, OneOrRange, one_ratio
 from exlm_cli.errors import ConfigError
 from exlm_cli.files import JsonModel
 
 TaskName = Annotated[str, Field(pattern=r"^[a-z0-9]+(/[a-z0-9-]+)?$")]
-MaskRatio = Annotated[float, Field(gt=0, lt=1)]
 RepeatsAndRatio = tuple[Annotated[int, Field(ge=1, le=64)], MaskRatio]
 """(k, p): copies of every token, and the share of them that is masked."""
 
@@ -48,7 +48,7 @@ class VariantDescription(JsonModel):
     objective: str
     num_states_per_mask: int
     num_repeats: int
-    mask_ratio: float
+    mask_ratio: OneOrRange
     rope: str
     alignment: str
     relative_steps: float | None = Field(
@@ -321,7 +321,7 @@ class SweepRecipe(Recipe):
         return SweepCell(
             label=label,
             row=f"k = {masking.num_repeats}" if is_grid else label,
-            column=f"{100 * masking.mask_ratio:g}%" if is_grid else f"seed {seed}",
+            column=f"{100 * one_ratio(masking.mask_ratio):g}%" if is_grid else f"seed {seed}",
             description=description,
             pretrain=pretrain,
             finetune=tuple(map(self._finetune, self.tasks)),
@@ -348,6 +348,8 @@ class SweepRecipe(Recipe):
         except ValidationError as error:
             finding = error.errors()[0]
             key = ".".join(map(str, finding["loc"]))
+            while key and find_field(PretrainRecipe, key) is None:
+                key = key.rpartition(".")[0]  # a place in a list, or which of the types of a key
             found = describe_finding(finding, f"`pretrain.{key}` is {finding['input']}; it")
             raise ValueError(f"cell {label}: {found}") from None
 

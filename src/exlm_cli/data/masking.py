@@ -4,16 +4,17 @@ They are drawn by hashing counters, so the order and the process of draws do not
 (Steele, Lea, Flood 2014): its j-th output is a bijection of (state + j * 0x9E37...), so any j can be computed directly.
 Each word of a key seeds the stream of the next.
 
-Axes: B sequences, L tokens with [CLS] and [SEP], M masked tokens of all sequences.
+Axes: B sequences, L tokens with [CLS] and [SEP], R the same tokens without them, M masked tokens of all sequences.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from exlm_cli.config.sections import MaskingConfig
+from exlm_cli.config.sections import MaskingConfig, one_ratio
 from exlm_cli.data import BoolArray, IntArray
 from exlm_cli.data.batch import MaskedSequences
 from exlm_cli.data.tokenizer import Tokenizer
@@ -26,8 +27,8 @@ _ROUNDS = tuple(
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 )
 _LAST_SHIFT = np.array(31, dtype=np.uint64)
-# no two kinds of draws share a stream
-_COUNT, _PLACE, _REPLACE, _TOKEN, ORDER_OF_SEQUENCES, ORDER_OF_STEPS = range(6)
+# no two kinds of draws share a stream; a new one is the last, so that the others keep their numbers
+_COUNT, _PLACE, _REPLACE, _TOKEN, ORDER_OF_SEQUENCES, ORDER_OF_STEPS, _RANGE, _KIND, _TURN, _LENGTH, _SPAN = range(11)
 
 
 @dataclass(frozen=True)
@@ -51,17 +52,19 @@ class Masker:
 
     Attributes:
         seed, epoch: Together with the sample index of a sequence they select its masks.
+        at: A number of masks, at most all, or a mask ratio below 1, in place of what `masking` says; scattered.
     """
 
     masking: MaskingConfig
     tokenizer: Tokenizer
     seed: int
     epoch: int
+    at: float | None = None
 
     def mask(self, sequences: Sequences) -> MaskedSequences:
         """Repeat every token, add [CLS] and [SEP], and mask (section 2; section 3.1 for the repetition)."""
         original_BL, lengths = self._framed(sequences)
-        is_masked_BL = self._draw(original_BL, sequences.sample_index)
+        is_masked_BL = self._draw(original_BL, sequences)
         # by their place in a flat (B * L): with an index for each axis it takes three times as long
         place_M = np.flatnonzero(is_masked_BL)
         row_M, position_M = np.divmod(place_M, original_BL.shape[1])
@@ -83,12 +86,16 @@ class Masker:
 
     def count(self, sequences: Sequences) -> IntArray:
         """Return the (B,) number of masks that `mask` draws, in less time."""
-        if self.masking.scheme == "bernoulli":
+        if self._is_bernoulli:
             original_BL, _ = self._framed(sequences)
-            counts: IntArray = self._draw(original_BL, sequences.sample_index).sum(1)
+            counts: IntArray = self._draw(original_BL, sequences).sum(1)
             return counts
         num_maskable = self.tokenizer.is_ordinary[sequences.token_ids].sum(1) * self.masking.num_repeats
-        return self._fixed_number(num_maskable, sequences.sample_index)
+        return self._number(num_maskable, sequences.sample_index)
+
+    @property
+    def _is_bernoulli(self) -> bool:
+        return self.at is None and self.masking.scheme == "bernoulli"
 
     def _framed(self, sequences: Sequences) -> tuple[IntArray, IntArray]:
         """Return (B, L) repeated tokens between [CLS] and [SEP], and their (B,) lengths."""
@@ -101,34 +108,120 @@ class Masker:
         framed_BL[np.arange(num_sequences), lengths - 1] = tokenizer.sep_id
         return framed_BL, lengths
 
-    def _draw(self, original_BL: IntArray, sample_index: IntArray) -> BoolArray:
-        """Choose masked positions (section 2; App. C for `bernoulli`).
+    def _draw(self, original_BL: IntArray, sequences: Sequences) -> BoolArray:
+        """Choose masked positions (section 2; App. C for `bernoulli`), at least one if any token is maskable.
 
-        `fixed` masks floor(p*n + u) of the n maskable tokens, u uniform in [0, 1): those with the smallest hashes. The
-        mean is exactly p*n. `bernoulli` masks every token independently. Both mask at least one token if any is
-        maskable.
+        `fixed` masks a number of tokens that is drawn first, in the places of `masking.place`. `bernoulli` masks every
+        token independently.
         """
-        is_maskable_BL = self.tokenizer.is_ordinary[original_BL]
-        bits_BL = self._bits(_PLACE, sample_index[:, None], np.arange(original_BL.shape[1]))
-        if self.masking.scheme == "fixed":
-            num_masked = self._fixed_number(is_maskable_BL.sum(1), sample_index)
-        else:
-            is_masked_BL = (uniform(bits_BL) < self.masking.mask_ratio) & is_maskable_BL
-            num_masked = np.maximum(is_masked_BL.sum(1), 1)
+        is_maskable_BL, sample_index = self.tokenizer.is_ordinary[original_BL], sequences.sample_index
+        if self._is_bernoulli:
+            bits_BL = self._bits(_PLACE, sample_index[:, None], np.arange(original_BL.shape[1]))
+            is_masked_BL = (uniform(bits_BL) < one_ratio(self.masking.mask_ratio)) & is_maskable_BL
             # the forced mask of a sequence without any is the token of the smallest hash
-            if is_masked_BL.any(1).all():
-                return is_masked_BL
-        bits_BL[~is_maskable_BL] = np.iinfo(np.uint64).max
-        # the hashes of a sequence are distinct, so exactly `num_masked` are at or below the hash of that rank
-        rank_B = np.maximum(num_masked - 1, 0)
-        ranked_BL = np.partition(bits_BL, np.unique(rank_B), axis=1)
-        return (bits_BL <= ranked_BL[np.arange(len(rank_B)), rank_B][:, None]) & is_maskable_BL
+            is_enough = bool(is_masked_BL.any(1).all())
+            number_B = np.maximum(is_masked_BL.sum(1), 1)
+            return is_masked_BL if is_enough else _smallest(bits_BL, is_maskable_BL, number_B)
+        number_B = self._number(is_maskable_BL.sum(1), sample_index)
+        is_in_spans_B = self._is_in_spans(sample_index)
+        is_masked_BL = np.zeros_like(is_maskable_BL)
+        for rows, draw in ((~is_in_spans_B, self._scatter), (is_in_spans_B, self._draw_spans)):
+            if rows.all():
+                return draw(is_maskable_BL, number_B, sequences)
+            if rows.any():
+                chosen = Sequences(sequences.token_ids[rows], sequences.lengths[rows], sample_index[rows])
+                is_masked_BL[rows] = draw(is_maskable_BL[rows], number_B[rows], chosen)
+        return is_masked_BL
 
-    def _fixed_number(self, num_maskable: IntArray, sample_index: IntArray) -> IntArray:
-        """Return floor(p*n + u) for each of the (B,) numbers n of maskable tokens; at least 1 where n is."""
-        share = uniform(self._bits(_COUNT, sample_index))
-        number = (self.masking.mask_ratio * num_maskable + share).astype(np.int64)
-        return np.minimum(np.maximum(number, 1), num_maskable)
+    def _is_in_spans(self, sample_index: IntArray) -> BoolArray:
+        """Return which of the (B,) sequences have masks in spans; of `mixed` a half."""
+        place = "scattered" if self.at is not None else self.masking.place
+        if place == "mixed":
+            is_in_spans: BoolArray = uniform(self._bits(_KIND, sample_index)) < 0.5
+            return is_in_spans
+        return np.full(sample_index.shape, place == "spans")
+
+    def _number(self, num_maskable: IntArray, sample_index: IntArray) -> IntArray:
+        """Return the number of masks for each of the (B,) numbers n of maskable tokens; at least 1 where n is.
+
+        One ratio p gives floor(p*n + u), u uniform in [0, 1), whose mean is exactly p*n. A range gives each whole
+        number m between its bounds a and b with probability (1 / m) / (1 / a + ... + 1 / b), which is the log-uniform
+        law of whole numbers.
+        """
+        ratio = self.masking.mask_ratio if self.at is None else self.at
+        if isinstance(ratio, tuple):
+            each, of_B = np.unique(num_maskable, return_inverse=True)
+            fewest_B, most_B = np.array([self.masking.mask_bounds(n) for n in each.tolist()], dtype=np.int64)[of_B].T
+            harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, most_B.max(initial=1) + 1))])
+            before_B = harmonic[fewest_B - 1]
+            point_B = before_B + uniform(self._bits(_RANGE, sample_index)) * (harmonic[most_B] - before_B)
+            number = np.clip(np.searchsorted(harmonic, point_B, side="right"), fewest_B, most_B)
+        elif ratio >= 1:
+            number = np.full(num_maskable.shape, int(ratio))
+        else:
+            share = uniform(self._bits(_COUNT, sample_index))
+            number = np.maximum((ratio * num_maskable + share).astype(np.int64), 1)
+        at_most_all: IntArray = np.minimum(number, num_maskable)
+        return at_most_all
+
+    def _scatter(self, is_maskable_BL: BoolArray, number_B: IntArray, sequences: Sequences) -> BoolArray:
+        """Mask the tokens with the smallest hashes."""
+        bits_BL = self._bits(_PLACE, sequences.sample_index[:, None], np.arange(is_maskable_BL.shape[1]))
+        return _smallest(bits_BL, is_maskable_BL, number_B)
+
+    def _draw_spans(self, is_maskable_BL: BoolArray, number_B: IntArray, sequences: Sequences) -> BoolArray:
+        """Mask neighbours: spans in the order of their hashes, of the last one as many of its first tokens as are left.
+
+        The tokens of a sequence are a ring, which is cut into spans of 1 + Poisson(`span_mean` - 1) tokens from a
+        random token on, so that every token of a SMILES is masked equally often. In text the ring begins with the word
+        of that token, and a word belongs to the span of its first token.
+        """
+        sample_index, num_rows = sequences.sample_index, len(number_B)
+        length_B, index_R = np.maximum(sequences.lengths, 1), np.arange(sequences.token_ids.shape[1])
+        row_B1 = np.arange(num_rows)[:, None]
+        turn_B = (self._bits(_TURN, sample_index) % length_B.astype(np.uint64)).astype(np.int64)
+        if has_words := self.tokenizer.kind == "text":
+            begins_BR = self.tokenizer.begins_word[sequences.token_ids]
+            begins_BR[:, 0] = True
+            turn_B = _last_true(begins_BR)[row_B1[:, 0], turn_B]
+        # where the tokens of the ring are in the sequence; those of padding at [CLS], which is never masked
+        place_BR = index_R + turn_B[:, None]
+        place_BR -= np.where(place_BR >= length_B[:, None], length_B[:, None] - 1, -1)
+        place_BR[index_R >= length_B[:, None]] = 0
+        place_BR += row_B1 * is_maskable_BL.shape[1]
+
+        is_cut_BR = np.zeros((num_rows, len(index_R) + 1), dtype=np.int64)
+        ends_BR = np.cumsum(self._span_lengths(sample_index[:, None], index_R), axis=1)
+        is_cut_BR.ravel()[np.minimum(ends_BR, len(index_R)) + row_B1 * is_cut_BR.shape[1]] = 1
+        span_BR = np.cumsum(is_cut_BR[:, :-1], axis=1)
+        if has_words:
+            framed_BL = np.zeros_like(is_maskable_BL)
+            framed_BL[:, 1:-1] = begins_BR
+            span_BR = span_BR.ravel()[_last_true(framed_BL.ravel()[place_BR]) + row_B1 * len(index_R)]
+        num_spans = int(span_BR.max(initial=0)) + 1
+        span_BR += row_B1 * num_spans
+
+        is_maskable_BR = is_maskable_BL.ravel()[place_BR]
+        size_BC = np.bincount(span_BR[is_maskable_BR], minlength=num_rows * num_spans).reshape(num_rows, num_spans)
+        order_BC = np.argsort(self._bits(_SPAN, sample_index[:, None], np.arange(num_spans)), axis=1)
+        ordered_BC = np.take_along_axis(size_BC, order_BC, axis=1)
+        left_BC = number_B[:, None] - np.cumsum(ordered_BC, axis=1) + ordered_BC
+        last_BC = np.cumsum(size_BC, axis=1) - size_BC
+        last_BC.ravel()[order_BC + row_B1 * num_spans] += np.clip(left_BC, 0, ordered_BC)
+        # a span's masks are the maskable tokens up to a number of them from the beginning of the ring
+        is_masked_BR = is_maskable_BR & (np.cumsum(is_maskable_BR, axis=1) <= last_BC.ravel()[span_BR])
+        is_masked_BL = np.zeros_like(is_maskable_BL)
+        is_masked_BL.ravel()[place_BR[is_masked_BR]] = True
+        return is_masked_BL
+
+    def _span_lengths(self, *words: IntArray) -> IntArray:
+        """Return 1 + Poisson(`span_mean` - 1) for each place of the words, by inversion."""
+        rate = self.masking.span_mean - 1
+        terms = [math.exp(-rate)]
+        while terms[-1] > 2.0**-60 or len(terms) <= rate:
+            terms.append(terms[-1] * rate / len(terms))
+        lengths: IntArray = 1 + np.searchsorted(np.cumsum(terms), uniform(self._bits(_LENGTH, *words)), side="right")
+        return lengths
 
     def _shown(self, target_M: IntArray, sample_index_M: IntArray, position_M: IntArray) -> IntArray:
         """Return what the model sees at masked positions: [MASK], the token itself, or a random one."""
@@ -155,6 +248,20 @@ def hash_words(*words: int | NDArray[Any]) -> BitArray:
         # output number `word` of the stream that the words before it seed
         bits = _mix(bits + (np.asarray(word, dtype=np.uint64) + np.ones(1, dtype=np.uint64)) * _GAMMA)
     return bits
+
+
+def _smallest(bits_BL: BitArray, is_maskable_BL: BoolArray, number_B: IntArray) -> BoolArray:
+    """Choose the maskable tokens with the smallest of distinct hashes, `number_B` of each sequence."""
+    bits_BL[~is_maskable_BL] = np.iinfo(np.uint64).max
+    # exactly as many as the number are at or below the hash of that rank
+    rank_B = np.maximum(number_B - 1, 0)
+    ranked_BL = np.partition(bits_BL, np.unique(rank_B), axis=1)
+    return (bits_BL <= ranked_BL[np.arange(len(rank_B)), rank_B][:, None]) & is_maskable_BL
+
+
+def _last_true(is_true_BR: BoolArray) -> IntArray:
+    """Return at each place of a row the nearest True place at or before it; 0 where there is none."""
+    return np.maximum.accumulate(np.where(is_true_BR, np.arange(is_true_BR.shape[1]), 0), axis=1)
 
 
 def uniform(bits: BitArray) -> NDArray[np.float64]:

@@ -2,7 +2,7 @@
 
 A plan has no state: a resumed run computes it again and jumps to its step. Orders are those of hashes of counters, as
 masks are, so that they are the same with every version of NumPy. A step is cut into microbatches by length,
-and each is made one ahead of the model.
+then by masks where their number is from a range, and each is made one ahead of the model.
 """
 
 import itertools
@@ -16,6 +16,7 @@ import torch
 
 from exlm_cli.config.describe import FlopCounter
 from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.config.sections import PAIRS_PER_POSITION
 from exlm_cli.data import IntArray
 from exlm_cli.data.batch import Batch, DeviceBatch, expand
 from exlm_cli.data.corpus.shards import TokenDataset
@@ -77,19 +78,24 @@ def _split(order: IntArray, bounds: IntArray) -> EpochPlan:
     return [order[start:stop] for start, stop in itertools.pairwise(bounds)]
 
 
-def cut_microbatches(lengths: IntArray, microbatch_tokens: int) -> Iterator[IntArray]:
+def cut_microbatches(
+    lengths: IntArray, microbatch_tokens: int, num_nodes: IntArray | None = None
+) -> Iterator[IntArray]:
     """Split a step into microbatches of at most `microbatch_tokens` positions, padding counted.
 
-    Each gets sequences of one length, unless that makes over twice as many microbatches.
+    Each gets sequences of one length, unless that makes over twice as many microbatches. Sequences of one length are
+    ordered by the size of their DAGs, so that few masks go with few, and a microbatch of B sequences is cut again where
+    its B * S^2 pairs of nodes, padded to S nodes, are more than `PAIRS_PER_POSITION * microbatch_tokens`.
 
     Args:
         lengths: (n,) positions of the sequences of the step.
         microbatch_tokens: Most positions of a microbatch; a longer sequence is a microbatch of its own.
+        num_nodes: (n,) nodes of their DAGs; None: they need no bound.
 
     Yields:
         Places in `lengths`, from the shortest sequences to the longest.
     """
-    by_length = np.argsort(lengths, kind="stable")
+    by_length = np.argsort(lengths, kind="stable") if num_nodes is None else np.lexsort((num_nodes, lengths))
     ordered = lengths[by_length]
     bounds = _fill(ordered, 0, len(ordered), microbatch_tokens)
     edges = np.concatenate([[0], np.flatnonzero(np.diff(ordered)) + 1, [len(ordered)]]).tolist()
@@ -98,7 +104,13 @@ def cut_microbatches(lengths: IntArray, microbatch_tokens: int) -> Iterator[IntA
         alike = list(itertools.chain(*groups))
         bounds = alike if len(alike) <= 2 * len(bounds) else bounds
     for start, stop in bounds:
-        yield by_length[start:stop]
+        part = by_length[start:stop]
+        if num_nodes is None:
+            yield part
+            continue
+        part = part[np.argsort(num_nodes[part], kind="stable")]
+        for few, many in _fill(num_nodes[part] ** 2, 0, len(part), PAIRS_PER_POSITION * microbatch_tokens):
+            yield part[few:many]
 
 
 def prefetch(items: Iterable[ItemT]) -> Iterator[ItemT]:
@@ -184,6 +196,7 @@ class Feed:
         recipe: Its masking, seed and objective apply.
         epoch: Selects the masks.
         flops: Counts those of each batch; None: they are not counted.
+        at: A number of masks or a mask ratio, as of `Masker`; None: as `masking` of the recipe says.
     """
 
     dataset: TokenDataset
@@ -191,22 +204,32 @@ class Feed:
     tokenizer: Tokenizer
     epoch: int
     flops: FlopCounter | None = None
+    at: float | None = None
 
     def microbatches(self, indices: IntArray, device: torch.device) -> Iterator[Batch]:
         """Return the batches of one step, of (n,) sequences, on a device; start preparing the first one now."""
         return prefetch_to(device, self._make(indices))
 
-    def input_lengths(self, indices: IntArray) -> IntArray:
-        """Return the (n,) positions of sequences in the encoder, as their batches will have them."""
+    def sizes(self, indices: IntArray) -> tuple[IntArray, IntArray | None]:
+        """Return the (n,) positions of sequences in the encoder and nodes of their DAGs, as in their batches.
+
+        None for the nodes where the length of a sequence decides them, or there is no DAG.
+        """
         masking = self.recipe.masking
         lengths: IntArray = self.dataset.lengths[indices] * masking.num_repeats + 2
-        if not self.recipe.expands_input or masking.num_states_per_mask == 1:
-            return lengths
+        is_one_ratio = self.at is None and not isinstance(masking.mask_ratio, tuple)
+        varies = self.recipe.has_transitions and not is_one_ratio
+        expands = self.recipe.expands_input and masking.num_states_per_mask > 1
+        if not varies and not expands:
+            return lengths, None
+        num_masks = np.empty_like(lengths)
         per_block = max(1, _BLOCK_TOKENS // int(lengths.max(initial=1)))
         for start in range(0, len(indices), per_block):
             block = slice(start, start + per_block)
-            lengths[block] += (masking.num_states_per_mask - 1) * self._masker.count(self._read(indices[block]))
-        return lengths
+            num_masks[block] = self._masker.count(self._read(indices[block]))
+        if expands:
+            lengths = lengths + (masking.num_states_per_mask - 1) * num_masks
+        return lengths, masking.num_states_per_mask * num_masks + 2 if varies else None
 
     def batch(self, indices: IntArray) -> Batch:
         """Return one batch of (B,) sequences, on the CPU."""
@@ -224,11 +247,12 @@ class Feed:
 
     @property
     def _masker(self) -> Masker:
-        return Masker(self.recipe.masking, self.tokenizer, self.recipe.seed, self.epoch)
+        return Masker(self.recipe.masking, self.tokenizer, self.recipe.seed, self.epoch, self.at)
 
     def _read(self, indices: IntArray) -> Sequences:
         return Sequences(*self.dataset.read(indices, self.tokenizer.pad_id), indices)
 
     def _make(self, indices: IntArray) -> Iterator[Batch]:
-        for part in cut_microbatches(self.input_lengths(indices), self.recipe.train.microbatch_tokens):
+        lengths, num_nodes = self.sizes(indices)
+        for part in cut_microbatches(lengths, self.recipe.train.microbatch_tokens, num_nodes):
             yield self.batch(indices[part])

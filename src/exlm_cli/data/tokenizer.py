@@ -38,6 +38,8 @@ _MODELS: dict[RowKind, tuple[str, ...]] = {"text": ("BPE",), "smiles": ("WordPie
 _LONGEST_TRAINED_WORD = 1024
 """Bytes of a word that a BPE is trained on; the rest of a longer one is another word."""
 _SPACE = " "
+_BLANKS = "\u0120\u010a\u010d\u0109\u2581"
+"""What a byte-level BPE writes for space, line feed, carriage return and tab, and SentencePiece for a space."""
 _TRAIN_HINT = "train one with `exlm tokenize`"
 
 
@@ -141,6 +143,28 @@ class Tokenizer:
         is_ordinary = np.zeros(self.vocab_size, dtype=bool)
         is_ordinary[list({*self._backend.get_vocab().values()} - self.special_ids)] = True
         return is_ordinary
+
+    @cached_property
+    def begins_word(self) -> BoolArray:
+        """(V,) True at tokens that begin a word of running text; at all of a SMILES, or of a vocabulary without words.
+
+        Of a byte-level BPE these are tokens that begin with a blank, a line break or another character of ASCII that is
+        neither letter nor digit; of WordPiece all without its prefix. Other tokens continue the word before them.
+        """
+        begins = np.ones(self.vocab_size, dtype=bool)
+        model = json.loads(self._backend.to_str())["model"]
+        ordinary = {token: i for token, i in self._backend.get_vocab().items() if token and self.is_ordinary[i]}
+        if self.kind == "text" and model["type"] == "WordPiece":
+            prefix = model["continuing_subword_prefix"]
+            begins[[index for token, index in ordinary.items() if token.startswith(prefix)]] = False
+        elif self.kind == "text" and any(token[0] in _BLANKS for token in ordinary):
+            continues = (
+                index
+                for token, index in ordinary.items()
+                if token[0] not in _BLANKS and (token[0].isalnum() or not token[0].isascii())
+            )
+            begins[list(continues)] = False
+        return begins
 
     @classmethod
     def load(cls, path: Path, kind: RowKind, special_tokens: Sequence[str] = SPECIAL_TOKENS) -> Self:

@@ -17,7 +17,7 @@ from exlm_cli.config.input_paths import with_absolute_paths
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.overrides import describe_changes
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.config.sections import MaskingConfig
+from exlm_cli.config.sections import MaskingConfig, one_ratio
 from exlm_cli.config.sweep import SweepCell
 from exlm_cli.data import IntArray
 from exlm_cli.data.corpus.prepare import prepare_data
@@ -169,7 +169,7 @@ def count_corrupted(
         tokenizer: Its special tokens inside a sequence are not counted.
         seed: Selects the masks, which are those of the first epoch.
     """
-    ratio, repeats = masking.mask_ratio, masking.num_repeats
+    ratio, repeats = one_ratio(masking.mask_ratio), masking.num_repeats
     num_tokens, num_corrupted, num_forced = 0, 0, 0.0
     masker, is_ordinary = Masker(masking, tokenizer, seed, 0), tokenizer.is_ordinary
     for index, token_ids in sequences:

@@ -16,12 +16,12 @@ from exlm_cli.data.rows.records import SKIPPED_FILE
 from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.experiments.results import PredictionEntropy
 from exlm_cli.files import finite_or_none
-from exlm_cli.format import format_number_of
+from exlm_cli.format import describe_ratio, format_number_of
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import read_run_json, run_directory
 from exlm_cli.train.checkpoint import load_model_weights
-from exlm_cli.train.pretrain import PretrainTask
+from exlm_cli.train.pretrain import VALIDATE_AT_SEQUENCES, PretrainTask
 from exlm_cli.train.pretrained import Pretrained, build_model, load_pretrained
 
 
@@ -32,6 +32,7 @@ class PretrainedScore:
     Attributes:
         tokenizer: `Tokenizer.fingerprint`.
         metrics: Metrics by name (`train.evaluation.summarise`).
+        validated_at: Rows of the validation at fixed numbers of masks, each with `at`.
     """
 
     name: str
@@ -43,6 +44,7 @@ class PretrainedScore:
     tokenizer: str
     data: str
     metrics: Mapping[str, float]
+    validated_at: Sequence[Mapping[str, float]] = ()
 
 
 def evaluate_pretrained(
@@ -52,6 +54,7 @@ def evaluate_pretrained(
     valid: Sequence[str] = (),
     overrides: Sequence[str] = (),
     max_sequences: int | None = None,
+    validate_at: Sequence[float] | None = None,
     device: str = "auto",
     progress: Progress | None = None,
 ) -> PretrainedScore:
@@ -66,6 +69,8 @@ def evaluate_pretrained(
         overrides: For `valid`, like `data.column=NAME`. With `data.num_spellings=2` another spelling of each molecule
             is scored too, also where the model has seen canonical SMILES alone.
         max_sequences: Sequences scored, at least 1, evenly spread; none: all.
+        validate_at: Numbers of masks and mask ratios, as in `train.validate_at`, at which 512 sequences are scored too,
+            or `max_sequences`; none: those of the run's recipe.
 
     Raises:
         CheckpointError: There is no whole checkpoint.
@@ -76,10 +81,13 @@ def evaluate_pretrained(
     pretrained = load_pretrained(path, device=device, progress=progress)
     data = _load_data(pretrained, valid, overrides, progress)
     own = pretrained.recipe
+    if validate_at is not None:
+        own = _own_recipe(pretrained, [f"train.validate_at={list(validate_at)}"])
     recipe = own.model_copy(update={"train": own.train.model_copy(update={"validation_sequences": max_sequences})})
     num_scored = min(len(data.valid), max_sequences or len(data.valid))
     num_sequences = format_number_of(num_scored, "sequence")
     progress.message(f"scoring {name} on {num_sequences}")
+    task = _task(recipe, data, pretrained.model)
     return PretrainedScore(
         name,
         pretrained.name,
@@ -89,14 +97,15 @@ def evaluate_pretrained(
         pretrained.num_tokens,
         pretrained.tokenizer.fingerprint,
         f"{num_sequences} of {', '.join(valid) or 'its own validation data'}",
-        _validate(recipe, data, pretrained.model, progress),
+        task.validate(progress),
+        task.validate_at(max_sequences or VALIDATE_AT_SEQUENCES, progress),
     )
 
 
 def measure_entropy(
     path: Path,
     *,
-    mask_ratios: Sequence[float] = (),
+    mask_ratios: Sequence[float | tuple[float, float]] = (),
     ks: Sequence[int] = (),
     valid: Sequence[str] = (),
     overrides: Sequence[str] = (),
@@ -108,7 +117,7 @@ def measure_entropy(
 
     Args:
         path: Run directory or `checkpoints/step-N`.
-        mask_ratios: Empty: the one it was trained with.
+        mask_ratios: Each one number or a range; empty: what it was trained with.
         ks: Copies of a token for Repeated MLM, states of a mask for ExLM; empty: as trained.
         valid: Validation inputs; empty: the run's own.
         overrides: For `valid`, like `data.column=NAME`.
@@ -130,7 +139,7 @@ def measure_entropy(
     results = []
     with progress.bar("entropy", len(pairs)) as bar:
         for number, recipe in enumerate(recipes, start=1):
-            metrics = finite_or_none(_validate(recipe, data, _model_with_states(pretrained, recipe)))
+            metrics = finite_or_none(_task(recipe, data, _model_with_states(pretrained, recipe)).validate())
             results.append(
                 PredictionEntropy(
                     objective=recipe.objective,
@@ -140,7 +149,7 @@ def measure_entropy(
                     metrics=metrics,
                 )
             )
-            bar.update(number, k=str(pairs[number - 1][0]), p=f"{pairs[number - 1][1]:g}")
+            bar.update(number, k=str(pairs[number - 1][0]), p=describe_ratio(pairs[number - 1][1]))
     return results
 
 
@@ -172,13 +181,15 @@ def _own_recipe(pretrained: Pretrained, overrides: Sequence[str]) -> PretrainRec
     return load_recipe(run_directory(pretrained.checkpoint) / "recipe.yaml", overrides)
 
 
-def _with_masking(pretrained: Pretrained, k: int, ratio: float, max_sequences: int | None) -> PretrainRecipe:
+def _with_masking(
+    pretrained: Pretrained, k: int, ratio: float | tuple[float, float], max_sequences: int | None
+) -> PretrainRecipe:
     """Return the run's recipe with another p and k, and room for what they expand to."""
     own = pretrained.recipe
     key = "num_states_per_mask" if own.objective == "exlm" else "num_repeats"
     max_length = own.data.sequence_length * k
     wanted = [
-        f"masking.mask_ratio={ratio}",
+        f"masking.mask_ratio={list(ratio) if isinstance(ratio, tuple) else ratio}",
         f"masking.{key}={k}",
         f"train.microbatch_tokens={max(own.train.microbatch_tokens, max_length)}",
         f"train.validation_sequences={'null' if max_sequences is None else max_sequences}",
@@ -189,10 +200,8 @@ def _with_masking(pretrained: Pretrained, k: int, ratio: float, max_sequences: i
     return _own_recipe(pretrained, wanted)
 
 
-def _validate(
-    recipe: PretrainRecipe, data: PreparedData, model: ExlmModel, progress: Progress | None = None
-) -> dict[str, float]:
-    return PretrainTask(recipe, data, model, next(model.parameters()).device).validate(progress)
+def _task(recipe: PretrainRecipe, data: PreparedData, model: ExlmModel) -> PretrainTask:
+    return PretrainTask(recipe, data, model, next(model.parameters()).device)
 
 
 def _model_with_states(pretrained: Pretrained, recipe: PretrainRecipe) -> ExlmModel:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from exlm_cli.config.load import load_recipe
+from exlm_cli.config.sections import OneOrRange
 from exlm_cli.config.sweep import SweepCell, SweepRecipe, VariantDescription
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import JsonModel, absent_if_none, read_json
@@ -54,7 +55,7 @@ class PredictionEntropy(JsonModel):
 
     Attributes:
         objective: `mlm` or `exlm`.
-        mask_ratio: p of the masking.
+        mask_ratio: p of the masking, or the range it is from.
         num_repeats: k of Repeated MLM; 1 otherwise.
         num_states_per_mask: k of ExLM; 1 otherwise.
         metrics: Of the validation (`train.evaluation.summarise`); None: not defined. `entropy_bits` is the mean entropy
@@ -64,15 +65,15 @@ class PredictionEntropy(JsonModel):
     """
 
     objective: str
-    mask_ratio: float
+    mask_ratio: OneOrRange
     num_repeats: int
     num_states_per_mask: int
     metrics: dict[str, float | None]
 
 
-def masking_of(mask_ratio: float) -> str:
-    """Return what `scores.csv` of a cell calls the validation at a mask ratio: `p=0.387`."""
-    return f"p={mask_ratio}"
+def masking_of(mask_ratio: float | tuple[float, float]) -> str:
+    """Return what `scores.csv` of a cell calls the validation at a mask ratio: `p=0.387`, of a range `p=0.0-0.6`."""
+    return f"p={'-'.join(map(str, mask_ratio if isinstance(mask_ratio, tuple) else (mask_ratio,)))}"
 
 
 class TunedTask(JsonModel):
@@ -106,7 +107,7 @@ class SweepCellResult(VariantDescription):
     corruption: Corruption | None
     diverged: str | None = absent_if_none()
     measure_sequences: int | None = None
-    mask_ratios: tuple[float, ...] = ()
+    mask_ratios: tuple[OneOrRange, ...] = ()
     steps: int | None = absent_if_none()
     elapsed_s: float | None = absent_if_none()
     parameters: int | None = absent_if_none()

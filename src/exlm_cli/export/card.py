@@ -6,6 +6,7 @@ from typing import Literal
 
 from exlm_cli.export.source import Source
 from exlm_cli.finetune.results import RunResults
+from exlm_cli.format import describe_ratio
 from exlm_cli.run_dir import read_run_json
 
 Format = Literal["hf", "onnx"]
@@ -105,7 +106,7 @@ def _training(source: Source) -> dict[str, object]:
     rows: dict[str, object] = {
         **before,
         "encoder": f"layers {model.num_layers}, width {model.width}, heads {model.num_heads}, positions `{model.rope}`",
-        "objective": f"{recipe.objective}, mask ratio {masking.mask_ratio:g}",
+        "objective": f"{recipe.objective}, mask ratio {describe_ratio(masking.mask_ratio)}",
         "states of a mask": masking.num_states_per_mask,
         "optimiser": f"AdamW, learning rate {recipe.optim.lr:g}, {batch} a step",
         "longest sequence": f"{source.sequence_length} tokens",

@@ -220,13 +220,15 @@ class Source:
     def examples(self) -> list[list[int]]:
         """Return token ids of `texts` and then of random sequences, none longer than the model was trained on.
 
-        A model that fills masks also reads some with [MASK]s, as many as in pre-training.
+        A model that fills masks also reads some with [MASK]s, as many as in pre-training, of a range the most.
         """
         rng = np.random.default_rng(0)
         tokenizer = self.tokenizer
         ordinary = np.flatnonzero(tokenizer.is_ordinary)
         examples = [self.encode(*texts) for texts in self.texts()]
-        for mask_ratio in (0.0, self.recipe.masking.mask_ratio) if self.fills_masks else (0.0,):
+        ratio = self.recipe.masking.mask_ratio
+        highest = ratio[1] if isinstance(ratio, tuple) else ratio
+        for mask_ratio in (0.0, highest) if self.fills_masks else (0.0,):
             for length in RANDOM_LENGTHS:
                 ids = rng.choice(ordinary, size=min(length, self.sequence_length) - 2)
                 num_masks = int(np.ceil(mask_ratio * len(ids)))

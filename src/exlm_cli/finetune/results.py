@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from exlm_cli.config.sections import OneOrRange
 from exlm_cli.data.rows.decode import LARGEST_CSV_FIELD
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import JsonModel, absent_if_none, read_json, read_whole, reason_of, write_atomically
@@ -93,7 +94,7 @@ class InitialWeights(JsonModel):
     tokens: int
     num_states_per_mask: int
     num_repeats: int
-    mask_ratio: float
+    mask_ratio: OneOrRange
 
 
 class GridChoice(JsonModel):

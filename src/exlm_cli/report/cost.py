@@ -11,7 +11,7 @@ import math
 from exlm_cli.config.describe import count_parameters, recipe_step_flops, tokens_per_step
 from exlm_cli.config.gpus import GPUS
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.config.sections import HEAD_CHUNK_ROWS
+from exlm_cli.config.sections import HEAD_CHUNK_ROWS, PAIRS_PER_POSITION
 from exlm_cli.errors import ConfigError
 from exlm_cli.files import JsonModel
 from exlm_cli.format import format_bytes, format_count, format_parameters
@@ -97,7 +97,7 @@ def step_time(recipe: PretrainRecipe, gpu: str, utilisation: float | None = None
     """Return the seconds of a step on one of `GPUS`, and what decides them; arguments as `estimate_cost`."""
     share, peak = utilisation or UTILISATION, GPUS[gpu].peak_flops
     of_flops = recipe_step_flops(recipe).total / (share * peak)
-    num_positions = tokens_per_step(recipe) / recipe.repeated_length * _positions(recipe)
+    num_positions = tokens_per_step(recipe) / recipe.repeated_length * _positions(recipe, recipe.mean_masks)
     floor = SECONDS_PER_POSITION_AND_LAYER * recipe.model.num_layers * num_positions
     if utilisation is None and floor > of_flops:
         return floor, "the floor of small models"
@@ -105,11 +105,14 @@ def step_time(recipe: PretrainRecipe, gpu: str, utilisation: float | None = None
 
 
 def count_memory(recipe: PretrainRecipe, num_sequences: int) -> dict[str, float]:
-    """Return the bytes that a GPU holds at the end of a forward pass over M full sequences of L positions, by part."""
-    model, width, targets = recipe.model, recipe.model.width, recipe.mean_masks
+    """Return the bytes that a GPU holds at the end of a forward pass over M full sequences of L positions, by part.
+
+    They have the mean number of masks of one ratio, and of a range the most that M sequences of a microbatch have.
+    """
+    model, width, targets = recipe.model, recipe.model.width, _most_masks(recipe, num_sequences)
     inner = recipe.masking.num_states_per_mask * targets
     states, head = inner + 2, 4 * (width // model.num_heads)
-    positions = num_sequences * _positions(recipe)
+    positions = num_sequences * _positions(recipe, targets)
     # what the last block computes: nodes, or with `expand: output` masks
     read = num_sequences * (states if recipe.expands_input else targets + 2)
     dropped = 2 * width * (model.dropout > 0) + model.ffn_width * (model.activation_dropout > 0)  # a byte each
@@ -156,7 +159,21 @@ def describe_cost(estimate: CostEstimate) -> dict[str, str]:
     return pairs
 
 
-def _positions(recipe: PretrainRecipe) -> float:
+def _positions(recipe: PretrainRecipe, num_masks: float) -> float:
     """Return L, the positions of the encoder for a full sequence."""
-    further = (recipe.masking.num_states_per_mask - 1) * recipe.mean_masks if recipe.expands_input else 0
-    return recipe.repeated_length + further
+    return recipe.repeated_length + (recipe.masking.num_states_per_mask - 1) * num_masks * recipe.expands_input
+
+
+def _most_masks(recipe: PretrainRecipe, num_sequences: int) -> float:
+    """Return T of the microbatch of M full sequences that needs most memory.
+
+    With more masks than fit M sequences, a microbatch has fewer sequences, as many pairs of nodes and less of the rest.
+    """
+    if not isinstance(recipe.masking.mask_ratio, tuple):
+        return recipe.mean_masks
+    if not recipe.has_transitions:
+        return recipe.max_masks
+    num_pairs = PAIRS_PER_POSITION * recipe.train.microbatch_tokens
+    num_nodes = math.isqrt(num_pairs // num_sequences)
+    fewest = int(recipe.mask_law[0][0])
+    return min(recipe.max_masks, max(fewest, (num_nodes - 2) // recipe.masking.num_states_per_mask))

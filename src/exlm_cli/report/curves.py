@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from exlm_cli.config.sections import one_ratio
 from exlm_cli.errors import DataError
 from exlm_cli.experiments.results import PredictionEntropy
 from exlm_cli.finetune.scores import Spread, spread_of
-from exlm_cli.format import NO_VALUE, NOT_DEFINED, format_count, format_measure, format_ratio
+from exlm_cli.format import NO_VALUE, NOT_DEFINED, format_count, format_masks, format_measure, format_ratio
 from exlm_cli.report import style
 from exlm_cli.report.tables import Entry, Number, ReportTable
 from exlm_cli.run_dir import MetricsRow
@@ -37,13 +38,14 @@ class _Panel:
     """One pair of axes.
 
     Attributes:
-        kind: Kind of the rows that it shows: `train` or `valid`.
+        kind: Kind of the rows that it shows: `train`, `valid` or `valid_at`.
         keys: Values of a row that it shows, with their names in the legend of the panel.
         is_log: Use a logarithmic axis where the values differ much.
         is_smoothed: Draw a running mean over the values.
         floor: Smallest possible value, where it has a meaning: the axis begins there.
         min_top: The axis reaches this value, so that a line on the floor looks like one.
         has_reference: Draw what token frequencies reach on the same masks.
+        at: Number of masks or mask ratio of rows of the kind `valid_at`; other rows have none.
     """
 
     title: str
@@ -54,6 +56,7 @@ class _Panel:
     floor: float | None = None
     min_top: float = 0.0
     has_reference: bool = False
+    at: float | None = None
 
 
 _PANELS = (
@@ -112,7 +115,7 @@ def plot_curves(
         DataError: No row holds anything to draw.
         CheckpointError: A file cannot be written.
     """
-    panels = [panel for panel in _PANELS if _lines_of(panel, rows_by_run)]
+    panels = [panel for panel in (*_PANELS, *_panels_at(rows_by_run)) if _lines_of(panel, rows_by_run)]
     if not panels:
         raise DataError(
             f"nothing to draw: none of {len(rows_by_run)} runs has rows of training or validation",
@@ -140,12 +143,25 @@ def plot_curves(
         return style.write_figure(figure, path.parent, stem)
 
 
+def _panels_at(rows_by_run: Mapping[str, Sequence[MetricsRow]]) -> list[_Panel]:
+    """Return a panel for each number of masks and mask ratio of `train.validate_at`; ratios are the later ones."""
+    found = {at for rows in rows_by_run.values() for row in rows if (at := row.get("at")) is not None}
+    return [
+        _Panel(f"Loss given the number, {format_masks(at)}", "valid_at", {"loss_given_length": ""}, at=at)
+        for at in sorted(found, key=lambda at: (at < 1, at))
+    ]
+
+
 def _lines_of(panel: _Panel, rows_by_run: Mapping[str, Sequence[MetricsRow]]) -> list[_Line]:
     """Return the finite values of a panel; runs and keys that have none are left out."""
     lines = []
     for name, rows in rows_by_run.items():
         for key in panel.keys:
-            of_kind = [(row["step"], row.get(key)) for row in rows if row.get("kind") == panel.kind]
+            of_kind = [
+                (row["step"], row.get(key))
+                for row in rows
+                if (row.get("kind"), row.get("at")) == (panel.kind, panel.at)
+            ]
             known = [
                 (step, value) for step, value in of_kind if isinstance(value, int | float) and math.isfinite(value)
             ]
@@ -334,7 +350,7 @@ def entropy_table(entropies: Sequence[tuple[str, PredictionEntropy]]) -> ReportT
         (
             name,
             Number(_num_copies(entropy), format_count),
-            Number(entropy.mask_ratio, format_ratio),
+            Number(one_ratio(entropy.mask_ratio), format_ratio),
             entry(entropy.metrics["entropy_bits"]),
             entry(entropy.metrics.get("entropy_posterior_bits"), NO_VALUE),
             *(entry(entropy.metrics[metric]) for metric in ("loss", "mask_accuracy")),
@@ -360,7 +376,9 @@ def entropy_lines(entropies: Sequence[tuple[str, PredictionEntropy]]) -> list[En
     lines = []
     for colour, (label, found) in enumerate(by_label.items(), start=1):
         known = {
-            entropy.mask_ratio: {name: [v] for name in ENTROPIES if (v := entropy.metrics.get(name)) is not None}
+            one_ratio(entropy.mask_ratio): {
+                name: [v] for name in ENTROPIES if (v := entropy.metrics.get(name)) is not None
+            }
             for entropy in found
         }
         lines.append(EntropyLine(label, found[0].objective == "mlm", known, colour))

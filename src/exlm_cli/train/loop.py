@@ -84,6 +84,7 @@ class TrainingLoop:
         progress: Reports the steps.
         resume_command: Shown when the run is interrupted.
         callbacks: Follow the run, in this order.
+        validate_at: Returns further rows of a validation, of `kind: valid_at`; every rank calls it.
         selection: Also keep the weights of the best validation, and stop early; None: the last weights are the result.
         label: Label of the bar.
         ranks: Those that train together; rank 0 alone writes.
@@ -104,6 +105,7 @@ class TrainingLoop:
         progress: Progress,
         resume_command: str,
         callbacks: Sequence[Callback] = (),
+        validate_at: Callable[[], Sequence[Mapping[str, float]]] = tuple,
         selection: Selection | None = None,
         label: str = "train",
         ranks: Ranks = ALONE,
@@ -111,7 +113,7 @@ class TrainingLoop:
         self.task, self.train, self.optim = task, train, optim
         self.seed, self.run, self.metrics, self.progress = seed, run, metrics, progress
         self.resume_command = resume_command
-        self.callbacks = callbacks
+        self.callbacks, self.validate_at = callbacks, validate_at
         self.selection, self.label = selection, label
         self.ranks = ranks
         ranks.hint = f"continue with `{resume_command}`"
@@ -422,9 +424,12 @@ class TrainingLoop:
         state = self.state
         start_s = time.perf_counter()
         self._validation = self.ranks.exchange(self.task.validate())[0]
+        further = self.validate_at()
         self._freed_memory.release()  # a validation frees tensors of more sizes than a step does
         state.validate_s += time.perf_counter() - start_s
         self._log({"kind": "valid", "step": state.step, **self._validation})
+        for row in further:
+            self._log({"kind": "valid_at", "step": state.step, **row})
         if self.selection is None:
             found = self._validation
             shown = ", ".join(text.format(write(found[n])) for n, (write, text) in _REPORTED.items() if n in found)

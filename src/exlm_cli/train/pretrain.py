@@ -82,6 +82,11 @@ VALIDATION_EPOCH = 2**32 - 1
 SPELLED = ("loss", "loss_given_length", "loss_independent", "mask_accuracy")
 """Metrics of a validation that are also given for other spellings than the canonical one."""
 
+VALIDATE_AT_SEQUENCES = 512
+"""Sequences that `train.validate_at` scores at each number of masks."""
+
+_VALIDATED_AT = ("loss", "loss_given_length", "mask_accuracy", "num_sequences")
+
 
 @dataclass(frozen=True)
 class PretrainResult:
@@ -166,7 +171,7 @@ class PretrainTask:
 
     def microbatches(self, indices: IntArray, epoch: int) -> Iterator[Batch]:
         """Return one step's masked, expanded and padded microbatches; start preparing the first one now."""
-        return self._batches(self.train_set, indices, epoch, self._flops)
+        return self._batches(self.train_set, indices, epoch, flops=self._flops)
 
     def losses(self, batch: Batch) -> Tensor:
         """Return nats per target of each sequence."""
@@ -198,13 +203,20 @@ class PretrainTask:
             metrics |= {f"{name}_spellings": others[name] for name in SPELLED if name in others}
         return metrics
 
+    def validate_at(
+        self, max_sequences: int | None = VALIDATE_AT_SEQUENCES, progress: Progress | None = None
+    ) -> list[dict[str, float]]:
+        """Return loss and accuracy at each of `train.validate_at`, the same masks every time, as rows with `at`."""
+        indices = validation_indices(self.valid_set, max_sequences)
+        rows = []
+        for at in self.recipe.train.validate_at:
+            found = summarise(self._measure(self.valid_set, indices, self._evaluate, progress or SilentProgress(), at))
+            rows.append({"at": at, **{name: found[name] for name in _VALIDATED_AT}})
+        return rows
+
     def _validate(self, dataset: TokenDataset, progress: Progress) -> dict[str, float]:
         indices = validation_indices(dataset, self.recipe.train.validation_sequences)
-
-        def evaluate(model: Any, batch: Batch) -> Sums:
-            return evaluate_batch(model, self.objective, batch)
-
-        return summarise(self._measure(dataset, indices, evaluate, progress))
+        return summarise(self._measure(dataset, indices, self._evaluate, progress))
 
     def unigrams(self) -> UnigramScores:
         """Return what the frequencies of training tokens reach on the targets of `validate`."""
@@ -222,17 +234,21 @@ class PretrainTask:
         # the same sum for any number of ranks; sequences without masks have no share
         return math.fsum(shares) / max(1, len(shares))
 
+    def _evaluate(self, model: Any, batch: Batch) -> Sums:
+        return evaluate_batch(model, self.objective, batch)
+
     def _measure(
         self,
         dataset: TokenDataset,
         indices: IntArray,
         measure: Callable[[Any, Batch], MeasuredT],
         progress: Progress,
+        at: float | None = None,
     ) -> list[MeasuredT]:
         """Return the results of `measure(model, batch)` on each batch of validation sequences, from all ranks."""
         share = self.ranks.share_of(indices)
-        batches = self._batches(dataset, share, VALIDATION_EPOCH) if len(share) else iter(())
-        first = functools.partial(self._first_batch, dataset, indices)
+        batches = self._batches(dataset, share, VALIDATION_EPOCH, at=at) if len(share) else iter(())
+        first = functools.partial(self._first_batch, dataset, indices, at)
         own: list[MeasuredT] = []
         num_done = 0
         self.model.eval()
@@ -246,13 +262,19 @@ class PretrainTask:
         self.model.train()
         return [row for rows in self.ranks.exchange(own) for row in rows]
 
-    def _first_batch(self, dataset: TokenDataset, indices: IntArray) -> Batch:
-        return next(self._batches(dataset, indices[:1], VALIDATION_EPOCH))
+    def _first_batch(self, dataset: TokenDataset, indices: IntArray, at: float | None) -> Batch:
+        return next(self._batches(dataset, indices[:1], VALIDATION_EPOCH, at=at))
 
     def _batches(
-        self, dataset: TokenDataset, indices: IntArray, epoch: int, flops: FlopCounter | None = None
+        self,
+        dataset: TokenDataset,
+        indices: IntArray,
+        epoch: int,
+        *,
+        flops: FlopCounter | None = None,
+        at: float | None = None,
     ) -> Iterator[Batch]:
-        return Feed(dataset, self.recipe, self.tokenizer, epoch, flops).microbatches(indices, self.device)
+        return Feed(dataset, self.recipe, self.tokenizer, epoch, flops, at).microbatches(indices, self.device)
 
 
 def run_pretraining(
@@ -368,6 +390,7 @@ def _run_pretraining(
             progress=progress,
             resume_command=resume_command("pretrain", run),
             callbacks=[*trackers, *watch, *callbacks],
+            validate_at=task.validate_at,
             ranks=ranks,
         )
         if not is_new:

@@ -115,7 +115,7 @@ class Callback:
         """
 
     def on_log(self, row: Mapping[str, Any]) -> None:
-        """A row was added to `metrics.jsonl`: `kind` (`train` or `valid`), `step`, and metrics by name."""
+        """A row was added to `metrics.jsonl`: `kind` (`train`, `valid` or `valid_at`), `step`, and metrics by name."""
 
     def on_validate(self, step: int, metrics: Mapping[str, float]) -> None:
         """The validation after a step is done; `metrics` are those of the row, such as `loss`."""

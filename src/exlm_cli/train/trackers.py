@@ -1,7 +1,8 @@
 """Experiment trackers of `train.report_to`: callbacks that send a run's metrics to TensorBoard or W&B.
 
-A tracker gets the recipe and every row of `metrics.jsonl`, as `train/loss`, `valid/loss` and so on; it gets no terminal
-output and no code. If a tracker fails during a run, it is left out from then on and training continues.
+A tracker gets the recipe and every row of `metrics.jsonl`, as `train/loss`, `valid/loss`, `valid_at/5/loss` and so on;
+it gets no terminal output and no code. If a tracker fails during a run, it is left out from then on and training
+continues.
 """
 
 import importlib
@@ -54,7 +55,8 @@ class Tracker(Callback):
 
     def on_log(self, row: Mapping[str, Any]) -> None:
         """Send a row of metrics."""
-        metrics = {f"{row['kind']}/{name}": value for name, value in row.items() if name not in ("kind", "step")}
+        group = f"{row['kind']}/{row['at']:g}" if "at" in row else row["kind"]
+        metrics = {f"{group}/{name}": value for name, value in row.items() if name not in ("kind", "step", "at")}
         self._guard(lambda: self._send(metrics, row["step"]))
 
     def on_end(self, error: BaseException | None) -> None:

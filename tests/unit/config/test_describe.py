@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import astuple, replace
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -154,6 +155,41 @@ def test_the_mean_number_of_masks_is_that_of_the_masker(scheme, ratio):
     rows = np.tile(np.arange(5, 19), (20_000, 1))  # the 14 tokens of a full sequence
     counts = Masker(recipe.masking, SPECIAL, 0, 0).count(sequences(rows))
     assert recipe.mean_masks == pytest.approx(counts.mean(), abs=5 * counts.std() / math.sqrt(len(counts)) + 1e-12)
+
+
+@pytest.mark.parametrize("ratio", [[0, 0.5], [0.2, 0.8]])
+def test_moments_of_a_range_are_those_of_its_closed_forms(ratio):
+    """P(m) is 1/m over h, the sum of 1/m from a to b: the means of m, m^2 and m^3 are sums of powers over h."""
+    recipe = tiny_recipe(masking={"mask_ratio": ratio}, data={"sequence_length": 52}, model=OUTPUT)
+    a, b = max(1, round(ratio[0] * 50)), round(ratio[1] * 50)
+    h = sum(Fraction(1, m) for m in range(a, b + 1))
+    first, second = Fraction(b - a + 1), Fraction((a + b) * (b - a + 1), 2)
+    third = Fraction(b * (b + 1) * (2 * b + 1) - (a - 1) * a * (2 * a - 1), 6)
+    assert math.fsum(share for _, share in recipe.mask_law) == pytest.approx(1, rel=1e-12)
+    assert recipe.mean_masks == pytest.approx(float(first / h), rel=1e-12)
+    for power, moment in enumerate((first, second, third), start=1):
+        found = math.fsum(share * number**power for number, share in recipe.mask_law)
+        assert found == pytest.approx(float(moment / h), rel=1e-12)
+
+
+@pytest.mark.parametrize("model", [{}, OUTPUT])
+def test_flops_of_a_range_take_the_moments_of_the_number_of_masks(model):
+    """Of 50 tokens with T masks: with k = 3 the head scores (3 T + 2)^2 pairs, and paths take a cubic of edges."""
+    recipe = tiny_recipe(
+        masking={"mask_ratio": [0, 0.5]}, data={"sequence_length": 52}, model=model | {"max_length": 128}
+    )
+    h = sum(Fraction(1, m) for m in range(1, 26))
+    mean, square, cube = 25 / h, Fraction(26 * 25, 2) / h, Fraction(25 * 26 * 51, 6) / h
+    flops = recipe_step_flops(recipe)
+    pairs = 9 * square + 12 * mean + 4
+    assert flops.transition == pytest.approx(float(8 * 6 * (2 * (3 * mean + 2) * 16 * 16 + pairs * 16)), rel=1e-12)
+    # 2 w + (T - 1) w (w + 1) / 2 with w = 2 T + 1
+    edges = 2 * cube + square + 2 * mean + 1
+    assert flops.alignment == pytest.approx(float(8 * 6 * edges), rel=1e-12)
+    # one block whole and one that is read at the nodes, or at the masks and both ends
+    queries = 52 * (52 + mean + 2) if model else 54 * 52 + 368 * mean + 10 * square
+    assert flops.attention == pytest.approx(float(8 * 12 * queries * 16), rel=1e-12)
+    assert flops.lm_head == pytest.approx(float(8 * 6 * 3 * mean * (16**2 + 16 * 300)), rel=1e-12)
 
 
 def test_a_step_is_its_sequences():

@@ -114,6 +114,8 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path, monkeypatch):
         ("train.max_steps=1_000", "train", "max_steps", 1000),
         ("train.compile=True", "train", "compile", True),
         ("masking.mask_ratio=.5", "masking", "mask_ratio", 0.5),
+        ("masking.mask_ratio=[0, .6]", "masking", "mask_ratio", (0.0, 0.6)),
+        ("train.validate_at=[1, 05, 0.387]", "train", "validate_at", (1, 5, 0.387)),
         ("optim.clip_norm=1", "optim", "clip_norm", 1.0),
         ("data.column=08", "data", "column", "08"),
         ("data.train=[01, 2.50, true]", "data", "train", ("01", "2.50", "true")),

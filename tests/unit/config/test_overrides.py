@@ -63,6 +63,12 @@ def test_the_origin_of_a_key_is_the_last_one_that_gave_it():
     ("override", "found"),
     [
         ("masking.mask_ratio=1.5", "it should be less than 1"),
+        ("masking.mask_ratio=[0, 1]", "`1` should be less than 1"),
+        ("masking.mask_ratio=[0.5, 0.2]", "a range should be [low, high], low below high"),
+        ("masking.mask_ratio=[0.5]", "a value is missing"),
+        ("train.validate_at=[1.5]", "`1.5` should be a valid integer"),
+        ("train.validate_at=[0]", "`0` should be greater than or equal to 1"),
+        ("masking.mask_ratio=many", "it should be a valid number"),
         ("train.max_steps=true", "it should be a valid integer"),
         ("train.max_steps=1.5", "it should be a valid integer"),
         ("masking.num_states_per_mask=1e3", "it should be less than or equal to 64"),

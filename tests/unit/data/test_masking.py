@@ -1,6 +1,7 @@
 """Masks: the rule for one sequence at a time in plain Python, their laws, what is spared; the hashes of chance.
 
-The laws are App. C of the paper: a token with k copies is corrupted with probability p^k, variance p^k (1 - p^k) / N.
+The laws are App. C of the paper: a token with k copies is corrupted with probability p^k, variance p^k (1 - p^k) / N;
+1/m for m masks of a range; and renewal theory for spans, whose lengths are scipy's Poisson.
 The first outputs of SplitMix64 for the seed 1234567 are those that the reference implementation prints (Vigna,
 splitmix64.c; listed at rosettacode.org, "Pseudo-random numbers/Splitmix64"). Chance is tested with fixed seeds and a
 bound of five standard errors.
@@ -8,24 +9,39 @@ bound of five standard errors.
 
 import itertools
 import math
+from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import poisson
 
 from exlm_cli.config.sections import MaskingConfig
 from exlm_cli.data.batch import MaskedSequences
 from exlm_cli.data.masking import Masker, hash_words, uniform
+from exlm_cli.data.tokenizer import Tokenizer, train_bpe
+from exlm_cli.progress import SilentProgress
 from tests.plain_hash import plain_hash, splitmix64
 from tests.tiny import SPECIAL, sequences
 
 TOKENS = np.arange(5, 40)
 SEED, EPOCH = 7, 3
 COUNT, PLACE, REPLACE, TOKEN = range(4)
+RANGE, KIND, TURN, LENGTH, SPAN = range(6, 11)
+WORDS = [f"word{number} and some others, in sentence {number * 7}: don't mask them." for number in range(40)]
+BPE = train_bpe(WORDS[:3], 300, 2, SilentProgress())
 
 
-def _mask(rows: Any, sample_index: Any = None, seed: int = SEED, epoch: int = EPOCH, **masking: Any) -> MaskedSequences:
-    masker = Masker(MaskingConfig.model_validate(masking), SPECIAL, seed, epoch)
+def _mask(
+    rows: Any,
+    sample_index: Any = None,
+    seed: int = SEED,
+    epoch: int = EPOCH,
+    tokenizer: Tokenizer = SPECIAL,
+    **masking: Any,
+) -> MaskedSequences:
+    masker = Masker(MaskingConfig.model_validate(masking), tokenizer, seed, epoch)
     return masker.mask(sequences(rows, sample_index))
 
 
@@ -43,23 +59,66 @@ def _plain_uniform(*words: int) -> float:
     return (plain_hash(*words) >> 11) / 2**53
 
 
-def _plain_mask(tokens: list[int], index: int, masking: MaskingConfig) -> tuple[list[int], list[int]]:
+def _plain_number(num_maskable: int, index: int, masking: MaskingConfig) -> int:
+    """Number of masks of one sequence of at least one maskable token."""
+    if not isinstance(masking.mask_ratio, tuple):
+        return max(1, math.floor(masking.mask_ratio * num_maskable + _plain_uniform(SEED, EPOCH, COUNT, index)))
+    fewest, most = _bounds(masking.mask_ratio, num_maskable)
+    sums = list(itertools.accumulate((1 / m for m in range(1, most + 1)), initial=0.0))
+    point = sums[fewest - 1] + _plain_uniform(SEED, EPOCH, RANGE, index) * (sums[most] - sums[fewest - 1])
+    return next(m for m in range(fewest, most + 1) if sums[m] > point)
+
+
+def _bounds(ratio: Sequence[float], num_maskable: int) -> tuple[int, int]:
+    low, high = (Fraction(str(share)) * num_maskable for share in ratio)
+    fewest = max(1, math.ceil(low))
+    return fewest, max(fewest, math.floor(high))
+
+
+def _plain_spans(tokens: list[int], index: int, number: int, masking: MaskingConfig, tokenizer: Tokenizer) -> list[int]:
+    """Masked places of one sequence, [CLS] counted, span by span on the ring of its tokens."""
+    begins = [place == 0 or bool(tokenizer.begins_word[token]) for place, token in enumerate(tokens)]
+    turn = plain_hash(SEED, EPOCH, TURN, index) % len(tokens)
+    while not begins[turn]:
+        turn -= 1
+    ends, draw = [0], itertools.count()
+    while ends[-1] < len(tokens):
+        uniform_draw = _plain_uniform(SEED, EPOCH, LENGTH, index, next(draw))
+        ends.append(ends[-1] + 1 + int(poisson.ppf(uniform_draw, masking.span_mean - 1)))
+    spans: dict[int, list[int]] = {}
+    for step in range(len(tokens)):
+        place = (turn + step) % len(tokens)
+        if begins[place]:
+            span = sum(end <= step for end in ends[1:])
+        spans.setdefault(span, []).append(place)
+    order = sorted(spans, key=lambda span: plain_hash(SEED, EPOCH, SPAN, index, span))
+    chosen = [place + 1 for span in order for place in spans[span] if tokenizer.is_ordinary[tokens[place]]]
+    return chosen[:number]
+
+
+def _plain_mask(
+    tokens: list[int], index: int, masking: MaskingConfig, tokenizer: Tokenizer = SPECIAL
+) -> tuple[list[int], list[int]]:
     """Input and masked positions of one sequence, by the rule of the design, a token at a time."""
-    original = [SPECIAL.cls_id, *(t for t in tokens for _ in range(masking.num_repeats)), SPECIAL.sep_id]
-    candidates = [i for i, token in enumerate(original) if token not in SPECIAL.special_ids]
+    original = [tokenizer.cls_id, *(t for t in tokens for _ in range(masking.num_repeats)), tokenizer.sep_id]
+    candidates = [i for i, token in enumerate(original) if token not in tokenizer.special_ids]
     by_hash = sorted(candidates, key=lambda i: plain_hash(SEED, EPOCH, PLACE, index, i))
-    if masking.scheme == "fixed":
-        number = math.floor(masking.mask_ratio * len(candidates) + _plain_uniform(SEED, EPOCH, COUNT, index))
-        positions = by_hash[: max(1, number)]
-    else:
+    in_spans = masking.place == "spans"
+    if masking.place == "mixed":
+        in_spans = _plain_uniform(SEED, EPOCH, KIND, index) < 0.5
+    if masking.scheme == "bernoulli":
         positions = [i for i in candidates if _plain_uniform(SEED, EPOCH, PLACE, index, i) < masking.mask_ratio]
         positions = positions or by_hash[:1]
-    ordinary = sorted(set(range(SPECIAL.vocab_size)) - SPECIAL.special_ids)
+    elif candidates and in_spans:
+        positions = _plain_spans(tokens, index, _plain_number(len(candidates), index, masking), masking, tokenizer)
+    else:
+        positions = by_hash[: _plain_number(len(candidates), index, masking)] if candidates else []
+    ordinary = sorted(set(range(tokenizer.vocab_size)) - tokenizer.special_ids)
     shown = list(original)
     for i in positions:
         draw = _plain_uniform(SEED, EPOCH, REPLACE, index, i)
         if draw >= masking.keep_ratio + masking.random_ratio:
-            shown[i] = SPECIAL.mask_id
+            shown[i] = tokenizer.mask_id
         elif draw >= masking.keep_ratio:
             shown[i] = ordinary[plain_hash(SEED, EPOCH, TOKEN, index, i) % len(ordinary)]
     return shown, sorted(positions)
@@ -76,6 +135,12 @@ def _plain_mask(tokens: list[int], index: int, masking: MaskingConfig) -> tuple[
         {"scheme": "bernoulli", "mask_ratio": 0.622, "num_repeats": 4},
         {"num_repeats": 2},
         {"mask_ratio": 0.5, "keep_ratio": 0.2, "random_ratio": 0.3},
+        {"mask_ratio": [0, 0.6]},
+        {"mask_ratio": [0.2, 0.29], "num_repeats": 2},
+        {"mask_ratio": 0.3, "place": "spans"},
+        {"mask_ratio": 0.3, "place": "mixed", "span_mean": 1.0},
+        {"mask_ratio": [0.05, 0.9], "place": "spans", "span_mean": 6.5},
+        {"mask_ratio": [0, 0.6], "place": "mixed"},
     ],
 )
 def test_a_batch_is_masked_as_each_sequence_is_in_plain_python(masking):
@@ -172,6 +237,121 @@ def test_keep_and_random_replacement_have_their_shares():
     # a random token is the original one time in the 35 ordinary ones
     for count, share in ((kept, 0.1 + 0.2 / 35), (randomised, 0.2 * 34 / 35)):
         assert abs(count / total - share) < 5 * math.sqrt(share * (1 - share) / total)
+
+
+@pytest.mark.parametrize("masking", [{"place": "spans"}, {"mask_ratio": [0, 0.6], "place": "mixed", "span_mean": 5}])
+def test_spans_of_text_are_those_of_plain_python(masking):
+    config = MaskingConfig.model_validate({"mask_ratio": 0.4} | masking)
+    rows = BPE.encode_batch(WORDS)
+    masked = _mask(rows, tokenizer=BPE, **dict(config))
+    for b, row in enumerate(rows):
+        assert np.flatnonzero(masked.is_masked[b]).tolist() == _plain_mask(row, b, config, BPE)[1]
+
+
+@pytest.mark.parametrize("ratio", [(0.0, 0.6), (0.2, 0.5), (0.29, 0.3)])
+def test_a_number_from_a_range_has_the_probability_of_its_law(ratio):
+    """1/m over the sum of 1/m, for all whole numbers from ceil(low * 35), at least 1, to floor(high * 35)."""
+    num_rows = 40_000
+    masker = Masker(MaskingConfig(mask_ratio=ratio), SPECIAL, SEED, EPOCH)
+    counts = masker.count(sequences(np.tile(TOKENS, (num_rows, 1))))
+    fewest, most = _bounds(ratio, len(TOKENS))
+    found = np.bincount(counts, minlength=most + 1)
+    assert (found[fewest:] > 0).all()
+    assert found[fewest:].sum() == num_rows == found.sum()
+    law = 1 / np.arange(fewest, most + 1)
+    law /= law.sum()
+    assert (np.abs(found[fewest:] / num_rows - law) < 5 * np.sqrt(law * (1 - law) / num_rows) + 1e-12).all()
+
+
+def test_the_last_number_of_a_range_is_not_lost_to_rounding():
+    """0.29 * 100 and 0.07 * 100 are whole numbers, which floats miss from below and from above."""
+    assert 0.29 * 100 < 29
+    assert 0.07 * 100 > 7
+    assert MaskingConfig(mask_ratio=(0.07, 0.29)).mask_bounds(100) == (7, 29)
+    assert MaskingConfig(mask_ratio=(0.3, 0.35)).mask_bounds(4) == (2, 2)  # none lies between 1.2 and 1.4
+    assert MaskingConfig(mask_ratio=(0.0, 0.6)).mask_bounds(1) == (1, 1)
+
+
+def test_places_of_a_range_are_those_of_one_ratio_with_that_number():
+    """The number and the places are drawn apart: the m masks are the m tokens of the smallest hashes."""
+    ranged, most = _many(500, mask_ratio=[0.0, 0.6]), _many(500, mask_ratio=0.6)
+    assert (most.is_masked | ~ranged.is_masked).all()
+    assert len(set(ranged.is_masked.sum(1).tolist())) == 21
+
+
+@pytest.mark.parametrize("place", ["spans", "mixed"])
+def test_spans_mask_every_token_of_a_sequence_equally_often(place):
+    num_rows, ratio = 20_000, 0.4  # 14 of 35
+    shares = _many(num_rows, mask_ratio=ratio, place=place).is_masked[:, 1:-1].mean(0)
+    assert np.abs(shares - ratio).max() < 5 * math.sqrt(ratio * (1 - ratio) / num_rows)
+
+
+@pytest.mark.parametrize("span_mean", [1.0, 3.0, 5.5])
+def test_tokens_at_a_distance_are_masked_together_as_spans_of_that_law_make_them(span_mean):
+    """Two tokens d apart are in one span with probability sum of (l - d) p(l) over l > d, divided by the mean l.
+
+    With a share f of all spans masked that gives f for those and f^2 for the others, up to terms of 1 / n.
+    """
+    n, num_rows, ratio = 4000, 400, 0.2
+    is_masked = _mask(np.full((num_rows, n), 7), mask_ratio=ratio, place="spans", span_mean=span_mean).is_masked[
+        :, 1:-1
+    ]
+    lengths = np.arange(1, 60)
+    law = poisson.pmf(lengths - 1, span_mean - 1)
+    for distance in range(1, 8):
+        in_one = (np.maximum(lengths - distance, 0) * law).sum() / span_mean
+        together = (is_masked[:, :-distance] & is_masked[:, distance:]).mean(1)
+        expected = ratio * in_one + ratio**2 * (1 - in_one)
+        assert abs(together.mean() - expected) < 5 * together.std() / math.sqrt(num_rows) + 2 / n, distance
+
+
+@pytest.mark.parametrize("ratio", [0.3, [0.0, 0.6]])
+def test_at_most_one_word_of_a_text_is_masked_in_part_and_from_its_beginning(ratio):
+    rows = BPE.encode_batch(WORDS)
+    masked = _mask(rows, tokenizer=BPE, mask_ratio=ratio, place="spans").is_masked
+    numbers = _mask(rows, tokenizer=BPE, mask_ratio=ratio).is_masked.sum(1)
+    assert masked.sum(1).tolist() == numbers.tolist()
+    has_whole = False
+    for row, is_masked in zip(rows, masked, strict=True):
+        starts = [i for i, token in enumerate(row) if i == 0 or BPE.begins_word[token]]
+        words = [is_masked[1 + i : 1 + j].tolist() for i, j in itertools.pairwise([*starts, len(row)])]
+        assert sum(0 < sum(word) < len(word) for word in words) <= 1
+        assert all(word == sorted(word, reverse=True) for word in words)
+        has_whole |= any(all(word) and len(word) > 2 for word in words)
+    assert has_whole
+
+
+def test_half_of_the_mixed_sequences_are_in_spans_and_the_others_scattered():
+    num_rows = 4000
+    mixed, spans, scattered = (
+        _many(num_rows, mask_ratio=0.3, place=p).is_masked for p in ("mixed", "spans", "scattered")
+    )
+    is_spans, is_scattered = (mixed == spans).all(1), (mixed == scattered).all(1)
+    assert (is_spans | is_scattered).all()
+    assert abs(is_spans.mean() - 0.5) < 5 * math.sqrt(0.25 / num_rows)
+    assert not (is_spans & is_scattered).any()
+
+
+@pytest.mark.parametrize(
+    "masking",
+    [
+        {},
+        {"mask_ratio": [0, 0.6], "place": "spans"},
+        {"mask_ratio": 0.5, "scheme": "bernoulli"},
+    ],
+)
+def test_a_number_or_a_ratio_in_place_of_the_law_gives_the_same_masks_to_every_masking(masking):
+    rows, config = _random_rows(60), MaskingConfig.model_validate(masking)
+    given = sequences(rows)
+    for at in (1, 5, 0.3):
+        masker = Masker(config, SPECIAL, SEED, EPOCH, at)
+        masked = masker.mask(given)
+        assert masker.count(given).tolist() == masked.is_masked.sum(1).tolist()
+        for b, row in enumerate(rows):
+            candidates = [i for i, token in enumerate(row, start=1) if token not in SPECIAL.special_ids]
+            by_hash = sorted(candidates, key=lambda i: plain_hash(SEED, EPOCH, PLACE, b, i))
+            number = at if at >= 1 else max(1, math.floor(at * len(candidates) + _plain_uniform(SEED, EPOCH, COUNT, b)))
+            assert np.flatnonzero(masked.is_masked[b]).tolist() == sorted(by_hash[: int(number)])
 
 
 def test_the_plain_generator_is_splitmix64():

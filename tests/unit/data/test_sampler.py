@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from exlm_cli.config.describe import FlopCounter, count_sequence_flops
+from exlm_cli.config.sections import PAIRS_PER_POSITION
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
 from exlm_cli.data.masking import Masker
 from exlm_cli.data.sampler import Feed, cut_microbatches, plan_epoch, prefetch
@@ -114,6 +115,25 @@ def test_microbatches_have_one_length_where_that_costs_at_most_twice_their_numbe
     assert any(len(set(LENGTHS[part])) > 1 for part in molecules)
 
 
+def test_few_masks_go_with_few_and_pairs_of_nodes_are_bounded():
+    """40 texts of one length with 1 to 40 masks of 4 states; 10 positions of 512 pairs hold 5,120 pairs of nodes."""
+    num_nodes = 4 * np.random.default_rng(0).permutation(np.arange(1, 41)) + 2
+    parts = list(cut_microbatches(np.full(40, 1), 10, num_nodes))
+    assert sorted(np.concatenate(parts).tolist()) == list(range(40))
+    assert all(len(part) * num_nodes[part].max() ** 2 <= 10 * PAIRS_PER_POSITION or len(part) == 1 for part in parts)
+    assert max(map(len, parts)) == 6  # of 6 masks at most: 6 * 26^2; ten positions would hold ten
+    assert np.concatenate([np.sort(num_nodes[part]) for part in parts]).tolist() == sorted(num_nodes)
+    wide = list(cut_microbatches(np.full(40, 100), 4000, num_nodes))
+    assert [len(part) for part in wide] == [40]
+
+
+def test_lengths_decide_before_masks():
+    """Two lengths, with masks in the other order: short sequences stay apart from long ones."""
+    lengths, num_nodes = np.array([10, 20] * 8), np.array([50, 10] * 8)
+    parts = [part.tolist() for part in cut_microbatches(lengths, 160, num_nodes)]
+    assert parts == [list(range(0, 16, 2)), list(range(1, 16, 2))]
+
+
 def test_prefetch_keeps_the_order_and_raises_where_the_item_was_due():
     assert list(prefetch(x * x for x in range(5))) == [0, 1, 4, 9, 16]
     assert list(prefetch(())) == []
@@ -140,6 +160,9 @@ SCHEMES: list[dict[str, Any]] = [
     {"masking": {"mask_ratio": 0.35}},
     {"masking": {"mask_ratio": 0.35}, "model": OUTPUT},
     {"masking": {"mask_ratio": 0.35, "scheme": "bernoulli", "num_repeats": 2}, "objective": "mlm"},
+    {"masking": {"mask_ratio": [0, 0.6], "place": "mixed"}, "objective": "mlm"},
+    {"masking": {"mask_ratio": [0, 0.6], "place": "mixed"}, "model": OUTPUT},
+    {"masking": {"mask_ratio": [0.1, 0.5], "place": "spans"}},
 ]
 
 
@@ -165,11 +188,15 @@ def test_every_sequence_of_a_step_comes_once_within_the_budget(dataset, sections
 def test_a_sequence_is_the_same_alone_and_its_length_is_known_before_it_is_made(dataset, sections):
     feed = Feed(dataset, tiny_recipe(**sections), SPECIAL, epoch=2)
     indices = np.arange(0, 300, 7)
-    lengths = dict(zip(indices.tolist(), feed.input_lengths(indices).tolist(), strict=True))
+    lengths, num_nodes = feed.sizes(indices)
+    lengths = dict(zip(indices.tolist(), lengths.tolist(), strict=True))
+    nodes = {} if num_nodes is None else dict(zip(indices.tolist(), num_nodes.tolist(), strict=True))
+    assert bool(nodes) == (feed.recipe.has_transitions and isinstance(feed.recipe.masking.mask_ratio, tuple))
     for batch in feed.microbatches(indices, CPU):
         for b, index in enumerate(batch.sample_index.tolist()):
             alone = feed.batch(np.array([index]))
             assert lengths[index] == int(batch.lengths[b]) == alone.token_ids.shape[1]
+            assert nodes.get(index) in (None, int(batch.state_lengths[b]))
             for field in per_sequence(batch):
                 in_company, itself = getattr(batch, field.name)[b], getattr(alone, field.name)[0]
                 assert torch.equal(in_company[: len(itself)] if itself.ndim else in_company, itself), field.name
@@ -187,18 +214,18 @@ def test_batches_know_the_flops_of_their_sequences_without_padding(dataset, sect
 @pytest.mark.parametrize("block_tokens", [1, 100])
 def test_lengths_counted_block_by_block_are_those_counted_at_once(dataset, monkeypatch, block_tokens):
     feed, indices = Feed(dataset, tiny_recipe(), SPECIAL, epoch=0), np.arange(300)
-    at_once = feed.input_lengths(indices)
+    at_once = feed.sizes(indices)[0]
     monkeypatch.setattr("exlm_cli.data.sampler._BLOCK_TOKENS", block_tokens)
-    assert feed.input_lengths(indices).tolist() == at_once.tolist()
-    assert feed.input_lengths(indices[:0]).tolist() == []
+    assert feed.sizes(indices)[0].tolist() == at_once.tolist()
+    assert feed.sizes(indices[:0])[0].tolist() == []
 
 
-@pytest.mark.parametrize("sections", SCHEMES[1:])
+@pytest.mark.parametrize("sections", SCHEMES[1:4])
 def test_masks_that_add_no_position_are_not_counted(dataset, monkeypatch, sections):
     """Counting draws the masks, which the batches draw again."""
     monkeypatch.setattr(Masker, "count", Mock(side_effect=AssertionError("counted")))
     recipe = tiny_recipe(**sections)
-    lengths = Feed(dataset, recipe, SPECIAL, epoch=0).input_lengths(np.arange(300))
+    lengths = Feed(dataset, recipe, SPECIAL, epoch=0).sizes(np.arange(300))[0]
     assert lengths.tolist() == (recipe.masking.num_repeats * dataset.lengths + 2).tolist()
 
 

@@ -113,6 +113,31 @@ def test_a_token_is_shown_readably(bpe, text, shown):
     assert bpe.token_text(bpe.encode(text)[0]) == shown
 
 
+def test_a_word_begins_with_a_blank_or_a_mark_and_every_token_of_smiles_does(bpe, smiles):
+    text = "very (great)\nday, is it\tn't\u00e9"
+    ids = bpe.encode(text)
+    words = [""]
+    for i, (start, end) in zip(ids, bpe.encode_with_offsets(text).offsets, strict=True):
+        words[-1:] = [words[-1], text[start:end]] if bpe.begins_word[i] else [words[-1] + text[start:end]]
+    # bytes of one character each cover all of it
+    assert words == ["very", " ", "(great", ")", "\nday", ",", " is", " it", "\tn", "'t\u00e9\u00e9"]
+    assert smiles.begins_word.all()
+
+
+def test_pieces_of_wordpiece_continue_a_word_and_a_vocabulary_without_marks_has_no_words():
+    pieces = {"type": "WordPiece", "vocab": {"un": 5, "##able": 6}, "unk_token": "[UNK]"} | {
+        "continuing_subword_prefix": "##", "max_input_chars_per_word": 99,
+    }  # fmt: skip
+    letters = {"type": "BPE", "vocab": {"A": 5, "C": 6}, "merges": []}
+    for model, begins in ((pieces, [True, False]), (letters, [True, True])):
+        model["vocab"] = {token: i for i, token in enumerate(SPECIAL_TOKENS)} | model["vocab"]
+        backend = tokenizers.Tokenizer.from_str(_with_model(model))
+        backend.post_processor = tokenizers.processors.TemplateProcessing(
+            single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+        )
+        assert Tokenizer(backend, "text").begins_word.tolist() == [True] * 5 + begins
+
+
 def test_an_id_beyond_the_vocabulary_has_no_text(bpe):
     with pytest.raises(ValueError, match=rf"^token id 9999 is not in the vocabulary of {bpe.vocab_size}$"):
         bpe.token_text(9999)

@@ -15,6 +15,7 @@ from exlm_cli.data.masking import Masker
 from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.experiments.evaluate import evaluate_pretrained, measure_entropy
 from exlm_cli.progress import SilentProgress
+from exlm_cli.run_dir import read_metrics
 from exlm_cli.train.pretrain import VALIDATION_EPOCH, run_pretraining
 from exlm_cli.train.pretrained import load_pretrained
 from tests.recorder import Recorder
@@ -80,6 +81,27 @@ def test_left_alone_both_repeat_the_run_s_own_validation(kind, request):
     assert (score.name, score.objective, score.step) == ("mine", "mlm" if kind == "repeated" else "exlm", 4)
     assert ("effective_states" in score.metrics) == (kind == "exlm")
     assert score.tokens > 0
+
+
+def test_a_checkpoint_is_scored_at_numbers_of_masks_that_are_given_or_of_its_recipe(cache, exlm, tmp_path):
+    run, _ = _train(cache, tmp_path / "run", train={"validate_at": [2]})
+    of_recipe = evaluate_pretrained(run, "mine", device="cpu").validated_at
+    logged = [row for row in read_metrics(run / "metrics.jsonl") if row["kind"] == "valid_at"][-1]
+    assert of_recipe == [pytest.approx({name: logged[name] for name in of_recipe[0]}, rel=1e-6)]
+    score = evaluate_pretrained(exlm[0], "mine", validate_at=[1.0, 0.3], device="cpu")
+    assert [row["at"] for row in score.validated_at] == [1, 0.3]
+    own = {name: score.metrics[name] for name in ("loss", "loss_given_length", "mask_accuracy", "num_sequences")}
+    assert score.validated_at[1] == pytest.approx({"at": 0.3, **own}, rel=1e-6)
+    assert evaluate_pretrained(exlm[0], "mine", device="cpu").validated_at == []
+    with pytest.raises(ConfigError, match=r"train\.validate_at"):
+        evaluate_pretrained(exlm[0], "mine", validate_at=[1.5], device="cpu")
+
+
+def test_a_model_of_a_range_is_measured_at_it_and_at_one_ratio(cache, tmp_path):
+    run, metrics = _train(cache, tmp_path / "run", masking={"mask_ratio": [0, 0.5], "place": "mixed"})
+    (own,), (one,) = (measure_entropy(run, mask_ratios=ratios, device="cpu") for ratios in ((), (0.3,)))
+    assert (own.mask_ratio, one.mask_ratio) == ((0.0, 0.5), 0.3)
+    assert {name: own.metrics[name] for name in metrics} == pytest.approx(metrics, rel=1e-5)
 
 
 def test_a_uniform_model_has_log_v_bits_at_every_k_and_p(cache, tmp_path):

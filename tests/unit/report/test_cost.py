@@ -84,6 +84,19 @@ def test_activations_are_the_bytes_that_autograd_keeps(sections):
     assert saved_in_training(recipe) == pytest.approx(expected, rel=0.02)
 
 
+@pytest.mark.parametrize("sections", [{"model": OUTPUT}, {}, {"objective": "mlm"}])
+def test_a_range_needs_the_memory_of_the_most_masks_that_a_microbatch_can_have(sections):
+    """15 masks of 50 tokens, unless 5 sequences of 3 T + 2 nodes would have more pairs than 512 for each position."""
+    ranged, most = (
+        long_recipe(**sections, masking={"mask_ratio": ratio, "num_states_per_mask": 3}) for ratio in ([0, 0.3], 0.3)
+    )
+    assert count_memory(ranged, NUM_SEQUENCES) == count_memory(most, NUM_SEQUENCES)
+    tight = ranged.changed({"train.microbatch_tokens": 82})  # 41,984 pairs, 5 * 91.6^2, of 29 masks
+    assert count_memory(tight, NUM_SEQUENCES) == count_memory(most, NUM_SEQUENCES)
+    of_many, of_few = count_memory(tight, 40), count_memory(most.changed({"masking.mask_ratio": 0.2}), 40)
+    assert (of_many == of_few) == ranged.has_transitions  # 40 * 32.4^2: 10 masks of 3 states
+
+
 def test_where_masks_expand_costs_an_mlm_no_memory():
     """The key has no effect there, and the model keeps the same bytes."""
     plain, late = (long_recipe(objective="mlm", model=model) for model in ({"rope": "1d"}, OUTPUT))

@@ -50,6 +50,19 @@ def test_a_panel_appears_where_its_values_do(figures, key):
     assert drawn[TITLES[key]].get_legend() is None
 
 
+def test_each_fixed_number_of_masks_has_a_panel_numbers_before_ratios(figures):
+    rows: Rows = [
+        {"kind": "valid_at", "step": step, "at": at, "loss": 9.0, "loss_given_length": at + step, "mask_accuracy": 0.5}
+        for step in (3, 6)
+        for at in (0.387, 5, 1, 0.15)
+    ]
+    drawn = panels(figures, {"run": valid(loss=[2.0]) + rows, "other": valid(loss=[1.0])})
+    titles = [f"Loss given the number, {at}" for at in ("1 mask", "5 masks", "15 %", "38.7 %")]
+    assert list(drawn) == [TITLES["loss"], *titles]
+    (line,) = drawn[titles[1]].lines
+    assert [list(data) for data in line.get_data()] == [[3, 6], [8, 11]]
+
+
 def test_several_runs_lie_over_each_other_in_colours_that_differ(figures):
     runs = {f"k={k}": run(*TITLES, "entropy_posterior_bits") for k in range(9)} | {"MLM": run("loss")}
     drawn = panels(figures, runs)

@@ -24,6 +24,8 @@ from exlm_cli.train.pretrained import load_pretrained
 from tests.recorder import Recorder
 from tests.tiny import OUTPUT, tiny_recipe
 
+VALIDATED_AT = ("loss", "loss_given_length", "mask_accuracy", "num_sequences")
+
 
 def _recipe(cache: Path, **sections: Any) -> PretrainRecipe:
     data = {"bundled_rows": 300, "cache_dir": str(cache), **sections.pop("data", {})}
@@ -67,6 +69,29 @@ def test_every_variant_trains_and_validates(cache, tmp_path, sections):
     assert np.isfinite(result.metrics["loss"])
     kinds = [row["kind"] for row in read_metrics(result.run_dir / "metrics.jsonl")]
     assert (kinds.count("train"), kinds.count("valid")) == (6, 2)
+
+
+@pytest.mark.parametrize(
+    "sections", [{}, {"objective": "mlm"}, {"objective": "mlm", "masking": {"num_repeats": 2, "scheme": "bernoulli"}}]
+)
+def test_each_validation_scores_fixed_numbers_of_masks_and_those_of_the_own_ratio_are_its_own(
+    cache, tmp_path, sections
+):
+    """The masks of one ratio are the recipe's where it has that ratio; 13 tokens have 999 masks no more than 13."""
+    recipe = _recipe(cache, **sections, train={"validate_at": [1, 999, 0.3]})
+    rows = read_metrics(run_pretraining(recipe, out=tmp_path / "run").run_dir / "metrics.jsonl")
+    further = [row for row in rows if row["kind"] == "valid_at"]
+    assert [(row["step"], row["at"]) for row in further] == [(s, at) for s in (3, 6) for at in (1, 999, 0.3)]
+    assert all(set(row) == {"kind", "step", "at", *VALIDATED_AT} for row in further)
+    if not sections.get("masking"):
+        for own, row in zip([row for row in rows if row["kind"] == "valid"], further[2::3], strict=True):
+            assert {name: row[name] for name in VALIDATED_AT} == {name: own[name] for name in VALIDATED_AT}
+
+
+def test_fixed_numbers_of_masks_change_nothing_of_the_training(cache, tmp_path, run):
+    again = run_pretraining(_recipe(cache, train={"validate_at": [2, 0.5]}), out=tmp_path / "run").run_dir
+    rows = [row for row in read_metrics(again / "metrics.jsonl") if row["kind"] != "valid_at"]
+    assert [row["loss"] for row in rows] == _losses(run)
 
 
 def test_a_run_directory_is_self_contained(run):

@@ -67,19 +67,25 @@ def _recipe(cache: Path, **train: Any) -> PretrainRecipe:
 
 def _figures(run: Path, after_step: int = 0) -> list[tuple[str, float, int]]:
     return [
-        (f"{row['kind']}/{name}", json.loads(json.dumps(value)), row["step"])
+        (
+            f"{row['kind']}/{row['at']}/{name}" if "at" in row else f"{row['kind']}/{name}",
+            json.loads(json.dumps(value)),
+            row["step"],
+        )
         for row in read_metrics(run / "metrics.jsonl")
         if row["step"] > after_step
         for name, value in row.items()
-        if name not in ("kind", "step")
+        if name not in ("kind", "step", "at")
     ]
 
 
 def test_each_tracker_gets_every_figure_and_a_resumption_continues_its_run(packages, cache, tmp_path):
     progress = Recorder()
-    run = run_pretraining(_recipe(cache), out=tmp_path / "run", progress=progress).run_dir
+    recipe = _recipe(cache, validate_at=[2, 0.5])
+    run = run_pretraining(recipe, out=tmp_path / "run", progress=progress).run_dir
     for tracker in TRACKERS:
         assert packages.of(tracker) == _figures(run)
+    assert {"valid_at/2/loss", "valid_at/0.5/loss"} <= {name for name, *_ in _figures(run)}
     board = packages.tensorboard.SummaryWriter
     board.assert_called_once_with(str(run / "tensorboard"), purge_step=1)
     wandb = packages.wandb.init.call_args.kwargs

@@ -57,6 +57,15 @@ MaxSequencesOption = Annotated[
     int | None,
     typer.Option("--max-sequences", metavar="N", min=1, help="Score pre-trained runs on N sequences, evenly spread."),
 ]
+ValidateAtOption = Annotated[
+    str | None,
+    typer.Option(
+        "--validate-at",
+        metavar="LIST",
+        help="Score pre-trained runs also at numbers of masks, like 1,5, and mask ratios, like 0.387; default: the "
+        "run's `train.validate_at`.",
+    ),
+]
 FormatOption = Annotated[
     str | None,
     typer.Option(
@@ -82,6 +91,7 @@ def evaluate(
     mask_ratios: MaskRatiosOption = None,
     num_states: NumStatesOption = None,
     max_sequences: MaxSequencesOption = None,
+    validate_at: ValidateAtOption = None,
     formats: FormatOption = None,
     out: ReportOption = None,
     figures: FiguresOption = True,
@@ -102,11 +112,14 @@ def evaluate(
     output = Output(wanted_formats, out, has_figures=figures, as_json=as_json)
     ratios = parse_numbers("--mask-ratios", mask_ratios, float, "a number above 0 and below 1", 1e-6, 1 - 1e-6)
     states = parse_numbers("--num-states", num_states, int, "a whole number from 1 to 64", 1, 64)
+    at = parse_numbers("--validate-at", validate_at, float, "a number of masks or a ratio", 1e-6, 65536)
+    if entropy and at is not None:
+        raise ConfigError("`--entropy` and `--validate-at` are two reports", "give one of them at a time")
     refuse_without("`--entropy`", entropy, {"--mask-ratios": ratios, "--num-states": states})
     of_data = {"--smiles-column": smiles_column, "--text-column": text_column, "--on-invalid": on_invalid}
     refuse_without("`--data FILE`", valid, of_data)
     # what only a pre-trained model can be asked
-    asked = {"--entropy": entropy, "--data": valid, "--max-sequences": max_sequences}
+    asked = {"--entropy": entropy, "--data": valid, "--max-sequences": max_sequences, "--validate-at": at}
     option = next((name for name, value in asked.items() if value), None)
     progress = console.open_progress()
     wanted = runs or [newest_run(takes_all=option is None, progress=progress)]
@@ -117,13 +130,19 @@ def evaluate(
             raise ConfigError("give one sweep at a time", "the runs under its `cells/` can be scored with others")
         return emit_sweep(load_sweep_run(given[0]), output, progress)
     chosen = given_runs(given, progress)
-    scoring = {"valid": valid or [], "max_sequences": max_sequences, "device": device, "progress": progress}
+    scoring: dict[str, Any] = {
+        "valid": valid or [],
+        "max_sequences": max_sequences,
+        "device": device,
+        "progress": progress,
+    }
     if option is not None:
         recipes = [_pretrained_recipe(run, option) for run in chosen]
         columns = [choose_column(each.data.kind, smiles=smiles_column, text=text_column) for each in recipes]
         scoring["overrides"] = collect_overrides(None, {"data.column": columns[0], "data.on_invalid": on_invalid})
         if entropy:
             return _show_entropy(chosen, recipes, ratios or _ENTROPY_MASK_RATIOS, states or (), scoring, output)
+    scoring["validate_at"] = at
     return _show_scores(chosen, [path for run, path in found if is_on_hub(run)], scoring, output)
 
 
@@ -153,7 +172,7 @@ def _show_scores(
     from exlm_cli.finetune.scores import FinetunedRun
     from exlm_cli.report.experiments.paper import paper_tables
     from exlm_cli.report.finetuning.score_figures import draw_runs
-    from exlm_cli.report.finetuning.scores import pretraining_table, task_tables
+    from exlm_cli.report.finetuning.scores import masks_table, pretraining_table, task_tables
 
     finetuned = [FinetunedRun(run.name, run.path, read_results(run.path)) for run in runs if run.kind == "finetune"]
     drawn = [run for run in finetuned if run.folder not in of_hub] if output.has_figures else []
@@ -176,6 +195,7 @@ def _show_scores(
     top = entries[0] if len(entries) == 1 else {}
     tables = [
         *([pretraining_table(pretrained)] if pretrained else []),
+        *masks_table(pretrained),
         *task_tables(finetuned),
         *paper_tables(finetuned),
     ]

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from exlm_cli.config.sections import one_ratio
 from exlm_cli.config.sweep import RepeatsAndRatio
 from exlm_cli.experiments.results import MeasuredCell
 from exlm_cli.format import NO_VALUE, format_count, format_fixed, format_percent, format_ratio
@@ -75,7 +76,7 @@ def write_grid_report(cells: Sequence[MeasuredCell], folder: Path, *, name: str,
 
 def grid_of(cells: Sequence[MeasuredCell]) -> Grid:
     """Return the cells with their seeds together, in order of k and p."""
-    groups = {(cell.first.num_repeats, cell.first.mask_ratio): cell for cell in group_seeds(cells)}
+    groups = {(cell.first.num_repeats, one_ratio(cell.first.mask_ratio)): cell for cell in group_seeds(cells)}
     return {pair: groups[pair] for pair in sorted(groups)}
 
 

@@ -181,8 +181,9 @@ class SeedGroup:
 
     @cached_property
     def mask_ratios(self) -> list[float]:
-        """Mask ratios at which any seed was measured."""
-        return sorted({ratio for cell in self.finished for ratio in cell.result.mask_ratios})
+        """Mask ratios at which any seed was measured, without the range that it was trained with."""
+        measured = {ratio for cell in self.finished for ratio in cell.result.mask_ratios}
+        return sorted(ratio for ratio in measured if not isinstance(ratio, tuple))
 
     def values(self, metric: str, mask_ratio: float | None = None) -> tuple[float, ...]:
         """Return the defined values of the seeds, at the variant's own mask ratio unless another is given."""

@@ -224,22 +224,28 @@ def entropy_families(variants: Variants) -> dict[str, list[SeedGroup]]:
         if len({variant.first.num_states_per_mask for variant in family}) > 1:
             named[min((variant.first.label for variant in family), key=len)] = mlms + family
     return {
-        label: sorted(family, key=lambda variant: (variant.first.num_states_per_mask, variant.first.mask_ratio))
+        label: sorted(family, key=lambda variant: (variant.first.num_states_per_mask, _bounds(variant)))
         for label, family in named.items()
     }
 
 
 def _entropy_lines(family: Variants) -> list[EntropyLine]:
     ks = sorted({variant.first.num_states_per_mask for variant in family if variant.first.objective == "exlm"})
-    trained_at = sorted({variant.first.mask_ratio for variant in family})
+    trained_at = sorted({_bounds(variant) for variant in family})
     lines = []
     for variant in family:
         first, is_mlm = variant.first, variant.first.objective == "mlm"
         name = "MLM" if is_mlm else f"ExLM, k = {first.num_states_per_mask}"
         at = f", trained at p = {format_ratio(first.mask_ratio)}" if len(trained_at) > 1 else ""
         colour = 0 if is_mlm else 1 + ks.index(first.num_states_per_mask)
-        lines.append(_entropy_line(variant, f"{name}{at}", colour, trained_at.index(first.mask_ratio)))
+        lines.append(_entropy_line(variant, f"{name}{at}", colour, trained_at.index(_bounds(variant))))
     return lines
+
+
+def _bounds(variant: SeedGroup) -> tuple[float, float]:
+    """Return the lowest and the highest mask ratio of a variant's training."""
+    ratio = variant.first.mask_ratio
+    return ratio if isinstance(ratio, tuple) else (ratio, ratio)
 
 
 def _entropy_line(variant: SeedGroup, label: str = "", colour: int = 0, style: int = 0) -> EntropyLine:
@@ -363,9 +369,10 @@ def _details(variant: SeedGroup) -> Row:
     values = {key: f"{v:g}" if isinstance(v, float) else v for key, v in variant.first.changes.items()}
     changes = ", ".join(f"{key}={value}" for key, value in values.items())
     parameters = math.nan if variant.model.parameters is None else variant.model.parameters
+    ratio = variant.first.mask_ratio
     return (
         Number(variant.first.num_states_per_mask, format_count),
-        Number(variant.first.mask_ratio, format_ratio),
+        format_ratio(ratio) if isinstance(ratio, tuple) else Number(ratio, format_ratio),
         pretraining,
         Number(parameters, format_parameters),
         seeds,

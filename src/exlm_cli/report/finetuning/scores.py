@@ -19,6 +19,7 @@ from exlm_cli.format import (
     format_counts,
     format_duration,
     format_large,
+    format_masks,
     format_measure,
     format_number,
     format_number_of,
@@ -285,6 +286,24 @@ def pretraining_table(scores: "Sequence[PretrainedScore]") -> ReportTable:
         notes.append("these runs have different tokenizers: do not compare their losses, accuracies and entropies")
     columns = ("metric", *(score.name for score in scores))
     return ReportTable("pretraining", "Pre-trained checkpoints", columns, (tuple(rows),), tuple(notes))
+
+
+def masks_table(scores: "Sequence[PretrainedScore]") -> list[ReportTable]:
+    """Return loss and accuracy of pre-trained checkpoints at fixed numbers of masks; no table where none has any."""
+    rows_by_at: dict[float, dict[str, Mapping[str, float]]] = {}
+    for score in scores:
+        for row in score.validated_at:
+            rows_by_at.setdefault(row["at"], {})[score.name] = row
+    names = ("loss", "loss_given_length", "mask_accuracy", "num_sequences")
+    rows: list[Row] = [
+        (format_masks(at), _VALIDATED[name], *(_validated(name, by_run.get(score.name, {})) for score in scores))
+        for at, by_run in sorted(rows_by_at.items(), key=lambda item: (item[0] < 1, item[0]))
+        for name in names
+    ]
+    columns = ("masks", "metric", *(score.name for score in scores))
+    note = "scattered masks, the same for every run of one seed; a sequence with fewer tokens has all of them masked"
+    table = ReportTable("masks", "At fixed numbers of masks", columns, (tuple(rows),), (note,), num_keys=2)
+    return [table] if rows else []
 
 
 def score_entry(spread: Spread, aggregate: Aggregate, *, missing: str = NOT_DEFINED) -> Number:
