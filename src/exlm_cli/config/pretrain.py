@@ -22,7 +22,7 @@ class PretrainRecipe(Recipe):
     """Everything a pre-training run depends on; `tokenize` uses its `data` and `tokenizer` sections."""
 
     command: ClassVar[str] = "pretrain"
-    groups: ClassVar[tuple[str, ...]] = ("quickstart", "small", "paper")
+    groups: ClassVar[tuple[str, ...]] = ("quickstart", "small", "medium", "paper")
     example: ClassVar[str] = "quickstart-text"
 
     objective: ObjectiveName = Field("exlm", description="Expanded states with alignment, or plain MLM")
