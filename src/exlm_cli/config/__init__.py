@@ -1,0 +1,1 @@
+"""Recipes of every command: their keys, and how they are read and checked. No torch."""

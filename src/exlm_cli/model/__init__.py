@@ -1,0 +1,1 @@
+"""Networks: encoder, transition head, ExLM and MLM, heads of tasks."""

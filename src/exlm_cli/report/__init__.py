@@ -1,0 +1,1 @@
+"""Tables, curves, style and cost of runs. No torch."""

@@ -1,0 +1,1 @@
+"""Pre-training: loop, objective, optimiser, checkpoints, validation."""

@@ -1,0 +1,1 @@
+"""Processes that take many trainings, one after the other."""

@@ -1,0 +1,1 @@
+"""From files to token shards: read `prepare` from top to bottom."""

@@ -1,0 +1,1 @@
+"""Random forests and TF-IDF on the same rows."""

@@ -1,0 +1,1 @@
+"""One seed on one split: model, batches, training, workers."""

@@ -1,0 +1,1 @@
+"""Predictions and vectors of new rows, and their explanations."""

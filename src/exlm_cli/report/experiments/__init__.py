@@ -1,0 +1,1 @@
+"""Tables and figures of sweeps, of Repeated MLM and of the paper."""

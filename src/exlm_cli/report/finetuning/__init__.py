@@ -1,0 +1,1 @@
+"""Scores, figures and page of a fine-tuning run."""

@@ -1,0 +1,1 @@
+"""What tables and GLUE have in common: labels, splits, encoding, scores."""

@@ -1,0 +1,1 @@
+"""SQuAD 2.0: files, windows, answers, the official score."""
