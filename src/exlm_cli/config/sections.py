@@ -4,7 +4,7 @@ import json
 import math
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, Strict, Tag, field_validator, model_validator
 
 from exlm_cli.config.base import Mark, StrictModel, UnfitValueError
 
@@ -13,10 +13,10 @@ Alignment = Literal["dag", "sparse_dag", "independent"]
 Share = Annotated[float, Field(ge=0, lt=1)]
 MaskRatio = Annotated[float, Field(gt=0, lt=1)]
 OneOrRange = Annotated[
-    Annotated[MaskRatio, Tag("one")] | Annotated[tuple[Share, Share], Tag("range")],
+    Annotated[MaskRatio, Tag("one")] | Annotated[tuple[Share, Share], Strict(False), Tag("range")],
     Discriminator(lambda value: "range" if isinstance(value, list | tuple) else "one"),
 ]
-"""A mask ratio, or the lowest and the highest of a range."""
+"""A mask ratio, or the lowest and the highest of a range; a list of JSON is one too, also where types are strict."""
 NumberOrRatio = Annotated[int, Field(ge=1, le=65536)] | MaskRatio
 """A number of masks, or a mask ratio below 1."""
 

@@ -1,5 +1,6 @@
 """Sweep recipes: variants written by hand or generated from (k, p); errors are in `golden/`."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,13 @@ def test_a_variant_is_the_common_recipe_with_its_changes():
     assert cells[3].pretrain.model_dump() == expected
     assert _description(cells[3]).changes == {"optim.lr": 1e-4, "masking.num_states_per_mask": 2}
     assert _description(cells[3]).num_states_per_mask == 2
+
+
+def test_a_cell_with_masks_from_a_range_goes_to_its_process_as_json():
+    variant = "variants.ranged={masking.mask_ratio: [0, 0.6], masking.place: mixed}"
+    (cell,) = _load(SWEEP, variant, "only=[ranged]").plan()
+    assert (_description(cell).mask_ratio, cell.pretrain.masking.place) == ((0.0, 0.6), "mixed")
+    assert SweepCell.model_validate(json.loads(cell.model_dump_json())) == cell
 
 
 def test_steps_are_relative_to_the_common_ones():

@@ -69,6 +69,19 @@ def test_the_csv_has_one_row_a_variant_under_the_names_that_scripts_rely_on(tmp_
     assert json.loads(rows[1]["changes"]) == {"masking.num_states_per_mask": 2}
 
 
+def test_a_variant_trained_on_a_range_has_it_as_its_p_and_entropies_at_single_ratios(tmp_path):
+    first, *others = sweep_results("figure-12", seeds=(1,))
+    own = first.pretrain_scores.assign(grid_point=first.pretrain_scores.grid_point.replace("p=0.15", "p=0.0-0.6"))
+    ranged = changed(first, mask_ratio=(0.0, 0.6), mask_ratios=((0.0, 0.6), 0.387))
+    vars(ranged)["pretrain_scores"] = own
+    table, states, *_ = sweep_tables(group_seeds([ranged, *others]), name="mine")
+    row = _row(table, "mlm")
+    assert (row["p"], row["loss"]) == ("0-60 %", "2.000")
+    assert (_row(states, "mlm")["15 %"], _row(states, "mlm")["38.7 %"]) == ("-", "3.87")
+    (line,) = [row for row in _csv([ranged, *others], tmp_path) if row["variant"] == "mlm"]
+    assert line["mask_ratio"] == "0.0 0.6"
+
+
 def test_a_diverged_seed_is_left_out_of_means_and_named(tmp_path):
     results = [diverge(r) if r.result.seed == 2 else r for r in sweep_results("table-13", seeds=(1, 2))]
     variant = group_seeds(results)[0]
