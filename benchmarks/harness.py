@@ -128,9 +128,13 @@ def _processor() -> str:
     return match[1] if match else platform.processor()
 
 
-def append_row(name: str, row: Mapping[str, object], folder: Path = RESULTS_DIR) -> None:
-    """Append to `<name>.csv` of a folder; the first row writes the header, and later rows have the same columns."""
-    path = folder / f"{name}.csv"
+def append_row(name: str, row: Mapping[str, object], folder: Path | None = None) -> None:
+    """Append to `<name>.csv`; the first row writes the header, and later rows must have the same columns.
+
+    Args:
+        folder: Where the file is; None: `results/`.
+    """
+    path = (folder or RESULTS_DIR) / f"{name}.csv"
     is_new = not path.exists()
     if not is_new:
         with path.open(newline="") as file:

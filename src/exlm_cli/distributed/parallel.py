@@ -38,8 +38,11 @@ def spread(module: nn.Module, ranks: Ranks) -> nn.Module:
     """Return a module that trains on all ranks, each with a copy of the weights; in one process the module itself."""
     if ranks.size == 1:
         return module
-    # buffers are the same on all ranks without being sent in each forward pass: every rank sets them by the step
-    return DistributedDataParallel(module, gradient_as_bucket_view=True, broadcast_buffers=False)
+    # buffers are the same on all ranks without being sent in each forward pass: every rank sets them by the step;
+    # `broadcast_buffers=False` warns from torch 2.13 on, and its successor is not in 2.11
+    buffers = [name for name, _ in module.named_buffers()]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, buffers)
+    return DistributedDataParallel(module, gradient_as_bucket_view=True)
 
 
 def accumulating(module: nn.Module, *, is_last: bool) -> AbstractContextManager[object]:
