@@ -47,21 +47,11 @@ class Inspection:
     log_prob_exact: float
     checkpoint: str = ""
 
-    def _repr_svg_(self) -> str:
-        """Return the drawn graph, which a notebook shows for the object."""
-        from exlm_cli.dag.figures import render_graph
-
-        return render_graph(self, ["svg"])["svg"].decode()
-
     def word(self, node: int) -> str:
         """Return the most probable word of a node, or BOS, EOS."""
         if self.tokens[node]:
             return self.tokens[node][0].text
         return "BOS" if node == 0 else "EOS"
-
-    def numbered_word(self, node: int) -> str:
-        """Return the number of a node and its word; BOS and EOS have no number."""
-        return f"{node} {self.quote(self.word(node))}" if self.tokens[node] else self.word(node)
 
     def quote(self, word: str) -> str:
         """Return a word as it reads in a list: punctuation of running text in quotation marks."""
