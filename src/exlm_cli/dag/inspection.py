@@ -11,6 +11,7 @@ from exlm_cli.dag import graph
 from exlm_cli.dag.fillings import Filling, IndependentGuess, NBest, independent_guess, n_best_fillings
 from exlm_cli.dag.search import Length
 from exlm_cli.format import format_number_of, format_percent, printable
+from exlm_cli.train.evaluation import MIN_CLONES
 
 MAX_MASKS_DRAWN = 40
 """Pictures show this many masks; of a longer sentence they show the first ones and say so."""
@@ -18,7 +19,6 @@ MAX_MASKS_DRAWN = 40
 WITHOUT_DAG = "Without the DAG, each [MASK] on its own"
 """Heading of the guess that stands below the joint fillings."""
 
-_COLLAPSED = 1.05
 _NOTHING = "–"
 
 
@@ -107,7 +107,7 @@ class Inspection:
             return "This model fills each mask on its own, so there is no DAG to draw."
         in_use = self.states_in_use()
         mean = f"{in_use.mean():.2f} of {self.dag.num_states_per_mask} states in use per [MASK]"
-        if self.dag.num_states_per_mask > 1 and in_use.max() < _COLLAPSED:
+        if self.dag.num_states_per_mask > 1 and in_use.max() <= MIN_CLONES:
             return f"{mean}: this DAG has collapsed onto one path, and each [MASK] is filled on its own."
         share = format_percent(math.exp(self.log_prob_exact))
         return f"{mean}; {share} of the probability lies on paths with {self._num_tokens()}."
