@@ -101,6 +101,35 @@ def test_imports_point_to_lower_layers_only(path):
             assert LAYERS[module.split(".")[1]] <= own, f"{relative(path)} imports {module}, which is above it"
 
 
+@functools.cache
+def imported_at_any_time(module: str) -> set[str]:
+    """Return the modules of the package that one imports, in functions too; a package only where it is itself meant."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+        named = [name for name in imported_modules([node]) if name in MODULES]
+        found.update(named[1:] or named)
+    return found
+
+
+def way_back_to(module: str) -> list[str]:
+    """Return the shortest chain of imports that leads from a module back to it; empty if none."""
+    ways, seen = [[module]], {module}
+    for way in ways:
+        for name in sorted(imported_at_any_time(way[-1])):
+            if name == module:
+                return [*way, name]
+            if name not in seen:
+                seen.add(name)
+                ways.append([*way, name])
+    return []
+
+
+# results and scores, plan and trainer of fine-tuning lead to each other
+@pytest.mark.parametrize("module", [name for name in MODULES if not name.startswith("exlm_cli.finetune.")])
+def test_no_module_leads_back_to_itself(module):
+    assert way_back_to(module) == []
+
+
 def test_no_command_imports_another():
     folder = PACKAGE / "cli/commands"
     others = {module_of(path) for path in folder.glob("*.py")} - {module_of(folder / "__init__.py")}

@@ -49,6 +49,15 @@ _TEXT_COLUMNS = ("predicted_class", "answer", "answers", "in_split", "problem")
 """Columns of predictions that are no numbers."""
 
 
+class Filled(Inspection):
+    """The DAG of a text and its fillings, which a notebook shows as the drawn graph."""
+
+    def _repr_svg_(self) -> str:
+        from exlm_cli.dag.figures import render_graph
+
+        return render_graph(self, ["svg"])["svg"].decode()
+
+
 @dataclass(frozen=True)
 class Explanations:
     """What the atoms of R molecules add to their predictions.
@@ -280,12 +289,12 @@ class Run:
         return [finetuned_encoder(finetuned, seed) for seed in seeds]
 
     @overload
-    def fill(self, text: str, *, num_fillings: int = ..., num_top: int = ..., length: Length = ...) -> Inspection: ...
+    def fill(self, text: str, *, num_fillings: int = ..., num_top: int = ..., length: Length = ...) -> Filled: ...
 
     @overload
     def fill(
         self, text: list[str] | tuple[str, ...], *, num_fillings: int = ..., num_top: int = ..., length: Length = ...
-    ) -> list[Inspection]: ...
+    ) -> list[Filled]: ...
 
     def fill(
         self,
@@ -294,7 +303,7 @@ class Run:
         num_fillings: int = 10,
         num_top: int = 3,
         length: Length = "exact",
-    ) -> Inspection | list[Inspection]:
+    ) -> Filled | list[Filled]:
         """Fill the masks of a text, or of each of several, with a pre-trained run, jointly.
 
         Args:
@@ -341,7 +350,8 @@ class Run:
                 f"searching for the best joint fillings of {dag.num_masks} masks, up to a limit of work"
             )
         name = pretrained.name
-        return inspect(dag, num_top=num_top, num_fillings=num_fillings, length=length, checkpoint=name)
+        found = inspect(dag, num_top=num_top, num_fillings=num_fillings, length=length, checkpoint=name)
+        return Filled(**vars(found))
 
 
 def load(run: str | Path, *, device: str = "auto", progress: Progress | None = None) -> Run:

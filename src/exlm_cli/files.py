@@ -1,4 +1,8 @@
-"""Files: atomic writes, typed JSON, CSV, folders for results, and operating system errors as `CheckpointError`."""
+"""Files: atomic writes, typed JSON, CSV, and folders for results.
+
+What the operating system refuses is a `CheckpointError` with its reason and a remedy; a file that cannot be written
+stays as it was.
+"""
 
 import contextlib
 import csv
@@ -31,11 +35,7 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextlib.contextmanager
 def refusing(what: str, *, is_chosen: bool = False) -> Iterator[None]:
-    """Turn an `OSError` into a `CheckpointError` that begins with `what`; `is_chosen`: `out=DIR` sets the folder.
-
-    Raises:
-        CheckpointError: The operating system reports an error; with its reason, and what to do about it.
-    """
+    """Turn an `OSError` into a `CheckpointError` that begins with `what`; `is_chosen`: `out=DIR` sets the folder."""
     try:
         yield
     except OSError as error:
@@ -64,20 +64,14 @@ def nearest_file(path: Path, *holding: str) -> str | None:
         holding: Files that the folder must have.
     """
     with contextlib.suppress(OSError):
-        names = sorted(
-            entry.name for entry in path.parent.iterdir() if all((entry / name).is_file() for name in holding)
-        )
-        close = difflib.get_close_matches(path.name, names, n=1)
-        return f"did you mean {path.parent / close[0]}?" if close else None
+        names = sorted(each.name for each in path.parent.iterdir() if all((each / name).is_file() for name in holding))
+        if close := difflib.get_close_matches(path.name, names, n=1):
+            return f"did you mean {path.parent / close[0]}?"
     return None
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder for results, and its parents, unless it exists.
-
-    Raises:
-        CheckpointError: The folder cannot be made.
-    """
+    """Make a folder for results, and its parents, unless it exists."""
     with refusing(f"{folder}: the folder cannot be made", is_chosen=True):
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -87,15 +81,16 @@ def folder_for_results(folder: Path, *files: Path) -> Iterator[None]:
     """Make a folder before the work that fills it, and delete it again if the work fails and nothing is in it.
 
     The work writes `files` at its end; whether they can be written is checked before it begins.
-
-    Raises:
-        CheckpointError: The folder cannot be made, or one of `files` cannot be written.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     make_folder(folder)
     try:
         for path in files:
-            _refuse_unwritable(path)
+            with refusing(f"{path}: the file could not be written", is_chosen=True):
+                if path.is_dir():
+                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+                _beside(path).touch()
+                _beside(path).unlink()
         yield
     except BaseException:
         with contextlib.suppress(OSError):  # another process may have written into it
@@ -105,25 +100,16 @@ def folder_for_results(folder: Path, *files: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all; it is on disk when this returns.
-
-    Raises:
-        CheckpointError: A file cannot be written; the old file is untouched.
-    """
+    """Write a file whole or not at all; it is on disk when this returns."""
     write_together({path: data})
 
 
 def write_together(files: Mapping[Path, bytes]) -> None:
-    """Write files whole, and replace none before all are written; they are on disk when this returns.
-
-    Raises:
-        CheckpointError: A file cannot be written: the old files are untouched; or one cannot be replaced.
-    """
+    """Write files whole, and replace none before all are written; they are on disk when this returns."""
     written: dict[Path, Path] = {}
     try:
         for path, data in files.items():
             with refusing(f"{path}: the file could not be written"):
-                _refuse_folder(path)
                 written[path] = _beside(path)
                 # not `tempfile`, whose mode is 0600 whatever the umask is
                 with written[path].open("wb") as file:
@@ -179,11 +165,7 @@ def read_json(path: Path, model: type[JsonModelT], *, hint: str = ALTERED_HINT) 
 
 
 def read_whole(path: Path, *, hint: str) -> bytes:
-    """Return the bytes of a file of a run.
-
-    Raises:
-        CheckpointError: The file cannot be read.
-    """
+    """Return the bytes of a file of a run."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -191,11 +173,7 @@ def read_whole(path: Path, *, hint: str) -> bytes:
 
 
 def write_json(path: Path, content: JsonModel | Mapping[str, object]) -> None:
-    """Write a model, or a mapping with keys from the user's data, as JSON, atomically; inf and nan become null.
-
-    Raises:
-        CheckpointError: A file cannot be written; the old file is untouched.
-    """
+    """Write a model, or a mapping with keys from the user's data, as JSON, atomically; inf and nan become null."""
     write_atomically(path, json_bytes(content))
 
 
@@ -206,11 +184,7 @@ def json_bytes(content: JsonModel | Mapping[str, object]) -> bytes:
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Write a table as CSV with Unix line ends, atomically; what UTF-8 cannot hold is escaped.
-
-    Raises:
-        CheckpointError: A file cannot be written; the old file is untouched.
-    """
+    """Write a table as CSV with Unix line ends, atomically; what UTF-8 cannot hold is escaped."""
     write_atomically(path, csv_bytes(header, rows))
 
 
@@ -274,19 +248,6 @@ def finite_or_none(value: Any) -> Any:
 def reason_of(error: OSError) -> str:
     """Return the reason that the file system gives."""
     return error.strerror or str(error)
-
-
-def _refuse_unwritable(path: Path) -> None:
-    temporary = _beside(path)
-    with refusing(f"{path}: the file could not be written", is_chosen=True):
-        _refuse_folder(path)
-        temporary.touch()
-        temporary.unlink()
-
-
-def _refuse_folder(path: Path) -> None:
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
 
 
 def _beside(path: Path) -> Path:

@@ -1,13 +1,13 @@
 """Run directories: how they are made and locked, their description `run.json`, their log `metrics.jsonl`.
 
-A run directory also holds `recipe.yaml`, `tokenizer.json`, `checkpoints/step-N/` and `report/`.
+A run directory also holds `recipe.yaml`, `tokenizer.json`, `checkpoints/step-N/` and `report/`. A file that cannot be
+written is a `CheckpointError` everywhere.
 """
 
 import contextlib
-import errno
 import functools
+import itertools
 import json
-import os
 import platform
 import shlex
 import shutil
@@ -50,10 +50,10 @@ _FILES_OF_RUN = ("recipe.yaml", "encoder.yaml", "tokenizer.json")
 _LARGEST_METRIC = 3.5e38
 """A little above the largest float32: no metric of a model reaches it, and sums of a few stay finite."""
 
-LOCK_FILE = ".lock"
+_LOCK_FILE = ".lock"
 """Locked while a process works in the directory; the file itself stays."""
 
-BEGINNING_FILE = ".beginning"
+_BEGINNING_FILE = ".beginning"
 """A new run directory has it until all files that a resumption needs are there; a process killed earlier leaves it."""
 
 SPLIT_FILE = "split.json"
@@ -66,10 +66,10 @@ ROWS_FOLDER = "rows"
 """Folder with the encoded rows of a fine-tuning run, while workers need them."""
 
 _BEGINNING_FILES = frozenset(
-    {*_FILES_OF_RUN, RUN_FILE, SERIES_FILE, LOCK_FILE, BEGINNING_FILE, "rejected.csv", SPLIT_FILE}
+    {*_FILES_OF_RUN, RUN_FILE, SERIES_FILE, _LOCK_FILE, _BEGINNING_FILE, "rejected.csv", SPLIT_FILE}
     | {"training_rows.npz", "targets-train.csv", "targets-valid.csv", "targets-test.csv", SPLITS_FOLDER}
 )
-_WAS_THERE = "the folder was there"
+_WAS_THERE = b"the folder was there"
 
 
 class Environment(JsonModel):
@@ -132,7 +132,7 @@ def require_unused(out: Path) -> None:
         CheckpointError: It is not empty, or cannot be read.
     """
     with refusing(f"{out}: no run directory can be made there", is_chosen=True):
-        if out.is_dir() and {path.name for path in out.iterdir()} - {LOCK_FILE} and not is_beginning(out):
+        if out.is_dir() and {path.name for path in out.iterdir()} - {_LOCK_FILE} and not is_beginning(out):
             raise _not_empty(out)
 
 
@@ -146,32 +146,26 @@ def create_run_dir(out: str | Path | None, name: str) -> Path:
         CheckpointError: `out` is a file or not empty, or a file cannot be written.
     """
     with refusing(f"{RUNS_ROOT if out is None else out}: no run directory can be made there", is_chosen=True):
-        was_there = False
         if out is None:
-            folder = _make_fresh(RUNS_ROOT / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+            folder = _make_fresh(f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
         else:
             folder = Path(out)
             require_unused(folder)
-            was_there = folder.exists()
-            folder.mkdir(parents=True, exist_ok=True)
-        beginning = folder / BEGINNING_FILE
+        was_there = out is not None and folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+        beginning = folder / _BEGINNING_FILE
         if not beginning.exists():  # one that was killed keeps what it says
-            beginning.write_text(_WAS_THERE if was_there else "", encoding="utf-8")
+            beginning.write_bytes(_WAS_THERE if was_there else b"")
     return folder
 
 
-@contextlib.contextmanager
-def discarded_on_failure(run: Path, *, is_new: bool = True) -> Iterator[None]:
-    """Delete a new run directory again if the work that fills it fails; a folder of the user's stays, empty."""
-    beginning = run / BEGINNING_FILE
-    was_there = is_new and beginning.is_file() and beginning.read_bytes() == _WAS_THERE.encode()
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(OSError):
-            for path in list(run.iterdir()) if was_there else [run] if is_new else []:
-                _delete(path)
-        raise
+def _make_fresh(name: str) -> Path:
+    for number in itertools.count(1):
+        folder = RUNS_ROOT / (name if number == 1 else f"{name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            break
+    return folder
 
 
 def resume_command(command: str, run: Path) -> str:
@@ -181,14 +175,15 @@ def resume_command(command: str, run: Path) -> str:
 
 def mark_resumable(run: Path) -> None:
     """Mark a run directory as one that can be resumed: call it after the last file that a resumption needs."""
-    (run / BEGINNING_FILE).unlink(missing_ok=True)
+    (run / _BEGINNING_FILE).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def sole_process(folder: Path, *, is_new: bool) -> Iterator[None]:
-    """Lock a run directory against other processes, and delete files that a killed process left half-written.
+    """Lock a run directory against other processes, and delete what a killed process left half-written.
 
-    The system releases the lock of a killed process.
+    Work that fails before `mark_resumable` leaves nothing but a folder that was there before the run. The system
+    releases the lock of a killed process.
 
     Args:
         folder: The run directory.
@@ -197,7 +192,7 @@ def sole_process(folder: Path, *, is_new: bool) -> Iterator[None]:
     Raises:
         CheckpointError: Another process has the lock, or had it since `create_run_dir`, or a file cannot be written.
     """
-    lock = filelock.FileLock(folder / LOCK_FILE, blocking=False)
+    lock = filelock.FileLock(folder / _LOCK_FILE, blocking=False)
     with refusing(f"{folder}: the run directory cannot be locked"):
         try:
             lock.acquire()
@@ -207,15 +202,29 @@ def sole_process(folder: Path, *, is_new: bool) -> Iterator[None]:
     try:
         with refusing(f"{folder}: what a killed process left there cannot be deleted"):
             _remove_leftovers(folder, is_new=is_new)
-        yield
+        try:
+            yield
+        except BaseException:
+            if (folder / _BEGINNING_FILE).exists():
+                with contextlib.suppress(OSError):
+                    _discard_beginning(folder)
+            raise
     finally:
         lock.release()
+
+
+def _discard_beginning(folder: Path) -> None:
+    was_there = (folder / _BEGINNING_FILE).read_bytes() == _WAS_THERE
+    for path in list(folder.iterdir()):
+        _delete(path)
+    if not was_there:
+        folder.rmdir()
 
 
 def _remove_leftovers(folder: Path, *, is_new: bool) -> None:
     if is_new and not is_beginning(folder):
         raise _not_empty(folder)  # another process began here, and ended, since `create_run_dir`
-    kept = {folder / LOCK_FILE, folder / BEGINNING_FILE}
+    kept = {folder / _LOCK_FILE, folder / _BEGINNING_FILE}
     half_written = (path for place in (folder, folder / "report") for path in place.glob(".*.writing-*"))
     for path in list(folder.iterdir() if is_new else half_written):
         if path not in kept:
@@ -237,7 +246,7 @@ def is_beginning(folder: Path) -> bool:
         return False
     names = {path.name for path in folder.iterdir()}
     is_own = (name in _BEGINNING_FILES or (name.startswith(".") and ".writing-" in name) for name in names)
-    return BEGINNING_FILE in names and all(is_own)
+    return _BEGINNING_FILE in names and all(is_own)
 
 
 def _not_empty(folder: Path) -> CheckpointError:
@@ -247,17 +256,7 @@ def _not_empty(folder: Path) -> CheckpointError:
     with contextlib.suppress(CheckpointError):  # a damaged run cannot be continued
         command = "finetune" if (folder / SERIES_FILE).is_file() else read_run_json(folder).command
         hint = f"continue that run with `{resume_command(command, folder)}`, or {hint}"
-        if next(folder.rglob("*.safetensors"), None) is None:
-            hint += "; no weights were saved yet, so nothing is lost if you delete it"
     return CheckpointError(f"{folder}: the run directory is not empty", hint)
-
-
-def _make_fresh(path: Path) -> Path:
-    for candidate in (path, *(path.with_name(f"{path.name}-{number}") for number in range(2, 1000))):
-        with contextlib.suppress(FileExistsError):
-            candidate.mkdir(parents=True)
-            return candidate
-    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
 
 
 def update_run_json(run: Path, fields: Mapping[str, object]) -> None:
@@ -306,11 +305,7 @@ class MetricsLog:
         self.path = path
 
     def append(self, row: dict[str, Any]) -> None:
-        """Add a row.
-
-        Raises:
-            CheckpointError: A file cannot be written.
-        """
+        """Add a row."""
         with refusing(f"{self.path}: a row could not be added"), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(finite_or_none(row)) + "\n")
 
@@ -351,9 +346,8 @@ def find_newest_run(root: Path, accept: Callable[[Path], bool]) -> Path | None:
 
     Cells of a sweep do not count.
     """
-    # `rglob` does not follow links; links to folders that may not be entered are passed over
-    linked = (path / RUN_FILE for path in root.glob("*") if path.is_symlink() and os.path.isfile(path / RUN_FILE))  # noqa: PTH113 (raises)
-    found = sorted([*root.rglob(RUN_FILE), *linked], key=lambda p: p.stat().st_mtime_ns, reverse=True)
+    files = [*root.rglob(RUN_FILE), *root.glob(f"*/{RUN_FILE}")]  # `rglob` does not follow links
+    found = sorted(files, key=lambda path: path.stat().st_mtime_ns, reverse=True)
     return next((path.parent for path in found if not _is_cell(path.parent) and accept(path.parent)), None)
 
 

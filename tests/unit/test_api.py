@@ -16,6 +16,7 @@ from scipy.special import expit
 import exlm_cli
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
+from exlm_cli.dag.figures import render_graph
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.finetune.evaluation.calibration import Calibration
@@ -133,6 +134,7 @@ def test_one_row_is_read_like_a_list_of_one(text_model, molecules):
     assert smiles.predict(SMILES[0]).equals(smiles.predict([SMILES[0]]))
     one, (first, second) = run.fill("amber [MASK]"), run.fill(["amber [MASK]", "[MASK] fern"])
     assert [filling.text for filling in first.n_best.fillings] == [filling.text for filling in one.n_best.fillings]
+    assert one._repr_svg_() == first._repr_svg_() == render_graph(one, ["svg"])["svg"].decode()
     assert second.dag.num_masks == 1
 
 

@@ -96,6 +96,12 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path, monk
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_in_place_of_a_file_is_refused_before_the_work(tmp_path):
+    with pytest.raises(CheckpointError, match=os.strerror(errno.EISDIR)), folder_for_results(tmp_path.parent, tmp_path):
+        pytest.fail("the work began")
+    assert tmp_path.exists()
+
+
 def test_a_file_is_left_alone_until_the_work_writes_it(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("old")
@@ -131,15 +137,13 @@ def test_files_of_another_process_stay_in_a_folder_made_for_work_that_fails(tmp_
 
 
 def test_files_are_written_together_or_not_at_all(tmp_path, monkeypatch):
-    (tmp_path / "a").write_text("old")
-    (tmp_path / "b").mkdir()
-    with pytest.raises(CheckpointError, match=os.strerror(errno.EISDIR)):
-        write_together({tmp_path / "a": b"new", tmp_path / "b": b"new"})
-    monkeypatch.setattr(os, "fsync", Mock(side_effect=KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        write_together({tmp_path / "a": b"new"})
-    assert {path.name for path in tmp_path.iterdir()} == {"a", "b"}
-    assert (tmp_path / "a").read_text() == "old"
+    for name in "ab":
+        (tmp_path / name).write_text("old")
+    for second in (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt):
+        monkeypatch.setattr(os, "fsync", Mock(side_effect=[None, second]))
+        with pytest.raises((CheckpointError, KeyboardInterrupt)):
+            write_together({tmp_path / "a": b"new", tmp_path / "b": b"new"})
+        assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "old", "b": "old"}
 
 
 class Inner(JsonModel):

@@ -21,7 +21,6 @@ from exlm_cli.run_dir import (
     create_run_dir,
     damage_hint,
     describe_environment,
-    discarded_on_failure,
     find_newest_run,
     mark_resumable,
     package_version,
@@ -68,12 +67,6 @@ def test_a_given_folder_is_made_with_its_parents_and_an_empty_one_is_taken(tmp_p
     with pytest.raises(CheckpointError, match="the run directory is not empty") as caught:
         create_run_dir(out, "a")
     assert caught.value.hint.startswith(f"continue that run with `exlm pretrain --resume {out}`, or choose another")
-    assert "nothing is lost if you delete it" in caught.value.hint
-    (out / "checkpoints").mkdir()
-    (out / "checkpoints" / "model.safetensors").touch()
-    with pytest.raises(CheckpointError, match="the run directory is not empty") as caught:
-        create_run_dir(out, "a")
-    assert "delete" not in caught.value.hint
 
 
 def test_what_a_process_killed_at_its_beginning_left_is_deleted_and_nothing_else(tmp_path):
@@ -107,9 +100,10 @@ def test_what_a_process_killed_at_its_beginning_left_is_deleted_and_nothing_else
         create_run_dir(tmp_path / "mine", "a")
 
 
-def _begin_and_fail(run: Path) -> None:
-    with discarded_on_failure(run):
-        mark_resumable(run)
+def _begin_and_fail(run: Path, *, is_new: bool = True, is_marked: bool = False) -> None:
+    with sole_process(run, is_new=is_new):
+        if is_marked:
+            mark_resumable(run)
         (run / "recipe.yaml").touch()
         (run / "checkpoints").mkdir()
         raise KeyboardInterrupt
@@ -126,9 +120,17 @@ def test_a_beginning_that_fails_leaves_nothing_but_a_folder_that_was_there(tmp_p
     assert not new.exists()
     assert not list(mine.iterdir())
     assert mine.stat().st_mode & 0o777 == 0o750
-    with pytest.raises(KeyboardInterrupt), discarded_on_failure(mine, is_new=False):
-        raise KeyboardInterrupt
-    assert mine.exists()
+
+
+def test_a_run_that_can_be_resumed_stays_when_its_work_fails(tmp_path):
+    run = create_run_dir(tmp_path / "run", "a")
+    with pytest.raises(KeyboardInterrupt):
+        _begin_and_fail(run, is_marked=True)
+    left = {".lock", "recipe.yaml", "checkpoints"}
+    assert {path.name for path in run.iterdir()} == left
+    with pytest.raises(FileExistsError):
+        _begin_and_fail(run, is_new=False)
+    assert {path.name for path in run.iterdir()} == left
 
 
 def test_a_process_that_is_at_work_keeps_its_folder(tmp_path):
@@ -148,12 +150,9 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
         with pytest.raises(CheckpointError, match="no run directory can be made there") as caught:
             create_run_dir(out, "a")
         assert "`out=DIR`" in caught.value.hint
-    monkeypatch.setattr(Path, "write_text", Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
+    monkeypatch.setattr(Path, "write_bytes", Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
     with pytest.raises(CheckpointError, match="Read-only file system"):
         create_run_dir(tmp_path / "new", "a")
-    monkeypatch.setattr(Path, "mkdir", Mock(side_effect=FileExistsError))
-    with pytest.raises(CheckpointError, match="File exists"):
-        create_run_dir(None, "a")
 
 
 def test_run_json_gathers_fields_and_versions_without_importing_torch(tmp_path):

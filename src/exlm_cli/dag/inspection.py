@@ -11,6 +11,7 @@ from exlm_cli.dag import graph
 from exlm_cli.dag.fillings import Filling, IndependentGuess, NBest, independent_guess, n_best_fillings
 from exlm_cli.dag.search import Length
 from exlm_cli.format import format_number_of, format_percent, printable
+from exlm_cli.train.evaluation import MIN_CLONES
 
 MAX_MASKS_DRAWN = 40
 """Pictures show this many masks; of a longer sentence they show the first ones and say so."""
@@ -18,7 +19,6 @@ MAX_MASKS_DRAWN = 40
 WITHOUT_DAG = "Without the DAG, each [MASK] on its own"
 """Heading of the guess that stands below the joint fillings."""
 
-_COLLAPSED = 1.05
 _NOTHING = "–"
 
 
@@ -47,21 +47,11 @@ class Inspection:
     log_prob_exact: float
     checkpoint: str = ""
 
-    def _repr_svg_(self) -> str:
-        """Return the drawn graph, which a notebook shows for the object."""
-        from exlm_cli.dag.figures import render_graph
-
-        return render_graph(self, ["svg"])["svg"].decode()
-
     def word(self, node: int) -> str:
         """Return the most probable word of a node, or BOS, EOS."""
         if self.tokens[node]:
             return self.tokens[node][0].text
         return "BOS" if node == 0 else "EOS"
-
-    def numbered_word(self, node: int) -> str:
-        """Return the number of a node and its word; BOS and EOS have no number."""
-        return f"{node} {self.quote(self.word(node))}" if self.tokens[node] else self.word(node)
 
     def quote(self, word: str) -> str:
         """Return a word as it reads in a list: punctuation of running text in quotation marks."""
@@ -117,7 +107,7 @@ class Inspection:
             return "This model fills each mask on its own, so there is no DAG to draw."
         in_use = self.states_in_use()
         mean = f"{in_use.mean():.2f} of {self.dag.num_states_per_mask} states in use per [MASK]"
-        if self.dag.num_states_per_mask > 1 and in_use.max() < _COLLAPSED:
+        if self.dag.num_states_per_mask > 1 and in_use.max() <= MIN_CLONES:
             return f"{mean}: this DAG has collapsed onto one path, and each [MASK] is filled on its own."
         share = format_percent(math.exp(self.log_prob_exact))
         return f"{mean}; {share} of the probability lies on paths with {self._num_tokens()}."

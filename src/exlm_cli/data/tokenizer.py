@@ -37,6 +37,8 @@ PIECE_PREFIX = "##"
 _MODELS: dict[RowKind, tuple[str, ...]] = {"text": ("BPE",), "smiles": ("WordPiece", "WordLevel", "BPE")}
 _LONGEST_TRAINED_WORD = 1024
 """Bytes of a word that a BPE is trained on; the rest of a longer one is another word."""
+_UNUSED = re.compile(r"\[unused\d+\]|madeupword\d+|<null_\d+>")
+"""Names that BERT, RoBERTa and ESM-2 give to unused places of their vocabularies."""
 _SPACE = " "
 _BLANKS = "\u0120\u010a\u010d\u0109\u2581"
 """What a byte-level BPE writes for space, line feed, carriage return and tab, and SentencePiece for a space."""
@@ -139,9 +141,15 @@ class Tokenizer:
 
     @cached_property
     def is_ordinary(self) -> BoolArray:
-        """(V,) True at tokens that may be masked: not at special ones, nor at ids that a vocabulary with gaps lacks."""
+        """(V,) True at tokens that may be masked, or shown in place of a masked one.
+
+        Those that no text has are not: special ones, unused places of a vocabulary, and ids that it lacks.
+        """
         is_ordinary = np.zeros(self.vocab_size, dtype=bool)
-        is_ordinary[list({*self._backend.get_vocab().values()} - self.special_ids)] = True
+        for token, index in self._backend.get_vocab().items():
+            is_ordinary[index] = not _UNUSED.fullmatch(token)
+        added = self._backend.get_added_tokens_decoder()
+        is_ordinary[[*self.special_ids, *(index for index, token in added.items() if token.special)]] = False
         return is_ordinary
 
     @cached_property

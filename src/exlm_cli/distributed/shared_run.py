@@ -10,7 +10,7 @@ from exlm_cli.config.overrides import changed_keys
 from exlm_cli.distributed.ranks import Ranks
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.files import write_atomically
-from exlm_cli.run_dir import discarded_on_failure, sole_process
+from exlm_cli.run_dir import sole_process
 
 
 @contextmanager
@@ -40,8 +40,7 @@ def hold_run(ranks: Ranks, make: Callable[[], Path], *, is_new: bool) -> Iterato
 
         shared = Path(ranks.first(take))
         if ranks.is_first:
-            with discarded_on_failure(folder, is_new=is_new):
-                ranks.together(lambda: None)
+            ranks.together(lambda: None)
             shared.unlink(missing_ok=True)
         else:
             folder = shared.parent

@@ -23,7 +23,6 @@ from exlm_cli.progress import Progress
 from exlm_cli.run_dir import (
     RUN_FILE,
     create_run_dir,
-    discarded_on_failure,
     read_run_json,
     resume_command,
     sole_process,
@@ -65,25 +64,24 @@ def run_sweep(
     cells = recipe.plan()
     run = resume if resume is not None else create_run_dir(out, recipe.name)
     with sole_process(run, is_new=resume is None):
-        with discarded_on_failure(run, is_new=resume is None):
-            path = run / "recipe.yaml"
-            whole = recipe.together_with(load_recipe(path, kind=SweepRecipe)) if path.is_file() else recipe
-            every_cell = whole.plan()
-            for cell in every_cell:
-                read_finished(cell, cell_folder(run, cell))
-            # a cell that lacks only a task of an earlier recipe counts as done
-            done = {cell.folder: read_finished(cell, cell_folder(run, cell)) for cell in cells}
-            waiting = [cell for cell in cells if done[cell.folder] is None]
-            _check_tasks(waiting, progress)
-            prepared = _prepare(cells, progress)
-            fingerprints = {inputs: data.fingerprint for inputs, data in prepared.items()}
-            _refuse_other_data(run, every_cell, fingerprints)
-            if (common := prepared.get(_inputs(recipe.pretrain))) is not None:
-                list_rejected(common, run / "rejected.csv", progress)
-            # only now: a recipe that is refused must not replace the one that the cells were trained with
-            fields = {"command": recipe.run_by, "num_cells": len(every_cell), "workers": len(environments)}
-            update_run_json(run, fields)
-            write_run_recipe(run, whole)
+        path = run / "recipe.yaml"
+        whole = recipe.together_with(load_recipe(path, kind=SweepRecipe)) if path.is_file() else recipe
+        every_cell = whole.plan()
+        for cell in every_cell:
+            read_finished(cell, cell_folder(run, cell))
+        # a cell that lacks only a task of an earlier recipe counts as done
+        done = {cell.folder: read_finished(cell, cell_folder(run, cell)) for cell in cells}
+        waiting = [cell for cell in cells if done[cell.folder] is None]
+        _check_tasks(waiting, progress)
+        prepared = _prepare(cells, progress)
+        fingerprints = {inputs: data.fingerprint for inputs, data in prepared.items()}
+        _refuse_other_data(run, every_cell, fingerprints)
+        if (common := prepared.get(_inputs(recipe.pretrain))) is not None:
+            list_rejected(common, run / "rejected.csv", progress)
+        # only now: a recipe that is refused must not replace the one that the cells were trained with
+        fields = {"command": recipe.run_by, "num_cells": len(every_cell), "workers": len(environments)}
+        update_run_json(run, fields)
+        write_run_recipe(run, whole)
         num_others = len(every_cell) - len(cells)
         others = f"; the other {num_others} are not run now" if num_others else ""
         progress.message(

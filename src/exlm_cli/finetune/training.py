@@ -22,7 +22,7 @@ from exlm_cli.finetune.record import record_beginning
 from exlm_cli.finetune.results import RESULT_FILE, RunResults
 from exlm_cli.format import format_counts, format_fixed
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import create_run_dir, discarded_on_failure, resume_command, sole_process, update_run_json
+from exlm_cli.run_dir import create_run_dir, resume_command, sole_process, update_run_json
 from exlm_cli.tasks.base import DownstreamTask
 from exlm_cli.train.pretrained import Pretrained, describe_device, load_pretrained, pick_device, recorded_name
 from exlm_cli.train.task import Callback
@@ -88,15 +88,14 @@ def train(
     # only now: a data set may be looked for beside this folder
     folder = run or create_run_dir(begin.out, recipe.name)
     with sole_process(folder, is_new=run is None):
-        with discarded_on_failure(folder, is_new=run is None):
-            store = FeatureStore()
-            splits = [_plan_split(folder, begin, seed, task, weights, store, progress) for seed, task in tasks.items()]
-            if about := splits[0].data.about_descriptors:
-                progress.message(about)
-            plan = RunPlan(
-                folder, recipe, weights, begin.checkpoint, begin.length, begin.use_grid, has_baseline, splits, store
-            )
-            record_beginning(plan, is_new=run is None)
+        store = FeatureStore()
+        splits = [_plan_split(folder, begin, seed, task, weights, store, progress) for seed, task in tasks.items()]
+        if about := splits[0].data.about_descriptors:
+            progress.message(about)
+        plan = RunPlan(
+            folder, recipe, weights, begin.checkpoint, begin.length, begin.use_grid, has_baseline, splits, store
+        )
+        record_beginning(plan, is_new=run is None)
         update_run_json(folder, {"device": describe_device(device), "seeds": recipe.seeds})
         more = f" of the first of {len(splits)} splits" if len(splits) > 1 else ""
         progress.message(

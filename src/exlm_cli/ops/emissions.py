@@ -22,8 +22,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from exlm_cli.ops.alignment.library import LogitRows
+from exlm_cli.ops import head_kernels
 from exlm_cli.ops.alignment.native import device_kernels, device_obstacle
+from exlm_cli.ops.head_kernels import LogitRows
 from exlm_cli.ops.precision import matmul_dtype, without_autocast
 
 _CPU_BLOCK_ELEMENTS = 1 << 20
@@ -229,7 +230,7 @@ def _logits(hidden_RD: Tensor, weight_PD: Tensor, bias_V: Tensor, out_RP: Tensor
 def _score(rows: LogitRows, log_sums_R: Tensor, log_probs_RT: Tensor) -> None:
     """Fill the log-probabilities of the tokens; in torch on a CPU, also turn the logits into log-probabilities."""
     if _has_kernels(rows.logits):
-        device_kernels(rows.logits.device).token_log_probs(rows, log_sums_R, log_probs_RT)
+        head_kernels.token_log_probs(device_kernels(rows.logits.device), rows, log_sums_R, log_probs_RT)
         return
     logits_RV = _with_bias(rows)
     torch.log_softmax(logits_RV, -1, out=logits_RV)
@@ -241,7 +242,8 @@ def _differentiate_rows(
 ) -> None:
     """Fill the gradient of the logits: the gradient at the tokens, minus the softmax times its sum."""
     if _has_kernels(rows.logits):
-        device_kernels(rows.logits.device).logit_gradient(rows, log_sums_R, log_probs_RT, grad_RT, gradient_RP)
+        kernels = device_kernels(rows.logits.device)
+        head_kernels.logit_gradient(kernels, rows, log_sums_R, log_probs_RT, grad_RT, gradient_RP)
         return
     logits_RV = _with_bias(rows)
     out_RV = gradient_RP if logits_RV is rows.logits else logits_RV

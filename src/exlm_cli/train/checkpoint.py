@@ -217,7 +217,7 @@ def _write_whole(
         for name, content in tensors.items():
             save_file({key: t.detach().cpu().contiguous() for key, t in content.items()}, temporary / name)
         (temporary / STATE_FILE).write_bytes(json_bytes(state))
-        files = {name: _settle(temporary / name) for name in sorted([*tensors, STATE_FILE])}
+        files = {name: _hash_and_fsync(temporary / name) for name in sorted([*tensors, STATE_FILE])}
         (temporary / MANIFEST_FILE).write_bytes(json_bytes(Manifest(step=step, files=files)))
         fsync(temporary / MANIFEST_FILE)
         fsync(temporary)
@@ -234,10 +234,10 @@ def _write_whole(
         ) from error
 
 
-def _settle(path: Path) -> FileEntry:
+def _hash_and_fsync(path: Path) -> FileEntry:
     """Wait until a file is on disk, and describe it."""
     entry = FileEntry(bytes=path.stat().st_size, sha256=_sha256(path))
-    _open_to_all(path)
+    _apply_umask(path)
     fsync(path)
     return entry
 
@@ -298,7 +298,7 @@ def copy_weights(path: Path, folder: Path, dtype: torch.dtype | None = None) -> 
                     f"{path / name}: `{large[0]}` holds values that {dtype} cannot", "copy it in another type"
                 )
             save_file(rounded, folder / name)
-            files[name] = _settle(folder / name)
+            files[name] = _hash_and_fsync(folder / name)
     write_json(folder / MANIFEST_FILE, Manifest(step=manifest.step, files=files))
 
 
@@ -427,7 +427,7 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _open_to_all(path: Path) -> None:
+def _apply_umask(path: Path) -> None:
     """Give a file the mode that the umask asks for; safetensors writes 0600 whatever the umask is.
 
     Some network disks refuse this, and have a mode of their own for all files.

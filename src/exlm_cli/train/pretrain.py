@@ -39,7 +39,6 @@ from exlm_cli.run_dir import (
     METRICS_FILE,
     MetricsLog,
     create_run_dir,
-    discarded_on_failure,
     read_run_json,
     resume_command,
     update_run_json,
@@ -338,74 +337,73 @@ def _run_pretraining(
     progress: Progress,
 ) -> PretrainResult:
     device = ranks.device
-    with discarded_on_failure(run, is_new=is_new and ranks.is_first):
-        before = None if is_new else read_run_json(run)  # a damaged one is refused before anything changes
-        if before is not None and before.checkpoint is not None and not checkpoint_paths(run):
-            # nothing was saved yet: begin with the same weights again
-            begun_with = Path(before.checkpoint)
-            begin = ranks.in_turn(lambda: load_pretrained_weights(begun_with, progress))
-        tokenizer = None if begin is None else begin.tokenizer
-        if before is not None and before.checkpoint is not None:
-            tokenizer = load_tokenizer(run, recipe)
-        if is_new and ranks.is_first:
-            _tell_cost(recipe, progress)
-        prepare = functools.partial(prepare_data, recipe, progress=progress, builds=ranks.is_first, tokenizer=tokenizer)
-        data = ranks.in_turn(prepare)
-        require_same_data(ranks, data.fingerprint)
-        started_s = time.time()
-        model = build_model(recipe, data.tokenizer, device)
-        if begin is not None and (new := begin_with(model, begin)):
-            progress.message(f"new in this run: {new}")
-        num_parameters = sum(p.numel() for p in model.parameters())
-        task = PretrainTask(recipe, data, model, device, ranks)
-        progress.message(
-            f"{recipe.name}: {format_parameters(num_parameters)} parameters, "
-            f"{format_number_of(len(data.train), 'sequence')}, {data.train.num_tokens:,} tokens, "
-            f"on {describe_device(device)}{ranks.describe()}; results in {run}"
-        )
-        if before is not None and before.precision not in (None, task.precision):
-            change = f"trained in {before.precision} until now, and in {task.precision} from here"
-            progress.message(f"note: the run was {change}")
-        described: dict[str, Any] = {
-            "device": describe_device(device),
-            "precision": task.precision,
-            **({"started_unix_s": round(started_s, 3)} if is_new else {}),
-            "num_ranks": ranks.size if ranks.size > 1 else None,
-            **({} if begin is None else {"checkpoint": recorded_name(begin), "checkpoint_sha256": begin.sha256}),
-        }
-        del begin  # its weights are the model's now
-        if model.transition is not None:
-            # the native backend may have to be built: before the first step
-            backend = ranks.in_turn(lambda: choose_backend(recipe.train.alignment_backend, torch.float32, device))
-            described["alignment_backend"] = backend
-        trackers = build_trackers(recipe.train.report_to, recipe, run, run.resolve().name, recipe.name, progress)
-        watch = [] if model.transition is None else [CollapseWatch(recipe, progress)]
-        loop = TrainingLoop(
-            task,
-            recipe.train,
-            recipe.optim,
-            seed=recipe.seed,
-            run=run,
-            metrics=MetricsLog(run / METRICS_FILE),
-            progress=progress,
-            resume_command=resume_command("pretrain", run),
-            callbacks=[*trackers, *watch, *callbacks],
-            validate_at=task.validate_at,
-            ranks=ranks,
-        )
-        if not is_new:
-            _resume(loop, run, recipe, progress)
-        if model.transition is not None and loop.state.step == 0:
-            described["own_mask_share"] = task.own_mask_share()
-            if described["own_mask_share"] < CENTRED_SHARE:
-                progress.message(_describe_start(described["own_mask_share"]))
-        unigrams = ranks.first(task.unigrams)
-        described |= {
-            "unigram_loss": finite_or_none(unigrams.loss),
-            "unigram_accuracy": finite_or_none(unigrams.accuracy),
-        }
-        # after `_resume`: a run whose checkpoint refuses the recipe or the data stays unchanged
-        ranks.first(functools.partial(_describe_run, run, recipe, data, described, progress))
+    before = None if is_new else read_run_json(run)  # a damaged one is refused before anything changes
+    if before is not None and before.checkpoint is not None and not checkpoint_paths(run):
+        # nothing was saved yet: begin with the same weights again
+        begun_with = Path(before.checkpoint)
+        begin = ranks.in_turn(lambda: load_pretrained_weights(begun_with, progress))
+    tokenizer = None if begin is None else begin.tokenizer
+    if before is not None and before.checkpoint is not None:
+        tokenizer = load_tokenizer(run, recipe)
+    if is_new and ranks.is_first:
+        _tell_cost(recipe, progress)
+    prepare = functools.partial(prepare_data, recipe, progress=progress, builds=ranks.is_first, tokenizer=tokenizer)
+    data = ranks.in_turn(prepare)
+    require_same_data(ranks, data.fingerprint)
+    started_s = time.time()
+    model = build_model(recipe, data.tokenizer, device)
+    if begin is not None and (new := begin_with(model, begin)):
+        progress.message(f"new in this run: {new}")
+    num_parameters = sum(p.numel() for p in model.parameters())
+    task = PretrainTask(recipe, data, model, device, ranks)
+    progress.message(
+        f"{recipe.name}: {format_parameters(num_parameters)} parameters, "
+        f"{format_number_of(len(data.train), 'sequence')}, {data.train.num_tokens:,} tokens, "
+        f"on {describe_device(device)}{ranks.describe()}; results in {run}"
+    )
+    if before is not None and before.precision not in (None, task.precision):
+        change = f"trained in {before.precision} until now, and in {task.precision} from here"
+        progress.message(f"note: the run was {change}")
+    described: dict[str, Any] = {
+        "device": describe_device(device),
+        "precision": task.precision,
+        **({"started_unix_s": round(started_s, 3)} if is_new else {}),
+        "num_ranks": ranks.size if ranks.size > 1 else None,
+        **({} if begin is None else {"checkpoint": recorded_name(begin), "checkpoint_sha256": begin.sha256}),
+    }
+    del begin  # its weights are the model's now
+    if model.transition is not None:
+        # the native backend may have to be built: before the first step
+        backend = ranks.in_turn(lambda: choose_backend(recipe.train.alignment_backend, torch.float32, device))
+        described["alignment_backend"] = backend
+    trackers = build_trackers(recipe.train.report_to, recipe, run, run.resolve().name, recipe.name, progress)
+    watch = [] if model.transition is None else [CollapseWatch(recipe, progress)]
+    loop = TrainingLoop(
+        task,
+        recipe.train,
+        recipe.optim,
+        seed=recipe.seed,
+        run=run,
+        metrics=MetricsLog(run / METRICS_FILE),
+        progress=progress,
+        resume_command=resume_command("pretrain", run),
+        callbacks=[*trackers, *watch, *callbacks],
+        validate_at=task.validate_at,
+        ranks=ranks,
+    )
+    if not is_new:
+        _resume(loop, run, recipe, progress)
+    if model.transition is not None and loop.state.step == 0:
+        described["own_mask_share"] = task.own_mask_share()
+        if described["own_mask_share"] < CENTRED_SHARE:
+            progress.message(_describe_start(described["own_mask_share"]))
+    unigrams = ranks.first(task.unigrams)
+    described |= {
+        "unigram_loss": finite_or_none(unigrams.loss),
+        "unigram_accuracy": finite_or_none(unigrams.accuracy),
+    }
+    # after `_resume`: a run whose checkpoint refuses the recipe or the data stays unchanged
+    ranks.first(functools.partial(_describe_run, run, recipe, data, described, progress))
     result = loop.fit()
     if ranks.is_first:
         time_s = round(result.state.elapsed_s, 1)

@@ -15,12 +15,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from scipy.stats import poisson
+from tokenizers import models, pre_tokenizers, processors
 
 from exlm_cli.config.sections import MaskingConfig
 from exlm_cli.data.batch import MaskedSequences
 from exlm_cli.data.masking import Masker, hash_words, uniform
-from exlm_cli.data.tokenizer import Tokenizer, train_bpe
+from exlm_cli.data.tokenizer import SPECIAL_TOKENS, Tokenizer, train_bpe
 from exlm_cli.progress import SilentProgress
 from tests.plain_hash import plain_hash, splitmix64
 from tests.tiny import SPECIAL, sequences
@@ -352,6 +354,20 @@ def test_a_number_or_a_ratio_in_place_of_the_law_gives_the_same_masks_to_every_m
             by_hash = sorted(candidates, key=lambda i: plain_hash(SEED, EPOCH, PLACE, b, i))
             number = at if at >= 1 else max(1, math.floor(at * len(candidates) + _plain_uniform(SEED, EPOCH, COUNT, b)))
             assert np.flatnonzero(masked.is_masked[b]).tolist() == sorted(by_hash[: int(number)])
+
+
+def test_random_tokens_are_those_of_texts():
+    """BERT, RoBERTa and ESM-2 name unused places of their vocabularies; a text has no special tokens either."""
+    tokens = [*SPECIAL_TOKENS, "[unused0]", "[unused12]", "madeupword0001", "<null_1>", "<|end|>", "cat", "sits", "##s"]
+    backend = tokenizers.Tokenizer(models.WordPiece({token: i for i, token in enumerate(tokens)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    backend.add_special_tokens(["<|end|>"])
+    foreign = Tokenizer(backend, "text")
+    masking = MaskingConfig(mask_ratio=0.9, random_ratio=0.99)
+    masked = Masker(masking, foreign, SEED, EPOCH).mask(sequences([[10, 11, 12]] * 200))
+    shown = set(masked.input_ids[masked.is_masked].tolist())
+    assert shown - {foreign.mask_id} == {10, 11, 12}
 
 
 def test_the_plain_generator_is_splitmix64():

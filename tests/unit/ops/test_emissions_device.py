@@ -8,9 +8,10 @@ import sys
 import pytest
 import torch
 
-from exlm_cli.ops import emissions
-from exlm_cli.ops.alignment.library import DeviceLibrary, LogitRows
+from exlm_cli.ops import emissions, head_kernels
+from exlm_cli.ops.alignment.library import DeviceLibrary
 from exlm_cli.ops.emissions import token_log_probs
+from exlm_cli.ops.head_kernels import LogitRows
 from tests.unit.ops.simulation import ORDERS
 
 WIDTH = 6
@@ -116,8 +117,8 @@ def test_kernels_write_every_entry_and_do_not_depend_on_the_order_of_threads(dty
         log_sums, log_probs = torch.full((4,), torch.nan), torch.full((4, 9), torch.nan)
         gradient = torch.full_like(logits, torch.nan)
         kernels = simulated.on(0, 0)
-        kernels.token_log_probs(of_rows, log_sums, log_probs)
-        kernels.logit_gradient(of_rows, log_sums, log_probs, grad, gradient)
+        head_kernels.token_log_probs(kernels, of_rows, log_sums, log_probs)
+        head_kernels.logit_gradient(kernels, of_rows, log_sums, log_probs, grad, gradient)
         results.append((log_sums, log_probs, gradient))
     log_sums, log_probs, gradient = results[0]
     wide = logits[:, :5003].double() + of_rows.bias.double()
@@ -156,10 +157,10 @@ def test_a_layout_that_the_kernels_cannot_read_is_refused(rows, vocab, message, 
     of_rows = LogitRows(torch.zeros(rows, 64), torch.zeros(vocab), torch.zeros(rows, 1, dtype=torch.int64))
     arguments = (of_rows, torch.empty(rows), torch.empty(rows, 1))
     if not message:
-        simulated.on(0, 0).token_log_probs(*arguments)
+        head_kernels.token_log_probs(simulated.on(0, 0), *arguments)
         return
     with pytest.raises(RuntimeError, match=f"^states_alignment_token_log_probs_cuda: {message}$"):
-        simulated.on(0, 0).token_log_probs(*arguments)
+        head_kernels.token_log_probs(simulated.on(0, 0), *arguments)
 
 
 @pytest.mark.parametrize("odd", ["logits", "bias"])
@@ -168,12 +169,13 @@ def test_an_address_that_the_kernels_cannot_read_is_refused(odd, simulated):
     of_rows = LogitRows(torch.zeros(1, 64), torch.zeros(29), torch.zeros(1, 1, dtype=torch.int64))
     of_rows = dataclasses.replace(of_rows, **{odd: shifted})
     with pytest.raises(RuntimeError, match=r": logits or bias are not aligned to 16 bytes$"):
-        simulated.on(0, 0).token_log_probs(of_rows, torch.empty(1), torch.empty(1, 1))
+        head_kernels.token_log_probs(simulated.on(0, 0), of_rows, torch.empty(1), torch.empty(1, 1))
 
 
 CALL_WITH_TOKENS = """
 import json, os, pathlib, sys, tempfile, torch
-from exlm_cli.ops.alignment.library import DeviceLibrary, LogitRows
+from exlm_cli.ops.alignment.library import DeviceLibrary
+from exlm_cli.ops.head_kernels import LogitRows, logit_gradient, token_log_probs
 
 kernels = DeviceLibrary(pathlib.Path(sys.argv[1])).on(0, 0)
 
@@ -181,9 +183,9 @@ def call(kernel, token):
     rows = LogitRows(torch.zeros(2, 64), torch.zeros(29), torch.tensor([[3, 28], [0, token]]))
     log_sums, log_probs = torch.zeros(2), torch.zeros(2, 2)
     if kernel == "token_log_probs":
-        kernels.token_log_probs(rows, log_sums, log_probs)
+        token_log_probs(kernels, rows, log_sums, log_probs)
     else:
-        kernels.logit_gradient(rows, log_sums, log_probs, torch.zeros(2, 2), rows.logits)
+        logit_gradient(kernels, rows, log_sums, log_probs, torch.zeros(2, 2), rows.logits)
 
 for kernel in ("token_log_probs", "logit_gradient"):
     for token in (-1, 5, 29):

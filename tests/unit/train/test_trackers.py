@@ -16,7 +16,7 @@ from exlm_cli.errors import ConfigError, InterruptedRunError
 from exlm_cli.run_dir import read_metrics
 from exlm_cli.train.pretrain import resume_pretraining, run_pretraining
 from exlm_cli.train.task import Callback
-from exlm_cli.train.trackers import TRACKERS
+from exlm_cli.train.trackers import PACKAGES
 from tests.recorder import Recorder
 from tests.tiny import tiny_recipe
 from tests.unit.finetune.synthetic import run_tiny
@@ -51,8 +51,8 @@ class Packages:
 @pytest.fixture
 def packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Packages:
     fakes = Packages()
-    for name, tracker in TRACKERS.items():
-        monkeypatch.setitem(sys.modules, tracker.module, getattr(fakes, name))
+    for name, package in PACKAGES.items():
+        monkeypatch.setitem(sys.modules, package, getattr(fakes, name))
     for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_PROJECT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
@@ -83,7 +83,7 @@ def test_each_tracker_gets_every_figure_and_a_resumption_continues_its_run(packa
     progress = Recorder()
     recipe = _recipe(cache, validate_at=[2, 0.5])
     run = run_pretraining(recipe, out=tmp_path / "run", progress=progress).run_dir
-    for tracker in TRACKERS:
+    for tracker in PACKAGES:
         assert packages.of(tracker) == _figures(run)
     assert {"valid_at/2/loss", "valid_at/0.5/loss"} <= {name for name, *_ in _figures(run)}
     board = packages.tensorboard.SummaryWriter
@@ -98,7 +98,7 @@ def test_each_tracker_gets_every_figure_and_a_resumption_continues_its_run(packa
     packages.sent.clear()
     run = run.rename(tmp_path / "moved")
     resume_pretraining(run)
-    for tracker in TRACKERS:
+    for tracker in PACKAGES:
         assert packages.of(tracker) == _figures(run, after_step=3)
     # what a killed run wrote beyond its last checkpoint is hidden
     assert board.call_args.kwargs == {"purge_step": 4}
@@ -125,7 +125,7 @@ def test_a_tracker_that_fails_is_left_alone_and_training_goes_on(packages, cache
     packages.wandb.init.return_value.finish.assert_not_called()
 
 
-@pytest.mark.parametrize("name", TRACKERS)
+@pytest.mark.parametrize("name", PACKAGES)
 @pytest.mark.parametrize("error", [KeyboardInterrupt, TypeError])
 def test_an_interrupted_start_of_a_tracker_reaches_the_caller_as_it_is(packages, cache, tmp_path, name, error):
     """The tracker is not open then, and closing it would fail with an error of its own."""
@@ -179,9 +179,9 @@ def test_a_run_that_does_not_finish_is_closed_as_such(packages, cache, tmp_path,
     packages.wandb.init.return_value.finish.assert_called_once_with(exit_code=1)
 
 
-@pytest.mark.parametrize("name", TRACKERS)
+@pytest.mark.parametrize("name", PACKAGES)
 def test_a_tracker_that_is_not_installed_is_named_before_a_folder_is_made(packages, cache, tmp_path, monkeypatch, name):
-    monkeypatch.setitem(sys.modules, TRACKERS[name].module, None)  # type: ignore[index, arg-type]
+    monkeypatch.setitem(sys.modules, PACKAGES[name], None)  # type: ignore[index, arg-type]
     with pytest.raises(ConfigError, match=rf"^`train.report_to` names {name}, which is not installed \(") as caught:
         run_pretraining(_recipe(cache), out=tmp_path / "run")
     assert caught.value.hint == f"pip install {name}"

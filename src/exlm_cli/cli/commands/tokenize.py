@@ -16,7 +16,7 @@ from exlm_cli.cli.options import (
 )
 from exlm_cli.errors import ConfigError
 from exlm_cli.paths import expand_path
-from exlm_cli.run_dir import create_run_dir, discarded_on_failure, sole_process
+from exlm_cli.run_dir import create_run_dir, sole_process
 
 if TYPE_CHECKING:
     from exlm_cli.config.pretrain import PretrainRecipe
@@ -100,7 +100,7 @@ def _write_tokens(recipe: "PretrainRecipe", out: Path | None) -> dict[str, objec
     from exlm_cli.data.corpus.prepare import list_rejected, prepare_data
 
     folder = create_run_dir(out, recipe.name)
-    with sole_process(folder, is_new=True), discarded_on_failure(folder):
+    with sole_process(folder, is_new=True):
         progress = console.open_progress()
         data = prepare_data(recipe, progress=progress)
         list_rejected(data, folder / "rejected.csv", progress)

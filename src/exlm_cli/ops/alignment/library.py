@@ -8,6 +8,7 @@ import functools
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,7 +20,8 @@ _OK = 0
 _ROW_PAD = 16
 _Argument = ctypes.c_void_p | ctypes.c_int32
 
-_DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
+DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
+"""Numbers of dtypes in the interface."""
 
 
 class _Batch(ctypes.Structure):
@@ -41,18 +43,11 @@ class _Batch(ctypes.Structure):
     )
 
 
-class _Logits(ctypes.Structure):
-    """`states_alignment_logits`."""
+class Arguments(Protocol):
+    """Tensors of a call, as the C struct that a function of the library takes."""
 
-    _fields_ = (
-        ("logits", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("rows", ctypes.c_int64),
-        ("vocab", ctypes.c_int64),
-        ("row_stride", ctypes.c_int64),
-        ("num_tokens", ctypes.c_int64),
-        ("dtype", ctypes.c_int32),
-    )
+    def as_struct(self) -> ctypes.Structure:
+        """Return the C struct of the tensors; valid while they live."""
 
 
 @dataclass(frozen=True)
@@ -82,35 +77,7 @@ class Dag:
             S,
             *self.log_emit.stride()[:2],
             *self.log_trans.stride()[:2],
-            _DTYPES[self.log_emit.dtype],
-        )
-
-
-@dataclass(frozen=True)
-class LogitRows:
-    """Rows of logits and the tokens to score in each, in the layout that the kernels read.
-
-    Attributes:
-        logits: (R, P) without their bias; P is a multiple of 8 and at least V, and entries from V on have no effect.
-        bias: (V,) float32.
-        tokens: (R, T) int64, below V.
-    """
-
-    logits: Tensor
-    bias: Tensor
-    tokens: Tensor
-
-    def as_struct(self) -> _Logits:
-        """Return the C struct of the tensors; valid while they live."""
-        rows, row_stride = self.logits.shape
-        return _Logits(
-            self.logits.data_ptr(),
-            self.bias.data_ptr(),
-            rows,
-            len(self.bias),
-            row_stride,
-            self.tokens.shape[1],
-            _DTYPES[self.logits.dtype],
+            DTYPES[self.log_emit.dtype],
         )
 
 
@@ -123,20 +90,21 @@ class Kernels(ABC):
 
     def forward(self, dag: Dag, nll: Tensor, saved: Tensor | None) -> None:
         """Fill `nll` (B,) and, for a backward pass, `saved`."""
-        self._call("forward", dag, _pointer(nll), _pointer(saved))
+        self.call("forward", dag, pointer(nll), pointer(saved))
 
     def backward(
         self, dag: Dag, saved: Tensor, grad_nll: Tensor, grad_emit: Tensor | None, grad_trans: Tensor | None
     ) -> None:
         """Fill every element of the gradients that are not None."""
-        self._call("backward", dag, *map(_pointer, (saved, grad_nll, grad_emit, grad_trans)))
+        self.call("backward", dag, *map(pointer, (saved, grad_nll, grad_emit, grad_trans)))
 
     def best(self, dag: Dag, nodes: Tensor) -> None:
         """Fill `nodes` (B, T), int64."""
-        self._call("best", dag, _pointer(nodes))
+        self.call("best", dag, pointer(nodes))
 
     @abstractmethod
-    def _call(self, operation: str, dag: Dag, *arguments: _Argument) -> None: ...
+    def call(self, operation: str, dag: Dag, *arguments: _Argument) -> None:
+        """Call a function of the library."""
 
 
 class HostLibrary(Kernels):
@@ -155,7 +123,8 @@ class HostLibrary(Kernels):
         most = slots * (max_states - slots + 46) if is_short else (max_states + 46) ** 2 // 4
         return batch, 2, torch.sym_min(slots * ((max_states + 7) // 8 * 8 + 1), most)
 
-    def _call(self, operation: str, dag: Dag, *arguments: _Argument) -> None:
+    def call(self, operation: str, dag: Dag, *arguments: _Argument) -> None:
+        """See `Kernels`."""
         num_threads = ctypes.c_int32(torch.get_num_threads())
         _call(self._library, f"states_alignment_{operation}_cpu", dag, *arguments, num_threads)
 
@@ -247,26 +216,17 @@ class DeviceKernels(Kernels):
             # the kernel may outlive the tensor: torch reuses freed memory only for later work on this stream
             B, T, S = dag.log_emit.shape
             saved = nll.new_empty(self.saved_shape(B, T, S, num_sweeps=1), dtype=torch.int32)
-        self._call("forward", dag, _pointer(nll), _pointer(saved), ctypes.c_int32(saved.shape[1]))
+        self.call("forward", dag, pointer(nll), pointer(saved), ctypes.c_int32(saved.shape[1]))
 
     def best(self, dag: Dag, nodes: Tensor) -> None:
         """See `Kernels`."""
         B, T, S = dag.log_emit.shape
         # a float64 score and an int32 node for every state and slot
         scratch = nodes.new_empty((B * S * _padded_slots(T) * 12 + 7) // 8)
-        self._call("best", dag, _pointer(scratch), _pointer(nodes))
+        self.call("best", dag, pointer(scratch), pointer(nodes))
 
-    def token_log_probs(self, rows: LogitRows, log_sums: Tensor, log_probs: Tensor) -> None:
-        """Fill `log_sums` (R,), the log-sum-exp of each row, and `log_probs` (R, T) of its tokens; both float32."""
-        self._call("token_log_probs", rows, *map(_pointer, (rows.tokens, log_sums, log_probs)))
-
-    def logit_gradient(
-        self, rows: LogitRows, log_sums: Tensor, log_probs: Tensor, grad: Tensor, gradient: Tensor
-    ) -> None:
-        """Fill `gradient`, which may be the logits, from the results of `token_log_probs` and their gradient `grad`."""
-        self._call("logit_gradient", rows, *map(_pointer, (rows.tokens, log_sums, log_probs, grad, gradient)))
-
-    def _call(self, operation: str, batch: Dag | LogitRows, *arguments: _Argument) -> None:
+    def call(self, operation: str, batch: Arguments, *arguments: _Argument) -> None:
+        """Call a function of the library with its struct, what follows it, and this stream."""
         where = (ctypes.c_int32(self._device), ctypes.c_void_p(self._stream))
         _call(self._library, f"states_alignment_{operation}_cuda", batch, *arguments, *where)
 
@@ -335,7 +295,7 @@ def _load(path: Path) -> ctypes.CDLL:
     return library
 
 
-def _call(library: ctypes.CDLL, function: str, batch: Dag | LogitRows, *arguments: _Argument) -> None:
+def _call(library: ctypes.CDLL, function: str, batch: Arguments, *arguments: _Argument) -> None:
     status = getattr(library, function)(ctypes.byref(batch.as_struct()), *arguments)
     if status != _OK:
         raise RuntimeError(f"{function}: {_message(library, status)}")
@@ -345,7 +305,8 @@ def _message(library: ctypes.CDLL, status: int) -> str:
     return str(library.states_alignment_message(ctypes.c_int32(status)).decode())
 
 
-def _pointer(tensor: Tensor | None) -> ctypes.c_void_p:
+def pointer(tensor: Tensor | None) -> ctypes.c_void_p:
+    """Return the address of a tensor's data; null for None."""
     return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
 
 
