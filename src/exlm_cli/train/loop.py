@@ -110,6 +110,7 @@ class TrainingLoop:
         ranks.hint = f"continue with `{resume_command}`"
         self.optimizer = build_optimizer(task.model, optim)
         self.state = LoopState()
+        self._saved_best: int | None = None  # the best step that the newest checkpoint names
         self._plan_epoch()
         if optim.warmup_steps > self.total_steps:
             raise ConfigError(
@@ -146,13 +147,14 @@ class TrainingLoop:
         load_model_weights(checkpoint, self.task.model)
         load_optimizer_state(checkpoint, self.task.model, self.optimizer)
         self.state = saved.loop
+        self._saved_best = saved.loop.best_step
         self._validation = {name: math.nan if v is None else v for name, v in saved.validation.items()}
         self._plan_epoch()
         if self.ranks.is_first:
             self.metrics.truncate_after(self.state.step)
             # a process that was killed while it deleted old checkpoints leaves some of them
             remove_older(self.run, self.state.step, self.train.keep_last)
-            self._remove_other_bests()
+            self._remove_unnamed_bests()
 
     def fit(self) -> LoopResult:
         """Train to the end.
@@ -402,8 +404,12 @@ class TrainingLoop:
     def _keep_best(self) -> None:
         state = self.state
         content = BestState(step=state.step, epoch=state.epoch, value=state.best_value, identity=self.task.identity)
-        save = functools.partial(save_best, self.run, state.step, self.task.model, content)
-        self.ranks.first(lambda: save(resume_command=self.resume_command))
+
+        def save() -> None:
+            save_best(self.run, state.step, self.task.model, content, resume_command=self.resume_command)
+            self._remove_unnamed_bests()
+
+        self.ranks.first(save)
 
     def _best_field(self) -> dict[str, str]:
         """Return the best validation so far for the bar."""
@@ -456,14 +462,17 @@ class TrainingLoop:
             keep_last=self.train.keep_last,
             resume_command=self.resume_command,
         )
-        self._remove_other_bests()  # after the save: the checkpoint before it names another best
+        self._saved_best = self.state.best_step  # after the save: until then a resumption needs another best
+        self._remove_unnamed_bests()
         for callback in self.callbacks:
             callback.on_save(self.state.step, path)
         return path
 
-    def _remove_other_bests(self) -> None:
+    def _remove_unnamed_bests(self) -> None:
+        """Delete all best weights but the newest, and those that the newest checkpoint names."""
+        named = {f"best-{self.state.best_step}", f"best-{self._saved_best}"}
         for best in best_paths(self.run):
-            if best.name != f"best-{self.state.best_step}":
+            if best.name not in named:
                 shutil.rmtree(best)
 
     def _stopped(self, saved: str, signal_number: int) -> InterruptedRunError:

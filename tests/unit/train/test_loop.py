@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -492,6 +493,60 @@ def test_a_run_killed_while_saving_ends_with_the_same_best_weights(tmp_path, kil
     assert (best / "model.safetensors").read_bytes() == (whole.best / "model.safetensors").read_bytes()
     assert untimed_rows(run) == untimed_rows(tmp_path / "whole")
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["best-24", "step-30"]
+
+
+RISING = [number / 10 for number in range(9)]
+"""A better score at each validation of three epochs, three of them in each."""
+OFTEN: dict[str, Any] = {"max_epochs": 3, "validate_every_steps": 2}
+
+
+def test_of_the_best_weights_those_of_the_last_checkpoint_and_the_newest_stay(tmp_path):
+    kept: list[list[str]] = []
+    loop = _selecting(Scored(RISING), tmp_path, GREATER, **OFTEN)
+    watch = Callback()
+    watch.on_validate = lambda *_: kept.append(_bests(tmp_path))  # type: ignore[method-assign]
+    loop.callbacks = [watch]
+    loop.fit()
+    between = [["best-2"], ["best-4"], ["best-6"], ["best-6", "best-8"], ["best-10", "best-6"], ["best-12"]]
+    assert kept == [*between, ["best-12", "best-14"], ["best-12", "best-16"], ["best-18"]]
+
+
+def _bests(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / "checkpoints").glob("best-*"))
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "calls"),
+    [(checkpoint, "_write_whole", (1, 4, 5, 7, 8, 9)), (shutil, "rmtree", (5, 8, 15, 18, 21, 26, 33, 34))],
+)
+def test_a_run_killed_while_it_writes_or_deletes_best_weights_ends_like_an_undisturbed_one(
+    tmp_path, owner, name, calls
+):
+    """The weights of nine validations and three checkpoints are written; the calls are those around a checkpoint."""
+    (tmp_path / "whole").mkdir()
+    whole = _selecting(Scored(RISING), tmp_path / "whole", GREATER, **OFTEN).fit()
+    for call in calls:
+        run = tmp_path / f"killed-{call}"
+        run.mkdir()
+        with interrupted_at_call(owner, name, call):
+            _selecting(Scored(RISING), run, GREATER, **OFTEN).fit()
+        loop = _selecting(Scored(RISING), run, GREATER, **OFTEN)
+        last = newest_good_checkpoint(run, pytest.fail)
+        if last is None:
+            loop.metrics.truncate_after(0)
+        else:
+            loop.resume(last)
+            assert loop.state.best_step is not None
+            assert f"best-{loop.state.best_step}" in _bests(run)
+            loop.task.num_validations = loop.state.step // 2  # type: ignore[attr-defined]
+        result = loop.fit()
+        assert whole.best is not None
+        assert result.best is not None
+        for end in ((whole.best, result.best), (whole.checkpoint, result.checkpoint)):
+            one, other = ((path / "model.safetensors").read_bytes() for path in end)
+            assert one == other
+        assert untimed_rows(run) == untimed_rows(tmp_path / "whole")
+        assert _bests(run) == ["best-18"]
 
 
 def test_a_run_killed_while_it_deletes_old_checkpoints_deletes_them_when_it_is_resumed(tmp_path):
