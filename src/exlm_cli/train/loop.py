@@ -111,7 +111,8 @@ class TrainingLoop:
         self.optimizer = build_optimizer(task.model, optim)
         self.state = LoopState()
         self._saved_best: int | None = None  # the best step that the newest checkpoint names
-        self._plan_epoch()
+        self._plan = task.plan(0)
+        self.total_steps = count_steps(train, len(self._plan))
         if optim.warmup_steps > self.total_steps:
             raise ConfigError(
                 f"`optim.warmup_steps` {optim.warmup_steps} is more than the {self.total_steps} steps of this run",
@@ -149,7 +150,7 @@ class TrainingLoop:
         self.state = saved.loop
         self._saved_best = saved.loop.best_step
         self._validation = {name: math.nan if v is None else v for name, v in saved.validation.items()}
-        self._plan_epoch()
+        self._plan = self.task.plan(self.state.epoch)
         if self.ranks.is_first:
             self.metrics.truncate_after(self.state.step)
             # a process that was killed while it deleted old checkpoints leaves some of them
@@ -240,7 +241,7 @@ class TrainingLoop:
         state = self.state
         if state.step_in_epoch >= len(self._plan):
             state.epoch, state.step_in_epoch = state.epoch + 1, 0
-            self._plan_epoch()
+            self._plan = self.task.plan(state.epoch)
         indices = self._plan[state.step_in_epoch]
         device = next(self.task.model.parameters()).device
         _seed_draws(dropout_seed(self.seed, state.step, self.ranks.rank), device)
@@ -323,12 +324,6 @@ class TrainingLoop:
         if step >= len(self._plan) or self.state.step + 1 >= self.total_steps:
             return None
         return self._own_batches(self._plan[step])
-
-    def _plan_epoch(self) -> None:
-        """Plan the epoch of the state, and count the steps of the run by it."""
-        state = self.state
-        self._plan = self.task.plan(state.epoch)
-        self.total_steps = count_steps(self.train, state.epoch, state.step - state.step_in_epoch, len(self._plan))
 
     def _own_batches(self, indices: IntArray) -> Iterator[Any]:
         """Return the batches of this rank's share of a step: none where the step has fewer samples than ranks."""
@@ -511,21 +506,10 @@ def _end_of(callback: Callback) -> Callable[[object, BaseException | None, objec
     return lambda _kind, error, _trace: callback.on_end(error)
 
 
-def count_steps(train: LoopConfig, epoch: int, steps_before: int, steps_in_epoch: int) -> int:
-    """Return the optimiser steps of a whole run, as far as they are known in one of its epochs.
-
-    A recipe limits steps, epochs or both. With `batch_tokens` the epochs differ by a few steps; later ones, which are
-    not planned yet, count as this one, so that the number is exact in the last.
-
-    Args:
-        epoch: Counted from 0.
-        steps_before: Steps of the epochs before it.
-        steps_in_epoch: Steps of its plan.
-    """
-    most = math.inf if train.max_steps is None else train.max_steps
-    if train.max_epochs is None:
-        return int(most)
-    return int(min(most, steps_before + (train.max_epochs - epoch) * steps_in_epoch))
+def count_steps(train: LoopConfig, steps_in_epoch: int) -> int:
+    """Return the optimiser steps of a whole run whose recipe limits steps, epochs or both."""
+    of_epochs = math.inf if train.max_epochs is None else train.max_epochs * steps_in_epoch
+    return int(min(of_epochs, math.inf if train.max_steps is None else train.max_steps))
 
 
 def _seed_draws(seed: int, device: torch.device) -> None:
