@@ -10,8 +10,7 @@ import hashlib
 import math
 import os
 import shutil
-from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -36,7 +35,7 @@ from exlm_cli.data.rows.records import LINE_FORMATS, SKIPPED_COLUMNS, SKIPPED_FI
 from exlm_cli.data.smiles import train_smiles_vocabulary
 from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.errors import DataError, TokenizerError
-from exlm_cli.files import JsonModel, absent_if_none, csv_line, fsync, read_json, refusing, write_atomically, write_json
+from exlm_cli.files import JsonModel, csv_line, fsync, read_json, refusing, write_atomically, write_json
 from exlm_cli.format import format_number_of, shorten
 from exlm_cli.paths import cache_root, expand_path
 from exlm_cli.progress import Progress
@@ -49,28 +48,10 @@ _TRAIN_SEED, _VALID_SEED = 0, 1
 _BATCH_ROWS, _BATCH_CHARACTERS = 4096, 1 << 19
 _NUM_ENDS = 2
 """[CLS] and [SEP], which every sequence gets when it is used."""
-_NOTED_SHARE = 0.01
-"""Shared part of the validation text from which a warning is due; 0.1 to 0.2 % of Wikipedia and books is by chance."""
 _LARGE_HOLDOUT = 0.2
 """Share of the tokens for validation above which a warning is due."""
 _LARGEST_BLOCK_CHARACTERS = 1 << 16
-_MOST_COMPARED = 1 << 20
-"""Validation rows whose hashes are held at once: about 100 MB."""
 _SHOWN_CHARACTERS = 80
-
-
-class Overlap(JsonModel):
-    """How many validation rows are training rows too.
-
-    Attributes:
-        num_compared: Validation rows that were looked for, at most a million.
-        num_shared: Those that are training rows too.
-        share: Their part of the characters: headings and other short texts repeat by chance in any corpus.
-    """
-
-    num_compared: int
-    num_shared: int
-    share: float
 
 
 @dataclass(frozen=True)
@@ -84,7 +65,6 @@ class PreparedData:
             `valid` holds canonical SMILES alone.
         fingerprint: Hash of the content of the inputs, the tokenizer and every option that matters.
         num_rejected: Rows skipped because they cannot be used.
-        overlap: Validation rows that are training rows too; None where they are cut from the training inputs.
     """
 
     tokenizer: Tokenizer
@@ -93,7 +73,6 @@ class PreparedData:
     fingerprint: str
     num_rejected: int
     was_cached: bool
-    overlap: Overlap | None = None
     spellings: TokenDataset | None = None
 
 
@@ -101,7 +80,6 @@ class _Summary(JsonModel):
     """Content of `prepared.json`."""
 
     num_rejected: int
-    overlap: Overlap | None = absent_if_none()
 
 
 @dataclass(frozen=True)
@@ -145,10 +123,7 @@ def prepare_data(
         _report_shares(recipe, train, valid, progress)
         tokenizer = tokenizer or _obtain_tokenizer(recipe, train, valid, cache, progress, builds=builds)
         corpus = _Corpus(recipe, train, valid, tokenizer, data_fingerprint(recipe, train, valid, tokenizer))
-        prepared = _obtain_shards(corpus, cache, progress, builds=builds)
-    if prepared.overlap is not None:
-        _warn_of_overlap(prepared.overlap, progress)
-    return prepared
+        return _obtain_shards(corpus, cache, progress, builds=builds)
 
 
 def _report_shares(
@@ -162,14 +137,6 @@ def _report_shares(
         each = f"each of {len(sources):,} {name} files, the first ones" if len(sources) > 1 else f"the {name} input"
         about = "about" if len(sources) > 1 else "at most the first"
         progress.message(f"`data.max_rows`: {about} {share:,} rows of {each}")
-
-
-def _warn_of_overlap(overlap: Overlap, progress: Progress) -> None:
-    if overlap.share >= _NOTED_SHARE:
-        progress.message(
-            f"warning: validation rows that are training rows too: {overlap.num_shared:,} of {overlap.num_compared:,} "
-            f"({overlap.share:.0%} of the text); validation then measures memorisation"
-        )
 
 
 # Tokenizer: given, cached or trained
@@ -256,7 +223,6 @@ def _obtain_shards(corpus: _Corpus, cache: Path, progress: Progress, *, builds: 
             train.fingerprint,
             summary.num_rejected,
             was_cached=True,
-            overlap=summary.overlap,
             spellings=TokenDataset(directory / SPELLINGS, vocab_size) if is_spelled else None,
         )
 
@@ -351,56 +317,15 @@ def _describe(row: Row, reason: str) -> str:
 
 
 def _write_given_splits(corpus: _Corpus, folder: Path, progress: Progress) -> _Summary:
-    data, shared = corpus.recipe.data, SharedRows()
+    data = corpus.recipe.data
     with _SkippedRows(folder / SKIPPED_FILE, data.on_invalid) as skipped:
-
-        def write(split: str, sources: list[FingerprintedSource], add: Callable[[str], None]) -> None:
-            def choose(row: Row) -> str:
-                add(row.text)
-                return split
-
-            writers = _write_sequences(corpus, sources, folder, [split], choose, skipped, progress)
+        for split, sources in ((VALID, corpus.valid), (TRAIN, corpus.train)):
+            if not sources:
+                continue  # nothing is trained
+            writers = _write_sequences(corpus, sources, folder, [split], None, skipped, progress)
             if not writers[split].num_sequences:
                 raise _no_usable_row(data, f"`data.{split}`: " if corpus.train else "", sources, skipped)
-
-        write(VALID, corpus.valid, shared.add_valid)
-        if corpus.train:
-            write(TRAIN, corpus.train, shared.add_train)
-    overlap = shared.overlap if corpus.train else None
-    return _Summary(num_rejected=skipped.num_rows, overlap=overlap)
-
-
-@final
-class SharedRows:
-    """Counts the validation rows whose text is a training row too; validation rows are added first.
-
-    It holds 64-bit hashes of the first `most_compared` validation rows, and no text.
-    """
-
-    def __init__(self, most_compared: int = _MOST_COMPARED) -> None:
-        self._most_compared = most_compared
-        self._num_compared = self._num_shared = 0
-        self._characters = self._shared_characters = 0
-        self._unseen: Counter[int] = Counter()
-
-    def add_valid(self, text: str) -> None:
-        """Add a validation row."""
-        if self._num_compared < self._most_compared:
-            self._num_compared += 1
-            self._characters += len(text)
-            self._unseen[hash(text)] += 1
-
-    def add_train(self, text: str) -> None:
-        """Add a training row."""
-        num_equal = self._unseen.pop(hash(text), 0)
-        self._num_shared += num_equal
-        self._shared_characters += num_equal * len(text)
-
-    @property
-    def overlap(self) -> Overlap:
-        """What has been found so far."""
-        share = self._shared_characters / max(1, self._characters)
-        return Overlap(num_compared=self._num_compared, num_shared=self._num_shared, share=share)
+    return _Summary(num_rejected=skipped.num_rows)
 
 
 def _write_held_out_splits(corpus: _Corpus, folder: Path, progress: Progress) -> _Summary:
@@ -410,12 +335,8 @@ def _write_held_out_splits(corpus: _Corpus, folder: Path, progress: Progress) ->
 
     def write(forced: bytes | None = None) -> tuple[Holdout, _SkippedRows, ShardWriter, ShardWriter]:
         holdout = Holdout(data.kind, data.valid_fraction, total_bytes, data.max_rows, forced)
-
-        def choose(row: Row) -> str:
-            return VALID if holdout.takes(row) else TRAIN
-
         with _SkippedRows(folder / SKIPPED_FILE, data.on_invalid) as skipped:
-            writers = _write_sequences(corpus, corpus.train, folder, [TRAIN, VALID], choose, skipped, progress)
+            writers = _write_sequences(corpus, corpus.train, folder, [TRAIN, VALID], holdout, skipped, progress)
         return holdout, skipped, writers[TRAIN], writers[VALID]
 
     holdout, skipped, train, valid = write()
@@ -512,16 +433,15 @@ def _write_sequences(
     sources: Sequence[FingerprintedSource],
     folder: Path,
     splits: Sequence[str],
-    choose: Callable[[Row], str],
+    holdout: Holdout | None,
     skipped: _SkippedRows,
     progress: Progress,
 ) -> dict[str, ShardWriter]:
     """Tokenise rows, cut or pack them into sequences, write those of each split, and return the finished writers.
 
-    `choose` returns the split of a row; it is called in order, for usable rows only. All spellings of a training
-    molecule follow each other. Of a validation molecule the first other one goes to `SPELLINGS`, in which each molecule
-    counts once; only small molecules may lack it with fewer spellings. Sequences in which nothing can be masked are
-    left out.
+    `holdout` chooses among the splits; None: there is one. All spellings of a training molecule follow each other. Of a
+    validation molecule the first other one goes to `SPELLINGS`, in which each molecule counts once; only small
+    molecules may lack it with fewer spellings. Sequences in which nothing can be masked are left out.
 
     Raises:
         DataError: Nothing can be masked in any sequence.
@@ -542,7 +462,7 @@ def _write_sequences(
         for row, ids, spellings in _tokenise(_usable(rows, data, skipped), data, tokenizer, skipped):
             num_unknown += sum(one.count(tokenizer.unk_id) for one in (ids, *spellings))
             num_too_long += len(row.spellings) - len(spellings)
-            split = choose(row)
+            split = splits[0] if holdout is None else VALID if holdout.takes(row) else TRAIN
             if packers:
                 # rows that were apart in the corpus must not look like neighbours
                 sequences = packers[split].add(ids, starts_document=row.starts_document or split != last)

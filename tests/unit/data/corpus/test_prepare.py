@@ -1,7 +1,6 @@
 """From files to shards: what comes out, what is reused and when not, and that failures leave nothing behind."""
 
 import csv
-import gzip
 import math
 import os
 import re
@@ -25,16 +24,7 @@ from tokenizers import models
 
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.bundled.grammar import sample_sentences
-from exlm_cli.data.corpus.prepare import (
-    Holdout,
-    Overlap,
-    Packer,
-    PreparedData,
-    SharedRows,
-    cut,
-    list_rejected,
-    prepare_data,
-)
+from exlm_cli.data.corpus.prepare import Holdout, Packer, PreparedData, cut, list_rejected, prepare_data
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
 from exlm_cli.data.molecules import other_spellings
 from exlm_cli.data.rows.records import Row
@@ -305,11 +295,9 @@ def test_molecules_are_read_canonical_without_map_numbers_unless_they_are_wanted
     (workplace / "mols.smi").write_text("\n".join(written * 3) + "\n")
     (workplace / "valid.smi").write_text("C(C)O\n")
     valid = [f"{workplace}/valid.smi"]
-    progress = Recorder()
-    canonical = _prepare(_smiles(workplace, valid=valid), progress)
+    canonical = _prepare(_smiles(workplace, valid=valid))
     assert _texts(canonical.train, canonical.tokenizer) == ["CCO", "c1ccccc1", "CCO", "CC(=O)O", "CC#N"] * 3
     assert _texts(canonical.valid, canonical.tokenizer) == ["CCO"]
-    assert any("1 of 1 (100% of the text)" in text for text in progress.said)  # however it is written
     as_written = _prepare(_smiles(workplace, valid=valid, canonical_smiles=False))
     assert _texts(as_written.train, as_written.tokenizer) == written * 3
     assert as_written.fingerprint != canonical.fingerprint
@@ -598,42 +586,6 @@ def test_shares_of_the_most_rows_are_named(workplace):
     assert "`data.max_rows`: at most the first 42 rows of the training input" in progress.said
 
 
-OTHERS = [f"{'C' * n}Oc1ccccc1" for n in range(1, 31)]
-
-
-@pytest.mark.parametrize(
-    ("name", "rows", "said"),
-    [
-        ("same.smi.gz", MOLECULES, "10 of 10 (100% of the text)"),
-        ("first.csv", ["smiles", *MOLECULES[:4]], "4 of 4 (100% of the text)"),
-        ("twice.smi", ["CCO", "CCO", *OTHERS], None),
-        ("short.smi", ["c1ccccc1", *OTHERS[:3]], "1 of 4 (20% of the text)"),
-        ("others.smi", OTHERS, None),
-    ],
-)
-def test_validation_rows_that_are_trained_on_are_warned_of_also_when_cached(workplace, name, rows, said):
-    """8 of 8 + 10 + 11 + 12 characters are shared in the fourth case, 6 of 741 in the third: too few for a warning."""
-    content = "".join(f"{row}\n" for row in rows).encode()
-    (workplace / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    recipe = _smiles(workplace, valid=[f"{workplace}/{name}"], sequence_length=64)
-    wanted = (
-        []
-        if said is None
-        else [f"warning: validation rows that are training rows too: {said}; validation then measures memorisation"]
-    )
-    for was_cached in (False, True):
-        progress = Recorder()
-        assert _prepare(recipe, progress).was_cached == was_cached
-        assert [text for text in progress.said if text.startswith("warning")] == wanted
-
-
-def test_rows_held_out_of_the_training_inputs_are_not_compared(workplace):
-    (workplace / "text.txt").write_text("one and the same line\n" * 300)
-    progress = Recorder()
-    assert _prepare(_recipe(workplace), progress).overlap is None
-    assert not any("remembered" in text for text in progress.said)
-
-
 def test_a_tsv_with_quotes_gives_the_tokens_of_the_csv(workplace):
     texts = [f'He said "{text}" to me' for text in sample_sentences(50, seed=2)]
     prepared = []
@@ -666,34 +618,13 @@ def test_other_validation_text_gives_other_shards(workplace):
     assert after.fingerprint != before.fingerprint
 
 
-# Which rows are held out or shared, and how ids are packed or cut
+# Which rows are held out, and how ids are packed or cut
 
 SEP, NEWLINE = 2, 9
 
 
 def _rows(count: int, starts: bool = True) -> list[Row]:
     return [Row("a", n, f"row {n}", starts_document=starts or n == 1) for n in range(1, count + 1)]
-
-
-@given(st.lists(st.sampled_from(["a", "bb", "ccc", "dddd"])), st.lists(st.sampled_from(["bb", "dddd", "eeeee"])))
-def test_shared_rows_are_those_that_a_search_finds(valid, train):
-    shared = SharedRows()
-    for text in valid:
-        shared.add_valid(text)
-    for text in train:
-        shared.add_train(text)
-    found = [text for text in valid if text in train]
-    share = len("".join(found)) / max(1, len("".join(valid)))
-    assert shared.overlap == Overlap(num_compared=len(valid), num_shared=len(found), share=share)
-
-
-def test_only_the_first_validation_rows_are_compared():
-    shared = SharedRows(most_compared=2)
-    for text in ("a", "bb", "ccc"):
-        shared.add_valid(text)
-    for text in ("ccc", "bb", "bb"):
-        shared.add_train(text)
-    assert shared.overlap == Overlap(num_compared=2, num_shared=1, share=2 / 3)
 
 
 @pytest.mark.parametrize("kind", ["text", "smiles"])
