@@ -26,6 +26,10 @@ _WHOLE_NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE]\+?[0-9]+")
 """A way to write an integer that pydantic does not read."""
 
 
+_RIVALS = {"warmup_steps": "warmup_ratio", "warmup_ratio": "warmup_steps"}
+"""Keys of one section that say the same in two ways: the one that is given later replaces the other."""
+
+
 class Mark(Enum):
     """Why a field is not part of a recipe's identity."""
 
@@ -175,9 +179,23 @@ def _shared(values: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any
     return shared
 
 
+def without_rivals(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by key, or by dotted key, without those that say in another way what is given `over` them.
+
+    A key that is null gives nothing.
+    """
+    given = (key.rpartition(".") for key, value in over.items() if value is not None)
+    replaced = {f"{section}{dot}{_RIVALS[leaf]}" for section, dot, leaf in given if leaf in _RIVALS}
+    return {key: value for key, value in values.items() if key not in replaced - over.keys()}
+
+
 def _changed(content: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    changed = dict(content)
+    below: dict[str, dict[str, Any]] = {}
+    changed = without_rivals(content, values)
     for path, value in values.items():
         first, _, rest = path.partition(".")
-        changed[first] = _changed(changed[first], {rest: value}) if rest else value
-    return changed
+        if rest:
+            below.setdefault(first, {})[rest] = value
+        else:
+            changed[first] = value
+    return changed | {first: _changed(changed[first], inner) for first, inner in below.items()}

@@ -12,7 +12,14 @@ import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from exlm_cli.config.base import Recipe, StrictModel, UnfitValueError, describe_finding, read_as_meant
+from exlm_cli.config.base import (
+    Recipe,
+    StrictModel,
+    UnfitValueError,
+    describe_finding,
+    read_as_meant,
+    without_rivals,
+)
 from exlm_cli.config.yaml import describe_yaml_error, dump_yaml, parse_yaml
 from exlm_cli.errors import ConfigError
 from exlm_cli.format import shorten
@@ -115,7 +122,10 @@ class Layers:
         return cls(values, {path: origin for path, _ in _walk(values)})
 
     def over(self, base: "Layers") -> "Layers":
-        """Return `base` with these values set in it: sections key by key, lists as a whole."""
+        """Return `base` with these values set in it: sections key by key, lists as a whole.
+
+        Of two keys that say the same in two ways, such as the steps and the ratio of the warm-up, these replace those.
+        """
         return Layers(_merge(base.values, self.values), {**base.origins, **self.origins})
 
     def without(self, keys: Iterable[str]) -> "Layers":
@@ -304,7 +314,7 @@ def _show(value: Any) -> str:
 
 
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
+    merged = without_rivals(base, over)
     for key, value in over.items():
         below = merged.get(key)
         merged[key] = _merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value

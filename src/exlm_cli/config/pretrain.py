@@ -134,7 +134,7 @@ class PretrainRecipe(Recipe):
         if train.max_steps is not None and self.optim.warmup_steps > train.max_steps:
             raise UnfitValueError(
                 f"`optim.warmup_steps` {self.optim.warmup_steps} is more than `train.max_steps` {train.max_steps}",
-                "warm up for a share of the steps with `optim.warmup_steps=0` and `optim.warmup_ratio=0.06`",
+                "warm up for a share of the steps with `optim.warmup_ratio=0.06`",
             )
         if train.batch_tokens is not None and train.batch_tokens < self.repeated_length:
             raise ValueError(

@@ -307,9 +307,11 @@ class OptimConfig(StrictModel):
     schedule: Literal["polynomial", "cosine", "constant"] = Field(
         "polynomial", description="After warm-up. polynomial: linear to 0, fairseq's default; cosine: to 0"
     )
-    warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up; 0: `optim.warmup_ratio` of all steps")
+    warmup_steps: int = Field(
+        0, ge=0, description="Steps of linear warm-up; of this and `optim.warmup_ratio`, the one given later counts"
+    )
     warmup_ratio: float | None = Field(
-        None, ge=0, lt=1, description="Share of all steps that is linear warm-up, where `optim.warmup_steps` is 0"
+        None, ge=0, lt=1, description="Share of all steps that is linear warm-up, in place of `optim.warmup_steps`"
     )
     betas: tuple[Share, Share] = Field((0.9, 0.98), description="Adam's betas")
     eps: float = Field(1e-6, gt=0, le=1e-2, description="Adam's epsilon")
@@ -322,11 +324,18 @@ class OptimConfig(StrictModel):
         0.0, ge=0, lt=1, description="Share of the steps in which the heads alone learn, before the encoder does"
     )
 
+    @model_validator(mode="after")
+    def _check_warmup(self) -> Self:
+        if self.warmup_steps and self.warmup_ratio:
+            raise ValueError(
+                f"`optim.warmup_steps` {self.warmup_steps} and `optim.warmup_ratio` {self.warmup_ratio:g} are both "
+                "above 0; give one of them"
+            )
+        return self
+
     def resolve_warmup_steps(self, total_steps: int) -> int:
         """Return the steps of warm-up in a run of `total_steps`; a ratio is rounded up."""
-        if self.warmup_steps or self.warmup_ratio is None:
-            return self.warmup_steps
-        return math.ceil(self.warmup_ratio * total_steps)
+        return math.ceil(self.warmup_ratio * total_steps) if self.warmup_ratio else self.warmup_steps
 
 
 class LoopConfig(StrictModel):

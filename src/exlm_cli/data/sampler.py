@@ -5,6 +5,7 @@ masks are, so that they are the same with every version of NumPy. A step is cut 
 then by masks where their number is from a range, and each is made one ahead of the model.
 """
 
+import bisect
 import itertools
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,7 +21,7 @@ from exlm_cli.config.sections import PAIRS_PER_POSITION
 from exlm_cli.data import IntArray
 from exlm_cli.data.batch import Batch, DeviceBatch, expand
 from exlm_cli.data.corpus.shards import TokenDataset
-from exlm_cli.data.masking import ORDER_OF_SEQUENCES, ORDER_OF_STEPS, Masker, Sequences, hash_words
+from exlm_cli.data.masking import ORDER_OF_SEQUENCES, ORDER_OF_STEPS, BitArray, Masker, Sequences, hash_words
 from exlm_cli.data.tokenizer import Tokenizer
 
 ItemT = TypeVar("ItemT")
@@ -42,31 +43,30 @@ def plan_epoch(
 ) -> EpochPlan:
     """Shuffle one epoch and cut it into steps, each of sequences of similar length.
 
-    Sequences are shuffled, sorted by length within windows of about `bucket_steps` steps (which saves padding) and cut
-    into steps, and the steps of a window are shuffled. With `batch_tokens`, the steps of a window have about equal
-    numbers of tokens. The last step of an epoch may be smaller.
+    Sequences go to windows of about `bucket_steps` steps at random, are sorted by length there (which saves padding)
+    and cut into steps, and the steps of a window are shuffled. Every epoch has the same number of steps: the lengths
+    alone decide it.
 
     Args:
         lengths: (N,) input tokens of each sequence, with [CLS] and [SEP].
         epoch: Counted from 0.
-        batch_sequences: Sequences of a step, or None.
-        batch_tokens: Maximum of input tokens of a step, if `batch_sequences` is None; a longer sequence is a step of
-            its own.
-        bucket_steps: Steps sorted together; 1 keeps steps purely random.
+        batch_sequences: Sequences of a step, or None; the last step of an epoch may be smaller.
+        batch_tokens: Maximum of input tokens of a step, if `batch_sequences` is None; at least the longest length. The
+            steps have about equal numbers of tokens.
+        bucket_steps: Steps sorted together; 1 sorts none.
     """
-    order = np.argsort(hash_words(seed, epoch, ORDER_OF_SEQUENCES, np.arange(len(lengths))))
-    if bucket_steps == 1:
-        return _split(order, _cut(lengths[order], batch_sequences, batch_tokens))
-    if batch_sequences is not None:
-        window = batch_sequences * bucket_steps
-    else:
+    bits = hash_words(seed, epoch, ORDER_OF_SEQUENCES, np.arange(len(lengths)))
+    if batch_sequences is None:
         assert batch_tokens is not None
-        window = max(1, int(batch_tokens / max(1.0, float(lengths.mean())))) * bucket_steps
+        return _plan_tokens(lengths, bits, seed, epoch, batch_tokens, bucket_steps)
+    order: IntArray = np.argsort(bits)
+    if bucket_steps == 1:
+        return _split(order, batch_sequences)
+    window = batch_sequences * bucket_steps
     plan: EpochPlan = []
     for start in range(0, len(order), window):
         in_window = order[start : start + window]
-        in_window = in_window[np.argsort(lengths[in_window], kind="stable")]
-        steps = _split(in_window, _cut_evenly(lengths[in_window], batch_sequences, batch_tokens))
+        steps = _split(in_window[np.argsort(lengths[in_window], kind="stable")], batch_sequences)
         # The last window's remainder stays last: a small step in the middle of an epoch would be a surprise.
         movable = len(steps) - 1 if start + window >= len(order) else len(steps)
         plan += (steps[i] for i in np.argsort(hash_words(seed, epoch, ORDER_OF_STEPS, start, np.arange(movable))))
@@ -74,8 +74,54 @@ def plan_epoch(
     return plan
 
 
-def _split(order: IntArray, bounds: IntArray) -> EpochPlan:
-    return [order[start:stop] for start, stop in itertools.pairwise(bounds)]
+def _split(order: IntArray, batch_sequences: int) -> EpochPlan:
+    return [order[start : start + batch_sequences] for start in range(0, len(order), batch_sequences)]
+
+
+def _plan_tokens(
+    lengths: IntArray, bits: BitArray, seed: int, epoch: int, batch_tokens: int, bucket_steps: int
+) -> EpochPlan:
+    """Return the steps of an epoch with at most `batch_tokens` each.
+
+    Windows of sequences drawn freely would differ in tokens, and so epochs in steps. Here W windows are drawn alike:
+    the sequences in order of length are cut into strata of W neighbours, and each window gets one of each stratum, at
+    random. What fits the longest of each stratum fits every window of every epoch, so all windows are cut at the same
+    strata; their sums of tokens differ by less than one longest sequence, whatever W is.
+
+    Args:
+        bits: (N,) random bits of each sequence, which decide its window.
+    """
+    order = np.argsort(bits)
+    by_length = order[np.argsort(lengths[order], kind="stable")]
+    num_windows, bounds = _cut_windows(lengths[by_length], batch_tokens, bucket_steps)
+    # the stratum of the shortest may lack some
+    strata = np.concatenate([np.full(-len(lengths) % num_windows, -1), by_length]).reshape(-1, num_windows)
+    drawn = np.argsort(bits[strata], axis=1, kind="stable")
+    windows = np.ascontiguousarray(np.take_along_axis(strata, drawn, axis=1).T)
+    number, step = np.arange(num_windows)[:, None], np.arange(len(bounds) - 1)
+    shuffled = np.argsort(hash_words(seed, epoch, ORDER_OF_STEPS, number, step), axis=1)
+    steps = (
+        window[bounds[i] : bounds[i + 1]]
+        for window, in_order in zip(windows, shuffled.tolist(), strict=True)
+        for i in in_order
+    )
+    return [kept for indices in steps if len(kept := indices[indices >= 0])]
+
+
+def _cut_windows(ascending: IntArray, batch_tokens: int, bucket_steps: int) -> tuple[int, IntArray]:
+    """Return the least number of windows that have at most `bucket_steps` steps, and at which strata their steps begin.
+
+    Args:
+        ascending: (N,) lengths in order.
+    """
+
+    def cut(num_windows: int) -> IntArray:
+        return _cut_evenly(ascending[::-num_windows][::-1], batch_tokens)
+
+    least = max(1, int(ascending.sum()) // (batch_tokens * bucket_steps))
+    numbers = range(least, max(least, len(ascending)) + 1)
+    num_windows = numbers[bisect.bisect_left(numbers, True, key=lambda number: len(cut(number)) - 1 <= bucket_steps)]
+    return num_windows, cut(num_windows)
 
 
 def cut_microbatches(
@@ -155,33 +201,16 @@ def _fill(ordered: IntArray, start: int, stop: int, microbatch_tokens: int) -> l
     return bounds
 
 
-def _cut_evenly(lengths: IntArray, batch_sequences: int | None, batch_tokens: int | None) -> IntArray:
+def _cut_evenly(lengths: IntArray, batch_tokens: int) -> IntArray:
     """Return step bounds over a window, about equal in tokens: no small step of the longest sequences remains."""
-    if batch_tokens is None:
-        return _cut(lengths, batch_sequences, batch_tokens)
     ends = np.cumsum(lengths)
     total = int(ends[-1])
-    for num_steps in itertools.count(-(-total // batch_tokens)):
+    for num_steps in range(-(-total // batch_tokens), len(lengths) + 1):
         inner = np.searchsorted(ends, total * np.arange(1, num_steps) / num_steps, side="right")
         bounds = np.unique(np.concatenate([[0], inner, [len(lengths)]])).astype(np.int64)
-        tokens = np.add.reduceat(lengths, bounds[:-1])
-        # a single sequence is a step whatever its length
-        if ((tokens <= batch_tokens) | (np.diff(bounds) == 1)).all():
+        if (np.add.reduceat(lengths, bounds[:-1]) <= batch_tokens).all():
             return bounds
-    raise AssertionError("steps of one sequence each always fit")
-
-
-def _cut(lengths: IntArray, batch_sequences: int | None, batch_tokens: int | None) -> IntArray:
-    """Return step bounds over sequences in the given order."""
-    if batch_sequences is not None:
-        return np.append(np.arange(0, len(lengths), batch_sequences), len(lengths)).astype(np.int64)
-    assert batch_tokens is not None
-    ends = np.cumsum(lengths)
-    bounds = [0]
-    while bounds[-1] < len(lengths):
-        taken = ends[bounds[-1] - 1] if bounds[-1] else 0
-        bounds.append(max(bounds[-1] + 1, int(np.searchsorted(ends, taken + batch_tokens, side="right"))))
-    return np.array(bounds, dtype=np.int64)
+    raise AssertionError("a step holds the longest sequence")
 
 
 _BLOCK_TOKENS = 1 << 15

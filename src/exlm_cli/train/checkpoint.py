@@ -124,7 +124,7 @@ def checkpoint_paths(run: Path) -> list[Path]:
 
 
 def best_paths(run: Path) -> list[Path]:
-    """Return the `best-N` of a run, newest first; more than one only until the next checkpoint is saved."""
+    """Return the `best-N` of a run, newest first: two where the newest checkpoint names an earlier best, else one."""
     return _numbered(run, "best-")
 
 

@@ -123,7 +123,9 @@ class TrainingLoop:
         self.loss_scale = LossScale(device) if precision == "fp16" else None
         self.meter = Meter(device, precision, ranks.size)
         self.state = LoopState()
-        self._plan_epoch()
+        self._saved_best: int | None = None  # the best step that the newest checkpoint names
+        self._plan = task.plan(0)
+        self.total_steps = count_steps(train, len(self._plan))
         if optim.warmup_steps > self.total_steps:
             raise ConfigError(
                 f"`optim.warmup_steps` {optim.warmup_steps} is more than the {self.total_steps} steps of this run",
@@ -160,13 +162,14 @@ class TrainingLoop:
         if self.loss_scale is not None and saved.loss_scale is not None:
             self.loss_scale.restore(saved.loss_scale)
         self.state = saved.loop
+        self._saved_best = saved.loop.best_step
         self._validation = {name: math.nan if v is None else v for name, v in saved.validation.items()}
-        self._plan_epoch()
+        self._plan = self.task.plan(self.state.epoch)
         if self.ranks.is_first:
             self.metrics.truncate_after(self.state.step)
             # a process that was killed while it deleted old checkpoints leaves some of them
             remove_older(self.run, self.state.step, self.train.keep_last)
-            self._remove_other_bests()
+            self._remove_unnamed_bests()
 
     def fit(self) -> LoopResult:
         """Train to the end.
@@ -255,7 +258,7 @@ class TrainingLoop:
         state = self.state
         if state.step_in_epoch >= len(self._plan):
             state.epoch, state.step_in_epoch = state.epoch + 1, 0
-            self._plan_epoch()
+            self._plan = self.task.plan(state.epoch)
         indices = self._plan[state.step_in_epoch]
         device = next(self.task.model.parameters()).device
         _seed_draws(dropout_seed(self.seed, state.step, self.ranks.rank), device)
@@ -369,12 +372,6 @@ class TrainingLoop:
             return None
         return self._own_batches(self._plan[step])
 
-    def _plan_epoch(self) -> None:
-        """Plan the epoch of the state, and count the steps of the run by it."""
-        state = self.state
-        self._plan = self.task.plan(state.epoch)
-        self.total_steps = count_steps(self.train, state.epoch, state.step - state.step_in_epoch, len(self._plan))
-
     def _own_batches(self, indices: IntArray) -> Iterator[Any]:
         """Return the batches of this rank's share of a step: none where the step has fewer samples than ranks."""
         share = self.ranks.share_of(indices)
@@ -452,8 +449,12 @@ class TrainingLoop:
     def _keep_best(self) -> None:
         state = self.state
         content = BestState(step=state.step, epoch=state.epoch, value=state.best_value, identity=self.task.identity)
-        save = functools.partial(save_best, self.run, state.step, self.task.model, content)
-        self.ranks.first(lambda: save(resume_command=self.resume_command))
+
+        def save() -> None:
+            save_best(self.run, state.step, self.task.model, content, resume_command=self.resume_command)
+            self._remove_unnamed_bests()
+
+        self.ranks.first(save)
 
     def _best_field(self) -> dict[str, str]:
         """Return the best validation so far for the bar."""
@@ -522,14 +523,17 @@ class TrainingLoop:
             keep_last=self.train.keep_last,
             resume_command=self.resume_command,
         )
-        self._remove_other_bests()  # after the save: the checkpoint before it names another best
+        self._saved_best = self.state.best_step  # after the save: until then a resumption needs another best
+        self._remove_unnamed_bests()
         for callback in self.callbacks:
             callback.on_save(self.state.step, path)
         return path
 
-    def _remove_other_bests(self) -> None:
+    def _remove_unnamed_bests(self) -> None:
+        """Delete all best weights but the newest, and those that the newest checkpoint names."""
+        named = {f"best-{self.state.best_step}", f"best-{self._saved_best}"}
         for best in best_paths(self.run):
-            if best.name != f"best-{self.state.best_step}":
+            if best.name not in named:
                 shutil.rmtree(best)
 
     def _stopped(self, saved: str, signal_number: int) -> InterruptedRunError:
@@ -569,21 +573,10 @@ def _end_of(callback: Callback) -> Callable[[object, BaseException | None, objec
     return lambda _kind, error, _trace: callback.on_end(error)
 
 
-def count_steps(train: LoopConfig, epoch: int, steps_before: int, steps_in_epoch: int) -> int:
-    """Return the optimiser steps of a whole run, as far as they are known in one of its epochs.
-
-    A recipe limits steps, epochs or both. With `batch_tokens` the epochs differ by a few steps; later ones, which are
-    not planned yet, count as this one, so that the number is exact in the last.
-
-    Args:
-        epoch: Counted from 0.
-        steps_before: Steps of the epochs before it.
-        steps_in_epoch: Steps of its plan.
-    """
-    most = math.inf if train.max_steps is None else train.max_steps
-    if train.max_epochs is None:
-        return int(most)
-    return int(min(most, steps_before + (train.max_epochs - epoch) * steps_in_epoch))
+def count_steps(train: LoopConfig, steps_in_epoch: int) -> int:
+    """Return the optimiser steps of a whole run whose recipe limits steps, epochs or both."""
+    of_epochs = math.inf if train.max_epochs is None else train.max_epochs * steps_in_epoch
+    return int(min(of_epochs, math.inf if train.max_steps is None else train.max_steps))
 
 
 def _seed_draws(seed: int, device: torch.device) -> None:

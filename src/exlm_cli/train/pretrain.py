@@ -338,12 +338,13 @@ def _run_pretraining(
 ) -> PretrainResult:
     device = ranks.device
     before = None if is_new else read_run_json(run)  # a damaged one is refused before anything changes
-    if before is not None and before.checkpoint is not None and not checkpoint_paths(run):
+    saved = None if before is None else ranks.first(lambda: _newest_own_checkpoint(run, progress))
+    if before is not None and before.checkpoint is not None and saved is None:
         # nothing was saved yet: begin with the same weights again
         begun_with = Path(before.checkpoint)
         begin = ranks.in_turn(lambda: load_pretrained_weights(begun_with, progress))
     tokenizer = None if begin is None else begin.tokenizer
-    if before is not None and before.checkpoint is not None:
+    if saved is not None and recipe.tokenizer.path == load_recipe(run / "recipe.yaml").tokenizer.path:
         tokenizer = load_tokenizer(run, recipe)
     if is_new and ranks.is_first:
         _tell_cost(recipe, progress)
@@ -392,7 +393,7 @@ def _run_pretraining(
         ranks=ranks,
     )
     if not is_new:
-        _resume(loop, run, recipe, progress)
+        _resume(loop, run, saved, recipe, progress)
     if model.transition is not None and loop.state.step == 0:
         described["own_mask_share"] = task.own_mask_share()
         if described["own_mask_share"] < CENTRED_SHARE:
@@ -494,25 +495,26 @@ def validation_indices(dataset: TokenDataset, limit: int | None) -> IntArray:
     return spread
 
 
-def _resume(loop: TrainingLoop, run: Path, recipe: PretrainRecipe, progress: Progress) -> None:
-    """Load the newest whole checkpoint, or start again where none was saved."""
-    ranks, begun = loop.ranks, load_recipe(run / "recipe.yaml")
+def _newest_own_checkpoint(run: Path, progress: Progress) -> str | None:
+    """Return the name of the newest whole checkpoint, which recipe and tokenizer of the run fit; None without any."""
+    found = newest_good_checkpoint(run, progress.message)
+    refused = checkpoint_paths(run)
+    if found is None and refused:
+        raise CheckpointError(
+            f"{run}: none of its checkpoints can be trusted: {', '.join(path.name for path in refused)}",
+            f"restore their files, or delete {run / 'checkpoints'} to train again from step 0",
+        )
+    if found is not None:
+        require_own_files(run, found, load_state(found), load_recipe(run / "recipe.yaml"))
+    return None if found is None else found.name
 
-    def find() -> str | None:
-        found = newest_good_checkpoint(run, progress.message)
-        refused = checkpoint_paths(run)
-        if found is None and refused:
-            raise CheckpointError(
-                f"{run}: none of its checkpoints can be trusted: {', '.join(path.name for path in refused)}",
-                f"restore their files, or delete {run / 'checkpoints'} to train again from step 0",
-            )
-        if found is not None:
-            require_own_files(run, found, load_state(found), begun)
-        return None if found is None else found.name
 
-    name = ranks.first(find)
+def _resume(loop: TrainingLoop, run: Path, name: str | None, recipe: PretrainRecipe, progress: Progress) -> None:
+    """Load the checkpoint of a name, or start again where none was saved."""
+    ranks = loop.ranks
     if name is not None:
         checkpoint = run / "checkpoints" / name
+        begun = load_recipe(run / "recipe.yaml")
         values = (identity_values(one, without=RESUMED_MARKS) for one in (begun, recipe))
         ranks.together(lambda: loop.resume(checkpoint, changes=describe_changes(*values)))
         progress.message(f"resuming at step {loop.state.step} of {loop.total_steps} from {checkpoint}")

@@ -36,7 +36,7 @@ class TrainTask(Protocol[BatchT]):
         """Hashes that must not change between a checkpoint and its resumption, by name (data fingerprint, recipe)."""
 
     def plan(self, epoch: int) -> "EpochPlan":
-        """Return the steps of an epoch; the same epoch always has the same steps."""
+        """Return the steps of an epoch: the same ones for the same epoch, and equally many for each."""
 
     def begin_step(self, share_done: float) -> None:
         """Set what changes over training; called before each step with the share of the steps that are done."""

@@ -30,12 +30,12 @@ class UnigramScores:
 
 def token_log_probs(dataset: TokenDataset, vocab_size: int) -> NDArray[np.float64]:
     """Return the (vocab_size,) log frequencies of tokens, each counted once more than it occurs."""
-    tokens = np.asarray(dataset.tokens)
-    num_blocks = max(1, math.ceil(len(tokens) / _BLOCK_TOKENS))
+    num_blocks = max(1, math.ceil(dataset.num_tokens / _BLOCK_TOKENS))
     wanted = min(num_blocks, MAX_COUNTED // _BLOCK_TOKENS)
     counts = np.ones(vocab_size, dtype=np.int64)
     for block in np.linspace(0, num_blocks - 1, wanted).round().astype(np.int64).tolist():
-        counts += np.bincount(tokens[block * _BLOCK_TOKENS : (block + 1) * _BLOCK_TOKENS], minlength=vocab_size)
+        ids = dataset.read_stream(block * _BLOCK_TOKENS, (block + 1) * _BLOCK_TOKENS)
+        counts += np.bincount(ids, minlength=vocab_size)
     log_prob: NDArray[np.float64] = np.log(counts / counts.sum())
     return log_prob
 

@@ -23,6 +23,8 @@ def recipe(**sections: Any) -> FinetuneRecipe:
          "`optim.warmup_steps` 5 is more than `train.max_steps` 4"),
         ({"task": {"name": "moleculenet/bace", "split": "random", "split_seed": 2**63 - 2}, "num_replicates": 3},
          "`num_replicates` 3 leads `task.split_seed` beyond 2^63"),
+        ({"optim": {"lr": 1e-3, "warmup_steps": 5, "warmup_ratio": 0.1}},
+         "`optim.warmup_steps` 5 and `optim.warmup_ratio` 0.1 are both above 0; give one of them"),
     ],
 )  # fmt: skip
 def test_values_that_do_not_go_together_are_refused(sections, message):
@@ -40,17 +42,21 @@ def test_a_ratio_of_warm_up_is_rounded_up_to_steps(ratio, total, steps):
     assert optim.resolve_warmup_steps(total) == steps
 
 
-def test_steps_of_warm_up_go_before_a_ratio():
-    """So that `--set optim.warmup_steps=N` changes a recipe that has a ratio."""
-    assert OptimConfig(lr=1e-3, warmup_steps=5, warmup_ratio=0.5).resolve_warmup_steps(100) == 5
-
-
 GRID = {"optim.lr": [2e-5, 3e-5], "train.max_epochs": [2, 3, 5]}
 
 
 def test_without_a_grid_there_is_the_recipe_alone():
     (point,) = grid_points(recipe(grid=GRID), use_grid=False)
     assert (point.label, point.values, point.recipe) == (NO_GRID, {}, recipe())
+
+
+def test_a_warm_up_in_a_grid_replaces_the_recipes_own_whichever_key_gives_it():
+    begun = recipe(optim={"lr": 1e-3, "warmup_steps": 5}, grid={"optim.warmup_ratio": [0.1, 0.0, None]})
+    points = grid_points(begun, use_grid=True)
+    assert [point.recipe.optim.resolve_warmup_steps(100) for point in points] == [10, 0, 5]
+    begun = recipe(optim={"lr": 1e-3, "warmup_ratio": 0.1}, grid={"optim.warmup_steps": [7, 0]})
+    points = grid_points(begun, use_grid=True)
+    assert [point.recipe.optim.resolve_warmup_steps(100) for point in points] == [7, 0]
 
 
 def test_every_combination_of_a_grid_is_a_point_with_its_values_in_the_recipe():

@@ -61,6 +61,31 @@ def test_extends_goes_through_files_beside_each_other(tmp_path, monkeypatch):
     assert (recipe.name, recipe.optim.lr, recipe.optim.warmup_steps) == ("child", 2e-4, 7)
 
 
+@pytest.mark.parametrize(
+    ("base", "child", "override", "steps"),
+    [
+        ("warmup_steps: 7", "warmup_ratio: 0.5", None, 50),
+        ("warmup_ratio: 0.5", "warmup_steps: 7", None, 7),
+        ("warmup_steps: 7", "warmup_steps: 8", "optim.warmup_ratio=0.5", 50),
+        ("warmup_ratio: 0.25", "warmup_ratio: 0.5", "optim.warmup_steps=7", 7),
+        ("warmup_steps: 7", "eps: 1e-8", None, 7),
+    ],
+)
+def test_the_warm_up_given_last_counts_in_steps_or_as_a_ratio(tmp_path, base, child, override, steps):
+    write(tmp_path / "base.yaml", f"extends: quickstart-text\noptim: {{{base}}}\ntrain: {{max_steps: 100}}\n")
+    write(tmp_path / "child.yaml", f"extends: base.yaml\noptim: {{{child}}}\n")
+    overrides = [] if override is None else [override]
+    recipe = load_recipe(str(tmp_path / "child.yaml"), overrides)
+    assert recipe.optim.resolve_warmup_steps(100) == steps
+    assert load_recipe(write(tmp_path / "again.yaml", dump_recipe(recipe))).optim == recipe.optim
+
+
+def test_steps_and_ratio_of_a_warm_up_in_one_file_are_refused(tmp_path):
+    both = "optim: {warmup_steps: 7, warmup_ratio: 0.5}\n"
+    error = error_of(write(tmp_path / "mine.yaml", f"extends: quickstart-text\n{both}"))
+    assert "mine.yaml: `optim.warmup_steps` 7 and `optim.warmup_ratio` 0.5" in error.message
+
+
 def test_a_circle_of_extends_is_refused_with_its_chain(tmp_path):
     a, b = tmp_path / "a.yaml", tmp_path / "b.yaml"
     write(a, "extends: ./b.yaml")

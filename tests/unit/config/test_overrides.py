@@ -131,15 +131,47 @@ def test_a_value_from_python_of_another_type_is_refused(values, found):
     assert error_of(file=Layers.read_from(values, "x").over(FILE)).message == f"x: {found}"
 
 
-def test_a_warm_up_that_is_too_long_has_the_settings_of_a_shorter_one_in_the_hint():
+def test_a_warm_up_that_is_too_long_has_the_setting_of_a_shorter_one_in_the_hint():
     error = error_of("train.max_steps=1")
     assert "`optim.warmup_steps` 2 is more than `train.max_steps` 1" in error.message
-    settings = ["optim.warmup_steps=0", "optim.warmup_ratio=0.06"]
-    assert all(f"`{setting}`" in error.hint for setting in settings)
+    assert "`optim.warmup_ratio=0.06`" in error.hint
+    assert _warmup_steps("train.max_steps=1", "optim.warmup_ratio=0.06") == 1
+
+
+def _warmup_steps(*overrides: str) -> int:
+    """Return the steps of warm-up of `FILE`, which gives 2 of 6, with overrides."""
     layers = FILE
-    for override in ("train.max_steps=1", *settings):
+    for override in overrides:
         layers = parse_override(override, PretrainRecipe).over(layers)
-    assert check_recipe(layers, "x", PretrainRecipe).optim.resolve_warmup_steps(1) == 1
+    recipe = check_recipe(layers, "x", PretrainRecipe)
+    assert recipe.train.max_steps is not None
+    return recipe.optim.resolve_warmup_steps(recipe.train.max_steps)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "steps"),
+    [
+        ([], 2),
+        (["optim.warmup_ratio=0.5"], 3),
+        (["optim.warmup_ratio=0"], 0),
+        (["optim.warmup_ratio=null"], 2),
+        (["optim.warmup_ratio=0.5", "optim.warmup_steps=1"], 1),
+        (["optim.warmup_ratio=0.5", "optim.warmup_steps=0"], 0),
+        (["optim.warmup_steps=1", "optim.warmup_ratio=0.5"], 3),
+        (["optim.warmup_ratio=0.5", "optim.warmup_ratio=null"], 0),
+        (["optim={lr: 0.1, warmup_ratio: 0.5}"], 3),
+    ],
+)
+def test_of_steps_and_ratio_of_the_warm_up_the_one_given_later_counts(overrides, steps):
+    assert _warmup_steps(*overrides) == steps
+
+
+def test_steps_and_ratio_of_the_warm_up_in_one_origin_are_refused():
+    error = error_of("optim={warmup_ratio: 0.5, warmup_steps: 3}")
+    assert error.message.startswith("mine.yaml with override `optim={warmup_ratio: 0.5, warmup_steps: 3}`: ")
+    assert error.message.endswith(
+        "`optim.warmup_steps` 3 and `optim.warmup_ratio` 0.5 are both above 0; give one of them"
+    )
 
 
 def test_an_error_of_several_keys_names_the_overrides_at_fault():

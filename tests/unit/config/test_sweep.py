@@ -90,6 +90,17 @@ def test_a_child_adds_to_a_variant_and_to_the_sweep(tmp_path):
     assert variants["new"] == {"model.rope": "1d"}
 
 
+def test_a_warm_up_of_a_variant_replaces_the_common_one_whichever_key_gives_it(tmp_path):
+    path = _write(
+        tmp_path,
+        f"extends: {SWEEP}\npretrain: {{optim: {{warmup_steps: 7}}, train: {{max_steps: 100}}}}\n"
+        "only: [same, ratio]\nvariants: {same: {}, ratio: {optim.warmup_ratio: 0.5}}\n",
+    )
+    for overrides, steps in (([], [7, 50]), (["variants.ratio={optim.warmup_steps: 9}"], [7, 9])):
+        cells = _load(path, *overrides).plan()
+        assert [cell.pretrain.optim.resolve_warmup_steps(100) for cell in cells] == steps
+
+
 @pytest.mark.parametrize("name", [SWEEP, GRID])
 def test_order_and_values_survive_the_file_that_a_run_keeps(name, tmp_path):
     recipe = _load(name)

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import resource
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -433,7 +434,7 @@ def test_epochs_limit_the_steps_and_a_longer_warm_up_is_refused(tmp_path):
 
 
 class Uneven(LeastSquares):
-    """Steps of at most 30 tokens: epochs differ in their number of steps."""
+    """Steps of at most 30 tokens, of one to nine samples."""
 
     def __init__(self) -> None:
         super().__init__(microbatch=4)
@@ -461,31 +462,33 @@ def _rates(fitting: TrainingLoop, task: LeastSquares) -> dict[int, tuple[float, 
 BY_TOKENS: dict[str, Any] = {"batch_sequences": None, "batch_tokens": 30, "max_steps": None, "max_epochs": 4}
 
 
-def test_epochs_of_unequal_steps_are_planned_one_by_one_and_the_schedule_ends_with_the_last(tmp_path):
-    sizes = [len(Uneven().plan(epoch)) for epoch in range(4)]
-    assert len(set(sizes)) > 1
+def test_a_run_of_epochs_of_tokens_has_one_schedule_which_ends_with_its_last_step(tmp_path):
     task = Uneven()
     fitting = _loop(task, tmp_path, **BY_TOKENS)
-    assert (task.planned, fitting.total_steps) == ([0], 4 * sizes[0])
+    steps = fitting.total_steps
+    assert task.planned == [0]
     rates = _rates(fitting, task)
     assert task.planned == [0, 1, 2, 3]
     assert task.seen.tolist() == [4] * NUM_SAMPLES  # each sample once an epoch
-    steps = sum(sizes)
     assert fitting.state.step == fitting.total_steps == len(rates) == steps
-    assert rates[steps - 1] == pytest.approx(((steps - 1) / steps, 0.05 / (steps - 3)))  # after 3 steps of warm-up
+    # three steps of warm-up, then the same fall at each step
+    expected = [(at / steps, 0.05 * (min(1, (at + 1) / 3) if at < 3 else (steps - at) / (steps - 3))) for at in rates]
+    np.testing.assert_allclose(list(rates.values()), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("step", [3, 12, 21, 30])
-def test_a_run_of_unequal_epochs_goes_on_with_the_same_rates_and_bits(tmp_path, step):
+def test_a_run_of_epochs_of_tokens_goes_on_with_the_same_rates_and_bits(tmp_path, step):
     whole, resumed = Uneven(), Uneven()
     rates = _rates(_loop(whole, tmp_path, **BY_TOKENS), whole)
     again = _loop(resumed, tmp_path, **BY_TOKENS)
+    total_steps = again.total_steps
     again.resume(tmp_path / "checkpoints" / f"step-{step}")
+    assert again.total_steps == total_steps
     assert _rates(again, resumed) == {at: rate for at, rate in rates.items() if at >= step}
     assert all(torch.equal(a, b) for a, b in zip(_weights(whole), _weights(resumed), strict=True))
 
 
-def test_both_limits_of_a_run_of_unequal_epochs_hold(tmp_path):
+def test_both_limits_of_a_run_of_epochs_of_tokens_hold(tmp_path):
     task = Uneven()
     fitting = _loop(task, tmp_path, **BY_TOKENS | {"max_steps": 8})
     fitting.fit()
@@ -613,6 +616,60 @@ def test_a_run_killed_while_saving_ends_with_the_same_best_weights(tmp_path, kil
     assert (best / "model.safetensors").read_bytes() == (whole.best / "model.safetensors").read_bytes()
     assert untimed_rows(run) == untimed_rows(tmp_path / "whole")
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["best-24", "step-30"]
+
+
+RISING = [number / 10 for number in range(9)]
+"""A better score at each validation of three epochs, three of them in each."""
+OFTEN: dict[str, Any] = {"max_epochs": 3, "validate_every_steps": 2}
+
+
+def test_of_the_best_weights_those_of_the_last_checkpoint_and_the_newest_stay(tmp_path):
+    kept: list[list[str]] = []
+    loop = _selecting(Scored(RISING), tmp_path, GREATER, **OFTEN)
+    watch = Callback()
+    watch.on_validate = lambda *_: kept.append(_bests(tmp_path))  # type: ignore[method-assign]
+    loop.callbacks = [watch]
+    loop.fit()
+    between = [["best-2"], ["best-4"], ["best-6"], ["best-6", "best-8"], ["best-10", "best-6"], ["best-12"]]
+    assert kept == [*between, ["best-12", "best-14"], ["best-12", "best-16"], ["best-18"]]
+
+
+def _bests(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / "checkpoints").glob("best-*"))
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "calls"),
+    [(checkpoint, "_write_whole", (1, 4, 5, 7, 8, 9)), (shutil, "rmtree", (5, 8, 15, 18, 21, 26, 33, 34))],
+)
+def test_a_run_killed_while_it_writes_or_deletes_best_weights_ends_like_an_undisturbed_one(
+    tmp_path, owner, name, calls
+):
+    """The weights of nine validations and three checkpoints are written; the calls are those around a checkpoint."""
+    (tmp_path / "whole").mkdir()
+    whole = _selecting(Scored(RISING), tmp_path / "whole", GREATER, **OFTEN).fit()
+    for call in calls:
+        run = tmp_path / f"killed-{call}"
+        run.mkdir()
+        with interrupted_at_call(owner, name, call):
+            _selecting(Scored(RISING), run, GREATER, **OFTEN).fit()
+        loop = _selecting(Scored(RISING), run, GREATER, **OFTEN)
+        last = newest_good_checkpoint(run, pytest.fail)
+        if last is None:
+            loop.metrics.truncate_after(0)
+        else:
+            loop.resume(last)
+            assert loop.state.best_step is not None
+            assert f"best-{loop.state.best_step}" in _bests(run)
+            loop.task.num_validations = loop.state.step // 2  # type: ignore[attr-defined]
+        result = loop.fit()
+        assert whole.best is not None
+        assert result.best is not None
+        for end in ((whole.best, result.best), (whole.checkpoint, result.checkpoint)):
+            one, other = ((path / "model.safetensors").read_bytes() for path in end)
+            assert one == other
+        assert untimed_rows(run) == untimed_rows(tmp_path / "whole")
+        assert _bests(run) == ["best-18"]
 
 
 def test_a_run_killed_while_it_deletes_old_checkpoints_deletes_them_when_it_is_resumed(tmp_path):

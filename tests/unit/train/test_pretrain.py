@@ -14,9 +14,11 @@ import torch
 from exlm_cli.config.describe import recipe_step_flops, tokens_per_step
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.data.tokenizer import train_bpe
 from exlm_cli.errors import CheckpointError
 from exlm_cli.format import format_percent
 from exlm_cli.ops.alignment import native
+from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_metrics, read_run_json, update_run_json
 from exlm_cli.train import pretrain
 from exlm_cli.train.pretrain import resume_pretraining, run_pretraining, validation_indices
@@ -279,7 +281,6 @@ def test_a_run_goes_on_with_data_that_were_moved(cache, tmp_path):
     shutil.rmtree(tmp_path / "cache")
     moved = [
         f"data.train=[{there}/train.txt]", f"data.valid=[{there}/valid.txt]", f"data.cache_dir={tmp_path}/other",
-        f"tokenizer.path={whole.run_dir}/tokenizer.json",
     ]  # fmt: skip
     with pytest.raises(CheckpointError, match=r"step-3: the recipe is not .*: `optim.lr` was \S+ and is 0.5$"):
         resume_pretraining(run, [*moved, "optim.lr=0.5"])
@@ -289,6 +290,50 @@ def test_a_run_goes_on_with_data_that_were_moved(cache, tmp_path):
     assert (run / weights).read_bytes() == (whole.run_dir / weights).read_bytes()
     assert load_recipe(run / "recipe.yaml").data.train == (str(there / "train.txt"),)
     assert read_run_json(run).num_ranks is None
+
+
+@pytest.fixture
+def beginning(tmp_path: Path) -> Path:
+    """Return a run with a checkpoint of step 3 of 6, on 200 rows of a file, whose cache is lost."""
+    (tmp_path / "rows.txt").write_text("".join(f"row {n} of many\n\n" for n in range(200)))
+    recipe = _recipe(tmp_path / "cache", data={"train": [str(tmp_path / "rows.txt")]})
+    run = run_pretraining(recipe, out=tmp_path / "whole").run_dir
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    shutil.rmtree(copy / "checkpoints/step-6")
+    shutil.rmtree(tmp_path / "cache")
+    return copy
+
+
+def test_a_run_whose_cache_is_lost_goes_on_with_its_own_tokenizer(beginning, tmp_path):
+    """The same bits at the end, and no tokenizer is trained."""
+    progress = Recorder()
+    resume_pretraining(beginning, progress=progress)
+    assert [bar.label for bar in progress.bars if "tokeni" in bar.label] == ["tokenising"]
+    for name in ("tokenizer.json", "checkpoints/step-6/model.safetensors", "checkpoints/step-6/optimizer.safetensors"):
+        assert (beginning / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert read_run_json(beginning).data_fingerprint == read_run_json(tmp_path / "whole").data_fingerprint
+    assert not (tmp_path / "cache" / "tokenizers").exists()
+
+
+def test_other_rows_are_refused_also_where_the_cache_is_lost(beginning, tmp_path):
+    with (tmp_path / "rows.txt").open("a") as file:
+        file.write("one more row\n")
+    with pytest.raises(CheckpointError, match=r"step-3: the data fingerprint is not the one this run began with$"):
+        resume_pretraining(beginning)
+
+
+def test_another_tokenizer_is_refused_and_one_changed_beside_its_checkpoint_before_rows_are_read(beginning, tmp_path):
+    own, other = beginning / "tokenizer.json", tmp_path / "other.json"
+    train_bpe(["other words"] * 9, 270, 1, SilentProgress()).save(other)
+    with pytest.raises(
+        CheckpointError, match=r"step-3: the (data fingerprint|tokenizer) is not the one this run began"
+    ):
+        resume_pretraining(beginning, [f"tokenizer.path={other}"])
+    shutil.rmtree(tmp_path / "cache")
+    shutil.copy(other, own)
+    with pytest.raises(CheckpointError, match=rf"^{own}: the tokenizer in it is not the one that .*step-3 was"):
+        resume_pretraining(beginning)
+    assert not (tmp_path / "cache").exists()
 
 
 def test_validation_takes_evenly_spread_sequences():

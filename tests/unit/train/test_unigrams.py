@@ -7,27 +7,30 @@ import numpy as np
 import pytest
 import torch
 
+from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
 from exlm_cli.train import unigrams
 from exlm_cli.train.unigrams import score_unigrams, token_log_probs
 
 
-def corpus(*tokens):
-    return SimpleNamespace(tokens=np.array(tokens, dtype=np.uint16))
+def corpus(folder, *tokens):
+    with ShardWriter(folder, 4, "x") as writer:
+        writer.add([list(tokens)])
+    return TokenDataset(folder, 4)
 
 
 def batch(targets, lengths):
     return SimpleNamespace(target_ids=torch.tensor(targets), target_lengths=torch.tensor(lengths))
 
 
-def test_frequencies_are_counted_with_one_more_of_each_token():
-    probabilities = np.exp(token_log_probs(corpus(1, 1, 1, 2), vocab_size=4))
+def test_frequencies_are_counted_with_one_more_of_each_token(tmp_path):
+    probabilities = np.exp(token_log_probs(corpus(tmp_path, 1, 1, 1, 2), vocab_size=4))
     assert probabilities == pytest.approx([1 / 8, 4 / 8, 2 / 8, 1 / 8])
 
 
-def test_a_large_corpus_is_counted_in_blocks_spread_over_it(monkeypatch):
+def test_a_large_corpus_is_counted_in_blocks_spread_over_it(tmp_path, monkeypatch):
     monkeypatch.setattr(unigrams, "MAX_COUNTED", 2 << 16)
     tokens = np.repeat([0, 1, 2], 1 << 16)
-    probabilities = np.exp(token_log_probs(corpus(*tokens), vocab_size=3))
+    probabilities = np.exp(token_log_probs(corpus(tmp_path, *tokens), vocab_size=3))
     assert probabilities[0] == probabilities[2] == pytest.approx(0.5, abs=1e-4)
 
 

@@ -14,9 +14,8 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.bundled import grammar, molecules
 from exlm_cli.data.cache import remember
 from exlm_cli.data.corpus.inputs import BundledSource, FileSource, Source
-from exlm_cli.data.rows.decode import open_file
 from exlm_cli.data.rows.hub import HubSource, find_revision
-from exlm_cli.data.rows.records import COMPRESSIONS, format_of
+from exlm_cli.data.rows.records import format_of
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError, DataError
 from exlm_cli.files import READ_HINT, JsonModel, hash_json, read_json, reason_of
@@ -131,36 +130,13 @@ def check_unchanged(sources: Sequence[FingerprintedSource]) -> None:
 
 
 def without_copies(sources: Sequence[FingerprintedSource], progress: Progress) -> list[FingerprintedSource]:
-    """Leave out files with the rows of one before them: a row held out of one would be trained on in the other.
-
-    A compressed file is such a copy if it unpacks to another one of the same name (`rows.txt.gz` to `rows.txt`).
-
-    Raises:
-        DataError: A compressed file cannot be unpacked.
-    """
-    paths = {known.source.path for known in sources if isinstance(known.source, FileSource)}
-    kept: list[FingerprintedSource] = []
-    originals: dict[str, Source] = {}
+    """Leave out files with the content of one before them: a row held out of one would be trained on in the other."""
+    kept: dict[str, FingerprintedSource] = {}
     for known in sources:
-        if not isinstance(known.source, FileSource):
-            kept.append(known)
-            continue
-        path, content = known.source.path, known.content
-        if path.suffix.lower() in COMPRESSIONS and path.with_suffix("") in paths:
-            content = _unpacked_content(known.source, progress)
-        if content in originals:
-            progress.message(f"{path} has the content of {originals[content]}: it is left out")
-        else:
-            kept.append(known)
-        originals[known.content] = originals.setdefault(content, known.source)
-    return kept
-
-
-def _unpacked_content(source: FileSource, progress: Progress) -> str:
-    if source.size_bytes > _HUGE_BYTES:
-        progress.message(f"{source}: unpacking {source.size_bytes / 1e6:,.0f} MB to compare it with {source.path.stem}")
-    with open_file(source.path) as unpacked:
-        return _file_content(source.path, hashlib.file_digest(unpacked, "sha256").hexdigest())
+        original = kept.setdefault(known.content, known)
+        if original is not known:
+            progress.message(f"{known.source} has the content of {original.source}: it is left out")
+    return list(kept.values())
 
 
 # Which cached result fits

@@ -1,7 +1,8 @@
 """Token shards: sequences of token ids on disk, memory-mapped, written once.
 
 A shard directory holds `tokens.bin` (uint16, or int32 if the vocabulary needs it), `offsets.bin` (int64, one more
-than sequences) and `meta.json`. Little-endian, no pickle.
+than sequences) and `meta.json`. Little-endian, no pickle. Opening takes milliseconds whatever their size; every id is
+looked at when it is read.
 """
 
 import hashlib
@@ -27,13 +28,14 @@ _REBUILD_HINT = "delete the directory and run `exlm tokenize`"
 
 
 class _Meta(JsonModel):
-    """Content of `meta.json`; `sha256` is by file, see `sampled_sha256`."""
+    """Content of `meta.json`; `max_id` is -1 without tokens, `sha256` is by file, see `sampled_sha256`."""
 
-    format: Literal[1] = 1
+    format: Literal[2] = 2
     fingerprint: str
     dtype: Literal["<u2", "<i4"]
     num_sequences: int
     num_tokens: int
+    max_id: int
     sha256: dict[str, str]
 
 
@@ -48,12 +50,13 @@ class TokenDataset:
     """
 
     def __init__(self, directory: Path, vocab_size: int) -> None:
-        """Open a shard directory and look at every token: kernels write where an id points to.
+        """Open a shard directory.
 
         Raises:
-            DataError: It is missing, truncated or altered, or has an id that is not in the vocabulary.
+            DataError: It is missing, truncated or altered, or was written with an id that is not in the vocabulary.
         """
         self.directory = directory
+        self._vocab_size = vocab_size
         meta = _read_meta(directory)
         self.fingerprint = meta.fingerprint
         self.num_tokens = meta.num_tokens
@@ -64,17 +67,11 @@ class TokenDataset:
             if not path.is_file() or path.stat().st_size != size_bytes or sampled_sha256(path) != sha256:
                 what = "missing, truncated or altered since the token shards were written"
                 raise DataError(f"{path}: {what}", _REBUILD_HINT)
+        self._refuse_beyond_vocabulary(meta.max_id)
         # an empty file cannot be mapped
         self.tokens: NDArray[Any] = (
             np.memmap(directory / _TOKENS, dtype=dtype, mode="r") if self.num_tokens else np.zeros(0, dtype)
         )
-        # as unsigned numbers, negative ids are the highest of all
-        max_id = int(self.tokens.view(f"<u{dtype.itemsize}").max()) if self.num_tokens else -1
-        if max_id >= vocab_size:
-            raise DataError(
-                f"{directory / _TOKENS}: the highest token id is {max_id}, of a vocabulary of {vocab_size}",
-                _REBUILD_HINT,
-            )
         self.offsets: IntArray = np.memmap(directory / _OFFSETS, dtype="<i8", mode="r")
 
     def __len__(self) -> int:
@@ -87,21 +84,41 @@ class TokenDataset:
         return ends[1:] - ends[:-1]
 
     def __getitem__(self, index: int) -> IntArray:
-        """Return the (n,) token ids of one sequence."""
+        """Return the (n,) token ids of one sequence; errors are also those of `read`."""
         if not 0 <= index < len(self):
             raise IndexError(f"sequence {index} of {len(self)}")
-        ids: IntArray = self.tokens[self.offsets[index] : self.offsets[index + 1]].astype(np.int64)
-        return ids
+        return self.read_stream(int(self.offsets[index]), int(self.offsets[index + 1]))
+
+    def read_stream(self, start: int, stop: int) -> IntArray:
+        """Return the token ids from `start` to `stop` of all sequences end to end; errors are those of `read`."""
+        return self._checked(np.asarray(self.tokens)[start:stop].astype(np.int64))
 
     def read(self, indices: IntArray, pad_id: int) -> tuple[IntArray, IntArray]:
-        """Return the (B, n) token ids of several sequences, `pad_id` beyond their (B,) lengths, which come second."""
+        """Return the (B, n) token ids of several sequences, `pad_id` beyond their (B,) lengths, which come second.
+
+        Raises:
+            DataError: An id is not in the vocabulary: the file was altered where its digest does not look.
+        """
         starts, lengths = np.asarray(self.offsets)[indices], self.lengths[indices]
         padded = np.full((len(indices), int(lengths.max())), pad_id, dtype=np.int64)
         # slices of a plain array: those of a memory map take ten times as long to make
         tokens = np.asarray(self.tokens)
         for row, start, length in zip(padded, starts.tolist(), lengths.tolist(), strict=True):
             row[:length] = tokens[start : start + length]
-        return padded, lengths
+        return self._checked(padded), lengths
+
+    def _checked(self, ids: IntArray) -> IntArray:
+        """Return ids after a look at each: kernels write where an id points to."""
+        # as unsigned numbers, negative ids are the highest of all
+        self._refuse_beyond_vocabulary(int(ids.view(np.uint64).max(initial=0)))
+        return ids
+
+    def _refuse_beyond_vocabulary(self, max_id: int) -> None:
+        if max_id >= self._vocab_size:
+            raise DataError(
+                f"{self.directory / _TOKENS}: it has the token id {max_id}, of a vocabulary of {self._vocab_size}",
+                _REBUILD_HINT,
+            )
 
 
 @final
@@ -116,6 +133,7 @@ class ShardWriter:
         self.fingerprint = fingerprint
         self.num_sequences = 0
         self.num_tokens = 0
+        self._max_id = -1
         self._dtype: Literal["<u2", "<i4"] = "<u2" if vocab_size <= 1 << 16 else "<i4"
         # ids and ends that are not written yet
         self._ids, self._ends = array("i"), array("q", [0])
@@ -139,7 +157,9 @@ class ShardWriter:
             self._write()
 
     def _write(self) -> None:
-        self._tokens.write(np.asarray(self._ids, dtype=np.intc).astype(self._dtype).tobytes())
+        ids = np.asarray(self._ids, dtype=np.intc)
+        self._max_id = max(self._max_id, int(ids.max(initial=-1)))
+        self._tokens.write(ids.astype(self._dtype).tobytes())
         self._offsets.write(np.asarray(self._ends, dtype=np.longlong).astype("<i8").tobytes())
         self._ids, self._ends = array("i"), array("q")
 
@@ -157,6 +177,7 @@ class ShardWriter:
                 dtype=self._dtype,
                 num_sequences=self.num_sequences,
                 num_tokens=self.num_tokens,
+                max_id=self._max_id,
                 sha256={name: sampled_sha256(self.directory / name) for name in (_TOKENS, _OFFSETS)},
             )
             write_json(self.directory / _META, meta)

@@ -1,8 +1,6 @@
 """From files to shards: what comes out, what is reused and when not, and that failures leave nothing behind."""
 
 import csv
-import gzip
-import math
 import os
 import re
 import shutil
@@ -18,26 +16,14 @@ from unittest.mock import Mock
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from rdkit import Chem
 from tokenizers import models
 
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.bundled.grammar import sample_sentences
-from exlm_cli.data.corpus.prepare import (
-    Holdout,
-    Overlap,
-    Packer,
-    PreparedData,
-    SharedRows,
-    cut,
-    list_rejected,
-    prepare_data,
-)
+from exlm_cli.data.corpus.prepare import PreparedData, list_rejected, prepare_data
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
 from exlm_cli.data.molecules import other_spellings
-from exlm_cli.data.rows.records import Row
 from exlm_cli.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from exlm_cli.errors import CheckpointError, DataError, TokenizerError
 from exlm_cli.progress import Bar, Progress, SilentProgress
@@ -305,11 +291,9 @@ def test_molecules_are_read_canonical_without_map_numbers_unless_they_are_wanted
     (workplace / "mols.smi").write_text("\n".join(written * 3) + "\n")
     (workplace / "valid.smi").write_text("C(C)O\n")
     valid = [f"{workplace}/valid.smi"]
-    progress = Recorder()
-    canonical = _prepare(_smiles(workplace, valid=valid), progress)
+    canonical = _prepare(_smiles(workplace, valid=valid))
     assert _texts(canonical.train, canonical.tokenizer) == ["CCO", "c1ccccc1", "CCO", "CC(=O)O", "CC#N"] * 3
     assert _texts(canonical.valid, canonical.tokenizer) == ["CCO"]
-    assert any("1 of 1 (100% of the text)" in text for text in progress.said)  # however it is written
     as_written = _prepare(_smiles(workplace, valid=valid, canonical_smiles=False))
     assert _texts(as_written.train, as_written.tokenizer) == written * 3
     assert as_written.fingerprint != canonical.fingerprint
@@ -598,42 +582,6 @@ def test_shares_of_the_most_rows_are_named(workplace):
     assert "`data.max_rows`: at most the first 42 rows of the training input" in progress.said
 
 
-OTHERS = [f"{'C' * n}Oc1ccccc1" for n in range(1, 31)]
-
-
-@pytest.mark.parametrize(
-    ("name", "rows", "said"),
-    [
-        ("same.smi.gz", MOLECULES, "10 of 10 (100% of the text)"),
-        ("first.csv", ["smiles", *MOLECULES[:4]], "4 of 4 (100% of the text)"),
-        ("twice.smi", ["CCO", "CCO", *OTHERS], None),
-        ("short.smi", ["c1ccccc1", *OTHERS[:3]], "1 of 4 (20% of the text)"),
-        ("others.smi", OTHERS, None),
-    ],
-)
-def test_validation_rows_that_are_trained_on_are_warned_of_also_when_cached(workplace, name, rows, said):
-    """8 of 8 + 10 + 11 + 12 characters are shared in the fourth case, 6 of 741 in the third: too few for a warning."""
-    content = "".join(f"{row}\n" for row in rows).encode()
-    (workplace / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    recipe = _smiles(workplace, valid=[f"{workplace}/{name}"], sequence_length=64)
-    wanted = (
-        []
-        if said is None
-        else [f"warning: validation rows that are training rows too: {said}; validation then measures memorisation"]
-    )
-    for was_cached in (False, True):
-        progress = Recorder()
-        assert _prepare(recipe, progress).was_cached == was_cached
-        assert [text for text in progress.said if text.startswith("warning")] == wanted
-
-
-def test_rows_held_out_of_the_training_inputs_are_not_compared(workplace):
-    (workplace / "text.txt").write_text("one and the same line\n" * 300)
-    progress = Recorder()
-    assert _prepare(_recipe(workplace), progress).overlap is None
-    assert not any("remembered" in text for text in progress.said)
-
-
 def test_a_tsv_with_quotes_gives_the_tokens_of_the_csv(workplace):
     texts = [f'He said "{text}" to me' for text in sample_sentences(50, seed=2)]
     prepared = []
@@ -664,99 +612,3 @@ def test_other_validation_text_gives_other_shards(workplace):
     after = _prepare(recipe)
     assert not after.was_cached
     assert after.fingerprint != before.fingerprint
-
-
-# Which rows are held out or shared, and how ids are packed or cut
-
-SEP, NEWLINE = 2, 9
-
-
-def _rows(count: int, starts: bool = True) -> list[Row]:
-    return [Row("a", n, f"row {n}", starts_document=starts or n == 1) for n in range(1, count + 1)]
-
-
-@given(st.lists(st.sampled_from(["a", "bb", "ccc", "dddd"])), st.lists(st.sampled_from(["bb", "dddd", "eeeee"])))
-def test_shared_rows_are_those_that_a_search_finds(valid, train):
-    shared = SharedRows()
-    for text in valid:
-        shared.add_valid(text)
-    for text in train:
-        shared.add_train(text)
-    found = [text for text in valid if text in train]
-    share = len("".join(found)) / max(1, len("".join(valid)))
-    assert shared.overlap == Overlap(num_compared=len(valid), num_shared=len(found), share=share)
-
-
-def test_only_the_first_validation_rows_are_compared():
-    shared = SharedRows(most_compared=2)
-    for text in ("a", "bb", "ccc"):
-        shared.add_valid(text)
-    for text in ("ccc", "bb", "bb"):
-        shared.add_train(text)
-    assert shared.overlap == Overlap(num_compared=2, num_shared=1, share=2 / 3)
-
-
-@pytest.mark.parametrize("kind", ["text", "smiles"])
-@pytest.mark.parametrize("fraction", [0.01, 0.25])
-def test_about_the_asked_share_is_held_out(kind, fraction):
-    holdout = Holdout(kind, fraction, None)
-    count = 20_000
-    held_out = sum(holdout.takes(row) for row in _rows(count))
-    assert abs(held_out - fraction * count) <= 5 * math.sqrt(count * fraction * (1 - fraction))
-
-
-def test_duplicate_smiles_are_on_one_side_every_time():
-    holdout, again = (Holdout("smiles", 0.5, None) for _ in range(2))
-    first = [holdout.takes(row) for row in _rows(100)]
-    assert [holdout.takes(row) for row in reversed(_rows(100))] == first[::-1]
-    assert [again.takes(row) for row in _rows(100)] == first
-
-
-def test_a_document_stays_whole_where_the_corpus_is_large():
-    holdout = Holdout("text", 0.3, None)
-    for document in range(50):
-        rows = [Row("a", n, f"text of {document}", starts_document=n == 0) for n in range(20)]
-        assert len({holdout.takes(row) for row in rows}) == 1
-
-
-@pytest.mark.parametrize(("total_bytes", "max_rows"), [(400_000, None), (10**9, 4000)])
-def test_a_single_document_is_cut_into_blocks_of_many_rows(total_bytes, max_rows):
-    rows = [Row("a", n, "x" * 100, starts_document=n == 0) for n in range(4000)]
-    holdout = Holdout("text", 0.1, total_bytes, max_rows)
-    sides = [holdout.takes(row) for row in rows]
-    # 400 kB x 0.1 / 8 = 5,000 bytes a block, or 4,000 x 0.1 / 8 = 50 rows: 51 rows are the first to exceed both
-    for start in range(0, 4000, 51):
-        assert len(set(sides[start : start + 51])) == 1
-    assert 0.02 < sum(sides) / 4000 < 0.25
-
-
-def test_a_tiny_corpus_is_held_out_row_by_row():
-    holdout = Holdout("text", 0.1, 100)
-    rows = _rows(500, starts=False)
-    sides = [holdout.takes(row) for row in rows]
-    assert abs(sum(sides) - 50) <= 5 * math.sqrt(45)
-
-
-@settings(max_examples=30)
-@given(
-    st.lists(st.lists(st.lists(st.integers(10, 99), min_size=1, max_size=9), min_size=1), min_size=1), st.integers(2, 7)
-)
-def test_packing_keeps_every_token_in_order_but_a_last_single_one(documents, size):
-    """Newlines come between the rows of a document, and [SEP] between documents."""
-    stream: list[int] = []
-    packer, packed = Packer(size, SEP, [NEWLINE]), []
-    for document in documents:
-        stream += [SEP] * bool(stream)
-        for number, ids in enumerate(document):
-            stream += [NEWLINE] * bool(number) + ids
-            packed += packer.add(ids, starts_document=number == 0)
-    packed += packer.finish()
-    assert all(len(sequence) == size for sequence in packed[:-1])
-    assert all(0 < len(sequence) <= size for sequence in packed[-1:])
-    flat = [token for sequence in packed for token in sequence]
-    assert flat == (stream[:-1] if len(stream) % size == 1 else stream)
-
-
-def test_a_long_row_is_cut_into_pieces():
-    assert cut([1, 2, 3, 4, 5], 2) == [[1, 2], [3, 4], [5]]
-    assert cut([], 2) == []

@@ -9,6 +9,7 @@ import pytest
 from exlm_cli.data.corpus import shards
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset, sampled_sha256
 from exlm_cli.errors import DataError
+from exlm_cli.train.unigrams import token_log_probs
 
 SEQUENCES = [[5, 6, 7], [8], [9, 10, 65535, 11], [300] * 50]
 
@@ -77,7 +78,7 @@ def test_a_damaged_file_is_found(tmp_path, name, fault):
 
 @pytest.mark.parametrize(("vocab_size", "bad"), [(100, 100), (1 << 17, 1 << 17), (1 << 17, -1)])
 def test_an_id_outside_the_vocabulary_is_found_where_the_digest_does_not_look(tmp_path, monkeypatch, vocab_size, bad):
-    """Kernels would read and write beyond the vocabulary."""
+    """Kernels would read and write beyond the vocabulary; whatever reads the id finds it, and nothing else does."""
     monkeypatch.setattr(shards, "_SAMPLED_BLOCKS", 1)
     monkeypatch.setattr(shards, "_SAMPLED_BLOCK_BYTES", 8)
     with ShardWriter(tmp_path, vocab_size, "x") as writer:
@@ -87,18 +88,39 @@ def test_an_id_outside_the_vocabulary_is_found_where_the_digest_does_not_look(tm
     assert len(TokenDataset(tmp_path, vocab_size)) == 40
     ids[61] = bad
     ids.tofile(tmp_path / "tokens.bin")
-    with pytest.raises(DataError, match=r"tokens\.bin: the highest token id is \d+, of") as caught:
-        TokenDataset(tmp_path, vocab_size)
-    assert "`exlm tokenize`" in caught.value.hint
+    dataset = TokenDataset(tmp_path, vocab_size)
+    others = np.delete(np.arange(40), 20)
+    np.testing.assert_array_equal(dataset.read(others, 0)[0], [[5, 98, 7]] * 39)
+    for read in (
+        lambda: dataset.read(np.arange(40), 0),
+        lambda: dataset[20],
+        lambda: dataset.read_stream(0, 120),
+        lambda: token_log_probs(dataset, vocab_size),
+    ):
+        with pytest.raises(DataError, match=r"tokens\.bin: it has the token id \d+, of a vocabulary of") as caught:
+            read()
+        assert "`exlm tokenize`" in caught.value.hint
+
+
+def test_opening_reads_no_more_of_the_tokens_than_their_digest(tmp_path, monkeypatch):
+    """8 of 7,200 bytes, so that ranks open large shards at once."""
+    monkeypatch.setattr(shards, "_SAMPLED_BLOCKS", 1)
+    monkeypatch.setattr(shards, "_SAMPLED_BLOCK_BYTES", 8)
+    with ShardWriter(tmp_path, 100, "x") as writer:
+        writer.add([[5, 98, 7]] * 1200)
+    with (tmp_path / "tokens.bin").open("r+b") as file:
+        file.seek(8)
+        file.write(b"\xff" * 7192)
+    assert len(TokenDataset(tmp_path, 100)) == 1200
 
 
 def test_shards_of_a_larger_vocabulary_are_refused(tmp_path):
     _write(tmp_path)
-    with pytest.raises(DataError, match=r"the highest token id is 65535, .* vocabulary of 65535$"):
+    with pytest.raises(DataError, match=r"it has the token id 65535, of a vocabulary of 65535$"):
         TokenDataset(tmp_path, 65535)
 
 
-@pytest.mark.parametrize("content", [None, "{", '{"format": 2}'])
+@pytest.mark.parametrize("content", [None, "{", '{"format": 1}'])
 def test_a_missing_or_foreign_meta_file_is_refused(tmp_path, content):
     if content is not None:
         (tmp_path / "meta.json").write_text(content)
