@@ -18,15 +18,15 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # an import may only point to a smaller number; files of one layer may import each other
 LAYERS = {
-    "errors": 0, "progress": 0, "format": 0, "paths": 1, "files": 1, "launch": 1, "run_dir": 1,
+    "errors": 0, "progress": 0, "format": 0, "processes": 0, "paths": 1, "files": 1, "launch": 1, "run_dir": 1,
     "bundled_models": 1, "config": 2, "data": 3, "ops": 4, "model": 5, "distributed": 6, "train": 7, "workers": 8,
     "tasks": 9, "finetune": 10, "experiments": 11, "report": 12, "dag": 13, "export": 14, "api": 15, "cli": 16,
     "__main__": 17,
 }  # fmt: skip
 
 LIGHT = (
-    "errors.py", "progress.py", "format.py", "paths.py", "files.py", "launch.py", "run_dir.py", "bundled_models.py",
-    "config/", "report/", "data/",
+    "errors.py", "progress.py", "format.py", "processes.py", "paths.py", "files.py", "launch.py", "run_dir.py",
+    "bundled_models.py", "config/", "report/", "data/",
 )  # fmt: skip
 DATA_WITH_TORCH = ("data/batch.py", "data/masking.py", "data/sampler.py")
 HEAVY = ("torch", "datasets", "rdkit", "matplotlib", "tokenizers", "numpy", "pandas", "pyarrow")

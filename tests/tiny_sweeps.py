@@ -1,19 +1,20 @@
 """A Repeated-MLM grid and a sweep so small that a cell takes a tenth of a second, also without a process for it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from exlm_cli import workers
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.experiments.results import MeasuredCell, SweepCellResult
-from exlm_cli.experiments.worker import FUNCTIONS
 from exlm_cli.finetune.scores import scores_csv
-from exlm_cli.workers.pool import Job, JobFunction, Pool, do_job, request_of
 from tests.tiny import tiny_recipe
 
 _TRAIN = {"max_steps": 6, "checkpoint_every_steps": 2, "validate_every_steps": 3, "log_every_steps": 1}
@@ -55,15 +56,21 @@ def untimed(cells: list[MeasuredCell]) -> list[tuple[SweepCellResult, bytes]]:
     return [(cell.result.model_copy(update={"elapsed_s": 0.0}), scores_csv(cell.pretrain_scores)) for cell in cells]
 
 
-def work_in_this_process(monkeypatch: pytest.MonkeyPatch, functions: Mapping[str, JobFunction] = FUNCTIONS) -> None:
-    """Do jobs, those of sweeps and series by default, here: a process of their own imports torch for two seconds."""
+class _ThisProcess(Executor):
+    """Does what it gets at once, here."""
 
-    def submit(self: Pool, number: int, function: str, job: Job) -> None:
-        do_job(request_of(function, job), functions, lambda event: self._events.put((number, event)))
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(function(*arguments, **named))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
 
-    monkeypatch.setattr(Pool, "__enter__", lambda self: self)
-    monkeypatch.setattr(Pool, "__exit__", lambda *_: None)
-    monkeypatch.setattr(Pool, "submit", submit)
+
+def work_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do the jobs of workers here: a process of their own imports torch for two seconds."""
+    monkeypatch.setattr(workers, "start_processes", lambda *_, **__: nullcontext(_ThisProcess()))
 
 
 def _rest(pretrain: PretrainRecipe) -> dict[str, Any]:

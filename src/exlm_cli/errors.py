@@ -1,5 +1,8 @@
 """Exceptions of the package; `cli/app.py` prints an `ExlmError` as an `error:` and a `hint:` line, no traceback."""
 
+import copyreg
+from typing import Any
+
 
 class ExlmError(Exception):
     """A mistake that the user can correct.
@@ -19,6 +22,10 @@ class ExlmError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave a worker process with all attributes; Python would call the class with the message alone."""
+        return copyreg.__newobj__, (type(self), self.message), self.__dict__  # type: ignore[attr-defined]
 
 
 class ConfigError(ExlmError):

@@ -1,6 +1,5 @@
-"""Progress-reporting interface: messages, bars and tables; `cli/console.py` implements it."""
+"""Progress-reporting interface: messages and bars; `cli/console.py` implements it."""
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 
@@ -11,15 +10,8 @@ class Bar:
         """Set the steps done and the short strings beside the bar (`loss="2.31"`)."""
 
 
-class Board:
-    """A table whose cells change while work continues; this base shows nothing."""
-
-    def show(self, row: str, column: str, text: str, *, is_done: bool = False) -> None:
-        """Set the text of one cell of the table."""
-
-
 class Progress:
-    """Output of messages, bars and tables; what a subclass does not override shows nothing."""
+    """Output of messages and bars; what a subclass does not override shows nothing."""
 
     def message(self, text: str) -> None:
         """Print one line that stays."""
@@ -31,11 +23,6 @@ class Progress:
         """
         del label, total, done
         return nullcontext(Bar())
-
-    def board(self, title: str, rows: Sequence[str], columns: Sequence[str]) -> AbstractContextManager[Board]:
-        """Show a table until the context ends; where nothing can be redrawn, show none."""
-        del title, rows, columns
-        return nullcontext(Board())
 
 
 class SilentProgress(Progress):

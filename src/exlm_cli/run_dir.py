@@ -62,9 +62,6 @@ SPLIT_FILE = "split.json"
 SPLITS_FOLDER = "splits"
 """Folder with such a file of each further split."""
 
-ROWS_FOLDER = "rows"
-"""Folder with the encoded rows of a fine-tuning run, while workers need them."""
-
 _BEGINNING_FILES = frozenset(
     {*_FILES_OF_RUN, RUN_FILE, SERIES_FILE, _LOCK_FILE, _BEGINNING_FILE, "rejected.csv", SPLIT_FILE}
     | {"training_rows.npz", "targets-train.csv", "targets-valid.csv", "targets-test.csv", SPLITS_FOLDER}

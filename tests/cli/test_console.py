@@ -191,26 +191,6 @@ def test_an_error_on_a_terminal_is_coloured_and_broken_between_words(monkeypatch
     assert error.endswith("\n\n\x1b[1;36mhint: \x1b[0my\n")
 
 
-def test_a_table_stands_above_the_bars_and_changes_with_them():
-    progress, stream = terminal(width=60)
-    title = "a title wider than the table below it"
-    with progress.board(title, ["k = 1", "k = 2"], ["15%", "30%"]) as board, progress.bar("grid", 10) as bar:
-        board.show("k = 1", "30%", "42%")
-        board.show("k = 2", "15%", "3.25", is_done=True)
-        bar.update(5)
-    drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
-    assert title in drawn
-    lines = [line.split() for line in drawn.replace("\r", "\n").splitlines()]
-    assert ["15%", "30%"] in lines
-    assert ["k", "=", "1", "42%"] in lines
-    assert ["k", "=", "2", "3.25"] in lines
-    # the table ends with its context
-    stream.truncate(0)
-    with progress.bar("later", 1) as bar:
-        bar.update(1)
-    assert title not in stream.getvalue()
-
-
 def test_numbers_that_are_not_finite_are_null_in_json_and_told_in_words(capsys):
     console.emit_json({"a": math.nan, "b": [math.inf, 1.5], "c": {"d": -math.inf}})
     assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
@@ -240,8 +220,7 @@ def test_no_text_moves_the_cursor_or_fills_the_screen(capsys):
     progress, stream = terminal()
     for way in (progress, LineProgress(stream)):
         way.message(hostile)
-        with way.board(hostile, [hostile], [hostile]) as board, way.bar(hostile, 3) as bar:
-            board.show(hostile, hostile, hostile)
+        with way.bar(hostile, 3) as bar:
             bar.update(2, loss="\x1b[2J")
     table = ReportTable("t", hostile, (hostile, "b"), (((hostile, "1"),),), notes=(hostile,))
     console.emit_tables([table])

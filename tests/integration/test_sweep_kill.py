@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 
-from exlm_cli.experiments import cell
+from exlm_cli.experiments import cell, sweep
 from exlm_cli.experiments.results import MeasuredCell
 from exlm_cli.experiments.sweep import run_sweep
 from exlm_cli.progress import SilentProgress
 from exlm_cli.train.pretrain import PretrainTask
-from exlm_cli.workers import jobs
 from tests.killed import die_at_call, run_until_killed, untimed_rows
 from tests.tiny_sweeps import tiny_grid, tiny_sweep, untimed
 
@@ -31,7 +30,7 @@ def run_cell_and_die(cache: Path, folder: Path, point: str) -> None:
 
 def run_sweep_and_die(cache: Path, out: Path) -> None:
     """Run a sweep in the process at hand until it dies with the first cell that is done."""
-    die_at_call(jobs.JobBoard, "finish", 1)
+    die_at_call(sweep, "describe_cell", 1)
     run_sweep(tiny_sweep(cache), out=out, resume=None, workers=2, progress=SilentProgress())
 
 

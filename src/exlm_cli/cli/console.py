@@ -11,21 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.constrain import Constrain
 from rich.progress import BarColumn, Task, TaskID, TextColumn
 from rich.progress import Progress as RichBars
 from rich.segment import Segment
-from rich.table import Table
 from rich.text import Text
 
 from exlm_cli.cli.options import to_options
 from exlm_cli.files import finite_or_none
 from exlm_cli.format import format_count, format_duration, format_percent, format_value, printable, shorten_middle, wrap
 from exlm_cli.launch import is_quiet
-from exlm_cli.progress import Bar, Board, Progress, SilentProgress
+from exlm_cli.progress import Bar, Progress, SilentProgress
 
 if TYPE_CHECKING:
     from exlm_cli.config.base import Recipe
@@ -37,7 +35,7 @@ _SHORTEST_BAR = 6
 _MAX_LISTED_FILES = 8
 """More files of one kind in a folder have a line together."""
 _MESSAGE_CHARACTERS, _LABEL_CHARACTERS = 2_000, 60
-"""Maximum characters of a message, and of a bar's label or a cell; longer ones lose their middle."""
+"""Maximum characters of a message, and of a bar's label; longer ones lose their middle."""
 _LINE_EVERY_S = 10.0
 _LINE_EVERY_SHARE = 0.05
 _LINE_EVERY_ELAPSED_SHARE = 0.01  # a run of a day leaves hundreds of lines, not thousands
@@ -70,7 +68,6 @@ class TerminalProgress(Progress):
     def __init__(self, console: Console) -> None:
         self._console = console
         self._bars: _Bars | None = None
-        self._board: _TerminalBoard | None = None
 
     def message(self, text: str) -> None:
         """Print a message that stays."""
@@ -81,7 +78,7 @@ class TerminalProgress(Progress):
         """Show a bar until the context ends."""
         is_outer = self._bars is None
         if self._bars is None:
-            self._bars = _Bars(self._console, self._board)
+            self._bars = _Bars(self._console)
             self._bars.start()
         bars = self._bars
         task = bars.add_task(_label(label), total=total, completed=done, fields={})
@@ -95,21 +92,12 @@ class TerminalProgress(Progress):
                 bars.remove_task(task)
                 bars.refresh()
 
-    @contextmanager
-    def board(self, title: str, rows: Sequence[str], columns: Sequence[str]) -> Iterator[Board]:
-        """Show a table above the bars that are opened inside this context."""
-        self._board = _TerminalBoard(title, rows, columns)
-        try:
-            yield self._board
-        finally:
-            self._board = None
-
 
 class _Bars(RichBars):
-    """Bars, one a line, below a table where there is one."""
+    """Bars, one a line."""
 
-    def __init__(self, console: Console, board: "_TerminalBoard | None") -> None:
-        self._board, self._terminal = board, console
+    def __init__(self, console: Console) -> None:
+        self._terminal = console
         super().__init__(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
@@ -127,33 +115,10 @@ class _Bars(RichBars):
         return self._terminal.width - len("^C ") - labels - len("  ") - _SHORTEST_BAR
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """Yield the table, then the bars."""
-        if self._board is not None:
-            yield self._board.render()
+        """Yield the bars."""
         # room for the ^C that a terminal echoes: it would wrap a full line and leave a copy of the bar behind
         for bars in super().get_renderables():
             yield Constrain(bars, self._terminal.width - len("^C "))
-
-
-class _TerminalBoard(Board):
-    def __init__(self, title: str, rows: Sequence[str], columns: Sequence[str]) -> None:
-        self._title, self._rows, self._columns = title, rows, columns
-        self._cells: dict[tuple[str, str], Text] = {}
-
-    def show(self, row: str, column: str, text: str, *, is_done: bool = False) -> None:
-        """Set the text of one cell."""
-        self._cells[row, column] = Text(_label(text), style="bold green" if is_done else "")
-
-    def render(self) -> RenderableType:
-        """Return the table."""
-        table = Table(box=SIMPLE_HEAD, pad_edge=False)
-        table.add_column("")
-        for column in self._columns:
-            table.add_column(Text(_label(column)), justify="right")
-        for row in self._rows:
-            table.add_row(Text(_label(row)), *(self._cells.get((row, column), Text("")) for column in self._columns))
-        # above the table, not its title, which would be broken to the width of a narrow one
-        return Group(Text(_label(self._title), style="bold"), table)
 
 
 @dataclass(frozen=True)
@@ -192,7 +157,7 @@ class _CountColumn(TextColumn):
 
 
 class LineProgress(Progress):
-    """Lines for logs: one every ten seconds (later fewer) or twentieth of the work, at most one a second; no tables.
+    """Lines for logs: one every ten seconds (later fewer) or twentieth of the work, at most one a second.
 
     Args:
         stream: Where lines go.

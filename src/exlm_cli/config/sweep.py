@@ -16,7 +16,7 @@ from exlm_cli.config.base import Recipe, StrictModel, describe_finding
 from exlm_cli.config.finetune import CommonFinetuneRecipe, FinetuneRecipe, Seed
 from exlm_cli.config.overrides import child_keys, find_field, nearest_key, typed_value
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.config.sections import MaskRatio, OneOrRange, one_ratio
+from exlm_cli.config.sections import MaskRatio, OneOrRange
 from exlm_cli.errors import ConfigError
 from exlm_cli.files import JsonModel
 
@@ -64,7 +64,6 @@ class SweepCell(StrictModel):
 
     Attributes:
         label: Names the variant and its folder, like `exlm-k2` or `k4-p0.789`.
-        row, column: Where it is shown in the table of the running sweep.
         description: What distinguishes the variant in results.
         pretrain: What is trained, seed included.
         finetune: One recipe for each task.
@@ -73,8 +72,6 @@ class SweepCell(StrictModel):
     """
 
     label: str
-    row: str
-    column: str
     description: VariantDescription
     pretrain: PretrainRecipe
     finetune: tuple[FinetuneRecipe, ...]
@@ -317,11 +314,8 @@ class SweepRecipe(Recipe):
             batch_tokens=train.batch_tokens,
             changes=changes,
         )
-        is_grid = bool(self.cells)
         return SweepCell(
             label=label,
-            row=f"k = {masking.num_repeats}" if is_grid else label,
-            column=f"{100 * one_ratio(masking.mask_ratio):g}%" if is_grid else f"seed {seed}",
             description=description,
             pretrain=pretrain,
             finetune=tuple(map(self._finetune, self.tasks)),

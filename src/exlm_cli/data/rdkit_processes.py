@@ -4,19 +4,17 @@ RDKit holds the interpreter's lock, so every core gets a process. The first rows
 4,096, while none is over 500 characters or has over 10 dummy atoms.
 """
 
-import os
 import signal
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
 from itertools import chain, islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import loky
+
+from exlm_cli.processes import start_processes
 
 MAX_SECONDS = 20
 """Processor time that a row may take."""
@@ -30,25 +28,13 @@ _FEW_DUMMY_ATOMS = 10
 """Texts with more go there too: at n aromatic dummy atoms RDKit tries 2^n ways to place double bonds."""
 _MAX_PROCESSES = 32
 
-
-def _kill(process: Any, use_psutil: bool = True) -> None:
-    """Kill a loky worker."""
-    del use_psutil
-    with suppress(ProcessLookupError):
-        os.kill(process.pid, signal.SIGKILL)
-    process.join()
-
-
-# our workers have no children; loky would look for some with psutil or `pgrep`, and hangs on images without either
-loky.process_executor.kill_process_tree = _kill
-
 _Answer = TypeVar("_Answer")
 
 
 def map_in_order(
     function: Callable[[str], _Answer],
     texts: Iterable[str],
-    unanswered: Callable[[str], _Answer],
+    on_crash: Callable[[str], _Answer],
     *,
     chunk_rows: int | None = None,
 ) -> Iterator[_Answer]:
@@ -57,7 +43,7 @@ def map_in_order(
     Args:
         function: Must be picklable.
         texts: The first ones, if quick, are processed here; the rest in worker processes.
-        unanswered: Reason -> answer for a text on which the function takes over 20 s of processor time, or crashes its
+        on_crash: Reason -> answer for a text on which the function takes over 20 s of processor time, or crashes its
             process.
         chunk_rows: Texts that a worker gets at a time, and a quarter of those that are processed here at most; None:
             1,024. Fewer pay off where each takes long.
@@ -72,17 +58,17 @@ def map_in_order(
     chunks = iter(lambda: list(islice(source, chunk_rows)), [])
     num_processes = min(_MAX_PROCESSES, loky.cpu_count())
     while (chunk := next(chunks, None)) is not None:
-        left = yield from _until_death(function, chain([chunk], chunks), num_processes)
-        yield from _one_by_one(function, chain.from_iterable(left), unanswered)
+        left = yield from _run_until_worker_dies(function, chain([chunk], chunks), num_processes)
+        yield from _one_by_one(function, chain.from_iterable(left), on_crash)
 
 
-def _until_death(
+def _run_until_worker_dies(
     function: Callable[[str], _Answer], chunks: Iterable[list[str]], num_processes: int
 ) -> Generator[_Answer, None, list[list[str]]]:
     """Yield answers until a worker dies; return the submitted chunks that have no answers yet."""
     begun: deque[list[str]] = deque()
     futures: deque[Future[list[_Answer]]] = deque()
-    with _processes(num_processes) as executor:
+    with start_processes(num_processes) as executor:
         try:
             for chunk in chunks:
                 begun.append(chunk)
@@ -99,56 +85,19 @@ def _until_death(
 
 
 def _one_by_one(
-    function: Callable[[str], _Answer], texts: Iterable[str], unanswered: Callable[[str], _Answer]
+    function: Callable[[str], _Answer], texts: Iterable[str], on_crash: Callable[[str], _Answer]
 ) -> Iterator[_Answer]:
     """Yield answers with one text at a time in a worker, to find the text that kills it."""
     left = deque(texts)
     while left:
-        with _processes(1) as executor:
+        with start_processes(1) as executor:
             try:
                 while left:
                     yield from executor.submit(_answer, function, [left[0]]).result()
                     left.popleft()
             except BrokenProcessPool:
                 left.popleft()
-                yield unanswered(f"RDKit needs over {MAX_SECONDS} s for it, or crashes")
-
-
-@contextmanager
-def _processes(num_processes: int) -> Iterator[Any]:
-    with _safe_path():
-        executor = loky.ProcessPoolExecutor(num_processes, initializer=_start_worker, initargs=(os.getpid(),))
-        # processes start with the first task, from this thread
-        executor.submit(os.getpid)
-    try:
-        yield executor
-    finally:
-        executor.shutdown(wait=True, kill_workers=True)
-
-
-@contextmanager
-def _safe_path() -> Iterator[None]:
-    """Keep the current directory off the path of processes started here: a queue.py there would hide Python's."""
-    before = os.environ.get("PYTHONSAFEPATH")
-    os.environ["PYTHONSAFEPATH"] = "1"
-    try:
-        yield
-    finally:
-        del os.environ["PYTHONSAFEPATH"]
-        if before is not None:
-            os.environ["PYTHONSAFEPATH"] = before
-
-
-def _start_worker(parent: int) -> None:
-    """Leave Ctrl-C, which reaches the whole group, to the parent, and end when the parent is killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-
-
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
+                yield on_crash(f"RDKit needs over {MAX_SECONDS} s for it, or crashes")
 
 
 def _answer(function: Callable[[str], _Answer], texts: Sequence[str]) -> list[_Answer]:

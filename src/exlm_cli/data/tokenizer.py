@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Self, final
+from typing import Any, Self, final
 
 import numpy as np
 import tokenizers
@@ -182,6 +182,10 @@ class Tokenizer:
             TokenizerError: It cannot be read, is not a tokenizer, or is one that exlm cannot use.
         """
         return cls(read_backend(path), kind, str(path), special_tokens)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Be made anew in a worker process: the library forgets that special tokens in a text are text."""
+        return Tokenizer, (self._backend, self.kind, self._origin, self.special_tokens)
 
     def to_json(self) -> str:
         """Return the definition in the format of the `tokenizers` library."""

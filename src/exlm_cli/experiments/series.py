@@ -1,8 +1,8 @@
 """Fine-tuning on several tasks of a suite: a list of ordinary runs for the workers, each in a folder of its own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from exlm_cli.bundled_models import bundled_name
 from exlm_cli.config.finetune import FinetuneRecipe, grid_points
@@ -34,8 +34,7 @@ from exlm_cli.run_dir import (
 from exlm_cli.tasks.registry import require_local_files
 from exlm_cli.train.pretrained import pick_device
 from exlm_cli.train.trackers import require_trackers
-from exlm_cli.workers.jobs import JobKind, run_jobs
-from exlm_cli.workers.pool import Job, worker_environments
+from exlm_cli.workers import Job, run_jobs, worker_environments
 
 
 class Series(JsonModel):
@@ -132,24 +131,15 @@ def run_series(
         ExlmError: What stops any run but its own divergence; the others have saved a checkpoint.
     """
     series = read_json(folder / SERIES_FILE, Series)
-    common = {
-        "checkpoint": series.checkpoint,
-        "moved": None if checkpoint is None else str(checkpoint.resolve()),
-        "use_grid": series.use_grid,
-        "baseline": series.baseline,
-    }
-    jobs = [
-        Job(name, folder / name, {"recipe": recipe.model_dump(mode="json"), **common}, name, "score")
-        for name, recipe in series.recipes.items()
-    ]
+    jobs = [Job(name, (recipe, folder / name)) for name, recipe in series.recipes.items()]
     done = [name for name in series.recipes if (folder / name / RESULTS_FILE).is_file()]
     diverged: dict[str, DivergedError] = {}
 
-    def describe(job: Job, error: dict[str, str] | None) -> tuple[str, str]:
+    def describe(job: Job, error: DivergedError | None) -> str:
         if error is None:
-            return _shown(job.folder)
-        diverged[job.name] = DivergedError(**error)
-        return "diverged", error["message"]
+            return _describe(folder / job.name)
+        diverged[job.name] = error
+        return error.message
 
     first = next(iter(series.recipes.values()))
     environments = worker_environments(pick_device(first).type, num_threads=first.train.num_threads, workers=workers)
@@ -158,54 +148,50 @@ def run_series(
             f"{len(jobs)} tasks, {len(done)} of them done, {len(environments)} at once; results in {folder}"
         )
         run_jobs(
+            partial(_run_task, series, checkpoint),
             jobs,
-            JobKind(
-                worker="exlm_cli.experiments.worker",
-                function="task",
-                noun="task",
-                title="Score, or share of the trainings done",
-                describe=describe,
-            ),
-            finished={name: _shown(folder / name)[0] for name in done},
+            noun="task",
+            finished=done,
+            describe=describe,
             environments=environments,
             logs=folder / "workers",
             resume=resume_command("finetune", folder),
             progress=progress,
         )
-    finished = [job.folder for job in jobs if job.name not in diverged]
+    finished = [folder / name for name in series.recipes if name not in diverged]
     return [FinetuneResult(run, read_results(run)) for run in finished], list(diverged.values())
 
 
-def run_task(folder: Path, values: Mapping[str, Any], progress: Progress) -> dict[str, str] | None:
-    """Begin or continue one run of a series, in a worker; return message and hint where it diverged.
+def _run_task(
+    series: Series, moved: Path | None, recipe: FinetuneRecipe, folder: Path, progress: Progress
+) -> DivergedError | None:
+    """Begin or continue one run of a series, in a worker; return the error where it diverged.
 
     Args:
+        moved: The pre-training run, if it has moved.
+        recipe: What it begins with.
         folder: Its run directory.
-        values: `recipe`, `use_grid`, `baseline` and `checkpoint` for a beginning; `moved`, where the pre-training run
-            is now, or None.
     """
-    moved = None if values["moved"] is None else Path(values["moved"])
     try:
         if (folder / "recipe.yaml").is_file():
             resume_finetuning(folder, checkpoint=moved, progress=progress)
         else:
             run_finetuning(
-                FinetuneRecipe.model_validate(values["recipe"]),
-                checkpoint=moved or Path(values["checkpoint"]),
+                recipe,
+                checkpoint=moved or Path(series.checkpoint),
                 out=folder,
-                use_grid=values["use_grid"],
-                baseline=values["baseline"],
+                use_grid=series.use_grid,
+                baseline=series.baseline,
                 progress=progress,
             )
     except DivergedError as error:
-        return {"message": error.message, "hint": error.hint}
+        return error
     return None
 
 
-def _shown(run: Path) -> tuple[str, str]:
-    """Return the text of a finished run in the table, and its line."""
+def _describe(run: Path) -> str:
+    """Return the line of a finished run."""
     results = read_results(run)
     metric, split = results.selection_metric, results.scored_split
     score = read_scores(run).average(split, metric).center(results.aggregate)
-    text = f"{metric} {format_fixed(score, 3)}"
-    return text, f"{text} in {split}"
+    return f"{metric} {format_fixed(score, 3)} in {split}"

@@ -14,7 +14,7 @@ from exlm_cli.config.sections import DataConfig, TokenizerConfig
 from exlm_cli.config.sweep import SweepCell, SweepRecipe
 from exlm_cli.data.corpus.prepare import PreparedData, list_rejected, prepare_data
 from exlm_cli.errors import CheckpointError, ConfigError
-from exlm_cli.experiments.cell import read_finished
+from exlm_cli.experiments.cell import read_finished, run_cell
 from exlm_cli.experiments.results import MeasuredCell, SweepRun, SweepSummary, cell_folder, measured_cells, sweep_scores
 from exlm_cli.files import json_bytes, write_together
 from exlm_cli.finetune.scores import SCORES_FILE, scores_csv
@@ -30,8 +30,7 @@ from exlm_cli.run_dir import (
 )
 from exlm_cli.train.pretrained import pick_device
 from exlm_cli.train.trackers import require_trackers
-from exlm_cli.workers.jobs import JobKind, run_jobs
-from exlm_cli.workers.pool import Job, worker_environments
+from exlm_cli.workers import Job, run_jobs, worker_environments
 
 _Inputs = tuple[DataConfig, TokenizerConfig]
 
@@ -90,9 +89,11 @@ def run_sweep(
         )
         if waiting:
             run_jobs(
-                [_job(cell, run) for cell in cells],
-                _cells_of(run, cells),
-                finished={name: describe_cell(cell)[0] for name, cell in done.items() if cell is not None},
+                run_cell,
+                [Job(cell.folder, (cell, cell_folder(run, cell)), cell.work) for cell in cells],
+                noun="cell",
+                finished={name for name, cell in done.items() if cell is not None},
+                describe=lambda _, cell: describe_cell(cell),
                 environments=environments,
                 logs=run / "workers",
                 resume=resume_command(recipe.run_by, run),
@@ -112,23 +113,6 @@ def _write_summary(run: SweepRun) -> None:
     summary = SweepSummary(kind=whole.run_by, recipe=whole.name, **described, cells=results)
     scores = scores_csv(sweep_scores(run.cells))
     write_together({run.folder / SCORES_FILE: scores, run.folder / "results.json": json_bytes(summary)})
-
-
-def _job(cell: SweepCell, run: Path) -> Job:
-    values = cell.model_dump(mode="json")
-    return Job(cell.folder, cell_folder(run, cell), values, cell.row, cell.column, cell.work)
-
-
-def _cells_of(run: Path, cells: Sequence[SweepCell]) -> JobKind:
-    """Return how cells are trained and shown."""
-    by_name = {cell.folder: cell for cell in cells}
-    return JobKind(
-        worker="exlm_cli.experiments.worker",
-        function="cell",
-        noun="cell",
-        title="Entropy in bits, or share of the training done",
-        describe=lambda job, _: describe_cell(*measured_cells(run, [by_name[job.name]])),
-    )
 
 
 def _check_tasks(cells: Sequence[SweepCell], progress: Progress) -> None:
@@ -187,16 +171,15 @@ def _refuse_other_data(run: Path, cells: Iterable[SweepCell], fingerprints: Mapp
             )
 
 
-def describe_cell(cell: MeasuredCell) -> tuple[str, str]:
-    """Return the text of a finished cell in the table, and its line."""
+def describe_cell(cell: MeasuredCell) -> str:
+    """Return the line of a finished cell."""
     if cell.result.diverged is not None:
-        return "diverged", f"diverged: {cell.result.diverged}"
+        return f"diverged: {cell.result.diverged}"
     bits = cell.value("entropy_bits")
-    entropy = format_fixed(bits, 2)
     shown = [
         f"loss {format_fixed(cell.value('loss'), 3)}",
-        f"entropy {entropy}" + ("" if math.isnan(bits) else " bits"),
+        f"entropy {format_fixed(bits, 2)}" + ("" if math.isnan(bits) else " bits"),
         *(f"{name} {format_fixed(cell.value(name), 3)}" for name in cell.task_metrics),
         *(f"{task} diverged" for task in cell.result.diverged_tasks),
     ]
-    return entropy, ", ".join(shown)
+    return ", ".join(shown)

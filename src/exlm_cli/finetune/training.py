@@ -1,9 +1,9 @@
 """Training of a fine-tuning run whose rows are read: they are encoded, each cell is finished here or by workers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import loky
 import torch
@@ -13,21 +13,26 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.errors import ConfigError
 from exlm_cli.finetune.baselines.baseline import baselines_of, is_affordable
 from exlm_cli.finetune.cells.model import choose_tokenizer, describe_weights, untrained_model
-from exlm_cli.finetune.cells.shared_rows import can_be_shared, remove_shared_rows, write_shared_rows
-from exlm_cli.finetune.cells.trainer import describe_rows, encode_task, run_cell
+from exlm_cli.finetune.cells.trainer import TaskData, describe_rows, encode_task, run_cell
 from exlm_cli.finetune.evaluation.scoring import conclude
 from exlm_cli.finetune.features import FeatureStore
 from exlm_cli.finetune.plan import Cell, RunPlan, SplitPlan, describe_result, keep_best_point
 from exlm_cli.finetune.record import record_beginning
 from exlm_cli.finetune.results import RESULT_FILE, RunResults
-from exlm_cli.format import format_counts, format_fixed
-from exlm_cli.progress import Progress
+from exlm_cli.format import format_counts
+from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import create_run_dir, resume_command, sole_process, update_run_json
 from exlm_cli.tasks.base import DownstreamTask
-from exlm_cli.train.pretrained import Pretrained, describe_device, load_pretrained, pick_device, recorded_name
+from exlm_cli.train.pretrained import (
+    Pretrained,
+    describe_device,
+    load_pretrained,
+    load_pretrained_weights,
+    pick_device,
+    recorded_name,
+)
 from exlm_cli.train.task import Callback
-from exlm_cli.workers.jobs import JobKind, run_jobs
-from exlm_cli.workers.pool import Job, worker_environments
+from exlm_cli.workers import Job, run_jobs, worker_environments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,9 +156,8 @@ def _finish_cells(
         if cell.is_done:
             cell.drop_checkpoints()
     environments = _environments(plan, workers)
-    if len(environments) > 1 and (callbacks or not all(can_be_shared(split.data) for split in plan.splits)):
-        reason = "callbacks cannot leave" if callbacks else "the rows of a task of another package cannot leave"
-        progress.message(f"one training after the other: {reason} this process")
+    if len(environments) > 1 and callbacks:
+        progress.message("one training after the other: callbacks cannot leave this process")
         environments = environments[:1]
     while True:
         waiting = [cell for cell in plan.cells if not cell.is_done]
@@ -165,7 +169,6 @@ def _finish_cells(
         chosen = [cell for split in plan.splits for cell in split.cells[best[split.seed].label]]
         deleted = [cell for cell in chosen if plan.use_grid and not cell.has_weights]
         if not deleted:
-            remove_shared_rows(plan.folder)
             return best
         for cell in deleted:
             progress.message(f"{cell.label}: trained again: the best with these seeds, but its weights were deleted")
@@ -202,29 +205,26 @@ def _train_here(plan: RunPlan, waiting: Sequence[Cell], callbacks: Sequence[Call
 def _train_with_workers(
     plan: RunPlan, waiting: Sequence[Cell], environments: Sequence[Mapping[str, str]], progress: Progress
 ) -> None:
-    places = {cell.label: (cell, split) for split in plan.splits for cell in split.all_cells}
+    splits = {split.seed: split for split in plan.splits}
+    cells = {cell.label: cell for cell in plan.cells}
 
-    def show(name: str) -> str:
-        cell, split = places[name]
-        return format_fixed(cell.read().metrics["valid"][split.data.selection_metric], 3)
-
-    def finish(job: Job, _: Any) -> tuple[str, str]:
-        cell, split = places[job.name]
+    def describe(job: Job, _: None) -> str:
+        cell = cells[job.name]
+        split = splits[cell.split_seed]
         keep_best_point(split, plan.recipe)
-        return show(job.name), describe_result(cell.read(), split.data.selection_metric)
+        return describe_result(cell.read(), split.data.selection_metric)
 
-    write_shared_rows(plan.folder, {split.seed: split.data for split in plan.splits})
-    names = {cell.label for cell in waiting}
+    # each worker reads or draws the weights itself, so that they are in no pipe
+    if plan.checkpoint is None:
+        begin = partial(untrained_model, plan.weights.recipe, plan.weights.tokenizer)
+    else:
+        begin = partial(load_pretrained_weights, Path(recorded_name(plan.weights)), SilentProgress())
     run_jobs(
-        [_job(plan, cell) for cell in plan.cells],
-        JobKind(
-            worker="exlm_cli.finetune.cells.worker",
-            function="cell",
-            noun="training",
-            title=f"Validation {plan.splits[0].data.selection_metric}, or share of the training done",
-            describe=finish,
-        ),
-        finished={name: show(name) for name in places if name not in names},
+        _CellTrainer(begin, {split.seed: split.data for split in plan.splits}),
+        [Job(cell.label, (cell,), cell.recipe.train.max_steps or cell.recipe.train.max_epochs) for cell in plan.cells],
+        noun="training",
+        finished=cells.keys() - {cell.label for cell in waiting},
+        describe=describe,
         environments=environments,
         logs=plan.folder / "workers",
         resume=resume_command("finetune", plan.folder),
@@ -232,17 +232,23 @@ def _train_with_workers(
     )
 
 
-def _job(plan: RunPlan, cell: Cell) -> Job:
-    """Return a cell for a worker: `finetune.cells.worker.do_cell` reads these values."""
-    values = {
-        "run": str(cell.run),
-        "recipe": cell.recipe.model_dump(mode="json"),
-        "point": {"label": cell.point.label, "values": cell.point.values},
-        "seed": cell.seed,
-        "label": cell.label,
-        "length": plan.length,
-        "checkpoint": None if plan.checkpoint is None else recorded_name(plan.weights),
-    }
-    row = cell.label.rpartition("seed")[0].strip() or plan.splits[0].data.name
-    work = cell.recipe.train.max_steps or cell.recipe.train.max_epochs
-    return Job(cell.label, cell.folder, values, row, f"seed {cell.seed}", work)
+@dataclass(frozen=True)
+class _CellTrainer:
+    """Finishes cells of a run, in a worker.
+
+    Attributes:
+        begin: Returns the initial weights.
+        data: Rows of each split, by `task.split_seed`.
+    """
+
+    begin: Callable[[], Pretrained]
+    data: Mapping[int, TaskData]
+
+    @cached_property
+    def _weights(self) -> Pretrained:
+        return self.begin()
+
+    def __call__(self, cell: Cell, progress: Progress) -> None:
+        if cell.recipe.train.num_threads is not None:
+            torch.set_num_threads(cell.recipe.train.num_threads)
+        run_cell(cell, self.data[cell.split_seed], self._weights, pick_device(cell.recipe), progress=progress)

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,7 +70,7 @@ class EncodedRows:
 
 
 class EncodedSplit(EncodedRows, ABC):
-    """Encoded examples that score and write the outputs of models for them.
+    """Encoded examples that score and write the outputs of models for them; pickled where workers train.
 
     `outputs` holds for each of K seeds an array per example, in order: (C,) logits; (C,) values in the task's own units
     for `regression`; (L, 2) logits for `span`. Scores and files use the mean over the seeds.
@@ -111,12 +111,6 @@ class EncodedSplit(EncodedRows, ABC):
         """Return the content of files for a benchmark's own script, in the order of `Layout.output_files`."""
         del outputs
         return ()
-
-    def stored(self) -> dict[str, Any] | None:
-        """Return JSON values of which `tasks.registry.restore_split` makes this split in another process, given its
-        rows; None: it cannot leave this process.
-        """
-        return None
 
     @abstractmethod
     def write_predictions(self, folder: Path, split: Split, outputs: SeedOutputs) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from exlm_cli.progress import Progress
 from exlm_cli.tasks import metrics
 from exlm_cli.tasks.base import (
     NO_TEST_NOTE,
-    EncodedRows,
     FloatArray,
     Loss,
     NewRows,
@@ -34,7 +33,6 @@ from exlm_cli.tasks.rows.task import (
     ScoredRows,
     encode_labelled_rows,
     join_texts,
-    restored_fields,
 )
 from exlm_cli.tasks.sources import LOCAL_HINT, OfficialFiles, counted, find_parts
 
@@ -247,19 +245,6 @@ class ScoredGlue(ScoredRows):
             for prefix, part in parts.items()
             for name in self.info.metrics
         }
-
-    def stored(self) -> dict[str, Any]:
-        """Return all but tokens and targets."""
-        return {
-            "kind": "glue", "task": self.info.name, "num_mismatched": self.num_mismatched, "keys": self.keys,
-            **self._stored_fields(),
-        }  # fmt: skip
-
-    @classmethod
-    def restore(cls, stored: Mapping[str, Any], rows: EncodedRows) -> Self:
-        """Return the rows of which `stored` was returned, given their tokens and targets."""
-        info, keys = GLUE_TASKS[stored["task"]], tuple(stored["keys"])
-        return cls(**restored_fields(stored, rows), info=info, num_mismatched=stored["num_mismatched"], keys=keys)
 
     def official_files(self, outputs: SeedOutputs) -> tuple[bytes, ...]:
         """Return `index` and `prediction` of every row, tab-separated, as the benchmark's server takes them: classes by

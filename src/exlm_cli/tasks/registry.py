@@ -1,9 +1,8 @@
 """Loading of downstream tasks, and of files to predict, by config. Importing this loads no data library, no torch."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from exlm_cli.config.tasks import (
     GlueTaskConfig,
@@ -19,8 +18,7 @@ from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.tasks.sources import HUB_PREFIX, existing_folder, find_parts, given_file
 
 if TYPE_CHECKING:
-    from exlm_cli.data.tokenizer import Tokenizer
-    from exlm_cli.tasks.base import DownstreamTask, EncodedRows, EncodedSplit, Layout
+    from exlm_cli.tasks.base import DownstreamTask, Layout
 
 
 def default_recipe(task_name: str) -> str:
@@ -103,31 +101,6 @@ def _given_files(config: TaskConfig) -> list[Path]:
             hint = "relative paths start in `task.data_dir=DIR` if that is given, else in the current directory"
             raise DataError(f"{file}: no such file", nearest_file(file) or hint)
     return files
-
-
-def restore_split(
-    stored: Mapping[str, Any], rows: "EncodedRows", config: TaskConfig, tokenizer: "Tokenizer", sequence_length: int
-) -> "EncodedSplit":
-    """Return the examples of which `EncodedSplit.stored` was returned in another process.
-
-    Args:
-        rows: Their tokens and targets.
-        config, tokenizer, sequence_length: What they were encoded with.
-    """
-    match stored["kind"]:
-        case "glue":
-            from exlm_cli.tasks.glue import ScoredGlue
-
-            return ScoredGlue.restore(stored, rows)
-        case "questions":
-            from exlm_cli.tasks.squad.task import restore_questions
-
-            assert isinstance(config, SquadTaskConfig), "only SQuAD has questions"
-            return restore_questions(config, stored, tokenizer, sequence_length)
-        case _:
-            from exlm_cli.tasks.rows.task import ScoredRows, restored_fields
-
-            return ScoredRows(**restored_fields(stored, rows))
 
 
 def layout_of(config: TaskConfig) -> "Layout":

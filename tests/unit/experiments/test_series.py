@@ -16,7 +16,6 @@ from exlm_cli.experiments.series import begin_series, run_series
 from exlm_cli.finetune.results import read_results
 from exlm_cli.finetune.run import run_finetuning
 from exlm_cli.progress import SilentProgress
-from exlm_cli.workers.jobs import JobBoard
 from tests.killed import die_at_call, run_until_killed
 from tests.recorder import Recorder
 from tests.tiny_sweeps import work_in_this_process
@@ -32,7 +31,7 @@ def _in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
 
 def run_and_die(folder: Path) -> None:
     """Run a series in the process at hand until it dies with the first task that is done."""
-    die_at_call(JobBoard, "finish", 1)
+    die_at_call(series_module, "read_results", 1)
     run_series(folder, checkpoint=None, workers=2, progress=SilentProgress())
 
 

@@ -98,7 +98,7 @@ def index_labels(targets: FloatArray) -> Int64[Tensor, " n"]:
 
 def _repeat(token_ids: IntArray, num_repeats: int) -> IntArray:
     pieces = [token_ids[:1], np.repeat(token_ids[1:-1], num_repeats), token_ids[-1:]]
-    return np.concatenate(pieces, dtype=np.int64)  # tokens in files are smaller numbers
+    return np.concatenate(pieces)
 
 
 def _padded(rows: Sequence[NDArray[Any]], value: int) -> Tensor:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,15 +92,6 @@ class ScoredRows(EncodedSplit):
             columns |= name_columns(self.names, "seed_spread", by_seed_KNC.std(axis=0, ddof=1))
         return columns
 
-    def stored(self) -> dict[str, Any] | None:
-        """Return all but tokens and targets; None for a class of another package."""
-        return {"kind": "rows", **self._stored_fields()} if type(self) is ScoredRows else None
-
-    def _stored_fields(self) -> dict[str, Any]:
-        scale = None if self.scale is None else self.scale.tolist()
-        fields = {"loss": self.loss, "names": self.names, "texts": self.texts, "scale": scale}
-        return {"fields": {**fields, "rows": self.rows.tolist(), "places": self.places}}
-
     def write_predictions(self, folder: Path, split: Split, outputs: SeedOutputs) -> None:
         """Write `predictions-<split>.csv`: probabilities of labels or classes, or values, by row of the input.
 
@@ -119,19 +109,6 @@ class ScoredRows(EncodedSplit):
         more = {**truth, **places, **dict(zip(inputs, texts, strict=True))}
         mean_NC = self.by_seed(outputs).mean(axis=0)
         write_outputs(folder / f"predictions-{split}.csv", self.rows, self.names, mean_NC, more)
-
-
-def restored_fields(stored: Mapping[str, Any], rows: EncodedRows) -> dict[str, Any]:
-    """Return the fields of the `ScoredRows` of which `stored` was returned, given their tokens and targets."""
-    fields = stored["fields"]
-    return {
-        **vars(rows),
-        **fields,
-        "names": tuple(fields["names"]),
-        "texts": list(map(tuple, fields["texts"])),
-        "rows": np.array(fields["rows"], dtype=np.int64),
-        "scale": None if fields["scale"] is None else np.array(fields["scale"]),
-    }
 
 
 def name_columns(names: Sequence[str], what: str, values_NC: FloatArray) -> dict[str, list[str]]:

@@ -6,9 +6,9 @@ import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -258,10 +258,6 @@ class ScoredQuestions(EncodedSplit):
             columns["answer_seed_agreement"] = [f"{value:.10g}" for value in agreement]
         return columns
 
-    def stored(self) -> dict[str, Any]:
-        """Return the questions, to be cut into windows again."""
-        return {"kind": "questions", "questions": list(map(asdict, self.questions))}
-
     def official_files(self, outputs: SeedOutputs) -> tuple[bytes, ...]:
         """Return what the official evaluation script reads: `{id: answer}`, and `{id: probability that there is no
         answer}`, its `--na-prob-file`. Every question gets its best answer; the script applies a threshold.
@@ -326,17 +322,6 @@ def new_questions(
 
     places = np.array([question.row for question in questions], dtype=np.int64)
     return NewRows(encode, [_key(question) for question in questions], {}, places)
-
-
-def restore_questions(
-    config: SquadTaskConfig, stored: Mapping[str, Any], tokenizer: Tokenizer, sequence_length: int
-) -> ScoredQuestions:
-    """Return the questions of which `ScoredQuestions.stored` was returned."""
-    questions = [
-        SquadQuestion(**{**values, "answers": tuple((text, start) for text, start in values["answers"])})
-        for values in stored["questions"]
-    ]
-    return SquadTask(config, {"valid": questions}).encode("valid", tokenizer, sequence_length)
 
 
 def _are_same(outputs: SeedOutputs, others: SeedOutputs) -> bool:

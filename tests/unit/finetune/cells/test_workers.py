@@ -1,28 +1,28 @@
-"""Workers train the cells of a run: the bits are those of one process, also after a kill; what cannot leave stays."""
+"""Workers train the cells of a run: the bits are those of one process, also after a kill."""
 
 import contextlib
-import shutil
+import dataclasses
+import pickle
 from collections.abc import Sequence
 from pathlib import Path
 
+import cloudpickle
 import numpy as np
 import pytest
 
 from exlm_cli.config.load import load_recipe
 from exlm_cli.errors import CheckpointError, ConfigError, DivergedError
-from exlm_cli.finetune.cells.shared_rows import read_shared_rows, write_shared_rows
+from exlm_cli.finetune import training
 from exlm_cli.finetune.cells.trainer import encode_task
-from exlm_cli.finetune.cells.worker import do_cell
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.registry import load_task
 from exlm_cli.train.pretrained import load_pretrained_weights
 from exlm_cli.train.task import Callback
-from exlm_cli.workers.jobs import JobBoard
 from tests.killed import die_at_call, run_until_killed
 from tests.recorder import Recorder
 from tests.tiny_sweeps import work_in_this_process
-from tests.unit.finetune.synthetic import WordTask, amines, assert_same_run, finetune_recipe, run_tiny, words_table
+from tests.unit.finetune.synthetic import WordTask, assert_same_run, finetune_recipe, run_tiny, words_table
 from tests.unit.tasks.glue_files import write_glue
 from tests.unit.tasks.squad.test_task import write
 
@@ -31,7 +31,7 @@ GRID = {"optim.lr": [1e-5, 3e-3]}
 
 def run_and_die(checkpoint: Path, folder: Path, out: Path) -> None:
     """Fine-tune with two workers until the process at hand dies with the second cell that is done."""
-    die_at_call(JobBoard, "finish", 2)
+    die_at_call(training, "describe_result", 2)
     recipe = finetune_recipe(task=words_table(folder), grid=GRID, num_replicates=2, train={"max_epochs": 2})
     run_finetuning(recipe, checkpoint=checkpoint, out=out, use_grid=True, workers=2)
 
@@ -53,8 +53,8 @@ def test_two_workers_give_the_bits_of_one_process_also_after_a_kill(text_model, 
 
 
 def test_an_encoder_without_a_checkpoint_is_drawn_alike_by_workers(tmp_path, monkeypatch):
-    """A worker needs nothing but its job. The test above has workers in processes of their own."""
-    work_in_this_process(monkeypatch, {"cell": do_cell})
+    """The test above has workers in processes of their own."""
+    work_in_this_process(monkeypatch)
     encoder = load_recipe("quickstart-text", ["model.width=32", "model.num_layers=1", "tokenizer.vocab_size=280"])
     recipe = finetune_recipe(task=words_table(tmp_path), init="scratch", train={"max_epochs": 1})
     for workers in (1, 2):
@@ -77,48 +77,30 @@ def tasks_of_each_kind(folder: Path) -> dict[str, dict[str, object]]:
     }
 
 
-def test_rows_of_every_kind_come_back_from_their_files_as_they_were(text_model, tmp_path):
+def test_rows_of_every_kind_come_to_a_worker_as_they_are(text_model, tmp_path):
     """Tokens, targets and what scores the outputs: the same outputs get the same scores, notes and files."""
     tokenizer = load_pretrained_weights(text_model, SilentProgress()).tokenizer
-    for kind, section in tasks_of_each_kind(tmp_path).items():
-        config = finetune_recipe(task=section).task
-        data = encode_task(load_task(config, SilentProgress()), tokenizer, 48, 1)
-        write_shared_rows(tmp_path, {0: data})
-        read = read_shared_rows(tmp_path, 0, config, tokenizer, 48)
-        for name in ("name", "loss", "output_names", "selection_metric", "is_greater_better", "fingerprint"):
-            assert getattr(read, name) == getattr(data, name), kind
-        np.testing.assert_array_equal(read.class_weights, data.class_weights)
+    sections = tasks_of_each_kind(tmp_path)
+    tasks = {kind: load_task(finetune_recipe(task=own).task, SilentProgress()) for kind, own in sections.items()}
+    for kind, task in {**tasks, "of another package": WordTask()}.items():
+        data = encode_task(task, tokenizer, 48, 1)
+        read = pickle.loads(cloudpickle.dumps(data))
+        assert read.tokenizer.encode("a [SEP] b") == tokenizer.encode("a [SEP] b")
+        for field in dataclasses.fields(data):
+            if field.name not in ("train", "scored", "tokenizer", "frozen_states"):
+                np.testing.assert_equal(getattr(read, field.name), getattr(data, field.name), err_msg=kind)
         for part, rows in data.parts.items():
-            mine = read.parts[part]
-            np.testing.assert_array_equal(mine.targets, rows.targets)
-            for field in ("token_ids", "answerable"):
-                pairs = zip(getattr(mine, field) or (), getattr(rows, field) or (), strict=True)
-                assert all(np.array_equal(one, other) for one, other in pairs)
+            for name in ("token_ids", "targets", "answerable"):
+                np.testing.assert_equal(getattr(read.parts[part], name), getattr(rows, name), err_msg=kind)
         rng = np.random.default_rng(0)
         for part, rows in data.scored.items():
             width = 2 if data.loss == "span" else data.num_outputs
             outputs = [[rng.normal(size=(len(ids), 2) if data.loss == "span" else width) for ids in rows.token_ids]]
-            mine = read.scored[part]
-            assert mine.score(outputs) == rows.score(outputs)
-            assert mine.describe_outputs(outputs) == rows.describe_outputs(outputs)
-            for name, one in (("mine", mine), ("theirs", rows)):
-                shutil.rmtree(tmp_path / name, ignore_errors=True)
-                (tmp_path / name).mkdir()
-                one.write_predictions(tmp_path / name, part, outputs)
-            for path in (tmp_path / "theirs").iterdir():
-                assert (tmp_path / "mine" / path.name).read_bytes() == path.read_bytes()
+            assert read.scored[part].score(outputs) == rows.score(outputs)
+            assert read.scored[part].prediction_columns(outputs) == rows.prediction_columns(outputs)
 
 
-def test_a_row_of_several_splits_is_in_the_files_once(tmp_path):
-    smiles, section = amines(tmp_path)
-    tokenizer = load_pretrained_weights(smiles, SilentProgress()).tokenizer
-    first = load_task(finetune_recipe(task=section).task, SilentProgress())
-    splits = {0: first, **{seed: first.resplit(seed) for seed in (1, 2)}}
-    write_shared_rows(tmp_path, {seed: encode_task(task, tokenizer, 24, 1) for seed, task in splits.items()})
-    assert len(np.load(tmp_path / "rows/ends.npy")) == 30
-
-
-def test_callbacks_and_tasks_of_another_package_stay_in_this_process(text_model, tmp_path, monkeypatch):
+def test_callbacks_stay_in_this_process(text_model, tmp_path, monkeypatch):
     monkeypatch.setattr("exlm_cli.finetune.training.run_jobs", pytest.fail)
     progress, seen = Recorder(), []
 
@@ -130,11 +112,7 @@ def test_callbacks_and_tasks_of_another_package_stay_in_this_process(text_model,
     common = {"checkpoint": text_model, "workers": 2, "progress": progress}
     run_finetuning(recipe, out=tmp_path / "one", callbacks=[Starts()], **common)
     assert seen == ["seed-1", "seed-2"]
-    run_finetuning(recipe, out=tmp_path / "two", task=WordTask(), **common)
-    assert [said for said in progress.said if said.endswith("this process")] == [
-        "one training after the other: callbacks cannot leave this process",
-        "one training after the other: the rows of a task of another package cannot leave this process",
-    ]
+    assert "one training after the other: callbacks cannot leave this process" in progress.said
 
 
 @pytest.mark.parametrize(

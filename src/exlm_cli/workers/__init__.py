@@ -1,1 +1,0 @@
-"""Processes that take many trainings, one after the other."""
