@@ -26,7 +26,7 @@ from tests.unit.tasks.squad.test_task import write
 
 CLOCK_KEYS = re.compile(
     r"(_s$|_s_per_|tokens_per_s|outside_model_share|^time|^started|^finished|commit|version|platform|python|hostname|"
-    r"^pid$|_ms$|identity|relative_cost|relative_time)"
+    r"^pid$|_ms$|identity|relative_cost|relative_time|peak_memory)"
 )
 SHORT = ["train.max_steps=12", "optim.warmup_steps=3", "data.bundled_rows=1500", "train.validate_every_steps=6",
          "train.validation_sequences=64", "train.checkpoint_every_steps=6", "train.log_every_steps=1",

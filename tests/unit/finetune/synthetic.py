@@ -188,11 +188,11 @@ def weights(run: Path) -> dict[str, dict[str, torch.Tensor]]:
     return {str(p.relative_to(run)): load_file(p) for p in sorted(run.rglob("model.safetensors"))}
 
 
-TIMES = ("elapsed_s", "tokens_per_s", "outside_model_share")
+TIMES = ("elapsed_s", "tokens_per_s", "outside_model_share", "data_wait_s", "peak_memory_bytes")
 
 
 def untimed(content: Any) -> Any:
-    """Return JSON without what a clock decides."""
+    """Return JSON without what a clock or the memory of the machine decides."""
     if isinstance(content, dict):
         return {key: untimed(value) for key, value in content.items() if key not in TIMES}
     return [untimed(value) for value in content] if isinstance(content, list) else content
