@@ -19,7 +19,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.campaign.material import FRAGMENTS, TAILS
 from tests.unit.finetune.finetuned_runs import write_rows
 from tests.unit.tasks.glue_files import write_glue
 from tests.unit.tasks.squad.test_task import write
@@ -31,6 +30,8 @@ CLOCK_KEYS = re.compile(
 SHORT = ["train.max_steps=12", "optim.warmup_steps=3", "data.bundled_rows=1500", "train.validate_every_steps=6",
          "train.validation_sequences=64", "train.checkpoint_every_steps=6", "train.log_every_steps=1",
          "train.num_threads=1", "train.batch_sequences=16", "train.alignment_backend=reference"]  # fmt: skip
+FRAGMENTS = ["c1ccccc1", "C1CCCCC1", "c1ccncc1", "C1CCOC1", "c1ccsc1", "C1CCNCC1", "CC(C)C", "C/C=C/C", "N[C@@H](C)C"]
+TAILS = ["", "C", "CO", "N", "Cl", "C(=O)O", "C(=O)N", "OC", "F", "C#N", "S", "[O-]", "[NH3+]", ".[Na+]", "[13CH3]"]
 FINE = ["train.max_epochs=2", "train.batch_sequences=16", "train.num_threads=1", "seeds=[1,2]"]
 
 

@@ -1,1 +1,1 @@
-"""A campaign of hostile inputs, damaged runs, kills and full disks against every command: `make campaign`."""
+"""A campaign of damaged runs, kills, full disks and failing servers against every command: `make campaign`."""

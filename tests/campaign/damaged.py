@@ -1,8 +1,7 @@
-"""Cases of damaged runs, and of files that were crafted to be slow, large or deep."""
+"""Cases of damaged runs."""
 
 import contextlib
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 import safetensors.numpy
 import yaml
 
-from tests.campaign.material import PACKERS, bring_runs, mutate, mutate_json, values
+from tests.campaign.material import bring_runs, mutate, mutate_json, values
 from tests.campaign.trial import Trial
 from tests.unit.finetune.synthetic import sign
 
@@ -129,142 +128,4 @@ def _craft_tensors(rng: Random, content: bytes, _: Any) -> bytes:
 
 CRAFTERS: dict[str, Callable[[Random, bytes, Any], bytes]] = {
     ".json": _craft_json, ".jsonl": _craft_lines, ".yaml": _craft_yaml, ".safetensors": _craft_tensors,
-}  # fmt: skip
-
-
-GIB = 1 << 30
-
-
-def crafted(trial: Trial) -> None:
-    """Files that unpack to gigabytes, single records of gigabytes, and things that are deep, wide or many."""
-    rng = trial.rng
-    way = list(CRAFTED)[trial.number % len(CRAFTED)]
-    words = CRAFTED[way](trial, rng)
-    trial.exlm(*words, may_change=("out/",))
-
-
-def _tokenize(name: str, kind: str = "text") -> list[str]:
-    return ["tokenize", name, "--kind", kind, "--vocab-size", "300", "--out", "out", "--set", "data.max_rows=50000",
-            *([] if name.partition(".")[2][:3] in ("txt", "smi") else ["--set", "data.column=text"])]  # fmt: skip
-
-
-def _bomb(trial: Trial, rng: Random) -> list[str]:
-    """3 GB of one character from a few MB: streams of gz and xz may follow each other."""
-    kind = rng.choice(("jsonl", "json", "csv", "tsv", "txt", "smi", "parquet"))
-    ending = rng.choice((".gz", ".xz")) if kind in ("txt", "smi") else ".gz"
-    piece = rng.choice((b"\0", b" ", b"[", b"A", b'"', b"\r", b",", b"\t")) * (48 << 20)
-    start = {"jsonl": b'{"text": "', "json": b'[{"text": "', "csv": b'text\n"', "tsv": b"text\n"}.get(kind, b"")
-    name = f"bomb.{kind}{ending}"
-    pack = PACKERS[ending]
-    trial.write(name, pack(start) + pack(piece) * 64)
-    return rng.choice((_tokenize(name, rng.choice(("text", "smiles"))), _predict(trial, name)))
-
-
-def _predict(trial: Trial, name: str) -> list[str]:
-    bring_runs(trial, "PTMW")
-    return ["embed", "T", name, "--text-column", "text", "--out", "v.npz"]
-
-
-def _sparse(trial: Trial, rng: Random) -> list[str]:
-    """A file of 3 GB of NUL, which takes no room on the disk."""
-    name = f"sparse.{rng.choice(('txt', 'smi', 'csv', 'tsv', 'jsonl', 'json', 'parquet'))}"
-    with (trial.folder / name).open("wb") as file:
-        file.truncate(3 * GIB)
-    return rng.choice((_tokenize(name), _predict(trial, name)))
-
-
-def _blank(trial: Trial, rng: Random) -> list[str]:
-    """Blank lines without end: 3 GB take minutes and little memory, so 24 million lines stand for them."""
-    kind = rng.choice(("txt", "smi", "csv", "jsonl", "tsv", "json"))
-    name = f"blank.{kind}.{rng.choice(('gz', 'xz')) if kind in ('txt', 'smi') else 'gz'}"
-    piece = rng.choice((b"\n", b"\r\n", b" \n")) * (1 << 20)
-    trial.write(name, PACKERS[name[-3:]](piece) * 24)
-    return _tokenize(name)
-
-
-def _deep(trial: Trial, rng: Random) -> list[str]:
-    depth = rng.choice((900, 5_000, 100_000))
-    mark, end = rng.choice(((b"[", b"]"), (b'{"a":', b"}")))
-    body = mark * depth + b"1" + end * depth
-    name = rng.choice(("deep.jsonl", "deep.json", "mine.yaml", "deep.csv"))
-    trial.write(name, body + b"\n")
-    return ["pretrain", "--recipe", name, "--dry-run"] if name == "mine.yaml" else _tokenize(name)
-
-
-def _wide(trial: Trial, rng: Random) -> list[str]:
-    count = rng.choice((10_000, 200_000))
-    text = ",".join(f"c{i}" for i in range(count))
-    name = rng.choice(("wide.csv", "wide.jsonl", "wide.json"))
-    row = json.dumps({f"c{i}": i for i in range(count)} | {"text": "a cat"})
-    content = {
-        "wide.csv": f"{text},text\n{text},a cat\n",
-        "wide.jsonl": f"{row}\n{row}\n",
-        "wide.json": f"[{row},{row}]",
-    }
-    trial.write(name, content[name].encode())
-    return rng.choice((_tokenize(name), _predict(trial, name)))
-
-
-def _long_line(trial: Trial, rng: Random) -> list[str]:
-    body = rng.choice((b"word ", b"C", "é".encode(), b"\xff")) * (rng.choice((1, 10)) << 20)
-    name = rng.choice(("long.txt", "long.smi", "long.txt.gz"))
-    trial.write(name, PACKERS[".gz" if name.endswith("gz") else ""](body))
-    return _tokenize(name, rng.choice(("text", "smiles")))
-
-
-def _recipe(trial: Trial, rng: Random) -> list[str]:
-    """Recipes that are huge, extend a thousand others, or are one long value."""
-    match rng.randrange(4):
-        case 0:
-            trial.write("mine.yaml", b"extends: quickstart-text\npurpose: " + b"x" * rng.choice((900_000, 10**7)))
-        case 1:
-            for i in range(1000):
-                trial.write(f"r{i}.yaml", f"extends: r{i + 1}.yaml\n".encode())
-            trial.write("mine.yaml", b"extends: r0.yaml\n")
-        case 2:
-            trial.write("mine.yaml", b"extends: quickstart-text\n" + b"".join(b"k%d: 1\n" % i for i in range(60_000)))
-        case _:
-            trial.write("mine.yaml", b"extends: mine.yaml\n")
-    return [rng.choice(("pretrain", "tokenize")), "--recipe", "mine.yaml", "--dry-run"]
-
-
-def _sentence(trial: Trial, rng: Random) -> list[str]:
-    bring_runs(trial, "PT")
-    masks = " [MASK]" * rng.choice((20, 60, 128, 300))
-    text = rng.choice((masks, "a" * 100_000, "[MASK] " + "word " * 20_000, "amber" + masks, "\u0301" * 5000))
-    return ["inspect-dag", "--checkpoint", rng.choice("PT"), "--format", "none", "--n-best",
-            rng.choice(("1", "100")), "--length", rng.choice(("exact", "any")), "--", text]  # fmt: skip
-
-
-def _curves(trial: Trial, rng: Random) -> list[str]:
-    (trial.folder / "run").mkdir()
-    loss = rng.choice(("1e308", "-1e308", "0", "null", "3.0", "1e-320", "1e38"))
-    lines = "".join(f'{{"kind": "train", "step": {i}, "loss": {loss}}}\n' for i in range(rng.choice((1, 100_000))))
-    trial.write("run/metrics.jsonl", lines.encode())
-    return ["curves", "run", "--out", "out"]
-
-
-def _device(trial: Trial, rng: Random) -> list[str]:
-    path = rng.choice(("/dev/zero", "/dev/null", "/dev/full", "/proc/self/maps", "loop", "."))
-    (trial.folder / "loop").symlink_to("loop")
-    bring_runs(trial, "PTM")
-    return rng.choice((
-        _tokenize(path), ["pretrain", "--recipe", path, "--dry-run"], ["inspect-dag", "[MASK]", "--checkpoint", path],
-        ["predict", "M", path], ["tokenize", "--kind", "text", "--tokenizer", path, path], ["curves", path],
-        ["recipes", path], ["predict", path, path], ["eval", path], ["pretrain", "--resume", path],
-    ))  # fmt: skip
-
-
-def _odd_name(trial: Trial, rng: Random) -> list[str]:
-    """Names of files that are no text, hold line ends, or look like options."""
-    name = rng.choice(
-        (b"\xff\xfe.txt", b"a\nb.txt", b"\x1b[31m.txt", b"-rf.txt", b"a" * 240 + b".txt", b"*.txt", b"[a].txt")
-    )
-    Path(os.fsdecode(name)).write_text("the cat sat\n" * 40, encoding="utf-8")
-    return rng.choice((_tokenize("."), _tokenize("*.txt"), _tokenize(f"./{os.fsdecode(name)}")))
-
-
-CRAFTED: dict[str, Callable[[Trial, Random], list[str]]] = {
-    "bomb": _bomb, "sparse": _sparse, "deep": _deep, "wide": _wide, "long line": _long_line, "recipe": _recipe,
-    "sentence": _sentence, "curves": _curves, "device": _device, "odd name": _odd_name, "blank": _blank,
 }  # fmt: skip

@@ -25,7 +25,6 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import BackboneConfig
 from exlm_cli.data.cache import locked
 from exlm_cli.data.proteins import esm_tokenizer
-from exlm_cli.data.rows.decode import parse_json
 from exlm_cli.data.rows.hub import hub_errors, silence_client
 from exlm_cli.data.rows.records import RowKind
 from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer, read_backend
@@ -229,9 +228,12 @@ def _read_object(given: str, path: Path) -> dict[str, Any]:
             content = file.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
         raise CheckpointError(f"`{given}`: {path.name} has over {_MOST_BYTES:,} bytes", hint)
-    value, problem = parse_json(content.decode(errors="replace"))
-    if problem is not None or not isinstance(value, dict):
-        raise CheckpointError(f"`{given}`: {path.name} is {problem or 'not a JSON object'}", hint)
+    try:
+        value = json.loads(content.decode(errors="replace"))
+    except (ValueError, RecursionError) as error:  # a long integer is a `ValueError`
+        raise CheckpointError(f"`{given}`: {path.name} is not JSON: {error}", hint) from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"`{given}`: {path.name} is not a JSON object", hint)
     return value
 
 

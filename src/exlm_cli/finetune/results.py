@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from exlm_cli.config.sections import OneOrRange
-from exlm_cli.data.rows.decode import LARGEST_CSV_FIELD
+from exlm_cli.data.rows.records import LARGEST_CSV_FIELD
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import JsonModel, absent_if_none, read_json, read_whole, reason_of, write_atomically
 from exlm_cli.finetune.scores import (

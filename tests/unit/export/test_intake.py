@@ -109,6 +109,9 @@ HOSTILE = {
     "config is a list": (lambda f: (f / "config.json").write_text("[]"), "config.json is not a JSON object"),
     "config is broken": (lambda f: (f / "config.json").write_text('{"a'), "config.json is not JSON"),
     "config is deep": (lambda f: (f / "config.json").write_text("[" * 100_000), "config.json is "),
+    "config has a long number": (
+        lambda f: (f / "config.json").write_text(f'{{"a": 1{"0" * 5000}}}'), "config.json is not JSON",
+    ),
     "config is long": (lambda f: (f / "config.json").write_text("{" + " " * (1 << 21) + "}"), "has over 1,048"),
     "another family": (lambda f: _edit(f, "config.json", model_type="xlnet"), "family `xlnet`; exlm knows bert"),
     "no family": (lambda f: _edit(f, "config.json", model_type=None), "the family `None`"),

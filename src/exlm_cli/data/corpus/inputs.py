@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby, islice
+from itertools import islice
 from pathlib import Path
 
 from exlm_cli.config.sections import DataConfig
@@ -118,7 +118,7 @@ def _local_files(given: str, progress: Progress, key: str) -> list[FileSource]:
     if path.exists() or path.is_symlink():
         return [_file(path)]
     if not _GLOB_CHARACTERS.isdisjoint(given):
-        found = _matches(path)
+        found = sorted(map(Path, glob.glob(str(path), recursive=True)))  # noqa: PTH207 (any root)
         if not found:
             raise DataError(f"`{given}`: the pattern matches no file", f"the current directory is {Path.cwd()}")
         files: list[FileSource] = []
@@ -143,29 +143,21 @@ def _nearest(path: Path) -> str:
     return nearest_file(path) or f"the current directory is {Path.cwd()}"
 
 
-def _matches(pattern: Path) -> list[Path]:
-    """Return what a glob matches, sorted; `**` matches folders, each by one of its paths."""
-    found = [Path()]
-    for is_deep, parts in groupby(pattern.parts, "**".__eq__):
-        if is_deep:
-            seen: set[Path] = set()
-            found = sorted(folder for top in found for folder, _ in _walk(top, seen))
-        else:
-            tail = Path(*parts)
-            patterns = [str(Path(glob.escape(str(folder)), tail)) for folder in found]
-            found = sorted(Path(match) for one in patterns for match in glob.glob(one))  # noqa: PTH207 (any root)
-    return found
-
-
 def _files_under(folder: Path, progress: Progress, seen: set[Path]) -> list[FileSource]:
     """Return the files of a folder and its subfolders that can be read, sorted, without hidden ones.
 
-    Folders in `seen` are passed over, and each one is added to it, as by `_walk`.
+    Links are followed. A folder whose real path is in `seen` is passed over; each one is added to it.
     """
     found: list[Path] = []
-    for parent, names in _walk(folder, seen, _raise):
-        _refuse_arrow(parent, names)
-        found += (parent / name for name in names if not name.startswith("."))
+    for parent, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
+        real = Path(parent).resolve()
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        _refuse_arrow(Path(parent), names)
+        found += (Path(parent, name) for name in names if not name.startswith("."))
     found.sort()
     known = [path for path in found if format_of(path) is not None]
     if not known:
@@ -181,24 +173,6 @@ def _files_under(folder: Path, progress: Progress, seen: set[Path]) -> list[File
         others = format_number_of(len(found) - len(known), "file")
         progress.message(f"{folder}: skipped {others} of another kind, such as {skipped.name}")
     return [_file(path) for path in known]
-
-
-def _walk(
-    top: Path, seen: set[Path], on_error: Callable[[OSError], None] | None = None
-) -> Iterator[tuple[Path, list[str]]]:
-    """Yield a folder and those below it, sorted, without hidden ones, each with the names of its files.
-
-    Links are followed, and may lead in circles: folders in `seen` are passed over; each is added by its real path.
-    `on_error` gets the error of a folder that cannot be listed; None: it is passed over too, as by `glob`.
-    """
-    for parent, folders, names in os.walk(top, onerror=on_error, followlinks=True):
-        real = Path(parent).resolve()
-        if real in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield Path(parent), names
 
 
 def _raise(error: OSError) -> None:

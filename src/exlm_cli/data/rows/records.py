@@ -5,8 +5,10 @@ corpus) here, and `Table` (all columns, for a task) in `tasks/rows/table.py`. A 
 problem; the caller decides whether to stop.
 """
 
+import csv
 import io
 import itertools
+import json
 import os
 import re
 from collections import Counter
@@ -20,7 +22,7 @@ from exlm_cli.format import format_number_of, name_some
 
 RowKind = Literal["text", "smiles"]
 
-LINE_FORMATS = (".txt", ".smi", ".smiles", ".ism")
+LINE_FORMATS = (".txt", ".smi", ".smiles")
 RECORD_FORMATS = (".tsv", ".csv", ".jsonl", ".json", ".parquet")
 FORMATS = (*LINE_FORMATS, *RECORD_FORMATS)
 COMPRESSIONS = {".gz": FORMATS, ".xz": LINE_FORMATS}
@@ -41,9 +43,19 @@ _DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
 _OWN_DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _ARCHIVES = frozenset({".7z", ".bz2", ".lz4", ".rar", ".tar", ".tgz", ".xz", ".zip", ".zst"})
 DELIMITER_HINT = "write the file with commas as .csv, or with tabs as .tsv"
+LARGEST_CSV_FIELD = 2**31 - 1
+"""For `csv.field_size_limit`, whose default is 128 kB."""
 _NUMBER = re.compile(r"[+-]?\d*\.?\d+")
-_PARQUET_BATCH_ROWS, _MIN_BATCH_ROWS = 4096, 64
-_PARQUET_BATCH_BYTES = 1 << 28
+_DECLARATION = re.compile(r"""(?i:"?sep=(?P<delimiter>[^\w\s"'.+-]|\t)"?)[ ,;\t]*(?:\r?\n|\Z)""")
+"""First line of a table, in any case, that names its delimiter for Excel."""
+_QUOTING_HINTS = {
+    ",": "a cell that holds a comma, a quote or a line end is quoted, and a quote in it is doubled",
+    "\t": "put a cell that holds a quote in quotes and double the quotes in it, or write the file as CSV; files of "
+    "GLUE are not quoted, `exlm finetune glue` reads them",
+}
+_LINE_END_HINT = "save the file with Unix or Windows line endings"
+_ARRAY_HINT = "correct it, or write the rows as JSON Lines: one object a line, as `jq -c '.[]' FILE > rows.jsonl` does"
+_PARQUET_BATCH_ROWS = 256
 
 
 class SkippedRow(NamedTuple):
@@ -203,7 +215,6 @@ def iter_records(
     header: Sequence[str] | None = None,
     bare: RowKind | None = None,
     only: ColumnChoice | None = None,
-    cuts_lines: bool = False,
     has_literal_tsv: bool = False,
 ) -> Iterator[Record]:
     """Yield the rows of a file one after the other; empty lines are passed over.
@@ -218,8 +229,7 @@ def iter_records(
         bare: Column under which a line of text, or a JSON value that is not an object, is given; accepts `.txt` and
             `.smi` too. For "smiles", the value is the first word of a line, and the rest is the column `name` unless
             `only` is given. None: such JSON values are problems.
-        only: Read this column alone.
-        cuts_lines: Give a line of text beyond 1 MiB in pieces with the same number.
+        only: Read this column alone, and give a line of text beyond 1 MiB in pieces with the same number.
         has_literal_tsv: Quotes in a TSV are part of its cells, as in GLUE's files; False: cells are quoted as in CSV.
 
     Raises:
@@ -233,7 +243,7 @@ def iter_records(
             f"{path}: not a table that can be read; accepted are {' '.join(accepted)}, also with .gz",
             conversion_hint(path, accepted) or "convert the file to one of these",
         )
-    with decode.open_file(path, raw, is_seekable=file_format == ".parquet") as file:
+    with decode.open_file(path, raw) as file:
         match file_format:
             case ".csv" | ".tsv":
                 yield from _read_cells(path, file, header, only, is_literal=has_literal_tsv and file_format == ".tsv")
@@ -243,8 +253,7 @@ def iter_records(
                 yield from _read_parquet(path, file, only)
             case _:
                 assert bare is not None
-                lines = decode.bounded_lines if cuts_lines else decode.decoded_lines
-                yield from _read_lines(path, lines(path, file), bare, with_names=only is None)
+                yield from _read_lines(path, file, bare, only)
 
 
 def iter_file_rows(path: Path, raw: io.BufferedReader, column: ColumnChoice) -> Iterator[Row]:
@@ -255,7 +264,7 @@ def iter_file_rows(path: Path, raw: io.BufferedReader, column: ColumnChoice) -> 
     """
     continues_documents = format_of(path) in LINE_FORMATS
     number_before = -1
-    for record in iter_records(path, raw=raw, bare=column.kind, only=column, cuts_lines=True):
+    for record in iter_records(path, raw=raw, bare=column.kind, only=column):
         if continues_documents:
             # blank lines leave a gap; the pieces of one long line have the same number
             starts_document = record.number > number_before + 1 or column.kind == "smiles"
@@ -274,7 +283,7 @@ def as_row(record: Record) -> Row:
         problem = "is null" if record.values else "the line is empty"
         return Row(record.source, record.number, "", problem=problem, is_null=True)
     if not isinstance(value, str):
-        return Row(record.source, record.number, decode.as_json(value), problem="is not a string")
+        return Row(record.source, record.number, json.dumps(value, default=str), problem="is not a string")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -283,20 +292,25 @@ def as_row(record: Record) -> Row:
     return Row(record.source, record.number, value.strip())
 
 
-def _read_lines(path: Path, lines: Iterator[tuple[int, str]], kind: RowKind, *, with_names: bool) -> Iterator[Record]:
-    source, following = str(path), next(lines, None)
-    while following is not None:
-        (number, line), following = following, next(lines, None)
+def _read_lines(path: Path, file: io.BufferedReader, kind: RowKind, only: ColumnChoice | None) -> Iterator[Record]:
+    source, number, text = str(path), 0, ""
+    for number, line in decode.text_lines(path, file, -1 if only is None else decode.LONGEST_LINE_BYTES):
         text = line.rstrip()
-        # a carriage return in running text of several lines is a stray character
-        if "\r" in text and (kind == "smiles" or (number == 1 and following is None)):
-            raise DataError(f"{path}:{number}: malformed: a carriage return within a line", decode.LINE_END_HINT)
+        if "\r" in text and kind == "smiles":
+            raise _carriage_return(path, number)
         if text and kind == "text":
             yield Record(source, number, {kind: text})
         elif text:
             # the field before a leading tab is empty: what follows is a name, not a molecule
             smiles, *name = ("", text.strip()) if text.lstrip(" ")[0] == "\t" else text.split(maxsplit=1)
-            yield Record(source, number, {kind: smiles} | ({"name": "".join(name)} if with_names else {}))
+            yield Record(source, number, {kind: smiles} | ({"name": "".join(name)} if only is None else {}))
+    # in running text of several lines it is a stray character
+    if "\r" in text and number == 1:
+        raise _carriage_return(path, number)
+
+
+def _carriage_return(path: Path, number: int) -> DataError:
+    return DataError(f"{path}:{number}: malformed: a carriage return within a line", _LINE_END_HINT)
 
 
 def _read_cells(
@@ -307,24 +321,14 @@ def _read_cells(
     *,
     is_literal: bool,
 ) -> Iterator[Record]:
-    own = _OWN_DELIMITERS[format_of(path) or ""]
-    delimiter = own if is_literal else decode.declared_delimiter(file) or own
-    rows = decode.literal_tsv_rows(path, file) if is_literal else decode.csv_rows(path, file, delimiter)
-    try:
-        yield from _with_header(path, rows, header, only, delimiter)
-    except decode.MalformedTableError as error:
-        if found := other_delimiter(path, error.header.split(delimiter)):
-            raise DataError(f"{path}: {found}", DELIMITER_HINT) from error
-        raise
-
-
-def _with_header(
-    path: Path,
-    rows: Iterator[tuple[int, list[str]]],
-    header: Sequence[str] | None,
-    only: ColumnChoice | None,
-    delimiter: str,
-) -> Iterator[Record]:
+    source, delimiter = str(path), _OWN_DELIMITERS[format_of(path) or ""]
+    lines = decode.text_lines(path, file)
+    begin = next(lines, (1, ""))
+    declared = None if is_literal else _DECLARATION.match(begin[1])
+    if declared is not None:
+        delimiter, begin = declared["delimiter"], (1, "\n")
+    lines = itertools.chain([begin], lines)
+    rows = _literal_rows(lines) if is_literal else _csv_rows(path, lines, delimiter, begin[1].strip())
     first = next(rows, None)
     if first is None:
         raise DataError(f"{path}: the file is empty", "its first line must name the columns")
@@ -336,7 +340,6 @@ def _with_header(
     else:
         names = list(header)
         rows = itertools.chain([first], rows)
-    source = str(path)
     index = None if only is None else names.index(only.choose(source, names))
     has_good_rows = False
     for number, cells in rows:
@@ -356,6 +359,47 @@ def _with_header(
             yield Record(source, number, values, problem, delimiter.join(cells))
 
 
+def _csv_rows(
+    path: Path, lines: Iterator[tuple[int, str]], delimiter: str, header: str
+) -> Iterator[tuple[int, list[str]]]:
+    """Yield the line on which each row begins and its cells, which may be quoted; empty lines are passed over.
+
+    If the delimiter is a tab, a quoted cell must not hold both a tab and a line break: more likely a quote is not
+    closed.
+    """
+    csv.field_size_limit(LARGEST_CSV_FIELD)
+    reader, number = csv.reader((line for _, line in lines), delimiter=delimiter, strict=True), 1
+    try:
+        for cells in reader:
+            spans_lines = reader.line_num > number
+            if spans_lines and delimiter == "\t" and any("\t" in cell and "\n" in cell for cell in cells):
+                raise csv.Error("a quote seems not to be closed: its cell holds a tab and a line break")
+            if cells:
+                yield number, cells
+            number = reader.line_num + 1
+    except csv.Error as error:
+        if found := other_delimiter(path, header.split(delimiter)):
+            raise DataError(f"{path}: {found}", DELIMITER_HINT) from error
+        reason = str(error).replace("'\t'", "a tab").replace(" expected after", " is expected after")
+        hint = _QUOTING_HINTS.get(delimiter, _QUOTING_HINTS[","].replace("comma", "delimiter"))
+        reason = reason.replace("unexpected end of data", "a quote is not closed")
+        if "new-line character" in reason:
+            reason, hint = "a carriage return outside of quotes", _LINE_END_HINT
+        elif reader.line_num > number:
+            reason += f", in the row that begins on line {number}"
+        raise DataError(f"{path}:{reader.line_num}: malformed: {reason}", hint) from error
+
+
+def _literal_rows(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, list[str]]]:
+    """Yield rows as `_csv_rows`; cells are never quoted and may hold carriage returns.
+
+    A lone quotation mark of a GLUE sentence would make the `csv` module join the lines after it.
+    """
+    for number, line in lines:
+        if line.strip("\r\n"):
+            yield number, line.rstrip("\r\n").split("\t")
+
+
 def _column_names(header: Sequence[str]) -> list[str]:
     """Return the names of a header's columns; one may have none, as pandas writes an index, others are `column 4`."""
     names = [cell.strip() for cell in header]
@@ -369,7 +413,12 @@ def _read_json(
 ) -> Iterator[Record]:
     source, name = str(path), None if only is None else only.name
     is_array = decode.starts_array(file)
-    for number, text, value, problem in _json_values(path, file, is_array=is_array):
+    found: Iterator[tuple[Any, str | None, str]]
+    if is_array:
+        found = ((value, None, "") for value in decode.load_json(path, file, _ARRAY_HINT))
+    else:
+        found = ((*decode.parse_json(line), line.strip()) for _, line in decode.text_lines(path, file))
+    for number, (value, problem, text) in enumerate(found, start=1):
         if not (text or is_array):
             if only is not None:
                 yield Record(source, number, {})
@@ -386,86 +435,24 @@ def _read_json(
         elif problem is None and bare is not None:
             values = {bare: value}
         elif problem is None:
-            problem = f"not a JSON object, but {decode.as_json(value)[:40]}"
+            problem = f"not a JSON object, but {json.dumps(value)[:40]}"
         yield Record(source, number, values, problem, text if problem else "", has_lines=not is_array)
-
-
-def _json_values(path: Path, file: io.BufferedReader, *, is_array: bool) -> Iterator[tuple[int, str, Any, str | None]]:
-    """Yield line or record number, text where it is known, value, and what is wrong with it; also of empty lines."""
-    if is_array:
-        for number, value in enumerate(decode.array_elements(path, file), start=1):
-            yield number, "", value, None
-    else:
-        for number, line in decode.decoded_lines(path, file):
-            text = line.strip()
-            yield number, text, *(decode.parse_json(line) if text else (None, None))
 
 
 def _read_parquet(path: Path, file: io.BufferedReader, only: ColumnChoice | None) -> Iterator[Record]:
     import pyarrow
     import pyarrow.parquet
 
-    source = str(path)
     try:
-        table = pyarrow.parquet.ParquetFile(file)
-        columns = None if only is None else [only.choose(source, table.schema_arrow.names)]
-        number = 0
-        for batch in table.iter_batches(_parquet_batch_rows(path, table.metadata, columns), columns=columns):
-            for part in _bounded_parts(source, number, batch):
-                for values in part.to_pylist():
-                    number += 1
-                    yield Record(source, number, values, has_lines=False)
-    except (pyarrow.ArrowException, ValueError, OverflowError) as error:
+        # a file of Parquet is read from its end
+        table = pyarrow.parquet.ParquetFile(file if path.suffix.lower() == ".parquet" else io.BytesIO(file.read()))
+        columns = None if only is None else [only.choose(str(path), table.schema_arrow.names)]
+        batches = table.iter_batches(_PARQUET_BATCH_ROWS, columns=columns)
+        for number, values in enumerate((values for batch in batches for values in batch.to_pylist()), start=1):
+            yield Record(str(path), number, values, has_lines=False)
+    except (pyarrow.ArrowException, ValueError) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"{path}: not a Parquet file that can be read: {reason}", "fetch or write it again") from error
-
-
-def _parquet_batch_rows(path: Path, metadata: Any, columns: Sequence[str] | None) -> int:
-    """Return how many rows fit into memory at once, whatever they hold.
-
-    A value is stored at least once in its chunk, so no value is larger than a chunk; a dictionary may repeat it in
-    every row.
-    """
-    largest = 1
-    for group in range(metadata.num_row_groups):
-        rows = metadata.row_group(group)
-        for index in range(rows.num_columns):
-            chunk = rows.column(index)
-            name = chunk.path_in_schema.partition(".")[0]
-            if columns is not None and name not in columns:
-                continue
-            if chunk.total_uncompressed_size > max(
-                decode.BUFFER_BYTES, decode.MAX_UNPACKING * chunk.total_compressed_size
-            ):
-                raise DataError(
-                    f"{path}: column `{name}` is over {decode.MAX_UNPACKING} times larger when it is unpacked",
-                    "write the file again without compression if you trust it",
-                )
-            largest = max(largest, chunk.total_uncompressed_size)
-    return min(_PARQUET_BATCH_ROWS, max(_MIN_BATCH_ROWS, _PARQUET_BATCH_BYTES // largest))
-
-
-def _bounded_parts(source: str, num_before: int, batch: Any) -> Iterator[Any]:
-    """Yield a batch of rows, or if it is large each row by itself; refuse a row longer than `record_limit`."""
-    limit = decode.record_limit()
-    if batch.nbytes <= limit:
-        yield batch
-        return
-    for index in range(batch.num_rows):
-        row = batch.slice(index, 1)
-        if sum(map(_decoded_bytes, row.columns)) > limit:
-            raise decode.too_large(f"{source}, record {num_before + index + 1}", limit)
-        yield row
-
-
-def _decoded_bytes(column: Any) -> int:
-    """Return the bytes of an Arrow array; of a dictionary, those of the values that occur, not of all it has."""
-    if hasattr(column, "dictionary_decode"):
-        column = column.dictionary_decode()
-    if not column.type.num_fields or hasattr(column, "keys"):  # a map cannot be taken apart by `flatten`
-        return int(column.nbytes)
-    parts = column.flatten()
-    return sum(map(_decoded_bytes, parts if isinstance(parts, list) else [parts]))
 
 
 def _listed(names: Sequence[str]) -> str:

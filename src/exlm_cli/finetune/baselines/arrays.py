@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from exlm_cli.data.rows.decode import BUFFER_BYTES, MAX_UNPACKING
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import read_whole, write_atomically
+
+MAX_UNPACKING = 100
+"""How many times its packed size a file above `FREE_BYTES` may have when it is unpacked."""
+FREE_BYTES = 1 << 20
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any], *, is_packed: bool = True) -> None:
@@ -40,7 +43,7 @@ def read_arrays(path: Path, hint: str, types: Mapping[str, tuple[str, int]], wha
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             num_bytes = sum(member.file_size for member in archive.infolist())
-        if num_bytes > max(BUFFER_BYTES, MAX_UNPACKING * len(content)):
+        if num_bytes > max(FREE_BYTES, MAX_UNPACKING * len(content)):
             raise CheckpointError(f"{path}: unpacked, the file is over {MAX_UNPACKING} times larger", hint)
         with np.load(io.BytesIO(content), allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in types}

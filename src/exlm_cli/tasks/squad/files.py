@@ -1,17 +1,15 @@
 """Reader of SQuAD 2.0 questions: the official JSON, or flat rows as the Hub has them; every answer is checked."""
 
-import io
 import itertools
-import json
 import re
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from exlm_cli.data.rows.decode import beyond_limits, open_file, record_limit, too_large
+from exlm_cli.data.rows.decode import load_json, open_file
 from exlm_cli.data.rows.records import Record, SkippedRow
 from exlm_cli.errors import DataError
 from exlm_cli.format import format_number_of, is_unicode, printable, shorten
@@ -19,8 +17,6 @@ from exlm_cli.format import format_number_of, is_unicode, printable, shorten
 NUM_QUESTIONS = {"train": 130_319, "valid": 11_873}
 """Questions of the official files."""
 
-_FILE_BYTES = 1 << 26
-"""Largest file: it is one JSON value, read whole; official files have 42 MB at most. A larger `record_limit` wins."""
 _FLAT_HINT = "a row holds id, title, context, question, and answers: text and answer_start, one for each answer"
 _LAYOUT_HINT = "the layout is that of the official train-v2.0.json: data, paragraphs, context, qas, id, answers"
 
@@ -131,7 +127,7 @@ def read_squad_json(path: Path, *, needs_answers: bool = True) -> SquadFile:
         DataError: The file cannot be read, is not JSON, or does not have the official layout.
     """
     with open_file(path) as file:
-        content = _parse(path, file)
+        content = load_json(path, file, _LAYOUT_HINT)
     try:
         document = _Document.model_validate(content)
     except ValidationError as error:
@@ -184,19 +180,6 @@ def questions_of_pairs(pairs: Iterable[tuple[str, str]]) -> tuple[list[SquadQues
         if not problems[-1]:
             questions.append(question)
     return questions, tuple(problems)
-
-
-def _parse(path: Path, file: io.BufferedReader) -> Any:
-    limit = max(_FILE_BYTES, record_limit())
-    content = file.read(limit + 1)
-    if len(content) > limit:
-        raise too_large(str(path), limit)
-    try:
-        return json.loads(content)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: not JSON: {error}", _LAYOUT_HINT) from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: {beyond_limits(error)}", _LAYOUT_HINT) from error
 
 
 def _describe(error: ValidationError) -> str:

@@ -86,17 +86,6 @@ def test_a_glob_matches_the_files_that_the_standard_library_finds(folder, patter
     assert sorted(found) == sorted(expected)
 
 
-def test_links_in_circles_are_entered_once(folder, monkeypatch):
-    """Two links to their own folder have 2^40 paths below them."""
-    for name in ("one", "two"):
-        (folder / name).symlink_to(".")
-    scandir, listed = os.scandir, []
-    monkeypatch.setattr(os, "scandir", lambda path: listed.append(path) or scandir(path))
-    assert _names([f"{folder}/**/*.jsonl"], folder) == ["sub/deep/d.jsonl"]
-    assert _names([f"{folder}/**"], folder) == ["a.txt", "b.txt", "sub/c.csv.gz", "sub/deep/d.jsonl"]
-    assert len(listed) < 50
-
-
 def test_a_folder_that_cannot_be_listed_is_named(folder, monkeypatch):
     """Its rows would be missing otherwise. The error is made up, because root may list everything."""
     scandir = os.scandir
@@ -141,13 +130,12 @@ MISTAKES = {
     "cached/*.arrow": ("a.arrow: unknown extension `.arrow`", 'from_file("cached/a.arrow")'),
     "notes.pdf": ("notes.pdf: unknown extension `.pdf`", "rename it by its content"),
     "a.txt,b.txt": ("a.txt,b.txt: no such file", "several inputs are given as `data.valid=[a.txt,b.txt]`"),
-    "x" * 5000: ("cannot be read: File name too long", ""),
     "bundled:poems": ("`bundled:poems` is not bundled; there are `bundled:grammar`", ""),
     "bundled:molecules": ("`bundled:molecules` is smiles, but `data.kind` is text", ""),
 }
 
 
-@pytest.mark.parametrize("given", MISTAKES, ids=lambda given: given[:20])
+@pytest.mark.parametrize("given", MISTAKES)
 def test_an_input_that_names_nothing_usable_is_refused(folder, monkeypatch, given):
     monkeypatch.chdir(folder)
     for name in ("links", "pdfs"):

@@ -7,9 +7,8 @@ import re
 import numpy as np
 import pytest
 
-from exlm_cli.data.rows.decode import BUFFER_BYTES
 from exlm_cli.errors import CheckpointError
-from exlm_cli.finetune.baselines.arrays import read_arrays, write_arrays
+from exlm_cli.finetune.baselines.arrays import FREE_BYTES, read_arrays, write_arrays
 
 TYPES = {"numbers": ("float64", 1), "places": ("int32", 2)}
 NUMBERS, PLACES = np.array([0.5, math.nan]), np.array([[1, 2]], dtype=np.int32)
@@ -33,7 +32,7 @@ def test_arrays_are_read_as_they_were_written(tmp_path, is_packed):
         ({"numbers": np.array([pickle], dtype=object)[:0], "places": PLACES}, "not readable as numbers: "),
         ({"numbers": NUMBERS.astype(np.float32), "places": PLACES}, "arrays of other shapes or types"),
         ({"numbers": NUMBERS, "places": PLACES[0]}, "arrays of other shapes or types"),
-        ({"numbers": np.zeros(BUFFER_BYTES // 8 + 1), "places": PLACES}, "over 100 times larger"),
+        ({"numbers": np.zeros(FREE_BYTES // 8 + 1), "places": PLACES}, "over 100 times larger"),
     ],
     ids=["missing", "no archive", "one array", "objects", "another type", "another number of axes", "a bomb"],
 )

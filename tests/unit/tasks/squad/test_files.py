@@ -9,7 +9,6 @@ import pytest
 
 from exlm_cli.data.rows.records import Record
 from exlm_cli.errors import DataError
-from exlm_cli.tasks.squad import files
 from exlm_cli.tasks.squad.files import SquadQuestion, read_squad_json, read_squad_rows
 
 CONTEXT = "Moss grows on the north side. Ferns grow below."
@@ -89,15 +88,12 @@ def as_json(content: Any) -> bytes:
         (as_json(document(question(id=5))), "`data.0.paragraphs.0.qas.0.id`: "),
         (as_json({"data": []}), "no question in it"),
         (b'{"data": [}', "not JSON: "),
-        (b'{"data": "\xff"}', "not JSON: "),
-        (b"[" * 200_000, "nested too deeply"),
-        (b'{"data": 1' + b"0" * 5000 + b"}", "an integer has more than 4,300 digits"),
     ],
 )
 def test_another_layout_is_refused_with_its_place(tmp_path, content, message):
     path = tmp_path / "a.json"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=rf"^{re.escape(f'{path}: ')}.*{re.escape(message)}") as caught:
+    with pytest.raises(DataError, match=rf"^{re.escape(str(path))}(:1)?: .*{re.escape(message)}") as caught:
         read_squad_json(path)
     assert caught.value.hint == LAYOUT_HINT
 
@@ -146,16 +142,6 @@ def test_answers_may_be_missing_where_none_are_needed(tmp_path):
     assert read_squad_json(write(tmp_path / "dev.json", document(question())), needs_answers=False).has_answers
 
 
-def test_a_file_beyond_the_limit_is_refused_before_it_is_parsed(tmp_path, monkeypatch):
-    path = tmp_path / "a.json"
-    path.write_text(" " * 2_000_000)
-    monkeypatch.setattr(files, "_FILE_BYTES", 1 << 20)
-    monkeypatch.setenv("EXLM_MAX_RECORD_BYTES", str(1 << 20))
-    with pytest.raises(DataError, match=r"a\.json: the record has more than 1,048,576 bytes") as caught:
-        read_squad_json(path)
-    assert "EXLM_MAX_RECORD_BYTES" in caught.value.hint
-
-
 def test_an_answer_may_be_the_first_word_of_its_paragraph(tmp_path):
     """`answer_start` counts from 0, so 0 is a place like any other."""
     first = question(answers=[{"text": "Moss", "answer_start": 0}])
@@ -168,11 +154,3 @@ def test_a_question_said_to_have_an_answer_that_is_not_given_is_kept_where_none_
     path = write(tmp_path / "test.json", document(_without("answers")))
     found = read_squad_json(path, needs_answers=False)
     assert ([q.id for q in found.questions], found.skipped) == (["q1"], [])
-
-
-def test_a_larger_limit_of_records_holds_for_a_file_of_questions_too(tmp_path, monkeypatch):
-    """The larger of the two limits counts: 1 MB of the variable, not the 10 bytes."""
-    path = write(tmp_path / "a.json", document(question()))
-    monkeypatch.setattr(files, "_FILE_BYTES", 10)
-    monkeypatch.setenv("EXLM_MAX_RECORD_BYTES", str(1 << 20))
-    assert len(read_squad_json(path).questions) == 1
