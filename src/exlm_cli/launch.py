@@ -1,29 +1,18 @@
 """How this process was launched: alone, or as one of several ranks by torchrun's environment variables. No torch."""
 
 import os
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from exlm_cli.errors import ConfigError
 
-_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
 
-
-@dataclass(frozen=True)
-class Launch:
-    """Place of a process among those that train one model together.
-
-    Attributes:
-        rank: Counted from 0 over all nodes.
-        size: Ranks of all nodes; 1: the process works alone.
-        local_rank, local_size: The same on this node.
-        master: Host and port where the ranks meet; empty and 0 for one process.
-    """
+class Launch(NamedTuple):
+    """Place of a process among those that train one model together: of all nodes, and of its own; alone by default."""
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
     local_size: int = 1
-    master: tuple[str, int] = ("", 0)
 
 
 ONE_PROCESS = Launch()
@@ -33,19 +22,11 @@ def read_launch() -> Launch:
     """Return the launch of this process, from the environment variables that torchrun sets.
 
     Raises:
-        ConfigError: WORLD_SIZE is not a number, or it is above 1 and another variable is missing or does not fit.
+        ConfigError: WORLD_SIZE is not a number, or it is above 1 and another variable is missing or not a number.
     """
     if num_ranks() == 1:
         return ONE_PROCESS
-    values = {name: _read_number(name) for name in _VARIABLES}
-    address = os.environ.get("MASTER_ADDR")
-    if not address:
-        raise _incomplete("MASTER_ADDR is not set")
-    for name, of in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
-        if values[name] >= values[of]:
-            raise _incomplete(f"{name} is {values[name]} and {of} is {values[of]}; ranks are counted from 0")
-    rank, size, local_rank, local_size, port = values.values()
-    return Launch(rank, size, local_rank, local_size, (address, port))
+    return Launch(*map(_read_number, ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")))
 
 
 def num_ranks() -> int:
@@ -84,18 +65,12 @@ def prints_error(reporter: int | None) -> bool:
 
 
 def _read_number(name: str) -> int:
-    given = os.environ.get(name)
-    if not given:
-        raise _incomplete(f"{name} is not set")
+    given = os.environ.get(name, "")
     if not given.isdecimal():
-        raise _incomplete(f"{name} is `{given}`, not a number")
+        found = f"{name} is `{given}`, not a number" if given else f"{name} is not set"
+        raise ConfigError(
+            f"WORLD_SIZE is {os.environ.get('WORLD_SIZE')}, so this is one of several ranks, but {found}",
+            "launch ranks with `torchrun --nproc-per-node=N -m exlm_cli ...`, which sets every variable; unset "
+            "WORLD_SIZE for one process",
+        )
     return int(given)
-
-
-def _incomplete(reason: str) -> ConfigError:
-    size = os.environ.get("WORLD_SIZE", "")
-    return ConfigError(
-        f"WORLD_SIZE is {size}, so this is one of several ranks, but {reason}",
-        "launch ranks with `torchrun --nproc-per-node=N -m exlm_cli ...`, which sets every variable; unset WORLD_SIZE "
-        "for one process",
-    )

@@ -7,6 +7,7 @@ import contextlib
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Collection
@@ -24,7 +25,7 @@ from exlm_cli.data.batch import Batch
 from exlm_cli.data.corpus.prepare import prepare_data
 from exlm_cli.data.sampler import plan_epoch
 from exlm_cli.distributed import shared_run
-from exlm_cli.distributed.parallel import StepModule, spread
+from exlm_cli.distributed.parallel import StepModule, wrap_ddp
 from exlm_cli.distributed.ranks import join
 from exlm_cli.errors import DataError
 from exlm_cli.files import hash_json
@@ -166,6 +167,26 @@ def test_one_survivor_of_a_killed_rank_reports_it_and_another_number_of_ranks_go
     assert_same(out, alone["text", "exlm"])
 
 
+def train_until_signalled(recipe: PretrainRecipe, out: Path, notes: Path) -> None:
+    """Let a signal come to rank 1 alone, in a forward pass; every rank notes why it ends."""
+    if own_rank() == 1:
+        act_at_call(PretrainTask, "losses", 21, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    note_error(notes, lambda: run_pretraining(recipe, out=out))
+
+
+def test_a_signal_to_one_rank_stops_all_after_the_same_step(cache, alone, tmp_path):
+    out = tmp_path / "run"
+    assert run_ranks(2, train_until_signalled, recipe_of(cache, "text", "exlm"), out, tmp_path) == [0, 0]
+    first, second = noted_errors(tmp_path).values()
+    assert first == second
+    assert first["type"] == "InterruptedRunError"
+    step = max(int(path.name.removeprefix("step-")) for path in (out / "checkpoints").iterdir())
+    checkpoint = out / f"checkpoints/step-{step}"
+    assert first["message"] == f"stopped at step {step} of {STEPS}; the checkpoint is {checkpoint}"
+    resume_pretraining(out)
+    assert_same(out, alone["text", "exlm"])
+
+
 LOST, LOST_STEP = 1, 5
 """The rank whose gradients overflow, and the step, counted from 1."""
 
@@ -217,7 +238,7 @@ def keep_buffers(notes: Path) -> None:
     with join(read_launch(), torch.device("cpu")) as ranks:
         module = nn.Linear(2, 1)
         module.register_buffer("seen", torch.zeros(()))
-        spreaded = spread(StepModule(module, lambda model, batch: model(batch) + model.seen), ranks)
+        spreaded = wrap_ddp(StepModule(module, lambda model, batch: model(batch) + model.seen), ranks)
         module.seen.fill_(own_rank())
         spreaded(torch.ones(1, 2)).sum().backward()
         (notes / f"seen-{own_rank()}").write_text(str(float(module.seen)))

@@ -239,6 +239,10 @@ class Feed:
         """Return the batches of one step, of (n,) sequences, on a device; start preparing the first one now."""
         return prefetch_to(device, self._make(indices))
 
+    def count_microbatches(self, indices: IntArray) -> int:
+        """Return how many batches `microbatches` gives."""
+        return sum(1 for _ in self._cut(indices))
+
     def sizes(self, indices: IntArray) -> tuple[IntArray, IntArray | None]:
         """Return the (n,) positions of sequences in the encoder and nodes of their DAGs, as in their batches.
 
@@ -282,6 +286,9 @@ class Feed:
         return Sequences(*self.dataset.read(indices, self.tokenizer.pad_id), indices)
 
     def _make(self, indices: IntArray) -> Iterator[Batch]:
-        lengths, num_nodes = self.sizes(indices)
-        for part in cut_microbatches(lengths, self.recipe.train.microbatch_tokens, num_nodes):
+        for part in self._cut(indices):
             yield self.batch(indices[part])
+
+    def _cut(self, indices: IntArray) -> Iterator[IntArray]:
+        lengths, num_nodes = self.sizes(indices)
+        return cut_microbatches(lengths, self.recipe.train.microbatch_tokens, num_nodes)

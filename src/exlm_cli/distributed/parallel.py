@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,11 +10,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from exlm_cli.distributed.ranks import Ranks
 
-ResultT = TypeVar("ResultT")
-
 
 class StepModule(nn.Module):
-    """A model and its loss; the model runs in this forward pass alone, where the hooks of DDP fire.
+    """A model and its loss; training runs the model in this forward pass alone, where the hooks of DDP fire.
 
     Args:
         model: The model.
@@ -25,16 +23,16 @@ class StepModule(nn.Module):
         super().__init__()
         self.model, self.losses = model, losses
 
-    def forward(self, batch: Any, run: Callable[[Any, Any], ResultT] | None = None) -> Tensor | ResultT:
-        """Return the losses of a batch, or the result of `run(model, batch)`."""
-        return self.losses(self.model, batch) if run is None else run(self.model, batch)
+    def forward(self, batch: Any) -> Tensor:
+        """Return the losses of a batch."""
+        return self.losses(self.model, batch)
 
     def compile_step(self) -> None:
         """Compile encoder, heads and loss as one graph for batches of any size; validation stays eager."""
         self.losses = torch.compile(self.losses, fullgraph=True, dynamic=True)
 
 
-def spread(module: nn.Module, ranks: Ranks) -> nn.Module:
+def wrap_ddp(module: nn.Module, ranks: Ranks) -> nn.Module:
     """Return a module that trains on all ranks, each with a copy of the weights; in one process the module itself."""
     if ranks.size == 1:
         return module
@@ -45,6 +43,6 @@ def spread(module: nn.Module, ranks: Ranks) -> nn.Module:
     return DistributedDataParallel(module, gradient_as_bucket_view=True)
 
 
-def accumulating(module: nn.Module, *, is_last: bool) -> AbstractContextManager[object]:
+def no_sync_unless_last(module: nn.Module, *, is_last: bool) -> AbstractContextManager[object]:
     """Accumulate gradients of the backward pass inside; the last pass of a step averages them over ranks."""
     return module.no_sync() if isinstance(module, DistributedDataParallel) and not is_last else nullcontext()

@@ -1,11 +1,13 @@
-"""Communication between ranks: they meet, exchange objects, add up tensors, and end together.
+"""Communication between ranks: they meet, gather objects, add up tensors, and end together.
 
 Everything goes through torch.distributed: objects and flags through gloo between CPUs, sums over tensors through gloo
 or, between CUDA devices, NCCL. A rank that ends closes its connections, so the others' next message fails at once. One
 key of the store that all share says why: the first rank to fail or to notice leaves its error there.
 """
 
+import itertools
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -13,26 +15,25 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from exlm_cli.data import IntArray
 from exlm_cli.errors import ExlmError, RankError
 from exlm_cli.launch import Launch
 
 MEET_LIMIT_S = 5 * 60.0
 """Longest wait for every rank to start."""
 _STEP_LIMIT = timedelta(minutes=30)
-"""Longest wait within a step or a validation."""
+"""Longest wait within a step."""
 _WORK_LIMIT = timedelta(days=1)
 """Longest wait while another rank works: rank 0 prepares data and writes checkpoints."""
 _FAILURE = "failure"
 
-_num_joins = 0
+_joins = itertools.count()
 
 ResultT = TypeVar("ResultT")
-BatchT = TypeVar("BatchT")
 
 
 class Ranks:
@@ -40,7 +41,7 @@ class Ranks:
 
     Args:
         launch: Place of this process.
-        device: Device of this process.
+        device: Device of this process, which decides between gloo and NCCL.
         store: Store that all ranks share; None for one process.
 
     Attributes:
@@ -58,12 +59,8 @@ class Ranks:
         """Whether this is rank 0, which alone prepares data, prints and writes."""
         return self.rank == 0
 
-    def describe(self) -> str:
-        """Return a clause on the number of ranks; empty for one process."""
-        return "" if self.size == 1 else f", {self.size} ranks"
-
     def connect(self) -> None:
-        """Make the process groups: gloo and on CUDA also NCCL for steps, gloo with longer waits for objects."""
+        """Make the process groups: one for steps, and one with longer waits for objects."""
         assert self._store is not None
         is_cuda = self.device.type == "cuda"
         dist.init_process_group(
@@ -76,7 +73,7 @@ class Ranks:
         )
         self._objects = dist.new_group(backend="gloo", timeout=_WORK_LIMIT)
 
-    def exchange(self, value: ResultT) -> list[ResultT]:
+    def all_gather_object(self, value: ResultT) -> list[ResultT]:
         """Gather an object from every rank, in rank order; torch pickles it, between processes of one launch alone."""
         if self._store is None:
             return [value]
@@ -84,7 +81,20 @@ class Ranks:
         dist.all_gather_object(gathered, value, group=self._objects)
         return gathered
 
-    def together(self, work: Callable[[], ResultT]) -> ResultT:
+    def all_reduce_sum(self, values: Tensor) -> Tensor:
+        """Sum a tensor over all ranks, in place, and return it; does not wait for its device."""
+        if self._store is not None:
+            dist.all_reduce(values)
+        return values
+
+    def all_reduce_max(self, value: int) -> int:
+        """Return the largest of a number over all ranks; waits for the ranks, not for a device."""
+        largest = torch.tensor(value)
+        if self._store is not None:
+            dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return int(largest)
+
+    def on_all_ranks(self, work: Callable[[], ResultT]) -> ResultT:
         """Do the same work on every rank; an error on one is raised on all.
 
         Raises:
@@ -95,75 +105,36 @@ class Ranks:
             result = work()
         except ExlmError as raised:
             error = raised
-        for rank, failure in enumerate(self.exchange(None if error is None else self._describe(error))):
+        for rank, failure in enumerate(self.all_gather_object(error and self._of_another_rank(error))):
             if failure is not None:
-                raise error if error is not None and rank == self.rank else RankError(**failure)
+                raise error if error is not None and rank == self.rank else failure
         return result
 
-    def first(self, work: Callable[[], ResultT]) -> ResultT:
+    def on_rank_0(self, work: Callable[[], ResultT]) -> ResultT:
         """Do work on rank 0 while the others wait, and return its result on every rank.
 
         Raises:
             ExlmError: The work raised it.
         """
-        done: Any = self.together(lambda: work() if self.is_first else None)
-        result: ResultT = self.exchange(done)[0]
+        done: Any = self.on_all_ranks(lambda: work() if self.is_first else None)
+        result: ResultT = self.all_gather_object(done)[0]
         return result
 
-    def in_turn(self, work: Callable[[], ResultT]) -> ResultT:
+    def rank_0_first(self, work: Callable[[], ResultT]) -> ResultT:
         """Do work on rank 0, then on all others in parallel, which find its results in a cache.
 
         Raises:
             ExlmError: That of the lowest rank that raised one.
         """
-        done: list[ResultT] = []
-        self.together(lambda: done.append(work()) if self.is_first else None)
-        return self.together(lambda: done[0] if done else work())
+        done: Any = self.on_all_ranks(lambda: work() if self.is_first else None)
+        return self.on_all_ranks(lambda: done if self.is_first else work())
 
-    def total(self, values: Tensor) -> Tensor:
-        """Sum a tensor over all ranks, in place, and return it; does not wait for its device."""
-        if self._store is not None:
-            dist.all_reduce(values)
-        return values
-
-    def share_of(self, items: NDArray[Any]) -> NDArray[Any]:
-        """Return `items[rank::size]`, so that items of similar length, which are neighbours, go to different ranks."""
-        return items[self.rank :: self.size]
-
-    def in_step(
-        self, batches: Iterator[BatchT], spare: Callable[[], BatchT], flag: Callable[[], int] = lambda: 0
-    ) -> Iterator[tuple[BatchT, bool, int | None]]:
-        """Yield this rank's batches, then a spare one while other ranks have more: all ranks run equally many passes.
-
-        Args:
-            batches: Batches of this rank.
-            spare: Returns the spare batch.
-            flag: Returns a number whose maximum over ranks all ranks get.
-
-        Yields:
-            A batch; whether it is this rank's own; the maximum flag at the last batch if there are several ranks, else
-            None.
-        """
-        if self._store is None:
-            yield from ((batch, True, None) for batch in batches)
-            return
-        own, going_along = next(batches, None), None
-        goes_on = True
-        while goes_on:
-            following = None if own is None else next(batches, None)
-            largest = torch.tensor([int(following is not None), flag()])
-            dist.all_reduce(largest, dist.ReduceOp.MAX)  # between CPUs: it waits for the ranks, not for a device
-            num_following, flagged = largest.tolist()
-            goes_on = num_following > 0
-            if own is None and going_along is None:
-                going_along = spare()
-            batch = going_along if own is None else own
-            assert batch is not None, "there is an own batch or a spare one"
-            yield batch, own is not None, None if goes_on else flagged
-            own = following
+    def shares_of(self, items: IntArray) -> list[IntArray]:
+        """Return the items of each rank: items of similar length, which are neighbours, go to different ranks."""
+        return [items[rank :: self.size] for rank in range(self.size)]
 
     @contextmanager
-    def explaining(self) -> Iterator[None]:
+    def translate_errors(self) -> Iterator[None]:
         """Turn a failed message into the error that the first rank to fail or to notice has left.
 
         Raises:
@@ -176,34 +147,26 @@ class Ranks:
             if self._store is None or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
                 raise
             lost = "another rank does not answer: it was killed, ran out of memory, or its node is gone"
-            raise self._leave(RankError(lost, self.hint, self.rank)) from error
+            raise self.report(RankError(lost, self.hint, self.rank)) from error
 
-    def report(self, error: BaseException) -> None:
-        """Leave an error for the other ranks, unless one is there already."""
-        if self._store is not None:
-            self._leave(error)
-
-    def _leave(self, error: BaseException) -> RankError:
-        """Leave an error in the store, unless one is there already; return the one that is there."""
+    def report(self, error: BaseException) -> RankError:
+        """Leave an error in the store for the other ranks, unless one is there; return the one that is there."""
         assert self._store is not None
-        own = json.dumps(self._describe(error))
+        own = json.dumps(vars(self._of_another_rank(error)))
         try:
             return RankError(**json.loads(self._store.compare_set(_FAILURE, "", own)))
         except dist.DistError:  # the rank that kept the store has ended
             return RankError(**json.loads(own))
 
-    def _describe(self, error: BaseException) -> dict[str, Any]:
-        """Return an error as other ranks raise it: the arguments of a `RankError`."""
-        if not isinstance(error, ExlmError):  # a fault, whose traceback its own rank prints
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            error = ExlmError(f"{type(error).__name__}: {reason}", "the traceback is in the output of that rank")
-        is_shared = isinstance(error, RankError)
-        return {
-            "message": error.message if is_shared else f"rank {self.rank}: {error.message}",
-            "hint": error.hint,
-            "reporter": error.reporter if is_shared else 0,
-            "exit_code": error.exit_code,
-        }
+    def _of_another_rank(self, error: BaseException) -> RankError:
+        """Return an error as the other ranks raise it."""
+        if isinstance(error, RankError):
+            return error
+        if isinstance(error, ExlmError):
+            return RankError(f"rank {self.rank}: {error.message}", error.hint, 0, error.exit_code)
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        message = f"rank {self.rank}: {type(error).__name__}: {reason}"
+        return RankError(message, "the traceback is in the output of that rank", 0)
 
 
 ALONE = Ranks(Launch(), torch.device("cpu"))
@@ -216,7 +179,7 @@ def join(launch: Launch, device: torch.device) -> Iterator[Ranks]:
 
     Args:
         launch: Place of this process.
-        device: Its device, which decides between gloo and NCCL.
+        device: Its device.
 
     Raises:
         RankError: Not all ranks joined; later, another rank failed or was lost.
@@ -228,10 +191,10 @@ def join(launch: Launch, device: torch.device) -> Iterator[Ranks]:
         torch.cuda.set_device(device)  # kernels of our own start on the current device
     ranks = Ranks(launch, device, _meet(launch))
     try:
-        with ranks.explaining():
+        with ranks.translate_errors():
             ranks.connect()
             yield ranks
-            ranks.exchange(None)  # a barrier: one that fails at the end is not left alone with its error
+            ranks.all_gather_object(None)  # a barrier: one that fails at the end is not left alone with its error
     except BaseException as error:
         ranks.report(error)
         if isinstance(error, ExlmError) and error.reporter is None:
@@ -244,12 +207,11 @@ def join(launch: Launch, device: torch.device) -> Iterator[Ranks]:
 
 def _meet(launch: Launch) -> Store:
     """Return the store that all ranks share, hosted by torchrun or rank 0."""
-    global _num_joins
-    _num_joins += 1
-    host, port = launch.master
+    number = next(_joins)
     try:
         store = next(rendezvous("env://", timeout=timedelta(seconds=MEET_LIMIT_S)))[0]
     except (dist.DistError, OSError, ValueError) as error:
+        host, port = (os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT"))
         raise RankError(
             f"rank {launch.rank} of {launch.size} cannot meet the other ranks at {host}:{port}: "
             f"{str(error).strip().splitlines()[0]}",
@@ -258,4 +220,4 @@ def _meet(launch: Launch) -> Store:
             launch.rank,
         ) from error
     # a process may train several runs one after the other: each has keys of its own
-    return PrefixStore(f"join-{_num_joins}", store)
+    return PrefixStore(f"join-{number}", store)

@@ -1,11 +1,11 @@
 """Run directory of several ranks: rank 0 makes and locks it, and every rank must see it and train the same recipe."""
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
-from exlm_cli.config.base import Recipe
 from exlm_cli.config.overrides import changed_keys
 from exlm_cli.distributed.ranks import Ranks
 from exlm_cli.errors import CheckpointError, ConfigError
@@ -26,62 +26,42 @@ def hold_run(ranks: Ranks, make: Callable[[], Path], *, is_new: bool) -> Iterato
         CheckpointError: `make` raised it, another process is using it, or a rank does not see the directory.
     """
     with ExitStack() as stack:
-        folder = Path()
-        # a new name each time: no file system has cached that it does not exist, and no other folder has it
-        token = f".seen-by-every-rank.writing-{secrets.token_hex(8)}"
 
-        def take() -> str:
-            nonlocal folder
-            folder = make()
-            stack.enter_context(sole_process(folder, is_new=is_new))
+        def take() -> tuple[str, str]:
+            run = make()
+            stack.enter_context(sole_process(run, is_new=is_new))
+            # a new name each time: no file system has cached that it does not exist, and no other folder has it
+            token = run.absolute() / f".seen-by-every-rank.writing-{secrets.token_hex(8)}"
             if ranks.size > 1:
-                write_atomically(folder / token, b"")
-            return str((folder / token).absolute())
+                write_atomically(token, b"")
+            return str(run), str(token)
 
-        shared = Path(ranks.first(take))
+        def refuse_unseen() -> None:
+            if ranks.size > 1 and not token.is_file():
+                raise CheckpointError(
+                    f"{token.parent}: rank {ranks.rank} does not see the run directory that rank 0 made",
+                    "choose a folder that all nodes share with `out=DIR`",
+                )
+
+        run, token = map(Path, ranks.on_rank_0(take))
+        ranks.on_all_ranks(refuse_unseen)
         if ranks.is_first:
-            ranks.together(lambda: None)
-            shared.unlink(missing_ok=True)
-        else:
-            folder = shared.parent
-            ranks.together(lambda: _refuse_unseen(shared, ranks))
-        yield folder
+            token.unlink(missing_ok=True)
+        yield run if ranks.is_first else token.parent
 
 
-def require_same_recipe(ranks: Ranks, recipe: Recipe) -> None:
-    """Refuse ranks whose recipe is not that of rank 0.
+def require_same(ranks: Ranks, values: Mapping[str, Any], difference: str, hint: str) -> None:
+    """Refuse ranks whose values, such as a recipe, are not those of rank 0.
+
+    Args:
+        difference: What two ranks do where they differ, in words.
+        hint: What to do then.
 
     Raises:
-        ConfigError: Names the rank and what differs.
+        ConfigError: Names the rank and the keys.
     """
-    first, *others = ranks.exchange(recipe.model_dump(mode="json"))
+    first, *others = ranks.all_gather_object(values)
     for rank, other in enumerate(others, start=1):
         if other != first:
             keys = ", ".join(f"`{key}`" for key in changed_keys(first, other))
-            raise ConfigError(
-                f"rank {rank} and rank 0 were given different recipes; they differ in {keys}",
-                "start every rank with the same command and the same recipe files",
-            )
-
-
-def require_same_data(ranks: Ranks, fingerprint: str) -> None:
-    """Refuse ranks whose data is not that of rank 0.
-
-    Raises:
-        ConfigError: Names the rank.
-    """
-    first, *others = ranks.exchange(fingerprint)
-    for rank, other in enumerate(others, start=1):
-        if other != first:
-            raise ConfigError(
-                f"rank {rank} and rank 0 read different data under the same names",
-                "put the data where all nodes see the same files",
-            )
-
-
-def _refuse_unseen(token: Path, ranks: Ranks) -> None:
-    if not token.is_file():
-        raise CheckpointError(
-            f"{token.parent}: rank {ranks.rank} does not see the run directory that rank 0 made",
-            "choose a folder that all nodes share with `out=DIR`",
-        )
+            raise ConfigError(f"rank {rank} and rank 0 {difference}; they differ in {keys}", hint)

@@ -1,8 +1,8 @@
 """Encoders behind one interface: our own, or that of a masked LM of transformers, of which each family is one row.
 
 `build_encoder` gives either. `forward(token_ids, is_token, positions=..., read=...)` returns states, the weight of
-`token_embedding` is also the decoder of the LM head, and `recomputes` saves memory in training. This module alone
-imports transformers, and only for such a model; code that comes with a model is never run.
+`token_embedding` is also the decoder of the LM head, and `gradient_checkpointing` saves memory in training. This module
+alone imports transformers, and only for such a model; code that comes with a model is never run.
 
 Axes: B sequences, L positions, R positions that are read, D width, N tokens.
 """
@@ -248,7 +248,7 @@ class ForeignEncoder(nn.Module):
             self._share_frequencies()
             self.base.contact_head.requires_grad_(False)  # it reads attention weights, for contacts in proteins
         self.segment_separator = backbone.segment_separator if reads_pairs else None
-        self._recomputes = False
+        self._gradient_checkpointing = False
 
     @property
     def token_embedding(self) -> nn.Embedding:
@@ -256,19 +256,19 @@ class ForeignEncoder(nn.Module):
         return cast(nn.Embedding, self.base.get_input_embeddings())
 
     @property
-    def recomputes(self) -> bool:
+    def gradient_checkpointing(self) -> bool:
         """Keep only each block's input in training, and compute the block again in the backward pass."""
-        return self._recomputes
+        return self._gradient_checkpointing
 
-    @recomputes.setter
-    def recomputes(self, wanted: bool) -> None:
-        if wanted != self._recomputes:
+    @gradient_checkpointing.setter
+    def gradient_checkpointing(self, wanted: bool) -> None:
+        if wanted != self._gradient_checkpointing:
             word = "activation" if hasattr(self.base, "activation_checkpointing_enable") else "gradient"
             if wanted:
                 getattr(self.base, f"{word}_checkpointing_enable")({"use_reentrant": False})
             else:
                 getattr(self.base, f"{word}_checkpointing_disable")()
-        self._recomputes = wanted
+        self._gradient_checkpointing = wanted
 
     def forward(
         self,

@@ -103,7 +103,8 @@ class Encoder(nn.Module):
 
     Attributes:
         token_embedding: Its weight is also the decoder of the LM head.
-        recomputes: Keep only each block's input in training, and compute the block again in the backward pass.
+        gradient_checkpointing: Keep only each block's input in training, and compute the block again in the backward
+            pass.
     """
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
@@ -115,7 +116,7 @@ class Encoder(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.num_layers))
         self.final_norm = nn.LayerNorm(config.width)
-        self.recomputes = False
+        self.gradient_checkpointing = False
 
     def forward(
         self,
@@ -149,7 +150,7 @@ class Encoder(nn.Module):
         last = Layout(rotation, query_rotation, attend, read)
         x_BLD = self.dropout(embedded)
         for block, of_block in zip(self.blocks, [layout] * (len(self.blocks) - 1) + [last], strict=True):
-            if self.recomputes and self.training:
+            if self.gradient_checkpointing and self.training:
                 x_BLD = cast(Tensor, checkpoint(block, x_BLD, of_block, use_reentrant=False))
             else:
                 x_BLD = block(x_BLD, of_block)

@@ -4,7 +4,6 @@ Everything random in a step comes from (seed, step): data order and masks throug
 seeded anew each step. So a resumed run repeats the uninterrupted one bit by bit, and a checkpoint holds no RNG state.
 """
 
-import functools
 import math
 import shutil
 import time
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from exlm_cli.config.sections import LoopConfig, OptimConfig
 from exlm_cli.data import IntArray
-from exlm_cli.distributed.parallel import accumulating
+from exlm_cli.distributed.parallel import no_sync_unless_last
 from exlm_cli.distributed.ranks import ALONE, Ranks
 from exlm_cli.errors import CheckpointError, ConfigError, DivergedError, InterruptedRunError
 from exlm_cli.files import fsync, hash_json, write_json
@@ -85,6 +84,7 @@ class TrainingLoop:
         resume_command: Shown when the run is interrupted.
         callbacks: Follow the run, in this order.
         validate_at: Returns further rows of a validation, of `kind: valid_at`; every rank calls it.
+        count_microbatches: Returns how many batches `task.microbatches` gives; several ranks need it.
         selection: Also keep the weights of the best validation, and stop early; None: the last weights are the result.
         label: Label of the bar.
         ranks: Those that train together; rank 0 alone writes.
@@ -106,6 +106,7 @@ class TrainingLoop:
         resume_command: str,
         callbacks: Sequence[Callback] = (),
         validate_at: Callable[[], Sequence[Mapping[str, float]]] = tuple,
+        count_microbatches: Callable[[IntArray, int], int] | None = None,
         selection: Selection | None = None,
         label: str = "train",
         ranks: Ranks = ALONE,
@@ -113,7 +114,7 @@ class TrainingLoop:
         self.task, self.train, self.optim = task, train, optim
         self.seed, self.run, self.metrics, self.progress = seed, run, metrics, progress
         self.resume_command = resume_command
-        self.callbacks, self.validate_at = callbacks, validate_at
+        self.callbacks, self.validate_at, self.count_microbatches = callbacks, validate_at, count_microbatches
         self.selection, self.label = selection, label
         self.ranks = ranks
         ranks.hint = f"continue with `{resume_command}`"
@@ -132,7 +133,6 @@ class TrainingLoop:
                 "lower it, or give `optim.warmup_ratio` instead",
             )
         self._refuse_small_steps()
-        self._agreed_stop: int | None = None  # signal that stops all of several ranks after the same step
         self._ahead: Iterator[Any] | None = None  # batches of the next step
         self._freed_memory = FreedMemory()
         self._validation: dict[str, float] = {}
@@ -214,17 +214,17 @@ class TrainingLoop:
         self.task.model.train()
         bars = self.progress.bar(self.label, self.total_steps, done=state.step)
         # torchrun sends SIGTERM when a rank dies: look for a dead rank before stopping
-        with stop, self.ranks.explaining(), bars as bar:
+        with stop, self.ranks.translate_errors(), bars as bar:
             while state.step < self.total_steps and not state.is_stopped:
                 loss = self.advance(stop)
                 if loss is not None:
                     self._record(bar, loss)
-                number = stop.number if self.ranks.size == 1 else self._agreed_stop
-                if number is not None:
+                number = self.ranks.all_reduce_max(stop.number or 0)  # all stop after the same step
+                if number:
                     raise self._stopped(f"the checkpoint is {self._save()}", number)
         if not self._validation:
-            self._validation = self.ranks.exchange(self.task.validate())[0]
-        self.ranks.together(lambda: None)  # rank 0 may still be writing
+            self._validation = self.ranks.all_gather_object(self.task.validate())[0]
+        self.ranks.on_all_ranks(lambda: None)  # rank 0 may still be writing
         final = self.run / "checkpoints" / f"step-{state.step}"
         best = None if state.best_step is None else self.run / "checkpoints" / f"best-{state.best_step}"
         meter = self.meter
@@ -269,10 +269,9 @@ class TrainingLoop:
         num_tokens = 0
         sums = torch.zeros(5, dtype=torch.float64, device=device)
         scale = None if self.loss_scale is None else self.loss_scale.value
-        spare = functools.partial(self._spare_batch, indices)
-        for batch, is_own, stops in self.ranks.in_step(self.batches(indices), spare, lambda: stop.number or 0):
+        for batch, is_own, is_last in self._equalised_batches(indices):
             start_s = time.perf_counter()
-            with accumulating(self.task.module, is_last=stops is not None):
+            with no_sync_unless_last(self.task.module, is_last=is_last):
                 losses = self.task.losses(batch)
                 is_counted = losses != math.inf
                 batch_loss = torch.where(is_counted, losses, 0.0).sum()
@@ -284,13 +283,12 @@ class TrainingLoop:
                 num_tokens += self.task.count_tokens(batch)
                 flops += self.task.count_flops(batch)
             model_s += time.perf_counter() - start_s
-            self._agreed_stop = stops or None
             if self.ranks.size == 1 and stop.number is not None:
                 return None
         start_s = time.perf_counter()
         sums[3] += num_tokens
         sums[4] += flops
-        sums = self.ranks.total(sums)
+        sums = self.ranks.all_reduce_sum(sums)
         norm = update_weights(
             self.optimizer,
             list(self.task.model.parameters()),
@@ -352,6 +350,29 @@ class TrainingLoop:
         if self.loss_scale is None or state.overflows_at_lowest > _MOST_OVERFLOWS:
             raise self._diverged("gradient norm", norm, step)
 
+    def _equalised_batches(self, indices: IntArray) -> Iterator[tuple[Any, bool, bool]]:
+        """Yield this rank's microbatches, then a dummy one while other ranks have more: all run equally many passes.
+
+        Yields:
+            A microbatch; whether it is this rank's own, whose loss counts; whether it is the last, which one process
+            does not say.
+        """
+        batches, epoch = self.batches(indices), self.state.epoch
+        if self.ranks.size == 1:
+            yield from ((batch, True, False) for batch in batches)
+            return
+        assert self.count_microbatches is not None, "several ranks need it"
+        # masks are hashed, so every rank can count for all
+        shares = [share for share in self.ranks.shares_of(indices) if len(share)]
+        num_passes = max(self.count_microbatches(share, epoch) for share in shares)
+        dummy_batch = None
+        for number in range(1, num_passes + 1):
+            own = next(batches, None)
+            if own is None and dummy_batch is None:
+                dummy_batch = next(self.task.microbatches(indices[:1], epoch))
+            yield dummy_batch if own is None else own, own is not None, number == num_passes
+        assert next(batches, None) is None, "every rank counts the microbatches of all"
+
     def batches(self, indices: IntArray) -> Iterator[Any]:
         """Yield the microbatches of a step's samples; start preparing the next step's once the first is ready."""
         batches, self._ahead = self._ahead or self._own_batches(indices), None
@@ -374,12 +395,8 @@ class TrainingLoop:
 
     def _own_batches(self, indices: IntArray) -> Iterator[Any]:
         """Return the batches of this rank's share of a step: none where the step has fewer samples than ranks."""
-        share = self.ranks.share_of(indices)
+        share = self.ranks.shares_of(indices)[self.ranks.rank]
         return self.task.microbatches(share, self.state.epoch) if len(share) else iter(())
-
-    def _spare_batch(self, indices: IntArray) -> Any:
-        """Return a batch for a rank that has none left: it runs along with the others, and its loss does not count."""
-        return next(self.task.microbatches(indices[:1], self.state.epoch))
 
     def _refuse_small_steps(self) -> None:
         largest = max(map(len, self._plan))
@@ -420,7 +437,7 @@ class TrainingLoop:
         self._read_metrics()
         state = self.state
         start_s = time.perf_counter()
-        self._validation = self.ranks.exchange(self.task.validate())[0]
+        self._validation = self.ranks.all_gather_object(self.task.validate())[0]
         further = self.validate_at()
         self._freed_memory.release()  # a validation frees tensors of more sizes than a step does
         state.validate_s += time.perf_counter() - start_s
@@ -454,7 +471,7 @@ class TrainingLoop:
             save_best(self.run, state.step, self.task.model, content, resume_command=self.resume_command)
             self._remove_unnamed_bests()
 
-        self.ranks.first(save)
+        self.ranks.on_rank_0(save)
 
     def _best_field(self) -> dict[str, str]:
         """Return the best validation so far for the bar."""
@@ -504,7 +521,7 @@ class TrainingLoop:
 
     def _save(self) -> Path:
         self._read_metrics()
-        return self.ranks.first(self._write_checkpoint)
+        return self.ranks.on_rank_0(self._write_checkpoint)
 
     def _write_checkpoint(self) -> Path:
         if self.metrics.path.exists():

@@ -24,9 +24,9 @@ from exlm_cli.data.corpus.prepare import PreparedData, list_rejected, prepare_da
 from exlm_cli.data.corpus.shards import TokenDataset
 from exlm_cli.data.sampler import EpochPlan, Feed, plan_epoch
 from exlm_cli.data.tokenizer import TOKENIZER_FILE
-from exlm_cli.distributed.parallel import StepModule, spread
+from exlm_cli.distributed.parallel import StepModule, wrap_ddp
 from exlm_cli.distributed.ranks import ALONE, Ranks, join
-from exlm_cli.distributed.shared_run import hold_run, require_same_data, require_same_recipe
+from exlm_cli.distributed.shared_run import hold_run, require_same
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.files import finite_or_none
 from exlm_cli.format import format_large, format_number_of, format_parameters, format_percent
@@ -141,11 +141,11 @@ class PretrainTask:
         self.tokenizer = data.tokenizer
         self.objective = Objective(data.tokenizer.unk_id, recipe.masking.num_repeats, recipe.train.alignment_backend)
         self.precision = precision_on(device, recipe.train.precision)
-        model.encoder.recomputes = recipe.train.gradient_checkpointing
+        model.encoder.gradient_checkpointing = recipe.train.gradient_checkpointing
         module = StepModule(model, self.objective.sequence_nll)
         if recipe.train.compile:
             module.compile_step()
-        self.module = spread(module, ranks)
+        self.module = wrap_ddp(module, ranks)
         # the closed form is that of our encoder
         own = recipe.model.backbone.family == "own"
         self._flops = FlopCounter(recipe, data.tokenizer.vocab_size) if own else None
@@ -171,6 +171,10 @@ class PretrainTask:
     def microbatches(self, indices: IntArray, epoch: int) -> Iterator[Batch]:
         """Return one step's masked, expanded and padded microbatches; start preparing the first one now."""
         return self._batches(self.train_set, indices, epoch, flops=self._flops)
+
+    def count_microbatches(self, indices: IntArray, epoch: int) -> int:
+        """Return how many of them there are."""
+        return Feed(self.train_set, self.recipe, self.tokenizer, epoch).count_microbatches(indices)
 
     def losses(self, batch: Batch) -> Tensor:
         """Return nats per target of each sequence."""
@@ -245,24 +249,18 @@ class PretrainTask:
         at: float | None = None,
     ) -> list[MeasuredT]:
         """Return the results of `measure(model, batch)` on each batch of validation sequences, from all ranks."""
-        share = self.ranks.share_of(indices)
-        batches = self._batches(dataset, share, VALIDATION_EPOCH, at=at) if len(share) else iter(())
-        first = functools.partial(self._first_batch, dataset, indices, at)
+        share = self.ranks.shares_of(indices)[self.ranks.rank]
+        batches = self._batches(dataset, share, VALIDATION_EPOCH, at=at) if len(share) else ()
         own: list[MeasuredT] = []
         num_done = 0
         self.model.eval()
         with progress.bar("validating", len(share)) as bar, torch.no_grad(), self._autocast():
-            for batch, is_own, _ in self.ranks.in_step(batches, first):
-                measured = self.module(batch, measure)
-                if is_own:
-                    own.append(measured)
-                    num_done += len(batch.token_ids)
-                    bar.update(num_done)
+            for batch in batches:
+                own.append(measure(self.model, batch))
+                num_done += len(batch.token_ids)
+                bar.update(num_done)
         self.model.train()
-        return [row for rows in self.ranks.exchange(own) for row in rows]
-
-    def _first_batch(self, dataset: TokenDataset, indices: IntArray, at: float | None) -> Batch:
-        return next(self._batches(dataset, indices[:1], VALIDATION_EPOCH, at=at))
+        return [row for rows in self.ranks.all_gather_object(own) for row in rows]
 
     def _batches(
         self,
@@ -316,11 +314,12 @@ def run_pretraining(
             "give them as `checkpoint=RUN`",
         )
     with join(launch, device) as ranks:
-        require_same_recipe(ranks, recipe)
+        same = "start every rank with the same command and the same recipe files"
+        require_same(ranks, recipe.model_dump(mode="json"), "were given different recipes", same)
         begin = None
         if checkpoint is not None:
             source = Path(checkpoint)
-            begin = ranks.in_turn(lambda: load_pretrained_weights(source, progress))
+            begin = ranks.rank_0_first(lambda: load_pretrained_weights(source, progress))
             recipe = adopt_architecture(recipe, begin, progress)
         with hold_run(ranks, make, is_new=resume is None) as run:
             return _run_pretraining(recipe, run, ranks, callbacks, begin, is_new=resume is None, progress=progress)
@@ -338,29 +337,31 @@ def _run_pretraining(
 ) -> PretrainResult:
     device = ranks.device
     before = None if is_new else read_run_json(run)  # a damaged one is refused before anything changes
-    saved = None if before is None else ranks.first(lambda: _newest_own_checkpoint(run, progress))
+    saved = None if before is None else ranks.on_rank_0(lambda: _newest_own_checkpoint(run, progress))
     if before is not None and before.checkpoint is not None and saved is None:
         # nothing was saved yet: begin with the same weights again
         begun_with = Path(before.checkpoint)
-        begin = ranks.in_turn(lambda: load_pretrained_weights(begun_with, progress))
+        begin = ranks.rank_0_first(lambda: load_pretrained_weights(begun_with, progress))
     tokenizer = None if begin is None else begin.tokenizer
     if saved is not None and recipe.tokenizer.path == load_recipe(run / "recipe.yaml").tokenizer.path:
         tokenizer = load_tokenizer(run, recipe)
     if is_new and ranks.is_first:
         _tell_cost(recipe, progress)
     prepare = functools.partial(prepare_data, recipe, progress=progress, builds=ranks.is_first, tokenizer=tokenizer)
-    data = ranks.in_turn(prepare)
-    require_same_data(ranks, data.fingerprint)
+    data = ranks.rank_0_first(prepare)
+    seen = "put the data where all nodes see the same files"
+    require_same(ranks, {"data": data.fingerprint}, "read different data under the same names", seen)
     started_s = time.time()
     model = build_model(recipe, data.tokenizer, device)
     if begin is not None and (new := begin_with(model, begin)):
         progress.message(f"new in this run: {new}")
     num_parameters = sum(p.numel() for p in model.parameters())
     task = PretrainTask(recipe, data, model, device, ranks)
+    shown_ranks = "" if ranks.size == 1 else f", {ranks.size} ranks"
     progress.message(
         f"{recipe.name}: {format_parameters(num_parameters)} parameters, "
         f"{format_number_of(len(data.train), 'sequence')}, {data.train.num_tokens:,} tokens, "
-        f"on {describe_device(device)}{ranks.describe()}; results in {run}"
+        f"on {describe_device(device)}{shown_ranks}; results in {run}"
     )
     if before is not None and before.precision not in (None, task.precision):
         change = f"trained in {before.precision} until now, and in {task.precision} from here"
@@ -375,7 +376,7 @@ def _run_pretraining(
     del begin  # its weights are the model's now
     if model.transition is not None:
         # the native backend may have to be built: before the first step
-        backend = ranks.in_turn(lambda: choose_backend(recipe.train.alignment_backend, torch.float32, device))
+        backend = ranks.rank_0_first(lambda: choose_backend(recipe.train.alignment_backend, torch.float32, device))
         described["alignment_backend"] = backend
     trackers = build_trackers(recipe.train.report_to, recipe, run, run.resolve().name, recipe.name, progress)
     watch = [] if model.transition is None else [CollapseWatch(recipe, progress)]
@@ -390,6 +391,7 @@ def _run_pretraining(
         resume_command=resume_command("pretrain", run),
         callbacks=[*trackers, *watch, *callbacks],
         validate_at=task.validate_at,
+        count_microbatches=task.count_microbatches,
         ranks=ranks,
     )
     if not is_new:
@@ -398,18 +400,18 @@ def _run_pretraining(
         described["own_mask_share"] = task.own_mask_share()
         if described["own_mask_share"] < CENTRED_SHARE:
             progress.message(_describe_start(described["own_mask_share"]))
-    unigrams = ranks.first(task.unigrams)
+    unigrams = ranks.on_rank_0(task.unigrams)
     described |= {
         "unigram_loss": finite_or_none(unigrams.loss),
         "unigram_accuracy": finite_or_none(unigrams.accuracy),
     }
     # after `_resume`: a run whose checkpoint refuses the recipe or the data stays unchanged
-    ranks.first(functools.partial(_describe_run, run, recipe, data, described, progress))
+    ranks.on_rank_0(functools.partial(_describe_run, run, recipe, data, described, progress))
     result = loop.fit()
     if ranks.is_first:
         time_s = round(result.state.elapsed_s, 1)
         update_run_json(run, {"parameters": num_parameters, "steps": result.state.step, "train_time_s": time_s})
-    state, begun_with_weights = result.state, ranks.first(lambda: read_run_json(run).checkpoint is not None)
+    state, begun_with_weights = result.state, ranks.on_rank_0(lambda: read_run_json(run).checkpoint is not None)
     return PretrainResult(
         run,
         result.checkpoint,
@@ -516,7 +518,7 @@ def _resume(loop: TrainingLoop, run: Path, name: str | None, recipe: PretrainRec
         checkpoint = run / "checkpoints" / name
         begun = load_recipe(run / "recipe.yaml")
         values = (identity_values(one, without=RESUMED_MARKS) for one in (begun, recipe))
-        ranks.together(lambda: loop.resume(checkpoint, changes=describe_changes(*values)))
+        ranks.on_all_ranks(lambda: loop.resume(checkpoint, changes=describe_changes(*values)))
         progress.message(f"resuming at step {loop.state.step} of {loop.total_steps} from {checkpoint}")
     else:
         progress.message(f"{run} has no checkpoint yet; starting from step 0")

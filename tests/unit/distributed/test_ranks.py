@@ -33,18 +33,18 @@ def test_ranks_without_the_others_end_with_one_line_each(monkeypatch, own, reaso
 
 def test_shares_are_all_items_once():
     items = np.arange(11)
-    shares = [Ranks(Launch(rank, 4), torch.device("cpu")).share_of(items) for rank in range(4)]
+    shares = Ranks(Launch(1, 4), torch.device("cpu")).shares_of(items)
     assert sorted(np.concatenate(shares)) == list(range(11))
     assert {len(share) for share in shares} == {2, 3}
 
 
 def test_one_process_answers_at_once():
-    assert ALONE.exchange({"a": 1}) == [{"a": 1}]
-    assert ALONE.total(torch.tensor([0.5])).tolist() == [0.5]
-    assert ALONE.first(lambda: "x") == ALONE.in_turn(lambda: "x") == "x"
-    assert list(ALONE.in_step(iter("ab"), lambda: "spare")) == [("a", True, None), ("b", True, None)]
+    assert ALONE.all_gather_object({"a": 1}) == [{"a": 1}]
+    assert ALONE.all_reduce_sum(torch.tensor([0.5])).tolist() == [0.5]
+    assert ALONE.all_reduce_max(15) == 15
+    assert ALONE.on_rank_0(lambda: "x") == ALONE.rank_0_first(lambda: "x") == "x"
 
 
 def test_one_process_raises_what_its_work_raises():
     with pytest.raises(DataError, match="no such file"):
-        ALONE.together(Mock(side_effect=DataError("no such file", "give another")))
+        ALONE.on_all_ranks(Mock(side_effect=DataError("no such file", "give another")))

@@ -167,14 +167,14 @@ def test_recomputing_blocks_changes_no_gradient(taken, family):
     model = copy.deepcopy(taken[family][1].model.encoder).train()
     ids = torch.randint(5, 20, (2, 9), generator=torch.Generator().manual_seed(0))
     gradients = []
-    for recomputes in (False, True):
-        model.recomputes = recomputes
+    for gradient_checkpointing in (False, True):
+        model.gradient_checkpointing = gradient_checkpointing
         model.zero_grad()
         torch.manual_seed(0)
         model(ids, read=torch.tensor([[0, 3], [1, 8]])).square().sum().backward()
         gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
-    assert model.recomputes
+    assert model.gradient_checkpointing
 
 
 def test_dropout_of_the_recipe_is_the_encoders(taken):

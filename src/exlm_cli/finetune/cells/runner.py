@@ -248,7 +248,7 @@ class TaskRunner:
         with progress.bar(label, len(every)) as bar, torch.no_grad():
             for batch in batches:
                 with self.autocast():
-                    outputs = self.module(batch, task_outputs)
+                    outputs = task_outputs(self.model, batch)
                 if see is not None:
                     see(batch, outputs)
                 in_units = self.model.in_units(outputs).cpu().numpy()

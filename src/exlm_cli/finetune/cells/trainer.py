@@ -220,7 +220,7 @@ class FinetuneTask:
     ) -> None:
         self.recipe, self.seed, self.data, self.model = recipe, seed, data, model
         self._progress = progress
-        model.encoder.recomputes = recipe.train.gradient_checkpointing
+        model.encoder.gradient_checkpointing = recipe.train.gradient_checkpointing
         weights = data.class_weights
         self._weights = None if weights is None else torch.from_numpy(weights).float().to(model.output_mean.device)
         losses = partial(task_losses, loss=data.loss, weights=self._weights)
