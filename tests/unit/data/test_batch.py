@@ -124,6 +124,6 @@ def test_a_batch_is_even_where_masks_are_as_many_in_each_sequence(rows, is_even)
 def test_a_batch_goes_to_a_device_whole():
     moved = _expanded(2, "input").to(torch.device("meta"))
     tensors = [value for value in vars(moved).values() if isinstance(value, torch.Tensor)]
-    assert len(tensors) == len(fields(Batch)) - 3  # three of the host
+    assert len(tensors) == len(fields(Batch)) - 4  # four of the host
     assert {tensor.device.type for tensor in tensors} == {"meta"}
     assert _expanded(2, "output").to(torch.device("meta")).positions is None
