@@ -12,9 +12,11 @@ from exlm_cli import workers
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.config.sweep import SweepRecipe
-from exlm_cli.experiments.results import MeasuredCell, SweepCellResult
+from exlm_cli.config.sweep import SweepCell, SweepRecipe
+from exlm_cli.experiments.cell import pretrain_and_measure
+from exlm_cli.experiments.results import CellRuns
 from exlm_cli.finetune.scores import scores_csv
+from exlm_cli.progress import SilentProgress
 from tests.tiny import tiny_recipe
 
 _TRAIN = {"max_steps": 6, "checkpoint_every_steps": 2, "validate_every_steps": 3, "log_every_steps": 1}
@@ -51,9 +53,15 @@ def tiny_sweep(cache: Path) -> SweepRecipe:
     return SweepRecipe.model_validate(content)
 
 
-def untimed(cells: list[MeasuredCell]) -> list[tuple[SweepCellResult, bytes]]:
-    """Return results without what a clock decides, and the scores."""
-    return [(cell.result.model_copy(update={"elapsed_s": 0.0}), scores_csv(cell.pretrain_scores)) for cell in cells]
+def run_cell(plan: SweepCell, folder: Path) -> CellRuns:
+    """Pre-train and measure a cell in this process."""
+    pretrain_and_measure(plan, folder, SilentProgress())
+    return CellRuns(plan, folder)
+
+
+def scores_of(cells: list[CellRuns]) -> list[bytes]:
+    """Return every score of each cell, with its name."""
+    return [scores_csv(cell.scores) for cell in cells]
 
 
 class _ThisProcess(Executor):

@@ -46,6 +46,8 @@ RUN_FILE = "run.json"
 SERIES_FILE = "series.json"
 """File of a folder with several fine-tuning runs (`experiments.series`)."""
 METRICS_FILE = "metrics.jsonl"
+DIVERGED_FILE = "diverged.json"
+"""Of a training that came to no end: the step and the sequences that it could not use."""
 _FILES_OF_RUN = ("recipe.yaml", "encoder.yaml", "tokenizer.json")
 _LARGEST_METRIC = 3.5e38
 """A little above the largest float32: no metric of a model reaches it, and sums of a few stay finite."""

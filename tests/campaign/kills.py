@@ -12,7 +12,6 @@ from pathlib import Path
 import filelock
 import torch.distributed as dist
 
-from exlm_cli.experiments.cell import run_cell
 from exlm_cli.experiments.sweep import run_sweep
 from exlm_cli.finetune.results import read_results
 from exlm_cli.progress import SilentProgress
@@ -21,7 +20,7 @@ from tests.campaign.processes import FINETUNE, PRETRAIN, Started, changed
 from tests.campaign.trial import Outcome, Trial, is_temporary, tree
 from tests.killed import untimed_rows
 from tests.ranks import launch_variables
-from tests.tiny_sweeps import tiny_grid, tiny_sweep
+from tests.tiny_sweeps import run_cell, tiny_grid, tiny_sweep
 from tests.unit.finetune.synthetic import cells, untimed
 
 
@@ -170,7 +169,7 @@ def sweep(folder: Path, is_whole: bool) -> None:
             progress=SilentProgress(),
         )  # fmt: skip
     else:
-        run_cell(tiny_grid(cache).plan()[1], out, SilentProgress())
+        run_cell(tiny_grid(cache).plan()[1], out)
 
 
 def side_by_side(trial: Trial) -> None:

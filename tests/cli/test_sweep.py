@@ -8,7 +8,7 @@ import pytest
 
 from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.config.sweep import SweepRecipe
-from exlm_cli.experiments.results import MeasuredCell
+from exlm_cli.experiments.results import CellRuns
 from exlm_cli.run_dir import read_run_json, update_run_json
 from tests.cli.asserts import printed_by, refusal_of, result_of
 from tests.cli.conftest import TINY as TINY_VALUES
@@ -44,14 +44,14 @@ def test_a_sweep_from_training_to_tables_and_figures(folder, capsys):
     assert refusal_of(capsys, "repeat-mlm", "--resume", "run").startswith("error: run: a run of `exlm sweep`")
 
 
-def _write_run(run: Path, name: str, results: Sequence[MeasuredCell], *overrides: str) -> None:
+def _write_run(run: Path, name: str, results: Sequence[CellRuns], *overrides: str) -> None:
     """Write what a sweep leaves, without its models."""
     run.mkdir()
     recipe = load_recipe(name, list(overrides), kind=SweepRecipe)
     (run / "recipe.yaml").write_text(dump_recipe(recipe))
     update_run_json(run, {"command": recipe.run_by, "num_cells": len(recipe.plan())})
     for result in results:
-        write_cell(run / "cells" / result.result.label / f"seed-{result.result.seed}", result)
+        write_cell(run / "cells" / result.plan.name, result)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_eval_writes_the_tables_where_and_as_asked(sweep, folder, capsys):
 
 
 def test_eval_of_an_unfinished_sweep_says_what_is_missing(sweep, capsys):
-    (sweep / "cells" / "exlm" / "seed-1" / "result.json").unlink()
+    (sweep / "cells" / "exlm" / "seed-1" / "scores.csv").unlink()
     captured = printed_by(capsys, ["eval", "run", "--no-figures"])
     assert captured.err == "4 of 5 cells are done; `exlm sweep --resume run` does the others\n"
     ours = [line.split()[1:3] for line in captured.out.splitlines() if line.startswith("ours ") and ":" not in line]
@@ -126,9 +126,9 @@ def test_eval_of_a_repeat_mlm_grid_prints_its_tables(folder, capsys):
 def test_eval_refuses_two_sweeps_sweeps_with_data_and_damaged_ones(sweep, capsys):
     assert refusal_of(capsys, "eval", "run", "run2").startswith("error: give one sweep at a time")
     assert refusal_of(capsys, "eval", "run", "--data", "x.txt").startswith("error: run: a run of `exlm sweep`")
-    (sweep / "cells" / "exlm" / "seed-1" / "result.json").write_text("{")
-    assert "result.json" in refusal_of(capsys, "eval", "run")
-    for path in sweep.rglob("result.json"):
+    (sweep / "cells" / "exlm" / "seed-1" / "scores.csv").write_text("{")
+    assert "scores.csv" in refusal_of(capsys, "eval", "run")
+    for path in sweep.glob("cells/*/*/scores.csv"):
         path.unlink()
     assert refusal_of(capsys, "eval", "run") == (
         "error: run: none of its 5 cells is done\nhint: continue with `exlm sweep --resume run`"

@@ -6,18 +6,18 @@ from typing import Any
 import pytest
 
 from exlm_cli.experiments import cell, sweep
-from exlm_cli.experiments.results import MeasuredCell
+from exlm_cli.experiments.results import CellRuns
 from exlm_cli.experiments.sweep import run_sweep
 from exlm_cli.progress import SilentProgress
 from exlm_cli.train.pretrain import PretrainTask
 from tests.killed import die_at_call, run_until_killed, untimed_rows
-from tests.tiny_sweeps import tiny_grid, tiny_sweep, untimed
+from tests.tiny_sweeps import run_cell, scores_of, tiny_grid, tiny_sweep
 
 POINTS: dict[str, tuple[Any, str, int]] = {
     "before the first step": (PretrainTask, "losses", 1),
     "between checkpoints": (PretrainTask, "losses", 6),
     "between training and measuring": (cell, "measure_entropy", 1),
-    "before what was measured is written": (cell, "write_together", 1),
+    "before what was measured is written": (cell, "write_atomically", 1),
 }
 KEPT_STEPS = dict(zip(POINTS, (0, 4, 6, 6), strict=True))
 
@@ -25,7 +25,7 @@ KEPT_STEPS = dict(zip(POINTS, (0, 4, 6, 6), strict=True))
 def run_cell_and_die(cache: Path, folder: Path, point: str) -> None:
     """Run the second cell in the process at hand until it dies."""
     die_at_call(*POINTS[point])
-    cell.run_cell(tiny_grid(cache).plan()[1], folder, SilentProgress())
+    run_cell(tiny_grid(cache).plan()[1], folder)
 
 
 def run_sweep_and_die(cache: Path, out: Path) -> None:
@@ -35,9 +35,9 @@ def run_sweep_and_die(cache: Path, out: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[MeasuredCell]]:
+def undisturbed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[CellRuns]]:
     folder = tmp_path_factory.mktemp("undisturbed")
-    return folder, [cell.run_cell(plan, folder / plan.folder, SilentProgress()) for plan in tiny_grid(cache).plan()]
+    return folder, [run_cell(plan, folder / plan.name) for plan in tiny_grid(cache).plan()]
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -45,25 +45,25 @@ def test_a_killed_cell_ends_like_an_undisturbed_one(undisturbed, cache, tmp_path
     whole, results = undisturbed
     plan, folder = tiny_grid(cache).plan()[1], tmp_path / "cell"
     run_until_killed(run_cell_and_die, cache, folder, point)
-    assert not (folder / "result.json").exists()
+    assert not (folder / "scores.csv").exists()
     steps = [int(path.name.removeprefix("step-")) for path in (folder / "pretrain/checkpoints").glob("step-*")]
     assert max(steps, default=0) == KEPT_STEPS[point]
-    assert untimed([cell.run_cell(plan, folder, SilentProgress())]) == untimed(results[1:2])
-    assert untimed_rows(folder / "pretrain") == untimed_rows(whole / plan.folder / "pretrain")
+    assert scores_of([run_cell(plan, folder)]) == scores_of(results[1:2])
+    assert untimed_rows(folder / "pretrain") == untimed_rows(whole / plan.name / "pretrain")
 
 
 @pytest.mark.slow
 def test_a_sweep_killed_with_a_cell_on_the_way_goes_on_where_it_was(cache, tmp_path):
     recipe, whole = tiny_sweep(cache), tmp_path / "whole"
-    results = [cell.run_cell(plan, whole / plan.folder, SilentProgress()) for plan in recipe.plan()]
+    results = [run_cell(plan, whole / plan.name) for plan in recipe.plan()]
     run = tmp_path / "run"
     run_until_killed(run_sweep_and_die, cache, run)
-    done = {path: path.stat().st_mtime_ns for path in run.glob("cells/*/*/result.json")}
+    done = {path: path.stat().st_mtime_ns for path in run.glob("cells/*/*/scores.csv")}
     assert done
     # the process of the other cell dies with its parent, or is waited for
     again = run_sweep(recipe, out=None, resume=run, workers=1, progress=SilentProgress())
-    assert untimed(again.cells) == untimed(results)
+    assert scores_of(again.cells) == scores_of(results)
     for path, written_ns in done.items():
         assert path.stat().st_mtime_ns == written_ns
     for plan in recipe.plan():
-        assert untimed_rows(run / "cells" / plan.folder / "pretrain") == untimed_rows(whole / plan.folder / "pretrain")
+        assert untimed_rows(run / "cells" / plan.name / "pretrain") == untimed_rows(whole / plan.name / "pretrain")

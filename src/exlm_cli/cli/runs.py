@@ -227,13 +227,14 @@ def _no_run(missing: str, recipe_to_make_one: str, instead: str = "") -> Checkpo
 
 
 def _is_scorable(run: Path, *, takes_all: bool) -> bool:
-    from exlm_cli.experiments.results import RESULT_FILE, is_sweep_run
+    from exlm_cli.experiments.results import is_sweep_run
     from exlm_cli.finetune.results import RESULTS_FILE
+    from exlm_cli.finetune.scores import SCORES_FILE
 
     try:
         command = read_run_json(run).command
         if is_sweep_run(run):
-            return takes_all and any((run / "cells").rglob(RESULT_FILE))
+            return takes_all and any(run.glob(f"cells/*/*/{SCORES_FILE}"))
     except ExlmError:
         return False  # a damaged run is left out
     is_finished = takes_all and command == "finetune" and (run / RESULTS_FILE).is_file()

@@ -51,8 +51,7 @@ def load_recipe(
     Args:
         name_or_file: Name of a recipe that ships with the package, or path of a YAML file. A `Path` is never a name,
             and its `~` is a character like any other.
-        overrides: `section.key=value`, the value in YAML; later ones win. A variant of a sweep given here is run,
-            whatever `only` in the file says.
+        overrides: `section.key=value`, the value in YAML; later ones win.
         kind: Kind of recipe to read.
 
     Raises:
@@ -75,9 +74,7 @@ def load_recipe(
     if issubclass(kind, SweepRecipe) and layers.values.get("cells"):
         for layer in set_layers:
             refuse_decided(layer, kind.decided_by_cells, "repeat-mlm")
-    recipe = check_recipe(layers, _shown(path), kind)
-    added = _variants_to_add(recipe, set_layers) if isinstance(recipe, SweepRecipe) else None
-    return recipe if added is None else check_recipe(added.over(layers), _shown(path), kind)
+    return check_recipe(layers, _shown(path), kind)
 
 
 @contextmanager
@@ -256,16 +253,6 @@ def _named_by(path: Path) -> Layers:
     """Return the default name of a recipe: its file's, with `-` for characters that a folder name must not have."""
     name = re.sub(r"[^a-z0-9._-]+", "-", path.stem.lower()).strip("._-")
     return Layers.read_from({"name": name or "recipe"}, f"the name of {path.name}")
-
-
-def _variants_to_add(recipe: SweepRecipe, set_layers: Sequence[Layers]) -> Layers | None:
-    """Return `only` with the variants that an override gives; None where all are run or `only` is overridden."""
-    if any("only" in layer.values for layer in set_layers):
-        return None
-    labels = (label for layer in set_layers for label in layer.values.get("variants") or ())
-    only = list(dict.fromkeys((*recipe.only, *labels)))
-    is_narrow = 0 < len(recipe.only) < len(only)
-    return Layers.read_from({"only": only}, "the variants of the overrides") if is_narrow else None
 
 
 def _pop_base(values: dict[str, Any], path: Path, key: str) -> str | None:

@@ -8,17 +8,17 @@ import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from exlm_cli.config.base import Recipe, StrictModel, describe_finding
+from exlm_cli.config.base import Recipe, describe_finding
 from exlm_cli.config.finetune import CommonFinetuneRecipe, FinetuneRecipe, Seed
 from exlm_cli.config.overrides import child_keys, find_field, nearest_key, typed_value
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import MaskRatio, OneOrRange
 from exlm_cli.errors import ConfigError
-from exlm_cli.files import JsonModel
 
 TaskName = Annotated[str, Field(pattern=r"^[a-z0-9]+(/[a-z0-9-]+)?$")]
 RepeatsAndRatio = tuple[Annotated[int, Field(ge=1, le=64)], MaskRatio]
@@ -42,41 +42,25 @@ _NOT_VARIED = {
 """Keys of a pre-training recipe that a sweep sets itself, each with what decides it."""
 
 
-class VariantDescription(JsonModel):
-    """What distinguishes a variant in the paper's tables, its budget, and what it changes by key."""
-
-    objective: str
-    num_states_per_mask: int
-    num_repeats: int
-    mask_ratio: OneOrRange
-    rope: str
-    alignment: str
-    relative_steps: float | None = Field(
-        description="Steps, or epochs, over those of the common recipe; none: one counts steps and the other epochs"
-    )
-    batch_sequences: int | None
-    batch_tokens: int | None
-    changes: dict[str, Any]
-
-
-class SweepCell(StrictModel):
-    """One variant with one seed: all that a worker process needs to train it.
+@dataclass(frozen=True)
+class SweepCell:
+    """One variant with one seed: a pre-training run, and a fine-tuning run for each task.
 
     Attributes:
         label: Names the variant and its folder, like `exlm-k2` or `k4-p0.789`.
-        description: What distinguishes the variant in results.
+        changes: What the variant changes in the common recipe, by dotted key.
         pretrain: What is trained, seed included.
         finetune: One recipe for each task.
-        measure_sequences: Validation sequences scored after training; none: all.
-        entropy_ratios: Other mask ratios at which the entropy of predictions is measured.
+        mask_ratios: Mask ratios at which it is scored, its own first.
+        measure_sequences: Validation sequences scored at each; none: all.
     """
 
     label: str
-    description: VariantDescription
+    changes: Mapping[str, Any]
     pretrain: PretrainRecipe
     finetune: tuple[FinetuneRecipe, ...]
+    mask_ratios: tuple[OneOrRange, ...]
     measure_sequences: int | None
-    entropy_ratios: tuple[float, ...]
 
     @property
     def seed(self) -> int:
@@ -84,8 +68,8 @@ class SweepCell(StrictModel):
         return self.pretrain.seed
 
     @property
-    def folder(self) -> str:
-        """Its folder under `cells/` of the run directory."""
+    def name(self) -> str:
+        """Its name in messages, and its folder under `cells/` of the run directory."""
         return f"{self.label}/seed-{self.seed}"
 
     @property
@@ -128,9 +112,7 @@ class SweepRecipe(Recipe):
     variants: dict[str, dict[str, Any]] = Field(
         default={}, description="What each variant changes in `pretrain`, values by key; {} for no change"
     )
-    only: tuple[str, ...] = Field(
-        (), description="Variants that are run, in this order, and those that an override adds; empty: all"
-    )
+    only: tuple[str, ...] = Field((), description="Variants that are run, in this order; empty: all")
     cells: tuple[RepeatsAndRatio, ...] = Field(
         (), description="Repeated MLM, in place of `variants`: one variant for each (repetitions k, mask ratio p)"
     )
@@ -157,26 +139,6 @@ class SweepRecipe(Recipe):
     def plan_seed(self, seed: int) -> list[SweepCell]:
         """Return every variant with one seed."""
         return [self._cell(label, changes, seed) for label, changes in self._changes().items()]
-
-    def together_with(self, earlier: Self) -> Self:
-        """Return this recipe with the variants, cells, seeds and tasks of `earlier` added.
-
-        Raises:
-            ConfigError: A variant of `earlier` does not fit the common values of this recipe.
-        """
-        keys = ("seeds", "tasks", "cells", "only")
-        joined = {key: tuple(dict.fromkeys((*getattr(earlier, key), *getattr(self, key)))) for key in keys}
-        if not (self.only and earlier.only):
-            joined["only"] = ()
-        variants = {label: dict(changes) for label, changes in {**earlier.variants, **self.variants}.items()}
-        try:
-            return self.changed(joined | {"variants": variants})
-        except ValidationError as error:
-            found = describe_finding(error.errors()[0])
-            raise ConfigError(
-                f"the cells that this run has already do not go with the changed recipe: {found}",
-                "start the changed recipe as a new run, without `resume=RUN`",
-            ) from None
 
     def choose_cells(
         self, num_repeats: Sequence[int] | None, mask_ratios: Sequence[float] | None
@@ -300,27 +262,13 @@ class SweepRecipe(Recipe):
     def _cell(self, label: str, changes: dict[str, Any], seed: int) -> SweepCell:
         named = {"purpose": f"Variant {label} of {self.name}", "paper": self.paper}
         pretrain = self._pretrain(label, seed, named | changes)
-        masking, train, common = pretrain.masking, pretrain.train, self.pretrain.train
-        lengths = ((train.max_steps, common.max_steps), (train.max_epochs, common.max_epochs))
-        description = VariantDescription(
-            objective=pretrain.objective,
-            num_states_per_mask=masking.num_states_per_mask,
-            num_repeats=masking.num_repeats,
-            mask_ratio=masking.mask_ratio,
-            rope=pretrain.model.rope,
-            alignment=pretrain.model.alignment,
-            relative_steps=next((own / usual for own, usual in lengths if own and usual), None),
-            batch_sequences=train.batch_sequences,
-            batch_tokens=train.batch_tokens,
-            changes=changes,
-        )
         return SweepCell(
             label=label,
-            description=description,
+            changes=changes,
             pretrain=pretrain,
             finetune=tuple(map(self._finetune, self.tasks)),
+            mask_ratios=tuple(dict.fromkeys((pretrain.masking.mask_ratio, *self.entropy_ratios))),
             measure_sequences=self.measure_sequences,
-            entropy_ratios=self.entropy_ratios,
         )
 
     def _steps(self, k: int, p: float) -> int | None:

@@ -1,53 +1,27 @@
-"""Result files of a sweep as typed values, and sweeps read back from their run directories, finished or not. No torch.
+"""A sweep read back from its run directory, finished or not. No torch.
 
-A run directory of a sweep holds `recipe.yaml`, `run.json`, `results.json`, `scores.csv`, `report/` and a folder for
-each cell, `cells/<label>/seed-<n>/`, with `pretrain/`, `result.json`, `scores.csv` and `finetune/<task>/`.
+A run directory of a sweep holds `recipe.yaml`, `run.json`, `scores.csv`, `report/` and a folder for each cell,
+`cells/<label>/seed-<n>/`, with the runs `pretrain/` and `finetune/<task>/`, and `scores.csv` of the pre-trained model.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import Field
-
+from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.sections import OneOrRange
-from exlm_cli.config.sweep import SweepCell, SweepRecipe, VariantDescription
+from exlm_cli.config.sweep import SweepCell, SweepRecipe
 from exlm_cli.errors import CheckpointError
-from exlm_cli.files import JsonModel, absent_if_none, read_json
-from exlm_cli.finetune.results import read_results
-from exlm_cli.finetune.scores import COLUMNS, SCORES_FILE, FinetunedRun, read_score_table, score_table
-from exlm_cli.run_dir import RUN_FILE, read_run_json, resume_command
+from exlm_cli.files import JsonModel, read_json
+from exlm_cli.finetune.results import RESULTS_FILE, read_results
+from exlm_cli.finetune.scores import COLUMNS, SCORES_FILE, FinetunedRun, read_score_table
+from exlm_cli.run_dir import DIVERGED_FILE, RUN_FILE, RunInfo, read_run_json, resume_command
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-RESULT_FILE = "result.json"
-"""In the folder of a cell whose pre-training is done and measured."""
-
-
-class Corruption(JsonModel):
-    """Tokens that lost every copy, counted under a recipe's own masks, beside the law of App. C.
-
-    Attributes:
-        num_tokens: N of App. C, tokens that can be masked, before repetition.
-        num_corrupted: Those of them with every copy masked.
-        expected: p^k.
-        expected_with_floor: p^k, and for k = 1 also the effect of "at least one mask a sequence": with probability
-            (1 - p)^n a sequence of n tokens draws no mask and gets one. For k > 1 one masked copy corrupts nothing.
-        measured: Share of corrupted tokens.
-        standard_error: Square root of App. C's variance of the share, p^k (1 - p^k) / N.
-    """
-
-    num_tokens: int
-    num_corrupted: int
-    expected: float
-    expected_with_floor: float
-    measured: float
-    standard_error: float
 
 
 class PredictionEntropy(JsonModel):
@@ -76,83 +50,87 @@ def masking_of(mask_ratio: float | tuple[float, float]) -> str:
     return f"p={'-'.join(map(str, mask_ratio if isinstance(mask_ratio, tuple) else (mask_ratio,)))}"
 
 
-class TunedTask(JsonModel):
-    """A task that a cell was fine-tuned on, in a run of its own.
+@dataclass(frozen=True)
+class CellRuns:
+    """A cell of a sweep and its folder; what it has is read from the folder when it is asked for, and then kept."""
 
-    Attributes:
-        identity: Of the fine-tuning recipe.
-        diverged: Why training stopped early; absent where it finished.
-    """
-
-    identity: str
-    diverged: str | None = absent_if_none()
-
-
-class SweepCellResult(VariantDescription):
-    """`result.json` of a cell, a variant with one seed: what is done. Its scores are in `scores.csv`.
-
-    Attributes:
-        label, seed: As in `config.sweep.SweepCell`.
-        pretrain_identity: Identity of the recipe it was trained with.
-        corruption: None where masks are not drawn token by token.
-        diverged: Why training stopped early; absent where it finished.
-        measure_sequences, mask_ratios: What was measured after pre-training, its own mask ratio first.
-        steps, elapsed_s, parameters: Absent where training diverged.
-        finetune: By task.
-    """
-
-    label: str
-    seed: int
-    pretrain_identity: str
-    corruption: Corruption | None
-    diverged: str | None = absent_if_none()
-    measure_sequences: int | None = None
-    mask_ratios: tuple[OneOrRange, ...] = ()
-    steps: int | None = absent_if_none()
-    elapsed_s: float | None = absent_if_none()
-    parameters: int | None = absent_if_none()
-    finetune: dict[str, TunedTask] = Field(default={})
+    plan: SweepCell
+    folder: Path
 
     @property
-    def diverged_tasks(self) -> list[str]:
-        """Tasks on which fine-tuning diverged."""
-        return [task for task, tuned in self.finetune.items() if tuned.diverged is not None]
+    def pretrain(self) -> Path:
+        """Run directory of its pre-training."""
+        return self.folder / "pretrain"
 
+    def task_folder(self, task: str) -> Path:
+        """Return the run directory of its fine-tuning on a task."""
+        return self.folder / "finetune" / task.replace("/", "-")
 
-@dataclass(frozen=True)
-class MeasuredCell:
-    """A cell whose pre-training is done: its folder and its result."""
+    @cached_property
+    def diverged(self) -> str | None:
+        """Where its pre-training diverged; None if it did not."""
+        return find_divergence(self.pretrain)
 
-    folder: Path
-    result: SweepCellResult
+    @cached_property
+    def diverged_tasks(self) -> dict[str, str]:
+        """Where fine-tuning diverged, by task."""
+        tasks = {recipe.task.name: self.task_folder(recipe.task.name) for recipe in self.plan.finetune}
+        found = {task: find_divergence(run) for task, run in tasks.items() if not (run / RESULTS_FILE).is_file()}
+        return {task: where for task, where in found.items() if where is not None}
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it is pre-trained and scored at each of its mask ratios, or diverged."""
+        if not ((self.folder / SCORES_FILE).is_file() and (self.pretrain / "recipe.yaml").is_file()):
+            return False
+        wanted = set(map(masking_of, self.plan.mask_ratios))
+        return self.diverged is not None or wanted <= set(self.pretrain_scores.grid_point)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing of it is left to do."""
+        return self.is_measured and (self.diverged is not None or not self.waiting_tasks)
+
+    @property
+    def waiting_tasks(self) -> list[FinetuneRecipe]:
+        """Tasks on which it is still to be fine-tuned."""
+        done = {*self.tuned, *self.diverged_tasks}
+        return [recipe for recipe in self.plan.finetune if recipe.task.name not in done]
+
+    @cached_property
+    def run(self) -> RunInfo:
+        """What `run.json` of its pre-training says: steps, parameters, time."""
+        return read_run_json(self.pretrain)
 
     @cached_property
     def tuned(self) -> dict[str, FinetunedRun]:
         """Finished fine-tuning runs by task."""
-        folders = {
-            task: task_folder(self.folder, task) for task, tuned in self.result.finetune.items() if not tuned.diverged
+        runs = {recipe.task.name: self.task_folder(recipe.task.name) for recipe in self.plan.finetune}
+        return {
+            task: FinetunedRun(task, run, read_results(run))
+            for task, run in runs.items()
+            if (run / RESULTS_FILE).is_file()
         }
-        return {task: FinetunedRun(task, folder, read_results(folder)) for task, folder in folders.items()}
 
     @cached_property
     def pretrain_scores(self) -> "DataFrame":
-        """Rows of `scores.csv`, of the pre-trained model; none where training diverged.
+        """Rows of its `scores.csv`: scores of the pre-trained model on `valid`, counts of corrupted tokens on `train`.
 
         Raises:
             CheckpointError: The file is missing or damaged.
         """
-        hint = f"delete {RESULT_FILE} beside it; the cell is measured again, its training is kept"
-        is_measured = self.result.diverged is None
-        return read_score_table(self.folder / SCORES_FILE, hint) if is_measured else score_table([])
+        hint = "delete the file and continue the sweep; the cell is measured again, its training is kept"
+        return read_score_table(self.folder / SCORES_FILE, hint)
 
     @property
     def scores(self) -> "DataFrame":
-        """Every score: rows of the pre-trained model and of each task, under `task` before them."""
+        """Every score: rows of the pre-trained model and of each task, with variant, seed and task before them."""
         import pandas as pd
 
         tables = {"": self.pretrain_scores, **{task: run.scores.table for task, run in self.tuned.items()}}
-        named = (table.assign(task=task)[["task", *COLUMNS]] for task, table in tables.items())
-        return pd.concat(named, ignore_index=True)
+        table = pd.concat([of_task.assign(task=task) for task, of_task in tables.items()], ignore_index=True)
+        table = table.assign(variant=self.plan.label, pretrain_seed=self.plan.seed)
+        return table[["variant", "pretrain_seed", "task", *COLUMNS]]
 
     @cached_property
     def values(self) -> "DataFrame":
@@ -164,8 +142,9 @@ class MeasuredCell:
         import pandas as pd
 
         own = self.pretrain_scores[["metric", "grid_point", "value"]].set_axis(["metric", "masking", "value"], axis=1)
+        masking = masking_of(self.plan.mask_ratios[0])
         rows = [
-            (f"{task} {name}", masking_of(self.result.mask_ratio), run.seeds(name).center(run.results.aggregate))
+            (f"{task} {name}", masking, run.seeds(name).center(run.results.aggregate))
             for task, run in self.tuned.items()
             for name in run.scores.names(run.results.scored_split)
         ]
@@ -178,27 +157,28 @@ class MeasuredCell:
 
     def value(self, metric: str) -> float:
         """Return a metric under the cell's own masking; NaN where it has none."""
-        rows = self.values[(self.values.metric == metric) & (self.values.masking == masking_of(self.result.mask_ratio))]
+        is_own = self.values.masking == masking_of(self.plan.mask_ratios[0])
+        rows = self.values[is_own & (self.values.metric == metric)]
         return float(rows.value.iloc[0]) if len(rows) else math.nan
 
 
-class SweepSummary(JsonModel):
-    """`results.json` of a sweep, for scripts: nothing here reads it."""
+class Divergence(JsonModel):
+    """`diverged.json` of a training: the step, counted from 0, that it could not take."""
 
-    kind: str
-    recipe: str
-    paper: str
-    seeds: tuple[int, ...]
-    tasks: tuple[str, ...]
-    cells: tuple[SweepCellResult, ...]
+    step: int
+    epoch: int
+    value: str
+    sample_index: tuple[int, ...]
 
 
-def sweep_scores(cells: Sequence[MeasuredCell]) -> "DataFrame":
-    """Return every score of a sweep, for `scores.csv`: variant, seed of pre-training and task before each row."""
-    import pandas as pd
+def find_divergence(run: Path) -> str | None:
+    """Return where a run diverged, like `step 3`; None if it did not.
 
-    tables = [cell.scores.assign(variant=cell.result.label, pretrain_seed=cell.result.seed) for cell in cells]
-    return pd.concat(tables, ignore_index=True)[["variant", "pretrain_seed", "task", *COLUMNS]]
+    Raises:
+        CheckpointError: The file that says so is damaged.
+    """
+    path = next(run.rglob(DIVERGED_FILE), None)
+    return None if path is None else f"step {read_json(path, Divergence).step + 1}"
 
 
 @dataclass(frozen=True)
@@ -206,34 +186,28 @@ class SweepRun:
     """A sweep as far as it is done.
 
     Attributes:
-        cells: Those that are pre-trained, in the order of the recipe, also if a task is still to be done.
+        cells: Those that are pre-trained and measured, in the order of the recipe, also if a task is still to be done.
     """
 
     folder: Path
     recipe: SweepRecipe
-    cells: list[MeasuredCell]
+    cells: list[CellRuns]
     num_cells: int
 
     @property
     def num_done(self) -> int:
         """Cells that diverged, or were fine-tuned on each task of the recipe."""
-        tasks, results = set(self.recipe.tasks), [cell.result for cell in self.cells]
-        return sum(result.diverged is not None or tasks <= result.finetune.keys() for result in results)
+        return sum(cell.is_done for cell in self.cells)
 
     @property
     def num_diverged(self) -> int:
         """Cells whose training, or fine-tuning on a task, diverged."""
-        return sum(cell.result.diverged is not None or bool(cell.result.diverged_tasks) for cell in self.cells)
+        return sum(cell.diverged is not None or bool(cell.diverged_tasks) for cell in self.cells)
 
 
-def cell_folder(run: Path, cell: SweepCell) -> Path:
-    """Return where a cell of a run directory works."""
-    return run / "cells" / cell.folder
-
-
-def task_folder(cell: Path, task: str) -> Path:
-    """Return the fine-tuning run of a cell on a task."""
-    return cell / "finetune" / task.replace("/", "-")
+def cells_of(run: Path, recipe: SweepRecipe) -> list[CellRuns]:
+    """Return the cells of a sweep in its run directory."""
+    return [CellRuns(plan, run / "cells" / plan.name) for plan in recipe.plan()]
 
 
 def is_sweep_run(path: Path) -> bool:
@@ -251,36 +225,13 @@ def load_sweep_run(path: Path) -> SweepRun:
     """Read what is done of a sweep.
 
     Raises:
-        CheckpointError: No cell is done yet, or a result is damaged.
+        CheckpointError: No cell is done yet, or a file is damaged.
         ConfigError: Its recipe has keys that this version does not know.
     """
     recipe = load_recipe(path / "recipe.yaml", kind=SweepRecipe)
-    planned = recipe.plan()
-    cells = measured_cells(path, planned)
-    if not cells:
-        raise CheckpointError(
-            f"{path}: none of its {len(planned)} cells is done",
-            f"continue with `{resume_command(recipe.run_by, path)}`",
-        )
-    return SweepRun(path, recipe, cells, len(planned))
-
-
-def measured_cells(run: Path, cells: Sequence[SweepCell]) -> list[MeasuredCell]:
-    """Return the cells that have a result, also those that lack a task.
-
-    Raises:
-        CheckpointError: A result is damaged.
-    """
-    folders = [cell_folder(run, cell) for cell in cells]
-    found = ((folder, read_cell_result(folder)) for folder in folders)
-    return [MeasuredCell(folder, result) for folder, result in found if result is not None]
-
-
-def read_cell_result(folder: Path) -> SweepCellResult | None:
-    """Return the result of a cell; None where there is none yet.
-
-    Raises:
-        CheckpointError: It is damaged.
-    """
-    path, hint = folder / RESULT_FILE, "delete the file; the cell is measured again, its training is kept"
-    return read_json(path, SweepCellResult, hint=hint) if path.is_file() else None
+    cells = cells_of(path, recipe)
+    measured = [cell for cell in cells if cell.is_measured]
+    if not measured:
+        command = resume_command(recipe.run_by, path)
+        raise CheckpointError(f"{path}: none of its {len(cells)} cells is done", f"continue with `{command}`")
+    return SweepRun(path, recipe, measured, len(cells))

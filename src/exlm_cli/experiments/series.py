@@ -1,8 +1,9 @@
 """Fine-tuning on several tasks of a suite: a list of ordinary runs for the workers, each in a folder of its own."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from exlm_cli.bundled_models import bundled_name
 from exlm_cli.config.finetune import FinetuneRecipe, grid_points
@@ -11,13 +12,7 @@ from exlm_cli.config.load import load_recipe
 from exlm_cli.errors import DataError, DivergedError
 from exlm_cli.files import JsonModel, read_json, write_json
 from exlm_cli.finetune.results import RESULTS_FILE, read_results
-from exlm_cli.finetune.run import (
-    FinetuneResult,
-    require_fitting_model,
-    resolve_sequence_length,
-    resume_finetuning,
-    run_finetuning,
-)
+from exlm_cli.finetune.run import FinetuneResult, require_fitting_model, resolve_sequence_length, run_finetuning
 from exlm_cli.finetune.scores import read_scores
 from exlm_cli.format import format_fixed
 from exlm_cli.launch import require_one_process
@@ -131,28 +126,20 @@ def run_series(
         ExlmError: What stops any run but its own divergence; the others have saved a checkpoint.
     """
     series = read_json(folder / SERIES_FILE, Series)
-    jobs = [Job(name, (recipe, folder / name)) for name, recipe in series.recipes.items()]
-    done = [name for name in series.recipes if (folder / name / RESULTS_FILE).is_file()]
-    diverged: dict[str, DivergedError] = {}
-
-    def describe(job: Job, error: DivergedError | None) -> str:
-        if error is None:
-            return _describe(folder / job.name)
-        diverged[job.name] = error
-        return error.message
-
+    start = series.checkpoint if checkpoint is None else str(checkpoint.resolve())
+    task = partial(run_task, use_grid=series.use_grid, baseline=series.baseline)
+    jobs = [Job(name, (recipe, folder / name, start)) for name, recipe in series.recipes.items()]
     first = next(iter(series.recipes.values()))
     environments = worker_environments(pick_device(first).type, num_threads=first.train.num_threads, workers=workers)
     with sole_process(folder, is_new=False):
+        done = [name for name in series.recipes if (folder / name / RESULTS_FILE).is_file()]
         progress.message(
             f"{len(jobs)} tasks, {len(done)} of them done, {len(environments)} at once; results in {folder}"
         )
-        run_jobs(
-            partial(_run_task, series, checkpoint),
+        diverged = run_tasks(
             jobs,
-            noun="task",
+            task,
             finished=done,
-            describe=describe,
             environments=environments,
             logs=folder / "workers",
             resume=resume_command("finetune", folder),
@@ -162,28 +149,60 @@ def run_series(
     return [FinetuneResult(run, read_results(run)) for run in finished], list(diverged.values())
 
 
-def _run_task(
-    series: Series, moved: Path | None, recipe: FinetuneRecipe, folder: Path, progress: Progress
-) -> DivergedError | None:
-    """Begin or continue one run of a series, in a worker; return the error where it diverged.
+def run_tasks(
+    jobs: Sequence[Job], task: Callable[..., DivergedError | None], **options: Any
+) -> dict[str, DivergedError]:
+    """Finish fine-tuning runs, and return the errors of those that diverged, by name.
 
     Args:
-        moved: The pre-training run, if it has moved.
-        recipe: What it begins with.
-        folder: Its run directory.
+        jobs: Each has the first arguments of `run_task`.
+        task: `run_task`, or a part of it.
+        options: As in `workers.run_jobs`.
+
+    Raises:
+        InterruptedRunError: Stopped by a signal; runs that were at work have saved a checkpoint.
+        ExlmError: What stops any run but its own divergence; the others have saved a checkpoint.
     """
+    diverged: dict[str, DivergedError] = {}
+
+    def describe(job: Job, error: DivergedError | None) -> str:
+        if error is None:
+            return _describe(job.arguments[1])
+        diverged[job.name] = error
+        return error.message
+
+    run_jobs(task, jobs, noun="task", describe=describe, **options)
+    return diverged
+
+
+def run_task(
+    recipe: FinetuneRecipe,
+    run: Path,
+    checkpoint: str,
+    progress: Progress,
+    *,
+    use_grid: bool = False,
+    baseline: bool | None = False,
+) -> DivergedError | None:
+    """Begin or continue a fine-tuning run, in a worker; return the error where it diverged.
+
+    Args:
+        recipe: What it does.
+        run: Its run directory.
+        checkpoint: The pre-training run that it begins with.
+        use_grid, baseline: As in `run_finetuning`.
+    """
+    is_begun = (run / "recipe.yaml").is_file()
     try:
-        if (folder / "recipe.yaml").is_file():
-            resume_finetuning(folder, checkpoint=moved, progress=progress)
-        else:
-            run_finetuning(
-                recipe,
-                checkpoint=moved or Path(series.checkpoint),
-                out=folder,
-                use_grid=series.use_grid,
-                baseline=series.baseline,
-                progress=progress,
-            )
+        run_finetuning(
+            recipe,
+            checkpoint=checkpoint,
+            out=None if is_begun else run,
+            resume=run if is_begun else None,
+            use_grid=use_grid,
+            baseline=baseline,
+            progress=progress,
+        )
     except DivergedError as error:
         return error
     return None

@@ -24,7 +24,7 @@ from exlm_cli.files import fsync, hash_json, write_json
 from exlm_cli.format import decimals, format_measure, format_number, format_percent
 from exlm_cli.ops.precision import precision_on
 from exlm_cli.progress import Bar, Progress
-from exlm_cli.run_dir import MetricsLog
+from exlm_cli.run_dir import DIVERGED_FILE, MetricsLog
 from exlm_cli.train.checkpoint import (
     BestState,
     CheckpointState,
@@ -579,7 +579,7 @@ class TrainingLoop:
 
     def _write_samples(self, step: _TakenStep, value: float) -> Path:
         """Write the samples of a step that cannot be used, and return the path of the file."""
-        path, samples = self.run / "diverged.json", step.indices.tolist()
+        path, samples = self.run / DIVERGED_FILE, step.indices.tolist()
         if self.ranks.is_first:
             write_json(path, {"step": step.step, "epoch": step.epoch, "value": str(value), "sample_index": samples})
         return path

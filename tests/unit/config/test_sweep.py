@@ -1,12 +1,11 @@
 """Sweep recipes: variants written by hand or generated from (k, p); errors are in `golden/`."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from exlm_cli.config.load import dump_recipe, load_recipe
-from exlm_cli.config.sweep import SweepCell, SweepRecipe, VariantDescription
+from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.errors import ConfigError
 from tests.unit.report.results import PAIRS, RATIOS
 
@@ -29,43 +28,18 @@ def _write(tmp_path: Path, text: str) -> str:
     return str(path)
 
 
-def _description(cell: SweepCell) -> VariantDescription:
-    assert isinstance(cell.description, VariantDescription)
-    return cell.description
-
-
 def test_a_variant_is_the_common_recipe_with_its_changes():
     variants = "variants={exlm: {}, slow: {optim.lr: 1e-4, masking.num_states_per_mask: 2}}"
     recipe = _load(SWEEP, variants, "seeds=[3, 9]", "only=[exlm, slow]")
     cells = recipe.plan()
-    assert [(cell.label, cell.folder) for cell in cells] == [
-        ("exlm", "exlm/seed-3"), ("slow", "slow/seed-3"), ("exlm", "exlm/seed-9"), ("slow", "slow/seed-9"),
-    ]  # fmt: skip
+    assert [cell.name for cell in cells] == ["exlm/seed-3", "slow/seed-3", "exlm/seed-9", "slow/seed-9"]
     expected = recipe.pretrain.model_dump() | {"name": f"{SWEEP}-slow", "purpose": f"Variant slow of {SWEEP}"}
     expected |= {"paper": recipe.paper, "seed": 9}
     expected["optim"]["lr"] = 1e-4
     expected["masking"]["num_states_per_mask"] = 2
     expected["train"]["num_threads"] = 1
     assert cells[3].pretrain.model_dump() == expected
-    assert _description(cells[3]).changes == {"optim.lr": 1e-4, "masking.num_states_per_mask": 2}
-    assert _description(cells[3]).num_states_per_mask == 2
-
-
-def test_a_cell_with_masks_from_a_range_comes_back_from_json():
-    variant = "variants.ranged={masking.mask_ratio: [0, 0.6], masking.place: mixed}"
-    (cell,) = _load(SWEEP, variant, "only=[ranged]").plan()
-    assert (_description(cell).mask_ratio, cell.pretrain.masking.place) == ((0.0, 0.6), "mixed")
-    assert SweepCell.model_validate(json.loads(cell.model_dump_json())) == cell
-
-
-def test_steps_are_relative_to_the_common_ones():
-    by_label = {cell.label: _description(cell) for cell in _load("table-2").plan()}
-    assert (by_label["mlm-plus-plus"].relative_steps, by_label["mlm"].relative_steps) == (2.0, 1.0)
-    by_epochs = _load(SWEEP, "variants.long={train.max_steps: null, train.max_epochs: 2}", "only=[long]")
-    assert _description(by_epochs.plan()[0]).relative_steps is None
-    epochs = "pretrain.train={max_steps: null, max_epochs: 4}"
-    longer = _load(SWEEP, epochs, "variants.long={train.max_epochs: 6}", "only=[long, mlm]")
-    assert [_description(cell).relative_steps for cell in longer.plan()[:2]] == [1.5, 1.0]
+    assert cells[3].changes == {"optim.lr": 1e-4, "masking.num_states_per_mask": 2}
 
 
 def test_only_chooses_variants_and_their_order():
@@ -73,13 +47,9 @@ def test_only_chooses_variants_and_their_order():
     assert [cell.label for cell in _load(SWEEP, "only=[]").plan()] == list(_load("ablations").variants)
 
 
-def test_a_variant_given_as_an_override_is_run_whatever_only_names():
-    own = "variants.my-own={optim.lr: 1e-4}"
-    usual = _load(SWEEP).only
-    assert _load(SWEEP, own).only == (*usual, "my-own")
-    assert _load(SWEEP, own, "variants={mlm: {}, late: {}}").only == (*usual, "my-own", "late")
-    assert _load(SWEEP, own, "only=[mlm]").only == ("mlm",)
-    assert _load(SWEEP, "variants.my-own={}", "only=[]").only == ()
+def test_a_sweep_is_scored_at_its_own_ratio_and_then_at_the_others():
+    cells = _load(SWEEP, "only=[mlm]", "entropy_ratios=[0.7, 0.5]", "pretrain.masking.mask_ratio=0.5").plan()
+    assert cells[0].mask_ratios == (0.5, 0.7)
 
 
 def test_a_child_adds_to_a_variant_and_to_the_sweep(tmp_path):
@@ -111,9 +81,8 @@ def test_order_and_values_survive_the_file_that_a_run_keeps(name, tmp_path):
 def test_generated_variants_differ_in_k_p_and_the_room_for_k_copies_alone():
     recipe = _load(GRID, "cells=[[1, 0.3], [4, 0.7]]", "seeds=[3, 9]")
     cells = recipe.plan()
-    assert [cell.folder for cell in cells] == [
-        "k1-p0.3/seed-3", "k4-p0.7/seed-3", "k1-p0.3/seed-9", "k4-p0.7/seed-9",
-    ]  # fmt: skip
+    names = ["k1-p0.3/seed-3", "k4-p0.7/seed-3", "k1-p0.3/seed-9", "k4-p0.7/seed-9"]
+    assert [cell.name for cell in cells] == names
     first, second = cells[0].pretrain, cells[1].pretrain
     masking = first.masking.model_copy(update={"num_repeats": 4, "mask_ratio": 0.7})
     model = first.model.model_copy(update={"max_length": 4 * 64})
@@ -207,45 +176,3 @@ def test_a_section_that_extends_a_recipe_replaces_the_one_it_inherits(tmp_path):
     changed = _load(_write(tmp_path, f"extends: {GRID}\npretrain:\n  optim: {{lr: 0.25}}\n")).pretrain
     inherited = _load(GRID).pretrain
     assert changed == inherited.model_copy(update={"optim": inherited.optim.model_copy(update={"lr": 0.25})})
-
-
-@pytest.mark.parametrize(
-    ("earlier", "later", "both"),
-    [
-        ("[mlm, exlm]", "[exlm-no-2d-rope, mlm]", ("mlm", "exlm", "exlm-no-2d-rope")),
-        ("[]", "[mlm]", ()),
-        ("[mlm]", "[]", ()),
-    ],
-)
-def test_a_sweep_together_with_an_earlier_one_has_the_variants_of_both(earlier, later, both):
-    joined = _load(SWEEP, f"only={later}", "seeds=[2]").together_with(_load(SWEEP, f"only={earlier}", "seeds=[1]"))
-    assert (joined.only, joined.seeds) == (both, (1, 2))
-
-
-def test_variants_that_only_the_earlier_sweep_has_are_kept_and_changed_ones_are_the_later_ones():
-    earlier = _load(SWEEP, "variants={a: {optim.lr: 1e-3}, b: {optim.lr: 1e-4}}", "only=[]")
-    later = _load(SWEEP, "variants={b: {optim.lr: 1e-5}, c: {}}", "only=[]")
-    rates = {label: changes.get("optim.lr") for label, changes in later.together_with(earlier).variants.items()}
-    assert (rates["a"], rates["b"], rates["c"]) == (1e-3, 1e-5, None)
-
-
-def test_a_grid_together_with_an_earlier_one_has_the_cells_seeds_and_tasks_of_both():
-    earlier = _load(GRID, "cells=[[1, 0.3], [4, 0.7]]", "seeds=[3, 9]", "tasks=[glue/rte, glue/qnli]")
-    later = _load(GRID, "cells=[[4, 0.7], [2, 0.5]]", "seeds=[9]", "tasks=[glue/sst2, glue/rte]")
-    both = later.together_with(earlier)
-    assert (both.cells, both.seeds) == (((1, 0.3), (4, 0.7), (2, 0.5)), (3, 9))
-    assert both.tasks == ("glue/rte", "glue/qnli", "glue/sst2")
-    assert later.together_with(later) == later
-    with pytest.raises(ConfigError, match="do not go with the changed recipe"):
-        later.model_copy(update={"pretrain": later.pretrain.model_copy(update={"objective": "exlm"})}).together_with(
-            earlier
-        )
-
-
-def test_a_variant_given_as_an_override_is_added_where_all_are_run(tmp_path):
-    """Without `only` all variants are run, so that one more is run beside them and not alone."""
-    path = tmp_path / "all.yaml"
-    path.write_text("extends: quickstart-ablations\nonly: []\n")
-    own = load_recipe(str(path), kind=SweepRecipe)
-    recipe = load_recipe(str(path), ["variants.one-more={masking.num_states_per_mask: 2}"], kind=SweepRecipe)
-    assert [cell.label for cell in recipe.plan_seed(1)] == [*own.variants, "one-more"]

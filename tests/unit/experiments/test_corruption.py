@@ -11,12 +11,11 @@ import pytest
 
 from exlm_cli.config.sections import MaskingConfig
 from exlm_cli.experiments.cell import count_corrupted
-from exlm_cli.experiments.results import Corruption
 from tests.tiny import SPECIAL
 from tests.unit.report.results import PAIRS
 
 
-def _count(lengths: list[int], num_repeats: int, ratio: float, seed: int = 1) -> Corruption:
+def _count(lengths: list[int], num_repeats: int, ratio: float, seed: int = 1) -> dict[str, float]:
     rng = np.random.default_rng(0)
     sequences = [(index, rng.integers(5, 40, size=length)) for index, length in enumerate(lengths)]
     masking = MaskingConfig(mask_ratio=ratio, num_repeats=num_repeats, scheme="bernoulli")
@@ -26,34 +25,34 @@ def _count(lengths: list[int], num_repeats: int, ratio: float, seed: int = 1) ->
 @pytest.mark.parametrize(("num_repeats", "ratio"), PAIRS)
 def test_the_share_is_p_to_the_k(num_repeats, ratio):
     counted = _count([510] * 60, num_repeats, ratio)
-    assert counted.num_tokens == 60 * 510
-    assert counted.expected == ratio**num_repeats
-    variance = counted.expected * (1 - counted.expected) / counted.num_tokens
-    assert counted.standard_error == pytest.approx(math.sqrt(variance), rel=1e-12)
-    assert abs(counted.measured - counted.expected) < 5 * counted.standard_error
+    assert counted["num_tokens"] == 60 * 510
+    assert counted["expected"] == ratio**num_repeats
+    variance = counted["expected"] * (1 - counted["expected"]) / counted["num_tokens"]
+    assert counted["standard_error"] == pytest.approx(math.sqrt(variance), rel=1e-12)
+    assert abs(counted["measured"] - counted["expected"]) < 5 * counted["standard_error"]
 
 
 def test_short_sequences_have_the_share_that_one_forced_mask_makes():
     counted = _count([10] * 3000, 1, 0.0225)
-    assert counted.expected_with_floor == pytest.approx(0.0225 + 0.9775**10 / 10, rel=1e-12)
+    assert counted["expected_with_floor"] == pytest.approx(0.0225 + 0.9775**10 / 10, rel=1e-12)
     # a sequence has one mask with probability 0.8 whatever was drawn: less spread than independent tokens have
-    assert abs(counted.measured - counted.expected_with_floor) < 5 * counted.standard_error
-    assert counted.measured - counted.expected > 50 * counted.standard_error
+    assert abs(counted["measured"] - counted["expected_with_floor"]) < 5 * counted["standard_error"]
+    assert counted["measured"] - counted["expected"] > 50 * counted["standard_error"]
 
 
 def test_a_forced_mask_corrupts_no_repeated_token():
     counted = _count([10] * 3000, 2, 0.15)
-    assert counted.expected_with_floor == counted.expected == 0.15**2
-    assert abs(counted.measured - counted.expected) < 5 * counted.standard_error
+    assert counted["expected_with_floor"] == counted["expected"] == 0.15**2
+    assert abs(counted["measured"] - counted["expected"]) < 5 * counted["standard_error"]
 
 
 def test_special_tokens_inside_a_sequence_do_not_count():
     tokens = np.array([7, SPECIAL.sep_id, 8, 9])
     masking = MaskingConfig(mask_ratio=0.99, scheme="bernoulli")
     counted = count_corrupted([(0, tokens)], masking, SPECIAL, seed=0)
-    assert counted.num_tokens == 3
+    assert counted["num_tokens"] == 3
 
 
 def test_nothing_counted_is_a_share_of_zero():
     counted = count_corrupted([], MaskingConfig(scheme="bernoulli"), SPECIAL, seed=0)
-    assert (counted.num_tokens, counted.measured) == (0, 0.0)
+    assert (counted["num_tokens"], counted["measured"]) == (0, 0.0)

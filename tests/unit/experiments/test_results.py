@@ -1,6 +1,5 @@
-"""Result files of cells: what is written is read back, what is damaged is refused; sweeps among other runs."""
+"""A sweep read back: what was written is read, in the order of the recipe; sweeps among other runs."""
 
-import json
 import math
 
 import pytest
@@ -8,8 +7,7 @@ import pytest
 from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.errors import CheckpointError
-from exlm_cli.experiments.results import MeasuredCell, SweepRun, cell_folder, load_sweep_run, read_cell_result
-from exlm_cli.files import write_json
+from exlm_cli.experiments.results import CellRuns, SweepRun, load_sweep_run
 from tests.unit.report.results import (
     DIVERGED,
     diverge,
@@ -22,45 +20,20 @@ from tests.unit.report.results import (
 )
 
 
-def test_a_result_is_read_back_as_it_was_and_that_of_a_diverged_cell_lacks_what_it_never_reached(tmp_path):
-    path = tmp_path / "result.json"
-    assert read_cell_result(tmp_path) is None
-    for cell in (sweep_results("table-2")[0], grid_results()[0], diverge(grid_results()[1])):
-        result = cell.result
-        write_json(path, result)
-        assert read_cell_result(tmp_path) == result
-        keys = json.loads(path.read_text()).keys()
-        assert ("diverged" in keys) == ("steps" not in keys) == (result.diverged is not None)
-
-
-@pytest.mark.parametrize(
-    ("changes", "key"),
-    [
-        ({"steps": None, "seed": "one"}, "seed"),
-        ({"unheard_of": 1}, "unheard_of"),
-        ({"finetune": {"glue/rte": {"metric": "accuracy"}}}, "finetune.glue/rte"),
-    ],
-)
-def test_a_damaged_result_is_refused_with_its_path_and_key(tmp_path, changes, key):
-    path = tmp_path / "result.json"
-    path.write_text(json.dumps(grid_results()[0].result.model_dump(mode="json") | changes))
-    with pytest.raises(CheckpointError, match=rf"result\.json: .*{key}"):
-        read_cell_result(tmp_path)
-
-
-def test_the_scores_of_a_cell_are_read_back_and_damaged_ones_are_refused(tmp_path):
-    cell = with_metrics(sweep_results("quickstart-ablations", seeds=(3,))[0], loss=None)
-    write_cell(tmp_path / "cell", cell)
-    read = MeasuredCell(tmp_path / "cell", cell.result)
+def test_the_scores_of_a_cell_are_read_back(tmp_path):
+    cell = with_metrics(sweep_results("quickstart-ablations", seeds=(3,), tasks=())[0], loss=None)
+    read = CellRuns(cell.plan, write_cell(tmp_path / "cell", cell))
     assert read.scores.equals(cell.scores)
-    assert read.scores.task.unique().tolist() == ["", *cell.tuned]
+    assert set(read.scores.pretrain_seed) == {3}
     assert math.isnan(read.value("loss"))
+
+
+def test_the_scores_of_tasks_are_read_from_their_runs(tmp_path):
+    cell = sweep_results("table-2")[0]
+    read = CellRuns(cell.plan, write_cell(tmp_path / "cell", cell))
+    assert read.scores.task.unique().tolist() == ["", *cell.tuned]
+    assert read.task_metrics == cell.task_metrics
     assert read.value("glue/mnli mismatched_accuracy") == cell.value("glue/mnli mismatched_accuracy")
-    path = tmp_path / "cell" / "scores.csv"
-    path.write_text(path.read_text().replace("perplexity,7.0", "perplexity,seven"))
-    with pytest.raises(CheckpointError, match=r"scores\.csv: not readable as scores: .*seven") as caught:
-        assert MeasuredCell(tmp_path / "cell", cell.result).scores
-    assert caught.value.hint.startswith("delete result.json beside it")
 
 
 @pytest.mark.parametrize(
@@ -79,20 +52,28 @@ def test_results_come_in_the_order_of_the_recipe(tmp_path):
         load_sweep_run(tmp_path)
     cells, results = recipe.plan(), sweep_results("table-13", seeds=(2, 5))
     for index in (6, 1):
-        write_cell(cell_folder(tmp_path, cells[index]), results[index])
+        write_cell(tmp_path / "cells" / cells[index].name, results[index])
     sweep = load_sweep_run(tmp_path)
     assert (sweep.recipe, sweep.num_cells) == (recipe, 8)
-    assert [cell.result for cell in sweep.cells] == [results[1].result, results[6].result]
+    assert [cell.plan.name for cell in sweep.cells] == [cells[1].name, cells[6].name]
 
 
 def test_a_cell_is_done_if_it_diverged_or_has_every_task_of_the_recipe(tmp_path):
     recipe = load_recipe("table-13", ["tasks=[glue/mnli, glue/rte]"], kind=SweepRecipe)
-    one, other, third, fourth = sweep_results("table-13", tasks=("MNLI",))
-    results = [
-        one,
-        with_scores(other, glue_rte=scores((0.5,))),
-        with_scores(third, glue_rte=DIVERGED),
-        diverge(fourth),
+    made = sweep_results("table-13", tasks=("MNLI",))
+    made[1:] = [
+        with_scores(made[1], glue_rte=scores((0.5,))),
+        with_scores(made[2], glue_rte=DIVERGED),
+        diverge(made[3]),
     ]
-    sweep = SweepRun(tmp_path, recipe, results, 4)
+    cells = [CellRuns(plan, tmp_path / plan.name) for plan in recipe.plan()]
+    for cell, of in zip(cells, made, strict=True):
+        write_cell(cell.folder, of)
+        run = cell.pretrain if of.diverged else cell.task_folder("glue/rte")
+        if of.diverged or of.diverged_tasks:
+            run.mkdir(parents=True, exist_ok=True)
+            (run / "diverged.json").write_text('{"step": 2, "epoch": 0, "value": "nan", "sample_index": [1]}')
+    sweep = SweepRun(tmp_path, recipe, cells, 4)
     assert (sweep.num_done, sweep.num_diverged) == (3, 2)
+    assert [task.task.name for task in cells[0].waiting_tasks] == ["glue/rte"]
+    assert (cells[2].diverged_tasks, cells[3].diverged) == ({"glue/rte": "step 3"}, "step 3")

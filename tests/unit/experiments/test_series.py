@@ -96,8 +96,8 @@ def test_tasks_are_finished_one_by_one(text_model, tmp_path, monkeypatch):
         "mrpc": InterruptedRunError("stopped at step 1", "continue", signal.SIGINT),
     }
 
-    def failing(recipe: object, *, out: Path, **arguments: object) -> object:
-        if out.name in errors:
+    def failing(recipe: object, *, out: Path | None, **arguments: object) -> object:
+        if out is not None and out.name in errors:
             raise errors[out.name]
         return train(recipe, out=out, **arguments)  # type: ignore[arg-type]
 
@@ -153,9 +153,8 @@ def test_each_run_gets_what_the_series_was_begun_with_from_any_directory(text_mo
     begin_series(recipes, suite="glue", checkpoint=Path("pretrained"), out=Path("all"), use_grid=True, baseline=False)
     monkeypatch.chdir("elsewhere")
     diverged = DivergedError("the loss is nan", "lower the learning rate")
-    run, resume = Mock(side_effect=diverged), Mock(side_effect=diverged)
+    run = Mock(side_effect=diverged)
     monkeypatch.setattr(series_module, "run_finetuning", run)
-    monkeypatch.setattr(series_module, "resume_finetuning", resume)
     out, progress = tmp_path / "all", Recorder()
     finished, errors = run_series(out, checkpoint=None, workers=1, progress=progress)
     assert (finished, [error.message for error in errors]) == ([], ["the loss is nan"] * 2)
@@ -166,16 +165,16 @@ def test_each_run_gets_what_the_series_was_begun_with_from_any_directory(text_mo
     for name, call in zip(("rte", "cola"), run.call_args_list, strict=True):
         (recipe,), given = call
         assert (recipe.task.name, recipe.task.data_dir) == (f"glue/{name}", str(tmp_path / "data"))
-        assert given["checkpoint"] == text_model.resolve()
+        assert given["checkpoint"] == str(text_model.resolve())
         assert (given["out"], given["use_grid"], given["baseline"]) == (out / name, True, False)
     (out / "cola").mkdir()
     (out / "cola" / "recipe.yaml").touch()  # as of a run that has begun
     moved = tmp_path / "moved"
     run_series(out, checkpoint=moved, workers=1, progress=progress)
-    assert run.call_args.kwargs["checkpoint"] == moved
-    assert run.call_args.kwargs["out"] == out / "rte"
-    assert resume.call_args.args == (out / "cola",)
-    assert resume.call_args.kwargs["checkpoint"] == moved
+    begun, continued = run.call_args_list[2:]
+    assert (begun.kwargs["out"], begun.kwargs["resume"]) == (out / "rte", None)
+    assert (continued.kwargs["out"], continued.kwargs["resume"]) == (None, out / "cola")
+    assert begun.kwargs["checkpoint"] == continued.kwargs["checkpoint"] == str(moved)
 
 
 def test_a_run_that_ends_early_is_continued_with_the_others_of_its_series(text_model, tmp_path, monkeypatch):

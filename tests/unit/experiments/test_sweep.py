@@ -1,6 +1,5 @@
 """A sweep in child processes: the same results as its cells one by one, what is kept, and each way it ends early."""
 
-import json
 import shutil
 import signal
 import sys
@@ -11,19 +10,23 @@ from unittest.mock import Mock
 import filelock
 import pytest
 
+from exlm_cli.config.finetune import FinetuneRecipe
+from exlm_cli.config.input_paths import with_absolute_paths
 from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.config.sweep import SweepRecipe
-from exlm_cli.errors import CheckpointError, ConfigError, ExlmError, InterruptedRunError
-from exlm_cli.experiments.cell import run_cell
-from exlm_cli.experiments.results import MeasuredCell, SweepCellResult, SweepRun, TunedTask, load_sweep_run
+from exlm_cli.errors import CheckpointError, ConfigError, DivergedError, ExlmError, InterruptedRunError
+from exlm_cli.experiments.cell import pretrain_and_measure
+from exlm_cli.experiments.results import SweepRun, load_sweep_run
 from exlm_cli.experiments.sweep import describe_cell, run_sweep
+from exlm_cli.files import write_json
+from exlm_cli.finetune.scores import write_scores
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_run_json
 from exlm_cli.train.process import StopSignal
 from tests.recorder import Recorder
-from tests.tiny_sweeps import tiny_grid, tiny_sweep, untimed, work_in_this_process
+from tests.tiny_sweeps import run_cell, scores_of, tiny_grid, tiny_sweep, work_in_this_process
 from tests.unit.finetune.finetuned_runs import read_rows
-from tests.unit.report.results import changed, diverge, grid_results, scores, with_metrics
+from tests.unit.report.results import diverge, grid_results, scored, with_metrics
 from tests.unit.tasks.glue_files import write_glue
 
 
@@ -33,9 +36,9 @@ def recipe(cache: Path) -> SweepRecipe:
 
 
 @pytest.fixture(scope="module")
-def one_by_one(recipe: SweepRecipe, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[SweepCellResult, bytes]]:
+def one_by_one(recipe: SweepRecipe, tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
     folder = tmp_path_factory.mktemp("alone")
-    return untimed([run_cell(cell, folder / cell.folder, SilentProgress()) for cell in recipe.plan()])
+    return scores_of([run_cell(cell, folder / cell.name) for cell in recipe.plan()])
 
 
 def _run(
@@ -48,13 +51,10 @@ def _run(
 @pytest.mark.slow
 def test_two_processes_give_what_the_cells_give_one_by_one(recipe, one_by_one, tmp_path):
     result, said = _run(recipe, out=tmp_path / "run")
-    assert untimed(result.cells) == one_by_one
+    assert scores_of(result.cells) == one_by_one
     assert result.num_diverged == 0
     assert load_recipe(str(tmp_path / "run" / "recipe.yaml"), kind=SweepRecipe) == recipe
     assert read_run_json(tmp_path / "run").command == "repeat-mlm"
-    summary = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert (summary["kind"], summary["seeds"]) == ("repeat-mlm", [1])
-    assert summary["cells"] == [cell.result.model_dump(mode="json") for cell in result.cells]
     rows = read_rows(tmp_path / "run" / "scores.csv")
     assert [row["variant"] for row in rows if row["metric"] == "loss"] == ["k1-p0.3", "k2-p0.5"]
     assert [float(row["value"]) for row in rows if row["metric"] == "loss"] == [c.value("loss") for c in result.cells]
@@ -70,15 +70,17 @@ def test_an_error_in_a_cell_stops_the_sweep_and_names_the_cell(recipe, tmp_path,
     work_in_this_process(monkeypatch)
     damaged = tmp_path / "run" / "cells" / "k2-p0.5" / "seed-1"
     damaged.mkdir(parents=True)
-    (damaged / "result.json").write_text("{")
-    with pytest.raises(ExlmError, match=r"k2-p0.5/seed-1/result\.json: "):
+    (damaged / "pretrain").mkdir()
+    (damaged / "pretrain/recipe.yaml").write_text(dump_recipe(recipe.plan()[1].pretrain))
+    (damaged / "scores.csv").write_text("{")
+    with pytest.raises(ExlmError, match=r"k2-p0.5/seed-1/scores\.csv: "):
         _run(recipe, resume=tmp_path / "run", workers=1)
 
 
 def test_the_hint_of_an_error_in_a_cell_continues_the_sweep(recipe, tmp_path, monkeypatch):
     work_in_this_process(monkeypatch)
     full = CheckpointError("the disk is full", "free some space, then continue with `exlm pretrain --resume cell`")
-    monkeypatch.setattr("exlm_cli.experiments.sweep.run_cell", Mock(side_effect=full))
+    monkeypatch.setattr("exlm_cli.experiments.cell.run_pretraining", Mock(side_effect=full))
     for name, quoted in (("run", f"{tmp_path}/run"), (r"a\1", f"'{tmp_path}/a\\1'")):
         with pytest.raises(ExlmError, match=r"the disk is full$") as caught:
             _run(recipe, out=tmp_path / name, workers=1)
@@ -103,7 +105,7 @@ def test_a_signal_stops_every_cell_and_the_rest_is_done_later(recipe, one_by_one
     assert caught.value.exit_code == 128 + signal.SIGTERM
     assert caught.value.hint == f"continue with `exlm repeat-mlm --resume {run}`"
     work_in_this_process(monkeypatch)
-    assert untimed(_run(recipe, resume=run, workers=1)[0].cells) == one_by_one
+    assert scores_of(_run(recipe, resume=run, workers=1)[0].cells) == one_by_one
 
 
 @pytest.mark.parametrize(
@@ -138,7 +140,7 @@ def test_sequences_that_a_model_cannot_be_fine_tuned_on_are_found_before_it_is_t
     work_in_this_process(monkeypatch)
     write_glue(tmp_path / "data", "rte", copies=2)
     task = {"tasks": ("glue/rte",), "finetune.task.data_dir": str(tmp_path / "data")}
-    with pytest.raises(ConfigError, match=rf"^cell k\d-p0.\d, fine-tuning on glue/rte: {said}"):
+    with pytest.raises(ConfigError, match=rf"^{said}"):
         _run(recipe.changed(task | changes), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -146,7 +148,7 @@ def test_sequences_that_a_model_cannot_be_fine_tuned_on_are_found_before_it_is_t
 def _begun(recipe: SweepRecipe, folder: Path, *, num_done: int, written: SweepRecipe | None = None) -> Path:
     """Return a run directory with the first cells done and the others not begun."""
     for cell in recipe.plan()[:num_done]:
-        run_cell(cell, folder / "cells" / cell.folder, SilentProgress())
+        run_cell(cell, folder / "cells" / cell.name)
     (folder / "recipe.yaml").write_text(dump_recipe(written or recipe))
     return folder
 
@@ -164,14 +166,12 @@ def run(begun: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("is_finished", [True, False])
 def test_a_refused_recipe_leaves_the_sweep_as_it_is(recipe, run, is_finished):
     if not is_finished:
-        next(run.rglob("result.json")).unlink()
+        next(run.glob("cells/*/*/scores.csv")).unlink()
     before = (run / "recipe.yaml").read_bytes()
-    # the other cell alone would have begun with it
-    for some in (recipe, recipe.changed({"cells": ((2, 0.5),)})):
-        with pytest.raises(
-            CheckpointError, match=r"k1-p0.3/seed-1: this cell was .*: `optim.lr` was \S+ and is 0.00077$"
-        ):
-            _run(some.changed({"pretrain.optim.lr": 0.00077}), resume=run)
+    with pytest.raises(
+        CheckpointError, match=r"k1-p0.3/seed-1/pretrain: this run was .*: `optim.lr` was \S+ and is 0.00077$"
+    ):
+        _run(recipe.changed({"pretrain.optim.lr": 0.00077}), resume=run)
     assert (run / "recipe.yaml").read_bytes() == before
 
 
@@ -185,22 +185,32 @@ def test_a_second_process_leaves_the_sweep_as_it_is(recipe, run):
     assert (run / "recipe.yaml").read_bytes() == before
 
 
-def test_some_cells_alone_leave_the_others_in_the_sweep(recipe, run):
-    plan = recipe.plan()[1]
-    second = run_cell(plan, run / "cells" / plan.folder, SilentProgress())
-    result, said = _run(recipe.changed({"cells": ((1, 0.3),)}), resume=run)
-    assert "1 cells, 1 of them done, 2 at once; the other 1 are not run now;" in said[-1]
-    assert [cell.result.label for cell in result.cells] == ["k1-p0.3", "k2-p0.5"]
-    assert json.loads((run / "results.json").read_text())["cells"][1] == second.result.model_dump(mode="json")
-    assert load_recipe(str(run / "recipe.yaml"), kind=SweepRecipe) == recipe
-    assert read_run_json(run).num_cells == 2
-    assert len(load_sweep_run(run).cells) == 2
+def test_a_resumption_says_which_cells_it_leaves_out_and_keeps_their_files(recipe, run, monkeypatch):
+    work_in_this_process(monkeypatch)
+    result, said = _run(recipe.changed({"cells": ((2, 0.5),)}), resume=run, workers=1)
+    assert "leave out k1-p0.3/seed-1 of this run, whose files stay;" in said[0]
+    assert "1 cells, 0 of them done, 1 at once;" in said[1]
+    assert [cell.plan.label for cell in result.cells] == ["k2-p0.5"]
+    assert (read_run_json(run).num_cells, len(load_sweep_run(run).cells)) == (1, 1)
+    again, said = _run(recipe, resume=run)
+    assert "2 cells, 2 of them done, 2 at once;" in said[-1]
+    assert [cell.plan.label for cell in again.cells] == ["k1-p0.3", "k2-p0.5"]
+
+
+def test_another_number_of_sequences_is_measured_again_in_every_cell(recipe, run, monkeypatch):
+    work_in_this_process(monkeypatch)
+    one = recipe.changed({"cells": ((1, 0.3),)})
+    (before,) = _run(one, resume=run, workers=1)[0].cells
+    metrics = (before.pretrain / "metrics.jsonl").read_bytes()
+    (after,) = _run(one.changed({"measure_sequences": 2}), resume=run, workers=1)[0].cells
+    assert after.value("num_sequences") == 2 < before.value("num_sequences")
+    assert (after.pretrain / "metrics.jsonl").read_bytes() == metrics
 
 
 @pytest.mark.parametrize(
     ("tasks", "said"),
     [
-        (["moleculenet/bace"], r"^cell k1-p0.3 pre-trains on text; task moleculenet/bace needs a model of smiles$"),
+        (["moleculenet/bace"], r"^cell k1-p0.3 is a model of text; moleculenet/bace needs one of SMILES$"),
         (["glue/rte"], r"no `train.tsv` "),
     ],
 )
@@ -218,13 +228,56 @@ def test_a_task_that_cannot_be_had_is_refused_before_anything_is_trained(recipe,
     assert not (run / "workers").exists()
 
 
-def test_another_task_leaves_the_earlier_one_in_the_sweep(recipe, tmp_path):
-    one = recipe.changed({"cells": ((1, 0.3),)})
-    run = _begun(one, tmp_path / "run", num_done=1, written=one.model_copy(update={"tasks": ("glue/rte",)}))
-    before = load_sweep_run(run).cells
-    assert _run(one, resume=run)[0].cells == before
-    assert load_recipe(str(run / "recipe.yaml"), kind=SweepRecipe).tasks == ("glue/rte",)
-    assert json.loads((run / "results.json").read_text())["tasks"] == ["glue/rte"]
+class Finetuning:
+    """Stands in for fine-tuning: RTE diverges."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[str, Any, bool]] = []
+
+    def __call__(
+        self, recipe: FinetuneRecipe, *, checkpoint: str, out: Path | None, resume: Path | None, **_: object
+    ) -> None:
+        self.begun.append((recipe.task.name, checkpoint, resume is not None))
+        folder = out or resume
+        assert folder is not None
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "recipe.yaml").write_text(dump_recipe(with_absolute_paths(recipe)))
+        if recipe.task.name == "glue/rte":
+            (folder / "diverged.json").write_text('{"step": 2, "epoch": 0, "value": "nan", "sample_index": [1]}')
+            raise DivergedError("the loss of step 3 is nan", "lower the learning rate")
+        run = scored("", "glue/qnli", {"accuracy": [0.5, None]})
+        write_json(folder / "results.json", run.results)
+        write_scores(folder, run.scores)
+
+
+def test_tasks_come_after_the_pretraining_and_one_that_diverges_leaves_the_others(recipe, run, monkeypatch):
+    work_in_this_process(monkeypatch)
+    fake = Finetuning()
+    monkeypatch.setattr("exlm_cli.experiments.series.run_finetuning", fake)
+    monkeypatch.setattr("exlm_cli.tasks.registry.load_task", lambda *_: None)
+    wanted = recipe.changed({"cells": ((1, 0.3),), "tasks": ("glue/rte", "glue/qnli")})
+    result, said = _run(wanted, resume=run, workers=1)
+    (cell,) = result.cells
+    start = str(run / "cells/k1-p0.3/seed-1/pretrain")
+    assert fake.begun == [("glue/rte", start, False), ("glue/qnli", start, False)]
+    assert said[-2:] == [
+        "k1-p0.3/seed-1 glue/rte: the loss of step 3 is nan (1 of 2 tasks)",
+        "k1-p0.3/seed-1 glue/qnli: accuracy 0.500 in valid (2 of 2 tasks)",
+    ]
+    assert (result.num_done, result.num_diverged, [*cell.diverged_tasks]) == (1, 1, ["glue/rte"])
+    assert (cell.task_metrics, cell.value("glue/qnli accuracy")) == (["glue/qnli accuracy"], 0.5)
+    rows = read_rows(run / "scores.csv")
+    assert {row["task"] for row in rows} == {"", "glue/qnli"}
+    # the same recipe would diverge again: it is not tried, also beside another task
+    more = wanted.changed({"tasks": ("glue/rte", "glue/qnli", "glue/sst2")})
+    assert _run(more, resume=run, workers=1)[0].num_done == 1
+    assert [task for task, _, _ in fake.begun] == ["glue/rte", "glue/qnli", "glue/sst2"]
+    # another one may not go on with the scores of the first
+    with pytest.raises(CheckpointError, match=r"glue-rte: this run was begun with another recipe: `optim.lr` was"):
+        _run(wanted.changed({"finetune.optim.lr": 0.5}), resume=run, workers=1)
+    (run / "cells/k1-p0.3/seed-1/finetune/glue-rte/diverged.json").unlink()
+    _run(wanted, resume=run, workers=1)
+    assert fake.begun[3:] == [("glue/rte", start, True)]
 
 
 @pytest.fixture
@@ -253,7 +306,7 @@ def test_a_changed_corpus_is_refused_before_anything_is_trained(recipe, corpus, 
     done = load_sweep_run(run).cells
     before, text = (run / "recipe.yaml").read_bytes(), corpus.read_bytes()
     _append(corpus)
-    more = mine.model_copy(update={"seeds": (2,)})
+    more = mine.model_copy(update={"seeds": (1, 2)})
     with pytest.raises(CheckpointError, match=_OTHER_DATA) as caught:
         _run(more, resume=run)
     assert caught.value.hint.startswith("restore the files, or start a new run with `out=DIR`; ")
@@ -274,14 +327,14 @@ def test_a_relative_path_is_the_one_that_the_cells_were_trained_with(recipe, cor
 def test_a_corpus_that_changes_meanwhile_is_found_at_the_end(recipe, corpus, tmp_path, monkeypatch):
     work_in_this_process(monkeypatch)
 
-    def change_and_run(*arguments: Any) -> MeasuredCell:
+    def change_and_train(*arguments: Any) -> None:
         _append(corpus)
-        return run_cell(*arguments)
+        pretrain_and_measure(*arguments)
 
-    monkeypatch.setattr("exlm_cli.experiments.sweep.run_cell", change_and_run)
+    monkeypatch.setattr("exlm_cli.experiments.sweep.pretrain_and_measure", change_and_train)
     with pytest.raises(CheckpointError, match=_OTHER_DATA):
         _run(_on(recipe, corpus), out=tmp_path / "run")
-    assert not (tmp_path / "run" / "results.json").exists()
+    assert not (tmp_path / "run" / "scores.csv").exists()
 
 
 def test_variants_on_data_of_their_own_go_together(cache, tmp_path):
@@ -300,30 +353,21 @@ def test_no_common_data_are_needed_where_every_variant_has_its_own(cache, tmp_pa
     variants = {"own": {"data.train": list(sweep.pretrain.data.train)}}
     sweep = sweep.changed({"variants": variants, "only": (), "pretrain.data.train": []})
     result, _ = _run(sweep, out=tmp_path / "run")
-    assert [cell.result.label for cell in result.cells] == ["own"]
+    assert [cell.plan.label for cell in result.cells] == ["own"]
     # a full disk may be the reason for another cache
     moved = sweep.changed({"pretrain.data.cache_dir": str(tmp_path / "cache")})
-    assert _run(moved, resume=tmp_path / "run")[0].cells == result.cells
+    assert scores_of(_run(moved, resume=tmp_path / "run")[0].cells) == scores_of(result.cells)
 
 
 CELL = grid_results(has_task=False)[1]
-STSB = "glue/stsb"
 
 
 @pytest.mark.parametrize(
     ("cell", "line"),
     [
-        (diverge(CELL), "diverged: loss is nan"),
+        (diverge(CELL), "diverged at step 3"),
         (CELL, "loss 1.390, entropy 2.78 bits"),
         (with_metrics(CELL, entropy_bits=None), "loss 1.390, entropy not defined"),
-        (
-            changed(CELL, {STSB: scores((None, 0.5, 0.25), metric="spearmanr")}),
-            "loss 1.390, entropy 2.78 bits, glue/stsb spearmanr 0.375",
-        ),
-        (
-            changed(CELL, {STSB: scores((None,)), "csv": TunedTask(identity="x", diverged="nan")}),
-            "loss 1.390, entropy 2.78 bits, glue/stsb accuracy not defined, csv diverged",
-        ),
     ],
 )
 def test_a_finished_cell_has_a_line(cell, line):

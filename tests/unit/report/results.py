@@ -1,5 +1,6 @@
 """Results without any run: of the paper's own sweeps with the numbers that it prints, and of fine-tuning."""
 
+import dataclasses
 import functools
 import re
 import xml.etree.ElementTree as ET
@@ -8,9 +9,9 @@ from typing import Any
 
 import pandas as pd
 
-from exlm_cli.config.load import load_recipe
+from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.config.sweep import SweepCell, SweepRecipe
-from exlm_cli.experiments.results import Corruption, MeasuredCell, SweepCellResult, TunedTask, masking_of
+from exlm_cli.experiments.results import CellRuns, masking_of
 from exlm_cli.files import write_json
 from exlm_cli.finetune.results import InitialWeights, RunResults
 from exlm_cli.finetune.scores import (
@@ -26,6 +27,7 @@ from exlm_cli.finetune.scores import (
     write_scores,
 )
 from exlm_cli.report.experiments.paper import TABLE_2, TABLE_4, TABLE_13, PaperTable
+from exlm_cli.run_dir import RunInfo, describe_environment
 
 TASKS = {"MNLI": "glue/mnli", "QNLI": "glue/qnli", "QQP": "glue/qqp", "RTE": "glue/rte"}
 
@@ -53,95 +55,106 @@ ROWS: dict[str, tuple[PaperTable, dict[str, str]]] = {
 
 
 Metrics = dict[str, float | None]
-DIVERGED = TunedTask(identity="x", diverged="the loss is nan")
+DIVERGED = "diverged"
+"""In place of a run: fine-tuning that came to no end."""
+Tasks = dict[str, FinetunedRun | str]
 
 
-def grid_results(seeds: tuple[int, ...] = (1,), *, has_task: bool = True) -> list[MeasuredCell]:
+def grid_results(seeds: tuple[int, ...] = (1,), *, has_task: bool = True) -> list[CellRuns]:
     """Return Figures 3 and 5 for every cell and seed, counts exactly p^k; seed s adds (s - 1) / 100 bits."""
     return list(_grid_cells(seeds, has_task))
 
 
 @functools.cache  # no test alters a cell
-def _grid_cells(seeds: tuple[int, ...], has_task: bool) -> list[MeasuredCell]:
+def _grid_cells(seeds: tuple[int, ...], has_task: bool) -> list[CellRuns]:
     metrics = {pair: of_pair for pair, *of_pair in zip(PAIRS, FIGURE_5, FIGURE_3, strict=True)}
     cells = []
-    for cell in load_recipe("repeat-mlm", [f"seeds={list(seeds)}"], kind=SweepRecipe).plan():
-        masking = cell.pretrain.masking
-        k, p = masking.num_repeats, masking.mask_ratio
+    for plan in load_recipe("repeat-mlm", [f"seeds={list(seeds)}"], kind=SweepRecipe).plan():
+        k, p = pair_of(plan)
         entropy, accuracy = metrics[k, p]
-        bits = entropy + 0.01 * (cell.seed - 1)
+        bits = entropy + 0.01 * (plan.seed - 1)
         of_cell: Metrics = {"entropy_bits": bits, "loss": bits / 2, "perplexity": 2.0, "mask_accuracy": 0.5}
-        task = scores((accuracy / 100 - 0.01, accuracy / 100 + 0.01))
-        result = SweepCellResult(
-            **_named(cell), corruption=corruption(p**k), steps=50_000, elapsed_s=61.0, parameters=1_400_000,
-            mask_ratios=(p,),
-        )  # fmt: skip
-        cells.append(measured(result, {p: of_cell}, {"glue/mnli": task} if has_task else {}))
-    return sorted(
-        cells, key=lambda cell: (PAIRS.index((cell.result.num_repeats, cell.result.mask_ratio)), cell.result.seed)
-    )
+        tasks: Tasks = {"glue/mnli": scores((accuracy / 100 - 0.01, accuracy / 100 + 0.01))} if has_task else {}
+        cells.append(with_corruption(measured(plan, {p: of_cell}, tasks, steps=50_000), corruption(p**k)))
+    return sorted(cells, key=lambda cell: (PAIRS.index(pair_of(cell.plan)), cell.plan.seed))
+
+
+def pair_of(plan: SweepCell) -> tuple[int, float]:
+    """Return k and p of a cell of a Repeated-MLM grid."""
+    ratio = plan.pretrain.masking.mask_ratio
+    assert isinstance(ratio, float)
+    return plan.pretrain.masking.num_repeats, ratio
 
 
 def measured(
-    result: SweepCellResult, metrics: dict[float, Metrics], tasks: dict[str, FinetunedRun | TunedTask] | None = None
-) -> MeasuredCell:
-    """Return a cell with metrics by mask ratio and runs by task, or why fine-tuning on it came to no end."""
+    plan: SweepCell, metrics: dict[float, Metrics], tasks: Tasks | None = None, *, steps: int | None = 600
+) -> CellRuns:
+    """Return a cell with metrics by mask ratio, and runs by task or `DIVERGED`; it has diverged if `steps` is None."""
     rows = [
         row
         for ratio, of_ratio in metrics.items()
-        for row in score_rows_of(Origin(MODEL, masking_of(ratio), 0, result.seed), {"valid": of_ratio}, {})
+        for row in score_rows_of(Origin(MODEL, masking_of(ratio), 0, plan.seed), {"valid": of_ratio}, {})
     ]
-    tasks = tasks or {}
-    named = {task: run if isinstance(run, TunedTask) else TunedTask(identity="x") for task, run in tasks.items()}
-    folder = Path("runs/sweep/cells") / result.label / f"seed-{result.seed}"
-    cell = MeasuredCell(folder, result.model_copy(update={"finetune": named}))
-    vars(cell)["pretrain_scores"] = score_table(rows)
+    cell = CellRuns(plan, Path("runs/sweep/cells") / plan.name)
+    run = RunInfo(
+        **describe_environment().model_dump(), command="pretrain", steps=steps, train_time_s=61.0, parameters=1_400_000
+    )
+    vars(cell).update(pretrain_scores=score_table(rows), run=run, diverged="step 3" if steps is None else None)
+    return _with_tasks(cell, tasks or {})
+
+
+def _with_tasks(cell: CellRuns, tasks: Tasks) -> CellRuns:
     vars(cell)["tuned"] = {task: run for task, run in tasks.items() if isinstance(run, FinetunedRun)}
+    vars(cell)["diverged_tasks"] = {task: "step 3" for task, run in tasks.items() if run == DIVERGED}
     return cell
 
 
-def changed(
-    cell: MeasuredCell, tasks: dict[str, FinetunedRun | TunedTask] | None = None, **changes: Any
-) -> MeasuredCell:
-    """Return a cell with other values in its result, or other tasks, added to its own or replacing them."""
-    diverged = {task: tuned for task, tuned in cell.result.finetune.items() if tuned.diverged}
-    together = {**cell.tuned, **diverged, **(tasks or {})}
-    result = cell.result.model_copy(update=changes)
-    new = measured(result, {}, {task: together[task] for task in [*cell.result.finetune, *together]})
-    vars(new)["pretrain_scores"] = cell.pretrain_scores
+def copied(cell: CellRuns, **known: Any) -> CellRuns:
+    """Return a cell of which other things are known."""
+    new = CellRuns(known.pop("plan", cell.plan), cell.folder)
+    vars(new).update({name: value for name, value in vars(cell).items() if name not in ("plan", "folder", "values")})
+    vars(new).update(known)
     return new
 
 
-def without_tasks(cell: MeasuredCell, *tasks: str) -> MeasuredCell:
+def changing(cell: CellRuns, **changes: Any) -> CellRuns:
+    """Return a cell whose variant changes more keys, with `__` for dots; its recipe stays."""
+    added = {key.replace("__", "."): value for key, value in changes.items()}
+    return copied(cell, plan=dataclasses.replace(cell.plan, changes={**cell.plan.changes, **added}))
+
+
+def with_steps(cell: CellRuns, steps: int) -> CellRuns:
+    """Return a cell of another length."""
+    return copied(cell, run=cell.run.model_copy(update={"steps": steps}))
+
+
+def with_corruption(cell: CellRuns, counts: dict[str, float]) -> CellRuns:
+    """Return a cell with other counts of corrupted tokens."""
+    own, named = cell.pretrain_scores, {f"corrupted_{name}": value for name, value in counts.items()}
+    origin = Origin(MODEL, masking_of(cell.plan.mask_ratios[0]), 0, cell.plan.seed)
+    added = score_table(score_rows_of(origin, {"train": {**named}}, {}))
+    return copied(cell, pretrain_scores=pd.concat([own[own.split == "valid"], added], ignore_index=True))
+
+
+def without_tasks(cell: CellRuns, *tasks: str) -> CellRuns:
     """Return a cell before it was fine-tuned on some tasks."""
-    new = measured(cell.result, {}, {task: run for task, run in cell.tuned.items() if task not in tasks})
-    vars(new)["pretrain_scores"] = cell.pretrain_scores
-    return new
+    return copied(cell, tuned={task: run for task, run in cell.tuned.items() if task not in tasks})
 
 
-def with_metrics(cell: MeasuredCell, ratio: float | None = None, **metrics: float | None) -> MeasuredCell:
+def with_metrics(cell: CellRuns, ratio: float | None = None, **metrics: float | None) -> CellRuns:
     """Return a cell with other values of validation metrics, at its own mask ratio unless another is given."""
-    new = changed(cell)
     table = cell.pretrain_scores.copy()
-    is_here = table.grid_point == masking_of(cell.result.mask_ratio if ratio is None else ratio)
+    is_here = table.grid_point == masking_of(cell.plan.mask_ratios[0] if ratio is None else ratio)
     for name, value in metrics.items():
         table.loc[is_here & (table.metric == name), "value"] = value
-    vars(new)["pretrain_scores"] = table
-    return new
+    return copied(cell, pretrain_scores=table)
 
 
-def at_ratio(cell: MeasuredCell, ratio: float) -> MeasuredCell:
-    """Return a cell that was measured at its own mask ratio and at another one, with the same scores."""
-    own = cell.pretrain_scores[cell.pretrain_scores.grid_point == masking_of(cell.result.mask_ratio)]
-    new = changed(cell, mask_ratios=(cell.result.mask_ratio, ratio))
-    vars(new)["pretrain_scores"] = pd.concat([own, own.assign(grid_point=masking_of(ratio))], ignore_index=True)
-    return new
-
-
-def write_cell(folder: Path, cell: MeasuredCell) -> Path:
+def write_cell(folder: Path, cell: CellRuns) -> Path:
     """Write the files of a cell, without its models, and return the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "result.json", cell.result)
+    (folder / "pretrain").mkdir(parents=True, exist_ok=True)
+    write_json(folder / "pretrain/run.json", cell.run)
+    (folder / "pretrain/recipe.yaml").write_text(dump_recipe(cell.plan.pretrain))
     (folder / "scores.csv").write_bytes(scores_csv(cell.pretrain_scores))
     for task, run in cell.tuned.items():
         of_task = folder / "finetune" / task.replace("/", "-")
@@ -151,60 +164,67 @@ def write_cell(folder: Path, cell: MeasuredCell) -> Path:
     return folder
 
 
-def corruption(share: float, *, num_tokens: int = 10_000, measured: float | None = None) -> Corruption:
+def corruption(share: float, *, num_tokens: int = 10_000, measured: float | None = None) -> dict[str, float]:
     """Return a count of corrupted tokens that is p^k exactly, or another."""
-    return Corruption(
-        num_tokens=num_tokens,
-        num_corrupted=0,
-        expected=share,
-        expected_with_floor=share,
-        measured=share if measured is None else measured,
-        standard_error=(share * (1 - share) / num_tokens) ** 0.5,
-    )
+    return {
+        "num_tokens": num_tokens,
+        "num_corrupted": 0,
+        "expected": share,
+        "expected_with_floor": share,
+        "measured": share if measured is None else measured,
+        "standard_error": (share * (1 - share) / num_tokens) ** 0.5,
+    }
 
 
 def sweep_results(
-    name: str, *, seeds: tuple[int, ...] = (1,), tasks: tuple[str, ...] = tuple(TASKS)
-) -> list[MeasuredCell]:
+    name: str, *, seeds: tuple[int, ...] = (1,), tasks: tuple[str, ...] = tuple(TASKS), ratios: tuple[float, ...] = ()
+) -> list[CellRuns]:
     """Return a cell for every variant and seed of a shipped sweep; seed s adds s - 1 hundredths to each metric.
 
     A variant of k states has an entropy of 10 p / k bits at p, weighted by the posterior half of that.
+
+    Args:
+        ratios: Mask ratios besides those of the recipe.
     """
-    return list(_sweep_cells(name, seeds, tasks))
+    return list(_sweep_cells(name, seeds, tasks, ratios))
 
 
 @functools.cache
-def _sweep_cells(name: str, seeds: tuple[int, ...], tasks: tuple[str, ...]) -> list[MeasuredCell]:
+def _sweep_cells(
+    name: str, seeds: tuple[int, ...], tasks: tuple[str, ...], ratios: tuple[float, ...]
+) -> list[CellRuns]:
     recipe = load_recipe(name, [f"seeds={list(seeds)}"], kind=SweepRecipe)
+    recipe = recipe.changed({"entropy_ratios": (*recipe.entropy_ratios, *ratios)})
     cells = []
-    for cell in recipe.plan():
-        added = 0.01 * (cell.seed - 1)
-        pretrain = cell.pretrain
-        k, own = pretrain.masking.num_states_per_mask, pretrain.masking.mask_ratio
+    for plan in recipe.plan():
+        added = 0.01 * (plan.seed - 1)
+        pretrain = plan.pretrain
+        k = pretrain.masking.num_states_per_mask
         has_dag = pretrain.objective == "exlm" and pretrain.model.alignment != "independent"
-        ratios = tuple(dict.fromkeys((own, *recipe.entropy_ratios)))
         metrics: dict[float, Metrics] = {
             p: {"entropy_bits": 10 * p / k + added} | ({"entropy_posterior_bits": 5 * p / k + added} if has_dag else {})
-            for p in ratios
+            for p in plan.mask_ratios
+            if isinstance(p, float)
         }
+        own = next(iter(metrics))
         metrics[own] |= {"loss": 2.0 + added, "perplexity": 7.0, "mask_accuracy": 0.5}
         metrics[own] |= {"effective_states": 1.5, "path_entropy_bits": 0.25} if has_dag else {}
-        result = SweepCellResult(
-            **_named(cell), corruption=None, steps=600, elapsed_s=61.0, parameters=1_400_000, mask_ratios=ratios
-        )
-        cells.append(measured(result, metrics, _printed_scores(cell.label, tasks, added)))
+        cells.append(measured(plan, metrics, _printed_scores(plan.label, tasks, added)))
     return cells
 
 
-def diverge(cell: MeasuredCell) -> MeasuredCell:
-    """Return the same cell whose training came to no end."""
-    reached = {"steps": None, "elapsed_s": None, "parameters": None, "mask_ratios": ()}
-    return measured(cell.result.model_copy(update={**reached, "diverged": "loss is nan"}), {})
+def diverge(cell: CellRuns) -> CellRuns:
+    """Return the same cell whose training came to no end; tokens were counted before."""
+    new = measured(cell.plan, {}, steps=None)
+    own = cell.pretrain_scores
+    return copied(new, pretrain_scores=own[own.split == "train"])
 
 
-def with_scores(cell: MeasuredCell, **by_task: FinetunedRun | TunedTask) -> MeasuredCell:
+def with_scores(cell: CellRuns, **by_task: FinetunedRun | str) -> CellRuns:
     """Return the cell with other scores on GLUE tasks, or on the task of a whole name."""
-    return changed(cell, {task if "_" not in task else task.replace("_", "/"): run for task, run in by_task.items()})
+    added = {task if "_" not in task else task.replace("_", "/"): run for task, run in by_task.items()}
+    old: Tasks = {**cell.tuned, **dict.fromkeys(cell.diverged_tasks, DIVERGED)}
+    return _with_tasks(copied(cell), {**old, **added})
 
 
 def scores(values: tuple[float | None, ...], *, metric: str = "accuracy", **changes: Any) -> FinetunedRun:
@@ -212,11 +232,7 @@ def scores(values: tuple[float | None, ...], *, metric: str = "accuracy", **chan
     return scored("", "glue/qnli", {metric: [*values]}, **changes)
 
 
-def _named(cell: SweepCell) -> dict[str, Any]:
-    return {"label": cell.label, "seed": cell.seed, **dict(cell.description), "pretrain_identity": "x"}
-
-
-def _printed_scores(label: str, tasks: tuple[str, ...], added: float) -> dict[str, FinetunedRun | TunedTask]:
+def _printed_scores(label: str, tasks: tuple[str, ...], added: float) -> Tasks:
     """Return three seeds around the accuracy that the paper prints for a variant, on some columns of its tables.
 
     For MNLI that is the mismatched accuracy; the matched one is 3 points higher.
@@ -226,7 +242,7 @@ def _printed_scores(label: str, tasks: tuple[str, ...], added: float) -> dict[st
         for column in tasks
     }  # fmt: skip
     shares = {column: value / 100 + added for column, value in printed.items() if value is not None}
-    by_task: dict[str, FinetunedRun | TunedTask] = {}
+    by_task: Tasks = {}
     for column, share in shares.items():
         printed_values = (share - 0.01, share, share + 0.01)
         by_task[TASKS[column]] = scores(printed_values)

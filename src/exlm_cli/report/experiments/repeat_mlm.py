@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from exlm_cli.config.sections import one_ratio
 from exlm_cli.config.sweep import RepeatsAndRatio
-from exlm_cli.experiments.results import MeasuredCell
+from exlm_cli.experiments.results import CellRuns
 from exlm_cli.format import NO_VALUE, format_count, format_fixed, format_percent, format_ratio
 from exlm_cli.report import style
 from exlm_cli.report.curves import plot_curves
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 Grid = Mapping[RepeatsAndRatio, SeedGroup]
 """Cells by (k, p), in this order."""
 
-VALIDATED = {
+_HEADINGS = {
     "entropy_bits": "Entropy, bits",
     "loss": "Loss, nats per target",
     "perplexity": "Perplexity",
@@ -60,7 +60,7 @@ _DODGE = 0.012
 _MIN_TICK_DISTANCE = 0.06
 
 
-def write_grid_report(cells: Sequence[MeasuredCell], folder: Path, *, name: str, has_figures: bool) -> SweepReport:
+def write_grid_report(cells: Sequence[CellRuns], folder: Path, *, name: str, has_figures: bool) -> SweepReport:
     """Write `grid.csv`, `grid.md` and the figures `corruption`, `entropy`, one for each task, and `curves`.
 
     Arguments and errors are those of `report.experiments.sweeps.write_sweep_report`.
@@ -74,23 +74,32 @@ def write_grid_report(cells: Sequence[MeasuredCell], folder: Path, *, name: str,
     return SweepReport(tables, {"cells": records, "agreement": agreement}, files)
 
 
-def grid_of(cells: Sequence[MeasuredCell]) -> Grid:
+def grid_of(cells: Sequence[CellRuns]) -> Grid:
     """Return the cells with their seeds together, in order of k and p."""
-    groups = {(cell.first.num_repeats, one_ratio(cell.first.mask_ratio)): cell for cell in group_seeds(cells)}
+    groups = {
+        (masking.num_repeats, one_ratio(masking.mask_ratio)): group
+        for group in group_seeds(cells)
+        for masking in [group.first.pretrain.masking]
+    }
     return {pair: groups[pair] for pair in sorted(groups)}
 
 
 def pooled_corruption(cell: SeedGroup) -> dict[str, float]:
-    """Return the counts of a cell's corrupted tokens, all seeds pooled; keys as in `experiments.results.Corruption`."""
-    counts = [found for each in cell.cells if (found := each.result.corruption) is not None]
-    num_tokens, expected = sum(count.num_tokens for count in counts), counts[0].expected
-    divisor = max(1, num_tokens)
+    """Return a cell's counts of corrupted tokens, all seeds pooled; keys as in `experiments.cell.count_corrupted`."""
+    import pandas as pd
+
+    rows = pd.concat([each.scores for each in cell.cells])
+    rows = rows[rows.metric.str.startswith("corrupted_")]
+    counts = rows.assign(metric=rows.metric.str.removeprefix("corrupted_"))
+    by_seed = counts.pivot(index="pretrain_seed", columns="metric", values="value")
+    num_tokens, expected = by_seed.num_tokens.sum(), by_seed.expected.iloc[0]
+    divisor = max(1.0, num_tokens)
     return {
         "num_tokens": num_tokens,
         "expected": expected,
         "standard_error": math.sqrt(expected * (1 - expected) / divisor),
-        "measured": math.fsum(count.measured * count.num_tokens for count in counts) / divisor,
-        "expected_with_floor": math.fsum(count.expected_with_floor * count.num_tokens for count in counts) / divisor,
+        "measured": (by_seed.measured * by_seed.num_tokens).sum() / divisor,
+        "expected_with_floor": (by_seed.expected_with_floor * by_seed.num_tokens).sum() / divisor,
     }
 
 
@@ -104,13 +113,13 @@ def grid_tables(grid: Grid) -> list[ReportTable]:
         fewer = tuple(_fewer_seeds_note(grid, [name]))
         tables.append(_square(grid, _file_name(name), title, partial(SeedGroup.show, metric=name), fewer))
     tables.append(_agreement_table(grid, "agreement", "Does it follow p^k or p?"))
-    all_steps = Counter(cell.model.steps for cell in grid.values() if cell.model.steps is not None)
+    all_steps = Counter(cell.steps for cell in grid.values() if cell.steps is not None)
     if len(all_steps) > 1:
         title = "Steps, more where few tokens are masked in all copies"
         tables.append(_square(grid, "steps", title, _show_steps))
         steps, count = all_steps.most_common(1)[0]
         if count > 1:
-            same = {pair: cell for pair, cell in grid.items() if cell.model.steps == steps}
+            same = {pair: cell for pair, cell in grid.items() if cell.steps == steps}
             title = f"Does it follow p^k or p? The {count} cells with {format_count(steps)} steps"
             tables.append(_agreement_table(same, "agreement-same-steps", title))
     return tables
@@ -159,7 +168,7 @@ def _records(grid: Grid) -> list[dict[str, Any]]:
             "mask_ratio": p,
             **{f"corrupted_{name}": value for name, value in pooled_corruption(cell).items()},
             **by_column({name: cell.spread(name) for name in names}),
-            "steps": cell.model.steps,
+            "steps": cell.steps,
             "seeds": cell.seeds,
             "diverged_seeds": cell.diverged_seeds,
         }
@@ -168,13 +177,13 @@ def _records(grid: Grid) -> list[dict[str, Any]]:
 
 
 def _present(grid: Grid) -> list[str]:
-    names = (*VALIDATED, *task_metrics([*grid.values()]))
+    names = (*_HEADINGS, *task_metrics([*grid.values()]))
     return [name for name in names if any(name in cell.metrics for cell in grid.values())]
 
 
 def _heading(metric: str) -> str:
     """Return a metric and its unit; accuracies of tasks are in percent too."""
-    return VALIDATED.get(metric, f"{metric}, %" if "accuracy" in metric else metric)
+    return _HEADINGS.get(metric, f"{metric}, %" if "accuracy" in metric else metric)
 
 
 def _scale(metric: str) -> int:
@@ -204,7 +213,7 @@ def _show_corruption(cell: SeedGroup) -> Entry:
 
 
 def _show_steps(cell: SeedGroup) -> Entry:
-    return Number(math.nan if cell.model.steps is None else cell.model.steps, format_count)
+    return Number(math.nan if cell.steps is None else cell.steps, format_count)
 
 
 def _agreement_table(grid: Grid, name: str, title: str) -> ReportTable:

@@ -9,7 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from exlm_cli.experiments.results import MeasuredCell, SweepCellResult, masking_of
+from exlm_cli.config.sweep import SweepCell
+from exlm_cli.experiments.results import CellRuns, masking_of
 from exlm_cli.files import make_folder, write_atomically, write_csv
 from exlm_cli.finetune.scores import Spread, spread_of
 from exlm_cli.format import NO_VALUE, NOT_DEFINED, decimals, format_plain
@@ -136,58 +137,62 @@ class SweepReport:
 class SeedGroup:
     """One variant: the cells of its seeds. Its scores are those of the seeds that finished."""
 
-    cells: tuple[MeasuredCell, ...]
+    cells: tuple[CellRuns, ...]
 
     @property
-    def first(self) -> SweepCellResult:
-        """The first result, which describes the variant: all seeds agree on that."""
-        return self.cells[0].result
+    def first(self) -> SweepCell:
+        """The first cell, which describes the variant: all seeds agree on that."""
+        return self.cells[0].plan
 
-    @property
-    def finished(self) -> list[MeasuredCell]:
+    @cached_property
+    def finished(self) -> list[CellRuns]:
         """Seeds that did not diverge."""
-        return [cell for cell in self.cells if cell.result.diverged is None]
+        return [cell for cell in self.cells if cell.diverged is None]
 
     @property
     def seeds(self) -> tuple[int, ...]:
         """Seeds that did not diverge."""
-        return tuple(sorted(cell.result.seed for cell in self.finished))
+        return tuple(sorted(cell.plan.seed for cell in self.finished))
 
     @property
     def diverged_seeds(self) -> tuple[int, ...]:
         """Seeds whose training diverged."""
-        return tuple(sorted(cell.result.seed for cell in self.cells if cell.result.diverged is not None))
+        return tuple(sorted(cell.plan.seed for cell in self.cells if cell.diverged is not None))
 
     @property
     def diverged_tasks(self) -> tuple[str, ...]:
         """Tasks on which fine-tuning of any seed diverged."""
-        return tuple(dict.fromkeys(task for cell in self.cells for task in cell.result.diverged_tasks))
+        return tuple(dict.fromkeys(task for cell in self.cells for task in cell.diverged_tasks))
 
     @property
-    def model(self) -> SweepCellResult:
-        """A result that has the steps and parameters of the model, where any seed finished."""
-        return next((cell.result for cell in self.finished), self.first)
+    def steps(self) -> int | None:
+        """Steps of pre-training; None where no seed finished."""
+        return self.finished[0].run.steps if self.finished else None
+
+    @property
+    def parameters(self) -> int | None:
+        """Parameters of the model; None where no seed finished."""
+        return self.finished[0].run.parameters if self.finished else None
 
     @property
     def elapsed_s(self) -> float:
         """Seconds of pre-training, mean over seeds; NaN where no seed finished."""
-        return spread_of([cell.result.elapsed_s or math.nan for cell in self.finished]).mean
+        return spread_of([cell.run.train_time_s or math.nan for cell in self.finished]).mean
 
     @cached_property
     def metrics(self) -> tuple[str, ...]:
         """Metrics that any seed has: of validation, then those that chose the epoch of a task: `glue/rte accuracy`."""
-        validated = [name for name in VALIDATED if (masking_of(self.first.mask_ratio), name) in self._by_metric]
+        validated = [name for name in VALIDATED if (self._own, name) in self._by_metric]
         return tuple(dict.fromkeys([*validated, *(name for cell in self.finished for name in cell.task_metrics)]))
 
-    @cached_property
+    @property
     def mask_ratios(self) -> list[float]:
-        """Mask ratios at which any seed was measured, without the range that it was trained with."""
-        measured = {ratio for cell in self.finished for ratio in cell.result.mask_ratios}
-        return sorted(ratio for ratio in measured if not isinstance(ratio, tuple))
+        """Mask ratios at which it was measured, without the range that it was trained with."""
+        return sorted(ratio for ratio in self.first.mask_ratios if not isinstance(ratio, tuple))
 
     def values(self, metric: str, mask_ratio: float | None = None) -> tuple[float, ...]:
         """Return the defined values of the seeds, at the variant's own mask ratio unless another is given."""
-        masking = masking_of(self.first.mask_ratio if mask_ratio is None else mask_ratio)
+        masking = self._own if mask_ratio is None else masking_of(mask_ratio)
         return self._by_metric.get((masking, metric), ())
 
     def spread(self, metric: str, mask_ratio: float | None = None) -> Spread:
@@ -203,6 +208,10 @@ class SeedGroup:
             return "diverged"
         return metric_entry(metric, spread, missing=NOT_DEFINED) if metric in self.metrics else NO_VALUE
 
+    @property
+    def _own(self) -> str:
+        return masking_of(self.first.mask_ratios[0])
+
     @cached_property
     def _by_metric(self) -> dict[tuple[str, str], tuple[float, ...]]:
         """Defined values of the seeds by masking and metric."""
@@ -215,11 +224,11 @@ class SeedGroup:
         return {key: tuple(values.dropna().tolist()) for key, values in groups}
 
 
-def group_seeds(cells: Sequence[MeasuredCell]) -> list[SeedGroup]:
+def group_seeds(cells: Sequence[CellRuns]) -> list[SeedGroup]:
     """Return the variants, each with the cells of its seeds, in the order of the cells."""
-    by_label: dict[str, list[MeasuredCell]] = {}
+    by_label: dict[str, list[CellRuns]] = {}
     for cell in cells:
-        by_label.setdefault(cell.result.label, []).append(cell)
+        by_label.setdefault(cell.plan.label, []).append(cell)
     return [SeedGroup(tuple(of_label)) for of_label in by_label.values()]
 
 
@@ -228,7 +237,7 @@ def task_metrics(groups: Sequence[SeedGroup]) -> list[str]:
     return list(dict.fromkeys(name for group in groups for name in group.metrics if name not in VALIDATED))
 
 
-def read_curves(cells: Sequence[MeasuredCell]) -> dict[str, list[MetricsRow]]:
+def read_curves(cells: Sequence[CellRuns]) -> dict[str, list[MetricsRow]]:
     """Return the rows of `metrics.jsonl` of the first seed of each variant that has them, by label.
 
     Raises:
@@ -236,9 +245,9 @@ def read_curves(cells: Sequence[MeasuredCell]) -> dict[str, list[MetricsRow]]:
     """
     curves: dict[str, list[MetricsRow]] = {}
     for cell in cells:
-        path = cell.folder / "pretrain" / METRICS_FILE
-        if cell.result.label not in curves and path.is_file():
-            curves[cell.result.label] = list(read_metrics(path))
+        path = cell.pretrain / METRICS_FILE
+        if cell.plan.label not in curves and path.is_file():
+            curves[cell.plan.label] = list(read_metrics(path))
     return curves
 
 
@@ -318,7 +327,7 @@ def unlearned_note(groups: Mapping[str, SeedGroup]) -> list[str]:
     found = []
     for name, group in groups.items():
         # what the sequences are changes only a word in sentences
-        learned = [read_learned(cell.folder / "pretrain", "text") for cell in group.finished]
+        learned = [read_learned(cell.pretrain, "text") for cell in group.finished]
         if learned and all(each is not None and each.is_at_unigrams for each in learned):
             found.append(name)
     if not found:

@@ -1,15 +1,14 @@
 """Report of a sweep: tables, CSV, JSON and figures of its variants, seeds together; Tables 2, 4 and 13, Figure 12.
 
-A variant is matched to a row of the paper by what it is, not by its name, and only where it changes nothing else.
+A variant stands in the row of the paper that `PAPER_LABELS` gives its label.
 """
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from exlm_cli.config.sweep import VariantDescription
-from exlm_cli.experiments.results import MeasuredCell
+from exlm_cli.experiments.results import CellRuns
 from exlm_cli.format import (
     NO_VALUE,
     NOT_DEFINED,
@@ -37,9 +36,9 @@ from exlm_cli.report.experiments.seed_groups import (
     unlearned_note,
     write_report_files,
 )
+from exlm_cli.report.style import RUN_COLOURS
 from exlm_cli.report.tables import Entry, Number, ReportTable, Row
 
-_DESCRIBED_BY = tuple(name for name in VariantDescription.model_fields if name != "changes")
 _HEADINGS = {
     "loss": "loss",
     "loss_given_length": "loss given T",
@@ -67,58 +66,46 @@ _COLUMNS = {
     **{name: f"glue/{name.lower()} accuracy" for name in ("QNLI", "QQP", "RTE")},
 }
 """Task and metric of the columns of Tables 2, 4 and 13; `docs/paper_map.md` says why MNLI is mismatched."""
-_EXLM: dict[str, Any] = {
-    "objective": "exlm",
-    "num_states_per_mask": 4,
-    "mask_ratio": 0.15,
-    "rope": "2d",
-    "alignment": "dag",
-    "relative_steps": 1.0,
-}
-_MLM: dict[str, Any] = {"objective": "mlm", "mask_ratio": 0.15, "relative_steps": 1.0}
-_K_AND_P = {"objective", "masking.num_states_per_mask", "masking.mask_ratio"}
-_DESCRIBED = _K_AND_P | {"model.rope", "model.alignment", "train.max_steps"}
-"""Keys whose changes show in `VariantDescription`."""
-
-PAPER_VARIANTS: tuple[tuple[PaperTable, Mapping[str, Mapping[str, Any]]], ...] = (
+PAPER_LABELS: tuple[tuple[PaperTable, Mapping[str, str]], ...] = (
     (
         TABLE_2,
         {
-            "ExLM w/o 2D RoPE": _EXLM | {"rope": "1d"},
-            "ExLM w/o Transitions": _EXLM | {"alignment": "independent"},
-            "Vanilla MLM": _MLM,
-            "Vanilla MLM++": _MLM | {"relative_steps": 2.0},
-            "ExLM": _EXLM,
+            "exlm-no-2d-rope": "ExLM w/o 2D RoPE",
+            "exlm-no-transitions": "ExLM w/o Transitions",
+            "mlm": "Vanilla MLM",
+            "mlm-plus-plus": "Vanilla MLM++",
+            "exlm": "ExLM",
         },
     ),
     (
         TABLE_4,
         {
-            f"{100 * p:g}% {name}": kind | {"mask_ratio": p}
-            for p in (0.15, 0.387)
-            for name, kind in {
-                "Vanilla MLM": _MLM,
-                **{f"ExLM-k={k}": _EXLM | {"num_states_per_mask": k} for k in (2, 4, 8)},
-            }.items()
+            "mlm": "15% Vanilla MLM",
+            "exlm-k2": "15% ExLM-k=2",
+            "exlm": "15% ExLM-k=4",
+            "exlm-k8": "15% ExLM-k=8",
+            "mlm-p38.7": "38.7% Vanilla MLM",
+            "exlm-k2-p38.7": "38.7% ExLM-k=2",
+            "exlm-k4-p38.7": "38.7% ExLM-k=4",
+            "exlm-k8-p38.7": "38.7% ExLM-k=8",
         },
     ),
     (
         TABLE_13,
         {
-            "ExLM w/o Transitions": _EXLM | {"alignment": "independent"},
-            "ExLM w/ Sparse DAG": _EXLM | {"alignment": "sparse_dag"},
-            "Vanilla MLM": _MLM,
-            "ExLM": _EXLM,
+            "exlm-no-transitions": "ExLM w/o Transitions",
+            "exlm-sparse-dag": "ExLM w/ Sparse DAG",
+            "mlm": "Vanilla MLM",
+            "exlm": "ExLM",
         },
     ),
 )
-"""Tables of the paper that a sweep can fill; for each row the values of its variant's `VariantDescription`, a tuple
-where any of several will do."""
+"""Tables of the paper that a sweep can fill: the row of each label of the sweep `ablations`."""
 
 Variants = Sequence[SeedGroup]
 
 
-def write_sweep_report(cells: Sequence[MeasuredCell], folder: Path, *, name: str, has_figures: bool) -> SweepReport:
+def write_sweep_report(cells: Sequence[CellRuns], folder: Path, *, name: str, has_figures: bool) -> SweepReport:
     """Write `sweep.csv`, `sweep.md`, the curves, and Figure 12 where entropy was measured at several p.
 
     Args:
@@ -147,14 +134,21 @@ def _records(variants: Variants) -> list[dict[str, Any]]:
     names, ratios = [*VALIDATED, *task_metrics(variants)], _ratios(variants)
     records = []
     for variant in variants:
-        line = _entropy_line(variant)
+        line, pretrain = _entropy_line(variant), variant.first.pretrain
         at_ratios = {f"{name}_at_{p:g}": line.spread(p, name) for name in ENTROPIES for p in ratios}
         records.append(
             {
                 "variant": variant.first.label,
-                **{name: getattr(variant.first, name) for name in _DESCRIBED_BY},
-                "parameters": variant.model.parameters,
-                "steps": variant.model.steps,
+                "objective": pretrain.objective,
+                "num_states_per_mask": pretrain.masking.num_states_per_mask,
+                "num_repeats": pretrain.masking.num_repeats,
+                "mask_ratio": pretrain.masking.mask_ratio,
+                "rope": pretrain.model.rope,
+                "alignment": pretrain.model.alignment,
+                "batch_sequences": pretrain.train.batch_sequences,
+                "batch_tokens": pretrain.train.batch_tokens,
+                "parameters": variant.parameters,
+                "steps": variant.steps,
                 "elapsed_s": variant.elapsed_s,
                 **by_column({name: variant.spread(name) for name in names} | at_ratios),
                 "seeds": variant.seeds,
@@ -178,100 +172,56 @@ def paper_tables_of(variants: Variants) -> list[ReportTable]:
     """
     if all(math.isnan(_score(variant, column)) for variant in variants for column in _COLUMNS):
         return []
-    matched = [(paper, _match(rows, variants)) for paper, rows in PAPER_VARIANTS]
+    by_label = {variant.first.label: variant for variant in variants}
+    matched = [
+        (paper, {row: by_label[label] for label, row in rows.items() if label in by_label})
+        for paper, rows in PAPER_LABELS
+    ]
     whole = [(paper, found) for paper, found in matched if len(found) == len(paper.rows)]
     fullest = max(matched, key=lambda pair: len(pair[1]))
     return [_fill(paper, found) for paper, found in whole or [fullest] if found]
 
 
 def write_figure_12(variants: Variants, folder: Path) -> list[Path]:
-    """Write `figure-12.png` and `.svg`, and `figure-12-<label>` for each other family of `entropy_families`.
+    """Write `figure-12.png` and `.svg`, a line for each variant that was measured at two mask ratios or more.
 
     Returns:
-        The files; none where no variant was measured at two mask ratios.
+        The files; none where no variant was.
 
     Raises:
         CheckpointError: A file cannot be written.
     """
-    written = []
-    for label, family in entropy_families(variants).items():
-        seeds = count_seeds(family)
-        spread = f"mean and standard deviation of {seeds}" if seeds else "one seed"
-        which = f"; ExLM is {label} at each k" if label else ""
-        written += write_entropy_figure(
-            _entropy_lines(family),
-            folder,
-            f"figure-12-{label}" if label else "figure-12",
-            title="Entropy of the predictions (Figure 12)",
-            captions=[f"each model on validation data masked at p{which}; {spread}", *different_seeds_note(family)],
-        )
-    return written
-
-
-def entropy_families(variants: Variants) -> dict[str, list[SeedGroup]]:
-    """Return the variants to compare in each figure, MLM first, then by k: a family differs in k and p alone.
-
-    The family under the empty name changes nothing else; others are named by the shortest label among their variants.
-    """
-    families: dict[str, list[SeedGroup]] = {}
-    for variant in variants:
-        if len(_entropy_line(variant).entropies) > 1:
-            families.setdefault(repr(sorted(_other_changes(variant).items())), []).append(variant)
-    plain = families.pop("[]", [])
-    mlms = [variant for variant in plain if variant.first.objective == "mlm"]
-    named = {"": plain} if plain else {}
-    for family in families.values():
-        if len({variant.first.num_states_per_mask for variant in family}) > 1:
-            named[min((variant.first.label for variant in family), key=len)] = mlms + family
-    return {
-        label: sorted(family, key=lambda variant: (variant.first.num_states_per_mask, _bounds(variant)))
-        for label, family in named.items()
-    }
-
-
-def _entropy_lines(family: Variants) -> list[EntropyLine]:
-    ks = sorted({variant.first.num_states_per_mask for variant in family if variant.first.objective == "exlm"})
-    trained_at = sorted({_bounds(variant) for variant in family})
-    lines = []
-    for variant in family:
-        first, is_mlm = variant.first, variant.first.objective == "mlm"
-        name = "MLM" if is_mlm else f"ExLM, k = {first.num_states_per_mask}"
-        at = f", trained at p = {format_ratio(first.mask_ratio)}" if len(trained_at) > 1 else ""
-        colour = 0 if is_mlm else 1 + ks.index(first.num_states_per_mask)
-        lines.append(_entropy_line(variant, f"{name}{at}", colour, trained_at.index(_bounds(variant))))
-    return lines
-
-
-def _bounds(variant: SeedGroup) -> tuple[float, float]:
-    """Return the lowest and the highest mask ratio of a variant's training."""
-    ratio = variant.first.mask_ratio
-    return ratio if isinstance(ratio, tuple) else (ratio, ratio)
+    measured = [variant for variant in variants if len(variant.mask_ratios) > 1]
+    seeds, num_colours = count_seeds(measured), len(RUN_COLOURS)
+    lines = [
+        _entropy_line(variant, variant.first.label, 1 + number % num_colours, number // num_colours)
+        for number, variant in enumerate(measured)
+    ]
+    spread = f"mean and standard deviation of {seeds}" if seeds else "one seed"
+    captions = [f"each model on validation data masked at p; {spread}", *different_seeds_note(measured)]
+    title = "Entropy of the predictions (Figure 12)"
+    return write_entropy_figure(lines, folder, "figure-12", title=title, captions=captions)
 
 
 def _entropy_line(variant: SeedGroup, label: str = "", colour: int = 0, style: int = 0) -> EntropyLine:
     # a ratio counts as measured even if its entropy is not defined
     by_ratio = {
         ratio: {name: values for name in ENTROPIES if (values := variant.values(name, ratio)) or name == "entropy_bits"}
-        for ratio in variant.mask_ratios
+        for ratio in (variant.mask_ratios if variant.finished else ())
     }
-    return EntropyLine(label, variant.first.objective == "mlm", by_ratio, colour, style)
+    return EntropyLine(label, variant.first.pretrain.objective == "mlm", by_ratio, colour, style)
 
 
 def _ratios(variants: Variants) -> list[float]:
     return sorted({ratio for variant in variants for ratio in _entropy_line(variant).entropies})
 
 
-def _other_changes(variant: SeedGroup, known: Set[str] = _K_AND_P) -> dict[str, Any]:
-    """Return what a variant changes besides known keys; an MLM has no second axis and nothing expands."""
-    without_effect = {"model.rope", "model.expand"} if variant.first.objective == "mlm" else set()
-    return {key: value for key, value in variant.first.changes.items() if key not in known | without_effect}
-
-
 def _variants_table(variants: Variants, name: str) -> ReportTable:
     names = [key for key in (*_HEADINGS, *task_metrics(variants)) if any(key in group.metrics for group in variants)]
     rows = [(variant.first.label, *map(variant.show, names), *_details(variant)) for variant in variants]
     by_label = {variant.first.label: variant for variant in variants}
-    has_ctc = any((group.first.objective, group.first.alignment) == ("exlm", "independent") for group in variants)
+    pretrained = [group.first.pretrain for group in variants]
+    has_ctc = any((one.objective, one.model.alignment) == ("exlm", "independent") for one in pretrained)
     notes = [*_LEGEND, *([_LEGEND_OF_CTC] if has_ctc else []), *different_seeds_note(variants)]
     if any(key.startswith(("data.", "tokenizer.")) for group in variants for key in group.first.changes):
         notes.append(_OTHER_DATA)
@@ -313,28 +263,14 @@ def _entropy_entry(line: EntropyLine, ratio: float, name: str) -> Entry:
     return Number(spread.mean, decimals(2), spread.std, missing=missing)
 
 
-def _match(rows: Mapping[str, Mapping[str, Any]], variants: Variants) -> dict[str, SeedGroup]:
-    """Return the first variant that fits each row of a table of the paper; rows without one are left out."""
-    plain = [variant for variant in variants if not _other_changes(variant, _DESCRIBED)]
-    found: dict[str, SeedGroup] = {}
-    for name, wanted in rows.items():
-        for variant in plain:
-            if all(_fits(getattr(variant.first, key), value) for key, value in wanted.items()):
-                found.setdefault(name, variant)
-    return found
-
-
-def _fits(value: Any, wanted: Any) -> bool:
-    return value in wanted if isinstance(wanted, tuple) else bool(value == wanted)
-
-
 def _fill(paper: PaperTable, found: Mapping[str, SeedGroup]) -> ReportTable:
     ours: list[Row] = [
         (name, *(Number(100 * _score(variant, column), decimals(1)) for column in paper.columns), *_budget(variant))
         for name, variant in found.items()
     ]
     notes = (
-        "`paper`: the numbers that it prints; `ours`: this sweep, with its own budget",
+        "`paper`: the numbers that it prints; `ours`: this sweep's variants of the same name as in `ablations`, with "
+        "their own settings and budget",
         "seeds: pre-training x fine-tuning; the paper gives only those of fine-tuning",
         "MNLI: ours is the mismatched accuracy; the paper's column most likely is too",
         *different_seeds_note(list(found.values())),
@@ -368,10 +304,11 @@ def _details(variant: SeedGroup) -> Row:
     seeds, _, pretraining = _budget(variant)
     values = {key: f"{v:g}" if isinstance(v, float) else v for key, v in variant.first.changes.items()}
     changes = ", ".join(f"{key}={value}" for key, value in values.items())
-    parameters = math.nan if variant.model.parameters is None else variant.model.parameters
-    ratio = variant.first.mask_ratio
+    parameters = math.nan if variant.parameters is None else variant.parameters
+    masking = variant.first.pretrain.masking
+    ratio = masking.mask_ratio
     return (
-        Number(variant.first.num_states_per_mask, format_count),
+        Number(masking.num_states_per_mask, format_count),
         format_ratio(ratio) if isinstance(ratio, tuple) else Number(ratio, format_ratio),
         pretraining,
         Number(parameters, format_parameters),
@@ -385,11 +322,12 @@ def _budget(variant: SeedGroup) -> tuple[str, str, str]:
     """Return seeds, parameters and pre-training in words."""
     num_tuned = max((len(run.results.seeds) for cell in variant.finished for run in cell.tuned.values()), default=0)
     seeds = str(len(variant.seeds)) + (f" x {num_tuned}" if num_tuned else "")
-    if variant.model.steps is None or variant.model.parameters is None:
+    if variant.steps is None or variant.parameters is None:
         return seeds, NO_VALUE, NO_VALUE
-    sequences, tokens = variant.first.batch_sequences, variant.first.batch_tokens
+    train = variant.first.pretrain.train
+    sequences, tokens = train.batch_sequences, train.batch_tokens
     step = (
         f"at most {format_count(tokens or 0)} tokens" if sequences is None else f"{format_count(sequences)} sequences"
     )
-    pretraining = f"{format_count(variant.model.steps)} steps of {step}"
-    return seeds, format_parameters(variant.model.parameters), pretraining
+    pretraining = f"{format_count(variant.steps)} steps of {step}"
+    return seeds, format_parameters(variant.parameters), pretraining

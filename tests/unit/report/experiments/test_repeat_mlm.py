@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from PIL import Image
 from scipy.stats import spearmanr
 
-from exlm_cli.experiments.results import MeasuredCell
+from exlm_cli.experiments.results import CellRuns
 from exlm_cli.report.experiments.repeat_mlm import (
     Grid,
     agreements,
@@ -28,29 +28,31 @@ from tests.unit.report.results import (
     FIGURE_3,
     FIGURE_5,
     PAIRS,
-    changed,
     corruption,
     diverge,
     grid_results,
+    pair_of,
     scores,
     svg_texts,
+    with_corruption,
     with_metrics,
     with_scores,
+    with_steps,
 )
 from tests.unit.report.test_learned import run_with
 
 
-def _csv(results: list[MeasuredCell], folder: Path) -> list[dict[str, str]]:
+def _csv(results: list[CellRuns], folder: Path) -> list[dict[str, str]]:
     write_grid_report(results, folder, name="mine", has_figures=False)
     return read_rows(folder / "grid.csv")
 
 
-def _tables(results: list[MeasuredCell]) -> dict[str, dict[str, tuple[str, ...]]]:
+def _tables(results: list[CellRuns]) -> dict[str, dict[str, tuple[str, ...]]]:
     """Return the cells of each table by its name and the name of the row."""
     return {t.name: {row[0]: row[1:] for row in t.rows} for t in grid_tables(grid_of(results))}
 
 
-def _without_entropy(cell: MeasuredCell) -> MeasuredCell:
+def _without_entropy(cell: CellRuns) -> CellRuns:
     return with_metrics(cell, entropy_bits=None)
 
 
@@ -77,7 +79,7 @@ def test_seeds_are_averaged_and_their_counts_pooled(tmp_path):
     one, other = grid_results(seeds=(1, 2))[:2]
     counts = corruption(0.3, num_tokens=100, measured=0.1), corruption(0.3, num_tokens=300, measured=0.5)
     pair = zip((one, other), counts, strict=True)
-    (cell,) = grid_of([changed(r, corruption=count) for r, count in pair]).values()
+    (cell,) = grid_of([with_corruption(r, count) for r, count in pair]).values()
     assert pooled_corruption(cell)["measured"] == pytest.approx(0.4)
 
 
@@ -99,7 +101,7 @@ def test_the_tables_are_those_of_the_paper_with_their_empty_corner():
 
 
 def test_a_claim_of_one_seed_and_one_over_different_seeds_have_notes():
-    def notes(results: list[MeasuredCell]) -> tuple[str, ...]:
+    def notes(results: list[CellRuns]) -> tuple[str, ...]:
         return next(table for table in grid_tables(grid_of(results)) if table.name == "agreement").notes
 
     one, both = notes(grid_results()), notes(grid_results(seeds=(1, 2)))
@@ -125,7 +127,7 @@ def test_a_task_that_not_every_seed_has_is_counted_without_the_others():
 def test_cells_of_other_lengths_than_the_rest_have_their_steps_and_claims_without_them():
     results = grid_results()
     assert "steps" not in _tables(results)
-    results[0] = changed(results[0], steps=160_000)
+    results[0] = with_steps(results[0], 160_000)
     tables = _tables(results)
     assert tables["steps"]["1"] == ("160,000", *["50,000"] * 4)
     spearman = spearmanr([p**k for k, p in PAIRS[1:]], FIGURE_5[1:]).statistic
@@ -133,7 +135,7 @@ def test_cells_of_other_lengths_than_the_rest_have_their_steps_and_claims_withou
 
 
 def test_a_diverged_cell_is_named_and_left_out_of_every_claim():
-    results = [diverge(r) if (r.result.num_repeats, r.result.mask_ratio) == (8, 0.622) else r for r in grid_results()]
+    results = [diverge(r) if pair_of(r.plan) == (8, 0.622) else r for r in grid_results()]
     results[-1] = with_scores(results[-1], glue_mnli=DIVERGED)
     cells = grid_of(results)
     assert (cells[8, 0.622].seeds, cells[8, 0.622].diverged_seeds) == ((), (1,))
@@ -249,8 +251,8 @@ def test_every_cell_is_drawn_in_its_place_of_the_table_and_at_its_share(figures)
 
 def test_corrupted_shares_are_drawn_as_points_from_the_law_beside_what_one_mask_a_sequence_adds(figures):
     results = grid_results()
-    counted = corruption(0.0225, measured=0.0325).model_copy(update={"expected_with_floor": 0.0275})
-    results[0] = changed(results[0], corruption=counted)
+    counted = corruption(0.0225, measured=0.0325) | {"expected_with_floor": 0.0275}
+    results[0] = with_corruption(results[0], counted)
     write_grid_figures(grid_of(results), {}, Path())
     table, plot = figures["corruption"].axes
     assert _words_by_place(table)["1", "2.25 %"] == "3.25 %\n±0.15"  # 100 sqrt(0.0225 * 0.9775 / 10,000)

@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from exlm_cli.experiments.results import MeasuredCell
+from exlm_cli.experiments.results import CellRuns
 from exlm_cli.finetune.scores import spread_of
 from exlm_cli.report.experiments.seed_groups import (
     RankAgreement,
@@ -87,17 +87,17 @@ def test_the_standard_error_is_that_of_cells_with_different_numbers_of_seeds():
 
 
 def test_a_heading_claims_no_more_seeds_than_each_variant_has():
-    results = [r for r in sweep_results("table-2", seeds=(1, 2, 3)) if r.result.label != "exlm" or r.result.seed < 3]
+    results = [r for r in sweep_results("table-2", seeds=(1, 2, 3)) if r.plan.label != "exlm" or r.plan.seed < 3]
     assert seed_note(group_seeds(results)) == " (mean ± standard deviation of 2 to 3 seeds)"
     # a variant that diverged has no mean
-    results = [diverge(r) if r.result.label == "exlm" else r for r in results]
+    results = [diverge(r) if r.plan.label == "exlm" else r for r in results]
     assert seed_note(group_seeds(results)) == " (mean ± standard deviation of 3 seeds)"
     assert seed_note(group_seeds(results[:1])) == ""
 
 
 def test_curves_are_those_of_the_first_seed_that_has_them(tmp_path):
-    cells = [cell for cell in sweep_results("table-13", seeds=(1, 2, 3)) if cell.result.label == "mlm"]
-    cells = [MeasuredCell(tmp_path / f"cells/mlm/seed-{cell.result.seed}", cell.result) for cell in cells]
+    cells = [cell for cell in sweep_results("table-13", seeds=(1, 2, 3)) if cell.plan.label == "mlm"]
+    cells = [CellRuns(cell.plan, tmp_path / f"cells/mlm/seed-{cell.plan.seed}") for cell in cells]
     for seed in (2, 3):
         run = tmp_path / f"cells/mlm/seed-{seed}/pretrain"
         run.mkdir(parents=True)
@@ -107,7 +107,7 @@ def test_curves_are_those_of_the_first_seed_that_has_them(tmp_path):
 
 def test_a_task_has_the_seeds_whose_fine_tuning_has_a_score():
     """Of three seeds, one diverged on RTE, one has no score on QQP, and one lacks QNLI, which was added later."""
-    results = [r for r in sweep_results("table-2", seeds=(1, 2, 3)) if r.result.label == "exlm"]
+    results = [r for r in sweep_results("table-2", seeds=(1, 2, 3)) if r.plan.label == "exlm"]
     results[0] = with_scores(results[0], glue_rte=DIVERGED)
     results[1] = with_scores(results[1], glue_qqp=scores((None, None)))
     (late,) = group_seeds([without_tasks(results[2], *results[2].tuned)])

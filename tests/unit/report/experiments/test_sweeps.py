@@ -1,5 +1,6 @@
 """Report of a sweep, made of the accuracies that the paper prints: each table must come out as the paper's own."""
 
+import dataclasses
 import json
 import math
 import statistics
@@ -8,22 +9,24 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from exlm_cli.experiments.results import MeasuredCell
+from exlm_cli.experiments.results import CellRuns
+from exlm_cli.report.curves import EntropyLine
+from exlm_cli.report.experiments import sweeps
 from exlm_cli.report.experiments.seed_groups import SeedGroup, group_seeds
 from exlm_cli.report.experiments.sweeps import (
-    entropy_families,
     paper_tables_of,
     sweep_tables,
     write_figure_12,
     write_sweep_report,
 )
+from exlm_cli.report.style import RUN_COLOURS
 from exlm_cli.report.tables import ReportTable
 from tests.unit.finetune.finetuned_runs import read_rows
 from tests.unit.report.results import (
     DIVERGED,
     ROWS,
-    at_ratio,
-    changed,
+    changing,
+    copied,
     diverge,
     scores,
     svg_texts,
@@ -45,7 +48,7 @@ def _row(table: ReportTable, name: str) -> dict[str, str]:
     return dict(zip(table.columns, row, strict=True))
 
 
-def _csv(results: list[MeasuredCell], folder: Path) -> list[dict[str, str]]:
+def _csv(results: list[CellRuns], folder: Path) -> list[dict[str, str]]:
     write_sweep_report(results, folder, name="mine", has_figures=False)
     return read_rows(folder / "sweep.csv")
 
@@ -61,7 +64,7 @@ def test_the_csv_has_one_row_a_variant_under_the_names_that_scripts_rely_on(tmp_
         assert float(row["loss_std"]) == pytest.approx(statistics.stdev(added), rel=1e-5)
         entropy = 10 * 0.387 / k + statistics.mean(added)
         assert float(row["entropy_bits_at_0.387"]) == pytest.approx(entropy, rel=1e-5)
-        own = [r.value("glue/mnli accuracy") for r in results if r.result.label == row["variant"]]
+        own = [r.value("glue/mnli accuracy") for r in results if r.plan.label == row["variant"]]
         assert float(row["glue_mnli_accuracy"]) == pytest.approx(statistics.mean(own))
         assert (row["steps"], row["parameters"], row["elapsed_s"], row["seeds"]) == ("600", "1400000", "61", "1 2 5")
     assert (rows[0]["effective_states"], rows[2]["effective_states"]) == ("", "1.5")
@@ -72,8 +75,9 @@ def test_the_csv_has_one_row_a_variant_under_the_names_that_scripts_rely_on(tmp_
 def test_a_variant_trained_on_a_range_has_it_as_its_p_and_entropies_at_single_ratios(tmp_path):
     first, *others = sweep_results("figure-12", seeds=(1,))
     own = first.pretrain_scores.assign(grid_point=first.pretrain_scores.grid_point.replace("p=0.15", "p=0.0-0.6"))
-    ranged = changed(first, mask_ratio=(0.0, 0.6), mask_ratios=((0.0, 0.6), 0.387))
-    vars(ranged)["pretrain_scores"] = own
+    pretrain = first.plan.pretrain.changed({"masking.mask_ratio": (0.0, 0.6), "masking.place": "mixed"})
+    plan = dataclasses.replace(first.plan, pretrain=pretrain, mask_ratios=((0.0, 0.6), 0.387))
+    ranged = copied(first, plan=plan, pretrain_scores=own)
     table, states, *_ = sweep_tables(group_seeds([ranged, *others]), name="mine")
     row = _row(table, "mlm")
     assert (row["p"], row["loss"]) == ("0-60 %", "2.000")
@@ -83,11 +87,11 @@ def test_a_variant_trained_on_a_range_has_it_as_its_p_and_entropies_at_single_ra
 
 
 def test_a_diverged_seed_is_left_out_of_means_and_named(tmp_path):
-    results = [diverge(r) if r.result.seed == 2 else r for r in sweep_results("table-13", seeds=(1, 2))]
+    results = [diverge(r) if r.plan.seed == 2 else r for r in sweep_results("table-13", seeds=(1, 2))]
     variant = group_seeds(results)[0]
     assert (variant.seeds, variant.diverged_seeds, variant.spread("loss").mean) == ((1,), (2,), 2.0)
-    assert (variant.show("effective_states"), variant.model.steps) == ("-", 600)  # the other seed is there
-    assert SeedGroup(variant.cells[::-1]).model.steps == 600
+    assert (variant.show("effective_states"), variant.steps) == ("-", 600)  # the other seed is there
+    assert SeedGroup(variant.cells[::-1]).steps == 600
     (row,) = _csv([results[4]], tmp_path)
     empty = (row["loss"], row["steps"], row["elapsed_s"], row["seeds"])
     assert (row["variant"], empty, row["diverged_seeds"]) == ("exlm-no-transitions", ("",) * 4, "2")
@@ -125,7 +129,7 @@ def test_every_row_has_its_budget():
 
 
 def test_some_variants_and_tasks_fill_a_part_of_the_table_that_fits_best():
-    results = [r for r in sweep_results("table-2", tasks=("RTE",)) if r.result.label in ("mlm", "mlm-plus-plus")]
+    results = [r for r in sweep_results("table-2", tasks=("RTE",)) if r.plan.label in ("mlm", "mlm-plus-plus")]
     (table,) = paper_tables_of(group_seeds(results))
     assert table.name == "table-2"
     assert _cells(table, "ours") == {
@@ -135,15 +139,8 @@ def test_some_variants_and_tasks_fill_a_part_of_the_table_that_fits_best():
 
 def test_without_its_tasks_or_variants_there_is_no_table_of_the_paper():
     assert paper_tables_of(group_seeds(sweep_results("table-2", tasks=()))) == []
-    others = [changed(r, rope="none") for r in sweep_results("table-2") if r.result.label == "exlm"]
-    assert paper_tables_of(group_seeds(others)) == []
-
-
-def test_a_variant_with_another_change_is_not_taken_for_the_papers():
-    changes = {"exlm": {"model.transition.start": "lanes"}, "mlm": {"model.expand": "output"}}
-    results = [changed(r, changes=r.result.changes | changes.get(r.result.label, {})) for r in sweep_results("table-2")]
-    table = next(t for t in paper_tables_of(group_seeds(results)) if t.name == "table-2")
-    assert set(_cells(table, "ours")) == set(ROWS["table-2"][1]) - {"ExLM"}
+    others = [r for r in sweep_results("ablations-small-text") if r.plan.label.startswith("exlm-formula")]
+    assert paper_tables_of(group_seeds([with_scores(r, glue_rte=scores((0.5,))) for r in others])) == []
 
 
 def test_every_variant_has_its_figures_its_budget_and_its_changes():
@@ -173,7 +170,7 @@ def test_means_over_different_seeds_have_a_note():
 
 def test_a_task_with_fewer_seeds_than_its_row_has_a_note():
     results = sweep_results("table-2", seeds=(1, 2))
-    is_left_out = [cell.result.label == "exlm" and cell.result.seed == 2 for cell in results]
+    is_left_out = [cell.plan.label == "exlm" and cell.plan.seed == 2 for cell in results]
     results = [
         with_scores(r, glue_rte=DIVERGED, glue_mnli=DIVERGED) if left else r
         for r, left in zip(results, is_left_out, strict=True)
@@ -186,7 +183,7 @@ def test_a_task_with_fewer_seeds_than_its_row_has_a_note():
 
 def test_the_note_on_ctc_stands_where_a_variant_has_its_loss():
     results = sweep_results("table-2", tasks=())
-    for kept in (results, [r for r in results if r.result.label != "exlm-no-transitions"]):
+    for kept in (results, [r for r in results if r.plan.label != "exlm-no-transitions"]):
         (table,) = sweep_tables(group_seeds(kept), name="mine")
         assert any("CTC" in note for note in table.notes) == (kept is results)
 
@@ -194,7 +191,7 @@ def test_the_note_on_ctc_stands_where_a_variant_has_its_loss():
 def test_variants_with_data_of_their_own_have_a_note():
     results = sweep_results("table-2", tasks=())
     for key, wanted in (("tokenizer.vocab_size", True), ("data.train", True), ("optim.lr", False)):
-        cells = [changed(r, changes=r.result.changes | {key: 1}) for r in results]
+        cells = [changing(r, **{key.replace(".", "__"): 1}) for r in results]
         (table,) = sweep_tables(group_seeds(cells), name="mine")
         assert any("may have other tokens" in note for note in table.notes) == wanted
 
@@ -204,15 +201,14 @@ def test_the_curves_say_whose_they_are(tmp_path):
     pretrain.mkdir(parents=True)
     (pretrain / "metrics.jsonl").write_text('{"kind": "valid", "step": 1, "loss": 2.0}\n')
     cells = [
-        MeasuredCell(write_cell(tmp_path / cell.folder, cell), cell.result)
-        for cell in sweep_results("table-2", seeds=(1, 2))
+        CellRuns(cell.plan, write_cell(tmp_path / cell.folder, cell)) for cell in sweep_results("table-2", seeds=(1, 2))
     ]
     write_sweep_report(cells, tmp_path / "report", name="mine", has_figures=True)
     assert "training curves, first seed of each variant" in svg_texts(tmp_path / "report/curves.svg")
 
 
 def test_a_diverged_variant_has_no_figure():
-    results = [diverge(r) if r.result.label == "exlm" else r for r in sweep_results("table-2")]
+    results = [diverge(r) if r.plan.label == "exlm" else r for r in sweep_results("table-2")]
     tables = sweep_tables(group_seeds(results), name="mine")
     assert _row(tables[0], "exlm")["loss"] == "diverged"
     assert tables[0].notes[-1] == "diverged: exlm (seed 1)"
@@ -229,7 +225,7 @@ def test_entropies_over_p_are_tables_one_for_each_definition():
     # both definitions of an MLM are one
     weighted = _row(tables[2], "mlm")["15 %"], _row(tables[2], "exlm")["15 %"]
     assert weighted == ("1.51 ± 0.01", f"{5 * 0.15 / 4 + 0.01:.2f} ± 0.01")
-    mlms = [cell for cell in sweep_results("figure-12", tasks=()) if cell.result.label == "mlm"]
+    mlms = [cell for cell in sweep_results("figure-12", tasks=()) if cell.plan.label == "mlm"]
     assert [table.name for table in sweep_tables(group_seeds(mlms), name="x")] == ["variants", "figure-12-states"]
 
 
@@ -239,11 +235,11 @@ def test_undefined_scores_and_entropies_say_so():
         with_scores(results[0], glue_rte=scores((None, None)), glue_qqp=DIVERGED), entropy_bits=None
     )
     tables = sweep_tables(group_seeds(results), name="mine")
-    cells = _row(tables[0], first.result.label)
+    cells = _row(tables[0], first.plan.label)
     assert (cells["bits"], cells["glue/rte accuracy"], cells["glue/qqp accuracy"]) == (
         "not defined", "not defined", "diverged",
     )  # fmt: skip
-    assert tables[0].notes[-1] == f"diverged: {first.result.label} (fine-tuning on glue/qqp)"
+    assert tables[0].notes[-1] == f"diverged: {first.plan.label} (fine-tuning on glue/qqp)"
     assert "not defined" in next(t for t in tables if t.name == "figure-12-states").rows[0]
 
 
@@ -254,15 +250,10 @@ def _texts(variants: Variants, folder: Path) -> list[str]:
     return svg_texts(svg)
 
 
-def _measured(name: str) -> Variants:
-    """Return variants of a sweep, each measured at its own mask ratio and at 0.5."""
-    return group_seeds([at_ratio(cell, 0.5) for cell in sweep_results(name)])
-
-
-def test_figure_12_has_a_line_for_the_mlm_and_one_for_each_k(tmp_path):
+def test_figure_12_has_a_line_for_each_variant(tmp_path):
     variants = group_seeds(sweep_results("figure-12", seeds=(1, 2, 3)))
     texts = _texts(variants, tmp_path)
-    names = {"MLM", "ExLM, k = 2", "ExLM, k = 4", "ExLM, k = 8", "78.9 %", "mean over states"}
+    names = {"mlm", "exlm-k2", "exlm", "exlm-k8", "78.9 %", "mean over states"}
     assert names | {"weighted by the posterior"} <= set(texts)
     assert any("standard deviation of 3 seeds" in text for text in texts)
     texts = _texts(group_seeds(sweep_results("figure-12", seeds=(1, 2, 3))[:-2]), tmp_path)
@@ -276,20 +267,11 @@ def test_mlms_alone_have_one_panel_and_one_ratio_alone_has_no_figure(tmp_path):
     assert write_figure_12(group_seeds(sweep_results("table-4")), tmp_path / "none") == []
 
 
-def test_lines_trained_at_several_ratios_name_them(tmp_path):
-    assert "MLM, trained at p = 38.7 %" in _texts(_measured("table-4"), tmp_path)
-
-
-def test_variants_that_differ_in_more_than_k_and_p_are_no_lines():
-    families = entropy_families(_measured("ablations"))
-    assert {label: [v.first.label for v in family] for label, family in families.items()} == {
-        "": ["mlm", "mlm-p38.7", "exlm-k2", "exlm-k2-p38.7", "exlm", "exlm-k4-p38.7", "exlm-k8", "exlm-k8-p38.7"]
-    }
-
-
-def test_variants_that_share_their_other_changes_have_a_figure_of_their_own():
-    families = entropy_families(_measured("ablations-small-smiles"))
-    assert list(families) == ["", "exlm-formula"]
-    assert [variant.first.label for variant in families["exlm-formula"]] == [
-        "mlm", "mlm-p38.7", "exlm-formula-k2", "exlm-formula", "exlm-formula-k8"
-    ]  # fmt: skip
+def test_more_variants_than_colours_have_lines_of_their_own(tmp_path, monkeypatch):
+    """Two lines of one colour differ in style."""
+    drawn: list[EntropyLine] = []
+    monkeypatch.setattr(sweeps, "write_entropy_figure", lambda lines, *_, **__: drawn.extend(lines))
+    cells = sweep_results("ablations-small-smiles")
+    write_figure_12(group_seeds(cells), tmp_path)
+    assert [line.label for line in drawn] == [cell.plan.label for cell in cells]
+    assert len({(line.colour, line.style) for line in drawn}) == len(drawn) > len(RUN_COLOURS)
