@@ -27,10 +27,6 @@ class StepModule(nn.Module):
         """Return the losses of a batch."""
         return self.losses(self.model, batch)
 
-    def compile_step(self) -> None:
-        """Compile encoder, heads and loss as one graph for batches of any size; validation stays eager."""
-        self.losses = torch.compile(self.losses, fullgraph=True, dynamic=True)
-
 
 def wrap_ddp(module: nn.Module, ranks: Ranks) -> nn.Module:
     """Return a module that trains on all ranks, each with a copy of the weights; in one process the module itself."""

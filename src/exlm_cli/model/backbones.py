@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from exlm_cli.config.sections import BackboneConfig, ModelConfig
 from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.model.compiled import Compiler
 from exlm_cli.model.encoder import Encoder, gather_positions
 
 Special = tuple[str, str, str, str, str]
@@ -39,6 +40,7 @@ class Family:
     Attributes:
         classes: Beginning of the names of its classes: `Bert` of `BertConfig`, `BertModel` and `BertForMaskedLM`.
         encoder: Name of the encoder in the masked LM.
+        blocks: Name of the list of blocks in the encoder.
         dense, norm, bias: Names of the LM head's parts in the masked LM.
         activation, norm_eps: Keys of the config for them; without one GELU and 1e-12.
         ffn_width: Key of the config for the width of the feed-forward layer.
@@ -50,6 +52,7 @@ class Family:
 
     classes: str
     encoder: str
+    blocks: str
     dense: str
     norm: str
     bias: str
@@ -66,6 +69,7 @@ FAMILIES: dict[str, Family] = {
     "bert": Family(
         "Bert",
         "bert",
+        "encoder.layer",
         "cls.predictions.transform.dense",
         "cls.predictions.transform.LayerNorm",
         "cls.predictions.bias",
@@ -73,6 +77,7 @@ FAMILIES: dict[str, Family] = {
     "roberta": Family(
         "Roberta",
         "roberta",
+        "encoder.layer",
         "lm_head.dense",
         "lm_head.layer_norm",
         "lm_head.bias",
@@ -83,6 +88,7 @@ FAMILIES: dict[str, Family] = {
     "distilbert": Family(
         "DistilBert",
         "distilbert",
+        "transformer.layer",
         "vocab_transform",
         "vocab_layer_norm",
         "vocab_projector.bias",
@@ -95,6 +101,7 @@ FAMILIES: dict[str, Family] = {
     "esm": Family(
         "Esm",
         "esm",
+        "encoder.layer",
         "lm_head.dense",
         "lm_head.layer_norm",
         "lm_head.bias",
@@ -105,6 +112,7 @@ FAMILIES: dict[str, Family] = {
     "modernbert": Family(
         "ModernBert",
         "model",
+        "layers",
         "head.dense",
         "head.norm",
         "decoder.bias",
@@ -247,6 +255,7 @@ class ForeignEncoder(nn.Module):
             self.register_buffer("inv_freq", self._rotary()[0].inv_freq.clone())
             self._share_frequencies()
             self.base.contact_head.requires_grad_(False)  # it reads attention weights, for contacts in proteins
+        self._blocks = family.blocks
         self.segment_separator = backbone.segment_separator if reads_pairs else None
         self._gradient_checkpointing = False
 
@@ -269,6 +278,12 @@ class ForeignEncoder(nn.Module):
             else:
                 getattr(self.base, f"{word}_checkpointing_disable")()
         self._gradient_checkpointing = wanted
+
+    def compile_blocks(self) -> None:
+        """Let the compiler run the blocks."""
+        compiler = Compiler()
+        for block in cast(nn.ModuleList, self.base.get_submodule(self._blocks)):
+            block.forward = compiler.compiled(block.forward)  # type: ignore[method-assign]
 
     def forward(
         self,

@@ -1,6 +1,7 @@
 """Encoder of both objectives: a pre-LayerNorm transformer that turns tokens into contextual states.
 
-Axes: B sequences, L positions, R positions that are read, D width, N heads, H head width.
+Axes: B sequences, L positions, R positions that are read, M = B * L tokens, K = B * R queries, D width, N heads, H head
+width.
 """
 
 from typing import NamedTuple, cast
@@ -13,6 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from exlm_cli.config.sections import ModelConfig
+from exlm_cli.model.compiled import Compiler
+from exlm_cli.ops.precision import matmul_dtype
 from exlm_cli.ops.rotary import rotate, rotation_at
 
 # Not cuDNN's, which torch prefers on an H100: it makes a plan for each new shape, and the number of masks and with it
@@ -30,22 +33,29 @@ def draw_weights(module: nn.Module, std: float) -> None:
 
 
 class Layout(NamedTuple):
-    """Where the positions of a batch are, and which of them a block reads and computes.
+    """Where the tokens of a batch are, and which of them a block reads and computes.
 
     Attributes:
-        rotation, query_rotation: Rotations of keys and of queries; None without rotary positions.
+        num_sequences: B.
+        rotation: Of every token's heads; None without rotary positions.
         attend: True at keys that are tokens, False at padding; None where all are tokens.
-        queries: Positions that attend; None: all.
+        queries: Tokens that attend; None: all.
+        query_rotation: Of these tokens' heads.
     """
 
-    rotation: Tensor | None
-    query_rotation: Tensor | None
+    num_sequences: int
+    rotation: Float[Tensor, "M 2 H"] | None
     attend: Bool[Tensor, "B 1 1 L"] | None
-    queries: Int64[Tensor, "B R"] | None = None
+    queries: Int64[Tensor, " K"] | None = None
+    query_rotation: Float[Tensor, "K 2 H"] | None = None
 
 
 class EncoderBlock(nn.Module):
-    """Transformer block: x + attention(norm(x)), then x + ffn(norm(x))."""
+    """Transformer block: x + attention(norm(x)), then x + ffn(norm(x)).
+
+    What precedes attention and what follows it are functions of tokens in a row, whatever sequences they belong to. So
+    the compiler makes one graph of each for batches of any shape, and attention chooses its kernel at every call.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -60,38 +70,61 @@ class EncoderBlock(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.activation_dropout = nn.Dropout(config.activation_dropout)
 
-    def forward(self, x_BLD: Tensor, layout: Layout) -> Tensor:
-        """Return the (B, R, D) states at the queries of a layout: at all positions where it names none."""
-        width, queries = x_BLD.shape[-1], layout.queries
-        normed_BLD = self.attention_norm(x_BLD)
-        if queries is None:
-            q, k, v = self.qkv(normed_BLD).chunk(3, dim=-1)
-        else:  # the other positions are keys and values only
-            (q_weight, kv_weight), (q_bias, kv_bias) = (
-                both.split([width, 2 * width]) for both in (self.qkv.weight, self.qkv.bias)
-            )
-            q = F.linear(gather_positions(normed_BLD, queries), q_weight, q_bias)
-            k, v = F.linear(normed_BLD, kv_weight, kv_bias).chunk(2, dim=-1)
-            x_BLD = gather_positions(x_BLD, queries)
-        q, k, v = (heads.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for heads in (q, k, v))
-        if layout.rotation is not None and layout.query_rotation is not None:
-            q, k = rotate(q, layout.query_rotation), rotate(k, layout.rotation)
+    def forward(self, x_MD: Tensor, layout: Layout) -> Tensor:
+        """Return the (K, D) states at the queries of a layout: at all tokens where it names none."""
+        if layout.queries is None:
+            x_KD = x_MD
+            heads = self.project(x_MD, layout.rotation)
+        else:
+            x_KD = x_MD.index_select(0, layout.queries)
+            heads = self.project_queries(x_MD, layout.rotation, x_KD, layout.query_rotation)
+        q, k, v = (each.unflatten(0, (layout.num_sequences, -1)).transpose(1, 2) for each in heads)
         with sdpa_kernel(_ATTENTION_KERNELS):
             mixed_BNRH = F.scaled_dot_product_attention(
                 q, k, v, attn_mask=layout.attend, dropout_p=self.attention_dropout if self.training else 0.0
             )
-        x_BRD = x_BLD + self.dropout(self.attention_out(mixed_BNRH.transpose(1, 2).flatten(2)))
-        widened = self.activation_dropout(F.gelu(self.ffn_in(self.ffn_norm(x_BRD))))
-        return cast(Tensor, x_BRD + self.dropout(self.ffn_out(widened)))
+        return self.feed_forward(x_KD, mixed_BNRH.transpose(1, 2).flatten(2).flatten(0, 1))
+
+    def project(self, x_MD: Tensor, rotation: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the (M, N, H) queries, keys and values of every token."""
+        parts = self.qkv(self.attention_norm(x_MD)).unflatten(-1, (3, self.num_heads, -1))
+        q, k, v = parts.unbind(-3) if rotation is None else rotate(parts, rotation, 2)
+        return q, k, v
+
+    def project_queries(
+        self, x_MD: Tensor, rotation: Tensor | None, x_KD: Tensor, query_rotation: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the (K, N, H) queries of some tokens, and the (M, N, H) keys and values of all."""
+        width = x_MD.shape[-1]
+        (q_weight, kv_weight), (q_bias, kv_bias) = (
+            both.split([width, 2 * width]) for both in (self.qkv.weight, self.qkv.bias)
+        )
+        queries = F.linear(self.attention_norm(x_KD), q_weight, q_bias).unflatten(-1, (1, self.num_heads, -1))
+        parts = F.linear(self.attention_norm(x_MD), kv_weight, kv_bias).unflatten(-1, (2, self.num_heads, -1))
+        if rotation is None or query_rotation is None:
+            (q,), (k, v) = queries.unbind(-3), parts.unbind(-3)
+        else:
+            (q,), (k, v) = rotate(queries, query_rotation, 1), rotate(parts, rotation, 1)
+        return q, k, v
+
+    def feed_forward(self, x_KD: Tensor, mixed_KD: Tensor) -> Tensor:
+        """Return the (K, D) states, given those that entered the block and what they attended to."""
+        x_KD = x_KD + self.dropout(self.attention_out(mixed_KD))
+        widened = self.activation_dropout(F.gelu(self.ffn_in(self.ffn_norm(x_KD))))
+        return cast(Tensor, x_KD + self.dropout(self.ffn_out(widened)))
 
 
 def gather_positions(values_BLD: Shaped[Tensor, "B L D"], index_BR: Int64[Tensor, "B R"]) -> Shaped[Tensor, "B R D"]:
     """Return the values at some of the L positions of each sequence."""
-    num_sequences, num_positions = values_BLD.shape[:2]
-    start_B1 = num_positions * torch.arange(num_sequences, device=index_BR.device)[:, None]
     # copies whole rows, and unlike `gather` keeps no values for the backward pass
-    rows = values_BLD.flatten(0, 1).index_select(0, (index_BR + start_B1).flatten())
+    rows = values_BLD.flatten(0, 1).index_select(0, _flat_index(index_BR, values_BLD.shape[1]))
     return rows.view(*index_BR.shape, *values_BLD.shape[2:])
+
+
+def _flat_index(index_BR: Int64[Tensor, "B R"], num_positions: int) -> Int64[Tensor, " K"]:
+    """Return indices of positions among the tokens of all sequences."""
+    start_B1 = num_positions * torch.arange(len(index_BR), device=index_BR.device)[:, None]
+    return (index_BR + start_B1).flatten()
 
 
 class Encoder(nn.Module):
@@ -118,6 +151,13 @@ class Encoder(nn.Module):
         self.final_norm = nn.LayerNorm(config.width)
         self.gradient_checkpointing = False
 
+    def compile_blocks(self) -> None:
+        """Let the compiler run all of a block but attention: a graph for each of its functions, and mode of training."""
+        compiler = Compiler()
+        for block in self.blocks:
+            for name in ("project", "project_queries", "feed_forward"):
+                setattr(block, name, compiler.compiled(getattr(block, name)))
+
     def forward(
         self,
         token_ids: Int64[Tensor, "B L"],
@@ -138,29 +178,37 @@ class Encoder(nn.Module):
                 None: position j is (j, 0).
             read: Positions whose states are returned.
         """
-        index_1L = torch.arange(token_ids.shape[1], device=token_ids.device)[None]
+        num_sequences, num_positions = token_ids.shape
+        index_1L = torch.arange(num_positions, device=token_ids.device)[None]
         embedded = self.token_embedding(token_ids)
         if self.position_embedding is not None:
             embedded = embedded + self.position_embedding(index_1L)
-        rotation = query_rotation = self._rotation(index_1L, positions)
+        rotation = self._rotation(index_1L, positions, num_sequences, matmul_dtype(embedded))
+        last = layout = Layout(num_sequences, rotation, None if is_token is None else is_token[:, None, None])
         if read is not None:
-            query_rotation = self._rotation(read, None if positions is None else gather_positions(positions, read))
-        attend = None if is_token is None else is_token[:, None, None]
-        layout = Layout(rotation, rotation, attend)
-        last = Layout(rotation, query_rotation, attend, read)
-        x_BLD = self.dropout(embedded)
+            queries = _flat_index(read, num_positions)
+            turned = None if rotation is None else rotation.index_select(0, queries)
+            last = layout._replace(queries=queries, query_rotation=turned)
+        x_MD = self.dropout(embedded).flatten(0, 1)
         for block, of_block in zip(self.blocks, [layout] * (len(self.blocks) - 1) + [last], strict=True):
             if self.gradient_checkpointing and self.training:
-                x_BLD = cast(Tensor, checkpoint(block, x_BLD, of_block, use_reentrant=False))
+                x_MD = cast(Tensor, checkpoint(block, x_MD, of_block, use_reentrant=False))
             else:
-                x_BLD = block(x_BLD, of_block)
-        return cast(Tensor, self.final_norm(x_BLD))
+                x_MD = block(x_MD, of_block)
+        return cast(Tensor, self.final_norm(x_MD).unflatten(0, (num_sequences, -1)))
 
-    def _rotation(self, index_bL: Int64[Tensor, "b L"], positions_BL2: Int64[Tensor, "B L 2"] | None) -> Tensor | None:
+    def _rotation(
+        self,
+        index_1L: Int64[Tensor, "1 L"],
+        positions_BL2: Int64[Tensor, "B L 2"] | None,
+        num_sequences: int,
+        dtype: torch.dtype,
+    ) -> Float[Tensor, "M 2 H"] | None:
         """Return the rotation at (token index, clone index) for `rope: 2d`, at the index in the input for 1d."""
         if self.rope == "none":
             return None
-        places = index_bL[..., None]
+        places = index_1L[..., None]
         if self.rope == "2d":
             places = torch.cat([places, torch.zeros_like(places)], dim=-1) if positions_BL2 is None else positions_BL2
-        return rotation_at(places, self.axis_widths, self.rope_base)
+        rotation = rotation_at(places, self.axis_widths, self.rope_base, dtype)
+        return rotation.expand(num_sequences, -1, -1, -1).flatten(0, 1)

@@ -97,10 +97,10 @@ class TransitionHead(nn.Module):
             alike = ("node_mask", "state_lengths")
             batch = replace(batch, **{name: getattr(batch, name)[:1] for name in alike})
         allowed_bSS = allowed_edges(batch.node_mask, batch.state_lengths, is_sparse=self.is_sparse)
-        query_BhSd = self.query(features).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-        key_BhSd = self.key(features).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        query_BShd = self.query(features).unflatten(-1, (self.num_heads, -1))
+        key_BShd = self.key(features).unflatten(-1, (self.num_heads, -1))
         with without_autocast(states):  # 16 bits round log E by up to a tenth
-            log_heads_BhSS = self._log_heads(query_BhSd.float(), key_BhSd.float(), allowed_bSS, batch)
+            log_heads_BhSS = self._log_heads(query_BShd.float(), key_BShd.float(), allowed_bSS, batch)
         if self.gate is None:
             return log_heads_BhSS[:, 0]
         log_gate_BhS1 = F.log_softmax(self.gate(features).float(), dim=-1).transpose(1, 2)[..., None]
@@ -112,9 +112,9 @@ class TransitionHead(nn.Module):
         """Return log E of every head."""
         if self.rope == "nodes":
             places_BS = node_places(batch.node_mask, batch.state_lengths, self.num_states_per_mask)
-            rotation = rotation_at(places_BS[..., None], (query.shape[-1],), self.rope_base)
-            query, key = rotate(query, rotation), rotate(key, rotation)
-        scores_BhSS = query @ key.mT / math.sqrt(query.shape[-1])
+            rotation = rotation_at(places_BS[..., None], (query.shape[-1],), self.rope_base, query.dtype)
+            (query,), (key,) = (rotate(heads[..., None, :, :], rotation, 1) for heads in (query, key))
+        scores_BhSS = query.transpose(1, 2) @ key.transpose(1, 2).mT / math.sqrt(query.shape[-1])
         if self.start != "formula":
             scores_BhSS = scores_BhSS + self._start_bias(allowed, batch)[:, None]
         return _masked_log_softmax(scores_BhSS, allowed[:, None])

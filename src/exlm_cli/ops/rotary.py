@@ -1,19 +1,20 @@
 """Rotary position embedding over one or two position axes (section 4.2; Su et al. 2021).
 
-Axes: B batch, N attention heads, L position, H head width, P = H/2 pairs of entries, A position axes (1 or 2).
+Axes: N attention heads, H head width, A position axes (1 or 2).
 """
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int64, Real
 from torch import Tensor
 
 
-def rotation_at(positions: Real[Tensor, "B L A"], axis_widths: Sequence[int], base: float) -> Tensor:
-    """Return a factor e^(i angle) for each pair of entries of a head at every position, (B, 1, L, P) complex64.
-
-    While `torch.compile` traces, it is (B, 1, L, P, 2) cosines and sines: its code generator has no complex numbers.
+def rotation_at(
+    positions: Real[Tensor, "*rows A"], axis_widths: Sequence[int], base: float, dtype: torch.dtype
+) -> Float[Tensor, "*rows 2 H"]:
+    """Return what `rotate` reads at every position: cosines, and sines that are negative for the first of each pair.
 
     Of the W entries of one axis, pair p of the W/2 pairs turns by position * base^(-2p / W). With A = 2 the first
     entries follow the token index and the last ones the clone index, so two clones of one [MASK] differ in the last
@@ -23,14 +24,16 @@ def rotation_at(positions: Real[Tensor, "B L A"], axis_widths: Sequence[int], ba
         positions: Integers or fractions; (token index, clone index) for A = 2.
         axis_widths: Entries of each axis, even numbers that sum to H.
         base: 10000 in the paper.
+        dtype: That of the heads. Angles are float32, whatever it is.
     """
     angles = []
     for axis, width in enumerate(axis_widths):
         exponents = torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width
-        angles.append(positions[:, None, :, axis, None].float() * base**-exponents)
-    angles_BLP = torch.cat(angles, dim=-1)
-    pairs = torch.stack([angles_BLP.cos(), angles_BLP.sin()], dim=-1)
-    return pairs if torch.compiler.is_compiling() else torch.view_as_complex(pairs)
+        angles.append(positions[..., axis, None].float() * base**-exponents)
+    angle = torch.cat(angles, dim=-1)
+    cos, sin = angle.cos(), angle.sin()
+    both = torch.stack([torch.stack([cos, cos], -1), torch.stack([-sin, sin], -1)], -3)
+    return both.flatten(-2).to(dtype)
 
 
 def rotate_half_order(head_width: int) -> Int64[Tensor, " H"]:
@@ -38,19 +41,44 @@ def rotate_half_order(head_width: int) -> Int64[Tensor, " H"]:
     return torch.arange(head_width).view(-1, 2).t().flatten()
 
 
-def rotate(x: Float[Tensor, "B N L H"], rotation: Tensor) -> Float[Tensor, "B N L H"]:
-    """Rotate every pair (2p, 2p + 1) of entries; computed in float32 at least, returned in the dtype of `x`.
+def rotate(
+    parts: Float[Tensor, "*rows P N H"], rotation: Float[Tensor, "*rows 2 H"], num_turned: int
+) -> tuple[Float[Tensor, "*rows N H"], ...]:
+    """Rotate every pair (2p, 2p + 1) of entries of the first parts; return all P parts.
 
-    The result has the memory order of `x`, and autograd keeps no activations.
+    (a, b) becomes (a cos - b sin, b cos + a sin). In 16 bits the cosines and sines, the first product and the sum are
+    rounded, each by at most 2^-9 of its size. Autograd keeps the rotation alone.
 
     Args:
-        x: Heads.
-        rotation: Result of `rotation_at`, complex or real.
+        parts: Heads of the queries, keys and values, as one product of matrices gives them.
+        rotation: Result of `rotation_at`, in the dtype of the heads; axes of size 1 are broadcast.
+        num_turned: Parts to rotate; the others are views of `parts`.
     """
-    pairs = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (-1, 2))
-    if rotation.is_complex():
-        turned = torch.view_as_real(torch.view_as_complex(pairs) * rotation)
-    else:
-        (a, b), (cos, sin) = pairs.unbind(-1), rotation.unbind(-1)
-        turned = torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1)
-    return turned.flatten(-2).to(x.dtype)
+    return cast(tuple[Tensor, ...], _Rotation.apply(parts, rotation, num_turned))  # type: ignore[no-untyped-call]
+
+
+class _Rotation(torch.autograd.Function):
+    """Autograd's own backward pass would read and write the heads once more."""
+
+    @staticmethod
+    def forward(ctx: Any, parts: Tensor, rotation: Tensor, num_turned: int) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(rotation)
+        ctx.num_turned = num_turned
+        cos, sin = rotation[..., None, :, :].split(1, dim=-2)
+        turned = _turn(parts[..., :num_turned, :, :], cos, sin)
+        return (*turned.unbind(-3), *parts[..., num_turned:, :, :].unbind(-3))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (rotation,) = ctx.saved_tensors
+        cos, sin = rotation.split(1, dim=-2)
+        back = -sin
+        turned = [_turn(grad, cos, back) for grad in grads[: ctx.num_turned]]
+        return torch.stack([*turned, *grads[ctx.num_turned :]], -3), None, None
+
+
+def _turn(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    # rolling a pair by one exchanges its entries; on a CPU `flip` takes twice as long, and so does arithmetic with
+    # every other entry
+    partners = heads.unflatten(-1, (-1, 2)).roll(1, -1).flatten(-2)
+    return (heads * cos).addcmul_(partners, sin)

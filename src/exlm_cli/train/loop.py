@@ -178,36 +178,19 @@ class TrainingLoop:
             DivergedError: A loss or a gradient norm is not finite, or no sequence of a step has a loss; `diverged.json`
                 names the step and its samples. The step did not move the weights, and no checkpoint follows it. In fp16
                 a norm may be so, as long as a lower loss scale can help.
-            InterruptedRunError: Stopped by a signal, after saving; nothing is saved if the signal also ended the
-                compiler in a validation, or on one of several ranks.
+            InterruptedRunError: Stopped by a signal, after saving.
             CheckpointError: A checkpoint cannot be written.
-            ConfigError: The model is to be compiled and cannot be.
             RankError: Another rank failed or was lost.
         """
         with ExitStack() as ends:
             for callback in self._followers:
                 ends.push(_end_of(callback))
                 callback.on_start(self.run, self.state.step)
-            stop = StopSignal()
-            try:
-                return self._fit(stop)
-            except RuntimeError as error:
-                if not self._is_of_compiler(error):
-                    raise
-                if stop.number is not None:
-                    raise self._stopped("nothing was saved since the last checkpoint", stop.number) from error
-                raise ConfigError(
-                    f"the model could not be compiled: {str(error).strip().splitlines()[0]}",
-                    "install a C++ compiler, or give `train.compile=false`",
-                ) from error
+            return self._fit(StopSignal())
 
     @property
     def _followers(self) -> Sequence[Callback]:
         return self.callbacks if self.ranks.is_first else ()
-
-    def _is_of_compiler(self, error: RuntimeError) -> bool:
-        """Return whether the compiler raised an error; torch has no public name for what it raises."""
-        return self.train.compile and type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))
 
     def _fit(self, stop: StopSignal) -> LoopResult:
         state = self.state
@@ -237,13 +220,7 @@ class TrainingLoop:
             Its loss, () float64 on the device; None if a signal came before the step was complete.
         """
         start_s = time.perf_counter()
-        try:
-            loss = self._step(stop)
-        except RuntimeError as error:
-            # a signal to the process group also ends the compiler; several ranks cannot save when one is within a step
-            if stop.number is None or self.ranks.size > 1 or not self._is_of_compiler(error):
-                raise
-            loss = None
+        loss = self._step(stop)
         self._freed_memory.after_step()
         if loss is not None:
             state, busy_s = self.state, time.perf_counter() - start_s

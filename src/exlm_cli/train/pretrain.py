@@ -142,10 +142,9 @@ class PretrainTask:
         self.objective = Objective(data.tokenizer.unk_id, recipe.masking.num_repeats, recipe.train.alignment_backend)
         self.precision = precision_on(device, recipe.train.precision)
         model.encoder.gradient_checkpointing = recipe.train.gradient_checkpointing
-        module = StepModule(model, self.objective.sequence_nll)
         if recipe.train.compile:
-            module.compile_step()
-        self.module = wrap_ddp(module, ranks)
+            model.encoder.compile_blocks()
+        self.module = wrap_ddp(StepModule(model, self.objective.sequence_nll), ranks)
         # the closed form is that of our encoder
         own = recipe.model.backbone.family == "own"
         self._flops = FlopCounter(recipe, data.tokenizer.vocab_size) if own else None

@@ -2,69 +2,80 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 from exlm_cli.ops.rotary import rotate, rotate_half_order, rotation_at
 from tests.oracles import turned
+
+
+def _rotated(heads: Tensor, positions: Tensor, widths: tuple[int, ...]) -> Tensor:
+    """Return heads (..., N, H) rotated at positions (..., A)."""
+    return rotate(heads[..., None, :, :], rotation_at(positions, widths, 10000.0, heads.dtype), 1)[0]
 
 
 @pytest.mark.parametrize("widths", [(8,), (4, 4), (6, 2)])
 def test_rotation_is_the_definition(widths):
     generator = torch.Generator().manual_seed(0)
     positions = torch.randint(0, 200, (2, 5, len(widths)), generator=generator) / 4
-    x = torch.randn(2, 3, 5, 8, generator=generator)
-    rotated = rotate(x, rotation_at(positions, widths, 10000.0))
+    x = torch.randn(2, 5, 3, 8, generator=generator)
+    rotated = _rotated(x, positions, widths)
     for b in range(2):
-        for head in range(3):
-            for place in range(5):
-                expected = turned(x[b, head, place], positions[b, place].tolist(), widths)
-                torch.testing.assert_close(rotated[b, head, place], expected, atol=1e-5, rtol=1e-5)
+        for place in range(5):
+            for head in range(3):
+                expected = turned(x[b, place, head], positions[b, place].tolist(), widths)
+                torch.testing.assert_close(rotated[b, place, head], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_the_first_parts_are_rotated_alike_and_the_others_stay():
+    parts = torch.randn(5, 3, 2, 8, generator=torch.Generator().manual_seed(6))
+    positions = torch.arange(5)[:, None]
+    q, k, v = rotate(parts, rotation_at(positions, (8,), 1e4, torch.float32), 2)
+    for rotated, part in ((q, 0), (k, 1)):
+        torch.testing.assert_close(rotated, _rotated(parts[:, part], positions, (8,)), rtol=0, atol=0)
+    assert torch.equal(v, parts[:, 2])
 
 
 def test_scores_depend_on_differences_of_both_coordinates():
-    q, k = torch.randn(2, 1, 1, 1, 16, generator=torch.Generator().manual_seed(1))
+    q, k = torch.randn(2, 1, 1, 16, generator=torch.Generator().manual_seed(1))
 
     def score(where_q: tuple[int, int], where_k: tuple[int, int]) -> float:
-        rotations = [rotation_at(torch.tensor([[where]]), (8, 8), 10000.0) for where in (where_q, where_k)]
-        return float((rotate(q, rotations[0]) * rotate(k, rotations[1])).sum())
+        return float((_rotated(q, torch.tensor([where_q]), (8, 8)) * _rotated(k, torch.tensor([where_k]), (8, 8))).sum())
 
     assert score((5, 2), (3, 1)) == pytest.approx(score((25, 3), (23, 2)), abs=1e-4)
     assert score((5, 2), (3, 1)) != pytest.approx(score((5, 3), (3, 1)), abs=1e-3)
     assert score((5, 2), (3, 1)) != pytest.approx(score((6, 2), (3, 1)), abs=1e-3)
 
 
-def test_half_precision_is_rotated_in_float32():
-    x = torch.randn(1, 1, 3, 8, generator=torch.Generator().manual_seed(3)).bfloat16()
-    rotation = rotation_at(torch.tensor([[[500], [501], [502]]]), (8,), 10000.0)
-    rotated = rotate(x, rotation)
-    assert rotated.dtype == torch.bfloat16
-    torch.testing.assert_close(rotated, rotate(x.float(), rotation).bfloat16())
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_in_16_bits_positions_are_exact_and_every_product_and_sum_is_rounded_once(dtype):
+    """Bounds of |a cos - b sin|: tables, first product and result are rounded, each by half a unit of its last place."""
+    x = torch.randn(4, 3, 8, generator=torch.Generator().manual_seed(3)).to(dtype)
+    positions = torch.tensor([[0], [500], [501], [4097]])  # 16 bits could not tell the last from 4096
+    rotated = _rotated(x, positions, (8,))
+    exact = _rotated(x.double(), positions, (8,))
+    assert rotated.dtype == dtype
+    size = x.double().unflatten(-1, (-1, 2)).abs().sum(-1, keepdim=True).expand(-1, -1, -1, 2).flatten(-2)
+    assert ((rotated.double() - exact).abs() <= 1.5 * torch.finfo(dtype).eps * size).all()
+    assert torch.equal(rotated[0], x[0])
 
 
 @pytest.mark.parametrize("widths", [(8,), (4, 4), (2, 6)])
 def test_gradients_turn_back(widths):
     generator = torch.Generator().manual_seed(4)
-    x = torch.randn(2, 3, 5, 8, dtype=torch.float64, generator=generator, requires_grad=True)
-    positions = torch.randint(0, 50, (2, 5, len(widths)), generator=generator)
-    rotation = rotation_at(positions, widths, 1e4).to(torch.complex128)
-    assert torch.autograd.gradcheck(lambda y: rotate(y, rotation), x)
+    parts = torch.randn(2, 5, 3, 2, 8, dtype=torch.float64, generator=generator, requires_grad=True)
+    positions = torch.randint(0, 50, (1, 5, len(widths)), generator=generator)
+    rotation = rotation_at(positions, widths, 1e4, torch.float64)
+    for num_turned in (1, 2, 3):
+        assert torch.autograd.gradcheck(lambda y, n=num_turned: torch.stack(rotate(y, rotation, n)), parts)
 
 
-def test_the_formula_that_compiles_is_the_same():
-    generator = torch.Generator().manual_seed(5)
-    x = torch.randn(2, 3, 5, 8, generator=generator, requires_grad=True)
-    rotation = rotation_at(torch.randint(0, 50, (2, 5, 1), generator=generator), (8,), 1e4)
-    weights = torch.randn(2, 3, 5, 8, generator=generator)
-    eager = rotate(x, rotation)
-    compiled = rotate(x, torch.view_as_real(rotation))
-    torch.testing.assert_close(compiled, eager)
-    gradients = [torch.autograd.grad((rotated * weights).sum(), x)[0] for rotated in (eager, compiled)]
-    torch.testing.assert_close(*gradients)
-
-
-def test_heads_stay_side_by_side_in_memory():
-    """So that neither attention nor the projection of its result copies them."""
-    heads = torch.randn(2, 5, 3, 8).transpose(1, 2)
-    assert rotate(heads, rotation_at(torch.zeros(1, 5, 1), (8,), 1e4)).stride() == heads.stride()
+def test_autograd_keeps_the_rotation_alone():
+    parts = torch.randn(5, 3, 2, 8, requires_grad=True)
+    rotation = rotation_at(torch.arange(5)[:, None], (8,), 1e4, torch.float32)
+    saved: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.data_ptr()) or t, lambda t: t):
+        rotate(parts, rotation, 2)
+    assert saved == [rotation.data_ptr()]
 
 
 def test_the_order_of_roformer_puts_partners_half_a_head_apart():

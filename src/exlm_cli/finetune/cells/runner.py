@@ -175,7 +175,7 @@ class TaskRunner:
         tokenizer: Tokenizer of the checkpoint.
         num_repeats: Copies of each token, as in pre-training.
         train: Precision, and the positions, padding included, that go through at once.
-        losses: Loss function of `StepModule`, compiled if `train.compile`; None: for prediction alone.
+        losses: Loss function of `StepModule`; None: for prediction alone, where `train.compile` has no effect.
 
     Attributes:
         module: The model and its loss.
@@ -197,7 +197,7 @@ class TaskRunner:
         self.precision = precision_on(self.device, train.precision)
         self.module = StepModule(model, losses or task_outputs)
         if losses is not None and train.compile:
-            self.module.compile_step()
+            model.encoder.compile_blocks()
 
     def batches(
         self, encoded: EncodedRows, indices: IntArray, states: Tensor | None = None, *, is_predicted: bool = False

@@ -1,0 +1,72 @@
+"""`torch.compile` of single functions, for tensors of any size; whatever the compiler cannot do is done without it."""
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+
+P = ParamSpec("P")
+ResultT = TypeVar("ResultT")
+
+_logger = logging.getLogger("exlm_cli")
+
+
+class Compiler:
+    """Compiles functions until one of them fails; then all run eagerly, and one line says so.
+
+    Attributes:
+        has_failed: Whether that has happened.
+    """
+
+    has_failed = False
+
+    def compiled(self, function: Callable[P, ResultT]) -> Callable[P, ResultT]:
+        """Return a function as one graph, with symbols for all sizes of its tensors.
+
+        Its graphs are one for each combination of modes, of dtypes, and of arguments that are None.
+        """
+        run = torch.compile(function, fullgraph=True, backend=compile_graph)
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> ResultT:
+            if self.has_failed:
+                return function(*args, **kwargs)
+            given = _pytree.tree_map_only(Tensor, _of_any_size, (args, kwargs))
+            try:
+                return run(*given[0], **given[1])
+            except Exception as error:
+                if not _is_of_compiler(error):
+                    raise
+                self.has_failed = True
+                reason = str(error).strip().splitlines()[0]
+                _logger.warning("note: the model could not be compiled, and runs without: %s", reason)
+                return function(*args, **kwargs)
+
+        return call
+
+
+def _of_any_size(value: Tensor) -> Tensor:
+    """Return the tensor with a symbol for each size."""
+    if not torch.is_grad_enabled():
+        value = value.detach()  # the compiler reads the sizes of what a view is of, and one sequence has its own graph
+    # not `torch.compile(dynamic=True)`, which takes two axes of equal size for one
+    torch._dynamo.maybe_mark_dynamic(value, list(range(value.ndim)))
+    return value
+
+
+def compile_graph(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+    """Compile a graph, its backward pass included, which would else fail in the middle of a step's backward pass."""
+    from torch._functorch import config
+    from torch._inductor.compile_fx import compile_fx
+
+    with config.patch(force_non_lazy_backward_lowering=True):
+        return compile_fx(graph, inputs)
+
+
+def _is_of_compiler(error: Exception) -> bool:
+    """Return whether the compiler raised an error; its errors have no base class in common."""
+    return type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "torch._functorch"))
