@@ -1,14 +1,15 @@
 """Log-probabilities of a few tokens per state, without keeping a (rows, vocabulary) matrix.
 
-The states-alignment loss reads T of the V probabilities of each state. They are computed one block of rows at a time;
-what the rows of a chunk need is kept for the backward pass, which computes the others again. So at most
-2 * `chunk_rows` * V numbers are in memory, not N * V, and under autocast the 16-bit product of one block.
+The states-alignment loss reads T of the V probabilities of each state. They are computed one block of rows at a time.
+What the backward pass needs of the rows is kept for as many whole blocks as there is room for, and computed again for the
+others. On CUDA what is kept are logits, and there is room in a share of the memory that is free: those that are computed
+again have the same bits, so no result depends on it. Blocks have `chunk_rows` rows, whatever is free. The logits have the
+dtype of the product, and their vocabulary is padded to a multiple of 64: with an odd number of columns cuBLAS takes
+kernels that are several times slower. Everything else about a row is one pass over its logits, in the kernels of
+`cuda_ext` or, where they cannot be built, in torch.
 
-On a CPU a block fits into the cache, and the log-probabilities of as many whole blocks are kept as a chunk has room
-for. On CUDA a block is a chunk. Its logits are kept if there is no other. They have the dtype of the product, and their
-vocabulary is padded to a multiple of 64: with an odd number of columns cuBLAS takes kernels that are several times
-slower. Everything else about a row is one pass over its logits, in the kernels of `cuda_ext` or, where they cannot be
-built, in torch.
+On a CPU a block fits into the cache, and the log-probabilities of `chunk_rows` rows are kept, with the block at work. A
+CPU gains nothing by more: fresh memory costs as much as the product.
 
 Axes: N rows, D width, V vocabulary, T tokens to score in each row; K rows that are kept, R rows of a block, P padded
 vocabulary.
@@ -29,6 +30,8 @@ from exlm_cli.ops.precision import matmul_dtype, without_autocast
 
 _CPU_BLOCK_ELEMENTS = 1 << 20
 """Logits of a block on a CPU, 4 MiB: half or twice the size is no faster, a whole chunk half as fast."""
+_KEPT_SHARE = 0.25
+"""Of a device's free memory: the first step still allocates gradients and moments, and each step gradients of states."""
 _CUDA_VOCAB_MULTIPLE = 64
 """128 bytes of 16-bit logits: rows begin at whole cache lines, as the fastest kernels of cuBLAS want them."""
 
@@ -58,13 +61,14 @@ def token_log_probs(
         weight_VD: Decoder, tied to the embedding.
         bias_V: Decoder bias.
         token_ids_NT: Tokens to score, 0 to V - 1; may repeat. On CUDA they are not checked.
-        chunk_rows: Most rows of float32 logits in memory twice; within this limit they are kept for the backward pass.
+        chunk_rows: Rows of a block; on a CPU, rows that are kept or in a block.
     """
     dtype = matmul_dtype(hidden_ND)
+    is_trained = torch.is_grad_enabled() and (hidden_ND.requires_grad or weight_VD.requires_grad)
+    num_kept = _num_kept(hidden_ND, weight_VD, chunk_rows, dtype) if is_trained else 0
     with without_autocast(hidden_ND):
-        is_trained = torch.is_grad_enabled() and (hidden_ND.requires_grad or weight_VD.requires_grad)
         result: Tensor
-        result, _, _ = _forward(hidden_ND, weight_VD, bias_V, token_ids_NT, chunk_rows, dtype, is_trained)
+        result, _, _ = _forward(hidden_ND, weight_VD, bias_V, token_ids_NT, chunk_rows, dtype, num_kept)
     return result
 
 
@@ -91,10 +95,9 @@ def token_statistics(
 
 
 class _Layout(NamedTuple):
-    """Logits of a call on its device: rows of a block, rows that can be kept, padded vocabulary, dtype."""
+    """Logits of a call on its device: rows of a block, padded vocabulary, dtype."""
 
     block_rows: int
-    most_kept: int
     padded_size: int
     dtype: torch.dtype
 
@@ -102,18 +105,29 @@ class _Layout(NamedTuple):
     def of(cls, hidden_ND: Tensor, weight_VD: Tensor, chunk_rows: int, product_dtype: torch.dtype) -> "_Layout":
         vocab_size, width = weight_VD.shape
         if _is_on_device(hidden_ND):
-            block_rows = chunk_rows * (2 if product_dtype.itemsize == 2 else 1)
             padded_size = (vocab_size + _CUDA_VOCAB_MULTIPLE - 1) // _CUDA_VOCAB_MULTIPLE * _CUDA_VOCAB_MULTIPLE
-            return cls(block_rows, block_rows, padded_size, product_dtype)
+            return cls(chunk_rows, padded_size, product_dtype)
         # with fewer than D rows, reading the weights would cost more than reading the block
         block_rows = min(chunk_rows, max(width, _CPU_BLOCK_ELEMENTS // vocab_size))
-        return cls(block_rows, chunk_rows, vocab_size, _wide(hidden_ND))
+        return cls(block_rows, vocab_size, _wide(hidden_ND))
 
-    def num_kept(self, num_rows: int) -> int:
-        """Return how many of the first rows are kept: all, or the whole blocks that leave room for the current one."""
-        if num_rows <= self.most_kept:
-            return num_rows
-        return (self.most_kept - self.block_rows) // self.block_rows * self.block_rows
+
+def _num_kept(hidden_ND: Tensor, weight_VD: Tensor, chunk_rows: int, product_dtype: torch.dtype) -> int:
+    """Return how many of the first rows are kept: all, or the whole blocks that leave room for the current one."""
+    layout, num_rows = _Layout.of(hidden_ND, weight_VD, chunk_rows, product_dtype), len(hidden_ND)
+    room = chunk_rows
+    if _is_on_device(hidden_ND):
+        row_bytes = layout.padded_size * layout.dtype.itemsize
+        room = int(_KEPT_SHARE * _free_bytes(hidden_ND.device)) // row_bytes
+    if num_rows <= room:
+        return num_rows
+    return max(0, room // layout.block_rows - 1) * layout.block_rows
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Return the bytes that torch can allocate on a CUDA device."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 @torch.library.custom_op("exlm::token_log_probs", mutates_args=())
@@ -124,7 +138,7 @@ def _forward(
     token_ids_NT: Tensor,
     chunk_rows: int,
     product_dtype: torch.dtype,
-    is_trained: bool,
+    num_kept: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the log-probabilities of the tokens, and for the backward pass what the first K rows need.
 
@@ -132,12 +146,12 @@ def _forward(
 
     An operator of its own, since `torch.compile` would unroll the loop and compile again for each number of blocks.
     """
-    results = _empty_results(hidden_ND, weight_VD, token_ids_NT, chunk_rows, product_dtype, is_trained)
+    results = _empty_results(hidden_ND, weight_VD, token_ids_NT, chunk_rows, product_dtype, num_kept)
     log_probs_NT, log_sums_N, kept_KP = results
     layout = _Layout.of(hidden_ND, weight_VD, chunk_rows, product_dtype)
     weight_PD = _padded(weight_VD.to(product_dtype), layout)
     bias_V, token_ids_NT = _aligned(bias_V, log_probs_NT.dtype), token_ids_NT.contiguous()
-    num_rows, num_kept = len(hidden_ND), len(kept_KP)
+    num_rows = len(hidden_ND)
     # one memory for all blocks: fresh memory costs page faults, on a CPU a tenth of the time of this file
     block_RP = kept_KP.new_empty((0 if num_kept == num_rows else min(layout.block_rows, num_rows), layout.padded_size))
     for rows in _blocks(num_rows, layout.block_rows):
@@ -265,11 +279,10 @@ def _empty_results(
     token_ids_NT: Tensor,
     chunk_rows: int,
     product_dtype: torch.dtype,
-    is_trained: bool,
+    num_kept: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     layout = _Layout.of(hidden_ND, weight_VD, chunk_rows, product_dtype)
     num_rows = hidden_ND.shape[0]  # a symbol while torch.compile traces
-    num_kept = layout.num_kept(num_rows) if is_trained else 0
     return (
         hidden_ND.new_empty(token_ids_NT.shape, dtype=_wide(hidden_ND)),
         hidden_ND.new_empty((num_rows if _is_on_device(hidden_ND) else 0,), dtype=_wide(hidden_ND)),

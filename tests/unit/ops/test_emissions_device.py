@@ -35,8 +35,9 @@ def _reference(leaves: list[torch.Tensor], tokens: torch.Tensor, dtype: torch.dt
 
 @pytest.fixture(params=["torch", "kernels"])
 def rows(request: pytest.FixtureRequest, simulated: DeviceLibrary, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The operator takes every tensor for one on a device; what computes the rows of a block there."""
+    """The operator takes every tensor for one on a device with memory; what computes the rows of a block there."""
     monkeypatch.setattr(emissions, "_is_on_device", lambda tensor: True)
+    monkeypatch.setattr(emissions, "_free_bytes", lambda device: 1 << 30)
     monkeypatch.setattr(emissions, "_has_kernels", lambda logits: request.param == "kernels")
     monkeypatch.setattr(emissions, "device_kernels", lambda device: simulated.on(0, 0))
     return str(request.param)
@@ -70,6 +71,24 @@ def test_values_and_gradients_are_those_of_log_softmax(size, chunk_rows, dtype, 
     # what is kept is not overwritten
     again = torch.autograd.grad((given * upstream).sum(), leaves)
     assert all(torch.equal(a, b) for a, b in zip(mine, again, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_results_have_the_same_bits_whatever_memory_is_free(dtype, rows, monkeypatch):
+    """Of 13 rows in blocks of 3 all are kept, whole blocks that leave room for one at work, or none."""
+    leaves, tokens = _inputs(13, 29, 4)
+    upstream = torch.randn(tokens.shape, generator=torch.Generator().manual_seed(1))
+    row_bytes, results = 64 * dtype.itemsize, []
+    for free_rows, kept_rows in ((13, 13), (12, 9), (8, 3), (5, 0), (0, 0)):
+        free = round(free_rows * row_bytes / emissions._KEPT_SHARE)
+        monkeypatch.setattr(emissions, "_free_bytes", lambda device, free=free: free)
+        saved: list[torch.Size] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, saved=saved: saved.append(t.shape) or t, lambda t: t):
+            given = _score(leaves, tokens, 3, dtype)
+        assert [shape[0] for shape in saved if shape[1:] == (64,)] == [kept_rows]
+        results.append([given, *torch.autograd.grad((given * upstream).sum(), leaves)])
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
 def test_no_rows_give_no_probabilities_and_zero_gradients(rows):
@@ -216,7 +235,7 @@ def test_a_token_outside_the_vocabulary_traps_in_a_build_with_checks(simulated):
 def test_the_operators_keep_their_promises():
     leaves, tokens = _inputs(7, 29, 4)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    for chunk_rows in (1, 100):
-        arguments = (*leaves, tokens, chunk_rows, torch.bfloat16, True)
+    for chunk_rows, num_kept in ((1, 2), (100, 7)):
+        arguments = (*leaves, tokens, chunk_rows, torch.bfloat16, num_kept)
         outcome = torch.library.opcheck(emissions._forward, arguments, test_utils=checks)
         assert set(outcome.values()) == {"SUCCESS"}
