@@ -24,6 +24,10 @@ class Compiler:
 
     has_failed = False
 
+    def __init__(self) -> None:
+        # an error is told here
+        logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
+
     def compiled(self, function: Callable[P, ResultT]) -> Callable[P, ResultT]:
         """Return a function as one graph, with symbols for all sizes of its tensors.
 
@@ -42,8 +46,7 @@ class Compiler:
                 if not _is_of_compiler(error):
                     raise
                 self.has_failed = True
-                reason = str(error).strip().splitlines()[0]
-                _logger.warning("note: the model could not be compiled, and runs without: %s", reason)
+                _logger.warning("note: the model could not be compiled, and runs without: %s", _reason(error))
                 return function(*args, **kwargs)
 
         return call
@@ -70,3 +73,10 @@ def compile_graph(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any
 def _is_of_compiler(error: Exception) -> bool:
     """Return whether the compiler raised an error; its errors have no base class in common."""
     return type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "torch._functorch"))
+
+
+def _reason(error: BaseException) -> str:
+    """Return the first line of the error that the compiler's own error wraps."""
+    while inner := getattr(error, "inner_exception", None) or error.__cause__:
+        error = inner
+    return " ".join([f"{type(error).__name__}:", *str(error).strip().splitlines()[:1]])

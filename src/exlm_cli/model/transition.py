@@ -99,7 +99,8 @@ class TransitionHead(nn.Module):
         allowed_bSS = allowed_edges(batch.node_mask, batch.state_lengths, is_sparse=self.is_sparse)
         query_BShd = self.query(features).unflatten(-1, (self.num_heads, -1))
         key_BShd = self.key(features).unflatten(-1, (self.num_heads, -1))
-        with without_autocast(states):  # 16 bits round log E by up to a tenth
+        # 16 bits round log E by up to a fifth, and so TF32 by a fiftieth (docs/lab_notes/gpu.md)
+        with without_autocast(states):
             log_heads_BhSS = self._log_heads(query_BShd.float(), key_BShd.float(), allowed_bSS, batch)
         if self.gate is None:
             return log_heads_BhSS[:, 0]
