@@ -3,7 +3,7 @@
 import functools
 import logging
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -67,7 +67,7 @@ def compile_graph(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any
     from torch._inductor.compile_fx import compile_fx
 
     with config.patch(force_non_lazy_backward_lowering=True):
-        return compile_fx(graph, inputs)
+        return cast(Callable[..., Any], compile_fx(graph, inputs))
 
 
 def _is_of_compiler(error: Exception) -> bool:

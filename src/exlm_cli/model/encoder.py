@@ -152,7 +152,7 @@ class Encoder(nn.Module):
         self.gradient_checkpointing = False
 
     def compile_blocks(self) -> None:
-        """Let the compiler run all of a block but attention: a graph for each of its functions, and mode of training."""
+        """Let the compiler run all of a block but attention: three graphs in training, and three without gradients."""
         compiler = Compiler()
         for block in self.blocks:
             for name in ("project", "project_queries", "feed_forward"):

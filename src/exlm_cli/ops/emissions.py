@@ -1,12 +1,12 @@
 """Log-probabilities of a few tokens per state, without keeping a (rows, vocabulary) matrix.
 
 The states-alignment loss reads T of the V probabilities of each state. They are computed one block of rows at a time.
-What the backward pass needs of the rows is kept for as many whole blocks as there is room for, and computed again for the
-others. On CUDA what is kept are logits, and there is room in a share of the memory that is free: those that are computed
-again have the same bits, so no result depends on it. Blocks have `chunk_rows` rows, whatever is free. The logits have the
-dtype of the product, and their vocabulary is padded to a multiple of 64: with an odd number of columns cuBLAS takes
-kernels that are several times slower. Everything else about a row is one pass over its logits, in the kernels of
-`cuda_ext` or, where they cannot be built, in torch.
+What the backward pass needs of the rows is kept for as many whole blocks as there is room for, and computed again for
+the others. On CUDA what is kept are logits, and there is room in a share of the memory that is free: those that are
+computed again have the same bits, so no result depends on it. Blocks have `chunk_rows` rows, whatever is free. The
+logits have the dtype of the product, and their vocabulary is padded to a multiple of 64: with an odd number of columns
+cuBLAS takes kernels that are several times slower. Everything else about a row is one pass over its logits, in the
+kernels of `cuda_ext` or, where they cannot be built, in torch.
 
 On a CPU a block fits into the cache, and the log-probabilities of `chunk_rows` rows are kept, with the block at work. A
 CPU gains nothing by more: fresh memory costs as much as the product.
@@ -31,7 +31,7 @@ from exlm_cli.ops.precision import matmul_dtype, without_autocast
 _CPU_BLOCK_ELEMENTS = 1 << 20
 """Logits of a block on a CPU, 4 MiB: half or twice the size is no faster, a whole chunk half as fast."""
 _KEPT_SHARE = 0.25
-"""Of a device's free memory: the first step still allocates gradients and moments, and each step gradients of states."""
+"""Of a device's free memory: the first step allocates gradients and moments, and each step gradients of states."""
 _CUDA_VOCAB_MULTIPLE = 64
 """128 bytes of 16-bit logits: rows begin at whole cache lines, as the fastest kernels of cuBLAS want them."""
 

@@ -16,6 +16,7 @@ from exlm_cli.data.proteins import esm_tokenizer
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.export.intake import take_in
+from exlm_cli.model import compiled
 from exlm_cli.model.backbones import FAMILIES, ForeignEncoder, model_values, plain_config, to_masked_lm
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.model.heads import TaskModel
@@ -160,6 +161,35 @@ def test_frequencies_of_an_esm_are_those_that_were_saved(tmp_path, monkeypatch):
         torch.testing.assert_close(ours(ids), theirs.esm(ids).last_hidden_state, rtol=0, atol=1e-6)
         exact = copy.deepcopy(ours).double()(ids)
         torch.testing.assert_close(exact.float(), ours(ids), rtol=0, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("default")  # the compiler warns of what it does to torch
+@pytest.mark.parametrize("family", FAMILIES)
+def test_compiled_blocks_give_the_same_states_and_gradients(taken, family, monkeypatch, caplog):
+    """With padding, without, and of one sequence; graphs without generated code, of all sizes."""
+    # not above: every worker of a test run reads this file, and the tools of the compiler take seconds
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+    monkeypatch.setattr(compiled, "compile_graph", counter)
+    eager = copy.deepcopy(taken[family][1].model.encoder).eval()
+    graphs = copy.deepcopy(eager)
+    graphs.compile_blocks()
+    for lengths in ((9, 9), (5, 9, 3), (9,), (11, 11, 4), (8, 8, 8)):
+        ids = torch.randint(5, 20, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(0))
+        is_token = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+        results = []
+        for model in (graphs, eager):
+            with torch.no_grad():
+                model(ids, None if len(set(lengths)) == 1 else is_token)
+            model.zero_grad()
+            states = model(ids, None if len(set(lengths)) == 1 else is_token)
+            states[is_token].square().sum().backward()
+            results.append([states[is_token], *(p.grad for p in model.parameters() if p.grad is not None)])
+        torch.testing.assert_close(*results)
+    assert counter.frame_count == 2 * (8 if family == "modernbert" else 3)
+    assert not [record for record in caplog.records if record.name == "exlm_cli"]
 
 
 @pytest.mark.parametrize("family", ["bert", "modernbert"])

@@ -39,7 +39,9 @@ def test_scores_depend_on_differences_of_both_coordinates():
     q, k = torch.randn(2, 1, 1, 16, generator=torch.Generator().manual_seed(1))
 
     def score(where_q: tuple[int, int], where_k: tuple[int, int]) -> float:
-        return float((_rotated(q, torch.tensor([where_q]), (8, 8)) * _rotated(k, torch.tensor([where_k]), (8, 8))).sum())
+        return float(
+            (_rotated(q, torch.tensor([where_q]), (8, 8)) * _rotated(k, torch.tensor([where_k]), (8, 8))).sum()
+        )
 
     assert score((5, 2), (3, 1)) == pytest.approx(score((25, 3), (23, 2)), abs=1e-4)
     assert score((5, 2), (3, 1)) != pytest.approx(score((5, 3), (3, 1)), abs=1e-3)
@@ -48,7 +50,7 @@ def test_scores_depend_on_differences_of_both_coordinates():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_in_16_bits_positions_are_exact_and_every_product_and_sum_is_rounded_once(dtype):
-    """Bounds of |a cos - b sin|: tables, first product and result are rounded, each by half a unit of its last place."""
+    """Of |a cos - b sin| cosines, first product and result are rounded, each by half a unit of its last place."""
     x = torch.randn(4, 3, 8, generator=torch.Generator().manual_seed(3)).to(dtype)
     positions = torch.tensor([[0], [500], [501], [4097]])  # 16 bits could not tell the last from 4096
     rotated = _rotated(x, positions, (8,))
