@@ -282,7 +282,7 @@ class ForeignEncoder(nn.Module):
     def compile_blocks(self) -> None:
         """Let the compiler run the blocks: with padding, without, and of one sequence they are three graphs.
 
-        Those of ModernBERT, of which some attend to all tokens and some to neighbours, are eight; as many in validation.
+        Those of ModernBERT, of which some attend to neighbours alone, are eight; as many without gradients.
         """
         torch._dynamo.config.recompile_limit = max(16, torch._dynamo.config.recompile_limit)
         compiler = Compiler()

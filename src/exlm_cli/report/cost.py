@@ -118,9 +118,7 @@ def count_memory(recipe: PretrainRecipe, num_sequences: int) -> dict[str, float]
     dropped = 2 * width * (model.dropout > 0) + model.ffn_width * (model.activation_dropout > 0)  # a byte each
     of_key, of_query = 12 * width + 8, 12 * width + 4 * model.ffn_width + 4 * model.num_heads + 8 + dropped
     block, last_block = positions * (of_key + of_query), positions * of_key + read * of_query
-    # rotations differ between sequences where the input has clones
-    rotations = positions if recipe.expands_input and model.rope == "2d" else positions / num_sequences
-    beside = rotations * head + positions * width * (model.dropout > 0) + read * (8 * width + head + 8)
+    beside = positions * head + positions * width * (model.dropout > 0) + read * (8 * width + head + 8)
     # an edge to each target in a DAG, two without transitions, one in an MLM
     scored = targets if recipe.has_transitions else 1 if recipe.objective == "mlm" else 2
     nodes = num_sequences * inner * (8 * width + 8 + 8 * scored)
