@@ -36,6 +36,10 @@ class DataError(ExlmError):
     """An input file, folder, Hub name or row that cannot be used."""
 
 
+class HubError(DataError):
+    """A data set that cannot be read from the Hub, perhaps for now only."""
+
+
 class TokenizerError(ExlmError):
     """A tokenizer file that cannot be read or does not fit."""
 

@@ -207,12 +207,23 @@ def _file(path: Path) -> FileSource:
 
 
 def iter_rows(
-    sources: Sequence[Source], data: DataConfig, *, seed: int = 0, progress: Progress, label: str = "reading"
+    sources: Sequence[Source],
+    data: DataConfig,
+    *,
+    seed: int = 0,
+    progress: Progress,
+    label: str = "reading",
+    num_done: int = 0,
+    ends: list[int] | None = None,
 ) -> Generator[Row]:
     """Yield the rows of all sources in order, under a progress bar that shows how far reading has come.
 
     `data.max_rows` is shared evenly: each source gives at most an equal share of what the sources before it have left.
     The bar counts bytes on disk if all sources are files that are read whole, else rows. Bundled sources use `seed`.
+
+    Args:
+        num_done: Rows at the beginning that are passed over.
+        ends: Gets the number of rows up to the end of each source. Those sources whose end it has are not opened.
 
     Raises:
         DataError: A source cannot be read, or has no rows.
@@ -225,22 +236,25 @@ def iter_rows(
     if only_bundled:
         total = min(data.bundled_rows * len(sources), max_rows or sys.maxsize)
     started_s = time.monotonic()
-    num_rows, finished_bytes = 0, 0
-    with progress.bar(label, total) as bar:
+    ends = [] if ends is None else ends
+    num_rows = ends[-1] if ends else 0
+    finished_bytes = sum(source.size_bytes for source in sources[: len(ends)] if isinstance(source, FileSource))
+    with progress.bar(label, total, done=finished_bytes if counts_bytes else num_done) as bar:
 
         def show(position_bytes: int) -> None:
-            rate = num_rows / max(1e-9, time.monotonic() - started_s)
+            rate = max(0, num_rows - num_done) / max(1e-9, time.monotonic() - started_s)
             fields = {"rows": f"{num_rows:,}"} if counts_bytes else {}
             bar.update(position_bytes if counts_bytes else num_rows, **fields, rate=f"{rate:,.0f} rows/s")
 
-        for place, source in enumerate(sources):
+        for place, source in enumerate(sources[len(ends) :], start=len(ends)):
             if num_rows == max_rows:
                 break
             num_before = num_rows
             limit = None if max_rows is None else num_rows + math.ceil((max_rows - num_rows) / (len(sources) - place))
             with _opened(source, data, seed) as (rows, position_bytes):
                 for row in rows if limit is None else islice(rows, limit - num_rows):
-                    yield row
+                    if num_rows >= num_done:
+                        yield row
                     num_rows += 1
                     if num_rows % _ROWS_BETWEEN_UPDATES == 0:
                         show(finished_bytes + position_bytes())
@@ -248,6 +262,7 @@ def iter_rows(
                 raise DataError(f"{source}: no rows in it", "leave it out, or give a file that has rows")
             if isinstance(source, FileSource):
                 finished_bytes += source.size_bytes
+            ends.append(num_rows)
             show(finished_bytes)
 
 

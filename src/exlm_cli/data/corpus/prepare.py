@@ -25,6 +25,7 @@ from exlm_cli.data.corpus.fingerprint import (
     without_copies,
 )
 from exlm_cli.data.corpus.inputs import resolve_inputs
+from exlm_cli.data.corpus.kept import discard, forget, is_kept
 from exlm_cli.data.corpus.shards import TokenDataset
 from exlm_cli.data.corpus.write import (
     SPELLINGS,
@@ -40,7 +41,7 @@ from exlm_cli.data.molecules import read_smiles
 from exlm_cli.data.rows.records import SKIPPED_FILE, Row
 from exlm_cli.data.smiles import train_smiles_vocabulary
 from exlm_cli.data.tokenizer import Tokenizer, train_bpe
-from exlm_cli.errors import DataError, TokenizerError
+from exlm_cli.errors import DataError, HubError, TokenizerError
 from exlm_cli.files import JsonModel, fsync, read_json, refusing, write_atomically, write_json
 from exlm_cli.format import format_number_of
 from exlm_cli.paths import cache_root, expand_path
@@ -186,7 +187,7 @@ def train_tokenizer(texts: Iterable[str], recipe: PretrainRecipe, progress: Prog
     return train(texts, recipe.tokenizer.vocab_size, recipe.tokenizer.min_frequency, progress)
 
 
-# Shards: cached, or built in a temporary directory and renamed into place
+# Shards: cached, or written beside the cache's entry and renamed into place
 
 
 def _obtain_shards(corpus: Corpus, cache: Path, progress: Progress, *, builds: bool) -> PreparedData:
@@ -221,20 +222,20 @@ def _obtain_shards(corpus: Corpus, cache: Path, progress: Progress, *, builds: b
 
 def _build_shards(directory: Path, corpus: Corpus, progress: Progress) -> None:
     check_first_rows(corpus.train + corpus.valid, corpus.recipe.data)
-    # The lock is held, so no running process uses what a killed one left under these names.
-    for leftover in directory.parent.glob(f".{directory.name}.writing-*"):
-        shutil.rmtree(leftover)
-    temporary = directory.with_name(f".{directory.name}.writing-{os.getpid()}")
-    temporary.mkdir(parents=True)
+    unfinished = directory.with_name(f".{directory.name}.writing")  # the lock is held: no other process uses it
     try:
-        num_rejected = write_shards(corpus, temporary, progress)
+        num_rejected = write_shards(corpus, unfinished, progress)
         check_unchanged(corpus.train + corpus.valid)
-        write_json(temporary / _SUMMARY, _Summary(num_rejected=num_rejected))
+        write_json(unfinished / _SUMMARY, _Summary(num_rejected=num_rejected))
         if directory.exists():
             shutil.rmtree(directory)
-        temporary.rename(directory)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        unfinished.rename(directory)
+    except BaseException as error:
+        # rows that cannot be used would stop the work again; the Hub, the disk or the user may let it go on
+        if not is_kept(unfinished) or (isinstance(error, DataError) and not isinstance(error, HubError)):
+            discard(unfinished)
+        raise
+    forget(unfinished)
 
 
 # The list of skipped rows, for the user

@@ -10,6 +10,7 @@ import os
 from array import array
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self, final
@@ -121,63 +122,78 @@ class TokenDataset:
             )
 
 
+@dataclass
+class Written:
+    """How much is in a shard directory; `max_id` is the highest token id, -1 without any."""
+
+    num_sequences: int = 0
+    num_tokens: int = 0
+    max_id: int = -1
+
+
 @final
 class ShardWriter:
     """Streams sequences into a shard directory; `meta.json`, written on leaving without an error, makes it complete.
 
     Ids are below `vocab_size`, which decides between uint16 and int32, and no sequence is empty.
+
+    Attributes:
+        written: How much was added.
     """
 
-    def __init__(self, directory: Path, vocab_size: int, fingerprint: str) -> None:
+    def __init__(self, directory: Path, vocab_size: int, fingerprint: str, written: Written | None = None) -> None:
+        """Write anew, or go on after what was `written`: the files hold just that."""
         self.directory = directory
         self.fingerprint = fingerprint
-        self.num_sequences = 0
-        self.num_tokens = 0
-        self._max_id = -1
+        self.written = written or Written()
+        self._mode = "wb" if written is None else "ab"
         self._dtype: Literal["<u2", "<i4"] = "<u2" if vocab_size <= 1 << 16 else "<i4"
         # ids and ends that are not written yet
-        self._ids, self._ends = array("i"), array("q", [0])
+        self._ids, self._ends = array("i"), array("q", [0] if written is None else [])
 
     def __enter__(self) -> Self:
         self.directory.mkdir(parents=True, exist_ok=True)
         with ExitStack() as files:
-            self._tokens = files.enter_context((self.directory / _TOKENS).open("wb"))
-            self._offsets = files.enter_context((self.directory / _OFFSETS).open("wb"))
+            self._tokens, self._offsets = (
+                files.enter_context((self.directory / name).open(self._mode)) for name in (_TOKENS, _OFFSETS)
+            )
             self._files = files.pop_all()
         return self
 
     def add(self, sequences: Sequence[Sequence[int]]) -> None:
         """Append sequences of token ids."""
+        written = self.written
         for ids in sequences:
             self._ids.extend(ids)
-            self.num_tokens += len(ids)
-            self._ends.append(self.num_tokens)
-        self.num_sequences += len(sequences)
+            written.num_tokens += len(ids)
+            self._ends.append(written.num_tokens)
+        written.num_sequences += len(sequences)
         if len(self._ids) >= _BUFFERED_TOKENS:
             self._write()
 
     def _write(self) -> None:
         ids = np.asarray(self._ids, dtype=np.intc)
-        self._max_id = max(self._max_id, int(ids.max(initial=-1)))
+        self.written.max_id = max(self.written.max_id, int(ids.max(initial=-1)))
         self._tokens.write(ids.astype(self._dtype).tobytes())
         self._offsets.write(np.asarray(self._ends, dtype=np.longlong).astype("<i8").tobytes())
         self._ids, self._ends = array("i"), array("q")
 
+    def sync(self) -> None:
+        """Wait until all that was added is on disk; a full disk may be found out only here."""
+        self._write()
+        for file in (self._tokens, self._offsets):
+            file.flush()
+            os.fsync(file.fileno())
+
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._files:
             if kind is None:
-                self._write()
-                for file in (self._tokens, self._offsets):
-                    # a full disk may be found out only here
-                    file.flush()
-                    os.fsync(file.fileno())
+                self.sync()
         if kind is None:
             meta = _Meta(
                 fingerprint=self.fingerprint,
                 dtype=self._dtype,
-                num_sequences=self.num_sequences,
-                num_tokens=self.num_tokens,
-                max_id=self._max_id,
+                **asdict(self.written),
                 sha256={name: sampled_sha256(self.directory / name) for name in (_TOKENS, _OFFSETS)},
             )
             write_json(self.directory / _META, meta)

@@ -1,19 +1,25 @@
-"""Writing of token shards: rows -> splits -> tokens -> sequences -> shards, in this order from top to bottom."""
+"""Writing of token shards: rows -> splits -> tokens -> sequences -> shards, in this order from top to bottom.
+
+Rows are tokenised in batches. Every 64 of them, all files are brought to disk and `Kept` records where the work stands.
+A later process cuts the files to that and goes on, and the shards are those of an undisturbed one, byte for byte.
+"""
 
 import hashlib
 import math
+import os
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Literal, Self, final
+from typing import Any, Literal, Self, final
 
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import DataConfig
 from exlm_cli.data.corpus.fingerprint import FingerprintedSource
 from exlm_cli.data.corpus.inputs import FileSource, first_row, iter_rows
-from exlm_cli.data.corpus.shards import ShardWriter
+from exlm_cli.data.corpus.kept import HeldOut, Kept, Listed, RowsRead, Tally, forget, keep, take_up
+from exlm_cli.data.corpus.shards import ShardWriter, Written
 from exlm_cli.data.molecules import read_smiles
 from exlm_cli.data.rows.records import LINE_FORMATS, SKIPPED_COLUMNS, SKIPPED_FILE, Row, RowKind, format_of
 from exlm_cli.data.tokenizer import Tokenizer
@@ -27,6 +33,7 @@ TRAIN, VALID, SPELLINGS = "train", "valid", "valid-spellings"
 TRAIN_SEED, _VALID_SEED = 0, 1
 """Bundled data is the same whatever the seed of the run, so that runs over seeds share it."""
 _BATCH_ROWS, _BATCH_CHARACTERS = 4096, 1 << 19
+_KEPT_BATCHES = 64
 _NUM_ENDS = 2
 """[CLS] and [SEP], which every sequence gets when it is used."""
 _LARGE_HOLDOUT = 0.2
@@ -49,11 +56,18 @@ class Corpus:
 def write_shards(corpus: Corpus, folder: Path, progress: Progress) -> int:
     """Write `train/`, `valid/` and the like, and the list of skipped rows, into a folder; return how many are skipped.
 
+    The folder holds nothing else, or what an interrupted process has left there: then this one goes on.
+
     Raises:
         DataError: A row cannot be used, or too few can.
     """
+    kept = take_up(folder)
+    if kept is not None:
+        tokens = sum(written.num_tokens for written in kept.written.values())
+        rows = format_number_of(kept.rows.num_rows, "row")
+        progress.message(f"going on after {rows}, {tokens:,} tokens, that an interrupted process has left")
     write = _write_given_splits if corpus.valid else _write_held_out_splits
-    return write(corpus, folder, progress)
+    return write(corpus, folder, kept, progress)
 
 
 def check_first_rows(sources: Sequence[FingerprintedSource], data: DataConfig) -> None:
@@ -72,15 +86,17 @@ def check_first_rows(sources: Sequence[FingerprintedSource], data: DataConfig) -
 class _SkippedRows:
     """Rows that cannot be used: the first one raises, or all are counted and written to a CSV."""
 
-    def __init__(self, path: Path, on_invalid: Literal["error", "skip"]) -> None:
+    def __init__(self, path: Path, on_invalid: Literal["error", "skip"], kept: Kept | None) -> None:
         self.path = path
         self.on_invalid = on_invalid
-        self.num_rows = 0
-        self._first = ""
+        self.listed = Listed() if kept is None else kept.skipped
+        self._is_begun = kept is not None
 
     def __enter__(self) -> Self:
-        self._file = self.path.open("w", encoding="utf-8", errors="backslashreplace", newline="")
-        self._file.write(csv_line(SKIPPED_COLUMNS))
+        mode = "a" if self._is_begun else "w"
+        self._file = self.path.open(mode, encoding="utf-8", errors="backslashreplace", newline="")
+        if not self._is_begun:
+            self._file.write(csv_line(SKIPPED_COLUMNS))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -94,15 +110,20 @@ class _SkippedRows:
         """
         if self.on_invalid == "error" and not row.is_null:
             raise _invalid_row(row, reason)
-        self.num_rows += 1
-        self._first = self._first or _describe(row, reason)
+        self.listed.num_rows += 1
+        self.listed.first = self.listed.first or _describe(row, reason)
         self._file.write(csv_line((row.source, row.number, reason, row.text)))
+
+    def sync(self) -> None:
+        """Wait until the list is on disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
 
     def describe(self) -> str:
         """Return how many there are and what is wrong with the first, as the end of a sentence; empty for none."""
-        if not self.num_rows:
+        if not self.listed.num_rows:
             return ""
-        return f"; {format_number_of(self.num_rows, 'row')} skipped, the first: {self._first}"
+        return f"; {format_number_of(self.listed.num_rows, 'row')} skipped, the first: {self.listed.first}"
 
 
 def _invalid_row(row: Row, reason: str) -> DataError:
@@ -118,35 +139,37 @@ def _describe(row: Row, reason: str) -> str:
 # Splits: two inputs, or one of which rows are held out
 
 
-def _write_given_splits(corpus: Corpus, folder: Path, progress: Progress) -> int:
+def _write_given_splits(corpus: Corpus, folder: Path, kept: Kept | None, progress: Progress) -> int:
     data = corpus.recipe.data
-    with _SkippedRows(folder / SKIPPED_FILE, data.on_invalid) as skipped:
+    with _SkippedRows(folder / SKIPPED_FILE, data.on_invalid, kept) as skipped:
         for split, sources in ((VALID, corpus.valid), (TRAIN, corpus.train)):
-            if not sources:
-                continue  # nothing is trained
-            writers = _write_sequences(corpus, sources, folder, [split], None, skipped, progress)
-            if not writers[split].num_sequences:
+            if not sources or (kept is not None and split not in kept.splits):
+                continue  # nothing is trained, or the split is whole
+            written = _write_sequences(corpus, sources, folder, [split], None, skipped, kept, progress)
+            kept = None
+            if not written[split].num_sequences:
                 raise _no_usable_row(data, f"`data.{split}`: " if corpus.train else "", sources, skipped)
-    return skipped.num_rows
+    return skipped.listed.num_rows
 
 
-def _write_held_out_splits(corpus: Corpus, folder: Path, progress: Progress) -> int:
+def _write_held_out_splits(corpus: Corpus, folder: Path, kept: Kept | None, progress: Progress) -> int:
     data = corpus.recipe.data
     sizes_bytes = [known.source.size_bytes for known in corpus.train if isinstance(known.source, FileSource)]
     total_bytes = sum(sizes_bytes) if len(sizes_bytes) == len(corpus.train) else None
 
-    def write(forced: bytes | None = None) -> tuple[Holdout, _SkippedRows, ShardWriter, ShardWriter]:
-        holdout = Holdout(data.kind, data.valid_fraction, total_bytes, data.max_rows, forced)
-        with _SkippedRows(folder / SKIPPED_FILE, data.on_invalid) as skipped:
-            writers = _write_sequences(corpus, corpus.train, folder, [TRAIN, VALID], holdout, skipped, progress)
-        return holdout, skipped, writers[TRAIN], writers[VALID]
+    def write(kept: Kept | None, forced: int | None) -> tuple[Holdout, _SkippedRows, Written, Written]:
+        at = None if kept is None else kept.holdout
+        holdout = Holdout(data.kind, data.valid_fraction, total_bytes, data.max_rows, forced, at)
+        with _SkippedRows(folder / SKIPPED_FILE, data.on_invalid, kept) as skipped:
+            written = _write_sequences(corpus, corpus.train, folder, [TRAIN, VALID], holdout, skipped, kept, progress)
+        return holdout, skipped, written[TRAIN], written[VALID]
 
-    holdout, skipped, train, valid = write()
-    if not valid.num_sequences:
-        if holdout.smallest is None:
+    holdout, skipped, train, valid = write(kept, None if kept is None else kept.forced)
+    if not valid.num_sequences and holdout.forced is None:
+        if holdout.at.smallest is None:
             raise _no_usable_row(data, f"`data.{TRAIN}`: ", corpus.train, skipped)
         # The hashes chose nothing of a small corpus: hold out the smallest hash.
-        _, skipped, train, valid = write(forced=holdout.smallest)
+        _, skipped, train, valid = write(None, holdout.at.smallest)
     if not train.num_sequences or not valid.num_sequences:
         raise DataError(
             f"{_named(corpus.train)}: too few usable rows to hold some out for validation{skipped.describe()}",
@@ -158,7 +181,7 @@ def _write_held_out_splits(corpus: Corpus, folder: Path, progress: Progress) -> 
             f"warning: {share:.0%} of the tokens are held out for validation, where `data.valid_fraction` is "
             f"{data.valid_fraction:g}: a row, or a document, is held out whole"
         )
-    return skipped.num_rows
+    return skipped.listed.num_rows
 
 
 @final
@@ -176,45 +199,44 @@ class Holdout:
         fraction: float,
         total_bytes: int | None,
         max_rows: int | None = None,
-        forced: bytes | None = None,
+        forced: int | None = None,
+        at: HeldOut | None = None,
     ) -> None:
         """Decide the size of blocks.
 
         Args:
             total_bytes: Size of the whole corpus if it is known; it stands for the number of characters.
             max_rows: Number of rows that are read, if not all are.
-            forced: Hash of a unit to hold out as well: `smallest` of a first pass that held nothing out.
+            forced: Hash of a unit to hold out as well: the smallest of a first pass that held nothing out.
+            at: How far an interrupted one had come; None: at the first row.
         """
         self.kind: RowKind = kind
-        self.smallest: bytes | None = None
-        self._limit = int(fraction * 2**64).to_bytes(8)
-        self._forced = forced
+        self.forced = forced
+        self.at = at or HeldOut()
+        self._limit = int(fraction * 2**64)
         largest = _LARGEST_BLOCK_CHARACTERS
         self._block_characters = largest if total_bytes is None else min(largest, int(total_bytes * fraction / 8))
         self._block_rows = math.inf if max_rows is None else max_rows * fraction / 8
-        self._filled_characters = 0
-        self._filled_rows = 0
-        self._num_blocks = 0
-        self._is_held_out = False
 
     def takes(self, row: Row) -> bool:
         """Return whether a row is held out; rows must come in order."""
         if self.kind == "smiles":
             return self._draw(row.text)
-        is_full = self._filled_characters > self._block_characters or self._filled_rows > self._block_rows
+        at = self.at
+        is_full = at.filled_characters > self._block_characters or at.filled_rows > self._block_rows
         if row.starts_document or is_full:
-            self._num_blocks += 1
-            self._filled_characters = self._filled_rows = 0
-            self._is_held_out = self._draw(f"block {self._num_blocks}")
-        self._filled_characters += len(row.text)
-        self._filled_rows += 1
-        return self._is_held_out
+            at.num_blocks += 1
+            at.filled_characters = at.filled_rows = 0
+            at.is_held_out = self._draw(f"block {at.num_blocks}")
+        at.filled_characters += len(row.text)
+        at.filled_rows += 1
+        return at.is_held_out
 
     def _draw(self, unit: str) -> bool:
-        drawn = hashlib.blake2b(unit.encode(), digest_size=8, person=b"exlm hold-out").digest()
-        if self.smallest is None or drawn < self.smallest:
-            self.smallest = drawn
-        return drawn < self._limit or drawn == self._forced
+        drawn = int.from_bytes(hashlib.blake2b(unit.encode(), digest_size=8, person=b"exlm hold-out").digest())
+        if self.at.smallest is None or drawn < self.at.smallest:
+            self.at.smallest = drawn
+        return drawn < self._limit or drawn == self.forced
 
 
 def _no_usable_row(
@@ -237,75 +259,154 @@ def _write_sequences(
     splits: Sequence[str],
     holdout: Holdout | None,
     skipped: _SkippedRows,
+    kept: Kept | None,
     progress: Progress,
-) -> dict[str, ShardWriter]:
-    """Tokenise rows, cut or pack them into sequences, write those of each split, and return the finished writers.
+) -> dict[str, Written]:
+    """Tokenise rows and write the sequences of each split; return how much is written.
 
-    `holdout` chooses among the splits; None: there is one. All spellings of a training molecule follow each other. Of a
-    validation molecule the first other one goes to `SPELLINGS`, in which each molecule counts once; only small
-    molecules may lack it with fewer spellings. Sequences in which nothing can be masked are left out.
+    `holdout` chooses among the splits; None: there is one. `kept` is where the pass over the rows stands; None: it
+    begins.
 
     Raises:
         DataError: Nothing can be masked in any sequence.
     """
-    data, tokenizer = corpus.recipe.data, corpus.tokenizer
-    size, newline_ids = data.sequence_length - _NUM_ENDS, tokenizer.encode("\n")
+    data = corpus.recipe.data
     seed = _VALID_SEED if splits == [VALID] else TRAIN_SEED
     label = "tokenising" if len(splits) > 1 else f"tokenising {splits[0]}"
-    num_unknown, num_left_out, num_too_long, last = 0, 0, 0, ""
-    also_spelled = [SPELLINGS] if data.num_spellings > 1 and VALID in splits else []
-    with ExitStack() as stack:
-        writers = {
-            split: stack.enter_context(ShardWriter(folder / split, tokenizer.vocab_size, corpus.fingerprint))
-            for split in (*splits, *also_spelled)
-        }
-        packers = {split: Packer(size, tokenizer.sep_id, newline_ids) for split in splits if _packs(data)}
-        rows = stack.enter_context(reading(sources, data, seed, progress, label))
-        for row, ids, spellings in _tokenise(_usable(rows, data, skipped), data, tokenizer, skipped):
-            num_unknown += sum(one.count(tokenizer.unk_id) for one in (ids, *spellings))
-            num_too_long += len(row.spellings) - len(spellings)
-            split = splits[0] if holdout is None else VALID if holdout.takes(row) else TRAIN
-            if packers:
-                # rows that were apart in the corpus must not look like neighbours
-                sequences = packers[split].add(ids, starts_document=row.starts_document or split != last)
-            else:
-                sequences = cut(ids, size)
-            num_left_out += _write_maskable(sequences, writers[split], tokenizer)
-            if spellings:
-                others, kept = (SPELLINGS, spellings[:1]) if split == VALID else (split, spellings)
-                num_left_out += _write_maskable(kept, writers[others], tokenizer)
-            last = split
-        for split, packer in packers.items():
-            num_left_out += _write_maskable(packer.finish(), writers[split], tokenizer)
-    if num_left_out and not any(writer.num_sequences for writer in writers.values()):
+    if kept is None:
+        forget(folder)
+        kept = Kept()
+    num_done, ends = kept.rows.num_rows, kept.rows.ends
+    with (
+        _Sequences(corpus, folder, splits, holdout, kept) as sequences,
+        reading(sources, data, seed, progress, label, num_done, ends) as rows,
+    ):
+        for number, (num_rows, batch) in enumerate(_batches(_usable(rows, data, skipped, num_done)), start=1):
+            for row, ids, spellings in _tokenise(batch, data, corpus.tokenizer, skipped):
+                sequences.add(row, ids, spellings)
+            if number % _KEPT_BATCHES == 0:
+                skipped.sync()
+                done = RowsRead(num_rows, [end for end in ends if end <= num_rows])
+                keep(folder, sequences.sync().model_copy(update={"rows": done, "skipped": skipped.listed}))
+        sequences.finish()
+    written, tally = sequences.written, sequences.tally
+    if tally.num_left_out and not any(one.num_sequences for one in written.values()):
         raise DataError(
             f"{_named(sources)}: none of its tokens is in the vocabulary, so that nothing of it can be masked",
             "give other rows, or a tokenizer that covers them with `tokenizer.path=FILE`",
         )
     # with an empty split there is an error, or all rows are read again
-    if not all(writers[split].num_sequences for split in splits):
-        return writers
-    if num_unknown:
-        also = f"; {format_number_of(num_left_out, 'sequence')} of nothing else left out" if num_left_out else ""
-        progress.message(f"[UNK] replaces {format_number_of(num_unknown, 'token')} outside the vocabulary{also}")
-    if num_too_long:
-        left_out = format_number_of(num_too_long, "spelling")
+    if all(written[split].num_sequences for split in splits):
+        _report(tally, progress)
+    return written
+
+
+def _report(tally: Tally, progress: Progress) -> None:
+    """Report what the vocabulary or the length of a sequence leaves out."""
+    if tally.num_unknown:
+        left_out = format_number_of(tally.num_left_out, "sequence")
+        also = f"; {left_out} of nothing else left out" if tally.num_left_out else ""
+        progress.message(f"[UNK] replaces {format_number_of(tally.num_unknown, 'token')} outside the vocabulary{also}")
+    if tally.num_too_long:
+        left_out = format_number_of(tally.num_too_long, "spelling")
         progress.message(f"{left_out} left out, of more tokens than `data.sequence_length` leaves room for")
-    return writers
+
+
+@final
+class _Sequences:
+    """The rows of a pass, cut or packed into sequences, and written to the shards of their splits.
+
+    All spellings of a training molecule follow each other. Of a validation molecule the first other one goes to
+    `SPELLINGS`, in which each molecule counts once; only small molecules may lack it with fewer spellings. Sequences in
+    which nothing can be masked are left out.
+    """
+
+    def __init__(
+        self, corpus: Corpus, folder: Path, splits: Sequence[str], holdout: Holdout | None, kept: Kept
+    ) -> None:
+        data, tokenizer = corpus.recipe.data, corpus.tokenizer
+        self._tokenizer, self._splits, self._holdout = tokenizer, list(splits), holdout
+        self._size, newline_ids = data.sequence_length - _NUM_ENDS, tokenizer.encode("\n")
+        also_spelled = [SPELLINGS] if data.num_spellings > 1 and VALID in splits else []
+        self._writers = {
+            split: ShardWriter(folder / split, tokenizer.vocab_size, corpus.fingerprint, kept.written.get(split))
+            for split in (*splits, *also_spelled)
+        }
+        self._packers = {
+            split: Packer(self._size, tokenizer.sep_id, newline_ids, kept.pending.get(split))
+            for split in splits
+            if _packs(data)
+        }
+        self.tally = kept.tally
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            for writer in self._writers.values():
+                stack.enter_context(writer)
+            self._files = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._files.__exit__(*error)
+
+    @property
+    def written(self) -> dict[str, Written]:
+        """How much each split has."""
+        return {split: writer.written for split, writer in self._writers.items()}
+
+    def add(self, row: Row, ids: list[int], spellings: list[list[int]]) -> None:
+        """Add the ids of a row and of its other spellings that are short enough; rows come in order."""
+        tally = self.tally
+        tally.num_unknown += sum(one.count(self._tokenizer.unk_id) for one in (ids, *spellings))
+        tally.num_too_long += len(row.spellings) - len(spellings)
+        split = self._splits[0] if self._holdout is None else VALID if self._holdout.takes(row) else TRAIN
+        if self._packers:
+            # rows that were apart in the corpus must not look like neighbours
+            starts_document = row.starts_document or split != tally.last_split
+            self._write(split, self._packers[split].add(ids, starts_document=starts_document))
+        else:
+            self._write(split, cut(ids, self._size))
+        if spellings:
+            self._write(*((SPELLINGS, spellings[:1]) if split == VALID else (split, spellings)))
+        tally.last_split = split
+
+    def finish(self) -> None:
+        """Write what fills no sequence."""
+        for split, packer in self._packers.items():
+            self._write(split, packer.finish())
+
+    def sync(self) -> Kept:
+        """Bring all that is written to disk, and return where the pass stands, but for the rows that were read."""
+        for writer in self._writers.values():
+            writer.sync()
+        return Kept(
+            splits=self._splits,
+            forced=None if self._holdout is None else self._holdout.forced,
+            holdout=None if self._holdout is None else self._holdout.at,
+            tally=self.tally,
+            written=self.written,
+            pending={split: packer.pending for split, packer in self._packers.items()},
+        )
+
+    def _write(self, split: str, sequences: list[list[int]]) -> None:
+        """Write the sequences that have a token to mask, and count the others."""
+        kept = [ids for ids in sequences if not self._tokenizer.special_ids.issuperset(ids)]
+        self._writers[split].add(kept)
+        self.tally.num_left_out += len(sequences) - len(kept)
 
 
 def reading(
-    sources: Sequence[FingerprintedSource], data: DataConfig, seed: int, progress: Progress, label: str
+    sources: Sequence[FingerprintedSource],
+    data: DataConfig,
+    seed: int,
+    progress: Progress,
+    label: str,
+    num_done: int = 0,
+    ends: list[int] | None = None,
 ) -> closing[Generator[Row]]:
-    """Return the rows of sources as a context that closes the files."""
-    return closing(iter_rows([known.source for known in sources], data, seed=seed, progress=progress, label=label))
-
-
-def _write_maskable(sequences: list[list[int]], writer: ShardWriter, tokenizer: Tokenizer) -> int:
-    """Write the sequences that have a token to mask, and return the number of the others."""
-    kept = [ids for ids in sequences if not tokenizer.special_ids.issuperset(ids)]
-    writer.add(kept)
-    return len(sequences) - len(kept)
+    """Return the rows of sources, as `iter_rows` gives them, as a context that closes the files."""
+    plain = [known.source for known in sources]
+    return closing(iter_rows(plain, data, seed=seed, progress=progress, label=label, num_done=num_done, ends=ends))
 
 
 def _packs(data: DataConfig) -> bool:
@@ -313,52 +414,53 @@ def _packs(data: DataConfig) -> bool:
     return data.kind == "text" and data.sample_break == "none"
 
 
-def _usable(rows: Iterable[Row], data: DataConfig, skipped: _SkippedRows) -> Iterator[Row]:
-    """Yield rows with text, molecules as `data.canonical_smiles` says; skip what is broken or not a molecule."""
+def _usable(rows: Iterable[Row], data: DataConfig, skipped: _SkippedRows, num_done: int) -> Iterator[tuple[int, Row]]:
+    """Yield rows with text, molecules as `data.canonical_smiles` says; skip what is broken or not a molecule.
+
+    With each comes the number of rows up to it, those `num_done` before included.
+    """
     read = rows
     if data.kind == "smiles":
         read = read_smiles(rows, is_canonical=data.canonical_smiles, num_spellings=data.num_spellings)
-    for row in read:
+    for number, row in enumerate(read, start=num_done + 1):
         if row.problem is not None:
             skipped.add(row, row.problem)
         elif row.text:
-            yield row
+            yield number, row
 
 
 def _tokenise(
-    rows: Iterable[Row], data: DataConfig, tokenizer: Tokenizer, skipped: _SkippedRows
+    batch: Sequence[Row], data: DataConfig, tokenizer: Tokenizer, skipped: _SkippedRows
 ) -> Iterator[tuple[Row, list[int], list[list[int]]]]:
-    """Yield rows with their token ids and those of their other spellings, tokenised in batches on all cores.
+    """Yield rows with their token ids and those of their other spellings, tokenised on all cores.
 
     SMILES that do not fit are skipped, and rows of [UNK] alone that are sequences of their own. Other spellings that do
     not fit are left out.
     """
     room = data.sequence_length - _NUM_ENDS
     packs = _packs(data)
-    for batch in _batches(rows):
-        encoded = iter(tokenizer.encode_batch([text for row in batch for text in (row.text, *row.spellings)]))
-        for row in batch:
-            ids, *others = islice(encoded, 1 + len(row.spellings))
-            if data.kind == "smiles" and len(ids) > room:
-                skipped.add(row, f"{len(ids)} tokens, but `data.sequence_length` leaves room for {room}")
-            elif not packs and ids.count(tokenizer.unk_id) == len(ids):
-                skipped.add(row, "none of its tokens is in the vocabulary, so that nothing of it can be masked")
-            else:
-                yield row, ids, [spelling for spelling in others if len(spelling) <= room]
+    encoded = iter(tokenizer.encode_batch([text for row in batch for text in (row.text, *row.spellings)]))
+    for row in batch:
+        ids, *others = islice(encoded, 1 + len(row.spellings))
+        if data.kind == "smiles" and len(ids) > room:
+            skipped.add(row, f"{len(ids)} tokens, but `data.sequence_length` leaves room for {room}")
+        elif not packs and ids.count(tokenizer.unk_id) == len(ids):
+            skipped.add(row, "none of its tokens is in the vocabulary, so that nothing of it can be masked")
+        else:
+            yield row, ids, [spelling for spelling in others if len(spelling) <= room]
 
 
-def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Yield rows in groups of limited number and length."""
-    batch: list[Row] = []
-    characters = 0
-    for row in rows:
+def _batches(numbered: Iterable[tuple[int, Row]]) -> Iterator[tuple[int, list[Row]]]:
+    """Yield rows in groups of limited number and length, each with the number of its last row; read none ahead."""
+    number, batch, characters = 0, [], 0
+    for number, row in numbered:
         batch.append(row)
         characters += sum(map(len, (row.text, *row.spellings)))
         if len(batch) == _BATCH_ROWS or characters >= _BATCH_CHARACTERS:
-            yield batch
+            yield number, batch
             batch, characters = [], 0
     if batch:
-        yield batch
+        yield number, batch
 
 
 def cut(ids: list[int], size: int) -> list[list[int]]:
@@ -371,29 +473,32 @@ class Packer:
     """Makes sequences of exactly `size` tokens each, as RoBERTa's `sample-break-mode none`.
 
     [SEP] separates documents, a newline the lines of one document.
+
+    Attributes:
+        pending: Ids that fill no sequence yet; None before the first row.
     """
 
-    def __init__(self, size: int, sep_id: int, newline_ids: Sequence[int]) -> None:
+    def __init__(self, size: int, sep_id: int, newline_ids: Sequence[int], pending: list[int] | None = None) -> None:
         self.size = size
+        self.pending = pending
         self._sep_ids = [sep_id]
         self._newline_ids = list(newline_ids)
-        self._pending: list[int] = []
-        self._has_begun = False
 
     def add(self, ids: list[int], *, starts_document: bool) -> list[list[int]]:
         """Append a row and return the sequences that are full now."""
-        if self._has_begun:
-            self._pending += self._sep_ids if starts_document else self._newline_ids
-        self._has_begun = True
-        self._pending += ids
-        num_whole = len(self._pending) // self.size * self.size
-        full = cut(self._pending[:num_whole], self.size)
-        del self._pending[:num_whole]
+        if self.pending is None:
+            self.pending = []
+        else:
+            self.pending += self._sep_ids if starts_document else self._newline_ids
+        self.pending += ids
+        num_whole = len(self.pending) // self.size * self.size
+        full = cut(self.pending[:num_whole], self.size)
+        del self.pending[:num_whole]
         return full
 
     def finish(self) -> list[list[int]]:
         """Return the remainder, if it holds at least two tokens."""
-        return [self._pending] if len(self._pending) >= 2 else []
+        return [self.pending] if self.pending is not None and len(self.pending) >= 2 else []
 
 
 def _named(sources: Sequence[FingerprintedSource]) -> str:

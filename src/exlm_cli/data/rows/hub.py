@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from exlm_cli.data.cache import remember
 from exlm_cli.data.rows.records import ColumnChoice, Record
-from exlm_cli.errors import DataError
+from exlm_cli.errors import DataError, HubError
 from exlm_cli.progress import Progress
 
 _NAME = re.compile(r"(?P<name>[\w.-]+(/[\w.-]+)?)(/(?P<config>[\w.-]+))?(@(?P<split>\w+))?")
@@ -125,6 +125,6 @@ def hub_errors() -> tuple[type[Exception], ...]:
     return (*HfHubHTTPError.__bases__, OSError, ValueError)
 
 
-def _unreachable(source: HubSource, error: Exception, hint: str) -> DataError:
+def _unreachable(source: HubSource, error: Exception, hint: str) -> HubError:
     reason = (str(error).strip().splitlines() or [repr(error)])[0].strip("'\"")
-    return DataError(f"`{source}` cannot be read from the Hub: {reason}", hint)
+    return HubError(f"`{source}` cannot be read from the Hub: {reason}", hint)

@@ -207,6 +207,26 @@ def test_the_bar_of_hub_rows_counts_towards_no_end(monkeypatch):
     assert (progress.bars[0].total, progress.bars[0].done) == (None, [3])
 
 
+@pytest.mark.parametrize("max_rows", [None, 7])
+@pytest.mark.parametrize("num_done", range(10))
+def test_reading_goes_on_after_rows_that_are_done_without_the_files_before_them(tmp_path, num_done, max_rows):
+    """Three files of three rows; the ends of those that are done are given, and they are gone."""
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text("".join(f"{name}{n}\n" for n in range(3)))
+    found = resolve_inputs([str(tmp_path)], kind="text", progress=SilentProgress())
+    data, ends = DataConfig(kind="text", max_rows=max_rows), list[int]()
+    whole = [row.text for row in iter_rows(found, data, progress=SilentProgress(), ends=ends)]
+    assert ends == [3, 6, 9] if max_rows is None else [3, 5, 7]
+    before = [end for end in ends if end <= num_done]
+    for name in "abc"[: len(before)]:
+        (tmp_path / f"{name}.txt").unlink()
+    progress = Recorder()
+    rest = [row.text for row in iter_rows(found, data, progress=progress, num_done=num_done, ends=before)]
+    assert rest == whole[num_done:]
+    assert before == ends
+    assert progress.bars[0].begun_at == (num_done if max_rows else 9 * sum(end <= num_done for end in ends))
+
+
 @pytest.mark.parametrize(("name", "kind"), [("grammar", "text"), ("molecules", "smiles")])
 def test_bundled_rows_depend_on_their_number_and_seed(name, kind):
     def rows(seed: int) -> list[str]:

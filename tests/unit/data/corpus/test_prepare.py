@@ -3,7 +3,6 @@
 import csv
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -536,17 +535,6 @@ def test_a_cache_that_may_only_be_read_serves(workplace, monkeypatch):
     refuse = Mock(side_effect=OSError(30, "Read-only file system"))
     monkeypatch.setattr(Path, "mkdir", refuse)
     assert _prepare(_recipe(workplace)).was_cached
-
-
-def test_what_a_killed_process_left_is_swept_away(workplace):
-    _prepare(_recipe(workplace))
-    (directory,) = (workplace / "cache" / "shards").iterdir()
-    shutil.rmtree(directory)
-    left = directory.with_name(f".{directory.name}.writing-999999")
-    left.mkdir()
-    (left / "train").touch()
-    _prepare(_recipe(workplace))
-    assert list((workplace / "cache" / "shards").iterdir()) == [directory]
 
 
 def test_two_processes_at_once_do_the_work_once(workplace):

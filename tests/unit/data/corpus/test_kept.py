@@ -1,0 +1,213 @@
+"""A tokenising that was killed, interrupted or hindered goes on, and its shards are those of an undisturbed one.
+
+Every file of the cache's entry is compared, byte for byte. Batches are small, and where the work stands is recorded
+every second one, so that the few hundred rows have several records.
+"""
+
+import gzip
+import itertools
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.data.bundled.grammar import sample_sentences
+from exlm_cli.data.corpus import inputs, write
+from exlm_cli.data.corpus.prepare import prepare_data
+from exlm_cli.data.corpus.shards import ShardWriter
+from exlm_cli.data.rows.records import Record
+from exlm_cli.errors import DataError, HubError
+from exlm_cli.progress import Progress, SilentProgress
+from tests.killed import act_at_call, die_at_call, interrupted_at_call, run_until_killed
+from tests.recorder import Recorder
+from tests.tiny import tiny_recipe
+
+SENTENCES = list(sample_sentences(220, seed=1))
+MOLECULES = ["CCO", "c1ccccc1", "CC(=O)O", "CCN", "C1CC", "C[C@@H](O)F", "CC#N", "OCCO", "c1ccncc1", "CXC", "C" * 40]
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch):
+    monkeypatch.setattr(write, "_BATCH_ROWS", 9)
+    monkeypatch.setattr(write, "_KEPT_BATCHES", 2)
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Path:
+    documents = "\n\n".join("\n".join(SENTENCES[start : start + 4]) for start in range(0, 120, 4))
+    (tmp_path / "a.txt").write_text(f"{documents}\n")
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress("\n".join(SENTENCES[120:]).encode()))
+    (tmp_path / "c.jsonl").write_text('{"text": "one row"}\n{"text": null}\n{"text": "another"}\n')
+    (tmp_path / "mols.smi").write_text("\n".join(f"{one}\n{'C' * n}O" for n, one in enumerate(MOLECULES * 8, start=1)))
+    (tmp_path / "repeated.smi").write_text("\n".join(MOLECULES * 14))
+    (tmp_path / "valid.smi").write_text("\n".join(f"{'C' * n}N" for n in range(1, 60)))
+    return tmp_path
+
+
+CORPORA: dict[str, dict[str, Any]] = {
+    "packed": {"train": ["a.txt", "b.txt.gz", "c.jsonl"], "valid_fraction": 0.1},
+    "lines": {"train": ["a.txt", "b.txt.gz"], "valid": ["c.jsonl"], "sample_break": "line"},
+    "some rows": {"train": ["a.txt", "b.txt.gz"], "max_rows": 150, "valid_fraction": 0.1},
+    "smallest hash": {"train": ["a.txt"], "valid_fraction": 1e-9, "sample_break": "line"},
+    "bundled": {"train": ["bundled:grammar"], "bundled_rows": 200, "sample_break": "line"},
+    "molecules": {"kind": "smiles", "train": ["mols.smi"], "on_invalid": "skip", "valid_fraction": 0.1},
+    "smallest hash of molecules": {
+        "kind": "smiles", "train": ["repeated.smi"], "on_invalid": "skip", "valid_fraction": 1e-9,
+    },
+    "spellings": {
+        "kind": "smiles", "train": ["mols.smi"], "valid": ["valid.smi"], "on_invalid": "skip", "num_spellings": 3,
+        "sequence_length": 64,
+    },
+}  # fmt: skip
+
+
+def _recipe(workplace: Path, cache: str, **data: Any) -> PretrainRecipe:
+    chosen = {"kind": "text", "sequence_length": 32, "sample_break": "none", "cache_dir": str(workplace / cache)} | data
+    for key in ("train", "valid"):
+        chosen[key] = [name if ":" in name else str(workplace / name) for name in data.get(key, ())]
+    return tiny_recipe(
+        data=chosen, tokenizer={"min_frequency": 1, "vocab_size": 280}, model={"max_length": 512},
+        train={"microbatch_tokens": 4096},
+    )  # fmt: skip
+
+
+def _prepare(recipe: PretrainRecipe, progress: Progress | None = None) -> None:
+    prepare_data(recipe, progress=progress or SilentProgress())
+
+
+def _entry(workplace: Path, cache: str) -> dict[str, bytes]:
+    """Return the files of the one entry of shards, by path; there is nothing beside it."""
+    (folder,) = (workplace / cache / "shards").iterdir()
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def _number_of_calls(patch: pytest.MonkeyPatch, work: Callable[[], None]) -> int:
+    """Return how many times shards are added to."""
+    calls, add = itertools.count(), ShardWriter.add
+
+    def counted(*arguments: Any) -> None:
+        next(calls)
+        add(*arguments)
+
+    with patch.context() as patched:
+        patched.setattr(ShardWriter, "add", counted)
+        work()
+    return next(calls)
+
+
+@pytest.mark.parametrize("corpus", CORPORA)
+def test_a_tokenising_that_was_interrupted_ends_like_an_undisturbed_one(workplace, monkeypatch, corpus):
+    """Once or twice, after shares of the calls that write; nearly always there is something to go on with."""
+    data = CORPORA[corpus]
+    num_calls = _number_of_calls(monkeypatch, lambda: _prepare(_recipe(workplace, "whole", **data)))
+    whole = _entry(workplace, "whole")
+    assert {"prepared.json", "rejected.csv", "train/tokens.bin", "valid/meta.json"} <= whole.keys()
+    kept = []
+    for number, shares in enumerate(((0.1, 0.1), (0.5, 0.2), (0.8,), (0.99,))):
+        recipe, progress = _recipe(workplace, f"cache-{number}", **data), Recorder()
+        for share in shares:
+            with interrupted_at_call(ShardWriter, "add", int(share * num_calls)):
+                _prepare(recipe)
+        _prepare(recipe, progress)
+        assert _entry(workplace, f"cache-{number}") == whole
+        kept += [text for text in progress.said if "an interrupted process has left" in text]
+    assert len(kept) >= 3
+
+
+def prepare_and_die(workplace: Path, count: int) -> None:
+    write._BATCH_ROWS, write._KEPT_BATCHES = 9, 2
+    die_at_call(ShardWriter, "add", count)
+    _prepare(_recipe(workplace, "cache", **CORPORA["packed"]))
+
+
+def test_a_tokenising_that_was_killed_goes_on_after_the_rows_that_are_on_disk(workplace):
+    """99 rows were written, in batches of 9, of which every second was recorded."""
+    _prepare(_recipe(workplace, "whole", **CORPORA["packed"]))
+    run_until_killed(prepare_and_die, workplace, 100)
+    progress = Recorder()
+    _prepare(_recipe(workplace, "cache", **CORPORA["packed"]), progress)
+    assert _entry(workplace, "cache") == _entry(workplace, "whole")
+    assert [bar.label for bar in progress.bars] == ["tokenising"]
+    (said,) = [text for text in progress.said if "going on" in text]
+    assert re.fullmatch(r"going on after 90 rows, [\d,]+ tokens, that an interrupted process has left", said)
+
+
+def test_sources_that_were_read_to_their_end_are_not_opened_again(workplace, monkeypatch):
+    recipe = _recipe(workplace, "cache", **CORPORA["packed"])
+    _prepare(_recipe(workplace, "whole", **CORPORA["packed"]))
+    with interrupted_at_call(ShardWriter, "add", 170):
+        _prepare(recipe)
+    opened, open_raw = [], inputs.open_raw
+    monkeypatch.setattr(inputs, "open_raw", lambda path: opened.append(path.name) or open_raw(path))
+    progress = Recorder()
+    _prepare(recipe, progress)
+    # the first row of each is looked at beforehand
+    assert opened == ["a.txt", "b.txt.gz", "c.jsonl", "b.txt.gz", "c.jsonl"]
+    assert progress.bars[0].begun_at == (workplace / "a.txt").stat().st_size
+    assert _entry(workplace, "cache") == _entry(workplace, "whole")
+
+
+DAMAGE: dict[str, Callable[[Path, Path], None]] = {
+    "no record": lambda folder, record: record.unlink(),
+    "damaged record": lambda folder, record: record.write_text("{}}"),
+    "cut file": lambda folder, record: (folder / "train/tokens.bin").write_bytes(b""),
+    "no files": lambda folder, record: (folder / "valid/offsets.bin").unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_what_cannot_be_gone_on_with_is_swept_away(workplace, damage):
+    recipe = _recipe(workplace, "cache", **CORPORA["packed"])
+    with interrupted_at_call(ShardWriter, "add", 100):
+        _prepare(recipe)
+    folder, record = sorted((workplace / "cache" / "shards").iterdir())
+    DAMAGE[damage](folder, record)
+    progress = Recorder()
+    _prepare(recipe, progress)
+    assert not [text for text in progress.said if "going on" in text]
+    _prepare(_recipe(workplace, "whole", **CORPORA["packed"]))
+    assert _entry(workplace, "cache") == _entry(workplace, "whole")
+
+
+def test_a_disk_that_fills_up_and_a_hub_that_breaks_off_leave_what_is_whole(workplace, monkeypatch):
+    rows = [Record("hub", n, {"text": text}, has_lines=False) for n, text in enumerate(SENTENCES, start=1)]
+    monkeypatch.setattr("exlm_cli.data.corpus.fingerprint.find_revision", lambda *_: "abc123")
+    data = {"train": ["hub:me/corpus"], "valid": ["a.txt"]}
+    reads: list[Any] = [rows] * 3
+
+    def hub(*_: Any, **__: Any) -> Any:
+        for one in reads.pop(0):
+            if one is None:
+                raise HubError("it does not answer", "try again")
+            yield one
+
+    monkeypatch.setattr(inputs, "iter_hub_records", hub)
+    _prepare(_recipe(workplace, "whole", **data))
+    recipe = _recipe(workplace, "cache", **data)
+    reads[:] = [rows, [*rows[:150], None]]
+    with pytest.raises(HubError, match="does not answer"):
+        _prepare(recipe)
+
+    def fill_up(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        reads[:] = [rows]
+        act_at_call(ShardWriter, "add", 40, fill_up, set_to=patch.setattr)
+        with pytest.raises(DataError, match="No space left on device"):
+            _prepare(recipe)
+    reads[:] = [rows]
+    progress = Recorder()
+    _prepare(recipe, progress)
+    assert any(text.startswith("going on after 180 rows") for text in progress.said)
+    assert _entry(workplace, "cache") == _entry(workplace, "whole")
+
+
+def test_a_row_that_cannot_be_used_leaves_nothing(workplace):
+    (workplace / "mols.smi").write_text("CCO\nCCN\nCCC\nCCF\n" * 20 + "C1CC\n")
+    with pytest.raises(DataError, match=r"mols\.smi:81: `C1CC`: "):
+        _prepare(_recipe(workplace, "cache", kind="smiles", train=["mols.smi"]))
+    assert not list((workplace / "cache" / "shards").iterdir())
