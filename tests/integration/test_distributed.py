@@ -59,7 +59,9 @@ def recipe_of(cache: Path, kind: str, objective: str, **train: Any) -> PretrainR
         "text": {"train": ["bundled:grammar"], "bundled_rows": 69},
         "smiles": {"train": ["bundled:molecules"], "bundled_rows": 73},
     }
-    masking = {"num_states_per_mask": 3 if objective == "exlm" else 1}
+    masking: dict[str, Any] = {"num_states_per_mask": 3 if objective == "exlm" else 1}
+    if (kind, objective) == ("smiles", "exlm"):
+        masking["mask_ratio"] = (0.1, 0.6)
     return tiny_recipe(
         objective=objective,
         data={"kind": kind, "on_invalid": "skip", "cache_dir": str(cache), "sequence_length": 40, **data[kind]},

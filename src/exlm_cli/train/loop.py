@@ -133,6 +133,7 @@ class TrainingLoop:
                 "lower it, or give `optim.warmup_ratio` instead",
             )
         self._refuse_small_steps()
+        self._agreed_stop = 0  # signal that stops all of several ranks after the same step
         self._ahead: Iterator[Any] | None = None  # batches of the next step
         self._freed_memory = FreedMemory()
         self._validation: dict[str, float] = {}
@@ -202,7 +203,7 @@ class TrainingLoop:
                 loss = self.advance(stop)
                 if loss is not None:
                     self._record(bar, loss)
-                number = self.ranks.all_reduce_max(stop.number or 0)  # all stop after the same step
+                number = stop.number if self.ranks.size == 1 else self._agreed_stop
                 if number:
                     raise self._stopped(f"the checkpoint is {self._save()}", number)
         if not self._validation:
@@ -246,7 +247,7 @@ class TrainingLoop:
         num_tokens = 0
         sums = torch.zeros(5, dtype=torch.float64, device=device)
         scale = None if self.loss_scale is None else self.loss_scale.value
-        for batch, is_own, is_last in self._equalised_batches(indices):
+        for batch, is_own, is_last in self._equalised_batches(indices, stop):
             start_s = time.perf_counter()
             with no_sync_unless_last(self.task.module, is_last=is_last):
                 losses = self.task.losses(batch)
@@ -327,7 +328,7 @@ class TrainingLoop:
         if self.loss_scale is None or state.overflows_at_lowest > _MOST_OVERFLOWS:
             raise self._diverged("gradient norm", norm, step)
 
-    def _equalised_batches(self, indices: IntArray) -> Iterator[tuple[Any, bool, bool]]:
+    def _equalised_batches(self, indices: IntArray, stop: StopSignal) -> Iterator[tuple[Any, bool, bool]]:
         """Yield this rank's microbatches, then a dummy one while other ranks have more: all run equally many passes.
 
         Yields:
@@ -345,6 +346,9 @@ class TrainingLoop:
         dummy_batch = None
         for number in range(1, num_passes + 1):
             own = next(batches, None)
+            if number == num_passes:
+                # before the pass that reduces gradients: a dead rank is noticed here, and no device waits for it
+                self._agreed_stop = self.ranks.all_reduce_max(stop.number or 0)
             if own is None and dummy_batch is None:
                 dummy_batch = next(self.task.microbatches(indices[:1], epoch))
             yield dummy_batch if own is None else own, own is not None, number == num_passes
