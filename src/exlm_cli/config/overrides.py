@@ -224,13 +224,14 @@ def _explain(error: ValidationError, layers: Sequence[Layer], described: str, ki
     finding = min(error.errors(), key=lambda finding: finding["type"] != "extra_forbidden")
     path = _key_path(finding["loc"], kind)
     if finding["type"] == "extra_forbidden":
-        return unknown_key(_origin(layers, path) or described, path, kind)
+        unknown = f"{path}.{finding['loc'][-1]}".removeprefix(".")
+        return unknown_key(_origin(layers, unknown) or described, unknown, kind)
     if finding["type"] == "value_error" and child_keys(kind, path):  # of several keys of a section
         message, cause = describe_finding(finding), finding["ctx"]["error"]
         hint = cause.hint if isinstance(cause, UnfitValueError) else _CHANGE_HINT
         return ConfigError(f"{described}{_with_overrides(layers, path, message)}: {message}", hint)
-    while (field := find_field(kind, path)) is None:
-        path = path.rpartition(".")[0]  # a key of a mapping: the error names the whole mapping
+    field = find_field(kind, path)
+    assert field is not None, "only values of several keys are at fault as a whole"
     value = dict(_walk(merge(layers))).get(path)
     if value is None and finding["type"] == "missing":
         hint = f"give it, or build on a recipe that has it with `extends: {kind.example}`"
@@ -259,18 +260,15 @@ def _origin(layers: Sequence[Layer], path: str) -> str | None:
 
 
 def _key_path(location: Sequence[int | str], kind: type[Recipe]) -> str:
-    """Return the dotted key at which pydantic found something; for a place in a list the key of the list."""
-    keys: list[str] = []
-    is_tag = False
+    """Return the longest dotted key in the place where pydantic found something.
+
+    Pydantic puts a tag behind a section with one of several models, and a number or key behind a list or mapping.
+    """
+    path = ""
     for part in location:
-        if isinstance(part, int):
-            break
-        if not is_tag:
-            keys.append(part)
-        field = None if is_tag else find_field(kind, ".".join(keys))
-        # where a section has one of several models, pydantic puts a tag behind its key
-        is_tag = field is not None and len(_sections(field.annotation)) > 1
-    return ".".join(keys)
+        longer = f"{path}.{part}" if path else str(part)
+        path = path if find_field(kind, longer) is None else longer
+    return path
 
 
 def _show(value: Any) -> str:
