@@ -10,12 +10,10 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-import yaml
 from rich.text import Text
 
 from exlm_cli.cli import console
 from exlm_cli.cli.console import LineProgress, SafeConsole, TerminalProgress, open_progress
-from exlm_cli.config.yaml import dump_yaml
 from exlm_cli.report.tables import ReportTable
 
 
@@ -244,13 +242,6 @@ def test_many_files_of_one_kind_are_told_in_one_line(capsys):
     assert capsys.readouterr().out.splitlines() == [
         "wrote a.csv", "wrote 9 .svg files in out", "wrote 0.svg", "wrote 1.svg",
     ]  # fmt: skip
-
-
-def test_a_recipe_with_a_bidirectional_mark_is_dumped_without_it_and_read_back():
-    dumped = dump_yaml({"name": "a\u202eb é"})
-    assert "\u202e" not in dumped
-    assert yaml.safe_load(dumped) == {"name": "a\u202eb é"}
-    assert dump_yaml({"name": "é"}) == "name: é\n"
 
 
 def test_commands_and_percentages_stay_whole_where_a_line_is_broken():

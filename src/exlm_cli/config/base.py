@@ -5,29 +5,24 @@ declaration, like `Annotated[int, Mark.RECORD]`.
 """
 
 import functools
+import operator
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from enum import Enum
-from typing import Annotated, Any, ClassVar, Self, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Self, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from exlm_cli.files import hash_json
 
-_TYPES_IN_YAML = {
-    "model_type": "a section of keys",
-    "tuple_type": "a list",
-    "dict_type": "a mapping",
-    "int_parsing_size": "between -2^63 and 2^63",
-}
+_TYPES_IN_YAML = {"model_type": "a section of keys", "tuple_type": "a list", "dict_type": "a mapping"}
 """What a value should be, for recipe authors, by the type of pydantic's finding."""
 
 _WHOLE_NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE]\+?[0-9]+")
 """A way to write an integer that pydantic does not read."""
 
-
-_RIVALS = {"warmup_steps": "warmup_ratio", "warmup_ratio": "warmup_steps"}
-"""Keys of one section that say the same in two ways: the one that is given later replaces the other."""
+_RIVALS = {"warmup_steps": ("warmup_ratio", None), "warmup_ratio": ("warmup_steps", 0)}
+"""Key -> another key of its section that says the same, and the value with which that one says nothing."""
 
 
 class Mark(Enum):
@@ -46,31 +41,10 @@ class UnfitValueError(ValueError):
         self.hint = hint
 
 
-def kinds_in(annotation: Any) -> Iterator[Any]:
-    """Yield a type and those that it is made of."""
-    yield annotation
-    for part in get_args(annotation):
-        yield from kinds_in(part)
-
-
-@functools.cache
-def _set_of_kinds(annotation: Any) -> frozenset[Any]:
-    """Return the types that a type is made of; kept, because each value of a recipe asks."""
-    return frozenset(kinds_in(annotation))
-
-
-def read_as_meant(value: Any, annotation: Any) -> Any:
-    """Return a value as pydantic types it: `train: a.txt` is `[a.txt]`, and `1e3` a whole number.
-
-    Raises:
-        ValueError: The value is `True` or `False` where a number belongs, which pydantic reads as 1 or 0.
-    """
-    kinds = _set_of_kinds(annotation)
-    if not kinds.isdisjoint((int, float)):
-        if any(isinstance(one, bool) for one in (value if isinstance(value, list | tuple) else (value,))):
-            raise ValueError("it should be a number")
-        if isinstance(value, str) and float not in kinds and _WHOLE_NUMBER.fullmatch(value):
-            value = float(value)
+def coerce_value(value: Any, annotation: Any) -> Any:
+    """Return a value as pydantic reads it for a type: `a.txt` as a list of one, and `1e3` as a whole number."""
+    if isinstance(value, str) and annotation in (int, int | None) and _WHOLE_NUMBER.fullmatch(value):
+        return float(value)
     return (value,) if get_origin(annotation) is tuple and isinstance(value, str | int | float) else value
 
 
@@ -81,15 +55,8 @@ class StrictModel(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _read_as_meant(cls, value: Any, info: ValidationInfo) -> Any:
-        return read_as_meant(value, cls.model_fields[info.field_name or ""].annotation)
-
-    @field_validator("*")
-    @classmethod
-    def _refuse_huge(cls, value: Any) -> Any:
-        if isinstance(value, int) and abs(value) >= 2**63:
-            raise ValueError("it should be between -2^63 and 2^63")  # what torch and itertools take
-        return value
+    def _coerce(cls, value: Any, info: ValidationInfo) -> Any:
+        return coerce_value(value, cls.model_fields[info.field_name or ""].annotation)
 
     @classmethod
     def installed_variants(cls) -> tuple[type["StrictModel"], ...]:
@@ -105,7 +72,11 @@ class StrictModel(BaseModel):
         Raises:
             pydantic.ValidationError: One is not accepted.
         """
-        return self.model_validate(_changed(self.model_dump(), values))
+        content = self.model_dump()
+        for path, value in {**silenced_rivals(values), **values}.items():
+            *sections, key = path.split(".")
+            functools.reduce(operator.getitem, sections, content)[key] = value
+        return self.model_validate(content)
 
 
 class Recipe(StrictModel):
@@ -134,26 +105,29 @@ class Recipe(StrictModel):
         return {"command": self.command, **self.model_dump(mode="json")}
 
 
-def identity_values(section: BaseModel, *, without: Collection[Mark] = ()) -> dict[str, Any]:
+def identity_values(section: BaseModel, *, without: Collection[Mark] = (), is_short: bool = False) -> dict[str, Any]:
     """Return the values of a recipe or section that decide its results, as JSON.
 
     Args:
         without: Marks whose fields are left out, besides `Mark.RECORD`.
+        is_short: Leave out defaults, and sections that have nothing else.
     """
     left_out = {Mark.RECORD, *without}
-    dumped = section.model_dump(mode="json")
-    return {
-        name: identity_values(value, without=without) if isinstance(value, BaseModel) else dumped[name]
-        for name, field in type(section).model_fields.items()
-        if left_out.isdisjoint(mark for mark in field.metadata if isinstance(mark, Mark))
-        for value in [getattr(section, name)]
-    }
+    values = section.model_dump(mode="json", exclude_defaults=is_short)
+    for name, field in type(section).model_fields.items():
+        inner = getattr(section, name)
+        if name in values and isinstance(inner, BaseModel):
+            values[name] = identity_values(inner, without=without, is_short=is_short)
+        if not left_out.isdisjoint(mark for mark in field.metadata if isinstance(mark, Mark)) or (
+            is_short and values.get(name) == {}
+        ):
+            values.pop(name, None)
+    return values
 
 
 def identity_of(recipe: BaseModel, *, without: Collection[Mark] = ()) -> str:
     """Return the SHA-256 of the `identity_values` that are not defaults, so that a new key changes no recipe's."""
-    values, changed = identity_values(recipe, without=without), recipe.model_dump(mode="json", exclude_defaults=True)
-    return hash_json(_shared(values, changed))
+    return hash_json(identity_values(recipe, without=without, is_short=True))
 
 
 def describe_finding(finding: Any, subject: str = "it") -> str:
@@ -166,36 +140,12 @@ def describe_finding(finding: Any, subject: str = "it") -> str:
     return re.sub("^(Input|Tuple|String)(?= should)", lambda _: subject, said)
 
 
-def _shared(values: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values whose key is kept too, section by section; a section without any is left out."""
-    shared = {}
-    for key in values.keys() & kept.keys():
-        value = values[key]
-        if isinstance(value, dict) and isinstance(kept[key], dict):
-            value = _shared(value, kept[key])
-            if not value:
-                continue
-        shared[key] = value
-    return shared
+def silenced_rivals(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys that say in another way what `values` give, each with the value that says nothing.
 
-
-def without_rivals(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by key, or by dotted key, without those that say in another way what is given `over` them.
-
-    A key that is null gives nothing.
+    Args:
+        values: By key, or by dotted key; one that is null gives nothing.
     """
-    given = (key.rpartition(".") for key, value in over.items() if value is not None)
-    replaced = {f"{section}{dot}{_RIVALS[leaf]}" for section, dot, leaf in given if leaf in _RIVALS}
-    return {key: value for key, value in values.items() if key not in replaced - over.keys()}
-
-
-def _changed(content: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    below: dict[str, dict[str, Any]] = {}
-    changed = without_rivals(content, values)
-    for path, value in values.items():
-        first, _, rest = path.partition(".")
-        if rest:
-            below.setdefault(first, {})[rest] = value
-        else:
-            changed[first] = value
-    return changed | {first: _changed(changed[first], inner) for first, inner in below.items()}
+    given = (key.rpartition(".") for key, value in values.items() if value is not None)
+    found = ((f"{section}{dot}", *_RIVALS[leaf]) for section, dot, leaf in given if leaf in _RIVALS)
+    return {prefix + rival: nothing for prefix, rival, nothing in found if prefix + rival not in values}

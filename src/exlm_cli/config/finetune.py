@@ -23,7 +23,7 @@ from exlm_cli.config.tasks import (
     keys_of,
     suites_with,
 )
-from exlm_cli.config.yaml import dump_yaml
+from exlm_cli.config.yaml import show_value
 from exlm_cli.errors import ConfigError
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -267,4 +267,4 @@ def _label(chosen: dict[str, Any]) -> str:
 def _text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
-    return " ".join(dump_yaml(value, on_one_line=True).split())
+    return show_value(value)

@@ -51,13 +51,12 @@ def _changed(section: SectionT, change: Callable[[str], str]) -> SectionT:
     update: dict[str, Any] = {}
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
-        has_folder = isinstance(section, TaskSection) and section.data_dir is not None
-        if isinstance(value, TrainFile) and has_folder and change is _absolute:
-            continue  # files are looked for in that folder
         if Mark.INPUT in field.metadata:
             update[name] = _changed_paths(value, change)
         elif isinstance(value, StrictModel):
             update[name] = _changed(value, change)
+    if isinstance(section, TaskSection) and section.data_dir is not None and change is _absolute:
+        del update["files"]  # they are looked for in that folder
     if isinstance(section, SweepRecipe):
         update["variants"] = {
             label: {key: _changed_paths(value, change) if _is_path(key) else value for key, value in changes.items()}

@@ -3,8 +3,7 @@
 import difflib
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -14,12 +13,19 @@ from pydantic import BaseModel
 from exlm_cli.bundled_models import bundled_name, is_bundled_name
 from exlm_cli.config.base import Recipe
 from exlm_cli.config.finetune import FinetuneRecipe
-from exlm_cli.config.overrides import Layers, RecipeT, check_recipe, parse_override, recipe_sections, refuse_decided
+from exlm_cli.config.overrides import (
+    Layer,
+    RecipeT,
+    check_recipe,
+    merge,
+    parse_override,
+    recipe_sections,
+    refuse_decided,
+)
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepRecipe
-from exlm_cli.config.yaml import MAX_CHARACTERS, describe_yaml_error, dump_yaml, parse_yaml
+from exlm_cli.config.yaml import describe_yaml_error, dump_yaml, parse_yaml
 from exlm_cli.errors import CheckpointError, ConfigError
-from exlm_cli.format import format_count
 from exlm_cli.paths import expand_path
 from exlm_cli.run_dir import RUN_FILE, damage_hint, is_beginning, read_run_json, require_run, resume_command
 
@@ -28,8 +34,6 @@ KINDS: tuple[type[Recipe], ...] = (PretrainRecipe, SweepRecipe, FinetuneRecipe)
 
 _COMMANDS = {kind.command: kind for kind in KINDS}
 """`command` of a recipe -> its kind."""
-
-_MAX_EXTENDED = 32
 
 _OWN_KEYS = ("name", "purpose", "paper")
 """Keys that a recipe does not inherit from the one it extends; a recipe without `name` is named by its file."""
@@ -62,30 +66,21 @@ def load_recipe(
     if isinstance(overrides, str) or not all(isinstance(override, str) for override in overrides):
         raise ConfigError(f"overrides are {overrides!r}, not a list of strings", "for example `['optim.lr=1e-4']`")
     path = _find_recipe(name_or_file, kind)
-    with _hinting_at_damage(path):
-        layers = _read_layers(path, (), kind)
-    layers = _of_kind(layers, path, kind).over(_named_by(path))
-    if damage_hint(path):
-        with _hinting_at_damage(path):  # before the overrides, whose mistakes have hints of their own
-            check_recipe(layers, _shown(path), kind)
-    set_layers = [parse_override(override, kind) for override in overrides]
-    for layer in set_layers:
-        layers = layer.over(layers)
-    if issubclass(kind, SweepRecipe) and layers.values.get("cells"):
-        for layer in set_layers:
-            refuse_decided(layer, kind.decided_by_cells, "repeat-mlm")
-    return check_recipe(layers, _shown(path), kind)
-
-
-@contextmanager
-def _hinting_at_damage(path: Path) -> Iterator[None]:
-    """Replace the hint of an error in the recipe of a run, which nobody writes by hand."""
+    damaged = damage_hint(path)
     try:
-        yield
+        layers = _read_kind(path, kind)
+        if damaged:  # nobody writes the recipe of a run by hand; mistakes in overrides have hints of their own
+            check_recipe(layers, _shown(path), kind)
     except ConfigError as error:
         is_of_package = "unknown task `" in error.message
-        hint = "install the package that adds this task" if is_of_package else damage_hint(path)
-        raise ConfigError(error.message, hint if damage_hint(path) else error.hint) from error
+        hint = "install the package that adds this task" if is_of_package else damaged
+        raise ConfigError(error.message, hint if damaged else error.hint) from error
+    given = [parse_override(override, kind) for override in overrides]
+    layers += given
+    if issubclass(kind, SweepRecipe) and merge(layers).get("cells"):
+        for layer in given:
+            refuse_decided(layer, kind.decided_by_cells, "repeat-mlm")
+    return check_recipe(layers, _shown(path), kind)
 
 
 def dump_recipe(recipe: Recipe, *, with_meanings: bool = False) -> str:
@@ -153,7 +148,8 @@ def recipe_kind(name_or_file: str) -> type[Recipe]:
     Raises:
         ConfigError: Unknown recipe, unreadable file, a circle of `extends`.
     """
-    return _COMMANDS[_read_layers(_find_recipe(name_or_file, Recipe), (), Recipe).values["command"]]
+    path = _find_recipe(name_or_file, Recipe)
+    return _told_kind(_read_layers(path, Recipe), path)
 
 
 def recipes_folder() -> Path:
@@ -161,14 +157,6 @@ def recipes_folder() -> Path:
     package = Path(__file__).parents[1]
     installed = package / "recipes"
     return installed if installed.is_dir() else package.parents[1] / "recipes"
-
-
-def _of_kind(layers: Layers, path: Path, kind: type[Recipe]) -> Layers:
-    """Return the values of a recipe without its `command`, which must be that of a kind."""
-    other = _COMMANDS[layers.values["command"]]
-    if other.command != kind.command:
-        raise _other_kind(_shown(path), other, kind)
-    return layers.without(["command"])
 
 
 def _shown(path: Path) -> str:
@@ -209,69 +197,63 @@ def _other_kind(described: str, other: type[Recipe], kind: type[Recipe]) -> Conf
     )
 
 
-def _read_layers(path: Path, children: tuple[Path, ...], kind: type[Recipe]) -> Layers:
-    """Read a file and merge it over what it extends; `children` are the files that extend it."""
-    if path.resolve() in [child.resolve() for child in children]:
-        chain = " -> ".join(_shown(p) for p in (*children, path))
-        raise ConfigError(f"`extends` is circular: {chain}", "remove `extends` from one of them")
-    if len(children) == _MAX_EXTENDED:
-        chain = f"{_shown(children[0])} -> {_shown(children[1])} -> ... -> {_shown(path)}"
-        raise ConfigError(f"`extends` leads through more than {_MAX_EXTENDED} files: {chain}", "join some of them")
-    values = _read_mapping(path)
-    base_name = _pop_base(values, path, "extends")
-    command = values.pop("command", None)
-    if command in [*_COMMANDS]:
-        values["command"] = command
-    elif command is not None or base_name is None:
-        accepted = ", ".join(f"`command: {name}`" for name in _COMMANDS)
-        raise ConfigError(
-            f"{_shown(path)}: `command` is {'missing' if command is None else repr(command)}",
-            f"write one of {accepted}, or build on a recipe with `extends: NAME`",
-        )
-    sections = recipe_sections(kind)
-    section_bases = {
-        key: _pop_base(value, path, f"{key}.extends")
-        for key, value in values.items()
-        if key in sections and isinstance(value, dict)
-    }
-    layers = Layers.read_from(values, _shown(path))
-    for key, section_base in section_bases.items():
-        if section_base is not None:
-            # the recipe that a section extends keeps its name
-            file = _find_recipe(section_base, sections[key], extended_by=path)
-            base = _of_kind(_read_layers(file, (*children, path), sections[key]), file, sections[key])
-            layers = layers.over(base.over(_named_by(file)).under(key))
-    if base_name is None:
-        return layers
-    base = _read_layers(_find_recipe(base_name, kind, extended_by=path), (*children, path), kind)
-    # a section that extends a recipe replaces the inherited section; the two are not merged
-    replaced = [key for key, section_base in section_bases.items() if section_base is not None]
-    return layers.over(base.without([*_OWN_KEYS, *replaced]))
-
-
-def _named_by(path: Path) -> Layers:
-    """Return the default name of a recipe: its file's, with `-` for characters that a folder name must not have."""
-    name = re.sub(r"[^a-z0-9._-]+", "-", path.stem.lower()).strip("._-")
-    return Layers.read_from({"name": name or "recipe"}, f"the name of {path.name}")
-
-
-def _pop_base(values: dict[str, Any], path: Path, key: str) -> str | None:
-    base_name = values.pop("extends", None)
-    if base_name is None or isinstance(base_name, str):
-        return base_name
+def _told_kind(layers: Sequence[Layer], path: Path) -> type[Recipe]:
+    """Return the kind of the recipe in a file, which it or what it extends says by `command`."""
+    command = merge(layers).get("command")
+    if isinstance(command, str) and command in _COMMANDS:
+        return _COMMANDS[command]
+    accepted = ", ".join(f"`command: {name}`" for name in _COMMANDS)
     raise ConfigError(
-        f"{_shown(path)}: `{key}` is {base_name!r}; accepted: the name of a recipe, or a file beside this one",
-        _LIST_HINT,
+        f"{_shown(path)}: `command` is {'missing' if command is None else repr(command)}",
+        f"write one of {accepted}, or build on a recipe with `extends: NAME`",
     )
 
 
-def _read_mapping(path: Path) -> dict[str, Any]:
+def _read_kind(path: Path, kind: type[Recipe], children: tuple[Path, ...] = ()) -> list[Layer]:
+    """Read a recipe of a kind without its `command`; first of its layers is the name of its file, cut to a folder's."""
+    layers = _read_layers(path, kind, children)
+    if (other := _told_kind(layers, path)).command != kind.command:
+        raise _other_kind(_shown(path), other, kind)
+    name = re.sub(r"[^a-z0-9._-]+", "-", path.stem.lower()).strip("._-") or "recipe"
+    return [Layer(f"the name of {path.name}", {"name": name}), *_without(layers, "command")]
+
+
+def _read_layers(path: Path, kind: type[Recipe], children: tuple[Path, ...] = ()) -> list[Layer]:
+    """Read a file and what it extends, which comes first; `children` are the files that extend it."""
+    if path.resolve() in [child.resolve() for child in children]:
+        chain = " -> ".join(_shown(p) for p in (*children, path))
+        raise ConfigError(f"`extends` is circular: {chain}", "remove `extends` from one of them")
+    values, below = {**_read_mapping(path)}, []
+    if (base := _pop_base(values, path, "extends", kind)) is not None:
+        below = _without(_read_layers(base, kind, (*children, path)), *_OWN_KEYS)
+    for key, section_kind in recipe_sections(kind).items():
+        if not isinstance(values.get(key), dict):
+            continue
+        values[key] = {**values[key]}
+        base = _pop_base(values[key], path, f"{key}.extends", section_kind)
+        if base is not None:  # it replaces the inherited section; the two are not merged
+            section = _read_kind(base, section_kind, (*children, path))
+            below = [*_without(below, key), *(Layer(layer.origin, {key: layer.values}) for layer in section)]
+    return [*below, Layer(_shown(path), values)]
+
+
+def _without(layers: Sequence[Layer], *keys: str) -> list[Layer]:
+    """Return layers without some top-level keys."""
+    return [Layer(origin, {key: values[key] for key in values if key not in keys}) for origin, values in layers]
+
+
+def _pop_base(values: dict[str, Any], path: Path, key: str, kind: type[Recipe]) -> Path | None:
+    """Take `extends` out of a recipe or section; return the file that it names."""
+    name = values.pop("extends", None)
+    if name is None or isinstance(name, str):
+        return None if name is None else _find_recipe(name, kind, extended_by=path)
+    raise ConfigError(
+        f"{_shown(path)}: `{key}` is {name!r}; accepted: the name of a recipe, or a file beside this one", _LIST_HINT
+    )
+
+
+def _read_mapping(path: Path) -> Mapping[str, Any]:
     try:
-        size_bytes = path.stat().st_size
-        if size_bytes > MAX_CHARACTERS:
-            raise yaml.YAMLError(
-                f"the file has {format_count(size_bytes)} bytes; a recipe has at most {format_count(MAX_CHARACTERS)}"
-            )
         content = parse_yaml(path.read_bytes().decode())
         if isinstance(content, dict):
             return content

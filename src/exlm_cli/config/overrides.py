@@ -1,28 +1,30 @@
-"""Recipe values in layers, each with the file or override it came from, checked into a recipe with one-line errors."""
+"""Recipe values in layers, each with the file or override that gave it, checked into a recipe with one-line errors."""
 
 import difflib
+import functools
 import itertools
 import re
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from exlm_cli.config.base import (
-    Recipe,
-    StrictModel,
-    UnfitValueError,
-    describe_finding,
-    read_as_meant,
-    without_rivals,
-)
-from exlm_cli.config.yaml import describe_yaml_error, dump_yaml, parse_yaml
+from exlm_cli.config.base import Recipe, StrictModel, UnfitValueError, coerce_value, describe_finding, silenced_rivals
+from exlm_cli.config.yaml import describe_yaml_error, parse_yaml, show_value
 from exlm_cli.errors import ConfigError
 from exlm_cli.format import shorten
+
+RecipeT = TypeVar("RecipeT", bound=Recipe)
+
+_MAX_SHOWN_CHARACTERS = 100
+"""Length of an override in a message: `exlm tokenize *.txt` becomes one that names every file."""
+
+_MAX_SHOWN_CHANGES = 3
+_SYNTAX_HINT = "lists are written [a, b]; put the whole of `key=value` in quotes for the shell"
+_CHANGE_HINT = "change it in the recipe or with override `KEY=VALUE`; `exlm recipes NAME` shows every key of a recipe"
 
 
 def key_paths(schema: type[BaseModel], prefix: str = "") -> Iterator[str]:
@@ -51,8 +53,8 @@ def typed_value(schema: type[BaseModel], path: str, value: Any) -> Any:
     annotation: Any = Annotated[field.annotation, field]
     adapter: TypeAdapter[Any] = TypeAdapter(annotation)
     try:
-        return adapter.dump_python(adapter.validate_python(read_as_meant(value, field.annotation)), mode="json")
-    except ValueError:
+        return adapter.dump_python(adapter.validate_python(coerce_value(value, field.annotation)), mode="json")
+    except ValidationError:
         return value
 
 
@@ -70,13 +72,11 @@ def nearest_key(schema: type[BaseModel], path: str) -> str | None:
     keys = [key for key in reversed(list(key_paths(schema))) if not path.startswith(f"{key}.")]
     # of keys with the same name, the first in the same top-level section, else the first of all
     by_leaf = {key.rpartition(".")[2]: key for key in sorted(keys, key=lambda key: key.startswith(top))}
-    if leaf in by_leaf:
-        return by_leaf[leaf]
-    close = difflib.get_close_matches(leaf, child_keys(schema, section), n=1, cutoff=0.6)
-    if close:
-        return f"{section}.{close[0]}" if section else close[0]
-    close = difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.7)
-    return by_leaf[close[0]] if close else None
+    in_section = {key: f"{section}.{key}" if section else key for key in child_keys(schema, section)}
+    for keys_of, cutoff in ((by_leaf, 1.0), (in_section, 0.6), (by_leaf, 0.7)):
+        if close := difflib.get_close_matches(leaf, keys_of, n=1, cutoff=cutoff):
+            return keys_of[close[0]]
+    return None
 
 
 def recipe_sections(schema: type[BaseModel]) -> dict[str, type[Recipe]]:
@@ -94,64 +94,31 @@ def _sections(annotation: Any) -> tuple[type[BaseModel], ...]:
     return tuple(section for kind in get_args(annotation) for section in _sections(kind))
 
 
-RecipeT = TypeVar("RecipeT", bound=Recipe)
-
-_MAX_SHOWN_CHARACTERS = 100
-"""Length of an override in a message: `exlm tokenize *.txt` becomes one that names every file."""
-
-_MAX_SHOWN_CHANGES = 3
-_SYNTAX_HINT = "lists are written [a, b]; put the whole of `key=value` in quotes for the shell"
-_CHANGE_HINT = "change it in the recipe or with override `KEY=VALUE`; `exlm recipes NAME` shows every key of a recipe"
-
-
-@dataclass(frozen=True)
-class Layers:
-    """Merged recipe values.
+class Layer(NamedTuple):
+    """Values of a recipe as one file or override gives them; in a list of layers, later ones replace earlier ones.
 
     Attributes:
+        origin: The file or override, as messages name it.
         values: Nested mappings as in YAML.
-        origins: Dotted key path -> the file or override that gave its value.
     """
 
+    origin: str
     values: Mapping[str, Any]
-    origins: Mapping[str, str]
 
-    @classmethod
-    def read_from(cls, values: Mapping[str, Any], origin: str) -> "Layers":
-        """Return values that all have one origin."""
-        return cls(values, {path: origin for path, _ in _walk(values)})
-
-    def over(self, base: "Layers") -> "Layers":
-        """Return `base` with these values set in it: sections key by key, lists as a whole.
-
-        Of two keys that say the same in two ways, such as the steps and the ratio of the warm-up, these replace those.
-        """
-        return Layers(_merge(base.values, self.values), {**base.origins, **self.origins})
-
-    def without(self, keys: Iterable[str]) -> "Layers":
-        """Return these values without some top-level keys."""
-        dropped = set(keys)
-        return Layers({key: value for key, value in self.values.items() if key not in dropped}, self.origins)
-
-    def under(self, section: str) -> "Layers":
-        """Return these values as those of a top-level section."""
-        return Layers({section: self.values}, {f"{section}.{path}": origin for path, origin in self.origins.items()})
-
-    def origin(self, path: str) -> str | None:
-        """Return the origin of a dotted path, or of the nearest section around it."""
-        while path and path not in self.origins:
-            path = path.rpartition(".")[0]
-        return self.origins.get(path)
-
-    def value(self, path: str) -> Any:
-        """Return the value at a dotted path; None where there is none."""
-        value: Any = self.values
-        for key in path.split("."):
-            value = value.get(key) if isinstance(value, Mapping) else None
-        return value
+    def gives(self, path: str) -> bool:
+        """Return whether there is a value at a dotted path."""
+        return any(path == given for given, _ in _walk(self.values))
 
 
-def parse_override(override: str, kind: type[Recipe]) -> Layers:
+def merge(layers: Sequence[Layer]) -> dict[str, Any]:
+    """Return the values of layers together: sections key by key, lists as a whole.
+
+    Of two keys that say the same in two ways, such as the steps and the ratio of the warm-up, the later one is kept.
+    """
+    return functools.reduce(_merge, (layer.values for layer in layers), {})
+
+
+def parse_override(override: str, kind: type[Recipe]) -> Layer:
     """Return the values of one override, `section.key=value` with the value in YAML, for a kind of recipe.
 
     Raises:
@@ -169,58 +136,56 @@ def parse_override(override: str, kind: type[Recipe]) -> Layers:
     elif find_field(kind, path) is None:
         raise unknown_key(origin, path, kind)
     try:
-        value: Any = text if _is_plain_text(text) else parse_yaml(text)
+        value = text if _is_plain_text(text) else parse_yaml(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{origin}: the value is not YAML: {describe_yaml_error(error)}", _SYNTAX_HINT) from error
-    for key in reversed(inner):
-        value = {key: value}
-    layers = Layers.read_from({first: value}, origin)
-    refuse_decided(layers, kind.decided_by, kind.command)
-    return layers
+    layer = Layer(origin, {first: functools.reduce(lambda value, key: {key: value}, reversed(inner), value)})
+    refuse_decided(layer, kind.decided_by, kind.command)
+    return layer
 
 
-def refuse_decided(override: Layers, decided_by: Mapping[str, str], command: str) -> None:
+def refuse_decided(override: Layer, decided_by: Mapping[str, str], command: str) -> None:
     """Check that an override changes no key that `command` sets itself.
 
     Raises:
         ConfigError: It changes a key of `decided_by`; the hint names what decides it.
     """
     for key, decides in decided_by.items():
-        if key in override.origins:
-            origin = override.origins[key]
-            raise ConfigError(f"{origin}: `exlm {command}` sets `{key}` itself, in every cell", f"use {decides}")
+        if override.gives(key):
+            raise ConfigError(
+                f"{override.origin}: `exlm {command}` sets `{key}` itself, in every cell", f"use {decides}"
+            )
 
 
-def check_recipe(layers: Layers, described: str, kind: type[RecipeT]) -> RecipeT:
+def check_recipe(layers: Sequence[Layer], described: str, kind: type[RecipeT]) -> RecipeT:
     """Build a recipe from its values; errors of several keys name the file `described` and the overrides at fault.
 
     Raises:
         ConfigError: A key or value that is not accepted.
     """
     try:
-        return kind.model_validate(layers.values)
+        return kind.model_validate(merge(layers))
     except ValidationError as error:
         raise _explain(error, layers, described, kind) from None
 
 
 def unknown_key(origin: str, path: str, kind: type[Recipe]) -> ConfigError:
     """Return the error for a key that no recipe of a kind has; its hint names the nearest key."""
+    near = nearest_key(kind, path)
+    decides = kind.decided_by.get(near or "")
     is_of_file = not origin.startswith("override ")
     if is_of_file and difflib.get_close_matches(path.rpartition(".")[2], ["extends"], cutoff=0.8):
-        return ConfigError(f"{origin}: unknown key `{path}`", "did you mean `extends`?")
-    near = nearest_key(kind, path)
-    if near is not None:
-        # a hint must not lead to a key that is refused next
-        decides = kind.decided_by.get(near)
-        hint = f"did you mean `{near}`?" if decides is None else f"`{near}` is set in every cell; use {decides}"
-        return ConfigError(f"{origin}: unknown key `{path}`", hint)
-    section = path.rpartition(".")[0]
-    while section and not child_keys(kind, section):
-        section = section.rpartition(".")[0]
-    whose = f"`{section}`" if section else "a recipe"
-    return ConfigError(
-        f"{origin}: unknown key `{path}`", f"{whose} has the keys {', '.join(child_keys(kind, section))}"
-    )
+        hint = "did you mean `extends`?"
+    elif decides is not None:  # a hint must not lead to a key that is refused next
+        hint = f"`{near}` is set in every cell; use {decides}"
+    elif near is not None:
+        hint = f"did you mean `{near}`?"
+    else:
+        section = path.rpartition(".")[0]
+        while section and not child_keys(kind, section):
+            section = section.rpartition(".")[0]
+        hint = f"{f'`{section}`' if section else 'a recipe'} has the keys {', '.join(child_keys(kind, section))}"
+    return ConfigError(f"{origin}: unknown key `{path}`", hint)
 
 
 def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -254,70 +219,67 @@ def _is_plain_text(text: str) -> bool:
     return text.startswith(tuple("*&!%@`?|>#")) or (not text.startswith(tuple("[{'\"")) and " #" in text)
 
 
-def _explain(error: ValidationError, layers: Layers, described: str, kind: type[Recipe]) -> ConfigError:
+def _explain(error: ValidationError, layers: Sequence[Layer], described: str, kind: type[Recipe]) -> ConfigError:
     """Turn pydantic's findings into a one-line error about the first; unknown keys go first, as they cause others."""
     finding = min(error.errors(), key=lambda finding: finding["type"] != "extra_forbidden")
     path = _key_path(finding["loc"], kind)
     if finding["type"] == "extra_forbidden":
-        return unknown_key(layers.origin(path) or described, path, kind)
+        unknown = f"{path}.{finding['loc'][-1]}".removeprefix(".")
+        return unknown_key(_origin(layers, unknown) or described, unknown, kind)
     if finding["type"] == "value_error" and child_keys(kind, path):  # of several keys of a section
-        message = describe_finding(finding)
-        cause = finding["ctx"]["error"]
+        message, cause = describe_finding(finding), finding["ctx"]["error"]
         hint = cause.hint if isinstance(cause, UnfitValueError) else _CHANGE_HINT
         return ConfigError(f"{described}{_with_overrides(layers, path, message)}: {message}", hint)
-    while (field := find_field(kind, path)) is None:
-        path = path.rpartition(".")[0]  # a key of a mapping: the error names the whole mapping
-    about = field.description or "a section with the keys " + ", ".join(child_keys(kind, path))
-    value = layers.value(path)
+    field = find_field(kind, path)
+    assert field is not None, "only values of several keys are at fault as a whole"
+    value = dict(_walk(merge(layers))).get(path)
     if value is None and finding["type"] == "missing":
-        return ConfigError(
-            f"{described}: `{path}` is missing",
-            f"give it, or build on a recipe that has it with `extends: {kind.example}`",
-        )
+        hint = f"give it, or build on a recipe that has it with `extends: {kind.example}`"
+        return ConfigError(f"{described}: `{path}` is missing", hint)
     is_inside = isinstance(value, list | tuple | Mapping) and finding["input"] != value
-    subject = f"`{_show(finding['input'])}`" if is_inside else "it"
-    return ConfigError(
-        f"{layers.origin(path)}: `{path}` is {_show(value)}; {describe_finding(finding, subject)}", f"`{path}`: {about}"
-    )
+    found = describe_finding(finding, f"`{_show(finding['input'])}`" if is_inside else "it")
+    about = field.description or "a section with the keys " + ", ".join(child_keys(kind, path))
+    return ConfigError(f"{_origin(layers, path)}: `{path}` is {_show(value)}; {found}", f"`{path}`: {about}")
 
 
-def _with_overrides(layers: Layers, section: str, message: str) -> str:
-    """Return ` with ...`: the overrides whose keys a message names, else their number; empty without overrides."""
-    given = dict.fromkeys(origin for origin in layers.origins.values() if origin.startswith("override "))
+def _with_overrides(layers: Sequence[Layer], section: str, message: str) -> str:
+    """Return ` with ...`: the overrides whose keys a message names, else all of them; empty where there are none."""
+    overrides = [layer for layer in layers if layer.origin.startswith("override ")]
     keys = [key for name in re.findall(r"`([\w.]+)", message) for key in (name, f"{section}.{name}")]
-    at_fault = dict.fromkeys(layers.origins[key] for key in keys if layers.origins.get(key) in given)
-    if not given:
-        return ""
-    return (
-        f" with {len(given)} overrides" if len(given) > 1 and not at_fault else f" with {', '.join(at_fault or given)}"
-    )
+    at_fault = [layer for layer in overrides if any(map(layer.gives, keys))] or overrides
+    return f" with {', '.join(layer.origin for layer in at_fault)}" if at_fault else ""
+
+
+def _origin(layers: Sequence[Layer], path: str) -> str | None:
+    """Return the file or override that gave the value at a dotted path, or that of the nearest section around it."""
+    while path:
+        if found := [layer.origin for layer in layers if layer.gives(path)]:
+            return found[-1]
+        path = path.rpartition(".")[0]
+    return None
 
 
 def _key_path(location: Sequence[int | str], kind: type[Recipe]) -> str:
-    """Return the dotted key at which pydantic found something; for a place in a list the key of the list."""
-    keys: list[str] = []
-    is_tag = False
+    """Return the longest dotted key in the place where pydantic found something.
+
+    Pydantic puts a tag behind a section with one of several models, and a number or key behind a list or mapping.
+    """
+    path = ""
     for part in location:
-        if isinstance(part, int):
-            break
-        if not is_tag:
-            keys.append(part)
-        field = None if is_tag else find_field(kind, ".".join(keys))
-        # where a section has one of several models, pydantic puts a tag behind its key
-        is_tag = field is not None and len(_sections(field.annotation)) > 1
-    return ".".join(keys)
+        longer = f"{path}.{part}" if path else str(part)
+        path = path if find_field(kind, longer) is None else longer
+    return path
 
 
 def _show(value: Any) -> str:
-    """Return a value in YAML, on one line and not too long."""
-    return shorten(" ".join(dump_yaml(value, on_one_line=True).split()), _MAX_SHOWN_CHARACTERS)
+    return shorten(show_value(value), _MAX_SHOWN_CHARACTERS)
 
 
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    merged = without_rivals(base, over)
+    merged = {key: value for key, value in base.items() if key not in silenced_rivals(over)}
     for key, value in over.items():
         below = merged.get(key)
-        merged[key] = _merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+        merged[key] = _merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
     return merged
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -342,7 +342,7 @@ def _run_pretraining(
         begun_with = Path(before.checkpoint)
         begin = ranks.rank_0_first(lambda: load_pretrained_weights(begun_with, progress))
     tokenizer = None if begin is None else begin.tokenizer
-    if saved is not None and recipe.tokenizer.path == load_recipe(run / "recipe.yaml").tokenizer.path:
+    if saved is not None and recipe.tokenizer.path == saved.recipe.tokenizer.path:
         tokenizer = load_tokenizer(run, recipe)
     if is_new and ranks.is_first:
         _tell_cost(recipe, progress)
@@ -496,8 +496,15 @@ def validation_indices(dataset: TokenDataset, limit: int | None) -> IntArray:
     return spread
 
 
-def _newest_own_checkpoint(run: Path, progress: Progress) -> str | None:
-    """Return the name of the newest whole checkpoint, which recipe and tokenizer of the run fit; None without any."""
+class _Saved(NamedTuple):
+    """Checkpoint that a run continues from, and the recipe that the run has had until now."""
+
+    name: str
+    recipe: PretrainRecipe
+
+
+def _newest_own_checkpoint(run: Path, progress: Progress) -> _Saved | None:
+    """Return the newest whole checkpoint, which recipe and tokenizer of the run fit; None without any."""
     found = newest_good_checkpoint(run, progress.message)
     refused = checkpoint_paths(run)
     if found is None and refused:
@@ -505,23 +512,24 @@ def _newest_own_checkpoint(run: Path, progress: Progress) -> str | None:
             f"{run}: none of its checkpoints can be trusted: {', '.join(path.name for path in refused)}",
             f"restore their files, or delete {run / 'checkpoints'} to train again from step 0",
         )
-    if found is not None:
-        require_own_files(run, found, load_state(found), load_recipe(run / "recipe.yaml"))
-    return None if found is None else found.name
+    if found is None:
+        return None
+    begun = load_recipe(run / "recipe.yaml")
+    require_own_files(run, found, load_state(found), begun)
+    return _Saved(found.name, begun)
 
 
-def _resume(loop: TrainingLoop, run: Path, name: str | None, recipe: PretrainRecipe, progress: Progress) -> None:
-    """Load the checkpoint of a name, or start again where none was saved."""
+def _resume(loop: TrainingLoop, run: Path, saved: _Saved | None, recipe: PretrainRecipe, progress: Progress) -> None:
+    """Load a checkpoint, or start again where none was saved."""
     ranks = loop.ranks
-    if name is not None:
-        checkpoint = run / "checkpoints" / name
-        begun = load_recipe(run / "recipe.yaml")
-        values = (identity_values(one, without=RESUMED_MARKS) for one in (begun, recipe))
+    if saved is not None:
+        checkpoint = run / "checkpoints" / saved.name
+        values = (identity_values(one, without=RESUMED_MARKS) for one in (saved.recipe, recipe))
         ranks.on_all_ranks(lambda: loop.resume(checkpoint, changes=describe_changes(*values)))
         progress.message(f"resuming at step {loop.state.step} of {loop.total_steps} from {checkpoint}")
     else:
         progress.message(f"{run} has no checkpoint yet; starting from step 0")
     if ranks.is_first:
-        if name is None:
+        if saved is None:
             loop.metrics.truncate_after(0)
         remove_unfinished(run)

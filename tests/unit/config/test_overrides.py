@@ -1,5 +1,6 @@
 """Layers of values and key paths by hand, and each way an override can be wrong: key and origin of the error."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -8,13 +9,14 @@ from exlm_cli.config.base import StrictModel
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import KINDS, load_recipe
 from exlm_cli.config.overrides import (
-    Layers,
+    Layer,
     changed_keys,
     check_recipe,
     child_keys,
     describe_changes,
     find_field,
     key_paths,
+    merge,
     nearest_key,
     parse_override,
     unknown_key,
@@ -24,39 +26,35 @@ from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.errors import ConfigError
 from tests.tiny import tiny_recipe
 
-BASE = Layers.read_from({"model": {"width": 8, "rope": "2d"}, "train": [1, 2]}, "base.yaml")
-OVER = Layers.read_from({"model": {"width": 16}, "train": [3]}, "override `a`")
-FILE = Layers.read_from(tiny_recipe().model_dump(mode="json"), "mine.yaml")
-FINETUNE = Layers.read_from({"name": "x", "task": {"name": "csv"}, "optim": {"lr": 1e-3}}, "mine.yaml")
+FILE = Layer("mine.yaml", tiny_recipe().model_dump(mode="json"))
+FINETUNE = Layer("mine.yaml", {"name": "x", "task": {"name": "csv"}, "optim": {"lr": 1e-3}})
 
 
-def error_of(*overrides: str, file: Layers = FILE, kind: type[Any] = PretrainRecipe) -> ConfigError:
-    def build() -> None:
-        layers = file
-        for override in overrides:
-            layers = parse_override(override, kind).over(layers)
-        check_recipe(layers, "mine.yaml", kind)
+def checked(*layers: Layer, overrides: Sequence[str] = (), kind: type[Any] = PretrainRecipe) -> Any:
+    return check_recipe([*layers, *(parse_override(override, kind) for override in overrides)], "mine.yaml", kind)
 
+
+def error_of(*overrides: str, file: Sequence[Layer] = (FILE,), kind: type[Any] = PretrainRecipe) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
-        build()
+        checked(*file, overrides=overrides, kind=kind)
     assert "\n" not in caught.value.message
     return caught.value
 
 
 def test_sections_are_merged_key_by_key_and_lists_are_replaced():
-    assert OVER.over(BASE).values == {"model": {"width": 16, "rope": "2d"}, "train": [3]}
-    assert Layers.read_from({"model": 3}, "x").over(BASE).values["model"] == 3
-    assert BASE.over(Layers.read_from({"model": 3}, "x")).values["model"] == {"width": 8, "rope": "2d"}
-    assert BASE.without(["train", "name"]).values == {"model": {"width": 8, "rope": "2d"}}
+    base, over = {"model": {"width": 8, "rope": "2d"}, "train": [1, 2]}, {"model": {"width": 16}, "train": [3]}
+    both = {"model": {"width": 16, "rope": "2d"}, "train": [3]}
+    assert merge([Layer("a", base), Layer("b", over)]) == both
+    assert merge([Layer("a", base), Layer("b", {"model": 3})])["model"] == 3
+    assert merge([Layer("a", {"model": 3}), Layer("b", base)]) == base
+    assert base == {"model": {"width": 8, "rope": "2d"}, "train": [1, 2]}
 
 
-def test_the_origin_of_a_key_is_the_last_one_that_gave_it():
-    both = OVER.over(BASE)
-    assert both.origin("model.width") == "override `a`"
-    assert both.origin("model.rope") == "base.yaml"
-    assert both.origin("model.rope.no.such") == "base.yaml"
-    assert both.origin("optim") is None
-    assert (both.value("model.width"), both.value("model.none"), both.value("train.width")) == (16, None, None)
+def test_the_origin_of_a_value_is_the_last_one_that_gave_its_key_or_the_section_around_it():
+    base, child = Layer("base.yaml", {"optim": {"lr": 7, "eps": 8}}), Layer("child.yaml", {"optim": {"eps": 9}})
+    assert error_of(file=(FILE, base)).message.startswith("base.yaml: `optim.lr` is 7; ")
+    assert error_of("optim.lr=0.1", file=(FILE, base, child)).message.startswith("child.yaml: `optim.eps` is 9; ")
+    assert error_of("optim=[]", file=(FILE, base)).message.startswith("override `optim=[]`: `optim` is []; ")
 
 
 @pytest.mark.parametrize(
@@ -72,11 +70,9 @@ def test_the_origin_of_a_key_is_the_last_one_that_gave_it():
         ("train.max_steps=true", "it should be a valid integer"),
         ("train.max_steps=1.5", "it should be a valid integer"),
         ("masking.num_states_per_mask=1e3", "it should be less than or equal to 64"),
-        ("data.max_rows=9223372036854775808", "it should be between -2^63 and 2^63"),
-        ("data.max_rows=9e99", "it should be between -2^63 and 2^63"),
         ("train.compile=maybe", "it should be a valid boolean"),
         ("data.kind=image", "it should be 'text' or 'smiles'"),
-        ('data.train=[["\\x03"]]', r'`["\x03"]` should be a valid string'),
+        ("data.train=[[a]]", "`[a]` should be a valid string"),
         ("data.train=[null]", "`null` should be a valid string"),
         ("data.train={a: 1}", "it should be a list"),
         ("optim.betas=[0.9]", "a value is missing"),
@@ -104,31 +100,20 @@ def test_a_wrong_value_is_named_with_its_origin_and_what_its_key_accepts(overrid
     ],
 )
 def test_a_number_is_the_text_that_was_written_where_a_key_holds_texts(override, value):
-    recipe = check_recipe(parse_override(override, PretrainRecipe).over(FILE), "x", PretrainRecipe)
+    recipe = checked(FILE, overrides=[override])
     assert getattr(recipe.data, override.partition("=")[0].removeprefix("data.")) == value
 
 
 def test_the_values_of_a_grid_are_typed_by_their_keys():
-    layers = FINETUNE
-    for override in ("grid.optim.lr=[1e-3, 1]", "grid.train.max_epochs=[1e1, null, x]", "grid.optim.betas=[[.8, .9]]"):
-        layers = parse_override(override, FinetuneRecipe).over(layers)
-    assert layers.values["grid"]["optim.lr"] == ["1e-3", "1"]
-    grid = check_recipe(layers, "x", FinetuneRecipe).grid
+    overrides = ["grid.optim.lr=[1e-3, 1]", "grid.train.max_epochs=[1e1, null, x]", "grid.optim.betas=[[.8, .9]]"]
+    grid = checked(FINETUNE, overrides=overrides, kind=FinetuneRecipe).grid
     assert grid == {"optim.lr": (1e-3, 1.0), "train.max_epochs": (10, None, "x"), "optim.betas": ([0.8, 0.9],)}
     assert [type(value) for values in grid.values() for value in values[:2]] == [float, float, int, type(None), list]
 
 
-@pytest.mark.parametrize(
-    ("values", "found"),
-    [
-        ({"data": {"column": 8}}, "`data.column` is 8; it should be a valid string"),
-        ({"train": {"max_steps": True}}, "`train.max_steps` is true; it should be a number"),
-        ({"optim": {"betas": [True, 0.9]}}, "`optim.betas` is [true, 0.9]; it should be a number"),
-        ({"data": {"max_rows": 2**63}}, f"`data.max_rows` is {2**63}; it should be between -2^63 and 2^63"),
-    ],
-)
-def test_a_value_from_python_of_another_type_is_refused(values, found):
-    assert error_of(file=Layers.read_from(values, "x").over(FILE)).message == f"x: {found}"
+def test_a_value_from_python_of_another_type_is_refused():
+    found = error_of(file=[FILE, Layer("x", {"data": {"column": 8}})]).message
+    assert found == "x: `data.column` is 8; it should be a valid string"
 
 
 def test_a_warm_up_that_is_too_long_has_the_setting_of_a_shorter_one_in_the_hint():
@@ -140,11 +125,7 @@ def test_a_warm_up_that_is_too_long_has_the_setting_of_a_shorter_one_in_the_hint
 
 def _warmup_steps(*overrides: str) -> int:
     """Return the steps of warm-up of `FILE`, which gives 2 of 6, with overrides."""
-    layers = FILE
-    for override in overrides:
-        layers = parse_override(override, PretrainRecipe).over(layers)
-    recipe = check_recipe(layers, "x", PretrainRecipe)
-    assert recipe.train.max_steps is not None
+    recipe = checked(FILE, overrides=overrides)
     return recipe.optim.resolve_warmup_steps(recipe.train.max_steps)
 
 
@@ -176,25 +157,24 @@ def test_steps_and_ratio_of_the_warm_up_in_one_origin_are_refused():
 
 def test_an_error_of_several_keys_names_the_overrides_at_fault():
     assert error_of("model.width=18").message.startswith("mine.yaml with override `model.width=18`: head width")
-    wrong = Layers.read_from({"train": {"batch_tokens": 500}}, "mine.yaml").over(FILE)
+    wrong = [FILE, Layer("mine.yaml", {"train": {"batch_tokens": 500}})]
     assert error_of(file=wrong).message.startswith("mine.yaml: give")
-    assert error_of("seed=2", "optim.lr=0.1", file=wrong).message.startswith("mine.yaml with 2 overrides: ")
+    both = "mine.yaml with override `seed=2`, override `optim.lr=0.1`: give"
+    assert error_of("seed=2", "optim.lr=0.1", file=wrong).message.startswith(both)
 
 
 def test_a_missing_key_or_section_is_named_with_what_it_accepts():
-    values = Layers.read_from({**FILE.values, "optim": {}}, "mine.yaml")
-    error = error_of(file=values)
+    error = error_of(file=[Layer("mine.yaml", {**FILE.values, "optim": {}})])
     assert error.message == "mine.yaml: `optim.lr` is missing"
     assert f"`extends: {PretrainRecipe.example}`" in error.hint
 
 
 def test_a_misspelt_extends_is_named():
-    assert error_of(file=Layers.read_from({"extend": "text-small"}, "mine.yaml")).hint == "did you mean `extends`?"
+    assert error_of(file=[Layer("mine.yaml", {"extend": "text-small"})]).hint == "did you mean `extends`?"
 
 
 def test_an_unknown_key_comes_before_what_follows_from_it_and_has_the_nearest_key_in_the_hint():
-    values = Layers.read_from({**FILE.values, "optim": {"lrr": 1e-3}}, "mine.yaml")
-    error = error_of(file=values)
+    error = error_of(file=[Layer("mine.yaml", {**FILE.values, "optim": {"lrr": 1e-3}})])
     assert (error.message, error.hint) == ("mine.yaml: unknown key `optim.lrr`", "did you mean `optim.lr`?")
     assert "heads" in unknown_key("f", "model.transition.zzz", PretrainRecipe).hint
     assert "masking" in unknown_key("f", "zzz.y", PretrainRecipe).hint
@@ -212,21 +192,20 @@ def test_an_unknown_key_comes_before_what_follows_from_it_and_has_the_nearest_ke
     ],
 )
 def test_errors_of_a_task_name_its_key_without_the_suite(override, key):
-    error = error_of(override, file=FINETUNE, kind=FinetuneRecipe)
+    error = error_of(override, file=[FINETUNE], kind=FinetuneRecipe)
     assert f"`{key}" in error.message + error.hint
     assert "task.csv" not in error.message
 
 
 def test_one_text_or_number_stands_for_a_list_of_one_and_words_for_true_and_false_are_read():
-    layers = Layers.read_from({"data": {"train": "a.txt"}, "train": {"compile": "on"}}, "x").over(FILE)
-    recipe = check_recipe(layers, "x", PretrainRecipe)
+    recipe = checked(FILE, Layer("x", {"data": {"train": "a.txt"}, "train": {"compile": "on"}}))
     assert (recipe.data.train, recipe.train.compile) == (("a.txt",), True)
-    assert check_recipe(Layers.read_from({"seeds": 1}, "x").over(FINETUNE), "x", FinetuneRecipe).seeds == (1,)
+    assert checked(FINETUNE, Layer("x", {"seeds": 1}), kind=FinetuneRecipe).seeds == (1,)
 
 
 @pytest.mark.parametrize("override", ["seeds=true", "seeds=[2, true]"])
 def test_true_in_a_list_is_no_number_either(override):
-    error = error_of(override, file=FINETUNE, kind=FinetuneRecipe)
+    error = error_of(override, file=[FINETUNE], kind=FinetuneRecipe)
     assert error.message.startswith(f"override `{override}`: `seeds` is ")
     assert error.message.endswith(" should be a valid integer")
 
@@ -311,10 +290,10 @@ def test_of_keys_with_one_name_the_nearest_is_in_the_section_that_was_given():
 
 def test_a_wrong_value_of_a_task_names_its_key():
     """pydantic puts the suite between `task` and the key; the error must not fall back to the whole section."""
-    error = error_of("task.max_rows=0", file=FINETUNE, kind=FinetuneRecipe)
+    error = error_of("task.max_rows=0", file=[FINETUNE], kind=FinetuneRecipe)
     assert error.message.startswith("override `task.max_rows=0`: `task.max_rows` is 0; ")
-    wrong = Layers.read_from({"task": {"label_colums": ["a"]}}, "mine.yaml").over(FINETUNE)
-    assert error_of(file=wrong, kind=FinetuneRecipe).message == "mine.yaml: unknown key `task.label_colums`"
+    wrong = Layer("mine.yaml", {"task": {"label_colums": ["a"]}})
+    assert error_of(file=[FINETUNE, wrong], kind=FinetuneRecipe).message == "mine.yaml: unknown key `task.label_colums`"
 
 
 def test_the_keys_of_a_section_are_those_directly_in_it():

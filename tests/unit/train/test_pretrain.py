@@ -265,6 +265,16 @@ def test_a_damaged_step_and_a_folder_that_is_no_run_are_refused_by_name(copy, tm
         load_pretrained(copy, device="cpu")
 
 
+def test_a_run_that_goes_on_reads_its_recipe_once(copy, monkeypatch):
+    """All that compares with it, the tokenizer, the checkpoint and the new recipe, sees one content."""
+    shutil.rmtree(copy / "checkpoints/step-6")
+    recipe, read = load_recipe(copy / "recipe.yaml"), Path.read_bytes
+    seen: list[Path] = []
+    monkeypatch.setattr(Path, "read_bytes", lambda path: seen.append(path) or read(path))
+    assert run_pretraining(recipe, resume=copy).steps == 6
+    assert seen.count(copy / "recipe.yaml") == 1
+
+
 def test_a_run_goes_on_with_data_that_were_moved(cache, tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
