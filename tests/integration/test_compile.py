@@ -63,7 +63,7 @@ def _narrow(name: str) -> PretrainRecipe:
 def _model(recipe: PretrainRecipe) -> ExlmModel:
     torch.manual_seed(0)
     model = ExlmModel(recipe, SPECIAL.vocab_size)
-    model.encoder.recomputes = recipe.train.gradient_checkpointing
+    model.encoder.gradient_checkpointing = recipe.train.gradient_checkpointing
     return model
 
 

@@ -98,7 +98,7 @@ def _row(batch, b: int):
     row = {
         f.name: None if (values := getattr(batch, f.name)) is None else values[b : b + 1]
         for f in fields(batch)
-        if f.name not in (*flat, "is_padded", "is_even", "num_tokens")
+        if f.name not in (*flat, "is_padded", "is_even", "num_tokens", "flops")
     }
     cut = {name: row[name] if row[name] is None else row[name][:, :size] for name, size in sizes.items()}
     return Batch(**{**row, **cut}, **flat, is_padded=False, is_even=targets > 0, num_tokens=0)
