@@ -363,7 +363,7 @@ class LoopConfig(StrictModel):
         description="Precision of products. auto: fp32 on a CPU, bf16 on CUDA, fp16 on cards older than sm_80, which "
         "lack bf16; fp16 trains with a loss scale",
     )
-    compile: Annotated[bool, Mark.COMPUTING] = Field(False, description="torch.compile the model")
+    compile: Annotated[bool, Mark.COMPUTING] = Field(False, description="torch.compile the blocks of the encoder")
     gradient_checkpointing: Annotated[bool, Mark.COMPUTING] = Field(
         False, description="Compute each block again in the backward pass: less memory, about a third more time"
     )

@@ -117,15 +117,22 @@ class TransitionHead(nn.Module):
             (query,), (key,) = (rotate(heads[..., None, :, :], rotation, 1) for heads in (query, key))
         scores_BhSS = query.transpose(1, 2) @ key.transpose(1, 2).mT / math.sqrt(query.shape[-1])
         if self.start != "formula":
-            scores_BhSS = scores_BhSS + self._start_bias(allowed, batch)[:, None]
+            scores_BhSS = scores_BhSS + self._start_bias(batch)[:, None]
         return _masked_log_softmax(scores_BhSS, allowed[:, None])
 
-    def _start_bias(self, allowed: Tensor, batch: Batch) -> Float[Tensor, "B S S"]:
+    def _start_bias(self, batch: Batch) -> Float[Tensor, "B S S"]:
         """Return the start score of every edge: log-odds of the next mask and, for lanes, of the same clone."""
-        is_next, is_same_lane = next_mask_edges(batch.node_mask, batch.state_lengths, self.num_states_per_mask)
-        num_next = is_next.sum(-1, keepdim=True)
+        k, node_mask, lengths_B1 = self.num_states_per_mask, batch.node_mask, batch.state_lengths[:, None]
+        is_next, is_same_lane = next_mask_edges(node_mask, batch.state_lengths, k)
+        # counted, not summed over (B, S, S): BOS and every mask but the last come before k nodes, the last before EOS
+        masks_left_BS = (lengths_B1 - 2) // k - mask_order(node_mask, batch.state_lengths, k)
+        num_next_BS = torch.where(masks_left_BS > 0, k, masks_left_BS == 0)
+        index_S = torch.arange(node_mask.shape[1], device=node_mask.device)
+        num_later_BS = lengths_B1 - 1 - index_S
+        if self.is_sparse:
+            num_later_BS = num_later_BS - torch.where(node_mask >= 0, k - 1 - (index_S - 1) % k, 0)
         # the odds are those of all the next states against all other nodes, however many masks a sequence has
-        level = ((allowed.sum(-1, keepdim=True) - num_next).clamp(min=1) / num_next.clamp(min=1)).log()
+        level = ((num_later_BS - num_next_BS).clamp(min=1) / num_next_BS.clamp(min=1)).log()[..., None]
         scores = self.start_scores.float()
         bias = torch.where(is_next, level + scores[0], 0.0)
         return bias + is_same_lane * scores[1] if self.start == "lanes" else bias
