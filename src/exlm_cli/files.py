@@ -87,8 +87,7 @@ def folder_for_results(folder: Path, *files: Path) -> Iterator[None]:
     try:
         for path in files:
             with refusing(f"{path}: the file could not be written", is_chosen=True):
-                if path.is_dir():
-                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+                _refuse_folder(path)
                 _beside(path).touch()
                 _beside(path).unlink()
         yield
@@ -110,6 +109,7 @@ def write_together(files: Mapping[Path, bytes]) -> None:
     try:
         for path, data in files.items():
             with refusing(f"{path}: the file could not be written"):
+                _refuse_folder(path)  # a later file that cannot be replaced must not leave an earlier one new
                 written[path] = _beside(path)
                 # not `tempfile`, whose mode is 0600 whatever the umask is
                 with written[path].open("wb") as file:
@@ -248,6 +248,11 @@ def finite_or_none(value: Any) -> Any:
 def reason_of(error: OSError) -> str:
     """Return the reason that the file system gives."""
     return error.strerror or str(error)
+
+
+def _refuse_folder(path: Path) -> None:
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
 
 
 def _beside(path: Path) -> Path:

@@ -73,7 +73,7 @@ def test_glue_and_squad_files_are_answered_in_the_official_layouts(run_folder, c
     assert (run_folder / "rte.tsv").read_text().splitlines()[0] == "index\tprediction"
     (run_folder / "dev-v2.0.json").write_text(json.dumps(document("Moss")))
     result = result_of(capsys, "predict", "Q", "dev-v2.0.json")
-    ends = (".json", "-no-answer.json", "-details.csv", "-calibration.png", "-calibration.svg")
+    ends = (".json", "-no-answer.json", "-details.csv")
     assert result["files"] == [f"Q/report/predictions-dev-v2.0{end}" for end in ends]
     assert {"exact_match", "f1", "has_answer_f1"} <= set(result["metrics"])
     answers, odds = (json.loads((run_folder / file).read_text()) for file in result["files"][:2])

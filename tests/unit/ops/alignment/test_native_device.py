@@ -79,7 +79,7 @@ def test_16_bit_conversions_are_those_of_torch(dtype, tmp_path_factory):
     check = ctypes.CDLL(str(compile_for_host(tmp_path_factory, "tests/element_check.cpp")))
     every = torch.arange(-(2**15), 2**15).to(torch.int16)
     wide = torch.empty(len(every))
-    getattr(check, f"widen_{name}")(ctypes.c_int64(len(every)), *map(library._pointer, (every, wide)))
+    getattr(check, f"widen_{name}")(ctypes.c_int64(len(every)), *map(library.pointer, (every, wide)))
     expected = every.view(dtype).float()
     assert torch.equal(wide.nan_to_num(12345.0), expected.nan_to_num(12345.0))
     # every value, every tie between two of them, and the nearest float32 on both sides of each
@@ -91,7 +91,7 @@ def test_16_bit_conversions_are_those_of_torch(dtype, tmp_path_factory):
     up, down = (exact.nextafter(torch.tensor(limit)) for limit in (torch.inf, -torch.inf))
     floats = torch.cat([exact, up, down])
     narrow = torch.empty(len(floats), dtype=torch.int16)
-    getattr(check, f"narrow_{name}")(ctypes.c_int64(len(floats)), *map(library._pointer, (floats, narrow)))
+    getattr(check, f"narrow_{name}")(ctypes.c_int64(len(floats)), *map(library.pointer, (floats, narrow)))
     rounded, expected = narrow.view(dtype), floats.to(dtype)
     assert torch.equal(rounded.isnan(), expected.isnan())
     assert torch.equal(rounded.nan_to_num(1.0).view(torch.int16), expected.nan_to_num(1.0).view(torch.int16))
@@ -229,7 +229,7 @@ def test_the_simulator_shows_a_missing_barrier(tmp_path_factory):
         for order in ORDERS:
             check.simt_set_order(order)
             result = torch.empty(64, dtype=torch.int32)
-            check.run_sum_neighbours(library._pointer(numbers), library._pointer(result), has_barrier)
+            check.run_sum_neighbours(library.pointer(numbers), library.pointer(result), has_barrier)
             sums[has_barrier, order] = result
     expected = numbers + numbers.roll(-1)
     assert all(torch.equal(sums[1, order], expected) for order in ORDERS)
