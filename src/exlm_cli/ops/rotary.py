@@ -31,9 +31,12 @@ def rotation_at(
         exponents = torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width
         angles.append(positions[..., axis, None].float() * base**-exponents)
     angle = torch.cat(angles, dim=-1)
-    cos, sin = angle.cos(), angle.sin()
-    both = torch.stack([torch.stack([cos, cos], -1), torch.stack([-sin, sin], -1)], -3)
-    return both.flatten(-2).to(dtype)
+    sin = angle.sin()
+    pairs = angle.new_empty((*angle.shape[:-1], 2, angle.shape[-1], 2), dtype=dtype)
+    pairs[..., 0, :, :] = angle.cos()[..., None]
+    pairs[..., 1, :, 0] = -sin
+    pairs[..., 1, :, 1] = sin
+    return pairs.flatten(-2)
 
 
 def rotate_half_order(head_width: int) -> Int64[Tensor, " H"]:
@@ -73,8 +76,9 @@ class _Rotation(torch.autograd.Function):
         (rotation,) = ctx.saved_tensors
         cos, sin = rotation.split(1, dim=-2)
         back = -sin
-        turned = [_turn(grad, cos, back) for grad in grads[: ctx.num_turned]]
-        return torch.stack([*turned, *grads[ctx.num_turned :]], -3), None, None
+        parts = [*(_turn(grad, cos, back) for grad in grads[: ctx.num_turned]), *grads[ctx.num_turned :]]
+        # to stack one is to copy it
+        return parts[0].unsqueeze(-3) if len(parts) == 1 else torch.stack(parts, -3), None, None
 
 
 def _turn(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
