@@ -123,9 +123,10 @@ class TransitionHead(nn.Module):
     def _start_bias(self, batch: Batch) -> Float[Tensor, "B S S"]:
         """Return the start score of every edge: log-odds of the next mask and, for lanes, of the same clone."""
         k, node_mask, lengths_B1 = self.num_states_per_mask, batch.node_mask, batch.state_lengths[:, None]
-        is_next, is_same_lane = next_mask_edges(node_mask, batch.state_lengths, k)
+        order_BS = mask_order(node_mask, batch.state_lengths, k)
+        is_next = order_BS[:, None, :] == order_BS[:, :, None] + 1
         # counted, not summed over (B, S, S): BOS and every mask but the last come before k nodes, the last before EOS
-        masks_left_BS = (lengths_B1 - 2) // k - mask_order(node_mask, batch.state_lengths, k)
+        masks_left_BS = (lengths_B1 - 2) // k - order_BS
         num_next_BS = torch.where(masks_left_BS > 0, k, masks_left_BS == 0)
         index_S = torch.arange(node_mask.shape[1], device=node_mask.device)
         num_later_BS = lengths_B1 - 1 - index_S
@@ -135,7 +136,10 @@ class TransitionHead(nn.Module):
         level = ((num_later_BS - num_next_BS).clamp(min=1) / num_next_BS.clamp(min=1)).log()[..., None]
         scores = self.start_scores.float()
         bias = torch.where(is_next, level + scores[0], 0.0)
-        return bias + is_same_lane * scores[1] if self.start == "lanes" else bias
+        if self.start == "lanes":
+            _, is_same_lane = next_mask_edges(node_mask, batch.state_lengths, k)
+            bias = bias + is_same_lane * scores[1]
+        return bias
 
 
 def mask_order(
