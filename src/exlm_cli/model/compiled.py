@@ -25,7 +25,7 @@ class Compiler:
     has_failed = False
 
     def __init__(self) -> None:
-        # an error is told here
+        # dynamo also logs each failure with its stack; the line of `compiled` is enough
         logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
 
     def compiled(self, function: Callable[P, ResultT]) -> Callable[P, ResultT]:
@@ -42,7 +42,7 @@ class Compiler:
             given = _pytree.tree_map_only(Tensor, _of_any_size, (args, kwargs))
             try:
                 return run(*given[0], **given[1])
-            except Exception as error:
+            except Exception as error:  # the compiler's errors have no base class in common
                 if not _is_of_compiler(error):
                     raise
                 self.has_failed = True

@@ -488,7 +488,7 @@ class TrainingLoop:
         state.interval_loss, state.interval_steps = 0.0, 0
 
     def _scale_fields(self) -> dict[str, float]:
-        """Return what a row tells of training in fp16: the loss scale of its last step, and the steps lost so far."""
+        """Return the fp16 fields of a row: the loss scale of its last step, and the number of steps lost so far."""
         if self.loss_scale is None:
             return {}
         return {"loss_scale": self._scale, "num_overflows": self.state.num_overflows}

@@ -71,7 +71,7 @@ VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def _variables_after(monkeypatch, given: dict[str, str], release: str = "6.8.0-45-generic") -> dict[str, str]:
-    """Return what torch's allocator is told once a run has picked CUDA."""
+    """Return the settings of torch's allocator once a run has picked CUDA."""
     for name in VARIABLES:
         monkeypatch.setenv(name, "")  # so that it is put back afterwards
         monkeypatch.delenv(name)
