@@ -22,7 +22,9 @@ COMMAND = ["sweep", "quickstart-ablations", *(word for value in SETS for word in
 
 @pytest.mark.usefixtures("cells_in_this_process")
 def test_a_sweep_from_training_to_tables_and_figures(folder, capsys):
-    result = result_of(capsys, *COMMAND, "--variants", "exlm,mlm", "--workers", "1", "--out", "run")
+    captured = printed_by(capsys, [*COMMAND, "--variants", "exlm,mlm", "--workers", "1", "--out", "run", "--json"])
+    assert "leaves it out: mlm-plus-plus" in " ".join(captured.err.split())  # which `--set` changes
+    result = json.loads(captured.out)
     assert [variant["variant"] for variant in result["variants"]] == ["exlm", "mlm"]
     exlm, mlm = result["variants"]
     assert (exlm["objective"], exlm["num_states_per_mask"], exlm["steps"], exlm["seeds"]) == ("exlm", 4, 4, [1])

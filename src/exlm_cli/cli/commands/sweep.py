@@ -1,5 +1,6 @@
 """`exlm sweep` and `exlm repeat-mlm`: variants of one pre-training run, or the grid of section 3, up to the report."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,6 +25,7 @@ from exlm_cli.cli.options import (
     split_list,
 )
 from exlm_cli.errors import ConfigError
+from exlm_cli.format import name_some
 
 if TYPE_CHECKING:
     from exlm_cli.config.sweep import SweepRecipe
@@ -82,7 +84,10 @@ def sweep(
     refuse_with_resume(resume, {"": recipe, "--out": out})
     others = {"only": split_list(only), "pretrain.data.on_invalid": on_invalid}
     resolved = _load(recipe, resume, sets, seeds=seeds, tasks=tasks, device=device, others=others)
-    _run_and_print(resolved, out=out, resume=resume, workers=workers, dry_run=dry_run, as_json=as_json)
+    changed = [re.split("[.=]", value)[1] for value in sets or [] if value.startswith("variants.")]
+    left_out = [name for name in changed if resolved.only and name not in resolved.only]
+    notes = [f"note: not run, since `--variants` or `only` leaves it out: {name_some(left_out)}"] if left_out else []
+    _run_and_print(resolved, out=out, resume=resume, workers=workers, dry_run=dry_run, as_json=as_json, notes=notes)
 
 
 def repeat_mlm(
