@@ -159,10 +159,11 @@ def create_run_dir(out: str | Path | None, name: str) -> Path:
 
 
 def _make_fresh(name: str) -> Path:
+    RUNS_ROOT.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(1):
         folder = RUNS_ROOT / (name if number == 1 else f"{name}-{number}")
         with contextlib.suppress(FileExistsError):
-            folder.mkdir(parents=True)
+            folder.mkdir()
             break
     return folder
 

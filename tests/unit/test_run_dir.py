@@ -145,7 +145,9 @@ def test_a_process_that_is_at_work_keeps_its_folder(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    for out, root in ((tmp_path / "file" / "run", tmp_path), (None, tmp_path / "file")):
+    (tmp_path / "link").symlink_to(tmp_path / "gone" / "runs")  # a disk that is not mounted
+    roots = (None, tmp_path / "file"), (None, tmp_path / "link")
+    for out, root in ((tmp_path / "file" / "run", tmp_path), *roots):
         monkeypatch.setattr(run_dir, "RUNS_ROOT", root)
         with pytest.raises(CheckpointError, match="no run directory can be made there") as caught:
             create_run_dir(out, "a")

@@ -218,11 +218,10 @@ def recipe_step_flops(recipe: PretrainRecipe) -> TrainingFlops:
     An upper bound where `train.batch_sequences` is given and sequences are shorter than `data.sequence_length`.
     """
     num_sequences = tokens_per_step(recipe) / recipe.repeated_length
-    further = recipe.masking.num_states_per_mask - 1 if recipe.expands_input else 0
     flops = TrainingFlops()
     for num_targets, share in recipe.mask_law:
-        num_positions = recipe.repeated_length + further * num_targets
-        flops += count_sequence_flops(recipe, num_positions, num_targets).scaled(share * num_sequences)
+        of_one = count_sequence_flops(recipe, recipe.num_positions(num_targets), num_targets)
+        flops += of_one.scaled(share * num_sequences)
     return flops
 
 

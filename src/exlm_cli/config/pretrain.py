@@ -110,11 +110,10 @@ class PretrainRecipe(Recipe):
             )
         k = masking.num_states_per_mask
         for at in self.train.validate_at:
-            most = min(self._real_tokens, at if at >= 1 else math.floor(at * self._real_tokens) + 1)
-            positions = self.repeated_length + (k - 1) * int(most) * self.expands_input
-            limited = [("model.max_length", model.max_length, positions)]
+            most = self._most_masks(at)
+            limited = [("model.max_length", model.max_length, self.num_positions(most))]
             if model.transition.position_features:
-                limited.append(("model.transition.max_nodes", model.transition.max_nodes, k * int(most) + 2))
+                limited.append(("model.transition.max_nodes", model.transition.max_nodes, k * most + 2))
             for key, limit, needed in limited:
                 if needed > limit:
                     raise ValueError(f"`train.validate_at` has {at:g}, which needs {needed} of `{key}` {limit}")
@@ -164,7 +163,11 @@ class PretrainRecipe(Recipe):
             return masking.mask_bounds(real_tokens)[1]
         if masking.scheme == "bernoulli":
             return real_tokens
-        return min(real_tokens, max(1, math.floor(masking.mask_ratio * real_tokens) + 1))
+        return self._most_masks(masking.mask_ratio)
+
+    def _most_masks(self, at: float) -> int:
+        """Return the most masks of a full sequence for a mask ratio, or for a number of masks of at least 1."""
+        return min(self._real_tokens, int(at) if at >= 1 else math.floor(at * self._real_tokens) + 1)
 
     @property
     def mean_masks(self) -> float:
@@ -199,6 +202,9 @@ class PretrainRecipe(Recipe):
 
     @property
     def longest_input(self) -> int:
-        """Positions of the longest input of the encoder: L, with masks expanded in the input L + (k - 1) T."""
-        further = (self.masking.num_states_per_mask - 1) * self.max_masks if self.expands_input else 0
-        return self.repeated_length + further
+        """Positions of the longest input of the encoder."""
+        return int(self.num_positions(self.max_masks))
+
+    def num_positions(self, num_masks: float) -> float:
+        """Return the encoder's positions for a full sequence with T masks: L, expanded in the input L + (k - 1) T."""
+        return self.repeated_length + (self.masking.num_states_per_mask - 1) * num_masks * self.expands_input

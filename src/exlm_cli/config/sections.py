@@ -24,8 +24,8 @@ PAIRS_PER_POSITION = 512
 """Pairs of nodes of a DAG that count as one position of the encoder in a microbatch with masks from a range.
 
 Their scores and gradients in float32 take 4 KiB, less than the blocks of the smallest recipes keep of a position.
-Recipes with one ratio have at most 330 pairs a position (`ablation-exlm-k8-p38.7`); a range meets the bound where
-sequences with many masks come together.
+Recipes with one ratio have at most 330 pairs a position (`exlm-k8-p38.7` of the sweep `ablations`); a range meets the
+bound where sequences with many masks come together.
 """
 TransitionStart = Literal["formula", "next_mask", "lanes"]
 AlignmentBackend = Literal["auto", "reference", "native"]

@@ -97,7 +97,7 @@ def step_time(recipe: PretrainRecipe, gpu: str, utilisation: float | None = None
     """Return the seconds of a step on one of `GPUS`, and what decides them; arguments as `estimate_cost`."""
     share, peak = utilisation or UTILISATION, GPUS[gpu].peak_flops
     of_flops = recipe_step_flops(recipe).total / (share * peak)
-    num_positions = tokens_per_step(recipe) / recipe.repeated_length * _positions(recipe, recipe.mean_masks)
+    num_positions = tokens_per_step(recipe) / recipe.repeated_length * recipe.num_positions(recipe.mean_masks)
     floor = SECONDS_PER_POSITION_AND_LAYER * recipe.model.num_layers * num_positions
     if utilisation is None and floor > of_flops:
         return floor, "the floor of small models"
@@ -112,7 +112,7 @@ def count_memory(recipe: PretrainRecipe, num_sequences: int) -> dict[str, float]
     model, width, targets = recipe.model, recipe.model.width, _most_masks(recipe, num_sequences)
     inner = recipe.masking.num_states_per_mask * targets
     states, head = inner + 2, 4 * (width // model.num_heads)
-    positions = num_sequences * _positions(recipe, targets)
+    positions = num_sequences * recipe.num_positions(targets)
     # what the last block computes: nodes, or with `expand: output` masks
     read = num_sequences * (states if recipe.expands_input else targets + 2)
     dropped = 2 * width * (model.dropout > 0) + model.ffn_width * (model.activation_dropout > 0)  # a byte each
@@ -155,11 +155,6 @@ def describe_cost(estimate: CostEstimate) -> dict[str, str]:
         ratio = estimate.mlm_steps / estimate.steps
         pairs["as MLM"] = f"{format_count(estimate.mlm_steps)} steps for the same FLOPs, {ratio:.2f} x"
     return pairs
-
-
-def _positions(recipe: PretrainRecipe, num_masks: float) -> float:
-    """Return L, the positions of the encoder for a full sequence."""
-    return recipe.repeated_length + (recipe.masking.num_states_per_mask - 1) * num_masks * recipe.expands_input
 
 
 def _most_masks(recipe: PretrainRecipe, num_sequences: int) -> float:

@@ -61,7 +61,7 @@ def _fingerprint_source(source: Source, cache: Path, progress: Progress) -> Fing
         case FileSource(path=path):
             state = _state(path)
             sha256 = _file_sha256(path, state, cache / "digests", progress)
-            return FingerprintedSource(source, _file_content(path, sha256), state)
+            return FingerprintedSource(source, f"file {format_of(path)} {sha256}", state)
         case HubSource():
             revision = find_revision(source, cache, progress)
             return FingerprintedSource(replace(source, revision=revision), f"{source} {revision}")
@@ -76,10 +76,6 @@ def _fingerprint_source(source: Source, cache: Path, progress: Progress) -> Fing
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _file_content(path: Path, sha256: str) -> str:
-    return f"file {format_of(path)} {sha256}"
 
 
 def _state(path: Path) -> tuple[int, ...]:

@@ -65,13 +65,11 @@ class Kept(JsonModel):
     """Where a tokenising stands between two batches of rows; without arguments, where a pass over the rows begins.
 
     Attributes:
-        splits: Those that the pass writes.
         forced: Hash that is held out as well.
         pending: By split, ids that fill no sequence yet; none before the first row.
         files: Sizes of all files in bytes, by their path in the folder.
     """
 
-    splits: list[str] = Field(default_factory=list)
     rows: RowsRead = Field(default_factory=RowsRead)
     forced: int | None = None
     holdout: HeldOut | None = None

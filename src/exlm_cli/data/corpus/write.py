@@ -143,7 +143,7 @@ def _write_given_splits(corpus: Corpus, folder: Path, kept: Kept | None, progres
     data = corpus.recipe.data
     with _SkippedRows(folder / SKIPPED_FILE, data.on_invalid, kept) as skipped:
         for split, sources in ((VALID, corpus.valid), (TRAIN, corpus.train)):
-            if not sources or (kept is not None and split not in kept.splits):
+            if not sources or (kept is not None and split not in kept.written):
                 continue  # nothing is trained, or the split is whole
             written = _write_sequences(corpus, sources, folder, [split], None, skipped, kept, progress)
             kept = None
@@ -380,7 +380,6 @@ class _Sequences:
         for writer in self._writers.values():
             writer.sync()
         return Kept(
-            splits=self._splits,
             forced=None if self._holdout is None else self._holdout.forced,
             holdout=None if self._holdout is None else self._holdout.at,
             tally=self.tally,

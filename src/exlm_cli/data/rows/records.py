@@ -293,10 +293,12 @@ def as_row(record: Record) -> Row:
 
 
 def _read_lines(path: Path, file: io.BufferedReader, kind: RowKind, only: ColumnChoice | None) -> Iterator[Record]:
-    source, number, text = str(path), 0, ""
+    source, last, has_return = str(path), 0, False
     for number, line in decode.text_lines(path, file, -1 if only is None else decode.LONGEST_LINE_BYTES):
         text = line.rstrip()
-        if "\r" in text and kind == "smiles":
+        if text:
+            last, has_return = number, has_return or "\r" in text
+        if has_return and kind == "smiles":
             raise _carriage_return(path, number)
         if text and kind == "text":
             yield Record(source, number, {kind: text})
@@ -305,8 +307,8 @@ def _read_lines(path: Path, file: io.BufferedReader, kind: RowKind, only: Column
             smiles, *name = ("", text.strip()) if text.lstrip(" ")[0] == "\t" else text.split(maxsplit=1)
             yield Record(source, number, {kind: smiles} | ({"name": "".join(name)} if only is None else {}))
     # in running text of several lines it is a stray character
-    if "\r" in text and number == 1:
-        raise _carriage_return(path, number)
+    if has_return and last == 1:
+        raise _carriage_return(path, last)
 
 
 def _carriage_return(path: Path, number: int) -> DataError:

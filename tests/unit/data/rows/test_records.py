@@ -347,6 +347,8 @@ def test_a_file_of_another_format_is_refused_with_the_way_to_convert_it(tmp_path
     [
         ("one\rtwo\rthree\r", "text", 1),
         ("one \r" * 300_000, "text", 1),
+        ("one\rtwo\rthree\n\n", "text", 1),
+        ("one \r" * 209_714 + "the last piece", "text", 1),
         ("CCO a\rCCN b\r", "smiles", 1),
         ("CCO a\nCCN b\rCCC c\n", "smiles", 2),
     ],
