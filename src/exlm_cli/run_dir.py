@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 import filelock
 from pydantic import ConfigDict, Field, ValidationError
@@ -166,6 +166,19 @@ def _make_fresh(name: str) -> Path:
             folder.mkdir()
             break
     return folder
+
+
+class OutOrResume(TypedDict):
+    """Arguments of an engine: where it begins a run, or which run it continues."""
+
+    out: Path | None
+    resume: Path | None
+
+
+def out_or_resume(run: Path) -> OutOrResume:
+    """Return the arguments that begin a run in a folder, or continue the one that is there."""
+    is_begun = (run / "recipe.yaml").is_file()
+    return {"out": None if is_begun else run, "resume": run if is_begun else None}
 
 
 def resume_command(command: str, run: Path) -> str:

@@ -22,6 +22,7 @@ from exlm_cli.experiments.results import find_divergence, masking_of
 from exlm_cli.files import write_atomically
 from exlm_cli.finetune.scores import MODEL, SCORES_FILE, Origin, Scores, score_rows_of, score_table, scores_csv
 from exlm_cli.progress import Progress
+from exlm_cli.run_dir import out_or_resume
 from exlm_cli.train.pretrain import run_pretraining, validation_indices
 
 _COUNTED_SEQUENCES = 2048
@@ -44,10 +45,9 @@ def pretrain_and_measure(plan: SweepCell, cell: Path, progress: Progress) -> Non
     recipe, run = plan.pretrain, cell / "pretrain"
     counted = _count(recipe, progress)
     scores: dict[str, Scores] = {}
-    is_begun = (run / "recipe.yaml").is_file()
     try:
         if find_divergence(run) is None:
-            run_pretraining(recipe, out=None if is_begun else run, resume=run if is_begun else None, progress=progress)
+            run_pretraining(recipe, progress=progress, **out_or_resume(run))
             for entropy in measure_entropy(
                 run, mask_ratios=plan.mask_ratios, max_sequences=plan.measure_sequences, device=recipe.device
             ):

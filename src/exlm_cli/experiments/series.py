@@ -21,6 +21,7 @@ from exlm_cli.run_dir import (
     SERIES_FILE,
     create_run_dir,
     mark_resumable,
+    out_or_resume,
     resume_command,
     run_directory,
     run_kind,
@@ -192,16 +193,14 @@ def run_task(
         checkpoint: The pre-training run that it begins with.
         use_grid, baseline: As in `run_finetuning`.
     """
-    is_begun = (run / "recipe.yaml").is_file()
     try:
         run_finetuning(
             recipe,
             checkpoint=checkpoint,
-            out=None if is_begun else run,
-            resume=run if is_begun else None,
             use_grid=use_grid,
             baseline=baseline,
             progress=progress,
+            **out_or_resume(run),
         )
     except DivergedError as error:
         return error

@@ -81,7 +81,9 @@ def run_sweep(
         _refuse_other_data(cells, fingerprints)
         if (common := prepared.get(_inputs(recipe.pretrain))) is not None:
             list_rejected(common, run / "rejected.csv", progress)
-        _compare_with_earlier(run, recipe, progress)
+        if _compare_with_earlier(run, recipe, progress):
+            cells = cells_of(run, recipe)  # what they have read is gone
+            waiting = [cell for cell in cells if not cell.is_done]
         # only now: a recipe that is refused must not replace the one that the cells were trained with
         fields = {"command": recipe.run_by, "num_cells": len(cells), "workers": len(environments)}
         update_run_json(run, fields)
@@ -92,7 +94,7 @@ def run_sweep(
         )
         options = {"environments": environments, "logs": run / "workers", "progress": progress}
         options["resume"] = resume_command(recipe.run_by, run)
-        _pretrain(cells_of(run, recipe), options)
+        _pretrain(cells, options)
         _finetune(cells_of(run, recipe), options)
         if waiting:
             # a file may have changed before the last cells began
@@ -119,18 +121,19 @@ def _finetune(cells: Sequence[CellRuns], options: Mapping[str, Any]) -> None:
     """Fine-tune every pre-trained model on every task."""
     jobs, finished = [], []
     for cell in cells:
+        waiting = cell.waiting_tasks
         for recipe in cell.plan.finetune if cell.diverged is None else ():
             task = recipe.task.name
             jobs.append(Job(f"{cell.plan.name} {task}", (recipe, cell.task_folder(task), str(cell.pretrain))))
-            if task in {*cell.tuned, *cell.diverged_tasks}:
+            if recipe not in waiting:
                 finished.append(jobs[-1].name)
     run_tasks(jobs, run_task, finished=finished, **options)
 
 
-def _compare_with_earlier(run: Path, recipe: SweepRecipe, progress: Progress) -> None:
-    """Say what a resumption leaves out, and have everything measured again if it scores other sequences."""
+def _compare_with_earlier(run: Path, recipe: SweepRecipe, progress: Progress) -> bool:
+    """Say what a resumption leaves out; delete all scores, and return True, if it scores other sequences."""
     if not (run / "recipe.yaml").is_file():
-        return
+        return False
     before = load_recipe(run / "recipe.yaml", kind=SweepRecipe)
     left_out = {plan.name for plan in before.plan()} - {plan.name for plan in recipe.plan()}
     left_out |= {*before.tasks} - {*recipe.tasks}
@@ -139,9 +142,10 @@ def _compare_with_earlier(run: Path, recipe: SweepRecipe, progress: Progress) ->
             f"the results leave out {', '.join(sorted(left_out))} of this run, whose files stay; to keep all, list all "
             "variants, seeds and tasks"
         )
-    if before.measure_sequences != recipe.measure_sequences:
-        for path in run.glob(f"cells/*/*/{SCORES_FILE}"):
-            path.unlink()
+    is_other = before.measure_sequences != recipe.measure_sequences
+    for path in run.glob(f"cells/*/*/{SCORES_FILE}") if is_other else ():
+        path.unlink()
+    return is_other
 
 
 def _check_tasks(cells: Sequence[SweepCell], progress: Progress) -> None:

@@ -1,8 +1,8 @@
 """Encoders behind one interface: our own, or that of a masked LM of transformers, of which each family is one row.
 
-`build_encoder` gives either. `forward(token_ids, is_token, positions=..., read=...)` returns states, the weight of
-`token_embedding` is also the decoder of the LM head, and `gradient_checkpointing` saves memory in training. This module
-alone imports transformers, and only for such a model; code that comes with a model is never run.
+`build_encoder` gives either. `forward(token_ids, is_token, positions=..., query_positions=...)` returns states, the
+weight of `token_embedding` is also the decoder of the LM head, and `gradient_checkpointing` saves memory in training.
+This module alone imports transformers, and only for such a model; code that comes with a model is never run.
 
 Axes: B sequences, L positions, R positions that are read, D width, N tokens.
 """
@@ -284,7 +284,6 @@ class ForeignEncoder(nn.Module):
 
         Those of ModernBERT, of which some attend to neighbours alone, are eight; as many without gradients.
         """
-        torch._dynamo.config.recompile_limit = max(16, torch._dynamo.config.recompile_limit)
         compiler = Compiler()
         for block in cast(nn.ModuleList, self.base.get_submodule(self._blocks)):
             block.forward = compiler.compiled(block.forward)
@@ -295,9 +294,9 @@ class ForeignEncoder(nn.Module):
         is_token: Bool[Tensor, "B L"] | None = None,
         *,
         positions: Int64[Tensor, "B L 2"] | None = None,
-        read: Int64[Tensor, "B R"] | None = None,
+        query_positions: Int64[Tensor, "B R"] | None = None,
     ) -> Float[Tensor, "B R D"]:
-        """Return the contextual states of the positions in `read`, by default of all; arguments as of `Encoder`."""
+        """Return the contextual states at `query_positions`, by default at all; arguments as of `Encoder`."""
         assert positions is None, "a recipe whose masks expand in the input has an encoder of our own"
         given: dict[str, Any] = {"input_ids": token_ids}
         if is_token is not None:
@@ -306,7 +305,7 @@ class ForeignEncoder(nn.Module):
             ends = (token_ids == self.segment_separator).long()
             given["token_type_ids"] = (ends.cumsum(1) - ends).clamp(max=1)
         states_BLD: Tensor = self.base(**given).last_hidden_state
-        return states_BLD if read is None else gather_positions(states_BLD, read)
+        return states_BLD if query_positions is None else gather_positions(states_BLD, query_positions)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]

@@ -13,6 +13,8 @@ P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
 
 _logger = logging.getLogger("exlm_cli")
+_MOST_GRAPHS = 64
+"""Of one function, in one process."""
 
 
 class Compiler:
@@ -27,6 +29,8 @@ class Compiler:
     def __init__(self) -> None:
         # dynamo also logs each failure with its stack; the line of `compiled` is enough
         logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
+        # counted over all models of a process, of which a sweep or a benchmark has many
+        torch._dynamo.config.recompile_limit = max(_MOST_GRAPHS, torch._dynamo.config.recompile_limit)
 
     def compiled(self, function: Callable[P, ResultT]) -> Callable[P, ResultT]:
         """Return a function as one graph, with symbols for all sizes of its tensors.

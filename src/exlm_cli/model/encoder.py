@@ -164,9 +164,9 @@ class Encoder(nn.Module):
         is_token: Bool[Tensor, "B L"] | None = None,
         *,
         positions: Int64[Tensor, "B L 2"] | None = None,
-        read: Int64[Tensor, "B R"] | None = None,
+        query_positions: Int64[Tensor, "B R"] | None = None,
     ) -> Float[Tensor, "B R D"]:
-        """Return the contextual states of the positions in `read`, by default of all.
+        """Return the contextual states of the positions in `query_positions`, by default of all.
 
         The last block uses the other positions as keys and values only.
 
@@ -176,7 +176,7 @@ class Encoder(nn.Module):
                 attention.
             positions: (token index, clone index) of every position, where masks are expanded and `model.rope` is 2d;
                 None: position j is (j, 0).
-            read: Positions whose states are returned.
+            query_positions: Positions whose states are returned.
         """
         num_sequences, num_positions = token_ids.shape
         index_1L = torch.arange(num_positions, device=token_ids.device)[None]
@@ -185,8 +185,8 @@ class Encoder(nn.Module):
             embedded = embedded + self.position_embedding(index_1L)
         rotation = self._rotation(index_1L, positions, num_sequences, matmul_dtype(embedded))
         last = layout = Layout(num_sequences, rotation, None if is_token is None else is_token[:, None, None])
-        if read is not None:
-            queries = _flat_index(read, num_positions)
+        if query_positions is not None:
+            queries = _flat_index(query_positions, num_positions)
             turned = None if rotation is None else rotation.index_select(0, queries)
             last = layout._replace(queries=queries, query_rotation=turned)
         x_MD = self.dropout(embedded).flatten(0, 1)

@@ -49,12 +49,11 @@ class NodeStates:
     is_inner: Bool[Tensor, "B S"]
     inner_index: Int64[Tensor, " N"]
 
-    @property
-    def packed(self) -> Float[Tensor, "N D"]:
+    def gather_inner(self) -> Float[Tensor, "N D"]:
         """Return the states of the inner nodes alone, in order."""
         return self.states.flatten(0, 1).index_select(0, self.inner_index)
 
-    def spread(self, values_N: Tensor) -> Tensor:
+    def scatter_inner(self, values_N: Tensor) -> Tensor:
         """Return (B, S, ...) values of the packed inner nodes, zero at the others."""
         flat: Tensor = values_N.new_zeros((self.is_inner.numel(), *values_N.shape[1:]))
         # `index_copy` would keep the values for a backward pass that does not need them
@@ -113,13 +112,16 @@ class ExlmModel(nn.Module):
         bias = self.lm_head.bias
         return bias if len(bias) == self.vocab_size else bias[: self.vocab_size]
 
-    def encode(self, batch: Batch, read: Int64[Tensor, "B R"] | None = None) -> Float[Tensor, "B R D"]:
-        """Return the encoder's state at every position that it reads, or at those in `read`."""
-        return cast(Tensor, self.encoder(batch.token_ids, batch.is_token, positions=batch.positions, read=read))
+    def encode(self, batch: Batch, query_positions: Int64[Tensor, "B R"] | None = None) -> Float[Tensor, "B R D"]:
+        """Return the encoder's state at every position that it reads, or at those in `query_positions`."""
+        states = self.encoder(
+            batch.token_ids, batch.is_token, positions=batch.positions, query_positions=query_positions
+        )
+        return cast(Tensor, states)
 
     def node_states(self, batch: Batch) -> NodeStates:
         """Return the states at BOS, the k states of each mask, and EOS."""
-        states_BSD = self.encode(batch, read=batch.node_index) if self.expands_input else self._expanded_states(batch)
+        states_BSD = self.encode(batch, batch.node_index) if self.expands_input else self._expanded_states(batch)
         index = torch.arange(states_BSD.shape[1], device=states_BSD.device)
         is_real = index < batch.state_lengths[:, None]
         return NodeStates(states_BSD * is_real[..., None], batch.node_mask >= 0, batch.inner_index)
@@ -130,7 +132,7 @@ class ExlmModel(nn.Module):
         node_S = torch.arange(num_nodes, device=batch.node_index.device)
         # what is read: BOS, the first node of each mask, and EOS, which follows the nodes of the last mask
         first_R = (k * torch.arange((num_nodes - 2) // k + 2, device=node_S.device) - k + 1).clamp(min=0)
-        hidden_BRD = self.encode(batch, read=batch.node_index.index_select(1, first_R))
+        hidden_BRD = self.encode(batch, batch.node_index.index_select(1, first_R))
         states_BSD = hidden_BRD.index_select(1, (node_S + k - 1).div(k, rounding_mode="floor"))
         if self.clone_embedding is None:
             return states_BSD
@@ -139,19 +141,19 @@ class ExlmModel(nn.Module):
 
     def token_log_probs(self, nodes: NodeStates, token_ids_NT: Int64[Tensor, "N T"]) -> Float[Tensor, "N T"]:
         """Return log-probabilities of T tokens at each packed inner node, float32."""
-        features_ND = self.lm_head(nodes.packed)
+        features_ND = self.lm_head(nodes.gather_inner())
         return token_log_probs(
             features_ND, self.decoder_weight, self.decoder_bias, token_ids_NT, chunk_rows=HEAD_CHUNK_ROWS
         )
 
     def token_statistics(self, nodes: NodeStates) -> TokenStatistics:
         """Return entropy and most likely token at each packed inner node."""
-        features_ND = self.lm_head(nodes.packed)
+        features_ND = self.lm_head(nodes.gather_inner())
         return token_statistics(features_ND, self.decoder_weight, self.decoder_bias, chunk_rows=HEAD_CHUNK_ROWS)
 
     def node_log_probs(self, nodes: NodeStates) -> Float[Tensor, "B S V"]:
         """Return whole distributions, -inf at BOS, EOS and padding; for a few sequences, not for training."""
-        logits = F.linear(self.lm_head(nodes.packed), self.decoder_weight, self.decoder_bias)
+        logits = F.linear(self.lm_head(nodes.gather_inner()), self.decoder_weight, self.decoder_bias)
         full = logits.new_full((*nodes.is_inner.shape, logits.shape[-1]), -torch.inf, dtype=torch.float32)
         full[nodes.is_inner] = logits.float().log_softmax(-1)
         return full
@@ -160,7 +162,7 @@ class ExlmModel(nn.Module):
         """Return log P_u(y_i) of every inner node u and target i; zero, and never read, at nodes that emit nothing."""
         sequence_N = nodes.inner_index // nodes.is_inner.shape[1]
         log_probs_NT = self.token_log_probs(nodes, batch.target_ids.index_select(0, sequence_N))
-        return nodes.spread(log_probs_NT).transpose(1, 2)
+        return nodes.scatter_inner(log_probs_NT).transpose(1, 2)
 
     def log_transitions(self, nodes: NodeStates, batch: Batch) -> Float[Tensor, "B S S"]:
         """Return log E[v, u]; only for `alignment: dag` and `sparse_dag`."""

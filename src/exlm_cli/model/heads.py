@@ -162,15 +162,15 @@ class TaskModel(nn.Module):
         token_ids: Int64[Tensor, "B R"],
         lengths: Int64[Tensor, " B"],
         is_padded: bool = True,
-        read: Int64[Tensor, "B r"] | None = None,
+        query_positions: Int64[Tensor, "B r"] | None = None,
     ) -> Float[Tensor, "B r D"]:
-        """Return the state of every position, or of those in `read`; other arguments as for `forward`.
+        """Return the state of every position, or of those in `query_positions`; other arguments as for `forward`.
 
         Padding is never attended to.
         """
         index = torch.arange(token_ids.shape[1], device=token_ids.device)
         is_token = index < lengths[:, None] if is_padded else None
-        return cast(Tensor, self.encoder(token_ids, is_token, read=read))
+        return cast(Tensor, self.encoder(token_ids, is_token, query_positions=query_positions))
 
     def forward(
         self,

@@ -137,8 +137,9 @@ class TransitionHead(nn.Module):
         scores = self.start_scores.float()
         bias = torch.where(is_next, level + scores[0], 0.0)
         if self.start == "lanes":
-            _, is_same_lane = next_mask_edges(node_mask, batch.state_lengths, k)
-            bias = bias + is_same_lane * scores[1]
+            clone_S, is_inner = (index_S - 1) % k, node_mask >= 0  # BOS and EOS have no clone to keep
+            is_same = (clone_S[:, None] == clone_S) & is_inner[:, :, None] & is_inner[:, None, :]
+            bias = bias + (is_next & is_same) * scores[1]
         return bias
 
 
@@ -163,27 +164,6 @@ def node_places(
     clone_S = (torch.arange(node_mask.shape[1], device=node_mask.device) - 1) % k + 1
     offset_BS = torch.where(node_mask >= 0, (clone_S - (k + 1) / 2) / k, 0.0)
     return mask_order(node_mask, state_lengths, k) + offset_BS
-
-
-def next_mask_edges(
-    node_mask: Int64[Tensor, "B S"], state_lengths: Int64[Tensor, " B"], num_states_per_mask: int
-) -> tuple[Bool[Tensor, "B S S"], Bool[Tensor, "B S S"]]:
-    """Return where an edge leads to the next mask, and where it leads to the same clone of the next mask.
-
-    BOS comes before the first mask and EOS after the last; an edge to or from them has no clone to keep. Padding counts
-    as BOS, and entries below the diagonal are no edges: the caller masks both.
-
-    Args:
-        node_mask: Which mask a node belongs to; -1 for BOS, EOS and padding.
-        state_lengths: Nodes of each sequence.
-        num_states_per_mask: k.
-    """
-    order = mask_order(node_mask, state_lengths, num_states_per_mask)
-    is_next = order[:, None, :] == order[:, :, None] + 1
-    clone = (torch.arange(node_mask.shape[1], device=node_mask.device) - 1) % num_states_per_mask
-    is_inner = node_mask >= 0
-    is_same_clone = (clone[:, None] == clone) & is_inner[:, :, None] & is_inner[:, None, :]
-    return is_next, is_next & is_same_clone
 
 
 def _masked_log_softmax(scores: Tensor, allowed: Tensor) -> Tensor:

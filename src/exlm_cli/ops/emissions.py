@@ -68,7 +68,7 @@ def token_log_probs(
     num_kept = _num_kept(hidden_ND, weight_VD, chunk_rows, dtype) if is_trained else 0
     with without_autocast(hidden_ND):
         result: Tensor
-        result, _, _ = _forward(hidden_ND, weight_VD, bias_V, token_ids_NT, chunk_rows, dtype, num_kept)
+        result, _, _ = _forward_op(hidden_ND, weight_VD, bias_V, token_ids_NT, chunk_rows, dtype, num_kept)
     return result
 
 
@@ -127,11 +127,14 @@ def _num_kept(hidden_ND: Tensor, weight_VD: Tensor, chunk_rows: int, product_dty
 def _free_bytes(device: torch.device) -> int:
     """Return the bytes that torch can allocate on a CUDA device."""
     free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    # not `memory_reserved` and `memory_allocated`, which sort all statistics: a millisecond of every microbatch
+    statistics = torch.cuda.memory_stats_as_nested_dict(device)
+    reserved, allocated = (statistics[f"{kind}_bytes"]["all"]["current"] for kind in ("reserved", "allocated"))
+    return int(free + reserved - allocated)
 
 
 @torch.library.custom_op("exlm::token_log_probs", mutates_args=())
-def _forward(
+def _forward_op(
     hidden_ND: Tensor,
     weight_VD: Tensor,
     bias_V: Tensor,
@@ -144,7 +147,7 @@ def _forward(
 
     Between them is the log-sum-exp of each row, on CUDA alone, where the kernels write and read it.
 
-    An operator of its own, since `torch.compile` would unroll the loop and compile again for each number of blocks.
+    An operator of its own: a user's `torch.compile` would unroll the loop, and compile again for each number of blocks.
     """
     results = _empty_results(hidden_ND, weight_VD, token_ids_NT, chunk_rows, product_dtype, num_kept)
     log_probs_NT, log_sums_N, kept_KP = results
@@ -162,7 +165,7 @@ def _forward(
 
 
 @torch.library.custom_op("exlm::token_log_probs_backward", mutates_args=())
-def _backward(
+def _backward_op(
     hidden_ND: Tensor,
     weight_VD: Tensor,
     bias_V: Tensor,
@@ -291,11 +294,11 @@ def _empty_results(
 
 
 # results for tensors without data, while torch.compile traces
-_forward.register_fake(lambda hidden, weight, _, ids, *others: _empty_results(hidden, weight, ids, *others))
-_backward.register_fake(lambda *inputs: tuple(torch.empty_like(tensor) for tensor in inputs[:3]))
+_forward_op.register_fake(lambda hidden, weight, _, ids, *others: _empty_results(hidden, weight, ids, *others))
+_backward_op.register_fake(lambda *inputs: tuple(torch.empty_like(tensor) for tensor in inputs[:3]))
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     *tensors, ctx.chunk_rows, ctx.product_dtype, _ = inputs
     ctx.set_materialize_grads(False)  # the other results have no gradient: do not allocate zeros for them
     log_probs_NT, *others = output
@@ -304,12 +307,10 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
     ctx.save_for_backward(*tensors, log_probs_NT, *others)
 
 
-def _differentiate(
-    ctx: Any, grad_NT: Tensor | None, _grad_log_sums: None, _grad_kept: None
-) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grad_NT: Tensor | None, _grad_log_sums: None, _grad_kept: None) -> tuple[Tensor | None, ...]:
     if grad_NT is None:
         return (None,) * 7
-    return (*_backward(*ctx.saved_tensors, grad_NT, ctx.chunk_rows, ctx.product_dtype), None, None, None, None)
+    return (*_backward_op(*ctx.saved_tensors, grad_NT, ctx.chunk_rows, ctx.product_dtype), None, None, None, None)
 
 
-_forward.register_autograd(_differentiate, setup_context=_keep)
+_forward_op.register_autograd(_backward, setup_context=_setup_context)

@@ -29,7 +29,7 @@ from exlm_cli.ops.alignment import (
 from exlm_cli.ops.emissions import TokenStatistics
 from exlm_cli.ops.path_prior import own_mask_share, path_length_nll, token_nll
 from exlm_cli.progress import Progress
-from exlm_cli.train.objective import Objective, is_fully_masked, is_target
+from exlm_cli.train.objective import Objective, is_fully_masked, is_target, scatter_targets
 from exlm_cli.train.task import Callback
 
 _LARGEST_NATS = 88.0
@@ -75,9 +75,7 @@ def score_sequences(model: ExlmModel, objective: Objective, batch: Batch) -> Seq
     """Return what the model thinks of the targets of each sequence, alone and together."""
     nodes = model.node_states(batch)
     if model.transition is None:
-        nll_M = objective.mask_nll(model, nodes, batch)
-        flat = nll_M.new_zeros(batch.target_ids.numel()).index_put((batch.target_index,), nll_M)
-        token_nll_BT = flat.view_as(batch.target_ids)
+        token_nll_BT = scatter_targets(objective.mask_nll(model, nodes, batch), batch)
         return SequenceScores(token_nll_BT, token_nll_BT.sum(-1))
     log_emit, log_trans = model.log_emissions(nodes, batch), model.log_transitions(nodes, batch)
     arguments = (log_emit, log_trans, batch.target_lengths, batch.state_lengths)
@@ -151,10 +149,10 @@ def _evaluate_dag(
     # H(path | targets) = log Z - E[log score], both under the posterior; at most rounding below zero
     path_entropy_B = -nll_B - _expected(posterior_BTS, log_emit) - _expected(edges_BSS, log_trans)
 
-    best_log_prob_BS = nodes.spread(statistics.best_log_prob)
+    best_log_prob_BS = nodes.scatter_inner(statistics.best_log_prob)
     guess_emit = best_log_prob_BS[:, None].expand_as(log_emit)
     guess_path_BT = best_alignment(guess_emit, log_trans, *lengths, backend=backend)
-    guess_BT = nodes.spread(statistics.best_token).gather(1, guess_path_BT.clamp(min=0))
+    guess_BT = nodes.scatter_inner(statistics.best_token).gather(1, guess_path_BT.clamp(min=0))
     is_correct_BT = (guess_BT == batch.target_ids) & (guess_path_BT >= 0) & is_target(batch)
 
     aligned_path_BT = best_alignment(log_emit, log_trans, *lengths, backend=backend)
@@ -165,7 +163,7 @@ def _evaluate_dag(
         for at_B in (torch.zeros_like(last_B), batch.target_lengths // 2, last_B)
     )
     num_targets_B = batch.target_lengths.clamp(min=1)
-    entropy_BS = nodes.spread(statistics.entropy_nats)
+    entropy_BS = nodes.scatter_inner(statistics.entropy_nats)
     num_sequences, num_masks = int(is_feasible.sum()), int(is_mask.sum())
     return {
         "loss": (_total((nll_B / num_targets_B)[is_feasible]), num_sequences),

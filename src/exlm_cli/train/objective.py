@@ -61,9 +61,14 @@ class Objective:
 
     def mean_mask_nll(self, mask_nll_M: Float[Tensor, " M"], batch: Batch) -> Float[Tensor, " B"]:
         """Return the mean over each sequence's masks; `inf` for a sequence without any."""
-        flat = mask_nll_M.new_zeros(batch.target_ids.numel()).index_put((batch.target_index,), mask_nll_M)
-        mean_B = flat.view_as(batch.target_ids).sum(1) / batch.target_lengths.clamp(min=1)
+        mean_B = scatter_targets(mask_nll_M, batch).sum(1) / batch.target_lengths.clamp(min=1)
         return mean_B.masked_fill(batch.target_lengths == 0, math.inf)
+
+
+def scatter_targets(values_M: Float[Tensor, " M"], batch: Batch) -> Float[Tensor, "B T"]:
+    """Return values of all targets by sequence, zero beyond `target_lengths`."""
+    flat = values_M.new_zeros(batch.target_ids.numel()).index_put((batch.target_index,), values_M)
+    return flat.view_as(batch.target_ids)
 
 
 def is_target(batch: Batch) -> Bool[Tensor, "B T"]:

@@ -433,7 +433,7 @@ def _tell_cost(recipe: PretrainRecipe, progress: Progress) -> None:
     num_tokens, flops = estimated_cost(recipe)
     if recipe.train.known_steps is not None and flops >= LONG_RUN_FLOPS:
         shown = f"{format_large(num_tokens)} tokens, {flops:.1e} FLOPs".replace("e+", "e")
-        progress.message(f"cost: {shown}; `exlm recipes {recipe.name} --gpu h100` estimates the hours")
+        progress.message(f"cost: {shown}; `exlm recipes` with `--gpu` and the same recipe estimates the hours")
 
 
 def _describe_run(

@@ -16,7 +16,7 @@ _SKIPPED = 10
 
 
 class StepProfiler(Callback):
-    """Traces some steps of a run, with what follows them: rows of the log, validations, checkpoints.
+    """Traces some steps of a run, with what the loop does between them: rows of the log, validations, checkpoints.
 
     Args:
         num_steps: How many; fewer if the run ends before.

@@ -55,7 +55,10 @@ def _flops_inside(*inputs: Any, function: Callable[..., Any], out_val: Any) -> i
 # torch counts no products inside operators that are not its own
 INSIDE = {
     getattr(torch.ops.exlm, name): partial(_flops_inside, function=operator._init_fn)
-    for name, operator in (("token_log_probs", emissions._forward), ("token_log_probs_backward", emissions._backward))
+    for name, operator in (
+        ("token_log_probs", emissions._forward_op),
+        ("token_log_probs_backward", emissions._backward_op),
+    )
 }
 for _formula in INSIDE.values():
     _formula._get_raw = True  # type: ignore[attr-defined]  # takes tensors, not their shapes

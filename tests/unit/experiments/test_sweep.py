@@ -202,7 +202,9 @@ def test_another_number_of_sequences_is_measured_again_in_every_cell(recipe, run
     one = recipe.changed({"cells": ((1, 0.3),)})
     (before,) = _run(one, resume=run, workers=1)[0].cells
     metrics = (before.pretrain / "metrics.jsonl").read_bytes()
-    (after,) = _run(one.changed({"measure_sequences": 2}), resume=run, workers=1)[0].cells
+    result, said = _run(one.changed({"measure_sequences": 2}), resume=run, workers=1)
+    assert any("1 cells, 0 of them done" in line for line in said)
+    (after,) = result.cells
     assert after.value("num_sequences") == 2 < before.value("num_sequences")
     assert (after.pretrain / "metrics.jsonl").read_bytes() == metrics
 

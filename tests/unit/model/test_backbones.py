@@ -201,7 +201,7 @@ def test_recomputing_blocks_changes_no_gradient(taken, family):
         model.gradient_checkpointing = gradient_checkpointing
         model.zero_grad()
         torch.manual_seed(0)
-        model(ids, read=torch.tensor([[0, 3], [1, 8]])).square().sum().backward()
+        model(ids, query_positions=torch.tensor([[0, 3], [1, 8]])).square().sum().backward()
         gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
     assert model.gradient_checkpointing

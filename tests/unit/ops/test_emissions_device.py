@@ -237,5 +237,5 @@ def test_the_operators_keep_their_promises():
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     for chunk_rows, num_kept in ((1, 2), (100, 7)):
         arguments = (*leaves, tokens, chunk_rows, torch.bfloat16, num_kept)
-        outcome = torch.library.opcheck(emissions._forward, arguments, test_utils=checks)
+        outcome = torch.library.opcheck(emissions._forward_op, arguments, test_utils=checks)
         assert set(outcome.values()) == {"SUCCESS"}

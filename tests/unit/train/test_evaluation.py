@@ -60,7 +60,7 @@ def _compare_with_enumerated_paths() -> None:
     assert batch.target_lengths.tolist() == [2, 1]
     figures = _figures(model, batch)
     nodes = model.node_states(batch)
-    features = model.lm_head(nodes.packed).float()
+    features = model.lm_head(nodes.gather_inner()).float()
     with torch.autocast("cpu", enabled=False):
         logits = features @ model.decoder_weight.T + model.lm_head.bias
     node_entropy = torch.zeros(nodes.is_inner.shape)

@@ -131,7 +131,7 @@ def test_a_long_run_tells_its_cost_before_the_data_are_tokenised(tmp_path, monke
     monkeypatch.setattr(pretrain, "LONG_RUN_FLOPS", flops)
     run = run_pretraining(recipe, out=tmp_path / "run", progress=lines).run_dir
     shown = f"{tokens} tokens, {flops:.1e} FLOPs".replace("e+", "e")
-    assert lines.said[0] == f"cost: {shown}; `exlm recipes tiny --gpu h100` estimates the hours"
+    assert lines.said[0] == f"cost: {shown}; `exlm recipes` with `--gpu` and the same recipe estimates the hours"
     again = Recorder()
     resume_pretraining(run, progress=again)
     monkeypatch.setattr(pretrain, "LONG_RUN_FLOPS", flops + 1)

@@ -18,9 +18,6 @@ from exlm_cli.finetune.cells.model import Finetuned
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import EncodedRows, FloatArray, Loss
 
-LOG_ODDS = "log-odds"
-"""Unit of the changes of labels and classes: a probability near 0 or 1 hardly moves, whatever is masked."""
-
 
 @dataclass(frozen=True)
 class AtomChanges:

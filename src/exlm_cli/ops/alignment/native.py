@@ -81,7 +81,7 @@ def states_alignment_nll(
     """See `api.states_alignment_nll`."""
     keeps_alpha = torch.is_grad_enabled() and (log_emit.requires_grad or log_trans.requires_grad)
     nll: Tensor
-    nll, _ = _forward(log_emit, log_trans, target_lengths, state_lengths, keeps_alpha)
+    nll, _ = _forward_op(log_emit, log_trans, target_lengths, state_lengths, keeps_alpha)
     return nll
 
 
@@ -97,7 +97,7 @@ def best_alignment(
 
 
 @torch.library.custom_op("exlm::states_alignment_forward", mutates_args=())
-def _forward(
+def _forward_op(
     log_emit: Tensor, log_trans: Tensor, target_lengths: Tensor, state_lengths: Tensor, keeps_alpha: bool
 ) -> tuple[Tensor, Tensor]:
     nll, saved = _empty_results(log_emit, keeps_alpha)
@@ -107,7 +107,7 @@ def _forward(
 
 
 @torch.library.custom_op("exlm::states_alignment_backward", mutates_args=())
-def _backward(
+def _backward_op(
     log_emit: Tensor,
     log_trans: Tensor,
     target_lengths: Tensor,
@@ -182,26 +182,26 @@ def _empty_nodes(log_emit: Tensor) -> Tensor:
 
 
 # results for tensors without data, while torch.compile traces
-_forward.register_fake(lambda log_emit, *others: _empty_results(log_emit, others[-1]))
-_backward.register_fake(lambda log_emit, log_trans, *others: _empty_gradients(log_emit, log_trans, *others[-2:]))
+_forward_op.register_fake(lambda log_emit, *others: _empty_results(log_emit, others[-1]))
+_backward_op.register_fake(lambda log_emit, log_trans, *others: _empty_gradients(log_emit, log_trans, *others[-2:]))
 _best.register_fake(lambda log_emit, *_: _empty_nodes(log_emit))
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *tensors, keeps_alpha = inputs
     ctx.keeps_alpha = keeps_alpha
     ctx.set_materialize_grads(False)  # alpha has no gradient: do not allocate zeros for it
     ctx.save_for_backward(*tensors, output[1])
 
 
-def _differentiate(ctx: Any, grad_nll: Tensor | None, _grad_saved: None) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grad_nll: Tensor | None, _grad_saved: None) -> tuple[Tensor | None, ...]:
     if not ctx.keeps_alpha:
         raise RuntimeError("exlm::states_alignment_forward has no gradient where `keeps_alpha` is False")
     if grad_nll is None:  # the loss is not part of what is differentiated
         return (None,) * 5
     wants_emit, wants_trans, *_ = ctx.needs_input_grad
-    grad_emit, grad_trans = _backward(*ctx.saved_tensors, grad_nll, wants_emit, wants_trans)
+    grad_emit, grad_trans = _backward_op(*ctx.saved_tensors, grad_nll, wants_emit, wants_trans)
     return (grad_emit if wants_emit else None), (grad_trans if wants_trans else None), None, None, None
 
 
-_forward.register_autograd(_differentiate, setup_context=_keep)
+_forward_op.register_autograd(_backward, setup_context=_setup_context)

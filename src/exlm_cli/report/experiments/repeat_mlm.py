@@ -88,7 +88,7 @@ def pooled_corruption(cell: SeedGroup) -> dict[str, float]:
     """Return a cell's counts of corrupted tokens, all seeds pooled; keys as in `experiments.cell.count_corrupted`."""
     import pandas as pd
 
-    rows = pd.concat([each.scores for each in cell.cells])
+    rows = pd.concat([each.pretrain_scores.assign(pretrain_seed=each.plan.seed) for each in cell.cells])
     rows = rows[rows.metric.str.startswith("corrupted_")]
     counts = rows.assign(metric=rows.metric.str.removeprefix("corrupted_"))
     by_seed = counts.pivot(index="pretrain_seed", columns="metric", values="value")

@@ -35,9 +35,9 @@ def operator_calls(dtype: torch.dtype) -> list[tuple[Callable[..., object], tupl
     inputs = [x.requires_grad_() if x.is_floating_point() else x for x in dag]
     detached = tuple(x.detach() for x in dag)
     with torch.no_grad():
-        _, saved = native._forward(*inputs, True)
+        _, saved = native._forward_op(*inputs, True)
     backward = (*detached, saved, torch.ones(2, dtype=dtype), True, True)
-    return [(native._forward, (*inputs, True)), (native._backward, backward), (native._best, detached)]
+    return [(native._forward_op, (*inputs, True)), (native._backward_op, backward), (native._best, detached)]
 
 
 # torch 2.14's own check reads gradients that are not there
@@ -49,10 +49,10 @@ def test_operators_keep_the_promises_of_their_schemas():
 
 def test_alpha_is_kept_only_for_a_backward_pass():
     dag = make_dag(3, 8)
-    _, saved = native._forward(*dag, False)
+    _, saved = native._forward_op(*dag, False)
     assert saved.numel() == 0
     leaf = dag.log_emit.clone().requires_grad_()
-    nll, _ = native._forward(leaf, *dag[1:], False)
+    nll, _ = native._forward_op(leaf, *dag[1:], False)
     message = "^exlm::states_alignment_forward has no gradient where `keeps_alpha` is False$"
     with pytest.raises(RuntimeError, match=message):
         nll.sum().backward()
