@@ -159,19 +159,6 @@ def test_any_error_of_the_compiler_is_one_line_and_training_goes_on_without(brok
         _assert_goes_on_without(graphs, model, recipe, caplog)
 
 
-def test_a_process_compiles_many_models_that_differ(counter, caplog):
-    """As the workers of a sweep do; torch's own limit for a function is 8 graphs."""
-    for dropout in (0.0, 0.1, 0.2, 0.3, 0.4):
-        recipe = tiny_recipe(model={"num_layers": 2, "dropout": dropout})
-        model = _model(recipe)
-        model.encoder.compile_blocks()
-        _trained(model, recipe, CLASSES["padded"])
-        with torch.no_grad():
-            model.eval().node_states(tiny_batch(recipe))
-    assert counter.frame_count == 5 * 6
-    assert not caplog.records
-
-
 def test_too_many_graphs_are_one_line_and_training_goes_on_without(counter, caplog):
     recipe = tiny_recipe(model={"num_layers": 1})
     model = _model(recipe)
