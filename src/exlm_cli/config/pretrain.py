@@ -54,6 +54,11 @@ class PretrainRecipe(Recipe):
             raise ValueError(
                 f"`model.width` {model.width} is not divisible by `model.transition.heads` {model.transition.heads}"
             )
+        if self.is_chain and model.expand != "output":
+            raise UnfitValueError(
+                f"`model.alignment: chain` has no copies of a mask to read, and `model.expand` is {model.expand}",
+                "give `model.expand=output`",
+            )
         if model.backbone.family != "own" and self.expands_input:
             raise UnfitValueError(
                 f"the encoder of `model.backbone.family: {model.backbone.family}` reads no expanded masks",
@@ -152,8 +157,18 @@ class PretrainRecipe(Recipe):
 
     @property
     def has_transitions(self) -> bool:
-        """Whether the model has a DAG."""
-        return self.objective == "exlm" and self.model.alignment != "independent"
+        """Whether the model has a transition head: a DAG with edges between all its masks."""
+        return self.objective == "exlm" and self.model.alignment in ("dag", "sparse_dag")
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether the DAG of the model is a chain of classes."""
+        return self.objective == "exlm" and self.model.alignment == "chain"
+
+    @property
+    def nodes_per_mask(self) -> int:
+        """States of the model for each mask: k, or one where k classes share it."""
+        return 1 if self.is_chain else self.masking.num_states_per_mask
 
     @property
     def max_masks(self) -> int:

@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Strict, Tag, field_validator, model_v
 from exlm_cli.config.base import Mark, StrictModel, UnfitValueError
 
 ObjectiveName = Literal["exlm", "mlm"]
-Alignment = Literal["dag", "sparse_dag", "independent"]
+Alignment = Literal["dag", "sparse_dag", "independent", "chain"]
 Share = Annotated[float, Field(ge=0, lt=1)]
 MaskRatio = Annotated[float, Field(gt=0, lt=1)]
 OneOrRange = Annotated[
@@ -201,6 +201,18 @@ class TransitionConfig(StrictModel):
     )
 
 
+class ChainConfig(StrictModel):
+    """The DAG of `model.alignment: chain`."""
+
+    num_classes: int = Field(32, ge=2, le=1024, description="Classes of tokens; each mask sorts them into its k states")
+    starts_at: float = Field(
+        0.25,
+        ge=0,
+        lt=1,
+        description="Share of the steps in which the model learns as an MLM, before it has classes and edges",
+    )
+
+
 class BackboneConfig(StrictModel):
     """Whose encoder it is; `exlm pretrain --checkpoint hf:NAME` sets this section."""
 
@@ -278,8 +290,13 @@ class ModelConfig(StrictModel):
     rope_base: float = Field(10000.0, gt=1, description="Base of the rotary frequencies")
     learned_positions: bool = Field(False, description="Add learned absolute positions of the encoder's input")
     max_length: int = Field(2048, ge=4, le=262144, description="Longest input the encoder takes")
-    alignment: Alignment = Field("dag", description="How states are tied to targets (ExLM only); Tables 2 and 13")
+    alignment: Alignment = Field(
+        "dag",
+        description="How states are tied to targets (ExLM only). dag, sparse_dag, independent: Tables 2 and 13; chain: "
+        "ours, with `expand: output`, the k states of a mask are classes of tokens, and edges lead to the next mask alone",
+    )
     transition: TransitionConfig = TransitionConfig()
+    chain: ChainConfig = ChainConfig()
     clone_init_std: float = Field(
         0.02,
         gt=0,

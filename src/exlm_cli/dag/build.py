@@ -58,27 +58,33 @@ def dag_of_tokens(
         input_ids[None],
         mask_id=tokenizer.mask_id,
         pad_id=tokenizer.pad_id,
-        num_states_per_mask=model.num_states_per_mask,
+        num_states_per_mask=model.nodes_per_mask,
         expands_input=model.expands_input,
     ).to(model.decoder_weight.device)
     with torch.inference_mode():
         nodes = model.node_states(batch)
         log_probs = model.node_log_probs(nodes)[0].double().cpu()
-        if model.transition is not None:
+        if model.chain_head is not None:
+            membership_VR = model.chain_head.membership(model.decoder_weight).double().cpu()
+            state_TRk = model.chain_head.state_shares(nodes.gather_inner()).double().cpu()
+            log_next_Ukk = model.chain(nodes, batch).log_next[0].double().cpu()
+            log_probs, log_trans = _expand_chain(log_probs, state_TRk.mT @ membership_VR.t(), log_next_Ukk)
+        elif model.transition is not None:
             log_trans = model.log_transitions(nodes, batch)[0].double().cpu()
         else:
             log_probs = _one_node_per_mask(model, log_probs, tokenizer.unk_id)
             log_trans = torch.full((len(log_probs), len(log_probs)), -torch.inf, dtype=torch.float64)
             log_trans.diagonal(1).zero_()
+    has_dag = model.chain_head is not None or model.transition is not None
     return Dag(
         text=text,
         kind=recipe.data.kind,
         node_log_probs=log_probs.numpy(),
         log_trans=log_trans.numpy(),
-        num_states_per_mask=1 if model.transition is None else model.num_states_per_mask,
+        num_states_per_mask=model.num_states_per_mask if has_dag else 1,
         input_ids=input_ids,
         tokenizer=tokenizer,
-        has_transitions=model.transition is not None,
+        has_transitions=has_dag,
     )
 
 
@@ -116,6 +122,29 @@ def _check_size(pretrained: Pretrained, num_tokens: int, num_masks: int) -> None
             f"{recipe.model.max_length}",
             "shorten it",
         )
+
+
+def _expand_chain(log_probs_SV: Tensor, state_TkV: Tensor, log_next_Ukk: Tensor) -> tuple[Tensor, Tensor]:
+    """Return distributions and edges of the k states of each mask, for a chain whose masks have one node each.
+
+    Args:
+        log_probs_SV: Distributions of the masks between two rows for the ends.
+        state_TkV: States' shares of each token.
+        log_next_Ukk: Edges.
+    """
+    mask_TV, num_states = log_probs_SV[1:-1], state_TkV.shape[1]
+    log_state_TkV = mask_TV[:, None] + state_TkV.log()
+    log_size_Tk = log_state_TkV.logsumexp(-1)
+    log_state_TkV = log_state_TkV - log_size_Tk[..., None]
+    ends = log_probs_SV[:1]
+    num_nodes = len(mask_TV) * num_states + 2
+    log_trans = torch.full((num_nodes, num_nodes), -torch.inf, dtype=torch.float64)
+    log_trans[0, 1 : num_states + 1] = log_size_Tk[0]
+    for mask, log_edge_kk in enumerate(log_next_Ukk):
+        start = 1 + mask * num_states
+        log_trans[start : start + num_states, start + num_states : start + 2 * num_states] = log_edge_kk
+    log_trans[-1 - num_states : -1, -1] = 0.0
+    return torch.cat([ends, log_state_TkV.flatten(0, 1), ends]), log_trans
 
 
 def _one_node_per_mask(model: ExlmModel, log_probs_SV: Tensor, blank_id: int) -> Tensor:

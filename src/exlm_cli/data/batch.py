@@ -106,6 +106,12 @@ class Batch(DeviceBatch):
             return None
         return torch.arange(self.token_ids.shape[1], device=self.lengths.device) < self.lengths[:, None]
 
+    def scatter_targets(self, values_M: Tensor) -> Tensor:
+        """Return (M, ...) values of all targets by sequence, (B, T, ...), zero beyond `target_lengths`."""
+        shape = (*self.target_ids.shape, *values_M.shape[1:])
+        flat = values_M.new_zeros((self.target_ids.numel(), *values_M.shape[1:]))
+        return flat.index_put((self.target_index,), values_M).view(shape)
+
 
 def expand(masked: MaskedSequences, num_states_per_mask: int, *, expands_input: bool, pad_id: int) -> Batch:
     """Give every mask its k nodes in the DAG, and pad, all on the CPU.

@@ -270,7 +270,7 @@ class Feed:
         recipe = self.recipe
         batch = expand(
             masked,
-            recipe.masking.num_states_per_mask,
+            recipe.nodes_per_mask,
             expands_input=recipe.expands_input,
             pad_id=self.tokenizer.pad_id,
         )

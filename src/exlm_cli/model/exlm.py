@@ -16,8 +16,11 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import HEAD_CHUNK_ROWS
 from exlm_cli.data.batch import Batch
 from exlm_cli.model.backbones import ForeignLMHead, build_encoder
+from exlm_cli.model.chain import ChainHead
 from exlm_cli.model.encoder import draw_weights
 from exlm_cli.model.transition import TransitionHead
+from exlm_cli.ops.chain import Chain
+from exlm_cli.ops.classes import LMHeadOutput, StateStatistics, class_shares, state_statistics
 from exlm_cli.ops.emissions import TokenStatistics, token_log_probs, token_statistics
 
 
@@ -64,7 +67,8 @@ class ExlmModel(nn.Module):
     """Network of a pre-training recipe.
 
     With `model.expand: input` the encoder reads the k copies of each [MASK] and returns their states. With `output` it
-    reads what an MLM's encoder reads, and the state of a mask plus a learned vector for each clone gives its k states.
+    reads what an MLM's encoder reads, and the state of a mask plus a learned vector for each clone gives its k states;
+    with `model.alignment: chain` k classes of tokens share the one state of a mask.
 
     Args:
         recipe: Its `model`, `masking` and `objective` define the architecture.
@@ -72,8 +76,10 @@ class ExlmModel(nn.Module):
 
     Attributes:
         expands_input: Whether the encoder reads expanded masks.
-        clone_embedding: The vector of each clone; None for an MLM and with `expand: input`.
-        transition: None for an MLM and with `alignment: independent`.
+        nodes_per_mask: States of the encoder for each mask.
+        clone_embedding: The vector of each clone; None for an MLM, with `expand: input` and `alignment: chain`.
+        transition: None for an MLM and with `alignment: independent` and `chain`.
+        chain_head: None but with `alignment: chain`.
     """
 
     def __init__(self, recipe: PretrainRecipe, vocab_size: int) -> None:
@@ -84,7 +90,8 @@ class ExlmModel(nn.Module):
         self.alignment = config.alignment
         self.num_states_per_mask = k
         self.expands_input = recipe.expands_input
-        expands_output = recipe.objective == "exlm" and not recipe.expands_input
+        self.nodes_per_mask = recipe.nodes_per_mask
+        has_clones = recipe.objective == "exlm" and not recipe.expands_input and not recipe.is_chain
         self.vocab_size = vocab_size
         self.encoder = build_encoder(config, vocab_size)
         embedding = self.encoder.token_embedding
@@ -93,10 +100,12 @@ class ExlmModel(nn.Module):
             if config.backbone.family == "own"
             else ForeignLMHead(config.backbone, embedding)
         )
-        has_transitions = recipe.objective == "exlm" and config.alignment != "independent"
-        self.transition = TransitionHead(config, k) if has_transitions else None
-        self.clone_embedding = nn.Embedding(k, config.width) if expands_output else None
+        self.transition = TransitionHead(config, k) if recipe.has_transitions else None
+        self.chain_head = ChainHead(config.width, config.num_token_classes, k) if recipe.is_chain else None
+        self.clone_embedding = nn.Embedding(k, config.width) if has_clones else None
         draw_weights(self, config.init_std)
+        if self.chain_head is not None:
+            self.chain_head.draw()
         if self.clone_embedding is not None:
             nn.init.normal_(self.clone_embedding.weight, std=config.clone_init_std)
 
@@ -127,8 +136,8 @@ class ExlmModel(nn.Module):
         return NodeStates(states_BSD * is_real[..., None], batch.node_mask >= 0, batch.inner_index)
 
     def _expanded_states(self, batch: Batch) -> Float[Tensor, "B S D"]:
-        """Return the state at every node if masks expand after the last block; an MLM has one node a mask."""
-        k, num_nodes = self.num_states_per_mask, batch.node_index.shape[1]
+        """Return the state at every node if masks do not expand in the input; some have one node a mask."""
+        k, num_nodes = self.nodes_per_mask, batch.node_index.shape[1]
         node_S = torch.arange(num_nodes, device=batch.node_index.device)
         # what is read: BOS, the first node of each mask, and EOS, which follows the nodes of the last mask
         first_R = (k * torch.arange((num_nodes - 2) // k + 2, device=node_S.device) - k + 1).clamp(min=0)
@@ -163,6 +172,35 @@ class ExlmModel(nn.Module):
         sequence_N = nodes.inner_index // nodes.is_inner.shape[1]
         log_probs_NT = self.token_log_probs(nodes, batch.target_ids.index_select(0, sequence_N))
         return nodes.scatter_inner(log_probs_NT).transpose(1, 2)
+
+    def chain(self, nodes: NodeStates, batch: Batch) -> Chain:
+        """Return the log-probabilities of a chain, float32; only for `alignment: chain`."""
+        assert self.chain_head is not None, "`alignment` is not chain"
+        target_M = batch.target_ids.flatten().index_select(0, batch.target_index)
+        membership_VR = self.chain_head.membership(self.decoder_weight)
+        states_MD = nodes.gather_inner()
+        log_prob_M, class_MR = class_shares(
+            self._lm_head_output(states_MD), membership_VR, target_M, chunk_rows=HEAD_CHUNK_ROWS
+        )
+        share_MRk = self.chain_head.state_shares(states_MD)
+        log_size_Mk = (class_MR[:, None] @ share_MRk)[:, 0].log()
+        of_target_Mk = (membership_VR.index_select(0, target_M)[:, None] @ share_MRk)[:, 0]
+        log_emit_Mk = log_prob_M[:, None] + of_target_Mk.log() - log_size_Mk
+        log_size_BTk = batch.scatter_targets(log_size_Mk)
+        log_next_BUkk = self.chain_head(nodes.states[:, 1:-1], batch.node_index[:, 1:-1], log_size_BTk)
+        return Chain(log_size_BTk[:, 0], log_next_BUkk, batch.scatter_targets(log_emit_Mk), batch.target_lengths, log_size_BTk)
+
+    def state_statistics(self, nodes: NodeStates) -> StateStatistics:
+        """Return entropy and most likely token of each state of each packed mask; only for `alignment: chain`."""
+        assert self.chain_head is not None, "`alignment` is not chain"
+        states_MD = nodes.gather_inner()
+        membership_VR, share_MRk = self.chain_head.membership(self.decoder_weight), self.chain_head.state_shares(states_MD)
+        return state_statistics(
+            self._lm_head_output(states_MD), membership_VR, share_MRk, chunk_rows=HEAD_CHUNK_ROWS
+        )
+
+    def _lm_head_output(self, states_MD: Tensor) -> LMHeadOutput:
+        return LMHeadOutput(self.lm_head(states_MD), self.decoder_weight, self.decoder_bias)
 
     def log_transitions(self, nodes: NodeStates, batch: Batch) -> Float[Tensor, "B S S"]:
         """Return log E[v, u]; only for `alignment: dag` and `sparse_dag`."""

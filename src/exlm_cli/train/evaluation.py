@@ -26,10 +26,12 @@ from exlm_cli.ops.alignment import (
     best_alignment,
     states_alignment_nll,
 )
+from exlm_cli.ops.chain import Chain, best_chain, chain_nll, chain_posterior, chain_prior
+from exlm_cli.ops.classes import StateStatistics
 from exlm_cli.ops.emissions import TokenStatistics
 from exlm_cli.ops.path_prior import own_mask_share, path_length_nll, token_nll
 from exlm_cli.progress import Progress
-from exlm_cli.train.objective import Objective, is_fully_masked, is_target, scatter_targets
+from exlm_cli.train.objective import Objective, is_fully_masked, is_target
 from exlm_cli.train.task import Callback
 
 _LARGEST_NATS = 88.0
@@ -50,6 +52,10 @@ def evaluate_batch(model: ExlmModel, objective: Objective, batch: Batch) -> Sums
     (App. E). The health of the DAG is that of the posterior over alignments given the true targets.
     """
     nodes = model.node_states(batch)
+    if model.chain_head is not None:
+        chain, of_states = model.chain(nodes, batch), model.state_statistics(nodes)
+        with torch.autocast(chain.log_emit.device.type, enabled=False):
+            return _evaluate_chain(chain, of_states, batch)
     statistics = model.token_statistics(nodes)
     if model.transition is None:
         return _evaluate_masks(model, objective, nodes, statistics, batch)
@@ -74,8 +80,11 @@ class SequenceScores(NamedTuple):
 def score_sequences(model: ExlmModel, objective: Objective, batch: Batch) -> SequenceScores:
     """Return what the model thinks of the targets of each sequence, alone and together."""
     nodes = model.node_states(batch)
+    if model.chain_head is not None:
+        chain = model.chain(nodes, batch)
+        return SequenceScores(_token_nll_of_chain(chain, batch), chain_nll(chain))
     if model.transition is None:
-        token_nll_BT = scatter_targets(objective.mask_nll(model, nodes, batch), batch)
+        token_nll_BT = batch.scatter_targets(objective.mask_nll(model, nodes, batch))
         return SequenceScores(token_nll_BT, token_nll_BT.sum(-1))
     log_emit, log_trans = model.log_emissions(nodes, batch), model.log_transitions(nodes, batch)
     arguments = (log_emit, log_trans, batch.target_lengths, batch.state_lengths)
@@ -183,6 +192,46 @@ def _evaluate_dag(
         "tokens_of_middle_mask": (middle, num_sequences),
         "tokens_of_last_mask": (last, num_sequences),
     }
+
+
+def _evaluate_chain(chain: Chain, statistics: StateStatistics, batch: Batch) -> Sums:
+    nll_B = chain_nll(chain)
+    has_targets_B, num_targets_B = batch.target_lengths > 0, batch.target_lengths.clamp(min=1)
+    independent_B = _token_nll_of_chain(chain, batch).sum(-1)
+    posterior = chain_posterior(chain)
+    state_BTk = posterior.state_BTk
+    log_score_B = _expected(state_BTk, chain.log_emit) + _expected(posterior.edge_BUkk, chain.log_next)
+    path_entropy_B = -nll_B - log_score_B - _expected(state_BTk[:, 0], chain.log_start)
+
+    guess_BT = best_chain(chain._replace(log_emit=batch.scatter_targets(statistics.best_log_prob)))
+    token_BTk = batch.scatter_targets(statistics.best_token)
+    token_BT = token_BTk.gather(2, guess_BT.clamp(min=0)[..., None])[..., 0]
+    is_mask_BT = is_target(batch)
+    is_correct_BT = (token_BT == batch.target_ids) & is_mask_BT
+
+    surprise_BT = -torch.xlogy(state_BTk, state_BTk).sum(-1)
+    entropy_BT = (state_BTk * batch.scatter_targets(statistics.entropy_nats)).sum(-1)
+    num_sequences, num_masks = int(has_targets_B.sum()), int(is_mask_BT.sum())
+    loss = (_total((nll_B / num_targets_B)[has_targets_B]), num_sequences)
+    return {
+        "loss": loss,
+        "loss_given_length": loss,
+        "mask_accuracy": (int(is_correct_BT.sum()), num_masks),
+        "entropy_bits": (_total(statistics.entropy_nats), statistics.entropy_nats.numel()),
+        "num_sequences": (num_sequences,),
+        "num_infeasible": (int((~has_targets_B).sum()),),
+        "loss_independent": (_total((independent_B / num_targets_B)[has_targets_B]), num_sequences),
+        "entropy_posterior_bits": (_total(entropy_BT[is_mask_BT]), num_masks),
+        "effective_states": (_total(surprise_BT.exp()[is_mask_BT]), num_masks),
+        "clones_in_use": tuple(state_BTk.double().sum((0, 1)).tolist()),
+        "path_entropy_bits": (_total(path_entropy_B[has_targets_B].clamp(min=0)), num_masks),
+    }
+
+
+def _token_nll_of_chain(chain: Chain, batch: Batch) -> Float[Tensor, "B T"]:
+    """Return -log of each target's own probability, nats; 0 beyond `target_lengths`."""
+    nll_BT = -(chain_prior(chain) + chain.log_emit).logsumexp(-1)
+    return nll_BT.where(is_target(batch), 0.0)
 
 
 def _evaluate_masks(

@@ -14,6 +14,7 @@ from exlm_cli.config.sections import AlignmentBackend
 from exlm_cli.data.batch import Batch
 from exlm_cli.model.exlm import ExlmModel, NodeStates
 from exlm_cli.ops.alignment import states_alignment_nll
+from exlm_cli.ops.chain import chain_nll
 from exlm_cli.ops.ctc import single_target_ctc_nll
 from exlm_cli.ops.path_prior import state_imbalance
 
@@ -39,6 +40,8 @@ class Objective:
         others. In training `transition.balance` adds its penalty to the gradient alone: the value stays a likelihood.
         """
         nodes = model.node_states(batch)
+        if model.chain_head is not None:
+            return self._chain_nll(model, nodes, batch)
         if model.transition is None:
             return self.mean_mask_nll(self.mask_nll(model, nodes, batch), batch)
         log_emit, log_trans = model.log_emissions(nodes, batch), model.log_transitions(nodes, batch)
@@ -49,11 +52,26 @@ class Objective:
             return nll_per_target + (penalty - penalty.detach())
         return nll_per_target
 
+    def _chain_nll(self, model: ExlmModel, nodes: NodeStates, batch: Batch) -> Float[Tensor, " B"]:
+        head = model.chain_head
+        assert head is not None
+        if model.training and not head.is_learning:
+            return self.mean_mask_nll(self.mask_nll(model, nodes, batch), batch)
+        chain = model.chain(nodes, batch)
+        nll_per_target = _per_target(chain_nll(chain), batch)
+        if model.training:
+            penalty = head.balance_weight * head.imbalance(chain.log_size, is_target(batch))
+            return nll_per_target + (penalty - penalty.detach())
+        return nll_per_target
+
     def mask_nll(self, model: ExlmModel, nodes: NodeStates, batch: Batch) -> Float[Tensor, " M"]:
-        """Return the negative log-likelihood of each masked token alone: MLM, or one-target CTC over its k states."""
-        k = model.num_states_per_mask
+        """Return the negative log-likelihood of each masked token alone: MLM, or one-target CTC over its k states.
+
+        Of a chain it is that of the LM head, which edges change for all masks but the first.
+        """
+        k = model.nodes_per_mask
         target_N = batch.target_ids.flatten().index_select(0, batch.target_index).repeat_interleave(k)
-        if model.objective == "mlm":
+        if model.objective == "mlm" or model.chain_head is not None:
             return -model.token_log_probs(nodes, target_N[:, None])[:, 0]
         blank_N = torch.full_like(target_N, self.unk_id)
         log_probs = model.token_log_probs(nodes, torch.stack([target_N, blank_N], dim=1)).unflatten(0, (-1, k))
@@ -61,14 +79,13 @@ class Objective:
 
     def mean_mask_nll(self, mask_nll_M: Float[Tensor, " M"], batch: Batch) -> Float[Tensor, " B"]:
         """Return the mean over each sequence's masks; `inf` for a sequence without any."""
-        mean_B = scatter_targets(mask_nll_M, batch).sum(1) / batch.target_lengths.clamp(min=1)
-        return mean_B.masked_fill(batch.target_lengths == 0, math.inf)
+        return _per_target(batch.scatter_targets(mask_nll_M).sum(1), batch)
 
 
-def scatter_targets(values_M: Float[Tensor, " M"], batch: Batch) -> Float[Tensor, "B T"]:
-    """Return values of all targets by sequence, zero beyond `target_lengths`."""
-    flat = values_M.new_zeros(batch.target_ids.numel()).index_put((batch.target_index,), values_M)
-    return flat.view_as(batch.target_ids)
+def _per_target(nll_B: Float[Tensor, " B"], batch: Batch) -> Float[Tensor, " B"]:
+    """Return the sum over each sequence's targets as a mean; `inf` for a sequence without any."""
+    mean_B = nll_B / batch.target_lengths.clamp(min=1)
+    return mean_B.masked_fill(batch.target_lengths == 0, math.inf)
 
 
 def is_target(batch: Batch) -> Bool[Tensor, "B T"]:

@@ -164,6 +164,8 @@ class PretrainTask:
 
     def begin_step(self, share_done: float) -> None:
         """Fade the penalty on uneven visits of states."""
+        if self.model.chain_head is not None:
+            self.model.chain_head.start(share_done, self.model.decoder_weight)
         if self.model.transition is not None:
             self.model.transition.fade_balance(share_done)
 

@@ -170,6 +170,7 @@ def begin_with(model: ExlmModel, start: Pretrained) -> str:
         "the encoder": (model.encoder, start.model.encoder),
         "the LM head": (model.lm_head, start.model.lm_head),
         "the transition head": (model.transition, start.model.transition),
+        "the chain head": (model.chain_head, start.model.chain_head),
         "the clone vectors": (model.clone_embedding, start.model.clone_embedding),
     }
     new = []
@@ -182,6 +183,13 @@ def begin_with(model: ExlmModel, start: Pretrained) -> str:
             own.load_state_dict(state)
         else:
             new.append(name)
+    if model.clone_embedding is None and start.model.clone_embedding is not None:
+        import torch
+        with torch.no_grad():
+            d = model.lm_head.dense
+            d.bias += d.weight @ start.model.clone_embedding.weight[0]
+    if model.chain_head is not None and "the chain head" in new and "the encoder" not in new:
+        model.chain_head.find_classes(model.decoder_weight)
     return " and ".join(new)
 
 
