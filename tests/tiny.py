@@ -59,8 +59,7 @@ def tiny_batch(recipe: PretrainRecipe, lengths: tuple[int, ...] = (9, 4, 12), se
     rng = np.random.default_rng(seed)
     masker = Masker(recipe.masking, SPECIAL, seed, epoch=0)
     masked = masker.mask(sequences([rng.integers(5, SPECIAL.vocab_size, size=length) for length in lengths]))
-    k = recipe.masking.num_states_per_mask
-    return expand(masked, k, expands_input=recipe.expands_input, pad_id=SPECIAL.pad_id)
+    return expand(masked, recipe.nodes_per_mask, expands_input=recipe.expands_input, pad_id=SPECIAL.pad_id)
 
 
 def per_sequence(batch: Batch) -> tuple[Field[Any], ...]:

@@ -335,7 +335,7 @@ class Run:
             raise ConfigError(
                 f"`length={length}` is not one of {', '.join(get_args(Length))}", "leave it out for `exact`"
             )
-        if length == "any" and pretrained.model.transition is None and pretrained.model.num_states_per_mask > 1:
+        if length == "any" and pretrained.model.alignment == "independent" and pretrained.model.num_states_per_mask > 1:
             raise ConfigError(
                 f"`length=any`: the model of {self.path} has `alignment: independent`, and its probabilities here are "
                 "those given one token for each mask",

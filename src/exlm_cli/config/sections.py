@@ -293,7 +293,7 @@ class ModelConfig(StrictModel):
     alignment: Alignment = Field(
         "dag",
         description="How states are tied to targets (ExLM only). dag, sparse_dag, independent: Tables 2 and 13; chain: "
-        "ours, with `expand: output`, the k states of a mask are classes of tokens, and edges lead to the next mask alone",
+        "ours, for `expand: output`: states are groups of classes of tokens, and edges lead to the next mask alone",
     )
     transition: TransitionConfig = TransitionConfig()
     chain: ChainConfig = ChainConfig()

@@ -66,7 +66,7 @@ def dag_of_tokens(
         log_probs = model.node_log_probs(nodes)[0].double().cpu()
         if model.chain_head is not None:
             membership_VR = model.chain_head.membership(model.decoder_weight).double().cpu()
-            state_TRk = model.chain_head.state_shares(nodes.gather_inner()).double().cpu()
+            state_TRk = model.chain_head.sort(nodes.gather_inner()).double().cpu()
             log_next_Ukk = model.chain(nodes, batch).log_next[0].double().cpu()
             log_probs, log_trans = _expand_chain(log_probs, state_TRk.mT @ membership_VR.t(), log_next_Ukk)
         elif model.transition is not None:

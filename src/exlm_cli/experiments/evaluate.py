@@ -205,14 +205,14 @@ def _task(recipe: PretrainRecipe, data: PreparedData, model: ExlmModel) -> Pretr
 
 
 def _model_with_states(pretrained: Pretrained, recipe: PretrainRecipe) -> ExlmModel:
-    """Return the network with the recipe's number of states; of its weights only clone vectors depend on that."""
+    """Return the network with the recipe's number of states; no weight depends on it if masks expand in the input."""
     k = recipe.masking.num_states_per_mask
     if k == pretrained.model.num_states_per_mask:
         return pretrained.model
-    if pretrained.model.clone_embedding is not None:
+    if not pretrained.model.expands_input:
         raise ConfigError(
             f"{pretrained.checkpoint}: cannot be scored with {k} states per mask: it was trained with "
-            f"{pretrained.model.num_states_per_mask} and `model.expand: output`, with a vector for each",
+            f"{pretrained.model.num_states_per_mask} and `model.expand: output`, with weights of each",
             "leave the number of states out: it is then scored with its own",
         )
     device = next(pretrained.model.parameters()).device

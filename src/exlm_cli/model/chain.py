@@ -5,13 +5,13 @@ D width, d edge width, V vocabulary.
 """
 
 import math
-from typing import cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from exlm_cli.config.sections import ModelConfig
 from exlm_cli.ops.precision import without_autocast
 
 EDGE_WIDTH = 128
@@ -22,11 +22,12 @@ _LEAST_SHARE = 1e-3
 """Share that is spread evenly over classes and over states, so that none of them is ever empty."""
 _SPREAD = 2.0
 """Standard deviation of the initial scores of a token's classes."""
+_SORT_SPREAD = 0.1
+"""Standard deviation of the initial scores of a class's states: almost even, so that each state may become anything."""
+_STAY = 4.0
+"""Initial log-odds of keeping the state, as `transition.start: lanes` has it."""
 _EDGE_SPREAD = 0.3
 _CLUSTER_ROUNDS = 30
-import os
-_SORT=float(os.environ.get('SORT','1'))
-_STAY=float(os.environ.get('STAY','0'))
 
 
 class ChainHead(nn.Module):
@@ -38,26 +39,38 @@ class ChainHead(nn.Module):
     emits P_c(y) = sum_r P(y) A[y, r] C[r, c] / Z_c. An edge from state c of a mask to state d of the next has the
     probability
 
-        E[c, d] = softmax_d(log Z_d + q_c . k_d / sqrt(d)),   q_c = a_c * (W_q h + gap) + b_c,
-                                                              k_d = a'_d * (W_k h') + b'_d,
+        E[c, d] = softmax_d(log Z_d + q_c . k_d / sqrt(d) + s [c = d]),   q_c = a_c * (W_q h + gap) + b_c,
+                                                                          k_d = a'_d * (W_k h') + b'_d,
 
     with the states h and h' of the two masks and a learned vector for their distance. The first mask's states have the
-    probabilities Z. So one mask alone is filled as by an MLM, and if q . k were 0, every mask were.
+    probabilities Z: one mask alone is filled as by an MLM.
+
+    An encoder that has not learned yet makes poor classes, which last. So the model begins as an MLM, and the DAG when
+    `model.chain.starts_at` of the steps are done; then classes are clusters of the embeddings.
 
     Args:
-        width: D of the encoder.
-        num_classes: R.
+        config: Section `model` of the recipe.
         num_states: k.
+
+    Attributes:
+        is_learning: Whether the DAG takes part in training.
     """
 
-    def __init__(self, width: int, num_classes: int, num_states: int) -> None:
+    same_state: Tensor
+    has_classes: Tensor
+    is_learning = False
+
+    def __init__(self, config: ModelConfig, num_states: int) -> None:
         super().__init__()
-        self.num_states = num_states
+        width, num_classes = config.width, config.chain.num_classes
+        self.num_states, self.starts_at = num_states, config.chain.starts_at
         self.classes = nn.Linear(width, num_classes, bias=False)
-        self.sort = nn.Linear(width, num_classes * num_states)
+        self.states = nn.Linear(width, num_classes * num_states)
         self.query, self.key = nn.Linear(width, EDGE_WIDTH), nn.Linear(width, EDGE_WIDTH)
         self.gap = nn.Embedding(MAX_GAP + 1, EDGE_WIDTH)
         self.stay = nn.Parameter(torch.zeros(()))
+        self.register_buffer("same_state", torch.eye(num_states), persistent=False)
+        self.register_buffer("has_classes", torch.tensor(False))
         self.query_scale, self.query_shift, self.key_scale, self.key_shift = (
             nn.Parameter(torch.empty(num_states, EDGE_WIDTH)) for _ in range(4)
         )
@@ -65,21 +78,21 @@ class ChainHead(nn.Module):
     def draw(self) -> None:
         """Draw the weights of classes, states and edges; the projections are drawn with the encoder's."""
         nn.init.normal_(self.classes.weight)
-        nn.init.normal_(self.sort.bias, std=_SORT)
+        nn.init.normal_(self.states.bias, std=_SORT_SPREAD)
         nn.init.constant_(self.stay, _STAY)
         for weight in (self.gap.weight, self.query_scale, self.query_shift):
-            nn.init.zeros_(weight)  # no edge prefers a state yet, so the model begins as an MLM
+            nn.init.zeros_(weight)  # all that an edge prefers at first is its own state
         for weight in (self.key_scale, self.key_shift):
             nn.init.normal_(weight, std=_EDGE_SPREAD)
 
-    is_learning = True
-
-    def start(self, share_done, embedding):
-        import os
-        at = float(os.environ.get("AT", "0"))
-        on = share_done >= at
-        if on and not self.is_learning: self.find_classes(embedding)
-        self.is_learning = on
+    def begin_step(self, share_done: float, embedding_VD: Float[Tensor, "V D"]) -> None:
+        """Find the classes at the first step of the DAG; `share_done` is the share of training before it."""
+        if self.is_learning or share_done < self.starts_at:
+            return
+        self.is_learning = True
+        if not self.has_classes:  # as a run has that was stopped before this step
+            self.find_classes(embedding_VD)
+            self.has_classes.fill_(True)
 
     @torch.no_grad()
     def find_classes(self, embedding_VD: Float[Tensor, "V D"]) -> None:
@@ -102,13 +115,17 @@ class ChainHead(nn.Module):
             scale = _SPREAD / math.sqrt(embedding_VD.shape[-1])
             return _softmax(scale * self.classes(_normed(embedding_VD)))
 
-    def state_shares(self, states_MD: Float[Tensor, "M D"]) -> Float[Tensor, "M R k"]:
+    def sort(self, states_MD: Float[Tensor, "M D"]) -> Float[Tensor, "M R k"]:
         """Return C, the states of each mask's classes; float32, positive, rows sum to 1."""
-        scores: Tensor = self.sort(states_MD)
-        return _softmax(scores.float().unflatten(-1, (-1, self.num_states)))
+        scores_MRk: Tensor = self.states(states_MD).unflatten(-1, (-1, self.num_states))
+        with without_autocast(states_MD):
+            return _softmax(scores_MRk.float())
 
     def forward(
-        self, states_BTD: Float[Tensor, "B T D"], position_BT: Int64[Tensor, "B T"], log_size_BTk: Float[Tensor, "B T k"]
+        self,
+        states_BTD: Float[Tensor, "B T D"],
+        position_BT: Int64[Tensor, "B T"],
+        log_size_BTk: Float[Tensor, "B T k"],
     ) -> Float[Tensor, "B U k k"]:
         """Return the log-probabilities of the next mask's states, float32.
 
@@ -123,8 +140,8 @@ class ChainHead(nn.Module):
         with without_autocast(states_BTD):
             query_BUkd = torch.addcmul(self.query_shift, query_BUd.float()[:, :, None], self.query_scale)
             key_BUkd = torch.addcmul(self.key_shift, key_BUd.float()[:, :, None], self.key_scale)
-            scores_BUkk = query_BUkd @ key_BUkd.mT / math.sqrt(EDGE_WIDTH) + self.stay * torch.eye(self.num_states)
-            return cast(Tensor, (scores_BUkk + log_size_BTk[:, 1:, None]).log_softmax(-1))
+            scores_BUkk = query_BUkd @ key_BUkd.mT / math.sqrt(EDGE_WIDTH) + self.stay * self.same_state
+            return (scores_BUkk + log_size_BTk[:, 1:, None]).log_softmax(-1)
 
 
 def _normed(embedding_VD: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from exlm_cli.model.transition import TransitionHead
 from exlm_cli.ops.chain import Chain
 from exlm_cli.ops.classes import LMHeadOutput, StateStatistics, class_shares, state_statistics
 from exlm_cli.ops.emissions import TokenStatistics, token_log_probs, token_statistics
+from exlm_cli.ops.precision import without_autocast
 
 
 class LMHead(nn.Module):
@@ -101,7 +102,7 @@ class ExlmModel(nn.Module):
             else ForeignLMHead(config.backbone, embedding)
         )
         self.transition = TransitionHead(config, k) if recipe.has_transitions else None
-        self.chain_head = ChainHead(config.width, config.num_token_classes, k) if recipe.is_chain else None
+        self.chain_head = ChainHead(config, k) if recipe.is_chain else None
         self.clone_embedding = nn.Embedding(k, config.width) if has_clones else None
         draw_weights(self, config.init_std)
         if self.chain_head is not None:
@@ -176,28 +177,26 @@ class ExlmModel(nn.Module):
     def chain(self, nodes: NodeStates, batch: Batch) -> Chain:
         """Return the log-probabilities of a chain, float32; only for `alignment: chain`."""
         assert self.chain_head is not None, "`alignment` is not chain"
-        target_M = batch.target_ids.flatten().index_select(0, batch.target_index)
-        membership_VR = self.chain_head.membership(self.decoder_weight)
         states_MD = nodes.gather_inner()
+        target_M = batch.target_ids.flatten().index_select(0, batch.target_index)
+        membership_VR, share_MRk = self.chain_head.membership(self.decoder_weight), self.chain_head.sort(states_MD)
         log_prob_M, class_MR = class_shares(
             self._lm_head_output(states_MD), membership_VR, target_M, chunk_rows=HEAD_CHUNK_ROWS
         )
-        share_MRk = self.chain_head.state_shares(states_MD)
-        log_size_Mk = (class_MR[:, None] @ share_MRk)[:, 0].log()
-        of_target_Mk = (membership_VR.index_select(0, target_M)[:, None] @ share_MRk)[:, 0]
-        log_emit_Mk = log_prob_M[:, None] + of_target_Mk.log() - log_size_Mk
+        with without_autocast(states_MD):
+            log_size_Mk = torch.einsum("mr,mrk->mk", class_MR, share_MRk).log()
+            of_target_Mk = torch.einsum("mr,mrk->mk", membership_VR.index_select(0, target_M), share_MRk)
+            log_emit_Mk = log_prob_M[:, None] + of_target_Mk.log() - log_size_Mk
         log_size_BTk = batch.scatter_targets(log_size_Mk)
         log_next_BUkk = self.chain_head(nodes.states[:, 1:-1], batch.node_index[:, 1:-1], log_size_BTk)
-        return Chain(log_size_BTk[:, 0], log_next_BUkk, batch.scatter_targets(log_emit_Mk), batch.target_lengths, log_size_BTk)
+        return Chain(log_size_BTk[:, 0], log_next_BUkk, batch.scatter_targets(log_emit_Mk), batch.target_lengths)
 
     def state_statistics(self, nodes: NodeStates) -> StateStatistics:
         """Return entropy and most likely token of each state of each packed mask; only for `alignment: chain`."""
         assert self.chain_head is not None, "`alignment` is not chain"
         states_MD = nodes.gather_inner()
-        membership_VR, share_MRk = self.chain_head.membership(self.decoder_weight), self.chain_head.state_shares(states_MD)
-        return state_statistics(
-            self._lm_head_output(states_MD), membership_VR, share_MRk, chunk_rows=HEAD_CHUNK_ROWS
-        )
+        membership_VR, share_MRk = self.chain_head.membership(self.decoder_weight), self.chain_head.sort(states_MD)
+        return state_statistics(self._lm_head_output(states_MD), membership_VR, share_MRk, chunk_rows=HEAD_CHUNK_ROWS)
 
     def _lm_head_output(self, states_MD: Tensor) -> LMHeadOutput:
         return LMHeadOutput(self.lm_head(states_MD), self.decoder_weight, self.decoder_bias)

@@ -37,8 +37,8 @@ class Chain(NamedTuple):
 class ChainPosterior(NamedTuple):
     """Probabilities of states and edges, zero beyond `target_lengths`."""
 
-    state_BTk: Float[Tensor, "B T k"]
-    edge_BUkk: Float[Tensor, "B U k k"]
+    states: Float[Tensor, "B T k"]
+    edges: Float[Tensor, "B U k k"]
 
 
 def chain_nll(chain: Chain) -> Float[Tensor, " B"]:
@@ -94,7 +94,7 @@ class _ChainNll(torch.autograd.Function):
         return nll_B
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad_B: Tensor) -> tuple[Tensor | None, ...]:
         log_alpha_BTk, nll_B, *chain = ctx.saved_tensors
         state_BTk, edge_BUkk = _posterior(log_alpha_BTk, -nll_B, *chain)

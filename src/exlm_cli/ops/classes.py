@@ -117,7 +117,7 @@ class _ClassShares(torch.autograd.Function):
         return log_prob_M, share_MR
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad_M: Tensor, grad_MR: Tensor) -> tuple[Tensor | None, ...]:
         features, weight, bias, membership_VR, token_ids_M, log_sum_M, share_MR = ctx.saved_tensors
         head = LMHeadOutput(features, weight.to(ctx.product_dtype), bias)

@@ -199,8 +199,8 @@ def _evaluate_chain(chain: Chain, statistics: StateStatistics, batch: Batch) -> 
     has_targets_B, num_targets_B = batch.target_lengths > 0, batch.target_lengths.clamp(min=1)
     independent_B = _token_nll_of_chain(chain, batch).sum(-1)
     posterior = chain_posterior(chain)
-    state_BTk = posterior.state_BTk
-    log_score_B = _expected(state_BTk, chain.log_emit) + _expected(posterior.edge_BUkk, chain.log_next)
+    state_BTk = posterior.states
+    log_score_B = _expected(state_BTk, chain.log_emit) + _expected(posterior.edges, chain.log_next)
     path_entropy_B = -nll_B - log_score_B - _expected(state_BTk[:, 0], chain.log_start)
 
     guess_BT = best_chain(chain._replace(log_emit=batch.scatter_targets(statistics.best_log_prob)))

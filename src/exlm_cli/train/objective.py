@@ -40,8 +40,8 @@ class Objective:
         others. In training `transition.balance` adds its penalty to the gradient alone: the value stays a likelihood.
         """
         nodes = model.node_states(batch)
-        if model.chain_head is not None:
-            return self._chain_nll(model, nodes, batch)
+        if model.chain_head is not None and (model.chain_head.is_learning or not model.training):
+            return _per_target(chain_nll(model.chain(nodes, batch)), batch)
         if model.transition is None:
             return self.mean_mask_nll(self.mask_nll(model, nodes, batch), batch)
         log_emit, log_trans = model.log_emissions(nodes, batch), model.log_transitions(nodes, batch)
@@ -49,18 +49,6 @@ class Objective:
         nll_per_target = nll / batch.target_lengths.clamp(min=1)
         if model.training and model.transition.balance:
             penalty = model.transition.balance_weight * state_imbalance(log_trans, model.num_states_per_mask)
-            return nll_per_target + (penalty - penalty.detach())
-        return nll_per_target
-
-    def _chain_nll(self, model: ExlmModel, nodes: NodeStates, batch: Batch) -> Float[Tensor, " B"]:
-        head = model.chain_head
-        assert head is not None
-        if model.training and not head.is_learning:
-            return self.mean_mask_nll(self.mask_nll(model, nodes, batch), batch)
-        chain = model.chain(nodes, batch)
-        nll_per_target = _per_target(chain_nll(chain), batch)
-        if model.training:
-            penalty = head.balance_weight * head.imbalance(chain.log_size, is_target(batch))
             return nll_per_target + (penalty - penalty.detach())
         return nll_per_target
 

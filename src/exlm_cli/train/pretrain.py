@@ -163,9 +163,9 @@ class PretrainTask:
         )
 
     def begin_step(self, share_done: float) -> None:
-        """Fade the penalty on uneven visits of states."""
+        """Fade the penalty on uneven visits of states; begin the DAG of a chain."""
         if self.model.chain_head is not None:
-            self.model.chain_head.start(share_done, self.model.decoder_weight)
+            self.model.chain_head.begin_step(share_done, self.model.decoder_weight)
         if self.model.transition is not None:
             self.model.transition.fade_balance(share_done)
 

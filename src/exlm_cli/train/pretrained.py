@@ -140,6 +140,8 @@ def adopt_architecture(recipe: PretrainRecipe, start: Pretrained, progress: Prog
     changed["model.backbone"] = theirs.backbone.model_dump()
     if start.recipe.objective == "exlm" or theirs.backbone.family != "own":
         changed["model.expand"] = theirs.expand
+    if recipe.is_chain:
+        changed["model.chain.starts_at"] = 0.0  # its encoder has learned
     if recipe.has_transitions and start.recipe.has_transitions:
         head = theirs.transition.model_dump(exclude={"balance", "start_strength"})
         changed |= {f"model.transition.{key}": value for key, value in head.items()}
@@ -183,13 +185,6 @@ def begin_with(model: ExlmModel, start: Pretrained) -> str:
             own.load_state_dict(state)
         else:
             new.append(name)
-    if model.clone_embedding is None and start.model.clone_embedding is not None:
-        import torch
-        with torch.no_grad():
-            d = model.lm_head.dense
-            d.bias += d.weight @ start.model.clone_embedding.weight[0]
-    if model.chain_head is not None and "the chain head" in new and "the encoder" not in new:
-        model.chain_head.find_classes(model.decoder_weight)
     return " and ".join(new)
 
 

@@ -75,7 +75,7 @@ def test_nothing_beyond_a_sequence_is_read(chain):
 
 def test_the_prior_is_what_the_posterior_is_without_emissions(chain):
     silent = chain._replace(log_emit=torch.zeros_like(chain.log_emit))
-    states = chain_posterior(silent).state_BTk
+    states = chain_posterior(silent).states
     is_mask = torch.arange(max(LENGTHS)) < chain.target_lengths[:, None]
     torch.testing.assert_close(chain_prior(chain).exp()[is_mask], states[is_mask])
 
@@ -96,4 +96,4 @@ def test_long_chains_of_small_probabilities_stay_finite():
     uniform = torch.full((1, masks - 1, K, K), -torch.tensor(float(K)).log().item())
     chain = Chain(uniform[:, 0, 0], uniform, torch.full((1, masks, K), -30.0), torch.tensor([masks]))
     assert float(chain_nll(chain)) == pytest.approx(30.0 * masks, rel=1e-5)
-    assert float(chain_posterior(chain).state_BTk.sum()) == pytest.approx(masks, rel=1e-2)
+    assert float(chain_posterior(chain).states.sum()) == pytest.approx(masks, rel=1e-2)
