@@ -23,6 +23,8 @@ SPECIAL = Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel(_VOCABULARY
 
 OUTPUT: dict[str, Any] = {"expand": "output", "rope": "1d"}
 """`model` of `tiny_recipe` whose masks expand after the last block."""
+CHAIN: dict[str, Any] = OUTPUT | {"alignment": "chain", "chain": {"num_classes": 5, "starts_at": 0.5}}
+"""`model` of `tiny_recipe` whose DAG is a chain, from the fourth of its six steps on."""
 
 
 def word_level(tokens: Iterable[str]) -> Tokenizer:

@@ -17,7 +17,7 @@ from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.train.objective import Objective
 from exlm_cli.train.pretrain import run_pretraining
 from exlm_cli.train.pretrained import load_pretrained
-from tests.tiny import OUTPUT, SPECIAL, tiny_batch, tiny_recipe, train_losses
+from tests.tiny import CHAIN, OUTPUT, SPECIAL, tiny_batch, tiny_recipe, train_losses
 
 # the compiler warns inside itself of what it does to torch; elsewhere a warning is an error
 pytestmark = pytest.mark.filterwarnings("default")
@@ -94,7 +94,9 @@ def test_three_graphs_train_a_recipe_and_three_validate_it_whatever_shape_a_batc
     assert counter.frame_count == 6
 
 
-@pytest.mark.parametrize("sections", [{}, {"model": OUTPUT}, {"model": {"rope": "none", "learned_positions": True}}])
+@pytest.mark.parametrize(
+    "sections", [{}, {"model": OUTPUT}, {"model": CHAIN}, {"model": {"rope": "none", "learned_positions": True}}]
+)
 def test_losses_and_gradients_are_those_of_an_eager_step(sections, counter):
     recipe = tiny_recipe(**sections)
     model = _model(recipe)

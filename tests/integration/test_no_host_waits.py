@@ -28,7 +28,7 @@ from exlm_cli.tasks.base import EncodedRows, Loss
 from exlm_cli.train.loop import TrainingLoop
 from exlm_cli.train.objective import Objective
 from exlm_cli.train.process import StopSignal
-from tests.tiny import OUTPUT, SPECIAL, tiny_batch, tiny_recipe
+from tests.tiny import CHAIN, OUTPUT, SPECIAL, tiny_batch, tiny_recipe
 from tests.unit.model.test_exlm import VARIANTS
 
 DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
@@ -57,7 +57,13 @@ def _assert_all_have_gradients(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize(
-    "sections", [*VARIANTS, {"model": OUTPUT | {"transition": {"rope": "nodes", "start": "lanes"}}}, {"model": DROPOUT}]
+    "sections",
+    [
+        *VARIANTS,
+        {"model": CHAIN},
+        {"model": OUTPUT | {"transition": {"rope": "nodes", "start": "lanes"}}},
+        {"model": DROPOUT},
+    ],
 )
 @pytest.mark.parametrize("lengths", SHAPES.values(), ids=SHAPES)
 def test_a_step_runs_on_tensors_without_data(sections, lengths):

@@ -8,7 +8,7 @@ import torch
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.train.objective import Objective
 from exlm_cli.train.optim import build_optimizer
-from tests.tiny import OUTPUT, SPECIAL, tiny_batch, tiny_recipe
+from tests.tiny import CHAIN, OUTPUT, SPECIAL, tiny_batch, tiny_recipe
 
 VARIANTS = [
     {"objective": "mlm"},
@@ -17,6 +17,7 @@ VARIANTS = [
     {"model": {"alignment": "independent"}},
     {"model": {"rope": "1d"}},
     {"model": {"transition": {"heads": 4, "position_features": True, "max_nodes": 64}}},
+    {"model": CHAIN},
     {"model": OUTPUT | {"transition": {"start": "lanes", "rope": "nodes", "balance": 0.1}}},
 ]
 
@@ -30,6 +31,8 @@ def test_a_batch_is_learnt_by_heart(sections):
     recipe = tiny_recipe(**sections, optim={"lr": 3e-3})
     torch.manual_seed(0)
     model = ExlmModel(recipe, SPECIAL.vocab_size)
+    if model.chain_head is not None:
+        model.chain_head.begin_step(0.5, model.decoder_weight)
     objective = Objective(unk_id=4, num_repeats=1, backend="reference")
     optimizer = build_optimizer(model, recipe.optim)
     batch = tiny_batch(recipe, (9, 12, 7, 5))

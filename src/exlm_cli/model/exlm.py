@@ -189,7 +189,7 @@ class ExlmModel(nn.Module):
             log_emit_Mk = log_prob_M[:, None] + of_target_Mk.log() - log_size_Mk
         log_size_BTk = batch.scatter_targets(log_size_Mk)
         log_next_BUkk = self.chain_head(nodes.states[:, 1:-1], batch.node_index[:, 1:-1], log_size_BTk)
-        return Chain(log_size_BTk[:, 0], log_next_BUkk, batch.scatter_targets(log_emit_Mk), batch.target_lengths)
+        return Chain(log_size_BTk, log_next_BUkk, batch.scatter_targets(log_emit_Mk), batch.target_lengths)
 
     def state_statistics(self, nodes: NodeStates) -> StateStatistics:
         """Return entropy and most likely token of each state of each packed mask; only for `alignment: chain`."""

@@ -22,13 +22,13 @@ class Chain(NamedTuple):
     """Log-probabilities of a chain, nats, float32 or float64.
 
     Attributes:
-        log_start: (B, k) of the first mask's states.
+        log_share: (B, T, k) of the states of each mask by itself; a path begins with those of the first mask.
         log_next: (B, U, k, k) of the next mask's states given those of a mask; rows sum to 1.
         log_emit: (B, T, k) of the target of a mask, by the state that emits it.
         target_lengths: (B,) masks of each sequence; what lies beyond is finite and never read.
     """
 
-    log_start: Float[Tensor, "B k"]
+    log_share: Float[Tensor, "B T k"]
     log_next: Float[Tensor, "B U k k"]
     log_emit: Float[Tensor, "B T k"]
     target_lengths: Int64[Tensor, " B"]
@@ -43,14 +43,14 @@ class ChainPosterior(NamedTuple):
 
 def chain_nll(chain: Chain) -> Float[Tensor, " B"]:
     """Return -log P(targets), nats; 0 for a sequence without masks. Differentiable once in all but the lengths."""
-    result: Tensor = _ChainNll.apply(*chain)  # type: ignore[no-untyped-call]
+    result: Tensor = _ChainNll.apply(*_read(chain))  # type: ignore[no-untyped-call]
     return result
 
 
 def chain_prior(chain: Chain) -> Float[Tensor, "B T k"]:
     """Return the log-probability of each mask's states, whatever the tokens; not differentiable."""
     with torch.no_grad():
-        log_state_Bk = chain.log_start
+        log_state_Bk = chain.log_share[:, 0]
         rows = [log_state_Bk]
         for log_edge_Bkk in chain.log_next.unbind(1):
             log_state_Bk = _step(log_state_Bk, log_edge_Bkk)
@@ -61,14 +61,14 @@ def chain_prior(chain: Chain) -> Float[Tensor, "B T k"]:
 def chain_posterior(chain: Chain) -> ChainPosterior:
     """Return the probabilities of states and edges given the targets; not differentiable."""
     with torch.no_grad():
-        log_alpha_BTk, nll_B = _forward(*chain)
-        return _posterior(log_alpha_BTk, -nll_B, *chain)
+        log_alpha_BTk, nll_B = _forward(*_read(chain))
+        return _posterior(log_alpha_BTk, -nll_B, *_read(chain))
 
 
 def best_chain(chain: Chain) -> Int64[Tensor, "B T"]:
     """Return the states of the most probable path (Viterbi); -1 beyond the length of a sequence."""
     with torch.no_grad():
-        log_best_Bk = chain.log_start + chain.log_emit[:, 0]
+        log_best_Bk = chain.log_share[:, 0] + chain.log_emit[:, 0]
         came_from: list[Tensor] = []
         stay_k = torch.arange(log_best_Bk.shape[1], device=log_best_Bk.device)
         for t, log_edge_Bkk in enumerate(chain.log_next.unbind(1), 1):
@@ -82,6 +82,21 @@ def best_chain(chain: Chain) -> Int64[Tensor, "B T"]:
             path.append(state_B := from_Bk.gather(1, state_B[:, None])[:, 0])
         index_T = torch.arange(len(path), device=state_B.device)
         return torch.stack(path[::-1], 1).masked_fill(index_T >= chain.target_lengths[:, None], -1)
+
+
+def share_imbalance(chain: Chain) -> Float[Tensor, " B"]:
+    """Return the KL divergence (uniform || mean shares of states over a sequence's masks), nats; 0 without masks."""
+    index_T = torch.arange(chain.log_share.shape[1], device=chain.target_lengths.device)
+    is_mask_BT1 = (index_T < chain.target_lengths[:, None])[..., None]
+    share_Bk = chain.log_share.exp().where(is_mask_BT1, 0.0).sum(1) / chain.target_lengths.clamp(min=1)[:, None]
+    even = 1 / share_Bk.shape[-1]
+    share_Bk = share_Bk.where(chain.target_lengths[:, None] > 0, even)
+    return -(share_Bk / even).clamp(min=torch.finfo(share_Bk.dtype).tiny).log().mean(-1)
+
+
+def _read(chain: Chain) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return what paths read."""
+    return chain.log_share[:, 0], chain.log_next, chain.log_emit, chain.target_lengths
 
 
 class _ChainNll(torch.autograd.Function):

@@ -201,7 +201,7 @@ def _evaluate_chain(chain: Chain, statistics: StateStatistics, batch: Batch) -> 
     posterior = chain_posterior(chain)
     state_BTk = posterior.states
     log_score_B = _expected(state_BTk, chain.log_emit) + _expected(posterior.edges, chain.log_next)
-    path_entropy_B = -nll_B - log_score_B - _expected(state_BTk[:, 0], chain.log_start)
+    path_entropy_B = -nll_B - log_score_B - _expected(state_BTk[:, 0], chain.log_share[:, 0])
 
     guess_BT = best_chain(chain._replace(log_emit=batch.scatter_targets(statistics.best_log_prob)))
     token_BTk = batch.scatter_targets(statistics.best_token)

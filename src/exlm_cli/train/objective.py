@@ -12,9 +12,10 @@ from torch import Tensor
 
 from exlm_cli.config.sections import AlignmentBackend
 from exlm_cli.data.batch import Batch
+from exlm_cli.model.chain import BALANCE
 from exlm_cli.model.exlm import ExlmModel, NodeStates
 from exlm_cli.ops.alignment import states_alignment_nll
-from exlm_cli.ops.chain import chain_nll
+from exlm_cli.ops.chain import chain_nll, share_imbalance
 from exlm_cli.ops.ctc import single_target_ctc_nll
 from exlm_cli.ops.path_prior import state_imbalance
 
@@ -37,19 +38,24 @@ class Objective:
         """Return the negative log-likelihood of each sequence's targets divided by their number, nats, float32.
 
         `inf` where no alignment exists, as for a sequence without targets; the caller counts these and averages the
-        others. In training `transition.balance` adds its penalty to the gradient alone: the value stays a likelihood.
+        others. In training the penalty on states that are used unevenly adds to the gradient alone: the value stays a
+        likelihood.
         """
         nodes = model.node_states(batch)
-        if model.chain_head is not None and (model.chain_head.is_learning or not model.training):
-            return _per_target(chain_nll(model.chain(nodes, batch)), batch)
+        if model.chain_head is not None:
+            if model.training and not model.chain_head.is_learning:
+                return self.mean_mask_nll(self.mask_nll(model, nodes, batch), batch) + model.chain_head.no_loss()
+            chain = model.chain(nodes, batch)
+            nll_per_target = _per_target(chain_nll(chain), batch)
+            return _with_penalty(nll_per_target, BALANCE * share_imbalance(chain)) if model.training else nll_per_target
         if model.transition is None:
             return self.mean_mask_nll(self.mask_nll(model, nodes, batch), batch)
         log_emit, log_trans = model.log_emissions(nodes, batch), model.log_transitions(nodes, batch)
         nll = states_alignment_nll(log_emit, log_trans, batch.target_lengths, batch.state_lengths, backend=self.backend)
         nll_per_target = nll / batch.target_lengths.clamp(min=1)
         if model.training and model.transition.balance:
-            penalty = model.transition.balance_weight * state_imbalance(log_trans, model.num_states_per_mask)
-            return nll_per_target + (penalty - penalty.detach())
+            imbalance_B = state_imbalance(log_trans, model.num_states_per_mask)
+            return _with_penalty(nll_per_target, model.transition.balance_weight * imbalance_B)
         return nll_per_target
 
     def mask_nll(self, model: ExlmModel, nodes: NodeStates, batch: Batch) -> Float[Tensor, " M"]:
@@ -68,6 +74,11 @@ class Objective:
     def mean_mask_nll(self, mask_nll_M: Float[Tensor, " M"], batch: Batch) -> Float[Tensor, " B"]:
         """Return the mean over each sequence's masks; `inf` for a sequence without any."""
         return _per_target(batch.scatter_targets(mask_nll_M).sum(1), batch)
+
+
+def _with_penalty(nll_B: Tensor, penalty_B: Tensor) -> Float[Tensor, " B"]:
+    """Return the same values with the gradient of a penalty as well."""
+    return nll_B + (penalty_B - penalty_B.detach())
 
 
 def _per_target(nll_B: Float[Tensor, " B"], batch: Batch) -> Float[Tensor, " B"]:

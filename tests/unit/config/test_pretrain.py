@@ -44,6 +44,7 @@ LONGEST = 16 + 2 * NUM_MASKS
         ({"model": {"max_length": LONGEST - 1}, "masking": {"mask_ratio": [0, 0.36]}},
          "model.max_length data.sequence_length num_states_per_mask"),
         ({"model": {"max_length": LONGEST - 1}}, "model.max_length data.sequence_length num_states_per_mask"),
+        ({"model": {"alignment": "chain"}}, "model.alignment model.expand"),
         ({"model": OUTPUT | {"max_length": 15}}, "model.max_length data.sequence_length num_states_per_mask"),
         ({**MLM, "masking": {"num_repeats": 5}}, "model.max_length masking.num_repeats"),
         ({"model": {"transition": {"position_features": True, "max_nodes": 3 * NUM_MASKS + 1}}},

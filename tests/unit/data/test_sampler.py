@@ -18,7 +18,7 @@ from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
 from exlm_cli.data.masking import Masker
 from exlm_cli.data.sampler import Feed, cut_microbatches, plan_epoch, prefetch
 from tests.plain_hash import plain_hash
-from tests.tiny import OUTPUT, SPECIAL, per_sequence, tiny_recipe
+from tests.tiny import CHAIN, OUTPUT, SPECIAL, per_sequence, tiny_recipe
 
 LENGTHS = np.random.default_rng(0).integers(4, 60, size=501)
 BUDGETS = [
@@ -193,6 +193,7 @@ SCHEMES: list[dict[str, Any]] = [
     {"masking": {"mask_ratio": 0.35, "scheme": "bernoulli", "num_repeats": 2}, "objective": "mlm"},
     {"masking": {"mask_ratio": [0, 0.6], "place": "mixed"}, "objective": "mlm"},
     {"masking": {"mask_ratio": [0, 0.6], "place": "mixed"}, "model": OUTPUT},
+    {"masking": {"mask_ratio": [0, 0.6], "place": "mixed"}, "model": CHAIN},
     {"masking": {"mask_ratio": [0.1, 0.5], "place": "spans"}},
 ]
 

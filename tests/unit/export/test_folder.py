@@ -31,7 +31,7 @@ from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.rows import task as rows_task
 from exlm_cli.train.pretrained import Pretrained, load_pretrained
-from tests.tiny import OUTPUT
+from tests.tiny import CHAIN, OUTPUT
 from tests.unit.finetune.finetuned_runs import (
     SMILES,
     finetune,
@@ -88,8 +88,9 @@ def our_outputs(pretrained: Pretrained, token_ids: list[int]) -> torch.Tensor:
         ("exlm", {"rope": "1d", "rope_base": 500.0}),
         ("exlm", {**OUTPUT, "clone_init_std": 1.0}),
         ("exlm", {**OUTPUT, "clone_init_std": 1.0, "alignment": "independent"}),
+        ("exlm", CHAIN),
     ],
-    ids=["mlm-2d", "mlm-1d", "input-2d", "input-1d", "output", "output-independent"],
+    ids=["mlm-2d", "mlm-1d", "input-2d", "input-1d", "output", "output-independent", "chain"],
 )
 def test_text_models_give_the_same_outputs(tmp_path, objective, model):
     """Those with an LM head also with [MASK]s; a padded batch, so that padding is not attended to either."""

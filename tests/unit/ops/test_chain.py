@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from exlm_cli.ops.alignment import alignment_edge_posterior, alignment_posterior, best_alignment, states_alignment_nll
-from exlm_cli.ops.chain import Chain, best_chain, chain_nll, chain_posterior, chain_prior
+from exlm_cli.ops.chain import Chain, best_chain, chain_nll, chain_posterior, chain_prior, share_imbalance
 
 K = 3
 LENGTHS = [4, 2, 1, 0]
@@ -21,8 +21,8 @@ def chain() -> Chain:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
     size, masks = len(LENGTHS), max(LENGTHS)
-    start, edges = draw(size, K).log_softmax(-1), draw(size, masks - 1, K, K).log_softmax(-1)
-    return Chain(start, edges, draw(size, masks, K), torch.tensor(LENGTHS))
+    shares, edges = draw(size, masks, K).log_softmax(-1), draw(size, masks - 1, K, K).log_softmax(-1)
+    return Chain(shares, edges, draw(size, masks, K), torch.tensor(LENGTHS))
 
 
 def _dense(chain: Chain, row: int) -> tuple[Any, ...]:
@@ -31,7 +31,7 @@ def _dense(chain: Chain, row: int) -> tuple[Any, ...]:
     nodes = masks * K + 2
     log_trans = torch.full((1, nodes, nodes), -torch.inf, dtype=torch.float64)
     log_emit = torch.full((1, masks, nodes), -torch.inf, dtype=torch.float64)
-    log_trans[0, 0, 1 : K + 1] = chain.log_start[row]
+    log_trans[0, 0, 1 : K + 1] = chain.log_share[row, 0]
     log_trans[0, -1 - K : -1, -1] = 0.0
     for t in range(masks):
         own = slice(1 + t * K, 1 + (t + 1) * K)
@@ -58,7 +58,7 @@ def test_a_chain_is_the_dense_op_without_its_other_edges(chain, row):
 def test_the_likelihood_is_the_sum_over_all_paths(chain):
     total = 0.0
     for path in itertools.product(range(K), repeat=LENGTHS[0]):
-        log_prob = chain.log_start[0, path[0]] + sum(chain.log_emit[0, t, c] for t, c in enumerate(path))
+        log_prob = chain.log_share[0, 0, path[0]] + sum(chain.log_emit[0, t, c] for t, c in enumerate(path))
         log_prob += sum(chain.log_next[0, t, c, d] for t, (c, d) in enumerate(itertools.pairwise(path)))
         total += float(log_prob.exp())
     assert float((-chain_nll(chain)[0]).exp()) == pytest.approx(total, rel=1e-12)
@@ -94,6 +94,17 @@ def test_long_chains_of_small_probabilities_stay_finite():
     """2,000 tokens of probability e^-30 each: far below the smallest float32 as a product."""
     masks = 2000
     uniform = torch.full((1, masks - 1, K, K), -torch.tensor(float(K)).log().item())
-    chain = Chain(uniform[:, 0, 0], uniform, torch.full((1, masks, K), -30.0), torch.tensor([masks]))
+    chain = Chain(uniform[:, :1, 0], uniform, torch.full((1, masks, K), -30.0), torch.tensor([masks]))
     assert float(chain_nll(chain)) == pytest.approx(30.0 * masks, rel=1e-5)
     assert float(chain_posterior(chain).states.sum()) == pytest.approx(masks, rel=1e-2)
+
+
+def test_imbalance_is_the_divergence_of_the_mean_shares(chain):
+    from_share = chain.log_share.exp()
+    for row, masks in enumerate(LENGTHS[:3]):
+        mean = from_share[row, :masks].mean(0)
+        expected = (torch.tensor(1 / K) * (1 / (K * mean)).log()).sum()
+        assert float(share_imbalance(chain)[row]) == pytest.approx(float(expected), rel=1e-6)
+    assert share_imbalance(chain)[LENGTHS.index(0)] == 0
+    even = chain._replace(log_share=torch.full_like(chain.log_share, -torch.tensor(float(K)).log().item()))
+    assert share_imbalance(even).abs().max() < 1e-6

@@ -24,7 +24,7 @@ from exlm_cli.train import pretrain
 from exlm_cli.train.pretrain import resume_pretraining, run_pretraining, validation_indices
 from exlm_cli.train.pretrained import load_pretrained
 from tests.recorder import Recorder
-from tests.tiny import OUTPUT, tiny_recipe
+from tests.tiny import CHAIN, OUTPUT, tiny_recipe
 
 VALIDATED_AT = ("loss", "loss_given_length", "mask_accuracy", "num_sequences")
 
@@ -58,6 +58,8 @@ def copy(run: Path, tmp_path: Path) -> Path:
         {"model": {"alignment": "sparse_dag", "rope": "1d", "learned_positions": True}},
         {"model": {"alignment": "independent"}, "train": {"precision": "bf16"}},
         {"model": OUTPUT | {"transition": {"rope": "nodes", "start": "next_mask", "balance": 0.1}}},
+        {"model": CHAIN},
+        {"model": CHAIN, "train": {"precision": "bf16"}},
         {
             "data": {"kind": "smiles", "train": ["bundled:molecules"], "sequence_length": 80},
             "model": {"max_length": 128},
