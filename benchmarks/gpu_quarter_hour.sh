@@ -59,7 +59,7 @@ stage() {
     return $status
 }
 
-# once NAME SECONDS COMMAND...: a stage that no later call repeats, however it ends
+# once NAME SECONDS COMMAND...: a stage that no later call repeats, however it ends; `wheels` is none
 once() {
     [ ! -e "$WORK/attempted/$1" ] || return 0
     [ $((LIMIT - SECONDS)) -gt "$SPARE_S" ] || { say "$1: no time left"; return 1; }
@@ -67,21 +67,25 @@ once() {
     stage "$@"
 }
 
-# train RECIPE KIND SECONDS: in the background of a pair
+# train RECIPE KIND SECONDS PEERS: in the background of a pair
 train() {
-    local settings=() name=$1 kind=$2 seconds=$3
+    local settings=() name=$1 kind=$2 seconds=$3 peers=$4
     for setting in $SETTINGS $MORE; do settings+=(--set "$setting"); done
     stage "train-$name" $((seconds + 10)) "$PYTHON" benchmarks/quarter_hour.py train "$name" --data "$WORK/data-$kind" \
         --seconds "$seconds" --run "$WORK/runs/$name" --out "$OUT" --probe-steps "$PROBE_STEPS" \
-        --gate "$WORK/gate-$kind" --peers 2 "${settings[@]}" && touch "$WORK/whole/$name"
+        --gate "$WORK/gate-$kind" --peers "$peers" "${settings[@]}" && touch "$WORK/whole/$name"
 }
 
 # pair KIND SECONDS: the ExLM and its MLM of equal FLOPs, or what of them is not at its end
 pair() {
-    local name training=()
+    local name begun=0 peers=0 training=()
     rm -rf "$WORK/gate-$1"
     for name in "$1-medium" "$1-medium-mlm"; do
-        [ -e "$WORK/whole/$name" ] || { train "$name" "$1" "$2" & training+=($!); }
+        if compgen -G "$WORK/runs/$name/checkpoints/step-[0-9]*" >/dev/null; then begun=1; else peers=$((peers + 1)); fi
+    done
+    [ $((begun * peers)) -eq 0 ] || say "$1: one of the pair began in an earlier call, so their FLOPs are not equal"
+    for name in "$1-medium" "$1-medium-mlm"; do
+        [ -e "$WORK/whole/$name" ] || { train "$name" "$1" "$2" "$peers" & training+=($!); }
     done
     wait "${training[@]}"
 }
@@ -96,8 +100,9 @@ unfinished() {
 }
 
 say "$*; $(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>&1 | head -n 1)"
-once wheels 60 "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade \
-    --target "$WORK/site" .gpu/wheels/*.whl
+# the one stage that the others need is tried again
+[ -e "$WORK/attempted/wheels" ] || stage wheels 60 "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade \
+    --target "$WORK/site" .gpu/wheels/*.whl && touch "$WORK/attempted/wheels"
 for kind in "$@"; do
     if [ ! -e "$WORK/data-$kind/packed.json" ]; then
         "$PYTHON" benchmarks/quarter_hour.py lay-out "$kind" --data "$WORK/data-$kind" >"$WORK/lay-out-$kind.log" 2>&1 &

@@ -10,8 +10,9 @@
 `.gpu/wheels/` the packages that the other machine lacks. `lay-out`, `steps` and `train` run there
 (`gpu_quarter_hour.sh` calls them). `steps` times steps of a recipe on generated tokens. `train` probes how long a step
 takes, chooses `train.max_steps` to fill its time, so that the schedule ends with it, and writes weights in 16 bits and
-what else a run has; trainings that share a `--gate` end with the same FLOPs. A training that was cut off goes on from
-its run. `unpack` makes run directories of what came back.
+what else a run has. Trainings that begin side by side and share a `--gate` end with the same FLOPs; one that waits in
+vain for another says that theirs are not equal. A training that was cut off goes on from its run. `unpack` makes run
+directories of what came back.
 """
 
 import argparse
@@ -86,6 +87,8 @@ SPARE_SHARE = 0.05
 """Share of the time for steps that is left over: later steps may be slower than those of the probe."""
 FINISH_S = 15.0
 """Left for validations, the checkpoint and what comes back."""
+WAIT_S = 60.0
+"""Longest wait for a training that begins at the same time."""
 
 
 # Packing, on the machine with the data
@@ -188,16 +191,23 @@ def read_data(recipe: PretrainRecipe, folder: Path) -> PreparedData:
 
 @dataclass(frozen=True)
 class Probe:
-    """Seconds and FLOPs of a step of a training, and the seconds that it has left for steps."""
+    """What a training has measured when it begins. Moments are of the monotonic clock, one for all processes.
+
+    Attributes:
+        step_s, flops: Seconds and FLOPs of a step.
+        measured_s: Moment of this measurement.
+        until_s: Moment until which it may do steps.
+    """
 
     step_s: float
     flops: float
-    left_s: float
+    measured_s: float
+    until_s: float
 
 
-def equal_steps(probes: Sequence[Probe]) -> list[int]:
-    """Return the steps of trainings side by side that end with the same FLOPs, each within its time."""
-    flops = min((1 - SPARE_SHARE) * probe.left_s / probe.step_s * probe.flops for probe in probes)
+def equal_steps(probes: Sequence[Probe], begin_s: float) -> list[int]:
+    """Return the steps of trainings that begin at a moment and end with the same FLOPs, each within its time."""
+    flops = min((1 - SPARE_SHARE) * (probe.until_s - begin_s) / probe.step_s * probe.flops for probe in probes)
     return [max(2, int(flops / probe.flops)) for probe in probes]
 
 
@@ -222,11 +232,20 @@ def train(arguments: argparse.Namespace) -> bool:
                 pretrain.resume_pretraining(arguments.run, progress=progress)
             else:
                 shutil.rmtree(arguments.run, ignore_errors=True)
+                begun = meet(arguments, "start", {}, arguments.peers)  # so that all probe at the same time
                 step_s = probe(overrides, arguments)
-                left_s = arguments.seconds - (time.monotonic() - started_s) - FINISH_S
-                own = Probe(step_s, recipe_step_flops(recipe).total, left_s)
-                others = [Probe(**one) for one in meet(arguments, "probe", asdict(own))]
-                num_steps = equal_steps([own, *others])[0]
+                until_s = started_s + arguments.seconds - FINISH_S
+                own = Probe(step_s, recipe_step_flops(recipe).total, time.monotonic(), until_s)
+                probes = [own, *(Probe(**one) for one in meet(arguments, "probe", asdict(own), 1 + len(begun)))]
+                begin_s = max(probe.measured_s for probe in probes)  # the same for all of them
+                if len(probes) < arguments.peers:
+                    progress.message(
+                        f"{recipe.name}: only {len(probes)} of {arguments.peers} trainings met within {WAIT_S:.0f} s, "
+                        "so their FLOPs are not equal"
+                    )
+                    begin_s = time.monotonic()
+                num_steps = equal_steps(probes, begin_s)[0]
+                left_s = until_s - begin_s
                 progress.message(f"{recipe.name}: {1000 * step_s:.1f} ms a step; {num_steps:,} steps in {left_s:.0f} s")
                 schedule = [
                     f"train.max_steps={num_steps}",
@@ -260,23 +279,22 @@ def probe(overrides: Sequence[str], arguments: argparse.Namespace) -> float:
         f"train.checkpoint_every_steps={num_steps}",
         "train.validation_sequences=16",
     ]
-    meet(arguments, "start", {})  # so that all probe at the same time
     pretrain.run_pretraining(load_recipe(arguments.recipe, [*overrides, *short]), out=run)
     rows = [row for row in read_metrics(run / METRICS_FILE) if row["kind"] == "train"]
     shutil.rmtree(run)
     return float((rows[-1]["elapsed_s"] - rows[0]["elapsed_s"]) / (rows[-1]["step"] - rows[0]["step"]))
 
 
-def meet(arguments: argparse.Namespace, place: str, content: dict[str, float]) -> list[dict[str, float]]:
-    """Wait up to a minute for the trainings that share the device; return what the others leave at a place."""
+def meet(arguments: argparse.Namespace, place: str, content: dict[str, float], peers: int) -> list[dict[str, float]]:
+    """Wait up to a minute for `peers` trainings, this one included; return what the others have left at a place."""
     if arguments.gate is None:
         return []
     folder = arguments.gate / place
     folder.mkdir(parents=True, exist_ok=True)
     own = folder / f"{arguments.run.name}.json"
     write_atomically(own, json.dumps(content).encode())
-    give_up_s = time.monotonic() + 60
-    while len(there := set(folder.glob("*.json"))) < arguments.peers and time.monotonic() < give_up_s:
+    give_up_s = time.monotonic() + WAIT_S
+    while len(there := set(folder.glob("*.json"))) < peers and time.monotonic() < give_up_s:
         time.sleep(0.05)
     return [json.loads(path.read_bytes()) for path in sorted(there - {own})]
 
@@ -413,7 +431,7 @@ def main() -> None:
     training.add_argument("--out", type=Path, required=True)
     training.add_argument("--probe-steps", type=int, default=80)
     training.add_argument("--gate", type=Path, help="folder in which trainings side by side wait for each other")
-    training.add_argument("--peers", type=int, default=1, help="trainings side by side")
+    training.add_argument("--peers", type=int, default=1, help="trainings that begin side by side, this one included")
     training.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     timing = commands.add_parser("steps", help="time steps there, on generated tokens")
     timing.add_argument("recipe")
