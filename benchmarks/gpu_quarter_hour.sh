@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The most of 15 minutes on a lent GPU without a network: steps of text-base, then an ExLM and its MLM of equal FLOPs.
+# The most of 15 minutes on a lent GPU without a network: steps of text-base and its MLM, then a pair of equal FLOPs.
 #
 #   python benchmarks/quarter_hour.py pack KIND ...            # beforehand, here, for each KIND; .gpu/ travels along
 #   bash benchmarks/gpu_quarter_hour.sh OUT SECONDS KIND...    # there, in one call or two
@@ -111,8 +111,8 @@ done
 EXLM_COMMIT=$("$PYTHON" -c 'import json, sys; print((json.load(open(sys.argv[1]))["commit"] or "")[:8])' \
     "$(ls .gpu/*/packed.json | head -n 1)") && export EXLM_COMMIT
 once build "$BUILD_S" "$PYTHON" -m exlm_cli doctor --build
-steps=("$PYTHON" benchmarks/quarter_hour.py steps "$STEPS_RECIPE" --out "$OUT" --batch-share "$STEPS_SHARE"
-    --set "device=$DEVICE")
+steps=("$PYTHON" benchmarks/bench_train_step.py --recipes "$STEPS_RECIPE" --out "$OUT" --batch-share "$STEPS_SHARE"
+    --device "$DEVICE" --steps 10 --warmup 5)
 TAIL=20 once steps "$STEPS_S" "${steps[@]}"
 TAIL=20 once steps-compiled "$COMPILED_S" "${steps[@]}" --set train.compile=true
 if [ "$TESTS_S" -gt 0 ]; then

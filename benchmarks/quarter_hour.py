@@ -1,18 +1,16 @@
-"""What a lent GPU without a network is used for: packed here, timed and trained there, made a run of again here.
+"""What a lent GPU without a network is used for: packed here, trained there, made a run of again here.
 
     python benchmarks/quarter_hour.py pack text --set 'data.train=[train.txt.xz]' --set 'data.valid=[valid.txt.xz]'
     python benchmarks/quarter_hour.py lay-out text --data FOLDER
-    python benchmarks/quarter_hour.py steps text-base --out OUT --set train.compile=true
     python benchmarks/quarter_hour.py train text-medium --data FOLDER --seconds 200 --run RUN --out OUT
     python benchmarks/quarter_hour.py unpack OUT runs
 
 `pack` writes `.gpu/KIND/`, which git ignores: the token shards, compressed, and what they were made of; and to
-`.gpu/wheels/` the packages that the other machine lacks. `lay-out`, `steps` and `train` run there
-(`gpu_quarter_hour.sh` calls them). `steps` times steps of a recipe on generated tokens. `train` probes how long a step
-takes, chooses `train.max_steps` to fill its time, so that the schedule ends with it, and writes weights in 16 bits and
-what else a run has. Trainings that begin side by side and share a `--gate` end with the same FLOPs; one that waits in
-vain for another says that theirs are not equal. A training that was cut off goes on from its run. `unpack` makes run
-directories of what came back.
+`.gpu/wheels/` the packages that the other machine lacks. `lay-out` and `train` run there (`gpu_quarter_hour.sh` calls
+them). `train` probes how long a step takes, chooses `train.max_steps` to fill its time, so that the schedule ends with
+it, and writes weights in 16 bits and what else a run has. Trainings that begin side by side and share a `--gate` end
+with the same FLOPs; one that waits in vain for another says that theirs are not equal. A training that was cut off goes
+on from its run. `unpack` makes run directories of what came back.
 """
 
 import argparse
@@ -24,21 +22,17 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from statistics import median
-from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
 from safetensors.torch import load, load_file, save, save_file
 
-from bench_train_step import build_side, generate_data, scale_batch
 from exlm_cli.cli.console import open_progress
 from exlm_cli.config.describe import recipe_step_flops
 from exlm_cli.config.load import load_recipe
@@ -69,8 +63,6 @@ from exlm_cli.train.checkpoint import (
     checkpoint_paths,
 )
 from exlm_cli.train.pretrained import load_pretrained, pick_device
-from exlm_cli.train.process import StopSignal
-from harness import Spread, Stopwatch, append_row, surroundings
 
 FOLDER = Path(__file__).parents[1] / ".gpu"
 # what such a machine lacks, or may have too old: of the packages that pre-training, doctor and the GPU's tests import
@@ -299,46 +291,6 @@ def meet(arguments: argparse.Namespace, place: str, content: dict[str, float], p
     return [json.loads(path.read_bytes()) for path in sorted(there - {own})]
 
 
-def time_steps(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Time steps of a recipe on generated tokens, and append a row to `gpu_steps.csv` of `--out`."""
-    recipe = load_recipe(arguments.recipe, arguments.set)
-    arguments.device, arguments.backend = pick_device(recipe), recipe.train.alignment_backend
-    times_ms: list[float] = []
-    speeds: list[float] = []
-    with tempfile.TemporaryDirectory() as folder:
-        data = generate_data(scale_batch(recipe, arguments.batch_share), Path(folder))
-        side = build_side(recipe, data, arguments, Path(folder))
-        stop, began_s = StopSignal(), time.perf_counter()
-        for _ in range(arguments.warmup):
-            side.loop.advance(stop)
-        Stopwatch(arguments.device).laps_ms()  # waits for the device
-        warmup_s = time.perf_counter() - began_s
-        for _ in range(arguments.steps):
-            watch = Stopwatch(arguments.device)
-            watch.mark()
-            side.loop.advance(stop)
-            watch.mark()
-            times_ms += watch.laps_ms()
-            speeds.append(side.last_size().flops.total / times_ms[-1] / 1e9)
-    meter, speed = side.loop.meter, median(speeds)
-    row = {
-        "recipe": recipe.name,
-        "compile": recipe.train.compile,
-        "precision": side.task.precision,
-        "tokens": side.last_size().num_tokens,
-        "steps": arguments.steps,
-        **{key: round(value, 2) for key, value in asdict(Spread.of(times_ms)).items()},
-        "tflop_per_s": round(speed, 3),
-        "utilisation": "" if meter.gpu is None else round(1e12 * speed / meter.gpu.peak_flops, 4),
-        "peak_memory_mib": round(meter.peak_memory_bytes / 2**20),
-        "warmup_s": round(warmup_s, 1),
-        **surroundings(arguments.device),
-    }
-    print("\n".join(f"{key:<16} {value}" for key, value in row.items()), flush=True)
-    append_row("gpu_steps", row, arguments.out)
-    return row
-
-
 def bring(run: Path, out: Path, name: str) -> None:
     """Write a run without its optimizer, weights in 16 bits, as an archive in parts of at most 15 MiB."""
     checkpoint = checkpoint_paths(run)[0]
@@ -433,13 +385,6 @@ def main() -> None:
     training.add_argument("--gate", type=Path, help="folder in which trainings side by side wait for each other")
     training.add_argument("--peers", type=int, default=1, help="trainings that begin side by side, this one included")
     training.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    timing = commands.add_parser("steps", help="time steps there, on generated tokens")
-    timing.add_argument("recipe")
-    timing.add_argument("--out", type=Path, required=True)
-    timing.add_argument("--batch-share", type=float, default=0.0625, help="share of the recipe's batch in each step")
-    timing.add_argument("--steps", type=int, default=10)
-    timing.add_argument("--warmup", type=int, default=5, help="steps before those, for every class of shapes")
-    timing.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     unpacking = commands.add_parser("unpack", help="make run directories of what came back")
     unpacking.add_argument("out", type=Path)
     unpacking.add_argument("runs", type=Path)
@@ -448,8 +393,6 @@ def main() -> None:
         pack(arguments.kind, load_recipe(arguments.recipe or f"{arguments.kind}-medium", arguments.set))
     elif arguments.command == "lay-out":
         lay_out(arguments.kind, arguments.data)
-    elif arguments.command == "steps":
-        time_steps(arguments)
     elif arguments.command == "train":
         sys.exit(0 if train(arguments) else 1)
     else:

@@ -155,17 +155,3 @@ def test_a_training_that_waits_in_vain_says_so_and_goes_on(packed, tmp_path, mon
     arguments.peers = 2
     assert quarter_hour.train(arguments)
     assert "only 1 of 2 trainings met within 0 s, so their FLOPs are not equal" in capsys.readouterr().err
-
-
-def test_timed_steps_are_a_row(tmp_path):
-    settings = ["device=cpu", "model.width=32", "model.ffn_width=32", "model.num_layers=1", "optim.warmup_steps=0"]
-    for number in (1, 2):
-        row = quarter_hour.time_steps(
-            argparse.Namespace(
-                recipe="quickstart-text", out=tmp_path, batch_share=0.125, steps=3, warmup=1, set=settings
-            )
-        )
-        assert len((tmp_path / "gpu_steps.csv").read_text().splitlines()) == 1 + number
-    assert row["p20_ms"] <= row["median_ms"] <= row["p80_ms"]
-    assert (row["utilisation"], row["steps"], row["precision"]) == ("", 3, "fp32")
-    assert row["peak_memory_mib"] > 50
