@@ -27,9 +27,9 @@ from torch import Tensor
 
 import against_hf
 import harness
-from exlm_cli.config.describe import count_sequence_flops, recipe_step_flops
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.cost.counts import count_sequence_flops, recipe_step_flops
 from exlm_cli.data import IntArray
 from exlm_cli.data.batch import Batch
 from exlm_cli.data.corpus.prepare import PreparedData

@@ -34,9 +34,9 @@ import torch
 from safetensors.torch import load, load_file, save, save_file
 
 from exlm_cli.cli.console import open_progress
-from exlm_cli.config.describe import recipe_step_flops
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.cost.counts import recipe_step_flops
 from exlm_cli.data.corpus.fingerprint import (
     FingerprintedSource,
     data_fingerprint,

@@ -15,9 +15,9 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from exlm_cli.config.describe import FlopCounter
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import PAIRS_PER_POSITION
+from exlm_cli.cost.counts import FlopCounter
 from exlm_cli.data import IntArray
 from exlm_cli.data.batch import Batch, DeviceBatch, expand
 from exlm_cli.data.corpus.shards import TokenDataset

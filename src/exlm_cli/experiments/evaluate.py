@@ -11,6 +11,7 @@ from pathlib import Path
 from exlm_cli.bundled_models import bundled_name
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.cost.meter import num_parameters
 from exlm_cli.data.corpus.prepare import PreparedData, prepare_data
 from exlm_cli.data.rows.records import SKIPPED_FILE
 from exlm_cli.errors import ConfigError, DataError
@@ -93,7 +94,7 @@ def evaluate_pretrained(
         pretrained.name,
         recipe.objective,
         pretrained.step,
-        sum(p.numel() for p in pretrained.model.parameters()),
+        num_parameters(pretrained.model),
         pretrained.num_tokens,
         pretrained.tokenizer.fingerprint,
         f"{num_sequences} of {', '.join(valid) or 'its own validation data'}",

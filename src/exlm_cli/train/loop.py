@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from exlm_cli.config.sections import LoopConfig, OptimConfig
+from exlm_cli.cost.meter import Meter
 from exlm_cli.data import IntArray
 from exlm_cli.distributed.parallel import no_sync_unless_last
 from exlm_cli.distributed.ranks import ALONE, Ranks
@@ -37,7 +38,6 @@ from exlm_cli.train.checkpoint import (
     save_best,
     save_checkpoint,
 )
-from exlm_cli.train.meter import Meter
 from exlm_cli.train.optim import LossScale, build_optimizer, learning_rate, set_learning_rates, update_weights
 from exlm_cli.train.process import FreedMemory, StopSignal
 from exlm_cli.train.task import Callback, LoopResult, Selection, TrainTask

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from exlm_cli.config.base import identity_values
-from exlm_cli.config.describe import FlopCounter, estimated_cost
-from exlm_cli.config.gpus import Gpu
 from exlm_cli.config.input_paths import write_run_recipe
 from exlm_cli.config.load import load_recipe, resumed_recipe
 from exlm_cli.config.overrides import describe_changes
 from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.cost.counts import FlopCounter
+from exlm_cli.cost.estimate import describe_long_run
+from exlm_cli.cost.gpus import Gpu
+from exlm_cli.cost.meter import num_parameters
 from exlm_cli.data import IntArray
 from exlm_cli.data.batch import Batch
 from exlm_cli.data.corpus.prepare import PreparedData, list_rejected, prepare_data
@@ -29,7 +31,7 @@ from exlm_cli.distributed.ranks import ALONE, Ranks, join
 from exlm_cli.distributed.shared_run import hold_run, require_same
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.files import finite_or_none
-from exlm_cli.format import format_large, format_number_of, format_parameters, format_percent
+from exlm_cli.format import format_number_of, format_parameters, format_percent
 from exlm_cli.launch import read_launch
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.alignment import choose_backend
@@ -71,9 +73,6 @@ CENTRED_SHARE = 0.9
 MeasuredT = TypeVar("MeasuredT")
 
 _OWN_MASK_SEQUENCES = 256
-
-LONG_RUN_FLOPS = 1e14
-"""Cost from which a run tells it beforehand: about half an hour of two cores."""
 
 VALIDATION_EPOCH = 2**32 - 1
 """The epoch whose masks validation uses: one that training never reaches, so every validation masks the same tokens."""
@@ -344,8 +343,8 @@ def _run_pretraining(
     tokenizer = None if begin is None else begin.tokenizer
     if saved is not None and recipe.tokenizer.path == saved.recipe.tokenizer.path:
         tokenizer = load_tokenizer(run, recipe)
-    if is_new and ranks.is_first:
-        _tell_cost(recipe, progress)
+    if is_new and ranks.is_first and (cost := describe_long_run(recipe)):
+        progress.message(cost)  # before hours of tokenising
     prepare = functools.partial(prepare_data, recipe, progress=progress, builds=ranks.is_first, tokenizer=tokenizer)
     data = ranks.rank_0_first(prepare)
     seen = "put the data where all nodes see the same files"
@@ -354,11 +353,11 @@ def _run_pretraining(
     model = build_model(recipe, data.tokenizer, device)
     if begin is not None and (new := begin_with(model, begin)):
         progress.message(f"new in this run: {new}")
-    num_parameters = sum(p.numel() for p in model.parameters())
+    parameters = num_parameters(model)
     task = PretrainTask(recipe, data, model, device, ranks)
     shown_ranks = "" if ranks.size == 1 else f", {ranks.size} ranks"
     progress.message(
-        f"{recipe.name}: {format_parameters(num_parameters)} parameters, "
+        f"{recipe.name}: {format_parameters(parameters)} parameters, "
         f"{format_number_of(len(data.train), 'sequence')}, {data.train.num_tokens:,} tokens, "
         f"on {describe_device(device)}{shown_ranks}; results in {run}"
     )
@@ -409,7 +408,7 @@ def _run_pretraining(
     result = loop.fit()
     if ranks.is_first:
         time_s = round(result.state.elapsed_s, 1)
-        update_run_json(run, {"parameters": num_parameters, "steps": result.state.step, "train_time_s": time_s})
+        update_run_json(run, {"parameters": parameters, "steps": result.state.step, "train_time_s": time_s})
     state, begun_with_weights = result.state, ranks.on_rank_0(lambda: read_run_json(run).checkpoint is not None)
     return PretrainResult(
         run,
@@ -419,21 +418,13 @@ def _run_pretraining(
         result.validation,
         unigrams,
         None if begun_with_weights else state.num_tokens,
-        num_parameters,
+        parameters,
         state.elapsed_s,
         state.data_wait_s,
         result.peak_memory_bytes,
         result.gpu,
         result.utilisation,
     )
-
-
-def _tell_cost(recipe: PretrainRecipe, progress: Progress) -> None:
-    """Report what a long run costs, before hours of tokenising."""
-    num_tokens, flops = estimated_cost(recipe)
-    if recipe.train.known_steps is not None and flops >= LONG_RUN_FLOPS:
-        shown = f"{format_large(num_tokens)} tokens, {flops:.1e} FLOPs".replace("e+", "e")
-        progress.message(f"cost: {shown}; `exlm recipes` with `--gpu` and the same recipe estimates the hours")
 
 
 def _describe_run(

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from exlm_cli.config.finetune import FinetuneTrainConfig
-from exlm_cli.config.gpus import Gpu
 from exlm_cli.config.sections import LoopConfig, OptimConfig, TrainConfig
+from exlm_cli.cost.gpus import Gpu
 from exlm_cli.data.sampler import EpochPlan, plan_epoch
 from exlm_cli.errors import ConfigError, DivergedError, InterruptedRunError
 from exlm_cli.progress import SilentProgress

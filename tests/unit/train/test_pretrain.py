@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from exlm_cli.config.describe import recipe_step_flops, tokens_per_step
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.cost import estimate
+from exlm_cli.cost.counts import recipe_step_flops, tokens_per_step
 from exlm_cli.data.tokenizer import train_bpe
 from exlm_cli.errors import CheckpointError
 from exlm_cli.format import format_percent
 from exlm_cli.ops.alignment import native
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_metrics, read_run_json, update_run_json
-from exlm_cli.train import pretrain
 from exlm_cli.train.pretrain import resume_pretraining, run_pretraining, validation_indices
 from exlm_cli.train.pretrained import load_pretrained
 from tests.recorder import Recorder
@@ -128,13 +128,13 @@ def test_a_long_run_tells_its_cost_before_the_data_are_tokenised(tmp_path, monke
     """A resumption and a short run say nothing."""
     recipe, lines = tiny_recipe(data={"cache_dir": str(tmp_path / "cache"), "bundled_rows": 200}), Recorder()
     tokens, flops = 6 * tokens_per_step(recipe), 6 * recipe_step_flops(recipe).total
-    monkeypatch.setattr(pretrain, "LONG_RUN_FLOPS", flops)
+    monkeypatch.setattr(estimate, "LONG_RUN_FLOPS", flops)
     run = run_pretraining(recipe, out=tmp_path / "run", progress=lines).run_dir
     shown = f"{tokens} tokens, {flops:.1e} FLOPs".replace("e+", "e")
     assert lines.said[0] == f"cost: {shown}; `exlm recipes` with `--gpu` and the same recipe estimates the hours"
     again = Recorder()
     resume_pretraining(run, progress=again)
-    monkeypatch.setattr(pretrain, "LONG_RUN_FLOPS", flops + 1)
+    monkeypatch.setattr(estimate, "LONG_RUN_FLOPS", flops + 1)
     run_pretraining(recipe, out=tmp_path / "short", progress=again)
     assert not [line for line in again.said if line.startswith("cost: ")]
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.tasks import TaskSection
+from exlm_cli.cost.meter import num_parameters, tokens_per_second
 from exlm_cli.data import IntArray
 from exlm_cli.data.rows.records import SKIPPED_FILE
 from exlm_cli.data.sampler import EpochPlan, plan_epoch
@@ -385,7 +386,7 @@ def _score(cell: Cell, task: FinetuneTask, result: LoopResult) -> CellResult:
         task=data.name,
         seed=cell.seed,
         grid=cell.point.values,
-        parameters=sum(p.numel() for p in task.model.parameters()),
+        parameters=num_parameters(task.model),
         epochs=state.epoch + 1,
         best_epoch=state.best_epoch + 1,
         steps=state.step,
@@ -394,7 +395,7 @@ def _score(cell: Cell, task: FinetuneTask, result: LoopResult) -> CellResult:
         metrics=metrics,
         labels=labels,
         notes=tuple(notes),
-        tokens_per_s=round(state.num_tokens / max(1e-9, state.elapsed_s), 1),
+        tokens_per_s=round(tokens_per_second(state.num_tokens, state.elapsed_s), 1),
         outside_model_share=round(1 - state.model_s / max(1e-9, state.elapsed_s), 4),
     )
 
