@@ -30,7 +30,6 @@ import harness
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.cost.counts import count_sequence_flops, recipe_step_flops
-from exlm_cli.data import IntArray
 from exlm_cli.data.batch import Batch
 from exlm_cli.data.corpus.prepare import PreparedData
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
@@ -39,7 +38,7 @@ from exlm_cli.ops.alignment import choose_backend
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import MetricsLog
 from exlm_cli.train.loop import TrainingLoop
-from exlm_cli.train.pretrain import PretrainTask
+from exlm_cli.train.pretrain_task import PretrainTask
 from exlm_cli.train.pretrained import build_model
 from exlm_cli.train.process import StopSignal
 
@@ -54,11 +53,11 @@ class RecordingLoop(TrainingLoop):
     last_batches: list[Batch]
     lengths: list[list[tuple[Tensor, Tensor]]]
 
-    def batches(self, indices: IntArray) -> Iterator[Batch]:
+    def batches(self, made: Iterator[Batch]) -> Iterator[Batch]:
         """Yield the step's batches."""
         self.last_batches = []
         self.lengths.append([])
-        for batch in super().batches(indices):
+        for batch in super().batches(made):
             self.last_batches.append(batch)
             self.lengths[-1].append((batch.lengths, batch.target_lengths))
             yield batch

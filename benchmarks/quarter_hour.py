@@ -62,6 +62,7 @@ from exlm_cli.train.checkpoint import (
     Manifest,
     checkpoint_paths,
 )
+from exlm_cli.train.pretrain_task import PretrainTask
 from exlm_cli.train.pretrained import load_pretrained, pick_device
 
 FOLDER = Path(__file__).parents[1] / ".gpu"
@@ -320,7 +321,7 @@ def check_rounding(run: Path, data: PreparedData) -> None:
     trained = load_pretrained(run)
     exact = trained.recipe.train.model_copy(update={"precision": "fp32"})
     recipe = trained.recipe.model_copy(update={"train": exact})
-    task = pretrain.PretrainTask(recipe, data, trained.model, pick_device(recipe))
+    task = PretrainTask(recipe, data, trained.model, pick_device(recipe))
     figures = {"trained": task.validate()}
     with torch.no_grad():
         for parameter in trained.model.parameters():

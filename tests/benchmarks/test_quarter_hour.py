@@ -18,8 +18,8 @@ import quarter_hour
 from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.data.corpus.prepare import prepare_data
 from exlm_cli.progress import SilentProgress
-from exlm_cli.train import pretrain
 from exlm_cli.train.checkpoint import checkpoint_paths
+from exlm_cli.train.pretrain_task import PretrainTask
 from exlm_cli.train.pretrained import load_pretrained
 from quarter_hour import Probe
 from tests.killed import act_at_call
@@ -109,7 +109,7 @@ def test_a_training_that_was_cut_off_goes_on_in_the_next_call(packed, tmp_path, 
     with pytest.MonkeyPatch.context() as patch:
         # the eighth batch after the two steps of the probe is in the training
         stop = Mock(side_effect=lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-        act_at_call(pretrain.PretrainTask, "losses", 8, stop, set_to=patch.setattr)
+        act_at_call(PretrainTask, "losses", 8, stop, set_to=patch.setattr)
         assert not quarter_hour.train(arguments)
     (run,) = quarter_hour.unpack(arguments.out, tmp_path / "cut-off")
     step = load_pretrained(run, device="cpu").step

@@ -22,7 +22,7 @@ from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import read_run_json, run_directory
 from exlm_cli.train.checkpoint import load_model_weights
-from exlm_cli.train.pretrain import VALIDATE_AT_SEQUENCES, PretrainTask
+from exlm_cli.train.pretrain_task import VALIDATE_AT_SEQUENCES, PretrainTask
 from exlm_cli.train.pretrained import Pretrained, build_model, load_pretrained
 
 

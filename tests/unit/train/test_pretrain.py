@@ -21,7 +21,8 @@ from exlm_cli.format import format_percent
 from exlm_cli.ops.alignment import native
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_metrics, read_run_json, update_run_json
-from exlm_cli.train.pretrain import resume_pretraining, run_pretraining, validation_indices
+from exlm_cli.train.pretrain import resume_pretraining, run_pretraining
+from exlm_cli.train.pretrain_task import validation_indices
 from exlm_cli.train.pretrained import load_pretrained
 from tests.recorder import Recorder
 from tests.tiny import OUTPUT, tiny_recipe
@@ -265,13 +266,15 @@ def test_a_damaged_step_and_a_folder_that_is_no_run_are_refused_by_name(copy, tm
         load_pretrained(copy, device="cpu")
 
 
-def test_a_run_that_goes_on_reads_its_recipe_once(copy, monkeypatch):
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_run_that_goes_on_reads_its_recipe_once(copy, monkeypatch, is_known):
     """All that compares with it, the tokenizer, the checkpoint and the new recipe, sees one content."""
     shutil.rmtree(copy / "checkpoints/step-6")
     recipe, read = load_recipe(copy / "recipe.yaml"), Path.read_bytes
     seen: list[Path] = []
     monkeypatch.setattr(Path, "read_bytes", lambda path: seen.append(path) or read(path))
-    assert run_pretraining(recipe, resume=copy).steps == 6
+    result = run_pretraining(recipe, resume=copy) if is_known else resume_pretraining(copy)
+    assert result.steps == 6
     assert seen.count(copy / "recipe.yaml") == 1
 
 

@@ -52,7 +52,6 @@ from exlm_cli.tasks.rows.splits import split_fingerprint
 from exlm_cli.train.checkpoint import (
     load_model_weights,
     newest_good_checkpoint,
-    remove_unfinished,
     verify_checkpoint,
 )
 from exlm_cli.train.loop import TrainingLoop
@@ -326,7 +325,6 @@ def run_cell(
     """
     recipe = cell.recipe
     cell.folder.mkdir(parents=True, exist_ok=True)
-    remove_unfinished(cell.folder)
     model = _build_model(weights, recipe, data, cell.seed, device)
     begun = "scratch" if recipe.init == "scratch" else weights.sha256
     origin = {"checkpoint": begun, **cell_identity(recipe, cell.seed, weights.recipe, weights.tokenizer)}
@@ -346,11 +344,7 @@ def run_cell(
         selection=Selection(data.selection_metric, data.is_greater_better, recipe.train.patience),
         label=cell.label,
     )
-    checkpoint = newest_good_checkpoint(cell.folder, progress.message)
-    if checkpoint is None:
-        loop.metrics.truncate_after(0)
-    else:
-        loop.resume(checkpoint)
+    loop.resume(newest_good_checkpoint(cell.folder, progress.message))
     write_json(cell.folder / RESULT_FILE, _score(cell, task, loop.fit()))
     cell.drop_checkpoints()
 
