@@ -45,8 +45,7 @@ from exlm_cli.data.corpus.fingerprint import (
 )
 from exlm_cli.data.corpus.inputs import BundledSource, resolve_inputs
 from exlm_cli.data.corpus.prepare import PreparedData, prepare_data
-from exlm_cli.data.corpus.shards import TokenDataset
-from exlm_cli.data.corpus.write import SPELLINGS, TRAIN, VALID
+from exlm_cli.data.corpus.shards import SPELLINGS, TRAIN, VALID, TokenDataset
 from exlm_cli.data.rows.records import SKIPPED_FILE
 from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from exlm_cli.errors import InterruptedRunError
