@@ -124,8 +124,7 @@ def way_back_to(module: str) -> list[str]:
     return []
 
 
-# results and scores, plan and trainer of fine-tuning lead to each other
-@pytest.mark.parametrize("module", [name for name in MODULES if not name.startswith("exlm_cli.finetune.")])
+@pytest.mark.parametrize("module", MODULES)
 def test_no_module_leads_back_to_itself(module):
     assert way_back_to(module) == []
 

@@ -12,11 +12,12 @@ from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, GridPoint
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.errors import ConfigError
 from exlm_cli.finetune.baselines.baseline import baselines_of, is_affordable
+from exlm_cli.finetune.cells.cell import Cell
 from exlm_cli.finetune.cells.model import choose_tokenizer, describe_weights, untrained_model
 from exlm_cli.finetune.cells.trainer import TaskData, describe_rows, encode_task, run_cell
 from exlm_cli.finetune.evaluation.scoring import conclude
 from exlm_cli.finetune.features import FeatureStore
-from exlm_cli.finetune.plan import Cell, RunPlan, SplitPlan, describe_result, keep_best_point
+from exlm_cli.finetune.plan import RunPlan, SplitPlan, describe_result, keep_best_point
 from exlm_cli.finetune.record import record_beginning
 from exlm_cli.finetune.results import RESULT_FILE, RunResults
 from exlm_cli.format import format_counts

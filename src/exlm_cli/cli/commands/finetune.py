@@ -28,8 +28,8 @@ from exlm_cli.errors import ConfigError
 
 if TYPE_CHECKING:
     from exlm_cli.config.finetune import FinetuneRecipe
+    from exlm_cli.finetune.finished import FinetunedRun
     from exlm_cli.finetune.run import FinetuneResult
-    from exlm_cli.finetune.scores import FinetunedRun
     from exlm_cli.progress import Progress
 
 _EXAMPLE = "for example `exlm finetune moleculenet bace` or `exlm finetune csv my_assay.csv --label-columns active`"
@@ -230,7 +230,7 @@ def _run(
 def _report(result: "FinetuneResult", *, as_json: bool) -> None:
     """Write the page of a run, and print its scores and verdict."""
     from exlm_cli.cli import console
-    from exlm_cli.finetune.scores import FinetunedRun
+    from exlm_cli.finetune.finished import FinetunedRun
     from exlm_cli.report.finetuning.page import write_page
     from exlm_cli.report.finetuning.scores import results_tables
 
@@ -302,7 +302,7 @@ def _finish_series(
     from exlm_cli.cli import console
     from exlm_cli.cli.runs import local_run
     from exlm_cli.experiments.series import run_series
-    from exlm_cli.finetune.scores import FinetunedRun
+    from exlm_cli.finetune.finished import FinetunedRun
     from exlm_cli.report.experiments.paper import paper_tables
     from exlm_cli.report.finetuning.page import write_page
     from exlm_cli.report.tables import write_tables

@@ -23,6 +23,7 @@ from exlm_cli.data.sampler import EpochPlan, plan_epoch
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import write_json
+from exlm_cli.finetune.cells.cell import Cell
 from exlm_cli.finetune.cells.model import cell_identity
 from exlm_cli.finetune.cells.runner import (
     FrozenStates,
@@ -39,7 +40,6 @@ from exlm_cli.finetune.features import (
     fit_quantiles,
     with_descriptors,
 )
-from exlm_cli.finetune.plan import Cell
 from exlm_cli.finetune.results import RESULT_FILE, CellResult, write_logits
 from exlm_cli.finetune.scores import LabelScores, Scores
 from exlm_cli.format import format_number_of, format_percent, printable
