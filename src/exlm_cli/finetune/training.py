@@ -48,6 +48,7 @@ class Beginning:
         length: Tokens of a sequence before repetition.
         baseline: Whether baselines are scored too; None: where they take minutes at most.
         run: The run that is continued; None: a new one, in `out`.
+        begun: The recipe that it has had until now.
         out: None: `runs/<name>-<time>`.
     """
 
@@ -60,6 +61,7 @@ class Beginning:
     use_grid: bool
     baseline: bool | None
     run: Path | None
+    begun: FinetuneRecipe | None
     out: Path | None
 
 
@@ -101,7 +103,7 @@ def train(
         plan = RunPlan(
             folder, recipe, weights, begin.checkpoint, begin.length, begin.use_grid, has_baseline, splits, store
         )
-        record_beginning(plan, is_new=run is None)
+        record_beginning(plan, begin.begun)
         update_run_json(folder, {"device": describe_device(device), "seeds": recipe.seeds})
         more = f" of the first of {len(splits)} splits" if len(splits) > 1 else ""
         progress.message(

@@ -270,6 +270,19 @@ def test_a_finished_run_resumed_stays_as_it_is(tmp_path, finished, monkeypatch):
     assert result.results == finished[1]
 
 
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_resumed_run_reads_its_recipe_once(tmp_path, finished, monkeypatch, is_known):
+    """What is compared with it and what is trained see one content."""
+    out, read = tmp_path / "run", Path.read_bytes
+    shutil.copytree(finished[0], out)
+    monkeypatch.setattr(run_module, "load_task", lambda config, progress: WordTask())
+    seen: list[Path] = []
+    monkeypatch.setattr(Path, "read_bytes", lambda path: seen.append(path) or read(path))
+    result = run_finetuning(finetune_recipe(), checkpoint=None, resume=out) if is_known else resume_finetuning(out)
+    assert result.results == finished[1]
+    assert seen.count(out / "recipe.yaml") == 1
+
+
 def test_seeds_that_a_resumption_leaves_out_are_named_and_kept(tmp_path, finished):
     out, progress = tmp_path / "run", Recorder()
     shutil.copytree(finished[0], out)
