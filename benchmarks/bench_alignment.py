@@ -14,7 +14,6 @@ import functools
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from statistics import median
 from typing import NamedTuple
 
@@ -152,8 +151,8 @@ def measure(shape: Shape, backend: Backend, device: torch.device, repeats: int) 
                 "k": shape.k,
                 "S": shape.S,
                 "dtype": "float32",
-                **{key: round(value, 3) for key, value in asdict(spread).items()},
-                "ps_per_cell": round(spread.median_ms * 1e9 / shape.num_cells, 2),
+                **spread.columns_ms(3),
+                "ps_per_cell": round(spread.median * 1e9 / shape.num_cells, 2),
                 # time of all threads; a busy machine changes it less than the wall clock
                 "processor_ms": round(median(processor_ms[1:]), 3) if name == "both" else "",
                 "extra_mib": round(extra_mib, 1) if name == "both" else "",

@@ -13,7 +13,7 @@ import itertools
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -52,8 +52,8 @@ def measure_steps(name: str, settings: Sequence[str], num_rounds: int) -> dict[s
         "recipe": " ".join([name, *settings]),
         "tokens": round(sum(tokens) / len(tokens)),
         "microbatches": round(sum(microbatches) / len(microbatches), 1),
-        **{key: round(value, 2) for key, value in asdict(harness.Spread.of(times_ms)).items()},
-        "cpu_ms": round(harness.Spread.of(cpu_ms).median_ms, 2),
+        **harness.Spread.of(times_ms).columns_ms(2),
+        "cpu_ms": round(harness.Spread.of(cpu_ms).median, 2),
         "tokens_per_s": round(sum(tokens) / sum(times_ms) * 1000),
         "steps": len(times_ms),
     }

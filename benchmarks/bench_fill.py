@@ -50,7 +50,7 @@ from exlm_cli.data.molecules import find_invalid_smiles
 from exlm_cli.progress import SilentProgress
 from exlm_cli.train.evaluation import score_sequences
 from exlm_cli.train.objective import Objective
-from exlm_cli.train.pretrain import VALIDATION_EPOCH
+from exlm_cli.train.pretrain_task import VALIDATION_EPOCH
 from exlm_cli.train.pretrained import Pretrained, load_pretrained
 
 FloatArray = NDArray[np.float64]

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The most of 15 minutes on a lent GPU without a network: steps of text-base, then an ExLM and its MLM of equal FLOPs.
+# The most of 15 minutes on a lent GPU without a network: steps of text-base and its MLM, then a pair of equal FLOPs.
 #
 #   python benchmarks/quarter_hour.py pack KIND ...            # beforehand, here, for each KIND; .gpu/ travels along
 #   bash benchmarks/gpu_quarter_hour.sh OUT SECONDS KIND...    # there, in one call or two
@@ -59,7 +59,7 @@ stage() {
     return $status
 }
 
-# once NAME SECONDS COMMAND...: a stage that no later call repeats, however it ends
+# once NAME SECONDS COMMAND...: a stage that no later call repeats, however it ends; `wheels` is none
 once() {
     [ ! -e "$WORK/attempted/$1" ] || return 0
     [ $((LIMIT - SECONDS)) -gt "$SPARE_S" ] || { say "$1: no time left"; return 1; }
@@ -67,21 +67,25 @@ once() {
     stage "$@"
 }
 
-# train RECIPE KIND SECONDS: in the background of a pair
+# train RECIPE KIND SECONDS PEERS: in the background of a pair
 train() {
-    local settings=() name=$1 kind=$2 seconds=$3
+    local settings=() name=$1 kind=$2 seconds=$3 peers=$4
     for setting in $SETTINGS $MORE; do settings+=(--set "$setting"); done
     stage "train-$name" $((seconds + 10)) "$PYTHON" benchmarks/quarter_hour.py train "$name" --data "$WORK/data-$kind" \
         --seconds "$seconds" --run "$WORK/runs/$name" --out "$OUT" --probe-steps "$PROBE_STEPS" \
-        --gate "$WORK/gate-$kind" --peers 2 "${settings[@]}" && touch "$WORK/whole/$name"
+        --gate "$WORK/gate-$kind" --peers "$peers" "${settings[@]}" && touch "$WORK/whole/$name"
 }
 
 # pair KIND SECONDS: the ExLM and its MLM of equal FLOPs, or what of them is not at its end
 pair() {
-    local name training=()
+    local name begun=0 peers=0 training=()
     rm -rf "$WORK/gate-$1"
     for name in "$1-medium" "$1-medium-mlm"; do
-        [ -e "$WORK/whole/$name" ] || { train "$name" "$1" "$2" & training+=($!); }
+        if compgen -G "$WORK/runs/$name/checkpoints/step-[0-9]*" >/dev/null; then begun=1; else peers=$((peers + 1)); fi
+    done
+    [ $((begun * peers)) -eq 0 ] || say "$1: one of the pair began in an earlier call, so their FLOPs are not equal"
+    for name in "$1-medium" "$1-medium-mlm"; do
+        [ -e "$WORK/whole/$name" ] || { train "$name" "$1" "$2" "$peers" & training+=($!); }
     done
     wait "${training[@]}"
 }
@@ -96,8 +100,9 @@ unfinished() {
 }
 
 say "$*; $(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>&1 | head -n 1)"
-once wheels 60 "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade \
-    --target "$WORK/site" .gpu/wheels/*.whl
+# the one stage that the others need is tried again
+[ -e "$WORK/attempted/wheels" ] || stage wheels 60 "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade \
+    --target "$WORK/site" .gpu/wheels/*.whl && touch "$WORK/attempted/wheels"
 for kind in "$@"; do
     if [ ! -e "$WORK/data-$kind/packed.json" ]; then
         "$PYTHON" benchmarks/quarter_hour.py lay-out "$kind" --data "$WORK/data-$kind" >"$WORK/lay-out-$kind.log" 2>&1 &
@@ -106,8 +111,8 @@ done
 EXLM_COMMIT=$("$PYTHON" -c 'import json, sys; print((json.load(open(sys.argv[1]))["commit"] or "")[:8])' \
     "$(ls .gpu/*/packed.json | head -n 1)") && export EXLM_COMMIT
 once build "$BUILD_S" "$PYTHON" -m exlm_cli doctor --build
-steps=("$PYTHON" benchmarks/quarter_hour.py steps "$STEPS_RECIPE" --out "$OUT" --batch-share "$STEPS_SHARE"
-    --set "device=$DEVICE")
+steps=("$PYTHON" benchmarks/bench_train_step.py --recipes "$STEPS_RECIPE" --out "$OUT" --batch-share "$STEPS_SHARE"
+    --device "$DEVICE" --steps 10 --warmup 5)
 TAIL=20 once steps "$STEPS_S" "${steps[@]}"
 TAIL=20 once steps-compiled "$COMPILED_S" "${steps[@]}" --set train.compile=true
 if [ "$TESTS_S" -gt 0 ]; then

@@ -1,4 +1,4 @@
-"""Measurement of time and memory, and the CSV rows of results, for all benchmarks."""
+"""Measurement of time and memory, in turns where things are compared, and the CSV rows of results."""
 
 import csv
 import ctypes
@@ -9,8 +9,8 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import quantiles
@@ -24,21 +24,63 @@ _LARGE_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Spread:
-    """Times of repeated calls, milliseconds."""
+    """Median and the percentiles 20 and 80."""
 
-    median_ms: float
-    p20_ms: float
-    p80_ms: float
+    median: float
+    p20: float
+    p80: float
 
     @classmethod
-    def of(cls, times_ms: list[float]) -> "Spread":
-        """Summarise two or more times."""
-        p20, _, _, p80 = quantiles(times_ms, n=5, method="inclusive")
-        return cls(quantiles(times_ms, n=2, method="inclusive")[0], p20, p80)
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """Summarise two or more values."""
+        p20, _, _, p80 = quantiles(values, n=5, method="inclusive")
+        return cls(quantiles(values, n=2, method="inclusive")[0], p20, p80)
+
+    @classmethod
+    def of_ratio(cls, numerators: Sequence[float], denominators: Sequence[float]) -> "Spread":
+        """Summarise the ratios within rounds: a machine that slows down between rounds leaves them alone."""
+        return cls.of([a / b for a, b in zip(numerators, denominators, strict=True)])
+
+    def columns_ms(self, digits: int) -> dict[str, float]:
+        """Return the columns of times in milliseconds."""
+        return {"median_ms": round(self.median, digits)} | {
+            f"{name}_ms": round(getattr(self, name), digits) for name in ("p20", "p80")
+        }
+
+
+@dataclass(frozen=True)
+class Times:
+    """Milliseconds of each round: elapsed, and of the processor."""
+
+    elapsed: list[float] = field(default_factory=list)
+    processor: list[float] = field(default_factory=list)
+
+
+def measure_turns(
+    calls: Mapping[str, Callable[[], object]], num_rounds: int, num_warmup: int, device: torch.device
+) -> dict[str, Times]:
+    """Measure one call of each thing in every round; every other round has the reverse order.
+
+    Args:
+        calls: What is compared, by name.
+        num_rounds, num_warmup: Rounds measured, and rounds before those.
+        device: A call ends when this device is done.
+    """
+    times = {name: Times() for name in calls}
+    for index in range(num_warmup + num_rounds):
+        for name in list(calls)[:: -1 if index % 2 else 1]:
+            processor_s, elapsed_s = time.process_time(), time.perf_counter()
+            calls[name]()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            if index >= num_warmup:
+                times[name].processor.append(1000 * (time.process_time() - processor_s))
+                times[name].elapsed.append(1000 * (time.perf_counter() - elapsed_s))
+    return times
 
 
 class Stopwatch:
-    """Timer that marks points of a run: wall clock on a CPU, events on a CUDA device."""
+    """Timer that marks points of a call: wall clock on a CPU, events on a CUDA device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -88,17 +130,16 @@ def _resident_peak_mib(prepare: Callable[[], Callable[[], object]], num_threads:
     ctypes.CDLL(None).mallopt(_MALLOC_MMAP_THRESHOLD, _LARGE_BYTES)
     call = prepare()
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
-    before = status_kib("VmRSS")
+    before = _status_kib("VmRSS")
     result = call()
-    peak = status_kib("VmHWM")
+    peak = _status_kib("VmHWM")
     del result
     return (peak - before) / 2**10
 
 
-def status_kib(field: str) -> int:
-    """Return a field of `/proc/self/status`, such as VmRSS, in KiB."""
-    match = re.search(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
-    assert match, field
+def _status_kib(name: str) -> int:
+    match = re.search(rf"^{name}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert match, name
     return int(match[1])
 
 

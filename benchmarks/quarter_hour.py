@@ -1,17 +1,16 @@
-"""What a lent GPU without a network is used for: packed here, timed and trained there, made a run of again here.
+"""What a lent GPU without a network is used for: packed here, trained there, made a run of again here.
 
     python benchmarks/quarter_hour.py pack text --set 'data.train=[train.txt.xz]' --set 'data.valid=[valid.txt.xz]'
     python benchmarks/quarter_hour.py lay-out text --data FOLDER
-    python benchmarks/quarter_hour.py steps text-base --out OUT --set train.compile=true
     python benchmarks/quarter_hour.py train text-medium --data FOLDER --seconds 200 --run RUN --out OUT
     python benchmarks/quarter_hour.py unpack OUT runs
 
 `pack` writes `.gpu/KIND/`, which git ignores: the token shards, compressed, and what they were made of; and to
-`.gpu/wheels/` the packages that the other machine lacks. `lay-out`, `steps` and `train` run there
-(`gpu_quarter_hour.sh` calls them). `steps` times steps of a recipe on generated tokens. `train` probes how long a step
-takes, chooses `train.max_steps` to fill its time, so that the schedule ends with it, and writes weights in 16 bits and
-what else a run has; trainings that share a `--gate` end with the same FLOPs. A training that was cut off goes on from
-its run. `unpack` makes run directories of what came back.
+`.gpu/wheels/` the packages that the other machine lacks. `lay-out` and `train` run there (`gpu_quarter_hour.sh` calls
+them). `train` probes how long a step takes, chooses `train.max_steps` to fill its time, so that the schedule ends with
+it, and writes weights in 16 bits and what else a run has. Trainings that begin side by side and share a `--gate` end
+with the same FLOPs; one that waits in vain for another says that theirs are not equal. A training that was cut off goes
+on from its run. `unpack` makes run directories of what came back.
 """
 
 import argparse
@@ -23,25 +22,21 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from statistics import median
-from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
 from safetensors.torch import load, load_file, save, save_file
 
-from bench_train_step import build_side, generate_data, scale_batch
 from exlm_cli.cli.console import open_progress
-from exlm_cli.config.describe import recipe_step_flops
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.cost.counts import recipe_step_flops
 from exlm_cli.data.corpus.fingerprint import (
     FingerprintedSource,
     data_fingerprint,
@@ -50,8 +45,7 @@ from exlm_cli.data.corpus.fingerprint import (
 )
 from exlm_cli.data.corpus.inputs import BundledSource, resolve_inputs
 from exlm_cli.data.corpus.prepare import PreparedData, prepare_data
-from exlm_cli.data.corpus.shards import TokenDataset
-from exlm_cli.data.corpus.write import SPELLINGS, TRAIN, VALID
+from exlm_cli.data.corpus.shards import SPELLINGS, TRAIN, VALID, TokenDataset
 from exlm_cli.data.rows.records import SKIPPED_FILE
 from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from exlm_cli.errors import InterruptedRunError
@@ -67,9 +61,8 @@ from exlm_cli.train.checkpoint import (
     Manifest,
     checkpoint_paths,
 )
+from exlm_cli.train.pretrain_task import PretrainTask
 from exlm_cli.train.pretrained import load_pretrained, pick_device
-from exlm_cli.train.process import StopSignal
-from harness import Spread, Stopwatch, append_row, surroundings
 
 FOLDER = Path(__file__).parents[1] / ".gpu"
 # what such a machine lacks, or may have too old: of the packages that pre-training, doctor and the GPU's tests import
@@ -86,6 +79,8 @@ SPARE_SHARE = 0.05
 """Share of the time for steps that is left over: later steps may be slower than those of the probe."""
 FINISH_S = 15.0
 """Left for validations, the checkpoint and what comes back."""
+WAIT_S = 60.0
+"""Longest wait for a training that begins at the same time."""
 
 
 # Packing, on the machine with the data
@@ -188,16 +183,23 @@ def read_data(recipe: PretrainRecipe, folder: Path) -> PreparedData:
 
 @dataclass(frozen=True)
 class Probe:
-    """Seconds and FLOPs of a step of a training, and the seconds that it has left for steps."""
+    """What a training has measured when it begins. Moments are of the monotonic clock, one for all processes.
+
+    Attributes:
+        step_s, flops: Seconds and FLOPs of a step.
+        measured_s: Moment of this measurement.
+        until_s: Moment until which it may do steps.
+    """
 
     step_s: float
     flops: float
-    left_s: float
+    measured_s: float
+    until_s: float
 
 
-def equal_steps(probes: Sequence[Probe]) -> list[int]:
-    """Return the steps of trainings side by side that end with the same FLOPs, each within its time."""
-    flops = min((1 - SPARE_SHARE) * probe.left_s / probe.step_s * probe.flops for probe in probes)
+def equal_steps(probes: Sequence[Probe], begin_s: float) -> list[int]:
+    """Return the steps of trainings that begin at a moment and end with the same FLOPs, each within its time."""
+    flops = min((1 - SPARE_SHARE) * (probe.until_s - begin_s) / probe.step_s * probe.flops for probe in probes)
     return [max(2, int(flops / probe.flops)) for probe in probes]
 
 
@@ -222,11 +224,20 @@ def train(arguments: argparse.Namespace) -> bool:
                 pretrain.resume_pretraining(arguments.run, progress=progress)
             else:
                 shutil.rmtree(arguments.run, ignore_errors=True)
+                begun = meet(arguments, "start", {}, arguments.peers)  # so that all probe at the same time
                 step_s = probe(overrides, arguments)
-                left_s = arguments.seconds - (time.monotonic() - started_s) - FINISH_S
-                own = Probe(step_s, recipe_step_flops(recipe).total, left_s)
-                others = [Probe(**one) for one in meet(arguments, "probe", asdict(own))]
-                num_steps = equal_steps([own, *others])[0]
+                until_s = started_s + arguments.seconds - FINISH_S
+                own = Probe(step_s, recipe_step_flops(recipe).total, time.monotonic(), until_s)
+                probes = [own, *(Probe(**one) for one in meet(arguments, "probe", asdict(own), 1 + len(begun)))]
+                begin_s = max(probe.measured_s for probe in probes)  # the same for all of them
+                if len(probes) < arguments.peers:
+                    progress.message(
+                        f"{recipe.name}: only {len(probes)} of {arguments.peers} trainings met within {WAIT_S:.0f} s, "
+                        "so their FLOPs are not equal"
+                    )
+                    begin_s = time.monotonic()
+                num_steps = equal_steps(probes, begin_s)[0]
+                left_s = until_s - begin_s
                 progress.message(f"{recipe.name}: {1000 * step_s:.1f} ms a step; {num_steps:,} steps in {left_s:.0f} s")
                 schedule = [
                     f"train.max_steps={num_steps}",
@@ -260,65 +271,24 @@ def probe(overrides: Sequence[str], arguments: argparse.Namespace) -> float:
         f"train.checkpoint_every_steps={num_steps}",
         "train.validation_sequences=16",
     ]
-    meet(arguments, "start", {})  # so that all probe at the same time
     pretrain.run_pretraining(load_recipe(arguments.recipe, [*overrides, *short]), out=run)
     rows = [row for row in read_metrics(run / METRICS_FILE) if row["kind"] == "train"]
     shutil.rmtree(run)
     return float((rows[-1]["elapsed_s"] - rows[0]["elapsed_s"]) / (rows[-1]["step"] - rows[0]["step"]))
 
 
-def meet(arguments: argparse.Namespace, place: str, content: dict[str, float]) -> list[dict[str, float]]:
-    """Wait up to a minute for the trainings that share the device; return what the others leave at a place."""
+def meet(arguments: argparse.Namespace, place: str, content: dict[str, float], peers: int) -> list[dict[str, float]]:
+    """Wait up to a minute for `peers` trainings, this one included; return what the others have left at a place."""
     if arguments.gate is None:
         return []
     folder = arguments.gate / place
     folder.mkdir(parents=True, exist_ok=True)
     own = folder / f"{arguments.run.name}.json"
     write_atomically(own, json.dumps(content).encode())
-    give_up_s = time.monotonic() + 60
-    while len(there := set(folder.glob("*.json"))) < arguments.peers and time.monotonic() < give_up_s:
+    give_up_s = time.monotonic() + WAIT_S
+    while len(there := set(folder.glob("*.json"))) < peers and time.monotonic() < give_up_s:
         time.sleep(0.05)
     return [json.loads(path.read_bytes()) for path in sorted(there - {own})]
-
-
-def time_steps(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Time steps of a recipe on generated tokens, and append a row to `gpu_steps.csv` of `--out`."""
-    recipe = load_recipe(arguments.recipe, arguments.set)
-    arguments.device, arguments.backend = pick_device(recipe), recipe.train.alignment_backend
-    times_ms: list[float] = []
-    speeds: list[float] = []
-    with tempfile.TemporaryDirectory() as folder:
-        data = generate_data(scale_batch(recipe, arguments.batch_share), Path(folder))
-        side = build_side(recipe, data, arguments, Path(folder))
-        stop, began_s = StopSignal(), time.perf_counter()
-        for _ in range(arguments.warmup):
-            side.loop.advance(stop)
-        Stopwatch(arguments.device).laps_ms()  # waits for the device
-        warmup_s = time.perf_counter() - began_s
-        for _ in range(arguments.steps):
-            watch = Stopwatch(arguments.device)
-            watch.mark()
-            side.loop.advance(stop)
-            watch.mark()
-            times_ms += watch.laps_ms()
-            speeds.append(side.last_size().flops.total / times_ms[-1] / 1e9)
-    meter, speed = side.loop.meter, median(speeds)
-    row = {
-        "recipe": recipe.name,
-        "compile": recipe.train.compile,
-        "precision": side.task.precision,
-        "tokens": side.last_size().num_tokens,
-        "steps": arguments.steps,
-        **{key: round(value, 2) for key, value in asdict(Spread.of(times_ms)).items()},
-        "tflop_per_s": round(speed, 3),
-        "utilisation": "" if meter.gpu is None else round(1e12 * speed / meter.gpu.peak_flops, 4),
-        "peak_memory_mib": round(meter.peak_memory_bytes / 2**20),
-        "warmup_s": round(warmup_s, 1),
-        **surroundings(arguments.device),
-    }
-    print("\n".join(f"{key:<16} {value}" for key, value in row.items()), flush=True)
-    append_row("gpu_steps", row, arguments.out)
-    return row
 
 
 def bring(run: Path, out: Path, name: str) -> None:
@@ -350,7 +320,7 @@ def check_rounding(run: Path, data: PreparedData) -> None:
     trained = load_pretrained(run)
     exact = trained.recipe.train.model_copy(update={"precision": "fp32"})
     recipe = trained.recipe.model_copy(update={"train": exact})
-    task = pretrain.PretrainTask(recipe, data, trained.model, pick_device(recipe))
+    task = PretrainTask(recipe, data, trained.model, pick_device(recipe))
     figures = {"trained": task.validate()}
     with torch.no_grad():
         for parameter in trained.model.parameters():
@@ -413,15 +383,8 @@ def main() -> None:
     training.add_argument("--out", type=Path, required=True)
     training.add_argument("--probe-steps", type=int, default=80)
     training.add_argument("--gate", type=Path, help="folder in which trainings side by side wait for each other")
-    training.add_argument("--peers", type=int, default=1, help="trainings side by side")
+    training.add_argument("--peers", type=int, default=1, help="trainings that begin side by side, this one included")
     training.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    timing = commands.add_parser("steps", help="time steps there, on generated tokens")
-    timing.add_argument("recipe")
-    timing.add_argument("--out", type=Path, required=True)
-    timing.add_argument("--batch-share", type=float, default=0.0625, help="share of the recipe's batch in each step")
-    timing.add_argument("--steps", type=int, default=10)
-    timing.add_argument("--warmup", type=int, default=5, help="steps before those, for every class of shapes")
-    timing.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     unpacking = commands.add_parser("unpack", help="make run directories of what came back")
     unpacking.add_argument("out", type=Path)
     unpacking.add_argument("runs", type=Path)
@@ -430,8 +393,6 @@ def main() -> None:
         pack(arguments.kind, load_recipe(arguments.recipe or f"{arguments.kind}-medium", arguments.set))
     elif arguments.command == "lay-out":
         lay_out(arguments.kind, arguments.data)
-    elif arguments.command == "steps":
-        time_steps(arguments)
     elif arguments.command == "train":
         sys.exit(0 if train(arguments) else 1)
     else:

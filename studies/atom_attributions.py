@@ -1,7 +1,5 @@
 """Are atoms ranked as they should be by the change of a prediction when they are masked?
 
-Runs on the package of the commit in its rows (`README.md`).
-
 The truth is known where the label is a sum over atoms: RDKit's Crippen logP. The bundled model is fine-tuned on the
 logP of molecules that it has not seen, and the atoms of held-out molecules are explained as `exlm predict --explain`
 does. Beside it are the weights of RDKit's similarity maps (the change of the prediction when the fingerprint bits of

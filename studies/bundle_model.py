@@ -19,6 +19,7 @@ import yaml
 from exlm_cli import bundled_models
 from exlm_cli.cli.console import open_progress
 from exlm_cli.config.base import StrictModel
+from exlm_cli.cost.meter import num_parameters
 from exlm_cli.errors import ExlmError
 from exlm_cli.experiments.evaluate import evaluate_pretrained
 from exlm_cli.export.hub import copy_run
@@ -89,7 +90,7 @@ def bundle(
     with folder_for_results(folder), tempfile.TemporaryDirectory(dir=folder, prefix=".") as scratch:
         new = Path(scratch) / about.name
         copy_run(source, new, torch.float16)
-        parameters = sum(parameter.numel() for parameter in source.model.parameters())
+        parameters = num_parameters(source.model)
         said = {"trained_on": about.trained_on, "parameters": parameters}
         write_json(new / RUN_FILE, read_run_json(new).model_copy(update=said))
         before, after, on = _figures(source, new, valid, max_sequences, progress)

@@ -1,7 +1,6 @@
 """What predicts small sets of molecules best: exlm, alone or with descriptors, forests, chemprop, or two together?
 
-Six MoleculeNet sets, canonical SMILES, the same scaffold-balanced splits for every method, one seed, one thread. Pinned
-to the commit in `README.md`.
+Six MoleculeNet sets, canonical SMILES, the same scaffold-balanced splits for every method, one seed, one thread.
 
     python studies/molecules.py DATA WORK
     python studies/molecules.py DATA WORK --only esol bbbp --methods exlm "forest rdkit2d"

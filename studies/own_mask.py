@@ -1,7 +1,5 @@
 """Own-mask share and clone shares of each start of the DAG before training, and a figure of where targets fall.
 
-Pinned to commit 3d172fa5 (`README.md`); its rows were made at 75f1959.
-
 The head is the real one with Q K' = 0, so that its start alone decides the edges. `hazard` is none of the program's
 starts: from each node, every later one in turn ends the edge with probability 1/k. Everything is exact: emissions are
 equal, and the posterior is that of the alignment op. The script writes `results/own_mask.csv` and the figure.

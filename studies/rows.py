@@ -70,16 +70,3 @@ def mean_and_half(values: list[float]) -> tuple[float, float]:
     """Return the mean of two or more values, and half of its 95 % interval, Student's t."""
     half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values))
     return float(np.mean(values)), float(half)
-
-
-def show_interval(values: list[float]) -> str:
-    """Return mean and half of the 95 % interval, Student's t; of one value, the value."""
-    if len(values) < 2:
-        return f"{values[0]:+.3f}" if values else ""
-    return "{:+.3f} ± {:.3f}".format(*mean_and_half(values))
-
-
-def mean_column(rows: list[dict[str, str]], column: str, form: str) -> str:
-    """Return the mean of a column where it has values."""
-    values = [float(row[column]) for row in rows if row[column]]
-    return format(np.mean(values), form).replace("%", " %") if values else ""

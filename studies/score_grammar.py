@@ -1,6 +1,6 @@
 """Share of the dependency between the masked words of a grammar sentence that a checkpoint has learnt.
 
-Pinned to commit 3d172fa5 (`README.md`); the shares of the lab note are of 77e3110, 5e0eb00 and 6cc9e3d.
+The shares of the lab note are of 77e3110, 5e0eb00 and 6cc9e3d.
 
 The bundled grammar knows the true joint distribution. The mutual information is the difference between the independence
 bound (sum of the entropies of the single words) and the truth (entropy of the joint). The share that a model captures

@@ -1,6 +1,6 @@
 """Half an hour of training, validation and checkpoints in one process: memory, open files and threads over time.
 
-Pinned to commit 3d172fa5 (`README.md`); its rows were made at 6558948.
+Its rows were made at 6558948.
 
     python studies/soak.py [--minutes 30] [--out studies/results/soak.csv]
 

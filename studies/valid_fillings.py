@@ -1,6 +1,6 @@
 """Do tokens drawn for the masks of a molecule fit each other? The share of drawn fillings that are valid SMILES.
 
-Pinned to commit 3d172fa5 (`README.md`); its rows were made at c6643d6 to 7e18c0a, and each names its own.
+Its rows were made at c6643d6 to 7e18c0a, and each names its own.
 
 An MLM draws the token of each mask on its own. ExLM draws a path of T states through its DAG, then a token from each
 state. All runs see the same molecules with the same masks, so that differences are paired.
@@ -27,7 +27,7 @@ from exlm_cli.dag.graph import Dag
 from exlm_cli.data.masking import Masker, Sequences
 from exlm_cli.data.molecules import find_invalid_smiles
 from exlm_cli.train.pretrained import Pretrained, load_pretrained
-from rows import append_row, show_interval, surroundings
+from rows import append_row, mean_and_half, surroundings
 
 NAME = "valid_fillings"
 FIGURES = ("valid", "valid_best", "recovered")
@@ -106,7 +106,7 @@ def main() -> None:
         gaps = dict.fromkeys(FIGURES, "")
         if label != given.reference:
             gaps = {
-                figure: show_interval(list(gap))
+                figure: "{:+.3f} ± {:.3f}".format(*mean_and_half(list(gap)))
                 for figure, gap in zip(FIGURES, (of_run - scores[given.reference]).T, strict=True)
             }
         means = {figure: f"{mean:.4f}" for figure, mean in zip(FIGURES, of_run.mean(0), strict=True)}

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from exlm_cli.config.describe import count_parameters
 from exlm_cli.config.load import KINDS, list_recipes, load_recipe
 from exlm_cli.config.overrides import find_field
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepRecipe
+from exlm_cli.cost.counts import count_parameters
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "paper_map.md").read_text(encoding="utf-8")

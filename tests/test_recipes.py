@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from exlm_cli.config.base import Recipe
-from exlm_cli.config.describe import count_parameters, recipe_step_flops
 from exlm_cli.config.load import KINDS, dump_recipe, list_recipes, load_recipe, recipes_folder
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import TransitionConfig
+from exlm_cli.cost.counts import count_parameters, recipe_step_flops
 
 FILES = sorted(recipes_folder().rglob("*.yaml"))
 SHIPPED = {path: (kind, name) for kind in KINDS for name, path in list_recipes(kind).items()}

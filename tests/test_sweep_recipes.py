@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import yaml
 
-from exlm_cli.config.describe import count_parameters
 from exlm_cli.config.load import load_recipe, recipes_folder
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepRecipe
+from exlm_cli.cost.counts import count_parameters
 from tests.test_recipes import MLM, TABLE_5, lines_of, literal_settings, value_at
 from tests.unit.report.results import PAIRS
 

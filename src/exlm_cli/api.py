@@ -15,6 +15,7 @@ from torch import nn
 
 from exlm_cli.bundled_models import local_path
 from exlm_cli.config.tasks import GlueTaskConfig, InstalledTask, SquadTaskConfig
+from exlm_cli.cost.meter import num_parameters
 from exlm_cli.dag.build import build_dag
 from exlm_cli.dag.inspection import Inspection, inspect
 from exlm_cli.dag.search import Length
@@ -97,7 +98,7 @@ class Run:
 
     def __repr__(self) -> str:
         """Say which run it is, of what kind, and what it reads."""
-        size = format_parameters(sum(parameter.numel() for parameter in self.model.parameters()))
+        size = format_parameters(num_parameters(self.model))
         return f"<exlm {self.kind} run {self.path}: reads {self.encoder.kind}, {size} parameters>"
 
     @property

@@ -1,7 +1,5 @@
 """Study of what the two bundled models are worth: next to no pre-training, to an MLM, and to methods without a network.
 
-Pinned to 41dea7c9, which brings the models.
-
     export PYTHONPATH=studies
     python studies/pretrained/worth.py DATA --text bundled:text --smiles bundled:smiles --smiles-twin RUN
     python studies/pretrained/worth.py DATA ... --only bace bbbp
@@ -56,7 +54,7 @@ from exlm_cli.dag.graph import Dag
 from exlm_cli.dag.inspection import Inspection
 from exlm_cli.data.molecules import fingerprints, parse_molecule
 from exlm_cli.errors import ExlmError
-from exlm_cli.finetune.baseline import NUM_TREES
+from exlm_cli.finetune.baselines.baseline import NUM_TREES
 from exlm_cli.ops.alignment import states_alignment_nll
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.metrics import score_rows

@@ -18,8 +18,8 @@ import quarter_hour
 from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.data.corpus.prepare import prepare_data
 from exlm_cli.progress import SilentProgress
-from exlm_cli.train import pretrain
 from exlm_cli.train.checkpoint import checkpoint_paths
+from exlm_cli.train.pretrain_task import PretrainTask
 from exlm_cli.train.pretrained import load_pretrained
 from quarter_hour import Probe
 from tests.killed import act_at_call
@@ -105,11 +105,11 @@ def test_what_comes_back_is_a_run(packed, tmp_path, monkeypatch):
 def test_a_training_that_was_cut_off_goes_on_in_the_next_call(packed, tmp_path, monkeypatch):
     recipe, _, there = packed
     arguments = arguments_of(recipe, there, tmp_path)
-    monkeypatch.setattr(quarter_hour, "equal_steps", lambda probes: [6] * len(probes))
+    monkeypatch.setattr(quarter_hour, "equal_steps", lambda probes, _: [6] * len(probes))
     with pytest.MonkeyPatch.context() as patch:
         # the eighth batch after the two steps of the probe is in the training
         stop = Mock(side_effect=lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-        act_at_call(pretrain.PretrainTask, "losses", 8, stop, set_to=patch.setattr)
+        act_at_call(PretrainTask, "losses", 8, stop, set_to=patch.setattr)
         assert not quarter_hour.train(arguments)
     (run,) = quarter_hour.unpack(arguments.out, tmp_path / "cut-off")
     step = load_pretrained(run, device="cpu").step
@@ -123,38 +123,35 @@ def test_a_training_that_was_cut_off_goes_on_in_the_next_call(packed, tmp_path, 
 @pytest.mark.parametrize(
     ("probes", "expected"),
     [
-        ([Probe(0.5, 100.0, 100.0)], [190]),
+        ([Probe(0.5, 100.0, 990.0, 1100.0)], [190]),
         # at its pace the second takes 200 * 1.5 * 0.4 = 120 s for what the first does in 100 s
-        ([Probe(0.5, 150.0, 100.0), Probe(0.4, 100.0, 100.0)], [158, 237]),
-        ([Probe(0.5, 100.0, 50.0), Probe(0.5, 100.0, 100.0)], [95, 95]),
-        ([Probe(10.0, 100.0, 1.0)], [2]),
+        ([Probe(0.5, 150.0, 990.0, 1100.0), Probe(0.4, 100.0, 1000.0, 1100.0)], [158, 237]),
+        ([Probe(0.5, 100.0, 1000.0, 1050.0), Probe(0.5, 100.0, 990.0, 1100.0)], [95, 95]),
+        ([Probe(10.0, 100.0, 1000.0, 1001.0)], [2]),
     ],
 )
 def test_trainings_side_by_side_end_with_the_same_flops_within_their_time(probes, expected):
-    """5 % of the time is spare."""
-    steps = quarter_hour.equal_steps(probes)
+    """They begin at the moment 1,000 s; 5 % of the time is spare."""
+    steps = quarter_hour.equal_steps(probes, 1000.0)
     assert steps == expected
     for probe, num_steps in zip(probes, steps, strict=True):
-        assert num_steps == 2 or num_steps * probe.step_s <= 0.95 * probe.left_s
+        assert num_steps == 2 or num_steps * probe.step_s <= 0.95 * (probe.until_s - 1000.0)
         assert probe.flops * num_steps == pytest.approx(probes[0].flops * steps[0], rel=0.01)
 
 
 def test_trainings_that_share_a_gate_tell_each_other_what_they_measured(tmp_path):
-    gates = [argparse.Namespace(gate=tmp_path / "gate", run=tmp_path / name, peers=2) for name in ("a", "b")]
+    gates = [argparse.Namespace(gate=tmp_path / "gate", run=tmp_path / name) for name in ("a", "b")]
     with ThreadPoolExecutor(2) as threads:
-        met = threads.map(lambda gate: quarter_hour.meet(gate, "probe", {"step_s": float(gate.run.name == "a")}), gates)
+        met = threads.map(
+            lambda gate: quarter_hour.meet(gate, "probe", {"step_s": float(gate.run.name == "a")}, 2), gates
+        )
         assert list(met) == [[{"step_s": 0.0}], [{"step_s": 1.0}]]
 
 
-def test_timed_steps_are_a_row(tmp_path):
-    settings = ["device=cpu", "model.width=32", "model.ffn_width=32", "model.num_layers=1", "optim.warmup_steps=0"]
-    for number in (1, 2):
-        row = quarter_hour.time_steps(
-            argparse.Namespace(
-                recipe="quickstart-text", out=tmp_path, batch_share=0.125, steps=3, warmup=1, set=settings
-            )
-        )
-        assert len((tmp_path / "gpu_steps.csv").read_text().splitlines()) == 1 + number
-    assert row["p20_ms"] <= row["median_ms"] <= row["p80_ms"]
-    assert (row["utilisation"], row["steps"], row["precision"]) == ("", 3, "fp32")
-    assert row["peak_memory_mib"] > 50
+def test_a_training_that_waits_in_vain_says_so_and_goes_on(packed, tmp_path, monkeypatch, capsys):
+    recipe, _, there = packed
+    monkeypatch.setattr(quarter_hour, "WAIT_S", 0.0)
+    arguments = arguments_of(recipe, there, tmp_path)
+    arguments.peers = 2
+    assert quarter_hour.train(arguments)
+    assert "only 1 of 2 trainings met within 0 s, so their FLOPs are not equal" in capsys.readouterr().err

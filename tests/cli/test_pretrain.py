@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from exlm_cli.cli.app import main
-from exlm_cli.config.gpus import GPUS
 from exlm_cli.config.load import load_recipe
+from exlm_cli.cost.gpus import GPUS
+from exlm_cli.cost.meter import Meter
 from exlm_cli.run_dir import read_metrics, read_run_json
 from exlm_cli.train import loop
 from exlm_cli.train.checkpoint import verify_checkpoint
-from exlm_cli.train.meter import Meter
 from tests.cli.asserts import printed_by, refusal_of, result_of
 
 

@@ -34,7 +34,8 @@ from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_metrics, read_run_json
 from exlm_cli.train.checkpoint import verify_checkpoint
 from exlm_cli.train.optim import LossScale
-from exlm_cli.train.pretrain import PretrainTask, resume_pretraining, run_pretraining
+from exlm_cli.train.pretrain import resume_pretraining, run_pretraining
+from exlm_cli.train.pretrain_task import PretrainTask
 from exlm_cli.train.pretrained import load_pretrained
 from tests.killed import act_at_call, die_at_call
 from tests.ranks import in_turn, note_error, noted_errors, own_rank, run_ranks

@@ -8,13 +8,14 @@ import torch
 from safetensors.torch import load_file
 
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.train import checkpoint, loop, pretrain
+from exlm_cli.train import checkpoint, loop
 from exlm_cli.train.pretrain import resume_pretraining, run_pretraining
+from exlm_cli.train.pretrain_task import PretrainTask
 from tests.killed import die_at_call, run_until_killed, untimed_rows
 from tests.tiny import tiny_recipe
 
 OWNERS: dict[str, Any] = {
-    "checkpoint": checkpoint, "task": pretrain.PretrainTask, "metrics": loop.MetricsLog,
+    "checkpoint": checkpoint, "task": PretrainTask, "metrics": loop.MetricsLog,
 }  # fmt: skip
 POINTS = {
     "before the first step": ("task", "losses", 1),

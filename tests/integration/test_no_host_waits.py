@@ -132,7 +132,7 @@ def test_steps_of_the_training_loop_run_on_tensors_without_data(sections, tmp_pa
         assert loss is not None
         assert loss.is_meta
     with pytest.raises((RuntimeError, NotImplementedError)):
-        loop._read_metrics()
+        loop.numbers.read(loop.state)
 
 
 def test_reading_a_value_of_such_a_tensor_raises():

@@ -9,7 +9,7 @@ from exlm_cli.experiments import cell, sweep
 from exlm_cli.experiments.results import CellRuns
 from exlm_cli.experiments.sweep import run_sweep
 from exlm_cli.progress import SilentProgress
-from exlm_cli.train.pretrain import PretrainTask
+from exlm_cli.train.pretrain_task import PretrainTask
 from tests.killed import die_at_call, run_until_killed, untimed_rows
 from tests.tiny_sweeps import run_cell, scores_of, tiny_grid, tiny_sweep
 

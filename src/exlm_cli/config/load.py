@@ -63,14 +63,18 @@ def load_recipe(
             recipe of another kind.
         DataError: The path has a NUL character, or begins with the home of an unknown user.
     """
+    return _load(_find_recipe(name_or_file, kind), overrides, kind)[1]
+
+
+def _load(path: Path, overrides: Sequence[str], kind: type[RecipeT]) -> tuple[RecipeT | None, RecipeT]:
+    """Return the recipe in a file, which is checked alone if it is that of a run, and the same with overrides."""
     if isinstance(overrides, str) or not all(isinstance(override, str) for override in overrides):
         raise ConfigError(f"overrides are {overrides!r}, not a list of strings", "for example `['optim.lr=1e-4']`")
-    path = _find_recipe(name_or_file, kind)
-    damaged = damage_hint(path)
+    damaged, begun = damage_hint(path), None
     try:
         layers = _read_kind(path, kind)
         if damaged:  # nobody writes the recipe of a run by hand; mistakes in overrides have hints of their own
-            check_recipe(layers, _shown(path), kind)
+            begun = check_recipe(layers, _shown(path), kind)
     except ConfigError as error:
         is_of_package = "unknown task `" in error.message
         hint = "install the package that adds this task" if is_of_package else damaged
@@ -80,7 +84,7 @@ def load_recipe(
     if issubclass(kind, SweepRecipe) and merge(layers).get("cells"):
         for layer in given:
             refuse_decided(layer, kind.decided_by_cells, "repeat-mlm")
-    return check_recipe(layers, _shown(path), kind)
+    return begun, check_recipe(layers, _shown(path), kind)
 
 
 def dump_recipe(recipe: Recipe, *, with_meanings: bool = False) -> str:
@@ -114,7 +118,14 @@ def list_recipes(kind: type[Recipe]) -> dict[str, Path]:
 
 
 def resumed_recipe(run: Path, kind: type[RecipeT], overrides: Sequence[str] = ()) -> RecipeT:
-    """Return the recipe of a run to continue, with overrides; `kind` is the kind that the command takes.
+    """Return the recipe of a run to continue, with overrides; arguments and errors of `resumed_recipes`."""
+    return resumed_recipes(run, kind, overrides)[1]
+
+
+def resumed_recipes(run: Path, kind: type[RecipeT], overrides: Sequence[str] = ()) -> tuple[RecipeT, RecipeT]:
+    """Return the recipe of a run to continue, as it is and with overrides, from one reading of its recipe.yaml.
+
+    `kind` is the kind that the command takes.
 
     Raises:
         CheckpointError: `run` is not a run directory, is one of another command, or a model of the package.
@@ -139,7 +150,9 @@ def resumed_recipe(run: Path, kind: type[RecipeT], overrides: Sequence[str] = ()
             f"{run}: a run of `exlm {command}`, not of {named}",
             f"`{resume_command(command, run)}` continues it",
         )
-    return load_recipe(run / "recipe.yaml", overrides, kind=kind)
+    begun, recipe = _load(run / "recipe.yaml", overrides, kind)
+    assert begun is not None, "the folder is a run's"
+    return begun, recipe
 
 
 def recipe_kind(name_or_file: str) -> type[Recipe]:

@@ -144,29 +144,24 @@ def expand(masked: MaskedSequences, num_states_per_mask: int, *, expands_input: 
     else:
         lengths, token_ids, positions = masked.lengths, masked.input_ids, None
 
-    node_index = np.zeros((num_sequences, k * max_masks + 2), dtype=np.int64)
-    node_mask = np.full_like(node_index, -1)
-    inner_index = np.repeat(sequence * node_index.shape[1] + 1, num_inner) + inner_N
-    node_index.ravel()[inner_index] = position_N
-    node_mask.ravel()[inner_index] = np.repeat(mask_M, k)
+    nodes = (num_sequences, k * max_masks + 2)
+    inner_index = np.repeat(sequence * nodes[1] + 1, num_inner) + inner_N
+    node_index = _scatter(nodes, inner_index, position_N, 0)
     state_lengths = num_inner + 2
     node_index[sequence, state_lengths - 1] = lengths - 1
 
     # a batch without masks still has one column of targets, all padding
-    target_ids = np.full((num_sequences, max(1, max_masks)), pad_id, dtype=np.int64)
-    target_source = np.full_like(target_ids, -1)
-    target_index = np.repeat(sequence * target_ids.shape[1], target_lengths) + mask_M
-    target_ids.ravel()[target_index] = masked.target_ids
-    target_source.ravel()[target_index] = masked.target_source
+    targets = (num_sequences, max(1, max_masks))
+    target_index = np.repeat(sequence * targets[1], target_lengths) + mask_M
     return Batch(
         token_ids=torch.from_numpy(token_ids),
         positions=None if positions is None else torch.from_numpy(positions),
         lengths=torch.from_numpy(lengths),
         node_index=torch.from_numpy(node_index),
-        node_mask=torch.from_numpy(node_mask),
+        node_mask=torch.from_numpy(_scatter(nodes, inner_index, np.repeat(mask_M, k), -1)),
         state_lengths=torch.from_numpy(state_lengths),
-        target_ids=torch.from_numpy(target_ids),
-        target_source=torch.from_numpy(target_source),
+        target_ids=torch.from_numpy(_scatter(targets, target_index, masked.target_ids, pad_id)),
+        target_source=torch.from_numpy(_scatter(targets, target_index, masked.target_source, -1)),
         target_lengths=torch.from_numpy(target_lengths),
         sample_index=torch.from_numpy(masked.sample_index),
         inner_index=torch.from_numpy(inner_index),
@@ -175,6 +170,13 @@ def expand(masked: MaskedSequences, num_states_per_mask: int, *, expands_input: 
         is_even=int(target_lengths.min()) == max_masks,
         num_tokens=int(masked.lengths.sum()),
     )
+
+
+def _scatter(shape: tuple[int, int], index: IntArray, values: IntArray, fill: int) -> IntArray:
+    """Return an array of values at places that are counted flat, `fill` at the others."""
+    filled = np.full(shape, fill, dtype=np.int64)
+    filled.ravel()[index] = values
+    return filled
 
 
 def _with_copies(

@@ -7,7 +7,7 @@ then by masks where their number is from a range, and each is made one ahead of 
 
 import bisect
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -15,9 +15,9 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from exlm_cli.config.describe import FlopCounter
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import PAIRS_PER_POSITION
+from exlm_cli.cost.counts import FlopCounter
 from exlm_cli.data import IntArray
 from exlm_cli.data.batch import Batch, DeviceBatch, expand
 from exlm_cli.data.corpus.shards import TokenDataset
@@ -182,9 +182,14 @@ def _deliver(items: Iterator[ItemT], ahead: Future[ItemT | None]) -> Iterator[It
 
 
 def _start(items: Iterator[ItemT]) -> Future[ItemT | None]:
+    return in_background(lambda: next(items, None))
+
+
+def in_background(work: Callable[[], ItemT]) -> Future[ItemT]:
+    """Do work in a thread of its own, and return its result to come."""
     executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="exlm-prefetch")
-    future = executor.submit(next, items, None)
-    executor.shutdown(wait=False)  # frees the thread when this item is made
+    future = executor.submit(work)
+    executor.shutdown(wait=False)  # frees the thread when the work is done
     return future
 
 

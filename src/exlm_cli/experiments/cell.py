@@ -23,7 +23,8 @@ from exlm_cli.files import write_atomically
 from exlm_cli.finetune.scores import MODEL, SCORES_FILE, Origin, Scores, score_rows_of, score_table, scores_csv
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import out_or_resume
-from exlm_cli.train.pretrain import run_pretraining, validation_indices
+from exlm_cli.train.pretrain import run_pretraining
+from exlm_cli.train.pretrain_task import validation_indices
 
 _COUNTED_SEQUENCES = 2048
 """Training sequences in which corrupted tokens are counted, evenly spread, under the masks of the first epoch."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from exlm_cli.bundled_models import bundled_name
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.cost.meter import num_parameters
 from exlm_cli.data.corpus.prepare import PreparedData, prepare_data
 from exlm_cli.data.rows.records import SKIPPED_FILE
 from exlm_cli.errors import ConfigError, DataError
@@ -21,7 +22,7 @@ from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import read_run_json, run_directory
 from exlm_cli.train.checkpoint import load_model_weights
-from exlm_cli.train.pretrain import VALIDATE_AT_SEQUENCES, PretrainTask
+from exlm_cli.train.pretrain_task import VALIDATE_AT_SEQUENCES, PretrainTask
 from exlm_cli.train.pretrained import Pretrained, build_model, load_pretrained
 
 
@@ -93,7 +94,7 @@ def evaluate_pretrained(
         pretrained.name,
         recipe.objective,
         pretrained.step,
-        sum(p.numel() for p in pretrained.model.parameters()),
+        num_parameters(pretrained.model),
         pretrained.num_tokens,
         pretrained.tokenizer.fingerprint,
         f"{num_sequences} of {', '.join(valid) or 'its own validation data'}",

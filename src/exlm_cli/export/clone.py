@@ -17,7 +17,7 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.batch import Batch, expand
 from exlm_cli.data.bundled.grammar import sample_sentences
 from exlm_cli.data.bundled.molecules import generate_molecules
-from exlm_cli.data.corpus.write import cut
+from exlm_cli.data.corpus.sequences import cut
 from exlm_cli.data.masking import Masker, Sequences
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.model.exlm import ExlmModel

@@ -23,6 +23,7 @@ from exlm_cli.config.base import describe_finding
 from exlm_cli.config.input_paths import write_run_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import BackboneConfig
+from exlm_cli.cost.meter import num_parameters
 from exlm_cli.data.cache import locked
 from exlm_cli.data.proteins import esm_tokenizer
 from exlm_cli.data.rows.hub import hub_errors, silence_client
@@ -161,7 +162,7 @@ def _write_run(
         resume_command=f"exlm pretrain --checkpoint {given}",
     )
     tokenizer.save(run / TOKENIZER_FILE)
-    parameters = sum(p.numel() for p in network.parameters())
+    parameters = num_parameters(network)
     update_run_json(
         run, {"command": "pretrain", "steps": 0, "parameters": parameters, "trained_on": f"what {given} was trained on"}
     )

@@ -1,83 +1,19 @@
-"""What a fine-tuning run trains: splits of its rows, their cells, and what these have left in its folder."""
+"""What a fine-tuning run trains: splits of its rows and their cells."""
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from exlm_cli.config.finetune import FinetuneRecipe, GridPoint
-from exlm_cli.files import read_json
+from exlm_cli.finetune.cells.cell import Cell
+from exlm_cli.finetune.cells.trainer import TaskData
 from exlm_cli.finetune.features import FeatureStore
-from exlm_cli.finetune.results import LOGITS_FILE, RESULT_FILE, CellResult, cell_folder
+from exlm_cli.finetune.results import CellResult
 from exlm_cli.finetune.scores import MODEL, Origin, make_scores, point_scores, score_rows_of
 from exlm_cli.format import format_number
 from exlm_cli.tasks.base import DownstreamTask
-from exlm_cli.train.checkpoint import best_paths, checkpoint_paths
 from exlm_cli.train.pretrained import Pretrained
 from exlm_cli.train.task import Selection
-
-if TYPE_CHECKING:
-    from exlm_cli.finetune.cells.trainer import TaskData
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One seed at one grid point on one split of the rows.
-
-    Attributes:
-        run: Run directory.
-        point: Its recipe has this split.
-        label: Name of the cell in messages and on a bar.
-    """
-
-    run: Path
-    point: GridPoint
-    seed: int
-    label: str
-
-    @property
-    def recipe(self) -> FinetuneRecipe:
-        """What it is trained with."""
-        return self.point.recipe
-
-    @property
-    def split_seed(self) -> int:
-        """Names the split in `scores.csv`."""
-        return self.recipe.task.split_seed
-
-    @property
-    def folder(self) -> Path:
-        """Where it is trained."""
-        return cell_folder(self.run, self.point.label, self.split_seed, self.seed)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the cell has its result."""
-        return (self.folder / RESULT_FILE).is_file()
-
-    @property
-    def has_weights(self) -> bool:
-        """Whether the weights of its best epoch exist; `drop_weights` deletes them."""
-        return bool(best_paths(self.folder))
-
-    def read(self) -> CellResult:
-        """Return its `result.json`; a file that cannot be read is a `CheckpointError`."""
-        hint = "delete the file; a resumed run trains this cell again"
-        return read_json(self.folder / RESULT_FILE, CellResult, hint=hint)
-
-    def drop_weights(self) -> None:
-        """Delete its weights and logits; its result and curves stay."""
-        shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
-        (self.folder / LOGITS_FILE).unlink(missing_ok=True)
-
-    def drop_checkpoints(self) -> None:
-        """Delete what a finished cell needs no more; a process killed at this point may have left some.
-
-        The parent of a worker may be deleting all weights of a cell that is beaten.
-        """
-        for path in checkpoint_paths(self.folder):
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def describe_result(result: CellResult, metric: str) -> str:
@@ -100,7 +36,7 @@ class SplitPlan:
 
     seed: int
     task: DownstreamTask
-    data: "TaskData"
+    data: TaskData
     points: Sequence[GridPoint]
     cells: Mapping[str, Sequence[Cell]]
 

@@ -5,7 +5,7 @@ import time
 from exlm_cli.config.base import Mark, identity_values
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.input_paths import write_run_recipe
-from exlm_cli.config.load import dump_recipe, load_recipe, resumed_recipe
+from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.config.overrides import describe_changes
 from exlm_cli.data.rows.records import SKIPPED_COLUMNS, SKIPPED_FILE
 from exlm_cli.data.tokenizer import TOKENIZER_FILE
@@ -21,16 +21,19 @@ from exlm_cli.train.checkpoint import require_origin
 from exlm_cli.train.pretrained import load_tokenizer, model_identity, recorded_name
 
 
-def record_beginning(plan: RunPlan, *, is_new: bool) -> None:
+def record_beginning(plan: RunPlan, begun: FinetuneRecipe | None) -> None:
     """Write what a run begins with; of a run that is continued, its splits and recipe, which may be new.
+
+    Args:
+        begun: The recipe that the run has had until now; None: a new run.
 
     Raises:
         CheckpointError: Data, weights or recipe are not those that the run began with, or a file cannot be written.
     """
-    if is_new:
+    if begun is None:
         _describe(plan)
     else:
-        _refuse_changes(plan)
+        _refuse_changes(plan, begun)
     _write_splits(plan)
     write_training_rows(plan.folder, [split.task for split in plan.splits])
     write_run_recipe(plan.folder, plan.recipe)
@@ -80,10 +83,10 @@ def _write_splits(plan: RunPlan) -> None:
         write_json(further / f"split-{split.seed}.json" if number else plan.folder / SPLIT_FILE, content)
 
 
-def _refuse_changes(plan: RunPlan) -> None:
+def _refuse_changes(plan: RunPlan, begun: FinetuneRecipe) -> None:
     """Refuse to continue with other data, weights or recipe; seeds and the number of splits may change."""
     folder, weights, first = plan.folder, plan.weights, plan.splits[0]
-    described, begun = read_run_json(folder), resumed_recipe(folder, FinetuneRecipe)
+    described = read_run_json(folder)
     free = {name: getattr(plan.recipe, name) for name in ("seeds", "num_replicates")}
     then, now = (
         identity_values(recipe, without={Mark.INPUT}) for recipe in (begun.model_copy(update=free), plan.recipe)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from exlm_cli.bundled_models import bundled_name, local_path
 from exlm_cli.config.finetune import FinetuneRecipe, grid_points
-from exlm_cli.config.load import load_recipe, resumed_recipe
+from exlm_cli.config.load import load_recipe, resumed_recipe, resumed_recipes
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.tasks import InputKind
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
@@ -50,6 +50,7 @@ def run_finetuning(
     encoder: PretrainRecipe | None = None,
     out: str | Path | None = None,
     resume: str | Path | None = None,
+    begun: FinetuneRecipe | None = None,
     use_grid: bool = False,
     baseline: bool | None = False,
     task: DownstreamTask | None = None,
@@ -71,6 +72,7 @@ def run_finetuning(
             is trained on the training rows, unless the recipe names one.
         out: Run directory; None: `runs/<name>-<time>`.
         resume: A run directory to continue instead; `recipe` may differ from its own as in `resume_finetuning`.
+        begun: With `resume`, the recipe that the run has had until now, if that is read already; None: it is read.
         use_grid: Search `recipe.grid`; a resumed run does what it began with.
         baseline: Also score baselines on the same splits: of molecules random forests, one on ECFP4 fingerprints and
             one on RDKit's 2D descriptors, of texts TF-IDF with a linear model; None: where there are any that take
@@ -91,13 +93,13 @@ def run_finetuning(
     if run is None and out is not None:
         require_unused(Path(out))
     if run is not None:
-        begun = read_run_json(run)
-        use_grid, baseline = bool(begun.use_grid), bool(begun.baseline)
-        if checkpoint is None and begun.checkpoint is not None:
-            checkpoint = Path(begun.checkpoint)
+        begun, described = begun or resumed_recipe(run, FinetuneRecipe), read_run_json(run)
+        use_grid, baseline = bool(described.use_grid), bool(described.baseline)
+        if checkpoint is None and described.checkpoint is not None:
+            checkpoint = Path(described.checkpoint)
         if checkpoint is None:
             encoder = load_recipe(run / ENCODER_FILE)
-        if missing := [seed for seed in begun.seeds or () if seed not in recipe.seeds]:
+        if missing := [seed for seed in described.seeds or () if seed not in recipe.seeds]:
             listed = f"seed{'' if len(missing) == 1 else 's'} {', '.join(map(str, missing))}"
             progress.message(f"the results leave out {listed} of this run; to keep all, list them with `seeds=LIST`")
     _require_start(recipe, checkpoint, encoder, task)
@@ -121,6 +123,7 @@ def run_finetuning(
         use_grid=use_grid,
         baseline=baseline,
         run=run,
+        begun=begun,
         out=None if out is None else Path(out),
     )
     return FinetuneResult(*train(beginning, workers=workers, callbacks=callbacks, progress=progress))
@@ -148,9 +151,9 @@ def resume_finetuning(
     Raises:
         ExlmError: `run` is not a run directory of fine-tuning; otherwise as for `run_finetuning`.
     """
-    recipe = resumed_recipe(Path(run), FinetuneRecipe, overrides)
+    begun, recipe = resumed_recipes(Path(run), FinetuneRecipe, overrides)
     return run_finetuning(
-        recipe, checkpoint=checkpoint, resume=run, workers=workers, callbacks=callbacks, progress=progress
+        recipe, checkpoint=checkpoint, resume=run, begun=begun, workers=workers, callbacks=callbacks, progress=progress
     )
 
 

@@ -12,11 +12,12 @@ from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, GridPoint
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.errors import ConfigError
 from exlm_cli.finetune.baselines.baseline import baselines_of, is_affordable
+from exlm_cli.finetune.cells.cell import Cell
 from exlm_cli.finetune.cells.model import choose_tokenizer, describe_weights, untrained_model
 from exlm_cli.finetune.cells.trainer import TaskData, describe_rows, encode_task, run_cell
 from exlm_cli.finetune.evaluation.scoring import conclude
 from exlm_cli.finetune.features import FeatureStore
-from exlm_cli.finetune.plan import Cell, RunPlan, SplitPlan, describe_result, keep_best_point
+from exlm_cli.finetune.plan import RunPlan, SplitPlan, describe_result, keep_best_point
 from exlm_cli.finetune.record import record_beginning
 from exlm_cli.finetune.results import RESULT_FILE, RunResults
 from exlm_cli.format import format_counts
@@ -47,6 +48,7 @@ class Beginning:
         length: Tokens of a sequence before repetition.
         baseline: Whether baselines are scored too; None: where they take minutes at most.
         run: The run that is continued; None: a new one, in `out`.
+        begun: The recipe that it has had until now.
         out: None: `runs/<name>-<time>`.
     """
 
@@ -59,6 +61,7 @@ class Beginning:
     use_grid: bool
     baseline: bool | None
     run: Path | None
+    begun: FinetuneRecipe | None
     out: Path | None
 
 
@@ -100,7 +103,7 @@ def train(
         plan = RunPlan(
             folder, recipe, weights, begin.checkpoint, begin.length, begin.use_grid, has_baseline, splits, store
         )
-        record_beginning(plan, is_new=run is None)
+        record_beginning(plan, begin.begun)
         update_run_json(folder, {"device": describe_device(device), "seeds": recipe.seeds})
         more = f" of the first of {len(splits)} splits" if len(splits) > 1 else ""
         progress.message(

@@ -1,1 +1,1 @@
-"""Tables, curves, style and cost of runs. No torch."""
+"""Tables, curves and style of runs. No torch."""

@@ -1,1 +1,1 @@
-"""Pre-training: loop, objective, optimiser, checkpoints, validation."""
+"""Training: `pretrain` is a run, `pretrain_task` its batches and loss, `loop` its steps; the rest serves these."""

@@ -5,9 +5,9 @@ seeded anew each step. So a resumed run repeats the uninterrupted one bit by bit
 """
 
 import math
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,30 +16,22 @@ import torch
 from torch import Tensor
 
 from exlm_cli.config.sections import LoopConfig, OptimConfig
+from exlm_cli.cost.meter import Meter
 from exlm_cli.data import IntArray
+from exlm_cli.data.sampler import in_background
 from exlm_cli.distributed.parallel import no_sync_unless_last
 from exlm_cli.distributed.ranks import ALONE, Ranks
-from exlm_cli.errors import CheckpointError, ConfigError, DivergedError, InterruptedRunError
-from exlm_cli.files import fsync, hash_json, write_json
+from exlm_cli.errors import ConfigError, InterruptedRunError
+from exlm_cli.files import hash_json
 from exlm_cli.format import decimals, format_measure, format_number, format_percent
 from exlm_cli.ops.precision import precision_on
 from exlm_cli.progress import Bar, Progress
-from exlm_cli.run_dir import DIVERGED_FILE, MetricsLog
-from exlm_cli.train.checkpoint import (
-    BestState,
-    CheckpointState,
-    LoopState,
-    best_paths,
-    load_model_weights,
-    load_optimizer_state,
-    load_state,
-    remove_older,
-    save_best,
-    save_checkpoint,
-)
-from exlm_cli.train.meter import Meter
+from exlm_cli.run_dir import MetricsLog
+from exlm_cli.train.checkpoint import LoopState
 from exlm_cli.train.optim import LossScale, build_optimizer, learning_rate, set_learning_rates, update_weights
 from exlm_cli.train.process import FreedMemory, StopSignal
+from exlm_cli.train.saver import Saver
+from exlm_cli.train.step_numbers import StepNumbers, TakenStep
 from exlm_cli.train.task import Callback, LoopResult, Selection, TrainTask
 
 _REPORTED: Mapping[str, tuple[Callable[[float], str], str]] = {
@@ -50,25 +42,16 @@ _REPORTED: Mapping[str, tuple[Callable[[float], str], str]] = {
 """How messages tell metrics of a validation; metrics.jsonl has all."""
 
 
-_MOST_OVERFLOWS = 10
-"""Steps in a row whose gradients may overflow at the lowest loss scale: with more it is not a matter of the scale."""
-
-
-class _TakenStep(NamedTuple):
-    """A step whose numbers are still on the device.
+class _Ahead(NamedTuple):
+    """A step whose batches are being made.
 
     Attributes:
-        step: Counted from 0.
-        epoch: Its epoch.
-        indices: Its samples, those of all ranks.
-        numbers: (7,) float64: sum of the losses, numbers of sequences with and without a loss, tokens, FLOPs, gradient
-            norm, and the loss scale, 1 but for fp16.
+        batches: Those of this rank.
+        num_passes: Number of batches of the rank that has most; None for one process.
     """
 
-    step: int
-    epoch: int
-    indices: IntArray
-    numbers: Tensor
+    batches: Iterator[Any]
+    num_passes: Future[int] | None
 
 
 class TrainingLoop:
@@ -123,26 +106,30 @@ class TrainingLoop:
         precision = precision_on(device, train.precision)
         self.loss_scale = LossScale(device) if precision == "fp16" else None
         self.meter = Meter(device, precision, ranks.size)
+        self.numbers = StepNumbers(self.meter, optim, self.loss_scale, run, is_first=ranks.is_first)
+        self.saver = Saver(
+            run,
+            task,
+            self.optimizer,
+            self.loss_scale,
+            metrics,
+            keep_last=train.keep_last,
+            resume_command=resume_command,
+            ranks=ranks,
+        )
         self.state = LoopState()
-        self._saved_best: int | None = None  # the best step that the newest checkpoint names
         self._plan = task.plan(0)
         self.total_steps = count_steps(train, len(self._plan))
-        if optim.warmup_steps > self.total_steps:
-            raise ConfigError(
-                f"`optim.warmup_steps` {optim.warmup_steps} is more than the {self.total_steps} steps of this run",
-                "lower it, or give `optim.warmup_ratio` instead",
-            )
-        self._refuse_small_steps()
+        self._refuse_unfit_steps()
         self._agreed_stop = 0  # signal that stops all of several ranks after the same step
-        self._ahead: Iterator[Any] | None = None  # batches of the next step
+        self._ahead: _Ahead | None = None  # batches of the next step
         self._freed_memory = FreedMemory()
         self._validation: dict[str, float] = {}
-        self._unread: list[_TakenStep] = []
         self._shown: dict[str, str] = {}  # beside the bar, from the last row of the log
         self._data_wait_s = 0.0  # in the step at work
 
-    def resume(self, checkpoint: Path, *, changes: str = "") -> None:
-        """Continue from a verified checkpoint.
+    def resume(self, checkpoint: Path | None, *, changes: str = "") -> None:
+        """Continue from a verified checkpoint, or begin again where none was saved; a refused one changes nothing.
 
         Args:
             checkpoint: Its folder.
@@ -151,26 +138,12 @@ class TrainingLoop:
         Raises:
             CheckpointError: It belongs to other data, another recipe or another version of exlm.
         """
-        saved = load_state(checkpoint)
-        for name, value in self.task.identity.items():
-            if saved.identity.get(name) != value:
-                raise CheckpointError(
-                    f"{checkpoint}: the {name} is not the one this run began with{changes if name == 'recipe' else ''}",
-                    "an exact resume needs the same inputs and recipe; start a new run for changed ones",
-                )
-        load_model_weights(checkpoint, self.task.model)
-        load_optimizer_state(checkpoint, self.task.model, self.optimizer)
-        if self.loss_scale is not None and saved.loss_scale is not None:
-            self.loss_scale.restore(saved.loss_scale)
-        self.state = saved.loop
-        self._saved_best = saved.loop.best_step
-        self._validation = {name: math.nan if v is None else v for name, v in saved.validation.items()}
-        self._plan = self.task.plan(self.state.epoch)
-        if self.ranks.is_first:
-            self.metrics.truncate_after(self.state.step)
-            # a process that was killed while it deleted old checkpoints leaves some of them
-            remove_older(self.run, self.state.step, self.train.keep_last)
-            self._remove_unnamed_bests()
+        if checkpoint is not None:
+            saved = self.saver.load(checkpoint, changes)
+            self.state = saved.loop
+            self._validation = {name: math.nan if v is None else v for name, v in saved.validation.items()}
+            self._plan = self.task.plan(self.state.epoch)
+        self.saver.drop_later(self.state)
 
     def fit(self) -> LoopResult:
         """Train to the end.
@@ -277,56 +250,9 @@ class TrainingLoop:
             loss_scale=self.loss_scale,
         )
         of_update = torch.stack([norm.double(), sums.new_ones(()) if scale is None else scale.double()])
-        self._unread.append(_TakenStep(state.step, state.epoch, indices, torch.cat([sums, of_update])))
+        self.numbers.add(TakenStep(state.step, state.epoch, indices, torch.cat([sums, of_update])))
         state.model_s += model_s + time.perf_counter() - start_s
         return sums[0] / sums[1]
-
-    def _read_metrics(self) -> None:
-        """Read the numbers of the steps since the last call and add them up; only here a step waits for the device.
-
-        Raises:
-            DivergedError: A loss of these steps is not finite, or none of a step's sequences has one, or a gradient
-                norm is not finite and no lower loss scale can help; that step moved no weights.
-        """
-        if not self._unread:
-            return
-        state, start_s = self.state, time.perf_counter()
-        steps, self._unread = self._unread, []
-        rows = torch.stack([step.numbers for step in steps]).tolist()
-        waited_s = time.perf_counter() - start_s
-        state.elapsed_s += waited_s
-        state.model_s += waited_s
-        self.meter.add_time(waited_s)
-        for step, (loss_sum, num_counted, num_infeasible, num_tokens, flops, norm, scale) in zip(
-            steps, rows, strict=True
-        ):
-            if not num_counted:
-                raise self._without_loss(step)
-            if not math.isfinite(loss_sum):
-                raise self._diverged("loss", loss_sum, step)
-            if not math.isfinite(norm):
-                self._count_overflow(norm, scale, step)
-            else:
-                state.overflows_at_lowest = 0
-            state.interval_loss += loss_sum / num_counted
-            state.interval_steps += 1
-            state.num_infeasible += int(num_infeasible)
-            state.num_tokens += int(num_tokens)
-            self.meter.add_work(int(num_tokens), flops)
-            self._grad_norm, self._scale = norm, scale
-
-    def _count_overflow(self, norm: float, scale: float, step: _TakenStep) -> None:
-        """Count a step whose gradients overflowed in fp16, after which the loss scale was lowered.
-
-        Raises:
-            DivergedError: There is no loss scale, or it was the lowest one too often.
-        """
-        state = self.state
-        if self.loss_scale is not None:
-            state.num_overflows += 1
-            state.overflows_at_lowest = state.overflows_at_lowest + 1 if scale <= self.loss_scale.LOWEST else 0
-        if self.loss_scale is None or state.overflows_at_lowest > _MOST_OVERFLOWS:
-            raise self._diverged("gradient norm", norm, step)
 
     def _equalised_batches(self, indices: IntArray, stop: StopSignal) -> Iterator[tuple[Any, bool, bool]]:
         """Yield this rank's microbatches, then a dummy one while other ranks have more: all run equally many passes.
@@ -335,14 +261,14 @@ class TrainingLoop:
             A microbatch; whether it is this rank's own, whose loss counts; whether it is the last, which one process
             does not say.
         """
-        batches, epoch = self.batches(indices), self.state.epoch
-        if self.ranks.size == 1:
+        made, self._ahead = self._ahead or self._make_ahead(indices), None
+        batches = self.batches(made.batches)
+        if made.num_passes is None:
             yield from ((batch, True, False) for batch in batches)
             return
-        assert self.count_microbatches is not None, "several ranks need it"
-        # masks are hashed, so every rank can count for all
-        shares = [share for share in self.ranks.shares_of(indices) if len(share)]
-        num_passes = max(self.count_microbatches(share, epoch) for share in shares)
+        start_s = time.perf_counter()
+        num_passes = made.num_passes.result()
+        self._data_wait_s += time.perf_counter() - start_s
         dummy_batch = None
         for number in range(1, num_passes + 1):
             own = next(batches, None)
@@ -350,36 +276,42 @@ class TrainingLoop:
                 # before the pass that reduces gradients: a dead rank is noticed here, and no device waits for it
                 self._agreed_stop = self.ranks.all_reduce_max(stop.number or 0)
             if own is None and dummy_batch is None:
-                dummy_batch = next(self.task.microbatches(indices[:1], epoch))
+                dummy_batch = next(self.task.microbatches(indices[:1], self.state.epoch))
             yield dummy_batch if own is None else own, own is not None, number == num_passes
         assert next(batches, None) is None, "every rank counts the microbatches of all"
 
-    def batches(self, indices: IntArray) -> Iterator[Any]:
-        """Yield the microbatches of a step's samples; start preparing the next step's once the first is ready."""
-        batches, self._ahead = self._ahead or self._own_batches(indices), None
+    def batches(self, made: Iterator[Any]) -> Iterator[Any]:
+        """Yield the microbatches of a step; start preparing the next step's once the first is ready."""
         while True:
             start_s = time.perf_counter()
-            batch = next(batches, None)
+            batch = next(made, None)
             self._data_wait_s += time.perf_counter() - start_s
             if batch is None:
                 return
-            if self._ahead is None:
-                self._ahead = self._batches_of_next_step()
+            step = self.state.step_in_epoch + 1
+            # nothing is prepared beyond an epoch or the run
+            if self._ahead is None and step < len(self._plan) and self.state.step + 1 < self.total_steps:
+                self._ahead = self._make_ahead(self._plan[step])
             yield batch
 
-    def _batches_of_next_step(self) -> Iterator[Any] | None:
-        """Return the batches of the next step; None where an epoch or the run ends with this step."""
-        step = self.state.step_in_epoch + 1
-        if step >= len(self._plan) or self.state.step + 1 >= self.total_steps:
-            return None
-        return self._own_batches(self._plan[step])
+    def _make_ahead(self, indices: IntArray) -> _Ahead:
+        """Begin to make the batches of a step in threads: none where it has fewer samples than ranks."""
+        epoch, shares = self.state.epoch, self.ranks.shares_of(indices)
+        own = shares[self.ranks.rank]
+        batches = self.task.microbatches(own, epoch) if len(own) else iter(())
+        count = self.count_microbatches
+        if self.ranks.size == 1:
+            return _Ahead(batches, None)
+        assert count is not None, "several ranks need it"
+        # masks are hashed, so every rank can count for all
+        return _Ahead(batches, in_background(lambda: max(count(share, epoch) for share in shares if len(share))))
 
-    def _own_batches(self, indices: IntArray) -> Iterator[Any]:
-        """Return the batches of this rank's share of a step: none where the step has fewer samples than ranks."""
-        share = self.ranks.shares_of(indices)[self.ranks.rank]
-        return self.task.microbatches(share, self.state.epoch) if len(share) else iter(())
-
-    def _refuse_small_steps(self) -> None:
+    def _refuse_unfit_steps(self) -> None:
+        if self.optim.warmup_steps > self.total_steps:
+            raise ConfigError(
+                f"`optim.warmup_steps` {self.optim.warmup_steps} is more than the {self.total_steps} steps of this run",
+                "lower it, or give `optim.warmup_ratio` instead",
+            )
         largest = max(map(len, self._plan))
         if largest < self.ranks.size:
             raise ConfigError(
@@ -415,7 +347,7 @@ class TrainingLoop:
 
     def _validate(self) -> None:
         """Validate; with a selection, keep the weights if they are the best."""
-        self._read_metrics()
+        self.numbers.read(self.state)
         state = self.state
         start_s = time.perf_counter()
         self._validation = self.ranks.all_gather_object(self.task.validate())[0]
@@ -425,34 +357,26 @@ class TrainingLoop:
         self._log({"kind": "valid", "step": state.step, **self._validation})
         for row in further:
             self._log({"kind": "valid_at", "step": state.step, **row})
-        if self.selection is None:
-            found = self._validation
-            shown = ", ".join(text.format(write(found[n])) for n, (write, text) in _REPORTED.items() if n in found)
-            self.progress.message(f"step {state.step}: validation {shown}")
+        if self.selection is not None:
+            self._select(self.selection)
             return
-        value = self._validation[self.selection.metric]
-        if self.selection.is_better(value, state.best_value):
+        found = self._validation
+        shown = ", ".join(text.format(write(found[n])) for n, (write, text) in _REPORTED.items() if n in found)
+        self.progress.message(f"step {state.step}: validation {shown}")
+
+    def _select(self, selection: Selection) -> None:
+        """Keep the weights if no validation was better, and stop the run where too many were worse."""
+        state, value = self.state, self._validation[selection.metric]
+        is_best = selection.is_better(value, state.best_value)
+        if is_best:
             state.best_step, state.best_epoch, state.best_value = state.step, state.epoch, value
-            state.stale_validations = 0
-            self._keep_best()
-        else:
-            state.stale_validations += 1
-        patience = self.selection.patience
-        state.is_stopped = patience is not None and state.stale_validations >= patience
+        state.stale_validations = 0 if is_best else state.stale_validations + 1
+        state.is_stopped = selection.patience is not None and state.stale_validations >= selection.patience
         if state.best_step is None and (state.is_stopped or state.step == self.total_steps):
             # the metric was never defined: keep the last weights
             state.best_step, state.best_epoch = state.step, state.epoch
-            self._keep_best()
-
-    def _keep_best(self) -> None:
-        state = self.state
-        content = BestState(step=state.step, epoch=state.epoch, value=state.best_value, identity=self.task.identity)
-
-        def save() -> None:
-            save_best(self.run, state.step, self.task.model, content, resume_command=self.resume_command)
-            self._remove_unnamed_bests()
-
-        self.ranks.on_rank_0(save)
+        if state.best_step == state.step:
+            self.saver.keep_best(state)
 
     def _best_field(self) -> dict[str, str]:
         """Return the best validation so far for the bar."""
@@ -461,37 +385,13 @@ class TrainingLoop:
         return {f"best {self.selection.metric}": format_number(self.state.best_value)}
 
     def _log_interval(self) -> None:
-        self._read_metrics()
-        state = self.state
-        loss = state.interval_loss / state.interval_steps
-        tokens_per_s, utilisation = self.meter.begin_row()
-        self._shown = {"loss": f"{loss:.3f}", "speed": f"{tokens_per_s:,.0f} tokens/s"}
-        if utilisation is not None:
-            self._shown["utilisation"] = format_percent(utilisation)
-        self._log(
-            {
-                "kind": "train",
-                "step": state.step,
-                "epoch": state.epoch,
-                "loss": loss,
-                "lr": learning_rate(state.step - 1, self.optim, self.total_steps),
-                **({"grad_norm": self._grad_norm} if math.isfinite(self._grad_norm) else {}),
-                "num_infeasible": state.num_infeasible,
-                **self._scale_fields(),
-                "tokens_per_s": round(tokens_per_s, 1),
-                **({} if utilisation is None else {"utilisation": round(utilisation, 4)}),
-                "peak_memory_bytes": self.meter.peak_memory_bytes,
-                "elapsed_s": round(state.elapsed_s, 3),
-                "data_wait_s": round(state.data_wait_s, 3),
-            }
-        )
-        state.interval_loss, state.interval_steps = 0.0, 0
-
-    def _scale_fields(self) -> dict[str, float]:
-        """Return the fp16 fields of a row: the loss scale of its last step, and the number of steps lost so far."""
-        if self.loss_scale is None:
-            return {}
-        return {"loss_scale": self._scale, "num_overflows": self.state.num_overflows}
+        self.numbers.read(self.state)
+        step = self.state.step
+        row = self.numbers.row(self.state, learning_rate(step - 1, self.optim, self.total_steps))
+        self._shown = {"loss": f"{row['loss']:.3f}", "speed": f"{row['tokens_per_s']:,.0f} tokens/s"}
+        if "utilisation" in row:
+            self._shown["utilisation"] = format_percent(row["utilisation"])
+        self._log(row)
 
     def _log(self, row: dict[str, Any]) -> None:
         if not self.ranks.is_first:
@@ -501,38 +401,11 @@ class TrainingLoop:
             callback.on_log(row)
 
     def _save(self) -> Path:
-        self._read_metrics()
-        return self.ranks.on_rank_0(self._write_checkpoint)
-
-    def _write_checkpoint(self) -> Path:
-        if self.metrics.path.exists():
-            fsync(self.metrics.path)  # a resumption never writes the rows before its checkpoint again
-        path = save_checkpoint(
-            self.run,
-            self.state.step,
-            self.task.model,
-            self.optimizer,
-            CheckpointState(
-                loop=self.state,
-                loss_scale=None if self.loss_scale is None else self.loss_scale.state(),
-                identity=self.task.identity,
-                validation=dict(self._validation),
-            ),
-            keep_last=self.train.keep_last,
-            resume_command=self.resume_command,
-        )
-        self._saved_best = self.state.best_step  # after the save: until then a resumption needs another best
-        self._remove_unnamed_bests()
-        for callback in self.callbacks:
+        self.numbers.read(self.state)
+        path = self.saver.save(self.state, self._validation)
+        for callback in self._followers:
             callback.on_save(self.state.step, path)
         return path
-
-    def _remove_unnamed_bests(self) -> None:
-        """Delete all best weights but the newest, and those that the newest checkpoint names."""
-        named = {f"best-{self.state.best_step}", f"best-{self._saved_best}"}
-        for best in best_paths(self.run):
-            if best.name not in named:
-                shutil.rmtree(best)
 
     def _stopped(self, saved: str, signal_number: int) -> InterruptedRunError:
         return InterruptedRunError(
@@ -540,30 +413,6 @@ class TrainingLoop:
             f"continue with `{self.resume_command}`",
             signal_number,
         )
-
-    def _diverged(self, what: str, value: float, step: _TakenStep) -> DivergedError:
-        path = self._write_samples(step, value)
-        return DivergedError(
-            f"the {what} of step {step.step + 1} is {value}; its sample indices are in {path}",
-            f"start a new run with a lower `optim.lr` (now {self.optim.lr:g}), or with `optim.clip_norm`"
-            f"{'' if self.loss_scale is None else ', or with `train.precision=fp32`'}",
-        )
-
-    def _without_loss(self, step: _TakenStep) -> DivergedError:
-        """Return the error of a step of which every loss is `inf`: there is nothing to predict, or all overflow."""
-        path = self._write_samples(step, math.inf)
-        return DivergedError(
-            f"no sequence of step {step.step + 1} has a finite loss; its sample indices are in {path}",
-            "if none of them has a token that the tokenizer knows, or a label, correct the data or raise "
-            f"`train.batch_sequences`; otherwise lower `optim.lr` (now {self.optim.lr:g})",
-        )
-
-    def _write_samples(self, step: _TakenStep, value: float) -> Path:
-        """Write the samples of a step that cannot be used, and return the path of the file."""
-        path, samples = self.run / DIVERGED_FILE, step.indices.tolist()
-        if self.ranks.is_first:
-            write_json(path, {"step": step.step, "epoch": step.epoch, "value": str(value), "sample_index": samples})
-        return path
 
 
 def _end_of(callback: Callback) -> Callable[[object, BaseException | None, object], None]:

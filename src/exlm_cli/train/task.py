@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from exlm_cli.config.base import Recipe
-from exlm_cli.config.gpus import Gpu
+from exlm_cli.cost.gpus import Gpu
 from exlm_cli.data import IntArray
 from exlm_cli.errors import ConfigError
 

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exlm_cli.config.describe import FlopCounter, count_sequence_flops
 from exlm_cli.config.sections import PAIRS_PER_POSITION
+from exlm_cli.cost.counts import FlopCounter, count_sequence_flops
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
 from exlm_cli.data.masking import Masker
 from exlm_cli.data.sampler import Feed, cut_microbatches, plan_epoch, prefetch

@@ -95,7 +95,7 @@ def test_a_cell_stopped_before_its_recipe_was_written_begins_anew(cell, tmp_path
 def test_a_cell_that_diverges_is_done_and_not_tried_again(cache, tmp_path, monkeypatch):
     cell = tiny_grid(cache).plan()[0]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("exlm_cli.train.pretrain.PretrainTask.losses", _nan_losses)
+        patch.setattr("exlm_cli.train.pretrain_task.PretrainTask.losses", _nan_losses)
         found = run_cell(cell, tmp_path)
     assert (found.diverged, found.is_done) == ("step 1", True)
     assert abs(found.value("corrupted_measured") - 0.3) < 0.05

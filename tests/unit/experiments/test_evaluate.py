@@ -16,7 +16,8 @@ from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.experiments.evaluate import evaluate_pretrained, measure_entropy
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_metrics
-from exlm_cli.train.pretrain import VALIDATION_EPOCH, run_pretraining
+from exlm_cli.train.pretrain import run_pretraining
+from exlm_cli.train.pretrain_task import VALIDATION_EPOCH
 from exlm_cli.train.pretrained import load_pretrained
 from tests.recorder import Recorder
 from tests.tiny import OUTPUT, sequences, tiny_recipe

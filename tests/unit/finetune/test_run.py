@@ -23,9 +23,9 @@ from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.finetune import run as run_module
 from exlm_cli.finetune.baselines import baseline as baseline_module
 from exlm_cli.finetune.cells import trainer as trainer_module
+from exlm_cli.finetune.cells.cell import Cell
 from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.finetune.cells.trainer import encode_task
-from exlm_cli.finetune.plan import Cell
 from exlm_cli.finetune.results import RunResults, read_predictions, read_results, read_split_outputs
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
 from exlm_cli.finetune.scores import read_scores
@@ -268,6 +268,19 @@ def test_a_finished_run_resumed_stays_as_it_is(tmp_path, finished, monkeypatch):
     monkeypatch.setattr(torch.optim.AdamW, "step", pytest.fail)
     result = run_finetuning(finetune_recipe(), checkpoint=None, resume=out, task=WordTask())
     assert result.results == finished[1]
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_resumed_run_reads_its_recipe_once(tmp_path, finished, monkeypatch, is_known):
+    """What is compared with it and what is trained see one content."""
+    out, read = tmp_path / "run", Path.read_bytes
+    shutil.copytree(finished[0], out)
+    monkeypatch.setattr(run_module, "load_task", lambda config, progress: WordTask())
+    seen: list[Path] = []
+    monkeypatch.setattr(Path, "read_bytes", lambda path: seen.append(path) or read(path))
+    result = run_finetuning(finetune_recipe(), checkpoint=None, resume=out) if is_known else resume_finetuning(out)
+    assert result.results == finished[1]
+    assert seen.count(out / "recipe.yaml") == 1
 
 
 def test_seeds_that_a_resumption_leaves_out_are_named_and_kept(tmp_path, finished):

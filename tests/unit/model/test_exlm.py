@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from exlm_cli.config.describe import count_parameters
+from exlm_cli.cost.counts import count_parameters
 from exlm_cli.data.batch import Batch, expand
 from exlm_cli.model.exlm import ExlmModel
 from tests.tiny import OUTPUT, SPECIAL, masked_by_hand, tiny_batch, tiny_recipe

@@ -13,11 +13,11 @@ from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.config.sweep import SweepCell, SweepRecipe
 from exlm_cli.experiments.results import CellRuns, masking_of
 from exlm_cli.files import write_json
+from exlm_cli.finetune.finished import FinetunedRun
 from exlm_cli.finetune.results import InitialWeights, RunResults
 from exlm_cli.finetune.scores import (
     AVERAGE,
     MODEL,
-    FinetunedRun,
     Origin,
     ScoreRow,
     make_scores,

@@ -7,6 +7,7 @@ import os
 import resource
 import shutil
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,17 +18,19 @@ import torch
 from torch import Tensor, nn
 
 from exlm_cli.config.finetune import FinetuneTrainConfig
-from exlm_cli.config.gpus import Gpu
 from exlm_cli.config.sections import LoopConfig, OptimConfig, TrainConfig
+from exlm_cli.cost.gpus import Gpu
 from exlm_cli.data.sampler import EpochPlan, plan_epoch
+from exlm_cli.distributed.ranks import Ranks
 from exlm_cli.errors import ConfigError, DivergedError, InterruptedRunError
+from exlm_cli.launch import Launch
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import MetricsLog, read_metrics
 from exlm_cli.train import checkpoint, loop
 from exlm_cli.train.checkpoint import load_model_weights, newest_good_checkpoint
 from exlm_cli.train.loop import TrainingLoop, dropout_seed
 from exlm_cli.train.optim import LossScale
-from exlm_cli.train.process import FreedMemory
+from exlm_cli.train.process import FreedMemory, StopSignal
 from exlm_cli.train.task import Callback, Selection
 from tests.killed import interrupted_at_call, untimed_rows
 
@@ -383,6 +386,28 @@ def test_a_step_is_prepared_while_the_one_before_is_computed(tmp_path):
     assert order == [*epoch, "asked", "asked", "computed", "computed"]
 
 
+def test_each_rank_counts_the_batches_of_all_beside_the_steps_and_fills_up_to_the_most(tmp_path):
+    """Rank 0 of two that are not connected, with one batch a step, of which the other rank has two."""
+    task, in_main, of_samples = LeastSquares(), [], []
+    losses = task.losses
+    task.losses = lambda batch: of_samples.append(batch.tolist()) or losses(batch)  # type: ignore[method-assign, func-returns-value]
+
+    def count(indices: np.ndarray, epoch: int) -> int:
+        in_main.append(threading.current_thread() is threading.main_thread())
+        steps = task.plan(epoch)
+        return 1 if any(np.array_equal(indices, step[::2]) for step in steps) else 2
+
+    train = TrainConfig(max_steps=5, batch_sequences=4, validate_every_steps=5, checkpoint_every_steps=5)
+    ranks = Ranks(Launch(0, 2), torch.device("cpu"))
+    optim = OptimConfig(lr=0.05, warmup_steps=1)
+    loop = _build(task, tmp_path, train, optim, count_microbatches=count, ranks=ranks)
+    while loop.state.step < 5:
+        loop.advance(StopSignal())
+    assert in_main == [False] * 10
+    expected = [samples for step in task.plan(0)[:5] for samples in (step[::2].tolist(), step[:1].tolist())]
+    assert of_samples == expected
+
+
 def test_epochs_limit_the_steps_and_a_longer_warm_up_is_refused(tmp_path):
     assert _loop(LeastSquares(), tmp_path, max_steps=None, max_epochs=2).total_steps == 12
     assert _loop(LeastSquares(), tmp_path, max_steps=7, max_epochs=2).total_steps == 7
@@ -563,7 +588,7 @@ def test_a_run_killed_while_saving_ends_with_the_same_best_weights(tmp_path, kil
     loop = _selecting(resumed, run, GREATER)
     last = newest_good_checkpoint(run, pytest.fail)
     if last is None:
-        loop.metrics.truncate_after(0)
+        loop.resume(None)
     else:
         loop.resume(last)
         resumed.num_validations = loop.state.epoch + 1
@@ -614,7 +639,7 @@ def test_a_run_killed_while_it_writes_or_deletes_best_weights_ends_like_an_undis
         loop = _selecting(Scored(RISING), run, GREATER, **OFTEN)
         last = newest_good_checkpoint(run, pytest.fail)
         if last is None:
-            loop.metrics.truncate_after(0)
+            loop.resume(None)
         else:
             loop.resume(last)
             assert loop.state.best_step is not None

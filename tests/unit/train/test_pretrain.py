@@ -11,17 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from exlm_cli.config.describe import recipe_step_flops, tokens_per_step
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.cost import estimate
+from exlm_cli.cost.counts import recipe_step_flops, tokens_per_step
 from exlm_cli.data.tokenizer import train_bpe
 from exlm_cli.errors import CheckpointError
 from exlm_cli.format import format_percent
 from exlm_cli.ops.alignment import native
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_metrics, read_run_json, update_run_json
-from exlm_cli.train import pretrain
-from exlm_cli.train.pretrain import resume_pretraining, run_pretraining, validation_indices
+from exlm_cli.train.pretrain import resume_pretraining, run_pretraining
+from exlm_cli.train.pretrain_task import validation_indices
 from exlm_cli.train.pretrained import load_pretrained
 from tests.recorder import Recorder
 from tests.tiny import CHAIN, OUTPUT, tiny_recipe
@@ -130,13 +131,13 @@ def test_a_long_run_tells_its_cost_before_the_data_are_tokenised(tmp_path, monke
     """A resumption and a short run say nothing."""
     recipe, lines = tiny_recipe(data={"cache_dir": str(tmp_path / "cache"), "bundled_rows": 200}), Recorder()
     tokens, flops = 6 * tokens_per_step(recipe), 6 * recipe_step_flops(recipe).total
-    monkeypatch.setattr(pretrain, "LONG_RUN_FLOPS", flops)
+    monkeypatch.setattr(estimate, "LONG_RUN_FLOPS", flops)
     run = run_pretraining(recipe, out=tmp_path / "run", progress=lines).run_dir
     shown = f"{tokens} tokens, {flops:.1e} FLOPs".replace("e+", "e")
     assert lines.said[0] == f"cost: {shown}; `exlm recipes` with `--gpu` and the same recipe estimates the hours"
     again = Recorder()
     resume_pretraining(run, progress=again)
-    monkeypatch.setattr(pretrain, "LONG_RUN_FLOPS", flops + 1)
+    monkeypatch.setattr(estimate, "LONG_RUN_FLOPS", flops + 1)
     run_pretraining(recipe, out=tmp_path / "short", progress=again)
     assert not [line for line in again.said if line.startswith("cost: ")]
 
@@ -267,13 +268,15 @@ def test_a_damaged_step_and_a_folder_that_is_no_run_are_refused_by_name(copy, tm
         load_pretrained(copy, device="cpu")
 
 
-def test_a_run_that_goes_on_reads_its_recipe_once(copy, monkeypatch):
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_run_that_goes_on_reads_its_recipe_once(copy, monkeypatch, is_known):
     """All that compares with it, the tokenizer, the checkpoint and the new recipe, sees one content."""
     shutil.rmtree(copy / "checkpoints/step-6")
     recipe, read = load_recipe(copy / "recipe.yaml"), Path.read_bytes
     seen: list[Path] = []
     monkeypatch.setattr(Path, "read_bytes", lambda path: seen.append(path) or read(path))
-    assert run_pretraining(recipe, resume=copy).steps == 6
+    result = run_pretraining(recipe, resume=copy) if is_known else resume_pretraining(copy)
+    assert result.steps == 6
     assert seen.count(copy / "recipe.yaml") == 1
 
 

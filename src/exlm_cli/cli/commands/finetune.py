@@ -28,8 +28,8 @@ from exlm_cli.errors import ConfigError
 
 if TYPE_CHECKING:
     from exlm_cli.config.finetune import FinetuneRecipe
+    from exlm_cli.finetune.finished import FinetunedRun
     from exlm_cli.finetune.run import FinetuneResult
-    from exlm_cli.finetune.scores import FinetunedRun
     from exlm_cli.progress import Progress
 
 _EXAMPLE = "for example `exlm finetune moleculenet bace` or `exlm finetune csv my_assay.csv --label-columns active`"
@@ -164,12 +164,12 @@ def finetune(
         recipes = [_chosen(suite, one, recipe, overrides) for one in names]
         folder = _begin_series(recipes, checkpoint, out, progress, use_grid=grid, baseline=baseline)
         return _finish_series(folder, None, workers, progress, as_json=as_json)
-    resolved = _resolve(resume, suite, name, recipe, overrides)
+    begun, resolved = _resolve(resume, suite, name, recipe, overrides)
     if dry_run:
         return emit_dry_run(resolved, checkpoint=checkpoint, as_json=as_json)
     suggested = suite if resume is None and recipe is None else None
     result = _run(
-        resolved, checkpoint, encoder, out, resume, workers, progress, suggested, grid=grid, baseline=baseline
+        resolved, begun, checkpoint, encoder, out, resume, workers, progress, suggested, grid=grid, baseline=baseline
     )
     _report(result, as_json=as_json)
 
@@ -187,6 +187,7 @@ def _refuse_unsearched(sets: list[str] | None, *, is_searched: bool) -> None:
 
 def _run(
     recipe: "FinetuneRecipe",
+    begun: "FinetuneRecipe | None",
     checkpoint: Path | None,
     encoder: str | None,
     out: Path | None,
@@ -201,6 +202,7 @@ def _run(
     """Run one task.
 
     Args:
+        begun: The recipe until now of the run that is continued.
         suggested: The suite, where another of its recipes may be suggested.
     """
     from exlm_cli.cli.runs import local_run
@@ -220,6 +222,7 @@ def _run(
         encoder=architecture,
         out=out,
         resume=resume,
+        begun=begun,
         use_grid=grid,
         baseline=baseline,
         workers=workers,
@@ -230,7 +233,7 @@ def _run(
 def _report(result: "FinetuneResult", *, as_json: bool) -> None:
     """Write the page of a run, and print its scores and verdict."""
     from exlm_cli.cli import console
-    from exlm_cli.finetune.scores import FinetunedRun
+    from exlm_cli.finetune.finished import FinetunedRun
     from exlm_cli.report.finetuning.page import write_page
     from exlm_cli.report.finetuning.scores import results_tables
 
@@ -302,7 +305,7 @@ def _finish_series(
     from exlm_cli.cli import console
     from exlm_cli.cli.runs import local_run
     from exlm_cli.experiments.series import run_series
-    from exlm_cli.finetune.scores import FinetunedRun
+    from exlm_cli.finetune.finished import FinetunedRun
     from exlm_cli.report.experiments.paper import paper_tables
     from exlm_cli.report.finetuning.page import write_page
     from exlm_cli.report.tables import write_tables
@@ -354,14 +357,14 @@ def _point_to_recipe(suite: str, recipe: "FinetuneRecipe", progress: "Progress")
 
 def _resolve(
     resume: Path | None, suite: str | None, name: str | None, recipe: str | None, overrides: list[str]
-) -> "FinetuneRecipe":
-    """Return the recipe of the run that is continued, or of a task."""
+) -> "tuple[FinetuneRecipe | None, FinetuneRecipe]":
+    """Return the recipe of the run that is continued, as it is and with overrides; of a task None and its recipe."""
     from exlm_cli.config.finetune import FinetuneRecipe
-    from exlm_cli.config.load import resumed_recipe
+    from exlm_cli.config.load import resumed_recipes
 
-    return (
-        _chosen(suite, name, recipe, overrides) if resume is None else resumed_recipe(resume, FinetuneRecipe, overrides)
-    )
+    if resume is None:
+        return None, _chosen(suite, name, recipe, overrides)
+    return resumed_recipes(resume, FinetuneRecipe, overrides)
 
 
 def _chosen(suite: str | None, name: str | None, recipe: str | None, overrides: list[str]) -> "FinetuneRecipe":

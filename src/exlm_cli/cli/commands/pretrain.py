@@ -71,7 +71,7 @@ def pretrain(
     """
     from exlm_cli.cli import console
     from exlm_cli.cli.reports import draw_curves, emit_dry_run
-    from exlm_cli.config.load import load_recipe, resumed_recipe
+    from exlm_cli.config.load import load_recipe, resumed_recipes
     from exlm_cli.config.pretrain import PretrainRecipe
 
     overrides = collect_overrides(sets, {"seed": seed, "device": device, "data.on_invalid": on_invalid})
@@ -81,8 +81,9 @@ def pretrain(
             "for example `exlm pretrain --recipe quickstart-text`; `exlm recipes` lists the recipes",
         )
     refuse_with_resume(resume, {"--out": out, "--checkpoint": checkpoint})
+    begun = None
     if resume is not None:
-        resolved = resumed_recipe(resume, PretrainRecipe, overrides)
+        begun, resolved = resumed_recipes(resume, PretrainRecipe, overrides)
     else:
         assert recipe is not None, "one of the two is given"
         resolved = load_recipe(recipe, overrides)
@@ -96,7 +97,9 @@ def pretrain(
     progress = console.open_progress()
     start = None if checkpoint is None else local_run(checkpoint, progress, resolved.data.kind)
     callbacks = [] if profile is None else [StepProfiler(profile, progress)]
-    result = run_pretraining(resolved, out=out, resume=resume, checkpoint=start, callbacks=callbacks, progress=progress)
+    result = run_pretraining(
+        resolved, out=out, resume=resume, begun=begun, checkpoint=start, callbacks=callbacks, progress=progress
+    )
     if is_quiet():
         return None  # rank 0 draws and prints
     metrics = result.run_dir / "metrics.jsonl"

@@ -10,7 +10,6 @@ from exlm_cli.errors import ConfigError
 
 if TYPE_CHECKING:
     from exlm_cli.config.base import Recipe
-    from exlm_cli.config.pretrain import PretrainRecipe
 
 
 NameArgument = Annotated[
@@ -37,6 +36,8 @@ UtilisationOption = Annotated[
     ),
 ]
 DescribeOption = Annotated[bool, typer.Option("--describe", help="Print NAME with the meaning of each key.")]
+_TOLD_GPU = "h100"
+"""GPU whose time a printed recipe begins with."""
 
 
 def recipes(
@@ -99,9 +100,9 @@ def _list_recipes(command: str | None, *, as_json: bool) -> None:
 
 def _emit_cost(recipe: "Recipe", gpu: str, gpus: int, utilisation: float | None, *, as_json: bool) -> None:
     from exlm_cli.cli import console
-    from exlm_cli.config.gpus import GPUS
     from exlm_cli.config.pretrain import PretrainRecipe
-    from exlm_cli.report.cost import describe_cost, estimate_cost
+    from exlm_cli.cost.estimate import describe_cost, estimate_cost
+    from exlm_cli.cost.gpus import GPUS
 
     if not isinstance(recipe, PretrainRecipe):
         raise ConfigError(
@@ -116,7 +117,7 @@ def _emit_cost(recipe: "Recipe", gpu: str, gpus: int, utilisation: float | None,
 
 
 def _entry(recipe: "Recipe", starts: set[str]) -> dict[str, Any]:
-    from exlm_cli.config.describe import recipe_size
+    from exlm_cli.cost.estimate import recipe_size
 
     return {
         "name": recipe.name,
@@ -141,34 +142,12 @@ def _row(entry: dict[str, Any]) -> list[str]:
 
 
 def _describe_cost(recipe: "Recipe") -> str:
-    """Return size and cost as YAML comments; nothing for a recipe without pre-training."""
-    from exlm_cli.config.describe import recipe_size
+    """Return size, cost and time on a GPU as YAML comments; nothing for a recipe without pre-training."""
     from exlm_cli.config.pretrain import PretrainRecipe
-    from exlm_cli.format import format_count, format_parameters
+    from exlm_cli.cost.estimate import describe_size, describe_time
+    from exlm_cli.cost.gpus import GPUS
 
-    size = recipe_size(recipe)
-    lines = []
-    if size.parameters is not None:
-        lines.append(f"parameters: {format_parameters(size.parameters)}")
-    if size.tokens_per_step is not None:
-        lines.append(f"tokens per step: {format_count(size.tokens_per_step)}")
-    if size.flops_per_step is not None:
-        lines.append(f"FLOPs per step: {size.flops_per_step:.2e}")
-    if size.flops is not None:
-        lines.append(f"FLOPs of the whole pre-training: {size.flops:.2e}")
+    pairs = describe_size(recipe)
     if isinstance(recipe, PretrainRecipe):
-        lines.append(_time_on_a_gpu(recipe))
-    return "".join(f"# {line}\n" for line in lines).replace("e+", "e")
-
-
-def _time_on_a_gpu(recipe: "PretrainRecipe") -> str:
-    """Return the least time on a GPU."""
-    from exlm_cli.config.describe import describe_time, recipe_step_flops
-    from exlm_cli.config.gpus import GPUS
-    from exlm_cli.report.cost import step_time
-
-    seconds, by = step_time(recipe, "h100")
-    time = describe_time(recipe, recipe_step_flops(recipe).total / seconds)
-    # of full sequences, where the recipe's may be shorter
-    bound = "" if time.startswith("at most") else "at least "
-    return f"on one {GPUS['h100'].product}: {bound}{time}, by {by}"
+        pairs[f"on one {GPUS[_TOLD_GPU].product}"] = describe_time(recipe, _TOLD_GPU)
+    return "".join(f"# {name}: {value}\n" for name, value in pairs.items())

@@ -41,6 +41,17 @@ class FingerprintedSource:
     state: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True)
+class Corpus:
+    """Everything that decides the shards of a recipe."""
+
+    recipe: PretrainRecipe
+    train: list[FingerprintedSource]
+    valid: list[FingerprintedSource]
+    tokenizer: Tokenizer
+    fingerprint: str
+
+
 # What sources hold
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.cache import explaining_disk_trouble, load_or_build
 from exlm_cli.data.corpus.fingerprint import (
+    Corpus,
     FingerprintedSource,
     check_unchanged,
     data_fingerprint,
@@ -26,17 +27,8 @@ from exlm_cli.data.corpus.fingerprint import (
 )
 from exlm_cli.data.corpus.inputs import resolve_inputs
 from exlm_cli.data.corpus.kept import discard, forget, is_kept
-from exlm_cli.data.corpus.shards import TokenDataset
-from exlm_cli.data.corpus.write import (
-    SPELLINGS,
-    TRAIN,
-    TRAIN_SEED,
-    VALID,
-    Corpus,
-    check_first_rows,
-    reading,
-    write_shards,
-)
+from exlm_cli.data.corpus.shards import SPELLINGS, TRAIN, VALID, TokenDataset
+from exlm_cli.data.corpus.write import TRAIN_SEED, check_first_rows, reading, write_shards
 from exlm_cli.data.molecules import read_smiles
 from exlm_cli.data.rows.records import SKIPPED_FILE, Row
 from exlm_cli.data.smiles import train_smiles_vocabulary

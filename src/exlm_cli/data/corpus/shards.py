@@ -22,6 +22,8 @@ from exlm_cli.data import IntArray
 from exlm_cli.errors import CheckpointError, DataError
 from exlm_cli.files import JsonModel, read_json, write_json
 
+TRAIN, VALID, SPELLINGS = "train", "valid", "valid-spellings"
+"""Shard directories of a corpus."""
 _META, _TOKENS, _OFFSETS = "meta.json", "tokens.bin", "offsets.bin"
 _SAMPLED_BLOCK_BYTES, _SAMPLED_BLOCKS = 1 << 16, 256
 _BUFFERED_TOKENS = 1 << 16

@@ -1,56 +1,35 @@
-"""Writing of token shards: rows -> splits -> tokens -> sequences -> shards, in this order from top to bottom.
+"""Passes over the rows of a corpus, which tokenise them and write the shards of its splits.
 
 Rows are tokenised in batches. Every 64 of them, all files are brought to disk and `Kept` records where the work stands.
 A later process cuts the files to that and goes on, and the shards are those of an undisturbed one, byte for byte.
 """
 
-import hashlib
-import math
-import os
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, Self, final
 
-from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import DataConfig
-from exlm_cli.data.corpus.fingerprint import FingerprintedSource
+from exlm_cli.data.corpus.fingerprint import Corpus, FingerprintedSource
+from exlm_cli.data.corpus.holdout import Holdout
 from exlm_cli.data.corpus.inputs import FileSource, first_row, iter_rows
-from exlm_cli.data.corpus.kept import HeldOut, Kept, Listed, RowsRead, Tally, forget, keep, take_up
-from exlm_cli.data.corpus.shards import ShardWriter, Written
+from exlm_cli.data.corpus.kept import Kept, RowsRead, Tally, forget, keep, take_up
+from exlm_cli.data.corpus.sequences import NUM_ENDS, SequenceWriter, packs_rows
+from exlm_cli.data.corpus.shards import TRAIN, VALID, Written
+from exlm_cli.data.corpus.skipped import SkippedRows, invalid_row
 from exlm_cli.data.molecules import read_smiles
-from exlm_cli.data.rows.records import LINE_FORMATS, SKIPPED_COLUMNS, SKIPPED_FILE, Row, RowKind, format_of
+from exlm_cli.data.rows.records import LINE_FORMATS, SKIPPED_FILE, Row, format_of
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
-from exlm_cli.files import csv_line
-from exlm_cli.format import format_number_of, shorten
+from exlm_cli.format import format_number_of
 from exlm_cli.progress import Progress
-
-TRAIN, VALID, SPELLINGS = "train", "valid", "valid-spellings"
 
 TRAIN_SEED, _VALID_SEED = 0, 1
 """Bundled data is the same whatever the seed of the run, so that runs over seeds share it."""
 _BATCH_ROWS, _BATCH_CHARACTERS = 4096, 1 << 19
 _KEPT_BATCHES = 64
-_NUM_ENDS = 2
-"""[CLS] and [SEP], which every sequence gets when it is used."""
 _LARGE_HOLDOUT = 0.2
 """Share of the tokens for validation above which a warning is due."""
-_LARGEST_BLOCK_CHARACTERS = 1 << 16
-_SHOWN_CHARACTERS = 80
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """Everything that decides the shards of a recipe."""
-
-    recipe: PretrainRecipe
-    train: list[FingerprintedSource]
-    valid: list[FingerprintedSource]
-    tokenizer: Tokenizer
-    fingerprint: str
 
 
 def write_shards(corpus: Corpus, folder: Path, progress: Progress) -> int:
@@ -76,64 +55,7 @@ def check_first_rows(sources: Sequence[FingerprintedSource], data: DataConfig) -
         if isinstance(known.source, FileSource):
             row = first_row(known.source, data)
             if row is not None and row.problem is not None and data.on_invalid == "error" and not row.is_null:
-                raise _invalid_row(row, row.problem)
-
-
-# Rows that cannot be used: the first is an error, or all are listed
-
-
-@final
-class _SkippedRows:
-    """Rows that cannot be used: the first one raises, or all are counted and written to a CSV."""
-
-    def __init__(self, path: Path, on_invalid: Literal["error", "skip"], kept: Kept | None) -> None:
-        self.path = path
-        self.on_invalid = on_invalid
-        self.listed = Listed() if kept is None else kept.skipped
-        self._is_begun = kept is not None
-
-    def __enter__(self) -> Self:
-        mode = "a" if self._is_begun else "w"
-        self._file = self.path.open(mode, encoding="utf-8", errors="backslashreplace", newline="")
-        if not self._is_begun:
-            self._file.write(csv_line(SKIPPED_COLUMNS))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def add(self, row: Row, reason: str) -> None:
-        """Skip a row.
-
-        Raises:
-            DataError: `on_invalid` is `error`, and the row is not null.
-        """
-        if self.on_invalid == "error" and not row.is_null:
-            raise _invalid_row(row, reason)
-        self.listed.num_rows += 1
-        self.listed.first = self.listed.first or _describe(row, reason)
-        self._file.write(csv_line((row.source, row.number, reason, row.text)))
-
-    def sync(self) -> None:
-        """Wait until the list is on disk."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-    def describe(self) -> str:
-        """Return how many there are and what is wrong with the first, as the end of a sentence; empty for none."""
-        if not self.listed.num_rows:
-            return ""
-        return f"; {format_number_of(self.listed.num_rows, 'row')} skipped, the first: {self.listed.first}"
-
-
-def _invalid_row(row: Row, reason: str) -> DataError:
-    """Return the error for a row that cannot be used."""
-    return DataError(_describe(row, reason), "`data.on_invalid=skip` skips such rows and lists them in a CSV")
-
-
-def _describe(row: Row, reason: str) -> str:
-    shown = shorten(" ".join(row.text.split()), _SHOWN_CHARACTERS)
-    return f"{row.source}:{row.number}: `{shown}`: {reason}" if shown else f"{row.source}:{row.number}: {reason}"
+                raise invalid_row(row, row.problem)
 
 
 # Splits: two inputs, or one of which rows are held out
@@ -141,7 +63,7 @@ def _describe(row: Row, reason: str) -> str:
 
 def _write_given_splits(corpus: Corpus, folder: Path, kept: Kept | None, progress: Progress) -> int:
     data = corpus.recipe.data
-    with _SkippedRows(folder / SKIPPED_FILE, data.on_invalid, kept) as skipped:
+    with SkippedRows(folder / SKIPPED_FILE, data.on_invalid, kept) as skipped:
         for split, sources in ((VALID, corpus.valid), (TRAIN, corpus.train)):
             if not sources or (kept is not None and split not in kept.written):
                 continue  # nothing is trained, or the split is whole
@@ -157,10 +79,10 @@ def _write_held_out_splits(corpus: Corpus, folder: Path, kept: Kept | None, prog
     sizes_bytes = [known.source.size_bytes for known in corpus.train if isinstance(known.source, FileSource)]
     total_bytes = sum(sizes_bytes) if len(sizes_bytes) == len(corpus.train) else None
 
-    def write(kept: Kept | None, forced: int | None) -> tuple[Holdout, _SkippedRows, Written, Written]:
+    def write(kept: Kept | None, forced: int | None) -> tuple[Holdout, SkippedRows, Written, Written]:
         at = None if kept is None else kept.holdout
         holdout = Holdout(data.kind, data.valid_fraction, total_bytes, data.max_rows, forced, at)
-        with _SkippedRows(folder / SKIPPED_FILE, data.on_invalid, kept) as skipped:
+        with SkippedRows(folder / SKIPPED_FILE, data.on_invalid, kept) as skipped:
             written = _write_sequences(corpus, corpus.train, folder, [TRAIN, VALID], holdout, skipped, kept, progress)
         return holdout, skipped, written[TRAIN], written[VALID]
 
@@ -184,63 +106,8 @@ def _write_held_out_splits(corpus: Corpus, folder: Path, kept: Kept | None, prog
     return skipped.listed.num_rows
 
 
-@final
-class Holdout:
-    """Chooses the validation rows by hash, so that the choice is the same every time.
-
-    SMILES are chosen by their text, so that a duplicate is never on both sides. Text is chosen by blocks (a document,
-    or a number of characters or rows of one), so that sentences of one passage stay together; a smaller corpus has
-    smaller blocks.
-    """
-
-    def __init__(
-        self,
-        kind: RowKind,
-        fraction: float,
-        total_bytes: int | None,
-        max_rows: int | None = None,
-        forced: int | None = None,
-        at: HeldOut | None = None,
-    ) -> None:
-        """Decide the size of blocks.
-
-        Args:
-            total_bytes: Size of the whole corpus if it is known; it stands for the number of characters.
-            max_rows: Number of rows that are read, if not all are.
-            forced: Hash of a unit to hold out as well: the smallest of a first pass that held nothing out.
-            at: How far an interrupted one had come; None: at the first row.
-        """
-        self.kind: RowKind = kind
-        self.forced = forced
-        self.at = at or HeldOut()
-        self._limit = int(fraction * 2**64)
-        largest = _LARGEST_BLOCK_CHARACTERS
-        self._block_characters = largest if total_bytes is None else min(largest, int(total_bytes * fraction / 8))
-        self._block_rows = math.inf if max_rows is None else max_rows * fraction / 8
-
-    def takes(self, row: Row) -> bool:
-        """Return whether a row is held out; rows must come in order."""
-        if self.kind == "smiles":
-            return self._draw(row.text)
-        at = self.at
-        is_full = at.filled_characters > self._block_characters or at.filled_rows > self._block_rows
-        if row.starts_document or is_full:
-            at.num_blocks += 1
-            at.filled_characters = at.filled_rows = 0
-            at.is_held_out = self._draw(f"block {at.num_blocks}")
-        at.filled_characters += len(row.text)
-        at.filled_rows += 1
-        return at.is_held_out
-
-    def _draw(self, unit: str) -> bool:
-        drawn = int.from_bytes(hashlib.blake2b(unit.encode(), digest_size=8, person=b"exlm hold-out").digest())
-        if self.at.smallest is None or drawn < self.at.smallest:
-            self.at.smallest = drawn
-        return drawn < self._limit or drawn == self.forced
-
-
 def _no_usable_row(
-    data: DataConfig, key: str, sources: Sequence[FingerprintedSource], skipped: _SkippedRows
+    data: DataConfig, key: str, sources: Sequence[FingerprintedSource], skipped: SkippedRows
 ) -> DataError:
     files = (known.source for known in sources)
     has_columns = not all(isinstance(file, FileSource) and format_of(file.path) in LINE_FORMATS for file in files)
@@ -258,7 +125,7 @@ def _write_sequences(
     folder: Path,
     splits: Sequence[str],
     holdout: Holdout | None,
-    skipped: _SkippedRows,
+    skipped: SkippedRows,
     kept: Kept | None,
     progress: Progress,
 ) -> dict[str, Written]:
@@ -278,7 +145,7 @@ def _write_sequences(
         kept = Kept()
     num_done, ends = kept.rows.num_rows, kept.rows.ends
     with (
-        _Sequences(corpus, folder, splits, holdout, kept) as sequences,
+        SequenceWriter(corpus, folder, splits, holdout, kept) as sequences,
         reading(sources, data, seed, progress, label, num_done, ends) as rows,
     ):
         for number, (num_rows, batch) in enumerate(_batches(_usable(rows, data, skipped, num_done)), start=1):
@@ -312,88 +179,6 @@ def _report(tally: Tally, progress: Progress) -> None:
         progress.message(f"{left_out} left out, of more tokens than `data.sequence_length` leaves room for")
 
 
-@final
-class _Sequences:
-    """The rows of a pass, cut or packed into sequences, and written to the shards of their splits.
-
-    All spellings of a training molecule follow each other. Of a validation molecule the first other one goes to
-    `SPELLINGS`, in which each molecule counts once; only small molecules may lack it with fewer spellings. Sequences in
-    which nothing can be masked are left out.
-    """
-
-    def __init__(
-        self, corpus: Corpus, folder: Path, splits: Sequence[str], holdout: Holdout | None, kept: Kept
-    ) -> None:
-        data, tokenizer = corpus.recipe.data, corpus.tokenizer
-        self._tokenizer, self._splits, self._holdout = tokenizer, list(splits), holdout
-        self._size, newline_ids = data.sequence_length - _NUM_ENDS, tokenizer.encode("\n")
-        also_spelled = [SPELLINGS] if data.num_spellings > 1 and VALID in splits else []
-        self._writers = {
-            split: ShardWriter(folder / split, tokenizer.vocab_size, corpus.fingerprint, kept.written.get(split))
-            for split in (*splits, *also_spelled)
-        }
-        self._packers = {
-            split: Packer(self._size, tokenizer.sep_id, newline_ids, kept.pending.get(split))
-            for split in splits
-            if _packs(data)
-        }
-        self.tally = kept.tally
-
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            for writer in self._writers.values():
-                stack.enter_context(writer)
-            self._files = stack.pop_all()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._files.__exit__(*error)
-
-    @property
-    def written(self) -> dict[str, Written]:
-        """How much each split has."""
-        return {split: writer.written for split, writer in self._writers.items()}
-
-    def add(self, row: Row, ids: list[int], spellings: list[list[int]]) -> None:
-        """Add the ids of a row and of its other spellings that are short enough; rows come in order."""
-        tally = self.tally
-        tally.num_unknown += sum(one.count(self._tokenizer.unk_id) for one in (ids, *spellings))
-        tally.num_too_long += len(row.spellings) - len(spellings)
-        split = self._splits[0] if self._holdout is None else VALID if self._holdout.takes(row) else TRAIN
-        if self._packers:
-            # rows that were apart in the corpus must not look like neighbours
-            starts_document = row.starts_document or split != tally.last_split
-            self._write(split, self._packers[split].add(ids, starts_document=starts_document))
-        else:
-            self._write(split, cut(ids, self._size))
-        if spellings:
-            self._write(*((SPELLINGS, spellings[:1]) if split == VALID else (split, spellings)))
-        tally.last_split = split
-
-    def finish(self) -> None:
-        """Write what fills no sequence."""
-        for split, packer in self._packers.items():
-            self._write(split, packer.finish())
-
-    def sync(self) -> Kept:
-        """Bring all that is written to disk, and return where the pass stands, but for the rows that were read."""
-        for writer in self._writers.values():
-            writer.sync()
-        return Kept(
-            forced=None if self._holdout is None else self._holdout.forced,
-            holdout=None if self._holdout is None else self._holdout.at,
-            tally=self.tally,
-            written=self.written,
-            pending={split: packer.pending for split, packer in self._packers.items()},
-        )
-
-    def _write(self, split: str, sequences: list[list[int]]) -> None:
-        """Write the sequences that have a token to mask, and count the others."""
-        kept = [ids for ids in sequences if not self._tokenizer.special_ids.issuperset(ids)]
-        self._writers[split].add(kept)
-        self.tally.num_left_out += len(sequences) - len(kept)
-
-
 def reading(
     sources: Sequence[FingerprintedSource],
     data: DataConfig,
@@ -408,12 +193,7 @@ def reading(
     return closing(iter_rows(plain, data, seed=seed, progress=progress, label=label, num_done=num_done, ends=ends))
 
 
-def _packs(data: DataConfig) -> bool:
-    """Return whether rows are packed into full sequences."""
-    return data.kind == "text" and data.sample_break == "none"
-
-
-def _usable(rows: Iterable[Row], data: DataConfig, skipped: _SkippedRows, num_done: int) -> Iterator[tuple[int, Row]]:
+def _usable(rows: Iterable[Row], data: DataConfig, skipped: SkippedRows, num_done: int) -> Iterator[tuple[int, Row]]:
     """Yield rows with text, molecules as `data.canonical_smiles` says; skip what is broken or not a molecule.
 
     With each comes the number of rows up to it, those `num_done` before included.
@@ -429,15 +209,15 @@ def _usable(rows: Iterable[Row], data: DataConfig, skipped: _SkippedRows, num_do
 
 
 def _tokenise(
-    batch: Sequence[Row], data: DataConfig, tokenizer: Tokenizer, skipped: _SkippedRows
+    batch: Sequence[Row], data: DataConfig, tokenizer: Tokenizer, skipped: SkippedRows
 ) -> Iterator[tuple[Row, list[int], list[list[int]]]]:
     """Yield rows with their token ids and those of their other spellings, tokenised on all cores.
 
     SMILES that do not fit are skipped, and rows of [UNK] alone that are sequences of their own. Other spellings that do
     not fit are left out.
     """
-    room = data.sequence_length - _NUM_ENDS
-    packs = _packs(data)
+    room = data.sequence_length - NUM_ENDS
+    packs = packs_rows(data)
     encoded = iter(tokenizer.encode_batch([text for row in batch for text in (row.text, *row.spellings)]))
     for row in batch:
         ids, *others = islice(encoded, 1 + len(row.spellings))
@@ -460,44 +240,6 @@ def _batches(numbered: Iterable[tuple[int, Row]]) -> Iterator[tuple[int, list[Ro
             batch, characters = [], 0
     if batch:
         yield number, batch
-
-
-def cut(ids: list[int], size: int) -> list[list[int]]:
-    """Return a row in pieces of at most `size` tokens."""
-    return [ids[i : i + size] for i in range(0, len(ids), size)]
-
-
-@final
-class Packer:
-    """Makes sequences of exactly `size` tokens each, as RoBERTa's `sample-break-mode none`.
-
-    [SEP] separates documents, a newline the lines of one document.
-
-    Attributes:
-        pending: Ids that fill no sequence yet; None before the first row.
-    """
-
-    def __init__(self, size: int, sep_id: int, newline_ids: Sequence[int], pending: list[int] | None = None) -> None:
-        self.size = size
-        self.pending = pending
-        self._sep_ids = [sep_id]
-        self._newline_ids = list(newline_ids)
-
-    def add(self, ids: list[int], *, starts_document: bool) -> list[list[int]]:
-        """Append a row and return the sequences that are full now."""
-        if self.pending is None:
-            self.pending = []
-        else:
-            self.pending += self._sep_ids if starts_document else self._newline_ids
-        self.pending += ids
-        num_whole = len(self.pending) // self.size * self.size
-        full = cut(self.pending[:num_whole], self.size)
-        del self.pending[:num_whole]
-        return full
-
-    def finish(self) -> list[list[int]]:
-        """Return the remainder, if it holds at least two tokens."""
-        return [self.pending] if self.pending is not None and len(self.pending) >= 2 else []
 
 
 def _named(sources: Sequence[FingerprintedSource]) -> str:

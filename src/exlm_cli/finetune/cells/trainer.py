@@ -16,12 +16,14 @@ from torch import Tensor
 
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.tasks import TaskSection
+from exlm_cli.cost.meter import num_parameters, tokens_per_second
 from exlm_cli.data import IntArray
 from exlm_cli.data.rows.records import SKIPPED_FILE
 from exlm_cli.data.sampler import EpochPlan, plan_epoch
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import write_json
+from exlm_cli.finetune.cells.cell import Cell
 from exlm_cli.finetune.cells.model import cell_identity
 from exlm_cli.finetune.cells.runner import (
     FrozenStates,
@@ -38,7 +40,6 @@ from exlm_cli.finetune.features import (
     fit_quantiles,
     with_descriptors,
 )
-from exlm_cli.finetune.plan import Cell
 from exlm_cli.finetune.results import RESULT_FILE, CellResult, write_logits
 from exlm_cli.finetune.scores import LabelScores, Scores
 from exlm_cli.format import format_number_of, format_percent, printable
@@ -51,7 +52,6 @@ from exlm_cli.tasks.rows.splits import split_fingerprint
 from exlm_cli.train.checkpoint import (
     load_model_weights,
     newest_good_checkpoint,
-    remove_unfinished,
     verify_checkpoint,
 )
 from exlm_cli.train.loop import TrainingLoop
@@ -325,7 +325,6 @@ def run_cell(
     """
     recipe = cell.recipe
     cell.folder.mkdir(parents=True, exist_ok=True)
-    remove_unfinished(cell.folder)
     model = _build_model(weights, recipe, data, cell.seed, device)
     begun = "scratch" if recipe.init == "scratch" else weights.sha256
     origin = {"checkpoint": begun, **cell_identity(recipe, cell.seed, weights.recipe, weights.tokenizer)}
@@ -345,11 +344,7 @@ def run_cell(
         selection=Selection(data.selection_metric, data.is_greater_better, recipe.train.patience),
         label=cell.label,
     )
-    checkpoint = newest_good_checkpoint(cell.folder, progress.message)
-    if checkpoint is None:
-        loop.metrics.truncate_after(0)
-    else:
-        loop.resume(checkpoint)
+    loop.resume(newest_good_checkpoint(cell.folder, progress.message))
     write_json(cell.folder / RESULT_FILE, _score(cell, task, loop.fit()))
     cell.drop_checkpoints()
 
@@ -385,7 +380,7 @@ def _score(cell: Cell, task: FinetuneTask, result: LoopResult) -> CellResult:
         task=data.name,
         seed=cell.seed,
         grid=cell.point.values,
-        parameters=sum(p.numel() for p in task.model.parameters()),
+        parameters=num_parameters(task.model),
         epochs=state.epoch + 1,
         best_epoch=state.best_epoch + 1,
         steps=state.step,
@@ -394,7 +389,7 @@ def _score(cell: Cell, task: FinetuneTask, result: LoopResult) -> CellResult:
         metrics=metrics,
         labels=labels,
         notes=tuple(notes),
-        tokens_per_s=round(state.num_tokens / max(1e-9, state.elapsed_s), 1),
+        tokens_per_s=round(tokens_per_second(state.num_tokens, state.elapsed_s), 1),
         outside_model_share=round(1 - state.model_s / max(1e-9, state.elapsed_s), 4),
     )
 

@@ -9,7 +9,7 @@ from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.files import make_folder, write_atomically, write_together
-from exlm_cli.finetune.scores import FinetunedRun
+from exlm_cli.finetune.finished import FinetunedRun
 from exlm_cli.format import name_some
 from exlm_cli.report.finetuning.data_figures import draw_errors, draw_labels
 from exlm_cli.report.finetuning.score_figures import draw_runs

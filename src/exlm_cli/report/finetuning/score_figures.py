@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from exlm_cli.files import make_folder, write_together
 from exlm_cli.finetune.evaluation.calibration import CalibratedRows, read_scored_split
 from exlm_cli.finetune.evaluation.curves import NUM_BINS, calibration_error
+from exlm_cli.finetune.finished import FinetunedRun
 from exlm_cli.finetune.results import read_split_outputs
-from exlm_cli.finetune.scores import FinetunedRun
 from exlm_cli.format import format_count, format_number_of, format_percent, number_repeated, shorten
 from exlm_cli.report import style
 

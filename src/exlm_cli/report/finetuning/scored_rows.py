@@ -12,9 +12,9 @@ import numpy as np
 
 from exlm_cli.data import BoolArray
 from exlm_cli.finetune.evaluation.calibration import CalibratedRows, read_scored_split
+from exlm_cli.finetune.finished import FinetunedRun
 from exlm_cli.finetune.prediction.training_rows import read_training_rows
 from exlm_cli.finetune.results import read_split_inputs, read_split_places
-from exlm_cli.finetune.scores import FinetunedRun
 from exlm_cli.format import format_number, shorten
 from exlm_cli.progress import SilentProgress
 from exlm_cli.report.finetuning.molecules import draw_molecule

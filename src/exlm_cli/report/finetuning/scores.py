@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from exlm_cli.finetune.evaluation.calibration import DEFAULT_LEVEL, Calibration, read_calibration
 from exlm_cli.finetune.evaluation.conformal import MIN_SCALED_ROWS, ConformalResiduals, Coverage
 from exlm_cli.finetune.evaluation.intervals import NUM_RESAMPLES
+from exlm_cli.finetune.finished import FinetunedRun
 from exlm_cli.finetune.results import InitialWeights, RunResults
-from exlm_cli.finetune.scores import BOTH, MODEL, OTHER_NAMES, Aggregate, FinetunedRun, Spread
+from exlm_cli.finetune.scores import BOTH, MODEL, OTHER_NAMES, Aggregate, Spread
 from exlm_cli.format import (
     NO_VALUE,
     NOT_DEFINED,

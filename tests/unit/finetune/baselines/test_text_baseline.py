@@ -16,10 +16,11 @@ from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.finetune.baselines import baseline as baseline_module
 from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.finetune.evaluation.calibration import read_calibration
+from exlm_cli.finetune.finished import FinetunedRun
 from exlm_cli.finetune.prediction.predict import predict
 from exlm_cli.finetune.results import read_results, read_seed_outputs, read_split_outputs
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
-from exlm_cli.finetune.scores import BOTH, FinetunedRun, read_scores
+from exlm_cli.finetune.scores import BOTH, read_scores
 from exlm_cli.progress import SilentProgress
 from exlm_cli.report.finetuning.scores import results_tables
 from tests.unit.finetune.finetuned_runs import read_rows, write_rows

@@ -16,10 +16,11 @@ from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.finetune.evaluation.blend import best_share, blend
 from exlm_cli.finetune.evaluation.calibration import read_calibration
 from exlm_cli.finetune.evaluation.conformal import ConformalResiduals, error_signs
+from exlm_cli.finetune.finished import FinetunedRun
 from exlm_cli.finetune.prediction.predict import predict
 from exlm_cli.finetune.results import read_predictions, read_results, read_seed_outputs
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
-from exlm_cli.finetune.scores import BOTH, FinetunedRun, predictors_with, read_scores
+from exlm_cli.finetune.scores import BOTH, predictors_with, read_scores
 from exlm_cli.progress import SilentProgress
 from tests.recorder import Recorder
 from tests.unit.finetune.finetuned_runs import SMILES, read_rows, write_rows

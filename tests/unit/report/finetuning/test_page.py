@@ -17,10 +17,10 @@ from exlm_cli.config.load import dump_recipe
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import write_json
 from exlm_cli.finetune.evaluation.calibration import CALIBRATION_FILE, CalibratedRows, calibrate_run, fit_calibration
+from exlm_cli.finetune.finished import FinetunedRun
 from exlm_cli.finetune.prediction.training_rows import write_training_rows
 from exlm_cli.report.finetuning.page import write_page
 from exlm_cli.report.finetuning.score_figures import draw_calibration
-from exlm_cli.report.finetuning.scores import FinetunedRun
 from exlm_cli.report.style import RUN_COLOURS
 from exlm_cli.run_dir import update_run_json
 from exlm_cli.tasks.base import FloatArray, write_outputs

@@ -15,8 +15,8 @@ from exlm_cli.files import write_json
 from exlm_cli.finetune.evaluation.calibration import CALIBRATION_FILE, CalibratedRows, Calibration
 from exlm_cli.finetune.evaluation.conformal import ConformalResiduals
 from exlm_cli.finetune.evaluation.curves import PlattCurve, calibration_error, reliability
+from exlm_cli.finetune.finished import FinetunedRun
 from exlm_cli.report.finetuning.score_figures import SplitPredictions, draw_calibration, draw_runs, draw_scores
-from exlm_cli.report.finetuning.scores import FinetunedRun
 from exlm_cli.report.style import RUN_COLOURS
 from exlm_cli.tasks.base import write_outputs
 from tests.unit.report.results import scored

@@ -1,13 +1,23 @@
-"""What a person who watches a device wants to see: speed, utilisation, peak memory."""
+"""What a training takes, measured: parameters of a network, tokens a second, share of a GPU's peak, peak memory."""
 
 import resource
 import sys
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
-from exlm_cli.config.gpus import Gpu, find_gpu
-from exlm_cli.ops.precision import Precision
+from exlm_cli.cost.gpus import Gpu, find_gpu
+
+
+def num_parameters(network: nn.Module) -> int:
+    """Return the number of parameters of a network, tied ones counted once."""
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def tokens_per_second(num_tokens: int, busy_s: float) -> float:
+    """Return the speed of steps that took so long."""
+    return num_tokens / max(1e-9, busy_s)
 
 
 @dataclass
@@ -24,7 +34,7 @@ class Meter:
 
     Args:
         device: Where the steps run.
-        precision: Of their products.
+        precision: Of their products: `fp32`, `bf16` or `fp16`.
         num_ranks: Ranks whose work is counted together; each has such a device.
 
     Attributes:
@@ -33,7 +43,7 @@ class Meter:
 
     gpu: Gpu | None
 
-    def __init__(self, device: torch.device, precision: Precision, num_ranks: int) -> None:
+    def __init__(self, device: torch.device, precision: str, num_ranks: int) -> None:
         self._device, self._num_ranks = device, num_ranks
         is_known = device.type == "cuda" and precision != "fp32"
         self.gpu = find_gpu(torch.cuda.get_device_name(device)) if is_known else None
@@ -53,7 +63,7 @@ class Meter:
     def begin_row(self) -> tuple[float, float | None]:
         """Return tokens a second and utilisation since the last call."""
         work, self._of_row = self._of_row, _Work()
-        return work.num_tokens / max(1e-9, work.busy_s), self._utilisation(work)
+        return tokens_per_second(work.num_tokens, work.busy_s), self._utilisation(work)
 
     @property
     def utilisation(self) -> float | None:

@@ -1,26 +1,104 @@
-"""Cost estimate of a pre-training: hours, memory of each GPU, and the steps of an MLM of equal FLOPs.
+"""Cost of a pre-training before it begins: its size, hours and memory on GPUs, the steps of an MLM of equal FLOPs.
 
 A step takes at least the larger of two times: its FLOPs at a share of the peak that none exceeded, and the time of each
 position in each layer that was measured on small models, whose products do not fill a GPU. `count_memory` counts
 training in 16 bits with float32 weights, without the context of CUDA, the buffers of NCCL, temporary results of one
-layer and the allocator's gaps. FLOPs, parameters and most symbols are those of `config/describe.py`.
+layer and the allocator's gaps. Most symbols are those of `counts`.
 """
 
 import math
+from dataclasses import dataclass
 
-from exlm_cli.config.describe import count_parameters, recipe_step_flops, tokens_per_step
-from exlm_cli.config.gpus import GPUS
+from exlm_cli.config.base import Recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import HEAD_CHUNK_ROWS, PAIRS_PER_POSITION
+from exlm_cli.config.sweep import SweepRecipe
+from exlm_cli.cost.counts import count_parameters, recipe_step_flops, tokens_per_step
+from exlm_cli.cost.gpus import GPUS
 from exlm_cli.errors import ConfigError
 from exlm_cli.files import JsonModel
-from exlm_cli.format import format_bytes, format_count, format_parameters
+from exlm_cli.format import format_bytes, format_count, format_large, format_parameters, format_span
 
 UTILISATION = 0.25
 """Share of the peak, unless one is given: steps of width 768 reached 20 and 22 % on an H100, the paper's 10 to 24 %."""
 SECONDS_PER_POSITION_AND_LAYER = 1.05e-7
 """Floor: 107 and 106 ns on an H200 in `smiles-medium` and `text-medium`, width 256 (docs/lab_notes/gpu.md)."""
+LONG_RUN_FLOPS = 1e14
+"""Cost from which a run tells it beforehand: about half an hour of two cores."""
+_UNIT_TOKENS = 1e8
+"""Tokens whose time is told where the data decide how many there are."""
 _LEFT_OUT_BYTES = 2e9
+
+
+@dataclass(frozen=True)
+class RecipeSize:
+    """Size and cost of the pre-training in a recipe; None for what the recipe alone does not determine.
+
+    Attributes:
+        objective: `exlm` or `mlm`; for a sweep, that of the recipe which its variants share.
+        parameters, tokens_per_step: For a sweep, also those of the shared recipe.
+        flops_per_step: Forward and backward over full sequences; None for a sweep.
+        flops: Whole pre-training, over all variants and seeds of a sweep; None where the data decide its length.
+    """
+
+    objective: str | None = None
+    parameters: int | None = None
+    tokens_per_step: int | None = None
+    flops_per_step: float | None = None
+    flops: float | None = None
+
+
+def recipe_size(recipe: Recipe) -> RecipeSize:
+    """Return the size and cost of a recipe of any kind; a fine-tuning recipe has none."""
+    common = recipe.pretrain if isinstance(recipe, SweepRecipe) else recipe
+    if not isinstance(common, PretrainRecipe):
+        return RecipeSize()
+    runs = [plan.pretrain for plan in recipe.plan()] if isinstance(recipe, SweepRecipe) else [common]
+    flops = [steps * recipe_step_flops(run).total for run in runs if (steps := run.train.known_steps) is not None]
+    return RecipeSize(
+        objective=common.objective,
+        parameters=count_parameters(common),
+        tokens_per_step=tokens_per_step(common),
+        flops_per_step=recipe_step_flops(common).total if common is recipe else None,
+        flops=sum(flops) if len(flops) == len(runs) else None,
+    )
+
+
+def describe_size(recipe: Recipe) -> dict[str, str]:
+    """Return size and cost of a recipe as people read them, by name; nothing for a recipe without pre-training."""
+    size = recipe_size(recipe)
+    pairs = {
+        "parameters": None if size.parameters is None else format_parameters(size.parameters),
+        "tokens per step": None if size.tokens_per_step is None else format_count(size.tokens_per_step),
+        "FLOPs per step": None if size.flops_per_step is None else _format_flops(size.flops_per_step),
+        "FLOPs of the whole pre-training": None if size.flops is None else _format_flops(size.flops),
+    }
+    return {name: value for name, value in pairs.items() if value is not None}
+
+
+def describe_long_run(recipe: PretrainRecipe) -> str | None:
+    """Return tokens and FLOPs of a run that takes long, in a sentence; None for a short one, or of unknown length."""
+    steps = recipe.train.known_steps
+    flops = 0.0 if steps is None else steps * recipe_step_flops(recipe).total
+    if steps is None or flops < LONG_RUN_FLOPS:
+        return None
+    shown = f"{format_large(steps * tokens_per_step(recipe))} tokens, {_format_flops(flops, 1)} FLOPs"
+    return f"cost: {shown}; `exlm recipes` with `--gpu` and the same recipe estimates the hours"
+
+
+def describe_time(recipe: PretrainRecipe, gpu: str) -> str:
+    """Return the least time of a pre-training on one of `GPUS`, and what decides it.
+
+    Like `at least 3.5 hours, by …`, for each 100 M tokens where the recipe does not determine how many there are. It is
+    `at most` where a step has a number of sequences, and these may be shorter than the recipe allows.
+    """
+    step_s, by = step_time(recipe, gpu)
+    steps = recipe.train.known_steps
+    is_shorter = recipe.data.kind == "smiles" or recipe.data.sample_break == "line"
+    bound = "at most" if steps is not None and recipe.train.batch_sequences is not None and is_shorter else "at least"
+    span = format_span(step_s * (_UNIT_TOKENS / tokens_per_step(recipe) if steps is None else steps))
+    unit = f" for each {format_large(_UNIT_TOKENS)} tokens" if steps is None else ""
+    return f"{bound} {span}{unit}, by {by}"
 
 
 class CostEstimate(JsonModel):
@@ -144,7 +222,7 @@ def describe_cost(estimate: CostEstimate) -> dict[str, str]:
         "parameters": format_parameters(estimate.parameters),
         "memory": f"{format_bytes(estimate.memory_bytes)} of {format_bytes(size)} of each GPU: {hint}",
         "tokens per step": format_count(estimate.tokens_per_step),
-        "FLOPs per step": f"{estimate.flops_per_step:.2e}".replace("e+", "e"),
+        "FLOPs per step": _format_flops(estimate.flops_per_step),
         "seconds per step": f"{bound}{estimate.seconds_per_step:.3g}, by {estimate.time_by}",
     }
     if estimate.steps is None or estimate.hours is None:
@@ -155,6 +233,10 @@ def describe_cost(estimate: CostEstimate) -> dict[str, str]:
         ratio = estimate.mlm_steps / estimate.steps
         pairs["as MLM"] = f"{format_count(estimate.mlm_steps)} steps for the same FLOPs, {ratio:.2f} x"
     return pairs
+
+
+def _format_flops(flops: float, digits: int = 2) -> str:
+    return f"{flops:.{digits}e}".replace("e+", "e")
 
 
 def _most_masks(recipe: PretrainRecipe, num_sequences: int) -> float:

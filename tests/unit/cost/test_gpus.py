@@ -2,7 +2,7 @@
 
 import pytest
 
-from exlm_cli.config.gpus import GPUS, find_gpu
+from exlm_cli.cost.gpus import GPUS, find_gpu
 
 NAMES = {
     "NVIDIA A10": "a10",

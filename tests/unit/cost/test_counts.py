@@ -18,22 +18,15 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from exlm_cli.config.describe import (
-    RecipeSize,
+from exlm_cli.config.load import load_recipe
+from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.cost.counts import (
     TrainingFlops,
-    count_parameters,
     count_path_edges,
     count_sequence_flops,
-    describe_time,
-    estimated_cost,
-    recipe_size,
     recipe_step_flops,
     tokens_per_step,
 )
-from exlm_cli.config.finetune import FinetuneRecipe
-from exlm_cli.config.load import load_recipe
-from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.data.masking import Masker
 from exlm_cli.model import exlm
 from exlm_cli.model.exlm import ExlmModel
@@ -214,28 +207,3 @@ def test_a_step_is_its_sequences():
 )
 def test_tokens_of_a_step_count_repetitions_and_not_clones(sections, tokens):
     assert tokens_per_step(tiny_recipe(**sections)) == tokens
-
-
-def test_the_flops_of_a_run_are_its_steps_and_those_of_a_sweep_its_runs():
-    recipe = load_recipe("quickstart-text")
-    steps = recipe.train.max_steps or 0
-    assert recipe_size(recipe).flops == pytest.approx(steps * recipe_step_flops(recipe).total)
-    for max_steps in (None, 1000):  # an epoch may end the run earlier
-        assert recipe_size(tiny_recipe(train={"max_steps": max_steps, "max_epochs": 1})).flops is None
-    sweep = load_recipe("quickstart-ablations", kind=SweepRecipe)
-    size = recipe_size(sweep)
-    assert size.flops == pytest.approx(sum(recipe_size(plan.pretrain).flops or 0 for plan in sweep.plan()))
-    assert (size.parameters, size.flops_per_step) == (count_parameters(sweep.pretrain), None)
-    assert recipe_size(load_recipe("csv", kind=FinetuneRecipe)) == RecipeSize()
-
-
-def test_a_cost_is_told_for_the_run_or_for_some_of_its_tokens():
-    recipe = tiny_recipe()
-    assert estimated_cost(recipe) == (6 * tokens_per_step(recipe), 6 * recipe_step_flops(recipe).total)
-    assert describe_time(recipe, estimated_cost(recipe)[1] / 7200) == "at most 2.0 hours"
-    packed = tiny_recipe(data={"sample_break": "none"})
-    assert describe_time(packed, estimated_cost(packed)[1] / 7200) == "2.0 hours"
-    epochs = tiny_recipe(train={"max_epochs": 2})
-    num_tokens, flops = estimated_cost(epochs)
-    assert (num_tokens, flops) == (1e8, pytest.approx(1e8 / tokens_per_step(recipe) * recipe_step_flops(recipe).total))
-    assert describe_time(epochs, flops / 7200) == "2.0 hours for each 100 M tokens"

@@ -1,4 +1,4 @@
-"""Size and cost of pre-training in closed form: parameters, tokens and FLOPs of a step, FLOPs of a run (App. Q.2).
+"""Parameters, tokens and FLOPs of pre-training, counted in closed form from a recipe (App. Q.2).
 
 FLOPs are those of forward and backward over one sequence of L positions, T masks and k states per mask, no padding:
 N = k T emitting nodes, S = N + 2 nodes, encoder of width D with n layers and feed-forward width F, vocabulary V, h
@@ -30,67 +30,7 @@ from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from typing import Self
 
-from exlm_cli.config.base import Recipe
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.config.sweep import SweepRecipe
-from exlm_cli.format import format_large, format_span
-
-
-@dataclass(frozen=True)
-class RecipeSize:
-    """Size and cost of the pre-training in a recipe; None for what the recipe alone does not determine.
-
-    Attributes:
-        objective: `exlm` or `mlm`; for a sweep, that of the recipe which its variants share.
-        parameters, tokens_per_step: For a sweep, also those of the shared recipe.
-        flops_per_step: Forward and backward over full sequences; None for a sweep.
-        flops: Whole pre-training, over all variants and seeds of a sweep; None where the data decide its length.
-    """
-
-    objective: str | None = None
-    parameters: int | None = None
-    tokens_per_step: int | None = None
-    flops_per_step: float | None = None
-    flops: float | None = None
-
-
-def recipe_size(recipe: Recipe) -> RecipeSize:
-    """Return the size and cost of a recipe of any kind; a fine-tuning recipe has none."""
-    common = recipe.pretrain if isinstance(recipe, SweepRecipe) else recipe
-    if not isinstance(common, PretrainRecipe):
-        return RecipeSize()
-    runs = [plan.pretrain for plan in recipe.plan()] if isinstance(recipe, SweepRecipe) else [common]
-    flops = [steps * recipe_step_flops(run).total for run in runs if (steps := run.train.known_steps) is not None]
-    return RecipeSize(
-        objective=common.objective,
-        parameters=count_parameters(common),
-        tokens_per_step=tokens_per_step(common),
-        flops_per_step=recipe_step_flops(common).total if common is recipe else None,
-        flops=sum(flops) if len(flops) == len(runs) else None,
-    )
-
-
-UNIT_TOKENS = 1e8
-"""Tokens that an estimate assumes where the data decide how many there are."""
-
-
-def estimated_cost(recipe: PretrainRecipe) -> tuple[float, float]:
-    """Return tokens and FLOPs of a pre-training; of `UNIT_TOKENS` where the recipe does not determine its length."""
-    steps, per_step = recipe.train.known_steps, tokens_per_step(recipe)
-    num_tokens = UNIT_TOKENS if steps is None else steps * per_step
-    return num_tokens, num_tokens / per_step * recipe_step_flops(recipe).total
-
-
-def describe_time(recipe: PretrainRecipe, flops_per_s: float) -> str:
-    """Return the time of a pre-training at a speed: `3.5 hours`, or `3.5 hours for each 100 M tokens`.
-
-    `at most` is before it if a step has a number of sequences, and these may be shorter than the recipe allows.
-    """
-    time = format_span(estimated_cost(recipe)[1] / flops_per_s)
-    is_bound = recipe.data.kind == "smiles" or recipe.data.sample_break == "line"
-    if recipe.train.batch_sequences is not None and recipe.train.known_steps is not None and is_bound:
-        time = f"at most {time}"
-    return time if recipe.train.known_steps is not None else f"{time} for each {format_large(UNIT_TOKENS)} tokens"
 
 
 def count_parameters(recipe: PretrainRecipe) -> int:

@@ -7,12 +7,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from exlm_cli.config.describe import recipe_step_flops
-from exlm_cli.config.gpus import GPUS
+from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
+from exlm_cli.config.sweep import SweepRecipe
+from exlm_cli.cost.counts import count_parameters, recipe_step_flops
+from exlm_cli.cost.estimate import (
+    RecipeSize,
+    count_memory,
+    describe_cost,
+    describe_time,
+    estimate_cost,
+    recipe_size,
+    step_time,
+)
+from exlm_cli.cost.gpus import GPUS
 from exlm_cli.data.batch import Batch
+from exlm_cli.format import format_span
 from exlm_cli.model.exlm import ExlmModel
-from exlm_cli.report.cost import count_memory, describe_cost, estimate_cost, step_time
 from exlm_cli.train.objective import Objective
 from tests.tiny import OUTPUT, SPECIAL, tiny_batch, tiny_recipe
 
@@ -231,3 +242,31 @@ def test_the_cost_says_what_fits(changes, gpu, fits):
 def test_a_microbatch_holds_no_more_sequences_than_a_gpu_has(num_gpus, at_once):
     """A step has 2,048 sequences, and 49,152 tokens hold 66 of them."""
     assert estimate_cost(load_recipe("text-base"), "h100", num_gpus).microbatch_sequences == at_once
+
+
+def test_the_flops_of_a_run_are_its_steps_and_those_of_a_sweep_its_runs():
+    recipe = load_recipe("quickstart-text")
+    steps = recipe.train.max_steps or 0
+    assert recipe_size(recipe).flops == pytest.approx(steps * recipe_step_flops(recipe).total)
+    for max_steps in (None, 1000):  # an epoch may end the run earlier
+        assert recipe_size(tiny_recipe(train={"max_steps": max_steps, "max_epochs": 1})).flops is None
+    sweep = load_recipe("quickstart-ablations", kind=SweepRecipe)
+    size = recipe_size(sweep)
+    assert size.flops == pytest.approx(sum(recipe_size(plan.pretrain).flops or 0 for plan in sweep.plan()))
+    assert (size.parameters, size.flops_per_step) == (count_parameters(sweep.pretrain), None)
+    assert recipe_size(load_recipe("csv", kind=FinetuneRecipe)) == RecipeSize()
+
+
+@pytest.mark.parametrize(
+    ("sections", "unit", "bound"),
+    [
+        ({"train": {"max_steps": 6}}, "", "at most"),  # eight sequences a step, which may be shorter than 16 tokens
+        ({"train": {"max_steps": 6}, "data": {"sample_break": "none"}}, "", "at least"),
+        ({"train": {"max_steps": None, "max_epochs": 2}}, " for each 100 M tokens", "at least"),
+    ],
+)
+def test_a_time_is_told_for_the_run_or_for_some_of_its_tokens(sections, unit, bound):
+    recipe = tiny_recipe(**sections)
+    step_s, by = step_time(recipe, "a100")
+    steps = 1e8 / (8 * 16) if unit else 6
+    assert describe_time(recipe, "a100") == f"{bound} {format_span(steps * step_s)}{unit}, by {by}"

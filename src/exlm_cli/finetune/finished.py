@@ -1,0 +1,51 @@
+"""A finished fine-tuning run, as reports see it. No torch."""
+
+import shlex
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from exlm_cli.finetune.results import RunResults
+from exlm_cli.finetune.scores import BOTH, MODEL, RunScores, Spread, read_scores
+
+
+@dataclass(frozen=True)
+class FinetunedRun:
+    """A finished fine-tuning run: its name in tables, its directory, its results."""
+
+    name: str
+    folder: Path
+    results: RunResults
+
+    @cached_property
+    def scores(self) -> RunScores:
+        """Its scores, read from the directory."""
+        return read_scores(self.folder)
+
+    @property
+    def verdict(self) -> tuple[str, ...]:
+        """Sentences of the verdict, whose commands name the directory."""
+        folder = shlex.quote(str(self.folder))
+        return tuple(sentence.replace(" RUN ", f" {folder} ") for sentence in self.results.verdict)
+
+    @property
+    def others(self) -> list[str]:
+        """Names in `scores.csv` of what was scored besides the model alone, in the order of reports."""
+        return [model for model in self.scores.others if self.is_distinct(model)]
+
+    def is_distinct(self, model: str) -> bool:
+        """Return whether a model of `scores.csv` predicts otherwise than the rest: `both` may give one no weight."""
+        return model != BOTH or self.results.predictors is None or "both" in self.results.predictors.distinct
+
+    def average(self, metric: str, *, model: str = MODEL, label: str = "") -> Spread:
+        """Return what the mean prediction of the seeds scores on the reported split, over splits of the rows."""
+        return self.scores.average(self.results.scored_split, metric, model=model, label=label)
+
+    def seeds(self, metric: str, *, model: str = MODEL) -> Spread:
+        """Return what the seeds score alone on the reported split, over seeds and splits of the rows."""
+        return self.scores.seeds(self.results.scored_split, metric, model=model)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return results and scores for programs."""
+        return {**self.results.as_json(), **self.scores.as_json()}
