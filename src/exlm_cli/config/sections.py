@@ -34,6 +34,10 @@ Family = Literal["own", "bert", "roberta", "distilbert", "esm", "modernbert"]
 
 HEAD_CHUNK_ROWS = 2048
 """Rows of (rows, vocabulary) logits that the LM head holds at once."""
+CHAIN_EDGE_WIDTH = 128
+"""Numbers of which the score of an edge of `alignment: chain` is a product."""
+CHAIN_MAX_GAP = 16
+"""Masks of a chain that are this many tokens apart or more are alike."""
 
 _LARGEST_NUMBER = 1 << 20
 """Above every size in the config of an encoder."""

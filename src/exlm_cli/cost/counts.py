@@ -13,15 +13,22 @@ matrix is 2 a b c FLOPs; its backward pass has two such products, so that whatev
     transition        3 * 2 (2 S D' D + S^2 D)          query, key and Q K'; with h > 1 also the gate, 3 * 2 S D' h
     alignment         3 * 2 E                           alpha, beta and the edge gradient: one multiply-add per edge
 
+`alignment: chain` has one node a mask, N = T and S = T + 2, R classes, k states and edges of width d:
+
+    lm_head           3 * 2 T (D^2 + D V + V R)         the classes' shares of each distribution as well
+    transition        3 * 2 T (D R k + 2 R k) + 3 * 2 (T - 1) (2 D d + k^2 d)   states of classes; query, key, Q K'
+    alignment         3 * 2 (k + (T - 1) k^2)
+
 With `expand: output` the input is not expanded, and the last block has T + 2 queries in place of S. E, the edges that
 any path can take for any target, is 2 w + (T - 1) w (w + 1) / 2 with w = S - 1 - T:
 target t lies on one of the w nodes t to S - 2 - T + t. An MLM is the case k = 1 without the last two lines, and
 `alignment: independent` the same with k > 1.
 
 The lowest possible ratio of ExLM to MLM in Table 12 follows from this. Embeddings, norms, GELU, softmax, dropout,
-rotation, residuals, gathers and AdamW are not counted: they are memory traffic, or small beside the rest. Nor is
-recomputation that saves memory: flash attention's second Q K' and the logits beyond `HEAD_CHUNK_ROWS`, again in the
-backward pass. The few edges that the sparse DAG lacks are counted.
+rotation, residuals, gathers and AdamW are not counted: they are memory traffic, or small beside the rest. Nor are the
+classes of the vocabulary, once a batch. Nor is recomputation that saves memory: flash attention's second Q K', and in
+the backward pass the logits of a chain and those beyond `HEAD_CHUNK_ROWS`. The few edges that the sparse DAG lacks are
+counted, and a chain's also in the steps before it begins.
 """
 
 import math
@@ -31,6 +38,7 @@ from dataclasses import astuple, dataclass
 from typing import Self
 
 from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.config.sections import CHAIN_EDGE_WIDTH, CHAIN_MAX_GAP
 
 
 def count_parameters(recipe: PretrainRecipe) -> int:
@@ -44,7 +52,7 @@ def count_parameters(recipe: PretrainRecipe) -> int:
     embeddings = vocab * width
     if model.learned_positions:
         embeddings += model.max_length * width
-    if recipe.objective == "exlm" and not recipe.expands_input:
+    if recipe.objective == "exlm" and not recipe.expands_input and not recipe.is_chain:
         embeddings += recipe.masking.num_states_per_mask * width
     lm_head = _linear(width, width) + norm + vocab
     return embeddings + model.num_layers * block + norm + lm_head + _transition_parameters(recipe)
@@ -97,7 +105,7 @@ def count_sequence_flops(recipe: PretrainRecipe, num_positions: float, num_targe
     """
     model, transition = recipe.model, recipe.model.transition
     width, vocab = model.width, recipe.tokenizer.vocab_size
-    num_inner = recipe.masking.num_states_per_mask * num_targets
+    num_inner = recipe.nodes_per_mask * num_targets
     num_nodes = num_inner + 2
     num_read = num_nodes if recipe.expands_input else num_targets + 2
     num_queries = (model.num_layers - 1) * num_positions + num_read
@@ -108,6 +116,8 @@ def count_sequence_flops(recipe: PretrainRecipe, num_positions: float, num_targe
         attention=3 * 4 * num_queries * num_positions * width,
         lm_head=3 * 2 * num_inner * (width**2 + width * vocab),
     )
+    if recipe.is_chain:
+        return flops + _chain_flops(recipe, num_targets)
     if not recipe.has_transitions:
         return flops
     feature_width = width * (2 if transition.position_features else 1)
@@ -116,6 +126,17 @@ def count_sequence_flops(recipe: PretrainRecipe, num_positions: float, num_targe
     return flops + TrainingFlops(
         transition=3 * 2 * (projections + num_nodes**2 * width),
         alignment=3 * 2 * count_path_edges(num_nodes, num_targets),
+    )
+
+
+def _chain_flops(recipe: PretrainRecipe, num_targets: float) -> TrainingFlops:
+    width, num_classes, k = recipe.model.width, recipe.model.chain.num_classes, recipe.masking.num_states_per_mask
+    states = num_targets * (width + 2) * num_classes * k
+    edges = (num_targets - 1) * (2 * width + k**2) * CHAIN_EDGE_WIDTH
+    return TrainingFlops(
+        lm_head=3 * 2 * num_targets * recipe.tokenizer.vocab_size * num_classes,
+        transition=3 * 2 * (states + edges),
+        alignment=3 * 2 * (k + (num_targets - 1) * k**2),
     )
 
 
@@ -167,6 +188,10 @@ def recipe_step_flops(recipe: PretrainRecipe) -> TrainingFlops:
 
 def _transition_parameters(recipe: PretrainRecipe) -> int:
     model = recipe.model
+    if recipe.is_chain:
+        num_classes, k = model.chain.num_classes, recipe.masking.num_states_per_mask
+        edges = 2 * _linear(model.width, CHAIN_EDGE_WIDTH) + (CHAIN_MAX_GAP + 1 + 4 * k) * CHAIN_EDGE_WIDTH + 1
+        return num_classes * model.width + _linear(model.width, num_classes * k) + edges
     if not recipe.has_transitions:
         return 0
     transition = model.transition

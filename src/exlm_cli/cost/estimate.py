@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from exlm_cli.config.base import Recipe
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.config.sections import HEAD_CHUNK_ROWS, PAIRS_PER_POSITION
+from exlm_cli.config.sections import CHAIN_EDGE_WIDTH, HEAD_CHUNK_ROWS, PAIRS_PER_POSITION
 from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.cost.counts import count_parameters, recipe_step_flops, tokens_per_step
 from exlm_cli.cost.gpus import GPUS
@@ -188,7 +188,7 @@ def count_memory(recipe: PretrainRecipe, num_sequences: int) -> dict[str, float]
     They have the mean number of masks of one ratio, and of a range the most that M sequences of a microbatch have.
     """
     model, width, targets = recipe.model, recipe.model.width, _most_masks(recipe, num_sequences)
-    inner = recipe.masking.num_states_per_mask * targets
+    inner = recipe.nodes_per_mask * targets
     states, head = inner + 2, 4 * (width // model.num_heads)
     positions = num_sequences * recipe.num_positions(targets)
     # what the last block computes: nodes, or with `expand: output` masks
@@ -202,6 +202,8 @@ def count_memory(recipe: PretrainRecipe, num_sequences: int) -> dict[str, float]
     nodes = num_sequences * inner * (8 * width + 8 + 8 * scored)
     if recipe.has_transitions:
         nodes += num_sequences * (12 * states * width + 8 * states**2 + 12 * states * targets) + 2 * states**2
+    if recipe.is_chain:
+        nodes += _chain_memory(recipe, num_sequences, targets)
     blocks = (model.num_layers - 1) * block + last_block
     if recipe.train.gradient_checkpointing:  # the input of each block, and one block whole
         blocks = model.num_layers * positions * 4 * width + (block if model.num_layers > 1 else last_block)
@@ -211,6 +213,15 @@ def count_memory(recipe: PretrainRecipe, num_sequences: int) -> dict[str, float]
         "nodes": nodes,
         "logits": 8 * min(HEAD_CHUNK_ROWS, num_sequences * inner) * recipe.tokenizer.vocab_size,
     }
+
+
+def _chain_memory(recipe: PretrainRecipe, num_sequences: int, num_targets: float) -> float:
+    """Return the bytes of classes, states and edges beside those of an MLM."""
+    num_classes, k, edge_width = recipe.model.chain.num_classes, recipe.masking.num_states_per_mask, CHAIN_EDGE_WIDTH
+    of_mask = 8 * num_classes * (k + 1) + 40 * k + 4 * edge_width
+    of_pair = 4 * edge_width * (2 * k + 1) + 4 * k**2
+    of_vocabulary = 8 * num_classes * recipe.tokenizer.vocab_size
+    return num_sequences * (num_targets * of_mask + (num_targets - 1) * of_pair) + of_vocabulary
 
 
 def describe_cost(estimate: CostEstimate) -> dict[str, str]:

@@ -11,13 +11,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from exlm_cli.config.sections import ModelConfig
+from exlm_cli.config.sections import CHAIN_EDGE_WIDTH, CHAIN_MAX_GAP, ModelConfig
 from exlm_cli.ops.precision import without_autocast
 
-EDGE_WIDTH = 128
-"""d, numbers of which the score of an edge is a product."""
-MAX_GAP = 16
-"""Masks this many tokens apart or more are alike."""
 BALANCE = 0.1
 """Weight of the penalty on states that are used unevenly, nats a target. Without it lanes wake later."""
 _LEAST_SHARE = 1e-3
@@ -68,13 +64,13 @@ class ChainHead(nn.Module):
         self.num_states, self.starts_at = num_states, config.chain.starts_at
         self.classes = nn.Linear(width, num_classes, bias=False)
         self.states = nn.Linear(width, num_classes * num_states)
-        self.query, self.key = nn.Linear(width, EDGE_WIDTH), nn.Linear(width, EDGE_WIDTH)
-        self.gap = nn.Embedding(MAX_GAP + 1, EDGE_WIDTH)
+        self.query, self.key = nn.Linear(width, CHAIN_EDGE_WIDTH), nn.Linear(width, CHAIN_EDGE_WIDTH)
+        self.gap = nn.Embedding(CHAIN_MAX_GAP + 1, CHAIN_EDGE_WIDTH)
         self.stay = nn.Parameter(torch.zeros(()))
         self.register_buffer("same_state", torch.eye(num_states), persistent=False)
         self.register_buffer("has_classes", torch.tensor(False))
         self.query_scale, self.query_shift, self.key_scale, self.key_shift = (
-            nn.Parameter(torch.empty(num_states, EDGE_WIDTH)) for _ in range(4)
+            nn.Parameter(torch.empty(num_states, CHAIN_EDGE_WIDTH)) for _ in range(4)
         )
 
     def draw(self) -> None:
@@ -140,13 +136,13 @@ class ChainHead(nn.Module):
             position_BT: Their places in the input.
             log_size_BTk: log Z.
         """
-        gap_BU = (position_BT[:, 1:] - position_BT[:, :-1]).clamp(0, MAX_GAP)
+        gap_BU = (position_BT[:, 1:] - position_BT[:, :-1]).clamp(0, CHAIN_MAX_GAP)
         query_BUd = self.query(states_BTD[:, :-1]) + self.gap(gap_BU)
         key_BUd = self.key(states_BTD[:, 1:])
         with without_autocast(states_BTD):
             query_BUkd = torch.addcmul(self.query_shift, query_BUd.float()[:, :, None], self.query_scale)
             key_BUkd = torch.addcmul(self.key_shift, key_BUd.float()[:, :, None], self.key_scale)
-            scores_BUkk = query_BUkd @ key_BUkd.mT / math.sqrt(EDGE_WIDTH) + self.stay * self.same_state
+            scores_BUkk = query_BUkd @ key_BUkd.mT / math.sqrt(CHAIN_EDGE_WIDTH) + self.stay * self.same_state
             return (scores_BUkk + log_size_BTk[:, 1:, None]).log_softmax(-1)
 
 

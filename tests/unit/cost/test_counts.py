@@ -29,10 +29,11 @@ from exlm_cli.cost.counts import (
 )
 from exlm_cli.data.masking import Masker
 from exlm_cli.model import exlm
+from exlm_cli.model.chain import ChainHead
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops import emissions
 from exlm_cli.train.objective import Objective
-from tests.tiny import OUTPUT, SPECIAL, sequences, tiny_batch, tiny_recipe
+from tests.tiny import CHAIN, OUTPUT, SPECIAL, sequences, tiny_batch, tiny_recipe
 
 NUM_SEQUENCES, NUM_TOKENS = 3, 20
 
@@ -104,6 +105,15 @@ def test_the_closed_form_is_what_torch_counts_in_a_real_step(sections):
     recipe = tiny_recipe(**sections)
     expected = expected_flops(recipe)
     assert measured_flops(recipe) == pytest.approx(expected.total - expected.alignment, rel=1e-12)
+
+
+def test_a_chain_is_counted_but_for_logits_made_again_and_the_classes_of_the_vocabulary(monkeypatch):
+    monkeypatch.setattr(ChainHead, "is_learning", True)
+    recipe = tiny_recipe(model=CHAIN)
+    num_masks, width, num_classes = NUM_SEQUENCES * 0.3 * NUM_TOKENS, recipe.model.width, recipe.model.chain.num_classes
+    left_out = 2 * num_masks * width * SPECIAL.vocab_size + 3 * 2 * SPECIAL.vocab_size * width * num_classes
+    expected = expected_flops(recipe)
+    assert measured_flops(recipe) == pytest.approx(expected.total - expected.alignment + left_out, rel=1e-12)
 
 
 def test_logits_made_again_for_want_of_memory_are_not_in_the_floor(monkeypatch):

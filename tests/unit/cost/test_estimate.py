@@ -23,9 +23,10 @@ from exlm_cli.cost.estimate import (
 from exlm_cli.cost.gpus import GPUS
 from exlm_cli.data.batch import Batch
 from exlm_cli.format import format_span
+from exlm_cli.model.chain import ChainHead
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.train.objective import Objective
-from tests.tiny import OUTPUT, SPECIAL, tiny_batch, tiny_recipe
+from tests.tiny import CHAIN, OUTPUT, SPECIAL, tiny_batch, tiny_recipe
 
 NUM_SEQUENCES = 5
 LONG: dict[str, Any] = {  # 50 tokens with 15 masks: nothing is rounded
@@ -93,6 +94,17 @@ def test_activations_are_the_bytes_that_autograd_keeps(sections):
     memory = count_memory(recipe, NUM_SEQUENCES)
     expected = memory["activations"] + memory["nodes"] + memory["logits"] / 2
     assert saved_in_training(recipe) == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [{"model": CHAIN}, {"model": CHAIN, "masking": {"mask_ratio": 0.6, "num_states_per_mask": 8}}],
+)
+def test_a_chain_keeps_no_logits(sections, monkeypatch):
+    monkeypatch.setattr(ChainHead, "is_learning", True)
+    recipe = long_recipe(**sections)
+    memory = count_memory(recipe, NUM_SEQUENCES)
+    assert saved_in_training(recipe) == pytest.approx(memory["activations"] + memory["nodes"], rel=0.02)
 
 
 @pytest.mark.parametrize("sections", [{"model": OUTPUT}, {}, {"objective": "mlm"}])

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from exlm_cli.cost.counts import count_parameters
 from exlm_cli.data.batch import Batch, expand
 from exlm_cli.model.exlm import ExlmModel
-from tests.tiny import OUTPUT, SPECIAL, masked_by_hand, tiny_batch, tiny_recipe
+from tests.tiny import CHAIN, OUTPUT, SPECIAL, masked_by_hand, tiny_batch, tiny_recipe
 
 VARIANTS = [
     {},
@@ -37,7 +37,7 @@ def _model(**sections) -> ExlmModel:
     return ExlmModel(tiny_recipe(**sections), SPECIAL.vocab_size).eval()
 
 
-@pytest.mark.parametrize("sections", VARIANTS)
+@pytest.mark.parametrize("sections", [*VARIANTS, {"model": CHAIN}])
 def test_parameters_number_what_the_closed_form_says(sections):
     model = _model(**sections)
     recipe = tiny_recipe(**sections).changed({"tokenizer.vocab_size": SPECIAL.vocab_size})
