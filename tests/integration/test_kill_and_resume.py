@@ -12,7 +12,7 @@ from exlm_cli.train import checkpoint, loop
 from exlm_cli.train.pretrain import resume_pretraining, run_pretraining
 from exlm_cli.train.pretrain_task import PretrainTask
 from tests.killed import die_at_call, run_until_killed, untimed_rows
-from tests.tiny import tiny_recipe
+from tests.tiny import CHAIN, tiny_recipe
 
 OWNERS: dict[str, Any] = {
     "checkpoint": checkpoint, "task": PretrainTask, "metrics": loop.MetricsLog,
@@ -25,17 +25,21 @@ POINTS = {
     "while validating": ("task", "validate", 2),
     "in the middle of a row of metrics": ("metrics", "append", 7),
 }
-# what is saved does not depend on the objective, so an MLM is killed at two points alone
+# what is saved does not depend on the objective, so an MLM is killed at two points alone; a chain at the one between
+# the checkpoint of step 6 and its beginning
 CASES = [("exlm", point) for point in POINTS] + [
-    ("mlm", "between checkpoints"), ("mlm", "in the middle of a row of metrics"),
+    ("mlm", "between checkpoints"), ("mlm", "in the middle of a row of metrics"), ("chain", "between checkpoints"),
 ]  # fmt: skip
 
 
 def _recipe(cache: Path, objective: str) -> PretrainRecipe:
     return tiny_recipe(
-        objective=objective,
+        objective="mlm" if objective == "mlm" else "exlm",
         data={"bundled_rows": 300, "cache_dir": str(cache)},
-        model={"dropout": 0.1, "attention_dropout": 0.1},
+        model={
+            **(CHAIN | {"chain": {"num_classes": 5, "starts_at": 0.7}} if objective == "chain" else {}),
+            "dropout": 0.1, "attention_dropout": 0.1,
+        },
         train={
             "max_steps": 10, "batch_sequences": 12, "microbatch_tokens": 200, "checkpoint_every_steps": 3,
             "validate_every_steps": 4, "log_every_steps": 1, "validation_sequences": 3, "keep_last": 2,
@@ -59,7 +63,7 @@ def train_and_die(recipe: PretrainRecipe, out: Path, point: str) -> None:
 
 @pytest.fixture(scope="module")
 def undisturbed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    runs = {objective: tmp_path_factory.mktemp("undisturbed") / "run" for objective in ("exlm", "mlm")}
+    runs = {objective: tmp_path_factory.mktemp("undisturbed") / "run" for objective in ("exlm", "mlm", "chain")}
     for objective, out in runs.items():
         run_pretraining(_recipe(cache, objective), out=out)
     return runs
