@@ -14,7 +14,7 @@ is the ratio of FLOPs without padding. Where the time of a step goes is in the t
 import argparse
 import functools
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -147,7 +147,7 @@ def measure(name: str, arguments: argparse.Namespace, num_rounds: int, folder: P
     sides = {"ExLM": exlm, "MLM": mlm}
     mlm.step()  # for batches to begin with
     exlm.step()
-    steps = {}
+    steps: dict[str, Callable[[], object]] = {}
     if arguments.against:
         against_hf.assert_same_targets(mlm.loop.last_batches, data.tokenizer.mask_id)
         for model, theirs in against_hf.build_theirs(exlm_recipe, exlm_recipe.tokenizer.vocab_size).items():

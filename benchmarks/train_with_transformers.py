@@ -2,7 +2,7 @@
 
     python benchmarks/train_with_transformers.py --text FILE --output_dir RUN [options of TrainingArguments]
 
-`bench_against_transformers.py` runs this script and counts its lines. Vocabulary, sequences, masks, batch, optimiser
+`bench_against_transformers.py` runs this script. Vocabulary, sequences, masks, batch, optimiser
 and validation are those of the recipe `text-small`.
 """
 

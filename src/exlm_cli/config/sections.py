@@ -329,7 +329,10 @@ class OptimConfig(StrictModel):
         "polynomial", description="After warm-up. polynomial: linear to 0, fairseq's default; cosine: to 0"
     )
     warmup_steps: int = Field(
-        0, ge=0, description="Steps of linear warm-up; of this and `optim.warmup_ratio`, the one given later counts"
+        0,
+        ge=0,
+        description="Steps of linear warm-up. A recipe or `--set` that gives `optim.warmup_steps` replaces an "
+        "inherited `optim.warmup_ratio`, and the reverse",
     )
     warmup_ratio: float | None = Field(
         None, ge=0, lt=1, description="Share of all steps that is linear warm-up, in place of `optim.warmup_steps`"
