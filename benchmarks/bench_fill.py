@@ -207,7 +207,7 @@ def token_nlls(pretrained: Pretrained, masked: Masked) -> tuple[list[FloatArray]
         rows = order[start : start + _ROWS_AT_ONCE]
         batch = expand(
             _masked_rows(pretrained, [masked.ids[i] for i in rows], [masked.places[i] for i in rows]),
-            recipe.masking.num_states_per_mask,
+            recipe.nodes_per_mask,
             expands_input=recipe.expands_input,
             pad_id=tokenizer.pad_id,
         )
@@ -290,7 +290,7 @@ def measure_passes(name: str, run: Pretrained, twin: Pretrained | None, masked: 
     if not few:
         return []
     methods = {"ExLM joint": (run, True), "ExLM alone": (run, False)}
-    if run.model.transition is None:
+    if not run.model.has_dag:
         methods = {"alone": (run, False)}
     if twin is not None:
         methods["twin"] = (twin, False)

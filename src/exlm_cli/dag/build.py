@@ -75,16 +75,15 @@ def dag_of_tokens(
             log_probs = _one_node_per_mask(model, log_probs, tokenizer.unk_id)
             log_trans = torch.full((len(log_probs), len(log_probs)), -torch.inf, dtype=torch.float64)
             log_trans.diagonal(1).zero_()
-    has_dag = model.chain_head is not None or model.transition is not None
     return Dag(
         text=text,
         kind=recipe.data.kind,
         node_log_probs=log_probs.numpy(),
         log_trans=log_trans.numpy(),
-        num_states_per_mask=model.num_states_per_mask if has_dag else 1,
+        num_states_per_mask=model.num_states_per_mask if model.has_dag else 1,
         input_ids=input_ids,
         tokenizer=tokenizer,
-        has_transitions=has_dag,
+        has_transitions=model.has_dag,
     )
 
 

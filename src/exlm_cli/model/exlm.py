@@ -111,6 +111,11 @@ class ExlmModel(nn.Module):
             nn.init.normal_(self.clone_embedding.weight, std=config.clone_init_std)
 
     @property
+    def has_dag(self) -> bool:
+        """Whether masks depend on each other: not in an MLM, nor with `alignment: independent`."""
+        return self.transition is not None or self.chain_head is not None
+
+    @property
     def decoder_weight(self) -> Float[Tensor, "V D"]:
         """Weight of the LM head's decoder: the token embedding, without rows that no token has."""
         weight = self.encoder.token_embedding.weight
