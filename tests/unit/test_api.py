@@ -52,6 +52,14 @@ def test_predictions_are_those_of_training_and_rows_keep_their_order(molecules):
     assert len(run.predict([])) == 0
 
 
+def test_a_model_is_in_evaluation_mode_also_after_it_has_predicted(molecules):
+    """With dropout, two forward passes of one molecule would differ."""
+    run = exlm_cli.load(molecules, device="cpu")
+    for use in (run.predict, run.embed, run.explain):
+        use(SMILES[:2])
+        assert not any(module.training for module in run.model.modules())
+
+
 def test_pairs_of_texts_are_rows_of_a_glue_task(text_model, tmp_path):
     run = glue_run(tmp_path, text_model, "rte")
     task: Any = load_task(load_recipe(str(run / "recipe.yaml"), kind=FinetuneRecipe).task, SilentProgress())

@@ -182,6 +182,21 @@ def target_scale(targets_NC: FloatArray) -> tuple[FloatArray, FloatArray]:
     return mean_C, np.where(differs_C & (std_C > 0), std_C, 1.0)
 
 
+def row_weights(loss: Loss, class_weights: FloatArray | None, target_N: FloatArray, index: int) -> FloatArray | None:
+    """Return (N,) what each row weighs in a loss with class weights; None: all the same.
+
+    Args:
+        class_weights: (C,) of each class, or of each label's positives.
+        target_N: Known targets of a label, or classes.
+        index: The label.
+    """
+    if class_weights is None:
+        return None
+    return (
+        class_weights[target_N.astype(int)] if loss == "classes" else np.where(target_N == 1, class_weights[index], 1.0)
+    )
+
+
 def describe_constant(loss: Loss, predicted_NC: FloatArray, targets_NC: FloatArray, names: Sequence[str]) -> list[str]:
     """Return in words which outputs are the same in every row although the truth differs between rows."""
     if loss == "classes":

@@ -163,7 +163,8 @@ class TfidfBaseline(Baseline):
         """Fit the linear models."""
         del seed, store, num_threads
         rows = task.examples["train"]
-        return FittedTfidf(fit_tfidf(task.loss, rows.texts, rows.targets, len(task.output_names), progress))
+        num_outputs, weights = len(task.output_names), task.class_weights
+        return FittedTfidf(fit_tfidf(task.loss, rows.texts, rows.targets, num_outputs, progress, class_weights=weights))
 
     def read(
         self, path: Path, hint: str, *, loss: Loss, num_outputs: int, num_texts: int, store: FeatureStore
@@ -253,7 +254,8 @@ def grow_forests(
     """Train a forest for each label on the training rows.
 
     Nothing is chosen on the validation rows. A label with one class in its known training rows gets that class. A
-    feature without a value gets the median of the training rows.
+    feature without a value gets the median of the training rows. Rows weigh as in the model's loss
+    (`task.class_weights`), so that its probabilities and the model's are of the same classes, equally frequent or not.
 
     Args:
         seed: Seed of the forests, below 2**63 as in recipes.
@@ -280,7 +282,8 @@ def grow_forests(
                 )
                 with warnings.catch_warnings():  # where labels are called classes, many of them are meant
                     warnings.filterwarnings("ignore", "The number of unique classes", UserWarning)
-                    forest.fit(training_NF[is_known], target_N[is_known])
+                    weights_n = metrics.row_weights(task.loss, task.class_weights, target_N[is_known], index)
+                    forest.fit(training_NF[is_known], target_N[is_known], sample_weight=weights_n)
             grown.append(forest)
             bar.update(index + 1)
     return plain_forests(grown, num_forest_values(task.loss, len(task.output_names)), fill_F)

@@ -150,23 +150,47 @@ def read_known_targets(
     names: Sequence[str],
     kind: LabelKind = "auto",
     missing: Collection[str] = MISSING_VALUES,
-) -> FloatArray:
-    """Return the labels of new rows of a known task: (R, C), NaN where missing; (R, 1) class index for `classes`.
+    *,
+    decimal_comma: bool = False,
+) -> tuple[FloatArray, tuple[str, ...]]:
+    """Return the labels of new rows of a known task, (R, C), NaN where missing, and notes; (R, 1) class index for
+    `classes`.
+
+    A cell that is not a label of the task counts as missing, since its row can be predicted all the same; a warning
+    says how many such cells there are, and which is the first.
 
     Args:
         table: May lack some of the columns, or all.
         columns: One for each label or value; the only one for `classes`.
-        kind, missing: As the task was read.
-
-    Raises:
-        DataError: A cell is not a label of the task.
+        kind, missing, decimal_comma: As the task was read.
     """
+    parse, accepted = _BINARY_CELLS if loss == "binary" else _VALUE_CELLS
     if loss == "classes":
-        listed = name_some((f"`{name}`" for name in names), limit=10)
-        return read_targets(table, columns, _class_parser(names), listed, missing=missing)
+        parse, accepted = _class_parser(names), name_some((f"`{name}`" for name in names), limit=10)
+    if decimal_comma:
+        parse = _with_comma(parse)
     if loss == "binary" and kind == "multi_label":
-        table = _with_zeros(_blank_missing(table, columns, missing), columns)
-    return read_targets(table, columns, *(_BINARY_CELLS if loss == "binary" else _VALUE_CELLS), missing=missing)
+        table = _with_zeros(_blank_missing(table, columns, missing), columns, is_strict=False)
+    odd: list[str] = []
+    targets = read_targets(table, columns, parse, accepted, missing=missing, odd=odd)
+    if not odd:
+        return targets, ()
+    what = (
+        "a cell is no label of the run and is not scored"
+        if len(odd) == 1
+        else (f"{len(odd):,} cells are no labels of the run and are not scored; the first")
+    )
+    return targets, (f"warning: {what}: {odd[0]}",)
+
+
+def _with_comma(parse: Callable[[str], float | None]) -> Callable[[str], float | None]:
+    """Return a parser of cells with decimal commas, in which a point of a number is no part of it."""
+
+    def parse_comma(cell: str) -> float | None:
+        has_point = "." in cell and read_number(cell.replace(",", "")) is not None
+        return None if has_point else parse(with_decimal_point(cell))
+
+    return parse_comma
 
 
 def read_targets(
@@ -177,6 +201,7 @@ def read_targets(
     hint: str = _CORRECT,
     *,
     missing: Collection[str] = MISSING_VALUES,
+    odd: list[str] | None = None,
 ) -> FloatArray:
     """Return C label columns as (R, C) numbers, NaN where a cell or the whole column is missing.
 
@@ -185,6 +210,7 @@ def read_targets(
         parse: Number of a cell that is not missing; None if the cell is not a label.
         accepted: Cells that are labels, in words.
         missing: Words of missing labels, in any case.
+        odd: Gets a sentence on each cell that is not a label, which then counts as missing; None: it is an error.
 
     Raises:
         DataError: A cell is not a label.
@@ -196,11 +222,15 @@ def read_targets(
             if not cell:
                 continue
             value = parse(cell)
-            if value is None:
+            said = f"{table.where(row)}: `{name}` is `{cell}`; accepted: {accepted}, or empty"
+            if value is None and odd is not None:
+                odd.append(said)
+            elif value is None:
                 look = look_of(cell) if read_number(cell) is None else None
                 told = hint if look is None else f"it looks like {look.what}: {look.advice}"
-                raise DataError(f"{table.where(row)}: `{name}` is `{cell}`; accepted: {accepted}, or empty", told)
-            targets[row, index] = value
+                raise DataError(said, told)
+            else:
+                targets[row, index] = value
     return targets
 
 
@@ -332,16 +362,16 @@ def _binary_labels(table: Table, columns: Sequence[str]) -> Labels:
     return Labels("binary", tuple(columns), targets, (f"found {what}, positive in {positive}{more} of the rows",))
 
 
-def _with_zeros(table: Table, columns: Sequence[str]) -> Table:
+def _with_zeros(table: Table, columns: Sequence[str], *, is_strict: bool = True) -> Table:
     """Return a table in which -1 and 1 are 0 and 1 in the columns that have -1; columns that it lacks are left out.
 
     Raises:
-        DataError: One of them has 0 too.
+        DataError: One of them has 0 too, and `is_strict`; else it stays as it is.
     """
     read = dict(table.columns)
     for name in [name for name in columns if name in read]:
         numbers = [read_number(cell) for cell in read[name]]
-        if -1 not in numbers:
+        if -1 not in numbers or (0 in numbers and not is_strict):
             continue
         if 0 in numbers:
             raise DataError(

@@ -59,6 +59,12 @@ class Table:
             raise DataError(f"{self.path}: no column `{name}`; there are {names}", self._nearest(name) or hint)
         return self.columns[name]
 
+    def blanked(self, kept: IntArray, names: Sequence[str]) -> "Table":
+        """Return the table with empty cells in some columns of all rows but those kept."""
+        rows = set(kept.tolist())
+        blank = {name: tuple(c if i in rows else "" for i, c in enumerate(self.columns[name])) for name in names}
+        return replace(self, columns=self.columns | blank)
+
     def where(self, row: int) -> str:
         """Return the place of a row, counted from 0, as errors name it: `file.csv:7`."""
         return f"{self._file_of(row)}:{self.lines[row]}"

@@ -176,3 +176,19 @@ def test_it_shows_how_far_it_is():
     grow_forests(describe_molecules(task, ECFP4, FeatureStore(), SilentProgress()), 1, progress, num_trees=2)
     (bar,) = progress.bars
     assert (bar.label, bar.total, bar.done) == ("ECFP4 + random forest", 2, [1, 2])
+
+
+@pytest.mark.parametrize("loss", ["binary", "classes"])
+def test_balanced_weights_hold_for_the_baseline_too(loss):
+    """Of rows that look the same, one in four is positive; with the weights of the loss, it is one in two.
+
+    Within five standard errors of what the bootstrap draws: a share p of 64 rows, the mean of 400 trees.
+    """
+    task = make(loss, [[float(i % 4 == 0)] for i in range(24)], ("a", "b") if loss == "classes" else ("y",))
+    targets = (np.arange(64.0) % 4 == 0)[:, None].astype(float)
+    same = {"train": LabelledRows([("CCO",)] * 64, targets, np.arange(64))}
+    task.examples, task.splits = same | {"valid": same["train"]}, ("train", "valid")
+    for weights, share in ((None, 0.25), ([2 / 3, 2.0] if loss == "classes" else [3.0], 0.5)):
+        task.class_weights = None if weights is None else np.array(weights)
+        found = predict(task, num_trees=400)["valid"][0, -1]
+        assert found == pytest.approx(share, abs=5 * 0.5 / math.sqrt(64 * 400) + 0.005)

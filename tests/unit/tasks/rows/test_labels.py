@@ -124,9 +124,9 @@ def test_what_does_not_fit_is_refused(kind, columns, message):
     ],
 )
 def test_labels_of_further_rows_are_those_of_a_known_task(columns, loss, names, targets):
-    found = read_known_targets(table_of(**columns), ["y"], loss, names)
+    found, _ = read_known_targets(table_of(**columns), ["y"], loss, names)
     np.testing.assert_array_equal(found, np.array(targets, dtype=float))
-    lacking = read_known_targets(table_of(x="a|b"), ["y"], loss, names)
+    lacking, _ = read_known_targets(table_of(x="a|b"), ["y"], loss, names)
     np.testing.assert_array_equal(lacking, [[NAN], [NAN]])
 
 
@@ -138,10 +138,18 @@ def test_labels_of_further_rows_are_those_of_a_known_task(columns, loss, names, 
         ("regression", "inf", "a number from -1e100 to 1e100"),
     ],
 )
-def test_a_label_that_a_known_task_does_not_have_is_named_with_its_row(loss, cell, accepted):
-    with pytest.raises(DataError) as caught:
-        read_known_targets(table_of(y=f"|{cell}"), ["y"], loss, ["blue", "red"])
-    assert f"a.csv:3: `y` is `{cell}`; accepted: {accepted}" in caught.value.message
+def test_a_label_that_a_known_task_does_not_have_is_missing_and_named_with_its_row(loss, cell, accepted):
+    targets, (note,) = read_known_targets(table_of(y=f"|{cell}|{cell}"), ["y"], loss, ["blue", "red"])
+    assert np.isnan(targets).all()
+    assert note.startswith("warning: 2 cells are no labels of the run and are not scored; the first: ")
+    assert f"a.csv:3: `y` is `{cell}`; accepted: {accepted}" in note
+
+
+def test_a_point_in_a_number_of_a_file_with_decimal_commas_is_no_label_of_it():
+    cells = {"y": "1,5|1.355|1.355,5|2"}
+    targets, (note,) = read_known_targets(table_of(**cells), ["y"], "regression", ["y"], decimal_comma=True)
+    np.testing.assert_array_equal(targets[:, 0], [1.5, NAN, NAN, 2])
+    assert "the first: a.csv:3: `y` is `1.355`" in note
 
 
 def test_numbers_with_a_decimal_comma_are_refused_and_are_values_on_request():
@@ -329,7 +337,7 @@ def test_the_positive_class_can_be_said(cells, positive, names):
     expected = [float(cell.removesuffix(".0") == names[1]) for cell in cells.split("|")]
     np.testing.assert_array_equal(labels.targets[:, 0], expected)
     assert labels.notes[0].endswith(f"`{names[1]}` is the positive one, as `task.positive_class` says")
-    again = read_known_targets(table_of(y=cells), ["y"], labels.loss, labels.names)
+    again, _ = read_known_targets(table_of(y=cells), ["y"], labels.loss, labels.names)
     np.testing.assert_array_equal(again, labels.targets)
 
 
@@ -378,10 +386,9 @@ def test_the_words_of_missing_labels_can_be_said():
     assert "`task.missing_values`" in str(caught.value.hint)
     labels = read_one("0.5|N.D.|2||7", missing=("n.d.",))
     np.testing.assert_array_equal(labels.targets[:, 0], [0.5, NAN, 2, NAN, 7])
-    known = read_known_targets(table_of(y="n.d.||1"), ["y"], "regression", ["y"], missing=("n.d.",))
+    known, notes = read_known_targets(table_of(y="n.d.|NA|1"), ["y"], "regression", ["y"], missing=("n.d.",))
     np.testing.assert_array_equal(known[:, 0], [NAN, NAN, 1])
-    with pytest.raises(DataError, match=r"`y` is `NA`"):
-        read_known_targets(table_of(y="NA"), ["y"], "regression", ["y"], missing=("n.d.",))
+    assert "`y` is `NA`" in notes[0]
 
 
 def test_minus_one_can_be_said_to_be_a_negative_label():
@@ -390,11 +397,10 @@ def test_minus_one_can_be_said_to_be_a_negative_label():
     expected = [[0, 1, 0], [1, 0, 1], [NAN, 1, 1], [0, NAN, 0]]
     assert labels.loss == "binary"
     np.testing.assert_array_equal(labels.targets, expected)
-    known = read_known_targets(table, ["a", "b", "c", "d"], "binary", ["a", "b", "c", "d"], "multi_label")
+    known, _ = read_known_targets(table, ["a", "b", "c", "d"], "binary", ["a", "b", "c", "d"], "multi_label")
     np.testing.assert_array_equal(known[:, :3], expected)
     assert read_one("-1|1|1", "classes").names == ("-1", "1")
     assert "task.label_kind=multi_label" in read(a="-1|1", b="1|-1").notes[1]
-    with pytest.raises(DataError, match=r"`a` is `-1`; accepted: 0/1"):
-        read_known_targets(table, ["a"], "binary", ["a"])
+    assert "`a` is `-1`; accepted: 0/1" in read_known_targets(table, ["a"], "binary", ["a"])[1][0]
     with pytest.raises(DataError, match=r"^a.csv:3: `y` is `-1`, and on line 4 it is 0"):
         read_one("1|-1|0", "multi_label")
