@@ -7,6 +7,7 @@ NaN. scikit-learn takes seconds to import, so functions import it when they are 
 import math
 import warnings
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -93,23 +94,17 @@ def to_probabilities(loss: Loss, outputs_NC: FloatArray) -> FloatArray:
     return np.asarray(special.softmax(outputs_NC, axis=1)) if loss == "classes" else outputs_NC
 
 
-def to_outputs(loss: Loss, predicted_NC: FloatArray) -> FloatArray:
-    """Return logits that `to_probabilities` takes back to these probabilities; values stay values."""
-    from scipy import special
-
-    if loss == "binary":
-        return np.asarray(special.logit(predicted_NC))
-    with np.errstate(divide="ignore"):
-        return np.log(predicted_NC) if loss == "classes" else predicted_NC
+def to_predictions(loss: Loss, outputs: Sequence[FloatArray], num_outputs: int) -> FloatArray | Sequence[FloatArray]:
+    """Return what a model's outputs of N examples predict: (N, C) probabilities or values, float64; logits of spans."""
+    if loss == "span":
+        return outputs
+    stacked_NC = np.stack(list(outputs)) if outputs else np.zeros((0, num_outputs))
+    return to_probabilities(loss, stacked_NC).astype(np.float64)
 
 
-def probabilities_by_seed(loss: Loss, outputs: SeedOutputs, num_outputs: int) -> FloatArray:
-    """Return (K, N, C) probabilities or values, float64, from the outputs of each seed."""
-    by_seed = np.zeros((len(outputs), len(outputs[0]), num_outputs))
-    for index, of_seed in enumerate(outputs):
-        if of_seed:
-            by_seed[index] = to_probabilities(loss, np.stack(list(of_seed)))
-    return by_seed
+def join_seeds(by_seed: Sequence[Any]) -> SeedOutputs:
+    """Return what each of K seeds predicts, as `to_predictions` gives it, together."""
+    return np.stack(by_seed) if isinstance(by_seed[0], np.ndarray) else by_seed
 
 
 def score_rows(

@@ -55,7 +55,7 @@ def write_page(finetuned: FinetunedRun) -> Path:
     run, results = finetuned.folder, finetuned.results
     scores, *labels = results_tables(finetuned)
     models = models_table(finetuned)
-    of_model = (_OF_MODEL,) if finetuned.others else ()
+    of_model = (_OF_MODEL,) if finetuned.scores.others else ()
     sections = [Section(models.title, models.columns, models.groups, (*models.notes, *of_model))]
     sections += [
         Section(f"Scores of each label, {results.scored_split}", table.columns, table.groups, table.notes)

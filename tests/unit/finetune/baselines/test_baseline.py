@@ -92,7 +92,7 @@ def test_the_forest_reads_complexes_with_dative_bonds_however_they_are_written(t
         write_training_rows(tmp_path, [task])
         known = read_training_rows(tmp_path)
         assert set(known.splits_of(task.training_keys)) == {"train"}
-        nearest += known.nearest_tanimoto(task.training_keys, SilentProgress()).tolist()
+        nearest += known.nearest_tanimoto(task.training_keys, SilentProgress())[0].tolist()
     assert scores[0] == scores[1] < 0.3
     assert nearest == [1] * len(nearest)
 
@@ -145,6 +145,14 @@ def test_a_table_with_too_many_labels_has_no_baseline_by_itself(monkeypatch):
     task.input_kind = "text"
     assert is_affordable(task)
     assert baselines_of(task) == (TFIDF,)
+
+
+def test_a_table_with_many_values_has_no_forests_by_itself(monkeypatch):
+    """Their trees end in single rows, so that memory grows with the rows."""
+    values = make("regression", [[float(i)] for i in range(24)])
+    monkeypatch.setattr("exlm_cli.finetune.baselines.baseline.MAX_FOREST_VALUES", 15)
+    assert not is_affordable(values)
+    assert is_affordable(make("binary", [[i % 2] for i in range(24)]))
 
 
 def test_a_task_whose_rows_are_no_texts_has_no_baseline():
