@@ -14,11 +14,8 @@ from exlm_cli.data.molecules import NUM_BITS, fingerprints
 from exlm_cli.finetune.baselines.baseline import (
     FORESTS,
     TFIDF,
-    BaselineData,
     ForestBaseline,
     baselines_of,
-    describe_molecules,
-    forest_predictions,
     grow_forests,
     is_affordable,
 )
@@ -52,9 +49,10 @@ def make(loss: Loss, targets: Any, names: tuple[str, ...] = ("y",)) -> RowTask:
 
 
 def predict(task: RowTask, seed: int = 1, baseline: ForestBaseline = ECFP4, num_trees: int = 30) -> Any:
-    data = describe_molecules(task, baseline, FeatureStore(), SilentProgress())
-    forests = grow_forests(data, seed, SilentProgress(), num_trees=num_trees, num_threads=1)
-    return {split: forest_predictions(forests, task.loss, data.features[split]) for split in task.splits[1:]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(grow_forests.__kwdefaults__, "num_trees", num_trees)
+        fitted = baseline.fit(task, seed, FeatureStore(), SilentProgress(), num_threads=1)
+    return {split: fitted.predict(task.examples[split].texts, SilentProgress()) for split in task.splits[1:]}
 
 
 def run(task: RowTask, baseline: ForestBaseline = ECFP4) -> dict[Any, dict[str, float]]:
@@ -122,7 +120,7 @@ def test_what_a_descriptor_lacks_is_the_median_of_the_training_rows():
     examples = {"train": LabelledRows([("C",)] * 5, np.arange(5.0)[:, None], np.arange(5))}
     task = make("regression", [[float(i)] for i in range(24)])
     task.examples, task.splits = examples, ("train",)
-    forests = grow_forests(BaselineData(task, FORESTS[1], {"train": train}), 1, SilentProgress(), num_trees=9)
+    forests = grow_forests(FORESTS[1], task, train, 1, SilentProgress(), num_trees=9)
     assert forests.fill.tolist() == [1.5, 0]
     new = np.array([[math.nan, 7], [math.nan, math.nan], [4, math.nan]])
     filled = np.array([[1.5, 7], [1.5, 0], [4, 0]])
@@ -181,7 +179,7 @@ def test_missing_labels_and_single_classes_are_no_trouble():
 def test_it_shows_how_far_it_is():
     progress = Recorder()
     task = make("binary", [[i % 2, i % 2] for i in range(24)], ("a", "b"))
-    grow_forests(describe_molecules(task, ECFP4, FeatureStore(), SilentProgress()), 1, progress, num_trees=2)
+    grow_forests(ECFP4, task, fingerprints(TEXTS[:16]), 1, progress, num_trees=2)
     (bar,) = progress.bars
     assert (bar.label, bar.total, bar.done) == ("ECFP4 + random forest", 2, [1, 2])
 
