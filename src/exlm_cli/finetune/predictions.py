@@ -18,6 +18,7 @@ import numpy as np
 from exlm_cli.data import IntArray
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import read_whole, write_atomically
+from exlm_cli.finetune.baselines.arrays import MAX_UNPACKING
 from exlm_cli.tasks.base import EncodedRows, FloatArray, Loss, Split
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def _write(path: Path, columns: Mapping[str, Any]) -> None:
     import pyarrow.parquet
 
     buffer = io.BytesIO()
-    pyarrow.parquet.write_table(pa.table(dict(columns)), buffer)
+    pyarrow.parquet.write_table(pa.table(dict(columns)), buffer, use_dictionary=False)
     write_atomically(path, buffer.getvalue())
 
 
@@ -160,7 +161,13 @@ def _read(path: Path, numbers: Sequence[str], hint: str, texts: Sequence[str] = 
     wanted = {"part": pa.string(), "row": pa.int64()} | {name: pa.float64() for name in numbers}
     wanted |= {name: pa.string() for name in texts}
     try:
-        table = pyarrow.parquet.read_table(io.BytesIO(content))
+        file = pyarrow.parquet.ParquetFile(io.BytesIO(content))
+        groups = [file.metadata.row_group(index) for index in range(file.num_row_groups)]
+        encodings = {name for group in groups for c in range(group.num_columns) for name in group.column(c).encodings}
+        # a dictionary can hold one long text for a million rows
+        if not encodings <= {"PLAIN", "RLE"} or sum(g.total_byte_size for g in groups) > MAX_UNPACKING * len(content):
+            raise ValueError("it would be far larger in memory")
+        table = file.read()
         if dict(zip(table.schema.names, table.schema.types, strict=True)) != wanted or any(
             column.null_count for column in table.columns
         ):

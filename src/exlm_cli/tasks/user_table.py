@@ -33,7 +33,6 @@ from exlm_cli.tasks.rows.labels import (
     read_known_targets,
     read_labels,
     read_numbers,
-    with_decimal_points,
 )
 from exlm_cli.tasks.rows.splits import RowSplit, describe_repeats, follow_split, limit_rows, split_rows
 from exlm_cli.tasks.rows.table import InputRows, Table, read_input_rows, read_table, usable_rows
@@ -103,11 +102,12 @@ def load_user_table(config: CsvTaskConfig, progress: Progress) -> RowTask:
 
 def _read_labels(table: Table, config: CsvTaskConfig) -> Labels:
     return read_labels(
-        with_decimal_points(table, config.label_columns) if config.decimal_comma else table,
+        table,
         config.label_columns,
         config.label_kind,
         missing=config.missing_values,
         positive=config.positive_class,
+        decimal_comma=config.decimal_comma,
     )
 
 

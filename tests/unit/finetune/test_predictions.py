@@ -56,6 +56,11 @@ def test_predictions_of_other_rows_or_outputs_are_refused(tmp_path):
     path = tmp_path / PREDICTIONS_FILE
     pyarrow.parquet.write_table(pyarrow.parquet.read_table(path).append_column("more", pa.array([1] * 5)), path)
     refused(NAMES, ROWS, "not readable as numbers of a run")
+    table = pyarrow.parquet.read_table(path).drop_columns(["more"])
+    pyarrow.parquet.write_table(table, path)  # with dictionaries, by which a small file can be large in memory
+    refused(NAMES, ROWS, "not readable as numbers of a run: it would be far larger in memory")
+    pyarrow.parquet.write_table(table, path, use_dictionary=False)
+    read_predictions(tmp_path, NAMES, ROWS, "hint")
     whole = path.read_bytes()
     for content in (b"", whole[:-9], whole.replace(b"PAR1", b"ARP1")):
         path.write_bytes(content)

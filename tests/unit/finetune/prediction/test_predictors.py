@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from exlm_cli.api import load
 from exlm_cli.errors import CheckpointError, ConfigError
@@ -25,7 +26,7 @@ from exlm_cli.finetune.scores import BOTH, MODEL, predictors_with, read_scores
 from exlm_cli.progress import SilentProgress
 from tests.recorder import Recorder
 from tests.unit.finetune.finetuned_runs import SMILES, read_rows, write_rows
-from tests.unit.finetune.synthetic import finetune_recipe
+from tests.unit.finetune.synthetic import finetune_recipe, weights
 
 OF_FORESTS = predictors_with("forest-ecfp4")
 FOREST_DEFAULTS = "exlm_cli.finetune.baselines.baseline.grow_forests.__kwdefaults__"
@@ -258,6 +259,29 @@ def test_a_run_without_forests_has_the_model_alone(molecules, tmp_path):
         with pytest.raises(ConfigError, match=re.escape(finding)):
             predict(finetuned, table, tmp_path / "b.csv", folder=tmp_path, predictor=name, progress=SilentProgress())  # type: ignore[arg-type]
     assert not (tmp_path / "b.csv").exists()
+
+
+@pytest.mark.usefixtures("few_trees")
+def test_permuted_test_labels_change_no_weight_no_choice_and_no_calibration(smiles_model, tmp_path):
+    found = []
+    for name, turn in (("as they are", 0), ("permuted", 5)):
+        parts = ["train"] * 40 + ["valid"] * 20 + ["test"] * 12
+        values = [f"{len(smiles) + 0.3 * (i % 5)}" for i, smiles in enumerate(SMILES * 6)]
+        values[60:] = [*values[60 + turn :], *values[60 : 60 + turn]]
+        rows = [list(row) for row in zip(SMILES * 6, values, parts, strict=True)]
+        path = write_rows(tmp_path / f"{name}.csv", ["smiles", "y", "part"], rows)
+        task = {"name": "csv", "files": {"train": str(path)}, "label_columns": ["y"], "split_column": "part"}
+        recipe = finetune_recipe(seeds=[1], task=task, train={"max_epochs": 2, "microbatch_tokens": 2048})
+        out = tmp_path / name
+        results = run_finetuning(recipe, checkpoint=smiles_model, out=out, baseline=True).results
+        kept = {path.relative_to(out): path.read_bytes() for path in out.rglob("forests.npz")}
+        fitted = [read_calibration(out, predictor).outputs for predictor in OF_FORESTS]
+        found.append((weights(out), results.predictors, results.best_epochs, kept, fitted, results.comparison))
+    one, other = found
+    assert one[0].keys() == other[0].keys()
+    assert all(torch.equal(one[0][key][name], other[0][key][name]) for key in one[0] for name in one[0][key])
+    assert one[1:-1] == other[1:-1]
+    assert one[-1] != other[-1], "the test scores do differ"
 
 
 def test_forests_that_are_damaged_are_refused(run, table, tmp_path):
