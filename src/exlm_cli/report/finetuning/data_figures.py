@@ -14,7 +14,7 @@ from exlm_cli.finetune.finished import FinetunedRun
 from exlm_cli.finetune.predictions import read_rows
 from exlm_cli.format import format_count, shorten
 from exlm_cli.report import style
-from exlm_cli.report.finetuning.scored_rows import ScoredRows
+from exlm_cli.report.finetuning.scored_rows import ShownRows
 from exlm_cli.tasks.base import FloatArray, Split
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def draw_labels(run: FinetunedRun, folder: Path) -> dict[Path, bytes]:
         return style.figure_files(figure, folder, "labels")
 
 
-def draw_errors(rows: ScoredRows, folder: Path, what: str) -> dict[Path, bytes]:
+def draw_errors(rows: ShownRows, folder: Path, what: str) -> dict[Path, bytes]:
     """Draw `error-by-distance`: the error of each row over the similarity of the nearest training molecule, and means.
 
     Args:

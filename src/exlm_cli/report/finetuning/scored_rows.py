@@ -25,7 +25,7 @@ _WRONG = 0.5
 
 
 @dataclass(frozen=True)
-class ScoredRows:
+class ShownRows:
     """Rows of the split whose scores are reported.
 
     Attributes:
@@ -139,11 +139,11 @@ class ScoredRows:
         return [f"{name}true {format_number(true)}, predicted {format_number(predicted)}{interval}"]
 
 
-def read_scored_rows(run: FinetunedRun) -> ScoredRows:
+def read_scored_rows(run: FinetunedRun) -> ShownRows:
     """Return the scored rows of a run whose outputs are not spans.
 
     Raises:
         CheckpointError: A file of the run is missing or altered.
     """
     predicted, rows = read_scored_split(run.folder, run.results)
-    return ScoredRows(predicted, rows.inputs, rows.places, run.results.input_kind == "smiles")
+    return ShownRows(predicted, rows.inputs, rows.places, run.results.input_kind == "smiles")
