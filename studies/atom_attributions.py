@@ -33,13 +33,8 @@ from exlm_cli.api import load
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.files import write_csv
-from exlm_cli.finetune.results import (
-    RESULTS_FILE,
-    best_cell_folder,
-    read_predictions,
-    read_results,
-    read_split_inputs,
-)
+from exlm_cli.finetune.predictions import read_rows
+from exlm_cli.finetune.results import RESULTS_FILE, read_results, read_seed_predictions
 from exlm_cli.finetune.run import run_finetuning
 from exlm_cli.run_dir import SPLIT_FILE
 from exlm_cli.tasks.base import FloatArray
@@ -137,9 +132,9 @@ def correlations(found: list[list[FloatArray]], truths: list[FloatArray]) -> lis
 def measure(run: Path) -> Iterator[dict[str, object]]:
     """Yield a row for each method and truth."""
     results = read_results(run)
-    smiles = list(read_split_inputs(run, results, "test"))[:NUM_EXPLAINED]
-    _, predicted_N1 = read_predictions(best_cell_folder(run, results, 1) / "predictions-test.csv", "", num_columns=1)
-    _, true_N1 = read_predictions(run / "targets-test.csv", "")
+    rows = read_rows(run, results.loss, results.output_names)["test"]
+    smiles, true_N1 = list(rows.inputs)[:NUM_EXPLAINED], rows.targets
+    predicted_N1 = read_seed_predictions(run, results, {"test": rows.rows})["test"][0]
     train_rows = read_split(run)
     with (run.parent / "logp.csv").open(newline="") as file:
         table = list(csv.DictReader(file))

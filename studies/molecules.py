@@ -39,11 +39,11 @@ from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.data.molecules import descriptors, fingerprints
 from exlm_cli.files import write_csv
+from exlm_cli.finetune import predictions
 from exlm_cli.finetune.baselines.baseline import NUM_TREES
-from exlm_cli.finetune.evaluation.blend import best_share, blend
-from exlm_cli.finetune.results import read_results, read_split_outputs
+from exlm_cli.finetune.results import read_results, read_seed_predictions
 from exlm_cli.progress import SilentProgress
-from exlm_cli.tasks.base import Loss
+from exlm_cli.tasks.base import SplitIndices
 from exlm_cli.tasks.metrics import score_rows
 from exlm_cli.tasks.registry import load_task
 from exlm_cli.tasks.rows.task import RowTask
@@ -295,12 +295,14 @@ def train(cell: Cell, chemprop: str | None) -> Mapping[str, object]:
         costs = [row for row in read_rows(NAME) if (row["data"], row["split"]) == (cell.data, str(cell.split))]
         costs = [row for row in costs if row["method"] in [one.method for one in of]]
         cpu_s, peak = sum(float(row["cpu_s"]) for row in costs), max(float(row["peak_mib"]) for row in costs)
-        command = f"exlm.finetune.blend of {of[0].method} and {of[1].method}"
+        command = f"mean of {of[0].method} and {of[1].method}"
     elif cell.method in EXLM:
         words = exlm_command(cell, run)
         cpu_s, peak = measured(words, log)
         results = read_results(run)
-        found = {split: read_split_outputs(run, results, split)[1][0] for split in ("valid", "test")}
+        parts = predictions.read_rows(run, results.loss, results.output_names)
+        rows: SplitIndices = {split: of_split.rows for split, of_split in parts.items() if split != "train"}
+        found = {split: by_seed[0] for split, by_seed in read_seed_predictions(run, results, rows).items()}
         command = shlex.join(["exlm", *words[3:]])
     elif cell.method in CHEMPROP:
         assert chemprop is not None, "its cells are left out without it"
@@ -346,7 +348,7 @@ def score_targets(metric: str, predicted: FloatArray, targets: FloatArray) -> fl
 
 
 def blended(cell: Cell) -> tuple[dict[str, FloatArray], list[Cell]]:
-    """Return the weighted mean of a model and of the forest that is better on validation rows, as `exlm` makes it.
+    """Return the mean of a model and of the forest that is better on validation rows, as `exlm` makes it.
 
     Also return the two cells.
     """
@@ -356,9 +358,7 @@ def blended(cell: Cell) -> tuple[dict[str, FloatArray], list[Cell]]:
         forests, key=lambda forest: score(cell, "valid", by_cell[forest.method]["valid"])
     )
     of_model, of_forest = by_cell[model.method], by_cell[chosen.method]
-    loss: Loss = "regression" if cell.data in VALUES else "binary"
-    share = best_share(loss, of_model["valid"], of_forest["valid"], read_part(cell.table, "valid").targets)
-    return {split: blend(share, of_model[split], of_forest[split]) for split in ("valid", "test")}, [model, chosen]
+    return {split: (of_model[split] + of_forest[split]) / 2 for split in ("valid", "test")}, [model, chosen]
 
 
 def time_new(data: Path, cell: Cell, chemprop: str | None) -> Mapping[str, object]:

@@ -14,7 +14,7 @@ import numpy as np
 from torch import nn
 
 from exlm_cli.bundled_models import local_path
-from exlm_cli.config.tasks import GlueTaskConfig, InstalledTask, SquadTaskConfig
+from exlm_cli.config.tasks import GlueTaskConfig, SquadTaskConfig
 from exlm_cli.cost.meter import num_parameters
 from exlm_cli.dag.build import build_dag
 from exlm_cli.dag.inspection import Inspection, inspect
@@ -136,7 +136,7 @@ class Run:
         Args:
             rows: SMILES or texts; pairs of texts for a GLUE task of pairs, and of question and paragraph for SQuAD.
             columns: Numbers of every row for each of `task.descriptor_columns`, by name; NaN where one is missing.
-            predictor: `model`, its baseline (`forest` of molecules, `tfidf` of texts) or `both`, their weighted mean;
+            predictor: `model`, its baseline (`forest` of molecules, `tfidf` of texts) or `both`, their mean;
                 None: the best on the run's validation rows.
             seeds: Seeds of the run whose mean is predicted, without calibrated columns if not all; None: all.
             interval_level: Share of the true values that the intervals of a regression should hold.
@@ -149,19 +149,13 @@ class Run:
         Raises:
             CheckpointError: The run is pre-trained, so it predicts no labels, or a file of it is damaged.
             ConfigError: A level that is not between 0 and 1 or for a run that predicts no values, a predictor that the
-                run has not, seeds that it has not, or an installed task that reads files of its own layout (`exlm
-                predict`).
+                run has not, or seeds that it has not.
             DataError: `rows` is not a list of strings, or of tuples with as many strings as the task needs; or
                 `columns` lacks one, has another, or another number of values.
         """
         import pandas as pd
 
         finetuned = self._finetuned(seeds)
-        results, config = finetuned.results, finetuned.recipe.task
-        if isinstance(config, InstalledTask) and (results.loss == "span" or config.layout() is not None):
-            raise ConfigError(
-                f"{self.path}: {config.name} reads files of its own layout, not rows", "use `exlm predict RUN FILE`"
-            )
         predictor = check_options(finetuned, predictor, interval_level)
         given = self._read(finetuned, rows, columns or {})
         found = predict_rows(

@@ -66,7 +66,7 @@ SPLITS_FOLDER = "splits"
 
 _BEGINNING_FILES = frozenset(
     {*_FILES_OF_RUN, RUN_FILE, SERIES_FILE, _LOCK_FILE, _BEGINNING_FILE, "rejected.csv", SPLIT_FILE}
-    | {"training_rows.npz", "targets-train.csv", "targets-valid.csv", "targets-test.csv", SPLITS_FOLDER}
+    | {"training_rows.npz", SPLITS_FOLDER}
 )
 _WAS_THERE = b"the folder was there"
 

@@ -65,7 +65,6 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, made: Path, kernels: Path |
     (folder / "nul.yaml").write_text('extends: quickstart-text\ndata: {train: "a\\0b"}')
     (folder / "new.csv").write_text("mol,active\nCCO,1\n")
     (folder / "linked.csv").symlink_to("new.csv")
-    (folder / "bad.csv").write_text("mol,active\nCCO,active\n")
     (folder / "one-bad.smi").write_text("CCO\nC1CC\n")
     (folder / "a-no-answer.json").write_text("{}")
     (folder / "rows.parquet").write_text("rows")

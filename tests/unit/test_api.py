@@ -4,7 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,23 +19,20 @@ from exlm_cli.config.load import load_recipe
 from exlm_cli.dag.figures import render_graph
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.finetune.cells.model import load_finetuned
-from exlm_cli.finetune.evaluation.calibration import Calibration
-from exlm_cli.finetune.evaluation.curves import PlattCurve
+from exlm_cli.finetune.evaluation.calibration import Calibration, PlattCurve
 from exlm_cli.finetune.prediction.predict import predict
 from exlm_cli.ops import alignment
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.registry import load_task
 from tests.unit.finetune.finetuned_runs import SMILES, glue_run, read_rows, squad_run, words_run, write_rows
 from tests.unit.finetune.prediction.test_embed import by_hand
-from tests.unit.finetune.synthetic import make_pretrained
+from tests.unit.finetune.synthetic import make_pretrained, read_part
 from tests.unit.tasks.squad.test_task import PARAGRAPHS, QUESTIONS
 
 
-def _written(run: Path, split: str, names: Sequence[str]) -> np.ndarray:
+def _written(run: Path, split: Any) -> np.ndarray:
     """Return the (N, C) predictions that training wrote of a split, means over the seeds."""
-    files = sorted(run.glob(f"cells/single/split-0/seed-*/predictions-{split}.csv"))
-    tables = [read_rows(file) for file in files]
-    return np.array([[[float(row[name]) for name in names] for row in table] for table in tables]).mean(axis=0)
+    return np.asarray(read_part(run, split)[1].mean(axis=0))
 
 
 def test_predictions_are_those_of_training_and_rows_keep_their_order(molecules):
@@ -48,8 +45,16 @@ def test_predictions_are_those_of_training_and_rows_keep_their_order(molecules):
     values = found[["active_probability", "toxic_probability"]]
     assert np.isnan(values.iloc[1]).all()
     readable = np.delete(values.to_numpy(), 1, axis=0)
-    np.testing.assert_allclose(readable, _written(molecules, "test", ("active", "toxic")), atol=1e-6)
+    np.testing.assert_allclose(readable, _written(molecules, "test"), atol=1e-6)
     assert len(run.predict([])) == 0
+
+
+def test_a_model_is_in_evaluation_mode_also_after_it_has_predicted(molecules):
+    """With dropout, two forward passes of one molecule would differ."""
+    run = exlm_cli.load(molecules, device="cpu")
+    for use in (run.predict, run.embed, run.explain):
+        use(SMILES[:2])
+        assert not any(module.training for module in run.model.modules())
 
 
 def test_pairs_of_texts_are_rows_of_a_glue_task(text_model, tmp_path):
@@ -57,7 +62,7 @@ def test_pairs_of_texts_are_rows_of_a_glue_task(text_model, tmp_path):
     task: Any = load_task(load_recipe(str(run / "recipe.yaml"), kind=FinetuneRecipe).task, SilentProgress())
     found = exlm_cli.load(run, device="cpu").predict(task.examples["valid"].texts)
     values = found[[f"{name}_probability" for name in task.output_names]]
-    np.testing.assert_allclose(values, _written(run, "valid", task.output_names), atol=1e-6)
+    np.testing.assert_allclose(values, _written(run, "valid"), atol=1e-6)
 
 
 def test_the_table_in_memory_is_the_one_that_exlm_predict_writes(text_model, tmp_path, monkeypatch):
@@ -105,8 +110,7 @@ def test_seeds_predict_alone_what_training_wrote_of_each(text_model, tmp_path, m
     rows = [text for (text,) in task.examples["test"].texts]
     for seed in run.seeds:
         found = run.predict(rows, predictor="model", seeds=[seed])
-        written = read_rows(path / f"cells/single/split-0/seed-{seed}/predictions-test.csv")
-        np.testing.assert_allclose(found.length_predicted, [float(row["length"]) for row in written], rtol=1e-6)
+        np.testing.assert_allclose(found.length_predicted, read_part(path, "test")[1][seed - 1, :, 0], rtol=1e-6)
         assert not [name for name in found.columns if "_low_" in name]
         assert f"seeds {seed} alone; the calibration is of all seeds' mean, so it is left out" in found.attrs["notes"]
     assert run.predict(rows, seeds=(2, 1)).equals(run.predict(rows))

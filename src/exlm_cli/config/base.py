@@ -58,11 +58,6 @@ class StrictModel(BaseModel):
     def _coerce(cls, value: Any, info: ValidationInfo) -> Any:
         return coerce_value(value, cls.model_fields[info.field_name or ""].annotation)
 
-    @classmethod
-    def installed_variants(cls) -> tuple[type["StrictModel"], ...]:
-        """Return the sections of other packages that are accepted where this one is declared."""
-        return ()
-
     def changed(self, values: Mapping[str, Any]) -> Self:
         """Return a validated copy with other values.
 

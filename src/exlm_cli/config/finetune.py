@@ -18,7 +18,6 @@ from exlm_cli.config.tasks import (
     TaskConfig,
     TaskFiles,
     check_task_name,
-    find_suite,
     given_keys,
     keys_of,
     suites_with,
@@ -133,9 +132,7 @@ class SharedTaskConfig(CsvTaskConfig, SquadTaskConfig):
             ConfigError: There is no such task.
         """
         check_task_name(name)
-        section = find_suite(name.partition("/")[0])
-        assert section is not None, "the name was checked"
-        own = keys_of(section)
+        own = keys_of(SUITES[name.partition("/")[0]])
         content = {key: value for key, value in self.model_dump().items() if key in own}
         files = {key: value for key, value in content["files"].items() if f"files.{key}" in own}
         return content | {"name": name, "files": files}
@@ -147,8 +144,6 @@ class SharedTaskConfig(CsvTaskConfig, SquadTaskConfig):
             ValueError: No task uses it; the message is for users.
         """
         suites = {name.partition("/")[0] for name in names}
-        if not suites <= SUITES.keys():
-            return
         changed = self.model_dump(exclude_defaults=True, exclude={"name"})
         for key in given_keys(changed):
             using = suites_with(key)

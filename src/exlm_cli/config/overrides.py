@@ -88,7 +88,7 @@ def recipe_sections(schema: type[BaseModel]) -> dict[str, type[Recipe]]:
 def _sections(annotation: Any) -> tuple[type[BaseModel], ...]:
     """Return the models of a section, several of a union; none for a plain value."""
     if isinstance(annotation, type) and issubclass(annotation, StrictModel):
-        return (annotation, *annotation.installed_variants())
+        return (annotation,)
     if get_origin(annotation) not in (Annotated, Union, types.UnionType):
         return ()
     return tuple(section for kind in get_args(annotation) for section in _sections(kind))

@@ -1,21 +1,13 @@
-"""Task sections of fine-tuning recipes: one model per suite, chosen by the part of `task.name` before the slash.
+"""Task sections of fine-tuning recipes: one model per suite, chosen by the part of `task.name` before the slash."""
 
-Installed packages add suites of their own. No torch here.
-"""
-
-import contextlib
 import difflib
-import functools
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from importlib import metadata
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, SerializeAsAny, Tag, ValidationError, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from exlm_cli.config.base import Mark, StrictModel, describe_finding
+from exlm_cli.config.base import Mark, StrictModel
 from exlm_cli.errors import ConfigError
-from exlm_cli.progress import Progress
 
 InputKind = Literal["text", "smiles"]
 """What a model reads."""
@@ -344,69 +336,10 @@ class CsvTaskConfig(RowTaskConfig):
             raise ValueError(f"`task.descriptors: {list(self.descriptors)}` is for molecules; the task has text")
 
 
-class InstalledTask(TaskSection):
-    """Base of the sections that other packages add under the entry point group `exlm.tasks` (docs/extending.md).
-
-    A child sets `suite`, the name of its entry point, `tasks` and `recipe`, and declares its own keys. Its module is
-    imported for every command that reads such a recipe, so it must not import torch.
-    """
-
-    recipe: ClassVar[str]
-    """Path of the recipe that `exlm finetune SUITE NAME` runs by default."""
-
-    @classmethod
-    def installed_variants(cls) -> tuple[type[TaskSection], ...]:
-        """Return every section that can be loaded."""
-        found = []
-        for suite in _entry_points():
-            with contextlib.suppress(ConfigError):  # it is reported where a recipe asks for it
-                found.append(find_suite(suite))
-        return tuple(section for section in found if section is not None)
-
-    @abstractmethod
-    def load(self, progress: Progress) -> Any:
-        """Read the data and return an `exlm_cli.tasks.base.DownstreamTask`.
-
-        Raises:
-            DataError: A file is missing or cannot be used.
-        """
-
-    def layout(self) -> Any:
-        """Return the `exlm_cli.tasks.base.Layout` of the files to predict; None: tables."""
-        return None
-
-
 SUITES: dict[str, type[TaskSection]] = {
     section.suite: section for section in (MoleculeNetTaskConfig, GlueTaskConfig, SquadTaskConfig, CsvTaskConfig)
 }
-"""The section of each suite of this package."""
-
-
-@functools.cache
-def _entry_points() -> dict[str, metadata.EntryPoint]:
-    return {entry.name: entry for entry in metadata.entry_points(group="exlm.tasks") if entry.name not in SUITES}
-
-
-def find_suite(suite: str) -> type[TaskSection] | None:
-    """Return the section of a suite, of this package or of an installed one; None where there is none.
-
-    Raises:
-        ConfigError: An installed package declares the suite, and it cannot be loaded.
-    """
-    if suite in SUITES or suite not in _entry_points():
-        return SUITES.get(suite)
-    entry = _entry_points()[suite]
-    package = entry.dist.name if entry.dist is not None else entry.value
-    hint = f"update the package {package}, or uninstall it"
-    try:
-        section = entry.load()
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"the task suite `{suite}` of {package} cannot be loaded: {error}", hint) from error
-    if not (isinstance(section, type) and issubclass(section, InstalledTask)):
-        raise ConfigError(f"the task suite `{suite}` of {package} is not an `InstalledTask`: {entry.value}", hint)
-    if section.suite != suite or not all(task.startswith(f"{suite}/") for task in section.tasks):
-        raise ConfigError(f"{entry.value} of {package}: its suite and tasks are not called `{suite}/...`", hint)
-    return section
+"""The section of each suite."""
 
 
 def check_task_name(name: str) -> None:
@@ -415,11 +348,10 @@ def check_task_name(name: str) -> None:
     Raises:
         ConfigError: There is no such task; the hint names the nearest one.
     """
-    section = find_suite(name.partition("/")[0])
+    section = SUITES.get(name.partition("/")[0])
     if section is not None and name in section.tasks:
         return
-    sections = (*SUITES.values(), *InstalledTask.installed_variants())
-    names = [task for each in sections for task in each.tasks]
+    names = [task for each in SUITES.values() for task in each.tasks]
     plain = name.lower().replace("-", "").replace("_", "")
     near = [task for task in names if task.endswith(f"/{plain}")] or difflib.get_close_matches(plain, names, 1, 0.5)
     if name.startswith("csv/"):
@@ -447,14 +379,13 @@ def given_keys(task: Mapping[str, Any]) -> Iterator[str]:
 
 
 def suites_with(key: str) -> list[str]:
-    """Return the suites of this package whose sections have a key."""
+    """Return the suites whose sections have a key."""
     return [suite for suite, section in SUITES.items() if key in keys_of(section)]
 
 
 def _suite_of(task: Any) -> str | None:
     name = task.get("name") if isinstance(task, Mapping) else getattr(task, "name", None)
-    suite = name.partition("/")[0] if isinstance(name, str) else None
-    return "installed" if isinstance(task, InstalledTask) else suite
+    return name.partition("/")[0] if isinstance(name, str) else None
 
 
 def _check_before(task: Any) -> Any:
@@ -469,28 +400,19 @@ def _check_before(task: Any) -> Any:
         check_task_name(name)
     except ConfigError as error:
         raise ValueError(f"`task.name`: {error.message}; {error.hint}") from None
-    section = find_suite(name.partition("/")[0])
-    assert section is not None, "the name was checked"
+    own = keys_of(SUITES[name.partition("/")[0]])
     for key in given_keys(task):
         suites = suites_with(key)
-        if suites and key not in keys_of(section):
+        if suites and key not in own:
             raise ValueError(f"`task.{key}` is for {' and '.join(suites)}; {name} does not use it")
-    if not issubclass(section, InstalledTask):
-        return task
-    try:
-        return section.model_validate(task)
-    except ValidationError as error:
-        finding = error.errors()[0]
-        key = ".".join(map(str, ("task", *finding["loc"])))
-        raise ValueError(f"`{key}`: {describe_finding(finding)}") from None
+    return task
 
 
 TaskConfig = Annotated[
     Annotated[MoleculeNetTaskConfig, Tag("moleculenet")]
     | Annotated[GlueTaskConfig, Tag("glue")]
     | Annotated[SquadTaskConfig, Tag("squad")]
-    | Annotated[CsvTaskConfig, Tag("csv")]
-    | Annotated[SerializeAsAny[InstalledTask], Tag("installed")],
+    | Annotated[CsvTaskConfig, Tag("csv")],
     Discriminator(_suite_of),
     BeforeValidator(_check_before),
 ]

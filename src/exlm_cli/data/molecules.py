@@ -374,6 +374,10 @@ def _read(smiles: str, has_chiral_scaffolds: bool | None, reads_parents: bool) -
     scaffold = None
     try:
         whole = canonical_smiles(molecule)
+        if parse_molecule(whole)[0] is None:
+            return Molecule(
+                problem=f"RDKit writes it as {shorten(whole, _SHOWN_CHARACTERS)}, which it cannot read back"
+            )
         parent_molecule, parent = _find_parent(molecule, whole, is_read=reads_parents)
         molecule = parent_molecule if reads_parents else molecule
         with rdBase.BlockLogs():

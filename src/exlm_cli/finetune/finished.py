@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from exlm_cli.finetune.results import RunResults
-from exlm_cli.finetune.scores import BOTH, MODEL, RunScores, Spread, read_scores
+from exlm_cli.finetune.scores import MODEL, RunScores, Spread, read_scores
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,6 @@ class FinetunedRun:
         """Sentences of the verdict, whose commands name the directory."""
         folder = shlex.quote(str(self.folder))
         return tuple(sentence.replace(" RUN ", f" {folder} ") for sentence in self.results.verdict)
-
-    @property
-    def others(self) -> list[str]:
-        """Names in `scores.csv` of what was scored besides the model alone, in the order of reports."""
-        return [model for model in self.scores.others if self.is_distinct(model)]
-
-    def is_distinct(self, model: str) -> bool:
-        """Return whether a model of `scores.csv` predicts otherwise than the rest: `both` may give one no weight."""
-        return model != BOTH or self.results.predictors is None or "both" in self.results.predictors.distinct
 
     def average(self, metric: str, *, model: str = MODEL, label: str = "") -> Spread:
         """Return what the mean prediction of the seeds scores on the reported split, over splits of the rows."""

@@ -13,9 +13,8 @@ from exlm_cli.errors import CheckpointError
 from exlm_cli.files import make_folder, write_atomically, write_csv, write_json
 from exlm_cli.finetune.plan import RunPlan
 from exlm_cli.finetune.prediction.training_rows import write_training_rows
-from exlm_cli.finetune.results import ENCODER_FILE, TARGETS_COLUMN
+from exlm_cli.finetune.results import ENCODER_FILE
 from exlm_cli.run_dir import SPLIT_FILE, SPLITS_FOLDER, read_run_json, update_run_json
-from exlm_cli.tasks.base import write_outputs
 from exlm_cli.tasks.rows.splits import split_fingerprint
 from exlm_cli.train.checkpoint import require_origin
 from exlm_cli.train.pretrained import load_tokenizer, model_identity, recorded_name
@@ -58,10 +57,6 @@ def _describe(plan: RunPlan) -> None:
             "started_unix_s": round(time.time(), 3),
         },
     )
-    # targets for scores and pictures; spans have no table
-    for part, encoded in {"train": first.data.train, **first.data.scored}.items() if first.task.loss != "span" else ():
-        columns = [TARGETS_COLUMN] if first.task.loss == "classes" else first.task.output_names
-        write_outputs(folder / f"targets-{part}.csv", first.task.split_indices[part], columns, encoded.targets)
     if first.task.skipped:
         write_csv(folder / SKIPPED_FILE, SKIPPED_COLUMNS, (row.cells for row in first.task.skipped))
 

@@ -1,21 +1,20 @@
-"""Results of fine-tuning: a finished run with its scores, what else its files hold, and its predictions. No torch."""
+"""Results of fine-tuning: a finished run with its scores, and what else its files hold. No torch."""
 
-import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from exlm_cli.config.sections import OneOrRange
-from exlm_cli.data.rows.records import LARGEST_CSV_FIELD
+from exlm_cli.data import IntArray
 from exlm_cli.errors import CheckpointError
-from exlm_cli.files import JsonModel, absent_if_none, read_json, read_whole, reason_of, write_atomically
+from exlm_cli.files import JsonModel, absent_if_none, read_json, read_whole, write_atomically
+from exlm_cli.finetune.predictions import read_predictions
 from exlm_cli.finetune.scores import (
     BASELINE_NAMES,
-    BOTH,
     Aggregate,
     LabelScores,
     Predictor,
@@ -23,7 +22,7 @@ from exlm_cli.finetune.scores import (
     predictors_with,
 )
 from exlm_cli.run_dir import resume_command
-from exlm_cli.tasks.base import PLACE_COLUMN, FloatArray, Loss
+from exlm_cli.tasks.base import FloatArray, Loss, Split
 
 ENCODER_FILE = "encoder.yaml"
 """The recipe of pre-training, in the run directory of fine-tuning."""
@@ -33,15 +32,6 @@ RESULTS_FILE = "results.json"
 """File of a run; a run that has it is finished."""
 LOGITS_FILE = "logits-valid.npy"
 """File of a cell with the logits of spans, (sum of L, 2) float32, of whose mean over seeds the score is."""
-TARGETS_COLUMN = "class"
-"""Column of `targets-<split>.csv` with the class index, where each row has one class."""
-
-INPUT_COLUMNS = ("input", "input_a", "input_b")
-"""Last columns of `predictions-<split>.csv`: what the model read."""
-
-KnownRows = tuple[tuple[int, ...], ...]
-"""Rows with a known target: of each label those with 0 and those with 1, of classes those of each class, of each value
-their number; empty for spans."""
 
 
 class CellResult(JsonModel):
@@ -146,14 +136,12 @@ class Predictors(JsonModel):
 
     Attributes:
         baselines: The baseline that is better there, as `model` in `scores.csv`, the first of equals; of each split of
-            the rows, as of `shares`.
-        shares: Weight of the model in the mean of both; the baseline has the rest.
+            the rows.
         valid: Score there by the selection metric, mean over the splits; None where it is not defined.
         best: The first of equals; the model where no score is defined.
     """
 
     baselines: tuple[str, ...] = Field(min_length=1)
-    shares: tuple[Annotated[float, Field(ge=0, le=1)], ...]
     valid: dict[Predictor, float | None]
     best: Predictor
 
@@ -162,20 +150,12 @@ class Predictors(JsonModel):
         """What can predict: `model`, `forest` or `tfidf`, `both`."""
         return predictors_with(self.baselines[0])
 
-    @property
-    def distinct(self) -> tuple[Predictor, ...]:
-        """Those that differ: a mean of both that gives one of them no weight on any split is left out."""
-        is_one_of_them = set(self.shares) in ({0.0}, {1.0}) and self.best != "both"
-        return self.names[:-1] if is_one_of_them else self.names
-
     @model_validator(mode="after")
     def _check_names(self) -> Self:
         if not set(self.baselines) <= set(BASELINE_NAMES) or len(set(map(predictors_with, self.baselines))) > 1:
             raise ValueError("`baselines` does not name baselines of one kind")
         if set(self.valid) != set(self.names) or self.best not in self.names:
             raise ValueError("`valid` or `best` does not name what predicts")
-        if len(self.baselines) != len(self.shares):
-            raise ValueError(f"`shares` has {len(self.shares)} values for {len(self.baselines)} baselines")
         return self
 
 
@@ -184,10 +164,9 @@ class RunResults(JsonModel):
 
     Attributes:
         loss: How outputs become a loss (`tasks.base.Loss`).
-        split_seeds: `task.split_seed` of each split of the rows; `split`, `split_sizes`, `known_rows`, `split_sha256`,
-            `best_seed`, `grid_best`, `no_answer_threshold` and `rows_interval` are of the first one.
+        split_seeds: `task.split_seed` of each split of the rows; `split`, `split_sizes`, `split_sha256`, `best_seed`,
+            `grid_best`, `no_answer_threshold` and `rows_interval` are of the first one.
         points: Label of the grid point of each split that is reported, and predicts.
-        known_rows: Of each part but `train`; of MNLI's `valid` the matched rows, as in its scores.
         split_sha256: Hash of the row numbers of every part.
         labels_sha256: As in `tasks.base.DownstreamTask`.
         max_rows, max_valid_rows: Limits on training and validation rows; None: all.
@@ -217,7 +196,6 @@ class RunResults(JsonModel):
     split_seeds: tuple[int, ...] = Field(min_length=1)
     points: tuple[str, ...] = Field(min_length=1)
     split_sizes: dict[str, int]
-    known_rows: dict[str, KnownRows]
     max_rows: int | None
     max_valid_rows: int | None = None
     split_sha256: str
@@ -255,8 +233,7 @@ class RunResults(JsonModel):
         for index, seed in enumerate(self.split_seeds):
             predictors = self.predictors
             if predictors is not None:
-                baselines, shares = (predictors.baselines[index],), (predictors.shares[index],)
-                predictors = predictors.model_copy(update={"baselines": baselines, "shares": shares})
+                predictors = predictors.model_copy(update={"baselines": (predictors.baselines[index],)})
             changed = {"split_seeds": (seed,), "points": (self.points[index],), "predictors": predictors}
             found.append(self.model_copy(update=changed))
         return found
@@ -270,25 +247,6 @@ class RunResults(JsonModel):
     def test_share(self) -> float:
         """Rows of the scored split for each training row."""
         return self.split_sizes[self.scored_split] / self.split_sizes["train"]
-
-
-def count_known_rows(loss: Loss, targets_NC: FloatArray, num_classes: int) -> KnownRows:
-    """Return how many of N rows have which target.
-
-    Args:
-        targets_NC: As in `tasks.base.EncodedRows`.
-        num_classes: For `classes`.
-    """
-    match loss:
-        case "binary":
-            return tuple(tuple(int(np.count_nonzero(column == label)) for label in (0, 1)) for column in targets_NC.T)
-        case "classes":
-            known = targets_NC[~np.isnan(targets_NC)].astype(np.int64)
-            return (tuple(np.bincount(known, minlength=num_classes).tolist()),)
-        case "regression":
-            return tuple((count,) for count in np.count_nonzero(~np.isnan(targets_NC), axis=0).tolist())
-        case "span":
-            return ()
 
 
 def read_results(run: Path) -> RunResults:
@@ -321,73 +279,19 @@ def how_to_redo(cell: Path) -> str:
     return f"delete {cell / RESULT_FILE} and continue with `{resume_command('finetune', cell.parents[3])}`"
 
 
-def read_predictions(path: Path, hint: str, *, num_columns: int | None = None) -> tuple[list[int], FloatArray]:
-    """Read back what `tasks.base.write_outputs` wrote: rows of the input, (N, C) values.
-
-    `num_columns` is C; None: all columns hold values.
-
-    Raises:
-        CheckpointError: The file is missing or altered; `hint` says how to get it back.
-    """
-    csv.field_size_limit(LARGEST_CSV_FIELD)
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            header, *lines = csv.reader(file)
-        if any(len(line) != len(header) for line in lines):
-            raise ValueError("a row is cut off")
-        num_columns = len(header) - 1 if num_columns is None else num_columns
-        values = np.array([[float(cell) for cell in line[1 : 1 + num_columns]] for line in lines])
-        return [int(line[0]) for line in lines], values.reshape(len(lines), num_columns)
-    except (OSError, ValueError, IndexError, csv.Error) as error:
-        reason = reason_of(error) if isinstance(error, OSError) else error
-        raise CheckpointError(f"{path}: not readable as predictions: {reason}", hint) from error
-
-
 def baseline_folder(run: Path, model: str, split_seed: int, seed: int) -> Path:
-    """Return the folder with the predictions of a baseline, or of the mean of both."""
+    """Return the folder with the predictions of a baseline."""
     return run / "baselines" / model / f"split-{split_seed}" / f"seed-{seed}"
 
 
-def name_of_predictor(predictor: Predictor, results: RunResults) -> str | None:
-    """Return the name of what predicts in `scores.csv` and the folder of baselines; None: the model.
+def read_seed_predictions(
+    run: Path, results: RunResults, rows: Mapping[Split, IntArray], *, baseline: str | None = None
+) -> dict[Split, FloatArray]:
+    """Return the (K, N, C) predictions of the seeds for parts of the rows of the first split of `results`.
 
     Args:
-        results: Of one split.
-    """
-    if predictor == "model":
-        return None
-    assert results.predictors is not None, "only a run with baselines has other predictors"
-    return BOTH if predictor == "both" else results.predictors.baselines[0]
-
-
-def read_split_outputs(
-    run: Path, results: RunResults, split: str, *, baseline: str | None = None
-) -> tuple[list[int], FloatArray, FloatArray]:
-    """Return a part of the rows, and what the seeds of the best grid point predicted for it on the first split.
-
-    Args:
-        split: Name of the part; not for spans.
-        baseline: Read what this baseline, or the mean of both, predicted instead.
-
-    Returns:
-        N rows of the input, counted from 0; (K, N, C) probabilities or values; targets as in
-        `tasks.base.EncodedRows`.
-
-    Raises:
-        CheckpointError: A file is missing or altered.
-    """
-    rows, targets = read_predictions(run / f"targets-{split}.csv", "fine-tune again")
-    return rows, read_seed_outputs(run, results, split, rows, baseline=baseline), targets
-
-
-def read_seed_outputs(
-    run: Path, results: RunResults, split: str, rows: Sequence[int], *, baseline: str | None = None
-) -> FloatArray:
-    """Return the (K, N, C) predictions of the seeds for a part of the rows on the first split of `results`.
-
-    Args:
-        rows: Rows of the part.
-        baseline: As in `read_split_outputs`.
+        rows: Rows of the input in each part.
+        baseline: Read what this baseline predicted; None: the model at its best grid point.
 
     Raises:
         CheckpointError: A file is missing or altered.
@@ -395,49 +299,13 @@ def read_seed_outputs(
     by_seed = []
     for seed in results.seeds:
         if baseline is None:
-            cell = best_cell_folder(run, results, seed)
-            hint = how_to_redo(cell)
+            place = best_cell_folder(run, results, seed)
+            hint = how_to_redo(place)
         else:
-            cell = baseline_folder(run, baseline, results.split_seeds[0], seed)
-            hint = f"delete {cell} and continue with `{resume_command('finetune', run)}`"
-        path = cell / f"predictions-{split}.csv"
-        found_rows, values = read_predictions(path, hint, num_columns=len(results.output_names))
-        if found_rows != list(rows):
-            raise CheckpointError(f"{path}: its rows are not those of the split", hint)
-        by_seed.append(values)
-    return np.stack(by_seed)
-
-
-def read_split_inputs(run: Path, results: RunResults, split: str) -> tuple[str, ...]:
-    """Return the text or SMILES of each of the N rows of a split, as the model read it; two texts have a bar between.
-
-    None where the predictions hold no inputs.
-
-    Raises:
-        CheckpointError: The file is missing or altered.
-    """
-    return _read_columns(run, results, split, INPUT_COLUMNS)
-
-
-def read_split_places(run: Path, results: RunResults, split: str) -> tuple[str, ...]:
-    """Return the place of each of the N rows of a split in its file, like `line 7`; none where it is not known.
-
-    Raises:
-        CheckpointError: The file is missing or altered.
-    """
-    return _read_columns(run, results, split, (PLACE_COLUMN,))
-
-
-def _read_columns(run: Path, results: RunResults, split: str, names: Sequence[str]) -> tuple[str, ...]:
-    cell = best_cell_folder(run, results, results.best_seed)
-    path = cell / f"predictions-{split}.csv"
-    content = read_whole(path, hint=how_to_redo(cell)).decode(errors="backslashreplace")
-    csv.field_size_limit(LARGEST_CSV_FIELD)
-    header, *lines = csv.reader(io.StringIO(content, newline=""))
-    # behind the predictions, whose names may be anything
-    first = 1 + len(results.output_names)
-    columns = [index for index, name in enumerate(header) if index >= first and name in names]
-    return tuple(" | ".join(line[index] for index in columns) for line in lines) if columns else ()
+            place = baseline_folder(run, baseline, results.split_seeds[0], seed)
+            hint = f"delete {place} and continue with `{resume_command('finetune', run)}`"
+        by_seed.append(read_predictions(place, results.output_names, rows, hint))
+    return {part: np.stack([of_seed[part] for of_seed in by_seed]) for part in rows}
 
 
 def write_logits(cell: Path, outputs: Sequence[FloatArray]) -> None:

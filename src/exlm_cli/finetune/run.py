@@ -1,11 +1,11 @@
 """Fine-tuning: every seed at every grid point on every split of one task, and their results.
 
 A run directory holds `recipe.yaml`, `encoder.yaml` (the recipe of pre-training), `tokenizer.json`, `split.json`,
-`splits/split-<seed>.json` of further splits, `run.json`, `training_rows.npz`, `targets-<part>.csv` (not of spans),
-`rejected.csv` (where rows were skipped), `cells/<grid point>/split-<seed>/seed-<n>/`,
-`baselines/<model>/split-<seed>/seed-<n>/` and at its end `scores.csv`, `calibration.json` and `results.json`. A cell is
-a run of the training loop that ends with `result.json`; a cell that has this file is done. Metrics are those of
-the first split; calibration and predictions for new rows are over all.
+`splits/split-<seed>.json` of further splits, `run.json`, `training_rows.npz`, `rejected.csv` (where rows were skipped),
+`cells/<grid point>/split-<seed>/seed-<n>/`, `baselines/<model>/split-<seed>/seed-<n>/` and at its end `scores.csv`,
+`rows.parquet`, `predictions-<part>.csv` and `calibration.json` (not of spans), and `results.json`. A cell is a run of
+the training loop that ends with `result.json`; a cell that has this file is done. Metrics are those of the first split;
+calibration and predictions for new rows are over all.
 """
 
 from collections.abc import Mapping, Sequence

@@ -37,13 +37,13 @@ BASELINE_NAMES = {
 }
 """How reports name the baselines."""
 BOTH = "both"
-"""The weighted mean of the model's and a baseline's predictions."""
+"""The mean of the model's and a baseline's predictions."""
 OTHER_NAMES = {**BASELINE_NAMES, BOTH: "both, model and baseline"}
 """How reports name what predicts besides the model alone."""
 
 Predictor = Literal["model", "forest", "tfidf", "both"]
 """What may predict new rows: the model, the baseline that is better in validation (of molecules a forest, of texts
-TF-IDF), or the weighted mean of these two."""
+TF-IDF), or the mean of these two."""
 PREDICTORS: tuple[Predictor, ...] = get_args(Predictor)
 
 

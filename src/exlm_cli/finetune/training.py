@@ -15,7 +15,7 @@ from exlm_cli.finetune.baselines.baseline import baselines_of, is_affordable
 from exlm_cli.finetune.cells.cell import Cell
 from exlm_cli.finetune.cells.model import choose_tokenizer, describe_weights, untrained_model
 from exlm_cli.finetune.cells.trainer import TaskData, describe_rows, encode_task, run_cell
-from exlm_cli.finetune.evaluation.scoring import conclude
+from exlm_cli.finetune.evaluation.scoring import score_run
 from exlm_cli.finetune.features import FeatureStore
 from exlm_cli.finetune.plan import RunPlan, SplitPlan, describe_result, keep_best_point
 from exlm_cli.finetune.record import record_beginning
@@ -90,8 +90,8 @@ def train(
         weights = untrained_model(begin.encoder, choose_tokenizer(begin.encoder, first, run, progress))
     has_baseline = is_affordable(first) if begin.baseline is None else begin.baseline
     if begin.baseline is None and baselines_of(first) and not has_baseline:
-        long = "hours" if first.input_kind == "smiles" else "minutes"
-        progress.message(f"no baseline, which takes {long} with so many rows and labels; `--baseline` trains it")
+        cost = "hours or gigabytes" if first.input_kind == "smiles" else "minutes"
+        progress.message(f"skipped the baseline ({cost} at this size); `--baseline` forces it")
 
     # only now: a data set may be looked for beside this folder
     folder = run or create_run_dir(begin.out, recipe.name)
@@ -112,7 +112,7 @@ def train(
             f"results in {folder}"
         )
         best = _finish_cells(plan, workers=workers, callbacks=callbacks, progress=progress)
-        return folder, conclude(plan, best, progress)
+        return folder, score_run(plan, best, progress)
 
 
 def _plan_split(

@@ -4,7 +4,7 @@ Axes: K seeds, N examples of a split, C outputs, L tokens of an example.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -16,12 +16,13 @@ from exlm_cli.config.tasks import InputKind, TaskConfig
 from exlm_cli.data import IntArray
 from exlm_cli.data.rows.records import SkippedRow
 from exlm_cli.data.tokenizer import Tokenizer
-from exlm_cli.files import csv_bytes, write_csv
+from exlm_cli.files import csv_bytes
 from exlm_cli.progress import Progress
 
 FloatArray = NDArray[np.float64]
-SeedOutputs = Sequence[Sequence[FloatArray]]
-"""Outputs of N examples, as in `EncodedSplit`, for each of K seeds."""
+SeedOutputs = FloatArray | Sequence[Sequence[FloatArray]]
+"""What K seeds predict for N examples: (K, N, C) probabilities, or values in the task's own units, float64; for spans
+the (L, 2) logits of each example, for each seed."""
 TableColumns = Mapping[str, Sequence[object]]
 """Cells of a table by column."""
 
@@ -72,8 +73,7 @@ class EncodedRows:
 class EncodedSplit(EncodedRows, ABC):
     """Encoded examples that score and write the outputs of models for them; pickled where workers train.
 
-    `outputs` holds for each of K seeds an array per example, in order: (C,) logits; (C,) values in the task's own units
-    for `regression`; (L, 2) logits for `span`. Scores and files use the mean over the seeds.
+    Scores and files use the mean of `outputs` over the seeds.
     """
 
     @property
@@ -112,16 +112,13 @@ class EncodedSplit(EncodedRows, ABC):
         del outputs
         return ()
 
-    @abstractmethod
-    def write_predictions(self, folder: Path, split: Split, outputs: SeedOutputs) -> None:
-        """Write the predictions into `folder`.
-
-        For every loss but `span` this is `predictions-<split>.csv`, which `write_outputs` writes with probabilities or
-        values. Calibration and figures read it.
+    def write_answers(self, folder: Path, split: Split, outputs: SeedOutputs) -> None:
+        """Write, for spans, what the benchmark's own script reads; of other rows the engine keeps the predictions.
 
         Raises:
             CheckpointError: A file cannot be written.
         """
+        del folder, split, outputs
 
 
 class DownstreamTask(ABC):
@@ -169,7 +166,7 @@ class DownstreamTask(ABC):
 
     @property
     @abstractmethod
-    def split_indices(self) -> dict[str, IntArray]:
+    def split_indices(self) -> SplitIndices:
         """Rows of the input in each split, for SQuAD its questions, counted from 0, in the order of the examples."""
 
     @property
@@ -295,26 +292,3 @@ class Layout:
     def output_files(self, out: Path) -> tuple[Path, ...]:
         """Return the files of a prediction, `out` first."""
         return out, *(out.with_name(f"{out.stem}{ending}") for ending in self.endings)
-
-
-PLACE_COLUMN = "place"
-"""Column of `predictions-<split>.csv` with the place of the row in its file, like `line 7`."""
-
-
-def write_outputs(
-    path: Path,
-    rows: Iterable[int],
-    names: Sequence[str],
-    outputs: Iterable[FloatArray],
-    more: TableColumns | None = None,
-) -> None:
-    """Write a CSV with a line for each of N examples: `row`, its row of the input; its (C,) values with all digits;
-    then `more` columns, for people.
-
-    Raises:
-        CheckpointError: A file cannot be written.
-    """
-    cells = ([int(row), *(repr(float(v)) for v in output)] for row, output in zip(rows, outputs, strict=True))
-    if more:
-        cells = ([*of_row, *behind] for of_row, behind in zip(cells, zip(*more.values(), strict=True), strict=True))
-    write_csv(path, ["row", *names, *(more or ())], cells)

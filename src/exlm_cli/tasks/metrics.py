@@ -7,6 +7,7 @@ NaN. scikit-learn takes seconds to import, so functions import it when they are 
 import math
 import warnings
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -93,23 +94,17 @@ def to_probabilities(loss: Loss, outputs_NC: FloatArray) -> FloatArray:
     return np.asarray(special.softmax(outputs_NC, axis=1)) if loss == "classes" else outputs_NC
 
 
-def to_outputs(loss: Loss, predicted_NC: FloatArray) -> FloatArray:
-    """Return logits that `to_probabilities` takes back to these probabilities; values stay values."""
-    from scipy import special
-
-    if loss == "binary":
-        return np.asarray(special.logit(predicted_NC))
-    with np.errstate(divide="ignore"):
-        return np.log(predicted_NC) if loss == "classes" else predicted_NC
+def to_predictions(loss: Loss, outputs: Sequence[FloatArray], num_outputs: int) -> FloatArray | Sequence[FloatArray]:
+    """Return what a model's outputs of N examples predict: (N, C) probabilities or values, float64; logits of spans."""
+    if loss == "span":
+        return outputs
+    stacked_NC = np.stack(list(outputs)) if outputs else np.zeros((0, num_outputs))
+    return to_probabilities(loss, stacked_NC).astype(np.float64)
 
 
-def probabilities_by_seed(loss: Loss, outputs: SeedOutputs, num_outputs: int) -> FloatArray:
-    """Return (K, N, C) probabilities or values, float64, from the outputs of each seed."""
-    by_seed = np.zeros((len(outputs), len(outputs[0]), num_outputs))
-    for index, of_seed in enumerate(outputs):
-        if of_seed:
-            by_seed[index] = to_probabilities(loss, np.stack(list(of_seed)))
-    return by_seed
+def join_seeds(by_seed: Sequence[Any]) -> SeedOutputs:
+    """Return what each of K seeds predicts, as `to_predictions` gives it, together."""
+    return np.stack(by_seed) if isinstance(by_seed[0], np.ndarray) else by_seed
 
 
 def score_rows(
@@ -180,6 +175,21 @@ def target_scale(targets_NC: FloatArray) -> tuple[FloatArray, FloatArray]:
     largest_C = np.where(differs_C, np.abs(off_NC).max(0), 1.0)
     std_C = largest_C * np.sqrt(((off_NC / largest_C) ** 2).sum(0) / num_C)
     return mean_C, np.where(differs_C & (std_C > 0), std_C, 1.0)
+
+
+def row_weights(loss: Loss, class_weights: FloatArray | None, target_N: FloatArray, index: int) -> FloatArray | None:
+    """Return (N,) what each row weighs in a loss with class weights; None: all the same.
+
+    Args:
+        class_weights: (C,) of each class, or of each label's positives.
+        target_N: Known targets of a label, or classes.
+        index: The label.
+    """
+    if class_weights is None:
+        return None
+    return (
+        class_weights[target_N.astype(int)] if loss == "classes" else np.where(target_N == 1, class_weights[index], 1.0)
+    )
 
 
 def describe_constant(loss: Loss, predicted_NC: FloatArray, targets_NC: FloatArray, names: Sequence[str]) -> list[str]:

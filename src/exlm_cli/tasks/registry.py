@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING
 
 from exlm_cli.config.tasks import (
     GlueTaskConfig,
-    InstalledTask,
     MoleculeNetTaskConfig,
     SquadTaskConfig,
     TaskConfig,
-    find_suite,
 )
 from exlm_cli.errors import DataError
 from exlm_cli.files import nearest_file
@@ -19,14 +17,6 @@ from exlm_cli.tasks.sources import HUB_PREFIX, existing_folder, find_parts, give
 
 if TYPE_CHECKING:
     from exlm_cli.tasks.base import DownstreamTask, Layout
-
-
-def default_recipe(task_name: str) -> str:
-    """Return the name of a task's shipped recipe, like `glue-rte`, or its path in the package that adds the task."""
-    section = find_suite(task_name.partition("/")[0])
-    if section is not None and issubclass(section, InstalledTask):
-        return section.recipe
-    return task_name.replace("/", "-")
 
 
 def load_task(config: TaskConfig, progress: Progress) -> "DownstreamTask":
@@ -61,9 +51,6 @@ def _load(config: TaskConfig, progress: Progress) -> "DownstreamTask":
             from exlm_cli.tasks.squad.task import load_squad
 
             return load_squad(config, progress)
-        case InstalledTask():
-            task: DownstreamTask = config.load(progress)
-            return task
         case _:
             from exlm_cli.tasks.user_table import load_user_table
 
@@ -116,8 +103,6 @@ def layout_of(config: TaskConfig) -> "Layout":
             from exlm_cli.tasks.squad.task import read_new_questions
 
             return Layout(read_new_questions, ".json", ("-no-answer.json", "-details.csv"))
-        case InstalledTask() if (layout := config.layout()) is not None:
-            return layout  # type: ignore[no-any-return]
         case _:
             from exlm_cli.tasks.user_table import read_new_table
 

@@ -33,7 +33,6 @@ from exlm_cli.tasks.rows.labels import (
     read_known_targets,
     read_labels,
     read_numbers,
-    with_decimal_points,
 )
 from exlm_cli.tasks.rows.splits import RowSplit, describe_repeats, follow_split, limit_rows, split_rows
 from exlm_cli.tasks.rows.table import InputRows, Table, read_input_rows, read_table, usable_rows
@@ -79,14 +78,7 @@ def load_user_table(config: CsvTaskConfig, progress: Progress) -> RowTask:
             "name other columns with `task.descriptor_columns=[A,B]`",
         )
     _refuse_own_names(table, config.label_columns, [f"{name}_true" for name in config.label_columns])
-    label_table = with_decimal_points(table, config.label_columns) if config.decimal_comma else table
-    labels = read_labels(
-        label_table,
-        config.label_columns,
-        config.label_kind,
-        missing=config.missing_values,
-        positive=config.positive_class,
-    )
+    labels = _read_labels(table, config)
     if labels.loss == "classes":
         _refuse_own_names(table, labels.names, ["true_class"])
     if labels.loss == "regression" and config.class_weights == "balanced":
@@ -99,9 +91,24 @@ def load_user_table(config: CsvTaskConfig, progress: Progress) -> RowTask:
     for note in labels.notes[1:]:  # before hours of training, what may be a slip
         progress.message(note)
     usable = usable_rows(table, table.columns[column], config, progress)
+    if len(usable.rows) < len(table):  # a class that only unusable rows have is none of the task
+        first, labels = labels, _read_labels(table.blanked(usable.rows, config.label_columns), config)
+        if first.names != labels.names:
+            progress.message(f"without the rows that cannot be used: {labels.notes[0]}")
     usable = usable.without(dict.fromkeys(labels.missing, "has no label"), "without any label")
     numbers = read_numbers(table, config) if config.descriptor_columns else None
     return table_task(config, usable, labels, _split(config, usable, files, labels), numbers=numbers)
+
+
+def _read_labels(table: Table, config: CsvTaskConfig) -> Labels:
+    return read_labels(
+        table,
+        config.label_columns,
+        config.label_kind,
+        missing=config.missing_values,
+        positive=config.positive_class,
+        decimal_comma=config.decimal_comma,
+    )
 
 
 def _refuse_own_names(table: Table, names: Sequence[str], truths: Sequence[str]) -> None:
@@ -307,7 +314,7 @@ def read_new_table(task: TrainedTask, path: Path, column: str | None, progress: 
     task is read, else the one with a usual name. Labels are read where the table has them.
 
     Raises:
-        DataError: The table or its column cannot be read, or a cell is not a label of the task.
+        DataError: The table or its column cannot be read.
     """
     config = task.config
     found = read_input_rows(
@@ -320,16 +327,18 @@ def read_new_table(task: TrainedTask, path: Path, column: str | None, progress: 
     )
     label_columns, table = task.output_names, found.table
     kind: LabelKind = "auto"
+    has_comma = isinstance(config, CsvTaskConfig) and config.decimal_comma
     missing_words: tuple[str, ...] = MISSING_VALUES
     if isinstance(config, CsvTaskConfig):
         kind, missing_words = config.label_kind, config.missing_values
         label_columns = config.label_columns if task.loss == "classes" else label_columns
-        table = with_decimal_points(table, label_columns) if config.decimal_comma else table
     if format_of(path) in LINE_FORMATS:
         table = replace(table, columns={})  # a list has no labels, also where its names stand under `name`
-    known = read_known_targets(table, label_columns, task.loss, task.output_names, kind, missing_words)
+    known, odd = read_known_targets(
+        table, label_columns, task.loss, task.output_names, kind, missing_words, decimal_comma=has_comma
+    )
     targets = known[found.rows]
-    notes, missing = found.notes, [name for name in label_columns if name not in table.columns]
+    notes, missing = (*odd, *found.notes), [name for name in label_columns if name not in table.columns]
     if missing and not np.isnan(targets).all():
         notes = (*notes, f"scored without the labels that the table lacks: {', '.join(missing)}")
     if "line" in table.columns:

@@ -330,3 +330,10 @@ def test_what_rdkit_raises_is_the_reason_of_the_row(monkeypatch):
             (read,) = read_molecules(["CCO"], SilentProgress())
             (row,) = _read(["CCO"])
         assert read.problem == row.problem == "RDKit fails on it: valence unknown"
+
+
+def test_a_molecule_that_rdkit_cannot_read_back_is_no_molecule(monkeypatch):
+    """Its canonical SMILES is what fingerprints, descriptors and the model read; here RDKit writes an open ring."""
+    monkeypatch.setattr(molecules_module, "canonical_smiles", lambda molecule: "C1CC")
+    (found,) = read_molecules(["CCC"], SilentProgress())
+    assert found.problem == "RDKit writes it as C1CC, which it cannot read back"

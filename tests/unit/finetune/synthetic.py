@@ -16,13 +16,21 @@ from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import dump_recipe
 from exlm_cli.data import IntArray
 from exlm_cli.data.tokenizer import Tokenizer, train_bpe
-from exlm_cli.finetune.results import read_results
+from exlm_cli.finetune.predictions import read_rows
+from exlm_cli.finetune.results import read_results, read_seed_predictions
 from exlm_cli.finetune.run import FinetuneResult, run_finetuning
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_metrics, update_run_json
-from exlm_cli.tasks.base import DownstreamTask, EncodedSplit, FloatArray, Loss, SeedOutputs, Split, write_outputs
-from exlm_cli.tasks.metrics import to_probabilities
+from exlm_cli.tasks.base import (
+    DownstreamTask,
+    EncodedSplit,
+    FloatArray,
+    Loss,
+    SeedOutputs,
+    Split,
+    SplitIndices,
+)
 from exlm_cli.train.checkpoint import CheckpointState, LoopState, save_checkpoint
 from exlm_cli.train.optim import build_optimizer
 from exlm_cli.train.pretrained import model_identity
@@ -104,7 +112,7 @@ class WordTask(DownstreamTask):
         self.targets: dict[Split, FloatArray] = {}
 
     @property
-    def split_indices(self) -> dict[str, IntArray]:
+    def split_indices(self) -> SplitIndices:
         starts = np.cumsum([0, *map(len, self.sentences.values())])
         return {s: np.arange(len(self.sentences[s])) + starts[i] for i, s in enumerate(self.splits)}
 
@@ -140,7 +148,7 @@ class WordTask(DownstreamTask):
         match self.loss:
             case "binary":
                 known = ~np.isnan(targets)
-                return {"accuracy": float(((np.stack(outputs) > 0) == targets)[known].mean())}
+                return {"accuracy": float(((np.stack(outputs) > 0.5) == targets)[known].mean())}
             case "regression":
                 return {"rmse": float(np.sqrt(((np.stack(outputs) - targets) ** 2).mean()))}
             case "span":
@@ -160,12 +168,6 @@ class EncodedWords(EncodedSplit):
 
     def prediction_columns(self, outputs: SeedOutputs) -> dict[str, list[str]]:
         return {}  # no test predicts files of words
-
-    def write_predictions(self, folder: Path, split: Split, outputs: SeedOutputs) -> None:
-        task, (of_seed,) = self.task, outputs
-        if task.loss != "span":
-            predicted = to_probabilities(task.loss, np.stack(list(of_seed)))
-            write_outputs(folder / f"predictions-{split}.csv", task.split_indices[split], task.output_names, predicted)
 
 
 def run_tiny(
@@ -206,12 +208,20 @@ def assert_same_run(mine: Path, theirs: Path) -> None:
         assert all(torch.equal(one[name][key], other[name][key]) for key in one[name]), name
     assert untimed(cells(mine)) == untimed(cells(theirs))
     assert untimed(read_results(mine).as_json()) == untimed(read_results(theirs).as_json())
-    for path in [*theirs.rglob("predictions-*.csv"), *theirs.rglob("metrics.jsonl")]:
+    for path in [*theirs.rglob("*.parquet"), *theirs.rglob("predictions-*.csv"), *theirs.rglob("metrics.jsonl")]:
         own = mine / path.relative_to(theirs)
-        if path.suffix == ".csv":
+        if path.suffix != ".jsonl":
             assert own.read_bytes() == path.read_bytes()
         else:
             assert untimed(read_metrics(own)) == untimed(read_metrics(path))
+
+
+def read_part(run: Path, part: Split, baseline: str | None = None) -> tuple[list[int], FloatArray, FloatArray]:
+    """Return rows, (K, N, C) predictions of the seeds and targets of a part, as they are in a run's files."""
+    results = read_results(run)
+    rows = read_rows(run, results.loss, results.output_names)[part]
+    by_seed_KNC = read_seed_predictions(run, results, {part: rows.rows}, baseline=baseline)[part]
+    return rows.rows.tolist(), by_seed_KNC, rows.targets
 
 
 def words_table(folder: Path) -> dict[str, Any]:

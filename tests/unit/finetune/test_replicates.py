@@ -4,13 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.data.molecules import read_molecules as read
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
-from exlm_cli.finetune.results import read_predictions
+from exlm_cli.finetune.results import read_seed_predictions
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks import user_table
@@ -45,8 +46,9 @@ def test_cells_of_every_split_are_in_one_folder_and_finished_ones_are_kept(text_
     assert places == {f"single/split-{split}/seed-{seed}" for split in (0, 1) for seed in (1, 2)}
     first, second = (json.loads(path.read_text())["indices"] for path in split_files(out))
     assert first != second
-    rows, _ = read_predictions(out / "cells/single/split-1/seed-1/predictions-test.csv", "", num_columns=1)
-    assert rows == second["test"]
+    for of_split, indices in zip(result.results.of_splits, (first, second), strict=True):
+        rows = {part: np.array(indices[part]) for part in ("valid", "test")}
+        assert read_seed_predictions(out, of_split, rows)["test"].shape == (2, len(indices["test"]), 1)
     assert result.results.split_seeds == (0, 1)
     table = result.scores.table
     assert table.split_seed.unique().tolist() == [0, 1]

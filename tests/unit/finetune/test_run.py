@@ -26,7 +26,7 @@ from exlm_cli.finetune.cells import trainer as trainer_module
 from exlm_cli.finetune.cells.cell import Cell
 from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.finetune.cells.trainer import encode_task
-from exlm_cli.finetune.results import RunResults, read_predictions, read_results, read_split_outputs
+from exlm_cli.finetune.results import RunResults, read_results
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
 from exlm_cli.finetune.scores import read_scores
 from exlm_cli.model.encoder import Encoder
@@ -39,7 +39,6 @@ from exlm_cli.train.task import LoopResult
 from tests.recorder import Recorder
 from tests.unit.finetune.synthetic import (
     ONE_EPOCH,
-    WORDS,
     EncodedWords,
     WordTask,
     amines,
@@ -47,6 +46,7 @@ from tests.unit.finetune.synthetic import (
     cells,
     finetune_recipe,
     make_pretrained,
+    read_part,
     run_tiny,
     weights,
     words_table,
@@ -66,8 +66,8 @@ def test_a_run_directory_holds_all_that_is_promised(finished, text_model):
     names = {path.name for path in run.iterdir()}
     assert names == {
         "recipe.yaml", "encoder.yaml", "run.json", "tokenizer.json", "split.json", "results.json", "scores.csv",
-        "cells", "targets-train.csv", "targets-valid.csv", "targets-test.csv", "calibration.json", "training_rows.npz",
-        ".lock",
+        "cells", "rows.parquet", "predictions-valid.csv", "predictions-test.csv", "calibration.json",
+        "training_rows.npz", ".lock",
     }  # fmt: skip
     assert load_recipe(str(run / "recipe.yaml"), kind=FinetuneRecipe) == finetune_recipe()
     assert load_recipe(str(run / "encoder.yaml")) == load_recipe(str(text_model / "recipe.yaml"))
@@ -77,7 +77,7 @@ def test_a_run_directory_holds_all_that_is_promised(finished, text_model):
         cell = run / f"cells/single/split-0/seed-{seed}"
         best = json.loads((cell / "result.json").read_text())["best_step"]
         assert {path.name for path in cell.iterdir()} == {
-            "checkpoints", "metrics.jsonl", "result.json", "predictions-valid.csv", "predictions-test.csv",
+            "checkpoints", "metrics.jsonl", "result.json", "predictions.parquet",
         }  # fmt: skip
         assert [path.name for path in (cell / "checkpoints").iterdir()] == [f"best-{best}"]
     assert results == read_results(run)
@@ -111,12 +111,6 @@ def test_results_say_what_was_done_and_with_what(finished, text_model):
         "split_sizes": {"train": 24, "valid": 12, "test": 12}, "is_greater_better": True,
     }  # fmt: skip
     assert {key: results.as_json()[key] for key in expected} == expected
-    for split, counts in results.known_rows.items():
-        _, targets = read_predictions(run / f"targets-{split}.csv", "")
-        assert counts == tuple((list(column).count(0), list(column).count(1)) for column in targets.T)
-        assert sum(counts[0]) == 12
-        assert sum(counts[1]) == 8  # birch is missing in every third row
-    assert {*results.known_rows} == {"valid", "test"}
     split = json.loads((run / "split.json").read_text())
     assert split["sha256"] == results.split_sha256
     assert split["indices"] == {k: v.tolist() for k, v in WordTask().split_indices.items()}
@@ -167,15 +161,13 @@ def test_predictions_of_the_best_epoch_have_the_rows_of_the_input(finished):
     test_rows = task.split_indices["test"].tolist()
     for seed, runner in loaded.runners.items():
         outputs = runner.predict(encoded, SilentProgress(), "test")
-        cell = run / f"cells/single/split-0/seed-{seed}"
-        rows, written = read_predictions(cell / "predictions-test.csv", "")
+        rows, by_seed_KNC, targets = read_part(run, "test")
+        written = by_seed_KNC[seed - 1]
         assert rows == test_rows
+        np.testing.assert_array_equal(targets, encoded.targets)
         np.testing.assert_allclose(written, 1 / (1 + np.exp(-np.stack(outputs))), rtol=1e-6)
-        result = json.loads((cell / "result.json").read_text())
-        assert task.score("test", outputs)["accuracy"] == result["metrics"]["test"]["accuracy"]
-    rows, targets = read_predictions(run / "targets-test.csv", "")
-    assert rows == test_rows
-    np.testing.assert_array_equal(targets, encoded.targets)
+        result = json.loads((run / f"cells/single/split-0/seed-{seed}/result.json").read_text())
+        assert task.score("test", list(written))["accuracy"] == result["metrics"]["test"]["accuracy"]
 
 
 def test_the_best_epoch_is_the_best_of_the_curve_and_is_scored_once(text_model, tmp_path):
@@ -246,7 +238,7 @@ def test_values_far_from_zero_are_learnt_like_others(text_model, tmp_path):
     for base in (0.0, 2.0**33):
         task.base, run = base, tmp_path / f"{base:g}"
         run_tiny(text_model, run, task, seeds=[1], train={"max_epochs": 2})
-        predicted[base] = read_predictions(run / "cells/single/split-0/seed-1/predictions-test.csv", "")[1] - base
+        predicted[base] = read_part(run, "test")[1][0] - base
     assert np.ptp(predicted[0.0]) > 1e-3
     # float64 of 8.6e9 has steps of 2e-6; standardised targets differ by as much
     np.testing.assert_allclose(predicted[2.0**33], predicted[0.0], atol=1e-3)
@@ -338,7 +330,7 @@ def test_forests_are_scored_for_every_seed_and_kept(tmp_path, monkeypatch):
     assert scores.baselines == ["forest-ecfp4", "forest-rdkit2d"]
     for model in scores.baselines:
         assert scores.by_seed("test", "accuracy", model=model).seed.tolist() == ["1", "2"]
-        _, predicted_KNC, targets_NC = read_split_outputs(out, result.results, "test", baseline=model)
+        _, predicted_KNC, targets_NC = read_part(out, "test", model)
         right = (predicted_KNC.mean(axis=0) >= 0.5) == targets_NC
         assert scores.average("test", "accuracy", model=model).mean == right.mean()
     assert result.results.comparison is not None
@@ -358,7 +350,7 @@ def test_no_forests_are_trained_unasked_where_they_take_hours(tmp_path, monkeypa
     recipe = finetune_recipe(task=task, **ONE_EPOCH)
     result = run_finetuning(recipe, checkpoint=smiles, out=tmp_path / "run", baseline=None, progress=progress)
     assert result.scores.baselines == []
-    assert any(said.startswith("no baseline, which takes hours") for said in progress.said)
+    assert any(said.startswith("skipped the baseline (hours or gigabytes") for said in progress.said)
     assert read_run_json(tmp_path / "run").baseline is False
 
 
@@ -367,7 +359,7 @@ def test_the_mean_prediction_is_scored_as_the_mean_of_the_files(text_model, tmp_
     recipe = finetune_recipe(task=words_table(tmp_path), seeds=[1, 2, 3], train={"max_epochs": 1})
     result = run_finetuning(recipe, checkpoint=text_model, out=tmp_path / "run")
     for split in ("valid", "test"):
-        _, by_seed_KNC, targets_NC = read_split_outputs(tmp_path / "run", result.results, split)
+        _, by_seed_KNC, targets_NC = read_part(tmp_path / "run", split)
         wanted = score_rows("binary", by_seed_KNC.mean(axis=0), targets_NC)
         for name, value in wanted.items():
             assert result.scores.average(split, name).mean == pytest.approx(value, rel=1e-12)
@@ -467,14 +459,15 @@ def test_best_weights_altered_before_they_are_scored_are_refused(text_model, tmp
         run_tiny(text_model, tmp_path / "run", **ONE_EPOCH)
 
 
-def test_only_the_matched_rows_of_mnli_are_known_rows(text_model, tmp_path):
+def test_only_the_matched_rows_of_mnli_have_the_interval(text_model, tmp_path):
     """Both development sets have each class four times."""
     write_glue(tmp_path, "mnli", copies=4)
     task = {"name": "glue/mnli", "data_dir": str(tmp_path), "sequence_length": 24}
     recipe = finetune_recipe(task=task, seeds=[1], train={"max_epochs": 1, "microbatch_tokens": 2048})
     results = run_finetuning(recipe, checkpoint=text_model, out=tmp_path / "run").results
     assert results.split_sizes["valid"] == 24
-    assert results.known_rows == {"valid": ((4, 4, 4),)}
+    assert results.rows_interval is not None
+    assert results.rows_interval.num == 12
 
 
 def test_texts_of_rows_that_no_json_file_may_hold_are_escaped_in_the_results(text_model, tmp_path):
@@ -510,7 +503,7 @@ def test_splits_with_few_rows_of_a_class_are_noted_where_roc_auc_is_scored(text_
     out = tmp_path / "run"
     results = run_finetuning(finetune_recipe(task=words_table(tmp_path), **ONE_EPOCH), checkpoint=text_model, out=out)
     for split in ("valid", "test"):
-        _, targets = read_predictions(out / f"targets-{split}.csv", "")
+        targets = read_part(out, split)[2]
         num_positive = int(targets.sum())
         assert 0 < num_positive < len(targets) - num_positive
         (note,) = [note for note in results.results.notes if note.startswith(f"{split}: with fewer than 10 rows")]
@@ -549,13 +542,13 @@ def test_an_encoder_without_a_checkpoint_takes_the_tokenizer_of_the_bundled_mode
 
 
 @pytest.mark.parametrize(("num_valid", "is_noted"), [(49, True), (50, False)])
-def test_values_with_few_validation_rows_have_a_note_on_their_intervals(text_model, tmp_path, num_valid, is_noted):
+def test_values_with_few_validation_rows_have_a_note_on_their_intervals(smiles_model, tmp_path, num_valid, is_noted):
     splits = ["train"] * 8 + ["valid"] * num_valid + ["test"] * 4
-    lines = [f"{WORDS[row % 6]},{row % 5}.5,{split}" for row, split in enumerate(splits)]
-    (tmp_path / "a.csv").write_text("\n".join(["text,length,part", *lines]))
-    task = {"name": "csv", "text_column": "text", "label_columns": ["length"], "split_column": "part"}
+    lines = [f"{'C' * (1 + row % 6)}O,{row % 5}.5,{split}" for row, split in enumerate(splits)]
+    (tmp_path / "a.csv").write_text("\n".join(["smiles,length,part", *lines]))
+    task = {"name": "csv", "smiles_column": "smiles", "label_columns": ["length"], "split_column": "part"}
     recipe = finetune_recipe(task={**task, "files": {"train": str(tmp_path / "a.csv")}}, **ONE_EPOCH)
-    results = run_finetuning(recipe, checkpoint=text_model, out=tmp_path / "run").results
+    results = run_finetuning(recipe, checkpoint=smiles_model, out=tmp_path / "run").results
     found = [note for note in results.notes if "equally wide for all rows" in note]
     assert ["`length` has 49 validation rows; from 50 on" in note for note in found] == [True] * is_noted
 
@@ -593,6 +586,7 @@ def test_a_frozen_encoder_reads_each_row_once(text_model, tmp_path, monkeypatch)
     together = finetuned.run_seeds(encoded, SilentProgress())
     assert num_read["rows"] == num_rows + len(encoded)
     for outputs, runner in zip(together, finetuned.runners.values(), strict=True):
-        np.testing.assert_allclose(outputs, runner.predict(encoded, SilentProgress(), "again"), atol=1e-5)
+        logits = np.stack(runner.predict(encoded, SilentProgress(), "again"))
+        np.testing.assert_allclose(outputs, 1 / (1 + np.exp(-logits)), atol=1e-5)
     metrics = [cell["metrics"]["test"]["accuracy"] for cell in cells(out)]
-    assert metrics == [encoded.score([outputs])["accuracy"] for outputs in together]
+    assert metrics == [encoded.score(outputs[None])["accuracy"] for outputs in together]

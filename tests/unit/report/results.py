@@ -274,8 +274,7 @@ def scored(
 ) -> FinetunedRun:
     """Return a run whose metrics have a value for each seed on each split of the rows, split by split.
 
-    GLUE and SQuAD are scored on `valid` alone. Unless `known_rows` says otherwise, every row has a target, and half of
-    the rows are of either class.
+    GLUE and SQuAD are scored on `valid` alone.
 
     Args:
         forests: Metrics of baselines, likewise.
@@ -373,9 +372,7 @@ def described(
         "grid": (),
     }
     values |= changed
-    halves = ((part, n // 2, n - n // 2) for part, n in values["split_sizes"].items() if part != "train")
-    known = {part: ((a + b,) if values["loss"] == "regression" else (a, b),) for part, a, b in halves}
-    return RunResults(**{"known_rows": known, **values})
+    return RunResults(**values)
 
 
 def svg_texts(path: Path) -> list[str]:

@@ -202,3 +202,26 @@ def test_rules_of_a_recipe_hold_for_training_and_for_new_rows(tmp_path):
     encoded = new.encode(word_level(["C", "O"]), 16)
     expected = [{"none": 1.0, "mild": 0.0, "n.d.": math.nan}[words[i % 4]] for i in range(len(CHAINS))]
     np.testing.assert_array_equal(encoded.targets[:, 0], expected)
+
+
+def test_a_class_that_only_unusable_rows_have_is_none_of_the_task(tmp_path):
+    """Of the two that are left, the positive one is found anew."""
+    rows = [f"{s},{'active' if i % 3 else 'inactive'}" for i, s in enumerate(CHAINS)]
+    write(tmp_path / "a.csv", "smiles,y", [*rows, "no molecule,broken"])
+    task = load(tmp_path, split="random")
+    assert task.output_names == ("inactive", "active")
+    assert task.notes[0].startswith("found 2 classes of `y`: `inactive` (10), `active` (20); ")
+
+
+@pytest.mark.parametrize("cell", ["2", "maybe", "-1"])
+def test_a_cell_that_is_no_label_is_a_warning_and_its_row_is_predicted(tmp_path, cell):
+    """-1 stands beside 0 here, so which of the two is negative is not known."""
+    write(tmp_path / "a.csv", "smiles,y", [f"{chain},{i % 2}" for i, chain in enumerate(CHAINS)])
+    config = CsvTaskConfig(name="csv", files={"train": "a.csv"}, label_columns=("y",), label_kind="multi_label")
+    task = TrainedTask(config, "smiles", "binary", ("y",))
+    path = tmp_path / write(tmp_path / "new.csv", "smiles,y", ["CO,0", f"CCO,{cell}", "CCCO,1"])
+    rows = read_new_table(task, path, None, SilentProgress())
+    targets = rows.encode(word_level(["C", "O"]), 24).targets[:, 0]
+    np.testing.assert_array_equal(targets, [0, math.nan, 1])
+    what = "warning: a cell is no label of the run and is not scored"
+    assert f"{what}: {path}:3: `y` is `{cell}`; accepted: 0/1, true/false, yes/no, t/f, y/n, or empty" in rows.notes

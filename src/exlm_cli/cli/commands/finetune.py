@@ -333,11 +333,9 @@ def _finish_series(
 
 def _names(suite: str) -> list[str]:
     """Return the tasks of a suite without its name."""
-    from exlm_cli.config.tasks import find_suite
+    from exlm_cli.config.tasks import SUITES
 
-    section = find_suite(suite)
-    assert section is not None, "the caller has found it"
-    return [task.partition("/")[2] for task in section.tasks]
+    return [task.partition("/")[2] for task in SUITES[suite].tasks]
 
 
 def _point_to_recipe(suite: str, recipe: "FinetuneRecipe", progress: "Progress") -> None:
@@ -371,14 +369,13 @@ def _chosen(suite: str | None, name: str | None, recipe: str | None, overrides: 
     """Return the recipe of a task with the given options."""
     from exlm_cli.config.finetune import FinetuneRecipe
     from exlm_cli.config.load import load_recipe
-    from exlm_cli.config.tasks import check_task_name, find_suite
-    from exlm_cli.tasks.registry import default_recipe
+    from exlm_cli.config.tasks import SUITES, check_task_name
 
     if suite is None:
         if recipe is None:
             raise ConfigError("give a task, a `--recipe` that names one, or `--resume` to continue a run", _EXAMPLE)
         return load_recipe(recipe, overrides, kind=FinetuneRecipe)
-    if find_suite(suite) is not None and name is None:
+    if suite in SUITES and name is None:
         if suite == "csv":
             raise ConfigError("which CSV file?", _EXAMPLE)
         names = _names(suite)
@@ -388,7 +385,7 @@ def _chosen(suite: str | None, name: str | None, recipe: str | None, overrides: 
     task = suite if name is None or suite == "csv" else f"{suite}/{name}"
     check_task_name(task)
     own = [f"task.files.train={json.dumps(name, ensure_ascii=False)}"] if suite == "csv" else []
-    return load_recipe(recipe or default_recipe(task), [*own, f"task.name={task}", *overrides], kind=FinetuneRecipe)
+    return load_recipe(recipe or task.replace("/", "-"), [*own, f"task.name={task}", *overrides], kind=FinetuneRecipe)
 
 
 def _find_checkpoint(

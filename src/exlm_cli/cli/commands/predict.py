@@ -18,7 +18,7 @@ from exlm_cli.paths import expand_path
 
 if TYPE_CHECKING:
     from exlm_cli.finetune.cells.model import Finetuned
-    from exlm_cli.finetune.evaluation.calibration import CalibratedRows
+    from exlm_cli.finetune.evaluation.calibration import PredictedRows
     from exlm_cli.progress import Progress
     from exlm_cli.tasks.base import EncodedSplit, NewRows
 
@@ -95,7 +95,7 @@ def predict(
     from exlm_cli.finetune.prediction.predict import predict as predict_file
     from exlm_cli.report.finetuning.score_figures import draw_calibration
 
-    def draw(rows: "CalibratedRows", predictions: Path) -> dict[Path, bytes]:
+    def draw(rows: "PredictedRows", predictions: Path) -> dict[Path, bytes]:
         return draw_calibration(rows, f"{given.name}: {file.name}", predictions.parent, predictions.stem)
 
     finetuned = load_finetuned(given.path, device=device)

@@ -1,16 +1,16 @@
 """Baselines on the model's rows: of molecules random forests, of texts TF-IDF with a linear model.
 
-A baseline is trained, kept in a run and read again by the methods of `Baseline`, whatever it is.
+A baseline is one class: `fit` and `read` return one that has learned, which predicts and is written as plain arrays.
 
-Axes: N rows of a split, C outputs, D features.
+Axes: N rows of a split, C outputs, F features.
 """
 
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -20,27 +20,18 @@ from exlm_cli.finetune.features import FEATURE_SETS, Features, FeatureSet, Featu
 from exlm_cli.finetune.scores import BASELINE_NAMES
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.tasks import metrics
-from exlm_cli.tasks.base import DownstreamTask, FloatArray, Loss, Split
+from exlm_cli.tasks.base import DownstreamTask, FloatArray, Loss
 from exlm_cli.tasks.rows.task import RowTask
 
 NUM_TREES = 500
 MAX_LABELLED_ROWS = {"smiles": 200_000, "text": 1_000_000}
 """Training rows times outputs above which no baseline is trained unless it is asked for: forests would take hours, a
 linear model of texts minutes."""
+MAX_FOREST_VALUES = 25_000
+"""The same for values of molecules, whose trees end in single rows: 500 trees have 631 nodes a training row, of 72
+bytes in scikit-learn and 24 in the run, twice while they are copied: 1.9 GB at 25,000 rows, 7.6 GB at 100,000."""
 _MIN_PROBABILITY = 1e-12
-"""A forest may be certain; its logit must be finite."""
-
-
-class FittedBaseline(ABC):
-    """A baseline that was trained."""
-
-    @abstractmethod
-    def predict(self, texts: Sequence[tuple[str, ...]], progress: Progress) -> FloatArray:
-        """Return (N, C) probabilities or values of rows of one or two texts, or one SMILES."""
-
-    @abstractmethod
-    def write(self, path: Path) -> None:
-        """Write it as plain arrays; raises `CheckpointError` if the file cannot be written."""
+"""A forest may be certain, but its probabilities are none of 0 or 1."""
 
 
 class Baseline(ABC):
@@ -64,8 +55,8 @@ class Baseline(ABC):
     @abstractmethod
     def fit(
         self, task: RowTask, seed: int, store: FeatureStore, progress: Progress, *, num_threads: int | None = None
-    ) -> FittedBaseline:
-        """Train it on the training rows.
+    ) -> Self:
+        """Return it trained on the training rows; nothing is chosen on the validation rows.
 
         Args:
             seed: Below 2**63, as in recipes.
@@ -74,10 +65,8 @@ class Baseline(ABC):
         """
 
     @abstractmethod
-    def read(
-        self, path: Path, hint: str, *, loss: Loss, num_outputs: int, num_texts: int, store: FeatureStore
-    ) -> FittedBaseline:
-        """Return what `FittedBaseline.write` wrote.
+    def read(self, path: Path, hint: str, *, loss: Loss, num_outputs: int, num_texts: int, store: FeatureStore) -> Self:
+        """Return it as `write` kept it.
 
         Args:
             hint: How to get the file back.
@@ -88,61 +77,77 @@ class Baseline(ABC):
             CheckpointError: The file is missing or altered, or not of such a run.
         """
 
+    @abstractmethod
+    def predict(self, texts: Sequence[tuple[str, ...]], progress: Progress) -> FloatArray:
+        """Return (N, C) probabilities or values of rows of one or two texts, or one SMILES."""
+
+    @abstractmethod
+    def write(self, path: Path) -> None:
+        """Write it as plain arrays; raises `CheckpointError` if the file cannot be written."""
+
 
 @dataclass(frozen=True)
 class ForestBaseline(Baseline):
-    """Features of molecules, and how a forest uses them.
+    """A random forest for each label or value of molecules.
 
     Attributes:
         features: What it reads of a molecule.
         max_features: Features of a regression that are tried at each split of a tree, as scikit-learn names it; of
             classes it is their square root.
+        forests, loss, store: What it has learned, of which task; and features that are known. None before.
     """
 
     model: str
     features: FeatureSet
     max_features: str | float
+    forests: Forests | None = None
+    loss: Loss = "binary"
+    store: FeatureStore | None = None
     file: ClassVar[str] = "forests.npz"
     has_seed: ClassVar[bool] = True
 
     def fit(
         self, task: RowTask, seed: int, store: FeatureStore, progress: Progress, *, num_threads: int | None = None
-    ) -> "FittedForests":
+    ) -> Self:
         """Grow forests."""
-        data = describe_molecules(task, self, store, progress)
-        return FittedForests(self, grow_forests(data, seed, progress, num_threads=num_threads), task.loss, store)
+        # the molecules of all splits at once, so that the work is spread evenly
+        store.features(
+            self.features, [text for split in task.splits for (text,) in task.examples[split].texts], progress
+        )
+        training_NF = store.features(self.features, [text for (text,) in task.examples["train"].texts], progress)
+        grown = grow_forests(self, task, training_NF, seed, progress, num_threads=num_threads)
+        return replace(self, forests=grown, loss=task.loss, store=store)
 
-    def read(
-        self, path: Path, hint: str, *, loss: Loss, num_outputs: int, num_texts: int, store: FeatureStore
-    ) -> "FittedForests":
+    def read(self, path: Path, hint: str, *, loss: Loss, num_outputs: int, num_texts: int, store: FeatureStore) -> Self:
         """Return forests of a file."""
         del num_texts  # a row is one molecule
         forests = read_forests(
             path,
             hint,
             num_labels=1 if loss == "classes" else num_outputs,
-            num_values=num_forest_values(loss, num_outputs) or 1,
+            num_values=_num_values(loss, num_outputs) or 1,
             num_features=self.features.work_out(["C"], SilentProgress()).shape[1],
         )
-        return FittedForests(self, forests, loss, store)
-
-
-@dataclass(frozen=True)
-class FittedForests(FittedBaseline):
-    """Forests and the features that they read."""
-
-    baseline: ForestBaseline
-    forests: Forests
-    loss: Loss
-    store: FeatureStore
+        return replace(self, forests=forests, loss=loss, store=store)
 
     def predict(self, texts: Sequence[tuple[str, ...]], progress: Progress) -> FloatArray:
         """Return (N, C) probabilities or values of molecules."""
-        features_NF = self.store.features(self.baseline.features, [smiles for (smiles,) in texts], progress)
-        return forest_predictions(self.forests, self.loss, features_NF)
+        assert self.store is not None, "it was fitted or read"
+        return self.predict_features(self.store.features(self.features, [smiles for (smiles,) in texts], progress))
+
+    def predict_features(self, features_NF: Features) -> FloatArray:
+        """Return (N, C) probabilities or values of features."""
+        assert self.forests is not None, "it was fitted or read"
+        found_NLV = self.forests.predict(features_NF)
+        if self.loss == "regression":
+            return found_NLV[:, :, 0]
+        known_NLV = found_NLV.clip(_MIN_PROBABILITY, 1.0)
+        known_NLV /= known_NLV.sum(axis=2, keepdims=True)
+        return known_NLV[:, 0] if self.loss == "classes" else known_NLV[:, :, 1]
 
     def write(self, path: Path) -> None:
         """Write the forests."""
+        assert self.forests is not None, "it was fitted or read"
         write_forests(path, self.forests)
 
 
@@ -150,42 +155,37 @@ class FittedForests(FittedBaseline):
 class TfidfBaseline(Baseline):
     """TF-IDF of words and pairs of words, with logistic regression of labels and classes or ridge regression of values.
 
-    It has no seed, and nothing is drawn.
+    It has no seed, and nothing is drawn. `fitted` is what it has learned, None before.
     """
 
     model: str = "tfidf"
+    fitted: Tfidf | None = None
     file: ClassVar[str] = "tfidf.npz"
     has_seed: ClassVar[bool] = False
 
     def fit(
         self, task: RowTask, seed: int, store: FeatureStore, progress: Progress, *, num_threads: int | None = None
-    ) -> "FittedTfidf":
+    ) -> Self:
         """Fit the linear models."""
         del seed, store, num_threads
-        rows = task.examples["train"]
-        return FittedTfidf(fit_tfidf(task.loss, rows.texts, rows.targets, len(task.output_names), progress))
+        rows, num_outputs = task.examples["train"], len(task.output_names)
+        found = fit_tfidf(task.loss, rows.texts, rows.targets, num_outputs, progress, class_weights=task.class_weights)
+        return replace(self, fitted=found)
 
-    def read(
-        self, path: Path, hint: str, *, loss: Loss, num_outputs: int, num_texts: int, store: FeatureStore
-    ) -> "FittedTfidf":
+    def read(self, path: Path, hint: str, *, loss: Loss, num_outputs: int, num_texts: int, store: FeatureStore) -> Self:
         """Return the linear models of a file."""
         del store
-        return FittedTfidf(read_tfidf(path, hint, loss=loss, num_outputs=num_outputs, num_texts=num_texts))
-
-
-@dataclass(frozen=True)
-class FittedTfidf(FittedBaseline):
-    """Linear models on TF-IDF."""
-
-    fitted: Tfidf
+        return replace(self, fitted=read_tfidf(path, hint, loss=loss, num_outputs=num_outputs, num_texts=num_texts))
 
     def predict(self, texts: Sequence[tuple[str, ...]], progress: Progress) -> FloatArray:
         """Return (N, C) probabilities or values of texts or pairs."""
         del progress  # it takes no time
+        assert self.fitted is not None, "it was fitted or read"
         return self.fitted.predict(texts)
 
     def write(self, path: Path) -> None:
         """Write the vocabulary and the weights."""
+        assert self.fitted is not None, "it was fitted or read"
         write_tfidf(path, self.fitted)
 
 
@@ -208,42 +208,18 @@ def baselines_of(task: DownstreamTask) -> tuple[Baseline, ...]:
 
 
 def is_affordable(task: DownstreamTask) -> bool:
-    """Return whether a task has baselines that take seconds, or for molecules minutes."""
+    """Return whether a task has baselines that take seconds, or for molecules minutes, and not gigabytes."""
     num_labelled = task.split_sizes["train"] * len(task.output_names)
-    return bool(baselines_of(task)) and num_labelled <= MAX_LABELLED_ROWS[task.input_kind]
-
-
-@dataclass(frozen=True)
-class BaselineData:
-    """The molecules of a task as a forest reads them.
-
-    Attributes:
-        features: (N, F) of each split, NaN where missing.
-    """
-
-    task: RowTask
-    baseline: ForestBaseline
-    features: dict[Split, Features]
-
-
-def describe_molecules(
-    task: DownstreamTask, baseline: ForestBaseline, store: FeatureStore, progress: Progress
-) -> BaselineData:
-    """Work out the features of all rows of a task of molecules.
-
-    Args:
-        store: Features that are known, which grows.
-    """
-    assert isinstance(task, RowTask), "a task of molecules has rows"
-    texts = {split: [smiles for (smiles,) in task.examples[split].texts] for split in task.splits}
-    # all splits at once, so that the work is spread evenly
-    together = store.features(baseline.features, [text for split in task.splits for text in texts[split]], progress)
-    ends = np.cumsum([len(texts[split]) for split in task.splits])[:-1]
-    return BaselineData(task, baseline, dict(zip(task.splits, np.split(together, ends), strict=True)))
+    limit = MAX_LABELLED_ROWS[task.input_kind]
+    if task.input_kind == "smiles" and task.loss == "regression":
+        limit = min(limit, MAX_FOREST_VALUES)
+    return bool(baselines_of(task)) and num_labelled <= limit
 
 
 def grow_forests(
-    data: BaselineData,
+    baseline: ForestBaseline,
+    task: RowTask,
+    training_NF: Features,
     seed: int,
     progress: Progress,
     *,
@@ -252,16 +228,12 @@ def grow_forests(
 ) -> Forests:
     """Train a forest for each label on the training rows.
 
-    Nothing is chosen on the validation rows. A label with one class in its known training rows gets that class. A
-    feature without a value gets the median of the training rows.
-
-    Args:
-        seed: Seed of the forests, below 2**63 as in recipes.
-        num_threads: Threads that grow trees; None: one for each core.
+    A label with one class in its known training rows gets that class. A feature without a value gets the median of the
+    training rows. Rows weigh as in the model's loss (`task.class_weights`), so that its probabilities and the model's
+    are of the same classes, equally frequent or not.
     """
     from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 
-    task, baseline, training_NF = data.task, data.baseline, data.features["train"]
     fill_F = _medians(training_NF)
     training_NF = np.where(np.isnan(training_NF), fill_F, training_NF)
     targets_NC = task.examples["train"].targets
@@ -278,27 +250,18 @@ def grow_forests(
                     random_state=_forest_seed(seed),
                     n_jobs=num_threads or -1,
                 )
+                weights_n = metrics.row_weights(task.loss, task.class_weights, target_N[is_known], index)
                 with warnings.catch_warnings():  # where labels are called classes, many of them are meant
                     warnings.filterwarnings("ignore", "The number of unique classes", UserWarning)
-                    forest.fit(training_NF[is_known], target_N[is_known])
+                    forest.fit(training_NF[is_known], target_N[is_known], sample_weight=weights_n)
             grown.append(forest)
             bar.update(index + 1)
-    return plain_forests(grown, num_forest_values(task.loss, len(task.output_names)), fill_F)
+    return plain_forests(grown, _num_values(task.loss, len(task.output_names)), fill_F)
 
 
-def num_forest_values(loss: Loss, num_outputs: int) -> int | None:
+def _num_values(loss: Loss, num_outputs: int) -> int | None:
     """Return the classes that the forest of a label tells apart; None: it predicts a value."""
     return None if loss == "regression" else num_outputs if loss == "classes" else 2
-
-
-def forest_predictions(forests: Forests, loss: Loss, features_NF: Features) -> FloatArray:
-    """Return (N, C) probabilities or values of rows."""
-    found_NLV = forests.predict(features_NF)
-    if loss == "regression":
-        return found_NLV[:, :, 0]
-    logs_NLV = np.log(found_NLV.clip(_MIN_PROBABILITY, 1.0))
-    logits_NC = logs_NLV[:, 0] if loss == "classes" else logs_NLV[:, :, 1] - logs_NLV[:, :, 0]
-    return metrics.to_probabilities(loss, logits_NC)
 
 
 def _medians(training_NF: Features) -> Features:

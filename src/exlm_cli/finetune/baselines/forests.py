@@ -169,19 +169,13 @@ def _find_problem(forests: Forests, num_labels: int, num_values: int, num_featur
         return "arrays of different lengths"
     if len(forests.forest_ends) != num_labels or len(forests.fill) != num_features:
         return "other labels or features"
-    for ends, total in ((forests.tree_ends, num_nodes), (forests.forest_ends, num_trees)):
-        steps = np.diff(ends, prepend=0)
-        least = 1 if ends is forests.tree_ends else 0
-        if (steps < least).any() or (ends[-1] if len(ends) else 0) != total:
+    for ends, total, least in ((forests.tree_ends, num_nodes, 1), (forests.forest_ends, num_trees, 0)):
+        if (np.diff(ends, prepend=0) < least).any() or (ends[-1] if len(ends) else 0) != total:
             return "trees that do not follow each other"
-    if not all(np.isfinite(array).all() for array in (forests.threshold, forests.value, forests.fill)):
-        return "numbers that are not finite"
     if ((forests.feature < 0) | (forests.feature >= max(1, num_features))).any():
         return "a feature that there is not"
     end_M = np.repeat(forests.tree_ends, np.diff(forests.tree_ends, prepend=0))
     behind_M2 = forests.children.astype(np.int64)
     is_leaf_M = (behind_M2 == 0).all(axis=1)
-    reaches_M2 = np.arange(num_nodes)[:, None] + behind_M2
-    if not (is_leaf_M | ((behind_M2 > 0) & (reaches_M2 < end_M[:, None])).all(axis=1)).all():
-        return "a child before its parent or in another tree"
-    return ""
+    stays_M = ((behind_M2 > 0) & (np.arange(num_nodes)[:, None] + behind_M2 < end_M[:, None])).all(axis=1)
+    return "" if (is_leaf_M | stays_M).all() else "a child before its parent or in another tree"

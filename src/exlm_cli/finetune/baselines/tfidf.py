@@ -77,7 +77,13 @@ class Tfidf:
 
 
 def fit_tfidf(
-    loss: Loss, texts: Sequence[tuple[str, ...]], targets_NC: FloatArray, num_outputs: int, progress: Progress
+    loss: Loss,
+    texts: Sequence[tuple[str, ...]],
+    targets_NC: FloatArray,
+    num_outputs: int,
+    progress: Progress,
+    *,
+    class_weights: FloatArray | None = None,
 ) -> Tfidf:
     """Fit the vocabulary and the linear models to training rows; the same rows give the same bits.
 
@@ -88,6 +94,7 @@ def fit_tfidf(
         targets_NC: NaN where missing; (N, 1) class index for `classes`.
         num_outputs: C.
         progress: Shows the outputs that are fitted.
+        class_weights: As in `DownstreamTask`, as the model's loss has them.
     """
     vectorizer = _new_vectorizer(max_features=MAX_TERMS)
     every, find_terms = [text for of_row in texts for text in of_row], vectorizer.build_analyzer()
@@ -109,7 +116,9 @@ def fit_tfidf(
             elif len(present) > 1:
                 # of two classes, scikit-learn has the weights of the second one
                 columns = present.astype(int) if len(present) > 2 else [int(present[1]) if loss == "classes" else index]
-                weight_FC[:, columns], bias_C[columns] = _fit_logistic(features_NF[rows], target_N)
+                weight_FC[:, columns], bias_C[columns] = _fit_logistic(
+                    features_NF[rows], target_N, metrics.row_weights(loss, class_weights, target_N, index)
+                )
             elif loss == "binary" and len(present):
                 bias_C[index] = _CERTAIN if present[0] == 1 else -_CERTAIN
             bar.update(index + 1)
@@ -134,11 +143,13 @@ def _features_of(vectorizer: Any, texts: Sequence[tuple[str, ...]]) -> Any:
     return sparse.hstack(parts, format="csr")
 
 
-def _fit_logistic(features_NF: Any, target_N: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _fit_logistic(
+    features_NF: Any, target_N: FloatArray, weights_N: FloatArray | None
+) -> tuple[FloatArray, FloatArray]:
     """Return (F, K) weights and (K,) biases of K classes, K = 1 of two."""
     from sklearn.linear_model import LogisticRegression
 
-    model = LogisticRegression(C=_C, max_iter=1000).fit(features_NF, target_N)
+    model = LogisticRegression(C=_C, max_iter=1000).fit(features_NF, target_N, sample_weight=weights_N)
     return model.coef_.T, model.intercept_
 
 

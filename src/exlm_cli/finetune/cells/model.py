@@ -32,7 +32,8 @@ from exlm_cli.model.heads import TaskModel
 from exlm_cli.paths import expand_path
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import run_kind
-from exlm_cli.tasks.base import DownstreamTask, EncodedSplit, FloatArray
+from exlm_cli.tasks.base import DownstreamTask, EncodedSplit, FloatArray, SeedOutputs
+from exlm_cli.tasks.metrics import join_seeds, to_predictions
 from exlm_cli.tasks.rows.task import RowTask
 from exlm_cli.train.checkpoint import (
     STATE_FILE,
@@ -95,12 +96,13 @@ class Finetuned:
             is_whole=self.is_whole and set(seeds) == set(known),
         )
 
-    def run_seeds(self, encoded: EncodedSplit, progress: Progress) -> list[list[FloatArray]]:
-        """Return the outputs of each of the K seeds for N examples, as `TaskRunner.predict` gives them.
+    def run_seeds(self, encoded: EncodedSplit, progress: Progress) -> SeedOutputs:
+        """Return what each of the K seeds predicts for N examples.
 
         Those of several splits come one split after the other.
         """
-        outputs: list[list[FloatArray]] = []
+        by_seed: list[FloatArray | Sequence[FloatArray]] = []
+        loss, num_outputs = self.results.loss, len(self.results.output_names)
         every = [(seed, runner) for of_split in (self.runners, *self.others) for seed, runner in of_split.items()]
         first = every[0][1]
         states = None
@@ -108,9 +110,10 @@ class Finetuned:
             states = first.encode(encoded, progress, "encoding")  # all models have the same encoder
         with progress.bar("models", len(every)) as bar:
             for seed, runner in every:
-                outputs.append(runner.predict(encoded, progress, f"seed {seed}", states=states) if len(encoded) else [])
-                bar.update(len(outputs))
-        return outputs
+                outputs = runner.predict(encoded, progress, f"seed {seed}", states=states) if len(encoded) else []
+                by_seed.append(to_predictions(loss, outputs, num_outputs))
+                bar.update(len(by_seed))
+        return join_seeds(by_seed)
 
 
 def choose_tokenizer(encoder: PretrainRecipe, task: DownstreamTask, run: Path | None, progress: Progress) -> Tokenizer:

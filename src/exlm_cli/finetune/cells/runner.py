@@ -6,6 +6,7 @@ n losses of `binary`.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -167,6 +168,18 @@ def losses_of_outputs(
     return batch_losses(loss, outputs, batch, weights)
 
 
+@contextmanager
+def evaluating(model: TaskModel) -> Iterator[None]:
+    """Turn dropout and gradients off, and afterwards leave the model in the mode that it was in."""
+    is_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(is_training)
+
+
 class TaskRunner:
     """Cuts examples into batches and runs the model on them.
 
@@ -229,7 +242,7 @@ class TaskRunner:
         see: Callable[[TaskBatch, Tensor], None] | None = None,
         states: Tensor | None = None,
     ) -> list[FloatArray]:
-        """Run the model on every example without dropout; leave it in training mode.
+        """Run the model on every example without dropout.
 
         Args:
             encoded: The examples.
@@ -244,8 +257,7 @@ class TaskRunner:
         predicted: dict[int, FloatArray] = {}
         every = np.arange(len(encoded))
         batches = self.batches(encoded, every, states, is_predicted=True) if len(every) else iter(())
-        self.model.eval()
-        with progress.bar(label, len(every)) as bar, torch.no_grad():
+        with progress.bar(label, len(every)) as bar, evaluating(self.model):
             for batch in batches:
                 with self.autocast():
                     outputs = task_outputs(self.model, batch)
@@ -255,20 +267,17 @@ class TaskRunner:
                 for index, row in zip(batch.sample_index.tolist(), in_units, strict=True):
                     predicted[index] = row if row.ndim == 1 else row[: len(encoded.token_ids[index])]
                 bar.update(len(predicted))
-        self.model.train()
         return [predicted[index] for index in every.tolist()]
 
     def encode(self, encoded: EncodedRows, progress: Progress, label: str) -> Float[Tensor, "N D"]:
         """Return the states of all examples at [CLS], without dropout, on the host."""
         states = torch.zeros(len(encoded), self.model.encoder.token_embedding.embedding_dim)
-        is_training, num_done = self.model.training, 0
-        self.model.eval()
-        with progress.bar(label, len(encoded)) as bar, torch.no_grad(), self.autocast():
+        num_done = 0
+        with progress.bar(label, len(encoded)) as bar, evaluating(self.model), self.autocast():
             for batch in self.batches(encoded, np.arange(len(encoded)), is_predicted=True):
                 states[batch.sample_index.cpu()] = cls_states(self.model, batch).cpu()
                 num_done += len(batch.sample_index)
                 bar.update(num_done)
-        self.model.train(is_training)
         return states
 
 

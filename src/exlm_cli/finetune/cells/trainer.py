@@ -40,14 +40,15 @@ from exlm_cli.finetune.features import (
     fit_quantiles,
     with_descriptors,
 )
+from exlm_cli.finetune.predictions import write_predictions
 from exlm_cli.finetune.results import RESULT_FILE, CellResult, write_logits
 from exlm_cli.finetune.scores import LabelScores, Scores
 from exlm_cli.format import format_number_of, format_percent, printable
 from exlm_cli.model.heads import DescriptorHead, TaskModel
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import METRICS_FILE, MetricsLog, resume_command
-from exlm_cli.tasks.base import DownstreamTask, EncodedRows, EncodedSplit, FloatArray, Loss, Split
-from exlm_cli.tasks.metrics import target_scale
+from exlm_cli.tasks.base import DownstreamTask, EncodedRows, EncodedSplit, FloatArray, Loss, SeedOutputs, Split
+from exlm_cli.tasks.metrics import join_seeds, target_scale, to_predictions
 from exlm_cli.tasks.rows.splits import split_fingerprint
 from exlm_cli.train.checkpoint import (
     load_model_weights,
@@ -71,6 +72,7 @@ class TaskData:
         name, loss, output_names, selection_metric, is_greater_better, class_weights: As in `DownstreamTask`.
         train: Training rows, which are never scored.
         scored: The other parts of the rows.
+        rows: Row of the input of each example in each part, counted from 0.
         num_repeats: Copies of each token, as in pre-training.
         fingerprint: Hash of row numbers, tokens, targets, class weights and whatever else the task's scores depend on.
         descriptor_quantiles: (F, Q) quantiles of the descriptors of the training rows; None where there are none.
@@ -86,6 +88,7 @@ class TaskData:
     class_weights: FloatArray | None
     train: EncodedRows
     scored: dict[Split, EncodedSplit]
+    rows: Mapping[Split, IntArray]
     tokenizer: Tokenizer
     num_repeats: int
     fingerprint: str
@@ -127,6 +130,7 @@ def encode_task(task: DownstreamTask, tokenizer: Tokenizer, sequence_length: int
         class_weights=task.class_weights,
         train=encoded["train"],
         scored={split: rows for split, rows in encoded.items() if split != "train"},
+        rows=task.split_indices,
         tokenizer=tokenizer,
         num_repeats=num_repeats,
         fingerprint=_fingerprint(task, encoded),
@@ -207,7 +211,7 @@ class FinetuneTask:
         last_validation: What `predict` returned in the last validation of this process; None before the first.
     """
 
-    last_validation: tuple[float, list[FloatArray]] | None = None
+    last_validation: tuple[float, SeedOutputs] | None = None
 
     def __init__(
         self,
@@ -273,10 +277,10 @@ class FinetuneTask:
     def validate(self) -> dict[str, float]:
         """Return loss and metrics on the validation split."""
         loss, outputs = self.last_validation = self.predict("valid")
-        return {"loss": loss, **self.data.scored["valid"].score([outputs])}
+        return {"loss": loss, **self.data.scored["valid"].score(outputs)}
 
-    def predict(self, split: Split) -> tuple[float, list[FloatArray]]:
-        """Return the mean loss over a split's labels or examples, and the outputs as `TaskRunner.predict` does."""
+    def predict(self, split: Split) -> tuple[float, SeedOutputs]:
+        """Return the mean loss over a split's labels or examples, and what this seed predicts."""
         losses: list[float] = []
         outputs = self._runner.predict(
             self.data.scored[split],
@@ -288,7 +292,8 @@ class FinetuneTask:
             self._states(split),
         )
         counted = [value for value in losses if math.isfinite(value)]
-        return math.fsum(counted) / len(counted) if counted else math.nan, outputs
+        predicted = to_predictions(self.data.loss, outputs, len(self.data.output_names))
+        return math.fsum(counted) / len(counted) if counted else math.nan, join_seeds([predicted])
 
     def _states(self, split: Split) -> Tensor | None:
         """Return the states of a split that a frozen encoder gives, worked out when first asked for; else None.
@@ -367,15 +372,21 @@ def _score(cell: Cell, task: FinetuneTask, result: LoopResult) -> CellResult:
     metrics: Scores = {}
     labels: LabelScores = {}
     notes: list[str] = []
+    predicted: dict[Split, FloatArray] = {}
     for split, encoded in data.scored.items():
         loss, outputs = validated if split == "valid" and validated is not None else task.predict(split)
-        metrics[split] = {"loss": loss, **encoded.score([outputs])}
-        if of_labels := encoded.score_labels([outputs]):
+        metrics[split] = {"loss": loss, **encoded.score(outputs)}
+        if of_labels := encoded.score_labels(outputs):
             labels[split] = {name: dict(scores) for name, scores in of_labels.items()}
-        notes += (printable(f"{split}: {note}") for note in encoded.describe_outputs([outputs]))
-        encoded.write_predictions(cell.folder, split, [outputs])
-        if data.loss == "span" and split == "valid":
-            write_logits(cell.folder, outputs)
+        notes += (printable(f"{split}: {note}") for note in encoded.describe_outputs(outputs))
+        if isinstance(outputs, np.ndarray):
+            predicted[split] = outputs[0]
+            continue
+        encoded.write_answers(cell.folder, split, outputs)
+        if split == "valid":
+            write_logits(cell.folder, outputs[0])
+    if predicted:
+        write_predictions(cell.folder, data.output_names, predicted, data.rows)
     return CellResult(
         task=data.name,
         seed=cell.seed,

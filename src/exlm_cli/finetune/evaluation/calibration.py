@@ -4,28 +4,21 @@ Axes: K seeds, N rows, C labels, classes or columns of values. Everything is fit
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, field_validator
+from scipy.special import expit, logit
 
 from exlm_cli.data import BoolArray
-from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.errors import ConfigError
 from exlm_cli.files import JsonModel, read_json
-from exlm_cli.finetune.evaluation.conformal import (
-    ConformalResiduals,
-    Coverage,
-    ErrorSigns,
-    cover_thirds,
-    error_signs,
-    fit_residuals,
-)
-from exlm_cli.finetune.evaluation.curves import IsotonicCurve, PlattCurve, calibration_error, fit_curve
-from exlm_cli.finetune.results import RunResults, read_split_outputs
+from exlm_cli.finetune.predictions import PartRows, read_rows
+from exlm_cli.finetune.results import RunResults, read_seed_predictions
 from exlm_cli.finetune.scores import Predictor
 from exlm_cli.run_dir import resume_command
 from exlm_cli.tasks.base import FloatArray, Loss
@@ -36,6 +29,121 @@ DEFAULT_LEVEL = 0.9
 """Share of the true values that intervals should hold."""
 MIN_OF_EACH = 10
 """A label with fewer rows of either answer is not calibrated: ten events per fitted number (Peduzzi et al. 1996)."""
+MIN_ISOTONIC_ROWS = 1000
+"""With fewer rows isotonic regression follows their noise (scikit-learn's user guide, "Probability calibration")."""
+MIN_THIRDS_ROWS = 50
+"""With fewer validation rows all intervals of a column are equally wide."""
+NUM_BINS = 10
+_CERTAIN = 1e-12
+"""A probability may round to 0 or 1; its logit must be finite."""
+
+
+class PlattCurve(JsonModel):
+    """`expit(slope * logit(p) + intercept)` of a probability p (Platt 1999); the slope is never negative.
+
+    It is constant below `least` and above `most`, the ends of the probabilities that it was fitted to: a model that has
+    learned little has a narrow range and a steep slope.
+    """
+
+    method: Literal["platt"] = "platt"
+    num_rows: int
+    least: float
+    most: float
+    slope: float
+    intercept: float
+
+    def apply(self, probabilities_N: FloatArray) -> FloatArray:
+        """Return calibrated probabilities."""
+        return np.asarray(expit(self.slope * _logit(probabilities_N.clip(self.least, self.most)) + self.intercept))
+
+
+class IsotonicCurve(JsonModel):
+    """Isotonic regression: straight lines between knots, constant beyond the outer ones."""
+
+    method: Literal["isotonic"] = "isotonic"
+    num_rows: int
+    probabilities: tuple[float, ...]
+    calibrated: tuple[float, ...]
+
+    def apply(self, probabilities_N: FloatArray) -> FloatArray:
+        """Return calibrated probabilities."""
+        return np.interp(probabilities_N, self.probabilities, self.calibrated)
+
+
+class ConformalResiduals(JsonModel):
+    """Distances between true and predicted values of validation rows, by how far these are from the training rows.
+
+    Attributes:
+        residuals: Of each group of rows, ascending: thirds of the rows, the nearest first, or one group of all.
+        cuts: Distances that part the groups; a row at a cut is in the nearer one. The distance of a molecule is 1 less
+            its largest Tanimoto similarity to a training molecule.
+    """
+
+    method: Literal["conformal"] = "conformal"
+    residuals: tuple[
+        Annotated[tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...], Field(min_length=1)], ...
+    ]
+    cuts: tuple[Annotated[float, Field(ge=0, le=1)], ...] = ()
+
+    @field_validator("residuals")
+    @classmethod
+    def _check_order(cls, residuals: tuple[tuple[float, ...], ...]) -> tuple[tuple[float, ...], ...]:
+        if any(list(of_group) != sorted(of_group) for of_group in residuals):
+            raise ValueError("`residuals` do not ascend")
+        return residuals
+
+    @field_validator("cuts")
+    @classmethod
+    def _check_cuts(cls, cuts: tuple[float, ...], info: Any) -> tuple[float, ...]:
+        if list(cuts) != sorted(cuts) or len(cuts) + 1 != len(info.data.get("residuals", (0,) * (len(cuts) + 1))):
+            raise ValueError(f"{len(cuts)} `cuts` do not part the groups of `residuals`")
+        return cuts
+
+    def half_width(self, level: float) -> float:
+        """Return the half-width for all rows together; infinite where there are too few for the level."""
+        return _conformal_quantile(sorted(value for of_group in self.residuals for value in of_group), level)
+
+    def half_widths(self, level: float, distance_N: FloatArray | None) -> FloatArray:
+        """Return (N,) half-widths of new rows; NaN where there is none.
+
+        A row has the width of its third. Where a third has too few rows for the level, all rows count alike.
+        """
+        widths = np.array([_conformal_quantile(of_group, level) for of_group in self.residuals])
+        num_rows = 1 if distance_N is None else len(distance_N)
+        if not self.cuts or np.isinf(widths).any():
+            whole = self.half_width(level)
+            return np.full(num_rows, whole if math.isfinite(whole) else math.nan)
+        if distance_N is None:
+            return np.full(num_rows, math.nan)
+        return np.where(np.isnan(distance_N), math.nan, widths[np.searchsorted(self.cuts, distance_N)])
+
+
+def _conformal_quantile(residuals: Sequence[float], level: float) -> float:
+    """Return the residual of rank ceil((n + 1) level), which a new row exceeds with probability `1 - level` or less.
+
+    The bound holds for any n if the new row comes from where the n rows come from, and these have chosen nothing else
+    (Lei et al. 2018, section 2.2; in groups, Vovk et al. 2003). Here the same validation rows have also chosen the
+    epoch and what predicts, so their residuals are a little small, and the coverage of new rows may be a little below
+    the level. Infinite where n is too small for the level: 90 % needs 9 rows.
+    """
+    # rounded: 10 * 0.7 is a little more than 7 in floats
+    rank = max(1, math.ceil(round((len(residuals) + 1) * level, 9)))
+    return residuals[rank - 1] if rank <= len(residuals) else math.inf
+
+
+class Coverage(JsonModel):
+    """How many rows are inside their intervals, of those between two similarities to the training rows.
+
+    Attributes:
+        least, most: Its ends; None of texts, where all rows are one part.
+    """
+
+    least: float | None
+    most: float | None
+    num_rows: int = Field(ge=1)
+    num_inside: int = Field(ge=0)
+    mean_width: float
+
 
 OutputCalibration = Annotated[PlattCurve | IsotonicCurve | ConformalResiduals, Field(discriminator="method")]
 
@@ -49,13 +157,11 @@ class Calibration(JsonModel):
             without a test split.
         coverage: Of values, how many of the test rows are in their intervals of `DEFAULT_LEVEL`, by output, in thirds
             of the rows, those most like the training rows first.
-        similarity: Of values of molecules, largest Tanimoto similarity of each row of a split to a training molecule.
     """
 
     outputs: tuple[OutputCalibration | None, ...]
     test: dict[str, dict[str, float | None]] = Field(default={})
     coverage: dict[str, tuple[Coverage, ...]] = Field(default={})
-    similarity: dict[str, tuple[Annotated[float, Field(ge=0, le=1)], ...]] = Field(default={})
 
     def calibrate(self, loss: Loss, probabilities_NC: FloatArray) -> FloatArray:
         """Return calibrated probabilities, (N, C), NaN in columns that have no calibration.
@@ -68,27 +174,20 @@ class Calibration(JsonModel):
                 calibrated_NC[:, index] = curve.apply(probabilities_NC[:, index])
         return calibrated_NC / calibrated_NC.sum(axis=1, keepdims=True) if loss == "classes" else calibrated_NC
 
-    def half_widths(self, level: float, signs: ErrorSigns) -> FloatArray:
-        """Return the (N, C) half-widths of intervals; NaN where there is none."""
-        of_outputs = [
-            output.half_widths(level, signs, index)
-            if isinstance(output, ConformalResiduals)
-            else np.full(len(signs.spread), math.nan)
-            for index, output in enumerate(self.outputs)
-        ]
-        return np.stack(of_outputs, axis=1)
+    def half_widths(self, level: float, distance_N: FloatArray) -> FloatArray:
+        """Return the (N, C) half-widths of intervals; NaN where there is none.
 
-    def similarity_of(self, split: str, num_rows: int) -> FloatArray | None:
-        """Return the similarity of the N rows of a split; None where it is not known.
-
-        Raises:
-            CheckpointError: It is that of another number of rows.
+        Args:
+            distance_N: From the training rows, as in `ConformalResiduals`; NaN where it is not known, as of texts.
         """
-        found = self.similarity.get(split)
-        if found is not None and len(found) != num_rows:
-            what = f"{CALIBRATION_FILE}: {len(found)} similarities for the {num_rows} rows of `{split}`"
-            raise CheckpointError(what, "the run and its calibration do not belong together")
-        return None if found is None else np.array(found)
+        unknown_N = np.full(len(distance_N), math.nan)
+        return np.stack(
+            [
+                output.half_widths(level, distance_N) if isinstance(output, ConformalResiduals) else unknown_N
+                for output in self.outputs
+            ],
+            axis=1,
+        )
 
     def has_intervals(self, level: float) -> list[bool]:
         """Return which of C outputs have intervals at a level."""
@@ -97,25 +196,39 @@ class Calibration(JsonModel):
             for output in self.outputs
         ]
 
+    @property
+    def of_one_width(self) -> list[int]:
+        """Outputs whose intervals are equally wide for all rows, as there are few validation rows."""
+        return [
+            index
+            for index, output in enumerate(self.outputs)
+            if isinstance(output, ConformalResiduals) and sum(map(len, output.residuals)) < MIN_THIRDS_ROWS
+        ]
+
 
 @dataclass(frozen=True)
-class CalibratedRows:
-    """Predictions of rows, their targets, and the calibration of the predictions.
+class PredictedRows:
+    """Predictions of rows by the seeds of a run, their truth, and the calibration of the seeds' mean.
 
     Attributes:
         names: C outputs.
-        mean: (N, C) mean probabilities or values of the seeds.
+        by_seed: (K, N, C) probabilities or values.
         targets: As in `tasks.base.EncodedRows`.
-        signs: For values; None: nothing is known.
+        similarity: (N,) largest Tanimoto similarity to a training molecule; None of texts and where it is not known.
     """
 
     loss: Loss
     names: tuple[str, ...]
-    mean: FloatArray
+    by_seed: FloatArray
     targets: FloatArray
     calibration: Calibration
     level: float = DEFAULT_LEVEL
-    signs: ErrorSigns | None = None
+    similarity: FloatArray | None = None
+
+    @cached_property
+    def mean(self) -> FloatArray:
+        """(N, C) mean probabilities or values of the seeds."""
+        return np.asarray(self.by_seed.mean(axis=0))
 
     @cached_property
     def calibrated(self) -> FloatArray:
@@ -125,22 +238,22 @@ class CalibratedRows:
     @cached_property
     def half_widths(self) -> FloatArray:
         """(N, C) half-widths of intervals; NaN where there is none."""
-        unknown = ErrorSigns(np.full(len(self.mean), math.nan), np.full_like(self.mean, math.nan))
-        return self.calibration.half_widths(self.level, self.signs or unknown)
+        known = np.full(len(self.targets), math.nan) if self.similarity is None else self.similarity
+        return self.calibration.half_widths(self.level, 1 - known)
 
     def of_output(self, index: int) -> tuple[FloatArray, FloatArray, FloatArray | None]:
         """Return prediction and truth of an output over known rows, and, unless there is none, for probabilities the
         calibrated one, for values half the width of the interval.
         """
-        rows_N, target_N = _known_rows(self.loss, self.targets, index)
+        rows_N, target_N = known_rows(self.loss, self.targets, index)
         more = self.half_widths if self.loss == "regression" else self.calibrated
         found_N = more[rows_N, index]
         return self.mean[rows_N, index], target_N, None if np.isnan(found_N).any() else found_N
 
-    def only(self, is_chosen_N: BoolArray) -> "CalibratedRows":
+    def only(self, is_chosen_N: BoolArray) -> "PredictedRows":
         """Return some of the rows."""
-        signs = self.signs and self.signs.only(is_chosen_N)
-        return replace(self, mean=self.mean[is_chosen_N], targets=self.targets[is_chosen_N], signs=signs)
+        near = None if self.similarity is None else self.similarity[is_chosen_N]
+        return replace(self, by_seed=self.by_seed[:, is_chosen_N], targets=self.targets[is_chosen_N], similarity=near)
 
     def score(self) -> dict[str, float]:
         """Return the means of `score_calibration` but widths, each over the outputs in which it is defined."""
@@ -150,14 +263,30 @@ class CalibratedRows:
         return {name: float(np.mean(values)) for name, values in known.items() if values}
 
     def coverage(self) -> dict[str, tuple[Coverage, ...]]:
-        """Return how many rows of each third are in their intervals, by output; outputs without intervals left out."""
+        """Return how many rows of each third are in their intervals, by output; outputs without intervals left out.
+
+        Thirds are those of the rows here, the most similar to the training rows first; of texts all rows are one part.
+        """
         found = {}
         for index, name in enumerate(self.names):
             predicted_N, target_N, half_N = self.of_output(index)
-            if half_N is not None and len(target_N):
-                rows_N, _ = _known_rows(self.loss, self.targets, index)
-                is_inside_N = np.abs(predicted_N - target_N) <= half_N
-                found[name] = cover_thirds(self.signs and self.signs.only(rows_N), index, is_inside_N, 2 * half_N)
+            if half_N is None or not len(target_N):
+                continue
+            is_inside_N, near_N, parts = np.abs(predicted_N - target_N) <= half_N, None, [np.arange(len(target_N))]
+            if self.similarity is not None:
+                near_N = self.similarity[known_rows(self.loss, self.targets, index)[0]]
+                parts = np.array_split(np.argsort(-near_N, kind="stable"), 3)
+            found[name] = tuple(
+                Coverage(
+                    least=None if near_N is None else float(near_N[part].min()),
+                    most=None if near_N is None else float(near_N[part].max()),
+                    num_rows=len(part),
+                    num_inside=int(is_inside_N[part].sum()),
+                    mean_width=float(2 * half_N[part].mean()),
+                )
+                for part in parts
+                if len(part)
+            )
         return found
 
 
@@ -174,106 +303,87 @@ def check_level(level: float, loss: Loss, run: Path) -> None:
         raise ConfigError(what, "leave it out")
 
 
-def fit_calibration(
-    loss: Loss, predicted_KNC: FloatArray, targets_NC: FloatArray, similarity_N: FloatArray | None = None
-) -> Calibration:
-    """Fit a calibration to the mean prediction of K seeds for validation rows.
+class ValidatedRows(NamedTuple):
+    """Rows of one split, as the models of this split predict them.
+
+    Attributes:
+        mean: (N, C) over the seeds.
+        targets: NaN where missing; (N, 1) class index for `classes`.
+        similarity: (N,) to the training rows of this split; None of texts.
+    """
+
+    mean: FloatArray
+    targets: FloatArray
+    similarity: FloatArray | None = None
+
+
+def fit_calibration(loss: Loss, parts: Sequence[ValidatedRows]) -> Calibration:
+    """Fit a calibration to the mean prediction of the seeds for the validation rows of one or more splits.
 
     Probabilities: isotonic regression from `MIN_ISOTONIC_ROWS` rows on, Platt's method below; values: their residuals,
-    from `MIN_SCALED_ROWS` rows on in units of the expected error.
-
-    Args:
-        loss: `binary`, `classes` or `regression`.
-        targets_NC: NaN where missing; (N, 1) class index for `classes`.
-        similarity_N: For values of molecules, as in `ErrorSigns`.
+    from `MIN_THIRDS_ROWS` rows on in thirds by the distance from the training rows.
     """
+    mean_NC, targets_NC = (np.concatenate(of_parts) for of_parts in zip(*(part[:2] for part in parts), strict=True))
+    near = [part.similarity for part in parts if part.similarity is not None]
+    distance_N = 1 - np.concatenate(near) if near else np.full(len(mean_NC), math.nan)
     outputs: list[OutputCalibration | None] = []
-    mean_NC, signs = predicted_KNC.mean(axis=0), error_signs(predicted_KNC, similarity_N)
     for index in range(mean_NC.shape[1]):
-        rows_N, target_N = _known_rows(loss, targets_NC, index)
+        rows_N, target_N = known_rows(loss, targets_NC, index)
         predicted_N = mean_NC[rows_N, index]
         if loss == "regression":
-            has_rows, of_rows = len(target_N) > 0, signs.only(rows_N)
-            outputs.append(fit_residuals(np.abs(predicted_N - target_N), of_rows, index) if has_rows else None)
+            outputs.append(_fit_residuals(np.abs(predicted_N - target_N), distance_N[rows_N]) if rows_N.any() else None)
         else:
             has_enough = min(np.count_nonzero(target_N == answer) for answer in (0, 1)) >= MIN_OF_EACH
-            outputs.append(fit_curve(predicted_N, target_N) if has_enough else None)
+            outputs.append(_fit_curve(predicted_N, target_N) if has_enough else None)
     return Calibration(outputs=tuple(outputs))
 
 
-class ValidatedRows(NamedTuple):
-    """Validation rows of one split.
+def _fit_residuals(residual_N: FloatArray, distance_N: FloatArray) -> ConformalResiduals:
+    cuts = np.quantile(distance_N, [1 / 3, 2 / 3], method="inverted_cdf")
+    group_N = np.searchsorted(cuts, distance_N)
+    has_thirds = len(residual_N) >= MIN_THIRDS_ROWS and not np.isnan(distance_N).any() and len(np.unique(group_N)) == 3
+    if not has_thirds:
+        return ConformalResiduals(residuals=(tuple(np.sort(residual_N).tolist()),))
+    groups = tuple(tuple(np.sort(residual_N[group_N == group]).tolist()) for group in range(3))
+    return ConformalResiduals(residuals=groups, cuts=tuple(cuts.tolist()))
 
-    Attributes:
-        predicted: (K, N, C) by the seeds.
-        targets: NaN where missing; (N, 1) class index for `classes`.
-        similarity: (N,) as in `ErrorSigns`; None for texts and probabilities.
-    """
 
-    predicted: FloatArray
-    targets: FloatArray
-    similarity: FloatArray | None
+def _fit_curve(probabilities_N: FloatArray, target_N: FloatArray) -> PlattCurve | IsotonicCurve:
+    """Fit the curve of one label that has both answers; bounds or smoothed targets keep it from claiming certainty."""
+    from sklearn.calibration import CalibratedClassifierCV
+    from sklearn.frozen import FrozenEstimator
+    from sklearn.isotonic import IsotonicRegression
+
+    num_rows = len(target_N)
+    if num_rows >= MIN_ISOTONIC_ROWS:
+        least = 1 / (num_rows + 2)
+        isotonic = IsotonicRegression(y_min=least, y_max=1 - least).fit(probabilities_N, target_N)
+        knots = (tuple(isotonic.X_thresholds_.tolist()), tuple(isotonic.y_thresholds_.tolist()))
+        return IsotonicCurve(num_rows=num_rows, probabilities=knots[0], calibrated=knots[1])
+    every = np.arange(num_rows)
+    fitted = CalibratedClassifierCV(FrozenEstimator(_logit_classifier()), method="sigmoid", cv=[(every, every)])
+    fitted.fit(_logit(probabilities_N)[:, None], target_N)
+    (sigmoid,) = fitted.calibrated_classifiers_[0].calibrators  # Platt's: 1 / (1 + exp(a x + b))
+    slope, intercept = -float(sigmoid.a_), -float(sigmoid.b_)
+    if slope <= 0:  # the model orders these rows no better than chance: their frequency is all that is known
+        slope, intercept = 0.0, float(logit(target_N.mean()))
+    least, most = float(probabilities_N.min()), float(probabilities_N.max())
+    return PlattCurve(num_rows=num_rows, least=least, most=most, slope=slope, intercept=intercept)
+
+
+def _logit_classifier() -> Any:
+    """Return a classifier of scikit-learn whose decision function is its only feature."""
+    from sklearn.linear_model import LogisticRegression
+
+    classifier = LogisticRegression()
+    classifier.classes_, classifier.n_features_in_ = np.array([0.0, 1.0]), 1
+    classifier.coef_, classifier.intercept_ = np.ones((1, 1)), np.zeros(1)
+    return classifier
 
 
 def calibration_file(predictor: Predictor) -> str:
     """Return the name of the file with the calibration of a predictor."""
     return CALIBRATION_FILE if predictor == "model" else f"calibration-{predictor}.json"
-
-
-def calibrate_run(
-    run: Path,
-    results: RunResults,
-    similarity: Mapping[str, FloatArray] | None = None,
-    *,
-    baseline: str | None = None,
-    more: Sequence[ValidatedRows] = (),
-) -> Calibration:
-    """Fit a calibration to the validation predictions of a run's seeds, and score it on the first split's test rows.
-
-    Args:
-        baseline: Whose predictions; None: the model's.
-        more: Validation rows of further splits, as the models of these predict them.
-        similarity: For values of molecules, that of the rows of each split, as in `ErrorSigns`.
-
-    Raises:
-        CheckpointError: Predictions of the run are missing or altered.
-    """
-    similarity = similarity or {}
-    _, valid_KNC, targets_NC = read_split_outputs(run, results, "valid", baseline=baseline)
-    every = [ValidatedRows(valid_KNC, targets_NC, similarity.get("valid")), *more]
-    near = [rows.similarity for rows in every if rows.similarity is not None]
-    calibration = fit_calibration(
-        results.loss,
-        np.concatenate([rows.predicted for rows in every], axis=1),
-        np.concatenate([rows.targets for rows in every]),
-        np.concatenate(near) if near else None,
-    )
-    kept = {split: tuple(values.tolist()) for split, values in similarity.items()}
-    calibration = calibration.model_copy(update={"similarity": kept})
-    if "test" not in results.split_sizes:
-        return calibration
-    rows = _read_calibrated(run, results, "test", calibration, baseline)
-    scores = dict(zip(results.output_names, score_calibration(rows), strict=True))
-    coverage = rows.coverage() if results.loss == "regression" else {}
-    return calibration.model_copy(update={"test": scores, "coverage": coverage})
-
-
-def read_scored_split(run: Path, results: RunResults) -> CalibratedRows:
-    """Return the reported split of a run whose outputs are not spans, with its calibration.
-
-    Raises:
-        CheckpointError: A file is missing or altered.
-    """
-    return _read_calibrated(run, results, results.scored_split, read_calibration(run))
-
-
-def _read_calibrated(
-    run: Path, results: RunResults, split: str, calibration: Calibration, baseline: str | None = None
-) -> CalibratedRows:
-    _, predicted_KNC, targets_NC = read_split_outputs(run, results, split, baseline=baseline)
-    signs = error_signs(predicted_KNC, calibration.similarity_of(split, len(targets_NC)))
-    names, mean_NC = results.output_names, predicted_KNC.mean(axis=0)
-    return CalibratedRows(results.loss, names, mean_NC, targets_NC, calibration, signs=signs)
 
 
 def read_calibration(run: Path, predictor: Predictor = "model") -> Calibration:
@@ -286,12 +396,32 @@ def read_calibration(run: Path, predictor: Predictor = "model") -> Calibration:
     return read_json(run / calibration_file(predictor), Calibration, hint=hint)
 
 
-def score_calibration(rows: CalibratedRows) -> list[dict[str, float | None]]:
+def read_scored_split(run: Path, results: RunResults) -> tuple[PredictedRows, PartRows]:
+    """Return the reported split of a run whose outputs are not spans, with its predictions and calibration.
+
+    Raises:
+        CheckpointError: A file is missing or altered.
+    """
+    loss, names, part = results.loss, results.output_names, results.scored_split
+    rows = read_rows(run, loss, names)[part]
+    by_seed_KNC = read_seed_predictions(run, results, {part: rows.rows})[part]
+    calibration = read_calibration(run)
+    return PredictedRows(loss, names, by_seed_KNC, rows.targets, calibration, similarity=rows.similarity), rows
+
+
+def with_scores(calibration: Calibration, rows: PredictedRows) -> Calibration:
+    """Return a calibration with its scores on test rows."""
+    scores = dict(zip(rows.names, score_calibration(rows), strict=True))
+    coverage = rows.coverage() if rows.loss == "regression" else {}
+    return calibration.model_copy(update={"test": scores, "coverage": coverage})
+
+
+def score_calibration(rows: PredictedRows) -> list[dict[str, float | None]]:
     """Return scores of each of C outputs; None where one is not defined.
 
-    Probabilities: `brier`, their mean squared error, and `calibration_error`, the mean distance between probability and
-    frequency over `NUM_BINS` bins of equally many rows (ECE); `..._calibrated` are those of calibrated probabilities.
-    Values: `interval_coverage`, the share of true values in their intervals, and `interval_width`, the mean width.
+    Probabilities: `brier`, their mean squared error, and `calibration_error`; `..._calibrated` are those of calibrated
+    probabilities. Values: `interval_coverage`, the share of true values in their intervals, and `interval_width`, the
+    mean width.
     """
     scores: list[dict[str, float | None]] = []
     for index in range(len(rows.names)):
@@ -306,16 +436,31 @@ def score_calibration(rows: CalibratedRows) -> list[dict[str, float | None]]:
             for end, probabilities_N in (("", before_N), ("_calibrated", more_N)):
                 names = (f"brier{end}", f"calibration_error{end}")
                 of_output |= dict.fromkeys(names)
-                if len(target_N) and probabilities_N is not None and not np.isnan(probabilities_N).any():
+                if len(target_N) and probabilities_N is not None:
                     brier = float(np.mean((probabilities_N - target_N) ** 2))
                     of_output |= dict(zip(names, (brier, calibration_error(probabilities_N, target_N)), strict=True))
         scores.append(of_output)
     return scores
 
 
-def _known_rows(loss: Loss, targets_NC: FloatArray, index: int) -> tuple[BoolArray, FloatArray]:
+def calibration_error(probabilities_N: FloatArray, target_N: FloatArray) -> float:
+    """Return the mean distance between probability and frequency over at most `NUM_BINS` bins, weighted by rows (ECE).
+
+    Bins hold equally many rows in the order of their probabilities, as scikit-learn's `calibration_curve` with
+    `strategy="quantile"` makes them; equal probabilities stay together.
+    """
+    edges = np.quantile(probabilities_N, np.linspace(0, 1, NUM_BINS + 1)[1:-1])
+    off_B = np.bincount(np.searchsorted(edges, probabilities_N), probabilities_N - target_N)
+    return float(np.abs(off_B).sum() / len(target_N))
+
+
+def known_rows(loss: Loss, targets_NC: FloatArray, index: int) -> tuple[BoolArray, FloatArray]:
     """Return (N,) the rows where the truth of an output is known, and this truth; a class is 1 where it is right."""
     column_N = targets_NC[:, 0 if loss == "classes" else index]
     rows_N = ~np.isnan(column_N)
     target_N = column_N[rows_N]
     return rows_N, (target_N == index).astype(np.float64) if loss == "classes" else target_N
+
+
+def _logit(probabilities_N: FloatArray) -> FloatArray:
+    return np.asarray(logit(probabilities_N.clip(_CERTAIN, 1 - _CERTAIN)))

@@ -1,38 +1,41 @@
 """Scores of a fine-tuning run: of its cells, of their mean prediction and of the baselines, and what they say.
 
-`scores.csv`, `calibration.json` and at last `results.json` are written here.
+`scores.csv`, `rows.parquet`, `predictions-<part>.csv`, the calibrations and at last `results.json` are written here.
+
+Axes: K seeds, N rows of a part, C outputs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from exlm_cli.config.finetune import NO_GRID, GridPoint
-from exlm_cli.files import make_folder, write_json
+from exlm_cli.files import make_folder, write_csv, write_json
 from exlm_cli.finetune.baselines.baseline import Baseline, baselines_of
 from exlm_cli.finetune.cells.model import describe_weights
 from exlm_cli.finetune.cells.trainer import describe_data
-from exlm_cli.finetune.evaluation.blend import best_share, blend
 from exlm_cli.finetune.evaluation.calibration import (
+    MIN_THIRDS_ROWS,
     Calibration,
+    PredictedRows,
     ValidatedRows,
-    calibrate_run,
     calibration_file,
+    fit_calibration,
+    with_scores,
 )
-from exlm_cli.finetune.evaluation.conformal import MIN_SCALED_ROWS
+from exlm_cli.finetune.evaluation.intervals import RESAMPLED_METRICS, resample_scores
 from exlm_cli.finetune.evaluation.verdict import (
+    Resampled,
+    better_baseline,
     choose_predictor,
     compare,
     describe_verdict,
-    first_best,
-    interval_over_rows,
     join_splits,
-    read_scored_rows,
 )
 from exlm_cli.finetune.plan import RunPlan, SplitPlan
 from exlm_cli.finetune.prediction.training_rows import similarity_to_training
+from exlm_cli.finetune.predictions import PREDICTIONS_FILE, PartRows, describe_part, write_predictions, write_rows
 from exlm_cli.finetune.results import (
     RESULTS_FILE,
     CellResult,
@@ -41,21 +44,17 @@ from exlm_cli.finetune.results import (
     RunResults,
     baseline_folder,
     best_cell_folder,
-    count_known_rows,
-    name_of_predictor,
     read_logits,
-    read_seed_outputs,
+    read_seed_predictions,
 )
 from exlm_cli.finetune.scores import (
     AVERAGE,
     BOTH,
     MODEL,
-    LabelScores,
     Origin,
     Predictor,
     RunScores,
     ScoreRow,
-    Scores,
     best_seed,
     join_scores,
     make_scores,
@@ -66,79 +65,141 @@ from exlm_cli.finetune.scores import (
 from exlm_cli.format import name_some, printable
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import update_run_json
-from exlm_cli.tasks.base import DownstreamTask, FloatArray, SeedOutputs, write_outputs
-from exlm_cli.tasks.metrics import (
-    FEW_ROWS,
-    describe_rare_classes,
-    target_scale,
-    to_outputs,
-)
+from exlm_cli.tasks.base import FloatArray, SeedOutputs, Split
+from exlm_cli.tasks.metrics import FEW_ROWS, describe_rare_classes, target_scale
 from exlm_cli.tasks.rows.splits import split_fingerprint
-from exlm_cli.tasks.rows.task import RowTask
+from exlm_cli.tasks.rows.task import RowTask, name_columns
+
+MAX_PAIRS = 10**8
+"""Pairs of a scored and a training molecule whose similarity is worked out for reports alone: some ten seconds."""
 
 
 @dataclass(frozen=True)
-class SplitScores:
-    """What a split did, without a verdict, and its scores."""
+class SplitOutcome:
+    """What a split did, without a verdict, and its scores.
 
+    Attributes:
+        predicted: (K, N, C) predictions by name in `scores.csv` and part; of spans nothing.
+        similarity: Of each scored row of molecules to the training rows of this split, by part.
+    """
+
+    plan: SplitPlan
     results: RunResults
     scores: RunScores
+    predicted: dict[str, dict[Split, FloatArray]]
+    similarity: Mapping[Split, FloatArray] = field(default_factory=dict)
+
+    def of_predictor(self, predictor: Predictor) -> dict[Split, FloatArray]:
+        """Return the predictions of the model, of the better baseline, or of both."""
+        found = self.results.predictors
+        names = {"model": MODEL, "both": BOTH}
+        assert predictor in names or found is not None, "only a run with baselines has other predictors"
+        return self.predicted[names.get(predictor) or found.baselines[0]]  # type: ignore[union-attr]
 
 
-def conclude(plan: RunPlan, best: Mapping[int, GridPoint], progress: Progress) -> RunResults:
-    """Score a run whose cells are done; write `scores.csv`, the calibration and at last `results.json`.
+def score_run(plan: RunPlan, best: Mapping[int, GridPoint], progress: Progress) -> RunResults:
+    """Score a run whose cells are done; write its scores, rows and calibrations, and at last `results.json`.
 
     Args:
         best: Grid point of each split that is reported.
         progress: Reports baselines.
     """
-    parts = [_score_split(plan, split, best[split.seed], progress) for split in plan.splits]
-    splits, scores = [part.results for part in parts], join_scores([part.scores for part in parts])
-    folder, first = plan.folder, plan.splits[0]
-    results, data = join_splits(splits, scores), first.data
-    rows = None
-    if data.loss != "span" and len(splits) == 1:
-        num_rows = len(data.scored[results.scored_split].scored_targets)
-        scale_C = target_scale(data.train.targets)[1] if data.loss == "regression" else None
-        rows = read_scored_rows(folder, results, num_rows, scale_C, scores.baselines)
-    comparison = compare(splits, scores, rows)
+    outcomes = [_score_split(plan, split, best[split.seed], progress) for split in plan.splits]
+    splits, scores = [one.results for one in outcomes], join_scores([one.scores for one in outcomes])
+    folder, results = plan.folder, join_splits([one.results for one in outcomes], scores)
+    resampled = _resample(outcomes[0], scores) if len(outcomes) == 1 else None
+    comparison = compare(splits, scores, resampled)
     concluded = {
-        "rows_interval": None if rows is None else interval_over_rows(results, rows),
+        "rows_interval": None if resampled is None else resampled.interval,
         "comparison": comparison,
         "predictors": choose_predictor(splits, scores),
         "verdict": describe_verdict(splits, scores, comparison),
     }
     results = results.model_copy(update=concluded)
-    if data.loss != "span":
-        likeness = [_likeness(split, progress) for split in plan.splits]
+    if results.loss != "span":
+        _write_rows(plan, outcomes[0])
         for predictor in ("model",) if results.predictors is None else results.predictors.names:
-            write_json(folder / calibration_file(predictor), _calibrate(plan, results, likeness, predictor))
+            write_json(folder / calibration_file(predictor), calibrate_run(outcomes, predictor))
     write_scores(folder, scores)
     write_json(folder / RESULTS_FILE, results)
     update_run_json(folder, {"parameters": results.parameters, "train_time_s": results.elapsed_s})
     return results
 
 
-def _likeness(split: SplitPlan, progress: Progress) -> dict[str, FloatArray]:
-    """Return the similarity to the training rows of each scored row of a split, where values are predicted."""
-    return similarity_to_training(split.task, progress) if split.data.loss == "regression" else {}
+def _resample(one: SplitOutcome, scores: RunScores) -> Resampled | None:
+    """Return scores of the model and its baseline on resampled rows; None for metrics that are not resampled."""
+    results, data = one.results, one.plan.data
+    if results.loss == "span" or results.selection_metric not in RESAMPLED_METRICS:
+        return None
+    part, baseline = results.scored_split, better_baseline(scores, results)
+    names = [MODEL, *([] if baseline is None else [baseline])]
+    targets_NC = data.scored[part].scored_targets
+    predicted = [one.predicted[name][part].mean(axis=0)[: len(targets_NC)] for name in names]
+    scale_C = target_scale(data.train.targets)[1] if results.loss == "regression" else None
+    found = resample_scores(results.selection_metric, results.loss, predicted, targets_NC, scale_C)
+    return Resampled(dict(zip(names, found, strict=True)), len(targets_NC))
 
 
-def _calibrate(
-    plan: RunPlan, results: RunResults, likeness: Sequence[Mapping[str, FloatArray]], predictor: Predictor
-) -> Calibration:
-    """Fit a calibration to the validation rows of all splits, each as its own split predicts them."""
-    names = [name_of_predictor(predictor, of_split) for of_split in results.of_splits]
-    more = []
-    for split, of_split, name, near in zip(plan.splits, results.of_splits, names, likeness, strict=True):
-        rows = split.task.split_indices["valid"].tolist()
-        predicted_KNC = read_seed_outputs(plan.folder, of_split, "valid", rows, baseline=name)
-        more.append(ValidatedRows(predicted_KNC, split.data.scored["valid"].targets, near.get("valid")))
-    return calibrate_run(plan.folder, results, likeness[0], baseline=names[0], more=more[1:])
+def calibrate_run(outcomes: Sequence[SplitOutcome], predictor: Predictor) -> Calibration:
+    """Fit a calibration to the validation rows of all splits, each as its own split predicts them, and score it.
+
+    Validation rows of further splits that are test rows of the first are left out: its scores are on these.
+    """
+    first = outcomes[0]
+    tested, parts = first.plan.data.rows.get("test", ()), []
+    for one in outcomes:
+        kept = ~np.isin(one.plan.data.rows["valid"], tested)
+        mean_NC, near = one.of_predictor(predictor)["valid"].mean(axis=0), one.similarity.get("valid")
+        targets_NC = one.plan.data.scored["valid"].targets
+        parts.append(ValidatedRows(mean_NC[kept], targets_NC[kept], None if near is None else near[kept]))
+    results = first.results
+    calibration = fit_calibration(results.loss, parts)
+    if "test" not in first.plan.data.scored:
+        return calibration
+    rows = PredictedRows(
+        loss=results.loss,
+        names=results.output_names,
+        by_seed=first.of_predictor(predictor)["test"],
+        targets=first.plan.data.scored["test"].targets,
+        calibration=calibration,
+        similarity=first.similarity.get("test"),
+    )
+    return with_scores(calibration, rows)
 
 
-def _score_split(plan: RunPlan, split: SplitPlan, best: GridPoint, progress: Progress) -> SplitScores:
-    """Return what a split did, and the scores of its cells, of their average and of the baselines."""
+def _write_rows(plan: RunPlan, first: SplitOutcome) -> None:
+    """Write the rows of the first split for reports, and the scored ones with their predictions as CSV for people."""
+    data = first.plan.data
+    parts = {
+        part: describe_part(data.rows[part], rows, first.similarity.get(part)) for part, rows in data.parts.items()
+    }
+    write_rows(plan.folder, data.loss, data.output_names, parts)
+    for part, encoded in data.scored.items():
+        truth = (
+            {"true_class": [data.output_names[int(one)] if one >= 0 else "" for one in encoded.targets[:, 0]]}
+            if data.loss == "classes"
+            else name_columns(data.output_names, "true", encoded.targets)
+        )
+        columns = _csv_columns(parts[part], truth, encoded.prediction_columns(first.predicted[MODEL][part]))
+        path = plan.folder / f"predictions-{part}.csv"
+        write_csv(path, list(columns), zip(*columns.values(), strict=True))
+
+
+def _csv_columns(
+    rows: PartRows, truth: dict[str, list[str]], predicted: dict[str, list[str]]
+) -> dict[str, Sequence[object]]:
+    """Return row, place, input, truth and predictions of scored rows, and how near molecules are to training rows."""
+    known = {"place": rows.places, "input": rows.inputs}
+    columns: dict[str, Sequence[object]] = {"row": rows.rows.tolist()}
+    columns |= {name: cells for name, cells in known.items() if len(cells)}
+    columns |= truth | predicted
+    if rows.similarity is not None:
+        columns["nearest_train_tanimoto"] = [f"{value:.4f}" for value in rows.similarity]
+    return columns
+
+
+def _score_split(plan: RunPlan, split: SplitPlan, best: GridPoint, progress: Progress) -> SplitOutcome:
+    """Return what a split did, and the scores of its cells, of their average, of the baselines and of both."""
     cells = {label: [cell.read() for cell in of_point] for label, of_point in split.cells.items()}
     rows = [
         row
@@ -146,45 +207,53 @@ def _score_split(plan: RunPlan, split: SplitPlan, best: GridPoint, progress: Pro
         for cell in of_point
         for row in score_rows_of(Origin(MODEL, label, split.seed, cell.seed), cell.metrics, cell.labels)
     ]
-    metric, is_greater_better = split.data.selection_metric, split.data.is_greater_better
-    seed = best_seed(make_scores(rows), best.label, metric, is_greater_better=is_greater_better)
+    data, metric = split.data, split.data.selection_metric
+    seed = best_seed(make_scores(rows), best.label, metric, is_greater_better=data.is_greater_better)
     results = _describe_results(plan, split, best, cells, seed)
-    average = Origin(MODEL, best.label, split.seed, AVERAGE)
-    metrics, labels = _score_average(plan.folder, split, results)
-    rows += score_rows_of(average, metrics, labels)
-    task = split.task
+    if data.loss == "span":
+        lengths = [len(ids) for ids in data.scored["valid"].token_ids]
+        logits = [read_logits(best_cell_folder(plan.folder, results, seed), lengths) for seed in results.seeds]
+        rows += _score(split, MODEL, best.label, {"valid": logits}, {})
+        return SplitOutcome(split, results, make_scores(rows), {})
+    scored = {part: data.rows[part] for part in data.scored}
+    predicted = {MODEL: read_seed_predictions(plan.folder, results, scored)}
+    rows += _score(split, MODEL, best.label, predicted[MODEL], {})
     if plan.has_baseline:
-        for baseline in baselines_of(task):
+        for baseline in baselines_of(split.task):
             _predict_baseline(plan, split, baseline, progress)
-            rows += _score_other(plan, split, results, baseline.model)
-        chosen = _choose_baseline(task, make_scores(rows), metric)
-        share = _predict_both(plan, split, results, chosen, progress)
-        rows += _score_other(plan, split, results, BOTH)
-        # `conclude` chooses, over all splits
-        valid = dict.fromkeys(predictors_with(chosen.model))
-        predictors = Predictors(baselines=(chosen.model,), shares=(share,), valid=valid, best="model")
+            predicted[baseline.model] = read_seed_predictions(plan.folder, results, scored, baseline=baseline.model)
+            rows += _score(split, baseline.model, NO_GRID, predicted[baseline.model], dict(enumerate(results.seeds)))
+        chosen = better_baseline(make_scores(rows), results)
+        assert chosen is not None, "baselines were scored"
+        _keep_fitted(plan, split, chosen, progress)
+        predicted[BOTH] = {part: (predicted[MODEL][part] + predicted[chosen][part]) / 2 for part in scored}
+        rows += _score(split, BOTH, NO_GRID, predicted[BOTH], dict(enumerate(results.seeds)))
+        # `score_run` chooses, over all splits
+        valid = dict.fromkeys(predictors_with(chosen))
+        predictors = Predictors(baselines=(chosen,), valid=valid, best="model")
         results = results.model_copy(update={"predictors": predictors})
-    return SplitScores(results, make_scores(rows))
+    num_pairs = sum(map(len, scored.values())) * results.split_sizes["train"]
+    needs_similarity = data.loss == "regression" or num_pairs <= MAX_PAIRS
+    near = similarity_to_training(split.task, progress) if needs_similarity else {}
+    return SplitOutcome(split, results, make_scores(rows), predicted, near)
 
 
-def _score_average(folder: Path, split: SplitPlan, results: RunResults) -> tuple[Scores, LabelScores]:
-    """Score the mean prediction of the seeds, as `exlm predict` does; of spans, only validation logits are kept."""
-    metrics: Scores = {}
-    labels: LabelScores = {}
-    for part, encoded in split.data.scored.items():
-        outputs: SeedOutputs
-        if results.loss == "span" and part != "valid":
-            continue
-        if results.loss == "span":
-            lengths = [len(ids) for ids in encoded.token_ids]
-            outputs = [read_logits(best_cell_folder(folder, results, seed), lengths) for seed in results.seeds]
-        else:
-            by_seed_KNC = read_seed_outputs(folder, results, part, split.task.split_indices[part].tolist())
-            outputs = [list(to_outputs(results.loss, of_seed_NC)) for of_seed_NC in by_seed_KNC]
-        metrics[part] = dict(encoded.score(outputs))
-        if of_labels := encoded.score_labels(outputs):
-            labels[part] = {name: dict(scores) for name, scores in of_labels.items()}
-    return metrics, labels
+def _score(
+    split: SplitPlan, model: str, label: str, by_part: Mapping[Split, SeedOutputs], seeds: Mapping[int, int]
+) -> Iterator[ScoreRow]:
+    """Yield the scores of the mean prediction, after those of single seeds.
+
+    Args:
+        seeds: Place of each seed that is scored alone; none of the model, whose cells have scored themselves.
+    """
+    for part, outputs in by_part.items():
+        encoded = split.data.scored[part]
+        every: list[tuple[int | str, SeedOutputs]]
+        every = [(seed, outputs[place : place + 1]) for place, seed in seeds.items()]
+        for name, of_seeds in (*every, (AVERAGE, outputs)):
+            metrics, labels = encoded.score(of_seeds), encoded.score_labels(of_seeds)
+            origin = Origin(model, label, split.seed, name)
+            yield from score_rows_of(origin, {part: dict(metrics)}, {part: {n: dict(v) for n, v in labels.items()}})
 
 
 def _predict_baseline(
@@ -197,14 +266,13 @@ def _predict_baseline(
     Args:
         is_needed: Train it again where its own file is missing, not only where predictions are.
     """
-    task, seeds = split.task, plan.recipe.seeds
+    task, seeds, data = split.task, plan.recipe.seeds, split.data
     assert isinstance(task, RowTask), "only such a task has baselines"
     fitted = None
     for seed in seeds:
         folder = baseline_folder(plan.folder, baseline.model, split.seed, seed)
         is_kept = baseline.has_seed or seed == seeds[0]
-        needed = [f"predictions-{part}.csv" for part in split.data.scored]
-        needed += [baseline.file] if is_needed and is_kept else []
+        needed = [PREDICTIONS_FILE, *([baseline.file] if is_needed and is_kept else [])]
         if all((folder / name).is_file() for name in needed):
             continue
         make_folder(folder)
@@ -212,57 +280,18 @@ def _predict_baseline(
             fitted = baseline.fit(task, seed, plan.features, progress, num_threads=plan.recipe.train.num_threads)
         if is_kept:
             fitted.write(folder / baseline.file)
-        for part in split.data.scored:
-            predicted_NC = fitted.predict(task.examples[part].texts, progress)
-            path = folder / f"predictions-{part}.csv"
-            write_outputs(path, task.split_indices[part], task.output_names, predicted_NC)
+        predicted = {part: fitted.predict(task.examples[part].texts, progress) for part in data.scored}
+        write_predictions(folder, task.output_names, predicted, data.rows)
 
 
-def _choose_baseline(task: DownstreamTask, scores: RunScores, metric: str) -> Baseline:
-    """Return the baseline that is better on the validation rows; the first of equals."""
-    found = baselines_of(task)
-    values = [scores.average("valid", metric, model=baseline.model).mean for baseline in found]
-    return found[first_best(values, is_greater_better=task.is_greater_better)]
-
-
-def _predict_both(plan: RunPlan, split: SplitPlan, results: RunResults, chosen: Baseline, progress: Progress) -> float:
-    """Write the weighted mean of the model's and a baseline's predictions, and return the share of the model.
-
-    The share is that of the mean predictions of the seeds. Only what this baseline has learned is kept.
-    """
-    task, seeds = split.task, plan.recipe.seeds
-    _predict_baseline(plan, split, chosen, progress, is_needed=True)
-    for other in baselines_of(task):
-        for seed in seeds if other is not chosen else ():
-            (baseline_folder(plan.folder, other.model, split.seed, seed) / other.file).unlink(missing_ok=True)
-    by_part = {}
-    for part in split.data.scored:
-        rows = task.split_indices[part].tolist()
-        model_KNC = read_seed_outputs(plan.folder, results, part, rows)
-        by_part[part] = (model_KNC, read_seed_outputs(plan.folder, results, part, rows, baseline=chosen.model))
-    of_model_NC, of_other_NC = (by_seed_KNC.mean(axis=0) for by_seed_KNC in by_part["valid"])
-    share = best_share(task.loss, of_model_NC, of_other_NC, split.data.scored["valid"].targets)
-    for index, seed in enumerate(seeds):
-        folder = baseline_folder(plan.folder, BOTH, split.seed, seed)
-        make_folder(folder)
-        for part, (model_KNC, other_KNC) in by_part.items():
-            path = folder / f"predictions-{part}.csv"
-            both_NC = blend(share, model_KNC[index], other_KNC[index])
-            write_outputs(path, task.split_indices[part], task.output_names, both_NC)
-    return share
-
-
-def _score_other(plan: RunPlan, split: SplitPlan, results: RunResults, model: str) -> Iterator[ScoreRow]:
-    """Score what a baseline or the mean of both predicted with every seed, and the mean of its predictions."""
-    for part, encoded in split.data.scored.items():
-        rows = split.task.split_indices[part].tolist()
-        by_seed_KNC = read_seed_outputs(plan.folder, results, part, rows, baseline=model)
-        every: list[tuple[int | str, FloatArray]] = list(zip(plan.recipe.seeds, by_seed_KNC, strict=True))
-        for name, predicted_NC in [*every, (AVERAGE, by_seed_KNC.mean(axis=0))]:
-            outputs = [list(to_outputs(results.loss, predicted_NC))]
-            metrics, labels = encoded.score(outputs), encoded.score_labels(outputs)
-            origin = Origin(model, NO_GRID, split.seed, name)
-            yield from score_rows_of(origin, {part: dict(metrics)}, {part: {n: dict(v) for n, v in labels.items()}})
+def _keep_fitted(plan: RunPlan, split: SplitPlan, chosen: str, progress: Progress) -> None:
+    """Keep what the better baseline has learned, and delete what the others have."""
+    for baseline in baselines_of(split.task):
+        if baseline.model == chosen:
+            _predict_baseline(plan, split, baseline, progress, is_needed=True)
+            continue
+        for seed in plan.recipe.seeds:
+            (baseline_folder(plan.folder, baseline.model, split.seed, seed) / baseline.file).unlink(missing_ok=True)
 
 
 def _describe_results(
@@ -291,10 +320,6 @@ def _describe_results(
         split=printable(task.split_name),
         split_seeds=(split.seed,),
         split_sizes=task.split_sizes,
-        known_rows={
-            part: count_known_rows(task.loss, encoded.scored_targets, len(task.output_names))
-            for part, encoded in split.data.scored.items()
-        },
         max_rows=recipe.task.max_rows,
         max_valid_rows=recipe.task.max_valid_rows,
         split_sha256=split_fingerprint(task.split_indices),
@@ -328,14 +353,14 @@ def _notes(split: SplitPlan, cells: Sequence[CellResult]) -> tuple[str, ...]:
     for note in dict.fromkeys(note for cell in cells for note in cell.notes):
         seeds = [str(cell.seed) for cell in cells if note in cell.notes]
         notes.append(f"{note} (seed{'' if len(seeds) == 1 else 's'} {', '.join(seeds)})")
-    if split.data.loss == "regression":
-        notes += _describe_intervals(task.output_names, split.data.scored["valid"].targets)
+    if data.loss == "regression" and task.input_kind == "smiles":
+        notes += _describe_intervals(task.output_names, data.scored["valid"].targets)
     return tuple(notes)
 
 
 def _describe_intervals(names: Sequence[str], targets_NC: FloatArray) -> list[str]:
     """Return a note on values with too few validation rows for intervals that widen with the distance."""
     known_C = np.count_nonzero(~np.isnan(targets_NC), axis=0)
-    few = [f"`{name}` has {num:,}" for name, num in zip(names, known_C, strict=True) if num < MIN_SCALED_ROWS]
-    enough = f"from {MIN_SCALED_ROWS} on, they are wider far from the training rows"
+    few = [f"`{name}` has {num:,}" for name, num in zip(names, known_C, strict=True) if num < MIN_THIRDS_ROWS]
+    enough = f"from {MIN_THIRDS_ROWS} on, they are wider far from the training rows"
     return [f"intervals are equally wide for all rows, as {name_some(few)} validation rows; {enough}"] if few else []

@@ -1,41 +1,32 @@
-"""Verdict on a fine-tuned model: its scores beside the better baseline's and beside a guess, with intervals. No torch.
+"""Verdict on a fine-tuned model: its scores beside the better baseline's, with intervals. No torch.
 
 The model is the mean prediction of its seeds, which is what `exlm predict` gives, and so is a baseline.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from exlm_cli.files import finite_or_none
 from exlm_cli.finetune.evaluation.intervals import (
-    RESAMPLED_METRICS,
     Bounds,
-    ScoredRows,
     gain_range,
     mean_interval,
     percentile_interval,
-    resample_scores,
 )
 from exlm_cli.finetune.results import (
     Comparison,
     Interval,
-    KnownRows,
     Over,
     Predictors,
     RunResults,
-    read_split_outputs,
 )
 from exlm_cli.finetune.scores import BASELINE_NAMES, BOTH, MODEL, Predictor, RunScores, predictors_with
-from exlm_cli.format import format_count, format_number, format_number_of, format_percent
+from exlm_cli.format import format_count, format_number, format_number_of
 from exlm_cli.tasks.base import FloatArray
 from exlm_cli.tasks.metrics import metric_range
-
-_CHANCE = {"roc_auc": 0.5, "matthews_corrcoef": 0.0, "r2": 0.0, "pearsonr": 0.0, "spearmanr": 0.0}
-"""What a guess scores on average; R² of the mean of the training rows is about 0."""
 
 
 def join_splits(splits: Sequence[RunResults], scores: RunScores) -> RunResults:
@@ -69,59 +60,55 @@ def _split_interval(results: RunResults, scores: RunScores, metric: str) -> Inte
     return _interval(bounds, "splits", len(values))
 
 
-def read_scored_rows(
-    run: Path, results: RunResults, num_rows: int, scale_C: FloatArray | None, baselines: Sequence[str]
-) -> ScoredRows:
-    """Return the mean predictions of the seeds, and of those of each baseline, for the rows of the scored split.
+@dataclass(frozen=True)
+class Resampled:
+    """Scores of the model and of its baseline on the same resamples of the scored rows.
 
-    Args:
-        num_rows: Rows that the main metrics are over, the first ones.
-        scale_C: As in `ScoredRows`.
-
-    Raises:
-        CheckpointError: A file is missing or altered.
+    Attributes:
+        by_model: (B,) scores by name in `scores.csv`.
+        num_rows: Rows that are resampled.
     """
-    split = results.scored_split
-    found = [read_split_outputs(run, results, split, baseline=name) for name in (None, *baselines)]
-    predictions = [by_seed.mean(axis=0)[:num_rows] for _, by_seed, _ in found]
-    return ScoredRows(results.loss, predictions, found[0][2][:num_rows], scale_C)
+
+    by_model: Mapping[str, FloatArray]
+    num_rows: int
+
+    @property
+    def interval(self) -> Interval | None:
+        """Of the model's own score."""
+        return _interval(percentile_interval(self.by_model[MODEL]), "rows", self.num_rows)
+
+    def gain(self, baseline: str, sign: int) -> Interval | None:
+        """Return the interval of the model's gain over a baseline."""
+        gains_B = sign * (self.by_model[MODEL] - self.by_model[baseline])
+        return _interval(percentile_interval(gains_B), "rows", self.num_rows)
 
 
-def interval_over_rows(results: RunResults, rows: ScoredRows) -> Interval | None:
-    """Return the interval of the model's own score over the rows; None for a metric that is not resampled."""
-    if results.selection_metric not in RESAMPLED_METRICS:
-        return None
-    own = replace(rows, predictions=rows.predictions[:1])
-    return _interval(percentile_interval(resample_scores(results.selection_metric, own)[0]), "rows", len(rows.targets))
-
-
-def compare(splits: Sequence[RunResults], scores: RunScores, rows: ScoredRows | None) -> Comparison | None:
+def compare(splits: Sequence[RunResults], scores: RunScores, resampled: Resampled | None) -> Comparison | None:
     """Compare the model with the baseline that is better on the validation rows; None where no baseline was scored.
 
     Args:
         splits: Results on each split of the rows, the run's own first.
         scores: Of all splits.
-        rows: Of the run's own split, baselines in the order of `scores`; used where it is the only one.
+        resampled: Of a single split.
     """
-    own, names = splits[0], scores.baselines
-    if not names:
+    own, name = splits[0], better_baseline(scores, splits[0])
+    if name is None:
         return None
     metric, part, sign = own.selection_metric, own.scored_split, 1 if own.is_greater_better else -1
-    in_validation = [scores.average("valid", metric, model=name).mean for name in names]
-    best = first_best(in_validation, is_greater_better=own.is_greater_better)
-    ours, theirs = (scores.by_split(part, metric, model) for model in (MODEL, names[best]))
+    ours, theirs = (scores.by_split(part, metric, model) for model in (MODEL, name))
     pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
     if not pairs:
-        return Comparison(baseline=names[best], metric=metric, split=part, of_model=None, of_baseline=None, gain=None)
+        return Comparison(baseline=name, metric=metric, split=part, of_model=None, of_baseline=None, gain=None)
     gains = [sign * (a - b) for a, b in pairs]
     if len(splits) > 1:
         over_splits = mean_interval([[gain] for gain in gains], gain_range(metric), own.test_share)
         intervals = [_interval(over_splits, "splits", len(gains))]
     else:
-        intervals = [_gain_over_rows(metric, rows, 1 + best, sign), _gain_over_seeds(own, scores, names[best], sign)]
+        over_rows = None if resampled is None else resampled.gain(name, sign)
+        intervals = [over_rows, _gain_over_seeds(own, scores, name, sign)]
     of_model, of_baseline = (float(np.mean([pair[i] for pair in pairs])) for i in (0, 1))
     return Comparison(
-        baseline=names[best],
+        baseline=name,
         metric=metric,
         split=part,
         of_model=of_model,
@@ -131,13 +118,11 @@ def compare(splits: Sequence[RunResults], scores: RunScores, rows: ScoredRows | 
     )
 
 
-def _gain_over_rows(metric: str, rows: ScoredRows | None, index: int, sign: int) -> Interval | None:
-    if rows is None or metric not in RESAMPLED_METRICS:
-        return None
-    of_model_B, of_baseline_B = resample_scores(
-        metric, replace(rows, predictions=[rows.predictions[0], rows.predictions[index]])
-    )
-    return _interval(percentile_interval(sign * (of_model_B - of_baseline_B)), "rows", len(rows.targets))
+def better_baseline(scores: RunScores, own: RunResults) -> str | None:
+    """Return the baseline that is better on the validation rows, the first of equals; None without any."""
+    names = scores.baselines
+    values = [scores.average("valid", own.selection_metric, model=name).mean for name in names]
+    return names[first_best(values, is_greater_better=own.is_greater_better)] if names else None
 
 
 def _gain_over_seeds(own: RunResults, scores: RunScores, baseline: str, sign: int) -> Interval | None:
@@ -164,7 +149,7 @@ def choose_predictor(splits: Sequence[RunResults], scores: RunScores) -> Predict
     """Return what predicts in a run over its splits, and which of it is best in validation; None without baselines.
 
     Args:
-        splits, scores: As in `compare`; each split has a baseline and a share of its own.
+        splits, scores: As in `compare`; each split has a baseline of its own.
     """
     found = [of_split.predictors for of_split in splits if of_split.predictors is not None]
     if len(found) < len(splits):
@@ -174,7 +159,6 @@ def choose_predictor(splits: Sequence[RunResults], scores: RunScores) -> Predict
     best = names[first_best(list(valid.values()), is_greater_better=splits[0].is_greater_better)]
     return Predictors(
         baselines=tuple(baseline for one in found for baseline in one.baselines),
-        shares=tuple(share for one in found for share in one.shares),
         valid=finite_or_none(valid),
         best=best,
     )
@@ -198,10 +182,8 @@ def describe_verdict(splits: Sequence[RunResults], scores: RunScores, comparison
     """
     own = splits[0]
     beside = [] if comparison is None else [_beside_baseline(comparison, len(splits))]
-    doubts = _beside_chance(splits, scores)
-    is_open = len(splits) == 1 and (bool(doubts) or (comparison is not None and comparison.gain is not None))
-    left_open = [_what_is_left_open(own)] if is_open else []
-    return tuple(_what_to_use(splits, scores) + beside + doubts + left_open)
+    is_open = len(splits) == 1 and comparison is not None and comparison.gain is not None
+    return tuple(_what_to_use(splits, scores) + beside + ([_what_is_left_open(own)] if is_open else []))
 
 
 def _what_to_use(splits: Sequence[RunResults], scores: RunScores) -> list[str]:
@@ -211,7 +193,7 @@ def _what_to_use(splits: Sequence[RunResults], scores: RunScores) -> list[str]:
     if found is None:
         return [f"{command}."]
     names = {"model": "the model", "forest": "the forest", "tfidf": "TF-IDF", "both": "the mean of both"}
-    others = [name for name in found.distinct if name != found.best]
+    others = [name for name in found.names if name != found.best]
     rows = f"the {format_count(own.split_sizes['valid'])} validation rows"
     if found.valid[found.best] is None:
         why = f"as {own.selection_metric} is not defined on {rows}"
@@ -235,25 +217,22 @@ def _what_to_use(splits: Sequence[RunResults], scores: RunScores) -> list[str]:
 def describe_predictor(name: Predictor, predictors: Predictors) -> str:
     """Return what predicts, in words."""
     baselines = " or ".join(dict.fromkeys(BASELINE_NAMES[baseline] for baseline in predictors.baselines))
-    if name == "model":
-        return "the model"
-    if name != "both":
-        return baselines
-    share = sum(predictors.shares) / len(predictors.shares)
-    return f"the mean of the model ({format_percent(share)}) and {baselines} ({format_percent(1 - share)})"
+    return {"model": "the model", "both": f"the mean of the model and {baselines}"}.get(name, baselines)
 
 
 def _beside_baseline(comparison: Comparison, num_splits: int) -> str:
     metric, part, name = comparison.metric, comparison.split, BASELINE_NAMES[comparison.baseline]
     if comparison.gain is None:
         return f"{metric} is not defined on these {part} rows, so the model cannot be compared with {name}."
-    detail = f"the model's gain in {metric} is {format_number(comparison.gain)}"
+    assert comparison.of_model is not None and comparison.of_baseline is not None, "there is a gain"  # noqa: PT018
+    more = comparison.of_model - comparison.of_baseline
+    detail = f"the model's {metric} is {format_number(abs(more))} {'lower' if more < 0 else 'higher'}"
     if comparison.intervals:
         shown = (
             f"{format_number(found.low)} to {format_number(found.high)} {_describe_over(found)}"
             for found in comparison.intervals
         )
-        detail += f", with a 95 % interval of {' and '.join(shown)}"
+        detail += f", and the 95 % interval of its gain is {' and '.join(shown)}"
     here = f" on these {part} rows" if num_splits == 1 else ""
     deciding = comparison.intervals[0] if comparison.intervals else None
     low, high = (comparison.gain,) * 2 if deciding is None else (deciding.low, deciding.high)
@@ -287,64 +266,3 @@ def _what_is_left_open(own: RunResults) -> str:
         tries.append("a new run with `--split scaffold-balanced --num-replicates 5` tries five splits")
     advice = f": {', and '.join(tries)}" if tries else ""
     return f"This is {seeds} on one split with {num_rows}, and another may reverse it{advice}."
-
-
-def _beside_chance(splits: Sequence[RunResults], scores: RunScores) -> list[str]:
-    own = splits[0]
-    part, names = own.scored_split, scores.names(own.scored_split)
-    metric = "r2" if "r2" in names else own.selection_metric
-    if metric == "accuracy":  # that of a guess depends on the rows
-        metric = "matthews_corrcoef"
-    if metric not in _CHANCE or metric not in names:
-        return []
-    by_split = scores.by_split(part, metric)
-    values = list(by_split.values())
-    if not values:
-        return []
-    scored = (of_split for of_split, seed in zip(splits, scores.split_seeds, strict=True) if seed in by_split)
-    known, chance, mean = next(scored).known_rows[part], _CHANCE[metric], float(np.mean(values))
-    if len(values) > 1:
-        interval = mean_interval([[value] for value in values], metric_range(metric), own.test_share)
-    else:
-        alone = scores.by_seed(part, metric).value.dropna().tolist()
-        interval = mean_interval([[value] for value in alone], metric_range(metric))
-    luck = _luck(metric, known)
-    # seeds of one split share its test rows, so their interval leaves out the luck of these
-    may_be_luck = len(values) == 1 and mean - luck <= chance
-    if not may_be_luck and (interval is None or interval[0] > chance):
-        return []
-    guess = "the mean of the training rows" if metric == "r2" else "a random guess"
-    sentence = f"The model is not clearly better than {guess}: it has {part} {metric} {format_number(mean)}, "
-    sentence += f"{guess} has {chance:g}"
-    if may_be_luck and luck:
-        lucky = format_number(min(1.0, chance + luck))
-        sentence += f", and on {_describe_rows(metric, known)}, chance alone may reach {lucky}"
-    return [f"{sentence}."]
-
-
-def _luck(metric: str, known: KnownRows) -> float:
-    """Return two standard deviations of what a guess scores on rows with known targets; 0 where that is not known.
-
-    ROC-AUC: its variance is (n + m + 1) / 12nm with n rows of a class and m others (Mann and Whitney, 1947). A
-    correlation over N rows: 1 / (N - 1); that of Matthews with more than two classes: at most that. R² is never above
-    the square of the correlation.
-
-    Of a mean over labels: the mean of their deviations. It is exact where all labels agree, and too large where they
-    do not; labels of one table often agree.
-    """
-    if metric == "roc_auc":
-        pairs = [(count, sum(counts) - count) for counts in known for count in counts]
-        lucks = [2 * math.sqrt((n + m + 1) / (12 * n * m)) for n, m in pairs if n and m]
-    else:
-        defined = [sum(counts) for counts in known if len(counts) == 1 or np.count_nonzero(counts) > 1]
-        lucks = [2 / math.sqrt(num_rows - 1) for num_rows in defined if num_rows > 1]
-        lucks = [luck**2 for luck in lucks] if metric == "r2" else lucks
-    return math.fsum(lucks) / max(1, len(lucks))
-
-
-def _describe_rows(metric: str, known: KnownRows) -> str:
-    num_rows = format_count(sum(map(sum, known)) / len(known))
-    if len(known) > 1:
-        return f"{num_rows} rows for each column on average"
-    rarest = f", {format_count(min(filter(None, known[0])))} of them of the rarest class" if metric == "roc_auc" else ""
-    return f"{num_rows} rows{rarest}"

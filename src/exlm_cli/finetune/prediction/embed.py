@@ -18,7 +18,7 @@ from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import ConfigError
 from exlm_cli.files import folder_for_results, write_atomically
 from exlm_cli.finetune.cells.model import Finetuned
-from exlm_cli.finetune.cells.runner import TaskRunner
+from exlm_cli.finetune.cells.runner import TaskRunner, evaluating
 from exlm_cli.finetune.prediction.predict import refuse_overwriting
 from exlm_cli.model.heads import TaskModel
 from exlm_cli.progress import Progress
@@ -123,9 +123,8 @@ def embed_rows(encoder: RowEncoder, rows: InputRows, progress: Progress) -> Vect
     )
     width = runner.model.encoder.token_embedding.embedding_dim
     cls, mean = (np.full((len(rows.table), width), np.nan, dtype=np.float32) for _ in range(2))
-    runner.model.eval()
     num_done = 0
-    with progress.bar("embeddings", len(encoded)) as bar, torch.no_grad():
+    with progress.bar("embeddings", len(encoded)) as bar, evaluating(runner.model):
         for batch in runner.batches(encoded, np.arange(len(encoded))) if len(encoded) else ():
             with runner.autocast():
                 hidden_nRD = runner.model.encode(batch.token_ids, batch.lengths, batch.is_padded).float()

@@ -19,16 +19,15 @@ from exlm_cli.errors import ConfigError
 from exlm_cli.files import folder_for_results, write_together
 from exlm_cli.finetune.baselines.baseline import BASELINES, Baseline
 from exlm_cli.finetune.cells.model import Finetuned
-from exlm_cli.finetune.evaluation.blend import blend
 from exlm_cli.finetune.evaluation.calibration import (
     DEFAULT_LEVEL,
     MIN_OF_EACH,
-    CalibratedRows,
+    MIN_THIRDS_ROWS,
     Calibration,
+    PredictedRows,
     check_level,
     read_calibration,
 )
-from exlm_cli.finetune.evaluation.conformal import MIN_SCALED_ROWS, ConformalResiduals, error_signs
 from exlm_cli.finetune.evaluation.verdict import describe_predictor
 from exlm_cli.finetune.features import FeatureStore, with_descriptors
 from exlm_cli.finetune.prediction.explain import require_molecules
@@ -46,7 +45,6 @@ from exlm_cli.tasks.base import (
     SeedOutputs,
     TrainedTask,
 )
-from exlm_cli.tasks.metrics import probabilities_by_seed, to_outputs, to_probabilities
 from exlm_cli.tasks.registry import layout_of
 from exlm_cli.tasks.rows.task import ScoredRows, name_columns
 
@@ -69,7 +67,7 @@ class Predicted:
     encoded: EncodedSplit
     outputs: SeedOutputs
     columns: dict[str, list[str]]
-    labelled: CalibratedRows | None
+    labelled: PredictedRows | None
     splits: NDArray[np.str_]
     metrics: dict[str, float]
     metrics_of_new: dict[str, float]
@@ -85,7 +83,7 @@ def predict(
     column: str | None = None,
     predictor: Predictor | None = None,
     interval_level: float = DEFAULT_LEVEL,
-    draw: Callable[[CalibratedRows, Path], Mapping[Path, bytes]] | None = None,
+    draw: Callable[[PredictedRows, Path], Mapping[Path, bytes]] | None = None,
     explain: Callable[[EncodedSplit, NewRows, Path], Mapping[Path, bytes]] | None = None,
     progress: Progress,
 ) -> PredictionSummary:
@@ -213,19 +211,24 @@ def predict_rows(
     encoded = with_descriptors(encoded, finetuned.recipe.task, store, progress)
     outputs = _outputs(finetuned, encoded, predictor, store, progress)
     split_N = known.splits_of(rows.keys)
-    nearest_N = known.nearest_tanimoto(rows.keys, progress) if results.input_kind == "smiles" else None
+    nearest_SN = known.nearest_tanimoto(rows.keys, progress) if results.input_kind == "smiles" else None
     columns = encoded.prediction_columns(outputs)
-    labelled: CalibratedRows | None = None
+    labelled: PredictedRows | None = None
     notes = [_describe_choice(finetuned, predictor), _describe_seeds(finetuned)]
     if calibration.outputs:
-        calibrated = _calibrated_rows(results, encoded, outputs, nearest_N, calibration, interval_level)
+        assert isinstance(outputs, np.ndarray), "spans have no calibration"
+        # as validation rows are as far away as from the training rows of their own split
+        near = None if nearest_SN is None else nearest_SN.mean(axis=0)
+        calibrated = PredictedRows(
+            results.loss, results.output_names, outputs, encoded.targets, calibration, interval_level, near
+        )
         added, notes_on_calibration = _calibrated_columns(calibrated)
         columns |= added
         notes += notes_on_calibration
         labelled = calibrated if encoded.is_labelled else None
     columns["in_split"] = split_N.tolist()
-    if nearest_N is not None:
-        columns["nearest_train_tanimoto"] = [f"{value:.4f}" for value in nearest_N]
+    if nearest_SN is not None:
+        columns["nearest_train_tanimoto"] = [f"{value:.4f}" for value in nearest_SN.max(axis=0)]
     scores, of_new = _score(encoded, outputs, labelled, split_N == "none")
     counts, names = Counter(split_N.tolist()), {"train": "training", "valid": "validation"}
     counted = [f"of the {n} split: {counts[s]:,} of {len(split_N):,}" for s, n in names.items() if counts[s]]
@@ -240,22 +243,18 @@ def _outputs(
     finetuned: Finetuned, encoded: EncodedSplit, predictor: Predictor, store: FeatureStore, progress: Progress
 ) -> SeedOutputs:
     """Return the outputs of what predicts, for each seed on each split."""
-    results, loss = finetuned.results, finetuned.results.loss
-    model = finetuned.run_seeds(encoded, progress) if predictor in ("model", "both") else []
     if predictor == "model" or not len(encoded):
-        return model or [[] for _ in results.split_seeds for _ in results.seeds]
+        return finetuned.run_seeds(encoded, progress)
     assert isinstance(encoded, ScoredRows), "a run with baselines is of such rows"
-    found: list[FloatArray] = []
-    for of_split in results.of_splits:
+    of_baseline: list[FloatArray] = []
+    for of_split in finetuned.results.of_splits:
         assert of_split.predictors is not None, "it was checked"
-        (name,), (share,) = of_split.predictors.baselines, of_split.predictors.shares
-        by_seed = _baseline_predictions(finetuned, of_split, BASELINES[name], encoded.texts, store, progress)
-        for predicted_NC in by_seed:
-            if predictor == "both":
-                of_model_NC = to_probabilities(loss, np.stack(list(model[len(found)])))
-                predicted_NC = blend(share, of_model_NC, predicted_NC)
-            found.append(predicted_NC)
-    return [list(to_outputs(loss, predicted_NC)) for predicted_NC in found]
+        baseline = BASELINES[of_split.predictors.baselines[0]]
+        of_baseline += _baseline_predictions(finetuned, of_split, baseline, encoded.texts, store, progress)
+    baseline_KNC = np.stack(of_baseline)
+    if predictor == "both":
+        baseline_KNC = (np.asarray(finetuned.run_seeds(encoded, progress)) + baseline_KNC) / 2
+    return baseline_KNC
 
 
 def _baseline_predictions(
@@ -307,7 +306,7 @@ def _describe_seeds(finetuned: Finetuned) -> str:
 
 
 def _score(
-    encoded: EncodedSplit, outputs: SeedOutputs, labelled: CalibratedRows | None, is_new_N: BoolArray
+    encoded: EncodedSplit, outputs: SeedOutputs, labelled: PredictedRows | None, is_new_N: BoolArray
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return the scores of all rows and, if some but not all of them are new, those of the new ones."""
     if not encoded.is_labelled:
@@ -323,22 +322,7 @@ def _score(
     return scores, of_new
 
 
-def _calibrated_rows(
-    results: RunResults,
-    encoded: EncodedSplit,
-    outputs: SeedOutputs,
-    nearest_N: FloatArray | None,
-    calibration: Calibration,
-    level: float,
-) -> CalibratedRows:
-    """Return the mean prediction of the seeds with its calibration; targets are NaN where the file has none."""
-    names = results.output_names
-    by_seed_KNC = probabilities_by_seed(results.loss, outputs, len(names))
-    signs = error_signs(by_seed_KNC, nearest_N, len(results.split_seeds))
-    return CalibratedRows(results.loss, names, by_seed_KNC.mean(axis=0), encoded.targets, calibration, level, signs)
-
-
-def _calibrated_columns(rows: CalibratedRows) -> tuple[dict[str, list[str]], list[str]]:
+def _calibrated_columns(rows: PredictedRows) -> tuple[dict[str, list[str]], list[str]]:
     """Return columns of intervals or calibrated probabilities, and notes on outputs that have none, or plain ones."""
     loss, names, mean_NC, calibration = rows.loss, rows.names, rows.mean, rows.calibration
     equal: list[str] = []
@@ -347,9 +331,7 @@ def _calibrated_columns(rows: CalibratedRows) -> tuple[dict[str, list[str]], lis
         has_C = np.array(calibration.has_intervals(rows.level))
         values = {f"low_{percent}": mean_NC - half_NC, f"high_{percent}": mean_NC + half_NC}
         equal = [
-            f"`{name}`"
-            for name, has, output in zip(names, has_C, calibration.outputs, strict=True)
-            if has and isinstance(output, ConformalResiduals) and len(output.residuals) < MIN_SCALED_ROWS
+            f"`{names[index]}`" for index in calibration.of_one_width if has_C[index] and rows.similarity is not None
         ]
         what = f"too few validation rows for intervals of {percent} %:"
     else:
@@ -361,7 +343,7 @@ def _calibrated_columns(rows: CalibratedRows) -> tuple[dict[str, list[str]], lis
     missing = name_some(f"`{name}`" for name, has in zip(names, has_C, strict=True) if not has)
     notes = [f"{what} {missing}"] if missing else []
     if equal:
-        few = f"fewer than {MIN_SCALED_ROWS} validation rows of {name_some(equal)}"
+        few = f"fewer than {MIN_THIRDS_ROWS} validation rows of {name_some(equal)}"
         notes.append(f"intervals are equally wide for all rows: {few}")
     if loss == "classes" and missing:
         return {}, notes

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from exlm_cli.finetune.finished import FinetunedRun
-from exlm_cli.finetune.results import read_predictions
+from exlm_cli.finetune.predictions import read_rows
 from exlm_cli.format import format_count, shorten
 from exlm_cli.report import style
-from exlm_cli.report.finetuning.scored_rows import ScoredRows
-from exlm_cli.tasks.base import FloatArray
+from exlm_cli.report.finetuning.scored_rows import ShownRows
+from exlm_cli.tasks.base import FloatArray, Split
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,10 +40,8 @@ def draw_labels(run: FinetunedRun, folder: Path) -> dict[Path, bytes]:
         CheckpointError: The targets of a split are missing or altered.
     """
     results = run.results
-    targets = {
-        split: read_predictions(run.folder / f"targets-{split}.csv", "fine-tune again")[1]
-        for split in results.split_sizes
-    }
+    rows = read_rows(run.folder, results.loss, results.output_names)
+    targets = {split: of_split.targets for split, of_split in rows.items()}
     captions = ["split: " + ", ".join(f"{split} {format_count(len(of_split))}" for split, of_split in targets.items())]
     with style.drawing():
         if results.loss == "regression":
@@ -66,7 +64,7 @@ def draw_labels(run: FinetunedRun, folder: Path) -> dict[Path, bytes]:
         return style.figure_files(figure, folder, "labels")
 
 
-def draw_errors(rows: ScoredRows, folder: Path, what: str) -> dict[Path, bytes]:
+def draw_errors(rows: ShownRows, folder: Path, what: str) -> dict[Path, bytes]:
     """Draw `error-by-distance`: the error of each row over the similarity of the nearest training molecule, and means.
 
     Args:
@@ -129,7 +127,7 @@ def _draw_values(axes: "Axes", name: str, values: Mapping[str, FloatArray]) -> N
     style.add_legend(axes, *axes.get_legend_handles_labels())
 
 
-def _draw_shares(axes: "Axes", names: tuple[str, ...], shares: Mapping[str, FloatArray], what: str) -> None:
+def _draw_shares(axes: "Axes", names: tuple[str, ...], shares: Mapping[Split, FloatArray], what: str) -> None:
     style.set_up_axes(axes, what)
     place, height = np.arange(len(names)), 0.8 / len(shares)
     for number, (split, share) in enumerate(shares.items()):

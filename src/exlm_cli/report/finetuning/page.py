@@ -13,7 +13,7 @@ from exlm_cli.finetune.finished import FinetunedRun
 from exlm_cli.format import name_some
 from exlm_cli.report.finetuning.data_figures import draw_errors, draw_labels
 from exlm_cli.report.finetuning.score_figures import draw_runs
-from exlm_cli.report.finetuning.scored_rows import ScoredRows, read_scored_rows
+from exlm_cli.report.finetuning.scored_rows import ShownRows, read_scored_rows
 from exlm_cli.report.finetuning.scores import interval_tables, models_table, results_tables
 from exlm_cli.report.style import Card, encode_picture, render_page
 from exlm_cli.run_dir import read_run_json, resume_command
@@ -55,7 +55,7 @@ def write_page(finetuned: FinetunedRun) -> Path:
     run, results = finetuned.folder, finetuned.results
     scores, *labels = results_tables(finetuned)
     models = models_table(finetuned)
-    of_model = (_OF_MODEL,) if finetuned.others else ()
+    of_model = (_OF_MODEL,) if finetuned.scores.others else ()
     sections = [Section(models.title, models.columns, models.groups, (*models.notes, *of_model))]
     sections += [
         Section(f"Scores of each label, {results.scored_split}", table.columns, table.groups, table.notes)
@@ -97,7 +97,7 @@ def _name_of(finetuned: FinetunedRun) -> str:
     return f"{name}: {name_some(of_labels, limit=_MAX_NAMED)}"
 
 
-def _row_sections(finetuned: FinetunedRun, rows: ScoredRows) -> list[Section]:
+def _row_sections(finetuned: FinetunedRun, rows: ShownRows) -> list[Section]:
     """Return what the scored rows show: error by distance, the worst and the most surprising ones, and all labels."""
     results, folder = finetuned.results, finetuned.folder / "report"
     split, what = results.scored_split, "molecules" if rows.is_molecule else "rows"

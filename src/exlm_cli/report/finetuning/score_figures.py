@@ -5,7 +5,6 @@ Axes: K seeds, N rows, C outputs. The bold curve is that of the seeds' mean prob
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,10 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exlm_cli.files import make_folder, write_together
-from exlm_cli.finetune.evaluation.calibration import CalibratedRows, read_scored_split
-from exlm_cli.finetune.evaluation.curves import NUM_BINS, calibration_error
+from exlm_cli.finetune.evaluation.calibration import (
+    NUM_BINS,
+    PredictedRows,
+    calibration_error,
+    known_rows,
+    read_scored_split,
+)
 from exlm_cli.finetune.finished import FinetunedRun
-from exlm_cli.finetune.results import read_split_outputs
 from exlm_cli.format import format_count, format_number_of, format_percent, number_repeated, shorten
 from exlm_cli.report import style
 
@@ -39,56 +42,37 @@ _GRID = np.linspace(0.0, 1.0, 401)
 _GUESS: dict[str, Any] = {"linestyle": ":", "color": style.FAINT_INK, "linewidth": 0.9}
 
 
-@dataclass(frozen=True)
-class SplitPredictions:
-    """Predictions of a run's seeds for the rows of one split.
+def questions_of(rows: PredictedRows) -> list[Question]:
+    """Return name, (n,) truth and (K, n) scores of each yes-or-no question whose truth has both answers.
 
-    Attributes:
-        probabilities: (K, N, C), of labels (`binary`) or classes.
-        targets: (N, C) 0, 1 or NaN; (N, 1) class index for `classes`.
-        names: C labels or classes.
-        is_multi_class: Outputs are classes of which one is right.
+    With two classes the question is the second one; with more, each against the rest; with labels, each label over the
+    rows where it is known.
     """
+    is_two = rows.loss == "classes" and len(rows.names) == 2
+    found = []
+    for index, name in enumerate(rows.names):
+        is_known, truth_n = known_rows(rows.loss, rows.targets, index)
+        if len(np.unique(truth_n)) == 2 and not (is_two and index == 0):
+            found.append((name, truth_n == 1, rows.by_seed[:, is_known, index]))
+    return found
 
-    probabilities: Floats
-    targets: Floats
-    names: tuple[str, ...]
-    is_multi_class: bool
-    title: str
 
-    def curves(self) -> list[Question]:
-        """Return name, (n,) truth and (K, n) scores of each yes-or-no question whose truth has both answers.
+def matrices_of(rows: PredictedRows) -> list[tuple[str, tuple[str, ...], NDArray[np.int64]]]:
+    """Return name, C classes and (C, C) counts by truth and prediction: of all classes, or of each label.
 
-        With two classes the question is the second one; with more, each against the rest; with labels, each label over
-        the rows where it is known.
-        """
-        found = []
-        for index, name in enumerate(self.names):
-            if self.is_multi_class and len(self.names) == 2 and index == 0:
-                continue
-            target = self.targets[:, 0 if self.is_multi_class else index]
-            is_known = ~np.isnan(target)
-            truth = target[is_known] == (index if self.is_multi_class else 1)
-            if len(np.unique(truth)) == 2:
-                found.append((name, truth, self.probabilities[:, is_known, index]))
-        return found
-
-    def matrices(self) -> list[tuple[str, tuple[str, ...], NDArray[np.int64]]]:
-        """Return name, C classes and (C, C) counts by truth and prediction: of all classes, or of each label.
-
-        The prediction is the class that the seeds' mean finds likeliest, or 1 from a mean probability of 0.5 on.
-        """
-        mean_NC = self.probabilities.mean(axis=0)
-        guessed = mean_NC.argmax(axis=1)[:, None] if self.is_multi_class else (mean_NC >= 0.5).astype(np.int64)
-        named = [("", self.names)] if self.is_multi_class else [(name, ("0", "1")) for name in self.names]
-        found = []
-        for index, (name, classes) in enumerate(named):
-            is_known = ~np.isnan(self.targets[:, index])
-            truth = self.targets[is_known, index].astype(np.int64)
-            counts = np.zeros((len(classes), len(classes)), dtype=np.int64)
-            np.add.at(counts, (truth, guessed[is_known, index]), 1)
-            found.append((name, classes, counts))
-        return found
+    The prediction is the class that the seeds' mean finds likeliest, or 1 from a mean probability of 0.5 on.
+    """
+    is_classes = rows.loss == "classes"
+    guessed = rows.mean.argmax(axis=1)[:, None] if is_classes else (rows.mean >= 0.5).astype(np.int64)
+    named = [("", rows.names)] if is_classes else [(name, ("0", "1")) for name in rows.names]
+    found = []
+    for index, (name, classes) in enumerate(named):
+        is_known = ~np.isnan(rows.targets[:, index])
+        truth = rows.targets[is_known, index].astype(np.int64)
+        counts = np.zeros((len(classes), len(classes)), dtype=np.int64)
+        np.add.at(counts, (truth, guessed[is_known, index]), 1)
+        found.append((name, classes, counts))
+    return found
 
 
 def draw_runs(runs: Sequence[FinetunedRun], out: Path | None) -> list[Path]:
@@ -105,36 +89,25 @@ def draw_runs(runs: Sequence[FinetunedRun], out: Path | None) -> list[Path]:
     """
     drawn = [run for run in runs if run.results.loss != "span"]
     # read all before the first file is written
-    predictions = [(read_split_predictions(run), read_scored_split(run.folder, run.results)) for run in drawn]
+    predictions = [read_scored_split(run.folder, run.results)[0] for run in drawn]
     names = number_repeated([run.name.replace("/", "-") for run in drawn])
     files: dict[Path, bytes] = {}
-    for run, name, (of_run, calibrated) in zip(drawn, names, predictions, strict=True):
+    for run, name, rows in zip(drawn, names, predictions, strict=True):
         split, folder = run.results.scored_split, out or run.folder / "report"
         stem = split if out is None else f"{name}-{split}"
-        if calibrated.loss != "regression":
-            files |= draw_scores(of_run, folder, stem)
+        count, seeds = format_count(len(rows.targets)), format_number_of(len(rows.by_seed), "seed")
+        title = f"{run.name}: {run.results.task}, {split}, {count} rows, {seeds}"
+        if rows.loss != "regression":
+            files |= draw_scores(rows, title, folder, stem)
         is_own = "; fitted on the same rows" if split == "valid" else ""
-        files |= draw_calibration(calibrated, f"{of_run.title}{is_own}", folder, stem)
+        files |= draw_calibration(rows, f"{title}{is_own}", folder, stem)
     for folder in {path.parent for path in files}:
         make_folder(folder)
     write_together(files)
     return list(files)
 
 
-def read_split_predictions(run: FinetunedRun) -> SplitPredictions:
-    """Read the predictions of every seed of the best grid point for the reported split.
-
-    Raises:
-        CheckpointError: A file is missing or altered.
-    """
-    results, split = run.results, run.results.scored_split
-    rows, by_seed, targets = read_split_outputs(run.folder, results, split)
-    seeds = format_number_of(len(by_seed), "seed")
-    title = f"{run.name}: {results.task}, {split}, {format_count(len(rows))} rows, {seeds}"
-    return SplitPredictions(by_seed, targets, results.output_names, results.loss == "classes", title)
-
-
-def draw_scores(predictions: SplitPredictions, folder: Path, stem: str) -> dict[Path, bytes]:
+def draw_scores(rows: PredictedRows, title: str, folder: Path, stem: str) -> dict[Path, bytes]:
     """Draw `<stem>-curves` and `<stem>-confusion`; the same predictions give the same bytes.
 
     There are no curves where no label has both classes, and no matrices where there are too many to read.
@@ -144,13 +117,13 @@ def draw_scores(predictions: SplitPredictions, folder: Path, stem: str) -> dict[
     """
     files: dict[Path, bytes] = {}
     with style.drawing():
-        for name, figure in (("curves", _draw_curves(predictions)), ("confusion", _draw_confusion(predictions))):
+        for name, figure in (("curves", _draw_curves(rows, title)), ("confusion", _draw_confusion(rows, title))):
             if figure is not None:
                 files |= style.figure_files(figure, folder, f"{stem}-{name}")
     return files
 
 
-def draw_calibration(rows: CalibratedRows, title: str, folder: Path, stem: str) -> dict[Path, bytes]:
+def draw_calibration(rows: PredictedRows, title: str, folder: Path, stem: str) -> dict[Path, bytes]:
     """Draw the reliability of probabilities before and after calibration, or values against the truth.
 
     The files are `<stem>-calibration` or, for values, `<stem>-predicted-against-true`. Each label or column has a
@@ -228,18 +201,18 @@ def _draw_values(axes: "Axes", name: str, predicted_N: Floats, target_N: Floats,
     axes.scatter(predicted_N, target_N, c=colours, s=size, alpha=0.6, linewidths=0, rasterized=is_many)
 
 
-def _draw_curves(predictions: SplitPredictions) -> "Figure | None":
+def _draw_curves(rows: PredictedRows, title: str) -> "Figure | None":
     from sklearn.metrics import PrecisionRecallDisplay, RocCurveDisplay
 
-    questions = predictions.curves()
+    questions = questions_of(rows)
     if not questions:
         return None
     captions = ["dotted: a random guess"]
     if len(questions) > _MAX_COLOURED:
         captions.insert(0, "grey: each label, for the seeds' mean prediction; bold: mean of the labels")
-    elif len(predictions.probabilities) > 1:
+    elif len(rows.by_seed) > 1:
         captions.insert(0, "bold: the seeds' mean prediction; faint: single seeds, in brackets the mean of their areas")
-    figure, (left, right) = style.new_panels(2, 2, (_PANEL_INCHES, _PANEL_INCHES + 0.15), predictions.title, captions)
+    figure, (left, right) = style.new_panels(2, 2, (_PANEL_INCHES, _PANEL_INCHES + 0.15), title, captions)
     for axes, display in ((left, RocCurveDisplay), (right, PrecisionRecallDisplay)):
         _draw_panel(axes, questions, display)
     left.plot([0, 1], [0, 1], **_GUESS)
@@ -296,16 +269,16 @@ def _place_legend(axes: "Axes", title: str, place: Literal["upper left", "lower 
     )
 
 
-def _draw_confusion(predictions: SplitPredictions) -> "Figure | None":
-    matrices = predictions.matrices()
+def _draw_confusion(rows: PredictedRows, title: str) -> "Figure | None":
+    matrices = matrices_of(rows)
     num_classes = len(matrices[0][1])
     if len(matrices) > _MAX_MATRICES or num_classes > _MAX_CLASSES:
         return None
     side = max(1.9, 0.5 * num_classes + 1.2) if len(matrices) > 1 else max(3.4, 0.6 * num_classes + 1.6)
-    decided = "the likeliest class" if predictions.is_multi_class else "1 where the probability is at least 0.5"
-    whose = "the seeds' mean prediction, " if len(predictions.probabilities) > 1 else ""
+    decided = "the likeliest class" if rows.loss == "classes" else "1 where the probability is at least 0.5"
+    whose = "the seeds' mean prediction, " if len(rows.by_seed) > 1 else ""
     caption = f"{whose}{decided}; percentages are shares of a row"
-    figure, grid = style.new_panels(len(matrices), 4, (side, side), predictions.title, [caption])
+    figure, grid = style.new_panels(len(matrices), 4, (side, side), title, [caption])
     for axes, (name, classes, counts) in zip(grid, matrices, strict=True):
         _draw_matrix(axes, name, classes, counts)
     return figure

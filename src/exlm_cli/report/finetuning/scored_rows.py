@@ -11,18 +11,13 @@ from functools import cached_property
 import numpy as np
 
 from exlm_cli.data import BoolArray
-from exlm_cli.finetune.evaluation.calibration import CalibratedRows, read_scored_split
+from exlm_cli.finetune.evaluation.calibration import PredictedRows, read_scored_split
 from exlm_cli.finetune.finished import FinetunedRun
-from exlm_cli.finetune.prediction.training_rows import read_training_rows
-from exlm_cli.finetune.results import read_split_inputs, read_split_places
 from exlm_cli.format import format_number, shorten
-from exlm_cli.progress import SilentProgress
 from exlm_cli.report.finetuning.molecules import draw_molecule
 from exlm_cli.report.style import Card, card_of
 from exlm_cli.tasks.base import FloatArray
 
-MAX_PAIRS = 10**8
-"""Pairs of a scored and a training molecule whose similarity is worked out for a page: some ten seconds."""
 NUM_CARDS = 8
 _TEXT_CHARACTERS = 300
 _WRONG = 0.5
@@ -30,27 +25,30 @@ _WRONG = 0.5
 
 
 @dataclass(frozen=True)
-class ScoredRows:
+class ShownRows:
     """Rows of the split whose scores are reported.
 
     Attributes:
-        calibrated: Mean prediction of the seeds, truth and calibration.
+        predicted: Predictions of the seeds, truth and calibration.
         inputs: N texts or SMILES; none where they are not known.
         places: (N,) place of each row in its file, like `line 7`; none where it is not known.
-        similarity: (N,) largest Tanimoto similarity to a training molecule; None for text and where it is not known.
         is_molecule: Whether `inputs` are SMILES.
     """
 
-    calibrated: CalibratedRows
-    inputs: tuple[str, ...]
+    predicted: PredictedRows
+    inputs: Sequence[str]
     places: Sequence[str]
-    similarity: FloatArray | None
     is_molecule: bool
+
+    @property
+    def similarity(self) -> FloatArray | None:
+        """(N,) largest Tanimoto similarity to a training molecule; None for text and where it is not known."""
+        return self.predicted.similarity
 
     @cached_property
     def errors(self) -> FloatArray:
         """(N, C) distances of values, or 1 minus the probability of the truth, (N, 1) for classes; NaN: unknown."""
-        rows = self.calibrated
+        rows = self.predicted
         if rows.loss == "regression":
             return np.abs(rows.mean - rows.targets)
         if rows.loss == "binary":
@@ -62,20 +60,20 @@ class ScoredRows:
     @property
     def _is_wrong(self) -> BoolArray:
         """(N, C): whether an answer is not the truth, as every known value is; False where that is unknown."""
-        if self.calibrated.loss == "regression":
+        if self.predicted.loss == "regression":
             return ~np.isnan(self.errors)
-        if self.calibrated.loss == "binary":
+        if self.predicted.loss == "binary":
             return np.nan_to_num(self.errors) >= _WRONG
-        truth_N = self.calibrated.targets[:, 0]
-        is_wrong: BoolArray = (self.calibrated.mean.argmax(axis=1) != truth_N) & ~np.isnan(truth_N)
+        truth_N = self.predicted.targets[:, 0]
+        is_wrong: BoolArray = (self.predicted.mean.argmax(axis=1) != truth_N) & ~np.isnan(truth_N)
         return is_wrong[:, None]
 
     @property
     def _sizes(self) -> FloatArray:
         """(N, C): errors of wrong answers, those of values in standard deviations of the truth; -1 for right ones."""
         errors_NC = self.errors
-        if self.calibrated.loss == "regression":
-            deviation_C = np.nanstd(self.calibrated.targets, axis=0)
+        if self.predicted.loss == "regression":
+            deviation_C = np.nanstd(self.predicted.targets, axis=0)
             errors_NC = errors_NC / np.where(deviation_C > 0, deviation_C, 1.0)
         return np.where(self._is_wrong, errors_NC, -1.0)
 
@@ -102,7 +100,7 @@ class ScoredRows:
         least = float(np.quantile(self.similarity, 2 / 3))
         is_near_N = self.similarity >= least
         is_near_N[[row for row, _ in self.worst()]] = False
-        if self.calibrated.loss == "regression":
+        if self.predicted.loss == "regression":
             largest_N = self._sizes.max(axis=1)
             is_near_N &= largest_N >= np.quantile(np.maximum(largest_N, 0.0), 0.75)
         return least, self.worst(is_near_N)
@@ -122,7 +120,7 @@ class ScoredRows:
         return card_of(draw_molecule(text), text, [*lines, shorten(text, _TEXT_CHARACTERS)])
 
     def _describe(self, row: int, output: int) -> list[str]:
-        rows = self.calibrated
+        rows = self.predicted
         if rows.loss == "classes":
             truth, guess = int(rows.targets[row, 0]), int(rows.mean[row].argmax())
             return [
@@ -141,20 +139,11 @@ class ScoredRows:
         return [f"{name}true {format_number(true)}, predicted {format_number(predicted)}{interval}"]
 
 
-def read_scored_rows(run: FinetunedRun) -> ScoredRows:
+def read_scored_rows(run: FinetunedRun) -> ShownRows:
     """Return the scored rows of a run whose outputs are not spans.
 
     Raises:
         CheckpointError: A file of the run is missing or altered.
     """
-    results = run.results
-    split = results.scored_split
-    calibrated, inputs = read_scored_split(run.folder, results), read_split_inputs(run.folder, results, split)
-    is_molecule = results.input_kind == "smiles"
-    similarity = None if calibrated.signs is None else calibrated.signs.similarity
-    if similarity is None or np.isnan(similarity).any():
-        is_affordable = len(inputs) * results.split_sizes["train"] <= MAX_PAIRS
-        similarity = None
-        if is_molecule and inputs and is_affordable:
-            similarity = read_training_rows(run.folder).nearest_tanimoto(inputs, SilentProgress())
-    return ScoredRows(calibrated, inputs, read_split_places(run.folder, results, split), similarity, is_molecule)
+    predicted, rows = read_scored_split(run.folder, run.results)
+    return ShownRows(predicted, rows.inputs, rows.places, run.results.input_kind == "smiles")

@@ -6,8 +6,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from exlm_cli.finetune.evaluation.calibration import DEFAULT_LEVEL, Calibration, read_calibration
-from exlm_cli.finetune.evaluation.conformal import MIN_SCALED_ROWS, ConformalResiduals, Coverage
+from exlm_cli.finetune.evaluation.calibration import (
+    DEFAULT_LEVEL,
+    MIN_THIRDS_ROWS,
+    Calibration,
+    Coverage,
+    read_calibration,
+)
 from exlm_cli.finetune.evaluation.intervals import NUM_RESAMPLES
 from exlm_cli.finetune.finished import FinetunedRun
 from exlm_cli.finetune.results import InitialWeights, RunResults
@@ -65,9 +70,6 @@ _MAX_LABELS = 30
 _COUNTS = ("num_sequences", "num_infeasible")
 
 
-_SIGNS = {"similarity": "Tanimoto similarity {} to {}", "spread": "seed spread {} to {}", "rows": "all rows"}
-
-
 def results_tables(run: FinetunedRun) -> list[ReportTable]:
     """Return the scores of a fine-tuning run, and those of each label where it has several."""
     has_labels = bool(run.scores.labels(run.results.scored_split))
@@ -85,7 +87,7 @@ def _scores_table(run: FinetunedRun) -> ReportTable:
             (name, *(score_entry(scores.seeds(split, name), results.aggregate) for split in splits)) for name in names
         )
         groups.append(alone)
-    for model in run.others:
+    for model in run.scores.others:
         of_other = _average_rows(run, [name for name in names if name != "loss"], splits, model)
         groups.append([(OTHER_NAMES[model], *("" for _ in splits)), *of_other])
     init = results.init
@@ -109,7 +111,7 @@ def models_table(run: FinetunedRun) -> ReportTable:
     names = [name for name in _ordered(scores.names(split), results) if name != "loss"]
     metric = results.selection_metric
     has_valid = split != "valid" and metric in scores.names("valid")
-    models = filter(run.is_distinct, dict.fromkeys([MODEL, *map(str, scores.reported.model.unique())]))
+    models = dict.fromkeys([MODEL, *map(str, scores.reported.model.unique())])
     rows: list[Row] = [
         (
             OTHER_NAMES.get(model, model),
@@ -188,7 +190,7 @@ def _labels_table(run: FinetunedRun) -> ReportTable:
     is_value = results.loss == "regression"
     names = _OF_VALUES if is_value else _OF_LABELS
     labels = scores.labels(split)
-    others = [model for model in run.others if scores.labels(split, model)]
+    others = [model for model in run.scores.others if scores.labels(split, model)]
     rows: list[Row] = [
         (
             label,
@@ -224,7 +226,7 @@ def interval_tables(run: FinetunedRun) -> list[ReportTable]:
             tuple(_interval_row(part, name if len(calibration.coverage) > 1 else "") for part in parts)
             for name, parts in calibration.coverage.items()
         ),
-        notes=_interval_notes(calibration, run.results.output_names),
+        notes=_interval_notes(calibration, run.results),
     )
     return [table]
 
@@ -233,8 +235,7 @@ def _interval_row(part: Coverage, name: str) -> tuple[str, ...]:
     """Return the cells of a third of the rows; the interval is Wilson's, of independent rows."""
     from scipy.stats import binomtest
 
-    ends = (part.most, part.least) if part.by == "similarity" else (part.least, part.most)
-    sign = _SIGNS[part.by].format(*(f"{end:.2g}" for end in ends))
+    sign = "all rows" if part.most is None else f"Tanimoto similarity {part.most:.2g} to {part.least:.2g}"
     interval = binomtest(part.num_inside, part.num_rows).proportion_ci(0.95, method="wilson")
     return (
         f"{name}: {sign}" if name else sign,
@@ -245,19 +246,15 @@ def _interval_row(part: Coverage, name: str) -> tuple[str, ...]:
     )
 
 
-def _interval_notes(calibration: Calibration, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what is promised, and which outputs have intervals of one width."""
+def _interval_notes(calibration: Calibration, results: RunResults) -> tuple[str, ...]:
+    """Return what is promised, and which outputs have intervals of one width although the distance is known."""
     promise = (
-        f"promised: {100 * DEFAULT_LEVEL:g} % of the rows that come from where the validation rows come from; a "
-        "scaffold split, or new chemistry, breaks that"
+        f"promised: {100 * DEFAULT_LEVEL:g} % of the rows that come from where the validation rows come from, or a "
+        "little fewer, as these chose the epoch too; a scaffold split, or new chemistry, breaks that"
     )
-    few = [
-        f"`{name}`"
-        for name, output in zip(names, calibration.outputs, strict=True)
-        if isinstance(output, ConformalResiduals) and len(output.residuals) < MIN_SCALED_ROWS
-    ]
-    plain = f"equally wide for all rows: fewer than {MIN_SCALED_ROWS} validation rows: {name_some(few)}"
-    return (promise, plain) if few else (promise,)
+    few = [f"`{results.output_names[index]}`" for index in calibration.of_one_width]
+    plain = f"equally wide for all rows: fewer than {MIN_THIRDS_ROWS} validation rows: {name_some(few)}"
+    return (promise, plain) if few and results.input_kind == "smiles" else (promise,)
 
 
 def task_tables(runs: Sequence[FinetunedRun]) -> list[ReportTable]:
@@ -373,7 +370,7 @@ def _task_table(runs: Sequence[FinetunedRun]) -> ReportTable:
     has_one_split = len(set(map(_splits_of, runs))) == 1
     shown = set()
     for run in runs:
-        for model in run.others:
+        for model in run.scores.others:
             # a baseline is the same for all runs on the same rows; its mean with a model is of one run
             scored = (run.name if model == BOTH else _splits_of(run), model)
             if scored in shown:

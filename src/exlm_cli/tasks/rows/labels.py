@@ -5,52 +5,86 @@
 | 1, true, yes, t, y and 0, false, no, f, n, in any case | a 0/1 label (`binary`); several columns: `multi_label` |
 | two numbers, in one column | two classes |
 | other numbers | values (`regression`) |
-| mostly numbers or what looks like one: `3 nM`, `12%`, `1,355`, `>10` (`looks.py`) | refused if some are no numbers |
+| numbers and others, such as `<10`, and no text comes twice | refused |
 | other texts, in one column | classes; refused if most classes have one row, or there are over 100 |
 
 - A cell is missing if it is empty or one of `task.missing_values`, in any case. A note counts such words among words.
 - `task.label_kind` says the kind instead. With `multi_label`, -1 is negative in a column without 0.
 - Classes are sorted, numbers by value, and `1.0` is the class `1`. Of two classes the second is the positive one: that
-  of `task.positive_class`, else the one that its name tells (`positive.py`), else the later one.
+  of `task.positive_class`, else the one that its name tells (`find_positive`), else the later one.
+- With `task.decimal_comma`, `1,5` is a number, and `1.5` is none.
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
 
 from exlm_cli.config.tasks import MISSING_VALUES, CsvTaskConfig, TaskSection
 from exlm_cli.errors import DataError
-from exlm_cli.format import format_percent, name_some
+from exlm_cli.format import format_number_of, format_percent, name_some
 from exlm_cli.tasks.base import FloatArray, Loss
-from exlm_cli.tasks.rows.looks import (
-    LIMIT,
-    MAYBE_THOUSANDS,
-    Look,
-    look_of,
-    looks_of,
-    with_decimal_point,
-)
-from exlm_cli.tasks.rows.positive import find_positive
 from exlm_cli.tasks.rows.table import Table
 
 LabelKind = Literal["auto", "classes", "multi_label", "regression"]
+Parser = Callable[[str], float | None]
+"""Number of a cell that is not missing; None if the cell is not a label."""
 
 _BINARY = {
     **dict.fromkeys(("1", "1.0", "true", "yes", "t", "y"), 1.0),
     **dict.fromkeys(("0", "0.0", "false", "no", "f", "n"), 0.0),
 }
+_POSITIVE = frozenset(
+    {
+        "active",
+        "hit",
+        "binder",
+        "toxic",
+        "positive",
+        "pos",
+        "yes",
+        "true",
+        "high",
+        "pass",
+        "passed",
+        "mutagenic",
+        "blocker",
+    }
+)
+_NEGATIVE = frozenset(
+    {
+        "inactive",
+        "negative",
+        "neg",
+        "no",
+        "not",
+        "non",
+        "false",
+        "low",
+        "none",
+        "fail",
+        "failed",
+        "miss",
+        "absent",
+        "safe",
+    }
+    | {"decoy", "control", "-"}
+)
+_DENIALS = ("in", "im", "un", "non", "non-", "non ", "not ", "not-", "no ")
 _MAX_CLASSES = 100
-_MAX_BINS = 10
+_MAX_NAMED = 3
 _LARGEST_VALUE = 1e100  # so that sums of squared errors are finite
-_CHOOSE_KIND = "`task.label_kind=classes` (or `multi_label`, `regression`) says what they are"
+_COMMA = re.compile("[-+\N{MINUS SIGN}]?\\d*,\\d+(?:[eE][-+\N{MINUS SIGN}]?\\d+)?")
 _TAKE_AS_CLASSES = "`task.label_kind=classes` takes them as classes"
 _CORRECT = "correct the cell, or leave it empty"
 _OTHERS = "add rows with other values, or choose other columns with `task.label_columns=[A,B]`"
 _CHOOSE_COLUMNS = "choose label columns with `task.label_columns=[A,B]`"
+_MEND = "correct such cells, leave them empty, or list words of missing labels in `task.missing_values`"
 
 
 @dataclass(frozen=True)
@@ -88,6 +122,7 @@ def read_labels(
     *,
     missing: Collection[str] = MISSING_VALUES,
     positive: str | None = None,
+    decimal_comma: bool = False,
 ) -> Labels:
     """Read label columns by the rules above.
 
@@ -96,51 +131,34 @@ def read_labels(
         kind: Kind of the labels; `auto` finds it from the cells.
         missing: Words of missing labels, in any case; an empty cell is missing too.
         positive: The positive one of two classes; None: found from their names.
+        decimal_comma: Whether numbers are written with a comma.
 
     Raises:
         DataError: No such column; a cell that does not fit the kind, named with its row; a column without labels, or
             with one class only; `positive` is given and is not one of two classes.
     """
+    number = partial(read_number, decimal_comma=decimal_comma)
     words = {name: _count_missing(table.column(name, _CHOOSE_COLUMNS), missing) for name in columns}
     table = _blank_missing(table, columns, missing)
-    cells = {name: table.columns[name] for name in columns}
-    for name, column in cells.items():
-        if not any(column):
+    for name in columns:
+        if not any(table.columns[name]):
             hint = "; ".join([_CHOOSE_COLUMNS, *_describe_missing({name: words[name]}, missing)])
             raise DataError(f"{table.path}: label column `{name}` is empty in every row", hint)
-    notes = _describe_missing({name: words[name] for name in columns if not _holds_numbers(cells[name])}, missing)
+    texts = {name: words[name] for name in columns if any(c and number(c) is None for c in table.columns[name])}
     try:
-        match _find_kind(table, cells, positive) if kind == "auto" else kind:
+        match _find_kind(table, columns, number, positive) if kind == "auto" else kind:
             case "multi_label":
                 labels = _binary_labels(table, columns)
             case "regression":
-                labels = _values(table, columns)
+                labels = _values(table, columns, number)
             case _:
-                labels = _classes(table, columns, positive, is_found=kind == "auto")
+                labels = _classes(table, columns, number, positive, is_found=kind == "auto")
     except _OneValueError as error:
         raise DataError(error.message, "; ".join([_OTHERS, *_describe_missing(words, missing)])) from None
     if positive is not None and labels.loss != "classes":
         what = "values to predict" if labels.loss == "regression" else "0/1 labels"
         raise DataError(f"{table.path}: `task.positive_class` is for two classes; found {what}", "leave it out")
-    return replace(labels, notes=(*labels.notes, *notes))
-
-
-def with_decimal_points(table: Table, columns: Sequence[str]) -> Table:
-    """Return a table in which `1,5` is `1.5` in some columns; columns that it lacks are left out.
-
-    Raises:
-        DataError: One of their cells is a number with a point, which may separate thousands.
-    """
-    read = dict(table.columns)
-    for name in [name for name in columns if name in read]:
-        for row, cell in enumerate(read[name]):
-            if "." in cell and read_number(cell.replace(",", "")) is not None:
-                raise DataError(
-                    f"{table.where(row)}: `{name}` is `{cell}`, but `task.decimal_comma` is true",
-                    "write it with a decimal comma and without separators of thousands",
-                )
-        read[name] = tuple(map(with_decimal_point, read[name]))
-    return replace(table, columns=read)
+    return replace(labels, notes=(*labels.notes, *_describe_missing(texts, missing)))
 
 
 def read_known_targets(
@@ -150,62 +168,77 @@ def read_known_targets(
     names: Sequence[str],
     kind: LabelKind = "auto",
     missing: Collection[str] = MISSING_VALUES,
-) -> FloatArray:
-    """Return the labels of new rows of a known task: (R, C), NaN where missing; (R, 1) class index for `classes`.
+    *,
+    decimal_comma: bool = False,
+) -> tuple[FloatArray, tuple[str, ...]]:
+    """Return the labels of new rows of a known task, (R, C), NaN where missing, and notes; (R, 1) class index for
+    `classes`.
+
+    A cell that is not a label of the task counts as missing, since its row can be predicted all the same; a warning
+    says how many such cells there are, and which is the first.
 
     Args:
         table: May lack some of the columns, or all.
         columns: One for each label or value; the only one for `classes`.
-        kind, missing: As the task was read.
-
-    Raises:
-        DataError: A cell is not a label of the task.
+        kind, missing, decimal_comma: As the task was read.
     """
+    number = partial(read_number, decimal_comma=decimal_comma)
+    parse, accepted = _BINARY_CELLS if loss == "binary" else (_value_of(number), _VALUES)
     if loss == "classes":
-        listed = name_some((f"`{name}`" for name in names), limit=10)
-        return read_targets(table, columns, _class_parser(names), listed, missing=missing)
+        parse, accepted = _class_parser(names, number), name_some((f"`{name}`" for name in names), limit=10)
     if loss == "binary" and kind == "multi_label":
-        table = _with_zeros(_blank_missing(table, columns, missing), columns)
-    return read_targets(table, columns, *(_BINARY_CELLS if loss == "binary" else _VALUE_CELLS), missing=missing)
+        table = _with_zeros(_blank_missing(table, columns, missing), columns, is_strict=False)
+    odd: list[str] = []
+    targets = read_targets(table, columns, parse, accepted, missing=missing, odd=odd)
+    if not odd:
+        return targets, ()
+    what = "a cell is no label of the run and is not scored"
+    if len(odd) > 1:
+        what = f"{len(odd):,} cells are no labels of the run and are not scored; the first"
+    return targets, (f"warning: {what}: {odd[0]}",)
 
 
 def read_targets(
     table: Table,
     columns: Sequence[str],
-    parse: Callable[[str], float | None],
+    parse: Parser,
     accepted: str,
     hint: str = _CORRECT,
     *,
     missing: Collection[str] = MISSING_VALUES,
+    odd: list[str] | None = None,
 ) -> FloatArray:
     """Return C label columns as (R, C) numbers, NaN where a cell or the whole column is missing.
 
     Args:
         table: May lack some of the columns.
-        parse: Number of a cell that is not missing; None if the cell is not a label.
+        parse: Reads a cell that is not missing.
         accepted: Cells that are labels, in words.
         missing: Words of missing labels, in any case.
+        odd: Gets a sentence on each cell that is not a label, which then counts as missing; None: it is an error.
 
     Raises:
-        DataError: A cell is not a label.
+        DataError: A cell is not a label; it names the first ones.
     """
     table = _blank_missing(table, columns, missing)
-    targets = np.full((len(table), len(columns)), math.nan)
+    targets, wrong = np.full((len(table), len(columns)), math.nan), []
     for index, name in enumerate(columns):
         for row, cell in enumerate(table.columns.get(name, ())):
-            if not cell:
-                continue
-            value = parse(cell)
+            value = parse(cell) if cell else math.nan
+            targets[row, index] = math.nan if value is None else value
             if value is None:
-                look = look_of(cell) if read_number(cell) is None else None
-                told = hint if look is None else f"it looks like {look.what}: {look.advice}"
-                raise DataError(f"{table.where(row)}: `{name}` is `{cell}`; accepted: {accepted}, or empty", told)
-            targets[row, index] = value
+                wrong.append((name, row))
+    if wrong and odd is None:
+        raise DataError(f"{_name_cells(table, wrong)}; accepted: {accepted}, or empty", hint)
+    for name, row in wrong if odd is not None else ():
+        odd.append(f"{_name_cells(table, [(name, row)])}; accepted: {accepted}, or empty")  # type: ignore[union-attr]
     return targets
 
 
-def read_number(cell: str) -> float | None:
+def read_number(cell: str, *, decimal_comma: bool = False) -> float | None:
     """Return a finite number, with U+2212 as a minus too, or None; `1_000`, which Python reads as one, is none."""
+    if decimal_comma:
+        cell = "" if "." in cell else cell.replace(",", ".") if _COMMA.fullmatch(cell) else cell
     try:
         value = math.nan if "_" in cell else float(cell.replace("\N{MINUS SIGN}", "-"))
     except ValueError:
@@ -224,15 +257,36 @@ def read_numbers(table: Table, config: TaskSection) -> FloatArray:
         table.column(name, "the model reads it: `task.descriptor_columns` names it")
     if not isinstance(config, CsvTaskConfig):
         return np.zeros((len(table), 0))
-    table = with_decimal_points(table, columns) if config.decimal_comma else table
-    return read_targets(table, columns, *_VALUE_CELLS, missing=config.missing_values)
+    parse = _value_of(partial(read_number, decimal_comma=config.decimal_comma))
+    return read_targets(table, columns, parse, _VALUES, missing=config.missing_values)
 
 
-def _class_parser(names: Sequence[str]) -> Callable[[str], float | None]:
+def find_positive(names: tuple[str, str]) -> str | None:
+    """Return the positive one of two classes by their names; None where the names do not tell.
+
+    `inactive`, `non-toxic` and `not toxic` deny `active` and `toxic`. Else one of the names is in a short list. Words
+    that both names begin or end with are left out: of `BBB+` and `BBB-`, the signs tell.
+    """
+    words = [re.findall(r"[^\W_]+|[-+]$", name.casefold().replace("\N{MINUS SIGN}", "-")) for name in names]
+    for end in (0, -1):
+        while all(words) and words[0][end] == words[1][end]:
+            for of_name in words:
+                del of_name[end]
+    first, second = (" ".join(of_name) for of_name in words)
+    denies = [
+        any(one == f"{word}{other}".strip() for word in _DENIALS) for one, other in ((first, second), (second, first))
+    ]
+    for is_negative in (denies, [first in _NEGATIVE, second in _NEGATIVE], [second in _POSITIVE, first in _POSITIVE]):
+        if is_negative[0] != is_negative[1]:
+            return names[1] if is_negative[0] else names[0]
+    return None
+
+
+def _class_parser(names: Sequence[str], number: Parser) -> Parser:
     """Return a function from a cell to the index of its class; where classes are numbers, `1.0` is `1`."""
     by_text = {name: float(index) for index, name in enumerate(names)}
-    by_number = {read_number(name): index for name, index in by_text.items() if read_number(name) is not None}
-    return lambda cell: by_text.get(cell, by_number.get(read_number(cell)))
+    by_number = {number(name): index for name, index in by_text.items() if number(name) is not None}
+    return lambda cell: by_text.get(cell, by_number.get(number(cell)))
 
 
 def _count_missing(cells: Sequence[str], missing: Collection[str]) -> Counter[str]:
@@ -243,12 +297,7 @@ def _count_missing(cells: Sequence[str], missing: Collection[str]) -> Counter[st
 def _blank_missing(table: Table, columns: Sequence[str], missing: Collection[str]) -> Table:
     """Return a table whose missing labels are empty cells; columns that it lacks are left out."""
     folded = {word.lower() for word in missing}
-    blanked = {
-        name: tuple("" if cell.lower() in folded else cell for cell in table.columns[name])
-        for name in columns
-        if name in table.columns
-    }
-    return replace(table, columns=table.columns | blanked)
+    return table.with_cells(columns, lambda cell: "" if cell.lower() in folded else cell)
 
 
 def _describe_missing(words: Mapping[str, Counter[str]], missing: Collection[str]) -> list[str]:
@@ -264,61 +313,35 @@ def _describe_missing(words: Mapping[str, Counter[str]], missing: Collection[str
     return notes
 
 
-def _holds_numbers(cells: Sequence[str]) -> bool:
-    return all(read_number(cell) is not None for cell in cells if cell)
-
-
-def _find_kind(table: Table, cells: Mapping[str, tuple[str, ...]], positive: str | None) -> LabelKind:
-    present = [cell for column in cells.values() for cell in column if cell]
-    if all(cell.lower() in _BINARY for cell in present):
-        return "multi_label" if positive is None or len(cells) > 1 else "classes"
-    numbers = [number for cell in present if (number := read_number(cell)) is not None]
-    if len(numbers) == len(present):
-        return "classes" if len(cells) == 1 and len(set(numbers)) == 2 else "regression"
-    looks = {name: looks_of(c for c in column if read_number(c) is None) for name, column in cells.items()}
-    alike = {cell: look for of_column in looks.values() for cell, look in of_column.items()}
-    may_be_bins = len(set(present)) <= _MAX_BINS
-    certain = [cell for cell in present if cell in alike and not (may_be_bins and alike[cell].may_be_bins)]
-    num_numeric = len(numbers) + len(certain)
-    # with limits such as `<10` in most cells, the numbers are still values
-    is_numeric = 2 * num_numeric > len(present) or (num_numeric > 0 and LIMIT in alike.values())
-    if len(cells) == 1 and not is_numeric:
+def _find_kind(table: Table, columns: Sequence[str], number: Parser, positive: str | None) -> LabelKind:
+    cells = [(name, row, cell) for name in columns for row, cell in enumerate(table.columns[name]) if cell]
+    if all(cell.lower() in _BINARY for *_, cell in cells):
+        return "multi_label" if positive is None or len(columns) > 1 else "classes"
+    values = [number(cell) for *_, cell in cells]
+    others = [(name, row) for (name, row, _), value in zip(cells, values, strict=True) if value is None]
+    if not others:
+        return "classes" if len(columns) == 1 and len(set(values)) == 2 else "regression"
+    has_numbers = len(others) < len(cells)
+    if len(columns) == 1 and (2 * len(others) >= len(cells) if has_numbers else True):
         return "classes"
-    raise _unfit_cell(table, cells, looks if is_numeric else None, has_numbers=bool(numbers))
+    if has_numbers:
+        hint = f"{_MEND}; `task.decimal_comma=true` reads decimal commas; {_TAKE_AS_CLASSES}"
+        raise DataError(f"{_name_cells(table, others)}; others are numbers", hint)
+    others = [(name, row) for name, row, cell in cells if cell.lower() not in _BINARY]
+    raise DataError(
+        f"{_name_cells(table, others)}; several columns hold 0/1, true/false or yes/no",
+        "correct or empty such cells, or give one column of classes",
+    )
 
 
-def _unfit_cell(
-    table: Table,
-    cells: Mapping[str, tuple[str, ...]],
-    looks: Mapping[str, Mapping[str, Look]] | None,
-    *,
-    has_numbers: bool,
-) -> DataError:
-    """Return the error for the first cell that does not fit the others of its columns.
-
-    Args:
-        looks: What cells of columns of numbers look like; None: several columns hold 0/1 labels.
-    """
-    wrong = [
-        (name, row)
-        for name, column in cells.items()
-        for row, cell in enumerate(column)
-        if cell and (cell.lower() not in _BINARY if looks is None else read_number(cell) is None)
-    ]
-    if looks is not None and not has_numbers:
-        wrong = [(name, row) for name, row in wrong if cells[name][row] in looks[name]]
-    name, row = wrong[0]
-    cell = cells[name][row]
-    look = None if looks is None else looks[name].get(cell)
-    found = ["several columns hold 0/1, true/false or yes/no"] if looks is None else []
-    found += ["others are numbers"] if looks is not None and has_numbers else []
-    found += [f"{'and ' if found else ''}it looks like {look.what}"] if look is not None else []
-    mend = look.advice if look is not None else "correct or empty such cells"
-    if looks is not None and look is None:
-        mend += ", list words of missing labels in `task.missing_values`"
-    force = _TAKE_AS_CLASSES if look is not None and len(cells) == 1 else f"or {_CHOOSE_KIND}"
-    one_of = f", one of {len(wrong):,} such cells" if len(wrong) > 1 else ""
-    return DataError(f"{table.where(row)}: `{name}` is `{cell}`{one_of}; {' '.join(found)}", f"{mend}; {force}")
+def _name_cells(table: Table, cells: Sequence[tuple[str, int]]) -> str:
+    """Return the place of the first of some cells, what is there, and how many more there are, with their lines."""
+    (name, row), *more = cells
+    said = f"{table.where(row)}: `{name}` is `{table.columns[name][row]}`"
+    if more:
+        listed = name_some((f"`{table.columns[n][r]}` ({table.short_place(r)})" for n, r in more), limit=_MAX_NAMED)
+        said += f", one of {format_number_of(len(cells), 'such cell')}; the next: {listed}"
+    return said
 
 
 def _binary_labels(table: Table, columns: Sequence[str]) -> Labels:
@@ -332,53 +355,35 @@ def _binary_labels(table: Table, columns: Sequence[str]) -> Labels:
     return Labels("binary", tuple(columns), targets, (f"found {what}, positive in {positive}{more} of the rows",))
 
 
-def _with_zeros(table: Table, columns: Sequence[str]) -> Table:
+def _with_zeros(table: Table, columns: Sequence[str], *, is_strict: bool = True) -> Table:
     """Return a table in which -1 and 1 are 0 and 1 in the columns that have -1; columns that it lacks are left out.
 
     Raises:
-        DataError: One of them has 0 too.
+        DataError: One of them has 0 too, and `is_strict`; else it stays as it is.
     """
-    read = dict(table.columns)
-    for name in [name for name in columns if name in read]:
-        numbers = [read_number(cell) for cell in read[name]]
-        if -1 not in numbers:
-            continue
-        if 0 in numbers:
+    for name in [name for name in columns if name in table.columns]:
+        numbers = [read_number(cell) for cell in table.columns[name]]
+        if -1 in numbers and 0 in numbers and is_strict:
+            row = numbers.index(-1)
             raise DataError(
-                f"{table.where(numbers.index(-1))}: `{name}` is `{read[name][numbers.index(-1)]}`, and on line "
+                f"{table.where(row)}: `{name}` is `{table.columns[name][row]}`, and on line "
                 f"{table.lines[numbers.index(0)]} it is 0: which of the two is negative?",
                 "write 0 in negative rows, and leave the cell empty where the label is not known",
             )
-        signs: dict[float | None, str] = {-1.0: "0", 1.0: "1"}
-        read[name] = tuple(signs.get(number, cell) for number, cell in zip(numbers, read[name], strict=True))
-    return replace(table, columns=read)
+        if -1 in numbers and 0 not in numbers:
+            signs: dict[float | None, str] = {-1.0: "0", 1.0: "1"}
+            table = table.with_cells([name], lambda cell: signs.get(read_number(cell), cell))  # noqa: B023
+    return table
 
 
-def _values(table: Table, columns: Sequence[str]) -> Labels:
-    targets = read_targets(table, columns, *_VALUE_CELLS, missing=())
+def _values(table: Table, columns: Sequence[str], number: Parser) -> Labels:
+    targets = read_targets(table, columns, _value_of(number), _VALUES, _MEND, missing=())
     _check_varies(table, columns, targets)
     named = name_some(f"`{name}`" for name in columns)
     notes = [f"found values to predict in {named}; if they are classes, say so with `task.label_kind=classes`"]
     if set(np.unique(targets[~np.isnan(targets)])) == {-1.0, 1.0}:
         notes.append("every value is -1 or 1: `task.label_kind=multi_label` takes them as negative and positive labels")
-    return Labels("regression", tuple(columns), targets, (*notes, *_doubt_points(table, columns)))
-
-
-def _doubt_points(table: Table, columns: Sequence[str]) -> list[str]:
-    """Return a warning for each column of whole numbers below 1000 and others like `1.355`, which may be 1355."""
-    notes = []
-    for name in columns:
-        whole: list[str] = []
-        others: list[str] = []
-        for cell in filter(None, table.columns[name]):
-            (whole if cell.lstrip("+-\N{MINUS SIGN}").isdecimal() else others).append(cell)
-        is_doubtful = whole and all(len(cell.lstrip("+-\N{MINUS SIGN}")) < 4 for cell in whole)
-        if is_doubtful and len(others) > 1 and all(map(MAYBE_THOUSANDS.fullmatch, others)):
-            notes.append(
-                f"warning: in `{name}`, all numbers that are not whole have three decimals, such as `{others[0]}`, and "
-                "no whole one has four digits: the point may separate thousands, but is read as a decimal point"
-            )
-    return notes
+    return Labels("regression", tuple(columns), targets, tuple(notes))
 
 
 class _OneValueError(DataError):
@@ -396,7 +401,7 @@ def _one_value(table: Table, name: str, value: str) -> DataError:
     return _OneValueError(f"{table.path}: `{name}` is {value} in every row that has it: nothing to learn", _OTHERS)
 
 
-def _classes(table: Table, columns: Sequence[str], positive: str | None, *, is_found: bool) -> Labels:
+def _classes(table: Table, columns: Sequence[str], number: Parser, positive: str | None, *, is_found: bool) -> Labels:
     if len(columns) > 1:
         raise DataError(
             f"{table.path}: {len(columns)} label columns cannot be `classes`: each row has one class",
@@ -404,24 +409,25 @@ def _classes(table: Table, columns: Sequence[str], positive: str | None, *, is_f
         )
     (name,) = columns
     cells = table.columns[name]
-    names = _class_names({cell for cell in cells if cell})
+    names = _class_names({cell for cell in cells if cell}, number)
     if len(names) < 2:
         raise _one_value(table, name, f"`{names[0]}`")
     if len(names) > _MAX_CLASSES:
         raise DataError(
             f"{table.path}: `{name}` has {len(names):,} different texts, at most {_MAX_CLASSES} classes are taken",
-            "choose the column that holds the labels",
+            "choose the column that holds the labels; values need a number in every cell, and "
+            "`task.decimal_comma=true` reads decimal commas",
         )
-    names, how = _order(table, name, names, positive)
-    parse = _class_parser(names)
+    names, how = _order(table, name, names, number, positive)
+    parse = _class_parser(names, number)
     targets = read_targets(table, columns, parse, "the names of the classes", missing=())
     counts = [int(np.count_nonzero(targets == index)) for index in range(len(names))]
     if is_found and 2 * counts.count(1) > len(names):
-        first = next(row for row, cell in enumerate(cells) if cell and counts[int(parse(cell) or 0)] == 1)
+        alone = [(name, row) for row, cell in enumerate(cells) if cell and counts[int(parse(cell) or 0)] == 1]
         raise DataError(
-            f"{table.where(first)}: `{name}` is `{cells[first]}` in this row alone; {counts.count(1)} of {len(names)} "
-            "classes have one row",
-            f"choose the column that holds the labels, or correct misspelt classes; {_TAKE_AS_CLASSES}",
+            f"{_name_cells(table, alone)}; {counts.count(1)} of {len(names)} classes have one row",
+            "choose the column that holds the labels, or correct misspelt classes; values need a number in every cell, "
+            f"and `task.decimal_comma=true` reads decimal commas; {_TAKE_AS_CLASSES}",
         )
     listed = name_some((f"`{text}` ({count:,})" for text, count in zip(names, counts, strict=True)), limit=10)
     notes = [f"found {len(names)} classes of `{name}`: {listed}{how}"]
@@ -432,9 +438,9 @@ def _classes(table: Table, columns: Sequence[str], positive: str | None, *, is_f
     return Labels("classes", names, targets, tuple(notes))
 
 
-def _class_names(cells: Collection[str]) -> tuple[str, ...]:
+def _class_names(cells: Collection[str], number: Parser) -> tuple[str, ...]:
     """Return the classes in order: as strings, or where all are numbers, as the shortest string of each value."""
-    numbers = {cell: number for cell in cells if (number := read_number(cell)) is not None}
+    numbers = {cell: value for cell in cells if (value := number(cell)) is not None}
     if len(numbers) < len(cells):
         return tuple(sorted(cells))
     longest_first = sorted(cells, key=lambda cell: (len(cell), cell), reverse=True)
@@ -442,7 +448,9 @@ def _class_names(cells: Collection[str]) -> tuple[str, ...]:
     return tuple(shortest[value] for value in sorted(shortest))
 
 
-def _order(table: Table, column: str, names: tuple[str, ...], positive: str | None) -> tuple[tuple[str, ...], str]:
+def _order(
+    table: Table, column: str, names: tuple[str, ...], number: Parser, positive: str | None
+) -> tuple[tuple[str, ...], str]:
     """Return classes, of two the positive one last, and the end of a sentence that says which it is and why."""
     if len(names) > 2:
         if positive is not None:
@@ -451,7 +459,7 @@ def _order(table: Table, column: str, names: tuple[str, ...], positive: str | No
             )
         return names, ""
     if positive is not None:
-        found = _class_parser(names)(positive)
+        found = _class_parser(names, number)(positive)
         if found is None:
             listed = " and ".join(f"`{name}`" for name in names)
             raise DataError(
@@ -461,20 +469,23 @@ def _order(table: Table, column: str, names: tuple[str, ...], positive: str | No
         chosen, how = names[int(found)], "as `task.positive_class` says"
     else:
         told = find_positive((names[0], names[1]))
-        chosen = told or names[1]
-        how = "the later one" if told is None else "by its name"
+        chosen, how = told or names[1], "the later one" if told is None else "by its name"
     other = names[0] if chosen == names[1] else names[1]
     if positive is None:
         how += f"; `task.positive_class={other}` chooses the other"
     return (other, chosen), f"; `{chosen}` is the positive one, {how}"
 
 
-def _value(cell: str) -> float | None:
-    """Return a number that can be predicted, or None."""
-    number = read_number(cell)
-    return None if number is None or abs(number) > _LARGEST_VALUE else number
+def _value_of(number: Parser) -> Parser:
+    """Return a parser of numbers that can be predicted."""
+
+    def value(cell: str) -> float | None:
+        found = number(cell)
+        return None if found is None or abs(found) > _LARGEST_VALUE else found
+
+    return value
 
 
-# what a cell means, and which cells are accepted
-_BINARY_CELLS = (lambda cell: _BINARY.get(cell.lower()), "0/1, true/false, yes/no, t/f, y/n")
-_VALUE_CELLS = (_value, "a number from -1e100 to 1e100")
+# which cells are accepted, and what they mean
+_VALUES = "a number from -1e100 to 1e100"
+_BINARY_CELLS: tuple[Parser, str] = (lambda cell: _BINARY.get(cell.lower()), "0/1, true/false, yes/no, t/f, y/n")

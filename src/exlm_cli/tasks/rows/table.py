@@ -1,7 +1,7 @@
 """Rows of a user's table: its cells with their lines, and the text or molecule that a model reads of each row."""
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -58,6 +58,17 @@ class Table:
             names = name_some((f"`{known}`" for known in self.columns), limit=12)
             raise DataError(f"{self.path}: no column `{name}`; there are {names}", self._nearest(name) or hint)
         return self.columns[name]
+
+    def with_cells(self, names: Sequence[str], change: Callable[[str], str]) -> "Table":
+        """Return the table with changed cells in some columns; those that it lacks are left out."""
+        changed = {name: tuple(map(change, self.columns[name])) for name in names if name in self.columns}
+        return replace(self, columns=self.columns | changed)
+
+    def blanked(self, kept: IntArray, names: Sequence[str]) -> "Table":
+        """Return the table with empty cells in some columns of all rows but those kept."""
+        rows = set(kept.tolist())
+        blank = {name: tuple(c if i in rows else "" for i, c in enumerate(self.columns[name])) for name in names}
+        return replace(self, columns=self.columns | blank)
 
     def where(self, row: int) -> str:
         """Return the place of a row, counted from 0, as errors name it: `file.csv:7`."""

@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +23,6 @@ from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.format import name_some
 from exlm_cli.tasks import metrics
 from exlm_cli.tasks.base import (
-    PLACE_COLUMN,
     SPLITS,
     DownstreamTask,
     EncodedRows,
@@ -33,7 +31,7 @@ from exlm_cli.tasks.base import (
     Loss,
     SeedOutputs,
     Split,
-    write_outputs,
+    SplitIndices,
 )
 from exlm_cli.tasks.rows.table import InputRows
 
@@ -59,56 +57,37 @@ class ScoredRows(EncodedSplit):
     places: Sequence[str] = ()
     scale: FloatArray | None = None
 
-    def by_seed(self, outputs: SeedOutputs) -> FloatArray:
-        """Return (K, N, C) probabilities or values, float64."""
-        return metrics.probabilities_by_seed(self.loss, outputs, len(self.names))
-
     def score(self, outputs: SeedOutputs, is_scored_N: NDArray[np.bool_] | None = None) -> dict[str, float]:
         """Return the metrics, means over the labels or columns in which each is defined."""
         chosen = slice(None) if is_scored_N is None else is_scored_N
-        return self._metrics(self.by_seed(outputs).mean(axis=0)[chosen], self.targets[chosen])
+        return self._metrics(_mean(outputs)[chosen], self.targets[chosen])
 
     def _metrics(self, mean_NC: FloatArray, targets_NC: FloatArray) -> dict[str, float]:
         return metrics.score_rows(self.loss, mean_NC, targets_NC, self.scale)
 
     def score_labels(self, outputs: SeedOutputs) -> dict[str, dict[str, float]]:
         """Return the metrics of each label or value by its name; nothing for classes or a single one."""
-        return metrics.score_labels(self.loss, self.by_seed(outputs).mean(axis=0), self.targets, self.names)
+        return metrics.score_labels(self.loss, _mean(outputs), self.targets, self.names)
 
     def describe_outputs(self, outputs: SeedOutputs) -> list[str]:
         """Return in words which outputs are the same in every row."""
-        return metrics.describe_constant(self.loss, self.by_seed(outputs).mean(axis=0), self.targets, self.names)
+        return metrics.describe_constant(self.loss, _mean(outputs), self.targets, self.names)
 
     def prediction_columns(self, outputs: SeedOutputs) -> dict[str, list[str]]:
         """Return `<name>_probability` of each label or class, or `<name>_predicted` value; `predicted_class` if there
         are classes; over several seeds `<name>_seed_spread`, their standard deviation (n - 1).
         """
-        by_seed_KNC = self.by_seed(outputs)
-        mean_NC = by_seed_KNC.mean(axis=0)
+        mean_NC = _mean(outputs)
         columns = name_columns(self.names, "predicted" if self.loss == "regression" else "probability", mean_NC)
         if self.loss == "classes":
             columns["predicted_class"] = [self.names[index] for index in mean_NC.argmax(axis=1)]
-        if len(by_seed_KNC) > 1:
-            columns |= name_columns(self.names, "seed_spread", by_seed_KNC.std(axis=0, ddof=1))
+        if len(outputs) > 1:
+            columns |= name_columns(self.names, "seed_spread", np.std(outputs, axis=0, ddof=1))
         return columns
 
-    def write_predictions(self, folder: Path, split: Split, outputs: SeedOutputs) -> None:
-        """Write `predictions-<split>.csv`: probabilities of labels or classes, or values, by row of the input.
 
-        Then come the truth, `<name>_true` or `true_class`, the place in the file, and the text or SMILES that the model
-        read.
-        """
-        if self.loss == "classes":
-            classes = self.targets[:, 0]
-            truth = {"true_class": ["" if math.isnan(c) else self.names[int(c)] for c in classes]}
-        else:
-            truth = name_columns(self.names, "true", self.targets)
-        texts = zip(*self.texts, strict=True)
-        inputs = ("input",) if len(self.texts[0]) == 1 else ("input_a", "input_b")
-        places = {PLACE_COLUMN: self.places} if self.places else {}
-        more = {**truth, **places, **dict(zip(inputs, texts, strict=True))}
-        mean_NC = self.by_seed(outputs).mean(axis=0)
-        write_outputs(folder / f"predictions-{split}.csv", self.rows, self.names, mean_NC, more)
+def _mean(outputs: SeedOutputs) -> FloatArray:
+    return np.asarray(np.mean(outputs, axis=0))
 
 
 def name_columns(names: Sequence[str], what: str, values_NC: FloatArray) -> dict[str, list[str]]:
@@ -167,7 +146,7 @@ class RowTask(DownstreamTask):
         )
 
     @property
-    def split_indices(self) -> dict[str, IntArray]:
+    def split_indices(self) -> SplitIndices:
         """Rows of the input, counted from 0."""
         return {split: self.examples[split].rows for split in self.splits}
 

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from exlm_cli.config.tasks import SquadTaskConfig
-from exlm_cli.data import IntArray
 from exlm_cli.data.rows.hub import HubSource, iter_hub_records
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
@@ -30,6 +29,7 @@ from exlm_cli.tasks.base import (
     NewRows,
     SeedOutputs,
     Split,
+    SplitIndices,
     TrainedTask,
 )
 from exlm_cli.tasks.rows.splits import choose_rows
@@ -124,7 +124,7 @@ class SquadTask(DownstreamTask):
         self.score_fingerprint = digest.hexdigest()
 
     @property
-    def split_indices(self) -> dict[str, IntArray]:
+    def split_indices(self) -> SplitIndices:
         """Numbers of the questions of each split in their file, counted from 0."""
         return {split: np.array([q.row for q in self._questions[split]], dtype=np.int64) for split in self.splits}
 
@@ -266,7 +266,7 @@ class ScoredQuestions(EncodedSplit):
         odds = dict(zip(answered, _no_answer(answered).tolist(), strict=True))
         return json_bytes({key: a.text for key, a in answered.items()}), json_bytes(odds)
 
-    def write_predictions(self, folder: Path, split: Split, outputs: SeedOutputs) -> None:
+    def write_answers(self, folder: Path, split: Split, outputs: SeedOutputs) -> None:
         """Write, by question id, what the official script reads: best answers and no-answer scores.
 
         `no-answer-<split>.json` holds `Answered.no_answer_score`, which orders questions as a probability would.

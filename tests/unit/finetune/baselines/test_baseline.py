@@ -14,11 +14,8 @@ from exlm_cli.data.molecules import NUM_BITS, fingerprints
 from exlm_cli.finetune.baselines.baseline import (
     FORESTS,
     TFIDF,
-    BaselineData,
     ForestBaseline,
     baselines_of,
-    describe_molecules,
-    forest_predictions,
     grow_forests,
     is_affordable,
 )
@@ -52,9 +49,10 @@ def make(loss: Loss, targets: Any, names: tuple[str, ...] = ("y",)) -> RowTask:
 
 
 def predict(task: RowTask, seed: int = 1, baseline: ForestBaseline = ECFP4, num_trees: int = 30) -> Any:
-    data = describe_molecules(task, baseline, FeatureStore(), SilentProgress())
-    forests = grow_forests(data, seed, SilentProgress(), num_trees=num_trees, num_threads=1)
-    return {split: forest_predictions(forests, task.loss, data.features[split]) for split in task.splits[1:]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(grow_forests.__kwdefaults__, "num_trees", num_trees)
+        fitted = baseline.fit(task, seed, FeatureStore(), SilentProgress(), num_threads=1)
+    return {split: fitted.predict(task.examples[split].texts, SilentProgress()) for split in task.splits[1:]}
 
 
 def run(task: RowTask, baseline: ForestBaseline = ECFP4) -> dict[Any, dict[str, float]]:
@@ -92,7 +90,7 @@ def test_the_forest_reads_complexes_with_dative_bonds_however_they_are_written(t
         write_training_rows(tmp_path, [task])
         known = read_training_rows(tmp_path)
         assert set(known.splits_of(task.training_keys)) == {"train"}
-        nearest += known.nearest_tanimoto(task.training_keys, SilentProgress()).tolist()
+        nearest += known.nearest_tanimoto(task.training_keys, SilentProgress())[0].tolist()
     assert scores[0] == scores[1] < 0.3
     assert nearest == [1] * len(nearest)
 
@@ -122,7 +120,7 @@ def test_what_a_descriptor_lacks_is_the_median_of_the_training_rows():
     examples = {"train": LabelledRows([("C",)] * 5, np.arange(5.0)[:, None], np.arange(5))}
     task = make("regression", [[float(i)] for i in range(24)])
     task.examples, task.splits = examples, ("train",)
-    forests = grow_forests(BaselineData(task, FORESTS[1], {"train": train}), 1, SilentProgress(), num_trees=9)
+    forests = grow_forests(FORESTS[1], task, train, 1, SilentProgress(), num_trees=9)
     assert forests.fill.tolist() == [1.5, 0]
     new = np.array([[math.nan, 7], [math.nan, math.nan], [4, math.nan]])
     filled = np.array([[1.5, 7], [1.5, 0], [4, 0]])
@@ -145,6 +143,14 @@ def test_a_table_with_too_many_labels_has_no_baseline_by_itself(monkeypatch):
     task.input_kind = "text"
     assert is_affordable(task)
     assert baselines_of(task) == (TFIDF,)
+
+
+def test_a_table_with_many_values_has_no_forests_by_itself(monkeypatch):
+    """Their trees end in single rows, so that memory grows with the rows."""
+    values = make("regression", [[float(i)] for i in range(24)])
+    monkeypatch.setattr("exlm_cli.finetune.baselines.baseline.MAX_FOREST_VALUES", 15)
+    assert not is_affordable(values)
+    assert is_affordable(make("binary", [[i % 2] for i in range(24)]))
 
 
 def test_a_task_whose_rows_are_no_texts_has_no_baseline():
@@ -173,6 +179,22 @@ def test_missing_labels_and_single_classes_are_no_trouble():
 def test_it_shows_how_far_it_is():
     progress = Recorder()
     task = make("binary", [[i % 2, i % 2] for i in range(24)], ("a", "b"))
-    grow_forests(describe_molecules(task, ECFP4, FeatureStore(), SilentProgress()), 1, progress, num_trees=2)
+    grow_forests(ECFP4, task, fingerprints(TEXTS[:16]), 1, progress, num_trees=2)
     (bar,) = progress.bars
     assert (bar.label, bar.total, bar.done) == ("ECFP4 + random forest", 2, [1, 2])
+
+
+@pytest.mark.parametrize("loss", ["binary", "classes"])
+def test_balanced_weights_hold_for_the_baseline_too(loss):
+    """Of rows that look the same, one in four is positive; with the weights of the loss, it is one in two.
+
+    Within five standard errors of what the bootstrap draws: a share p of 64 rows, the mean of 400 trees.
+    """
+    task = make(loss, [[float(i % 4 == 0)] for i in range(24)], ("a", "b") if loss == "classes" else ("y",))
+    targets = (np.arange(64.0) % 4 == 0)[:, None].astype(float)
+    same = {"train": LabelledRows([("CCO",)] * 64, targets, np.arange(64))}
+    task.examples, task.splits = same | {"valid": same["train"]}, ("train", "valid")
+    for weights, share in ((None, 0.25), ([2 / 3, 2.0] if loss == "classes" else [3.0], 0.5)):
+        task.class_weights = None if weights is None else np.array(weights)
+        found = predict(task, num_trees=400)["valid"][0, -1]
+        assert found == pytest.approx(share, abs=5 * 0.5 / math.sqrt(64 * 400) + 0.005)

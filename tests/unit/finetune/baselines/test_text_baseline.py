@@ -18,13 +18,13 @@ from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.finetune.evaluation.calibration import read_calibration
 from exlm_cli.finetune.finished import FinetunedRun
 from exlm_cli.finetune.prediction.predict import predict
-from exlm_cli.finetune.results import read_results, read_seed_outputs, read_split_outputs
+from exlm_cli.finetune.results import read_results
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
 from exlm_cli.finetune.scores import BOTH, read_scores
 from exlm_cli.progress import SilentProgress
 from exlm_cli.report.finetuning.scores import results_tables
 from tests.unit.finetune.finetuned_runs import read_rows, write_rows
-from tests.unit.finetune.synthetic import WORDS, WordTask, finetune_recipe
+from tests.unit.finetune.synthetic import WORDS, WordTask, finetune_recipe, read_part
 from tests.unit.tasks.glue_files import write_glue
 
 TRAIN = {"max_epochs": 1, "microbatch_tokens": 2048, "num_threads": 1}
@@ -59,7 +59,9 @@ def test_it_wins_and_the_verdict_and_the_tables_say_so(run):
     use, values, beside, *_ = results.verdict
     assert use.startswith("Predict new rows with `exlm predict RUN FILE`. It uses TF-IDF + linear model, the best on ")
     assert values.startswith("roc_auc on validation rows: TF-IDF 1")
-    assert beside.startswith("TF-IDF + linear model is better than the model on these test rows: the model's gain ")
+    assert beside.startswith(
+        "TF-IDF + linear model is better than the model on these test rows: the model's roc_auc is "
+    )
     assert "over the 30 rows and " in beside
     assert "for a single one of 2 seeds" in beside
     assert [interval.over for interval in results.comparison.intervals] == ["rows", "seeds"]
@@ -69,8 +71,7 @@ def test_it_wins_and_the_verdict_and_the_tables_say_so(run):
 
 
 def test_its_predictions_are_those_of_scikit_learn_for_every_seed(run, table):
-    results = read_results(run)
-    rows, by_seed_KNC, targets_NC = read_split_outputs(run, results, "test", baseline="tfidf")
+    rows, by_seed_KNC, targets_NC = read_part(run, "test", "tfidf")
     train, _ = rows_of(run, table, "train")
     texts = [row["text"] for row in read_rows(table)]
     vectorizer = TfidfVectorizer(ngram_range=(1, 2))
@@ -102,15 +103,14 @@ def test_it_predicts_unless_another_is_asked_for(run, table, tmp_path):
     assert "predicted with TF-IDF + linear model, best on the validation rows" in summary.notes
     results = read_results(run)
     rows, texts = rows_of(run, table, "test")
-    written = read_seed_outputs(run, results, "test", rows, baseline="tfidf").mean(axis=0)[:, 0]
+    written = read_part(run, "test", "tfidf")[1].mean(axis=0)[:, 0]
     np.testing.assert_allclose(found[rows], written, atol=1e-9)
     in_memory = load(run, device="cpu").predict(texts, predictor="tfidf")
     np.testing.assert_allclose(in_memory.amber_probability, written, atol=1e-9)
     assert set(in_memory.amber_seed_spread) == {0}
     model, _ = predicted(run, table, tmp_path / "b.csv", "model")
     both, _ = predicted(run, table, tmp_path / "c.csv", "both")
-    (share,) = results.predictors.shares
-    np.testing.assert_allclose(both, share * model + (1 - share) * found, atol=1e-6)
+    np.testing.assert_allclose(both, (model + found) / 2, atol=1e-9)
     for predictor in results.predictors.names:
         assert read_calibration(run, predictor).outputs
 

@@ -159,3 +159,14 @@ def test_terms_that_are_no_json_and_rows_of_more_texts_are_refused(fitted, tmp_p
     write_tfidf(path, fitted)
     with pytest.raises(CheckpointError, match="numbers of texts"):
         read(path, num_texts=2)
+
+
+@pytest.mark.parametrize("loss", ["binary", "classes"])
+def test_balanced_weights_make_rare_rows_as_likely_as_others(loss):
+    """Of texts without a known word only the intercept counts; one row in four is positive."""
+    targets = (np.arange(40) % 4 == 0)[:, None].astype(float)
+    weights = np.array([2 / 3, 2.0] if loss == "classes" else [3.0])
+    num = 2 if loss == "classes" else 1
+    for class_weights, share in ((None, 0.25), (weights, 0.5)):
+        fitted = fit_tfidf(loss, [("",)] * 40, targets, num, SilentProgress(), class_weights=class_weights)
+        assert fitted.predict([("",)])[0, -1] == pytest.approx(share, abs=1e-4)

@@ -1,44 +1,53 @@
 """Calibration on synthetic predictions whose truth is known: coverage in closed form, Platt's and isotonic curves."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 from scipy.special import expit, logit
+from sklearn.calibration import calibration_curve
 
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import write_json
 from exlm_cli.finetune.evaluation.calibration import (
     CALIBRATION_FILE,
+    MIN_ISOTONIC_ROWS,
     MIN_OF_EACH,
-    CalibratedRows,
+    MIN_THIRDS_ROWS,
     Calibration,
+    ConformalResiduals,
+    Coverage,
+    IsotonicCurve,
+    PlattCurve,
+    PredictedRows,
+    ValidatedRows,
+    calibration_error,
     fit_calibration,
     read_calibration,
     score_calibration,
 )
-from exlm_cli.finetune.evaluation.conformal import (
-    MIN_SCALED_ROWS,
-    ConformalResiduals,
-    Coverage,
-    ErrorScale,
-    ErrorSigns,
-    error_signs,
-)
-from exlm_cli.finetune.evaluation.curves import MIN_ISOTONIC_ROWS, IsotonicCurve, PlattCurve, reliability
-from exlm_cli.tasks.base import FloatArray
+from exlm_cli.tasks.base import FloatArray, Loss
 
 NAN = math.nan
 
 
-def unknown(num_rows: int, num_outputs: int = 1) -> ErrorSigns:
-    """Rows of texts that one seed predicts."""
-    return error_signs(np.zeros((1, num_rows, num_outputs)), None)
+UNKNOWN = np.full(1, NAN)
+"""Distance of a text."""
+
+
+def fit(loss: Loss, mean: FloatArray, targets: FloatArray, similarity: FloatArray | None = None) -> Calibration:
+    return fit_calibration(loss, [ValidatedRows(mean, targets, similarity)])
 
 
 def binary(probabilities: FloatArray, targets: FloatArray) -> Calibration:
-    return fit_calibration("binary", probabilities[None, :, None], targets[:, None])
+    return fit("binary", probabilities[:, None], targets[:, None])
+
+
+def rows_of(loss: Loss, mean: FloatArray, targets: FloatArray, calibration: Calibration, **more: Any) -> PredictedRows:
+    names = tuple("abcdefghijklmnopqrstuvwxyzABCDEFG"[: mean.shape[1]])
+    return PredictedRows(loss, names, mean[None], targets, calibration, **more)
 
 
 @pytest.mark.parametrize(
@@ -47,9 +56,9 @@ def binary(probabilities: FloatArray, targets: FloatArray) -> Calibration:
 def test_the_half_width_is_the_residual_of_the_finite_sample_rank(num, level, rank):
     """ceil((n + 1) * level), which no n may miss by a rounding error; without such a rank the interval is infinite."""
     residuals = tuple(float(i) for i in range(1, num + 1))
-    assert ConformalResiduals(residuals=residuals).half_width(level) == (math.inf if rank is None else rank)
-    calibration = Calibration(outputs=(ConformalResiduals(residuals=residuals), None))
-    width_NC = calibration.half_widths(level, unknown(3, 2))
+    assert ConformalResiduals(residuals=(residuals,)).half_width(level) == (math.inf if rank is None else rank)
+    calibration = Calibration(outputs=(ConformalResiduals(residuals=(residuals,)), None))
+    width_NC = calibration.half_widths(level, np.full(3, NAN))
     np.testing.assert_array_equal(width_NC, [[NAN if rank is None else rank, NAN]] * 3)
     assert calibration.has_intervals(level) == [rank is not None, False]
 
@@ -64,129 +73,111 @@ def test_coverage_of_new_rows_has_the_distribution_that_theory_gives(num):
     covered = []
     for signed_N in rng.exponential(size=(2000, num)) * rng.choice([-1, 1], size=(2000, num)):
         target_N = rng.normal(size=num)
-        fitted = fit_calibration("regression", (target_N + signed_N)[None, :, None], target_N[:, None])
-        covered.append(1 - math.exp(-fitted.half_widths(level, unknown(1))[0, 0]))
+        fitted = fit("regression", (target_N + signed_N)[:, None], target_N[:, None])
+        covered.append(1 - math.exp(-fitted.half_widths(level, UNKNOWN)[0, 0]))
     rank = math.ceil((num + 1) * level)
     assert stats.kstest(covered, stats.beta(rank, num + 1 - rank).cdf).pvalue > 0.01
     assert np.mean(covered) == pytest.approx(rank / (num + 1), abs=0.01)
 
 
 def test_values_are_calibrated_column_by_column_over_known_rows():
-    """The mean over the seeds is 1 above the first column's truth; the second is known in no row."""
-    predicted_KNC = np.array([[[1.0, 0.0], [2.0, 0.0]], [[3.0, 0.0], [4.0, 0.0]]])
-    fitted = fit_calibration("regression", predicted_KNC, np.array([[1.0, NAN], [NAN, NAN]]))
-    assert fitted.outputs == (ConformalResiduals(residuals=(1.0,)), None)
-    assert fitted.half_widths(0.5, unknown(1, 2)).tolist()[0][0] == 1.0
+    """The first column's mean is 1 above its truth; the second is known in no row."""
+    fitted = fit("regression", np.array([[2.0, 0.0], [3.0, 0.0]]), np.array([[1.0, NAN], [NAN, NAN]]))
+    assert fitted.outputs == (ConformalResiduals(residuals=((1.0,),)), None)
     mean, targets = np.array([[0.0, 0.0], [5.0, 0.0]]), np.array([[1.0, 1.0], [3.0, 1.0]])
-    scored = CalibratedRows("regression", ("a", "b"), mean, targets, fitted, 0.5)
-    assert score_calibration(scored) == [
+    assert score_calibration(rows_of("regression", mean, targets, fitted, level=0.5)) == [
         {"interval_coverage": 0.5, "interval_width": 2.0}, {"interval_coverage": None, "interval_width": None},
     ]  # fmt: skip
 
 
-def noisy(num: int, seed: int, num_seeds: int = 3) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return predictions of seeds, (K, N, 1), truth, (N, 1), and similarity, (N,).
-
-    The error is normal with deviation (0.2 + distance) * u, and the seeds' deviation is u / 4, within sampling.
-    """
+def noisy(num: int, seed: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return predictions, (N, 1), truth, (N, 1), and similarity, (N,); the error's deviation is 0.2 + distance."""
     rng = np.random.default_rng(seed)
-    similarity_N, level_N = rng.uniform(0.1, 1, num), rng.choice([0.5, 2.0], num)
-    seeds_KN = level_N / 4 * rng.standard_normal((num_seeds, num))
-    target_N = seeds_KN.mean(axis=0) + (1.2 - similarity_N) * level_N * rng.standard_normal(num)
-    return seeds_KN[..., None], target_N[:, None], similarity_N
+    similarity_N = rng.uniform(0.1, 1, num)
+    target_N = (1.2 - similarity_N) * rng.standard_normal(num)
+    return np.zeros((num, 1)), target_N[:, None], similarity_N
 
 
-def covered_thirds(knows_distance: bool, knows_spread: bool, sign: str, num_fits: int = 20) -> FloatArray:
-    """Return the mean coverage of each third of 2,000 new rows by a sign, of calibrations on 300 rows each."""
-    found, num_seeds = [], 3 if knows_spread else 1
+def covered_thirds(*, knows_distance: bool, num_fits: int = 20) -> FloatArray:
+    """Return the mean coverage of each third of 2,000 new rows, the farthest first, of calibrations on 300 rows."""
+    found = []
     for seed in range(num_fits):
-        parts = [noisy(num, 100 * seed + num, num_seeds) for num in (300, 2000)]
-        (predicted_KNC, target_NC, near_N), (new_KNC, true_NC, new_near_N) = parts
-        fitted = fit_calibration("regression", predicted_KNC, target_NC, near_N if knows_distance else None)
-        signs = error_signs(new_KNC, new_near_N if knows_distance else None)
-        half_N = fitted.half_widths(0.9, signs)[:, 0]
-        is_inside_N = np.abs(new_KNC.mean(axis=0) - true_NC)[:, 0] <= half_N
-        order = np.argsort(new_near_N if sign == "similarity" else signs.spread[:, 0])
-        found.append([is_inside_N[part].mean() for part in np.array_split(order, 3)])
+        (mean, targets, near_N), (new, truth, new_near_N) = (noisy(num, 100 * seed + num) for num in (300, 2000))
+        fitted = fit("regression", mean, targets, near_N if knows_distance else None)
+        half_N = fitted.half_widths(0.9, 1 - new_near_N)[:, 0]
+        is_inside_N = np.abs(new - truth)[:, 0] <= half_N
+        found.append([is_inside_N[part].mean() for part in np.array_split(np.argsort(new_near_N), 3)])
     return np.mean(found, axis=0)
 
 
-@pytest.mark.parametrize(
-    ("knows_distance", "knows_spread", "sign"),
-    [(True, True, "similarity"), (True, False, "similarity"), (False, True, "spread")],
-)
-def test_intervals_hold_what_they_promise_in_each_third_of_the_sign_that_they_know(knows_distance, knows_spread, sign):
-    """Plain intervals hold over 95 % of the near third and under 85 % of the far one; see the next test."""
-    np.testing.assert_allclose(covered_thirds(knows_distance, knows_spread, sign), 0.9, atol=0.03)
-
-
-def test_plain_intervals_hold_too_much_near_the_training_rows_and_too_little_far_away():
-    far, _, near = covered_thirds(knows_distance=False, knows_spread=False, sign="similarity")
+def test_intervals_hold_what_they_promise_in_each_third():
+    """Those of one width hold over 95 % of the near third and under 85 % of the far one."""
+    np.testing.assert_allclose(covered_thirds(knows_distance=True), 0.9, atol=0.02)
+    far, _, near = covered_thirds(knows_distance=False)
     assert far < 0.85 < 0.95 < near
 
 
-def test_coverage_of_scaled_intervals_is_at_least_the_level_on_average():
-    """60 validation rows, 400 fits: the mean coverage of all new rows, with its own error of under 0.5 %."""
+def test_coverage_of_thirds_is_at_least_the_level_on_average_also_over_several_splits():
+    """60 validation rows of two splits, 400 fits: the mean coverage of all new rows, with its error of under 0.5 %.
+
+    The two have residuals of the same law, whatever the predictions: that of the second is 100 higher.
+    """
     covered = []
     for seed in range(400):
-        predicted_KNC, target_NC, near_N = noisy(160, seed)
-        fitted = fit_calibration("regression", predicted_KNC[:, :60], target_NC[:60], near_N[:60])
-        half_N = fitted.half_widths(0.9, error_signs(predicted_KNC[:, 60:], near_N[60:]))[:, 0]
-        covered.append(np.mean(np.abs(predicted_KNC.mean(axis=0) - target_NC)[60:, 0] <= half_N))
+        mean, targets, near_N = noisy(160, seed)
+        parts = [ValidatedRows(mean[:30], targets[:30], near_N[:30])]
+        parts.append(ValidatedRows(mean[30:60] + 100, targets[30:60] + 100, near_N[30:60]))
+        half_N = fit_calibration("regression", parts).half_widths(0.9, 1 - near_N[60:])[:, 0]
+        covered.append(np.mean(np.abs(mean - targets)[60:, 0] <= half_N))
     assert 0.895 < np.mean(covered) < 0.95
 
 
-def test_few_rows_or_no_signs_give_one_width():
-    predicted_KNC, target_NC, near_N = noisy(MIN_SCALED_ROWS, 0)
-    fewer = MIN_SCALED_ROWS - 1
-    one_seed = predicted_KNC[:1]
+def test_few_rows_or_no_distances_give_one_width():
+    mean, targets, near_N = noisy(MIN_THIRDS_ROWS, 0)
+    fewer = MIN_THIRDS_ROWS - 1
     for fitted in (
-        fit_calibration("regression", predicted_KNC[:, :fewer], target_NC[:fewer], near_N[:fewer]),
-        fit_calibration("regression", one_seed, target_NC),
-        fit_calibration("regression", one_seed, target_NC, np.ones(MIN_SCALED_ROWS)),
-        fit_calibration("regression", one_seed, one_seed[0], near_N),
+        fit("regression", mean[:fewer], targets[:fewer], near_N[:fewer]),
+        fit("regression", mean, targets),
+        fit("regression", mean, targets, np.ones(MIN_THIRDS_ROWS)),
     ):
         (output,) = fitted.outputs
         assert isinstance(output, ConformalResiduals)
-        assert output.scale is None
-        assert "scale" not in fitted.as_json()["outputs"][0]
-        assert len(np.unique(fitted.half_widths(0.9, error_signs(predicted_KNC, near_N)))) == 1
-    scaled = fit_calibration("regression", predicted_KNC, target_NC, near_N)
-    assert len(np.unique(scaled.half_widths(0.9, error_signs(predicted_KNC, near_N)))) == MIN_SCALED_ROWS
-    assert Calibration.model_validate_json(scaled.model_dump_json()) == scaled
+        assert len(output.residuals) == 1
+        assert len(np.unique(fitted.half_widths(0.9, 1 - near_N))) == 1
+    fitted = fit("regression", mean, targets, near_N)
+    assert [len(of_group) for of_group in fitted.outputs[0].residuals] == [17, 17, 16]  # type: ignore[union-attr]
+    assert len(np.unique(fitted.half_widths(0.9, 1 - near_N))) == 3
+    assert fit("regression", mean[:fewer], targets[:fewer], near_N[:fewer]).of_one_width == [0]
+    assert fitted.of_one_width == []
+    assert Calibration.model_validate_json(fitted.model_dump_json()) == fitted
 
 
-def test_a_scale_without_what_it_needs_gives_no_interval_and_never_a_width_of_zero():
-    predicted_KNC, target_NC, near_N = noisy(200, 1)
-    fitted = fit_calibration("regression", predicted_KNC, target_NC, near_N)
-    assert np.isnan(fitted.half_widths(0.9, unknown(4))).all()
-    certain = ErrorSigns(np.ones(1), np.zeros((1, 1)))
-    assert fitted.half_widths(0.9, certain)[0, 0] > 0.05
-    # few rows count at the ends: there 99 % takes all rows, of which 99 are enough
-    assert np.isfinite(fitted.half_widths(0.99, error_signs(predicted_KNC, near_N))).all()
-    assert np.isnan(fitted.half_widths(0.999, error_signs(predicted_KNC, near_N))).all()
+def test_a_row_has_the_width_of_its_third_and_one_at_a_cut_that_of_the_nearer():
+    output = ConformalResiduals(residuals=((1.0,) * 9, (2.0,) * 9, (3.0,) * 9), cuts=(0.25, 0.5))
+    distance_N = np.array([0.0, 0.25, 0.26, 0.5, 0.51, 1.0, NAN])
+    np.testing.assert_array_equal(output.half_widths(0.9, distance_N), [1, 1, 2, 2, 3, 3, NAN])
+    # 95 % needs 19 rows, which all have together; 97 % needs 33
+    np.testing.assert_array_equal(output.half_widths(0.95, distance_N), [3.0] * 7)
+    assert np.isnan(output.half_widths(0.97, distance_N)).all()
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"residuals": [2.0, 1.0]},
-        {"residuals": []},
-        {"residuals": [-1.0, 1.0]},
-        {"rows": [0.5]},
-        {"constant": 0.0},
-        {"per_distance": -1.0},
-        {"neighbours_by": "weight"},
+        {"residuals": [[2.0, 1.0], [1.0], [1.0]]},
+        {"residuals": [[1.0], [], [1.0]]},
+        {"residuals": [[-1.0, 1.0], [1.0], [1.0]]},
+        {"residuals": [[1.0], [1.0]]},
+        {"cuts": [0.5, 0.2]},
+        {"cuts": [0.5, 1.2]},
+        {"cuts": []},
     ],
 )
-def test_residuals_that_do_not_fit_their_scale_are_refused_on_load(tmp_path, changes):
-    scale = {"constant": 0.5, "per_distance": 1.0, "per_spread": 0.0, "neighbours_by": "distance", "rows": [0.1, 0.2]}
-    output = {"method": "conformal", "residuals": [1.0, 2.0], "scale": scale}
+def test_residuals_that_do_not_fit_their_cuts_are_refused_on_load(tmp_path, changes):
+    output = {"method": "conformal", "residuals": [[1.0, 2.0], [1.0], [1.0]], "cuts": [0.2, 0.5]}
     write_json(tmp_path / CALIBRATION_FILE, {"outputs": [output]})
-    assert isinstance(read_calibration(tmp_path).outputs[0].scale, ErrorScale)
-    scale |= {name: value for name, value in changes.items() if name in scale}
-    output |= {name: value for name, value in changes.items() if name in output}
-    write_json(tmp_path / CALIBRATION_FILE, {"outputs": [output]})
+    assert isinstance(read_calibration(tmp_path).outputs[0], ConformalResiduals)
+    write_json(tmp_path / CALIBRATION_FILE, {"outputs": [output | changes]})
     with pytest.raises(CheckpointError, match=CALIBRATION_FILE):
         read_calibration(tmp_path)
 
@@ -195,27 +186,25 @@ def test_coverage_counts_the_rows_of_each_third_that_are_inside():
     """Nine rows with intervals of half-width 1: the nearest third is inside, the farthest outside; of one more row the
     truth is unknown.
     """
-    residuals = ConformalResiduals(residuals=(1.0,) * 20)
     near_N = np.arange(1, 11) / 10
     targets = np.array([5.0, 5.0, 5.0, 5.0, 0.5, 0.5, 0.5, 0.5, 0.5, NAN])[:, None]
-    signs = ErrorSigns(near_N, np.full((10, 1), NAN))
-    calibration = Calibration(outputs=(residuals,))
-    rows = CalibratedRows("regression", ("a",), np.zeros((10, 1)), targets, calibration, signs=signs)
+    calibration = Calibration(outputs=(ConformalResiduals(residuals=((1.0,) * 20,)),))
+    rows = rows_of("regression", np.zeros((10, 1)), targets, calibration, similarity=near_N)
     assert rows.coverage() == {
         "a": tuple(
-            Coverage(by="similarity", least=least, most=most, num_rows=3, num_inside=inside, mean_width=2.0)
+            Coverage(least=least, most=most, num_rows=3, num_inside=inside, mean_width=2.0)
             for least, most, inside in ((0.7, 0.9, 3), (0.4, 0.6, 2), (0.1, 0.3, 0))
         )
     }
-    (whole,) = CalibratedRows("regression", ("a",), np.zeros((10, 1)), targets, calibration).coverage()["a"]
-    assert (whole.by, whole.num_rows, whole.num_inside) == ("rows", 9, 5)
+    (whole,) = rows_of("regression", np.zeros((10, 1)), targets, calibration).coverage()["a"]
+    assert (whole.least, whole.num_rows, whole.num_inside) == (None, 9, 5)
 
 
 def test_many_labels_are_calibrated_once(monkeypatch):
     rng, num_labels = np.random.default_rng(0), 30
     curve = PlattCurve(num_rows=9, least=0.0, most=1.0, slope=0.5, intercept=0.0)
     mean, targets = rng.random((8, num_labels)), np.ones((8, num_labels))
-    rows = CalibratedRows("binary", ("a",) * num_labels, mean, targets, Calibration(outputs=(curve,) * num_labels))
+    rows = rows_of("binary", mean, targets, Calibration(outputs=(curve,) * num_labels))
     applied, apply = [], PlattCurve.apply
     monkeypatch.setattr(PlattCurve, "apply", lambda *given: applied.append(1) or apply(*given))
     for index in range(num_labels):
@@ -241,7 +230,7 @@ def test_overconfident_probabilities_become_frequencies(num, kind):
     assert np.abs(calibrated_N - true_N).mean() < 0.03 < np.abs(claimed_N - true_N).mean()
     assert (calibrated_N.min() > 0) & (calibrated_N.max() < 1)
     assert (np.diff(calibrated_N[np.argsort(claimed_N)]) >= 0).all()
-    (scores,) = score_calibration(CalibratedRows("binary", ("a",), claimed_N[:, None], target_N[:, None], fitted))
+    (scores,) = score_calibration(rows_of("binary", claimed_N[:, None], target_N[:, None], fitted))
     assert scores["brier"] == pytest.approx(np.mean((claimed_N - target_N) ** 2))
     assert scores["calibration_error_calibrated"] < scores["calibration_error"] / 2
     assert Calibration.model_validate_json(fitted.model_dump_json()) == fitted
@@ -266,19 +255,25 @@ def test_classes_sum_to_one_or_have_no_calibration():
     predicted = np.stack([1 - second_N, second_N], axis=1)
     targets = (rng.random(300) < second_N**2).astype(float)
     targets[0] = NAN
-    fitted = fit_calibration("classes", predicted[None], targets[:, None])
+    fitted = fit("classes", predicted, targets[:, None])
     unscaled = np.stack([c.apply(p) for c, p in zip(fitted.outputs, predicted.T, strict=True)])  # type: ignore[union-attr]
     np.testing.assert_allclose(unscaled.sum(axis=0), 1, atol=1e-3)
     np.testing.assert_allclose(fitted.calibrate("classes", predicted).sum(axis=1), 1, atol=1e-12)
-    only_first = fit_calibration("classes", predicted[None], np.zeros((300, 1)))
+    only_first = fit("classes", predicted, np.zeros((300, 1)))
     assert np.isnan(only_first.calibrate("classes", predicted)).all()
-    rows = CalibratedRows("classes", ("a", "b"), predicted, targets[:, None], only_first)
+    rows = rows_of("classes", predicted, targets[:, None], only_first)
     assert score_calibration(rows)[1]["brier_calibrated"] is None
 
 
-def test_reliability_bins_hold_equally_many_rows():
-    bins_B3 = reliability(np.linspace(0, 1, 50), np.repeat([0.0, 1.0], 25))
-    np.testing.assert_array_equal(bins_B3[:, 2], 5)
-    np.testing.assert_array_equal(bins_B3[:, 1], [0, 0, 0, 0, 0, 1, 1, 1, 1, 1])
-    np.testing.assert_allclose(bins_B3[0, 0], np.linspace(0, 1, 50)[:5].mean())
-    np.testing.assert_array_equal(reliability(np.full(7, 0.25), np.array([1, 0, 0, 0, 0, 0, 0])), [[0.25, 1 / 7, 7]])
+@pytest.mark.parametrize("num_distinct", [3, 50])
+def test_the_calibration_error_is_over_the_bins_of_scikit_learn(num_distinct):
+    """Its `calibration_curve` gives the means of each bin, and a count of the rows their weights."""
+    rng = np.random.default_rng(3)
+    claimed_N = rng.choice(np.linspace(0.05, 0.95, num_distinct), 200)
+    target_N = (rng.random(200) < claimed_N**2).astype(float)
+    share_B, mean_B = calibration_curve(target_N, claimed_N, n_bins=10, strategy="quantile")
+    edges = np.unique(np.quantile(claimed_N, np.arange(1, 10) / 10))
+    num_B = np.unique(np.searchsorted(edges, claimed_N), return_counts=True)[1]
+    wanted = np.average(np.abs(share_B - mean_B), weights=num_B)
+    assert calibration_error(claimed_N, target_N) == pytest.approx(wanted, rel=1e-12)
+    assert calibration_error(target_N, target_N) == 0

@@ -22,9 +22,13 @@ from exlm_cli.data.molecules import fingerprints
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.files import write_json
 from exlm_cli.finetune.cells.model import Finetuned, load_finetuned
-from exlm_cli.finetune.evaluation.calibration import CALIBRATION_FILE, Calibration, calibrate_run, read_calibration
-from exlm_cli.finetune.evaluation.conformal import ConformalResiduals, ErrorScale
-from exlm_cli.finetune.evaluation.curves import PlattCurve
+from exlm_cli.finetune.evaluation.calibration import (
+    CALIBRATION_FILE,
+    Calibration,
+    ConformalResiduals,
+    PlattCurve,
+    read_calibration,
+)
 from exlm_cli.finetune.prediction.predict import predict
 from exlm_cli.finetune.prediction.training_rows import (
     TRAINING_ROWS_FILE,
@@ -33,11 +37,11 @@ from exlm_cli.finetune.prediction.training_rows import (
     similarity_to_training,
     write_training_rows,
 )
-from exlm_cli.finetune.results import read_split_outputs
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import PredictionSummary
 from exlm_cli.tasks.rows.task import LabelledRows, RowTask
 from tests.unit.finetune.finetuned_runs import SMILES, read_rows, words_run, write_rows
+from tests.unit.finetune.synthetic import read_part
 from tests.unit.tasks.squad.test_task import write
 
 
@@ -206,7 +210,7 @@ def test_intervals_of_values_are_as_wide_as_the_residuals_of_the_validation_rows
     path = write_rows(tmp_path / "new.csv", ["text", "length"], [["amber birch", "5.5"], ["moss tea", "4"]])
     out, drawn = tmp_path / "out.csv", []
     summary = predicted(run, path, out, interval_level=0.5, draw=lambda rows, _: drawn.append(rows) or {})
-    residuals = read_calibration(run.run).outputs[0].residuals
+    (residuals,) = read_calibration(run.run).outputs[0].residuals
     half = residuals[int(np.ceil((len(residuals) + 1) / 2)) - 1]
     for row in read_rows(out):
         value = float(row["length_predicted"])
@@ -214,33 +218,28 @@ def test_intervals_of_values_are_as_wide_as_the_residuals_of_the_validation_rows
         assert float(row["length_high_50"]) == pytest.approx(value + half, rel=1e-4)
     assert [len(rows.mean) for rows in drawn] == [2]
     assert summary.metrics["interval_coverage"] in (0, 0.5, 1)
-    assert any("equally wide for all rows: fewer than 50 validation rows of `length`" in note for note in summary.notes)
     wide = predicted(run, path, tmp_path / "wide.csv", interval_level=0.999)
     assert any("too few validation rows for intervals of 99.9 %: `length`" in note for note in wide.notes)
     with pytest.raises(ConfigError, match="interval_level=1`: accepted: above 0 and below 1"):
         predicted(run, path, tmp_path / "x.csv", interval_level=1)
 
 
-def test_intervals_of_molecules_widen_with_distance_and_spread(finetuned, tmp_path):
-    """With the same distance in all validation rows each residual counts alike: here all are 3 times the scale."""
+def test_intervals_of_molecules_have_the_width_of_their_third(finetuned, tmp_path):
     run = known_rows(tmp_path / "run", train=["CCO", "CCCN"], valid=["CCC"])
-    scale = ErrorScale(constant=0.5, per_distance=1.5, per_spread=2.0, neighbours_by="distance", rows=(0.5,) * 20)
-    output = ConformalResiduals(residuals=(3.0,) * 20, scale=scale)
+    output = ConformalResiduals(residuals=((1.0,) * 9, (2.0,) * 9, (3.0,) * 9), cuts=(0.0, 0.7))
     write_json(run / CALIBRATION_FILE, Calibration(outputs=(output, output)))
     values = replace(finetuned, run=run, results=finetuned.results.model_copy(update={"loss": "regression"}))
     predicted(values, write_rows(tmp_path / "new.csv", ["mol"], [[one] for one in SMILES]), tmp_path / "out.csv")
     found = Run(run, values, SilentProgress()).predict([*SMILES, "no molecule"])
     widths = []
     for index, row in enumerate(read_rows(tmp_path / "out.csv")):
+        distance = 1 - float(row["nearest_train_tanimoto"])
+        widths.append(1 + (distance > 0) + (distance > 0.7))
         for name in finetuned.results.output_names:
-            low, value, high, spread = (
-                float(row[f"{name}_{end}"]) for end in ("low_90", "predicted", "high_90", "seed_spread")
-            )
-            half = 3 * (0.5 + 1.5 * (1 - float(row["nearest_train_tanimoto"])) + 2 * spread)
-            np.testing.assert_allclose([value - low, high - value], half, rtol=1e-3)
+            low, value, high = (float(row[f"{name}_{end}"]) for end in ("low_90", "predicted", "high_90"))
+            np.testing.assert_allclose([value - low, high - value], widths[-1], rtol=1e-6)
             assert (found[f"{name}_low_90"][index], found[f"{name}_high_90"][index]) == (low, high)
-            widths.append(half)
-    assert max(widths) > 1.3 * min(widths)
+    assert {*widths} == {1, 2, 3}
     assert np.isnan(found[f"{finetuned.results.output_names[0]}_low_90"].iloc[-1])
 
 
@@ -274,14 +273,14 @@ def test_training_rows_that_cannot_be_read_are_refused(finetuned, tmp_path):
 
     whole = (finetuned.run / TRAINING_ROWS_FILE).read_bytes()
     old, wrong, uneven, pickled, bomb, lie = (BytesIO() for _ in range(6))
-    empty, none = np.zeros(0, np.uint64), np.zeros((0, 256), np.uint8)
-    np.savez(old, hashes=empty, bits=none)
-    np.savez(wrong, hashes=empty, bits=none, validation_hashes=np.zeros(3))
-    np.savez(uneven, hashes=np.zeros(2, np.uint64), bits=np.zeros((1, 256), np.uint8), validation_hashes=empty)
-    np.savez(pickled, hashes=np.array([{}], dtype=object), bits=none, validation_hashes=empty)
-    np.savez_compressed(bomb, hashes=np.zeros(1 << 21, np.uint64), bits=none, validation_hashes=empty)
+    empty, none = np.zeros(0, np.uint64), {"bits": np.zeros((0, 256), np.uint8), "members": np.zeros((1, 0), bool)}
+    np.savez(old, hashes=empty, **none)
+    np.savez(wrong, hashes=empty, **none, validation_hashes=np.zeros(3))
+    np.savez(uneven, hashes=np.zeros(2, np.uint64), **none, validation_hashes=empty)
+    np.savez(pickled, hashes=np.array([{}], dtype=object), **none, validation_hashes=empty)
+    np.savez_compressed(bomb, hashes=np.zeros(1 << 21, np.uint64), **none, validation_hashes=empty)
     with zipfile.ZipFile(lie, "w") as archive:
-        for name in ("hashes", "bits", "validation_hashes"):  # a small member whose header claims 8 PB
+        for name in ("hashes", "bits", "members", "validation_hashes"):  # a small member whose header claims 8 PB
             header = BytesIO()
             np.lib.format.write_array_header_1_0(header, {"descr": "<u8", "fortran_order": False, "shape": (1 << 50,)})
             archive.writestr(f"{name}.npy", header.getvalue())
@@ -294,23 +293,24 @@ def test_similarities_are_those_of_rdkit():
     """Over blocks of any size; the training molecules of a run are found by hash and by bits."""
     train, new = SMILES, [*generate_molecules(30, 0), "C1CC1"]
     no_hashes = np.zeros(0, np.uint64)
-    rows = TrainingRows(np.zeros(len(train), np.uint64), np.packbits(fingerprints(train), axis=1), no_hashes)
+    bits, members = np.packbits(fingerprints(train), axis=1), np.ones((1, len(train)), dtype=bool)
+    rows = TrainingRows(np.zeros(len(train), np.uint64), bits, members, no_hashes)
     generator = rdFingerprintGenerator.GetMorganGenerator(radius=2, fpSize=2048)
     known, asked = ([generator.GetFingerprint(Chem.MolFromSmiles(s)) for s in each] for each in (train, new))
     expected = [max(DataStructs.BulkTanimotoSimilarity(bits, known)) for bits in asked]
     for block in (7, 2048):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("exlm_cli.finetune.prediction.training_rows._BLOCK", block)
-            np.testing.assert_allclose(rows.nearest_tanimoto(new, SilentProgress()), expected, atol=1e-12)
-    empty = TrainingRows(no_hashes, np.zeros((0, 256), np.uint8), no_hashes)
-    assert rows.nearest_tanimoto([], SilentProgress()).shape == (0,)
-    assert empty.nearest_tanimoto(["CC"], SilentProgress()).tolist() == [0]
+            np.testing.assert_allclose(rows.nearest_tanimoto(new, SilentProgress())[0], expected, atol=1e-12)
+    empty = TrainingRows(no_hashes, np.zeros((0, 256), np.uint8), np.ones((1, 0), dtype=bool), no_hashes)
+    assert rows.nearest_tanimoto([], SilentProgress()).shape == (1, 0)
+    assert empty.nearest_tanimoto(["CC"], SilentProgress()).tolist() == [[0]]
 
 
 def test_the_calibration_of_a_run_is_scored_on_the_mean_of_its_seeds(finetuned):
-    _, predicted_KNC, targets_NC = read_split_outputs(finetuned.run, finetuned.results, "test")
+    _, predicted_KNC, targets_NC = read_part(finetuned.run, "test")
     assert len(predicted_KNC) > 1
-    scores = calibrate_run(finetuned.run, finetuned.results).test
+    scores = read_calibration(finetuned.run).test
     for index, name in enumerate(finetuned.results.output_names):
         errors = predicted_KNC.mean(axis=0)[:, index] - targets_NC[:, index]
         assert scores[name]["brier"] == pytest.approx(np.nanmean(errors**2))

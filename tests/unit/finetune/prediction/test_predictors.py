@@ -1,72 +1,35 @@
 """Model, baseline or both: what is best in validation is chosen there, kept in the run, and predicts."""
 
 import json
-import math
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from exlm_cli.api import load
 from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.files import write_json
 from exlm_cli.finetune.cells.model import load_finetuned
-from exlm_cli.finetune.evaluation.blend import best_share, blend
-from exlm_cli.finetune.evaluation.calibration import read_calibration
-from exlm_cli.finetune.evaluation.conformal import ConformalResiduals, error_signs
+from exlm_cli.finetune.evaluation.calibration import Calibration, ConformalResiduals, read_calibration
+from exlm_cli.finetune.evaluation.scoring import SplitOutcome, calibrate_run
 from exlm_cli.finetune.finished import FinetunedRun
 from exlm_cli.finetune.prediction.predict import predict
-from exlm_cli.finetune.results import read_predictions, read_results, read_seed_outputs
+from exlm_cli.finetune.prediction.training_rows import read_training_rows
+from exlm_cli.finetune.results import read_results, read_seed_predictions
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
-from exlm_cli.finetune.scores import BOTH, predictors_with, read_scores
+from exlm_cli.finetune.scores import BOTH, MODEL, predictors_with, read_scores
 from exlm_cli.progress import SilentProgress
 from tests.recorder import Recorder
 from tests.unit.finetune.finetuned_runs import SMILES, read_rows, write_rows
-from tests.unit.finetune.synthetic import finetune_recipe
+from tests.unit.finetune.synthetic import finetune_recipe, weights
 
-NAN = math.nan
 OF_FORESTS = predictors_with("forest-ecfp4")
-RNG = np.random.default_rng(3)
 FOREST_DEFAULTS = "exlm_cli.finetune.baselines.baseline.grow_forests.__kwdefaults__"
-
-
-def errors(share: float, *parts: Any) -> float:
-    model, forest, truth = parts
-    return float(np.nansum((blend(share, model, forest) - truth) ** 2))
-
-
-@pytest.mark.parametrize("loss", ["binary", "regression"])
-def test_the_share_has_the_least_squared_error(loss):
-    """By a search over a fine grid; missing targets count for nothing."""
-    truth = RNG.random((60, 1)).round() if loss == "binary" else RNG.normal(size=(60, 1))
-    truth[::7] = NAN
-    model, forest = truth + RNG.normal(size=(60, 1)), truth + 1.5 * RNG.normal(size=(60, 1))
-    model, forest = (np.nan_to_num(values, nan=9.0) for values in (model, forest))
-    share = best_share(loss, model, forest, truth)
-    grid = np.linspace(0, 1, 1001)
-    assert share == pytest.approx(grid[np.argmin([errors(one, model, forest, truth) for one in grid])], abs=1e-3)
-    assert 0.5 < share < 1
-
-
-def test_the_share_of_classes_is_that_of_their_brier_score():
-    truth = np.array([[0.0], [2], [1], [NAN], [0]])
-    right = np.nan_to_num((truth == np.arange(3)).astype(float))
-    model, forest = 0.9 * right + 0.1 / 3, np.full((5, 3), 1 / 3)
-    assert best_share("classes", model, forest, truth) == 1
-    assert best_share("classes", forest, model, truth) == 0
-    assert best_share("classes", model, model, truth) == 0.5
-
-
-def test_columns_of_values_count_the_same_whatever_their_unit():
-    truth = RNG.normal(size=(50, 2))
-    model, forest = truth + RNG.normal(size=(50, 2)), truth + RNG.normal(size=(50, 2))
-    scale = np.array([1.0, 1e6])
-    shares = [best_share("regression", m * u, f * u, t * u) for m, f, t, u in [
-        (model, forest, truth, 1.0), (model, forest, truth, scale),
-    ]]  # fmt: skip
-    assert shares[0] == pytest.approx(shares[1])
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +63,7 @@ def test_what_is_best_in_validation_is_in_results_verdict_and_scores(run):
     results, scores = read_results(run), read_scores(run)
     found = results.predictors
     assert found is not None
-    assert len(found.baselines) == len(found.shares) == 2
+    assert len(found.baselines) == 2
     assert scores.others == ["forest-ecfp4", "forest-rdkit2d", BOTH]
     assert found.valid["both"] == pytest.approx(scores.average("valid", "rmse", model=BOTH).mean)
     assert found.best == min(OF_FORESTS, key=lambda name: found.valid[name])
@@ -114,15 +77,27 @@ def test_what_is_best_in_validation_is_in_results_verdict_and_scores(run):
     assert len(kept) == 4
 
 
-def test_both_is_the_weighted_mean_in_the_run(run):
-    results = read_results(run)
+def test_both_is_the_mean_of_model_and_better_baseline(run):
+    """Scored on the mean of what both have written."""
+    results, scores = read_results(run), read_scores(run)
     for of_split in results.of_splits:
-        folder = f"split-{of_split.split_seeds[0]}/seed-2/predictions-test.csv"
-        (forest,), (share,) = of_split.predictors.baselines, of_split.predictors.shares
-        _, both = read_predictions(run / "baselines" / BOTH / folder, "")
-        _, of_forest = read_predictions(run / "baselines" / forest / folder, "")
-        _, of_model = read_predictions(run / "cells/single" / folder, "", num_columns=1)
-        np.testing.assert_allclose(both, share * of_model + (1 - share) * of_forest, rtol=1e-12)
+        (split,) = of_split.split_seeds
+        rows, targets_N = rows_and_truth(run, split, "test")
+        parts = [
+            read_seed_predictions(run, of_split, {"test": rows}, baseline=name)["test"]
+            for name in (None, of_split.predictors.baselines[0])
+        ]
+        both_N = np.mean(parts, axis=(0, 1))[:, 0]
+        assert scores.by_split("test", "rmse", BOTH)[split] == pytest.approx(
+            np.sqrt(np.mean((both_N - targets_N) ** 2))
+        )
+
+
+def rows_and_truth(run: Path, split: int, part: str) -> tuple[Any, Any]:
+    """Return the rows of a part of a split, and their values in the table."""
+    path = run / ("splits/split-1.json" if split else "split.json")
+    rows = np.array(json.loads(path.read_text())["indices"][part])
+    return rows, np.array([len(SMILES[row % len(SMILES)]) + 0.3 * (row % 5) for row in rows])
 
 
 def table_of(run: Path, path: Path, out: Path, predictor: Any = None) -> tuple[np.ndarray, Any]:
@@ -152,8 +127,14 @@ def test_predictions_are_means_over_seeds_and_splits_of_what_training_wrote(run,
         name = f"split-{of_split.split_seeds[0]}.json"
         path = run / "split.json" if of_split.split_seeds[0] == 0 else run / "splits" / name
         rows = json.loads(path.read_text())["indices"]["test"]
-        baseline = {"model": None, "forest": of_split.predictors.baselines[0], "both": BOTH}[predictor]
-        written = read_seed_outputs(run, of_split, "test", rows, baseline=baseline).mean(axis=0)[:, 0]
+        used = {
+            "model": [None],
+            "forest": of_split.predictors.baselines,
+            "both": [None, *of_split.predictors.baselines],
+        }
+        kept = {"test": np.array(rows)}
+        of_each = [read_seed_predictions(run, of_split, kept, baseline=name)["test"] for name in used[predictor]]
+        written = np.mean(of_each, axis=(0, 1))[:, 0]
         np.testing.assert_allclose(values[rows], written, atol=1e-6)
         by_split.append(values)
     np.testing.assert_allclose(found, np.mean(by_split, axis=0), atol=1e-6)
@@ -175,16 +156,59 @@ def test_the_best_predicts_unless_another_is_asked_for(run, table, tmp_path):
 
 
 def test_each_predictor_has_a_calibration_over_the_validation_rows_of_all_splits(run):
-    results = read_results(run)
+    """Each as its own split predicts them."""
+    kept = []
+    for of_split in read_results(run).of_splits:
+        rows, truth_N = rows_and_truth(run, of_split.split_seeds[0], "valid")
+        mean_N = read_seed_predictions(run, of_split, {"valid": rows})["valid"].mean(axis=0)[:, 0]
+        kept.append(np.abs(mean_N - truth_N))
+    (output,) = read_calibration(run).outputs
+    assert isinstance(output, ConformalResiduals)
+    np.testing.assert_allclose(output.residuals[0], np.sort(np.concatenate(kept)))
     for predictor in OF_FORESTS:
-        (output,) = read_calibration(run, predictor).outputs
-        assert isinstance(output, ConformalResiduals)
-        assert len(output.residuals) == 2 * results.split_sizes["valid"]
+        (other,) = read_calibration(run, predictor).outputs
+        assert isinstance(other, ConformalResiduals)
+        assert len(other.residuals[0]) == len(output.residuals[0])
 
 
-def test_the_spread_of_several_splits_is_the_mean_of_theirs():
-    found = error_signs(np.array([[[1.0]], [[3.0]], [[7.0]], [[7.0]]]), None, 2)
-    assert found.spread.tolist() == [[math.sqrt(2) / 2]]
+def outcome(valid: range, residuals: Any, test: range) -> Any:
+    """Return what is calibrated of a split that predicts 0, with these residuals on its validation rows."""
+    rows = {"valid": np.array(valid), "test": np.array(test)}
+    targets = {"valid": np.array(residuals, dtype=float), "test": np.ones(len(test))}
+    scored = {part: SimpleNamespace(targets=of_part[:, None]) for part, of_part in targets.items()}
+    data = SimpleNamespace(rows=rows, scored=scored)
+    predicted = {MODEL: {part: np.zeros((2, len(of_part), 1)) for part, of_part in targets.items()}}
+    results = SimpleNamespace(loss="regression", output_names=("y",), predictors=None)
+    return SplitOutcome(SimpleNamespace(data=data), results, None, predicted)  # type: ignore[arg-type]
+
+
+def test_a_calibration_is_scored_on_rows_that_it_was_not_fitted_to():
+    """The second split is validated on test rows of the first, with errors of 100, and on others, with errors of 2."""
+    first = outcome(range(10), [1] * 10, test=range(10, 20))
+    second = outcome(range(10, 30), [100] * 10 + [2] * 10, test=range(10))
+    found = calibrate_run([first, second], "model")
+    assert found.outputs == (ConformalResiduals(residuals=((1.0,) * 10 + (2.0,) * 10,)),)
+    assert found.test == {"y": {"interval_coverage": 1.0, "interval_width": 4.0}}
+
+
+def test_intervals_of_new_rows_take_the_distance_to_the_training_rows_of_each_split(run, table, tmp_path):
+    """As that of a validation row is to those of its own split: a row of one split alone is not near."""
+    known = read_training_rows(run)
+    of_each = [
+        {SMILES[row % len(SMILES)] for row in rows_and_truth(run, split, "train")[0].tolist()} for split in (0, 1)
+    ]
+    near_SR = known.nearest_tanimoto(SMILES, SilentProgress())
+    for near_R, trained in zip(near_SR, of_each, strict=True):
+        assert [near == 1 for near in near_R] == [smiles in trained for smiles in SMILES]
+    output = ConformalResiduals(residuals=((1.0,) * 9, (2.0,) * 9, (3.0,) * 9), cuts=(0.0, 0.5))
+    again = shutil.copytree(run, tmp_path / "again")
+    write_json(again / "calibration.json", Calibration(outputs=(output,)))
+    found, _ = table_of(again, table, tmp_path / "out.csv", "model")
+    for row, value in zip(read_rows(tmp_path / "out.csv"), found, strict=True):
+        near = near_SR[:, SMILES.index(row["smiles"])]
+        assert float(row["nearest_train_tanimoto"]) == pytest.approx(near.max(), abs=1e-4)
+        width = 1 if near.mean() == 1 else 2 if near.mean() >= 0.5 else 3
+        assert float(row["y_high_90"]) - value == pytest.approx(width, rel=1e-6)
 
 
 def test_rows_of_any_split_are_known(run, table, tmp_path):
@@ -216,12 +240,11 @@ def test_labels_are_predicted_by_both_as_probabilities(table, smiles_model, few_
     finetuned = load_finetuned(made, device="cpu")
     out = tmp_path / "out.csv"
     predict(finetuned, table, out, folder=tmp_path, predictor="both", progress=SilentProgress())
-    (share,) = finetuned.results.predictors.shares
     parts = {}
     for predictor in OF_FORESTS:
         predict(finetuned, table, out, folder=tmp_path, predictor=predictor, progress=SilentProgress())
         parts[predictor] = np.array([float(row["z_probability"]) for row in read_rows(out)])
-    np.testing.assert_allclose(parts["both"], share * parts["model"] + (1 - share) * parts["forest"], atol=1e-9)
+    np.testing.assert_allclose(parts["both"], (parts["model"] + parts["forest"]) / 2, atol=1e-9)
 
 
 def test_a_run_without_forests_has_the_model_alone(molecules, tmp_path):
@@ -236,6 +259,29 @@ def test_a_run_without_forests_has_the_model_alone(molecules, tmp_path):
         with pytest.raises(ConfigError, match=re.escape(finding)):
             predict(finetuned, table, tmp_path / "b.csv", folder=tmp_path, predictor=name, progress=SilentProgress())  # type: ignore[arg-type]
     assert not (tmp_path / "b.csv").exists()
+
+
+@pytest.mark.usefixtures("few_trees")
+def test_permuted_test_labels_change_no_weight_no_choice_and_no_calibration(smiles_model, tmp_path):
+    found = []
+    for name, turn in (("as they are", 0), ("permuted", 5)):
+        parts = ["train"] * 40 + ["valid"] * 20 + ["test"] * 12
+        values = [f"{len(smiles) + 0.3 * (i % 5)}" for i, smiles in enumerate(SMILES * 6)]
+        values[60:] = [*values[60 + turn :], *values[60 : 60 + turn]]
+        rows = [list(row) for row in zip(SMILES * 6, values, parts, strict=True)]
+        path = write_rows(tmp_path / f"{name}.csv", ["smiles", "y", "part"], rows)
+        task = {"name": "csv", "files": {"train": str(path)}, "label_columns": ["y"], "split_column": "part"}
+        recipe = finetune_recipe(seeds=[1], task=task, train={"max_epochs": 2, "microbatch_tokens": 2048})
+        out = tmp_path / name
+        results = run_finetuning(recipe, checkpoint=smiles_model, out=out, baseline=True).results
+        kept = {path.relative_to(out): path.read_bytes() for path in out.rglob("forests.npz")}
+        fitted = [read_calibration(out, predictor).outputs for predictor in OF_FORESTS]
+        found.append((weights(out), results.predictors, results.best_epochs, kept, fitted, results.comparison))
+    one, other = found
+    assert one[0].keys() == other[0].keys()
+    assert all(torch.equal(one[0][key][name], other[0][key][name]) for key in one[0] for name in one[0][key])
+    assert one[1:-1] == other[1:-1]
+    assert one[-1] != other[-1], "the test scores do differ"
 
 
 def test_forests_that_are_damaged_are_refused(run, table, tmp_path):

@@ -16,14 +16,23 @@ import pytest
 from exlm_cli.config.load import dump_recipe
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import write_json
-from exlm_cli.finetune.evaluation.calibration import CALIBRATION_FILE, CalibratedRows, calibrate_run, fit_calibration
+from exlm_cli.finetune.evaluation.calibration import (
+    CALIBRATION_FILE,
+    PredictedRows,
+    ValidatedRows,
+    fit_calibration,
+    read_scored_split,
+    with_scores,
+)
 from exlm_cli.finetune.finished import FinetunedRun
-from exlm_cli.finetune.prediction.training_rows import write_training_rows
+from exlm_cli.finetune.prediction.training_rows import training_rows_of
+from exlm_cli.finetune.predictions import PartRows, write_predictions, write_rows
+from exlm_cli.progress import SilentProgress
 from exlm_cli.report.finetuning.page import write_page
 from exlm_cli.report.finetuning.score_figures import draw_calibration
 from exlm_cli.report.style import RUN_COLOURS
 from exlm_cli.run_dir import update_run_json
-from exlm_cli.tasks.base import FloatArray, write_outputs
+from exlm_cli.tasks.base import FloatArray
 from exlm_cli.tasks.rows.task import LabelledRows, RowTask
 from tests.unit.finetune.synthetic import finetune_recipe
 from tests.unit.report.results import Values, at_folder, scored
@@ -47,6 +56,7 @@ def write_run(
     *,
     inputs: Sequence[str] = SMILES,
     similarity: dict[str, FloatArray] | None = None,
+    has_places: bool = True,
 ) -> FinetunedRun:
     """Write what the page reads of a run on `<b>.csv`: every seed predicts the same, and trained on ethanol alone.
 
@@ -54,7 +64,8 @@ def write_run(
         targets: (N, C) of each split; (N, 1) class index for classes.
         outputs: (N, C) probabilities or values of each split but `train`.
         inputs: What the rows are, in turn.
-        similarity: Of values, what the calibration holds.
+        similarity: Of the rows of each split; None: that to ethanol.
+        has_places: Whether the places of rows in their file are known.
     """
     folder.mkdir(exist_ok=True)
     results = run.results
@@ -63,24 +74,42 @@ def write_run(
     task = {"name": "csv", "files": {"train": "/data/<b>.csv"}, "label_columns": list(results.output_names), **columns}
     (folder / "recipe.yaml").write_text(dump_recipe(finetune_recipe(task=task)), encoding="utf-8")
     update_run_json(folder, {"command": "finetune", "device": "cpu"})
-    names = ["class"] if results.loss == "classes" else results.output_names
-    for split, of_split in targets.items():
-        write_outputs(folder / f"targets-{split}.csv", range(len(of_split)), names, list(of_split))
-    for split, of_split in outputs.items():
-        read = {"place": [f"line {row + 2}" for row in range(len(of_split))]}
-        read["input"] = [inputs[row % len(inputs)] for row in range(len(of_split))]
-        for seed in results.seeds:
-            cell = folder / f"cells/single/split-0/seed-{seed}"
-            cell.mkdir(parents=True, exist_ok=True)
-            write_outputs(
-                cell / f"predictions-{split}.csv", range(len(of_split)), results.output_names, list(of_split), read
-            )
-    examples = LabelledRows([("CCO",)], np.zeros((1, 1)), np.zeros(1, dtype=np.int64))
-    trained = RowTask("csv", results.loss, results.output_names, {"train": examples})
-    trained.input_kind = results.input_kind
-    write_training_rows(folder, [trained])
-    write_json(folder / CALIBRATION_FILE, calibrate_run(folder, results, similarity))
+    parts: Any = {
+        split: PartRows(
+            np.arange(len(of_split)),
+            of_split,
+            [inputs[row % len(inputs)] for row in range(len(of_split))],
+            [f"line {row + 2}" for row in range(len(of_split))] if has_places else [],
+            (similarity or near_ethanol(inputs, is_smiles=is_smiles, num=len(of_split))).get(split),
+        )
+        for split, of_split in targets.items()
+    }
+    write_rows(folder, results.loss, results.output_names, parts)
+    for seed in results.seeds:
+        cell = folder / f"cells/single/split-0/seed-{seed}"
+        cell.mkdir(parents=True, exist_ok=True)
+        rows: Any = {split: np.arange(len(of_split)) for split, of_split in outputs.items()}
+        write_predictions(cell, results.output_names, outputs, rows)  # type: ignore[arg-type]
+    fitted = fit_calibration(
+        results.loss, [ValidatedRows(outputs["valid"], targets["valid"], parts["valid"].similarity)]
+    )
+    write_json(folder / CALIBRATION_FILE, fitted)
+    rows_of_test, _ = read_scored_split(folder, results)
+    write_json(folder / CALIBRATION_FILE, with_scores(fitted, rows_of_test))
     return at_folder(run, folder)
+
+
+def near_ethanol(inputs: Sequence[str], *, is_smiles: bool, num: int) -> dict[str, FloatArray]:
+    """Return the similarity of rows, which are the inputs in turn, to ethanol."""
+    if not is_smiles:
+        return {}
+    examples = LabelledRows([("CCO",)], np.zeros((1, 1)), np.zeros(1, dtype=np.int64))
+    trained = RowTask("csv", "binary", ("y",), {"train": examples})
+    trained.input_kind = "smiles"
+    found = training_rows_of([trained]).nearest_tanimoto(
+        [inputs[row % len(inputs)] for row in range(num)], SilentProgress()
+    )[0]
+    return {"valid": found, "test": found}
 
 
 def labels_run(folder: Path, **changes: Any) -> FinetunedRun:
@@ -191,9 +220,8 @@ def test_the_worst_rows_of_a_text_run_are_shown_as_text(tmp_path):
     assert re.findall(r"text &lt;i&gt;(\d)", worst) == ["4", "2"], "rows that are predicted right are not among them"
     assert "true red (0.125), predicted blue (0.750)" in worst
     assert "--explain" not in text
-    for path in tmp_path.rglob("predictions-test.csv"):  # a task of another package may write no places
-        path.write_text(path.read_text().replace(",place,", ",other,"))
-    assert "predicted blue (0.750)" in write_page(at_folder(run, tmp_path)).read_text(encoding="utf-8")
+    unplaced = write_run(tmp_path, run, targets, outputs, inputs=inputs, has_places=False)
+    assert "predicted blue (0.750)" in write_page(unplaced).read_text(encoding="utf-8")
     outputs["test"][[2, 4]] = [0.5, 0.25, 0.25]
     text = write_page(write_run(tmp_path, run, targets, outputs, inputs=inputs)).read_text(encoding="utf-8")
     worst = sections_of(text)["Worst predicted rows, test"]
@@ -213,10 +241,11 @@ def test_lines_of_intervals_are_explained_where_there_are_some(tmp_path, figures
     assert [any("intervals" in text for text in texts) for texts in captions] == [False, True]
 
 
-def calibrated_values(num_valid: int) -> CalibratedRows:
+def calibrated_values(num_valid: int) -> PredictedRows:
     """Return 20 predicted values with the calibration of some validation rows."""
-    calibration = fit_calibration("regression", np.zeros((1, num_valid, 1)), np.arange(num_valid, dtype=float)[:, None])
-    return CalibratedRows("regression", ("logS",), np.zeros((20, 1)), np.ones((20, 1)), calibration)
+    rows = ValidatedRows(np.zeros((num_valid, 1)), np.arange(num_valid, dtype=float)[:, None])
+    calibration = fit_calibration("regression", [rows])
+    return PredictedRows("regression", ("logS",), np.zeros((1, 20, 1)), np.ones((20, 1)), calibration)
 
 
 @pytest.mark.parametrize(

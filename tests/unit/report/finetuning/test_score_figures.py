@@ -9,22 +9,34 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba_array
 from sklearn import metrics
+from sklearn.calibration import calibration_curve
 
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import write_json
-from exlm_cli.finetune.evaluation.calibration import CALIBRATION_FILE, CalibratedRows, Calibration
-from exlm_cli.finetune.evaluation.conformal import ConformalResiduals
-from exlm_cli.finetune.evaluation.curves import PlattCurve, calibration_error, reliability
+from exlm_cli.finetune.evaluation.calibration import (
+    CALIBRATION_FILE,
+    Calibration,
+    ConformalResiduals,
+    PlattCurve,
+    PredictedRows,
+    calibration_error,
+)
 from exlm_cli.finetune.finished import FinetunedRun
-from exlm_cli.report.finetuning.score_figures import SplitPredictions, draw_calibration, draw_runs, draw_scores
+from exlm_cli.finetune.predictions import PREDICTIONS_FILE, PartRows, write_predictions, write_rows
+from exlm_cli.report.finetuning.score_figures import (
+    draw_calibration,
+    draw_runs,
+    draw_scores,
+    matrices_of,
+    questions_of,
+)
 from exlm_cli.report.style import RUN_COLOURS
-from exlm_cli.tasks.base import write_outputs
 from tests.unit.report.results import scored
 
 
 def predictions_of(
     num_outputs: int, *, is_multi_class: bool = False, num_seeds: int = 3, num_rows: int = 60
-) -> SplitPredictions:
+) -> PredictedRows:
     rng = np.random.default_rng(0)
     probabilities = rng.random((num_seeds, num_rows, num_outputs)).round(2)  # with ties
     if is_multi_class:
@@ -34,13 +46,20 @@ def predictions_of(
         targets = rng.integers(2, size=(num_rows, num_outputs)).astype(float)
     targets[::7] = np.nan
     names = tuple(f"name {i}" for i in range(num_outputs))
-    return SplitPredictions(probabilities, targets, names, is_multi_class, "a title")
+    loss = "classes" if is_multi_class else "binary"
+    return PredictedRows(loss, names, probabilities, targets, Calibration(outputs=(None,) * num_outputs))
 
 
-def known(predictions: SplitPredictions, index: int = 0) -> tuple[Any, Any]:
+def known(predictions: PredictedRows, index: int = 0) -> tuple[Any, Any]:
     """Return (n,) targets of a column and (K, n, C) probabilities of the rows where it is known."""
     is_known = ~np.isnan(predictions.targets[:, index])
-    return predictions.targets[is_known, index].astype(int), predictions.probabilities[:, is_known]
+    return predictions.targets[is_known, index].astype(int), predictions.by_seed[:, is_known]
+
+
+def curve_of(probabilities: Any, truth: Any) -> Any:
+    """Return mean probability and share of positives of scikit-learn's bins of equally many rows."""
+    share, mean = calibration_curve(truth, probabilities, n_bins=10, strategy="quantile")
+    return np.stack([mean, share], axis=1)
 
 
 def bold_lines(axes: Axes) -> list[tuple[str, Any, Any]]:
@@ -55,7 +74,7 @@ def test_curves_have_the_areas_of_scikit_learn_in_the_legend_and_under_the_line(
     figures, tmp_path, num_outputs, num_seeds
 ):
     predictions = predictions_of(num_outputs, num_seeds=num_seeds)
-    draw_scores(predictions, tmp_path, "s")
+    draw_scores(predictions, "a title", tmp_path, "s")
     scores = metrics.roc_auc_score, metrics.average_precision_score
     for axes, score in zip(figures["s-curves"].axes, scores, strict=True):
         found = bold_lines(axes)
@@ -78,17 +97,21 @@ def test_curves_have_the_areas_of_scikit_learn_in_the_legend_and_under_the_line(
 
 def test_of_two_classes_the_second_is_asked_of_more_each_against_the_rest():
     two = predictions_of(2, is_multi_class=True)
-    ((name, truth, scores),) = two.curves()
+    ((name, truth, scores),) = questions_of(two)
     targets, probabilities = known(two)
     assert name == "name 1"
     np.testing.assert_array_equal(truth, targets == 1)
     np.testing.assert_array_equal(scores, probabilities[:, :, 1])
-    assert [name for name, _, _ in predictions_of(3, is_multi_class=True).curves()] == ["name 0", "name 1", "name 2"]
+    assert [name for name, _, _ in questions_of(predictions_of(3, is_multi_class=True))] == [
+        "name 0",
+        "name 1",
+        "name 2",
+    ]
 
 
 def test_of_many_labels_the_mean_curve_is_named(figures, tmp_path):
     predictions = predictions_of(12)
-    draw_scores(predictions, tmp_path, "s")
+    draw_scores(predictions, "a title", tmp_path, "s")
     ((label, x, y),) = bold_lines(figures["s-curves"].axes[0])
     pairs = [known(predictions, index) for index in range(12)]
     areas = [metrics.roc_auc_score(truth, seeds.mean(0)[:, index]) for index, (truth, seeds) in enumerate(pairs)]
@@ -104,7 +127,7 @@ def test_of_many_labels_the_mean_curve_is_named(figures, tmp_path):
 @pytest.mark.parametrize("is_multi_class", [True, False])
 def test_confusion_matrices_are_those_of_scikit_learn(figures, tmp_path, is_multi_class):
     predictions = predictions_of(3, is_multi_class=is_multi_class)
-    draw_scores(predictions, tmp_path, "s")
+    draw_scores(predictions, "a title", tmp_path, "s")
     panels = figures["s-confusion"].axes
     assert len(panels) == (1 if is_multi_class else 3)
     for index, axes in enumerate(panels):
@@ -130,16 +153,16 @@ def test_what_cannot_be_drawn_is_left_out(figures, tmp_path):
         "labels": predictions_of(13),
         "classes": predictions_of(21, is_multi_class=True),
     }.items():
-        draw_scores(predictions, tmp_path, stem)
+        draw_scores(predictions, "a title", tmp_path, stem)
     assert set(figures) == {"one-class-confusion", "labels-curves", "classes-curves"}
-    draw_scores(predictions_of(5), tmp_path, "five")
+    draw_scores(predictions_of(5), "a title", tmp_path, "five")
     assert len(figures["five-confusion"].axes) == 5
 
 
 def test_files_are_the_same_for_the_same_data_and_names_are_no_commands_to_matplotlib(tmp_path):
     plain = predictions_of(2, is_multi_class=True, num_rows=20)
-    nasty = replace(plain, names=("$x_1", "毒 " * 20), title="$\\alpha & 日本")
-    first, second = (draw_scores(nasty, tmp_path / name, "test") for name in "ab")
+    nasty = replace(plain, names=("$x_1", "毒 " * 20))
+    first, second = (draw_scores(nasty, "$\\alpha & 日本", tmp_path / name, "test") for name in "ab")
     assert [path.name for path in first] == [
         "test-curves.png", "test-curves.svg", "test-confusion.png", "test-confusion.svg",
     ]  # fmt: skip
@@ -150,14 +173,14 @@ def with_files(folder: Path, run: FinetunedRun) -> FinetunedRun:
     """Write the targets, the predictions of two seeds and a calibration to the directory of a run."""
     folder.mkdir()
     split = run.results.scored_split
-    output = ConformalResiduals(residuals=(0.25,) * 20) if run.results.loss == "regression" else None
+    output = ConformalResiduals(residuals=((0.25,) * 20,)) if run.results.loss == "regression" else None
     write_json(folder / CALIBRATION_FILE, Calibration(outputs=(output,)))
-    write_outputs(folder / f"targets-{split}.csv", range(8), ["active"], [np.array([float(i % 2)]) for i in range(8)])
+    rows: Any = {split: np.arange(8)}
+    write_rows(folder, run.results.loss, ["active"], {split: PartRows(rows[split], np.arange(8.0)[:, None] % 2)})
     for seed in (1, 2):
         cell = folder / f"cells/single/split-0/seed-{seed}"
         cell.mkdir(parents=True)
-        values = [np.array([(i * seed % 5) / 5]) for i in range(8)]
-        write_outputs(cell / f"predictions-{split}.csv", range(8), ["active"], values)
+        write_predictions(cell, ["active"], {split: np.arange(8)[:, None] * seed % 5 / 5}, rows)
     return replace(run, folder=folder)
 
 
@@ -190,12 +213,12 @@ def test_calibration_on_the_rows_that_it_was_fitted_to_says_so(figures, tmp_path
 
 def test_a_damaged_run_stops_the_work_before_a_figure_of_another_is_written(tmp_path):
     runs = [with_files(tmp_path / name, scored(name, "csv", {"roc_auc": [0.5, 0.5]})) for name in "ab"]
-    broken = tmp_path / "b/cells/single/split-0/seed-2/predictions-test.csv"
-    write_outputs(broken, [7], ["active"], [np.array([0.5])])
+    cell = tmp_path / "b/cells/single/split-0/seed-2"
+    write_predictions(cell, ["active"], {"test": np.array([[0.5]])}, {"test": np.array([7])})
     with pytest.raises(CheckpointError, match="its rows are not those of the split"):
         draw_runs(runs, None)
-    broken.unlink()
-    with pytest.raises(CheckpointError, match="not readable as predictions"):
+    (cell / PREDICTIONS_FILE).unlink()
+    with pytest.raises(CheckpointError, match=PREDICTIONS_FILE):
         draw_runs(runs, None)
     assert not (tmp_path / "a/report").exists()
 
@@ -203,7 +226,8 @@ def test_a_damaged_run_stops_the_work_before_a_figure_of_another_is_written(tmp_
 def test_a_label_that_no_row_has_leaves_its_matrix_empty():
     """The prediction is 1 from a probability of 0.5 on."""
     targets = np.array([[1.0, np.nan], [0.0, np.nan]])
-    matrices = SplitPredictions(np.full((1, 2, 2), 0.5), targets, ("a", "b"), is_multi_class=False, title="").matrices()
+    rows = PredictedRows("binary", ("a", "b"), np.full((1, 2, 2), 0.5), targets, Calibration(outputs=(None, None)))
+    matrices = matrices_of(rows)
     assert [counts.tolist() for _, _, counts in matrices] == [[[0, 1], [0, 1]], [[0, 0], [0, 0]]]
 
 
@@ -229,23 +253,23 @@ def test_values_have_intervals_and_spans_no_figure(figures, tmp_path):
 
 
 def test_reliability_is_drawn_before_and_after_calibration(figures, tmp_path):
-    """Points are those of `reliability`; thirteen labels share one panel, and of two classes the second is drawn."""
+    """Points are those of scikit-learn; thirteen labels share one panel, and of two classes the second is drawn."""
     rng = np.random.default_rng(0)
     curve = PlattCurve(num_rows=9, least=0.0, most=1.0, slope=0.5, intercept=0.0)
     for loss, names in (("binary", ("a", "b")), ("binary", tuple("abcdefghijklm")), ("classes", ("no", "yes"))):
         targets = rng.integers(2, size=(60, 1 if loss == "classes" else len(names))).astype(float)
         mean = rng.dirichlet(np.ones(len(names)), 60) if loss == "classes" else rng.random((60, len(names)))
-        rows = CalibratedRows(loss, names, mean, targets, Calibration(outputs=(curve,) * len(names)))
+        rows = PredictedRows(loss, names, mean[None], targets, Calibration(outputs=(curve,) * len(names)))
         draw_calibration(rows, "t", tmp_path, f"{loss}-{len(names)}")
     panels = {stem: [axes.get_title(loc="left") for axes in figure.axes] for stem, figure in figures.items()}
     assert panels == {
         "binary-2-calibration": ["a", "b"], "binary-13-calibration": ["13 labels together"],
         "classes-2-calibration": ["yes"],
     }  # fmt: skip
-    uncalibrated = CalibratedRows(
+    uncalibrated = PredictedRows(
         "binary",
         tuple("abcdefghijklm"),
-        rng.random((9, 13)),
+        rng.random((1, 9, 13)),
         rng.integers(2, size=(9, 13)) * 1.0,
         Calibration(outputs=(None,) * 13),
     )
@@ -253,9 +277,9 @@ def test_reliability_is_drawn_before_and_after_calibration(figures, tmp_path):
     assert len(figures["none-calibration"].axes[0].lines) == 2  # the diagonal, and no curve after calibration
     _, before, after = figures["classes-2-calibration"].axes[0].lines
     assert figures["classes-2-calibration"].axes[0].get_xlabel() == "mean probability"
-    np.testing.assert_allclose(before.get_xydata(), reliability(mean[:, 1], targets[:, 0])[:, :2])
+    np.testing.assert_allclose(before.get_xydata(), curve_of(mean[:, 1], targets[:, 0]))
     odds = (mean[:, 1] / mean[:, 0]) ** 0.5  # a slope of 1/2 is the root of the odds
-    np.testing.assert_allclose(after.get_xydata(), reliability(odds / (1 + odds), targets[:, 0])[:, :2])
+    np.testing.assert_allclose(after.get_xydata(), curve_of(odds / (1 + odds), targets[:, 0]))
     errors = [calibration_error(probabilities, targets[:, 0]) for probabilities in (mean[:, 1], odds / (1 + odds))]
     assert [line.get_label() for line in (before, after)] == [
         f"as predicted  {errors[0]:.3f}",
@@ -270,22 +294,22 @@ def test_labels_that_share_a_panel_are_the_calibrated_ones_if_there_are_any(figu
     mean, targets = rng.random((60, 13)), rng.integers(2, size=(60, 13)).astype(float)
     targets[10:, 5] = np.nan
     outputs = tuple(curve if index in (2, 5) else None for index in range(13))
-    rows = CalibratedRows("binary", tuple("abcdefghijklm"), mean, targets, Calibration(outputs=outputs))
+    rows = PredictedRows("binary", tuple("abcdefghijklm"), mean[None], targets, Calibration(outputs=outputs))
     draw_calibration(rows, "t", tmp_path, "some")
     (axes,) = figures["some-calibration"].axes
     assert axes.get_title(loc="left") == "2 labels together"
     chosen, truth = (np.concatenate([values[:, 2], values[:10, 5]]) for values in (mean, targets))
-    np.testing.assert_allclose(axes.lines[1].get_xydata(), reliability(chosen, truth)[:, :2])
+    np.testing.assert_allclose(axes.lines[1].get_xydata(), curve_of(chosen, truth))
 
 
 def test_each_column_of_values_has_its_own_interval_and_one_without_rows_no_panel(figures, tmp_path):
     """Of fourteen columns the first has no known row, the second too few for an interval, and twelve are drawn."""
     targets = np.ones((4, 14))
     targets[:, 0] = np.nan
-    few, wide, narrow = (ConformalResiduals(residuals=values) for values in ((0.1,), (5.0,) * 20, (0.5,) * 20))
+    few, wide, narrow = (ConformalResiduals(residuals=(values,)) for values in ((0.1,), (5.0,) * 20, (0.5,) * 20))
     outputs = (None, few, wide, *[narrow] * 11)
     names = tuple(f"v{index}" for index in range(14))
-    rows = CalibratedRows("regression", names, np.zeros((4, 14)), targets, Calibration(outputs=outputs))
+    rows = PredictedRows("regression", names, np.zeros((1, 4, 14)), targets, Calibration(outputs=outputs))
     draw_calibration(rows, "t", tmp_path, "values")
     shown = [
         (axes.get_title(loc="left"), [text.get_text() for text in axes.texts])

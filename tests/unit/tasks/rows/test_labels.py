@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from exlm_cli.errors import DataError
-from exlm_cli.tasks.rows.labels import LabelKind, Labels, read_known_targets, read_labels, with_decimal_points
+from exlm_cli.tasks.rows.labels import LabelKind, Labels, find_positive, read_known_targets, read_labels
 from exlm_cli.tasks.rows.table import Table
 
 NAN = math.nan
@@ -94,9 +94,12 @@ def test_the_kind_can_be_said(kind, cells, loss, names):
         ("auto", {"y": "a|a"}, "a.csv: `y` is `a` in every row that has it: nothing to learn"),
         ("auto", {"y": "7|7"}, "a.csv: `y` is 7 in every row that has it: nothing to learn"),
         ("auto", {"y": "5.1||>10|6.0"}, "a.csv:4: `y` is `>10`; others are numbers"),
-        ("auto", {"y": "0.5|n.d.|<10|n.d."}, "a.csv:3: `y` is `n.d.`, one of 3 such cells; others are numbers"),
-        ("auto", {"y": "<10|0.5|<10|12|<10"}, "a.csv:2: `y` is `<10`, one of 3 such cells; others are numbers"),
-        ("auto", {"y": "n.d.|3 nM|5 nM"}, "a.csv:3: `y` is `3 nM`, one of 2 such cells; it looks like a number with"),
+        (
+            "auto",
+            {"y": "0.5|n.d.|<10|7|8|n.d.|1"},
+            "a.csv:3: `y` is `n.d.`, one of 3 such cells; the next: `<10` (line 4), `n.d.` (line 7); others are",
+        ),
+        ("auto", {"y": "n.d.|3 nM|5 nM"}, "a.csv:2: `y` is `n.d.`, one of 3 such cells; the next: `3 nM` (line 3), "),
         ("auto", {"a": "1|0", "b": "active|0"}, "a.csv:2: `b` is `active`; others are numbers"),
         ("auto", {"a": "yes|no", "b": "active|no"}, "a.csv:2: `b` is `active`; several columns hold"),
         ("multi_label", {"y": "1|active"}, "a.csv:3: `y` is `active`; accepted: 0/1"),
@@ -124,9 +127,9 @@ def test_what_does_not_fit_is_refused(kind, columns, message):
     ],
 )
 def test_labels_of_further_rows_are_those_of_a_known_task(columns, loss, names, targets):
-    found = read_known_targets(table_of(**columns), ["y"], loss, names)
+    found, _ = read_known_targets(table_of(**columns), ["y"], loss, names)
     np.testing.assert_array_equal(found, np.array(targets, dtype=float))
-    lacking = read_known_targets(table_of(x="a|b"), ["y"], loss, names)
+    lacking, _ = read_known_targets(table_of(x="a|b"), ["y"], loss, names)
     np.testing.assert_array_equal(lacking, [[NAN], [NAN]])
 
 
@@ -138,67 +141,33 @@ def test_labels_of_further_rows_are_those_of_a_known_task(columns, loss, names, 
         ("regression", "inf", "a number from -1e100 to 1e100"),
     ],
 )
-def test_a_label_that_a_known_task_does_not_have_is_named_with_its_row(loss, cell, accepted):
-    with pytest.raises(DataError) as caught:
-        read_known_targets(table_of(y=f"|{cell}"), ["y"], loss, ["blue", "red"])
-    assert f"a.csv:3: `y` is `{cell}`; accepted: {accepted}" in caught.value.message
+def test_a_label_that_a_known_task_does_not_have_is_missing_and_named_with_its_row(loss, cell, accepted):
+    targets, (note,) = read_known_targets(table_of(y=f"|{cell}|{cell}"), ["y"], loss, ["blue", "red"])
+    assert np.isnan(targets).all()
+    assert note.startswith("warning: 2 cells are no labels of the run and are not scored; the first: ")
+    assert f"a.csv:3: `y` is `{cell}`; accepted: {accepted}" in note
 
 
-def test_numbers_with_a_decimal_comma_are_refused_and_are_values_on_request():
-    """The hint names the key; with it, the numbers are those that the same cells with points give."""
-    commas = table_of(y="1,5|2|-0,25|3,0e-2|NA|\u22120,5", other="a,b|1,5|c|d|e|f")
-    with pytest.raises(DataError, match=r"^a.csv:2: `y` is `1,5`.*decimal comma") as caught:
-        read_labels(commas, ["y"], "auto")
-    assert "`task.decimal_comma=true`" in str(caught.value.hint)
-    read_again = read_labels(with_decimal_points(commas, ["y"]), ["y"], "auto")
-    assert read_again.loss == "regression"
-    np.testing.assert_array_equal(read_again.targets[:, 0], [1.5, 2, -0.25, 0.03, NAN, -0.5])
-    assert len(read_again.notes) == 1
-    assert read(y="low,high|1,5|mid|mid|low,high|1,5").loss == "classes"
-    with pytest.raises(DataError, match=r"^a.csv:3: `y` is `1\.234,5`, but `task.decimal_comma` is true$"):
-        with_decimal_points(table_of(y="1,5|1.234,5"), ["y", "absent"])
+def test_a_point_in_a_number_of_a_file_with_decimal_commas_is_no_label_of_it():
+    cells = {"y": "1,5|1.355|1.355,5|2"}
+    targets, (note,) = read_known_targets(table_of(**cells), ["y"], "regression", ["y"], decimal_comma=True)
+    np.testing.assert_array_equal(targets[:, 0], [1.5, NAN, NAN, 2])
+    assert "the first: a.csv:3: `y` is `1.355`" in note
 
 
-@pytest.mark.parametrize(
-    ("cells", "has_point"),
-    [
-        ("1,355|2,001|7,112", False),
-        ("395|1,355|12", False),
-        ("1,355|0,5|2", True),
-        ("1,355|0,355|2", True),
-        ("1,35|2,5|3", True),
-    ],
-)
-def test_decimal_commas_are_not_offered_where_every_comma_may_separate_thousands(cells, has_point):
-    with pytest.raises(DataError) as caught:
-        read_one(cells)
-    assert ("task.decimal_comma" in str(caught.value.hint)) == has_point
-    assert ("thousands" in caught.value.message) != has_point
-    table = table_of(y=cells)
-    assert read_labels(with_decimal_points(table, ["y"]), ["y"], "auto").loss == "regression", "asked for all the same"
-
-
-@pytest.mark.parametrize(
-    ("cells", "is_told"),
-    [
-        ("395|1.355|2.001", True),
-        ("\u2212395|-1.355|\u22122.001||7", True),
-        ("1.355|2.001|7.112", False),
-        ("395|1.355|2.001|0.355", False),
-        ("395|1.355|2.5", False),
-        ("395|1.355|2.001|2001", False),
-        ("395|1.355|12", False),
-    ],
-)
-def test_points_that_may_separate_thousands_are_told(cells, is_told):
-    """Among whole numbers below 1000 alone; one number with other decimals, or 2001, says that they do not."""
-    labels = read_one(cells)
+def test_numbers_with_a_decimal_comma_are_values_on_request():
+    """Among numbers and among texts, the hint names the key; a point is then no part of a number."""
+    commas = "1,5|2|-0,25|3,0e-2|NA|\u22120,5"
+    for cells in ("2|3|1,5", "1,5|2,5|-0,25"):
+        with pytest.raises(DataError, match=r"`y` is `1,5`") as caught:
+            read_one(cells)
+        assert "`task.decimal_comma=true`" in str(caught.value.hint)
+    labels = read_one(commas, decimal_comma=True)
     assert labels.loss == "regression"
-    assert bool([note for note in labels.notes if "may separate thousands" in note]) == is_told
-    commas = table_of(y=cells.replace(".", ","))
-    again = read_labels(with_decimal_points(commas, ["y"]), ["y"], "auto")
-    np.testing.assert_array_equal(again.targets, labels.targets)
-    assert again.notes == labels.notes
+    np.testing.assert_array_equal(labels.targets[:, 0], [1.5, 2, -0.25, 0.03, NAN, -0.5])
+    with pytest.raises(DataError, match=r"^a.csv:4: `y` is `1\.234,5`; others are numbers$"):
+        read_one("1,5|2|1.234,5", decimal_comma=True)
+    assert read_one("a,b|1,5|a,b|1,5", decimal_comma=True).names == ("1,5", "a,b")
 
 
 def test_classes_that_differ_in_capital_letters_are_noted():
@@ -222,13 +191,6 @@ def test_a_row_with_one_of_its_labels_is_not_missing():
     assert read(a="1|0|", b="0||").missing == [2]
 
 
-def test_a_decimal_comma_is_read_in_numbers_alone():
-    """`a,b` is a text; and `ca. 2` is no number, so its point separates no thousands."""
-    table = with_decimal_points(table_of(y="1,5|a,b|ca. 2"), ["y"])
-    assert table.columns["y"] == ("1.5", "a,b", "ca. 2")
-    assert list(with_decimal_points(table_of(y="1,5"), ["y", "absent"]).columns) == ["y"]
-
-
 def test_a_hundred_classes_are_taken():
     """The error says that at most 100 are taken, so exactly 100 are."""
     assert len(read(y="|".join(f"text {i % 100}" for i in range(200))).names) == 100
@@ -239,64 +201,11 @@ def test_a_hundred_classes_are_taken():
     [("a|b|c", "3 of 3"), ("a|a|b|b|c|d|e", "3 of 5"), ("active|active|actve|inactive|inactive|nactive|?", "3 of 5")],
 )
 def test_classes_most_of_which_have_one_row_are_refused_unless_they_are_asked_for(cells, count):
-    with pytest.raises(DataError, match=f"in this row alone; {count} classes have one row") as caught:
+    with pytest.raises(DataError, match=f"; {count} classes have one row") as caught:
         read_one(cells)
     assert "`task.label_kind=classes`" in str(caught.value.hint)
     assert read_one(cells, "classes").loss == "classes"
     assert read_one("a|a|b|b|c|d").loss == "classes"
-
-
-UNREAD = [
-    ("3 nM|5 nM|12 nM|3 nM", "a number with a unit"),
-    ("3nM|5.1nM|12 \u00b5M", "a number with a unit"),
-    ("1.2 mg/mL|3 mg/mL", "a number with a unit"),
-    ("$5|$7.5|$5", "a number with a unit"),
-    ("12%|15 %|100%", "a percentage"),
-    ("1'163|2'001|950", "a number with separators of thousands"),
-    ("1 015|2 001|950", "a number with separators of thousands"),
-    ("1\u00a0015|950|951", "a number with separators of thousands"),
-    ("1\u2009015|950|951", "a number with separators of thousands"),
-    ("1\u202f015|1\u202f016|1\u202f015", "a number with separators of thousands"),
-    ("1,234.5|12|13", "a number with separators of thousands"),
-    ("1,234,567|12|13", "a number with separators of thousands"),
-    ("1_000|2_000|3_000|2_000", "a number with separators of thousands"),
-    ("1.355.000|2.000.000", "a number with points between thousands"),
-    (">10|5|7|<1", "a limit or an estimate"),
-    ("5.2|~5|6|7", "a limit or an estimate"),
-    ("5.2|ca. 5|6|7", "a limit or an estimate"),
-    (">10 nM|5 nM|>10 nM|>10 nM", "a limit or an estimate"),
-    ("3.2 \u00b1 0.1|4.1 \u00b1 0.2", "a number with its error"),
-    ("3.2 +/- 0.1|4", "a number with its error"),
-    ("3.2 (0.1)|4.0 (0.3)", "a number with its error"),
-    ("1-3|5|6|7", "a range or a ratio"),
-    ("|".join(f"{i}-{i + 2}" for i in range(11)), "a range or a ratio"),
-    ("2024-01-31|2024-02-01", "a date"),
-    ("3-Jan|5|6|7", "a date"),
-    ("31.01.2024|1.2.2024", "a date"),
-    ("1.2x10^-3|1.3x10^-3", "a number with a power of ten"),
-    ("1.2\u00d710\u207b\u00b3|1", "a number with a power of ten"),
-    ("1.5D-03|1.6D-03", "a number with a power of ten"),
-    ("5.1*|6|7", "a number with something else"),
-    ("\u20135.1|6|7", "a number with something else"),
-    ("\u200b5.1|6|7", "a number with something else"),
-    ("|".join(f"{i} rings" for i in range(11)), "a number with something else"),
-]
-"""Columns as exports of assays have them, and what the first cell that is no number looks like."""
-
-
-@pytest.mark.parametrize(("cells", "look"), UNREAD)
-def test_columns_of_numbers_with_something_are_refused_with_cell_line_and_remedy(cells, look):
-    """Each was dozens of classes, or would be a wrong number; the rest of the column does not matter."""
-    column = cells.split("|")
-    row = next(row for row, cell in enumerate(column) if not re.fullmatch(r"\d+(\.\d)?", cell))
-    for kind in ("auto", "regression"):
-        with pytest.raises(DataError) as caught:
-            read_one(cells, kind)
-        assert caught.value.message.startswith(f"a.csv:{row + 2}: `y` is `{column[row]}`")
-        assert f"it looks like {look}" in f"{caught.value.message} {caught.value.hint}"
-        assert kind == "regression" or "`task.label_kind=classes` takes them as classes" in str(caught.value.hint)
-    with pytest.raises(DataError, match=f"it looks like {look}"):
-        read_labels(table_of(y=cells, x="|".join("1" for _ in column)), ["y", "x"], "auto")
 
 
 @pytest.mark.parametrize(
@@ -329,7 +238,7 @@ def test_the_positive_class_can_be_said(cells, positive, names):
     expected = [float(cell.removesuffix(".0") == names[1]) for cell in cells.split("|")]
     np.testing.assert_array_equal(labels.targets[:, 0], expected)
     assert labels.notes[0].endswith(f"`{names[1]}` is the positive one, as `task.positive_class` says")
-    again = read_known_targets(table_of(y=cells), ["y"], labels.loss, labels.names)
+    again, _ = read_known_targets(table_of(y=cells), ["y"], labels.loss, labels.names)
     np.testing.assert_array_equal(again, labels.targets)
 
 
@@ -378,10 +287,9 @@ def test_the_words_of_missing_labels_can_be_said():
     assert "`task.missing_values`" in str(caught.value.hint)
     labels = read_one("0.5|N.D.|2||7", missing=("n.d.",))
     np.testing.assert_array_equal(labels.targets[:, 0], [0.5, NAN, 2, NAN, 7])
-    known = read_known_targets(table_of(y="n.d.||1"), ["y"], "regression", ["y"], missing=("n.d.",))
+    known, notes = read_known_targets(table_of(y="n.d.|NA|1"), ["y"], "regression", ["y"], missing=("n.d.",))
     np.testing.assert_array_equal(known[:, 0], [NAN, NAN, 1])
-    with pytest.raises(DataError, match=r"`y` is `NA`"):
-        read_known_targets(table_of(y="NA"), ["y"], "regression", ["y"], missing=("n.d.",))
+    assert "`y` is `NA`" in notes[0]
 
 
 def test_minus_one_can_be_said_to_be_a_negative_label():
@@ -390,11 +298,66 @@ def test_minus_one_can_be_said_to_be_a_negative_label():
     expected = [[0, 1, 0], [1, 0, 1], [NAN, 1, 1], [0, NAN, 0]]
     assert labels.loss == "binary"
     np.testing.assert_array_equal(labels.targets, expected)
-    known = read_known_targets(table, ["a", "b", "c", "d"], "binary", ["a", "b", "c", "d"], "multi_label")
+    known, _ = read_known_targets(table, ["a", "b", "c", "d"], "binary", ["a", "b", "c", "d"], "multi_label")
     np.testing.assert_array_equal(known[:, :3], expected)
     assert read_one("-1|1|1", "classes").names == ("-1", "1")
     assert "task.label_kind=multi_label" in read(a="-1|1", b="1|-1").notes[1]
-    with pytest.raises(DataError, match=r"`a` is `-1`; accepted: 0/1"):
-        read_known_targets(table, ["a"], "binary", ["a"])
+    assert "`a` is `-1`; accepted: 0/1" in read_known_targets(table, ["a"], "binary", ["a"])[1][0]
     with pytest.raises(DataError, match=r"^a.csv:3: `y` is `-1`, and on line 4 it is 0"):
         read_one("1|-1|0", "multi_label")
+
+
+@pytest.mark.parametrize(
+    ("positive", "negative"),
+    [
+        ("Active", "Inactive"),
+        ("active", "non-active"),
+        ("ACTIVE", "not active"),
+        ("toxic", "nontoxic"),
+        ("Toxic", "Non Toxic"),
+        ("toxic", "safe"),
+        ("hit", "no hit"),
+        ("hit", "miss"),
+        ("binder", "non-binder"),
+        ("binder", "decoy"),
+        ("positive", "Negative"),
+        ("pos", "neg"),
+        ("true", "not true"),
+        ("high", "low"),
+        ("high", "medium"),
+        ("mutagenic", "non-mutagenic"),
+        ("soluble", "insoluble"),
+        ("permeable", "impermeable"),
+        ("stable", "unstable"),
+        ("substrate", "non_substrate"),
+        ("hERG blocker", "hERG non-blocker"),
+        ("CYP3A4_inhibitor", "CYP3A4_non-inhibitor"),
+        ("active compound", "inactive compound"),
+        ("BBB+", "BBB-"),
+        ("BBB+", "BBB\u2212"),
+        ("+", "-"),
+        ("Active", "Inconclusive"),
+        ("agonist", "inactive"),
+    ],
+)
+def test_names_tell_which_class_is_positive(positive, negative):
+    assert find_positive((positive, negative)) == positive
+    assert find_positive((negative, positive)) == positive
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        ("mild", "severe"),
+        ("agonist", "antagonist"),
+        ("good", "bad"),
+        ("a", "b"),
+        ("1", "2"),
+        ("-1", "1"),
+        ("0", "1"),
+        ("inhibitor", "substrate"),
+    ],
+)
+def test_names_of_no_known_meaning_do_not_tell(one, two):
+    assert find_positive((one, two)) is None
+    assert find_positive((two, one)) is None

@@ -1,6 +1,5 @@
 """Tasks of rows: encoding, scores and predictions of a table; expected values are worked out by hand."""
 
-import csv
 import itertools
 import math
 from pathlib import Path
@@ -21,6 +20,7 @@ from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import DownstreamTask, Loss, NewRows, TrainedTask
+from exlm_cli.tasks.metrics import to_probabilities
 from exlm_cli.tasks.rows.labels import Labels
 from exlm_cli.tasks.rows.splits import RowSplit
 from exlm_cli.tasks.rows.table import InputRows, Table
@@ -140,7 +140,7 @@ def test_scores_selection_and_notes_follow_from_the_loss(
     loss, targets, names, outputs, scores, metric, notes, tokenizer
 ):
     task = make(loss, targets, names)
-    found = task.encode("valid", tokenizer, 16).score([[np.array(output) for output in outputs]])
+    found = task.encode("valid", tokenizer, 16).score(to_probabilities(loss, np.array(outputs))[None])
     assert {name: found[name] for name in scores} == scores
     assert (task.selection_metric, task.is_greater_better) == (metric, loss != "regression")
     assert task.notes[0] == "a note"
@@ -193,17 +193,6 @@ def test_a_split_without_rows_is_refused(split):
         make("binary", [[0]] * 6, indices={**INDICES, split: np.array([], dtype=int)})
 
 
-def test_predictions_of_a_split_are_probabilities_by_row(tmp_path, tokenizer):
-    task = make("binary", [[0], [1], [1], [0], [1], [1]])
-    encoded = task.encode("valid", tokenizer, 16)
-    encoded.write_predictions(tmp_path, "valid", [[np.array([0.0]), np.array([1.5])]])
-    (header, *rows) = csv.reader((tmp_path / "predictions-valid.csv").read_text().splitlines())
-    assert header[2:] == [f"{header[1]}_true", "place", "input"]
-    assert [(int(row), float(value)) for row, value, *_ in rows] == [(3, 0.5), (4, float(expit(1.5)))]
-    assert [truth for _, _, truth, *_ in rows] == ["0", "1"]
-    assert [text for *_, text in rows] == [text for (text,) in task.examples["valid"].texts]
-
-
 def predict(
     folder: Path,
     loss: Loss,
@@ -218,7 +207,7 @@ def predict(
     path = write_rows(folder / "new.csv", columns, rows)
     new = read_new_table(TrainedTask(config, config.input_kind, loss, names), path, None, SilentProgress())
     encoded = new.encode(train_smiles_vocabulary(TEXTS, 20, 1, SilentProgress()), 16)
-    by_seed = [[np.array(row) for row in seed] for seed in outputs]
+    by_seed = np.stack([to_probabilities(loss, np.array(seed, dtype=float)) for seed in outputs])
     (folder / "out.csv").write_bytes(new.as_csv(encoded.prediction_columns(by_seed))[0])
     scores = encoded.score(by_seed) if encoded.is_labelled else {}
     return new, scores, read_rows(folder / "out.csv")
@@ -263,10 +252,10 @@ def test_a_table_whose_labels_are_all_empty_has_no_scores(tmp_path, tokenizer):
     path = write_rows(tmp_path / "new.csv", columns, rows)
     config = CsvTaskConfig(name="csv", smiles_column="mol")
     new = read_new_table(TrainedTask(config, "smiles", "binary", ("active",)), path, None, SilentProgress())
-    encoded, logits = new.encode(tokenizer, 16), [[np.array([1.0])] * 3]
+    encoded, predicted = new.encode(tokenizer, 16), np.full((1, 3, 1), 0.75)
     assert encoded.is_labelled
-    assert math.isnan(encoded.score(logits, np.array([True, True, False]))["accuracy"])
-    assert encoded.score(logits, np.array([True, True, True]))["accuracy"] == 1
+    assert math.isnan(encoded.score(predicted, np.array([True, True, False]))["accuracy"])
+    assert encoded.score(predicted, np.array([True, True, True]))["accuracy"] == 1
 
 
 def test_columns_of_a_file_of_predictions_are_replaced(tmp_path):
@@ -308,7 +297,7 @@ def test_lines_of_smiles_are_a_table_too(tmp_path, tokenizer):
     encoded = new.encode(tokenizer, 4)
     assert not encoded.is_labelled
     assert (len(encoded), len(encoded.token_ids[0])) == (1, 4)
-    table, _ = new.as_csv(encoded.prediction_columns([[np.array([0.0])]]))
+    table, _ = new.as_csv(encoded.prediction_columns(np.zeros((1, 1, 1))))
     (tmp_path / "out.csv").write_bytes(table)
     rows = read_rows(tmp_path / "out.csv")
     assert [(row["line"], row["smiles"], row["name"]) for row in rows] == [("1", "CCO", "ethanol"), ("3", "((", "")]

@@ -126,7 +126,7 @@ def test_the_best_answer_and_its_odds_are_told_for_each_question(official, token
     assert [answer.golds for answer in answers] == [("1424",), ("the moon",), ()]
     # the window with the answer has 0 at [CLS] and 20 at its span; without any, [CLS] has 20 in every window
     assert [answer.no_answer_score for answer in answers] == [-20, -20, 20]
-    encoded.write_predictions(official, "valid", [pointing(encoded)])
+    encoded.write_answers(official, "valid", [pointing(encoded)])
     texts, scores = (json.loads((official / f"{name}-valid.json").read_text()) for name in ("predictions", "no-answer"))
     assert texts == {key: answer.text for key, answer in by_id.items()}
     assert scores == {"Clocks-0": -20, "Clocks-1": -20, "Clocks-2": 20}
@@ -146,7 +146,7 @@ def test_the_same_outputs_are_searched_for_answers_once(official, tokenizer, mon
     monkeypatch.setattr("exlm_cli.tasks.squad.task.best_answer", counted)
     encoded.score([pointed, silent])
     encoded.describe_outputs([pointed, silent])
-    encoded.write_predictions(official, "valid", [pointed, silent])
+    encoded.write_answers(official, "valid", [pointed, silent])
     encoded.official_files([pointed, silent])
     assert len(asked) == 3
     encoded.prediction_columns([pointed, silent])

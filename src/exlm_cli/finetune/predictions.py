@@ -1,0 +1,177 @@
+"""Numbers of a run in parquet: what each seed predicts, and the rows of the first split with their truth. No torch.
+
+`predictions.parquet`, in the folder of a cell or of a baseline's seed, has `part`, `row` and `predicted:<name>` of each
+output. `rows.parquet`, in the folder of the run, has `part`, `row`, `true:<name>` (of classes `true:class`) and, of
+what is scored, the place in the file, what the model reads, and of molecules the similarity to the training molecules.
+
+Axes: N rows of a part, C outputs.
+"""
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from exlm_cli.data import IntArray
+from exlm_cli.errors import CheckpointError
+from exlm_cli.files import read_whole, write_atomically
+from exlm_cli.finetune.baselines.arrays import MAX_UNPACKING
+from exlm_cli.tasks.base import EncodedRows, FloatArray, Loss, Split
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+PREDICTIONS_FILE = "predictions.parquet"
+ROWS_FILE = "rows.parquet"
+ROWS_HINT = "fine-tune again"
+_PREDICTED, _TRUE = "predicted:", "true:"
+
+
+def write_predictions(
+    folder: Path, names: Sequence[str], predicted: Mapping[Split, FloatArray], rows: Mapping[Split, IntArray]
+) -> None:
+    """Write the (N, C) probabilities or values of the parts of the rows.
+
+    Args:
+        names: C outputs.
+        rows: Rows of the input in each part, counted from 0.
+
+    Raises:
+        CheckpointError: The file cannot be written.
+    """
+    together_NC = np.concatenate(list(predicted.values()))
+    columns = {f"{_PREDICTED}{name}": column for name, column in zip(names, together_NC.T, strict=True)}
+    _write(folder / PREDICTIONS_FILE, _keys({part: rows[part] for part in predicted}) | columns)
+
+
+def read_predictions(
+    folder: Path, names: Sequence[str], rows: Mapping[Split, IntArray], hint: str
+) -> dict[Split, FloatArray]:
+    """Return what `write_predictions` wrote, by part.
+
+    Args:
+        rows: Rows of the input in each part that is read.
+        hint: How to get the file back.
+
+    Raises:
+        CheckpointError: The file is missing or altered, or its rows are others.
+    """
+    path = folder / PREDICTIONS_FILE
+    table = _read(path, [f"{_PREDICTED}{name}" for name in names], hint)
+    found = {}
+    for part, of_part in rows.items():
+        chosen = table[table.part == part]
+        if not np.array_equal(chosen.row.to_numpy(), of_part):
+            raise CheckpointError(f"{path}: its rows are not those of the split", hint)
+        found[part] = chosen[[f"{_PREDICTED}{name}" for name in names]].to_numpy(dtype=np.float64)
+    return found
+
+
+@dataclass(frozen=True)
+class PartRows:
+    """Rows of a part of the first split.
+
+    Attributes:
+        rows: (N,) row of the input, counted from 0.
+        targets: (N, C), NaN where missing; (N, 1) class index for `classes`.
+        inputs: Text or SMILES of each row, as the model reads it; two texts have a bar between. None where not known.
+        places: Place of each row in its file, like `line 7`; none where it is not known.
+        similarity: (N,) largest Tanimoto similarity to a training molecule; None of texts and of training rows.
+    """
+
+    rows: IntArray
+    targets: FloatArray
+    inputs: Sequence[str] = ()
+    places: Sequence[str] = ()
+    similarity: FloatArray | None = None
+
+
+def write_rows(run: Path, loss: Loss, names: Sequence[str], parts: Mapping[Split, PartRows]) -> None:
+    """Write `rows.parquet`.
+
+    Raises:
+        CheckpointError: The file cannot be written.
+    """
+    every = list(parts.values())
+    targets_NC = np.concatenate([part.targets for part in every])
+    columns = _keys({part: of_part.rows for part, of_part in parts.items()})
+    columns |= dict(zip(_target_columns(loss, names), targets_NC.T, strict=True))
+    for name in ("inputs", "places"):
+        cells = [getattr(part, name) or [""] * len(part.rows) for part in every]
+        columns[name] = [cell.encode(errors="backslashreplace").decode() for of_part in cells for cell in of_part]
+    near = [np.full(len(p.rows), np.nan) if p.similarity is None else p.similarity for p in every]
+    _write(run / ROWS_FILE, columns | {"similarity": np.concatenate(near)})
+
+
+def read_rows(run: Path, loss: Loss, names: Sequence[str]) -> dict[Split, PartRows]:
+    """Return what `write_rows` wrote, by part.
+
+    Raises:
+        CheckpointError: The file is missing or altered.
+    """
+    targets = _target_columns(loss, names)
+    table = _read(run / ROWS_FILE, [*targets, "similarity"], ROWS_HINT, texts=("inputs", "places"))
+    found: dict[Any, PartRows] = {}
+    for part, rows in table.groupby("part", sort=False):
+        texts = {name: tuple(rows[name]) if rows[name].any() else () for name in ("inputs", "places")}
+        near = rows.similarity.to_numpy()
+        found[part] = PartRows(
+            rows.row.to_numpy(),
+            rows[targets].to_numpy(dtype=np.float64),
+            similarity=None if np.isnan(near).all() else near,
+            **texts,
+        )
+    return found
+
+
+def describe_part(rows: IntArray, encoded: EncodedRows, similarity_N: FloatArray | None) -> PartRows:
+    """Return encoded rows as `rows.parquet` keeps them; what the task does not know of them is left out."""
+    texts = getattr(encoded, "texts", ())
+    return PartRows(
+        rows, encoded.targets, [" | ".join(of_row) for of_row in texts], getattr(encoded, "places", ()), similarity_N
+    )
+
+
+def _target_columns(loss: Loss, names: Sequence[str]) -> list[str]:
+    return [f"{_TRUE}class"] if loss == "classes" else [f"{_TRUE}{name}" for name in names]
+
+
+def _keys(rows: Mapping[Split, IntArray]) -> dict[str, Any]:
+    parts = [part for part, of_part in rows.items() for _ in range(len(of_part))]
+    return {"part": parts, "row": np.concatenate(list(rows.values()))}
+
+
+def _write(path: Path, columns: Mapping[str, Any]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pa.table(dict(columns)), buffer, use_dictionary=False)
+    write_atomically(path, buffer.getvalue())
+
+
+def _read(path: Path, numbers: Sequence[str], hint: str, texts: Sequence[str] = ()) -> "DataFrame":
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    content = read_whole(path, hint=hint)
+    wanted = {"part": pa.string(), "row": pa.int64()} | {name: pa.float64() for name in numbers}
+    wanted |= {name: pa.string() for name in texts}
+    try:
+        file = pyarrow.parquet.ParquetFile(io.BytesIO(content))
+        groups = [file.metadata.row_group(index) for index in range(file.num_row_groups)]
+        encodings = {name for group in groups for c in range(group.num_columns) for name in group.column(c).encodings}
+        # a dictionary can hold one long text for a million rows
+        if not encodings <= {"PLAIN", "RLE"} or sum(g.total_byte_size for g in groups) > MAX_UNPACKING * len(content):
+            raise ValueError("it would be far larger in memory")
+        table = file.read()
+        if dict(zip(table.schema.names, table.schema.types, strict=True)) != wanted or any(
+            column.null_count for column in table.columns
+        ):
+            raise ValueError(f"its columns are not {', '.join(wanted)}")
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: not readable as numbers of a run: {error}", hint) from error
+    return table.to_pandas()

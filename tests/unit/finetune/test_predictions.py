@@ -1,0 +1,92 @@
+"""Numbers of a run come back from parquet bit by bit, and files of other rows, outputs or content are refused."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from exlm_cli.errors import CheckpointError
+from exlm_cli.finetune.predictions import (
+    PREDICTIONS_FILE,
+    ROWS_FILE,
+    PartRows,
+    read_predictions,
+    read_rows,
+    write_predictions,
+    write_rows,
+)
+
+NAMES = ("a", 'odd "name", b', "row")
+"""A label may be called like a column of the file."""
+ROWS: Any = {"valid": np.array([4, 7]), "test": np.array([0, 1, 9])}
+
+
+@pytest.fixture
+def predicted(tmp_path: Path) -> dict[Any, Any]:
+    rng = np.random.default_rng(0)
+    values: Any = {part: rng.normal(size=(len(rows), 3)) for part, rows in ROWS.items()}
+    values["test"][1, 1] = math.nan
+    write_predictions(tmp_path, NAMES, values, ROWS)
+    return values
+
+
+def test_predictions_come_back_bit_by_bit_whichever_parts_are_read(tmp_path, predicted):
+    found = read_predictions(tmp_path, NAMES, ROWS, "hint")
+    assert list(found) == ["valid", "test"]
+    for part, values in predicted.items():
+        np.testing.assert_array_equal(found[part], values)
+        alone = read_predictions(tmp_path, NAMES, {part: ROWS[part]}, "hint")
+        np.testing.assert_array_equal(alone[part], values)
+
+
+@pytest.mark.usefixtures("predicted")
+def test_predictions_of_other_rows_or_outputs_are_refused(tmp_path):
+    def refused(names: Any, rows: Any, said: str) -> None:
+        with pytest.raises(CheckpointError, match=said) as caught:
+            read_predictions(tmp_path, names, rows, "hint")
+        assert caught.value.hint == "hint"
+
+    refused(NAMES, {"test": np.array([0, 1])}, "its rows are not those of the split")
+    refused(NAMES, {"test": np.array([1, 0, 9])}, "its rows are not those of the split")
+    refused(("a", "b", "row"), ROWS, "not readable as numbers of a run: its columns are not part, row, predicted:a")
+    path = tmp_path / PREDICTIONS_FILE
+    pyarrow.parquet.write_table(pyarrow.parquet.read_table(path).append_column("more", pa.array([1] * 5)), path)
+    refused(NAMES, ROWS, "not readable as numbers of a run")
+    table = pyarrow.parquet.read_table(path).drop_columns(["more"])
+    pyarrow.parquet.write_table(table, path)  # with dictionaries, by which a small file can be large in memory
+    refused(NAMES, ROWS, "not readable as numbers of a run: it would be far larger in memory")
+    pyarrow.parquet.write_table(table, path, use_dictionary=False)
+    read_predictions(tmp_path, NAMES, ROWS, "hint")
+    whole = path.read_bytes()
+    for content in (b"", whole[:-9], whole.replace(b"PAR1", b"ARP1")):
+        path.write_bytes(content)
+        refused(NAMES, ROWS, "not readable as numbers of a run")
+    path.unlink()
+    refused(NAMES, ROWS, PREDICTIONS_FILE)
+
+
+@pytest.mark.parametrize(("loss", "width"), [("binary", 3), ("classes", 1)])
+def test_rows_come_back_with_what_is_known_of_each_part(tmp_path, loss, width):
+    """Training rows have no similarity; a lone surrogate of a text is escaped, which no file may hold."""
+    targets = np.array([[0.0] * width, [math.nan] * width])
+    train = PartRows(np.array([5, 6]), targets, ["C,C", "a\rb"], ["line 7", "line 8"])
+    test = PartRows(np.array([8, 9]), targets, ["x" * 200_000, "\ud83d"], [], np.array([0.25, 1.0]))
+    write_rows(tmp_path, loss, NAMES, {"train": train, "test": test})
+    found = read_rows(tmp_path, loss, NAMES)
+    assert list(found) == ["train", "test"]
+    assert found["train"].inputs == ("C,C", "a\rb")
+    assert found["train"].places == ("line 7", "line 8")
+    assert found["train"].similarity is None
+    assert found["test"].inputs == ("x" * 200_000, "\\ud83d")
+    assert found["test"].places == ()
+    for part, wanted in (("train", train), ("test", test)):
+        np.testing.assert_array_equal(found[part].rows, wanted.rows)  # type: ignore[index]
+        np.testing.assert_array_equal(found[part].targets, targets)  # type: ignore[index]
+    np.testing.assert_array_equal(found["test"].similarity, [0.25, 1.0])
+    (tmp_path / ROWS_FILE).unlink()
+    with pytest.raises(CheckpointError, match=ROWS_FILE):
+        read_rows(tmp_path, loss, NAMES)
