@@ -25,30 +25,30 @@ from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.export.folder import check_licence, export_folder, require_packages
 from exlm_cli.export.source import Source
 from exlm_cli.files import refusing
-from exlm_cli.finetune.evaluation.calibration import CALIBRATION_FILE
+from exlm_cli.finetune.baselines.baseline import BASELINES
 from exlm_cli.finetune.prediction.training_rows import TRAINING_ROWS_FILE
 from exlm_cli.finetune.results import ENCODER_FILE, RESULTS_FILE
 from exlm_cli.finetune.scores import SCORES_FILE
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import METRICS_FILE, RUN_FILE, SPLIT_FILE
+from exlm_cli.run_dir import METRICS_FILE, RUN_FILE, SPLIT_FILE, SPLITS_FOLDER
 from exlm_cli.train.checkpoint import copy_weights
 
 SCHEME = "hub:"
 _NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
 _RUN = "run"
-_FILES = frozenset(
-    {
-        RUN_FILE,
-        METRICS_FILE,
-        TOKENIZER_FILE,
-        RESULTS_FILE,
-        SCORES_FILE,
-        CALIBRATION_FILE,
-        SPLIT_FILE,
-        TRAINING_ROWS_FILE,
-    }
+_FILES = (
+    RUN_FILE,
+    METRICS_FILE,
+    TOKENIZER_FILE,
+    RESULTS_FILE,
+    SCORES_FILE,
+    "calibration*.json",
+    SPLIT_FILE,
+    f"{SPLITS_FOLDER}/split-*.json",
+    TRAINING_ROWS_FILE,
+    *{f"baselines/*/split-*/seed-*/{baseline.file}" for baseline in BASELINES.values()},
 )
-"""What readers of a run need; anything else in its folder is the user's own."""
+"""What readers of a run need besides recipes and weights; anything else in its folder is the user's own."""
 _LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
@@ -119,11 +119,13 @@ def copy_run(source: Source, out: Path, dtype: torch.dtype | None = None) -> Non
     run = source.run
     with refusing(f"{out}: the run could not be copied"):
         out.mkdir(parents=True)
-        for path in sorted(run / name for name in _FILES if (run / name).is_file()):
+        for path in sorted(path for pattern in _FILES for path in run.glob(pattern)):
+            copy = out / path.relative_to(run)
+            copy.parent.mkdir(parents=True, exist_ok=True)
             if path.suffix == ".json":
-                (out / path.name).write_text(_without_folders(path.read_text(encoding="utf-8")), encoding="utf-8")
+                copy.write_text(_without_folders(path.read_text(encoding="utf-8")), encoding="utf-8")
             else:
-                shutil.copyfile(path, out / path.name)
+                shutil.copyfile(path, copy)
         encoder = dump_recipe(with_names_alone(source.recipe))
         recipe = encoder
         if source.results is not None:

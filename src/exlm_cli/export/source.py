@@ -295,7 +295,11 @@ def finetuned_source(finetuned: Finetuned) -> Source:
         recipe=finetuned.encoder_recipe,
         tokenizer=finetuned.tokenizer,
         model=finetuned.runners[seed].model,
-        weights=tuple(best_paths(best_cell_folder(finetuned.run, results, one))[0] for one in results.seeds),
+        weights=tuple(
+            best_paths(best_cell_folder(finetuned.run, of_split, one))[0]
+            for of_split in results.of_splits
+            for one in results.seeds
+        ),
         sequence_length=finetuned.sequence_length,
         num_steps=results.init.steps,
         num_tokens=results.init.tokens,
