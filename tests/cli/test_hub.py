@@ -241,10 +241,10 @@ def test_what_cannot_be_read_is_refused(hub, pushed, run_folder, monkeypatch, ca
             hub.cut = 100
         case "lost":
             monkeypatch.setattr(hub_client.errors, "LocalEntryNotFoundError", Lost)
-            monkeypatch.setattr(hub_client.HfApi, "snapshot_download", Mock(side_effect=Lost("no network")))
+            monkeypatch.setattr(hub_client, "snapshot_download", Mock(side_effect=Lost("no network")))
         case "storage":  # as hf_xet, which reads large files, says it
             broken = RuntimeError("Data processing error: CAS service error")
-            monkeypatch.setattr(hub_client.HfApi, "snapshot_download", Mock(side_effect=broken))
+            monkeypatch.setattr(hub_client, "snapshot_download", Mock(side_effect=broken))
         case "gated":
             hub.refuses = (403, "ask first", "GatedRepo")
         case "token":

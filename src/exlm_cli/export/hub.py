@@ -90,7 +90,10 @@ def push_run(source: Source, repo: str, progress: Progress, *, is_private: bool,
             cannot be written.
         ExlmError: The exported model is not the run's.
     """
-    api = _client()
+    import huggingface_hub
+
+    silence_client()
+    api = huggingface_hub.HfApi()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
         export_folder(source, folder, progress, licence=licence, repo=repo)
@@ -155,6 +158,8 @@ def fetch_run(given: str, progress: Progress) -> Path:
     Raises:
         CheckpointError: The name is malformed; the Hub has no such run, refuses, or cannot be reached.
     """
+    import huggingface_hub
+
     match = _NAME.fullmatch(given.removeprefix(SCHEME))
     if match is None:
         raise CheckpointError(
@@ -162,19 +167,15 @@ def fetch_run(given: str, progress: Progress) -> Path:
             "copy the name from the page of the run",
         )
     progress.message(f"fetching `{given}`; what the cache has is not downloaded again")
+    silence_client()
     with _explaining(given, match["revision"]):
-        snapshot = _client().snapshot_download(match["repo"], revision=match["revision"], allow_patterns=f"{_RUN}/*")
+        snapshot = huggingface_hub.snapshot_download(
+            match["repo"], revision=match["revision"], allow_patterns=f"{_RUN}/*"
+        )
     run = Path(snapshot) / _RUN
     if not (run / RUN_FILE).is_file():
         raise CheckpointError(f"`{given}`: no run of exlm", "`exlm push RUN OWNER/NAME` puts one there")
     return run
-
-
-def _client() -> Any:
-    import huggingface_hub
-
-    silence_client()
-    return huggingface_hub.HfApi()
 
 
 @contextmanager
@@ -182,37 +183,31 @@ def _explaining(given: str, revision: str | None) -> Iterator[None]:
     """Turn an error of the Hub's client into one line, without the token."""
     from huggingface_hub import errors
 
-    broken: tuple[type[Exception], ...] = (*hub_errors(), RuntimeError)  # a RuntimeError where a large file breaks off
     try:
         yield
-    except errors.GatedRepoError:
-        raise CheckpointError(f"`{given}`: access is restricted", f"ask for it on its page, then {_LOGIN}") from None
-    except errors.RevisionNotFoundError:
-        raise CheckpointError(f"`{given}`: there is no revision `{revision}`", "leave it out for the newest") from None
-    except errors.RepositoryNotFoundError:
-        hint = f"check the name; where it is private, {_LOGIN}"
-        raise CheckpointError(f"`{given}`: the Hub has no such model, or does not show it to you", hint) from None
-    except errors.HFValidationError as error:
-        hint = "copy the name from the page of the run"
-        raise CheckpointError(f"`{given}` is not a name on the Hub: {_reason_of(error)}", hint) from None
-    except errors.LocalEntryNotFoundError as error:  # the Hub did not answer, or refused, and the cache has nothing
-        raise _failed(given, error.__cause__ or error) from None
-    except errors.HfHubHTTPError as error:
-        raise _failed(given, error) from None
-    except broken as error:
-        if isinstance(error.__cause__, errors.BadRequestError):
+    except (*hub_errors(), RuntimeError) as error:  # a RuntimeError where a large file breaks off
+        # where the Hub did not answer, or refused, and the cache has nothing, the cause says it
+        cause = (isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__) or error
+        response = getattr(cause, "response", None)
+        finding = ": the Hub refuses: " if response is not None else " cannot be read from or written to the Hub: "
+        finding += _reason_of(cause)
+        hint = "check the network, and that HF_HUB_OFFLINE is not set"
+        if isinstance(cause, errors.GatedRepoError):
+            finding, hint = ": access is restricted", f"ask for it on its page, then {_LOGIN}"
+        elif isinstance(cause, errors.RevisionNotFoundError):
+            finding, hint = f": there is no revision `{revision}`", "leave it out for the newest"
+        elif isinstance(cause, errors.RepositoryNotFoundError):
+            finding = ": the Hub has no such model, or does not show it to you"
+            hint = f"check the name; where it is private, {_LOGIN}"
+        elif isinstance(cause, errors.HFValidationError):
+            finding = f" is not a name on the Hub: {_reason_of(cause)}"
+            hint = "copy the name from the page of the run"
+        elif isinstance(cause.__cause__, errors.BadRequestError):
+            finding = f": the Hub refuses the model card: {_reason_of(cause)}"
             hint = "give a licence that the Hub knows, like apache-2.0 or mit"
-            raise CheckpointError(f"`{given}`: the Hub refuses the model card: {_reason_of(error)}", hint) from None
-        raise _failed(given, error) from None
-
-
-def _failed(given: str, error: BaseException) -> CheckpointError:
-    response = getattr(error, "response", None)
-    if response is not None:
-        hint = _LOGIN if response.status_code in (401, 403) else "try again later"
-        return CheckpointError(f"`{given}`: the Hub refuses: {_reason_of(error)}", hint)
-    hint = "check the network, and that HF_HUB_OFFLINE is not set"
-    return CheckpointError(f"`{given}` cannot be read from or written to the Hub: {_reason_of(error)}", hint)
+        elif response is not None:
+            hint = _LOGIN if response.status_code in (401, 403) else "try again later"
+        raise CheckpointError(f"`{given}`{finding}", hint) from None
 
 
 def _reason_of(error: BaseException) -> str:
