@@ -183,9 +183,10 @@ def _explaining(given: str, revision: str | None) -> Iterator[None]:
     """Turn an error of the Hub's client into one line, without the token."""
     from huggingface_hub import errors
 
+    broken: tuple[type[Exception], ...] = (*hub_errors(), RuntimeError)  # a RuntimeError where a large file breaks off
     try:
         yield
-    except (*hub_errors(), RuntimeError) as error:  # a RuntimeError where a large file breaks off
+    except broken as error:
         # where the Hub did not answer, or refused, and the cache has nothing, the cause says it
         cause = (isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__) or error
         response = getattr(cause, "response", None)

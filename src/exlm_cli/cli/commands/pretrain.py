@@ -139,7 +139,7 @@ def pretrain(
         console.emit_sentence(sentence if number else f"learned: {sentence}")
     is_begun = learned is None or not learned.is_at_unigrams
     command = _next_command(result.recipe, result.run_dir) if is_begun else _longer(result, checkpoint)
-    console.emit_command("next", command)
+    console.emit_line(f"next: {command}")
 
 
 def _watched(result: "PretrainResult") -> dict[str, str]:

@@ -297,9 +297,9 @@ def check_level(level: float, loss: Loss, run: Path) -> None:
         ConfigError: It is not between 0 and 1, or given for a run that predicts no values.
     """
     if not 0 < level < 1:
-        raise ConfigError(f"`interval_level={level:g}`: accepted: above 0 and below 1", "for example 0.9")
+        raise ConfigError(f"`--interval-level {level:g}`: accepted: above 0 and below 1", "for example 0.9")
     if loss != "regression" and level != DEFAULT_LEVEL:
-        what = f"`interval_level={level:g}` is for predicted values; {run} predicts none"
+        what = f"`--interval-level {level:g}` is for predicted values; {run} predicts none"
         raise ConfigError(what, "leave it out")
 
 

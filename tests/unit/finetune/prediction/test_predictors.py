@@ -253,8 +253,8 @@ def test_a_run_without_forests_has_the_model_alone(molecules, tmp_path):
     done = predict(finetuned, table, tmp_path / "out.csv", folder=tmp_path, progress=SilentProgress())
     assert done.predictor == "model"
     for name, finding in (
-        ("both", "has no baseline, which `predictor=both` needs"),
-        ("all", "`predictor=all`: accept"),
+        ("both", "has no baseline, which `--with both` needs"),
+        ("all", "`--with all`: accept"),
     ):
         with pytest.raises(ConfigError, match=re.escape(finding)):
             predict(finetuned, table, tmp_path / "b.csv", folder=tmp_path, predictor=name, progress=SilentProgress())  # type: ignore[arg-type]
