@@ -185,8 +185,10 @@ def _describe(run: Path) -> str:
 
 
 def _say_if_unfinished(checkpoint: Path, progress: Progress) -> None:
-    """Report how far a pre-training run came that was not trained to its end."""
+    """Report how far a pre-training run came that was not trained to its end, but of those in the package."""
     run = run_directory(checkpoint)
+    if bundled_name(run) is not None:
+        return
     with contextlib.suppress(ExlmError):  # a damaged run is explained where it is read
         described = read_run_json(run)
         if described.command != "pretrain" or described.steps is not None:
