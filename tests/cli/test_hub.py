@@ -149,7 +149,7 @@ def test_a_pushed_run_with_baselines_on_several_splits_predicts_as_the_local_one
         assert (run_folder / "theirs.csv").read_bytes() == (run_folder / "ours.csv").read_bytes()
     pushed = hub.repos["me/assay"][-1][1]
     assert {"run/split.json", "run/splits/split-1.json"} <= pushed.keys()
-    assert not [name for name in pushed if name.endswith(".csv") and name != "run/scores.csv"]
+    assert not [name for name in pushed if name.endswith((".csv", ".parquet")) and name != "run/scores.csv"]
     assert sum(name.endswith("safetensors") for name in pushed) == 5  # two seeds on two splits, and the export
 
 

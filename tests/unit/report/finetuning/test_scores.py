@@ -52,7 +52,7 @@ def test_the_metric_that_chose_the_epoch_comes_first_and_everything_fits():
     assert max(map(len, lines)) <= 80
     rows = [line.split()[0] for line in lines if line.split() and line.split()[0] in ("loss", "accuracy", "roc_auc")]
     assert rows == ["roc_auc", "accuracy", "roc_auc", "accuracy", "loss"]
-    text = " ".join(lines)
+    text = " ".join(" ".join(lines).split())
     for words in (
         "1,210/151/152 rows",
         "smiles-small pre-trained for 1,200 steps and fine-tuned, 3 seeds", "note: left out 5 rows",
