@@ -1,4 +1,4 @@
-"""Tables of scores: one fine-tuning run, runs of a task side by side, pre-trained checkpoints side by side."""
+"""Tables of scores: one fine-tuning run, and runs of a task side by side."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,8 +25,6 @@ from exlm_cli.format import (
     format_counts,
     format_duration,
     format_large,
-    format_masks,
-    format_measure,
     format_number,
     format_number_of,
     format_parameters,
@@ -37,37 +35,12 @@ from exlm_cli.format import (
 from exlm_cli.report.tables import Entry, Number, ReportTable, Row
 
 if TYPE_CHECKING:
-    from exlm_cli.experiments.evaluate import PretrainedScore
+    pass
 
-_VALIDATED = {
-    "loss": "loss, nats per target",
-    "loss_given_length": "loss given the number of targets",
-    "loss_independent": "the same if targets were independent",
-    "loss_spellings": "loss of another spelling of each molecule",
-    "loss_given_length_spellings": "the same given the number of targets",
-    "loss_independent_spellings": "the same if targets were independent",
-    "perplexity": "perplexity",
-    "mask_accuracy": "mask accuracy",
-    "mask_accuracy_spellings": "mask accuracy of another spelling",
-    "entropy_bits": "entropy, bits",
-    "entropy_posterior_bits": "entropy, posterior-weighted, bits",
-    "effective_states": "effective states per mask",
-    "clones_in_use": "clones in use over all masks",
-    "path_entropy_bits": "path entropy, bits per target",
-    "masks_with_0_share": "share of masks that yield no token",
-    "masks_with_2plus_share": "share of masks that yield 2 or more",
-    "tokens_of_first_mask": "tokens of the first mask",
-    "tokens_of_middle_mask": "tokens of the middle mask",
-    "tokens_of_last_mask": "tokens of the last mask",
-    "num_sequences": "sequences scored",
-    "num_infeasible": "sequences without an alignment",
-}
-"""Metrics of a validation in the order of the table, with their headings."""
 _OF_VALUES, _OF_LABELS = ("rmse", "mae", "r2"), ("roc_auc", "average_precision", "accuracy")
 SINGLE_SEEDS = "single seeds"
 """How tables name the scores of seeds alone."""
 _MAX_LABELS = 30
-_COUNTS = ("num_sequences", "num_infeasible")
 
 
 def results_tables(run: FinetunedRun) -> list[ReportTable]:
@@ -268,42 +241,6 @@ def task_tables(runs: Sequence[FinetunedRun]) -> list[ReportTable]:
     return [replace(table, name=name) for name, table in zip(names, tables, strict=True)]
 
 
-def pretraining_table(scores: "Sequence[PretrainedScore]") -> ReportTable:
-    """Return the validation metrics of pre-trained checkpoints, a column each."""
-    rows: list[Row] = [
-        (heading, *(_validated(name, score.metrics) for score in scores))
-        for name, heading in _VALIDATED.items()
-        if any(name in score.metrics for score in scores)
-    ]
-    notes = [
-        f"{score.name}: {score.objective}, step {format_count(score.step)}, {format_parameters(score.parameters)} "
-        f"parameters, {format_large(score.tokens)} tokens, scored on {score.data}"
-        for score in scores
-    ]
-    if len({score.tokenizer for score in scores}) > 1:
-        notes.append("these runs have different tokenizers: do not compare their losses, accuracies and entropies")
-    columns = ("metric", *(score.name for score in scores))
-    return ReportTable("pretraining", "Pre-trained checkpoints", columns, (tuple(rows),), tuple(notes))
-
-
-def masks_table(scores: "Sequence[PretrainedScore]") -> list[ReportTable]:
-    """Return loss and accuracy of pre-trained checkpoints at fixed numbers of masks; no table where none has any."""
-    rows_by_at: dict[float, dict[str, Mapping[str, float]]] = {}
-    for score in scores:
-        for row in score.validated_at:
-            rows_by_at.setdefault(row["at"], {})[score.name] = row
-    names = ("loss", "loss_given_length", "mask_accuracy", "num_sequences")
-    rows: list[Row] = [
-        (format_masks(at), _VALIDATED[name], *(_validated(name, by_run.get(score.name, {})) for score in scores))
-        for at, by_run in sorted(rows_by_at.items(), key=lambda item: (item[0] < 1, item[0]))
-        for name in names
-    ]
-    columns = ("masks", "metric", *(score.name for score in scores))
-    note = "scattered masks, the same for every run of one seed; a sequence with fewer tokens has all of them masked"
-    table = ReportTable("masks", "At fixed numbers of masks", columns, (tuple(rows),), (note,), num_keys=2)
-    return [table] if rows else []
-
-
 def score_entry(spread: Spread, aggregate: Aggregate, *, missing: str = NOT_DEFINED) -> Number:
     """Return `0.8123 ± 0.0101` (sample standard deviation), or `0.8123 (0.8001 to 0.8201)` around a median."""
     center = spread.center(aggregate)
@@ -404,12 +341,6 @@ def _show_average(run: FinetunedRun, name: str) -> Entry:
 
 def _show_seeds(run: FinetunedRun, name: str, model: str = MODEL) -> Entry:
     return score_entry(run.seeds(name, model=model), run.results.aggregate, missing=NO_VALUE)
-
-
-def _validated(name: str, metrics: Mapping[str, float]) -> Entry:
-    if name not in metrics:
-        return NO_VALUE
-    return Number(metrics[name], format_count if name in _COUNTS else format_measure, missing=NOT_DEFINED)
 
 
 def _describe_run(run: FinetunedRun) -> str:
