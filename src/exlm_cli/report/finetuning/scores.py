@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from exlm_cli.finetune.evaluation.calibration import (
     DEFAULT_LEVEL,
@@ -49,20 +49,64 @@ def results_tables(run: FinetunedRun) -> list[ReportTable]:
     return [_scores_table(run), *([_labels_table(run)] if has_labels else [])]
 
 
+class Scored(NamedTuple):
+    """A score of a run, of which a terminal and a page show the same ones.
+
+    Attributes:
+        what: What was scored: the model by the mean prediction of its seeds, its single seeds, or another predictor.
+        part: Part of the rows.
+    """
+
+    what: str
+    metric: str
+    part: str
+    entry: Number
+
+
+def scores_of(run: FinetunedRun) -> list[Scored]:
+    """Return all scores of a run but those of single labels, the metric that chose the epoch first.
+
+    A mean prediction has no loss; that of a run of one seed is the seed's.
+    """
+    results, scores, parts = run.results, run.scores, run.scores.splits
+    names, has_seeds = _ordered(scores.names(parts[0]), results), len(results.seeds) > 1
+    found = [
+        Scored(MODEL, name, part, score_entry((scores.seeds if name == "loss" else scores.average)(part, name), "mean"))
+        for name in names
+        for part in parts
+        if name != "loss" or not has_seeds
+    ]
+    for name in names if has_seeds else ():
+        found += [
+            Scored(f"{MODEL}, {SINGLE_SEEDS}", name, part, score_entry(scores.seeds(part, name), results.aggregate))
+            for part in parts
+        ]
+    for model in map(str, scores.reported.model.unique()):
+        what = OTHER_NAMES.get(model, model)
+        found += [
+            Scored(what, name, part, score_entry(scores.average(part, name, model=model), "mean"))
+            for name in names
+            for part in parts
+            if name != "loss" and model != MODEL
+        ]
+    return found
+
+
+def _pivot(found: Sequence[Scored], row: str, column: str) -> tuple[tuple[str, ...], tuple[Row, ...]]:
+    """Return columns and rows of a table with the entries of scores, by two of their attributes."""
+    columns = tuple(dict.fromkeys(getattr(one, column) for one in found))
+    rows: dict[str, dict[str, Entry]] = {}
+    for one in found:
+        rows.setdefault(getattr(one, row), {})[getattr(one, column)] = one.entry
+    return columns, tuple((name, *(of_row.get(one, NO_VALUE) for one in columns)) for name, of_row in rows.items())
+
+
 def _scores_table(run: FinetunedRun) -> ReportTable:
-    """Return the scores on each split: of the mean prediction, of single seeds, of baselines and both; and notes."""
-    results, scores, splits = run.results, run.scores, run.scores.splits
-    names = _ordered(scores.names(splits[0]), results)
-    groups = [_average_rows(run, names, splits)]
-    if len(results.seeds) > 1:
-        alone: list[Row] = [(SINGLE_SEEDS, *("" for _ in splits))]
-        alone += (
-            (name, *(score_entry(scores.seeds(split, name), results.aggregate) for split in splits)) for name in names
-        )
-        groups.append(alone)
-    for model in run.scores.others:
-        of_other = _average_rows(run, [name for name in names if name != "loss"], splits, model)
-        groups.append([(OTHER_NAMES[model], *("" for _ in splits)), *of_other])
+    """Return a group for everything that was scored, with a row for each metric and a column for each part."""
+    results, found, groups = run.results, scores_of(run), []
+    for what in dict.fromkeys(one.what for one in found):
+        parts, rows = _pivot([one for one in found if one.what == what], "metric", "part")
+        groups.append(rows if what == MODEL else ((what, *("" for _ in parts)), *rows))
     init = results.init
     begun = "from scratch"
     if init.checkpoint is not None:
@@ -72,51 +116,22 @@ def _scores_table(run: FinetunedRun) -> ReportTable:
         "scores",
         f"{results.task}, {sizes} rows in {', '.join(results.split_sizes)}: {init.recipe} {begun}, "
         f"{_describe_seeds(results)}",
-        ("metric", *splits),
-        tuple(map(tuple, groups)),
+        ("metric", *run.scores.splits),
+        tuple(groups),
         (*_legend([run]), *_notes(run)),
     )
 
 
 def models_table(run: FinetunedRun) -> ReportTable:
-    """Return a row for every model that was scored: the mean prediction of its seeds, and for exlm its single seeds."""
-    results, scores, split = run.results, run.scores, run.results.scored_split
-    names = [name for name in _ordered(scores.names(split), results) if name != "loss"]
-    metric = results.selection_metric
-    has_valid = split != "valid" and metric in scores.names("valid")
-    models = dict.fromkeys([MODEL, *map(str, scores.reported.model.unique())])
-    rows: list[Row] = [
-        (
-            OTHER_NAMES.get(model, model),
-            *(score_entry(run.average(name, model=model), "mean") for name in names),
-            *([score_entry(scores.average("valid", metric, model=model), "mean")] if has_valid else []),
-        )
-        for model in models
+    """Return a row for everything that was scored, with a column for each metric, and for what chose the epoch."""
+    part, metric = run.results.scored_split, run.results.selection_metric
+    found = [
+        one._replace(metric=one.metric if one.part == part else f"{one.part} {one.metric}")
+        for one in scores_of(run)
+        if one.metric != "loss" and (one.part == part or (one.part, one.metric) == ("valid", metric))
     ]
-    if len(results.seeds) > 1:
-        alone = [scores.seeds(split, name) for name in names]
-        alone += [scores.seeds("valid", metric)] if has_valid else []
-        rows.insert(1, (f"{MODEL}, {SINGLE_SEEDS}", *(score_entry(spread, results.aggregate) for spread in alone)))
-    columns = ("model", *names, *([f"valid {metric}"] if has_valid else []))
-    return ReportTable("models", f"Scores, {split}", columns, (tuple(rows),), tuple(_legend([run])))
-
-
-def _average_rows(run: FinetunedRun, names: Sequence[str], splits: Sequence[str], model: str = MODEL) -> list[Row]:
-    """Return a row for each metric with what the mean prediction scores on each split.
-
-    The loss, which it does not have, is that of the only seed, if there is one.
-    """
-    rows: list[Row] = []
-    for name in names:
-        entries = []
-        for split in splits:
-            spread = run.scores.average(split, name, model=model)
-            if name == "loss" and len(run.results.seeds) == 1:
-                spread = run.scores.seeds(split, name, model=model)
-            entries.append(score_entry(spread, "mean"))
-        if name != "loss" or len(run.results.seeds) == 1:
-            rows.append((name, *entries))
-    return rows
+    columns, rows = _pivot(sorted(found, key=lambda one: one.part != part), "what", "metric")
+    return ReportTable("models", f"Scores, {part}", ("model", *columns), (rows,), tuple(_legend([run])))
 
 
 def _legend(runs: Sequence[FinetunedRun]) -> list[str]:
@@ -188,7 +203,7 @@ def interval_tables(run: FinetunedRun) -> list[ReportTable]:
     """
     if run.results.loss != "regression" or "test" not in run.results.split_sizes:
         return []
-    calibration = read_calibration(run.folder)
+    calibration = read_calibration(run.folder, run.results.predictor)
     if not calibration.coverage:
         return []
     table = ReportTable(

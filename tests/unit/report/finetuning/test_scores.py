@@ -83,7 +83,7 @@ def test_the_mean_prediction_comes_first_and_every_spread_is_named():
     (table,) = results_tables(run)
     assert table.groups == (
         (("roc_auc", "0.8750", "0.8750"),),
-        (("single seeds", "", ""), ("roc_auc", *["0.8000 ± 0.1414"] * 2), ("loss", *["0.6000 ± 0.1414"] * 2)),
+        (("exlm, single seeds", "", ""), ("roc_auc", *["0.8000 ± 0.1414"] * 2), ("loss", *["0.6000 ± 0.1414"] * 2)),
         (("ECFP4 + random forest", "", ""), ("roc_auc", "0.7000", "0.7000")),
     )
     assert table.notes[0].startswith("the first scores are those of the seeds' mean prediction, ")

@@ -64,7 +64,10 @@ def test_what_labels_are_is_found(columns, loss, names, targets):
         ({"a": "1|0", "b": "1|1"}, "found 2 0/1 labels, positive in 50.0 %, 100.0 % of the rows"),
         ({"y": "b|a|b"}, "found 2 classes of `y`: `a` (1), `b` (2); `b` is the positive one"),
         ({"y": "1.0|2|1"}, "found 2 classes of `y`: `1` (2), `2` (1); `2` is the positive one"),
-        ({"y": "1|2|3"}, "found values to predict in `y`; if they are classes, say so with `--set task.label_kind=classes`"),
+        (
+            {"y": "1|2|3"},
+            "found values to predict in `y`; if they are classes, say so with `--set task.label_kind=classes`",
+        ),
     ],
 )
 def test_what_was_found_is_told(columns, note):
