@@ -207,8 +207,8 @@ def _run(
     from exlm_cli.cli import console
     from exlm_cli.cli.runs import local_run
     from exlm_cli.config.load import load_recipe
-    from exlm_cli.finetune.run import run_finetuning
     from exlm_cli.finetune.finished import FinetunedRun
+    from exlm_cli.finetune.run import run_finetuning
     from exlm_cli.report.finetuning.page import write_page
     from exlm_cli.report.finetuning.scores import results_tables
 
