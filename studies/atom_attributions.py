@@ -132,7 +132,7 @@ def correlations(found: list[list[FloatArray]], truths: list[FloatArray]) -> lis
 def measure(run: Path) -> Iterator[dict[str, object]]:
     """Yield a row for each method and truth."""
     results = read_results(run)
-    rows = read_rows(run, results.loss, results.output_names)["test"]
+    rows = read_rows(run, results.loss, results.output_names)[results.split_seeds[0]]["test"]
     smiles, true_N1 = list(rows.inputs)[:NUM_EXPLAINED], rows.targets
     predicted_N1 = read_seed_predictions(run, results, {"test": rows.rows})["test"][0]
     train_rows = read_split(run)

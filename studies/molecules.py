@@ -300,7 +300,7 @@ def train(cell: Cell, chemprop: str | None) -> Mapping[str, object]:
         words = exlm_command(cell, run)
         cpu_s, peak = measured(words, log)
         results = read_results(run)
-        parts = predictions.read_rows(run, results.loss, results.output_names)
+        parts = predictions.read_rows(run, results.loss, results.output_names)[results.split_seeds[0]]
         rows: SplitIndices = {split: of_split.rows for split, of_split in parts.items() if split != "train"}
         found = {split: by_seed[0] for split, by_seed in read_seed_predictions(run, results, rows).items()}
         command = shlex.join(["exlm", *words[3:]])

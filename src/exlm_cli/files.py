@@ -35,13 +35,13 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextlib.contextmanager
 def refusing(what: str, *, is_chosen: bool = False) -> Iterator[None]:
-    """Turn an `OSError` into a `CheckpointError` that begins with `what`; `is_chosen`: `out=DIR` sets the folder."""
+    """Turn an `OSError` into a `CheckpointError` that begins with `what`; `is_chosen`: `--out DIR` sets the folder."""
     try:
         yield
     except OSError as error:
         remedies = ["rename the file or folder that has that name"] if error.errno in _IN_THE_WAY else []
         remedies += ["free some space"] if error.errno in _NO_SPACE else []
-        remedies += ["choose a folder that you may write to with `out=DIR`"] if is_chosen else []
+        remedies += ["choose a folder that you may write to with `--out DIR`"] if is_chosen else []
         remedies = remedies or ["check the disk and your permissions in that folder"]
         raise CheckpointError(f"{what}: {reason_of(error)}", " or ".join(remedies)) from error
 

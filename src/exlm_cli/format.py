@@ -1,19 +1,14 @@
 """How numbers and strings are written in messages, tables and figures. Files for programs hold numbers unrounded."""
 
 import math
-import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
-
-from rich.cells import cell_len
 
 NOT_DEFINED = "not defined"
 """In place of a value that does not exist, such as the rank correlation of constant predictions."""
 
 _NAME_CHARACTERS = 100
-_WHOLE = re.compile(r"(?:`[^`]*`|\d %|\S)+")
-"""What `wrap` keeps on one line: a word, `95 %`, or a command in backticks with what touches it."""
 
 NO_VALUE = "-"
 """Text of a table cell for which nothing was measured."""
@@ -183,18 +178,6 @@ def shorten_middle(text: str, max_characters: int) -> str:
         return text
     head = max_characters * 2 // 3
     return f"{text[:head]}…{text[head + 1 - max_characters :]}"
-
-
-def wrap(text: str, width: int) -> list[str]:
-    """Return the lines of a text, broken between words; what is longer than a line, such as a command, has its own."""
-    lines = [""]
-    for word in _WHOLE.findall(text):
-        longer = f"{lines[-1]} {word}" if lines[-1] else word
-        if lines[-1] and cell_len(longer) > width:
-            lines.append(word)
-        else:
-            lines[-1] = longer
-    return lines
 
 
 def printable(text: str) -> str:

@@ -263,7 +263,7 @@ def is_beginning(folder: Path) -> bool:
 
 
 def _not_empty(folder: Path) -> CheckpointError:
-    hint = "choose another folder with `out=DIR`"
+    hint = "choose another folder with `--out DIR`"
     if not any((folder / name).is_file() for name in (RUN_FILE, SERIES_FILE)):
         return CheckpointError(f"{folder}: the folder is not empty, and is no run", f"{hint}, or empty this one")
     with contextlib.suppress(CheckpointError):  # a damaged run cannot be continued
@@ -418,7 +418,7 @@ def require_pretraining(path: Path) -> None:
     if (command := run_kind(path)) != "pretrain":
         raise CheckpointError(
             f"{path}: a run of `exlm {command}`; training begins with one of `exlm pretrain`",
-            "give a pre-training run as `checkpoint=RUN`; `exlm eval` scores a fine-tuned one",
+            "give a pre-training run as `--checkpoint RUN`; `exlm eval` scores a fine-tuned one",
         )
 
 

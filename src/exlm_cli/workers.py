@@ -164,7 +164,7 @@ def _error_of(error: BaseException, job: str, log: Path, resume: str) -> ExlmErr
     if isinstance(error, BrokenProcessPool):
         return ExlmError(
             f"{job}: its process died; its output is in {log}",
-            "where that says nothing, memory may have run out: run fewer at once, as with `workers=1`; continue with "
+            "where that says nothing, memory may have run out: run fewer at once, as with `--workers 1`; continue with "
             f"`{resume}`",
         )
     with log.open("a") as file:

@@ -96,6 +96,7 @@ def test_without_a_run_the_bundled_model_answers_and_is_named(package, capsys, f
     assert "wrote runs/bundled-text/report/dag-this-is-mask-and-i-m-ver" in said.out
     said = printed_by(capsys, ["inspect-dag", MOLECULE, "--format", "none"])
     assert "checkpoint: bundled:smiles, which the package brings, " in said.err
+    assert "finishes the run" not in said.err
 
 
 def test_a_finished_run_goes_before_the_bundled_model_and_that_before_an_unfinished_one(package, capsys, folder):

@@ -64,7 +64,7 @@ def test_pretrained_runs_are_scored_side_by_side_on_given_data(run_folder, capsy
     assert "note: text: exlm, step 3" in out
     (run_folder / "mine.csv").write_text("id,words\n1,amber birch\n2,cedar fern elder\n")
     said = refusal_of(capsys, "eval", "T", "--data", "mine.csv")
-    assert "hint: choose one with `--text-column NAME` or `--smiles-column NAME`" in said
+    assert "in `exlm eval` with `--text-column NAME`" in said
     scored = result_of(capsys, "eval", "T", "--data", "mine.csv", "--text-column", "words")["runs"][0]["metrics"]
     assert scored["num_sequences"] == 2
 

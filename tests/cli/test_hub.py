@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
@@ -15,12 +16,16 @@ from exlm_cli.export.folder import Comparison
 from exlm_cli.export.hub import copy_run, push_run
 from exlm_cli.export.source import finetuned_source, pretrained_source
 from exlm_cli.finetune.cells.model import load_finetuned
+from exlm_cli.finetune.run import run_finetuning
+from exlm_cli.finetune.scores import predictors_with
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_run_json
 from exlm_cli.train.checkpoint import load_optimizer_state
 from exlm_cli.train.pretrained import load_pretrained
 from tests.cli.asserts import printed_by, refusal_of, result_of
 from tests.fake_hub import TOKEN, FakeHub, running_hub
+from tests.unit.finetune.finetuned_runs import SMILES, write_rows
+from tests.unit.finetune.synthetic import WORDS, finetune_recipe
 
 hub_client = pytest.importorskip("huggingface_hub")
 SENTENCE = "amber [MASK] fern [MASK]"
@@ -113,6 +118,41 @@ def test_a_fine_tuned_run_predicts_from_the_hub(molecules, run_folder, capsys):
     assert of_machine not in everything_under(run_folder / "copy")
 
 
+@pytest.mark.parametrize("kind", ["smiles", "text"])
+def test_a_pushed_run_with_baselines_on_several_splits_predicts_as_the_local_one(
+    hub, run_folder, capsys, monkeypatch, kind
+):
+    """Each predictor, and by default the best: the same bytes, of all seeds on all splits. No row is uploaded."""
+    pytest.importorskip("transformers")
+    monkeypatch.setattr("exlm_cli.export.folder.compare_outputs", lambda *_: Comparison(1, 0.0, 1.0))
+    monkeypatch.setattr(
+        "exlm_cli.finetune.baselines.baseline.grow_forests.__kwdefaults__", {"num_trees": 4, "num_threads": 1}
+    )
+    values = SMILES * 6 if kind == "smiles" else [f"{a} {b}" for a in WORDS for b in WORDS]
+    rows = [[text, f"{len(text) + 0.3 * (i % 5)}"] for i, text in enumerate(values)]
+    write_rows(run_folder / "table.csv", [kind, "y"], rows)
+    start, predictors = ("P", predictors_with("forest-ecfp4")) if kind == "smiles" else ("T", predictors_with("tfidf"))
+    task = {"name": "csv", "files": {"train": "table.csv"}, f"{kind}_column": kind, "label_columns": ["y"]}
+    task["split"] = "random"
+    recipe = finetune_recipe(
+        seeds=[1, 2], num_replicates=2, task=task, train={"max_epochs": 1, "microbatch_tokens": 2048, "num_threads": 1}
+    )
+    run_finetuning(recipe, checkpoint=run_folder / start, out=run_folder / "mine", baseline=True)
+    result_of(capsys, "push", "mine", "me/assay")
+    shutil.copyfile("table.csv", "new.csv")
+    for options in ([], *(["--with", name] for name in predictors)):
+        ours, theirs = (
+            result_of(capsys, "predict", run, "new.csv", "--out", out, *options)
+            for run, out in (("mine", "ours.csv"), ("hub:me/assay", "theirs.csv"))
+        )
+        assert theirs["metrics"] == ours["metrics"]
+        assert (run_folder / "theirs.csv").read_bytes() == (run_folder / "ours.csv").read_bytes()
+    pushed = hub.repos["me/assay"][-1][1]
+    assert {"run/split.json", "run/splits/split-1.json"} <= pushed.keys()
+    assert not [name for name in pushed if name.endswith((".csv", ".parquet")) and name != "run/scores.csv"]
+    assert sum(name.endswith("safetensors") for name in pushed) == 5  # two seeds on two splits, and the export
+
+
 def test_a_run_of_the_hub_is_embedded_with_fine_tuned_and_exported_as_the_run_itself(
     pushed, run_folder, capsys, monkeypatch
 ):
@@ -201,10 +241,10 @@ def test_what_cannot_be_read_is_refused(hub, pushed, run_folder, monkeypatch, ca
             hub.cut = 100
         case "lost":
             monkeypatch.setattr(hub_client.errors, "LocalEntryNotFoundError", Lost)
-            monkeypatch.setattr(hub_client.HfApi, "snapshot_download", Mock(side_effect=Lost("no network")))
+            monkeypatch.setattr(hub_client, "snapshot_download", Mock(side_effect=Lost("no network")))
         case "storage":  # as hf_xet, which reads large files, says it
             broken = RuntimeError("Data processing error: CAS service error")
-            monkeypatch.setattr(hub_client.HfApi, "snapshot_download", Mock(side_effect=broken))
+            monkeypatch.setattr(hub_client, "snapshot_download", Mock(side_effect=broken))
         case "gated":
             hub.refuses = (403, "ask first", "GatedRepo")
         case "token":

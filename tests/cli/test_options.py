@@ -1,4 +1,4 @@
-"""Settings that the library names as overrides, in the words of the running command."""
+"""Values of options, what is refused together, and what the shell completes."""
 
 from pathlib import Path
 
@@ -14,55 +14,12 @@ from exlm_cli.cli.options import (
     parse_formats,
     parse_seeds,
     refuse_with_resume,
-    running_command,
     split_list,
-    to_options,
 )
 from exlm_cli.config.load import KINDS, list_recipes
 from exlm_cli.errors import ConfigError
 
 COMMANDS = typer.main.get_command(shell.app).commands  # type: ignore[attr-defined]
-
-
-def shown_by(command: str | None, text: str) -> str:
-    token = running_command.set(None if command is None else COMMANDS[command])
-    try:
-        return to_options(text)
-    finally:
-        running_command.reset(token)
-
-
-@pytest.mark.parametrize(
-    ("command", "library", "shown"),
-    [
-        ("finetune", "give `task.data_dir=DIR`", "give `--data-dir DIR`"),
-        ("finetune", "give `task.label_columns=[A, B]`", "give `--label-columns A,B`"),
-        ("finetune", 'override `task.label_columns=["A", "B"]`: none', "`--label-columns A,B`: none"),
-        ("finetune", 'override `task.data_dir="my files"`: none', "`--data-dir my files`: none"),
-        ("finetune", "`task.on_invalid=skip` or `task.label_kind=classes|multi_label`",
-         "`--set task.on_invalid=skip` or `--set task.label_kind=classes|multi_label`"),
-        ("finetune", "`grid=true` and `grid.optim.lr=[1e-5]`", "`--grid` and `--set grid.optim.lr=[1e-5]`"),
-        ("finetune", "give `baseline=false`", "give `--no-baseline`"),
-        ("finetune", "`checkpoint=RUN`, `out=DIR`, `device=auto`, `seeds=[1,2]`",
-         "`--checkpoint RUN`, `--out DIR`, `--device auto`, `--seeds 1,2`"),
-        ("pretrain", "`data.on_invalid=skip`, `data.column=NAME`", "`--on-invalid skip`, `--set data.column=NAME`"),
-        ("tokenize", "`tokenizer.vocab_size=300` of `data.train=FILE`",
-         "`--vocab-size 300` of `--set data.train=FILE`"),
-        ("repeat-mlm", "`data.column=NAME`, `task.text_column=NAME`, `workers=1`",
-         "`--set pretrain.data.column=NAME`, `--set finetune.task.text_column=NAME`, `--workers 1`"),
-        ("eval", "`data.column=NAME` with `data.on_invalid=skip`",
-         "`--text-column NAME` or `--smiles-column NAME` with `--on-invalid skip`"),
-        ("sweep", "`only=[mlm, exlm]` of `variants={a: {}}`", "`--variants mlm,exlm` of `--set variants={a: {}}`"),
-        ("eval", "`data.valid=[a.smi,b.smi]`", "`--data a.smi --data b.smi`"),
-        ("pretrain", "`data.valid=[a.smi,b.smi]`", "`--set data.valid=[a.smi,b.smi]`"),
-        ("inspect-dag", "`checkpoint=RUN` with `data.column=X`", "`--checkpoint RUN` with `data.column=X`"),
-        ("pretrain", "override `modle.width=1`: unknown key", "`--set modle.width=1`: unknown key"),
-        ("sweep", "override `data.column=a`: unknown key", "`--set data.column=a`: unknown key"),
-        ("pretrain", "override `masking`: not of the form", "`--set masking`: not of the form"),
-    ],
-)  # fmt: skip
-def test_a_setting_becomes_what_the_running_command_takes(command, library, shown):
-    assert shown_by(command, library) == shown
 
 
 def test_a_key_that_set_gives_twice_is_refused_and_an_option_wins_over_it():
@@ -113,12 +70,6 @@ def test_what_starts_a_run_is_refused_only_beside_a_resumption():
     for given, shown in (({"--grid": True}, "--grid"), ({"--out": "new"}, "--out new"), ({"": "glue"}, "glue")):
         with pytest.raises(ConfigError, match=f"^`{shown}` cannot be combined with `--resume`$"):
             refuse_with_resume(Path("run"), given)
-
-
-@pytest.mark.parametrize("text", ["some.smi:2: `c1c=o`: RDKit cannot parse it", "`C.c=c`", "`PYTHONUTF8=1 exlm ...`"])
-def test_other_text_in_backticks_stays_and_all_of_it_without_a_command(text):
-    assert shown_by("tokenize", text) == text
-    assert shown_by(None, "give `task.data_dir=DIR`") == "give `task.data_dir=DIR`"
 
 
 @pytest.mark.parametrize(

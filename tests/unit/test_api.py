@@ -82,9 +82,11 @@ def test_the_table_in_memory_is_the_one_that_exlm_predict_writes(text_model, tmp
         for name in found.columns:
             cells = [row[name] for row in written]
             assert found[name].tolist() == (cells if found[name].dtype != float else list(map(float, cells)))
-    with pytest.raises(ConfigError, match=r"`interval_level=1`: accepted: above 0 and below 1"):
+    with pytest.raises(ConfigError, match=r"`--interval-level 1`: accepted: above 0 and below 1"):
         run.predict(rows, interval_level=1.0)
-    with pytest.raises(ConfigError, match=r"`interval_level=0\.5` is for predicted values; .*/side/run predicts none"):
+    with pytest.raises(
+        ConfigError, match=r"`--interval-level 0\.5` is for predicted values; .*/side/run predicts none"
+    ):
         run.predict(rows, interval_level=0.5)
 
 

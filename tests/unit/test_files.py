@@ -85,7 +85,7 @@ def test_a_folder_whose_name_is_taken_is_refused(tmp_path):
     for name in ("file", "file/sub"):
         with pytest.raises(CheckpointError, match=str(tmp_path / name)) as caught:
             make_folder(tmp_path / name)
-        assert "`out=DIR`" in caught.value.hint
+        assert "`--out DIR`" in caught.value.hint
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC])

@@ -55,13 +55,13 @@ def test_a_given_folder_is_made_with_its_parents_and_an_empty_one_is_taken(tmp_p
     (out / "recipe.yaml").touch()
     with pytest.raises(CheckpointError, match="not empty") as caught:
         create_run_dir(out, "a")
-    assert caught.value.hint == "choose another folder with `out=DIR`, or empty this one"
+    assert caught.value.hint == "choose another folder with `--out DIR`, or empty this one"
     (out / "run.json").touch()
     assert damage_hint(out / "recipe.yaml") == ALTERED_HINT
     assert damage_hint(out / "mine.yaml") == ""
     with pytest.raises(CheckpointError, match="the run directory is not empty") as caught:
         create_run_dir(out, "a")
-    assert caught.value.hint == "choose another folder with `out=DIR`"  # nothing continues a damaged run
+    assert caught.value.hint == "choose another folder with `--out DIR`"  # nothing continues a damaged run
     (out / "run.json").unlink()
     update_run_json(out, {"command": "pretrain"})
     with pytest.raises(CheckpointError, match="the run directory is not empty") as caught:
@@ -151,7 +151,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
         monkeypatch.setattr(run_dir, "RUNS_ROOT", root)
         with pytest.raises(CheckpointError, match="no run directory can be made there") as caught:
             create_run_dir(out, "a")
-        assert "`out=DIR`" in caught.value.hint
+        assert "`--out DIR`" in caught.value.hint
     monkeypatch.setattr(Path, "write_bytes", Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
     with pytest.raises(CheckpointError, match="Read-only file system"):
         create_run_dir(tmp_path / "new", "a")

@@ -152,7 +152,7 @@ def test_a_worker_that_dies_is_one_error_that_names_its_job_and_log(tmp_path, wh
         ExlmError, match=rf"^cell dead: its process died; its output is in {logs}/worker-0\.log$"
     ) as caught:
         run([job("dead", tmp_path, what), job("next", tmp_path, "tell")], logs)
-    assert caught.value.hint.endswith(f"run fewer at once, as with `workers=1`; continue with `{RESUME}`")
+    assert caught.value.hint.endswith(f"run fewer at once, as with `--workers 1`; continue with `{RESUME}`")
 
 
 def test_a_mistake_of_ours_is_in_the_log_with_its_traceback(tmp_path):

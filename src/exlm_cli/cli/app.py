@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 
-from exlm_cli.cli import options
 from exlm_cli.cli.commands.curves import curves
 from exlm_cli.cli.commands.doctor import doctor
 from exlm_cli.cli.commands.eval import evaluate
@@ -62,10 +61,9 @@ _ANSWER_TO_RANKS = ("pretrain", "finetune")
 """Commands that know of ranks: the first trains on several, the second refuses them, as its library function does."""
 
 _MEMORY_HINT = (
-    "lower `train.microbatch_tokens`, which keeps the batch size (a pre-training can resume with it, a fine-tuning "
-    "must start again), or use a smaller model"
+    "train with a lower `--set train.microbatch_tokens=N`, which keeps the batch size (a pre-training can resume with "
+    "it, a fine-tuning must start again); predict shorter texts, or with `--device cpu` if the GPU ran out of memory"
 )
-_MEMORY_HINT_WITHOUT_RECIPE = "give shorter texts, or use `--device cpu` if the GPU ran out of memory"
 
 
 def _print_version(is_wanted: bool) -> None:
@@ -114,7 +112,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _refuse_other_encodings(given)
         command: Any = typer.main.get_command(app)
         name = next((argument for argument in given if argument in command.commands), None)
-        options.running_command.set(command.commands.get(name))
         if name is not None and name not in _ANSWER_TO_RANKS:
             _refuse_ranks(name)
         code = command(
@@ -176,9 +173,7 @@ def explain(error: BaseException) -> ExlmError | None:
     if isinstance(error, _UsageError):
         return _explain_usage(error)
     if isinstance(error, MemoryError) or _is_torch_out_of_memory(error):
-        parameters = getattr(options.running_command.get(), "params", ())
-        has_recipe = any("--set" in parameter.opts for parameter in parameters)
-        return ExlmError("memory ran out", _MEMORY_HINT if has_recipe else _MEMORY_HINT_WITHOUT_RECIPE)
+        return ExlmError("memory ran out", _MEMORY_HINT)
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return ExlmError(f"{where}{error.strerror or error}", _OS_HINTS.get(error.errno or 0, READ_HINT))

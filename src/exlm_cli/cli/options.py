@@ -1,12 +1,10 @@
-"""Options that several commands share: types, completion, parsing; settings in the library's messages as options."""
+"""Options that several commands share: types, completion, parsing."""
 
 import csv
 import json
-import re
 from collections.abc import Mapping, Sequence
-from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 
@@ -248,54 +246,6 @@ def parse_numbers(
             raise ConfigError(f"`{option} {text}` gives {number} twice", "give each once")
         numbers.append(number)
     return numbers
-
-
-running_command: ContextVar[Any] = ContextVar("running_command", default=None)
-"""The click command that runs; None: none does, and messages stay as they are."""
-
-_SETTING = re.compile(r"(override )?`([a-z][a-z_.]*)=([^`]*)`")
-
-
-def to_options(text: str) -> str:
-    """Write each `` `key=VALUE` `` of a message as the running command takes it.
-
-    That is the option that is called like the last part of the key, else `--set key=VALUE`; other strings stay.
-    """
-    command = running_command.get()
-    if command is None:
-        return text
-    options = {parameter.name: parameter for parameter in command.params if parameter.param_type_name == "option"}
-
-    def replace(match: re.Match[str]) -> str:
-        is_given, key, value = match.groups()
-        path = _path_in_recipe(command.name, key)
-        if is_given and path != key:
-            return match.group()  # an unknown key, as it was given
-        # `pretrain.masking.num_repeats` of a sweep is not its `--num-repeats`
-        option = options.get(key.rpartition(".")[2]) if key.count(".") < 2 else None
-        if option is None and key == "data.column" and path is None and "text_column" in options:
-            return f"`--text-column {value}` or `--smiles-column {value}`"
-        if option is None:
-            return match.group() if path is None else f"`--set {path}={value}`"
-        if option.is_flag:
-            return f"`{option.opts[0] if value == 'true' else option.secondary_opts[0]}`"
-        name = next(name for name in option.opts if name.startswith("--"))
-        # without the quotes and brackets of YAML
-        plain = re.sub(r'"|(?<=,) ', "", value.strip("[]"))
-        return f"`{' '.join(f'{name} {one}' for one in (plain.split(',') if option.multiple else [plain]))}`"
-
-    return _SETTING.sub(replace, text).replace("override `", "`--set ")
-
-
-def _path_in_recipe(command: str, key: str) -> str | None:
-    """Return the path of a key in the recipes of a command, with its section in a sweep; None for any other string."""
-    from exlm_cli.config.overrides import find_field
-
-    kind = _kind_of_recipes(command)
-    if kind is None:
-        return None
-    paths = (f"{prefix}{key}" for prefix in ("", "pretrain.", "finetune."))
-    return next((path for path in paths if path.startswith("grid.") or find_field(kind, path) is not None), None)
 
 
 def _kind_of_recipes(command: str | None) -> "type[Recipe] | None":

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exlm_cli.cli import console
-from exlm_cli.cli.options import to_options
 from exlm_cli.cli.runs import given_runs, name_runs
 from exlm_cli.config.base import Recipe
 from exlm_cli.config.finetune import FinetuneRecipe
@@ -143,5 +142,5 @@ def emit_predictions(summary: "PredictionSummary", *, as_json: bool) -> None:
     if summary.labels:
         console.emit_tables([label_scores_table(summary.labels)])
     for note in summary.notes:
-        console.emit_sentence(f"note: {to_options(note)}")
+        console.emit_sentence(f"note: {note}")
     console.emit_files(summary.files)

@@ -162,16 +162,15 @@ def choose_checkpoint(
     for kind, fits in fits_by_kind.items():
         finished = partial(_is_pretrained, fits=fits, is_finished=True)
         any_run = partial(_is_pretrained, fits=fits, is_finished=False)
-        if (newest := find_newest_run(RUNS_ROOT, finished)) is not None:
-            progress.message(f"checkpoint: {newest}, the newest finished {kind}{_describe(newest)}")
-            return newest
-        if (bundled := next(filter(any_run, bundled_runs()), None)) is not None:
-            progress.message(f"checkpoint: {bundled_name(bundled)}, which the package brings{_describe(bundled)}")
-            return bundled
-        if (newest := find_newest_run(RUNS_ROOT, any_run)) is not None:
-            progress.message(f"checkpoint: {newest}, the newest {kind}{_describe(newest)}")
-            _say_if_unfinished(newest, progress)
-            return newest
+        for found, why in (
+            (find_newest_run(RUNS_ROOT, finished), f"the newest finished {kind}"),
+            (next(filter(any_run, bundled_runs()), None), "which the package brings"),
+            (find_newest_run(RUNS_ROOT, any_run), f"the newest {kind}"),
+        ):
+            if found is not None:
+                progress.message(f"checkpoint: {bundled_name(found) or found}, {why}{_describe(found)}")
+                _say_if_unfinished(found, progress)
+                return found
     raise _no_run(f"no `--checkpoint` was given, and there is no {[*fits_by_kind][-1]}", recipe_to_make_one, instead)
 
 
@@ -186,8 +185,10 @@ def _describe(run: Path) -> str:
 
 
 def _say_if_unfinished(checkpoint: Path, progress: Progress) -> None:
-    """Report how far a pre-training run came that was not trained to its end."""
+    """Report how far a pre-training run came that was not trained to its end, but of those in the package."""
     run = run_directory(checkpoint)
+    if bundled_name(run) is not None:
+        return
     with contextlib.suppress(ExlmError):  # a damaged run is explained where it is read
         described = read_run_json(run)
         if described.command != "pretrain" or described.steps is not None:

@@ -99,8 +99,8 @@ class FinetuneRecipe(Recipe):
             raise ValueError(f"`seeds` {list(self.seeds)} names a seed twice")
         if self.num_replicates > 1 and not self.task.is_split_by_seed:
             raise ValueError(
-                "`num_replicates` needs a split that `task.split_seed` changes: `task.split=random`, or "
-                "`task.split=scaffold-balanced` for molecules"
+                "`num_replicates` needs a split that `task.split_seed` changes: `--split random`, or "
+                "`--split scaffold-balanced` for molecules"
             )
         if self.task.split_seed + self.num_replicates > 2**63:
             raise ValueError(f"`num_replicates` {self.num_replicates} leads `task.split_seed` beyond 2^63")
@@ -214,7 +214,7 @@ def grid_points(recipe: FinetuneRecipe, *, use_grid: bool) -> list[GridPoint]:
     if not recipe.grid:
         raise ConfigError(
             f"{recipe.name}: the recipe has no `grid` to search",
-            "give one, for example `grid.optim.lr=[1e-5,2e-5,3e-5]`",
+            "give one, for example `--set grid.optim.lr=[1e-5,2e-5,3e-5]`",
         )
     for key, values in recipe.grid.items():
         _check_axis(recipe.name, key, values)

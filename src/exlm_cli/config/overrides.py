@@ -23,8 +23,10 @@ _MAX_SHOWN_CHARACTERS = 100
 """Length of an override in a message: `exlm tokenize *.txt` becomes one that names every file."""
 
 _MAX_SHOWN_CHANGES = 3
+_BY_OPTION = "`--set "
+"""Beginning of the origin of an override."""
 _SYNTAX_HINT = "lists are written [a, b]; put the whole of `key=value` in quotes for the shell"
-_CHANGE_HINT = "change it in the recipe or with override `KEY=VALUE`; `exlm recipes NAME` shows every key of a recipe"
+_CHANGE_HINT = "change it in the recipe or with `--set KEY=VALUE`; `exlm recipes NAME` shows every key of a recipe"
 
 
 def key_paths(schema: type[BaseModel], prefix: str = "") -> Iterator[str]:
@@ -126,9 +128,11 @@ def parse_override(override: str, kind: type[Recipe]) -> Layer:
     """
     path, equals, text = override.partition("=")
     path = path.strip()
-    origin = f"override `{shorten(override, _MAX_SHOWN_CHARACTERS)}`"
+    origin = f"{_BY_OPTION}{shorten(override, _MAX_SHOWN_CHARACTERS)}`"
     if not equals or not path:
-        raise ConfigError(f"{origin} is not of the form section.key=value", "for example `masking.mask_ratio=0.3`")
+        raise ConfigError(
+            f"{origin} is not of the form section.key=value", "for example `--set masking.mask_ratio=0.3`"
+        )
     first, *inner = path.split(".")
     mapping = find_field(kind, first)
     if inner and mapping is not None and get_origin(mapping.annotation) is dict:
@@ -173,7 +177,7 @@ def unknown_key(origin: str, path: str, kind: type[Recipe]) -> ConfigError:
     """Return the error for a key that no recipe of a kind has; its hint names the nearest key."""
     near = nearest_key(kind, path)
     decides = kind.decided_by.get(near or "")
-    is_of_file = not origin.startswith("override ")
+    is_of_file = not origin.startswith(_BY_OPTION)
     if is_of_file and difflib.get_close_matches(path.rpartition(".")[2], ["extends"], cutoff=0.8):
         hint = "did you mean `extends`?"
     elif decides is not None:  # a hint must not lead to a key that is refused next
@@ -244,7 +248,7 @@ def _explain(error: ValidationError, layers: Sequence[Layer], described: str, ki
 
 def _with_overrides(layers: Sequence[Layer], section: str, message: str) -> str:
     """Return ` with ...`: the overrides whose keys a message names, else all of them; empty where there are none."""
-    overrides = [layer for layer in layers if layer.origin.startswith("override ")]
+    overrides = [layer for layer in layers if layer.origin.startswith(_BY_OPTION)]
     keys = [key for name in re.findall(r"`([\w.]+)", message) for key in (name, f"{section}.{name}")]
     at_fault = [layer for layer in overrides if any(map(layer.gives, keys))] or overrides
     return f" with {', '.join(layer.origin for layer in at_fault)}" if at_fault else ""

@@ -57,12 +57,12 @@ class PretrainRecipe(Recipe):
         if self.is_chain and model.expand != "output":
             raise UnfitValueError(
                 f"`model.alignment: chain` has no copies of a mask to read, and `model.expand` is {model.expand}",
-                "give `model.expand=output`",
+                "give `--set model.expand=output`",
             )
         if model.backbone.family != "own" and self.expands_input:
             raise UnfitValueError(
                 f"the encoder of `model.backbone.family: {model.backbone.family}` reads no expanded masks",
-                "give `model.expand=output`",
+                "give `--set model.expand=output`",
             )
         self._check_rope()
 
@@ -138,7 +138,7 @@ class PretrainRecipe(Recipe):
         if train.max_steps is not None and self.optim.warmup_steps > train.max_steps:
             raise UnfitValueError(
                 f"`optim.warmup_steps` {self.optim.warmup_steps} is more than `train.max_steps` {train.max_steps}",
-                "warm up for a share of the steps with `optim.warmup_ratio=0.06`",
+                "warm up for a share of the steps with `--set optim.warmup_ratio=0.06`",
             )
         if train.batch_tokens is not None and train.batch_tokens < self.repeated_length:
             raise ValueError(

@@ -88,7 +88,7 @@ class DataConfig(StrictModel):
             raise UnfitValueError(
                 f"`data.num_spellings` is {self.num_spellings}, which cannot be combined with {other}: spellings are "
                 "other orders of the atoms in a canonical SMILES",
-                "give `data.num_spellings=1`",
+                "give `--set data.num_spellings=1`",
             )
         return self
 

@@ -87,14 +87,14 @@ class SweepRecipe(Recipe):
     groups: ClassVar[tuple[str, ...]] = ("sweep", "repeat_mlm")
     example: ClassVar[str] = "quickstart-ablations"
     decided_by: ClassVar[Mapping[str, str]] = {
-        "pretrain.seed": "`seeds=LIST`",
-        "pretrain.device": "`device=cpu`",
-        "finetune.device": "`device=cpu`",
-        "finetune.task.name": "`tasks=LIST`",
-        "finetune.grid": "one value, like `finetune.optim.lr=1e-5`: cells are fine-tuned without a search",
+        "pretrain.seed": "`--seeds LIST`",
+        "pretrain.device": "`--device cpu`",
+        "finetune.device": "`--device cpu`",
+        "finetune.task.name": "`--task LIST`",
+        "finetune.grid": "one value, like `--set finetune.optim.lr=1e-5`: cells are fine-tuned without a search",
     }
     decided_by_cells: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("pretrain.masking.num_repeats", "pretrain.masking.mask_ratio"), "`cells=[[1, 0.15], [2, 0.387]]`"
+        ("pretrain.masking.num_repeats", "pretrain.masking.mask_ratio"), "`--set cells=[[1, 0.15], [2, 0.387]]`"
     )
     """Keys that `cells` decides in every variant."""
 
@@ -152,8 +152,8 @@ class SweepRecipe(Recipe):
         Raises:
             ConfigError: No cell has one of the values, or every combination is left out.
         """
-        given = {"num_repeats": num_repeats, "mask_ratios": mask_ratios}
-        shown = " and ".join(f"`{key}={','.join(map(str, values))}`" for key, values in given.items() if values)
+        given = {"--num-repeats": num_repeats, "--mask-ratios": mask_ratios}
+        shown = " and ".join(f"`{option} {','.join(map(str, values))}`" for option, values in given.items() if values)
         own = f"the cells of {self.name} are " + ", ".join(f"({k}, {p:g})" for k, p in self.cells)
         if num_repeats and mask_ratios:
             pairs = [(k, p) for k in num_repeats for p in mask_ratios]
@@ -169,7 +169,7 @@ class SweepRecipe(Recipe):
         if absent:
             raise ConfigError(
                 f"{shown}: no cell of {self.name} has " + ", ".join(f"{value:g}" for value in absent),
-                f"{own}; `num_repeats=LIST` and `mask_ratios=LIST` together train all combinations",
+                f"{own}; `--num-repeats LIST` and `--mask-ratios LIST` together train all combinations",
             )
         return self._with_cells([cell for cell in self.cells if cell[position] in chosen], shown), []
 

@@ -355,7 +355,7 @@ def check_task_name(name: str) -> None:
     plain = name.lower().replace("-", "").replace("_", "")
     near = [task for task in names if task.endswith(f"/{plain}")] or difflib.get_close_matches(plain, names, 1, 0.5)
     if name.startswith("csv/"):
-        hint = "name the task of a file of your own `csv`, and the file with `task.files.train=FILE`"
+        hint = "name the task of a file of your own `csv`, and the file with `--set task.files.train=FILE`"
     elif near:
         hint = f"did you mean `{near[0]}`?"
     else:

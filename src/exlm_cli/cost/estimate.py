@@ -142,10 +142,10 @@ def estimate_cost(recipe: PretrainRecipe, gpu: str, num_gpus: int, utilisation: 
     sequences = per_step / recipe.repeated_length
     if gpu not in GPUS:
         reason = f"the GPU `{gpu}` is unknown; known are {', '.join(GPUS)}"
-        raise ConfigError(reason, "choose a similar one with `gpu=NAME`")
+        raise ConfigError(reason, "choose a similar one with `--gpu NAME`")
     if recipe.train.precision == "fp32":
         reason = f"costs are estimated for 16 bits, but `train.precision` of `{recipe.name}` is fp32"
-        raise ConfigError(reason, "estimate them with `train.precision=auto`")
+        raise ConfigError(reason, "estimate them with `--set train.precision=auto`")
     if sequences < num_gpus:
         reason = f"{num_gpus:,} GPUs are too many for `{recipe.name}`: a step has {math.floor(sequences):,} sequences"
         raise ConfigError(reason, "each GPU needs at least one sequence")

@@ -42,7 +42,7 @@ def build_dag(pretrained: Pretrained, text: str, *, progress: Progress | None = 
         raise DataError(
             f"{pretrained.checkpoint} is a Repeated MLM (`masking.num_repeats` {recipe.masking.num_repeats}): it reads "
             "repeated text, which `exlm inspect-dag` does not produce",
-            "choose an ExLM or MLM with `checkpoint=RUN`",
+            "choose an ExLM or MLM with `--checkpoint RUN`",
         )
     input_ids = _encode(tokenizer, text, progress or SilentProgress())
     num_masks = int((input_ids == tokenizer.mask_id).sum())

@@ -159,6 +159,6 @@ def _silent_alignment(dag: Dag) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if states_alignment_nll(*arguments).isinf():
         raise DataError(
             f"the DAG of {dag.text!r} has no path that yields exactly {format_number_of(dag.num_masks, 'token')}",
-            "choose another model with `checkpoint=RUN`, or train this one further",
+            "choose another model with `--checkpoint RUN`, or train this one further",
         )
     return arguments

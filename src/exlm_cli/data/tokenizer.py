@@ -294,7 +294,7 @@ def train_bpe(rows: Iterable[str], vocab_size: int, min_frequency: int, progress
         raise TokenizerError(
             f"`tokenizer.vocab_size` {vocab_size} is too small for byte-level BPE: 256 bytes and "
             f"{len(SPECIAL_TOKENS)} special tokens need at least {MIN_BPE_VOCABULARY}",
-            f"give `tokenizer.vocab_size={MIN_BPE_VOCABULARY}` or more",
+            f"give `--set tokenizer.vocab_size={MIN_BPE_VOCABULARY}` or more",
         )
     backend = tokenizers.Tokenizer(models.BPE())
     words = pre_tokenizers.ByteLevel(add_prefix_space=False)

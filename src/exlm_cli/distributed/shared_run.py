@@ -40,7 +40,7 @@ def hold_run(ranks: Ranks, make: Callable[[], Path], *, is_new: bool) -> Iterato
             if ranks.size > 1 and not token.is_file():
                 raise CheckpointError(
                     f"{token.parent}: rank {ranks.rank} does not see the run directory that rank 0 made",
-                    "choose a folder that all nodes share with `out=DIR`",
+                    "choose a folder that all nodes share with `--out DIR`",
                 )
 
         run, token = map(Path, ranks.on_rank_0(take))

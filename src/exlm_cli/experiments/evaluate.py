@@ -159,7 +159,7 @@ def _load_data(
 ) -> PreparedData:
     """Return the run's own data, or all rows of given validation inputs, tokenised as in the run."""
     if not valid and bundled_name(pretrained.checkpoint):
-        raise DataError(f"`{pretrained.name}` brings no validation data", "give some with `data.valid=FILE`")
+        raise DataError(f"`{pretrained.name}` brings no validation data", "give some with `--data FILE`")
     # the tokenizer of the run: the file that it came from may have changed
     tokenizer = run_directory(pretrained.checkpoint) / "tokenizer.json"
     own = [f"tokenizer.path={json.dumps(str(tokenizer), ensure_ascii=False)}"]

@@ -184,7 +184,7 @@ def _refuse_changed(cell: CellRuns) -> None:
             if changes := describe_changes(*(identity_values(with_absolute_paths(one)) for one in both)):
                 raise CheckpointError(
                     f"{run}: this run was begun with another recipe{changes}",
-                    "start the changed recipe as a new run, without `resume=RUN`; a run whose folder is deleted is "
+                    "start the changed recipe as a new run, without `--resume RUN`; a run whose folder is deleted is "
                     "done again",
                 )
 
@@ -198,7 +198,8 @@ def _refuse_other_data(cells: Iterable[CellRuns], fingerprints: Mapping[_Inputs,
         if then is not None and then != fingerprints[_inputs(cell.plan.pretrain)]:
             raise CheckpointError(
                 f"{cell.folder}: the content of its inputs has changed since this cell was trained",
-                "restore the files, or start a new run with `out=DIR`; a cell whose folder is deleted is trained again",
+                "restore the files, or start a new run with `--out DIR`; a cell whose folder is deleted is trained "
+                "again",
             )
 
 

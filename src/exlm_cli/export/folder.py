@@ -18,8 +18,7 @@ from torch import Tensor
 
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError
 from exlm_cli.export.card import Format, model_card
-from exlm_cli.export.esm import esm_config, esm_tensors, refuse_inexpressible, tokenizer_files
-from exlm_cli.export.family import family_config, family_tensors, refuse_head
+from exlm_cli.export.convert import config_of, refuse_inexpressible, tensors_of, tokenizer_files
 from exlm_cli.export.onnx_model import MODEL_FILE, run_onnx, write_onnx
 from exlm_cli.export.source import Source
 from exlm_cli.files import folder_for_results, json_bytes, refusing, removed_on_failure, write_atomically
@@ -67,11 +66,11 @@ def check_before_export(out: Path, form: Format = "hf", licence: str | None = No
     check_licence(licence)
     if os.path.lexists(out) and (not out.is_dir() or any(out.iterdir())):
         kind = "the folder is not empty" if out.is_dir() else "a file has that name"
-        raise CheckpointError(f"{out}: {kind}", "choose another folder with `out=DIR`")
+        raise CheckpointError(f"{out}: {kind}", "choose another folder with `--out DIR`")
     place = Path(os.path.realpath(out))  # Path.resolve raises for a link to itself; Path(".") looks like a mount point
     if place.is_mount() or place == Path.cwd():
         kind = "a mount point" if place.is_mount() else "the current directory"
-        raise CheckpointError(f"{out}: {kind}, which cannot be replaced", f"choose `out={out / 'model'}`")
+        raise CheckpointError(f"{out}: {kind}, which cannot be replaced", f"choose `--out {out / 'model'}`")
     require_packages(form)
 
 
@@ -83,7 +82,7 @@ def check_licence(licence: str | None) -> None:
     """
     if licence is not None and not re.fullmatch(r"[A-Za-z0-9.+_-]+", licence):
         raise ConfigError(
-            f"`licence={printable(licence)}`: expected an identifier of the Hub, like apache-2.0",
+            f"`--license {printable(licence)}`: expected an identifier of the Hub, like apache-2.0",
             "letters, digits, `.`, `-`, `+` and `_`",
         )
 
@@ -129,9 +128,7 @@ def export_folder(
         ExlmError: The outputs differ; nothing is left behind.
     """
     check_before_export(out, form, licence)
-    refuse_inexpressible(source.recipe)
-    if source.is_foreign and form == "hf":
-        refuse_head(source.family, source.model)
+    refuse_inexpressible(source, needs_class=form == "hf")
     place = Path(os.path.realpath(out))
     temporary = place.with_name(f".{place.name}.writing-{os.getpid()}")
     with folder_for_results(place.parent, temporary), removed_on_failure(temporary):
@@ -160,9 +157,7 @@ def write_model(source: Source, folder: Path) -> None:
     Raises:
         CheckpointError: A file cannot be written.
     """
-    tensors_of = family_tensors if source.is_foreign else esm_tensors
-    tensors = tensors_of(source.recipe, source.model, source.state_vector)
-    tensors = {name: tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()}
+    tensors = {name: tensor.detach().float().cpu().contiguous() for name, tensor in tensors_of(source).items()}
     write_atomically(folder / "model.safetensors", save(tensors, metadata={"format": "pt"}))
     _write_config_and_tokenizer(source, folder)
     pooling = {"word_embedding_dimension": source.recipe.model.width, "pooling_mode_mean_tokens": True}
@@ -179,18 +174,12 @@ def write_model(source: Source, folder: Path) -> None:
 
 def _write_config_and_tokenizer(source: Source, folder: Path) -> None:
     """Write the files of both formats: config and tokenizer."""
-    recipe, tokenizer = source.recipe, source.tokenizer
-    config = {
-        **(family_config(recipe, tokenizer, source.model) if source.is_foreign else esm_config(recipe, tokenizer)),
-        "architectures": [source.class_name],
-        **source.label_config(),
-    }
-    write_atomically(folder / "config.json", json_bytes(config))
+    write_atomically(folder / "config.json", json_bytes(config_of(source)))
     files = tokenizer_files(
-        tokenizer,
+        source.tokenizer,
         max_length=source.sequence_length,
         has_mask=source.fills_masks,
-        has_segments=recipe.model.backbone.segment_separator is not None,
+        has_segments=source.recipe.model.backbone.segment_separator is not None,
     )
     for name, content in files.items():
         write_atomically(folder / name, content.encode())

@@ -25,30 +25,30 @@ from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.export.folder import check_licence, export_folder, require_packages
 from exlm_cli.export.source import Source
 from exlm_cli.files import refusing
-from exlm_cli.finetune.evaluation.calibration import CALIBRATION_FILE
+from exlm_cli.finetune.baselines.baseline import BASELINES
 from exlm_cli.finetune.prediction.training_rows import TRAINING_ROWS_FILE
 from exlm_cli.finetune.results import ENCODER_FILE, RESULTS_FILE
 from exlm_cli.finetune.scores import SCORES_FILE
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import METRICS_FILE, RUN_FILE, SPLIT_FILE
+from exlm_cli.run_dir import METRICS_FILE, RUN_FILE, SPLIT_FILE, SPLITS_FOLDER
 from exlm_cli.train.checkpoint import copy_weights
 
 SCHEME = "hub:"
 _NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
 _RUN = "run"
-_FILES = frozenset(
-    {
-        RUN_FILE,
-        METRICS_FILE,
-        TOKENIZER_FILE,
-        RESULTS_FILE,
-        SCORES_FILE,
-        CALIBRATION_FILE,
-        SPLIT_FILE,
-        TRAINING_ROWS_FILE,
-    }
+_FILES = (
+    RUN_FILE,
+    METRICS_FILE,
+    TOKENIZER_FILE,
+    RESULTS_FILE,
+    SCORES_FILE,
+    "calibration*.json",
+    SPLIT_FILE,
+    f"{SPLITS_FOLDER}/split-*.json",
+    TRAINING_ROWS_FILE,
+    *{f"baselines/*/split-*/seed-*/{baseline.file}" for baseline in BASELINES.values()},
 )
-"""What readers of a run need; anything else in its folder is the user's own."""
+"""What readers of a run need besides recipes and weights; anything else in its folder is the user's own."""
 _LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
@@ -90,7 +90,10 @@ def push_run(source: Source, repo: str, progress: Progress, *, is_private: bool,
             cannot be written.
         ExlmError: The exported model is not the run's.
     """
-    api = _client()
+    import huggingface_hub
+
+    silence_client()
+    api = huggingface_hub.HfApi()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
         export_folder(source, folder, progress, licence=licence, repo=repo)
@@ -119,11 +122,13 @@ def copy_run(source: Source, out: Path, dtype: torch.dtype | None = None) -> Non
     run = source.run
     with refusing(f"{out}: the run could not be copied"):
         out.mkdir(parents=True)
-        for path in sorted(run / name for name in _FILES if (run / name).is_file()):
+        for path in sorted(path for pattern in _FILES for path in run.glob(pattern)):
+            copy = out / path.relative_to(run)
+            copy.parent.mkdir(parents=True, exist_ok=True)
             if path.suffix == ".json":
-                (out / path.name).write_text(_without_folders(path.read_text(encoding="utf-8")), encoding="utf-8")
+                copy.write_text(_without_folders(path.read_text(encoding="utf-8")), encoding="utf-8")
             else:
-                shutil.copyfile(path, out / path.name)
+                shutil.copyfile(path, copy)
         encoder = dump_recipe(with_names_alone(source.recipe))
         recipe = encoder
         if source.results is not None:
@@ -153,6 +158,8 @@ def fetch_run(given: str, progress: Progress) -> Path:
     Raises:
         CheckpointError: The name is malformed; the Hub has no such run, refuses, or cannot be reached.
     """
+    import huggingface_hub
+
     match = _NAME.fullmatch(given.removeprefix(SCHEME))
     if match is None:
         raise CheckpointError(
@@ -160,19 +167,15 @@ def fetch_run(given: str, progress: Progress) -> Path:
             "copy the name from the page of the run",
         )
     progress.message(f"fetching `{given}`; what the cache has is not downloaded again")
+    silence_client()
     with _explaining(given, match["revision"]):
-        snapshot = _client().snapshot_download(match["repo"], revision=match["revision"], allow_patterns=f"{_RUN}/*")
+        snapshot = huggingface_hub.snapshot_download(
+            match["repo"], revision=match["revision"], allow_patterns=f"{_RUN}/*"
+        )
     run = Path(snapshot) / _RUN
     if not (run / RUN_FILE).is_file():
         raise CheckpointError(f"`{given}`: no run of exlm", "`exlm push RUN OWNER/NAME` puts one there")
     return run
-
-
-def _client() -> Any:
-    import huggingface_hub
-
-    silence_client()
-    return huggingface_hub.HfApi()
 
 
 @contextmanager
@@ -183,34 +186,29 @@ def _explaining(given: str, revision: str | None) -> Iterator[None]:
     broken: tuple[type[Exception], ...] = (*hub_errors(), RuntimeError)  # a RuntimeError where a large file breaks off
     try:
         yield
-    except errors.GatedRepoError:
-        raise CheckpointError(f"`{given}`: access is restricted", f"ask for it on its page, then {_LOGIN}") from None
-    except errors.RevisionNotFoundError:
-        raise CheckpointError(f"`{given}`: there is no revision `{revision}`", "leave it out for the newest") from None
-    except errors.RepositoryNotFoundError:
-        hint = f"check the name; where it is private, {_LOGIN}"
-        raise CheckpointError(f"`{given}`: the Hub has no such model, or does not show it to you", hint) from None
-    except errors.HFValidationError as error:
-        hint = "copy the name from the page of the run"
-        raise CheckpointError(f"`{given}` is not a name on the Hub: {_reason_of(error)}", hint) from None
-    except errors.LocalEntryNotFoundError as error:  # the Hub did not answer, or refused, and the cache has nothing
-        raise _failed(given, error.__cause__ or error) from None
-    except errors.HfHubHTTPError as error:
-        raise _failed(given, error) from None
     except broken as error:
-        if isinstance(error.__cause__, errors.BadRequestError):
+        # where the Hub did not answer, or refused, and the cache has nothing, the cause says it
+        cause = (isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__) or error
+        response = getattr(cause, "response", None)
+        finding = ": the Hub refuses: " if response is not None else " cannot be read from or written to the Hub: "
+        finding += _reason_of(cause)
+        hint = "check the network, and that HF_HUB_OFFLINE is not set"
+        if isinstance(cause, errors.GatedRepoError):
+            finding, hint = ": access is restricted", f"ask for it on its page, then {_LOGIN}"
+        elif isinstance(cause, errors.RevisionNotFoundError):
+            finding, hint = f": there is no revision `{revision}`", "leave it out for the newest"
+        elif isinstance(cause, errors.RepositoryNotFoundError):
+            finding = ": the Hub has no such model, or does not show it to you"
+            hint = f"check the name; where it is private, {_LOGIN}"
+        elif isinstance(cause, errors.HFValidationError):
+            finding = f" is not a name on the Hub: {_reason_of(cause)}"
+            hint = "copy the name from the page of the run"
+        elif isinstance(cause.__cause__, errors.BadRequestError):
+            finding = f": the Hub refuses the model card: {_reason_of(cause)}"
             hint = "give a licence that the Hub knows, like apache-2.0 or mit"
-            raise CheckpointError(f"`{given}`: the Hub refuses the model card: {_reason_of(error)}", hint) from None
-        raise _failed(given, error) from None
-
-
-def _failed(given: str, error: BaseException) -> CheckpointError:
-    response = getattr(error, "response", None)
-    if response is not None:
-        hint = _LOGIN if response.status_code in (401, 403) else "try again later"
-        return CheckpointError(f"`{given}`: the Hub refuses: {_reason_of(error)}", hint)
-    hint = "check the network, and that HF_HUB_OFFLINE is not set"
-    return CheckpointError(f"`{given}` cannot be read from or written to the Hub: {_reason_of(error)}", hint)
+        elif response is not None:
+            hint = _LOGIN if response.status_code in (401, 403) else "try again later"
+        raise CheckpointError(f"`{given}`{finding}", hint) from None
 
 
 def _reason_of(error: BaseException) -> str:

@@ -37,6 +37,11 @@ TEXTS = {
 }
 MASKED_TEXTS = {"text": "It was a [MASK] day.", "smiles": "CC(=O)[MASK]c1ccccc1"}
 """Texts that both tokenizers must read alike; the model runs on their tokens."""
+_PROBLEM_TYPES = {
+    "binary": "multi_label_classification",
+    "classes": "single_label_classification",
+    "regression": "regression",
+}
 RANDOM_LENGTHS = (128, 37)
 """Tokens of further sequences, drawn from the whole vocabulary."""
 
@@ -144,13 +149,13 @@ class Source:
         """What differs from `exlm predict` on a fine-tuned run; None for a pre-trained one."""
         if self.results is None:
             return None
-        seeds = ", ".join(map(str, self.results.seeds))
-        is_one = len(self.results.seeds) == 1
-        which = f"seed {self.seed}" if is_one else f"seed {self.seed}, the best in validation of {seeds}"
-        averages = "" if is_one else "averages the seeds"
-        calibrates = "" if self.results.loss in ("regression", "span") else "calibrates probabilities"
-        instead = " and ".join(filter(None, (averages, calibrates)))
-        return f"the exported model is {which}" + (f"; `exlm predict` {instead}" if instead else "")
+        seeds, which, instead = self.results.seeds, f"seed {self.seed}", []
+        if len(seeds) > 1:
+            which += f", the best in validation of {', '.join(map(str, seeds))}"
+            instead.append("averages the seeds")
+        if self.results.loss not in ("regression", "span"):
+            instead.append("calibrates probabilities")
+        return f"the exported model is {which}" + (f"; `exlm predict` {' and '.join(instead)}" if instead else "")
 
     @cached_property
     def clone(self) -> Clone | None:
@@ -182,13 +187,8 @@ class Source:
         if self.results is None:
             return {}
         names = dict(enumerate(self.results.output_names))
-        kinds = {
-            "binary": "multi_label_classification",
-            "classes": "single_label_classification",
-            "regression": "regression",
-        }
-        kind = kinds.get(self.results.loss)
         labels = {"id2label": names, "label2id": {name: index for index, name in names.items()}}
+        kind = _PROBLEM_TYPES.get(self.results.loss)
         return labels if kind is None else {**labels, "problem_type": kind}
 
     def texts(self) -> list[tuple[str, ...]]:
@@ -196,15 +196,11 @@ class Source:
 
         Pairs include one that is too long.
         """
-        masked = [(self.masked_text,)] if self.fills_masks else []
-        return [*self._unmasked_texts(), *masked]
-
-    def _unmasked_texts(self) -> list[tuple[str, ...]]:
         texts = TEXTS[self.recipe.data.kind]
-        if not self.reads_pairs:
-            return [(text,) for text in texts]
-        long = " ".join([texts[0]] * self.sequence_length)
-        return [texts, (long, long)]
+        if self.reads_pairs:
+            long = " ".join([texts[0]] * self.sequence_length)
+            return [texts, (long, long)]
+        return [(text,) for text in (*texts, *([self.masked_text] if self.fills_masks else []))]
 
     def encode(self, *texts: str) -> list[int]:
         """Return the tokens of a row of one or two texts as the run reads them, cut to its longest sequence.
@@ -295,7 +291,11 @@ def finetuned_source(finetuned: Finetuned) -> Source:
         recipe=finetuned.encoder_recipe,
         tokenizer=finetuned.tokenizer,
         model=finetuned.runners[seed].model,
-        weights=tuple(best_paths(best_cell_folder(finetuned.run, results, one))[0] for one in results.seeds),
+        weights=tuple(
+            best_paths(best_cell_folder(finetuned.run, of_split, one))[0]
+            for of_split in results.of_splits
+            for one in results.seeds
+        ),
         sequence_length=finetuned.sequence_length,
         num_steps=results.init.steps,
         num_tokens=results.init.tokens,

@@ -1,8 +1,9 @@
-"""Numbers of a run in parquet: what each seed predicts, and the rows of the first split with their truth. No torch.
+"""Numbers of a run in parquet: what each seed predicts, and the rows of its splits with their truth. No torch.
 
 `predictions.parquet`, in the folder of a cell or of a baseline's seed, has `part`, `row` and `predicted:<name>` of each
-output. `rows.parquet`, in the folder of the run, has `part`, `row`, `true:<name>` (of classes `true:class`) and, of
-what is scored, the place in the file, what the model reads, and of molecules the similarity to the training molecules.
+output. `rows.parquet`, in the folder of the run, has `split_seed`, `part`, `row`, `true:<name>` (of classes
+`true:class`) and, of what is scored, the place in the file, what the model reads, and of molecules the similarity to
+the training molecules. Of further splits it has what is scored alone.
 
 Axes: N rows of a part, C outputs.
 """
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from exlm_cli.data import IntArray
+from exlm_cli.data import BoolArray, IntArray
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import read_whole, write_atomically
 from exlm_cli.finetune.baselines.arrays import MAX_UNPACKING
@@ -72,7 +73,7 @@ def read_predictions(
 
 @dataclass(frozen=True)
 class PartRows:
-    """Rows of a part of the first split.
+    """Rows of a part of a split.
 
     Attributes:
         rows: (N,) row of the input, counted from 0.
@@ -88,16 +89,46 @@ class PartRows:
     places: Sequence[str] = ()
     similarity: FloatArray | None = None
 
+    def only(self, is_chosen_N: BoolArray) -> "PartRows":
+        """Return some of the rows."""
+        inputs, places = (
+            [text for text, is_chosen in zip(texts or (), is_chosen_N, strict=False) if is_chosen]
+            for texts in (self.inputs, self.places)
+        )
+        near = None if self.similarity is None else self.similarity[is_chosen_N]
+        return PartRows(self.rows[is_chosen_N], self.targets[is_chosen_N], inputs, places, near)
 
-def write_rows(run: Path, loss: Loss, names: Sequence[str], parts: Mapping[Split, PartRows]) -> None:
+
+def join_rows(parts: Sequence[PartRows]) -> PartRows:
+    """Return the rows of the same part of several splits; all of them or none have inputs, places and similarities."""
+    near = [part.similarity for part in parts if part.similarity is not None]
+    return PartRows(
+        np.concatenate([part.rows for part in parts]),
+        np.concatenate([part.targets for part in parts]),
+        [text for part in parts for text in part.inputs],
+        [text for part in parts for text in part.places],
+        np.concatenate(near) if len(near) == len(parts) else None,
+    )
+
+
+Splits = Mapping[int, Mapping[Split, PartRows]]
+"""Rows of each part by `task.split_seed`."""
+
+
+def write_rows(run: Path, loss: Loss, names: Sequence[str], splits: Splits) -> None:
     """Write `rows.parquet`.
 
     Raises:
         CheckpointError: The file cannot be written.
     """
-    every = list(parts.values())
+    named = [(seed, name, part) for seed, parts in splits.items() for name, part in parts.items()]
+    every = [part for *_, part in named]
     targets_NC = np.concatenate([part.targets for part in every])
-    columns = _keys({part: of_part.rows for part, of_part in parts.items()})
+    columns: dict[str, Any] = {
+        "split_seed": np.repeat([seed for seed, *_ in named], [len(part.rows) for part in every]),
+        "part": [name for _, name, part in named for _ in part.rows],
+        "row": np.concatenate([part.rows for part in every]),
+    }
     columns |= dict(zip(_target_columns(loss, names), targets_NC.T, strict=True))
     for name in ("inputs", "places"):
         cells = [getattr(part, name) or [""] * len(part.rows) for part in every]
@@ -106,23 +137,24 @@ def write_rows(run: Path, loss: Loss, names: Sequence[str], parts: Mapping[Split
     _write(run / ROWS_FILE, columns | {"similarity": np.concatenate(near)})
 
 
-def read_rows(run: Path, loss: Loss, names: Sequence[str]) -> dict[Split, PartRows]:
-    """Return what `write_rows` wrote, by part.
+def read_rows(run: Path, loss: Loss, names: Sequence[str]) -> dict[int, dict[Split, PartRows]]:
+    """Return what `write_rows` wrote.
 
     Raises:
         CheckpointError: The file is missing or altered.
     """
     targets = _target_columns(loss, names)
-    table = _read(run / ROWS_FILE, [*targets, "similarity"], ROWS_HINT, texts=("inputs", "places"))
-    found: dict[Any, PartRows] = {}
-    for part, rows in table.groupby("part", sort=False):
-        texts = {name: tuple(rows[name]) if rows[name].any() else () for name in ("inputs", "places")}
+    texts, keys = ("inputs", "places"), ("split_seed", "row")
+    table = _read(run / ROWS_FILE, [*targets, "similarity"], ROWS_HINT, texts=texts, keys=keys)
+    found: dict[int, dict[Any, PartRows]] = {}
+    for (seed, part), rows in table.groupby(["split_seed", "part"], sort=False):
+        of_rows = {name: tuple(rows[name]) if rows[name].any() else () for name in texts}
         near = rows.similarity.to_numpy()
-        found[part] = PartRows(
+        found.setdefault(seed, {})[part] = PartRows(
             rows.row.to_numpy(),
             rows[targets].to_numpy(dtype=np.float64),
             similarity=None if np.isnan(near).all() else near,
-            **texts,
+            **of_rows,
         )
     return found
 
@@ -153,12 +185,14 @@ def _write(path: Path, columns: Mapping[str, Any]) -> None:
     write_atomically(path, buffer.getvalue())
 
 
-def _read(path: Path, numbers: Sequence[str], hint: str, texts: Sequence[str] = ()) -> "DataFrame":
+def _read(
+    path: Path, numbers: Sequence[str], hint: str, texts: Sequence[str] = (), keys: Sequence[str] = ("row",)
+) -> "DataFrame":
     import pyarrow as pa
     import pyarrow.parquet
 
     content = read_whole(path, hint=hint)
-    wanted = {"part": pa.string(), "row": pa.int64()} | {name: pa.float64() for name in numbers}
+    wanted = {"part": pa.string()} | {name: pa.int64() for name in keys} | {name: pa.float64() for name in numbers}
     wanted |= {name: pa.string() for name in texts}
     try:
         file = pyarrow.parquet.ParquetFile(io.BytesIO(content))

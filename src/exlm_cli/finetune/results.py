@@ -239,6 +239,11 @@ class RunResults(JsonModel):
         return found
 
     @property
+    def predictor(self) -> Predictor:
+        """What predicts new rows unless another is asked for."""
+        return "model" if self.predictors is None else self.predictors.best
+
+    @property
     def scored_split(self) -> Literal["test", "valid"]:
         """The split whose scores are reported: `test`, or `valid` where no test labels are public."""
         return "test" if "test" in self.split_sizes else "valid"
@@ -306,6 +311,17 @@ def read_seed_predictions(
             hint = f"delete {place} and continue with `{resume_command('finetune', run)}`"
         by_seed.append(read_predictions(place, results.output_names, rows, hint))
     return {part: np.stack([of_seed[part] for of_seed in by_seed]) for part in rows}
+
+
+def read_predictor(
+    run: Path, results: RunResults, rows: Mapping[Split, IntArray], predictor: Predictor
+) -> dict[Split, FloatArray]:
+    """Return the (K, N, C) predictions of what predicts; arguments and errors as of `read_seed_predictions`."""
+    found = [read_seed_predictions(run, results, rows)] if predictor in ("model", "both") else []
+    if predictor != "model":
+        assert results.predictors is not None, "only a run with baselines has other predictors"
+        found.append(read_seed_predictions(run, results, rows, baseline=results.predictors.baselines[0]))
+    return {part: np.mean([one[part] for one in found], axis=0) for part in rows}
 
 
 def write_logits(cell: Path, outputs: Sequence[FloatArray]) -> None:

@@ -101,7 +101,7 @@ def run_finetuning(
             encoder = load_recipe(run / ENCODER_FILE)
         if missing := [seed for seed in described.seeds or () if seed not in recipe.seeds]:
             listed = f"seed{'' if len(missing) == 1 else 's'} {', '.join(map(str, missing))}"
-            progress.message(f"the results leave out {listed} of this run; to keep all, list them with `seeds=LIST`")
+            progress.message(f"the results leave out {listed} of this run; to keep all, list them with `--seeds LIST`")
     _require_start(recipe, checkpoint, encoder, task)
     path = None if checkpoint is None else local_path(Path(checkpoint))
     encoder = encoder or _encoder_of(path)
@@ -166,14 +166,14 @@ def _require_start(
         ConfigError: They do not.
     """
     if checkpoint is None and encoder is None:
-        raise ConfigError("no checkpoint to fine-tune", "give a pre-training run as `checkpoint=RUN`")
+        raise ConfigError("no checkpoint to fine-tune", "give a pre-training run as `--checkpoint RUN`")
     if checkpoint is not None and encoder is not None:
         raise ConfigError(
-            f"`encoder={encoder.name}` cannot be combined with `checkpoint={checkpoint}`",
+            f"`--encoder {encoder.name}` cannot be combined with `--checkpoint {checkpoint}`",
             "a checkpoint has its own encoder",
         )
     if checkpoint is None and recipe.init != "scratch":
-        raise ConfigError("an encoder without a checkpoint has no weights to begin with", "use `init=scratch`")
+        raise ConfigError("an encoder without a checkpoint has no weights to begin with", "use `--from-scratch`")
     if task is not None and recipe.num_replicates > 1 and task.resplit is None:
         raise ConfigError("a task given as `task` has one split", "set `num_replicates` to 1")
 
@@ -202,7 +202,7 @@ def _load_splits(
         except DataError as error:
             raise DataError(
                 f"split {number + 1} of {recipe.num_replicates}, `task.split_seed` {seed}: {error.message}",
-                f"`num_replicates={number}` ends before it; a new run can begin with another `task.split_seed` or "
+                f"`--num-replicates {number}` ends before it; a new run can begin with another `task.split_seed` or "
                 "`task.split`",
             ) from error
     return tasks
@@ -229,10 +229,10 @@ def require_fitting_model(name: str, needed: InputKind, encoder: PretrainRecipe,
     names = {"text": "text", "smiles": "SMILES"}
     kind = encoder.data.kind
     if kind != needed:
-        named = "; `task.text_column=NAME` names a column of text" if (name, needed) == ("csv", "smiles") else ""
+        named = "; `--text-column NAME` names a column of text" if (name, needed) == ("csv", "smiles") else ""
         raise CheckpointError(
             f"{bundled_name(start) or start} is a model of {names[kind]}; {name} needs one of {names[needed]}",
-            f"make one with `exlm pretrain --recipe quickstart-{needed}`, or give another `checkpoint=RUN`{named}",
+            f"make one with `exlm pretrain --recipe quickstart-{needed}`, or give another `--checkpoint RUN`{named}",
         )
 
 
@@ -250,7 +250,8 @@ def resolve_sequence_length(pretrain: PretrainRecipe, origin: Path, recipe: Fine
         raise ConfigError(
             f"`task.sequence_length` {length}{repeated} needs {positions} positions; the model of "
             f"{origin} takes {pretrain.model.max_length}",
-            f"it was pre-trained on {pretrain.data.sequence_length} tokens; `task.sequence_length=null` uses as many",
+            f"it was pre-trained on {pretrain.data.sequence_length} tokens; `--set task.sequence_length=null` uses as "
+            "many",
         )
     if positions > recipe.train.microbatch_tokens:
         raise ConfigError(

@@ -83,7 +83,7 @@ def train(
     if recipe.train.num_threads is not None:
         torch.set_num_threads(recipe.train.num_threads)
     if begin.baseline and not baselines_of(first):
-        raise ConfigError(f"there is no baseline for {first.name}", "use `baseline=false`")
+        raise ConfigError(f"there is no baseline for {first.name}", "use `--no-baseline`")
     if begin.checkpoint is not None:
         weights = load_pretrained(begin.checkpoint, device="cpu", progress=progress)
     else:

@@ -236,7 +236,7 @@ class ForeignEncoder(nn.Module):
             raise ConfigError(
                 f"`model.activation_dropout` is {config.activation_dropout:g}, and the encoder of a {backbone.family} "
                 "has no dropout there",
-                "give `model.activation_dropout=0`",
+                "give `--set model.activation_dropout=0`",
             )
         hf_config = _config_object(backbone, {name: getattr(config, key) for name, key in family.dropouts.items()})
         if vocab_size > hf_config.vocab_size:
@@ -363,7 +363,7 @@ def build_encoder(config: ModelConfig, vocab_size: int, *, reads_pairs: bool = F
 _INV_FREQ = "encoder.inv_freq"
 
 
-def _names_in_masked_lm(names: Iterable[str], family: str) -> dict[str, str]:
+def names_in_masked_lm(names: Iterable[str], family: str) -> dict[str, str]:
     """Return what transformers' masked LM calls the parameters of an `ExlmModel`'s encoder and LM head."""
     row = FAMILIES[family]
     parts = {
@@ -394,7 +394,7 @@ def from_masked_lm(tensors: Mapping[str, Tensor], model: nn.Module, family: str)
     known = {name.replace(".gamma", ".weight").replace(".beta", ".bias"): tensor for name, tensor in tensors.items()}
     state = model.state_dict()
     found = {}
-    for name, theirs in _names_in_masked_lm(state, family).items():
+    for name, theirs in names_in_masked_lm(state, family).items():
         tensor, saved = state[name], known.get(theirs)
         if saved is None and (name == "lm_head.bias" or ".contact_head." in name):
             saved = known.get(theirs.replace("predictions.bias", "predictions.decoder.bias"), tensor)
@@ -419,7 +419,7 @@ def to_masked_lm(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, 
         config: Section `model` of the recipe.
     """
     backbone = config.backbone
-    found = {theirs: state[name] for name, theirs in _names_in_masked_lm(state, backbone.family).items()}
+    found = {theirs: state[name] for name, theirs in names_in_masked_lm(state, backbone.family).items()}
     if not backbone.hf_config.get("decoder_bias", True):
         found.pop(FAMILIES[backbone.family].bias, None)
     if _INV_FREQ in state:  # transformers 4 reads them from every layer, 5 from the first

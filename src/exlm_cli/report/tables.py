@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from exlm_cli.files import make_folder, write_atomically, write_csv
-from exlm_cli.format import NO_VALUE, format_plain, printable, shorten_middle, wrap
+from exlm_cli.format import NO_VALUE, format_plain, printable, shorten_middle
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -105,11 +105,7 @@ class ReportTable:
         from rich.table import Table
         from rich.text import Text
 
-        def sentence(text: str) -> Text:
-            lines = wrap(_shown(text, _NOTE_CHARACTERS), options.max_width)
-            return Text("\n".join(lines), no_wrap=True, overflow="ignore")
-
-        yield sentence(self.title)
+        yield Text(_shown(self.title, _NOTE_CHARACTERS))
         for part in _column_parts(self, options.max_width):
             drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
             for index in part:
@@ -127,7 +123,7 @@ class ReportTable:
         ]
         if lines:
             yield ""
-        yield from map(sentence, lines)
+        yield from (Text(_shown(line, _NOTE_CHARACTERS)) for line in lines)
 
 
 def write_tables(tables: Sequence[ReportTable], folder: Path, formats: Sequence[str]) -> list[Path]:

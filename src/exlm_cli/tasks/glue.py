@@ -421,7 +421,7 @@ def _part_notes(info: GlueTaskInfo, part: str, found: GlueFile, config: GlueTask
         first, can_skip = found.skipped[0], bool(found.examples) or part == "test"
         if config.on_invalid == "error" or not can_skip:
             hint = "no row of the file can be used: correct it, or give another"
-            raise DataError(str(first), "`task.on_invalid=skip` leaves such rows out" if can_skip else hint)
+            raise DataError(str(first), "`--set task.on_invalid=skip` leaves such rows out" if can_skip else hint)
         left_out = format_number_of(len(found.skipped), "row")
         # without its folder: notes are published with a model
         where = f"{Path(first.file).name}{first.where.removeprefix(first.file)}"

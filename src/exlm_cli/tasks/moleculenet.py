@@ -117,7 +117,7 @@ def load_moleculenet(config: MoleculeNetTaskConfig, progress: Progress) -> RowTa
     known = MOLECULENET_SETS[config.name.removeprefix("moleculenet/")]
     table = read_table(find_set_file(config, progress))
     usual = next((name for name in SMILES_COLUMNS if name in table.columns), SMILES_COLUMNS[0])
-    smiles = table.column(config.smiles_column or usual, "choose one with `task.smiles_column=NAME`")
+    smiles = table.column(config.smiles_column or usual, "choose one with `--smiles-column NAME`")
     unlabelled = (*SMILES_COLUMNS, *IDENTIFIER_COLUMNS, config.smiles_column)
     names = known.labels or tuple(name for name in table.columns if name not in unlabelled)
     for name in names:
@@ -125,7 +125,7 @@ def load_moleculenet(config: MoleculeNetTaskConfig, progress: Progress) -> RowTa
     if len(names) != known.num_labels:
         raise DataError(
             f"{table.path}: {len(names)} label columns; {known.name} has {known.num_labels}",
-            "give the official file of that set, or fine-tune on a file of your own with `task.name=csv`",
+            "give the official file of that set, or fine-tune on a file of your own with `--set task.name=csv`",
         )
     labels = Labels("binary", names, read_targets(table, names, _LABELS.get, "0, 1"), ())
     progress.message(f"{config.name}: {len(table):,} rows of {table.path}")
@@ -144,9 +144,7 @@ def find_set_file(config: MoleculeNetTaskConfig, progress: Progress) -> Path:
     """
     known = MOLECULENET_SETS[config.name.removeprefix("moleculenet/")]
     if config.files.train is None and config.data_dir is None:
-        hint = (
-            f"fetch it elsewhere, keep its name {known.remote.name}, and give the folder it is in: `task.data_dir=DIR`"
-        )
+        hint = f"fetch it elsewhere, keep its name {known.remote.name}, and give the folder it is in: `--data-dir DIR`"
         return fetch_once(known.remote, "moleculenet", progress, hint)
     official = OfficialFiles(None, None, ("moleculenet",), {"train": (known.pattern, "")}, (".csv",), ())
     ((_, path),) = find_parts(config, official)

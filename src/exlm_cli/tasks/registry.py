@@ -85,7 +85,7 @@ def _given_files(config: TaskConfig) -> list[Path]:
     files = [given_file(config, str(file)) for file in config.files.model_dump(exclude_none=True).values()]
     for file in files:
         if not os.path.lexists(file):
-            hint = "relative paths start in `task.data_dir=DIR` if that is given, else in the current directory"
+            hint = "relative paths start in `--data-dir DIR` if that is given, else in the current directory"
             raise DataError(f"{file}: no such file", nearest_file(file) or hint)
     return files
 

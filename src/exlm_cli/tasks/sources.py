@@ -13,7 +13,7 @@ from exlm_cli.paths import expand_path
 from exlm_cli.progress import Bar
 
 HUB_PREFIX = "hub:"
-LOCAL_HINT = "to read local files instead, give their folder with `task.data_dir=DIR`"
+LOCAL_HINT = "to read local files instead, give their folder with `--data-dir DIR`"
 
 _ROWS_BETWEEN_UPDATES = 1024
 _Row = TypeVar("_Row")
@@ -66,7 +66,7 @@ def find_parts(config: TaskSection, official: OfficialFiles) -> Iterator[tuple[s
             others = f"or {', '.join(official.suffixes[1:])}, " if official.suffixes[1:] else ""
             raise DataError(
                 f"{folder}: no `{stem}{official.suffixes[0]}` ({others}also with .gz)",
-                f"give the folder that holds the files or `{official.folders[0]}/` with `task.data_dir=DIR`",
+                f"give the folder that holds the files or `{official.folders[0]}/` with `--data-dir DIR`",
             )
 
 
@@ -103,7 +103,7 @@ def existing_folder(config: TaskSection, names: Sequence[str]) -> Path:
     folder = expand_path(config.data_dir)
     if not folder.is_dir():
         what = "not a folder" if folder.exists() else "no such folder"
-        raise DataError(f"{folder}: {what}", "give the folder that holds the task's files with `task.data_dir=DIR`")
+        raise DataError(f"{folder}: {what}", "give the folder that holds the task's files with `--data-dir DIR`")
     return next((folder / name for name in names if (folder / name).is_dir()), folder)
 
 
@@ -120,7 +120,7 @@ def find_file(folder: Path, pattern: str, suffixes: Sequence[str]) -> Path | Non
         names = " and ".join(path.name for path in found)
         raise DataError(
             f"{folder}: {names} both fit",
-            "keep one of them there, or name each file of the task, like `task.files.train=FILE`",
+            "keep one of them there, or name each file of the task, like `--set task.files.train=FILE`",
         )
     return found[0] if found else None
 

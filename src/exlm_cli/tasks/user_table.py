@@ -65,17 +65,17 @@ def load_user_table(config: CsvTaskConfig, progress: Progress) -> RowTask:
         names = name_some((f"`{name}`" for name in table.columns if name != column), limit=12)
         raise ConfigError(
             f"{table.path}: which columns hold the labels? There are {names}",
-            "name them with `task.label_columns=[A,B]`",
+            "name them with `--label-columns A,B`",
         )
     if column in config.label_columns:
         raise ConfigError(
             f"{table.path}: `{column}` cannot be input and label at once",
-            f"name other columns with `task.label_columns=[A,B]` or `task.{config.input_kind}_column=NAME`",
+            f"name other columns with `--label-columns A,B` or `--{config.input_kind}-column NAME`",
         )
     if column in config.descriptor_columns:
         raise ConfigError(
             f"{table.path}: `{column}` cannot be input and descriptor at once",
-            "name other columns with `task.descriptor_columns=[A,B]`",
+            "name other columns with `--set task.descriptor_columns=[A,B]`",
         )
     _refuse_own_names(table, config.label_columns, [f"{name}_true" for name in config.label_columns])
     labels = _read_labels(table, config)
@@ -84,7 +84,7 @@ def load_user_table(config: CsvTaskConfig, progress: Progress) -> RowTask:
     if labels.loss == "regression" and config.class_weights == "balanced":
         raise ConfigError(
             f"{table.path}: `task.class_weights: balanced` is for labels and classes; found values to predict",
-            "leave it out, or say what the labels are with `task.label_kind=classes` (or `multi_label`)",
+            "leave it out, or say what the labels are with `--set task.label_kind=classes` (or `multi_label`)",
         )
     which = f"{table.path}" if files is None else f"{table.path} and {len(files) - 1} more"
     progress.message(f"{which}: {len(table):,} rows; {labels.notes[0]}")
@@ -124,7 +124,7 @@ def _read_files(config: CsvTaskConfig) -> tuple[Table, SplitIndices | None]:
     """Return the rows of all files, and the rows of each split if there is a file for each."""
     files = config.files
     if files.train is None:
-        raise ConfigError("no table is given", "name one with `task.files.train=FILE`")
+        raise ConfigError("no table is given", "name one with `--set task.files.train=FILE`")
     table = read_table(given_file(config, files.train))
     if files.valid is None:
         return table, None
@@ -142,14 +142,14 @@ def _input_column(config: CsvTaskConfig, table: Table) -> str:
     """Return the column that the model reads; if none is named, one with a usual name for SMILES."""
     named = config.input_column
     if named is not None:
-        table.column(named, f"choose one with `task.{config.input_kind}_column=NAME`")
+        table.column(named, f"choose one with `--{config.input_kind}-column NAME`")
         return named
     try:
-        return ColumnChoice("smiles", None, "task.smiles_column").choose(str(table.path), list(table.columns))
+        return ColumnChoice("smiles", is_of_task=True).choose(str(table.path), list(table.columns))
     except DataError as error:
         if error.hint == DELIMITER_HINT:
             raise
-        raise DataError(error.message, f"{error.hint}, or a column of text with `task.text_column=NAME`") from error
+        raise DataError(error.message, f"{error.hint}, or a column of text with `--text-column NAME`") from error
 
 
 def _split(config: CsvTaskConfig, usable: InputRows, files: SplitIndices | None, labels: Labels) -> RowSplit:
@@ -165,7 +165,7 @@ def _split_by_column(column: str, usable: InputRows) -> RowSplit:
     parts: dict[Split, list[int]] = {split: [] for split in SPLITS}
     num_empty = 0
     for row, cell in enumerate(
-        table.column(column, "name the column that says train, valid or test with `task.split_column=NAME`")
+        table.column(column, "name the column that says train, valid or test with `--split-column NAME`")
     ):
         split = _SPLIT_WORDS.get(cell.lower())
         if split is not None:

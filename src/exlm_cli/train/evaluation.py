@@ -340,20 +340,20 @@ def _cure_of_the_path(recipe: PretrainRecipe) -> str:
     transition = recipe.model.transition
     missing = []
     if transition.rope == "none":
-        missing.append("`model.transition.rope=nodes`")
+        missing.append("`--set model.transition.rope=nodes`")
     if transition.start == "formula":
-        missing.append("`model.transition.start=next_mask`")
+        missing.append("`--set model.transition.start=next_mask`")
     return f"start a new run with {' and '.join(missing) or f'a lower `optim.lr` (now {recipe.optim.lr:g})'}"
 
 
 def _cure_of_the_states(recipe: PretrainRecipe) -> str:
     missing = []
     if recipe.model.expand == "input":
-        missing.append("`model.expand=output` and `model.rope=1d`")
+        missing.append("`--set model.expand=output` and `--set model.rope=1d`")
     if not recipe.model.transition.balance:
-        missing.append("`model.transition.balance=0.1`")
+        missing.append("`--set model.transition.balance=0.1`")
     if not missing and recipe.model.clone_init_std < 1:  # vectors this far apart cost some loss on text
-        missing.append("`model.clone_init_std=1`")
+        missing.append("`--set model.clone_init_std=1`")
     if not missing:
-        return "`masking.num_states_per_mask=1` predicts the same for less"
+        return "`--set masking.num_states_per_mask=1` predicts the same for less"
     return f"to keep states apart, start a new run with {', '.join(missing)}"

@@ -118,7 +118,7 @@ def run_pretraining(
     if checkpoint is None and resume is None and recipe.model.backbone.family != "own":
         raise ConfigError(
             f"`model.backbone.family` is {recipe.model.backbone.family}, whose encoder comes with its weights",
-            "give them as `checkpoint=RUN`",
+            "give them as `--checkpoint RUN`",
         )
     with join(launch, device) as ranks:
         same = "start every rank with the same command and the same recipe files"

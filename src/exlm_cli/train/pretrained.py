@@ -230,7 +230,7 @@ def pick_device(recipe: PretrainRecipe | FinetuneRecipe, launch: Launch = ONE_PR
     """
     if recipe.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
-            "device is `cuda`, but torch sees no CUDA device", "use `device=auto`, or run `exlm doctor` to see why"
+            "device is `cuda`, but torch sees no CUDA device", "use `--device auto`, or run `exlm doctor` to see why"
         )
     if recipe.device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
@@ -240,7 +240,7 @@ def pick_device(recipe: PretrainRecipe | FinetuneRecipe, launch: Launch = ONE_PR
     if launch.local_size > torch.cuda.device_count():
         raise ConfigError(
             f"{launch.local_size} ranks were started on a node where torch sees {torch.cuda.device_count()} GPUs",
-            "start one rank per GPU: `torchrun --nproc-per-node=GPUS`; `device=cpu` trains without GPUs",
+            "start one rank per GPU: `torchrun --nproc-per-node=GPUS`; `--device cpu` trains without GPUs",
         )
     return torch.device("cuda", launch.local_rank)
 

@@ -111,7 +111,8 @@ def _describe_start(share: float) -> str:
     """Return the message of a run whose DAG does not begin centred."""
     return (
         f"note: at the start of training, {format_percent(share)} of what a mask learns is its own token, and the rest "
-        "those of other masks; `model.transition.start=next_mask` and `model.transition.start_strength=4` change that"
+        "those of other masks; `--set model.transition.start=next_mask` and `--set model.transition.start_strength=4` "
+        "change that"
     )
 
 

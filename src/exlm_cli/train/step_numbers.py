@@ -141,7 +141,7 @@ class StepNumbers:
         return DivergedError(
             f"the {what} of step {step.step + 1} is {value}; its sample indices are in {path}",
             f"start a new run with a lower `optim.lr` (now {self._optim.lr:g}), or with `optim.clip_norm`"
-            f"{'' if self._loss_scale is None else ', or with `train.precision=fp32`'}",
+            f"{'' if self._loss_scale is None else ', or with `--set train.precision=fp32`'}",
         )
 
     def _without_loss(self, step: TakenStep) -> DivergedError:

@@ -54,7 +54,7 @@ def test_the_origin_of_a_value_is_the_last_one_that_gave_its_key_or_the_section_
     base, child = Layer("base.yaml", {"optim": {"lr": 7, "eps": 8}}), Layer("child.yaml", {"optim": {"eps": 9}})
     assert error_of(file=(FILE, base)).message.startswith("base.yaml: `optim.lr` is 7; ")
     assert error_of("optim.lr=0.1", file=(FILE, base, child)).message.startswith("child.yaml: `optim.eps` is 9; ")
-    assert error_of("optim=[]", file=(FILE, base)).message.startswith("override `optim=[]`: `optim` is []; ")
+    assert error_of("optim=[]", file=(FILE, base)).message.startswith("`--set optim=[]`: `optim` is []; ")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_the_origin_of_a_value_is_the_last_one_that_gave_its_key_or_the_section_
 def test_a_wrong_value_is_named_with_its_origin_and_what_its_key_accepts(override, found):
     key, _, value = override.partition("=")
     error = error_of(override)
-    assert error.message == f"override `{override}`: `{key}` is {value}; {found}"
+    assert error.message == f"`--set {override}`: `{key}` is {value}; {found}"
     assert error.hint.startswith(f"`{key}`: ")
 
 
@@ -119,7 +119,7 @@ def test_a_value_from_python_of_another_type_is_refused():
 def test_a_warm_up_that_is_too_long_has_the_setting_of_a_shorter_one_in_the_hint():
     error = error_of("train.max_steps=1")
     assert "`optim.warmup_steps` 2 is more than `train.max_steps` 1" in error.message
-    assert "`optim.warmup_ratio=0.06`" in error.hint
+    assert "`--set optim.warmup_ratio=0.06`" in error.hint
     assert _warmup_steps("train.max_steps=1", "optim.warmup_ratio=0.06") == 1
 
 
@@ -149,17 +149,17 @@ def test_of_steps_and_ratio_of_the_warm_up_the_one_given_later_counts(overrides,
 
 def test_steps_and_ratio_of_the_warm_up_in_one_origin_are_refused():
     error = error_of("optim={warmup_ratio: 0.5, warmup_steps: 3}")
-    assert error.message.startswith("mine.yaml with override `optim={warmup_ratio: 0.5, warmup_steps: 3}`: ")
+    assert error.message.startswith("mine.yaml with `--set optim={warmup_ratio: 0.5, warmup_steps: 3}`: ")
     assert error.message.endswith(
         "`optim.warmup_steps` 3 and `optim.warmup_ratio` 0.5 are both above 0; give one of them"
     )
 
 
 def test_an_error_of_several_keys_names_the_overrides_at_fault():
-    assert error_of("model.width=18").message.startswith("mine.yaml with override `model.width=18`: head width")
+    assert error_of("model.width=18").message.startswith("mine.yaml with `--set model.width=18`: head width")
     wrong = [FILE, Layer("mine.yaml", {"train": {"batch_tokens": 500}})]
     assert error_of(file=wrong).message.startswith("mine.yaml: give")
-    both = "mine.yaml with override `seed=2`, override `optim.lr=0.1`: give"
+    both = "mine.yaml with `--set seed=2`, `--set optim.lr=0.1`: give"
     assert error_of("seed=2", "optim.lr=0.1", file=wrong).message.startswith(both)
 
 
@@ -206,14 +206,14 @@ def test_one_text_or_number_stands_for_a_list_of_one_and_words_for_true_and_fals
 @pytest.mark.parametrize("override", ["seeds=true", "seeds=[2, true]"])
 def test_true_in_a_list_is_no_number_either(override):
     error = error_of(override, file=[FINETUNE], kind=FinetuneRecipe)
-    assert error.message.startswith(f"override `{override}`: `seeds` is ")
+    assert error.message.startswith(f"`--set {override}`: `seeds` is ")
     assert error.message.endswith(" should be a valid integer")
 
 
 def test_a_long_override_or_value_is_told_in_a_short_line():
     assert len(error_of(f"optim.lr=[{'x' * 300}]").message) < 300
     override = f"data.trains=[{', '.join(f'part-{number}.txt' for number in range(1000))}]"
-    assert error_of(override).message == f"override `{override[:99]}…`: unknown key `data.trains`"
+    assert error_of(override).message == f"`--set {override[:99]}…`: unknown key `data.trains`"
 
 
 def test_changes_are_told_by_their_dotted_keys():
@@ -291,7 +291,7 @@ def test_of_keys_with_one_name_the_nearest_is_in_the_section_that_was_given():
 def test_a_wrong_value_of_a_task_names_its_key():
     """pydantic puts the suite between `task` and the key; the error must not fall back to the whole section."""
     error = error_of("task.max_rows=0", file=[FINETUNE], kind=FinetuneRecipe)
-    assert error.message.startswith("override `task.max_rows=0`: `task.max_rows` is 0; ")
+    assert error.message.startswith("`--set task.max_rows=0`: `task.max_rows` is 0; ")
     wrong = Layer("mine.yaml", {"task": {"label_colums": ["a"]}})
     assert error_of(file=[FINETUNE, wrong], kind=FinetuneRecipe).message == "mine.yaml: unknown key `task.label_colums`"
 

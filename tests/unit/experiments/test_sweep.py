@@ -311,7 +311,7 @@ def test_a_changed_corpus_is_refused_before_anything_is_trained(recipe, corpus, 
     more = mine.model_copy(update={"seeds": (1, 2)})
     with pytest.raises(CheckpointError, match=_OTHER_DATA) as caught:
         _run(more, resume=run)
-    assert caught.value.hint.startswith("restore the files, or start a new run with `out=DIR`; ")
+    assert caught.value.hint.startswith("restore the files, or start a new run with `--out DIR`; ")
     assert (run / "recipe.yaml").read_bytes() == before
     assert not (run / "cells" / "k1-p0.3" / "seed-2").exists()
     corpus.write_bytes(text)

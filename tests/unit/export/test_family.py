@@ -130,10 +130,12 @@ def test_a_span_head_of_a_family_goes_out(tmp_path, family):
 
 
 @pytest.mark.parametrize("family", ["distilbert", "modernbert"])
-def test_a_head_that_the_family_lacks_is_refused(tmp_path, family):
+def test_a_head_that_the_family_lacks_is_refused_and_goes_to_onnx(tmp_path, family):
+    pytest.importorskip("onnxruntime")
     source = finetuned_source(
         load_finetuned(words_run(tmp_path, foreign_run(tmp_path, family), "colour"), device="cpu")
     )
     with pytest.raises(ConfigError, match=f"a fine-tuned {family} cannot be exported"):
         export_folder(source, tmp_path / "out", QUIET)
     assert not (tmp_path / "out").exists()
+    assert export_folder(source, tmp_path / "out", QUIET, form="onnx").comparison.num_sequences == 4

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from exlm_cli.dag.build import build_dag
 from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError
-from exlm_cli.export import esm, folder
+from exlm_cli.export import convert, folder
 from exlm_cli.export.folder import (
     Comparison,
     check_before_export,
@@ -227,8 +227,8 @@ def test_onnx_models_give_the_same_outputs(tmp_path, kind):
 def test_outputs_that_differ_leave_nothing(tmp_path, monkeypatch):
     """Frequencies of another base are loaded without complaint; only the comparison finds them."""
     source = pretrained_source(load_pretrained(make_pretrained(tmp_path / "run", model=LARGE), device="cpu"))
-    right = esm._frequencies
-    monkeypatch.setattr(esm, "_frequencies", lambda config: right(config) * 0.5)
+    right = convert._frequencies
+    monkeypatch.setattr(convert, "_frequencies", lambda config: right(config) * 0.5)
     with pytest.raises(ExlmError, match="the exported model is not the run's: outputs differ by") as refused:
         export_folder(source, tmp_path / "made" / "out", SilentProgress())
     assert refused.value.exit_code == 1
@@ -279,7 +279,7 @@ def test_blanks_and_line_ends_before_a_mask_are_tokens_as_in_a_run(normalizer):
     tokenizer = train_bpe(["a day of sun.\n\nThe next day\twas colder."] * 3, 300, 2, SilentProgress())
     given = json.loads(tokenizer.to_json()) | {"normalizer": normalizer}
     tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(given)), "text")
-    files = esm.tokenizer_files(tokenizer, max_length=64, has_mask=True, has_segments=False)
+    files = convert.tokenizer_files(tokenizer, max_length=64, has_mask=True, has_segments=False)
     exported = tokenizers.Tokenizer.from_str(files["tokenizer.json"])
     texts = ["It was a [MASK] day.", "[MASK]", "[MASK][MASK]. [MASK]"]
     if normalizer is None:
@@ -310,7 +310,7 @@ def test_a_link_to_an_empty_folder_is_filled_and_a_broken_link_or_mount_point_is
     monkeypatch.setattr(Path, "is_mount", lambda _: True)
     with pytest.raises(CheckpointError, match="a mount point") as refused:
         check_before_export(tmp_path / "new")
-    assert f"`out={tmp_path}/new/model`" in refused.value.hint
+    assert f"`--out {tmp_path}/new/model`" in refused.value.hint
 
 
 @pytest.mark.parametrize(

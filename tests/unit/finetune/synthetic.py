@@ -219,7 +219,7 @@ def assert_same_run(mine: Path, theirs: Path) -> None:
 def read_part(run: Path, part: Split, baseline: str | None = None) -> tuple[list[int], FloatArray, FloatArray]:
     """Return rows, (K, N, C) predictions of the seeds and targets of a part, as they are in a run's files."""
     results = read_results(run)
-    rows = read_rows(run, results.loss, results.output_names)[part]
+    rows = read_rows(run, results.loss, results.output_names)[results.split_seeds[0]][part]
     by_seed_KNC = read_seed_predictions(run, results, {part: rows.rows}, baseline=baseline)[part]
     return rows.rows.tolist(), by_seed_KNC, rows.targets
 

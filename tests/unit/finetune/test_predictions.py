@@ -75,8 +75,8 @@ def test_rows_come_back_with_what_is_known_of_each_part(tmp_path, loss, width):
     targets = np.array([[0.0] * width, [math.nan] * width])
     train = PartRows(np.array([5, 6]), targets, ["C,C", "a\rb"], ["line 7", "line 8"])
     test = PartRows(np.array([8, 9]), targets, ["x" * 200_000, "\ud83d"], [], np.array([0.25, 1.0]))
-    write_rows(tmp_path, loss, NAMES, {"train": train, "test": test})
-    found = read_rows(tmp_path, loss, NAMES)
+    write_rows(tmp_path, loss, NAMES, {3: {"train": train, "test": test}})
+    found = read_rows(tmp_path, loss, NAMES)[3]
     assert list(found) == ["train", "test"]
     assert found["train"].inputs == ("C,C", "a\rb")
     assert found["train"].places == ("line 7", "line 8")

@@ -109,7 +109,7 @@ def test_a_split_without_rows_is_refused_before_any_is_trained(text_model, tmp_p
     said = "split 3 of 4, `task.split_seed` 5: csv: the split leaves no rows in `valid`"
     with pytest.raises(DataError, match=said) as caught:
         run_finetuning(recipe, checkpoint=text_model, out=out)
-    assert caught.value.hint.startswith("`num_replicates=2` ends before it; ")
+    assert caught.value.hint.startswith("`--num-replicates 2` ends before it; ")
     assert not out.exists()
     results = run_finetuning(recipe.changed({"num_replicates": 2}), checkpoint=text_model, out=out).results
     before = (out / "recipe.yaml").read_bytes()

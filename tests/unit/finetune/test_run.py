@@ -280,7 +280,7 @@ def test_seeds_that_a_resumption_leaves_out_are_named_and_kept(tmp_path, finishe
     shutil.copytree(finished[0], out)
     recipe = finetune_recipe(seeds=[2])
     result = run_finetuning(recipe, checkpoint=None, resume=out, task=WordTask(), progress=progress)
-    said = "the results leave out seed 1 of this run; to keep all, list them with `seeds=LIST`"
+    said = "the results leave out seed 1 of this run; to keep all, list them with `--seeds LIST`"
     assert progress.said[0] == said
     whole = read_scores(finished[0])
     for name in ("loss", "accuracy"):

@@ -186,7 +186,7 @@ def test_a_row_that_cannot_be_used_stops_or_is_left_out_and_told(task, changes, 
     assert (row.file, row.row, row.reason) == (str(path), str(len(ROWS[task]) + 2), problem)
     with pytest.raises(DataError, match=re.escape(f"{where}: {problem}")) as caught:
         load(task, tmp_path, on_invalid="error")
-    assert "`task.on_invalid=skip`" in caught.value.hint
+    assert "`--set task.on_invalid=skip`" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_a_test_file_without_one_usable_row_is_left_out_and_told(tmp_path):
     )
     assert NO_TEST_NOTE in task.notes
     for changes, hint in (
-        ({"on_invalid": "error"}, "`task.on_invalid=skip`"),
+        ({"on_invalid": "error"}, "`--set task.on_invalid=skip`"),
         ({"files": {**files, "valid": str(test)}}, "no row of the file can be used"),
     ):
         with pytest.raises(DataError, match=rf"^{re.escape(problem)}$") as caught:

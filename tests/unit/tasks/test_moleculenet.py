@@ -108,7 +108,7 @@ def test_without_a_folder_the_file_is_fetched(tmp_path, monkeypatch):
     progress = Recorder()
     load_moleculenet(MoleculeNetTaskConfig(name="moleculenet/bace"), progress)
     assert asked[:2] == [MOLECULENET_SETS["bace"].remote, "moleculenet"]
-    assert "`task.data_dir=DIR`" in asked[2]
+    assert "`--data-dir DIR`" in asked[2]
     assert progress.said == [f"moleculenet/bace: 20 rows of {tmp_path / 'fetched.csv'}"]
 
 

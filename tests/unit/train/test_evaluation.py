@@ -252,7 +252,7 @@ def test_each_kind_of_collapse_is_reported_once_and_a_dag_in_use_is_no_news():
     first, second = _watched([passed_over, passed_over, one_state, one_state])
     assert first == (
         "warning: the DAG of step 4 has collapsed: 32.0 % of the masks yield no token; start a new run with "
-        "`model.transition.rope=nodes` and `model.transition.start=next_mask`"
+        "`--set model.transition.rope=nodes` and `--set model.transition.start=next_mask`"
     )
     assert second.startswith("warning: the DAG of step 6 has collapsed: 1.00 of 3 states of a mask are in use; ")
 
@@ -260,8 +260,8 @@ def test_each_kind_of_collapse_is_reported_once_and_a_dag_in_use_is_no_news():
 @pytest.mark.parametrize(
     ("transition", "cure"),
     [
-        ({"rope": "nodes"}, "`model.transition.start=next_mask`"),
-        ({"start": "lanes"}, "`model.transition.rope=nodes`"),
+        ({"rope": "nodes"}, "`--set model.transition.start=next_mask`"),
+        ({"start": "lanes"}, "`--set model.transition.rope=nodes`"),
         (SEEING, "a lower `optim.lr` (now 0.001)"),
     ],
 )
@@ -275,17 +275,17 @@ def test_a_cure_of_states_names_what_the_recipe_lacks_and_at_last_fewer_states()
     row = HEALTHY | {"clones_in_use": 1.0}
     assert find_collapse(row, tiny_recipe(masking={"num_states_per_mask": 1})) == {}
     (_, cure) = find_collapse(row, tiny_recipe())["one state"]
-    wanted = "`model.expand=output` and `model.rope=1d`, `model.transition.balance=0.1`"
+    wanted = "`--set model.expand=output` and `--set model.rope=1d`, `--set model.transition.balance=0.1`"
     assert cure == f"to keep states apart, start a new run with {wanted}"
     model = dict(OUTPUT)
     (_, cure) = find_collapse(row, tiny_recipe(model=model))["one state"]
-    assert cure == "to keep states apart, start a new run with `model.transition.balance=0.1`"
+    assert cure == "to keep states apart, start a new run with `--set model.transition.balance=0.1`"
     model["transition"] = {"balance": 0.1}
     (_, cure) = find_collapse(row, tiny_recipe(model=model))["one state"]
-    assert cure.endswith("start a new run with `model.clone_init_std=1`")
+    assert cure.endswith("start a new run with `--set model.clone_init_std=1`")
     model["clone_init_std"] = 1.0
     (_, cure) = find_collapse(row, tiny_recipe(model=model))["one state"]
-    assert cure == "`masking.num_states_per_mask=1` predicts the same for less"
+    assert cure == "`--set masking.num_states_per_mask=1` predicts the same for less"
 
 
 def test_without_a_sequence_that_has_a_path_no_states_are_said_to_be_out_of_use():

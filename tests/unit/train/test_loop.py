@@ -199,7 +199,7 @@ def test_gradients_that_overflow_at_every_scale_end_the_run(tmp_path, monkeypatc
     last = round(math.log2(LossScale.START / LossScale.LOWEST)) + 11
     with pytest.raises(DivergedError, match=rf"^the gradient norm of step {last} is (inf|nan); ") as caught:
         _loop(task, tmp_path, **_in_fp16(monkeypatch), max_steps=40, checkpoint_every_steps=100).fit()
-    assert "`train.precision=fp32`" in caught.value.hint
+    assert "`--set train.precision=fp32`" in caught.value.hint
     assert all(torch.equal(a, b) for a, b in zip(before, _weights(task), strict=True))
 
 

@@ -172,7 +172,8 @@ def _show_scores(
     from exlm_cli.finetune.results import read_results
     from exlm_cli.report.experiments.paper import paper_tables
     from exlm_cli.report.finetuning.score_figures import draw_runs
-    from exlm_cli.report.finetuning.scores import masks_table, pretraining_table, task_tables
+    from exlm_cli.report.finetuning.scores import task_tables
+    from exlm_cli.report.pretraining import pretraining_tables
 
     finetuned = [FinetunedRun(run.name, run.path, read_results(run.path)) for run in runs if run.kind == "finetune"]
     drawn = [run for run in finetuned if run.folder not in of_hub] if output.has_figures else []
@@ -193,12 +194,7 @@ def _show_scores(
     entries += [{"run_dir": str(run.folder), "name": run.name, **run.as_json()} for run in finetuned]
     # scripts that score one run find its values at the top level
     top = entries[0] if len(entries) == 1 else {}
-    tables = [
-        *([pretraining_table(pretrained)] if pretrained else []),
-        *masks_table(pretrained),
-        *task_tables(finetuned),
-        *paper_tables(finetuned),
-    ]
+    tables = [*pretraining_tables(pretrained), *task_tables(finetuned), *paper_tables(finetuned)]
     emit_report(tables, files, {**top, "runs": entries}, output.folder or runs[0].report, output)
 
 

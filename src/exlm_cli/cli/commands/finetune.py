@@ -1,9 +1,9 @@
 """`exlm finetune`: fine-tune a checkpoint with several seeds and splits, or search a grid, and score it."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,7 +29,6 @@ from exlm_cli.errors import ConfigError
 if TYPE_CHECKING:
     from exlm_cli.config.finetune import FinetuneRecipe
     from exlm_cli.finetune.finished import FinetunedRun
-    from exlm_cli.finetune.run import FinetuneResult
     from exlm_cli.progress import Progress
 
 _EXAMPLE = "for example `exlm finetune moleculenet bace` or `exlm finetune csv my_assay.csv --label-columns active`"
@@ -148,8 +147,11 @@ def finetune(
     task |= {"smiles_column": smiles_column, "text_column": text_column}
     start = {"recipe": recipe, "out": out, "from_scratch": from_scratch, "encoder": encoder, "grid": grid}
     others = {"label_columns": label_columns, "baseline": baseline, "no_baseline": baseline is False}
-    refuse_with_resume(resume, {"": suite, **_by_option({**start, **task, **others})})
-    _refuse_unsearched(sets, is_searched=grid or resume is not None)
+    by_option = {f"--{key.replace('_', '-')}": value for key, value in {**start, **task, **others}.items()}
+    refuse_with_resume(resume, {"": suite, **by_option})
+    for override in [] if grid or resume is not None else sets or []:
+        if override.strip().startswith(("grid.", "grid=")):
+            raise ConfigError(f"`--set {override}` takes effect only with `--grid`", "add `--grid`, or leave it out")
     options: dict[str, object] = {f"task.{key}": value for key, value in task.items()}
     options |= {"task.label_columns": split_list(label_columns), "seeds": parse_seeds(seeds)}
     options |= {"device": device, "num_replicates": num_replicates}
@@ -157,86 +159,66 @@ def finetune(
     overrides = collect_overrides(sets, options)
     progress = console.open_progress()
     if resume is not None and (resume / SERIES_FILE).is_file():
-        _refuse_overrides(resume, overrides)
+        if overrides:
+            raise ConfigError(
+                f"{resume} holds several runs, which take no `--set`, `--seeds`, `--num-replicates` or `--device`",
+                "resume it without them",
+            )
         return _finish_series(resume, checkpoint, workers, progress, as_json=as_json)
     if names := _names_of_series(suite, name):
-        _refuse_with_series(f"{suite} {name}", dry_run=dry_run, encoder=encoder)
+        if dry_run or encoder is not None:
+            option = "--dry-run" if dry_run else f"--encoder {encoder}"
+            raise ConfigError(f"`{option}` cannot be combined with `{suite} {name}`", "give it with a single task")
         recipes = [_chosen(suite, one, recipe, overrides) for one in names]
         folder = _begin_series(recipes, checkpoint, out, progress, use_grid=grid, baseline=baseline)
         return _finish_series(folder, None, workers, progress, as_json=as_json)
-    begun, resolved = _resolve(resume, suite, name, recipe, overrides)
+    begun, chosen = _begun_and_chosen(resume, suite, name, recipe, overrides)
     if dry_run:
-        return emit_dry_run(resolved, checkpoint=checkpoint, as_json=as_json)
-    suggested = suite if resume is None and recipe is None else None
-    result = _run(
-        resolved, begun, checkpoint, encoder, out, resume, workers, progress, suggested, grid=grid, baseline=baseline
-    )
-    _report(result, as_json=as_json)
-
-
-def _by_option(values: Mapping[str, object]) -> dict[str, object]:
-    return {f"--{key.replace('_', '-')}": value for key, value in values.items()}
-
-
-def _refuse_unsearched(sets: list[str] | None, *, is_searched: bool) -> None:
-    """Refuse values of a grid that is not searched."""
-    for override in [] if is_searched else sets or []:
-        if override.strip().startswith(("grid.", "grid=")):
-            raise ConfigError(f"`--set {override}` takes effect only with `--grid`", "add `--grid`, or leave it out")
-
-
-def _run(
-    recipe: "FinetuneRecipe",
-    begun: "FinetuneRecipe | None",
-    checkpoint: Path | None,
-    encoder: str | None,
-    out: Path | None,
-    resume: Path | None,
-    workers: int | None,
-    progress: "Progress",
-    suggested: str | None,
-    *,
-    grid: bool,
-    baseline: bool | None,
-) -> "FinetuneResult":
-    """Run one task.
-
-    Args:
-        begun: The recipe until now of the run that is continued.
-        suggested: The suite, where another of its recipes may be suggested.
-    """
-    from exlm_cli.cli.runs import local_run
-    from exlm_cli.config.load import load_recipe
-    from exlm_cli.finetune.run import run_finetuning
-
-    architecture = None if encoder is None else load_recipe(encoder)
-    if resume is None and architecture is None:
-        checkpoint = _find_checkpoint(checkpoint, recipe, progress, needs_weights=recipe.task.suite == "squad")
-    elif checkpoint is not None:
-        checkpoint = local_run(checkpoint, progress)
-    if suggested is not None:
-        _point_to_recipe(suggested, recipe, progress)
-    return run_finetuning(
-        recipe,
-        checkpoint=checkpoint,
-        encoder=architecture,
+        return emit_dry_run(chosen, checkpoint=checkpoint, as_json=as_json)
+    if resume is None and encoder is None:
+        checkpoint = _find_checkpoint(checkpoint, chosen, progress, needs_weights=chosen.task.suite == "squad")
+    if resume is None and recipe is None:
+        _point_to_recipe(chosen, progress)
+    _run(
+        chosen,
+        checkpoint,
+        encoder,
+        progress,
         out=out,
         resume=resume,
         begun=begun,
         use_grid=grid,
         baseline=baseline,
         workers=workers,
-        progress=progress,
+        as_json=as_json,
     )
 
 
-def _report(result: "FinetuneResult", *, as_json: bool) -> None:
-    """Write the page of a run, and print its scores and verdict."""
+def _run(
+    recipe: "FinetuneRecipe",
+    checkpoint: Path | None,
+    encoder: str | None,
+    progress: "Progress",
+    *,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Run one task, write its page, and print its scores and verdict; `options` are those of `run_finetuning`."""
     from exlm_cli.cli import console
+    from exlm_cli.cli.runs import local_run
+    from exlm_cli.config.load import load_recipe
     from exlm_cli.finetune.finished import FinetunedRun
+    from exlm_cli.finetune.run import run_finetuning
     from exlm_cli.report.finetuning.page import write_page
     from exlm_cli.report.finetuning.scores import results_tables
 
+    result = run_finetuning(
+        recipe,
+        checkpoint=None if checkpoint is None else local_run(checkpoint, progress),
+        encoder=None if encoder is None else load_recipe(encoder),
+        progress=progress,
+        **options,
+    )
     run = FinetunedRun(result.run_dir.name, result.run_dir, result.results)
     page = write_page(run)
     if as_json:
@@ -263,22 +245,6 @@ def _names_of_series(suite: str | None, name: str | None) -> list[str]:
     if suite not in ("glue", "moleculenet") or name is None or not (name == _ALL or "," in name):
         return []
     return list(dict.fromkeys(_names(suite) if name == _ALL else split_list(name) or []))
-
-
-def _refuse_with_series(tasks: str, *, dry_run: bool, encoder: str | None) -> None:
-    """Refuse what several tasks do not take."""
-    if dry_run or encoder is not None:
-        option = "--dry-run" if dry_run else f"--encoder {encoder}"
-        raise ConfigError(f"`{option}` cannot be combined with `{tasks}`", "give it with a single task")
-
-
-def _refuse_overrides(series: Path, overrides: Sequence[str]) -> None:
-    """Refuse to change the recipes of a series that is resumed."""
-    if overrides:
-        raise ConfigError(
-            f"{series} holds several runs, which take no `--set`, `--seeds`, `--num-replicates` or `--device`",
-            "resume it without them",
-        )
 
 
 def _begin_series(
@@ -338,8 +304,9 @@ def _names(suite: str) -> list[str]:
     return [task.partition("/")[2] for task in SUITES[suite].tasks]
 
 
-def _point_to_recipe(suite: str, recipe: "FinetuneRecipe", progress: "Progress") -> None:
+def _point_to_recipe(recipe: "FinetuneRecipe", progress: "Progress") -> None:
     """Suggest descriptors for a table of molecules, and the small recipe where the paper's would run on a CPU."""
+    suite = recipe.task.suite
     if suite == "csv":
         if recipe.task.input_kind == "smiles" and not recipe.task.molecule_descriptors:
             progress.message(
@@ -353,7 +320,7 @@ def _point_to_recipe(suite: str, recipe: "FinetuneRecipe", progress: "Progress")
             progress.message(f"{recipe.name} has the paper's budget; on a CPU `--recipe {suite}-small` takes minutes")
 
 
-def _resolve(
+def _begun_and_chosen(
     resume: Path | None, suite: str | None, name: str | None, recipe: str | None, overrides: list[str]
 ) -> "tuple[FinetuneRecipe | None, FinetuneRecipe]":
     """Return the recipe of the run that is continued, as it is and with overrides; of a task None and its recipe."""

@@ -23,6 +23,7 @@ from exlm_cli.errors import ConfigError
 from exlm_cli.format import format_bytes, format_duration, format_percent
 from exlm_cli.launch import is_quiet
 from exlm_cli.paths import expand_path
+from exlm_cli.run_dir import METRICS_FILE
 
 BeginOption = Annotated[
     Path | None,
@@ -48,6 +49,7 @@ ProfileOption = Annotated[
 
 if TYPE_CHECKING:
     from exlm_cli.config.pretrain import PretrainRecipe
+    from exlm_cli.progress import Progress
     from exlm_cli.train.pretrain import PretrainResult
 
 
@@ -70,7 +72,7 @@ def pretrain(
     data first if that has not been done. Ctrl-C saves a checkpoint and prints how to continue.
     """
     from exlm_cli.cli import console
-    from exlm_cli.cli.reports import draw_curves, emit_dry_run
+    from exlm_cli.cli.reports import emit_dry_run
     from exlm_cli.config.load import load_recipe, resumed_recipes
     from exlm_cli.config.pretrain import PretrainRecipe
 
@@ -90,7 +92,6 @@ def pretrain(
     if dry_run:
         return emit_dry_run(resolved, as_json=as_json, checkpoint=checkpoint)
     from exlm_cli.cli.runs import local_run
-    from exlm_cli.report.learned import describe_learned
     from exlm_cli.train.pretrain import run_pretraining
     from exlm_cli.train.profiler import StepProfiler
 
@@ -100,12 +101,21 @@ def pretrain(
     result = run_pretraining(
         resolved, out=out, resume=resume, begun=begun, checkpoint=start, callbacks=callbacks, progress=progress
     )
-    if is_quiet():
-        return None  # rank 0 draws and prints
-    metrics = result.run_dir / "metrics.jsonl"
-    if not metrics.is_file():
-        progress.message(f"{metrics} is missing, so no curves are drawn")
-    drawn = draw_curves([result.run_dir], result.run_dir / "report" / "curves") if metrics.is_file() else []
+    if not is_quiet():  # rank 0 draws and prints
+        _report(result, checkpoint, progress, as_json=as_json)
+
+
+def _report(result: "PretrainResult", checkpoint: Path | None, progress: "Progress", *, as_json: bool) -> None:
+    """Draw the curves of a finished run, and print where it is, what it learned, and what to do next."""
+    from exlm_cli.cli import console
+    from exlm_cli.cli.reports import draw_curves
+    from exlm_cli.report.learned import describe_learned
+
+    drawn = []
+    if (result.run_dir / METRICS_FILE).is_file():
+        drawn = draw_curves([result.run_dir], result.run_dir / "report" / "curves")
+    else:
+        progress.message(f"{result.run_dir / METRICS_FILE} is missing, so no curves are drawn")
     learned = describe_learned(
         result.metrics,
         result.unigrams.loss,
@@ -114,6 +124,7 @@ def pretrain(
         num_parameters=result.num_parameters,
         kind=result.recipe.data.kind,
     )
+    sentences = [] if learned is None else learned.sentences()
     if as_json:
         return console.emit_json(
             {
@@ -127,19 +138,18 @@ def pretrain(
                 "utilisation": result.utilisation,
                 "metrics": result.metrics,
                 "unigrams": {"loss": result.unigrams.loss, "accuracy": result.unigrams.accuracy},
-                "learned": [] if learned is None else learned.sentences(),
+                "learned": sentences,
                 "figures": drawn,
             }
         )
-    measures = {} if learned is None else learned.measures()
-    curves = {"curves": drawn[0]} if drawn else {}
     found = {"run": result.run_dir, "checkpoint": result.checkpoint, "steps": result.steps}
-    console.emit_pairs({**found, **measures, **_watched(result), **curves})
-    for number, sentence in enumerate([] if learned is None else learned.sentences()):
+    measures = {} if learned is None else learned.measures()
+    console.emit_pairs({**found, **measures, **_watched(result), **({"curves": drawn[0]} if drawn else {})})
+    for number, sentence in enumerate(sentences):
         console.emit_sentence(sentence if number else f"learned: {sentence}")
     is_begun = learned is None or not learned.is_at_unigrams
     command = _next_command(result.recipe, result.run_dir) if is_begun else _longer(result, checkpoint)
-    console.emit_command("next", command)
+    console.emit_line(f"next: {command}")
 
 
 def _watched(result: "PretrainResult") -> dict[str, str]:

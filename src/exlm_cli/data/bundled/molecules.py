@@ -96,6 +96,6 @@ def generate_molecules(num: int, seed: int) -> list[str]:
     if len(distinct) < num:
         raise DataError(
             f"`bundled:molecules` has at most {len(distinct) or num_products:,} distinct molecules, asked for {num:,}",
-            f"set `data.bundled_rows={len(distinct) or num_products}` or less",
+            f"give `--set data.bundled_rows={len(distinct) or num_products}` or less",
         )
     return list(distinct)

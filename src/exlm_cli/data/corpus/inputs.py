@@ -99,12 +99,12 @@ def _bundled(name: str, kind: RowKind) -> BundledSource:
     if name not in BUNDLED:
         raise DataError(
             f"`bundled:{name}` is not bundled; there are {', '.join(f'`bundled:{n}`' for n in BUNDLED)}",
-            "choose one, or give a file of your own with `data.train=FILE`",
+            "choose one, or give a file of your own with `--set data.train=FILE`",
         )
     if BUNDLED[name] != kind:
         raise DataError(
             f"`bundled:{name}` is {BUNDLED[name]}, but `data.kind` is {kind}",
-            f"choose a recipe for {BUNDLED[name]}, or other data with `data.train=FILE`",
+            f"choose a recipe for {BUNDLED[name]}, or other data with `--set data.train=FILE`",
         )
     return BundledSource(name)
 
@@ -131,7 +131,7 @@ def _local_files(given: str, progress: Progress, key: str) -> list[FileSource]:
                 files += _files_under(match, progress, seen) if match.is_dir() else [_file(match)]
                 seen.add(entry)
         return files
-    hint = f"several inputs are given as `{key}=[{given}]`" if "," in given else _nearest(path)
+    hint = f"several inputs are given as `--set {key}=[{given}]`" if "," in given else _nearest(path)
     raise DataError(f"{given}: no such file or directory", hint)
 
 

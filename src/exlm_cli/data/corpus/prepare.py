@@ -89,7 +89,7 @@ def prepare_data(
     """
     data = recipe.data
     if is_trained and not data.train:
-        raise DataError("`data.train` names no input", "give files with `data.train=FILE`")
+        raise DataError("`data.train` names no input", "give files with `--set data.train=FILE`")
     cache = cache_root(data.cache_dir)
     with explaining_disk_trouble(cache):
         train, valid = (

@@ -59,7 +59,7 @@ class SkippedRows:
 
 def invalid_row(row: Row, reason: str) -> DataError:
     """Return the error for a row that cannot be used."""
-    return DataError(_describe(row, reason), "`data.on_invalid=skip` skips such rows and lists them in a CSV")
+    return DataError(_describe(row, reason), "`--on-invalid skip` skips such rows and lists them in a CSV")
 
 
 def _describe(row: Row, reason: str) -> str:

@@ -111,7 +111,7 @@ def _no_usable_row(
 ) -> DataError:
     files = (known.source for known in sources)
     has_columns = not all(isinstance(file, FileSource) and format_of(file.path) in LINE_FORMATS for file in files)
-    hint = f"name the column that holds the {data.kind} with `data.column=NAME`, or " if has_columns else ""
+    hint = f"name the column that holds the {data.kind} with `--set data.column=NAME`, or " if has_columns else ""
     hint += "give other rows"
     return DataError(f"{key}no usable row in {_named(sources)}{skipped.describe()}", hint)
 
@@ -160,7 +160,7 @@ def _write_sequences(
     if tally.num_left_out and not any(one.num_sequences for one in written.values()):
         raise DataError(
             f"{_named(sources)}: none of its tokens is in the vocabulary, so that nothing of it can be masked",
-            "give other rows, or a tokenizer that covers them with `tokenizer.path=FILE`",
+            "give other rows, or a tokenizer that covers them with `--set tokenizer.path=FILE`",
         )
     # with an empty split there is an error, or all rows are read again
     if all(written[split].num_sequences for split in splits):

@@ -15,8 +15,8 @@ from exlm_cli.progress import Progress
 
 _NAME = re.compile(r"(?P<name>[\w.-]+(/[\w.-]+)?)(/(?P<config>[\w.-]+))?(@(?P<split>\w+))?")
 _LOCAL_FILES_HINT = (
-    "read files of your own with `data.train=FILE`; `--recipe text-medium` makes a smaller model of them in a night on "
-    "two cores"
+    "read files of your own with `--set data.train=FILE`; `--recipe text-medium` makes a smaller model of them in a "
+    "night on two cores"
 )
 
 

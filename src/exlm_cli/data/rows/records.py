@@ -134,12 +134,12 @@ class ColumnChoice(NamedTuple):
 
     Attributes:
         name: Column; None takes the one whose name is plausible for the kind.
-        setting: Config key that names the column, for hints.
+        is_of_task: Whether it is of a table for a task, for hints; else of a corpus.
     """
 
     kind: RowKind
     name: str | None = None
-    setting: str = "data.column"
+    is_of_task: bool = False
 
     def choose(self, origin: str, names: Sequence[str]) -> str:
         """Return the column to read out of those that `origin` has.
@@ -147,7 +147,10 @@ class ColumnChoice(NamedTuple):
         Raises:
             DataError: The named column is missing, or none is named and not exactly one is plausible.
         """
-        hint = f"choose one with `{self.setting}=NAME`"
+        option = f"`--{self.kind}-column NAME`"
+        if not self.is_of_task:
+            option = f"`--set data.column=NAME`, or in `exlm eval` with {option}"
+        hint = f"choose one with {option}"
         if self.name is not None:
             if self.name not in names:
                 raise DataError(f"{origin}: no column `{self.name}`; there are {_listed(names)}", hint)

@@ -144,7 +144,7 @@ def choose_tokenizer(encoder: PretrainRecipe, task: DownstreamTask, run: Path | 
         return Tokenizer.load(path, kind, encoder.tokenizer.special_tokens)
     if isinstance(task, RowTask):
         return train_tokenizer(chain.from_iterable(task.examples["train"].texts), encoder, progress)
-    raise ConfigError(f"{task.name} cannot begin without a checkpoint", "give one as `checkpoint=RUN`")
+    raise ConfigError(f"{task.name} cannot begin without a checkpoint", "give one as `--checkpoint RUN`")
 
 
 def untrained_model(encoder: PretrainRecipe, tokenizer: Tokenizer) -> Pretrained:

@@ -15,10 +15,10 @@ from pydantic import Field, field_validator
 from scipy.special import expit, logit
 
 from exlm_cli.data import BoolArray
-from exlm_cli.errors import ConfigError
+from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.files import JsonModel, read_json
-from exlm_cli.finetune.predictions import PartRows, read_rows
-from exlm_cli.finetune.results import RunResults, read_seed_predictions
+from exlm_cli.finetune.predictions import ROWS_FILE, ROWS_HINT, PartRows, join_rows, read_rows
+from exlm_cli.finetune.results import RunResults, read_predictor
 from exlm_cli.finetune.scores import Predictor
 from exlm_cli.run_dir import resume_command
 from exlm_cli.tasks.base import FloatArray, Loss
@@ -297,9 +297,9 @@ def check_level(level: float, loss: Loss, run: Path) -> None:
         ConfigError: It is not between 0 and 1, or given for a run that predicts no values.
     """
     if not 0 < level < 1:
-        raise ConfigError(f"`interval_level={level:g}`: accepted: above 0 and below 1", "for example 0.9")
+        raise ConfigError(f"`--interval-level {level:g}`: accepted: above 0 and below 1", "for example 0.9")
     if loss != "regression" and level != DEFAULT_LEVEL:
-        what = f"`interval_level={level:g}` is for predicted values; {run} predicts none"
+        what = f"`--interval-level {level:g}` is for predicted values; {run} predicts none"
         raise ConfigError(what, "leave it out")
 
 
@@ -397,16 +397,31 @@ def read_calibration(run: Path, predictor: Predictor = "model") -> Calibration:
 
 
 def read_scored_split(run: Path, results: RunResults) -> tuple[PredictedRows, PartRows]:
-    """Return the reported split of a run whose outputs are not spans, with its predictions and calibration.
+    """Return the rows of the reported part of all splits of a run whose outputs are not spans, each row once.
+
+    Predictions and calibration are those of what predicts new rows (`RunResults.predictor`). A row that several splits
+    test is as the first of them predicts it. Test rows of further splits that the calibration was fitted to are left
+    out.
 
     Raises:
         CheckpointError: A file is missing or altered.
     """
     loss, names, part = results.loss, results.output_names, results.scored_split
-    rows = read_rows(run, loss, names)[part]
-    by_seed_KNC = read_seed_predictions(run, results, {part: rows.rows})[part]
-    calibration = read_calibration(run)
-    return PredictedRows(loss, names, by_seed_KNC, rows.targets, calibration, similarity=rows.similarity), rows
+    splits = read_rows(run, loss, names)
+    if not all({part, "valid"} <= splits.get(seed, {}).keys() for seed in results.split_seeds):
+        raise CheckpointError(f"{run / ROWS_FILE}: it lacks rows of a split", ROWS_HINT)
+    fitted = np.concatenate([splits[seed]["valid"].rows for seed in results.split_seeds])
+    taken, chosen, predicted = np.zeros(0, dtype=np.int64), [], []
+    for number, of_split in enumerate(results.of_splits):
+        rows = splits[of_split.split_seeds[0]][part]
+        is_chosen_N = ~np.isin(rows.rows, np.concatenate([taken, fitted]) if number else taken)
+        by_seed_KNC = read_predictor(run, of_split, {part: rows.rows}, results.predictor)[part]
+        predicted.append(by_seed_KNC[:, is_chosen_N])
+        chosen.append(rows.only(is_chosen_N))
+        taken = np.concatenate([taken, rows.rows])
+    joined, calibration = join_rows(chosen), read_calibration(run, results.predictor)
+    by_seed_KNC = np.concatenate(predicted, axis=1)
+    return PredictedRows(loss, names, by_seed_KNC, joined.targets, calibration, similarity=joined.similarity), joined
 
 
 def with_scores(calibration: Calibration, rows: PredictedRows) -> Calibration:

@@ -117,7 +117,7 @@ def score_run(plan: RunPlan, best: Mapping[int, GridPoint], progress: Progress) 
     }
     results = results.model_copy(update=concluded)
     if results.loss != "span":
-        _write_rows(plan, outcomes[0])
+        _write_rows(plan, outcomes)
         for predictor in ("model",) if results.predictors is None else results.predictors.names:
             write_json(folder / calibration_file(predictor), calibrate_run(outcomes, predictor))
     write_scores(folder, scores)
@@ -167,13 +167,22 @@ def calibrate_run(outcomes: Sequence[SplitOutcome], predictor: Predictor) -> Cal
     return with_scores(calibration, rows)
 
 
-def _write_rows(plan: RunPlan, first: SplitOutcome) -> None:
-    """Write the rows of the first split for reports, and the scored ones with their predictions as CSV for people."""
+def _write_rows(plan: RunPlan, outcomes: Sequence[SplitOutcome]) -> None:
+    """Write the rows of all splits for reports, and those scored on the first with their predictions for people.
+
+    Training rows are those of the first split alone.
+    """
+    first = outcomes[0]
     data = first.plan.data
-    parts = {
-        part: describe_part(data.rows[part], rows, first.similarity.get(part)) for part, rows in data.parts.items()
+    splits = {
+        one.plan.seed: {
+            part: describe_part(one.plan.data.rows[part], rows, one.similarity.get(part))
+            for part, rows in (one.plan.data.parts if one is first else one.plan.data.scored).items()
+        }
+        for one in outcomes
     }
-    write_rows(plan.folder, data.loss, data.output_names, parts)
+    write_rows(plan.folder, data.loss, data.output_names, splits)
+    parts = splits[first.plan.seed]
     for part, encoded in data.scored.items():
         truth = (
             {"true_class": [data.output_names[int(one)] if one >= 0 else "" for one in encoded.targets[:, 0]]}

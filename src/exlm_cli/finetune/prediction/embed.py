@@ -157,7 +157,7 @@ def embed(encoder: RowEncoder, path: Path, out: Path, *, column: str | None, pro
     """
     if out.suffix.lower() not in SUFFIXES:
         raise ConfigError(
-            f"`out={out}`: the name must end in {' or '.join(SUFFIXES)}", f"set `out={out.stem}{SUFFIXES[0]}`"
+            f"`--out {out}`: the name must end in {' or '.join(SUFFIXES)}", f"give `--out {out.stem}{SUFFIXES[0]}`"
         )
     refuse_overwriting(path, out)
     with folder_for_results(out.parent, out):

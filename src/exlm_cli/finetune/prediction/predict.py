@@ -117,7 +117,8 @@ def predict(
     layout = layout_of(config)
     out = out or folder / f"predictions-{_stem(path)}{layout.suffix}"
     if out.suffix.lower() != layout.suffix:
-        raise ConfigError(f"`out={out}`: predictions of {config.name} are a {layout.suffix} file", "give another name")
+        what = f"`--out {out}`: predictions of {config.name} are a {layout.suffix} file"
+        raise ConfigError(what, "give another name")
     files = layout.output_files(out)
     refuse_overwriting(path, *files)
     atoms = out.with_name(f"{out.stem}-atoms")
@@ -169,17 +170,17 @@ def check_options(finetuned: Finetuned, predictor: Predictor | None, interval_le
     check_level(interval_level, finetuned.results.loss, finetuned.run)
     results, known = finetuned.results, finetuned.results.predictors
     if predictor is not None and predictor not in PREDICTORS:
-        raise ConfigError(f"`predictor={predictor}`: accepted: {', '.join(PREDICTORS)}", "leave it out for the best")
+        raise ConfigError(f"`--with {predictor}`: accepted: {', '.join(PREDICTORS)}", "leave it out for the best")
     if known is None and predictor not in (None, "model"):
         trained = "leave it out; fine-tuning trains baselines unless `--no-baseline` is given or it takes long"
         raise ConfigError(
-            f"{finetuned.run} has no baseline, which `predictor={predictor}` needs",
+            f"{finetuned.run} has no baseline, which `--with {predictor}` needs",
             "leave it out; SQuAD has no baseline" if results.loss == "span" else trained,
         )
     if known is not None and predictor is not None and predictor not in known.names:
         reads = "molecules" if results.input_kind == "smiles" else "text"
         raise ConfigError(
-            f"{finetuned.run} reads {reads}, for which there is no `predictor={predictor}`",
+            f"{finetuned.run} reads {reads}, for which there is no `--with {predictor}`",
             f"accepted: {', '.join(known.names)}; leave it out for the best",
         )
     return predictor or ("model" if known is None else known.best)
@@ -360,7 +361,7 @@ def refuse_overwriting(data: Path, *written: Path) -> None:
     """
     for path in written:
         if data.exists() and path.exists() and path.samefile(data):
-            raise ConfigError(f"`out={written[0]}` would overwrite the input file {data}", "name another file")
+            raise ConfigError(f"`--out {written[0]}` would overwrite the input file {data}", "name another file")
 
 
 def _stem(path: Path) -> str:

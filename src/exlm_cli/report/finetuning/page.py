@@ -9,6 +9,7 @@ from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.files import make_folder, write_atomically, write_together
+from exlm_cli.finetune.evaluation.verdict import describe_predictor
 from exlm_cli.finetune.finished import FinetunedRun
 from exlm_cli.format import name_some
 from exlm_cli.report.finetuning.data_figures import draw_errors, draw_labels
@@ -21,9 +22,6 @@ from exlm_cli.run_dir import read_run_json, resume_command
 PAGE_FILE = "report.html"
 """File of the page in a run directory."""
 _MAX_NAMED = 4
-_OF_MODEL = (
-    "pictures, intervals and single rows below are of the model alone; `exlm predict` uses what is best in validation"
-)
 
 
 @dataclass(frozen=True)
@@ -55,8 +53,7 @@ def write_page(finetuned: FinetunedRun) -> Path:
     run, results = finetuned.folder, finetuned.results
     scores, *labels = results_tables(finetuned)
     models = models_table(finetuned)
-    of_model = (_OF_MODEL,) if finetuned.scores.others else ()
-    sections = [Section(models.title, models.columns, models.groups, (*models.notes, *of_model))]
+    sections = [Section(models.title, models.columns, models.groups, (*models.notes, *_shown(finetuned)))]
     sections += [
         Section(f"Scores of each label, {results.scored_split}", table.columns, table.groups, table.notes)
         for table in labels
@@ -82,6 +79,21 @@ def write_page(finetuned: FinetunedRun) -> Path:
     path = run / PAGE_FILE
     write_atomically(path, page.encode())
     return path
+
+
+def _shown(finetuned: FinetunedRun) -> list[str]:
+    """Return what the pictures, intervals and single rows of a page are of, where that could be something else."""
+    results = finetuned.results
+    notes = []
+    if results.predictors is not None:
+        what = describe_predictor(results.predictor, results.predictors)
+        notes.append(f"pictures, intervals and single rows below are of {what}, as in `exlm predict`")
+    if len(results.split_seeds) > 1:
+        notes.append(
+            f"pictures and single rows have the {results.scored_split} rows of all {len(results.split_seeds)} splits, "
+            "each once, as the first split that tests it predicts it; validation rows of any split are left out"
+        )
+    return notes
 
 
 def _name_of(finetuned: FinetunedRun) -> str:

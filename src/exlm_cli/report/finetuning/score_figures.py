@@ -19,6 +19,7 @@ from exlm_cli.finetune.evaluation.calibration import (
     known_rows,
     read_scored_split,
 )
+from exlm_cli.finetune.evaluation.verdict import describe_predictor
 from exlm_cli.finetune.finished import FinetunedRun
 from exlm_cli.format import format_count, format_number_of, format_percent, number_repeated, shorten
 from exlm_cli.report import style
@@ -97,6 +98,8 @@ def draw_runs(runs: Sequence[FinetunedRun], out: Path | None) -> list[Path]:
         stem = split if out is None else f"{name}-{split}"
         count, seeds = format_count(len(rows.targets)), format_number_of(len(rows.by_seed), "seed")
         title = f"{run.name}: {run.results.task}, {split}, {count} rows, {seeds}"
+        if run.results.predictors is not None:
+            title += f", {describe_predictor(run.results.predictor, run.results.predictors)}"
         if rows.loss != "regression":
             files |= draw_scores(rows, title, folder, stem)
         is_own = "; fitted on the same rows" if split == "valid" else ""

@@ -1,10 +1,10 @@
-"""Tables of scores: one fine-tuning run, runs of a task side by side, pre-trained checkpoints side by side."""
+"""Tables of scores: one fine-tuning run, and runs of a task side by side."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from exlm_cli.finetune.evaluation.calibration import (
     DEFAULT_LEVEL,
@@ -25,8 +25,6 @@ from exlm_cli.format import (
     format_counts,
     format_duration,
     format_large,
-    format_masks,
-    format_measure,
     format_number,
     format_number_of,
     format_parameters,
@@ -37,37 +35,12 @@ from exlm_cli.format import (
 from exlm_cli.report.tables import Entry, Number, ReportTable, Row
 
 if TYPE_CHECKING:
-    from exlm_cli.experiments.evaluate import PretrainedScore
+    pass
 
-_VALIDATED = {
-    "loss": "loss, nats per target",
-    "loss_given_length": "loss given the number of targets",
-    "loss_independent": "the same if targets were independent",
-    "loss_spellings": "loss of another spelling of each molecule",
-    "loss_given_length_spellings": "the same given the number of targets",
-    "loss_independent_spellings": "the same if targets were independent",
-    "perplexity": "perplexity",
-    "mask_accuracy": "mask accuracy",
-    "mask_accuracy_spellings": "mask accuracy of another spelling",
-    "entropy_bits": "entropy, bits",
-    "entropy_posterior_bits": "entropy, posterior-weighted, bits",
-    "effective_states": "effective states per mask",
-    "clones_in_use": "clones in use over all masks",
-    "path_entropy_bits": "path entropy, bits per target",
-    "masks_with_0_share": "share of masks that yield no token",
-    "masks_with_2plus_share": "share of masks that yield 2 or more",
-    "tokens_of_first_mask": "tokens of the first mask",
-    "tokens_of_middle_mask": "tokens of the middle mask",
-    "tokens_of_last_mask": "tokens of the last mask",
-    "num_sequences": "sequences scored",
-    "num_infeasible": "sequences without an alignment",
-}
-"""Metrics of a validation in the order of the table, with their headings."""
 _OF_VALUES, _OF_LABELS = ("rmse", "mae", "r2"), ("roc_auc", "average_precision", "accuracy")
 SINGLE_SEEDS = "single seeds"
 """How tables name the scores of seeds alone."""
 _MAX_LABELS = 30
-_COUNTS = ("num_sequences", "num_infeasible")
 
 
 def results_tables(run: FinetunedRun) -> list[ReportTable]:
@@ -76,20 +49,64 @@ def results_tables(run: FinetunedRun) -> list[ReportTable]:
     return [_scores_table(run), *([_labels_table(run)] if has_labels else [])]
 
 
+class Scored(NamedTuple):
+    """A score of a run, of which a terminal and a page show the same ones.
+
+    Attributes:
+        what: What was scored: the model by the mean prediction of its seeds, its single seeds, or another predictor.
+        part: Part of the rows.
+    """
+
+    what: str
+    metric: str
+    part: str
+    entry: Number
+
+
+def scores_of(run: FinetunedRun) -> list[Scored]:
+    """Return all scores of a run but those of single labels, the metric that chose the epoch first.
+
+    A mean prediction has no loss; that of a run of one seed is the seed's.
+    """
+    results, scores, parts = run.results, run.scores, run.scores.splits
+    names, has_seeds = _ordered(scores.names(parts[0]), results), len(results.seeds) > 1
+    found = [
+        Scored(MODEL, name, part, score_entry((scores.seeds if name == "loss" else scores.average)(part, name), "mean"))
+        for name in names
+        for part in parts
+        if name != "loss" or not has_seeds
+    ]
+    for name in names if has_seeds else ():
+        found += [
+            Scored(f"{MODEL}, {SINGLE_SEEDS}", name, part, score_entry(scores.seeds(part, name), results.aggregate))
+            for part in parts
+        ]
+    for model in map(str, scores.reported.model.unique()):
+        what = OTHER_NAMES.get(model, model)
+        found += [
+            Scored(what, name, part, score_entry(scores.average(part, name, model=model), "mean"))
+            for name in names
+            for part in parts
+            if name != "loss" and model != MODEL
+        ]
+    return found
+
+
+def _pivot(found: Sequence[Scored], row: str, column: str) -> tuple[tuple[str, ...], tuple[Row, ...]]:
+    """Return columns and rows of a table with the entries of scores, by two of their attributes."""
+    columns = tuple(dict.fromkeys(getattr(one, column) for one in found))
+    rows: dict[str, dict[str, Entry]] = {}
+    for one in found:
+        rows.setdefault(getattr(one, row), {})[getattr(one, column)] = one.entry
+    return columns, tuple((name, *(of_row.get(one, NO_VALUE) for one in columns)) for name, of_row in rows.items())
+
+
 def _scores_table(run: FinetunedRun) -> ReportTable:
-    """Return the scores on each split: of the mean prediction, of single seeds, of baselines and both; and notes."""
-    results, scores, splits = run.results, run.scores, run.scores.splits
-    names = _ordered(scores.names(splits[0]), results)
-    groups = [_average_rows(run, names, splits)]
-    if len(results.seeds) > 1:
-        alone: list[Row] = [(SINGLE_SEEDS, *("" for _ in splits))]
-        alone += (
-            (name, *(score_entry(scores.seeds(split, name), results.aggregate) for split in splits)) for name in names
-        )
-        groups.append(alone)
-    for model in run.scores.others:
-        of_other = _average_rows(run, [name for name in names if name != "loss"], splits, model)
-        groups.append([(OTHER_NAMES[model], *("" for _ in splits)), *of_other])
+    """Return a group for everything that was scored, with a row for each metric and a column for each part."""
+    results, found, groups = run.results, scores_of(run), []
+    for what in dict.fromkeys(one.what for one in found):
+        parts, rows = _pivot([one for one in found if one.what == what], "metric", "part")
+        groups.append(rows if what == MODEL else ((what, *("" for _ in parts)), *rows))
     init = results.init
     begun = "from scratch"
     if init.checkpoint is not None:
@@ -99,51 +116,22 @@ def _scores_table(run: FinetunedRun) -> ReportTable:
         "scores",
         f"{results.task}, {sizes} rows in {', '.join(results.split_sizes)}: {init.recipe} {begun}, "
         f"{_describe_seeds(results)}",
-        ("metric", *splits),
-        tuple(map(tuple, groups)),
+        ("metric", *run.scores.splits),
+        tuple(groups),
         (*_legend([run]), *_notes(run)),
     )
 
 
 def models_table(run: FinetunedRun) -> ReportTable:
-    """Return a row for every model that was scored: the mean prediction of its seeds, and for exlm its single seeds."""
-    results, scores, split = run.results, run.scores, run.results.scored_split
-    names = [name for name in _ordered(scores.names(split), results) if name != "loss"]
-    metric = results.selection_metric
-    has_valid = split != "valid" and metric in scores.names("valid")
-    models = dict.fromkeys([MODEL, *map(str, scores.reported.model.unique())])
-    rows: list[Row] = [
-        (
-            OTHER_NAMES.get(model, model),
-            *(score_entry(run.average(name, model=model), "mean") for name in names),
-            *([score_entry(scores.average("valid", metric, model=model), "mean")] if has_valid else []),
-        )
-        for model in models
+    """Return a row for everything that was scored, with a column for each metric, and for what chose the epoch."""
+    part, metric = run.results.scored_split, run.results.selection_metric
+    found = [
+        one._replace(metric=one.metric if one.part == part else f"{one.part} {one.metric}")
+        for one in scores_of(run)
+        if one.metric != "loss" and (one.part == part or (one.part, one.metric) == ("valid", metric))
     ]
-    if len(results.seeds) > 1:
-        alone = [scores.seeds(split, name) for name in names]
-        alone += [scores.seeds("valid", metric)] if has_valid else []
-        rows.insert(1, (f"{MODEL}, {SINGLE_SEEDS}", *(score_entry(spread, results.aggregate) for spread in alone)))
-    columns = ("model", *names, *([f"valid {metric}"] if has_valid else []))
-    return ReportTable("models", f"Scores, {split}", columns, (tuple(rows),), tuple(_legend([run])))
-
-
-def _average_rows(run: FinetunedRun, names: Sequence[str], splits: Sequence[str], model: str = MODEL) -> list[Row]:
-    """Return a row for each metric with what the mean prediction scores on each split.
-
-    The loss, which it does not have, is that of the only seed, if there is one.
-    """
-    rows: list[Row] = []
-    for name in names:
-        entries = []
-        for split in splits:
-            spread = run.scores.average(split, name, model=model)
-            if name == "loss" and len(run.results.seeds) == 1:
-                spread = run.scores.seeds(split, name, model=model)
-            entries.append(score_entry(spread, "mean"))
-        if name != "loss" or len(run.results.seeds) == 1:
-            rows.append((name, *entries))
-    return rows
+    columns, rows = _pivot(sorted(found, key=lambda one: one.part != part), "what", "metric")
+    return ReportTable("models", f"Scores, {part}", ("model", *columns), (rows,), tuple(_legend([run])))
 
 
 def _legend(runs: Sequence[FinetunedRun]) -> list[str]:
@@ -215,7 +203,7 @@ def interval_tables(run: FinetunedRun) -> list[ReportTable]:
     """
     if run.results.loss != "regression" or "test" not in run.results.split_sizes:
         return []
-    calibration = read_calibration(run.folder)
+    calibration = read_calibration(run.folder, run.results.predictor)
     if not calibration.coverage:
         return []
     table = ReportTable(
@@ -266,42 +254,6 @@ def task_tables(runs: Sequence[FinetunedRun]) -> list[ReportTable]:
     tables = [_task_table(group) for group in groups.values()]
     names = number_repeated([table.name for table in tables])
     return [replace(table, name=name) for name, table in zip(names, tables, strict=True)]
-
-
-def pretraining_table(scores: "Sequence[PretrainedScore]") -> ReportTable:
-    """Return the validation metrics of pre-trained checkpoints, a column each."""
-    rows: list[Row] = [
-        (heading, *(_validated(name, score.metrics) for score in scores))
-        for name, heading in _VALIDATED.items()
-        if any(name in score.metrics for score in scores)
-    ]
-    notes = [
-        f"{score.name}: {score.objective}, step {format_count(score.step)}, {format_parameters(score.parameters)} "
-        f"parameters, {format_large(score.tokens)} tokens, scored on {score.data}"
-        for score in scores
-    ]
-    if len({score.tokenizer for score in scores}) > 1:
-        notes.append("these runs have different tokenizers: do not compare their losses, accuracies and entropies")
-    columns = ("metric", *(score.name for score in scores))
-    return ReportTable("pretraining", "Pre-trained checkpoints", columns, (tuple(rows),), tuple(notes))
-
-
-def masks_table(scores: "Sequence[PretrainedScore]") -> list[ReportTable]:
-    """Return loss and accuracy of pre-trained checkpoints at fixed numbers of masks; no table where none has any."""
-    rows_by_at: dict[float, dict[str, Mapping[str, float]]] = {}
-    for score in scores:
-        for row in score.validated_at:
-            rows_by_at.setdefault(row["at"], {})[score.name] = row
-    names = ("loss", "loss_given_length", "mask_accuracy", "num_sequences")
-    rows: list[Row] = [
-        (format_masks(at), _VALIDATED[name], *(_validated(name, by_run.get(score.name, {})) for score in scores))
-        for at, by_run in sorted(rows_by_at.items(), key=lambda item: (item[0] < 1, item[0]))
-        for name in names
-    ]
-    columns = ("masks", "metric", *(score.name for score in scores))
-    note = "scattered masks, the same for every run of one seed; a sequence with fewer tokens has all of them masked"
-    table = ReportTable("masks", "At fixed numbers of masks", columns, (tuple(rows),), (note,), num_keys=2)
-    return [table] if rows else []
 
 
 def score_entry(spread: Spread, aggregate: Aggregate, *, missing: str = NOT_DEFINED) -> Number:
@@ -404,12 +356,6 @@ def _show_average(run: FinetunedRun, name: str) -> Entry:
 
 def _show_seeds(run: FinetunedRun, name: str, model: str = MODEL) -> Entry:
     return score_entry(run.seeds(name, model=model), run.results.aggregate, missing=NO_VALUE)
-
-
-def _validated(name: str, metrics: Mapping[str, float]) -> Entry:
-    if name not in metrics:
-        return NO_VALUE
-    return Number(metrics[name], format_count if name in _COUNTS else format_measure, missing=NOT_DEFINED)
 
 
 def _describe_run(run: FinetunedRun) -> str:

@@ -80,10 +80,10 @@ _MAX_CLASSES = 100
 _MAX_NAMED = 3
 _LARGEST_VALUE = 1e100  # so that sums of squared errors are finite
 _COMMA = re.compile("[-+\N{MINUS SIGN}]?\\d*,\\d+(?:[eE][-+\N{MINUS SIGN}]?\\d+)?")
-_TAKE_AS_CLASSES = "`task.label_kind=classes` takes them as classes"
+_TAKE_AS_CLASSES = "`--set task.label_kind=classes` takes them as classes"
 _CORRECT = "correct the cell, or leave it empty"
-_OTHERS = "add rows with other values, or choose other columns with `task.label_columns=[A,B]`"
-_CHOOSE_COLUMNS = "choose label columns with `task.label_columns=[A,B]`"
+_OTHERS = "add rows with other values, or choose other columns with `--label-columns A,B`"
+_CHOOSE_COLUMNS = "choose label columns with `--label-columns A,B`"
 _MEND = "correct such cells, leave them empty, or list words of missing labels in `task.missing_values`"
 
 
@@ -309,7 +309,7 @@ def _describe_missing(words: Mapping[str, Counter[str]], missing: Collection[str
             kept = ",".join(word for word in missing if word.lower() not in {found.lower() for found in counts})
             is_one = len(counts) == 1
             count, become = ("counts", "it is a class") if is_one else ("count", "they are classes")
-            notes.append(f"{listed} of `{name}` {count} as missing; with `task.missing_values=[{kept}]` {become}")
+            notes.append(f"{listed} of `{name}` {count} as missing; with `--set task.missing_values=[{kept}]` {become}")
     return notes
 
 
@@ -325,7 +325,7 @@ def _find_kind(table: Table, columns: Sequence[str], number: Parser, positive: s
     if len(columns) == 1 and (2 * len(others) >= len(cells) if has_numbers else True):
         return "classes"
     if has_numbers:
-        hint = f"{_MEND}; `task.decimal_comma=true` reads decimal commas; {_TAKE_AS_CLASSES}"
+        hint = f"{_MEND}; `--set task.decimal_comma=true` reads decimal commas; {_TAKE_AS_CLASSES}"
         raise DataError(f"{_name_cells(table, others)}; others are numbers", hint)
     others = [(name, row) for name, row, cell in cells if cell.lower() not in _BINARY]
     raise DataError(
@@ -380,9 +380,11 @@ def _values(table: Table, columns: Sequence[str], number: Parser) -> Labels:
     targets = read_targets(table, columns, _value_of(number), _VALUES, _MEND, missing=())
     _check_varies(table, columns, targets)
     named = name_some(f"`{name}`" for name in columns)
-    notes = [f"found values to predict in {named}; if they are classes, say so with `task.label_kind=classes`"]
+    notes = [f"found values to predict in {named}; if they are classes, say so with `--set task.label_kind=classes`"]
     if set(np.unique(targets[~np.isnan(targets)])) == {-1.0, 1.0}:
-        notes.append("every value is -1 or 1: `task.label_kind=multi_label` takes them as negative and positive labels")
+        notes.append(
+            "every value is -1 or 1: `--set task.label_kind=multi_label` takes them as negative and positive labels"
+        )
     return Labels("regression", tuple(columns), targets, tuple(notes))
 
 
@@ -405,7 +407,7 @@ def _classes(table: Table, columns: Sequence[str], number: Parser, positive: str
     if len(columns) > 1:
         raise DataError(
             f"{table.path}: {len(columns)} label columns cannot be `classes`: each row has one class",
-            "give one label column, or set `task.label_kind=multi_label` for columns of 0 and 1",
+            "give one label column, or set `--set task.label_kind=multi_label` for columns of 0 and 1",
         )
     (name,) = columns
     cells = table.columns[name]
@@ -416,7 +418,7 @@ def _classes(table: Table, columns: Sequence[str], number: Parser, positive: str
         raise DataError(
             f"{table.path}: `{name}` has {len(names):,} different texts, at most {_MAX_CLASSES} classes are taken",
             "choose the column that holds the labels; values need a number in every cell, and "
-            "`task.decimal_comma=true` reads decimal commas",
+            "`--set task.decimal_comma=true` reads decimal commas",
         )
     names, how = _order(table, name, names, number, positive)
     parse = _class_parser(names, number)
@@ -427,7 +429,7 @@ def _classes(table: Table, columns: Sequence[str], number: Parser, positive: str
         raise DataError(
             f"{_name_cells(table, alone)}; {counts.count(1)} of {len(names)} classes have one row",
             "choose the column that holds the labels, or correct misspelt classes; values need a number in every cell, "
-            f"and `task.decimal_comma=true` reads decimal commas; {_TAKE_AS_CLASSES}",
+            f"and `--set task.decimal_comma=true` reads decimal commas; {_TAKE_AS_CLASSES}",
         )
     listed = name_some((f"`{text}` ({count:,})" for text, count in zip(names, counts, strict=True)), limit=10)
     notes = [f"found {len(names)} classes of `{name}`: {listed}{how}"]
@@ -472,7 +474,7 @@ def _order(
         chosen, how = told or names[1], "the later one" if told is None else "by its name"
     other = names[0] if chosen == names[1] else names[1]
     if positive is None:
-        how += f"; `task.positive_class={other}` chooses the other"
+        how += f"; `--set task.positive_class={other}` chooses the other"
     return (other, chosen), f"; `{chosen}` is the positive one, {how}"
 
 

@@ -273,5 +273,5 @@ def _describe_forms(rows: InputRows, split_of: Mapping[int, Split]) -> list[str]
         return []
     named = (" and ".join(f"{place(row)} ({split_of[row]})" for row in group) for group in across)
     what = f"{format_number_of(len(across), 'molecule')} in different forms, such as a base and its salt, in different"
-    advice = "`task.standardise=parent` reads them as one molecule, which a scaffold split keeps in one split"
+    advice = "`--set task.standardise=parent` reads them as one molecule, which a scaffold split keeps in one split"
     return [f"{what} splits: {name_some(named, limit=3)}; {advice}"]

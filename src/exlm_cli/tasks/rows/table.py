@@ -210,7 +210,7 @@ def usable_rows(table: Table, inputs: tuple[str, ...], config: RowTaskConfig, pr
     is_hopeless = bool(bad) and len(bad) == len(inputs)
     if bad and (config.on_invalid == "error" or is_hopeless):
         what = "not a molecule: " if kind == "smiles" else ""
-        hint = "`task.on_invalid=skip` leaves such rows out and lists them"
+        hint = "`--set task.on_invalid=skip` leaves such rows out and lists them"
         if is_hopeless:
             hint = f"none of the {len(bad):,} rows can be used: give another file, or another column of it"
         raise DataError(f"{table.where(bad[0])}: {what}{rows.problems[bad[0]]}", hint)
@@ -251,10 +251,10 @@ def read_input_rows(
     if column is None and usual_column in table.columns:
         column = usual_column
     if column is None:
-        column = ColumnChoice(kind, None, f"task.{kind}_column").choose(str(path), list(table.columns))
+        column = ColumnChoice(kind, is_of_task=True).choose(str(path), list(table.columns))
         if usual_column is not None and format_of(path) not in LINE_FORMATS:
             notes = (f"read the column `{column}`: {path.name} has no `{usual_column}`, which the run was trained on",)
-    inputs = table.column(column, f"choose one with `task.{kind}_column=NAME`")
+    inputs = table.column(column, f"choose one with `--{kind}-column NAME`")
     rows = _read_rows(table, tuple(text.strip() for text in inputs), kind, progress, reads_parents=reads_parents)
     return replace(rows, notes=(*notes, *rows.notes))
 

@@ -76,7 +76,7 @@ def load_squad(config: SquadTaskConfig, progress: Progress) -> "SquadTask":
         if config.valid_articles:
             raise DataError(
                 f"`task.valid_articles` holds articles out, but there is {valid_file.source} to score on",
-                "leave it out, or name the training file alone with `task.files.train=FILE`",
+                "leave it out, or name the training file alone with `--set task.files.train=FILE`",
             )
         train, valid = train_file.questions, valid_file.questions
         split_name = "official" if config.files.valid is None else "files"
@@ -350,7 +350,7 @@ def _file_notes(file: SquadFile, split: str, config: SquadTaskConfig) -> list[st
     if file.skipped:
         first = file.skipped[0]
         if config.on_invalid == "error" or not file.questions:
-            hint = "`task.on_invalid=skip` leaves such questions out"
+            hint = "`--set task.on_invalid=skip` leaves such questions out"
             if not file.questions:
                 hint = "no question of the file can be used: correct it, or give another"
             raise DataError(f"{file.source}: {first}", hint)
@@ -378,7 +378,7 @@ def _hold_out(
     if not train:
         raise DataError(
             f"{file.source}: all {len(known)} articles are held out to score on: none is left to train on",
-            "give a validation file with `task.files.valid=FILE`, or fewer `task.valid_articles`",
+            "give a validation file with `--set task.files.valid=FILE`, or fewer `task.valid_articles`",
         )
     return train, [question for question in file.questions if question.title in held_out], held_out
 

@@ -36,7 +36,7 @@ def test_asking_for_more_than_there_are_is_an_error(monkeypatch):
     num_products = sum(len(SUBSTITUENTS) ** core.count("{") for core in CORES)
     with pytest.raises(DataError, match=rf"at most {num_products:,} distinct") as caught:
         generate_molecules(num_products + 1, seed=0)
-    assert f"`data.bundled_rows={num_products}`" in caught.value.hint
+    assert f"`--set data.bundled_rows={num_products}`" in caught.value.hint
     monkeypatch.setattr(molecules, "CORES", ("C({0}){1}",))
     monkeypatch.setattr(molecules, "SUBSTITUENTS", ("Cl", "Br"))
     # ClCCl, ClCBr (twice), BrCBr

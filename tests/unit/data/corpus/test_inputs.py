@@ -129,7 +129,7 @@ MISTAKES = {
     "cached": ("cached: the rows are in a.arrow", '`datasets.Dataset.from_file("cached/a.arrow").to_parquet('),
     "cached/*.arrow": ("a.arrow: unknown extension `.arrow`", 'from_file("cached/a.arrow")'),
     "notes.pdf": ("notes.pdf: unknown extension `.pdf`", "rename it by its content"),
-    "a.txt,b.txt": ("a.txt,b.txt: no such file", "several inputs are given as `data.valid=[a.txt,b.txt]`"),
+    "a.txt,b.txt": ("a.txt,b.txt: no such file", "several inputs are given as `--set data.valid=[a.txt,b.txt]`"),
     "bundled:poems": ("`bundled:poems` is not bundled; there are `bundled:grammar`", ""),
     "bundled:molecules": ("`bundled:molecules` is smiles, but `data.kind` is text", ""),
 }

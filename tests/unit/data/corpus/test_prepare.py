@@ -244,7 +244,7 @@ def test_packed_text_that_the_vocabulary_does_not_cover_is_refused(workplace, ow
     named = "valid" if valid else "rows"
     with pytest.raises(DataError, match=rf"{named}\.txt: none of its tokens is in the vocabulary") as caught:
         _prepare(_recipe(workplace, tokenizer=tokenizer, train=[str(workplace / "rows.txt")], valid=valid))
-    assert "`tokenizer.path=FILE`" in caught.value.hint
+    assert "`--set tokenizer.path=FILE`" in caught.value.hint
     assert not list((workplace / "cache" / "shards").iterdir())
 
 
@@ -468,7 +468,7 @@ def test_no_usable_row_is_an_error_with_the_first_reason(workplace, split, kind,
     message = caught.value.message
     skipped = f"; {num_skipped} rows skipped, the first: " if num_skipped else ""
     assert message.startswith(f"`data.{split}`: no usable row in {path} and 1 more{skipped}")
-    assert ("`data.column=NAME`" in caught.value.hint) == (path.suffix != ".smi")
+    assert ("`--set data.column=NAME`" in caught.value.hint) == (path.suffix != ".smi")
     assert first in message
     assert not list((workplace / "cache" / "shards").iterdir())
 

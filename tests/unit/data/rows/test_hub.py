@@ -102,7 +102,7 @@ def test_a_wrong_split_is_an_error_with_the_hint_given(monkeypatch):
     assert caught.value.hint == "a hint"
     with pytest.raises(DataError) as caught:
         list(iter_hub_records(SOURCE))
-    assert "`data.train=FILE`" in caught.value.hint
+    assert "`--set data.train=FILE`" in caught.value.hint
 
 
 def _answer(monkeypatch: pytest.MonkeyPatch, answer: str | Exception) -> None:
@@ -140,4 +140,4 @@ def test_a_hub_that_does_not_answer_or_lacks_the_data_set_is_an_error(monkeypatc
         _answer(monkeypatch, answer)
         with pytest.raises(DataError, match=rf"^`hub:me/corpus@train`.*{words}") as caught:
             find_revision(SOURCE, tmp_path, SilentProgress())
-        assert "`data.train=FILE`" in caught.value.hint
+        assert "`--set data.train=FILE`" in caught.value.hint

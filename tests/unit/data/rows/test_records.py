@@ -278,7 +278,7 @@ def test_a_structure_is_a_smiles_where_no_column_has_a_better_name():
 def test_of_two_plausible_columns_none_is_taken():
     with pytest.raises(DataError, match="There are `smiles`, `mol`; more than one") as caught:
         ColumnChoice("smiles").choose("a.csv", ["smiles", "mol"])
-    assert "`data.column=NAME`" in caught.value.hint
+    assert "`--set data.column=NAME`" in caught.value.hint
 
 
 @pytest.mark.parametrize(

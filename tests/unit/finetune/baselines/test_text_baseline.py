@@ -116,7 +116,7 @@ def test_it_predicts_unless_another_is_asked_for(run, table, tmp_path):
 
 
 def test_a_forest_is_refused_for_texts(run, table, tmp_path):
-    finding = f"{run} reads text, for which there is no `predictor=forest`"
+    finding = f"{run} reads text, for which there is no `--with forest`"
     with pytest.raises(ConfigError, match=re.escape(finding)) as error:
         predicted(run, table, tmp_path / "a.csv", "forest")
     assert error.value.hint == "accepted: model, tfidf, both; leave it out for the best"

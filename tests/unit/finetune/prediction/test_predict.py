@@ -220,7 +220,7 @@ def test_intervals_of_values_are_as_wide_as_the_residuals_of_the_validation_rows
     assert summary.metrics["interval_coverage"] in (0, 0.5, 1)
     wide = predicted(run, path, tmp_path / "wide.csv", interval_level=0.999)
     assert any("too few validation rows for intervals of 99.9 %: `length`" in note for note in wide.notes)
-    with pytest.raises(ConfigError, match="interval_level=1`: accepted: above 0 and below 1"):
+    with pytest.raises(ConfigError, match="`--interval-level 1`: accepted: above 0 and below 1"):
         predicted(run, path, tmp_path / "x.csv", interval_level=1)
 
 
@@ -256,7 +256,7 @@ def test_similarity_of_validation_and_test_rows_is_that_to_the_training_rows():
 
 def test_a_level_of_intervals_is_refused_by_a_run_without_intervals(finetuned, tmp_path):
     path = write_rows(tmp_path / "new.csv", ["mol"], [["CCO"]])
-    message = rf"^`interval_level=0\.8` is for predicted values; {re.escape(str(finetuned.run))} predicts none$"
+    message = rf"^`--interval-level 0\.8` is for predicted values; {re.escape(str(finetuned.run))} predicts none$"
     with pytest.raises(ConfigError, match=message):
         predicted(finetuned, path, tmp_path / "out.csv", interval_level=0.8)
     assert predicted(finetuned, path, tmp_path / "out.csv", interval_level=0.9).num_rows == 1

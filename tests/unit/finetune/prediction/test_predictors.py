@@ -15,7 +15,12 @@ from exlm_cli.api import load
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.files import write_json
 from exlm_cli.finetune.cells.model import load_finetuned
-from exlm_cli.finetune.evaluation.calibration import Calibration, ConformalResiduals, read_calibration
+from exlm_cli.finetune.evaluation.calibration import (
+    Calibration,
+    ConformalResiduals,
+    read_calibration,
+    read_scored_split,
+)
 from exlm_cli.finetune.evaluation.scoring import SplitOutcome, calibrate_run
 from exlm_cli.finetune.finished import FinetunedRun
 from exlm_cli.finetune.prediction.predict import predict
@@ -253,8 +258,8 @@ def test_a_run_without_forests_has_the_model_alone(molecules, tmp_path):
     done = predict(finetuned, table, tmp_path / "out.csv", folder=tmp_path, progress=SilentProgress())
     assert done.predictor == "model"
     for name, finding in (
-        ("both", "has no baseline, which `predictor=both` needs"),
-        ("all", "`predictor=all`: accept"),
+        ("both", "has no baseline, which `--with both` needs"),
+        ("all", "`--with all`: accept"),
     ):
         with pytest.raises(ConfigError, match=re.escape(finding)):
             predict(finetuned, table, tmp_path / "b.csv", folder=tmp_path, predictor=name, progress=SilentProgress())  # type: ignore[arg-type]
@@ -290,3 +295,25 @@ def test_forests_that_are_damaged_are_refused(run, table, tmp_path):
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(CheckpointError, match=re.escape(f"{path}: not readable as forests")):
         table_of(again, table, tmp_path / "out.csv", "forest")
+
+
+def test_reports_have_the_test_rows_of_all_splits_as_what_predicts_predicts_them(run):
+    """A row is as the first split that tests it predicts it; further ones without those that calibrated."""
+    results = read_results(run)
+    shown, rows = read_scored_split(run, results)
+    first, second = (
+        json.loads(path.read_text())["indices"] for path in (run / "split.json", run / "splits/split-1.json")
+    )
+    more = [row for row in second["test"] if row not in {*first["test"], *first["valid"], *second["valid"]}]
+    assert more
+    assert rows.rows.tolist() == [*first["test"], *more]
+    assert len(rows.inputs) == len(rows.places) == len(rows.rows)
+    wanted = []
+    for of_split, part, kept in zip(results.of_splits, (first, second), (first["test"], more), strict=True):
+        wants_rows: Any = {"test": np.array(part["test"])}
+        names = {"model": [None], "forest": [of_split.predictors.baselines[0]]}
+        baselines = names.get(results.predictors.best, [None, of_split.predictors.baselines[0]])
+        found = [read_seed_predictions(run, of_split, wants_rows, baseline=name)["test"] for name in baselines]
+        wanted.append(np.mean(found, axis=0)[:, [part["test"].index(row) for row in kept]])
+    np.testing.assert_allclose(shown.by_seed, np.concatenate(wanted, axis=1))
+    assert shown.calibration == read_calibration(run, results.predictors.best)

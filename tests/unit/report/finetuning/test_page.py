@@ -84,7 +84,7 @@ def write_run(
         )
         for split, of_split in targets.items()
     }
-    write_rows(folder, results.loss, results.output_names, parts)
+    write_rows(folder, results.loss, results.output_names, {0: parts})
     for seed in results.seeds:
         cell = folder / f"cells/single/split-0/seed-{seed}"
         cell.mkdir(parents=True, exist_ok=True)

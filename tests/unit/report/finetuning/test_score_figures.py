@@ -176,7 +176,9 @@ def with_files(folder: Path, run: FinetunedRun) -> FinetunedRun:
     output = ConformalResiduals(residuals=((0.25,) * 20,)) if run.results.loss == "regression" else None
     write_json(folder / CALIBRATION_FILE, Calibration(outputs=(output,)))
     rows: Any = {split: np.arange(8)}
-    write_rows(folder, run.results.loss, ["active"], {split: PartRows(rows[split], np.arange(8.0)[:, None] % 2)})
+    parts: Any = {"valid": PartRows(np.array([90]), np.zeros((1, 1)))}
+    parts[split] = PartRows(rows[split], np.arange(8.0)[:, None] % 2)
+    write_rows(folder, run.results.loss, ["active"], {0: parts})
     for seed in (1, 2):
         cell = folder / f"cells/single/split-0/seed-{seed}"
         cell.mkdir(parents=True)

@@ -65,14 +65,14 @@ def test_the_split_decides_which_scaffolds_are_worked_out():
 @pytest.mark.parametrize(
     ("texts", "options", "message", "hint"),
     [
-        (("CC", "C1CC"), {"on_invalid": "error"}, r"^a\.csv:3: not a molecule: ", "`task.on_invalid=skip`"),
+        (("CC", "C1CC"), {"on_invalid": "error"}, r"^a\.csv:3: not a molecule: ", "`--set task.on_invalid=skip`"),
         (("C1CC", "C1CC"), {}, r"^a\.csv:2: not a molecule: ", "none of the 2 rows can be used"),
         (("C1CC", "C1CC"), {"on_invalid": "error"}, r"^a\.csv:2: not a molecule: ", "another column"),
         (
             ("a", ""),
             {"on_invalid": "error", "text_column": "x"},
             r"^a\.csv:3: the text is empty$",
-            "`task.on_invalid=skip`",
+            "`--set task.on_invalid=skip`",
         ),
         (("", ""), {"text_column": "x"}, r"^a\.csv:2: the text is empty$", "none of the 2 rows can be used"),
     ],
@@ -117,8 +117,8 @@ def test_salts_are_noted_and_so_are_forms_of_one_molecule_in_different_splits():
     indices: Any = {"train": np.array([0, 1, 4, 5]), "valid": np.array([2]), "test": np.array([3])}
     assert describe_repeats(rows, indices, targets) == [
         "1 molecule in different forms, such as a base and its salt, in different splits: line 2 (train) and line 4 "
-        "(valid) and line 5 (test); `task.standardise=parent` reads them as one molecule, which a scaffold split keeps "
-        "in one split",
+        "(valid) and line 5 (test); `--set task.standardise=parent` reads them as one molecule, which a scaffold split "
+        "keeps in one split",
     ]
     # the same form in two splits is one molecule in two splits, and two forms in one split are no leak
     same: Any = {"train": np.array([0, 2, 3]), "valid": np.array([6])}

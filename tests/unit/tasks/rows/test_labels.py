@@ -64,7 +64,10 @@ def test_what_labels_are_is_found(columns, loss, names, targets):
         ({"a": "1|0", "b": "1|1"}, "found 2 0/1 labels, positive in 50.0 %, 100.0 % of the rows"),
         ({"y": "b|a|b"}, "found 2 classes of `y`: `a` (1), `b` (2); `b` is the positive one"),
         ({"y": "1.0|2|1"}, "found 2 classes of `y`: `1` (2), `2` (1); `2` is the positive one"),
-        ({"y": "1|2|3"}, "found values to predict in `y`; if they are classes, say so with `task.label_kind=classes`"),
+        (
+            {"y": "1|2|3"},
+            "found values to predict in `y`; if they are classes, say so with `--set task.label_kind=classes`",
+        ),
     ],
 )
 def test_what_was_found_is_told(columns, note):
@@ -161,7 +164,7 @@ def test_numbers_with_a_decimal_comma_are_values_on_request():
     for cells in ("2|3|1,5", "1,5|2,5|-0,25"):
         with pytest.raises(DataError, match=r"`y` is `1,5`") as caught:
             read_one(cells)
-        assert "`task.decimal_comma=true`" in str(caught.value.hint)
+        assert "`--set task.decimal_comma=true`" in str(caught.value.hint)
     labels = read_one(commas, decimal_comma=True)
     assert labels.loss == "regression"
     np.testing.assert_array_equal(labels.targets[:, 0], [1.5, 2, -0.25, 0.03, NAN, -0.5])
@@ -203,7 +206,7 @@ def test_a_hundred_classes_are_taken():
 def test_classes_most_of_which_have_one_row_are_refused_unless_they_are_asked_for(cells, count):
     with pytest.raises(DataError, match=f"; {count} classes have one row") as caught:
         read_one(cells)
-    assert "`task.label_kind=classes`" in str(caught.value.hint)
+    assert "`--set task.label_kind=classes`" in str(caught.value.hint)
     assert read_one(cells, "classes").loss == "classes"
     assert read_one("a|a|b|b|c|d").loss == "classes"
 
@@ -211,8 +214,8 @@ def test_classes_most_of_which_have_one_row_are_refused_unless_they_are_asked_fo
 @pytest.mark.parametrize(
     ("cells", "positive", "how"),
     [
-        ("b|a|b", "b", "the later one; `task.positive_class=a` chooses the other"),
-        ("Active|Inactive|Inactive", "Active", "by its name; `task.positive_class=Inactive` chooses the other"),
+        ("b|a|b", "b", "the later one; `--set task.positive_class=a` chooses the other"),
+        ("Active|Inactive|Inactive", "Active", "by its name; `--set task.positive_class=Inactive` chooses the other"),
     ],
 )
 def test_the_note_on_two_classes_says_which_is_positive_and_why(cells, positive, how):
@@ -260,7 +263,7 @@ def test_a_positive_class_that_is_none_of_two_is_refused(cells, kind, message):
 def test_a_word_that_counts_as_missing_among_classes_is_named_with_its_count():
     """The list in the note is the default without the word, and keeps the rows."""
     cells = "mild|none|severe|None|none|NA|mild||severe|NA"
-    note = "`none` (2), `NA` (2), `None` (1) of `y` count as missing; with `task.missing_values=[n/a,nan,null,-]` they"
+    note = "`none` (2), `NA` (2), `None` (1) of `y` count as missing; with `--set task.missing_values=[n/a,nan,null,-]`"
     assert [found for found in read_one(cells).notes if found.startswith(note)]
     assert read_one(cells).missing == [1, 3, 4, 5, 7, 9]
     kept = read_one(cells, missing=("n/a", "nan", "null", "-"))

@@ -224,7 +224,7 @@ def test_the_last_two_articles_are_held_out_where_there_is_no_dev_file(tmp_path)
     [
         (("Tee",), "no article `Tee`", "`Tea`?"),
         (("Xylophone",), "no article `Xylophone`", "`Moss`, `Clocks`, `Tea`"),
-        (("Tea", "Moss", "Clocks"), "all 3 articles are held out", "`task.files.valid=FILE`"),
+        (("Tea", "Moss", "Clocks"), "all 3 articles are held out", "`--set task.files.valid=FILE`"),
     ],
 )
 def test_articles_that_cannot_be_held_out_are_refused(tmp_path, titles, message, hint):
@@ -260,7 +260,7 @@ def test_questions_that_cannot_be_used_stop_or_are_left_out_and_told(tmp_path):
     )  # fmt: skip
     with pytest.raises(DataError, match=rf"^{re.escape(f'{tmp_path}/train-v2.0.json: {problem}')}$") as caught:
         load(tmp_path, on_invalid="error")
-    assert "`task.on_invalid=skip`" in caught.value.hint
+    assert "`--set task.on_invalid=skip`" in caught.value.hint
     for qa in (qa for article in content["data"] for paragraph in article["paragraphs"] for qa in paragraph["qas"]):
         qa["question"] = ""
     (tmp_path / "train-v2.0.json").write_text(json.dumps(content), encoding="utf-8")

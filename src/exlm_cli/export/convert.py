@@ -1,8 +1,9 @@
-"""Conversion of weights, config and tokenizer to transformers, whose ESM has the same encoder under other names.
+"""Conversion of weights, config and tokenizer to the classes of transformers.
 
-ESM rotates entry p of a head with entry p + H/2, this package entry 2p with 2p + 1; so the rows of the query and key
-projections are reordered. ESM has one position axis. `rope: 2d` rotates the last entries by the clone index, which is 0
-for all that ESM reads, so these entries get frequency 0.
+An encoder of transformers goes back to its family under the names of `model.backbones`. An encoder of our own is that
+of ESM under other names. ESM rotates entry p of a head with entry p + H/2, this package entry 2p with 2p + 1; so the
+rows of the query and key projections are reordered. ESM has one position axis. `rope: 2d` rotates the last entries by
+the clone index, which is 0 for all that ESM reads, so these entries get frequency 0.
 
 Axes: D width, H head width, V vocabulary, C outputs.
 """
@@ -15,10 +16,11 @@ import torch
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
-from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import ModelConfig
 from exlm_cli.data.tokenizer import MASK, SPECIAL_TOKENS, Tokenizer
 from exlm_cli.errors import ConfigError
+from exlm_cli.export.source import Source
+from exlm_cli.model.backbones import FAMILIES, names_in_masked_lm, to_masked_lm
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.model.heads import SequenceHead, TaskModel
 from exlm_cli.ops.rotary import rotate_half_order
@@ -30,40 +32,77 @@ _BLOCK = {
     "ffn_in": "intermediate.dense",
     "ffn_out": "output.dense",
 }
+_SEQUENCE_HEADS = {
+    "bert": ("bert.pooler.dense", "classifier"),
+    "roberta": ("classifier.dense", "classifier.out_proj"),
+    "esm": ("classifier.dense", "classifier.out_proj"),
+}
+"""Names of the dense layer, which a tanh follows, and of the output layer in the family's classifier of sequences."""
 
 
-def refuse_inexpressible(recipe: PretrainRecipe) -> None:
-    """Refuse an encoder that the export cannot write for transformers' ESM classes.
+def refuse_inexpressible(source: Source, *, needs_class: bool) -> None:
+    """Refuse a model that the export cannot write.
+
+    Args:
+        source: The model.
+        needs_class: A class of transformers must have its head.
 
     Raises:
-        ConfigError: Every token is repeated, or positions are learned.
+        ConfigError: Every token is repeated, our own encoder has learned positions, or the family's classes have
+            another head.
     """
-    own_way = "`exlm predict` and `exlm embed` use such a run as it is"
+    recipe, family, model = source.recipe, source.family, source.model
+    reason = None
     if recipe.masking.num_repeats > 1:
-        raise ConfigError(
+        reason = (
             f"`masking.num_repeats: {recipe.masking.num_repeats}`: the model reads every token several times, which no "
-            "tokenizer of transformers writes",
-            own_way,
+            "tokenizer of transformers writes"
         )
-    if recipe.model.learned_positions and recipe.model.backbone.family == "own":
-        raise ConfigError(
+    elif recipe.model.learned_positions and not source.is_foreign:
+        reason = (
             "`model.learned_positions: true`: ESM's classes have rotary or learned positions, never both, and the "
-            "export writes rotary ones alone; only the recipes of Repeated MLM learn positions",
-            own_way,
+            "export writes rotary ones alone; only the recipes of Repeated MLM learn positions"
         )
+    elif (
+        needs_class
+        and isinstance(model, TaskModel)
+        and (family == "modernbert" or (isinstance(model.head, SequenceHead) and family not in _SEQUENCE_HEADS))
+    ):
+        reason = (
+            f"a fine-tuned {family} cannot be exported: the head of this run is a tanh between two layers, or a layer, "
+            "and the classes of the family have other heads"
+        )
+    if reason is not None:
+        raise ConfigError(reason, "`exlm predict` and `exlm embed` use the run as it is")
 
 
-def esm_config(recipe: PretrainRecipe, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the entries of `config.json` that every class has."""
-    model = recipe.model
-    return {
-        "model_type": "esm",
+def config_of(source: Source) -> dict[str, Any]:
+    """Return the content of `config.json`."""
+    recipe, tokenizer, model = source.recipe, source.tokenizer, source.model
+    backbone = recipe.model.backbone
+    config = {
+        "model_type": source.family,
         "dtype": "float32",
         "torch_dtype": "float32",  # the name of `dtype` in transformers 4
-        "vocab_size": tokenizer.vocab_size,
+        "tie_word_embeddings": True,
         "pad_token_id": tokenizer.pad_id,
         "bos_token_id": tokenizer.cls_id,
         "eos_token_id": tokenizer.sep_id,
+        "architectures": [source.class_name],
+        **source.label_config(),
+    }
+    if not source.is_foreign:
+        return config | _esm_config(recipe.model, tokenizer)
+    config |= backbone.hf_config
+    config |= {name: getattr(recipe.model, key) for name, key in FAMILIES[source.family].dropouts.items()}
+    if isinstance(model, ExlmModel) and model.lm_head.dense.bias is None and model.clone_embedding is not None:
+        config["classifier_bias"] = True  # ModernBERT's LM head has no bias to which a vector could be added
+    return config
+
+
+def _esm_config(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    return {
+        "vocab_size": tokenizer.vocab_size,
         "mask_token_id": tokenizer.mask_id,
         "hidden_size": model.width,
         "num_hidden_layers": model.num_layers,
@@ -75,7 +114,6 @@ def esm_config(recipe: PretrainRecipe, tokenizer: Tokenizer) -> dict[str, Any]:
         "layer_norm_eps": 1e-5,
         "emb_layer_norm_before": False,
         "token_dropout": False,
-        "tie_word_embeddings": True,
         "position_embedding_type": "rotary",
         "rope_theta": model.rope_base,
         "max_position_embeddings": model.max_length,
@@ -124,21 +162,31 @@ def tokenizer_files(tokenizer: Tokenizer, *, max_length: int, has_mask: bool, ha
     return {"tokenizer.json": f"{written}\n", "tokenizer_config.json": f"{json.dumps(config, indent=1)}\n"}
 
 
-def esm_tensors(recipe: PretrainRecipe, model: ExlmModel | TaskModel, state_vector: Tensor | None) -> dict[str, Tensor]:
-    """Return the weights under the names of the class of transformers, those of the encoder with the prefix `esm.`.
+def tensors_of(source: Source) -> dict[str, Tensor]:
+    """Return the weights under the names of the class of transformers.
 
-    Args:
-        recipe: Recipe of pre-training.
-        model: The model.
-        state_vector: (D,) vector that the LM head must see added to each state; None: there is no LM head.
+    The LM head has the vector of `source.state_vector` in the bias of its dense layer: dense(h + c) = dense(h) + W c.
     """
-    tensors = {f"esm.{name}": tensor for name, tensor in _encoder(recipe.model, model.state_dict()).items()}
+    model, family, state = source.model, source.family, source.model.state_dict()
+    if source.is_foreign:
+        tensors = to_masked_lm(state, source.recipe.model)
+    else:
+        tensors = {f"esm.{name}": tensor for name, tensor in _esm_encoder(source.recipe.model, state).items()}
     if isinstance(model, TaskModel):
-        return tensors | task_head(model, "classifier.dense", "classifier.out_proj")
-    return tensors if state_vector is None else tensors | _lm_head(model, state_vector)
+        return tensors | _task_head(model, *_SEQUENCE_HEADS.get(family, ("", "")))
+    vector = source.state_vector
+    if vector is None:
+        return tensors
+    if not source.is_foreign:
+        tensors |= {theirs: state[name] for name, theirs in names_in_masked_lm(state, family).items()}
+    dense = model.lm_head.dense
+    if dense.bias is not None or model.clone_embedding is not None:
+        added = dense.weight.double() @ vector.double()
+        tensors[f"{FAMILIES[family].dense}.bias"] = added if dense.bias is None else added + dense.bias
+    return tensors
 
 
-def _encoder(config: ModelConfig, state: dict[str, Tensor]) -> dict[str, Tensor]:
+def _esm_encoder(config: ModelConfig, state: dict[str, Tensor]) -> dict[str, Tensor]:
     esm = {"embeddings.word_embeddings.weight": state["encoder.token_embedding.weight"]}
     for kind in ("weight", "bias"):
         esm[f"encoder.emb_layer_norm_after.{kind}"] = state[f"encoder.final_norm.{kind}"]
@@ -173,25 +221,7 @@ def _frequencies(config: ModelConfig) -> Tensor:
     return torch.cat([of_token, *(torch.zeros(width // 2) for width in clone_width)])
 
 
-def _lm_head(model: ExlmModel, state_vector: Tensor) -> dict[str, Tensor]:
-    head = model.lm_head
-    return {
-        "lm_head.dense.weight": head.dense.weight,
-        "lm_head.dense.bias": folded_bias(model, state_vector),
-        "lm_head.layer_norm.weight": head.norm.weight,
-        "lm_head.layer_norm.bias": head.norm.bias,
-        "lm_head.bias": head.bias,
-    }
-
-
-def folded_bias(model: ExlmModel, state_vector: Tensor) -> Tensor:
-    """Return the bias of the LM head's dense layer with a (D,) vector c in it: dense(h + c) = dense(h) + W c."""
-    dense = model.lm_head.dense
-    added = dense.weight.double() @ state_vector.double()
-    return added if dense.bias is None else added + dense.bias
-
-
-def task_head(model: TaskModel, dense: str, out: str) -> dict[str, Tensor]:
+def _task_head(model: TaskModel, dense: str, out: str) -> dict[str, Tensor]:
     """Return the task head; that of a regression with the scale of its targets in the last layer.
 
     Args:
