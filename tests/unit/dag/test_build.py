@@ -122,7 +122,7 @@ def test_smiles_are_inspected_as_smiles():
         ({}, "see this " * 40 + "[MASK]", "84 tokens, 86 with .* 64", "shorten it"),
         ({"model": {"transition": {"position_features": True, "max_nodes": 9}}, "data": {"sequence_length": 6}},
          "[MASK] is [MASK] or [MASK]", "9 nodes; .* 7", "at most 2 tokens"),
-        ({"objective": "mlm", "masking": {"num_repeats": 2}}, SENTENCE, "`masking.num_repeats` 2", "`checkpoint="),
+        ({"objective": "mlm", "masking": {"num_repeats": 2}}, SENTENCE, "`masking.num_repeats` 2", "`--checkpoint "),
     ],
 )  # fmt: skip
 def test_inputs_that_cannot_be_inspected_are_refused_with_numbers(tokenizer, sections, sentence, numbers, hint):

@@ -63,5 +63,5 @@ def test_a_dag_without_a_path_of_the_right_length_is_refused(function):
     to_the_end = handmade_dag("a [MASK]", [{"b": 0.9, "c": 0.1}], {0: {2: 1.0}, 1: {2: 1.0}}, 1)
     with pytest.raises(DataError, match=r"exactly 1 token$") as caught:
         function(to_the_end)
-    assert "`checkpoint=" in caught.value.hint
+    assert "`--checkpoint " in caught.value.hint
     assert [filling.text for filling in n_best_fillings(to_the_end, 3, "any").fillings] == ["a"]
