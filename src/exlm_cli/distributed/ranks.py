@@ -8,6 +8,7 @@ key of the store that all share says why: the first rank to fail or to notice le
 import itertools
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -29,6 +30,8 @@ _STEP_LIMIT = timedelta(minutes=30)
 """Longest wait within a step."""
 _WORK_LIMIT = timedelta(days=1)
 """Longest wait while another rank works: rank 0 prepares data and writes checkpoints."""
+_RELEASE_S = 0.1
+"""Wait after an error: gloo frees what a failed collective held within milliseconds."""
 _FAILURE = "failure"
 
 _joins = itertools.count()
@@ -199,6 +202,9 @@ def join(launch: Launch, device: torch.device) -> Iterator[Ranks]:
         ranks.report(error)
         if isinstance(error, ExlmError) and error.reporter is None:
             error.reporter = 0
+        # gloo's thread may still free what the failed collective held, for which it needs the interpreter. Whoever
+        # drops the error, and with it DDP and the group, has the interpreter and waits for that thread: for ever
+        time.sleep(_RELEASE_S)
         raise
     finally:
         if dist.is_initialized():
