@@ -26,7 +26,7 @@ SECONDS_PER_POSITION_AND_LAYER = 1.05e-7
 LONG_RUN_FLOPS = 1e14
 """Cost from which a run tells it beforehand: about half an hour of two cores."""
 _UNIT_TOKENS = 1e8
-"""Tokens whose time is told where the data decide how many there are."""
+"""Tokens for which a time is given where the recipe does not say how many it trains on."""
 _LEFT_OUT_BYTES = 2e9
 
 

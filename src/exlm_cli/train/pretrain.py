@@ -1,6 +1,6 @@
 """Runs of pre-training, new and resumed: data, model, task and training loop of a recipe, put together.
 
-The loss is in `objective`, a step in `loop`, what a run says of itself in `record`.
+`objective` has the loss, `loop` the steps, `record` what is written to `run.json`.
 """
 
 import functools

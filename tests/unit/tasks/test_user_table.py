@@ -215,7 +215,7 @@ def test_a_class_that_only_unusable_rows_have_is_none_of_the_task(tmp_path):
 
 @pytest.mark.parametrize("cell", ["2", "maybe", "-1"])
 def test_a_cell_that_is_no_label_is_a_warning_and_its_row_is_predicted(tmp_path, cell):
-    """-1 stands beside 0 here, so which of the two is negative is not known."""
+    """The labels are -1 and 0, so it is unclear which of them is the negative class."""
     write(tmp_path / "a.csv", "smiles,y", [f"{chain},{i % 2}" for i, chain in enumerate(CHAINS)])
     config = CsvTaskConfig(name="csv", files={"train": "a.csv"}, label_columns=("y",), label_kind="multi_label")
     task = TrainedTask(config, "smiles", "binary", ("y",))
