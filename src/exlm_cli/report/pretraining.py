@@ -1,6 +1,6 @@
 """Tables of validation metrics of pre-trained checkpoints side by side."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from exlm_cli.format import (
@@ -54,9 +54,8 @@ def pretraining_tables(scores: "Sequence[PretrainedScore]") -> list[ReportTable]
 
 def _metrics_table(scores: "Sequence[PretrainedScore]") -> ReportTable:
     rows: list[Row] = [
-        (heading, *(_validated(name, score.metrics) for score in scores))
-        for name, heading in _VALIDATED.items()
-        if any(name in score.metrics for score in scores)
+        (_VALIDATED.get(name, name), *(_validated(name, score.metrics) for score in scores))
+        for name in _in_order(score.metrics for score in scores)
     ]
     notes = [
         f"{score.name}: {score.objective}, step {format_count(score.step)}, {format_parameters(score.parameters)} "
@@ -74,16 +73,22 @@ def _masks_tables(scores: "Sequence[PretrainedScore]") -> list[ReportTable]:
     for score in scores:
         for row in score.validated_at:
             rows_by_at.setdefault(row["at"], {})[score.name] = row
-    names = ("loss", "loss_given_length", "mask_accuracy", "num_sequences")
     rows: list[Row] = [
         (format_masks(at), _VALIDATED[name], *(_validated(name, by_run.get(score.name, {})) for score in scores))
         for at, by_run in sorted(rows_by_at.items(), key=lambda item: (item[0] < 1, item[0]))
-        for name in names
+        for name in _VALIDATED
+        if any(name in row for row in by_run.values())
     ]
     columns = ("masks", "metric", *(score.name for score in scores))
     note = "scattered masks, the same for every run of one seed; a sequence with fewer tokens has all of them masked"
     table = ReportTable("masks", "At fixed numbers of masks", columns, (tuple(rows),), (note,), num_keys=2)
     return [table] if rows else []
+
+
+def _in_order(metrics: Iterable[Mapping[str, float]]) -> list[str]:
+    """Return the names of metrics in the order of the table; those without a heading come last."""
+    names = dict.fromkeys(name for values in metrics for name in values)
+    return [*(name for name in _VALIDATED if name in names), *(name for name in names if name not in _VALIDATED)]
 
 
 def _validated(name: str, metrics: Mapping[str, float]) -> Entry:
