@@ -35,6 +35,19 @@ def test_the_first_parts_are_rotated_alike_and_the_others_stay():
     assert torch.equal(v, parts[:, 2])
 
 
+def test_complex_products_and_real_ones_agree():
+    """On a CPU complex numbers need entries in a row; a gradient of ones has them all in one place."""
+    generator = torch.Generator().manual_seed(7)
+    apart = torch.randn(8, 5, 3, 2, generator=generator).permute(1, 2, 3, 0).requires_grad_()
+    in_row = apart.detach().contiguous().requires_grad_()
+    rotation = rotation_at(torch.arange(5)[:, None], (8,), 1e4, torch.float32)
+    results = [torch.stack(rotate(parts, rotation, 2)) for parts in (apart, in_row)]
+    torch.testing.assert_close(*results)
+    results[0].sum().backward()
+    (results[1] * torch.ones_like(results[1])).sum().backward()
+    torch.testing.assert_close(apart.grad, in_row.grad)
+
+
 def test_scores_depend_on_differences_of_both_coordinates():
     q, k = torch.randn(2, 1, 1, 16, generator=torch.Generator().manual_seed(1))
 
