@@ -94,63 +94,75 @@ def run_jobs(
         InterruptedRunError: Stopped by a signal; jobs that ran have saved a checkpoint.
         ExlmError: The error of a job, or a worker died; the other jobs have saved a checkpoint.
     """
-    waiting = deque(sorted((job for job in jobs if job.name not in finished), key=lambda job: job.work, reverse=True))
-    if not waiting:
+    work = _Work(jobs, noun, finished)
+    if not work.waiting:
         return
-    done = {*finished}
-    running: dict[Future[Any], tuple[_Worker, Job]] = {}
     failure: ExlmError | None = None
-    is_stopping = False
-
-    def percent() -> int:
-        return int(100 * sum(job.work for job in jobs if job.name in done) / sum(job.work for job in jobs))
-
-    def count() -> str:
-        return f"{len(done)} of {len(jobs)} {noun}s"
-
-    def give(worker: _Worker) -> None:
-        job = waiting.popleft()
-        running[worker.executor.submit(_do, job, worker.lock)] = worker, job
-
-    def stop_all() -> None:
-        nonlocal is_stopping
-        is_stopping = True
-        for worker, _ in running.values():
-            worker.interrupt()
-
     with (
-        progress.bar(f"{noun}s in %", 100, done=percent()) as bar,
-        _start_workers(function, environments[: len(waiting)], logs) as workers,
+        progress.bar(f"{noun}s in %", 100, done=work.percent) as bar,
+        _start_workers(function, environments[: len(work.waiting)], logs) as workers,
         StopSignal() as stop,
     ):
         for worker in workers:
-            give(worker)
-        while running:
-            ended = wait(running, _LOOK_EVERY_S, FIRST_COMPLETED).done
-            if stop.number is not None and not is_stopping:
-                stop_all()
+            work.give(worker)
+        while work.running:
+            ended = wait(work.running, _LOOK_EVERY_S, FIRST_COMPLETED).done
+            if stop.number is not None and not work.is_stopping:
+                work.stop()
                 progress.message(f"stopping: every {noun} saves a checkpoint; press Ctrl-C again to stop at once")
             for future in ended:
-                worker, job = running.pop(future)
+                worker, job = work.running.pop(future)
                 error = future.exception()
                 if error is None:
-                    done.add(job.name)
-                    progress.message(f"{job.name}: {describe(job, future.result())} ({count()})")
-                    bar.update(percent(), rate=count())
-                    if waiting and not is_stopping and stop.number is None:
-                        give(worker)
-                elif not is_stopping:
+                    work.done.add(job.name)
+                    progress.message(f"{job.name}: {describe(job, future.result())} ({work})")
+                    bar.update(work.percent, rate=str(work))
+                    if work.waiting and not work.is_stopping and stop.number is None:
+                        work.give(worker)
+                elif not work.is_stopping:
                     failure = _error_of(error, f"{noun} {job.name}", worker.log, resume)
                     failure.__cause__ = error
-                    stop_all()
+                    work.stop()
     if failure is not None:
         raise failure
     if stop.number is not None:
         raise InterruptedRunError(
-            f"stopped with {count()} done; those that ran have saved a checkpoint",
+            f"stopped with {work} done; those that ran have saved a checkpoint",
             f"continue with `{resume}`",
             stop.number,
         )
+
+
+class _Work:
+    """Jobs that wait, the longest first, those that run, and names of those that are done."""
+
+    def __init__(self, jobs: Sequence[Job], noun: str, finished: Collection[str]) -> None:
+        self._jobs, self._noun, self.done = jobs, noun, {*finished}
+        left = (job for job in jobs if job.name not in self.done)
+        self.waiting = deque(sorted(left, key=lambda job: job.work, reverse=True))
+        self.running: dict[Future[Any], tuple[_Worker, Job]] = {}
+        self.is_stopping = False
+
+    def __str__(self) -> str:
+        """Say how many are done."""
+        return f"{len(self.done)} of {len(self._jobs)} {self._noun}s"
+
+    @property
+    def percent(self) -> int:
+        """Share of the work that is done."""
+        done = sum(job.work for job in self._jobs if job.name in self.done)
+        return int(100 * done / sum(job.work for job in self._jobs))
+
+    def give(self, worker: "_Worker") -> None:
+        """Let a worker do the next job."""
+        job = self.waiting.popleft()
+        self.running[worker.executor.submit(_do, job, worker.lock)] = worker, job
+
+    def stop(self) -> None:
+        """Ask all workers to save a checkpoint."""
+        self.is_stopping = True
+        for worker, _ in self.running.values():
+            worker.interrupt()
 
 
 def _error_of(error: BaseException, job: str, log: Path, resume: str) -> ExlmError:

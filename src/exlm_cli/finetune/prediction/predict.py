@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from exlm_cli.config.tasks import RowTaskConfig
+from exlm_cli.config.tasks import RowTaskConfig, TaskConfig
 from exlm_cli.data import BoolArray
 from exlm_cli.data.rows.records import COMPRESSIONS, FORMATS
 from exlm_cli.errors import ConfigError
@@ -40,6 +40,7 @@ from exlm_cli.run_dir import resume_command
 from exlm_cli.tasks.base import (
     EncodedSplit,
     FloatArray,
+    Layout,
     NewRows,
     PredictionSummary,
     SeedOutputs,
@@ -54,7 +55,7 @@ class Predicted:
     """Predictions of rows.
 
     Attributes:
-        rows, encoded: The rows, and those that can be read.
+        encoded: Those that can be read.
         outputs: As in `EncodedSplit`.
         columns: Cells of the N readable rows that go into the table, by column.
         labelled: The rows with the calibration; None without labels or a calibration.
@@ -63,7 +64,6 @@ class Predicted:
         notes: On the predictions.
     """
 
-    rows: NewRows
     encoded: EncodedSplit
     outputs: SeedOutputs
     columns: dict[str, list[str]]
@@ -115,12 +115,8 @@ def predict(
     if explain is not None:
         require_molecules(finetuned)
     layout = layout_of(config)
-    out = out or folder / f"predictions-{_stem(path)}{layout.suffix}"
-    if out.suffix.lower() != layout.suffix:
-        what = f"`--out {out}`: predictions of {config.name} are a {layout.suffix} file"
-        raise ConfigError(what, "give another name")
-    files = layout.output_files(out)
-    refuse_overwriting(path, *files)
+    files = _output_files(config, layout, path, out or folder / f"predictions-{_stem(path)}{layout.suffix}")
+    out = files[0]
     atoms = out.with_name(f"{out.stem}-atoms")
     with folder_for_results(out.parent, *files), folder_for_results(out.parent if explain is None else atoms):
         task = TrainedTask(config, results.input_kind, results.loss, results.output_names, results.no_answer_threshold)
@@ -131,12 +127,10 @@ def predict(
         if draw is not None and found.labelled is not None:
             contents |= draw(found.labelled, out)
         if rows.num_rows and not len(rows.keys):
-            notes_on_table = (
-                *notes_on_table,
-                f"no row of {path} can be read; the column `problem` of the predictions says why",
-            )
-        notes_on_table = (*notes_on_table, *_describe_explanations(predictor, is_wanted=explain is not None))
+            unread = f"no row of {path} can be read; the column `problem` of the predictions says why"
+            notes_on_table = (*notes_on_table, unread)
         if explain is not None:
+            notes_on_table = (*notes_on_table, *_describe_explanations(predictor))
             contents |= explain(found.encoded, rows, atoms)
         write_together(contents)
     counts = Counter(found.splits.tolist())
@@ -154,9 +148,19 @@ def predict(
     )
 
 
-def _describe_explanations(predictor: Predictor, *, is_wanted: bool) -> list[str]:
+def _output_files(config: TaskConfig, layout: Layout, path: Path, out: Path) -> tuple[Path, ...]:
+    """Return the files of a prediction, `out` first; refuse a name of another format, or that of the input file."""
+    if out.suffix.lower() != layout.suffix:
+        what = f"`--out {out}`: predictions of {config.name} are a {layout.suffix} file"
+        raise ConfigError(what, "give another name")
+    files = layout.output_files(out)
+    refuse_overwriting(path, *files)
+    return files
+
+
+def _describe_explanations(predictor: Predictor) -> list[str]:
     """Return a note where the explained model is not what predicts."""
-    if not is_wanted or predictor == "model":
+    if predictor == "model":
         return []
     return ["the explanations are of the model, not of what predicts here; `--with model` predicts with the model too"]
 
@@ -237,7 +241,7 @@ def predict_rows(
         scored = "; scored with and without them" if of_new else ""
         notes.append(f"rows {', '.join(counted)}{scored}")
     shown = tuple(note for note in notes if note)
-    return Predicted(rows, encoded, outputs, columns, labelled, split_N, scores, of_new, shown)
+    return Predicted(encoded, outputs, columns, labelled, split_N, scores, of_new, shown)
 
 
 def _outputs(
