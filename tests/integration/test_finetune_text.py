@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
-from exlm_cli.finetune.run import FinetuneResult, run_finetuning
+from exlm_cli.finetune.finished import FinetunedRun
+from exlm_cli.finetune.run import run_finetuning
 from exlm_cli.tasks.glue import GLUE_TASKS
 from tests.unit.finetune.synthetic import finetune_recipe, make_pretrained
 from tests.unit.tasks.glue_files import ROWS, write_glue
 from tests.unit.tasks.squad.test_task import write
 
 
-def finetune(folder: Path, task: dict[str, Any], **train: Any) -> FinetuneResult:
+def finetune(folder: Path, task: dict[str, Any], **train: Any) -> FinetunedRun:
     checkpoint = make_pretrained(folder / "pretrained")
     recipe = finetune_recipe(
         seeds=[1],

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from exlm_cli.bundled_models import bundled_name
-from exlm_cli.config.finetune import FinetuneRecipe, grid_points
+from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.input_paths import with_absolute_paths
 from exlm_cli.config.load import load_recipe
 from exlm_cli.errors import DataError, DivergedError
 from exlm_cli.files import JsonModel, read_json, write_json
+from exlm_cli.finetune.finished import FinetunedRun
 from exlm_cli.finetune.results import RESULTS_FILE, read_results
-from exlm_cli.finetune.run import FinetuneResult, require_fitting_model, resolve_sequence_length, run_finetuning
+from exlm_cli.finetune.run import require_fitting_model, run_finetuning
 from exlm_cli.finetune.scores import read_scores
 from exlm_cli.format import format_fixed
 from exlm_cli.launch import require_one_process
@@ -75,9 +76,7 @@ def begin_series(
     run_kind(checkpoint)  # refuses what is no run
     encoder = load_recipe(run_directory(checkpoint) / "recipe.yaml")
     for recipe in recipes:
-        require_fitting_model(recipe.task.name, recipe.task.input_kind, encoder, checkpoint)
-        for point in grid_points(recipe, use_grid=use_grid):
-            resolve_sequence_length(encoder, checkpoint, point.recipe)
+        require_fitting_model(recipe, encoder, checkpoint, use_grid=use_grid)
         pick_device(recipe)
         require_trackers(recipe.train.report_to)
     _require_all_files(recipes, suite)
@@ -113,7 +112,7 @@ def _require_all_files(recipes: Sequence[FinetuneRecipe], suite: str) -> None:
 
 def run_series(
     folder: Path, *, checkpoint: Path | None, workers: int | None, progress: Progress
-) -> tuple[list[FinetuneResult], list[DivergedError]]:
+) -> tuple[list[FinetunedRun], list[DivergedError]]:
     """Finish every run of a series, and return their results and the errors of those that diverged.
 
     Args:
@@ -147,7 +146,7 @@ def run_series(
             progress=progress,
         )
     finished = [folder / name for name in series.recipes if name not in diverged]
-    return [FinetuneResult(run, read_results(run)) for run in finished], list(diverged.values())
+    return [FinetunedRun(run.name, run, read_results(run)) for run in finished], list(diverged.values())
 
 
 def run_tasks(

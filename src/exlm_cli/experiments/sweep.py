@@ -25,7 +25,7 @@ from exlm_cli.experiments.cell import pretrain_and_measure
 from exlm_cli.experiments.results import CellRuns, SweepRun, cells_of, load_sweep_run
 from exlm_cli.experiments.series import run_task, run_tasks
 from exlm_cli.files import write_atomically
-from exlm_cli.finetune.run import require_fitting_model, resolve_sequence_length
+from exlm_cli.finetune.run import require_fitting_model
 from exlm_cli.finetune.scores import SCORES_FILE, scores_csv
 from exlm_cli.format import format_fixed
 from exlm_cli.progress import Progress
@@ -152,9 +152,7 @@ def _check_tasks(cells: Sequence[SweepCell], progress: Progress) -> None:
     """Load every task once, so that one that cannot be fine-tuned on is found before the first cell is pre-trained."""
     for cell in cells:
         for finetune in cell.finetune:
-            origin = Path(f"cell {cell.label}")
-            require_fitting_model(finetune.task.name, finetune.task.input_kind, cell.pretrain, origin)
-            resolve_sequence_length(cell.pretrain, origin, finetune)
+            require_fitting_model(finetune, cell.pretrain, Path(f"cell {cell.label}"))
     configs = {recipe.task.name: recipe.task for cell in cells for recipe in cell.finetune}
     if configs:
         # importing them takes seconds

@@ -15,18 +15,18 @@ class FinetunedRun:
     """A finished fine-tuning run: its name in tables, its directory, its results."""
 
     name: str
-    folder: Path
+    run_dir: Path
     results: RunResults
 
     @cached_property
     def scores(self) -> RunScores:
         """Its scores, read from the directory."""
-        return read_scores(self.folder)
+        return read_scores(self.run_dir)
 
     @property
     def verdict(self) -> tuple[str, ...]:
         """Sentences of the verdict, whose commands name the directory."""
-        folder = shlex.quote(str(self.folder))
+        folder = shlex.quote(str(self.run_dir))
         return tuple(sentence.replace(" RUN ", f" {folder} ") for sentence in self.results.verdict)
 
     def average(self, metric: str, *, model: str = MODEL, label: str = "") -> Spread:

@@ -52,7 +52,6 @@ class RunPlan:
 
     Attributes:
         checkpoint: Source of the initial weights; None: they are drawn.
-        length: Tokens of a sequence before repetition.
         has_baseline: Whether baselines are scored too.
         splits: The run's own first.
         features: Features of the molecules, which forests and descriptors share.
@@ -62,7 +61,6 @@ class RunPlan:
     recipe: FinetuneRecipe
     weights: Pretrained
     checkpoint: Path | None
-    length: int
     use_grid: bool
     has_baseline: bool
     splits: Sequence[SplitPlan]

@@ -9,18 +9,15 @@ calibration and predictions for new rows are over all.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from exlm_cli.bundled_models import bundled_name, local_path
 from exlm_cli.config.finetune import FinetuneRecipe, grid_points
 from exlm_cli.config.load import load_recipe, resumed_recipe, resumed_recipes
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.config.tasks import InputKind
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
-from exlm_cli.finetune.results import ENCODER_FILE, RunResults
-from exlm_cli.finetune.scores import RunScores, read_scores
+from exlm_cli.finetune.finished import FinetunedRun
+from exlm_cli.finetune.results import ENCODER_FILE
 from exlm_cli.launch import require_one_process
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import read_run_json, require_pretraining, require_unused, run_directory
@@ -28,19 +25,6 @@ from exlm_cli.tasks.base import DownstreamTask
 from exlm_cli.tasks.registry import load_task
 from exlm_cli.train.task import Callback, require_arguments
 from exlm_cli.train.trackers import require_trackers
-
-
-@dataclass(frozen=True)
-class FinetuneResult:
-    """Directory and results of a fine-tuning run."""
-
-    run_dir: Path
-    results: RunResults
-
-    @cached_property
-    def scores(self) -> RunScores:
-        """Scores of the run, read from its directory."""
-        return read_scores(self.run_dir)
 
 
 def run_finetuning(
@@ -57,7 +41,7 @@ def run_finetuning(
     workers: int | None = 1,
     callbacks: Sequence[Callback] = (),
     progress: Progress | None = None,
-) -> FinetuneResult:
+) -> FinetunedRun:
     """Fine-tune a checkpoint with every seed of a recipe, optionally at every point of its grid, and score it.
 
     The epoch that is best in validation is scored once on the test split. With a grid, the point with the best
@@ -90,32 +74,22 @@ def run_finetuning(
     require_arguments(recipe, FinetuneRecipe, callbacks)
     require_trackers(recipe.train.report_to)
     run = None if resume is None else Path(resume)
-    if run is None and out is not None:
-        require_unused(Path(out))
     if run is not None:
-        begun, described = begun or resumed_recipe(run, FinetuneRecipe), read_run_json(run)
-        use_grid, baseline = bool(described.use_grid), bool(described.baseline)
-        if checkpoint is None and described.checkpoint is not None:
-            checkpoint = Path(described.checkpoint)
-        if checkpoint is None:
-            encoder = load_recipe(run / ENCODER_FILE)
-        if missing := [seed for seed in described.seeds or () if seed not in recipe.seeds]:
-            listed = f"seed{'' if len(missing) == 1 else 's'} {', '.join(map(str, missing))}"
-            progress.message(f"the results leave out {listed} of this run; to keep all, list them with `--seeds LIST`")
+        begun = begun or resumed_recipe(run, FinetuneRecipe)
+        checkpoint, own, use_grid, baseline = _settings_of(run, recipe, checkpoint, progress)
+        encoder = own or encoder
+    elif out is not None:
+        require_unused(Path(out))
     _require_start(recipe, checkpoint, encoder, task)
     path = None if checkpoint is None else local_path(Path(checkpoint))
     encoder = encoder or _encoder_of(path)
-    start, points = path or Path(encoder.name), grid_points(recipe, use_grid=use_grid)
-    length = [resolve_sequence_length(encoder, start, point.recipe) for point in points][-1]
-    given = recipe.task if task is None else task
-    require_fitting_model(given.name, given.input_kind, encoder, start)
+    length = require_fitting_model(recipe, encoder, path or Path(encoder.name), task=task, use_grid=use_grid)
     tasks = _load_splits(recipe, task, progress)
     # only now: the import of torch and the reading of weights take longer than all that may have been wrong
     from exlm_cli.finetune.training import Beginning, train
 
     beginning = Beginning(
         recipe=recipe,
-        points=points,
         tasks=tasks,
         checkpoint=path,
         encoder=encoder,
@@ -126,7 +100,8 @@ def run_finetuning(
         begun=begun,
         out=None if out is None else Path(out),
     )
-    return FinetuneResult(*train(beginning, workers=workers, callbacks=callbacks, progress=progress))
+    folder, results = train(beginning, workers=workers, callbacks=callbacks, progress=progress)
+    return FinetunedRun(folder.name, folder, results)
 
 
 def resume_finetuning(
@@ -137,7 +112,7 @@ def resume_finetuning(
     workers: int | None = 1,
     callbacks: Sequence[Callback] = (),
     progress: Progress | None = None,
-) -> FinetuneResult:
+) -> FinetunedRun:
     """Continue a run with its own recipe.yaml, cell by cell; exact on CPU.
 
     Args:
@@ -155,6 +130,23 @@ def resume_finetuning(
     return run_finetuning(
         recipe, checkpoint=checkpoint, resume=run, begun=begun, workers=workers, callbacks=callbacks, progress=progress
     )
+
+
+def _settings_of(
+    run: Path, recipe: FinetuneRecipe, checkpoint: str | Path | None, progress: Progress
+) -> tuple[str | Path | None, PretrainRecipe | None, bool, bool]:
+    """Return checkpoint or recipe of the encoder, grid and baseline that a run began with.
+
+    Args:
+        checkpoint: Where it is now; None: where it was.
+    """
+    described = read_run_json(run)
+    if missing := [seed for seed in described.seeds or () if seed not in recipe.seeds]:
+        listed = f"seed{'' if len(missing) == 1 else 's'} {', '.join(map(str, missing))}"
+        progress.message(f"the results leave out {listed} of this run; to keep all, list them with `--seeds LIST`")
+    checkpoint = checkpoint or described.checkpoint
+    encoder = load_recipe(run / ENCODER_FILE) if checkpoint is None else None
+    return checkpoint, encoder, bool(described.use_grid), bool(described.baseline)
 
 
 def _require_start(
@@ -215,42 +207,48 @@ def _encoder_of(checkpoint: Path | None) -> PretrainRecipe:
     return load_recipe(run_directory(checkpoint) / "recipe.yaml")
 
 
-def require_fitting_model(name: str, needed: InputKind, encoder: PretrainRecipe, start: Path) -> None:
-    """Refuse a task whose rows the model cannot read.
+def require_fitting_model(
+    recipe: FinetuneRecipe,
+    encoder: PretrainRecipe,
+    start: Path,
+    *,
+    task: DownstreamTask | None = None,
+    use_grid: bool = False,
+) -> int:
+    """Refuse a task whose rows the model cannot read, and return the tokens of a sequence before repetition.
 
     Args:
-        name, needed: Name of the task, and kind of its rows.
+        recipe: What to do, at every point of its grid with `use_grid`.
         encoder: Recipe of the model.
-        start: Where its weights or its recipe come from.
+        start: Where its weights or its recipe come from, as errors name it.
+        task: None: the one that `recipe.task` names.
 
     Raises:
         CheckpointError: The model reads other rows.
-    """
-    names = {"text": "text", "smiles": "SMILES"}
-    kind = encoder.data.kind
-    if kind != needed:
-        named = "; `--text-column NAME` names a column of text" if (name, needed) == ("csv", "smiles") else ""
-        raise CheckpointError(
-            f"{bundled_name(start) or start} is a model of {names[kind]}; {name} needs one of {names[needed]}",
-            f"make one with `exlm pretrain --recipe quickstart-{needed}`, or give another `--checkpoint RUN`{named}",
-        )
-
-
-def resolve_sequence_length(pretrain: PretrainRecipe, origin: Path, recipe: FinetuneRecipe) -> int:
-    """Return the tokens of a sequence before repetition; `origin` is what an error names the model by.
-
-    Raises:
         ConfigError: A sequence needs more positions than the model takes, or does not fit into a microbatch.
     """
-    length = recipe.task.sequence_length or pretrain.data.sequence_length
-    num_repeats = pretrain.masking.num_repeats
+    names = {"text": "text", "smiles": "SMILES"}
+    given = task or recipe.task
+    kind, needed = encoder.data.kind, given.input_kind
+    if kind != needed:
+        named = "; `--text-column NAME` names a column of text" if (given.name, needed) == ("csv", "smiles") else ""
+        raise CheckpointError(
+            f"{bundled_name(start) or start} is a model of {names[kind]}; {given.name} needs one of {names[needed]}",
+            f"make one with `exlm pretrain --recipe quickstart-{needed}`, or give another `--checkpoint RUN`{named}",
+        )
+    return [_sequence_length(point.recipe, encoder, start) for point in grid_points(recipe, use_grid=use_grid)][-1]
+
+
+def _sequence_length(recipe: FinetuneRecipe, encoder: PretrainRecipe, start: Path) -> int:
+    length = recipe.task.sequence_length or encoder.data.sequence_length
+    num_repeats = encoder.masking.num_repeats
     positions = (length - 2) * num_repeats + 2
     repeated = f" with every token {num_repeats} times" if num_repeats > 1 else ""
-    if positions > pretrain.model.max_length:
+    if positions > encoder.model.max_length:
         raise ConfigError(
             f"`task.sequence_length` {length}{repeated} needs {positions} positions; the model of "
-            f"{origin} takes {pretrain.model.max_length}",
-            f"it was pre-trained on {pretrain.data.sequence_length} tokens; `--set task.sequence_length=null` uses as "
+            f"{start} takes {encoder.model.max_length}",
+            f"it was pre-trained on {encoder.data.sequence_length} tokens; `--set task.sequence_length=null` uses as "
             "many",
         )
     if positions > recipe.train.microbatch_tokens:

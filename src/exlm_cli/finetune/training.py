@@ -8,7 +8,7 @@ from pathlib import Path
 import loky
 import torch
 
-from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, GridPoint
+from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, GridPoint, grid_points
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.errors import ConfigError
 from exlm_cli.finetune.baselines.baseline import baselines_of, is_affordable
@@ -41,7 +41,6 @@ class Beginning:
     """What a run begins with, checked.
 
     Attributes:
-        points: Grid points; a single one without a grid.
         tasks: The task on each split, by `task.split_seed`, the run's own first.
         checkpoint: Source of the initial weights; None: they are drawn.
         encoder: Recipe of the model.
@@ -53,7 +52,6 @@ class Beginning:
     """
 
     recipe: FinetuneRecipe
-    points: Sequence[GridPoint]
     tasks: Mapping[int, DownstreamTask]
     checkpoint: Path | None
     encoder: PretrainRecipe
@@ -101,7 +99,7 @@ def train(
         if about := splits[0].data.about_descriptors:
             progress.message(about)
         plan = RunPlan(
-            folder, recipe, weights, begin.checkpoint, begin.length, begin.use_grid, has_baseline, splits, store
+            folder, recipe, weights, begin.checkpoint, begin.use_grid, has_baseline, splits, store
         )
         record_beginning(plan, begin.begun)
         update_run_json(folder, {"device": describe_device(device), "seeds": recipe.seeds})
@@ -130,7 +128,7 @@ def _plan_split(
     data = describe_rows(encoded, recipe.task, store, progress)
     own = [
         GridPoint(point.label, point.values, point.recipe.changed({"task.split_seed": split_seed, "num_replicates": 1}))
-        for point in begin.points
+        for point in grid_points(recipe, use_grid=begin.use_grid)
     ]
     of_split = [f"split {split_seed}"] if recipe.num_replicates > 1 else []
     cells = {}

@@ -16,9 +16,10 @@ from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import dump_recipe
 from exlm_cli.data import IntArray
 from exlm_cli.data.tokenizer import Tokenizer, train_bpe
+from exlm_cli.finetune.finished import FinetunedRun
 from exlm_cli.finetune.predictions import read_rows
 from exlm_cli.finetune.results import read_results, read_seed_predictions
-from exlm_cli.finetune.run import FinetuneResult, run_finetuning
+from exlm_cli.finetune.run import run_finetuning
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_metrics, update_run_json
@@ -176,7 +177,7 @@ def run_tiny(
     task: WordTask | None = None,
     callbacks: Sequence[Callback] = (),
     **sections: Any,
-) -> FinetuneResult:
+) -> FinetunedRun:
     """Fine-tune the word task, or another one, with `finetune_recipe(**sections)`."""
     recipe = finetune_recipe(**sections)
     return run_finetuning(recipe, checkpoint=pretrained, out=out, task=task or WordTask(), callbacks=callbacks)

@@ -176,7 +176,7 @@ def _show_scores(
     from exlm_cli.report.pretraining import pretraining_tables
 
     finetuned = [FinetunedRun(run.name, run.path, read_results(run.path)) for run in runs if run.kind == "finetune"]
-    drawn = [run for run in finetuned if run.folder not in of_hub] if output.has_figures else []
+    drawn = [run for run in finetuned if run.run_dir not in of_hub] if output.has_figures else []
     for without in finetuned if output.has_figures else []:
         if without not in drawn:
             scoring["progress"].message(
@@ -191,7 +191,7 @@ def _show_scores(
                 pretrained.append(evaluate_pretrained(run.path, run.name, **scoring))
         files = draw_runs(drawn, output.folder)
     entries: list[dict[str, Any]] = [{"kind": "pretrain", **asdict(score)} for score in pretrained]
-    entries += [{"run_dir": str(run.folder), "name": run.name, **run.as_json()} for run in finetuned]
+    entries += [{"run_dir": str(run.run_dir), "name": run.name, **run.as_json()} for run in finetuned]
     # scripts that score one run find its values at the top level
     top = entries[0] if len(entries) == 1 else {}
     tables = [*pretraining_tables(pretrained), *task_tables(finetuned), *paper_tables(finetuned)]

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -141,6 +141,8 @@ def finetune(
     """
     from exlm_cli.cli import console
     from exlm_cli.cli.reports import emit_dry_run
+    from exlm_cli.cli.runs import local_run
+    from exlm_cli.config.load import load_recipe
     from exlm_cli.run_dir import SERIES_FILE
 
     task = {"data_dir": data_dir, "split": split, "split_column": split_column}
@@ -149,13 +151,10 @@ def finetune(
     others = {"label_columns": label_columns, "baseline": baseline, "no_baseline": baseline is False}
     by_option = {f"--{key.replace('_', '-')}": value for key, value in {**start, **task, **others}.items()}
     refuse_with_resume(resume, {"": suite, **by_option})
-    for override in [] if grid or resume is not None else sets or []:
-        if override.strip().startswith(("grid.", "grid=")):
-            raise ConfigError(f"`--set {override}` takes effect only with `--grid`", "add `--grid`, or leave it out")
+    _refuse_unused_grid([] if grid or resume is not None else sets or [])
     options: dict[str, object] = {f"task.{key}": value for key, value in task.items()}
-    options |= {"task.label_columns": split_list(label_columns), "seeds": parse_seeds(seeds)}
-    options |= {"device": device, "num_replicates": num_replicates}
-    options["init"] = "scratch" if from_scratch or encoder is not None else None
+    options |= {"task.label_columns": split_list(label_columns), "seeds": parse_seeds(seeds), "device": device}
+    options |= {"num_replicates": num_replicates, "init": "scratch" if from_scratch or encoder is not None else None}
     overrides = collect_overrides(sets, options)
     progress = console.open_progress()
     if resume is not None and (resume / SERIES_FILE).is_file():
@@ -179,54 +178,42 @@ def finetune(
         checkpoint = _find_checkpoint(checkpoint, chosen, progress, needs_weights=chosen.task.suite == "squad")
     if resume is None and recipe is None:
         _point_to_recipe(chosen, progress)
-    _run(
+    from exlm_cli.finetune.run import run_finetuning
+
+    run = run_finetuning(
         chosen,
-        checkpoint,
-        encoder,
-        progress,
+        checkpoint=None if checkpoint is None else local_run(checkpoint, progress),
+        encoder=None if encoder is None else load_recipe(encoder),
         out=out,
         resume=resume,
         begun=begun,
         use_grid=grid,
         baseline=baseline,
         workers=workers,
-        as_json=as_json,
+        progress=progress,
     )
+    _report(run, as_json=as_json)
 
 
-def _run(
-    recipe: "FinetuneRecipe",
-    checkpoint: Path | None,
-    encoder: str | None,
-    progress: "Progress",
-    *,
-    as_json: bool,
-    **options: Any,
-) -> None:
-    """Run one task, write its page, and print its scores and verdict; `options` are those of `run_finetuning`."""
+def _refuse_unused_grid(sets: Sequence[str]) -> None:
+    for override in sets:
+        if override.strip().startswith(("grid.", "grid=")):
+            raise ConfigError(f"`--set {override}` takes effect only with `--grid`", "add `--grid`, or leave it out")
+
+
+def _report(run: "FinetunedRun", *, as_json: bool) -> None:
+    """Write the page of a run, and print its scores and verdict."""
     from exlm_cli.cli import console
-    from exlm_cli.cli.runs import local_run
-    from exlm_cli.config.load import load_recipe
-    from exlm_cli.finetune.finished import FinetunedRun
-    from exlm_cli.finetune.run import run_finetuning
     from exlm_cli.report.finetuning.page import write_page
     from exlm_cli.report.finetuning.scores import results_tables
 
-    result = run_finetuning(
-        recipe,
-        checkpoint=None if checkpoint is None else local_run(checkpoint, progress),
-        encoder=None if encoder is None else load_recipe(encoder),
-        progress=progress,
-        **options,
-    )
-    run = FinetunedRun(result.run_dir.name, result.run_dir, result.results)
     page = write_page(run)
     if as_json:
-        return console.emit_json({"run_dir": result.run_dir, "report": page, **run.as_json()})
+        return console.emit_json({"run_dir": run.run_dir, "report": page, **run.as_json()})
     console.emit_tables(results_tables(run))
     _emit_verdict(run, "verdict")
-    console.emit_line(f"results: {result.run_dir}/results.json")
-    console.emit_line(f"scores: {result.run_dir}/scores.csv")
+    console.emit_line(f"results: {run.run_dir}/results.json")
+    console.emit_line(f"scores: {run.run_dir}/scores.csv")
     console.emit_line(f"report: {page}")
 
 
@@ -271,20 +258,18 @@ def _finish_series(
     from exlm_cli.cli import console
     from exlm_cli.cli.runs import local_run
     from exlm_cli.experiments.series import run_series
-    from exlm_cli.finetune.finished import FinetunedRun
     from exlm_cli.report.experiments.paper import paper_tables
     from exlm_cli.report.finetuning.page import write_page
     from exlm_cli.report.tables import write_tables
 
     moved = None if checkpoint is None else local_run(checkpoint, progress)
-    finished, diverged = run_series(folder, checkpoint=moved, workers=workers, progress=progress)
-    runs = [FinetunedRun(result.run_dir.name, result.run_dir, result.results) for result in finished]
+    runs, diverged = run_series(folder, checkpoint=moved, workers=workers, progress=progress)
     tables = paper_tables(runs)
     files = write_tables(tables, folder / "report", ("markdown", "csv"))
     pages = [write_page(run) for run in runs]
     if as_json:
         entries = [
-            {"run_dir": run.folder, "report": page, **run.as_json()} for run, page in zip(runs, pages, strict=True)
+            {"run_dir": run.run_dir, "report": page, **run.as_json()} for run, page in zip(runs, pages, strict=True)
         ]
         console.emit_json({"run_dir": folder, "runs": entries, "files": files})
     else:

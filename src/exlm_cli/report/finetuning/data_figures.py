@@ -40,7 +40,7 @@ def draw_labels(run: FinetunedRun, folder: Path) -> dict[Path, bytes]:
         CheckpointError: The targets of a split are missing or altered.
     """
     results = run.results
-    rows = read_rows(run.folder, results.loss, results.output_names)[results.split_seeds[0]]
+    rows = read_rows(run.run_dir, results.loss, results.output_names)[results.split_seeds[0]]
     targets = {split: of_split.targets for split, of_split in rows.items()}
     captions = ["split: " + ", ".join(f"{split} {format_count(len(of_split))}" for split, of_split in targets.items())]
     with style.drawing():

@@ -50,7 +50,7 @@ def write_page(finetuned: FinetunedRun) -> Path:
     Raises:
         CheckpointError: Predictions are missing or altered, or a file cannot be written.
     """
-    run, results = finetuned.folder, finetuned.results
+    run, results = finetuned.run_dir, finetuned.results
     scores, *labels = results_tables(finetuned)
     models = models_table(finetuned)
     sections = [Section(models.title, models.columns, models.groups, (*models.notes, *_shown(finetuned)))]
@@ -99,7 +99,7 @@ def _shown(finetuned: FinetunedRun) -> list[str]:
 def _name_of(finetuned: FinetunedRun) -> str:
     """Return the name of the user's file, or of the benchmark, and of what is predicted."""
     results = finetuned.results
-    task = load_recipe(finetuned.folder / "recipe.yaml", kind=FinetuneRecipe).task
+    task = load_recipe(finetuned.run_dir / "recipe.yaml", kind=FinetuneRecipe).task
     name = results.task
     if isinstance(task, CsvTaskConfig) and task.files.train is not None:
         name = Path(task.files.train).name
@@ -111,7 +111,7 @@ def _name_of(finetuned: FinetunedRun) -> str:
 
 def _row_sections(finetuned: FinetunedRun, rows: ShownRows) -> list[Section]:
     """Return what the scored rows show: error by distance, the worst and the most surprising ones, and all labels."""
-    results, folder = finetuned.results, finetuned.folder / "report"
+    results, folder = finetuned.results, finetuned.run_dir / "report"
     split, what = results.scored_split, "molecules" if rows.is_molecule else "rows"
     of_value = "absolute error" if results.loss == "regression" else "1 - probability of the truth"
     by_distance = draw_errors(rows, folder, of_value)
@@ -143,7 +143,7 @@ def _picture(path: Path, title: str = "") -> Section:
 
 
 def _commands(finetuned: FinetunedRun) -> list[str]:
-    run, results = finetuned.folder, finetuned.results
+    run, results = finetuned.run_dir, finetuned.results
     given = shlex.quote(str(run))
     explain = " --explain" if results.input_kind == "smiles" else ""
     lines = [f"exlm predict {given} FILE{explain}", f"exlm eval {given}"]

@@ -90,11 +90,11 @@ def draw_runs(runs: Sequence[FinetunedRun], out: Path | None) -> list[Path]:
     """
     drawn = [run for run in runs if run.results.loss != "span"]
     # read all before the first file is written
-    predictions = [read_scored_split(run.folder, run.results)[0] for run in drawn]
+    predictions = [read_scored_split(run.run_dir, run.results)[0] for run in drawn]
     names = number_repeated([run.name.replace("/", "-") for run in drawn])
     files: dict[Path, bytes] = {}
     for run, name, rows in zip(drawn, names, predictions, strict=True):
-        split, folder = run.results.scored_split, out or run.folder / "report"
+        split, folder = run.results.scored_split, out or run.run_dir / "report"
         stem = split if out is None else f"{name}-{split}"
         count, seeds = format_count(len(rows.targets)), format_number_of(len(rows.by_seed), "seed")
         title = f"{run.name}: {run.results.task}, {split}, {count} rows, {seeds}"

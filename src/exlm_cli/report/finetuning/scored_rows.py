@@ -145,5 +145,5 @@ def read_scored_rows(run: FinetunedRun) -> ShownRows:
     Raises:
         CheckpointError: A file of the run is missing or altered.
     """
-    predicted, rows = read_scored_split(run.folder, run.results)
+    predicted, rows = read_scored_split(run.run_dir, run.results)
     return ShownRows(predicted, rows.inputs, rows.places, run.results.input_kind == "smiles")

@@ -203,7 +203,7 @@ def interval_tables(run: FinetunedRun) -> list[ReportTable]:
     """
     if run.results.loss != "regression" or "test" not in run.results.split_sizes:
         return []
-    calibration = read_calibration(run.folder, run.results.predictor)
+    calibration = read_calibration(run.run_dir, run.results.predictor)
     if not calibration.coverage:
         return []
     table = ReportTable(

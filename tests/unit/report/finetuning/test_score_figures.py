@@ -183,7 +183,7 @@ def with_files(folder: Path, run: FinetunedRun) -> FinetunedRun:
         cell = folder / f"cells/single/split-0/seed-{seed}"
         cell.mkdir(parents=True)
         write_predictions(cell, ["active"], {split: np.arange(8)[:, None] * seed % 5 / 5}, rows)
-    return replace(run, folder=folder)
+    return replace(run, run_dir=folder)
 
 
 def test_figures_go_into_each_run_or_named_by_run_into_one_folder(tmp_path):
