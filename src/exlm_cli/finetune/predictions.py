@@ -10,9 +10,10 @@ Axes: N rows of a part, C outputs.
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -89,14 +90,21 @@ class PartRows:
     places: Sequence[str] = ()
     similarity: FloatArray | None = None
 
-    def only(self, is_chosen_N: BoolArray) -> "PartRows":
+    @property
+    def distance(self) -> FloatArray:
+        """(N,) distance from the training molecules, 1 less the similarity; NaN where that is not known."""
+        return np.full(len(self.targets), np.nan) if self.similarity is None else 1 - self.similarity
+
+    def only(self, is_chosen_N: BoolArray) -> Self:
         """Return some of the rows."""
-        inputs, places = (
-            [text for text, is_chosen in zip(texts or (), is_chosen_N, strict=False) if is_chosen]
-            for texts in (self.inputs, self.places)
+        return replace(
+            self,
+            rows=self.rows[is_chosen_N],
+            targets=self.targets[is_chosen_N],
+            inputs=list(compress(self.inputs, is_chosen_N)),
+            places=list(compress(self.places, is_chosen_N)),
+            similarity=None if self.similarity is None else self.similarity[is_chosen_N],
         )
-        near = None if self.similarity is None else self.similarity[is_chosen_N]
-        return PartRows(self.rows[is_chosen_N], self.targets[is_chosen_N], inputs, places, near)
 
 
 def join_rows(parts: Sequence[PartRows]) -> PartRows:

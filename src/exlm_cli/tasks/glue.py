@@ -23,17 +23,10 @@ from exlm_cli.tasks.base import (
     NewRows,
     SeedOutputs,
     Split,
-    TableColumns,
     TrainedTask,
 )
 from exlm_cli.tasks.rows.splits import choose_rows
-from exlm_cli.tasks.rows.task import (
-    LabelledRows,
-    RowTask,
-    ScoredRows,
-    encode_labelled_rows,
-    join_texts,
-)
+from exlm_cli.tasks.rows.task import LabelledRows, RowTask, ScoredRows, rows_to_predict
 from exlm_cli.tasks.sources import LOCAL_HINT, OfficialFiles, counted, find_parts
 
 MISMATCHED_PREFIX = "mismatched_"
@@ -279,18 +272,14 @@ def read_new_glue(task: TrainedTask, path: Path, column: str | None, progress: P
     }
     num_unlabelled = int(np.isnan(targets).sum())
     note = f"not scored: {num_unlabelled:,} of {len(keys):,} rows have no label"
-    return _new_rows(info, examples, columns, notes=(note,) if 0 < num_unlabelled < len(keys) else ())
+    notes = (note,) if 0 < num_unlabelled < len(keys) else ()
+    return rows_to_predict(examples, info.loss, info.output_names, columns, notes=notes)
 
 
 def new_texts(info: GlueTaskInfo, texts: Sequence[tuple[str, ...]]) -> NewRows:
     """Return texts or pairs of them, in memory, as rows to predict."""
     rows = [GlueRow(given, math.nan, row, str(row)) for row, given in enumerate(texts)]
-    return _new_rows(info, _labelled(info, rows), {})
-
-
-def _new_rows(info: GlueTaskInfo, rows: LabelledRows, columns: TableColumns, *, notes: tuple[str, ...] = ()) -> NewRows:
-    encode = partial(encode_labelled_rows, rows, loss=info.loss, names=info.output_names)
-    return NewRows(encode, [join_texts(texts) for texts in rows.texts], columns, rows.rows, notes=notes)
+    return rows_to_predict(_labelled(info, rows), info.loss, info.output_names, {})
 
 
 def _label(info: GlueTaskInfo, target: float) -> str:

@@ -6,7 +6,6 @@ Axes: R rows of a table, N examples of a split, C outputs.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +35,7 @@ from exlm_cli.tasks.rows.labels import (
 )
 from exlm_cli.tasks.rows.splits import RowSplit, describe_repeats, follow_split, limit_rows, split_rows
 from exlm_cli.tasks.rows.table import InputRows, Table, read_input_rows, read_table, usable_rows
-from exlm_cli.tasks.rows.task import LabelledRows, RowTask, TokenStore, encode_labelled_rows
+from exlm_cli.tasks.rows.task import RowTask, TokenStore, labelled_rows, rows_to_predict
 from exlm_cli.tasks.sources import given_file
 
 _OWN_NAMES = ("row", "line", "input", "problem", "in_split", "nearest_train_tanimoto")
@@ -214,14 +213,13 @@ def table_task(
             if split.name in ("files", "column", "file"):
                 hint = "training and validation need rows that can be used"
             raise DataError(f"{config.name}: the split leaves no rows in `{needed}`", hint)
-    inputs, keys = usable.model_inputs(canonical=config.has_canonical_smiles), usable.keys
-    tokens, place_of = tokens or TokenStore(), usable.table.short_place
+    tokens = tokens or TokenStore()
     examples = {
-        part: LabelledRows(
-            [(inputs[row],) for row in rows],
-            labels.targets[rows],
+        part: labelled_rows(
+            usable,
             rows,
-            place_of,
+            labels.targets[rows],
+            canonical_smiles=config.has_canonical_smiles,
             tokens=tokens,
             numbers=None if numbers is None else numbers[rows],
         )
@@ -232,9 +230,6 @@ def table_task(
     if config.name == "csv":
         used = np.sort(np.concatenate([split.indices[part] for part in examples]))
         task.labels_sha256 = hashlib.sha256(used.tobytes() + labels.targets[used].tobytes()).hexdigest()
-    task.training_keys, task.validation_keys, task.test_keys = (
-        [keys[row] for row in indices.get(part, ())] for part in SPLITS
-    )
     task.input_kind, task.split_name, task.skipped = config.input_kind, split.name, usable.skipped
     if config.class_weights == "balanced" and labels.loss != "regression":
         task.class_weights = _balanced_weights(task)
@@ -363,8 +358,6 @@ def new_rows(
         columns, notes: As in `NewRows`.
         numbers: As in `LabelledRows`.
     """
-    inputs, keys = found.model_inputs(canonical=task.config.has_canonical_smiles), found.keys
-    texts = [(inputs[row],) for row in found.rows]
-    examples = LabelledRows(texts, targets, found.rows, found.table.short_place, numbers=numbers)
-    encode = partial(encode_labelled_rows, examples, loss=task.loss, names=task.output_names)
-    return NewRows(encode, [keys[row] for row in found.rows], columns, found.rows, found.problems, notes=notes)
+    canonical = task.config.has_canonical_smiles
+    rows = labelled_rows(found, found.rows, targets, canonical_smiles=canonical, numbers=numbers)
+    return rows_to_predict(rows, task.loss, task.output_names, columns, problems=found.problems, notes=notes)

@@ -4,15 +4,18 @@ import dataclasses
 import functools
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.config.sweep import SweepCell, SweepRecipe
 from exlm_cli.experiments.results import CellRuns, masking_of
 from exlm_cli.files import write_json
+from exlm_cli.finetune.evaluation.calibration import Calibration, PredictedRows
 from exlm_cli.finetune.finished import FinetunedRun
 from exlm_cli.finetune.results import InitialWeights, RunResults
 from exlm_cli.finetune.scores import (
@@ -28,6 +31,7 @@ from exlm_cli.finetune.scores import (
 )
 from exlm_cli.report.experiments.paper import TABLE_2, TABLE_4, TABLE_13, PaperTable
 from exlm_cli.run_dir import RunInfo, describe_environment
+from exlm_cli.tasks.base import Loss
 
 TASKS = {"MNLI": "glue/mnli", "QNLI": "glue/qnli", "QQP": "glue/qqp", "RTE": "glue/rte"}
 
@@ -328,6 +332,14 @@ def score_rows(
         origin = Origin(model, "single", split_seed, AVERAGE)
         rows += score_rows_of(origin, dict.fromkeys(splits, whole), dict.fromkeys(splits, own))
     return rows
+
+
+def predicted_rows(
+    loss: Loss, names: Sequence[str], by_seed: Any, targets: Any, calibration: Calibration, **more: Any
+) -> PredictedRows:
+    """Return (K, N, C) predictions of rows, counted from 0, and their (N, C) truth."""
+    rows: dict[str, Any] = {"rows": np.arange(len(targets)), "targets": targets, **more}
+    return PredictedRows(loss=loss, names=tuple(names), by_seed=by_seed, calibration=calibration, **rows)
 
 
 def at_folder(run: FinetunedRun, folder: Path) -> FinetunedRun:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -206,24 +206,21 @@ class Calibration(JsonModel):
         ]
 
 
-@dataclass(frozen=True)
-class PredictedRows:
-    """Predictions of rows by the seeds of a run, their truth, and the calibration of the seeds' mean.
+@dataclass(frozen=True, kw_only=True)
+class PredictedRows(PartRows):
+    """Rows with what the seeds of a run predict, and the calibration of the seeds' mean.
 
     Attributes:
         names: C outputs.
         by_seed: (K, N, C) probabilities or values.
-        targets: As in `tasks.base.EncodedRows`.
-        similarity: (N,) largest Tanimoto similarity to a training molecule; None of texts and where it is not known.
+        level: Share of the true values that intervals should hold.
     """
 
     loss: Loss
     names: tuple[str, ...]
     by_seed: FloatArray
-    targets: FloatArray
     calibration: Calibration
     level: float = DEFAULT_LEVEL
-    similarity: FloatArray | None = None
 
     @cached_property
     def mean(self) -> FloatArray:
@@ -238,8 +235,7 @@ class PredictedRows:
     @cached_property
     def half_widths(self) -> FloatArray:
         """(N, C) half-widths of intervals; NaN where there is none."""
-        known = np.full(len(self.targets), math.nan) if self.similarity is None else self.similarity
-        return self.calibration.half_widths(self.level, 1 - known)
+        return self.calibration.half_widths(self.level, self.distance)
 
     def of_output(self, index: int) -> tuple[FloatArray, FloatArray, FloatArray | None]:
         """Return prediction and truth of an output over known rows, and, unless there is none, for probabilities the
@@ -250,10 +246,9 @@ class PredictedRows:
         found_N = more[rows_N, index]
         return self.mean[rows_N, index], target_N, None if np.isnan(found_N).any() else found_N
 
-    def only(self, is_chosen_N: BoolArray) -> "PredictedRows":
+    def only(self, is_chosen_N: BoolArray) -> Self:
         """Return some of the rows."""
-        near = None if self.similarity is None else self.similarity[is_chosen_N]
-        return replace(self, by_seed=self.by_seed[:, is_chosen_N], targets=self.targets[is_chosen_N], similarity=near)
+        return replace(super().only(is_chosen_N), by_seed=self.by_seed[:, is_chosen_N])
 
     def score(self) -> dict[str, float]:
         """Return the means of `score_calibration` but widths, each over the outputs in which it is defined."""
@@ -303,35 +298,22 @@ def check_level(level: float, loss: Loss, run: Path) -> None:
         raise ConfigError(what, "leave it out")
 
 
-class ValidatedRows(NamedTuple):
-    """Rows of one split, as the models of this split predict them.
-
-    Attributes:
-        mean: (N, C) over the seeds.
-        targets: NaN where missing; (N, 1) class index for `classes`.
-        similarity: (N,) to the training rows of this split; None of texts.
-    """
-
-    mean: FloatArray
-    targets: FloatArray
-    similarity: FloatArray | None = None
-
-
-def fit_calibration(loss: Loss, parts: Sequence[ValidatedRows]) -> Calibration:
-    """Fit a calibration to the mean prediction of the seeds for the validation rows of one or more splits.
+def fit_calibration(loss: Loss, mean_NC: FloatArray, rows: PartRows) -> Calibration:
+    """Fit a calibration to the mean prediction of the seeds for validation rows.
 
     Probabilities: isotonic regression from `MIN_ISOTONIC_ROWS` rows on, Platt's method below; values: their residuals,
     from `MIN_THIRDS_ROWS` rows on in thirds by the distance from the training rows.
+
+    Args:
+        rows: Those of one or more splits, each as near to the training rows as its own split has them.
     """
-    mean_NC, targets_NC = (np.concatenate(of_parts) for of_parts in zip(*(part[:2] for part in parts), strict=True))
-    near = [part.similarity for part in parts if part.similarity is not None]
-    distance_N = 1 - np.concatenate(near) if near else np.full(len(mean_NC), math.nan)
     outputs: list[OutputCalibration | None] = []
     for index in range(mean_NC.shape[1]):
-        rows_N, target_N = known_rows(loss, targets_NC, index)
+        rows_N, target_N = known_rows(loss, rows.targets, index)
         predicted_N = mean_NC[rows_N, index]
         if loss == "regression":
-            outputs.append(_fit_residuals(np.abs(predicted_N - target_N), distance_N[rows_N]) if rows_N.any() else None)
+            residual_N, distance_N = np.abs(predicted_N - target_N), rows.distance[rows_N]
+            outputs.append(_fit_residuals(residual_N, distance_N) if rows_N.any() else None)
         else:
             has_enough = min(np.count_nonzero(target_N == answer) for answer in (0, 1)) >= MIN_OF_EACH
             outputs.append(_fit_curve(predicted_N, target_N) if has_enough else None)
@@ -396,7 +378,7 @@ def read_calibration(run: Path, predictor: Predictor = "model") -> Calibration:
     return read_json(run / calibration_file(predictor), Calibration, hint=hint)
 
 
-def read_scored_split(run: Path, results: RunResults) -> tuple[PredictedRows, PartRows]:
+def read_scored_split(run: Path, results: RunResults) -> PredictedRows:
     """Return the rows of the reported part of all splits of a run whose outputs are not spans, each row once.
 
     Predictions and calibration are those of what predicts new rows (`RunResults.predictor`). A row that several splits
@@ -419,9 +401,13 @@ def read_scored_split(run: Path, results: RunResults) -> tuple[PredictedRows, Pa
         predicted.append(by_seed_KNC[:, is_chosen_N])
         chosen.append(rows.only(is_chosen_N))
         taken = np.concatenate([taken, rows.rows])
-    joined, calibration = join_rows(chosen), read_calibration(run, results.predictor)
-    by_seed_KNC = np.concatenate(predicted, axis=1)
-    return PredictedRows(loss, names, by_seed_KNC, joined.targets, calibration, similarity=joined.similarity), joined
+    return PredictedRows(
+        **vars(join_rows(chosen)),
+        loss=loss,
+        names=names,
+        by_seed=np.concatenate(predicted, axis=1),
+        calibration=read_calibration(run, results.predictor),
+    )
 
 
 def with_scores(calibration: Calibration, rows: PredictedRows) -> Calibration:

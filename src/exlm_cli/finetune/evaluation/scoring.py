@@ -6,7 +6,7 @@ Axes: K seeds, N rows of a part, C outputs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from exlm_cli.finetune.evaluation.calibration import (
     MIN_THIRDS_ROWS,
     Calibration,
     PredictedRows,
-    ValidatedRows,
     calibration_file,
     fit_calibration,
     with_scores,
@@ -35,7 +34,14 @@ from exlm_cli.finetune.evaluation.verdict import (
 )
 from exlm_cli.finetune.plan import RunPlan, SplitPlan
 from exlm_cli.finetune.prediction.training_rows import similarity_to_training
-from exlm_cli.finetune.predictions import PREDICTIONS_FILE, PartRows, describe_part, write_predictions, write_rows
+from exlm_cli.finetune.predictions import (
+    PREDICTIONS_FILE,
+    PartRows,
+    describe_part,
+    join_rows,
+    write_predictions,
+    write_rows,
+)
 from exlm_cli.finetune.results import (
     RESULTS_FILE,
     CellResult,
@@ -80,14 +86,14 @@ class SplitOutcome:
 
     Attributes:
         predicted: (K, N, C) predictions by name in `scores.csv` and part; of spans nothing.
-        similarity: Of each scored row of molecules to the training rows of this split, by part.
+        rows: The scored rows by part; of spans nothing.
     """
 
     plan: SplitPlan
     results: RunResults
     scores: RunScores
     predicted: dict[str, dict[Split, FloatArray]]
-    similarity: Mapping[Split, FloatArray] = field(default_factory=dict)
+    rows: Mapping[Split, PartRows]
 
     def of_predictor(self, predictor: Predictor) -> dict[Split, FloatArray]:
         """Return the predictions of the model, of the better baseline, or of both."""
@@ -146,25 +152,23 @@ def calibrate_run(outcomes: Sequence[SplitOutcome], predictor: Predictor) -> Cal
     Validation rows of further splits that are test rows of the first are left out: its scores are on these.
     """
     first = outcomes[0]
-    tested, parts = first.plan.data.rows.get("test", ()), []
+    results, tested = first.results, first.rows.get("test")
+    chosen, means = [], []
     for one in outcomes:
-        kept = ~np.isin(one.plan.data.rows["valid"], tested)
-        mean_NC, near = one.of_predictor(predictor)["valid"].mean(axis=0), one.similarity.get("valid")
-        targets_NC = one.plan.data.scored["valid"].targets
-        parts.append(ValidatedRows(mean_NC[kept], targets_NC[kept], None if near is None else near[kept]))
-    results = first.results
-    calibration = fit_calibration(results.loss, parts)
-    if "test" not in first.plan.data.scored:
+        rows = one.rows["valid"]
+        kept = ~np.isin(rows.rows, () if tested is None else tested.rows)
+        chosen.append(rows.only(kept))
+        means.append(one.of_predictor(predictor)["valid"].mean(axis=0)[kept])
+    calibration = fit_calibration(results.loss, np.concatenate(means), join_rows(chosen))
+    if tested is None:
         return calibration
-    rows = PredictedRows(
-        loss=results.loss,
-        names=results.output_names,
-        by_seed=first.of_predictor(predictor)["test"],
-        targets=first.plan.data.scored["test"].targets,
-        calibration=calibration,
-        similarity=first.similarity.get("test"),
+    by_seed_KNC = first.of_predictor(predictor)["test"]
+    return with_scores(
+        calibration,
+        PredictedRows(
+            **vars(tested), loss=results.loss, names=results.output_names, by_seed=by_seed_KNC, calibration=calibration
+        ),
     )
-    return with_scores(calibration, rows)
 
 
 def _write_rows(plan: RunPlan, outcomes: Sequence[SplitOutcome]) -> None:
@@ -174,22 +178,16 @@ def _write_rows(plan: RunPlan, outcomes: Sequence[SplitOutcome]) -> None:
     """
     first = outcomes[0]
     data = first.plan.data
-    splits = {
-        one.plan.seed: {
-            part: describe_part(one.plan.data.rows[part], rows, one.similarity.get(part))
-            for part, rows in (one.plan.data.parts if one is first else one.plan.data.scored).items()
-        }
-        for one in outcomes
-    }
+    train: dict[Split, PartRows] = {"train": describe_part(data.rows["train"], data.train, None)}
+    splits = {one.plan.seed: {**(train if one is first else {}), **one.rows} for one in outcomes}
     write_rows(plan.folder, data.loss, data.output_names, splits)
-    parts = splits[first.plan.seed]
     for part, encoded in data.scored.items():
         truth = (
             {"true_class": [data.output_names[int(one)] if one >= 0 else "" for one in encoded.targets[:, 0]]}
             if data.loss == "classes"
             else name_columns(data.output_names, "true", encoded.targets)
         )
-        columns = _csv_columns(parts[part], truth, encoded.prediction_columns(first.predicted[MODEL][part]))
+        columns = _csv_columns(first.rows[part], truth, encoded.prediction_columns(first.predicted[MODEL][part]))
         path = plan.folder / f"predictions-{part}.csv"
         write_csv(path, list(columns), zip(*columns.values(), strict=True))
 
@@ -223,7 +221,7 @@ def _score_split(plan: RunPlan, split: SplitPlan, best: GridPoint, progress: Pro
         lengths = [len(ids) for ids in data.scored["valid"].token_ids]
         logits = [read_logits(best_cell_folder(plan.folder, results, seed), lengths) for seed in results.seeds]
         rows += _score(split, MODEL, best.label, {"valid": logits}, {})
-        return SplitOutcome(split, results, make_scores(rows), {})
+        return SplitOutcome(split, results, make_scores(rows), {}, {})
     scored = {part: data.rows[part] for part in data.scored}
     predicted = {MODEL: read_seed_predictions(plan.folder, results, scored)}
     rows += _score(split, MODEL, best.label, predicted[MODEL], {})
@@ -244,7 +242,8 @@ def _score_split(plan: RunPlan, split: SplitPlan, best: GridPoint, progress: Pro
     num_pairs = sum(map(len, scored.values())) * results.split_sizes["train"]
     needs_similarity = data.loss == "regression" or num_pairs <= MAX_PAIRS
     near = similarity_to_training(split.task, progress) if needs_similarity else {}
-    return SplitOutcome(split, results, make_scores(rows), predicted, near)
+    described = {part: describe_part(data.rows[part], of_part, near.get(part)) for part, of_part in data.scored.items()}
+    return SplitOutcome(split, results, make_scores(rows), predicted, described)
 
 
 def _score(

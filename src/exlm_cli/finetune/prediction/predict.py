@@ -225,7 +225,14 @@ def predict_rows(
         # as validation rows are as far away as from the training rows of their own split
         near = None if nearest_SN is None else nearest_SN.mean(axis=0)
         calibrated = PredictedRows(
-            results.loss, results.output_names, outputs, encoded.targets, calibration, interval_level, near
+            rows=rows.readable,
+            targets=encoded.targets,
+            similarity=near,
+            loss=results.loss,
+            names=results.output_names,
+            by_seed=outputs,
+            calibration=calibration,
+            level=interval_level,
         )
         added, notes_on_calibration = _calibrated_columns(calibrated)
         columns |= added

@@ -73,13 +73,13 @@ def draw_errors(rows: ShownRows, folder: Path, what: str) -> dict[Path, bytes]:
     Returns:
         Content of a PNG and an SVG in `folder`, by path; nothing where no similarity or error is known.
     """
-    if rows.similarity is None:
+    if rows.predicted.similarity is None:
         return {}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Mean of empty slice")
         error_N = np.nanmean(rows.errors, axis=1)
     is_known_N = ~np.isnan(error_N)
-    error_N, similarity_N = error_N[is_known_N], rows.similarity[is_known_N]
+    error_N, similarity_N = error_N[is_known_N], rows.predicted.similarity[is_known_N]
     if not len(error_N):
         return {}
     captions = ["each point is a row; bars: mean of equally many rows, and its 95 % interval"]

@@ -121,11 +121,11 @@ def _row_sections(finetuned: FinetunedRun, rows: ShownRows) -> list[Section]:
     sections = [
         _picture(path, "Error by distance to the training molecules") for path in by_distance if path.suffix == ".svg"
     ]
-    if rows.inputs:
+    if rows.predicted.inputs:
         worst = rows.worst()
         notes = () if worst else (f"none: every one of the {split} {what} is predicted right",)
         sections.append(Section(f"Worst predicted {what}, {split}", notes=notes, cards=rows.cards(worst)))
-        if rows.similarity is not None:
+        if rows.predicted.similarity is not None:
             least, surprising = rows.surprising()
             note = (
                 f"large errors in the third of the {split} molecules that is most like the training molecules "

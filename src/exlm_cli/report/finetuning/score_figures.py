@@ -90,7 +90,7 @@ def draw_runs(runs: Sequence[FinetunedRun], out: Path | None) -> list[Path]:
     """
     drawn = [run for run in runs if run.results.loss != "span"]
     # read all before the first file is written
-    predictions = [read_scored_split(run.run_dir, run.results)[0] for run in drawn]
+    predictions = [read_scored_split(run.run_dir, run.results) for run in drawn]
     names = number_repeated([run.name.replace("/", "-") for run in drawn])
     files: dict[Path, bytes] = {}
     for run, name, rows in zip(drawn, names, predictions, strict=True):

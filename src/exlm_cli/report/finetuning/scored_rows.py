@@ -4,7 +4,7 @@ Axes: N scored rows, C outputs.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -26,24 +26,10 @@ _WRONG = 0.5
 
 @dataclass(frozen=True)
 class ShownRows:
-    """Rows of the split whose scores are reported.
-
-    Attributes:
-        predicted: Predictions of the seeds, truth and calibration.
-        inputs: N texts or SMILES; none where they are not known.
-        places: (N,) place of each row in its file, like `line 7`; none where it is not known.
-        is_molecule: Whether `inputs` are SMILES.
-    """
+    """Rows of the split whose scores are reported; `is_molecule` says whether what the model read are SMILES."""
 
     predicted: PredictedRows
-    inputs: Sequence[str]
-    places: Sequence[str]
     is_molecule: bool
-
-    @property
-    def similarity(self) -> FloatArray | None:
-        """(N,) largest Tanimoto similarity to a training molecule; None for text and where it is not known."""
-        return self.predicted.similarity
 
     @cached_property
     def errors(self) -> FloatArray:
@@ -96,9 +82,10 @@ class ShownRows:
         """Return the least similarity of the third of the molecules that is most like the training molecules, and the
         largest errors of that third that are not among the `worst` of all; of values, errors in the largest quarter.
         """
-        assert self.similarity is not None, "the caller has asked"
-        least = float(np.quantile(self.similarity, 2 / 3))
-        is_near_N = self.similarity >= least
+        similarity_N = self.predicted.similarity
+        assert similarity_N is not None, "the caller has asked"
+        least = float(np.quantile(similarity_N, 2 / 3))
+        is_near_N = similarity_N >= least
         is_near_N[[row for row, _ in self.worst()]] = False
         if self.predicted.loss == "regression":
             largest_N = self._sizes.max(axis=1)
@@ -110,11 +97,11 @@ class ShownRows:
         return [self._card(row, output) for row, output in chosen]
 
     def _card(self, row: int, output: int) -> Card:
-        text = self.inputs[row]
-        places = [f"{self.places[row]} of the file"] if self.places else []
+        rows, text = self.predicted, self.predicted.inputs[row]
+        places = [f"{rows.places[row]} of the file"] if rows.places else []
         lines = [*self._describe(row, output), *places]
-        if self.similarity is not None:
-            lines.insert(1, f"nearest training molecule: {self.similarity[row]:.2f}")
+        if rows.similarity is not None:
+            lines.insert(1, f"nearest training molecule: {rows.similarity[row]:.2f}")
         if not self.is_molecule:
             return card_of(None, shorten(text, _TEXT_CHARACTERS), lines)
         return card_of(draw_molecule(text), text, [*lines, shorten(text, _TEXT_CHARACTERS)])
@@ -145,5 +132,4 @@ def read_scored_rows(run: FinetunedRun) -> ShownRows:
     Raises:
         CheckpointError: A file of the run is missing or altered.
     """
-    predicted, rows = read_scored_split(run.run_dir, run.results)
-    return ShownRows(predicted, rows.inputs, rows.places, run.results.input_kind == "smiles")
+    return ShownRows(read_scored_split(run.run_dir, run.results), run.results.input_kind == "smiles")

@@ -13,7 +13,9 @@ Axes: K seeds, N rows of a split, C outputs.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +31,11 @@ from exlm_cli.tasks.base import (
     EncodedSplit,
     FloatArray,
     Loss,
+    NewRows,
     SeedOutputs,
     Split,
     SplitIndices,
+    TableColumns,
 )
 from exlm_cli.tasks.rows.table import InputRows
 
@@ -111,7 +115,7 @@ class TokenStore:
 
 @dataclass(frozen=True)
 class LabelledRows:
-    """Rows of one split.
+    """Rows of one split, or to predict.
 
     Attributes:
         texts: One or two texts, or one SMILES, of each of N rows.
@@ -121,6 +125,7 @@ class LabelledRows:
         scored: Makes what scores the rows once they are encoded, given the values of `ScoredRows`.
         tokens: Shared by the splits of a table.
         numbers: (N, n) numbers of `task.descriptor_columns`, NaN where missing; None: there are none.
+        own_keys: What identifies each row; None: its texts.
     """
 
     texts: Sequence[tuple[str, ...]]
@@ -130,6 +135,25 @@ class LabelledRows:
     scored: Callable[..., ScoredRows] = ScoredRows
     tokens: TokenStore = field(default_factory=TokenStore)
     numbers: FloatArray | None = None
+    own_keys: Sequence[str] | None = None
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """What identifies each row: of a pair both texts, joined by NUL."""
+        return ["\0".join(texts) for texts in self.texts] if self.own_keys is None else self.own_keys
+
+
+def labelled_rows(
+    table: InputRows, rows: IntArray, targets: FloatArray, *, canonical_smiles: bool, **more: Any
+) -> LabelledRows:
+    """Return some rows of a table as the model reads them.
+
+    Args:
+        targets: Theirs; `more` are further fields of `LabelledRows`.
+    """
+    inputs, keys = table.model_inputs(canonical=canonical_smiles), table.keys
+    own = {"place_of": table.table.short_place, "own_keys": [keys[row] for row in rows], **more}
+    return LabelledRows([(inputs[row],) for row in rows], targets, rows, **own)
 
 
 class RowTask(DownstreamTask):
@@ -142,7 +166,7 @@ class RowTask(DownstreamTask):
         self.examples = examples
         self.splits = tuple(split for split in SPLITS if split in examples)
         self.training_keys, self.validation_keys, self.test_keys = (
-            [join_texts(texts) for texts in examples[split].texts] if split in examples else () for split in SPLITS
+            examples[split].keys if split in examples else () for split in SPLITS
         )
 
     @property
@@ -184,18 +208,21 @@ def encode_labelled_rows(
     return examples.scored(**vars(encoded), **fields, places=places)
 
 
-def join_texts(texts: Sequence[str]) -> str:
-    """Return what identifies a row of one or two texts."""
-    return "\0".join(texts)
+def rows_to_predict(
+    rows: LabelledRows, loss: Loss, names: tuple[str, ...], columns: TableColumns, **more: Any
+) -> NewRows:
+    """Return rows as those to predict; `columns` and `more` are further fields of `NewRows`."""
+    encode = partial(encode_labelled_rows, rows, loss=loss, names=names)
+    return NewRows(encode, rows.keys, columns, rows.rows, **more)
 
 
 def encode_input_rows(
     rows: InputRows, tokenizer: Tokenizer, sequence_length: int, *, canonical_smiles: bool
 ) -> EncodedRows:
     """Tokenise the used rows, each as [CLS] text [SEP]; targets are zeros."""
-    inputs, used = rows.model_inputs(canonical=canonical_smiles), rows.rows
-    texts, targets = [(inputs[row],) for row in used], np.zeros((len(used), 1))
-    return _encode(LabelledRows(texts, targets, used, rows.table.short_place), tokenizer, sequence_length)
+    used = rows.rows
+    labelled = labelled_rows(rows, used, np.zeros((len(used), 1)), canonical_smiles=canonical_smiles)
+    return _encode(labelled, tokenizer, sequence_length)
 
 
 def _encode(examples: LabelledRows, tokenizer: Tokenizer, sequence_length: int) -> EncodedRows:

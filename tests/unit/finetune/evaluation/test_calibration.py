@@ -22,13 +22,14 @@ from exlm_cli.finetune.evaluation.calibration import (
     IsotonicCurve,
     PlattCurve,
     PredictedRows,
-    ValidatedRows,
     calibration_error,
     fit_calibration,
     read_calibration,
     score_calibration,
 )
+from exlm_cli.finetune.predictions import PartRows
 from exlm_cli.tasks.base import FloatArray, Loss
+from tests.unit.report.results import predicted_rows
 
 NAN = math.nan
 
@@ -38,7 +39,7 @@ UNKNOWN = np.full(1, NAN)
 
 
 def fit(loss: Loss, mean: FloatArray, targets: FloatArray, similarity: FloatArray | None = None) -> Calibration:
-    return fit_calibration(loss, [ValidatedRows(mean, targets, similarity)])
+    return fit_calibration(loss, mean, PartRows(np.arange(len(mean)), targets, similarity=similarity))
 
 
 def binary(probabilities: FloatArray, targets: FloatArray) -> Calibration:
@@ -47,7 +48,7 @@ def binary(probabilities: FloatArray, targets: FloatArray) -> Calibration:
 
 def rows_of(loss: Loss, mean: FloatArray, targets: FloatArray, calibration: Calibration, **more: Any) -> PredictedRows:
     names = tuple("abcdefghijklmnopqrstuvwxyzABCDEFG"[: mean.shape[1]])
-    return PredictedRows(loss, names, mean[None], targets, calibration, **more)
+    return predicted_rows(loss, names, mean[None], targets, calibration, **more)
 
 
 @pytest.mark.parametrize(
@@ -125,9 +126,10 @@ def test_coverage_of_thirds_is_at_least_the_level_on_average_also_over_several_s
     covered = []
     for seed in range(400):
         mean, targets, near_N = noisy(160, seed)
-        parts = [ValidatedRows(mean[:30], targets[:30], near_N[:30])]
-        parts.append(ValidatedRows(mean[30:60] + 100, targets[30:60] + 100, near_N[30:60]))
-        half_N = fit_calibration("regression", parts).half_widths(0.9, 1 - near_N[60:])[:, 0]
+        shift = np.repeat([0.0, 100.0], 30)[:, None]
+        half_N = fit("regression", mean[:60] + shift, targets[:60] + shift, near_N[:60]).half_widths(
+            0.9, 1 - near_N[60:]
+        )[:, 0]
         covered.append(np.mean(np.abs(mean - targets)[60:, 0] <= half_N))
     assert 0.895 < np.mean(covered) < 0.95
 

@@ -25,6 +25,7 @@ from exlm_cli.finetune.evaluation.scoring import SplitOutcome, calibrate_run
 from exlm_cli.finetune.finished import FinetunedRun
 from exlm_cli.finetune.prediction.predict import predict
 from exlm_cli.finetune.prediction.training_rows import read_training_rows
+from exlm_cli.finetune.predictions import PartRows
 from exlm_cli.finetune.results import read_results, read_seed_predictions
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
 from exlm_cli.finetune.scores import BOTH, MODEL, predictors_with, read_scores
@@ -178,13 +179,13 @@ def test_each_predictor_has_a_calibration_over_the_validation_rows_of_all_splits
 
 def outcome(valid: range, residuals: Any, test: range) -> Any:
     """Return what is calibrated of a split that predicts 0, with these residuals on its validation rows."""
-    rows = {"valid": np.array(valid), "test": np.array(test)}
-    targets = {"valid": np.array(residuals, dtype=float), "test": np.ones(len(test))}
-    scored = {part: SimpleNamespace(targets=of_part[:, None]) for part, of_part in targets.items()}
-    data = SimpleNamespace(rows=rows, scored=scored)
-    predicted = {MODEL: {part: np.zeros((2, len(of_part), 1)) for part, of_part in targets.items()}}
+    rows: Any = {
+        "valid": PartRows(np.array(valid), np.array(residuals, dtype=float)[:, None]),
+        "test": PartRows(np.array(test), np.ones((len(test), 1))),
+    }
+    predicted = {MODEL: {part: np.zeros((2, len(of_part.rows), 1)) for part, of_part in rows.items()}}
     results = SimpleNamespace(loss="regression", output_names=("y",), predictors=None)
-    return SplitOutcome(SimpleNamespace(data=data), results, None, predicted)  # type: ignore[arg-type]
+    return SplitOutcome(None, results, None, predicted, rows)  # type: ignore[arg-type]
 
 
 def test_a_calibration_is_scored_on_rows_that_it_was_not_fitted_to():
@@ -300,7 +301,7 @@ def test_forests_that_are_damaged_are_refused(run, table, tmp_path):
 def test_reports_have_the_test_rows_of_all_splits_as_what_predicts_predicts_them(run):
     """A row is as the first split that tests it predicts it; further ones without those that calibrated."""
     results = read_results(run)
-    shown, rows = read_scored_split(run, results)
+    rows = read_scored_split(run, results)
     first, second = (
         json.loads(path.read_text())["indices"] for path in (run / "split.json", run / "splits/split-1.json")
     )
@@ -315,5 +316,5 @@ def test_reports_have_the_test_rows_of_all_splits_as_what_predicts_predicts_them
         baselines = names.get(results.predictors.best, [None, of_split.predictors.baselines[0]])
         found = [read_seed_predictions(run, of_split, wants_rows, baseline=name)["test"] for name in baselines]
         wanted.append(np.mean(found, axis=0)[:, [part["test"].index(row) for row in kept]])
-    np.testing.assert_allclose(shown.by_seed, np.concatenate(wanted, axis=1))
-    assert shown.calibration == read_calibration(run, results.predictors.best)
+    np.testing.assert_allclose(rows.by_seed, np.concatenate(wanted, axis=1))
+    assert rows.calibration == read_calibration(run, results.predictors.best)

@@ -19,7 +19,6 @@ from exlm_cli.files import write_json
 from exlm_cli.finetune.evaluation.calibration import (
     CALIBRATION_FILE,
     PredictedRows,
-    ValidatedRows,
     fit_calibration,
     read_scored_split,
     with_scores,
@@ -35,7 +34,7 @@ from exlm_cli.run_dir import update_run_json
 from exlm_cli.tasks.base import FloatArray
 from exlm_cli.tasks.rows.task import LabelledRows, RowTask
 from tests.unit.finetune.synthetic import finetune_recipe
-from tests.unit.report.results import Values, at_folder, scored
+from tests.unit.report.results import Values, at_folder, predicted_rows, scored
 
 CHROMIUM = shutil.which("chromium")
 ALONE = (
@@ -90,12 +89,9 @@ def write_run(
         cell.mkdir(parents=True, exist_ok=True)
         rows: Any = {split: np.arange(len(of_split)) for split, of_split in outputs.items()}
         write_predictions(cell, results.output_names, outputs, rows)  # type: ignore[arg-type]
-    fitted = fit_calibration(
-        results.loss, [ValidatedRows(outputs["valid"], targets["valid"], parts["valid"].similarity)]
-    )
+    fitted = fit_calibration(results.loss, outputs["valid"], parts["valid"])
     write_json(folder / CALIBRATION_FILE, fitted)
-    rows_of_test, _ = read_scored_split(folder, results)
-    write_json(folder / CALIBRATION_FILE, with_scores(fitted, rows_of_test))
+    write_json(folder / CALIBRATION_FILE, with_scores(fitted, read_scored_split(folder, results)))
     return at_folder(run, folder)
 
 
@@ -243,9 +239,9 @@ def test_lines_of_intervals_are_explained_where_there_are_some(tmp_path, figures
 
 def calibrated_values(num_valid: int) -> PredictedRows:
     """Return 20 predicted values with the calibration of some validation rows."""
-    rows = ValidatedRows(np.zeros((num_valid, 1)), np.arange(num_valid, dtype=float)[:, None])
-    calibration = fit_calibration("regression", [rows])
-    return PredictedRows("regression", ("logS",), np.zeros((1, 20, 1)), np.ones((20, 1)), calibration)
+    rows = PartRows(np.arange(num_valid), np.arange(num_valid, dtype=float)[:, None])
+    calibration = fit_calibration("regression", np.zeros((num_valid, 1)), rows)
+    return predicted_rows("regression", ("logS",), np.zeros((1, 20, 1)), np.ones((20, 1)), calibration)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from exlm_cli.report.finetuning.score_figures import (
     questions_of,
 )
 from exlm_cli.report.style import RUN_COLOURS
-from tests.unit.report.results import scored
+from tests.unit.report.results import predicted_rows, scored
 
 
 def predictions_of(
@@ -47,7 +47,7 @@ def predictions_of(
     targets[::7] = np.nan
     names = tuple(f"name {i}" for i in range(num_outputs))
     loss = "classes" if is_multi_class else "binary"
-    return PredictedRows(loss, names, probabilities, targets, Calibration(outputs=(None,) * num_outputs))
+    return predicted_rows(loss, names, probabilities, targets, Calibration(outputs=(None,) * num_outputs))
 
 
 def known(predictions: PredictedRows, index: int = 0) -> tuple[Any, Any]:
@@ -228,7 +228,7 @@ def test_a_damaged_run_stops_the_work_before_a_figure_of_another_is_written(tmp_
 def test_a_label_that_no_row_has_leaves_its_matrix_empty():
     """The prediction is 1 from a probability of 0.5 on."""
     targets = np.array([[1.0, np.nan], [0.0, np.nan]])
-    rows = PredictedRows("binary", ("a", "b"), np.full((1, 2, 2), 0.5), targets, Calibration(outputs=(None, None)))
+    rows = predicted_rows("binary", ("a", "b"), np.full((1, 2, 2), 0.5), targets, Calibration(outputs=(None, None)))
     matrices = matrices_of(rows)
     assert [counts.tolist() for _, _, counts in matrices] == [[[0, 1], [0, 1]], [[0, 0], [0, 0]]]
 
@@ -261,14 +261,14 @@ def test_reliability_is_drawn_before_and_after_calibration(figures, tmp_path):
     for loss, names in (("binary", ("a", "b")), ("binary", tuple("abcdefghijklm")), ("classes", ("no", "yes"))):
         targets = rng.integers(2, size=(60, 1 if loss == "classes" else len(names))).astype(float)
         mean = rng.dirichlet(np.ones(len(names)), 60) if loss == "classes" else rng.random((60, len(names)))
-        rows = PredictedRows(loss, names, mean[None], targets, Calibration(outputs=(curve,) * len(names)))
+        rows = predicted_rows(loss, names, mean[None], targets, Calibration(outputs=(curve,) * len(names)))
         draw_calibration(rows, "t", tmp_path, f"{loss}-{len(names)}")
     panels = {stem: [axes.get_title(loc="left") for axes in figure.axes] for stem, figure in figures.items()}
     assert panels == {
         "binary-2-calibration": ["a", "b"], "binary-13-calibration": ["13 labels together"],
         "classes-2-calibration": ["yes"],
     }  # fmt: skip
-    uncalibrated = PredictedRows(
+    uncalibrated = predicted_rows(
         "binary",
         tuple("abcdefghijklm"),
         rng.random((1, 9, 13)),
@@ -296,7 +296,7 @@ def test_labels_that_share_a_panel_are_the_calibrated_ones_if_there_are_any(figu
     mean, targets = rng.random((60, 13)), rng.integers(2, size=(60, 13)).astype(float)
     targets[10:, 5] = np.nan
     outputs = tuple(curve if index in (2, 5) else None for index in range(13))
-    rows = PredictedRows("binary", tuple("abcdefghijklm"), mean[None], targets, Calibration(outputs=outputs))
+    rows = predicted_rows("binary", tuple("abcdefghijklm"), mean[None], targets, Calibration(outputs=outputs))
     draw_calibration(rows, "t", tmp_path, "some")
     (axes,) = figures["some-calibration"].axes
     assert axes.get_title(loc="left") == "2 labels together"
@@ -311,7 +311,7 @@ def test_each_column_of_values_has_its_own_interval_and_one_without_rows_no_pane
     few, wide, narrow = (ConformalResiduals(residuals=(values,)) for values in ((0.1,), (5.0,) * 20, (0.5,) * 20))
     outputs = (None, few, wide, *[narrow] * 11)
     names = tuple(f"v{index}" for index in range(14))
-    rows = PredictedRows("regression", names, np.zeros((1, 4, 14)), targets, Calibration(outputs=outputs))
+    rows = predicted_rows("regression", names, np.zeros((1, 4, 14)), targets, Calibration(outputs=outputs))
     draw_calibration(rows, "t", tmp_path, "values")
     shown = [
         (axes.get_title(loc="left"), [text.get_text() for text in axes.texts])
