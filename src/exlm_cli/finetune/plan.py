@@ -9,11 +9,10 @@ from exlm_cli.finetune.cells.cell import Cell
 from exlm_cli.finetune.cells.trainer import TaskData
 from exlm_cli.finetune.features import FeatureStore
 from exlm_cli.finetune.results import CellResult
-from exlm_cli.finetune.scores import MODEL, Origin, make_scores, point_scores, score_rows_of
+from exlm_cli.finetune.scores import MODEL, Origin, first_best, make_scores, point_scores, score_rows_of
 from exlm_cli.format import format_number
 from exlm_cli.tasks.base import DownstreamTask
 from exlm_cli.train.pretrained import Pretrained
-from exlm_cli.train.task import Selection
 
 
 def describe_result(result: CellResult, metric: str) -> str:
@@ -77,20 +76,18 @@ def keep_best_point(split: SplitPlan, recipe: FinetuneRecipe) -> GridPoint:
 
     A point counts once all its seeds are done. Of equals, and where no validation is defined, it is the first.
     """
-    data = split.data
-    selection = Selection(data.selection_metric, data.is_greater_better)
-    done = [point for point in split.points if all(cell.is_done for cell in split.cells[point.label])]
+    data, done = split.data, [p for p in split.points if all(cell.is_done for cell in split.cells[p.label])]
+    if not done:
+        return split.points[0]
     rows = [
         row
         for point in done
         for cell in split.cells[point.label]
         for row in score_rows_of(Origin(MODEL, point.label, split.seed, cell.seed), cell.read().metrics, {})
     ]
-    values = point_scores(make_scores(rows), data.selection_metric, recipe.aggregate)
-    best, best_value = (done or split.points)[0], None
-    for point in done:
-        if selection.is_better(values[point.label], best_value):
-            best, best_value = point, values[point.label]
+    by_label = point_scores(make_scores(rows), data.selection_metric, recipe.aggregate)
+    values = [by_label[point.label] for point in done]
+    best = done[first_best(values, is_greater_better=data.is_greater_better)]
     for point in done:
         for cell in split.cells[point.label] if point is not best else ():
             cell.drop_weights()

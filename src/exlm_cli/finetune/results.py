@@ -1,6 +1,5 @@
 """Results of fine-tuning: a finished run with its scores, and what else its files hold. No torch."""
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -11,7 +10,8 @@ from pydantic import Field, model_validator
 from exlm_cli.config.sections import OneOrRange
 from exlm_cli.data import IntArray
 from exlm_cli.errors import CheckpointError
-from exlm_cli.files import JsonModel, absent_if_none, read_json, read_whole, write_atomically
+from exlm_cli.files import JsonModel, absent_if_none, read_json
+from exlm_cli.finetune.baselines.arrays import read_arrays, write_arrays
 from exlm_cli.finetune.predictions import read_predictions
 from exlm_cli.finetune.scores import (
     BASELINE_NAMES,
@@ -30,7 +30,7 @@ RESULT_FILE = "result.json"
 """File of a cell; a cell that has it is done."""
 RESULTS_FILE = "results.json"
 """File of a run; a run that has it is finished."""
-LOGITS_FILE = "logits-valid.npy"
+LOGITS_FILE = "logits-valid.npz"
 """File of a cell with the logits of spans, (sum of L, 2) float32, of whose mean over seeds the score is."""
 
 
@@ -330,9 +330,7 @@ def write_logits(cell: Path, outputs: Sequence[FloatArray]) -> None:
     Raises:
         CheckpointError: A file cannot be written.
     """
-    buffer = io.BytesIO()
-    np.save(buffer, np.concatenate(outputs).astype(np.float32))
-    write_atomically(cell / LOGITS_FILE, buffer.getvalue())
+    write_arrays(cell / LOGITS_FILE, {"logits": np.concatenate(outputs).astype(np.float32)}, is_packed=False)
 
 
 def read_logits(cell: Path, lengths: Sequence[int]) -> list[FloatArray]:
@@ -341,12 +339,8 @@ def read_logits(cell: Path, lengths: Sequence[int]) -> list[FloatArray]:
     Raises:
         CheckpointError: The file is missing or altered.
     """
-    path = cell / LOGITS_FILE
-    content = read_whole(path, hint=how_to_redo(cell))
-    try:
-        logits = np.load(io.BytesIO(content), allow_pickle=False)
-    except (ValueError, OSError, EOFError, MemoryError) as error:
-        raise CheckpointError(f"{path}: not readable as logits: {error}", how_to_redo(cell)) from error
-    if logits.shape != (sum(lengths), 2) or logits.dtype != np.float32:
-        raise CheckpointError(f"{path}: not the logits of these {len(lengths):,} windows", how_to_redo(cell))
+    path, hint = cell / LOGITS_FILE, how_to_redo(cell)
+    logits = read_arrays(path, hint, {"logits": ("float32", 2)}, "logits")["logits"]
+    if logits.shape != (sum(lengths), 2):
+        raise CheckpointError(f"{path}: not the logits of these {len(lengths):,} windows", hint)
     return np.split(logits.astype(np.float64), np.cumsum(lengths)[:-1])

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 SCORES_FILE = "scores.csv"
 """In the folder of a finished run; that of a run over several splits has the rows of all."""
-COLUMNS = ("model", "grid_point", "split_seed", "seed", "split", "label", "metric", "value")
-_TYPES = {**dict.fromkeys(COLUMNS, "str"), "split_seed": "int64"}
-"""As the file is read; values are strings there, which become numbers later."""
 MODEL = "exlm"
 AVERAGE = "average"
 BASELINE_NAMES = {
@@ -79,6 +76,11 @@ class ScoreRow(NamedTuple):
     label: str
     metric: str
     value: float | None
+
+
+COLUMNS = ScoreRow._fields
+_TYPES = {**dict.fromkeys(COLUMNS, "str"), "split_seed": "int64"}
+"""As the file is read; values are strings there, which become numbers later."""
 
 
 def score_rows_of(origin: Origin, metrics: Scores, labels: LabelScores) -> Iterator[ScoreRow]:
@@ -252,8 +254,13 @@ def best_seed(scores: RunScores, grid_point: str, metric: str, *, is_greater_bet
     """Return the seed with the best validation score at a grid point: the first of equals, and where none has one."""
     rows = _in_validation(scores, metric)
     rows = rows[rows.grid_point == grid_point]
-    ranks = (-1.0 if is_greater_better else 1.0) * rows.value.fillna(-math.inf if is_greater_better else math.inf)
-    return int(rows.seed.iloc[int(ranks.to_numpy().argmin())])
+    return int(rows.seed.iloc[first_best(rows.value.tolist(), is_greater_better=is_greater_better)])
+
+
+def first_best(values: Sequence[float], *, is_greater_better: bool) -> int:
+    """Return the place of the best value; the first of equals, and where none is defined."""
+    ranked = np.array(values) if is_greater_better else -np.array(values)
+    return int(np.argmax(np.where(np.isnan(ranked), -np.inf, ranked)))
 
 
 def _in_validation(scores: RunScores, metric: str) -> "DataFrame":

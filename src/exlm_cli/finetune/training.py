@@ -98,9 +98,7 @@ def train(
         splits = [_plan_split(folder, begin, seed, task, weights, store, progress) for seed, task in tasks.items()]
         if about := splits[0].data.about_descriptors:
             progress.message(about)
-        plan = RunPlan(
-            folder, recipe, weights, begin.checkpoint, begin.use_grid, has_baseline, splits, store
-        )
+        plan = RunPlan(folder, recipe, weights, begin.checkpoint, begin.use_grid, has_baseline, splits, store)
         record_beginning(plan, begin.begun)
         update_run_json(folder, {"device": describe_device(device), "seeds": recipe.seeds})
         more = f" of the first of {len(splits)} splits" if len(splits) > 1 else ""

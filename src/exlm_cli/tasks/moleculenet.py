@@ -14,7 +14,7 @@ from exlm_cli.errors import DataError
 from exlm_cli.format import format_counts
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import SPLITS
-from exlm_cli.tasks.rows.labels import Labels, read_targets
+from exlm_cli.tasks.rows.labels import Labels, blank_missing, read_targets
 from exlm_cli.tasks.rows.splits import RowSplit, split_rows
 from exlm_cli.tasks.rows.table import InputRows, read_table, usable_rows
 from exlm_cli.tasks.rows.task import RowTask
@@ -127,7 +127,7 @@ def load_moleculenet(config: MoleculeNetTaskConfig, progress: Progress) -> RowTa
             f"{table.path}: {len(names)} label columns; {known.name} has {known.num_labels}",
             "give the official file of that set, or fine-tune on a file of your own with `--set task.name=csv`",
         )
-    labels = Labels("binary", names, read_targets(table, names, _LABELS.get, "0, 1"), ())
+    labels = Labels("binary", names, read_targets(blank_missing(table, names), names, _LABELS.get, "0, 1"), ())
     progress.message(f"{config.name}: {len(table):,} rows of {table.path}")
     usable = _without_repeats(usable_rows(table, smiles, config, progress))
     split = split_rows(config, usable, labels.classes)

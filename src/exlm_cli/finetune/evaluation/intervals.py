@@ -91,7 +91,7 @@ def resample_scores(
         scale_C: Standard deviations of the training targets of a regression.
         num_resamples: B; None: `NUM_RESAMPLES`, or fewer for many labels.
     """
-    from scipy.stats import DegenerateDataWarning, bootstrap
+    from scipy.stats import ConstantInputWarning, DegenerateDataWarning, NearConstantInputWarning, bootstrap
 
     rows = np.flatnonzero(~np.isnan(targets_NC).all(axis=1))
     strata = _strata(metric, targets_NC, rows)
@@ -109,8 +109,10 @@ def resample_scores(
 
     num = num_resamples or max(200, NUM_RESAMPLES * 10 // max(10, targets_NC.shape[1]))
     batch = max(1, _CELLS // len(rows))
-    with warnings.catch_warnings():  # of SciPy's own interval, where some resamples have no score
-        warnings.simplefilter("ignore", DegenerateDataWarning)
+    with warnings.catch_warnings():  # where some resamples have no score
+        for kind in (DegenerateDataWarning, ConstantInputWarning, NearConstantInputWarning):
+            warnings.simplefilter("ignore", kind)
+        warnings.filterwarnings("ignore", "Mean of empty slice", RuntimeWarning)
         found = bootstrap(drawn, score, n_resamples=num, batch=batch, method="percentile", vectorized=True, rng=0)
     return np.asarray(found.bootstrap_distribution)
 
@@ -138,7 +140,7 @@ def _score(
         predicted_NC = predicted_NC[:, 1:] if loss == "classes" else predicted_NC
         columns = zip(predicted_NC.T, targets_NC.T, strict=True)
         areas = [_area(predicted_N[index_BN], target_N[index_BN]) for predicted_N, target_N in columns]
-        return _mean_of_known(np.stack(areas, axis=-1))
+        return np.asarray(np.nanmean(np.stack(areas, axis=-1), axis=-1))
     if metric == "spearmanr":
         return _rank_correlation(predicted_NC[index_BN, 0], targets_NC[index_BN, 0])
     if metric == "matthews_corrcoef":
@@ -146,17 +148,11 @@ def _score(
     if metric == "accuracy":
         guess_NC = predicted_NC.argmax(axis=1)[:, None] if loss == "classes" else predicted_NC >= 0.5
         of_row_NC = np.where(np.isnan(targets_NC), np.nan, guess_NC == targets_NC)
-        return _mean_of_known(_mean_of_known(of_row_NC[index_BN], axis=-2))
+        return np.asarray(np.nanmean(np.nanmean(of_row_NC[index_BN], axis=-2), axis=-1))
     assert metric in ("rmse", "standardised_rmse"), metric
     scale_C = np.ones(targets_NC.shape[1]) if metric == "rmse" or scale_C is None else scale_C
     squares_NC = ((predicted_NC - targets_NC) / scale_C) ** 2
-    return _mean_of_known(np.sqrt(_mean_of_known(squares_NC[index_BN], axis=-2)))
-
-
-def _mean_of_known(values: FloatArray, axis: int = -1) -> FloatArray:
-    """Return means of what is not NaN, as `np.nanmean` without its warning; NaN where nothing is known."""
-    num = np.count_nonzero(~np.isnan(values), axis=axis)
-    return np.asarray(np.divide(np.nansum(values, axis=axis), num, out=np.full(num.shape, np.nan), where=num > 0))
+    return np.asarray(np.nanmean(np.sqrt(np.nanmean(squares_NC[index_BN], axis=-2)), axis=-1))
 
 
 def _area(score_BN: FloatArray, target_BN: FloatArray) -> FloatArray:
@@ -184,8 +180,7 @@ def _matthews(guess_BN: NDArray[Any], target_BN: FloatArray, num_classes: int) -
 
 def _rank_correlation(predicted_BN: FloatArray, target_BN: FloatArray) -> FloatArray:
     """Return Spearman's correlation, (B,); NaN where all values are equal."""
-    from scipy.stats import rankdata
+    from scipy.stats import pearsonr, rankdata
 
-    x_BN, y_BN = (rankdata(of, axis=-1) - (of.shape[-1] + 1) / 2 for of in (predicted_BN, target_BN))
-    shared_B, spread_B = (x_BN * y_BN).sum(axis=-1), np.sqrt((x_BN**2).sum(axis=-1) * (y_BN**2).sum(axis=-1))
-    return np.asarray(np.divide(shared_B, spread_B, out=np.full(spread_B.shape, np.nan), where=spread_B > 0))
+    ranks = (rankdata(of, axis=-1) for of in (predicted_BN, target_BN))
+    return np.asarray(pearsonr(*ranks, axis=-1).statistic)

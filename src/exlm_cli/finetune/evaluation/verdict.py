@@ -23,7 +23,7 @@ from exlm_cli.finetune.results import (
     Predictors,
     RunResults,
 )
-from exlm_cli.finetune.scores import BASELINE_NAMES, BOTH, MODEL, Predictor, RunScores, predictors_with
+from exlm_cli.finetune.scores import BASELINE_NAMES, BOTH, MODEL, Predictor, RunScores, first_best, predictors_with
 from exlm_cli.format import format_count, format_number, format_number_of
 from exlm_cli.tasks.base import FloatArray
 from exlm_cli.tasks.metrics import metric_range
@@ -137,12 +137,6 @@ def _gain_over_seeds(own: RunResults, scores: RunScores, baseline: str, sign: in
 
 def _interval(bounds: Bounds | None, over: Over, num: int) -> Interval | None:
     return None if bounds is None else Interval(low=bounds[0], high=bounds[1], over=over, num=num)
-
-
-def first_best(values: Sequence[float], *, is_greater_better: bool) -> int:
-    """Return the place of the best value; the first of equals, and where none is defined."""
-    ranked = np.array(values) if is_greater_better else -np.array(values)
-    return int(np.argmax(np.where(np.isnan(ranked), -np.inf, ranked)))
 
 
 def choose_predictor(splits: Sequence[RunResults], scores: RunScores) -> Predictors | None:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from exlm_cli.finetune.evaluation.calibration import (
     DEFAULT_LEVEL,
@@ -33,9 +33,6 @@ from exlm_cli.format import (
     number_repeated,
 )
 from exlm_cli.report.tables import Entry, Number, ReportTable, Row
-
-if TYPE_CHECKING:
-    pass
 
 _OF_VALUES, _OF_LABELS = ("rmse", "mae", "r2"), ("roc_auc", "average_precision", "accuracy")
 SINGLE_SEEDS = "single seeds"

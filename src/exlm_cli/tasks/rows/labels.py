@@ -39,42 +39,14 @@ _BINARY = {
     **dict.fromkeys(("1", "1.0", "true", "yes", "t", "y"), 1.0),
     **dict.fromkeys(("0", "0.0", "false", "no", "f", "n"), 0.0),
 }
-_POSITIVE = frozenset(
-    {
-        "active",
-        "hit",
-        "binder",
-        "toxic",
-        "positive",
-        "pos",
-        "yes",
-        "true",
-        "high",
-        "pass",
-        "passed",
-        "mutagenic",
-        "blocker",
-    }
-)
-_NEGATIVE = frozenset(
-    {
-        "inactive",
-        "negative",
-        "neg",
-        "no",
-        "not",
-        "non",
-        "false",
-        "low",
-        "none",
-        "fail",
-        "failed",
-        "miss",
-        "absent",
-        "safe",
-    }
-    | {"decoy", "control", "-"}
-)
+_POSITIVE = (
+    "active", "hit", "binder", "toxic", "positive", "pos", "yes", "true", "high", "pass", "passed", "mutagenic",
+    "blocker",
+)  # fmt: skip
+_NEGATIVE = (
+    "inactive", "negative", "neg", "no", "not", "non", "false", "low", "none", "fail", "failed", "miss", "absent",
+    "safe", "decoy", "control", "-",
+)  # fmt: skip
 _DENIALS = ("in", "im", "un", "non", "non-", "non ", "not ", "not-", "no ")
 _MAX_CLASSES = 100
 _MAX_NAMED = 3
@@ -139,7 +111,7 @@ def read_labels(
     """
     number = partial(read_number, decimal_comma=decimal_comma)
     words = {name: _count_missing(table.column(name, _CHOOSE_COLUMNS), missing) for name in columns}
-    table = _blank_missing(table, columns, missing)
+    table = blank_missing(table, columns, missing)
     for name in columns:
         if not any(table.columns[name]):
             hint = "; ".join([_CHOOSE_COLUMNS, *_describe_missing({name: words[name]}, missing)])
@@ -186,41 +158,39 @@ def read_known_targets(
     parse, accepted = _BINARY_CELLS if loss == "binary" else (_value_of(number), _VALUES)
     if loss == "classes":
         parse, accepted = _class_parser(names, number), name_some((f"`{name}`" for name in names), limit=10)
+    table = blank_missing(table, columns, missing)
     if loss == "binary" and kind == "multi_label":
-        table = _with_zeros(_blank_missing(table, columns, missing), columns, is_strict=False)
-    odd: list[str] = []
-    targets = read_targets(table, columns, parse, accepted, missing=missing, odd=odd)
+        table = _with_zeros(table, columns, is_strict=False)
+    targets, odd = _read_cells(table, columns, parse)
     if not odd:
         return targets, ()
     what = "a cell is no label of the run and is not scored"
     if len(odd) > 1:
         what = f"{len(odd):,} cells are no labels of the run and are not scored; the first"
-    return targets, (f"warning: {what}: {odd[0]}",)
+    return targets, (f"warning: {what}: {_name_cells(table, odd[:1])}; accepted: {accepted}, or empty",)
 
 
 def read_targets(
-    table: Table,
-    columns: Sequence[str],
-    parse: Parser,
-    accepted: str,
-    hint: str = _CORRECT,
-    *,
-    missing: Collection[str] = MISSING_VALUES,
-    odd: list[str] | None = None,
+    table: Table, columns: Sequence[str], parse: Parser, accepted: str, hint: str = _CORRECT
 ) -> FloatArray:
     """Return C label columns as (R, C) numbers, NaN where a cell or the whole column is missing.
 
     Args:
         table: May lack some of the columns.
-        parse: Reads a cell that is not missing.
+        parse: Reads a cell that is not empty.
         accepted: Cells that are labels, in words.
-        missing: Words of missing labels, in any case.
-        odd: Gets a sentence on each cell that is not a label, which then counts as missing; None: it is an error.
 
     Raises:
         DataError: A cell is not a label; it names the first ones.
     """
-    table = _blank_missing(table, columns, missing)
+    targets, wrong = _read_cells(table, columns, parse)
+    if wrong:
+        raise DataError(f"{_name_cells(table, wrong)}; accepted: {accepted}, or empty", hint)
+    return targets
+
+
+def _read_cells(table: Table, columns: Sequence[str], parse: Parser) -> tuple[FloatArray, list[tuple[str, int]]]:
+    """Return what `read_targets` does, and column and row of the cells that are no labels, NaN too."""
     targets, wrong = np.full((len(table), len(columns)), math.nan), []
     for index, name in enumerate(columns):
         for row, cell in enumerate(table.columns.get(name, ())):
@@ -228,11 +198,7 @@ def read_targets(
             targets[row, index] = math.nan if value is None else value
             if value is None:
                 wrong.append((name, row))
-    if wrong and odd is None:
-        raise DataError(f"{_name_cells(table, wrong)}; accepted: {accepted}, or empty", hint)
-    for name, row in wrong if odd is not None else ():
-        odd.append(f"{_name_cells(table, [(name, row)])}; accepted: {accepted}, or empty")  # type: ignore[union-attr]
-    return targets
+    return targets, wrong
 
 
 def read_number(cell: str, *, decimal_comma: bool = False) -> float | None:
@@ -258,7 +224,7 @@ def read_numbers(table: Table, config: TaskSection) -> FloatArray:
     if not isinstance(config, CsvTaskConfig):
         return np.zeros((len(table), 0))
     parse = _value_of(partial(read_number, decimal_comma=config.decimal_comma))
-    return read_targets(table, columns, parse, _VALUES, missing=config.missing_values)
+    return read_targets(blank_missing(table, columns, config.missing_values), columns, parse, _VALUES)
 
 
 def find_positive(names: tuple[str, str]) -> str | None:
@@ -294,7 +260,7 @@ def _count_missing(cells: Sequence[str], missing: Collection[str]) -> Counter[st
     return Counter(cell for cell in cells if cell and cell.lower() in folded)
 
 
-def _blank_missing(table: Table, columns: Sequence[str], missing: Collection[str]) -> Table:
+def blank_missing(table: Table, columns: Sequence[str], missing: Collection[str] = MISSING_VALUES) -> Table:
     """Return a table whose missing labels are empty cells; columns that it lacks are left out."""
     folded = {word.lower() for word in missing}
     return table.with_cells(columns, lambda cell: "" if cell.lower() in folded else cell)
@@ -346,7 +312,7 @@ def _name_cells(table: Table, cells: Sequence[tuple[str, int]]) -> str:
 
 def _binary_labels(table: Table, columns: Sequence[str]) -> Labels:
     hint = "write 1 for positive and 0 for negative rows, or give one column of classes"
-    targets = read_targets(_with_zeros(table, columns), columns, *_BINARY_CELLS, hint, missing=())
+    targets = read_targets(_with_zeros(table, columns), columns, *_BINARY_CELLS, hint)
     if len(columns) == 1:
         _check_varies(table, columns, targets)
     what = f"a 0/1 label, `{columns[0]}`" if len(columns) == 1 else f"{len(columns)} 0/1 labels"
@@ -377,7 +343,7 @@ def _with_zeros(table: Table, columns: Sequence[str], *, is_strict: bool = True)
 
 
 def _values(table: Table, columns: Sequence[str], number: Parser) -> Labels:
-    targets = read_targets(table, columns, _value_of(number), _VALUES, _MEND, missing=())
+    targets = read_targets(table, columns, _value_of(number), _VALUES, _MEND)
     _check_varies(table, columns, targets)
     named = name_some(f"`{name}`" for name in columns)
     notes = [f"found values to predict in {named}; if they are classes, say so with `--set task.label_kind=classes`"]
@@ -422,7 +388,7 @@ def _classes(table: Table, columns: Sequence[str], number: Parser, positive: str
         )
     names, how = _order(table, name, names, number, positive)
     parse = _class_parser(names, number)
-    targets = read_targets(table, columns, parse, "the names of the classes", missing=())
+    targets = read_targets(table, columns, parse, "the names of the classes")
     counts = [int(np.count_nonzero(targets == index)) for index in range(len(names))]
     if is_found and 2 * counts.count(1) > len(names):
         alone = [(name, row) for row, cell in enumerate(cells) if cell and counts[int(parse(cell) or 0)] == 1]
