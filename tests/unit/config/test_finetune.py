@@ -6,7 +6,6 @@ import pytest
 from pydantic import ValidationError
 
 from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, grid_points
-from exlm_cli.config.sections import OptimConfig
 from exlm_cli.errors import ConfigError
 
 
@@ -32,14 +31,6 @@ def test_values_that_do_not_go_together_are_refused(sections, message):
         recipe(**sections)
     (finding,) = caught.value.errors()
     assert finding["msg"] == f"Value error, {message}"
-
-
-@pytest.mark.parametrize(
-    ("ratio", "total", "steps"), [(0.06, 100, 6), (0.06, 101, 7), (0.0, 100, 0), (0.06, 1, 1), (None, 100, 9)]
-)
-def test_a_ratio_of_warm_up_is_rounded_up_to_steps(ratio, total, steps):
-    optim = OptimConfig(lr=1e-3, warmup_steps=9 if ratio is None else 0, warmup_ratio=ratio)
-    assert optim.resolve_warmup_steps(total) == steps
 
 
 GRID = {"optim.lr": [2e-5, 3e-5], "train.max_epochs": [2, 3, 5]}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from exlm_cli.config.finetune import FinetuneRecipe
-from exlm_cli.config.input_paths import with_absolute_paths, with_names_alone
+from exlm_cli.config.input_paths import with_absolute_paths
 from exlm_cli.config.load import KINDS, dump_recipe, load_recipe
 from exlm_cli.config.sweep import SweepRecipe
 
@@ -52,13 +52,6 @@ def test_files_of_a_task_start_in_its_folder_where_it_has_one(folder):
     )  # fmt: skip
     task = with_absolute_paths(load_recipe("csv", [*overrides, "task.data_dir=d"], kind=FinetuneRecipe)).task
     assert (task.data_dir, task.files.train) == (f"{folder}/d", "a.csv")
-
-
-def test_a_recipe_with_names_alone_has_no_path_of_this_machine():
-    files = {"train": "/home/me/a.csv", "valid": "part/b.csv"}
-    overrides = ["task.name=csv", "task.data_dir=/home/me/d", *(f"task.files.{k}={v}" for k, v in files.items())]
-    task = with_names_alone(load_recipe("csv", overrides, kind=FinetuneRecipe)).task
-    assert (task.data_dir, task.files.train, task.files.valid) == ("d", "a.csv", "b.csv")
 
 
 def test_a_sweep_has_its_parts_and_variants_told_from_the_root(folder):

@@ -2,23 +2,20 @@
 
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
-from exlm_cli.config import load
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import (
     KINDS,
     dump_recipe,
     load_recipe,
     recipe_kind,
-    recipes_folder,
     resumed_recipe,
 )
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepRecipe
-from exlm_cli.errors import CheckpointError, ConfigError, DataError
+from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.files import ALTERED_HINT
 from exlm_cli.run_dir import create_run_dir, update_run_json
 
@@ -66,7 +63,6 @@ def test_extends_goes_through_files_beside_each_other(tmp_path, monkeypatch):
         ("warmup_steps: 7", "warmup_ratio: 0.5", None, 50),
         ("warmup_ratio: 0.5", "warmup_steps: 7", None, 7),
         ("warmup_steps: 7", "warmup_steps: 8", "optim.warmup_ratio=0.5", 50),
-        ("warmup_ratio: 0.25", "warmup_ratio: 0.5", "optim.warmup_steps=7", 7),
         ("warmup_steps: 7", "eps: 1e-8", None, 7),
     ],
 )
@@ -77,12 +73,6 @@ def test_the_warm_up_given_last_counts_in_steps_or_as_a_ratio(tmp_path, base, ch
     recipe = load_recipe(str(tmp_path / "child.yaml"), overrides)
     assert recipe.optim.resolve_warmup_steps(100) == steps
     assert load_recipe(write(tmp_path / "again.yaml", dump_recipe(recipe))).optim == recipe.optim
-
-
-def test_steps_and_ratio_of_a_warm_up_in_one_file_are_refused(tmp_path):
-    both = "optim: {warmup_steps: 7, warmup_ratio: 0.5}\n"
-    error = error_of(write(tmp_path / "mine.yaml", f"extends: quickstart-text\n{both}"))
-    assert "mine.yaml: `optim.warmup_steps` 7 and `optim.warmup_ratio` 0.5" in error.message
 
 
 def test_a_circle_of_extends_is_refused_with_its_chain(tmp_path):
@@ -112,34 +102,21 @@ def test_a_file_that_is_no_recipe_is_told_in_one_line(tmp_path, content, said):
     assert error_of(path).message.startswith(f"{path}: {said}")
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path, monkeypatch):
-    path = write(tmp_path / "mine.yaml", "seed: 1")
-    monkeypatch.setattr(Path, "read_bytes", Mock(side_effect=PermissionError(13, "Permission denied")))
-    assert error_of(path).message.startswith(f"{path}: ")
-
-
 @pytest.mark.parametrize(
     ("override", "section", "key", "value"),
     [
         ("optim.betas=[0.8, 0.9]", "optim", "betas", (0.8, 0.9)),
         ("train.max_steps=1e3", "train", "max_steps", 1000),
-        ("train.max_steps=1_000", "train", "max_steps", 1000),
         ("train.compile=True", "train", "compile", True),
-        ("masking.mask_ratio=.5", "masking", "mask_ratio", 0.5),
         ("masking.mask_ratio=[0, .6]", "masking", "mask_ratio", (0.0, 0.6)),
         ("train.validate_at=[1, 05, 0.387]", "train", "validate_at", (1, 5, 0.387)),
-        ("optim.clip_norm=1", "optim", "clip_norm", 1.0),
-        ("data.column=08", "data", "column", "08"),
         ("data.train=[01, 2.50, true]", "data", "train", ("01", "2.50", "true")),
         ("data.column=no", "data", "column", "no"),
         ("data.column=", "data", "column", None),
-        ("data.column=a=b", "data", "column", "a=b"),
-        ("data.train=corpus/*.txt", "data", "train", ("corpus/*.txt",)),
         ('data.train=["a.txt", b.txt]', "data", "train", ("a.txt", "b.txt")),
         ("masking={mask_ratio: 0.3}", "masking", "mask_ratio", 0.3),
         (" optim.lr =1e-4", "optim", "lr", 1e-4),
         ("data.train=#2.txt", "data", "train", ("#2.txt",)),
-        ('data.train=["take #2/a.txt"]', "data", "train", ("take #2/a.txt",)),
     ],
 )
 def test_a_value_is_typed_by_its_key_in_an_override_and_in_a_file(tmp_path, override, section, key, value):
@@ -151,17 +128,6 @@ def test_a_value_is_typed_by_its_key_in_an_override_and_in_a_file(tmp_path, over
         read = getattr(getattr(recipe, section), key)
         assert read == value
         assert type(read) is type(value)
-
-
-def test_recipes_are_found_inside_an_installed_package_too(tmp_path, monkeypatch):
-    at_top = recipes_folder()
-    assert (at_top / "README.md").is_file()
-    package = tmp_path / "exlm_cli"
-    (package / "config").mkdir(parents=True)
-    (package / "recipes").symlink_to(at_top)
-    monkeypatch.setattr(load, "__file__", str(package / "config" / "load.py"))
-    assert recipes_folder() == package / "recipes"
-    assert load_recipe("quickstart-text").name == "quickstart-text"
 
 
 def test_a_recipe_of_another_kind_names_its_command(tmp_path):
@@ -195,23 +161,6 @@ def test_a_recipe_that_says_no_command_is_refused_with_the_commands(tmp_path, co
         assert all(part in caught.value.hint for part in ("`command: finetune`", "`extends: NAME`"))
 
 
-def test_a_section_extends_a_recipe_of_its_own_command_alone(tmp_path):
-    tuning = write(tmp_path / "tuning.yaml", "command: finetune\n")
-    path = write(tmp_path / "mine.yaml", "extends: quickstart-ablations\npretrain: {extends: tuning.yaml}\n")
-    with pytest.raises(ConfigError, match=rf"^{tuning} is a recipe of `exlm finetune`, not of `exlm pretrain`$"):
-        load_recipe(str(path), kind=SweepRecipe)
-
-
-def test_one_misspelt_key_makes_a_recipe_of_no_other_kind(tmp_path):
-    whole = dump_recipe(load_recipe("csv", kind=FinetuneRecipe))
-    path = write(tmp_path / "mine.yaml", whole.replace("\nseeds:", "\nseds:"))
-    assert recipe_kind(str(path)) is FinetuneRecipe
-    assert error_of(path).message.startswith(f"{path} is a recipe of `exlm finetune`")
-    with pytest.raises(ConfigError, match=rf"^{path}: unknown key `seds`$") as caught:
-        load_recipe(str(path), kind=FinetuneRecipe)
-    assert caught.value.hint == "did you mean `seeds`?"
-
-
 def test_a_path_in_the_home_folder_is_found(tmp_path, monkeypatch):
     """`~` reaches the program as it is in `--recipe=~/mine.yaml`, and from Python."""
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -220,19 +169,16 @@ def test_a_path_in_the_home_folder_is_found(tmp_path, monkeypatch):
     assert load_recipe(str(write(tmp_path / "child.yaml", "extends: ~/mine.yaml\n"))).seed == 7
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("begun", KINDS)
-def test_a_run_is_continued_by_the_command_that_began_it(tmp_path, begun, kind):
+def test_a_run_is_continued_by_the_command_that_began_it(tmp_path, begun):
     recipe = load_recipe(begun.example, kind=begun)
     (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe))
     update_run_json(tmp_path, {"command": begun.command})
-    if kind is begun:
-        assert resumed_recipe(tmp_path, kind, ["device=cuda"]) == recipe.model_copy(update={"device": "cuda"})
-        return
-    named = f"`exlm {kind.command}`" + (" or `exlm repeat-mlm`" if kind is SweepRecipe else "")
-    with pytest.raises(CheckpointError, match=rf"a run of `exlm {begun.command}`, not of {named}$") as error:
-        resumed_recipe(tmp_path, kind)
-    assert f"--resume {tmp_path}`" in error.value.hint
+    assert resumed_recipe(tmp_path, begun, ["device=cuda"]) == recipe.model_copy(update={"device": "cuda"})
+    for kind in set(KINDS) - {begun}:
+        with pytest.raises(CheckpointError, match=rf"`exlm {begun.command}`, not of `exlm {kind.command}`") as error:
+            resumed_recipe(tmp_path, kind)
+        assert f"--resume {tmp_path}`" in error.value.hint
 
 
 def test_a_run_that_was_stopped_too_early_to_be_continued_says_what_to_do(tmp_path):
@@ -254,37 +200,3 @@ def test_damage_in_the_recipe_of_a_run_is_told_apart_from_a_mistake_of_the_user(
     with pytest.raises(ConfigError) as caught:
         resumed_recipe(tmp_path, PretrainRecipe, ["sead=2"])
     assert caught.value.hint == "did you mean `seed`?"
-
-
-def test_a_run_whose_task_no_installed_package_adds_names_the_cure(tmp_path):
-    update_run_json(tmp_path, {"command": "finetune"})
-    content = dump_recipe(load_recipe("csv", kind=FinetuneRecipe)).replace("  name: csv", "  name: tickets/urgent")
-    (tmp_path / "recipe.yaml").write_text(content)
-    with pytest.raises(ConfigError, match="unknown task `tickets/urgent`") as caught:
-        resumed_recipe(tmp_path, FinetuneRecipe)
-    assert caught.value.hint == "install the package that adds this task"
-
-
-def test_a_folder_of_tokens_is_no_run(tmp_path):
-    (tmp_path / "recipe.yaml").write_text(dump_recipe(load_recipe("text-small")))
-    with pytest.raises(CheckpointError, match=r"run.json$"):
-        resumed_recipe(tmp_path, PretrainRecipe)
-
-
-def test_a_directory_is_no_recipe_and_that_of_a_run_is_named(tmp_path):
-    """A run is given by mistake for its recipe; other directories have none that the hint could name."""
-    error = error_of(tmp_path)
-    assert error.message == f"{tmp_path} is a directory; a recipe is a YAML file"
-    assert "recipe of that run" not in error.hint
-    inside = write(tmp_path / "recipe.yaml", "extends: quickstart-text\n")
-    assert error_of(tmp_path).hint == f"the recipe of that run is {inside}"
-
-
-def test_the_tilde_of_a_run_is_a_letter_of_its_name(tmp_path, monkeypatch):
-    """`exlm pretrain --out ./~mine` makes such a run; as a `Path` it has no `./` any more."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "~mine").mkdir()
-    write(tmp_path / "~mine/recipe.yaml", "extends: quickstart-text\n")
-    assert load_recipe(Path("~mine/recipe.yaml")).masking == load_recipe("quickstart-text").masking
-    with pytest.raises(DataError, match="no home folder for `~mine`"):
-        load_recipe("~mine/recipe.yaml")

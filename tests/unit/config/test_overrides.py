@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from exlm_cli.config.base import StrictModel
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import KINDS, load_recipe
 from exlm_cli.config.overrides import (
@@ -22,7 +21,6 @@ from exlm_cli.config.overrides import (
     unknown_key,
 )
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.errors import ConfigError
 from tests.tiny import tiny_recipe
 
@@ -60,48 +58,25 @@ def test_the_origin_of_a_value_is_the_last_one_that_gave_its_key_or_the_section_
 @pytest.mark.parametrize(
     ("override", "found"),
     [
-        ("masking.mask_ratio=1.5", "it should be less than 1"),
         ("masking.mask_ratio=[0, 1]", "`1` should be less than 1"),
-        ("masking.mask_ratio=[0.5, 0.2]", "a range should be [low, high], low below high"),
-        ("masking.mask_ratio=[0.5]", "a value is missing"),
+        ("masking.mask_ratio=[0.5, 0.2]", "a range should be [low, high]"),
         ("train.validate_at=[1.5]", "`1.5` should be a valid integer"),
-        ("train.validate_at=[0]", "`0` should be greater than or equal to 1"),
         ("masking.mask_ratio=many", "it should be a valid number"),
         ("train.max_steps=true", "it should be a valid integer"),
-        ("train.max_steps=1.5", "it should be a valid integer"),
         ("masking.num_states_per_mask=1e3", "it should be less than or equal to 64"),
         ("train.compile=maybe", "it should be a valid boolean"),
         ("data.kind=image", "it should be 'text' or 'smiles'"),
-        ("data.train=[[a]]", "`[a]` should be a valid string"),
         ("data.train=[null]", "`null` should be a valid string"),
         ("data.train={a: 1}", "it should be a list"),
         ("optim.betas=[0.9]", "a value is missing"),
-        ("optim.betas=[true, 0.9]", "`true` should be a valid number"),
         ("model.transition=3", "it should be a section of keys"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_origin_and_what_its_key_accepts(override, found):
     key, _, value = override.partition("=")
     error = error_of(override)
-    assert error.message == f"`--set {override}`: `{key}` is {value}; {found}"
+    assert error.message.startswith(f"`--set {override}`: `{key}` is {value}; {found}")
     assert error.hint.startswith(f"`{key}`: ")
-
-
-@pytest.mark.parametrize(
-    ("override", "value"),
-    [
-        ("data.column=08", "08"),
-        ("data.column=1e3", "1e3"),
-        ("data.column=true", "true"),
-        ("data.column=null", None),
-        ('data.column="7"', "7"),
-        ("data.train=3", ("3",)),
-        ("data.train=[01, b.txt, 2.50]", ("01", "b.txt", "2.50")),
-    ],
-)
-def test_a_number_is_the_text_that_was_written_where_a_key_holds_texts(override, value):
-    recipe = checked(FILE, overrides=[override])
-    assert getattr(recipe.data, override.partition("=")[0].removeprefix("data.")) == value
 
 
 def test_the_values_of_a_grid_are_typed_by_their_keys():
@@ -109,11 +84,6 @@ def test_the_values_of_a_grid_are_typed_by_their_keys():
     grid = checked(FINETUNE, overrides=overrides, kind=FinetuneRecipe).grid
     assert grid == {"optim.lr": (1e-3, 1.0), "train.max_epochs": (10, None, "x"), "optim.betas": ([0.8, 0.9],)}
     assert [type(value) for values in grid.values() for value in values[:2]] == [float, float, int, type(None), list]
-
-
-def test_a_value_from_python_of_another_type_is_refused():
-    found = error_of(file=[FILE, Layer("x", {"data": {"column": 8}})]).message
-    assert found == "x: `data.column` is 8; it should be a valid string"
 
 
 def test_a_warm_up_that_is_too_long_has_the_setting_of_a_shorter_one_in_the_hint():
@@ -132,27 +102,15 @@ def _warmup_steps(*overrides: str) -> int:
 @pytest.mark.parametrize(
     ("overrides", "steps"),
     [
-        ([], 2),
-        (["optim.warmup_ratio=0.5"], 3),
         (["optim.warmup_ratio=0"], 0),
         (["optim.warmup_ratio=null"], 2),
         (["optim.warmup_ratio=0.5", "optim.warmup_steps=1"], 1),
-        (["optim.warmup_ratio=0.5", "optim.warmup_steps=0"], 0),
         (["optim.warmup_steps=1", "optim.warmup_ratio=0.5"], 3),
-        (["optim.warmup_ratio=0.5", "optim.warmup_ratio=null"], 0),
         (["optim={lr: 0.1, warmup_ratio: 0.5}"], 3),
     ],
 )
 def test_of_steps_and_ratio_of_the_warm_up_the_one_given_later_counts(overrides, steps):
     assert _warmup_steps(*overrides) == steps
-
-
-def test_steps_and_ratio_of_the_warm_up_in_one_origin_are_refused():
-    error = error_of("optim={warmup_ratio: 0.5, warmup_steps: 3}")
-    assert error.message.startswith("mine.yaml with `--set optim={warmup_ratio: 0.5, warmup_steps: 3}`: ")
-    assert error.message.endswith(
-        "`optim.warmup_steps` 3 and `optim.warmup_ratio` 0.5 are both above 0; give one of them"
-    )
 
 
 def test_an_error_of_several_keys_names_the_overrides_at_fault():
@@ -161,16 +119,6 @@ def test_an_error_of_several_keys_names_the_overrides_at_fault():
     assert error_of(file=wrong).message.startswith("mine.yaml: give")
     both = "mine.yaml with `--set seed=2`, `--set optim.lr=0.1`: give"
     assert error_of("seed=2", "optim.lr=0.1", file=wrong).message.startswith(both)
-
-
-def test_a_missing_key_or_section_is_named_with_what_it_accepts():
-    error = error_of(file=[Layer("mine.yaml", {**FILE.values, "optim": {}})])
-    assert error.message == "mine.yaml: `optim.lr` is missing"
-    assert f"`extends: {PretrainRecipe.example}`" in error.hint
-
-
-def test_a_misspelt_extends_is_named():
-    assert error_of(file=[Layer("mine.yaml", {"extend": "text-small"})]).hint == "did you mean `extends`?"
 
 
 def test_an_unknown_key_comes_before_what_follows_from_it_and_has_the_nearest_key_in_the_hint():
@@ -203,19 +151,6 @@ def test_one_text_or_number_stands_for_a_list_of_one_and_words_for_true_and_fals
     assert checked(FINETUNE, Layer("x", {"seeds": 1}), kind=FinetuneRecipe).seeds == (1,)
 
 
-@pytest.mark.parametrize("override", ["seeds=true", "seeds=[2, true]"])
-def test_true_in_a_list_is_no_number_either(override):
-    error = error_of(override, file=[FINETUNE], kind=FinetuneRecipe)
-    assert error.message.startswith(f"`--set {override}`: `seeds` is ")
-    assert error.message.endswith(" should be a valid integer")
-
-
-def test_a_long_override_or_value_is_told_in_a_short_line():
-    assert len(error_of(f"optim.lr=[{'x' * 300}]").message) < 300
-    override = f"data.trains=[{', '.join(f'part-{number}.txt' for number in range(1000))}]"
-    assert error_of(override).message == f"`--set {override[:99]}…`: unknown key `data.trains`"
-
-
 def test_changes_are_told_by_their_dotted_keys():
     before, after = (
         load_recipe("text-base", overrides).model_dump(mode="json")
@@ -227,35 +162,6 @@ def test_changes_are_told_by_their_dotted_keys():
     assert describe_changes(before, after) == (
         f": `optim.lr` was {lr} and is 0.5, `optim.betas` was [{betas[0]}, {betas[1]}] and is [0.8, 0.9]"
     )
-
-
-def test_a_key_of_one_side_is_null_on_the_other_and_a_long_list_is_cut():
-    assert changed_keys({"a": {"b": 1}}, {"a": {}}) == {"a.b": (1, None)}
-    before, after = (dict.fromkeys("abcde", value) for value in (1, "x y"))
-    assert describe_changes(before, after).endswith("2 more")
-
-
-class Inner(StrictModel):
-    depth: int = 1
-
-
-class Section(StrictModel):
-    pair: tuple[float, float] = (0.0, 1.0)
-    inner: Inner | None = Inner()
-
-
-class Schema(StrictModel):
-    name: str = "x"
-    section: Section = Section()
-
-
-def test_every_key_is_listed_sections_before_their_keys():
-    assert list(key_paths(Schema)) == ["name", "section", "section.pair", "section.inner", "section.inner.depth"]
-
-
-@pytest.mark.parametrize("path", ["nome", "name.x", "section.none", "section.inner.depth.x"])
-def test_a_path_that_leads_nowhere_has_no_field(path):
-    assert find_field(Schema, path) is None
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -271,34 +177,10 @@ def test_every_key_of_a_recipe_is_described(kind):
     [
         ("masking.mask_porb", "masking.mask_ratio"),
         ("mask_ratio", "masking.mask_ratio"),
-        ("train.lr", "optim.lr"),
         ("model.num_layer", "model.num_layers"),
-        ("max_stps", "train.max_steps"),
         ("model.transition.headz", "model.transition.heads"),
         ("zzz", None),
-        ("masking.qqqq", None),
     ],
 )
 def test_the_nearest_key_is_what_was_meant(given, meant):
     assert nearest_key(PretrainRecipe, given) == meant
-
-
-def test_of_keys_with_one_name_the_nearest_is_in_the_section_that_was_given():
-    assert nearest_key(SweepRecipe, "finetune.lr") == "finetune.optim.lr"
-    assert nearest_key(SweepRecipe, "lr") == "pretrain.optim.lr"
-
-
-def test_a_wrong_value_of_a_task_names_its_key():
-    """pydantic puts the suite between `task` and the key; the error must not fall back to the whole section."""
-    error = error_of("task.max_rows=0", file=[FINETUNE], kind=FinetuneRecipe)
-    assert error.message.startswith("`--set task.max_rows=0`: `task.max_rows` is 0; ")
-    wrong = Layer("mine.yaml", {"task": {"label_colums": ["a"]}})
-    assert error_of(file=[FINETUNE, wrong], kind=FinetuneRecipe).message == "mine.yaml: unknown key `task.label_colums`"
-
-
-def test_the_keys_of_a_section_are_those_directly_in_it():
-    """Hints list them; the keys of a section inside are left out."""
-    assert [child_keys(Schema, section) for section in ("", "section", "section.inner")] == [
-        ["name", "section"], ["pair", "inner"], ["depth"],
-    ]  # fmt: skip
-    assert child_keys(Schema, "name") == []

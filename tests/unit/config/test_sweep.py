@@ -42,23 +42,6 @@ def test_a_variant_is_the_common_recipe_with_its_changes():
     assert cells[3].changes == {"optim.lr": 1e-4, "masking.num_states_per_mask": 2}
 
 
-def test_only_chooses_variants_and_their_order():
-    assert [cell.label for cell in _load(SWEEP, "only=[mlm, exlm]").plan()] == ["mlm", "exlm"]
-    assert [cell.label for cell in _load(SWEEP, "only=[]").plan()] == list(_load("ablations").variants)
-
-
-def test_a_sweep_is_scored_at_its_own_ratio_and_then_at_the_others():
-    cells = _load(SWEEP, "only=[mlm]", "entropy_ratios=[0.7, 0.5]", "pretrain.masking.mask_ratio=0.5").plan()
-    assert cells[0].mask_ratios == (0.5, 0.7)
-
-
-def test_a_child_adds_to_a_variant_and_to_the_sweep(tmp_path):
-    path = _write(tmp_path, f"extends: {SWEEP}\nvariants:\n  mlm: {{optim.lr: 0.5}}\n  new: {{model.rope: 1d}}\n")
-    variants = _load(path).variants
-    assert variants["mlm"] == _load(SWEEP).variants["mlm"] | {"optim.lr": 0.5}
-    assert variants["new"] == {"model.rope": "1d"}
-
-
 def test_a_warm_up_of_a_variant_replaces_the_common_one_whichever_key_gives_it(tmp_path):
     path = _write(
         tmp_path,
@@ -109,13 +92,6 @@ def test_generated_variants_that_corrupt_few_tokens_get_more_steps():
     assert [cell.pretrain.train.max_steps for cell in _load(GRID, *changes).plan()] == [81, 10, 159]
 
 
-def test_a_microbatch_holds_the_longest_sequence_and_a_process_has_one_thread():
-    cells = _load(GRID, "cells=[[1, 0.3], [8, 0.8]]", "pretrain.train.microbatch_tokens=100").plan()
-    assert [cell.pretrain.train.microbatch_tokens for cell in cells] == [100, 62 * 8 + 2]
-    assert cells[0].pretrain.train.num_threads == 1
-    assert _load(GRID, "pretrain.train.num_threads=3").plan()[0].pretrain.train.num_threads == 3
-
-
 def test_tasks_are_fine_tuned_as_the_common_section_says_each_with_the_keys_of_its_suite():
     cell = _load(GRID, "tasks=[glue/rte, squad/v2]", "finetune.optim.lr=1e-4", "finetune.task.doc_stride=64").plan()[0]
     assert [(recipe.name, recipe.task.name, recipe.optim.lr) for recipe in cell.finetune] == [
@@ -125,24 +101,12 @@ def test_tasks_are_fine_tuned_as_the_common_section_says_each_with_the_keys_of_i
     assert not hasattr(cell.finetune[0].task, "doc_stride")
 
 
-def test_values_that_no_task_accepts_are_refused_also_while_there_are_no_tasks():
-    message = _error(GRID, "tasks=[]", "finetune.task.files.valid=dev.tsv").message
-    assert "`task.files.train` is missing: `train` and `valid` are both needed" in message
-
-
 def test_the_papers_k_and_p_make_its_14_cells_and_its_grey_ones():
     chosen, grey = _load("repeat-mlm").choose_cells((1, 2, 4, 8), RATIOS)
     assert set(chosen.cells) == set(PAIRS)
     # "less than 0.05%", which 2.25 % squared just misses
     assert {(k, p) for k, p in grey} == {(2, 0.0225), (4, 0.0225), (4, 0.15), (8, 0.0225), (8, 0.15), (8, 0.387)}
     assert max(p**k for k, p in grey) < 0.00051
-
-
-def test_k_or_p_alone_choose_among_the_cells_of_the_recipe():
-    recipe = _load("repeat-mlm")
-    for ks, ps, cells in (((8,), None, ((8, 0.622), (8, 0.789))), (None, (0.0225,), ((1, 0.0225),))):
-        chosen, left_out = recipe.choose_cells(ks, ps)
-        assert (chosen.cells, left_out) == (cells, [])
 
 
 def test_cells_that_are_no_numbers_or_corrupt_nothing_are_refused_and_each_has_a_folder():
@@ -166,13 +130,3 @@ def test_what_extends_nothing_that_is_there_is_refused(tmp_path, text, found):
     message = _error(path).message
     assert message.startswith(path)
     assert found in message
-
-
-def test_a_section_that_extends_a_recipe_replaces_the_one_it_inherits(tmp_path):
-    extending = "  extends: text-small-mlm\n  masking: {scheme: bernoulli}\n  data: {train: [my.txt]}\n"
-    recipe = _load(_write(tmp_path, f"extends: {GRID}\npretrain:\n{extending}"))
-    assert recipe.pretrain == load_recipe("text-small-mlm", ["masking.scheme=bernoulli", "data.train=my.txt"])
-    assert recipe.cells == _load(GRID).cells
-    changed = _load(_write(tmp_path, f"extends: {GRID}\npretrain:\n  optim: {{lr: 0.25}}\n")).pretrain
-    inherited = _load(GRID).pretrain
-    assert changed == inherited.model_copy(update={"optim": inherited.optim.model_copy(update={"lr": 0.25})})

@@ -61,7 +61,6 @@ def test_a_key_of_another_suite_is_refused_and_its_suites_are_named(name, other,
         ({"name": "moleculenet/bace", "split_file": "a.json"}, "`task.split_file` is read by `task.split: file`"),
         ({"name": "csv", "text_column": "a", "split": "scaffold-balanced"}, "`task.split: scaffold-balanced`"),
         ({"name": "csv", "text_column": "a", "smiles_column": "b"}, "`task.smiles_column` is `b`"),
-        ({"name": "csv", "text_column": "a", "standardise": "parent"}, "`task.standardise: parent` is for molecules"),
         ({"name": "csv", "standardise": "parent", "canonical_smiles": False}, "a parent has no SMILES as written"),
         ({"name": "csv", "split_column": "a", "split": "random"}, "`task.split_column`"),
         ({"name": "csv", "files": {"train": "b", "valid": "a"}, "split": "random"}, "`task.files.valid`"),
@@ -69,11 +68,8 @@ def test_a_key_of_another_suite_is_refused_and_its_suites_are_named(name, other,
         ({"name": "csv", "files": {"valid": "a"}, "split_column": "b"}, "`task.split_column`"),
         ({"name": "csv", "label_columns": ["a", "a"]}, "`task.label_columns` gives `a` twice"),
         ({"name": "csv", "positive_class": "a", "label_kind": "regression"}, "`task.label_kind: regression` has none"),
-        ({"name": "csv", "positive_class": "a", "label_kind": "multi_label"}, "`task.positive_class` is for two"),
         ({"name": "csv", "positive_class": "a", "label_columns": ["a", "b"]}, "`task.label_columns` gives several"),
         ({"name": "glue/rte", "files": {"valid": "a"}}, "`task.files.train` is missing"),
-        ({"name": "glue/rte", "files": {"test": "a", "train": "b"}}, "`task.files.valid` is missing"),
-        ({"name": "squad/v2", "files": {"valid": "a"}}, "`task.files.train`"),
         ({"name": "squad/v2", "files": {"train": "b", "valid": "a"}, "valid_articles": ["a"]}, "`task.valid_articles`"),
         ({"name": "squad/v2", "files": {"test": "a"}}, "`task.files.test` is for glue and csv"),
         ({}, "`task.name` is missing"),
@@ -82,23 +78,6 @@ def test_a_key_of_another_suite_is_refused_and_its_suites_are_named(name, other,
 )  # fmt: skip
 def test_a_wrong_section_is_refused(task, keys):
     assert keys in finding(**task)
-
-
-def test_null_is_a_word_of_missing_labels_as_others_are():
-    """YAML reads an unquoted `null` as no value."""
-    assert section(name="csv", missing_values=["na", None]).missing_values == ("na", "null")
-    assert section(name="csv", missing_values="na").missing_values == ("na",)
-
-
-def test_molecules_are_split_by_scaffold_unless_a_column_or_files_split_them():
-    for task, is_so in (
-        ({}, True),
-        ({"split": "scaffold-balanced"}, True),
-        ({"split": "random"}, False),
-        ({"split_column": "a"}, False),
-        ({"files": {"train": "a", "valid": "b"}}, False),
-    ):
-        assert section(name="csv", **task).is_split_by_scaffold is is_so
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_what_is_no_recipe_is_refused_with_its_place(text, message):
     assert describe_yaml_error(caught.value) == message
 
 
-@pytest.mark.parametrize("text", ["[" * 5000, r'"\UFFFFFFFF"', "!!python/object:os.system x", "a: \x00"])
+@pytest.mark.parametrize("text", ["[" * 2000, r'"\UFFFFFFFF"', "!!python/object:os.system x", "a: \x00"])
 def test_a_damaged_or_hostile_file_of_a_run_is_an_error_of_yaml_and_runs_nothing(text):
     with pytest.raises(yaml.YAMLError):
         parse_yaml(text)
@@ -57,12 +57,6 @@ def test_every_text_is_read_back_as_it_was_dumped(value):
 def test_pydantic_types_a_number_that_was_dumped_as_the_same_value(value):
     read = TypeAdapter(type(value)).validate_python(parse_yaml(dump_yaml({"key": value}))["key"])
     assert (read, type(read)) == (value, type(value))
-
-
-@settings(max_examples=50)
-@given(TEXTS | st.floats(allow_nan=False, allow_infinity=False))
-def test_a_yaml_1_1_reader_reads_back_the_same_scalar(value):
-    assert yaml.safe_load(dump_yaml({"key": value})) == {"key": value}
 
 
 def test_a_value_is_shown_on_one_line_as_people_write_it():
