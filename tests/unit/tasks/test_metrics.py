@@ -12,7 +12,6 @@ from exlm_cli.tasks.metrics import (
     describe_unscorable,
     metric,
     score_columns,
-    score_labels,
     score_rows,
     target_scale,
     to_probabilities,
@@ -120,24 +119,6 @@ def test_columns_of_values_are_scored_where_known_and_their_errors_averaged_afte
     )
 
 
-def test_the_same_answer_for_every_row_is_described():
-    truth = np.array([[0.0, 1.0], [1.0, 1.0], [1.0, 0.0]])
-    assert describe_constant("binary", np.array([[0.6, 0.2], [0.7, 0.9], [0.8, 0.1]]), truth, ("a", "b")) == [
-        "the same answer is predicted for every row: `a` is 1"
-    ]
-    classes = np.array([[0.6, 0.4], [0.9, 0.1]])
-    assert describe_constant("classes", classes, np.array([[0.0], [1.0]]), ("no", "yes")) == [
-        "class `no` is predicted for every row"
-    ]
-    assert describe_constant("classes", classes, np.array([[0.0], [0.0]]), ("no", "yes")) == []
-    assert describe_constant("classes", classes, np.array([[0.0], [NAN]]), ("no", "yes")) == []
-    values = np.array([[1.0], [5.0], [9.0]])
-    assert describe_constant("regression", values * 0 + 5.001, values, ("y",)) == [
-        "the same answer is predicted for every row: `y` is about 5.001"
-    ]
-    assert describe_constant("regression", values * 0.1, values, ("y",)) == []
-
-
 def test_probabilities_by_hand():
     logits = np.array([[0.0, math.log(3)]])
     assert np.allclose(to_probabilities("binary", logits), [[1 / 2, 3 / 4]], rtol=1e-12)
@@ -165,22 +146,24 @@ def test_the_scale_of_targets_leaves_out_what_is_missing_and_never_loses_its_dig
     assert found[1].tolist() == pytest.approx(std, rel=1e-15)
 
 
-@pytest.mark.parametrize(("spread", "is_same"), [(0.009, True), (0.011, False)])
-def test_values_within_a_hundredth_of_the_deviation_of_the_truth_are_the_same_answer(spread, is_same):
-    truth = np.array([[1.0], [5.0], [9.0]])
-    predicted = np.array([[5.0], [5.0], [5.0 + spread * truth.std()]])
-    assert bool(describe_constant("regression", predicted, truth, ("y",))) == is_same
+HALF = np.array([[0.6], [0.7], [0.8]])
 
 
-def test_one_answer_for_rows_of_one_truth_is_not_described():
-    guess = np.array([[0.6], [0.7], [0.8]])
-    assert describe_constant("binary", guess, np.array([[1.0], [1.0], [NAN]]), ("a",)) == []
-    assert describe_constant("regression", guess, np.full((3, 1), NAN), ("a",)) == []
-
-
-def test_a_single_label_and_classes_have_no_scores_by_name():
-    guess, truth = np.array([[0.2, 0.9], [0.7, 0.1]]), np.array([[0.0, 1.0], [1.0, 1.0]])
-    assert score_labels("binary", guess[:, :1], truth[:, :1], ["a"]) == {}
-    assert score_labels("classes", guess, truth[:, :1], ["x", "y"]) == {}
-    of_labels = score_labels("binary", guess, truth, ["a", "b"])
-    assert [(name, scores["accuracy"]) for name, scores in of_labels.items()] == [("a", 1.0), ("b", 0.5)]
+@pytest.mark.parametrize(
+    ("loss", "predicted", "truth", "is_same"),
+    [
+        ("binary", HALF, [[0], [1], [1]], True),
+        ("binary", [[0.6], [0.2], [0.8]], [[0], [1], [1]], False),
+        ("binary", HALF, [[1], [1], [NAN]], False),  # as the truth is
+        ("classes", np.hstack([HALF, 1 - HALF]), [[0], [1], [0]], True),
+        ("classes", np.hstack([HALF, 1 - HALF]), [[0], [0], [NAN]], False),
+        ("regression", HALF, [[NAN]] * 3, False),
+        # values within a hundredth of the deviation of the truth are one
+        ("regression", [[5.0], [5.0], [5.0 + 0.009 * np.std([1, 5, 9])]], [[1], [5], [9]], True),
+        ("regression", [[5.0], [5.0], [5.0 + 0.011 * np.std([1, 5, 9])]], [[1], [5], [9]], False),
+    ],
+)
+def test_the_same_answer_for_every_row_is_told_where_the_truth_differs(loss, predicted, truth, is_same):
+    names = ("a", "b") if loss == "classes" else ("a",)
+    said = describe_constant(loss, np.array(predicted), np.array(truth, dtype=float), names)
+    assert bool(said) == is_same

@@ -1,6 +1,5 @@
 """Files of a task are found by name, in the folder of the task, or on the Hub."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,7 @@ import pytest
 from exlm_cli.config.tasks import GlueTaskConfig
 from exlm_cli.data.rows.hub import HubSource
 from exlm_cli.errors import DataError
-from exlm_cli.tasks.sources import counted, existing_folder, find_file, given_file, hub_source
-from tests.recorder import Recorder
+from exlm_cli.tasks.sources import existing_folder, find_file, given_file, hub_source
 
 
 def config(**values: Any) -> GlueTaskConfig:
@@ -44,13 +42,6 @@ def test_a_folder_of_the_task_inside_the_data_folder_is_taken(tmp_path):
     assert existing_folder(config(data_dir=str(tmp_path)), ("RTE", "rte")) == tmp_path / "RTE"
 
 
-def test_a_data_folder_that_is_none_is_refused(tmp_path):
-    file = tmp_path / "file"
-    file.touch()
-    with pytest.raises(DataError, match=re.escape(f"{file}: not a folder")):
-        existing_folder(config(data_dir=str(file)), ())
-
-
 def test_a_file_is_found_compressed_or_not_and_must_be_the_only_one(tmp_path):
     assert find_file(tmp_path, "train", (".tsv", ".jsonl")) is None
     (tmp_path / "train.jsonl.gz").touch()
@@ -60,10 +51,3 @@ def test_a_file_is_found_compressed_or_not_and_must_be_the_only_one(tmp_path):
     with pytest.raises(DataError, match=r"train\.jsonl\.gz and train\.tsv") as caught:
         find_file(tmp_path, "train", (".tsv", ".jsonl"))
     assert "keep one of them" in caught.value.hint
-
-
-def test_rows_are_counted_on_a_bar():
-    progress = Recorder()
-    with progress.bar("reading", None) as bar:
-        assert list(counted(range(2500), bar)) == list(range(2500))
-    assert progress.bars[0].done == [1024, 2048, 2500]

@@ -40,39 +40,15 @@ def read_one(cells: str, kind: LabelKind = "auto", **rules: Any) -> Labels:
         ({"y": "-1|1|1"}, "classes", ("-1", "1"), [[0], [1], [1]]),
         ({"y": "2|1.0|1|2.00||01"}, "classes", ("1", "2"), [[1], [0], [0], [1], [NAN], [0]]),
         ({"y": "a|1|1.0|b|a|b"}, "classes", ("1", "1.0", "a", "b"), [[2], [0], [1], [3], [2], [3]]),
-        ({"y": "\u22120.5|2|1e\u22123|-2"}, "regression", ("y",), [[-0.5], [2], [0.001], [-2]]),
-        ({"y": "\u22121|1|-1"}, "classes", ("-1", "1"), [[0], [1], [0]]),
-        ({"y": "0.5|2|1e-3|null"}, "regression", ("y",), [[0.5], [2], [0.001], [NAN]]),
+        ({"y": "\u22120.5|2|1e\u22123|null"}, "regression", ("y",), [[-0.5], [2], [0.001], [NAN]]),
         ({"a": "1|0", "b": "0.5|2"}, "regression", ("a", "b"), [[1, 0.5], [0, 2]]),
-        ({"y": "<10|10-20|>20|<10|>20"}, "classes", ("10-20", "<10", ">20"), [[1], [0], [2], [1], [2]]),
-        ({"y": "a|1|2|b|a|b"}, "classes", ("1", "2", "a", "b"), [[2], [0], [1], [3], [2], [3]]),
         ({"y": "2C9|3A4|2D6|2C9|3A4"}, "classes", ("2C9", "2D6", "3A4"), [[0], [2], [1], [0], [2]]),
-        ({"y": "2D|3D|2D"}, "classes", ("2D", "3D"), [[0], [1], [0]]),
-        ({"a": "2.5|4", "b": "4|2.5"}, "regression", ("a", "b"), [[2.5, 4], [4, 2.5]]),
     ],
 )
 def test_what_labels_are_is_found(columns, loss, names, targets):
     labels = read(**columns)
     assert (labels.loss, labels.names) == (loss, names)
     np.testing.assert_array_equal(labels.targets, np.array(targets, dtype=float))
-
-
-@pytest.mark.parametrize(
-    ("columns", "note"),
-    [
-        ({"y": "1|0|0|0"}, "found a 0/1 label, `y`, positive in 25.0 % of the rows"),
-        ({"a": "1|0", "b": "1|1"}, "found 2 0/1 labels, positive in 50.0 %, 100.0 % of the rows"),
-        ({"y": "b|a|b"}, "found 2 classes of `y`: `a` (1), `b` (2); `b` is the positive one"),
-        ({"y": "1.0|2|1"}, "found 2 classes of `y`: `1` (2), `2` (1); `2` is the positive one"),
-        (
-            {"y": "1|2|3"},
-            "found values to predict in `y`; if they are classes, say so with `--set task.label_kind=classes`",
-        ),
-    ],
-)
-def test_what_was_found_is_told(columns, note):
-    (found,) = read(**columns).notes
-    assert found.startswith(note)
 
 
 @pytest.mark.parametrize(
@@ -92,25 +68,19 @@ def test_the_kind_can_be_said(kind, cells, loss, names):
 @pytest.mark.parametrize(
     ("kind", "columns", "message"),
     [
-        ("auto", {"y": "|NA"}, "a.csv: label column `y` is empty in every row"),
-        ("auto", {"y": "1|1|"}, "a.csv: `y` is 1 in every row that has it: nothing to learn"),
-        ("auto", {"y": "a|a"}, "a.csv: `y` is `a` in every row that has it: nothing to learn"),
-        ("auto", {"y": "7|7"}, "a.csv: `y` is 7 in every row that has it: nothing to learn"),
-        ("auto", {"y": "5.1||>10|6.0"}, "a.csv:4: `y` is `>10`; others are numbers"),
-        (
-            "auto",
-            {"y": "0.5|n.d.|<10|7|8|n.d.|1"},
-            "a.csv:3: `y` is `n.d.`, one of 3 such cells; the next: `<10` (line 4), `n.d.` (line 7); others are",
-        ),
-        ("auto", {"y": "n.d.|3 nM|5 nM"}, "a.csv:2: `y` is `n.d.`, one of 3 such cells; the next: `3 nM` (line 3), "),
-        ("auto", {"a": "1|0", "b": "active|0"}, "a.csv:2: `b` is `active`; others are numbers"),
-        ("auto", {"a": "yes|no", "b": "active|no"}, "a.csv:2: `b` is `active`; several columns hold"),
-        ("multi_label", {"y": "1|active"}, "a.csv:3: `y` is `active`; accepted: 0/1"),
-        ("regression", {"y": "1|high"}, "a.csv:3: `y` is `high`; accepted: a number"),
-        ("regression", {"y": "1|nan|inf"}, "a.csv:4: `y` is `inf`; accepted: a number"),
-        ("regression", {"y": "1|-1e101"}, "a.csv:3: `y` is `-1e101`; accepted: a number"),
-        ("classes", {"y": "7|7.0"}, "a.csv: `y` is `7` in every row that has it: nothing to learn"),
-        ("classes", {"a": "x|y", "b": "x|y"}, "a.csv: 2 label columns cannot be `classes`: each row has one class"),
+        ("auto", {"y": "|NA"}, "a.csv: label column `y` is empty"),
+        ("auto", {"y": "1|1|"}, "a.csv: `y` is 1 in every row"),
+        ("auto", {"y": "a|a"}, "a.csv: `y` is `a` in every row"),
+        ("classes", {"y": "7|7.0"}, "a.csv: `y` is `7` in every row"),
+        ("auto", {"y": "0.5|n.d.|<10|7|8|n.d.|1"}, "a.csv:3: `y` is `n.d.`, one of 3 such cells"),
+        ("auto", {"y": "n.d.|3 nM|5 nM"}, "a.csv:2: `y` is `n.d.`, one of 3 such cells"),
+        ("auto", {"a": "1|0", "b": "active|0"}, "a.csv:2: `b` is `active`"),
+        ("auto", {"a": "yes|no", "b": "active|no"}, "a.csv:2: `b` is `active`"),
+        ("multi_label", {"y": "1|active"}, "a.csv:3: `y` is `active`"),
+        ("regression", {"y": "1|high"}, "a.csv:3: `y` is `high`"),
+        ("regression", {"y": "1|nan|inf"}, "a.csv:4: `y` is `inf`"),
+        ("regression", {"y": "1|-1e101"}, "a.csv:3: `y` is `-1e101`"),
+        ("classes", {"a": "x|y", "b": "x|y"}, "a.csv: 2 label columns cannot be `classes`"),
         ("auto", {"y": "|".join(f"text {i}" for i in range(101))}, "a.csv: `y` has 101 different texts"),
     ],
 )
@@ -137,25 +107,15 @@ def test_labels_of_further_rows_are_those_of_a_known_task(columns, loss, names, 
 
 
 @pytest.mark.parametrize(
-    ("loss", "cell", "accepted"),
-    [
-        ("binary", "active", "0/1, true/false, yes/no, t/f, y/n"),
-        ("classes", "pink", "`blue`, `red`"),
-        ("regression", "inf", "a number from -1e100 to 1e100"),
-    ],
+    ("loss", "cell"), [("binary", "active"), ("classes", "pink"), ("regression", "inf"), ("regression", "1.355,5")]
 )
-def test_a_label_that_a_known_task_does_not_have_is_missing_and_named_with_its_row(loss, cell, accepted):
-    targets, (note,) = read_known_targets(table_of(y=f"|{cell}|{cell}"), ["y"], loss, ["blue", "red"])
+def test_a_label_that_a_known_task_does_not_have_is_missing_and_named_with_its_row(loss, cell):
+    """Of a file with decimal commas, no number has a point."""
+    table = table_of(y=f"|{cell}|{cell}")
+    targets, (note,) = read_known_targets(table, ["y"], loss, ["blue", "red"], decimal_comma="," in cell)
     assert np.isnan(targets).all()
-    assert note.startswith("warning: 2 cells are no labels of the run and are not scored; the first: ")
-    assert f"a.csv:3: `y` is `{cell}`; accepted: {accepted}" in note
-
-
-def test_a_point_in_a_number_of_a_file_with_decimal_commas_is_no_label_of_it():
-    cells = {"y": "1,5|1.355|1.355,5|2"}
-    targets, (note,) = read_known_targets(table_of(**cells), ["y"], "regression", ["y"], decimal_comma=True)
-    np.testing.assert_array_equal(targets[:, 0], [1.5, NAN, NAN, 2])
-    assert "the first: a.csv:3: `y` is `1.355`" in note
+    assert note.startswith("warning: 2 cells ")
+    assert f"a.csv:3: `y` is `{cell}`" in note
 
 
 def test_numbers_with_a_decimal_comma_are_values_on_request():
@@ -173,30 +133,11 @@ def test_numbers_with_a_decimal_comma_are_values_on_request():
     assert read_one("a,b|1,5|a,b|1,5", decimal_comma=True).names == ("1,5", "a,b")
 
 
-def test_classes_that_differ_in_capital_letters_are_noted():
-    notes = read("auto", y="Active|active|inactive|Active|active").notes
-    assert "warning: classes that differ in capital letters alone: `Active` and `active`" in notes
-
-
-def test_a_fraction_among_names_of_classes_is_a_class():
-    assert read("auto", y="3.10|3.11|3.11rc1|3.11rc1|dev|dev").names == ("3.10", "3.11", "3.11rc1", "dev")
-
-
 def test_rows_that_lack_their_class_are_none_of_the_classes():
     """Splits keep the shares of `classes`: a row without a label must not count as one of class 1."""
     assert read(y="a||b|a").classes == [0, -1, 1, 0]
     assert read(y="0.5|2|3").classes is None
     assert read(a="1|0", b="0|1").classes is None
-
-
-def test_a_row_with_one_of_its_labels_is_not_missing():
-    """Only the third row has neither label; the second still has `a` to learn from."""
-    assert read(a="1|0|", b="0||").missing == [2]
-
-
-def test_a_hundred_classes_are_taken():
-    """The error says that at most 100 are taken, so exactly 100 are."""
-    assert len(read(y="|".join(f"text {i % 100}" for i in range(200))).names) == 100
 
 
 @pytest.mark.parametrize(
@@ -209,19 +150,6 @@ def test_classes_most_of_which_have_one_row_are_refused_unless_they_are_asked_fo
     assert "`--set task.label_kind=classes`" in str(caught.value.hint)
     assert read_one(cells, "classes").loss == "classes"
     assert read_one("a|a|b|b|c|d").loss == "classes"
-
-
-@pytest.mark.parametrize(
-    ("cells", "positive", "how"),
-    [
-        ("b|a|b", "b", "the later one; `--set task.positive_class=a` chooses the other"),
-        ("Active|Inactive|Inactive", "Active", "by its name; `--set task.positive_class=Inactive` chooses the other"),
-    ],
-)
-def test_the_note_on_two_classes_says_which_is_positive_and_why(cells, positive, how):
-    labels = read_one(cells)
-    assert labels.names[1] == positive
-    assert labels.notes[0].endswith(f"; `{positive}` is the positive one, {how}")
 
 
 @pytest.mark.parametrize(
@@ -263,14 +191,13 @@ def test_a_positive_class_that_is_none_of_two_is_refused(cells, kind, message):
 def test_a_word_that_counts_as_missing_among_classes_is_named_with_its_count():
     """The list in the note is the default without the word, and keeps the rows."""
     cells = "mild|none|severe|None|none|NA|mild||severe|NA"
-    note = "`none` (2), `NA` (2), `None` (1) of `y` count as missing; with `--set task.missing_values=[n/a,nan,null,-]`"
-    assert [found for found in read_one(cells).notes if found.startswith(note)]
+    said = ("`none` (2), `NA` (2), `None` (1) of `y`", "task.missing_values=[n/a,nan,null,-]")
+    assert [note for note in read_one(cells).notes if all(words in note for words in said)]
     assert read_one(cells).missing == [1, 3, 4, 5, 7, 9]
     kept = read_one(cells, missing=("n/a", "nan", "null", "-"))
     assert kept.missing == [7]
     assert kept.names == ("NA", "None", "mild", "none", "severe")
     assert not [found for found in kept.notes if "missing" in found]
-    assert not [found for found in read_one("0.5|NA|2|none|3").notes if "missing" in found]
 
 
 @pytest.mark.parametrize(
@@ -315,31 +242,17 @@ def test_minus_one_can_be_said_to_be_a_negative_label():
     [
         ("Active", "Inactive"),
         ("active", "non-active"),
-        ("ACTIVE", "not active"),
         ("toxic", "nontoxic"),
         ("Toxic", "Non Toxic"),
-        ("toxic", "safe"),
         ("hit", "no hit"),
-        ("hit", "miss"),
-        ("binder", "non-binder"),
-        ("binder", "decoy"),
         ("positive", "Negative"),
-        ("pos", "neg"),
-        ("true", "not true"),
         ("high", "low"),
-        ("high", "medium"),
-        ("mutagenic", "non-mutagenic"),
         ("soluble", "insoluble"),
-        ("permeable", "impermeable"),
-        ("stable", "unstable"),
         ("substrate", "non_substrate"),
         ("hERG blocker", "hERG non-blocker"),
-        ("CYP3A4_inhibitor", "CYP3A4_non-inhibitor"),
         ("active compound", "inactive compound"),
-        ("BBB+", "BBB-"),
         ("BBB+", "BBB\u2212"),
         ("+", "-"),
-        ("Active", "Inconclusive"),
         ("agonist", "inactive"),
     ],
 )
@@ -348,19 +261,7 @@ def test_names_tell_which_class_is_positive(positive, negative):
     assert find_positive((negative, positive)) == positive
 
 
-@pytest.mark.parametrize(
-    ("one", "two"),
-    [
-        ("mild", "severe"),
-        ("agonist", "antagonist"),
-        ("good", "bad"),
-        ("a", "b"),
-        ("1", "2"),
-        ("-1", "1"),
-        ("0", "1"),
-        ("inhibitor", "substrate"),
-    ],
-)
+@pytest.mark.parametrize(("one", "two"), [("mild", "severe"), ("agonist", "antagonist"), ("-1", "1"), ("0", "1")])
 def test_names_of_no_known_meaning_do_not_tell(one, two):
     assert find_positive((one, two)) is None
     assert find_positive((two, one)) is None

@@ -8,7 +8,7 @@ import pytest
 from exlm_cli.errors import DataError
 from exlm_cli.tasks.rows.table import Table, read_table
 
-CSV = b'smiles,Class,note\nCCO, 1 ,"two\nlines, a comma"\n\nCCN,0,\n'
+CSV = b'smiles,Class,,note\nCCO, 1 ,a,"two\nlines, a comma"\n\nCCN,0,,"say ""no"""\n'
 
 
 def written(folder: Path, name: str, content: bytes) -> Path:
@@ -17,25 +17,18 @@ def written(folder: Path, name: str, content: bytes) -> Path:
     return path
 
 
-def test_csv_gives_columns_and_the_lines_of_its_rows(tmp_path):
-    table = read_table(written(tmp_path, "a.csv", CSV))
-    assert table.columns == {"smiles": ("CCO", "CCN"), "Class": ("1", "0"), "note": ("two\nlines, a comma", "")}
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+def test_a_table_gives_columns_and_the_lines_of_its_rows(tmp_path, suffix):
+    """A column without a name keeps its cells."""
+    text = CSV if suffix == "csv" else CSV.replace(b", a comma", b"").replace(b",", b"\t")
+    table = read_table(written(tmp_path, f"a.{suffix}", text))
+    note = "two\nlines, a comma" if suffix == "csv" else "two\nlines"
+    assert table.columns == {
+        "smiles": ("CCO", "CCN"), "Class": ("1", "0"), "": ("a", ""), "note": (note, 'say "no"'),
+    }  # fmt: skip
     assert table.lines == (2, 5)  # the quoted line end makes the first row two lines long, line 4 is empty
     assert len(table) == 2
-    assert table.where(1) == f"{tmp_path}/a.csv:5"
-
-
-def test_columns_without_a_name_keep_their_cells(tmp_path):
-    """The first has none; each further one has that of its place, also for a spreadsheet's empty columns at the end."""
-    table = read_table(written(tmp_path, "a.csv", b",smiles, ,y,\n0,CCO,a,1,\n1,CCN,b,0,c\n"))
-    assert table.columns == {
-        "": ("0", "1"), "smiles": ("CCO", "CCN"), "column 3": ("a", "b"), "y": ("1", "0"), "column 5": ("", "c"),
-    }  # fmt: skip
-
-
-def test_tsv_is_quoted_as_csv_is(tmp_path):
-    table = read_table(written(tmp_path, "a.tsv", b'text\ty\n"He said ""hi"" to me"\t1\n"a\ttab"\t0\n'))
-    assert table.columns == {"text": ('He said "hi" to me', "a\ttab"), "y": ("1", "0")}
+    assert table.where(1) == f"{tmp_path}/a.{suffix}:5"
 
 
 def test_lines_are_a_table_where_they_are_asked_for(tmp_path):
@@ -53,33 +46,30 @@ def test_lines_are_a_table_where_they_are_asked_for(tmp_path):
     ("name", "content", "message"),
     [
         ("a.csv", b"x,y\n", ": there is a header and no row below it"),
-        ("a.csv", b"x,y\nC,1\nCCO\n", ":3: the row has 1 cell, expected 2"),
-        ("a.csv", b"x,y\nC,1\nCCO,1,2\n", ":3: the row has 3 cells, expected 2"),
-        ("a.tsv", b"x\ty\nC\t1\nCCO\t1\t2\n", ":3: the row has 3 cells, expected 2"),
-        ("a.txt", b"x\n", ": not a table that can be read; accepted are .csv .tsv, also with .gz"),
+        ("a.csv", b"x,y\nC,1\nCCO\n", ":3: the row has 1 cell"),
+        ("a.tsv", b"x\ty\nC\t1\nCCO\t1\t2\n", ":3: the row has 3 cells"),
+        ("a.txt", b"x\n", ": not a table"),
     ],
 )
 def test_a_file_that_is_no_table_is_refused(tmp_path, name, content, message):
     path = written(tmp_path, name, content)
-    with pytest.raises(DataError, match=f"^{re.escape(f'{path}{message}')}$"):
+    with pytest.raises(DataError, match=f"^{re.escape(f'{path}{message}')}"):
         read_table(path)
 
 
 @pytest.mark.parametrize(
-    ("names", "message", "hint"),
+    ("names", "told", "hint"),
     [
-        (("Smiles", "y"), "a.csv: no column `smiles`; there are `Smiles`, `y`", "did you mean `Smiles`?"),
-        (("mol", "y"), "a.csv: no column `smiles`; there are `mol`, `y`", "name one"),
-        (("smiles;y",), "a.csv: no column `smiles`; the header seems to be separated by semicolons, not by commas",
-         "write the file with commas as .csv, or with tabs as .tsv"),
-        (tuple(f"t{i}" for i in range(14)),
-         "a.csv: no column `smiles`; there are " + ", ".join(f"`t{i}`" for i in range(12)) + " and 2 more", "name one"),
+        (("Smiles", "y"), "`Smiles`, `y`", "did you mean `Smiles`?"),
+        (("mol", "y"), "`mol`, `y`", "name one"),
+        (("smiles;y",), "semicolons", "with commas as .csv"),
+        (tuple(f"t{i}" for i in range(14)), "`t11` and 2 more", "name one"),
     ],
-)  # fmt: skip
-def test_a_missing_column_is_told_with_the_nearest(names, message, hint):
-    with pytest.raises(DataError, match=f"^{re.escape(message)}$") as caught:
+)
+def test_a_missing_column_is_told_with_the_nearest(names, told, hint):
+    with pytest.raises(DataError, match=f"^a.csv: no column `smiles`; .*{told}") as caught:
         Table(Path("a.csv"), dict.fromkeys(names, ()), ()).column("smiles", "name one")
-    assert caught.value.hint == hint
+    assert hint in caught.value.hint
 
 
 def test_joined_tables_know_which_file_a_row_is_from():

@@ -126,18 +126,6 @@ def test_the_best_span_is_the_best_of_all_pairs(num_tokens, longest):
     assert best_span(window, logits, max_answer_tokens=longest) == expected
 
 
-def test_no_answer_begins_or_ends_at_a_blank(tokenizer):
-    context = EncodedContext.encode("oil      was", tokenizer)
-    (window,) = build_windows(0, [300], context, tokenizer, sequence_length=60, doc_stride=4)
-    logits = np.zeros((len(window.token_ids), 2))
-    blanks = [i for i, (start, end) in enumerate(context.offsets) if start == end]
-    assert len(blanks) >= 2
-    logits[[window.context_start + i for i in blanks]] = 50.0
-    text, score, _ = best_answer(context, [(window, logits)], max_answer_tokens=30)
-    assert (text, score) == (text.strip(), 0)
-    assert text
-
-
 def test_the_best_window_answers_and_the_null_score_is_the_smallest(tokenizer, context):
     room = 12
     windows = build_windows(0, [300], context, tokenizer, sequence_length=room + 4, doc_stride=6)
