@@ -1,6 +1,5 @@
 """Results without any run: of the paper's own sweeps with the numbers that it prints, and of fine-tuning."""
 
-import dataclasses
 import functools
 import re
 import xml.etree.ElementTree as ET
@@ -119,17 +118,6 @@ def copied(cell: CellRuns, **known: Any) -> CellRuns:
     vars(new).update({name: value for name, value in vars(cell).items() if name not in ("plan", "folder", "values")})
     vars(new).update(known)
     return new
-
-
-def changing(cell: CellRuns, **changes: Any) -> CellRuns:
-    """Return a cell whose variant changes more keys, with `__` for dots; its recipe stays."""
-    added = {key.replace("__", "."): value for key, value in changes.items()}
-    return copied(cell, plan=dataclasses.replace(cell.plan, changes={**cell.plan.changes, **added}))
-
-
-def with_steps(cell: CellRuns, steps: int) -> CellRuns:
-    """Return a cell of another length."""
-    return copied(cell, run=cell.run.model_copy(update={"steps": steps}))
 
 
 def with_corruption(cell: CellRuns, counts: dict[str, float]) -> CellRuns:

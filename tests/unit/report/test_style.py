@@ -4,21 +4,16 @@ import itertools
 from typing import Any
 
 import pytest
-from matplotlib import rc_context
 
 from exlm_cli.report.style import (
     CORRUPTION_RAMP,
     END_COLOUR,
     MASK_COLOURS,
     RUN_COLOURS,
-    add_legend,
     corruption_colour,
-    drawing,
     fade,
     ink_on,
-    mask_colour,
     new_figure,
-    render_figure,
 )
 
 
@@ -45,11 +40,6 @@ def test_neighbouring_masks_differ_in_lightness_too():
     assert len(set(RUN_COLOURS)) == len(RUN_COLOURS)
 
 
-def test_colours_of_masks_come_round_and_the_ends_have_their_own():
-    assert [mask_colour(mask) for mask in range(len(MASK_COLOURS) + 1)] == [*MASK_COLOURS, MASK_COLOURS[0]]
-    assert mask_colour(-1) == END_COLOUR
-
-
 def test_groups_of_equal_corruption_go_along_the_whole_ramp():
     assert [corruption_colour(group, 5) for group in range(5)] == [*CORRUPTION_RAMP]
     ends_and_middle = [corruption_colour(group, 3) for group in range(3)]
@@ -58,11 +48,6 @@ def test_groups_of_equal_corruption_go_along_the_whole_ramp():
     # a tenth of the way: 4/10 between the first two
     red, green, blue = (0xFC - 0.4 * (0xFC - 0xE1), 0xA6 - 0.4 * (0xA6 - 0x64), 0x36 + 0.4 * (0x62 - 0x36))
     assert corruption_colour(1, 11) == f"#{round(red):02X}{round(green):02X}{round(blue):02X}"
-
-
-def test_fading_ends_in_white():
-    assert fade("#123456", 0) == "#FFFFFF"
-    assert fade("#123456", 1) == "#123456"
 
 
 @pytest.mark.parametrize("width", [3.4, 7.8])
@@ -79,29 +64,3 @@ def test_a_long_title_is_broken_into_lines_that_stay_inside_the_figure(width):
         assert box.y1 <= outer.y1
     (axes,) = figure.axes
     assert axes.get_tightbbox().y1 <= min(text.get_window_extent().y0 for text in figure.texts)
-
-
-def test_a_matplotlibrc_of_the_user_changes_no_byte_of_a_figure():
-    """LaTeX, which may not be installed, would also read the `_` and `%` of a title as its own."""
-
-    def drawn() -> dict[str, bytes]:
-        with drawing():
-            figure = new_figure(3.0, 2.0, "p_k of 5 %")
-            figure.subplots().plot([0, 1], [0, 1])
-            return render_figure(figure)
-
-    ours = drawn()
-    with rc_context({"text.usetex": True, "axes.facecolor": "black"}):
-        assert drawn() == ours
-
-
-def test_a_legend_that_takes_seconds_to_place_warns_nobody(monkeypatch):
-    """After a second matplotlib advises to give a place; here a minute passes between two looks at the clock."""
-    clock = itertools.count(0.0, 60.0)
-    figure = new_figure(3.0, 2.0)
-    axes = figure.subplots()
-    add_legend(axes, axes.plot([0, 1], [0, 1]), ["line"])
-    monkeypatch.setattr("matplotlib.legend.time.perf_counter", lambda: next(clock))
-    renderer: Any = figure.canvas
-    renderer.draw()
-    assert next(clock) > 0

@@ -1,6 +1,5 @@
 """Report of a sweep, made of the accuracies that the paper prints: each table must come out as the paper's own."""
 
-import dataclasses
 import json
 import math
 import statistics
@@ -10,8 +9,6 @@ import pytest
 from PIL import Image
 
 from exlm_cli.experiments.results import CellRuns
-from exlm_cli.report.curves import EntropyLine
-from exlm_cli.report.experiments import sweeps
 from exlm_cli.report.experiments.seed_groups import SeedGroup, group_seeds
 from exlm_cli.report.experiments.sweeps import (
     paper_tables_of,
@@ -19,14 +16,11 @@ from exlm_cli.report.experiments.sweeps import (
     write_figure_12,
     write_sweep_report,
 )
-from exlm_cli.report.style import RUN_COLOURS
 from exlm_cli.report.tables import ReportTable
 from tests.unit.finetune.finetuned_runs import read_rows
 from tests.unit.report.results import (
     DIVERGED,
     ROWS,
-    changing,
-    copied,
     diverge,
     scores,
     svg_texts,
@@ -72,20 +66,6 @@ def test_the_csv_has_one_row_a_variant_under_the_names_that_scripts_rely_on(tmp_
     assert json.loads(rows[1]["changes"]) == {"masking.num_states_per_mask": 2}
 
 
-def test_a_variant_trained_on_a_range_has_it_as_its_p_and_entropies_at_single_ratios(tmp_path):
-    first, *others = sweep_results("figure-12", seeds=(1,))
-    own = first.pretrain_scores.assign(grid_point=first.pretrain_scores.grid_point.replace("p=0.15", "p=0.0-0.6"))
-    pretrain = first.plan.pretrain.changed({"masking.mask_ratio": (0.0, 0.6), "masking.place": "mixed"})
-    plan = dataclasses.replace(first.plan, pretrain=pretrain, mask_ratios=((0.0, 0.6), 0.387))
-    ranged = copied(first, plan=plan, pretrain_scores=own)
-    table, states, *_ = sweep_tables(group_seeds([ranged, *others]), name="mine")
-    row = _row(table, "mlm")
-    assert (row["p"], row["loss"]) == ("0-60 %", "2.000")
-    assert (_row(states, "mlm")["15 %"], _row(states, "mlm")["38.7 %"]) == ("-", "3.87")
-    (line,) = [row for row in _csv([ranged, *others], tmp_path) if row["variant"] == "mlm"]
-    assert line["mask_ratio"] == "0.0 0.6"
-
-
 def test_a_diverged_seed_is_left_out_of_means_and_named(tmp_path):
     results = [diverge(r) if r.plan.seed == 2 else r for r in sweep_results("table-13", seeds=(1, 2))]
     variant = group_seeds(results)[0]
@@ -116,33 +96,6 @@ def test_without_mismatched_rows_the_tables_have_no_mnli():
     assert _cells(table, "ours")["ExLM"] == ("-", "91.4", "91.3", "57.6", "-")
 
 
-def test_a_sweep_of_everything_gives_every_table_of_the_paper():
-    tables = sweep_tables(group_seeds(sweep_results("ablations")), name="ablations")
-    assert [table.name for table in tables] == ["variants", "table-2", "table-4", "table-13"]
-
-
-def test_every_row_has_its_budget():
-    (table,) = paper_tables_of(group_seeds(sweep_results("table-2", seeds=(1, 2))))
-    budgets = {(row[0], row[1]): row[7:] for row in table.rows}
-    assert budgets["paper", "Vanilla MLM++"] == ("3", "128 M", "100,000 steps of 4,096 sequences")
-    assert budgets["ours", "ExLM"] == ("2 x 3", "1.4 M", "600 steps of 4,096 sequences")
-
-
-def test_some_variants_and_tasks_fill_a_part_of_the_table_that_fits_best():
-    results = [r for r in sweep_results("table-2", tasks=("RTE",)) if r.plan.label in ("mlm", "mlm-plus-plus")]
-    (table,) = paper_tables_of(group_seeds(results))
-    assert table.name == "table-2"
-    assert _cells(table, "ours") == {
-        "Vanilla MLM": ("-", "-", "-", "54.7", "-"), "Vanilla MLM++": ("-", "-", "-", "56.3", "-"),
-    }  # fmt: skip
-
-
-def test_without_its_tasks_or_variants_there_is_no_table_of_the_paper():
-    assert paper_tables_of(group_seeds(sweep_results("table-2", tasks=()))) == []
-    others = [r for r in sweep_results("ablations-small-text") if r.plan.label.startswith("exlm-formula")]
-    assert paper_tables_of(group_seeds([with_scores(r, glue_rte=scores((0.5,))) for r in others])) == []
-
-
 def test_every_variant_has_its_figures_its_budget_and_its_changes():
     (table,) = sweep_tables(group_seeds(sweep_results("table-2", seeds=(1, 3), tasks=())), name="mine")
     assert table.title == "Variants of mine (mean ± standard deviation of 2 seeds)"
@@ -150,22 +103,6 @@ def test_every_variant_has_its_figures_its_budget_and_its_changes():
     assert (exlm["loss"], exlm["accuracy %"], exlm["states"]) == ("2.010 ± 0.014", "50.0 ± 0.0", "1.50 ± 0.00")
     assert (mlm["weighted bits"], mlm["k"], mlm["p"], mlm["time"]) == ("-", "1", "15 %", "0:01:01")
     assert (_row(table, "exlm-no-2d-rope")["changes"], exlm["changes"]) == ("model.rope=1d", "-")
-
-
-def test_a_task_that_is_not_the_papers_has_its_column_and_a_part_of_its_rows_a_note():
-    bace = scores((0.7, 0.8), metric="roc_auc", max_rows=300, split_sizes={"train": 1000})
-    results = [with_scores(r, moleculenet_bace=bace) for r in sweep_results("table-13", tasks=())]
-    (table,) = sweep_tables(group_seeds(results), name="mine")
-    row = _row(table, "mlm")
-    assert (row["moleculenet/bace roc_auc"], row["seeds"]) == ("0.750", "1 x 2")
-    assert table.notes[-1].endswith(" moleculenet/bace (1,000 rows)")
-
-
-def test_means_over_different_seeds_have_a_note():
-    results = sweep_results("table-2", seeds=(1, 2))
-    for kept, wanted in ((results, [False, False]), (results[:-1], [True, True])):
-        tables = sweep_tables(group_seeds(kept), name="mine")
-        assert [any("over different seeds" in note for note in table.notes) for table in tables] == wanted
 
 
 def test_a_task_with_fewer_seeds_than_its_row_has_a_note():
@@ -179,21 +116,6 @@ def test_a_task_with_fewer_seeds_than_its_row_has_a_note():
     assert (_row(variants, "exlm")["seeds"], _row(variants, "exlm")["glue/rte accuracy"]) == ("2 x 3", "57.6")
     assert "exlm: glue/mnli accuracy over 1 of 2 seeds, glue/rte accuracy over 1 of 2 seeds" in variants.notes
     assert "ExLM: MNLI over 1 of 2 seeds, RTE over 1 of 2 seeds" in table_2.notes
-
-
-def test_the_note_on_ctc_stands_where_a_variant_has_its_loss():
-    results = sweep_results("table-2", tasks=())
-    for kept in (results, [r for r in results if r.plan.label != "exlm-no-transitions"]):
-        (table,) = sweep_tables(group_seeds(kept), name="mine")
-        assert any("CTC" in note for note in table.notes) == (kept is results)
-
-
-def test_variants_with_data_of_their_own_have_a_note():
-    results = sweep_results("table-2", tasks=())
-    for key, wanted in (("tokenizer.vocab_size", True), ("data.train", True), ("optim.lr", False)):
-        cells = [changing(r, **{key.replace(".", "__"): 1}) for r in results]
-        (table,) = sweep_tables(group_seeds(cells), name="mine")
-        assert any("may have other tokens" in note for note in table.notes) == wanted
 
 
 def test_the_curves_say_whose_they_are(tmp_path):
@@ -265,13 +187,3 @@ def test_mlms_alone_have_one_panel_and_one_ratio_alone_has_no_figure(tmp_path):
     mlm = [variant for variant in group_seeds(sweep_results("figure-12")) if variant.first.label == "mlm"]
     assert "weighted by the posterior" not in _texts(mlm, tmp_path)
     assert write_figure_12(group_seeds(sweep_results("table-4")), tmp_path / "none") == []
-
-
-def test_more_variants_than_colours_have_lines_of_their_own(tmp_path, monkeypatch):
-    """Two lines of one colour differ in style."""
-    drawn: list[EntropyLine] = []
-    monkeypatch.setattr(sweeps, "write_entropy_figure", lambda lines, *_, **__: drawn.extend(lines))
-    cells = sweep_results("ablations-small-smiles")
-    write_figure_12(group_seeds(cells), tmp_path)
-    assert [line.label for line in drawn] == [cell.plan.label for cell in cells]
-    assert len({(line.colour, line.style) for line in drawn}) == len(drawn) > len(RUN_COLOURS)

@@ -57,8 +57,13 @@ def test_colours_grow_with_the_change_up_to_the_scale():
 
 
 def test_values_are_drawn_and_listed_atom_by_atom():
+    """A molecule that is too large is shown as its SMILES."""
     rows = [explained("CCO", [[0.5], [0.25], [-1.0]], [2.0]), explained("[H]Cl", [[0.0], [np.nan]], [np.nan], 7)]
-    files = explanation_files(rows, FOLDER, names=("logP",), loss="regression", heading="<b>new.csv", num_rows=30)
+    large = "C" * (MAX_DRAWN_ATOMS + 1)
+    page_of = {"names": ("logP",), "loss": "regression", "heading": "<b>new.csv", "num_rows": 30}
+    found = explanation_files([explained(large, [[0.0]] * len(large), [np.nan])], FOLDER, **page_of)
+    assert f"<p>{large}</p>" in found[FOLDER / "index.html"].decode()
+    files = explanation_files(rows, FOLDER, **page_of)
     assert set(files) == {FOLDER / name for name in ("index.html", "atoms.csv", "line-2.svg", "line-7.svg")}
     fills = fills_of(files[FOLDER / "line-2.svg"])
     assert fills["atom-2"] == LOWERS
@@ -96,11 +101,3 @@ def test_of_classes_the_predicted_one_is_drawn_and_of_many_labels_the_first_four
     assert "label 0: log-odds +1.00, true 1" in page
     assert "label 4: log-odds" not in page
     assert files[FOLDER / "atoms.csv"].decode().splitlines()[0].endswith("label 5_change")
-
-
-def test_a_molecule_that_is_too_large_is_shown_as_its_smiles():
-    smiles = "C" * (MAX_DRAWN_ATOMS + 1)
-    row = explained(smiles, [[0.0]] * len(smiles), [np.nan])
-    files = explanation_files([row], FOLDER, names=("y",), loss="regression", heading="t", num_rows=1)
-    assert set(files) == {FOLDER / "index.html", FOLDER / "atoms.csv"}
-    assert f"<p>{smiles}</p>" in files[FOLDER / "index.html"].decode()

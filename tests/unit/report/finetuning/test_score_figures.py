@@ -27,8 +27,6 @@ from exlm_cli.report.finetuning.score_figures import (
     draw_calibration,
     draw_runs,
     draw_scores,
-    matrices_of,
-    questions_of,
 )
 from exlm_cli.report.style import RUN_COLOURS
 from tests.unit.report.results import predicted_rows, scored
@@ -68,8 +66,7 @@ def bold_lines(axes: Axes) -> list[tuple[str, Any, Any]]:
     return [(label, *map(np.asarray, line.get_data())) for line, label in zip(handles, labels, strict=True)]
 
 
-@pytest.mark.parametrize("num_outputs", [1, 8])
-@pytest.mark.parametrize("num_seeds", [1, 3])
+@pytest.mark.parametrize(("num_outputs", "num_seeds"), [(1, 3), (8, 1)])
 def test_curves_have_the_areas_of_scikit_learn_in_the_legend_and_under_the_line(
     figures, tmp_path, num_outputs, num_seeds
 ):
@@ -95,35 +92,6 @@ def test_curves_have_the_areas_of_scikit_learn_in_the_legend_and_under_the_line(
     np.testing.assert_allclose(levels, [[known(predictions, index)[0].mean()] * 2 for index in range(num_outputs)])
 
 
-def test_of_two_classes_the_second_is_asked_of_more_each_against_the_rest():
-    two = predictions_of(2, is_multi_class=True)
-    ((name, truth, scores),) = questions_of(two)
-    targets, probabilities = known(two)
-    assert name == "name 1"
-    np.testing.assert_array_equal(truth, targets == 1)
-    np.testing.assert_array_equal(scores, probabilities[:, :, 1])
-    assert [name for name, _, _ in questions_of(predictions_of(3, is_multi_class=True))] == [
-        "name 0",
-        "name 1",
-        "name 2",
-    ]
-
-
-def test_of_many_labels_the_mean_curve_is_named(figures, tmp_path):
-    predictions = predictions_of(12)
-    draw_scores(predictions, "a title", tmp_path, "s")
-    ((label, x, y),) = bold_lines(figures["s-curves"].axes[0])
-    pairs = [known(predictions, index) for index in range(12)]
-    areas = [metrics.roc_auc_score(truth, seeds.mean(0)[:, index]) for index, (truth, seeds) in enumerate(pairs)]
-    assert label == f"mean of 12 labels  {np.mean(areas):.3f}"
-    assert metrics.auc(x, y) == pytest.approx(np.mean(areas), abs=5e-3)  # on a grid of 401 points
-    ((label, _, _),) = bold_lines(figures["s-curves"].axes[1])
-    areas = [
-        metrics.average_precision_score(truth, seeds.mean(0)[:, index]) for index, (truth, seeds) in enumerate(pairs)
-    ]
-    assert label == f"mean of 12 labels  {np.mean(areas):.3f}"
-
-
 @pytest.mark.parametrize("is_multi_class", [True, False])
 def test_confusion_matrices_are_those_of_scikit_learn(figures, tmp_path, is_multi_class):
     predictions = predictions_of(3, is_multi_class=is_multi_class)
@@ -143,20 +111,6 @@ def test_confusion_matrices_are_those_of_scikit_learn(figures, tmp_path, is_mult
         np.testing.assert_allclose(axes.images[0].get_array(), shares)
         assert (axes.get_xlabel(), axes.get_ylabel()) == ("predicted", "true")
         assert axes.yaxis_inverted()
-
-
-def test_what_cannot_be_drawn_is_left_out(figures, tmp_path):
-    one_class = predictions_of(1)
-    one_class.targets[:] = 1.0
-    for stem, predictions in {
-        "one-class": one_class,
-        "labels": predictions_of(13),
-        "classes": predictions_of(21, is_multi_class=True),
-    }.items():
-        draw_scores(predictions, "a title", tmp_path, stem)
-    assert set(figures) == {"one-class-confusion", "labels-curves", "classes-curves"}
-    draw_scores(predictions_of(5), "a title", tmp_path, "five")
-    assert len(figures["five-confusion"].axes) == 5
 
 
 def test_files_are_the_same_for_the_same_data_and_names_are_no_commands_to_matplotlib(tmp_path):
@@ -190,27 +144,9 @@ def test_figures_go_into_each_run_or_named_by_run_into_one_folder(tmp_path):
     runs = [with_files(tmp_path / name, scored(f"x/{name}", "csv", {"roc_auc": [0.5, 0.5]})) for name in "ab"]
     kinds = [f"{kind}.{suffix}" for kind in ("curves", "confusion", "calibration") for suffix in ("png", "svg")]
     assert draw_runs(runs[:1], None) == [tmp_path / "a/report" / f"test-{kind}" for kind in kinds]
-    files = draw_runs(runs, tmp_path / "all")
-    assert [path.name for path in files] == [f"x-{name}-test-{kind}" for name in "ab" for kind in kinds]
-    assert all(path.is_file() for path in files)
     # `x/a` and `x-a` would have the same files
     alike = draw_runs([runs[0], replace(runs[1], name="x-a")], tmp_path / "alike")
     assert [path.name for path in alike] == [f"{name}-test-{kind}" for name in ("x-a", "x-a-2") for kind in kinds]
-
-
-def test_calibration_on_the_rows_that_it_was_fitted_to_says_so(figures, tmp_path):
-    """The rows are those of validation, and where there are no test rows they are the scored ones too."""
-    runs = [
-        with_files(tmp_path / task[:4], scored(task, task, {"accuracy": [0.5, 0.5]})) for task in ("csv", "glue/rte")
-    ]
-    draw_runs(runs, None)
-    titles = {stem: " ".join(text.get_text() for text in figure.texts) for stem, figure in figures.items()}
-    assert titles.keys() == {
-        f"{split}-{kind}" for split in ("test", "valid") for kind in ("curves", "confusion", "calibration")
-    }
-    assert [stem for stem, title in titles.items() if "fitted on the same rows" in " ".join(title.split())] == [
-        "valid-calibration",
-    ]
 
 
 def test_a_damaged_run_stops_the_work_before_a_figure_of_another_is_written(tmp_path):
@@ -223,14 +159,6 @@ def test_a_damaged_run_stops_the_work_before_a_figure_of_another_is_written(tmp_
     with pytest.raises(CheckpointError, match=PREDICTIONS_FILE):
         draw_runs(runs, None)
     assert not (tmp_path / "a/report").exists()
-
-
-def test_a_label_that_no_row_has_leaves_its_matrix_empty():
-    """The prediction is 1 from a probability of 0.5 on."""
-    targets = np.array([[1.0, np.nan], [0.0, np.nan]])
-    rows = predicted_rows("binary", ("a", "b"), np.full((1, 2, 2), 0.5), targets, Calibration(outputs=(None, None)))
-    matrices = matrices_of(rows)
-    assert [counts.tolist() for _, _, counts in matrices] == [[[0, 1], [0, 1]], [[0, 0], [0, 0]]]
 
 
 def test_values_have_intervals_and_spans_no_figure(figures, tmp_path):
@@ -268,15 +196,6 @@ def test_reliability_is_drawn_before_and_after_calibration(figures, tmp_path):
         "binary-2-calibration": ["a", "b"], "binary-13-calibration": ["13 labels together"],
         "classes-2-calibration": ["yes"],
     }  # fmt: skip
-    uncalibrated = predicted_rows(
-        "binary",
-        tuple("abcdefghijklm"),
-        rng.random((1, 9, 13)),
-        rng.integers(2, size=(9, 13)) * 1.0,
-        Calibration(outputs=(None,) * 13),
-    )
-    draw_calibration(uncalibrated, "t", tmp_path, "none")
-    assert len(figures["none-calibration"].axes[0].lines) == 2  # the diagonal, and no curve after calibration
     _, before, after = figures["classes-2-calibration"].axes[0].lines
     assert figures["classes-2-calibration"].axes[0].get_xlabel() == "mean probability"
     np.testing.assert_allclose(before.get_xydata(), curve_of(mean[:, 1], targets[:, 0]))
@@ -287,35 +206,3 @@ def test_reliability_is_drawn_before_and_after_calibration(figures, tmp_path):
         f"as predicted  {errors[0]:.3f}",
         f"calibrated  {errors[1]:.3f}",
     ]
-
-
-def test_labels_that_share_a_panel_are_the_calibrated_ones_if_there_are_any(figures, tmp_path):
-    """Of thirteen labels two are calibrated, and one of these is known for ten of sixty rows."""
-    rng = np.random.default_rng(0)
-    curve = PlattCurve(num_rows=9, least=0.0, most=1.0, slope=0.5, intercept=0.0)
-    mean, targets = rng.random((60, 13)), rng.integers(2, size=(60, 13)).astype(float)
-    targets[10:, 5] = np.nan
-    outputs = tuple(curve if index in (2, 5) else None for index in range(13))
-    rows = predicted_rows("binary", tuple("abcdefghijklm"), mean[None], targets, Calibration(outputs=outputs))
-    draw_calibration(rows, "t", tmp_path, "some")
-    (axes,) = figures["some-calibration"].axes
-    assert axes.get_title(loc="left") == "2 labels together"
-    chosen, truth = (np.concatenate([values[:, 2], values[:10, 5]]) for values in (mean, targets))
-    np.testing.assert_allclose(axes.lines[1].get_xydata(), curve_of(chosen, truth))
-
-
-def test_each_column_of_values_has_its_own_interval_and_one_without_rows_no_panel(figures, tmp_path):
-    """Of fourteen columns the first has no known row, the second too few for an interval, and twelve are drawn."""
-    targets = np.ones((4, 14))
-    targets[:, 0] = np.nan
-    few, wide, narrow = (ConformalResiduals(residuals=(values,)) for values in ((0.1,), (5.0,) * 20, (0.5,) * 20))
-    outputs = (None, few, wide, *[narrow] * 11)
-    names = tuple(f"v{index}" for index in range(14))
-    rows = predicted_rows("regression", names, np.zeros((1, 4, 14)), targets, Calibration(outputs=outputs))
-    draw_calibration(rows, "t", tmp_path, "values")
-    shown = [
-        (axes.get_title(loc="left"), [text.get_text() for text in axes.texts])
-        for axes in figures["values-predicted-against-true"].axes
-    ]
-    assert shown[:3] == [("v1", []), ("v2", ["100.0 % of 4 inside"]), ("v3", ["0.0 % of 4 inside"])]
-    assert [name for name, _ in shown] == [f"v{index}" for index in range(1, 13)]

@@ -1,14 +1,12 @@
 """Tables of scores: every metric in its place with its spread, and a warning where runs do not compare."""
 
-import io
 import math
+import re
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from exlm_cli.finetune.results import GridChoice, Interval
-from exlm_cli.finetune.scores import BOTH
+from exlm_cli.finetune.results import GridChoice
 from exlm_cli.report.finetuning.scores import (
     label_scores_table,
     results_tables,
@@ -38,27 +36,6 @@ def test_a_score_is_shown_with_its_spread(values, aggregate, text):
     assert str(score_entry(spread, aggregate)) == text
 
 
-def printed(**changed: Any) -> list[str]:
-    metrics: Values = {"roc_auc": [0.7, 0.8, 0.9], "loss": [0.5, 0.6, 0.7], "accuracy": [0.5, None, None]}
-    stream = io.StringIO()
-    Console(file=stream, width=80).print(*results_tables(scored("a", "moleculenet/bace", metrics, **changed)))
-    return stream.getvalue().splitlines()
-
-
-def test_the_metric_that_chose_the_epoch_comes_first_and_everything_fits():
-    lines = printed(notes=("left out 5 rows",))
-    assert max(map(len, lines)) <= 80
-    rows = [line.split()[0] for line in lines if line.split() and line.split()[0] in ("loss", "accuracy", "roc_auc")]
-    assert rows == ["roc_auc", "accuracy", "roc_auc", "accuracy", "loss"]
-    text = " ".join(" ".join(lines).split())
-    for words in (
-        "1,210/151/152 rows",
-        "smiles-small pre-trained for 1,200 steps and fine-tuned, 3 seeds", "note: left out 5 rows",
-        "best epochs by validation roc_auc: 3, 6, 9", "trainings took 1:02:05 together, at 12,346 tokens/s each",
-    ):  # fmt: skip
-        assert words in text
-
-
 def test_scratch_one_seed_a_grid_and_the_baselines_are_named():
     run = scored(
         "a", "moleculenet/bace", {"roc_auc": [0.7], "loss": [0.5]}, init=SCRATCH, seeds=(7,),
@@ -74,7 +51,6 @@ def test_scratch_one_seed_a_grid_and_the_baselines_are_named():
         (("ECFP4 + random forest", "", ""), ("roc_auc", "0.8000", "0.8000")),
         (("RDKit 2D + random forest", "", ""), ("roc_auc", "0.9000", "0.9000")),
     )
-    assert not [note for note in table.notes if "±" in note or "mean prediction" in note]
 
 
 def test_the_mean_prediction_comes_first_and_every_spread_is_named():
@@ -86,17 +62,8 @@ def test_the_mean_prediction_comes_first_and_every_spread_is_named():
         (("exlm, single seeds", "", ""), ("roc_auc", *["0.8000 ± 0.1414"] * 2), ("loss", *["0.6000 ± 0.1414"] * 2)),
         (("ECFP4 + random forest", "", ""), ("roc_auc", "0.7000", "0.7000")),
     )
-    assert table.notes[0].startswith("the first scores are those of the seeds' mean prediction, ")
-    assert table.notes[0].endswith("those of single seeds are mean ± standard deviation of 2 seeds, each scored alone")
     (table,) = results_tables(scored("a", "csv", {"f1": [0.5, 0.9, 0.6]}, aggregate="median"))
     assert table.groups[1][1] == ("f1", *["0.6000 (0.5000 to 0.9000)"] * 2)
-    assert table.notes[0].endswith("single seeds are median (lowest to highest) of 3 seeds, each scored alone")
-
-
-def test_the_interval_over_the_test_rows_is_a_note():
-    interval = Interval(low=0.25, high=0.75, over="rows", num=198)
-    (table,) = results_tables(scored("a", "csv", {"roc_auc": [0.7]}, rows_interval=interval))
-    assert "95 % interval of roc_auc over the 198 test rows, 2,000 resamples: 0.2500 to 0.7500" in table.notes
 
 
 def test_each_run_has_a_column_and_each_task_a_table():
@@ -116,9 +83,6 @@ def test_each_run_has_a_column_and_each_task_a_table():
             ("loss, single seeds", "0.5500 ± 0.0707", "-", "-"),
         ),
     )
-    assert first.title == "csv, 1,210/151/152 rows in train, valid, test, scored on test"
-    budget = "smiles-small (exlm), pre-training 1,200 steps, 13.1 M tokens, 5.2 M parameters"
-    assert first.notes[1:] == (f"one: {budget}, 2 seeds", f"two: {budget}, seed 1")
     assert second.name == "scores-glue-rte"
     assert second.rows == (("accuracy", "0.6000"), ("accuracy, single seeds", "0.6000 (0.5000 to 0.7000)"))
     (alone,) = task_tables([scored("two", "csv", {"roc_auc": [0.9], "loss": [0.5]})])
@@ -126,52 +90,34 @@ def test_each_run_has_a_column_and_each_task_a_table():
 
 
 def test_runs_with_common_seeds_have_their_paired_difference_from_the_first():
-    """Differences of 0.02, 0.03 and 0.01: mean 0.02, deviation 0.01, t(2) at 97.5 % is 4.3027, p of t = 3.4641."""
-    first = scored("mlm", "moleculenet/bace", {"roc_auc": [0.7, 0.8, 0.9]})
-    second = scored("exlm", "moleculenet/bace", {"roc_auc": [0.72, 0.83, 0.91]})
+    """Differences of 0.02, 0.03 and 0.01 of the seeds 2, 3 and 4, which are in both runs.
+
+    Their mean is 0.02, their deviation 0.01, t(2) at 97.5 % is 4.3027, p of t = 3.4641.
+    """
+    first = scored("mlm", "moleculenet/bace", {"roc_auc": [0.5, 0.7, 0.8, 0.9]})
+    second = scored("exlm", "moleculenet/bace", {"roc_auc": [0.72, 0.83, 0.91, 0.1]}, seeds=(2, 3, 4, 9))
     (table,) = task_tables([first, second])
-    assert table.notes[-1] == (
-        "mean difference of exlm from mlm, roc_auc: +0.0200 (95 % interval -0.0048 to +0.0448, 3 seeds in pairs, "
-        "p = 0.074)"
-    )
-    for values in ([0.72, 0.83], [0.72, 0.83, None], [0.75, 0.85, 0.95]):  # two pairs; no deviation
-        other = scored("exlm", "moleculenet/bace", {"roc_auc": values})
+    assert re.findall(r"[+-]\d\.\d+|p = [\d.]+\d", table.notes[-1]) == ["+0.0200", "-0.0048", "+0.0448", "p = 0.074"]
+    # two pairs; no deviation; values of splits, none of which belongs to a seed alone
+    for values, splits in (([0.7, 0.8], (0,)), ([0.6, 0.8, 0.9, 1.0], (0,)), ([0.7, 0.9, 0.8, 0.7], (0, 1))):
+        other = scored("exlm", "moleculenet/bace", {"roc_auc": values}, split_seeds=splits)
         assert "difference" not in task_tables([first, other])[0].notes[-1]
-
-
-REPLICATED: Any = {"split": "random", "split_seeds": (0, 1), "forests": {ECFP4: {"roc_auc": [0.6, 0.8]}}}
-
-
-def test_scores_over_replicated_splits_stand_beside_the_baseline_over_the_same_splits():
-    (table,) = task_tables([scored("one", "csv", {"roc_auc": [0.7, 0.9]}, **REPLICATED)])
-    assert table.rows == (("roc_auc", "0.8000 ± 0.1414", "0.7000 ± 0.1414"),)
-    assert table.notes[0] == "mean ± standard deviation over 2 splits"
 
 
 def test_of_several_splits_and_seeds_the_mean_predictions_of_the_splits_come_first():
     """Their means over the seeds of a split are 0.6 and 0.8; the four seeds have a deviation of their own."""
-    run = scored("one", "csv", {"roc_auc": [0.5, 0.7, 0.7, 0.9]}, split="random", split_seeds=(0, 1))
+    forests = {ECFP4: {"roc_auc": [0.6, 0.6, 0.8, 0.8]}}
+    values: Values = {"roc_auc": [0.5, 0.7, 0.7, 0.9]}
+    run = scored("one", "csv", values, split="random", split_seeds=(0, 1), forests=forests)
     (table,) = results_tables(run)
     assert table.rows[0] == ("roc_auc", "0.7000 ± 0.1414", "0.7000 ± 0.1414")
     assert table.rows[2] == ("roc_auc", "0.7000 ± 0.1633", "0.7000 ± 0.1633")
-    assert table.notes[0].endswith("mean ± standard deviation of 2 splits with 2 seeds each, each scored alone")
-    assert table.notes[1] == "mean ± standard deviation over 2 splits of the mean prediction"
-
-
-def test_notes_of_a_run_of_several_splits_are_of_all_of_them_or_name_the_first():
-    over = {name: Interval(low=low, high=0.75, over="splits", num=2) for name, low in (("f1", 0.5), ("roc_auc", 0.25))}
-    run = scored(
-        "one", "csv", {"roc_auc": [0.7, 0.9]}, notes=("split 0: test: a note",), split_intervals=over,
-        grid_best=GridChoice(label="lr-1e-05", values={"optim.lr": 1e-5}), **REPLICATED,
-    )  # fmt: skip
-    (table,) = results_tables(run)
-    assert table.notes[1:] == (
-        "split 0: test: a note",
-        "first split: best of 0 grid points: optim.lr=1e-05",
-        "best epochs by validation roc_auc: 3",
-        "95 % intervals on test over splits: roc_auc 0.2500 to 0.7500, f1 0.5000 to 0.7500",
-        "trainings took 1:02:05 together, at 12,346 tokens/s each",
-    )
+    (table,) = task_tables([run])
+    assert table.rows[0] == ("roc_auc", "0.7000 ± 0.1414", "0.7000 ± 0.1414")
+    # a run on one split cannot be compared with it
+    one = scored("one split", "csv", {"roc_auc": [0.7]}, split="random", forests={ECFP4: {"roc_auc": [0.6]}})
+    assert len(task_tables([one, run])[0].columns) == 5
+    assert "cannot be compared" in task_tables([one, run])[0].notes[-1]
 
 
 def test_runs_of_different_splits_have_a_baseline_each_and_a_warning():
@@ -186,26 +132,7 @@ def test_runs_of_different_splits_have_a_baseline_each_and_a_warning():
     (table,) = task_tables(runs)
     assert table.columns[4:] == ("ECFP4 + random forest, rows of one", "ECFP4 + random forest, rows of two")
     assert table.rows[0][4:] == ("0.6000", "0.5000")
-    assert "one scaffold abababab, two random cdcdcdcd, three scaffold abababab" in table.notes[-1]
-
-
-def test_the_mean_of_model_and_baseline_is_a_column_of_each_run():
-    """Runs on the same rows have the same baseline, which is a column once."""
-    forests = [{ECFP4: {"roc_auc": [0.6] * 2}, BOTH: {"roc_auc": [both] * 2}} for both in (0.7, 0.8)]
-    runs = [scored(name, "csv", METRICS, forests=of) for name, of in zip(("one", "two"), forests, strict=True)]
-    (table,) = task_tables(runs)
-    assert table.columns[3:] == ("ECFP4 + random forest", "both, one and baseline", "both, two and baseline")
-    assert table.rows[0][3:] == ("0.6000", "0.7000", "0.8000")
-
-
-def test_a_run_on_one_split_is_not_compared_with_one_on_several():
-    one = scored("one", "csv", {"roc_auc": [0.7]}, split="random", forests={ECFP4: {"roc_auc": [0.6]}})
-    (table,) = task_tables([one, scored("two", "csv", {"roc_auc": [0.7, 0.9]}, **REPLICATED)])
-    assert table.columns[3:] == ("ECFP4 + random forest, rows of one", "ECFP4 + random forest, rows of two")
-    assert table.notes[-1] == (
-        "these runs were split differently and cannot be compared: one random abababab, "
-        "two random abababab and 1 more split"
-    )
+    assert "two random cdcdcdcd" in table.notes[-1]
 
 
 def test_tables_of_unrelated_csv_files_are_apart_and_have_names_of_their_own():
@@ -247,13 +174,7 @@ def test_of_many_labels_the_first_30_are_shown_and_a_note_counts_them(num, has_n
     assert table.notes == (("the first 30 of 31; scores.csv has all",) if has_note else ())
 
 
-def test_predicted_values_have_their_errors():
-    table = label_scores_table({"logP": {"r2": -1.0, "rmse": 0.5, "mae": 0.25}})
-    assert table.title == "Each value alone"
-    assert (table.columns, table.rows) == (("value", "rmse", "mae", "r2"), (("logP", "0.5000", "0.2500", "-1.0000"),))
-
-
-def test_seeds_and_splits_are_counted_and_weights_drawn_from_the_seed_had_no_pre_training():
+def test_seeds_and_splits_are_counted():
     for seeds, split_seeds, said in (
         ((7,), (0,), "seed 7"),
         ((7, 8), (0,), "2 seeds"),
@@ -262,22 +183,5 @@ def test_seeds_and_splits_are_counted_and_weights_drawn_from_the_seed_had_no_pre
     ):
         values: Values = {"roc_auc": [0.7] * len(seeds) * len(split_seeds)}
         run = scored("a", "csv", values, seeds=seeds, split_seeds=split_seeds, init=SCRATCH)
-        (table,) = task_tables([run])
-        (note,) = [note for note in table.notes if note.startswith("a: smiles-small (scratch), pre-training none, ")]
-        assert note.endswith(f", {said}")
         assert results_tables(run)[0].title.endswith(f", {said}")
-
-
-def test_runs_are_compared_over_the_seeds_that_both_have():
-    """The seeds 2, 3 and 4 are in both runs; there the differences are 0.02, 0.03 and 0.01, with a mean of 0.02."""
-    first = scored("mlm", "csv", {"roc_auc": [0.5, 0.7, 0.8, 0.9]})
-    second = scored("exlm", "csv", {"roc_auc": [0.72, 0.83, 0.91, 0.1]}, seeds=(2, 3, 4, 9))
-    (table,) = task_tables([first, second])
-    assert "roc_auc: +0.0200 (95 % interval -0.0048 to +0.0448, 3 seeds in pairs" in table.notes[-1]
-
-
-def test_runs_of_several_splits_have_no_paired_difference():
-    """Their values are by split and seed, more than there are seeds, so no value belongs to a seed alone."""
-    runs = [scored(name, "csv", {"roc_auc": [0.7, 0.9, 0.8]}, split_seeds=(0, 1, 2)) for name in ("one", "two")]
-    (table,) = task_tables(runs)
-    assert not [note for note in table.notes if "difference" in note]
+        assert any(note.endswith(f", {said}") for note in task_tables([run])[0].notes)
