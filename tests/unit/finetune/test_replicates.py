@@ -8,18 +8,12 @@ import numpy as np
 import pytest
 
 from exlm_cli.config.tasks import CsvTaskConfig
-from exlm_cli.data.molecules import read_molecules as read
-from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
 from exlm_cli.finetune.results import read_seed_predictions
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
-from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks import user_table
-from exlm_cli.tasks.registry import load_task
-from exlm_cli.tasks.rows import table as table_module
 from exlm_cli.tasks.rows.splits import RowSplit, split_rows
-from exlm_cli.tasks.rows.table import read_table
-from tests.unit.finetune.synthetic import ONE_EPOCH, amines, cells, finetune_recipe, words_table
+from tests.unit.finetune.synthetic import ONE_EPOCH, cells, finetune_recipe, words_table
 
 
 def failing_at(seed: int) -> Any:
@@ -79,26 +73,6 @@ def test_a_split_is_trained_and_scored_as_in_a_run_of_its_own(text_model, tmp_pa
     interval = results.split_intervals["accuracy"]
     assert interval.low <= mean <= interval.high
     assert (interval.over, interval.num, alone[0].results.split_intervals) == ("splits", 2, {})
-
-
-def test_the_table_is_read_and_tokenised_once_and_every_split_is_that_of_a_run_of_its_own(tmp_path, monkeypatch):
-    """Its molecules are parsed once too."""
-    smiles, task = amines(tmp_path)
-    calls, tokenised, tokenise = [], [], Tokenizer.encode_batch
-    monkeypatch.setattr(user_table, "read_table", lambda *given: calls.append("table") or read_table(*given))
-    monkeypatch.setattr(
-        table_module, "read_molecules", lambda *given, **how: calls.append("rdkit") or read(*given, **how)
-    )
-    monkeypatch.setattr(Tokenizer, "encode_batch", lambda self, texts: tokenised.extend(texts) or tokenise(self, texts))
-    recipe = finetune_recipe(task=task, num_replicates=3, **ONE_EPOCH)
-    run_finetuning(recipe, checkpoint=smiles, out=tmp_path / "run")
-    assert calls == ["table", "rdkit"]
-    assert len(tokenised) == len(set(tokenised)) == 30
-    for seed, path in enumerate(split_files(tmp_path / "run")):
-        alone = load_task(recipe.changed({"task.split_seed": seed, "num_replicates": 1}).task, SilentProgress())
-        assert json.loads(path.read_text())["indices"] == {
-            name: rows.tolist() for name, rows in alone.split_indices.items()
-        }
 
 
 def test_a_split_without_rows_is_refused_before_any_is_trained(text_model, tmp_path, monkeypatch):

@@ -82,18 +82,6 @@ def test_only_the_point_that_is_reported_counts_and_each_split_has_its_own():
     assert scores.of_seed("valid", 2, 0) == {"f1": 0.6}
 
 
-def test_a_run_for_programs_has_numbers_and_none_where_there_is_none():
-    forests = {"forest-ecfp4": {"rmse": [0.7, None]}}
-    labels = {"a": {"rmse": [0.5, 1.5]}}
-    content = scored("a", "glue/rte", {"rmse": [0.5, 0.75]}, forests=forests, labels=labels).scores.as_json()
-    deviation = pytest.approx(0.25 / math.sqrt(2))
-    own = {"average": 0.625, "mean": 0.625, "std": deviation, "median": 0.625, "values": [0.5, 0.75]}
-    assert content["metrics"] == {"valid": {"rmse": own}}
-    assert content["labels"]["valid"]["a"]["rmse"]["values"] == [0.5, 1.5]
-    of_forest = content["baselines"]["forest-ecfp4"]["metrics"]["valid"]["rmse"]
-    assert (of_forest["average"], of_forest["std"], of_forest["values"]) == (0.7, None, [0.7, None])
-
-
 def test_a_table_comes_back_with_every_digit_and_name(tmp_path):
     """Also of labels that look like missing values or hold what CSV must quote."""
     labels = {name: {"rmse": [1 / 3, 1e-300]} for name in ("NA", "nan", 'a,"b"')}

@@ -1,25 +1,28 @@
 """The forest learns what fingerprints show, is repeatable, and does not stumble over missing or single classes."""
 
 import math
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from rdkit import Chem
-from rdkit.Chem import rdFingerprintGenerator
 
 from exlm_cli.config.tasks import CsvTaskConfig
-from exlm_cli.data.molecules import NUM_BITS, fingerprints
+from exlm_cli.data.molecules import NUM_BITS
 from exlm_cli.finetune.baselines.baseline import (
     FORESTS,
+    MAX_FOREST_VALUES,
+    NUM_TREES,
     TFIDF,
     ForestBaseline,
     baselines_of,
     grow_forests,
     is_affordable,
 )
-from exlm_cli.finetune.features import FeatureSet, FeatureStore
+from exlm_cli.finetune.features import FeatureStore
 from exlm_cli.finetune.prediction.training_rows import read_training_rows, write_training_rows
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import Loss
@@ -29,7 +32,6 @@ from exlm_cli.tasks.rows.splits import RowSplit
 from exlm_cli.tasks.rows.table import InputRows, Table
 from exlm_cli.tasks.rows.task import LabelledRows, RowTask
 from exlm_cli.tasks.user_table import load_user_table, table_task
-from tests.recorder import Recorder
 from tests.unit.finetune.finetuned_runs import write_rows
 from tests.unit.finetune.synthetic import WordTask
 
@@ -61,14 +63,6 @@ def run(task: RowTask, baseline: ForestBaseline = ECFP4) -> dict[Any, dict[str, 
         split: score_rows(task.loss, predicted, task.examples[split].targets)
         for split, predicted in predict(task, baseline=baseline).items()
     }
-
-
-def test_fingerprints_are_ecfp4():
-    bits = fingerprints(["CCO", "CC(=O)O[AlH3](O)O"])
-    assert bits.shape == (2, NUM_BITS)
-    generator = rdFingerprintGenerator.GetMorganGenerator(radius=2, fpSize=2048)
-    assert set(np.flatnonzero(bits[0])) == set(generator.GetFingerprint(Chem.MolFromSmiles("CCO")).GetOnBits())
-    assert bits[1].any()
 
 
 METALS = ("Ni", "Zn", "Ir", "Co", "Ru", "Cr", "Mn", "Rh", "Pd", "Cu", "Pt", "Fe")
@@ -104,16 +98,6 @@ def test_it_learns_a_functional_group_as_label_class_and_value(baseline):
     assert run(make("regression", [[5.0 * (i % 2)] for i in range(24)]), baseline)["test"]["rmse"] < 0.5
 
 
-def test_features_are_worked_out_once_for_all_splits_and_seeds():
-    store, asked = FeatureStore(), []
-    counting = FeatureSet("bits", lambda smiles, progress: asked.append(list(smiles)) or fingerprints(smiles))
-    first = store.features(counting, ["CCO", "CCN", "CCO"], SilentProgress())
-    again = store.features(counting, ["CCN", "CCC"], SilentProgress())
-    assert asked == [["CCO", "CCN"], ["CCC"]]
-    np.testing.assert_array_equal(first, fingerprints(["CCO", "CCN", "CCO"]))
-    np.testing.assert_array_equal(again, fingerprints(["CCN", "CCC"]))
-
-
 def test_what_a_descriptor_lacks_is_the_median_of_the_training_rows():
     """The median of 0, 1, 2 and 10 is 1.5; a feature that no training row has is 0."""
     train = np.array([[0.0, math.nan], [1, math.nan], [2, math.nan], [10, math.nan], [math.nan, math.nan]])
@@ -127,15 +111,41 @@ def test_what_a_descriptor_lacks_is_the_median_of_the_training_rows():
     assert forests.predict(new).tolist() == forests.predict(filled).tolist()
 
 
-def test_many_classes_of_few_rows_are_no_warning():
-    names = tuple(f"{i}" for i in range(24))
-    task = make("classes", [[i] for i in range(24)], names)
-    task.examples["train"] = LabelledRows([(t,) for t in TEXTS], np.arange(24.0)[:, None], np.arange(24))
-    assert predict(task)["test"].shape == (4, 24)
+def peak_bytes() -> int:
+    """Return the most memory that this process has had. `getrusage` would count what its parent had, too."""
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return 1024 * int(line.split()[1])
 
 
-def test_a_table_with_too_many_labels_has_no_baseline_by_itself(monkeypatch):
-    task = make("binary", [[i % 2] for i in range(24)])
+def bytes_of_a_tree(num_rows: int, few: int, many: int) -> float:
+    """Return what a tree of values needs for a training row, while it is grown and copied."""
+    rng, peaks = np.random.default_rng(0), []
+    bits = rng.integers(2, size=(num_rows, NUM_BITS), dtype=np.uint8)
+    task = make("regression", [[0.0]] * 24)
+    task.examples["train"] = LabelledRows([("C",)] * num_rows, rng.normal(size=(num_rows, 1)), np.arange(num_rows))
+    for num_trees in (few, many):
+        grow_forests(ECFP4, task, bits, 1, SilentProgress(), num_trees=num_trees, num_threads=1)
+        peaks.append(peak_bytes())
+    return (peaks[1] - peaks[0]) / ((many - few) * num_rows)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux, which tells the peak of a process")
+def test_forests_of_values_that_are_grown_unasked_take_under_two_gigabytes():
+    """Their nodes grow with rows and trees. 100,000 rows would take four times as much and have none unasked."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as alone:
+        needed = alone.submit(bytes_of_a_tree, 2000, 10, 110).result()
+    assert 24 < needed < 2e9 / (NUM_TREES * MAX_FOREST_VALUES), "24 bytes a node stay in the run"
+    many = make("regression", [[0.0]] * 24)
+    many.examples["train"] = LabelledRows([("C",)] * 100_000, np.zeros((100_000, 1)), np.arange(100_000))
+    assert not is_affordable(many)
+
+
+def test_a_table_with_too_many_labels_or_values_has_no_baseline_by_itself(monkeypatch):
+    """Trees of values end in single rows, so that memory grows with the rows."""
+    task, values = make("binary", [[i % 2] for i in range(24)]), make("regression", [[float(i)] for i in range(24)])
+    assert not baselines_of(WordTask("span"))
+    monkeypatch.setattr("exlm_cli.finetune.baselines.baseline.MAX_FOREST_VALUES", 15)
+    assert not is_affordable(values)
     assert is_affordable(task)
     monkeypatch.setattr("exlm_cli.finetune.baselines.baseline.MAX_LABELLED_ROWS", {"smiles": 15, "text": 16})
     assert not is_affordable(task)
@@ -143,19 +153,6 @@ def test_a_table_with_too_many_labels_has_no_baseline_by_itself(monkeypatch):
     task.input_kind = "text"
     assert is_affordable(task)
     assert baselines_of(task) == (TFIDF,)
-
-
-def test_a_table_with_many_values_has_no_forests_by_itself(monkeypatch):
-    """Their trees end in single rows, so that memory grows with the rows."""
-    values = make("regression", [[float(i)] for i in range(24)])
-    monkeypatch.setattr("exlm_cli.finetune.baselines.baseline.MAX_FOREST_VALUES", 15)
-    assert not is_affordable(values)
-    assert is_affordable(make("binary", [[i % 2] for i in range(24)]))
-
-
-def test_a_task_whose_rows_are_no_texts_has_no_baseline():
-    assert not baselines_of(WordTask("span"))
-    assert not is_affordable(WordTask("span"))
 
 
 @pytest.mark.parametrize(("seed", "other"), [(1, 2), (2**32 - 1, 0), (2**32, 0), (2**63 - 1, 2**32 - 1)])
@@ -174,14 +171,6 @@ def test_missing_labels_and_single_classes_are_no_trouble():
     assert single["test"]["accuracy"] == 1 / 2
     empty = run(make("regression", [[NAN if i < 16 else float(i)] for i in range(24)]))
     assert empty["test"]["mae"] == np.mean([20, 21, 22, 23])
-
-
-def test_it_shows_how_far_it_is():
-    progress = Recorder()
-    task = make("binary", [[i % 2, i % 2] for i in range(24)], ("a", "b"))
-    grow_forests(ECFP4, task, fingerprints(TEXTS[:16]), 1, progress, num_trees=2)
-    (bar,) = progress.bars
-    assert (bar.label, bar.total, bar.done) == ("ECFP4 + random forest", 2, [1, 2])
 
 
 @pytest.mark.parametrize("loss", ["binary", "classes"])

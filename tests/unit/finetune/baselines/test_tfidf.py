@@ -14,10 +14,8 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
 
 from exlm_cli.errors import CheckpointError
-from exlm_cli.finetune.baselines import tfidf
 from exlm_cli.finetune.baselines.tfidf import Tfidf, fit_tfidf, read_tfidf, write_tfidf
 from exlm_cli.progress import SilentProgress
-from tests.recorder import Recorder
 from tests.unit.finetune.synthetic import WORDS
 
 NAN = math.nan
@@ -95,20 +93,6 @@ def test_texts_without_a_word_have_the_frequencies_of_the_labels():
     assert fit("regression", labels, 1, texts).predict([("amber",)]).tolist() == [[0.25]]
 
 
-def test_the_most_frequent_terms_are_read(monkeypatch):
-    monkeypatch.setattr(tfidf, "MAX_TERMS", 3)
-    fitted = fit("binary", HAS[:, :1])
-    counts = {word: sum(text.split().count(word) for text in TEXTS) for word in WORDS}
-    assert set(fitted.terms) == set(sorted(WORDS, key=lambda word: counts[word])[-3:])
-
-
-def test_the_same_rows_give_the_same_bits_and_it_shows_how_far_it_is():
-    progress = Recorder()
-    one, other = (fit_tfidf("binary", SINGLE, HAS[:, :2], 2, progress) for _ in range(2))
-    assert one.weight.tobytes() == other.weight.tobytes()
-    assert (progress.bars[0].label, progress.bars[0].total, progress.bars[0].done) == ("TF-IDF", 2, [1, 2])
-
-
 @pytest.fixture(scope="module")
 def fitted() -> Tfidf:
     return fit("binary", HAS[:, :3], 3)
@@ -128,7 +112,6 @@ def test_a_file_gives_the_same_predictions(fitted, tmp_path):
 @pytest.mark.parametrize(
     ("change", "finding"),
     [
-        (lambda f: replace(f, terms={"a": 1}), "its terms are no list of words"),
         (lambda f: replace(f, terms=[]), "its terms are no list of words"),
         (lambda f: replace(f, terms=[1, *f.terms[1:]]), "its terms are no list of words"),
         (lambda f: replace(f, terms=(f.terms[1], *f.terms[1:])), "a term twice"),

@@ -27,12 +27,6 @@ def test_rows_are_padded_and_keep_their_targets_and_their_place():
     assert batch.answerable is None
 
 
-def test_the_host_knows_the_padding_and_the_tokens_of_a_batch():
-    ragged, single = (collate(SPLIT, np.array(rows), num_repeats=2, pad_id=0) for rows in ([0, 1], [1]))
-    assert (ragged.is_padded, ragged.num_tokens) == (True, 6 + 4)
-    assert (single.is_padded, single.num_tokens) == (False, 4)
-
-
 @pytest.mark.parametrize("num_repeats", [1, 2, 4])
 def test_tokens_are_repeated_as_pre_training_repeats_them(num_repeats):
     batch = collate(SPLIT, np.arange(3), num_repeats=num_repeats, pad_id=0)
@@ -51,11 +45,6 @@ def test_tokens_that_may_answer_stay_those_before_repetition():
     batch = collate(split, np.array([0, 1]), num_repeats=2, pad_id=0)
     assert batch.answerable is not None
     assert batch.answerable.tolist() == [[True, True, True, False], [True, True, False, False]]
-
-
-def test_a_batch_goes_to_a_device_whole():
-    batch = collate(SPLIT, np.array([0]), num_repeats=1, pad_id=0).to(torch.device("meta"))
-    assert {t.device.type for t in batch.__dict__.values() if isinstance(t, Tensor)} == {"meta"}
 
 
 NAN = math.nan

@@ -1,30 +1,20 @@
 """Workers train the cells of a run: the bits are those of one process, also after a kill."""
 
 import contextlib
-import dataclasses
-import pickle
 from collections.abc import Sequence
 from pathlib import Path
 
-import cloudpickle
-import numpy as np
 import pytest
 
 from exlm_cli.config.load import load_recipe
-from exlm_cli.errors import CheckpointError, ConfigError, DivergedError
+from exlm_cli.errors import ConfigError, DivergedError
 from exlm_cli.finetune import training
-from exlm_cli.finetune.cells.trainer import encode_task
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
-from exlm_cli.progress import SilentProgress
-from exlm_cli.tasks.registry import load_task
-from exlm_cli.train.pretrained import load_pretrained_weights
 from exlm_cli.train.task import Callback
 from tests.killed import die_at_call, run_until_killed
 from tests.recorder import Recorder
 from tests.tiny_sweeps import work_in_this_process
-from tests.unit.finetune.synthetic import WordTask, assert_same_run, finetune_recipe, run_tiny, words_table
-from tests.unit.tasks.glue_files import write_glue
-from tests.unit.tasks.squad.test_task import write
+from tests.unit.finetune.synthetic import assert_same_run, finetune_recipe, run_tiny, words_table
 
 GRID = {"optim.lr": [1e-5, 3e-3]}
 
@@ -60,44 +50,6 @@ def test_an_encoder_without_a_checkpoint_is_drawn_alike_by_workers(tmp_path, mon
     for workers in (1, 2):
         run_finetuning(recipe, checkpoint=None, encoder=encoder, out=tmp_path / f"{workers}", workers=workers)
     assert_same_run(tmp_path / "2", tmp_path / "1")
-
-
-def tasks_of_each_kind(folder: Path) -> dict[str, dict[str, object]]:
-    for name in ("mnli", "stsb"):
-        write_glue(folder, name, copies=2)
-    write(folder, "train-v2.0.json", "Moss", "Tea")
-    write(folder, "dev-v2.0.json", "Clocks")
-    at = {"data_dir": str(folder)}
-    squad = {"doc_stride": 12, "max_query_tokens": 24, "sequence_length": 48}
-    return {
-        "classes": {"name": "glue/mnli", "sequence_length": 24, **at},
-        "value": {"name": "glue/stsb", "sequence_length": 24, **at},
-        "spans": {"name": "squad/v2", **squad, **at},
-        "labels": {**words_table(folder), "class_weights": "balanced"},
-    }
-
-
-def test_rows_of_every_kind_come_to_a_worker_as_they_are(text_model, tmp_path):
-    """Tokens, targets and what scores the outputs: the same outputs get the same scores, notes and files."""
-    tokenizer = load_pretrained_weights(text_model, SilentProgress()).tokenizer
-    sections = tasks_of_each_kind(tmp_path)
-    tasks = {kind: load_task(finetune_recipe(task=own).task, SilentProgress()) for kind, own in sections.items()}
-    for kind, task in {**tasks, "of another package": WordTask()}.items():
-        data = encode_task(task, tokenizer, 48, 1)
-        read = pickle.loads(cloudpickle.dumps(data))
-        assert read.tokenizer.encode("a [SEP] b") == tokenizer.encode("a [SEP] b")
-        for field in dataclasses.fields(data):
-            if field.name not in ("train", "scored", "tokenizer", "frozen_states"):
-                np.testing.assert_equal(getattr(read, field.name), getattr(data, field.name), err_msg=kind)
-        for part, rows in data.parts.items():
-            for name in ("token_ids", "targets", "answerable"):
-                np.testing.assert_equal(getattr(read.parts[part], name), getattr(rows, name), err_msg=kind)
-        rng = np.random.default_rng(0)
-        for part, rows in data.scored.items():
-            width = 2 if data.loss == "span" else data.num_outputs
-            outputs = [[rng.normal(size=(len(ids), 2) if data.loss == "span" else width) for ids in rows.token_ids]]
-            assert read.scored[part].score(outputs) == rows.score(outputs)
-            assert read.scored[part].prediction_columns(outputs) == rows.prediction_columns(outputs)
 
 
 def test_callbacks_stay_in_this_process(text_model, tmp_path, monkeypatch):
@@ -143,10 +95,3 @@ def test_a_launch_of_several_ranks_is_refused(text_model, tmp_path, monkeypatch)
         run_tiny(text_model, tmp_path / "run")
     assert caught.value.hint == "start the command once, without `torchrun`"
     assert not (tmp_path / "run").exists()
-
-
-def test_a_folder_that_is_not_empty_is_refused_before_rows_are_read(text_model, tmp_path, monkeypatch):
-    monkeypatch.setattr("exlm_cli.finetune.run.load_task", pytest.fail)
-    (tmp_path / "mine.txt").write_text("")
-    with pytest.raises(CheckpointError, match="the folder is not empty"):
-        run_finetuning(finetune_recipe(task=words_table(tmp_path)), checkpoint=text_model, out=tmp_path)

@@ -202,19 +202,6 @@ def test_coverage_counts_the_rows_of_each_third_that_are_inside():
     assert (whole.least, whole.num_rows, whole.num_inside) == (None, 9, 5)
 
 
-def test_many_labels_are_calibrated_once(monkeypatch):
-    rng, num_labels = np.random.default_rng(0), 30
-    curve = PlattCurve(num_rows=9, least=0.0, most=1.0, slope=0.5, intercept=0.0)
-    mean, targets = rng.random((8, num_labels)), np.ones((8, num_labels))
-    rows = rows_of("binary", mean, targets, Calibration(outputs=(curve,) * num_labels))
-    applied, apply = [], PlattCurve.apply
-    monkeypatch.setattr(PlattCurve, "apply", lambda *given: applied.append(1) or apply(*given))
-    for index in range(num_labels):
-        np.testing.assert_allclose(rows.of_output(index)[2], apply(curve, mean[:, index]))
-    rows.score()
-    assert len(applied) == num_labels
-
-
 @pytest.mark.parametrize(("num", "kind"), [(MIN_ISOTONIC_ROWS - 1, PlattCurve), (20_000, IsotonicCurve)])
 def test_overconfident_probabilities_become_frequencies(num, kind):
     """The model's logit is three times the true one. Platt's slope must be 1/3 (within four standard errors of a

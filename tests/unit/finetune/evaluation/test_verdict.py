@@ -1,6 +1,7 @@
 """Intervals against their closed form, and the sentence that each outcome of a comparison gives."""
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -58,24 +59,16 @@ def errors(of_model: float, of_forest: float, **changed: Any) -> Any:
 @pytest.mark.parametrize(
     ("shift", "said"),
     [
-        (
-            0.5,
-            "The model is better than ECFP4 + random forest on these test rows: the model's rmse is 0.2500 "
-            "lower, and the 95 % interval of its gain is ",
-        ),
-        (-0.5, "ECFP4 + random forest is better than the model on these test rows: "),
-        (0.0, "There is no clear difference between the model and ECFP4 + random forest on these test rows: "),
+        (0.5, "The model is better than ECFP4 + random forest"),
+        (-0.5, "ECFP4 + random forest is better than the model"),
+        (0.0, "There is no clear difference"),
     ],
 )
 def test_a_verdict_on_one_split_is_decided_over_its_rows(shift, said):
     sentence, left_open = verdict(errors(0.5, 0.5 * (1 + shift)), rows=rows_of(shift))
     assert sentence.startswith(said)
     assert sentence.endswith(" over the 200 rows.")
-    assert left_open == (
-        "This is one seed on one split with 100 test rows, and another may reverse it: `exlm finetune --resume RUN "
-        "--seeds 1,2,3` trains more seeds, and a new run with `--split scaffold-balanced --num-replicates 5` tries "
-        "five splits."
-    )
+    assert "--seeds 1,2,3" in left_open
 
 
 def test_a_gain_over_the_same_rows_has_a_narrower_interval_than_either_score():
@@ -95,17 +88,12 @@ def test_several_seeds_have_the_interval_of_a_single_one_beside_that_over_rows()
     assert [interval.over for interval in found.intervals] == ["rows", "seeds"]
     low, high = stats.t.interval(0.95, 2, 0.15, stats.sem([0.2, 0.1, 0.15]))
     assert (found.intervals[1].low, found.intervals[1].high, found.intervals[1].num) == pytest.approx((low, high, 3))
-    sentence, left_open = verdict(run, rows=rows_of(0.5))
-    assert sentence.endswith(f" and {low:.4f} to {high:.4f} for a single one of 3 seeds.")
-    assert left_open.startswith("This is 3 seeds on one split with 100 test rows")
 
 
-def test_the_score_of_a_verdict_is_that_of_the_mean_prediction():
+def test_a_verdict_is_on_the_mean_prediction():
     """What `exlm predict` gives, and not the mean of the seeds' scores."""
-    run = run_of({"roc_auc": [0.6, 0.7]}, {"roc_auc": [0.6, 0.6]}, averages={"roc_auc": 0.8})
-    found = comparison(run)
+    found = comparison(run_of({"roc_auc": [0.6, 0.7]}, {"roc_auc": [0.6, 0.6]}, averages={"roc_auc": 0.8}))
     assert (found.of_model, found.of_baseline, found.gain) == (0.8, 0.6, pytest.approx(0.2))
-    assert "the model's roc_auc is 0.2000 higher" in verdict(run)[0]
 
 
 def test_the_model_is_held_against_the_baseline_that_is_better_in_validation():
@@ -123,32 +111,19 @@ def test_the_model_is_held_against_the_baseline_that_is_better_in_validation():
 
 def test_scores_that_are_not_defined_are_no_comparison():
     for own, other in (([None], [0.7]), ([0.7], [None])):
-        (sentence, *_) = verdict(run_of({"roc_auc": own}, {"roc_auc": other}))
-        assert sentence == (
-            "roc_auc is not defined on these test rows, so the model cannot be compared with ECFP4 + random forest."
-        )
+        assert comparison(run_of({"roc_auc": own}, {"roc_auc": other})).gain is None
+        assert "is not defined" in verdict(run_of({"roc_auc": own}, {"roc_auc": other}))[0]
     assert verdict(run_of({"roc_auc": [0.9]})) == ()
 
 
 @pytest.mark.parametrize(
     ("split", "advice"),
-    [
-        ("scaffold", "a new run with `--split scaffold-balanced --num-replicates 5`"),
-        ("random", "`exlm finetune --resume RUN --num-replicates 5`"),
-    ],
+    [("scaffold", ["--split", "--num-replicates"]), ("random", ["--resume", "--num-replicates"]), ("file", [])],
 )
 def test_the_advice_of_a_verdict_is_accepted_by_the_split(split, advice):
-    values = {"roc_auc": [0.80, 0.70, 0.75]}
-    assert verdict(run_of(values, values, split=split))[1].endswith(f" may reverse it: {advice} tries five splits.")
-
-
-@pytest.mark.parametrize("split", ["files", "column", "file", "official"])
-def test_no_other_split_is_advised_where_the_user_gives_the_splits(split):
     """A csv task refuses `task.split` and `num_replicates` beside files, a column or a file of splits."""
     values = {"roc_auc": [0.80, 0.70, 0.75]}
-    assert verdict(run_of(values, values, split=split))[1] == (
-        "This is 3 seeds on one split with 100 test rows, and another may reverse it."
-    )
+    assert re.findall(r"--[a-z-]+", verdict(run_of(values, values, split=split))[1]) == advice
 
 
 def test_a_verdict_on_validation_rows_says_that_the_epoch_was_chosen_on_them():
@@ -156,25 +131,19 @@ def test_a_verdict_on_validation_rows_says_that_the_epoch_was_chosen_on_them():
     sizes = {"train": 800, "valid": 100}
     run = run_of({"roc_auc": [0.9]}, {"roc_auc": [0.5]}, split="column", split_sizes=sizes)
     (sentence, *_) = verdict(run)
-    assert sentence.startswith(
-        "The model is better than ECFP4 + random forest on these valid rows: the model's roc_auc "
-    )
-    assert sentence.endswith(" The best epoch of the model was chosen on these rows, which favours the model.")
+    assert "valid rows" in sentence
+    assert "which favours the model" in sentence
 
 
 def test_splits_of_the_same_rows_widen_an_interval():
     """Deviation 0.1, gain 0.27; half-width 4.303 * 0.1 * sqrt(1/3 + 1/8) = 0.291."""
-    of_splits = verdict(*splits_of([0.67, 0.77, 0.87], 0.5))
-    assert [sentence.split(":")[0] for sentence in of_splits] == [
-        "There is no clear difference between the model and ECFP4 + random forest",
-    ]
+    (sentence,) = verdict(*splits_of([0.67, 0.77, 0.87], 0.5))
+    assert sentence.startswith("There is no clear difference")
     (interval,) = comparison(*splits_of([0.67, 0.77, 0.87], 0.5)).intervals
     assert (interval.over, interval.num) == ("splits", 3)
     assert (interval.low, interval.high) == pytest.approx((0.27 - 0.2913, 0.27 + 0.2913), abs=1e-4)
     (sentence, *_) = verdict(*splits_of([0.9, 0.9], 0.7))
-    assert sentence.startswith(
-        "The model is better than ECFP4 + random forest: the model's roc_auc is 0.2000 higher, and the 95 % "
-    )
+    assert sentence.startswith("The model is better than ECFP4 + random forest")
     assert sentence.endswith(" over 2 splits.")
 
 

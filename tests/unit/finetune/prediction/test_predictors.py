@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from exlm_cli.api import load
-from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.errors import ConfigError
 from exlm_cli.files import write_json
 from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.finetune.evaluation.calibration import (
@@ -35,7 +36,7 @@ from tests.unit.finetune.finetuned_runs import SMILES, read_rows, write_rows
 from tests.unit.finetune.synthetic import finetune_recipe, weights
 
 OF_FORESTS = predictors_with("forest-ecfp4")
-FOREST_DEFAULTS = "exlm_cli.finetune.baselines.baseline.grow_forests.__kwdefaults__"
+FOREST_DEFAULTS = "exlm_cli.finetune.baselines.baseline.grow_forests.__kwdefaults__", {"num_trees": 8, "num_threads": 1}
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +48,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def few_trees() -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "exlm_cli.finetune.baselines.baseline.grow_forests.__kwdefaults__", {"num_trees": 8, "num_threads": 1}
-        )
+        patch.setattr(*FOREST_DEFAULTS)
         yield
 
 
@@ -73,30 +72,27 @@ def test_what_is_best_in_validation_is_in_results_verdict_and_scores(run):
     assert scores.others == ["forest-ecfp4", "forest-rdkit2d", BOTH]
     assert found.valid["both"] == pytest.approx(scores.average("valid", "rmse", model=BOTH).mean)
     assert found.best == min(OF_FORESTS, key=lambda name: found.valid[name])
-    assert results.verdict[0].startswith("Predict new rows with `exlm predict RUN FILE`. It uses ")
-    assert f" with `exlm predict {run} FILE`. It" in FinetunedRun("run", run, results).verdict[0]
+    assert f"`exlm predict {run} FILE`" in FinetunedRun("run", run, results).verdict[0]
     for forest, split in zip(found.baselines, (0, 1), strict=True):
         values = {name: scores.by_split("valid", "rmse", name)[split] for name in ("forest-ecfp4", "forest-rdkit2d")}
         assert values[forest] == min(values.values())
-        kept = sorted(str(path.relative_to(run / "baselines")) for path in run.rglob("forests.npz"))
-        assert f"{forest}/split-{split}/seed-1/forests.npz" in kept
-    assert len(kept) == 4
+
+
+def written(run: Path, of_split: Any, part: Any, predictor: str) -> np.ndarray:
+    """Return the (K, N) values that the files of a run give for a part of a split, by a predictor."""
+    rows, _ = rows_and_truth(run, of_split.split_seeds[0], part)
+    (baseline,) = of_split.predictors.baselines
+    names = {"model": [None], "forest": [baseline], "both": [None, baseline]}[predictor]
+    found = [read_seed_predictions(run, of_split, {part: rows}, baseline=name)[part] for name in names]
+    return np.mean(found, axis=0)[..., 0]
 
 
 def test_both_is_the_mean_of_model_and_better_baseline(run):
     """Scored on the mean of what both have written."""
-    results, scores = read_results(run), read_scores(run)
-    for of_split in results.of_splits:
-        (split,) = of_split.split_seeds
-        rows, targets_N = rows_and_truth(run, split, "test")
-        parts = [
-            read_seed_predictions(run, of_split, {"test": rows}, baseline=name)["test"]
-            for name in (None, of_split.predictors.baselines[0])
-        ]
-        both_N = np.mean(parts, axis=(0, 1))[:, 0]
-        assert scores.by_split("test", "rmse", BOTH)[split] == pytest.approx(
-            np.sqrt(np.mean((both_N - targets_N) ** 2))
-        )
+    scores = read_scores(run)
+    for split, of_split in enumerate(read_results(run).of_splits):
+        errors_N = written(run, of_split, "test", "both").mean(axis=0) - rows_and_truth(run, split, "test")[1]
+        assert scores.by_split("test", "rmse", BOTH)[split] == pytest.approx(np.sqrt(np.mean(errors_N**2)))
 
 
 def rows_and_truth(run: Path, split: int, part: str) -> tuple[Any, Any]:
@@ -116,58 +112,28 @@ def table_of(run: Path, path: Path, out: Path, predictor: Any = None) -> tuple[n
 def test_predictions_are_means_over_seeds_and_splits_of_what_training_wrote(run, table, tmp_path, predictor):
     """Each row of the table is a test row of one split at most, so each split's own test rows are compared."""
     found, summary = table_of(run, table, tmp_path / "out.csv", predictor)
-    results = read_results(run)
     assert summary.predictor == predictor
-    assert any("means over 2 splits of the rows, 2 seeds each" in note for note in summary.notes)
-    of_first = load_finetuned(run, device="cpu")
-    by_split = []
-    for of_split in results.of_splits:
-        alone = load_finetuned(run, device="cpu")
-        runners = alone.runners if of_split.split_seeds[0] == 0 else alone.others[0]
-        alone = type(alone)(
-            run, alone.recipe, alone.encoder_recipe, alone.tokenizer, alone.sequence_length, of_split, runners
-        )
-        out = tmp_path / f"{of_split.split_seeds[0]}.csv"
+    whole, by_split = load_finetuned(run, device="cpu"), []
+    for split, of_split in enumerate(whole.results.of_splits):
+        runners = (whole.runners, *whole.others)[split]
+        alone = replace(whole, results=of_split, runners=runners, others=())
+        out = tmp_path / f"{split}.csv"
         predict(alone, table, out, folder=tmp_path, predictor=predictor, progress=SilentProgress())
         values = np.array([float(row["y_predicted"]) for row in read_rows(out)])
-        name = f"split-{of_split.split_seeds[0]}.json"
-        path = run / "split.json" if of_split.split_seeds[0] == 0 else run / "splits" / name
-        rows = json.loads(path.read_text())["indices"]["test"]
-        used = {
-            "model": [None],
-            "forest": of_split.predictors.baselines,
-            "both": [None, *of_split.predictors.baselines],
-        }
-        kept = {"test": np.array(rows)}
-        of_each = [read_seed_predictions(run, of_split, kept, baseline=name)["test"] for name in used[predictor]]
-        written = np.mean(of_each, axis=(0, 1))[:, 0]
-        np.testing.assert_allclose(values[rows], written, atol=1e-6)
+        rows, _ = rows_and_truth(run, split, "test")
+        np.testing.assert_allclose(values[rows], written(run, of_split, "test", predictor).mean(axis=0), atol=1e-6)
         by_split.append(values)
     np.testing.assert_allclose(found, np.mean(by_split, axis=0), atol=1e-6)
-    assert len(of_first.others) == 1
-    in_memory = load(run, device="cpu").predict([row[0] for row in _smiles(table)], predictor=predictor)
+    in_memory = load(run, device="cpu").predict([row["smiles"] for row in read_rows(table)], predictor=predictor)
     np.testing.assert_allclose(in_memory.y_predicted, found, atol=1e-9)
-
-
-def _smiles(table: Path) -> list[list[str]]:
-    return [[row["smiles"]] for row in read_rows(table)]
-
-
-def test_the_best_predicts_unless_another_is_asked_for(run, table, tmp_path):
-    best = read_results(run).predictors.best
-    by_default, summary = table_of(run, table, tmp_path / "a.csv")
-    assert summary.predictor == best
-    assert any(note.startswith("predicted with") and "best on the validation rows" in note for note in summary.notes)
-    assert by_default.tolist() == table_of(run, table, tmp_path / "b.csv", best)[0].tolist()
 
 
 def test_each_predictor_has_a_calibration_over_the_validation_rows_of_all_splits(run):
     """Each as its own split predicts them."""
     kept = []
-    for of_split in read_results(run).of_splits:
-        rows, truth_N = rows_and_truth(run, of_split.split_seeds[0], "valid")
-        mean_N = read_seed_predictions(run, of_split, {"valid": rows})["valid"].mean(axis=0)[:, 0]
-        kept.append(np.abs(mean_N - truth_N))
+    for split, of_split in enumerate(read_results(run).of_splits):
+        _, truth_N = rows_and_truth(run, split, "valid")
+        kept.append(np.abs(written(run, of_split, "valid", "model").mean(axis=0) - truth_N))
     (output,) = read_calibration(run).outputs
     assert isinstance(output, ConformalResiduals)
     np.testing.assert_allclose(output.residuals[0], np.sort(np.concatenate(kept)))
@@ -217,40 +183,18 @@ def test_intervals_of_new_rows_take_the_distance_to_the_training_rows_of_each_sp
         assert float(row["y_high_90"]) - value == pytest.approx(width, rel=1e-6)
 
 
-def test_rows_of_any_split_are_known(run, table, tmp_path):
-    table_of(run, table, tmp_path / "out.csv", "model")
-    parts = [json.loads(path.read_text())["indices"] for path in (run / "split.json", run / "splits/split-1.json")]
-    known = {SMILES[row % len(SMILES)] for part in parts for row in part["train"]}
-    for row in read_rows(tmp_path / "out.csv"):
-        assert (row["in_split"] == "train") == (row["smiles"] in known)
-
-
 def test_a_resumed_run_grows_what_it_needs_and_nothing_else(run, tmp_path, monkeypatch):
     again = shutil.copytree(run, tmp_path / "again")
     grown = sorted(again.rglob("forests.npz"))
     before = grown[0].read_bytes()
     grown[0].unlink()
     (again / "results.json").unlink()
-    monkeypatch.setattr(
-        "exlm_cli.finetune.baselines.baseline.grow_forests.__kwdefaults__", {"num_trees": 8, "num_threads": 1}
-    )
+    monkeypatch.setattr(*FOREST_DEFAULTS)
     progress = Recorder()
     resume_finetuning(again, progress=progress)
     assert grown[0].read_bytes() == before
     assert len([bar for bar in progress.bars if "random forest" in bar.label]) == 1
     assert (again / "results.json").read_bytes() == (run / "results.json").read_bytes()
-
-
-def test_labels_are_predicted_by_both_as_probabilities(table, smiles_model, few_trees, tmp_path):
-    made = make(table, smiles_model, tmp_path / "run", label="z", seeds=[1])
-    finetuned = load_finetuned(made, device="cpu")
-    out = tmp_path / "out.csv"
-    predict(finetuned, table, out, folder=tmp_path, predictor="both", progress=SilentProgress())
-    parts = {}
-    for predictor in OF_FORESTS:
-        predict(finetuned, table, out, folder=tmp_path, predictor=predictor, progress=SilentProgress())
-        parts[predictor] = np.array([float(row["z_probability"]) for row in read_rows(out)])
-    np.testing.assert_allclose(parts["both"], (parts["model"] + parts["forest"]) / 2, atol=1e-9)
 
 
 def test_a_run_without_forests_has_the_model_alone(molecules, tmp_path):
@@ -290,14 +234,6 @@ def test_permuted_test_labels_change_no_weight_no_choice_and_no_calibration(smil
     assert one[-1] != other[-1], "the test scores do differ"
 
 
-def test_forests_that_are_damaged_are_refused(run, table, tmp_path):
-    again = shutil.copytree(run, tmp_path / "again")
-    path = next(again.rglob("forests.npz"))
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(CheckpointError, match=re.escape(f"{path}: not readable as forests")):
-        table_of(again, table, tmp_path / "out.csv", "forest")
-
-
 def test_reports_have_the_test_rows_of_all_splits_as_what_predicts_predicts_them(run):
     """A row is as the first split that tests it predicts it; further ones without those that calibrated."""
     results = read_results(run)
@@ -309,12 +245,9 @@ def test_reports_have_the_test_rows_of_all_splits_as_what_predicts_predicts_them
     assert more
     assert rows.rows.tolist() == [*first["test"], *more]
     assert len(rows.inputs) == len(rows.places) == len(rows.rows)
-    wanted = []
-    for of_split, part, kept in zip(results.of_splits, (first, second), (first["test"], more), strict=True):
-        wants_rows: Any = {"test": np.array(part["test"])}
-        names = {"model": [None], "forest": [of_split.predictors.baselines[0]]}
-        baselines = names.get(results.predictors.best, [None, of_split.predictors.baselines[0]])
-        found = [read_seed_predictions(run, of_split, wants_rows, baseline=name)["test"] for name in baselines]
-        wanted.append(np.mean(found, axis=0)[:, [part["test"].index(row) for row in kept]])
-    np.testing.assert_allclose(rows.by_seed, np.concatenate(wanted, axis=1))
+    wanted = [
+        written(run, of_split, "test", results.predictors.best)[:, [part["test"].index(row) for row in kept]]
+        for of_split, part, kept in zip(results.of_splits, (first, second), (first["test"], more), strict=True)
+    ]
+    np.testing.assert_allclose(rows.by_seed[..., 0], np.concatenate(wanted, axis=1))
     assert rows.calibration == read_calibration(run, results.predictors.best)
