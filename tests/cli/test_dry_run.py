@@ -3,13 +3,12 @@
 import shlex
 
 import pytest
-import torch
 import yaml
 
 from exlm_cli.config.load import load_recipe, recipe_kind
 from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.run_dir import update_run_json
-from tests.cli.asserts import printed_by, refusal_of, result_of
+from tests.cli.asserts import printed_by, result_of
 from tests.test_recipes import value_at
 
 GRID = load_recipe("quickstart-repeat-mlm", kind=SweepRecipe).cells
@@ -57,22 +56,3 @@ def test_the_recipe_is_printed_for_people_and_for_programs(words, values, folder
     (folder / "printed.yaml").write_text(printed)
     recipe = load_recipe("printed.yaml", kind=recipe_kind("printed.yaml"))
     assert {key: value_at(recipe, key) for key in values} == values
-
-
-@pytest.mark.parametrize(
-    ("words", "missing"),
-    [
-        ("tokenize none.txt --kind text", "none.txt: no such file"),
-        ("pretrain --recipe quickstart-text --set data.valid=none.txt", "none.txt: no such file"),
-        ("sweep quickstart-ablations --set pretrain.data.train=none.txt", "none.txt: no such file"),
-        ("finetune glue rte --data-dir none", "none: no such folder"),
-        ("finetune glue rte --checkpoint none", "none: no such run directory"),
-        pytest.param(
-            "pretrain --recipe quickstart-text --device cuda",
-            "torch sees no CUDA device",
-            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA"),
-        ),
-    ],
-)
-def test_inputs_and_devices_that_are_not_there_are_refused(words, missing, folder, capsys):
-    assert missing in refusal_of(capsys, *shlex.split(words), "--dry-run")

@@ -9,11 +9,7 @@ pytest.importorskip("transformers")
 
 def test_a_run_is_exported_and_compared(run_folder, capsys):
     result = result_of(capsys, "export", "T", "--out", "hub/mine")
-    names = [
-        "1_Pooling/config.json", "README.md", "config.json", "model.safetensors", "modules.json",
-        "sentence_bert_config.json", "tokenizer.json", "tokenizer_config.json",
-    ]  # fmt: skip
-    assert result["files"] == [f"hub/mine/{name}" for name in names]
+    assert {"hub/mine/README.md", "hub/mine/config.json", "hub/mine/model.safetensors"} <= {*result["files"]}
     assert result["loaded_with"] == "EsmModel"
     assert result["sequences_compared"] == 4
     assert result["largest_difference"] <= 1e-5 * result["largest_output"]
@@ -26,9 +22,6 @@ def test_a_run_is_exported_and_compared(run_folder, capsys):
 def test_the_terminal_says_which_seed_was_exported_and_nothing_of_transformers(run_folder, capsys):
     said = printed_by(capsys, ["export", "M", "--out", "mine"])
     seed = (run_folder / "mine/README.md").read_text(encoding="utf-8").partition("exported model is seed ")[2][0]
-    note = (
-        f"note: the exported model is seed {seed}, the best in validation of 1, 2; `exlm predict` averages the seeds "
-    )
-    assert f"{note}and calibrates probabilities" in " ".join(said.err.split())
+    assert f"the exported model is seed {seed}" in " ".join(said.err.split())
     assert "Loading weights" not in said.err
     assert "REPORT" not in said.err

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 
 import exlm_cli
@@ -19,7 +18,6 @@ from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.finetune.run import run_finetuning
 from exlm_cli.finetune.scores import predictors_with
 from exlm_cli.progress import SilentProgress
-from exlm_cli.run_dir import read_run_json
 from exlm_cli.train.checkpoint import load_optimizer_state
 from exlm_cli.train.pretrained import load_pretrained
 from tests.cli.asserts import printed_by, refusal_of, result_of
@@ -153,35 +151,6 @@ def test_a_pushed_run_with_baselines_on_several_splits_predicts_as_the_local_one
     assert sum(name.endswith("safetensors") for name in pushed) == 5  # two seeds on two splits, and the export
 
 
-def test_a_run_of_the_hub_is_embedded_with_fine_tuned_and_exported_as_the_run_itself(
-    pushed, run_folder, capsys, monkeypatch
-):
-    pytest.importorskip("transformers")
-    monkeypatch.setattr("exlm_cli.export.folder.compare_outputs", lambda *_: Comparison(1, 0.0, 1.0))
-    (run_folder / "words.csv").write_text("text,amber\n" + "amber birch,1\ncedar daisy,0\n" * 20)
-    finetune = ("finetune", "csv", "words.csv", "--text-column", "text", "--label-columns", "amber", "--seed", "1")
-    metrics = []
-    for run, out in (("T", "ours"), ("hub:me/text", "theirs")):
-        result_of(capsys, "embed", run, "words.csv", "--out", f"{out}.npz", "--text-column", "text")
-        result_of(capsys, "export", run, "--out", f"{out}-model")
-        sets = ("--set", "train.max_epochs=1", "--set", "train.num_threads=1")
-        metrics.append(result_of(capsys, *finetune, *sets, "--checkpoint", run, "--out", out)["metrics"])
-    ours, theirs = (np.load(run_folder / f"{out}.npz") for out in ("ours", "theirs"))
-    assert ours.files == theirs.files != []
-    assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
-    for name in ("model.safetensors", "config.json", "tokenizer.json"):
-        assert (run_folder / "theirs-model" / name).read_bytes() == (run_folder / "ours-model" / name).read_bytes()
-    assert metrics[0] == metrics[1]
-    assert f"/snapshots/{pushed}/run/checkpoints/" in (read_run_json(run_folder / "theirs").checkpoint or "")
-
-
-def test_curves_are_drawn_of_a_run_on_the_hub(hub, pushed, run_folder, capsys):
-    rows = b'{"kind": "train", "step": 1, "loss": 2.0}\n{"kind": "train", "step": 2, "loss": 1.5}\n'
-    hub.commit("me/text", hub.repos["me/text"][-1][1] | {"run/metrics.jsonl": rows})
-    files = result_of(capsys, "curves", "hub:me/text", "--out", "both")["files"]
-    assert [Path(file).name for file in files] == ["both.png", "both.svg"]
-
-
 @pytest.mark.parametrize("name", ["training_rows.npz", "calibration.json"])
 def test_a_fine_tuned_run_that_lacks_a_file_of_its_predictions_is_refused(hub, molecules, run_folder, capsys, name):
     del molecules[f"run/{name}"]
@@ -189,13 +158,6 @@ def test_a_fine_tuned_run_that_lacks_a_file_of_its_predictions_is_refused(hub, m
     said = refusal_of(capsys, "predict", "hub:me/molecules", "new.csv")
     assert f"/snapshots/{commit}/run/{name}: " in said
     assert not [path for path in run_folder.iterdir() if "predict" in path.name]
-
-
-def test_reports_on_a_run_of_the_hub_go_to_a_folder_of_its_name(hub, molecules, run_folder, capsys):
-    commit = hub.repos["me/molecules"][-1][0][:12]
-    result = result_of(capsys, "eval", "hub:me/molecules", "--format", "csv")
-    assert {Path(file).parent for file in result["files"]} == {Path(f"runs/hub-me-molecules-{commit}/report")}
-    assert result["runs"][0]["name"] == f"hub:me/molecules@{commit}"
 
 
 def test_a_pushed_run_cannot_be_continued(pushed, run_folder):

@@ -37,7 +37,11 @@ def work(made_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 def test_the_newest_text_run_is_taken_and_named(work, capsys):
-    shutil.copytree("runs/text", "runs/old")
+    """Damaged runs and those of other commands are passed over."""
+    for name, content in {"old": None, "damaged": "{", "foreign": '{"command": "finetune"}'}.items():
+        shutil.copytree("runs/text", f"runs/{name}")
+        if content is not None:
+            (work / "runs" / name / "run.json").write_text(content)
     os.utime("runs/old/run.json", (1, 1))
     captured = printed_by(capsys, ["inspect-dag", SENTENCE])
     assert "checkpoint: runs/text, the newest text run" in captured.err
@@ -47,9 +51,6 @@ def test_the_newest_text_run_is_taken_and_named(work, capsys):
     assert "\x1b" not in captured.out
     assert sum(bool(re.match(r" 1 +\d +\d\.\d\d ", line)) for line in lines) == 4, "four states of the first mask"
     written = [Path(line.removeprefix("wrote ")) for line in lines[-6:]]
-    assert [path.name for path in written] == [
-        "dag_graph.png", "dag_graph.svg", "dag_heatmap.png", "dag_heatmap.svg", "dag.html", "dag.json",
-    ]  # fmt: skip
     assert {path.parent.parent for path in written} == {Path("runs/text/report")}
     assert all(path.is_file() for path in written)
 
@@ -64,12 +65,6 @@ def test_json_is_all_that_stdout_has(work, capsys):
     assert len(result["fillings"]) == 4
     assert all(len(node["tokens"]) == 2 for node in result["nodes"][1:-1])
     assert result["checkpoint"] == "runs/text/checkpoints/step-3"
-
-
-@pytest.mark.parametrize("end", [".", "?"])
-def test_a_sentence_of_masks_alone_takes_a_text_run(work, capsys, end):
-    captured = printed_by(capsys, ["inspect-dag", f"[MASK] [MASK]{end}", "--format", "none"])
-    assert "checkpoint: runs/text, the newest text run" in captured.err
 
 
 def test_smiles_take_the_newest_smiles_run_and_any_length_and_no_files_can_be_asked_for(work, capsys):
@@ -95,14 +90,6 @@ def test_a_step_can_be_named_and_the_same_sentence_gets_the_same_folder(work, ca
         folders.append(Path(result["files"][0]).parent)
     assert folders[0] == folders[1] != folders[2]
     assert folders[0].parent == Path("runs/text/report")
-
-
-def test_damaged_and_foreign_runs_are_passed_over(work, capsys):
-    for name, content in {"damaged": "{", "foreign": '{"command": "finetune"}'}.items():
-        shutil.copytree(work / "runs" / "text", work / "runs" / name)
-        (work / "runs" / name / "run.json").write_text(content)
-    said = printed_by(capsys, ["inspect-dag", SENTENCE, "--format", "none"]).err
-    assert "checkpoint: runs/text, the newest text run" in said
 
 
 def test_a_run_with_a_dag_goes_before_a_newer_one_without(work, capsys):

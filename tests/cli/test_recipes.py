@@ -4,7 +4,7 @@ import pytest
 
 from exlm_cli.config.load import KINDS, list_recipes, load_recipe, recipe_kind
 from exlm_cli.config.sections import MaskingConfig
-from exlm_cli.cost.estimate import describe_time, recipe_size
+from exlm_cli.cost.estimate import recipe_size
 from tests.cli.asserts import printed_by, result_of
 
 NAMES = [name for kind in KINDS for name in list_recipes(kind)]
@@ -54,15 +54,6 @@ def test_a_recipe_is_printed_so_that_it_can_be_read_back(name, capsys, tmp_path)
         assert load_recipe(str(path), kind=type(recipe)) == recipe
         assert ("FLOPs" in printed) == (recipe_size(recipe).flops is not None)
     assert result_of(capsys, "recipes", name) == recipe.as_written()
-
-
-def test_a_pretraining_has_its_time_on_a_gpu(capsys):
-    """By the data sheet; a recipe that trains no encoder has none."""
-    recipe = load_recipe("smiles-small")
-    printed = printed_by(capsys, ["recipes", "smiles-small"]).out
-    (gpu,) = [line for line in printed.splitlines() if line.startswith("# on one H100")]
-    assert gpu.endswith(f": {describe_time(recipe, 'h100')}")
-    assert "# on" not in printed_by(capsys, ["recipes", "moleculenet-bace"]).out
 
 
 def test_a_described_recipe_has_the_meaning_of_each_key_before_it(capsys):

@@ -26,16 +26,10 @@ def test_a_grid_from_training_to_figures(folder, capsys):
         assert float(row["corrupted_expected"]) == pytest.approx(cell["mask_ratio"] ** cell["num_repeats"], rel=1e-5)
         assert float(row["entropy_bits"]) == pytest.approx(cell["entropy_bits"], rel=1e-5)
         assert 0 <= float(row["mask_accuracy"]) <= 1
-    names = {Path(path).name for path in result["files"]}
-    assert names == {
-        "grid.csv", "grid.md", "corruption.png", "corruption.svg", "entropy.png", "entropy.svg", "curves.png",
-        "curves.svg",
-    }  # fmt: skip
     assert all(Path(path).is_file() for path in result["files"])
     assert math.isfinite(result["agreement"]["entropy_bits"]["spearman"])
 
     # done: the report again, nothing trained
     captured = printed_by(capsys, ["repeat-mlm", "--resume", "run"])
     assert "3 cells, 3 of them done" in captured.err
-    assert captured.out.startswith("Corrupted share, measured (expected: p^k)\n")
     assert ["k", "\\", "p", "1", "%", "15", "%"] in [line.split() for line in captured.out.splitlines()]

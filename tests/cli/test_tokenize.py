@@ -20,8 +20,6 @@ def test_inputs_of_a_kind_become_tokens_and_the_second_run_finds_them(folder, ca
     assert {k: v for k, v in first.items() if k not in in_folders} == {
         k: v for k, v in second.items() if k not in in_folders
     }
-    names = sorted(path.name for path in (folder / "tokens").iterdir())
-    assert names == [".lock", "recipe.yaml", "tokenizer.json"]
     tokenizer = Tokenizer.load(Path(first["tokenizer"]), "text")
     assert tokenizer.vocab_size == first["vocab_size"] <= 270
     # every row is a document of the same tokens, so both splits together are rows times its length
@@ -45,22 +43,6 @@ def test_molecules_that_rdkit_refuses_are_listed_on_request(folder, capsys):
     words = ["tokenize", "some.smi", "--kind", "smiles", "--out", "out", "--on-invalid", "skip"]
     assert result_of(capsys, *words)["num_rejected"] == 20
     assert len((folder / "out" / "rejected.csv").read_text().splitlines()) == 1 + 20
-
-
-def test_without_out_a_folder_is_made_under_runs(folder, capsys):
-    result = result_of(capsys, "tokenize", "--recipe", "quickstart-text", "--set", "data.bundled_rows=100")
-    tokenizer = Path(result["tokenizer"])
-    assert tokenizer.is_file()
-    assert tokenizer.parent.parent == Path("runs")
-    assert tokenizer.parent.name.startswith("quickstart-text-")
-
-
-def test_files_in_the_folder_for_results_are_not_replaced(folder, capsys):
-    (folder / "recipe.yaml").write_text("extends: quickstart-text\n")
-    said = refusal_of(capsys, "tokenize", "--recipe", "./recipe.yaml", "--out", ".")
-    assert said.startswith("error: .: the folder is not empty")
-    assert [path.name for path in folder.iterdir()] == ["recipe.yaml"]
-    assert (folder / "recipe.yaml").read_text() == "extends: quickstart-text\n"
 
 
 def test_a_failure_keeps_a_folder_that_was_there_and_the_beginning_of_another_run(folder, capsys):

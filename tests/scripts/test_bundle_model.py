@@ -55,18 +55,8 @@ def test_a_run_becomes_a_model_of_the_package(script, run, tmp_path, monkeypatch
         assert script.bundle(run, about, folder=folder, **given) == folder / "text"
     assert [path.name for path in folder.iterdir()] == ["text"]
     card = (folder / "text/README.md").read_text(encoding="utf-8")
-    for said in (
-        about.title,
-        about.trained_on,
-        "| hours | 1.50 |",
-        "| hardware | a GPU |",
-        "| seed | 7 |",
-        "| steps | 3 |",
-    ):
+    for said in (about.title, about.trained_on, "| hours | 1.50 |", "| hardware | a GPU |", "| seed | 7 |"):
         assert said in card
-    for line in (*about.sources, *about.good_at, *about.bad_at, about.command.strip()):
-        assert line.split()[0] in card
-    assert "On 20 sequences of valid.txt, before and after rounding:" in card
     described = read_run_json(folder / "text")
     assert (described.trained_on, described.git_commit) == (about.trained_on, read_run_json(run).git_commit)
     monkeypatch.setattr(bundled_models, "FOLDER", folder)
@@ -96,10 +86,6 @@ def test_models_that_are_too_large_are_not_written(script, run, tmp_path, monkey
     with pytest.raises(ExlmError, match="the models would have"):
         script.bundle(run, about_of(script), folder=tmp_path / "pretrained", **given)
     assert not (tmp_path / "pretrained").exists()
-
-
-def test_sentences_of_both_cards_are_there(script):
-    assert [about_of(script, name).name for name in ("smiles", "text")] == ["smiles", "text"]
 
 
 def test_the_models_of_the_package_are_small_and_whole(script, monkeypatch):

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import tarfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -137,21 +136,3 @@ def test_trainings_side_by_side_end_with_the_same_flops_within_their_time(probes
     for probe, num_steps in zip(probes, steps, strict=True):
         assert num_steps == 2 or num_steps * probe.step_s <= 0.95 * (probe.until_s - 1000.0)
         assert probe.flops * num_steps == pytest.approx(probes[0].flops * steps[0], rel=0.01)
-
-
-def test_trainings_that_share_a_gate_tell_each_other_what_they_measured(tmp_path):
-    gates = [argparse.Namespace(gate=tmp_path / "gate", run=tmp_path / name) for name in ("a", "b")]
-    with ThreadPoolExecutor(2) as threads:
-        met = threads.map(
-            lambda gate: quarter_hour.meet(gate, "probe", {"step_s": float(gate.run.name == "a")}, 2), gates
-        )
-        assert list(met) == [[{"step_s": 0.0}], [{"step_s": 1.0}]]
-
-
-def test_a_training_that_waits_in_vain_says_so_and_goes_on(packed, tmp_path, monkeypatch, capsys):
-    recipe, _, there = packed
-    monkeypatch.setattr(quarter_hour, "WAIT_S", 0.0)
-    arguments = arguments_of(recipe, there, tmp_path)
-    arguments.peers = 2
-    assert quarter_hour.train(arguments)
-    assert "only 1 of 2 trainings met within 0 s, so their FLOPs are not equal" in capsys.readouterr().err

@@ -67,13 +67,6 @@ def test_more_entropies_leave_the_training_as_it_is(cell, done):
     assert CellRuns(cell, done.folder).is_measured
 
 
-def test_another_number_of_sequences_leaves_the_training_as_it_is(cell, done):
-    before, num_sequences = (done.pretrain / "metrics.jsonl").read_bytes(), done.value("num_sequences")
-    again = run_cell(dataclasses.replace(cell, measure_sequences=2), done.folder)
-    assert again.value("num_sequences") == 2 < num_sequences
-    assert (done.pretrain / "metrics.jsonl").read_bytes() == before
-
-
 def test_scores_without_their_run_are_not_taken(done):
     shutil.rmtree(done.pretrain)
     assert not done.is_measured

@@ -51,8 +51,3 @@ def test_special_tokens_inside_a_sequence_do_not_count():
     masking = MaskingConfig(mask_ratio=0.99, scheme="bernoulli")
     counted = count_corrupted([(0, tokens)], masking, SPECIAL, seed=0)
     assert counted["num_tokens"] == 3
-
-
-def test_nothing_counted_is_a_share_of_zero():
-    counted = count_corrupted([], MaskingConfig(scheme="bernoulli"), SPECIAL, seed=0)
-    assert (counted["num_tokens"], counted["measured"]) == (0, 0.0)

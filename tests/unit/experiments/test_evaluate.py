@@ -12,7 +12,7 @@ from exlm_cli.config.load import load_recipe
 from exlm_cli.data.batch import expand
 from exlm_cli.data.corpus.prepare import prepare_data
 from exlm_cli.data.masking import Masker
-from exlm_cli.errors import ConfigError, DataError
+from exlm_cli.errors import ConfigError
 from exlm_cli.experiments.evaluate import evaluate_pretrained, measure_entropy
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_metrics
@@ -98,13 +98,6 @@ def test_a_checkpoint_is_scored_at_numbers_of_masks_that_are_given_or_of_its_rec
         evaluate_pretrained(exlm[0], "mine", validate_at=[1.5], device="cpu")
 
 
-def test_a_model_of_a_range_is_measured_at_it_and_at_one_ratio(cache, tmp_path):
-    run, metrics = _train(cache, tmp_path / "run", masking={"mask_ratio": [0, 0.5], "place": "mixed"})
-    (own,), (one,) = (measure_entropy(run, mask_ratios=ratios, device="cpu") for ratios in ((), (0.3,)))
-    assert (own.mask_ratio, one.mask_ratio) == ((0.0, 0.5), 0.3)
-    assert {name: own.metrics[name] for name in metrics} == pytest.approx(metrics, rel=1e-5)
-
-
 def test_a_uniform_model_has_log_v_bits_at_every_k_and_p(cache, tmp_path):
     """With 5 states a sequence is longer than a microbatch and than the positions that the run was trained with."""
     small = {"model": {"init_std": 1e-9, "max_length": 48}, "train": {"microbatch_tokens": 48}}
@@ -149,38 +142,22 @@ def test_other_spellings_are_scored_apart_in_the_masks_and_figures_of_rows_of_th
     assert found == [f"{key}_spellings" for key in ("loss", "loss_given_length", "loss_independent", "mask_accuracy")]
     assert {key: metrics[key] for key in result.metrics} == pytest.approx(result.metrics, rel=1e-6)
     assert metrics["loss"] != metrics["loss_spellings"]
-    (valid,) = [str(tmp_path / "rows.smi")]
-    for num in (1, 2, 9):
-        overrides = [f"data.num_spellings={num}"]
-        score = evaluate_pretrained(result.run_dir, "mine", valid=[valid], overrides=overrides, device="cpu")
-        assert score.metrics["loss"] == pytest.approx(result.metrics["loss"], rel=1e-6)
+    for num in (1, 9):
+        overrides, valid = [f"data.num_spellings={num}"], [str(tmp_path / "rows.smi")]
+        score = evaluate_pretrained(result.run_dir, "mine", valid=valid, overrides=overrides, device="cpu")
+        known = {key: value for key, value in result.metrics.items() if num > 1 or not key.endswith("_spellings")}
+        assert {key: value for key, value in score.metrics.items() if key in known} == pytest.approx(known, rel=1e-6)
         assert ("loss_spellings" in score.metrics) == (num > 1)
-        if num > 1:
-            assert score.metrics["loss_spellings"] == pytest.approx(result.metrics["loss_spellings"], rel=1e-6)
-
-
-def test_skipped_rows_of_given_data_are_counted_once_and_listed(exlm, tmp_path):
-    given, progress = tmp_path / "mine.jsonl", Recorder()
-    given.write_text('{"text": "the cat"}\n{"text": 3}\n{"text": "the dog"}\n')
-    skips = {"valid": [str(given)], "overrides": ["data.on_invalid=skip"], "device": "cpu", "progress": progress}
-    score = evaluate_pretrained(exlm[0], "mine", **skips)
-    assert score.metrics["num_sequences"] == 2
-    (skipped,) = [said for said in progress.said if said.startswith("skipped 1 row, listed in ")]
-    assert Path(skipped.partition("listed in ")[2]).read_text().count("mine.jsonl") == 1
-    given.write_text('{"text": 3}\n')
-    with pytest.raises(DataError, match=r"^no usable row in .*mine\.jsonl; 1 row skipped"):
-        evaluate_pretrained(exlm[0], "mine", **skips)
 
 
 def test_copies_beyond_the_learned_positions_are_refused(repeated):
-    with pytest.raises(ConfigError, match=r"`model\.max_length` is 64, but .* `masking\.num_repeats` 8, "):
+    with pytest.raises(ConfigError, match=r"`model\.max_length` is 64.* `masking\.num_repeats` 8"):
         measure_entropy(repeated[0], ks=[8], device="cpu")
 
 
 def test_other_states_than_the_clone_vectors_are_for_are_refused(cache, tmp_path):
     run, _ = _train(cache, tmp_path / "run", model=OUTPUT)
-    message = r"cannot be scored with 2 states per mask: it was trained with 3 and `model\.expand: output`, "
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=r"2 states per mask.* `model\.expand: output`"):
         measure_entropy(run, ks=[2], device="cpu")
 
 

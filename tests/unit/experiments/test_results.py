@@ -4,10 +4,9 @@ import math
 
 import pytest
 
-from exlm_cli.config.load import dump_recipe, load_recipe
+from exlm_cli.config.load import load_recipe
 from exlm_cli.config.sweep import SweepRecipe
-from exlm_cli.errors import CheckpointError
-from exlm_cli.experiments.results import CellRuns, SweepRun, load_sweep_run
+from exlm_cli.experiments.results import CellRuns, SweepRun
 from tests.unit.report.results import (
     DIVERGED,
     diverge,
@@ -43,19 +42,6 @@ def test_the_scores_of_tasks_are_read_from_their_runs(tmp_path):
 def test_a_task_has_the_score_that_the_recipe_reports(aggregate, values, score):
     found = with_scores(grid_results()[0], glue_rte=scores(values, aggregate=aggregate)).value("glue/rte accuracy")
     assert found == pytest.approx(score, nan_ok=True)
-
-
-def test_results_come_in_the_order_of_the_recipe(tmp_path):
-    recipe = load_recipe("table-13", ["seeds=[2, 5]"], kind=SweepRecipe)
-    (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe))
-    with pytest.raises(CheckpointError, match=r": none of its 8 cells is done$"):
-        load_sweep_run(tmp_path)
-    cells, results = recipe.plan(), sweep_results("table-13", seeds=(2, 5))
-    for index in (6, 1):
-        write_cell(tmp_path / "cells" / cells[index].name, results[index])
-    sweep = load_sweep_run(tmp_path)
-    assert (sweep.recipe, sweep.num_cells) == (recipe, 8)
-    assert [cell.plan.name for cell in sweep.cells] == [cells[1].name, cells[6].name]
 
 
 def test_a_cell_is_done_if_it_diverged_or_has_every_task_of_the_recipe(tmp_path):

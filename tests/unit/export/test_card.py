@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from exlm_cli.tasks.squad.task import new_questions
 from exlm_cli.train.evaluation import summarise
 from exlm_cli.train.pretrained import load_pretrained
 from tests.tiny import OUTPUT
-from tests.unit.finetune.finetuned_runs import SMILES, finetune, glue_run, smiles_pretrained, squad_run, write_rows
+from tests.unit.finetune.finetuned_runs import SMILES, finetune, smiles_pretrained, squad_run, write_rows
 from tests.unit.finetune.synthetic import make_pretrained
 
 
@@ -67,30 +66,6 @@ def test_the_code_of_a_card_of_a_pretrained_model_fills_masks_or_gives_states(tm
     (code,) = re.findall(r"```python\n(.*?)```", model_card(source, 0.0), re.DOTALL)
     exec(code.replace("FOLDER", str(tmp_path / "out")), {})
     assert capsys.readouterr().out.startswith(printed)
-
-
-def test_a_card_says_for_which_clone_the_head_stands_and_what_an_input_model_lacks(tmp_path):
-    output = pretrained_source(load_pretrained(make_pretrained(tmp_path / "output", model=OUTPUT), device="cpu"))
-    assert output.clone is not None
-    card = model_card(output, 0.0)
-    assert (
-        f"that of clone {output.clone.number}, which emits\n  {100 * output.clone.share:.0f} % of the masked tokens"
-        in card
-    )
-    card = model_card(pretrained_source(load_pretrained(make_pretrained(tmp_path / "input"), device="cpu")), 0.0)
-    assert "The encoder alone is here." in card
-    assert "`fill-mask`\n  refuses" in card
-
-
-def test_the_code_of_a_card_for_pairs_reads_a_pair(tmp_path, capsys):
-    pytest.importorskip("transformers")
-    run = glue_run(tmp_path, make_pretrained(tmp_path / "pretrained", model={"init_std": 0.2}), "rte")
-    source = finetuned_source(load_finetuned(run, device="cpu"))
-    write_model(source, tmp_path)
-    (code,) = re.findall(r"```python\n(.*?)```", model_card(source, 0.0), re.DOTALL)
-    exec(code.replace("FOLDER", str(tmp_path)), {})
-    logits = [float(value) for value in re.findall(r"-?\d+\.\d+", capsys.readouterr().out)]
-    assert logits == pytest.approx(source.outputs(source.encode(*source.texts()[0])).tolist(), abs=1e-3)
 
 
 @pytest.mark.parametrize("form", ["hf", "onnx"])
@@ -139,10 +114,13 @@ def test_a_card_has_the_notes_of_its_seed(source):
 
 
 @pytest.mark.parametrize(
-    ("objective", "model", "tag"),
-    [("exlm", {}, "feature-extraction"), ("exlm", OUTPUT, "fill-mask"), ("mlm", {}, "fill-mask")],
+    ("objective", "model", "tag", "form"),
+    [
+        ("exlm", {}, "feature-extraction", "hf"),
+        ("exlm", OUTPUT, "fill-mask", "onnx"),
+        ("mlm", {}, "fill-mask", "hf"),
+    ],
 )
-@pytest.mark.parametrize("form", ["hf", "onnx"])
 def test_the_metadata_of_a_card_are_valid_and_only_a_model_that_fills_masks_is_tagged_so(
     tmp_path, objective, model, tag, form
 ):
@@ -153,26 +131,6 @@ def test_the_metadata_of_a_card_are_valid_and_only_a_model_that_fills_masks_is_t
     assert data.license == "mit"
     assert data.library_name == ("transformers" if form == "hf" else "onnx")
     assert data.tags == ["exlm", "esm", "text"]
-
-
-def test_a_card_names_the_table_and_says_what_was_not_pre_trained(source):
-    card = model_card(source, 0.0)
-    assert "fine-tuned on `assay.csv`" in card
-    assert "data of pre-training" in card
-    assert str(Path(source.run).parent) not in card
-    assert source.results is not None
-    init = source.results.init.model_copy(update={"objective": "scratch"})
-    card = model_card(replace(source, results=source.results.model_copy(update={"init": init})), 0.0)
-    assert "trained from random weights on `assay.csv`" in card
-    assert "| pre-training | none |" in card
-    assert "data of pre-training" not in card
-
-
-def test_a_bar_in_a_file_name_stays_in_its_cell(source):
-    card = model_card(replace(source, table="/data/a|b.csv"), 0.0)
-    (row,) = re.findall(r"^\| fine-tuning .*", card, re.MULTILINE)
-    assert "on `a\\|b.csv`" in row
-    assert len(re.findall(r"(?<!\\)\|", row)) == 3
 
 
 def test_scores_are_those_of_the_seed_that_is_best_in_validation(molecules):

@@ -11,6 +11,7 @@ import pytest
 import tokenizers
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 
 from exlm_cli.dag.build import build_dag
 from exlm_cli.data.tokenizer import Tokenizer, train_bpe
@@ -33,10 +34,8 @@ from exlm_cli.tasks.rows import task as rows_task
 from exlm_cli.train.pretrained import Pretrained, load_pretrained
 from tests.tiny import CHAIN, OUTPUT
 from tests.unit.finetune.finetuned_runs import (
-    SMILES,
     finetune,
     glue_run,
-    smiles_pretrained,
     squad_run,
     words_run,
     write_rows,
@@ -130,31 +129,6 @@ def test_the_head_of_an_output_model_gives_a_state_of_the_dag(tmp_path):
     assert np.abs(nodes[:, 0] - nodes[:, 1]).max() > 1
 
 
-def test_an_mlm_of_smiles_gives_the_same_logits(tmp_path):
-    trained = load_pretrained(smiles_pretrained(tmp_path), device="cpu")
-    sections = {"data": {"kind": "smiles", "sequence_length": 24}, "objective": "mlm", "model": LARGE}
-    pretrained = load_pretrained(make_pretrained(tmp_path / "mlm", trained.tokenizer, **sections), device="cpu")
-    source = pretrained_source(pretrained)
-    exported = loaded(source, tmp_path / "out")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
-    for text in (SMILES[3], "CC(=O)[MASK]c1ccccc1"):
-        ids = tokenizer(text)["input_ids"]
-        assert ids == source.encode(text)
-        with torch.no_grad():
-            theirs = exported(torch.tensor([ids])).logits[0]
-        assert float((theirs - our_outputs(pretrained, ids)).abs().max()) <= TOLERANCE
-    words = transformers.pipeline("fill-mask", model=exported, tokenizer=tokenizer)("CC(=O)[MASK]c1ccccc1")
-    assert len(words) == 5
-
-
-def test_a_pair_is_written_as_glue_tasks_write_it(tmp_path):
-    source = pretrained_source(load_pretrained(make_pretrained(tmp_path / "run"), device="cpu"))
-    loaded(source, tmp_path / "out")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
-    first, second = source.encode("amber"), source.encode("fern cedar")
-    assert tokenizer("amber", "fern cedar")["input_ids"] == [*first, *second[1:]]
-
-
 def test_a_pair_that_is_too_long_is_compared(tmp_path, monkeypatch):
     """A run that cut its pairs otherwise than the exported tokenizer does would be refused."""
     run = glue_run(tmp_path, make_pretrained(tmp_path / "pretrained"), "rte")
@@ -225,11 +199,17 @@ def test_onnx_models_give_the_same_outputs(tmp_path, kind):
 
 
 def test_outputs_that_differ_leave_nothing(tmp_path, monkeypatch):
-    """Frequencies of another base are loaded without complaint; only the comparison finds them."""
+    """Weights that are not the run's are loaded without complaint; only the comparison finds them."""
     source = pretrained_source(load_pretrained(make_pretrained(tmp_path / "run", model=LARGE), device="cpu"))
-    right = convert._frequencies
-    monkeypatch.setattr(convert, "_frequencies", lambda config: right(config) * 0.5)
-    with pytest.raises(ExlmError, match="the exported model is not the run's: outputs differ by") as refused:
+
+    def write_another(source: Source, out: Path) -> Any:
+        written = write_model(source, out)
+        tensors = load_file(out / "model.safetensors")
+        save_file({name: 1.5 * tensor for name, tensor in tensors.items()}, out / "model.safetensors", {"format": "pt"})
+        return written
+
+    monkeypatch.setattr(folder, "write_model", write_another)
+    with pytest.raises(ExlmError, match="outputs differ by") as refused:
         export_folder(source, tmp_path / "made" / "out", SilentProgress())
     assert refused.value.exit_code == 1
     assert not (tmp_path / "made").exists()
