@@ -24,7 +24,6 @@ from exlm_cli.data import IntArray
 from exlm_cli.data.batch import DeviceBatch
 from exlm_cli.data.sampler import cut_microbatches, prefetch_to
 from exlm_cli.data.tokenizer import Tokenizer
-from exlm_cli.distributed.parallel import StepModule
 from exlm_cli.model.heads import TaskModel
 from exlm_cli.ops.precision import Precision, autocast, precision_on
 from exlm_cli.progress import Progress
@@ -188,10 +187,6 @@ class TaskRunner:
         tokenizer: Tokenizer of the checkpoint.
         num_repeats: Copies of each token, as in pre-training.
         train: Precision, and the positions, padding included, that go through at once.
-        losses: Loss function of `StepModule`; None: for prediction alone, where `train.compile` has no effect.
-
-    Attributes:
-        module: The model and its loss.
     """
 
     def __init__(
@@ -200,7 +195,6 @@ class TaskRunner:
         tokenizer: Tokenizer,
         num_repeats: int,
         train: TrainConfig | FinetuneTrainConfig,
-        losses: Callable[[TaskModel, TaskBatch], Tensor] | None = None,
     ) -> None:
         self.model, self.num_repeats, self.pad_id = model, num_repeats, tokenizer.pad_id
         self.microbatch_tokens = train.microbatch_tokens
@@ -208,9 +202,6 @@ class TaskRunner:
         is_cpu = self.device.type == "cpu"
         self.predicted_tokens = min(train.microbatch_tokens, _MAX_TOKENS_ON_CPU) if is_cpu else train.microbatch_tokens
         self.precision = precision_on(self.device, train.precision)
-        self.module = StepModule(model, losses or task_outputs)
-        if losses is not None and train.compile:
-            model.encoder.compile_blocks()
 
     def batches(
         self, encoded: EncodedRows, indices: IntArray, states: Tensor | None = None, *, is_predicted: bool = False

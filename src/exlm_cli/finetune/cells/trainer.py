@@ -7,8 +7,6 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import cast
 
 import numpy as np
 import torch
@@ -227,9 +225,10 @@ class FinetuneTask:
         model.encoder.gradient_checkpointing = recipe.train.gradient_checkpointing
         weights = data.class_weights
         self._weights = None if weights is None else torch.from_numpy(weights).float().to(model.output_mean.device)
-        losses = partial(task_losses, loss=data.loss, weights=self._weights)
-        self._runner = TaskRunner(model, data.tokenizer, data.num_repeats, recipe.train, losses)
-        self.module = self._runner.module
+        self._runner = TaskRunner(model, data.tokenizer, data.num_repeats, recipe.train)
+        self.module = model  # one process trains: nothing is around it
+        if recipe.train.compile:
+            model.encoder.compile_blocks()
         self.identity = {"data fingerprint": data.fingerprint, **origin}
         self._train_lengths = repeated_lengths(data.train, np.arange(len(data.train)), data.num_repeats)
         if data.loss == "regression":
@@ -263,7 +262,7 @@ class FinetuneTask:
     def losses(self, batch: TaskBatch) -> Tensor:
         """Return the loss of each label or example, as `batch_losses` gives them."""
         with self._runner.autocast():
-            return cast(Tensor, self.module(batch))
+            return task_losses(self.model, batch, self.data.loss, self._weights)
 
     def count_tokens(self, batch: TaskBatch) -> int:
         """Return the number of input tokens, repetitions counted."""

@@ -1,20 +1,21 @@
 """Self-contained HTML page of a fine-tuning run: verdict, scores, pictures, worst rows, notes, and what to run next."""
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.tasks import CsvTaskConfig
-from exlm_cli.files import make_folder, write_atomically, write_together
+from exlm_cli.files import make_folder, write_together
+from exlm_cli.finetune.evaluation.calibration import read_scored_split
 from exlm_cli.finetune.evaluation.verdict import describe_predictor
 from exlm_cli.finetune.finished import FinetunedRun
 from exlm_cli.format import name_some
 from exlm_cli.report.finetuning.data_figures import draw_errors, draw_labels
-from exlm_cli.report.finetuning.score_figures import draw_runs
-from exlm_cli.report.finetuning.scored_rows import ShownRows, read_scored_rows
+from exlm_cli.report.finetuning.score_figures import draw_run
+from exlm_cli.report.finetuning.scored_rows import ShownRows
 from exlm_cli.report.finetuning.scores import interval_tables, models_table, results_tables
 from exlm_cli.report.style import Card, encode_picture, render_page
 from exlm_cli.run_dir import read_run_json, resume_command
@@ -58,10 +59,12 @@ def write_page(finetuned: FinetunedRun) -> Path:
         Section(f"Scores of each label, {results.scored_split}", table.columns, table.groups, table.notes)
         for table in labels
     ]
-    sections += [_picture(path) for path in draw_runs([finetuned], None) if path.suffix == ".svg"]
+    rows = None if results.loss == "span" else read_scored_split(run, results)
+    files = {} if rows is None else draw_run(finetuned, rows, run / "report", results.scored_split)
+    sections += _pictures(files)
     sections += [Section(table.title, table.columns, table.groups, table.notes) for table in interval_tables(finetuned)]
-    if results.loss != "span":
-        sections += _row_sections(finetuned, read_scored_rows(finetuned))
+    if rows is not None:
+        sections += _row_sections(finetuned, ShownRows(rows, results.input_kind == "smiles"), files)
     described, name = read_run_json(run), _name_of(finetuned)
     page = render_page(
         "run.html",
@@ -77,7 +80,9 @@ def write_page(finetuned: FinetunedRun) -> Path:
         commands=_commands(finetuned),
     )
     path = run / PAGE_FILE
-    write_atomically(path, page.encode())
+    for folder in {picture.parent for picture in files}:
+        make_folder(folder)
+    write_together({**files, path: page.encode()})
     return path
 
 
@@ -109,18 +114,18 @@ def _name_of(finetuned: FinetunedRun) -> str:
     return f"{name}: {name_some(of_labels, limit=_MAX_NAMED)}"
 
 
-def _row_sections(finetuned: FinetunedRun, rows: ShownRows) -> list[Section]:
-    """Return what the scored rows show: error by distance, the worst and the most surprising ones, and all labels."""
+def _row_sections(finetuned: FinetunedRun, rows: ShownRows, files: dict[Path, bytes]) -> list[Section]:
+    """Return what the scored rows show: error by distance, the worst and the most surprising ones, and all labels.
+
+    Their pictures come to `files`.
+    """
     results, folder = finetuned.results, finetuned.run_dir / "report"
     split, what = results.scored_split, "molecules" if rows.is_molecule else "rows"
     of_value = "absolute error" if results.loss == "regression" else "1 - probability of the truth"
     by_distance = draw_errors(rows, folder, of_value)
     labels = draw_labels(finetuned, folder)
-    make_folder(folder)
-    write_together(by_distance | labels)
-    sections = [
-        _picture(path, "Error by distance to the training molecules") for path in by_distance if path.suffix == ".svg"
-    ]
+    files |= by_distance | labels
+    sections = _pictures(by_distance, "Error by distance to the training molecules")
     if rows.predicted.inputs:
         worst = rows.worst()
         notes = () if worst else (f"none: every one of the {split} {what} is predicted right",)
@@ -134,12 +139,16 @@ def _row_sections(finetuned: FinetunedRun, rows: ShownRows) -> list[Section]:
             if surprising:
                 cards = rows.cards(surprising)
                 sections.append(Section(f"Most surprising {what}, {split}", notes=(note,), cards=cards))
-    return [*sections, *(_picture(path, "Labels of each split") for path in labels if path.suffix == ".svg")]
+    return [*sections, *_pictures(labels, "Labels of each split")]
 
 
-def _picture(path: Path, title: str = "") -> Section:
-    name = path.stem.partition("-")[2].replace("-", " ")
-    return Section(title or name.capitalize(), picture=encode_picture(path.read_bytes()))
+def _pictures(files: Mapping[Path, bytes], title: str = "") -> list[Section]:
+    """Return the SVG files, by default with titles of their names."""
+    return [
+        Section(title or path.stem.partition("-")[2].replace("-", " ").capitalize(), picture=encode_picture(content))
+        for path, content in files.items()
+        if path.suffix == ".svg"
+    ]
 
 
 def _commands(finetuned: FinetunedRun) -> list[str]:

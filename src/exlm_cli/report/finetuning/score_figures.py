@@ -94,20 +94,24 @@ def draw_runs(runs: Sequence[FinetunedRun], out: Path | None) -> list[Path]:
     names = number_repeated([run.name.replace("/", "-") for run in drawn])
     files: dict[Path, bytes] = {}
     for run, name, rows in zip(drawn, names, predictions, strict=True):
-        split, folder = run.results.scored_split, out or run.run_dir / "report"
-        stem = split if out is None else f"{name}-{split}"
-        count, seeds = format_count(len(rows.targets)), format_number_of(len(rows.by_seed), "seed")
-        title = f"{run.name}: {run.results.task}, {split}, {count} rows, {seeds}"
-        if run.results.predictors is not None:
-            title += f", {describe_predictor(run.results.predictor, run.results.predictors)}"
-        if rows.loss != "regression":
-            files |= draw_scores(rows, title, folder, stem)
-        is_own = "; fitted on the same rows" if split == "valid" else ""
-        files |= draw_calibration(rows, f"{title}{is_own}", folder, stem)
+        split = run.results.scored_split
+        files |= draw_run(run, rows, out or run.run_dir / "report", split if out is None else f"{name}-{split}")
     for folder in {path.parent for path in files}:
         make_folder(folder)
     write_together(files)
     return list(files)
+
+
+def draw_run(run: FinetunedRun, rows: PredictedRows, folder: Path, stem: str) -> dict[Path, bytes]:
+    """Draw the calibration of a run on its scored rows and, of a classifier, curves and confusion matrices."""
+    split, predictors = run.results.scored_split, run.results.predictors
+    count, seeds = format_count(len(rows.targets)), format_number_of(len(rows.by_seed), "seed")
+    title = f"{run.name}: {run.results.task}, {split}, {count} rows, {seeds}"
+    if predictors is not None:
+        title += f", {describe_predictor(run.results.predictor, predictors)}"
+    files = {} if rows.loss == "regression" else draw_scores(rows, title, folder, stem)
+    is_own = "; fitted on the same rows" if split == "valid" else ""
+    return files | draw_calibration(rows, f"{title}{is_own}", folder, stem)
 
 
 def draw_scores(rows: PredictedRows, title: str, folder: Path, stem: str) -> dict[Path, bytes]:

@@ -11,8 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from exlm_cli.data import BoolArray
-from exlm_cli.finetune.evaluation.calibration import PredictedRows, read_scored_split
-from exlm_cli.finetune.finished import FinetunedRun
+from exlm_cli.finetune.evaluation.calibration import PredictedRows
 from exlm_cli.format import format_number, shorten
 from exlm_cli.report.finetuning.molecules import draw_molecule
 from exlm_cli.report.style import Card, card_of
@@ -124,12 +123,3 @@ class ShownRows:
             ends = " to ".join(format_number(end, beside=predicted) for end in (predicted - half, predicted + half))
             interval = f", {100 * rows.level:g} % interval {ends}"
         return [f"{name}true {format_number(true)}, predicted {format_number(predicted)}{interval}"]
-
-
-def read_scored_rows(run: FinetunedRun) -> ShownRows:
-    """Return the scored rows of a run whose outputs are not spans.
-
-    Raises:
-        CheckpointError: A file of the run is missing or altered.
-    """
-    return ShownRows(read_scored_split(run.run_dir, run.results), run.results.input_kind == "smiles")
