@@ -30,7 +30,7 @@ from exlm_cli.run_dir import (
 )
 from exlm_cli.tasks.registry import require_local_files
 from exlm_cli.train.pretrained import pick_device
-from exlm_cli.train.trackers import require_trackers
+from exlm_cli.train.records.trackers import require_trackers
 from exlm_cli.workers import Job, run_jobs, worker_environments
 
 

@@ -38,7 +38,7 @@ from exlm_cli.run_dir import (
     update_run_json,
 )
 from exlm_cli.train.pretrained import pick_device
-from exlm_cli.train.trackers import require_trackers
+from exlm_cli.train.records.trackers import require_trackers
 from exlm_cli.workers import Job, run_jobs, worker_environments
 
 _Inputs = tuple[DataConfig, TokenizerConfig]

@@ -23,8 +23,8 @@ from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import read_run_json, require_pretraining, require_unused, run_directory
 from exlm_cli.tasks.base import DownstreamTask
 from exlm_cli.tasks.registry import load_task
+from exlm_cli.train.records.trackers import require_trackers
 from exlm_cli.train.task import Callback, require_arguments
-from exlm_cli.train.trackers import require_trackers
 
 
 def run_finetuning(

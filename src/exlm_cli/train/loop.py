@@ -30,8 +30,8 @@ from exlm_cli.run_dir import MetricsLog
 from exlm_cli.train.checkpoint import LoopState
 from exlm_cli.train.optim import LossScale, build_optimizer, learning_rate, set_learning_rates, update_weights
 from exlm_cli.train.process import FreedMemory, StopSignal
+from exlm_cli.train.records.steps import StepNumbers, TakenStep
 from exlm_cli.train.saver import Saver
-from exlm_cli.train.step_numbers import StepNumbers, TakenStep
 from exlm_cli.train.task import Callback, LoopResult, Selection, TrainTask
 
 _REPORTED: Mapping[str, tuple[Callable[[float], str], str]] = {

@@ -1,6 +1,6 @@
 """Runs of pre-training, new and resumed: data, model, task and training loop of a recipe, put together.
 
-`objective` has the loss, `loop` the steps, `record` what is written to `run.json`.
+`objective` has the loss, `loop` the steps, `records` what is written to `run.json`.
 """
 
 import functools
@@ -43,10 +43,10 @@ from exlm_cli.train.pretrained import (
     recorded_name,
     require_own_files,
 )
-from exlm_cli.train.record import record_beginning, record_end, tell_beginning
+from exlm_cli.train.records.run import record_beginning, record_end, tell_beginning
+from exlm_cli.train.records.trackers import build_trackers, require_trackers
+from exlm_cli.train.records.unigrams import UnigramScores
 from exlm_cli.train.task import Callback, require_arguments
-from exlm_cli.train.trackers import build_trackers, require_trackers
-from exlm_cli.train.unigrams import UnigramScores
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ def pretrain(
         return emit_dry_run(resolved, as_json=as_json, checkpoint=checkpoint)
     from exlm_cli.cli.runs import local_run
     from exlm_cli.train.pretrain import run_pretraining
-    from exlm_cli.train.profiler import StepProfiler
+    from exlm_cli.train.records.profiler import StepProfiler
 
     progress = console.open_progress()
     start = None if checkpoint is None else local_run(checkpoint, progress, resolved.data.kind)

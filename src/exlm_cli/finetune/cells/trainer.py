@@ -55,8 +55,8 @@ from exlm_cli.train.checkpoint import (
 )
 from exlm_cli.train.loop import TrainingLoop
 from exlm_cli.train.pretrained import Pretrained
+from exlm_cli.train.records.trackers import build_trackers
 from exlm_cli.train.task import Callback, LoopResult, Selection
-from exlm_cli.train.trackers import build_trackers
 
 MAX_UNKNOWN = 0.01
 """Share of [UNK] among the training tokens above which a note says that the tokenizer does not fit."""

@@ -9,7 +9,7 @@ import pytest
 from exlm_cli.data.corpus import shards
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset, sampled_sha256
 from exlm_cli.errors import DataError
-from exlm_cli.train.unigrams import token_log_probs
+from exlm_cli.train.records.unigrams import token_log_probs
 
 SEQUENCES = [[5, 6, 7], [8], [9, 10, 65535, 11], [300] * 50]
 

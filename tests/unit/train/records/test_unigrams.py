@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
-from exlm_cli.train import unigrams
-from exlm_cli.train.unigrams import score_unigrams, token_log_probs
+from exlm_cli.train.records import unigrams
+from exlm_cli.train.records.unigrams import score_unigrams, token_log_probs
 
 
 def corpus(folder, *tokens):

@@ -24,8 +24,8 @@ from exlm_cli.run_dir import RunInfo, update_run_json
 from exlm_cli.train.evaluation import measure_own_mask_shares
 from exlm_cli.train.pretrain_task import VALIDATION_EPOCH, PretrainTask, validation_indices
 from exlm_cli.train.pretrained import describe_device
+from exlm_cli.train.records.unigrams import UnigramScores, score_unigrams, token_log_probs
 from exlm_cli.train.task import LoopResult
-from exlm_cli.train.unigrams import UnigramScores, score_unigrams, token_log_probs
 
 CENTRED_SHARE = 0.9
 """Own-mask share from which a DAG counts as centred on its targets."""

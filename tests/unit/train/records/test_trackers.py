@@ -15,8 +15,8 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.errors import ConfigError, InterruptedRunError
 from exlm_cli.run_dir import read_metrics
 from exlm_cli.train.pretrain import resume_pretraining, run_pretraining
+from exlm_cli.train.records.trackers import PACKAGES
 from exlm_cli.train.task import Callback
-from exlm_cli.train.trackers import PACKAGES
 from tests.recorder import Recorder
 from tests.tiny import tiny_recipe
 from tests.unit.finetune.synthetic import run_tiny

@@ -10,7 +10,7 @@ import torch
 
 from exlm_cli.errors import CheckpointError
 from exlm_cli.train.pretrain import run_pretraining
-from exlm_cli.train.profiler import StepProfiler
+from exlm_cli.train.records.profiler import StepProfiler
 from tests.recorder import Recorder
 from tests.tiny import tiny_recipe
 

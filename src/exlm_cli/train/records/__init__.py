@@ -1,0 +1,1 @@
+"""What a training records: its beginning and end, the numbers of its steps, what token frequencies know, traces."""
