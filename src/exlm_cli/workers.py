@@ -204,13 +204,15 @@ class _Worker:
             os.kill(self.pid.result(), signal.SIGTERM)
 
 
-@contextmanager
-def _start_workers(
-    function: Callable[..., Any], environments: Sequence[Mapping[str, str]], logs: Path
-) -> Iterator[list[_Worker]]:
-    """Start workers, each of which a device may be for, as executors of one process."""
-    logs.mkdir(parents=True, exist_ok=True)
-    # a worker of a killed parent may still write into the folder of a job
+def await_earlier_workers(logs: Path) -> None:
+    """Wait until the workers of a killed parent have ended: one may still write into the folder of a job.
+
+    Args:
+        logs: As of `run_jobs`; there is none before the first start.
+
+    Raises:
+        CheckpointError: One is at work for longer than a worker takes to end.
+    """
     for lock in logs.glob("worker-*.lock"):
         try:
             filelock.FileLock(lock, timeout=_EARLIER_TIMEOUT_S).acquire().lock.release()
@@ -219,6 +221,15 @@ def _start_workers(
                 f"{logs.parent}: a worker of an earlier start is still at work there",
                 "wait for it, or stop it, and resume",
             ) from None
+
+
+@contextmanager
+def _start_workers(
+    function: Callable[..., Any], environments: Sequence[Mapping[str, str]], logs: Path
+) -> Iterator[list[_Worker]]:
+    """Start workers, each of which a device may be for, as executors of one process."""
+    logs.mkdir(parents=True, exist_ok=True)
+    await_earlier_workers(logs)
     with ExitStack() as stack:
         workers = []
         for number, environment in enumerate(environments):

@@ -33,7 +33,7 @@ from exlm_cli.train.pretrained import (
     recorded_name,
 )
 from exlm_cli.train.task import Callback
-from exlm_cli.workers import Job, run_jobs, worker_environments
+from exlm_cli.workers import Job, await_earlier_workers, run_jobs, worker_environments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +149,10 @@ def _finish_cells(
         callbacks: Follow the training of every cell, in this process.
 
     Raises:
-        ExlmError: As for `run_cell`; other cells at work have saved a checkpoint.
+        ExlmError: As for `run_cell`; other cells at work have saved a checkpoint. Or a worker of a killed start is
+            still at work.
     """
+    await_earlier_workers(plan.folder / "workers")
     for cell in plan.cells:
         if cell.is_done:
             cell.drop_checkpoints()

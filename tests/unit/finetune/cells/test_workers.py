@@ -4,17 +4,18 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
+import filelock
 import pytest
 
 from exlm_cli.config.load import load_recipe
-from exlm_cli.errors import ConfigError, DivergedError
+from exlm_cli.errors import CheckpointError, ConfigError, DivergedError
 from exlm_cli.finetune import training
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
 from exlm_cli.train.task import Callback
 from tests.killed import die_at_call, run_until_killed
 from tests.recorder import Recorder
 from tests.tiny_sweeps import work_in_this_process
-from tests.unit.finetune.synthetic import assert_same_run, finetune_recipe, run_tiny, words_table
+from tests.unit.finetune.synthetic import ONE_EPOCH, assert_same_run, finetune_recipe, run_tiny, words_table
 
 GRID = {"optim.lr": [1e-5, 3e-3]}
 
@@ -40,6 +41,19 @@ def test_two_workers_give_the_bits_of_one_process_also_after_a_kill(text_model, 
     assert_same_run(out, tmp_path / "alone")
     names = {path.name for path in out.iterdir()} - {path.name for path in (tmp_path / "alone").iterdir()}
     assert names == {"workers"}
+
+
+def test_no_cell_is_trained_here_while_a_worker_of_a_killed_start_lives(text_model, tmp_path, monkeypatch):
+    """It may still write into the folder of a cell."""
+    monkeypatch.setattr("exlm_cli.workers._EARLIER_TIMEOUT_S", 0.0)
+    recipe = finetune_recipe(task=words_table(tmp_path), **ONE_EPOCH)
+    out = run_finetuning(recipe, checkpoint=text_model, out=tmp_path / "run").run_dir
+    (out / "workers").mkdir()
+    with (
+        filelock.FileLock(out / "workers/worker-1.lock"),
+        pytest.raises(CheckpointError, match=f"^{out}: a worker of an earlier start"),
+    ):
+        resume_finetuning(out, workers=1)
 
 
 def test_an_encoder_without_a_checkpoint_is_drawn_alike_by_workers(tmp_path, monkeypatch):
