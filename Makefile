@@ -11,11 +11,15 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 setup: $(VENV)/.dev-installed
 
-# Pre-trains a tiny ExLM on bundled sentences and shows the DAG behind one; continues where it was stopped.
+# A DAG of the package's own model, a small fine-tuning with its page, and a minute of pre-training. What was stopped goes on.
 quickstart: $(BIN)/exlm
-	if [ -f $(QUICKSTART)/recipe.yaml ]; then $(BIN)/exlm pretrain --resume $(QUICKSTART); \
-	else $(BIN)/exlm pretrain --recipe quickstart-text --out $(QUICKSTART); fi
-	$(BIN)/exlm inspect-dag "$(SENTENCE)" --checkpoint $(QUICKSTART) --out $(QUICKSTART)/dag
+	$(BIN)/exlm inspect-dag "$(SENTENCE)" --out $(QUICKSTART)/dag
+	if [ -f $(QUICKSTART)/boiling-points/recipe.yaml ]; then $(BIN)/exlm finetune --resume $(QUICKSTART)/boiling-points; \
+	else $(BIN)/exlm finetune csv docs/examples/boiling_points.csv --label-columns boiling_point \
+	  --recipe csv-descriptors --split random --out $(QUICKSTART)/boiling-points; fi
+	if [ -f $(QUICKSTART)/pretrained/recipe.yaml ]; then $(BIN)/exlm pretrain --resume $(QUICKSTART)/pretrained; \
+	else $(BIN)/exlm pretrain --recipe quickstart-text --set train.max_steps=1000 --out $(QUICKSTART)/pretrained; fi
+	$(BIN)/exlm inspect-dag "$(SENTENCE)" --checkpoint $(QUICKSTART)/pretrained --out $(QUICKSTART)/own-dag
 
 lint: setup
 	$(BIN)/ruff check .
