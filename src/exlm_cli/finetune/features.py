@@ -3,7 +3,7 @@
 Axes: N rows, F numbers of a row, Q quantiles.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,50 +25,28 @@ _BLOCK = 256
 
 
 @dataclass(frozen=True)
-class FeatureSet:
-    """Features of a molecule.
-
-    Attributes:
-        work_out: Returns (N, F) features of SMILES, NaN where there is none, and shows how far it is.
-    """
-
-    name: str
-    work_out: Callable[[Sequence[str], Progress], Features]
-
-
-def _bits(smiles: Sequence[str], progress: Progress) -> Features:
-    del progress  # they take no time
-    return fingerprints(smiles)
-
-
-FEATURE_SETS: dict[Descriptors, FeatureSet] = {
-    "ecfp4": FeatureSet("ecfp4", _bits),
-    "rdkit2d": FeatureSet("rdkit2d", descriptors),
-}
-
-
-@dataclass(frozen=True)
 class FeatureStore:
     """Features of every molecule of a table, worked out once however many splits, seeds and models there are."""
 
-    by_set: dict[str, dict[str, Features]] = field(default_factory=dict)
+    by_kind: dict[Descriptors, dict[str, Features]] = field(default_factory=dict)
 
-    def features(self, wanted: FeatureSet, smiles: Sequence[str], progress: Progress) -> Features:
-        """Return (N, F) features of one or more molecules."""
-        known = self.by_set.setdefault(wanted.name, {})
+    def features(self, kind: Descriptors, smiles: Sequence[str], progress: Progress) -> Features:
+        """Return (N, F) features of one or more molecules, NaN where there is none."""
+        known = self.by_kind.setdefault(kind, {})
         if new := [text for text in dict.fromkeys(smiles) if text not in known]:
-            known |= zip(new, wanted.work_out(new, progress), strict=True)
+            found_NF = fingerprints(new) if kind == "ecfp4" else descriptors(new, progress)
+            known |= zip(new, found_NF, strict=True)
         return np.stack([known[text] for text in smiles])
 
     def of_rows(self, encoded: Sequence[EncodedSplit], config: TaskSection, progress: Progress) -> list[Features]:
         """Return features of the molecules of several splits, for each of `task.descriptors`."""
         smiles = [text for split in encoded if isinstance(split, ScoredRows) for (text,) in split.texts]
-        return [self.features(FEATURE_SETS[kind], smiles, progress) for kind in config.molecule_descriptors]
+        return [self.features(kind, smiles, progress) for kind in config.molecule_descriptors]
 
 
 def descriptor_names(config: TaskSection) -> tuple[str, ...]:
     """Return the names of what the head reads beside the encoder's state, in order."""
-    names = [name for kind in config.molecule_descriptors for name in _names_of(kind)]
+    names = [name for kind in config.molecule_descriptors for name in feature_names(kind)]
     return (*names, *(f"column {name}" for name in config.number_columns))
 
 
@@ -78,7 +56,8 @@ def descriptor_identity(config: TaskSection) -> dict[str, str]:
     return {"descriptors": hash_json(names)} if names else {}
 
 
-def _names_of(kind: Descriptors) -> list[str]:
+def feature_names(kind: Descriptors) -> list[str]:
+    """Return the names of F features of a molecule."""
     if kind == "ecfp4":
         return [f"ecfp4 bit {bit}" for bit in range(NUM_BITS)]
     from rdkit.Chem.Descriptors import descList

@@ -15,6 +15,8 @@ from exlm_cli.finetune.baselines.arrays import read_arrays, write_arrays
 from exlm_cli.finetune.predictions import read_predictions
 from exlm_cli.finetune.scores import (
     BASELINE_NAMES,
+    BOTH,
+    MODEL,
     Aggregate,
     LabelScores,
     Predictor,
@@ -242,6 +244,13 @@ class RunResults(JsonModel):
     def predictor(self) -> Predictor:
         """What predicts new rows unless another is asked for."""
         return "model" if self.predictors is None else self.predictors.best
+
+    def scored_as(self, predictor: Predictor) -> str:
+        """Return what predicts as `model` in `scores.csv`; a baseline is the better one of the first split."""
+        if predictor in ("model", "both"):
+            return MODEL if predictor == "model" else BOTH
+        assert self.predictors is not None, "only a run with baselines has other predictors"
+        return self.predictors.baselines[0]
 
     @property
     def scored_split(self) -> Literal["test", "valid"]:

@@ -207,7 +207,7 @@ def corruption_colour(group: int, num_groups: int) -> str:
     """Return the colour of a group of equal p^k, from 0 for the smallest, by its place on `CORRUPTION_RAMP`."""
     place = (len(CORRUPTION_RAMP) - 1) * (group / (num_groups - 1) if num_groups > 1 else 0.5)
     below = min(int(place), len(CORRUPTION_RAMP) - 2)
-    pairs = zip(_channels(CORRUPTION_RAMP[below]), _channels(CORRUPTION_RAMP[below + 1]), strict=True)
+    pairs = zip(channels(CORRUPTION_RAMP[below]), channels(CORRUPTION_RAMP[below + 1]), strict=True)
     return "#" + "".join(f"{round(a + (b - a) * (place - below)):02X}" for a, b in pairs)
 
 
@@ -218,16 +218,17 @@ def mask_colour(mask: int) -> str:
 
 def ink_on(colour: str) -> str:
     """Return black or white, whichever reads better on a colour (WCAG contrast)."""
-    linear = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in _channels(colour)]
+    linear = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in channels(colour)]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return "#000000" if (luminance + 0.05) / 0.05 >= 1.05 / (luminance + 0.05) else "#FFFFFF"
 
 
 def fade(colour: str, strength: float) -> str:
     """Mix a colour with white: 1 is the colour, 0 white."""
-    mixed = [round(255 + (c - 255) * strength) for c in _channels(colour)]
+    mixed = [round(255 + (c - 255) * strength) for c in channels(colour)]
     return "#" + "".join(f"{c:02X}" for c in mixed)
 
 
-def _channels(colour: str) -> tuple[int, int, int]:
+def channels(colour: str) -> tuple[int, int, int]:
+    """Return red, green and blue of `#RRGGBB`, from 0 to 255."""
     return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)

@@ -7,7 +7,7 @@ n losses of `binary`.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -25,7 +25,7 @@ from exlm_cli.data.batch import DeviceBatch
 from exlm_cli.data.sampler import cut_microbatches, prefetch_to
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.model.heads import TaskModel
-from exlm_cli.ops.precision import Precision, autocast, precision_on
+from exlm_cli.ops.precision import autocast, precision_on
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import EncodedRows, FloatArray, Loss
 
@@ -270,21 +270,3 @@ class TaskRunner:
                 num_done += len(batch.sample_index)
                 bar.update(num_done)
         return states
-
-
-@dataclass(frozen=True)
-class FrozenStates:
-    """States at [CLS] of the splits of a task under a frozen encoder, in the memory of the host.
-
-    They are the same in every epoch, and for every seed and grid point.
-    """
-
-    _known: list[tuple[EncodedRows, Precision, Float[Tensor, "N D"]]] = field(default_factory=list)
-
-    def find(self, rows: EncodedRows, precision: Precision) -> Float[Tensor, "N D"] | None:
-        """Return the states of these very rows in a precision; None where they are not known yet."""
-        return next((states for known, of, states in self._known if known is rows and of == precision), None)
-
-    def keep(self, rows: EncodedRows, precision: Precision, states: Float[Tensor, "N D"]) -> None:
-        """Add the states of rows."""
-        self._known.append((rows, precision, states))

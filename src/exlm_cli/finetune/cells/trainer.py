@@ -24,7 +24,6 @@ from exlm_cli.files import write_json
 from exlm_cli.finetune.cells.cell import Cell
 from exlm_cli.finetune.cells.model import cell_identity
 from exlm_cli.finetune.cells.runner import (
-    FrozenStates,
     TaskBatch,
     TaskRunner,
     losses_of_outputs,
@@ -43,9 +42,10 @@ from exlm_cli.finetune.results import RESULT_FILE, CellResult, write_logits
 from exlm_cli.finetune.scores import LabelScores, Scores
 from exlm_cli.format import format_number_of, format_percent, printable
 from exlm_cli.model.heads import DescriptorHead, TaskModel
+from exlm_cli.ops.precision import Precision
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import METRICS_FILE, MetricsLog, resume_command
-from exlm_cli.tasks.base import DownstreamTask, EncodedRows, EncodedSplit, FloatArray, Loss, SeedOutputs, Split
+from exlm_cli.tasks.base import DownstreamTask, EncodedSplit, FloatArray, Loss, SeedOutputs, Split
 from exlm_cli.tasks.metrics import join_seeds, target_scale, to_predictions
 from exlm_cli.tasks.rows.splits import split_fingerprint
 from exlm_cli.train.checkpoint import (
@@ -68,14 +68,14 @@ class TaskData:
 
     Attributes:
         name, loss, output_names, selection_metric, is_greater_better, class_weights: As in `DownstreamTask`.
-        train: Training rows, which are never scored.
-        scored: The other parts of the rows.
+        parts: All parts of the rows, the training rows first.
         rows: Row of the input of each example in each part, counted from 0.
         num_repeats: Copies of each token, as in pre-training.
         fingerprint: Hash of row numbers, tokens, targets, class weights and whatever else the task's scores depend on.
         descriptor_quantiles: (F, Q) quantiles of the descriptors of the training rows; None where there are none.
         about_descriptors: What the head reads beside the encoder's state, in a sentence; empty: nothing.
-        frozen_states: States of the rows, where the encoder is frozen.
+        frozen_states: (N, D) states at [CLS] of each part in a precision, where the encoder is frozen: the same in
+            every epoch, and for every seed and grid point.
     """
 
     name: str
@@ -84,15 +84,14 @@ class TaskData:
     selection_metric: str
     is_greater_better: bool
     class_weights: FloatArray | None
-    train: EncodedRows
-    scored: dict[Split, EncodedSplit]
+    parts: dict[Split, EncodedSplit]
     rows: Mapping[Split, IntArray]
     tokenizer: Tokenizer
     num_repeats: int
     fingerprint: str
     descriptor_quantiles: FloatArray | None = None
     about_descriptors: str = ""
-    frozen_states: FrozenStates = field(default_factory=FrozenStates)
+    frozen_states: dict[tuple[Split, Precision], Tensor] = field(default_factory=dict)
 
     @property
     def num_descriptors(self) -> int:
@@ -105,9 +104,14 @@ class TaskData:
         return None if self.loss == "span" else len(self.output_names)
 
     @property
-    def parts(self) -> dict[Split, EncodedRows]:
-        """All parts of the rows, the training rows first."""
-        return {"train": self.train, **self.scored}
+    def train(self) -> EncodedSplit:
+        """Training rows, which are never scored."""
+        return self.parts["train"]
+
+    @property
+    def scored(self) -> dict[Split, EncodedSplit]:
+        """The other parts of the rows."""
+        return {part: rows for part, rows in self.parts.items() if part != "train"}
 
     @property
     def unknown_share(self) -> float:
@@ -126,8 +130,7 @@ def encode_task(task: DownstreamTask, tokenizer: Tokenizer, sequence_length: int
         selection_metric=task.selection_metric,
         is_greater_better=task.is_greater_better,
         class_weights=task.class_weights,
-        train=encoded["train"],
-        scored={split: rows for split, rows in encoded.items() if split != "train"},
+        parts=encoded,
         rows=task.split_indices,
         tokenizer=tokenizer,
         num_repeats=num_repeats,
@@ -157,10 +160,8 @@ def describe_rows(data: TaskData, config: TaskSection, store: FeatureStore, prog
     """
     if not descriptor_names(config):
         return data
-    assert isinstance(data.train, EncodedSplit), "rows that were encoded here know their molecules"
-    parts: dict[Split, EncodedSplit] = {"train": data.train, **data.scored}
-    store.of_rows(list(parts.values()), config, progress)  # at once, so that the work is spread evenly
-    parts = {part: with_descriptors(rows, config, store, progress) for part, rows in parts.items()}
+    store.of_rows(list(data.parts.values()), config, progress)  # at once, so that the work is spread evenly
+    parts = {part: with_descriptors(rows, config, store, progress) for part, rows in data.parts.items()}
     digest = hashlib.sha256(data.fingerprint.encode())
     for rows in parts.values():
         digest.update(np.ascontiguousarray(rows.descriptors).tobytes())
@@ -170,8 +171,7 @@ def describe_rows(data: TaskData, config: TaskSection, store: FeatureStore, prog
     about = describe_descriptors(training_NF, quantiles_FQ, config)
     return replace(
         data,
-        train=parts["train"],
-        scored={part: rows for part, rows in parts.items() if part != "train"},
+        parts=parts,
         fingerprint=digest.hexdigest(),
         descriptor_quantiles=quantiles_FQ,
         about_descriptors=about,
@@ -301,12 +301,10 @@ class FinetuneTask:
         """
         if not self.model.is_encoder_frozen or self.data.loss == "span":
             return None
-        encoded, precision = self.data.parts[split], self._runner.precision
-        states = self.data.frozen_states.find(encoded, precision)
-        if states is None:
-            states = self._runner.encode(encoded, self._progress, f"encoding {split}")
-            self.data.frozen_states.keep(encoded, precision, states)
-        return states
+        known, key = self.data.frozen_states, (split, self._runner.precision)
+        if key not in known:
+            known[key] = self._runner.encode(self.data.parts[split], self._progress, f"encoding {split}")
+        return known[key]
 
 
 def run_cell(

@@ -95,13 +95,6 @@ class SplitOutcome:
     predicted: dict[str, dict[Split, FloatArray]]
     rows: Mapping[Split, PartRows]
 
-    def of_predictor(self, predictor: Predictor) -> dict[Split, FloatArray]:
-        """Return the predictions of the model, of the better baseline, or of both."""
-        found = self.results.predictors
-        names = {"model": MODEL, "both": BOTH}
-        assert predictor in names or found is not None, "only a run with baselines has other predictors"
-        return self.predicted[names.get(predictor) or found.baselines[0]]  # type: ignore[union-attr]
-
 
 def score_run(plan: RunPlan, best: Mapping[int, GridPoint], progress: Progress) -> RunResults:
     """Score a run whose cells are done; write its scores, rows and calibrations, and at last `results.json`.
@@ -158,11 +151,11 @@ def calibrate_run(outcomes: Sequence[SplitOutcome], predictor: Predictor) -> Cal
         rows = one.rows["valid"]
         kept = ~np.isin(rows.rows, () if tested is None else tested.rows)
         chosen.append(rows.only(kept))
-        means.append(one.of_predictor(predictor)["valid"].mean(axis=0)[kept])
+        means.append(one.predicted[one.results.scored_as(predictor)]["valid"].mean(axis=0)[kept])
     calibration = fit_calibration(results.loss, np.concatenate(means), join_rows(chosen))
     if tested is None:
         return calibration
-    by_seed_KNC = first.of_predictor(predictor)["test"]
+    by_seed_KNC = first.predicted[results.scored_as(predictor)]["test"]
     return with_scores(
         calibration,
         PredictedRows(

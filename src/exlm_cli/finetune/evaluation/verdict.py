@@ -23,7 +23,7 @@ from exlm_cli.finetune.results import (
     Predictors,
     RunResults,
 )
-from exlm_cli.finetune.scores import BASELINE_NAMES, BOTH, MODEL, Predictor, RunScores, first_best, predictors_with
+from exlm_cli.finetune.scores import BASELINE_NAMES, MODEL, Predictor, RunScores, first_best, predictors_with
 from exlm_cli.format import format_count, format_number, format_number_of
 from exlm_cli.tasks.base import FloatArray
 from exlm_cli.tasks.metrics import metric_range
@@ -162,8 +162,7 @@ def _predictor_score(name: Predictor, part: str, splits: Sequence[RunResults], s
     """Return the mean over the splits of what model, chosen baseline or both score; NaN where it is not defined."""
     values = []
     for of_split, seed in zip(splits, scores.split_seeds, strict=True):
-        assert of_split.predictors is not None, "the caller has looked"
-        model = {"model": MODEL, "both": BOTH}.get(name, of_split.predictors.baselines[0])
+        model = of_split.scored_as(name)
         values.append(scores.by_split(part, of_split.selection_metric, model).get(seed, math.nan))
     return float(np.mean(values))
 

@@ -41,7 +41,10 @@ def draw_molecule(smiles: str, panels: Sequence[tuple[str, Mapping[int, str]]] =
         options.legendFontSize = 13
         if any(colours for _, colours in panels):
             options.useBWAtomPalette()  # letters in the colours of elements would be lost on coloured atoms
-        colours_P = [{atom: _rgb(colour) for atom, colour in colours.items()} for _, colours in panels]
+        colours_P = [
+            {atom: tuple(c / 255 for c in style.channels(colour)) for atom, colour in colours.items()}
+            for _, colours in panels
+        ]
         with suppress(RuntimeError, ValueError):  # an odd metal: draw it with the bonds as they were read
             molecule = rdMolDraw2D.PrepareMolForDrawing(molecule, forceCoords=True)
         options.prepareMolsBeforeDrawing = False
@@ -63,8 +66,3 @@ def change_colours(changes_A: Sequence[float], scale: float) -> dict[int, str]:
         for atom, change in enumerate(changes_A)
         if not math.isnan(change)
     }
-
-
-def _rgb(colour: str) -> tuple[float, float, float]:
-    red, green, blue = (int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5))
-    return red, green, blue

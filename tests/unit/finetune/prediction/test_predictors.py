@@ -150,7 +150,7 @@ def outcome(valid: range, residuals: Any, test: range) -> Any:
         "test": PartRows(np.array(test), np.ones((len(test), 1))),
     }
     predicted = {MODEL: {part: np.zeros((2, len(of_part.rows), 1)) for part, of_part in rows.items()}}
-    results = SimpleNamespace(loss="regression", output_names=("y",), predictors=None)
+    results = SimpleNamespace(loss="regression", output_names=("y",), scored_as=lambda _: MODEL)
     return SplitOutcome(None, results, None, predicted, rows)  # type: ignore[arg-type]
 
 
