@@ -14,7 +14,7 @@ from exlm_cli.config.sections import BackboneConfig, ModelConfig
 from exlm_cli.data.batch import MaskedSequences, expand
 from exlm_cli.data.proteins import esm_tokenizer
 from exlm_cli.data.tokenizer import Tokenizer
-from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.errors import CheckpointError
 from exlm_cli.export.intake import take_in
 from exlm_cli.model import compiled
 from exlm_cli.model.backbones import FAMILIES, ForeignEncoder, model_values, plain_config, to_masked_lm
@@ -207,15 +207,6 @@ def test_recomputing_blocks_changes_no_gradient(taken, family):
     assert model.gradient_checkpointing
 
 
-def test_dropout_of_the_recipe_is_the_encoders(taken):
-    recipe = taken["modernbert"][1].recipe
-    values = {"model.dropout": 0.5, "model.activation_dropout": 0.25, "model.attention_dropout": 0.125}
-    config = ForeignEncoder(recipe.changed(values).model, 20).base.config
-    assert (config.embedding_dropout, config.mlp_dropout, config.attention_dropout) == (0.5, 0.25, 0.125)
-    with pytest.raises(ConfigError, match=r"`model\.activation_dropout` is 0\.25, and the encoder of a bert has no"):
-        ForeignEncoder(taken["bert"][1].recipe.changed({"model.activation_dropout": 0.25}).model, 20)
-
-
 def test_a_tokenizer_with_more_tokens_than_the_encoder_is_refused(taken):
     with pytest.raises(CheckpointError, match="ids up to 99, and the encoder embeds"):
         ForeignEncoder(taken["bert"][1].recipe.model, 100)
@@ -225,10 +216,8 @@ def test_a_tokenizer_with_more_tokens_than_the_encoder_is_refused(taken):
     ("family", "changes"),
     [
         ("bert", {"hidden_size": "wide"}),
-        ("bert", {"hidden_size": 30}),
         ("roberta", {"hidden_act": "launch"}),
         pytest.param("modernbert", {"layer_types": ["sliding_attention"]}, marks=IN_VERSION_5),
-        ("esm", {"hidden_dropout_prob": "much"}),
     ],
 )
 def test_a_config_that_is_no_encoders_gives_one_line(family, changes):

@@ -40,19 +40,6 @@ def _batch(rows: list[list[int]], targets: tuple[int, ...]) -> Batch:
     return expand(masked_by_hand(rows, targets), 1, expands_input=False, pad_id=SPECIAL.pad_id)
 
 
-def test_a_mask_has_one_node_whatever_its_states(recipe):
-    batch = tiny_batch(recipe)
-    assert (batch.state_lengths == batch.target_lengths + 2).all()
-
-
-def test_classes_of_tokens_and_states_of_classes_are_shares(model, recipe):
-    membership = model.chain_head.membership(model.decoder_weight)
-    states = model.chain_head.sort(model.node_states(tiny_batch(recipe)).gather_inner())
-    for shares in (membership, states):
-        assert (shares > 0).all()
-        torch.testing.assert_close(shares.sum(-1), torch.ones(shares.shape[:-1]))
-
-
 def test_one_mask_is_filled_as_by_an_mlm(model):
     batch = _batch([[1, 10, 3, 2], [1, 3, 8, 9, 2]], (20, 21))
     scores = score_sequences(model, OBJECTIVE, batch)
@@ -97,22 +84,6 @@ def test_metrics_are_those_of_the_scores(model, recipe):
     assert found["loss_independent"] == pytest.approx(float(independent.mean()))
     assert 1 <= found["effective_states"] <= 3
     assert 1 <= found["clones_in_use"] <= 3
-
-
-def test_a_sequence_without_masks_has_no_loss_and_no_gradient(model):
-    batch = _batch([[1, 10, 11, 2], [1, 3, 2]], (20,))
-    loss = OBJECTIVE.sequence_nll(model, batch)
-    assert loss.isinf().tolist() == [True, False]
-    loss[1].backward()
-    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
-
-
-def test_distant_masks_are_alike_and_near_ones_are_not(model):
-    states = torch.randn(1, 2, 16, generator=torch.Generator().manual_seed(1))
-    sizes = torch.full((1, 2, 3), -1.1)
-    near, far, farther = (model.chain_head(states, torch.tensor([[1, 1 + gap]]), sizes) for gap in (1, 16, 40))
-    torch.testing.assert_close(far, farther)
-    assert (near - far).abs().max() > 1e-3
 
 
 def test_tokens_with_like_embeddings_begin_in_one_class(recipe):
@@ -171,14 +142,3 @@ def test_classes_are_found_once_also_by_a_run_that_is_resumed(recipe):
     resumed.load_state_dict(copy.deepcopy(model.state_dict()))
     resumed.chain_head.begin_step(0.95, resumed.decoder_weight)
     assert torch.equal(resumed.chain_head.classes.weight, model.chain_head.classes.weight)
-
-
-def test_autocast_leaves_the_chain_in_float32(model, recipe):
-    batch = tiny_batch(recipe)
-    with torch.autocast("cpu", torch.bfloat16):
-        chain = model.chain(model.node_states(batch), batch)
-    exact = model.chain(model.node_states(batch), batch)
-    assert all(tensor.dtype == torch.float32 for tensor in chain[:3])
-    for tensor in (chain.log_next, chain.log_share[:, 0]):
-        torch.testing.assert_close(tensor.exp().sum(-1), torch.ones(tensor.shape[:-1]))
-    torch.testing.assert_close(chain.log_share[:, 0], exact.log_share[:, 0], atol=0.2, rtol=0.1)

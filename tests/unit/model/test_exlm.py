@@ -104,41 +104,6 @@ def _row(batch, b: int):
     return Batch(**{**row, **cut}, **flat, is_padded=False, is_even=targets > 0, num_tokens=0)
 
 
-def test_emissions_are_the_node_distributions_at_the_targets():
-    model, batch = _model(), tiny_batch(tiny_recipe())
-    nodes = model.node_states(batch)
-    full_BSV = model.node_log_probs(nodes)
-    emit_BTS = model.log_emissions(nodes, batch)
-    for b, num_targets in enumerate(batch.target_lengths.tolist()):
-        inner = nodes.is_inner[b]
-        expected = full_BSV[b][inner][:, batch.target_ids[b, :num_targets]].t()
-        torch.testing.assert_close(emit_BTS[b, :num_targets][:, inner], expected)
-    torch.testing.assert_close(full_BSV.exp().sum(-1)[nodes.is_inner], torch.ones(int(nodes.is_inner.sum())))
-    assert full_BSV[~nodes.is_inner].isneginf().all()
-
-
-def test_clones_differ_by_2d_positions_alone():
-    model, batch = _model(model={"init_std": 0.5}), tiny_batch(tiny_recipe())
-    states = model.node_states(batch).states
-    assert not torch.allclose(states[0, 1], states[0, 2], atol=1e-3)
-    batch.positions[..., 1] = 0
-    states = model.node_states(batch).states
-    torch.testing.assert_close(states[0, 1], states[0, 2])
-
-
-def test_weights_start_as_bert_does_and_clone_vectors_with_their_own_spread():
-    model = _model(
-        masking={"num_states_per_mask": 64, "mask_ratio": 0.05},
-        model={"width": 64, "ffn_width": 256, "clone_init_std": 1.0, "max_length": 256} | OUTPUT,
-        train={"microbatch_tokens": 512},
-    )
-    clones = {"clone_embedding.weight"}
-    matrices = [p.detach().flatten() for n, p in model.named_parameters() if p.ndim == 2 and n not in clones]
-    for weights, std in ((torch.cat(matrices), 0.02), (model.clone_embedding.weight.detach().flatten(), 1.0)):
-        assert abs(float(weights.std()) - std) < 5 * std / (2 * len(weights)) ** 0.5
-    assert all(p.eq(0).all() for n, p in model.named_parameters() if n.endswith("bias"))
-
-
 RATES = {"dropout": 0.5, "attention_dropout": 0.125, "activation_dropout": 0.25}
 
 

@@ -8,7 +8,7 @@ from exlm_cli.config.finetune import FinetuneModelConfig
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.batch import expand
 from exlm_cli.model.exlm import ExlmModel
-from exlm_cli.model.heads import SequenceHead, SpanHead, TaskModel, with_dropout
+from exlm_cli.model.heads import SequenceHead, SpanHead, TaskModel
 from tests.tiny import OUTPUT, SPECIAL, masked_by_hand, tiny_recipe
 
 V = SPECIAL.vocab_size
@@ -51,16 +51,6 @@ def test_the_encoder_gives_the_states_of_the_pretrained_model_on_inputs_without_
         assert torch.equal(mine[row, :length], theirs[row, :length])
 
 
-def test_nothing_but_the_encoder_of_a_checkpoint_is_taken():
-    recipe = tiny_recipe(model=OUTPUT)
-    names = set(task_model(recipe).state_dict())
-    assert {name.partition(".")[0] for name in names} == {"encoder", "head", "output_mean", "output_std"}
-    model = task_model(recipe)
-    before = model.head.out.weight.clone()
-    model.load_encoder(ExlmModel(recipe, V))
-    assert torch.equal(model.head.out.weight, before)
-
-
 @pytest.mark.parametrize("num_outputs", [3, None])
 def test_padding_changes_nothing(num_outputs):
     model = task_model(tiny_recipe(), num_outputs)
@@ -90,26 +80,6 @@ def test_scores_are_not_rounded_to_16_bits(num_outputs):
     assert not torch.equal(scores, scores.bfloat16().float())
 
 
-def test_pooler_dropout_falls_before_both_layers():
-    head = SequenceHead(1000, 1, 0.5).train()
-    dropped: list[float] = []
-    for layer in (head.dense, head.out):
-        layer.register_forward_pre_hook(lambda _, args: dropped.append(float((args[0] == 0).float().mean())))
-    torch.manual_seed(0)
-    head(torch.ones(4, 2, 1000), torch.tensor([2] * 4))
-    # 4,000 draws of one half: five standard errors are 0.04
-    assert dropped == pytest.approx([0.5, 0.5], abs=0.04)
-
-
-def test_dropout_of_spans_falls_before_their_only_layer():
-    head = SpanHead(1000, 0.5, 1).train()
-    dropped: list[float] = []
-    head.out.register_forward_pre_hook(lambda _, args: dropped.append(float((args[0] == 0).float().mean())))
-    torch.manual_seed(0)
-    head(torch.ones(2, 2, 1000), torch.tensor([2] * 2))
-    assert dropped == pytest.approx([0.5], abs=0.04)
-
-
 @pytest.mark.parametrize("num_outputs", [3, None])
 def test_a_task_model_has_the_dropout_of_fine_tuning(num_outputs):
     rates = FinetuneModelConfig(dropout=0.4, attention_dropout=0.3, activation_dropout=0.2, pooler_dropout=0.1)
@@ -119,14 +89,6 @@ def test_a_task_model_has_the_dropout_of_fine_tuning(num_outputs):
     )
     assert (of_encoder, of_head) == ({0.4, 0.2}, {0.1})
     assert {block.attention_dropout for block in model.encoder.blocks} == {0.3}
-
-
-def test_a_head_starts_as_bert_does():
-    model = TaskModel(tiny_recipe(model={"width": 64}), NO_DROPOUT, V, 1)
-    weights = model.head.dense.weight.detach()
-    # the standard deviation of n normal numbers is known to 1 / sqrt(2 n) of itself
-    assert float(weights.std()) == pytest.approx(0.02, abs=5 * 0.02 / (2 * weights.numel()) ** 0.5)
-    assert model.head.dense.bias.eq(0).all()
 
 
 @pytest.mark.parametrize("num_repeats", [1, 2, 3])
@@ -143,22 +105,3 @@ def test_span_logits_of_copies_are_averaged_back_to_tokens(num_repeats):
         copies = [1, *[num_repeats] * n, 1]
         by_hand = torch.stack([logits[row, f : f + c].mean(0) for f, c in zip(first, copies, strict=True)])
         torch.testing.assert_close(folded[row, : n + 2], by_hand)
-
-
-def test_regression_is_predicted_in_the_units_of_the_task():
-    model = task_model(tiny_recipe(), 2)
-    model.output_mean.copy_(torch.tensor([1.0, 10.0]))
-    model.output_std.copy_(torch.tensor([2.0, 0.5]))
-    batch = padded(A, B)
-    outputs = model(*batch)
-    expected = outputs.double() * torch.tensor([2.0, 0.5]) + torch.tensor([1.0, 10.0])
-    torch.testing.assert_close(model.in_units(outputs), expected)
-    spans = task_model(tiny_recipe(), None)
-    assert torch.equal(spans.in_units(spans(*batch)), spans(*batch).double())
-
-
-def test_dropout_of_the_recipe_wins_over_the_checkpoints_and_none_keeps_it():
-    pretrained = tiny_recipe(model={"dropout": 0.3, "attention_dropout": 0.2}).model
-    merged = with_dropout(pretrained, FinetuneModelConfig(dropout=0.0, pooler_dropout=0.5))
-    assert (merged.dropout, merged.attention_dropout) == (0.0, 0.2)
-    assert merged.width == pretrained.width

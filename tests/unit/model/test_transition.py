@@ -88,31 +88,12 @@ def test_gradients_are_finite_where_rows_are_dead(batch, states, transition):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in head.parameters())
 
 
-def test_edges_go_forward_between_real_nodes(batch):
-    allowed = allowed_edges(batch.node_mask, batch.state_lengths, is_sparse=False)
-    for b, num_nodes in enumerate(batch.state_lengths.tolist()):
-        expected = torch.zeros_like(allowed[b])
-        expected[:num_nodes, :num_nodes] = torch.ones(num_nodes, num_nodes, dtype=torch.bool).triu(1)
-        assert (allowed[b] == expected).all()
-
-
 def test_a_sparse_dag_has_no_edge_inside_a_mask(batch):
     dense = allowed_edges(batch.node_mask, batch.state_lengths, is_sparse=False)
     sparse = allowed_edges(batch.node_mask, batch.state_lengths, is_sparse=True)
     for b, v, u in dense.nonzero().tolist():
         is_inside = batch.node_mask[b, v] == batch.node_mask[b, u] >= 0
         assert sparse[b, v, u] == (not is_inside)
-
-
-def test_a_mixture_of_equal_heads_is_one_head(batch, states):
-    head = _head(transition={"heads": 2})
-    with torch.no_grad():
-        for linear in (head.query, head.key):
-            linear.weight[8:] = linear.weight[:8]
-            linear.bias[8:] = linear.bias[:8]
-    log_trans = head(states, batch)
-    expected, allowed = _log_softmax_of_scores(head.query(states)[..., :8], head.key(states)[..., :8], batch)
-    torch.testing.assert_close(log_trans[allowed].double(), expected[allowed], atol=1e-5, rtol=1e-5)
 
 
 def test_gated_heads_are_a_mixture_with_weights_by_node_and_position(batch, states):
