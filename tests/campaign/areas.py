@@ -6,10 +6,7 @@ from tests.campaign.engine import Area
 AREAS = {
     "damaged runs": Area(damaged.checkpoints, 1500),
     "runs on the Hub": Area(surroundings.hub, 200),
-    "pushes": Area(surroundings.pushes, 40, seconds=300, starts_processes=True),
     "full and read-only disks": Area(surroundings.disks, 120, seconds=120),
-    "a user without rights": Area(surroundings.without_rights, 100, seconds=120, starts_processes=True),
-    "export": Area(surroundings.exports, 12, seconds=600, starts_processes=True),
     "processes side by side": Area(kills.side_by_side, 40, seconds=600, starts_processes=True),
     "kills of pre-training": Area(kills.killed_pretraining, 100, seconds=600, starts_processes=True),
     "kills of fine-tuning": Area(kills.killed_finetuning, 30, seconds=600, starts_processes=True),

@@ -1,4 +1,4 @@
-"""Processes of cases, with fewer rights or a disk of their own where a case asks for it."""
+"""Processes of cases, with a disk of their own where a case asks for it."""
 
 import contextlib
 import ctypes
@@ -107,18 +107,10 @@ def _run(folder: Path, work: Any, variables: dict[str, str], said: str) -> None:
         file = os.open(f"{said}-{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(file, number)
     sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8") for number in (1, 2))  # noqa: PTH123, SIM115
-    if "EXLM_CAMPAIGN_NO_RIGHTS" in os.environ:
-        give_up_rights()
     code = work() if callable(work) else main(work)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code or 0)
-
-
-def run_in(folder: Path, words: Sequence[str]) -> int:
-    """Run a command in another folder than that of its streams."""
-    os.chdir(folder)
-    return main(words)
 
 
 @contextlib.contextmanager
@@ -147,12 +139,6 @@ def small_disk(folder: Path, size: int) -> Iterator[Callable[[str], None]]:
     finally:
         os.chdir(folder.parent)
         subprocess.run([_UMOUNT, "--lazy", folder], check=True)
-
-
-def give_up_rights() -> None:
-    """Drop all capabilities, so that the permissions of files hold for root as for anybody."""
-    header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
-    assert ctypes.CDLL(None).capset(header, none) == 0
 
 
 def own_mounts() -> None:

@@ -187,10 +187,7 @@ def captured() -> Iterator[Callable[[], tuple[str, str]]]:
                 read[name] = file.read().decode("utf-8", "replace")
 
 
-def resident_mib(pid: int | str | None = "self", name: str = "VmRSS") -> float:
-    """Return the memory of a process, or with `VmHWM` the most that it had; 0 where it has ended."""
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
-            if line.startswith(f"{name}:"):
-                return int(line.split()[1]) / 1024
-    return 0.0
+def resident_mib(name: str = "VmRSS") -> float:
+    """Return the memory of this process, or with `VmHWM` the most that it had."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{name}:"))
