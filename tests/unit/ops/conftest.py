@@ -1,13 +1,14 @@
 """Backends and dtypes of the alignment op; the simulated device; compilers that are shell scripts."""
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from exlm_cli.errors import BackendError
-from exlm_cli.ops.alignment import Backend, build, choose_backend
+from exlm_cli.ops.alignment import Backend, choose_backend
 from exlm_cli.ops.alignment.library import DeviceLibrary
 from tests.unit.ops.simulation import SOURCES, compile_for_host
 
@@ -38,23 +39,22 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> DeviceLibrary:
 
 
 @pytest.fixture
-def no_compiler_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An empty cache, no compiler that the environment names, and compilers asked anew."""
+def no_compiler_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty cache, and no compiler that the environment names."""
     monkeypatch.setenv("EXLM_CACHE_DIR", str(tmp_path / "cache"))
     for name in ("CXX", "CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
-    build._probe.cache_clear()
-    yield
-    build._probe.cache_clear()
 
 
 @pytest.fixture
 def make_compiler(no_compiler_yet: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeCompiler:
     """A script in place of g++ that answers `-v`, counts its builds and writes its last argument."""
+    numbers = itertools.count()
 
     def make(name: str = "g++", *, probe: str = "echo version 1", compile_: str = "") -> Path:
-        script = tmp_path / "bin" / name
-        script.parent.mkdir(exist_ok=True)
+        tools = tmp_path / f"tools-{next(numbers)}"  # each compiler is asked once in a process, by its path
+        script = tools / "bin" / name
+        script.parent.mkdir(parents=True)
         script.write_text(
             f"""#!/bin/sh
 case "$*" in
@@ -67,8 +67,7 @@ echo library > "$output"
 """
         )
         script.chmod(0o755)
-        monkeypatch.setenv("CUDA_HOME" if name == "nvcc" else "CXX", str(tmp_path if name == "nvcc" else script))
-        build._probe.cache_clear()
+        monkeypatch.setenv("CUDA_HOME" if name == "nvcc" else "CXX", str(tools if name == "nvcc" else script))
         return script
 
     return make

@@ -1,5 +1,6 @@
 """The device kernels compiled for this host, where `cuda_ext/tests/simt.h` runs them thread by thread."""
 
+import ctypes
 import os
 import subprocess
 from pathlib import Path
@@ -8,9 +9,15 @@ import filelock
 import pytest
 
 from exlm_cli.ops.alignment import build
+from exlm_cli.ops.alignment.library import DeviceLibrary
 
 ORDERS = (0, 1, 7)  # of the fibers between two barriers: ascending, descending, shuffled
 SOURCES = build.source_dir()
+
+
+def simulator(simulated: DeviceLibrary) -> ctypes.CDLL:
+    """Return the simulator's own functions: the order of threads, and a failure of the next call."""
+    return ctypes.CDLL(str(simulated.path))
 
 
 def compile_for_host(tmp_path_factory: pytest.TempPathFactory, source: str, *flags: str) -> Path:

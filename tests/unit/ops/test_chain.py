@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from exlm_cli.ops.alignment import alignment_edge_posterior, alignment_posterior, best_alignment, states_alignment_nll
-from exlm_cli.ops.chain import Chain, best_chain, chain_nll, chain_posterior, chain_prior, own_nll, share_imbalance
+from exlm_cli.ops.chain import Chain, best_chain, chain_nll, chain_posterior, share_imbalance
 
 K = 3
 LENGTHS = [4, 2, 1, 0]
@@ -71,19 +71,6 @@ def test_nothing_beyond_a_sequence_is_read(chain):
         assert not edges[row, max(0, masks - 1) :].any()
         assert (best_chain(chain)[row, masks:] == -1).all()
     assert chain_nll(chain)[LENGTHS.index(0)] == 0
-
-
-def test_masks_by_themselves_mix_their_own_states(chain):
-    for row, masks in enumerate(LENGTHS):
-        own = sum(float((chain.log_share + chain.log_emit)[row, t].exp().sum().log()) for t in range(masks))
-        assert float(own_nll(chain)[row]) == pytest.approx(-own)
-
-
-def test_the_prior_is_what_the_posterior_is_without_emissions(chain):
-    silent = chain._replace(log_emit=torch.zeros_like(chain.log_emit))
-    states = chain_posterior(silent).states
-    is_mask = torch.arange(max(LENGTHS)) < chain.target_lengths[:, None]
-    torch.testing.assert_close(chain_prior(chain).exp()[is_mask], states[is_mask])
 
 
 def test_gradients_are_those_of_finite_differences(chain):

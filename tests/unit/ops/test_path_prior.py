@@ -20,13 +20,6 @@ def _log_trans() -> torch.Tensor:
     return scores.masked_fill(~is_edge, -math.inf).log_softmax(-1).nan_to_num(-math.inf)
 
 
-def _uniform(num_masks: int, k: int) -> torch.Tensor:
-    """Return log E of one sequence whose rows are uniform over all later nodes."""
-    size = num_masks * k + 2
-    is_edge = torch.ones(1, size, size, dtype=torch.bool).triu(1)
-    return torch.zeros(1, size, size).masked_fill(~is_edge, -math.inf).log_softmax(-1).nan_to_num(-math.inf)
-
-
 @pytest.mark.parametrize("backend", ["reference", "native"])
 def test_a_share_is_that_of_the_enumerated_paths(backend):
     log_trans = _log_trans()
@@ -71,25 +64,6 @@ def test_imbalance_is_the_divergence_of_the_visits_by_clone():
         assert float(state_imbalance(log_trans, K)[b]) == pytest.approx(float(expected))
 
 
-def test_imbalance_is_the_same_under_autocast():
-    """Near balance, 16 bits would round the shares by more than they differ."""
-    scores = torch.randn(3, 42, 42, generator=torch.Generator().manual_seed(0)).mul(0.05)
-    log_trans = scores.masked_fill(torch.ones(42, 42).triu(1) == 0, -math.inf).log_softmax(-1).nan_to_num(-math.inf)
-    log_trans[:, -1] = -math.inf
-    with torch.autocast("cpu", torch.bfloat16):
-        imbalance = state_imbalance(log_trans, 4)
-    assert torch.equal(imbalance, state_imbalance(log_trans, 4))
-    assert (imbalance > 0).all()
-
-
-def test_imbalance_is_zero_for_lanes_that_share_alike_and_for_no_masks():
-    lanes = torch.full((2, 6, 6), -math.inf)
-    lanes[0, 0, [1, 2]] = math.log(0.5)
-    lanes[0, [1, 2, 3, 4], [3, 4, 5, 5]] = 0.0
-    lanes[1, 0, 1] = 0.0  # nothing but begin and end
-    assert state_imbalance(lanes, K).tolist() == pytest.approx([0.0, 0.0], abs=1e-7)
-
-
 @pytest.mark.parametrize("share", [0.5, 1e-3, 1e-30])
 def test_imbalance_grows_without_bound_as_a_lane_vanishes(share):
     """Two lanes, begun with these odds and never left: -log(4 p (1 - p)) / 2."""
@@ -115,23 +89,6 @@ def test_the_gradient_of_imbalance_is_that_of_finite_differences_and_finite_wher
     state_imbalance(given_up, K).sum().backward()
     assert given_up.grad is not None
     assert given_up.grad.isfinite().all()
-
-
-@pytest.mark.parametrize(("num_masks", "k", "share"), [(6, 2, 0.44), (19, 4, 0.093), (77, 4, 0.021)])
-def test_uniform_edges_are_off_their_targets(num_masks, k, share):
-    """The table of the design, which was worked out apart from this program."""
-    node_mask = torch.tensor([[-1, *(m for m in range(num_masks) for _ in range(k)), -1]])
-    lengths = torch.tensor([num_masks]), torch.tensor([num_masks * k + 2])
-    got = own_mask_share(_uniform(num_masks, k), node_mask, *lengths)
-    assert float(got) == pytest.approx(share, abs=0.005 if share > 0.1 else 0.0005)
-
-
-def test_a_chain_is_centred_and_has_one_length():
-    chain = torch.full((1, 5, 5), -math.inf)
-    chain[0].diagonal(1).zero_()
-    lengths = torch.tensor([3]), torch.tensor([5])
-    assert float(own_mask_share(chain, torch.tensor([[-1, 0, 1, 2, -1]]), *lengths)) == pytest.approx(1)
-    assert float(path_length_nll(chain, *lengths)) == pytest.approx(0)
 
 
 def test_targets_without_a_path_are_impossible_one_by_one_too():

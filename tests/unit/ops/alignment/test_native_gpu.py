@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from exlm_cli.ops.alignment import best_alignment, choose_backend, native, states_alignment_nll
+from exlm_cli.ops.alignment import best_alignment, native, states_alignment_nll
 from tests.unit.ops.alignment import dags
 from tests.unit.ops.alignment.dags import CASES, Dag, assert_near, assert_same_bits, nll_and_gradients
 
@@ -28,24 +28,11 @@ def test_results_equal_a_float64_loop_and_are_bitwise_the_same_again(case):
     assert_same_bits(first, results(on_device(dag)))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
-def test_16_bit_inputs_give_the_loss_of_their_float32_values(dtype):
-    dag = on_device(dags.make(4, 20, 90, dtype=dtype))
-    wide = dag._replace(log_emit=dag.log_emit.float(), log_trans=dag.log_trans.float())
-    expected_nll, *expected_gradients, expected_nodes = results(wide)
-    assert_same_bits(results(dag), (expected_nll, *(g.to(dtype) for g in expected_gradients), expected_nodes))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_where_the_device_has_no_kernels_the_host_serves_its_tensors(dtype, monkeypatch):
     dag = dags.make(8, 40, 170, dtype=dtype)
     monkeypatch.setattr(native, "_has_device_kernels", lambda tensor: False)
     assert_same_bits((result.cpu() for result in results(on_device(dag))), results(dag))
-
-
-def test_auto_takes_the_native_backend():
-    assert native.obstacle(torch.float32, torch.device("cuda")) == ""
-    assert choose_backend("auto", torch.bfloat16, torch.device("cuda")) == "native"
 
 
 def test_work_goes_to_the_current_stream():
@@ -82,18 +69,3 @@ def test_a_cuda_graph_replays_the_loss_and_its_gradients():
             target.copy_(source)
     graph.replay()
     assert_same_bits(captured, expected)
-
-
-def test_autocast_changes_nothing():
-    dag = on_device(dags.make(4, 12, 60))
-    with torch.autocast("cuda", torch.bfloat16):
-        cast = states_alignment_nll(*dag, backend="native")
-    assert torch.equal(cast, states_alignment_nll(*dag, backend="native"))
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_tensors_of_another_than_the_current_device():
-    dag = dags.make(4, 12, 60)
-    first, second = (results(on_device(dag, f"cuda:{index}")) for index in range(2))
-    assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(first, second, strict=True))
-    assert torch.cuda.current_device() == 0

@@ -5,9 +5,6 @@ Bounds are the project's: loss 5e-6 relative, gradients (posteriors) 5e-5 absolu
 
 import ctypes
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -44,8 +41,9 @@ def test_results_equal_a_float64_loop(case, backend, dtype, bounds):
     assert (nodes[is_beyond] == -1).all()
 
 
-@pytest.mark.parametrize("max_targets", [0, 1, 7, 8, 15, 16, 40, 77, 154, 200, 308])
-@pytest.mark.parametrize("max_states", [1, 2, 16, 63, 310, 618])
+@pytest.mark.parametrize(
+    ("max_targets", "max_states"), [(0, 1), (1, 2), (7, 16), (8, 63), (15, 310), (16, 618), (40, 63), (308, 618)]
+)
 def test_the_saved_block_is_as_large_as_the_kernels_take_it_to_be(max_targets, max_states):
     words = ctypes.CDLL(str(host_library().path)).states_alignment_saved_words_cpu
     words.restype = ctypes.c_int64
@@ -100,14 +98,6 @@ def test_results_are_bitwise_the_same_in_every_run_and_on_any_number_of_threads(
         torch.set_num_threads(num_threads)
 
 
-def test_a_sequence_does_not_depend_on_the_rest_of_its_batch():
-    dag = dags.make(5, 20, 90)
-    together = gradients(dag)
-    for row in range(5):
-        alone = gradients(Dag(*(x[row : row + 1] for x in dag)))
-        assert_same_bits((part[row : row + 1] for part in together), alone)
-
-
 @pytest.mark.slow
 def test_the_longest_dag_of_the_paper_agrees_with_the_kernels_in_float64():
     # 512 masks of 8 states; the float64 kernels are judged by the loop above, which would take minutes here
@@ -115,40 +105,3 @@ def test_the_longest_dag_of_the_paper_agrees_with_the_kernels_in_float64():
     exact = gradients(dag._replace(log_emit=dag.log_emit.double(), log_trans=dag.log_trans.double()))
     for actual, expected, rtol, atol in zip(gradients(dag), exact, (5e-6, 0, 0), (0, 5e-5, 5e-5), strict=True):
         torch.testing.assert_close(actual.double(), expected, rtol=rtol, atol=atol)
-
-
-MEASURE_MEMORY = """
-import ctypes, pathlib, torch
-from exlm_cli.ops.alignment.library import Dag, host_library
-
-def memory_kib(field):
-    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field))
-
-B, T, S = 16, 154, 618
-generator = torch.Generator().manual_seed(0)
-log_emit = torch.randn(B, T, S, generator=generator)
-log_trans = torch.randn(B, S, S, generator=generator).sub_(6)
-dag = Dag.of(log_emit, log_trans, torch.full((B,), T), torch.full((B,), S))
-nll, grad_nll = torch.full((B,), 1.0), torch.full((B,), 1.0)
-grad_emit, grad_trans = torch.full((B, T, S), 1.0), torch.full((B, S, S), 1.0)
-torch.set_num_threads(2)
-library = host_library()
-ctypes.CDLL(None).malloc_trim(0)
-pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak is now what is resident
-before = memory_kib("VmRSS")
-saved = torch.empty(B, 2, S, 160, dtype=torch.int32)
-library.forward(dag, nll, saved)
-library.backward(dag, saved, grad_nll, grad_emit, grad_trans)
-print(memory_kib("VmHWM") - before)
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
-def test_extra_memory_stays_within_alpha_beta_and_a_tile_a_thread():
-    host_library()  # compiled before, so that no compiler counts
-    # in a process of its own, where no allocator hands out what earlier tests gave back
-    done = subprocess.run([sys.executable, "-c", MEASURE_MEMORY], capture_output=True, text=True, check=True)
-    B, T, S, num_threads = 16, 154, 618, 2
-    alpha_and_beta, tiles = 2 * 4 * B * T * S, num_threads * 4 * S * S
-    assert 0.9 * alpha_and_beta < int(done.stdout) * 1024 <= alpha_and_beta + tiles
