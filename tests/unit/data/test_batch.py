@@ -97,16 +97,6 @@ def test_given_masks_are_expanded_like_drawn_ones(place):
     assert batch.target_ids.tolist() == [[0, 0], [0, 0]]
 
 
-def test_inner_nodes_and_targets_are_counted_on_the_host():
-    rows, targets = [INPUT_IDS, [1, 9, 2], [1, 3, 8, 8, 8, 2]], (20, 21, 22)
-    batch = _expanded(2, "input", *rows, targets=targets)
-    assert torch.equal(batch.inner_index, (batch.node_mask.flatten() >= 0).nonzero()[:, 0])
-    assert batch.target_ids.flatten()[batch.target_index].tolist() == list(targets)
-    assert batch.is_padded
-    assert batch.num_tokens == 15
-    assert not _expanded(2, "input").is_padded
-
-
 @pytest.mark.parametrize(
     ("rows", "is_even"),
     [
@@ -119,11 +109,3 @@ def test_inner_nodes_and_targets_are_counted_on_the_host():
 def test_a_batch_is_even_where_masks_are_as_many_in_each_sequence(rows, is_even):
     targets = tuple(range(20, 20 + sum(row.count(SPECIAL.mask_id) for row in rows)))
     assert _expanded(2, "input", *rows, targets=targets).is_even == is_even
-
-
-def test_a_batch_goes_to_a_device_whole():
-    moved = _expanded(2, "input").to(torch.device("meta"))
-    tensors = [value for value in vars(moved).values() if isinstance(value, torch.Tensor)]
-    assert len(tensors) == len(fields(Batch)) - 4  # four of the host
-    assert {tensor.device.type for tensor in tensors} == {"meta"}
-    assert _expanded(2, "output").to(torch.device("meta")).positions is None

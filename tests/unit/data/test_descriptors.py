@@ -9,7 +9,6 @@ from exlm_cli.data import molecules
 from exlm_cli.data.molecules import descriptors
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import FloatArray
-from tests.recorder import Recorder
 
 SMILES = ["CCO", "c1ccccc1C(=O)N", "C[C@H](N)C(=O)O", "[Na+].[Cl-]"]
 
@@ -37,11 +36,3 @@ def test_what_is_no_molecule_has_no_value_and_what_is_too_large_the_largest():
     ipc = [name for name, _ in descList].index("Ipc")
     assert found[2, ipc] == np.finfo(np.float32).max
     assert not np.isinf(found).any()
-
-
-def test_it_shows_how_far_it_is():
-    progress = Recorder()
-    assert len(descriptors(SMILES, progress)) == 4
-    (bar,) = progress.bars
-    assert (bar.label, bar.total, bar.done[-1]) == ("descriptors", 4, 4)
-    assert descriptors([], SilentProgress()).shape == (0, len(descList))

@@ -1,15 +1,11 @@
 """Files come whole from a local server that breaks off, redirects or serves wrong bytes; nothing else is kept."""
 
 import hashlib
-import os
 import re
-import socket
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import requests
 
 from exlm_cli.data.download import RemoteFile, fetch_once
 from exlm_cli.errors import DataError
@@ -54,22 +50,6 @@ def test_a_file_is_fetched_once_under_a_bar(server, cache):
     assert (again, progress.said, server.num_requests) == (path, [], 1)
 
 
-def test_a_file_has_the_mode_that_the_umask_gives(server):
-    """Others of a group may share the cache."""
-    before = os.umask(0o027)
-    try:
-        path, _ = fetch(server.url)
-    finally:
-        os.umask(before)
-    assert stat.filemode(path.stat().st_mode) == "-rw-r-----"
-
-
-def test_a_copy_that_was_altered_is_fetched_again(server):
-    path, _ = fetch(server.url)
-    path.write_bytes(CONTENT[::-1])
-    assert fetch(server.url)[0].read_bytes() == CONTENT
-
-
 def test_a_connection_that_breaks_and_a_busy_server_are_tried_again(server, cache):
     server.faults = [CONTENT[:70_000], (503, "Busy")]
     path, _ = fetch(server.url)
@@ -95,34 +75,6 @@ def test_wrong_bytes_are_not_kept_and_not_fetched_again(server, cache, content):
     with pytest.raises(DataError, match=f"SHA-256 is not {SHA256}; the file was replaced, or altered in transit$"):
         fetch(server.url)
     assert (leftovers(cache), server.num_requests) == ([], 1)
-
-
-def test_no_server_is_one_error(monkeypatch):
-    monkeypatch.setattr("pooch.core.time.sleep", lambda _seconds: None)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        url = f"http://127.0.0.1:{free.getsockname()[1]}/bace.csv"
-    with pytest.raises(DataError, match=rf"^{re.escape(url)}: cannot be fetched: .*refused"):
-        fetch(url)
-
-
-def test_the_reason_is_what_the_error_began_with(monkeypatch):
-    """Not the client's own text, which repeats address, port and pool."""
-
-    def fail(*_: object, **__: object) -> None:
-        try:
-            raise OSError("Name or service not known")
-        except OSError as error:
-            raise requests.ConnectionError("HTTPSConnectionPool(host='host', port=443): Max retries") from error
-
-    monkeypatch.setattr("requests.get", fail)
-    monkeypatch.setattr("pooch.core.time.sleep", lambda _seconds: None)
-    with pytest.raises(DataError, match=r"^https://host/bace\.csv: cannot be fetched: Name or service not known$"):
-        fetch("https://host/bace.csv")
-
-
-def test_redirects_are_followed(server):
-    server.faults = [server.url + "?again"]
-    assert fetch(server.url)[0].read_bytes() == CONTENT
 
 
 def test_a_cache_that_cannot_be_written_is_named(server, cache):

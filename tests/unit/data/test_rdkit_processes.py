@@ -43,19 +43,6 @@ def test_few_rows_start_no_process(monkeypatch, count):
     assert list(read_smiles(rows, is_canonical=False)) == _expected(rows)
 
 
-def test_stopping_early_ends_the_processes(monkeypatch):
-    started: list[Any] = []
-    executor = loky.ProcessPoolExecutor
-    monkeypatch.setattr(loky, "ProcessPoolExecutor", lambda *a, **k: started.append(executor(*a, **k)) or started[-1])
-    checked = read_smiles(_rows(400), is_canonical=True)
-    for _ in range(40):
-        next(checked)
-    (processes,) = [list(pool._processes.values()) for pool in started]
-    checked.close()  # type: ignore[attr-defined]
-    assert len(processes) == 2
-    assert not any(process.is_alive() for process in processes)
-
-
 def _end_or_hang(text: str) -> str:
     if text == "dies":
         os._exit(7)
@@ -78,23 +65,11 @@ def test_a_row_that_ends_its_process_is_a_reason_and_the_others_are_answered(mon
     ]
 
 
-@pytest.mark.parametrize("text", ["C" * 501, "*" * 11, "[#0]" * 11])
-def test_a_text_that_may_crash_rdkit_or_take_for_ever_is_left_to_a_process(monkeypatch, text):
-    monkeypatch.setattr(rdkit_processes, "_answer", partial(_answer_within, 0.2))
-    answered = list(map_in_order(_dies_of_more_than_one_atom, ["C", text, "O"], str))
-    assert answered[::2] == ["C", "O"]
-    assert "crashes" in answered[1]
-
-
 def test_a_ring_of_dummy_atoms_which_rdkit_cannot_finish_is_a_reason(monkeypatch):
     monkeypatch.setattr(rdkit_processes, "_answer", partial(_answer_within, 0.2))
     answered = list(map_in_order(find_invalid_smiles, ["C", f"o1co{'*' * 60}1", "O"], str))
     assert answered[::2] == [None, None]
     assert "crashes" in answered[1]
-
-
-def _dies_of_more_than_one_atom(text: str) -> str:
-    return os._exit(7) if len(text) > 1 else text
 
 
 def _answer_within(seconds: float, function: Callable[[str], Any], texts: list[str]) -> list[Any]:

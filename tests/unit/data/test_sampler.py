@@ -1,10 +1,7 @@
 """Data order: every sequence once an epoch, budgets kept, by seed and epoch alone; the batches of a step."""
 
 import math
-from collections.abc import Iterator
-from concurrent.futures import Future
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,46 +12,15 @@ from hypothesis import strategies as st
 from exlm_cli.config.sections import PAIRS_PER_POSITION
 from exlm_cli.cost.counts import FlopCounter, count_sequence_flops
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
-from exlm_cli.data.masking import Masker
 from exlm_cli.data.sampler import Feed, cut_microbatches, plan_epoch, prefetch
 from tests.plain_hash import plain_hash
 from tests.tiny import CHAIN, OUTPUT, SPECIAL, per_sequence, tiny_recipe
 
 LENGTHS = np.random.default_rng(0).integers(4, 60, size=501)
-BUDGETS = [
-    pytest.param({"batch_sequences": 16, "batch_tokens": None}, id="sequences"),
-    pytest.param({"batch_sequences": None, "batch_tokens": 300}, id="tokens"),
-]
 
 
 def _plan(budget, epoch=0, seed=1, bucket_steps=4, lengths=LENGTHS):
     return plan_epoch(lengths, seed=seed, epoch=epoch, bucket_steps=bucket_steps, **budget)
-
-
-@pytest.mark.parametrize("budget", BUDGETS)
-@pytest.mark.parametrize("bucket_steps", [1, 4, 1000])
-def test_every_sequence_comes_once_an_epoch(budget, bucket_steps):
-    plan = _plan(budget, bucket_steps=bucket_steps)
-    assert sorted(np.concatenate(plan)) == list(range(len(LENGTHS)))
-    assert all(len(step) for step in plan)
-
-
-@pytest.mark.parametrize("bucket_steps", [1, 4])
-def test_a_step_keeps_its_budget(bucket_steps):
-    by_sequences = _plan(BUDGETS[0].values[0], bucket_steps=bucket_steps)
-    assert {len(step) for step in by_sequences[:-1]} == {16}
-    by_tokens = _plan(BUDGETS[1].values[0], bucket_steps=bucket_steps)
-    totals = [LENGTHS[step].sum() for step in by_tokens]
-    assert max(totals) <= 300
-    assert np.mean(totals) > 200
-
-
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_the_plan_depends_on_seed_and_epoch_alone(budget):
-    order = np.concatenate(_plan(budget))
-    np.testing.assert_array_equal(order, np.concatenate(_plan(budget)))
-    assert not np.array_equal(order, np.concatenate(_plan(budget, epoch=1)))
-    assert not np.array_equal(order, np.concatenate(_plan(budget, seed=2)))
 
 
 def test_the_order_is_that_of_hashes_whatever_the_version_of_numpy():
@@ -72,15 +38,6 @@ def test_the_order_is_that_of_hashes_whatever_the_version_of_numpy():
         expected += [steps[i] for i in sorted(range(movable), key=lambda i: plain_hash(seed, epoch, 5, window, i))]
         expected += steps[movable:]
     assert [step.tolist() for step in _plan(budget, epoch, seed, 3, lengths)] == expected
-
-
-def test_buckets_hold_sequences_of_about_one_length():
-    bucketed, random = _plan(BUDGETS[0].values[0], bucket_steps=8), _plan(BUDGETS[0].values[0], bucket_steps=1)
-
-    def spread(plan):
-        return np.mean([np.ptp(LENGTHS[step]) for step in plan])
-
-    assert spread(bucketed) < spread(random) / 3
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -158,13 +115,6 @@ def test_few_masks_go_with_few_and_pairs_of_nodes_are_bounded():
     assert [len(part) for part in wide] == [40]
 
 
-def test_lengths_decide_before_masks():
-    """Two lengths, with masks in the other order: short sequences stay apart from long ones."""
-    lengths, num_nodes = np.array([10, 20] * 8), np.array([50, 10] * 8)
-    parts = [part.tolist() for part in cut_microbatches(lengths, 160, num_nodes)]
-    assert parts == [list(range(0, 16, 2)), list(range(1, 16, 2))]
-
-
 def test_prefetch_keeps_the_order_and_raises_where_the_item_was_due():
     assert list(prefetch(x * x for x in range(5))) == [0, 1, 4, 9, 16]
     assert list(prefetch(())) == []
@@ -172,18 +122,6 @@ def test_prefetch_keeps_the_order_and_raises_where_the_item_was_due():
     assert [next(made), next(made)] == [0, 1]
     with pytest.raises(ZeroDivisionError):
         next(made)
-
-
-def test_prefetch_begins_before_it_is_asked():
-    begun: Future[int] = Future()
-
-    def items() -> Iterator[str]:
-        begun.set_result(7)
-        yield "made"
-
-    made = prefetch(items())
-    assert begun.result(timeout=60) == 7
-    assert list(made) == ["made"]
 
 
 CPU = torch.device("cpu")
@@ -241,28 +179,3 @@ def test_batches_know_the_flops_of_their_sequences_without_padding(dataset, sect
     for batch in Feed(dataset, recipe, SPECIAL, 2, flops).microbatches(np.arange(0, 300, 7), CPU):
         sizes = zip(batch.lengths.tolist(), batch.target_lengths.tolist(), strict=True)
         assert batch.flops == pytest.approx(sum(count_sequence_flops(recipe, *size).total for size in sizes))
-
-
-@pytest.mark.parametrize("block_tokens", [1, 100])
-def test_lengths_counted_block_by_block_are_those_counted_at_once(dataset, monkeypatch, block_tokens):
-    feed, indices = Feed(dataset, tiny_recipe(), SPECIAL, epoch=0), np.arange(300)
-    at_once = feed.sizes(indices)[0]
-    monkeypatch.setattr("exlm_cli.data.sampler._BLOCK_TOKENS", block_tokens)
-    assert feed.sizes(indices)[0].tolist() == at_once.tolist()
-    assert feed.sizes(indices[:0])[0].tolist() == []
-
-
-@pytest.mark.parametrize("sections", SCHEMES[1:4])
-def test_masks_that_add_no_position_are_not_counted(dataset, monkeypatch, sections):
-    """Counting draws the masks, which the batches draw again."""
-    monkeypatch.setattr(Masker, "count", Mock(side_effect=AssertionError("counted")))
-    recipe = tiny_recipe(**sections)
-    lengths = Feed(dataset, recipe, SPECIAL, epoch=0).sizes(np.arange(300))[0]
-    assert lengths.tolist() == (recipe.masking.num_repeats * dataset.lengths + 2).tolist()
-
-
-def test_the_epoch_changes_the_masks_and_nothing_else(dataset):
-    indices = np.arange(50)
-    first, second = (Feed(dataset, tiny_recipe(), SPECIAL, epoch).batch(indices) for epoch in (0, 1))
-    assert torch.equal(first.sample_index, second.sample_index)
-    assert not torch.equal(first.target_source, second.target_source)

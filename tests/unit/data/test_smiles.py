@@ -5,7 +5,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rdkit import Chem, rdBase
 
-from exlm_cli.data.bundled.molecules import generate_molecules
 from exlm_cli.data.smiles import ELEMENTS, SMILES_TOKENS, train_smiles_vocabulary
 from exlm_cli.progress import SilentProgress
 from tests.recorder import Recorder
@@ -33,26 +32,13 @@ def _tokens(tokenizer, smiles):
     return [tokenizer.token_text(i) for i in tokenizer.encode(smiles)]
 
 
-@pytest.mark.parametrize("tokenizer", [BARE, RICH], ids=["pieces", "whole"])
-def test_every_character_of_tricky_smiles_comes_back(tokenizer):
-    for smiles in TRICKY:
-        ids = tokenizer.encode(smiles)
-        assert tokenizer.decode(ids) == smiles
-        assert tokenizer.special_ids.isdisjoint(ids)
-
-
 @pytest.mark.parametrize(
     ("smiles", "tokens"),
     [
-        ("CCl", ["C", "Cl"]),
-        ("BrC", ["Br", "C"]),
-        ("B(O)", ["B", "(", "O", ")"]),
-        ("c1[nH+]c1", ["c", "1", "[nH+]", "c", "1"]),
+        ("BrCCl", ["Br", "C", "Cl"]),
         ("C%12C%12", ["C", "%12", "C", "%12"]),
         ("C[C@@H](F)/C=C\\O", ["C", "[C@@H]", "(", "F", ")", "/", "C", "=", "C", "\\", "O"]),
-        ("Sc1sccn1", ["S", "c", "1", "s", "c", "c", "n", "1"]),
         ("[NH3]->[Pt]", ["[NH3]", "->", "[Pt]"]),
-        ("[Pt]<-[NH3]", ["[Pt]", "<-", "[NH3]"]),
     ],
 )
 def test_tokens_are_atoms_bonds_and_closures(smiles, tokens):
@@ -65,9 +51,7 @@ def test_tokens_are_atoms_bonds_and_closures(smiles, tokens):
     [
         ("[13C@@H2+2]", ["[", "1", "3", "C", "@@", "H", "2", "+", "2", "]"]),
         ("[Co@OH12]", ["[", "Co", "@OH", "1", "2", "]"]),
-        ("[se]", ["[", "se", "]"]),
         ("[CH3:42]", ["[", "C", "H", "3", ":", "4", "2", "]"]),
-        ("C%12", ["C", "%", "1", "2"]),
         ("C%(345)", ["C", "%", "(", "3", "4", "5", ")"]),
     ],
 )
@@ -102,42 +86,6 @@ def test_every_bracket_atom_that_rdkit_writes_has_tokens(number, isotope, charge
             assert tokenizer.unk_id not in ids
 
 
-def test_molecules_that_rdkit_writes_in_any_way_come_back():
-    """Rooted anywhere, with all bonds, all hydrogens, without aromatic letters."""
-    for seed, smiles in enumerate(generate_molecules(200, seed=5)):
-        molecule = Chem.MolFromSmiles(smiles)
-        ways = [
-            smiles,
-            Chem.MolToSmiles(molecule, allBondsExplicit=True),
-            Chem.MolToSmiles(molecule, allHsExplicit=True),
-            Chem.MolToSmiles(molecule, kekuleSmiles=True),
-            *Chem.MolToRandomSmilesVect(molecule, 2, randomSeed=seed + 1),
-        ]
-        for way in ways:
-            for tokenizer in (BARE, RICH):
-                ids = tokenizer.encode(way)
-                assert tokenizer.decode(ids) == way
-                assert tokenizer.unk_id not in ids
-
-
-def test_closures_from_ten_and_a_hundred_on_that_rdkit_writes_come_back():
-    graph = Chem.RWMol()
-    for _ in range(220):
-        graph.AddAtom(Chem.Atom(6))
-    for a in range(110):
-        graph.AddBond(a, 219 - a, Chem.BondType.SINGLE)
-    for a in range(219):
-        if a != 109:
-            graph.AddBond(a, a + 1, Chem.BondType.SINGLE)
-    written = Chem.MolToSmiles(graph, canonical=False)
-    assert "%10" in written
-    hundreds = "C%(100)CC%(100)"
-    assert Chem.MolFromSmiles(hundreds).GetNumBonds() == 3
-    for smiles in (written, hundreds):
-        assert BARE.decode(BARE.encode(smiles)) == smiles
-        assert BARE.unk_id not in BARE.encode(smiles)
-
-
 @pytest.mark.parametrize("text", ["C C", "CHg", "hello", "C4H", "C!", "[X]", "Na", "C]"])
 def test_text_that_is_no_smiles_has_unknown_tokens(text):
     assert BARE.unk_id in BARE.encode(text)
@@ -165,8 +113,3 @@ def test_the_vocabulary_keeps_the_most_frequent_tokens_and_breaks_ties_by_spelli
     assert f"{room + 3} tokens, 3 of them whole" in progress.said[0]
     assert "1 rarer ones" in progress.said[0]
     assert train_smiles_vocabulary(rows, 16, 1, progress).vocab_size == room  # pieces are always in it
-
-
-def test_rows_that_are_no_smiles_add_no_tokens():
-    tokenizer = train_smiles_vocabulary(["smiles [Na+]", "CCO", "=+cmd[K+]!"], 1000, 1, SilentProgress())
-    assert tokenizer.vocab_size == BARE.vocab_size

@@ -26,16 +26,6 @@ def test_weights_are_probabilities():
         assert math.fsum(s.weight for s in template.scenes) == pytest.approx(1, abs=1e-12)
 
 
-def test_feelings_are_the_sentences_of_the_grammar_that_tell_good_news_from_bad():
-    texts = set(sample_sentences(3000, 0, "feelings"))
-    assert texts <= set(sample_sentences(60000, 0))
-    patterns = {template.pattern for template in templates("feelings")}
-    assert patterns == {
-        t.pattern for t in templates() if len(t.scenes) == 2 and [s.weight for s in t.scenes] == [0.6, 0.4]
-    }
-    assert sum(template.weight for template in templates("feelings")) == pytest.approx(1.0)
-
-
 def test_the_words_of_a_sentence_are_drawn_together():
     """By hand: news is good in three of five sentences; each scene has 6 adjectives and 6 emotions, equally likely."""
     found = (

@@ -1,7 +1,6 @@
 """A changed input is another input, however it hides the change; an unchanged one is not read twice."""
 
 import hashlib
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ from unittest.mock import Mock
 
 import pytest
 
-from exlm_cli.data.bundled import grammar, molecules
 from exlm_cli.data.corpus import fingerprint
 from exlm_cli.data.corpus.fingerprint import fingerprint_sources, without_copies
 from exlm_cli.data.corpus.inputs import BundledSource, FileSource, Source
@@ -63,44 +61,12 @@ def test_a_change_that_keeps_size_and_date_is_seen(tmp_path, count_reads):
     assert count_reads == ["a.txt", "a.txt"]
 
 
-@pytest.mark.parametrize("content", ["{", '{"state": []}'])
-def test_a_damaged_digest_is_ignored(tmp_path, content):
-    source = _file(tmp_path / "a.txt", "hello")
-    first = _content(source, tmp_path / "cache")
-    (remembered,) = (tmp_path / "cache" / "digests").iterdir()
-    assert json.loads(remembered.read_text())["sha256"] in first
-    remembered.write_text(content)
-    assert _content(source, tmp_path / "cache") == first
-
-
-def test_a_cache_that_cannot_be_written_does_not_hinder(tmp_path):
-    (tmp_path / "cache").write_text("a file where a folder should be")
-    assert _content(_file(tmp_path / "a.txt", "hello"), tmp_path / "cache").startswith("file .txt ")
-
-
-def test_a_large_file_is_announced(tmp_path, monkeypatch):
-    monkeypatch.setattr(hashlib, "file_digest", Mock(return_value=hashlib.sha256(b"x")))
-    progress = Recorder()
-    source = _file(tmp_path / "a.txt", "x")
-    os.truncate(source.path, 300_000_000)
-    fingerprint_sources([source], tmp_path, progress)
-    assert progress.said == [f"{source}: reading 300 MB to find out whether it has changed"]
-
-
 def test_a_file_that_vanished_or_cannot_be_read_is_an_error(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"a\.txt: cannot be read: No such file or directory$"):
         fingerprint_sources([FileSource(tmp_path / "a.txt", 1)], tmp_path, SilentProgress())
     monkeypatch.setattr(hashlib, "file_digest", Mock(side_effect=OSError(5, "Input/output error")))
     with pytest.raises(DataError, match=r"a\.txt: cannot be read: Input/output error$"):
         fingerprint_sources([_file(tmp_path / "a.txt", "x")], tmp_path, SilentProgress())
-
-
-def test_the_fingerprint_of_bundled_data_is_that_of_its_pieces(tmp_path, monkeypatch):
-    sentences, smiles = _content(BundledSource("grammar"), tmp_path), _content(BundledSource("molecules"), tmp_path)
-    monkeypatch.setattr(grammar, "FAMILIES", grammar.FAMILIES[1:])
-    monkeypatch.setattr(molecules, "CORES", molecules.CORES[1:])
-    assert _content(BundledSource("grammar"), tmp_path) != sentences
-    assert _content(BundledSource("molecules"), tmp_path) != smiles
 
 
 def test_the_fingerprint_of_a_hub_data_set_is_its_revision(tmp_path, monkeypatch):

@@ -135,21 +135,6 @@ def test_a_tokenising_that_was_killed_goes_on_after_the_rows_that_are_on_disk(wo
     assert re.fullmatch(r"going on after 90 rows, [\d,]+ tokens, that an interrupted process has left", said)
 
 
-def test_sources_that_were_read_to_their_end_are_not_opened_again(workplace, monkeypatch):
-    recipe = _recipe(workplace, "cache", **CORPORA["packed"])
-    _prepare(_recipe(workplace, "whole", **CORPORA["packed"]))
-    with interrupted_at_call(ShardWriter, "add", 170):
-        _prepare(recipe)
-    opened, open_raw = [], inputs.open_raw
-    monkeypatch.setattr(inputs, "open_raw", lambda path: opened.append(path.name) or open_raw(path))
-    progress = Recorder()
-    _prepare(recipe, progress)
-    # the first row of each is looked at beforehand
-    assert opened == ["a.txt", "b.txt.gz", "c.jsonl", "b.txt.gz", "c.jsonl"]
-    assert progress.bars[0].begun_at == (workplace / "a.txt").stat().st_size
-    assert _entry(workplace, "cache") == _entry(workplace, "whole")
-
-
 DAMAGE: dict[str, Callable[[Path, Path], None]] = {
     "no record": lambda folder, record: record.unlink(),
     "damaged record": lambda folder, record: record.write_text("{}}"),
@@ -204,10 +189,3 @@ def test_a_disk_that_fills_up_and_a_hub_that_breaks_off_leave_what_is_whole(work
     _prepare(recipe, progress)
     assert any(text.startswith("going on after 180 rows") for text in progress.said)
     assert _entry(workplace, "cache") == _entry(workplace, "whole")
-
-
-def test_a_row_that_cannot_be_used_leaves_nothing(workplace):
-    (workplace / "mols.smi").write_text("CCO\nCCN\nCCC\nCCF\n" * 20 + "C1CC\n")
-    with pytest.raises(DataError, match=r"mols\.smi:81: `C1CC`: "):
-        _prepare(_recipe(workplace, "cache", kind="smiles", train=["mols.smi"]))
-    assert not list((workplace / "cache" / "shards").iterdir())

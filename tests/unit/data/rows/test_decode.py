@@ -9,7 +9,7 @@ import re
 import pytest
 
 from exlm_cli.data.rows import decode
-from exlm_cli.data.rows.decode import load_json, open_file, parse_json
+from exlm_cli.data.rows.decode import load_json, open_file
 from exlm_cli.errors import DataError
 
 
@@ -46,15 +46,6 @@ def test_a_file_of_json_beyond_the_limit_is_refused_before_it_is_parsed(tmp_path
     with pytest.raises(DataError, match=r"a\.json: one JSON value of more than 6 bytes") as caught:
         load(tmp_path / "a.json", b"[1, 23]")
     assert caught.value.hint == "a hint"
-
-
-def test_a_line_is_its_value_or_its_problem():
-    assert parse_json('{"a": 1}\n') == ({"a": 1}, None)
-    assert parse_json("null") == (None, None)
-    value, problem = parse_json('{"a"')
-    assert value is None
-    assert problem is not None
-    assert "column 5" in problem
 
 
 @pytest.mark.parametrize(("suffix", "compress"), [(".gz", gzip.compress), (".xz", lzma.compress)])
