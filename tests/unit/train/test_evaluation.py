@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 
 import pytest
 import torch
@@ -146,13 +147,6 @@ def test_the_own_mask_share_of_a_model_is_that_of_its_transitions():
     assert measure_own_mask_shares(model, batch) == pytest.approx(tuple(shares.tolist()), rel=1e-4)
 
 
-def test_a_sequence_without_masks_has_no_own_mask_share():
-    masked = masked_by_hand([[1, 9, 2], [1, 3, 9, 2]], [7])
-    batch = expand(masked, 3, expands_input=True, pad_id=SPECIAL.pad_id)
-    (share,) = measure_own_mask_shares(_model(), batch)
-    assert share == pytest.approx(1)  # one mask has no other
-
-
 def test_accuracy_of_a_dag_is_that_of_its_best_path_through_the_likeliest_tokens():
     sections = {"model": OUTPUT | {"init_std": 0.3, "clone_init_std": 1.0}}
     model, batch = _model(**sections), tiny_batch(tiny_recipe(**sections), (12, 7))
@@ -190,28 +184,6 @@ def test_accuracy_without_transitions_is_that_of_the_surest_state_that_is_not_bl
     assert _figures(model, batch)["mask_accuracy"] == 1.0
 
 
-def test_sums_add_up_over_batches():
-    model = _model()
-    batches = [tiny_batch(tiny_recipe(), lengths) for lengths in ((9, 4), (12,))]
-    apart = summarise([evaluate_batch(model, OBJECTIVE, b) for b in batches])
-    assert apart["num_sequences"] == 3
-    losses = torch.cat([OBJECTIVE.sequence_nll(model, b) for b in batches])
-    assert apart["loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
-
-
-def test_entropy_without_a_fully_masked_token_is_not_defined():
-    sections = {
-        "objective": "mlm",
-        "masking": {"num_repeats": 8, "mask_ratio": 0.1, "scheme": "bernoulli"},
-        "model": {"init_std": 0.3, "max_length": 128},
-    }
-    model, batch = _model(**sections), tiny_batch(tiny_recipe(**sections), (7, 5))
-    objective = Objective(unk_id=4, num_repeats=8, backend="reference")
-    figures = summarise([evaluate_batch(model, objective, batch)])
-    assert math.isnan(figures["entropy_bits"])
-    assert figures["loss"] > 0
-
-
 def test_entropy_of_repeated_mlm_counts_fully_masked_tokens_alone():
     sections = {"objective": "mlm", "masking": {"num_repeats": 2, "mask_ratio": 0.6, "scheme": "bernoulli"}}
     model, batch = _model(**sections), tiny_batch(tiny_recipe(**sections), (7, 5))
@@ -224,7 +196,7 @@ def test_entropy_of_repeated_mlm_counts_fully_masked_tokens_alone():
     assert figures["entropy_bits"] == pytest.approx(sum(counted) / len(counted) / math.log(2), rel=1e-5)
 
 
-@pytest.mark.parametrize("loss", [1.0, 88.0, 100.0, 1e4])
+@pytest.mark.parametrize("loss", [88.0, 1e4])
 def test_the_perplexity_of_a_model_that_diverges_is_a_figure_that_a_run_can_read_again(tmp_path, loss):
     sums = {"loss": (2 * loss, 2), "loss_given_length": (2 * loss, 2), "num_sequences": (2,)}
     log = MetricsLog(tmp_path / "metrics.jsonl")
@@ -234,7 +206,6 @@ def test_the_perplexity_of_a_model_that_diverges_is_a_figure_that_a_run_can_read
 
 
 HEALTHY = {"num_sequences": 8.0, "masks_with_0_share": 0.05, "clones_in_use": 1.06}
-SEEING = {"rope": "nodes", "start": "next_mask"}
 
 
 def _watched(rows) -> list[str]:
@@ -250,47 +221,44 @@ def test_each_kind_of_collapse_is_reported_once_and_a_dag_in_use_is_no_news():
     passed_over = HEALTHY | {"masks_with_0_share": 0.32}
     one_state = HEALTHY | {"clones_in_use": 1.004}
     first, second = _watched([passed_over, passed_over, one_state, one_state])
-    assert first == (
-        "warning: the DAG of step 4 has collapsed: 32.0 % of the masks yield no token; start a new run with "
-        "`--set model.transition.rope=nodes` and `--set model.transition.start=next_mask`"
-    )
-    assert second.startswith("warning: the DAG of step 6 has collapsed: 1.00 of 3 states of a mask are in use; ")
+    for line, parts in ((first, ("step 4", "32.0 %")), (second, ("step 6", "1.00 of 3 states"))):
+        assert all(part in line for part in ("warning: ", *parts))
 
 
 @pytest.mark.parametrize(
-    ("transition", "cure"),
+    ("transition", "wanted"),
     [
-        ({"rope": "nodes"}, "`--set model.transition.start=next_mask`"),
-        ({"start": "lanes"}, "`--set model.transition.rope=nodes`"),
-        (SEEING, "a lower `optim.lr` (now 0.001)"),
+        ({}, ["model.transition.rope=nodes", "model.transition.start=next_mask"]),
+        ({"rope": "nodes"}, ["model.transition.start=next_mask"]),
+        ({"start": "lanes"}, ["model.transition.rope=nodes"]),
+        ({"rope": "nodes", "start": "next_mask"}, ["optim.lr"]),
     ],
 )
-def test_a_cure_of_paths_names_what_the_recipe_lacks(transition, cure):
+def test_a_cure_of_paths_names_what_the_recipe_lacks(transition, wanted):
     recipe = tiny_recipe(model={"transition": transition})
     (_, given) = find_collapse(HEALTHY | {"masks_with_0_share": 0.1}, recipe)["passed over"]
-    assert given == f"start a new run with {cure}"
+    assert re.findall(r"(?:model|optim)\.[\w.=]+", given) == wanted
 
 
-def test_a_cure_of_states_names_what_the_recipe_lacks_and_at_last_fewer_states():
+@pytest.mark.parametrize(
+    ("model", "wanted"),
+    [
+        ({}, ["model.expand=output", "model.rope=1d", "model.transition.balance=0.1"]),
+        (OUTPUT, ["model.transition.balance=0.1"]),
+        (OUTPUT | {"transition": {"balance": 0.1}}, ["model.clone_init_std=1"]),
+        (OUTPUT | {"transition": {"balance": 0.1}, "clone_init_std": 1.0}, ["masking.num_states_per_mask=1"]),
+    ],
+)
+def test_a_cure_of_states_names_what_the_recipe_lacks_and_at_last_fewer_states(model, wanted):
+    (_, cure) = find_collapse(HEALTHY | {"clones_in_use": 1.0}, tiny_recipe(model=model))["one state"]
+    assert re.findall(r"(?:model|masking)\.[\w.=]+", cure) == wanted
+
+
+def test_where_no_state_can_be_out_of_use_none_is_said_to_be():
+    """Of one state a mask; of no sequence that has a path, whose share of no visit is the exponential of zero, 1."""
     row = HEALTHY | {"clones_in_use": 1.0}
     assert find_collapse(row, tiny_recipe(masking={"num_states_per_mask": 1})) == {}
-    (_, cure) = find_collapse(row, tiny_recipe())["one state"]
-    wanted = "`--set model.expand=output` and `--set model.rope=1d`, `--set model.transition.balance=0.1`"
-    assert cure == f"to keep states apart, start a new run with {wanted}"
-    model = dict(OUTPUT)
-    (_, cure) = find_collapse(row, tiny_recipe(model=model))["one state"]
-    assert cure == "to keep states apart, start a new run with `--set model.transition.balance=0.1`"
-    model["transition"] = {"balance": 0.1}
-    (_, cure) = find_collapse(row, tiny_recipe(model=model))["one state"]
-    assert cure.endswith("start a new run with `--set model.clone_init_std=1`")
-    model["clone_init_std"] = 1.0
-    (_, cure) = find_collapse(row, tiny_recipe(model=model))["one state"]
-    assert cure == "`--set masking.num_states_per_mask=1` predicts the same for less"
-
-
-def test_without_a_sequence_that_has_a_path_no_states_are_said_to_be_out_of_use():
-    """`clones_in_use` of no visit at all is the exponential of zero, 1.0, which is no finding."""
-    assert find_collapse(HEALTHY | {"num_sequences": 0.0, "clones_in_use": 1.0}, tiny_recipe()) == {}
+    assert find_collapse(row | {"num_sequences": 0.0}, tiny_recipe()) == {}
 
 
 def test_a_batch_without_masks_adds_nothing_to_the_clones_in_use():

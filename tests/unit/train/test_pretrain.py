@@ -4,7 +4,6 @@ import re
 import shutil
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import filelock
 import numpy as np
@@ -18,11 +17,9 @@ from exlm_cli.cost.counts import recipe_step_flops, tokens_per_step
 from exlm_cli.data.tokenizer import train_bpe
 from exlm_cli.errors import CheckpointError
 from exlm_cli.format import format_percent
-from exlm_cli.ops.alignment import native
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_metrics, read_run_json, update_run_json
 from exlm_cli.train.pretrain import resume_pretraining, run_pretraining
-from exlm_cli.train.pretrain_task import validation_indices
 from exlm_cli.train.pretrained import load_pretrained
 from tests.recorder import Recorder
 from tests.tiny import CHAIN, OUTPUT, tiny_recipe
@@ -54,12 +51,10 @@ def copy(run: Path, tmp_path: Path) -> Path:
     "sections",
     [
         {"objective": "mlm"},
-        {"objective": "mlm", "masking": {"num_repeats": 2, "scheme": "bernoulli"}},
-        {"objective": "mlm", "masking": {"keep_ratio": 0.1, "random_ratio": 0.1}},
+        {"objective": "mlm", "masking": {"num_repeats": 2, "scheme": "bernoulli", "keep_ratio": 0.1}},
         {"model": {"alignment": "sparse_dag", "rope": "1d", "learned_positions": True}},
         {"model": {"alignment": "independent"}, "train": {"precision": "bf16"}},
         {"model": OUTPUT | {"transition": {"rope": "nodes", "start": "next_mask", "balance": 0.1}}},
-        {"model": CHAIN},
         {"model": CHAIN, "train": {"precision": "bf16"}},
         {
             "data": {"kind": "smiles", "train": ["bundled:molecules"], "sequence_length": 80},
@@ -76,9 +71,7 @@ def test_every_variant_trains_and_validates(cache, tmp_path, sections):
     assert (kinds.count("train"), kinds.count("valid")) == (6, 2)
 
 
-@pytest.mark.parametrize(
-    "sections", [{}, {"objective": "mlm"}, {"objective": "mlm", "masking": {"num_repeats": 2, "scheme": "bernoulli"}}]
-)
+@pytest.mark.parametrize("sections", [{}, {"objective": "mlm", "masking": {"num_repeats": 2, "scheme": "bernoulli"}}])
 def test_each_validation_scores_fixed_numbers_of_masks_and_those_of_the_own_ratio_are_its_own(
     cache, tmp_path, sections
 ):
@@ -91,12 +84,6 @@ def test_each_validation_scores_fixed_numbers_of_masks_and_those_of_the_own_rati
     if not sections.get("masking"):
         for own, row in zip([row for row in rows if row["kind"] == "valid"], further[2::3], strict=True):
             assert {name: row[name] for name in VALIDATED_AT} == {name: own[name] for name in VALIDATED_AT}
-
-
-def test_fixed_numbers_of_masks_change_nothing_of_the_training(cache, tmp_path, run):
-    again = run_pretraining(_recipe(cache, train={"validate_at": [2, 0.5]}), out=tmp_path / "run").run_dir
-    rows = [row for row in read_metrics(again / "metrics.jsonl") if row["kind"] != "valid_at"]
-    assert [row["loss"] for row in rows] == _losses(run)
 
 
 def test_a_run_directory_is_self_contained(run):
@@ -119,32 +106,20 @@ def test_a_run_says_where_its_dag_begins_and_where_it_collapses(cache, tmp_path)
     share = read_run_json(literal).own_mask_share
     assert share is not None
     assert share < 0.9
-    assert any(
-        f"{format_percent(share)} of what a mask learns" in line and "start=next_mask" in line for line in lines.said
-    )
-    assert sum(line.startswith("warning: the DAG of step 3 has collapsed") for line in lines.said) == 1
+    assert any(format_percent(share) in line and "start=next_mask" in line for line in lines.said)
+    assert sum(line.startswith("warning: the DAG of step 3") for line in lines.said) == 1
     centred = _recipe(cache, model={"transition": {"start": "next_mask", "rope": "nodes"}})
     assert (read_run_json(run_pretraining(centred, out=tmp_path / "centred").run_dir).own_mask_share or 0) > 0.99
 
 
-def test_a_long_run_tells_its_cost_before_the_data_are_tokenised(tmp_path, monkeypatch):
-    """A resumption and a short run say nothing."""
-    recipe, lines = tiny_recipe(data={"cache_dir": str(tmp_path / "cache"), "bundled_rows": 200}), Recorder()
-    tokens, flops = 6 * tokens_per_step(recipe), 6 * recipe_step_flops(recipe).total
-    monkeypatch.setattr(estimate, "LONG_RUN_FLOPS", flops)
+def test_a_long_run_tells_its_cost_and_a_resumption_does_not(tmp_path, monkeypatch):
+    recipe = tiny_recipe(data={"cache_dir": str(tmp_path / "cache"), "bundled_rows": 200})
+    lines, again = Recorder(), Recorder()
+    monkeypatch.setattr(estimate, "LONG_RUN_FLOPS", 6 * recipe_step_flops(recipe).total)
     run = run_pretraining(recipe, out=tmp_path / "run", progress=lines).run_dir
-    shown = f"{tokens} tokens, {flops:.1e} FLOPs".replace("e+", "e")
-    assert lines.said[0] == f"cost: {shown}; `exlm recipes` with `--gpu` and the same recipe estimates the hours"
-    again = Recorder()
+    assert f"{6 * tokens_per_step(recipe)} tokens" in lines.said[0]
     resume_pretraining(run, progress=again)
-    monkeypatch.setattr(estimate, "LONG_RUN_FLOPS", flops + 1)
-    run_pretraining(recipe, out=tmp_path / "short", progress=again)
-    assert not [line for line in again.said if line.startswith("cost: ")]
-
-
-def test_a_run_on_another_backend_never_builds_the_native_library(cache, tmp_path, monkeypatch):
-    monkeypatch.setattr(native, "obstacle", Mock(side_effect=AssertionError))
-    run_pretraining(_recipe(cache, train={"alignment_backend": "reference", "max_steps": 2}), out=tmp_path / "run")
+    assert not [line for line in again.said if "FLOPs" in line]
 
 
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(cache, run, tmp_path):
@@ -172,15 +147,6 @@ def test_a_run_that_ran_out_of_memory_goes_on_with_less(cache, tmp_path):
     assert load_recipe(str(whole.run_dir / "recipe.yaml")).train.microbatch_tokens == 64
     with pytest.raises(CheckpointError, match=r"began with: `train.batch_sequences` was 8 and is 2$"):
         resume_pretraining(whole.run_dir, ["train.batch_sequences=2"])
-
-
-def test_a_change_of_precision_is_reported(copy):
-    assert read_run_json(copy).precision == "fp32"
-    update_run_json(copy, {"precision": "bf16"})
-    lines = Recorder()
-    resume_pretraining(copy, progress=lines)
-    assert any("bf16 until now" in line for line in lines.said)
-    assert read_run_json(copy).precision == "fp32"
 
 
 def test_two_processes_in_one_run_directory_are_refused(copy):
@@ -243,12 +209,6 @@ def test_a_recipe_changed_beside_its_checkpoint_is_refused_by_name(copy, read):
     assert _files(copy) == before
 
 
-def test_a_device_or_interval_changed_beside_its_checkpoint_is_accepted(copy):
-    recipe = copy / "recipe.yaml"
-    recipe.write_text(recipe.read_text().replace("log_every_steps: ", "log_every_steps: 1"))
-    assert load_pretrained(copy, device="cpu").step == 6
-
-
 def test_a_damaged_step_and_a_folder_that_is_no_run_are_refused_by_name(copy, tmp_path):
     for read in (resume_pretraining, load_pretrained):
         with pytest.raises(CheckpointError, match=r"has no recipe.yaml$"):
@@ -266,18 +226,6 @@ def test_a_damaged_step_and_a_folder_that_is_no_run_are_refused_by_name(copy, tm
     shutil.rmtree(copy / "checkpoints")
     with pytest.raises(CheckpointError, match=r"is refused: it has no checkpoint yet$"):
         load_pretrained(copy, device="cpu")
-
-
-@pytest.mark.parametrize("is_known", [False, True])
-def test_a_run_that_goes_on_reads_its_recipe_once(copy, monkeypatch, is_known):
-    """All that compares with it, the tokenizer, the checkpoint and the new recipe, sees one content."""
-    shutil.rmtree(copy / "checkpoints/step-6")
-    recipe, read = load_recipe(copy / "recipe.yaml"), Path.read_bytes
-    seen: list[Path] = []
-    monkeypatch.setattr(Path, "read_bytes", lambda path: seen.append(path) or read(path))
-    result = run_pretraining(recipe, resume=copy) if is_known else resume_pretraining(copy)
-    assert result.steps == 6
-    assert seen.count(copy / "recipe.yaml") == 1
 
 
 def test_a_run_goes_on_with_data_that_were_moved(cache, tmp_path):
@@ -349,10 +297,3 @@ def test_another_tokenizer_is_refused_and_one_changed_beside_its_checkpoint_befo
     with pytest.raises(CheckpointError, match=rf"^{own}: the tokenizer in it is not the one that .*step-3 was"):
         resume_pretraining(beginning)
     assert not (tmp_path / "cache").exists()
-
-
-def test_validation_takes_evenly_spread_sequences():
-    dataset: Any = range(10)
-    assert validation_indices(dataset, None).tolist() == list(range(10))
-    assert validation_indices(dataset, 4).tolist() == [0, 3, 6, 9]
-    assert validation_indices(dataset, 99).tolist() == list(range(10))

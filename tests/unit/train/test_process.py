@@ -42,11 +42,6 @@ def test_holes_between_tensors_are_given_back():
     assert all(bool((tensor == 2 * n).all()) for n, tensor in enumerate(kept))
 
 
-def test_another_c_library_is_left_alone(monkeypatch):
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
-    process.FreedMemory().release()
-
-
 def test_memory_is_given_back_once_it_is_half_as_large_again_as_after_a_first_step(monkeypatch):
     pages, given_back_at = iter([100, 149, 151, 80, 120, 121]), []
     monkeypatch.setattr(process, "_resident_pages", lambda: next(pages))
@@ -57,14 +52,6 @@ def test_memory_is_given_back_once_it_is_half_as_large_again_as_after_a_first_st
         memory.after_step()
         seen.append(len(given_back_at))
     assert seen == [0, 0, 1, 1, 1, 2]
-
-
-def test_a_system_without_proc_gives_nothing_back(monkeypatch):
-    monkeypatch.setattr(Path, "read_bytes", lambda _: (_ for _ in ()).throw(FileNotFoundError))
-    monkeypatch.setattr(process, "_trim", lambda: pytest.fail)
-    memory = process.FreedMemory()
-    memory.after_step()
-    memory.after_step()
 
 
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -95,13 +82,6 @@ def test_what_the_user_tells_the_allocator_stays(monkeypatch, given):
 @pytest.mark.parametrize("release", ["5.15.167.4-microsoft-standard-WSL2", "5.15.148-tegra"])
 def test_drivers_that_refuse_it_are_not_asked(monkeypatch, release):
     assert _variables_after(monkeypatch, {}, release) == {}
-
-
-def test_a_run_on_a_cpu_sets_nothing(monkeypatch):
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    pick_device(tiny_recipe())
-    assert not [name for name in VARIABLES if name in os.environ]
 
 
 def test_a_closed_terminal_stops_a_run_but_not_one_under_nohup():

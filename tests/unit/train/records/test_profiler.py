@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from exlm_cli.errors import CheckpointError
 from exlm_cli.train.pretrain import run_pretraining
 from exlm_cli.train.records.profiler import StepProfiler
 from tests.recorder import Recorder
@@ -51,15 +49,3 @@ def test_a_trace_has_the_steps_after_the_tenth_as_far_as_the_run_goes(cache, tmp
 def test_a_run_that_ends_before_the_first_traced_step_says_so(cache, tmp_path):
     assert _trained(cache, tmp_path / "run", 2, 6) == ["no step is traced: the run ended before step 11"]
     assert not (tmp_path / "run/profile").exists()
-
-
-def test_a_trace_that_cannot_be_written_ends_the_run_with_an_error(cache, tmp_path):
-    (tmp_path / "run").mkdir()
-    profiler = StepProfiler(1, Recorder())
-    (tmp_path / "run/profile").touch()  # a file in place of the folder
-    profiler.on_start(tmp_path / "run", 0)
-    for step in range(1, 11):
-        profiler.on_step(step, torch.zeros(()))
-    with pytest.raises(CheckpointError, match=r"steps-11-to-11\.json\.gz: the trace cannot be written"):
-        profiler.on_step(11, torch.zeros(()))
-    profiler.on_end(None)
