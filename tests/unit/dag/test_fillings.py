@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from exlm_cli.dag import fillings as fillings_module
 from exlm_cli.dag import search as filling_search
 from exlm_cli.dag.fillings import independent_guess, n_best_fillings
 from exlm_cli.dag.graph import Dag
@@ -16,8 +15,8 @@ from exlm_cli.dag.search import Length
 from tests.unit.dag.dags import PieceTokenizer, enumerate_fillings, enumerate_paths, handmade_dag, random_dag
 
 CASES: list[tuple[int, int, int, Length]] = [
-    (1, 1, 3, "exact"), (2, 2, 3, "exact"), (3, 1, 4, "exact"), (2, 3, 3, "exact"), (1, 4, 3, "exact"),
-    (1, 1, 3, "any"), (2, 2, 3, "any"), (1, 4, 3, "any"), (3, 1, 3, "any"),
+    (1, 1, 3, "exact"), (2, 2, 3, "exact"), (3, 1, 4, "exact"), (2, 3, 3, "exact"),
+    (2, 2, 3, "any"), (1, 4, 3, "any"), (3, 1, 3, "any"),
 ]  # fmt: skip
 
 
@@ -30,10 +29,9 @@ def _probability_of_texts(dag: Dag, length: Length) -> list[tuple[str, float]]:
 
 
 @pytest.mark.parametrize("n", [5, 10_000])
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("num_masks", "k", "vocab_size", "length"), CASES)
-def test_the_n_best_are_those_of_the_enumeration(num_masks, k, vocab_size, length, seed, n):
-    dag = random_dag(num_masks, k, vocab_size, seed)
+def test_the_n_best_are_those_of_the_enumeration(num_masks, k, vocab_size, length, n):
+    dag = random_dag(num_masks, k, vocab_size, seed=n)
     truth = _probability_of_texts(dag, length)[:n]
     found = n_best_fillings(dag, n, length)
     assert found.is_proven
@@ -41,7 +39,7 @@ def test_the_n_best_are_those_of_the_enumeration(num_masks, k, vocab_size, lengt
     assert [math.exp(f.log_prob) for f in found.fillings] == pytest.approx([p for _, p in truth], abs=1e-12)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("num_masks", "k", "parted"), [(2, 2, 0), (3, 1, 0), (3, 2, 0), (3, 2, 1), (3, 2, 2)])
 def test_neighbouring_masks_share_the_probability_of_a_text(num_masks, k, parted, seed):
     """Of any length, masks without text between them yield a text in several ways; all of them count."""
@@ -171,29 +169,6 @@ def test_the_first_pass_over_the_largest_dags_fits_into_the_limit_of_work(monkey
         assert problem.work_left >= 0
 
 
-def test_texts_that_all_read_the_same_end_the_search(monkeypatch):
-    monkeypatch.setattr(fillings_module, "MAX_SEQUENCES", 8)
-    dag = random_dag(2, 2, 9, seed=1)
-
-    class OneText(type(dag.tokenizer)):
-        def decode(self, ids) -> str:
-            return "same"
-
-    found = n_best_fillings(replace(dag, tokenizer=OneText([])), 5)
-    assert [f.text for f in found.fillings] == ["same"]
-    assert not found.is_proven
-
-
-def test_long_improbable_paths_do_not_underflow():
-    """120 masks, 26 equally probable words each, edges of 1e-3: far below the smallest float64."""
-    num_masks = 120
-    dag = random_dag(num_masks, 1, 26, seed=0, sharpness=0.0)
-    with np.errstate(divide="ignore"):
-        chain = np.log(np.diag(np.full(num_masks + 1, 1e-3), 1))
-    found = n_best_fillings(replace(dag, log_trans=chain), 2)
-    assert found.fillings[0].log_prob == pytest.approx(-num_masks * math.log(26) + (num_masks + 1) * math.log(1e-3))
-
-
 @pytest.mark.parametrize("length", ["exact", "any"])
 def test_the_guess_takes_the_best_token_of_every_marginal(length):
     """Marginals are given one token a mask; the probability is that of the list beside it."""
@@ -210,29 +185,3 @@ def test_the_guess_takes_the_best_token_of_every_marginal(length):
     assert guess.prob_independent == pytest.approx(marginals.max(axis=1).prod())
     probability = enumerate_fillings(dag, length)[guess.filling.tokens_by_mask]
     assert math.exp(guess.filling.log_prob) == pytest.approx(probability)
-
-
-def test_a_guess_without_a_path_keeps_its_text():
-    """The likeliest first token, x, and the likeliest second one, b, never come together."""
-    nodes = [{"x": 1.0}, {"y": 1.0}, {"z": 1.0}, {"a": 1.0}, {"b": 1.0}, {"b": 1.0}]
-    edges = {0: {1: 0.4, 2: 0.3, 3: 0.3}, 1: {4: 1.0}, 2: {5: 1.0}, 3: {6: 1.0}, **{v: {7: 1.0} for v in (4, 5, 6)}}
-    dag = handmade_dag("I [MASK], you [MASK].", nodes, edges, 3)
-    lengths: tuple[Length, ...] = ("exact", "any")
-    for length in lengths:
-        guess = independent_guess(dag, length)
-        assert guess.filling.text == "I x, you b."
-        assert guess.filling.log_prob == -math.inf
-
-
-def test_no_more_sequences_are_scored_than_the_limit_of_cells_allows(monkeypatch):
-    monkeypatch.setattr(fillings_module, "MAX_SCORED_CELLS", 20 * 8 * 26**2)
-    found = n_best_fillings(random_dag(8, 3, 26, seed=0, sharpness=0.1), 100)
-    assert len(found.fillings) == 20
-    assert not found.is_proven
-
-
-@pytest.mark.parametrize(("length", "work"), [("exact", 2 * 4 * 30 + 2 * 8 * 30), ("any", 6 * 4 * 30 + 8 * 30)])
-def test_the_work_of_a_pass_is_counted(length, work):
-    """Eight nodes, six of which emit 5 tokens, in one group or two: 30 pairs, of each prefix and of each bound."""
-    problem = filling_search.SearchProblem(random_dag(2, 3, 5, seed=0), length)
-    assert problem.work_of(width=4, tokens_per_node=2) == work

@@ -1,15 +1,12 @@
 """The page: needs nothing from outside, takes every word as text, and shows pictures and tables."""
 
-import base64
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
 from exlm_cli.dag.report import render_html
 from exlm_cli.format import printable
-from tests.unit.dag.inspections import AWKWARD, awkward, awkward_files, case_files, case_study, many_masks, smiles
-
-EMPTY = b"<svg></svg>"
+from tests.unit.dag.inspections import AWKWARD, awkward, awkward_files, case_files, case_study, smiles
 
 
 class Page(HTMLParser):
@@ -71,13 +68,6 @@ def test_the_page_shows_graph_heat_map_fillings_and_nodes():
         assert text in page.text
 
 
-def test_the_page_shows_the_saved_pictures():
-    html = _page()
-    graph = case_files()["dag_graph.svg"].decode()
-    assert graph[graph.index("<svg ") :] in html
-    assert base64.b64encode(case_files()["dag_heatmap.svg"]).decode() in html
-
-
 def test_words_stay_words():
     page = Page(awkward_files()["dag.html"].decode())
     assert all(printable(word) in page.text for word in AWKWARD)
@@ -93,8 +83,3 @@ def test_without_pictures_the_page_has_tables_only_and_molecules_a_verdict():
     assert not {"svg", "script"} & {tag for tag, _ in page.tags}
     assert all(text in page.text for text in (no_dag.health(), "RDKit", "valid", "refused"))
     assert "RDKit" not in Page(_page()).text
-
-
-def test_the_tables_of_a_page_have_all_masks():
-    """Pictures are cut."""
-    assert "[MASK 43]" in Page(render_html(many_masks(43, 1), EMPTY, EMPTY)).text

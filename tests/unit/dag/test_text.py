@@ -11,9 +11,8 @@ from rich.console import Console
 
 from exlm_cli.dag.inspection import Inspection, inspect
 from exlm_cli.dag.text import SCHEMA, inspection_as_dict, render_json, render_terminal
-from exlm_cli.format import printable
 from tests.unit.dag.dags import case_study_dag, handmade_dag
-from tests.unit.dag.inspections import AWKWARD, awkward, case_study, many_masks, smiles
+from tests.unit.dag.inspections import case_study, many_masks, smiles
 
 
 def test_json_reads_back_as_the_inspection():
@@ -65,43 +64,6 @@ def test_everything_fits_eighty_columns_and_needs_no_colour(make):
     assert "\x1b" not in shown
 
 
-def test_nodes_fillings_guess_and_transitions_are_there():
-    lines = [" ".join(line.split()) for line in _shown(case_study()).splitlines()]
-    assert lines[0] == "This is [MASK 1], and I'm very [MASK 2] to see this."
-    for line in (
-        "1 3 0.42 amazing 0.58, wonderful 0.24, beautiful 0.10",
-        "1 11.8 % This is amazing, and I'm very glad to see this.",
-        "11.8 % This is amazing, and I'm very glad to see this.",
-        "(7.2 % if masks were independent)",
-        "2 terrible 5 sorry 0.86 0.28",
-    ):
-        assert line in lines
-    guess = lines.index("11.8 % This is amazing, and I'm very glad to see this.")
-    assert lines[guess - 1] == "Without the DAG, each [MASK] on its own:"
-    assert "RDKit" not in " ".join(lines)
-    coloured = _shown(case_study(), has_colours=True)
-    assert all(word in coloured for word in ("2;244;197;66mamazing", "2;168;107;60mglad"))
-
-
-def test_small_probabilities_are_no_zeros_and_impossible_ones_are():
-    edges = {0: {1: 0.004, 2: 0.996}, 1: {3: 1.0}, 2: {3: 1.0}}
-    rare = {"a": 0.9951, "b": 0.0049}
-    dag = handmade_dag("[MASK]", [rare, rare], edges, 2)
-    lines = [" ".join(line.split()) for line in _shown(inspect(dag)).splitlines()]
-    assert "1 1 <0.01 a 1.00, b <0.01, “” 0.00" in lines
-    assert "BOS 1 a <0.01 <0.01" in lines
-    assert "strongest transitions from to transition paths" in lines
-
-
-def test_a_long_sentence_shows_what_fills_its_masks_and_a_molecule_its_verdict():
-    inspection = many_masks(5, 4)
-    assert " · ".join(inspection.filled_words(inspection.n_best.fillings[0])) in _shown(inspection)
-    no_dag = _shown(replace(smiles(), dag=replace(smiles().dag, has_transitions=False)))
-    assert "RDKit" in no_dag
-    assert "refused" in no_dag
-    assert "transition" not in no_dag
-
-
 def _collapsed() -> Inspection:
     """Only the last state of each mask is ever visited."""
     edges = {0: {2: 1.0}, 1: {2: 1.0}, 2: {4: 1.0}, 3: {4: 1.0}, 4: {5: 1.0}}
@@ -131,9 +93,3 @@ def _punctuated(kind: str) -> Inspection:
 def test_what_is_special_about_a_dag_is_said_of_it_alone(special, plain, shown):
     assert shown in " ".join(_shown(special()).split())
     assert shown not in " ".join(_shown(plain()).split())
-
-
-def test_words_are_not_markup():
-    shown = _shown(awkward(), width=200)
-    assert all(printable(word) in shown for word in AWKWARD)
-    assert "\x1b" not in shown
