@@ -1,6 +1,5 @@
 """An ExLM from the encoder of transformers: trained, resumed to the bit, scored and used without its first folder."""
 
-import json
 import shutil
 
 import numpy as np
@@ -9,13 +8,10 @@ import torch
 from safetensors.torch import load_file
 
 from exlm_cli import load
-from exlm_cli.cli.app import main
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.errors import CheckpointError, ConfigError
-from exlm_cli.experiments.evaluate import evaluate_pretrained
 from exlm_cli.export.intake import take_in
 from exlm_cli.finetune.run import run_finetuning
-from exlm_cli.model.backbones import FAMILIES
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_run_json
 from exlm_cli.train.pretrain import resume_pretraining, run_pretraining
@@ -69,7 +65,7 @@ class Broken(Callback):
             raise OSError("power failure")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["bert", "esm"])
 def test_a_broken_run_ends_like_an_undisturbed_one_without_the_folder(tmp_path, family):
     """The run directory is complete: with the folder and its copy gone, it is resumed to the same bits and read."""
     start, recipe = take(tmp_path, family), recipe_for(tmp_path, family)
@@ -92,15 +88,6 @@ def test_a_broken_run_ends_like_an_undisturbed_one_without_the_folder(tmp_path, 
     inspected = load(broken, device="cpu").fill(text)
     assert np.isfinite(inspected.log_prob_exact)
     assert read_run_json(broken).checkpoint == str(start / "checkpoints" / "step-0")
-
-
-def test_a_run_without_a_checkpoint_yet_begins_with_the_same_weights_again(tmp_path):
-    start, recipe = take(tmp_path), recipe_for(tmp_path)
-    run_pretraining(recipe, out=tmp_path / "whole", checkpoint=start)
-    with pytest.raises(OSError, match="power failure"):
-        run_pretraining(recipe, out=tmp_path / "broken", checkpoint=start, callbacks=[Broken(1)])
-    resume_pretraining(tmp_path / "broken")
-    assert train_losses(tmp_path / "broken") == train_losses(tmp_path / "whole")
 
 
 def test_the_heads_learn_first(tmp_path):
@@ -203,29 +190,3 @@ def test_answers_are_found_with_two_separators(tmp_path):
     )
     result = run_finetuning(recipe, checkpoint=take(tmp_path, "roberta"), out=tmp_path / "tuned")
     assert result.results.split_sizes == {"train": 7, "valid": 7}
-
-
-def test_commands_take_a_folder_by_its_scheme(tmp_path, monkeypatch, capsys):
-    """`pretrain`, `eval`, `inspect-dag` and `embed` on the command line, from `hf:FOLDER` to files of vectors."""
-    monkeypatch.chdir(tmp_path)
-    save_masked_lm("distilbert", tmp_path / "folder")
-    rows = write_rows(tmp_path / "rows.txt", "distilbert")
-    few = ["train.max_steps=2", "train.validate_every_steps=2", "optim.warmup_steps=0", "data.sequence_length=32"]
-    words = [word for setting in (*few, f"data.train={rows}") for word in ("--set", setting)]
-    assert main(["pretrain", "--recipe", "text-small", "--checkpoint", "hf:folder", *words, "--out", "run"]) == 0
-    told = capsys.readouterr().err
-    assert "with the encoder of a distilbert and its tokenizer" in told
-    assert "`model.width` 32 instead of" in told
-    assert main(["inspect-dag", "--checkpoint", "run", "--json", "the [MASK] sees"]) == 0
-    assert json.loads(capsys.readouterr().out)["text"] == "the [MASK] sees"
-    assert main(["eval", "run", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)
-    assert main(["embed", "hf:folder", rows, "--out", "vectors.npz"]) == 0
-
-
-def test_an_mlm_of_transformers_is_evaluated_on_any_rows(tmp_path):
-    """Its figures are those of a run that has not been trained; the recipe of the copy names no data."""
-    start = take(tmp_path, "modernbert")
-    rows = write_rows(tmp_path / "rows.txt", "modernbert")
-    found = evaluate_pretrained(start, "theirs", valid=[rows], device="cpu")
-    assert np.isfinite(found.metrics["loss"])

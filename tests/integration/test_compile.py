@@ -12,11 +12,13 @@ from torch import Tensor
 
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.finetune.cells.runner import task_losses
 from exlm_cli.model import compiled
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.train.objective import Objective
 from exlm_cli.train.pretrain import run_pretraining
 from exlm_cli.train.pretrained import load_pretrained
+from tests.integration.test_no_host_waits import task_batch, task_model
 from tests.tiny import CHAIN, OUTPUT, SPECIAL, tiny_batch, tiny_recipe, train_losses
 
 # the compiler warns inside itself of what it does to torch; elsewhere a warning is an error
@@ -92,6 +94,21 @@ def test_three_graphs_train_a_recipe_and_three_validate_it_whatever_shape_a_batc
             batch = tiny_batch(recipe, lengths).to(torch.device("meta"))
             Objective(4, 1, "native").sequence_nll(model, batch)
     assert counter.frame_count == 6
+
+
+@pytest.mark.parametrize("loss", ["binary", "span"])
+def test_graphs_that_fine_tune_are_within_the_limit_whatever_shape_a_batch_has(loss, counter, caplog):
+    model = task_model(loss, 1, num_layers=3).to("meta")
+    model.encoder.compile_blocks()
+    batches = [task_batch(loss, 1, lengths).to(torch.device("meta")) for lengths in CLASSES.values()]
+    for batch in batches:
+        task_losses(model, batch, loss, None).sum().backward()
+    assert 0 < counter.frame_count <= 5
+    with torch.no_grad():
+        for batch in batches:
+            task_losses(model.eval(), batch, loss, None)
+    assert counter.frame_count <= 10
+    assert not [record for record in caplog.records if record.name == "exlm_cli"]
 
 
 @pytest.mark.parametrize(

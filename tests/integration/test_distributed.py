@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from exlm_cli.cli.app import main
 from exlm_cli.config.pretrain import PretrainRecipe
@@ -25,11 +24,8 @@ from exlm_cli.data.batch import Batch
 from exlm_cli.data.corpus.prepare import prepare_data
 from exlm_cli.data.sampler import plan_epoch
 from exlm_cli.distributed import shared_run
-from exlm_cli.distributed.parallel import StepModule, wrap_ddp
-from exlm_cli.distributed.ranks import join
 from exlm_cli.errors import DataError
 from exlm_cli.files import hash_json
-from exlm_cli.launch import read_launch
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_metrics, read_run_json
 from exlm_cli.train.checkpoint import verify_checkpoint
@@ -241,23 +237,6 @@ def test_three_ranks_in_fp16_skip_the_step_that_overflows_on_one_of_them(cache, 
     assert factors == [1] * (LOST_STEP - 1) + [1 / 2] * (STEPS - LOST_STEP + 1)
     rows = [row for row in read_metrics(tmp_path / "run/metrics.jsonl") if row["kind"] == "train"]
     assert [row["num_overflows"] for row in rows] == [0] * (LOST_STEP - 1) + [1] * (STEPS - LOST_STEP + 1)
-
-
-def keep_buffers(notes: Path) -> None:
-    """Run a module whose buffer has another value on each rank, and note the value that the pass saw."""
-    with join(read_launch(), torch.device("cpu")) as ranks:
-        module = nn.Linear(2, 1)
-        module.register_buffer("seen", torch.zeros(()))
-        spreaded = wrap_ddp(StepModule(module, lambda model, batch: model(batch) + model.seen), ranks)
-        module.seen.fill_(own_rank())
-        spreaded(torch.ones(1, 2)).sum().backward()
-        (notes / f"seen-{own_rank()}").write_text(str(float(module.seen)))
-
-
-def test_buffers_are_not_sent_to_the_ranks_in_each_pass(tmp_path):
-    """Each rank sets them by the step, to the same value; other values show that none is overwritten."""
-    assert run_ranks(2, keep_buffers, tmp_path) == [0, 0]
-    assert [(tmp_path / f"seen-{rank}").read_text() for rank in range(2)] == ["0.0", "1.0"]
 
 
 def fail(*_: object) -> None:

@@ -13,7 +13,6 @@ from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.finetune.results import read_results
 from exlm_cli.finetune.run import run_finetuning
 from exlm_cli.finetune.scores import RunScores, point_scores, read_scores
-from exlm_cli.run_dir import read_metrics
 from tests.killed import interrupted_at_call
 from tests.unit.finetune.synthetic import (
     WordTask,
@@ -50,22 +49,6 @@ def test_a_task_that_words_decide_is_learnt(tmp_path, loss, metric, is_learnt):
     result = run_tiny(pretrained, tmp_path / "run", task, seeds=[1], train=train, optim={"lr": 5e-3}, model=NO_DROPOUT)
     for split in ("valid", "test"):
         assert is_learnt(result.scores.average(split, metric).mean), result.scores.as_json()
-
-
-def test_spans_are_learnt_also_when_every_token_is_repeated(tmp_path):
-    repeated = make_pretrained(
-        tmp_path / "pre", objective="mlm", masking={"num_repeats": 2, "scheme": "bernoulli"},
-        model={"rope": "1d", "max_length": 64}, train={"microbatch_tokens": 512},
-    )  # fmt: skip
-    train = {"max_epochs": 16, "batch_sequences": 16, "microbatch_tokens": 8192}
-    task = WordTask("span", (160, 40))
-    result = run_tiny(repeated, tmp_path / "run", task, seeds=[1], train=train, optim={"lr": 6e-3})
-    no_answer = float((task.targets["valid"] == 0).all(1).mean())
-    losses = [row["loss"] for row in read_metrics(tmp_path / "run/cells/single/split-0/seed-1/metrics.jsonl")]
-    assert losses[-1] < 0.6 * losses[0]
-    assert result.scores.seeds("valid", "accuracy").mean >= no_answer
-    assert result.scores.splits == ["valid"]
-    assert not list((tmp_path / "run").rglob("predictions-*.csv"))
 
 
 GRID = {"optim.lr": [1e-5, 3e-3], "train.max_epochs": [1, 2]}

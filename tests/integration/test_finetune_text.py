@@ -28,8 +28,8 @@ def finetune(folder: Path, task: dict[str, Any], **train: Any) -> FinetunedRun:
     return result
 
 
-@pytest.mark.parametrize("name", ["rte", "stsb"])
-def test_a_glue_task_is_learned_by_heart(name, tmp_path):
+def test_a_glue_task_is_learned_by_heart(tmp_path):
+    name = "stsb"
     write_glue(tmp_path / "data", name, copies=4)
     task = {"name": f"glue/{name}", "data_dir": str(tmp_path / "data")}
     result = finetune(tmp_path, task, max_epochs=50, validate_every_steps=25, batch_sequences=8)

@@ -5,6 +5,7 @@ waited for. `test_compile.py` does the same with compiled blocks.
 """
 
 import importlib
+import json
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -15,11 +16,13 @@ import torch
 from torch import nn
 
 from exlm_cli.config.finetune import FinetuneModelConfig
+from exlm_cli.config.sections import BackboneConfig
 from exlm_cli.data import IntArray
 from exlm_cli.data.batch import Batch
 from exlm_cli.data.sampler import EpochPlan
 from exlm_cli.finetune.cells.runner import TaskBatch, collate, task_losses
 from exlm_cli.model import exlm
+from exlm_cli.model.backbones import FAMILIES, model_values, plain_config
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.model.heads import TaskModel
 from exlm_cli.progress import SilentProgress
@@ -28,6 +31,7 @@ from exlm_cli.tasks.base import EncodedRows, Loss
 from exlm_cli.train.loop import TrainingLoop
 from exlm_cli.train.objective import Objective
 from exlm_cli.train.process import StopSignal
+from tests.foreign import config_of
 from tests.tiny import CHAIN, OUTPUT, SPECIAL, tiny_batch, tiny_recipe
 from tests.unit.model.test_exlm import VARIANTS
 
@@ -67,17 +71,31 @@ def _assert_all_have_gradients(model: nn.Module) -> None:
 )
 @pytest.mark.parametrize("lengths", SHAPES.values(), ids=SHAPES)
 def test_a_step_runs_on_tensors_without_data(sections, lengths):
+    _assert_all_have_gradients(_after_a_step(sections, lengths))
+
+
+def _after_a_step(sections: dict[str, Any], lengths: tuple[int, ...]) -> ExlmModel:
     model, objective, recipe = _setup("native", sections)
     model = model.to("meta")
     losses = objective.sequence_nll(model, tiny_batch(recipe, lengths).to(torch.device("meta")))
     assert losses.shape == (len(lengths),)
     _backward(losses)
-    _assert_all_have_gradients(model)
+    return model
 
 
 def test_a_step_that_computes_logits_again_runs_on_tensors_without_data(monkeypatch):
     monkeypatch.setattr(exlm, "HEAD_CHUNK_ROWS", 7)
-    test_a_step_runs_on_tensors_without_data({}, (9, 4, 12))
+    _assert_all_have_gradients(_after_a_step({}, (9, 4, 12)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_on_an_encoder_of_transformers_runs_on_tensors_without_data(family):
+    """But for padded batches, of which transformers asks once a step whether anything is masked (`masking_utils`)."""
+    pytest.importorskip("transformers")
+    backbone = BackboneConfig(family=family, config=json.dumps(plain_config(family, config_of(family, 40).to_dict())))
+    model = {"backbone": backbone, **model_values(backbone), "transition": {"rope": "nodes", "start": "next_mask"}}
+    for lengths in (lengths for name, lengths in SHAPES.items() if name != "padded"):
+        _after_a_step({"model": model}, lengths)
 
 
 class _WithoutData:
@@ -157,14 +175,14 @@ TARGETS: dict[Loss, list[list[float]]] = {
 FINE_TUNINGS = [(loss, num_repeats) for loss in TARGETS for num_repeats in ((1, 3) if loss == "span" else (1,))]
 
 
-def _task_model(loss: Loss, num_repeats: int) -> TaskModel:
-    recipe = tiny_recipe(objective="mlm", masking={"num_repeats": num_repeats}, model={"num_layers": 1})
+def task_model(loss: Loss, num_repeats: int, num_layers: int = 1) -> TaskModel:
+    recipe = tiny_recipe(objective="mlm", masking={"num_repeats": num_repeats}, model={"num_layers": num_layers})
     torch.manual_seed(0)
     dropout = FinetuneModelConfig(dropout=0.1, attention_dropout=0.1, pooler_dropout=0.1)
     return TaskModel(recipe, dropout, SPECIAL.vocab_size, None if loss == "span" else 2)
 
 
-def _task_batch(loss: Loss, num_repeats: int, lengths: tuple[int, ...]) -> TaskBatch:
+def task_batch(loss: Loss, num_repeats: int, lengths: tuple[int, ...]) -> TaskBatch:
     rows = tuple(np.array([SPECIAL.cls_id, *range(5, 5 + length), SPECIAL.sep_id]) for length in lengths)
     targets = np.array([TARGETS[loss][i % 3] for i in range(len(lengths))])
     answerable = tuple(np.arange(length + 2) <= length for length in lengths) if loss == "span" else None
@@ -175,8 +193,8 @@ def _task_batch(loss: Loss, num_repeats: int, lengths: tuple[int, ...]) -> TaskB
 @pytest.mark.parametrize(("loss", "num_repeats"), FINE_TUNINGS)
 @pytest.mark.parametrize("lengths", [(4, 4, 4), (6, 2, 5), (4,), (1,)])
 def test_a_step_of_fine_tuning_runs_on_tensors_without_data(loss, num_repeats, lengths):
-    model = _task_model(loss, num_repeats).to("meta")
+    model = task_model(loss, num_repeats).to("meta")
     weights = torch.ones(2, device="meta") if loss in ("binary", "classes") else None
-    batch = _task_batch(loss, num_repeats, lengths).to(torch.device("meta"))
+    batch = task_batch(loss, num_repeats, lengths).to(torch.device("meta"))
     _backward(task_losses(model, batch, loss, weights))
     _assert_all_have_gradients(model)

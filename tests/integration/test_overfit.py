@@ -13,10 +13,7 @@ from tests.tiny import CHAIN, OUTPUT, SPECIAL, tiny_batch, tiny_recipe
 VARIANTS = [
     {"objective": "mlm"},
     {},
-    {"model": {"alignment": "sparse_dag"}},
     {"model": {"alignment": "independent"}},
-    {"model": {"rope": "1d"}},
-    {"model": {"transition": {"heads": 4, "position_features": True, "max_nodes": 64}}},
     {"model": CHAIN},
     {"model": OUTPUT | {"transition": {"start": "lanes", "rope": "nodes", "balance": 0.1}}},
 ]
