@@ -48,10 +48,6 @@ def texts_of(outputs: list[dict[str, Any]]) -> list[str]:
     return ["<?xml" if lines[0].startswith("<?xml") else "".join(lines) for lines in parts]
 
 
-def test_there_are_three_notebooks():
-    assert [path.stem for path in NOTEBOOKS] == ["alignment_op", "own_molecules", "own_text"]
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_from_top_to_bottom_and_shows_what_it_stores(path, own_cache, tmp_path, monkeypatch):
     """Before anything is trained the same text, up to rounding; then as many lines, whose words depend on all steps."""

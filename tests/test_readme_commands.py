@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import typer
-import yaml
 
 from exlm_cli.cli.app import app
 from exlm_cli.config.load import KINDS, load_recipe
@@ -91,14 +90,6 @@ def test_the_readme_is_short_and_its_links_work_on_a_package_index():
             assert (ROOT / inside[1]).exists(), target
         else:
             assert target == PROJECT["urls"]["Paper"]
-
-
-def test_the_citation_is_of_this_version_and_licence():
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-
-    assert citation["version"] == PROJECT["version"]
-    assert citation["license"] == PROJECT["license"]
-    assert citation["repository-code"] == PROJECT["urls"]["Repository"]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

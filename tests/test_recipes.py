@@ -173,16 +173,6 @@ def test_a_twin_of_equal_cost_has_the_steps_for_the_same_flops(name):
     assert flops[0] == pytest.approx(flops[1], rel=0.01)
 
 
-@pytest.mark.parametrize("name", EXPECTED)
-def test_of_what_is_not_the_papers_its_recipes_have_the_head_alone(name):
-    recipe = load_recipe(name)
-    assert recipe.model.expand == "input"
-    assert recipe.model.transition.balance == 0
-    assert (recipe.model.transition.heads, recipe.model.transition.position_features) == (
-        (12, True) if name == "text-base-gated" else (1, False)
-    )
-
-
 EXLM = [name for name in list_recipes(PretrainRecipe) if load_recipe(name).has_transitions]
 LITERAL = {"text-base-formula", "text-base-gated"}
 OURS = {f"{kind}-{size}" for kind in ("text", "smiles") for size in ("small", "medium")}
@@ -190,21 +180,16 @@ OURS |= {"quickstart-text", "quickstart-smiles"}
 
 
 @pytest.mark.parametrize("name", EXLM)
-def test_the_head_sees_the_masks_and_begins_at_the_next_one_unless_it_is_the_literal_formula(name):
+def test_masks_expand_at_the_output_in_our_recipes_and_of_what_is_not_the_papers_its_own_have_the_head_alone(name):
+    """The head sees the masks and begins at the next one, unless it is the literal formula."""
     model = load_recipe(name).model
-    transition = model.transition
-    if name in LITERAL:
-        assert (transition.rope, transition.start, model.rope) == ("none", "formula", "2d")
-    else:
-        assert transition.rope == "nodes"
-        assert transition.start in ("next_mask", "lanes")
-
-
-@pytest.mark.parametrize("name", EXLM)
-def test_masks_expand_at_the_output_in_our_recipes_and_at_the_input_in_the_papers(name):
-    model = load_recipe(name).model
+    head = model.transition
     ours, papers = ("output", "1d", 0.1), ("input", "2d", 0.0)
-    assert (model.expand, model.rope, model.transition.balance) == (ours if name in OURS else papers)
+    assert (model.expand, model.rope, head.balance) == (ours if name in OURS else papers)
+    starts = {("none", "formula")} if name in LITERAL else {("nodes", "next_mask"), ("nodes", "lanes")}
+    assert (head.rope, head.start) in starts
+    if name in EXPECTED:
+        assert (head.heads, head.position_features) == ((12, True) if name == "text-base-gated" else (1, False))
 
 
 def literal_settings(name: str) -> list[str]:
@@ -231,19 +216,3 @@ def test_a_documented_line_makes_a_recipe_the_literal_formula(name):
     own = {"transition"} | ({"expand", "rope", "max_length"} if "small" in name else set())
     assert literal.model.model_copy(update={key: getattr(ours.model, key) for key in own}) == ours.model
     assert literal.model_dump(exclude={"masking", "model"}) == ours.model_dump(exclude={"masking", "model"})
-
-
-@pytest.mark.parametrize(
-    "name", [*(n for n in list_recipes(PretrainRecipe) if {"small", "medium", "quickstart"} & set(n.split("-")))]
-)
-def test_a_small_recipe_trains_for_a_few_steps_when_asked(name):
-    """Its warm-up is a share of its steps."""
-    recipe = load_recipe(name, ["train.max_steps=4"])
-    assert recipe.optim.resolve_warmup_steps(4) == 1
-
-
-def test_the_text_recipes_name_the_papers_corpora():
-    train = load_recipe("text-base").data.train
-    assert any("wikipedia" in name for name in train)
-    assert any("bookcorpus" in name for name in train)
-    assert all(name.startswith("hub:") for name in train)

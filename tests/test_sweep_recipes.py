@@ -81,12 +81,6 @@ def test_every_variant_is_fine_tuned_on_the_four_tasks_as_table_6_says(name):
             assert (recipe.optim.warmup_ratio, recipe.seeds, recipe.aggregate) == (0.06, (1, 2, 3), "mean")
 
 
-def test_figure_12_needs_no_task_and_several_mask_ratios():
-    recipe = _load("figure-12")
-    assert recipe.tasks == ()
-    assert recipe.entropy_ratios == (0.15, 0.387, 0.622, 0.789)
-
-
 @pytest.mark.parametrize("name", SMALL)
 def test_small_sweeps_take_variants_and_no_size_from_the_papers(name):
     recipe = _load(name)
@@ -145,11 +139,3 @@ def test_every_value_of_table_5_stands_beside_a_comment_that_names_it():
     lines = lines_of(path, [*TABLE_5, "max_length"])
     assert len(lines) >= 6
     assert [line for line in lines if "Table 5" not in line] == []
-
-
-@pytest.mark.parametrize("name", ["quickstart-repeat-mlm", "repeat-mlm-small-text", "repeat-mlm-small-smiles"])
-def test_small_grids_take_nothing_from_the_papers_sections(name):
-    """A section that extends a recipe replaces the one it inherits."""
-    pretrain = _load(name).pretrain
-    assert not any(source.startswith("hub:") for source in (*pretrain.data.train, *pretrain.data.valid))
-    assert (pretrain.model.width, pretrain.model.dropout) in {(64, 0.0), (128, 0.0)}

@@ -14,17 +14,13 @@ import pytest
 from scipy.special import expit
 
 import exlm_cli
-from exlm_cli.config.finetune import FinetuneRecipe
-from exlm_cli.config.load import load_recipe
-from exlm_cli.dag.figures import render_graph
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.finetune.evaluation.calibration import Calibration, PlattCurve
 from exlm_cli.finetune.prediction.predict import predict
 from exlm_cli.ops import alignment
 from exlm_cli.progress import SilentProgress
-from exlm_cli.tasks.registry import load_task
-from tests.unit.finetune.finetuned_runs import SMILES, glue_run, read_rows, squad_run, words_run, write_rows
+from tests.unit.finetune.finetuned_runs import SMILES, read_rows, squad_run, words_run, write_rows
 from tests.unit.finetune.prediction.test_embed import by_hand
 from tests.unit.finetune.synthetic import make_pretrained, read_part
 from tests.unit.tasks.squad.test_task import PARAGRAPHS, QUESTIONS
@@ -55,14 +51,6 @@ def test_a_model_is_in_evaluation_mode_also_after_it_has_predicted(molecules):
     for use in (run.predict, run.embed, run.explain):
         use(SMILES[:2])
         assert not any(module.training for module in run.model.modules())
-
-
-def test_pairs_of_texts_are_rows_of_a_glue_task(text_model, tmp_path):
-    run = glue_run(tmp_path, text_model, "rte")
-    task: Any = load_task(load_recipe(str(run / "recipe.yaml"), kind=FinetuneRecipe).task, SilentProgress())
-    found = exlm_cli.load(run, device="cpu").predict(task.examples["valid"].texts)
-    values = found[[f"{name}_probability" for name in task.output_names]]
-    np.testing.assert_allclose(values, _written(run, "valid"), atol=1e-6)
 
 
 def test_the_table_in_memory_is_the_one_that_exlm_predict_writes(text_model, tmp_path, monkeypatch):
@@ -102,27 +90,6 @@ def test_probabilities_are_calibrated_by_the_curve_of_each_label(molecules, monk
     assert np.isnan(found.active_calibrated.iloc[-1])
 
 
-def test_seeds_predict_alone_what_training_wrote_of_each(text_model, tmp_path, monkeypatch):
-    """What is calibrated is the mean of all seeds, so some of them have no interval."""
-    monkeypatch.setattr("exlm_cli.finetune.evaluation.calibration.MIN_OF_EACH", 1)
-    path = words_run(tmp_path, text_model, "length")
-    run = exlm_cli.load(path, device="cpu")
-    assert run.seeds == (1, 2)
-    task: Any = load_task(load_recipe(str(path / "recipe.yaml"), kind=FinetuneRecipe).task, SilentProgress())
-    rows = [text for (text,) in task.examples["test"].texts]
-    for seed in run.seeds:
-        found = run.predict(rows, predictor="model", seeds=[seed])
-        np.testing.assert_allclose(found.length_predicted, read_part(path, "test")[1][seed - 1, :, 0], rtol=1e-6)
-        assert not [name for name in found.columns if "_low_" in name]
-        assert f"seeds {seed} alone; the calibration is of all seeds' mean, so it is left out" in found.attrs["notes"]
-    assert run.predict(rows, seeds=(2, 1)).equals(run.predict(rows))
-    of_each = run.embed(rows, seeds=run.seeds)
-    assert [f"seed {seed}" in vectors.notes[1] for seed, vectors in zip(run.seeds, of_each, strict=True)] == [True] * 2
-    best = run._loaded.results.best_seed
-    np.testing.assert_array_equal(of_each[run.seeds.index(best)].mean, run.embed(rows).mean)
-    assert np.abs(of_each[0].mean - of_each[1].mean).max() > 1e-4
-
-
 def test_vectors_of_lists_are_those_of_a_forward_pass(smiles_model, molecules):
     for path in (smiles_model, molecules):
         run = exlm_cli.load(path, device="cpu")
@@ -132,24 +99,6 @@ def test_vectors_of_lists_are_those_of_a_forward_pass(smiles_model, molecules):
         for row, smiles in enumerate(SMILES):
             for vector, wanted in zip((found.cls[row], found.mean[row]), by_hand(run.encoder, smiles), strict=True):
                 np.testing.assert_allclose(vector, wanted.numpy(), atol=2e-6)
-
-
-def test_one_row_is_read_like_a_list_of_one(text_model, molecules):
-    run, smiles = exlm_cli.load(text_model, device="cpu"), exlm_cli.load(molecules, device="cpu")
-    np.testing.assert_array_equal(run.embed("amber fern").mean, run.embed(["amber fern"]).mean)
-    assert smiles.predict(SMILES[0]).equals(smiles.predict([SMILES[0]]))
-    one, (first, second) = run.fill("amber [MASK]"), run.fill(["amber [MASK]", "[MASK] fern"])
-    assert [filling.text for filling in first.n_best.fillings] == [filling.text for filling in one.n_best.fillings]
-    assert one._repr_svg_() == first._repr_svg_() == render_graph(one, ["svg"])["svg"].decode()
-    assert second.dag.num_masks == 1
-
-
-def test_a_run_says_what_it_is_and_gives_its_model_and_tokenizer(text_model, molecules):
-    for path, kind, reads in ((text_model, "pretrain", "text"), (molecules, "finetune", "smiles")):
-        run = exlm_cli.load(path, device="cpu")
-        assert repr(run).startswith(f"<exlm {kind} run {path}: reads {reads}, ")
-        assert not run.model.training
-        assert run.tokenizer.vocab_size == run.encoder.tokenizer.vocab_size
 
 
 def test_all_fillings_of_one_mask_share_the_probability(text_model):
@@ -168,17 +117,12 @@ def independent_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 MISTAKES: list[tuple[str, Callable[[Any], object], type[Exception], str]] = [
     ("molecules", lambda run: run.predict(5), DataError, "`rows` is int, not a list"),
     ("molecules", lambda run: run.predict(["CCO", 3]), DataError, "row 2 is 3, not a string"),
-    ("molecules", lambda run: run.embed([("CCO", "CCO")]), DataError, "row 1 is ('CCO', 'CCO'), not a string"),
     ("molecules", lambda run: run.predict(["CCO"], seeds=[9]), ConfigError, "`seeds=[9]`: the run has "),
-    ("molecules", lambda run: run.predict(["CCO"], seeds=[]), ConfigError, "`seeds=[]`: the run has "),
     ("molecules", lambda run: run.embed(["CCO"], seeds=[1, 1]), ConfigError, "`seeds=[1, 1]`: the run has 1, 2"),
-    ("molecules", lambda run: run.explain("CCO", seeds=1), ConfigError, "`seeds=1`: the run has "),
     ("smiles_model", lambda run: run.embed(["CCO"], seeds=[1]), ConfigError, "is a pre-trained run, of one seed"),
     ("molecules", lambda run: run.fill("C[MASK]"), CheckpointError, "is a fine-tuned run, which fills no masks"),
     ("smiles_model", lambda run: run.predict(["CCO"]), CheckpointError, "is a pre-trained run, which predicts no"),
-    ("smiles_model", lambda run: run.fill(["C[MASK]", 3]), DataError, "row 2 is 3, not a string"),
     ("molecules", lambda run: run.predict(["CCO", "C\ud800"]), DataError, "row 2 contains a lone surrogate"),
-    ("text_model", lambda run: run.embed(["half \ud800"]), DataError, "row 1 contains a lone surrogate"),
     ("text_model", lambda run: run.fill("half \ud800 [MASK]"), DataError, r"'half \ud800 [MASK]' contains a lone"),
     ("smiles_model", lambda run: run.fill("CCO"), DataError, "there is no [MASK] in 'CCO'"),
     ("smiles_model", lambda run: run.fill("C[MASK]", num_fillings=0), ConfigError, "`num_top=3`: accepted: 1 or more"),

@@ -18,10 +18,8 @@ from exlm_cli.files import (
     JsonModel,
     absent_if_none,
     folder_for_results,
-    hash_json,
     make_folder,
     read_json,
-    removed_on_failure,
     write_atomically,
     write_csv,
     write_json,
@@ -29,18 +27,6 @@ from exlm_cli.files import (
 )
 from exlm_cli.paths import cache_root, expand_path
 from exlm_cli.tasks.rows.table import read_table
-
-
-def test_a_new_folder_is_deleted_when_its_filling_fails(tmp_path):
-    folder = tmp_path / "new"
-    folder.mkdir()
-    (folder / "a").touch()
-    with pytest.raises(KeyboardInterrupt), removed_on_failure(folder):
-        raise KeyboardInterrupt
-    assert not folder.exists()
-    with removed_on_failure(tmp_path):
-        pass
-    assert tmp_path.exists()
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])
@@ -94,21 +80,6 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path, monk
     with pytest.raises(CheckpointError, match=os.strerror(number)), folder_for_results(tmp_path / "a", tmp_path / "f"):
         pytest.fail("the work began")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_in_place_of_a_file_is_refused_before_the_work(tmp_path):
-    with pytest.raises(CheckpointError, match=os.strerror(errno.EISDIR)), folder_for_results(tmp_path.parent, tmp_path):
-        pytest.fail("the work began")
-    assert tmp_path.exists()
-
-
-def test_a_file_is_left_alone_until_the_work_writes_it(tmp_path):
-    path = tmp_path / "a.csv"
-    path.write_text("old")
-    with folder_for_results(tmp_path, path, tmp_path / "new"):
-        assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.csv", "old")]
-        write_csv(path, ["a", "b"], [[1, 'x,"y"']])
-    assert path.read_text() == 'a,b\n1,"x,""y"""\n'
 
 
 def test_cells_with_line_ends_come_back_from_csv(tmp_path):
@@ -190,26 +161,12 @@ def test_a_file_that_does_not_hold_the_model_is_refused_by_key(tmp_path, text, k
     assert caught.value.hint == "a hint"
 
 
-def test_the_hash_of_json_does_not_depend_on_the_order_of_keys():
-    assert hash_json({"a": 1, "b": [2]}) == hash_json({"b": [2], "a": 1})
-    assert hash_json({"a": 1}) != hash_json({"a": 2})
-
-
 @pytest.fixture
 def no_home(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process without HOME and without an entry in the user database, as in many containers."""
     for name in ("HOME", "EXLM_CACHE_DIR", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(pwd, "getpwuid", Mock(side_effect=KeyError))
-
-
-def test_only_a_tilde_at_the_beginning_is_a_home_folder(monkeypatch):
-    monkeypatch.setenv("HOME", "/home/me")
-    assert expand_path("~") == Path("/home/me")
-    assert expand_path("~/a/*.txt") == Path("/home/me/a/*.txt")
-    assert expand_path("~root/a") == Path(pwd.getpwnam("root").pw_dir) / "a"
-    for given in ("a/~", "./~nosuchuser/a", "/~", "a", ""):
-        assert expand_path(given) == Path(given)
 
 
 @pytest.mark.usefixtures("no_home")

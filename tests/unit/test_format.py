@@ -8,7 +8,6 @@ import pytest
 from exlm_cli import format as formats
 from exlm_cli.format import (
     NOT_DEFINED,
-    format_plain,
     format_span,
     name_some,
     number_repeated,
@@ -42,24 +41,6 @@ CASES: dict[Callable[..., str], dict[object, str]] = {
 @pytest.mark.parametrize("function", CASES, ids=lambda function: function.__name__)
 def test_values_are_written_as_people_read_them(function):
     assert {value: function(value) for value in CASES[function]} == CASES[function]
-
-
-def test_a_number_of_decimals_can_be_given():
-    assert [formats.format_fixed(value, 2) for value in (1.005, None, math.nan)] == ["1.00", NOT_DEFINED, NOT_DEFINED]
-    assert (formats.format_percent(0.0225, 2), formats.format_percent(0.001, 0)) == ("2.25 %", "0 %")
-
-
-def test_numbers_for_programs_are_plain():
-    cases = {
-        1280069: "1280069",
-        0.15: "0.15",
-        61.0: "61",
-        7.8e-8: "7.8e-08",
-        1 / 3: "0.3333333333",
-        None: "",
-        math.nan: "",
-    }
-    assert {value: format_plain(value) for value in cases} == cases
 
 
 @pytest.mark.parametrize(

@@ -70,12 +70,6 @@ def test_one_rank_prints_an_error(monkeypatch, rank, local_rank, reporter, print
     assert is_quiet() == (rank != "0")
 
 
-def test_a_launch_without_an_address_is_one_error(monkeypatch, capsys):
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    monkeypatch.setenv("RANK", "0")
-    assert "LOCAL_RANK is not set" in refusal_of(capsys, "pretrain", "--recipe", "quickstart-text")
-
-
 @pytest.mark.parametrize("words", [["eval", "run"], ["sweep", "table-2"], ["predict", "run", "file.csv"]])
 def test_other_commands_refuse_several_ranks(monkeypatch, capsys, words):
     _set(monkeypatch, RANK="0", LOCAL_RANK="0")
