@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from exlm_cli.run_dir import update_run_json
 from tests.cli.asserts import printed_by, result_of
 from tests.unit.finetune.finetuned_runs import smiles_pretrained
 from tests.unit.finetune.synthetic import make_pretrained
@@ -90,11 +89,3 @@ def test_a_step_can_be_named_and_the_same_sentence_gets_the_same_folder(work, ca
         folders.append(Path(result["files"][0]).parent)
     assert folders[0] == folders[1] != folders[2]
     assert folders[0].parent == Path("runs/text/report")
-
-
-def test_a_run_with_a_dag_goes_before_a_newer_one_without(work, capsys):
-    words = ["inspect-dag", SENTENCE, "--format", "none"]
-    update_run_json(work / "runs" / "text-mlm", {})
-    assert "checkpoint: runs/text, the newest text run of an ExLM, trained" in printed_by(capsys, words).err
-    shutil.rmtree(work / "runs" / "text")
-    assert "checkpoint: runs/text-mlm, the newest text run, trained" in printed_by(capsys, words).err

@@ -10,7 +10,6 @@ from exlm_cli.cli.options import (
     complete_recipes,
     complete_settings,
     parse_formats,
-    parse_seeds,
     split_list,
 )
 from exlm_cli.config.load import KINDS, list_recipes
@@ -37,14 +36,6 @@ def test_a_list_is_read_as_a_line_of_csv():
     assert split_list(None) is None
     with pytest.raises(ConfigError, match="not a list with commas"):
         split_list("A\nB")
-
-
-def test_seeds_are_within_bounds_and_given_once():
-    assert parse_seeds(None) is None
-    assert parse_seeds("0, 9223372036854775807") == [0, 2**63 - 1]
-    for text in ("-1", "9223372036854775808", "1,,2", "1.5", "3,1,3"):
-        with pytest.raises(ConfigError, match=f"--seeds {text}"):
-            parse_seeds(text)
 
 
 def test_formats_are_some_of_those_accepted_or_none():

@@ -54,22 +54,6 @@ def test_shards_are_the_same_elsewhere(packed):
     assert read.fingerprint == data.fingerprint
 
 
-def test_other_spellings_are_the_same_elsewhere(tmp_path, monkeypatch):
-    molecules = {"kind": "smiles", "train": ["bundled:molecules"], "sequence_length": 80, "num_spellings": 2}
-    recipe, data, there = pack(tmp_path, monkeypatch, data=molecules, model={"max_length": 256})
-    read = quarter_hour.read_data(recipe, there)
-    for mine, theirs in ((data.train, read.train), (data.valid, read.valid), (data.spellings, read.spellings)):
-        assert mine.tokens.tolist() == theirs.tokens.tolist() != []
-        assert mine.offsets.tolist() == theirs.offsets.tolist()
-
-
-def test_shards_of_other_settings_are_refused(packed):
-    recipe, _, there = packed
-    other = tiny_recipe(data={**recipe.data.model_dump(), "sequence_length": 12})
-    with pytest.raises(SystemExit, match="pack them again"):
-        quarter_hour.read_data(other, there)
-
-
 def arguments_of(recipe, there: Path, tmp_path: Path) -> argparse.Namespace:
     """The command line of a training elsewhere, where what the data were made of is not."""
     (tmp_path / "tiny.yaml").write_text(dump_recipe(recipe))

@@ -105,14 +105,6 @@ def test_the_code_of_a_card_finds_the_answers_of_the_run(tmp_path, capsys, form)
         assert capsys.readouterr().out == f"{ours.text if has_answer else 'no answer'}\n"
 
 
-def test_a_card_has_the_notes_of_its_seed(source):
-    assert source.results is not None
-    assert source.seed == 1
-    notes = ("of all", "of one (seed 1)", "of two (seeds 1, 2)", "of another (seed 2)", "of a third (seeds 2, 11)")
-    card = model_card(replace(source, results=source.results.model_copy(update={"notes": notes})), 0.0)
-    assert re.findall("Note: (.*)[.]", card) == list(notes[:3])
-
-
 @pytest.mark.parametrize(
     ("objective", "model", "tag", "form"),
     [

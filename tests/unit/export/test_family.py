@@ -138,4 +138,5 @@ def test_a_head_that_the_family_lacks_is_refused_and_goes_to_onnx(tmp_path, fami
     with pytest.raises(ConfigError, match=f"a fine-tuned {family} cannot be exported"):
         export_folder(source, tmp_path / "out", QUIET)
     assert not (tmp_path / "out").exists()
-    assert export_folder(source, tmp_path / "out", QUIET, form="onnx").comparison.num_sequences == 4
+    if family == "modernbert":  # for one of them: it takes seconds
+        assert export_folder(source, tmp_path / "out", QUIET, form="onnx").comparison.num_sequences == 4

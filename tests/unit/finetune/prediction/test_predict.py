@@ -155,17 +155,6 @@ def test_each_row_of_the_training_file_is_in_the_split_it_was_in(lengths, tmp_pa
     assert summary.metrics_of_new == pytest.approx(alone.metrics)
 
 
-def test_rows_with_tokens_that_the_vocabulary_lacks_are_named(finetuned, lengths, tmp_path):
-    """[UNK] stands for both, so their predictions are equal; byte-level BPE has a token for whatever is written."""
-    new = [["C[Se]C"], ["CCO"], ["(("], ["C[Te]C"]]
-    summary = predicted(finetuned, write_rows(tmp_path / "new.csv", ["mol"], new), tmp_path / "out.csv")
-    assert any("`[Se]` (line 2); `[Te]` (line 5)" in note for note in summary.notes)
-    rows = read_rows(tmp_path / "out.csv")
-    assert rows[0]["active_probability"] == rows[3]["active_probability"] != rows[1]["active_probability"]
-    text = predicted(lengths, write_rows(tmp_path / "text.csv", ["text"], [["\u2603 [Se]"]]), tmp_path / "text-out.csv")
-    assert not [note for note in text.notes if "vocabulary" in note]
-
-
 @pytest.mark.parametrize("taken", ["out.csv", "out-a.png", "out-b.png"])
 def test_all_files_appear_or_none(finetuned, tmp_path, taken):
     """Whichever of them is a folder: neither an older file nor the folder of results changes."""
