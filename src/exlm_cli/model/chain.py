@@ -16,8 +16,6 @@ from exlm_cli.ops.precision import without_autocast
 
 BALANCE = 0.1
 """Weight of the penalty on states that are used unevenly, nats a target. Without it lanes wake later."""
-OWN_SHARE = 0.5
-"""Share of the loss that each mask has by itself, as in an MLM; the chain's likelihood is the rest."""
 _LEAST_SHARE = 1e-3
 """Share that is spread evenly over classes and over states, so that none of them is ever empty."""
 _SPREAD = 2.0

@@ -47,13 +47,6 @@ def chain_nll(chain: Chain) -> Float[Tensor, " B"]:
     return result
 
 
-def own_nll(chain: Chain) -> Float[Tensor, " B"]:
-    """Return the sum of -log P of each target by its mask alone, nats; edges and other masks do not count."""
-    index_T = torch.arange(chain.log_emit.shape[1], device=chain.target_lengths.device)
-    own_BT = (chain.log_share + chain.log_emit).logsumexp(-1)
-    return -own_BT.where(index_T < chain.target_lengths[:, None], 0.0).sum(1)
-
-
 def chain_prior(chain: Chain) -> Float[Tensor, "B T k"]:
     """Return the log-probability of each mask's states, whatever the tokens; not differentiable."""
     with torch.no_grad():

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from exlm_cli.config.sections import AlignmentBackend
 from exlm_cli.data.batch import Batch
-from exlm_cli.model.chain import BALANCE, OWN_SHARE
+from exlm_cli.model.chain import BALANCE
 from exlm_cli.model.exlm import ExlmModel, NodeStates
 from exlm_cli.ops.alignment import states_alignment_nll
-from exlm_cli.ops.chain import Chain, chain_nll, own_nll, share_imbalance
+from exlm_cli.ops.chain import chain_nll, share_imbalance
 from exlm_cli.ops.ctc import single_target_ctc_nll
 from exlm_cli.ops.path_prior import state_imbalance
 
@@ -38,15 +38,16 @@ class Objective:
         """Return the negative log-likelihood of each sequence's targets divided by their number, nats, float32.
 
         `inf` where no alignment exists, as for a sequence without targets; the caller counts these and averages the
-        others. In training the penalty on states that are used unevenly, and for a chain the loss of each mask by
-        itself, change the gradient alone: the value stays a likelihood.
+        others. In training the penalty on states that are used unevenly adds to the gradient alone: the value stays a
+        likelihood.
         """
         nodes = model.node_states(batch)
         if model.chain_head is not None:
             if model.training and not model.chain_head.is_learning:
                 return self.mean_mask_nll(self.mask_nll(model, nodes, batch), batch) + model.chain_head.no_loss()
             chain = model.chain(nodes, batch)
-            return _chain_loss(chain, batch) if model.training else _per_target(chain_nll(chain), batch)
+            nll_per_target = _per_target(chain_nll(chain), batch)
+            return _with_penalty(nll_per_target, BALANCE * share_imbalance(chain)) if model.training else nll_per_target
         if model.transition is None:
             return self.mean_mask_nll(self.mask_nll(model, nodes, batch), batch)
         log_emit, log_trans = model.log_emissions(nodes, batch), model.log_transitions(nodes, batch)
@@ -73,14 +74,6 @@ class Objective:
     def mean_mask_nll(self, mask_nll_M: Float[Tensor, " M"], batch: Batch) -> Float[Tensor, " B"]:
         """Return the mean over each sequence's masks; `inf` for a sequence without any."""
         return _per_target(batch.scatter_targets(mask_nll_M).sum(1), batch)
-
-
-def _chain_loss(chain: Chain, batch: Batch) -> Float[Tensor, " B"]:
-    """Return the likelihood of the targets, with the gradient of what a chain learns."""
-    nll_B = chain_nll(chain)
-    # without a loss of its own, only the first mask of a sequence would teach the LM head what a mask alone holds
-    to_own_B = OWN_SHARE * (own_nll(chain) - nll_B) / batch.target_lengths.clamp(min=1)
-    return _with_penalty(_per_target(nll_B, batch), to_own_B + BALANCE * share_imbalance(chain))
 
 
 def _with_penalty(nll_B: Tensor, penalty_B: Tensor) -> Float[Tensor, " B"]:

@@ -8,10 +8,8 @@ import torch
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.dag.build import dag_of_tokens
 from exlm_cli.data.batch import Batch, expand
-from exlm_cli.model.chain import BALANCE
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.alignment import states_alignment_nll
-from exlm_cli.ops.chain import chain_nll, share_imbalance
 from exlm_cli.ops.path_prior import token_nll
 from exlm_cli.train.evaluation import evaluate_batch, score_sequences, summarise
 from exlm_cli.train.objective import Objective
@@ -114,23 +112,6 @@ def test_until_it_begins_the_loss_is_an_mlms(recipe):
     torch.testing.assert_close(
         OBJECTIVE.sequence_nll(model, batch) * batch.target_lengths, score_sequences(model, OBJECTIVE, batch).joint_nll
     )
-
-
-def test_half_of_the_gradient_is_an_mlms(model):
-    recipe = tiny_recipe(model=CHAIN | {"dropout": 0.0, "attention_dropout": 0.0})
-    batch, weights = tiny_batch(recipe), model.state_dict()
-    model = ExlmModel(recipe, SPECIAL.vocab_size).train()
-    model.load_state_dict(weights)
-    encoder = model.encoder.token_embedding.weight
-    model.chain_head.is_learning = True
-    loss = OBJECTIVE.sequence_nll(model, batch)
-    chain = model.chain(model.node_states(batch), batch)
-    alone = OBJECTIVE.mean_mask_nll(OBJECTIVE.mask_nll(model, model.node_states(batch), batch), batch)
-    together = chain_nll(chain) / batch.target_lengths
-    torch.testing.assert_close(loss, together)
-    parts = 0.5 * (alone + together) + BALANCE * share_imbalance(chain)
-    grads = [torch.autograd.grad(values.sum(), encoder)[0] for values in (loss, parts)]
-    torch.testing.assert_close(*grads)
 
 
 def test_classes_are_found_once_also_by_a_run_that_is_resumed(recipe):
