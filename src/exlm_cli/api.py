@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 import numpy as np
 from torch import nn
 
-from exlm_cli.bundled_models import local_path
 from exlm_cli.config.tasks import GlueTaskConfig, SquadTaskConfig
 from exlm_cli.cost.meter import num_parameters
 from exlm_cli.dag.build import build_dag
@@ -21,8 +20,7 @@ from exlm_cli.dag.inspection import Inspection, inspect
 from exlm_cli.dag.search import Length
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
-from exlm_cli.export.hub import SCHEME, fetch_run
-from exlm_cli.export.intake import is_foreign, take_in
+from exlm_cli.export.given import local_run
 from exlm_cli.finetune.cells.model import Finetuned, load_finetuned
 from exlm_cli.finetune.evaluation.calibration import DEFAULT_LEVEL
 from exlm_cli.finetune.features import FeatureStore, with_descriptors
@@ -363,11 +361,8 @@ def load(run: str | Path, *, device: str = "auto", progress: Progress | None = N
         TokenizerError: Its tokenizer cannot be read.
         ConfigError: There is no such device.
     """
-    path, progress = local_path(run), progress or SilentProgress()
-    if str(path).startswith(SCHEME):
-        path = fetch_run(str(path), progress)
-    elif is_foreign(path):
-        path = take_in(str(path), progress)
+    progress = progress or SilentProgress()
+    path = local_run(Path(run), progress)
     if run_kind(path) == "finetune":
         return Run(path, load_finetuned(path, device=device), progress)
     return Run(path, load_pretrained(path, device=device, progress=progress), progress)

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from exlm_cli.bundled_models import bundled_name, bundled_runs, given_name, local_path, report_folder
+from exlm_cli.bundled_models import bundled_name, bundled_runs, given_name, report_folder
 from exlm_cli.config.input_paths import SCHEMES
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.tasks import InputKind
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError
+from exlm_cli.export.given import is_on_hub, local_run
 from exlm_cli.format import format_count, format_parameters, name_some
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import (
@@ -50,32 +51,6 @@ class GivenRun:
     def report(self) -> Path:
         """Folder for reports on the run."""
         return report_folder(self.path)
-
-
-def is_on_hub(given: Path) -> bool:
-    """Return whether a run was given as `hub:OWNER/NAME[@REVISION]`."""
-    return str(given).startswith("hub:")
-
-
-def local_run(given: Path, progress: Progress, kind: InputKind = "text") -> Path:
-    """Return a run directory as given, for `bundled:NAME` that in the package, for `hub:` and `hf:` a cached copy.
-
-    `kind` is what a model of transformers reads, whose files do not say it.
-
-    Raises:
-        CheckpointError: The package or the Hub has no such run, or the Hub cannot be reached.
-        ConfigError: transformers is needed and not installed.
-        TokenizerError: The tokenizer of a model of transformers cannot be used.
-    """
-    if is_on_hub(given):
-        from exlm_cli.export.hub import fetch_run
-
-        return fetch_run(str(given), progress)
-    if str(given).startswith("hf:"):
-        from exlm_cli.export.intake import take_in
-
-        return take_in(str(given), progress, kind)
-    return local_path(given)
 
 
 def runs_of_series(folder: Path) -> list[Path]:

@@ -51,11 +51,6 @@ _MOST_BYTES = 1 << 20
 _USUAL_LENGTH = 512
 
 
-def is_foreign(given: str | Path) -> bool:
-    """Return whether a run was given as `hf:...`."""
-    return str(given).startswith(SCHEME)
-
-
 def take_in(given: str, progress: Progress, kind: RowKind = "text") -> Path:
     """Return the run directory in the cache with the model of `hf:...`; make it if it is not there.
 

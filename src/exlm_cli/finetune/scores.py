@@ -174,13 +174,13 @@ class RunScores:
         rows = self._rows(split, metric, model, label)
         return spread_of(rows[rows.seed == AVERAGE].value)
 
-    def seeds(self, split: str, metric: str, *, model: str = MODEL, label: str = "") -> Spread:
+    def seeds(self, split: str, metric: str, *, model: str = MODEL) -> Spread:
         """Return what the seeds score alone, over the seeds of all splits of the rows."""
-        return spread_of(self.by_seed(split, metric, model=model, label=label).value)
+        return spread_of(self.by_seed(split, metric, model=model).value)
 
-    def by_seed(self, split: str, metric: str, *, model: str = MODEL, label: str = "") -> "DataFrame":
+    def by_seed(self, split: str, metric: str, *, model: str = MODEL) -> "DataFrame":
         """Return the rows of the seeds alone, in the order of the file."""
-        rows = self._rows(split, metric, model, label)
+        rows = self._rows(split, metric, model, "")
         return rows[rows.seed != AVERAGE]
 
     def of_seed(self, split: str, seed: int, split_seed: int) -> dict[str, float]:

@@ -25,7 +25,7 @@ def curves(
     from exlm_cli.bundled_models import report_folder
     from exlm_cli.cli import console
     from exlm_cli.cli.reports import draw_curves
-    from exlm_cli.cli.runs import local_run
+    from exlm_cli.export.given import local_run
 
     path = None if out is None else _figure_path(out)
     progress = console.open_progress()

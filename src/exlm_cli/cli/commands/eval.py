@@ -105,8 +105,9 @@ def evaluate(
     """
     from exlm_cli.cli import console
     from exlm_cli.cli.reports import Output, emit_sweep
-    from exlm_cli.cli.runs import given_runs, is_on_hub, local_run, newest_run, runs_of_series
+    from exlm_cli.cli.runs import given_runs, newest_run, runs_of_series
     from exlm_cli.experiments.results import is_sweep_run, load_sweep_run
+    from exlm_cli.export.given import is_on_hub, local_run
 
     wanted_formats = parse_formats(formats if out is None else formats or "csv", list(SUFFIXES))
     output = Output(wanted_formats, out, has_figures=figures, as_json=as_json)

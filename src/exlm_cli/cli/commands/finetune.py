@@ -141,8 +141,8 @@ def finetune(
     """
     from exlm_cli.cli import console
     from exlm_cli.cli.reports import emit_dry_run
-    from exlm_cli.cli.runs import local_run
     from exlm_cli.config.load import load_recipe
+    from exlm_cli.export.given import local_run
     from exlm_cli.run_dir import SERIES_FILE
 
     task = {"data_dir": data_dir, "split": split, "split_column": split_column}
@@ -256,8 +256,8 @@ def _finish_series(
 ) -> None:
     """Finish the runs of a series, print and save the paper's table with their row, and write the page of each run."""
     from exlm_cli.cli import console
-    from exlm_cli.cli.runs import local_run
     from exlm_cli.experiments.series import run_series
+    from exlm_cli.export.given import local_run
     from exlm_cli.report.experiments.paper import paper_tables
     from exlm_cli.report.finetuning.page import write_page
     from exlm_cli.report.tables import write_tables

@@ -91,7 +91,7 @@ def pretrain(
         resolved = load_recipe(recipe, overrides)
     if dry_run:
         return emit_dry_run(resolved, as_json=as_json, checkpoint=checkpoint)
-    from exlm_cli.cli.runs import local_run
+    from exlm_cli.export.given import local_run
     from exlm_cli.train.pretrain import run_pretraining
     from exlm_cli.train.records.profiler import StepProfiler
 

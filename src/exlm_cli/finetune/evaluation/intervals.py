@@ -28,29 +28,27 @@ _CELLS = 4_000_000
 Bounds = tuple[float, float]
 
 
-def mean_interval(groups: Sequence[Sequence[float]], bounds: Bounds, overlap: float = 0.0) -> Bounds | None:
-    """Return the 95 % interval of a mean over n groups of values, each averaged first: mean ± t · s · sqrt(1/n + o).
+def mean_interval(values: Sequence[float], bounds: Bounds, overlap: float = 0.0) -> Bounds | None:
+    """Return the 95 % interval of a mean over n values of seeds or splits: mean ± t · s · sqrt(1/n + o).
 
     The interval is cut to what the metric can be. That costs no coverage, since the mean that it is of lies there too;
     a percentile bootstrap of three or five values stays there by itself, but is far too narrow.
 
     Args:
-        groups: Values of the seeds on each split, or one value of each seed or split.
         bounds: The range of the metric.
         overlap: o. Splits of the same rows share most of them, so their scores vary less than those of new rows would:
             with o = test rows / training rows the interval is that of Nadeau and Bengio (2003).
 
     Returns:
-        None for fewer than two groups.
+        None for fewer than two values.
     """
     from scipy import stats
 
-    means = np.array([np.mean(group) for group in groups])
-    num = len(means)
+    known, num = np.array(values), len(values)
     if num < 2:
         return None
-    half = stats.t.ppf(0.975, num - 1) * means.std(ddof=1) * math.sqrt(1 / num + overlap)
-    low, high = (float(np.clip(means.mean() + side * half, *bounds)) for side in (-1, 1))
+    half = stats.t.ppf(0.975, num - 1) * known.std(ddof=1) * math.sqrt(1 / num + overlap)
+    low, high = (float(np.clip(known.mean() + side * half, *bounds)) for side in (-1, 1))
     return low, high
 
 

@@ -55,8 +55,8 @@ def join_splits(splits: Sequence[RunResults], scores: RunScores) -> RunResults:
 
 
 def _split_interval(results: RunResults, scores: RunScores, metric: str) -> Interval | None:
-    values = scores.by_split(results.scored_split, metric).values()
-    bounds = mean_interval([[value] for value in values], metric_range(metric), results.test_share)
+    values = list(scores.by_split(results.scored_split, metric).values())
+    bounds = mean_interval(values, metric_range(metric), results.test_share)
     return _interval(bounds, "splits", len(values))
 
 
@@ -101,7 +101,7 @@ def compare(splits: Sequence[RunResults], scores: RunScores, resampled: Resample
         return Comparison(baseline=name, metric=metric, split=part, of_model=None, of_baseline=None, gain=None)
     gains = [sign * (a - b) for a, b in pairs]
     if len(splits) > 1:
-        over_splits = mean_interval([[gain] for gain in gains], gain_range(metric), own.test_share)
+        over_splits = mean_interval(gains, gain_range(metric), own.test_share)
         intervals = [_interval(over_splits, "splits", len(gains))]
     else:
         over_rows = None if resampled is None else resampled.gain(name, sign)
@@ -131,7 +131,7 @@ def _gain_over_seeds(own: RunResults, scores: RunScores, baseline: str, sign: in
         for model in (MODEL, baseline)
     ]
     gains = (sign * (by_model[0] - by_model[1])).dropna().tolist()
-    found = mean_interval([[gain] for gain in gains], gain_range(own.selection_metric))
+    found = mean_interval(gains, gain_range(own.selection_metric))
     return _interval(found, "seeds", len(gains))
 
 
