@@ -117,16 +117,14 @@ def read_labels(
             hint = "; ".join([_CHOOSE_COLUMNS, *_describe_missing({name: words[name]}, missing)])
             raise DataError(f"{table.path}: label column `{name}` is empty in every row", hint)
     texts = {name: words[name] for name in columns if any(c and number(c) is None for c in table.columns[name])}
-    try:
-        match _find_kind(table, columns, number, positive) if kind == "auto" else kind:
-            case "multi_label":
-                labels = _binary_labels(table, columns)
-            case "regression":
-                labels = _values(table, columns, number)
-            case _:
-                labels = _classes(table, columns, number, positive, is_found=kind == "auto")
-    except _OneValueError as error:
-        raise DataError(error.message, "; ".join([_OTHERS, *_describe_missing(words, missing)])) from None
+    hint = "; ".join([_OTHERS, *_describe_missing(words, missing)])
+    match _find_kind(table, columns, number, positive) if kind == "auto" else kind:
+        case "multi_label":
+            labels = _binary_labels(table, columns, hint)
+        case "regression":
+            labels = _values(table, columns, number, hint)
+        case _:
+            labels = _classes(table, columns, number, positive, hint, is_found=kind == "auto")
     if positive is not None and labels.loss != "classes":
         what = "values to predict" if labels.loss == "regression" else "0/1 labels"
         raise DataError(f"{table.path}: `task.positive_class` is for two classes; found {what}", "leave it out")
@@ -310,11 +308,12 @@ def _name_cells(table: Table, cells: Sequence[tuple[str, int]]) -> str:
     return said
 
 
-def _binary_labels(table: Table, columns: Sequence[str]) -> Labels:
-    hint = "write 1 for positive and 0 for negative rows, or give one column of classes"
-    targets = read_targets(_with_zeros(table, columns), columns, *_BINARY_CELLS, hint)
+def _binary_labels(table: Table, columns: Sequence[str], hint: str) -> Labels:
+    """Return 0/1 labels; `hint` is that of a column with one value, here and in `_values` and `_classes`."""
+    mend = "write 1 for positive and 0 for negative rows, or give one column of classes"
+    targets = read_targets(_with_zeros(table, columns), columns, *_BINARY_CELLS, mend)
     if len(columns) == 1:
-        _check_varies(table, columns, targets)
+        _check_varies(table, columns, targets, hint)
     what = f"a 0/1 label, `{columns[0]}`" if len(columns) == 1 else f"{len(columns)} 0/1 labels"
     positive = ", ".join(format_percent(float(np.nanmean(column))) for column in targets.T[:5])
     more = "" if len(columns) <= 5 else ", ..."
@@ -342,9 +341,9 @@ def _with_zeros(table: Table, columns: Sequence[str], *, is_strict: bool = True)
     return table
 
 
-def _values(table: Table, columns: Sequence[str], number: Parser) -> Labels:
+def _values(table: Table, columns: Sequence[str], number: Parser, hint: str) -> Labels:
     targets = read_targets(table, columns, _value_of(number), _VALUES, _MEND)
-    _check_varies(table, columns, targets)
+    _check_varies(table, columns, targets, hint)
     named = name_some(f"`{name}`" for name in columns)
     notes = [f"found values to predict in {named}; if they are classes, say so with `--set task.label_kind=classes`"]
     if set(np.unique(targets[~np.isnan(targets)])) == {-1.0, 1.0}:
@@ -354,22 +353,20 @@ def _values(table: Table, columns: Sequence[str], number: Parser) -> Labels:
     return Labels("regression", tuple(columns), targets, tuple(notes))
 
 
-class _OneValueError(DataError):
-    """A column has the same label in every row."""
-
-
-def _check_varies(table: Table, columns: Sequence[str], targets: FloatArray) -> None:
+def _check_varies(table: Table, columns: Sequence[str], targets: FloatArray, hint: str) -> None:
     for name, values in zip(columns, targets.T, strict=True):
         present = np.unique(values[~np.isnan(values)])
         if len(present) == 1:
-            raise _one_value(table, name, f"{present[0]:g}")
+            raise _one_value(table, name, f"{present[0]:g}", hint)
 
 
-def _one_value(table: Table, name: str, value: str) -> DataError:
-    return _OneValueError(f"{table.path}: `{name}` is {value} in every row that has it: nothing to learn", _OTHERS)
+def _one_value(table: Table, name: str, value: str, hint: str) -> DataError:
+    return DataError(f"{table.path}: `{name}` is {value} in every row that has it: nothing to learn", hint)
 
 
-def _classes(table: Table, columns: Sequence[str], number: Parser, positive: str | None, *, is_found: bool) -> Labels:
+def _classes(
+    table: Table, columns: Sequence[str], number: Parser, positive: str | None, hint: str, *, is_found: bool
+) -> Labels:
     if len(columns) > 1:
         raise DataError(
             f"{table.path}: {len(columns)} label columns cannot be `classes`: each row has one class",
@@ -379,7 +376,7 @@ def _classes(table: Table, columns: Sequence[str], number: Parser, positive: str
     cells = table.columns[name]
     names = _class_names({cell for cell in cells if cell}, number)
     if len(names) < 2:
-        raise _one_value(table, name, f"`{names[0]}`")
+        raise _one_value(table, name, f"`{names[0]}`", hint)
     if len(names) > _MAX_CLASSES:
         raise DataError(
             f"{table.path}: `{name}` has {len(names):,} different texts, at most {_MAX_CLASSES} classes are taken",
