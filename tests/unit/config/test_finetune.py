@@ -41,15 +41,6 @@ def test_without_a_grid_there_is_the_recipe_alone():
     assert (point.label, point.values, point.recipe) == (NO_GRID, {}, recipe())
 
 
-def test_a_warm_up_in_a_grid_replaces_the_recipes_own_whichever_key_gives_it():
-    begun = recipe(optim={"lr": 1e-3, "warmup_steps": 5}, grid={"optim.warmup_ratio": [0.1, 0.0, None]})
-    points = grid_points(begun, use_grid=True)
-    assert [point.recipe.optim.resolve_warmup_steps(100) for point in points] == [10, 0, 5]
-    begun = recipe(optim={"lr": 1e-3, "warmup_ratio": 0.1}, grid={"optim.warmup_steps": [7, 0]})
-    points = grid_points(begun, use_grid=True)
-    assert [point.recipe.optim.resolve_warmup_steps(100) for point in points] == [7, 0]
-
-
 def test_every_combination_of_a_grid_is_a_point_with_its_values_in_the_recipe():
     points = grid_points(recipe(grid=GRID), use_grid=True)
     assert [(p.recipe.optim.lr, p.recipe.train.max_epochs) for p in points] == [

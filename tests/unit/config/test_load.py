@@ -38,41 +38,12 @@ def test_a_file_is_found_by_path_and_called_by_its_stem(tmp_path):
     assert recipe.model == load_recipe("quickstart-text").model
 
 
-@pytest.mark.parametrize(
-    ("file", "name"),
-    [("Text_v2.yaml", "text_v2"), ("My run (3).yaml", "my-run-3"), ("_x.yml", "x"), ("ß.yaml", "recipe")],
-)
-def test_a_file_whose_stem_names_no_folder_is_called_by_what_is_left_of_it(tmp_path, file, name):
-    path = write(tmp_path / file, "extends: quickstart-text\n")
-    assert load_recipe(str(path)).name == name
-    extended = write(tmp_path / "variants.yaml", f"extends: quickstart-ablations\npretrain: {{extends: '{file}'}}\n")
-    assert load_recipe(str(extended), kind=SweepRecipe).pretrain.name == name
-
-
 def test_extends_goes_through_files_beside_each_other(tmp_path, monkeypatch):
     write(tmp_path / "base.yaml", "extends: quickstart-text\noptim: {lr: 1e-4, warmup_steps: 7}\nname: called\n")
     write(tmp_path / "child.yaml", "extends: base.yaml\noptim: {lr: 2e-4}\n")
     monkeypatch.chdir("/")
     recipe = load_recipe(str(tmp_path / "child.yaml"))
     assert (recipe.name, recipe.optim.lr, recipe.optim.warmup_steps) == ("child", 2e-4, 7)
-
-
-@pytest.mark.parametrize(
-    ("base", "child", "override", "steps"),
-    [
-        ("warmup_steps: 7", "warmup_ratio: 0.5", None, 50),
-        ("warmup_ratio: 0.5", "warmup_steps: 7", None, 7),
-        ("warmup_steps: 7", "warmup_steps: 8", "optim.warmup_ratio=0.5", 50),
-        ("warmup_steps: 7", "eps: 1e-8", None, 7),
-    ],
-)
-def test_the_warm_up_given_last_counts_in_steps_or_as_a_ratio(tmp_path, base, child, override, steps):
-    write(tmp_path / "base.yaml", f"extends: quickstart-text\noptim: {{{base}}}\ntrain: {{max_steps: 100}}\n")
-    write(tmp_path / "child.yaml", f"extends: base.yaml\noptim: {{{child}}}\n")
-    overrides = [] if override is None else [override]
-    recipe = load_recipe(str(tmp_path / "child.yaml"), overrides)
-    assert recipe.optim.resolve_warmup_steps(100) == steps
-    assert load_recipe(write(tmp_path / "again.yaml", dump_recipe(recipe))).optim == recipe.optim
 
 
 def test_a_circle_of_extends_is_refused_with_its_chain(tmp_path):
@@ -200,3 +171,12 @@ def test_damage_in_the_recipe_of_a_run_is_told_apart_from_a_mistake_of_the_user(
     with pytest.raises(ConfigError) as caught:
         resumed_recipe(tmp_path, PretrainRecipe, ["sead=2"])
     assert caught.value.hint == "did you mean `seed`?"
+
+
+def test_a_directory_is_no_recipe_and_that_of_a_run_is_named(tmp_path):
+    """A run is given by mistake for its recipe; other directories have none that the hint could name."""
+    error = error_of(tmp_path)
+    assert error.message == f"{tmp_path} is a directory; a recipe is a YAML file"
+    assert "recipe of that run" not in error.hint
+    inside = write(tmp_path / "recipe.yaml", "extends: quickstart-text\n")
+    assert error_of(tmp_path).hint == f"the recipe of that run is {inside}"

@@ -126,6 +126,7 @@ def test_an_unknown_key_comes_before_what_follows_from_it_and_has_the_nearest_ke
     assert (error.message, error.hint) == ("mine.yaml: unknown key `optim.lrr`", "did you mean `optim.lr`?")
     assert "heads" in unknown_key("f", "model.transition.zzz", PretrainRecipe).hint
     assert "masking" in unknown_key("f", "zzz.y", PretrainRecipe).hint
+    assert error_of(file=[Layer("mine.yaml", {"extend": "text-small"})]).hint == "did you mean `extends`?"
 
 
 @pytest.mark.parametrize(
@@ -159,6 +160,7 @@ def test_changes_are_told_by_their_dotted_keys():
     lr, betas = before["optim"]["lr"], before["optim"]["betas"]
     assert changed_keys(before, after) == {"optim.lr": (lr, 0.5), "optim.betas": (betas, [0.8, 0.9])}
     assert describe_changes(before, before) == ""
+    assert describe_changes(dict.fromkeys("abcde", 1), dict.fromkeys("abcde", 2)).endswith("2 more")
     assert describe_changes(before, after) == (
         f": `optim.lr` was {lr} and is 0.5, `optim.betas` was [{betas[0]}, {betas[1]}] and is [0.8, 0.9]"
     )

@@ -42,17 +42,6 @@ def test_a_variant_is_the_common_recipe_with_its_changes():
     assert cells[3].changes == {"optim.lr": 1e-4, "masking.num_states_per_mask": 2}
 
 
-def test_a_warm_up_of_a_variant_replaces_the_common_one_whichever_key_gives_it(tmp_path):
-    path = _write(
-        tmp_path,
-        f"extends: {SWEEP}\npretrain: {{optim: {{warmup_steps: 7}}, train: {{max_steps: 100}}}}\n"
-        "only: [same, ratio]\nvariants: {same: {}, ratio: {optim.warmup_ratio: 0.5}}\n",
-    )
-    for overrides, steps in (([], [7, 50]), (["variants.ratio={optim.warmup_steps: 9}"], [7, 9])):
-        cells = _load(path, *overrides).plan()
-        assert [cell.pretrain.optim.resolve_warmup_steps(100) for cell in cells] == steps
-
-
 @pytest.mark.parametrize("name", [SWEEP, GRID])
 def test_order_and_values_survive_the_file_that_a_run_keeps(name, tmp_path):
     recipe = _load(name)
@@ -130,3 +119,15 @@ def test_what_extends_nothing_that_is_there_is_refused(tmp_path, text, found):
     message = _error(path).message
     assert message.startswith(path)
     assert found in message
+
+
+def test_k_or_p_alone_choose_among_the_cells_of_the_recipe():
+    recipe = _load("repeat-mlm")
+    for ks, ps, cells in (((8,), None, ((8, 0.622), (8, 0.789))), (None, (0.0225,), ((1, 0.0225),))):
+        chosen, left_out = recipe.choose_cells(ks, ps)
+        assert (chosen.cells, left_out) == (cells, [])
+
+
+def test_values_that_no_task_accepts_are_refused_also_while_there_are_no_tasks():
+    message = _error(GRID, "tasks=[]", "finetune.task.files.valid=dev.tsv").message
+    assert "`task.files.train` is missing: `train` and `valid` are both needed" in message

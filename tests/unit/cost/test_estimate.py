@@ -12,11 +12,13 @@ from exlm_cli.cost.counts import recipe_step_flops
 from exlm_cli.cost.estimate import (
     count_memory,
     describe_cost,
+    describe_time,
     estimate_cost,
     step_time,
 )
 from exlm_cli.cost.gpus import GPUS
 from exlm_cli.data.batch import Batch
+from exlm_cli.format import format_span
 from exlm_cli.model.chain import ChainHead
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.train.objective import Objective
@@ -192,3 +194,18 @@ def test_the_cost_says_what_fits(changes, gpu, fits):
     estimate = estimate_cost(load_recipe("text-large", changes), gpu, 1)
     assert (estimate.memory_bytes + 2e9 <= GPUS[gpu].memory_bytes) == fits
     assert describe_cost(estimate)["memory"].endswith(": it fits") == fits
+
+
+@pytest.mark.parametrize(
+    ("sections", "unit", "bound"),
+    [
+        ({"train": {"max_steps": 6}}, "", "at most"),  # eight sequences a step, which may be shorter than 16 tokens
+        ({"train": {"max_steps": 6}, "data": {"sample_break": "none"}}, "", "at least"),
+        ({"train": {"max_steps": None, "max_epochs": 2}}, " for each 100 M tokens", "at least"),
+    ],
+)
+def test_a_time_is_told_for_the_run_or_for_some_of_its_tokens(sections, unit, bound):
+    recipe = tiny_recipe(**sections)
+    step_s, by = step_time(recipe, "a100")
+    steps = 1e8 / (8 * 16) if unit else 6
+    assert describe_time(recipe, "a100") == f"{bound} {format_span(steps * step_s)}{unit}, by {by}"

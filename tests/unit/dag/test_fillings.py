@@ -151,24 +151,6 @@ def test_a_search_that_meets_its_limit_says_so_and_still_finds_fillings(monkeypa
     assert len(found.fillings) == 10
 
 
-@pytest.mark.parametrize(("num_masks", "k", "length"), [(128, 4, "exact"), (128, 4, "any"), (256, 2, "exact")])
-def test_the_first_pass_over_the_largest_dags_fits_into_the_limit_of_work(monkeypatch, num_masks, k, length):
-    """Of any vocabulary and number of fillings; the passes are counted, not run."""
-    num_nodes = k * num_masks + 2
-    emissions, edges = np.zeros((num_nodes, 50_000), np.float16), np.zeros((num_nodes, num_nodes))
-    # masks that are all neighbours make the largest group
-    small = random_dag(1, 1, 2, seed=0)
-    ids = np.full(num_masks, small.tokenizer.mask_id)
-    dag = replace(small, node_log_probs=emissions, log_trans=edges, num_states_per_mask=k, input_ids=ids)
-    monkeypatch.setattr(filling_search.SearchProblem, "prepare", lambda problem, tokens: None)
-    for wanted in (10, 1000):
-        problem = filling_search.SearchProblem(dag, length)
-        problem.token_of_column = np.zeros(filling_search.MAX_CANDIDATES, int)
-        monkeypatch.setattr(filling_search, "_beam", lambda *_: ([], 0.0))
-        filling_search.best_sequences(problem, wanted)
-        assert problem.work_left >= 0
-
-
 @pytest.mark.parametrize("length", ["exact", "any"])
 def test_the_guess_takes_the_best_token_of_every_marginal(length):
     """Marginals are given one token a mask; the probability is that of the list beside it."""
@@ -185,3 +167,15 @@ def test_the_guess_takes_the_best_token_of_every_marginal(length):
     assert guess.prob_independent == pytest.approx(marginals.max(axis=1).prod())
     probability = enumerate_fillings(dag, length)[guess.filling.tokens_by_mask]
     assert math.exp(guess.filling.log_prob) == pytest.approx(probability)
+
+
+def test_a_guess_without_a_path_keeps_its_text():
+    """The likeliest first token, x, and the likeliest second one, b, never come together."""
+    nodes = [{"x": 1.0}, {"y": 1.0}, {"z": 1.0}, {"a": 1.0}, {"b": 1.0}, {"b": 1.0}]
+    edges = {0: {1: 0.4, 2: 0.3, 3: 0.3}, 1: {4: 1.0}, 2: {5: 1.0}, 3: {6: 1.0}, **{v: {7: 1.0} for v in (4, 5, 6)}}
+    dag = handmade_dag("I [MASK], you [MASK].", nodes, edges, 3)
+    lengths: tuple[Length, ...] = ("exact", "any")
+    for length in lengths:
+        guess = independent_guess(dag, length)
+        assert guess.filling.text == "I x, you b."
+        assert guess.filling.log_prob == -math.inf

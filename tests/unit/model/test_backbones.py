@@ -14,7 +14,7 @@ from exlm_cli.config.sections import BackboneConfig, ModelConfig
 from exlm_cli.data.batch import MaskedSequences, expand
 from exlm_cli.data.proteins import esm_tokenizer
 from exlm_cli.data.tokenizer import Tokenizer
-from exlm_cli.errors import CheckpointError
+from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.export.intake import take_in
 from exlm_cli.model import compiled
 from exlm_cli.model.backbones import FAMILIES, ForeignEncoder, model_values, plain_config, to_masked_lm
@@ -260,3 +260,12 @@ def test_padding_rows_of_the_table_are_never_predicted(tmp_path, monkeypatch):
         log_probs = ours.model.node_log_probs(ours.model.node_states(batch))
     assert log_probs.shape[-1] == ours.tokenizer.vocab_size < len(ours.model.encoder.token_embedding.weight)
     assert log_probs[0, 1].exp().sum().item() == pytest.approx(1.0, abs=1e-5)
+
+
+def test_dropout_of_the_recipe_is_the_encoders(taken):
+    recipe = taken["modernbert"][1].recipe
+    values = {"model.dropout": 0.5, "model.activation_dropout": 0.25, "model.attention_dropout": 0.125}
+    config = ForeignEncoder(recipe.changed(values).model, 20).base.config
+    assert (config.embedding_dropout, config.mlp_dropout, config.attention_dropout) == (0.5, 0.25, 0.125)
+    with pytest.raises(ConfigError, match=r"`model\.activation_dropout` is 0\.25, and the encoder of a bert has no"):
+        ForeignEncoder(taken["bert"][1].recipe.changed({"model.activation_dropout": 0.25}).model, 20)

@@ -4,7 +4,6 @@ from dataclasses import fields
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from exlm_cli.cost.counts import count_parameters
 from exlm_cli.data.batch import Batch, expand
@@ -127,27 +126,6 @@ def test_dropout_falls_on_the_embeddings_the_activation_and_both_outputs_of_a_bl
         for value in values:
             share = float((value == 0).double().mean())
             assert abs(share - rate) <= 5 * (rate * (1 - rate) / value.numel()) ** 0.5 + 1e-4
-
-
-@pytest.mark.parametrize("model", [{}, OUTPUT])
-def test_weights_of_attention_are_dropped_in_training_alone(monkeypatch, model):
-    """In its one call of each block, which has a mask of keys where there is padding, and else none."""
-    calls = []
-    attend = F.scaled_dot_product_attention
-
-    def record(*args, attn_mask=None, dropout_p=0.0, **rest):
-        calls.append((dropout_p, attn_mask is not None))
-        return attend(*args, attn_mask=attn_mask, dropout_p=dropout_p, **rest)
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", record)
-    network = _model(model={**model, **RATES})
-    for lengths in ((9, 9), (9, 12)):
-        batch = tiny_batch(tiny_recipe(model=model), lengths)
-        for is_training, rate in ((True, 0.125), (False, 0.0)):
-            calls.clear()
-            network.train(is_training).node_states(batch)
-            assert calls == [(rate, batch.is_padded)] * 2
-        assert batch.is_padded == (lengths == (9, 12))
 
 
 @pytest.mark.parametrize("lengths", [(9, 4, 12), (10, 10)])

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from exlm_cli.model.transition import TransitionHead, allowed_edges, mask_order, node_places
+from exlm_cli.model.transition import TransitionHead, allowed_edges
 from tests.oracles import turned
 from tests.tiny import tiny_batch, tiny_recipe
 
@@ -156,25 +156,3 @@ def test_a_head_that_sees_places_scores_turned_vectors(batch, states, rope):
             later = torch.stack([turned(key[b, u], (places[u],), (16,)) for u in range(v + 1, num_nodes)])
             expected = (later @ turned(query[b, v], (places[v],), (16,))).div(4).log_softmax(-1).to(log_trans.dtype)
             torch.testing.assert_close(log_trans[b, v, v + 1 : num_nodes].detach(), expected, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("k", "places"),
-    [
-        (1, [0, 1, 2, 3]),
-        (2, [0, 0.75, 1.25, 1.75, 2.25, 3]),
-        (3, [0, 2 / 3, 1, 4 / 3, 5 / 3, 2, 7 / 3, 3]),
-        (4, [0, 0.625, 0.875, 1.125, 1.375, 1.625, 1.875, 2.125, 2.375, 3]),
-    ],
-)
-def test_the_states_of_a_mask_lie_evenly_around_its_number(k, places):
-    """Two masks, and padding at 0."""
-    node_mask = torch.tensor([[-1, *(mask for mask in range(2) for _ in range(k)), -1, -1]])
-    found = node_places(node_mask, torch.tensor([2 * k + 2]), k)
-    assert found[0].tolist() == pytest.approx([*places, 0], abs=1e-6)
-
-
-@pytest.mark.parametrize(("k", "order"), [(1, [0, 1, 2, 3, 0]), (2, [0, 1, 1, 2, 2, 3, 0])])
-def test_the_end_comes_after_the_last_mask(k, order):
-    node_mask = torch.tensor([[-1, *(mask for mask in range(2) for _ in range(k)), -1, -1]])
-    assert mask_order(node_mask, torch.tensor([2 * k + 2]), k).tolist() == [order]
