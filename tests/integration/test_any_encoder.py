@@ -21,7 +21,6 @@ from tests.foreign import AMINO_ACIDS, WORDS, save_masked_lm
 from tests.tiny import OUTPUT, tiny_recipe, train_losses
 from tests.unit.finetune.synthetic import finetune_recipe
 from tests.unit.tasks.glue_files import write_glue
-from tests.unit.tasks.squad.test_task import write
 
 pytest.importorskip("transformers")
 
@@ -169,24 +168,3 @@ def test_the_original_and_its_exlm_are_fine_tuned_on_glue(tmp_path):
     run = load(tmp_path / "tuned-exlm", device="cpu")
     assert np.isfinite(run.predict([("the dog sees", "a cat")]).filter(like="_probability").to_numpy()).all()
     assert run.embed(["the dog sees"]).mean.shape == (1, 32)
-
-
-def test_answers_are_found_with_two_separators(tmp_path):
-    """RoBERTa's pairs have two separators: windows over a paragraph begin after both, and training goes through."""
-    data = tmp_path / "data"
-    data.mkdir()
-    for name in ("train-v2.0.json", "dev-v2.0.json"):
-        write(data, name, "Moss", "Clocks", "Tea")
-    recipe = finetune_recipe(
-        seeds=[1],
-        task={
-            "name": "squad/v2",
-            "data_dir": str(data),
-            "doc_stride": 12,
-            "max_query_tokens": 24,
-            "sequence_length": 48,
-        },
-        train={"max_epochs": 1, "batch_sequences": 4, "microbatch_tokens": 4096},
-    )
-    result = run_finetuning(recipe, checkpoint=take(tmp_path, "roberta"), out=tmp_path / "tuned")
-    assert result.results.split_sizes == {"train": 7, "valid": 7}

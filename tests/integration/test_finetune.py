@@ -33,22 +33,18 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "pooler_dropout": 0.0}
 
 
-@pytest.mark.parametrize(
-    ("loss", "metric", "is_learnt"),
-    [("binary", "accuracy", lambda value: value > 0.95), ("regression", "rmse", lambda value: value < 3)],
-)
-def test_a_task_that_words_decide_is_learnt(tmp_path, loss, metric, is_learnt):
-    """Chance is 0.5 to 0.6, and a standard deviation of 7.
+def test_a_task_that_words_decide_is_learnt(tmp_path):
+    """Chance is 0.5 to 0.6; regression and spans are learnt in `test_finetune_text.py`.
 
     Initial weights have the deviation that a narrow model needs: with 0.02 at width 16 it is up to rounding, and so to
     the processor, whether both labels are learnt.
     """
     pretrained = make_pretrained(tmp_path / "pre", model={"num_layers": 2, "init_std": 0.1})
     train = {"max_epochs": 25, "batch_sequences": 16, "microbatch_tokens": 4096}
-    task = WordTask(loss, (240, 60, 60))
+    task = WordTask("binary", (240, 60, 60))
     result = run_tiny(pretrained, tmp_path / "run", task, seeds=[1], train=train, optim={"lr": 5e-3}, model=NO_DROPOUT)
     for split in ("valid", "test"):
-        assert is_learnt(result.scores.average(split, metric).mean), result.scores.as_json()
+        assert result.scores.average(split, "accuracy").mean > 0.95, result.scores.as_json()
 
 
 GRID = {"optim.lr": [1e-5, 3e-3], "train.max_epochs": [1, 2]}

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import pwd
-import stat
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -48,22 +47,6 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
     assert caught.value.hint == "free some space"
     assert [p.name for p in tmp_path.iterdir()] == ["f"]
     assert path.read_bytes() == b"old"
-
-
-def test_a_file_system_that_cannot_sync_folders_is_written_to(tmp_path, monkeypatch):
-    real = os.fsync
-
-    def fsync(descriptor: int) -> None:
-        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        real(descriptor)
-
-    monkeypatch.setattr(files.os, "fsync", fsync)
-    write_atomically(tmp_path / "f", b"x")
-    assert (tmp_path / "f").read_bytes() == b"x"
-    monkeypatch.setattr(files.os, "fsync", Mock(side_effect=OSError(errno.EINVAL, os.strerror(errno.EINVAL))))
-    with pytest.raises(CheckpointError, match="Invalid argument"):
-        write_atomically(tmp_path / "f", b"y")
 
 
 def test_a_folder_whose_name_is_taken_is_refused(tmp_path):

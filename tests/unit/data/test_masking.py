@@ -226,13 +226,6 @@ def test_a_number_from_a_range_has_the_probability_of_its_law(ratio):
     assert (np.abs(found[fewest:] / num_rows - law) < 5 * np.sqrt(law * (1 - law) / num_rows) + 1e-12).all()
 
 
-@pytest.mark.parametrize("place", ["spans", "mixed"])
-def test_spans_mask_every_token_of_a_sequence_equally_often(place):
-    num_rows, ratio = 20_000, 0.4  # 14 of 35
-    shares = _many(num_rows, mask_ratio=ratio, place=place).is_masked[:, 1:-1].mean(0)
-    assert np.abs(shares - ratio).max() < 5 * math.sqrt(ratio * (1 - ratio) / num_rows)
-
-
 @pytest.mark.parametrize("span_mean", [1.0, 3.0, 5.5])
 def test_tokens_at_a_distance_are_masked_together_as_spans_of_that_law_make_them(span_mean):
     """Two tokens d apart are in one span with probability sum of (l - d) p(l) over l > d, divided by the mean l.
@@ -250,22 +243,6 @@ def test_tokens_at_a_distance_are_masked_together_as_spans_of_that_law_make_them
         together = (is_masked[:, :-distance] & is_masked[:, distance:]).mean(1)
         expected = ratio * in_one + ratio**2 * (1 - in_one)
         assert abs(together.mean() - expected) < 5 * together.std() / math.sqrt(num_rows) + 2 / n, distance
-
-
-@pytest.mark.parametrize("ratio", [0.3, [0.0, 0.6]])
-def test_at_most_one_word_of_a_text_is_masked_in_part_and_from_its_beginning(ratio):
-    rows = BPE.encode_batch(WORDS)
-    masked = _mask(rows, tokenizer=BPE, mask_ratio=ratio, place="spans").is_masked
-    numbers = _mask(rows, tokenizer=BPE, mask_ratio=ratio).is_masked.sum(1)
-    assert masked.sum(1).tolist() == numbers.tolist()
-    has_whole = False
-    for row, is_masked in zip(rows, masked, strict=True):
-        starts = [i for i, token in enumerate(row) if i == 0 or BPE.begins_word[token]]
-        words = [is_masked[1 + i : 1 + j].tolist() for i, j in itertools.pairwise([*starts, len(row)])]
-        assert sum(0 < sum(word) < len(word) for word in words) <= 1
-        assert all(word == sorted(word, reverse=True) for word in words)
-        has_whole |= any(all(word) and len(word) > 2 for word in words)
-    assert has_whole
 
 
 @pytest.mark.parametrize(

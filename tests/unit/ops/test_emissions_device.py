@@ -1,7 +1,5 @@
 """The LM head on CUDA, run on the CPU: its blocks in torch, and its kernels in the simulator, against log_softmax."""
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -97,18 +95,6 @@ def test_no_rows_give_no_probabilities_and_zero_gradients(rows):
     assert torch.autograd.grad(result.sum(), leaves[1])[0].eq(0).all()
 
 
-@pytest.mark.usefixtures("rows")
-def test_a_bias_at_an_odd_address_is_copied():
-    leaves, tokens = _inputs(5, 29, 4)
-    expected = _score(leaves, tokens, 4)
-    shifted = torch.cat([torch.zeros(1), leaves[2].detach()])[1:].requires_grad_()
-    assert shifted.data_ptr() % 16
-    given = _score([*leaves[:2], shifted], tokens, 4)
-    assert torch.equal(given, expected)
-    mine, theirs = torch.autograd.grad(given.sum(), shifted), torch.autograd.grad(expected.sum(), leaves[2])
-    assert torch.equal(mine[0], theirs[0])
-
-
 @pytest.mark.parametrize("rows", ["torch"], indirect=True)
 def test_a_float64_bias_is_not_rounded(rows):
     """The kernels have no float64."""
@@ -166,15 +152,6 @@ def test_on_a_device_as_in_float64(chunk_rows, dtype):
     theirs = torch.autograd.grad((expected * upstream).sum(), leaves)
     for gradient, wanted in zip(mine, theirs, strict=True):
         assert (gradient.cpu() - wanted).norm() <= precision * wanted.norm()
-
-
-@pytest.mark.parametrize("odd", ["logits", "bias"])
-def test_an_address_that_the_kernels_cannot_read_is_refused(odd, simulated):
-    shifted = {"logits": torch.zeros(65)[1:].view(1, 64), "bias": torch.zeros(30)[1:]}[odd]
-    of_rows = LogitRows(torch.zeros(1, 64), torch.zeros(29), torch.zeros(1, 1, dtype=torch.int64))
-    of_rows = dataclasses.replace(of_rows, **{odd: shifted})
-    with pytest.raises(RuntimeError, match=r": logits or bias are not aligned to 16 bytes$"):
-        head_kernels.token_log_probs(simulated.on(0, 0), of_rows, torch.empty(1), torch.empty(1, 1))
 
 
 @pytest.mark.usefixtures("rows")

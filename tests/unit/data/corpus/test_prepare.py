@@ -21,7 +21,7 @@ from exlm_cli.data.corpus.prepare import PreparedData, list_rejected, prepare_da
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
 from exlm_cli.data.molecules import other_spellings
 from exlm_cli.data.tokenizer import SPECIAL_TOKENS, Tokenizer
-from exlm_cli.errors import CheckpointError, DataError, TokenizerError
+from exlm_cli.errors import DataError, TokenizerError
 from exlm_cli.progress import Bar, Progress, SilentProgress
 from tests.recorder import Recorder
 from tests.tiny import tiny_recipe, word_level
@@ -367,18 +367,6 @@ def test_spellings_that_do_not_fit_are_left_out_and_counted_and_a_row_that_does_
     num_left_out = len(other_spellings(chain, num)) - 1
     said = f"{num_left_out} spellings left out, of more tokens than `data.sequence_length` leaves room for"
     assert progress.said.count(said) == 2
-
-
-def test_a_list_of_skipped_rows_is_replaced_whole(workplace, monkeypatch):
-    (workplace / "mols.smi").write_text("C1CC\n" + "\n".join(MOLECULES))
-    recipe = _smiles(workplace, on_invalid="skip")
-    _prepare(recipe)
-    whole = (workplace / "rejected.csv").read_bytes()
-    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
-    with pytest.raises(CheckpointError, match=r"rejected\.csv: the list .*No space left on device$"):
-        _prepare(recipe)
-    assert (workplace / "rejected.csv").read_bytes() == whole
-    assert not list(workplace.glob(".rejected*"))
 
 
 @pytest.mark.parametrize("kind", ["text", "smiles"])

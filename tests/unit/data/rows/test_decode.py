@@ -59,25 +59,6 @@ def test_a_compressed_file_that_is_truncated_or_damaged_is_named(tmp_path, suffi
         file.read()
 
 
-def test_all_streams_of_an_xz_file_are_read_and_checked(tmp_path):
-    """`cat` of files makes several, and zeros may stand between them; what each held alone is the truth."""
-    path, texts = tmp_path / "a.txt.xz", [b"one\n" * 9000, b"", b"three\n", bytes(range(256)) * 2000]
-    streams = [lzma.compress(text) for text in texts]
-    path.write_bytes(b"".join(streams))
-    with open_file(path) as file:
-        assert file.read() == b"".join(texts)
-    path.write_bytes((b"\0" * 8).join([*streams, b""]))
-    with open_file(path) as file:
-        assert file.read() == b"".join(texts)
-    for later in (b"X" + streams[3][1:], b"not a stream"):
-        path.write_bytes(streams[0] + later)
-        with pytest.raises(DataError, match="the compressed file is damaged"), open_file(path) as file:
-            file.read()
-    path.write_bytes(streams[0] + streams[3][:-9])
-    with pytest.raises(DataError, match="the compressed file is truncated"), open_file(path) as file:
-        file.read()
-
-
 def test_a_missing_file_a_folder_and_a_failing_disk_are_named(tmp_path):
     path = tmp_path / "a.txt"
     with pytest.raises(DataError, match=rf"^{re.escape(str(tmp_path))}: .*Is a directory$"), open_file(tmp_path):

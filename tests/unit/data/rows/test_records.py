@@ -301,34 +301,17 @@ def test_a_table_without_a_header_is_recognised_by_its_numbers():
 
 
 def test_rows_of_parquet_are_those_of_its_batches_whatever_their_types(tmp_path, monkeypatch):
-    """Categories of pandas, lists of them, structs and maps, read three rows at a time."""
+    """Categories of pandas and lists of them, read three rows at a time."""
     monkeypatch.setattr(records, "_PARQUET_BATCH_ROWS", 3)
     path = tmp_path / "a.parquet"
     texts = [f"text {number}" for number in range(10)]
     values = pa.array(texts).dictionary_encode()
-
-    def read(column: pa.Array) -> list[object]:
+    lists = pa.ListArray.from_arrays(pa.array([0, 3, 8, 8, 10], pa.int32()), values)
+    for column, expected in ((values, texts), (lists, [texts[:3], texts[3:8], [], texts[8:]])):
         pq.write_table(pa.table({"text": column}), path)
         found = list(iter_records(path))
         assert [record.number for record in found] == list(range(1, len(column) + 1))
-        return [record.values["text"] for record in found]
-
-    assert read(values) == texts
-    assert [row.text for row in rows_of(path)] == texts
-    lists = pa.ListArray.from_arrays(pa.array([0, 3, 8, 8, 10], pa.int32()), values)
-    assert read(lists) == [texts[:3], texts[3:8], [], texts[8:]]
-    assert read(pa.StructArray.from_arrays([values, values], ["a", "b"])) == [{"a": text, "b": text} for text in texts]
-    pairs = [[("name", text)] for text in texts]
-    assert read(pa.array(pairs, pa.map_(pa.string(), pa.string()))) == pairs
-
-
-@pytest.mark.parametrize(("name", "delimiter"), [("a.csv", ","), ("a.tsv", "\t")])
-def test_a_line_of_blanks_is_no_row_of_a_table(tmp_path, name, delimiter):
-    """It is skipped as an empty line is; where the table has one column, a blank is a value of it."""
-    path = write(tmp_path / name, f"y{delimiter}text\n1{delimiter}one\n  \n2{delimiter}two\n")
-    assert [(record.number, record.problem) for record in iter_records(path)] == [(2, None), (4, None)]
-    path = write(tmp_path / name, "text\none\n  \ntwo\n")
-    assert [record.values["text"] for record in iter_records(path)] == ["one", "", "two"]
+        assert [record.values["text"] for record in found] == expected
 
 
 @pytest.mark.parametrize(
