@@ -1,4 +1,4 @@
-"""Run directories: names, locks, `run.json`, logs cut by a kill. Expected values come from the file system and git."""
+"""Run directories: names, locks, `run.json`, logs cut by a kill. Expected values come from the file system."""
 
 import errno
 import json

@@ -101,35 +101,12 @@ def test_a_value_is_typed_by_its_key_in_an_override_and_in_a_file(tmp_path, over
         assert type(read) is type(value)
 
 
-def test_a_recipe_of_another_kind_names_its_command(tmp_path):
-    path = write(tmp_path / "recipe.yaml", dump_recipe(load_recipe("moleculenet-bace", kind=FinetuneRecipe)))
-    assert error_of(path).message.startswith(f"{path} is a recipe of `exlm finetune`")
-    child = write(tmp_path / "child.yaml", "extends: csv\n")
-    assert error_of(child).message.startswith(f"{child}: `extends`: `csv`")
-    misspelt = write(tmp_path / "mine.yaml", "extends: text-small\nmaskin: {}\n")
-    assert error_of(misspelt).hint == "did you mean `masking`?"
-
-
 def test_the_kind_of_a_recipe_is_told_by_the_command_that_it_says_or_inherits(tmp_path):
     assert recipe_kind("text-base") is PretrainRecipe
     assert recipe_kind("csv") is FinetuneRecipe
     assert recipe_kind(str(write(tmp_path / "a.yaml", "extends: csv\nseeds: [4]\n"))) is FinetuneRecipe
     write(tmp_path / "b.yaml", "command: sweep\nname: x\n")
     assert recipe_kind(str(tmp_path / "b.yaml")) is SweepRecipe
-
-
-@pytest.mark.parametrize(
-    ("content", "found"),
-    [("name: x", "missing"), ("command:", "missing"), ("extends: csv\ncommand: tune", "'tune'"),
-     ("extends: csv\ncommand: [finetune]", "['finetune']")],
-)  # fmt: skip
-def test_a_recipe_that_says_no_command_is_refused_with_the_commands(tmp_path, content, found):
-    path = write(tmp_path / "mine.yaml", content)
-    for read in (recipe_kind, lambda name: load_recipe(name, kind=FinetuneRecipe)):
-        with pytest.raises(ConfigError) as caught:
-            read(str(path))
-        assert caught.value.message == f"{path}: `command` is {found}"
-        assert all(part in caught.value.hint for part in ("`command: finetune`", "`extends: NAME`"))
 
 
 def test_a_path_in_the_home_folder_is_found(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""The tokenizer: special tokens, masks in sentences, display, files, by hand; BPE is lossless and repeatable."""
+"""The tokenizer: offsets, masks in sentences, words and files by hand; BPE is lossless."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""2D RoPE against its definition written as complex rotations, and the property it is there for: relative positions."""
+"""2D RoPE against its definition written as complex rotations, in each dtype, and its gradients."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What only the `reference` backend can get wrong: batches that are cut into chunks, and the memory of a chunk."""
+"""What only the `reference` backend can get wrong: batches that are cut into chunks."""
 
 import pytest
 import torch
