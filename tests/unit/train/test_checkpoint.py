@@ -186,3 +186,11 @@ def test_the_best_weights_are_kept_without_an_optimizer_and_replaced_when_writte
     assert ckpt.checkpoint_paths(tmp_path) == []
     ckpt.save_best(tmp_path, 10, model, _best_state(0.1), resume_command="")
     assert [p.name for p in ckpt.best_paths(tmp_path)] == ["best-10", "best-4"]
+
+
+def test_weights_of_another_shape_are_refused_by_name(tmp_path):
+    path = _save(tmp_path, 1)
+    other = nn.Sequential(nn.Linear(5, 3), nn.LayerNorm(3))
+    message = r"`0.weight` is torch.float32 of shape \(3, 4\), in the recipe's model torch.float32 of shape \(3, 5\)"
+    with pytest.raises(CheckpointError, match=message):
+        ckpt.load_model_weights(path, other)

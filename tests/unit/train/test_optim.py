@@ -146,3 +146,8 @@ def test_scaled_gradients_give_the_update_of_plain_ones_bit_by_bit():
     (mine, norm), (theirs, expected) = _updated(3.7, LossScale(CPU)), _updated(3.7, None)
     assert norm == expected
     assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+def test_a_constant_schedule_stays_at_the_peak():
+    optim = OptimConfig(lr=0.3, schedule="constant")
+    assert {learning_rate(s, optim, 10) for s in range(10)} == {0.3}

@@ -297,3 +297,12 @@ def test_another_tokenizer_is_refused_and_one_changed_beside_its_checkpoint_befo
     with pytest.raises(CheckpointError, match=rf"^{own}: the tokenizer in it is not the one that .*step-3 was"):
         resume_pretraining(beginning)
     assert not (tmp_path / "cache").exists()
+
+
+def test_a_change_of_precision_is_reported(copy):
+    assert read_run_json(copy).precision == "fp32"
+    update_run_json(copy, {"precision": "bf16"})
+    lines = Recorder()
+    resume_pretraining(copy, progress=lines)
+    assert any("bf16 until now" in line for line in lines.said)
+    assert read_run_json(copy).precision == "fp32"
