@@ -14,13 +14,17 @@ import pytest
 from scipy.special import expit
 
 import exlm_cli
+from exlm_cli.config.finetune import FinetuneRecipe
+from exlm_cli.config.load import load_recipe
+from exlm_cli.dag.figures import render_graph
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.finetune.evaluation.calibration import Calibration, PlattCurve
 from exlm_cli.finetune.prediction.predict import predict
 from exlm_cli.ops import alignment
 from exlm_cli.progress import SilentProgress
-from tests.unit.finetune.finetuned_runs import SMILES, read_rows, squad_run, words_run, write_rows
+from exlm_cli.tasks.registry import load_task
+from tests.unit.finetune.finetuned_runs import SMILES, glue_run, read_rows, squad_run, words_run, write_rows
 from tests.unit.finetune.prediction.test_embed import by_hand
 from tests.unit.finetune.synthetic import make_pretrained, read_part
 from tests.unit.tasks.squad.test_task import PARAGRAPHS, QUESTIONS
@@ -220,3 +224,50 @@ def test_the_package_gives_every_public_name_and_imports_torch_only_for_one():
     script = "import sys, exlm_cli; exlm_cli.__version__, exlm_cli.ExlmError, exlm_cli.load_recipe\n"
     script += "assert not {'torch', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_one_row_is_read_like_a_list_of_one(text_model, molecules):
+    run, smiles = exlm_cli.load(text_model, device="cpu"), exlm_cli.load(molecules, device="cpu")
+    np.testing.assert_array_equal(run.embed("amber fern").mean, run.embed(["amber fern"]).mean)
+    assert smiles.predict(SMILES[0]).equals(smiles.predict([SMILES[0]]))
+    one, (first, second) = run.fill("amber [MASK]"), run.fill(["amber [MASK]", "[MASK] fern"])
+    assert [filling.text for filling in first.n_best.fillings] == [filling.text for filling in one.n_best.fillings]
+    assert one._repr_svg_() == first._repr_svg_() == render_graph(one, ["svg"])["svg"].decode()
+    assert second.dag.num_masks == 1
+
+
+def test_a_run_says_what_it_is_and_gives_its_model_and_tokenizer(text_model, molecules):
+    for path, kind, reads in ((text_model, "pretrain", "text"), (molecules, "finetune", "smiles")):
+        run = exlm_cli.load(path, device="cpu")
+        assert repr(run).startswith(f"<exlm {kind} run {path}: reads {reads}, ")
+        assert not run.model.training
+        assert run.tokenizer.vocab_size == run.encoder.tokenizer.vocab_size
+
+
+def test_seeds_predict_alone_what_training_wrote_of_each(text_model, tmp_path, monkeypatch):
+    """What is calibrated is the mean of all seeds, so some of them have no interval."""
+    monkeypatch.setattr("exlm_cli.finetune.evaluation.calibration.MIN_OF_EACH", 1)
+    path = words_run(tmp_path, text_model, "length")
+    run = exlm_cli.load(path, device="cpu")
+    assert run.seeds == (1, 2)
+    task: Any = load_task(load_recipe(str(path / "recipe.yaml"), kind=FinetuneRecipe).task, SilentProgress())
+    rows = [text for (text,) in task.examples["test"].texts]
+    for seed in run.seeds:
+        found = run.predict(rows, predictor="model", seeds=[seed])
+        np.testing.assert_allclose(found.length_predicted, read_part(path, "test")[1][seed - 1, :, 0], rtol=1e-6)
+        assert not [name for name in found.columns if "_low_" in name]
+        assert f"seeds {seed} alone; the calibration is of all seeds' mean, so it is left out" in found.attrs["notes"]
+    assert run.predict(rows, seeds=(2, 1)).equals(run.predict(rows))
+    of_each = run.embed(rows, seeds=run.seeds)
+    assert [f"seed {seed}" in vectors.notes[1] for seed, vectors in zip(run.seeds, of_each, strict=True)] == [True] * 2
+    best = run._loaded.results.best_seed
+    np.testing.assert_array_equal(of_each[run.seeds.index(best)].mean, run.embed(rows).mean)
+    assert np.abs(of_each[0].mean - of_each[1].mean).max() > 1e-4
+
+
+def test_pairs_of_texts_are_rows_of_a_glue_task(text_model, tmp_path):
+    run = glue_run(tmp_path, text_model, "rte")
+    task: Any = load_task(load_recipe(str(run / "recipe.yaml"), kind=FinetuneRecipe).task, SilentProgress())
+    found = exlm_cli.load(run, device="cpu").predict(task.examples["valid"].texts)
+    values = found[[f"{name}_probability" for name in task.output_names]]
+    np.testing.assert_allclose(values, _written(run, "valid"), atol=1e-6)

@@ -32,6 +32,7 @@ CASES: dict[Callable[..., str], dict[object, str]] = {
     formats.format_bytes: {999: "999 bytes", 1234: "1.23 kB", 999_999: "1 MB", 50_500_000: "50.5 MB", 1.3e9: "1.3 GB"},
     formats.format_count: {1234567: "1,234,567", 12345.6: "12,346"},
     formats.format_counts: {(1210, 151, 152): "1,210/151/152"},
+    formats.format_plain: {1280069: "1280069", 61.0: "61", 7.8e-8: "7.8e-08", 1 / 3: "0.3333333333", None: ""},
     formats.format_parameters: {649_508: "0.6 M"},
     formats.format_duration: {3723.4: "1:02:03", 90061: "1 day, 1:01:01"},
     formats.format_value: {True: "yes", 1234: "1,234", 0.5: "0.5000", None: NOT_DEFINED, "text": "text"},

@@ -227,3 +227,10 @@ def test_the_newest_fitting_run_is_found_at_any_depth_and_cells_do_not_count(tmp
     assert find_newest_run(tmp_path / "runs", lambda _: True) == tmp_path / "runs" / "linked"
     (tmp_path / "latest").symlink_to("newest")
     assert find_newest_run(tmp_path, lambda _: True) == tmp_path / "newest"
+
+
+def test_metrics_that_do_not_exist_or_cannot_be_written_are_refused(tmp_path):
+    path = tmp_path / "no" / "metrics.jsonl"
+    for act in (lambda: read_metrics(path), lambda: MetricsLog(path).append({"step": 1})):
+        with pytest.raises(CheckpointError, match=rf"^{path}: .*No such file or directory$"):
+            act()

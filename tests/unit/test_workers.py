@@ -188,3 +188,10 @@ def test_no_worker_is_started_while_one_of_a_killed_parent_lives(tmp_path, monke
     with filelock.FileLock(logs / "worker-3.lock"), refused:
         run([job("one", tmp_path, "tell")], logs)
     assert not (logs / "worker-0.log").exists()
+
+
+def test_a_mistake_of_ours_is_in_the_log_with_its_traceback(tmp_path):
+    log = tmp_path / "logs/worker-0.log"
+    with pytest.raises(ExlmError, match=rf"^cell bad: ValueError: a mistake of ours; its output is in {log}$"):
+        run([job("bad", tmp_path, "err")], log.parent)
+    assert log.read_text().endswith("\nValueError: a mistake of ours\n")
