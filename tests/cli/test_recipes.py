@@ -61,7 +61,7 @@ def test_a_described_recipe_has_the_meaning_of_each_key_before_it(capsys):
     lines = printed.splitlines()
     assert max(map(len, lines)) <= 80
     meaning = MaskingConfig.model_fields["num_states_per_mask"].description
-    assert lines[lines.index("  num_states_per_mask: 4") - 1] == f"  # {meaning}"
+    assert lines[lines.index("  num_states_per_mask: 8") - 1] == f"  # {meaning}"
     assert lines.index("model:") < lines.index("  transition:") < lines.index("    heads: 1")
 
 
