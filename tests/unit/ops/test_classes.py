@@ -68,3 +68,11 @@ def test_states_have_the_entropy_and_the_best_token_of_their_distribution(head, 
     torch.testing.assert_close(found.entropy_nats.double(), -(parts * parts.log()).sum(-1), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(found.best_log_prob.double(), parts.max(-1).values.log(), atol=1e-5, rtol=1e-5)
     assert (found.best_token == parts.argmax(-1)).all()
+
+
+def test_no_masks_are_no_rows(head, membership):
+    empty = LMHeadOutput(head.features[:0], head.weight, head.bias)
+    log_prob, shares = class_shares(empty, membership, TOKENS[:0], chunk_rows=3)
+    assert (log_prob.shape, shares.shape) == ((0,), (0, R))
+    found = state_statistics(empty, membership, torch.empty(0, R, K), chunk_rows=3)
+    assert found.best_token.shape == (0, K)

@@ -110,3 +110,10 @@ def test_the_host_sources_compile_without_a_warning(tmp_path):
     # -O1 follows the flow of values, which warnings need, in half the time of -O3
     flags = ("-O1", "-Wall", "-Wextra", "-Wconversion", "-Werror", "-o", str(tmp_path / "host.so"))
     subprocess.run([*build.plan("cpu").command, *flags], check=True)
+
+
+def test_a_cache_that_cannot_be_written(make_compiler, tmp_path, monkeypatch):
+    make_compiler()
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("EXLM_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    assert_refuses(str(tmp_path / "file" / "cache"), build.build_library, "cpu")

@@ -114,3 +114,20 @@ def test_a_library_that_does_not_load_is_reported(make_compiler):
     assert (found.path, found.backend) == (None, "reference")
     assert found.note.startswith(message)
     assert_no_build("cpu", message)
+
+
+@pytest.mark.usefixtures("loads")
+def test_a_gpu_that_no_library_runs_on_does_not_hinder_the_others(make_compiler, monkeypatch):
+    make_compiler()
+    make_compiler("nvcc", probe="printf 'tools, release 13.0\\ncompute_75\\ncompute_90\\n'")
+    see_gpus(monkeypatch, (9, 0), (7, 5))
+    path = str(build.build_library("cuda"))
+    assert diagnose().cuda == LibraryState(path, "", "native")
+    messages = Recorder()
+    build_kernels(messages)
+    # one is built for that GPU alone, and does not run on it either
+    assert messages.said == ["compiling the cpu kernels", "note: it does not run on cuda:1"]
+    monkeypatch.setattr(Library, "runs_on_gpus", ())
+    library.device_library.cache_clear()
+    assert_no_build("cuda", "it does not run on cuda:0")
+    assert diagnose().cuda == LibraryState(None, "it does not run on cuda:0", "native, on the host")
