@@ -27,21 +27,17 @@ from tests.tiny import tiny_recipe
 pytestmark = pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="needs tarfile's filters, of Python 3.11.4")
 
 
-def pack(tmp_path, monkeypatch, **sections):
+@pytest.fixture
+def packed(tmp_path, monkeypatch):
     """Return a recipe, its data here, and its packed data laid out elsewhere."""
     monkeypatch.setattr(quarter_hour, "FOLDER", tmp_path / "packed")
     monkeypatch.setattr(quarter_hour, "fetch_wheels", lambda folder: folder.mkdir(exist_ok=True))  # no network
-    data = {"bundled_rows": 200, "cache_dir": str(tmp_path / "cache"), **sections.pop("data", {})}
-    recipe = tiny_recipe(data=data, train={"batch_sequences": None, "batch_tokens": 128}, **sections)
+    data = {"bundled_rows": 200, "cache_dir": str(tmp_path / "cache")}
+    recipe = tiny_recipe(data=data, train={"batch_sequences": None, "batch_tokens": 128})
     prepared = prepare_data(recipe, progress=SilentProgress())
     quarter_hour.pack(recipe.data.kind, recipe)
     quarter_hour.lay_out(recipe.data.kind, tmp_path / "there")
     return recipe, prepared, tmp_path / "there"
-
-
-@pytest.fixture
-def packed(tmp_path, monkeypatch):
-    return pack(tmp_path, monkeypatch)
 
 
 def test_shards_are_the_same_elsewhere(packed):

@@ -110,22 +110,6 @@ def test_a_pipeline_refuses_to_fill_masks_of_an_input_model(folders):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_pipeline_extracts_features_by_path(folders, kind, caplog):
-    """What `AutoModel` reports of any such folder: the head, which it does not load, and the pooler, which it adds."""
-    source, folder = folders[kind]
-    with logged(caplog) as warned:
-        extract = transformers.pipeline("feature-extraction", model=str(folder), device="cpu")
-        (found,) = extract("amber birch")
-    report = "\n".join(warned)
-    reported = {
-        word for word in report.replace("'", " ").replace(",", " ").split() if word.endswith((".weight", ".bias"))
-    }
-    assert {word.split(".")[0] for word in reported} <= {"pooler", "lm_head", "classifier"}
-    hidden = source.model.encoder(torch.tensor([source.encode("amber birch")]))[0]
-    np.testing.assert_allclose(found, hidden.detach().numpy(), atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_sentence_transformers_gives_the_vectors_of_embed(folders, kind, tmp_path):
     """In a batch of several lengths, and for a text that is too long."""
     sentence_transformers = pytest.importorskip("sentence_transformers")

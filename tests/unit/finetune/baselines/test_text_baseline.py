@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.linear_model import LogisticRegression
 
 from exlm_cli.api import load
 from exlm_cli.errors import ConfigError
@@ -59,20 +57,6 @@ def test_it_wins_and_the_results_say_so(run):
     assert [interval.over for interval in results.comparison.intervals] == ["rows", "seeds"]
     (shown,) = results_tables(FinetunedRun("run", run, results))
     assert ("TF-IDF + linear model", "", "") in [row for group in shown.groups for row in group]
-
-
-def test_its_predictions_are_those_of_scikit_learn_for_every_seed(run, table):
-    rows, by_seed_KNC, targets_NC = read_part(run, "test", "tfidf")
-    train, _ = rows_of(run, table, "train")
-    texts = [row["text"] for row in read_rows(table)]
-    vectorizer = TfidfVectorizer(ngram_range=(1, 2))
-    model = LogisticRegression(max_iter=1000).fit(
-        vectorizer.fit_transform([texts[row] for row in train]), ["amber" in texts[row] for row in train]
-    )
-    expected = model.predict_proba(vectorizer.transform([texts[row] for row in rows]))[:, 1]
-    for of_seed_NC in by_seed_KNC:
-        np.testing.assert_allclose(of_seed_NC[:, 0], expected, rtol=1e-9)
-    assert ((expected > 0.5) == targets_NC[:, 0]).mean() > 0.9
 
 
 def rows_of(run: Path, table: Path, part: str) -> tuple[list[int], list[str]]:

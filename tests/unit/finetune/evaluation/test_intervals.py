@@ -113,15 +113,6 @@ def test_the_accuracy_of_a_model_that_always_says_one_class_varies_as_a_binomial
     assert found == tuple(stats.binom.ppf([0.025, 0.975], 7, 2 / 7) / 7)
 
 
-def test_the_interval_of_a_mean_square_is_that_of_theory():
-    """The mean of 400 squared normal errors has a deviation of sqrt(2/400); the root's is half of that."""
-    errors = np.random.default_rng(0).normal(size=(400, 1))
-    case = ("regression", [errors], np.zeros((400, 1)), None)
-    low, high = percentile_interval(resampled("rmse", case)[0]) or (math.nan, math.nan)
-    assert high - low == pytest.approx(2 * 1.96 * math.sqrt(2 / 400) / 2, rel=0.15)
-    assert percentile_interval(resampled("rmse", case)[0]) == (low, high)
-
-
 def test_scores_that_are_never_defined_have_no_interval():
     assert (
         percentile_interval(resampled("roc_auc", ("binary", [np.ones((20, 1))], np.ones((20, 1)), None), 5)[0]) is None

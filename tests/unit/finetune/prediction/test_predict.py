@@ -14,7 +14,6 @@ from rdkit import Chem, DataStructs
 from rdkit.Chem import rdFingerprintGenerator
 from scipy.special import expit
 
-from exlm_cli.api import Run
 from exlm_cli.config.tasks import SquadTaskConfig
 from exlm_cli.data.bundled.molecules import generate_molecules
 from exlm_cli.data.molecules import fingerprints
@@ -24,7 +23,6 @@ from exlm_cli.finetune.cells.model import Finetuned, load_finetuned
 from exlm_cli.finetune.evaluation.calibration import (
     CALIBRATION_FILE,
     Calibration,
-    ConformalResiduals,
     PlattCurve,
     read_calibration,
 )
@@ -33,7 +31,6 @@ from exlm_cli.finetune.prediction.training_rows import (
     TRAINING_ROWS_FILE,
     TrainingRows,
     read_training_rows,
-    similarity_to_training,
     write_training_rows,
 )
 from exlm_cli.progress import SilentProgress
@@ -191,36 +188,6 @@ def test_intervals_of_values_are_as_wide_as_the_residuals_of_the_validation_rows
     assert any("too few validation rows" in note and "`length`" in note for note in wide.notes)
     with pytest.raises(ConfigError, match="`--interval-level 1`"):
         predicted(run, path, tmp_path / "x.csv", interval_level=1)
-
-
-def test_intervals_of_molecules_have_the_width_of_their_third(finetuned, tmp_path):
-    run = known_rows(tmp_path / "run", train=["CCO", "CCCN"], valid=["CCC"])
-    output = ConformalResiduals(residuals=((1.0,) * 9, (2.0,) * 9, (3.0,) * 9), cuts=(0.0, 0.7))
-    write_json(run / CALIBRATION_FILE, Calibration(outputs=(output, output)))
-    values = replace(finetuned, run=run, results=finetuned.results.model_copy(update={"loss": "regression"}))
-    predicted(values, write_rows(tmp_path / "new.csv", ["mol"], [[one] for one in SMILES]), tmp_path / "out.csv")
-    found = Run(run, values, SilentProgress()).predict([*SMILES, "no molecule"])
-    widths = []
-    for index, row in enumerate(read_rows(tmp_path / "out.csv")):
-        distance = 1 - float(row["nearest_train_tanimoto"])
-        widths.append(1 + (distance > 0) + (distance > 0.7))
-        for name in finetuned.results.output_names:
-            low, value, high = (float(row[f"{name}_{end}"]) for end in ("low_90", "predicted", "high_90"))
-            np.testing.assert_allclose([value - low, high - value], widths[-1], rtol=1e-6)
-            assert (found[f"{name}_low_90"][index], found[f"{name}_high_90"][index]) == (low, high)
-    assert {*widths} == {1, 2, 3}
-    assert np.isnan(found[f"{finetuned.results.output_names[0]}_low_90"].iloc[-1])
-
-
-def test_similarity_of_validation_and_test_rows_is_that_to_the_training_rows():
-    task = molecule_task(train=["CCO", "c1ccccc1"], valid=["CCO"], test=["CCN", "c1ccccc1"])
-    found = similarity_to_training(task, SilentProgress())
-    one, other = (Chem.MolFromSmiles(smiles) for smiles in ("CCO", "CCN"))
-    generator = rdFingerprintGenerator.GetMorganGenerator(radius=2, fpSize=2048)
-    near = DataStructs.TanimotoSimilarity(generator.GetFingerprint(one), generator.GetFingerprint(other))
-    assert {split: values.tolist() for split, values in found.items()} == {"valid": [1.0], "test": [near, 1.0]}
-    task.input_kind = "text"
-    assert similarity_to_training(task, SilentProgress()) == {}
 
 
 def test_a_level_of_intervals_is_refused_by_a_run_without_intervals(finetuned, tmp_path):

@@ -77,18 +77,6 @@ def test_windows_cover_every_token_of_the_paragraph(tokenizer, context, length, 
     assert all(w.first_token + w.num_tokens < len(context.encoding.ids) for w in windows[:-1])
 
 
-def test_pieces_begin_every_stride_until_one_has_the_last_token(tokenizer):
-    """The rule written out: a piece begins at 0, at each stride, and none after the first that reaches the end."""
-    for text in ("", "oil", PARAGRAPH[:40]):
-        context = EncodedContext.encode(text, tokenizer)
-        ids = context.encoding.ids
-        for size in range(1, 9):
-            for stride in range(1, size + 1):
-                starts = [start for start in range(0, len(ids) + 1, stride) if start - stride + size < len(ids)] or [0]
-                assert context.pieces(size, stride) == [ids[start : start + size] for start in starts]
-        assert context.encoding.ids == ids  # cutting leaves the whole as it is
-
-
 def test_a_stride_that_would_jump_over_tokens_is_refused(tokenizer, context):
     with pytest.raises(ConfigError, match=r"`task\.doc_stride` 10 is more than the 9 tokens"):
         build_windows(0, [300, 301], context, tokenizer, sequence_length=14, doc_stride=10)
