@@ -3,10 +3,12 @@
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
+from exlm_cli import bundled_models
 from exlm_cli.cli.runs import choose_checkpoint, given_runs, name_runs
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.progress import SilentProgress
@@ -79,3 +81,61 @@ def test_a_finished_run_is_taken_before_newer_ones_and_an_unfinished_one_is_told
     update_run_json(folder / "tuned", {"command": "finetune"})
     for other in ("runs/old/checkpoints/step-3", "tuned", "none"):
         assert chosen(Path(other)) == (Path(other), [])
+
+
+TOYS = {
+    "quickstart": ({"name": "quickstart-text"}, 3.0, "is a quickstart, of the recipe quickstart-text"),
+    "quickstart-mlm": ({"name": "quickstart-text-mlm"}, 3.0, "is a quickstart, of the recipe quickstart-text-mlm"),
+    "at-frequencies": ({}, 7.0, "its loss is 7.000 nats a masked token, and word frequencies alone reach 7.000"),
+    "worse": ({}, 7.4, "its loss is 7.400 nats a masked token, and word frequencies alone reach 7.000"),
+    "nearly": ({}, 6.94, "its loss is 6.940 nats a masked token, and word frequencies alone reach 7.000"),
+    "diverged-late": ({}, 7.1, "has learned nothing of contexts: its loss is 7.100"),
+}
+
+
+def finished_run(path: Path, loss: float | None, **recipe: Any) -> Path:
+    """Write a run with a validation before its last one, which was better; none: it has no validation."""
+    make_pretrained(path, train={"max_steps": 3}, **recipe)
+    update_run_json(path, {"steps": 3, "unigram_loss": 7.0, "unigram_accuracy": 0.1})
+    if loss is not None:
+        rows = (f'{{"kind": "valid", "step": {step}, "loss_given_length": {value}, "mask_accuracy": 0.1}}\n'
+                for step, value in ((1, 2.0), (3, loss)))  # fmt: skip
+        (path / "metrics.jsonl").write_text("".join(rows))
+    return path
+
+
+@pytest.mark.parametrize("toy", TOYS)
+def test_a_toy_is_passed_over_for_an_older_run_or_the_package_and_taken_when_it_is_given(folder, monkeypatch, toy):
+    recipe, loss, why = TOYS[toy]
+    run = finished_run(folder / "runs" / toy, loss, **recipe).relative_to(folder)
+    found, said = chosen()
+    assert (found, said[1:]) == (run, [said[1]])  # where the package brings none
+    assert f"note: {run} " in said[1]
+    assert why in said[1]
+    monkeypatch.setattr(bundled_models, "FOLDER", folder / "package")
+    finished_run(folder / "package/text", None)
+    found, said = chosen()
+    assert found == folder / "package/text"
+    assert said[0].startswith("checkpoint: bundled:text, which the package brings")
+    assert said[1].startswith(f"note: {run} is passed over: it ")
+    assert why in said[1]
+    assert said[1].endswith(f"`--checkpoint {run}` takes it")
+    finished_run(folder / "runs/mine", 3.0)
+    os.utime("runs/mine/run.json", (1, 1))
+    found, said = chosen()
+    assert (found, len(said)) == (Path("runs/mine"), 2)
+    assert f"{run} is passed over" in said[1]
+    assert chosen(run) == (run, [])
+
+
+@pytest.mark.parametrize("loss", [3.0, 6.9, None, "damaged"])
+def test_a_run_that_learned_little_or_has_no_validation_is_taken_as_ever(folder, monkeypatch, loss):
+    monkeypatch.setattr(bundled_models, "FOLDER", folder / "package")
+    finished_run(folder / "package/text", None)
+    finished_run(folder / "runs/toy", 3.0, name="quickstart-text")
+    os.utime("runs/toy/run.json", (1, 1))  # an older toy is of no interest
+    finished_run(folder / "runs/mine", 3.0 if loss == "damaged" else loss, name="my-quickstart-copy")
+    if loss == "damaged":
+        (folder / "runs/mine/metrics.jsonl").write_text("no row\n")
+    found, said = chosen()
+    assert (found, len(said)) == (Path("runs/mine"), 1)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ from exlm_cli.errors import CheckpointError, ConfigError, ExlmError
 from exlm_cli.export.given import is_on_hub, local_run
 from exlm_cli.format import format_count, format_parameters, name_some
 from exlm_cli.progress import Progress
+from exlm_cli.report.learned import find_unlearned
 from exlm_cli.run_dir import (
     RUNS_ROOT,
     SERIES_FILE,
@@ -26,6 +28,9 @@ from exlm_cli.run_dir import (
     run_directory,
     run_kind,
 )
+
+_QUICKSTART = "quickstart-"
+"""Begins the names of recipes that show a training in minutes, of models that are of no further use."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +120,9 @@ def choose_checkpoint(
 ) -> Path:
     """Return the checkpoint that was given, or else the newest finished pre-training run that fits, or a bundled one.
 
-    A message says which, with its size and its data. Where the package brings none that fits, an unfinished run is
-    taken too, and a message says how far it came.
+    Runs of quickstart recipes, and runs that learned nothing, are passed over. A message says which is taken, with its
+    size and its data, and another which was passed over and why. Where the package brings none that fits, the newest
+    run of any sort is taken, and a message says of which.
 
     Args:
         given: `--checkpoint`.
@@ -135,7 +141,8 @@ def choose_checkpoint(
             _say_if_unfinished(given, progress)
         return local_run(given, progress, kind_of_rows)
     for kind, fits in fits_by_kind.items():
-        finished = partial(_is_pretrained, fits=fits, is_finished=True)
+        passed_over: dict[Path, str] = {}
+        finished = partial(_is_worth_it, fits=fits, passed_over=passed_over)
         any_run = partial(_is_pretrained, fits=fits, is_finished=False)
         for found, why in (
             (find_newest_run(RUNS_ROOT, finished), f"the newest finished {kind}"),
@@ -145,6 +152,7 @@ def choose_checkpoint(
             if found is not None:
                 progress.message(f"checkpoint: {bundled_name(found) or found}, {why}{_describe(found)}")
                 _say_if_unfinished(found, progress)
+                _say_if_passed_over(found, passed_over, progress)
                 return found
     raise _no_run(f"no `--checkpoint` was given, and there is no {[*fits_by_kind][-1]}", recipe_to_make_one, instead)
 
@@ -176,6 +184,15 @@ def _say_if_unfinished(checkpoint: Path, progress: Progress) -> None:
             f"note: {checkpoint} is at step {format_count(max(steps, default=0))}{of_total}; "
             f"`{resume_command('pretrain', run)}` finishes the run"
         )
+
+
+def _say_if_passed_over(taken: Path, passed_over: Mapping[Path, str], progress: Progress) -> None:
+    """Report the newest run that was passed over, or why the run that is taken is a poor one."""
+    if taken in passed_over:
+        progress.message(f"note: {taken} {passed_over[taken]}")
+    elif passed_over:
+        run, why = next(iter(passed_over.items()))
+        progress.message(f"note: {run} is passed over: it {why}; `--checkpoint {shlex.quote(str(run))}` takes it")
 
 
 def newest_run(*, takes_all: bool, progress: Progress) -> Path:
@@ -226,6 +243,23 @@ def _is_pretrained(run: Path, *, fits: Callable[[PretrainRecipe], bool], is_fini
         return is_wanted and fits(load_recipe(run / "recipe.yaml"))
     except ExlmError:
         return False  # a damaged run is left out
+
+
+def _is_worth_it(run: Path, *, fits: Callable[[PretrainRecipe], bool], passed_over: dict[Path, str]) -> bool:
+    """Return whether a run is a finished one to begin with by itself; add one that is not to those passed over."""
+    if not _is_pretrained(run, fits=fits, is_finished=True):
+        return False
+    recipe = load_recipe(run / "recipe.yaml")
+    why = None
+    if recipe.name.startswith(_QUICKSTART):
+        why = f"is a quickstart, of the recipe {recipe.name}"
+    else:
+        with contextlib.suppress(CheckpointError):  # metrics that are damaged say nothing
+            losses = find_unlearned(run, recipe.data.kind)
+            why = None if losses is None else f"has learned nothing of contexts: {losses}"
+    if why is not None:
+        passed_over[run] = why
+    return why is None
 
 
 def _has_checkpoint(run: Path) -> bool:

@@ -134,6 +134,21 @@ def read_learned(run: Path, kind: InputKind, step: int | None = None) -> Learned
     return describe_learned(rows[-1], *reference, num_tokens=None, num_parameters=0, kind=kind) if rows else None
 
 
+def find_unlearned(run: Path, kind: InputKind, step: int | None = None) -> str | None:
+    """Return the losses of a run that is no better than token frequencies, up to a step; None where it may be.
+
+    Raises:
+        CheckpointError: A file of the run is damaged.
+    """
+    learned = read_learned(run, kind, step)
+    if learned is None or not learned.is_at_unigrams:
+        return None
+    return (
+        f"its loss is {learned.loss:.3f} nats a masked token, and {learned.frequencies} alone reach "
+        f"{learned.unigram_loss:.3f}"
+    )
+
+
 def warn_of_unlearned(checkpoint: Path, kind: InputKind) -> str | None:
     """Return a warning where a checkpoint of a run is no better than token frequencies; None where it may be.
 
@@ -144,11 +159,8 @@ def warn_of_unlearned(checkpoint: Path, kind: InputKind) -> str | None:
     if run == checkpoint:
         return None
     step = int(checkpoint.name.removeprefix("step-"))
-    learned = read_learned(run, kind, step)
-    if learned is None or not learned.is_at_unigrams:
+    losses = find_unlearned(run, kind, step)
+    if losses is None:
         return None
-    return (
-        f"this model has learned nothing of contexts in {format_number_of(step, 'step')}, so what follows is chance: "
-        f"its loss is {learned.loss:.3f} nats a masked token, and {learned.frequencies} alone reach "
-        f"{learned.unigram_loss:.3f}"
-    )
+    steps = format_number_of(step, "step")
+    return f"this model has learned nothing of contexts in {steps}, so what follows is chance: {losses}"
