@@ -176,6 +176,8 @@ def render_page(template: str, **values: Any) -> str:
         keep_trailing_newline=True,
         finalize=lambda value: printable(value) if type(value) is str else value,  # not what is markup already
     )
+    # pages hold SVG files as images, so that no browser runs what is in them
+    environment.filters["base64"] = lambda drawing: base64.b64encode(drawing).decode()
     return environment.get_template(template).render(values)
 
 
@@ -184,23 +186,13 @@ class Card:
     """A picture or a text on a page, and lines below it.
 
     Attributes:
-        picture: An SVG file in base64; empty: the text is shown.
+        drawing: An SVG file; None: the text is shown.
         text: What the picture shows, for those who cannot see it.
     """
 
-    picture: str
+    drawing: bytes | None
     text: str
     lines: Sequence[str]
-
-
-def card_of(drawing: bytes | None, text: str, lines: Sequence[str]) -> Card:
-    """Return the card of an SVG file, or of a text where there is none."""
-    return Card(encode_picture(drawing or b""), text, lines)
-
-
-def encode_picture(drawing: bytes) -> str:
-    """Return an SVG file as pages hold it: as an image, so that no browser runs what is in it."""
-    return base64.b64encode(drawing).decode()
 
 
 def corruption_colour(group: int, num_groups: int) -> str:

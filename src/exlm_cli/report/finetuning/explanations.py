@@ -14,7 +14,7 @@ from exlm_cli.data.molecules import atom_spans
 from exlm_cli.files import csv_bytes
 from exlm_cli.format import format_number, format_number_of
 from exlm_cli.report.finetuning.molecules import LOWERS, MAX_DRAWN_ATOMS, RAISES, change_colours, draw_molecule
-from exlm_cli.report.style import Card, card_of, render_page
+from exlm_cli.report.style import Card, render_page
 from exlm_cli.tasks.base import FloatArray, Loss
 
 if TYPE_CHECKING:
@@ -38,12 +38,6 @@ class ExplainedRow:
     line: int
     changes: "AtomChanges"
     truth: FloatArray
-
-
-@dataclass(frozen=True)
-class _Scale:
-    low: str
-    high: str
 
 
 def explanation_files(
@@ -81,7 +75,7 @@ def explanation_files(
             lines.append(f"not drawn: more than {MAX_DRAWN_ATOMS} atoms; atoms.csv has them")
         else:
             files[folder / f"line-{row.line}.svg"] = drawn
-        cards.append(card_of(drawn, row.changes.smiles, [*lines, row.changes.smiles]))
+        cards.append(Card(drawn, row.changes.smiles, [*lines, row.changes.smiles]))
     unit = "" if is_value else " in log-odds"
     page = render_page(
         "explanations.html",
@@ -115,10 +109,11 @@ def _scales(changes: Sequence[FloatArray], num_outputs: int, *, is_shared: bool)
     return [float(value) for value in np.quantile(known, _STRONG, axis=0)]
 
 
-def _show_scales(scales_C: Sequence[float], names: Sequence[str], loss: Loss) -> list[_Scale]:
+def _show_scales(scales_C: Sequence[float], names: Sequence[str], loss: Loss) -> list[tuple[str, str]]:
+    """Return both ends of the scale of each output that is drawn."""
     unit = "" if loss == "regression" else " log-odds"
     shown = [("", scales_C[0])] if loss == "classes" else list(zip(names, scales_C, strict=True))[:MAX_PANELS]
-    return [_Scale(f"{f'{name}: ' if name else ''}-{scale:.2g}{unit}", f"+{scale:.2g}") for name, scale in shown]
+    return [(f"{f'{name}: ' if name else ''}-{scale:.2g}{unit}", f"+{scale:.2g}") for name, scale in shown]
 
 
 def _describe(row: ExplainedRow, index: int, names: Sequence[str], loss: Loss) -> str:

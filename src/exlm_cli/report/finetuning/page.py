@@ -1,8 +1,8 @@
 """Self-contained HTML page of a fine-tuning run: verdict, scores, pictures, worst rows, notes, and what to run next."""
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from exlm_cli.config.finetune import FinetuneRecipe
@@ -17,7 +17,8 @@ from exlm_cli.report.finetuning.data_figures import draw_errors, draw_labels
 from exlm_cli.report.finetuning.score_figures import draw_run
 from exlm_cli.report.finetuning.scored_rows import ShownRows
 from exlm_cli.report.finetuning.scores import interval_tables, models_table, results_tables
-from exlm_cli.report.style import Card, encode_picture, render_page
+from exlm_cli.report.style import Card, render_page
+from exlm_cli.report.tables import ReportTable
 from exlm_cli.run_dir import read_run_json, resume_command
 
 PAGE_FILE = "report.html"
@@ -27,21 +28,11 @@ _MAX_NAMED = 4
 
 @dataclass(frozen=True)
 class Section:
-    """Part of the page: a table, pictures, or both.
-
-    Attributes:
-        columns: Headings of a table; all but the first are those of numbers.
-        groups: Its rows; a line separates groups.
-        notes: Lines below the table.
-        picture: An SVG file in base64; empty: none.
-        cards: Rows one by one.
-    """
+    """Part of the page that is no table: an SVG file, or rows one by one below notes."""
 
     title: str
-    columns: Sequence[str] = ()
-    groups: Iterable[Iterable[Sequence[str]]] = ()
+    picture: bytes = b""
     notes: Sequence[str] = ()
-    picture: str = ""
     cards: Sequence[Card] = ()
 
 
@@ -54,15 +45,12 @@ def write_page(finetuned: FinetunedRun) -> Path:
     run, results = finetuned.run_dir, finetuned.results
     scores, *labels = results_tables(finetuned)
     models = models_table(finetuned)
-    sections = [Section(models.title, models.columns, models.groups, (*models.notes, *_shown(finetuned)))]
-    sections += [
-        Section(f"Scores of each label, {results.scored_split}", table.columns, table.groups, table.notes)
-        for table in labels
-    ]
+    sections: list[ReportTable | Section] = [replace(models, notes=(*models.notes, *_shown(finetuned)))]
+    sections += [replace(table, title=f"Scores of each label, {results.scored_split}") for table in labels]
     rows = None if results.loss == "span" else read_scored_split(run, results)
     files = {} if rows is None else draw_run(finetuned, rows, run / "report", results.scored_split)
     sections += _pictures(files)
-    sections += [Section(table.title, table.columns, table.groups, table.notes) for table in interval_tables(finetuned)]
+    sections += interval_tables(finetuned)
     if rows is not None:
         sections += _row_sections(finetuned, ShownRows(rows, results.input_kind == "smiles"), files)
     described, name = read_run_json(run), _name_of(finetuned)
@@ -145,7 +133,7 @@ def _row_sections(finetuned: FinetunedRun, rows: ShownRows, files: dict[Path, by
 def _pictures(files: Mapping[Path, bytes], title: str = "") -> list[Section]:
     """Return the SVG files, by default with titles of their names."""
     return [
-        Section(title or path.stem.partition("-")[2].replace("-", " ").capitalize(), picture=encode_picture(content))
+        Section(title or path.stem.partition("-")[2].replace("-", " ").capitalize(), picture=content)
         for path, content in files.items()
         if path.suffix == ".svg"
     ]

@@ -14,7 +14,7 @@ from exlm_cli.data import BoolArray
 from exlm_cli.finetune.evaluation.calibration import PredictedRows
 from exlm_cli.format import format_number, shorten
 from exlm_cli.report.finetuning.molecules import draw_molecule
-from exlm_cli.report.style import Card, card_of
+from exlm_cli.report.style import Card
 from exlm_cli.tasks.base import FloatArray
 
 NUM_CARDS = 8
@@ -102,8 +102,8 @@ class ShownRows:
         if rows.similarity is not None:
             lines.insert(1, f"nearest training molecule: {rows.similarity[row]:.2f}")
         if not self.is_molecule:
-            return card_of(None, shorten(text, _TEXT_CHARACTERS), lines)
-        return card_of(draw_molecule(text), text, [*lines, shorten(text, _TEXT_CHARACTERS)])
+            return Card(None, shorten(text, _TEXT_CHARACTERS), lines)
+        return Card(draw_molecule(text), text, [*lines, shorten(text, _TEXT_CHARACTERS)])
 
     def _describe(self, row: int, output: int) -> list[str]:
         rows = self.predicted
