@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from unittest.mock import Mock
 
 import loky
 import numpy as np
@@ -260,3 +261,14 @@ def test_a_molecule_that_rdkit_cannot_read_back_is_no_molecule(monkeypatch):
     monkeypatch.setattr(molecules_module, "canonical_smiles", lambda molecule: "C1CC")
     (found,) = read_molecules(["CCC"], SilentProgress())
     assert found.problem == "RDKit writes it as C1CC, which it cannot read back"
+
+
+def test_what_rdkit_raises_is_the_reason_of_the_row(monkeypatch):
+    """RDKit raises RuntimeError for 255 hydrogens; the text is refused before, so RDKit's error is made here."""
+    error = RuntimeError("Pre-condition Violation\n\tvalence unknown\n")
+    for function in ("MolFromSmiles", "MolToSmiles"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Chem, function, Mock(side_effect=error))
+            (read,) = read_molecules(["CCO"], SilentProgress())
+            (row,) = _read(["CCO"])
+        assert read.problem == row.problem == "RDKit fails on it: valence unknown"

@@ -175,3 +175,16 @@ def test_rare_pairs_are_not_merged():
     tokenizer = train_bpe(["abcdefgh"], 1000, 2, progress)
     assert tokenizer.vocab_size == MIN_BPE_VOCABULARY == 261
     assert progress.said == ["trained a byte-level BPE of 261 tokens"]
+
+
+def test_an_id_that_a_vocabulary_with_gaps_lacks_is_shown_by_its_number_and_never_masked():
+    vocabulary = {token: i for i, token in enumerate(SPECIAL_TOKENS)} | {"C": 5, "O": 8}
+    gapped = Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]")), "smiles")
+    assert [gapped.token_text(i) for i in range(5, gapped.vocab_size)] == ["C", "<6>", "<7>", "O"]
+    assert gapped.is_ordinary.nonzero()[0].tolist() == [5, 8]
+    assert gapped.decode([5, 6, 8]).split() == ["C", "O"]
+
+
+def test_masks_in_smiles_are_not_bracket_atoms(smiles):
+    ids = smiles.encode_with_masks("C[MASK](=O)[MASK]")
+    assert [smiles.token_text(i) for i in ids] == ["C", "[MASK]", "(", "=", "O", ")", "[MASK]"]

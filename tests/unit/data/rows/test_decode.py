@@ -68,3 +68,11 @@ def test_a_missing_file_a_folder_and_a_failing_disk_are_named(tmp_path):
     path.write_text("one\n")
     with pytest.raises(DataError, match=rf"^{re.escape(str(path))}: .*Input/output error$"), open_file(path):
         raise OSError(5, "Input/output error")
+
+
+def test_all_streams_of_an_xz_file_are_read(tmp_path):
+    """`cat` of files makes several; what each held alone is the truth."""
+    path, texts = tmp_path / "a.txt.xz", [b"one\n" * 9000, b"", bytes(range(256)) * 2000]
+    path.write_bytes(b"".join(map(lzma.compress, texts)))
+    with open_file(path) as file:
+        assert file.read() == b"".join(texts)

@@ -336,3 +336,21 @@ def test_the_first_line_of_excel_names_the_delimiter(tmp_path, name, first, deli
     ]
     only = ColumnChoice("smiles")
     assert [record.values["smiles"] for record in iter_records(path, only=only)] == [f"C{delimiter}C", "a\nb", "CC"]
+
+
+@pytest.mark.parametrize(("name", "delimiter"), [("a.csv", ","), ("a.tsv", "\t")])
+def test_a_line_of_blanks_is_no_row_of_a_table(tmp_path, name, delimiter):
+    """It is skipped as an empty line is; where the table has one column, a blank is a value of it."""
+    path = write(tmp_path / name, f"y{delimiter}text\n1{delimiter}one\n  \n2{delimiter}two\n")
+    assert [(record.number, record.problem) for record in iter_records(path)] == [(2, None), (4, None)]
+    path = write(tmp_path / name, "text\none\n  \ntwo\n")
+    assert [record.values["text"] for record in iter_records(path)] == ["one", "", "two"]
+
+
+@pytest.mark.parametrize("content", ['"smiles";"y"\n"CCO";"1"\n', "smiles;y\nC;1,5\n"])
+def test_semicolons_between_the_cells_of_a_csv_are_named(tmp_path, content):
+    """As a German Excel writes them; a quote that closes before one is malformed for commas."""
+    path = write(tmp_path / "a.csv", content)
+    with pytest.raises(DataError, match=rf"^{re.escape(str(path))}: .*semicolons") as caught:
+        list(iter_records(path))
+    assert "commas" in caught.value.hint
