@@ -54,6 +54,25 @@ def test_molecules_with_classes(tmp_path):
         np.testing.assert_array_equal(task.examples[split].targets[:, 0], task.split_indices[split] % 3 > 0)
 
 
+@pytest.mark.parametrize("split", ["scaffold", "scaffold-deepchem", "scaffold-balanced"])
+@pytest.mark.parametrize(("large", "name"), [("C", "no ring"), ("c1ccccc1C", "c1ccccc1")])
+def test_a_scaffold_of_most_rows_is_trained_on_and_told(tmp_path, split, large, name):
+    """17 of 20 molecules are of one scaffold; three others of one each are left to validate and test on."""
+    others = ["C1CC1", "C1CCC1", "C1CCCC1"]
+    write(
+        tmp_path / "a.csv",
+        "smiles,y",
+        [f"{s},{i / 7}" for i, s in enumerate([large + "C" * i for i in range(17)] + others)],
+    )
+    task = load(tmp_path, split=split)
+    assert by_name(task)["train"] == list(range(17))
+    assert task.split_sizes == {"train": 17, "valid": 1, "test": 2}
+    assert any(
+        f"17 of 20 molecules have {'' if 'no' in name else 'the scaffold '}{name}" in note for note in task.notes
+    )
+    assert not any("20 molecules" in note for note in load(tmp_path, split="random").notes)
+
+
 @pytest.mark.parametrize("is_canonical", [True, False])
 def test_smiles_as_written_are_read_as_they_are_with_a_note(tmp_path, is_canonical):
     written = [f"O{'C' * n}" for n in range(1, 31)]

@@ -12,6 +12,9 @@ scaffold and form one group.
 - `scaffold-balanced`: chemprop 1's, without chirality. Groups larger than half a tenth of the rows come first, then the
   others, each part shuffled; a group goes to the first of train, valid and test that still has room; test takes all.
 - `random`: rows at random. Where each row has one class, every split has its share of each class, within a few rows.
+
+Uni-Mol's rule trains on a fifth where one scaffold has more than 80 % of the rows. In a user's own table (`csv`) such a
+scaffold goes to train, and valid and test share the rest; so does `scaffold-balanced` for every task.
 """
 
 import hashlib
@@ -28,7 +31,7 @@ import numpy as np
 from exlm_cli.config.tasks import RowTaskConfig, TaskSection
 from exlm_cli.data import IntArray
 from exlm_cli.errors import DataError
-from exlm_cli.format import format_number_of, name_some
+from exlm_cli.format import format_number_of, name_some, shorten
 from exlm_cli.paths import expand_path
 from exlm_cli.tasks.base import SPLITS, FloatArray, Split, SplitIndices
 from exlm_cli.tasks.rows.table import InputRows
@@ -36,6 +39,7 @@ from exlm_cli.tasks.rows.table import InputRows
 # in tenths, so that comparisons are between integers
 _TRAIN_TENTHS, _VALID_TENTHS = 8, 1
 _MIN_ROWS = 10
+_SHOWN_CHARACTERS = 40
 _LIMITS: dict[Split, tuple[str, str]] = {"train": ("max_rows", "trained"), "valid": ("max_valid_rows", "validated")}
 
 
@@ -68,13 +72,28 @@ def split_rows(config: RowTaskConfig, usable: InputRows, classes: Sequence[Hasha
         )
     if config.split == "random" or usable.molecules is None:
         chosen = None if classes is None else [classes[row] for row in rows]
-        name, parts = "random", split_at_random(len(rows), config.split_seed, chosen)
+        name, parts, notes = "random", split_at_random(len(rows), config.split_seed, chosen), ()
     else:
-        scaffolds = [usable.molecules[row].scaffold for row in rows]
-        is_balanced = config.split == "scaffold-balanced"
+        scaffolds = [usable.molecules[row].scaffold or "" for row in rows]
         name = config.split
-        parts = split_balanced(scaffolds, config.split_seed) if is_balanced else split_by_scaffold(scaffolds)
-    return limit_rows(config, RowSplit(name, {split: rows[part] for split, part in parts.items()}))
+        if config.split == "scaffold-balanced":
+            parts = split_balanced(scaffolds, config.split_seed)
+        else:
+            parts = split_by_scaffold(scaffolds, trains_on_largest=config.name == "csv")
+        notes = _describe_largest(scaffolds, parts)
+    return limit_rows(config, RowSplit(name, {split: rows[part] for split, part in parts.items()}, notes))
+
+
+def _describe_largest(scaffolds: Sequence[str], parts: SplitIndices) -> tuple[str, ...]:
+    """Return a note on a scaffold with more rows than train should have."""
+    largest = max(group_rows(range(len(scaffolds)), scaffolds), key=len)
+    if 10 * len(largest) <= _TRAIN_TENTHS * len(scaffolds):
+        return ()
+    scaffold = scaffolds[largest[0]]
+    what = f"the scaffold {shorten(scaffold, _SHOWN_CHARACTERS)}" if scaffold else "no ring, which is one scaffold"
+    place = next(split for split, part in parts.items() if largest[0] in part)
+    said = f"{len(largest):,} of {len(scaffolds):,} molecules have {what}: all of them are in {place}"
+    return (f"{said}, and the other splits have none; `--split random` spreads them over all splits",)
 
 
 def _follow_file(path: str, usable: InputRows) -> RowSplit:
@@ -118,16 +137,20 @@ def choose_rows(
     return chosen, (f"{verb} on {len(chosen):,} of {num_rows:,} {what} (`task.{key}`)",)
 
 
-def split_by_scaffold(scaffolds: Sequence[Hashable]) -> SplitIndices:
-    """Split rows with given scaffolds by the rule of `scaffold` and `scaffold-deepchem`."""
+def split_by_scaffold(scaffolds: Sequence[Hashable], *, trains_on_largest: bool = False) -> SplitIndices:
+    """Split rows with given scaffolds by the rule of `scaffold` and `scaffold-deepchem`.
+
+    Args:
+        trains_on_largest: Put a scaffold that is too large for train into train, not into valid or test.
+    """
     groups = sorted(
         group_rows(range(len(scaffolds)), scaffolds), key=lambda group: (len(group), group[0]), reverse=True
     )
-    return _fill(groups, len(scaffolds), shares_train_room=True)
+    return _fill(groups, len(scaffolds), shares_train_room=True, trains_on_largest=trains_on_largest)
 
 
 def split_balanced(scaffolds: Sequence[Hashable], seed: int) -> SplitIndices:
-    """Split rows with given scaffolds by the rule of `scaffold-balanced`."""
+    """Split rows with given scaffolds by the rule of `scaffold-balanced`; one too large for train is in train."""
     num_rows = len(scaffolds)
     groups = group_rows(range(num_rows), scaffolds)
     large = [group for group in groups if 20 * len(group) > _VALID_TENTHS * num_rows]
@@ -135,21 +158,28 @@ def split_balanced(scaffolds: Sequence[Hashable], seed: int) -> SplitIndices:
     shuffler = random.Random(seed)  # noqa: S311 (chemprop's generator, so that its splits come out; nothing secret)
     shuffler.shuffle(large)
     shuffler.shuffle(small)
-    return _fill(large + small, num_rows, shares_train_room=False)
+    return _fill(large + small, num_rows, shares_train_room=False, trains_on_largest=True)
 
 
-def _fill(groups: Sequence[list[int]], num_rows: int, *, shares_train_room: bool) -> SplitIndices:
+def _fill(groups: list[list[int]], num_rows: int, *, shares_train_room: bool, trains_on_largest: bool) -> SplitIndices:
     """Put each group into the first split with room; with `shares_train_room`, valid may use the room left in train."""
     parts: dict[Split, list[int]] = {split: [] for split in SPLITS}
     train, valid, test = parts.values()
+    most_train = _TRAIN_TENTHS * num_rows // 10
+    most_valid, most_seen = _VALID_TENTHS * num_rows // 10, (_TRAIN_TENTHS + _VALID_TENTHS) * num_rows // 10
+    too_large = [group for group in groups if len(group) > most_train] if trains_on_largest else []
+    if too_large:
+        train += too_large[0]
+        groups = [group for group in groups if group not in too_large]
+        most_valid = (num_rows - len(train)) // 2
+        most_seen = len(train) + most_valid
     for group in groups:
-        num_taken, tenths = len(valid) + len(group), _VALID_TENTHS
-        if shares_train_room:
-            num_taken, tenths = num_taken + len(train), tenths + _TRAIN_TENTHS
-        if 10 * (len(train) + len(group)) <= _TRAIN_TENTHS * num_rows:
+        num_taken = len(valid) + len(group)
+        has_room = len(train) + num_taken <= most_seen if shares_train_room else num_taken <= most_valid
+        if len(train) + len(group) <= most_train:
             train += group
         else:
-            (valid if 10 * num_taken <= tenths * num_rows else test).extend(group)
+            (valid if has_room or (too_large and not valid) else test).extend(group)
     return _as_arrays(parts)
 
 

@@ -44,6 +44,29 @@ def test_scaffold_splits_of_ten_rows_by_hand(scaffolds, parts):
     assert as_lists(split_by_scaffold(scaffolds)) == parts
 
 
+@pytest.mark.parametrize(
+    ("scaffolds", "uni_mol", "trained"),
+    [
+        # a (9 of 10) is more than 8: Uni-Mol's rule leaves it to valid, and b alone trains
+        ("aaaaaaaaab", {"train": 1, "valid": 9}, {"train": 9, "valid": 1}),
+        # a (17 of 20) trains; of the 3 others valid takes 1, test 2
+        ("a" * 17 + "bcd", {"train": 3, "valid": 17}, {"train": 17, "valid": 1, "test": 2}),
+        # no scaffold of the others is as small as half the room: valid takes the first, and test has none
+        ("a" * 18 + "bb", {"train": 2, "valid": 18}, {"train": 18, "valid": 2}),
+        # exactly 80 % fits
+        ("a" * 8 + "bc", {"train": 8, "valid": 1, "test": 1}, {"train": 8, "valid": 1, "test": 1}),
+    ],
+)
+def test_a_scaffold_too_large_for_train_is_trained_on_where_that_is_asked_for(scaffolds, uni_mol, trained):
+    def sizes(parts: SplitIndices) -> dict[str, int]:
+        return {str(split): len(rows) for split, rows in parts.items()}
+
+    assert sizes(split_by_scaffold(scaffolds)) == uni_mol
+    for parts in (split_by_scaffold(scaffolds, trains_on_largest=True), split_balanced(scaffolds, 0)):
+        assert sizes(parts) == trained
+        assert {scaffolds[row] for row in parts["train"]} == {"a"}
+
+
 def test_balanced_split_puts_no_large_group_behind_a_small_one():
     # of 40 rows a group is large from 3 on; the two large ones fit into train in either order
     keys = ["big"] * 20 + ["large"] * 8 + [f"single {i}" for i in range(12)]
@@ -59,8 +82,10 @@ def test_no_scaffold_is_in_two_splits(scaffolds, seed, is_balanced):
     assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(len(scaffolds)))
     homes = [{scaffolds[row] for row in rows} for rows in parts.values()]
     assert sum(map(len, homes)) == len(set().union(*homes))
-    assert len(parts["train"]) <= 0.8 * len(scaffolds)
-    assert 10 * len(parts["valid"]) <= (1 if is_balanced else 9) * len(scaffolds)
+    most = max(Counter(scaffolds).values()) if is_balanced else 0
+    assert len(parts["train"]) <= max(0.8 * len(scaffolds), most)
+    if most <= 0.8 * len(scaffolds):
+        assert 10 * len(parts["valid"]) <= (1 if is_balanced else 9) * len(scaffolds)
 
 
 @given(num_rows=st.integers(0, 300), seed=st.integers(0, 5))
