@@ -2,7 +2,7 @@
 
 | cells that are not missing | are |
 |---|---|
-| 1, true, yes, t, y and 0, false, no, f, n, in any case | a 0/1 label (`binary`); several columns: `multi_label` |
+| 1, true, yes and 0, false, no, in any case; t and f, or y and n | a 0/1 label (`binary`); several: `multi_label` |
 | two numbers, in one column | two classes |
 | other numbers | values (`regression`) |
 | numbers and others, such as `<10`, and no text comes twice | refused |
@@ -10,15 +10,19 @@
 
 - A cell is missing if it is empty or one of `task.missing_values`, in any case. A note counts such words among words.
 - `task.label_kind` says the kind instead. With `multi_label`, -1 is negative in a column without 0.
-- Classes are sorted, numbers by value, and `1.0` is the class `1`. Of two classes the second is the positive one: that
-  of `task.positive_class`, else the one that its name tells (`find_positive`), else the later one.
+- `1.00` is 1, and `0.00` is 0. A column of t, f, y and n has classes: such letters are labels beside their own pair.
+- Classes are sorted, numbers by value. Text that differs is another class, as `1.1` and `1.10`, or `7` and `007`; only
+  `1.0` is the class `1`. Warnings name classes that look alike or are equal as numbers.
+- Of two classes the second is the positive one: that of `task.positive_class`, else the one that its name tells
+  (`find_positive`), else the later one.
 - With `task.decimal_comma`, `1,5` is a number, and `1.5` is none.
 """
 
 import math
 import re
+import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -39,6 +43,9 @@ _BINARY = {
     **dict.fromkeys(("1", "1.0", "true", "yes", "t", "y"), 1.0),
     **dict.fromkeys(("0", "0.0", "false", "no", "f", "n"), 0.0),
 }
+_ZEROS = re.compile("(?<=^[01])[.,]0*$")
+_PAIRS = ({"t", "f", "true", "false"}, {"y", "n", "yes", "no"})
+_WHOLE = re.compile("([-+]?[0-9]+)[.,]0")
 _POSITIVE = (
     "active", "hit", "binder", "toxic", "positive", "pos", "yes", "true", "high", "pass", "passed", "mutagenic",
     "blocker",
@@ -249,8 +256,26 @@ def find_positive(names: tuple[str, str]) -> str | None:
 def _class_parser(names: Sequence[str], number: Parser) -> Parser:
     """Return a function from a cell to the index of its class; where classes are numbers, `1.0` is `1`."""
     by_text = {name: float(index) for index, name in enumerate(names)}
-    by_number = {number(name): index for name, index in by_text.items() if number(name) is not None}
-    return lambda cell: by_text.get(cell, by_number.get(number(cell)))
+    if any(number(name) is None for name in names):
+        return by_text.get
+    by_code = {_code(name): index for name, index in by_text.items()}
+    return lambda cell: by_text.get(cell, by_code.get(_code(cell)))
+
+
+def _code(cell: str) -> str:
+    """Return a number as a class: `1.0`, as other programs write the integer 1, is `1`; any other text stays."""
+    return _WHOLE.sub(r"\1", cell) if _WHOLE.fullmatch(cell) else cell
+
+
+def _binary(cell: str) -> float | None:
+    return _BINARY.get(_ZEROS.sub("", cell.lower()))
+
+
+def _is_binary(cells: Collection[str]) -> bool:
+    """Return whether the cells of a column are 0/1 labels; t, f, y and n are, beside words of their own pair alone."""
+    words = {cell.lower() for cell in cells}
+    has_letters = not words.isdisjoint("tfyn")
+    return all(_binary(word) is not None for word in words) and (not has_letters or any(words <= p for p in _PAIRS))
 
 
 def _count_missing(cells: Sequence[str], missing: Collection[str]) -> Counter[str]:
@@ -279,7 +304,8 @@ def _describe_missing(words: Mapping[str, Counter[str]], missing: Collection[str
 
 def _find_kind(table: Table, columns: Sequence[str], number: Parser, positive: str | None) -> LabelKind:
     cells = [(name, row, cell) for name in columns for row, cell in enumerate(table.columns[name]) if cell]
-    if all(cell.lower() in _BINARY for *_, cell in cells):
+    odd = [name for name in columns if not _is_binary({cell for cell in table.columns[name] if cell})]
+    if not odd:
         return "multi_label" if positive is None or len(columns) > 1 else "classes"
     values = [number(cell) for *_, cell in cells]
     others = [(name, row) for (name, row, _), value in zip(cells, values, strict=True) if value is None]
@@ -291,7 +317,9 @@ def _find_kind(table: Table, columns: Sequence[str], number: Parser, positive: s
     if has_numbers:
         hint = f"{_MEND}; `--set task.decimal_comma=true` reads decimal commas; {_TAKE_AS_CLASSES}"
         raise DataError(f"{_name_cells(table, others)}; others are numbers", hint)
-    others = [(name, row) for name, row, cell in cells if cell.lower() not in _BINARY]
+    others = [(name, row) for name, row, cell in cells if _binary(cell) is None] or [
+        (name, row) for name, row, _ in cells if name in odd
+    ]
     raise DataError(
         f"{_name_cells(table, others)}; several columns hold 0/1, true/false or yes/no",
         "correct or empty such cells, or give one column of classes",
@@ -395,22 +423,44 @@ def _classes(
             f"and `--set task.decimal_comma=true` reads decimal commas; {_TAKE_AS_CLASSES}",
         )
     listed = name_some((f"`{text}` ({count:,})" for text, count in zip(names, counts, strict=True)), limit=10)
-    notes = [f"found {len(names)} classes of `{name}`: {listed}{how}"]
-    by_folded = {text.casefold(): text for text in reversed(names)}
-    alike = [f"`{by_folded[text.casefold()]}` and `{text}`" for text in names if by_folded[text.casefold()] != text]
-    if alike:
-        notes.append(f"warning: classes that differ in capital letters alone: {name_some(alike, limit=3)}")
+    notes = [f"found {len(names)} classes of `{name}`: {listed}{how}", *_describe_alike(names, number)]
     return Labels("classes", names, targets, tuple(notes))
 
 
 def _class_names(cells: Collection[str], number: Parser) -> tuple[str, ...]:
-    """Return the classes in order: as strings, or where all are numbers, as the shortest string of each value."""
-    numbers = {cell: value for cell in cells if (value := number(cell)) is not None}
-    if len(numbers) < len(cells):
+    """Return the classes in order: as strings, or where all are numbers, by value; of `1` and `1.0` the shorter one."""
+    values = {cell: number(cell) for cell in cells}
+    if None in values.values():
         return tuple(sorted(cells))
-    longest_first = sorted(cells, key=lambda cell: (len(cell), cell), reverse=True)
-    shortest = {numbers[cell]: cell for cell in longest_first}
-    return tuple(shortest[value] for value in sorted(shortest))
+    shortest = {_code(cell): cell for cell in sorted(cells, key=len, reverse=True)}
+    return tuple(sorted(shortest.values(), key=lambda cell: (values[cell], len(cell), cell)))
+
+
+def _describe_alike(names: Sequence[str], number: Parser) -> list[str]:
+    """Return warnings on classes that differ in capital letters, in what nobody sees, or in how a number is written."""
+    kinds: dict[str, list[str]] = {}
+    first: dict[Hashable, str] = {}
+    for name in names:
+        seen = _as_seen(name)
+        keys = {
+            "differ in capital letters alone": name.casefold(),
+            "look alike": seen,
+            "are equal as numbers": number(name),
+        }
+        for kind, key in keys.items():
+            other = first.setdefault((kind, key), name)
+            if key is not None and other != name:
+                marks = " ".join(f"U+{ord(c):04X}" for c in sorted(set(other) ^ set(name)) if not c.isascii())
+                kinds.setdefault(kind, []).append(f"`{other}` and `{name}`" + (f" ({marks})" if marks else ""))
+                break
+    return [f"warning: classes that {kind}: {name_some(pairs, limit=3)}" for kind, pairs in kinds.items()]
+
+
+def _as_seen(text: str) -> str:
+    """Return a text with one hyphen, one blank and one writing of each letter, without characters of no width."""
+    marks = {"Pd": "-", "Cf": ""}
+    plain = "".join("-" if c == "\N{MINUS SIGN}" else marks.get(unicodedata.category(c), c) for c in text)
+    return " ".join(unicodedata.normalize("NFKC", plain).casefold().split())
 
 
 def _order(
@@ -453,4 +503,4 @@ def _value_of(number: Parser) -> Parser:
 
 # which cells are accepted, and what they mean
 _VALUES = "a number from -1e100 to 1e100"
-_BINARY_CELLS: tuple[Parser, str] = (lambda cell: _BINARY.get(cell.lower()), "0/1, true/false, yes/no, t/f, y/n")
+_BINARY_CELLS: tuple[Parser, str] = (_binary, "0/1, true/false, yes/no, t/f, y/n")

@@ -38,7 +38,15 @@ def read_one(cells: str, kind: LabelKind = "auto", **rules: Any) -> Labels:
         ({"y": "low|high|mid|low|mid"}, "classes", ("high", "low", "mid"), [[1], [0], [2], [1], [2]]),
         ({"y": "10|9|10"}, "classes", ("9", "10"), [[1], [0], [1]]),
         ({"y": "-1|1|1"}, "classes", ("-1", "1"), [[0], [1], [1]]),
-        ({"y": "2|1.0|1|2.00||01"}, "classes", ("1", "2"), [[1], [0], [0], [1], [NAN], [0]]),
+        ({"y": "2|1.0|1|2.0||1"}, "classes", ("1", "2"), [[1], [0], [0], [1], [NAN], [0]]),
+        ({"y": "8|7|007|8|7|007"}, "classes", ("7", "007", "8"), [[2], [0], [1], [2], [0], [1]]),
+        ({"y": "1.00|0.00|1"}, "binary", ("y",), [[1], [0], [1]]),
+        ({"a": "1.00|0.00|0.00", "b": "0.|1.000|0,0"}, "binary", ("a", "b"), [[1, 0], [0, 1], [0, 0]]),
+        ({"y": "t|F|T"}, "binary", ("y",), [[1], [0], [1]]),
+        ({"y": "y|no|Yes|N"}, "binary", ("y",), [[1], [0], [1], [0]]),
+        ({"a": "t|f", "b": "n|y"}, "binary", ("a", "b"), [[1, 0], [0, 1]]),
+        ({"y": "t|f|y|n|t|f|y|n"}, "classes", ("f", "n", "t", "y"), [[2], [0], [3], [1]] * 2),
+        ({"y": "t|y|t|y"}, "classes", ("t", "y"), [[0], [1]] * 2),
         ({"y": "a|1|1.0|b|a|b"}, "classes", ("1", "1.0", "a", "b"), [[2], [0], [1], [3], [2], [3]]),
         ({"y": "\u22120.5|2|1e\u22123|null"}, "regression", ("y",), [[-0.5], [2], [0.001], [NAN]]),
         ({"a": "1|0", "b": "0.5|2"}, "regression", ("a", "b"), [[1, 0.5], [0, 2]]),
@@ -54,7 +62,11 @@ def test_what_labels_are_is_found(columns, loss, names, targets):
 @pytest.mark.parametrize(
     ("kind", "cells", "loss", "names"),
     [
-        ("classes", "0|1|2|1.0|-0", "classes", ("0", "1", "2")),
+        ("classes", "0|1|2|1.0|-1.0", "classes", ("-1.0", "0", "1", "2")),
+        ("classes", "1.1|1.10|3.2|3.20", "classes", ("1.1", "1.10", "3.2", "3.20")),
+        ("classes", "9007199254740993|9007199254740992", "classes", ("9007199254740992", "9007199254740993")),
+        ("classes", "\uff11|1|1.0|2", "classes", ("1", "\uff11", "2")),
+        ("classes", "1e3|1000|1.00|1", "classes", ("1", "1.00", "1e3", "1000")),
         ("classes", "1_000|2_000|3_000", "classes", ("1_000", "2_000", "3_000")),
         ("classes", "3 nM|5 nM", "classes", ("3 nM", "5 nM")),
         ("regression", "0|1|1", "regression", ("y",)),
@@ -76,6 +88,7 @@ def test_the_kind_can_be_said(kind, cells, loss, names):
         ("auto", {"y": "n.d.|3 nM|5 nM"}, "a.csv:2: `y` is `n.d.`, one of 3 such cells"),
         ("auto", {"a": "1|0", "b": "active|0"}, "a.csv:2: `b` is `active`"),
         ("auto", {"a": "yes|no", "b": "active|no"}, "a.csv:2: `b` is `active`"),
+        ("auto", {"a": "t|f", "b": "t|n"}, "a.csv:2: `b` is `t`"),
         ("multi_label", {"y": "1|active"}, "a.csv:3: `y` is `active`"),
         ("regression", {"y": "1|high"}, "a.csv:3: `y` is `high`"),
         ("regression", {"y": "1|nan|inf"}, "a.csv:4: `y` is `inf`"),
@@ -94,7 +107,8 @@ def test_what_does_not_fit_is_refused(kind, columns, message):
     [
         ({"y": "1|No||TRUE|nan"}, "binary", ("y",), [[1], [0], [NAN], [1], [NAN]]),
         ({"y": "red|blue|-"}, "classes", ("blue", "green", "red"), [[2], [0], [NAN]]),
-        ({"y": "10|9.0|09"}, "classes", ("9", "10"), [[1], [0], [0]]),
+        ({"y": "10|9.0|9"}, "classes", ("9", "10"), [[1], [0], [0]]),
+        ({"y": "1.10|1.1"}, "classes", ("1.1", "1.10"), [[1], [0]]),
         ({"y": "1.0|1"}, "classes", ("1", "1.0"), [[1], [0]]),
         ({"y": "0.5|-2|n/a"}, "regression", ("y",), [[0.5], [-2], [NAN]]),
     ],
@@ -265,3 +279,23 @@ def test_names_tell_which_class_is_positive(positive, negative):
 def test_names_of_no_known_meaning_do_not_tell(one, two):
     assert find_positive((one, two)) is None
     assert find_positive((two, one)) is None
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "kind", "marks"),
+    [
+        ("non-toxic", "non\u2011toxic", "look alike", "U+2011"),
+        ("caf\u00e9", "cafe\u0301", "look alike", "U+00E9 U+0301"),
+        ("active", "active\u200b", "look alike", "U+200B"),
+        ("not active", "not\u00a0active", "look alike", "U+00A0"),
+        ("-1", "\u22121", "look alike", "U+2212"),
+        ("Low", "low", "differ in capital letters alone", ""),
+        ("1.1", "1.10", "are equal as numbers", ""),
+    ],
+)
+def test_classes_that_a_reader_takes_for_one_are_two_and_have_a_warning(one, two, kind, marks):
+    labels = read_one("|".join([one, two, "3"] * 2), "classes")
+    assert set(labels.names) == {one, two, "3"}
+    (warning,) = [note for note in labels.notes if note.startswith("warning: ")]
+    assert all(part in warning for part in (kind, one, two, marks))
+    assert not [note for note in read_one("a|b|3" * 2, "classes").notes if note.startswith("warning: ")]
