@@ -81,6 +81,13 @@ def test_a_stop_by_the_user_is_no_error_and_has_the_signals_exit_code(failing, c
     assert capsys.readouterr().err == "stopped\n"
 
 
+def test_a_terminal_of_no_columns_shows_results(monkeypatch, capsys):
+    """As some consoles and CI systems set it; rich takes the 0 at its word."""
+    results = printed_by(capsys, ["recipes"]).out
+    monkeypatch.setenv("COLUMNS", "0")
+    assert printed_by(capsys, ["recipes"]).out == results != ""
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
 def test_an_error_of_the_file_system_names_the_file_and_has_no_traceback(failing, number, capsys):
     failing(OSError(number, os.strerror(number), "runs/x"))

@@ -3,12 +3,13 @@
 import shlex
 
 import pytest
+import torch
 import yaml
 
 from exlm_cli.config.load import load_recipe, recipe_kind
 from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.run_dir import update_run_json
-from tests.cli.asserts import printed_by, result_of
+from tests.cli.asserts import printed_by, refusal_of, result_of
 from tests.test_recipes import value_at
 
 GRID = load_recipe("quickstart-repeat-mlm", kind=SweepRecipe).cells
@@ -38,6 +39,12 @@ CASES = [
      {"seeds": (4, 5), "tasks": ("glue/rte",), "device": "cpu", "pretrain.train.max_steps": 4,
       "cells": tuple(cell for cell in GRID if cell[0] == 2)}),
 ]  # fmt: skip
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_a_device_that_is_not_there_is_refused(folder, capsys):
+    words = ["pretrain", "--recipe", "quickstart-text", "--device", "cuda", "--dry-run"]
+    assert "torch sees no CUDA device" in refusal_of(capsys, *words)
 
 
 @pytest.mark.parametrize(("words", "values"), CASES, ids=[words for words, _ in CASES])

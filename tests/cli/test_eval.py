@@ -66,6 +66,17 @@ def test_pretrained_runs_are_scored_side_by_side_on_given_data(run_folder, capsy
     assert scored["num_sequences"] == 2
 
 
+def test_without_a_run_the_newest_finished_one_is_taken(folder, capsys):
+    """Of fine-tuned runs a finished one; damaged ones are left out."""
+    make_pretrained(folder / "runs/one", train={"alignment_backend": "reference"})
+    (folder / "valid.txt").write_text("amber birch\n")
+    for name, described in (("unfinished", '{"command": "finetune"}'), ("damaged", "{")):
+        (folder / "runs" / name).mkdir()
+        (folder / "runs" / name / "run.json").write_text(described)
+    said = printed_by(capsys, ["eval", "--data", "valid.txt", "--no-figures"]).err
+    assert "run: runs/one, the newest one\n" in said
+
+
 def test_entropy_over_mask_ratios_is_printed_written_and_drawn(run_folder, made, capsys):
     (run_folder / "valid.txt").write_text("amber birch cedar\ncedar fern elder\n")
     mlm = make_pretrained(run_folder / "mlm", objective="mlm", model={"rope": "1d"})

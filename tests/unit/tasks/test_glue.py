@@ -181,6 +181,14 @@ def test_a_row_that_cannot_be_used_stops_or_is_left_out_and_told(task, changes, 
     assert "`--set task.on_invalid=skip`" in caught.value.hint
 
 
+@pytest.mark.parametrize("text", [5, "half \ud83d"])
+def test_a_value_of_json_that_is_no_text_is_named(text, tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_text("\n".join(json.dumps({"sentence": one, "label": 1}) for one in ("good", text)), encoding="utf-8")
+    with pytest.raises(DataError, match=f"^{re.escape(str(path))}:2: `sentence`"):
+        load("sst2", None, files={"train": str(path), "valid": str(path)}, on_invalid="error")
+
+
 def test_what_no_row_of_a_file_can_be_used_for_is_told(tmp_path):
     """Without a label in any row a test file is left out; a validation file, an empty one and other columns stop."""
     folder = write_glue(tmp_path, "sst2")

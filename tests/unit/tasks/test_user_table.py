@@ -149,6 +149,7 @@ def test_rows_without_label_or_text_are_left_out_and_told(tmp_path):
     [
         ({"files": {}}, "table"),
         ({"label_columns": ("smiles",)}, "`smiles`"),
+        ({"label_columns": ("value",), "descriptor_columns": ("smiles",)}, "`smiles`"),
         ({"label_columns": ("row",)}, "`row`"),
         ({"label_columns": ("in_split",)}, "`in_split`"),
         ({"label_columns": ("words",)}, "`row`"),  # a class that is called like a column of predictions

@@ -28,6 +28,7 @@ from tests.unit.report.results import (
     FIGURE_3,
     FIGURE_5,
     PAIRS,
+    copied,
     corruption,
     diverge,
     grid_results,
@@ -108,6 +109,16 @@ def test_a_task_that_not_every_seed_has_is_counted_without_the_others():
     k, p = PAIRS[0]
     note = f"k = {k}, p = {p:g}: glue/mnli accuracy over 1 of 2 seeds"
     assert (accuracy.notes, entropy.notes, tables["agreement"].notes[1:]) == ((note,), (), (note,))
+
+
+def test_cells_of_other_lengths_than_the_rest_have_their_steps_and_claims_without_them():
+    results = grid_results()
+    assert "steps" not in _tables(results)
+    results[0] = copied(results[0], run=results[0].run.model_copy(update={"steps": 160_000}))
+    tables = _tables(results)
+    assert tables["steps"]["1"] == ("160,000", *["50,000"] * 4)
+    spearman = spearmanr([p**k for k, p in PAIRS[1:]], FIGURE_5[1:]).statistic
+    assert tables["agreement-same-steps"]["Entropy, bits"][0] == f"{spearman:.3g}"
 
 
 def test_a_diverged_cell_is_named_and_left_out_of_every_claim():

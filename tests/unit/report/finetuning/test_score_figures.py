@@ -92,6 +92,20 @@ def test_curves_have_the_areas_of_scikit_learn_in_the_legend_and_under_the_line(
     np.testing.assert_allclose(levels, [[known(predictions, index)[0].mean()] * 2 for index in range(num_outputs)])
 
 
+def test_of_many_labels_the_mean_curve_is_drawn(figures, tmp_path):
+    predictions = predictions_of(12)
+    draw_scores(predictions, "a title", tmp_path, "s")
+    pairs = [known(predictions, index) for index in range(12)]
+    for axes, score in zip(
+        figures["s-curves"].axes, (metrics.roc_auc_score, metrics.average_precision_score), strict=True
+    ):
+        ((label, x, y),) = bold_lines(axes)
+        mean = np.mean([score(truth, seeds.mean(0)[:, index]) for index, (truth, seeds) in enumerate(pairs)])
+        assert label == f"mean of 12 labels  {mean:.3f}"
+        if score is metrics.roc_auc_score:
+            assert metrics.auc(x, y) == pytest.approx(mean, abs=5e-3)  # on a grid of 401 points
+
+
 @pytest.mark.parametrize("is_multi_class", [True, False])
 def test_confusion_matrices_are_those_of_scikit_learn(figures, tmp_path, is_multi_class):
     predictions = predictions_of(3, is_multi_class=is_multi_class)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from exlm_cli.finetune.results import GridChoice
+from exlm_cli.finetune.results import GridChoice, Interval
 from exlm_cli.report.finetuning.scores import (
     label_scores_table,
     results_tables,
@@ -108,8 +108,10 @@ def test_of_several_splits_and_seeds_the_mean_predictions_of_the_splits_come_fir
     """Their means over the seeds of a split are 0.6 and 0.8; the four seeds have a deviation of their own."""
     forests = {ECFP4: {"roc_auc": [0.6, 0.6, 0.8, 0.8]}}
     values: Values = {"roc_auc": [0.5, 0.7, 0.7, 0.9]}
-    run = scored("one", "csv", values, split="random", split_seeds=(0, 1), forests=forests)
+    over = {"roc_auc": Interval(low=0.25, high=0.75, over="splits", num=2)}
+    run = scored("one", "csv", values, split="random", split_seeds=(0, 1), forests=forests, split_intervals=over)
     (table,) = results_tables(run)
+    assert any("roc_auc 0.2500 to 0.7500" in note for note in table.notes)
     assert table.rows[0] == ("roc_auc", "0.7000 ± 0.1414", "0.7000 ± 0.1414")
     assert table.rows[2] == ("roc_auc", "0.7000 ± 0.1633", "0.7000 ± 0.1633")
     (table,) = task_tables([run])
