@@ -54,6 +54,8 @@ class Tokenizer:
         special_tokens: What padding, start, end, mask and unknown are called.
         vocab_size: Highest id plus 1, special tokens included.
         pair_ids: Tokens between the two texts of a pair: one [SEP], or what the file's post-processor puts there.
+        is_foreign: Whether it frames a text itself or has other special tokens, as those of transformers: then it also
+            says whether the blanks around a mask belong to it.
         fingerprint: sha256 of the canonical JSON, in hex.
     """
 
@@ -111,9 +113,7 @@ class Tokenizer:
         self.pad_id, self.cls_id, self.sep_id, self.mask_id, self.unk_id = (vocabulary[t] for t in special_tokens)
         self.special_ids = frozenset(vocabulary[token] for token in special_tokens)
         self._hidden_ids = frozenset((self.pad_id, self.cls_id, self.sep_id))
-        mask = "|".join(re.escape(token) for token in dict.fromkeys((special_tokens[3], MASK)))
-        # a masked word of text replaces " word": the blank before [MASK] belongs to it
-        self._mask_pattern = re.compile(f"{' ?' if kind == 'text' else ''}(?:{mask})")
+        self.is_foreign = bool(definition["post_processor"]) or self.special_tokens != SPECIAL_TOKENS
         with _explaining(origin):
             self.pair_ids, self.has_segments = self._framing()
         described = definition if self.special_tokens == SPECIAL_TOKENS else [definition, self.special_tokens]
@@ -222,13 +222,34 @@ class Tokenizer:
     def encode_with_masks(self, text: str) -> list[int]:
         """Return the ids of a text in which each literal "[MASK]", or the tokenizer's own word, is the mask token.
 
-        In running text the blank before a "[MASK]" is part of the masked word, as in " word".
+        In running text the blank before a "[MASK]" is part of the masked word, as in " word", but in that of a foreign
+        tokenizer whose mask leaves it.
         """
-        first, *rest = self._mask_pattern.split(text)
+        if self.is_foreign:
+            with _explaining(self._origin):
+                found: list[int] = self._with_masks.encode(
+                    text.replace(MASK, self.special_tokens[3]), add_special_tokens=False
+                ).ids
+            return found
+        first, *rest = re.split(rf"{' ?' if self.kind == 'text' else ''}{re.escape(MASK)}", text)
         ids = self.encode(first)
         for piece in rest:
             ids += [self.mask_id, *self.encode(piece)]
         return ids
+
+    @cached_property
+    def _with_masks(self) -> tokenizers.Tokenizer:
+        """The tokenizer when it finds its mask in a text, and of its special tokens no other."""
+        definition, mask = json.loads(self._backend.to_str()), self.special_tokens[3]
+        flags = [token for token in definition["added_tokens"] if token["content"] == mask]
+        for token in flags:
+            token["special"] = False
+        with _explaining(self._origin):
+            backend = tokenizers.Tokenizer.from_str(json.dumps(definition))
+            backend.encode_special_tokens = True
+            if not flags:
+                backend.add_tokens([AddedToken(mask, normalized=False)])
+        return backend
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, without [PAD], [CLS] and [SEP], but with [MASK] and [UNK]."""

@@ -17,7 +17,7 @@ from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
 from exlm_cli.config.sections import ModelConfig
-from exlm_cli.data.tokenizer import MASK, SPECIAL_TOKENS, Tokenizer
+from exlm_cli.data.tokenizer import MASK, Tokenizer
 from exlm_cli.errors import ConfigError
 from exlm_cli.export.source import Source
 from exlm_cli.model.backbones import FAMILIES, names_in_masked_lm, to_masked_lm
@@ -131,7 +131,7 @@ def tokenizer_files(tokenizer: Tokenizer, *, max_length: int, has_mask: bool, ha
     """
     definition = json.loads(tokenizer.to_json())
     pad, cls, sep, mask, unk = tokenizer.special_tokens
-    if tokenizer.kind == "text" and tokenizer.special_tokens == SPECIAL_TOKENS and not definition["post_processor"]:
+    if tokenizer.kind == "text" and not tokenizer.is_foreign:
         # a masked word of text includes the blank before it, as in `Tokenizer.encode_with_masks`; `lstrip` also takes
         # line ends and further blanks, but a normalizer of the user's own may change a [MASK] that it sees
         is_free = definition["normalizer"] is None

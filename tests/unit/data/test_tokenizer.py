@@ -146,6 +146,61 @@ def test_the_recipe_says_what_a_tokenizer_reads(bpe, tmp_path):
     assert bpe.encode_with_masks("I [MASK]") == [*bpe.encode("I"), bpe.mask_id]
 
 
+FOREIGN = ("<pad>", "<s>", "</s>", "<mask>", "<unk>")
+MASKED = (
+    "It was a [MASK] day.", "[MASK] was here", "un[MASK]able", "a [MASK] [MASK] b", "a [MASK][MASK], b",
+    "the end [MASK]", "two  [MASK]\n[MASK]\tx", "[MASK]", " [MASK]",
+)  # fmt: skip
+
+
+def foreign_backend(pre_tokenizer: Any, **mask_flags: bool) -> tokenizers.Tokenizer:
+    """Return a byte-level BPE with the special tokens of a RoBERTa, whose mask has flags of its own."""
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizer
+    added = [tokenizers.AddedToken(t, special=True, normalized=False) for t in FOREIGN if t != "<mask>"]
+    added.insert(3, tokenizers.AddedToken("<mask>", special=True, **mask_flags))
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(special_tokens=added, initial_alphabet=alphabet, show_progress=False)
+    backend.train_from_iterator([SENTENCE, "It was a day here, unable to end."] * 5, trainer)
+    backend.post_processor = tokenizers.processors.RobertaProcessing(("</s>", 2), ("<s>", 1))
+    return backend
+
+
+@pytest.mark.parametrize(
+    ("pre_tokenizer", "mask_flags"),
+    [
+        (tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False), {}),
+        (tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False), {"lstrip": True}),
+        (tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False), {"rstrip": True}),
+        (tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True), {"normalized": True}),
+        (tokenizers.pre_tokenizers.Metaspace(prepend_scheme="first"), {}),
+        (tokenizers.pre_tokenizers.Metaspace(prepend_scheme="always"), {"lstrip": True, "rstrip": True}),
+    ],
+)
+def test_a_foreign_tokenizer_reads_masks_as_it_does_in_transformers(pre_tokenizer, mask_flags):
+    transformers = pytest.importorskip("transformers")
+    backend = foreign_backend(pre_tokenizer, **mask_flags)
+    definition = backend.to_str()
+    ours = Tokenizer(backend, "text", special_tokens=FOREIGN)
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer.from_str(definition), mask_token="<mask>"
+    )
+    for text in MASKED:
+        own = text.replace("[MASK]", "<mask>")
+        expected = theirs(own, add_special_tokens=False)["input_ids"]
+        assert ours.encode_with_masks(text) == ours.encode_with_masks(own) == expected
+        assert expected.count(ours.mask_id) == text.count("[MASK]")
+
+
+def test_no_special_token_of_a_foreign_tokenizer_but_its_mask_is_read_in_a_text():
+    backend = foreign_backend(tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False))
+    ours = Tokenizer(backend, "text", special_tokens=FOREIGN)
+    ids = ours.encode_with_masks("a </s> [MASK] <s>")
+    assert ours.special_ids.intersection(ids) == {ours.mask_id}
+    assert ids == [*ours.encode("a </s> "), ours.mask_id, *ours.encode(" <s>")]
+    assert ours.mask_id not in ours.encode("a <mask>")
+
+
 def test_a_bpe_that_draws_its_merges_is_refused_and_one_with_dropout_zero_is_taken(bpe):
     """Its tokens differ from run to run under one fingerprint; at probability zero no merge is left out."""
     definition = json.loads(bpe.to_json())

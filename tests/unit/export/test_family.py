@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 
 from exlm_cli.config.input_paths import write_run_recipe
@@ -68,6 +69,20 @@ def test_a_model_that_was_taken_in_goes_out_as_it_was(tmp_path, family):
     assert after.tokenizer.encode_with_masks(text) == before.tokenizer.encode_with_masks(text)
     assert after.tokenizer.pair_ids == before.tokenizer.pair_ids
     assert after.tokenizer.has_segments == before.tokenizer.has_segments
+
+
+def test_a_model_whose_tokenizer_leaves_the_blank_before_a_mask_goes_out(tmp_path):
+    """A byte-level BPE as its library trains it: the mask of `a <mask>` stands after a token of the blank."""
+    special_tokens = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    backend = tokenizers.ByteLevelBPETokenizer()
+    backend.train_from_iterator(["It was a day."] * 3, special_tokens=special_tokens, show_progress=False)
+    backend.post_processor = tokenizers.processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    save_masked_lm("roberta", tmp_path / "roberta", vocab_size=backend.get_vocab_size())
+    backend.save(str(tmp_path / "roberta/tokenizer.json"))
+    before = load_pretrained(take_in(f"hf:{tmp_path / 'roberta'}", QUIET), device="cpu")
+    tokenizer = before.tokenizer
+    assert tokenizer.encode_with_masks("a [MASK]") == [*tokenizer.encode("a "), tokenizer.mask_id]
+    assert export_folder(pretrained_source(before), tmp_path / "out", QUIET).comparison.difference <= 1e-5
 
 
 @pytest.mark.parametrize("family", FAMILIES)
