@@ -27,6 +27,7 @@ from exlm_cli.tasks.base import (
     TrainedTask,
 )
 from exlm_cli.tasks.rows.labels import (
+    CHOOSE_COLUMNS,
     LabelKind,
     Labels,
     read_known_targets,
@@ -77,7 +78,18 @@ def load_user_table(config: CsvTaskConfig, progress: Progress) -> RowTask:
             "name other columns with `--set task.descriptor_columns=[A,B]`",
         )
     _refuse_own_names(table, config.label_columns, [f"{name}_true" for name in config.label_columns])
-    labels = _read_labels(table, config)
+    for name in config.label_columns:  # before minutes of reading molecules
+        table.column(name, CHOOSE_COLUMNS)
+    usable = usable_rows(table, table.columns[column], config, progress)
+    # what only unusable rows have, like a row of units below the header, is no label of the task
+    labels = read_labels(
+        table.blanked(usable.rows, config.label_columns),
+        config.label_columns,
+        config.label_kind,
+        missing=config.missing_values,
+        positive=config.positive_class,
+        decimal_comma=config.decimal_comma,
+    )
     if labels.loss == "classes":
         _refuse_own_names(table, labels.names, ["true_class"])
     if labels.loss == "regression" and config.class_weights == "balanced":
@@ -89,25 +101,9 @@ def load_user_table(config: CsvTaskConfig, progress: Progress) -> RowTask:
     progress.message(f"{which}: {len(table):,} rows; {labels.notes[0]}")
     for note in labels.notes[1:]:  # before hours of training, what may be a slip
         progress.message(note)
-    usable = usable_rows(table, table.columns[column], config, progress)
-    if len(usable.rows) < len(table):  # a class that only unusable rows have is none of the task
-        first, labels = labels, _read_labels(table.blanked(usable.rows, config.label_columns), config)
-        if first.names != labels.names:
-            progress.message(f"without the rows that cannot be used: {labels.notes[0]}")
     usable = usable.without(dict.fromkeys(labels.missing, "has no label"), "without any label")
     numbers = read_numbers(table, config) if config.descriptor_columns else None
     return table_task(config, usable, labels, _split(config, usable, files, labels), numbers=numbers)
-
-
-def _read_labels(table: Table, config: CsvTaskConfig) -> Labels:
-    return read_labels(
-        table,
-        config.label_columns,
-        config.label_kind,
-        missing=config.missing_values,
-        positive=config.positive_class,
-        decimal_comma=config.decimal_comma,
-    )
 
 
 def _refuse_own_names(table: Table, names: Sequence[str], truths: Sequence[str]) -> None:
@@ -204,7 +200,7 @@ def table_task(
         numbers: (R, n) numbers of `task.descriptor_columns`; None: there are none.
 
     Raises:
-        DataError: The training or validation split is empty.
+        DataError: The training or validation split is empty, or every training row of a user's table has one label.
     """
     indices = split.indices
     for needed in ("train", "valid"):
@@ -227,7 +223,17 @@ def table_task(
         if len(rows)
     }
     task = RowTask(config.name, labels.loss, labels.names, examples)
-    if config.name == "csv":
+    if isinstance(config, CsvTaskConfig):
+        columns = labels.names if labels.loss != "classes" else config.label_columns
+        constant = _constant_in_train(task, columns)
+        if len(constant) == len(columns):
+            raise DataError(
+                f"{usable.table.path}: {name_some(constant)} in every training row: nothing to learn",
+                "give training rows with other labels, another split (`--split random`, or `--split-column NAME`), or "
+                "other label columns",
+            )
+        if labels.loss == "regression":
+            notes = [*notes, *(f"warning: {said} in every training row: nothing to learn of it" for said in constant)]
         used = np.sort(np.concatenate([split.indices[part] for part in examples]))
         task.labels_sha256 = hashlib.sha256(used.tobytes() + labels.targets[used].tobytes()).hexdigest()
     task.input_kind, task.split_name, task.skipped = config.input_kind, split.name, usable.skipped
@@ -252,17 +258,31 @@ def table_task(
     return task
 
 
+def _constant_in_train(task: RowTask, columns: Sequence[str]) -> list[str]:
+    """Return in words which label columns have one label, value or class in all training rows."""
+    found = []
+    for column, targets in zip(columns, task.examples["train"].targets.T, strict=True):
+        present = np.unique(targets[~np.isnan(targets)])
+        if len(present) < 2:
+            value = [f"`{task.output_names[int(v)]}`" if task.loss == "classes" else f"{v:g}" for v in present]
+            found.append(f"`{column}` is {''.join(value) or 'missing'}")
+    return found
+
+
 def _describe_targets(task: RowTask) -> list[str]:
     notes = []
     used = np.concatenate([task.examples[split].targets for split in task.splits])
     share = float(np.isnan(used).mean())
     if share > 0:
         notes.append(f"{100 * share:.1f} % of the labels are missing; they are left out of loss and scores")
+    if task.loss == "classes":
+        trained = set(task.examples["train"].targets[:, 0].tolist())
+        if unseen := [f"`{name}`" for index, name in enumerate(task.output_names) if index not in trained]:
+            notes.append(f"warning: no training row has the class {name_some(unseen)}: the model never predicts it")
     for split in task.splits:
         unscorable = _unscorable(task, split)
         if unscorable and task.loss == "classes" and len(task.output_names) > 2:
-            effect = "there is nothing to learn" if split == "train" else "its scores are meaningless"
-            notes.append(f"{split}: `class` {unscorable['class']}, so {effect}")
+            notes.append(f"{split}: `class` {unscorable['class']}, so its scores are meaningless")
         elif unscorable:
             listed = name_some(f"`{name}` {reason}" for name, reason in unscorable.items())
             notes.append(f"{split}: without both classes there is no ROC-AUC: {listed}")

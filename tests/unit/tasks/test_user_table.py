@@ -1,6 +1,7 @@
 """A table of molecules or of text becomes a task by its columns, files or split column; what contradicts is refused."""
 
 import math
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,58 @@ def test_a_split_column_is_followed(tmp_path):
     assert by_name(task) == {"train": [0, 1, 2], "valid": [3, 4, 5], "test": [6]}
     assert task.split_name == "column"
     assert any(note.startswith("1 row in no split") for note in task.notes)
+
+
+PARTS = ["train"] * 20 + ["valid"] * 5 + ["test"] * 5
+
+
+@pytest.mark.parametrize(
+    ("columns", "label", "said"),
+    [
+        ("y", lambda i: i / 7 if i >= 20 else 5, "`y` is 5"),
+        ("y", lambda i: "b" if i >= 20 else "a", "`y` is `a`"),
+        ("y", lambda i: int(i >= 20), "`y` is 0"),
+        ("y", lambda i: "" if i < 20 and i % 2 else 4 if i < 20 else i / 7, "`y` is 4"),
+        ("y,z", lambda i: "2.5,7" if i < 20 else f"{i / 7},{i}", "`y` is 2.5, `z` is 7"),
+    ],
+    ids=["values", "classes", "label", "blanks", "two columns"],
+)
+def test_training_rows_of_one_label_are_refused(tmp_path, columns, label, said):
+    write(tmp_path / "a.csv", f"smiles,part,{columns}", [f"{CHAINS[i]},{PARTS[i]},{label(i)}" for i in range(30)])
+    with pytest.raises(DataError, match=re.escape(f"a.csv: {said} in every training row: nothing to learn")):
+        load(tmp_path, split_column="part", label_columns=tuple(columns.split(",")))
+
+
+def test_labels_are_those_of_rows_that_can_be_used(tmp_path):
+    """Only rows that are no molecules have other values in train."""
+    rows = [f"{CHAINS[i] if i % 2 or i > 19 else 'C1C'},{PARTS[i]},{4 if i % 2 else i / 7}" for i in range(30)]
+    write(tmp_path / "a.csv", "smiles,part,y", rows)
+    with pytest.raises(DataError, match="`y` is 4 in every training row"):
+        load(tmp_path, split_column="part")
+
+
+def test_a_class_or_value_that_no_training_row_tells_of_has_a_warning(tmp_path):
+    rows = [
+        f"{CHAINS[i]},{PARTS[i]},{'abc'[i % 2] if i < 27 else 'c'},{i if i > 19 else 2.5},{i / 7}" for i in range(30)
+    ]
+    write(tmp_path / "a.csv", "smiles,part,y,u,v", rows)
+    task = load(tmp_path, split_column="part")
+    assert "warning: no training row has the class `c`: the model never predicts it" in task.notes
+    values = load(tmp_path, split_column="part", label_columns=("u", "v"))
+    assert "warning: `u` is 2.5 in every training row: nothing to learn of it" in values.notes
+
+
+@pytest.mark.parametrize("column", ["smiles", "text"])
+@pytest.mark.parametrize("labels", [("good", "bad"), ("1.5", "2.5", "7")])
+def test_a_header_in_the_middle_and_a_row_of_units_are_no_rows(tmp_path, column, labels):
+    rows = [f"{chain},{labels[i % len(labels)]}" for i, chain in enumerate(CHAINS)]
+    write(tmp_path / "a.csv", f"{column},y", [",(unit)", *rows, f"{column},y", *rows])
+    task = load(tmp_path, split="random", **{f"{column}_column": column})
+    assert (task.loss, sum(task.split_sizes.values())) == ("regression" if len(labels) == 3 else "classes", 60)
+    assert task.output_names == (("y",) if len(labels) == 3 else ("bad", "good"))
+    assert [row.row for row in task.skipped] == ["2", "33"]
+    assert task.skipped[1].reason == "it repeats the header"
+    assert any("header" in note and "33" in note for note in task.notes)
 
 
 @pytest.mark.parametrize(("words", "missing"), [("vvt", "train"), ("rrt", "valid"), ("ttt", "train")])

@@ -62,7 +62,7 @@ _COMMA = re.compile("[-+\N{MINUS SIGN}]?\\d*,\\d+(?:[eE][-+\N{MINUS SIGN}]?\\d+)
 _TAKE_AS_CLASSES = "`--set task.label_kind=classes` takes them as classes"
 _CORRECT = "correct the cell, or leave it empty"
 _OTHERS = "add rows with other values, or choose other columns with `--label-columns A,B`"
-_CHOOSE_COLUMNS = "choose label columns with `--label-columns A,B`"
+CHOOSE_COLUMNS = "choose label columns with `--label-columns A,B`"
 _MEND = "correct such cells, leave them empty, or list words of missing labels in `task.missing_values`"
 
 
@@ -117,11 +117,11 @@ def read_labels(
             with one class only; `positive` is given and is not one of two classes.
     """
     number = partial(read_number, decimal_comma=decimal_comma)
-    words = {name: _count_missing(table.column(name, _CHOOSE_COLUMNS), missing) for name in columns}
+    words = {name: _count_missing(table.column(name, CHOOSE_COLUMNS), missing) for name in columns}
     table = blank_missing(table, columns, missing)
     for name in columns:
         if not any(table.columns[name]):
-            hint = "; ".join([_CHOOSE_COLUMNS, *_describe_missing({name: words[name]}, missing)])
+            hint = "; ".join([CHOOSE_COLUMNS, *_describe_missing({name: words[name]}, missing)])
             raise DataError(f"{table.path}: label column `{name}` is empty in every row", hint)
     texts = {name: words[name] for name in columns if any(c and number(c) is None for c in table.columns[name])}
     hint = "; ".join([_OTHERS, *_describe_missing(words, missing)])

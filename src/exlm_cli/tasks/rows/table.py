@@ -196,6 +196,8 @@ class InputRows:
 def usable_rows(table: Table, inputs: tuple[str, ...], config: RowTaskConfig, progress: Progress) -> InputRows:
     """Return the rows of a table; those with a text, or those that are molecules, are used.
 
+    A row whose cells are the names of the columns is not used.
+
     Args:
         inputs: The table's column of texts or SMILES.
         config: Says whether scaffolds are worked out, as a split by scaffold needs, and what happens to unusable rows.
@@ -205,7 +207,18 @@ def usable_rows(table: Table, inputs: tuple[str, ...], config: RowTaskConfig, pr
     """
     kind = config.input_kind
     chirality = config.split == "scaffold" if config.is_split_by_scaffold else None
-    rows = _read_rows(table, inputs, kind, progress, has_chiral_scaffolds=chirality, reads_parents=config.reads_parents)
+    rows = _read_rows(
+        table,
+        inputs,
+        kind,
+        progress,
+        has_chiral_scaffolds=chirality,
+        reads_parents=config.reads_parents,
+    )
+    headers = [row for row, cells in enumerate(zip(*table.columns.values(), strict=True)) if cells == (*table.columns,)]
+    if headers:  # of files that were appended to each other
+        problems = tuple("it repeats the header" if row in headers else why for row, why in enumerate(rows.problems))
+        rows = replace(rows, problems=problems)
     bad = [row for row, problem in enumerate(rows.problems) if problem]
     is_hopeless = bool(bad) and len(bad) == len(inputs)
     if bad and (config.on_invalid == "error" or is_hopeless):
@@ -217,12 +230,17 @@ def usable_rows(table: Table, inputs: tuple[str, ...], config: RowTaskConfig, pr
     if not bad:
         return rows
     if kind == "text":
-        note = f"left out {format_number_of(len(bad), 'row')} with an empty text: {table.short_places(bad)}"
+        kinds = {"an empty text": [row for row in bad if row not in headers], "the header again": headers}
+        notes = [
+            f"left out {format_number_of(len(found), 'row')} with {what}: {table.short_places(found)}"
+            for what, found in kinds.items()
+            if found
+        ]
     else:
         listed = "; ".join(f"{table.short_place(row)}: {rows.problems[row]}" for row in bad[:_MAX_LISTED])
         more = f"; and {len(bad) - _MAX_LISTED:,} more" if len(bad) > _MAX_LISTED else ""
-        note = f"left out {len(bad):,} of {len(table):,} rows that are not molecules: {listed}{more}"
-    return replace(rows, notes=(note, *rows.notes))
+        notes = [f"left out {len(bad):,} of {len(table):,} rows that are not molecules: {listed}{more}"]
+    return replace(rows, notes=(*notes, *rows.notes))
 
 
 def read_input_rows(
@@ -279,7 +297,12 @@ def _read_rows(
 ) -> InputRows:
     if kind == "text":
         return InputRows(table, inputs, tuple("" if text else "the text is empty" for text in inputs))
-    molecules = read_molecules(inputs, progress, has_chiral_scaffolds=has_chiral_scaffolds, reads_parents=reads_parents)
+    molecules = read_molecules(
+        inputs,
+        progress,
+        has_chiral_scaffolds=has_chiral_scaffolds,
+        reads_parents=reads_parents,
+    )
     notes = []
     if odd := [row for row, molecule in enumerate(molecules) if molecule.has_odd_metal]:
         kept, places = format_number_of(len(odd), "molecule"), table.short_places(odd, limit=_MAX_LISTED)
