@@ -70,9 +70,10 @@ def split_rows(config: RowTaskConfig, usable: InputRows, classes: Sequence[Hasha
             f"{config.name}: {len(rows)} rows can be used; an 80/10/10 split needs at least {_MIN_ROWS}",
             "give more rows, or files of your own for training and validation",
         )
+    notes: tuple[str, ...] = ()
     if config.split == "random" or usable.molecules is None:
         chosen = None if classes is None else [classes[row] for row in rows]
-        name, parts, notes = "random", split_at_random(len(rows), config.split_seed, chosen), ()
+        name, parts = "random", split_at_random(len(rows), config.split_seed, chosen)
     else:
         scaffolds = [usable.molecules[row].scaffold or "" for row in rows]
         name = config.split
