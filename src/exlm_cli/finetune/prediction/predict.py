@@ -3,9 +3,12 @@
 Axes: K seeds, those of several splits one split after the other; N rows that can be read, C outputs, F features.
 """
 
+import contextlib
+import itertools
 import math
+import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +19,7 @@ from exlm_cli.config.tasks import RowTaskConfig, TaskConfig
 from exlm_cli.data import BoolArray
 from exlm_cli.data.rows.records import COMPRESSIONS, FORMATS
 from exlm_cli.errors import ConfigError
-from exlm_cli.files import folder_for_results, write_together
+from exlm_cli.files import folder_for_results, refusing, write_together
 from exlm_cli.finetune.baselines.baseline import BASELINES, Baseline
 from exlm_cli.finetune.cells.model import Finetuned
 from exlm_cli.finetune.evaluation.calibration import (
@@ -93,7 +96,8 @@ def predict(
 
     Args:
         path: The file, in the layout of the run's task.
-        out: File of predictions; None: `predictions-<name of the file>` in `folder`.
+        out: File of predictions; None: `predictions-<name of the file>` in `folder`, or with a number after it where
+            another file of that name has it.
         folder: Folder of the predictions without `out`.
         column: Column of the SMILES or text, for a task that has one; None: the usual one.
         predictor, interval_level: As in `predict_rows`.
@@ -115,10 +119,17 @@ def predict(
     if explain is not None:
         require_molecules(finetuned)
     layout = layout_of(config)
-    files = _output_files(config, layout, path, out or folder / f"predictions-{_stem(path)}{layout.suffix}")
-    out = files[0]
-    atoms = out.with_name(f"{out.stem}-atoms")
-    with folder_for_results(out.parent, *files), folder_for_results(out.parent if explain is None else atoms):
+    usual = folder / f"predictions-{_stem(path)}{layout.suffix}"
+    notes_on_name: tuple[str, ...] = ()
+    with contextlib.ExitStack() as stack:
+        if out is None:
+            out = stack.enter_context(_own_file(usual, path))
+            if out != usual:
+                notes_on_name = (f"{usual} is of another file, so these predictions are in {out.name}",)
+        files = _output_files(config, layout, path, out)
+        atoms = out.with_name(f"{out.stem}-atoms")
+        stack.enter_context(folder_for_results(out.parent, *files))
+        stack.enter_context(folder_for_results(out.parent if explain is None else atoms))
         task = TrainedTask(config, results.input_kind, results.loss, results.output_names, results.no_answer_threshold)
         rows = layout.read(task, path, column, progress)
         found = predict_rows(finetuned, rows, predictor=predictor, interval_level=interval_level, progress=progress)
@@ -139,13 +150,40 @@ def predict(
         num_rows=rows.num_rows,
         num_unreadable=rows.num_rows - len(rows.keys),
         metrics=found.metrics,
-        notes=(*found.encoded.notes, *rows.notes, *notes_on_table, *found.notes),
+        notes=(*found.encoded.notes, *rows.notes, *notes_on_table, *found.notes, *notes_on_name),
         predictor=predictor,
         num_in_training=counts["train"],
         num_in_validation=counts["valid"],
         metrics_of_new=found.metrics_of_new,
         labels=found.encoded.score_labels(found.outputs) if found.metrics else {},
     )
+
+
+@contextlib.contextmanager
+def _own_file(usual: Path, data: Path) -> Iterator[Path]:
+    """Yield the file for the predictions of `data`: the one that it had before, else `usual` or a free name like it.
+
+    A hidden file beside it, made before the work, has the path of `data`: so processes that run at once take different
+    names. It goes if the work fails.
+    """
+    with folder_for_results(usual.parent):
+        with refusing(f"{usual}: the file could not be written", is_chosen=True):
+            mine = os.fsencode(os.path.relpath(data, usual.parent.resolve()))  # holds after a project has moved
+            for number in itertools.count(1):
+                out = usual if number == 1 else usual.with_name(f"{usual.stem}-{number}{usual.suffix}")
+                owner = out.with_name(f".{out.name}.input")
+                is_new = not owner.exists()
+                if is_new and not out.exists():
+                    with contextlib.suppress(FileExistsError), owner.open("xb") as file:
+                        file.write(mine)
+                if owner.exists() and owner.read_bytes() == mine:
+                    break
+        try:
+            yield out
+        except BaseException:
+            if is_new:
+                owner.unlink(missing_ok=True)
+            raise
 
 
 def _output_files(config: TaskConfig, layout: Layout, path: Path, out: Path) -> tuple[Path, ...]:

@@ -1,5 +1,6 @@
 """Prediction of a file: each seed is run, and outputs that cannot be written are refused before any is."""
 
+import gzip
 import json
 import zipfile
 from dataclasses import replace
@@ -17,7 +18,7 @@ from scipy.special import expit
 from exlm_cli.config.tasks import SquadTaskConfig
 from exlm_cli.data.bundled.molecules import generate_molecules
 from exlm_cli.data.molecules import fingerprints
-from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.files import write_json
 from exlm_cli.finetune.cells.model import Finetuned, load_finetuned
 from exlm_cli.finetune.evaluation.calibration import (
@@ -86,6 +87,54 @@ def test_probabilities_are_the_mean_over_the_seeds(finetuned, tmp_path):
             runs = [r.model.eval()(torch.tensor([ids]), torch.tensor([len(ids)])) for r in finetuned.runners.values()]
         expected.append(np.mean([expit(logits[0, 0].double().item()) for logits in runs]))
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_files_of_one_name_have_predictions_of_their_own_and_a_file_the_same_again(finetuned, tmp_path, monkeypatch):
+    """In other folders, in other formats, beside a table of somebody else, and by a path written in another way."""
+    molecules = ["C", "CC", "CCC", "CCCC", "CCCCC", "CCCCCC"]
+    given = ["batch1/new.csv", "batch2/new.csv", "batch1/new.tsv", "batch1/new.csv.gz", "new.csv", "batch1/new-2.csv"]
+    wanted = ["new", "new-2", "new-3", "new-4", "new-6", "new-2-2"]
+    report = tmp_path / "report"
+
+    def predicted_from(name: str) -> PredictionSummary:
+        return predict(finetuned, Path(name), None, folder=report, progress=SilentProgress())
+
+    monkeypatch.chdir(tmp_path)
+    report.mkdir()
+    (report / "predictions-new-5.csv").write_text("mine")
+    for name, smiles in zip(given, molecules, strict=True):
+        Path(name).parent.mkdir(exist_ok=True)
+        content = f"mol\n{smiles}\n".encode()
+        Path(name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    for _ in range(2):
+        for name, smiles, own in zip(given, molecules, wanted, strict=True):
+            summary = predicted_from(name)
+            out = report / f"predictions-{own}.csv"
+            assert summary.files == (out,)
+            assert [row["mol"] for row in read_rows(out)] == [smiles]
+            is_told = any("is of another file" in note and out.name in note for note in summary.notes)
+            assert is_told == (own != "new")
+    assert [read_rows(report / f"predictions-{own}.csv")[0]["mol"] for own in wanted] == molecules
+    assert (report / "predictions-new-5.csv").read_text() == "mine"
+    monkeypatch.chdir(tmp_path / "batch2")
+    assert predicted_from("../batch2/new.csv").files == (report / "predictions-new-2.csv",)
+
+
+def test_a_name_that_nothing_was_written_under_is_free_and_out_is_replaced(finetuned, tmp_path):
+    first, second = tmp_path / "a/new.csv", tmp_path / "b/new.csv"
+    for path in (first, second):
+        path.parent.mkdir()
+    with pytest.raises(DataError):
+        predict(finetuned, first, None, folder=tmp_path / "report", progress=SilentProgress())
+    assert not (tmp_path / "report").exists()
+    write_rows(second, ["mol"], [["CCO"]])
+    summary = predict(finetuned, second, None, folder=tmp_path / "report", progress=SilentProgress())
+    assert summary.files == (tmp_path / "report/predictions-new.csv",)
+    write_rows(first, ["mol"], [["CCN"]])
+    for path, smiles in ((second, "CCO"), (first, "CCN")):
+        summary = predict(finetuned, path, tmp_path / "out.csv", folder=tmp_path, progress=SilentProgress())
+        assert read_rows(tmp_path / "out.csv")[0]["mol"] == smiles
+        assert not any("another file" in note for note in summary.notes)
 
 
 def test_an_output_that_cannot_be_written_is_refused_before_the_models_run(finetuned, tmp_path):
