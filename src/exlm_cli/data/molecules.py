@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import tee
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -49,6 +49,7 @@ _NUMBERS_OF_ATOM = (
 _ATOM_MAP = re.compile(r":\d+(?=])")
 _UNSETTLED = re.compile(r"->|<-|@[A-Z]")
 """Dative bonds, which RDKit also makes while it reads, and chirality of metals."""
+_STEREO_OR_ISOTOPE = re.compile(r"[@/\\]|\[\d")
 _CHARGED_OR_PARTED = re.compile(r"[+-]\d*]|\.")
 
 _BAR_EVERY_ROWS = 64
@@ -79,6 +80,10 @@ class Molecule:
         parent: Canonical SMILES of the parent, by the steps of `parent_of`.
         num_fragments: Unconnected parts of the molecule in the row; a salt has several.
         is_parent: The parent is read, and it is not the molecule in the row.
+        compound: What all forms of one compound share, if that was asked for: the SMILES of RDKit's canonical tautomer
+            of the parent without stereochemistry and isotopes. Where no other row has the same atoms, hydrogens and
+            bonds between atoms, the tautomer is that of the row.
+        skeleton: Atoms, hydrogens and bonds of that, without the orders of bonds.
     """
 
     problem: str = ""
@@ -88,6 +93,8 @@ class Molecule:
     parent: str = ""
     num_fragments: int = 1
     is_parent: bool = False
+    compound: str = ""
+    skeleton: str = ""
 
 
 def read_molecules(
@@ -96,6 +103,7 @@ def read_molecules(
     *,
     has_chiral_scaffolds: bool | None = None,
     reads_parents: bool = False,
+    finds_compounds: bool = False,
 ) -> list[Molecule]:
     """Read every row of a column; work out scaffolds with chirality, without it, or (None) not at all.
 
@@ -104,8 +112,14 @@ def read_molecules(
 
     Args:
         reads_parents: Read the parent of each molecule instead of the molecule.
+        finds_compounds: Work out which rows are forms of one compound.
     """
-    read = partial(_read, has_chiral_scaffolds=has_chiral_scaffolds, reads_parents=reads_parents)
+    read = partial(
+        _read,
+        has_chiral_scaffolds=has_chiral_scaffolds,
+        reads_parents=reads_parents,
+        finds_compounds=finds_compounds,
+    )
     found = []
     with progress.bar("molecules", len(smiles)) as bar:
         for number, molecule in enumerate(map_in_order(read, smiles, Molecule), start=1):
@@ -113,7 +127,37 @@ def read_molecules(
             if number % _BAR_EVERY_ROWS == 0:
                 bar.update(number)
         bar.update(len(smiles))
-    return found
+    return _join_tautomers(found) if finds_compounds else found
+
+
+def _join_tautomers(molecules: list[Molecule]) -> list[Molecule]:
+    """Give tautomers one compound; RDKit's canonical tautomer, which is slow, is found where skeletons are alike."""
+    by_skeleton: dict[str, dict[str, None]] = {}
+    for molecule in molecules:
+        by_skeleton.setdefault(molecule.skeleton, {})[molecule.compound] = None
+    alike = [compound for compounds in by_skeleton.values() if len(compounds) > 1 for compound in compounds]
+    found = dict(zip(alike, map_in_order(_canonical_tautomer, alike, _unsettled), strict=True))
+    return [replace(molecule, compound=found.get(molecule.compound) or molecule.compound) for molecule in molecules]
+
+
+def _unsettled(reason: str) -> str:
+    """Return the tautomer of a molecule on which RDKit hangs or crashes: none."""
+    del reason
+    return ""
+
+
+def _canonical_tautomer(smiles: str) -> str:
+    from rdkit import Chem, rdBase
+    from rdkit.Chem.MolStandardize import rdMolStandardize
+
+    molecule, _ = parse_molecule(smiles)
+    if molecule is None:
+        return ""
+    try:
+        with rdBase.BlockLogs():
+            return Chem.MolToSmiles(rdMolStandardize.TautomerEnumerator().Canonicalize(molecule))
+    except _RDKIT_ERRORS:
+        return ""
 
 
 def read_smiles(rows: Iterable[Row], *, is_canonical: bool, num_spellings: int = 1) -> Iterator[Row]:
@@ -365,7 +409,7 @@ def fingerprints(smiles: Sequence[str]) -> Fingerprints:
     return bits
 
 
-def _read(smiles: str, has_chiral_scaffolds: bool | None, reads_parents: bool) -> Molecule:
+def _read(smiles: str, has_chiral_scaffolds: bool | None, reads_parents: bool, finds_compounds: bool) -> Molecule:
     from rdkit import rdBase
 
     molecule, objection = parse_molecule(smiles)
@@ -379,6 +423,7 @@ def _read(smiles: str, has_chiral_scaffolds: bool | None, reads_parents: bool) -
                 problem=f"RDKit writes it as {shorten(whole, _SHOWN_CHARACTERS)}, which it cannot read back"
             )
         parent_molecule, parent = _find_parent(molecule, whole, is_read=reads_parents)
+        compound, skeleton = _find_compound(parent_molecule, parent) if finds_compounds else ("", "")
         molecule = parent_molecule if reads_parents else molecule
         with rdBase.BlockLogs():
             if has_chiral_scaffolds is not None:
@@ -392,7 +437,24 @@ def _read(smiles: str, has_chiral_scaffolds: bool | None, reads_parents: bool) -
         parent=parent,
         num_fragments=whole.count(".") + 1,
         is_parent=reads_parents and parent != whole,
+        compound=compound,
+        skeleton=skeleton,
     )
+
+
+def _find_compound(parent: "Mol", canonical: str) -> tuple[str, str]:
+    """Return the canonical SMILES of a parent without stereochemistry and isotopes, and its skeleton."""
+    from rdkit import Chem, rdBase
+    from rdkit.Chem import rdMolHash
+
+    flat = parent
+    with rdBase.BlockLogs():
+        if _STEREO_OR_ISOTOPE.search(canonical):
+            plain, _ = parse_molecule(Chem.MolToSmiles(parent, isomericSmiles=False))
+            flat, canonical = (parent, canonical) if plain is None else (plain, canonical_smiles(plain))
+        functions = rdMolHash.HashFunction
+        graph, formula = (rdMolHash.MolHash(Chem.Mol(flat), f) for f in (functions.ElementGraph, functions.MolFormula))
+    return canonical, f"{graph} {formula}"
 
 
 def _find_parent(molecule: "Mol", canonical: str, *, is_read: bool) -> tuple["Mol", str]:

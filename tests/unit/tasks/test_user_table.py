@@ -92,6 +92,53 @@ def test_a_split_column_is_followed(tmp_path):
     assert any(note.startswith("1 row in no split") for note in task.notes)
 
 
+FORMS = {
+    "mirror images": ("[C@H](N)F", "[C@@H](N)F"),
+    "E and Z": ("/C=C/Cl", "/C=C\\Cl"),
+    "isotopes": ("CO", "CO[2H]", "[13CH2]O"),
+    "stereo beside flat": ("C(N)F", "[C@H](N)F", "[C@@H](N)F"),
+    "salts": ("N", "N.Cl", "[NH3+].[Br-]"),
+    "tautomers": ("c1ccnc(O)c1", "c1cc[nH]c(=O)c1"),
+    "keto and enol": ("C(=O)CC", "C(O)=CC"),
+    "one molecule": ("CCN", "CCN"),
+}
+
+
+@pytest.mark.parametrize("forms", FORMS.values(), ids=FORMS.keys())
+@pytest.mark.parametrize("split", ["scaffold", "scaffold-deepchem", "scaffold-balanced", "random"])
+def test_forms_of_one_compound_are_in_one_split(tmp_path, split, forms):
+    """Compound i has the chain of i carbon atoms, and for scaffolds a ring of its own; the rows of a form follow each
+    other, so a split of rows would part them.
+    """
+    rings = [f"C1{'C' * n}N1" for n in range(1, 16)]
+    bodies = [f"{ring}{'C' * (i + 1)}" for i, ring in enumerate(rings)]
+    compounds = [(i, f"N{body}{end}") for end in forms for i, body in enumerate(bodies)]
+    write(tmp_path / "a.csv", "smiles,y", [f"{smiles},{i / 7}" for i, smiles in compounds])
+    task = load(tmp_path, split=split)
+    homes = [{compounds[row][0] for row in rows} for rows in task.split_indices.values()]
+    assert sum(map(len, homes)) == 15 == len(set().union(*homes))
+    assert task.split_sizes["train"] == 12 * len(forms)
+    assert any("15 compounds in several forms" in note for note in task.notes) == (len(set(forms)) > 1)
+    assert not any("different forms" in note for note in task.notes)
+
+
+def test_forms_that_the_user_puts_into_several_splits_are_noted(tmp_path):
+    forms = [f"N{'C' * n}{end}" for n in range(1, 11) for end in ("[C@H](O)F", "[C@@H](O)F", "C(O)F")]
+    rows = [f"{smiles},{i / 7},{('train', 'valid', 'test')[i % 3]}" for i, smiles in enumerate(forms)]
+    write(tmp_path / "a.csv", "smiles,y,part", rows)
+    (note,) = [note for note in load(tmp_path, split_column="part").notes if "different forms" in note]
+    assert note.startswith("10 molecules in different forms")
+    assert "line 2 (train) and line 3 (valid) and line 4 (test)" in note
+
+
+@pytest.mark.parametrize("num_copies", [2, 3])
+def test_few_compounds_of_several_rows_each_leave_rows_to_validate_on(tmp_path, num_copies):
+    rows = [f"{chain},{i / 7}" for i, chain in enumerate(CHAINS[:5]) for _ in range(num_copies)]
+    write(tmp_path / "a.csv", "smiles,y", rows)
+    sizes = load(tmp_path, split="random").split_sizes
+    assert sizes == {"train": 4 * num_copies, "valid": num_copies}
+
+
 PARTS = ["train"] * 20 + ["valid"] * 5 + ["test"] * 5
 
 

@@ -15,6 +15,10 @@ scaffold and form one group.
 
 Uni-Mol's rule trains on a fifth where one scaffold has more than 80 % of the rows. In a user's own table (`csv`) such a
 scaffold goes to train, and valid and test share the rest; so does `scaffold-balanced` for every task.
+
+In `csv` all of these keep rows of one molecule, and the forms of one compound, in one split: salts, stereoisomers,
+isotopes and tautomers (`Molecule.compound`). Compounds are drawn as rows are; those with more than a tenth of the rows
+come first. Where no compound has two rows, nothing changes.
 """
 
 import hashlib
@@ -40,6 +44,7 @@ from exlm_cli.tasks.rows.table import InputRows
 _TRAIN_TENTHS, _VALID_TENTHS = 8, 1
 _MIN_ROWS = 10
 _SHOWN_CHARACTERS = 40
+_FORMS = "salts, stereoisomers, isotopes, tautomers"
 _LIMITS: dict[Split, tuple[str, str]] = {"train": ("max_rows", "trained"), "valid": ("max_valid_rows", "validated")}
 
 
@@ -70,30 +75,62 @@ def split_rows(config: RowTaskConfig, usable: InputRows, classes: Sequence[Hasha
             f"{config.name}: {len(rows)} rows can be used; an 80/10/10 split needs at least {_MIN_ROWS}",
             "give more rows, or files of your own for training and validation",
         )
-    notes: tuple[str, ...] = ()
+    compounds = None
+    if usable.molecules is not None and config.name == "csv":
+        compounds = [usable.molecules[row].compound for row in rows]
+    notes = () if compounds is None else _describe_kept(usable, compounds)
     if config.split == "random" or usable.molecules is None:
         chosen = None if classes is None else [classes[row] for row in rows]
-        name, parts = "random", split_at_random(len(rows), config.split_seed, chosen)
+        name, parts = "random", split_at_random(len(rows), config.split_seed, chosen, compounds)
     else:
         scaffolds = [usable.molecules[row].scaffold or "" for row in rows]
-        name = config.split
+        name, groups = config.split, scaffolds if compounds is None else _join(scaffolds, compounds)
         if config.split == "scaffold-balanced":
-            parts = split_balanced(scaffolds, config.split_seed)
+            parts = split_balanced(groups, config.split_seed)
         else:
-            parts = split_by_scaffold(scaffolds, trains_on_largest=config.name == "csv")
-        notes = _describe_largest(scaffolds, parts)
+            parts = split_by_scaffold(groups, trains_on_largest=config.name == "csv")
+        notes += _describe_largest(scaffolds, groups, parts)
     return limit_rows(config, RowSplit(name, {split: rows[part] for split, part in parts.items()}, notes))
 
 
-def _describe_largest(scaffolds: Sequence[str], parts: SplitIndices) -> tuple[str, ...]:
-    """Return a note on a scaffold with more rows than train should have."""
-    largest = max(group_rows(range(len(scaffolds)), scaffolds), key=len)
-    if 10 * len(largest) <= _TRAIN_TENTHS * len(scaffolds):
+def _join(scaffolds: Sequence[str], compounds: Sequence[str]) -> list[int]:
+    """Return a number for each row, the same for rows that a chain of equal scaffolds or compounds links."""
+    parent = list(range(len(scaffolds)))
+
+    def find(row: int) -> int:
+        while parent[row] != row:
+            parent[row] = row = parent[parent[row]]
+        return row
+
+    for keys in (scaffolds, compounds):
+        for first, *others in group_rows(range(len(keys)), keys):
+            for row in others:
+                parent[find(row)] = find(first)
+    return [find(row) for row in range(len(parent))]
+
+
+def _describe_kept(usable: InputRows, compounds: Sequence[str]) -> tuple[str, ...]:
+    """Return a note on compounds that have several forms among the rows."""
+    keys, rows, place = usable.keys, usable.rows, usable.table.short_place
+    groups = [rows[group].tolist() for group in group_rows(range(len(rows)), compounds)]
+    several = [group for group in groups if len({keys[row] for row in group}) > 1]
+    if not several:
         return ()
-    scaffold = scaffolds[largest[0]]
-    what = f"the scaffold {shorten(scaffold, _SHOWN_CHARACTERS)}" if scaffold else "no ring, which is one scaffold"
+    named = name_some((" and ".join(map(place, group)) for group in several), limit=3)
+    return (f"kept together {format_number_of(len(several), 'compound')} in several forms ({_FORMS}): {named}",)
+
+
+def _describe_largest(scaffolds: Sequence[str], keys: Sequence[Hashable], parts: SplitIndices) -> tuple[str, ...]:
+    """Return a note on a scaffold, or scaffolds that compounds link, with more rows than train should have."""
+    largest = max(group_rows(range(len(keys)), keys), key=len)
+    if 10 * len(largest) <= _TRAIN_TENTHS * len(keys):
+        return ()
+    found = list(dict.fromkeys(scaffolds[row] for row in largest))
+    what = f"the scaffold {shorten(found[0], _SHOWN_CHARACTERS)}" if found[0] else "no ring, which is one scaffold"
+    if len(found) > 1:
+        what = f"one of {len(found)} scaffolds that forms of one compound link"
     place = next(split for split, part in parts.items() if largest[0] in part)
-    said = f"{len(largest):,} of {len(scaffolds):,} molecules have {what}: all of them are in {place}"
+    said = f"{len(largest):,} of {len(keys):,} molecules have {what}: all of them are in {place}"
     return (f"{said}, and the other splits have none; `--split random` spreads them over all splits",)
 
 
@@ -184,12 +221,15 @@ def _fill(groups: list[list[int]], num_rows: int, *, shares_train_room: bool, tr
     return _as_arrays(parts)
 
 
-def split_at_random(num_rows: int, seed: int, classes: Sequence[Hashable] | None = None) -> SplitIndices:
+def split_at_random(
+    num_rows: int, seed: int, classes: Sequence[Hashable] | None = None, compounds: Sequence[Hashable] | None = None
+) -> SplitIndices:
     """Split rows at random into 80/10/10, rounded down; test takes the rest.
 
     Args:
         seed: Decides the split, together with the order of the rows.
         classes: One class a row; each is spread evenly over the splits.
+        compounds: One compound a row, to be kept in one split; None: each row is one.
     """
     order = np.random.default_rng(seed).permutation(num_rows)
     if classes is not None:
@@ -198,10 +238,14 @@ def split_at_random(num_rows: int, seed: int, classes: Sequence[Hashable] | None
         for group in group_rows(order.tolist(), classes):
             position[group] = (np.arange(len(group)) + 0.5) / len(group)
         order = order[np.argsort(position[order], kind="stable")]
-    num_train = _TRAIN_TENTHS * num_rows // 10
-    num_seen = (_TRAIN_TENTHS + _VALID_TENTHS) * num_rows // 10
-    parts = np.split(order, [num_train, num_seen])
-    return _as_arrays({split: part.tolist() for split, part in zip(SPLITS, parts, strict=True)})
+    # a compound stands where its first row of the file does: its number of rows moves it nowhere
+    by_first = {group[0]: group for group in group_rows(range(num_rows), compounds or range(num_rows))}
+    groups = [by_first[row] for row in order.tolist() if row in by_first]
+    groups.sort(key=lambda group: 10 * len(group) <= _VALID_TENTHS * num_rows)
+    parts = _fill(groups, num_rows, shares_train_room=True, trains_on_largest=compounds is not None)
+    if compounds is not None and not len(parts["valid"]) and "test" in parts:  # few compounds of several rows each
+        parts["valid"] = parts.pop("test")
+    return parts
 
 
 def read_split_file(path: Path, num_rows: int) -> SplitIndices:
@@ -289,12 +333,12 @@ def describe_repeats(rows: InputRows, indices: Mapping[Split, IntArray], targets
 
 
 def _describe_forms(rows: InputRows, split_of: Mapping[int, Split]) -> list[str]:
-    """Return a note on molecules of one parent in different splits, such as a base and its hydrochloride."""
+    """Return a note on forms of one compound in different splits, such as a base and its hydrochloride."""
     if rows.molecules is None:
         return []
     keys, place = rows.keys, rows.table.short_place
     across = []
-    for group in group_rows(sorted(split_of), [molecule.parent for molecule in rows.molecules]):
+    for group in group_rows(sorted(split_of), [molecule.compound for molecule in rows.molecules]):
         forms: dict[tuple[str, Split], int] = {}
         for row in group:
             forms.setdefault((keys[row], split_of[row]), row)
@@ -303,6 +347,5 @@ def _describe_forms(rows: InputRows, split_of: Mapping[int, Split]) -> list[str]
     if not across:
         return []
     named = (" and ".join(f"{place(row)} ({split_of[row]})" for row in group) for group in across)
-    what = f"{format_number_of(len(across), 'molecule')} in different forms, such as a base and its salt, in different"
-    advice = "`--set task.standardise=parent` reads them as one molecule, which a scaffold split keeps in one split"
-    return [f"{what} splits: {name_some(named, limit=3)}; {advice}"]
+    what = f"{format_number_of(len(across), 'molecule')} in different forms ({_FORMS}) in different splits"
+    return [f"{what}: {name_some(named, limit=3)}; in `csv`, `--split random` and scaffold splits keep them together"]

@@ -214,6 +214,7 @@ def usable_rows(table: Table, inputs: tuple[str, ...], config: RowTaskConfig, pr
         progress,
         has_chiral_scaffolds=chirality,
         reads_parents=config.reads_parents,
+        finds_compounds=True,
     )
     headers = [row for row, cells in enumerate(zip(*table.columns.values(), strict=True)) if cells == (*table.columns,)]
     if headers:  # of files that were appended to each other
@@ -294,6 +295,7 @@ def _read_rows(
     *,
     has_chiral_scaffolds: bool | None = None,
     reads_parents: bool = False,
+    finds_compounds: bool = False,
 ) -> InputRows:
     if kind == "text":
         return InputRows(table, inputs, tuple("" if text else "the text is empty" for text in inputs))
@@ -302,6 +304,7 @@ def _read_rows(
         progress,
         has_chiral_scaffolds=has_chiral_scaffolds,
         reads_parents=reads_parents,
+        finds_compounds=finds_compounds,
     )
     notes = []
     if odd := [row for row, molecule in enumerate(molecules) if molecule.has_odd_metal]:

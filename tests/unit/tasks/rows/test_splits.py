@@ -107,6 +107,18 @@ def test_a_stratified_split_gives_each_split_its_share_of_each_class(classes, se
             assert abs(counts[label] - share * total) <= 2
 
 
+@given(keys=st.lists(st.integers(0, 30), min_size=10, max_size=120), seed=st.integers(0, 3))
+def test_a_random_split_of_compounds_parts_none_and_is_that_of_rows_where_each_has_one(keys, seed):
+    parts = split_at_random(len(keys), seed, compounds=keys)
+    assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(len(keys)))
+    homes = [{keys[row] for row in rows} for rows in parts.values()]
+    assert sum(map(len, homes)) == len(set().union(*homes))
+    order = np.random.default_rng(seed).permutation(len(keys))
+    cut = np.split(order, [8 * len(keys) // 10, 9 * len(keys) // 10])
+    alone = split_at_random(len(keys), seed, compounds=range(len(keys)))
+    assert [rows.tolist() for rows in alone.values()] == [sorted(part.tolist()) for part in cut]
+
+
 def test_a_split_file_is_read_as_it_is(tmp_path):
     path = tmp_path / "split.json"
     path.write_text(json.dumps({"train": [4, 0], "valid": [2], "test": [1], "sha256": "not read"}))
