@@ -46,6 +46,11 @@ _NUMBERS_OF_ATOM = (
     ("an element", re.compile(r"#(\d+)"), 118),
 )
 
+_CARBON = 6
+
+_CXSMILES = re.compile(r"\S+\s+\|.*\|")
+"""A SMILES and ChemAxon's extension, such as `C[C@H](N)O |&1:1|`, which says that the compound is a racemate."""
+
 _ATOM_MAP = re.compile(r":\d+(?=])")
 _UNSETTLED = re.compile(r"->|<-|@[A-Z]")
 """Dative bonds, which RDKit also makes while it reads, and chirality of metals."""
@@ -80,6 +85,8 @@ class Molecule:
         parent: Canonical SMILES of the parent, by the steps of `parent_of`.
         num_fragments: Unconnected parts of the molecule in the row; a salt has several.
         is_parent: The parent is read, and it is not the molecule in the row.
+        is_bare: It has carbon, no hydrogen on any carbon, and radicals: SMARTS such as `[#6]-[#6]` and SELFIES such as
+            `[C][C]` are read so.
         compound: What all forms of one compound share, if that was asked for: the SMILES of RDKit's canonical tautomer
             of the parent without stereochemistry and isotopes. Where no other row has the same atoms, hydrogens and
             bonds between atoms, the tautomer is that of the row.
@@ -93,6 +100,7 @@ class Molecule:
     parent: str = ""
     num_fragments: int = 1
     is_parent: bool = False
+    is_bare: bool = False
     compound: str = ""
     skeleton: str = ""
 
@@ -437,9 +445,17 @@ def _read(smiles: str, has_chiral_scaffolds: bool | None, reads_parents: bool, f
         parent=parent,
         num_fragments=whole.count(".") + 1,
         is_parent=reads_parents and parent != whole,
+        is_bare="[" in smiles and _is_bare(molecule),
         compound=compound,
         skeleton=skeleton,
     )
+
+
+def _is_bare(molecule: "Mol") -> bool:
+    carbons = [atom for atom in molecule.GetAtoms() if atom.GetAtomicNum() == _CARBON]
+    if not carbons or any(atom.GetTotalNumHs() for atom in carbons):
+        return False
+    return any(atom.GetNumRadicalElectrons() for atom in molecule.GetAtoms())
 
 
 def _find_compound(parent: "Mol", canonical: str) -> tuple[str, str]:
@@ -476,13 +492,15 @@ def _find_parent(molecule: "Mol", canonical: str, *, is_read: bool) -> tuple["Mo
 def _find_refused_text(row: str) -> str | None:
     """Return why a row is refused before RDKit reads it; None if it is not.
 
-    It is empty, a reaction, has characters that the regular expression does not cover (named with their positions,
-    counted from 1), has more atoms than `MAX_ATOMS`, or a number that SMILES does not allow in an atom.
+    It is empty, a reaction, CXSMILES, has characters that the regular expression does not cover (named with their
+    positions, counted from 1), has more atoms than `MAX_ATOMS`, or a number that SMILES does not allow in an atom.
     """
     if not row:
         return "is empty"
     if ">" in row and _is_reaction(row):
         return "a reaction, which is not supported"
+    if _CXSMILES.match(row):
+        return "CXSMILES, which is not supported: the part between bars may say that it is several molecules"
     if not SMILES_TOKENS.fullmatch(row):
         return _describe_unknown(row)
     num_atoms = len(_ATOM.findall(row)) if len(row) > MAX_ATOMS else 0

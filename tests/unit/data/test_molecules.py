@@ -272,3 +272,25 @@ def test_what_rdkit_raises_is_the_reason_of_the_row(monkeypatch):
             (read,) = read_molecules(["CCO"], SilentProgress())
             (row,) = _read(["CCO"])
         assert read.problem == row.problem == "RDKit fails on it: valence unknown"
+
+
+@pytest.mark.parametrize(
+    ("smiles", "is_bare"),
+    [
+        ("[#6]-[#6]-[#8]", True),  # SMARTS of ethanol
+        ("[#6]1:[#6]:[#6]:[#7]:[#6]:[#6]:1", True),
+        ("[C][C][O]", True),  # SELFIES of ethanol
+        ("[CH3][CH2][OH]", False),
+        ("ClC(Cl)(Cl)Cl", False),
+        ("[C-]#[O+]", False),
+        ("C[CH]C", False),  # a radical beside hydrogens
+        ("[N]=O", False),
+    ],
+)
+def test_carbon_without_hydrogen_and_with_radicals_is_told(smiles, is_bare):
+    assert read_molecules([smiles], SilentProgress())[0].is_bare == is_bare
+
+
+@pytest.mark.parametrize("row", ["C[C@H](N)O |&1:1|", "C[C@H](N)O\t|o1:1,r|", "CC |$R1;$|"])
+def test_cxsmiles_are_named_where_they_are_refused(row):
+    assert str(find_invalid_smiles(row)).startswith("CXSMILES")

@@ -295,6 +295,10 @@ def as_row(record: Record) -> Row:
     return Row(record.source, record.number, value.strip())
 
 
+_SEVERAL_ISOMERS = re.compile(r"\|(?:[^|]*,)?(?:[&o]\d+:[^|]*|r(?:,[^|]*)?)\|")
+"""What CXSMILES write behind the SMILES of a racemate; its SMILES alone is one enantiomer."""
+
+
 def _read_lines(path: Path, file: io.BufferedReader, kind: RowKind, only: ColumnChoice | None) -> Iterator[Record]:
     source, last, has_return = str(path), 0, False
     for number, line in decode.text_lines(path, file, -1 if only is None else decode.LONGEST_LINE_BYTES):
@@ -308,6 +312,8 @@ def _read_lines(path: Path, file: io.BufferedReader, kind: RowKind, only: Column
         elif text:
             # the field before a leading tab is empty: what follows is a name, not a molecule
             smiles, *name = ("", text.strip()) if text.lstrip(" ")[0] == "\t" else text.split(maxsplit=1)
+            if name and (extension := _SEVERAL_ISOMERS.match(name[0])):
+                smiles, name = f"{smiles} {extension[0]}", [name[0][extension.end() :].strip()]
             yield Record(source, number, {kind: smiles} | ({"name": "".join(name)} if only is None else {}))
     # in running text of several lines it is a stray character
     if has_return and last == 1:

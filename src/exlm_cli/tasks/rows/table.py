@@ -310,6 +310,10 @@ def _read_rows(
     if odd := [row for row, molecule in enumerate(molecules) if molecule.has_odd_metal]:
         kept, places = format_number_of(len(odd), "molecule"), table.short_places(odd, limit=_MAX_LISTED)
         notes.append(f"kept {kept} in which RDKit refuses the valence of a metal and nothing else: {places}")
+    if bare := [row for row, molecule in enumerate(molecules) if molecule.is_bare]:
+        what = f"{len(bare):,} of {len(molecules):,} molecules have radicals, and no hydrogen on any carbon"
+        places = table.short_places(bare)
+        notes.append(f"warning: {what}: {places}; SMARTS and SELFIES look so when they are read as SMILES")
     changed = [row for row, molecule in enumerate(molecules) if molecule.is_parent or molecule.num_fragments > 1]
     if changed:
         count, places = format_number_of(len(changed), "molecule"), table.short_places(changed, limit=_MAX_LISTED)

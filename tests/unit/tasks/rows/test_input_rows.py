@@ -141,3 +141,27 @@ def test_rows_that_cannot_be_read_stay_with_their_reason(tmp_path):
     (tmp_path / "c.txt").write_text("  a \nb\n")
     # as from a CSV or a list
     assert read_input_rows(tmp_path / "c.txt", "text", SilentProgress()).inputs == ("a", "b")
+
+
+def test_smarts_and_selfies_that_read_as_molecules_have_a_warning():
+    rows = usable("[#6]-[#6]", "[C][C][O]", "CCO", "[#6]-[#8]")
+    assert "warning: 3 of 4 molecules have radicals, and no hydrogen on any carbon: lines 2, 3, 5" in rows.notes[0]
+    assert not usable("CCO", "C[CH]C", "[C-]#[O+]", "ClC(Cl)(Cl)Cl", "[CH3][CH3]").notes
+
+
+def test_a_racemate_of_a_smi_file_is_not_read_as_one_enantiomer(tmp_path):
+    """Other names and extensions leave the SMILES what it is."""
+    lines = [
+        "C[C@H](N)O |&1:1|",
+        "C[C@H](N)O |a:1| m1",
+        "C[C@H](N)F |o1:1,r| m2",
+        "CCO |(1,2,;3,4,)|",
+        "C[C@H](N)Cl\t|r|",
+        "CCN |x",
+    ]
+    path = tmp_path / "a.smi"
+    path.write_text("\n".join(lines))
+    rows = read_input_rows(path, "smiles", SilentProgress())
+    assert [problem[:8] for problem in rows.problems] == ["CXSMILES", "", "CXSMILES", "", "CXSMILES", ""]
+    assert rows.inputs[1] == "C[C@H](N)O"
+    assert rows.table.columns["name"][2] == "m2"
