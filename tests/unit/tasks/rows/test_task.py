@@ -39,7 +39,9 @@ def make(loss: Loss, targets: Any, names: tuple[str, ...] = ("y",), **options: A
     indices = options.pop("indices", INDICES)
     labels = Labels(loss, names, np.array(targets, dtype=float), ("a note",))
     usable = InputRows(Table(Path("a.csv"), {}, tuple(range(2, 8))), tuple(TEXTS), ("",) * len(TEXTS))
-    return table_task(CsvTaskConfig(name="csv", **options), usable, labels, RowSplit("random", indices))
+    return table_task(
+        CsvTaskConfig(name="csv", label_columns=("y",), **options), usable, labels, RowSplit("random", indices)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -153,9 +155,10 @@ def test_balanced_weights_are_those_of_the_training_rows():
     task = make("binary", targets, ("a", "b"), indices=indices, class_weights="balanced")
     assert task.class_weights is not None
     assert task.class_weights.tolist() == [1 / 3, 1.0]  # a negative for three positives; `b` has no positive to weigh
-    one_sided = make("binary", [[1], [1], [1], [1], [0], [1]], indices=indices, class_weights="balanced")
+    targets = [[1, 0], [1, 1], [1, 0], [1, 1], [0, 1], [1, 0]]
+    one_sided = make("binary", targets, ("a", "b"), indices=indices, class_weights="balanced")
     assert one_sided.class_weights is not None
-    assert one_sided.class_weights.tolist() == [1.0]  # a weight of 0 negatives for 4 positives would leave no loss
+    assert one_sided.class_weights.tolist() == [1.0, 1.0]  # a weight of 0 negatives for 4 positives would leave no loss
     classes = make(
         "classes", [[0], [0], [0], [1], [1], [2]], ("a", "b", "c"), indices=indices, class_weights="balanced"
     )
