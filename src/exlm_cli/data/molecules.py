@@ -63,7 +63,7 @@ _SPELLED_CHUNK = 1024
 """Spellings that are written in another process at a time, and a quarter of those in this one at most."""
 
 _DESCRIBED_CHUNK = 64
-"""Molecules whose descriptors are worked out in this process, and at a time in each other: one takes 10 ms."""
+"""Molecules whose descriptors or tautomers this process works out, and each other at a time: one takes 10 ms."""
 
 FINGERPRINT_RADIUS = 2
 """Bonds around each atom; the 4 in ECFP4 is the diameter, twice this."""
@@ -135,16 +135,23 @@ def read_molecules(
             if number % _BAR_EVERY_ROWS == 0:
                 bar.update(number)
         bar.update(len(smiles))
-    return _join_tautomers(found) if finds_compounds else found
+    return _join_tautomers(found, progress) if finds_compounds else found
 
 
-def _join_tautomers(molecules: list[Molecule]) -> list[Molecule]:
+def _join_tautomers(molecules: list[Molecule], progress: Progress) -> list[Molecule]:
     """Give tautomers one compound; RDKit's canonical tautomer, which is slow, is found where skeletons are alike."""
     by_skeleton: dict[str, dict[str, None]] = {}
     for molecule in molecules:
         by_skeleton.setdefault(molecule.skeleton, {})[molecule.compound] = None
     alike = [compound for compounds in by_skeleton.values() if len(compounds) > 1 for compound in compounds]
-    found = dict(zip(alike, map_in_order(_canonical_tautomer, alike, _unsettled), strict=True))
+    if not alike:
+        return molecules
+    found: dict[str, str] = {}
+    tautomers = map_in_order(_canonical_tautomer, alike, _unsettled, chunk_rows=_DESCRIBED_CHUNK)
+    with progress.bar("tautomers", len(alike)) as bar:
+        for compound, tautomer in zip(alike, tautomers, strict=True):
+            found[compound] = tautomer
+            bar.update(len(found))
     return [replace(molecule, compound=found.get(molecule.compound) or molecule.compound) for molecule in molecules]
 
 
