@@ -330,7 +330,7 @@ def _draw_entropies(axes: "Axes", lines: Sequence[EntropyLine], name: str) -> No
                 xs,
                 means,
                 yerr=deviations,
-                label=line.label,
+                label=style.legend_label(line.label),
                 color=style.RUN_COLOURS[(line.colour - 1) % len(style.RUN_COLOURS)] if line.colour else style.INK,
                 linestyle=style.LINE_STYLES[line.style % len(style.LINE_STYLES)],
                 marker=style.MARKERS[line.colour % len(style.MARKERS)],

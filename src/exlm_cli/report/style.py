@@ -125,6 +125,11 @@ def add_legend(owner: "Axes | Figure", handles: Sequence[Any], labels: Sequence[
     owner.legend(handles, labels, **{"loc": "best", **options})
 
 
+def legend_label(text: str) -> str:
+    """Return a text as the label of a line; matplotlib leaves labels out of legends that begin with `_`."""
+    return f" {text}" if text.startswith("_") else text
+
+
 def set_up_axes(axes: "Axes", x: str, y: str = "", title: str = "", *, title_size: float = 9.5) -> None:
     """Name axes, and draw a grid."""
     axes.set(xlabel=x, ylabel=y)

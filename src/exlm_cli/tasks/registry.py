@@ -82,12 +82,13 @@ def require_local_files(config: TaskConfig) -> None:
 
 def _given_files(config: TaskConfig) -> list[Path]:
     """Return the files of `task.files`, all of which exist."""
-    files = [given_file(config, str(file)) for file in config.files.model_dump(exclude_none=True).values()]
-    for file in files:
+    files = {split: given_file(config, str(file)) for split, file in config.files.model_dump(exclude_none=True).items()}
+    for split, file in files.items():
         if not os.path.lexists(file):
             hint = "relative paths start in `--data-dir DIR` if that is given, else in the current directory"
-            raise DataError(f"{file}: no such file", nearest_file(file) or hint)
-    return files
+            moved = f"if it has moved, `--set task.files.{split}=FILE` says where it is"
+            raise DataError(f"{file}: no such file", f"{nearest_file(file) or hint}; {moved}")
+    return [*files.values()]
 
 
 def layout_of(config: TaskConfig) -> "Layout":

@@ -11,9 +11,12 @@ from exlm_cli.report.style import (
     MASK_COLOURS,
     RUN_COLOURS,
     corruption_colour,
+    drawing,
     fade,
     ink_on,
+    legend_label,
     new_figure,
+    new_panels,
 )
 
 
@@ -48,6 +51,14 @@ def test_groups_of_equal_corruption_go_along_the_whole_ramp():
     # a tenth of the way: 4/10 between the first two
     red, green, blue = (0xFC - 0.4 * (0xFC - 0xE1), 0xA6 - 0.4 * (0xA6 - 0x64), 0x36 + 0.4 * (0x62 - 0x36))
     assert corruption_colour(1, 11) == f"#{round(red):02X}{round(green):02X}{round(blue):02X}"
+
+
+def test_a_label_that_begins_with_an_underscore_is_in_the_legend():
+    with drawing():
+        _, (axes,) = new_panels(1, 1, (3, 3))
+        for name in ("_active", "plain"):
+            axes.plot([0, 1], [0, 1], label=legend_label(name))
+        assert [label.strip() for label in axes.get_legend_handles_labels()[1]] == ["_active", "plain"]
 
 
 @pytest.mark.parametrize("width", [3.4, 7.8])

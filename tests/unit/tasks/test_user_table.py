@@ -295,7 +295,7 @@ def test_rules_of_a_recipe_hold_for_training_and_for_new_rows(tmp_path):
     np.testing.assert_array_equal(encoded.targets[:, 0], expected)
 
 
-@pytest.mark.parametrize("cell", ["2", "maybe", "-1"])
+@pytest.mark.parametrize("cell", ["2", "maybe", "-1", "?", "unknown"])
 def test_a_cell_that_is_no_label_is_a_warning_and_its_row_is_predicted(tmp_path, cell):
     """The labels are -1 and 0, so it is unclear which of them is the negative class."""
     write(tmp_path / "a.csv", "smiles,y", [f"{chain},{i % 2}" for i, chain in enumerate(CHAINS)])

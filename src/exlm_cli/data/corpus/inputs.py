@@ -33,7 +33,7 @@ from exlm_cli.data.rows.records import (
 )
 from exlm_cli.errors import DataError
 from exlm_cli.files import READ_HINT, nearest_file, reason_of
-from exlm_cli.format import format_number_of
+from exlm_cli.format import format_number_of, name_some
 from exlm_cli.paths import expand_path
 from exlm_cli.progress import Progress
 
@@ -123,7 +123,7 @@ def _local_files(given: str, progress: Progress, key: str) -> list[FileSource]:
             raise DataError(f"`{given}`: the pattern matches no file", f"the current directory is {Path.cwd()}")
         files: list[FileSource] = []
         seen: set[Path] = set()
-        for match in found:
+        for match in _without_empty(found, given, progress):
             parent = match.parent.resolve()
             entry = match.resolve() if match.is_dir() else parent / match.name
             # `**` matches a folder and then those in it
@@ -172,7 +172,18 @@ def _files_under(folder: Path, progress: Progress, seen: set[Path]) -> list[File
         skipped = next(path for path in found if format_of(path) is None)
         others = format_number_of(len(found) - len(known), "file")
         progress.message(f"{folder}: skipped {others} of another kind, such as {skipped.name}")
-    return [_file(path) for path in known]
+    return [_file(path) for path in _without_empty(known, folder, progress)]
+
+
+def _without_empty(paths: list[Path], given: str | Path, progress: Progress) -> list[Path]:
+    """Return the files that are not empty, as the parts are of a table that many processes write; if there are any."""
+    empty = [path for path in paths if path.is_file() and not path.stat().st_size]
+    if not empty or len(empty) == len(paths):
+        return paths
+    progress.message(
+        f"{given}: skipped {format_number_of(len(empty), 'empty file')}: {name_some(p.name for p in empty)}"
+    )
+    return [path for path in paths if path not in empty]
 
 
 def _raise(error: OSError) -> None:

@@ -46,7 +46,7 @@ def open_raw(path: Path) -> io.BufferedReader:
 
 @contextmanager
 def open_file(path: Path, raw: io.BufferedReader | None = None) -> Iterator[io.BufferedReader]:
-    """Open a file for reading; `.gz` and `.xz` are decompressed.
+    """Open a file for reading; gzip, whatever its name, and `.xz` are decompressed.
 
     Args:
         path: The file; its suffix names the compression.
@@ -58,7 +58,9 @@ def open_file(path: Path, raw: io.BufferedReader | None = None) -> Iterator[io.B
     try:
         with ExitStack() as stack:
             file = raw or stack.enter_context(open_raw(path))
-            if unpack := _UNPACKERS.get(path.suffix.lower()):
+            # gzip is told by its content: downloads keep the name and lose the compression, or the other way round
+            suffix = ".gz" if file.peek(2).startswith(_GZIP_MAGIC) else path.suffix.lower().removesuffix(".gz")
+            if unpack := _UNPACKERS.get(suffix):
                 file = stack.enter_context(io.BufferedReader(unpack(file), _BUFFER_BYTES))
             yield file
     except EOFError as error:
@@ -108,6 +110,7 @@ class _XzReader(io.RawIOBase):
         return len(data)
 
 
+_GZIP_MAGIC = b"\x1f\x8b"
 _UNPACKERS: dict[str, Callable[[Any], Any]] = {".gz": lambda raw: gzip.GzipFile(fileobj=raw), ".xz": _XzReader}
 
 

@@ -351,6 +351,11 @@ def _read_cells(
     else:
         names = list(header)
         rows = itertools.chain([first], rows)
+    begin_row = next(rows, None)
+    if begin_row is not None:
+        rows = itertools.chain([begin_row], rows)
+        if not is_literal and len(begin_row[1]) == len(names) + 1 and begin_row[1][0].strip() == "1":
+            names = ["", *names]  # R writes the numbers of rows without a name in the header
     index = None if only is None else names.index(only.choose(source, names))
     has_good_rows = False
     for number, cells in rows:

@@ -249,7 +249,8 @@ def _draw_panel(axes: "Axes", questions: Sequence[Question], display: Any) -> No
         shown.append(of_mean)
         if not is_many:
             mean = f" ({np.mean([_area(one) for one in of_seeds]):.3f})" if of_seeds else ""
-            of_mean.line_.set_label(f"{shorten(name, _MAX_CHARACTERS)}  {_area(of_mean):.3f}{mean}")
+            label = f"{shorten(name, _MAX_CHARACTERS)}  {_area(of_mean):.3f}{mean}"
+            of_mean.line_.set_label(style.legend_label(label))
     if is_many:
         label = f"mean of {len(questions)} labels  {np.mean([_area(one) for one in shown]):.3f}"
         mean_G = np.mean([_on_grid(one) for one in shown], axis=0)

@@ -424,6 +424,11 @@ def _classes(
         )
     listed = name_some((f"`{text}` ({count:,})" for text, count in zip(names, counts, strict=True)), limit=10)
     notes = [f"found {len(names)} classes of `{name}`: {listed}{how}", *_describe_alike(names, number)]
+    if example := _find_list(names):
+        notes.append(
+            f"warning: classes of `{name}` seem to be lists, such as `{example}`, and each combination is a class; for "
+            "several labels a row, give a column of 0 and 1 for each label"
+        )
     return Labels("classes", names, targets, tuple(notes))
 
 
@@ -454,6 +459,17 @@ def _describe_alike(names: Sequence[str], number: Parser) -> list[str]:
                 kinds.setdefault(kind, []).append(f"`{other}` and `{name}`" + (f" ({marks})" if marks else ""))
                 break
     return [f"warning: classes that {kind}: {name_some(pairs, limit=3)}" for kind, pairs in kinds.items()]
+
+
+def _find_list(names: Sequence[str]) -> str | None:
+    """Return a class that is a list of labels, such as `[0, 1, 0]` or `cat;dog` where `cat` is in another class too."""
+    for delimiter in ";|,":
+        parts = {name: {part.strip("[](){}'\" ") for part in name.split(delimiter)} for name in names}
+        uses = Counter(part for found in parts.values() for part in found)
+        for name, found in parts.items():
+            if delimiter in name and any(uses[part] > 1 for part in found):
+                return name
+    return None
 
 
 def _as_seen(text: str) -> str:

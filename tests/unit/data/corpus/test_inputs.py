@@ -41,6 +41,22 @@ def test_a_directory_is_its_readable_files_sorted_and_names_what_it_skips(folder
     assert progress.said == [f"{folder}: skipped 1 file of another kind, such as notes.pdf"]
 
 
+@pytest.mark.parametrize("pattern", ["", "/*.txt"])
+def test_empty_parts_of_a_table_are_skipped_and_named(tmp_path, pattern):
+    """A file of its own that is empty stops the run, and so does a folder of empty files."""
+    for name, text in {"part-0.txt": "text\n", "part-1.txt": "", "part-2.txt": "", "part-3.txt": "more\n"}.items():
+        (tmp_path / name).write_text(text)
+    progress, given = Recorder(), f"{tmp_path}{pattern}"
+    sources = resolve_inputs([given], kind="text", progress=progress)
+    assert [str(source) for source in sources] == [str(tmp_path / name) for name in ("part-0.txt", "part-3.txt")]
+    assert progress.said == [f"{given}: skipped 2 empty files: part-1.txt, part-2.txt"]
+    for name in ("part-0.txt", "part-3.txt"):
+        (tmp_path / name).write_text("")
+    for one in (given, str(tmp_path / "part-1.txt")):
+        with pytest.raises(DataError, match="the file is empty"):
+            resolve_inputs([one], kind="text", progress=progress)
+
+
 def test_a_folder_and_a_glob_read_the_same_files_each_once_also_those_behind_links(folder, tmp_path):
     """`**` matches a folder, what is in it, and a link back to the folder 40 times."""
     (tmp_path / "elsewhere").mkdir()

@@ -54,9 +54,17 @@ def test_a_compressed_file_that_is_truncated_or_damaged_is_named(tmp_path, suffi
     path.write_bytes(compress(b"".join(b"line %d\n" % (n * n) for n in range(5000)))[:-20])
     with pytest.raises(DataError, match=rf"^{re.escape(str(path))}: .*truncated"), open_file(path) as file:
         file.read()
-    path.write_bytes(b"just plain text, long enough for a header\n" * 10)
+    path.write_bytes(compress(b"")[:10] + b"just plain text, long enough for a header\n" * 10)
     with pytest.raises(DataError, match=rf"^{re.escape(str(path))}: .*damaged"), open_file(path) as file:
         file.read()
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.txt", "a.jsonl.gz"])
+@pytest.mark.parametrize("write", [gzip.compress, bytes])
+def test_gzip_is_told_by_the_content_of_a_file_and_not_by_its_name(tmp_path, name, write):
+    (tmp_path / name).write_bytes(write(b"smiles,y\nCCO,1\n"))
+    with open_file(tmp_path / name) as file:
+        assert file.read() == b"smiles,y\nCCO,1\n"
 
 
 def test_a_missing_file_a_folder_and_a_failing_disk_are_named(tmp_path):

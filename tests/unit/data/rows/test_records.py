@@ -226,6 +226,22 @@ def test_a_file_that_cannot_be_read_is_refused_with_the_place(tmp_path, name, co
         list(iter_records(path))
 
 
+@pytest.mark.parametrize(
+    ("content", "first"),
+    [
+        ('"smiles","y"\n"1","CCO",0.5\n"2","CN",1\n', {"": "1", "smiles": "CCO", "y": "0.5"}),
+        ("smiles,y\n1,CCO,0.5\n", {"": "1", "smiles": "CCO", "y": "0.5"}),
+        ("n,y\n1,0.5\n", {"n": "1", "y": "0.5"}),
+    ],
+)
+def test_numbers_of_rows_as_r_writes_them_have_no_name_in_the_header(tmp_path, content, first):
+    path = tmp_path / "a.csv"
+    path.write_text(content)
+    assert next(iter_records(path)).values == first
+    path.write_text(content.replace("1,", "hello,").replace('"1"', "hello"))  # text with a comma, which is not quoted
+    assert (next(iter_records(path)).problem is None) == (len(first) == 2)
+
+
 @pytest.mark.parametrize(("kind", "name"), [("smiles", "SMILES"), ("smiles", "mol"), ("text", "Sentence")])
 def test_the_named_or_the_one_plausible_column_is_taken(kind, name):
     assert ColumnChoice(kind).choose("a.csv", ["id", name, "y"]) == name

@@ -282,6 +282,22 @@ def test_names_of_no_known_meaning_do_not_tell(one, two):
 
 
 @pytest.mark.parametrize(
+    ("cells", "example"),
+    [
+        ("[0, 1, 0]|[1, 0, 0]", "[0, 1, 0]"),
+        ("cat;dog|cat|dog", "cat;dog"),
+        ("red, blue|blue|green", "red, blue"),
+        ("a; b|c", None),
+        ("1,2-diol|alcohol", None),
+    ],
+)
+def test_classes_that_are_lists_of_labels_have_a_warning(cells, example):
+    warnings = [note for note in read_one(f"{cells}|" * 2).notes if "seem to be lists" in note]
+    assert len(warnings) == (example is not None)
+    assert all(f"`{example}`" in warning for warning in warnings)
+
+
+@pytest.mark.parametrize(
     ("one", "two", "kind", "marks"),
     [
         ("non-toxic", "non\u2011toxic", "look alike", "U+2011"),
