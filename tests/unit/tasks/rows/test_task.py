@@ -133,8 +133,6 @@ def test_a_table_is_a_downstream_task(tokenizer):
          ["valid:", "test:", "valid has"]),
         ("classes", [[0], [1], [2], [0], [2], [1]], ("a", "b", "c"), [[2.0, 1.0, 0.0]] * 2,
          {"accuracy": 1 / 2}, "accuracy", ["test:"]),
-        ("classes", [[0], [0], [0], [0], [2], [1]], ("a", "b", "c"), [[2.0, 1.0, 0.0]] * 2,
-         {"accuracy": 1 / 2}, "accuracy", ["train:", "test:"]),
         ("regression", [[0.0], [1], [2], [10], [20], [5]], ("y",), [[11.0], [19.0]], {"rmse": 1}, "rmse", []),
     ],
 )  # fmt: skip
