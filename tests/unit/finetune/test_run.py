@@ -260,6 +260,15 @@ def test_forests_are_scored_for_every_seed_and_kept(tmp_path, monkeypatch):
     assert other.by_seed("test", "accuracy", model="forest-ecfp4").seed.tolist() == ["2", "3"]
 
 
+def test_no_forests_are_trained_unasked_where_they_take_hours(tmp_path, monkeypatch):
+    monkeypatch.setitem(baseline_module.MAX_LABELLED_ROWS, "smiles", 10)
+    (smiles, task), progress = amines(tmp_path), Recorder()
+    recipe = finetune_recipe(task=task, **ONE_EPOCH)
+    result = run_finetuning(recipe, checkpoint=smiles, out=tmp_path / "run", baseline=None, progress=progress)
+    assert result.scores.baselines == []
+    assert any("`--baseline`" in said for said in progress.said)
+
+
 def test_the_mean_prediction_is_scored_as_the_mean_of_the_files(text_model, tmp_path):
     """By scikit-learn's formula on what the seeds wrote; that of one seed alone is its own."""
     recipe = finetune_recipe(task=words_table(tmp_path), seeds=[1, 2, 3], train={"max_epochs": 1})

@@ -83,6 +83,9 @@ def test_the_change_of_an_atom_is_what_it_takes_away_and_what_it_brings_alone(la
 def test_the_changes_of_classes_are_log_odds(three_classes):
     found, none = Run(three_classes.run, three_classes, SilentProgress()).explain(["CCO", "no molecule"]).changes
     assert len(none) == 0
+    assert [len(one) for one in Run(three_classes.run, three_classes, SilentProgress()).explain(["none"]).changes] == [
+        0
+    ]
     expected = changes_by_hand(three_classes, "CCO", [[1], [2], [3]]).mean(axis=0)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 

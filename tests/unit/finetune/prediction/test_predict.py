@@ -137,6 +137,13 @@ def test_a_name_that_nothing_was_written_under_is_free_and_out_is_replaced(finet
         assert not any("another file" in note for note in summary.notes)
 
 
+def test_a_file_that_is_all_wrong_still_has_its_rows(finetuned, tmp_path):
+    (tmp_path / "bad.smi").write_text("((\n))\n")
+    summary = predicted(finetuned, tmp_path / "bad.smi", tmp_path / "out.csv")
+    assert (summary.num_rows, summary.num_unreadable, summary.metrics) == (2, 2, {})
+    assert any("`problem`" in note for note in summary.notes)
+
+
 def test_an_output_that_cannot_be_written_is_refused_before_the_models_run(finetuned, tmp_path):
     idle = replace(finetuned, runners={1: None})
     table = write_rows(tmp_path / "new.csv", ["mol"], [["CCO"]])
