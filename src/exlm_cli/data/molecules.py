@@ -3,7 +3,7 @@
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -404,6 +404,24 @@ def read_all_atoms(smiles: str) -> "Mol | None":
     parameters.removeHs = False  # type: ignore[assignment]  # its stub has the type of another attribute
     with rdBase.BlockLogs():
         return Chem.MolFromSmiles(without_atom_maps(smiles), parameters)
+
+
+def hide_atoms(smiles: str, atoms: Collection[int]) -> str:
+    """Return a SMILES in which some of the atoms that it names are unknown, `*`; their bonds and other atoms stay.
+
+    Unknown atoms have no hydrogens, charge or arrangement.
+    """
+    from rdkit import Chem, rdBase
+
+    molecule = read_all_atoms(smiles)
+    if molecule is None or not atoms:
+        return smiles
+    with rdBase.BlockLogs():
+        Chem.Kekulize(molecule, clearAromaticFlags=True)  # a ring with unknown atoms may be no aromatic one
+        hidden = Chem.RWMol(molecule)
+        for index in atoms:
+            hidden.ReplaceAtom(index, Chem.Atom(0))
+        return Chem.MolToSmiles(hidden, kekuleSmiles=True)
 
 
 def fingerprints(smiles: Sequence[str]) -> Fingerprints:

@@ -77,6 +77,16 @@ def with_descriptors(
     return replace(encoded, descriptors=np.concatenate(parts, axis=1))
 
 
+def replace_molecules(
+    descriptors_NF: Features, smiles: Sequence[str], config: TaskSection, progress: Progress
+) -> Features:
+    """Return what the head reads (`with_descriptors`) of other molecules; numbers of `task.descriptor_columns` stay."""
+    store = FeatureStore()
+    parts = [store.features(kind, smiles, progress) for kind in config.molecule_descriptors]
+    num_columns = len(config.number_columns)
+    return np.concatenate([*parts, descriptors_NF[:, descriptors_NF.shape[1] - num_columns :]], axis=1)
+
+
 def fit_quantiles(training_NF: Features) -> FloatArray:
     """Return (F, Q) quantiles of the training rows, as `model.heads.DescriptorRanks` holds them; 0 without a value."""
     places = np.linspace(0, 1, NUM_QUANTILES)

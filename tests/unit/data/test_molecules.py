@@ -16,8 +16,10 @@ from exlm_cli.data import molecules as molecules_module
 from exlm_cli.data.bundled.molecules import generate_molecules
 from exlm_cli.data.molecules import (
     Molecule,
+    canonical_smiles,
     find_invalid_smiles,
     fingerprints,
+    hide_atoms,
     murcko_scaffold,
     other_spellings,
     parse_molecule,
@@ -294,3 +296,29 @@ def test_carbon_without_hydrogen_and_with_radicals_is_told(smiles, is_bare):
 @pytest.mark.parametrize("row", ["C[C@H](N)O |&1:1|", "C[C@H](N)O\t|o1:1,r|", "CC |$R1;$|"])
 def test_cxsmiles_are_named_where_they_are_refused(row):
     assert str(find_invalid_smiles(row)).startswith("CXSMILES")
+
+
+@pytest.mark.parametrize(
+    ("smiles", "atoms", "expected"),
+    [
+        ("CCO", [2], "CC*"),
+        ("CCO", [], "CCO"),
+        ("CCO", [0, 1, 2], "***"),
+        ("Oc1ccccc1", [0], "*c1ccccc1"),
+        ("Cc1ccccc1", [0, 2, 3, 4, 5, 6], "*C1=**=**=*1"),
+        ("C[N+](C)(C)CC(=O)[O-]", [1], "C*(C)(C)CC(=O)[O-]"),
+        ("C[N+](C)(C)CC(=O)[O-]", [7], "C[N+](C)(C)CC(=O)*"),
+        ("C[C@H](N)O", [1], "C*(N)O"),
+        ("F/C=C/Cl", [0], "*/C=C/Cl"),
+        ("[Na+].CO", [0], "*.CO"),
+        ("[13CH3]O", [0], "*O"),
+        ("c1cc[nH]c1", [3], "C1=C*C=C1"),
+        ("[H]O[H]", [1], "[H]*[H]"),
+    ],
+)
+def test_hidden_atoms_are_unknown_and_all_others_keep_their_bonds_and_hydrogens(smiles, atoms, expected):
+    """By hand; RDKit compares the two as molecules."""
+    hidden, _ = parse_molecule(hide_atoms(smiles, atoms))
+    wanted, _ = parse_molecule(expected)
+    assert canonical_smiles(hidden) == canonical_smiles(wanted)
+    assert canonical_smiles(hidden).count("*") == len(atoms)

@@ -83,7 +83,7 @@ def predict(
 
     With `--explain`, a folder beside the predictions, whose name ends in `-atoms`, has `index.html` with the molecules
     of the first rows, an SVG of each, and `atoms.csv`. Orange atoms raise the prediction, blue ones lower it. For each
-    atom the model predicts twice: with this atom masked, and with all others masked.
+    atom the model predicts twice: with this atom masked, and with all others masked; so are its descriptors worked out.
     """
     from exlm_cli.cli import console
     from exlm_cli.cli.reports import emit_predictions

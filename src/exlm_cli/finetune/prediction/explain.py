@@ -1,20 +1,21 @@
-"""What each atom of a molecule adds to its prediction: how the prediction changes as tokens of atoms are masked.
+"""What each atom of a molecule adds to its prediction: how the prediction changes as atoms are hidden.
 
 Axes: N molecules, A atoms of one, G distinct groups of tokens of these atoms, C outputs, V masked versions of all
 molecules.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import logsumexp
 
 from exlm_cli.data import IntArray
-from exlm_cli.data.molecules import atom_spans
+from exlm_cli.data.molecules import atom_spans, hide_atoms
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import ConfigError
 from exlm_cli.finetune.cells.model import Finetuned
+from exlm_cli.finetune.features import replace_molecules
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import EncodedRows, FloatArray, Loss
 
@@ -55,8 +56,10 @@ def explain_molecules(
     The change of an atom is the mean of two: what the prediction loses when the atom alone is masked, and what it gains
     by the atom when all others are masked. The first alone misses atoms that the others give away, such as those of an
     aromatic ring. Every token of an atom becomes a [MASK], as in pre-training; bonds, branches and ring closures stay.
-    Nothing is drawn at random. Where a vocabulary has tokens of several atoms, these share the change of their token
-    evenly. A model with `model.expand: input` read k copies of each mask in pre-training; here it reads one.
+    Descriptors are those of the molecule in which these atoms are unknown (`hide_atoms`); numbers of
+    `task.descriptor_columns` stay. Nothing is drawn at random. Where a vocabulary has tokens of several atoms, these
+    share the change of their token evenly. A model with `model.expand: input` read k copies of each mask in
+    pre-training; here it reads one.
 
     Args:
         finetuned: A run on molecules.
@@ -69,12 +72,19 @@ def explain_molecules(
     sequences = encoded.token_ids[: len(smiles)]
     atoms_N = [_tokens_of_atoms(text, ids, finetuned.tokenizer) for text, ids in zip(smiles, sequences, strict=True)]
     token_ids: list[IntArray] = []
+    smiles_V: list[str] = []
     of_row: list[int] = []
-    for row, (ids, atoms) in enumerate(zip(sequences, atoms_N, strict=True)):
-        masked = _masked_versions(ids, _distinct(atoms), finetuned.tokenizer.mask_id)
-        token_ids += masked
-        of_row += [row] * len(masked)
-    descriptors = None if encoded.descriptors is None else encoded.descriptors[of_row]
+    for row, (text, ids, atoms) in enumerate(zip(smiles, sequences, atoms_N, strict=True)):
+        for places in _hidden_places(_distinct(atoms)):
+            token_ids.append(ids.copy())
+            token_ids[-1][places] = finetuned.tokenizer.mask_id
+            smiles_V.append(
+                hide_atoms(text, [atom for atom, own in enumerate(atoms) if not set(places).isdisjoint(own)])
+            )
+            of_row.append(row)
+    descriptors = encoded.descriptors
+    if descriptors is not None:
+        descriptors = replace_molecules(descriptors[of_row], smiles_V, finetuned.recipe.task, progress)
     versions = EncodedRows(tuple(token_ids), encoded.targets[of_row], descriptors=descriptors)
     predicted_VC = _predict(finetuned, versions, progress)
     found, first = [], 0
@@ -92,20 +102,10 @@ def explain_molecules(
     return found
 
 
-def _masked_versions(token_ids: IntArray, groups: list[tuple[int, ...]], mask_id: int) -> list[IntArray]:
-    """Return a sequence as it is and with all of G groups of places masked; then with each group masked, then with all
-    others masked.
-    """
+def _hidden_places(groups: list[tuple[int, ...]]) -> list[list[int]]:
+    """Return what is masked of a sequence: nothing, all of G groups of places, each group, and all but each group."""
     every = sorted({place for group in groups for place in group})
-
-    def masked(places: Iterable[int]) -> IntArray:
-        version = token_ids.copy()
-        version[list(places)] = mask_id
-        return version
-
-    without = [masked(group) for group in groups]
-    alone = [masked(place for place in every if place not in group) for group in groups]
-    return [token_ids, masked(every), *without, *alone]
+    return [[], every, *map(list, groups), *([place for place in every if place not in group] for group in groups)]
 
 
 def _distinct(atoms: list[tuple[int, ...]]) -> list[tuple[int, ...]]:

@@ -84,7 +84,7 @@ def explanation_files(
         about=[
             f"The first {format_number_of(len(rows), 'molecule')} of {num_rows:,} that the model reads. The colour of "
             f"an atom says what it adds to the prediction{unit}: orange atoms raise it, blue ones lower it. It is the "
-            "mean of what the prediction loses when the atom is masked, and what it gains by the atom when all others "
+            "mean of what the prediction loses when the atom is hidden, and what it gains by the atom when all others "
             "are. "
             "This explains the model, not the molecule. Predictions are those of the model alone; where `exlm predict` "
             "uses a forest, or the mean of both, its table has those.",

@@ -9,7 +9,7 @@ import tokenizers
 from scipy.special import log_softmax
 
 from exlm_cli.api import Run, load
-from exlm_cli.data.molecules import atom_spans, read_all_atoms
+from exlm_cli.data.molecules import atom_spans, descriptors, fingerprints, read_all_atoms
 from exlm_cli.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.finetune.cells.model import Finetuned, load_finetuned
@@ -101,6 +101,36 @@ def test_atoms_of_one_token_share_its_change_and_an_atom_of_several_masks_all(la
     (found,) = explain_molecules(finetuned, encoded, ["CCO[nH]"], SilentProgress())
     shared, oxygen, nitrogen = changes_by_hand(finetuned, "CCO[nH]", [[1], [2], [3, 4, 5]]).mean(axis=0)
     np.testing.assert_allclose(found.changes, [shared / 2, shared / 2, oxygen, nitrogen], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kinds", [["rdkit2d"], ["ecfp4"], ["ecfp4", "rdkit2d"]])
+def test_descriptors_are_those_of_the_molecule_without_its_hidden_atoms(smiles_model, tmp_path, kinds):
+    """Here the encoder's part of the head is zero, so that descriptors alone predict. A column of numbers stays."""
+    rows = [[smiles, str(len(smiles) + index % 2), str(index)] for index, smiles in enumerate(SMILES * 4)]
+    table = write_rows(tmp_path / "table.csv", ["smiles", "value", "day"], rows)
+    task = {"name": "csv", "files": {"train": str(table)}, "smiles_column": "smiles", "label_columns": ["value"]}
+    run = finetune(tmp_path, smiles_model, split="random", descriptors=kinds, descriptor_columns=["day"], **task)
+    finetuned = load_finetuned(run, device="cpu")
+    for runner in finetuned.runners.values():
+        for parameter in runner.model.head.dense.parameters():
+            parameter.data.zero_()
+
+    def predicted(smiles: str) -> FloatArray:
+        parts = [fingerprints([smiles]) if k == "ecfp4" else descriptors([smiles], SilentProgress()) for k in kinds]
+        numbers = np.concatenate([*parts, [[7.0]]], axis=1)
+        encoded = EncodedRows((np.array([finetuned.tokenizer.cls_id] * 2),), np.zeros((1, 1)), descriptors=numbers)
+        by_seed = [np.array(runner.predict(encoded, SilentProgress(), "")) for runner in finetuned.runners.values()]
+        return np.mean(by_seed, axis=0)[0, 0]
+
+    found = Run(run, finetuned, SilentProgress()).explain(["CCO"], columns={"day": [7]})
+    whole, empty = predicted("CCO"), predicted("***")
+    assert found.predicted[0, 0] == pytest.approx(whole, rel=1e-5)
+    expected = [
+        (whole - predicted(without) + predicted(alone) - empty) / 2
+        for without, alone in (("*CO", "C**"), ("C*O", "*C*"), ("CC*", "**O"))
+    ]
+    assert np.ptp(expected) > 1e-3
+    np.testing.assert_allclose(found.changes[0][:, 0], expected, rtol=0, atol=1e-4)
 
 
 def test_atoms_beyond_the_sequence_have_no_change(labels):
