@@ -123,6 +123,8 @@ def read_table(path: Path, *, bare: RowKind | None = None, has_literal_tsv: bool
     for record in iter_records(path, formats=TABLE_FORMATS, bare=bare, has_literal_tsv=has_literal_tsv):
         if record.problem is not None:
             hint = "give each row as many cells as the header has; a cell that holds the delimiter must be quoted"
+            if not lines and record.problem.startswith(f"the row has {len(record.values) + 1} cells"):
+                hint += "; R writes names of rows with no name in the header unless `row.names=FALSE`"
             raise DataError(f"{record.where}: {record.problem}", hint)
         lines.append(record.number)
         for name, cell in record.values.items():

@@ -57,6 +57,13 @@ def test_a_file_that_is_no_table_is_refused(tmp_path, name, content, message):
         read_table(path)
 
 
+@pytest.mark.parametrize(("content", "is_of_r"), [(b'"x","y"\n"m1","C",1\n', True), (b"x,y\nC\n", False)])
+def test_names_of_rows_as_r_writes_them_are_named_in_the_hint(tmp_path, content, is_of_r):
+    with pytest.raises(DataError, match=":2: the row has") as caught:
+        read_table(written(tmp_path, "a.csv", content))
+    assert ("`row.names=FALSE`" in caught.value.hint) == is_of_r
+
+
 @pytest.mark.parametrize(
     ("names", "told", "hint"),
     [
