@@ -18,7 +18,7 @@ def copied(folder: Path, made: Path) -> Path:
     for name, target in {"M": "molecules/run", "P": "smiles/pretrained", "T": "text"}.items():
         shutil.copytree(made / target, folder / name)
     (folder / "new.csv").write_text("mol\nCCO\n")
-    (folder / "rows.csv").write_text("mol,active\n" + "CCO,1\nCCN,0\n" * 20)
+    (folder / "rows.csv").write_text("mol,active\n" + "".join(f"{'C' * n}O,1\n{'C' * n}N,0\n" for n in range(1, 21)))
     return folder
 
 

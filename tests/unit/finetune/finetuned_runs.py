@@ -32,7 +32,8 @@ def finetune(folder: Path, checkpoint: Path, seeds: tuple[int, ...] = (1, 2), **
 
 def molecule_run(folder: Path, pretrained: Path) -> Path:
     """Two labels over molecules; `toxic` is missing in every fourth row."""
-    rows = [[s, str(i % 2), "" if i % 4 == 3 else str(i // 2 % 2)] for i, s in enumerate(SMILES * 6)]
+    longer = ["C" * n + s for n in range(6) for s in SMILES]
+    rows = [[s, str(i % 2), "" if i % 4 == 3 else str(i // 2 % 2)] for i, s in enumerate(longer)]
     table = write_rows(folder / "assay.csv", ["mol", "active", "toxic"], rows)
     task = {"smiles_column": "mol", "label_columns": ["active", "toxic"], "split": "random"}
     return finetune(folder, pretrained, name="csv", files={"train": str(table)}, **task)
