@@ -24,7 +24,7 @@ from exlm_cli.finetune.prediction.predict import predict
 from exlm_cli.ops import alignment
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.registry import load_task
-from tests.unit.finetune.finetuned_runs import SMILES, glue_run, read_rows, squad_run, words_run, write_rows
+from tests.unit.finetune.finetuned_runs import LONGER, SMILES, glue_run, read_rows, squad_run, words_run, write_rows
 from tests.unit.finetune.prediction.test_embed import by_hand
 from tests.unit.finetune.synthetic import make_pretrained, read_part
 from tests.unit.tasks.squad.test_task import PARAGRAPHS, QUESTIONS
@@ -36,7 +36,7 @@ def _written(run: Path, split: Any) -> np.ndarray:
 
 
 def test_predictions_are_those_of_training_and_rows_keep_their_order(molecules):
-    rows = [SMILES[row % len(SMILES)] for row in json.loads((molecules / "split.json").read_text())["indices"]["test"]]
+    rows = [LONGER[row] for row in json.loads((molecules / "split.json").read_text())["indices"]["test"]]
     run = exlm_cli.load(molecules, device="cpu")
     found = run.predict([rows[0], "no molecule", *rows[1:]])
     assert run.kind == "finetune"

@@ -12,6 +12,8 @@ from tests.unit.tasks.glue_files import write_glue
 from tests.unit.tasks.squad.test_task import write
 
 SMILES = ["CCO", "CCN", "c1ccccc1", "CC(=O)O", "CCCl", "CCBr", "CNC", "COC", "C1CC1", "CC#N", "OCCO", "NCCN"]
+LONGER = ["C" * n + smiles for n in range(6) for smiles in SMILES]
+"""Molecules of the table of `molecule_run`."""
 
 
 def write_rows(path: Path, columns: list[str], rows: list[list[str]]) -> Path:
@@ -32,8 +34,7 @@ def finetune(folder: Path, checkpoint: Path, seeds: tuple[int, ...] = (1, 2), **
 
 def molecule_run(folder: Path, pretrained: Path) -> Path:
     """Two labels over molecules; `toxic` is missing in every fourth row."""
-    longer = ["C" * n + s for n in range(6) for s in SMILES]
-    rows = [[s, str(i % 2), "" if i % 4 == 3 else str(i // 2 % 2)] for i, s in enumerate(longer)]
+    rows = [[s, str(i % 2), "" if i % 4 == 3 else str(i // 2 % 2)] for i, s in enumerate(LONGER)]
     table = write_rows(folder / "assay.csv", ["mol", "active", "toxic"], rows)
     task = {"smiles_column": "mol", "label_columns": ["active", "toxic"], "split": "random"}
     return finetune(folder, pretrained, name="csv", files={"train": str(table)}, **task)
