@@ -175,7 +175,7 @@ def test_a_twin_of_equal_cost_has_the_steps_for_the_same_flops(name):
 
 EXLM = [name for name in list_recipes(PretrainRecipe) if load_recipe(name).has_transitions]
 LITERAL = {"text-base-formula", "text-base-gated"}
-OURS = {"quickstart-text", "quickstart-smiles"}
+OURS = {"text-medium", "smiles-medium", "quickstart-text", "quickstart-smiles"}
 
 
 @pytest.mark.parametrize("name", EXLM)
