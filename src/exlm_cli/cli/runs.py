@@ -122,7 +122,7 @@ def choose_checkpoint(
 
     Runs of quickstart recipes, and runs that learned nothing, are passed over. A message says which is taken, with its
     size and its data, and another which was passed over and why. Where the package brings none that fits, the newest
-    run of any sort is taken, and a message says of which.
+    run is taken even if it is one of these, and a message says which sort it is.
 
     Args:
         given: `--checkpoint`.

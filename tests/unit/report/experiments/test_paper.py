@@ -141,7 +141,7 @@ def test_the_baseline_is_a_row_without_a_budget():
     forests = {ECFP4: {"roc_auc": [0.8, 0.8]}, "forest-rdkit2d": {"roc_auc": [0.9, 0.9]}}
     run = scored("a", "moleculenet/bace", {"roc_auc": [0.7, 0.8]}, forests=forests)
     runs = [run, scored("b", "moleculenet/bbbp", {"roc_auc": [0.7, 0.8]}), scored("c", "csv", {"roc_auc": [0.7]})]
-    (table,) = paper_tables(runs)  # a task of one's own is in none
+    (table,) = paper_tables(runs)  # no table of the paper has a user's own task
     assert ours(table)[1:] == ["ECFP4 + random forest", "RDKit 2D + random forest"]
     assert cell(table, "RDKit 2D + random forest", "BACE") == "90.0 ± 0.0"
     assert cell(table, "ECFP4 + random forest", "BACE") == "80.0 ± 0.0"
