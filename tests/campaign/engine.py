@@ -95,7 +95,7 @@ def _work(pipe: Connection, root: Path, campaign_seed: int, job: Job) -> None:
     began, resting = time.monotonic(), _forget_peak()
     try:
         area.run(trial)
-    except Exception:
+    except Exception:  # a fault of one case is reported, and the others go on
         trial.faults.append(f"the campaign itself: {traceback.format_exc()[-600:]}")
     grown = resident_mib(name="VmHWM") - resting
     if grown > area.mebibytes:

@@ -58,7 +58,7 @@ def open_file(path: Path, raw: io.BufferedReader | None = None) -> Iterator[io.B
     try:
         with ExitStack() as stack:
             file = raw or stack.enter_context(open_raw(path))
-            # the content decides, not the name: a download may be unpacked under its old name, or packed under a plain one
+            # the content decides: a download may be unpacked under its old name, or packed under a plain one
             suffix = ".gz" if file.peek(2).startswith(_GZIP_MAGIC) else path.suffix.lower().removesuffix(".gz")
             if unpack := _UNPACKERS.get(suffix):
                 file = stack.enter_context(io.BufferedReader(unpack(file), _BUFFER_BYTES))

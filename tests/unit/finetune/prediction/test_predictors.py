@@ -151,6 +151,7 @@ def outcome(valid: range, residuals: Any, test: range) -> Any:
     }
     predicted = {MODEL: {part: np.zeros((2, len(of_part.rows), 1)) for part, of_part in rows.items()}}
     results = SimpleNamespace(loss="regression", output_names=("y",), scored_as=lambda _: MODEL)
+    # calibration reads neither the split nor the scores
     return SplitOutcome(None, results, None, predicted, rows)  # type: ignore[arg-type]
 
 
