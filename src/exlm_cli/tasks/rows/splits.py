@@ -28,7 +28,7 @@ import random
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -95,18 +95,17 @@ def split_rows(config: RowTaskConfig, usable: InputRows, classes: Sequence[Hasha
 
 def _join(scaffolds: Sequence[str], compounds: Sequence[str]) -> list[int]:
     """Return a number for each row, the same for rows that a chain of equal scaffolds or compounds links."""
-    parent = list(range(len(scaffolds)))
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
 
-    def find(row: int) -> int:
-        while parent[row] != row:
-            parent[row] = row = parent[parent[row]]
-        return row
-
-    for keys in (scaffolds, compounds):
-        for first, *others in group_rows(range(len(keys)), keys):
-            for row in others:
-                parent[find(row)] = find(first)
-    return [find(row) for row in range(len(parent))]
+    # each row is an edge from its scaffold to its compound
+    (by_scaffold, scaffold_of), (by_compound, compound_of) = (
+        np.unique(keys, return_inverse=True) for keys in (scaffolds, compounds)
+    )
+    edges = (np.ones(len(scaffolds)), (scaffold_of, len(by_scaffold) + compound_of))
+    num_nodes = len(by_scaffold) + len(by_compound)
+    _, group_of = connected_components(coo_array(edges, shape=(num_nodes, num_nodes)), directed=False)
+    return cast(list[int], group_of[scaffold_of].tolist())
 
 
 def _describe_kept(usable: InputRows, compounds: Sequence[str]) -> tuple[str, ...]:
