@@ -345,7 +345,10 @@ class OptimConfig(StrictModel):
         1.0, gt=0, le=1, description="Factor on the learning rate of the encoder; below 1 keeps what it has learned"
     )
     encoder_starts_at: float = Field(
-        0.0, ge=0, lt=1, description="Share of the steps in which the heads alone learn, before the encoder does"
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of the steps in which the heads alone learn, before the encoder does; such a step costs less",
     )
 
     @model_validator(mode="after")

@@ -133,8 +133,9 @@ def _chain_flops(recipe: PretrainRecipe, num_targets: float) -> TrainingFlops:
     width, num_classes, k = recipe.model.width, recipe.model.chain.num_classes, recipe.masking.num_states_per_mask
     states = num_targets * (width + 2) * num_classes * k
     edges = (num_targets - 1) * (2 * width + k**2) * CHAIN_EDGE_WIDTH
+    reading = (num_targets - 1) * 4 * width**2
     return TrainingFlops(
-        lm_head=3 * 2 * num_targets * recipe.tokenizer.vocab_size * num_classes,
+        lm_head=3 * 2 * (num_targets * recipe.tokenizer.vocab_size * num_classes + reading),
         transition=3 * 2 * (states + edges),
         alignment=3 * 2 * (k + (num_targets - 1) * k**2),
     )
@@ -191,7 +192,8 @@ def _transition_parameters(recipe: PretrainRecipe) -> int:
     if recipe.is_chain:
         num_classes, k = model.chain.num_classes, recipe.masking.num_states_per_mask
         edges = 2 * _linear(model.width, CHAIN_EDGE_WIDTH) + (CHAIN_MAX_GAP + 1 + 4 * k) * CHAIN_EDGE_WIDTH + 1
-        return num_classes * model.width + _linear(model.width, num_classes * k) + edges
+        reading = _linear(4 * model.width, model.width) + model.width + (CHAIN_MAX_GAP + 1) * model.width
+        return num_classes * model.width + _linear(model.width, num_classes * k) + edges + reading
     if not recipe.has_transitions:
         return 0
     transition = model.transition

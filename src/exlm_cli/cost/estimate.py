@@ -219,7 +219,7 @@ def _chain_memory(recipe: PretrainRecipe, num_sequences: int, num_targets: float
     """Return the bytes of classes, states and edges beside those of an MLM."""
     num_classes, k, edge_width = recipe.model.chain.num_classes, recipe.masking.num_states_per_mask, CHAIN_EDGE_WIDTH
     of_mask = 8 * num_classes * (k + 1) + 40 * k + 4 * edge_width
-    of_pair = 4 * edge_width * (2 * k + 1) + 4 * k**2
+    of_pair = 4 * edge_width * (2 * k + 1) + 4 * k**2 + 4 * 6 * recipe.model.width
     of_vocabulary = 8 * num_classes * recipe.tokenizer.vocab_size
     return num_sequences * (num_targets * of_mask + (num_targets - 1) * of_pair) + of_vocabulary
 

@@ -1,4 +1,5 @@
-"""Head of `alignment: chain`: states that are groups of token classes, and edges from a mask's states to the next's.
+"""Head of `alignment: chain`: states that are groups of token classes, edges to the next mask's, and what a token says
+of the next.
 
 Axes: B sequences, M masks, T masks of a sequence, U = T - 1 pairs of neighbouring masks, R classes of tokens, k states,
 D width, d edge width, V vocabulary.
@@ -32,16 +33,22 @@ class ChainHead(nn.Module):
     """The states of a mask share its one distribution, and its DAG is a chain of masks (not in the paper).
 
     Token y belongs to class r with probability A[y, r] = softmax_r(v_r . norm(embedding of y) / sqrt(D)), whatever the
-    context. The state h of a mask sorts the classes into k states, C[r, c] = softmax_c(b_rc + w_rc . h). So the LM
-    head's distribution P of the mask falls into k parts: state c has the share Z_c = sum_y,r P(y) A[y, r] C[r, c], and
+    context. The state h of a mask sorts the classes into k states, C[r, c] = softmax_c(b_rc + w_rc . h). So a
+    distribution P of the mask's token falls into k parts: state c has the share Z_c = sum_y,r P(y) A[y, r] C[r, c], and
     emits P_c(y) = sum_r P(y) A[y, r] C[r, c] / Z_c. An edge from state c of a mask to state d of the next has the
     probability
 
         E[c, d] = softmax_d(log Z_d + q_c . k_d / sqrt(d) + s [c = d]),   q_c = a_c * (W_q h + gap) + b_c,
                                                                           k_d = a'_d * (W_k h') + b'_d,
 
-    with the states h and h' of the two masks and a learned vector for their distance. The first mask's states have the
-    probabilities Z: one mask alone is filled as by an MLM.
+    with the states h and h' of the two masks and a learned vector for their distance. The first mask's P is the LM
+    head's, and its states have the probabilities Z: one mask alone is filled as by an MLM. At any other mask the LM
+    head's features change by
+
+        W_o gelu(W_p h + W_n h' + W_t norm(embedding of y) + gap'),
+
+    where y is the token at the mask before. Each path visits every mask once, so that y is the target before on all
+    of them, and the sum over paths stays one pass.
 
     An encoder that has not learned yet makes poor classes, which last. So the model begins as an MLM, and the DAG when
     `model.chain.starts_at` of the steps are done; then classes are clusters of the embeddings.
@@ -66,6 +73,9 @@ class ChainHead(nn.Module):
         self.states = nn.Linear(width, num_classes * num_states)
         self.query, self.key = nn.Linear(width, CHAIN_EDGE_WIDTH), nn.Linear(width, CHAIN_EDGE_WIDTH)
         self.gap = nn.Embedding(CHAIN_MAX_GAP + 1, CHAIN_EDGE_WIDTH)
+        self.read_states, self.read_token = nn.Linear(2 * width, width), nn.Linear(width, width, bias=False)
+        self.read_gap = nn.Embedding(CHAIN_MAX_GAP + 1, width)
+        self.change = nn.Linear(width, width)
         self.stay = nn.Parameter(torch.zeros(()))
         self.register_buffer("same_state", torch.eye(num_states), persistent=False)
         self.register_buffer("has_classes", torch.tensor(False))
@@ -80,6 +90,8 @@ class ChainHead(nn.Module):
         nn.init.constant_(self.stay, _STAY)
         for weight in (self.gap.weight, self.query_scale, self.query_shift):
             nn.init.zeros_(weight)  # all that an edge prefers at first is its own state
+        for weight in (self.read_gap.weight, self.change.weight):
+            nn.init.zeros_(weight)  # at first a token says nothing of the next
         for weight in (self.key_scale, self.key_shift):
             nn.init.normal_(weight, std=_EDGE_SPREAD)
 
@@ -91,10 +103,6 @@ class ChainHead(nn.Module):
         if not self.has_classes:  # as a run has that was stopped before this step
             self.find_classes(embedding_VD)
             self.has_classes.fill_(True)
-
-    def no_loss(self) -> Float[Tensor, ""]:
-        """Return 0 with a gradient of 0 for every weight: ranks exchange all gradients in each step."""
-        return torch.stack([0.0 * parameter.sum() for parameter in self.parameters()]).sum()
 
     @torch.no_grad()
     def find_classes(self, embedding_VD: Float[Tensor, "V D"]) -> None:
@@ -123,6 +131,24 @@ class ChainHead(nn.Module):
         with without_autocast(states_MD):
             return _softmax(scores_MRk.float())
 
+    def feature_changes(
+        self,
+        states_BTD: Float[Tensor, "B T D"],
+        position_BT: Int64[Tensor, "B T"],
+        token_BTD: Float[Tensor, "B T D"],
+    ) -> Float[Tensor, "B T D"]:
+        """Return what the token of the mask before changes in the LM head's features; zero at the first mask.
+
+        Args:
+            states_BTD: As for `forward`.
+            position_BT: As for `forward`.
+            token_BTD: Embeddings of the masks' tokens.
+        """
+        pair_BUX = torch.cat([states_BTD[:, :-1], states_BTD[:, 1:]], -1)
+        read_BUD = self.read_states(pair_BUX) + self.read_token(_normed(token_BTD[:, :-1]).to(pair_BUX.dtype))
+        read_BUD = read_BUD + self.read_gap(_gaps(position_BT))
+        return F.pad(self.change(F.gelu(read_BUD)), (0, 0, 1, 0))
+
     def forward(
         self,
         states_BTD: Float[Tensor, "B T D"],
@@ -136,14 +162,22 @@ class ChainHead(nn.Module):
             position_BT: Their places in the input.
             log_size_BTk: log Z.
         """
-        gap_BU = (position_BT[:, 1:] - position_BT[:, :-1]).clamp(0, CHAIN_MAX_GAP)
-        query_BUd = self.query(states_BTD[:, :-1]) + self.gap(gap_BU)
+        query_BUd = self.query(states_BTD[:, :-1]) + self.gap(_gaps(position_BT))
         key_BUd = self.key(states_BTD[:, 1:])
         with without_autocast(states_BTD):
             query_BUkd = torch.addcmul(self.query_shift, query_BUd.float()[:, :, None], self.query_scale)
             key_BUkd = torch.addcmul(self.key_shift, key_BUd.float()[:, :, None], self.key_scale)
             scores_BUkk = query_BUkd @ key_BUkd.mT / math.sqrt(CHAIN_EDGE_WIDTH) + self.stay * self.same_state
             return (scores_BUkk + log_size_BTk[:, 1:, None]).log_softmax(-1)
+
+
+def zero_of(module: nn.Module) -> Float[Tensor, ""]:
+    """Return 0 with a gradient of 0 for every weight that learns: ranks exchange all gradients in each step."""
+    return torch.stack([0.0 * parameter.sum() for parameter in module.parameters()]).sum()
+
+
+def _gaps(position_BT: Tensor) -> Int64[Tensor, "B U"]:
+    return (position_BT[:, 1:] - position_BT[:, :-1]).clamp(0, CHAIN_MAX_GAP)
 
 
 def _normed(embedding_VD: Tensor) -> Tensor:

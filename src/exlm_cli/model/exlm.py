@@ -16,11 +16,11 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import HEAD_CHUNK_ROWS
 from exlm_cli.data.batch import Batch
 from exlm_cli.model.backbones import ForeignLMHead, build_encoder
-from exlm_cli.model.chain import ChainHead
+from exlm_cli.model.chain import ChainHead, zero_of
 from exlm_cli.model.encoder import draw_weights
 from exlm_cli.model.transition import TransitionHead
 from exlm_cli.ops.chain import Chain
-from exlm_cli.ops.classes import LMHeadOutput, StateStatistics, class_shares, state_statistics
+from exlm_cli.ops.classes import LMHeadOutput, class_shares, state_entropies
 from exlm_cli.ops.emissions import TokenStatistics, token_log_probs, token_statistics
 from exlm_cli.ops.precision import without_autocast
 
@@ -81,7 +81,10 @@ class ExlmModel(nn.Module):
         clone_embedding: The vector of each clone; None for an MLM, with `expand: input` and `alignment: chain`.
         transition: None for an MLM and with `alignment: independent` and `chain`.
         chain_head: None but with `alignment: chain`.
+        is_encoder_learning: Whether training moves the encoder.
     """
+
+    is_encoder_learning = True
 
     def __init__(self, recipe: PretrainRecipe, vocab_size: int) -> None:
         super().__init__()
@@ -129,10 +132,11 @@ class ExlmModel(nn.Module):
 
     def encode(self, batch: Batch, query_positions: Int64[Tensor, "B R"] | None = None) -> Float[Tensor, "B R D"]:
         """Return the encoder's state at every position that it reads, or at those in `query_positions`."""
-        states = self.encoder(
-            batch.token_ids, batch.is_token, positions=batch.positions, query_positions=query_positions
-        )
-        return cast(Tensor, states)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.is_encoder_learning):
+            states = self.encoder(
+                batch.token_ids, batch.is_token, positions=batch.positions, query_positions=query_positions
+            )
+        return cast(Tensor, states if self.is_encoder_learning else states + zero_of(self.encoder))
 
     def node_states(self, batch: Batch) -> NodeStates:
         """Return the states at BOS, the k states of each mask, and EOS."""
@@ -185,9 +189,8 @@ class ExlmModel(nn.Module):
         states_MD = nodes.gather_inner()
         target_M = batch.target_ids.flatten().index_select(0, batch.target_index)
         membership_VR, share_MRk = self.chain_head.membership(self.decoder_weight), self.chain_head.sort(states_MD)
-        log_prob_M, class_MR = class_shares(
-            self._lm_head_output(states_MD), membership_VR, target_M, chunk_rows=HEAD_CHUNK_ROWS
-        )
+        head = self.chain_output(nodes, batch)
+        log_prob_M, class_MR = class_shares(head, membership_VR, target_M, chunk_rows=HEAD_CHUNK_ROWS)
         with without_autocast(states_MD):
             log_size_Mk = torch.einsum("mr,mrk->mk", class_MR, share_MRk).log()
             of_target_Mk = torch.einsum("mr,mrk->mk", membership_VR.index_select(0, target_M), share_MRk)
@@ -196,15 +199,21 @@ class ExlmModel(nn.Module):
         log_next_BUkk = self.chain_head(nodes.states[:, 1:-1], batch.node_index[:, 1:-1], log_size_BTk)
         return Chain(log_size_BTk, log_next_BUkk, batch.scatter_targets(log_emit_Mk), batch.target_lengths)
 
-    def state_statistics(self, nodes: NodeStates) -> StateStatistics:
-        """Return entropy and most likely token of each state of each packed mask; only for `alignment: chain`."""
+    def state_entropies(self, nodes: NodeStates, batch: Batch) -> Float[Tensor, "M k"]:
+        """Return the entropies of each packed mask's states given the target before; only for `alignment: chain`."""
         assert self.chain_head is not None, "`alignment` is not chain"
-        states_MD = nodes.gather_inner()
-        membership_VR, share_MRk = self.chain_head.membership(self.decoder_weight), self.chain_head.sort(states_MD)
-        return state_statistics(self._lm_head_output(states_MD), membership_VR, share_MRk, chunk_rows=HEAD_CHUNK_ROWS)
+        membership_VR = self.chain_head.membership(self.decoder_weight)
+        share_MRk = self.chain_head.sort(nodes.gather_inner())
+        return state_entropies(self.chain_output(nodes, batch), membership_VR, share_MRk, chunk_rows=HEAD_CHUNK_ROWS)
 
-    def _lm_head_output(self, states_MD: Tensor) -> LMHeadOutput:
-        return LMHeadOutput(self.lm_head(states_MD), self.decoder_weight, self.decoder_bias)
+    def chain_output(self, nodes: NodeStates, batch: Batch) -> LMHeadOutput:
+        """Return the LM head's features at the packed masks, each given the target before; its decoder."""
+        assert self.chain_head is not None, "`alignment` is not chain"
+        token_BTD = F.embedding(batch.target_ids, self.decoder_weight)
+        change_BTD = self.chain_head.feature_changes(nodes.states[:, 1:-1], batch.node_index[:, 1:-1], token_BTD)
+        features_MD = self.lm_head(nodes.gather_inner())
+        change_MD = change_BTD.flatten(0, 1).index_select(0, batch.target_index)
+        return LMHeadOutput(features_MD + change_MD.to(features_MD.dtype), self.decoder_weight, self.decoder_bias)
 
     def log_transitions(self, nodes: NodeStates, batch: Batch) -> Float[Tensor, "B S S"]:
         """Return log E[v, u]; only for `alignment: dag` and `sparse_dag`."""

@@ -31,14 +31,6 @@ class LMHeadOutput(NamedTuple):
     bias: Float[Tensor, " V"]
 
 
-class StateStatistics(NamedTuple):
-    """Of each mask and state: entropy in nats, the most likely token, and the log-probability of that."""
-
-    entropy_nats: Float[Tensor, "M k"]
-    best_token: Int64[Tensor, "M k"]
-    best_log_prob: Float[Tensor, "M k"]
-
-
 def class_shares(
     head: LMHeadOutput, membership_VR: Float[Tensor, "V R"], token_ids_M: Int64[Tensor, " M"], *, chunk_rows: int
 ) -> tuple[Float[Tensor, " M"], Float[Tensor, "M R"]]:
@@ -58,10 +50,10 @@ def class_shares(
     return result
 
 
-def state_statistics(
+def state_entropies(
     head: LMHeadOutput, membership_VR: Float[Tensor, "V R"], states_MRk: Float[Tensor, "M R k"], *, chunk_rows: int
-) -> StateStatistics:
-    """Return entropy and most likely token of the states that classes are sorted into; float32, not differentiable.
+) -> Float[Tensor, "M k"]:
+    """Return the entropies, nats, of the states that classes are sorted into; float32, not differentiable.
 
     Args:
         head: Its logits are float32 also under autocast.
@@ -70,20 +62,15 @@ def state_statistics(
         chunk_rows: The most rows of a block.
     """
     num_states = states_MRk.shape[-1]
-    parts: list[StateStatistics] = []
+    entropy_Mk = states_MRk.new_empty((len(states_MRk), num_states))
     with torch.no_grad(), without_autocast(head.features):
         head = LMHeadOutput(*(tensor.float() for tensor in head))
         for rows in _blocks(head, max(1, chunk_rows // num_states), num_states):
             log_prob_NV = _logits(head, rows, torch.float32).log_softmax(-1)
             log_prob_NkV = log_prob_NV[:, None] + (states_MRk[rows].mT @ membership_VR.t()).log()
             log_prob_NkV = log_prob_NkV.log_softmax(-1)
-            best = log_prob_NkV.max(-1)
-            entropy_Nk = -torch.xlogy(prob_NkV := log_prob_NkV.exp(), prob_NkV).sum(-1)
-            parts.append(StateStatistics(entropy_Nk, best.indices, best.values))
-    if not parts:
-        empty = head.features.new_empty((0, num_states))
-        return StateStatistics(empty, empty.long(), empty)
-    return StateStatistics(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+            entropy_Mk[rows] = -torch.xlogy(prob_NkV := log_prob_NkV.exp(), prob_NkV).sum(-1)
+    return entropy_Mk
 
 
 class _ClassShares(torch.autograd.Function):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from scipy.special import entr
 from torch import Tensor
 from torch.nn.functional import one_hot
@@ -26,8 +26,7 @@ from exlm_cli.ops.alignment import (
     best_alignment,
     states_alignment_nll,
 )
-from exlm_cli.ops.chain import Chain, best_chain, chain_nll, chain_posterior, chain_prior
-from exlm_cli.ops.classes import StateStatistics
+from exlm_cli.ops.chain import Chain, chain_nll, chain_posterior
 from exlm_cli.ops.emissions import TokenStatistics
 from exlm_cli.ops.path_prior import own_mask_share, path_length_nll, token_nll
 from exlm_cli.progress import Progress
@@ -48,14 +47,16 @@ def evaluate_batch(model: ExlmModel, objective: Objective, batch: Batch) -> Sums
     """Score one batch without training.
 
     Mask accuracy decodes without seeing the targets: for a DAG, the best path with T nodes through each node's most
-    likely token. Entropy is that of the emitted distributions, for Repeated MLM over tokens whose copies are all masked
-    (App. E). The health of the DAG is that of the posterior over alignments given the true targets.
+    likely token; for a chain, each mask on its own. Entropy is that of the emitted distributions, for Repeated MLM over
+    tokens whose copies are all masked (App. E). The health of the DAG is that of the posterior over alignments given
+    the true targets.
     """
     nodes = model.node_states(batch)
     if model.chain_head is not None:
-        chain, of_states = model.chain(nodes, batch), model.state_statistics(nodes)
+        chain, entropy_Mk = model.chain(nodes, batch), model.state_entropies(nodes, batch)
+        own_nll_M, own_M = objective.mask_nll(model, nodes, batch), model.token_statistics(nodes).best_token
         with torch.autocast(chain.log_emit.device.type, enabled=False):
-            return _evaluate_chain(chain, of_states, batch)
+            return _evaluate_chain(chain, entropy_Mk, own_nll_M, own_M, batch)
     statistics = model.token_statistics(nodes)
     if model.transition is None:
         return _evaluate_masks(model, objective, nodes, statistics, batch)
@@ -82,7 +83,7 @@ def score_sequences(model: ExlmModel, objective: Objective, batch: Batch) -> Seq
     nodes = model.node_states(batch)
     if model.chain_head is not None:
         chain = model.chain(nodes, batch)
-        return SequenceScores(_token_nll_of_chain(chain, batch), chain_nll(chain))
+        return SequenceScores(batch.scatter_targets(objective.mask_nll(model, nodes, batch)), chain_nll(chain))
     if model.transition is None:
         token_nll_BT = batch.scatter_targets(objective.mask_nll(model, nodes, batch))
         return SequenceScores(token_nll_BT, token_nll_BT.sum(-1))
@@ -194,30 +195,30 @@ def _evaluate_dag(
     }
 
 
-def _evaluate_chain(chain: Chain, statistics: StateStatistics, batch: Batch) -> Sums:
+def _evaluate_chain(
+    chain: Chain,
+    entropy_Mk: Float[Tensor, "M k"],
+    own_nll_M: Float[Tensor, " M"],
+    own_token_M: Int64[Tensor, " M"],
+    batch: Batch,
+) -> Sums:
     nll_B = chain_nll(chain)
     has_targets_B, num_targets_B = batch.target_lengths > 0, batch.target_lengths.clamp(min=1)
-    independent_B = _token_nll_of_chain(chain, batch).sum(-1)
+    independent_B = batch.scatter_targets(own_nll_M).sum(-1)
     posterior = chain_posterior(chain)
     state_BTk = posterior.states
     log_score_B = _expected(state_BTk, chain.log_emit) + _expected(posterior.edges, chain.log_next)
     path_entropy_B = -nll_B - log_score_B - _expected(state_BTk[:, 0], chain.log_share[:, 0])
-
-    guess_BT = best_chain(chain._replace(log_emit=batch.scatter_targets(statistics.best_log_prob)))
-    token_BTk = batch.scatter_targets(statistics.best_token)
-    token_BT = token_BTk.gather(2, guess_BT.clamp(min=0)[..., None])[..., 0]
     is_mask_BT = is_target(batch)
-    is_correct_BT = (token_BT == batch.target_ids) & is_mask_BT
-
     surprise_BT = -torch.xlogy(state_BTk, state_BTk).sum(-1)
-    entropy_BT = (state_BTk * batch.scatter_targets(statistics.entropy_nats)).sum(-1)
+    entropy_BT = (state_BTk * batch.scatter_targets(entropy_Mk)).sum(-1)
     num_sequences, num_masks = int(has_targets_B.sum()), int(is_mask_BT.sum())
     loss = (_total((nll_B / num_targets_B)[has_targets_B]), num_sequences)
     return {
         "loss": loss,
         "loss_given_length": loss,
-        "mask_accuracy": (int(is_correct_BT.sum()), num_masks),
-        "entropy_bits": (_total(statistics.entropy_nats), statistics.entropy_nats.numel()),
+        "mask_accuracy": (int((own_token_M == batch.target_ids[is_mask_BT]).sum()), num_masks),
+        "entropy_bits": (_total(entropy_Mk), entropy_Mk.numel()),
         "num_sequences": (num_sequences,),
         "num_infeasible": (int((~has_targets_B).sum()),),
         "loss_independent": (_total((independent_B / num_targets_B)[has_targets_B]), num_sequences),
@@ -226,12 +227,6 @@ def _evaluate_chain(chain: Chain, statistics: StateStatistics, batch: Batch) -> 
         "clones_in_use": tuple(state_BTk.double().sum((0, 1)).tolist()),
         "path_entropy_bits": (_total(path_entropy_B[has_targets_B].clamp(min=0)), num_masks),
     }
-
-
-def _token_nll_of_chain(chain: Chain, batch: Batch) -> Float[Tensor, "B T"]:
-    """Return -log of each target's own probability, nats; 0 beyond `target_lengths`."""
-    nll_BT = -(chain_prior(chain) + chain.log_emit).logsumexp(-1)
-    return nll_BT.where(is_target(batch), 0.0)
 
 
 def _evaluate_masks(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from exlm_cli.config.sections import AlignmentBackend
 from exlm_cli.data.batch import Batch
-from exlm_cli.model.chain import BALANCE
+from exlm_cli.model.chain import BALANCE, zero_of
 from exlm_cli.model.exlm import ExlmModel, NodeStates
 from exlm_cli.ops.alignment import states_alignment_nll
 from exlm_cli.ops.chain import chain_nll, share_imbalance
@@ -44,7 +44,7 @@ class Objective:
         nodes = model.node_states(batch)
         if model.chain_head is not None:
             if model.training and not model.chain_head.is_learning:
-                return self.mean_mask_nll(self.mask_nll(model, nodes, batch), batch) + model.chain_head.no_loss()
+                return self.mean_mask_nll(self.mask_nll(model, nodes, batch), batch) + zero_of(model.chain_head)
             chain = model.chain(nodes, batch)
             nll_per_target = _per_target(chain_nll(chain), batch)
             return _with_penalty(nll_per_target, BALANCE * share_imbalance(chain)) if model.training else nll_per_target

@@ -54,7 +54,7 @@ def set_learning_rates(optimizer: torch.optim.Optimizer, step: int, optim: Optim
     """Set the learning rate of each group of `build_optimizer` for a step, counted from 0.
 
     The encoder's is scaled by `optim.encoder_lr_scale`, and zero until `optim.encoder_starts_at`; at zero AdamW moves
-    nothing, weight decay included, but gathers its moments.
+    nothing, weight decay included.
     """
     rate = learning_rate(step, optim, total_steps)
     has_begun = step >= optim.encoder_starts_at * total_steps

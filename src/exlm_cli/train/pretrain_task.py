@@ -82,7 +82,8 @@ class PretrainTask:
         )
 
     def begin_step(self, share_done: float) -> None:
-        """Fade the penalty on uneven visits of states; begin the DAG of a chain."""
+        """Fade the penalty on uneven visits of states; begin the DAG of a chain, and the encoder."""
+        self.model.is_encoder_learning = share_done >= self.recipe.optim.encoder_starts_at
         if self.model.chain_head is not None:
             self.model.chain_head.begin_step(share_done, self.model.decoder_weight)
         if self.model.transition is not None:
