@@ -348,7 +348,7 @@ class OptimConfig(StrictModel):
         0.0,
         ge=0,
         le=1,
-        description="Share of the steps in which the heads alone learn, before the encoder does; such a step costs less",
+        description="Share of the steps in which the heads alone learn, before the encoder does; these steps cost less",
     )
 
     @model_validator(mode="after")
