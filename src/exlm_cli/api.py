@@ -4,19 +4,21 @@ Axes: R rows, n columns of numbers.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from exlm_cli.config.tasks import GlueTaskConfig, SquadTaskConfig
 from exlm_cli.cost.meter import num_parameters
-from exlm_cli.dag.build import build_dag
+from exlm_cli.dag.build import dags_of_inputs
 from exlm_cli.dag.inspection import Inspection, inspect
+from exlm_cli.dag.read import MaskedText, read_masked, read_masked_rows
 from exlm_cli.dag.search import Length
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
@@ -42,6 +44,8 @@ from exlm_cli.train.pretrained import Pretrained, load_pretrained
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+Texts = list[str] | tuple[str, ...] | NDArray[Any]
+"""Texts in a list, an array or a Series, which has no types of its own."""
 MANY_MASKS = 32
 """The search for fillings of more masks takes seconds."""
 _TEXT_COLUMNS = ("predicted_class", "answer", "answers", "in_split", "problem")
@@ -55,6 +59,18 @@ class Filled(Inspection):
         from exlm_cli.dag.figures import render_graph
 
         return render_graph(self, ["svg"])["svg"].decode()
+
+
+class FilledRows(list[Filled | None]):
+    """What fills each text of a list, in order; None for a text that cannot be read.
+
+    Attributes:
+        problems: Why a text cannot be read; empty where it can.
+    """
+
+    def __init__(self, rows: Iterable[Filled | None], problems: tuple[str, ...]) -> None:
+        super().__init__(rows)
+        self.problems = problems
 
 
 @dataclass(frozen=True)
@@ -285,29 +301,28 @@ class Run:
     def fill(self, text: str, *, num_fillings: int = ..., num_top: int = ..., length: Length = ...) -> Filled: ...
 
     @overload
-    def fill(
-        self, text: list[str] | tuple[str, ...], *, num_fillings: int = ..., num_top: int = ..., length: Length = ...
-    ) -> list[Filled]: ...
+    def fill(self, text: Texts, *, num_fillings: int = ..., num_top: int = ..., length: Length = ...) -> FilledRows: ...
 
     def fill(
         self,
-        text: str | list[str] | tuple[str, ...],
+        text: str | Texts,
         *,
         num_fillings: int = 10,
         num_top: int = 3,
         length: Length = "exact",
-    ) -> Filled | list[Filled]:
+    ) -> Filled | FilledRows:
         """Fill the masks of a text, or of each of several, with a pre-trained run, jointly.
 
         Args:
-            text: Running text or SMILES, or a list of them; each "[MASK]" hides one token.
+            text: Running text or SMILES, or several in a list, array or Series; each "[MASK]" hides one token.
             num_fillings: Most probable fillings to find.
             num_top: Words of each node.
             length: `exact`: one token for each mask; `any`: also none or several.
 
         Returns:
-            The DAG with its fillings, best first: `n_best.fillings[0].text`, and `share(filling)` for probabilities; a
-            list of these for a list. The DAG of an MLM is a chain, whose masks are filled independently.
+            The DAG with its fillings, best first: `n_best.fillings[0].text`, and `share(filling)` for probabilities.
+            For several texts a list of these, with None for a text that cannot be read; its `problems` say why. The DAG
+            of an MLM is a chain, whose masks are filled independently.
 
         Raises:
             CheckpointError: The run is fine-tuned: it has no language model head any more.
@@ -334,17 +349,27 @@ class Run:
                 "those given one token for each mask",
                 "leave it out for `exact`",
             )
-        if not isinstance(text, str):
-            settings: dict[str, Any] = {"num_fillings": num_fillings, "num_top": num_top, "length": length}
-            return [self.fill(one, **settings) for (one,) in check_rows(text)]
-        dag = build_dag(pretrained, text, progress=self._progress)
-        if dag.num_masks > MANY_MASKS:
-            self._progress.message(
-                f"searching for the best joint fillings of {dag.num_masks} masks, up to a limit of work"
-            )
-        name = pretrained.name
-        found = inspect(dag, num_top=num_top, num_fillings=num_fillings, length=length, checkpoint=name)
-        return Filled(**vars(found))
+        settings: dict[str, Any] = {"num_top": num_top, "num_fillings": num_fillings, "length": length}
+        if isinstance(text, str):
+            (found,) = self._inspect([read_masked(pretrained, text)], settings, pretrained)
+            return found
+        masked, problems = read_masked_rows(pretrained, [one for (one,) in check_rows(text)])
+        filled = iter([*self._inspect([one for one in masked if one is not None], settings, pretrained)])
+        return FilledRows((None if one is None else next(filled) for one in masked), problems)
+
+    def _inspect(
+        self, inputs: Sequence[MaskedText], settings: Mapping[str, Any], pretrained: Pretrained
+    ) -> Iterator[Filled]:
+        for note in dict.fromkeys(note for one in inputs for note in one.notes):
+            self._progress.message(note)
+        with self._progress.bar("fillings", len(inputs)) as bar:
+            dags = dags_of_inputs(pretrained.model, pretrained.tokenizer, pretrained.recipe, inputs)
+            for number, dag in enumerate(dags, start=1):
+                if dag.num_masks > MANY_MASKS:
+                    searched = f"searching for the best joint fillings of {dag.num_masks} masks, up to a limit of work"
+                    self._progress.message(searched)
+                yield Filled(**vars(inspect(dag, **settings, checkpoint=pretrained.name)))
+                bar.update(number)
 
 
 def load(run: str | Path, *, device: str = "auto", progress: Progress | None = None) -> Run:
@@ -377,11 +402,11 @@ def check_rows(rows: object, num_texts: int = 1) -> list[tuple[str, ...]]:
     wanted = "a string" if num_texts == 1 else f"a tuple of {num_texts} strings"
     if isinstance(rows, str) and num_texts == 1:
         rows = [rows]
-    if isinstance(rows, str) or not isinstance(rows, Sequence | np.ndarray):
+    if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable) or getattr(rows, "ndim", 1) != 1:
         raise DataError(f"`rows` is {type(rows).__name__}, not a list", f"give a list, each row {wanted}")
     found = []
     for number, row in enumerate(rows, start=1):
-        texts = (row,) if isinstance(row, str) else tuple(row) if isinstance(row, tuple | list) else ()
+        texts = (str(row),) if isinstance(row, str) else tuple(row) if isinstance(row, tuple | list) else ()
         if len(texts) != num_texts or not all(isinstance(text, str) for text in texts):
             raise DataError(f"row {number} is {row!r}, not {wanted}", f"give a list, each row {wanted}")
         if not all(map(is_unicode, texts)):

@@ -109,7 +109,9 @@ def top_tokens(dag: Dag, n: int) -> list[list[NodeToken]]:
     nodes: list[list[NodeToken]] = [[] for _ in range(dag.num_nodes)]
     for node in range(1, dag.num_nodes - 1):
         log_probs = dag.node_log_probs[node]
-        best = np.argsort(-log_probs, kind="stable")[:n]
+        least = np.partition(log_probs, -n)[-n] if n < len(log_probs) else -np.inf
+        likely = np.flatnonzero(log_probs >= least)
+        best = likely[np.argsort(-log_probs[likely], kind="stable")[:n]]
         nodes[node] = [
             NodeToken(token_id, printable(dag.tokenizer.token_text(token_id)), float(np.exp(log_probs[token_id])))
             for token_id in best.tolist()

@@ -74,9 +74,11 @@ class SearchProblem:
 
     def prepare(self, tokens_per_node: int) -> None:
         """Choose the candidates, and bound what follows each node."""
-        self._choose_candidates(self._tokens_of_bound(tokens_per_node))
+        num_in_bound = self._tokens_of_bound(tokens_per_node)
+        self._choose_candidates(num_in_bound)
         self.log_rest = self._bound_what_follows()
-        self._choose_candidates(tokens_per_node)
+        if num_in_bound != tokens_per_node:
+            self._choose_candidates(tokens_per_node)
 
     def _choose_candidates(self, tokens_per_node: int) -> None:
         """Keep the best tokens of every node; all others of a group are bounded together by `floor`."""

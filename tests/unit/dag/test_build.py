@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from exlm_cli.dag.build import MAX_INNER_NODES, build_dag
+from exlm_cli.dag.build import build_dag
 from exlm_cli.dag.fillings import n_best_fillings
 from exlm_cli.dag.graph import Dag
+from exlm_cli.dag.read import MAX_INNER_NODES
 from exlm_cli.data.batch import expand
 from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.errors import DataError

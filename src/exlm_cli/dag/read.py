@@ -1,0 +1,133 @@
+"""Inputs with [MASK]s as a pre-trained model reads them: the words for a mask, checks, notes.
+
+Axis: L tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from exlm_cli.data import IntArray
+from exlm_cli.data.molecules import without_atom_maps
+from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.errors import DataError
+from exlm_cli.format import format_number_of, is_unicode, shorten
+from exlm_cli.train.pretrained import Pretrained
+
+MAX_INNER_NODES = 512
+"""Limit on the states of all masks: the time of the search for fillings grows with T * S^2."""
+
+
+@dataclass(frozen=True)
+class MaskedText:
+    """One input.
+
+    Attributes:
+        text: What the model reads, each mask as "[MASK]".
+        input_ids: (L,) tokens, [CLS], [MASK]s and [SEP] included.
+        notes: What a report says about the reading, such as tokens that the vocabulary lacks.
+    """
+
+    text: str
+    input_ids: IntArray
+    notes: tuple[str, ...] = ()
+
+
+def read_masked(pretrained: Pretrained, text: str) -> MaskedText:
+    """Return the tokens of a text with [MASK]s.
+
+    Args:
+        pretrained: The model that will read it.
+        text: Running text or SMILES; each "[MASK]" is one masked token. A SMILES with masks is no molecule, so it is
+            read as written, without atom-map numbers where the model was trained without them.
+
+    Raises:
+        DataError: The text is empty, has no [MASK] or is too long, or the model is a Repeated MLM.
+    """
+    tokenizer, recipe = pretrained.tokenizer, pretrained.recipe
+    _check_sentence(text, is_smiles=recipe.data.kind == "smiles")
+    if recipe.data.has_canonical_smiles:
+        text = without_atom_maps(text)
+    _require_single_tokens(pretrained)
+    input_ids, notes = _encode(tokenizer, text)
+    _check_size(pretrained, len(input_ids), int((input_ids == tokenizer.mask_id).sum()))
+    return MaskedText(text, input_ids, notes)
+
+
+def read_masked_rows(
+    pretrained: Pretrained, texts: Sequence[str]
+) -> tuple[tuple[MaskedText | None, ...], tuple[str, ...]]:
+    """Return the tokens of each text, None where it cannot be read, and why it cannot; empty where it can."""
+    found: list[MaskedText | None] = []
+    problems = []
+    for text in texts:
+        try:
+            found.append(read_masked(pretrained, text))
+            problems.append("")
+        except DataError as error:
+            found.append(None)
+            problems.append(error.message)
+    return tuple(found), tuple(problems)
+
+
+def _encode(tokenizer: Tokenizer, text: str) -> tuple[IntArray, tuple[str, ...]]:
+    """Return [CLS], the tokens of a text with its [MASK]s, and [SEP]; and notes on tokens that are unknown."""
+    ids = tokenizer.encode_with_masks(text.strip())
+    num_unknown = ids.count(tokenizer.unk_id)
+    notes: tuple[str, ...] = ()
+    if num_unknown:
+        counted = format_number_of(num_unknown, "token")
+        notes = (f"the model reads {counted} of the input as [UNK]: not in the vocabulary",)
+    return np.array([tokenizer.cls_id, *ids, tokenizer.sep_id]), notes
+
+
+def _require_single_tokens(pretrained: Pretrained) -> None:
+    num_repeats = pretrained.recipe.masking.num_repeats
+    if num_repeats > 1:
+        raise DataError(
+            f"{pretrained.checkpoint} is a Repeated MLM (`masking.num_repeats` {num_repeats}): it reads repeated text, "
+            "whose masks cannot be filled one by one",
+            "choose an ExLM or MLM with `--checkpoint RUN`",
+        )
+
+
+def _check_size(pretrained: Pretrained, num_tokens: int, num_masks: int) -> None:
+    recipe, k = pretrained.recipe, pretrained.model.num_states_per_mask
+    transition = recipe.model.transition
+    num_further = (k - 1) * num_masks if pretrained.model.expands_input else 0
+    max_inner = MAX_INNER_NODES
+    if transition.position_features:
+        max_inner = min(max_inner, transition.max_nodes - 2)
+    if k * num_masks > max_inner:
+        most = max_inner // k
+        if num_further:  # the sentence must fit into the model too
+            most = min(most, (recipe.model.max_length - num_tokens) // (k - 1))
+        raise DataError(
+            f"the sentence has {num_masks} masks of {k} states, {k * num_masks:,} nodes; an inspection with this model "
+            f"takes at most {max_inner:,}",
+            f"mask at most {most} tokens" if most > 0 else "shorten it",
+        )
+    expanded = num_tokens + num_further
+    if expanded > recipe.model.max_length:
+        raise DataError(
+            f"the sentence has {num_tokens} tokens, {expanded} with its masks expanded; the model takes "
+            f"{recipe.model.max_length}",
+            "shorten it",
+        )
+
+
+def _check_sentence(text: str, *, is_smiles: bool) -> None:
+    """Check that an input has something to predict.
+
+    Raises:
+        DataError: It is empty, has no [MASK], or contains a lone surrogate.
+    """
+    example = "c1ccc([MASK])cc1" if is_smiles else "This is [MASK], and I'm very [MASK] to see this."
+    hint = f'write [MASK] for each hidden token, as in: exlm inspect-dag "{example}"'
+    if not text.strip():
+        raise DataError("the sentence is empty", hint)
+    if not is_unicode(text):
+        raise DataError(f"{shorten(ascii(text), 60)} contains a lone surrogate", hint)
+    if "[MASK]" not in text:
+        raise DataError(f"there is no [MASK] in {shorten(text, 60)!r}", hint)
