@@ -20,8 +20,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = {
     "errors": 0, "progress": 0, "format": 0, "processes": 0, "paths": 1, "files": 1, "launch": 1, "run_dir": 1,
     "bundled_models": 1, "config": 2, "cost": 3, "data": 4, "ops": 5, "model": 6, "distributed": 7, "train": 8,
-    "workers": 9, "tasks": 10, "finetune": 11, "experiments": 12, "report": 13, "dag": 14, "export": 15, "api": 16,
-    "cli": 17, "__main__": 18,
+    "workers": 9, "tasks": 10, "finetune": 11, "experiments": 12, "report": 13, "dag": 14, "fill": 15, "export": 15,
+    "api": 16, "cli": 17, "__main__": 18,
 }  # fmt: skip
 
 LIGHT = (
@@ -120,6 +120,7 @@ def test_light_layers_import_no_torch_nor_what_imports_it():
         (["--version"], HEAVY, ""),
         (["pretrain", "--help"], HEAVY, ""),
         (["inspect-dag", "--help"], HEAVY, ""),
+        (["fill", "--help"], HEAVY, ""),
         (["pretrain", "--recipe", "text-base", "--dry-run"], ("torch",), "command: pretrain\n"),
     ],
 )

@@ -130,6 +130,20 @@ class Run:
         """The tokenizer that the model was trained with."""
         return self._loaded.tokenizer
 
+    @property
+    def pretrained(self) -> Pretrained:
+        """The model, its recipe and its checkpoint.
+
+        Raises:
+            CheckpointError: The run is fine-tuned: it has no language model head any more.
+        """
+        if isinstance(self._loaded, Finetuned):
+            raise CheckpointError(
+                f"{self.path} is a fine-tuned run, which fills no masks",
+                f"load the pre-trained run it began with: {self._loaded.results.init.checkpoint}",
+            )
+        return self._loaded
+
     @cached_property
     def encoder(self) -> RowEncoder:
         """The encoder that makes vectors; for a fine-tuned run, that of the seed with the best validation score."""
@@ -329,12 +343,7 @@ class Run:
             ConfigError: A number below 1, or another `length`; `any` for `alignment: independent` with several states.
             DataError: The text is empty, has no [MASK] or is too long, or the model is a Repeated MLM.
         """
-        pretrained = self._loaded
-        if isinstance(pretrained, Finetuned):
-            raise CheckpointError(
-                f"{self.path} is a fine-tuned run, which fills no masks",
-                f"load the pre-trained run it began with: {pretrained.results.init.checkpoint}",
-            )
+        pretrained = self.pretrained
         if num_fillings < 1 or num_top < 1:
             raise ConfigError(
                 f"`num_fillings={num_fillings}`, `num_top={num_top}`: accepted: 1 or more", "for example 10 and 3"

@@ -15,6 +15,7 @@ from exlm_cli.cli.commands.curves import curves
 from exlm_cli.cli.commands.doctor import doctor
 from exlm_cli.cli.commands.eval import evaluate
 from exlm_cli.cli.commands.export import export, push
+from exlm_cli.cli.commands.fill import fill
 from exlm_cli.cli.commands.finetune import finetune
 from exlm_cli.cli.commands.inspect_dag import inspect_dag
 from exlm_cli.cli.commands.predict import embed, predict
@@ -49,6 +50,7 @@ app.command()(predict)
 app.command()(embed)
 app.command()(export)
 app.command()(push)
+app.command()(fill)
 app.command("inspect-dag")(inspect_dag)
 app.command()(recipes)
 app.command()(curves)

@@ -104,6 +104,10 @@ SmilesColumnOption = Annotated[
     str | None, typer.Option("--smiles-column", metavar="NAME", help="Column with the SMILES.")
 ]
 TextColumnOption = Annotated[str | None, typer.Option("--text-column", metavar="NAME", help="Column with the text.")]
+KindOption = Annotated[
+    Literal["text", "smiles"] | None,
+    typer.Option("--kind", help="What the input is, where it cannot be inferred."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 

@@ -19,6 +19,8 @@ MAX_MASKS_DRAWN = 40
 WITHOUT_DAG = "Without the DAG, each [MASK] on its own"
 """Heading of the guess that stands below the joint fillings."""
 
+NOTE_ON_PROOF = "The search met its limit: more probable fillings may be missing from this list."
+
 _NOTHING = "–"
 
 
@@ -132,7 +134,7 @@ class Inspection:
         """Return a warning that the list of fillings may be incomplete, or nothing."""
         if self.n_best.is_proven:
             return ""
-        return "The search met its limit: more probable fillings may be missing from this list."
+        return NOTE_ON_PROOF
 
     def _num_tokens(self) -> str:
         return format_number_of(self.dag.num_masks, "token")

@@ -3,14 +3,17 @@
 Axis: L tokens.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from exlm_cli.data import IntArray
 from exlm_cli.data.molecules import without_atom_maps
-from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.data.rows.records import format_of
+from exlm_cli.data.tokenizer import MASK, mark_masks
 from exlm_cli.errors import DataError
 from exlm_cli.format import format_number_of, is_unicode, shorten
 from exlm_cli.train.pretrained import Pretrained
@@ -35,23 +38,26 @@ class MaskedText:
 
 
 def read_masked(pretrained: Pretrained, text: str) -> MaskedText:
-    """Return the tokens of a text with [MASK]s.
+    """Return the tokens of a text with masks.
 
     Args:
         pretrained: The model that will read it.
-        text: Running text or SMILES; each "[MASK]" is one masked token. A SMILES with masks is no molecule, so it is
-            read as written, without atom-map numbers where the model was trained without them.
+        text: Running text or SMILES; each "[MASK]" or "<mask>" is one masked token, and so is an open place of a
+            SMILES, `*` or `[*:1]`. A SMILES with masks is no molecule, so it is read as written, without atom-map
+            numbers where the model was trained without them.
 
     Raises:
-        DataError: The text is empty, has no [MASK] or is too long, or the model is a Repeated MLM.
+        DataError: The text is empty, is the name of a file, has no mask or is too long, the tokenizer needs blanks that
+            it lacks, or the model is a Repeated MLM.
     """
-    tokenizer, recipe = pretrained.tokenizer, pretrained.recipe
-    _check_sentence(text, is_smiles=recipe.data.kind == "smiles")
+    recipe, kind = pretrained.recipe, pretrained.recipe.data.kind
+    text = mark_masks(text, kind)
+    _check_sentence(text, is_smiles=kind == "smiles")
     if recipe.data.has_canonical_smiles:
         text = without_atom_maps(text)
     _require_single_tokens(pretrained)
-    input_ids, notes = _encode(tokenizer, text)
-    _check_size(pretrained, len(input_ids), int((input_ids == tokenizer.mask_id).sum()))
+    input_ids, notes = encode_masked(pretrained, text)
+    _check_size(pretrained, len(input_ids), int((input_ids == pretrained.tokenizer.mask_id).sum()))
     return MaskedText(text, input_ids, notes)
 
 
@@ -71,15 +77,27 @@ def read_masked_rows(
     return tuple(found), tuple(problems)
 
 
-def _encode(tokenizer: Tokenizer, text: str) -> tuple[IntArray, tuple[str, ...]]:
-    """Return [CLS], the tokens of a text with its [MASK]s, and [SEP]; and notes on tokens that are unknown."""
+def encode_masked(pretrained: Pretrained, text: str) -> tuple[IntArray, tuple[str, ...]]:
+    """Return [CLS], the tokens of a text with "[MASK]"s or without, and [SEP]; and notes on how it is read.
+
+    Raises:
+        DataError: The tokenizer knows its letters, but only with blanks between them.
+    """
+    tokenizer, most = pretrained.tokenizer, pretrained.recipe.data.sequence_length
     ids = tokenizer.encode_with_masks(text.strip())
-    num_unknown = ids.count(tokenizer.unk_id)
-    notes: tuple[str, ...] = ()
-    if num_unknown:
+    notes = []
+    if num_unknown := ids.count(tokenizer.unk_id):
+        spaced = " ".join(re.findall(rf"{re.escape(MASK)}|\S", text))
+        if tokenizer.kind == "text" and tokenizer.unk_id not in tokenizer.encode_with_masks(spaced):
+            raise DataError(
+                f"the model's tokenizer reads letters with blanks between them, which {shorten(text, 40)!r} lacks",
+                f"write it as {shorten(spaced, 40)!r}",
+            )
         counted = format_number_of(num_unknown, "token")
-        notes = (f"the model reads {counted} of the input as [UNK]: not in the vocabulary",)
-    return np.array([tokenizer.cls_id, *ids, tokenizer.sep_id]), notes
+        notes.append(f"the model reads {counted} of the input as [UNK]: not in the vocabulary")
+    if len(ids) + 2 > most:
+        notes.append(f"longer than the {most} tokens that the model was trained on, so it may fill masks poorly")
+    return np.array([tokenizer.cls_id, *ids, tokenizer.sep_id]), tuple(notes)
 
 
 def _require_single_tokens(pretrained: Pretrained) -> None:
@@ -121,13 +139,18 @@ def _check_sentence(text: str, *, is_smiles: bool) -> None:
     """Check that an input has something to predict.
 
     Raises:
-        DataError: It is empty, has no [MASK], or contains a lone surrogate.
+        DataError: It is empty or the name of a file, has no [MASK], or contains a lone surrogate.
     """
     example = "c1ccc([MASK])cc1" if is_smiles else "This is [MASK], and I'm very [MASK] to see this."
-    hint = f'write [MASK] for each hidden token, as in: exlm inspect-dag "{example}"'
+    hint = f'write [MASK] for each hidden token, as in "{example}"'
     if not text.strip():
         raise DataError("the sentence is empty", hint)
     if not is_unicode(text):
         raise DataError(f"{shorten(ascii(text), 60)} contains a lone surrogate", hint)
-    if "[MASK]" not in text:
+    if MASK not in text and format_of(Path(text)) is not None:
+        raise DataError(
+            f"{shorten(text, 60)!r} is the name of a file, not a text with a [MASK]",
+            "check its path: `exlm fill FILE` fills the masks of each row of a file that there is",
+        )
+    if MASK not in text:
         raise DataError(f"there is no [MASK] in {shorten(text, 60)!r}", hint)

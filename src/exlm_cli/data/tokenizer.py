@@ -42,6 +42,7 @@ _UNUSED = re.compile(r"\[unused\d+\]|madeupword\d+|<null_\d+>")
 _SPACE = " "
 _BLANKS = "\u0120\u010a\u010d\u0109\u2581"
 """What a byte-level BPE writes for space, line feed, carriage return and tab, and SentencePiece for a space."""
+_BRACKETS_OR_STAR, _OPEN_PLACE = re.compile(r"\[[^\]]*]|\*"), re.compile(r"\A(?:\*|\[\*(?::\d+)?])\Z")
 _TRAIN_HINT = "train one with `exlm tokenize`"
 
 
@@ -278,6 +279,12 @@ class Tokenizer:
             return f"<{token}>"
         shown = text.removeprefix(_SPACE) if text.strip() else text
         return printable(shown).replace(_SPACE, "\N{OPEN BOX}")
+
+
+def mark_masks(text: str, kind: RowKind) -> str:
+    """Return a text with "[MASK]" for each "<mask>" and, in SMILES, for each open place, `*` or `[*:1]`."""
+    text = text.replace("<mask>", MASK)
+    return text if kind == "text" else _BRACKETS_OR_STAR.sub(lambda found: _OPEN_PLACE.sub(MASK, found[0]), text)
 
 
 def read_backend(path: Path) -> tokenizers.Tokenizer:

@@ -3,29 +3,18 @@
 import hashlib
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from exlm_cli.cli.options import CheckpointOption, JsonOption, ScoringDeviceOption, parse_formats
+from exlm_cli.cli.options import CheckpointOption, JsonOption, KindOption, ScoringDeviceOption, parse_formats
 from exlm_cli.dag import FORMATS
 from exlm_cli.errors import ConfigError
-from exlm_cli.format import shorten
 from exlm_cli.paths import expand_path
-
-if TYPE_CHECKING:
-    from exlm_cli.config.pretrain import PretrainRecipe
-    from exlm_cli.config.tasks import InputKind
-    from exlm_cli.progress import Progress
-
 
 _ALL_FORMATS = ",".join(FORMATS)
 
 SentenceArgument = Annotated[str, typer.Argument(help="Text or SMILES in which each [MASK] hides a token.")]
-KindOption = Annotated[
-    Literal["text", "smiles"] | None,
-    typer.Option("--kind", help="What the input is, where it cannot be inferred."),
-]
 FolderOption = Annotated[
     Path | None,
     typer.Option("--out", "-o", metavar="DIR", parser=expand_path, help="Where files go; default: report/ of the run."),
@@ -59,25 +48,21 @@ def inspect_dag(
     terminal, pictures and tables to files.
     """
     from exlm_cli.cli import console
+    from exlm_cli.cli.masked import choose_run, require_kind, require_own_kind
 
-    wanted, input_kind = parse_formats(formats, FORMATS), kind or _kind_of(sentence)
+    wanted = parse_formats(formats, FORMATS)
     if out is not None and not wanted:
         raise ConfigError(f"`--out {out}` cannot be combined with `--format none`", "leave one of them out")
-    if checkpoint is None and input_kind is None:
-        raise ConfigError(
-            f"{shorten(sentence, 60)!r} could be text or SMILES", "say which with `--kind text` or `--kind smiles`"
-        )
+    input_kind = require_kind(sentence, checkpoint, kind)
     progress = console.open_progress()
-    run = _choose_run(checkpoint, input_kind, progress)
+    run = choose_run(checkpoint, input_kind, progress)
     from exlm_cli.api import MANY_MASKS, load
     from exlm_cli.dag.report import write_report
     from exlm_cli.dag.text import inspection_as_dict, render_terminal
     from exlm_cli.report.learned import warn_of_unlearned
 
     loaded = load(run, device=device, progress=progress)
-    if kind not in (None, loaded.encoder.kind):
-        own = "text" if loaded.encoder.kind == "text" else "SMILES"
-        raise ConfigError(f"`--kind {kind}`: {checkpoint} is a model of {own}", "leave one of the two options out")
+    require_own_kind(kind, loaded.encoder.kind, checkpoint)
     inspection = loaded.fill(sentence, num_fillings=n_best, num_top=top, length=length)
     if warning := warn_of_unlearned(Path(inspection.checkpoint), loaded.encoder.kind):
         progress.message(f"note: {warning}")
@@ -91,40 +76,6 @@ def inspect_dag(
     if files:
         console.emit_text("")
         console.emit_files(files)
-
-
-def _choose_run(checkpoint: Path | None, kind: "InputKind | None", progress: "Progress") -> Path:
-    """Return the run that was given, or the newest of a kind: an ExLM before an MLM, which has no DAG."""
-    from exlm_cli.cli.runs import choose_checkpoint
-
-    described = "SMILES run" if kind == "smiles" else "text run"
-
-    def fits(recipe: "PretrainRecipe") -> bool:
-        return recipe.data.kind == kind and recipe.masking.num_repeats == 1
-
-    return choose_checkpoint(
-        checkpoint,
-        {f"{described} of an ExLM": lambda recipe: fits(recipe) and recipe.objective == "exlm", described: fits},
-        recipe_to_make_one=f"quickstart-{kind}",
-        progress=progress,
-    )
-
-
-def _kind_of(sentence: str) -> "InputKind | None":
-    """Tell SMILES from text by its tokens; None: it could be either.
-
-    A full stop or question mark ends sentences, but no SMILES. A word of aromatic atoms without a ring or a bond is no
-    molecule, unless its masks hide these.
-    """
-    from exlm_cli.data.smiles import SMILES_PATTERN, SMILES_TOKEN
-
-    spelled = sentence.strip().replace("[MASK]", "*")
-    if re.fullmatch(f"(?:{SMILES_PATTERN})+(?<![.?])", spelled) is None:
-        return "text"
-    tokens = SMILES_TOKEN.findall(spelled.replace("*", ""))
-    has_atoms = any(token[0].isalpha() or token[0] == "[" for token in tokens)
-    is_word = all(map(str.isalpha, tokens)) and any(map(str.islower, tokens))
-    return "smiles" if has_atoms and not is_word else None
 
 
 def _default_folder(run: Path, sentence: str) -> Path:

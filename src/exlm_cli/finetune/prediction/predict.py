@@ -119,11 +119,11 @@ def predict(
     if explain is not None:
         require_molecules(finetuned)
     layout = layout_of(config)
-    usual = folder / f"predictions-{_stem(path)}{layout.suffix}"
+    usual = folder / f"predictions-{stem_of(path)}{layout.suffix}"
     notes_on_name: tuple[str, ...] = ()
     with contextlib.ExitStack() as stack:
         if out is None:
-            out = stack.enter_context(_own_file(usual, path))
+            out = stack.enter_context(own_file(usual, path))
             if out != usual:
                 notes_on_name = (f"{usual} is of another file, so these predictions are in {out.name}",)
         files = _output_files(config, layout, path, out)
@@ -160,8 +160,8 @@ def predict(
 
 
 @contextlib.contextmanager
-def _own_file(usual: Path, data: Path) -> Iterator[Path]:
-    """Yield the file for the predictions of `data`: the one that it had before, else `usual` or a free name like it.
+def own_file(usual: Path, data: Path) -> Iterator[Path]:
+    """Yield the file for the results of `data`: the one that it had before, else `usual` or a free name like it.
 
     A hidden file beside it, made before the work, has the path of `data`: so processes that run at once take different
     names. It goes if the work fails.
@@ -413,7 +413,7 @@ def refuse_overwriting(data: Path, *written: Path) -> None:
             raise ConfigError(f"`--out {written[0]}` would overwrite the input file {data}", "name another file")
 
 
-def _stem(path: Path) -> str:
+def stem_of(path: Path) -> str:
     """Return `dev-v2.0` of `dev-v2.0.json.gz`."""
     while path.suffix.lower() in (*COMPRESSIONS, *FORMATS):
         path = path.with_suffix("")

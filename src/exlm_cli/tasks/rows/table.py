@@ -108,8 +108,16 @@ class Table:
         return f"did you mean `{by_folded[close[0]]}`?" if close else ""
 
 
-def read_table(path: Path, *, bare: RowKind | None = None, has_literal_tsv: bool = False) -> Table:
+def read_table(
+    path: Path,
+    *,
+    bare: RowKind | None = None,
+    has_literal_tsv: bool = False,
+    formats: Sequence[str] = TABLE_FORMATS,
+) -> Table:
     """Read a whole `.csv` or `.tsv`, also `.gz`; empty lines are skipped, and cells may be quoted.
+
+    Cells of other `formats` are written as text; null is an empty one.
 
     With `bare`, files of lines such as `.txt` and `.smi` are tables of this one column. For "smiles" it has the first
     word of each line, and a column `name` the rest, if any. `has_literal_tsv`: quotes in a TSV are part of its cells.
@@ -120,7 +128,7 @@ def read_table(path: Path, *, bare: RowKind | None = None, has_literal_tsv: bool
     """
     columns: dict[str, list[str]] = {}
     lines: list[int] = []
-    for record in iter_records(path, formats=TABLE_FORMATS, bare=bare, has_literal_tsv=has_literal_tsv):
+    for record in iter_records(path, formats=formats, bare=bare, has_literal_tsv=has_literal_tsv):
         if record.problem is not None:
             hint = "give each row as many cells as the header has; a cell that holds the delimiter must be quoted"
             if not lines and record.problem.startswith(f"the row has {len(record.values) + 1} cells"):
@@ -128,7 +136,7 @@ def read_table(path: Path, *, bare: RowKind | None = None, has_literal_tsv: bool
             raise DataError(f"{record.where}: {record.problem}", hint)
         lines.append(record.number)
         for name, cell in record.values.items():
-            columns.setdefault(name, []).append(cell)
+            columns.setdefault(name, []).append(cell if isinstance(cell, str) else "" if cell is None else str(cell))
     is_list = format_of(path) in LINE_FORMATS
     if is_list and not any(columns.get("name", ())):
         columns.pop("name", None)
@@ -246,6 +254,37 @@ def usable_rows(table: Table, inputs: tuple[str, ...], config: RowTaskConfig, pr
     return replace(rows, notes=(*notes, *rows.notes))
 
 
+def read_input_column(
+    path: Path,
+    kind: InputKind,
+    *,
+    column: str | None = None,
+    usual_column: str | None = None,
+    has_literal_tsv: bool = False,
+    formats: Sequence[str] = TABLE_FORMATS,
+) -> tuple[Table, tuple[str, ...], tuple[str, ...]]:
+    """Return a table that a model is applied to, its texts or SMILES, and notes; also of lines (.txt, .smi).
+
+    Args:
+        column: Column of the text or SMILES, as the user names it.
+        usual_column: Column to read if the user names none and the file has it; else one with a usual name is read.
+        has_literal_tsv, formats: As for `read_table`.
+
+    Raises:
+        DataError: The file or its column cannot be read.
+    """
+    table = read_table(path, bare=kind, has_literal_tsv=has_literal_tsv, formats=formats)
+    notes: tuple[str, ...] = ()
+    if column is None and usual_column in table.columns:
+        column = usual_column
+    if column is None:
+        column = ColumnChoice(kind, is_of_task=True).choose(str(path), list(table.columns))
+        if usual_column is not None and format_of(path) not in LINE_FORMATS:
+            notes = (f"read the column `{column}`: {path.name} has no `{usual_column}`, which the run was trained on",)
+    inputs = table.column(column, f"choose one with `--{kind}-column NAME`")
+    return table, tuple(text.strip() for text in inputs), notes
+
+
 def read_input_rows(
     path: Path,
     kind: InputKind,
@@ -256,27 +295,19 @@ def read_input_rows(
     has_literal_tsv: bool = False,
     reads_parents: bool = False,
 ) -> InputRows:
-    """Read a table that a model is applied to, or lines of text or SMILES (.txt, .smi); no row is left out.
+    """Read rows that a model is applied to; no row is left out.
 
     Args:
-        column: Column of the text or SMILES, as the user names it.
-        usual_column: Column to read if the user names none and the file has it; else one with a usual name is read.
-        has_literal_tsv: Quotes in a TSV are part of its cells.
+        column, usual_column, has_literal_tsv: As for `read_input_column`.
         reads_parents: Read the parent of each molecule instead of the molecule.
 
     Raises:
         DataError: The file or its column cannot be read.
     """
-    table = read_table(path, bare=kind, has_literal_tsv=has_literal_tsv)
-    notes: tuple[str, ...] = ()
-    if column is None and usual_column in table.columns:
-        column = usual_column
-    if column is None:
-        column = ColumnChoice(kind, is_of_task=True).choose(str(path), list(table.columns))
-        if usual_column is not None and format_of(path) not in LINE_FORMATS:
-            notes = (f"read the column `{column}`: {path.name} has no `{usual_column}`, which the run was trained on",)
-    inputs = table.column(column, f"choose one with `--{kind}-column NAME`")
-    rows = _read_rows(table, tuple(text.strip() for text in inputs), kind, progress, reads_parents=reads_parents)
+    table, inputs, notes = read_input_column(
+        path, kind, column=column, usual_column=usual_column, has_literal_tsv=has_literal_tsv
+    )
+    rows = _read_rows(table, inputs, kind, progress, reads_parents=reads_parents)
     return replace(rows, notes=(*notes, *rows.notes))
 
 

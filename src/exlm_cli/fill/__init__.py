@@ -1,0 +1,1 @@
+"""Masks of many rows, filled and scored with a pre-trained model: `exlm fill`."""

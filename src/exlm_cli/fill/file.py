@@ -1,0 +1,151 @@
+"""Files of rows with masks: reading them, and the table of their fillings."""
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from exlm_cli.dag.inspection import NOTE_ON_PROOF
+from exlm_cli.dag.read import read_masked
+from exlm_cli.errors import ConfigError, DataError
+from exlm_cli.files import csv_bytes, folder_for_results, write_atomically
+from exlm_cli.fill.engine import FilledRow, FillSettings, Line, fill_texts
+from exlm_cli.finetune.prediction.predict import own_file, refuse_overwriting, stem_of
+from exlm_cli.format import format_percent, format_plain
+from exlm_cli.progress import Progress, SilentProgress
+from exlm_cli.report.tables import ReportTable
+from exlm_cli.tasks.base import PredictionSummary
+from exlm_cli.tasks.rows.table import TABLE_FORMATS, Table, read_input_column
+from exlm_cli.train.pretrained import Pretrained
+
+FILLED_FORMATS = (*TABLE_FORMATS, ".parquet")
+COLUMNS = ("rank", "filling", "filled", "probability", "probability_alone", "proven", "problem")
+"""Columns behind those of the file."""
+
+
+def fill_file(
+    pretrained: Pretrained,
+    path: Path,
+    out: Path | None,
+    *,
+    folder: Path,
+    column: str | None = None,
+    settings: FillSettings,
+    progress: Progress,
+) -> PredictionSummary:
+    """Fill the masks of each row of a file, and write a CSV whose lines are fillings, row after row, best first.
+
+    Args:
+        path: CSV, TSV or Parquet, also .gz, or lines of text or SMILES (.txt, .smi).
+        out: The CSV; None: `fillings-<name of the file>` in `folder`, or with a number after it where another file of
+            that name has it.
+        folder: Folder of the CSV without `out`.
+        column: Column of the text or SMILES; None: the one that the run was trained on, else one with a usual name.
+
+    Raises:
+        ConfigError: `out` is no CSV, or the input file.
+        DataError: The file or its column cannot be read.
+        CheckpointError: The CSV cannot be written.
+    """
+    _check_name(out)
+    data = pretrained.recipe.data
+    with contextlib.ExitStack() as stack:
+        if out is None:
+            out = stack.enter_context(own_file(folder / f"fillings-{stem_of(path)}.csv", path))
+        refuse_overwriting(path, out)
+        stack.enter_context(folder_for_results(out.parent, out))
+        table, texts, notes = read_input_column(
+            path, data.kind, column=column, usual_column=data.column, formats=FILLED_FORMATS
+        )
+        rows = list(fill_texts(pretrained, texts, settings, progress))
+        content, notes_on_table = _as_csv(table, rows)
+        write_atomically(out, content)
+    num_unreadable = sum(bool(row.problem) for row in rows)
+    return PredictionSummary(
+        (out,), len(rows), num_unreadable, {}, (*notes, *_notes_on_rows(table, rows), *notes_on_table)
+    )
+
+
+def fill_one(
+    pretrained: Pretrained, text: str, out: Path | None, settings: FillSettings
+) -> tuple[FilledRow, tuple[Path, ...]]:
+    """Fill the masks of one text, and write the CSV if one is asked for; return the fillings and the files.
+
+    Raises:
+        DataError: The text cannot be filled.
+        ConfigError, CheckpointError: As for `fill_file`.
+    """
+    _check_name(out)
+    with contextlib.nullcontext() if out is None else folder_for_results(out.parent, out):
+        read_masked(pretrained, text)  # its error has a hint
+        (row,) = fill_texts(pretrained, [text], settings, SilentProgress())
+        if row.problem:
+            raise DataError(row.problem, "change the text, or choose another model with `--checkpoint RUN`")
+        files = () if out is None else (out,)
+        for path in files:
+            write_atomically(path, _as_csv(Table(path, {}, (1,)), [row])[0])
+    return row, files
+
+
+def fillings_table(row: FilledRow, title: str) -> ReportTable:
+    """Return the fillings of one text for the terminal."""
+    columns = ("rank", "filling", "filled", "probability", "alone")
+    entries = tuple(
+        (
+            str(rank),
+            line.filling,
+            line.filled,
+            *map(format_percent, (math.exp(line.log_prob), math.exp(line.log_prob_alone))),
+        )
+        for rank, line in enumerate(row.lines, start=1)
+    )
+    notes = () if all(line.is_proven for line in row.lines) else (NOTE_ON_PROOF,)
+    return ReportTable("fillings", title, columns, (entries,), notes, num_keys=3)
+
+
+def _check_name(out: Path | None) -> None:
+    if out is not None and out.suffix.lower() != ".csv":
+        raise ConfigError(f"`--out {out}`: fillings are a .csv file", f"give `--out {out.stem}.csv`")
+
+
+def line_values(rank: int, line: Line) -> dict[str, object]:
+    """Return the values of one filling by column."""
+    return {
+        "rank": rank,
+        "filling": line.filling,
+        "filled": line.filled,
+        "probability": math.exp(line.log_prob),
+        "probability_alone": math.exp(line.log_prob_alone),
+        "proven": line.is_proven,
+    }
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return format_plain(value) if isinstance(value, float) else str(value)
+
+
+def _as_csv(table: Table, rows: Sequence[FilledRow]) -> tuple[bytes, tuple[str, ...]]:
+    """Return the CSV, and a note on columns of the table that ours replace."""
+    own = [name for name in table.columns if name not in COLUMNS]
+    replaced = [f"`{name}`" for name in table.columns if name in COLUMNS]
+    notes = (f"fillings replace the table's own columns {', '.join(replaced)}",) if replaced else ()
+
+    def lines() -> Iterator[Sequence[str]]:
+        for number, row in enumerate(rows):
+            cells = [table.columns[name][number] for name in own]
+            found = [line_values(rank, line) for rank, line in enumerate(row.lines, start=1)] or [{}]
+            for line in found:
+                yield [*cells, *(_cell(line.get(name, "")) for name in COLUMNS[:-1]), row.problem]
+
+    return csv_bytes([*own, *COLUMNS], lines()), notes
+
+
+def _notes_on_rows(table: Table, rows: Sequence[FilledRow]) -> list[str]:
+    """Return what is to be said of rows, each note once with the places of its rows."""
+    places: dict[str, list[int]] = {}
+    for number, row in enumerate(rows):
+        for note in row.notes:
+            places.setdefault(note, []).append(number)
+    return [f"{note}: {table.short_places(numbers)}" for note, numbers in places.items()]
