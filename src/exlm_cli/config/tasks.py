@@ -18,6 +18,8 @@ MISSING_VALUES: Final = ("na", "n/a", "nan", "null", "none", "-")
 """Words that say that a label is missing, in any case."""
 
 _DEFAULT_SPLIT: Final = "scaffold"
+SEEDED_SPLITS = ("random", "scaffold-balanced")
+"""Those that `task.split_seed` changes."""
 
 
 class TrainFile(StrictModel):
@@ -148,7 +150,7 @@ class RowTaskConfig(TaskSection):
     @property
     def is_split_by_seed(self) -> bool:
         """Whether another `split_seed` gives another split."""
-        return self.split in ("random", "scaffold-balanced")
+        return self.split in SEEDED_SPLITS
 
     @property
     def is_split_by_scaffold(self) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from exlm_cli.config.sections import OneOrRange
+from exlm_cli.config.tasks import SEEDED_SPLITS
 from exlm_cli.data import IntArray
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import JsonModel, absent_if_none, read_json
@@ -140,11 +141,13 @@ class Predictors(JsonModel):
         baselines: The baseline that is better there, as `model` in `scores.csv`, the first of equals; of each split of
             the rows.
         valid: Score there by the selection metric, mean over the splits; None where it is not defined.
-        best: The first of equals; the model where no score is defined.
+        num_telling: Validation rows that tell one from another (`metrics.count_telling_rows`), of all splits.
+        best: The first of equals; the model where no score is defined; `both` where too few rows tell.
     """
 
     baselines: tuple[str, ...] = Field(min_length=1)
     valid: dict[Predictor, float | None]
+    num_telling: int = Field(ge=0)
     best: Predictor
 
     @property
@@ -167,7 +170,7 @@ class RunResults(JsonModel):
     Attributes:
         loss: How outputs become a loss (`tasks.base.Loss`).
         split_seeds: `task.split_seed` of each split of the rows; `split`, `split_sizes`, `split_sha256`, `best_seed`,
-            `grid_best`, `no_answer_threshold` and `rows_interval` are of the first one.
+            `grid_best` and `no_answer_threshold` are of the first one.
         points: Label of the grid point of each split that is reported, and predicts.
         split_sha256: Hash of the row numbers of every part.
         labels_sha256: As in `tasks.base.DownstreamTask`.
@@ -178,10 +181,11 @@ class RunResults(JsonModel):
         notes: Caveats; one that not all splits share names its split.
         grid_best, grid: The point that is reported, and all points; None and empty without a grid.
         no_answer_threshold: Median over the seeds of what SQuAD's `f1_threshold` is; absent for other tasks.
-        rows_interval: Of the mean prediction's score by the selection metric, over the rows of the scored split; absent
-            for metrics that are not resampled.
+        rows_interval: Of the mean prediction's score by the selection metric, over the rows of the scored part; of
+            several splits, of their mean, each row drawn within its split. Absent where there are too few rows, and for
+            metrics that are not resampled.
         comparison, predictors: Present where a baseline was scored.
-        split_intervals: Of each metric of the scored part, over splits; empty for a single one.
+        split_intervals: Of each metric of the scored part, over splits; empty for one or two.
         verdict: What the scores say, in sentences.
     """
 
@@ -239,6 +243,18 @@ class RunResults(JsonModel):
             changed = {"split_seeds": (seed,), "points": (self.points[index],), "predictors": predictors}
             found.append(self.model_copy(update=changed))
         return found
+
+    @property
+    def split_words(self) -> str:
+        """How the rows were split, as pages and pictures say it: `scaffold split`, `random split 0`, `5 random splits`.
+
+        The number is `task.split_seed`, of a split that has one.
+        """
+        named = {"files": "split by files", "column": "split by a column", "file": "split by a file"}
+        if len(self.split_seeds) > 1:
+            return f"{len(self.split_seeds)} {self.split} splits"
+        number = f" {self.split_seeds[0]}" if self.split in SEEDED_SPLITS else ""
+        return named.get(self.split, f"{self.split} split{number}")
 
     @property
     def predictor(self) -> Predictor:

@@ -16,7 +16,7 @@ from exlm_cli.format import format_number_of, name_some
 from exlm_cli.tasks.base import FloatArray, Loss, SeedOutputs
 
 FEW_ROWS = 10
-"""With fewer rows of a class, one row moves ROC-AUC and average precision a lot."""
+"""With fewer rows of a class, one row moves ROC-AUC and average precision a lot; with fewer values, RMSE."""
 
 _THRESHOLD = 0.5
 _CONSTANT_SHARE = 0.01
@@ -249,6 +249,19 @@ def describe_rare_classes(loss: Loss, targets_NC: FloatArray, names: Sequence[st
             for name, positive, negative in zip(names, positives, negatives, strict=True)
         ]
     return [f"{name} has {format_number_of(count, row)}" for count, name, row in found if 0 < count < FEW_ROWS]
+
+
+def count_telling_rows(loss: Loss, targets_NC: FloatArray) -> int:
+    """Return how many rows can tell one model from another: known values, or rows of any class but the commonest.
+
+    Of several columns, it is that with the most.
+    """
+    found = [0]
+    for target_N in targets_NC.T:
+        known = target_N[~np.isnan(target_N)]
+        common = 0 if loss == "regression" else max(np.unique(known, return_counts=True)[1], default=0)
+        found.append(len(known) - int(common))
+    return max(found)
 
 
 def _mean_of_defined(values: Iterable[float]) -> float:

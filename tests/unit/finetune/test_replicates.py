@@ -69,10 +69,8 @@ def test_a_split_is_trained_and_scored_as_in_a_run_of_its_own(text_model, tmp_pa
     for seed, of_split in enumerate(alone):
         for note in of_split.results.notes:
             assert note in results.notes or f"split {seed}: {note}" in results.notes
-    mean = whole.scores.average("test", "accuracy").mean
-    interval = results.split_intervals["accuracy"]
-    assert interval.low <= mean <= interval.high
-    assert (interval.over, interval.num, alone[0].results.split_intervals) == ("splits", 2, {})
+    assert results.rows_interval is None, "eight test rows are too few"
+    assert any("has no 95 % interval over rows" in note for note in results.notes)
 
 
 def test_a_split_without_rows_is_refused_before_any_is_trained(text_model, tmp_path, monkeypatch):

@@ -72,7 +72,7 @@ def test_rows_left_out_are_all_listed_beside_the_results(text_model, tmp_path):
     task = WordTask()
     task.skipped = tuple(SkippedRow("a.csv", str(n), f"a.csv:{n}", "C1, \ud83d", "no molecule") for n in range(2, 32))
     results = run_tiny(text_model, tmp_path / "run", task, **ONE_EPOCH).results
-    assert results.notes[-1] == "rejected.csv lists what was left out, 30 rows, with reasons"
+    assert results.notes[-2] == "rejected.csv lists what was left out, 30 rows, with reasons"
     with (tmp_path / "run/rejected.csv").open(encoding="utf-8", newline="") as file:
         header, *rows = csv.reader(file)
     assert header == ["file", "row", "reason", "text"]
@@ -366,14 +366,14 @@ def test_best_weights_altered_before_they_are_scored_are_refused(text_model, tmp
 
 
 def test_only_the_matched_rows_of_mnli_have_the_interval(text_model, tmp_path):
-    """Both development sets have each class four times."""
-    write_glue(tmp_path, "mnli", copies=4)
+    """Both development sets have each class six times."""
+    write_glue(tmp_path, "mnli", copies=6)
     task = {"name": "glue/mnli", "data_dir": str(tmp_path), "sequence_length": 24}
     recipe = finetune_recipe(task=task, seeds=[1], train={"max_epochs": 1, "microbatch_tokens": 2048})
     results = run_finetuning(recipe, checkpoint=text_model, out=tmp_path / "run").results
-    assert results.split_sizes["valid"] == 24
+    assert results.split_sizes["valid"] == 36
     assert results.rows_interval is not None
-    assert results.rows_interval.num == 12
+    assert results.rows_interval.num == 18
 
 
 def test_an_encoder_without_a_checkpoint_makes_its_tokenizer_of_the_training_rows(tmp_path):

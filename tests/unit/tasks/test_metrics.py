@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from exlm_cli.tasks.metrics import (
+    count_telling_rows,
     describe_constant,
     describe_rare_classes,
     describe_unscorable,
@@ -167,3 +168,18 @@ def test_the_same_answer_for_every_row_is_told_where_the_truth_differs(loss, pre
     names = ("a", "b") if loss == "classes" else ("a",)
     said = describe_constant(loss, np.array(predicted), np.array(truth, dtype=float), names)
     assert bool(said) == is_same
+
+
+@pytest.mark.parametrize(
+    ("loss", "targets", "num"),
+    [
+        ("binary", [[1], [0], [0], [NAN], [0]], 1),
+        ("binary", [[1, 0], [0, 0], [1, NAN], [0, 0]], 2),
+        ("classes", [[0], [0], [0], [1], [2]], 2),
+        ("regression", [[1.5, NAN], [1.5, 2.0], [2.5, NAN]], 3),
+        ("binary", [[NAN], [NAN]], 0),
+    ],
+)
+def test_rows_that_tell_models_apart_are_values_or_not_of_the_commonest_class(loss, targets, num):
+    """Of several labels, those of the label with the most; a model that says one class is right on all others."""
+    assert count_telling_rows(loss, np.array(targets, dtype=float)) == num

@@ -20,6 +20,8 @@ NUM_RESAMPLES = 2000
 """Tables of more than ten labels have fewer, as each resample is scored once for every label."""
 RESAMPLED_METRICS = ("roc_auc", "accuracy", "matthews_corrcoef", "rmse", "standardised_rmse", "spearmanr")
 """What the bootstrap knows: every metric that chooses an epoch of a table or of GLUE."""
+MIN_VALUES = 3
+"""With fewer seeds or splits there is no interval over them."""
 _RARE = 30
 """With fewer rows of a class, each resample keeps the number of rows of every class."""
 _CELLS = 4_000_000
@@ -40,12 +42,12 @@ def mean_interval(values: Sequence[float], bounds: Bounds, overlap: float = 0.0)
             with o = test rows / training rows the interval is that of Nadeau and Bengio (2003).
 
     Returns:
-        None for fewer than two values.
+        None for fewer than three values: the interval of two is 12.7 standard errors to either side.
     """
     from scipy import stats
 
     known, num = np.array(values), len(values)
-    if num < 2:
+    if num < MIN_VALUES:
         return None
     half = stats.t.ppf(0.975, num - 1) * known.std(ddof=1) * math.sqrt(1 / num + overlap)
     low, high = (float(np.clip(known.mean() + side * half, *bounds)) for side in (-1, 1))
@@ -75,6 +77,7 @@ def resample_scores(
     scale_C: FloatArray | None = None,
     *,
     num_resamples: int | None = None,
+    seed: int = 0,
 ) -> FloatArray:
     """Return (M, B) scores of the models on resamples of the rows, drawn with replacement, the same for all models.
 
@@ -88,6 +91,7 @@ def resample_scores(
         targets_NC: NaN where missing; (N, 1) class index for `classes`.
         scale_C: Standard deviations of the training targets of a regression.
         num_resamples: B; None: `NUM_RESAMPLES`, or fewer for many labels.
+        seed: Of the draws; rows of two splits are drawn independently.
     """
     from scipy.stats import ConstantInputWarning, DegenerateDataWarning, NearConstantInputWarning, bootstrap
 
@@ -111,7 +115,7 @@ def resample_scores(
         for kind in (DegenerateDataWarning, ConstantInputWarning, NearConstantInputWarning):
             warnings.simplefilter("ignore", kind)
         warnings.filterwarnings("ignore", "Mean of empty slice", RuntimeWarning)
-        found = bootstrap(drawn, score, n_resamples=num, batch=batch, method="percentile", vectorized=True, rng=0)
+        found = bootstrap(drawn, score, n_resamples=num, batch=batch, method="percentile", vectorized=True, rng=seed)
     return np.asarray(found.bootstrap_distribution)
 
 

@@ -72,7 +72,7 @@ from exlm_cli.format import name_some, printable
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import update_run_json
 from exlm_cli.tasks.base import FloatArray, SeedOutputs, Split
-from exlm_cli.tasks.metrics import FEW_ROWS, describe_rare_classes, target_scale
+from exlm_cli.tasks.metrics import FEW_ROWS, count_telling_rows, describe_rare_classes, target_scale
 from exlm_cli.tasks.rows.splits import split_fingerprint
 from exlm_cli.tasks.rows.task import RowTask, name_columns
 
@@ -106,9 +106,10 @@ def score_run(plan: RunPlan, best: Mapping[int, GridPoint], progress: Progress) 
     outcomes = [_score_split(plan, split, best[split.seed], progress) for split in plan.splits]
     splits, scores = [one.results for one in outcomes], join_scores([one.scores for one in outcomes])
     folder, results = plan.folder, join_splits([one.results for one in outcomes], scores)
-    resampled = _resample(outcomes[0], scores) if len(outcomes) == 1 else None
+    resampled, notes = _resample(outcomes, scores)
     comparison = compare(splits, scores, resampled)
     concluded = {
+        "notes": (*results.notes, *notes),
         "rows_interval": None if resampled is None else resampled.interval,
         "comparison": comparison,
         "predictors": choose_predictor(splits, scores),
@@ -125,18 +126,28 @@ def score_run(plan: RunPlan, best: Mapping[int, GridPoint], progress: Progress) 
     return results
 
 
-def _resample(one: SplitOutcome, scores: RunScores) -> Resampled | None:
-    """Return scores of the model and its baseline on resampled rows; None for metrics that are not resampled."""
-    results, data = one.results, one.plan.data
-    if results.loss == "span" or results.selection_metric not in RESAMPLED_METRICS:
-        return None
-    part, baseline = results.scored_split, better_baseline(scores, results)
+def _resample(outcomes: Sequence[SplitOutcome], scores: RunScores) -> tuple[Resampled | None, list[str]]:
+    """Return scores of the model and its baseline on resampled rows, each split's own, and notes.
+
+    They are None for metrics that are not resampled, and, with a note, where too few rows tell one from the other.
+    """
+    results = outcomes[0].results
+    metric, loss, part = results.selection_metric, results.loss, results.scored_split
+    if loss == "span" or metric not in RESAMPLED_METRICS:
+        return None, []
+    targets = [one.plan.data.scored[part].scored_targets for one in outcomes]
+    if count_telling_rows(loss, np.concatenate(targets)) < FEW_ROWS:
+        of = "rows" if loss == "regression" else "rows of the rarer class"
+        return None, [f"{part}: with fewer than {FEW_ROWS} {of}, {metric} has no 95 % interval over rows"]
+    baseline = better_baseline(scores, results)
     names = [MODEL, *([] if baseline is None else [baseline])]
-    targets_NC = data.scored[part].scored_targets
-    predicted = [one.predicted[name][part].mean(axis=0)[: len(targets_NC)] for name in names]
-    scale_C = target_scale(data.train.targets)[1] if results.loss == "regression" else None
-    found = resample_scores(results.selection_metric, results.loss, predicted, targets_NC, scale_C)
-    return Resampled(dict(zip(names, found, strict=True)), len(targets_NC))
+    drawn = []
+    for number, (one, targets_NC) in enumerate(zip(outcomes, targets, strict=True)):
+        predicted = [one.predicted[name][part].mean(axis=0)[: len(targets_NC)] for name in names]
+        scale_C = target_scale(one.plan.data.train.targets)[1] if loss == "regression" else None
+        drawn.append(resample_scores(metric, loss, predicted, targets_NC, scale_C, seed=number))
+    mean_MB = sum(drawn[1:], drawn[0]) / len(drawn)
+    return Resampled(dict(zip(names, mean_MB, strict=True)), sum(map(len, targets))), []
 
 
 def calibrate_run(outcomes: Sequence[SplitOutcome], predictor: Predictor) -> Calibration:
@@ -230,7 +241,8 @@ def _score_split(plan: RunPlan, split: SplitPlan, best: GridPoint, progress: Pro
         rows += _score(split, BOTH, NO_GRID, predicted[BOTH], dict(enumerate(results.seeds)))
         # `score_run` chooses, over all splits
         valid = dict.fromkeys(predictors_with(chosen))
-        predictors = Predictors(baselines=(chosen,), valid=valid, best="model")
+        num_telling = count_telling_rows(data.loss, data.scored["valid"].scored_targets)
+        predictors = Predictors(baselines=(chosen,), valid=valid, num_telling=num_telling, best="model")
         results = results.model_copy(update={"predictors": predictors})
     num_pairs = sum(map(len, scored.values())) * results.split_sizes["train"]
     needs_similarity = data.loss == "regression" or num_pairs <= MAX_PAIRS

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from exlm_cli.config.tasks import SEEDED_SPLITS
 from exlm_cli.files import finite_or_none
 from exlm_cli.finetune.evaluation.intervals import (
     Bounds,
@@ -26,7 +27,7 @@ from exlm_cli.finetune.results import (
 from exlm_cli.finetune.scores import BASELINE_NAMES, MODEL, Predictor, RunScores, first_best, predictors_with
 from exlm_cli.format import format_count, format_number, format_number_of
 from exlm_cli.tasks.base import FloatArray
-from exlm_cli.tasks.metrics import metric_range
+from exlm_cli.tasks.metrics import FEW_ROWS, metric_range
 
 
 def join_splits(splits: Sequence[RunResults], scores: RunScores) -> RunResults:
@@ -65,8 +66,8 @@ class Resampled:
     """Scores of the model and of its baseline on the same resamples of the scored rows.
 
     Attributes:
-        by_model: (B,) scores by name in `scores.csv`.
-        num_rows: Rows that are resampled.
+        by_model: (B,) scores by name in `scores.csv`; of several splits the mean, rows drawn within each.
+        num_rows: Rows that are resampled, of all splits.
     """
 
     by_model: Mapping[str, FloatArray]
@@ -89,7 +90,7 @@ def compare(splits: Sequence[RunResults], scores: RunScores, resampled: Resample
     Args:
         splits: Results on each split of the rows, the run's own first.
         scores: Of all splits.
-        resampled: Of a single split.
+        resampled: Of all splits; None where too few rows tell one from the other.
     """
     own, name = splits[0], better_baseline(scores, splits[0])
     if name is None:
@@ -100,12 +101,12 @@ def compare(splits: Sequence[RunResults], scores: RunScores, resampled: Resample
     if not pairs:
         return Comparison(baseline=name, metric=metric, split=part, of_model=None, of_baseline=None, gain=None)
     gains = [sign * (a - b) for a, b in pairs]
-    if len(splits) > 1:
-        over_splits = mean_interval(gains, gain_range(metric), own.test_share)
-        intervals = [_interval(over_splits, "splits", len(gains))]
-    else:
-        over_rows = None if resampled is None else resampled.gain(name, sign)
-        intervals = [over_rows, _gain_over_seeds(own, scores, name, sign)]
+    over_splits = mean_interval(gains, gain_range(metric), own.test_share)
+    intervals = [
+        _interval(over_splits, "splits", len(gains)),
+        None if resampled is None else resampled.gain(name, sign),
+        None if len(splits) > 1 else _gain_over_seeds(own, scores, name, sign),
+    ]
     of_model, of_baseline = (float(np.mean([pair[i] for pair in pairs])) for i in (0, 1))
     return Comparison(
         baseline=name,
@@ -142,6 +143,9 @@ def _interval(bounds: Bounds | None, over: Over, num: int) -> Interval | None:
 def choose_predictor(splits: Sequence[RunResults], scores: RunScores) -> Predictors | None:
     """Return what predicts in a run over its splits, and which of it is best in validation; None without baselines.
 
+    Where fewer than `FEW_ROWS` validation rows tell one from another, the mean of model and baseline predicts: the best
+    on so few is the best by chance.
+
     Args:
         splits, scores: As in `compare`; each split has a baseline of its own.
     """
@@ -150,10 +154,14 @@ def choose_predictor(splits: Sequence[RunResults], scores: RunScores) -> Predict
         return None
     names = predictors_with(found[0].baselines[0])
     valid = {name: _predictor_score(name, "valid", splits, scores) for name in names}
+    num_telling = sum(one.num_telling for one in found)
     best = names[first_best(list(valid.values()), is_greater_better=splits[0].is_greater_better)]
+    if num_telling < FEW_ROWS:
+        best = "both"
     return Predictors(
         baselines=tuple(baseline for one in found for baseline in one.baselines),
         valid=finite_or_none(valid),
+        num_telling=num_telling,
         best=best,
     )
 
@@ -173,10 +181,11 @@ def describe_verdict(splits: Sequence[RunResults], scores: RunScores, comparison
     Args:
         splits, scores: As in `compare`.
     """
-    own = splits[0]
-    beside = [] if comparison is None else [_beside_baseline(comparison, len(splits))]
+    beside = [] if comparison is None else [_beside_baseline(comparison)]
     is_open = len(splits) == 1 and comparison is not None and comparison.gain is not None
-    return tuple(_what_to_use(splits, scores) + beside + ([_what_is_left_open(own)] if is_open else []))
+    more = "`exlm finetune --resume RUN --num-replicates 5` tries five"
+    few = [f"Two splits are too few for an interval over splits: {more}."] if len(splits) == 2 else []
+    return tuple(_what_to_use(splits, scores) + beside + few + ([_what_is_left_open(splits[0])] if is_open else []))
 
 
 def _what_to_use(splits: Sequence[RunResults], scores: RunScores) -> list[str]:
@@ -188,7 +197,10 @@ def _what_to_use(splits: Sequence[RunResults], scores: RunScores) -> list[str]:
     names = {"model": "the model", "forest": "the forest", "tfidf": "TF-IDF", "both": "the mean of both"}
     others = [name for name in found.names if name != found.best]
     rows = f"the {format_count(own.split_sizes['valid'])} validation rows"
-    if found.valid[found.best] is None:
+    if found.num_telling < FEW_ROWS:
+        of = "" if own.loss == "regression" else " of the rarer class"
+        why = f"as {format_number_of(found.num_telling, 'validation row')}{of} cannot tell which is best"
+    elif found.valid[found.best] is None:
         why = f"as {own.selection_metric} is not defined on {rows}"
     else:
         why = f"the best on {rows if len(splits) == 1 else 'the validation rows'}"
@@ -213,7 +225,7 @@ def describe_predictor(name: Predictor, predictors: Predictors) -> str:
     return {"model": "the model", "both": f"the mean of the model and {baselines}"}.get(name, baselines)
 
 
-def _beside_baseline(comparison: Comparison, num_splits: int) -> str:
+def _beside_baseline(comparison: Comparison) -> str:
     metric, part, name = comparison.metric, comparison.split, BASELINE_NAMES[comparison.baseline]
     if comparison.gain is None:
         return f"{metric} is not defined on these {part} rows, so the model cannot be compared with {name}."
@@ -226,12 +238,13 @@ def _beside_baseline(comparison: Comparison, num_splits: int) -> str:
             for found in comparison.intervals
         )
         detail += f", and the 95 % interval of its gain is {' and '.join(shown)}"
-    here = f" on these {part} rows" if num_splits == 1 else ""
     deciding = comparison.intervals[0] if comparison.intervals else None
-    low, high = (comparison.gain,) * 2 if deciding is None else (deciding.low, deciding.high)
-    if low > 0:
+    here = "" if deciding is not None and deciding.over == "splits" else f" on these {part} rows"
+    if deciding is None:
+        sentence = f"These {part} rows are too few to tell the model from {name}: {detail}."
+    elif deciding.low > 0:
         sentence = f"The model is better than {name}{here}: {detail}."
-    elif high < 0:
+    elif deciding.high < 0:
         sentence = f"{name} is better than the model{here}: {detail}."
     else:
         sentence = f"There is no clear difference between the model and {name}{here}: {detail}."
@@ -253,7 +266,7 @@ def _what_is_left_open(own: RunResults) -> str:
     num_rows = format_number_of(own.split_sizes[own.scored_split], f"{own.scored_split} row")
     seeds = "one seed" if len(own.seeds) == 1 else f"{len(own.seeds)} seeds"
     tries = ["`exlm finetune --resume RUN --seeds 1,2,3` trains more seeds"] if len(own.seeds) == 1 else []
-    if own.split in ("random", "scaffold-balanced"):
+    if own.split in SEEDED_SPLITS:
         tries.append("`exlm finetune --resume RUN --num-replicates 5` tries five splits")
     elif own.split.startswith("scaffold"):  # files, a column or a split file leave no other split
         tries.append("a new run with `--split scaffold-balanced --num-replicates 5` tries five splits")

@@ -42,7 +42,10 @@ def draw_labels(run: FinetunedRun, folder: Path) -> dict[Path, bytes]:
     results = run.results
     rows = read_rows(run.run_dir, results.loss, results.output_names)[results.split_seeds[0]]
     targets = {split: of_split.targets for split, of_split in rows.items()}
-    captions = ["split: " + ", ".join(f"{split} {format_count(len(of_split))}" for split, of_split in targets.items())]
+    own = results.of_splits[0].split_words
+    own += f", the first of {len(results.split_seeds)}" if len(results.split_seeds) > 1 else ""
+    sizes = ", ".join(f"{split} {format_count(len(of_split))}" for split, of_split in targets.items())
+    captions = [f"{own}: {sizes}"]
     with style.drawing():
         if results.loss == "regression":
             names = results.output_names[:_MAX_COLUMNS]
@@ -64,11 +67,12 @@ def draw_labels(run: FinetunedRun, folder: Path) -> dict[Path, bytes]:
         return style.figure_files(figure, folder, "labels")
 
 
-def draw_errors(rows: ShownRows, folder: Path, what: str) -> dict[Path, bytes]:
+def draw_errors(rows: ShownRows, folder: Path, what: str, origin: str) -> dict[Path, bytes]:
     """Draw `error-by-distance`: the error of each row over the similarity of the nearest training molecule, and means.
 
     Args:
         what: Name of the error, for the axis.
+        origin: Part and split of the rows, in words.
 
     Returns:
         Content of a PNG and an SVG in `folder`, by path; nothing where no similarity or error is known.
@@ -82,7 +86,7 @@ def draw_errors(rows: ShownRows, folder: Path, what: str) -> dict[Path, bytes]:
     error_N, similarity_N = error_N[is_known_N], rows.predicted.similarity[is_known_N]
     if not len(error_N):
         return {}
-    captions = ["each point is a row; bars: mean of equally many rows, and its 95 % interval"]
+    captions = [f"each point is a row of {origin}; bars: mean of equally many rows, and its 95 % interval"]
     with style.drawing():
         figure, (axes,) = style.new_panels(1, 1, (6.4, 3.4), captions=captions)
         style.set_up_axes(axes, "Tanimoto similarity of the nearest training molecule (right: far from all)", what)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
-from exlm_cli.config.tasks import CsvTaskConfig
+from exlm_cli.config.tasks import SEEDED_SPLITS, CsvTaskConfig
 from exlm_cli.files import make_folder, write_together
 from exlm_cli.finetune.evaluation.calibration import read_scored_split
 from exlm_cli.finetune.evaluation.verdict import describe_predictor
@@ -84,7 +84,8 @@ def _shown(finetuned: FinetunedRun) -> list[str]:
     if len(results.split_seeds) > 1:
         notes.append(
             f"pictures and single rows have the {results.scored_split} rows of all {len(results.split_seeds)} splits, "
-            "each once, as the first split that tests it predicts it; validation rows of any split are left out"
+            "each once, as the first split that tests it predicts it; validation rows of any split are left out. "
+            f"Intervals and labels below are of {results.of_splits[0].split_words}, the first"
         )
     return notes
 
@@ -110,7 +111,7 @@ def _row_sections(finetuned: FinetunedRun, rows: ShownRows, files: dict[Path, by
     results, folder = finetuned.results, finetuned.run_dir / "report"
     split, what = results.scored_split, "molecules" if rows.is_molecule else "rows"
     of_value = "absolute error" if results.loss == "regression" else "1 - probability of the truth"
-    by_distance = draw_errors(rows, folder, of_value)
+    by_distance = draw_errors(rows, folder, of_value, f"{split}, {results.split_words}")
     labels = draw_labels(finetuned, folder)
     files |= by_distance | labels
     sections = _pictures(by_distance, "Error by distance to the training molecules")
@@ -144,6 +145,6 @@ def _commands(finetuned: FinetunedRun) -> list[str]:
     given = shlex.quote(str(run))
     explain = " --explain" if results.input_kind == "smiles" else ""
     lines = [f"exlm predict {given} FILE{explain}", f"exlm eval {given}"]
-    if len(results.split_seeds) == 1 and results.split in ("random", "scaffold-balanced"):
+    if len(results.split_seeds) == 1 and results.split in SEEDED_SPLITS:
         lines.append(f"{resume_command('finetune', run)} --set num_replicates=5")
     return lines

@@ -106,7 +106,7 @@ def draw_run(run: FinetunedRun, rows: PredictedRows, folder: Path, stem: str) ->
     """Draw the calibration of a run on its scored rows and, of a classifier, curves and confusion matrices."""
     split, predictors = run.results.scored_split, run.results.predictors
     count, seeds = format_count(len(rows.targets)), format_number_of(len(rows.by_seed), "seed")
-    title = f"{run.name}: {run.results.task}, {split}, {count} rows, {seeds}"
+    title = f"{run.name}: {run.results.task}, {split}, {run.results.split_words}, {count} rows, {seeds}"
     if predictors is not None:
         title += f", {describe_predictor(run.results.predictor, predictors)}"
     files = {} if rows.loss == "regression" else draw_scores(rows, title, folder, stem)

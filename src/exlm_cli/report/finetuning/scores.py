@@ -111,8 +111,8 @@ def _scores_table(run: FinetunedRun) -> ReportTable:
     sizes = format_counts(results.split_sizes.values())
     return ReportTable(
         "scores",
-        f"{results.task}, {sizes} rows in {', '.join(results.split_sizes)}: {init.recipe} {begun}, "
-        f"{_describe_seeds(results)}",
+        f"{results.task}, {sizes} rows in {', '.join(results.split_sizes)} ({results.split_words}): {init.recipe} "
+        f"{begun}, {_describe_seeds(results)}",
         ("metric", *run.scores.splits),
         tuple(groups),
         (*_legend([run]), *_notes(run)),
@@ -297,9 +297,11 @@ def _notes(run: FinetunedRun) -> list[str]:
             for name, bounds in sorted(results.split_intervals.items(), key=lambda one: names.index(one[0]))
         )
         notes.append(f"95 % intervals on {results.scored_split} over splits: {', '.join(shown)}")
-    elif (interval := results.rows_interval) is not None:
+    if (interval := results.rows_interval) is not None:
         ends = f"{format_number(interval.low)} to {format_number(interval.high)}"
         rows = format_number_of(interval.num, f"{results.scored_split} row")
+        if len(results.split_seeds) > 1:
+            rows += f" of {len(results.split_seeds)} splits, drawn within each"
         notes.append(f"95 % interval of {metric} over the {rows}, {NUM_RESAMPLES:,} resamples: {ends}")
     speed = f"{format_count(results.tokens_per_s)} tokens/s each"
     notes.append(f"trainings took {format_duration(results.elapsed_s)} together, at {speed}")

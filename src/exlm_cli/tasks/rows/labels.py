@@ -57,6 +57,8 @@ _NEGATIVE = (
 _DENIALS = ("in", "im", "un", "non", "non-", "non ", "not ", "not-", "no ")
 _MAX_CLASSES = 100
 _MAX_NAMED = 3
+_FEW_VALUES = 10
+"""A column of at most so many whole numbers may be one of classes."""
 _LARGEST_VALUE = 1e100  # so that sums of squared errors are finite
 _COMMA = re.compile("[-+\N{MINUS SIGN}]?\\d*,\\d+(?:[eE][-+\N{MINUS SIGN}]?\\d+)?")
 _TAKE_AS_CLASSES = "`--set task.label_kind=classes` takes them as classes"
@@ -129,7 +131,7 @@ def read_labels(
         case "multi_label":
             labels = _binary_labels(table, columns, hint)
         case "regression":
-            labels = _values(table, columns, number, hint)
+            labels = _values(table, columns, number, hint, is_found=kind == "auto")
         case _:
             labels = _classes(table, columns, number, positive, hint, is_found=kind == "auto")
     if positive is not None and labels.loss != "classes":
@@ -369,12 +371,20 @@ def _with_zeros(table: Table, columns: Sequence[str], *, is_strict: bool = True)
     return table
 
 
-def _values(table: Table, columns: Sequence[str], number: Parser, hint: str) -> Labels:
+def _values(table: Table, columns: Sequence[str], number: Parser, hint: str, *, is_found: bool) -> Labels:
     targets = read_targets(table, columns, _value_of(number), _VALUES, _MEND)
     _check_varies(table, columns, targets, hint)
     named = name_some(f"`{name}`" for name in columns)
+    present = np.unique(targets[~np.isnan(targets)])
     notes = [f"found values to predict in {named}; if they are classes, say so with `--set task.label_kind=classes`"]
-    if set(np.unique(targets[~np.isnan(targets)])) == {-1.0, 1.0}:
+    if is_found and len(columns) == 1 and len(present) <= _FEW_VALUES and not (present % 1).any():
+        listed = ", ".join(f"{value:g}" for value in present)
+        notes = [
+            f"warning: {named} has {len(present)} whole numbers ({listed}), taken as values to predict: "
+            "`--set task.label_kind=classes` takes them as classes, `--set task.label_kind=regression` says that they "
+            "are values"
+        ]
+    if set(present) == {-1.0, 1.0}:
         notes.append(
             "every value is -1 or 1: `--set task.label_kind=multi_label` takes them as negative and positive labels"
         )

@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from exlm_cli.finetune.evaluation.intervals import resample_scores
-from exlm_cli.finetune.evaluation.verdict import Resampled, compare, describe_verdict, join_splits
-from exlm_cli.finetune.results import Comparison
+from exlm_cli.finetune.evaluation.verdict import Resampled, choose_predictor, compare, describe_verdict, join_splits
+from exlm_cli.finetune.results import Comparison, Predictors
 from exlm_cli.finetune.scores import MODEL, RunScores, join_scores
 from tests.unit.report.results import scored
 
@@ -142,9 +142,52 @@ def test_splits_of_the_same_rows_widen_an_interval():
     (interval,) = comparison(*splits_of([0.67, 0.77, 0.87], 0.5)).intervals
     assert (interval.over, interval.num) == ("splits", 3)
     assert (interval.low, interval.high) == pytest.approx((0.27 - 0.2913, 0.27 + 0.2913), abs=1e-4)
-    (sentence, *_) = verdict(*splits_of([0.9, 0.9], 0.7))
+    (sentence, *_) = verdict(*splits_of([0.9, 0.9, 0.9], 0.7))
     assert sentence.startswith("The model is better than ECFP4 + random forest")
-    assert sentence.endswith(" over 2 splits.")
+    assert sentence.endswith(" over 3 splits.")
+
+
+def test_two_splits_are_judged_over_their_rows_and_too_few_for_an_interval_over_splits():
+    """With equal scores in two splits an interval over them would have no width; with others it is 12.7 errors wide."""
+    runs = [errors(0.5, 0.75, split_seed=i) for i in (0, 1)]
+    found = comparison(*runs, rows=rows_of(0.5))
+    assert [interval.over for interval in found.intervals] == ["rows"]
+    sentence, few = verdict(*runs, rows=rows_of(0.5))
+    assert sentence.startswith("The model is better than ECFP4 + random forest on these test rows")
+    assert few.startswith("Two splits are too few for an interval over splits")
+    assert "--num-replicates 5" in few
+
+
+def test_without_an_interval_no_one_is_called_better():
+    """Two test rows, on which the model is far ahead."""
+    sentence, _ = verdict(errors(0.5, 5.0), rows=None)
+    assert sentence.startswith("These test rows are too few to tell the model from ECFP4 + random forest")
+
+
+@pytest.mark.parametrize(("counts", "best"), [([9], "both"), ([10], "forest"), ([5, 4], "both"), ([5, 5], "forest")])
+def test_with_few_rows_of_a_class_in_validation_the_mean_of_both_predicts(counts, best):
+    """Over all splits together; the forest is the best on them."""
+    forests = {ECFP4: {"roc_auc": [0.9]}, "both": {"roc_auc": [0.8]}}
+    runs = [run_of({"roc_auc": [0.7]}, forests=forests, split_seed=i) for i in range(len(counts))]
+    splits = [
+        run.results.model_copy(
+            update={
+                "predictors": Predictors(
+                    baselines=(ECFP4,),
+                    valid=dict.fromkeys(("model", "forest", "both")),
+                    num_telling=num,
+                    best="model",
+                )
+            }
+        )
+        for run, num in zip(runs, counts, strict=True)
+    ]
+    scores = join_scores([run.scores for run in runs])
+    found = choose_predictor(splits, scores)
+    assert found is not None
+    assert (found.best, found.num_telling) == (best, sum(counts))
+    first = describe_verdict(splits, scores, None)[0]
+    assert ("9 validation rows of the rarer class cannot tell which is best" in first) == (best == "both")
 
 
 def test_no_interval_of_a_bounded_score_leaves_its_range():
@@ -158,13 +201,12 @@ def test_no_interval_of_a_bounded_score_leaves_its_range():
     assert (found["average_precision"].low, 0.5 < found["average_precision"].high <= 1) == (0.0, True)
     assert (found["rmse"].low, found["rmse"].over, found["rmse"].num) == (0, "splits", 5)
     assert join_splits([runs[0].results], runs[0].scores) == runs[0].results
-    high_gain = [run_of({"roc_auc": [v]}, {"roc_auc": [0.0]}, split_seed=i) for i, v in enumerate([1.0, 0.1])]
-    (interval,) = comparison(*high_gain).intervals
-    assert (interval.low, interval.high) == (-1, 1)
+    high_gain = [run_of({"roc_auc": [v]}, {"roc_auc": [0.0]}, split_seed=i) for i, v in enumerate([1.0, 0.9, 0.1])]
+    assert [interval.high for interval in comparison(*high_gain).intervals] == [1]
 
 
 def test_splits_are_joined_in_order():
-    """A note that both have stands once; the interval is 0.8 ± 12.71 * 0.1414 * sqrt(1/2 + 100/1000)."""
+    """A note that both have stands once; two splits have no interval."""
     runs = [run_of({"roc_auc": [0.8, 0.6]}), run_of({"roc_auc": [0.9, 0.9]}, split_seed=1)]
     parts = [run.results.model_copy(update={"notes": (f"{i} rows", "short")}) for i, run in enumerate(runs)]
     joined = join_splits(parts, join_scores([run.scores for run in runs]))
@@ -172,5 +214,5 @@ def test_splits_are_joined_in_order():
     assert joined.best_epochs == (3, 6, 3, 6)
     assert joined.elapsed_s == 2 * 3725.4
     assert joined.notes == ("short", "split 0: 0 rows", "split 1: 1 rows")
-    assert set(joined.split_intervals) == {"roc_auc"}
+    assert joined.split_intervals == {}
     assert (joined.tokens_per_s, joined.outside_model_share) == (12345.6, 0.0123)

@@ -78,6 +78,17 @@ def test_what_is_best_in_validation_is_in_results_verdict_and_scores(run):
         assert values[forest] == min(values.values())
 
 
+def test_two_splits_have_an_interval_over_the_rows_within_them_and_none_over_splits(run):
+    results, scores = read_results(run), read_scores(run)
+    interval, mean = results.rows_interval, scores.average("test", "rmse").mean
+    assert interval is not None
+    assert (interval.over, interval.num) == ("rows", sum(len(rows_and_truth(run, s, "test")[0]) for s in (0, 1)))
+    assert interval.low < mean < interval.high
+    assert results.split_intervals == {}
+    assert results.comparison is not None
+    assert [found.over for found in results.comparison.intervals] == ["rows"]
+
+
 def written(run: Path, of_split: Any, part: Any, predictor: str) -> np.ndarray:
     """Return the (K, N) values that the files of a run give for a part of a split, by a predictor."""
     rows, _ = rows_and_truth(run, of_split.split_seeds[0], part)

@@ -32,7 +32,7 @@ from exlm_cli.run_dir import update_run_json
 from exlm_cli.tasks.base import FloatArray
 from exlm_cli.tasks.rows.task import LabelledRows, RowTask
 from tests.unit.finetune.synthetic import finetune_recipe
-from tests.unit.report.results import Values, at_folder, scored
+from tests.unit.report.results import Values, at_folder, scored, svg_texts
 
 CHROMIUM = shutil.which("chromium")
 ALONE = (
@@ -151,6 +151,27 @@ def test_a_page_holds_everything_and_names_no_other_file(page):
     sources = re.findall(r'(?:src|href)="([^"]{0,30})', text)
     assert all(source.startswith("data:image/svg+xml;base64,") for source in sources)
     assert {"Scores, test", "Calibration", "Worst predicted molecules, test", "Notes"} <= set(sections_of(text))
+
+
+def test_page_and_pictures_say_which_split_they_are_of(page):
+    assert "40/40/40 rows in train, valid, test (scaffold split)" in page.read_text(encoding="utf-8")
+    drawn = {path.stem: " ".join(svg_texts(path)) for path in (page.parent / "report").glob("*.svg")}
+    assert {"labels", "error-by-distance", "test-curves", "test-calibration"} <= drawn.keys()
+    assert all("scaffold split" in texts for texts in drawn.values())
+
+
+@pytest.mark.parametrize(
+    ("split", "seeds", "said"),
+    [
+        ("random", (3,), "random split 3"),
+        ("scaffold", (3,), "scaffold split"),
+        ("column", (0,), "split by a column"),
+        ("random", (0, 1), "2 random splits"),
+    ],
+)
+def test_a_split_is_named_with_its_seed_where_it_has_one(split, seeds, said):
+    run = scored("run", "csv", {"roc_auc": [0.5] * len(seeds)}, split=split, split_seeds=seeds)
+    assert run.results.split_words == said
 
 
 @pytest.mark.usefixtures("figures")

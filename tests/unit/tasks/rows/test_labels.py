@@ -60,6 +60,23 @@ def test_what_labels_are_is_found(columns, loss, names, targets):
 
 
 @pytest.mark.parametrize(
+    ("cells", "kind", "is_warned"),
+    [
+        ("0|1|2|1.0", "auto", True),
+        ("0|1|2|1.5", "auto", False),
+        ("|".join(map(str, range(11))), "auto", False),
+        ("0|1|2", "regression", False),
+    ],
+)
+def test_few_whole_numbers_are_values_and_a_note_names_both_kinds(cells, kind, is_warned):
+    labels = read_one(cells, kind)
+    assert labels.loss == "regression"
+    named = set(re.findall(r"task\.label_kind=(\w+)", labels.notes[0]))
+    assert named == ({"classes", "regression"} if is_warned else {"classes"})
+    assert labels.notes[0].startswith("warning: `y` has 3 whole numbers (0, 1, 2)") == is_warned
+
+
+@pytest.mark.parametrize(
     ("kind", "cells", "loss", "names"),
     [
         ("classes", "0|1|2|1.0|-1.0", "classes", ("-1.0", "0", "1", "2")),
