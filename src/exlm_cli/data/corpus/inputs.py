@@ -18,7 +18,7 @@ from pathlib import Path
 from exlm_cli.config.sections import DataConfig
 from exlm_cli.data.bundled.grammar import sample_sentences
 from exlm_cli.data.bundled.molecules import generate_molecules
-from exlm_cli.data.rows.decode import open_raw
+from exlm_cli.data.rows.decode import open_file, open_raw
 from exlm_cli.data.rows.hub import HubSource, iter_hub_records
 from exlm_cli.data.rows.records import (
     FORMATS,
@@ -177,13 +177,20 @@ def _files_under(folder: Path, progress: Progress, seen: set[Path]) -> list[File
 
 def _without_empty(paths: list[Path], given: str | Path, progress: Progress) -> list[Path]:
     """Return the files that are not empty, as the parts are of a table that many processes write; if there are any."""
-    empty = [path for path in paths if path.is_file() and not path.stat().st_size]
+    empty = [path for path in paths if path.is_file() and _unpacks_to_nothing(path)]
     if not empty or len(empty) == len(paths):
         return paths
     progress.message(
         f"{given}: skipped {format_number_of(len(empty), 'empty file')}: {name_some(p.name for p in empty)}"
     )
     return [path for path in paths if path not in empty]
+
+
+def _unpacks_to_nothing(path: Path) -> bool:
+    if not path.stat().st_size:
+        return True
+    with open_file(path) as file:
+        return not file.peek(1)
 
 
 def _raise(error: OSError) -> None:
@@ -208,10 +215,9 @@ def _file(path: Path) -> FileSource:
             f"{path}: unknown extension `{path.suffix}`; known are {KNOWN_EXTENSIONS}",
             conversion_hint(path, FORMATS) or "rename it by its content, such as .txt for one row a line",
         )
-    size_bytes = path.stat().st_size
-    if not size_bytes:
+    if _unpacks_to_nothing(path):
         raise DataError(f"{path}: the file is empty", "leave it out, or write it again")
-    return FileSource(path, size_bytes)
+    return FileSource(path, path.stat().st_size)
 
 
 # Their rows

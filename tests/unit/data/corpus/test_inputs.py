@@ -2,6 +2,7 @@
 
 import glob
 import gzip
+import lzma
 import os
 import re
 from pathlib import Path
@@ -41,18 +42,29 @@ def test_a_directory_is_its_readable_files_sorted_and_names_what_it_skips(folder
     assert progress.said == [f"{folder}: skipped 1 file of another kind, such as notes.pdf"]
 
 
-@pytest.mark.parametrize("pattern", ["", "/*.txt"])
-def test_empty_parts_of_a_table_are_skipped_and_named(tmp_path, pattern):
+@pytest.mark.parametrize(
+    ("pattern", "ending", "pack"),
+    [
+        ("", "txt", bytes),
+        ("/*.txt", "txt", bytes),
+        ("", "txt.gz", gzip.compress),
+        ("/*.gz", "csv.gz", gzip.compress),
+        ("", "txt.xz", lzma.compress),
+        ("", "txt", gzip.compress),
+    ],
+)
+def test_empty_parts_of_a_table_are_skipped_and_named(tmp_path, pattern, ending, pack):
     """A file of its own that is empty stops the run, and so does a folder of empty files."""
-    for name, text in {"part-0.txt": "text\n", "part-1.txt": "", "part-2.txt": "", "part-3.txt": "more\n"}.items():
-        (tmp_path / name).write_text(text)
+    parts = [tmp_path / f"part-{number}.{ending}" for number in range(4)]
+    for path, text in zip(parts, (b"text\n", b"", b"", b"more\n"), strict=True):
+        path.write_bytes(pack(text))
     progress, given = Recorder(), f"{tmp_path}{pattern}"
     sources = resolve_inputs([given], kind="text", progress=progress)
-    assert [str(source) for source in sources] == [str(tmp_path / name) for name in ("part-0.txt", "part-3.txt")]
-    assert progress.said == [f"{given}: skipped 2 empty files: part-1.txt, part-2.txt"]
-    for name in ("part-0.txt", "part-3.txt"):
-        (tmp_path / name).write_text("")
-    for one in (given, str(tmp_path / "part-1.txt")):
+    assert [str(source) for source in sources] == [str(parts[0]), str(parts[3])]
+    assert progress.said == [f"{given}: skipped 2 empty files: {parts[1].name}, {parts[2].name}"]
+    for path in parts:
+        path.write_bytes(pack(b""))
+    for one in (given, str(parts[1])):
         with pytest.raises(DataError, match="the file is empty"):
             resolve_inputs([one], kind="text", progress=progress)
 
