@@ -354,6 +354,13 @@ def read_metrics(path: Path) -> list[MetricsRow]:
     return rows
 
 
+def read_first_validation(run: Path) -> MetricsRow | None:
+    """Return the row of a pre-training's validation before its first step; None where there was none."""
+    path = run / METRICS_FILE
+    rows = read_metrics(path) if path.is_file() else []
+    return next((row for row in rows if row["kind"] == "valid" and row["step"] == 0), None)
+
+
 def find_newest_run(root: Path, accept: Callable[[Path], bool]) -> Path | None:
     """Return the run directory under `root` with the newest `run.json` that `accept` takes; None where there is none.
 

@@ -69,12 +69,13 @@ def test_a_broken_run_ends_like_an_undisturbed_one_without_the_folder(tmp_path, 
     """The run directory is complete: with the folder and its copy gone, it is resumed to the same bits and read."""
     start, recipe = take(tmp_path, family), recipe_for(tmp_path, family)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    run_pretraining(recipe, out=whole, checkpoint=start)
+    undisturbed = run_pretraining(recipe, out=whole, checkpoint=start)
     with pytest.raises(OSError, match="power failure"):
         run_pretraining(recipe, out=broken, checkpoint=start, callbacks=[Broken(5)])
     for folder in (tmp_path / family, start):
         shutil.rmtree(folder)
-    assert resume_pretraining(broken).steps == 6
+    resumed = resume_pretraining(broken)
+    assert (resumed.steps, resumed.before, resumed.metrics) == (6, undisturbed.before, undisturbed.metrics)
     for name in ("model.safetensors", "optimizer.safetensors"):
         mine, theirs = (load_file(run / "checkpoints/step-6" / name) for run in (broken, whole))
         assert mine.keys() == theirs.keys()
@@ -107,10 +108,11 @@ def test_the_heads_learn_first(tmp_path):
 
 def test_an_exlm_goes_on_with_its_own_weights(tmp_path):
     """A new schedule on old weights: all parts are taken over, and the first loss is the last one's neighbour. With
-    another number of states the clone vectors alone are new; an MLM leaves out what it has not.
+    another number of states the clone vectors alone are new; an MLM leaves out what it has not. The validation before
+    the first step is the last one of the old weights, on the same masks.
     """
     recipe = recipe_for(tmp_path, model={"width": 24})
-    run_pretraining(recipe, out=tmp_path / "first")
+    ended = run_pretraining(recipe, out=tmp_path / "first")
     told = []
 
     class Told(SilentProgress):
@@ -118,7 +120,9 @@ def test_an_exlm_goes_on_with_its_own_weights(tmp_path):
             told.append(text)
 
     zero = recipe_for(tmp_path, model={"width": 16}, optim={"warmup_steps": 0, "lr": 1e-12}, train={"max_steps": 1})
-    run_pretraining(zero, out=tmp_path / "on", checkpoint=tmp_path / "first", progress=Told())
+    begun = run_pretraining(zero, out=tmp_path / "on", checkpoint=tmp_path / "first", progress=Told())
+    assert ended.before is None
+    assert begun.before == {"kind": "valid", "step": 0, **ended.metrics}
     assert any("`model.width` 24 instead of 16" in line for line in told)
     assert not any("new in this run" in line for line in told)
     first, on = (load_pretrained(tmp_path / name, device="cpu").model.state_dict() for name in ("first", "on"))

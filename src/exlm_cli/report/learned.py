@@ -31,6 +31,7 @@ class Learned:
         known_jointly: Nats a token by which the DAG is better than if it filled each mask on its own; None for an MLM.
         times_usual: How many times as many training tokens are usual for as many parameters; 0 where nobody knows.
         kind: What the sequences are.
+        before: Loss and accuracy before the first step, of a training that began with weights; else None.
     """
 
     loss: float
@@ -40,6 +41,7 @@ class Learned:
     known_jointly: float | None
     times_usual: float
     kind: InputKind
+    before: tuple[float, float] | None = None
 
     @property
     def is_at_unigrams(self) -> bool:
@@ -54,9 +56,13 @@ class Learned:
     def measures(self) -> dict[str, str]:
         """Return loss and accuracy with their references, for a terminal."""
         share, commonest = format_percent(self.accuracy), format_percent(self.unigram_accuracy)
+        loss, right = f"{self.loss:.3f} nats a masked token", f"{share} of the masked tokens"
+        if self.before is not None:
+            began = "before the first step"
+            loss, right = f"{loss}; {self.before[0]:.3f} {began}", f"{right}; {format_percent(self.before[1])} {began}"
         rows = {
-            "loss": f"{self.loss:.3f} nats a masked token; {self.frequencies} {self.unigram_loss:.3f}",
-            "right": f"{share} of the masked tokens; the commonest token {commonest}",
+            "loss": f"{loss}; {self.frequencies} {self.unigram_loss:.3f}",
+            "right": f"{right}; the commonest token {commonest}",
         }
         if self.known_jointly is not None:
             rows["DAG"] = (
@@ -65,11 +71,17 @@ class Learned:
         return rows
 
     def sentences(self) -> list[str]:
-        """Return what was learned, how much longer is usual, and what the DAG knows."""
+        """Return what was learned, from the weights that the training began with or from nothing, how much longer is
+        usual, and what the DAG knows.
+        """
         gain = self.unigram_loss - self.loss
         if self.is_at_unigrams:
             alone = f"{self.frequencies} alone reach {self.unigram_loss:.3f} nats"
             first = f"nothing yet: {alone}, and this model {self.loss:.3f}"
+            if self.before is not None:
+                first += f"; before the first step {self.before[0]:.3f}"
+        elif self.before is not None:
+            first = self._changed_from(*self.before)
         elif gain < LITTLE_SHARE * self.unigram_loss:
             first = f"little: its loss is {gain:.2f} nats a token below {self.frequencies}"
         else:
@@ -90,6 +102,17 @@ class Learned:
         return said
 
 
+    def _changed_from(self, loss: float, accuracy: float) -> str:
+        """Say what the training changed of the weights that it began with."""
+        change = self.loss - loss
+        share, was = format_percent(self.accuracy), format_percent(accuracy)
+        guesses = f"it guesses {share} of the tokens, {was} before"
+        if abs(change) <= NOTHING_SHARE * loss:
+            return f"hardly anything: the loss was {loss:.3f} nats a token before the first step; {guesses}"
+        begins = "nothing: this training raised the" if change > 0 else "this training lowered the"
+        return f"{begins} loss by {abs(change):.3f} nats a token, from {loss:.3f} to {self.loss:.3f}; {guesses}"
+
+
 def describe_learned(
     metrics: Mapping[str, float],
     unigram_loss: float | None,
@@ -98,11 +121,13 @@ def describe_learned(
     num_tokens: int | None,
     num_parameters: int,
     kind: InputKind,
+    before: Mapping[str, float] | None = None,
 ) -> Learned | None:
     """Return what the metrics of a validation say; None where it scored nothing or has no reference.
 
     Args:
         num_tokens: Input tokens of the training; None: it began with weights, so nobody knows how many these saw.
+        before: Metrics before the first step of a training that began with weights.
     """
     loss = metrics.get("loss_given_length")
     if loss is None or unigram_loss is None or unigram_accuracy is None or not math.isfinite(loss + unigram_loss):
@@ -116,6 +141,7 @@ def describe_learned(
         None if independent is None else independent - loss,
         0.0 if num_tokens is None else USUAL_TOKENS_PER_PARAMETER * num_parameters / max(1, num_tokens),
         kind,
+        None if before is None else (before["loss_given_length"], before["mask_accuracy"]),
     )
 
 

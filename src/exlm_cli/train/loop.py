@@ -69,6 +69,7 @@ class TrainingLoop:
         validate_at: Returns further rows of a validation, of `kind: valid_at`; every rank calls it.
         count_microbatches: Returns how many batches `task.microbatches` gives; several ranks need it.
         selection: Also keep the weights of the best validation, and stop early; None: the last weights are the result.
+        validates_first: Also validate before the first step.
         label: Label of the bar.
         ranks: Those that train together; rank 0 alone writes.
 
@@ -91,6 +92,7 @@ class TrainingLoop:
         validate_at: Callable[[], Sequence[Mapping[str, float]]] = tuple,
         count_microbatches: Callable[[IntArray, int], int] | None = None,
         selection: Selection | None = None,
+        validates_first: bool = False,
         label: str = "train",
         ranks: Ranks = ALONE,
     ) -> None:
@@ -98,7 +100,7 @@ class TrainingLoop:
         self.seed, self.run, self.metrics, self.progress = seed, run, metrics, progress
         self.resume_command = resume_command
         self.callbacks, self.validate_at, self.count_microbatches = callbacks, validate_at, count_microbatches
-        self.selection, self.label = selection, label
+        self.selection, self.validates_first, self.label = selection, validates_first, label
         self.ranks = ranks
         ranks.hint = f"continue with `{resume_command}`"
         self.optimizer = build_optimizer(task.model, optim)
@@ -172,6 +174,8 @@ class TrainingLoop:
         bars = self.progress.bar(self.label, self.total_steps, done=state.step)
         # torchrun sends SIGTERM when a rank dies: look for a dead rank before stopping
         with stop, self.ranks.translate_errors(), bars as bar:
+            if self.validates_first and state.step == 0:
+                self._validate()
             while state.step < self.total_steps and not state.is_stopped:
                 loss = self.advance(stop)
                 if loss is not None:

@@ -26,7 +26,14 @@ from exlm_cli.distributed.shared_run import hold_run, require_same
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.launch import read_launch
 from exlm_cli.progress import Progress, SilentProgress
-from exlm_cli.run_dir import METRICS_FILE, MetricsLog, create_run_dir, read_run_json, resume_command
+from exlm_cli.run_dir import (
+    METRICS_FILE,
+    MetricsLog,
+    create_run_dir,
+    read_first_validation,
+    read_run_json,
+    resume_command,
+)
 from exlm_cli.train.checkpoint import checkpoint_paths, load_state, newest_good_checkpoint
 from exlm_cli.train.evaluation import CollapseWatch
 from exlm_cli.train.loop import TrainingLoop
@@ -55,6 +62,7 @@ class PretrainResult:
 
     Attributes:
         metrics: Those of the last validation.
+        before: Those of the validation before the first step, of a run that began with weights; else None.
         unigrams: What the frequencies of tokens reach on the masks of this validation.
         num_tokens: Input tokens of the training; None where it began with weights.
         elapsed_s: Time of its steps.
@@ -69,6 +77,7 @@ class PretrainResult:
     recipe: PretrainRecipe
     steps: int
     metrics: dict[str, float]
+    before: dict[str, Any] | None
     unigrams: UnigramScores
     num_tokens: int | None
     num_parameters: int
@@ -183,7 +192,7 @@ def _run_pretraining(
         del begin  # its weights are the model's now
     task = PretrainTask(recipe, data, model, ranks.device, ranks)
     tell_beginning(task, run, before, progress)
-    loop = _build_loop(task, run, callbacks, progress)
+    loop = _build_loop(task, run, callbacks, progress, validates_first=source is not None)
     if not is_new:
         _resume(loop, run, saved, recipe, progress)
     unigrams = record_beginning(run, task, data, fields, step=loop.state.step, progress=progress)
@@ -196,6 +205,7 @@ def _run_pretraining(
         recipe=recipe,
         steps=state.step,
         metrics=result.validation,
+        before=ranks.on_rank_0(lambda: read_first_validation(run)),
         unigrams=unigrams,
         num_tokens=state.num_tokens if source is None else None,
         num_parameters=num_parameters(model),
@@ -225,7 +235,9 @@ def _prepare(recipe: PretrainRecipe, tokenizer: Tokenizer | None, ranks: Ranks, 
     return data
 
 
-def _build_loop(task: PretrainTask, run: Path, callbacks: Sequence[Callback], progress: Progress) -> TrainingLoop:
+def _build_loop(
+    task: PretrainTask, run: Path, callbacks: Sequence[Callback], progress: Progress, *, validates_first: bool
+) -> TrainingLoop:
     recipe = task.recipe
     trackers = build_trackers(recipe.train.report_to, recipe, run, run.resolve().name, recipe.name, progress)
     watch = [] if task.model.transition is None else [CollapseWatch(recipe, progress)]
@@ -241,6 +253,7 @@ def _build_loop(task: PretrainTask, run: Path, callbacks: Sequence[Callback], pr
         callbacks=[*trackers, *watch, *callbacks],
         validate_at=task.validate_at,
         count_microbatches=task.count_microbatches,
+        validates_first=validates_first,
         ranks=task.ranks,
     )
 

@@ -86,7 +86,7 @@ class Saver:
         old checkpoints half deleted.
         """
         if self._ranks.is_first:
-            self._metrics.truncate_after(state.step)
+            self._metrics.truncate_after(state.step or -1)  # what is validated before the first step is so again
             remove_older(self._run, state.step, self._keep_last)
             self._remove_unnamed_bests(state)
             remove_unfinished(self._run)

@@ -6,10 +6,11 @@ from exlm_cli.files import write_json
 from exlm_cli.report.learned import describe_learned, warn_of_unlearned
 
 
-def learned(loss, independent=None, *, tokens=100_000_000, kind="text"):
+def learned(loss, independent=None, *, tokens=100_000_000, kind="text", before=None):
     figures = {"loss_given_length": loss, "mask_accuracy": 0.4}
     figures |= {} if independent is None else {"loss_independent": independent}
-    return describe_learned(figures, 7.0, 0.04, num_tokens=tokens, num_parameters=1_000_000, kind=kind)
+    began = None if before is None else {"loss_given_length": before, "mask_accuracy": 0.41}
+    return describe_learned(figures, 7.0, 0.04, num_tokens=tokens, num_parameters=1_000_000, kind=kind, before=began)
 
 
 @pytest.mark.parametrize(
@@ -18,6 +19,19 @@ def learned(loss, independent=None, *, tokens=100_000_000, kind="text"):
 def test_a_loss_is_told_by_its_distance_from_word_frequencies(loss, begins):
     assert learned(loss).sentences()[0].startswith(begins)
     assert learned(loss).is_at_unigrams == begins.startswith("nothing")
+
+
+@pytest.mark.parametrize(
+    ("before", "says"),
+    [(3.5, "this training lowered the loss by 0.500 nats a token, from 3.500 to 3.000"), (3.02, "hardly anything"),
+     (2.5, "nothing: this training raised the loss by 0.500")],
+)  # fmt: skip
+def test_a_training_that_began_with_weights_is_told_by_what_it_changed(before, says):
+    found = learned(3.0, before=before)
+    assert found.sentences()[0].startswith(says)
+    assert "40.0 % of the tokens, 41.0 % before" in found.sentences()[0]
+    assert f"{before:.3f} before the first step" in found.measures()["loss"]
+    assert learned(7.2, before=7.1).sentences()[0].endswith("before the first step 7.100.")
 
 
 def test_what_the_dag_knows_is_told_of_a_model_that_knows_something():

@@ -69,7 +69,8 @@ def pretrain(
     """Pre-train ExLM or its MLM baseline from a recipe, or begin with the weights of another model.
 
     With `--checkpoint` the architecture and the tokenizer are the checkpoint's, the rest is the recipe's. Tokenises the
-    data first if that has not been done. Ctrl-C saves a checkpoint and prints how to continue.
+    data first if that has not been done, and validates before the first step, so that the verdict tells what the
+    training changed. Ctrl-C saves a checkpoint and prints how to continue.
     """
     from exlm_cli.cli import console
     from exlm_cli.cli.reports import emit_dry_run
@@ -123,6 +124,7 @@ def _report(result: "PretrainResult", checkpoint: Path | None, progress: "Progre
         num_tokens=result.num_tokens,
         num_parameters=result.num_parameters,
         kind=result.recipe.data.kind,
+        before=result.before,
     )
     sentences = [] if learned is None else learned.sentences()
     if as_json:
@@ -137,6 +139,7 @@ def _report(result: "PretrainResult", checkpoint: Path | None, progress: "Progre
                 "gpu": None if result.gpu is None else result.gpu.product,
                 "utilisation": result.utilisation,
                 "metrics": result.metrics,
+                "before": result.before,
                 "unigrams": {"loss": result.unigrams.loss, "accuracy": result.unigrams.accuracy},
                 "learned": sentences,
                 "figures": drawn,
