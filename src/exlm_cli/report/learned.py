@@ -101,7 +101,6 @@ class Learned:
                 said.append("Its DAG knows nothing yet of masks together: it fills each as if it were alone.")
         return said
 
-
     def _changed_from(self, loss: float, accuracy: float) -> str:
         """Say what the training changed of the weights that it began with."""
         change = self.loss - loss

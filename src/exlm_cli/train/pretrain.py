@@ -5,7 +5,7 @@
 
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,7 +77,7 @@ class PretrainResult:
     recipe: PretrainRecipe
     steps: int
     metrics: dict[str, float]
-    before: dict[str, Any] | None
+    before: Mapping[str, Any] | None
     unigrams: UnigramScores
     num_tokens: int | None
     num_parameters: int
