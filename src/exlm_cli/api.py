@@ -386,7 +386,8 @@ def load(run: str | Path, *, device: str = "auto", progress: Progress | None = N
 
     Args:
         run: Run directory, one of the `checkpoints/step-N` of a pre-trained run, `hub:OWNER/NAME[@REVISION]`, a model
-            of the package, `bundled:text` or `bundled:smiles`, or a masked LM of transformers, `hf:FOLDER-OR-NAME`.
+            of the package, `bundled:text` or `bundled:smiles`, or a masked LM or encoder of transformers,
+            `hf:FOLDER-OR-NAME`.
         device: `auto` (CUDA where there is a device), `cpu` or `cuda`.
         progress: Reports the work; None: silent.
 

@@ -89,6 +89,7 @@ class RunInfo(Environment):
         command: Like `pretrain`; the fields after `started_unix_s` are of the commands named in the comments.
         earlier_environments: Environments of earlier processes of the run, where they differed, the oldest first.
         trained_on: The data in words; of models in the package.
+        new_part: What an encoder of transformers came without, so that no training has seen it.
     """
 
     command: str
@@ -112,6 +113,7 @@ class RunInfo(Environment):
     valid_sequences: int | None = absent_if_none()
     steps: int | None = absent_if_none()
     trained_on: str | None = absent_if_none()
+    new_part: str | None = absent_if_none()
     # finetune
     task: str | None = absent_if_none()
     seeds: tuple[int, ...] | None = absent_if_none()

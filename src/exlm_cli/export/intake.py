@@ -1,4 +1,5 @@
-"""Masked LMs of transformers as runs: `hf:FOLDER` or `hf:NAME` of the Hub, kept in the cache as a run directory.
+"""Masked LMs and encoders of transformers as runs: `hf:FOLDER` or `hf:NAME` of the Hub, kept in the cache as a run
+directory.
 
 Such a run has no training: recipe, tokenizer and weights, as those of `exlm pretrain` at step 0. So every command reads
 it. Of the folder, JSON, safetensors and ESM's list of tokens are read; no pickle is, and no code runs.
@@ -31,17 +32,24 @@ from exlm_cli.data.rows.records import RowKind
 from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer, read_backend
 from exlm_cli.errors import CheckpointError, TokenizerError
 from exlm_cli.files import refusing, removed_on_failure
-from exlm_cli.model.backbones import FAMILIES, from_masked_lm, model_values, plain_config, require_transformers
+from exlm_cli.model.backbones import (
+    FAMILIES,
+    from_transformers,
+    has_lm_head,
+    model_values,
+    plain_config,
+    require_transformers,
+)
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.paths import cache_root, expand_path
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import update_run_json
+from exlm_cli.run_dir import read_run_json, update_run_json
 from exlm_cli.train.checkpoint import CheckpointState, LoopState, save_weights
 from exlm_cli.train.pretrained import build_model, load_pretrained, model_identity
 
 SCHEME = "hf:"
 
-_LAYOUT = "2"
+_LAYOUT = "3"
 """Changes with what is kept of a model, so that copies of earlier versions are made again."""
 _NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
 _CONFIG, _VOCABULARY, _WEIGHTS = "config.json", "vocab.txt", "model.safetensors"
@@ -54,6 +62,8 @@ _USUAL_LENGTH = 512
 def take_in(given: str, progress: Progress, kind: RowKind = "text") -> Path:
     """Return the run directory in the cache with the model of `hf:...`; make it if it is not there.
 
+    An encoder without an LM head gets a new one, drawn at random; a message says so.
+
     Args:
         given: `hf:` and a folder, or a name of the Hub with or without `@REVISION`.
         progress: Reports the work.
@@ -61,7 +71,7 @@ def take_in(given: str, progress: Progress, kind: RowKind = "text") -> Path:
 
     Raises:
         CheckpointError: There is no such model, it is of a family that exlm does not know, or its files are not those
-            of a masked LM in safetensors. Nothing is left behind.
+            of a masked LM or an encoder in safetensors. Nothing is left behind.
         ConfigError: transformers is not installed.
         TokenizerError: Its tokenizer cannot be read or used.
     """
@@ -76,11 +86,7 @@ def take_in(given: str, progress: Progress, kind: RowKind = "text") -> Path:
     if family not in FAMILIES:
         raise CheckpointError(
             f"`{given}`: a model of the family `{family[:40]}`; exlm knows {', '.join(FAMILIES)}",
-            "give a masked LM of one of these",
-        )
-    if config.get("tie_word_embeddings", True) is False:
-        raise CheckpointError(
-            f"`{given}`: its decoder is not tied to its token embedding", "give a masked LM with a tied decoder"
+            "give a masked LM or an encoder of one of these",
         )
     weights = _weight_files(given, folder)
     files = [folder / _CONFIG, *weights]
@@ -102,6 +108,8 @@ def take_in(given: str, progress: Progress, kind: RowKind = "text") -> Path:
                 with refusing(f"{place.parent}: the model could not be kept"):
                     temporary.replace(place)
             progress.message(f"`{given}`: a {family} encoder, kept in {place}")
+    if new := read_run_json(place).new_part:
+        progress.message(f"`{given}`: it has no {new}, so a new one fills masks only after a pre-training")
     return place
 
 
@@ -132,7 +140,7 @@ def _write_run(
         recipe = PretrainRecipe.model_validate(
             {
                 "name": slug,
-                "purpose": f"The masked LM {given} of transformers, as it is published",
+                "purpose": f"The model {given} of transformers, as it is published",
                 "objective": "mlm",
                 "device": "auto",
                 "data": {"kind": kind, "sequence_length": length},
@@ -144,11 +152,16 @@ def _write_run(
         )
     _check_ids(given, family, plain, tokenizer)
     tensors = _read_tensors(given, weights)
+    has_head = has_lm_head(tensors, family)
+    if has_head and config.get("tie_word_embeddings", True) is False:
+        raise CheckpointError(
+            f"`{given}`: its decoder is not tied to its token embedding", "give a masked LM with a tied decoder"
+        )
     with _naming(given):
         with torch.device("meta"):  # a wrong size is refused before it is allocated
-            from_masked_lm(tensors, ExlmModel(recipe, tokenizer.vocab_size), family)
+            from_transformers(tensors, ExlmModel(recipe, tokenizer.vocab_size), family)
         network = build_model(recipe, tokenizer, torch.device("cpu"))
-        network.load_state_dict({**network.state_dict(), **from_masked_lm(tensors, network, family)})
+        network.load_state_dict({**network.state_dict(), **from_transformers(tensors, network, family)})
     save_weights(
         run,
         0,
@@ -158,9 +171,8 @@ def _write_run(
     )
     tokenizer.save(run / TOKENIZER_FILE)
     parameters = num_parameters(network)
-    update_run_json(
-        run, {"command": "pretrain", "steps": 0, "parameters": parameters, "trained_on": f"what {given} was trained on"}
-    )
+    described = {"trained_on": f"what {given} was trained on", "new_part": None if has_head else "LM head"}
+    update_run_json(run, {"command": "pretrain", "steps": 0, "parameters": parameters, **described})
     write_run_recipe(run, recipe)
 
 
@@ -216,7 +228,7 @@ def _download(given: str, name: str, progress: Progress) -> Path:
 
 def _read_object(given: str, path: Path) -> dict[str, Any]:
     """Return the object in a JSON file of the folder; errors name the model and the file."""
-    hint = f"a masked LM of transformers has a {_CONFIG}, saved by `save_pretrained`"
+    hint = f"a model of transformers has a {_CONFIG}, saved by `save_pretrained`"
     with refusing(f"`{given}`: {path.name} cannot be read"):
         if not path.is_file():
             raise CheckpointError(f"`{given}`: it has no {path.name}", hint)

@@ -377,10 +377,17 @@ def names_in_masked_lm(names: Iterable[str], family: str) -> dict[str, str]:
     }
 
 
-def from_masked_lm(tensors: Mapping[str, Tensor], model: nn.Module, family: str) -> dict[str, Tensor]:
-    """Return the tensors of `encoder` and `lm_head` of an `ExlmModel`, from those of transformers' masked LM.
+def has_lm_head(names: Iterable[str], family: str) -> bool:
+    """Return whether tensors of these names in a file are those of a masked LM, not of an encoder alone."""
+    row = FAMILIES[family]
+    return any(name.startswith((f"{row.dense}.", f"{row.norm}.")) for name in names)
 
-    Its names are those of the file; those that the model lacks are left out, such as a pooler.
+
+def from_transformers(tensors: Mapping[str, Tensor], model: nn.Module, family: str) -> dict[str, Tensor]:
+    """Return the tensors of `encoder` and `lm_head` of an `ExlmModel`, from those of a masked LM or of an encoder.
+
+    Those that the model lacks are left out, such as a pooler. An encoder gives no `lm_head`; saved on its own, as
+    sentence encoders are, it has names without the prefix that it has in a masked LM.
 
     Args:
         tensors: By their names in the file.
@@ -392,9 +399,15 @@ def from_masked_lm(tensors: Mapping[str, Tensor], model: nn.Module, family: str)
     """
     # names of TensorFlow's BERT, which the oldest files have
     known = {name.replace(".gamma", ".weight").replace(".beta", ".bias"): tensor for name, tensor in tensors.items()}
-    state = model.state_dict()
+    state, row = model.state_dict(), FAMILIES[family]
+    has_head = has_lm_head(known, family)
+    is_alone = not any(name.startswith(f"{row.encoder}.") for name in known)
     found = {}
     for name, theirs in names_in_masked_lm(state, family).items():
+        if not has_head and name.startswith("lm_head."):
+            continue
+        if is_alone:
+            theirs = theirs.removeprefix(f"{row.encoder}.")
         tensor, saved = state[name], known.get(theirs)
         if saved is None and (name == "lm_head.bias" or ".contact_head." in name):
             saved = known.get(theirs.replace("predictions.bias", "predictions.decoder.bias"), tensor)
@@ -402,7 +415,7 @@ def from_masked_lm(tensors: Mapping[str, Tensor], model: nn.Module, family: str)
             shape = "is missing" if saved is None else f"has the shape {tuple(saved.shape)}"
             raise CheckpointError(
                 f"`{theirs}` {shape}; by its config.json it is {tuple(tensor.shape)}",
-                "take weights and config.json from the same masked LM; an encoder without LM head has no `lm_head`",
+                "take weights and config.json from the same model",
             )
         found[name] = saved
     if (own := state.get(_INV_FREQ)) is not None:

@@ -127,9 +127,13 @@ HOSTILE = {
         lambda f: _tensors(f, lambda t: t.update({WORD: t[WORD][:5].clone()})), rf"`{WORD}` has the shape \(5, 32\)",
     ),
     "a tensor is not finite": (lambda f: _tensors(f, lambda t: t[WORD].fill_(torch.nan)), "not finite"),
-    "an encoder alone": (
-        lambda f: _tensors(f, lambda t: [t.pop(name) for name in list(t) if name.startswith("cls.")]),
-        "`cls.predictions.bias` is missing|`cls.predictions.transform.dense.weight` is missing",
+    "half a head": (
+        lambda f: _tensors(f, lambda t: t.pop("cls.predictions.transform.dense.bias")),
+        "`cls.predictions.transform.dense.bias` is missing",
+    ),
+    "an encoder without a layer": (
+        lambda f: _tensors(f, lambda t: [t.pop(name) for name in list(t) if name.startswith(("cls.", "bert.encoder"))]),
+        "`bert.encoder.layer.0.attention.self.query.weight` is missing",
     ),
     "a pickle alone": (
         lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "it has no model.safetensors; .* pickle",

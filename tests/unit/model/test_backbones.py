@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from exlm_cli import load
 from exlm_cli.config.finetune import FinetuneModelConfig
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import BackboneConfig, ModelConfig
@@ -106,6 +107,37 @@ def test_the_way_back_gives_the_same_logits(taken, family, tmp_path):
     with torch.no_grad():
         expected = theirs(input_ids=ids).logits
         torch.testing.assert_close(again(input_ids=ids).logits, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_encoder_without_a_head_has_the_states_of_transformers(family, tmp_path, monkeypatch):
+    """Saved on its own, as sentence encoders are: no prefix, with a pooler where the family has one. Mean vectors of
+    texts are the means of all states of transformers, as sentence-transformers takes them; a message says each time
+    that the LM head is new.
+    """
+    monkeypatch.setenv("EXLM_CACHE_DIR", str(tmp_path / "cache"))
+    save_masked_lm(family, tmp_path / "encoder")
+    torch.manual_seed(1)
+    theirs = getattr(transformers, f"{FAMILIES[family].classes}Model")(
+        transformers.AutoConfig.from_pretrained(tmp_path / "encoder")
+    ).eval()
+    theirs.save_pretrained(tmp_path / "encoder")
+    told = []
+
+    class Told(SilentProgress):
+        def message(self, text):
+            told.append(text)
+
+    runs = [take_in(f"hf:{tmp_path / 'encoder'}", Told()) for _ in range(2)]
+    assert sum("it has no LM head, so a new one" in line for line in told) == 2
+    texts = ["M K", "L L A V"] if family == "esm" else ["the dog", "a cat sees the man"]
+    run = load(runs[0], device="cpu")
+    found = run.embed(texts).mean
+    for text, vector in zip(texts, found, strict=True):
+        (ids,) = encode_texts([(text,)], run.tokenizer, 32).token_ids
+        with torch.no_grad():
+            states = theirs(input_ids=torch.tensor(ids)[None]).last_hidden_state[0]
+        np.testing.assert_allclose(vector, states.mean(0), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "esm"])

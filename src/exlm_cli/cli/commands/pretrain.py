@@ -32,7 +32,7 @@ BeginOption = Annotated[
         metavar="RUN",
         parser=expand_path,
         help="Begin with these weights: a pre-training run, bundled:NAME, hub:OWNER/NAME, or hf:FOLDER-OR-NAME, a "
-        "masked LM of transformers; default: weights drawn from the seed.",
+        "masked LM or encoder of transformers; default: weights drawn from the seed.",
     ),
 ]
 
