@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.dag.chain import ChainOfInput
 from exlm_cli.dag.graph import Dag
 from exlm_cli.dag.read import MaskedText, read_masked
 from exlm_cli.data import IntArray
@@ -75,6 +76,7 @@ def _dags_of_window(
     """Yield the DAGs of inputs that are read at once, in batches of like length."""
     order = sorted(range(len(inputs)), key=lambda row: len(inputs[row].input_ids))
     numbers: dict[int, Callable[[], tuple[Tensor, Tensor]]] = {}
+    chains: dict[int, ChainOfInput] = {}
     for start in range(0, len(order), _BATCH_ROWS):
         rows = order[start : start + _BATCH_ROWS]
         batch = batch_from_masked_ids(
@@ -84,7 +86,12 @@ def _dags_of_window(
             num_states_per_mask=model.nodes_per_mask,
             expands_input=model.expands_input,
         ).to(model.decoder_weight.device)
-        numbers |= zip(rows, _numbers_of_batch(model, batch, tokenizer.unk_id), strict=True)
+        if model.chain_head is not None:
+            of_rows = dict(zip(rows, _chains_of_batch(model, batch), strict=True))
+            chains |= of_rows
+            numbers |= {row: partial(_expand_chain, chain) for row, chain in of_rows.items()}
+        else:
+            numbers |= zip(rows, _numbers_of_batch(model, batch, tokenizer.unk_id), strict=True)
     for row, masked in enumerate(inputs):
         log_probs_SV, log_trans_SS = numbers.pop(row)()  # in float64 one at a time
         yield Dag(
@@ -96,6 +103,7 @@ def _dags_of_window(
             input_ids=masked.input_ids,
             tokenizer=tokenizer,
             has_transitions=model.has_dag,
+            chain=chains.pop(row, None),
         )
 
 
@@ -113,15 +121,6 @@ def _numbers_of_batch(model: ExlmModel, batch: Batch, unk_id: int) -> list[Calla
     log_probs_BSV = model.node_log_probs(nodes).cpu()
     num_nodes_B = batch.state_lengths.tolist()
     of_rows = [log_probs_SV[:n] for log_probs_SV, n in zip(log_probs_BSV, num_nodes_B, strict=True)]
-    if model.chain_head is not None:
-        membership_VR = model.chain_head.membership(model.decoder_weight).cpu()
-        sorted_TRk = model.chain_head.sort(nodes.gather_inner()).cpu().split([n - 2 for n in num_nodes_B])
-        log_next_BUkk = model.chain(nodes, batch).log_next.cpu()
-        edges = [log_next_Ukk[: n - 3] for log_next_Ukk, n in zip(log_next_BUkk, num_nodes_B, strict=True)]
-        return [
-            partial(_expand_chain, log_probs, state_TRk, membership_VR, log_next)
-            for log_probs, state_TRk, log_next in zip(of_rows, sorted_TRk, edges, strict=True)
-        ]
     if model.transition is not None:
         log_trans_BSS = model.log_transitions(nodes, batch).cpu()
         return [
@@ -135,30 +134,29 @@ def _as_float64(log_probs_SV: Tensor, log_trans_SS: Tensor) -> tuple[Tensor, Ten
     return log_probs_SV.double(), log_trans_SS.double()
 
 
-def _expand_chain(
-    log_probs_SV: Tensor, state_TRk: Tensor, membership_VR: Tensor, log_next_Ukk: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return distributions and edges of the k states of each mask, for a chain whose masks have one node each.
+@torch.inference_mode()
+def _chains_of_batch(model: ExlmModel, batch: Batch) -> list[ChainOfInput]:
+    """Return the chain of each sequence."""
+    states_BSD = model.node_states(batch).states
+    return [
+        ChainOfInput(model, states_SD[1 : n - 1], position_S[1 : n - 1])
+        for states_SD, position_S, n in zip(states_BSD, batch.node_index, batch.state_lengths.tolist(), strict=True)
+    ]
 
-    Args:
-        log_probs_SV: Distributions of the masks between two rows for the ends.
-        state_TRk: States' shares of each class of tokens.
-        membership_VR: Classes' shares of each token.
-        log_next_Ukk: Edges.
-    """
-    mask_TV, num_states = log_probs_SV[1:-1].double(), state_TRk.shape[2]
-    log_state_TkV = mask_TV[:, None] + (state_TRk.double().mT @ membership_VR.double().t()).log()
-    log_size_Tk = log_state_TkV.logsumexp(-1)
-    log_state_TkV = log_state_TkV - log_size_Tk[..., None]
-    ends = torch.full_like(mask_TV[:1], -torch.inf)
-    num_nodes = len(mask_TV) * num_states + 2
+
+def _expand_chain(chain: ChainOfInput) -> tuple[Tensor, Tensor]:
+    """Return distributions and edges of the k states of each mask, as the best filling leads to them."""
+    (best,), _ = chain.best(1)
+    emit_TkV, start_k, next_Ukk = chain.numbers(torch.tensor(best))
+    k, ends = len(start_k), torch.full_like(emit_TkV[0, :1], -torch.inf)
+    num_nodes = len(emit_TkV) * k + 2
     log_trans = torch.full((num_nodes, num_nodes), -torch.inf, dtype=torch.float64)
-    log_trans[0, 1 : num_states + 1] = log_size_Tk[0]
-    for mask, log_edge_kk in enumerate(log_next_Ukk):
-        start = 1 + mask * num_states
-        log_trans[start : start + num_states, start + num_states : start + 2 * num_states] = log_edge_kk
-    log_trans[-1 - num_states : -1, -1] = 0.0
-    return torch.cat([ends, log_state_TkV.flatten(0, 1), ends]), log_trans
+    log_trans[0, 1 : k + 1] = start_k
+    for mask, log_edge_kk in enumerate(next_Ukk):
+        start = 1 + mask * k
+        log_trans[start : start + k, start + k : start + 2 * k] = log_edge_kk
+    log_trans[-1 - k : -1, -1] = 0.0
+    return torch.cat([ends, emit_TkV.flatten(0, 1), ends]), log_trans
 
 
 def _one_node_per_mask(model: ExlmModel, log_probs_SV: Tensor, blank_id: int) -> tuple[Tensor, Tensor]:

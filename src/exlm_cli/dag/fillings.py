@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from exlm_cli.dag.chain import ChainOfInput
 from exlm_cli.dag.graph import Dag, length_log_prob, token_marginals
 from exlm_cli.dag.search import MAX_WORK, Length, SearchProblem, Tokens, best_sequences
 from exlm_cli.data.molecules import find_invalid_smiles
@@ -89,6 +90,10 @@ def n_best_fillings(dag: Dag, n: int, length: Length = "exact") -> NBest:
     Raises:
         DataError: `exact`, and no path has exactly T inner nodes.
     """
+    if dag.chain is not None:
+        of_chain, is_proven = dag.chain.best(n)
+        fillings = _merge_by_text(dag, [tuple(enumerate(tokens)) for tokens in of_chain], length)
+        return NBest(tuple(fillings), 0.0, is_proven)
     log_prob_length = length_log_prob(dag) if length == "exact" else 0.0
     problem = SearchProblem(dag, length)
     limit = max(_BATCH_SIZE, min(MAX_SEQUENCES, MAX_SCORED_CELLS // (problem.max_tokens * dag.num_nodes**2)))
@@ -115,7 +120,7 @@ def independent_guess(dag: Dag, length: Length = "exact") -> IndependentGuess:
     marginal_TV = token_marginals(dag)
     probs = marginal_TV.max(axis=1)
     tokens = marginal_TV.argmax(axis=1).tolist()
-    slots = range(dag.num_masks) if length == "exact" else dag.mask_run.tolist()
+    slots = range(dag.num_masks) if length == "exact" or dag.chain is not None else dag.mask_run.tolist()
     (filling,) = _merge_by_text(dag, [tuple(zip(slots, tokens, strict=True))], length)
     filling = replace(filling, tokens_by_mask=tuple((token,) for token in tokens))
     return IndependentGuess(filling, tuple(probs.tolist()), math.exp(np.log(probs).sum()))
@@ -140,6 +145,9 @@ def _merge_by_text(dag: Dag, sequences: Sequence[Tokens], length: Length) -> lis
 
 def _score(dag: Dag, sequences: Sequence[Tokens], length: Length) -> Iterator[Filling]:
     """Yield each sequence with its exact probability over all alignments, and its best path."""
+    if dag.chain is not None:
+        yield from _score_chain(dag, dag.chain, sequences)
+        return
     slot_S = dag.node_mask if length == "exact" else dag.mask_run[dag.node_mask]
     for start in range(0, len(sequences), _BATCH_SIZE):
         batch = sequences[start : start + _BATCH_SIZE]
@@ -173,3 +181,14 @@ def _score(dag: Dag, sequences: Sequence[Tokens], length: Length) -> Iterator[Fi
                 # the op calls an empty target infeasible; here it is the one edge from BOS to EOS
                 log_prob = float(dag.log_trans[0, -1])
             yield Filling(by_mask, dag.fill(by_mask), log_prob, tuple(nodes))
+
+
+def _score_chain(dag: Dag, chain: ChainOfInput, sequences: Sequence[Tokens]) -> Iterator[Filling]:
+    """Yield each sequence of one token a mask with its exact probability, and its best path."""
+    first_T = 1 + dag.num_states_per_mask * np.arange(dag.num_masks)
+    for start in range(0, len(sequences), _BATCH_SIZE):
+        tokens_NT = np.array([[token for _, token in sequence] for sequence in sequences[start : start + _BATCH_SIZE]])
+        log_prob_N, state_NT = chain.score(torch.from_numpy(tokens_NT))
+        for tokens, log_prob, states in zip(tokens_NT.tolist(), log_prob_N.tolist(), state_NT.cpu(), strict=True):
+            by_mask = tuple((token,) for token in tokens)
+            yield Filling(by_mask, dag.fill(by_mask), log_prob, tuple((first_T + states.numpy()).tolist()))

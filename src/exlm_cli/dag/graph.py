@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from exlm_cli.dag.chain import ChainOfInput
 from exlm_cli.data import IntArray
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
@@ -36,6 +37,8 @@ class Dag:
         has_transitions: False for an MLM and for `alignment: independent`, whose masks do not depend on each other.
             Such a DAG has one node a mask and edges of probability 1. Its probabilities are the model's; if a mask has
             several states, they are conditional on these yielding one token.
+        chain: With `alignment: chain`, what each mask emits after any token. The states and edges above are those that
+            follow the tokens of the most probable filling.
     """
 
     text: str
@@ -46,6 +49,7 @@ class Dag:
     input_ids: IntArray
     tokenizer: Tokenizer
     has_transitions: bool = True
+    chain: ChainOfInput | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -134,7 +138,13 @@ def token_occupancy(dag: Dag) -> FloatArray:
 
 
 def token_marginals(dag: Dag) -> FloatArray:
-    """Return the probabilities of the t-th token, (T, V), given T tokens: nodes weighted by `token_occupancy`."""
+    """Return the probabilities of the t-th token, (T, V), given T tokens: nodes weighted by `token_occupancy`.
+
+    Those of a chain are the LM head's, of each mask by itself.
+    """
+    if dag.chain is not None:
+        own_TV: FloatArray = dag.chain.own_log_probs.double().softmax(-1).cpu().numpy()
+        return own_TV
     marginal_TV: FloatArray = token_occupancy(dag)[:, 1:-1] @ np.exp(dag.node_log_probs[1:-1])
     return marginal_TV
 

@@ -99,6 +99,9 @@ def _fill(dag: Dag, settings: FillSettings, words: MaskWords) -> Iterator[Line]:
 def _log_prob_alone(dag: Dag, occupancy_TS: FloatArray, filling: Filling) -> float:
     """Return the log of the product of the marginal probabilities of the tokens, given T of them."""
     tokens = [token for (token,) in filling.tokens_by_mask]
+    if dag.chain is not None:
+        own_TV = dag.chain.own_log_probs
+        return math.fsum(own_TV[range(len(tokens)), tokens].tolist())
     emitted_ST = np.exp(dag.node_log_probs[:, tokens])
     marginals_T = np.einsum("ts,st->t", occupancy_TS, emitted_ST)
     return math.fsum(map(math.log, marginals_T.tolist()))

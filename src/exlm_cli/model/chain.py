@@ -9,7 +9,7 @@ import math
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from exlm_cli.config.sections import CHAIN_EDGE_WIDTH, CHAIN_MAX_GAP, ModelConfig
@@ -27,6 +27,8 @@ _STAY = 4.0
 """Initial log-odds of keeping the state, as `transition.start: lanes` has it."""
 _EDGE_SPREAD = 0.3
 _CLUSTER_ROUNDS = 30
+_ALONE_EVERY = 6
+"""In training one mask of so many reads nothing, so that the LM head learns to fill it alone."""
 
 
 class ChainHead(nn.Module):
@@ -48,7 +50,7 @@ class ChainHead(nn.Module):
         W_o gelu(W_p h + W_n h' + W_t norm(embedding of y) + gap'),
 
     where y is the token at the mask before. Each path visits every mask once, so that y is the target before on all
-    of them, and the sum over paths stays one pass.
+    of them, and the sum over paths stays one pass. In training some masks read nothing (`reads`).
 
     An encoder that has not learned yet makes poor classes, which last. So the model begins as an MLM, and the DAG when
     `model.chain.starts_at` of the steps are done; then classes are clusters of the embeddings.
@@ -140,8 +142,8 @@ class ChainHead(nn.Module):
         """Return what the token of the mask before changes in the LM head's features; zero at the first mask.
 
         Args:
-            states_BTD: As for `forward`.
-            position_BT: As for `forward`.
+            states_BTD: As for `edge_scores`.
+            position_BT: As for `edge_scores`.
             token_BTD: Embeddings of the masks' tokens.
         """
         pair_BUX = torch.cat([states_BTD[:, :-1], states_BTD[:, 1:]], -1)
@@ -149,31 +151,41 @@ class ChainHead(nn.Module):
         read_BUD = read_BUD + self.read_gap(_gaps(position_BT))
         return F.pad(self.change(F.gelu(read_BUD)), (0, 0, 1, 0))
 
-    def forward(
-        self,
-        states_BTD: Float[Tensor, "B T D"],
-        position_BT: Int64[Tensor, "B T"],
-        log_size_BTk: Float[Tensor, "B T k"],
+    def edge_scores(
+        self, states_BTD: Float[Tensor, "B T D"], position_BT: Int64[Tensor, "B T"]
     ) -> Float[Tensor, "B U k k"]:
-        """Return the log-probabilities of the next mask's states, float32.
+        """Return what E adds to log Z before the softmax, float32.
 
         Args:
             states_BTD: States of the masks; anything beyond those of a sequence.
             position_BT: Their places in the input.
-            log_size_BTk: log Z.
         """
         query_BUd = self.query(states_BTD[:, :-1]) + self.gap(_gaps(position_BT))
         key_BUd = self.key(states_BTD[:, 1:])
         with without_autocast(states_BTD):
             query_BUkd = torch.addcmul(self.query_shift, query_BUd.float()[:, :, None], self.query_scale)
             key_BUkd = torch.addcmul(self.key_shift, key_BUd.float()[:, :, None], self.key_scale)
-            scores_BUkk = query_BUkd @ key_BUkd.mT / math.sqrt(CHAIN_EDGE_WIDTH) + self.stay * self.same_state
-            return (scores_BUkk + log_size_BTk[:, 1:, None]).log_softmax(-1)
+            return query_BUkd @ key_BUkd.mT / math.sqrt(CHAIN_EDGE_WIDTH) + self.stay * self.same_state
+
+    def forward(
+        self,
+        states_BTD: Float[Tensor, "B T D"],
+        position_BT: Int64[Tensor, "B T"],
+        log_size_BTk: Float[Tensor, "B T k"],
+    ) -> Float[Tensor, "B U k k"]:
+        """Return the log-probabilities of the next mask's states, float32; `log_size_BTk` is log Z."""
+        scores_BUkk = self.edge_scores(states_BTD, position_BT)
+        return (scores_BUkk + log_size_BTk[:, 1:, None]).log_softmax(-1)
 
 
 def zero_of(module: nn.Module) -> Float[Tensor, ""]:
     """Return 0 with a gradient of 0 for every weight that learns: ranks exchange all gradients in each step."""
     return torch.stack([0.0 * parameter.sum() for parameter in module.parameters()]).sum()
+
+
+def reads(sample_index_B: Int64[Tensor, " B"], mask_index_T: Int64[Tensor, " T"]) -> Bool[Tensor, "B T"]:
+    """Return whether a mask reads the target before in training: the same on any number of ranks."""
+    return (sample_index_B[:, None] + mask_index_T) % _ALONE_EVERY != 0
 
 
 def _gaps(position_BT: Tensor) -> Int64[Tensor, "B U"]:

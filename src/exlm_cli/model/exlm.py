@@ -16,7 +16,7 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import HEAD_CHUNK_ROWS
 from exlm_cli.data.batch import Batch
 from exlm_cli.model.backbones import ForeignLMHead, build_encoder
-from exlm_cli.model.chain import ChainHead, zero_of
+from exlm_cli.model.chain import ChainHead, reads, zero_of
 from exlm_cli.model.encoder import draw_weights
 from exlm_cli.model.transition import TransitionHead
 from exlm_cli.ops.chain import Chain
@@ -211,6 +211,9 @@ class ExlmModel(nn.Module):
         assert self.chain_head is not None, "`alignment` is not chain"
         token_BTD = F.embedding(batch.target_ids, self.decoder_weight)
         change_BTD = self.chain_head.feature_changes(nodes.states[:, 1:-1], batch.node_index[:, 1:-1], token_BTD)
+        if self.training:
+            index_T = torch.arange(token_BTD.shape[1], device=token_BTD.device)
+            change_BTD = change_BTD * reads(batch.sample_index, index_T)[..., None]
         features_MD = self.lm_head(nodes.gather_inner())
         change_MD = change_BTD.flatten(0, 1).index_select(0, batch.target_index)
         return LMHeadOutput(features_MD + change_MD.to(features_MD.dtype), self.decoder_weight, self.decoder_bias)

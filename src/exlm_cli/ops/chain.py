@@ -1,4 +1,4 @@
-"""Sums over the paths of a chain, whose edges lead from the k states of a mask to those of the next alone.
+"""Sums and maxima over the paths of a chain, whose edges lead from the k states of a mask to those of the next alone.
 
 Each path visits one state of every mask, so the t-th mask emits the t-th token:
 
@@ -52,6 +52,25 @@ def chain_posterior(chain: Chain) -> ChainPosterior:
     with torch.no_grad():
         log_alpha_BTk, nll_B = _forward(*_read(chain))
         return _posterior(log_alpha_BTk, -nll_B, *_read(chain))
+
+
+def best_chain(chain: Chain) -> Int64[Tensor, "B T"]:
+    """Return the states of the most probable path (Viterbi); -1 beyond the length of a sequence."""
+    with torch.no_grad():
+        log_best_Bk = chain.log_share[:, 0] + chain.log_emit[:, 0]
+        came_from: list[Tensor] = []
+        stay_k = torch.arange(log_best_Bk.shape[1], device=log_best_Bk.device)
+        for t, log_edge_Bkk in enumerate(chain.log_next.unbind(1), 1):
+            log_reach_Bk, from_Bk = (log_best_Bk[:, :, None] + log_edge_Bkk).max(1)
+            is_mask_B1 = (t < chain.target_lengths)[:, None]
+            log_best_Bk = torch.where(is_mask_B1, log_reach_Bk + chain.log_emit[:, t], log_best_Bk)
+            came_from.append(torch.where(is_mask_B1, from_Bk, stay_k))
+        state_B = log_best_Bk.argmax(1)
+        path = [state_B]
+        for from_Bk in reversed(came_from):
+            path.append(state_B := from_Bk.gather(1, state_B[:, None])[:, 0])
+        index_T = torch.arange(len(path), device=state_B.device)
+        return torch.stack(path[::-1], 1).masked_fill(index_T >= chain.target_lengths[:, None], -1)
 
 
 def share_imbalance(chain: Chain) -> Float[Tensor, " B"]:

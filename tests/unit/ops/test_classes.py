@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from exlm_cli.ops.classes import LMHeadOutput, class_shares, state_statistics
+from exlm_cli.ops.classes import LMHeadOutput, class_shares, state_entropies
 
 M, D, V, R, K = 7, 5, 11, 4, 3
 
@@ -60,19 +60,17 @@ def test_under_autocast_only_the_product_is_in_16_bits(head, membership):
     assert all(tensor.grad.dtype == torch.float32 and tensor.grad.isfinite().all() for tensor in narrow)
 
 
-def test_states_have_the_entropy_and_the_best_token_of_their_distribution(head, membership):
+def test_states_have_the_entropy_of_their_distribution(head, membership):
     states = _draw(M, R, K, seed=4).softmax(-1)
-    found = state_statistics(head, membership.float(), states.float(), chunk_rows=4)
+    found = state_entropies(head, membership.float(), states.float(), chunk_rows=4)
     parts = _probabilities(head)[:, None] * (membership @ states).mT
     parts = parts / parts.sum(-1, keepdim=True)
-    torch.testing.assert_close(found.entropy_nats.double(), -(parts * parts.log()).sum(-1), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(found.best_log_prob.double(), parts.max(-1).values.log(), atol=1e-5, rtol=1e-5)
-    assert (found.best_token == parts.argmax(-1)).all()
+    torch.testing.assert_close(found.double(), -(parts * parts.log()).sum(-1), atol=1e-5, rtol=1e-5)
 
 
 def test_no_masks_are_no_rows(head, membership):
     empty = LMHeadOutput(head.features[:0], head.weight, head.bias)
     log_prob, shares = class_shares(empty, membership, TOKENS[:0], chunk_rows=3)
     assert (log_prob.shape, shares.shape) == ((0,), (0, R))
-    found = state_statistics(empty, membership, torch.empty(0, R, K), chunk_rows=3)
-    assert found.best_token.shape == (0, K)
+    found = state_entropies(empty, membership, torch.empty(0, R, K), chunk_rows=3)
+    assert found.shape == (0, K)

@@ -1,0 +1,183 @@
+"""Fillings of one input under `alignment: chain`: what each mask emits given the token before, and the search.
+
+The search is a beam over token prefixes, as `search` is, and each prefix has its forward vector over the states of its
+last mask. A prefix bounds all its completions, since what follows has at most probability 1. So the result is proven
+if the most probable prefix that was cut is no more probable than the last filling of the list.
+
+Axes: T masks, k states of each, W prefixes or N sequences of tokens, D width, V vocabulary, R classes.
+"""
+
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from exlm_cli.model.exlm import ExlmModel
+from exlm_cli.ops.chain import Chain, best_chain, chain_nll
+
+MAX_CELLS = 20_000_000
+"""Limit on the (prefix, token) pairs in memory: 80 MB."""
+_FIRST_WIDTH = 32
+_ROUNDING = 1e-6
+
+
+class ChainNumbers(NamedTuple):
+    """States and edges of a chain whose masks follow the tokens of one sequence, log-probabilities, float64.
+
+    Attributes:
+        emit: (T, k, V) of tokens by the states of each mask.
+        start: (k,) of the first mask's states.
+        next: (T - 1, k, k) of the next mask's states.
+    """
+
+    emit: Float[Tensor, "T k V"]
+    start: Float[Tensor, " k"]
+    next: Float[Tensor, "U k k"]
+
+
+class ChainOfInput:
+    """The masks of one input, on the model's device.
+
+    Args:
+        model: With a chain head.
+        states_TD: States of its masks.
+        position_T: Their places in the input.
+    """
+
+    def __init__(self, model: ExlmModel, states_TD: Float[Tensor, "T D"], position_T: Int64[Tensor, " T"]) -> None:
+        assert model.chain_head is not None, "`alignment` is not chain"
+        self._model, self._head = model, model.chain_head
+        self._states_TD, self._position_T = states_TD, position_T
+        with torch.inference_mode():
+            self._features_TD = model.lm_head(states_TD)
+            self._member_VR = self._head.membership(model.decoder_weight)
+            self._sort_TRk = self._head.sort(states_TD)
+            self._scores_Ukk = self._head.edge_scores(states_TD[None], position_T[None])[0].double()
+
+    @property
+    def num_masks(self) -> int:
+        """T."""
+        return len(self._states_TD)
+
+    @cached_property
+    def own_log_probs(self) -> Float[Tensor, "T V"]:
+        """Log-probabilities of tokens at each mask by itself: those of the LM head."""
+        with torch.inference_mode():
+            return self._log_probs(self._features_TD)
+
+    @torch.inference_mode()
+    def score(self, tokens_NT: Int64[Tensor, "N T"]) -> tuple[Float[Tensor, " N"], Int64[Tensor, "N T"]]:
+        """Return the log-probabilities of sequences of tokens, float64 nats, and the states of their best paths."""
+        before_NT = F.pad(tokens_NT[:, :-1], (1, 0))
+        shares, edges, emits = [], [], []
+        for t in range(self.num_masks):
+            log_prob_NV = self._log_probs_after(t, before_NT[:, t])
+            log_size_Nk = self._log_sizes(t, log_prob_NV)
+            of_token_Nk = (self._member_VR[tokens_NT[:, t]] @ self._sort_TRk[t]).log().double()
+            log_prob_N = log_prob_NV.gather(1, tokens_NT[:, t, None]).double()
+            emits.append(log_prob_N + of_token_Nk - log_size_Nk)
+            shares.append(log_size_Nk)
+            if t:
+                edges.append(self._log_edges(t, log_size_Nk))
+        num_states = self._sort_TRk.shape[2]
+        no_edges = torch.zeros(len(tokens_NT), 0, num_states, num_states, dtype=torch.float64, device=tokens_NT.device)
+        log_next_NUkk = torch.stack(edges, 1) if edges else no_edges
+        lengths_N = torch.full((len(tokens_NT),), self.num_masks, device=tokens_NT.device)
+        chain = Chain(torch.stack(shares, 1), log_next_NUkk, torch.stack(emits, 1), lengths_N)
+        return -chain_nll(chain), best_chain(chain)
+
+    @torch.inference_mode()
+    def numbers(self, tokens_T: Int64[Tensor, " T"]) -> ChainNumbers:
+        """Return states and edges where each mask follows the token before of one sequence."""
+        emits, edges, start_k = [], [], torch.empty(0)
+        for t in range(self.num_masks):
+            log_prob_1V = self._log_probs_after(t, tokens_T[None, max(t - 1, 0)])
+            log_part_kV = log_prob_1V.double() + (self._sort_TRk[t].double().T @ self._member_VR.double().T).log()
+            log_size_k = log_part_kV.logsumexp(-1)
+            emits.append(log_part_kV - log_size_k[:, None])
+            if t:
+                edges.append(self._log_edges(t, log_size_k[None])[0])
+            else:
+                start_k = log_size_k
+        no_edges = torch.empty(0, len(start_k), len(start_k), dtype=torch.float64)
+        return ChainNumbers(torch.stack(emits).cpu(), start_k.cpu(), torch.stack(edges).cpu() if edges else no_edges)
+
+    @torch.inference_mode()
+    def best(self, wanted: int) -> tuple[list[tuple[int, ...]], bool]:
+        """Return the `wanted` most probable sequences of T tokens, best first, and whether that is proven.
+
+        Fewer where no more have a probability above zero, or where the search meets its limit.
+        """
+        width, log_known = max(_FIRST_WIDTH, 2 * wanted), -torch.inf
+        while True:
+            log_prob_N, tokens_NT, log_cut = self._beam(width, log_known)
+            log_prob_N, tokens_NT = log_prob_N[:wanted], tokens_NT[:wanted]
+            log_known = float(log_prob_N[-1]) if len(log_prob_N) == wanted else -torch.inf
+            is_proven = log_cut <= log_known + _ROUNDING
+            width *= 4
+            if is_proven or width * len(self._member_VR) > MAX_CELLS:
+                return [tuple(tokens) for tokens in tokens_NT.tolist()], is_proven
+
+    def _beam(self, width: int, log_known: float) -> tuple[Tensor, Tensor, float]:
+        """Return log-probabilities and tokens of complete sequences, best first, and the most probable cut prefix.
+
+        At least as many as are wanted have log-probability `log_known` or more, so other prefixes are dropped.
+        """
+        device, num_states = self._states_TD.device, self._sort_TRk.shape[2]
+        tokens_WT = torch.empty(1, 0, dtype=torch.long, device=device)
+        log_prefix_W = torch.zeros(1, dtype=torch.float64, device=device)
+        log_alpha_Wk = torch.zeros(1, num_states, dtype=torch.float64, device=device)
+        log_cut = -torch.inf
+        for t in range(self.num_masks):
+            before_W = tokens_WT[:, -1] if t else torch.zeros(1, dtype=torch.long, device=device)
+            log_prob_WV = self._log_probs_after(t, before_W)
+            log_size_Wk = self._log_sizes(t, log_prob_WV)
+            if t:
+                log_reach_Wk = (log_alpha_Wk[:, :, None] + self._log_edges(t, log_size_Wk)).logsumexp(1)
+            else:
+                log_reach_Wk = log_size_Wk
+            # what the states that were reached add to the token's own probability, by its classes
+            factor_WR = (log_reach_Wk - log_size_Wk - log_prefix_W[:, None]).exp().float() @ self._sort_TRk[t].T
+            log_next_WV = log_prob_WV + (factor_WR @ self._member_VR.T).log() + log_prefix_W[:, None].float()
+            flat = log_next_WV.flatten()
+            best = flat.topk(min(width + 1, len(flat)))
+            if len(flat) > width:
+                log_cut = max(log_cut, float(best.values[-1]))
+            is_kept = best.values[:width] >= log_known - 1e-4
+            cell_W = best.indices[:width][is_kept]
+            row_W, token_W = cell_W // log_next_WV.shape[1], cell_W % log_next_WV.shape[1]
+            of_token_Wk = (self._member_VR[token_W] @ self._sort_TRk[t]).log() + log_prob_WV[row_W, token_W, None]
+            log_alpha_Wk = (log_reach_Wk - log_size_Wk)[row_W] + of_token_Wk.double()
+            log_prefix_W = log_alpha_Wk.logsumexp(1)
+            tokens_WT = torch.cat([tokens_WT[row_W], token_W[:, None]], 1)
+        order = log_prefix_W.argsort(descending=True, stable=True)
+        return log_prefix_W[order], tokens_WT[order], log_cut
+
+    def _log_probs_after(self, mask: int, before_W: Int64[Tensor, " W"]) -> Float[Tensor, "W V"]:
+        """Return log-probabilities of tokens at a mask given the token at the one before; one row at the first."""
+        if mask == 0:
+            return self.own_log_probs[:1].expand(len(before_W), -1)
+        known, inverse_W = before_W.unique(return_inverse=True)
+        pair = slice(mask - 1, mask + 1)
+        token_X2D = F.embedding(known, self._model.decoder_weight)[:, None].expand(-1, 2, -1)
+        change_X2D = self._head.feature_changes(
+            self._states_TD[None, pair].expand(len(known), -1, -1),
+            self._position_T[None, pair].expand(len(known), -1),
+            token_X2D,
+        )
+        return self._log_probs(self._features_TD[mask] + change_X2D[:, 1])[inverse_W]
+
+    def _log_probs(self, features_XD: Tensor) -> Float[Tensor, "X V"]:
+        logits_XV = F.linear(features_XD, self._model.decoder_weight, self._model.decoder_bias)
+        return logits_XV.float().log_softmax(-1)
+
+    def _log_sizes(self, mask: int, log_prob_WV: Tensor) -> Float[Tensor, "W k"]:
+        """Return log Z, float64."""
+        return (log_prob_WV.exp() @ self._member_VR @ self._sort_TRk[mask]).log().double()
+
+    def _log_edges(self, mask: int, log_size_Wk: Tensor) -> Float[Tensor, "W k k"]:
+        """Return log-probabilities of a mask's states given those of the mask before, float64."""
+        return (self._scores_Ukk[mask - 1] + log_size_Wk[:, None]).log_softmax(-1)
