@@ -27,8 +27,8 @@ from exlm_cli.finetune.cells.model import Finetuned, load_finetuned
 from exlm_cli.finetune.evaluation.calibration import DEFAULT_LEVEL
 from exlm_cli.finetune.features import FeatureStore, with_descriptors
 from exlm_cli.finetune.prediction.embed import RowEncoder, Vectors, embed_rows, finetuned_encoder, pretrained_encoder
-from exlm_cli.finetune.prediction.explain import explain_molecules, require_molecules
-from exlm_cli.finetune.prediction.predict import check_options, predict_rows
+from exlm_cli.finetune.prediction.explain import explain_molecules
+from exlm_cli.finetune.prediction.predict import check_options, predict_rows, require_molecules
 from exlm_cli.finetune.scores import Predictor
 from exlm_cli.format import format_parameters, is_unicode
 from exlm_cli.progress import Progress, SilentProgress
@@ -80,10 +80,10 @@ class Explanations:
     Attributes:
         names: C labels, classes or columns of values.
         smiles: R SMILES that the model read; those given where it cannot.
-        predicted: (R, C) float64, means over the seeds: values in the units of the training file, or log-odds of labels
-            and classes. NaN for a row that cannot be read.
+        predicted: (R, C) float64, as `predict` gives them: values in the units of the training file, or probabilities.
+            NaN for a row that cannot be read.
         changes: R arrays (A, C) float64: what each atom adds to the prediction, in the order in which the SMILES names
-            them and in the same units: the mean of what the prediction loses when the atom alone is masked, and of what
+            them and in the same units: the mean of what the prediction loses when the atom alone is hidden, and of what
             it gains by the atom when all others are. NaN for atoms beyond the sequence length; no rows for a molecule
             that cannot be read.
         problems: R strings, why a row cannot be read; empty where it can.
@@ -204,28 +204,31 @@ class Run:
         rows: str | Sequence[str],
         *,
         columns: Mapping[str, Sequence[float]] | None = None,
+        predictor: Predictor | None = None,
         seeds: Sequence[int] | None = None,
     ) -> Explanations:
-        """Mask atoms of molecules, and return how much each adds to the predictions.
+        """Hide atoms of molecules, and return how much each adds to the predictions.
 
         Args:
             rows: SMILES; one string is one molecule.
-            columns, seeds: As for `predict`.
+            columns, predictor, seeds: As for `predict`.
 
         Raises:
             CheckpointError: The run is pre-trained, so it predicts no labels.
-            ConfigError: It reads text, or has not these seeds.
+            ConfigError: It reads text, or has not these seeds or this predictor.
             DataError: `rows` is neither a string nor a list of strings, or `columns` are not those of the run.
         """
         finetuned = self._finetuned(seeds)
         require_molecules(finetuned)
+        predictor = check_options(finetuned, predictor, DEFAULT_LEVEL)
         rows = [rows] if isinstance(rows, str) else rows
         given = self._read(finetuned, rows, columns or {})
         problems = given.problems or ("",) * len(rows)
         encoded = given.encode(finetuned.tokenizer, finetuned.sequence_length)
         encoded = with_descriptors(encoded, finetuned.recipe.task, FeatureStore(), self._progress)
         assert isinstance(encoded, ScoredRows), "rows of molecules are"
-        found = explain_molecules(finetuned, encoded, [smiles for (smiles,) in encoded.texts], self._progress)
+        read = [smiles for (smiles,) in encoded.texts]
+        found = explain_molecules(finetuned, encoded, read, predictor, self._progress)
         names = finetuned.results.output_names
         smiles, changes = list(rows), [np.zeros((0, len(names)))] * len(problems)
         predicted_RC = np.full((len(problems), len(names)), np.nan)

@@ -78,10 +78,9 @@ def with_descriptors(
 
 
 def replace_molecules(
-    descriptors_NF: Features, smiles: Sequence[str], config: TaskSection, progress: Progress
+    descriptors_NF: Features, smiles: Sequence[str], config: TaskSection, store: FeatureStore, progress: Progress
 ) -> Features:
     """Return what the head reads (`with_descriptors`) of other molecules; numbers of `task.descriptor_columns` stay."""
-    store = FeatureStore()
     parts = [store.features(kind, smiles, progress) for kind in config.molecule_descriptors]
     num_columns = len(config.number_columns)
     return np.concatenate([*parts, descriptors_NF[:, descriptors_NF.shape[1] - num_columns :]], axis=1)

@@ -19,6 +19,7 @@ from exlm_cli.paths import expand_path
 if TYPE_CHECKING:
     from exlm_cli.finetune.cells.model import Finetuned
     from exlm_cli.finetune.evaluation.calibration import PredictedRows
+    from exlm_cli.finetune.scores import Predictor
     from exlm_cli.progress import Progress
     from exlm_cli.tasks.base import EncodedSplit, NewRows
 
@@ -83,7 +84,7 @@ def predict(
 
     With `--explain`, a folder beside the predictions, whose name ends in `-atoms`, has `index.html` with the molecules
     of the first rows, an SVG of each, and `atoms.csv`. Orange atoms raise the prediction, blue ones lower it. For each
-    atom the model predicts twice: with this atom masked, and with all others masked; so are its descriptors worked out.
+    atom, what predicts does so twice more: with this atom hidden, and with all others hidden.
     """
     from exlm_cli.cli import console
     from exlm_cli.cli.reports import emit_predictions
@@ -116,21 +117,31 @@ def predict(
 
 
 def _explain(
-    finetuned: "Finetuned", heading: str, progress: "Progress", encoded: "EncodedSplit", rows: "NewRows", folder: Path
+    finetuned: "Finetuned",
+    heading: str,
+    progress: "Progress",
+    encoded: "EncodedSplit",
+    rows: "NewRows",
+    predictor: "Predictor",
+    folder: Path,
 ) -> dict[Path, bytes]:
     """Return the files of a folder that show what the atoms of the first rows add."""
+    from exlm_cli.finetune.evaluation.verdict import describe_predictor
     from exlm_cli.finetune.prediction.explain import explain_molecules
     from exlm_cli.report.finetuning.explanations import ExplainedRow, explanation_files
     from exlm_cli.tasks.rows.task import ScoredRows
 
     assert isinstance(encoded, ScoredRows), "rows of molecules are"
     first = range(min(MAX_EXPLAINED, len(encoded)))
-    found = explain_molecules(finetuned, encoded, [encoded.texts[row][0] for row in first], progress)
+    found = explain_molecules(finetuned, encoded, [encoded.texts[row][0] for row in first], predictor, progress)
     explained = [
         ExplainedRow(int(rows.columns["line"][rows.readable[row]]), found[row], encoded.targets[row]) for row in first
     ]
-    names, loss = finetuned.results.output_names, finetuned.results.loss
-    return explanation_files(explained, folder, names=names, loss=loss, heading=heading, num_rows=len(encoded))
+    names, loss, known = finetuned.results.output_names, finetuned.results.loss, finetuned.results.predictors
+    what = "the model" if known is None else describe_predictor(predictor, known)
+    return explanation_files(
+        explained, folder, names=names, loss=loss, heading=heading, num_rows=len(encoded), predictor=what
+    )
 
 
 def embed(

@@ -32,7 +32,7 @@ from exlm_cli.model.heads import TaskModel
 from exlm_cli.paths import expand_path
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import run_kind
-from exlm_cli.tasks.base import DownstreamTask, EncodedSplit, FloatArray, SeedOutputs
+from exlm_cli.tasks.base import DownstreamTask, EncodedRows, FloatArray, SeedOutputs
 from exlm_cli.tasks.metrics import join_seeds, to_predictions
 from exlm_cli.tasks.rows.task import RowTask
 from exlm_cli.train.checkpoint import (
@@ -96,7 +96,7 @@ class Finetuned:
             is_whole=self.is_whole and set(seeds) == set(known),
         )
 
-    def run_seeds(self, encoded: EncodedSplit, progress: Progress) -> SeedOutputs:
+    def run_seeds(self, encoded: EncodedRows, progress: Progress) -> SeedOutputs:
         """Return what each of the K seeds predicts for N examples.
 
         Those of several splits come one split after the other.

@@ -1,4 +1,4 @@
-"""What each atom of a molecule adds to its prediction: how the prediction changes as atoms are hidden.
+"""What each atom of a molecule adds to its prediction: how what predicts changes its answer as atoms are hidden.
 
 Axes: N molecules, A atoms of one, G distinct groups of tokens of these atoms, C outputs, V masked versions of all
 molecules.
@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import logsumexp
 
 from exlm_cli.data import IntArray
 from exlm_cli.data.molecules import atom_spans, hide_atoms
 from exlm_cli.data.tokenizer import Tokenizer
-from exlm_cli.errors import ConfigError
 from exlm_cli.finetune.cells.model import Finetuned
-from exlm_cli.finetune.features import replace_molecules
+from exlm_cli.finetune.features import FeatureStore, replace_molecules
+from exlm_cli.finetune.prediction.predict import predict_outputs
+from exlm_cli.finetune.scores import Predictor
 from exlm_cli.progress import Progress
-from exlm_cli.tasks.base import EncodedRows, FloatArray, Loss
+from exlm_cli.tasks.base import EncodedRows, FloatArray
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class AtomChanges:
 
     Attributes:
         smiles: What the model reads; atom a is the a-th that it names.
-        predicted: (C,) mean prediction of the seeds: values in their units, or log-odds of labels and classes.
-        changes: (A, C) what each atom adds (`explain_molecules`), mean over the seeds, in the same units; NaN for atoms
-            beyond the sequence length, which the model does not read.
+        predicted: (C,) prediction, as `exlm predict` gives it: values in their units, or probabilities.
+        changes: (A, C) what each atom adds (`explain_molecules`), in the same units; NaN for atoms beyond the sequence
+            length, which the model does not read.
     """
 
     smiles: str
@@ -36,35 +36,24 @@ class AtomChanges:
     changes: FloatArray
 
 
-def require_molecules(finetuned: Finetuned) -> None:
-    """Refuse a run that reads text.
-
-    Raises:
-        ConfigError: It does.
-    """
-    if finetuned.results.input_kind != "smiles":
-        raise ConfigError(
-            f"{finetuned.run} reads text; explanations are of the atoms of molecules", "leave `explain` out"
-        )
-
-
 def explain_molecules(
-    finetuned: Finetuned, encoded: EncodedRows, smiles: Sequence[str], progress: Progress
+    finetuned: Finetuned, encoded: EncodedRows, smiles: Sequence[str], predictor: Predictor, progress: Progress
 ) -> list[AtomChanges]:
-    """Mask the atoms of each molecule, and predict it anew.
+    """Hide the atoms of each molecule from all that predicts, and predict it anew.
 
-    The change of an atom is the mean of two: what the prediction loses when the atom alone is masked, and what it gains
-    by the atom when all others are masked. The first alone misses atoms that the others give away, such as those of an
-    aromatic ring. Every token of an atom becomes a [MASK], as in pre-training; bonds, branches and ring closures stay.
-    Descriptors are those of the molecule in which these atoms are unknown (`hide_atoms`); numbers of
-    `task.descriptor_columns` stay. Nothing is drawn at random. Where a vocabulary has tokens of several atoms, these
-    share the change of their token evenly. A model with `model.expand: input` read k copies of each mask in
-    pre-training; here it reads one.
+    The change of an atom is the mean of two: what the prediction loses when the atom alone is hidden, and what it gains
+    by the atom when all others are hidden. The first alone misses atoms that the others give away, such as those of an
+    aromatic ring. For the encoder every token of a hidden atom becomes a [MASK], as in pre-training; bonds, branches
+    and ring closures stay. Descriptors and the features of a baseline are those of the molecule in which these atoms
+    are unknown (`hide_atoms`); numbers of `task.descriptor_columns` stay. Nothing is drawn at random. Where a
+    vocabulary has tokens of several atoms, these share the change of their token evenly. A model with `model.expand:
+    input` read k copies of each mask in pre-training; here it reads one.
 
     Args:
         finetuned: A run on molecules.
         encoded: Molecules as the model reads them.
         smiles: SMILES of the first N of them, which are explained.
+        predictor: What predicts (`check_options`).
         progress: Shows how far it is.
     """
     if not smiles:
@@ -82,11 +71,12 @@ def explain_molecules(
                 hide_atoms(text, [atom for atom, own in enumerate(atoms) if not set(places).isdisjoint(own)])
             )
             of_row.append(row)
-    descriptors = encoded.descriptors
+    descriptors, store = encoded.descriptors, FeatureStore()
     if descriptors is not None:
-        descriptors = replace_molecules(descriptors[of_row], smiles_V, finetuned.recipe.task, progress)
+        descriptors = replace_molecules(descriptors[of_row], smiles_V, finetuned.recipe.task, store, progress)
     versions = EncodedRows(tuple(token_ids), encoded.targets[of_row], descriptors=descriptors)
-    predicted_VC = _predict(finetuned, versions, progress)
+    texts = [(text,) for text in smiles_V]
+    predicted_VC = np.mean(predict_outputs(finetuned, versions, texts, predictor, store, progress), axis=0)
     found, first = [], 0
     for text, atoms in zip(smiles, atoms_N, strict=True):
         groups = _distinct(atoms)
@@ -120,23 +110,3 @@ def _tokens_of_atoms(smiles: str, token_ids: IntArray, tokenizer: Tokenizer) -> 
         tuple(place for place, (start, end) in enumerate(offsets, start=1) if start < last and end > begin)
         for begin, last in atom_spans(smiles)
     ]
-
-
-def _predict(finetuned: Finetuned, versions: EncodedRows, progress: Progress) -> FloatArray:
-    """Return the (V, C) mean predictions of the seeds, in the units of `AtomChanges`."""
-    of_seeds = []
-    for seed, runner in finetuned.runners.items():
-        outputs = runner.predict(versions, progress, f"atoms, seed {seed}")
-        of_seeds.append(_in_units(finetuned.results.loss, np.array(outputs)))
-    return np.asarray(np.mean(of_seeds, axis=0))
-
-
-def _in_units(loss: Loss, outputs_VC: FloatArray) -> FloatArray:
-    """Return values and logits of labels as they are, and of C classes the log-odds of each against all others."""
-    if loss != "classes":
-        return outputs_VC
-    columns = [
-        outputs_VC[:, index] - logsumexp(np.delete(outputs_VC, index, axis=1), axis=1)
-        for index in range(outputs_VC.shape[1])
-    ]
-    return np.stack(columns, axis=1)

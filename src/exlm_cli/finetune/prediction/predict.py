@@ -33,7 +33,6 @@ from exlm_cli.finetune.evaluation.calibration import (
 )
 from exlm_cli.finetune.evaluation.verdict import describe_predictor
 from exlm_cli.finetune.features import FeatureStore, with_descriptors
-from exlm_cli.finetune.prediction.explain import require_molecules
 from exlm_cli.finetune.prediction.training_rows import read_training_rows
 from exlm_cli.finetune.results import RunResults, baseline_folder
 from exlm_cli.finetune.scores import PREDICTORS, Predictor
@@ -41,6 +40,7 @@ from exlm_cli.format import format_number_of, name_some
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import resume_command
 from exlm_cli.tasks.base import (
+    EncodedRows,
     EncodedSplit,
     FloatArray,
     Layout,
@@ -87,7 +87,7 @@ def predict(
     predictor: Predictor | None = None,
     interval_level: float = DEFAULT_LEVEL,
     draw: Callable[[PredictedRows, Path], Mapping[Path, bytes]] | None = None,
-    explain: Callable[[EncodedSplit, NewRows, Path], Mapping[Path, bytes]] | None = None,
+    explain: Callable[[EncodedSplit, NewRows, Predictor, Path], Mapping[Path, bytes]] | None = None,
     progress: Progress,
 ) -> PredictionSummary:
     """Predict the rows or questions of a file, write them, and score them where the file has labels.
@@ -103,8 +103,8 @@ def predict(
         predictor, interval_level: As in `predict_rows`.
         draw: Returns figures of the rows, given these and the file of predictions, to be written with the others. It is
             called if the file has labels and the run a calibration.
-        explain: Returns files that explain the predictions of the first rows, given the readable rows and the folder of
-            these files, `<stem of out>-atoms`, to be written with the others.
+        explain: Returns files that explain the predictions of the first rows, given the readable rows, what predicts,
+            and the folder of these files, `<stem of out>-atoms`, to be written with the others.
 
     Raises:
         ConfigError: A column that the task does not use, a name of another format, the input file as output, or
@@ -141,8 +141,7 @@ def predict(
             unread = f"no row of {path} can be read; the column `problem` of the predictions says why"
             notes_on_table = (*notes_on_table, unread)
         if explain is not None:
-            notes_on_table = (*notes_on_table, *_describe_explanations(predictor))
-            contents |= explain(found.encoded, rows, atoms)
+            contents |= explain(found.encoded, rows, predictor, atoms)
         write_together(contents)
     counts = Counter(found.splits.tolist())
     return PredictionSummary(
@@ -196,11 +195,16 @@ def _output_files(config: TaskConfig, layout: Layout, path: Path, out: Path) -> 
     return files
 
 
-def _describe_explanations(predictor: Predictor) -> list[str]:
-    """Return a note where the explained model is not what predicts."""
-    if predictor == "model":
-        return []
-    return ["the explanations are of the model, not of what predicts here; `--with model` predicts with the model too"]
+def require_molecules(finetuned: Finetuned) -> None:
+    """Refuse to explain the predictions of a run that reads text.
+
+    Raises:
+        ConfigError: It does.
+    """
+    if finetuned.results.input_kind != "smiles":
+        raise ConfigError(
+            f"{finetuned.run} reads text; explanations are of the atoms of molecules", "leave `explain` out"
+        )
 
 
 def check_options(finetuned: Finetuned, predictor: Predictor | None, interval_level: float) -> Predictor:
@@ -252,7 +256,8 @@ def predict_rows(
     store = FeatureStore()
     encoded = rows.encode(finetuned.tokenizer, finetuned.sequence_length)
     encoded = with_descriptors(encoded, finetuned.recipe.task, store, progress)
-    outputs = _outputs(finetuned, encoded, predictor, store, progress)
+    texts = encoded.texts if isinstance(encoded, ScoredRows) else ()
+    outputs = predict_outputs(finetuned, encoded, texts, predictor, store, progress)
     split_N = known.splits_of(rows.keys)
     nearest_SN = known.nearest_tanimoto(rows.keys, progress) if results.input_kind == "smiles" else None
     columns = encoded.prediction_columns(outputs)
@@ -289,18 +294,27 @@ def predict_rows(
     return Predicted(encoded, outputs, columns, labelled, split_N, scores, of_new, shown)
 
 
-def _outputs(
-    finetuned: Finetuned, encoded: EncodedSplit, predictor: Predictor, store: FeatureStore, progress: Progress
+def predict_outputs(
+    finetuned: Finetuned,
+    encoded: EncodedRows,
+    texts: Sequence[tuple[str, ...]],
+    predictor: Predictor,
+    store: FeatureStore,
+    progress: Progress,
 ) -> SeedOutputs:
-    """Return the outputs of what predicts, for each seed on each split."""
+    """Return the outputs of what predicts, for each seed on each split.
+
+    Args:
+        encoded, texts: Rows as the model and as a baseline read them; a run without baselines needs no texts.
+        store: Features of molecules that are known, which grows.
+    """
     if predictor == "model" or not len(encoded):
         return finetuned.run_seeds(encoded, progress)
-    assert isinstance(encoded, ScoredRows), "a run with baselines is of such rows"
     of_baseline: list[FloatArray] = []
     for of_split in finetuned.results.of_splits:
         assert of_split.predictors is not None, "it was checked"
         baseline = BASELINES[of_split.predictors.baselines[0]]
-        of_baseline += _baseline_predictions(finetuned, of_split, baseline, encoded.texts, store, progress)
+        of_baseline += _baseline_predictions(finetuned, of_split, baseline, texts, store, progress)
     baseline_KNC = np.stack(of_baseline)
     if predictor == "both":
         baseline_KNC = (np.asarray(finetuned.run_seeds(encoded, progress)) + baseline_KNC) / 2

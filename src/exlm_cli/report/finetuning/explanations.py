@@ -41,7 +41,14 @@ class ExplainedRow:
 
 
 def explanation_files(
-    rows: Sequence[ExplainedRow], folder: Path, *, names: Sequence[str], loss: Loss, heading: str, num_rows: int
+    rows: Sequence[ExplainedRow],
+    folder: Path,
+    *,
+    names: Sequence[str],
+    loss: Loss,
+    heading: str,
+    num_rows: int,
+    predictor: str,
 ) -> dict[Path, bytes]:
     """Return the content of `index.html`, `atoms.csv` and an SVG of each molecule, by path.
 
@@ -55,9 +62,9 @@ def explanation_files(
         loss: Of the run.
         heading: Of the page.
         num_rows: Rows of the file that the model can read.
+        predictor: What predicts, in words.
     """
     scales_C = _scales([row.changes.changes for row in rows], len(names), is_shared=loss == "classes")
-    is_value = loss == "regression"
     files: dict[Path, bytes] = {}
     cards: list[Card] = []
     for row in rows:
@@ -76,21 +83,18 @@ def explanation_files(
         else:
             files[folder / f"line-{row.line}.svg"] = drawn
         cards.append(Card(drawn, row.changes.smiles, [*lines, row.changes.smiles]))
-    unit = "" if is_value else " in log-odds"
     page = render_page(
         "explanations.html",
         title=heading,
         heading=heading,
         about=[
             f"The first {format_number_of(len(rows), 'molecule')} of {num_rows:,} that the model reads. The colour of "
-            f"an atom says what it adds to the prediction{unit}: orange atoms raise it, blue ones lower it. It is the "
-            "mean of what the prediction loses when the atom is hidden, and what it gains by the atom when all others "
-            "are. "
-            "This explains the model, not the molecule. Predictions are those of the model alone; where `exlm predict` "
-            "uses a forest, or the mean of both, its table has those.",
+            "an atom says what it adds to the prediction: orange atoms raise it, blue ones lower it. It is the mean of "
+            "what the prediction loses when the atom is hidden, and what it gains by the atom when all others are. "
+            f"Predictions are those of {predictor}, as in the table. This explains what predicts, not the molecule.",
             "atoms.csv has the change of every atom and output, and each molecule is an SVG file beside this page.",
         ],
-        scales=_show_scales(scales_C, names, loss),
+        scales=_show_scales(scales_C, [""] if loss == "classes" else names),
         raises=RAISES,
         lowers=LOWERS,
         molecules=cards,
@@ -109,11 +113,10 @@ def _scales(changes: Sequence[FloatArray], num_outputs: int, *, is_shared: bool)
     return [float(value) for value in np.quantile(known, _STRONG, axis=0)]
 
 
-def _show_scales(scales_C: Sequence[float], names: Sequence[str], loss: Loss) -> list[tuple[str, str]]:
-    """Return both ends of the scale of each output that is drawn."""
-    unit = "" if loss == "regression" else " log-odds"
-    shown = [("", scales_C[0])] if loss == "classes" else list(zip(names, scales_C, strict=True))[:MAX_PANELS]
-    return [(f"{f'{name}: ' if name else ''}-{scale:.2g}{unit}", f"+{scale:.2g}") for name, scale in shown]
+def _show_scales(scales_C: Sequence[float], names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return both ends of the scale of each output that is drawn; classes share one, without a name."""
+    shown = list(zip(names, scales_C, strict=False))[:MAX_PANELS]
+    return [(f"{f'{name}: ' if name else ''}-{scale:.2g}", f"+{scale:.2g}") for name, scale in shown]
 
 
 def _describe(row: ExplainedRow, index: int, names: Sequence[str], loss: Loss) -> str:
@@ -126,7 +129,7 @@ def _describe(row: ExplainedRow, index: int, names: Sequence[str], loss: Loss) -
     truth = row.truth[0 if loss == "classes" else index]
     true_name = "" if np.isnan(truth) else names[int(truth)] if loss == "classes" else f"{truth:g}"
     known = f", true {true_name}" if true_name else ""
-    return f"{name}: log-odds {value:+.2f}{known}"
+    return f"{name}: probability {value:.3f}{known}"
 
 
 def _table(rows: Sequence[ExplainedRow], names: Sequence[str]) -> bytes:

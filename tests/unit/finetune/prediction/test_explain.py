@@ -1,4 +1,4 @@
-"""Explanations: atoms have the changes of predictions of which their tokens, or those of all others, are masked."""
+"""Explanations: atoms have the changes of predictions from which they, or all others, are hidden."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
-from scipy.special import log_softmax
+from scipy.special import expit, softmax
 
 from exlm_cli.api import Run, load
 from exlm_cli.data.molecules import atom_spans, descriptors, fingerprints, read_all_atoms
@@ -15,9 +15,11 @@ from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.finetune.cells.model import Finetuned, load_finetuned
 from exlm_cli.finetune.prediction.explain import explain_molecules
 from exlm_cli.finetune.prediction.predict import predict
+from exlm_cli.finetune.run import run_finetuning
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import EncodedRows, FloatArray
 from tests.unit.finetune.finetuned_runs import SMILES, finetune, words_run, write_rows
+from tests.unit.finetune.synthetic import finetune_recipe
 
 
 @pytest.fixture(scope="module")
@@ -42,20 +44,14 @@ def outputs(finetuned: Finetuned, sequences: list[list[int]]) -> FloatArray:
 
 
 def changes_by_hand(finetuned: Finetuned, smiles: str, groups: list[list[int]]) -> FloatArray:
-    """Return the (K, G, C) mean of what outputs lose without each group of places, and gain by it alone.
-
-    `classes` have log-odds, which are worked out here from probabilities.
-    """
+    """Return the (K, G, C) mean of what probabilities lose without each group of places, and gain by it alone."""
     tokenizer = finetuned.tokenizer
     whole = [tokenizer.cls_id, *tokenizer.encode(smiles), tokenizer.sep_id]
     every = {place for group in groups for place in group}
 
     def predicted(hidden: set[int]) -> FloatArray:
         (found,) = outputs(finetuned, [[tokenizer.mask_id if i in hidden else t for i, t in enumerate(whole)]])
-        if finetuned.results.loss == "classes":
-            log_p = log_softmax(found, axis=-1)
-            return log_p - np.log1p(-np.exp(log_p))
-        return found
+        return softmax(found, axis=-1) if finetuned.results.loss == "classes" else expit(found)
 
     return np.stack(
         [
@@ -74,13 +70,14 @@ def test_the_change_of_an_atom_is_what_it_takes_away_and_what_it_brings_alone(la
     assert found.smiles == ("CC(=O)O", "not a molecule", "CCO"), "the second has no canonical SMILES"
     np.testing.assert_allclose(found.changes[0], expected, rtol=0, atol=1e-6)
     whole = [labels.tokenizer.cls_id, *labels.tokenizer.encode("CC(=O)O"), labels.tokenizer.sep_id]
-    np.testing.assert_allclose(found.predicted[0], outputs(labels, [whole])[0].mean(axis=0), rtol=0, atol=1e-6)
+    probabilities = expit(outputs(labels, [whole])[0]).mean(axis=0)
+    np.testing.assert_allclose(found.predicted[0], probabilities, rtol=0, atol=1e-6)
     assert [len(changes) for changes in found.changes] == [4, 0, 3]
     assert np.isnan(found.predicted[1]).all()
     assert [bool(problem) for problem in found.problems] == [False, True, False]
 
 
-def test_the_changes_of_classes_are_log_odds(three_classes):
+def test_the_changes_of_classes_are_of_their_probabilities(three_classes):
     found, none = Run(three_classes.run, three_classes, SilentProgress()).explain(["CCO", "no molecule"]).changes
     assert len(none) == 0
     assert [len(one) for one in Run(three_classes.run, three_classes, SilentProgress()).explain(["none"]).changes] == [
@@ -98,7 +95,7 @@ def test_atoms_of_one_token_share_its_change_and_an_atom_of_several_masks_all(la
     own = Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges, unk_token="[UNK]")), "smiles")
     finetuned = replace(labels, tokenizer=own)
     encoded = EncodedRows((np.array([own.cls_id, *own.encode("CCO[nH]"), own.sep_id]),), np.zeros((1, 2)))
-    (found,) = explain_molecules(finetuned, encoded, ["CCO[nH]"], SilentProgress())
+    (found,) = explain_molecules(finetuned, encoded, ["CCO[nH]"], "model", SilentProgress())
     shared, oxygen, nitrogen = changes_by_hand(finetuned, "CCO[nH]", [[1], [2], [3, 4, 5]]).mean(axis=0)
     np.testing.assert_allclose(found.changes, [shared / 2, shared / 2, oxygen, nitrogen], rtol=0, atol=1e-6)
 
@@ -133,6 +130,28 @@ def test_descriptors_are_those_of_the_molecule_without_its_hidden_atoms(smiles_m
     np.testing.assert_allclose(found.changes[0][:, 0], expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("predictor", ["forest", "both"])
+def test_what_predicts_is_explained_by_its_own_predictions_without_the_atoms(smiles_model, tmp_path, predictor):
+    """A forest predicts molecules with unknown atoms as it predicts any; the other half of `both` is the model."""
+    rows = [[smiles, str(len(smiles) + 3 * ("O" in smiles))] for smiles in SMILES * 4]
+    table = write_rows(tmp_path / "table.csv", ["smiles", "value"], rows)
+    task = {"name": "csv", "files": {"train": str(table)}, "label_columns": ["value"], "split": "random"}
+    recipe = finetune_recipe(seeds=[1], task=task, num_replicates=2, train={"max_epochs": 1, "microbatch_tokens": 2048})
+    run = load(run_finetuning(recipe, checkpoint=smiles_model, out=tmp_path / "run", baseline=True).run_dir)
+
+    def of_forest(smiles: list[str]) -> FloatArray:
+        return run.predict(smiles, predictor="forest").value_predicted.to_numpy()
+
+    found = run.explain(["CCO"], predictor=predictor)
+    assert found.predicted[0, 0] == pytest.approx(run.predict(["CCO"], predictor=predictor).value_predicted[0])
+    whole, without, alone = of_forest(["CCO"]), of_forest(["*CO", "C*O", "CC*"]), of_forest(["C**", "*C*", "**O"])
+    expected = (whole - without + alone - of_forest(["***"])) / 2
+    if predictor == "both":
+        expected = (expected + run.explain(["CCO"], predictor="model").changes[0][:, 0]) / 2
+    assert expected.argmax() == 2
+    np.testing.assert_allclose(found.changes[0][:, 0], expected, rtol=0, atol=1e-6)
+
+
 def test_atoms_beyond_the_sequence_have_no_change(labels):
     """Sequences have 24 tokens: 22 of 30 carbons."""
     (found,) = Run(labels.run, labels, SilentProgress()).explain(["C" * 30]).changes
@@ -165,7 +184,7 @@ def test_the_files_of_explanations_come_with_the_predictions_or_not_at_all(label
         table,
         out,
         folder=tmp_path,
-        explain=lambda encoded, rows, folder: {folder / "index.html": str(len(encoded)).encode()},
+        explain=lambda encoded, rows, predictor, folder: {folder / "index.html": str(len(encoded)).encode()},
         progress=SilentProgress(),
     )
     assert summary.files == (out, out.with_name("out-atoms") / "index.html")

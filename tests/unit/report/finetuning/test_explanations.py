@@ -60,7 +60,13 @@ def test_values_are_drawn_and_listed_atom_by_atom():
     """A molecule that is too large is shown as its SMILES."""
     rows = [explained("CCO", [[0.5], [0.25], [-1.0]], [2.0]), explained("[H]Cl", [[0.0], [np.nan]], [np.nan], 7)]
     large = "C" * (MAX_DRAWN_ATOMS + 1)
-    page_of = {"names": ("logP",), "loss": "regression", "heading": "<b>new.csv", "num_rows": 30}
+    page_of = {
+        "names": ("logP",),
+        "loss": "regression",
+        "heading": "<b>new.csv",
+        "num_rows": 30,
+        "predictor": "the <b>forest",
+    }
     found = explanation_files([explained(large, [[0.0]] * len(large), [np.nan])], FOLDER, **page_of)
     assert f"<p>{large}</p>" in found[FOLDER / "index.html"].decode()
     files = explanation_files(rows, FOLDER, **page_of)
@@ -81,6 +87,7 @@ def test_values_are_drawn_and_listed_atom_by_atom():
     text = unescape(page)
     assert "The first 2 molecules of 30 that the model reads" in text
     assert "logP: -0.2500, true 2" in text
+    assert "Predictions are those of the <b>forest, as in the table." in text
     full = f"{np.quantile([0.0, 0.25, 0.5, 1.0], 0.95):.2g}"
     assert f"logP: -{full}<" in text
     assert f"+{full}<" in text
@@ -88,16 +95,17 @@ def test_values_are_drawn_and_listed_atom_by_atom():
 
 def test_of_classes_the_predicted_one_is_drawn_and_of_many_labels_the_first_four():
     names = ("low", "middle", "high")
-    row = explained("CO", [[1.0, -1.0, 0.5], [1.0, 2.0, 0.0]], [2.0])
-    files = explanation_files([row], FOLDER, names=names, loss="classes", heading="t", num_rows=1)
+    row = explained("CO", [[0.5, -0.25, 0.125], [0.125, 0.375, 0.0]], [2.0])
+    page_of = {"heading": "t", "num_rows": 1, "predictor": "the model"}
+    files = explanation_files([row], FOLDER, names=names, loss="classes", **page_of)
     assert fills_of(files[FOLDER / "line-2.svg"])["atom-0"].startswith("#"), "`low` raises most"
     page = files[FOLDER / "index.html"].decode()
-    assert "low: log-odds +2.00, true high" in page
+    assert "low: probability 0.625, true high" in page
     labels = tuple(f"label {number}" for number in range(6))
     row = explained("CO", [[0.0] * 6, [1.0] * 6], [1.0, 0.0, *[np.nan] * 4])
-    files = explanation_files([row], FOLDER, names=labels, loss="binary", heading="t", num_rows=1)
+    files = explanation_files([row], FOLDER, names=labels, loss="binary", **page_of)
     page = files[FOLDER / "index.html"].decode()
-    assert "label 3: log-odds +1.00<" in page
-    assert "label 0: log-odds +1.00, true 1" in page
-    assert "label 4: log-odds" not in page
+    assert "label 3: probability 1.000<" in page
+    assert "label 0: probability 1.000, true 1" in page
+    assert "label 4: probability" not in page
     assert files[FOLDER / "atoms.csv"].decode().splitlines()[0].endswith("label 5_change")
