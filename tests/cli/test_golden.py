@@ -56,7 +56,6 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, made: Path, kernels: Path |
     (folder / "words.txt.bz2").write_text("x")
     (folder / "mac.txt").write_text("one\rtwo\r")
     (folder / "quotes.tsv").write_text('text\ty\n" so\t1\nplain\t0\nthe end "\t1\n')
-    (folder / "semicolons.csv").write_text('"text";"y"\n"some words";"1"\n')
     (folder / "list.json").write_text("[1, 2]")
     (folder / "typo.yaml").write_text("extends: quickstart-text\nmasking: {mask_porb: 0.3}\n")
     (folder / "missing-section.yaml").write_text("command: pretrain\nobjective: exlm\n")

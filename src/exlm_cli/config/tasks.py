@@ -260,7 +260,10 @@ class CsvTaskConfig(RowTaskConfig):
     label_kind: Literal["auto", "classes", "multi_label", "regression"] = Field(
         "auto", description="What labels are; `auto`: found from the data"
     )
-    decimal_comma: bool = Field(False, description="Read labels as numbers with a decimal comma, such as 1,5")
+    decimal_comma: bool = Field(
+        False,
+        description="Read numbers with a decimal comma, such as 1,5; where the delimiter is no comma, they are found",
+    )
     missing_values: Annotated[tuple[str, ...], BeforeValidator(_name_null)] = Field(
         MISSING_VALUES, description="Words that say, in any case, that a label is missing; an empty cell is too"
     )

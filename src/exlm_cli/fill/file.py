@@ -15,10 +15,9 @@ from exlm_cli.format import format_percent, format_plain
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.report.tables import ReportTable
 from exlm_cli.tasks.base import PredictionSummary
-from exlm_cli.tasks.rows.table import TABLE_FORMATS, Table, read_input_column
+from exlm_cli.tasks.rows.table import Table, read_input_column
 from exlm_cli.train.pretrained import Pretrained
 
-FILLED_FORMATS = (*TABLE_FORMATS, ".parquet")
 COLUMNS = ("rank", "filling", "filled", "probability", "probability_alone", "proven", "problem")
 """Columns behind those of the file."""
 
@@ -54,9 +53,7 @@ def fill_file(
             out = stack.enter_context(own_file(folder / f"fillings-{stem_of(path)}.csv", path))
         refuse_overwriting(path, out)
         stack.enter_context(folder_for_results(out.parent, out))
-        table, texts, notes = read_input_column(
-            path, data.kind, column=column, usual_column=data.column, formats=FILLED_FORMATS
-        )
+        table, texts, notes = read_input_column(path, data.kind, column=column, usual_column=data.column)
         rows = list(fill_texts(pretrained, texts, settings, progress))
         content, notes_on_table = _as_csv(table, rows)
         write_atomically(out, content)

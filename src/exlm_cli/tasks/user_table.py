@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from exlm_cli.config.tasks import MISSING_VALUES, CsvTaskConfig, RowTaskConfig
-from exlm_cli.data.rows.records import DELIMITER_HINT, LINE_FORMATS, ColumnChoice, format_of
+from exlm_cli.config.tasks import MISSING_VALUES, CsvTaskConfig, RowTaskConfig, TaskConfig
+from exlm_cli.data.rows.records import LINE_FORMATS, ColumnChoice, format_of
 from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.format import format_number_of, name_some
 from exlm_cli.progress import Progress
@@ -34,8 +34,16 @@ from exlm_cli.tasks.rows.labels import (
     read_labels,
     read_numbers,
 )
+from exlm_cli.tasks.rows.numbers import with_points
 from exlm_cli.tasks.rows.splits import RowSplit, describe_repeats, follow_split, limit_rows, split_rows
-from exlm_cli.tasks.rows.table import InputRows, Table, read_input_rows, read_table, usable_rows
+from exlm_cli.tasks.rows.table import (
+    InputRows,
+    Table,
+    describe_other_molecules,
+    read_input_rows,
+    read_table,
+    usable_rows,
+)
 from exlm_cli.tasks.rows.task import RowTask, TokenStore, labelled_rows, rows_to_predict
 from exlm_cli.tasks.sources import given_file
 
@@ -59,7 +67,7 @@ def load_user_table(config: CsvTaskConfig, progress: Progress) -> RowTask:
         ConfigError: The recipe does not name the file or the label columns, or its values do not fit the table.
         DataError: A file, column or cell cannot be used.
     """
-    table, files = _read_files(config)
+    table, files, notes = _read_files(config)
     column = _input_column(config, table)
     if not config.label_columns:
         names = name_some((f"`{name}`" for name in table.columns if name != column), limit=12)
@@ -81,6 +89,9 @@ def load_user_table(config: CsvTaskConfig, progress: Progress) -> RowTask:
     for name in config.label_columns:  # before minutes of reading molecules
         table.column(name, CHOOSE_COLUMNS)
     usable = usable_rows(table, table.columns[column], config, progress)
+    if config.input_kind == "smiles":
+        notes = (*notes, *describe_other_molecules(table, column))
+    usable = replace(usable, notes=(*notes, *usable.notes))
     # what only unusable rows have, like a row of units below the header, is no label of the task
     labels = read_labels(
         table.blanked(usable.rows, config.label_columns),
@@ -99,7 +110,7 @@ def load_user_table(config: CsvTaskConfig, progress: Progress) -> RowTask:
         )
     which = f"{table.path}" if files is None else f"{table.path} and {len(files) - 1} more"
     progress.message(f"{which}: {len(table):,} rows; {labels.notes[0]}")
-    for note in labels.notes[1:]:  # before hours of training, what may be a slip
+    for note in (*labels.notes[1:], *notes):  # before hours of training, what may be a slip
         progress.message(note)
     usable = usable.without(dict.fromkeys(labels.missing, "has no label"), "without any label")
     numbers = read_numbers(table, config) if config.descriptor_columns else None
@@ -115,22 +126,30 @@ def _refuse_own_names(table: Table, names: Sequence[str], truths: Sequence[str])
         )
 
 
-def _read_files(config: CsvTaskConfig) -> tuple[Table, SplitIndices | None]:
-    """Return the rows of all files, and the rows of each split if there is a file for each."""
+def _read_files(config: CsvTaskConfig) -> tuple[Table, SplitIndices | None, tuple[str, ...]]:
+    """Return the rows of all files, the rows of each split if there is a file for each, and notes."""
     files = config.files
     if files.train is None:
         raise ConfigError("no table is given", "name one with `--set task.files.train=FILE`")
-    table = read_table(given_file(config, files.train))
+    table, notes = _with_points(config, read_table(given_file(config, files.train)))
     if files.valid is None:
-        return table, None
+        return table, None, notes
     indices: SplitIndices = {"train": np.arange(len(table))}
     others: dict[Split, str | None] = {"valid": files.valid, "test": files.test}
     for split, given in others.items():
         if given is not None:
-            added = read_table(given_file(config, given))
+            added, more = _with_points(config, read_table(given_file(config, given)))
+            notes += tuple(f"{split}: {note}" for note in more)
             indices[split] = np.arange(len(table), len(table) + len(added))
             table = table.joined_with(added)
-    return table, indices
+    return table, indices, notes
+
+
+def _with_points(config: TaskConfig, table: Table) -> tuple[Table, tuple[str, ...]]:
+    """Return a table without decimal commas in the columns that are read as numbers, and notes."""
+    if not isinstance(config, CsvTaskConfig) or config.decimal_comma:
+        return table, ()
+    return with_points(table, (*config.label_columns, *config.descriptor_columns), config.missing_values)
 
 
 def _input_column(config: CsvTaskConfig, table: Table) -> str:
@@ -142,8 +161,6 @@ def _input_column(config: CsvTaskConfig, table: Table) -> str:
     try:
         return ColumnChoice("smiles", is_of_task=True).choose(str(table.path), list(table.columns))
     except DataError as error:
-        if error.hint == DELIMITER_HINT:
-            raise
         raise DataError(error.message, f"{error.hint}, or a column of text with `--text-column NAME`") from error
 
 
@@ -325,7 +342,7 @@ def _balanced_weights(task: RowTask) -> FloatArray:
 def read_new_table(task: TrainedTask, path: Path, column: str | None, progress: Progress) -> NewRows:
     """Read a table to predict: every row comes back in its place, with the table's own columns.
 
-    It is a CSV or TSV, also .gz, or lines of text or SMILES (.txt, .smi). Without `column`, the column of the
+    It is a CSV, TSV, Parquet or SDF, also .gz, or lines of text or SMILES (.txt, .smi). Without `column`, that of the
     task is read, else the one with a usual name. Labels are read where the table has them.
 
     Raises:
@@ -340,26 +357,26 @@ def read_new_table(task: TrainedTask, path: Path, column: str | None, progress: 
         usual_column=config.input_column,
         reads_parents=config.reads_parents,
     )
-    label_columns, table = task.output_names, found.table
+    label_columns, (table, commas) = task.output_names, _with_points(config, found.table)
     kind: LabelKind = "auto"
     has_comma = isinstance(config, CsvTaskConfig) and config.decimal_comma
     missing_words: tuple[str, ...] = MISSING_VALUES
     if isinstance(config, CsvTaskConfig):
         kind, missing_words = config.label_kind, config.missing_values
         label_columns = config.label_columns if task.loss == "classes" else label_columns
+    numbers = read_numbers(table, config)[found.rows] if config.number_columns else None
     if format_of(path) in LINE_FORMATS:
         table = replace(table, columns={})  # a list has no labels, also where its names stand under `name`
     known, odd = read_known_targets(
         table, label_columns, task.loss, task.output_names, kind, missing_words, decimal_comma=has_comma
     )
     targets = known[found.rows]
-    notes, missing = (*odd, *found.notes), [name for name in label_columns if name not in table.columns]
+    notes, missing = (*commas, *odd, *found.notes), [name for name in label_columns if name not in table.columns]
     if missing and not np.isnan(targets).all():
         notes = (*notes, f"scored without the labels that the table lacks: {', '.join(missing)}")
     if "line" in table.columns:
         notes = (*notes, "lines of the file replace the table's own column `line`")
     columns = {"line": found.table.lines} | {name: c for name, c in found.table.columns.items() if name != "line"}
-    numbers = read_numbers(found.table, config)[found.rows] if config.number_columns else None
     return new_rows(found, task, targets, columns, notes, numbers)
 
 

@@ -148,7 +148,7 @@ def embed(
     run: RunArgument,
     file: Annotated[
         Path,
-        typer.Argument(metavar="FILE", parser=expand_path, help="CSV or TSV with a header, or one row per line."),
+        typer.Argument(metavar="FILE", parser=expand_path, help="CSV, TSV, Parquet, SDF, or one row per line."),
     ],
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="FILE", parser=expand_path, help="Vectors, as .npz or .parquet.")

@@ -1,29 +1,28 @@
-"""One reader for rows of every format: text lines (also .gz, .xz), CSV, TSV, JSON and Parquet (also .gz).
+"""One reader for rows of every format: text lines (also .gz, .xz), CSV, TSV, JSON, Parquet and SDF (also .gz).
 
 `iter_records` yields each row with its place in the file. Two views build on it: `Row` (one text or SMILES, for a
 corpus) here, and `Table` (all columns, for a task) in `tasks/rows/table.py`. A row that cannot be read carries its
 problem; the caller decides whether to stop.
 """
 
-import csv
 import io
 import itertools
 import json
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from exlm_cli.data.rows import decode
+from exlm_cli.data.rows import cells, decode, sdf
 from exlm_cli.errors import DataError
 from exlm_cli.format import format_number_of, name_some
 
 RowKind = Literal["text", "smiles"]
 
 LINE_FORMATS = (".txt", ".smi", ".smiles")
-RECORD_FORMATS = (".tsv", ".csv", ".jsonl", ".json", ".parquet")
+RECORD_FORMATS = (".tsv", ".csv", ".jsonl", ".json", ".parquet", ".sdf")
 FORMATS = (*LINE_FORMATS, *RECORD_FORMATS)
 COMPRESSIONS = {".gz": FORMATS, ".xz": LINE_FORMATS}
 """Suffix of a compressed file -> formats that it may hold."""
@@ -37,23 +36,9 @@ _PLAUSIBLE_COLUMNS: dict[RowKind, frozenset[str]] = {
     "text": frozenset({"text", "sentence", "content", "document", "article"}),
     "smiles": frozenset({"smiles", "canonical_smiles", "isomeric_smiles", "mol"}),
 }
-_SECOND_COLUMNS: dict[RowKind, frozenset[str]] = {"text": frozenset(), "smiles": frozenset({"structure"})}
-"""Names that count where no column has one of the usual names: a `structure` beside `smiles` may be a drawing."""
-_DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
-_OWN_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _ARCHIVES = frozenset({".7z", ".bz2", ".lz4", ".rar", ".tar", ".tgz", ".xz", ".zip", ".zst"})
-DELIMITER_HINT = "write the file with commas as .csv, or with tabs as .tsv"
-LARGEST_CSV_FIELD = 2**31 - 1
-"""For `csv.field_size_limit`, whose default is 128 kB."""
 _NUMBER = re.compile(r"[+-]?\d*\.?\d+")
-_DECLARATION = re.compile(r"""(?i:"?sep=(?P<delimiter>[^\w\s"'.+-]|\t)"?)[ ,;\t]*(?:\r?\n|\Z)""")
-"""First line of a table, in any case, that names its delimiter for Excel."""
-_QUOTING_HINTS = {
-    ",": "a cell that holds a comma, a quote or a line end is quoted, and a quote in it is doubled",
-    "\t": "put a cell that holds a quote in quotes and double the quotes in it, or write the file as CSV; files of "
-    "GLUE are not quoted, `exlm finetune glue` reads them",
-}
-_LINE_END_HINT = "save the file with Unix or Windows line endings"
 _ARRAY_HINT = "correct it, or write the rows as JSON Lines: one object a line, as `jq -c '.[]' FILE > rows.jsonl` does"
 _PARQUET_BATCH_ROWS = 256
 
@@ -86,8 +71,9 @@ class Record(NamedTuple):
     """One row.
 
     Attributes:
-        number: Its line (text, CSV, TSV, JSON Lines) or record (JSON arrays, Parquet, Hub), counted from 1.
-        values: By column; strings in text, CSV and TSV. Incomplete or empty where there is a problem.
+        number: Its line (text, CSV, TSV, JSON Lines, SDF) or record (JSON arrays, Parquet, Hub), counted from 1.
+        values: By column; strings in text, CSV, TSV and SDF. Incomplete or empty where there is a problem, and in SDF
+            where a molecule lacks a property.
         text: The row as the file has it, where there is a problem and the format is text.
         has_lines: Whether `number` counts lines.
     """
@@ -133,7 +119,7 @@ class ColumnChoice(NamedTuple):
     """The one column to read.
 
     Attributes:
-        name: Column; None takes the one whose name is plausible for the kind.
+        name: Column; None takes the one whose name is plausible for the kind: a usual one, or one with `smiles` in it.
         is_of_task: Whether it is of a table for a task, for hints; else of a corpus.
     """
 
@@ -155,12 +141,14 @@ class ColumnChoice(NamedTuple):
             if self.name not in names:
                 raise DataError(f"{origin}: no column `{self.name}`; there are {_listed(names)}", hint)
             return self.name
-        plausible: list[str] = []
-        for usual in (_PLAUSIBLE_COLUMNS[self.kind], _SECOND_COLUMNS[self.kind]):
-            plausible = plausible or [name for name in names if name.lower() in usual]
+        if self.kind == "smiles" and format_of(Path(origin)) == ".sdf":
+            return sdf.SMILES
+        plausible = [name for name in names if name.lower() in _PLAUSIBLE_COLUMNS[self.kind]]
+        if self.kind == "smiles":
+            plausible = plausible or [name for name in names if "smiles" in name.lower()]
+            # beside SMILES it may be a drawing
+            plausible = plausible or [name for name in names if name.lower() == "structure"]
         if len(plausible) != 1:
-            if found := other_delimiter(Path(origin), names, _PLAUSIBLE_COLUMNS[self.kind]):
-                raise DataError(f"{origin}: {found}", DELIMITER_HINT)
             words = "SMILES" if self.kind == "smiles" else self.kind
             which = "more than one has" if plausible else "none has"
             if not plausible and any(map(_NUMBER.fullmatch, names)):
@@ -169,24 +157,6 @@ class ColumnChoice(NamedTuple):
                 f"{origin}: which column holds the {words}? There are {_listed(names)}; {which} a usual name", hint
             )
         return plausible[0]
-
-
-def other_delimiter(path: Path, names: Sequence[str], wanted: Collection[str] = ()) -> str:
-    """Return in words that the header of a CSV or TSV file seems to have another delimiter; empty for other files.
-
-    Args:
-        wanted: Lower-case names. A header of several columns must have one of them once it is split by the other
-            delimiter; a header of a single column needs none.
-    """
-    own = _OWN_DELIMITERS.get(format_of(path) or "")
-    if own is None:
-        return ""
-    header = own.join(names).lower()
-    for delimiter, words in _DELIMITERS.items():
-        parts = [part.strip() for part in header.split(delimiter)]
-        if delimiter != own and len(parts) > 1 and (len(names) == 1 or not set(wanted).isdisjoint(parts)):
-            return f"the header seems to be separated by {words}, not by {_DELIMITERS[own]}"
-    return ""
 
 
 def format_of(path: Path) -> str | None:
@@ -254,9 +224,20 @@ def iter_records(
                 yield from _read_json(path, file, bare, only)
             case ".parquet":
                 yield from _read_parquet(path, file, only)
+            case ".sdf":
+                yield from _read_sdf(path, file, only)
             case _:
                 assert bare is not None
                 yield from _read_lines(path, file, bare, only)
+
+
+def delimiter_of(path: Path, *, has_literal_tsv: bool = False) -> str:
+    """Return what parts the cells of a CSV or TSV that has been read; a comma for other formats."""
+    usual = _DELIMITERS.get(format_of(path) or "")
+    if usual is None or (has_literal_tsv and usual == "\t"):
+        return usual or ","
+    with decode.open_file(path) as file:
+        return cells.read_rows(path, file, usual)[0]
 
 
 def iter_file_rows(path: Path, raw: io.BufferedReader, column: ColumnChoice) -> Iterator[Row]:
@@ -321,7 +302,7 @@ def _read_lines(path: Path, file: io.BufferedReader, kind: RowKind, only: Column
 
 
 def _carriage_return(path: Path, number: int) -> DataError:
-    return DataError(f"{path}:{number}: malformed: a carriage return within a line", _LINE_END_HINT)
+    return DataError(f"{path}:{number}: malformed: a carriage return within a line", cells.LINE_END_HINT)
 
 
 def _read_cells(
@@ -332,19 +313,13 @@ def _read_cells(
     *,
     is_literal: bool,
 ) -> Iterator[Record]:
-    source, delimiter = str(path), _OWN_DELIMITERS[format_of(path) or ""]
-    lines = decode.text_lines(path, file)
-    begin = next(lines, (1, ""))
-    declared = None if is_literal else _DECLARATION.match(begin[1])
-    if declared is not None:
-        delimiter, begin = declared["delimiter"], (1, "\n")
-    lines = itertools.chain([begin], lines)
-    rows = _literal_rows(lines) if is_literal else _csv_rows(path, lines, delimiter, begin[1].strip())
+    source = str(path)
+    delimiter, rows = cells.read_rows(path, file, _DELIMITERS[format_of(path) or ""], is_literal=is_literal)
     first = next(rows, None)
     if first is None:
         raise DataError(f"{path}: the file is empty", "its first line must name the columns")
     if header is None or not set(header).isdisjoint(first[1]):
-        names = _column_names(first[1])
+        names = cells.column_names(first[1])
         repeated = next((name for name, count in Counter(names).items() if count > 1), None)
         if repeated is not None:
             raise DataError(f"{path}: the header names column `{repeated}` twice", "give each column a name of its own")
@@ -357,71 +332,18 @@ def _read_cells(
         if not is_literal and len(begin_row[1]) == len(names) + 1 and begin_row[1][0].strip() == "1":
             names = ["", *names]  # R writes the numbers of rows without a name in the header
     index = None if only is None else names.index(only.choose(source, names))
-    has_good_rows = False
-    for number, cells in rows:
-        if len(cells) == 1 < len(names) and not cells[0].strip():
+    for number, of_row in rows:
+        if len(of_row) == 1 < len(names) and not of_row[0].strip():
             continue  # a line of blanks
         if index is None:
-            values = {name: cell.strip() for name, cell in zip(names, cells, strict=False)}
+            values = {name: cell.strip() for name, cell in zip(names, of_row, strict=False)}
         else:
-            values = {names[index]: cells[index].strip()} if index < len(cells) else {}
-        if len(cells) == len(names):
-            has_good_rows = True
+            values = {names[index]: of_row[index].strip()} if index < len(of_row) else {}
+        if len(of_row) == len(names):
             yield Record(source, number, values)
-        elif not has_good_rows and (found := other_delimiter(path, names)):
-            raise DataError(f"{path}: {found}", DELIMITER_HINT)
         else:
-            problem = f"the row has {format_number_of(len(cells), 'cell')}, expected {len(names)}"
-            yield Record(source, number, values, problem, delimiter.join(cells))
-
-
-def _csv_rows(
-    path: Path, lines: Iterator[tuple[int, str]], delimiter: str, header: str
-) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line on which each row begins and its cells, which may be quoted; empty lines are passed over.
-
-    If the delimiter is a tab, a quoted cell must not hold both a tab and a line break: more likely a quote is not
-    closed.
-    """
-    csv.field_size_limit(LARGEST_CSV_FIELD)
-    reader, number = csv.reader((line for _, line in lines), delimiter=delimiter, strict=True), 1
-    try:
-        for cells in reader:
-            spans_lines = reader.line_num > number
-            if spans_lines and delimiter == "\t" and any("\t" in cell and "\n" in cell for cell in cells):
-                raise csv.Error("a quote seems not to be closed: its cell holds a tab and a line break")
-            if cells:
-                yield number, cells
-            number = reader.line_num + 1
-    except csv.Error as error:
-        if found := other_delimiter(path, header.split(delimiter)):
-            raise DataError(f"{path}: {found}", DELIMITER_HINT) from error
-        reason = str(error).replace("'\t'", "a tab").replace(" expected after", " is expected after")
-        hint = _QUOTING_HINTS.get(delimiter, _QUOTING_HINTS[","].replace("comma", "delimiter"))
-        reason = reason.replace("unexpected end of data", "a quote is not closed")
-        if "new-line character" in reason:
-            reason, hint = "a carriage return outside of quotes", _LINE_END_HINT
-        elif reader.line_num > number:
-            reason += f", in the row that begins on line {number}"
-        raise DataError(f"{path}:{reader.line_num}: malformed: {reason}", hint) from error
-
-
-def _literal_rows(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, list[str]]]:
-    """Yield rows as `_csv_rows`; cells are never quoted and may hold carriage returns.
-
-    A lone quotation mark of a GLUE sentence would make the `csv` module join the lines after it.
-    """
-    for number, line in lines:
-        if line.strip("\r\n"):
-            yield number, line.rstrip("\r\n").split("\t")
-
-
-def _column_names(header: Sequence[str]) -> list[str]:
-    """Return the names of a header's columns; one may have none, as pandas writes an index, others are `column 4`."""
-    names = [cell.strip() for cell in header]
-    for index in [index for index, name in enumerate(names) if not name][1:]:
-        names[index] = f"column {index + 1}"
-    return names
+            problem = f"the row has {format_number_of(len(of_row), 'cell')}, expected {len(names)}"
+            yield Record(source, number, values, problem, delimiter.join(of_row))
 
 
 def _read_json(
@@ -461,7 +383,7 @@ def _read_parquet(path: Path, file: io.BufferedReader, only: ColumnChoice | None
 
     try:
         # a file of Parquet is read from its end
-        table = pyarrow.parquet.ParquetFile(file if path.suffix.lower() == ".parquet" else io.BytesIO(file.read()))
+        table = pyarrow.parquet.ParquetFile(file if isinstance(file.raw, io.FileIO) else io.BytesIO(file.read()))
         columns = None if only is None else [only.choose(str(path), table.schema_arrow.names)]
         batches = table.iter_batches(_PARQUET_BATCH_ROWS, columns=columns)
         for number, values in enumerate((values for batch in batches for values in batch.to_pylist()), start=1):
@@ -469,6 +391,14 @@ def _read_parquet(path: Path, file: io.BufferedReader, only: ColumnChoice | None
     except (pyarrow.ArrowException, ValueError) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"{path}: not a Parquet file that can be read: {reason}", "fetch or write it again") from error
+
+
+def _read_sdf(path: Path, file: io.BufferedReader, only: ColumnChoice | None) -> Iterator[Record]:
+    for number, values in sdf.read_records(path, file):
+        if only is not None:
+            name = only.choose(str(path), list(values))
+            values = {name: values[name]}
+        yield Record(str(path), number, values)
 
 
 def _listed(names: Sequence[str]) -> str:

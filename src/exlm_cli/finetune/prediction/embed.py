@@ -147,7 +147,7 @@ def embed(encoder: RowEncoder, path: Path, out: Path, *, column: str | None, pro
     are lists.
 
     Args:
-        path: CSV or TSV, also .gz, or .smi and .txt.
+        path: CSV, TSV, Parquet or SDF, also .gz, or .smi and .txt.
         column: Column of the SMILES or text; None: the one the encoder was trained on, else one with a usual name.
 
     Raises:

@@ -33,6 +33,7 @@ from exlm_cli.config.tasks import MISSING_VALUES, CsvTaskConfig, TaskSection
 from exlm_cli.errors import DataError
 from exlm_cli.format import format_number_of, format_percent, name_some
 from exlm_cli.tasks.base import FloatArray, Loss
+from exlm_cli.tasks.rows.numbers import read_number
 from exlm_cli.tasks.rows.table import Table
 
 LabelKind = Literal["auto", "classes", "multi_label", "regression"]
@@ -60,7 +61,6 @@ _MAX_NAMED = 3
 _FEW_VALUES = 10
 """A column of at most so many whole numbers may be one of classes."""
 _LARGEST_VALUE = 1e100  # so that sums of squared errors are finite
-_COMMA = re.compile("[-+\N{MINUS SIGN}]?\\d*,\\d+(?:[eE][-+\N{MINUS SIGN}]?\\d+)?")
 _TAKE_AS_CLASSES = "`--set task.label_kind=classes` takes them as classes"
 _CORRECT = "correct the cell, or leave it empty"
 _OTHERS = "add rows with other values, or choose other columns with `--label-columns A,B`"
@@ -206,17 +206,6 @@ def _read_cells(table: Table, columns: Sequence[str], parse: Parser) -> tuple[Fl
             if value is None:
                 wrong.append((name, row))
     return targets, wrong
-
-
-def read_number(cell: str, *, decimal_comma: bool = False) -> float | None:
-    """Return a finite number, with U+2212 as a minus too, or None; `1_000`, which Python reads as one, is none."""
-    if decimal_comma:
-        cell = "" if "." in cell else cell.replace(",", ".") if _COMMA.fullmatch(cell) else cell
-    try:
-        value = math.nan if "_" in cell else float(cell.replace("\N{MINUS SIGN}", "-"))
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
 
 
 def read_numbers(table: Table, config: TaskSection) -> FloatArray:

@@ -1,31 +1,36 @@
 """Rows of a user's table: its cells with their lines, and the text or molecule that a model reads of each row."""
 
+import datetime
 import difflib
+import itertools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from exlm_cli.config.tasks import InputKind, RowTaskConfig
 from exlm_cli.data import IntArray
-from exlm_cli.data.molecules import Molecule, read_molecules
+from exlm_cli.data.molecules import Molecule, parse_molecule, read_molecules
 from exlm_cli.data.rows.records import (
-    DELIMITER_HINT,
     LINE_FORMATS,
     ColumnChoice,
     RowKind,
     SkippedRow,
+    delimiter_of,
     format_of,
     iter_records,
-    other_delimiter,
 )
 from exlm_cli.errors import DataError
 from exlm_cli.format import format_number_of, name_some
 from exlm_cli.progress import Progress
 
-TABLE_FORMATS = (".csv", ".tsv")
+TABLE_FORMATS = (".csv", ".tsv", ".parquet", ".sdf")
 _MAX_LISTED = 20
+_NUM_LOOKED_AT = 20
+"""Different cells of a column that show whether it holds molecules."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +39,16 @@ class Table:
 
     Attributes:
         columns: Cells by column, in the order of the header.
-        lines: Line of the file on which each row begins, counted from 1; the header is on line 1.
+        lines: Line of the file on which each row begins, of Parquet its record, counted from 1; a header is on line 1.
         added: First row and file of each further file that was appended.
+        delimiter: What parts the cells of CSV and TSV.
     """
 
     path: Path
     columns: dict[str, tuple[str, ...]]
     lines: tuple[int, ...]
     added: tuple[tuple[int, Path], ...] = ()
+    delimiter: str = ","
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -53,8 +60,6 @@ class Table:
             DataError: There is no such column; it names the columns. The hint is the nearest one, else `hint`.
         """
         if name not in self.columns:
-            if found := other_delimiter(self.path, [*self.columns]):
-                raise DataError(f"{self.path}: no column `{name}`; {found}", DELIMITER_HINT)
             names = name_some((f"`{known}`" for known in self.columns), limit=12)
             raise DataError(f"{self.path}: no column `{name}`; there are {names}", self._nearest(name) or hint)
         return self.columns[name]
@@ -71,18 +76,19 @@ class Table:
         return replace(self, columns=self.columns | blank)
 
     def where(self, row: int) -> str:
-        """Return the place of a row, counted from 0, as errors name it: `file.csv:7`."""
-        return f"{self._file_of(row)}:{self.lines[row]}"
+        """Return the place of a row, counted from 0, as errors name it: `file.csv:7`, or `file.parquet, record 6`."""
+        path, unit = self._file_of(row), self._unit(row)
+        return f"{path}:{self.lines[row]}" if unit == "line" else f"{path}, {unit} {self.lines[row]}"
 
     def short_place(self, row: int) -> str:
         """Return the place of a row as notes name it: `line 6`, or `a.csv:6` if there are several files."""
-        return f"{self._file_of(row).name}:{self.lines[row]}" if self.added else f"line {self.lines[row]}"
+        return f"{self._file_of(row).name}:{self.lines[row]}" if self.added else f"{self._unit(row)} {self.lines[row]}"
 
     def short_places(self, rows: Sequence[int], *, limit: int = 5) -> str:
         """Return the places of rows as notes name them: `line 6`, `lines 6, 8`, or `a.csv:6, b.csv:8`."""
         if self.added or len(rows) == 1:
             return name_some(map(self.short_place, rows), limit=limit)
-        return f"lines {name_some((self.lines[row] for row in rows), limit=limit)}"
+        return f"{self._unit(0)}s {name_some((self.lines[row] for row in rows), limit=limit)}"
 
     def skipped(self, row: int, text: str, reason: str) -> SkippedRow:
         """Return a row, counted from 0, as one that is not used."""
@@ -97,10 +103,14 @@ class Table:
         columns = {
             name: cells + other.column(name, "both files need the same columns") for name, cells in self.columns.items()
         }
-        return Table(self.path, columns, self.lines + other.lines, (*self.added, (len(self), other.path)))
+        added = (*self.added, (len(self), other.path))
+        return replace(self, columns=columns, lines=self.lines + other.lines, added=added)
 
     def _file_of(self, row: int) -> Path:
         return next((path for start, path in reversed(self.added) if row >= start), self.path)
+
+    def _unit(self, row: int) -> str:
+        return "record" if format_of(self._file_of(row)) == ".parquet" else "line"
 
     def _nearest(self, name: str) -> str:
         by_folded = {known.casefold(): known for known in reversed(self.columns)}
@@ -108,16 +118,11 @@ class Table:
         return f"did you mean `{by_folded[close[0]]}`?" if close else ""
 
 
-def read_table(
-    path: Path,
-    *,
-    bare: RowKind | None = None,
-    has_literal_tsv: bool = False,
-    formats: Sequence[str] = TABLE_FORMATS,
-) -> Table:
-    """Read a whole `.csv` or `.tsv`, also `.gz`; empty lines are skipped, and cells may be quoted.
+def read_table(path: Path, *, bare: RowKind | None = None, has_literal_tsv: bool = False) -> Table:
+    """Read a whole `.csv`, `.tsv`, `.parquet` or `.sdf`, also `.gz`; empty lines are skipped, and cells may be quoted.
 
-    Cells of other `formats` are written as text; null is an empty one.
+    Values of Parquet become text: a missing one an empty cell, a date as in ISO 8601. A property that a molecule of SDF
+    lacks is an empty cell.
 
     With `bare`, files of lines such as `.txt` and `.smi` are tables of this one column. For "smiles" it has the first
     word of each line, and a column `name` the rest, if any. `has_literal_tsv`: quotes in a TSV are part of its cells.
@@ -128,15 +133,19 @@ def read_table(
     """
     columns: dict[str, list[str]] = {}
     lines: list[int] = []
-    for record in iter_records(path, formats=formats, bare=bare, has_literal_tsv=has_literal_tsv):
+    for record in iter_records(path, formats=TABLE_FORMATS, bare=bare, has_literal_tsv=has_literal_tsv):
         if record.problem is not None:
             hint = "give each row as many cells as the header has; a cell that holds the delimiter must be quoted"
             if not lines and record.problem.startswith(f"the row has {len(record.values) + 1} cells"):
                 hint += "; R writes names of rows with no name in the header unless `row.names=FALSE`"
             raise DataError(f"{record.where}: {record.problem}", hint)
         lines.append(record.number)
-        for name, cell in record.values.items():
-            columns.setdefault(name, []).append(cell if isinstance(cell, str) else "" if cell is None else str(cell))
+        for name, value in record.values.items():
+            column = columns.setdefault(name, [])
+            column += [""] * (len(lines) - 1 - len(column))
+            column.append(value if isinstance(value, str) else _as_cell(value))
+    for column in columns.values():
+        column += [""] * (len(lines) - len(column))
     is_list = format_of(path) in LINE_FORMATS
     if is_list and not any(columns.get("name", ())):
         columns.pop("name", None)
@@ -145,7 +154,17 @@ def read_table(
             f"{path}: {'the file is empty' if is_list else 'there is a header and no row below it'}",
             "give a file that has rows",
         )
-    return Table(path, {name: tuple(cells) for name, cells in columns.items()}, tuple(lines))
+    texts = {name: tuple(cells) for name, cells in columns.items()}
+    return Table(path, texts, tuple(lines), delimiter=delimiter_of(path, has_literal_tsv=has_literal_tsv))
+
+
+def _as_cell(value: Any) -> str:
+    """Return a value of Parquet as text."""
+    if value is None or value != value:
+        return ""
+    if isinstance(value, datetime.date | datetime.datetime):
+        return value.isoformat()
+    return json.dumps(value, default=str) if isinstance(value, list | dict | bool) else str(value)
 
 
 @dataclass(frozen=True)
@@ -254,6 +273,25 @@ def usable_rows(table: Table, inputs: tuple[str, ...], config: RowTaskConfig, pr
     return replace(rows, notes=(*notes, *rows.notes))
 
 
+def describe_other_molecules(table: Table, column: str) -> list[str]:
+    """Return a note on columns besides the one that is read whose first cells are molecules, such as a solvent's.
+
+    Single atoms and pairs of them, like N and CN, are more likely codes.
+    """
+    found = []
+    for name, cells in table.columns.items():
+        several = itertools.islice(dict.fromkeys(filter(None, cells)), _NUM_LOOKED_AT)
+        parsed = [] if name == column else [parse_molecule(cell)[0] for cell in several]
+        if 2 * sum(molecule is not None and molecule.GetNumAtoms() > 2 for molecule in parsed) > len(parsed):
+            found += [f"`{name}`"] if None not in parsed else []
+    if not found:
+        return []
+    holds = "holds" if len(found) == 1 else "hold"
+    return [
+        f"warning: {name_some(found)} {holds} molecules too, which the model does not read: it reads `{column}` alone"
+    ]
+
+
 def read_input_column(
     path: Path,
     kind: InputKind,
@@ -261,19 +299,18 @@ def read_input_column(
     column: str | None = None,
     usual_column: str | None = None,
     has_literal_tsv: bool = False,
-    formats: Sequence[str] = TABLE_FORMATS,
 ) -> tuple[Table, tuple[str, ...], tuple[str, ...]]:
     """Return a table that a model is applied to, its texts or SMILES, and notes; also of lines (.txt, .smi).
 
     Args:
         column: Column of the text or SMILES, as the user names it.
         usual_column: Column to read if the user names none and the file has it; else one with a usual name is read.
-        has_literal_tsv, formats: As for `read_table`.
+        has_literal_tsv: As for `read_table`.
 
     Raises:
         DataError: The file or its column cannot be read.
     """
-    table = read_table(path, bare=kind, has_literal_tsv=has_literal_tsv, formats=formats)
+    table = read_table(path, bare=kind, has_literal_tsv=has_literal_tsv)
     notes: tuple[str, ...] = ()
     if column is None and usual_column in table.columns:
         column = usual_column

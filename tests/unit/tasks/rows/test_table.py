@@ -1,12 +1,15 @@
 """Every accepted format of table reads alike, with the lines of its rows; every fault is reported with its place."""
 
+import gzip
+import io
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from exlm_cli.errors import DataError
-from exlm_cli.tasks.rows.table import Table, read_table
+from exlm_cli.tasks.rows.table import Table, describe_other_molecules, read_table
 
 CSV = b'smiles,Class,,note\nCCO, 1 ,a,"two\nlines, a comma"\n\nCCN,0,,"say ""no"""\n'
 
@@ -69,7 +72,6 @@ def test_names_of_rows_as_r_writes_them_are_named_in_the_hint(tmp_path, content,
     [
         (("Smiles", "y"), "`Smiles`, `y`", "did you mean `Smiles`?"),
         (("mol", "y"), "`mol`, `y`", "name one"),
-        (("smiles;y",), "semicolons", "with commas as .csv"),
         (tuple(f"t{i}" for i in range(14)), "`t11` and 2 more", "name one"),
     ],
 )
@@ -89,3 +91,47 @@ def test_joined_tables_know_which_file_a_row_is_from():
     assert first.short_place(1) == "line 4"
     skipped = joined.skipped(2, "the text", "a reason")
     assert (str(skipped), skipped.cells) == ("x/b.csv:3: a reason", ("x/b.csv", "3", "a reason", "the text"))
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.parquet.gz"])
+def test_a_table_of_parquet_is_its_csv(tmp_path, name):
+    """Numbers, dates, missing values and truth values become the text that pandas writes; places are records."""
+    frame = pd.DataFrame(
+        {
+            "smiles": ["C", "CC", None],
+            "y": [0.1, float("nan"), 1e-7],
+            "n": pd.array([1, None, 3], dtype="Int64"),
+            "is_hit": [True, False, True],
+            "when": pd.to_datetime(["2024-01-02", None, "2023-01-01"]),
+        }
+    )
+    content = io.BytesIO()
+    frame.to_parquet(content)
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(content.getvalue()) if name.endswith(".gz") else content.getvalue())
+    table = read_table(path)
+    (tmp_path / "a.csv").write_text(frame.to_csv(index=False, date_format="%Y-%m-%dT%H:%M:%S"))
+    theirs = read_table(tmp_path / "a.csv").columns
+    assert table.columns == {**theirs, "is_hit": tuple(cell.lower() for cell in theirs["is_hit"])}
+    assert (table.where(1), table.short_place(1)) == (f"{path}, record 2", "record 2")
+    assert table.short_places([0, 2]) == "records 1, 3"
+
+
+MOLECULES = ("CC#N", "CS(C)=O", "CC#N", "CCO", "O")
+
+
+@pytest.mark.parametrize(
+    ("cells", "is_noted"),
+    [
+        (MOLECULES, True),
+        (("CCO.Cl", "CCN.Br", "", "CCC.I", "CCCC"), True),
+        (("C", "N", "O", "C", "N"), False),
+        (("CN", "NO", "CN", "NO", "CN"), False),
+        (("CCO", "CCN", "M1", "CCC", "CCCC"), False),
+        (("1", "2", "3", "4", "5"), False),
+        (("", "", "", "", ""), False),
+    ],
+)
+def test_a_second_column_of_molecules_is_noted(cells, is_noted):
+    table = Table(Path("a.csv"), {"smiles": MOLECULES, "other": cells}, (2, 3, 4, 5, 6))
+    assert len(describe_other_molecules(table, "smiles")) == is_noted
