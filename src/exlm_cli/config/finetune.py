@@ -99,7 +99,7 @@ class FinetuneRecipe(Recipe):
             raise ValueError(f"`seeds` {list(self.seeds)} names a seed twice")
         if self.num_replicates > 1 and not self.task.is_split_by_seed:
             raise ValueError(
-                "`num_replicates` needs a split that `task.split_seed` changes: `--split random`, or "
+                "`num_replicates` needs a split that `task.split_seed` changes: `--split random` or `group`, or "
                 "`--split scaffold-balanced` for molecules"
             )
         if self.task.split_seed + self.num_replicates > 2**63:

@@ -18,8 +18,10 @@ MISSING_VALUES: Final = ("na", "n/a", "nan", "null", "none", "-")
 """Words that say that a label is missing, in any case."""
 
 _DEFAULT_SPLIT: Final = "scaffold"
-SEEDED_SPLITS = ("random", "scaffold-balanced")
+SEEDED_SPLITS = ("random", "scaffold-balanced", "group")
 """Those that `task.split_seed` changes."""
+_KEYS_OF_SPLITS: Final = {"file": "split_file", "group": "group_column", "time": "time_column"}
+"""What a split reads -> the key that names it."""
 
 
 class TrainFile(StrictModel):
@@ -58,7 +60,9 @@ class TaskSection(StrictModel):
         le=65536,
         description="Tokens of a sequence, [CLS] and [SEP] included, before repetition; none: as in pre-training",
     )
-    split_seed: int = Field(0, ge=0, lt=2**63, description="Seed of `random`, `scaffold-balanced` and `max_rows`")
+    split_seed: int = Field(
+        0, ge=0, lt=2**63, description="Seed of `random`, `scaffold-balanced`, `group` and `max_rows`"
+    )
     on_invalid: Literal["error", "skip"] = Field("skip", description="Rows that cannot be used: stop, or skip and list")
     max_rows: int | None = Field(None, ge=1, description="Use at most this many training rows; none: all")
     max_valid_rows: int | None = Field(
@@ -104,9 +108,10 @@ class TaskSection(StrictModel):
 class RowTaskConfig(TaskSection):
     """Keys of tasks with one molecule or text per row that split their rows themselves."""
 
-    split: Literal["scaffold", "scaffold-deepchem", "scaffold-balanced", "random", "file"] = Field(
+    split: Literal["scaffold", "scaffold-deepchem", "scaffold-balanced", "random", "group", "time", "file"] = Field(
         _DEFAULT_SPLIT,
-        description="How rows are cut 80/10/10: `scaffold` as Uni-Mol does; `file`: as `task.split_file` says",
+        description="How rows are cut 80/10/10: `scaffold` as Uni-Mol does; `group`: whole groups of "
+        "`task.group_column`; `time`: the latest of `task.time_column` are tested; `file`: as `task.split_file` says",
     )
     split_file: Annotated[str | None, Mark.INPUT] = Field(
         None, min_length=1, description="JSON with the row numbers of `train`, `valid` and `test`"
@@ -166,11 +171,15 @@ class RowTaskConfig(TaskSection):
         if len(set(self.descriptors)) < len(self.descriptors):
             raise ValueError(f"`task.descriptors` {list(self.descriptors)} names one twice")
 
-    def _check_split_file(self) -> None:
-        if self.split == "file" and self.split_file is None:
-            raise ValueError("`task.split: file` needs `task.split_file`")
-        if self.split != "file" and self.split_file is not None:
-            raise ValueError(f"`task.split_file` is read by `task.split: file`, but `task.split` is `{self.split}`")
+    def _check_split(self) -> None:
+        for split, key in _KEYS_OF_SPLITS.items():
+            is_given = getattr(self, key, None) is not None
+            if self.split == split and key not in type(self).model_fields:
+                raise ValueError(f"`task.split: {split}` is for {' and '.join(suites_with(key))}")
+            if self.split == split and not is_given:
+                raise ValueError(f"`task.split: {split}` needs `task.{key}`")
+            if self.split != split and is_given:
+                raise ValueError(f"`task.{key}` is read by `task.split: {split}`, but `task.split` is `{self.split}`")
 
 
 class MoleculeNetTaskConfig(RowTaskConfig):
@@ -188,7 +197,7 @@ class MoleculeNetTaskConfig(RowTaskConfig):
 
     @model_validator(mode="after")
     def _check_keys(self) -> Self:
-        self._check_split_file()
+        self._check_split()
         self._check_molecules()
         return self
 
@@ -252,6 +261,13 @@ class CsvTaskConfig(RowTaskConfig):
     split_column: str | None = Field(
         None, description="Column that says train, valid or test of each row; instead of `task.split`"
     )
+    group_column: str | None = Field(
+        None,
+        description="Column whose equal cells are a group, such as a series, which `task.split: group` keeps whole",
+    )
+    time_column: str | None = Field(
+        None, description="Column of dates such as 2024-05-31, or of numbers, by which `task.split: time` cuts"
+    )
     text_column: str | None = Field(None, description="Column with the text")
     label_columns: tuple[str, ...] = Field((), description="Columns with the labels")
     descriptor_columns: tuple[str, ...] = Field(
@@ -289,9 +305,9 @@ class CsvTaskConfig(RowTaskConfig):
     @property
     def is_split_by_seed(self) -> bool:
         """Whether another `split_seed` gives another split; texts are split at random."""
-        if self.split_column is not None or self.files.valid is not None or self.split == "file":
+        if self.split_column is not None or self.files.valid is not None:
             return False
-        return self.text_column is not None or super().is_split_by_seed
+        return super().is_split_by_seed or (self.text_column is not None and self.split == _DEFAULT_SPLIT)
 
     @property
     def is_split_by_scaffold(self) -> bool:
@@ -300,7 +316,7 @@ class CsvTaskConfig(RowTaskConfig):
 
     @model_validator(mode="after")
     def _check_keys(self) -> Self:
-        self._check_split_file()
+        self._check_split()
         self._check_molecules()
         if self.text_column is not None:
             self._check_text()
@@ -333,7 +349,7 @@ class CsvTaskConfig(RowTaskConfig):
                 f"`task.smiles_column` is `{self.smiles_column}` and `task.text_column` is `{self.text_column}`: "
                 "a row is one or the other"
             )
-        if self.split not in (_DEFAULT_SPLIT, "random", "file"):
+        if self.is_split_by_scaffold and self.split != _DEFAULT_SPLIT:
             raise ValueError(f"`task.split: {self.split}` is for molecules; the task has text")
         if self.reads_parents:
             raise ValueError("`task.standardise: parent` is for molecules; the task has text")

@@ -172,6 +172,7 @@ class RunResults(JsonModel):
         split_seeds: `task.split_seed` of each split of the rows; `split`, `split_sizes`, `split_sha256`, `best_seed`,
             `grid_best` and `no_answer_threshold` are of the first one.
         points: Label of the grid point of each split that is reported, and predicts.
+        imitates: As `split_imitates` in `tasks.base.DownstreamTask`.
         split_sha256: Hash of the row numbers of every part.
         labels_sha256: As in `tasks.base.DownstreamTask`.
         max_rows, max_valid_rows: Limits on training and validation rows; None: all.
@@ -199,6 +200,7 @@ class RunResults(JsonModel):
     output_names: tuple[str, ...]
     num_labels: int
     split: str
+    imitates: str = ""
     split_seeds: tuple[int, ...] = Field(min_length=1)
     points: tuple[str, ...] = Field(min_length=1)
     split_sizes: dict[str, int]

@@ -134,6 +134,7 @@ class DownstreamTask(ABC):
         class_weights: (C,) weight of each class, or of each label's positives for `binary`; None: all 1.
         splits: Splits that exist. GLUE and SQuAD have no labelled test set; the paper reports their `valid`.
         split_name: How the rows are split: `official`, `files`, `column`, `held out: ...`, or a value of `task.split`.
+        split_imitates: Which new rows the test rows are like; empty where nobody knows.
         notes: What a report says about the data: skipped rows, labels without a score, duplicates across splits.
         skipped: All rows that are not used, in order; notes name some of them.
         labels_sha256: Hash of the rows and labels of a user's own table, however it is split; empty for other tasks.
@@ -155,6 +156,7 @@ class DownstreamTask(ABC):
     class_weights: FloatArray | None = None
     splits: tuple[Split, ...]
     split_name: str = "official"
+    split_imitates: str = ""
     notes: tuple[str, ...] = ()
     skipped: tuple[SkippedRow, ...] = ()
     labels_sha256: str = ""

@@ -253,7 +253,8 @@ def table_task(
             notes = [*notes, *(f"warning: {said} in every training row: nothing to learn of it" for said in constant)]
         used = np.sort(np.concatenate([split.indices[part] for part in examples]))
         task.labels_sha256 = hashlib.sha256(used.tobytes() + labels.targets[used].tobytes()).hexdigest()
-    task.input_kind, task.split_name, task.skipped = config.input_kind, split.name, usable.skipped
+    task.input_kind, task.skipped = config.input_kind, usable.skipped
+    task.split_name, task.split_imitates = split.name, split.imitates
     if config.class_weights == "balanced" and labels.loss != "regression":
         task.class_weights = _balanced_weights(task)
     found = [*labels.notes, *usable.notes, *split.notes, *notes, *describe_repeats(usable, indices, labels.targets)]

@@ -89,7 +89,16 @@ DataDirOption = Annotated[
     str | None, typer.Option("--data-dir", metavar="DIR", help="Folder with the task's files; default: downloaded.")
 ]
 SplitOption = Annotated[
-    str | None, typer.Option("--split", metavar="NAME", help="scaffold[-balanced|-deepchem], random, file.")
+    str | None,
+    typer.Option("--split", metavar="NAME", help="scaffold[-balanced|-deepchem], random, group, time, file."),
+]
+GroupColumnOption = Annotated[
+    str | None,
+    typer.Option("--group-column", metavar="NAME", help="Column of a CSV whose groups `--split group` keeps whole."),
+]
+TimeColumnOption = Annotated[
+    str | None,
+    typer.Option("--time-column", metavar="NAME", help="Column of a CSV with dates, for `--split time`."),
 ]
 SplitColumnOption = Annotated[
     str | None,
@@ -122,6 +131,8 @@ def finetune(
     data_dir: DataDirOption = None,
     split: SplitOption = None,
     split_column: SplitColumnOption = None,
+    group_column: GroupColumnOption = None,
+    time_column: TimeColumnOption = None,
     smiles_column: SmilesColumnOption = None,
     text_column: TextColumnOption = None,
     label_columns: LabelColumnsOption = None,
@@ -146,6 +157,7 @@ def finetune(
     from exlm_cli.run_dir import SERIES_FILE
 
     task = {"data_dir": data_dir, "split": split, "split_column": split_column}
+    task |= {"group_column": group_column, "time_column": time_column}
     task |= {"smiles_column": smiles_column, "text_column": text_column}
     start = {"recipe": recipe, "out": out, "from_scratch": from_scratch, "encoder": encoder, "grid": grid}
     others = {"label_columns": label_columns, "baseline": baseline, "no_baseline": baseline is False}

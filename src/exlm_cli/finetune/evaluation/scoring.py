@@ -331,6 +331,7 @@ def _describe_results(
         output_names=task.output_names,
         num_labels=len(task.output_names),
         split=printable(task.split_name),
+        imitates=printable(task.split_imitates),
         split_seeds=(split.seed,),
         split_sizes=task.split_sizes,
         max_rows=recipe.task.max_rows,

@@ -185,7 +185,9 @@ def describe_verdict(splits: Sequence[RunResults], scores: RunScores, comparison
     is_open = len(splits) == 1 and comparison is not None and comparison.gain is not None
     more = "`exlm finetune --resume RUN --num-replicates 5` tries five"
     few = [f"Two splits are too few for an interval over splits: {more}."] if len(splits) == 2 else []
-    return tuple(_what_to_use(splits, scores) + beside + few + ([_what_is_left_open(splits[0])] if is_open else []))
+    own = splits[0]
+    like = [f"The {own.scored_split} rows imitate {own.imitates}."] if own.imitates else []
+    return tuple(_what_to_use(splits, scores) + beside + like + few + ([_what_is_left_open(own)] if is_open else []))
 
 
 def _what_to_use(splits: Sequence[RunResults], scores: RunScores) -> list[str]:

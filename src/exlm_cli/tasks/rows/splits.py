@@ -12,18 +12,25 @@ scaffold and form one group.
 - `scaffold-balanced`: chemprop 1's, without chirality. Groups larger than half a tenth of the rows come first, then the
   others, each part shuffled; a group goes to the first of train, valid and test that still has room; test takes all.
 - `random`: rows at random. Where each row has one class, every split has its share of each class, within a few rows.
+- `group`: whole groups of a column, in the order of `scaffold-balanced`; if valid or test has none then, the smallest
+  group of train goes there. A row without a group is one of its own.
+- `time`: by the times of a column, the first for train and the last for test, cut where that comes nearest to 80/10/10;
+  rows of one time stay together. Rows without a time are in no split.
 
 Uni-Mol's rule trains on a fifth where one scaffold has more than 80 % of the rows. In a user's own table (`csv`) such a
 scaffold goes to train, and valid and test share the rest; so does `scaffold-balanced` for every task.
 
 In `csv` all of these keep rows of one molecule, and the forms of one compound, in one split: salts, stereoisomers,
 isotopes and tautomers (`Molecule.compound`). Compounds are drawn as rows are; those with more than a tenth of the rows
-come first. Where no compound has two rows, nothing changes.
+come first. Where no compound has two rows, nothing changes. By `group`, groups that share a compound (or a text) are
+one; by `time`, a compound (or a text) has its first time.
 """
 
+import datetime
 import hashlib
 import itertools
 import json
+import math
 import random
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,13 +39,14 @@ from typing import Any, cast
 
 import numpy as np
 
-from exlm_cli.config.tasks import RowTaskConfig, TaskSection
+from exlm_cli.config.tasks import CsvTaskConfig, RowTaskConfig, TaskSection
 from exlm_cli.data import IntArray
 from exlm_cli.errors import DataError
 from exlm_cli.format import format_number_of, name_some, shorten
 from exlm_cli.paths import expand_path
 from exlm_cli.tasks.base import SPLITS, FloatArray, Split, SplitIndices
-from exlm_cli.tasks.rows.table import InputRows
+from exlm_cli.tasks.rows.numbers import read_number
+from exlm_cli.tasks.rows.table import InputRows, Table
 
 # in tenths, so that comparisons are between integers
 _TRAIN_TENTHS, _VALID_TENTHS = 8, 1
@@ -50,11 +58,16 @@ _LIMITS: dict[Split, tuple[str, str]] = {"train": ("max_rows", "trained"), "vali
 
 @dataclass(frozen=True)
 class RowSplit:
-    """Rows of each split, how they were split, and what a report says about it."""
+    """Rows of each split, how they were split, and what a report says about it.
+
+    Attributes:
+        imitates: Which new rows the test rows are like; empty where nobody knows.
+    """
 
     name: str
     indices: SplitIndices
     notes: tuple[str, ...] = ()
+    imitates: str = ""
 
 
 def split_rows(config: RowTaskConfig, usable: InputRows, classes: Sequence[Hashable] | None) -> RowSplit:
@@ -79,10 +92,15 @@ def split_rows(config: RowTaskConfig, usable: InputRows, classes: Sequence[Hasha
     if usable.molecules is not None and config.name == "csv":
         compounds = [usable.molecules[row].compound for row in rows]
     notes = () if compounds is None else _describe_kept(usable, compounds)
+    imitates = "rows that are like the training rows"
+    if isinstance(config, CsvTaskConfig) and config.split in ("group", "time"):
+        split = (_split_by_group if config.split == "group" else _split_by_time)(config, usable)
+        return limit_rows(config, replace(split, notes=(*notes, *split.notes)))
     if config.split == "random" or usable.molecules is None:
         chosen = None if classes is None else [classes[row] for row in rows]
         name, parts = "random", split_at_random(len(rows), config.split_seed, chosen, compounds)
     else:
+        imitates = "molecules with other scaffolds than the training molecules"
         scaffolds = [usable.molecules[row].scaffold or "" for row in rows]
         name, groups = config.split, scaffolds if compounds is None else _join(scaffolds, compounds)
         if config.split == "scaffold-balanced":
@@ -90,7 +108,7 @@ def split_rows(config: RowTaskConfig, usable: InputRows, classes: Sequence[Hasha
         else:
             parts = split_by_scaffold(groups, trains_on_largest=config.name == "csv")
         notes += _describe_largest(scaffolds, groups, parts)
-    return limit_rows(config, RowSplit(name, {split: rows[part] for split, part in parts.items()}, notes))
+    return limit_rows(config, RowSplit(name, {part: rows[index] for part, index in parts.items()}, notes, imitates))
 
 
 def _join(scaffolds: Sequence[str], compounds: Sequence[str]) -> list[int]:
@@ -131,6 +149,106 @@ def _describe_largest(scaffolds: Sequence[str], keys: Sequence[Hashable], parts:
     place = next(split for split, part in parts.items() if largest[0] in part)
     said = f"{len(largest):,} of {len(keys):,} molecules have {what}: all of them are in {place}"
     return (f"{said}, and the other splits have none; `--split random` spreads them over all splits",)
+
+
+def _compounds(usable: InputRows, rows: IntArray) -> list[str]:
+    """Return the compound of each of some rows; texts have themselves."""
+    keys = usable.keys if usable.molecules is None else [molecule.compound for molecule in usable.molecules]
+    return [keys[row] for row in rows]
+
+
+def _split_by_group(config: CsvTaskConfig, usable: InputRows) -> RowSplit:
+    rows, column = usable.rows, str(config.group_column)
+    cells = usable.table.column(column, "name the column of groups with `--group-column NAME`")
+    alone = [row for row in rows.tolist() if not cells[row]]
+    groups = [cells[row] or f"\0{row}" for row in rows.tolist()]
+    joined = _join(groups, _compounds(usable, rows))
+    if len(set(joined)) < 2:
+        raise DataError(
+            f"{usable.table.path}: all rows are of one group of `{column}`, or the groups share compounds",
+            "leave out compounds that are in several groups, such as references, or give another `--group-column`",
+        )
+    counts = {
+        "row{s} without a group, each a group of its own": len(alone),
+        f"group{{s}} of `{column}` joined with others, as they share compounds": len(set(groups)) - len(set(joined)),
+    }
+    notes = [f"{num:,} {what.format(s='' if num == 1 else 's')}" for what, num in counts.items() if num]
+    parts = split_by_group(joined, config.split_seed)
+    indices: SplitIndices = {part: rows[index] for part, index in parts.items()}
+    return RowSplit("group", indices, tuple(notes), f"rows of another `{column}` than all training rows")
+
+
+def split_by_group(groups: Sequence[Hashable], seed: int) -> SplitIndices:
+    """Split rows with given groups by the rule of `group`; two groups leave no test."""
+    filled = split_balanced(groups, seed)
+    parts = {part: set(filled[part].tolist()) if part in filled else set() for part in SPLITS}
+    for part in ("valid", "test"):
+        if not parts[part]:
+            source = max(SPLITS, key=lambda name: len({groups[row] for row in parts[name]}))
+            found = group_rows(sorted(parts[source]), groups)
+            moved = min(found, key=len) if len(found) > 1 else []
+            if part == "valid" and not moved:
+                source, moved = "test", sorted(parts["test"])
+            parts[source] -= set(moved)
+            parts[part] |= set(moved)
+    return _as_arrays({part: sorted(of_part) for part, of_part in parts.items()})
+
+
+def _split_by_time(config: CsvTaskConfig, usable: InputRows) -> RowSplit:
+    column, table = str(config.time_column), usable.table
+    cells = table.column(column, "name the column of dates with `--time-column NAME`")
+    rows = np.array([row for row in usable.rows.tolist() if cells[row]], dtype=np.int64)
+    time_of = dict(zip(rows.tolist(), _read_times(table, column, rows), strict=True))
+    compounds = dict(zip(rows.tolist(), _compounds(usable, rows), strict=True))
+    first: dict[str, float] = {}
+    for row, compound in compounds.items():
+        first[compound] = min(time_of[row], first.get(compound, math.inf))
+    times = np.array([first[compounds[row]] for row in rows.tolist()])
+    place = np.searchsorted(_cut_times(table, column, times), times, side="right")
+    indices: SplitIndices = {part: rows[place == number] for number, part in enumerate(SPLITS)}
+    counts = {
+        f"row{{s}} in no split: `{column}` is empty": len(usable.rows) - len(rows),
+        "row{s} of compounds that were measured before stay with the first of them": sum(
+            time_of[row] > first[compounds[row]] for row in rows.tolist()
+        ),
+    }
+    notes = [f"{num:,} {what.format(s='' if num == 1 else 's')}" for what, num in counts.items() if num]
+    begin = cells[min(indices["test"].tolist(), key=time_of.__getitem__)]
+    return RowSplit("time", indices, tuple(notes), f"rows later than the training rows (`{column}` from {begin} on)")
+
+
+def _cut_times(table: Table, column: str, times_N: FloatArray) -> list[float]:
+    """Return the first times of valid and of test."""
+    times, counts = np.unique(times_N, return_counts=True)
+    if len(times) < len(SPLITS):
+        raise DataError(
+            f"{table.path}: `{column}` has {format_number_of(len(times), 'different time')}; a split needs three",
+            "give another `--time-column`, or another `--split`",
+        )
+    ends = 10 * counts.cumsum()
+    train = int(np.argmin(np.abs(ends[:-2] - _TRAIN_TENTHS * len(times_N))))
+    seen = np.abs(ends[train + 1 : -1] - (_TRAIN_TENTHS + _VALID_TENTHS) * len(times_N))
+    return [float(times[train + 1]), float(times[train + 2 + int(np.argmin(seen))])]
+
+
+def _read_times(table: Table, column: str, rows: IntArray) -> list[float]:
+    """Return the times of some rows: numbers where all cells are numbers, else seconds of dates."""
+    cells = [table.columns[column][row] for row in rows]
+    numbers = [value for cell in cells if (value := read_number(cell)) is not None]
+    if len(numbers) == len(cells):
+        return numbers
+    found = []
+    for row, cell in zip(rows.tolist(), cells, strict=True):
+        try:
+            time = datetime.datetime.fromisoformat(cell.replace("/", "-"))
+        except ValueError as error:
+            raise DataError(
+                f"{table.where(row)}: `{column}` is `{cell}`; accepted: dates such as 2024-05-31, with a time or "
+                "without, or numbers in all rows",
+                "write year-month-day: 03/04/2024 may be in March or in April",
+            ) from error
+        found.append((time if time.tzinfo else time.replace(tzinfo=datetime.UTC)).timestamp())
+    return found
 
 
 def _follow_file(path: str, usable: InputRows) -> RowSplit:

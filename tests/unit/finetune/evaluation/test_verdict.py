@@ -118,12 +118,23 @@ def test_scores_that_are_not_defined_are_no_comparison():
 
 @pytest.mark.parametrize(
     ("split", "advice"),
-    [("scaffold", ["--split", "--num-replicates"]), ("random", ["--resume", "--num-replicates"]), ("file", [])],
+    [
+        ("scaffold", ["--split", "--num-replicates"]),
+        ("random", ["--resume", "--num-replicates"]),
+        ("group", ["--resume", "--num-replicates"]),
+        ("file", []),
+    ],
 )
 def test_the_advice_of_a_verdict_is_accepted_by_the_split(split, advice):
     """A csv task refuses `task.split` and `num_replicates` beside files, a column or a file of splits."""
     values = {"roc_auc": [0.80, 0.70, 0.75]}
     assert re.findall(r"--[a-z-]+", verdict(run_of(values, values, split=split))[1]) == advice
+
+
+def test_a_verdict_says_which_new_rows_the_split_imitates():
+    said = verdict(run_of({"roc_auc": [0.8]}, imitates="rows of another `series` than all training rows"))
+    assert "The test rows imitate rows of another `series` than all training rows." in said
+    assert not any("imitate" in sentence for sentence in verdict(run_of({"roc_auc": [0.8]})))
 
 
 def test_a_verdict_on_validation_rows_says_that_the_epoch_was_chosen_on_them():
