@@ -28,12 +28,15 @@ def expected_nll_nats(pretrained: Pretrained, sentence: str) -> float:
     assert all(len(ids) == 1 for filling in words for ids in filling), "every word must be one token"
     targets = torch.tensor([[ids[0] for ids in filling] for filling in words])
     dag = build_dag(pretrained, sentence)
+    probability = torch.tensor(list(joint.values()), dtype=torch.float64)
+    if dag.chain is not None:
+        return -float((dag.chain.score(targets)[0] * probability).sum())
     is_inner = torch.from_numpy(dag.node_mask >= 0)
     log_emit = torch.from_numpy(dag.node_log_probs).t()[targets].where(is_inner, 0.0)
     log_trans = torch.from_numpy(dag.log_trans).expand(len(joint), -1, -1)
     lengths = torch.full((len(joint),), dag.num_masks), torch.full((len(joint),), dag.num_nodes)
     nll = states_alignment_nll(log_emit, log_trans, *lengths)
-    return float((nll * torch.tensor(list(joint.values()), dtype=torch.float64)).sum())
+    return float((nll * probability).sum())
 
 
 def main() -> None:

@@ -23,6 +23,8 @@ from exlm_cli.dag.search import Length
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.export.given import local_run
+from exlm_cli.fill.score import score_text, score_texts
+from exlm_cli.fill.words import MaskWords
 from exlm_cli.finetune.cells.model import Finetuned, load_finetuned
 from exlm_cli.finetune.evaluation.calibration import DEFAULT_LEVEL
 from exlm_cli.finetune.features import FeatureStore, with_descriptors
@@ -71,6 +73,19 @@ class FilledRows(list[Filled | None]):
     def __init__(self, rows: Iterable[Filled | None], problems: tuple[str, ...]) -> None:
         super().__init__(rows)
         self.problems = problems
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of R texts.
+
+    Attributes:
+        log_probs: (R,) float64, nats, as `Run.score` has them of one; NaN where a text cannot be scored.
+        problems: R strings, why it cannot; empty where it can.
+    """
+
+    log_probs: FloatArray
+    problems: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -368,6 +383,42 @@ class Run:
         masked, problems = read_masked_rows(pretrained, [one for (one,) in check_rows(text)])
         filled = iter([*self._inspect([one for one in masked if one is not None], settings, pretrained)])
         return FilledRows((None if one is None else next(filled) for one in masked), problems)
+
+    @overload
+    def score(self, text: str, filling: str | None = None) -> float: ...
+
+    @overload
+    def score(self, text: Texts, filling: Texts | None = None) -> Scores: ...
+
+    def score(self, text: str | Texts, filling: str | Texts | None = None) -> float | Scores:
+        """Score fillings of masks, or texts without masks, with a pre-trained run.
+
+        Args:
+            text: Running text or SMILES, or several in a list, array or Series.
+            filling: The words of the masks, parted by bars, like `two|dogs`, as `exlm fill` writes them; for several
+                texts one each. None: the texts have no masks.
+
+        Returns:
+            Log-probability, nats: of all masks together, given as many tokens as masks; of a text without masks its
+            pseudo-log-likelihood, the sum over its tokens, each masked in turn, for molecules of the canonical SMILES.
+
+        Raises:
+            CheckpointError: The run is fine-tuned.
+            DataError: One text cannot be scored; of several texts, such rows have a problem. Or there are not as many
+                fillings as texts.
+        """
+        if isinstance(text, str):
+            if filling is not None and not isinstance(filling, str):
+                raise DataError(f"one text, and `filling` is {type(filling).__name__}", "give one string for one text")
+            return score_text(self.pretrained, text, filling, MaskWords(self.tokenizer)).log_prob
+        texts = [one for (one,) in check_rows(text)]
+        fillings = [None] * len(texts) if filling is None else [one for (one,) in check_rows(filling)]
+        if len(fillings) != len(texts):
+            raise DataError(f"{len(texts)} texts and {len(fillings)} fillings", "give a filling for each text")
+        found = list(score_texts(self.pretrained, texts, fillings, self._progress))
+        for note in dict.fromkeys(note for one in found for note in one.notes):
+            self._progress.message(note)
+        return Scores(np.array([one.log_prob for one in found]), tuple(one.problem for one in found))
 
     def _inspect(
         self, inputs: Sequence[MaskedText], settings: Mapping[str, Any], pretrained: Pretrained

@@ -297,8 +297,8 @@ class ModelConfig(StrictModel):
     alignment: Alignment = Field(
         "dag",
         description="How states are tied to targets (ExLM only). dag, sparse_dag, independent: Tables 2 and 13; chain: "
-        "ours, for `expand: output`: states are groups of classes of tokens, edges lead to the next mask alone, and each "
-        "mask reads the token of the one before",
+        "ours, for `expand: output`: states are groups of classes of tokens, edges lead to the next mask alone, and "
+        "each mask reads the token of the one before",
     )
     transition: TransitionConfig = TransitionConfig()
     chain: ChainConfig = ChainConfig()

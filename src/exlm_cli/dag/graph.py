@@ -91,12 +91,12 @@ class Dag:
         return [piece for piece in pieces if piece[0]]
 
     def fill(self, tokens_by_mask: Sequence[Sequence[int]]) -> str:
-        """Return the text with its masks filled; a character may be split over tokens."""
+        """Return the text with its masks filled, without a blank at its beginning; tokens may share a character."""
         ids: list[int] = []
         remaining = iter(tokens_by_mask)
         for token in self.input_ids.tolist():
             ids += next(remaining) if token == self.tokenizer.mask_id else [token]
-        return self.tokenizer.decode(ids).strip()
+        return self.tokenizer.decode(ids).removeprefix(" ")
 
 
 @dataclass(frozen=True)

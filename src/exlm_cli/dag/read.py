@@ -57,7 +57,7 @@ def read_masked(pretrained: Pretrained, text: str) -> MaskedText:
         text = without_atom_maps(text)
     _require_single_tokens(pretrained)
     input_ids, notes = encode_masked(pretrained, text)
-    _check_size(pretrained, len(input_ids), int((input_ids == pretrained.tokenizer.mask_id).sum()))
+    require_size(pretrained, len(input_ids), int((input_ids == pretrained.tokenizer.mask_id).sum()))
     return MaskedText(text, input_ids, notes)
 
 
@@ -110,7 +110,12 @@ def _require_single_tokens(pretrained: Pretrained) -> None:
         )
 
 
-def _check_size(pretrained: Pretrained, num_tokens: int, num_masks: int) -> None:
+def require_size(pretrained: Pretrained, num_tokens: int, num_masks: int) -> None:
+    """Refuse more tokens than the model takes, or more masks than the search does.
+
+    Raises:
+        DataError: There are.
+    """
     recipe, k = pretrained.recipe, pretrained.model.num_states_per_mask
     transition = recipe.model.transition
     num_further = (k - 1) * num_masks if pretrained.model.expands_input else 0

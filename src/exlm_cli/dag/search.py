@@ -100,8 +100,8 @@ class SearchProblem:
     def bound_children(self, log_weight_WS: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return log of a group's sum of weight * P(token): (W, C) for candidates, (W,) for any other token."""
         weights = [log_weight_WS[:, nodes] for nodes in self.groups]
-        columns = [_log_matmul(w, emit) for w, emit in zip(weights, self.emit, strict=True)]
-        others = [_log_matmul(w, floor[:, None]) for w, floor in zip(weights, self.floor, strict=True)]
+        columns = [log_matmul(w, emit) for w, emit in zip(weights, self.emit, strict=True)]
+        others = [log_matmul(w, floor[:, None]) for w, floor in zip(weights, self.floor, strict=True)]
         return np.concatenate(columns, axis=1), np.concatenate(others, axis=1).max(axis=1)
 
     def _bound_what_follows(self) -> FloatArray:
@@ -121,7 +121,7 @@ class SearchProblem:
         return np.broadcast_to(log_rest_S, (self.max_tokens + 1, len(log_rest_S)))
 
 
-def _log_matmul(log_weight_WS: FloatArray, matrix_SC: FloatArray) -> FloatArray:
+def log_matmul(log_weight_WS: FloatArray, matrix_SC: FloatArray) -> FloatArray:
     """Return log(exp(log_weight) @ matrix), (W, C)."""
     peak_W1 = np.maximum(log_weight_WS.max(axis=1, keepdims=True), -1e300)
     with np.errstate(divide="ignore"):
@@ -166,7 +166,7 @@ def _beam(problem: SearchProblem, width: int, wanted: int, log_known: float) -> 
     done: list[Scored] = []
     log_cut = -np.inf
     for num_tokens in range(problem.max_tokens + 1):
-        log_reach_WS = _log_matmul(log_alpha_WS, problem.trans)
+        log_reach_WS = log_matmul(log_alpha_WS, problem.trans)
         if problem.length == "any" or num_tokens == problem.max_tokens:
             done += [(float(p), prefix) for p, prefix in zip(log_reach_WS[:, -1], prefixes, strict=True) if p > -np.inf]
             done = sorted(done, key=lambda item: (-item[0], item[1]))[:wanted]

@@ -2,7 +2,8 @@
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from exlm_cli.dag.inspection import NOTE_ON_PROOF
@@ -10,6 +11,7 @@ from exlm_cli.dag.read import read_masked
 from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.files import csv_bytes, folder_for_results, write_atomically
 from exlm_cli.fill.engine import FilledRow, FillSettings, Line, fill_texts
+from exlm_cli.fill.score import score_texts
 from exlm_cli.finetune.prediction.predict import own_file, refuse_overwriting, stem_of
 from exlm_cli.format import format_percent, format_plain
 from exlm_cli.progress import Progress, SilentProgress
@@ -20,6 +22,7 @@ from exlm_cli.train.pretrained import Pretrained
 
 COLUMNS = ("rank", "filling", "filled", "probability", "probability_alone", "proven", "problem")
 """Columns behind those of the file."""
+SCORE_COLUMNS = ("log_probability", "tokens", "problem")
 
 
 def fill_file(
@@ -46,21 +49,73 @@ def fill_file(
         DataError: The file or its column cannot be read.
         CheckpointError: The CSV cannot be written.
     """
+
+    def answer(_: Table, texts: tuple[str, ...]) -> Answers:
+        rows = list(fill_texts(pretrained, texts, settings, progress))
+        lines = [[line_values(rank, line) for rank, line in enumerate(row.lines, start=1)] for row in rows]
+        return Answers(COLUMNS, lines, [row.problem for row in rows], [row.notes for row in rows])
+
+    return _answer_file(pretrained, path, out, folder / f"fillings-{stem_of(path)}.csv", column, answer)
+
+
+def score_file(
+    pretrained: Pretrained, path: Path, out: Path | None, *, folder: Path, column: str | None = None, progress: Progress
+) -> PredictionSummary:
+    """Score the filling of each row of a file, its column `filling`; without that column or cell, the text itself.
+
+    Arguments and errors are those of `fill_file`; the CSV is called `scores-<name of the file>`.
+    """
+
+    def answer(table: Table, texts: tuple[str, ...]) -> Answers:
+        fillings = [cell or None for cell in table.columns.get("filling", ("",) * len(texts))]
+        rows = list(score_texts(pretrained, texts, fillings, progress))
+        lines = [
+            [{"log_probability": row.log_prob, "tokens": row.num_tokens}] if not row.problem else [] for row in rows
+        ]
+        return Answers(SCORE_COLUMNS, lines, [row.problem for row in rows], [row.notes for row in rows])
+
+    return _answer_file(pretrained, path, out, folder / f"scores-{stem_of(path)}.csv", column, answer)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a model says of R rows.
+
+    Attributes:
+        columns: Columns behind those of the file, `problem` the last.
+        lines: R lists of lines, each with its values by column.
+        problems: R strings, why a row has no line; empty where it has.
+        notes: R tuples, what is to be said of a row.
+    """
+
+    columns: tuple[str, ...]
+    lines: Sequence[Sequence[Mapping[str, object]]]
+    problems: Sequence[str]
+    notes: Sequence[tuple[str, ...]]
+
+
+def _answer_file(
+    pretrained: Pretrained,
+    path: Path,
+    out: Path | None,
+    usual: Path,
+    column: str | None,
+    answer: Callable[[Table, tuple[str, ...]], Answers],
+) -> PredictionSummary:
+    """Write the answers to the rows of a file as CSV, whole or not at all."""
     _check_name(out)
     data = pretrained.recipe.data
     with contextlib.ExitStack() as stack:
         if out is None:
-            out = stack.enter_context(own_file(folder / f"fillings-{stem_of(path)}.csv", path))
+            out = stack.enter_context(own_file(usual, path))
         refuse_overwriting(path, out)
         stack.enter_context(folder_for_results(out.parent, out))
         table, texts, notes = read_input_column(path, data.kind, column=column, usual_column=data.column)
-        rows = list(fill_texts(pretrained, texts, settings, progress))
-        content, notes_on_table = _as_csv(table, rows)
+        answers = answer(table, texts)
+        content, notes_on_table = _as_csv(table, answers)
         write_atomically(out, content)
-    num_unreadable = sum(bool(row.problem) for row in rows)
-    return PredictionSummary(
-        (out,), len(rows), num_unreadable, {}, (*notes, *_notes_on_rows(table, rows), *notes_on_table)
-    )
+    notes = (*notes, *_notes_on_rows(table, answers.notes), *notes_on_table)
+    return PredictionSummary((out,), len(texts), sum(map(bool, answers.problems)), {}, notes)
 
 
 def fill_one(
@@ -79,8 +134,9 @@ def fill_one(
         if row.problem:
             raise DataError(row.problem, "change the text, or choose another model with `--checkpoint RUN`")
         files = () if out is None else (out,)
+        lines = [[line_values(rank, line) for rank, line in enumerate(row.lines, start=1)]]
         for path in files:
-            write_atomically(path, _as_csv(Table(path, {}, (1,)), [row])[0])
+            write_atomically(path, _as_csv(Table(path, {}, (1,)), Answers(COLUMNS, lines, [""], [()]))[0])
     return row, files
 
 
@@ -123,26 +179,26 @@ def _cell(value: object) -> str:
     return format_plain(value) if isinstance(value, float) else str(value)
 
 
-def _as_csv(table: Table, rows: Sequence[FilledRow]) -> tuple[bytes, tuple[str, ...]]:
+def _as_csv(table: Table, answers: Answers) -> tuple[bytes, tuple[str, ...]]:
     """Return the CSV, and a note on columns of the table that ours replace."""
-    own = [name for name in table.columns if name not in COLUMNS]
-    replaced = [f"`{name}`" for name in table.columns if name in COLUMNS]
-    notes = (f"fillings replace the table's own columns {', '.join(replaced)}",) if replaced else ()
+    columns = answers.columns
+    own = [name for name in table.columns if name not in columns]
+    replaced = [f"`{name}`" for name in table.columns if name in columns]
+    notes = (f"the result replaces the table's own columns {', '.join(replaced)}",) if replaced else ()
 
     def lines() -> Iterator[Sequence[str]]:
-        for number, row in enumerate(rows):
+        for number, (found, problem) in enumerate(zip(answers.lines, answers.problems, strict=True)):
             cells = [table.columns[name][number] for name in own]
-            found = [line_values(rank, line) for rank, line in enumerate(row.lines, start=1)] or [{}]
-            for line in found:
-                yield [*cells, *(_cell(line.get(name, "")) for name in COLUMNS[:-1]), row.problem]
+            for line in found or [{}]:
+                yield [*cells, *(_cell(line.get(name, "")) for name in columns[:-1]), problem]
 
-    return csv_bytes([*own, *COLUMNS], lines()), notes
+    return csv_bytes([*own, *columns], lines()), notes
 
 
-def _notes_on_rows(table: Table, rows: Sequence[FilledRow]) -> list[str]:
+def _notes_on_rows(table: Table, notes: Sequence[tuple[str, ...]]) -> list[str]:
     """Return what is to be said of rows, each note once with the places of its rows."""
     places: dict[str, list[int]] = {}
-    for number, row in enumerate(rows):
-        for note in row.notes:
+    for number, of_row in enumerate(notes):
+        for note in of_row:
             places.setdefault(note, []).append(number)
     return [f"{note}: {table.short_places(numbers)}" for note, numbers in places.items()]

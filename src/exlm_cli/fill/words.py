@@ -6,12 +6,16 @@ several masks are parted by bars, `two|dogs`; a bar in a word is written `\|`.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache, cached_property
 
+import numpy as np
+
 from exlm_cli.data.tokenizer import MASK, PIECE_PREFIX, Tokenizer
+from exlm_cli.errors import DataError
 from exlm_cli.format import printable
 
+_BAR = re.compile(r"(?<!\\)\|")
 BLANK = "\N{OPEN BOX}"
 
 
@@ -34,6 +38,57 @@ class MaskWords:
             words.append(_written(surface, has_blank).replace("|", "\\|"))
         return "|".join(words)
 
+    def split(self, filling: str) -> list[str]:
+        """Return the words of a cell of the column `filling`."""
+        return [word.replace("\\|", "|").strip() for word in _BAR.split(filling)]
+
+    def read(self, word: str, has_blank: bool) -> str:
+        """Return what a written word adds to the text, as `surface` has it, in printable characters."""
+        if has_blank and word.startswith(PIECE_PREFIX):
+            return word.removeprefix(PIECE_PREFIX).replace(BLANK, " ")
+        if word == BLANK or (word.startswith(BLANK) and not has_blank):
+            return word.replace(BLANK, " ")
+        return " " * has_blank + word.replace(BLANK, " ")
+
+    def num_tokens(self, surface: str) -> int:
+        """Return how many tokens a word is: one where the vocabulary has it, else those of the tokenizer.
+
+        Raises:
+            DataError: The vocabulary lacks a part of it.
+        """
+        if surface in self._tokens_by_surface:
+            return 1
+        ids = self._tokenizer.encode(surface)
+        if not ids or self._tokenizer.unk_id in ids:
+            raise DataError(f"the vocabulary of the model has no {surface!r}", "give a word that it has")
+        return len(ids)
+
+    def tokens_at(self, surface: str, start: int, *, is_start: bool) -> Iterator[tuple[int, int]]:
+        """Yield each token that a run of letters may go on with from a place on, and how many letters it is.
+
+        `is_start`: The text begins there, so that a blank before the word does not count.
+        """
+        by_surface = self._tokens_by_surface
+        for end in range(start + 1, min(len(surface), start + self._longest) + 1):
+            piece = surface[start:end]
+            tokens = by_surface.get(piece, ())
+            if is_start and not start:
+                other = piece[1:] if piece.startswith(" ") else f" {piece}"
+                tokens = (*tokens, *by_surface.get(other, ()))
+            yield from ((token, end - start) for token in tokens)
+
+    @cached_property
+    def _tokens_by_surface(self) -> dict[str, tuple[int, ...]]:
+        found: dict[str, tuple[int, ...]] = {}
+        for token in [*np.flatnonzero(self._tokenizer.is_ordinary).tolist(), self._tokenizer.unk_id]:
+            surface = printable(self._surface(token))
+            found[surface] = (*found.get(surface, ()), token)
+        return found
+
+    @cached_property
+    def _longest(self) -> int:
+        return 1 + max(map(len, self._tokens_by_surface))
+
     def blanks_before(self, text: str) -> list[bool]:
         """Return whether a blank is before each "[MASK]"; so is the beginning of a running text."""
         if self._tokenizer.kind == "smiles":
@@ -45,7 +100,7 @@ class MaskWords:
             return self._tokenizer.token_text(token)
         before = self._anchor
         whole = self._tokenizer.decode([*before, token]).removeprefix(self._tokenizer.decode(before))
-        if "\N{REPLACEMENT CHARACTER}" in whole:  # part of a character
+        if not whole or "\N{REPLACEMENT CHARACTER}" in whole:  # a special token, or part of a character
             return self._tokenizer.token_text(token)
         return whole
 

@@ -1,8 +1,10 @@
 """Tables of fillings: rows in order with their own columns, as each text by itself; all formats; what is refused."""
 
 import csv
+import math
 from pathlib import Path
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -10,7 +12,7 @@ import pytest
 import exlm_cli
 from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.fill.engine import FillSettings
-from exlm_cli.fill.file import fill_file
+from exlm_cli.fill.file import fill_file, score_file
 from exlm_cli.progress import SilentProgress
 from tests.recorder import Recorder
 from tests.unit.finetune.synthetic import make_pretrained
@@ -45,7 +47,7 @@ def test_rows_keep_their_order_and_columns_and_are_filled_as_each_by_itself(run,
     assert [line["id"] for line in lines] == ["1"] * 3 + ["2"] + ["3"] * 3 + ["4"] * 3
     assert [line["rank"] for line in lines] == ["1", "2", "3", "", "1", "2", "3", "1", "2", "3"]
     assert lines[3]["problem"] == "there is no [MASK] in 'no mask in this row'"
-    assert "fillings replace the table's own columns `rank`" in notes
+    assert "the result replaces the table's own columns `rank`" in notes
     for number, text in enumerate(TEXTS, start=1):
         mine = [line for line in lines if line["id"] == str(number) and not line["problem"]]
         if not mine:
@@ -82,6 +84,24 @@ def test_what_is_to_be_said_of_rows_names_their_lines(run, tmp_path):
     (note,) = notes
     assert note.startswith("longer than the ")
     assert note.endswith(": lines 3, 4")
+
+
+def test_scores_of_fillings_give_their_probabilities_back(run, tmp_path):
+    path = tmp_path / "masks.csv"
+    path.write_text(MASKS)
+    lines, _ = _fill(run, path)
+    done = score_file(run.pretrained, tmp_path / "out.csv", None, folder=tmp_path, progress=SilentProgress())
+    assert (done.num_rows, done.num_unreadable) == (len(lines), 0)
+    scores = list(csv.DictReader((tmp_path / "scores-out.csv").read_text().splitlines()))
+    for line, score in zip(lines, scores, strict=True):
+        assert (line["id"], line["filling"]) == (score["id"], score["filling"])
+        if line["filling"] and "[" not in line["filling"]:
+            assert float(score["log_probability"]) == pytest.approx(math.log(float(line["probability"])), abs=1e-4)
+    texts = [line["filled"] for line in lines if line["filled"]]
+    found = run.score(np.array([*texts, "x [MASK]"]))
+    assert found.log_probs[:-1] == pytest.approx([run.score(text) for text in texts], abs=1e-3)
+    assert np.isnan(found.log_probs[-1])
+    assert "has masks" in found.problems[-1]
 
 
 def test_an_interrupted_or_impossible_file_leaves_nothing(run, tmp_path):

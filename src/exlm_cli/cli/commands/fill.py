@@ -1,6 +1,8 @@
 """`exlm fill`: the masks of one text or SMILES, or of every row of a file."""
 
 import os
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,9 +17,11 @@ from exlm_cli.cli.options import (
     TextColumnOption,
     choose_column,
 )
+from exlm_cli.errors import ConfigError
 from exlm_cli.paths import expand_path
 
 if TYPE_CHECKING:
+    from exlm_cli.api import Run
     from exlm_cli.fill.engine import FillSettings
     from exlm_cli.progress import Progress
     from exlm_cli.train.pretrained import Pretrained
@@ -36,14 +40,21 @@ FillingsOption = Annotated[
         help="The CSV; default for a file: report/fillings-<FILE> of the run.",
     ),
 ]
-TopOption = Annotated[int, typer.Option("--top", min=1, max=1000, metavar="N", help="Fillings of each row.")]
+TopOption = Annotated[
+    int | None, typer.Option("--top", min=1, max=1000, metavar="N", help="Fillings of each row; default: 10.")
+]
+ScoreOption = Annotated[
+    bool,
+    typer.Option("--score", help="Score the column `filling` of each row, or texts without masks, instead of filling."),
+]
 
 
 def fill(
     given: InputArgument,
     checkpoint: CheckpointOption = None,
     out: FillingsOption = None,
-    top: TopOption = 10,
+    top: TopOption = None,
+    score: ScoreOption = False,
     kind: KindOption = None,
     smiles_column: SmilesColumnOption = None,
     text_column: TextColumnOption = None,
@@ -56,7 +67,9 @@ def fill(
     columns and a line for each filling, best first. `probability` is that of all masks together, among all fillings
     with one token for each mask; `probability_alone` is the product of those of its tokens, each mask on its own.
     `proven` says that no filling that is missing is more probable. A row that cannot be filled has a `problem`.
-    docs/filling.md explains more.
+
+    With `--score`, each row has its log-probability in nats: of the words in its column `filling`, like `two|dogs`; or
+    of a text without masks, each token masked in turn. docs/filling.md explains more.
     """
     from exlm_cli.cli import console
     from exlm_cli.cli.masked import choose_run, kind_of_file, require_kind, require_own_kind
@@ -68,23 +81,45 @@ def fill(
         if file is None
         else kind_of_file(file, checkpoint, kind, smiles_column=smiles_column, text_column=text_column)
     )
+    if score:
+        _refuse_for_scores({"--top": top, "--out": out if file is None else None})
     progress = console.open_progress()
     run = choose_run(checkpoint, input_kind, progress)
     from exlm_cli.api import load
     from exlm_cli.bundled_models import report_folder
     from exlm_cli.fill.engine import FillSettings
-    from exlm_cli.fill.file import fill_file
+    from exlm_cli.fill.file import fill_file, score_file
 
     loaded = load(run, device=device, progress=progress)
     require_own_kind(kind, loaded.encoder.kind, checkpoint)
-    settings = FillSettings(top=top)
+    settings = FillSettings(**{} if top is None else {"top": top})
+    if file is None and score:
+        return _score_text(loaded, given, as_json=as_json)
     if file is None:
         return _fill_text(loaded.pretrained, given, out, settings, progress, as_json=as_json)
     column = choose_column(loaded.encoder.kind, smiles=smiles_column, text=text_column)
-    summary = fill_file(
-        loaded.pretrained, file, out, folder=report_folder(run), column=column, settings=settings, progress=progress
-    )
+    answer = score_file if score else partial(fill_file, settings=settings)
+    summary = answer(loaded.pretrained, file, out, folder=report_folder(run), column=column, progress=progress)
     emit_predictions(summary, as_json=as_json)
+
+
+def _refuse_for_scores(options: Mapping[str, object]) -> None:
+    """Refuse options that scores do not use.
+
+    Raises:
+        ConfigError: One is given.
+    """
+    for option, value in options.items():
+        if value is not None:
+            raise ConfigError(f"`{option} {value}` cannot be combined with `--score`", "leave one of the two out")
+
+
+def _score_text(run: "Run", text: str, *, as_json: bool) -> None:
+    """Print the pseudo-log-likelihood of a text."""
+    from exlm_cli.cli import console
+
+    result = {"pseudo_log_likelihood": run.score(text)}
+    console.emit_json(result) if as_json else console.emit_pairs(result)
 
 
 def _fill_text(

@@ -1,0 +1,39 @@
+"""Pre-trained models with weights as they are drawn, and the truth about their fillings by enumeration."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from exlm_cli.dag.graph import Dag
+from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.model.exlm import ExlmModel
+from exlm_cli.train.pretrained import Pretrained
+from tests.tiny import CHAIN, OUTPUT, tiny_recipe
+from tests.unit.dag.dags import enumerate_paths
+
+DESIGNS = {"input": {}, "output": OUTPUT, "chain": CHAIN, "mlm": {"objective": "mlm"}}
+"""The designs of a DAG, and none."""
+
+
+def drawn(tokenizer: Tokenizer, design: str = "output", **data: object) -> Pretrained:
+    """Return a model of a design, with weights so large that its distributions are far from even."""
+    model = {"init_std": 0.3} | ({} if design == "mlm" else DESIGNS[design])
+    objective = "mlm" if design == "mlm" else "exlm"
+    recipe = tiny_recipe(data={"kind": tokenizer.kind, "sequence_length": 32, **data}, model=model, objective=objective)
+    torch.manual_seed(0)
+    network = ExlmModel(recipe, tokenizer.vocab_size).eval()
+    return Pretrained(network, tokenizer, recipe, Path("runs/x/step-1"), step=1, num_tokens=0, sha256="")
+
+
+def probability(dag: Dag, sequences: Sequence[Sequence[int]]) -> float:
+    """Return the probability of token sequences together, one token a mask, given as many, over enumerated paths."""
+    paths = dict(enumerate_paths(dag, [dag.num_masks]))
+    emit = np.exp(dag.node_log_probs)
+    found = sum(
+        p * float(np.prod([emit[u, y] for u, y in zip(nodes, tokens, strict=True)]))
+        for tokens in sequences
+        for nodes, p in paths.items()
+    )
+    return found / sum(paths.values())
