@@ -179,8 +179,8 @@ class Run:
         Args:
             rows: SMILES or texts; pairs of texts for a GLUE task of pairs, and of question and paragraph for SQuAD.
             columns: Numbers of every row for each of `task.descriptor_columns`, by name; NaN where one is missing.
-            predictor: `model`, its baseline (`forest` of molecules, `tfidf` of texts) or `both`, their mean;
-                None: the best on the run's validation rows.
+            predictor: `model`, its `baseline` that is the best in validation, or `both`, their mean; None: the best on
+                the run's validation rows.
             seeds: Seeds of the run whose mean is predicted, without calibrated columns if not all; None: all.
             interval_level: Share of the true values that the intervals of a regression should hold.
 

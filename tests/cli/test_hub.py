@@ -16,7 +16,7 @@ from exlm_cli.export.hub import copy_run, push_run
 from exlm_cli.export.source import finetuned_source, pretrained_source
 from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.finetune.run import run_finetuning
-from exlm_cli.finetune.scores import predictors_with
+from exlm_cli.finetune.scores import PREDICTORS
 from exlm_cli.progress import SilentProgress
 from exlm_cli.train.checkpoint import load_optimizer_state
 from exlm_cli.train.pretrained import load_pretrained
@@ -129,16 +129,17 @@ def test_a_pushed_run_with_baselines_on_several_splits_predicts_as_the_local_one
     values = SMILES * 6 if kind == "smiles" else [f"{a} {b}" for a in WORDS for b in WORDS]
     rows = [[text, f"{len(text) + 0.3 * (i % 5)}"] for i, text in enumerate(values)]
     write_rows(run_folder / "table.csv", [kind, "y"], rows)
-    start, predictors = ("P", predictors_with("forest-ecfp4")) if kind == "smiles" else ("T", predictors_with("tfidf"))
     task = {"name": "csv", "files": {"train": "table.csv"}, f"{kind}_column": kind, "label_columns": ["y"]}
     task["split"] = "random"
     recipe = finetune_recipe(
         seeds=[1, 2], num_replicates=2, task=task, train={"max_epochs": 1, "microbatch_tokens": 2048, "num_threads": 1}
     )
-    run_finetuning(recipe, checkpoint=run_folder / start, out=run_folder / "mine", baseline=True)
+    run_finetuning(
+        recipe, checkpoint=run_folder / ("P" if kind == "smiles" else "T"), out=run_folder / "mine", baseline=True
+    )
     result_of(capsys, "push", "mine", "me/assay")
     shutil.copyfile("table.csv", "new.csv")
-    for options in ([], *(["--with", name] for name in predictors)):
+    for options in ([], *(["--with", name] for name in PREDICTORS)):
         ours, theirs = (
             result_of(capsys, "predict", run, "new.csv", "--out", out, *options)
             for run, out in (("mine", "ours.csv"), ("hub:me/assay", "theirs.csv"))

@@ -424,8 +424,8 @@ def hide_atoms(smiles: str, atoms: Collection[int]) -> str:
         return Chem.MolToSmiles(hidden, kekuleSmiles=True)
 
 
-def fingerprints(smiles: Sequence[str]) -> Fingerprints:
-    """Return (N, K) ECFP4 bits, K = 2048.
+def fingerprints(smiles: Sequence[str], *, has_counts: bool = False) -> Fingerprints:
+    """Return (N, K) ECFP4 bits, K = 2048, or how often each is set, up to 255.
 
     Raises:
         DataError: A row is not a molecule.
@@ -438,7 +438,11 @@ def fingerprints(smiles: Sequence[str]) -> Fingerprints:
         molecule, objection = parse_molecule(text)
         if molecule is None:
             raise DataError(f"no fingerprint of `{shorten(text, _SHOWN_CHARACTERS)}`: {objection}", "leave the row out")
-        bits[row] = generator.GetFingerprintAsNumPy(molecule)
+        bits[row] = (
+            generator.GetCountFingerprintAsNumPy(molecule).clip(max=255)
+            if has_counts
+            else generator.GetFingerprintAsNumPy(molecule)
+        )
     return bits
 
 

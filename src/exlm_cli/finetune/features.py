@@ -1,11 +1,11 @@
-"""Numbers that RDKit works out of molecules, for forests and for the head of a model; each molecule is read once.
+"""Numbers that RDKit works out of molecules, for baselines and for the head of a model; each molecule is read once.
 
 Axes: N rows, F numbers of a row, Q quantiles.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ from exlm_cli.tasks.base import EncodedSplit, FloatArray
 from exlm_cli.tasks.rows.task import ScoredRows
 
 Features = NDArray[Any]
+FeatureKind = Descriptors | Literal["ecfp4-counts"]
+"""What the head or a baseline may read of a molecule."""
 _BLOCK = 256
 """Columns whose quantiles are worked out at once."""
 
@@ -28,13 +30,14 @@ _BLOCK = 256
 class FeatureStore:
     """Features of every molecule of a table, worked out once however many splits, seeds and models there are."""
 
-    by_kind: dict[Descriptors, dict[str, Features]] = field(default_factory=dict)
+    by_kind: dict[FeatureKind, dict[str, Features]] = field(default_factory=dict)
 
-    def features(self, kind: Descriptors, smiles: Sequence[str], progress: Progress) -> Features:
+    def features(self, kind: FeatureKind, smiles: Sequence[str], progress: Progress) -> Features:
         """Return (N, F) features of one or more molecules, NaN where there is none."""
         known = self.by_kind.setdefault(kind, {})
         if new := [text for text in dict.fromkeys(smiles) if text not in known]:
-            found_NF = fingerprints(new) if kind == "ecfp4" else descriptors(new, progress)
+            is_rdkit2d, has_counts = kind == "rdkit2d", kind == "ecfp4-counts"
+            found_NF = descriptors(new, progress) if is_rdkit2d else fingerprints(new, has_counts=has_counts)
             known |= zip(new, found_NF, strict=True)
         return np.stack([known[text] for text in smiles])
 
@@ -56,10 +59,10 @@ def descriptor_identity(config: TaskSection) -> dict[str, str]:
     return {"descriptors": hash_json(names)} if names else {}
 
 
-def feature_names(kind: Descriptors) -> list[str]:
+def feature_names(kind: FeatureKind) -> list[str]:
     """Return the names of F features of a molecule."""
-    if kind == "ecfp4":
-        return [f"ecfp4 bit {bit}" for bit in range(NUM_BITS)]
+    if kind != "rdkit2d":
+        return [f"{kind} bit {bit}" for bit in range(NUM_BITS)]
     from rdkit.Chem.Descriptors import descList
 
     return [name for name, _ in descList]

@@ -53,7 +53,7 @@ class RunPlan:
         checkpoint: Source of the initial weights; None: they are drawn.
         has_baseline: Whether baselines are scored too.
         splits: The run's own first.
-        features: Features of the molecules, which forests and descriptors share.
+        features: Features of the molecules, which baselines and descriptors share.
     """
 
     folder: Path

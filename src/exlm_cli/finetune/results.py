@@ -18,11 +18,11 @@ from exlm_cli.finetune.scores import (
     BASELINE_NAMES,
     BOTH,
     MODEL,
+    PREDICTORS,
     Aggregate,
     LabelScores,
     Predictor,
     Scores,
-    predictors_with,
 )
 from exlm_cli.run_dir import resume_command
 from exlm_cli.tasks.base import FloatArray, Loss, Split
@@ -115,7 +115,7 @@ class Interval(JsonModel):
 
 
 class Comparison(JsonModel):
-    """The model beside the baseline that is better on the validation rows, by the metric that chose the epoch.
+    """The model beside the baseline that is the best on the validation rows, by the metric that chose the epoch.
 
     Attributes:
         baseline: As `model` in `scores.csv`.
@@ -138,8 +138,7 @@ class Predictors(JsonModel):
     """What can predict new rows, and which of it is best on the validation rows.
 
     Attributes:
-        baselines: The baseline that is better there, as `model` in `scores.csv`, the first of equals; of each split of
-            the rows.
+        baselines: The best baseline there, as `model` in `scores.csv`, the first of equals; of each split of the rows.
         valid: Score there by the selection metric, mean over the splits; None where it is not defined.
         num_telling: Validation rows that tell one from another (`metrics.count_telling_rows`), of all splits.
         best: The first of equals; the model where no score is defined; `both` where too few rows tell.
@@ -150,17 +149,12 @@ class Predictors(JsonModel):
     num_telling: int = Field(ge=0)
     best: Predictor
 
-    @property
-    def names(self) -> tuple[Predictor, ...]:
-        """What can predict: `model`, `forest` or `tfidf`, `both`."""
-        return predictors_with(self.baselines[0])
-
     @model_validator(mode="after")
     def _check_names(self) -> Self:
-        if not set(self.baselines) <= set(BASELINE_NAMES) or len(set(map(predictors_with, self.baselines))) > 1:
-            raise ValueError("`baselines` does not name baselines of one kind")
-        if set(self.valid) != set(self.names) or self.best not in self.names:
-            raise ValueError("`valid` or `best` does not name what predicts")
+        if not set(self.baselines) <= set(BASELINE_NAMES):
+            raise ValueError("`baselines` does not name baselines")
+        if set(self.valid) != set(PREDICTORS):
+            raise ValueError("`valid` does not name what predicts")
         return self
 
 
@@ -264,7 +258,7 @@ class RunResults(JsonModel):
         return "model" if self.predictors is None else self.predictors.best
 
     def scored_as(self, predictor: Predictor) -> str:
-        """Return what predicts as `model` in `scores.csv`; a baseline is the better one of the first split."""
+        """Return what predicts as `model` in `scores.csv`; a baseline is the best one of the first split."""
         if predictor in ("model", "both"):
             return MODEL if predictor == "model" else BOTH
         assert self.predictors is not None, "only a run with baselines has other predictors"

@@ -58,9 +58,9 @@ def run_finetuning(
         resume: A run directory to continue instead; `recipe` may differ from its own as in `resume_finetuning`.
         begun: With `resume`, the recipe that the run has had until now, if that is read already; None: it is read.
         use_grid: Search `recipe.grid`; a resumed run does what it began with.
-        baseline: Also score baselines on the same splits: of molecules random forests, one on ECFP4 fingerprints and
-            one on RDKit's 2D descriptors, of texts TF-IDF with a linear model; None: where there are any that take
-            minutes at most. A resumed run does what it began with.
+        baseline: Also score baselines on the same splits: of molecules random forests on ECFP4 fingerprints and on
+            RDKit's 2D descriptors, and gradient boosting on the latter and counts of ECFP4; of texts TF-IDF with a
+            linear model; None: where there are any that take minutes at most. A resumed run does what it began with.
         task: The task, on the first of the splits; None: the one that `recipe.task` names.
         workers: Trainings at once; 1: one after the other in this process. None: one for each CUDA device or CPU core.
         callbacks: Follow the training of every cell, after the trackers of `train.report_to`, in this process.

@@ -30,6 +30,7 @@ AVERAGE = "average"
 BASELINE_NAMES = {
     "forest-ecfp4": "ECFP4 + random forest",
     "forest-rdkit2d": "RDKit 2D + random forest",
+    "boosting": "RDKit 2D and ECFP4 counts + gradient boosting",
     "tfidf": "TF-IDF + linear model",
 }
 """How reports name the baselines."""
@@ -38,16 +39,9 @@ BOTH = "both"
 OTHER_NAMES = {**BASELINE_NAMES, BOTH: "both, model and baseline"}
 """How reports name what predicts besides the model alone."""
 
-Predictor = Literal["model", "forest", "tfidf", "both"]
-"""What may predict new rows: the model, the baseline that is better in validation (of molecules a forest, of texts
-TF-IDF), or the mean of these two."""
+Predictor = Literal["model", "baseline", "both"]
+"""What may predict new rows: the model, the baseline that is the best in validation, or the mean of these two."""
 PREDICTORS: tuple[Predictor, ...] = get_args(Predictor)
-
-
-def predictors_with(baseline: str) -> tuple[Predictor, ...]:
-    """Return what predicts in a run with such a baseline, which is named as in `BASELINE_NAMES`."""
-    return ("model", "tfidf" if baseline == "tfidf" else "forest", "both")
-
 
 Aggregate = Literal["mean", "median"]
 Scores = dict[str, dict[str, float | None]]

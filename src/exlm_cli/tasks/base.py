@@ -204,7 +204,7 @@ class PredictionSummary:
         num_unreadable: Rows among them that the model cannot read.
         metrics: Scores of the seeds' mean where the file has labels; empty where it has none.
         notes: What a report says about the rows and their predictions.
-        predictor: What predicted: `model`, `forest`, `tfidf` or `both`; empty for vectors.
+        predictor: What predicted: `model`, `baseline` or `both`; empty for vectors.
         num_in_training: Rows that the model was trained on.
         num_in_validation: Other rows that chose its best epoch and fitted its calibration.
         metrics_of_new: `metrics` of the remaining rows; empty if there are none, or if these are all rows.

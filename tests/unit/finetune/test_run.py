@@ -243,7 +243,7 @@ def test_forests_are_scored_for_every_seed_and_kept(tmp_path, monkeypatch):
     recipe, out = finetune_recipe(task=task, train={"max_epochs": 1}), tmp_path / "run"
     result = run_finetuning(recipe, checkpoint=smiles, out=out, baseline=None)
     scores = result.scores
-    assert scores.baselines == ["forest-ecfp4", "forest-rdkit2d"]
+    assert scores.baselines == ["forest-ecfp4", "forest-rdkit2d", "boosting"]
     for model in scores.baselines:
         assert scores.by_seed("test", "accuracy", model=model).seed.tolist() == ["1", "2"]
         _, predicted_KNC, targets_NC = read_part(out, "test", model)
@@ -253,6 +253,7 @@ def test_forests_are_scored_for_every_seed_and_kept(tmp_path, monkeypatch):
     (out / "results.json").unlink()
     with monkeypatch.context() as patch:
         patch.setattr(baseline_module, "grow_forests", pytest.fail)
+        patch.setattr(baseline_module, "grow_boosting", pytest.fail)
         again = resume_finetuning(out)
     assert again.results == result.results
     assert again.scores.table.equals(scores.table)

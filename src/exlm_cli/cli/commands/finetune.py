@@ -112,7 +112,7 @@ BaselineOption = Annotated[
     bool | None,
     typer.Option(
         "--baseline/--no-baseline",
-        help="Also score random forests (molecules) or TF-IDF (texts); default: unless it takes long.",
+        help="Also score forests and boosting (molecules) or TF-IDF (texts); default: unless it takes long.",
     ),
 ]
 

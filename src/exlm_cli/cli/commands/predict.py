@@ -41,11 +41,11 @@ PredictionsOption = Annotated[
     ),
 ]
 PredictorOption = Annotated[
-    Literal["model", "forest", "tfidf", "both"] | None,
+    Literal["model", "baseline", "both"] | None,
     typer.Option(
         "--with",
         metavar="WHAT",
-        help="model, forest (molecules) or tfidf (texts), or both; default: the best on the run's validation rows.",
+        help="model, its best baseline, or both; default: the best on the run's validation rows.",
     ),
 ]
 LevelOption = Annotated[

@@ -1,1 +1,1 @@
-"""Random forests and TF-IDF on the same rows."""
+"""Random forests, gradient boosting and TF-IDF on the same rows."""

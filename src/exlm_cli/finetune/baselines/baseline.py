@@ -1,4 +1,4 @@
-"""Baselines on the model's rows: of molecules random forests, of texts TF-IDF with a linear model.
+"""Baselines on the model's rows: of molecules random forests and gradient boosting, of texts TF-IDF.
 
 A baseline is one class: `fit` and `read` return one that has learned, which predicts and is written as plain arrays.
 
@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from exlm_cli.config.tasks import Descriptors
-from exlm_cli.finetune.baselines.forests import Forests, plain_forests, read_forests, write_forests
+from exlm_cli.finetune.baselines.boosting import grow_boosting
+from exlm_cli.finetune.baselines.forests import MIN_PROBABILITY, Forests, plain_forests, read_forests, write_forests
 from exlm_cli.finetune.baselines.tfidf import Tfidf, fit_tfidf, read_tfidf, write_tfidf
-from exlm_cli.finetune.features import Features, FeatureStore, feature_names
+from exlm_cli.finetune.features import FeatureKind, Features, FeatureStore, feature_names
 from exlm_cli.finetune.scores import BASELINE_NAMES
 from exlm_cli.progress import Progress
 from exlm_cli.tasks import metrics
@@ -31,8 +31,6 @@ linear model of texts minutes."""
 MAX_FOREST_VALUES = 25_000
 """The same for values of molecules, whose trees end in single rows: 500 trees have 631 nodes a training row, of 72
 bytes in scikit-learn and 24 in the run, twice while they are copied: 1.9 GB at 25,000 rows, 7.6 GB at 100,000."""
-_MIN_PROBABILITY = 1e-12
-"""A forest may be certain, but its probabilities are none of 0 or 1."""
 
 
 class Baseline(ABC):
@@ -88,68 +86,141 @@ class Baseline(ABC):
 
 
 @dataclass(frozen=True)
-class ForestBaseline(Baseline):
-    """A random forest for each label or value of molecules.
+class TreeBaseline(Baseline):
+    """Trees for each label or value of molecules.
 
     Attributes:
         features: What it reads of a molecule.
-        max_features: Features of a regression that are tried at each split of a tree, as scikit-learn names it; of
-            classes it is their square root.
         forests, loss, store: What it has learned, of which task; and features that are known. None before.
     """
 
     model: str
-    features: Descriptors
-    max_features: str | float
+    features: tuple[FeatureKind, ...]
     forests: Forests | None = None
     loss: Loss = "binary"
     store: FeatureStore | None = None
     file: ClassVar[str] = "forests.npz"
     has_seed: ClassVar[bool] = True
 
+    @abstractmethod
+    def grow(
+        self,
+        task: RowTask,
+        training_NF: Features,
+        fill_F: Features,
+        seed: int,
+        progress: Progress,
+        num_threads: int | None,
+    ) -> Forests:
+        """Return trees that are trained on features without missing values, of which `fill_F` stands in for some."""
+
+    @abstractmethod
+    def shape(self, loss: Loss, num_outputs: int) -> tuple[int, int]:
+        """Return number of forests and of values of a leaf."""
+
+    @abstractmethod
+    def to_predictions(self, found_NLV: FloatArray) -> FloatArray:
+        """Return (N, C) probabilities or values of what the trees give."""
+
     def fit(
         self, task: RowTask, seed: int, store: FeatureStore, progress: Progress, *, num_threads: int | None = None
     ) -> Self:
-        """Grow forests."""
+        """Grow trees."""
+        fitted = replace(self, loss=task.loss, store=store)
         # the molecules of all splits at once, so that the work is spread evenly
-        store.features(
-            self.features, [text for split in task.splits for (text,) in task.examples[split].texts], progress
-        )
-        training_NF = store.features(self.features, [text for (text,) in task.examples["train"].texts], progress)
-        grown = grow_forests(self, task, training_NF, seed, progress, num_threads=num_threads)
-        return replace(self, forests=grown, loss=task.loss, store=store)
+        fitted.read_features([text for split in task.splits for (text,) in task.examples[split].texts], progress)
+        training_NF = fitted.read_features([text for (text,) in task.examples["train"].texts], progress)
+        fill_F = medians(training_NF)
+        filled_NF = np.where(np.isnan(training_NF), fill_F, training_NF)
+        forests = self.grow(task, filled_NF, fill_F, _seed_of_32_bits(seed), progress, num_threads)
+        return replace(fitted, forests=forests)
+
+    def read_features(self, smiles: Sequence[str], progress: Progress) -> Features:
+        """Return (N, F) features of molecules, NaN where one is missing."""
+        assert self.store is not None, "it was fitted or read"
+        parts = [self.store.features(kind, smiles, progress) for kind in self.features]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
     def read(self, path: Path, hint: str, *, loss: Loss, num_outputs: int, num_texts: int, store: FeatureStore) -> Self:
-        """Return forests of a file."""
+        """Return trees of a file."""
         del num_texts  # a row is one molecule
-        forests = read_forests(
-            path,
-            hint,
-            num_labels=1 if loss == "classes" else num_outputs,
-            num_values=_num_values(loss, num_outputs) or 1,
-            num_features=len(feature_names(self.features)),
-        )
+        num_labels, num_values = self.shape(loss, num_outputs)
+        num_features = sum(len(feature_names(kind)) for kind in self.features)
+        forests = read_forests(path, hint, num_labels=num_labels, num_values=num_values, num_features=num_features)
         return replace(self, forests=forests, loss=loss, store=store)
 
     def predict(self, texts: Sequence[tuple[str, ...]], progress: Progress) -> FloatArray:
         """Return (N, C) probabilities or values of molecules."""
-        assert self.store is not None, "it was fitted or read"
-        return self.predict_features(self.store.features(self.features, [smiles for (smiles,) in texts], progress))
-
-    def predict_features(self, features_NF: Features) -> FloatArray:
-        """Return (N, C) probabilities or values of features."""
         assert self.forests is not None, "it was fitted or read"
-        found_NLV = self.forests.predict(features_NF)
+        features_NF = self.read_features([smiles for (smiles,) in texts], progress)
+        return self.to_predictions(self.forests.predict(features_NF))
+
+    def write(self, path: Path) -> None:
+        """Write the trees."""
+        assert self.forests is not None, "it was fitted or read"
+        write_forests(path, self.forests)
+
+
+@dataclass(frozen=True)
+class ForestBaseline(TreeBaseline):
+    """A random forest for each label or value.
+
+    Attributes:
+        max_features: Features of a regression that are tried at each split of a tree, as scikit-learn names it; of
+            classes it is their square root.
+    """
+
+    max_features: str | float = "sqrt"
+
+    def grow(
+        self,
+        task: RowTask,
+        training_NF: Features,
+        fill_F: Features,
+        seed: int,
+        progress: Progress,
+        num_threads: int | None,
+    ) -> Forests:
+        """Grow random forests."""
+        return grow_forests(self, task, training_NF, fill_F, seed, progress, num_threads=num_threads)
+
+    def shape(self, loss: Loss, num_outputs: int) -> tuple[int, int]:
+        """Return a forest for all classes or each label or value; a leaf has a value, or shares of classes."""
+        return 1 if loss == "classes" else num_outputs, num_values(loss, num_outputs) or 1
+
+    def to_predictions(self, found_NLV: FloatArray) -> FloatArray:
+        """Return shares of the trees' leaves, or means."""
         if self.loss == "regression":
             return found_NLV[:, :, 0]
-        known_NLV = found_NLV.clip(_MIN_PROBABILITY, 1.0)
+        known_NLV = found_NLV.clip(MIN_PROBABILITY, 1.0)
         known_NLV /= known_NLV.sum(axis=2, keepdims=True)
         return known_NLV[:, 0] if self.loss == "classes" else known_NLV[:, :, 1]
 
-    def write(self, path: Path) -> None:
-        """Write the forests."""
-        assert self.forests is not None, "it was fitted or read"
-        write_forests(path, self.forests)
+
+@dataclass(frozen=True)
+class BoostingBaseline(TreeBaseline):
+    """Gradient boosting for each label or value, or for all classes."""
+
+    def grow(
+        self,
+        task: RowTask,
+        training_NF: Features,
+        fill_F: Features,
+        seed: int,
+        progress: Progress,
+        num_threads: int | None,
+    ) -> Forests:
+        """Boost trees."""
+        return grow_boosting(self.name, task, training_NF, fill_F, seed, progress, num_threads=num_threads)
+
+    def shape(self, loss: Loss, num_outputs: int) -> tuple[int, int]:
+        """Return a score for each label, value or class."""
+        del loss
+        return num_outputs, 1
+
+    def to_predictions(self, found_NLV: FloatArray) -> FloatArray:
+        """Return probabilities of the scores, or the scores."""
+        return metrics.to_probabilities(self.loss, found_NLV[:, :, 0])
 
 
 @dataclass(frozen=True)
@@ -190,14 +261,15 @@ class TfidfBaseline(Baseline):
         write_tfidf(path, self.fitted)
 
 
-FORESTS = (
+TREES: tuple[TreeBaseline, ...] = (
     # with all 2,048 bits at each split, a regression of 800 molecules takes minutes
-    ForestBaseline("forest-ecfp4", "ecfp4", "sqrt"),
+    ForestBaseline("forest-ecfp4", ("ecfp4",)),
     # a third is usual; on ESOL it is better than the square root
-    ForestBaseline("forest-rdkit2d", "rdkit2d", 1 / 3),
+    ForestBaseline("forest-rdkit2d", ("rdkit2d",), max_features=1 / 3),
+    BoostingBaseline("boosting", ("rdkit2d", "ecfp4-counts")),
 )
 TFIDF = TfidfBaseline()
-BASELINES: dict[str, Baseline] = {baseline.model: baseline for baseline in (*FORESTS, TFIDF)}
+BASELINES: dict[str, Baseline] = {baseline.model: baseline for baseline in (*TREES, TFIDF)}
 """All of them by name."""
 
 
@@ -205,7 +277,7 @@ def baselines_of(task: DownstreamTask) -> tuple[Baseline, ...]:
     """Return the baselines of a task; none where a row is not one or two texts or a molecule, as in SQuAD."""
     if not isinstance(task, RowTask):
         return ()
-    return FORESTS if task.input_kind == "smiles" else (TFIDF,)
+    return TREES if task.input_kind == "smiles" else (TFIDF,)
 
 
 def is_affordable(task: DownstreamTask) -> bool:
@@ -221,6 +293,7 @@ def grow_forests(
     baseline: ForestBaseline,
     task: RowTask,
     training_NF: Features,
+    fill_F: Features,
     seed: int,
     progress: Progress,
     *,
@@ -229,14 +302,14 @@ def grow_forests(
 ) -> Forests:
     """Train a forest for each label on the training rows.
 
-    A label with one class in its known training rows gets that class. A feature without a value gets the median of the
-    training rows. Rows weigh as in the model's loss (`task.class_weights`), so that its probabilities and the model's
-    are of the same classes, equally frequent or not.
+    A label with one class in its known training rows gets that class. Rows weigh as in the model's loss
+    (`task.class_weights`), so that its probabilities and the model's are of the same classes, equally frequent or not.
+
+    Args:
+        training_NF, fill_F, seed: As for `TreeBaseline.grow`.
     """
     from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 
-    fill_F = _medians(training_NF)
-    training_NF = np.where(np.isnan(training_NF), fill_F, training_NF)
     targets_NC = task.examples["train"].targets
     kind: Any = RandomForestRegressor if task.loss == "regression" else RandomForestClassifier
     grown: list[Any | None] = []
@@ -248,7 +321,7 @@ def grow_forests(
                 forest = kind(
                     n_estimators=num_trees,
                     max_features=baseline.max_features if task.loss == "regression" else "sqrt",
-                    random_state=_forest_seed(seed),
+                    random_state=seed,
                     n_jobs=num_threads or -1,
                 )
                 weights_n = metrics.row_weights(task.loss, task.class_weights, target_N[is_known], index)
@@ -257,15 +330,15 @@ def grow_forests(
                     forest.fit(training_NF[is_known], target_N[is_known], sample_weight=weights_n)
             grown.append(forest)
             bar.update(index + 1)
-    return plain_forests(grown, _num_values(task.loss, len(task.output_names)), fill_F)
+    return plain_forests(grown, num_values(task.loss, len(task.output_names)), fill_F)
 
 
-def _num_values(loss: Loss, num_outputs: int) -> int | None:
+def num_values(loss: Loss, num_outputs: int) -> int | None:
     """Return the classes that the forest of a label tells apart; None: it predicts a value."""
     return None if loss == "regression" else num_outputs if loss == "classes" else 2
 
 
-def _medians(training_NF: Features) -> Features:
+def medians(training_NF: Features) -> Features:
     """Return (F,) the medians of the training rows, 0 without one."""
     median_F = np.zeros(training_NF.shape[1], dtype=np.float32)
     if training_NF.dtype != np.uint8:
@@ -274,6 +347,6 @@ def _medians(training_NF: Features) -> Features:
     return median_F
 
 
-def _forest_seed(seed: int) -> int:
+def _seed_of_32_bits(seed: int) -> int:
     """Return a seed of the 32 bits that scikit-learn takes: the seed itself where it fits, else one drawn from it."""
     return seed if seed < 2**32 else int(np.random.SeedSequence(seed).generate_state(1)[0])

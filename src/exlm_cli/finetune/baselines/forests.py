@@ -1,13 +1,13 @@
-"""Random forests as plain arrays: grown by scikit-learn, kept in a run without pickle, checked when they are read.
+"""Trees of scikit-learn as plain arrays: kept in a run without pickle, checked when they are read.
 
 Axes: L labels or values, each with a forest of its own or none; N rows, F features, M nodes of all trees, T trees of
 all forests, V numbers of a node.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,8 @@ from exlm_cli.errors import CheckpointError
 from exlm_cli.finetune.baselines.arrays import read_arrays, write_arrays
 from exlm_cli.tasks.base import FloatArray
 
+MIN_PROBABILITY = 1e-12
+"""Trees may be certain, but their probabilities are none of 0 or 1."""
 _BLOCK = 8192
 """Rows that go down the trees together."""
 _TYPES = {
@@ -93,30 +95,59 @@ def plain_forests(grown: list[Any | None], num_classes: int | None, fill: NDArra
         num_classes: V classes, of which a classifier may know some; None: values.
         fill: (F,) what stood in for a missing feature.
     """
-    parts: dict[str, list[NDArray[Any]]] = {name: [] for name in ("children", "feature", "threshold", "value")}
-    sizes: list[int] = []
-    for forest in grown:
-        if forest is None:
-            continue
-        for tree in (each.tree_ for each in forest.estimators_):
-            is_inner = tree.children_left >= 0
-            children = np.stack([tree.children_left, tree.children_right], axis=1) - np.arange(tree.node_count)[:, None]
-            leaf_value = np.where(is_inner[:, None], 0.0, tree.value[:, 0, :])
-            value = np.zeros((tree.node_count, num_classes or 1))
-            value[:, slice(None) if num_classes is None else forest.classes_.astype(int)] = leaf_value
-            parts["children"].append(np.where(is_inner[:, None], children, 0).astype(np.int32))
-            parts["feature"].append(np.where(is_inner, tree.feature, 0).astype(np.int32))
-            parts["threshold"].append(np.where(is_inner, _round_down(tree.threshold), 0).astype(np.float32))
-            parts["value"].append(value)
-            sizes.append(tree.node_count)
-    num_trees = [0 if forest is None else len(forest.estimators_) for forest in grown]
-    empty = _empty(num_classes or 1)
+    trees = (
+        () if forest is None else (_tree(each.tree_, forest, num_classes) for each in forest.estimators_)
+        for forest in grown
+    )
+    return join_trees(trees, num_classes or 1, fill)
+
+
+class Tree(NamedTuple):
+    """A tree of M nodes, as in `Forests`; of a leaf only the value is read, of other nodes all but it."""
+
+    children: NDArray[Any]
+    feature: NDArray[Any]
+    threshold: NDArray[Any]
+    value: FloatArray
+    is_inner: NDArray[np.bool_]
+
+
+def _tree(tree: Any, forest: Any, num_classes: int | None) -> Tree:
+    children = np.stack([tree.children_left, tree.children_right], axis=1) - np.arange(tree.node_count)[:, None]
+    value = np.zeros((tree.node_count, num_classes or 1))
+    value[:, slice(None) if num_classes is None else forest.classes_.astype(int)] = tree.value[:, 0, :]
+    return Tree(children, tree.feature, tree.threshold, value, tree.children_left >= 0)
+
+
+def join_trees(trees: Iterable[Iterable[Tree]], num_values: int, fill: NDArray[Any]) -> Forests:
+    """Return L forests of trees in one.
+
+    Args:
+        num_values: V of every tree.
+        fill: (F,) what stands in for a missing feature.
+    """
+    parts = {name: [empty] for name, empty in _empty(num_values).items()}
+    sizes, num_trees = [], []
+    for forest in trees:
+        num_trees.append(0)
+        for tree in forest:  # one after the other, since all trees in float64 would be large
+            for name, kept in parts.items():
+                kept.append(_kept(tree, name).astype(kept[0].dtype))
+            sizes.append(len(tree.feature))
+            num_trees[-1] += 1
     return Forests(
-        **{name: np.concatenate([empty[name], *of_trees]) for name, of_trees in parts.items()},
+        **{name: np.concatenate(kept) for name, kept in parts.items()},
         tree_ends=np.cumsum(sizes, dtype=np.int64),
         forest_ends=np.cumsum(num_trees, dtype=np.int64),
         fill=fill.astype(np.float32),
     )
+
+
+def _kept(tree: Tree, name: str) -> NDArray[Any]:
+    """Return an array of a tree, 0 where it is not read."""
+    array = _round_down(tree.threshold) if name == "threshold" else getattr(tree, name)
+    is_read = ~tree.is_inner if name == "value" else tree.is_inner
+    return np.where(is_read if array.ndim == 1 else is_read[:, None], array, 0)
 
 
 def _empty(num_values: int) -> dict[str, NDArray[Any]]:

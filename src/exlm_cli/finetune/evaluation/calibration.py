@@ -24,7 +24,7 @@ from exlm_cli.run_dir import resume_command
 from exlm_cli.tasks.base import FloatArray, Loss
 
 CALIBRATION_FILE = "calibration.json"
-"""Of the model; `calibration-<forest|tfidf|both>.json` are of the other predictors."""
+"""Of the model; `calibration-<baseline|both>.json` are of the other predictors."""
 DEFAULT_LEVEL = 0.9
 """Share of the true values that intervals should hold."""
 MIN_OF_EACH = 10

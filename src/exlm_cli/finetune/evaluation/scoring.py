@@ -26,7 +26,7 @@ from exlm_cli.finetune.evaluation.calibration import (
 from exlm_cli.finetune.evaluation.intervals import RESAMPLED_METRICS, resample_scores
 from exlm_cli.finetune.evaluation.verdict import (
     Resampled,
-    better_baseline,
+    best_baseline,
     choose_predictor,
     compare,
     describe_verdict,
@@ -57,6 +57,7 @@ from exlm_cli.finetune.scores import (
     AVERAGE,
     BOTH,
     MODEL,
+    PREDICTORS,
     Origin,
     Predictor,
     RunScores,
@@ -64,7 +65,6 @@ from exlm_cli.finetune.scores import (
     best_seed,
     join_scores,
     make_scores,
-    predictors_with,
     score_rows_of,
     write_scores,
 )
@@ -118,7 +118,7 @@ def score_run(plan: RunPlan, best: Mapping[int, GridPoint], progress: Progress) 
     results = results.model_copy(update=concluded)
     if results.loss != "span":
         _write_rows(plan, outcomes)
-        for predictor in ("model",) if results.predictors is None else results.predictors.names:
+        for predictor in ("model",) if results.predictors is None else PREDICTORS:
             write_json(folder / calibration_file(predictor), calibrate_run(outcomes, predictor))
     write_scores(folder, scores)
     write_json(folder / RESULTS_FILE, results)
@@ -139,7 +139,7 @@ def _resample(outcomes: Sequence[SplitOutcome], scores: RunScores) -> tuple[Resa
     if count_telling_rows(loss, np.concatenate(targets)) < FEW_ROWS:
         of = "rows" if loss == "regression" else "rows of the rarer class"
         return None, [f"{part}: with fewer than {FEW_ROWS} {of}, {metric} has no 95 % interval over rows"]
-    baseline = better_baseline(scores, results)
+    baseline = best_baseline(scores, results)
     names = [MODEL, *([] if baseline is None else [baseline])]
     drawn = []
     for number, (one, targets_NC) in enumerate(zip(outcomes, targets, strict=True)):
@@ -234,13 +234,13 @@ def _score_split(plan: RunPlan, split: SplitPlan, best: GridPoint, progress: Pro
             _predict_baseline(plan, split, baseline, progress)
             predicted[baseline.model] = read_seed_predictions(plan.folder, results, scored, baseline=baseline.model)
             rows += _score(split, baseline.model, NO_GRID, predicted[baseline.model], dict(enumerate(results.seeds)))
-        chosen = better_baseline(make_scores(rows), results)
+        chosen = best_baseline(make_scores(rows), results)
         assert chosen is not None, "baselines were scored"
         _keep_fitted(plan, split, chosen, progress)
         predicted[BOTH] = {part: (predicted[MODEL][part] + predicted[chosen][part]) / 2 for part in scored}
         rows += _score(split, BOTH, NO_GRID, predicted[BOTH], dict(enumerate(results.seeds)))
         # `score_run` chooses, over all splits
-        valid = dict.fromkeys(predictors_with(chosen))
+        valid = dict.fromkeys(PREDICTORS)
         num_telling = count_telling_rows(data.loss, data.scored["valid"].scored_targets)
         predictors = Predictors(baselines=(chosen,), valid=valid, num_telling=num_telling, best="model")
         results = results.model_copy(update={"predictors": predictors})
@@ -298,7 +298,7 @@ def _predict_baseline(
 
 
 def _keep_fitted(plan: RunPlan, split: SplitPlan, chosen: str, progress: Progress) -> None:
-    """Keep what the better baseline has learned, and delete what the others have."""
+    """Keep what the best baseline has learned, and delete what the others have."""
     for baseline in baselines_of(split.task):
         if baseline.model == chosen:
             _predict_baseline(plan, split, baseline, progress, is_needed=True)

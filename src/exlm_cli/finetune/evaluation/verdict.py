@@ -1,4 +1,4 @@
-"""Verdict on a fine-tuned model: its scores beside the better baseline's, with intervals. No torch.
+"""Verdict on a fine-tuned model: its scores beside the best baseline's, with intervals. No torch.
 
 The model is the mean prediction of its seeds, which is what `exlm predict` gives, and so is a baseline.
 """
@@ -24,7 +24,7 @@ from exlm_cli.finetune.results import (
     Predictors,
     RunResults,
 )
-from exlm_cli.finetune.scores import BASELINE_NAMES, MODEL, Predictor, RunScores, first_best, predictors_with
+from exlm_cli.finetune.scores import BASELINE_NAMES, MODEL, PREDICTORS, Predictor, RunScores, first_best
 from exlm_cli.format import format_count, format_number, format_number_of
 from exlm_cli.tasks.base import FloatArray
 from exlm_cli.tasks.metrics import FEW_ROWS, metric_range
@@ -85,14 +85,14 @@ class Resampled:
 
 
 def compare(splits: Sequence[RunResults], scores: RunScores, resampled: Resampled | None) -> Comparison | None:
-    """Compare the model with the baseline that is better on the validation rows; None where no baseline was scored.
+    """Compare the model with the baseline that is the best on the validation rows; None where no baseline was scored.
 
     Args:
         splits: Results on each split of the rows, the run's own first.
         scores: Of all splits.
         resampled: Of all splits; None where too few rows tell one from the other.
     """
-    own, name = splits[0], better_baseline(scores, splits[0])
+    own, name = splits[0], best_baseline(scores, splits[0])
     if name is None:
         return None
     metric, part, sign = own.selection_metric, own.scored_split, 1 if own.is_greater_better else -1
@@ -119,8 +119,8 @@ def compare(splits: Sequence[RunResults], scores: RunScores, resampled: Resample
     )
 
 
-def better_baseline(scores: RunScores, own: RunResults) -> str | None:
-    """Return the baseline that is better on the validation rows, the first of equals; None without any."""
+def best_baseline(scores: RunScores, own: RunResults) -> str | None:
+    """Return the baseline that is the best on the validation rows, the first of equals; None without any."""
     names = scores.baselines
     values = [scores.average("valid", own.selection_metric, model=name).mean for name in names]
     return names[first_best(values, is_greater_better=own.is_greater_better)] if names else None
@@ -152,10 +152,9 @@ def choose_predictor(splits: Sequence[RunResults], scores: RunScores) -> Predict
     found = [of_split.predictors for of_split in splits if of_split.predictors is not None]
     if len(found) < len(splits):
         return None
-    names = predictors_with(found[0].baselines[0])
-    valid = {name: _predictor_score(name, "valid", splits, scores) for name in names}
+    valid = {name: _predictor_score(name, "valid", splits, scores) for name in PREDICTORS}
     num_telling = sum(one.num_telling for one in found)
-    best = names[first_best(list(valid.values()), is_greater_better=splits[0].is_greater_better)]
+    best = PREDICTORS[first_best(list(valid.values()), is_greater_better=splits[0].is_greater_better)]
     if num_telling < FEW_ROWS:
         best = "both"
     return Predictors(
@@ -196,8 +195,8 @@ def _what_to_use(splits: Sequence[RunResults], scores: RunScores) -> list[str]:
     command = "Predict new rows with `exlm predict RUN FILE`"
     if found is None:
         return [f"{command}."]
-    names = {"model": "the model", "forest": "the forest", "tfidf": "TF-IDF", "both": "the mean of both"}
-    others = [name for name in found.names if name != found.best]
+    names = {"model": "the model", "baseline": "the baseline", "both": "the mean of both"}
+    others = [name for name in PREDICTORS if name != found.best]
     rows = f"the {format_count(own.split_sizes['valid'])} validation rows"
     if found.num_telling < FEW_ROWS:
         of = "" if own.loss == "regression" else " of the rarer class"

@@ -223,12 +223,6 @@ def check_options(finetuned: Finetuned, predictor: Predictor | None, interval_le
             f"{finetuned.run} has no baseline, which `--with {predictor}` needs",
             "leave it out; SQuAD has no baseline" if results.loss == "span" else trained,
         )
-    if known is not None and predictor is not None and predictor not in known.names:
-        reads = "molecules" if results.input_kind == "smiles" else "text"
-        raise ConfigError(
-            f"{finetuned.run} reads {reads}, for which there is no `--with {predictor}`",
-            f"accepted: {', '.join(known.names)}; leave it out for the best",
-        )
     return predictor or ("model" if known is None else known.best)
 
 

@@ -1,4 +1,4 @@
-"""The forest learns what fingerprints show, is repeatable, and does not stumble over missing or single classes."""
+"""Trees learn what features show, are repeatable, and do not stumble over missing or single classes."""
 
 import math
 import multiprocessing
@@ -13,15 +13,17 @@ from rdkit import Chem
 from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.data.molecules import NUM_BITS
 from exlm_cli.finetune.baselines.baseline import (
-    FORESTS,
     MAX_FOREST_VALUES,
     NUM_TREES,
     TFIDF,
-    ForestBaseline,
+    TREES,
+    TreeBaseline,
     baselines_of,
     grow_forests,
     is_affordable,
+    medians,
 )
+from exlm_cli.finetune.baselines.boosting import grow_boosting
 from exlm_cli.finetune.features import FeatureStore
 from exlm_cli.finetune.prediction.training_rows import read_training_rows, write_training_rows
 from exlm_cli.progress import SilentProgress
@@ -36,7 +38,7 @@ from tests.unit.finetune.finetuned_runs import write_rows
 from tests.unit.finetune.synthetic import WordTask
 
 NAN = math.nan
-ECFP4 = FORESTS[0]
+ECFP4 = TREES[0]
 AMINES = [f"{'C' * n}N" for n in range(1, 13)]
 ALCOHOLS = [f"{'C' * n}O" for n in range(1, 13)]
 TEXTS = [text for pair in zip(AMINES, ALCOHOLS, strict=True) for text in pair]
@@ -50,14 +52,15 @@ def make(loss: Loss, targets: Any, names: tuple[str, ...] = ("y",)) -> RowTask:
     return table_task(config, usable, labels, RowSplit("column", INDICES))
 
 
-def predict(task: RowTask, seed: int = 1, baseline: ForestBaseline = ECFP4, num_trees: int = 30) -> Any:
+def predict(task: RowTask, seed: int = 1, baseline: TreeBaseline = ECFP4, num_trees: int = 30) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(grow_forests.__kwdefaults__, "num_trees", num_trees)
+        patch.setitem(grow_boosting.__kwdefaults__, "num_rounds", 4 * num_trees)
         fitted = baseline.fit(task, seed, FeatureStore(), SilentProgress(), num_threads=1)
     return {split: fitted.predict(task.examples[split].texts, SilentProgress()) for split in task.splits[1:]}
 
 
-def run(task: RowTask, baseline: ForestBaseline = ECFP4) -> dict[Any, dict[str, float]]:
+def run(task: RowTask, baseline: TreeBaseline = ECFP4) -> dict[Any, dict[str, float]]:
     """Return the metrics of the predictions, by split."""
     return {
         split: score_rows(task.loss, predicted, task.examples[split].targets)
@@ -89,7 +92,7 @@ def test_the_forest_reads_complexes_with_dative_bonds_however_they_are_written(t
     assert nearest == [1] * len(nearest)
 
 
-@pytest.mark.parametrize("baseline", FORESTS, ids=lambda baseline: baseline.model)
+@pytest.mark.parametrize("baseline", TREES, ids=lambda baseline: baseline.model)
 def test_it_learns_a_functional_group_as_label_class_and_value(baseline):
     scores = run(make("binary", [[i % 2] for i in range(24)]), baseline)
     assert set(scores) == {"valid", "test"}
@@ -98,17 +101,38 @@ def test_it_learns_a_functional_group_as_label_class_and_value(baseline):
     assert run(make("regression", [[5.0 * (i % 2)] for i in range(24)]), baseline)["test"]["rmse"] < 0.5
 
 
-def test_what_a_descriptor_lacks_is_the_median_of_the_training_rows():
+@pytest.mark.parametrize("loss", ["binary", "classes", "regression"])
+@pytest.mark.parametrize("baseline", TREES, ids=lambda baseline: baseline.model)
+def test_a_file_predicts_what_was_learned(baseline, loss, tmp_path):
+    names = ("amine", "alcohol", "neither") if loss == "classes" else ("y", "z")
+    columns = [[i % 2] if loss == "classes" else [i % 2, i % 3 == 0] for i in range(24)]
+    task, progress = make(loss, columns, names), SilentProgress()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(grow_forests.__kwdefaults__, "num_trees", 9)
+        patch.setitem(grow_boosting.__kwdefaults__, "num_rounds", 9)
+        fitted = baseline.fit(task, 1, FeatureStore(), progress, num_threads=1)
+    fitted.write(tmp_path / baseline.file)
+    shape = {"loss": loss, "num_outputs": len(names), "num_texts": 1, "store": FeatureStore()}
+    again = baseline.read(tmp_path / baseline.file, "", **shape)
+    texts = task.examples["test"].texts
+    assert again.predict(texts, progress).tolist() == fitted.predict(texts, progress).tolist()
+    assert fitted.predict(texts, progress).shape == (4, len(names))
+
+
+@pytest.mark.parametrize("baseline", TREES[1:], ids=lambda baseline: baseline.model)
+def test_what_a_descriptor_lacks_is_the_median_of_the_training_rows(baseline):
     """The median of 0, 1, 2 and 10 is 1.5; a feature that no training row has is 0."""
-    train = np.array([[0.0, math.nan], [1, math.nan], [2, math.nan], [10, math.nan], [math.nan, math.nan]])
-    examples = {"train": LabelledRows([("C",)] * 5, np.arange(5.0)[:, None], np.arange(5))}
+    train = np.array([[0.0, math.nan], [1, math.nan], [2, math.nan], [10, math.nan], [math.nan, math.nan]] * 4)
+    examples = {"train": LabelledRows([("C",)] * 20, np.arange(20.0)[:, None] % 5, np.arange(20))}
     task = make("regression", [[float(i)] for i in range(24)])
     task.examples, task.splits = examples, ("train",)
-    forests = grow_forests(FORESTS[1], task, train, 1, SilentProgress(), num_trees=9)
-    assert forests.fill.tolist() == [1.5, 0]
+    fill = medians(train)
+    assert fill.tolist() == [1.5, 0]
+    forests = baseline.grow(task, np.where(np.isnan(train), fill, train), fill, 1, SilentProgress(), 1)
     new = np.array([[math.nan, 7], [math.nan, math.nan], [4, math.nan]])
     filled = np.array([[1.5, 7], [1.5, 0], [4, 0]])
     assert forests.predict(new).tolist() == forests.predict(filled).tolist()
+    assert forests.predict(new)[0] != forests.predict(new)[2]
 
 
 def peak_bytes() -> int:
@@ -124,7 +148,8 @@ def bytes_of_a_tree(num_rows: int, few: int, many: int) -> float:
     task = make("regression", [[float(i)] for i in range(24)])
     task.examples["train"] = LabelledRows([("C",)] * num_rows, rng.normal(size=(num_rows, 1)), np.arange(num_rows))
     for num_trees in (few, many):
-        grow_forests(ECFP4, task, bits, 1, SilentProgress(), num_trees=num_trees, num_threads=1)
+        fill = np.zeros(NUM_BITS, dtype=np.float32)
+        grow_forests(ECFP4, task, bits, fill, 1, SilentProgress(), num_trees=num_trees, num_threads=1)  # type: ignore[arg-type]
         peaks.append(peak_bytes())
     return (peaks[1] - peaks[0]) / ((many - few) * num_rows)
 
@@ -149,7 +174,7 @@ def test_a_table_with_too_many_labels_or_values_has_no_baseline_by_itself(monkey
     assert is_affordable(task)
     monkeypatch.setattr("exlm_cli.finetune.baselines.baseline.MAX_LABELLED_ROWS", {"smiles": 15, "text": 16})
     assert not is_affordable(task)
-    assert baselines_of(task) == FORESTS
+    assert baselines_of(task) == TREES
     task.input_kind = "text"
     assert is_affordable(task)
     assert baselines_of(task) == (TFIDF,)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from exlm_cli.api import load
-from exlm_cli.errors import ConfigError
 from exlm_cli.finetune.baselines import baseline as baseline_module
 from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.finetune.evaluation.calibration import read_calibration
@@ -17,7 +16,7 @@ from exlm_cli.finetune.finished import FinetunedRun
 from exlm_cli.finetune.prediction.predict import predict
 from exlm_cli.finetune.results import read_results
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
-from exlm_cli.finetune.scores import BOTH, read_scores
+from exlm_cli.finetune.scores import BOTH, PREDICTORS, read_scores
 from exlm_cli.progress import SilentProgress
 from exlm_cli.report.finetuning.scores import results_tables
 from tests.unit.finetune.finetuned_runs import read_rows, write_rows
@@ -51,10 +50,9 @@ def run(table: Path, text_model: Path, tmp_path_factory: pytest.TempPathFactory)
 def test_it_wins_and_the_results_say_so(run):
     results, scores = read_results(run), read_scores(run)
     assert scores.others == ["tfidf", BOTH]
-    assert results.predictors.best == "tfidf"
-    assert results.predictors.names == ("model", "tfidf", "both")
+    assert results.predictors.best == "baseline"
     assert "It uses TF-IDF + linear model" in results.verdict[0]
-    assert [interval.over for interval in results.comparison.intervals] == ["rows", "seeds"]
+    assert [interval.over for interval in results.comparison.intervals] == ["rows"]
     (shown,) = results_tables(FinetunedRun("run", run, results))
     assert ("TF-IDF + linear model", "", "") in [row for group in shown.groups for row in group]
 
@@ -74,27 +72,19 @@ def predicted(run: Path, table: Path, out: Path, predictor: Any = None, name: st
 
 def test_it_predicts_unless_another_is_asked_for(run, table, tmp_path):
     found, summary = predicted(run, table, tmp_path / "a.csv")
-    assert summary.predictor == "tfidf"
+    assert summary.predictor == "baseline"
     assert "predicted with TF-IDF + linear model, best on the validation rows" in summary.notes
-    results = read_results(run)
     rows, texts = rows_of(run, table, "test")
     written = read_part(run, "test", "tfidf")[1].mean(axis=0)[:, 0]
     np.testing.assert_allclose(found[rows], written, atol=1e-9)
-    in_memory = load(run, device="cpu").predict(texts, predictor="tfidf")
+    in_memory = load(run, device="cpu").predict(texts, predictor="baseline")
     np.testing.assert_allclose(in_memory.amber_probability, written, atol=1e-9)
     assert set(in_memory.amber_seed_spread) == {0}
     model, _ = predicted(run, table, tmp_path / "b.csv", "model")
     both, _ = predicted(run, table, tmp_path / "c.csv", "both")
     np.testing.assert_allclose(both, (model + found) / 2, atol=1e-9)
-    for predictor in results.predictors.names:
+    for predictor in PREDICTORS:
         assert read_calibration(run, predictor).outputs
-
-
-def test_a_forest_is_refused_for_texts(run, table, tmp_path):
-    with pytest.raises(ConfigError, match="`--with forest`") as error:
-        predicted(run, table, tmp_path / "a.csv", "forest")
-    assert "model, tfidf, both" in error.value.hint
-    assert not (tmp_path / "a.csv").exists()
 
 
 def test_a_resumed_run_does_not_train_it_again(run, tmp_path, monkeypatch):
@@ -116,10 +106,10 @@ def test_values_over_several_splits_are_those_of_each_splits_own_vocabulary(tabl
     made = make(table, text_model, tmp_path / "run", "ferns", seeds=[1], num_replicates=2)
     results = read_results(made)
     assert len(list(made.rglob("tfidf.npz"))) == 2
-    assert results.predictors.best == "tfidf"
-    found, summary = predicted(made, table, tmp_path / "out.csv", "tfidf", "ferns_predicted")
+    assert results.predictors.best == "baseline"
+    found, summary = predicted(made, table, tmp_path / "out.csv", "baseline", "ferns_predicted")
     assert summary.metrics["rmse"] < 0.5
-    own = load(made, device="cpu").predict([row["text"] for row in read_rows(table)], predictor="tfidf")
+    own = load(made, device="cpu").predict([row["text"] for row in read_rows(table)], predictor="baseline")
     np.testing.assert_allclose(own.ferns_predicted, found, atol=1e-9)
 
 
@@ -136,6 +126,6 @@ def test_glue_has_it_too_by_the_tasks_own_metrics_and_predicts_rows_without_labe
     columns, cells = (["sentence"], ["Amber ferns."]) if name == "cola" else (["premise", "hypothesis"], ["A b.", "c"])
     new = write_rows(tmp_path / "new.csv", columns, [cells, cells])
     finetuned = load_finetuned(made, device="cpu")
-    done = predict(finetuned, new, None, folder=tmp_path, predictor="tfidf", progress=SilentProgress())
-    assert (done.predictor, done.num_rows, done.metrics) == ("tfidf", 2, {})
+    done = predict(finetuned, new, None, folder=tmp_path, predictor="baseline", progress=SilentProgress())
+    assert (done.predictor, done.num_rows, done.metrics) == ("baseline", 2, {})
     assert len(done.files[0].read_text().splitlines()) == 3

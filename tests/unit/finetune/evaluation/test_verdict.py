@@ -11,7 +11,7 @@ from scipy import stats
 from exlm_cli.finetune.evaluation.intervals import resample_scores
 from exlm_cli.finetune.evaluation.verdict import Resampled, choose_predictor, compare, describe_verdict, join_splits
 from exlm_cli.finetune.results import Comparison, Predictors
-from exlm_cli.finetune.scores import MODEL, RunScores, join_scores
+from exlm_cli.finetune.scores import MODEL, PREDICTORS, RunScores, join_scores
 from tests.unit.report.results import scored
 
 SIZES = {"train": 800, "valid": 100, "test": 100}
@@ -175,7 +175,9 @@ def test_without_an_interval_no_one_is_called_better():
     assert sentence.startswith("These test rows are too few to tell the model from ECFP4 + random forest")
 
 
-@pytest.mark.parametrize(("counts", "best"), [([9], "both"), ([10], "forest"), ([5, 4], "both"), ([5, 5], "forest")])
+@pytest.mark.parametrize(
+    ("counts", "best"), [([9], "both"), ([10], "baseline"), ([5, 4], "both"), ([5, 5], "baseline")]
+)
 def test_with_few_rows_of_a_class_in_validation_the_mean_of_both_predicts(counts, best):
     """Over all splits together; the forest is the best on them."""
     forests = {ECFP4: {"roc_auc": [0.9]}, "both": {"roc_auc": [0.8]}}
@@ -185,7 +187,7 @@ def test_with_few_rows_of_a_class_in_validation_the_mean_of_both_predicts(counts
             update={
                 "predictors": Predictors(
                     baselines=(ECFP4,),
-                    valid=dict.fromkeys(("model", "forest", "both")),
+                    valid=dict.fromkeys(PREDICTORS),
                     num_telling=num,
                     best="model",
                 )

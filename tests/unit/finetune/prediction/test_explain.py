@@ -130,22 +130,22 @@ def test_descriptors_are_those_of_the_molecule_without_its_hidden_atoms(smiles_m
     np.testing.assert_allclose(found.changes[0][:, 0], expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("predictor", ["forest", "both"])
+@pytest.mark.parametrize("predictor", ["baseline", "both"])
 def test_what_predicts_is_explained_by_its_own_predictions_without_the_atoms(smiles_model, tmp_path, predictor):
-    """A forest predicts molecules with unknown atoms as it predicts any; the other half of `both` is the model."""
+    """A baseline predicts molecules with unknown atoms as it predicts any; the other half of `both` is the model."""
     rows = [[smiles, str(len(smiles) + 3 * ("O" in smiles))] for smiles in SMILES * 4]
     table = write_rows(tmp_path / "table.csv", ["smiles", "value"], rows)
     task = {"name": "csv", "files": {"train": str(table)}, "label_columns": ["value"], "split": "random"}
     recipe = finetune_recipe(seeds=[1], task=task, num_replicates=2, train={"max_epochs": 1, "microbatch_tokens": 2048})
     run = load(run_finetuning(recipe, checkpoint=smiles_model, out=tmp_path / "run", baseline=True).run_dir)
 
-    def of_forest(smiles: list[str]) -> FloatArray:
-        return run.predict(smiles, predictor="forest").value_predicted.to_numpy()
+    def of_baseline(smiles: list[str]) -> FloatArray:
+        return run.predict(smiles, predictor="baseline").value_predicted.to_numpy()
 
     found = run.explain(["CCO"], predictor=predictor)
     assert found.predicted[0, 0] == pytest.approx(run.predict(["CCO"], predictor=predictor).value_predicted[0])
-    whole, without, alone = of_forest(["CCO"]), of_forest(["*CO", "C*O", "CC*"]), of_forest(["C**", "*C*", "**O"])
-    expected = (whole - without + alone - of_forest(["***"])) / 2
+    whole, without, alone = of_baseline(["CCO"]), of_baseline(["*CO", "C*O", "CC*"]), of_baseline(["C**", "*C*", "**O"])
+    expected = (whole - without + alone - of_baseline(["***"])) / 2
     if predictor == "both":
         expected = (expected + run.explain(["CCO"], predictor="model").changes[0][:, 0]) / 2
     assert expected.argmax() == 2

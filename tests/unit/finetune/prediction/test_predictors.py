@@ -29,14 +29,18 @@ from exlm_cli.finetune.prediction.training_rows import read_training_rows
 from exlm_cli.finetune.predictions import PartRows
 from exlm_cli.finetune.results import read_results, read_seed_predictions
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
-from exlm_cli.finetune.scores import BOTH, MODEL, predictors_with, read_scores
+from exlm_cli.finetune.scores import BOTH, MODEL, PREDICTORS, read_scores
 from exlm_cli.progress import SilentProgress
 from tests.recorder import Recorder
 from tests.unit.finetune.finetuned_runs import SMILES, read_rows, write_rows
 from tests.unit.finetune.synthetic import finetune_recipe, weights
 
-OF_FORESTS = predictors_with("forest-ecfp4")
 FOREST_DEFAULTS = "exlm_cli.finetune.baselines.baseline.grow_forests.__kwdefaults__", {"num_trees": 8, "num_threads": 1}
+BOOSTING_DEFAULTS = (
+    "exlm_cli.finetune.baselines.boosting.grow_boosting.__kwdefaults__",
+    {"num_rounds": 8, "num_threads": 1},
+)
+NAMES = ("forest-ecfp4", "forest-rdkit2d", "boosting")
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +53,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def few_trees() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(*FOREST_DEFAULTS)
+        patch.setattr(*BOOSTING_DEFAULTS)
         yield
 
 
@@ -69,12 +74,12 @@ def test_what_is_best_in_validation_is_in_results_verdict_and_scores(run):
     found = results.predictors
     assert found is not None
     assert len(found.baselines) == 2
-    assert scores.others == ["forest-ecfp4", "forest-rdkit2d", BOTH]
+    assert scores.others == [*NAMES, BOTH]
     assert found.valid["both"] == pytest.approx(scores.average("valid", "rmse", model=BOTH).mean)
-    assert found.best == min(OF_FORESTS, key=lambda name: found.valid[name])
+    assert found.best == min(PREDICTORS, key=lambda name: found.valid[name])
     assert f"`exlm predict {run} FILE`" in FinetunedRun("run", run, results).verdict[0]
     for forest, split in zip(found.baselines, (0, 1), strict=True):
-        values = {name: scores.by_split("valid", "rmse", name)[split] for name in ("forest-ecfp4", "forest-rdkit2d")}
+        values = {name: scores.by_split("valid", "rmse", name)[split] for name in NAMES}
         assert values[forest] == min(values.values())
 
 
@@ -93,12 +98,12 @@ def written(run: Path, of_split: Any, part: Any, predictor: str) -> np.ndarray:
     """Return the (K, N) values that the files of a run give for a part of a split, by a predictor."""
     rows, _ = rows_and_truth(run, of_split.split_seeds[0], part)
     (baseline,) = of_split.predictors.baselines
-    names = {"model": [None], "forest": [baseline], "both": [None, baseline]}[predictor]
+    names = {"model": [None], "baseline": [baseline], "both": [None, baseline]}[predictor]
     found = [read_seed_predictions(run, of_split, {part: rows}, baseline=name)[part] for name in names]
     return np.mean(found, axis=0)[..., 0]
 
 
-def test_both_is_the_mean_of_model_and_better_baseline(run):
+def test_both_is_the_mean_of_model_and_best_baseline(run):
     """Scored on the mean of what both have written."""
     scores = read_scores(run)
     for split, of_split in enumerate(read_results(run).of_splits):
@@ -119,7 +124,7 @@ def table_of(run: Path, path: Path, out: Path, predictor: Any = None) -> tuple[n
     return np.array([float(row["y_predicted"]) for row in read_rows(out)]), done
 
 
-@pytest.mark.parametrize("predictor", OF_FORESTS)
+@pytest.mark.parametrize("predictor", PREDICTORS)
 def test_predictions_are_means_over_seeds_and_splits_of_what_training_wrote(run, table, tmp_path, predictor):
     """Each row of the table is a test row of one split at most, so each split's own test rows are compared."""
     found, summary = table_of(run, table, tmp_path / "out.csv", predictor)
@@ -148,7 +153,7 @@ def test_each_predictor_has_a_calibration_over_the_validation_rows_of_all_splits
     (output,) = read_calibration(run).outputs
     assert isinstance(output, ConformalResiduals)
     np.testing.assert_allclose(output.residuals[0], np.sort(np.concatenate(kept)))
-    for predictor in OF_FORESTS:
+    for predictor in PREDICTORS:
         (other,) = read_calibration(run, predictor).outputs
         assert isinstance(other, ConformalResiduals)
         assert len(other.residuals[0]) == len(output.residuals[0])
@@ -202,10 +207,11 @@ def test_a_resumed_run_grows_what_it_needs_and_nothing_else(run, tmp_path, monke
     grown[0].unlink()
     (again / "results.json").unlink()
     monkeypatch.setattr(*FOREST_DEFAULTS)
+    monkeypatch.setattr(*BOOSTING_DEFAULTS)
     progress = Recorder()
     resume_finetuning(again, progress=progress)
     assert grown[0].read_bytes() == before
-    assert len([bar for bar in progress.bars if "random forest" in bar.label]) == 1
+    assert len([bar for bar in progress.bars if " + " in bar.label]) == 1
     assert (again / "results.json").read_bytes() == (run / "results.json").read_bytes()
 
 
@@ -237,7 +243,7 @@ def test_permuted_test_labels_change_no_weight_no_choice_and_no_calibration(smil
         out = tmp_path / name
         results = run_finetuning(recipe, checkpoint=smiles_model, out=out, baseline=True).results
         kept = {path.relative_to(out): path.read_bytes() for path in out.rglob("forests.npz")}
-        fitted = [read_calibration(out, predictor).outputs for predictor in OF_FORESTS]
+        fitted = [read_calibration(out, predictor).outputs for predictor in PREDICTORS]
         found.append((weights(out), results.predictors, results.best_epochs, kept, fitted, results.comparison))
     one, other = found
     assert one[0].keys() == other[0].keys()
