@@ -16,7 +16,7 @@ quickstart: $(BIN)/exlm
 	$(BIN)/exlm inspect-dag "$(SENTENCE)" --out $(QUICKSTART)/dag
 	if [ -f $(QUICKSTART)/boiling-points/recipe.yaml ]; then $(BIN)/exlm finetune --resume $(QUICKSTART)/boiling-points; \
 	else $(BIN)/exlm finetune csv docs/examples/boiling_points.csv --label-columns boiling_point \
-	  --recipe csv-descriptors --split random --out $(QUICKSTART)/boiling-points; fi
+	  --split random --out $(QUICKSTART)/boiling-points; fi
 	if [ -f $(QUICKSTART)/pretrained/recipe.yaml ]; then $(BIN)/exlm pretrain --resume $(QUICKSTART)/pretrained; \
 	else $(BIN)/exlm pretrain --recipe quickstart-text --set train.max_steps=1000 --out $(QUICKSTART)/pretrained; fi
 	$(BIN)/exlm inspect-dag "$(SENTENCE)" --checkpoint $(QUICKSTART)/pretrained --out $(QUICKSTART)/own-dag

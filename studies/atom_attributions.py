@@ -70,7 +70,7 @@ def fine_tune(table: Path, run: Path) -> None:
         "task.label_kind": "regression", "task.split": "random", "train.max_epochs": 6, "train.batch_sequences": 16,
         "train.num_threads": 1, "device": "cpu", "seeds": "[1]",
     }  # fmt: skip
-    recipe = load_recipe("csv", [f"{key}={value}" for key, value in values.items()], kind=FinetuneRecipe)
+    recipe = load_recipe("csv-encoder", [f"{key}={value}" for key, value in values.items()], kind=FinetuneRecipe)
     run_finetuning(recipe, checkpoint="bundled:smiles", out=run)
 
 

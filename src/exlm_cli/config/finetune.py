@@ -106,7 +106,8 @@ class FinetuneRecipe(Recipe):
             raise ValueError(f"`num_replicates` {self.num_replicates} leads `task.split_seed` beyond 2^63")
         if self.train.freeze_encoder and self.init == "scratch":
             raise ValueError(
-                "`train.freeze_encoder` with `init: scratch` would keep an encoder that has learned nothing"
+                "`train.freeze_encoder` with `init: scratch` would keep an encoder that has learned nothing; "
+                "`--recipe csv-encoder` trains the encoder of a table"
             )
         if self.train.max_steps is not None and self.optim.warmup_steps > self.train.max_steps:
             raise ValueError(

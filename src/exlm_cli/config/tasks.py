@@ -354,7 +354,9 @@ class CsvTaskConfig(RowTaskConfig):
         if self.reads_parents:
             raise ValueError("`task.standardise: parent` is for molecules; the task has text")
         if self.descriptors:
-            raise ValueError(f"`task.descriptors: {list(self.descriptors)}` is for molecules; the task has text")
+            raise ValueError(
+                f"`task.descriptors: {list(self.descriptors)}` is for molecules; the task has text: take `csv-encoder`"
+            )
 
 
 SUITES: dict[str, type[TaskSection]] = {

@@ -283,7 +283,7 @@ def finetuned_source(finetuned: Finetuned) -> Source:
     if task.molecule_descriptors or task.number_columns:
         raise ConfigError(
             f"{finetuned.run}: its head reads descriptors, for which the classes of transformers have no input",
-            "predict with `exlm predict RUN FILE`, or fine-tune without `task.descriptors` and `descriptor_columns`",
+            "predict with `exlm predict RUN FILE`, or fine-tune without, as `--recipe csv-encoder` does",
         )
     scores = read_scores(finetuned.run).of_seed(results.scored_split, seed, task.split_seed)
     return Source(

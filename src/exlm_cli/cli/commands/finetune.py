@@ -302,15 +302,9 @@ def _names(suite: str) -> list[str]:
 
 
 def _point_to_recipe(recipe: "FinetuneRecipe", progress: "Progress") -> None:
-    """Suggest descriptors for a table of molecules, and the small recipe where the paper's would run on a CPU."""
+    """Suggest the small recipe where the paper's would run on a CPU."""
     suite = recipe.task.suite
-    if suite == "csv":
-        if recipe.task.input_kind == "smiles" and not recipe.task.molecule_descriptors:
-            progress.message(
-                "`--recipe csv-descriptors` reads RDKit's descriptors beside the encoder: on small tables it is often "
-                "better, and it takes less time"
-            )
-    elif suite in ("glue", "moleculenet"):
+    if suite in ("glue", "moleculenet"):
         import torch
 
         if recipe.device == "cpu" or not torch.cuda.is_available():
@@ -349,7 +343,11 @@ def _chosen(suite: str | None, name: str | None, recipe: str | None, overrides: 
     task = suite if name is None or suite == "csv" else f"{suite}/{name}"
     check_task_name(task)
     own = [f"task.files.train={json.dumps(name, ensure_ascii=False)}"] if suite == "csv" else []
-    return load_recipe(recipe or task.replace("/", "-"), [*own, f"task.name={task}", *overrides], kind=FinetuneRecipe)
+    keys = {override.partition("=")[0].strip() for override in overrides}
+    # texts have no descriptors, and an encoder without weights is not frozen
+    is_encoder_trained = suite == "csv" and not keys.isdisjoint({"task.text_column", "init"})
+    usual = "csv-encoder" if is_encoder_trained else task.replace("/", "-")
+    return load_recipe(recipe or usual, [*own, f"task.name={task}", *overrides], kind=FinetuneRecipe)
 
 
 def _find_checkpoint(
