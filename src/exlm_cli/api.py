@@ -287,7 +287,7 @@ class Run:
             info = GLUE_TASKS[config.name.removeprefix("glue/")]
             texts = check_rows(rows, num_texts=len(info.layouts[0].texts))
             return replace(new_texts(info, texts), problems=("",) * len(texts))
-        inputs = [text for (text,) in check_rows(rows)]
+        inputs = check_rows(rows, num_texts=max(1, len(config.input_columns)))
         found = rows_of_list(inputs, results.input_kind, self._progress, reads_parents=config.reads_parents)
         task = TrainedTask(config, results.input_kind, results.loss, results.output_names)
         unknown = np.full((len(found.rows), 1), np.nan)
@@ -313,8 +313,9 @@ class Run:
             ConfigError: The run has not these seeds; a pre-trained one has none to choose from.
         """
         encoders = [self.encoder] if seeds is None else self._encoders(seeds)
-        texts = [text for (text,) in check_rows(rows)]
-        found = rows_of_list(texts, self.encoder.kind, self._progress, reads_parents=self.encoder.reads_parents)
+        found = rows_of_list(
+            check_rows(rows), self.encoder.kind, self._progress, reads_parents=self.encoder.reads_parents
+        )
         vectors = [embed_rows(encoder, found, self._progress) for encoder in encoders]
         return vectors[0] if seeds is None else vectors
 

@@ -103,7 +103,10 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the resolve
 SmilesColumnOption = Annotated[
     str | None, typer.Option("--smiles-column", metavar="NAME", help="Column with the SMILES.")
 ]
-TextColumnOption = Annotated[str | None, typer.Option("--text-column", metavar="NAME", help="Column with the text.")]
+TextColumnOption = Annotated[
+    str | None,
+    typer.Option("--text-column", metavar="NAME", help="Column with the text; A,B: both columns of pairs of texts."),
+]
 KindOption = Annotated[
     Literal["text", "smiles"] | None,
     typer.Option("--kind", help="What the input is, where it cannot be inferred."),
@@ -170,19 +173,19 @@ def refuse_without(needed: str, given: object, options: Mapping[str, object], hi
         raise ConfigError(f"`{alone[0]}` needs {needed}", hint or f"add {needed}, or leave `{alone[0]}` out")
 
 
-def choose_column(kind: str, *, smiles: str | None, text: str | None) -> str | None:
-    """Return the column of `--smiles-column` or `--text-column` for rows of a kind; None where it was not given.
+def choose_columns(kind: str, *, smiles: str | None, text: str | None) -> tuple[str, ...]:
+    """Return the column of `--smiles-column`, or those of `--text-column`, for rows of a kind; empty: none was given.
 
     Raises:
         ConfigError: The option of the other kind was given.
     """
-    column, other = (smiles, text) if kind == "smiles" else (text, smiles)
+    other = text if kind == "smiles" else smiles
     if other is not None:
         option, reads = ("--text-column", "SMILES") if kind == "smiles" else ("--smiles-column", "text")
         raise ConfigError(
             f"`{option} {other}`: the model reads {reads}", f"name the column of {reads} with `--{kind}-column`"
         )
-    return column
+    return tuple(split_list(text) or ()) if kind == "text" else () if smiles is None else (smiles,)
 
 
 def split_list(text: str | None) -> list[str] | None:

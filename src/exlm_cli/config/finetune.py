@@ -88,6 +88,12 @@ class FinetuneRecipe(Recipe):
         default={}, description="Values to try by key of `model`, `optim` or `train`; a search tries each combination"
     )
 
+    @property
+    def pools_mean(self) -> bool:
+        """Whether the head reads means of the states of a row, not the state at [CLS]."""
+        given = self.task.head_state
+        return given == "mean" or (given == "auto" and self.train.freeze_encoder and self.task.input_kind == "text")
+
     @field_validator("grid")
     @classmethod
     def _type_grid(cls, grid: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:

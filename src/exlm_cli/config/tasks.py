@@ -13,6 +13,8 @@ InputKind = Literal["text", "smiles"]
 """What a model reads."""
 Descriptors = Literal["rdkit2d", "ecfp4"]
 """Numbers that RDKit works out of a molecule: its 2D descriptors, or the bits of an ECFP4 fingerprint."""
+Pooling = Literal["auto", "cls", "mean"]
+"""Which states of the encoder stand for a row."""
 
 MISSING_VALUES: Final = ("na", "n/a", "nan", "null", "none", "-")
 """Words that say that a label is missing, in any case."""
@@ -22,6 +24,10 @@ SEEDED_SPLITS = ("random", "scaffold-balanced", "group")
 """Those that `task.split_seed` changes."""
 _KEYS_OF_SPLITS: Final = {"file": "split_file", "group": "group_column", "time": "time_column"}
 """What a split reads -> the key that names it."""
+_POOLING: Final = (
+    "What the head reads of a row: the state at [CLS], or the mean of its states, of both texts of a pair, each read "
+    "alone; `auto`: the mean of a frozen encoder of text, else [CLS]"
+)
 
 
 class TrainFile(StrictModel):
@@ -75,9 +81,14 @@ class TaskSection(StrictModel):
         return "text"
 
     @property
-    def input_column(self) -> str | None:
-        """Column of the text or SMILES, where the config names one."""
-        return None
+    def input_columns(self) -> tuple[str, ...]:
+        """Column of the text or SMILES, or both columns of a pair of texts; empty where the config names none."""
+        return ()
+
+    @property
+    def head_state(self) -> Pooling:
+        """What the head reads of a row; of spans it reads every token."""
+        return "cls"
 
     @property
     def molecule_descriptors(self) -> tuple[Descriptors, ...]:
@@ -131,6 +142,12 @@ class RowTaskConfig(TaskSection):
     descriptors: tuple[Descriptors, ...] = Field(
         (), description="What the head reads of a molecule beside the encoder's state: rdkit2d, ecfp4 or both"
     )
+    pooling: Pooling = Field("auto", description=_POOLING)
+
+    @property
+    def head_state(self) -> Pooling:
+        """What the head reads of a row."""
+        return self.pooling
 
     @property
     def molecule_descriptors(self) -> tuple[Descriptors, ...]:
@@ -138,9 +155,9 @@ class RowTaskConfig(TaskSection):
         return self.descriptors
 
     @property
-    def input_column(self) -> str | None:
-        """Column of the SMILES, where the config names one."""
-        return self.smiles_column
+    def input_columns(self) -> tuple[str, ...]:
+        """Column of the SMILES; empty where the config names none."""
+        return () if self.smiles_column is None else (self.smiles_column,)
 
     @property
     def has_canonical_smiles(self) -> bool:
@@ -211,6 +228,12 @@ class GlueTaskConfig(TaskSection):
     )
 
     files: Annotated[TaskFiles, Mark.INPUT] = TaskFiles()
+    pooling: Pooling = Field("auto", description=_POOLING)
+
+    @property
+    def head_state(self) -> Pooling:
+        """What the head reads of a row."""
+        return self.pooling
 
     @model_validator(mode="after")
     def _check_keys(self) -> Self:
@@ -268,7 +291,9 @@ class CsvTaskConfig(RowTaskConfig):
     time_column: str | None = Field(
         None, description="Column of dates such as 2024-05-31, or of numbers, by which `task.split: time` cuts"
     )
-    text_column: str | None = Field(None, description="Column with the text")
+    text_column: str | tuple[str, str] | None = Field(
+        None, description="Column with the text, or the two columns of pairs of texts"
+    )
     label_columns: tuple[str, ...] = Field((), description="Columns with the labels")
     descriptor_columns: tuple[str, ...] = Field(
         (), description="Columns of numbers that the head reads beside the encoder's state"
@@ -293,9 +318,11 @@ class CsvTaskConfig(RowTaskConfig):
         return "smiles" if self.text_column is None else "text"
 
     @property
-    def input_column(self) -> str | None:
-        """Column of the text or SMILES, where the config names one."""
-        return self.smiles_column if self.text_column is None else self.text_column
+    def input_columns(self) -> tuple[str, ...]:
+        """Column of the text or SMILES, or both columns of a pair of texts; empty where the config names none."""
+        if self.text_column is None:
+            return super().input_columns
+        return (self.text_column,) if isinstance(self.text_column, str) else self.text_column
 
     @property
     def number_columns(self) -> tuple[str, ...]:
@@ -344,9 +371,11 @@ class CsvTaskConfig(RowTaskConfig):
         return self
 
     def _check_text(self) -> None:
+        if len(set(self.input_columns)) < len(self.input_columns):
+            raise ValueError(f"`task.text_column` names `{self.input_columns[0]}` twice")
         if self.smiles_column is not None:
             raise ValueError(
-                f"`task.smiles_column` is `{self.smiles_column}` and `task.text_column` is `{self.text_column}`: "
+                f"`task.smiles_column` is `{self.smiles_column}` and `task.text_column` is `{self.input_columns[0]}`: "
                 "a row is one or the other"
             )
         if self.is_split_by_scaffold and self.split != _DEFAULT_SPLIT:

@@ -49,7 +49,7 @@ def refuse_inexpressible(source: Source, *, needs_class: bool) -> None:
 
     Raises:
         ConfigError: Every token is repeated, our own encoder has learned positions, or the family's classes have
-            another head.
+            another head, or one that reads another state.
     """
     recipe, family, model = source.recipe, source.family, source.model
     reason = None
@@ -71,6 +71,11 @@ def refuse_inexpressible(source: Source, *, needs_class: bool) -> None:
         reason = (
             f"a fine-tuned {family} cannot be exported: the head of this run is a tanh between two layers, or a layer, "
             "and the classes of the family have other heads"
+        )
+    elif isinstance(model, TaskModel) and model.pooled in (("mean", "means") if needs_class else ("means",)):
+        reason = (
+            "the head of this run reads the mean of a text's states (`task.pooling`), and the classes of transformers "
+            "read the state at [CLS]"
         )
     if reason is not None:
         raise ConfigError(reason, "`exlm predict` and `exlm embed` use the run as it is")

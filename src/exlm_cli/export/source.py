@@ -24,9 +24,9 @@ from exlm_cli.finetune.results import RunResults, best_cell_folder
 from exlm_cli.finetune.scores import read_scores
 from exlm_cli.model.backbones import FAMILIES
 from exlm_cli.model.exlm import ExlmModel
-from exlm_cli.model.heads import TaskModel
+from exlm_cli.model.heads import TaskModel, mean_state
 from exlm_cli.run_dir import METRICS_FILE, read_metrics, run_directory
-from exlm_cli.tasks.glue import GLUE_TASKS
+from exlm_cli.tasks.registry import num_texts
 from exlm_cli.tasks.rows.task import encode_texts
 from exlm_cli.train.checkpoint import best_paths
 from exlm_cli.train.pretrained import Pretrained
@@ -67,6 +67,8 @@ class PlainNetwork(nn.Module):
         model = self.model
         hidden = model.encoder(input_ids, attention_mask.bool())
         if isinstance(model, TaskModel):
+            if model.pooled == "mean":
+                hidden = mean_state(hidden, attention_mask.sum(1))[:, None].to(hidden.dtype)
             return (model.in_units(model.head(hidden, attention_mask.sum(1))).to(hidden.dtype),)
         if self.state_vector is None:
             return (hidden,)
@@ -90,6 +92,7 @@ class Source:
         reads_parents: Whether it reads the parents of molecules instead of salts.
         max_answer_tokens: Tokens of the longest answer of SQuAD; None: another task.
         table: The user's file that it was fine-tuned on; None: the task names its data.
+        reads_pairs: Whether a row is a pair of texts, as in some GLUE tasks; SQuAD cuts its pairs into windows.
     """
 
     run: Path
@@ -108,6 +111,7 @@ class Source:
     reads_parents: bool = False
     max_answer_tokens: int | None = None
     table: str | None = None
+    reads_pairs: bool = False
 
     @property
     def family(self) -> str:
@@ -175,12 +179,6 @@ class Source:
     def network(self) -> PlainNetwork:
         """What the exported model must compute, in float32."""
         return PlainNetwork(self.model, self.state_vector).eval()
-
-    @property
-    def reads_pairs(self) -> bool:
-        """Whether a row is a pair of texts, as in some GLUE tasks; SQuAD cuts its pairs into windows."""
-        info = None if self.results is None else GLUE_TASKS.get(self.results.task.removeprefix("glue/"))
-        return info is not None and len(info.layouts[0].texts) == 2
 
     def label_config(self) -> dict[str, Any]:
         """Return the entries of `config.json` that name the outputs."""
@@ -307,4 +305,5 @@ def finetuned_source(finetuned: Finetuned) -> Source:
         reads_parents=task.reads_parents,
         max_answer_tokens=task.max_answer_tokens if isinstance(task, SquadTaskConfig) else None,
         table=task.files.train,
+        reads_pairs=num_texts(task) == 2,
     )

@@ -17,7 +17,7 @@ from exlm_cli.format import format_percent, format_plain
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.report.tables import ReportTable
 from exlm_cli.tasks.base import PredictionSummary
-from exlm_cli.tasks.rows.table import Table, read_input_column
+from exlm_cli.tasks.rows.table import Table, read_input_columns
 from exlm_cli.train.pretrained import Pretrained
 
 COLUMNS = ("rank", "filling", "filled", "probability", "probability_alone", "proven", "problem")
@@ -31,7 +31,7 @@ def fill_file(
     out: Path | None,
     *,
     folder: Path,
-    column: str | None = None,
+    columns: tuple[str, ...] = (),
     settings: FillSettings,
     progress: Progress,
 ) -> PredictionSummary:
@@ -42,7 +42,7 @@ def fill_file(
         out: The CSV; None: `fillings-<name of the file>` in `folder`, or with a number after it where another file of
             that name has it.
         folder: Folder of the CSV without `out`.
-        column: Column of the text or SMILES; None: the one that the run was trained on, else one with a usual name.
+        columns: Column of the text or SMILES; empty: the one that the run was trained on, else one with a usual name.
 
     Raises:
         ConfigError: `out` is no CSV, or the input file.
@@ -55,11 +55,17 @@ def fill_file(
         lines = [[line_values(rank, line) for rank, line in enumerate(row.lines, start=1)] for row in rows]
         return Answers(COLUMNS, lines, [row.problem for row in rows], [row.notes for row in rows])
 
-    return _answer_file(pretrained, path, out, folder / f"fillings-{stem_of(path)}.csv", column, answer)
+    return _answer_file(pretrained, path, out, folder / f"fillings-{stem_of(path)}.csv", columns, answer)
 
 
 def score_file(
-    pretrained: Pretrained, path: Path, out: Path | None, *, folder: Path, column: str | None = None, progress: Progress
+    pretrained: Pretrained,
+    path: Path,
+    out: Path | None,
+    *,
+    folder: Path,
+    columns: tuple[str, ...] = (),
+    progress: Progress,
 ) -> PredictionSummary:
     """Score the filling of each row of a file, its column `filling`; without that column or cell, the text itself.
 
@@ -74,7 +80,7 @@ def score_file(
         ]
         return Answers(SCORE_COLUMNS, lines, [row.problem for row in rows], [row.notes for row in rows])
 
-    return _answer_file(pretrained, path, out, folder / f"scores-{stem_of(path)}.csv", column, answer)
+    return _answer_file(pretrained, path, out, folder / f"scores-{stem_of(path)}.csv", columns, answer)
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,7 @@ def _answer_file(
     path: Path,
     out: Path | None,
     usual: Path,
-    column: str | None,
+    columns: tuple[str, ...],
     answer: Callable[[Table, tuple[str, ...]], Answers],
 ) -> PredictionSummary:
     """Write the answers to the rows of a file as CSV, whole or not at all."""
@@ -110,7 +116,8 @@ def _answer_file(
             out = stack.enter_context(own_file(usual, path))
         refuse_overwriting(path, out)
         stack.enter_context(folder_for_results(out.parent, out))
-        table, texts, notes = read_input_column(path, data.kind, column=column, usual_column=data.column)
+        usual_columns = () if data.column is None else (data.column,)
+        table, (texts,), notes = read_input_columns(path, data.kind, columns=columns, usual_columns=usual_columns)
         answers = answer(table, texts)
         content, notes_on_table = _as_csv(table, answers)
         write_atomically(out, content)

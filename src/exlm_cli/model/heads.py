@@ -4,7 +4,7 @@ Axes: B sequences, L tokens, R positions after repetition, C outputs, D width, F
 """
 
 import math
-from typing import Self, cast
+from typing import Literal, Self, cast
 
 import torch
 from jaxtyping import Float, Int64
@@ -18,16 +18,17 @@ from exlm_cli.model.encoder import draw_weights
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.precision import without_autocast
 
+Pooled = Literal["cls", "mean", "means"]
 NUM_QUANTILES = 101
 HIDDEN_WIDTH = 300
 
 
 class SequenceHead(nn.Module):
-    """RoBERTa's classification head: dropout, dense, tanh, dropout and an output layer on the state at [CLS]."""
+    """RoBERTa's classification head: dropout, dense, tanh, dropout and an output layer on the state of a row."""
 
-    def __init__(self, width: int, num_outputs: int, dropout: float) -> None:
+    def __init__(self, state_width: int, width: int, num_outputs: int, dropout: float) -> None:
         super().__init__()
-        self.dense = nn.Linear(width, width)
+        self.dense = nn.Linear(state_width, width)
         self.out = nn.Linear(width, num_outputs)
         self.dropout = nn.Dropout(dropout)
 
@@ -74,11 +75,11 @@ class DescriptorRanks(nn.Module):
 
 
 class DescriptorHead(nn.Module):
-    """The state at [CLS] through dense and tanh, beside descriptors; one hidden layer reads both, as in chemprop."""
+    """The state of a row through dense and tanh, beside descriptors; one hidden layer reads both, as in chemprop."""
 
-    def __init__(self, width: int, num_descriptors: int, num_outputs: int, dropout: float) -> None:
+    def __init__(self, state_width: int, width: int, num_descriptors: int, num_outputs: int, dropout: float) -> None:
         super().__init__()
-        self.dense = nn.Linear(width, width)
+        self.dense = nn.Linear(state_width, width)
         self.ranks = DescriptorRanks(num_descriptors)
         self.hidden = nn.Linear(width + num_descriptors, HIDDEN_WIDTH)
         self.out = nn.Linear(HIDDEN_WIDTH, num_outputs)
@@ -116,6 +117,21 @@ class SpanHead(nn.Module):
         return sums_BL2 / copies_BL.clamp(min=1)[..., None]
 
 
+def mean_state(states_BRD: Float[Tensor, "B R D"], lengths: Int64[Tensor, " B"]) -> Float[Tensor, "B D"]:
+    """Return the mean of the states of each sequence without its padding, float32."""
+    is_token_BR = torch.arange(states_BRD.shape[1], device=lengths.device) < lengths[:, None]
+    return (states_BRD.float() * is_token_BR[..., None]).sum(1) / lengths[:, None]
+
+
+def pair_state(first_BD: Float[Tensor, "B D"], second_BD: Float[Tensor, "B D"]) -> Float[Tensor, "B 4D"]:
+    """Return both states of a pair, their absolute difference and their product, as Conneau et al. (2017) do.
+
+    States are scaled to a mean square of 1, so that the mean of the products is the cosine.
+    """
+    first_BD, second_BD = (state * state.square().mean(-1, keepdim=True).rsqrt() for state in (first_BD, second_BD))
+    return torch.cat([first_BD, second_BD, (first_BD - second_BD).abs(), first_BD * second_BD], dim=-1)
+
+
 class TaskModel(nn.Module):
     """Encoder of a pre-trained model, and a task head.
 
@@ -128,6 +144,8 @@ class TaskModel(nn.Module):
         vocab_size: V of the checkpoint's tokenizer.
         num_outputs: C; None for spans, which have two outputs a token.
         num_descriptors: F numbers of each sequence that the head reads as well.
+        pooled: What the head reads of a row: `cls`: the state at [CLS]; `mean`: the mean of the states of its tokens,
+            [CLS], [SEP] and copies included; `means`: of both texts of a pair, each read alone.
     """
 
     output_mean: Tensor
@@ -141,17 +159,21 @@ class TaskModel(nn.Module):
         vocab_size: int,
         num_outputs: int | None,
         num_descriptors: int = 0,
+        *,
+        pooled: Pooled = "cls",
     ) -> None:
         super().__init__()
+        self.pooled = pooled
         config = with_dropout(recipe.model, finetune)
         self.encoder = build_encoder(config, vocab_size, reads_pairs=True)
         self.head: SpanHead | SequenceHead | DescriptorHead
         if num_outputs is None:
             self.head = SpanHead(config.width, finetune.pooler_dropout, recipe.masking.num_repeats)
         elif num_descriptors:
-            self.head = DescriptorHead(config.width, num_descriptors, num_outputs, finetune.pooler_dropout)
+            sizes = (self.state_width, config.width, num_descriptors, num_outputs)
+            self.head = DescriptorHead(*sizes, finetune.pooler_dropout)
         else:
-            self.head = SequenceHead(config.width, num_outputs, finetune.pooler_dropout)
+            self.head = SequenceHead(self.state_width, config.width, num_outputs, finetune.pooler_dropout)
         # regression trains on standardised targets; in the task's units float32 may be too coarse
         self.register_buffer("output_mean", torch.zeros(num_outputs or 1, dtype=torch.float64))
         self.register_buffer("output_std", torch.ones(num_outputs or 1, dtype=torch.float64))
@@ -183,27 +205,38 @@ class TaskModel(nn.Module):
         """Return (B, C) outputs, or (B, L, 2) for spans, float32; those of a regression are in standardised units.
 
         Args:
-            token_ids: Repeated input tokens, [CLS] first and [SEP] last, padded with anything.
+            token_ids: Repeated input tokens, [CLS] first and [SEP] last, padded with anything; with `pooled: means` the
+                first texts of all pairs, then the second ones.
             lengths: Real positions of each sequence.
             is_padded: False where all sequences have R positions: attention then needs no mask.
             descriptors: As they are, NaN where missing; needed by a model that reads some.
-            states: The result of `encode_cls`, if it is known: the head alone runs.
+            states: The result of `encode_row`, if it is known: the head alone runs.
         """
         if states is not None:
             states_BrD = states[:, None]
         elif isinstance(self.head, SpanHead):
             states_BrD = self.encode(token_ids, lengths, is_padded).float()
         else:
-            states_BrD = self.encode_cls(token_ids, lengths, is_padded)[:, None]
+            states_BrD = self.encode_row(token_ids, lengths, is_padded)[:, None]
         with without_autocast(states_BrD):  # 16-bit scores have ties, which change rank metrics
             beside = descriptors if isinstance(self.head, DescriptorHead) else lengths
             return cast(Tensor, self.head(states_BrD, beside))
 
-    def encode_cls(
+    def encode_row(
         self, token_ids: Int64[Tensor, "B R"], lengths: Int64[Tensor, " B"], is_padded: bool = True
     ) -> Float[Tensor, "B D"]:
-        """Return the state at [CLS], float32; arguments as for `forward`."""
+        """Return the state of each row, float32; arguments as for `forward`."""
+        if self.pooled == "means":
+            return pair_state(*mean_state(self.encode(token_ids, lengths, is_padded), lengths).chunk(2))
+        if self.pooled == "mean":
+            return mean_state(self.encode(token_ids, lengths, is_padded), lengths)
         return self.encode(token_ids, lengths, is_padded, torch.zeros_like(lengths)[:, None])[:, 0].float()
+
+    @property
+    def state_width(self) -> int:
+        """Width of the state of a row."""
+        width: int = self.encoder.token_embedding.embedding_dim
+        return 4 * width if self.pooled == "means" else width
 
     def in_units(self, outputs: Tensor) -> Tensor:
         """Return the outputs of `forward` in the task's units, float64; logits stay as they are."""

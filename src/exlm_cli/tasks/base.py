@@ -58,6 +58,7 @@ class EncodedRows:
         notes: What a report says about the encoding, such as how many rows were cut.
         descriptors: (N, F) numbers that the head reads beside the encoder's state, NaN where missing; None: none. A
             task gives those of `task.descriptor_columns`, to which the engine adds `task.descriptors`.
+        is_pairs: Whether examples are pairs of texts, [CLS] a [SEP] b [SEP].
     """
 
     token_ids: tuple[IntArray, ...]
@@ -65,6 +66,7 @@ class EncodedRows:
     answerable: tuple[NDArray[np.bool_], ...] | None = None
     notes: tuple[str, ...] = ()
     descriptors: FloatArray | None = None
+    is_pairs: bool = False
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -281,13 +283,13 @@ class Layout:
     """How the files to predict are read, and how the files of predictions are named.
 
     Attributes:
-        read: Reads a file to predict, given its path and the column of the SMILES or text; None: the usual column.
-            Raises `DataError` if the file cannot be read.
+        read: Reads a file to predict, given its path and the column of the SMILES or text, or both of pairs; empty: the
+            usual ones. Raises `DataError` if the file cannot be read.
         suffix: Ending of the file of predictions.
         endings: Endings of further files beside it. The last of all files is the table of rows.
     """
 
-    read: Callable[[TrainedTask, Path, str | None, Progress], NewRows]
+    read: Callable[[TrainedTask, Path, tuple[str, ...], Progress], NewRows]
     suffix: str = ".csv"
     endings: tuple[str, ...] = ()
 

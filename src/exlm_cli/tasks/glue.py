@@ -248,15 +248,15 @@ class ScoredGlue(ScoredRows):
         return (("\n".join(["index\tprediction", *lines]) + "\n").encode(),)
 
 
-def read_new_glue(task: TrainedTask, path: Path, column: str | None, progress: Progress) -> NewRows:
-    """Read a file to predict, in any layout of the task; columns are found by name, and `column` is ignored.
+def read_new_glue(task: TrainedTask, path: Path, columns: tuple[str, ...], progress: Progress) -> NewRows:
+    """Read a file to predict, in any layout of the task; columns are found by name, and `columns` is ignored.
 
     The column of labels may be missing. A label may be empty, or -1 as in the Hub's test sets; a text may be empty.
 
     Raises:
         DataError: The file or a row of it cannot be read; every row needs a prediction.
     """
-    del column
+    del columns
     info = GLUE_TASKS[task.config.name.removeprefix("glue/")]
     with progress.bar(f"reading {path.name}", None) as bar:
         file = _read(info, str(path), counted(_iter_rows(info, path), bar), needs_labels=False)
@@ -265,7 +265,7 @@ def read_new_glue(task: TrainedTask, path: Path, column: str | None, progress: P
     examples = _labelled(info, file.examples)
     keys, targets = [example.key for example in file.examples], examples.targets[:, 0].tolist()
     names = info.layouts[-1].texts
-    columns = {
+    cells: dict[str, Sequence[object]] = {
         "index": keys,
         **dict(zip(names, zip(*examples.texts, strict=True), strict=True)),
         "label": [_label(info, target) for target in targets],
@@ -273,7 +273,7 @@ def read_new_glue(task: TrainedTask, path: Path, column: str | None, progress: P
     num_unlabelled = int(np.isnan(targets).sum())
     note = f"not scored: {num_unlabelled:,} of {len(keys):,} rows have no label"
     notes = (note,) if 0 < num_unlabelled < len(keys) else ()
-    return rows_to_predict(examples, info.loss, info.output_names, columns, notes=notes)
+    return rows_to_predict(examples, info.loss, info.output_names, cells, notes=notes)
 
 
 def new_texts(info: GlueTaskInfo, texts: Sequence[tuple[str, ...]]) -> NewRows:

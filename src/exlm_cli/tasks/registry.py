@@ -91,6 +91,19 @@ def _given_files(config: TaskConfig) -> list[Path]:
     return [*files.values()]
 
 
+def num_texts(config: TaskConfig) -> int:
+    """Return how many texts a row of a task has; a molecule is one."""
+    match config:
+        case GlueTaskConfig():
+            from exlm_cli.tasks.glue import GLUE_TASKS
+
+            return len(GLUE_TASKS[config.name.removeprefix("glue/")].layouts[0].texts)
+        case SquadTaskConfig():
+            return 2
+        case _:
+            return max(1, len(config.input_columns))
+
+
 def layout_of(config: TaskConfig) -> "Layout":
     """Return how files to predict are read, and predictions written, for a task."""
     from exlm_cli.tasks.base import Layout

@@ -68,29 +68,31 @@ def load_user_table(config: CsvTaskConfig, progress: Progress) -> RowTask:
         DataError: A file, column or cell cannot be used.
     """
     table, files, notes = _read_files(config)
-    column = _input_column(config, table)
+    columns = _input_columns(config, table)
     if not config.label_columns:
-        names = name_some((f"`{name}`" for name in table.columns if name != column), limit=12)
+        names = name_some((f"`{name}`" for name in table.columns if name not in columns), limit=12)
         raise ConfigError(
             f"{table.path}: which columns hold the labels? There are {names}",
             "name them with `--label-columns A,B`",
         )
-    if column in config.label_columns:
-        raise ConfigError(
-            f"{table.path}: `{column}` cannot be input and label at once",
-            f"name other columns with `--label-columns A,B` or `--{config.input_kind}-column NAME`",
-        )
-    if column in config.descriptor_columns:
-        raise ConfigError(
-            f"{table.path}: `{column}` cannot be input and descriptor at once",
-            "name other columns with `--set task.descriptor_columns=[A,B]`",
-        )
+    for column in columns:
+        if column in config.label_columns:
+            raise ConfigError(
+                f"{table.path}: `{column}` cannot be input and label at once",
+                f"name other columns with `--label-columns A,B` or `--{config.input_kind}-column NAME`",
+            )
+        if column in config.descriptor_columns:
+            raise ConfigError(
+                f"{table.path}: `{column}` cannot be input and descriptor at once",
+                "name other columns with `--set task.descriptor_columns=[A,B]`",
+            )
     _refuse_own_names(table, config.label_columns, [f"{name}_true" for name in config.label_columns])
     for name in config.label_columns:  # before minutes of reading molecules
         table.column(name, CHOOSE_COLUMNS)
-    usable = usable_rows(table, table.columns[column], config, progress)
+    inputs, *seconds = (table.columns[column] for column in columns)
+    usable = usable_rows(table, inputs, config, progress, seconds[0] if seconds else None)
     if config.input_kind == "smiles":
-        notes = (*notes, *describe_other_molecules(table, column))
+        notes = (*notes, *describe_other_molecules(table, columns[0]))
     usable = replace(usable, notes=(*notes, *usable.notes))
     # what only unusable rows have, like a row of units below the header, is no label of the task
     labels = read_labels(
@@ -152,14 +154,14 @@ def _with_points(config: TaskConfig, table: Table) -> tuple[Table, tuple[str, ..
     return with_points(table, (*config.label_columns, *config.descriptor_columns), config.missing_values)
 
 
-def _input_column(config: CsvTaskConfig, table: Table) -> str:
-    """Return the column that the model reads; if none is named, one with a usual name for SMILES."""
-    named = config.input_column
-    if named is not None:
+def _input_columns(config: CsvTaskConfig, table: Table) -> tuple[str, ...]:
+    """Return the column, or two of pairs, that the model reads; if none is named, one with a usual name for SMILES."""
+    for named in config.input_columns:
         table.column(named, f"choose one with `--{config.input_kind}-column NAME`")
-        return named
+    if config.input_columns:
+        return config.input_columns
     try:
-        return ColumnChoice("smiles", is_of_task=True).choose(str(table.path), list(table.columns))
+        return (ColumnChoice("smiles", is_of_task=True).choose(str(table.path), list(table.columns)),)
     except DataError as error:
         raise DataError(error.message, f"{error.hint}, or a column of text with `--text-column NAME`") from error
 
@@ -340,11 +342,11 @@ def _balanced_weights(task: RowTask) -> FloatArray:
     return np.where(has_both, negatives / np.maximum(positives, 1), 1.0)
 
 
-def read_new_table(task: TrainedTask, path: Path, column: str | None, progress: Progress) -> NewRows:
+def read_new_table(task: TrainedTask, path: Path, columns: tuple[str, ...], progress: Progress) -> NewRows:
     """Read a table to predict: every row comes back in its place, with the table's own columns.
 
-    It is a CSV, TSV, Parquet or SDF, also .gz, or lines of text or SMILES (.txt, .smi). Without `column`, that of the
-    task is read, else the one with a usual name. Labels are read where the table has them.
+    It is a CSV, TSV, Parquet or SDF, also .gz, or lines of text or SMILES (.txt, .smi). Without `columns`, those of the
+    task are read, else the one with a usual name. Labels are read where the table has them.
 
     Raises:
         DataError: The table or its column cannot be read.
@@ -354,8 +356,8 @@ def read_new_table(task: TrainedTask, path: Path, column: str | None, progress: 
         path,
         task.input_kind,
         progress,
-        column=column,
-        usual_column=config.input_column,
+        columns=columns,
+        usual_columns=config.input_columns,
         reads_parents=config.reads_parents,
     )
     label_columns, (table, commas) = task.output_names, _with_points(config, found.table)
@@ -377,8 +379,8 @@ def read_new_table(task: TrainedTask, path: Path, column: str | None, progress: 
         notes = (*notes, f"scored without the labels that the table lacks: {', '.join(missing)}")
     if "line" in table.columns:
         notes = (*notes, "lines of the file replace the table's own column `line`")
-    columns = {"line": found.table.lines} | {name: c for name, c in found.table.columns.items() if name != "line"}
-    return new_rows(found, task, targets, columns, notes, numbers)
+    cells = {"line": found.table.lines} | {name: c for name, c in found.table.columns.items() if name != "line"}
+    return new_rows(found, task, targets, cells, notes, numbers)
 
 
 def new_rows(

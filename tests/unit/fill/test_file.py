@@ -119,5 +119,5 @@ def test_an_interrupted_or_impossible_file_leaves_nothing(run, tmp_path):
         with pytest.raises(ConfigError, match=what):
             fill_file(run.pretrained, path, out, progress=SilentProgress(), **ways)
     with pytest.raises(DataError, match="no column `word`"):
-        fill_file(run.pretrained, path, None, column="word", progress=SilentProgress(), **ways)
+        fill_file(run.pretrained, path, None, columns=("word",), progress=SilentProgress(), **ways)
     assert [each.name for each in tmp_path.iterdir()] == ["masks.csv"]

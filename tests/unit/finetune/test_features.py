@@ -76,7 +76,7 @@ def test_ranks_are_those_of_scikit_learn():
 
 def test_the_head_reads_state_and_ranks_through_one_hidden_layer():
     torch.manual_seed(1)
-    head = DescriptorHead(8, 2, 3, 0.5).eval()
+    head = DescriptorHead(8, 8, 2, 3, 0.5).eval()
     head.ranks.quantiles.copy_(torch.from_numpy(fit_quantiles(np.arange(40.0).reshape(20, 2))))
     states, numbers = torch.randn(5, 4, 8), torch.rand(5, 2) * 40
     joined = torch.cat([torch.tanh(head.dense(states[:, 0])), head.ranks(numbers)], dim=1)

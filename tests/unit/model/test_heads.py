@@ -8,16 +8,16 @@ from exlm_cli.config.finetune import FinetuneModelConfig
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.batch import expand
 from exlm_cli.model.exlm import ExlmModel
-from exlm_cli.model.heads import SequenceHead, SpanHead, TaskModel
+from exlm_cli.model.heads import Pooled, SequenceHead, SpanHead, TaskModel
 from tests.tiny import OUTPUT, SPECIAL, masked_by_hand, tiny_recipe
 
 V = SPECIAL.vocab_size
 NO_DROPOUT = FinetuneModelConfig(dropout=0.0, attention_dropout=0.0, activation_dropout=0.0, pooler_dropout=0.0)
 
 
-def task_model(recipe: PretrainRecipe, num_outputs: int | None = 3) -> TaskModel:
+def task_model(recipe: PretrainRecipe, num_outputs: int | None = 3, pooled: Pooled = "cls") -> TaskModel:
     torch.manual_seed(1)
-    return TaskModel(recipe, NO_DROPOUT, V, num_outputs).eval()
+    return TaskModel(recipe, NO_DROPOUT, V, num_outputs, pooled=pooled).eval()
 
 
 def padded(*sequences: list[int]) -> tuple[Tensor, Tensor]:
@@ -63,10 +63,27 @@ def test_padding_changes_nothing(num_outputs):
 
 def test_the_sequence_head_is_dense_tanh_out_on_cls():
     torch.manual_seed(0)
-    head = SequenceHead(4, 2, 0.3).eval()
+    head = SequenceHead(4, 4, 2, 0.3).eval()
     hidden = torch.randn(2, 5, 4)
     by_hand = torch.tanh(hidden[:, 0] @ head.dense.weight.T + head.dense.bias) @ head.out.weight.T + head.out.bias
     torch.testing.assert_close(head(hidden, torch.tensor([5, 3])), by_hand)
+
+
+def test_a_row_is_the_mean_of_its_states_and_a_pair_both_means_compared():
+    """By hand, each row alone and without padding; texts of a pair are read as if each were a row."""
+    model = task_model(tiny_recipe(), pooled="mean")
+    token_ids, lengths = padded(A, B)
+    with torch.no_grad():
+        states = [model.encode(torch.tensor([row]), torch.tensor([len(row)]))[0] for row in (A, B)]
+        first, second = (state.mean(0) for state in states)
+        torch.testing.assert_close(model.encode_row(token_ids, lengths), torch.stack([first, second]))
+        paired = task_model(tiny_recipe(), pooled="means")
+        paired.encoder.load_state_dict(model.encoder.state_dict())
+        found = paired.encode_row(token_ids, lengths)[0]
+    first, second = (state / state.square().mean().sqrt() for state in (first, second))
+    torch.testing.assert_close(found, torch.cat([first, second, (first - second).abs(), first * second]))
+    cosine = torch.cosine_similarity(first, second, dim=0)
+    torch.testing.assert_close(found[-len(first) :].mean(), cosine)
 
 
 @pytest.mark.parametrize("num_outputs", [1, None])

@@ -223,7 +223,7 @@ def test_classes_may_be_whole_numbers_with_a_point(tmp_path):
 def new_rows(name: str, path: Path, text: str) -> NewRows:
     path.write_text(text, encoding="utf-8")
     task = TrainedTask(GlueTaskConfig(name=f"glue/{name}"), "text", "classes", ())
-    return read_new_glue(task, path, None, SilentProgress())
+    return read_new_glue(task, path, (), SilentProgress())
 
 
 def predict(

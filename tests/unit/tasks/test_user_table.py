@@ -244,6 +244,28 @@ def test_rows_without_label_or_text_are_left_out_and_told(tmp_path):
     assert [(row.row, row.text) for row in task.skipped] == [("22", ""), ("23", "No label"), ("24", "")]
 
 
+def test_a_row_may_be_a_pair_of_texts(tmp_path):
+    """Rows with one text are left out, equal pairs are one pair, and a pair the other way round is another."""
+    rows = [*(f"A {i},B {i},{i % 2}" for i in range(18)), "A 0,B 0,0", "B 0,A 0,0", "Alone,,1"]
+    write(tmp_path / "a.csv", "a,b,y", rows)
+    task = load(tmp_path, text_column=("a", "b"))
+    assert {pair for part in task.examples.values() for pair in part.texts} == {
+        *((f"A {i}", f"B {i}") for i in range(18)),
+        ("B 0", "A 0"),
+    }
+    assert [(row.row, row.reason) for row in task.skipped] == [("22", "one of its two texts is empty")]
+    config = CsvTaskConfig(name="csv", text_column=("a", "b"), label_columns=("y",))
+    trained = TrainedTask(config, "text", "classes", ("0", "1"))
+    new = read_new_table(trained, tmp_path / "a.csv", (), SilentProgress())
+    assert new.keys[0] == "A 0\0B 0"
+    assert new.problems is not None
+    assert [bool(problem) for problem in new.problems] == [False] * 20 + [True]
+    with pytest.raises(DataError, match=r"`--text-column a`: the run reads pairs of texts"):
+        read_new_table(trained, tmp_path / "a.csv", ("a",), SilentProgress())
+    with pytest.raises(DataError, match=r"no column `c`"):
+        read_new_table(trained, tmp_path / "a.csv", ("a", "c"), SilentProgress())
+
+
 @pytest.mark.parametrize(
     ("options", "key"),
     [
@@ -288,7 +310,7 @@ def test_rules_of_a_recipe_hold_for_training_and_for_new_rows(tmp_path):
     assert {row.row for row in task.skipped} == {str(line) for line in range(5, 33, 4)}
     config = CsvTaskConfig(name="csv", label_columns=("y",), **rules)
     trained = TrainedTask(config, "smiles", task.loss, task.output_names)
-    new = read_new_table(trained, tmp_path / "a.csv", None, SilentProgress())
+    new = read_new_table(trained, tmp_path / "a.csv", (), SilentProgress())
     assert new.num_rows == len(CHAINS)
     encoded = new.encode(word_level(["C", "O"]), 16)
     expected = [{"none": 1.0, "mild": 0.0, "n.d.": math.nan}[words[i % 4]] for i in range(len(CHAINS))]
@@ -302,7 +324,7 @@ def test_a_cell_that_is_no_label_is_a_warning_and_its_row_is_predicted(tmp_path,
     config = CsvTaskConfig(name="csv", files={"train": "a.csv"}, label_columns=("y",), label_kind="multi_label")
     task = TrainedTask(config, "smiles", "binary", ("y",))
     path = tmp_path / write(tmp_path / "new.csv", "smiles,y", ["CO,0", f"CCO,{cell}", "CCCO,1"])
-    rows = read_new_table(task, path, None, SilentProgress())
+    rows = read_new_table(task, path, (), SilentProgress())
     targets = rows.encode(word_level(["C", "O"]), 24).targets[:, 0]
     np.testing.assert_array_equal(targets, [0, math.nan, 1])
     assert [note for note in rows.notes if note.startswith("warning: ") and f"{path}:3: `y` is `{cell}`" in note]

@@ -14,7 +14,7 @@ from exlm_cli.cli.options import (
     ScoringDeviceOption,
     SmilesColumnOption,
     TextColumnOption,
-    choose_column,
+    choose_columns,
     collect_overrides,
     parse_formats,
     parse_numbers,
@@ -139,8 +139,10 @@ def evaluate(
     }
     if option is not None:
         recipes = [_pretrained_recipe(run, option) for run in chosen]
-        columns = [choose_column(each.data.kind, smiles=smiles_column, text=text_column) for each in recipes]
-        scoring["overrides"] = collect_overrides(None, {"data.column": columns[0], "data.on_invalid": on_invalid})
+        for each in recipes:  # refuse the option of the other kind
+            choose_columns(each.data.kind, smiles=smiles_column, text=text_column)
+        column = text_column if smiles_column is None else smiles_column
+        scoring["overrides"] = collect_overrides(None, {"data.column": column, "data.on_invalid": on_invalid})
         if entropy:
             return _show_entropy(chosen, recipes, ratios or _ENTROPY_MASK_RATIOS, states or (), scoring, output)
     scoring["validate_at"] = at

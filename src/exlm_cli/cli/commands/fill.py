@@ -15,7 +15,7 @@ from exlm_cli.cli.options import (
     ScoringDeviceOption,
     SmilesColumnOption,
     TextColumnOption,
-    choose_column,
+    choose_columns,
 )
 from exlm_cli.errors import ConfigError
 from exlm_cli.paths import expand_path
@@ -97,9 +97,9 @@ def fill(
         return _score_text(loaded, given, as_json=as_json)
     if file is None:
         return _fill_text(loaded.pretrained, given, out, settings, progress, as_json=as_json)
-    column = choose_column(loaded.encoder.kind, smiles=smiles_column, text=text_column)
+    columns = choose_columns(loaded.encoder.kind, smiles=smiles_column, text=text_column)
     answer = score_file if score else partial(fill_file, settings=settings)
-    summary = answer(loaded.pretrained, file, out, folder=report_folder(run), column=column, progress=progress)
+    summary = answer(loaded.pretrained, file, out, folder=report_folder(run), columns=columns, progress=progress)
     emit_predictions(summary, as_json=as_json)
 
 

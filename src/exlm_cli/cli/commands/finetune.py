@@ -165,6 +165,8 @@ def finetune(
     refuse_with_resume(resume, {"": suite, **by_option})
     _refuse_unused_grid([] if grid or resume is not None else sets or [])
     options: dict[str, object] = {f"task.{key}": value for key, value in task.items()}
+    if (pair := split_list(text_column)) is not None:
+        options["task.text_column"] = pair if len(pair) > 1 else pair[0]
     options |= {"task.label_columns": split_list(label_columns), "seeds": parse_seeds(seeds), "device": device}
     options |= {"num_replicates": num_replicates, "init": "scratch" if from_scratch or encoder is not None else None}
     overrides = collect_overrides(sets, options)

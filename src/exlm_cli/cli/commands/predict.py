@@ -12,7 +12,7 @@ from exlm_cli.cli.options import (
     ScoringDeviceOption,
     SmilesColumnOption,
     TextColumnOption,
-    choose_column,
+    choose_columns,
 )
 from exlm_cli.paths import expand_path
 
@@ -106,7 +106,7 @@ def predict(
         file,
         out,
         folder=given.report,
-        column=choose_column(finetuned.results.input_kind, smiles=smiles_column, text=text_column),
+        columns=choose_columns(finetuned.results.input_kind, smiles=smiles_column, text=text_column),
         predictor=predictor,
         interval_level=interval_level,
         draw=draw if figures else None,
@@ -173,5 +173,5 @@ def embed(
     from exlm_cli.finetune.prediction.embed import embed as embed_file
 
     encoder = load(given.path, device=device, progress=progress).encoder
-    column = choose_column(encoder.kind, smiles=smiles_column, text=text_column)
-    emit_predictions(embed_file(encoder, file, out, column=column, progress=progress), as_json=as_json)
+    columns = choose_columns(encoder.kind, smiles=smiles_column, text=text_column)
+    emit_predictions(embed_file(encoder, file, out, columns=columns, progress=progress), as_json=as_json)

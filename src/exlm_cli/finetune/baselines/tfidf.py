@@ -1,6 +1,6 @@
 """TF-IDF of words and pairs of words with linear models: fitted by scikit-learn, kept in a run without pickle.
 
-Axes: N rows, W terms (words and pairs of words), F features (W of one text, 4 W of two), C outputs.
+Axes: N rows, W terms (words and pairs of words), F features (W of one text, 4 W + 1 of two), C outputs.
 """
 
 import json
@@ -43,7 +43,8 @@ class Tfidf:
 
     A term's weight in a text is its count there times `idf`, and the weights of a text have a Euclidean norm of 1. Two
     texts are the vectors of both, the absolute difference and the product of these, side by side, as Conneau et al.
-    (2017) compare sentences.
+    (2017) compare sentences, and the cosine, which is the sum of the products: a regularised model of many weights
+    finds a sum of all of them only slowly.
 
     Attributes:
         terms: W words and pairs of words, in the order of the features.
@@ -139,7 +140,8 @@ def _features_of(vectorizer: Any, texts: Sequence[tuple[str, ...]]) -> Any:
 
     parts = [vectorizer.transform(list(column)) for column in zip(*texts, strict=True)]
     if len(parts) == 2:
-        parts += [abs(parts[0] - parts[1]), parts[0].multiply(parts[1])]
+        product = parts[0].multiply(parts[1])
+        parts += [abs(parts[0] - parts[1]), product, sparse.csr_matrix(product.sum(axis=1))]
     return sparse.hstack(parts, format="csr")
 
 
@@ -200,7 +202,7 @@ def _find_problem(terms: Any, arrays: dict[str, NDArray[Any]], num_outputs: int,
         return "its terms are no list of words"
     if len(set(terms)) < len(terms):
         return "a term twice"
-    num_features = len(terms) * (4 if num_texts == 2 else 1)
+    num_features = 4 * len(terms) + 1 if num_texts == 2 else len(terms)
     wanted = {"idf": (len(terms),), "weight": (num_features, num_outputs), "bias": (num_outputs,)}
     if {name: array.shape for name, array in arrays.items()} != wanted | {"is_known": (num_outputs,)}:
         return "other terms, outputs or numbers of texts"

@@ -28,12 +28,13 @@ from exlm_cli.finetune.results import (
     how_to_redo,
     read_results,
 )
-from exlm_cli.model.heads import TaskModel
+from exlm_cli.model.heads import Pooled, TaskModel
 from exlm_cli.paths import expand_path
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import run_kind
 from exlm_cli.tasks.base import DownstreamTask, EncodedRows, FloatArray, SeedOutputs
 from exlm_cli.tasks.metrics import join_seeds, to_predictions
+from exlm_cli.tasks.registry import num_texts
 from exlm_cli.tasks.rows.task import RowTask
 from exlm_cli.train.checkpoint import (
     STATE_FILE,
@@ -192,6 +193,11 @@ def cell_identity(
     return identity | descriptor_identity(recipe.task)
 
 
+def pooled_by(recipe: FinetuneRecipe) -> Pooled:
+    """Return what the head of a recipe's model reads of a row."""
+    return "cls" if not recipe.pools_mean else "mean" if num_texts(recipe.task) == 1 else "means"
+
+
 def load_finetuned(run: Path, *, device: str = "auto") -> Finetuned:
     """Read the best epoch of every seed of a fine-tuning run.
 
@@ -250,7 +256,8 @@ def _load_split(
                 f"{best}: this version of RDKit has other descriptors than the one it was trained with",
                 "install the version of RDKit of then, or fine-tune again",
             )
-        model = TaskModel(encoder_recipe, best_recipe.model, tokenizer.vocab_size, num_outputs, num_descriptors)
+        sizes = (tokenizer.vocab_size, num_outputs, num_descriptors)
+        model = TaskModel(encoder_recipe, best_recipe.model, *sizes, pooled=pooled_by(best_recipe))
         load_model_weights(best, model)
         if best_recipe.train.freeze_encoder:
             model.freeze_encoder()

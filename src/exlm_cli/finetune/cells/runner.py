@@ -39,7 +39,8 @@ class TaskBatch(DeviceBatch):
 
     Attributes:
         token_ids: Repeated tokens, [PAD] beyond `lengths`.
-        lengths: Positions of each example after repetition, [CLS] and [SEP] included.
+        lengths: Positions of each example after repetition, [CLS] and [SEP] included; of pairs whose texts are read
+            alone, those of the first texts and then of the second ones, as `token_ids`.
         targets: As in `EncodedRows`, float64, NaN where missing.
         answerable: For spans, over tokens before repetition; False beyond the last one.
         sample_index: Index of each example in its split.
@@ -47,7 +48,7 @@ class TaskBatch(DeviceBatch):
         is_padded: Whether any example has [PAD], known to the host.
         num_tokens: Positions without padding, known to the host.
         descriptors: As in `EncodedRows`.
-        states: States at [CLS], where the encoder is frozen and they are known.
+        states: States of the examples, where the encoder is frozen and they are known.
     """
 
     token_ids: Int64[Tensor, "B R"]
@@ -68,9 +69,20 @@ def repeated_lengths(split: EncodedRows, indices: IntArray, num_repeats: int) ->
     return (lengths - 2) * num_repeats + 2
 
 
-def collate(split: EncodedRows, indices: IntArray, *, num_repeats: int, pad_id: int) -> TaskBatch:
-    """Repeat and pad the examples of given indices on the CPU; repetition is that of pre-training (section 3.1)."""
-    rows = [_repeat(split.token_ids[int(i)], num_repeats) for i in indices]
+def collate(
+    split: EncodedRows, indices: IntArray, *, num_repeats: int, pad_id: int, pairs_of: Tokenizer | None = None
+) -> TaskBatch:
+    """Repeat and pad the examples of given indices on the CPU; repetition is that of pre-training (section 3.1).
+
+    Args:
+        pairs_of: Tokenizer of pairs whose texts are read alone: the first texts, then the second ones; None: rows are
+            read whole.
+    """
+    chosen = [split.token_ids[int(i)] for i in indices]
+    if pairs_of is not None:
+        firsts, seconds = zip(*(split_pair(ids, pairs_of) for ids in chosen), strict=True)
+        chosen = [*firsts, *seconds]
+    rows = [_repeat(ids, num_repeats) for ids in chosen]
     answerable = None
     if split.answerable is not None:
         answerable = _padded([split.answerable[int(i)] for i in indices], False)
@@ -87,6 +99,12 @@ def collate(split: EncodedRows, indices: IntArray, *, num_repeats: int, pad_id: 
         num_tokens=sum(lengths),
         descriptors=None if split.descriptors is None else torch.from_numpy(split.descriptors[indices]),
     )
+
+
+def split_pair(token_ids: IntArray, tokenizer: Tokenizer) -> tuple[IntArray, IntArray]:
+    """Return both texts of a pair as [CLS] text [SEP]."""
+    end = int(np.flatnonzero(token_ids == tokenizer.sep_id)[0])
+    return token_ids[: end + 1], np.concatenate([token_ids[:1], token_ids[end + len(tokenizer.pair_ids) :]])
 
 
 def index_labels(targets: FloatArray) -> Int64[Tensor, " n"]:
@@ -148,9 +166,9 @@ def task_outputs(model: TaskModel, batch: TaskBatch) -> Tensor:
     return cast(Tensor, model(batch.token_ids, batch.lengths, batch.is_padded, batch.descriptors, batch.states))
 
 
-def cls_states(model: TaskModel, batch: TaskBatch) -> Tensor:
-    """Run the encoder and return the states at [CLS]."""
-    return model.encode_cls(batch.token_ids, batch.lengths, batch.is_padded)
+def row_states(model: TaskModel, batch: TaskBatch) -> Tensor:
+    """Run the encoder and return the state of each row."""
+    return model.encode_row(batch.token_ids, batch.lengths, batch.is_padded)
 
 
 def task_losses(model: TaskModel, batch: TaskBatch, loss: Loss, weights: Tensor | None) -> Float[Tensor, " n"]:
@@ -196,7 +214,7 @@ class TaskRunner:
         num_repeats: int,
         train: TrainConfig | FinetuneTrainConfig,
     ) -> None:
-        self.model, self.num_repeats, self.pad_id = model, num_repeats, tokenizer.pad_id
+        self.model, self.tokenizer, self.num_repeats = model, tokenizer, num_repeats
         self.microbatch_tokens = train.microbatch_tokens
         self.device = next(model.parameters()).device
         is_cpu = self.device.type == "cpu"
@@ -209,12 +227,15 @@ class TaskRunner:
         """Return padded batches of examples of similar length; start preparing the first one now.
 
         Args:
-            states: (N, D) states of all examples at [CLS], on the host, where they are known.
+            states: (N, D) states of all examples, on the host, where they are known.
             is_predicted: Nothing is trained on them: batches have the size that is fastest on the device.
         """
+        pairs_of = self.tokenizer if self.model.pooled == "means" and encoded.is_pairs else None
 
         def make(chosen: IntArray) -> TaskBatch:
-            batch = collate(encoded, chosen, num_repeats=self.num_repeats, pad_id=self.pad_id)
+            batch = collate(
+                encoded, chosen, num_repeats=self.num_repeats, pad_id=self.tokenizer.pad_id, pairs_of=pairs_of
+            )
             return batch if states is None else replace(batch, states=states[torch.from_numpy(chosen)])
 
         lengths = repeated_lengths(encoded, indices, self.num_repeats)
@@ -261,12 +282,12 @@ class TaskRunner:
         return [predicted[index] for index in every.tolist()]
 
     def encode(self, encoded: EncodedRows, progress: Progress, label: str) -> Float[Tensor, "N D"]:
-        """Return the states of all examples at [CLS], without dropout, on the host."""
-        states = torch.zeros(len(encoded), self.model.encoder.token_embedding.embedding_dim)
+        """Return the states of all examples, as the head reads them, without dropout, on the host."""
+        states = torch.zeros(len(encoded), self.model.state_width)
         num_done = 0
         with progress.bar(label, len(encoded)) as bar, evaluating(self.model), self.autocast():
             for batch in self.batches(encoded, np.arange(len(encoded)), is_predicted=True):
-                states[batch.sample_index.cpu()] = cls_states(self.model, batch).cpu()
+                states[batch.sample_index.cpu()] = row_states(self.model, batch).cpu()
                 num_done += len(batch.sample_index)
                 bar.update(num_done)
         return states

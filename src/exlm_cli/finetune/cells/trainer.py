@@ -22,7 +22,7 @@ from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import write_json
 from exlm_cli.finetune.cells.cell import Cell
-from exlm_cli.finetune.cells.model import cell_identity
+from exlm_cli.finetune.cells.model import cell_identity, pooled_by
 from exlm_cli.finetune.cells.runner import (
     TaskBatch,
     TaskRunner,
@@ -74,7 +74,7 @@ class TaskData:
         fingerprint: Hash of row numbers, tokens, targets, class weights and whatever else the task's scores depend on.
         descriptor_quantiles: (F, Q) quantiles of the descriptors of the training rows; None where there are none.
         about_descriptors: What the head reads beside the encoder's state, in a sentence; empty: nothing.
-        frozen_states: (N, D) states at [CLS] of each part in a precision, where the encoder is frozen: the same in
+        frozen_states: (N, D) states of the rows of each part in a precision, where the encoder is frozen: the same in
             every epoch, and for every seed and grid point.
     """
 
@@ -408,7 +408,8 @@ def _build_model(
     """Build the network of one seed: a head drawn from the seed, and the checkpoint's encoder or one drawn as well."""
     torch.manual_seed(seed)
     vocab_size = weights.tokenizer.vocab_size
-    model = TaskModel(weights.recipe, recipe.model, vocab_size, data.num_outputs, data.num_descriptors)
+    sizes = (vocab_size, data.num_outputs, data.num_descriptors)
+    model = TaskModel(weights.recipe, recipe.model, *sizes, pooled=pooled_by(recipe))
     if recipe.init == "checkpoint":
         model.load_encoder(weights.model)
     if recipe.train.freeze_encoder:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from exlm_cli.config.finetune import FinetuneModelConfig
@@ -20,7 +19,7 @@ from exlm_cli.files import folder_for_results, write_atomically
 from exlm_cli.finetune.cells.model import Finetuned
 from exlm_cli.finetune.cells.runner import TaskRunner, evaluating
 from exlm_cli.finetune.prediction.predict import refuse_overwriting
-from exlm_cli.model.heads import TaskModel
+from exlm_cli.model.heads import TaskModel, mean_state
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import PredictionSummary
 from exlm_cli.tasks.rows.table import InputRows, read_input_rows
@@ -37,7 +36,7 @@ class RowEncoder:
     """An encoder and the form of its input.
 
     Attributes:
-        column: Column of the SMILES or text that it was trained on; None: it has no name.
+        columns: Column of the SMILES or text that it was trained on; empty: it has no name, or it was of pairs.
         canonical_smiles: Whether it reads RDKit's canonical SMILES.
         sequence_length: Tokens of a sequence before repetition.
         origin: Run and seed, for the notes.
@@ -48,7 +47,7 @@ class RowEncoder:
     runner: TaskRunner
     tokenizer: Tokenizer
     kind: InputKind
-    column: str | None
+    columns: tuple[str, ...]
     canonical_smiles: bool
     sequence_length: int
     origin: str
@@ -68,7 +67,7 @@ def pretrained_encoder(pretrained: Pretrained) -> RowEncoder:
         runner,
         tokenizer,
         data.kind,
-        data.column,
+        () if data.column is None else (data.column,),
         data.has_canonical_smiles,
         data.sequence_length,
         pretrained.name,
@@ -88,7 +87,7 @@ def finetuned_encoder(finetuned: Finetuned, seed: int | None = None) -> RowEncod
         finetuned.runners[seed],
         finetuned.tokenizer,
         finetuned.encoder_recipe.data.kind,
-        task.input_column,
+        task.input_columns if len(task.input_columns) == 1 else (),
         task.has_canonical_smiles,
         finetuned.sequence_length,
         f"{finetuned.run}, seed {seed}" + (", the best in validation" if seed == best else ""),
@@ -128,9 +127,7 @@ def embed_rows(encoder: RowEncoder, rows: InputRows, progress: Progress) -> Vect
         for batch in runner.batches(encoded, np.arange(len(encoded))) if len(encoded) else ():
             with runner.autocast():
                 hidden_nRD = runner.model.encode(batch.token_ids, batch.lengths, batch.is_padded).float()
-            index_R = torch.arange(hidden_nRD.shape[1], device=hidden_nRD.device)
-            is_token_nR = index_R < batch.lengths[:, None]
-            means_nD = (hidden_nRD * is_token_nR[..., None]).sum(1) / batch.lengths[:, None]
+            means_nD = mean_state(hidden_nRD, batch.lengths)
             into = readable[batch.sample_index.cpu().numpy()]
             cls[into], mean[into] = hidden_nRD[:, 0].cpu().numpy(), means_nD.cpu().numpy()
             num_done += len(into)
@@ -139,7 +136,9 @@ def embed_rows(encoder: RowEncoder, rows: InputRows, progress: Progress) -> Vect
     return Vectors(cls, mean, rows.problems, notes)
 
 
-def embed(encoder: RowEncoder, path: Path, out: Path, *, column: str | None, progress: Progress) -> PredictionSummary:
+def embed(
+    encoder: RowEncoder, path: Path, out: Path, *, columns: tuple[str, ...], progress: Progress
+) -> PredictionSummary:
     """Write the vectors of each row of a table.
 
     `.npz` holds the arrays `line`, `input`, `problem`, `cls` and `mean` (see `Vectors`), which `numpy.load` reads
@@ -148,7 +147,7 @@ def embed(encoder: RowEncoder, path: Path, out: Path, *, column: str | None, pro
 
     Args:
         path: CSV, TSV, Parquet or SDF, also .gz, or .smi and .txt.
-        column: Column of the SMILES or text; None: the one the encoder was trained on, else one with a usual name.
+        columns: Column of the SMILES or text; empty: the one the encoder was trained on, else one with a usual name.
 
     Raises:
         ConfigError: `out` ends in another suffix, or is the input file.
@@ -165,20 +164,20 @@ def embed(encoder: RowEncoder, path: Path, out: Path, *, column: str | None, pro
             path,
             encoder.kind,
             progress,
-            column=column,
-            usual_column=encoder.column,
+            columns=columns,
+            usual_columns=encoder.columns,
             has_literal_tsv=encoder.has_literal_tsv,
             reads_parents=encoder.reads_parents,
         )
         vectors = embed_rows(encoder, rows, progress)
-        columns = {
+        written: dict[str, Any] = {
             "line": np.array(rows.table.lines, dtype=np.int64),
             "input": rows.inputs,
             "problem": rows.problems,
             "cls": vectors.cls,
             "mean": vectors.mean,
         }
-        write_atomically(out, _file_of(columns, is_parquet=out.suffix.lower() == ".parquet"))
+        write_atomically(out, _file_of(written, is_parquet=out.suffix.lower() == ".parquet"))
     return PredictionSummary((out,), len(rows.table), len(rows.table) - len(rows.rows), {}, vectors.notes)
 
 

@@ -83,7 +83,7 @@ def predict(
     out: Path | None,
     *,
     folder: Path,
-    column: str | None = None,
+    columns: tuple[str, ...] = (),
     predictor: Predictor | None = None,
     interval_level: float = DEFAULT_LEVEL,
     draw: Callable[[PredictedRows, Path], Mapping[Path, bytes]] | None = None,
@@ -99,7 +99,7 @@ def predict(
         out: File of predictions; None: `predictions-<name of the file>` in `folder`, or with a number after it where
             another file of that name has it.
         folder: Folder of the predictions without `out`.
-        column: Column of the SMILES or text, for a task that has one; None: the usual one.
+        columns: Column of the SMILES or text, or both of pairs, for a task that has some; empty: the usual ones.
         predictor, interval_level: As in `predict_rows`.
         draw: Returns figures of the rows, given these and the file of predictions, to be written with the others. It is
             called if the file has labels and the run a calibration.
@@ -113,8 +113,8 @@ def predict(
         CheckpointError: A file cannot be written, and none is; or a file of the run is missing or altered.
     """
     config, results = finetuned.recipe.task, finetuned.results
-    if column is not None and not isinstance(config, RowTaskConfig):
-        raise ConfigError(f"{config.name} finds its own columns; `{column}` is given", "leave the column out")
+    if columns and not isinstance(config, RowTaskConfig):
+        raise ConfigError(f"{config.name} finds its own columns; `{columns[0]}` is given", "leave the column out")
     predictor = check_options(finetuned, predictor, interval_level)
     if explain is not None:
         require_molecules(finetuned)
@@ -131,7 +131,7 @@ def predict(
         stack.enter_context(folder_for_results(out.parent, *files))
         stack.enter_context(folder_for_results(out.parent if explain is None else atoms))
         task = TrainedTask(config, results.input_kind, results.loss, results.output_names, results.no_answer_threshold)
-        rows = layout.read(task, path, column, progress)
+        rows = layout.read(task, path, columns, progress)
         found = predict_rows(finetuned, rows, predictor=predictor, interval_level=interval_level, progress=progress)
         table, notes_on_table = rows.as_csv(found.columns)
         contents = dict(zip(files, (*found.encoded.official_files(found.outputs), table), strict=True))

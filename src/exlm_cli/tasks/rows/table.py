@@ -172,10 +172,11 @@ class InputRows:
     """The R rows of a table.
 
     Attributes:
-        inputs: (R) text or SMILES of each row, as the file has it.
+        inputs: (R) text or SMILES of each row, as the file has it; of pairs the first text.
         problems: (R) why a row is not used; empty where it is.
         molecules: (R) molecule of each row; None for text.
         notes: What a report says about rows.
+        seconds: (R) second text of each pair; None: rows are no pairs.
     """
 
     table: Table
@@ -183,6 +184,7 @@ class InputRows:
     problems: tuple[str, ...]
     molecules: Sequence[Molecule] | None = None
     notes: tuple[str, ...] = ()
+    seconds: tuple[str, ...] | None = None
 
     @property
     def rows(self) -> IntArray:
@@ -191,8 +193,8 @@ class InputRows:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """(R) what identifies each row: RDKit's canonical SMILES of a molecule, or the text."""
-        return self.model_inputs(canonical=True)
+        """(R) what identifies each row: RDKit's canonical SMILES of a molecule, a text, or two texts with NUL."""
+        return tuple(map("\0".join, self.texts(canonical=True)))
 
     @property
     def skipped(self) -> tuple[SkippedRow, ...]:
@@ -210,25 +212,35 @@ class InputRows:
         note = f"left out {format_number_of(len(dropped), 'row')} {what}: {places}"
         return replace(self, problems=problems, notes=(*self.notes, note))
 
-    def model_inputs(self, *, canonical: bool) -> tuple[str, ...]:
-        """Return what the model reads of each row: RDKit's canonical SMILES of a molecule, or what the file has.
+    def texts(self, *, canonical: bool) -> list[tuple[str, ...]]:
+        """Return what the model reads of each row: RDKit's canonical SMILES of a molecule, or what the file has, which
+        is two texts of a pair.
 
         A model of SMILES as written also sees how a molecule is written. In ClinTox that gives the label away: most
         molecules that failed in trials are written without aromatic atoms, and the presence of a `c` alone has a
         ROC-AUC of 0.87.
         """
+        if self.seconds is not None:
+            return list(zip(self.inputs, self.seconds, strict=True))
         if self.molecules is None or not canonical:
-            return self.inputs
-        return tuple(found.canonical or text for text, found in zip(self.inputs, self.molecules, strict=True))
+            return [(text,) for text in self.inputs]
+        return [(found.canonical or text,) for text, found in zip(self.inputs, self.molecules, strict=True)]
 
 
-def usable_rows(table: Table, inputs: tuple[str, ...], config: RowTaskConfig, progress: Progress) -> InputRows:
+def usable_rows(
+    table: Table,
+    inputs: tuple[str, ...],
+    config: RowTaskConfig,
+    progress: Progress,
+    seconds: tuple[str, ...] | None = None,
+) -> InputRows:
     """Return the rows of a table; those with a text, or those that are molecules, are used.
 
     A row whose cells are the names of the columns is not used.
 
     Args:
         inputs: The table's column of texts or SMILES.
+        seconds: Its column of the second texts of pairs; None: there are no pairs.
         config: Says whether scaffolds are worked out, as a split by scaffold needs, and what happens to unusable rows.
 
     Raises:
@@ -244,6 +256,7 @@ def usable_rows(table: Table, inputs: tuple[str, ...], config: RowTaskConfig, pr
         has_chiral_scaffolds=chirality,
         reads_parents=config.reads_parents,
         finds_compounds=True,
+        seconds=seconds,
     )
     headers = [row for row, cells in enumerate(zip(*table.columns.values(), strict=True)) if cells == (*table.columns,)]
     if headers:  # of files that were appended to each other
@@ -292,19 +305,20 @@ def describe_other_molecules(table: Table, column: str) -> list[str]:
     ]
 
 
-def read_input_column(
+def read_input_columns(
     path: Path,
     kind: InputKind,
     *,
-    column: str | None = None,
-    usual_column: str | None = None,
+    columns: tuple[str, ...] = (),
+    usual_columns: tuple[str, ...] = (),
     has_literal_tsv: bool = False,
-) -> tuple[Table, tuple[str, ...], tuple[str, ...]]:
-    """Return a table that a model is applied to, its texts or SMILES, and notes; also of lines (.txt, .smi).
+) -> tuple[Table, list[tuple[str, ...]], tuple[str, ...]]:
+    """Return a table that a model is applied to, its texts or SMILES, two of pairs, and notes; also of lines (.txt).
 
     Args:
-        column: Column of the text or SMILES, as the user names it.
-        usual_column: Column to read if the user names none and the file has it; else one with a usual name is read.
+        columns: Column of the text or SMILES, or both of pairs, as the user names them.
+        usual_columns: Columns to read if the user names none and the file has them, both where rows are pairs; else one
+            with a usual name is read.
         has_literal_tsv: As for `read_table`.
 
     Raises:
@@ -312,14 +326,19 @@ def read_input_column(
     """
     table = read_table(path, bare=kind, has_literal_tsv=has_literal_tsv)
     notes: tuple[str, ...] = ()
-    if column is None and usual_column in table.columns:
-        column = usual_column
-    if column is None:
-        column = ColumnChoice(kind, is_of_task=True).choose(str(path), list(table.columns))
-        if usual_column is not None and format_of(path) not in LINE_FORMATS:
-            notes = (f"read the column `{column}`: {path.name} has no `{usual_column}`, which the run was trained on",)
-    inputs = table.column(column, f"choose one with `--{kind}-column NAME`")
-    return table, tuple(text.strip() for text in inputs), notes
+    is_pair = len(usual_columns) == 2
+    hint = "name both with `--text-column A,B`" if is_pair else f"choose one with `--{kind}-column NAME`"
+    if not columns and (is_pair or set(usual_columns) <= set(table.columns)):
+        columns = usual_columns
+    if not columns:
+        columns = (ColumnChoice(kind, is_of_task=True).choose(str(path), list(table.columns)),)
+        if usual_columns and format_of(path) not in LINE_FORMATS:
+            listed = f"`{columns[0]}`: {path.name} has no `{usual_columns[0]}`"
+            notes = (f"read the column {listed}, which the run was trained on",)
+    if len(columns) != 1 + is_pair:
+        reads = "pairs of texts" if is_pair else "one text a row"
+        raise DataError(f"`--text-column {','.join(columns)}`: the run reads {reads}", hint)
+    return table, [tuple(text.strip() for text in table.column(column, hint)) for column in columns], notes
 
 
 def read_input_rows(
@@ -327,34 +346,37 @@ def read_input_rows(
     kind: InputKind,
     progress: Progress,
     *,
-    column: str | None = None,
-    usual_column: str | None = None,
+    columns: tuple[str, ...] = (),
+    usual_columns: tuple[str, ...] = (),
     has_literal_tsv: bool = False,
     reads_parents: bool = False,
 ) -> InputRows:
     """Read rows that a model is applied to; no row is left out.
 
     Args:
-        column, usual_column, has_literal_tsv: As for `read_input_column`.
+        columns, usual_columns, has_literal_tsv: As for `read_input_columns`.
         reads_parents: Read the parent of each molecule instead of the molecule.
 
     Raises:
         DataError: The file or its column cannot be read.
     """
-    table, inputs, notes = read_input_column(
-        path, kind, column=column, usual_column=usual_column, has_literal_tsv=has_literal_tsv
+    table, (inputs, *seconds), notes = read_input_columns(
+        path, kind, columns=columns, usual_columns=usual_columns, has_literal_tsv=has_literal_tsv
     )
-    rows = _read_rows(table, inputs, kind, progress, reads_parents=reads_parents)
+    second = seconds[0] if seconds else None
+    rows = _read_rows(table, inputs, kind, progress, reads_parents=reads_parents, seconds=second)
     return replace(rows, notes=(*notes, *rows.notes))
 
 
 def rows_of_list(
-    inputs: Sequence[str], kind: InputKind, progress: Progress, *, reads_parents: bool = False
+    rows: Sequence[tuple[str, ...]], kind: InputKind, progress: Progress, *, reads_parents: bool = False
 ) -> InputRows:
-    """Return texts or SMILES that are in memory as rows; their lines are counted from 1."""
-    column = tuple(text.strip() for text in inputs)
-    table = Table(Path("rows"), {kind: column}, tuple(range(1, len(column) + 1)))
-    return _read_rows(table, column, kind, progress, reads_parents=reads_parents)
+    """Return texts, pairs of texts or SMILES that are in memory as rows; their lines are counted from 1."""
+    inputs, *seconds = (tuple(text.strip() for text in column) for column in zip(*rows, strict=True)) if rows else ((),)
+    table = Table(Path("rows"), {kind: inputs}, tuple(range(1, len(inputs) + 1)))
+    return _read_rows(
+        table, inputs, kind, progress, reads_parents=reads_parents, seconds=seconds[0] if seconds else None
+    )
 
 
 def _read_rows(
@@ -366,7 +388,11 @@ def _read_rows(
     has_chiral_scaffolds: bool | None = None,
     reads_parents: bool = False,
     finds_compounds: bool = False,
+    seconds: tuple[str, ...] | None = None,
 ) -> InputRows:
+    if seconds is not None:
+        problems = ("" if all(pair) else "one of its two texts is empty" for pair in zip(inputs, seconds, strict=True))
+        return InputRows(table, inputs, tuple(problems), seconds=seconds)
     if kind == "text":
         return InputRows(table, inputs, tuple("" if text else "the text is empty" for text in inputs))
     molecules = read_molecules(

@@ -151,9 +151,9 @@ def labelled_rows(
     Args:
         targets: Theirs; `more` are further fields of `LabelledRows`.
     """
-    inputs, keys = table.model_inputs(canonical=canonical_smiles), table.keys
+    texts, keys = table.texts(canonical=canonical_smiles), table.keys
     own = {"place_of": table.table.short_place, "own_keys": [keys[row] for row in rows], **more}
-    return LabelledRows([(inputs[row],) for row in rows], targets, rows, **own)
+    return LabelledRows([texts[row] for row in rows], targets, rows, **own)
 
 
 class RowTask(DownstreamTask):
@@ -272,7 +272,9 @@ def encode_texts(
     known |= zip(new, _tokenise(new, tokenizer, sequence_length), strict=True)
     num_cut = sum(known[row][1] for row in rows)
     note = f"cut {num_cut:,} of {len(rows):,} rows to {sequence_length} tokens (`sequence_length`)"
-    return EncodedRows(tuple(known[row][0] for row in rows), targets, notes=(note,) if num_cut else ())
+    is_pairs = bool(rows) and len(rows[0]) == 2
+    token_ids = tuple(known[row][0] for row in rows)
+    return EncodedRows(token_ids, targets, notes=(note,) if num_cut else (), is_pairs=is_pairs)
 
 
 def _tokenise(

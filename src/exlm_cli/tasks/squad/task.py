@@ -276,13 +276,13 @@ class ScoredQuestions(EncodedSplit):
         write_json(folder / f"no-answer-{split}.json", {key: a.no_answer_score for key, a in answered.items()})
 
 
-def read_new_questions(task: TrainedTask, path: Path, column: str | None, progress: Progress) -> NewRows:
+def read_new_questions(task: TrainedTask, path: Path, columns: tuple[str, ...], progress: Progress) -> NewRows:
     """Read a file of the official layout; questions may lack `answers`.
 
     Raises:
         DataError: The file does not have that layout, or no question of it can be used.
     """
-    del column, progress
+    del columns, progress
     assert isinstance(task.config, SquadTaskConfig)
     file = read_squad_json(path, needs_answers=False)
     if not file.questions:
@@ -302,9 +302,9 @@ def read_new_questions(task: TrainedTask, path: Path, column: str | None, progre
         threshold = None
         notes += ["scores are at the thresholds that are best on this file"] if file.has_answers else []
     rows = new_questions(task.config, file.questions, has_answers=file.has_answers, threshold=threshold)
-    columns = {"id": [q.id for q in file.questions], "question": [q.text for q in file.questions]}
+    cells = {"id": [q.id for q in file.questions], "question": [q.text for q in file.questions]}
     places = np.arange(len(file.questions))
-    return replace(rows, columns=columns, readable=places, num_skipped=len(file.skipped), notes=tuple(notes))
+    return replace(rows, columns=cells, readable=places, num_skipped=len(file.skipped), notes=tuple(notes))
 
 
 def new_questions(

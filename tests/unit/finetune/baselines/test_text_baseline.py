@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 from exlm_cli.api import load
+from exlm_cli.errors import ConfigError
+from exlm_cli.export.folder import export_folder
+from exlm_cli.export.source import finetuned_source
 from exlm_cli.finetune.baselines import baseline as baseline_module
 from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.finetune.evaluation.calibration import read_calibration
@@ -111,6 +114,28 @@ def test_values_over_several_splits_are_those_of_each_splits_own_vocabulary(tabl
     assert summary.metrics["rmse"] < 0.5
     own = load(made, device="cpu").predict([row["text"] for row in read_rows(table)], predictor="baseline")
     np.testing.assert_allclose(own.ferns_predicted, found, atol=1e-9)
+
+
+def test_pairs_of_a_table_are_read_by_model_and_baseline_in_a_file_and_in_memory(text_model, tmp_path):
+    """A frozen encoder reads each text alone, so that its outputs do not depend on what a text is paired with."""
+    rng = np.random.default_rng(3)
+    pairs = [[" ".join(rng.choice(WORDS, size=3)) for _ in range(2)] for _ in range(60)]
+    rows = [[a, b, str(len({*a.split()} & {*b.split()}))] for a, b in pairs]
+    table = write_rows(tmp_path / "pairs.csv", ["a", "b", "shared"], rows)
+    task = {"text_column": ["a", "b"], "label_columns": ["shared"], "label_kind": "regression"}
+    task |= {"name": "csv", "files": {"train": str(table)}}
+    recipe = finetune_recipe(seeds=[1], task=task, train=TRAIN | {"freeze_encoder": True})
+    made = run_finetuning(recipe, checkpoint=text_model, out=tmp_path / "run", baseline=True).run_dir
+    loaded = load(made, device="cpu")
+    for predictor in ("model", "baseline"):
+        found, summary = predicted(made, table, tmp_path / f"{predictor}.csv", predictor, "shared_predicted")
+        assert summary.metrics["rmse"] > 0
+        in_memory = loaded.predict([(a, b) for a, b in pairs], predictor=predictor)
+        np.testing.assert_allclose(in_memory.shared_predicted, found, atol=1e-6)
+    model = loaded.model
+    assert (model.pooled, model.state_width) == ("means", 4 * loaded.embed("amber").mean.shape[1])
+    with pytest.raises(ConfigError, match=r"reads the mean of a text's states"):
+        export_folder(finetuned_source(load_finetuned(made, device="cpu")), tmp_path / "out", SilentProgress())
 
 
 @pytest.mark.parametrize(("name", "metric"), [("mnli", "mismatched_accuracy"), ("cola", "matthews_corrcoef")])

@@ -39,6 +39,14 @@ def test_tokens_are_repeated_as_pre_training_repeats_them(num_repeats):
         assert batch.token_ids[row, : batch.lengths[row]].tolist() == original.tolist()
 
 
+def test_both_texts_of_a_pair_are_rows_of_their_own_where_they_are_read_alone():
+    pairs = EncodedRows((np.array([1, 7, 8, 2, 9, 2]), np.array([1, 2, 6, 5, 2])), np.zeros((2, 1)), is_pairs=True)
+    batch = collate(pairs, np.arange(2), num_repeats=2, pad_id=0, pairs_of=SPECIAL)
+    assert batch.token_ids.tolist() == [[1, 7, 7, 8, 8, 2], [1, 2, 0, 0, 0, 0], [1, 9, 9, 2, 0, 0], [1, 6, 6, 5, 5, 2]]
+    assert batch.lengths.tolist() == [6, 2, 4, 6]
+    assert batch.sample_index.tolist() == [0, 1]
+
+
 def test_tokens_that_may_answer_stay_those_before_repetition():
     answerable = (np.array([True, True, True, False]), np.array([True, True, False]), np.array([True, False]))
     split = EncodedRows(IDS, np.zeros((3, 2)), answerable)

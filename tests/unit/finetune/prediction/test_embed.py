@@ -29,7 +29,7 @@ def by_hand(encoder: RowEncoder, text: str) -> tuple[torch.Tensor, torch.Tensor]
 
 def vectors(encoder: RowEncoder, path: Path, suffix: str = ".npz") -> dict[str, np.ndarray]:
     out = path.parent / f"deep/er/out{suffix}"
-    embed(encoder, path, out, column=None, progress=SilentProgress())
+    embed(encoder, path, out, columns=(), progress=SilentProgress())
     if suffix == ".npz":
         return dict(np.load(out, allow_pickle=False))
     return {name: np.array(values) for name, values in pyarrow.parquet.read_table(out).to_pydict().items()}
@@ -66,7 +66,7 @@ def test_a_fine_tuned_run_embeds_with_its_best_seed_and_its_own_column(molecules
 def test_a_column_of_another_name_and_unreadable_rows_are_told(molecules, tmp_path):
     encoder = finetuned_encoder(load_finetuned(molecules, device="cpu"))
     path = write_rows(tmp_path / "a.csv", ["smiles"], [["CCO"], ["(("]])
-    summary = embed(encoder, path, tmp_path / "out.npz", column=None, progress=SilentProgress())
+    summary = embed(encoder, path, tmp_path / "out.npz", columns=(), progress=SilentProgress())
     assert (summary.num_rows, summary.num_unreadable) == (2, 1)
     assert any("`smiles`" in note and "`mol`" in note for note in summary.notes)
 

@@ -164,7 +164,7 @@ def test_the_second_file_of_answers_is_checked_too(finetuned, tmp_path):
     with pytest.raises(CheckpointError, match=r"a-no-answer\.json"):
         predicted(squad, tmp_path / "new.json", tmp_path / "a.json")
     with pytest.raises(ConfigError, match="finds its own columns"):
-        predicted(squad, tmp_path / "new.json", None, column="text")
+        predicted(squad, tmp_path / "new.json", None, columns=("text",))
 
 
 def test_calibrated_columns_are_the_run_s_own_curve_over_the_written_probabilities(finetuned, tmp_path):

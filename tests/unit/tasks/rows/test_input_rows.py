@@ -83,7 +83,7 @@ def test_map_numbers_make_no_other_molecule():
         "1 molecule in more than one split: line 2 (train) = line 4 (valid)",
         "1 molecule with different labels in different rows: line 2 and line 4",
     ]
-    assert rows.keys == rows.model_inputs(canonical=True) == ("Cc1ccccn1", "CCO", "Cc1ccccn1", "CCC")
+    assert rows.keys == ("Cc1ccccn1", "CCO", "Cc1ccccn1", "CCC")
     assert rows.molecules is not None
     assert [molecule.scaffold for molecule in rows.molecules] == ["c1ccncc1", "", "c1ccncc1", ""]
 
@@ -104,28 +104,28 @@ def test_salts_are_noted_and_so_are_forms_of_one_molecule_in_different_splits():
     assert describe_repeats(rows, alone, targets) == []
 
     parents = usable(*texts, standardise="parent")
-    assert parents.keys == parents.model_inputs(canonical=True) == ("CCN", "CCO", "CCN", "CCN", *["CC(=O)O"] * 2, "CCN")
+    assert parents.keys == ("CCN", "CCO", "CCN", "CCN", *["CC(=O)O"] * 2, "CCN")
     assert describe_repeats(parents, indices, targets) == [
         "1 molecule in more than one split: line 2 (train) = line 4 (valid) = line 5 (test)"
     ]
-    listed = rows_of_list(texts, "smiles", SilentProgress(), reads_parents=True)
+    listed = rows_of_list([(text,) for text in texts], "smiles", SilentProgress(), reads_parents=True)
     assert (listed.keys, len(listed.notes)) == (parents.keys, 1)
 
 
 @pytest.mark.parametrize(
     ("columns", "given", "usual", "taken"),
     [
-        (["id", "smiles"], None, None, 1),
-        (["mine", "smiles"], None, "mine", 0),
-        (["mine", "smiles"], "smiles", "mine", 1),
-        (["id", "SMILES"], None, "mine", 1),
+        (["id", "smiles"], (), (), 1),
+        (["mine", "smiles"], (), ("mine",), 0),
+        (["mine", "smiles"], ("smiles",), ("mine",), 1),
+        (["id", "SMILES"], (), ("mine",), 1),
     ],
 )
 def test_the_column_is_the_one_named_else_the_usual_one_else_the_plausible_one(tmp_path, columns, given, usual, taken):
     path = write_rows(tmp_path / "a.csv", columns, [["C", "CC"]])
-    rows = read_input_rows(path, "smiles", SilentProgress(), column=given, usual_column=usual)
+    rows = read_input_rows(path, "smiles", SilentProgress(), columns=given, usual_columns=usual)
     assert rows.inputs == (("C", "CC")[taken],)
-    is_other = given is None and usual is not None and columns[taken] != usual
+    is_other = not given and usual not in ((), (columns[taken],))
     assert [f"read the column `{columns[taken]}`" in note for note in rows.notes] == [True] * is_other
 
 
@@ -134,8 +134,8 @@ def test_rows_that_cannot_be_read_stay_with_their_reason(tmp_path):
     rows = read_input_rows(path, "smiles", SilentProgress())
     assert rows.rows.tolist() == [0]
     assert [bool(problem) for problem in rows.problems] == [False, True, True]
-    assert rows.model_inputs(canonical=True) == ("Oc1ccccc1", "", "((")
-    assert rows.model_inputs(canonical=False) == ("C1=CC=CC=C1O", "", "((")
+    assert rows.texts(canonical=True) == [("Oc1ccccc1",), ("",), ("((",)]
+    assert rows.texts(canonical=False) == [("C1=CC=CC=C1O",), ("",), ("((",)]
     text = write_rows(tmp_path / "b.csv", ["text", "n"], [["a", ""], ["", "b"]])
     assert read_input_rows(text, "text", SilentProgress()).problems == ("", "the text is empty")
     (tmp_path / "c.txt").write_text("  a \nb\n")

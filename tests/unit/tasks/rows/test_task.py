@@ -185,7 +185,7 @@ def predict(
     """Return what is read of a table, the scores of the outputs, and the table of predictions."""
     config = CsvTaskConfig(name="csv", **{"smiles_column": "mol", **task})
     path = write_rows(folder / "new.csv", columns, rows)
-    new = read_new_table(TrainedTask(config, config.input_kind, loss, names), path, None, SilentProgress())
+    new = read_new_table(TrainedTask(config, config.input_kind, loss, names), path, (), SilentProgress())
     encoded = new.encode(train_smiles_vocabulary(TEXTS, 20, 1, SilentProgress()), 16)
     by_seed = np.stack([to_probabilities(loss, np.array(seed, dtype=float)) for seed in outputs])
     (folder / "out.csv").write_bytes(new.as_csv(encoded.prediction_columns(by_seed))[0])
@@ -225,7 +225,7 @@ def test_a_table_whose_labels_are_all_empty_has_no_scores(tmp_path, tokenizer):
     assert (scores, new.notes) == ({}, ())
     path = write_rows(tmp_path / "new.csv", columns, rows)
     config = CsvTaskConfig(name="csv", smiles_column="mol")
-    new = read_new_table(TrainedTask(config, "smiles", "binary", ("active",)), path, None, SilentProgress())
+    new = read_new_table(TrainedTask(config, "smiles", "binary", ("active",)), path, (), SilentProgress())
     encoded, predicted = new.encode(tokenizer, 16), np.full((1, 3, 1), 0.75)
     assert encoded.is_labelled
     assert math.isnan(encoded.score(predicted, np.array([True, True, False]))["accuracy"])

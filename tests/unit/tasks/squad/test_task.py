@@ -251,7 +251,7 @@ def test_the_hub_is_read_where_no_folder_is_given(monkeypatch, official, tokeniz
 def new_questions(path: Path, content: Any, threshold: float | None = None) -> NewRows:
     path.write_text(json.dumps(content), encoding="utf-8")
     task = TrainedTask(SquadTaskConfig(name="squad/v2"), "text", "span", ("start", "end"), threshold)
-    return read_new_questions(task, path, None, SilentProgress())
+    return read_new_questions(task, path, (), SilentProgress())
 
 
 def test_new_questions_are_answered_and_scores_follow_from_both_files(tokenizer, tmp_path):
