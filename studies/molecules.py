@@ -1,19 +1,21 @@
-"""What predicts small sets of molecules best: exlm, alone or with descriptors, forests, chemprop, or two together?
+"""What predicts small sets of molecules best: exlm, alone or with descriptors, its baselines, chemprop, two together?
 
-Six MoleculeNet sets, canonical SMILES, the same scaffold-balanced splits for every method, one seed, one thread.
+Seven sets, canonical SMILES, the same scaffold-balanced splits for every method, one seed, one thread.
 
     python studies/molecules.py DATA WORK
-    python studies/molecules.py DATA WORK --only esol bbbp --methods exlm "forest rdkit2d"
+    python studies/molecules.py DATA WORK --only esol bbbp --commands csv
     python studies/molecules.py DATA WORK --chemprop VENV/bin/chemprop
     python studies/molecules.py DATA WORK --new
     python studies/molecules.py DATA WORK --list
     python studies/molecules.py DATA WORK --table
 
-DATA holds `moleculenet/` and `smiles/`. A cell is one set, split and method; one that has its row in
-`results/molecules.csv` is not done again, and a run in WORK that was stopped is continued. CPU seconds are user and
-system time of the whole command, its start included. `both` is made of the predictions of a model and a forest.
-Predictions of all test rows stay in WORK, from which `--table` draws its intervals. chemprop 2.3.1 is installed in an
-environment of its own; without `--chemprop` its cells are left out.
+DATA holds `moleculenet/` and `smiles/`; a set without its file is left out. `moleculenet/freesolv.csv.gz` has the
+columns `smiles` and `expt` of `database.txt` of MobleyLab/FreeSolv. A cell is one set, split and command; one that
+has its rows in `results/molecules.csv` is not done again, and a run in WORK that was stopped is continued. `exlm
+finetune csv` gives the model, three baselines, and the mean of the model and the best of them, as it chooses it: five
+methods, of which each row has the CPU seconds of the whole command, user and system time, its start included.
+Predictions of all validation and test rows stay in WORK, from which `--table` draws its intervals: keep it. chemprop
+2.3.1 is installed in an environment of its own; without `--chemprop` its cells are left out.
 """
 
 import argparse
@@ -24,7 +26,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -37,11 +39,10 @@ from rdkit import Chem, rdBase
 
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
-from exlm_cli.data.molecules import descriptors, fingerprints
 from exlm_cli.files import write_csv
 from exlm_cli.finetune import predictions
-from exlm_cli.finetune.baselines.baseline import NUM_TREES
-from exlm_cli.finetune.results import read_results, read_seed_predictions
+from exlm_cli.finetune.results import read_predictor, read_results, read_seed_predictions
+from exlm_cli.finetune.scores import BOTH, MODEL
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import SplitIndices
 from exlm_cli.tasks.metrics import score_rows
@@ -51,8 +52,8 @@ from rows import append_row, mean_and_half, read_rows, surroundings
 
 NAME = "molecules"
 SEED = 1
-SETS = ("esol", "bbbp", "bace", "clintox", "lipo", "tox21")
-VALUES = {"esol": "logSolubility", "lipo": "lipo"}
+SETS = ("esol", "freesolv", "bbbp", "bace", "clintox", "lipo", "tox21")
+VALUES = {"esol": "logSolubility", "freesolv": "expt", "lipo": "lipo"}
 """Column of the sets that are regressions."""
 SPLITS = {name: (0,) if name == "tox21" else (0, 1, 2) for name in SETS}
 NUM_NEW = 100_000
@@ -62,23 +63,27 @@ TIMED = ("esol", 0)
 """The cells whose models are timed."""
 PART = {"train": "train", "valid": "val", "test": "test"}
 """Names of the parts in the column `split`, those of chemprop."""
-FORESTS = ("forest ecfp4", "forest rdkit2d")
 EXLM = {
-    "exlm": "train.max_epochs=10 train.patience=null model.attention_dropout=0.0",
-    "exlm + rdkit2d": "train.max_epochs=30 train.patience=null train.freeze_encoder=true task.descriptors=[rdkit2d]",
+    "csv": {
+        "exlm + rdkit2d": MODEL,
+        "both": BOTH,
+        "forest ecfp4": "forest-ecfp4",
+        "forest rdkit2d": "forest-rdkit2d",
+        "boosting": "boosting",
+    },
+    "csv-encoder": {"exlm": MODEL},
 }
-"""Settings beside those of the recipe `csv`, the same for all sets; chosen on the validation rows of ESOL."""
-BOTH = {"both": "exlm + rdkit2d", "both, exlm alone": "exlm"}
-"""Their models; the forest is the one that is better on validation rows."""
+"""What each recipe gives, by its name in `scores.csv`; the baselines of the second are those of the first."""
 CHEMPROP = {"chemprop": "", "chemprop rdkit_2d": "--molecule-featurizers rdkit_2d"}
-METHODS = (*FORESTS, *EXLM, *BOTH, *CHEMPROP)
+COMMANDS = (*EXLM, *CHEMPROP)
+METHODS = (*EXLM["csv"], *EXLM["csv-encoder"], *CHEMPROP)
 BOOTSTRAPS = 2000
 FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One set, split and method.
+    """One set, split and command.
 
     Attributes:
         data: Name of the set.
@@ -87,13 +92,18 @@ class Cell:
 
     data: str
     split: int
-    method: str
+    command: str
     work: Path
 
     @property
     def name(self) -> str:
         """Name of its files."""
-        return f"{self.data}-{self.split}-{self.method.replace(' + ', '-').replace(' ', '-')}"
+        return f"{self.data}-{self.split}-{self.command.replace(' ', '-')}"
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """What the command gives."""
+        return tuple(EXLM.get(self.command, (self.command,)))
 
     @property
     def table(self) -> Path:
@@ -101,9 +111,9 @@ class Cell:
         return self.work / f"tables/{self.data}-{self.split}.csv"
 
     @property
-    def predictions(self) -> Path:
-        """Predictions of its validation and test rows."""
-        return self.work / f"predictions/{self.name}.npz"
+    def run(self) -> Path:
+        """What the command writes."""
+        return self.work / "runs" / self.name
 
     @property
     def metric(self) -> str:
@@ -112,13 +122,13 @@ class Cell:
 
     @property
     def is_done(self) -> bool:
-        """Whether it has its row."""
-        return (self.data, str(self.split), self.method) in done_cells()
+        """Whether it has its rows."""
+        return all((self.data, str(self.split), method) in done_cells() for method in self.methods)
 
-    @property
-    def is_timed(self) -> bool:
-        """Whether the prediction of new molecules has its row."""
-        return (NEW, "", self.method) in done_cells()
+
+def predictions_of(work: Path, data: str, split: int, method: str) -> Path:
+    """Return the file with a method's predictions of validation and test rows."""
+    return work / f"predictions/{data}-{split}-{method.replace(' + ', '-').replace(' ', '-')}.npz"
 
 
 @dataclass(frozen=True)
@@ -213,25 +223,26 @@ def measured(command: Sequence[str], log: Path) -> tuple[float, float]:
     return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
 
 
-def exlm_command(cell: Cell, run: Path) -> list[str]:
+def exlm_command(cell: Cell) -> list[str]:
     """Return the command that trains a cell of exlm."""
-    if (run / "recipe.yaml").exists():
-        return [sys.executable, "-m", "exlm_cli", "finetune", "--resume", str(run)]
+    if (cell.run / "recipe.yaml").exists():
+        return [sys.executable, "-m", "exlm_cli", "finetune", "--resume", str(cell.run)]
     given = ["csv", str(cell.table), "--smiles-column", "smiles", "--label-columns", ",".join(label_names(cell.table))]
-    given += ["--checkpoint", "bundled:smiles", "--seeds", str(SEED), "--device", "cpu", "--no-baseline"]
+    given += ["--recipe", cell.command, "--checkpoint", "bundled:smiles", "--seeds", str(SEED), "--device", "cpu"]
+    given += ["--baseline" if BOTH in EXLM[cell.command].values() else "--no-baseline"]
     kind = "regression" if cell.data in VALUES else "multi_label"
-    values = ["task.split_column=split", f"task.label_kind={kind}", "train.num_threads=1", *EXLM[cell.method].split()]
+    values = ["task.split_column=split", f"task.label_kind={kind}", "train.num_threads=1"]
     given += [word for value in values for word in ("--set", value)]
-    return [sys.executable, "-m", "exlm_cli", "finetune", *given, "--out", str(run)]
+    return [sys.executable, "-m", "exlm_cli", "finetune", *given, "--out", str(cell.run)]
 
 
-def chemprop_command(cell: Cell, program: str, run: Path) -> list[str]:
+def chemprop_command(cell: Cell, program: str) -> list[str]:
     """Return the command that trains a cell of chemprop."""
     kind, metric = ("regression", "rmse") if cell.data in VALUES else ("classification", "roc")
     given = ["--data-path", str(cell.table), "--smiles-columns", "smiles"]
     given += ["--target-columns", *label_names(cell.table), "--splits-column", "split", "--task-type", kind]
     given += ["--metrics", metric, "--num-workers", "0", "--pytorch-seed", str(SEED), "--accelerator", "cpu"]
-    return [program, "train", *given, *CHEMPROP[cell.method].split(), "--output-dir", str(run)]
+    return [program, "train", *given, *CHEMPROP[cell.command].split(), "--output-dir", str(cell.run)]
 
 
 def read_predictions(path: Path, names: Sequence[str]) -> FloatArray:
@@ -247,86 +258,58 @@ def read_predictions(path: Path, names: Sequence[str]) -> FloatArray:
     return np.array(rows, dtype=np.float64)
 
 
-def forest_command(cell: Cell) -> list[str]:
-    """Return the command of the process that is measured."""
-    words = [sys.executable, __file__, ".", str(cell.work), "--only", cell.data, "--methods", cell.method]
-    return [*words, "--forest", str(cell.split)]
-
-
-def predict_forest(cell: Cell, molecules: Mapping[str, Sequence[str]]) -> dict[str, FloatArray]:
-    """Return (N, C) predictions of a forest for each label, with the settings of exlm's baselines.
-
-    Args:
-        molecules: SMILES of each part that is predicted.
-    """
-    from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
-
-    is_regression, train = cell.data in VALUES, read_part(cell.table, "train")
-    parts = {"train": train.smiles, **molecules}
-    features: dict[str, NDArray[Any]]
-    if cell.method == FORESTS[1]:
-        features = {split: descriptors(smiles, SilentProgress()) for split, smiles in parts.items()}
-        with np.errstate(all="ignore"):
-            median = np.nan_to_num(np.nanmedian(features["train"], axis=0))
-        features = {split: np.where(np.isnan(of_split), median, of_split) for split, of_split in features.items()}
-    else:
-        features = {split: fingerprints(smiles) for split, smiles in parts.items()}
-    max_features: Any = 1 / 3 if is_regression and cell.method == FORESTS[1] else "sqrt"
-    kind: Any = RandomForestRegressor if is_regression else RandomForestClassifier
-    outputs: dict[str, list[FloatArray]] = {split: [] for split in molecules}
-    for target_N in train.targets.T:
-        is_known = ~np.isnan(target_N)
-        forest = kind(n_estimators=NUM_TREES, max_features=max_features, random_state=SEED, n_jobs=1)
-        forest.fit(features["train"][is_known], target_N[is_known])
-        for split, columns in outputs.items():
-            found = forest.predict(features[split]) if is_regression else forest.predict_proba(features[split])[:, -1]
-            columns.append(found)
-    return {split: np.stack(columns, axis=1) for split, columns in outputs.items()}
-
-
-def train(cell: Cell, chemprop: str | None) -> Mapping[str, object]:
-    """Train a cell, keep its predictions, and return the row of its scores and costs."""
-    cell.predictions.parent.mkdir(parents=True, exist_ok=True)
-    names, run = label_names(cell.table), cell.work / "runs" / cell.name
+def train(cell: Cell, chemprop: str | None) -> list[Mapping[str, object]]:
+    """Train a cell, keep its predictions, and return the rows of its methods."""
     log = cell.work / f"logs/{cell.name}.log"
-    found: dict[str, FloatArray] = {}
-    if cell.method in BOTH:
-        found, of = blended(cell)
-        costs = [row for row in read_rows(NAME) if (row["data"], row["split"]) == (cell.data, str(cell.split))]
-        costs = [row for row in costs if row["method"] in [one.method for one in of]]
-        cpu_s, peak = sum(float(row["cpu_s"]) for row in costs), max(float(row["peak_mib"]) for row in costs)
-        command = f"mean of {of[0].method} and {of[1].method}"
-    elif cell.method in EXLM:
-        words = exlm_command(cell, run)
+    if cell.command in EXLM:
+        words = exlm_command(cell)
         cpu_s, peak = measured(words, log)
-        results = read_results(run)
-        parts = predictions.read_rows(run, results.loss, results.output_names)[results.split_seeds[0]]
-        rows: SplitIndices = {split: of_split.rows for split, of_split in parts.items() if split != "train"}
-        found = {split: by_seed[0] for split, by_seed in read_seed_predictions(run, results, rows).items()}
-        command = shlex.join(["exlm", *words[3:]])
-    elif cell.method in CHEMPROP:
-        assert chemprop is not None, "its cells are left out without it"
-        words = chemprop_command(cell, chemprop, run)
-        cpu_s, peak = measured(words, log)
-        found = {"test": read_predictions(run / "model_0/test_predictions.csv", names)}
-        command = shlex.join(["chemprop", *words[1:]])
+        command, found = shlex.join(["exlm", *words[3:]]), exlm_predictions(cell)
     else:
-        cpu_s, peak = measured(forest_command(cell), log)
-        found = dict(np.load(cell.predictions))
-        command = f"RandomForest of scikit-learn, {NUM_TREES} trees, `predict_forest`"
-    np.savez(cell.predictions, **found)  # type: ignore[arg-type]
-    scores = {split: score(cell, split, predicted) for split, predicted in found.items()}
-    return {
-        "data": cell.data,
-        "split": cell.split,
-        "method": cell.method,
-        "metric": cell.metric,
-        "test": f"{scores['test']:.5f}",
-        "valid": f"{scores['valid']:.5f}" if "valid" in scores else "",
-        "cpu_s": f"{cpu_s:.1f}",
-        "peak_mib": f"{peak:.0f}",
-        "command": command.replace(f"{cell.work}/", ""),
-    } | where()
+        assert chemprop is not None, "its cells are left out without it"
+        words = chemprop_command(cell, chemprop)
+        cpu_s, peak = measured(words, log)
+        command = shlex.join(["chemprop", *words[1:]])
+        found = {
+            cell.command: {"test": read_predictions(cell.run / "model_0/test_predictions.csv", label_names(cell.table))}
+        }
+    rows: list[Mapping[str, object]] = []
+    for method, by_part in found.items():
+        path = predictions_of(cell.work, cell.data, cell.split, method)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(path, **by_part)  # type: ignore[arg-type]
+        scores = {part: score(cell, part, predicted) for part, predicted in by_part.items()}
+        rows.append(
+            {
+                "data": cell.data,
+                "split": cell.split,
+                "method": method,
+                "metric": cell.metric,
+                "test": f"{scores['test']:.5f}",
+                "valid": f"{scores['valid']:.5f}" if "valid" in scores else "",
+                "cpu_s": f"{cpu_s:.1f}",
+                "peak_mib": f"{peak:.0f}",
+                "command": command.replace(f"{cell.work}/", ""),
+            }
+            | where()
+        )
+    return rows
+
+
+def exlm_predictions(cell: Cell) -> dict[str, dict[str, FloatArray]]:
+    """Return (N, C) predictions of validation and test rows by method."""
+    results = read_results(cell.run)
+    parts = predictions.read_rows(cell.run, results.loss, results.output_names)[results.split_seeds[0]]
+    rows: SplitIndices = {part: of_part.rows for part, of_part in parts.items() if part != "train"}
+    found: dict[str, dict[str, FloatArray]] = {}
+    for method, model in EXLM[cell.command].items():
+        by_part = (
+            read_predictor(cell.run, results, rows, "both")
+            if model == BOTH
+            else read_seed_predictions(cell.run, results, rows, baseline=None if model == MODEL else model)
+        )
+        found[method] = {part: by_seed[0] for part, by_seed in by_part.items()}
+    return found
 
 
 @cache
@@ -347,53 +330,36 @@ def score_targets(metric: str, predicted: FloatArray, targets: FloatArray) -> fl
     return score_rows("regression" if metric == "rmse" else "binary", predicted, targets)[metric]
 
 
-def blended(cell: Cell) -> tuple[dict[str, FloatArray], list[Cell]]:
-    """Return the mean of a model and of the forest that is better on validation rows, as `exlm` makes it.
-
-    Also return the two cells.
-    """
-    (model, *forests) = (Cell(cell.data, cell.split, method, cell.work) for method in (BOTH[cell.method], *FORESTS))
-    by_cell = {one.method: dict(np.load(one.predictions)) for one in (model, *forests)}
-    chosen = (min if cell.data in VALUES else max)(
-        forests, key=lambda forest: score(cell, "valid", by_cell[forest.method]["valid"])
-    )
-    of_model, of_forest = by_cell[model.method], by_cell[chosen.method]
-    return {split: (of_model[split] + of_forest[split]) / 2 for split in ("valid", "test")}, [model, chosen]
-
-
-def time_new(data: Path, cell: Cell, chemprop: str | None) -> Mapping[str, object]:
-    """Return a row with the CPU seconds of many predictions with a cell; a forest is grown within this time."""
-    new, run = write_new(data, cell.work), cell.work / "runs" / cell.name
-    out, log = cell.work / f"new-{cell.name}.csv", cell.work / f"logs/new-{cell.name}.log"
-    if cell.method in CHEMPROP:
-        assert chemprop is not None, "its cells are left out without it"
-        words = [chemprop, "predict", "--test-path", str(new), "--smiles-columns", "smiles", "--num-workers", "0"]
-        words += ["--accelerator", "cpu", "--preds-path", str(out)]
-        words += ["--model-paths", str(run / "model_0/best.pt"), *CHEMPROP[cell.method].split()]
-        shown = ["chemprop", *words[1:]]
-    elif cell.method in FORESTS:
-        words = [*forest_command(cell), "--predict", str(new)]
-        shown = ["python", "studies/molecules.py", ".", "WORK", *words[4:]]
-    else:
-        if cell.method in BOTH and not (run / "results.json").exists():
-            words = exlm_command(replace(cell, method=BOTH[cell.method]), run)
-            measured([word for word in words if word != "--no-baseline"], cell.work / f"logs/{cell.name}.log")
-        what = "both" if cell.method in BOTH else "model"
-        words = [sys.executable, "-m", "exlm_cli", "predict", str(run), str(new), "--with", what]
-        words += ["--out", str(out), "--device", "cpu"]
-        shown = ["exlm", *words[3:]]
-    cpu_s, peak = measured(words, log)
-    return {
-        "data": NEW,
-        "split": "",
-        "method": cell.method,
-        "metric": "cpu_s",
-        "test": "",
-        "valid": "",
-        "cpu_s": f"{cpu_s:.1f}",
-        "peak_mib": f"{peak:.0f}",
-        "command": shlex.join(shown).replace(f"{cell.work}/", ""),
-    } | where()
+def time_new(data: Path, cell: Cell, chemprop: str | None) -> Iterator[Mapping[str, object]]:
+    """Yield rows with the CPU seconds of many predictions with a trained cell that have none yet."""
+    new = write_new(data, cell.work)
+    predictors = {"csv": {"exlm + rdkit2d": "model", "best baseline": "baseline", "both": "both"}}
+    for method, predictor in predictors.get(cell.command, {cell.methods[0]: "model"}).items():
+        if (NEW, "", method) in done_cells():
+            continue
+        out = cell.work / f"new-{cell.name}-{predictor}.csv"
+        if cell.command in CHEMPROP:
+            assert chemprop is not None, "its cells are left out without it"
+            words = [chemprop, "predict", "--test-path", str(new), "--smiles-columns", "smiles", "--num-workers", "0"]
+            words += ["--accelerator", "cpu", "--preds-path", str(out)]
+            words += ["--model-paths", str(cell.run / "model_0/best.pt"), *CHEMPROP[cell.command].split()]
+            shown = ["chemprop", *words[1:]]
+        else:
+            words = [sys.executable, "-m", "exlm_cli", "predict", str(cell.run), str(new), "--with", predictor]
+            words += ["--out", str(out), "--device", "cpu"]
+            shown = ["exlm", *words[3:]]
+        cpu_s, peak = measured(words, cell.work / f"logs/new-{cell.name}-{predictor}.log")
+        yield {
+            "data": NEW,
+            "split": "",
+            "method": method,
+            "metric": "cpu_s",
+            "test": "",
+            "valid": "",
+            "cpu_s": f"{cpu_s:.1f}",
+            "peak_mib": f"{peak:.0f}",
+            "command": shlex.join(shown).replace(f"{cell.work}/", ""),
+        } | where()
 
 
 # --- table ----------------------------------------------------------------------------------------------------------
@@ -453,10 +419,9 @@ def differences(
     gaps = [float(rows[name, s, method]["test"]) - float(rows[name, s, first]["test"]) for s in splits]
     drawn = np.zeros(BOOTSTRAPS)
     for split in splits:
-        cells = [Cell(name, split, of, work) for of in (method, first)]
-        targets = read_part(cells[0].table, "test").targets
+        targets = read_part(Cell(name, split, "", work).table, "test").targets
         counts = rng.multinomial(len(targets), np.full(len(targets), 1 / len(targets)), size=BOOTSTRAPS)
-        one, other = (np.load(cell.predictions)["test"] for cell in cells)
+        one, other = (np.load(predictions_of(work, name, split, of))["test"] for of in (method, first))
         drawn += (resampled(one, targets, counts, name) - resampled(other, targets, counts, name)) / len(splits)
     low, high = np.nanquantile(drawn, [0.025, 0.975])
     over_splits = "{:+.3f} ± {:.3f}".format(*mean_and_half(gaps)) if len(gaps) > 1 else ""
@@ -482,13 +447,13 @@ def resampled(predicted: FloatArray, targets: FloatArray, counts: NDArray[np.int
     return np.asarray(np.nanmean(columns, axis=0))
 
 
-def cells_of(work: Path, only: Sequence[str], methods: Sequence[str]) -> Iterator[Cell]:
+def cells_of(work: Path, only: Sequence[str], commands: Sequence[str]) -> Iterator[Cell]:
     """Yield the cells, the first split of every set before the others."""
     for split in (0, 1, 2):
         for name in SETS:
-            for method in METHODS if split in SPLITS[name] and name in only else ():
-                if method in methods:
-                    yield Cell(name, split, method, work)
+            for command in COMMANDS if split in SPLITS[name] and name in only else ():
+                if command in commands:
+                    yield Cell(name, split, command, work)
 
 
 def main() -> None:
@@ -497,48 +462,35 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("work", type=Path)
     parser.add_argument("--only", nargs="+", default=SETS, choices=SETS)
-    parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
+    parser.add_argument("--commands", nargs="+", default=COMMANDS, choices=COMMANDS)
     parser.add_argument("--chemprop", help="its program, in an environment of its own")
     parser.add_argument("--new", action="store_true", help="time the prediction of new molecules with trained models")
     parser.add_argument("--list", action="store_true", help="print the cells and whether they are done")
     parser.add_argument("--table", action="store_true", help="print the table of what is done")
-    parser.add_argument("--forest", type=int, help=argparse.SUPPRESS)  # a split: the process that is measured
-    parser.add_argument("--predict", type=Path, help=argparse.SUPPRESS)  # what the forest of that process predicts
     given = parser.parse_args()
-    work = given.work.resolve()
-    cells = list(cells_of(work, given.only, given.methods))
-    if given.forest is not None:
-        (cell,) = (cell for cell in cells if cell.split == given.forest)
-        if given.predict:
-            with given.predict.open(newline="") as file:
-                predict_forest(cell, {"new": [row["smiles"] for row in csv.DictReader(file)]})
-            return
-        found = predict_forest(cell, {split: read_part(cell.table, split).smiles for split in ("valid", "test")})
-        np.savez(cell.predictions, **found)  # type: ignore[arg-type]
-        return
+    data, work = given.data.resolve(), given.work.resolve()
+    cells = list(cells_of(work, given.only, given.commands))
     if given.list or given.table:
         listed = "\n".join(f"{'done' if cell.is_done else '    '} {cell.name}" for cell in cells)
         sys.stdout.write(f"{table(work) if given.table else listed}\n")
         return
     failed = []
     for cell in cells:
-        is_left_out = cell.method in CHEMPROP and given.chemprop is None
-        if given.new:
-            is_left_out = is_left_out or (cell.data, cell.split) != TIMED
-        if is_left_out or (cell.is_timed if given.new else cell.is_done):
+        is_left_out = cell.command in CHEMPROP and given.chemprop is None
+        is_left_out = is_left_out or not (data / f"moleculenet/{cell.data}.csv.gz").exists()
+        if is_left_out or ((cell.data, cell.split) != TIMED if given.new else cell.is_done):
             continue
         began = time.perf_counter()
         try:
-            write_tables(given.data.resolve(), cell)
-            row = time_new(given.data.resolve(), cell, given.chemprop) if given.new else train(cell, given.chemprop)
-            append_row(NAME, row)
+            write_tables(data, cell)
+            for row in time_new(data, cell, given.chemprop) if given.new else train(cell, given.chemprop):
+                append_row(NAME, row)
+                sys.stderr.write(f"{cell.name}, {row['method']}: {row['metric']} {row['test']}, {row['cpu_s']} s CPU\n")
         except (RuntimeError, OSError) as error:
             failed.append(cell.name)
             sys.stderr.write(f"{cell.name}: {error}\n")
             continue
-        sys.stderr.write(
-            f"{cell.name}: {row['metric']} {row['test']}, {row['cpu_s']} s CPU, {time.perf_counter() - began:.0f} s\n"
-        )
+        sys.stderr.write(f"{cell.name}: {time.perf_counter() - began:.0f} s\n")
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 
