@@ -86,7 +86,9 @@ def draw_errors(rows: ShownRows, folder: Path, what: str, origin: str) -> dict[P
     error_N, similarity_N = error_N[is_known_N], rows.predicted.similarity[is_known_N]
     if not len(error_N):
         return {}
-    captions = [f"each point is a row of {origin}; bars: mean of equally many rows, and its 95 % interval"]
+    has_interval = len(error_N) >= _MIN_IN_BIN
+    bars = "bars: mean of equally many rows" + (", and its 95 % interval" if has_interval else "")
+    captions = [f"each point is a row of {origin}; {bars}"]
     with style.drawing():
         figure, (axes,) = style.new_panels(1, 1, (6.4, 3.4), captions=captions)
         style.set_up_axes(axes, "Tanimoto similarity of the nearest training molecule (right: far from all)", what)
@@ -100,7 +102,8 @@ def draw_errors(rows: ShownRows, folder: Path, what: str, origin: str) -> dict[P
             ends = float(similarity_N[part].max()), float(similarity_N[part].min())
             axes.plot(ends, (mean, mean), color=style.RUN_COLOURS[1], linewidth=2.2, solid_capstyle="butt")
             middle = sum(ends) / 2
-            axes.plot((middle, middle), (mean - half, mean + half), color=style.RUN_COLOURS[1], linewidth=1.1)
+            if has_interval:
+                axes.plot((middle, middle), (mean - half, mean + half), color=style.RUN_COLOURS[1], linewidth=1.1)
         axes.set_xlim(1.02, max(0.0, float(similarity_N.min()) - 0.02))
         axes.set_ylim(bottom=0)
         return style.figure_files(figure, folder, "error-by-distance")

@@ -207,6 +207,14 @@ def test_the_largest_errors_are_drawn_and_apart_from_them_those_near_the_trainin
     assert all(b"<svg" in drawing and b"class='bond-0" in drawing for drawing in drawings)
 
 
+@pytest.mark.parametrize(("num_rows", "num_lines"), [(2, 1), (10, 2)])
+def test_the_mean_of_fewer_than_ten_errors_has_no_interval(tmp_path, figures, num_rows, num_lines):
+    """A line for the mean of the only bin, and one for its interval."""
+    write_page(value_run(tmp_path, np.linspace(0.1, 1, num_rows), inputs=SMILES))
+    (axes,) = figures["error-by-distance"].axes
+    assert len(axes.lines) == num_lines
+
+
 @pytest.mark.usefixtures("figures")
 def test_the_worst_rows_of_a_text_run_are_shown_as_text(tmp_path):
     run = scored(
