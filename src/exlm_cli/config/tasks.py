@@ -111,6 +111,11 @@ class TaskSection(StrictModel):
         return False
 
     @property
+    def is_log10(self) -> bool:
+        """Whether the values that are predicted are logarithms of those of the file."""
+        return False
+
+    @property
     def is_split_by_seed(self) -> bool:
         """Whether another `split_seed` gives another split."""
         return False
@@ -301,6 +306,11 @@ class CsvTaskConfig(RowTaskConfig):
     label_kind: Literal["auto", "classes", "multi_label", "regression"] = Field(
         "auto", description="What labels are; `auto`: found from the data"
     )
+    log10: bool = Field(False, description="Train and score decimal logarithms of the values, such as those of an IC50")
+    replicates: Literal["mean", "keep"] = Field(
+        "keep", description="Rows of one molecule or text: `mean`: average their values, `keep`: use each"
+    )
+    weight_column: str | None = Field(None, description="Column of numbers, 0 or more: what rows weigh in the training")
     decimal_comma: bool = Field(
         False,
         description="Read numbers with a decimal comma, such as 1,5; where the delimiter is no comma, they are found",
@@ -328,6 +338,11 @@ class CsvTaskConfig(RowTaskConfig):
     def number_columns(self) -> tuple[str, ...]:
         """Columns of numbers that the head reads beside the encoder's state."""
         return self.descriptor_columns
+
+    @property
+    def is_log10(self) -> bool:
+        """Whether the values that are predicted are logarithms of those of the file."""
+        return self.log10
 
     @property
     def is_split_by_seed(self) -> bool:

@@ -56,6 +56,9 @@ class EncodedRows:
         answerable: (N, L) bool for `span`, rows ragged: tokens an answer may begin or end at, [CLS] included; None for
             the other losses.
         notes: What a report says about the encoding, such as how many rows were cut.
+        bounds: (N, C, 2) between which each value lies, the value twice where it is known, infinite where nothing is;
+            None: no value is censored. The targets of censored values are NaN.
+        weights: (N,) what each row weighs in the loss, on average 1 over the training rows; None: all the same.
         descriptors: (N, F) numbers that the head reads beside the encoder's state, NaN where missing; None: none. A
             task gives those of `task.descriptor_columns`, to which the engine adds `task.descriptors`.
         is_pairs: Whether examples are pairs of texts, [CLS] a [SEP] b [SEP].
@@ -67,6 +70,8 @@ class EncodedRows:
     notes: tuple[str, ...] = ()
     descriptors: FloatArray | None = None
     is_pairs: bool = False
+    bounds: FloatArray | None = None
+    weights: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -126,12 +126,12 @@ def score_rows(
     if loss == "classes":
         return _score_classes(predicted_NC, targets_NC[:, 0])
     columns = score_columns(loss, predicted_NC, targets_NC)
-    scores = {name: _mean_of_defined(column[name] for column in columns) for name in columns[0]}
+    scores = {name: mean_of_defined(column[name] for column in columns) for name in columns[0]}
     if loss == "regression" and len(columns) > 1:
         del scores["rmse"], scores["mae"]
         if scale_C is not None:
             errors = (column["rmse"] / scale for column, scale in zip(columns, scale_C, strict=True))
-            scores["standardised_rmse"] = _mean_of_defined(errors)
+            scores["standardised_rmse"] = mean_of_defined(errors)
     return scores
 
 
@@ -161,6 +161,19 @@ def score_labels(
     return dict(zip(names, score_columns(loss, predicted_NC, targets_NC), strict=True))
 
 
+def errors_beyond(predicted_NC: FloatArray, bounds_NC2: FloatArray) -> FloatArray:
+    """Return (N, C) how far each prediction is beyond the bounds of its value, 0 between them; NaN without a bound."""
+    low_NC, high_NC = np.moveaxis(bounds_NC2, 2, 0)
+    is_known_NC = np.isfinite(bounds_NC2).any(axis=2)
+    return np.where(is_known_NC, predicted_NC - predicted_NC.clip(low_NC, high_NC), np.nan)
+
+
+def score_bounds(predicted_NC: FloatArray, bounds_NC2: FloatArray) -> list[dict[str, float]]:
+    """Return `rmse` and `mae` of each column over all rows with a value or a bound, as `errors_beyond` counts them."""
+    columns = [column[~np.isnan(column)] for column in errors_beyond(predicted_NC, bounds_NC2).T]
+    return [{name: metric(name, np.zeros(len(column)), column) for name in ("rmse", "mae")} for column in columns]
+
+
 def target_scale(targets_NC: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return mean and standard deviation of each column of training targets, (C,) each.
 
@@ -177,19 +190,23 @@ def target_scale(targets_NC: FloatArray) -> tuple[FloatArray, FloatArray]:
     return mean_C, np.where(differs_C & (std_C > 0), std_C, 1.0)
 
 
-def row_weights(loss: Loss, class_weights: FloatArray | None, target_N: FloatArray, index: int) -> FloatArray | None:
+def row_weights(
+    loss: Loss, class_weights: FloatArray | None, target_N: FloatArray, index: int, own_N: FloatArray | None = None
+) -> FloatArray | None:
     """Return (N,) what each row weighs in a loss with class weights; None: all the same.
 
     Args:
         class_weights: (C,) of each class, or of each label's positives.
         target_N: Known targets of a label, or classes.
         index: The label.
+        own_N: Weights of the rows themselves, which these are multiplied by; None: all the same.
     """
     if class_weights is None:
-        return None
-    return (
+        return own_N
+    of_class_N = (
         class_weights[target_N.astype(int)] if loss == "classes" else np.where(target_N == 1, class_weights[index], 1.0)
     )
+    return of_class_N if own_N is None else of_class_N * own_N
 
 
 def describe_constant(loss: Loss, predicted_NC: FloatArray, targets_NC: FloatArray, names: Sequence[str]) -> list[str]:
@@ -264,6 +281,7 @@ def count_telling_rows(loss: Loss, targets_NC: FloatArray) -> int:
     return max(found)
 
 
-def _mean_of_defined(values: Iterable[float]) -> float:
+def mean_of_defined(values: Iterable[float]) -> float:
+    """Return the mean of the values that are not NaN; NaN without any."""
     defined = [value for value in values if not math.isnan(value)]
     return math.fsum(defined) / len(defined) if defined else math.nan

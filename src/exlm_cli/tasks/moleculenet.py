@@ -14,6 +14,7 @@ from exlm_cli.errors import DataError
 from exlm_cli.format import format_counts
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import SPLITS
+from exlm_cli.tasks.rows.assays import Measured
 from exlm_cli.tasks.rows.labels import Labels, blank_missing, read_targets
 from exlm_cli.tasks.rows.splits import RowSplit, split_rows
 from exlm_cli.tasks.rows.table import InputRows, read_table, usable_rows
@@ -133,7 +134,7 @@ def load_moleculenet(config: MoleculeNetTaskConfig, progress: Progress) -> RowTa
     split = split_rows(config, usable, labels.classes)
     is_whole = config.max_rows is None and config.max_valid_rows is None
     notes = _compare_with_table_9(known, split) if config.is_split_by_scaffold and is_whole else []
-    return table_task(config, usable, labels, split, notes)
+    return table_task(config, usable, Measured(labels), split, notes)
 
 
 def find_set_file(config: MoleculeNetTaskConfig, progress: Progress) -> Path:

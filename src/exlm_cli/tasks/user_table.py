@@ -26,6 +26,7 @@ from exlm_cli.tasks.base import (
     TableColumns,
     TrainedTask,
 )
+from exlm_cli.tasks.rows.assays import Measured, average_replicates, describe_bounds, read_weights
 from exlm_cli.tasks.rows.labels import (
     CHOOSE_COLUMNS,
     LabelKind,
@@ -44,7 +45,7 @@ from exlm_cli.tasks.rows.table import (
     read_table,
     usable_rows,
 )
-from exlm_cli.tasks.rows.task import RowTask, TokenStore, labelled_rows, rows_to_predict
+from exlm_cli.tasks.rows.task import RowTask, TokenStore, labelled_rows, rows_to_predict, without_log10
 from exlm_cli.tasks.sources import given_file
 
 _OWN_NAMES = ("row", "line", "input", "problem", "in_split", "nearest_train_tanimoto")
@@ -102,7 +103,13 @@ def load_user_table(config: CsvTaskConfig, progress: Progress) -> RowTask:
         missing=config.missing_values,
         positive=config.positive_class,
         decimal_comma=config.decimal_comma,
+        log10=config.log10,
     )
+    if labels.loss != "regression" and config.replicates == "mean":
+        raise ConfigError(
+            f"{table.path}: `task.replicates: mean` is for values to predict; found labels or classes",
+            "leave it out: the rows of a molecule are in one split anyway",
+        )
     if labels.loss == "classes":
         _refuse_own_names(table, labels.names, ["true_class"])
     if labels.loss == "regression" and config.class_weights == "balanced":
@@ -115,8 +122,12 @@ def load_user_table(config: CsvTaskConfig, progress: Progress) -> RowTask:
     for note in (*labels.notes[1:], *notes):  # before hours of training, what may be a slip
         progress.message(note)
     usable = usable.without(dict.fromkeys(labels.missing, "has no label"), "without any label")
-    numbers = read_numbers(table, config) if config.descriptor_columns else None
-    return table_task(config, usable, labels, _split(config, usable, files, labels), numbers=numbers)
+    measured = Measured(
+        labels,
+        weights=None if config.weight_column is None else read_weights(usable, config.weight_column),
+        numbers=read_numbers(table, config) if config.descriptor_columns else None,
+    )
+    return table_task(config, usable, measured, _split(config, usable, files, labels))
 
 
 def _refuse_own_names(table: Table, names: Sequence[str], truths: Sequence[str]) -> None:
@@ -151,7 +162,8 @@ def _with_points(config: TaskConfig, table: Table) -> tuple[Table, tuple[str, ..
     """Return a table without decimal commas in the columns that are read as numbers, and notes."""
     if not isinstance(config, CsvTaskConfig) or config.decimal_comma:
         return table, ()
-    return with_points(table, (*config.label_columns, *config.descriptor_columns), config.missing_values)
+    names = (*config.label_columns, *config.descriptor_columns, config.weight_column or "")
+    return with_points(table, names, config.missing_values)
 
 
 def _input_columns(config: CsvTaskConfig, table: Table) -> tuple[str, ...]:
@@ -205,23 +217,24 @@ def _split_by_column(column: str, usable: InputRows) -> RowSplit:
 def table_task(
     config: RowTaskConfig,
     usable: InputRows,
-    labels: Labels,
+    measured: Measured,
     split: RowSplit,
     notes: Sequence[str] = (),
     tokens: TokenStore | None = None,
-    numbers: FloatArray | None = None,
 ) -> RowTask:
     """Return the task of one table, with labels, classes or values in its columns.
 
     Args:
         split: Rows of each split; a test split without rows is left out, with a note.
         tokens: Of the task of the same table on another split; None: there is none.
-        numbers: (R, n) numbers of `task.descriptor_columns`; None: there are none.
 
     Raises:
         DataError: The training or validation split is empty, or every training row of a user's table has one label.
     """
-    indices = split.indices
+    whole = measured
+    if isinstance(config, CsvTaskConfig) and config.replicates == "mean":
+        measured, split = average_replicates(usable, measured, split)
+    labels, indices = measured.labels, split.indices
     for needed in ("train", "valid"):
         if not len(indices.get(needed, ())):
             hint = "give more rows, another `task.split` (`random` fills all three), or a `task.split_file`"
@@ -229,6 +242,10 @@ def table_task(
                 hint = "training and validation need rows that can be used"
             raise DataError(f"{config.name}: the split leaves no rows in `{needed}`", hint)
     tokens = tokens or TokenStore()
+    weights = measured.weights
+    if weights is not None:
+        weights = weights / max(weights[indices["train"]].mean(), np.finfo(float).tiny)
+    by_row = {"numbers": measured.numbers, "bounds": labels.bounds, "weights": weights}
     examples = {
         part: labelled_rows(
             usable,
@@ -236,7 +253,8 @@ def table_task(
             labels.targets[rows],
             canonical_smiles=config.has_canonical_smiles,
             tokens=tokens,
-            numbers=None if numbers is None else numbers[rows],
+            is_log10=config.is_log10,
+            **{name: of_rows[rows] for name, of_rows in by_row.items() if of_rows is not None},
         )
         for part, rows in indices.items()
         if len(rows)
@@ -254,7 +272,10 @@ def table_task(
         if labels.loss == "regression":
             notes = [*notes, *(f"warning: {said} in every training row: nothing to learn of it" for said in constant)]
         used = np.sort(np.concatenate([split.indices[part] for part in examples]))
-        task.labels_sha256 = hashlib.sha256(used.tobytes() + labels.targets[used].tobytes()).hexdigest()
+        known = [labels.targets, *([] if labels.bounds is None else [labels.bounds])]
+        task.labels_sha256 = hashlib.sha256(
+            b"".join([used.tobytes(), *(of[used].tobytes() for of in known)])
+        ).hexdigest()
     task.input_kind, task.skipped = config.input_kind, usable.skipped
     task.split_name, task.split_imitates = split.name, split.imitates
     if config.class_weights == "balanced" and labels.loss != "regression":
@@ -271,8 +292,7 @@ def table_task(
 
     def resplit(split_seed: int) -> RowTask:
         changed = config.model_copy(update={"split_seed": split_seed})
-        resplit_rows = split_rows(changed, usable, labels.classes)
-        return table_task(changed, usable, labels, resplit_rows, tokens=tokens, numbers=numbers)
+        return table_task(changed, usable, whole, split_rows(changed, usable, labels.classes), tokens=tokens)
 
     task.resplit = resplit
     return task
@@ -291,8 +311,7 @@ def _constant_in_train(task: RowTask, columns: Sequence[str]) -> list[str]:
 
 def _describe_targets(task: RowTask) -> list[str]:
     notes = []
-    used = np.concatenate([task.examples[split].targets for split in task.splits])
-    share = float(np.isnan(used).mean())
+    share = float(1 - np.concatenate([task.examples[split].is_known for split in task.splits]).mean())
     if share > 0:
         notes.append(f"{100 * share:.1f} % of the labels are missing; they are left out of loss and scores")
     if task.loss == "classes":
@@ -300,6 +319,8 @@ def _describe_targets(task: RowTask) -> list[str]:
         if unseen := [f"`{name}`" for index, name in enumerate(task.output_names) if index not in trained]:
             notes.append(f"warning: no training row has the class {name_some(unseen)}: the model never predicts it")
     for split in task.splits:
+        if note := describe_bounds(split, task.examples[split]):
+            notes.append(note)
         unscorable = _unscorable(task, split)
         if unscorable and task.loss == "classes" and len(task.output_names) > 2:
             notes.append(f"{split}: `class` {unscorable['class']}, so its scores are meaningless")
@@ -361,17 +382,19 @@ def read_new_table(task: TrainedTask, path: Path, columns: tuple[str, ...], prog
         reads_parents=config.reads_parents,
     )
     label_columns, (table, commas) = task.output_names, _with_points(config, found.table)
+    log10 = config.is_log10
     kind: LabelKind = "auto"
     has_comma = isinstance(config, CsvTaskConfig) and config.decimal_comma
     missing_words: tuple[str, ...] = MISSING_VALUES
     if isinstance(config, CsvTaskConfig):
         kind, missing_words = config.label_kind, config.missing_values
         label_columns = config.label_columns if task.loss == "classes" else label_columns
+        label_columns = without_log10(label_columns) if log10 else label_columns
     numbers = read_numbers(table, config)[found.rows] if config.number_columns else None
     if format_of(path) in LINE_FORMATS:
         table = replace(table, columns={})  # a list has no labels, also where its names stand under `name`
-    known, odd = read_known_targets(
-        table, label_columns, task.loss, task.output_names, kind, missing_words, decimal_comma=has_comma
+    known, bounds, odd = read_known_targets(
+        table, label_columns, task.loss, task.output_names, kind, missing_words, decimal_comma=has_comma, log10=log10
     )
     targets = known[found.rows]
     notes, missing = (*commas, *odd, *found.notes), [name for name in label_columns if name not in table.columns]
@@ -380,7 +403,7 @@ def read_new_table(task: TrainedTask, path: Path, columns: tuple[str, ...], prog
     if "line" in table.columns:
         notes = (*notes, "lines of the file replace the table's own column `line`")
     cells = {"line": found.table.lines} | {name: c for name, c in found.table.columns.items() if name != "line"}
-    return new_rows(found, task, targets, cells, notes, numbers)
+    return new_rows(found, task, targets, cells, notes, numbers, None if bounds is None else bounds[found.rows])
 
 
 def new_rows(
@@ -390,14 +413,16 @@ def new_rows(
     columns: TableColumns,
     notes: tuple[str, ...],
     numbers: FloatArray | None = None,
+    bounds: FloatArray | None = None,
 ) -> NewRows:
     """Return rows of a table or list as rows to predict.
 
     Args:
         targets: (N, C) known targets of the readable rows, NaN where unknown.
         columns, notes: As in `NewRows`.
-        numbers: As in `LabelledRows`.
+        numbers, bounds: As in `LabelledRows`.
     """
-    canonical = task.config.has_canonical_smiles
-    rows = labelled_rows(found, found.rows, targets, canonical_smiles=canonical, numbers=numbers)
+    more = {"canonical_smiles": task.config.has_canonical_smiles, "is_log10": task.config.is_log10}
+    rows = labelled_rows(found, found.rows, targets, **more, numbers=numbers, bounds=bounds)
+    notes = (*notes, *filter(None, [describe_bounds("", rows)]))
     return rows_to_predict(rows, task.loss, task.output_names, columns, problems=found.problems, notes=notes)

@@ -12,6 +12,8 @@ from exlm_cli.tasks.metrics import (
     describe_rare_classes,
     describe_unscorable,
     metric,
+    row_weights,
+    score_bounds,
     score_columns,
     score_rows,
     target_scale,
@@ -183,3 +185,24 @@ def test_the_same_answer_for_every_row_is_told_where_the_truth_differs(loss, pre
 def test_rows_that_tell_models_apart_are_values_or_not_of_the_commonest_class(loss, targets, num):
     """Of several labels, those of the label with the most; a model that says one class is right on all others."""
     assert count_telling_rows(loss, np.array(targets, dtype=float)) == num
+
+
+def test_errors_of_censored_values_are_those_beyond_their_bounds():
+    """As chemprop's bounded metrics: a prediction on the right side counts as the bound itself."""
+    predicted = np.array([[4.0, 1.0], [6.0, 1.0], [5.0, 1.0], [1.0, 1.0]])
+    inf = np.inf
+    bounds = np.array(
+        [[[5, inf], [0, 0]], [[5, inf], [-inf, inf]], [[-inf, 2], [2, 2]], [[3, 3], [-inf, inf]]], dtype=float
+    )
+    first, second = score_bounds(predicted, bounds)
+    assert first == pytest.approx({"rmse": math.sqrt((1 + 0 + 9 + 4) / 4), "mae": (1 + 0 + 3 + 2) / 4})
+    assert second == pytest.approx({"rmse": 1.0, "mae": 1.0})
+    (empty,) = score_bounds(predicted[:, :1], np.array([[[-inf, inf]]] * 4))
+    assert all(map(math.isnan, empty.values()))
+
+
+def test_weights_of_classes_and_rows_are_multiplied():
+    target, own = np.array([0.0, 1.0, 1.0]), np.array([1.0, 2.0, 0.5])
+    assert row_weights("classes", np.array([3.0, 5.0]), target, 0, own).tolist() == [3.0, 10.0, 2.5]
+    assert row_weights("binary", np.array([9.0, 5.0]), target, 1, own).tolist() == [1.0, 10.0, 2.5]
+    assert row_weights("regression", None, target, 0, own) is own

@@ -108,6 +108,16 @@ LabelColumnsOption = Annotated[
     str | None,
     typer.Option("--label-columns", metavar="LIST", help='Columns of a CSV with labels, like A,B or A,"B, in nM".'),
 ]
+Log10Option = Annotated[
+    bool | None, typer.Option("--log10", help="Train and score logarithms of the values; predict both.")
+]
+RowsOfMoleculeOption = Annotated[
+    str | None,
+    typer.Option("--replicates", metavar="mean|keep", help="Rows of one molecule: averaged, or kept (the default)."),
+]
+WeightColumnOption = Annotated[
+    str | None, typer.Option("--weight-column", metavar="NAME", help="Column of a CSV: what rows weigh in training.")
+]
 BaselineOption = Annotated[
     bool | None,
     typer.Option(
@@ -136,6 +146,9 @@ def finetune(
     smiles_column: SmilesColumnOption = None,
     text_column: TextColumnOption = None,
     label_columns: LabelColumnsOption = None,
+    log10: Log10Option = None,
+    replicates: RowsOfMoleculeOption = None,
+    weight_column: WeightColumnOption = None,
     baseline: BaselineOption = None,
     out: OutOption = None,
     resume: ResumeOption = None,
@@ -156,8 +169,9 @@ def finetune(
     from exlm_cli.export.given import local_run
     from exlm_cli.run_dir import SERIES_FILE
 
-    task = {"data_dir": data_dir, "split": split, "split_column": split_column}
+    task: dict[str, object] = {"data_dir": data_dir, "split": split, "split_column": split_column}
     task |= {"group_column": group_column, "time_column": time_column}
+    task |= {"log10": log10, "replicates": replicates, "weight_column": weight_column}
     task |= {"smiles_column": smiles_column, "text_column": text_column}
     start = {"recipe": recipe, "out": out, "from_scratch": from_scratch, "encoder": encoder, "grid": grid}
     others = {"label_columns": label_columns, "baseline": baseline, "no_baseline": baseline is False}

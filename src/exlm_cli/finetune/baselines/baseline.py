@@ -241,7 +241,15 @@ class TfidfBaseline(Baseline):
         """Fit the linear models."""
         del seed, store, num_threads
         rows, num_outputs = task.examples["train"], len(task.output_names)
-        found = fit_tfidf(task.loss, rows.texts, rows.targets, num_outputs, progress, class_weights=task.class_weights)
+        found = fit_tfidf(
+            task.loss,
+            rows.texts,
+            rows.targets,
+            num_outputs,
+            progress,
+            class_weights=task.class_weights,
+            weights_N=rows.weights,
+        )
         return replace(self, fitted=found)
 
     def read(self, path: Path, hint: str, *, loss: Loss, num_outputs: int, num_texts: int, store: FeatureStore) -> Self:
@@ -310,7 +318,7 @@ def grow_forests(
     """
     from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 
-    targets_NC = task.examples["train"].targets
+    targets_NC, own_N = task.examples["train"].targets, task.examples["train"].weights
     kind: Any = RandomForestRegressor if task.loss == "regression" else RandomForestClassifier
     grown: list[Any | None] = []
     with progress.bar(baseline.name, targets_NC.shape[1]) as bar:
@@ -324,7 +332,8 @@ def grow_forests(
                     random_state=seed,
                     n_jobs=num_threads or -1,
                 )
-                weights_n = metrics.row_weights(task.loss, task.class_weights, target_N[is_known], index)
+                own_n = None if own_N is None else own_N[is_known]
+                weights_n = metrics.row_weights(task.loss, task.class_weights, target_N[is_known], index, own_n)
                 with warnings.catch_warnings():  # where labels are called classes, many of them are meant
                     warnings.filterwarnings("ignore", "The number of unique classes", UserWarning)
                     forest.fit(training_NF[is_known], target_N[is_known], sample_weight=weights_n)

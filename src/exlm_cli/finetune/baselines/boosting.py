@@ -47,13 +47,15 @@ def grow_boosting(
     from threadpoolctl import threadpool_limits
 
     kept_f = _splittable(training_NF)
-    kept_Nf, targets_NC = training_NF[:, kept_f], task.examples["train"].targets
+    kept_Nf = training_NF[:, kept_f]
+    targets_NC, own_N = task.examples["train"].targets, task.examples["train"].weights
     grown: list[list[Tree]] = []
     with progress.bar(name, targets_NC.shape[1]) as bar, threadpool_limits(num_threads, "openmp"):
         for index, target_N in enumerate(targets_NC.T):
             is_known = ~np.isnan(target_N)
             present = np.unique(target_N[is_known])
-            weights_n = metrics.row_weights(task.loss, task.class_weights, target_N[is_known], index)
+            own_n = None if own_N is None else own_N[is_known]
+            weights_n = metrics.row_weights(task.loss, task.class_weights, target_N[is_known], index, own_n)
             fitted = None
             if len(present) > 1:
                 fitted = _booster(task.loss, num_rounds, seed).fit(

@@ -85,6 +85,7 @@ def fit_tfidf(
     progress: Progress,
     *,
     class_weights: FloatArray | None = None,
+    weights_N: FloatArray | None = None,
 ) -> Tfidf:
     """Fit the vocabulary and the linear models to training rows; the same rows give the same bits.
 
@@ -96,6 +97,7 @@ def fit_tfidf(
         num_outputs: C.
         progress: Shows the outputs that are fitted.
         class_weights: As in `DownstreamTask`, as the model's loss has them.
+        weights_N: As `weights` in `EncodedRows`.
     """
     vectorizer = _new_vectorizer(max_features=MAX_TERMS)
     every, find_terms = [text for of_row in texts for text in of_row], vectorizer.build_analyzer()
@@ -109,16 +111,17 @@ def fit_tfidf(
         for index, target_N in enumerate(targets_NC.T):
             rows = np.flatnonzero(~np.isnan(target_N))
             target_N = target_N[rows]
+            own_N = None if weights_N is None else weights_N[rows]
             present = np.unique(target_N)
             if loss == "classes" and len(present):
                 is_known_C = np.isin(np.arange(num_outputs), present)
             if loss == "regression" and len(rows):
-                weight_FC[:, index], bias_C[index] = _fit_ridge(features_NF[rows], target_N)
+                weight_FC[:, index], bias_C[index] = _fit_ridge(features_NF[rows], target_N, own_N)
             elif len(present) > 1:
                 # of two classes, scikit-learn has the weights of the second one
                 columns = present.astype(int) if len(present) > 2 else [int(present[1]) if loss == "classes" else index]
                 weight_FC[:, columns], bias_C[columns] = _fit_logistic(
-                    features_NF[rows], target_N, metrics.row_weights(loss, class_weights, target_N, index)
+                    features_NF[rows], target_N, metrics.row_weights(loss, class_weights, target_N, index, own_N)
                 )
             elif loss == "binary" and len(present):
                 bias_C[index] = _CERTAIN if present[0] == 1 else -_CERTAIN
@@ -155,10 +158,10 @@ def _fit_logistic(
     return model.coef_.T, model.intercept_
 
 
-def _fit_ridge(features_NF: Any, target_N: FloatArray) -> tuple[FloatArray, float]:
+def _fit_ridge(features_NF: Any, target_N: FloatArray, weights_N: FloatArray | None) -> tuple[FloatArray, float]:
     from sklearn.linear_model import Ridge
 
-    model = Ridge(alpha=_ALPHA, solver="sparse_cg", tol=1e-6).fit(features_NF, target_N)
+    model = Ridge(alpha=_ALPHA, solver="sparse_cg", tol=1e-6).fit(features_NF, target_N, sample_weight=weights_N)
     return model.coef_, float(model.intercept_)
 
 

@@ -47,7 +47,7 @@ class TaskBatch(DeviceBatch):
         label_index: As `index_labels` returns it.
         is_padded: Whether any example has [PAD], known to the host.
         num_tokens: Positions without padding, known to the host.
-        descriptors: As in `EncodedRows`.
+        descriptors, bounds, weights: As in `EncodedRows`.
         states: States of the examples, where the encoder is frozen and they are known.
     """
 
@@ -61,6 +61,8 @@ class TaskBatch(DeviceBatch):
     num_tokens: int
     descriptors: Float[Tensor, "B F"] | None = None
     states: Float[Tensor, "B D"] | None = None
+    bounds: Float[Tensor, "B C 2"] | None = None
+    weights: Float[Tensor, " B"] | None = None
 
 
 def repeated_lengths(split: EncodedRows, indices: IntArray, num_repeats: int) -> IntArray:
@@ -97,7 +99,14 @@ def collate(
         index_labels(targets),
         is_padded=min(lengths) < max(lengths),
         num_tokens=sum(lengths),
-        descriptors=None if split.descriptors is None else torch.from_numpy(split.descriptors[indices]),
+        **{
+            name: None if rows is None else torch.from_numpy(rows[indices])
+            for name, rows in (
+                ("descriptors", split.descriptors),
+                ("bounds", split.bounds),
+                ("weights", split.weights),
+            )
+        },
     )
 
 
@@ -127,35 +136,44 @@ def batch_losses(loss: Loss, outputs: Tensor, batch: TaskBatch, weights: Tensor 
     """Return the losses whose mean is the loss of a batch, float32, in nats; `regression`: squared standard deviations.
 
     `binary` has one loss for each label present, so that every label weighs the same (as in Uni-Mol). Other losses have
-    one for each example; for `regression` it is the mean over the values present. Each example without labels adds
-    `inf`, which the training loop counts and leaves out.
+    one for each example; for `regression` it is the mean over the values present, of which a censored one counts how
+    far the output is beyond its bound, so nothing on the right side. Each example without labels adds `inf`, which the
+    training loop counts and leaves out. The losses of an example are multiplied by its weight.
 
     Args:
         outputs: (B, C), or (B, L, 2) for `span`.
-        batch: Batch with the targets; standardised ones for `regression`.
+        batch: Batch with the targets and bounds; standardised ones for `regression`.
         weights: (C,) weight of each class, or of each label's positives; None: all 1.
     """
     match loss:
         case "binary":
             targets_BC = batch.targets.nan_to_num().to(outputs.dtype)
             losses_BC = F.binary_cross_entropy_with_logits(outputs, targets_BC, pos_weight=weights, reduction="none")
+            losses_BC = _weighted(losses_BC, batch)
             with_unlabelled = torch.cat([losses_BC.flatten(), losses_BC.new_full((1,), math.inf)])
             return with_unlabelled.index_select(0, batch.label_index)
         case "regression":
-            targets_BC = batch.targets.nan_to_num().to(outputs.dtype)
-            return _mean_of_present((outputs - targets_BC).square(), batch.targets)
+            if batch.bounds is None:
+                targets_BC = batch.targets.nan_to_num().to(outputs.dtype)
+                return _mean_of_present(_weighted((outputs - targets_BC).square(), batch), ~batch.targets.isnan())
+            low_BC, high_BC = batch.bounds.to(outputs.dtype).unbind(2)
+            losses_BC = (low_BC - outputs).relu().square() + (outputs - high_BC).relu().square()
+            return _mean_of_present(_weighted(losses_BC, batch), batch.bounds.isfinite().any(2))
         case "classes":
             targets_B = batch.targets[:, 0].nan_to_num().long()
             losses_B = F.cross_entropy(outputs, targets_B, weight=weights, reduction="none")
-            return _mean_of_present(losses_B[:, None], batch.targets)
+            return _mean_of_present(_weighted(losses_B[:, None], batch), ~batch.targets.isnan())
         case "span":
             assert batch.answerable is not None, "a span task says which tokens an answer may begin or end at"
             log_probs_BL2 = outputs.masked_fill(~batch.answerable[..., None], -torch.inf).log_softmax(1)
             return -log_probs_BL2.gather(1, batch.targets.long()[:, None])[:, 0].mean(-1)
 
 
-def _mean_of_present(losses_BC: Tensor, targets_BC: Tensor) -> Tensor:
-    is_present_BC = ~targets_BC.isnan()
+def _weighted(losses_BC: Tensor, batch: TaskBatch) -> Tensor:
+    return losses_BC if batch.weights is None else losses_BC * batch.weights.to(losses_BC.dtype)[:, None]
+
+
+def _mean_of_present(losses_BC: Tensor, is_present_BC: Tensor) -> Tensor:
     total_B = torch.where(is_present_BC, losses_BC, 0.0).sum(1)
     num_B = is_present_BC.sum(1)
     return (total_B / num_B.clamp(min=1)).masked_fill(num_B == 0, math.inf)
@@ -181,7 +199,10 @@ def losses_of_outputs(
 ) -> Float[Tensor, " n"]:
     """Return the losses of `batch_losses` for outputs of a model; a regression's targets are standardised."""
     if loss == "regression":
-        batch = replace(batch, targets=(batch.targets - model.output_mean) / model.output_std)
+        bounds = batch.bounds
+        if bounds is not None:
+            bounds = (bounds - model.output_mean[:, None]) / model.output_std[:, None]
+        batch = replace(batch, targets=(batch.targets - model.output_mean) / model.output_std, bounds=bounds)
     return batch_losses(loss, outputs, batch, weights)
 
 

@@ -189,6 +189,8 @@ def _fingerprint(task: DownstreamTask, splits: dict[Split, EncodedSplit]) -> str
         for ids in encoded.token_ids:
             digest.update(np.ascontiguousarray(ids, dtype=np.int64).tobytes())
         digest.update(np.ascontiguousarray(encoded.targets, dtype=np.float64).tobytes())
+        for more in (encoded.bounds, encoded.weights):
+            digest.update(b"" if more is None else more.tobytes())
         for mask in encoded.answerable or ():
             digest.update(mask.tobytes())
     return digest.hexdigest()

@@ -13,6 +13,7 @@ import numpy as np
 from exlm_cli.config.finetune import NO_GRID, GridPoint
 from exlm_cli.files import make_folder, write_csv, write_json
 from exlm_cli.finetune.baselines.baseline import Baseline, baselines_of
+from exlm_cli.finetune.baselines.bounded import fit_baseline
 from exlm_cli.finetune.cells.model import describe_weights
 from exlm_cli.finetune.cells.trainer import describe_data
 from exlm_cli.finetune.evaluation.calibration import (
@@ -72,9 +73,15 @@ from exlm_cli.format import name_some, printable
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import update_run_json
 from exlm_cli.tasks.base import FloatArray, SeedOutputs, Split
-from exlm_cli.tasks.metrics import FEW_ROWS, count_telling_rows, describe_rare_classes, target_scale
+from exlm_cli.tasks.metrics import (
+    FEW_ROWS,
+    count_telling_rows,
+    describe_rare_classes,
+    errors_beyond,
+    target_scale,
+)
 from exlm_cli.tasks.rows.splits import split_fingerprint
-from exlm_cli.tasks.rows.task import RowTask, name_columns
+from exlm_cli.tasks.rows.task import RowTask, ScoredRows
 
 MAX_PAIRS = 10**8
 """Pairs of a scored and a training molecule whose similarity is worked out for reports alone: some ten seconds."""
@@ -144,6 +151,10 @@ def _resample(outcomes: Sequence[SplitOutcome], scores: RunScores) -> tuple[Resa
     drawn = []
     for number, (one, targets_NC) in enumerate(zip(outcomes, targets, strict=True)):
         predicted = [one.predicted[name][part].mean(axis=0)[: len(targets_NC)] for name in names]
+        bounds_NC2 = one.plan.data.scored[part].bounds
+        if bounds_NC2 is not None:  # as if the truth were 0 and the error were predicted
+            predicted = [errors_beyond(of_model, bounds_NC2) for of_model in predicted]
+            targets_NC = np.where(np.isnan(predicted[0]), np.nan, 0.0)
         scale_C = target_scale(one.plan.data.train.targets)[1] if loss == "regression" else None
         drawn.append(resample_scores(metric, loss, predicted, targets_NC, scale_C, seed=number))
     mean_MB = sum(drawn[1:], drawn[0]) / len(drawn)
@@ -186,12 +197,10 @@ def _write_rows(plan: RunPlan, outcomes: Sequence[SplitOutcome]) -> None:
     splits = {one.plan.seed: {**(train if one is first else {}), **one.rows} for one in outcomes}
     write_rows(plan.folder, data.loss, data.output_names, splits)
     for part, encoded in data.scored.items():
-        truth = (
-            {"true_class": [data.output_names[int(one)] if one >= 0 else "" for one in encoded.targets[:, 0]]}
-            if data.loss == "classes"
-            else name_columns(data.output_names, "true", encoded.targets)
+        assert isinstance(encoded, ScoredRows), "only spans are others"
+        columns = _csv_columns(
+            first.rows[part], encoded.truth_columns(), encoded.prediction_columns(first.predicted[MODEL][part])
         )
-        columns = _csv_columns(first.rows[part], truth, encoded.prediction_columns(first.predicted[MODEL][part]))
         path = plan.folder / f"predictions-{part}.csv"
         write_csv(path, list(columns), zip(*columns.values(), strict=True))
 
@@ -290,7 +299,8 @@ def _predict_baseline(
             continue
         make_folder(folder)
         if fitted is None or baseline.has_seed:
-            fitted = baseline.fit(task, seed, plan.features, progress, num_threads=plan.recipe.train.num_threads)
+            num_threads = plan.recipe.train.num_threads
+            fitted = fit_baseline(baseline, task, seed, plan.features, progress, num_threads=num_threads)
         if is_kept:
             fitted.write(folder / baseline.file)
         predicted = {part: fitted.predict(task.examples[part].texts, progress) for part in data.scored}

@@ -50,7 +50,7 @@ from exlm_cli.tasks.base import (
     TrainedTask,
 )
 from exlm_cli.tasks.registry import layout_of
-from exlm_cli.tasks.rows.task import ScoredRows, name_columns
+from exlm_cli.tasks.rows.task import ScoredRows, name_columns, without_log10
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ def predict_rows(
             calibration=calibration,
             level=interval_level,
         )
-        added, notes_on_calibration = _calibrated_columns(calibrated)
+        added, notes_on_calibration = _calibrated_columns(calibrated, is_log10=finetuned.recipe.task.is_log10)
         columns |= added
         notes += notes_on_calibration
         labelled = calibrated if encoded.is_labelled else None
@@ -380,7 +380,7 @@ def _score(
     return scores, of_new
 
 
-def _calibrated_columns(rows: PredictedRows) -> tuple[dict[str, list[str]], list[str]]:
+def _calibrated_columns(rows: PredictedRows, *, is_log10: bool) -> tuple[dict[str, list[str]], list[str]]:
     """Return columns of intervals or calibrated probabilities, and notes on outputs that have none, or plain ones."""
     loss, names, mean_NC, calibration = rows.loss, rows.names, rows.mean, rows.calibration
     equal: list[str] = []
@@ -407,6 +407,10 @@ def _calibrated_columns(rows: PredictedRows) -> tuple[dict[str, list[str]], list
         return {}, notes
     named = [name for name, has in zip(names, has_C, strict=True) if has]
     columns = [name_columns(named, end, values_NC[:, has_C]) for end, values_NC in values.items()]
+    if is_log10:
+        columns += [
+            name_columns(without_log10(named), end, 10 ** values_NC[:, has_C]) for end, values_NC in values.items()
+        ]
     return {name: cells for of_end in columns for name, cells in of_end.items()}, notes
 
 

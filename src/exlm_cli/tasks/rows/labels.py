@@ -5,7 +5,8 @@
 | 1, true, yes and 0, false, no, in any case; t and f, or y and n | a 0/1 label (`binary`); several: `multi_label` |
 | two numbers, in one column | two classes |
 | other numbers | values (`regression`) |
-| numbers and others, such as `<10`, and no text comes twice | refused |
+| numbers, and bounds such as `<10` and `≥ 5` | values, some of them censored |
+| numbers and others, such as `3 nM`, and no text comes twice | refused |
 | other texts, in one column | classes; refused if most classes have one row, or there are over 100 |
 
 - A cell is missing if it is empty or one of `task.missing_values`, in any case. A note counts such words among words.
@@ -16,13 +17,13 @@
 - Of two classes the second is the positive one: that of `task.positive_class`, else the one that its name tells
   (`find_positive`), else the later one.
 - With `task.decimal_comma`, `1,5` is a number, and `1.5` is none.
+- With `task.log10`, values are logarithms, and numbers up to 0 are none.
 """
 
 import math
 import re
-import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -33,13 +34,12 @@ from exlm_cli.config.tasks import MISSING_VALUES, CsvTaskConfig, TaskSection
 from exlm_cli.errors import DataError
 from exlm_cli.format import format_number_of, format_percent, name_some
 from exlm_cli.tasks.base import FloatArray, Loss
-from exlm_cli.tasks.rows.numbers import read_number
+from exlm_cli.tasks.rows.classes import describe_alike, find_list, find_positive
+from exlm_cli.tasks.rows.numbers import Parser, read_bound, read_bounds, read_number
 from exlm_cli.tasks.rows.table import Table
+from exlm_cli.tasks.rows.task import LOG10
 
 LabelKind = Literal["auto", "classes", "multi_label", "regression"]
-Parser = Callable[[str], float | None]
-"""Number of a cell that is not missing; None if the cell is not a label."""
-
 _BINARY = {
     **dict.fromkeys(("1", "1.0", "true", "yes", "t", "y"), 1.0),
     **dict.fromkeys(("0", "0.0", "false", "no", "f", "n"), 0.0),
@@ -47,17 +47,9 @@ _BINARY = {
 _ZEROS = re.compile("(?<=^[01])[.,]0*$")
 _PAIRS = ({"t", "f", "true", "false"}, {"y", "n", "yes", "no"})
 _WHOLE = re.compile("([-+]?[0-9]+)[.,]0")
-_POSITIVE = (
-    "active", "hit", "binder", "toxic", "positive", "pos", "yes", "true", "high", "pass", "passed", "mutagenic",
-    "blocker",
-)  # fmt: skip
-_NEGATIVE = (
-    "inactive", "negative", "neg", "no", "not", "non", "false", "low", "none", "fail", "failed", "miss", "absent",
-    "safe", "decoy", "control", "-",
-)  # fmt: skip
-_DENIALS = ("in", "im", "un", "non", "non-", "non ", "not ", "not-", "no ")
 _MAX_CLASSES = 100
 _MAX_NAMED = 3
+_TWO_DECADES = 100
 _FEW_VALUES = 10
 """A column of at most so many whole numbers may be one of classes."""
 _LARGEST_VALUE = 1e100  # so that sums of squared errors are finite
@@ -75,17 +67,22 @@ class Labels:
     Attributes:
         names: C labels, classes or columns; of two classes, the second is the positive one.
         targets: (R, C), NaN where missing; (R, 1) class index for `classes`.
+        bounds: As in `EncodedRows`, of R rows.
     """
 
     loss: Loss
     names: tuple[str, ...]
     targets: FloatArray
     notes: tuple[str, ...]
+    bounds: FloatArray | None = None
 
     @property
     def missing(self) -> list[int]:
         """Rows without any label."""
-        return np.flatnonzero(np.isnan(self.targets).all(axis=1)).tolist()
+        is_missing_R = np.isnan(self.targets).all(axis=1)
+        if self.bounds is not None:
+            is_missing_R &= np.isinf(self.bounds).all(axis=(1, 2))
+        return np.flatnonzero(is_missing_R).tolist()
 
     @property
     def classes(self) -> list[float] | None:
@@ -104,6 +101,7 @@ def read_labels(
     missing: Collection[str] = MISSING_VALUES,
     positive: str | None = None,
     decimal_comma: bool = False,
+    log10: bool = False,
 ) -> Labels:
     """Read label columns by the rules above.
 
@@ -113,6 +111,7 @@ def read_labels(
         missing: Words of missing labels, in any case; an empty cell is missing too.
         positive: The positive one of two classes; None: found from their names.
         decimal_comma: Whether numbers are written with a comma.
+        log10: Whether values are to be logarithms.
 
     Raises:
         DataError: No such column; a cell that does not fit the kind, named with its row; a column without labels, or
@@ -131,12 +130,15 @@ def read_labels(
         case "multi_label":
             labels = _binary_labels(table, columns, hint)
         case "regression":
-            labels = _values(table, columns, number, hint, is_found=kind == "auto")
+            labels = _values(table, columns, number, hint, is_found=kind == "auto", log10=log10)
         case _:
             labels = _classes(table, columns, number, positive, hint, is_found=kind == "auto")
     if positive is not None and labels.loss != "classes":
         what = "values to predict" if labels.loss == "regression" else "0/1 labels"
         raise DataError(f"{table.path}: `task.positive_class` is for two classes; found {what}", "leave it out")
+    if log10 and labels.loss != "regression":
+        what = "classes" if labels.loss == "classes" else "0/1 labels"
+        raise DataError(f"{table.path}: `task.log10` is for values to predict; found {what}", "leave it out")
     return replace(labels, notes=(*labels.notes, *_describe_missing(texts, missing)))
 
 
@@ -149,9 +151,10 @@ def read_known_targets(
     missing: Collection[str] = MISSING_VALUES,
     *,
     decimal_comma: bool = False,
-) -> tuple[FloatArray, tuple[str, ...]]:
-    """Return the labels of new rows of a known task, (R, C), NaN where missing, and notes; (R, 1) class index for
-    `classes`.
+    log10: bool = False,
+) -> tuple[FloatArray, FloatArray | None, tuple[str, ...]]:
+    """Return the labels of new rows of a known task, (R, C), NaN where missing, their bounds, and notes; (R, 1) class
+    index for `classes`.
 
     A cell that is not a label of the task counts as missing, since its row can be predicted all the same; a warning
     says how many such cells there are, and which is the first.
@@ -159,22 +162,24 @@ def read_known_targets(
     Args:
         table: May lack some of the columns, or all.
         columns: One for each label or value; the only one for `classes`.
-        kind, missing, decimal_comma: As the task was read.
+        kind, missing, decimal_comma, log10: As the task was read.
     """
     number = partial(read_number, decimal_comma=decimal_comma)
-    parse, accepted = _BINARY_CELLS if loss == "binary" else (_value_of(number), _VALUES)
+    parse, accepted = _BINARY_CELLS if loss == "binary" else _value_cells(number, log10=log10)
     if loss == "classes":
         parse, accepted = _class_parser(names, number), name_some((f"`{name}`" for name in names), limit=10)
     table = blank_missing(table, columns, missing)
     if loss == "binary" and kind == "multi_label":
         table = _with_zeros(table, columns, is_strict=False)
-    targets, odd = _read_cells(table, columns, parse)
+    is_censored = loss == "regression"
+    targets, odd = _read_cells(_without_bounds(table, columns, parse) if is_censored else table, columns, parse)
+    bounds = read_bounds(table, columns, parse, targets) if is_censored else None
     if not odd:
-        return targets, ()
+        return targets, bounds, ()
     what = "a cell is no label of the run and is not scored"
     if len(odd) > 1:
         what = f"{len(odd):,} cells are no labels of the run and are not scored; the first"
-    return targets, (f"warning: {what}: {_name_cells(table, odd[:1])}; accepted: {accepted}, or empty",)
+    return targets, bounds, (f"warning: {what}: {_name_cells(table, odd[:1])}; accepted: {accepted}, or empty",)
 
 
 def read_targets(
@@ -219,29 +224,8 @@ def read_numbers(table: Table, config: TaskSection) -> FloatArray:
         table.column(name, "the model reads it: `task.descriptor_columns` names it")
     if not isinstance(config, CsvTaskConfig):
         return np.zeros((len(table), 0))
-    parse = _value_of(partial(read_number, decimal_comma=config.decimal_comma))
-    return read_targets(blank_missing(table, columns, config.missing_values), columns, parse, _VALUES)
-
-
-def find_positive(names: tuple[str, str]) -> str | None:
-    """Return the positive one of two classes by their names; None where the names do not tell.
-
-    `inactive`, `non-toxic` and `not toxic` deny `active` and `toxic`. Else one of the names is in a short list. Words
-    that both names begin or end with are left out: of `BBB+` and `BBB-`, the signs tell.
-    """
-    words = [re.findall(r"[^\W_]+|[-+]$", name.casefold().replace("\N{MINUS SIGN}", "-")) for name in names]
-    for end in (0, -1):
-        while all(words) and words[0][end] == words[1][end]:
-            for of_name in words:
-                del of_name[end]
-    first, second = (" ".join(of_name) for of_name in words)
-    denies = [
-        any(one == f"{word}{other}".strip() for word in _DENIALS) for one, other in ((first, second), (second, first))
-    ]
-    for is_negative in (denies, [first in _NEGATIVE, second in _NEGATIVE], [second in _POSITIVE, first in _POSITIVE]):
-        if is_negative[0] != is_negative[1]:
-            return names[1] if is_negative[0] else names[0]
-    return None
+    parse, accepted = _value_cells(partial(read_number, decimal_comma=config.decimal_comma))
+    return read_targets(blank_missing(table, columns, config.missing_values), columns, parse, accepted)
 
 
 def _class_parser(names: Sequence[str], number: Parser) -> Parser:
@@ -299,10 +283,15 @@ def _find_kind(table: Table, columns: Sequence[str], number: Parser, positive: s
     if not odd:
         return "multi_label" if positive is None or len(columns) > 1 else "classes"
     values = [number(cell) for *_, cell in cells]
-    others = [(name, row) for (name, row, _), value in zip(cells, values, strict=True) if value is None]
+    has_numbers = any(value is not None for value in values)
+    others = [
+        (name, row)
+        for (name, row, cell), value in zip(cells, values, strict=True)
+        if value is None and not (has_numbers and read_bound(cell, number))
+    ]
     if not others:
-        return "classes" if len(columns) == 1 and len(set(values)) == 2 else "regression"
-    has_numbers = len(others) < len(cells)
+        has_bounds = None in values
+        return "classes" if len(columns) == 1 and len(set(values)) == 2 and not has_bounds else "regression"
     if len(columns) == 1 and (2 * len(others) >= len(cells) if has_numbers else True):
         return "classes"
     if has_numbers:
@@ -360,8 +349,9 @@ def _with_zeros(table: Table, columns: Sequence[str], *, is_strict: bool = True)
     return table
 
 
-def _values(table: Table, columns: Sequence[str], number: Parser, hint: str, *, is_found: bool) -> Labels:
-    targets = read_targets(table, columns, _value_of(number), _VALUES, _MEND)
+def _values(table: Table, columns: Sequence[str], number: Parser, hint: str, *, is_found: bool, log10: bool) -> Labels:
+    parse, accepted = _value_cells(number, log10=log10)
+    targets = read_targets(_without_bounds(table, columns, parse), columns, parse, accepted, _MEND)
     _check_varies(table, columns, targets, hint)
     named = name_some(f"`{name}`" for name in columns)
     present = np.unique(targets[~np.isnan(targets)])
@@ -377,7 +367,29 @@ def _values(table: Table, columns: Sequence[str], number: Parser, hint: str, *, 
         notes.append(
             "every value is -1 or 1: `--set task.label_kind=multi_label` takes them as negative and positive labels"
         )
-    return Labels("regression", tuple(columns), targets, tuple(notes))
+    names = tuple(f"{LOG10}{name}" if log10 else name for name in columns)
+    bounds = read_bounds(table, columns, parse, targets)
+    if bounds is not None:
+        num_each = (np.isfinite(bounds).sum(axis=2) == 1).sum(axis=0).tolist()
+        listed = name_some(f"{num:,} of `{name}`" for name, num in zip(columns, num_each, strict=True) if num)
+        notes.append(f"censored values (`>`, `<`), of which loss, rmse and mae count the wrong side alone: {listed}")
+    return Labels(
+        "regression", names, targets, (*notes, *([] if log10 else _describe_decades(columns, targets))), bounds
+    )
+
+
+def _describe_decades(columns: Sequence[str], targets: FloatArray) -> list[str]:
+    """Return a note on positive values that span more than two decades."""
+    wide = []
+    for name, values in zip(columns, targets.T, strict=True):
+        low, high = min(known := values[~np.isnan(values)], default=0), max(known, default=0)
+        if 0 < _TWO_DECADES * low < high:
+            wide.append(f"`{name}` spans {math.log10(high / low):.1f} decades ({low:g} to {high:g})")
+    return [f"warning: {name_some(wide)}: `--log10` trains and scores logarithms"] if wide else []
+
+
+def _without_bounds(table: Table, columns: Sequence[str], number: Parser) -> Table:
+    return table.with_cells(columns, lambda cell: "" if read_bound(cell, number) else cell)
 
 
 def _check_varies(table: Table, columns: Sequence[str], targets: FloatArray, hint: str) -> None:
@@ -422,8 +434,8 @@ def _classes(
             f"and `--set task.decimal_comma=true` reads decimal commas; {_TAKE_AS_CLASSES}",
         )
     listed = name_some((f"`{text}` ({count:,})" for text, count in zip(names, counts, strict=True)), limit=10)
-    notes = [f"found {len(names)} classes of `{name}`: {listed}{how}", *_describe_alike(names, number)]
-    if example := _find_list(names):
+    notes = [f"found {len(names)} classes of `{name}`: {listed}{how}", *describe_alike(names, number)]
+    if example := find_list(names):
         notes.append(
             f"warning: classes of `{name}` seem to be lists, such as `{example}`, and each combination is a class; for "
             "several labels a row, give a column of 0 and 1 for each label"
@@ -438,44 +450,6 @@ def _class_names(cells: Collection[str], number: Parser) -> tuple[str, ...]:
         return tuple(sorted(cells))
     shortest = {_code(cell): cell for cell in sorted(cells, key=len, reverse=True)}
     return tuple(sorted(shortest.values(), key=lambda cell: (values[cell], len(cell), cell)))
-
-
-def _describe_alike(names: Sequence[str], number: Parser) -> list[str]:
-    """Return warnings on classes that differ in capital letters, in what nobody sees, or in how a number is written."""
-    kinds: dict[str, list[str]] = {}
-    first: dict[Hashable, str] = {}
-    for name in names:
-        seen = _as_seen(name)
-        keys = {
-            "differ in capital letters alone": name.casefold(),
-            "look alike": seen,
-            "are equal as numbers": number(name),
-        }
-        for kind, key in keys.items():
-            other = first.setdefault((kind, key), name)
-            if key is not None and other != name:
-                marks = " ".join(f"U+{ord(c):04X}" for c in sorted(set(other) ^ set(name)) if not c.isascii())
-                kinds.setdefault(kind, []).append(f"`{other}` and `{name}`" + (f" ({marks})" if marks else ""))
-                break
-    return [f"warning: classes that {kind}: {name_some(pairs, limit=3)}" for kind, pairs in kinds.items()]
-
-
-def _find_list(names: Sequence[str]) -> str | None:
-    """Return a class that is a list of labels, such as `[0, 1, 0]` or `cat;dog` where `cat` is in another class too."""
-    for delimiter in ";|,":
-        parts = {name: {part.strip("[](){}'\" ") for part in name.split(delimiter)} for name in names}
-        uses = Counter(part for found in parts.values() for part in found)
-        for name, found in parts.items():
-            if delimiter in name and any(uses[part] > 1 for part in found):
-                return name
-    return None
-
-
-def _as_seen(text: str) -> str:
-    """Return a text with one hyphen, one blank and one writing of each letter, without characters of no width."""
-    marks = {"Pd": "-", "Cf": ""}
-    plain = "".join("-" if c == "\N{MINUS SIGN}" else marks.get(unicodedata.category(c), c) for c in text)
-    return " ".join(unicodedata.normalize("NFKC", plain).casefold().split())
 
 
 def _order(
@@ -506,16 +480,17 @@ def _order(
     return (other, chosen), f"; `{chosen}` is the positive one, {how}"
 
 
-def _value_of(number: Parser) -> Parser:
-    """Return a parser of numbers that can be predicted."""
+def _value_cells(number: Parser, *, log10: bool = False) -> tuple[Parser, str]:
+    """Return a parser of numbers that can be predicted, or of their logarithms, and which are accepted."""
 
     def value(cell: str) -> float | None:
         found = number(cell)
-        return None if found is None or abs(found) > _LARGEST_VALUE else found
+        if found is None or abs(found) > _LARGEST_VALUE or (log10 and found <= 0):
+            return None
+        return math.log10(found) if log10 else found
 
-    return value
+    return value, f"a number {'above 0, of which there is a logarithm' if log10 else 'from -1e100 to 1e100'}"
 
 
 # which cells are accepted, and what they mean
-_VALUES = "a number from -1e100 to 1e100"
 _BINARY_CELLS: tuple[Parser, str] = (_binary, "0/1, true/false, yes/no, t/f, y/n")

@@ -1,13 +1,50 @@
-"""Numbers in the cells of a table, with a decimal point or a decimal comma."""
+"""Numbers in the cells of a table, with a decimal point or a decimal comma, and bounds such as `>10000`.
+
+Axes: R rows, C columns.
+"""
 
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+
+import numpy as np
 
 from exlm_cli.format import name_some
+from exlm_cli.tasks.base import FloatArray
 from exlm_cli.tasks.rows.table import Table
 
 _COMMA = re.compile("[-+\N{MINUS SIGN}]?\\d*,(\\d+)(?:[eE][-+\N{MINUS SIGN}]?\\d+)?")
+
+_BOUND = re.compile(r"([<>≤≥])=?\s*(.+)")
+
+Parser = Callable[[str], float | None]
+"""Number of a cell that is not missing; None if the cell is not a label."""
+
+
+def read_bound(cell: str, number: Parser) -> tuple[float, float] | None:
+    """Return what a censored value lies between: `>5` between 5 and infinity; None for other cells."""
+    match = _BOUND.fullmatch(cell)
+    value = None if match is None else number(match[2])
+    if match is None or value is None:
+        return None
+    return (value, math.inf) if match[1] in ">≥" else (-math.inf, value)
+
+
+def read_bounds(table: Table, columns: Sequence[str], number: Parser, targets_RC: FloatArray) -> FloatArray | None:
+    """Return (R, C, 2) what each value lies between, as in `EncodedRows`; None where no cell is a bound.
+
+    Args:
+        columns: Those that the table lacks are left out.
+        targets_RC: The values, NaN where one is missing or censored.
+    """
+    is_missing_RC = np.isnan(targets_RC)
+    low_RC, high_RC = (np.where(is_missing_RC, end, targets_RC) for end in (-np.inf, np.inf))
+    has_any = False
+    for index, name in enumerate(columns):
+        for row, cell in enumerate(table.columns.get(name, ())):
+            if bound := read_bound(cell, number):
+                low_RC[row, index], high_RC[row, index], has_any = *bound, True
+    return np.stack([low_RC, high_RC], axis=2) if has_any else None
 
 
 def read_number(cell: str, *, decimal_comma: bool = False) -> float | None:
@@ -36,6 +73,7 @@ def with_points(table: Table, columns: Sequence[str], missing: Collection[str]) 
     found, missing = [], {word.lower() for word in missing}
     for name in columns:
         cells = {cell for cell in table.columns.get(name, ()) if cell and cell.lower() not in missing}
+        cells = {_BOUND.sub(r"\2", cell) for cell in cells}
         digits = {len(match[1]) for cell in cells if (match := _COMMA.fullmatch(cell))}
         if digits - {3} and all(read_number(cell, decimal_comma=True) is not None for cell in cells):
             found.append(name)

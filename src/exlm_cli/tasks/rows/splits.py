@@ -92,7 +92,7 @@ def split_rows(config: RowTaskConfig, usable: InputRows, classes: Sequence[Hasha
     if usable.molecules is not None and config.name == "csv":
         compounds = [usable.molecules[row].compound for row in rows]
     notes = () if compounds is None else _describe_kept(usable, compounds)
-    imitates = "rows that are like the training rows"
+    imitates = "new rows that are like the training rows"
     if isinstance(config, CsvTaskConfig) and config.split in ("group", "time"):
         split = (_split_by_group if config.split == "group" else _split_by_time)(config, usable)
         return limit_rows(config, replace(split, notes=(*notes, *split.notes)))

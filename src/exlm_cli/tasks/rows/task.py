@@ -39,6 +39,8 @@ from exlm_cli.tasks.base import (
 )
 from exlm_cli.tasks.rows.table import InputRows
 
+LOG10 = "log10 "
+"""What the names of values begin with that are logarithms."""
 _MAX_NAMED = 3
 
 
@@ -52,6 +54,7 @@ class ScoredRows(EncodedSplit):
         rows: (N,) row of the input, counted from 0.
         places: Place of each row in its file for people, like `line 7`; none where nobody knows.
         scale: (C,) standard deviations of the training targets, as in `metrics.score_rows`.
+        is_log10: Whether the values are logarithms, which predictions undo.
     """
 
     loss: Loss
@@ -60,18 +63,48 @@ class ScoredRows(EncodedSplit):
     rows: IntArray
     places: Sequence[str] = ()
     scale: FloatArray | None = None
+    is_log10: bool = False
 
     def score(self, outputs: SeedOutputs, is_scored_N: NDArray[np.bool_] | None = None) -> dict[str, float]:
-        """Return the metrics, means over the labels or columns in which each is defined."""
+        """Return the metrics, means over the labels or columns in which each is defined.
+
+        Of values with bounds, `rmse` and `mae` count the wrong side of a bound; the other metrics leave bounds out.
+        """
         chosen = slice(None) if is_scored_N is None else is_scored_N
-        return self._metrics(_mean(outputs)[chosen], self.targets[chosen])
+        mean_NC = _mean(outputs)[chosen]
+        scores = self._metrics(mean_NC, self.targets[chosen])
+        if self.bounds is None:
+            return scores
+        columns = metrics.score_bounds(mean_NC, self.bounds[chosen])
+        if len(columns) == 1:
+            return scores | columns[0]
+        if self.scale is None:
+            return scores
+        scaled = (column["rmse"] / scale for column, scale in zip(columns, self.scale, strict=True))
+        return scores | {"standardised_rmse": metrics.mean_of_defined(scaled)}
 
     def _metrics(self, mean_NC: FloatArray, targets_NC: FloatArray) -> dict[str, float]:
         return metrics.score_rows(self.loss, mean_NC, targets_NC, self.scale)
 
     def score_labels(self, outputs: SeedOutputs) -> dict[str, dict[str, float]]:
         """Return the metrics of each label or value by its name; nothing for classes or a single one."""
-        return metrics.score_labels(self.loss, _mean(outputs), self.targets, self.names)
+        scores = metrics.score_labels(self.loss, _mean(outputs), self.targets, self.names)
+        if self.bounds is None:
+            return scores
+        beside = metrics.score_bounds(_mean(outputs), self.bounds)
+        return {name: of_label | more for (name, of_label), more in zip(scores.items(), beside, strict=False)}
+
+    def truth_columns(self) -> dict[str, list[str]]:
+        """Return `true_class`, or `<name>_true` of each label or value, with `>` or `<` before a bound."""
+        if self.loss == "classes":
+            return {"true_class": [self.names[int(index)] if index >= 0 else "" for index in self.targets[:, 0]]}
+        columns = name_columns(self.names, "true", self.targets)
+        if self.bounds is not None:
+            for column, of_column in zip(columns.values(), np.moveaxis(self.bounds, 1, 0), strict=True):
+                for row, (low, high) in enumerate(of_column):
+                    if not column[row] and math.isfinite(low) != math.isfinite(high):
+                        column[row] = f">{low:.10g}" if math.isfinite(low) else f"<{high:.10g}"
+        return columns
 
     def describe_outputs(self, outputs: SeedOutputs) -> list[str]:
         """Return in words which outputs are the same in every row."""
@@ -79,10 +112,13 @@ class ScoredRows(EncodedSplit):
 
     def prediction_columns(self, outputs: SeedOutputs) -> dict[str, list[str]]:
         """Return `<name>_probability` of each label or class, or `<name>_predicted` value; `predicted_class` if there
-        are classes; over several seeds `<name>_seed_spread`, their standard deviation (n - 1).
+        are classes; over several seeds `<name>_seed_spread`, their standard deviation (n - 1). Of logarithms the values
+        themselves come too, `<name>` without `log10`.
         """
         mean_NC = _mean(outputs)
         columns = name_columns(self.names, "predicted" if self.loss == "regression" else "probability", mean_NC)
+        if self.is_log10:
+            columns |= name_columns(without_log10(self.names), "predicted", 10**mean_NC)
         if self.loss == "classes":
             columns["predicted_class"] = [self.names[index] for index in mean_NC.argmax(axis=1)]
         if len(outputs) > 1:
@@ -92,6 +128,11 @@ class ScoredRows(EncodedSplit):
 
 def _mean(outputs: SeedOutputs) -> FloatArray:
     return np.asarray(np.mean(outputs, axis=0))
+
+
+def without_log10(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of values whose logarithms have `names`."""
+    return tuple(name.removeprefix(LOG10) for name in names)
 
 
 def name_columns(names: Sequence[str], what: str, values_NC: FloatArray) -> dict[str, list[str]]:
@@ -126,6 +167,8 @@ class LabelledRows:
         tokens: Shared by the splits of a table.
         numbers: (N, n) numbers of `task.descriptor_columns`, NaN where missing; None: there are none.
         own_keys: What identifies each row; None: its texts.
+        bounds, weights: As in `EncodedRows`.
+        is_log10: As in `ScoredRows`.
     """
 
     texts: Sequence[tuple[str, ...]]
@@ -136,6 +179,15 @@ class LabelledRows:
     tokens: TokenStore = field(default_factory=TokenStore)
     numbers: FloatArray | None = None
     own_keys: Sequence[str] | None = None
+    bounds: FloatArray | None = None
+    weights: FloatArray | None = None
+    is_log10: bool = False
+
+    @property
+    def is_known(self) -> NDArray[np.bool_]:
+        """(N, C) whether there is a target or a bound."""
+        has_target_NC = ~np.isnan(self.targets)
+        return has_target_NC if self.bounds is None else has_target_NC | np.isfinite(self.bounds).any(axis=2)
 
     @property
     def keys(self) -> Sequence[str]:
@@ -202,10 +254,15 @@ def encode_labelled_rows(
     scale: FloatArray | None = None,
 ) -> ScoredRows:
     """Tokenise rows, as `encode_texts` does; other arguments are those of `ScoredRows`."""
-    encoded = replace(_encode(examples, tokenizer, sequence_length), descriptors=examples.numbers)
+    encoded = replace(
+        _encode(examples, tokenizer, sequence_length),
+        descriptors=examples.numbers,
+        bounds=examples.bounds,
+        weights=examples.weights,
+    )
     fields = {"loss": loss, "names": names, "texts": examples.texts, "rows": examples.rows, "scale": scale}
     places = [examples.place_of(row) for row in examples.rows.tolist()]
-    return examples.scored(**vars(encoded), **fields, places=places)
+    return examples.scored(**vars(encoded), **fields, places=places, is_log10=examples.is_log10)
 
 
 def rows_to_predict(

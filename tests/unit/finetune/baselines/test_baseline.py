@@ -29,6 +29,7 @@ from exlm_cli.finetune.prediction.training_rows import read_training_rows, write
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import Loss
 from exlm_cli.tasks.metrics import score_rows
+from exlm_cli.tasks.rows.assays import Measured
 from exlm_cli.tasks.rows.labels import Labels
 from exlm_cli.tasks.rows.splits import RowSplit
 from exlm_cli.tasks.rows.table import InputRows, Table
@@ -49,7 +50,7 @@ def make(loss: Loss, targets: Any, names: tuple[str, ...] = ("y",)) -> RowTask:
     labels = Labels(loss, names, np.array(targets, dtype=float), ())
     config = CsvTaskConfig(name="csv", smiles_column="x", label_columns=("y",))
     usable = InputRows(Table(Path("a.csv"), {}, tuple(range(24))), tuple(TEXTS), ("",) * 24)
-    return table_task(config, usable, labels, RowSplit("column", INDICES))
+    return table_task(config, usable, Measured(labels), RowSplit("column", INDICES))
 
 
 def predict(task: RowTask, seed: int = 1, baseline: TreeBaseline = ECFP4, num_trees: int = 30) -> Any:

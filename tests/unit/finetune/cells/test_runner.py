@@ -1,6 +1,7 @@
 """Batches of a task: repetition as in pre-training, padding, targets that stay with their rows; losses by hand."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -92,6 +93,59 @@ def test_losses_by_hand(loss, outputs, targets, weights, expected):
     given = None if weights is None else torch.tensor(weights)
     losses = batch_losses(loss, torch.tensor(outputs), targets_alone(targets), given)
     assert losses.tolist() == pytest.approx(expected)
+
+
+INF = math.inf
+
+
+@pytest.mark.parametrize(
+    ("outputs", "bounds", "expected"),
+    [
+        # >5: the wrong side is below; <2: above; the values 3 and 7 count both ways; nothing is known of the last
+        (
+            [[4.0], [6.0], [1.0], [5.0], [1.0], [9.0], [0.0]],
+            [[5, INF], [5, INF], [-INF, 2], [-INF, 2], [3, 3], [7, 7], [-INF, INF]],
+            [1, 0, 0, 9, 4, 4, INF],
+        ),
+        # `>5` and `<2` of one molecule pull to the middle
+        ([[3.5]], [[5, 2]], [1.5**2 + 1.5**2]),
+    ],
+)
+def test_the_loss_of_a_censored_value_counts_the_wrong_side_alone(outputs, bounds, expected):
+    """And so does its gradient, which is that of a squared error there and zero elsewhere."""
+    given = torch.tensor(outputs, requires_grad=True)
+    of_rows = torch.tensor(bounds, dtype=torch.float64)[:, None]
+    batch = replace(targets_alone([[NAN]] * len(outputs)), bounds=of_rows)
+    losses = batch_losses("regression", given, batch, None)
+    assert losses.tolist() == pytest.approx(expected)
+    torch.where(losses == math.inf, 0.0, losses).sum().backward()
+    assert given.grad is not None
+    low, high = of_rows.float().unbind(2)
+    beyond = given.detach() - given.detach().clamp(low, high)
+    if len(outputs) > 1:
+        torch.testing.assert_close(given.grad, 2 * beyond)
+
+
+def test_bounds_that_are_all_values_give_the_loss_of_these_values():
+    outputs, targets = torch.randn(6, 2), torch.randn(6, 2).tolist()
+    targets[0][1] = NAN
+    given = torch.tensor(targets, dtype=torch.float64)[..., None].repeat(1, 1, 2)
+    given[0, 1] = torch.tensor([-INF, INF])
+    plain = targets_alone(targets)
+    losses = [batch_losses("regression", outputs, batch, None) for batch in (plain, replace(plain, bounds=given))]
+    torch.testing.assert_close(*losses)
+
+
+@pytest.mark.parametrize(
+    ("loss", "targets"), [("binary", [[1, 0], [0, 1]]), ("classes", [[1], [0]]), ("regression", [[0, 5], [1, 4]])]
+)
+def test_the_losses_of_a_row_are_multiplied_by_its_weight(loss, targets):
+    outputs, batch = torch.tensor(BINARY[:2]), targets_alone(targets)
+    plain, weighted = (
+        batch_losses(loss, outputs, one, None) for one in (batch, replace(batch, weights=torch.tensor([0.0, 3.0])))
+    )
+    factors = torch.tensor([0.0, 3.0]).repeat_interleave(len(plain) // 2)
+    torch.testing.assert_close(weighted, plain * factors)
 
 
 def test_spans_are_softmaxes_over_the_tokens_that_may_answer():

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from exlm_cli.errors import DataError
-from exlm_cli.tasks.rows.labels import LabelKind, Labels, find_positive, read_known_targets, read_labels
+from exlm_cli.tasks.rows.classes import find_positive
+from exlm_cli.tasks.rows.labels import LabelKind, Labels, read_known_targets, read_labels
 from exlm_cli.tasks.rows.table import Table
 
 NAN = math.nan
@@ -101,7 +102,7 @@ def test_the_kind_can_be_said(kind, cells, loss, names):
         ("auto", {"y": "1|1|"}, "a.csv: `y` is 1 in every row"),
         ("auto", {"y": "a|a"}, "a.csv: `y` is `a` in every row"),
         ("classes", {"y": "7|7.0"}, "a.csv: `y` is `7` in every row"),
-        ("auto", {"y": "0.5|n.d.|<10|7|8|n.d.|1"}, "a.csv:3: `y` is `n.d.`, one of 3 such cells"),
+        ("auto", {"y": "0.5|n.d.|<10|7|8|n.d.|1"}, "a.csv:3: `y` is `n.d.`, one of 2 such cells"),
         ("auto", {"y": "n.d.|3 nM|5 nM"}, "a.csv:2: `y` is `n.d.`, one of 3 such cells"),
         ("auto", {"a": "1|0", "b": "active|0"}, "a.csv:2: `b` is `active`"),
         ("auto", {"a": "yes|no", "b": "active|no"}, "a.csv:2: `b` is `active`"),
@@ -131,9 +132,9 @@ def test_what_does_not_fit_is_refused(kind, columns, message):
     ],
 )
 def test_labels_of_further_rows_are_those_of_a_known_task(columns, loss, names, targets):
-    found, _ = read_known_targets(table_of(**columns), ["y"], loss, names)
+    found, *_ = read_known_targets(table_of(**columns), ["y"], loss, names)
     np.testing.assert_array_equal(found, np.array(targets, dtype=float))
-    lacking, _ = read_known_targets(table_of(x="a|b"), ["y"], loss, names)
+    lacking, *_ = read_known_targets(table_of(x="a|b"), ["y"], loss, names)
     np.testing.assert_array_equal(lacking, [[NAN], [NAN]])
 
 
@@ -143,7 +144,7 @@ def test_labels_of_further_rows_are_those_of_a_known_task(columns, loss, names, 
 def test_a_label_that_a_known_task_does_not_have_is_missing_and_named_with_its_row(loss, cell):
     """Of a file with decimal commas, no number has a point."""
     table = table_of(y=f"|{cell}|{cell}")
-    targets, (note,) = read_known_targets(table, ["y"], loss, ["blue", "red"], decimal_comma="," in cell)
+    targets, _, (note,) = read_known_targets(table, ["y"], loss, ["blue", "red"], decimal_comma="," in cell)
     assert np.isnan(targets).all()
     assert note.startswith("warning: 2 cells ")
     assert f"a.csv:3: `y` is `{cell}`" in note
@@ -200,7 +201,7 @@ def test_the_positive_class_can_be_said(cells, positive, names):
     expected = [float(cell.removesuffix(".0") == names[1]) for cell in cells.split("|")]
     np.testing.assert_array_equal(labels.targets[:, 0], expected)
     assert labels.notes[0].endswith(f"`{names[1]}` is the positive one, as `task.positive_class` says")
-    again, _ = read_known_targets(table_of(y=cells), ["y"], labels.loss, labels.names)
+    again, *_ = read_known_targets(table_of(y=cells), ["y"], labels.loss, labels.names)
     np.testing.assert_array_equal(again, labels.targets)
 
 
@@ -248,7 +249,7 @@ def test_the_words_of_missing_labels_can_be_said():
     assert "`task.missing_values`" in str(caught.value.hint)
     labels = read_one("0.5|N.D.|2||7", missing=("n.d.",))
     np.testing.assert_array_equal(labels.targets[:, 0], [0.5, NAN, 2, NAN, 7])
-    known, notes = read_known_targets(table_of(y="n.d.|NA|1"), ["y"], "regression", ["y"], missing=("n.d.",))
+    known, _, notes = read_known_targets(table_of(y="n.d.|NA|1"), ["y"], "regression", ["y"], missing=("n.d.",))
     np.testing.assert_array_equal(known[:, 0], [NAN, NAN, 1])
     assert "`y` is `NA`" in notes[0]
 
@@ -259,11 +260,11 @@ def test_minus_one_can_be_said_to_be_a_negative_label():
     expected = [[0, 1, 0], [1, 0, 1], [NAN, 1, 1], [0, NAN, 0]]
     assert labels.loss == "binary"
     np.testing.assert_array_equal(labels.targets, expected)
-    known, _ = read_known_targets(table, ["a", "b", "c", "d"], "binary", ["a", "b", "c", "d"], "multi_label")
+    known, *_ = read_known_targets(table, ["a", "b", "c", "d"], "binary", ["a", "b", "c", "d"], "multi_label")
     np.testing.assert_array_equal(known[:, :3], expected)
     assert read_one("-1|1|1", "classes").names == ("-1", "1")
     assert "task.label_kind=multi_label" in read(a="-1|1", b="1|-1").notes[1]
-    assert "`a` is `-1`; accepted: 0/1" in read_known_targets(table, ["a"], "binary", ["a"])[1][0]
+    assert "`a` is `-1`; accepted: 0/1" in read_known_targets(table, ["a"], "binary", ["a"])[2][0]
     with pytest.raises(DataError, match=r"^a.csv:3: `y` is `-1`, and on line 4 it is 0"):
         read_one("1|-1|0", "multi_label")
 
@@ -332,3 +333,72 @@ def test_classes_that_a_reader_takes_for_one_are_two_and_have_a_warning(one, two
     (warning,) = [note for note in labels.notes if note.startswith("warning: ")]
     assert all(part in warning for part in (kind, one, two, marks))
     assert not [note for note in read_one("a|b|3" * 2, "classes").notes if note.startswith("warning: ")]
+
+
+INF = math.inf
+
+
+@pytest.mark.parametrize(
+    ("cells", "low", "high"),
+    [
+        ("1.5|>10000|<0.5||3", [1.5, 10000, -INF, -INF, 3], [1.5, INF, 0.5, INF, 3]),
+        ("1|2|>= 3|\u2264 -4|\u22655|<=6e-1", [1, 2, 3, -INF, 5, -INF], [1, 2, INF, -4, INF, 0.6]),
+        ("1|2|na|> 3", [1, 2, -INF, 3], [1, 2, INF, INF]),
+    ],
+)
+def test_bounds_beside_numbers_are_censored_values(cells, low, high):
+    labels = read_one(cells)
+    assert labels.loss == "regression"
+    assert labels.bounds is not None
+    assert labels.bounds[:, 0].T.tolist() == [low, high]
+    is_known = np.equal(low, high)
+    assert np.isnan(labels.targets[:, 0]).tolist() == (~is_known).tolist()
+    assert labels.missing == [row for row, cell in enumerate(cells.split("|")) if cell in ("", "na")]
+    assert any("censored values" in note for note in labels.notes)
+    known, bounds, notes = read_known_targets(table_of(y=cells), ["y"], "regression", ["y"])
+    np.testing.assert_array_equal(known, labels.targets)
+    np.testing.assert_array_equal(bounds, labels.bounds)
+    assert notes == ()
+
+
+@pytest.mark.parametrize(
+    ("cells", "loss"),
+    [("<10|>10|<10|>10", "classes"), ("1|2|1|2", "classes"), ("1|2|>2|1", "regression"), ("1|2.5|3", "regression")],
+)
+def test_bounds_alone_are_classes_and_values_without_bounds_have_none(cells, loss):
+    labels = read_one(cells)
+    assert labels.loss == loss
+    assert (labels.bounds is None) == (">2" not in cells)
+
+
+@pytest.mark.parametrize("cell", [">", "> x", "~5", ">5<6", "5>", "<1,000", "1-2"])
+def test_what_is_no_bound_is_refused_beside_numbers(cell):
+    with pytest.raises(DataError, match=re.escape(f"`y` is `{cell}`")):
+        read_one(f"1|2|3|4.5|{cell}")
+
+
+def test_logarithms_of_values_and_bounds():
+    labels = read_one("1|100|>1000|<0.1|", log10=True)
+    assert labels.names == ("log10 y",)
+    assert labels.bounds is not None
+    np.testing.assert_allclose(labels.targets[:, 0], [0, 2, NAN, NAN, NAN])
+    np.testing.assert_allclose(labels.bounds[:, 0], [[0, 0], [2, 2], [3, INF], [-INF, -1], [-INF, INF]])
+    for cell in ("0", "-3", "> -1"):
+        with pytest.raises(DataError, match=rf"`y` is `{cell}`; accepted: a number above 0"):
+            read_one(f"1|2|5|{cell}", log10=True)
+    with pytest.raises(DataError, match=r"`task\.log10` is for values to predict; found classes"):
+        read_one("red|blue|red|blue", log10=True)
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ("0.5|20417|3", "`y` spans 4.6 decades (0.5 to 20417): `--log10` trains and scores logarithms"),
+        ("1|100|3", None),
+        ("-1|1000|3", None),
+        ("0|1000|3", None),
+    ],
+)
+def test_values_of_more_than_two_decades_are_noted(cells, said):
+    assert [note for note in read_one(cells).notes if "decades" in note] == ([f"warning: {said}"] if said else [])
+    assert not any("decades" in note for note in read_one("1|20417|3", log10=True).notes)

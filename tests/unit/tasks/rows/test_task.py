@@ -21,6 +21,7 @@ from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import DownstreamTask, Loss, NewRows, TrainedTask
 from exlm_cli.tasks.metrics import to_probabilities
+from exlm_cli.tasks.rows.assays import Measured
 from exlm_cli.tasks.rows.labels import Labels
 from exlm_cli.tasks.rows.splits import RowSplit
 from exlm_cli.tasks.rows.table import InputRows, Table
@@ -40,7 +41,10 @@ def make(loss: Loss, targets: Any, names: tuple[str, ...] = ("y",), **options: A
     labels = Labels(loss, names, np.array(targets, dtype=float), ("a note",))
     usable = InputRows(Table(Path("a.csv"), {}, tuple(range(2, 8))), tuple(TEXTS), ("",) * len(TEXTS))
     return table_task(
-        CsvTaskConfig(name="csv", label_columns=("y",), **options), usable, labels, RowSplit("random", indices)
+        CsvTaskConfig(name="csv", label_columns=("y",), **options),
+        usable,
+        Measured(labels),
+        RowSplit("random", indices),
     )
 
 
