@@ -81,7 +81,7 @@ from exlm_cli.tasks.metrics import (
     target_scale,
 )
 from exlm_cli.tasks.rows.splits import split_fingerprint
-from exlm_cli.tasks.rows.task import RowTask, ScoredRows
+from exlm_cli.tasks.rows.task import RowTask, truth_columns
 
 MAX_PAIRS = 10**8
 """Pairs of a scored and a training molecule whose similarity is worked out for reports alone: some ten seconds."""
@@ -197,10 +197,8 @@ def _write_rows(plan: RunPlan, outcomes: Sequence[SplitOutcome]) -> None:
     splits = {one.plan.seed: {**(train if one is first else {}), **one.rows} for one in outcomes}
     write_rows(plan.folder, data.loss, data.output_names, splits)
     for part, encoded in data.scored.items():
-        assert isinstance(encoded, ScoredRows), "only spans are others"
-        columns = _csv_columns(
-            first.rows[part], encoded.truth_columns(), encoded.prediction_columns(first.predicted[MODEL][part])
-        )
+        truth = truth_columns(data.loss, data.output_names, encoded.targets, encoded.bounds)
+        columns = _csv_columns(first.rows[part], truth, encoded.prediction_columns(first.predicted[MODEL][part]))
         path = plan.folder / f"predictions-{part}.csv"
         write_csv(path, list(columns), zip(*columns.values(), strict=True))
 

@@ -185,7 +185,8 @@ def describe_verdict(splits: Sequence[RunResults], scores: RunScores, comparison
     more = "`exlm finetune --resume RUN --num-replicates 5` tries five"
     few = [f"Two splits are too few for an interval over splits: {more}."] if len(splits) == 2 else []
     own = splits[0]
-    like = [f"The {own.scored_split} rows imitate {own.imitates}."] if own.imitates else []
+    scored = {"test": "test", "valid": "validation"}[own.scored_split]
+    like = [f"The {scored} rows imitate {own.imitates}."] if own.imitates else []
     return tuple(_what_to_use(splits, scores) + beside + like + few + ([_what_is_left_open(own)] if is_open else []))
 
 

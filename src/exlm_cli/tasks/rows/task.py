@@ -94,18 +94,6 @@ class ScoredRows(EncodedSplit):
         beside = metrics.score_bounds(_mean(outputs), self.bounds)
         return {name: of_label | more for (name, of_label), more in zip(scores.items(), beside, strict=False)}
 
-    def truth_columns(self) -> dict[str, list[str]]:
-        """Return `true_class`, or `<name>_true` of each label or value, with `>` or `<` before a bound."""
-        if self.loss == "classes":
-            return {"true_class": [self.names[int(index)] if index >= 0 else "" for index in self.targets[:, 0]]}
-        columns = name_columns(self.names, "true", self.targets)
-        if self.bounds is not None:
-            for column, of_column in zip(columns.values(), np.moveaxis(self.bounds, 1, 0), strict=True):
-                for row, (low, high) in enumerate(of_column):
-                    if not column[row] and math.isfinite(low) != math.isfinite(high):
-                        column[row] = f">{low:.10g}" if math.isfinite(low) else f"<{high:.10g}"
-        return columns
-
     def describe_outputs(self, outputs: SeedOutputs) -> list[str]:
         """Return in words which outputs are the same in every row."""
         return metrics.describe_constant(self.loss, _mean(outputs), self.targets, self.names)
@@ -128,6 +116,21 @@ class ScoredRows(EncodedSplit):
 
 def _mean(outputs: SeedOutputs) -> FloatArray:
     return np.asarray(np.mean(outputs, axis=0))
+
+
+def truth_columns(
+    loss: Loss, names: Sequence[str], targets_NC: FloatArray, bounds_NC2: FloatArray | None
+) -> dict[str, list[str]]:
+    """Return `true_class`, or `<name>_true` of each label or value, with `>` or `<` before a bound."""
+    if loss == "classes":
+        return {"true_class": [names[int(index)] if index >= 0 else "" for index in targets_NC[:, 0]]}
+    columns = name_columns(names, "true", targets_NC)
+    if bounds_NC2 is not None:
+        for column, of_column in zip(columns.values(), np.moveaxis(bounds_NC2, 1, 0), strict=True):
+            for row, (low, high) in enumerate(of_column):
+                if not column[row] and math.isfinite(low) != math.isfinite(high):
+                    column[row] = f">{low:.10g}" if math.isfinite(low) else f"<{high:.10g}"
+    return columns
 
 
 def without_log10(names: Sequence[str]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import TrainedTask
-from exlm_cli.tasks.rows.task import RowTask
+from exlm_cli.tasks.rows.task import RowTask, truth_columns
 from exlm_cli.tasks.user_table import load_user_table, read_new_table
 from tests.tiny import word_level
 
@@ -121,7 +121,7 @@ def test_scored_rows_with_bounds_are_counted_and_scored_on_their_wrong_side(tmp_
     exact = ~np.isnan(part.targets[:, 0])
     high = np.full((1, len(part.texts), 1), 100.0)
     assert encoded.score(high)["mae"] == pytest.approx((100 - low)[exact].sum() / len(low))
-    truth = encoded.truth_columns()["y_true"]
+    truth = truth_columns("regression", ("y",), encoded.targets, encoded.bounds)["y_true"]
     assert [cell.startswith(">") for cell in truth] == (~exact).tolist()
 
 
