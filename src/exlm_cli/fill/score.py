@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from exlm_cli.dag.build import dags_of_inputs
 from exlm_cli.dag.graph import Dag, FloatArray, length_log_prob, token_marginals
@@ -99,8 +100,14 @@ def _score_filling(pretrained: Pretrained, text: str, filling: str, words: MaskW
 def _log_prob_of_runs(dag: Dag, runs: Sequence[str], words: MaskWords) -> float:
     """Return the log-probability, given T tokens, that neighbouring masks read so, however tokens share the letters.
 
-    A forward pass whose states are letters done and node.
+    A forward pass whose states are letters done and node. A chain, whose masks read the token before, scores each way
+    to share the letters.
     """
+    if dag.chain is not None:
+        ways = list(_token_sequences(dag, runs, words))
+        if not ways:
+            return -np.inf
+        return float(dag.chain.score(torch.tensor(ways))[0].logsumexp(0))
     reached: dict[int, FloatArray] = {0: np.full(dag.num_nodes, -np.inf)}
     reached[0][0] = 0.0
     for mask, run in enumerate(dag.mask_run.tolist()):
@@ -117,6 +124,25 @@ def _log_prob_of_runs(dag: Dag, runs: Sequence[str], words: MaskWords) -> float:
     if len(runs[-1]) not in reached:
         return -np.inf
     return float(log_matmul(reached[len(runs[-1])][None], dag.trans)[0, -1]) - length_log_prob(dag)
+
+
+def _token_sequences(dag: Dag, runs: Sequence[str], words: MaskWords) -> Iterator[tuple[int, ...]]:
+    """Yield the sequences of T tokens that read so."""
+
+    def extended(tokens: tuple[int, ...], done: int) -> Iterator[tuple[int, ...]]:
+        mask = len(tokens)
+        is_last = mask == dag.num_masks
+        if mask and (is_last or dag.mask_run[mask] != dag.mask_run[mask - 1]):
+            if done < len(runs[dag.mask_run[mask - 1]]):
+                return
+            done = 0
+        if is_last:
+            yield tokens
+            return
+        for token, length in words.tokens_at(runs[dag.mask_run[mask]], done, is_start=_begins(dag, mask)):
+            yield from extended((*tokens, token), done + length)
+
+    yield from extended((), 0)
 
 
 def _begins(dag: Dag, mask: int) -> bool:
