@@ -31,7 +31,7 @@ from exlm_cli.run_dir import RUN_FILE, read_run_json
 from exlm_cli.train.checkpoint import MODEL_FILE, checkpoint_paths, read_manifest
 from exlm_cli.train.pretrained import load_pretrained
 
-MAX_BYTES = 24_000_000
+MAX_BYTES = 25_000_000
 """Of all models in the package together."""
 MOST_LOST = 0.005
 """Nats by which rounding may raise the loss."""
@@ -48,6 +48,7 @@ class About(StrictModel):
         trained_on: The data in a few words, as commands name them.
         sources: Where the data are from, and their terms.
         hardware, hours, commit: Where run.json does not say them, or not all of it.
+        began_with: The weights that the run began with, where it has not begun from nothing.
         good_at, bad_at: What the model is good and bad at.
         command: The training command, and how to get its data.
     """
@@ -59,6 +60,7 @@ class About(StrictModel):
     hardware: str | None = None
     hours: float | None = None
     commit: str | None = None
+    began_with: str | None = None
     good_at: tuple[str, ...]
     bad_at: tuple[str, ...]
     command: str
@@ -155,7 +157,8 @@ def model_card(
     rows = {
         "data": f"{about.trained_on}{sequences}{tokens}",
         "recipe": f"`{recipe.name}`, {recipe.objective}, {recipe.masking.num_states_per_mask} states of a [MASK], "
-        f"mask ratio {recipe.masking.mask_ratio:g}",
+        f"mask ratio {_masked(recipe.masking.mask_ratio)}",
+        **({} if about.began_with is None else {"began with": about.began_with}),
         "parameters": format_parameters(info.parameters or 0),
         "input tokens of the training": format_large(source.num_tokens),
         "steps": format_count(source.num_steps),
@@ -191,6 +194,10 @@ def model_card(
         f"## Training\n\n```sh\n{about.command.strip()}\n```",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _masked(ratio: float | tuple[float, float]) -> str:
+    return " to ".join(f"{share:g}" for share in (ratio if isinstance(ratio, tuple) else (ratio,)))
 
 
 def _listed(lines: Sequence[str]) -> str:

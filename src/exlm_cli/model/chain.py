@@ -64,7 +64,6 @@ class ChainHead(nn.Module):
     """
 
     same_state: Tensor
-    has_classes: Tensor
     is_learning = False
 
     def __init__(self, config: ModelConfig, num_states: int) -> None:
@@ -80,14 +79,13 @@ class ChainHead(nn.Module):
         self.change = nn.Linear(width, width)
         self.stay = nn.Parameter(torch.zeros(()))
         self.register_buffer("same_state", torch.eye(num_states), persistent=False)
-        self.register_buffer("has_classes", torch.tensor(False))
         self.query_scale, self.query_shift, self.key_scale, self.key_shift = (
             nn.Parameter(torch.empty(num_states, CHAIN_EDGE_WIDTH)) for _ in range(4)
         )
 
     def draw(self) -> None:
         """Draw the weights of classes, states and edges; the projections are drawn with the encoder's."""
-        nn.init.normal_(self.classes.weight)
+        nn.init.zeros_(self.classes.weight)  # until they are found
         nn.init.normal_(self.states.bias, std=_SORT_SPREAD)
         nn.init.constant_(self.stay, _STAY)
         for weight in (self.gap.weight, self.query_scale, self.query_shift):
@@ -102,9 +100,8 @@ class ChainHead(nn.Module):
         if self.is_learning or share_done < self.starts_at:
             return
         self.is_learning = True
-        if not self.has_classes:  # as a run has that was stopped before this step
+        if not self.classes.weight.any():  # a run that was stopped after this step has them
             self.find_classes(embedding_VD)
-            self.has_classes.fill_(True)
 
     @torch.no_grad()
     def find_classes(self, embedding_VD: Float[Tensor, "V D"]) -> None:

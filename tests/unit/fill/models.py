@@ -24,8 +24,9 @@ def drawn(tokenizer: Tokenizer, design: str = "output", **data: object) -> Pretr
     recipe = tiny_recipe(data={"kind": tokenizer.kind, "sequence_length": 32, **data}, model=model, objective=objective)
     torch.manual_seed(0)
     network = ExlmModel(recipe, tokenizer.vocab_size).eval()
-    if network.chain_head is not None:  # which begins without reading the token before
-        torch.nn.init.normal_(network.chain_head.change.weight, std=1.0)
+    if network.chain_head is not None:  # which begins without classes, and without reading the token before
+        for part in (network.chain_head.classes, network.chain_head.change):
+            torch.nn.init.normal_(part.weight)
     return Pretrained(network, tokenizer, recipe, Path("runs/x/step-1"), step=1, num_tokens=0, sha256="")
 
 
