@@ -45,7 +45,7 @@ from exlm_cli.tasks.rows.table import (
     read_table,
     usable_rows,
 )
-from exlm_cli.tasks.rows.task import RowTask, TokenStore, labelled_rows, rows_to_predict, without_log10
+from exlm_cli.tasks.rows.task import LabelledRows, RowTask, TokenStore, labelled_rows, rows_to_predict, without_log10
 from exlm_cli.tasks.sources import given_file
 
 _OWN_NAMES = ("row", "line", "input", "problem", "in_split", "nearest_train_tanimoto")
@@ -69,6 +69,28 @@ def load_user_table(config: CsvTaskConfig, progress: Progress) -> RowTask:
         DataError: A file, column or cell cannot be used.
     """
     table, files, notes = _read_files(config)
+    columns = _columns_to_read(config, table)
+    inputs, *seconds = (table.columns[column] for column in columns)
+    usable = usable_rows(table, inputs, config, progress, seconds[0] if seconds else None)
+    if config.input_kind == "smiles":
+        notes = (*notes, *describe_other_molecules(table, columns[0]))
+    usable = replace(usable, notes=(*notes, *usable.notes))
+    labels = _labels_of(config, table, usable)
+    which = f"{table.path}" if files is None else f"{table.path} and {len(files) - 1} more"
+    progress.message(f"{which}: {len(table):,} rows; {labels.notes[0]}")
+    for note in (*labels.notes[1:], *notes):  # before hours of training, what may be a slip
+        progress.message(note)
+    usable = usable.without(dict.fromkeys(labels.missing, "has no label"), "without any label")
+    measured = Measured(
+        labels,
+        weights=None if config.weight_column is None else read_weights(usable, config.weight_column),
+        numbers=read_numbers(table, config) if config.descriptor_columns else None,
+    )
+    return table_task(config, usable, measured, _split(config, usable, files, labels))
+
+
+def _columns_to_read(config: CsvTaskConfig, table: Table) -> tuple[str, ...]:
+    """Return the columns of the input; refuse labels and descriptors that are missing or are columns of the input."""
     columns = _input_columns(config, table)
     if not config.label_columns:
         names = name_some((f"`{name}`" for name in table.columns if name not in columns), limit=12)
@@ -90,11 +112,10 @@ def load_user_table(config: CsvTaskConfig, progress: Progress) -> RowTask:
     _refuse_own_names(table, config.label_columns, [f"{name}_true" for name in config.label_columns])
     for name in config.label_columns:  # before minutes of reading molecules
         table.column(name, CHOOSE_COLUMNS)
-    inputs, *seconds = (table.columns[column] for column in columns)
-    usable = usable_rows(table, inputs, config, progress, seconds[0] if seconds else None)
-    if config.input_kind == "smiles":
-        notes = (*notes, *describe_other_molecules(table, columns[0]))
-    usable = replace(usable, notes=(*notes, *usable.notes))
+    return columns
+
+
+def _labels_of(config: CsvTaskConfig, table: Table, usable: InputRows) -> Labels:
     # what only unusable rows have, like a row of units below the header, is no label of the task
     labels = read_labels(
         table.blanked(usable.rows, config.label_columns),
@@ -117,17 +138,7 @@ def load_user_table(config: CsvTaskConfig, progress: Progress) -> RowTask:
             f"{table.path}: `task.class_weights: balanced` is for labels and classes; found values to predict",
             "leave it out, or say what the labels are with `--set task.label_kind=classes` (or `multi_label`)",
         )
-    which = f"{table.path}" if files is None else f"{table.path} and {len(files) - 1} more"
-    progress.message(f"{which}: {len(table):,} rows; {labels.notes[0]}")
-    for note in (*labels.notes[1:], *notes):  # before hours of training, what may be a slip
-        progress.message(note)
-    usable = usable.without(dict.fromkeys(labels.missing, "has no label"), "without any label")
-    measured = Measured(
-        labels,
-        weights=None if config.weight_column is None else read_weights(usable, config.weight_column),
-        numbers=read_numbers(table, config) if config.descriptor_columns else None,
-    )
-    return table_task(config, usable, measured, _split(config, usable, files, labels))
+    return labels
 
 
 def _refuse_own_names(table: Table, names: Sequence[str], truths: Sequence[str]) -> None:
@@ -242,40 +253,13 @@ def table_task(
                 hint = "training and validation need rows that can be used"
             raise DataError(f"{config.name}: the split leaves no rows in `{needed}`", hint)
     tokens = tokens or TokenStore()
-    weights = measured.weights
-    if weights is not None:
-        weights = weights / max(weights[indices["train"]].mean(), np.finfo(float).tiny)
-    by_row = {"numbers": measured.numbers, "bounds": labels.bounds, "weights": weights}
-    examples = {
-        part: labelled_rows(
-            usable,
-            rows,
-            labels.targets[rows],
-            canonical_smiles=config.has_canonical_smiles,
-            tokens=tokens,
-            is_log10=config.is_log10,
-            **{name: of_rows[rows] for name, of_rows in by_row.items() if of_rows is not None},
-        )
-        for part, rows in indices.items()
-        if len(rows)
-    }
+    examples = _examples(config, usable, measured, indices, tokens)
     task = RowTask(config.name, labels.loss, labels.names, examples)
     if isinstance(config, CsvTaskConfig):
-        columns = labels.names if labels.loss != "classes" else config.label_columns
-        constant = _constant_in_train(task, columns)
-        if len(constant) == len(columns):
-            raise DataError(
-                f"{usable.table.path}: {name_some(constant)} in every training row: nothing to learn",
-                "give training rows with other labels, another split (`--split random`, or `--split-column NAME`), or "
-                "other label columns",
-            )
-        if labels.loss == "regression":
-            notes = [*notes, *(f"warning: {said} in every training row: nothing to learn of it" for said in constant)]
+        notes = [*notes, *_describe_constant(config, task, usable.table)]
         used = np.sort(np.concatenate([split.indices[part] for part in examples]))
-        known = [labels.targets, *([] if labels.bounds is None else [labels.bounds])]
-        task.labels_sha256 = hashlib.sha256(
-            b"".join([used.tobytes(), *(of[used].tobytes() for of in known)])
-        ).hexdigest()
+        known = [labels.targets[used], *([] if labels.bounds is None else [labels.bounds[used]])]
+        task.labels_sha256 = hashlib.sha256(b"".join(array.tobytes() for array in (used, *known))).hexdigest()
     task.input_kind, task.skipped = config.input_kind, usable.skipped
     task.split_name, task.split_imitates = split.name, split.imitates
     if config.class_weights == "balanced" and labels.loss != "regression":
@@ -296,6 +280,43 @@ def table_task(
 
     task.resplit = resplit
     return task
+
+
+def _examples(
+    config: RowTaskConfig, usable: InputRows, measured: Measured, indices: SplitIndices, tokens: TokenStore
+) -> dict[Split, LabelledRows]:
+    weights = measured.weights
+    if weights is not None:
+        weights = weights / max(weights[indices["train"]].mean(), np.finfo(float).tiny)
+    by_row = {"numbers": measured.numbers, "bounds": measured.labels.bounds, "weights": weights}
+    return {
+        part: labelled_rows(
+            usable,
+            rows,
+            measured.labels.targets[rows],
+            canonical_smiles=config.has_canonical_smiles,
+            tokens=tokens,
+            is_log10=config.is_log10,
+            **{name: of_rows[rows] for name, of_rows in by_row.items() if of_rows is not None},
+        )
+        for part, rows in indices.items()
+        if len(rows)
+    }
+
+
+def _describe_constant(config: CsvTaskConfig, task: RowTask, table: Table) -> list[str]:
+    """Return warnings of values that are the same in all training rows; refuse to train where there is no other."""
+    columns = task.output_names if task.loss != "classes" else config.label_columns
+    constant = _constant_in_train(task, columns)
+    if len(constant) == len(columns):
+        raise DataError(
+            f"{table.path}: {name_some(constant)} in every training row: nothing to learn",
+            "give training rows with other labels, another split (`--split random`, or `--split-column NAME`), or "
+            "other label columns",
+        )
+    if task.loss != "regression":
+        return []
+    return [f"warning: {said} in every training row: nothing to learn of it" for said in constant]
 
 
 def _constant_in_train(task: RowTask, columns: Sequence[str]) -> list[str]:
