@@ -27,7 +27,7 @@ from exlm_cli.export.source import Source, pretrained_source
 from exlm_cli.files import folder_for_results, write_json
 from exlm_cli.format import format_bytes, format_count, format_large, format_number, format_parameters
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import RUN_FILE, read_run_json
+from exlm_cli.run_dir import METRICS_FILE, RUN_FILE, MetricsLog, read_run_json
 from exlm_cli.train.checkpoint import MODEL_FILE, checkpoint_paths, read_manifest
 from exlm_cli.train.pretrained import load_pretrained
 
@@ -96,6 +96,8 @@ def bundle(
         said = {"trained_on": about.trained_on, "parameters": parameters}
         write_json(new / RUN_FILE, read_run_json(new).model_copy(update=said))
         before, after, on = _figures(source, new, valid, max_sequences, progress)
+        # the newest validation, which an exported card tells, is of these weights
+        MetricsLog(new / METRICS_FILE).append({"kind": "valid", "step": source.num_steps, **after})
         lost = after["loss"] - before["loss"]
         if not lost <= MOST_LOST:
             raise ExlmError(f"{run}: rounding to float16 costs {lost:.4f} nats", "ship another checkpoint")

@@ -13,6 +13,8 @@ from exlm_cli.run_dir import RUN_FILE, RUNS_ROOT, run_directory
 
 SCHEME = "bundled:"
 FOLDER = Path(__file__).parent / "pretrained"
+LICENCE = "apache-2.0"
+"""Of the package and so of its models, as the Hub names it."""
 _COPY = re.compile(r".*/models--(?P<owner>[^/]+)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})/run")
 """The run of a repository in the cache of huggingface_hub."""
 

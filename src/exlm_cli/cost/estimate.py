@@ -23,8 +23,9 @@ UTILISATION = 0.25
 """Share of the peak, unless one is given: steps of width 768 reached 20 and 22 % on an H100, the paper's 10 to 24 %."""
 SECONDS_PER_POSITION_AND_LAYER = 1.05e-7
 """Floor: 107 and 106 ns on an H200 in `smiles-medium` and `text-medium`, width 256 (docs/lab_notes/gpu.md)."""
-LONG_RUN_FLOPS = 1e14
-"""Cost from which a run tells it beforehand: about half an hour of two cores."""
+LONG_RUN_FLOPS = 1.5e14
+"""Cost from which a run tells it beforehand: about half an hour of two cores (16 minutes of `smiles-small`, 39 of
+`text-small`, whose `purpose` tells the time)."""
 _UNIT_TOKENS = 1e8
 """Tokens for which a time is given where the recipe does not say how many it trains on."""
 _LEFT_OUT_BYTES = 2e9

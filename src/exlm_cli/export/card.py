@@ -28,12 +28,13 @@ def model_card(
         source: The model.
         difference: The largest one from the outputs of the run.
         form: Format of the folder.
-        licence: As the Hub names it; None: none is stated.
+        licence: As the Hub names it; None: that of the source, if any.
         repo: OWNER/NAME on the Hub; None: a folder.
     """
     from huggingface_hub import ModelCardData
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
+    licence = licence or source.licence
     environment = Environment(  # noqa: S701 (Markdown, not HTML)
         loader=PackageLoader("exlm_cli.export"),
         undefined=StrictUndefined,
@@ -98,7 +99,7 @@ def _training(source: Source) -> dict[str, object]:
     budget = f"{source.num_steps:,} steps, {source.num_tokens:,} input tokens"
     before: dict[str, object] = {
         "recipe of pre-training": recipe.name,
-        "data of pre-training": ", ".join(map(_data_name, recipe.data.train)),
+        "data of pre-training": info.trained_on or ", ".join(map(_data_name, recipe.data.train)),
         "budget of pre-training": budget,
     }
     if results is not None and results.init.objective == "scratch":

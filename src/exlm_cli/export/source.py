@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from exlm_cli.bundled_models import LICENCE, bundled_name
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.tasks import SquadTaskConfig
 from exlm_cli.data.tokenizer import MASK, Tokenizer
@@ -92,6 +93,7 @@ class Source:
         reads_parents: Whether it reads the parents of molecules instead of salts.
         max_answer_tokens: Tokens of the longest answer of SQuAD; None: another task.
         table: The user's file that it was fine-tuned on; None: the task names its data.
+        licence: Its licence as the Hub names it, where it is known: that of the package for its models.
         reads_pairs: Whether a row is a pair of texts, as in some GLUE tasks; SQuAD cuts its pairs into windows.
     """
 
@@ -112,6 +114,7 @@ class Source:
     max_answer_tokens: int | None = None
     table: str | None = None
     reads_pairs: bool = False
+    licence: str | None = None
 
     @property
     def family(self) -> str:
@@ -268,6 +271,7 @@ def pretrained_source(pretrained: Pretrained) -> Source:
         scores={name: float(value) for name, value in shown.items() if value is not None},
         scores_are=f"on validation sequences, step {rows[-1]['step']:,}" if rows else "",
         has_canonical_smiles=pretrained.recipe.data.has_canonical_smiles,
+        licence=None if bundled_name(run) is None else LICENCE,
     )
 
 

@@ -4,6 +4,7 @@ Axes: R rows of a table, N examples of a split, C outputs.
 """
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -49,6 +50,7 @@ from exlm_cli.tasks.rows.task import LabelledRows, RowTask, TokenStore, labelled
 from exlm_cli.tasks.sources import given_file
 
 _OWN_NAMES = ("row", "line", "input", "problem", "in_split", "nearest_train_tanimoto")
+_WORD = re.compile(r"(?:^|(?<=\s))[^\W\d_]{2,}(?=[\s.,;:!?]|$)")
 _SPLIT_WORDS: dict[str, Split] = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("valid", "validation", "val", "dev"), "valid"),
@@ -186,7 +188,23 @@ def _input_columns(config: CsvTaskConfig, table: Table) -> tuple[str, ...]:
     try:
         return (ColumnChoice("smiles", is_of_task=True).choose(str(table.path), list(table.columns)),)
     except DataError as error:
-        raise DataError(error.message, f"{error.hint}, or a column of text with `--text-column NAME`") from error
+        hint = f"{error.hint}, or a column of text with `--text-column NAME`"
+        if texts := _text_columns(table):
+            holds = "holds texts" if len(texts) == 1 else "hold texts"
+            option = f"`--text-column {','.join(texts[:2])}`"
+            how = f"{option} reads them" + (" as pairs, and a single name one of them" if len(texts) > 1 else "")
+            hint = f"{name_some(f'`{name}`' for name in texts)} {holds}: {how}"
+        raise DataError(error.message, hint) from error
+
+
+def _text_columns(table: Table) -> list[str]:
+    """Return the columns most of whose cells are several words of letters."""
+    found = []
+    for name, cells in table.columns.items():
+        filled = [cell for cell in cells if cell]
+        if 2 * sum(len(_WORD.findall(cell)) > 2 for cell in filled) > len(filled):
+            found.append(name)
+    return found
 
 
 def _split(config: CsvTaskConfig, usable: InputRows, files: SplitIndices | None, labels: Labels) -> RowSplit:

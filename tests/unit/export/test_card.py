@@ -2,11 +2,13 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
 
+from exlm_cli import bundled_models
 from exlm_cli.api import load
 from exlm_cli.data.molecules import read_molecules
 from exlm_cli.export.card import model_card
@@ -15,7 +17,7 @@ from exlm_cli.export.source import Source, finetuned_source, pretrained_source
 from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.finetune.scores import read_scores
 from exlm_cli.progress import SilentProgress
-from exlm_cli.run_dir import MetricsLog
+from exlm_cli.run_dir import MetricsLog, read_run_json
 from exlm_cli.tasks.squad.files import questions_of_pairs
 from exlm_cli.tasks.squad.task import new_questions
 from exlm_cli.train.evaluation import summarise
@@ -150,3 +152,21 @@ def test_the_card_of_a_pretrained_run_has_the_last_validation_before_its_checkpo
     card = model_card(pretrained_source(load_pretrained(run, device="cpu")), 0.0)
     for name in ("loss", "mask_accuracy", "perplexity"):
         assert f"| {name} | {figures[name]:.4g} |" in card
+
+
+@pytest.mark.parametrize(("name", "step", "loss"), [("text", "10,143", "3.367"), ("smiles", "6,571", "0.245")])
+def test_the_card_of_a_bundled_model_says_what_the_package_says(name, step, loss, monkeypatch):
+    """Step, loss and data of the shipped weights, as their own card has them, and the licence of the package."""
+    monkeypatch.setattr(bundled_models, "FOLDER", Path(bundled_models.__file__).parent / "pretrained")
+    loaded = load_pretrained(Path(f"bundled:{name}"), device="cpu")
+    card = model_card(pretrained_source(loaded), 0.0)
+    assert f"on validation sequences, step {step}" in card
+    assert f"| loss | {loss} |" in card
+    assert f"{loaded.step:,} steps" in card
+    shipped = (loaded.checkpoint.parents[1] / "README.md").read_text(encoding="utf-8")
+    assert f"| steps | {step} |" in shipped
+    (rounded,) = re.findall(r"loss, nats a target \| \S+ \| (\S+) \|", shipped)
+    assert float(rounded) == pytest.approx(float(loss), abs=5e-4)
+    assert ModelCard(card).data.license == "apache-2.0"
+    assert read_run_json(loaded.checkpoint.parents[1]).trained_on in card
+    assert ModelCard(model_card(pretrained_source(loaded), 0.0, licence="mit")).data.license == "mit"

@@ -53,8 +53,8 @@ def recipes(
     """List the recipes, print one, or estimate its cost.
 
     The list shows parameters and tokens per step of pre-training recipes. A printed one begins with comments that give
-    its FLOPs and its time on a GPU. With `--gpu`: hours, memory of each GPU, and the steps of an MLM for the same
-    FLOPs.
+    its FLOPs and, unless it is for a CPU, its time on a GPU. With `--gpu`: hours, memory of each GPU, and the steps of
+    an MLM for the same FLOPs.
     """
     from exlm_cli.cli import console
     from exlm_cli.config.load import dump_recipe, load_recipe, recipe_kind
@@ -142,12 +142,15 @@ def _row(entry: dict[str, Any]) -> list[str]:
 
 
 def _describe_cost(recipe: "Recipe") -> str:
-    """Return size, cost and time on a GPU as YAML comments; nothing for a recipe without pre-training."""
+    """Return size, cost and, of a long run, time on a GPU as YAML comments; nothing for a recipe without pre-training.
+
+    The time of a short run is in the recipe's purpose, for the CPU that it is meant for.
+    """
     from exlm_cli.config.pretrain import PretrainRecipe
-    from exlm_cli.cost.estimate import describe_size, describe_time
+    from exlm_cli.cost.estimate import describe_long_run, describe_size, describe_time
     from exlm_cli.cost.gpus import GPUS
 
     pairs = describe_size(recipe)
-    if isinstance(recipe, PretrainRecipe):
+    if isinstance(recipe, PretrainRecipe) and (recipe.train.known_steps is None or describe_long_run(recipe)):
         pairs[f"on one {GPUS[_TOLD_GPU].product}"] = describe_time(recipe, _TOLD_GPU)
     return "".join(f"# {name}: {value}\n" for name, value in pairs.items())
