@@ -21,7 +21,8 @@ LAYERS = {
     "errors": 0, "progress": 0, "format": 0, "processes": 0, "paths": 1, "files": 1, "launch": 1, "run_dir": 1,
     "bundled_models": 1, "config": 2, "cost": 3, "data": 4, "ops": 5, "model": 6, "distributed": 7, "train": 8,
     "workers": 9, "tasks": 10, "finetune": 11, "experiments": 12, "report": 13, "dag": 14, "fill": 15, "export": 15,
-    "api": 16, "cli": 17, "__main__": 18,
+    "frames": 15, "api": 16,
+    "fitting": 16, "estimators": 16, "cli": 17, "__main__": 18,
 }  # fmt: skip
 
 LIGHT = (

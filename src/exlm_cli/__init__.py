@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from exlm_cli.config.load import load_recipe
     from exlm_cli.config.pretrain import PretrainRecipe
     from exlm_cli.errors import ExlmError
+    from exlm_cli.estimators import ExlmClassifier, ExlmRegressor
     from exlm_cli.finetune.run import resume_finetuning, run_finetuning
+    from exlm_cli.fitting import cross_validate, fit
     from exlm_cli.ops.alignment import (
         alignment_edge_posterior,
         alignment_posterior,
@@ -30,9 +32,13 @@ _HOMES = {
     "Run": "api",
     "load": "api",
     "Callback": "train.task",
+    "ExlmClassifier": "estimators",
     "ExlmError": "errors",
+    "ExlmRegressor": "estimators",
     "FinetuneRecipe": "config.finetune",
     "PretrainRecipe": "config.pretrain",
+    "cross_validate": "fitting",
+    "fit": "fitting",
     "load_recipe": "config.load",
     "resume_finetuning": "finetune.run",
     "resume_pretraining": "train.pretrain",
@@ -43,7 +49,9 @@ _HOMES = {
 
 __all__ = [
     "Callback",
+    "ExlmClassifier",
     "ExlmError",
+    "ExlmRegressor",
     "FinetuneRecipe",
     "PretrainRecipe",
     "Run",
@@ -51,6 +59,8 @@ __all__ = [
     "alignment_edge_posterior",
     "alignment_posterior",
     "best_alignment",
+    "cross_validate",
+    "fit",
     "load",
     "load_recipe",
     "resume_finetuning",

@@ -21,21 +21,24 @@ from exlm_cli.dag.inspection import Inspection, inspect
 from exlm_cli.dag.read import MaskedText, read_masked, read_masked_rows
 from exlm_cli.dag.search import Length
 from exlm_cli.data.tokenizer import Tokenizer
-from exlm_cli.errors import CheckpointError, ConfigError, DataError
+from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.export.given import local_run
 from exlm_cli.fill.score import score_text, score_texts
 from exlm_cli.fill.words import MaskWords
 from exlm_cli.finetune.cells.model import Finetuned, load_finetuned
 from exlm_cli.finetune.evaluation.calibration import DEFAULT_LEVEL
 from exlm_cli.finetune.features import FeatureStore, with_descriptors
+from exlm_cli.finetune.finished import FinetunedRun
 from exlm_cli.finetune.prediction.embed import RowEncoder, Vectors, embed_rows, finetuned_encoder, pretrained_encoder
 from exlm_cli.finetune.prediction.explain import explain_molecules
 from exlm_cli.finetune.prediction.predict import check_options, predict_rows, require_molecules
 from exlm_cli.finetune.scores import Predictor
-from exlm_cli.format import format_parameters, is_unicode
+from exlm_cli.format import format_parameters
+from exlm_cli.frames import GivenRows, check_rows, read_given
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import run_kind
 from exlm_cli.tasks.base import FloatArray, NewRows, TrainedTask
+from exlm_cli.tasks.registry import columns_of, num_texts
 from exlm_cli.tasks.rows.table import rows_of_list
 from exlm_cli.tasks.rows.task import ScoredRows
 from exlm_cli.tasks.squad.files import questions_of_pairs
@@ -159,6 +162,15 @@ class Run:
             )
         return self._loaded
 
+    @property
+    def finished(self) -> FinetunedRun:
+        """Scores and verdict of a fine-tuned run: `finished.scores.reported`, `finished.verdict`.
+
+        Raises:
+            CheckpointError: The run is pre-trained.
+        """
+        return FinetunedRun(self.path.name, self.path, self._finetuned(None).results)
+
     @cached_property
     def encoder(self) -> RowEncoder:
         """The encoder that makes vectors; for a fine-tuned run, that of the seed with the best validation score."""
@@ -167,7 +179,7 @@ class Run:
 
     def predict(
         self,
-        rows: Sequence[str] | Sequence[tuple[str, str]],
+        rows: Any,
         *,
         columns: Mapping[str, Sequence[float]] | None = None,
         predictor: Predictor | None = None,
@@ -177,17 +189,19 @@ class Run:
         """Predict rows with a fine-tuned run.
 
         Args:
-            rows: SMILES or texts; pairs of texts for a GLUE task of pairs, and of question and paragraph for SQuAD.
+            rows: SMILES or texts in a list, array, Series or DataFrame, or one string; pairs of texts for a task of
+                pairs, and of question and paragraph for SQuAD. Of a DataFrame the columns of the training are read.
             columns: Numbers of every row for each of `task.descriptor_columns`, by name; NaN where one is missing.
+                None: those of a DataFrame.
             predictor: `model`, its `baseline` that is the best in validation, or `both`, their mean; None: the best on
                 the run's validation rows.
             seeds: Seeds of the run whose mean is predicted, without calibrated columns if not all; None: all.
             interval_level: Share of the true values that the intervals of a regression should hold.
 
         Returns:
-            The table that `exlm predict` writes, without the columns of a file: a line for each row, in order, whose
-            numbers are float64, NaN for a row that cannot be read; `problem` says why. `attrs` has `notes`, and what
-            predicted as `predictor`.
+            The table that `exlm predict` writes: a line for each row, in order, whose numbers are float64, NaN for a
+            row that cannot be read; `problem` says why. A Series or DataFrame keeps its index, and its columns come
+            first. `attrs` has `notes`, and what predicted as `predictor`.
 
         Raises:
             CheckpointError: The run is pre-trained, so it predicts no labels, or a file of it is damaged.
@@ -200,7 +214,8 @@ class Run:
 
         finetuned = self._finetuned(seeds)
         predictor = check_options(finetuned, predictor, interval_level)
-        given = self._read(finetuned, rows, columns or {})
+        own = self._given(finetuned, rows, columns)
+        given = self._read(finetuned, own)
         found = predict_rows(
             finetuned, given, predictor=predictor, interval_level=interval_level, progress=self._progress
         )
@@ -211,12 +226,13 @@ class Run:
                 for name, column in cells.items()
             }
         )
+        table = own.beside(table)
         table.attrs = {"predictor": predictor, "notes": (*given.notes, *found.encoded.notes, *notes, *found.notes)}
         return table
 
     def explain(
         self,
-        rows: str | Sequence[str],
+        rows: Any,
         *,
         columns: Mapping[str, Sequence[float]] | None = None,
         predictor: Predictor | None = None,
@@ -225,7 +241,7 @@ class Run:
         """Hide atoms of molecules, and return how much each adds to the predictions.
 
         Args:
-            rows: SMILES; one string is one molecule.
+            rows: SMILES, in any form that `predict` takes.
             columns, predictor, seeds: As for `predict`.
 
         Raises:
@@ -236,16 +252,16 @@ class Run:
         finetuned = self._finetuned(seeds)
         require_molecules(finetuned)
         predictor = check_options(finetuned, predictor, DEFAULT_LEVEL)
-        rows = [rows] if isinstance(rows, str) else rows
-        given = self._read(finetuned, rows, columns or {})
-        problems = given.problems or ("",) * len(rows)
+        own = self._given(finetuned, rows, columns)
+        given = self._read(finetuned, own)
+        problems = given.problems or ("",) * len(own.texts)
         encoded = given.encode(finetuned.tokenizer, finetuned.sequence_length)
         encoded = with_descriptors(encoded, finetuned.recipe.task, FeatureStore(), self._progress)
         assert isinstance(encoded, ScoredRows), "rows of molecules are"
         read = [smiles for (smiles,) in encoded.texts]
         found = explain_molecules(finetuned, encoded, read, predictor, self._progress)
         names = finetuned.results.output_names
-        smiles, changes = list(rows), [np.zeros((0, len(names)))] * len(problems)
+        smiles, changes = [text for (text,) in own.texts], [np.zeros((0, len(names)))] * len(problems)
         predicted_RC = np.full((len(problems), len(names)), np.nan)
         for row, molecule in zip(given.readable.tolist(), found, strict=True):
             smiles[row], predicted_RC[row], changes[row] = molecule.smiles, molecule.predicted, molecule.changes
@@ -266,32 +282,32 @@ class Run:
             )
         return self._loaded if seeds is None else self._loaded.only(seeds)
 
-    def _read(
-        self,
-        finetuned: Finetuned,
-        rows: Sequence[str] | Sequence[tuple[str, str]],
-        columns: Mapping[str, Sequence[float]],
-    ) -> NewRows:
+    def _given(self, finetuned: Finetuned, rows: Any, columns: Mapping[str, Sequence[float]] | None) -> GivenRows:
+        config = finetuned.recipe.task
+        return read_given(
+            rows,
+            columns,
+            kind=finetuned.results.input_kind,
+            usual=columns_of(config),
+            number_columns=config.number_columns,
+            num_texts=num_texts(config),
+        )
+
+    def _read(self, finetuned: Finetuned, given: GivenRows) -> NewRows:
         """Return rows as those of a file, without its columns."""
         config, results = finetuned.recipe.task, finetuned.results
-        numbers = (
-            _check_columns(columns, config.number_columns, len(rows)) if columns or config.number_columns else None
-        )
         if isinstance(config, SquadTaskConfig):
-            pairs = ((question, paragraph) for question, paragraph in check_rows(rows, num_texts=2))
-            questions, problems = questions_of_pairs(pairs)
+            questions, problems = questions_of_pairs((question, paragraph) for question, paragraph in given.texts)
             return replace(new_questions(config, questions), problems=problems)
         if isinstance(config, GlueTaskConfig):
             from exlm_cli.tasks.glue import GLUE_TASKS, new_texts
 
             info = GLUE_TASKS[config.name.removeprefix("glue/")]
-            texts = check_rows(rows, num_texts=len(info.layouts[0].texts))
-            return replace(new_texts(info, texts), problems=("",) * len(texts))
-        inputs = check_rows(rows, num_texts=max(1, len(config.input_columns)))
-        found = rows_of_list(inputs, results.input_kind, self._progress, reads_parents=config.reads_parents)
+            return replace(new_texts(info, given.texts), problems=("",) * len(given.texts))
+        found = rows_of_list(given.texts, results.input_kind, self._progress, reads_parents=config.reads_parents)
         task = TrainedTask(config, results.input_kind, results.loss, results.output_names)
         unknown = np.full((len(found.rows), 1), np.nan)
-        numbers = None if numbers is None else numbers[found.rows]
+        numbers = None if given.numbers is None else given.numbers[found.rows]
         return new_rows(found, task, unknown, {}, found.notes, numbers)
 
     @overload
@@ -456,48 +472,3 @@ def load(run: str | Path, *, device: str = "auto", progress: Progress | None = N
     if run_kind(path) == "finetune":
         return Run(path, load_finetuned(path, device=device), progress)
     return Run(path, load_pretrained(path, device=device, progress=progress), progress)
-
-
-def check_rows(rows: object, num_texts: int = 1) -> list[tuple[str, ...]]:
-    """Return rows as tuples of `num_texts` strings; one string is one row of one text.
-
-    Raises:
-        DataError: They are something else, or contain a lone surrogate; the error names the row, counted from 1.
-    """
-    wanted = "a string" if num_texts == 1 else f"a tuple of {num_texts} strings"
-    if isinstance(rows, str) and num_texts == 1:
-        rows = [rows]
-    if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable) or getattr(rows, "ndim", 1) != 1:
-        raise DataError(f"`rows` is {type(rows).__name__}, not a list", f"give a list, each row {wanted}")
-    found = []
-    for number, row in enumerate(rows, start=1):
-        texts = (str(row),) if isinstance(row, str) else tuple(row) if isinstance(row, tuple | list) else ()
-        if len(texts) != num_texts or not all(isinstance(text, str) for text in texts):
-            raise DataError(f"row {number} is {row!r}, not {wanted}", f"give a list, each row {wanted}")
-        if not all(map(is_unicode, texts)):
-            raise DataError(f"row {number} contains a lone surrogate", "correct the row or leave it out")
-        found.append(texts)
-    return found
-
-
-def _check_columns(columns: Mapping[str, Sequence[float]], names: tuple[str, ...], num_rows: int) -> FloatArray:
-    """Return the (R, n) numbers of the columns that a model reads.
-
-    Raises:
-        DataError: They are not those columns, or not R finite numbers each; NaN is a missing one.
-    """
-    wanted = f"the run reads {', '.join(f'`{name}`' for name in names) or 'none'}"
-    if odd := sorted(set(columns) ^ set(names)):
-        what = "has no" if odd[0] in names else "has"
-        raise DataError(f"`columns` {what} `{odd[0]}`; {wanted}", "give a list of numbers for each of these")
-    numbers = np.zeros((num_rows, len(names)))
-    for index, name in enumerate(names):
-        try:
-            column = np.array(columns[name], dtype=np.float64)
-        except (TypeError, ValueError) as error:
-            raise DataError(f"`columns`: `{name}` is not a list of numbers: {error}", "give a number a row") from None
-        if column.shape != (num_rows,) or np.isinf(column).any():
-            what = "infinite numbers" if column.shape == (num_rows,) else f"the shape {column.shape}"
-            raise DataError(f"`columns`: `{name}` has {what}; there are {num_rows} rows", "give a number a row")
-        numbers[:, index] = column
-    return numbers

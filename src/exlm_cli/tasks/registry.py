@@ -91,17 +91,22 @@ def _given_files(config: TaskConfig) -> list[Path]:
     return [*files.values()]
 
 
-def num_texts(config: TaskConfig) -> int:
-    """Return how many texts a row of a task has; a molecule is one."""
+def columns_of(config: TaskConfig) -> tuple[str, ...]:
+    """Return the names of the columns with the SMILES or texts of a task; empty where none is named."""
     match config:
         case GlueTaskConfig():
             from exlm_cli.tasks.glue import GLUE_TASKS
 
-            return len(GLUE_TASKS[config.name.removeprefix("glue/")].layouts[0].texts)
+            return GLUE_TASKS[config.name.removeprefix("glue/")].layouts[-1].texts
         case SquadTaskConfig():
-            return 2
+            return ("question", "context")
         case _:
-            return max(1, len(config.input_columns))
+            return config.input_columns
+
+
+def num_texts(config: TaskConfig) -> int:
+    """Return how many texts a row of a task has; a molecule is one."""
+    return max(1, len(columns_of(config)))
 
 
 def layout_of(config: TaskConfig) -> "Layout":
