@@ -13,7 +13,7 @@ setup: $(VENV)/.dev-installed
 
 # A DAG of the package's own model, a small fine-tuning with its page, and a minute of pre-training. What was stopped goes on.
 quickstart: $(BIN)/exlm
-	$(BIN)/exlm inspect-dag "$(SENTENCE)" --out $(QUICKSTART)/dag
+	$(BIN)/exlm inspect-dag "These [MASK] [MASK] very old." --out $(QUICKSTART)/dag
 	if [ -f $(QUICKSTART)/boiling-points/recipe.yaml ]; then $(BIN)/exlm finetune --resume $(QUICKSTART)/boiling-points; \
 	else $(BIN)/exlm finetune csv docs/examples/boiling_points.csv --label-columns boiling_point \
 	  --split random --out $(QUICKSTART)/boiling-points; fi
