@@ -41,12 +41,13 @@ from rich.console import Console
 from rich.table import Table
 
 from exlm_cli.dag.build import dag_of_tokens
-from exlm_cli.dag.fillings import n_best_fillings
 from exlm_cli.dag.graph import token_marginals
+from exlm_cli.dag.read import MaskedText
 from exlm_cli.data.batch import MaskedSequences, expand
 from exlm_cli.data.corpus.prepare import prepare_data
 from exlm_cli.data.masking import Masker, Sequences
 from exlm_cli.data.molecules import find_invalid_smiles
+from exlm_cli.fill.passes import Ask, fill_inputs
 from exlm_cli.progress import SilentProgress
 from exlm_cli.train.evaluation import score_sequences
 from exlm_cli.train.objective import Objective
@@ -320,17 +321,16 @@ def fill(pretrained: Pretrained, ids: IntArray, places: IntArray, passes: int, *
     """Return the tokens with their masked places filled in some passes, the surest masks first; 0: one mask a pass."""
     filled = ids.copy()
     filled[places] = pretrained.tokenizer.mask_id
+    if is_joint:
+        (found,) = fill_inputs(pretrained, [Ask(MaskedText("", filled))], passes or len(places))
+        assert not isinstance(found, str), found
+        return found[0].input_ids
     left = places
     for remaining in range(passes or len(places), 0, -1):
         if not len(left):
             break
-        dag = dag_of_tokens(pretrained.model, pretrained.tokenizer, pretrained.recipe, filled)
-        marginal_TV = token_marginals(dag)
-        if is_joint:
-            tokens = np.array([token for (token,) in n_best_fillings(dag, 1).fillings[0].tokens_by_mask])
-        else:
-            tokens = marginal_TV.argmax(axis=1)
-        sureness = marginal_TV[np.arange(len(left)), tokens]
+        marginal_TV = token_marginals(dag_of_tokens(pretrained.model, pretrained.tokenizer, pretrained.recipe, filled))
+        tokens, sureness = marginal_TV.argmax(axis=1), marginal_TV.max(axis=1)
         taken = np.sort(np.argsort(-sureness, kind="stable")[: math.ceil(len(left) / remaining)])
         filled[left[taken]] = tokens[taken]
         left = np.delete(left, taken)

@@ -7,20 +7,24 @@ if the most probable prefix that was cut is no more probable than the last filli
 Axes: T masks, k states of each, W prefixes or N sequences of tokens, D width, V vocabulary, R classes.
 """
 
+from collections.abc import Hashable
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from exlm_cli.dag.allowed import Allowed
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.chain import Chain, best_chain, chain_nll
 
 MAX_CELLS = 20_000_000
 """Limit on the (prefix, token) pairs in memory: 80 MB."""
 _FIRST_WIDTH = 32
+_DRAWN_ROWS = 256
 _ROUNDING = 1e-6
 
 
@@ -106,14 +110,15 @@ class ChainOfInput:
         return ChainNumbers(torch.stack(emits).cpu(), start_k.cpu(), torch.stack(edges).cpu() if edges else no_edges)
 
     @torch.inference_mode()
-    def best(self, wanted: int) -> tuple[list[tuple[int, ...]], bool]:
+    def best(self, wanted: int, allowed: Allowed | None = None) -> tuple[list[tuple[int, ...]], bool]:
         """Return the `wanted` most probable sequences of T tokens, best first, and whether that is proven.
 
-        Fewer where no more have a probability above zero, or where the search meets its limit.
+        Fewer where no more have a probability above zero, or where the search meets its limit. With `allowed`, those
+        of such tokens alone.
         """
         width, log_known = max(_FIRST_WIDTH, 2 * wanted), -torch.inf
         while True:
-            log_prob_N, tokens_NT, log_cut = self._beam(width, log_known)
+            log_prob_N, tokens_NT, log_cut = self._beam(width, log_known, allowed)
             log_prob_N, tokens_NT = log_prob_N[:wanted], tokens_NT[:wanted]
             log_known = float(log_prob_N[-1]) if len(log_prob_N) == wanted else -torch.inf
             is_proven = log_cut <= log_known + _ROUNDING
@@ -121,7 +126,7 @@ class ChainOfInput:
             if is_proven or width * len(self._member_VR) > MAX_CELLS:
                 return [tuple(tokens) for tokens in tokens_NT.tolist()], is_proven
 
-    def _beam(self, width: int, log_known: float) -> tuple[Tensor, Tensor, float]:
+    def _beam(self, width: int, log_known: float, allowed: Allowed | None) -> tuple[Tensor, Tensor, float]:
         """Return log-probabilities and tokens of complete sequences, best first, and the most probable cut prefix.
 
         At least as many as are wanted have log-probability `log_known` or more, so other prefixes are dropped.
@@ -131,6 +136,7 @@ class ChainOfInput:
         log_prefix_W = torch.zeros(1, dtype=torch.float64, device=device)
         log_alpha_Wk = torch.zeros(1, num_states, dtype=torch.float64, device=device)
         log_cut = -torch.inf
+        states = [None if allowed is None else allowed.start]
         for t in range(self.num_masks):
             before_W = tokens_WT[:, -1] if t else torch.zeros(1, dtype=torch.long, device=device)
             log_prob_WV = self._log_probs_after(t, before_W)
@@ -142,19 +148,48 @@ class ChainOfInput:
             # what the states that were reached add to the token's own probability, by its classes
             factor_WR = (log_reach_Wk - log_size_Wk - log_prefix_W[:, None]).exp().float() @ self._sort_TRk[t].T
             log_next_WV = log_prob_WV + (factor_WR @ self._member_VR.T).log() + log_prefix_W[:, None].float()
+            if allowed is not None:
+                log_next_WV = log_next_WV.masked_fill(~_allowed_after(allowed, states, t, log_next_WV), -torch.inf)
             flat = log_next_WV.flatten()
             best = flat.topk(min(width + 1, len(flat)))
             if len(flat) > width:
                 log_cut = max(log_cut, float(best.values[-1]))
-            is_kept = best.values[:width] >= log_known - 1e-4
+            is_kept = (best.values[:width] >= log_known - 1e-4) & (best.values[:width] > -torch.inf)
             cell_W = best.indices[:width][is_kept]
             row_W, token_W = cell_W // log_next_WV.shape[1], cell_W % log_next_WV.shape[1]
+            if allowed is not None:
+                columns = allowed.tokens.searchsorted(token_W.cpu().numpy())
+                pairs = zip(row_W.tolist(), columns.tolist(), strict=True)
+                states = [allowed.step(states[row], t, column) for row, column in pairs]
             of_token_Wk = (self._member_VR[token_W] @ self._sort_TRk[t]).log() + log_prob_WV[row_W, token_W, None]
             log_alpha_Wk = (log_reach_Wk - log_size_Wk)[row_W] + of_token_Wk.double()
             log_prefix_W = log_alpha_Wk.logsumexp(1)
             tokens_WT = torch.cat([tokens_WT[row_W], token_W[:, None]], 1)
         order = log_prefix_W.argsort(descending=True, stable=True)
         return log_prefix_W[order], tokens_WT[order], log_cut
+
+    @torch.inference_mode()
+    def draw(self, n: int, temperature: float, draw: np.random.Generator) -> Int64[Tensor, "N T"]:
+        """Return n sequences of tokens: of each mask a state, at its probability after the one before, then a token.
+
+        Tokens of a state are drawn from P^(1 / temperature), normalised.
+        """
+        return torch.cat([self._draw(min(_DRAWN_ROWS, n - at), temperature, draw) for at in range(0, n, _DRAWN_ROWS)])
+
+    def _draw(self, n: int, temperature: float, draw: np.random.Generator) -> Int64[Tensor, "N T"]:
+        device = self._states_TD.device
+        row_N = torch.arange(n, device=device)
+        token_N = state_N = torch.zeros(n, dtype=torch.long, device=device)
+        drawn = []
+        for t in range(self.num_masks):
+            log_prob_NV = self._log_probs_after(t, token_N)
+            log_size_Nk = self._log_sizes(t, log_prob_NV)
+            log_state_Nk = self._log_edges(t, log_size_Nk)[row_N, state_N] if t else log_size_Nk
+            state_N = _drawn(log_state_Nk, draw)
+            log_of_state_NV = log_prob_NV + (self._sort_TRk[t].T[state_N] @ self._member_VR.T).log()
+            token_N = _drawn(log_of_state_NV / temperature, draw)
+            drawn.append(token_N)
+        return torch.stack(drawn, 1)
 
     def _log_probs_after(self, mask: int, before_W: Int64[Tensor, " W"]) -> Float[Tensor, "W V"]:
         """Return log-probabilities of tokens at a mask given the token at the one before; one row at the first."""
@@ -181,3 +216,18 @@ class ChainOfInput:
     def _log_edges(self, mask: int, log_size_Wk: Tensor) -> Float[Tensor, "W k k"]:
         """Return log-probabilities of a mask's states given those of the mask before, float64."""
         return (self._scores_Ukk[mask - 1] + log_size_Wk[:, None]).log_softmax(-1)
+
+
+def _drawn(log_weight_NX: Tensor, draw: np.random.Generator) -> Int64[Tensor, " N"]:
+    """Return one index of each row, drawn by the weights."""
+    total_NX = log_weight_NX.double().softmax(-1).cumsum(-1)
+    level_N1 = torch.from_numpy(draw.random((len(total_NX), 1))).to(total_NX) * total_NX[:, -1:]
+    return (total_NX > level_N1).int().argmax(-1)
+
+
+def _allowed_after(allowed: Allowed, states: list[Hashable], mask: int, log_next_WV: Tensor) -> Tensor:
+    """Return (W, V) the tokens that may follow each prefix."""
+    is_allowed_WV = np.zeros(log_next_WV.shape, dtype=bool)
+    rows = {state: allowed.after(state, mask) for state in set(states)}
+    is_allowed_WV[:, allowed.tokens] = np.stack([rows[state] for state in states])
+    return torch.from_numpy(is_allowed_WV).to(log_next_WV.device)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from exlm_cli.dag.allowed import Allowed
 from exlm_cli.dag.chain import ChainOfInput
 from exlm_cli.dag.graph import Dag, length_log_prob, token_marginals
 from exlm_cli.dag.search import MAX_WORK, Length, SearchProblem, Tokens, best_sequences
@@ -79,23 +80,24 @@ class IndependentGuess:
     prob_independent: float
 
 
-def n_best_fillings(dag: Dag, n: int, length: Length = "exact") -> NBest:
+def n_best_fillings(dag: Dag, n: int, length: Length = "exact", allowed: Allowed | None = None) -> NBest:
     """Find the n most probable fillings and their exact probabilities.
 
     `search` finds the token sequences and, unless it meets a limit, proves that it missed none (`NBest.is_proven`). The
     alignment op then scores each sequence over all its alignments. Sequences with the same text ("g" + "lad", "gl" +
     "ad" in neighbouring masks) are one filling with the sum of their probabilities. The result is shorter than n if the
-    DAG yields fewer texts, or if the search meets a limit.
+    DAG yields fewer texts, or if the search meets a limit. With `allowed`, for `exact`, it is of the fillings that have
+    such tokens alone; their probabilities are still those among all.
 
     Raises:
         DataError: `exact`, and no path has exactly T inner nodes.
     """
     if dag.chain is not None:
-        of_chain, is_proven = dag.chain.best(n)
+        of_chain, is_proven = dag.chain.best(n, allowed)
         fillings = _merge_by_text(dag, [tuple(enumerate(tokens)) for tokens in of_chain], length)
         return NBest(tuple(fillings), 0.0, is_proven)
     log_prob_length = length_log_prob(dag) if length == "exact" else 0.0
-    problem = SearchProblem(dag, length)
+    problem = SearchProblem(dag, length, allowed=allowed)
     limit = max(_BATCH_SIZE, min(MAX_SEQUENCES, MAX_SCORED_CELLS // (problem.max_tokens * dag.num_nodes**2)))
     wanted = min(n, limit)
     while True:

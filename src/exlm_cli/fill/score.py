@@ -84,7 +84,7 @@ def _score_filling(pretrained: Pretrained, text: str, filling: str, words: MaskW
             "part the words of the masks by bars: `two|dogs`",
         )
     surfaces = [words.read(word, has_blank) for word, has_blank in zip(given, blanks, strict=True)]
-    lengths = [words.num_tokens(surface) for surface in surfaces]
+    lengths = [len(words.tokens_of(surface)) for surface in surfaces]
     if max(lengths) > 1:
         several = iter(lengths)
         masked = read_masked(pretrained, re.sub(re.escape(MASK), lambda _: MASK * next(several), masked.text))

@@ -26,9 +26,18 @@ class MaskWords:
         self._tokenizer = tokenizer
         self._surface = cache(self._find_surface)
 
+    @property
+    def is_of_molecules(self) -> bool:
+        """Whether the texts are SMILES."""
+        return self._tokenizer.kind == "smiles"
+
     def surface(self, token: int) -> str:
         """Return what a token adds to a text that goes on, a blank before it included."""
         return self._surface(token)
+
+    def text_of(self, input_ids: Sequence[int]) -> str:
+        """Return the text of filled tokens, without a blank at its beginning."""
+        return self._tokenizer.decode(input_ids).removeprefix(" ")
 
     def write(self, text: str, tokens_by_mask: Sequence[Sequence[int]]) -> str:
         """Return the tokens of each mask of a text as words with bars between them."""
@@ -50,18 +59,18 @@ class MaskWords:
             return word.replace(BLANK, " ")
         return " " * has_blank + word.replace(BLANK, " ")
 
-    def num_tokens(self, surface: str) -> int:
-        """Return how many tokens a word is: one where the vocabulary has it, else those of the tokenizer.
+    def tokens_of(self, surface: str) -> list[int]:
+        """Return the tokens of a word: one where the vocabulary has it, else those that the tokenizer finds.
 
         Raises:
             DataError: The vocabulary lacks a part of it.
         """
         if surface in self._tokens_by_surface:
-            return 1
+            return [self._tokens_by_surface[surface][0]]
         ids = self._tokenizer.encode(surface)
         if not ids or self._tokenizer.unk_id in ids:
             raise DataError(f"the vocabulary of the model has no {surface!r}", "give a word that it has")
-        return len(ids)
+        return ids
 
     def tokens_at(self, surface: str, start: int, *, is_start: bool) -> Iterator[tuple[int, int]]:
         """Yield each token that a run of letters may go on with from a place on, and how many letters it is.

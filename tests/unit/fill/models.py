@@ -18,7 +18,10 @@ DESIGNS = {"input": {}, "output": OUTPUT, "chain": CHAIN, "mlm": {"objective": "
 
 
 def drawn(tokenizer: Tokenizer, design: str = "output", **data: object) -> Pretrained:
-    """Return a model of a design, with weights so large that its distributions are far from even."""
+    """Return a model of a design, with weights so large that its distributions are far from even.
+
+    As one that was trained, it never fills a mask with a special token.
+    """
     model = {"init_std": 0.3} | ({} if design == "mlm" else DESIGNS[design])
     objective = "mlm" if design == "mlm" else "exlm"
     recipe = tiny_recipe(data={"kind": tokenizer.kind, "sequence_length": 32, **data}, model=model, objective=objective)
@@ -27,6 +30,8 @@ def drawn(tokenizer: Tokenizer, design: str = "output", **data: object) -> Pretr
     if network.chain_head is not None:  # which begins without classes, and without reading the token before
         for part in (network.chain_head.classes, network.chain_head.change):
             torch.nn.init.normal_(part.weight)
+    with torch.no_grad():
+        network.lm_head.bias[[*tokenizer.special_ids]] = -50.0
     return Pretrained(network, tokenizer, recipe, Path("runs/x/step-1"), step=1, num_tokens=0, sha256="")
 
 

@@ -81,7 +81,8 @@ def test_what_is_to_be_said_of_rows_names_their_lines(run, tmp_path):
     path = tmp_path / "masks.csv"
     path.write_text("text\n" + "amber [MASK]\n" + f"{'amber fern ' * 14}[MASK]\n" * 2 + "x\n")
     _, notes = _fill(run, path)
-    (note,) = notes
+    way, note = notes
+    assert way == "filled all masks of a row jointly, in one pass"
     assert note.startswith("longer than the ")
     assert note.endswith(": lines 3, 4")
 

@@ -1,7 +1,8 @@
 """`exlm fill`: the masks of one text or SMILES, or of every row of a file."""
 
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,13 +17,16 @@ from exlm_cli.cli.options import (
     SmilesColumnOption,
     TextColumnOption,
     choose_columns,
+    refuse_without,
 )
 from exlm_cli.errors import ConfigError
 from exlm_cli.paths import expand_path
 
 if TYPE_CHECKING:
     from exlm_cli.api import Run
+    from exlm_cli.cli.options import Device
     from exlm_cli.fill.engine import FillSettings
+    from exlm_cli.fill.file import Predict
     from exlm_cli.progress import Progress
     from exlm_cli.train.pretrained import Pretrained
 
@@ -43,10 +47,59 @@ FillingsOption = Annotated[
 TopOption = Annotated[
     int | None, typer.Option("--top", min=1, max=1000, metavar="N", help="Fillings of each row; default: 10.")
 ]
+PassesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--passes",
+        min=1,
+        metavar="P",
+        help="Fill the surest masks, read the text again, P times; default: 1, all masks jointly.",
+    ),
+]
+SampleOption = Annotated[
+    int | None,
+    typer.Option("--sample", min=1, max=100_000, metavar="N", help="Draw N fillings of each row, each another one."),
+]
+TemperatureOption = Annotated[
+    float | None, typer.Option("--temperature", metavar="X", help="Of the draws; default: 1, below it surer tokens.")
+]
+DrawSeedOption = Annotated[int | None, typer.Option("--seed", min=0, metavar="S", help="Of the draws; default: 0.")]
+RepeatsOption = Annotated[bool, typer.Option("--repeats", help="Let draws come twice.")]
+TargetsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--targets",
+        metavar="WORDS",
+        help="What may stand at masks: a column of FILE with a list for each row, a file of words, or A,B.",
+    ),
+]
+MaxTokensOption = Annotated[
+    int | None, typer.Option("--max-tokens", min=2, metavar="N", help="Try one to N tokens at each mask.")
+]
+NormalisedOption = Annotated[
+    bool,
+    typer.Option("--length-normalised", help="Compare fillings of different lengths by log-probability per token."),
+]
+SpellingsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--spellings", min=2, max=64, metavar="N", help="Ask in N spellings of an unfinished molecule, for the mean."
+    ),
+]
+KeepInvalidOption = Annotated[
+    bool, typer.Option("--keep-invalid", help="List fillings that are no molecules too, with the problem.")
+]
+PredictOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--predict", metavar="RUN", parser=expand_path, help="Fine-tuned run whose predictions stand beside molecules."
+    ),
+]
 ScoreOption = Annotated[
     bool,
     typer.Option("--score", help="Score the column `filling` of each row, or texts without masks, instead of filling."),
 ]
+_OF_MOLECULES = ("--spellings", "--keep-invalid", "--predict")
 
 
 def fill(
@@ -54,6 +107,17 @@ def fill(
     checkpoint: CheckpointOption = None,
     out: FillingsOption = None,
     top: TopOption = None,
+    passes: PassesOption = None,
+    sample: SampleOption = None,
+    temperature: TemperatureOption = None,
+    seed: DrawSeedOption = None,
+    repeats: RepeatsOption = False,
+    targets: TargetsOption = None,
+    max_tokens: MaxTokensOption = None,
+    length_normalised: NormalisedOption = False,
+    spellings: SpellingsOption = None,
+    keep_invalid: KeepInvalidOption = False,
+    predict: PredictOption = None,
     score: ScoreOption = False,
     kind: KindOption = None,
     smiles_column: SmilesColumnOption = None,
@@ -81,8 +145,23 @@ def fill(
         if file is None
         else kind_of_file(file, checkpoint, kind, smiles_column=smiles_column, text_column=text_column)
     )
-    if score:
-        _refuse_for_scores({"--top": top, "--out": out if file is None else None})
+    settings = {
+        "--top": top,
+        "--passes": passes,
+        "--sample": sample,
+        "--temperature": temperature,
+        "--seed": seed,
+        "--repeats": repeats or None,
+        "--targets": targets,
+        "--max-tokens": max_tokens,
+        "--length-normalised": length_normalised or None,
+        "--spellings": spellings,
+        "--keep-invalid": keep_invalid or None,
+        "--predict": predict,
+    }
+    _check_settings(settings, "--score" if score else None)
+    if score and file is None:
+        _refuse_together("--score", {"--out": out})
     progress = console.open_progress()
     run = choose_run(checkpoint, input_kind, progress)
     from exlm_cli.api import load
@@ -92,26 +171,79 @@ def fill(
 
     loaded = load(run, device=device, progress=progress)
     require_own_kind(kind, loaded.encoder.kind, checkpoint)
-    settings = FillSettings(**{} if top is None else {"top": top})
+    fill_settings = FillSettings(
+        top=top or 10,
+        passes=passes or 1,
+        samples=sample or 0,
+        temperature=1.0 if temperature is None else temperature,
+        seed=seed or 0,
+        has_repeats=repeats,
+        max_tokens=max_tokens or 1,
+        is_length_normalised=length_normalised,
+        spellings=spellings or 1,
+        keeps_invalid=keep_invalid,
+    )
+    if loaded.encoder.kind == "text":
+        _refuse_together("a model of text", {name: settings[name] for name in _OF_MOLECULES})
+    predictor = None if predict is None else _predictor_of(predict, device, progress)
     if file is None and score:
         return _score_text(loaded, given, as_json=as_json)
     if file is None:
-        return _fill_text(loaded.pretrained, given, out, settings, progress, as_json=as_json)
+        return _fill_text(loaded.pretrained, given, out, fill_settings, targets, predictor, progress, as_json=as_json)
     columns = choose_columns(loaded.encoder.kind, smiles=smiles_column, text=text_column)
-    answer = score_file if score else partial(fill_file, settings=settings)
+    answer = score_file if score else partial(fill_file, settings=fill_settings, targets=targets, predict=predictor)
     summary = answer(loaded.pretrained, file, out, folder=report_folder(run), columns=columns, progress=progress)
     emit_predictions(summary, as_json=as_json)
 
 
-def _refuse_for_scores(options: Mapping[str, object]) -> None:
-    """Refuse options that scores do not use.
+def _predictor_of(run: Path, device: "Device", progress: "Progress") -> "Predict":
+    """Return what predicts molecules with a fine-tuned run.
 
     Raises:
-        ConfigError: One is given.
+        CheckpointError, ConfigError: It is no such run, or reads text.
     """
+    from exlm_cli.api import load
+
+    loaded = load(run, device=device, progress=progress)
+    if loaded.encoder.kind != "smiles":
+        raise ConfigError(f"`--predict {run}`: the run reads text", "give a run that was fine-tuned on molecules")
+
+    def predict(molecules: Sequence[str]) -> dict[str, list[object]]:
+        table = loaded.predict(molecules)
+        return {str(name): table[name].tolist() for name in table.columns if name != "problem"}
+
+    return predict
+
+
+def _check_settings(options: Mapping[str, object], score: str | None) -> None:
+    """Refuse options that do nothing together.
+
+    Raises:
+        ConfigError: Such are given.
+    """
+    if score is not None:
+        _refuse_together(score, options)
+    draws = {name: options[name] for name in ("--temperature", "--seed", "--repeats")}
+    refuse_without("`--sample N`", options["--sample"], draws)
+    refuse_without("`--max-tokens N`", options["--max-tokens"], {"--length-normalised": options["--length-normalised"]})
+    if options["--sample"] is not None:
+        _refuse_together("--sample", {name: options[name] for name in ("--top", "--targets", "--max-tokens")})
+    if options["--spellings"] is not None:
+        _refuse_together(
+            "--spellings", {name: options[name] for name in ("--passes", "--sample", "--targets", "--max-tokens")}
+        )
+    if options["--passes"] not in (None, 1):
+        _refuse_together("--passes", {"--targets": options["--targets"]})
+    temperature = options["--temperature"]
+    if isinstance(temperature, float) and not 0 < temperature < math.inf:
+        raise ConfigError(f"`--temperature {temperature:g}`: accepted: above 0", "give 1 for the model's own draws")
+
+
+def _refuse_together(given: str, options: Mapping[str, object]) -> None:
     for option, value in options.items():
         if value is not None:
-            raise ConfigError(f"`{option} {value}` cannot be combined with `--score`", "leave one of the two out")
+            shown = option if value is True else f"{option} {value}"
+            raise ConfigError(f"`{shown}` cannot be combined with `{given}`", "leave one of the two out")
 
 
 def _score_text(run: "Run", text: str, *, as_json: bool) -> None:
@@ -123,17 +255,25 @@ def _score_text(run: "Run", text: str, *, as_json: bool) -> None:
 
 
 def _fill_text(
-    pretrained: "Pretrained", text: str, out: Path | None, settings: "FillSettings", progress: "Progress", as_json: bool
+    pretrained: "Pretrained",
+    text: str,
+    out: Path | None,
+    settings: "FillSettings",
+    targets: str | None,
+    predict: "Predict | None",
+    progress: "Progress",
+    *,
+    as_json: bool,
 ) -> None:
     """Print the fillings of one text, and write them where that is asked for."""
     from exlm_cli.cli import console
-    from exlm_cli.fill.file import fill_one, fillings_table, line_values
+    from exlm_cli.fill.file import describe_way, fill_one, fillings_table
 
-    row, files = fill_one(pretrained, text, out, settings)
+    row, lines, files = fill_one(pretrained, text, out, settings=settings, targets=targets, predict=predict)
     for note in row.notes:
         progress.message(note)
     if as_json:
-        fillings = [line_values(rank, line) for rank, line in enumerate(row.lines, start=1)]
-        return console.emit_json({"checkpoint": pretrained.name, "fillings": fillings, "files": files})
-    console.emit_renderable(fillings_table(row, text))
+        result = {"checkpoint": pretrained.name, "way": describe_way(settings), "fillings": lines}
+        return console.emit_json({**result, "files": files})
+    console.emit_renderable(fillings_table(row, lines, settings, text))
     console.emit_files(files)
