@@ -21,7 +21,7 @@ from exlm_cli.dag.inspection import Inspection, inspect
 from exlm_cli.dag.read import MaskedText, read_masked, read_masked_rows
 from exlm_cli.dag.search import Length
 from exlm_cli.data.tokenizer import Tokenizer
-from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.export.given import local_run
 from exlm_cli.fill.score import score_text, score_texts
 from exlm_cli.fill.words import MaskWords
