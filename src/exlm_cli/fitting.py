@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exlm_cli.api import Run, load
-from exlm_cli.config.finetune import FinetuneRecipe
+from exlm_cli.config.finetune import FinetuneRecipe, usual_csv_recipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.tasks import InputKind
 from exlm_cli.data.smiles import SMILES_TOKENS
@@ -84,7 +84,8 @@ def fit(
     options = {**{f"task.{key}": value for key, value in task.items()}, "seeds": None if seeds is None else list(seeds)}
     options |= {"num_replicates": num_replicates, "device": device}
     own = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in options.items() if value is not None]
-    chosen = load_recipe(recipe or "csv", [*own, *overrides], kind=FinetuneRecipe)
+    given = [*own, *overrides]
+    chosen = load_recipe(recipe or usual_csv_recipe(given), given, kind=FinetuneRecipe)
     start = None
     if chosen.init == "checkpoint" or checkpoint is not None:
         start = local_run(Path(checkpoint or f"bundled:{chosen.task.input_kind}"), progress)

@@ -43,7 +43,7 @@ def run(frame: pd.DataFrame, text_model: Path, tmp_path_factory: pytest.TempPath
 def test_a_frame_gives_the_run_of_its_file(run, frame, text_model, tmp_path):
     frame.to_csv(tmp_path / "rows.csv", index=False)
     given = ["task.name=csv", f"task.files.train={tmp_path / 'rows.csv'}", "task.text_column=note", "seeds=[3]"]
-    recipe = load_recipe("csv", [*given, "task.label_columns=[amber]", *QUICK], kind=FinetuneRecipe)
+    recipe = load_recipe("csv-encoder", [*given, "task.label_columns=[amber]", *QUICK], kind=FinetuneRecipe)
     made = run_finetuning(recipe, checkpoint=text_model, out=tmp_path / "run", baseline=True)
     pd.testing.assert_frame_equal(run.finished.scores.table, made.scores.table)
     theirs = exlm_cli.load(made.run_dir, device="cpu").predict(list(frame.note), predictor="both")

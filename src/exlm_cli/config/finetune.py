@@ -122,6 +122,12 @@ class FinetuneRecipe(Recipe):
         return self
 
 
+def usual_csv_recipe(overrides: Sequence[str]) -> str:
+    """Return the name of the recipe of a table: texts have no descriptors, and only weights are frozen."""
+    keys = {override.partition("=")[0].strip() for override in overrides}
+    return "csv" if keys.isdisjoint({"task.text_column", "init"}) else "csv-encoder"
+
+
 class SharedTaskConfig(CsvTaskConfig, SquadTaskConfig):
     """What the tasks of a sweep have in common: the keys of every suite, of which each task takes its own."""
 

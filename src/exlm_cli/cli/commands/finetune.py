@@ -341,7 +341,7 @@ def _begun_and_chosen(
 
 def _chosen(suite: str | None, name: str | None, recipe: str | None, overrides: list[str]) -> "FinetuneRecipe":
     """Return the recipe of a task with the given options."""
-    from exlm_cli.config.finetune import FinetuneRecipe
+    from exlm_cli.config.finetune import FinetuneRecipe, usual_csv_recipe
     from exlm_cli.config.load import load_recipe
     from exlm_cli.config.tasks import SUITES, check_task_name
 
@@ -359,10 +359,7 @@ def _chosen(suite: str | None, name: str | None, recipe: str | None, overrides: 
     task = suite if name is None or suite == "csv" else f"{suite}/{name}"
     check_task_name(task)
     own = [f"task.files.train={json.dumps(name, ensure_ascii=False)}"] if suite == "csv" else []
-    keys = {override.partition("=")[0].strip() for override in overrides}
-    # texts have no descriptors, and an encoder without weights is not frozen
-    is_encoder_trained = suite == "csv" and not keys.isdisjoint({"task.text_column", "init"})
-    usual = "csv-encoder" if is_encoder_trained else task.replace("/", "-")
+    usual = usual_csv_recipe(overrides) if suite == "csv" else task.replace("/", "-")
     return load_recipe(recipe or usual, [*own, f"task.name={task}", *overrides], kind=FinetuneRecipe)
 
 
