@@ -3,9 +3,10 @@
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,6 +26,7 @@ from exlm_cli.paths import expand_path
 if TYPE_CHECKING:
     from exlm_cli.api import Run
     from exlm_cli.cli.options import Device
+    from exlm_cli.config.tasks import InputKind
     from exlm_cli.fill.engine import FillSettings
     from exlm_cli.fill.file import Predict
     from exlm_cli.progress import Progress
@@ -135,17 +137,7 @@ def fill(
     With `--score`, each row has its log-probability in nats: of the words in its column `filling`, like `two|dogs`; or
     of a text without masks, each token masked in turn. docs/filling.md explains more.
     """
-    from exlm_cli.cli import console
-    from exlm_cli.cli.masked import choose_run, kind_of_file, require_kind, require_own_kind
-    from exlm_cli.cli.reports import emit_predictions
-
-    file = Path(given) if os.path.isfile(given) else None  # noqa: PTH113 - False also for a text that is too long
-    input_kind = (
-        require_kind(given, checkpoint, kind)
-        if file is None
-        else kind_of_file(file, checkpoint, kind, smiles_column=smiles_column, text_column=text_column)
-    )
-    settings = {
+    asked: dict[str, Any] = {
         "--top": top,
         "--passes": passes,
         "--sample": sample,
@@ -159,40 +151,104 @@ def fill(
         "--keep-invalid": keep_invalid or None,
         "--predict": predict,
     }
-    _check_settings(settings, "--score" if score else None)
-    if score and file is None:
-        _refuse_together("--score", {"--out": out})
+    file = Path(given) if os.path.isfile(given) else None  # noqa: PTH113 - False also for a text that is too long
+    _check_asked(asked | ({"--out": out} if score and file is None else {}), "--score" if score else None)
+    input_kind = _kind_of_input(given, file, checkpoint, kind, smiles_column, text_column)
+    _answer(
+        given,
+        file,
+        _load(checkpoint, input_kind, kind, device),
+        asked,
+        (smiles_column, text_column),
+        out,
+        score,
+        as_json,
+    )
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A run, where reports on it go, and what messages go to."""
+
+    run: "Run"
+    folder: Path
+    progress: "Progress"
+    device: "Device"
+
+
+def _kind_of_input(
+    given: str,
+    file: Path | None,
+    checkpoint: Path | None,
+    kind: "InputKind | None",
+    smiles_column: str | None,
+    text_column: str | None,
+) -> "InputKind | None":
+    from exlm_cli.cli.masked import kind_of_file, require_kind
+
+    if file is None:
+        return require_kind(given, checkpoint, kind)
+    return kind_of_file(file, checkpoint, kind, smiles_column=smiles_column, text_column=text_column)
+
+
+def _load(
+    checkpoint: Path | None, input_kind: "InputKind | None", kind: "InputKind | None", device: "Device"
+) -> _Loaded:
+    """Return the run that was given, or the newest one that fits."""
+    from exlm_cli.cli import console
+    from exlm_cli.cli.masked import choose_run, require_own_kind
+
     progress = console.open_progress()
     run = choose_run(checkpoint, input_kind, progress)
     from exlm_cli.api import load
     from exlm_cli.bundled_models import report_folder
-    from exlm_cli.fill.engine import FillSettings
-    from exlm_cli.fill.file import fill_file, score_file
 
     loaded = load(run, device=device, progress=progress)
     require_own_kind(kind, loaded.encoder.kind, checkpoint)
-    fill_settings = FillSettings(
-        top=top or 10,
-        passes=passes or 1,
-        samples=sample or 0,
-        temperature=1.0 if temperature is None else temperature,
-        seed=seed or 0,
-        has_repeats=repeats,
-        max_tokens=max_tokens or 1,
-        is_length_normalised=length_normalised,
-        spellings=spellings or 1,
-        keeps_invalid=keep_invalid,
-    )
-    if loaded.encoder.kind == "text":
-        _refuse_together("a model of text", {name: settings[name] for name in _OF_MOLECULES})
-    predictor = None if predict is None else _predictor_of(predict, device, progress)
+    return _Loaded(loaded, report_folder(run), progress, device)
+
+
+def _answer(
+    given: str,
+    file: Path | None,
+    loaded: _Loaded,
+    asked: Mapping[str, Any],
+    columns: tuple[str | None, str | None],
+    out: Path | None,
+    score: bool,
+    as_json: bool,
+) -> None:
+    """Fill or score a text or a file, and print what was done."""
+    from exlm_cli.cli.reports import emit_predictions
+    from exlm_cli.fill.engine import FillSettings
+    from exlm_cli.fill.file import fill_file, score_file
+
+    run, kind = loaded.run, loaded.run.encoder.kind
+    if kind == "text":
+        _refuse_together("a model of text", {name: asked[name] for name in _OF_MOLECULES})
     if file is None and score:
-        return _score_text(loaded, given, as_json=as_json)
+        return _score_text(run, given, as_json=as_json)
+    settings = FillSettings(
+        top=asked["--top"] or 10,
+        passes=asked["--passes"] or 1,
+        samples=asked["--sample"] or 0,
+        temperature=asked["--temperature"] or 1.0,
+        seed=asked["--seed"] or 0,
+        has_repeats=bool(asked["--repeats"]),
+        max_tokens=asked["--max-tokens"] or 1,
+        is_length_normalised=bool(asked["--length-normalised"]),
+        spellings=asked["--spellings"] or 1,
+        keeps_invalid=bool(asked["--keep-invalid"]),
+    )
+    predict = None if asked["--predict"] is None else _predictor_of(asked["--predict"], loaded.device, loaded.progress)
     if file is None:
-        return _fill_text(loaded.pretrained, given, out, fill_settings, targets, predictor, progress, as_json=as_json)
-    columns = choose_columns(loaded.encoder.kind, smiles=smiles_column, text=text_column)
-    answer = score_file if score else partial(fill_file, settings=fill_settings, targets=targets, predict=predictor)
-    summary = answer(loaded.pretrained, file, out, folder=report_folder(run), columns=columns, progress=progress)
+        return _fill_text(
+            run.pretrained, given, out, settings, asked["--targets"], predict, loaded.progress, as_json=as_json
+        )
+    answer = score_file if score else partial(fill_file, settings=settings, targets=asked["--targets"], predict=predict)
+    smiles, text = columns
+    names = choose_columns(kind, smiles=smiles, text=text)
+    summary = answer(run.pretrained, file, out, folder=loaded.folder, columns=names, progress=loaded.progress)
     emit_predictions(summary, as_json=as_json)
 
 
@@ -215,7 +271,7 @@ def _predictor_of(run: Path, device: "Device", progress: "Progress") -> "Predict
     return predict
 
 
-def _check_settings(options: Mapping[str, object], score: str | None) -> None:
+def _check_asked(options: Mapping[str, object], score: str | None) -> None:
     """Refuse options that do nothing together.
 
     Raises:
