@@ -109,10 +109,10 @@ class Inspection:
             return "This model fills each mask on its own, so there is no DAG to draw."
         in_use = self.states_in_use()
         mean = f"{in_use.mean():.2f} of {self.dag.num_states_per_mask} states in use per [MASK]"
-        if self.dag.num_states_per_mask > 1 and in_use.max() <= MIN_CLONES:
-            return f"{mean}: this DAG has collapsed onto one path, and each [MASK] is filled on its own."
         if self.dag.chain is not None:
             return f"{mean}, as the first filling leads to them: each mask reads the token of the one before."
+        if self.dag.num_states_per_mask > 1 and in_use.max() <= MIN_CLONES:
+            return f"{mean}: this DAG has collapsed onto one path, and each [MASK] is filled on its own."
         share = format_percent(math.exp(self.log_prob_exact))
         return f"{mean}; {share} of the probability lies on paths with {self._num_tokens()}."
 
