@@ -12,7 +12,7 @@ from torch import Tensor
 
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.dag.chain import ChainOfInput
-from exlm_cli.dag.graph import Dag
+from exlm_cli.dag.graph import Dag, FloatArray
 from exlm_cli.dag.read import MaskedText, read_masked
 from exlm_cli.data import IntArray
 from exlm_cli.data.batch import Batch, batch_from_masked_ids
@@ -93,18 +93,21 @@ def _dags_of_window(
         else:
             numbers |= zip(rows, _numbers_of_batch(model, batch, tokenizer.unk_id), strict=True)
     for row, masked in enumerate(inputs):
-        log_probs_SV, log_trans_SS = numbers.pop(row)()  # in float64 one at a time
         yield Dag(
             text=masked.text,
             kind=recipe.data.kind,
-            node_log_probs=log_probs_SV.numpy(),
-            log_trans=log_trans_SS.numpy(),
+            numbers=partial(_as_arrays, numbers.pop(row)),  # in float64 one at a time
             num_states_per_mask=model.num_states_per_mask if model.has_dag else 1,
             input_ids=masked.input_ids,
             tokenizer=tokenizer,
             has_transitions=model.has_dag,
             chain=chains.pop(row, None),
         )
+
+
+def _as_arrays(numbers: Callable[[], tuple[Tensor, Tensor]]) -> tuple[FloatArray, FloatArray]:
+    log_probs_SV, log_trans_SS = numbers()
+    return log_probs_SV.numpy(), log_trans_SS.numpy()
 
 
 def _padded(rows: Sequence[IntArray], pad_id: int) -> IntArray:
@@ -137,9 +140,10 @@ def _as_float64(log_probs_SV: Tensor, log_trans_SS: Tensor) -> tuple[Tensor, Ten
 @torch.inference_mode()
 def _chains_of_batch(model: ExlmModel, batch: Batch) -> list[ChainOfInput]:
     """Return the chain of each sequence."""
-    states_BSD = model.node_states(batch).states
+    assert model.chain_head is not None, "`alignment` is not chain"
+    states_BSD, membership_VR = model.node_states(batch).states, model.chain_head.membership(model.decoder_weight)
     return [
-        ChainOfInput(model, states_SD[1 : n - 1], position_S[1 : n - 1])
+        ChainOfInput(model, states_SD[1 : n - 1], position_S[1 : n - 1], membership_VR)
         for states_SD, position_S, n in zip(states_BSD, batch.node_index, batch.state_lengths.tolist(), strict=True)
     ]
 

@@ -49,15 +49,21 @@ class ChainOfInput:
         model: With a chain head.
         states_TD: States of its masks.
         position_T: Their places in the input.
+        membership_VR: The classes of all tokens.
     """
 
-    def __init__(self, model: ExlmModel, states_TD: Float[Tensor, "T D"], position_T: Int64[Tensor, " T"]) -> None:
+    def __init__(
+        self,
+        model: ExlmModel,
+        states_TD: Float[Tensor, "T D"],
+        position_T: Int64[Tensor, " T"],
+        membership_VR: Float[Tensor, "V R"],
+    ) -> None:
         assert model.chain_head is not None, "`alignment` is not chain"
         self._model, self._head = model, model.chain_head
-        self._states_TD, self._position_T = states_TD, position_T
+        self._states_TD, self._position_T, self._member_VR = states_TD, position_T, membership_VR
         with torch.inference_mode():
             self._features_TD = model.lm_head(states_TD)
-            self._member_VR = self._head.membership(model.decoder_weight)
             self._sort_TRk = self._head.sort(states_TD)
             self._scores_Ukk = self._head.edge_scores(states_TD[None], position_T[None])[0].double()
 
@@ -75,6 +81,7 @@ class ChainOfInput:
     @torch.inference_mode()
     def score(self, tokens_NT: Int64[Tensor, "N T"]) -> tuple[Float[Tensor, " N"], Int64[Tensor, "N T"]]:
         """Return the log-probabilities of sequences of tokens, float64 nats, and the states of their best paths."""
+        tokens_NT = tokens_NT.to(self._states_TD.device)
         before_NT = F.pad(tokens_NT[:, :-1], (1, 0))
         shares, edges, emits = [], [], []
         for t in range(self.num_masks):
@@ -96,6 +103,7 @@ class ChainOfInput:
     @torch.inference_mode()
     def numbers(self, tokens_T: Int64[Tensor, " T"]) -> ChainNumbers:
         """Return states and edges where each mask follows the token before of one sequence."""
+        tokens_T = tokens_T.to(self._states_TD.device)
         emits, edges, start_k = [], [], torch.empty(0)
         for t in range(self.num_masks):
             log_prob_1V = self._log_probs_after(t, tokens_T[None, max(t - 1, 0)])

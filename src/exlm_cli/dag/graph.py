@@ -4,7 +4,7 @@ Axes: S nodes (BOS, the k states of each [MASK] in order, EOS), V vocabulary, T 
 `DataError` if no path has exactly T inner nodes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -30,8 +30,7 @@ class Dag:
 
     Attributes:
         kind: RDKit checks the fillings of "smiles".
-        node_log_probs: (S, V) log-probabilities of tokens, nats; the rows of BOS and EOS are -inf.
-        log_trans: (S, S) log E[v, u], nats; -inf at and below the diagonal.
+        numbers: Gives `node_log_probs` and `log_trans` when they are first read.
         num_states_per_mask: k.
         input_ids: (L,) tokens before expansion, [CLS], [MASK]s and [SEP] included.
         has_transitions: False for an MLM and for `alignment: independent`, whose masks do not depend on each other.
@@ -43,23 +42,36 @@ class Dag:
 
     text: str
     kind: Literal["text", "smiles"]
-    node_log_probs: FloatArray
-    log_trans: FloatArray
+    numbers: Callable[[], tuple[FloatArray, FloatArray]]
     num_states_per_mask: int
     input_ids: IntArray
     tokenizer: Tokenizer
     has_transitions: bool = True
     chain: ChainOfInput | None = None
 
+    @cached_property
+    def _numbers(self) -> tuple[FloatArray, FloatArray]:
+        return self.numbers()
+
+    @property
+    def node_log_probs(self) -> FloatArray:
+        """(S, V) log-probabilities of tokens, nats; the rows of BOS and EOS are -inf."""
+        return self._numbers[0]
+
+    @property
+    def log_trans(self) -> FloatArray:
+        """(S, S) log E[v, u], nats; -inf at and below the diagonal."""
+        return self._numbers[1]
+
+    @cached_property
+    def num_masks(self) -> int:
+        """T."""
+        return int((self.input_ids == self.tokenizer.mask_id).sum())
+
     @property
     def num_nodes(self) -> int:
         """S."""
-        return len(self.log_trans)
-
-    @property
-    def num_masks(self) -> int:
-        """T."""
-        return (self.num_nodes - 2) // self.num_states_per_mask
+        return self.num_states_per_mask * self.num_masks + 2
 
     @cached_property
     def node_mask(self) -> IntArray:

@@ -37,8 +37,7 @@ def random_dag(num_masks: int, k: int, vocab_size: int, seed: int, sharpness: fl
     return Dag(
         text="[MASK]z" * num_masks,
         kind="text",
-        node_log_probs=node_log_probs,
-        log_trans=log_softmax(scores),
+        numbers=lambda: (node_log_probs, log_softmax(scores)),
         num_states_per_mask=k,
         input_ids=np.array([tokenizer.cls_id, *([tokenizer.mask_id, 25] * num_masks), tokenizer.sep_id]),
         tokenizer=tokenizer,
@@ -117,11 +116,11 @@ def handmade_dag(
     for i in range(1, len(around)):
         ids += [tokenizer.mask_id, len(words) + i]
     with np.errstate(divide="ignore"):
+        numbers = np.log(probs), np.log(trans)
         return Dag(
             text=text,
             kind=kind,
-            node_log_probs=np.log(probs),
-            log_trans=np.log(trans),
+            numbers=lambda: numbers,
             num_states_per_mask=k,
             input_ids=np.array([tokenizer.cls_id, *ids, tokenizer.sep_id]),
             tokenizer=tokenizer,

@@ -110,7 +110,8 @@ def test_token_sequences_that_read_the_same_are_added_up():
     probs = np.array([[0] * 4, [0.6, 0, 0.4, 0], [0, 0.7, 0, 0.3], [0] * 4])
     ids = np.array([4, tokenizer.mask_id, tokenizer.mask_id])
     with np.errstate(divide="ignore"):
-        dag = Dag("<[MASK][MASK]", "text", np.log(probs), np.log(np.diag([1.0] * 3, 1)), 1, ids, tokenizer)
+        numbers = np.log(probs), np.log(np.diag([1.0] * 3, 1))
+    dag = Dag("<[MASK][MASK]", "text", lambda: numbers, 1, ids, tokenizer)
     best = n_best_fillings(dag, 4).fillings
     shares = {f.text: math.exp(f.log_prob) for f in best}
     assert shares == pytest.approx({"<glad": 0.6 * 0.7 + 0.4 * 0.3, "<gad": 0.6 * 0.3, "<gllad": 0.4 * 0.7})
@@ -124,7 +125,8 @@ def test_tokens_that_are_parts_of_a_character_are_not_added_up_although_they_rea
     probs = np.array([[0] * 4, [0.2, 0.3, 0.1, 0.4], [0] * 4])
     ids = np.array([4, tokenizer.mask_id])
     with np.errstate(divide="ignore"):
-        dag = Dag("<[MASK]", "text", np.log(probs), np.log(np.diag([1.0] * 2, 1)), 1, ids, tokenizer)
+        numbers = np.log(probs), np.log(np.diag([1.0] * 2, 1))
+    dag = Dag("<[MASK]", "text", lambda: numbers, 1, ids, tokenizer)
     best = n_best_fillings(dag, n).fillings
     assert [(f.tokens_by_mask, f.text) for f in best] == [
         (((3,),), "<."), (((1,),), "<\ufffd"), (((0,),), "<\ufffd"), (((2,),), "<\ufffd")
