@@ -113,7 +113,8 @@ def check_rows(rows: object, num_texts: int = 1) -> list[tuple[str, ...]]:
     if is_one and rows:
         rows = [rows]
     axes = getattr(rows, "ndim", 1)
-    if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable) or axes not in (1, 2):
+    is_frame = hasattr(rows, "columns")  # whose rows are its columns' names
+    if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable) or axes not in (1, 2) or is_frame:
         raise DataError(f"`rows` is {type(rows).__name__}, not a list", f"give a list, each row {wanted}")
     found = []
     for number, row in enumerate(rows, start=1):
