@@ -141,10 +141,13 @@ def _as_float64(log_probs_SV: Tensor, log_trans_SS: Tensor) -> tuple[Tensor, Ten
 def _chains_of_batch(model: ExlmModel, batch: Batch) -> list[ChainOfInput]:
     """Return the chain of each sequence."""
     assert model.chain_head is not None, "`alignment` is not chain"
-    states_BSD, membership_VR = model.node_states(batch).states, model.chain_head.membership(model.decoder_weight)
+    nodes, membership_VR = model.node_states(batch), model.chain_head.membership(model.decoder_weight)
+    rows = zip(nodes.states, batch.node_index, model.node_log_probs(nodes), batch.state_lengths.tolist(), strict=True)
     return [
-        ChainOfInput(model, states_SD[1 : n - 1], position_S[1 : n - 1], membership_VR)
-        for states_SD, position_S, n in zip(states_BSD, batch.node_index, batch.state_lengths.tolist(), strict=True)
+        ChainOfInput(
+            model, states_SD[1 : n - 1], position_S[1 : n - 1], membership_VR, own_log_probs=log_probs_SV[1 : n - 1]
+        )
+        for states_SD, position_S, log_probs_SV, n in rows
     ]
 
 

@@ -8,7 +8,6 @@ Axes: T masks, k states of each, W prefixes or N sequences of tokens, D width, V
 """
 
 from collections.abc import Hashable
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +22,7 @@ from exlm_cli.ops.chain import Chain, best_chain, chain_nll
 
 MAX_CELLS = 20_000_000
 """Limit on the (prefix, token) pairs in memory: 80 MB."""
-_FIRST_WIDTH = 32
+_FIRST_WIDTH = 8
 _DRAWN_ROWS = 256
 _ROUNDING = 1e-6
 
@@ -50,6 +49,7 @@ class ChainOfInput:
         states_TD: States of its masks.
         position_T: Their places in the input.
         membership_VR: The classes of all tokens.
+        own_log_probs: (T, V) log-probabilities of tokens at each mask by itself: those of the LM head.
     """
 
     def __init__(
@@ -58,10 +58,12 @@ class ChainOfInput:
         states_TD: Float[Tensor, "T D"],
         position_T: Int64[Tensor, " T"],
         membership_VR: Float[Tensor, "V R"],
+        own_log_probs: Float[Tensor, "T V"],
     ) -> None:
         assert model.chain_head is not None, "`alignment` is not chain"
         self._model, self._head = model, model.chain_head
         self._states_TD, self._position_T, self._member_VR = states_TD, position_T, membership_VR
+        self.own_log_probs = own_log_probs
         with torch.inference_mode():
             self._features_TD = model.lm_head(states_TD)
             self._sort_TRk = self._head.sort(states_TD)
@@ -71,12 +73,6 @@ class ChainOfInput:
     def num_masks(self) -> int:
         """T."""
         return len(self._states_TD)
-
-    @cached_property
-    def own_log_probs(self) -> Float[Tensor, "T V"]:
-        """Log-probabilities of tokens at each mask by itself: those of the LM head."""
-        with torch.inference_mode():
-            return self._log_probs(self._features_TD)
 
     @torch.inference_mode()
     def score(self, tokens_NT: Int64[Tensor, "N T"]) -> tuple[Float[Tensor, " N"], Int64[Tensor, "N T"]]:

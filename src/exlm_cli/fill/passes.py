@@ -82,7 +82,10 @@ def fill_inputs(pretrained: Pretrained, asks: Sequence[Ask], passes: int) -> lis
                 rows[number] = found if passes == 1 or ask.draws else _best(found, ask.top)
             except DataError as error:
                 rows[number] = error.message
-    return [row if isinstance(row, str) else _with_alone(dag, row) for dag, row in zip(first, rows, strict=True)]
+    return [
+        row if isinstance(row, str) else _with_alone(dag, row, was_in_passes=passes > 1)
+        for dag, row in zip(first, rows, strict=True)
+    ]
 
 
 def _dags_by_input(pretrained: Pretrained, states: Sequence[Found]) -> dict[bytes, Dag]:
@@ -94,7 +97,8 @@ def _dags_by_input(pretrained: Pretrained, states: Sequence[Found]) -> dict[byte
     for key, dag in zip(
         inputs, dags_of_inputs(pretrained.model, pretrained.tokenizer, pretrained.recipe, masked), strict=True
     ):
-        dag.node_log_probs[:, mask_id] = -np.inf  # a mask that is filled with [MASK] would be read again
+        if dag.chain is None:
+            dag.node_log_probs[:, mask_id] = -np.inf  # a mask that is filled with [MASK] would be read again
         dags[key] = dag
     return dags
 
@@ -191,19 +195,21 @@ def score_tokens(pretrained: Pretrained, masked: Sequence[MaskedText], tokens: S
     return rows
 
 
-def _with_alone(dag: Dag | None, row: Sequence[Found]) -> list[Found]:
-    """Return fillings with the probability of their tokens if each mask is filled on its own."""
+def _with_alone(dag: Dag | None, row: Sequence[Found], *, was_in_passes: bool = False) -> list[Found]:
+    """Return fillings with the probability of their tokens if each mask is filled on its own.
+
+    Of a chain that was filled in several passes, also with that of all tokens in the first reading.
+    """
     assert dag is not None, "a row that is filled was read"
     tokens_NT = np.array([[token for _, token in sorted(found.tokens.items())] for found in row]).reshape(len(row), -1)
     if dag.chain is not None:
         own_TV = dag.chain.own_log_probs.double().cpu().numpy()
-        alone_N = own_TV[np.arange(dag.num_masks), tokens_NT].sum(1)
-        joint_N = dag.chain.score(torch.from_numpy(tokens_NT).to(dag.chain.own_log_probs.device))[0]
-        pairs = zip(alone_N.tolist(), joint_N.tolist(), strict=True)
-        return [
-            replace(found, log_prob=joint, log_prob_alone=alone)
-            for found, (alone, joint) in zip(row, pairs, strict=True)
-        ]
+        alone_N = own_TV[np.arange(dag.num_masks), tokens_NT].sum(1).tolist()
+        row = [replace(found, log_prob_alone=alone) for found, alone in zip(row, alone_N, strict=True)]
+        if not was_in_passes:
+            return row
+        joint_N = dag.chain.score(torch.from_numpy(tokens_NT))[0].tolist()
+        return [replace(found, log_prob=joint) for found, joint in zip(row, joint_N, strict=True)]
     occupancy_TS = token_occupancy(dag)
     with np.errstate(divide="ignore"):
         log_marginal_TN = np.log(
