@@ -20,8 +20,8 @@ from exlm_cli.dag.allowed import Allowed
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.chain import Chain, best_chain, chain_nll
 
-MAX_CELLS = 20_000_000
-"""Limit on the (prefix, token) pairs in memory: 80 MB."""
+MAX_CELLS = 50_000_000
+"""Limit on the (prefix, token) pairs of all masks in one pass of the search: a second or two on one core."""
 _FIRST_WIDTH = 8
 _DRAWN_ROWS = 256
 _ROUNDING = 1e-6
@@ -127,7 +127,7 @@ class ChainOfInput:
             log_known = float(log_prob_N[-1]) if len(log_prob_N) == wanted else -torch.inf
             is_proven = log_cut <= log_known + _ROUNDING
             width *= 4
-            if is_proven or width * len(self._member_VR) > MAX_CELLS:
+            if is_proven or width * len(self._member_VR) * self.num_masks > MAX_CELLS:
                 return [tuple(tokens) for tokens in tokens_NT.tolist()], is_proven
 
     def _beam(self, width: int, log_known: float, allowed: Allowed | None) -> tuple[Tensor, Tensor, float]:
