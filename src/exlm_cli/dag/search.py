@@ -46,7 +46,7 @@ class SearchProblem:
         dag: The DAG.
         length: Which fillings count.
         masks: For `exact`, the masks to fill, ascending, whatever tokens the others have; None: all.
-        allowed: For `exact`, which tokens may stand there; None: all.
+        allowed: For `exact`, the allowed tokens; None: all.
     """
 
     def __init__(

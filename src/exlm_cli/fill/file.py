@@ -53,7 +53,7 @@ def fill_file(
         columns: Column of the text or SMILES; empty: the one that the run was trained on, else one with a usual name.
         targets: Words that may stand at masks: a column of the file with a list for each row, a file of words, or a
             list with commas; None: all.
-        predict: Gives the columns of predictions for molecules, to stand beside them; None: none.
+        predict: Returns columns of predictions for molecules; None: no predictions.
 
     Raises:
         ConfigError: `out` is no CSV, or the input file; or there are no targets.
@@ -98,13 +98,13 @@ def score_file(
 
 @dataclass(frozen=True)
 class Answers:
-    """What a model says of R rows.
+    """A model's answers to R rows.
 
     Attributes:
         columns: Columns behind those of the file, `problem` the last.
         lines: R lists of lines, each with its values by column.
         problems: R strings, why a row has no line; empty where it has.
-        notes: R tuples, what is to be said of a row.
+        notes: R tuples of notes on a row.
         notes_on_all: What is to be said of all rows.
     """
 
@@ -298,7 +298,7 @@ def _as_csv(table: Table, answers: Answers) -> tuple[bytes, tuple[str, ...]]:
 
 
 def _notes_on_rows(table: Table, notes: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return what is to be said of rows, each note once with the places of its rows."""
+    """Return the notes on rows, each once, with the places of its rows."""
     places: dict[str, list[int]] = {}
     for number, of_row in enumerate(notes):
         for note in of_row:

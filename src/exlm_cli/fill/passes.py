@@ -32,7 +32,7 @@ class Ask:
         draws: Fillings to draw; 0: the most probable ones are searched.
         temperature: Of the draws.
         draw: Source of the draws.
-        allowed: Which tokens may stand there, for a search in one pass; None: all.
+        allowed: The allowed tokens, for a search in one pass; None: all.
     """
 
     masked: MaskedText

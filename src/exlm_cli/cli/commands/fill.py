@@ -94,7 +94,7 @@ KeepInvalidOption = Annotated[
 PredictOption = Annotated[
     Path | None,
     typer.Option(
-        "--predict", metavar="RUN", parser=expand_path, help="Fine-tuned run whose predictions stand beside molecules."
+        "--predict", metavar="RUN", parser=expand_path, help="Fine-tuned run that predicts a property of each molecule."
     ),
 ]
 ScoreOption = Annotated[
