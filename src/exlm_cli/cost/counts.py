@@ -192,7 +192,7 @@ def _transition_parameters(recipe: PretrainRecipe) -> int:
     if recipe.is_chain:
         num_classes, k = model.chain.num_classes, recipe.masking.num_states_per_mask
         edges = 2 * _linear(model.width, CHAIN_EDGE_WIDTH) + (CHAIN_MAX_GAP + 1 + 4 * k) * CHAIN_EDGE_WIDTH + 1
-        reading = _linear(4 * model.width, model.width) + model.width + (CHAIN_MAX_GAP + 1) * model.width
+        reading = _linear(4 * model.width, model.width) + model.width + (CHAIN_MAX_GAP + 1) * (model.width + 1)
         return num_classes * model.width + _linear(model.width, num_classes * k) + edges + reading
     if not recipe.has_transitions:
         return 0

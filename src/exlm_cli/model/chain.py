@@ -47,10 +47,11 @@ class ChainHead(nn.Module):
     head's, and its states have the probabilities Z: one mask alone is filled as by an MLM. At any other mask the LM
     head's features change by
 
-        W_o gelu(W_p h + W_n h' + W_t norm(embedding of y) + gap'),
+        g W_o gelu(W_p h + W_n h' + W_t norm(embedding of y) + gap'),
 
-    where y is the token at the mask before. Each path visits every mask once, so that y is the target before on all
-    of them, and the sum over paths stays one pass. In training some masks read nothing (`reads`).
+    where y is the token at the mask before and g a learned number for the distance. Each path visits every mask once,
+    so that y is the target before on all of them, and the sum over paths stays one pass. In training some masks read
+    nothing (`reads`).
 
     An encoder that has not learned yet makes poor classes, which last. So the model begins as an MLM, and the DAG when
     `model.chain.starts_at` of the steps are done; then classes are clusters of the embeddings.
@@ -76,6 +77,7 @@ class ChainHead(nn.Module):
         self.gap = nn.Embedding(CHAIN_MAX_GAP + 1, CHAIN_EDGE_WIDTH)
         self.read_states, self.read_token = nn.Linear(2 * width, width), nn.Linear(width, width, bias=False)
         self.read_gap = nn.Embedding(CHAIN_MAX_GAP + 1, width)
+        self.read_amount = nn.Embedding(CHAIN_MAX_GAP + 1, 1)
         self.change = nn.Linear(width, width)
         self.stay = nn.Parameter(torch.zeros(()))
         self.register_buffer("same_state", torch.eye(num_states), persistent=False)
@@ -92,6 +94,8 @@ class ChainHead(nn.Module):
             nn.init.zeros_(weight)  # all that an edge prefers at first is its own state
         for weight in (self.read_gap.weight, self.change.weight):
             nn.init.zeros_(weight)  # at first a token says nothing of the next
+        with torch.no_grad():  # and later the less, the farther off it is
+            self.read_amount.weight.copy_(1 / torch.arange(CHAIN_MAX_GAP + 1).clamp(min=1)[:, None])
         for weight in (self.key_scale, self.key_shift):
             nn.init.normal_(weight, std=_EDGE_SPREAD)
 
@@ -145,8 +149,9 @@ class ChainHead(nn.Module):
         """
         pair_BUX = torch.cat([states_BTD[:, :-1], states_BTD[:, 1:]], -1)
         read_BUD = self.read_states(pair_BUX) + self.read_token(_normed(token_BTD[:, :-1]).to(pair_BUX.dtype))
-        read_BUD = read_BUD + self.read_gap(_gaps(position_BT))
-        return F.pad(self.change(F.gelu(read_BUD)), (0, 0, 1, 0))
+        gap_BU = _gaps(position_BT)
+        change_BUD: Tensor = self.read_amount(gap_BU) * self.change(F.gelu(read_BUD + self.read_gap(gap_BU)))
+        return F.pad(change_BUD, (0, 0, 1, 0))
 
     def edge_scores(
         self, states_BTD: Float[Tensor, "B T D"], position_BT: Int64[Tensor, "B T"]
