@@ -52,7 +52,8 @@ from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.dag.graph import Dag
 from exlm_cli.dag.inspection import Inspection
-from exlm_cli.data.molecules import fingerprints, parse_molecule
+from exlm_cli.data.descriptors import fingerprints
+from exlm_cli.data.molecules import parse_molecule
 from exlm_cli.errors import ExlmError
 from exlm_cli.finetune.baselines.baseline import NUM_TREES
 from exlm_cli.ops.alignment import states_alignment_nll

@@ -1,22 +1,14 @@
-"""SMILES as molecules: which rows are molecules, which are the same molecule, parents, scaffolds and fingerprints."""
+"""SMILES as molecules: which rows are molecules, which are the same molecule, parents, scaffolds and atoms."""
 
-import hashlib
-import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import tee
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
-from exlm_cli.data.rdkit_processes import map_in_order
-from exlm_cli.data.rows.records import Row
+from exlm_cli.data.rdkit_processes import SLOW_CHUNK_ROWS, behind_bar, map_in_order
 from exlm_cli.data.smiles import SMILES_TOKEN, SMILES_TOKENS
-from exlm_cli.errors import DataError
 from exlm_cli.format import shorten
 from exlm_cli.progress import Progress
 
@@ -29,7 +21,7 @@ _SHOWN_CHARACTERS = 40
 MAX_ATOMS = 1000
 """Atoms of the largest molecule that is read; RDKit's time for a scaffold grows with their cube."""
 
-_RDKIT_ERRORS = (RuntimeError, ValueError)
+RDKIT_ERRORS = (RuntimeError, ValueError)
 """What RDKit raises where it neither reads nor refuses a molecule."""
 
 _NON_METALS = {
@@ -56,20 +48,6 @@ _UNSETTLED = re.compile(r"->|<-|@[A-Z]")
 """Dative bonds, which RDKit also makes while it reads, and chirality of metals."""
 _STEREO_OR_ISOTOPE = re.compile(r"[@/\\]|\[\d")
 _CHARGED_OR_PARTED = re.compile(r"[+-]\d*]|\.")
-
-_BAR_EVERY_ROWS = 64
-
-_SPELLED_CHUNK = 1024
-"""Spellings that are written in another process at a time, and a quarter of those in this one at most."""
-
-_DESCRIBED_CHUNK = 64
-"""Molecules whose descriptors or tautomers this process works out, and each other at a time: one takes 10 ms."""
-
-FINGERPRINT_RADIUS = 2
-"""Bonds around each atom; the 4 in ECFP4 is the diameter, twice this."""
-NUM_BITS = 2048
-
-Fingerprints = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -128,13 +106,7 @@ def read_molecules(
         reads_parents=reads_parents,
         finds_compounds=finds_compounds,
     )
-    found = []
-    with progress.bar("molecules", len(smiles)) as bar:
-        for number, molecule in enumerate(map_in_order(read, smiles, Molecule), start=1):
-            found.append(molecule)
-            if number % _BAR_EVERY_ROWS == 0:
-                bar.update(number)
-        bar.update(len(smiles))
+    found = list(behind_bar(map_in_order(read, smiles, Molecule), "molecules", len(smiles), progress))
     return _join_tautomers(found, progress) if finds_compounds else found
 
 
@@ -146,12 +118,8 @@ def _join_tautomers(molecules: list[Molecule], progress: Progress) -> list[Molec
     alike = [compound for compounds in by_skeleton.values() if len(compounds) > 1 for compound in compounds]
     if not alike:
         return molecules
-    found: dict[str, str] = {}
-    tautomers = map_in_order(_canonical_tautomer, alike, _unsettled, chunk_rows=_DESCRIBED_CHUNK)
-    with progress.bar("tautomers", len(alike)) as bar:
-        for compound, tautomer in zip(alike, tautomers, strict=True):
-            found[compound] = tautomer
-            bar.update(len(found))
+    tautomers = map_in_order(_canonical_tautomer, alike, _unsettled, chunk_rows=SLOW_CHUNK_ROWS)
+    found = dict(zip(alike, behind_bar(tautomers, "tautomers", len(alike), progress), strict=True))
     return [replace(molecule, compound=found.get(molecule.compound) or molecule.compound) for molecule in molecules]
 
 
@@ -171,89 +139,8 @@ def _canonical_tautomer(smiles: str) -> str:
     try:
         with rdBase.BlockLogs():
             return Chem.MolToSmiles(rdMolStandardize.TautomerEnumerator().Canonicalize(molecule))
-    except _RDKIT_ERRORS:
+    except RDKIT_ERRORS:
         return ""
-
-
-def read_smiles(rows: Iterable[Row], *, is_canonical: bool, num_spellings: int = 1) -> Iterator[Row]:
-    """Yield each row, in order, with its problem if it is not a usable SMILES.
-
-    A row that already has a problem keeps it. With `is_canonical`, RDKit's canonical SMILES, with stereochemistry and
-    without atom-map numbers, replaces the text of a usable row, which also gets its `other_spellings`.
-    """
-    read, kept = tee(rows)
-    rewrite = partial(_rewrite, is_canonical=is_canonical, num_spellings=num_spellings)
-    chunk_rows = None if num_spellings == 1 else max(1, _SPELLED_CHUNK // num_spellings)
-    rewritten = map_in_order(rewrite, (row.text for row in read), _Rewritten, chunk_rows=chunk_rows)
-    for row, new in zip(kept, rewritten, strict=True):
-        if row.problem is not None or new == _UNCHANGED:
-            yield row
-        elif new.problem is not None:
-            yield row._replace(problem=new.problem)
-        else:
-            yield row._replace(text=new.text, spellings=new.spellings)
-
-
-class _Rewritten(NamedTuple):
-    """What becomes of a row: its problem, or its canonical SMILES and other spellings."""
-
-    problem: str | None = None
-    text: str = ""
-    spellings: tuple[str, ...] = ()
-
-
-_UNCHANGED = _Rewritten()
-
-
-def _rewrite(row: str, is_canonical: bool, num_spellings: int) -> _Rewritten:
-    molecule, problem = parse_molecule(row)
-    if problem is not None:
-        return _Rewritten(problem)
-    if not is_canonical:
-        return _UNCHANGED
-    assert molecule is not None
-    try:
-        text = canonical_smiles(molecule)
-        spellings = other_spellings(text, num_spellings) if num_spellings > 1 else ()
-    except _RDKIT_ERRORS as error:
-        return _Rewritten(_describe_failure(error))
-    return _UNCHANGED if text == row and not spellings else _Rewritten(text=text, spellings=spellings)
-
-
-def other_spellings(canonical: str, num_spellings: int) -> tuple[str, ...]:
-    """Return at most `num_spellings` - 1 other SMILES of a molecule, each from another order of its atoms.
-
-    Spelling j is written by RDKit from the atoms in the order of their hashes with j and the canonical SMILES, so that
-    it depends on nothing else: the randomised SMILES of Arus-Pous et al. (2019), restricted. Equal ones are left out,
-    and those that RDKit does not read back as the molecule: of a symmetric cage it may write another stereoisomer.
-
-    Args:
-        canonical: The SMILES that `canonical_smiles` returns.
-    """
-    from rdkit import Chem, rdBase
-
-    molecule, _ = parse_molecule(canonical)
-    if molecule is None:
-        return ()
-    written = [canonical]
-    for number in range(1, num_spellings):
-        digest = hashlib.shake_256(f"{number} {canonical}".encode()).digest(8 * molecule.GetNumAtoms())
-        order = np.frombuffer(digest, dtype="<u8").argsort(kind="stable").tolist()
-        with rdBase.BlockLogs():
-            spelling = Chem.MolToSmiles(Chem.RenumberAtoms(molecule, order), canonical=False)
-        if spelling not in written and _is_spelling_of(canonical, spelling):
-            written.append(spelling)
-    return tuple(written[1:])
-
-
-def _is_spelling_of(canonical: str, smiles: str) -> bool:
-    molecule, objection = parse_molecule(smiles)
-    if molecule is None or objection is not None:
-        return False
-    try:
-        return canonical_smiles(molecule) == canonical
-    except _RDKIT_ERRORS:
-        return False
 
 
 def find_invalid_smiles(row: str) -> str | None:
@@ -272,8 +159,8 @@ def parse_molecule(row: str) -> tuple["Mol | None", str | None]:
         return None, refused
     try:
         return _parse(without_atom_maps(row))
-    except _RDKIT_ERRORS as error:
-        return None, _describe_failure(error)
+    except RDKIT_ERRORS as error:
+        return None, describe_failure(error)
 
 
 def without_atom_maps(smiles: str) -> str:
@@ -346,45 +233,6 @@ def murcko_scaffold(molecule: "Mol", *, has_chirality: bool) -> str:
     return cast(str, MurckoScaffoldSmiles(mol=molecule, includeChirality=has_chirality))  # type: ignore[no-untyped-call]
 
 
-def descriptors(smiles: Sequence[str], progress: Progress) -> NDArray[np.float32]:
-    """Return (N, D) the descriptors of `rdkit.Chem.Descriptors.descList`, in its order.
-
-    NaN where RDKit has no value, as in every column of a row that is not a molecule. What float32 cannot hold, like the
-    `Ipc` of a large molecule, becomes its largest number.
-    """
-    from rdkit.Chem.Descriptors import descList
-
-    values_ND = np.full((len(smiles), len(descList)), np.nan)
-    described = map_in_order(_describe, smiles, _undescribed, chunk_rows=_DESCRIBED_CHUNK)
-    with progress.bar("descriptors", len(smiles)) as bar:
-        for row, values_D in enumerate(described):
-            if values_D:
-                values_ND[row] = values_D
-            if row % _BAR_EVERY_ROWS == 0:
-                bar.update(row)
-        bar.update(len(smiles))
-    limit = np.finfo(np.float32).max
-    return values_ND.clip(-limit, limit).astype(np.float32)
-
-
-def _describe(smiles: str) -> tuple[float, ...]:
-    from rdkit import rdBase
-    from rdkit.Chem.Descriptors import CalcMolDescriptors
-
-    molecule, _ = parse_molecule(smiles)
-    if molecule is None:
-        return ()
-    with rdBase.BlockLogs():
-        found = CalcMolDescriptors(molecule, missingVal=math.nan, silent=True)  # type: ignore[no-untyped-call]
-    return tuple(float(value) for value in found.values())
-
-
-def _undescribed(reason: str) -> tuple[float, ...]:
-    """Return the values of a molecule on which RDKit hangs or crashes: none."""
-    del reason
-    return ()
-
-
 def atom_spans(smiles: str) -> list[tuple[int, int]]:
     """Return the characters [start, end) of each atom that a SMILES names, in its order, which is RDKit's.
 
@@ -424,28 +272,6 @@ def hide_atoms(smiles: str, atoms: Collection[int]) -> str:
         return Chem.MolToSmiles(hidden, kekuleSmiles=True)
 
 
-def fingerprints(smiles: Sequence[str], *, has_counts: bool = False) -> Fingerprints:
-    """Return (N, K) ECFP4 bits, K = 2048, or how often each is set, up to 255.
-
-    Raises:
-        DataError: A row is not a molecule.
-    """
-    from rdkit.Chem import rdFingerprintGenerator
-
-    generator = rdFingerprintGenerator.GetMorganGenerator(radius=FINGERPRINT_RADIUS, fpSize=NUM_BITS)
-    bits = np.zeros((len(smiles), NUM_BITS), dtype=np.uint8)
-    for row, text in enumerate(smiles):
-        molecule, objection = parse_molecule(text)
-        if molecule is None:
-            raise DataError(f"no fingerprint of `{shorten(text, _SHOWN_CHARACTERS)}`: {objection}", "leave the row out")
-        bits[row] = (
-            generator.GetCountFingerprintAsNumPy(molecule).clip(max=255)
-            if has_counts
-            else generator.GetFingerprintAsNumPy(molecule)
-        )
-    return bits
-
-
 def _read(smiles: str, has_chiral_scaffolds: bool | None, reads_parents: bool, finds_compounds: bool) -> Molecule:
     from rdkit import rdBase
 
@@ -465,8 +291,8 @@ def _read(smiles: str, has_chiral_scaffolds: bool | None, reads_parents: bool, f
         with rdBase.BlockLogs():
             if has_chiral_scaffolds is not None:
                 scaffold = murcko_scaffold(molecule, has_chirality=has_chiral_scaffolds)
-    except _RDKIT_ERRORS as error:
-        return Molecule(problem=_describe_failure(error))
+    except RDKIT_ERRORS as error:
+        return Molecule(problem=describe_failure(error))
     return Molecule(
         canonical=parent if reads_parents else whole,
         scaffold=scaffold,
@@ -512,7 +338,7 @@ def _find_parent(molecule: "Mol", canonical: str, *, is_read: bool) -> tuple["Mo
     try:
         parent = parent_of(molecule)
         return parent, canonical_smiles(parent)
-    except _RDKIT_ERRORS:
+    except RDKIT_ERRORS:
         if is_read:
             raise
         return molecule, canonical
@@ -532,7 +358,7 @@ def _find_refused_text(row: str) -> str | None:
         return "CXSMILES, which is not supported: the part between bars may say that it is several molecules"
     if not SMILES_TOKENS.fullmatch(row):
         return _describe_unknown(row)
-    num_atoms = len(_ATOM.findall(row)) if len(row) > MAX_ATOMS else 0
+    num_atoms = len(atom_spans(row)) if len(row) > MAX_ATOMS else 0
     if num_atoms > MAX_ATOMS:
         return f"has {num_atoms:,} atoms; molecules of at most {MAX_ATOMS:,} are read"
     return _find_large_number(row) if _LARGE_NUMBER.search(row) else None
@@ -563,7 +389,7 @@ def _parse(row: str) -> tuple["Mol | None", str | None]:
         ]
         if not (is_of_metal and all(is_of_metal)):
             return None, objection
-        with suppress(*_RDKIT_ERRORS):
+        with suppress(*RDKIT_ERRORS):
             Chem.SanitizeMol(molecule, Chem.SANITIZE_ALL ^ Chem.SANITIZE_PROPERTIES)
             molecule.UpdatePropertyCache(strict=False)
             return molecule, objection
@@ -588,6 +414,6 @@ def _find_large_number(row: str) -> str | None:
     return None
 
 
-def _describe_failure(error: Exception) -> str:
+def describe_failure(error: Exception) -> str:
     """Return an exception of RDKit as the reason why a row is not used."""
     return f"RDKit fails on it: {(str(error).strip().splitlines() or [type(error).__name__])[-1].strip()}"

@@ -15,10 +15,13 @@ from typing import TypeVar
 import loky
 
 from exlm_cli.processes import start_processes
+from exlm_cli.progress import Progress
 
 MAX_SECONDS = 20
 """Processor time that a row may take."""
 
+SLOW_CHUNK_ROWS = 64
+"""Texts of a chunk where each takes about 10 ms."""
 _CHUNK_ROWS = 1024
 _CHUNKS_BEFORE_HELP = 4
 """Starting processes costs as much as the work on this many chunks."""
@@ -27,6 +30,7 @@ _SHORT_CHARACTERS = 500
 _FEW_DUMMY_ATOMS = 10
 """Texts with more go there too: at n aromatic dummy atoms RDKit tries 2^n ways to place double bonds."""
 _MAX_PROCESSES = 32
+_BAR_EVERY_ROWS = 64
 
 _Answer = TypeVar("_Answer")
 
@@ -60,6 +64,16 @@ def map_in_order(
     while (chunk := next(chunks, None)) is not None:
         left = yield from _run_until_worker_dies(function, chain([chunk], chunks), num_processes)
         yield from _one_by_one(function, chain.from_iterable(left), on_crash)
+
+
+def behind_bar(answers: Iterable[_Answer], label: str, total: int, progress: Progress) -> Iterator[_Answer]:
+    """Yield answers while a bar shows how many of them there are."""
+    with progress.bar(label, total) as bar:
+        for number, answer in enumerate(answers, start=1):
+            yield answer
+            if number % _BAR_EVERY_ROWS == 0:
+                bar.update(number)
+        bar.update(total)
 
 
 def _run_until_worker_dies(

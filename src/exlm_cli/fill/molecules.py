@@ -3,7 +3,8 @@
 import re
 from functools import cache
 
-from exlm_cli.data.molecules import canonical_smiles, other_spellings, parse_molecule
+from exlm_cli.data.molecules import canonical_smiles, parse_molecule
+from exlm_cli.data.spellings import other_spellings
 from exlm_cli.data.tokenizer import MASK
 from exlm_cli.format import shorten
 

@@ -1,11 +1,10 @@
-"""Which rows are molecules and which are not; only a metal's valence is forgiven."""
+"""Which rows are molecules and which are not, only a metal's valence being forgiven, and how a molecule is spelled."""
 
 import itertools
 import re
 from unittest.mock import Mock
 
 import loky
-import numpy as np
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
@@ -13,22 +12,21 @@ from rdkit import Chem
 from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles
 
 from exlm_cli.data import molecules as molecules_module
+from exlm_cli.data import spellings as spellings_module
 from exlm_cli.data.bundled.molecules import generate_molecules
+from exlm_cli.data.descriptors import fingerprints
 from exlm_cli.data.molecules import (
     Molecule,
     canonical_smiles,
     find_invalid_smiles,
-    fingerprints,
     hide_atoms,
     murcko_scaffold,
-    other_spellings,
     parse_molecule,
     read_molecules,
-    read_smiles,
 )
 from exlm_cli.data.rows.records import Row
 from exlm_cli.data.smiles import SMILES_TOKENS
-from exlm_cli.errors import DataError
+from exlm_cli.data.spellings import other_spellings, read_smiles
 from exlm_cli.progress import SilentProgress
 
 ALUMINIUM = "CC(=O)O[AlH3](O)O"  # line 2299 of Tox21: RDKit allows aluminium a valence of 3
@@ -190,7 +188,7 @@ def test_spellings_depend_on_the_molecule_alone_and_further_ones_come_after_them
     """Not on how a row is written, on its place, on its neighbours or on the process."""
     molecules = list(generate_molecules(60, seed=2))
     spellings = {smiles: other_spellings(smiles, 5) for smiles in molecules}
-    monkeypatch.setattr(molecules_module, "_SPELLED_CHUNK", 40)  # the first 32 rows in this process
+    monkeypatch.setattr(spellings_module, "_SPELLED_CHUNK", 40)  # the first 32 rows in this process
     texts = [Chem.MolToRandomSmilesVect(Chem.MolFromSmiles(smiles), 1, randomSeed=7)[0] for smiles in molecules]
     monkeypatch.setattr(loky, "cpu_count", lambda: 2)
     for written in (texts, texts[::-1]):
@@ -241,12 +239,6 @@ def test_a_parent_that_is_no_molecule_is_the_reason_of_a_row_where_parents_are_r
     assert molecule.problem.startswith("RDKit fails on it: its parent is c1cccc1, and RDKit refuses it: Can't kekulize")
     (whole,) = read_molecules([ferrocene], SilentProgress())
     assert whole == Molecule(canonical=whole.canonical, parent=whole.canonical, num_fragments=3)
-
-
-def test_fingerprints_of_what_is_no_molecule_are_refused():
-    assert np.array_equal(fingerprints(["OCC", "[CH3:1]CO"])[0], fingerprints(["CCO"])[0])
-    with pytest.raises(DataError, match="no fingerprint of `C1CC`: RDKit cannot parse it"):
-        fingerprints(["CCO", "C1CC"])
 
 
 @pytest.mark.parametrize("smiles", ["C" * 1000, "CC(C)C.[Na+].[Cl-]", "C/C=C/C", "C[C@H](O)C#N", ALUMINIUM])

@@ -11,9 +11,10 @@ import loky
 import pytest
 
 from exlm_cli.data import rdkit_processes
-from exlm_cli.data.molecules import find_invalid_smiles, read_smiles
+from exlm_cli.data.molecules import find_invalid_smiles
 from exlm_cli.data.rdkit_processes import _answer, map_in_order
 from exlm_cli.data.rows.records import Row
+from exlm_cli.data.spellings import read_smiles
 
 
 def _rows(count: int) -> list[Row]:
@@ -91,10 +92,10 @@ def test_a_script_needs_no_main_guard_and_runs_nothing_of_its_folder(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "script.py").write_text(
         "from exlm_cli.data.rows.records import Row\n"
-        "from exlm_cli.data import molecules, rdkit_processes\n"
+        "from exlm_cli.data import rdkit_processes, spellings\n"
         "rdkit_processes._CHUNK_ROWS = 8\n"
         "rows = [Row('a.smi', n, 'CCO') for n in range(60)]\n"
-        "print(sum(row.problem is None for row in molecules.read_smiles(rows, is_canonical=True)))\n"
+        "print(sum(row.problem is None for row in spellings.read_smiles(rows, is_canonical=True)))\n"
     )
     done = subprocess.run(
         [sys.executable, "sub/script.py"], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60

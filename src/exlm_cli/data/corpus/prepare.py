@@ -29,9 +29,9 @@ from exlm_cli.data.corpus.inputs import resolve_inputs
 from exlm_cli.data.corpus.kept import discard, forget, is_kept
 from exlm_cli.data.corpus.shards import SPELLINGS, TRAIN, VALID, TokenDataset
 from exlm_cli.data.corpus.write import TRAIN_SEED, check_first_rows, reading, write_shards
-from exlm_cli.data.molecules import read_smiles
 from exlm_cli.data.rows.records import SKIPPED_FILE, Row
 from exlm_cli.data.smiles import train_smiles_vocabulary
+from exlm_cli.data.spellings import read_smiles
 from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.errors import DataError, HubError, TokenizerError
 from exlm_cli.files import JsonModel, fsync, read_json, refusing, write_atomically, write_json

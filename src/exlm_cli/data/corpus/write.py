@@ -17,8 +17,8 @@ from exlm_cli.data.corpus.kept import Kept, RowsRead, Tally, forget, keep, take_
 from exlm_cli.data.corpus.sequences import NUM_ENDS, SequenceWriter, packs_rows
 from exlm_cli.data.corpus.shards import TRAIN, VALID, Written
 from exlm_cli.data.corpus.skipped import SkippedRows, invalid_row
-from exlm_cli.data.molecules import read_smiles
 from exlm_cli.data.rows.records import LINE_FORMATS, SKIPPED_FILE, Row, format_of
+from exlm_cli.data.spellings import read_smiles
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
 from exlm_cli.format import format_number_of

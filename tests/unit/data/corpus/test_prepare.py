@@ -19,7 +19,7 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.bundled.grammar import sample_sentences
 from exlm_cli.data.corpus.prepare import PreparedData, list_rejected, prepare_data
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
-from exlm_cli.data.molecules import other_spellings
+from exlm_cli.data.spellings import other_spellings
 from exlm_cli.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from exlm_cli.errors import DataError, TokenizerError
 from exlm_cli.progress import Bar, Progress, SilentProgress
