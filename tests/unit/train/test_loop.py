@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import os
-import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,95 +12,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from exlm_cli.config.finetune import FinetuneTrainConfig
-from exlm_cli.config.sections import LoopConfig, OptimConfig, TrainConfig
+from exlm_cli.config.sections import OptimConfig
 from exlm_cli.cost.gpus import Gpu
 from exlm_cli.data.sampler import EpochPlan, plan_epoch
 from exlm_cli.errors import ConfigError, DivergedError, InterruptedRunError
-from exlm_cli.progress import SilentProgress
-from exlm_cli.run_dir import MetricsLog, read_metrics
-from exlm_cli.train import checkpoint, loop
-from exlm_cli.train.checkpoint import load_model_weights, newest_good_checkpoint
+from exlm_cli.run_dir import read_metrics
+from exlm_cli.train import loop
+from exlm_cli.train.checkpoint import newest_good_checkpoint
 from exlm_cli.train.loop import TrainingLoop
 from exlm_cli.train.optim import LossScale
-from exlm_cli.train.task import Callback, Selection
-from tests.killed import interrupted_at_call, untimed_rows
-
-NUM_SAMPLES = 22
-
-
-class LeastSquares:
-    """y = a'x with dropout, four samples a step in microbatches of `microbatch`."""
-
-    def __init__(self, microbatch: int = 2) -> None:
-        torch.manual_seed(0)
-        self.model = self.module = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.3), nn.Linear(8, 1))
-        self.x = torch.randn(NUM_SAMPLES, 3)
-        self.microbatch = microbatch
-        self.identity = {"data fingerprint": "abc"}
-        self.at_microbatch: Any = lambda number: None
-        self.num_microbatches = 0
-        self.shares_done: list[float] = []
-        self.loss_of_sample: dict[int, float] = {}
-
-    def plan(self, epoch: int) -> EpochPlan:
-        lengths = np.full(NUM_SAMPLES, 5)
-        return plan_epoch(lengths, seed=1, epoch=epoch, batch_sequences=4, batch_tokens=None, bucket_steps=1)
-
-    def microbatches(self, indices: np.ndarray, epoch: int) -> Iterator[np.ndarray]:
-        for start in range(0, len(indices), self.microbatch):
-            self.num_microbatches += 1
-            self.at_microbatch(self.num_microbatches)
-            yield indices[start : start + self.microbatch]
-
-    def begin_step(self, share_done: float) -> None:
-        self.shares_done.append(share_done)
-
-    def losses(self, batch: np.ndarray) -> Tensor:
-        x = self.x[torch.from_numpy(batch)]
-        losses = (self.model(x)[:, 0] - x.sum(1)).square()
-        fixed = torch.tensor([self.loss_of_sample.get(int(i), 0.0) for i in batch])
-        return torch.where(fixed == 0, losses, fixed)
-
-    def count_tokens(self, batch: np.ndarray) -> int:
-        return 5 * len(batch)
-
-    def count_flops(self, batch: np.ndarray) -> float:
-        return 300.0 * len(batch)
-
-    def validate(self) -> dict[str, float]:
-        self.model.eval()
-        with torch.no_grad():
-            loss = float(self.losses(np.arange(NUM_SAMPLES)).mean())
-        self.model.train()
-        return {"loss": loss}
-
-
-def _build(task: LeastSquares, run: Path, train: LoopConfig, optim: OptimConfig, **options: Any) -> TrainingLoop:
-    command, log = "exlm pretrain --resume RUN", MetricsLog(run / "metrics.jsonl")
-    common = {"seed": 5, "run": run, "metrics": log, "progress": SilentProgress(), "resume_command": command}
-    return TrainingLoop(task, train, optim, **common, **options)
-
-
-def _loop(task: LeastSquares, run: Path, *, warmup_steps: int = 3, **train: Any) -> TrainingLoop:
-    content = {
-        "max_steps": 13, "batch_sequences": 4, "validate_every_steps": 5, "checkpoint_every_steps": 3,
-        "log_every_steps": 2, "keep_last": 100,
-    }  # fmt: skip
-    optim = OptimConfig(lr=0.05, warmup_steps=min(warmup_steps, train.get("max_steps") or warmup_steps))
-    return _build(task, run, TrainConfig.model_validate(content | train), optim)
-
-
-def _weights(task: LeastSquares) -> list[Tensor]:
-    return [p.detach().clone() for p in task.model.parameters()]
+from exlm_cli.train.task import Callback
+from tests.killed import untimed_rows
+from tests.unit.train.least_squares import NUM_SAMPLES, LeastSquares, loop_of, weights_of
 
 
 def test_every_step_has_the_learning_rate_of_the_schedule_in_all_groups(tmp_path):
     """Three steps of warm-up to 0.05, then ten of linear decay."""
     task, rates = LeastSquares(), []
-    fitting = _loop(task, tmp_path)
+    fitting = loop_of(task, tmp_path)
     task.begin_step = lambda _: rates.append([group["lr"] for group in fitting.optimizer.param_groups])
     fitting.fit()
     expected = [0.05 * (step + 1) / 3 for step in range(3)] + [0.05 * (1 - step / 10) for step in range(10)]
@@ -111,17 +41,17 @@ def test_every_step_has_the_learning_rate_of_the_schedule_in_all_groups(tmp_path
 @pytest.mark.parametrize("step", [3, 9, 12])
 def test_resuming_from_any_checkpoint_ends_with_the_same_bits_and_rows(tmp_path, step):
     whole = LeastSquares()
-    _loop(whole, tmp_path).fit()
+    loop_of(whole, tmp_path).fit()
     rows = untimed_rows(tmp_path)
     resumed = LeastSquares()
     with torch.no_grad():
         for parameter in resumed.model.parameters():
             parameter.zero_()
-    loop = _loop(resumed, tmp_path)
+    loop = loop_of(resumed, tmp_path)
     loop.resume(tmp_path / f"checkpoints/step-{step}")
     result = loop.fit()
     assert result.state.step == 13
-    for mine, theirs in zip(_weights(whole), _weights(resumed), strict=True):
+    for mine, theirs in zip(weights_of(whole), weights_of(resumed), strict=True):
         assert torch.equal(mine, theirs)
     assert untimed_rows(tmp_path) == rows
 
@@ -145,15 +75,15 @@ def test_a_run_in_fp16_goes_on_with_its_loss_scale_to_the_same_bits_and_rows(tmp
     settings = _in_fp16(monkeypatch, growth_steps=4)
     whole, resumed = LeastSquares(), LeastSquares()
     _overflowing(whole, lambda step: step in (0, 7))
-    _loop(whole, tmp_path, **settings).fit()
+    loop_of(whole, tmp_path, **settings).fit()
     rows = untimed_rows(tmp_path)
     scales = [row["loss_scale"] / LossScale.START for row in rows if row["kind"] == "train"]
     assert scales == [1, *[1 / 2] * 4, 1, 1, 1, *[1 / 2] * 4, 1]
     _overflowing(resumed, lambda count: step + count == 7)
-    again = _loop(resumed, tmp_path, **settings)
+    again = loop_of(resumed, tmp_path, **settings)
     again.resume(tmp_path / "checkpoints" / f"step-{step}")
     again.fit()
-    assert all(torch.equal(a, b) for a, b in zip(_weights(whole), _weights(resumed), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(weights_of(whole), weights_of(resumed), strict=True))
     assert untimed_rows(tmp_path) == rows
 
 
@@ -161,8 +91,8 @@ def test_a_step_that_overflows_in_fp16_is_skipped_and_counted(tmp_path, monkeypa
     task = LeastSquares()
     seen: list[list[Tensor]] = []
     watch = Callback()
-    watch.on_step = lambda *_: seen.append(_weights(task))  # type: ignore[method-assign]
-    fitting = _loop(task, tmp_path, **_in_fp16(monkeypatch), max_steps=4)
+    watch.on_step = lambda *_: seen.append(weights_of(task))  # type: ignore[method-assign]
+    fitting = loop_of(task, tmp_path, **_in_fp16(monkeypatch), max_steps=4)
     fitting.callbacks = [watch]
     _overflowing(task, lambda step: step in (1, 2))
     fitting.fit()
@@ -178,13 +108,13 @@ def test_a_step_that_overflows_in_fp16_is_skipped_and_counted(tmp_path, monkeypa
 def test_gradients_that_overflow_at_every_scale_end_the_run(tmp_path, monkeypatch):
     """One scale after the other down to the lowest, then eleven steps at it: a lower one would not help."""
     task = LeastSquares()
-    before = _weights(task)
+    before = weights_of(task)
     _overflowing(task, lambda step: True)
     last = round(math.log2(LossScale.START / LossScale.LOWEST)) + 11
     with pytest.raises(DivergedError, match=rf"^the gradient norm of step {last} is (inf|nan); ") as caught:
-        _loop(task, tmp_path, **_in_fp16(monkeypatch), max_steps=40, checkpoint_every_steps=100).fit()
+        loop_of(task, tmp_path, **_in_fp16(monkeypatch), max_steps=40, checkpoint_every_steps=100).fit()
     assert "`--set train.precision=fp32`" in caught.value.hint
-    assert all(torch.equal(a, b) for a, b in zip(before, _weights(task), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, weights_of(task), strict=True))
 
 
 class Clocked(LeastSquares):
@@ -205,7 +135,7 @@ class Clocked(LeastSquares):
 def test_rows_have_the_time_waited_for_data_and_the_share_of_the_peak(tmp_path, monkeypatch):
     """Two batches a step: 4 of 10 s are waiting; 4 samples of 300 FLOPs each in 10 s, of 480 FLOP/s, are a quarter."""
     task = Clocked()
-    fitting = _loop(task, tmp_path, max_steps=4)
+    fitting = loop_of(task, tmp_path, max_steps=4)
     fitting.meter.gpu = Gpu("a slow card", 480.0, 1.0, ())
     monkeypatch.setattr(loop.time, "perf_counter", lambda: task.now_s)
     result = fitting.fit()
@@ -222,8 +152,8 @@ def test_accumulation_gives_the_gradient_of_the_whole_step(tmp_path, microbatch)
         task = LeastSquares(size)
         task.model[1].p = 0.0
         run.mkdir()
-        _loop(task, run, max_steps=1).fit()
-        return _weights(task)
+        loop_of(task, run, max_steps=1).fit()
+        return weights_of(task)
 
     for mine, theirs in zip(train(microbatch, tmp_path / "a"), train(2, tmp_path / "b"), strict=True):
         torch.testing.assert_close(mine, theirs)
@@ -234,7 +164,7 @@ def test_sequences_without_a_loss_are_counted_and_left_out_of_the_mean(tmp_path)
     first_step = task.plan(0)[0]
     task.loss_of_sample = {int(first_step[0]): math.inf, int(first_step[1]): 8.0, int(first_step[2]): 4.0,
                            int(first_step[3]): 6.0}  # fmt: skip
-    _loop(task, tmp_path, max_steps=1, log_every_steps=1).fit()
+    loop_of(task, tmp_path, max_steps=1, log_every_steps=1).fit()
     row = untimed_rows(tmp_path)[0]
     assert row["loss"] == pytest.approx(6.0)
     assert row["num_infeasible"] == 1
@@ -253,7 +183,7 @@ def test_a_step_without_a_loss_stops_the_run_and_names_its_samples(tmp_path, val
     second_step = task.plan(0)[1]
     task.loss_of_sample = dict.fromkeys(second_step[samples].tolist(), value)
     with pytest.raises(DivergedError, match=rf"^{message}; .*diverged.json$") as caught:
-        _loop(task, tmp_path).fit()
+        loop_of(task, tmp_path).fit()
     assert hint in caught.value.hint
     saved = json.loads((tmp_path / "diverged.json").read_text())
     assert (saved["sample_index"], saved["step"]) == (second_step.tolist(), 1)
@@ -261,11 +191,11 @@ def test_a_step_without_a_loss_stops_the_run_and_names_its_samples(tmp_path, val
 
 def test_a_gradient_that_is_not_a_number_stops_the_run_before_the_weights_move(tmp_path):
     task = LeastSquares()
-    before = _weights(task)
+    before = weights_of(task)
     task.model[0].weight.register_hook(lambda g: g * math.inf)
     with pytest.raises(DivergedError, match=r"^the gradient norm of step 1 is (inf|nan); "):
-        _loop(task, tmp_path).fit()
-    assert all(torch.equal(a, b) for a, b in zip(before, _weights(task), strict=True))
+        loop_of(task, tmp_path).fit()
+    assert all(torch.equal(a, b) for a, b in zip(before, weights_of(task), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -281,41 +211,41 @@ def test_a_bad_step_between_two_rows_is_named_and_reaches_no_checkpoint(tmp_path
     fourth_step = task.plan(0)[3]
     task.loss_of_sample = {int(fourth_step[0]): math.nan}
     with pytest.raises(DivergedError, match=r"^the loss of step 4 is nan; "):
-        _loop(task, tmp_path, **intervals).fit()
+        loop_of(task, tmp_path, **intervals).fit()
     assert json.loads((tmp_path / "diverged.json").read_text())["sample_index"] == fourth_step.tolist()
     assert [path.name for path in (tmp_path / "checkpoints").glob("*")] == saved
-    assert all(weight.isfinite().all() for weight in _weights(task))
+    assert all(weight.isfinite().all() for weight in weights_of(task))
 
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_the_resumed_run_ends_with_the_same_bits(tmp_path, number, exit_code):
     whole = LeastSquares()
     (tmp_path / "whole").mkdir()
-    _loop(whole, tmp_path / "whole").fit()
+    loop_of(whole, tmp_path / "whole").fit()
 
     run = tmp_path / "stopped"
     run.mkdir()
     stopped = LeastSquares()
     stopped.at_microbatch = lambda count: os.kill(os.getpid(), number) if count == 11 else None
     with pytest.raises(InterruptedRunError, match=r"^stopped at step 5 of 13; the checkpoint is .*step-5$") as caught:
-        _loop(stopped, run).fit()
+        loop_of(stopped, run).fit()
     assert caught.value.exit_code == exit_code
     assert caught.value.hint == "continue with `exlm pretrain --resume RUN`"
 
     resumed = LeastSquares()
-    loop = _loop(resumed, run)
+    loop = loop_of(resumed, run)
     loop.resume(newest_good_checkpoint(run, pytest.fail))
     loop.fit()
-    assert all(torch.equal(a, b) for a, b in zip(_weights(whole), _weights(resumed), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(weights_of(whole), weights_of(resumed), strict=True))
     assert untimed_rows(run) == untimed_rows(tmp_path / "whole")
 
 
 def test_epochs_limit_the_steps_and_a_longer_warm_up_is_refused(tmp_path):
-    assert _loop(LeastSquares(), tmp_path, max_steps=None, max_epochs=2).total_steps == 12
-    assert _loop(LeastSquares(), tmp_path, max_steps=7, max_epochs=2).total_steps == 7
-    assert _loop(LeastSquares(), tmp_path, max_steps=None, max_epochs=100_000).total_steps == 600_000
+    assert loop_of(LeastSquares(), tmp_path, max_steps=None, max_epochs=2).total_steps == 12
+    assert loop_of(LeastSquares(), tmp_path, max_steps=7, max_epochs=2).total_steps == 7
+    assert loop_of(LeastSquares(), tmp_path, max_steps=None, max_epochs=100_000).total_steps == 600_000
     with pytest.raises(ConfigError, match=r"^`optim.warmup_steps` 7 is more than the 6 steps"):
-        _loop(LeastSquares(), tmp_path, warmup_steps=7, max_steps=None, max_epochs=1)
+        loop_of(LeastSquares(), tmp_path, warmup_steps=7, max_steps=None, max_epochs=1)
 
 
 class Uneven(LeastSquares):
@@ -349,7 +279,7 @@ BY_TOKENS: dict[str, Any] = {"batch_sequences": None, "batch_tokens": 30, "max_s
 
 def test_a_run_of_epochs_of_tokens_has_one_schedule_which_ends_with_its_last_step(tmp_path):
     task = Uneven()
-    fitting = _loop(task, tmp_path, **BY_TOKENS)
+    fitting = loop_of(task, tmp_path, **BY_TOKENS)
     steps = fitting.total_steps
     assert task.planned == [0]
     rates = _rates(fitting, task)
@@ -364,13 +294,13 @@ def test_a_run_of_epochs_of_tokens_has_one_schedule_which_ends_with_its_last_ste
 @pytest.mark.parametrize("step", [3, 21])
 def test_a_run_of_epochs_of_tokens_goes_on_with_the_same_rates_and_bits(tmp_path, step):
     whole, resumed = Uneven(), Uneven()
-    rates = _rates(_loop(whole, tmp_path, **BY_TOKENS), whole)
-    again = _loop(resumed, tmp_path, **BY_TOKENS)
+    rates = _rates(loop_of(whole, tmp_path, **BY_TOKENS), whole)
+    again = loop_of(resumed, tmp_path, **BY_TOKENS)
     total_steps = again.total_steps
     again.resume(tmp_path / "checkpoints" / f"step-{step}")
     assert again.total_steps == total_steps
     assert _rates(again, resumed) == {at: rate for at, rate in rates.items() if at >= step}
-    assert all(torch.equal(a, b) for a, b in zip(_weights(whole), _weights(resumed), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(weights_of(whole), weights_of(resumed), strict=True))
 
 
 def test_clipping_bounds_the_update_and_the_logged_norm_is_the_unclipped_one(tmp_path):
@@ -382,7 +312,7 @@ def test_clipping_bounds_the_update_and_the_logged_norm_is_the_unclipped_one(tmp
         norms.append(math.sqrt(sum(float(p.grad.square().sum()) for p in task.model.parameters())))
         return step(self, *args, **kwargs)
 
-    loop = _loop(task, tmp_path, max_steps=2, log_every_steps=1)
+    loop = loop_of(task, tmp_path, max_steps=2, log_every_steps=1)
     loop.optim = OptimConfig(lr=0.05, clip_norm=0.01)
     loop.optimizer.step = spy.__get__(loop.optimizer)  # type: ignore[method-assign]
     loop.fit()
@@ -390,126 +320,9 @@ def test_clipping_bounds_the_update_and_the_logged_norm_is_the_unclipped_one(tmp
     assert all(row["grad_norm"] > 0.01 for row in untimed_rows(tmp_path) if row["kind"] == "train")
 
 
-class Scored(LeastSquares):
-    """Validation figures from a list, one after the other, by the steps done; the data decide nothing."""
-
-    def __init__(self, scores: list[float]) -> None:
-        super().__init__()
-        self.scores = scores
-        self.num_validations = 0
-
-    def validate(self) -> dict[str, float]:
-        self.num_validations += 1
-        return {"loss": 0.0, "score": self.scores[self.num_validations - 1]}
-
-
-def _selecting(task: LeastSquares, run: Path, selection: Selection, **train: Any) -> TrainingLoop:
-    content = FinetuneTrainConfig.model_validate({"max_epochs": 5, "log_every_steps": 2, **train})
-    return _build(task, run, content, OptimConfig(lr=0.05, warmup_ratio=0.1), selection=selection)
-
-
-STEPS_PER_EPOCH = 6  # 22 samples, four a step
-GREATER = Selection("score", is_greater_better=True)
-
-
-@pytest.mark.parametrize(
-    ("scores", "is_greater_better", "best_epoch"),
-    [
-        ([0.1, 0.5, 0.3, 0.5, 0.2], True, 2),
-        ([0.5, 0.1, 0.3, 0.1, 0.2], False, 2),
-        ([math.nan, 0.5, math.nan, 0.4, 0.3], True, 2),
-        ([math.nan] * 5, True, 5),
-    ],
-)
-def test_an_interval_of_none_is_an_epoch_and_the_first_best_epoch_is_kept(
-    tmp_path, scores, is_greater_better, best_epoch
-):
-    weights: dict[int, list[Tensor]] = {}
-    task = Scored(scores)
-    loop = _selecting(task, tmp_path, Selection("score", is_greater_better=is_greater_better))
-    watch = Callback()
-    watch.on_validate = lambda step, _: weights.update({step: _weights(task)})  # type: ignore[method-assign]
-    loop.callbacks = [watch]
-    result = loop.fit()
-    assert sorted(weights) == [STEPS_PER_EPOCH * epoch for epoch in range(1, 6)]
-    best_step = STEPS_PER_EPOCH * best_epoch
-    assert result.best == tmp_path / f"checkpoints/best-{best_step}"
-    assert (result.state.best_step, result.state.best_epoch) == (best_step, best_epoch - 1)
-    kept = LeastSquares()
-    load_model_weights(result.best, kept.model)
-    assert all(torch.equal(a, b) for a, b in zip(_weights(kept), weights[best_step], strict=True))
-    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == [f"best-{best_step}", "step-30"]
-
-
-@pytest.mark.parametrize(
-    ("scores", "patience", "epochs", "best_epoch"),
-    [([0.1, 0.5, 0.4, 0.3, 0.9], 2, 4, 2), ([0.1, 0.5, 0.4, 0.6, 0.5], 2, 5, 4), ([math.nan] * 5, 3, 3, 3)],
-)
-def test_training_stops_when_no_validation_was_better_for_too_long(tmp_path, scores, patience, epochs, best_epoch):
-    result = _selecting(Scored(scores), tmp_path, Selection("score", True, patience), log_every_steps=5).fit()
-    assert result.state.step == STEPS_PER_EPOCH * epochs
-    assert result.state.best_step == STEPS_PER_EPOCH * best_epoch
-    assert result.checkpoint.is_dir()
-    assert max(row["step"] for row in untimed_rows(tmp_path) if row["kind"] == "train") == result.state.step
-
-
-RISING = [number / 10 for number in range(9)]
-"""A better score at each validation of three epochs, three of them in each."""
-OFTEN: dict[str, Any] = {"max_epochs": 3, "validate_every_steps": 2}
-
-
-def test_of_the_best_weights_those_of_the_last_checkpoint_and_the_newest_stay(tmp_path):
-    kept: list[list[str]] = []
-    loop = _selecting(Scored(RISING), tmp_path, GREATER, **OFTEN)
-    watch = Callback()
-    watch.on_validate = lambda *_: kept.append(_bests(tmp_path))  # type: ignore[method-assign]
-    loop.callbacks = [watch]
-    loop.fit()
-    between = [["best-2"], ["best-4"], ["best-6"], ["best-6", "best-8"], ["best-10", "best-6"], ["best-12"]]
-    assert kept == [*between, ["best-12", "best-14"], ["best-12", "best-16"], ["best-18"]]
-
-
-def _bests(run: Path) -> list[str]:
-    return sorted(path.name for path in (run / "checkpoints").glob("best-*"))
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "calls"),
-    [(checkpoint, "_write_whole", (1, 4, 5, 7, 8, 9)), (shutil, "rmtree", (5, 8, 15, 18, 21, 26, 33, 34))],
-)
-def test_a_run_killed_while_it_writes_or_deletes_best_weights_ends_like_an_undisturbed_one(
-    tmp_path, owner, name, calls
-):
-    """The weights of nine validations and three checkpoints are written; the calls are those around a checkpoint."""
-    (tmp_path / "whole").mkdir()
-    whole = _selecting(Scored(RISING), tmp_path / "whole", GREATER, **OFTEN).fit()
-    for call in calls:
-        run = tmp_path / f"killed-{call}"
-        run.mkdir()
-        with interrupted_at_call(owner, name, call):
-            _selecting(Scored(RISING), run, GREATER, **OFTEN).fit()
-        loop = _selecting(Scored(RISING), run, GREATER, **OFTEN)
-        last = newest_good_checkpoint(run, pytest.fail)
-        if last is None:
-            loop.resume(None)
-        else:
-            loop.resume(last)
-            assert loop.state.best_step is not None
-            assert f"best-{loop.state.best_step}" in _bests(run)
-            loop.task.num_validations = loop.state.step // 2  # type: ignore[attr-defined]
-        result = loop.fit()
-        assert whole.best is not None
-        assert result.best is not None
-        for end in ((whole.best, result.best), (whole.checkpoint, result.checkpoint)):
-            one, other = ((path / "model.safetensors").read_bytes() for path in end)
-            assert one == other
-        assert untimed_rows(run) == untimed_rows(tmp_path / "whole")
-        assert _bests(run) == ["best-18"]
-
-
 def test_a_row_of_the_log_has_the_mean_loss_of_its_steps(tmp_path):
     task = LeastSquares()
     for value, samples in zip((4.0, 7.0, 1.0), task.plan(0), strict=False):
         task.loss_of_sample |= dict.fromkeys(samples.tolist(), value)
-    _loop(task, tmp_path, max_steps=3, log_every_steps=2).fit()
+    loop_of(task, tmp_path, max_steps=3, log_every_steps=2).fit()
     assert [row["loss"] for row in untimed_rows(tmp_path) if row["kind"] == "train"] == pytest.approx([5.5, 1.0])
