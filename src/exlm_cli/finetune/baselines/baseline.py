@@ -16,6 +16,7 @@ import numpy as np
 
 from exlm_cli.finetune.baselines.boosting import grow_boosting
 from exlm_cli.finetune.baselines.forests import MIN_PROBABILITY, Forests, plain_forests, read_forests, write_forests
+from exlm_cli.finetune.baselines.labels import TrainingRows
 from exlm_cli.finetune.baselines.tfidf import Tfidf, fit_tfidf, read_tfidf, write_tfidf
 from exlm_cli.finetune.features import FeatureKind, Features, FeatureStore, feature_names
 from exlm_cli.finetune.scores import BASELINE_NAMES
@@ -103,16 +104,8 @@ class TreeBaseline(Baseline):
     has_seed: ClassVar[bool] = True
 
     @abstractmethod
-    def grow(
-        self,
-        task: RowTask,
-        training_NF: Features,
-        fill_F: Features,
-        seed: int,
-        progress: Progress,
-        num_threads: int | None,
-    ) -> Forests:
-        """Return trees that are trained on features without missing values, of which `fill_F` stands in for some."""
+    def grow(self, rows: TrainingRows) -> Forests:
+        """Return trees that are trained on rows."""
 
     @abstractmethod
     def shape(self, loss: Loss, num_outputs: int) -> tuple[int, int]:
@@ -132,8 +125,8 @@ class TreeBaseline(Baseline):
         training_NF = fitted.read_features([text for (text,) in task.examples["train"].texts], progress)
         fill_F = medians(training_NF)
         filled_NF = np.where(np.isnan(training_NF), fill_F, training_NF)
-        forests = self.grow(task, filled_NF, fill_F, _seed_of_32_bits(seed), progress, num_threads)
-        return replace(fitted, forests=forests)
+        rows = TrainingRows(task, filled_NF, fill_F, _seed_of_32_bits(seed), progress, num_threads)
+        return replace(fitted, forests=self.grow(rows))
 
     def read_features(self, smiles: Sequence[str], progress: Progress) -> Features:
         """Return (N, F) features of molecules, NaN where one is missing."""
@@ -172,17 +165,9 @@ class ForestBaseline(TreeBaseline):
 
     max_features: str | float = "sqrt"
 
-    def grow(
-        self,
-        task: RowTask,
-        training_NF: Features,
-        fill_F: Features,
-        seed: int,
-        progress: Progress,
-        num_threads: int | None,
-    ) -> Forests:
+    def grow(self, rows: TrainingRows) -> Forests:
         """Grow random forests."""
-        return grow_forests(self, task, training_NF, fill_F, seed, progress, num_threads=num_threads)
+        return grow_forests(self, rows)
 
     def shape(self, loss: Loss, num_outputs: int) -> tuple[int, int]:
         """Return a forest for all classes or each label or value; a leaf has a value, or shares of classes."""
@@ -201,17 +186,9 @@ class ForestBaseline(TreeBaseline):
 class BoostingBaseline(TreeBaseline):
     """Gradient boosting for each label or value, or for all classes."""
 
-    def grow(
-        self,
-        task: RowTask,
-        training_NF: Features,
-        fill_F: Features,
-        seed: int,
-        progress: Progress,
-        num_threads: int | None,
-    ) -> Forests:
+    def grow(self, rows: TrainingRows) -> Forests:
         """Boost trees."""
-        return grow_boosting(self.name, task, training_NF, fill_F, seed, progress, num_threads=num_threads)
+        return grow_boosting(self.name, rows)
 
     def shape(self, loss: Loss, num_outputs: int) -> tuple[int, int]:
         """Return a score for each label, value or class."""
@@ -297,49 +274,27 @@ def is_affordable(task: DownstreamTask) -> bool:
     return bool(baselines_of(task)) and num_labelled <= limit
 
 
-def grow_forests(
-    baseline: ForestBaseline,
-    task: RowTask,
-    training_NF: Features,
-    fill_F: Features,
-    seed: int,
-    progress: Progress,
-    *,
-    num_trees: int = NUM_TREES,
-    num_threads: int | None = None,
-) -> Forests:
-    """Train a forest for each label on the training rows.
-
-    A label with one class in its known training rows gets that class. Rows weigh as in the model's loss
-    (`task.class_weights`), so that its probabilities and the model's are of the same classes, equally frequent or not.
-
-    Args:
-        training_NF, fill_F, seed: As for `TreeBaseline.grow`.
-    """
+def grow_forests(baseline: ForestBaseline, rows: TrainingRows, *, num_trees: int = NUM_TREES) -> Forests:
+    """Train a forest for each label; a label with one class in its known training rows gets that class."""
     from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 
-    targets_NC, own_N = task.examples["train"].targets, task.examples["train"].weights
-    kind: Any = RandomForestRegressor if task.loss == "regression" else RandomForestClassifier
+    loss = rows.task.loss
+    kind: Any = RandomForestRegressor if loss == "regression" else RandomForestClassifier
     grown: list[Any | None] = []
-    with progress.bar(baseline.name, targets_NC.shape[1]) as bar:
-        for index, target_N in enumerate(targets_NC.T):
-            is_known = ~np.isnan(target_N)
-            forest = None
-            if is_known.any():
-                forest = kind(
-                    n_estimators=num_trees,
-                    max_features=baseline.max_features if task.loss == "regression" else "sqrt",
-                    random_state=seed,
-                    n_jobs=num_threads or -1,
-                )
-                own_n = None if own_N is None else own_N[is_known]
-                weights_n = metrics.row_weights(task.loss, task.class_weights, target_N[is_known], index, own_n)
-                with warnings.catch_warnings():  # where labels are called classes, many of them are meant
-                    warnings.filterwarnings("ignore", "The number of unique classes", UserWarning)
-                    forest.fit(training_NF[is_known], target_N[is_known], sample_weight=weights_n)
-            grown.append(forest)
-            bar.update(index + 1)
-    return plain_forests(grown, num_values(task.loss, len(task.output_names)), fill_F)
+    for is_known, target_n, weights_n in rows.labels(baseline.name):
+        forest = None
+        if is_known.any():
+            forest = kind(
+                n_estimators=num_trees,
+                max_features=baseline.max_features if loss == "regression" else "sqrt",
+                random_state=rows.seed,
+                n_jobs=rows.num_threads or -1,
+            )
+            with warnings.catch_warnings():  # where labels are called classes, many of them are meant
+                warnings.filterwarnings("ignore", "The number of unique classes", UserWarning)
+                forest.fit(rows.features[is_known], target_n, sample_weight=weights_n)
+        grown.append(forest)
+    return plain_forests(grown, num_values(loss, len(rows.task.output_names)), rows.fill)
 
 
 def num_values(loss: Loss, num_outputs: int) -> int | None:

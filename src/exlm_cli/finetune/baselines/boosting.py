@@ -12,11 +12,9 @@ import numpy as np
 from scipy.special import logit
 
 from exlm_cli.finetune.baselines.forests import MIN_PROBABILITY, Forests, Tree, join_trees
+from exlm_cli.finetune.baselines.labels import TrainingRows
 from exlm_cli.finetune.features import Features
-from exlm_cli.progress import Progress
-from exlm_cli.tasks import metrics
 from exlm_cli.tasks.base import FloatArray, Loss
-from exlm_cli.tasks.rows.task import RowTask
 
 NUM_ROUNDS = 300
 SETTINGS = {"learning_rate": 0.05, "max_features": 0.2, "min_samples_leaf": 5, "max_leaf_nodes": 8}
@@ -25,45 +23,22 @@ _NEVER = float(logit(MIN_PROBABILITY))
 """Score of a label or class that no training row has."""
 
 
-def grow_boosting(
-    name: str,
-    task: RowTask,
-    training_NF: Features,
-    fill_F: Features,
-    seed: int,
-    progress: Progress,
-    *,
-    num_rounds: int = NUM_ROUNDS,
-    num_threads: int | None = None,
-) -> Forests:
-    """Train on the training rows: a booster for each label or value, or one for all classes.
-
-    Args:
-        name: For the bar.
-        training_NF: Without missing values.
-        fill_F: What stood in for them.
-        seed: Of 32 bits.
-    """
+def grow_boosting(name: str, rows: TrainingRows, *, num_rounds: int = NUM_ROUNDS) -> Forests:
+    """Train a booster for each label or value, or one for all classes; `name` is for the bar."""
     from threadpoolctl import threadpool_limits
 
-    kept_f = _splittable(training_NF)
-    kept_Nf = training_NF[:, kept_f]
-    targets_NC, own_N = task.examples["train"].targets, task.examples["train"].weights
+    loss = rows.task.loss
+    kept_f = _splittable(rows.features)
+    kept_Nf = rows.features[:, kept_f]
     grown: list[list[Tree]] = []
-    with progress.bar(name, targets_NC.shape[1]) as bar, threadpool_limits(num_threads, "openmp"):
-        for index, target_N in enumerate(targets_NC.T):
-            is_known = ~np.isnan(target_N)
-            present = np.unique(target_N[is_known])
-            own_n = None if own_N is None else own_N[is_known]
-            weights_n = metrics.row_weights(task.loss, task.class_weights, target_N[is_known], index, own_n)
+    with threadpool_limits(rows.num_threads, "openmp"):
+        for is_known, target_n, weights_n in rows.labels(name):
+            present = np.unique(target_n)
             fitted = None
             if len(present) > 1:
-                fitted = _booster(task.loss, num_rounds, seed).fit(
-                    kept_Nf[is_known], target_N[is_known], sample_weight=weights_n
-                )
-            grown += _scores_of(task.loss, fitted, present, kept_f, len(task.output_names))
-            bar.update(index + 1)
-    return join_trees(grown, 1, fill_F)
+                fitted = _booster(loss, num_rounds, rows.seed).fit(kept_Nf[is_known], target_n, sample_weight=weights_n)
+            grown += _scores_of(loss, fitted, present, kept_f, len(rows.task.output_names))
+    return join_trees(grown, 1, rows.fill)
 
 
 def _booster(loss: Loss, num_rounds: int, seed: int) -> Any:

@@ -24,6 +24,7 @@ from exlm_cli.finetune.baselines.baseline import (
     medians,
 )
 from exlm_cli.finetune.baselines.boosting import grow_boosting
+from exlm_cli.finetune.baselines.labels import TrainingRows
 from exlm_cli.finetune.features import FeatureStore
 from exlm_cli.finetune.prediction.training_rows import read_training_rows, write_training_rows
 from exlm_cli.progress import SilentProgress
@@ -129,7 +130,7 @@ def test_what_a_descriptor_lacks_is_the_median_of_the_training_rows(baseline):
     task.examples, task.splits = examples, ("train",)
     fill = medians(train)
     assert fill.tolist() == [1.5, 0]
-    forests = baseline.grow(task, np.where(np.isnan(train), fill, train), fill, 1, SilentProgress(), 1)
+    forests = baseline.grow(TrainingRows(task, np.where(np.isnan(train), fill, train), fill, 1, SilentProgress(), 1))
     new = np.array([[math.nan, 7], [math.nan, math.nan], [4, math.nan]])
     filled = np.array([[1.5, 7], [1.5, 0], [4, 0]])
     assert forests.predict(new).tolist() == forests.predict(filled).tolist()
@@ -150,7 +151,7 @@ def bytes_of_a_tree(num_rows: int, few: int, many: int) -> float:
     task.examples["train"] = LabelledRows([("C",)] * num_rows, rng.normal(size=(num_rows, 1)), np.arange(num_rows))
     for num_trees in (few, many):
         fill = np.zeros(NUM_BITS, dtype=np.float32)
-        grow_forests(ECFP4, task, bits, fill, 1, SilentProgress(), num_trees=num_trees, num_threads=1)  # type: ignore[arg-type]
+        grow_forests(ECFP4, TrainingRows(task, bits, fill, 1, SilentProgress(), 1), num_trees=num_trees)  # type: ignore[arg-type]
         peaks.append(peak_bytes())
     return (peaks[1] - peaks[0]) / ((many - few) * num_rows)
 

@@ -9,6 +9,7 @@ from scipy.special import softmax
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
 from exlm_cli.finetune.baselines.boosting import SETTINGS, grow_boosting
+from exlm_cli.finetune.baselines.labels import TrainingRows
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import Loss
 from exlm_cli.tasks.metrics import to_probabilities
@@ -28,7 +29,7 @@ def scores(loss: Loss, targets: Any, names: int, class_weights: Any = None) -> A
     task = RowTask("csv", loss, tuple(map(str, range(names))), {"train": LabelledRows([], targets, np.arange(150))})
     task.class_weights = class_weights
     fill = np.zeros(7, dtype=np.float32)
-    found = grow_boosting("", task, ROWS, fill, 3, SilentProgress(), num_rounds=20, num_threads=1)
+    found = grow_boosting("", TrainingRows(task, ROWS, fill, 3, SilentProgress(), 1), num_rounds=20)
     return found.predict(NEW)[:, :, 0]
 
 

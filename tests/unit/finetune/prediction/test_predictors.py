@@ -35,11 +35,8 @@ from tests.recorder import Recorder
 from tests.unit.finetune.finetuned_runs import SMILES, read_rows, write_rows
 from tests.unit.finetune.synthetic import finetune_recipe, weights
 
-FOREST_DEFAULTS = "exlm_cli.finetune.baselines.baseline.grow_forests.__kwdefaults__", {"num_trees": 8, "num_threads": 1}
-BOOSTING_DEFAULTS = (
-    "exlm_cli.finetune.baselines.boosting.grow_boosting.__kwdefaults__",
-    {"num_rounds": 8, "num_threads": 1},
-)
+FOREST_DEFAULTS = "exlm_cli.finetune.baselines.baseline.grow_forests.__kwdefaults__", {"num_trees": 8}
+BOOSTING_DEFAULTS = "exlm_cli.finetune.baselines.boosting.grow_boosting.__kwdefaults__", {"num_rounds": 8}
 NAMES = ("forest-ecfp4", "forest-rdkit2d", "boosting")
 
 
