@@ -29,7 +29,7 @@ from rdkit.Chem import Crippen, rdMolDescriptors
 from scipy.stats import spearmanr
 from sklearn.ensemble import RandomForestRegressor
 
-from exlm_cli.api import load
+from exlm_cli.api.run import load
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.files import write_csv

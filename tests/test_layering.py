@@ -18,16 +18,15 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # an import may only point to a smaller number; files of one layer may import each other
 LAYERS = {
-    "errors": 0, "progress": 0, "format": 0, "processes": 0, "paths": 1, "files": 1, "launch": 1, "run_dir": 1,
-    "bundled_models": 1, "config": 2, "cost": 3, "data": 4, "ops": 5, "model": 6, "distributed": 7, "train": 8,
-    "workers": 9, "tasks": 10, "finetune": 11, "experiments": 12, "report": 13, "dag": 14, "fill": 15, "export": 15,
-    "frames": 15, "api": 16,
-    "fitting": 16, "estimators": 16, "cli": 17, "__main__": 18,
+    "errors": 0, "progress": 0, "format": 0, "processes": 0, "paths": 1, "files": 1, "run_dir": 1, "bundled_models": 1,
+    "config": 2, "cost": 3, "data": 4, "ops": 5, "model": 6, "distributed": 7, "train": 8,
+    "tasks": 9, "finetune": 10, "experiments": 11, "report": 12, "dag": 13, "fill": 14, "export": 14, "api": 15,
+    "cli": 16, "__main__": 17,
 }  # fmt: skip
 
 LIGHT = (
-    "errors.py", "progress.py", "format.py", "processes.py", "paths.py", "files.py", "launch.py", "run_dir.py",
-    "bundled_models.py", "config/", "cost/", "report/", "data/",
+    "errors.py", "progress.py", "format.py", "processes.py", "paths.py", "files.py", "run_dir.py", "bundled_models.py",
+    "distributed/launch.py", "config/", "cost/", "report/", "data/",
 )  # fmt: skip
 WITH_TORCH = ("cost/meter.py", "data/batch.py", "data/masking.py", "data/sampler.py")
 HEAVY = ("torch", "datasets", "rdkit", "matplotlib", "tokenizers", "numpy", "pandas", "pyarrow")

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from exlm_cli import workers
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
@@ -17,6 +16,7 @@ from exlm_cli.experiments.cell import pretrain_and_measure
 from exlm_cli.experiments.results import CellRuns
 from exlm_cli.finetune.scores import scores_csv
 from exlm_cli.progress import SilentProgress
+from exlm_cli.train import workers
 from tests.tiny import tiny_recipe
 
 _TRAIN = {"max_steps": 6, "checkpoint_every_steps": 2, "validate_every_steps": 3, "log_every_steps": 1}

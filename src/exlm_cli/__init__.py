@@ -9,14 +9,14 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from exlm_cli.api import Run, load
+    from exlm_cli.api.estimators import ExlmClassifier, ExlmRegressor
+    from exlm_cli.api.fitting import cross_validate, fit
+    from exlm_cli.api.run import Run, load
     from exlm_cli.config.finetune import FinetuneRecipe
     from exlm_cli.config.load import load_recipe
     from exlm_cli.config.pretrain import PretrainRecipe
     from exlm_cli.errors import ExlmError
-    from exlm_cli.estimators import ExlmClassifier, ExlmRegressor
     from exlm_cli.finetune.run import resume_finetuning, run_finetuning
-    from exlm_cli.fitting import cross_validate, fit
     from exlm_cli.ops.alignment import (
         alignment_edge_posterior,
         alignment_posterior,
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOMES = {
-    "Run": "api",
-    "load": "api",
+    "Run": "api.run",
+    "load": "api.run",
     "Callback": "train.task",
-    "ExlmClassifier": "estimators",
+    "ExlmClassifier": "api.estimators",
     "ExlmError": "errors",
-    "ExlmRegressor": "estimators",
+    "ExlmRegressor": "api.estimators",
     "FinetuneRecipe": "config.finetune",
     "PretrainRecipe": "config.pretrain",
-    "cross_validate": "fitting",
-    "fit": "fitting",
+    "cross_validate": "api.fitting",
+    "fit": "api.fitting",
     "load_recipe": "config.load",
     "resume_finetuning": "finetune.run",
     "resume_pretraining": "train.pretrain",

@@ -23,9 +23,9 @@ from exlm_cli.cli.commands.pretrain import pretrain
 from exlm_cli.cli.commands.recipes import recipes
 from exlm_cli.cli.commands.sweep import repeat_mlm, sweep
 from exlm_cli.cli.commands.tokenize import tokenize
+from exlm_cli.distributed.launch import num_ranks, prints_error
 from exlm_cli.errors import ConfigError, ExlmError, InterruptedRunError
 from exlm_cli.files import READ_HINT
-from exlm_cli.launch import num_ranks, prints_error
 
 EXIT_CODES = (
     "Exit codes: 0 finished; 1 finished, but the result is negative (a run diverged, a check failed); 2 could not run; "

@@ -19,9 +19,9 @@ from rich.segment import Segment
 from rich.table import Column
 from rich.text import Text
 
+from exlm_cli.distributed.launch import is_quiet
 from exlm_cli.files import finite_or_none
 from exlm_cli.format import format_count, format_duration, format_percent, format_value, printable, shorten_middle
-from exlm_cli.launch import is_quiet
 from exlm_cli.progress import Bar, Progress, SilentProgress
 
 if TYPE_CHECKING:

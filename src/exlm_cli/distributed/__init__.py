@@ -1,1 +1,1 @@
-"""Ranks: processes that train one model together, through torch.distributed."""
+"""Ranks: processes that train one model together, through torch.distributed; `launch` needs no torch."""

@@ -21,8 +21,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from exlm_cli.data import IntArray
+from exlm_cli.distributed.launch import Launch
 from exlm_cli.errors import ExlmError, RankError
-from exlm_cli.launch import Launch
 
 MEET_LIMIT_S = 5 * 60.0
 """Longest wait for every rank to start."""

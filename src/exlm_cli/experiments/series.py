@@ -9,6 +9,7 @@ from exlm_cli.bundled_models import bundled_name
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.input_paths import with_absolute_paths
 from exlm_cli.config.load import load_recipe
+from exlm_cli.distributed.launch import require_one_process
 from exlm_cli.errors import DataError, DivergedError
 from exlm_cli.files import JsonModel, read_json, write_json
 from exlm_cli.finetune.finished import FinetunedRun
@@ -16,7 +17,6 @@ from exlm_cli.finetune.results import RESULTS_FILE, read_results
 from exlm_cli.finetune.run import require_fitting_model, run_finetuning
 from exlm_cli.finetune.scores import read_scores
 from exlm_cli.format import format_fixed
-from exlm_cli.launch import require_one_process
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import (
     SERIES_FILE,
@@ -31,7 +31,7 @@ from exlm_cli.run_dir import (
 from exlm_cli.tasks.registry import require_local_files
 from exlm_cli.train.pretrained import pick_device
 from exlm_cli.train.records.trackers import require_trackers
-from exlm_cli.workers import Job, run_jobs, worker_environments
+from exlm_cli.train.workers import Job, run_jobs, worker_environments
 
 
 class Series(JsonModel):

@@ -39,7 +39,7 @@ from exlm_cli.run_dir import (
 )
 from exlm_cli.train.pretrained import pick_device
 from exlm_cli.train.records.trackers import require_trackers
-from exlm_cli.workers import Job, run_jobs, worker_environments
+from exlm_cli.train.workers import Job, run_jobs, worker_environments
 
 _Inputs = tuple[DataConfig, TokenizerConfig]
 

@@ -33,7 +33,7 @@ from exlm_cli.train.pretrained import (
     recorded_name,
 )
 from exlm_cli.train.task import Callback
-from exlm_cli.workers import Job, await_earlier_workers, run_jobs, worker_environments
+from exlm_cli.train.workers import Job, await_earlier_workers, run_jobs, worker_environments
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,10 +21,10 @@ from exlm_cli.cost.gpus import Gpu
 from exlm_cli.cost.meter import num_parameters
 from exlm_cli.data.corpus.prepare import PreparedData, prepare_data
 from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.distributed.launch import read_launch
 from exlm_cli.distributed.ranks import Ranks, join
 from exlm_cli.distributed.shared_run import hold_run, require_same
 from exlm_cli.errors import CheckpointError, ConfigError
-from exlm_cli.launch import read_launch
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import (
     METRICS_FILE,

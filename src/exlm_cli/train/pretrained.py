@@ -15,9 +15,9 @@ from exlm_cli.config.load import load_recipe
 from exlm_cli.config.overrides import changed_keys
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer
+from exlm_cli.distributed.launch import ONE_PROCESS, Launch
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.format import format_number_of
-from exlm_cli.launch import ONE_PROCESS, Launch
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import is_checkpoint, require_pretraining, require_run, resume_command, run_directory

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from exlm_cli.distributed import ranks as module
+from exlm_cli.distributed.launch import Launch, read_launch
 from exlm_cli.distributed.ranks import ALONE, Ranks, join
 from exlm_cli.errors import DataError, RankError
-from exlm_cli.launch import Launch, read_launch
 from tests.ranks import launch_variables
 
 CPU = torch.device("cpu")

@@ -85,7 +85,7 @@ def test_a_signal_stops_every_cell_and_the_rest_is_done_later(recipe, one_by_one
 
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr("exlm_cli.workers.StopSignal", Stopped)
+        patch.setattr("exlm_cli.train.workers.StopSignal", Stopped)
         with pytest.raises(InterruptedRunError, match=r"^stopped with 0 of 2 cells done; ") as caught:
             _run(recipe, out=run, workers=1)
     assert caught.value.exit_code == 128 + signal.SIGTERM

@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from exlm_cli import bundled_models
-from exlm_cli.api import load
+from exlm_cli.api.run import load
 from exlm_cli.data.molecules import read_molecules
 from exlm_cli.export.card import model_card
 from exlm_cli.export.folder import export_folder, write_model

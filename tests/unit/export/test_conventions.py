@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from exlm_cli.api import load
+from exlm_cli.api.run import load
 from exlm_cli.export.folder import write_model
 from exlm_cli.export.source import Source, finetuned_source, pretrained_source
 from exlm_cli.finetune.cells.model import load_finetuned

@@ -11,7 +11,7 @@ import torch
 from pydantic import ValidationError
 from sklearn.preprocessing import QuantileTransformer
 
-from exlm_cli.api import load
+from exlm_cli.api.run import load
 from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.data.descriptors import NUM_BITS, descriptors, fingerprints
 from exlm_cli.errors import CheckpointError, DataError, ExlmError

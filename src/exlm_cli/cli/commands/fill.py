@@ -24,7 +24,7 @@ from exlm_cli.errors import ConfigError
 from exlm_cli.paths import expand_path
 
 if TYPE_CHECKING:
-    from exlm_cli.api import Run
+    from exlm_cli.api.run import Run
     from exlm_cli.cli.options import Device
     from exlm_cli.config.tasks import InputKind
     from exlm_cli.fill.engine import FillSettings
@@ -200,7 +200,7 @@ def _load(
 
     progress = console.open_progress()
     run = choose_run(checkpoint, input_kind, progress)
-    from exlm_cli.api import load
+    from exlm_cli.api.run import load
     from exlm_cli.bundled_models import report_folder
 
     loaded = load(run, device=device, progress=progress)
@@ -258,7 +258,7 @@ def _predictor_of(run: Path, device: "Device", progress: "Progress") -> "Predict
     Raises:
         CheckpointError, ConfigError: It is no such run, or reads text.
     """
-    from exlm_cli.api import load
+    from exlm_cli.api.run import load
 
     loaded = load(run, device=device, progress=progress)
     if loaded.encoder.kind != "smiles":

@@ -56,7 +56,7 @@ def inspect_dag(
     input_kind = require_kind(sentence, checkpoint, kind)
     progress = console.open_progress()
     run = choose_run(checkpoint, input_kind, progress)
-    from exlm_cli.api import MANY_MASKS, load
+    from exlm_cli.api.run import MANY_MASKS, load
     from exlm_cli.dag.report import write_report
     from exlm_cli.dag.text import inspection_as_dict, render_terminal
     from exlm_cli.report.learned import warn_of_unlearned

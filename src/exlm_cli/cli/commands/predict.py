@@ -169,7 +169,7 @@ def embed(
 
     progress = console.open_progress()
     (given,) = given_runs([run], progress)
-    from exlm_cli.api import load
+    from exlm_cli.api.run import load
     from exlm_cli.finetune.prediction.embed import embed as embed_file
 
     encoder = load(given.path, device=device, progress=progress).encoder

@@ -19,9 +19,9 @@ from exlm_cli.cli.options import (
     collect_overrides,
     refuse_with_resume,
 )
+from exlm_cli.distributed.launch import is_quiet
 from exlm_cli.errors import ConfigError
 from exlm_cli.format import format_bytes, format_duration, format_percent
-from exlm_cli.launch import is_quiet
 from exlm_cli.paths import expand_path
 from exlm_cli.run_dir import METRICS_FILE
 

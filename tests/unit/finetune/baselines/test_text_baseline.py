@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from exlm_cli.api import load
+from exlm_cli.api.run import load
 from exlm_cli.errors import ConfigError
 from exlm_cli.export.folder import export_folder
 from exlm_cli.export.source import finetuned_source

@@ -45,7 +45,7 @@ def test_two_workers_give_the_bits_of_one_process_also_after_a_kill(text_model, 
 
 def test_no_cell_is_trained_here_while_a_worker_of_a_killed_start_lives(text_model, tmp_path, monkeypatch):
     """It may still write into the folder of a cell."""
-    monkeypatch.setattr("exlm_cli.workers._EARLIER_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("exlm_cli.train.workers._EARLIER_TIMEOUT_S", 0.0)
     recipe = finetune_recipe(task=words_table(tmp_path), **ONE_EPOCH)
     out = run_finetuning(recipe, checkpoint=text_model, out=tmp_path / "run").run_dir
     (out / "workers").mkdir()

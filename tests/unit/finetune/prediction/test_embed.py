@@ -8,7 +8,7 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from exlm_cli.api import Run
+from exlm_cli.api.run import Run
 from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.finetune.prediction.embed import SUFFIXES, RowEncoder, embed, finetuned_encoder, pretrained_encoder
 from exlm_cli.progress import SilentProgress

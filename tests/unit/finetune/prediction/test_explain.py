@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 from scipy.special import expit, softmax
 
-from exlm_cli.api import Run, load
+from exlm_cli.api.run import Run, load
 from exlm_cli.data.descriptors import descriptors, fingerprints
 from exlm_cli.data.molecules import atom_spans, read_all_atoms
 from exlm_cli.data.tokenizer import SPECIAL_TOKENS, Tokenizer

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from exlm_cli.api import load
+from exlm_cli.api.run import load
 from exlm_cli.errors import ConfigError
 from exlm_cli.files import write_json
 from exlm_cli.finetune.cells.model import load_finetuned

@@ -2,8 +2,8 @@
 
 import pytest
 
+from exlm_cli.distributed.launch import ONE_PROCESS, Launch, is_quiet, prints_error, read_launch
 from exlm_cli.errors import ConfigError
-from exlm_cli.launch import ONE_PROCESS, Launch, is_quiet, prints_error, read_launch
 from exlm_cli.train.pretrained import pick_device
 from tests.cli.asserts import refusal_of
 from tests.tiny import tiny_recipe

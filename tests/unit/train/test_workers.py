@@ -7,12 +7,12 @@ from pathlib import Path
 import filelock
 import pytest
 
-from exlm_cli import workers as module
 from exlm_cli.errors import CheckpointError, DataError, DivergedError, ExlmError, InterruptedRunError
 from exlm_cli.files import write_atomically
 from exlm_cli.progress import SilentProgress
+from exlm_cli.train import workers as module
 from exlm_cli.train.process import StopSignal
-from exlm_cli.workers import Job, run_jobs, worker_environments
+from exlm_cli.train.workers import Job, run_jobs, worker_environments
 from tests.killed import run_until_killed
 from tests.recorder import Recorder
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from exlm_cli.api.frames import GivenRows, check_rows, read_given
 from exlm_cli.config.tasks import GlueTaskConfig, SquadTaskConfig
 from exlm_cli.cost.meter import num_parameters
 from exlm_cli.dag.build import dags_of_inputs
@@ -34,7 +35,6 @@ from exlm_cli.finetune.prediction.explain import explain_molecules
 from exlm_cli.finetune.prediction.predict import check_options, predict_rows, require_molecules
 from exlm_cli.finetune.scores import Predictor
 from exlm_cli.format import format_parameters
-from exlm_cli.frames import GivenRows, check_rows, read_given
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import run_kind
 from exlm_cli.tasks.base import FloatArray, NewRows, TrainedTask

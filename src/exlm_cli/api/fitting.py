@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exlm_cli.api import Run, load
+from exlm_cli.api.frames import as_frame, check_rows, strings
+from exlm_cli.api.run import Run, load
 from exlm_cli.config.finetune import FinetuneRecipe, usual_csv_recipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.tasks import InputKind
@@ -17,7 +18,6 @@ from exlm_cli.files import write_atomically
 from exlm_cli.finetune.run import run_finetuning
 from exlm_cli.finetune.scores import AVERAGE
 from exlm_cli.format import name_some
-from exlm_cli.frames import as_frame, check_rows, strings
 from exlm_cli.paths import cache_root
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.train.task import Callback

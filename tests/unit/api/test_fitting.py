@@ -15,10 +15,10 @@ from sklearn.model_selection import cross_val_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import exlm_cli
+from exlm_cli.api.estimators import ExlmClassifier, ExlmRegressor
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.errors import ConfigError, DataError
-from exlm_cli.estimators import ExlmClassifier, ExlmRegressor
 from exlm_cli.finetune.run import run_finetuning
 from tests.unit.finetune.synthetic import WORDS
 

@@ -18,11 +18,11 @@ from sklearn.utils import check_array, check_consistent_length, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
-from exlm_cli.api import Run, load
+from exlm_cli.api.fitting import fit, kind_of_rows
+from exlm_cli.api.frames import as_frame, check_rows, strings
+from exlm_cli.api.run import Run, load
 from exlm_cli.config.tasks import InputKind
 from exlm_cli.errors import DataError
-from exlm_cli.fitting import fit, kind_of_rows
-from exlm_cli.frames import as_frame, check_rows, strings
 from exlm_cli.tasks.base import FloatArray
 
 _SPLIT = "exlm split"
