@@ -148,12 +148,24 @@ def refuse_with_resume(run: Path | None, options: Mapping[str, object]) -> None:
     Raises:
         ConfigError: One is given together with `--resume`.
     """
+    if run is not None:
+        refuse_together("--resume", options, f"{run} keeps the settings it began with")
+
+
+def refuse_together(given: str, options: Mapping[str, object], hint: str = "leave one of the two out") -> None:
+    """Refuse options that cannot be combined with what is given.
+
+    Args:
+        given: As the message names it.
+        options: Option -> its value; None or False: not given.
+
+    Raises:
+        ConfigError: One is given.
+    """
     for option, value in options.items():
-        if run is not None and value is not None and value is not False:
+        if value is not None and value is not False:
             shown = option if value is True else f"{option} {value}".strip()
-            raise ConfigError(
-                f"`{shown}` cannot be combined with `--resume`", f"{run} keeps the settings it began with"
-            )
+            raise ConfigError(f"`{shown}` cannot be combined with `{given}`", hint)
 
 
 def refuse_without(needed: str, given: object, options: Mapping[str, object], hint: str | None = None) -> None:

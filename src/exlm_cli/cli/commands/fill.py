@@ -18,6 +18,7 @@ from exlm_cli.cli.options import (
     SmilesColumnOption,
     TextColumnOption,
     choose_columns,
+    refuse_together,
     refuse_without,
 )
 from exlm_cli.errors import ConfigError
@@ -225,7 +226,7 @@ def _answer(
 
     run, kind = loaded.run, loaded.run.encoder.kind
     if kind == "text":
-        _refuse_together("a model of text", {name: asked[name] for name in _OF_MOLECULES})
+        refuse_together("a model of text", {name: asked[name] for name in _OF_MOLECULES})
     if file is None and score:
         return _score_text(run, given, as_json=as_json)
     settings = FillSettings(
@@ -278,28 +279,21 @@ def _check_asked(options: Mapping[str, object], score: str | None) -> None:
         ConfigError: Such are given.
     """
     if score is not None:
-        _refuse_together(score, options)
+        refuse_together(score, options)
     draws = {name: options[name] for name in ("--temperature", "--seed", "--repeats")}
     refuse_without("`--sample N`", options["--sample"], draws)
     refuse_without("`--max-tokens N`", options["--max-tokens"], {"--length-normalised": options["--length-normalised"]})
     if options["--sample"] is not None:
-        _refuse_together("--sample", {name: options[name] for name in ("--top", "--targets", "--max-tokens")})
+        refuse_together("--sample", {name: options[name] for name in ("--top", "--targets", "--max-tokens")})
     if options["--spellings"] is not None:
-        _refuse_together(
+        refuse_together(
             "--spellings", {name: options[name] for name in ("--passes", "--sample", "--targets", "--max-tokens")}
         )
     if options["--passes"] not in (None, 1):
-        _refuse_together("--passes", {"--targets": options["--targets"]})
+        refuse_together("--passes", {"--targets": options["--targets"]})
     temperature = options["--temperature"]
     if isinstance(temperature, float) and not 0 < temperature < math.inf:
         raise ConfigError(f"`--temperature {temperature:g}`: accepted: above 0", "give 1 for the model's own draws")
-
-
-def _refuse_together(given: str, options: Mapping[str, object]) -> None:
-    for option, value in options.items():
-        if value is not None:
-            shown = option if value is True else f"{option} {value}"
-            raise ConfigError(f"`{shown}` cannot be combined with `{given}`", "leave one of the two out")
 
 
 def _score_text(run: "Run", text: str, *, as_json: bool) -> None:

@@ -21,6 +21,7 @@ from exlm_cli.cli.options import (
     WorkersOption,
     collect_overrides,
     parse_seeds,
+    refuse_together,
     refuse_with_resume,
     split_list,
 )
@@ -186,16 +187,11 @@ def finetune(
     overrides = collect_overrides(sets, options)
     progress = console.open_progress()
     if resume is not None and (resume / SERIES_FILE).is_file():
-        if overrides:
-            raise ConfigError(
-                f"{resume} holds several runs, which take no `--set`, `--seeds`, `--num-replicates` or `--device`",
-                "resume it without them",
-            )
+        _refuse_overrides(resume, overrides)
         return _finish_series(resume, checkpoint, workers, progress, as_json=as_json)
     if names := _names_of_series(suite, name):
-        if dry_run or encoder is not None:
-            option = "--dry-run" if dry_run else f"--encoder {encoder}"
-            raise ConfigError(f"`{option}` cannot be combined with `{suite} {name}`", "give it with a single task")
+        alone = {"--dry-run": dry_run, "--encoder": encoder}
+        refuse_together(f"{suite} {name}", alone, "give it with a single task")
         recipes = [_chosen(suite, one, recipe, overrides) for one in names]
         folder = _begin_series(recipes, checkpoint, out, progress, use_grid=grid, baseline=baseline)
         return _finish_series(folder, None, workers, progress, as_json=as_json)
@@ -227,6 +223,14 @@ def _refuse_unused_grid(sets: Sequence[str]) -> None:
     for override in sets:
         if override.strip().startswith(("grid.", "grid=")):
             raise ConfigError(f"`--set {override}` takes effect only with `--grid`", "add `--grid`, or leave it out")
+
+
+def _refuse_overrides(series: Path, overrides: Sequence[str]) -> None:
+    if overrides:
+        raise ConfigError(
+            f"{series} holds several runs, which take no `--set`, `--seeds`, `--num-replicates` or `--device`",
+            "resume it without them",
+        )
 
 
 def _report(run: "FinetunedRun", *, as_json: bool) -> None:

@@ -7,9 +7,15 @@ from typing import Annotated, Literal
 
 import typer
 
-from exlm_cli.cli.options import CheckpointOption, JsonOption, KindOption, ScoringDeviceOption, parse_formats
+from exlm_cli.cli.options import (
+    CheckpointOption,
+    JsonOption,
+    KindOption,
+    ScoringDeviceOption,
+    parse_formats,
+    refuse_together,
+)
 from exlm_cli.dag import FORMATS
-from exlm_cli.errors import ConfigError
 from exlm_cli.paths import expand_path
 
 _ALL_FORMATS = ",".join(FORMATS)
@@ -51,8 +57,8 @@ def inspect_dag(
     from exlm_cli.cli.masked import choose_run, require_kind, require_own_kind
 
     wanted = parse_formats(formats, FORMATS)
-    if out is not None and not wanted:
-        raise ConfigError(f"`--out {out}` cannot be combined with `--format none`", "leave one of them out")
+    if not wanted:
+        refuse_together("--format none", {"--out": out}, "leave one of them out")
     input_kind = require_kind(sentence, checkpoint, kind)
     progress = console.open_progress()
     run = choose_run(checkpoint, input_kind, progress)

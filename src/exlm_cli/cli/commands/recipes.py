@@ -5,7 +5,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from exlm_cli.cli.options import JsonOption, SetOption, collect_overrides, complete_recipes, refuse_without
+from exlm_cli.cli.options import (
+    JsonOption,
+    SetOption,
+    collect_overrides,
+    complete_recipes,
+    refuse_together,
+    refuse_without,
+)
 from exlm_cli.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,10 +69,10 @@ def recipes(
     named = {"--gpu": gpu, "--set": sets, "--describe": describe or None}
     refuse_without("a recipe", name, named, "name one, like `exlm recipes text-base`")
     refuse_without("`--gpu`", gpu, {"--gpus": gpus, "--utilisation": utilisation}, "for example `--gpu h100`")
-    for option, together in (("--for", command and name), ("--describe", describe and (gpu or as_json))):
-        if together:
-            other = name if option == "--for" else "--gpu" if gpu else "--json"
-            raise ConfigError(f"`{option}` cannot be combined with `{other}`", "leave one of them out")
+    if name is not None:
+        refuse_together(name, {"--for": command is not None}, "leave one of them out")
+    if gpu or as_json:
+        refuse_together("--gpu" if gpu else "--json", {"--describe": describe}, "leave one of them out")
     if name is None:
         return _list_recipes(command, as_json=as_json)
     recipe: Recipe = load_recipe(name, collect_overrides(sets, {}), kind=recipe_kind(name))

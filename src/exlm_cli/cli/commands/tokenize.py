@@ -13,6 +13,7 @@ from exlm_cli.cli.options import (
     RecipeOption,
     SetOption,
     collect_overrides,
+    refuse_together,
 )
 from exlm_cli.errors import ConfigError
 from exlm_cli.paths import expand_path
@@ -61,11 +62,9 @@ def tokenize(
     from exlm_cli.cli.reports import emit_dry_run
     from exlm_cli.config.load import load_recipe
 
-    if tokenizer is not None and vocab_size is not None:
-        raise ConfigError(
-            f"`--vocab-size {vocab_size}` cannot be combined with `--tokenizer`",
-            f"{tokenizer} has the vocabulary it was trained with; leave one of the two out",
-        )
+    if tokenizer is not None:
+        hint = f"{tokenizer} has the vocabulary it was trained with; leave one of the two out"
+        refuse_together("--tokenizer", {"--vocab-size": vocab_size}, hint)
     options = {
         "data.on_invalid": on_invalid,
         "data.train": inputs or None,
@@ -81,9 +80,8 @@ def tokenize(
 
 def _recipe_name(recipe: str | None, kind: Kind | None) -> str:
     """Return the recipe that was given, or that of a kind of inputs."""
-    if recipe is not None and kind is not None:
-        raise ConfigError("`--kind` cannot be combined with `--recipe`", "the recipe has it as `data.kind`")
     if recipe is not None:
+        refuse_together("--recipe", {"--kind": kind is not None}, "the recipe has it as `data.kind`")
         return recipe
     if kind is None:
         raise ConfigError(

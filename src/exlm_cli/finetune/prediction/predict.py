@@ -120,12 +120,12 @@ def predict(
         require_molecules(finetuned)
     layout = layout_of(config)
     usual = folder / f"predictions-{stem_of(path)}{layout.suffix}"
-    notes_on_name: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     with contextlib.ExitStack() as stack:
         if out is None:
             out = stack.enter_context(own_file(usual, path))
             if out != usual:
-                notes_on_name = (f"{usual} is of another file, so these predictions are in {out.name}",)
+                notes = (f"{usual} is of another file, so these predictions are in {out.name}",)
         files = _output_files(config, layout, path, out)
         atoms = out.with_name(f"{out.stem}-atoms")
         stack.enter_context(folder_for_results(out.parent, *files))
@@ -143,13 +143,20 @@ def predict(
         if explain is not None:
             contents |= explain(found.encoded, rows, predictor, atoms)
         write_together(contents)
+    notes = (*found.encoded.notes, *rows.notes, *notes_on_table, *found.notes, *notes)
+    return _summary_of(found, rows, tuple(contents), predictor, notes)
+
+
+def _summary_of(
+    found: Predicted, rows: NewRows, files: tuple[Path, ...], predictor: Predictor, notes: tuple[str, ...]
+) -> PredictionSummary:
     counts = Counter(found.splits.tolist())
     return PredictionSummary(
-        tuple(contents),
+        files,
         num_rows=rows.num_rows,
         num_unreadable=rows.num_rows - len(rows.keys),
         metrics=found.metrics,
-        notes=(*found.encoded.notes, *rows.notes, *notes_on_table, *found.notes, *notes_on_name),
+        notes=notes,
         predictor=predictor,
         num_in_training=counts["train"],
         num_in_validation=counts["valid"],
