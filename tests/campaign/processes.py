@@ -79,11 +79,6 @@ class Started:
             time.sleep(10.0)
             os.kill(self.process.pid, signal.SIGCONT)
 
-    def wait_until_begun(self) -> None:
-        """Wait until its streams are open."""
-        while self.process.is_alive() and not Path(f"{self._name}-err").exists():
-            time.sleep(0.05)
-
     def outcome(self, trial: Trial) -> Outcome:
         self.process.join(LONGEST_END_S)
         if self.process.exitcode is None:
