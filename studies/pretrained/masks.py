@@ -148,10 +148,14 @@ def mixed_log_odds(dag: Dag, mixed: Sequence[Sequence[str]]) -> float | None:
     """
     (a, b), (c, d) = mixed
     pairs = [(a, b), (c, d), (a, d), (c, b)]
-    log_probs = dag.node_log_probs.T  # (V, S)
     tokens = {word: _tokens_of(dag, word) for word in {a, b, c, d}}
     if not all(tokens.values()):
         return None
+    if dag.chain is not None:
+        spelled = [torch.tensor([*itertools.product(*(tokens[word] for word in pair))]) for pair in pairs]
+        one, other, crossed, back = (float(dag.chain.score(of_pair)[0].logsumexp(0)) for of_pair in spelled)
+        return one + other - crossed - back
+    log_probs = dag.node_log_probs.T  # (V, S)
     emissions = {word: np.logaddexp.reduce(log_probs[ids], axis=0) for word, ids in tokens.items()}
     log_emit = torch.from_numpy(np.array([[emissions[word] for word in pair] for pair in pairs]))
     # the ends emit nothing
