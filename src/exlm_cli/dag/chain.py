@@ -114,11 +114,13 @@ class ChainOfInput:
         return ChainNumbers(torch.stack(emits).cpu(), start_k.cpu(), torch.stack(edges).cpu() if edges else no_edges)
 
     @torch.inference_mode()
-    def best(self, wanted: int, allowed: Allowed | None = None) -> tuple[list[tuple[int, ...]], bool]:
+    def best(
+        self, wanted: int, allowed: Allowed | None = None, *, seeks_proof: bool = True
+    ) -> tuple[list[tuple[int, ...]], bool]:
         """Return the `wanted` most probable sequences of T tokens, best first, and whether that is proven.
 
         Fewer where no more have a probability above zero, or where the search meets its limit. With `allowed`, those
-        of such tokens alone.
+        of such tokens alone. Without `seeks_proof` the narrowest beam is enough.
         """
         width, log_known = max(_FIRST_WIDTH, 2 * wanted), -torch.inf
         while True:
@@ -127,7 +129,8 @@ class ChainOfInput:
             log_known = float(log_prob_N[-1]) if len(log_prob_N) == wanted else -torch.inf
             is_proven = log_cut <= log_known + _ROUNDING
             width *= 4
-            if is_proven or width * len(self._member_VR) * self.num_masks > MAX_CELLS:
+            is_limit = not seeks_proof or width * len(self._member_VR) * self.num_masks > MAX_CELLS
+            if is_proven or is_limit:
                 return [tuple(tokens) for tokens in tokens_NT.tolist()], is_proven
 
     def _beam(self, width: int, log_known: float, allowed: Allowed | None) -> tuple[Tensor, Tensor, float]:

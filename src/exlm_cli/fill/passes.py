@@ -127,8 +127,10 @@ def _search(ask: Ask, state: Found, dag: Dag, passes_left: int) -> list[Found]:
     masks = _surest(dag, passes_left)
     if dag.chain is not None and len(masks) < dag.num_masks:
         # of the masks of a chain, each of which reads the token before, all are filled jointly and the surest kept
-        best = n_best_fillings(dag, ask.top)
-        kept = {tuple(f.tokens_by_mask[mask][0] for mask in masks): f.log_prob for f in reversed(best.fillings)}
+        sequences, _ = dag.chain.best(ask.top, seeks_proof=False)  # a later pass changes the others anyway
+        log_probs = dag.chain.score(torch.tensor(sequences))[0].tolist()
+        pairs = zip(sequences, log_probs, strict=True)
+        kept = {tuple(row[mask] for mask in masks): log_prob for row, log_prob in reversed([*pairs])}
         found = [([*tokens], log_prob) for tokens, log_prob in kept.items()]
         is_proven = False
     elif len(masks) == dag.num_masks:
@@ -137,8 +139,8 @@ def _search(ask: Ask, state: Found, dag: Dag, passes_left: int) -> list[Found]:
         is_proven = best.is_proven and not state.tokens
     else:
         log_prob_length = length_log_prob(dag)
-        sequences, _ = best_sequences(SearchProblem(dag, "exact", masks), ask.top)
-        found = [([token for _, token in tokens], log_prob - log_prob_length) for log_prob, tokens in sequences]
+        scored, _ = best_sequences(SearchProblem(dag, "exact", masks), ask.top)
+        found = [([token for _, token in tokens], log_prob - log_prob_length) for log_prob, tokens in scored]
         is_proven = False
     return [_filled(state, dag, masks, tokens, log_prob, is_proven) for tokens, log_prob in found]
 
