@@ -1,4 +1,4 @@
-"""What the models say of masked tokens of validation files, and of the masks of the sentences in `clozes.yaml`."""
+"""How the models fill masked tokens of validation files, and the sentences of `clozes.yaml`."""
 
 import itertools
 import lzma
