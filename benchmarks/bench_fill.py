@@ -208,7 +208,7 @@ def token_nlls(pretrained: Pretrained, masked: Masked) -> tuple[list[FloatArray]
         rows = order[start : start + _ROWS_AT_ONCE]
         batch = expand(
             _masked_rows(pretrained, [masked.ids[i] for i in rows], [masked.places[i] for i in rows]),
-            recipe.nodes_per_mask,
+            recipe.masking.num_states_per_mask,
             expands_input=recipe.expands_input,
             pad_id=tokenizer.pad_id,
         )

@@ -1,7 +1,6 @@
 """Own-mask share and clone shares of each start of the DAG before training, and a figure of where targets fall.
 
-The head is the real one with Q K' = 0, so that its start alone decides the edges. `hazard` is none of the program's
-starts: from each node, every later one in turn ends the edge with probability 1/k. Everything is exact: emissions are
+The head is the real one with Q K' = 0, so that its start alone decides the edges. Everything is exact: emissions are
 equal, and the posterior is that of the alignment op. The script writes `results/own_mask.csv` and the figure.
 
     python studies/own_mask.py --figure docs/images/start-of-the-dag.png
@@ -35,7 +34,7 @@ from exlm_cli.report.style import (
 )
 from rows import RESULTS_DIR
 
-STARTS = ("formula", "hazard", "next_mask", "lanes")
+STARTS = ("formula", "next_mask")
 NUM_MASKS, NUM_STATES = (6, 19, 77, 308), (2, 4, 8)
 SHOWN = (77, 4)
 """T and k of the figure: those of the paper's text models."""
@@ -48,10 +47,6 @@ def start_of(start: str, num_masks: int, k: int) -> tuple[Float[Tensor, "1 S S"]
     num_nodes = num_masks * k + 2
     ids = np.array([[_CLS, *[_MASK] * num_masks, _SEP]])
     batch = batch_from_masked_ids(ids, mask_id=_MASK, pad_id=_PAD, num_states_per_mask=k, expands_input=True)
-    if start == "hazard":
-        skipped = torch.arange(num_nodes) - torch.arange(num_nodes)[:, None] - 1
-        edges = (1 - 1 / k) ** skipped * torch.where(torch.arange(num_nodes) < num_nodes - 1, 1 / k, 1.0)
-        return edges.where(skipped >= 0, 0.0).log()[None], batch
     config = ModelConfig(
         num_layers=1, num_heads=1, width=_WIDTH, ffn_width=_WIDTH, 
         transition=TransitionConfig.model_validate({"start": start}),
@@ -100,6 +95,7 @@ def draw(path: Path, num_masks: int, k: int) -> None:
             shown = posterior[middle].where(posterior[middle] > 1e-4, torch.nan)
             lines += spread.plot(masks, shown, color=colour, linewidth=1.2, marker=marker, markersize=3)
         spread.set_yscale("log")
+        spread.yaxis.set_major_formatter("{x:g}")  # of logarithms, powers are drawn as mathematical text
         add_legend(means, [own, *lines], ["own mask", *STARTS], loc="lower right")
         write_atomically(path, render_figure(figure, ["png"])["png"])
 

@@ -173,20 +173,23 @@ def test_a_twin_of_equal_cost_has_the_steps_for_the_same_flops(name):
     assert flops[0] == pytest.approx(flops[1], rel=0.01)
 
 
-EXLM = [name for name in list_recipes(PretrainRecipe) if load_recipe(name).has_transitions]
+EXLM = [name for name in list_recipes(PretrainRecipe) if load_recipe(name).objective == "exlm"]
 LITERAL = {"text-base-formula", "text-base-gated"}
-OURS = {"text-medium", "smiles-medium", "quickstart-text", "quickstart-smiles"}
+OURS = {f"{kind}-{size}" for size in ("small", "medium") for kind in ("text", "smiles")} | {
+    "quickstart-text",
+    "quickstart-smiles",
+}
 
 
 @pytest.mark.parametrize("name", EXLM)
-def test_masks_expand_at_the_output_in_our_recipes_and_of_what_is_not_the_papers_its_own_have_the_head_alone(name):
+def test_our_recipes_are_chains_and_of_what_is_not_the_papers_its_own_have_the_start_alone(name):
     """The head sees the masks and begins at the next one, unless it is the literal formula."""
     model = load_recipe(name).model
     head = model.transition
-    ours, papers = ("output", "1d", 0.1), ("input", "2d", 0.0)
-    assert (model.expand, model.rope, head.balance) == (ours if name in OURS else papers)
-    starts = {("none", "formula")} if name in LITERAL else {("nodes", "next_mask"), ("nodes", "lanes")}
-    assert (head.rope, head.start) in starts
+    assert (model.alignment, model.rope) == (("chain", "1d") if name in OURS else ("dag", "2d"))
+    if name not in OURS:
+        start = ("none", "formula") if name in LITERAL else ("nodes", "next_mask")
+        assert (head.rope, head.start, head.balance) == (*start, 0.0)
     if name in EXPECTED:
         assert (head.heads, head.position_features) == ((12, True) if name == "text-base-gated" else (1, False))
 
@@ -210,8 +213,8 @@ def test_a_documented_line_makes_a_recipe_the_literal_formula(name):
     """Small ones also take what the paper gives for masks, since ours expand elsewhere."""
     literal, ours = load_recipe(name, literal_settings(name)), load_recipe(name)
     assert literal.model.transition == TransitionConfig()
-    assert (literal.model.expand, literal.model.rope) == ("input", "2d")
+    assert (literal.model.alignment, literal.model.rope) == ("dag", "2d")
     assert literal.masking == load_recipe(name.replace("small", "base")).masking
-    own = {"transition"} | ({"alignment", "expand", "rope", "max_length"} if "small" in name else set())
+    own = {"transition"} | ({"alignment", "rope", "max_length"} if "small" in name else set())
     assert literal.model.model_copy(update={key: getattr(ours.model, key) for key in own}) == ours.model
     assert literal.model_dump(exclude={"masking", "model"}) == ours.model_dump(exclude={"masking", "model"})

@@ -90,7 +90,8 @@ def test_small_sweeps_take_variants_and_no_size_from_the_papers(name):
         assert plan.pretrain.train.max_steps in (recipe.pretrain.train.max_steps, 2 * recipe.pretrain.train.max_steps)
         if plan.pretrain.objective == "mlm":
             assert plan.pretrain.model.rope == "1d"
-        assert plan.pretrain.model.expand == "input"
+        else:
+            assert plan.pretrain.expands_input
     by_label = {plan.label: plan for plan in recipe.plan()}
     assert by_label["mlm-plus-plus"].pretrain.train.max_steps == 2 * (recipe.pretrain.train.max_steps or 0)
 
@@ -107,7 +108,7 @@ def test_the_literal_formula_is_that_of_the_small_recipes(name):
     small = name.removeprefix("ablations-small-") + "-small"
     literal = load_recipe(small, literal_settings(small))
     of_head = ("model.transition.rope", "model.transition.start", "model.transition.balance")
-    names = ("model.expand", "model.rope", "model.max_length", "masking.mask_ratio", *of_head)
+    names = ("model.rope", "model.max_length", "masking.mask_ratio", *of_head)
     expected = {name: value_at(literal, name) for name in names}
     plans = {plan.label: plan.pretrain for plan in _load(name).plan()}
     for label, k in (("exlm-formula", 4), ("exlm-formula-k2", 2), ("exlm-formula-k8", 8)):

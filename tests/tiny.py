@@ -21,9 +21,7 @@ _VOCABULARY = {token: i for i, token in enumerate((*SPECIAL_TOKENS, *map(str, ra
 SPECIAL = Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel(_VOCABULARY, unk_token="[UNK]")), "smiles")
 """A vocabulary of 40 with the special tokens at ids 0 to 4."""
 
-OUTPUT: dict[str, Any] = {"expand": "output", "rope": "1d"}
-"""`model` of `tiny_recipe` whose masks expand after the last block."""
-CHAIN: dict[str, Any] = OUTPUT | {"alignment": "chain", "chain": {"num_classes": 5, "starts_at": 0.5}}
+CHAIN: dict[str, Any] = {"rope": "1d", "alignment": "chain", "chain": {"num_classes": 5, "starts_at": 0.5}}
 """`model` of `tiny_recipe` whose DAG is a chain, from the fourth of its six steps on."""
 
 
@@ -61,7 +59,7 @@ def tiny_batch(recipe: PretrainRecipe, lengths: tuple[int, ...] = (9, 4, 12), se
     rng = np.random.default_rng(seed)
     masker = Masker(recipe.masking, SPECIAL, seed, epoch=0)
     masked = masker.mask(sequences([rng.integers(5, SPECIAL.vocab_size, size=length) for length in lengths]))
-    return expand(masked, recipe.nodes_per_mask, expands_input=recipe.expands_input, pad_id=SPECIAL.pad_id)
+    return expand(masked, recipe.masking.num_states_per_mask, expands_input=recipe.expands_input, pad_id=SPECIAL.pad_id)
 
 
 def per_sequence(batch: Batch) -> tuple[Field[Any], ...]:

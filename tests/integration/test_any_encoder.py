@@ -18,7 +18,7 @@ from exlm_cli.train.pretrain import resume_pretraining, run_pretraining
 from exlm_cli.train.pretrained import load_pretrained
 from exlm_cli.train.task import Callback
 from tests.foreign import AMINO_ACIDS, WORDS, save_masked_lm
-from tests.tiny import OUTPUT, tiny_recipe, train_losses
+from tests.tiny import CHAIN, tiny_recipe, train_losses
 from tests.unit.finetune.synthetic import finetune_recipe
 from tests.unit.tasks.glue_files import write_glue
 
@@ -41,7 +41,7 @@ def recipe_for(tmp_path, family="bert", **sections):
     defaults = {
         "data": {"train": [write_rows(tmp_path / "rows.txt", family)]},
         "masking": {"mask_ratio": 0.387, "num_states_per_mask": 4},
-        "model": {**OUTPUT, "dropout": 0.1, "transition": {"rope": "nodes", "start": "next_mask", "balance": 0.1}},
+        "model": {**CHAIN, "dropout": 0.1},
         "train": {"checkpoint_every_steps": 2, "log_every_steps": 1, "validation_sequences": 2, "num_threads": 1},
     }
     merged = {key: {**defaults.get(key, {}), **sections.get(key, {})} for key in defaults | sections}
@@ -108,7 +108,7 @@ def test_the_heads_learn_first(tmp_path):
 
 def test_an_exlm_goes_on_with_its_own_weights(tmp_path):
     """A new schedule on old weights: all parts are taken over, and the first loss is the last one's neighbour. With
-    another number of states the clone vectors alone are new; an MLM leaves out what it has not. The validation before
+    another number of states the chain head alone is new; an MLM leaves out what it has not. The validation before
     the first step is the last one of the old weights, on the same masks.
     """
     recipe = recipe_for(tmp_path, model={"width": 24})
@@ -133,10 +133,10 @@ def test_an_exlm_goes_on_with_its_own_weights(tmp_path):
         checkpoint=tmp_path / "on",
         progress=Told(),
     )
-    assert "new in this run: the clone vectors" in told
+    assert "new in this run: the chain head" in told
     as_mlm = zero.changed({"objective": "mlm", "masking.num_states_per_mask": 1})
     run_pretraining(as_mlm, out=tmp_path / "mlm", checkpoint=tmp_path / "on" / "checkpoints" / "step-1")
-    assert load_pretrained(tmp_path / "mlm", device="cpu").model.transition is None
+    assert load_pretrained(tmp_path / "mlm", device="cpu").model.chain_head is None
 
 
 def test_what_a_checkpoint_cannot_begin_is_refused(tmp_path):
@@ -144,14 +144,14 @@ def test_what_a_checkpoint_cannot_begin_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"model\.max_length` is 66, but `data\.sequence_length` 100"):
         run_pretraining(recipe_for(tmp_path, data={"sequence_length": 100}, model={"max_length": 200},
                                    train={"microbatch_tokens": 512}), checkpoint=start)  # fmt: skip
-    smiles = tiny_recipe(data={"kind": "smiles"}, model=OUTPUT)
+    smiles = tiny_recipe(data={"kind": "smiles"}, model=CHAIN)
     with pytest.raises(CheckpointError, match=r"is a model of text, and `data\.kind` is smiles"):
         run_pretraining(smiles, checkpoint=start)
     backbone = load_pretrained(start, device="cpu").recipe.model
     with pytest.raises(ConfigError, match="whose encoder comes with its weights"):
         run_pretraining(recipe.model_copy(update={"model": backbone}), out=tmp_path / "x")
     with pytest.raises(ValueError, match="reads no expanded masks"):
-        PretrainRecipe.model_validate({**recipe.model_dump(), "model": {**backbone.model_dump(), "expand": "input"}})
+        PretrainRecipe.model_validate({**recipe.model_dump(), "model": {**backbone.model_dump(), "alignment": "dag"}})
     assert not (tmp_path / "x").exists()
 
 

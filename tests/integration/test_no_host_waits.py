@@ -32,7 +32,7 @@ from exlm_cli.train.loop import TrainingLoop
 from exlm_cli.train.objective import Objective
 from exlm_cli.train.process import StopSignal
 from tests.foreign import config_of
-from tests.tiny import CHAIN, OUTPUT, SPECIAL, tiny_batch, tiny_recipe
+from tests.tiny import CHAIN, SPECIAL, tiny_batch, tiny_recipe
 from tests.unit.model.test_exlm import VARIANTS
 
 DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
@@ -65,7 +65,6 @@ def _assert_all_have_gradients(model: nn.Module) -> None:
     [
         *VARIANTS,
         {"model": CHAIN},
-        {"model": OUTPUT | {"transition": {"rope": "nodes", "start": "lanes"}}},
         {"model": DROPOUT},
     ],
 )
@@ -93,7 +92,7 @@ def test_a_step_on_an_encoder_of_transformers_runs_on_tensors_without_data(famil
     """But for padded batches, of which transformers asks once a step whether anything is masked (`masking_utils`)."""
     pytest.importorskip("transformers")
     backbone = BackboneConfig(family=family, config=json.dumps(plain_config(family, config_of(family, 40).to_dict())))
-    model = {"backbone": backbone, **model_values(backbone), "transition": {"rope": "nodes", "start": "next_mask"}}
+    model = CHAIN | {"backbone": backbone, **model_values(backbone)}
     for lengths in (lengths for name, lengths in SHAPES.items() if name != "padded"):
         _after_a_step({"model": model}, lengths)
 

@@ -8,14 +8,14 @@ import torch
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.train.objective import Objective
 from exlm_cli.train.optim import build_optimizer
-from tests.tiny import CHAIN, OUTPUT, SPECIAL, tiny_batch, tiny_recipe
+from tests.tiny import CHAIN, SPECIAL, tiny_batch, tiny_recipe
 
 VARIANTS = [
     {"objective": "mlm"},
     {},
     {"model": {"alignment": "independent"}},
     {"model": CHAIN},
-    {"model": OUTPUT | {"transition": {"start": "lanes", "rope": "nodes", "balance": 0.1}}},
+    {"model": {"transition": {"start": "next_mask", "rope": "nodes", "balance": 0.1}}},
 ]
 
 

@@ -54,15 +54,11 @@ class PretrainRecipe(Recipe):
             raise ValueError(
                 f"`model.width` {model.width} is not divisible by `model.transition.heads` {model.transition.heads}"
             )
-        if self.is_chain and model.expand != "output":
-            raise UnfitValueError(
-                f"`model.alignment: chain` has no copies of a mask to read, and `model.expand` is {model.expand}",
-                "give `--set model.expand=output`",
-            )
         if model.backbone.family != "own" and self.expands_input:
             raise UnfitValueError(
-                f"the encoder of `model.backbone.family: {model.backbone.family}` reads no expanded masks",
-                "give `--set model.expand=output`",
+                f"the encoder of `model.backbone.family: {model.backbone.family}` reads no expanded masks, as "
+                f"`model.alignment: {model.alignment}` needs",
+                "give `--set model.alignment=chain`",
             )
         self._check_rope()
 
@@ -72,9 +68,10 @@ class PretrainRecipe(Recipe):
             raise ValueError(
                 "`model.rope: none` leaves the encoder without positions; set `model.learned_positions: true`"
             )
-        if model.expand == "output" and model.rope == "2d":
-            raise ValueError(
-                "`model.expand: output` leaves no clones in the encoder for `model.rope: 2d`; set `model.rope: 1d`"
+        if self.is_chain and model.rope == "2d":
+            raise UnfitValueError(
+                "`model.alignment: chain` leaves no clones in the encoder for `model.rope: 2d`",
+                "give `--set model.rope=1d`",
             )
         if model.rope != "none" and model.backbone.family == "own":
             head_width = model.width // model.num_heads
@@ -153,7 +150,7 @@ class PretrainRecipe(Recipe):
     @property
     def expands_input(self) -> bool:
         """Whether the encoder reads k copies of each [MASK]."""
-        return self.objective == "exlm" and self.model.expand == "input"
+        return self.objective == "exlm" and self.model.alignment != "chain"
 
     @property
     def has_transitions(self) -> bool:
@@ -167,8 +164,8 @@ class PretrainRecipe(Recipe):
 
     @property
     def nodes_per_mask(self) -> int:
-        """States of the model for each mask: k, or one where k classes share it."""
-        return 1 if self.is_chain else self.masking.num_states_per_mask
+        """States of the encoder for each mask: k where it reads as many copies, else one."""
+        return self.masking.num_states_per_mask if self.expands_input else 1
 
     @property
     def max_masks(self) -> int:

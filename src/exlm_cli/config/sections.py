@@ -27,7 +27,7 @@ Their scores and gradients in float32 take 4 KiB, less than the blocks of the sm
 Recipes with one ratio have at most 330 pairs a position (`exlm-k8-p38.7` of the sweep `ablations`); a range meets the
 bound where sequences with many masks come together.
 """
-TransitionStart = Literal["formula", "next_mask", "lanes"]
+TransitionStart = Literal["formula", "next_mask"]
 AlignmentBackend = Literal["auto", "reference", "native"]
 TrackerName = Literal["tensorboard", "wandb"]
 Family = Literal["own", "bert", "roberta", "distilbert", "esm", "modernbert"]
@@ -188,13 +188,13 @@ class TransitionConfig(StrictModel):
     )
     start: TransitionStart = Field(
         "formula",
-        description="Initial edges. formula: all equal; next_mask: mostly to the next mask; lanes: to its same clone",
+        description="Initial edges. formula: all equal; next_mask: mostly to the next mask",
     )
     start_strength: float = Field(
         4.0,
         ge=0,
         le=20,
-        description="Log-odds of the next mask against all other later nodes, for lanes also of the same clone",
+        description="Log-odds of the next mask against all other later nodes",
     )
     balance: float = Field(
         0.0,
@@ -280,34 +280,22 @@ class ModelConfig(StrictModel):
     dropout: float = Field(0.1, ge=0, lt=1, description="Dropout on embeddings and on each block's two outputs")
     attention_dropout: float = Field(0.1, ge=0, lt=1, description="Dropout on attention weights")
     activation_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout after the feed-forward activation")
-    expand: Literal["input", "output"] = Field(
-        "input",
-        description="Where a [MASK] becomes k states (ExLM only). input: the paper's, the encoder reads k copies; "
-        "output: ours, the encoder reads what an MLM's reads, and its state of a mask plus a learned vector for each "
-        "clone gives k states, which costs less; best with `transition.balance: 0.1`",
-    )
     rope: Literal["2d", "1d", "none"] = Field(
         "2d",
         description="Rotary positions. 2d: of tokens and clones, each in half of a head; 1d: of the encoder's input. "
-        "`expand: output` has no clones in its input and takes 1d or none",
+        "`alignment: chain` has no clones in its input and takes 1d or none",
     )
     rope_base: float = Field(10000.0, gt=1, description="Base of the rotary frequencies")
     learned_positions: bool = Field(False, description="Add learned absolute positions of the encoder's input")
     max_length: int = Field(2048, ge=4, le=262144, description="Longest input the encoder takes")
     alignment: Alignment = Field(
         "dag",
-        description="How states are tied to targets (ExLM only). dag, sparse_dag, independent: Tables 2 and 13; chain: "
-        "ours, for `expand: output`: states are groups of classes of tokens, edges lead to the next mask alone, and "
-        "each mask reads the token of the one before",
+        description="How states are tied to targets (ExLM only). dag, sparse_dag, independent: Tables 2 and 13, the "
+        "encoder reads k copies of each [MASK]; chain: ours, the encoder reads what an MLM's reads, states are groups "
+        "of classes of tokens, edges lead to the next mask alone, and each mask reads the token of the one before",
     )
     transition: TransitionConfig = TransitionConfig()
     chain: ChainConfig = ChainConfig()
-    clone_init_std: float = Field(
-        0.02,
-        gt=0,
-        le=10,
-        description="Standard deviation of the initial clone vectors of `expand: output`; 1 sets clones apart at once",
-    )
     init_std: float = Field(0.02, gt=0, le=1, description="Standard deviation of the initial weights (BERT)")
 
     def rotary_widths(self, head_width: int) -> tuple[int, ...]:

@@ -19,10 +19,9 @@ matrix is 2 a b c FLOPs; its backward pass has two such products, so that whatev
     transition        3 * 2 T (D R k + 2 R k) + 3 * 2 (T - 1) (2 D d + k^2 d)   states of classes; query, key, Q K'
     alignment         3 * 2 (k + (T - 1) k^2)
 
-With `expand: output` the input is not expanded, and the last block has T + 2 queries in place of S. E, the edges that
-any path can take for any target, is 2 w + (T - 1) w (w + 1) / 2 with w = S - 1 - T:
-target t lies on one of the w nodes t to S - 2 - T + t. An MLM is the case k = 1 without the last two lines, and
-`alignment: independent` the same with k > 1.
+E, the edges that any path can take for any target, is 2 w + (T - 1) w (w + 1) / 2 with w = S - 1 - T: target t lies on
+one of the w nodes t to S - 2 - T + t. An MLM is the case k = 1 without the last two lines, and `alignment: independent`
+the same with k > 1.
 
 The lowest possible ratio of ExLM to MLM in Table 12 follows from this. Embeddings, norms, GELU, softmax, dropout,
 rotation, residuals, gathers and AdamW are not counted: they are memory traffic, or small beside the rest. Nor are the
@@ -52,8 +51,6 @@ def count_parameters(recipe: PretrainRecipe) -> int:
     embeddings = vocab * width
     if model.learned_positions:
         embeddings += model.max_length * width
-    if recipe.objective == "exlm" and not recipe.expands_input and not recipe.is_chain:
-        embeddings += recipe.masking.num_states_per_mask * width
     lm_head = _linear(width, width) + norm + vocab
     return embeddings + model.num_layers * block + norm + lm_head + _transition_parameters(recipe)
 
@@ -107,8 +104,7 @@ def count_sequence_flops(recipe: PretrainRecipe, num_positions: float, num_targe
     width, vocab = model.width, recipe.tokenizer.vocab_size
     num_inner = recipe.nodes_per_mask * num_targets
     num_nodes = num_inner + 2
-    num_read = num_nodes if recipe.expands_input else num_targets + 2
-    num_queries = (model.num_layers - 1) * num_positions + num_read
+    num_queries = (model.num_layers - 1) * num_positions + num_nodes
     num_keys = model.num_layers * num_positions
     of_queries, of_keys = 2 * width**2 + 2 * width * model.ffn_width, 2 * width**2
     flops = TrainingFlops(
@@ -200,8 +196,7 @@ def _transition_parameters(recipe: PretrainRecipe) -> int:
     positions = transition.max_nodes * model.width if transition.position_features else 0
     feature_width = model.width * (2 if transition.position_features else 1)
     gate = _linear(feature_width, transition.heads) if transition.heads > 1 else 0
-    start = {"formula": 0, "next_mask": 1, "lanes": 2}[transition.start]
-    return positions + 2 * _linear(feature_width, model.width) + gate + start
+    return positions + 2 * _linear(feature_width, model.width) + gate + (transition.start == "next_mask")
 
 
 def _linear(inputs: int, outputs: int) -> int:

@@ -192,8 +192,7 @@ def count_memory(recipe: PretrainRecipe, num_sequences: int) -> dict[str, float]
     inner = recipe.nodes_per_mask * targets
     states, head = inner + 2, 4 * (width // model.num_heads)
     positions = num_sequences * recipe.num_positions(targets)
-    # what the last block computes: nodes, or with `expand: output` masks
-    read = num_sequences * (states if recipe.expands_input else targets + 2)
+    read = num_sequences * states  # what the last block computes
     dropped = 2 * width * (model.dropout > 0) + model.ffn_width * (model.activation_dropout > 0)  # a byte each
     of_key, of_query = 12 * width + 8, 12 * width + 4 * model.ffn_width + 4 * model.num_heads + 8 + dropped
     block, last_block = positions * (of_key + of_query), positions * of_key + read * of_query

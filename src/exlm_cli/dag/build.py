@@ -83,7 +83,7 @@ def _dags_of_window(
             _padded([inputs[row].input_ids for row in rows], tokenizer.pad_id),
             mask_id=tokenizer.mask_id,
             pad_id=tokenizer.pad_id,
-            num_states_per_mask=model.nodes_per_mask,
+            num_states_per_mask=model.num_states_per_mask,
             expands_input=model.expands_input,
         ).to(model.decoder_weight.device)
         if model.chain_head is not None:

@@ -58,18 +58,18 @@ class DeviceBatch:
 
 @dataclass(frozen=True)
 class Batch(DeviceBatch):
-    """Masked and padded sequences; the same layout for both designs of ExLM and for MLM, whose masks have one node.
+    """Masked and padded sequences; the same layout for MLM and both designs of ExLM.
 
     Attributes:
-        token_ids: Input tokens of the encoder, X = L unless the k copies of each [MASK] are among them
-            (`model.expand: input`); [PAD] beyond `lengths`.
+        token_ids: Input tokens of the encoder, X = L unless the k copies of each [MASK] are among them; [PAD] beyond
+            `lengths`.
         positions: Token index before expansion and clone index: (i, 1)..(i, k) for the copies of a [MASK], (j, 0) for
             all other tokens (section 4.2). None where masks are not expanded in the input: position j is (j, 0).
         lengths: Input tokens of each sequence, with [CLS] and [SEP].
-        node_index: Position of every DAG node in the input, in order: [CLS], k nodes for each mask, the last [SEP]; 0
-            beyond.
+        node_index: Position of every DAG node in the input, in order: [CLS], the nodes of each mask, k or one, the last
+            [SEP]; 0 beyond.
         node_mask: Index of the masked token that a node belongs to (0..T-1); -1 for BOS, EOS and padding.
-        state_lengths: Number of nodes of each sequence, k * T + 2.
+        state_lengths: Number of nodes of each sequence, k * T + 2 or T + 2.
         target_ids: Tokens to predict, in order; [PAD] beyond `target_lengths`.
         target_source: Index, before repetition, of the token that a target is a copy of; -1 beyond.
         target_lengths: Number of masked tokens of each sequence; 0 where nothing is masked.
@@ -114,16 +114,16 @@ class Batch(DeviceBatch):
 
 
 def expand(masked: MaskedSequences, num_states_per_mask: int, *, expands_input: bool, pad_id: int) -> Batch:
-    """Give every mask its k nodes in the DAG, and pad, all on the CPU.
+    """Give every mask its nodes in the DAG, and pad, all on the CPU.
 
     Args:
         masked: Sequences before expansion.
         num_states_per_mask: k.
-        expands_input: Replace every [MASK] of the input by k adjacent copies with the 2D positions (i, 1)..(i, k). Else
-            the input stays as it is, and the k nodes of a mask are at its one position.
+        expands_input: Replace every [MASK] of the input by k adjacent copies with the 2D positions (i, 1)..(i, k), each
+            a node. Else the input stays as it is, and a mask has one node.
         pad_id: Id of [PAD].
     """
-    k = num_states_per_mask
+    k = num_states_per_mask if expands_input else 1
     num_sequences, longest_input = masked.input_ids.shape
     target_lengths = masked.is_masked.sum(1)
     max_masks = int(target_lengths.max())

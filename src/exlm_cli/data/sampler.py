@@ -275,7 +275,7 @@ class Feed:
         recipe = self.recipe
         batch = expand(
             masked,
-            recipe.nodes_per_mask,
+            recipe.masking.num_states_per_mask,
             expands_input=recipe.expands_input,
             pad_id=self.tokenizer.pad_id,
         )

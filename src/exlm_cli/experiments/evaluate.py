@@ -213,7 +213,7 @@ def _model_with_states(pretrained: Pretrained, recipe: PretrainRecipe) -> ExlmMo
     if not pretrained.model.expands_input:
         raise ConfigError(
             f"{pretrained.checkpoint}: cannot be scored with {k} states per mask: it was trained with "
-            f"{pretrained.model.num_states_per_mask} and `model.expand: output`, with weights of each",
+            f"{pretrained.model.num_states_per_mask} and `model.alignment: chain`, with weights of each",
             "leave the number of states out: it is then scored with its own",
         )
     device = next(pretrained.model.parameters()).device

@@ -21,7 +21,6 @@ from exlm_cli.data.tokenizer import MASK, Tokenizer
 from exlm_cli.errors import ConfigError
 from exlm_cli.export.source import Source
 from exlm_cli.model.backbones import FAMILIES, names_in_masked_lm, to_masked_lm
-from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.model.heads import SequenceHead, TaskModel
 from exlm_cli.ops.rotary import rotate_half_order
 
@@ -83,7 +82,7 @@ def refuse_inexpressible(source: Source, *, needs_class: bool) -> None:
 
 def config_of(source: Source) -> dict[str, Any]:
     """Return the content of `config.json`."""
-    recipe, tokenizer, model = source.recipe, source.tokenizer, source.model
+    recipe, tokenizer = source.recipe, source.tokenizer
     backbone = recipe.model.backbone
     config = {
         "model_type": source.family,
@@ -100,8 +99,6 @@ def config_of(source: Source) -> dict[str, Any]:
         return config | _esm_config(recipe.model, tokenizer)
     config |= backbone.hf_config
     config |= {name: getattr(recipe.model, key) for name, key in FAMILIES[source.family].dropouts.items()}
-    if isinstance(model, ExlmModel) and model.lm_head.dense.bias is None and model.clone_embedding is not None:
-        config["classifier_bias"] = True  # ModernBERT's LM head has no bias to which a vector could be added
     return config
 
 
@@ -168,10 +165,7 @@ def tokenizer_files(tokenizer: Tokenizer, *, max_length: int, has_mask: bool, ha
 
 
 def tensors_of(source: Source) -> dict[str, Tensor]:
-    """Return the weights under the names of the class of transformers.
-
-    The LM head has the vector of `source.state_vector` in the bias of its dense layer: dense(h + c) = dense(h) + W c.
-    """
+    """Return the weights under the names of the class of transformers."""
     model, family, state = source.model, source.family, source.model.state_dict()
     if source.is_foreign:
         tensors = to_masked_lm(state, source.recipe.model)
@@ -179,15 +173,8 @@ def tensors_of(source: Source) -> dict[str, Tensor]:
         tensors = {f"esm.{name}": tensor for name, tensor in _esm_encoder(source.recipe.model, state).items()}
     if isinstance(model, TaskModel):
         return tensors | _task_head(model, *_SEQUENCE_HEADS.get(family, ("", "")))
-    vector = source.state_vector
-    if vector is None:
-        return tensors
-    if not source.is_foreign:
+    if source.fills_masks and not source.is_foreign:
         tensors |= {theirs: state[name] for name, theirs in names_in_masked_lm(state, family).items()}
-    dense = model.lm_head.dense
-    if dense.bias is not None or model.clone_embedding is not None:
-        added = dense.weight.double() @ vector.double()
-        tensors[f"{FAMILIES[family].dense}.bias"] = added if dense.bias is None else added + dense.bias
     return tensors
 
 

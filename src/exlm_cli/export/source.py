@@ -19,7 +19,6 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.tasks import SquadTaskConfig
 from exlm_cli.data.tokenizer import MASK, Tokenizer
 from exlm_cli.errors import ConfigError
-from exlm_cli.export.clone import Clone, most_used_clone
 from exlm_cli.finetune.cells.model import Finetuned
 from exlm_cli.finetune.results import RunResults, best_cell_folder
 from exlm_cli.finetune.scores import read_scores
@@ -52,13 +51,12 @@ class PlainNetwork(nn.Module):
 
     Args:
         model: The model of the run.
-        state_vector: (D,) vector that the LM head sees added to each state; None: there is no LM head.
+        fills_masks: Whether the LM head is a part of it.
     """
 
-    def __init__(self, model: ExlmModel | TaskModel, state_vector: Tensor | None) -> None:
+    def __init__(self, model: ExlmModel | TaskModel, *, fills_masks: bool) -> None:
         super().__init__()
-        self.model = model
-        self.register_buffer("state_vector", state_vector)
+        self.model, self.fills_masks = model, fills_masks
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
         """Return the outputs over (B, L) inputs: logits, values in the task's units, or last hidden states.
@@ -71,10 +69,9 @@ class PlainNetwork(nn.Module):
             if model.pooled == "mean":
                 hidden = mean_state(hidden, attention_mask.sum(1))[:, None].to(hidden.dtype)
             return (model.in_units(model.head(hidden, attention_mask.sum(1))).to(hidden.dtype),)
-        if self.state_vector is None:
+        if not self.fills_masks:
             return (hidden,)
-        states = model.lm_head(hidden + self.state_vector)
-        return F.linear(states, model.decoder_weight, model.decoder_bias), hidden
+        return F.linear(model.lm_head(hidden), model.decoder_weight, model.decoder_bias), hidden
 
 
 @dataclass(frozen=True)
@@ -165,23 +162,9 @@ class Source:
         return f"the exported model is {which}" + (f"; `exlm predict` {' and '.join(instead)}" if instead else "")
 
     @cached_property
-    def clone(self) -> Clone | None:
-        """The clone for which the LM head stands; None where masks do not expand after the last block."""
-        if isinstance(self.model, TaskModel) or self.model.clone_embedding is None:
-            return None
-        return most_used_clone(self.model, self.recipe, self.tokenizer)
-
-    @property
-    def state_vector(self) -> Tensor | None:
-        """The (D,) vector that the LM head sees added to each state; None: the exported model has no LM head."""
-        if not self.fills_masks:
-            return None
-        return torch.zeros(self.recipe.model.width) if self.clone is None else self.clone.vector
-
-    @cached_property
     def network(self) -> PlainNetwork:
         """What the exported model must compute, in float32."""
-        return PlainNetwork(self.model, self.state_vector).eval()
+        return PlainNetwork(self.model, fills_masks=self.fills_masks).eval()
 
     def label_config(self) -> dict[str, Any]:
         """Return the entries of `config.json` that name the outputs."""

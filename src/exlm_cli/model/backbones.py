@@ -207,7 +207,6 @@ def model_values(backbone: BackboneConfig) -> dict[str, Any]:
             "max_length": config.max_position_embeddings - skipped,
             "rope": "1d" if is_rotary else "none",
             "learned_positions": not is_rotary,
-            "expand": "output",
             **{key: float(getattr(config, name)) for name, key in family.dropouts.items()},
         }
 

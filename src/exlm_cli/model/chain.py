@@ -16,7 +16,7 @@ from exlm_cli.config.sections import CHAIN_EDGE_WIDTH, CHAIN_MAX_GAP, ModelConfi
 from exlm_cli.ops.precision import without_autocast
 
 BALANCE = 0.1
-"""Weight of the penalty on states that are used unevenly, nats a target. Without it lanes wake later."""
+"""Weight of the penalty on states that are used unevenly, nats a target. Without it the states wake later."""
 _LEAST_SHARE = 1e-3
 """Share that is spread evenly over classes and over states, so that none of them is ever empty."""
 _SPREAD = 2.0
@@ -24,7 +24,7 @@ _SPREAD = 2.0
 _SORT_SPREAD = 0.1
 """Standard deviation of the initial scores of a class's states: almost even, so that each state may become anything."""
 _STAY = 4.0
-"""Initial log-odds of keeping the state, as `transition.start: lanes` has it."""
+"""Initial log-odds of keeping the state."""
 _EDGE_SPREAD = 0.3
 _CLUSTER_ROUNDS = 30
 _ALONE_EVERY = 6

@@ -67,9 +67,8 @@ class NodeStates:
 class ExlmModel(nn.Module):
     """Network of a pre-training recipe.
 
-    With `model.expand: input` the encoder reads the k copies of each [MASK] and returns their states. With `output` it
-    reads what an MLM's encoder reads, and the state of a mask plus a learned vector for each clone gives its k states;
-    with `model.alignment: chain` k classes of tokens share the one state of a mask.
+    The encoder reads the k copies of each [MASK] and returns their states. With `model.alignment: chain` it reads what
+    an MLM's encoder reads, and the k states of a mask share its one distribution (`ChainHead`).
 
     Args:
         recipe: Its `model`, `masking` and `objective` define the architecture.
@@ -78,7 +77,6 @@ class ExlmModel(nn.Module):
     Attributes:
         expands_input: Whether the encoder reads expanded masks.
         nodes_per_mask: States of the encoder for each mask.
-        clone_embedding: The vector of each clone; None for an MLM, with `expand: input` and `alignment: chain`.
         transition: None for an MLM and with `alignment: independent` and `chain`.
         chain_head: None but with `alignment: chain`.
         is_encoder_learning: Whether training moves the encoder.
@@ -95,7 +93,6 @@ class ExlmModel(nn.Module):
         self.num_states_per_mask = k
         self.expands_input = recipe.expands_input
         self.nodes_per_mask = recipe.nodes_per_mask
-        has_clones = recipe.objective == "exlm" and not recipe.expands_input and not recipe.is_chain
         self.vocab_size = vocab_size
         self.encoder = build_encoder(config, vocab_size)
         embedding = self.encoder.token_embedding
@@ -106,12 +103,9 @@ class ExlmModel(nn.Module):
         )
         self.transition = TransitionHead(config, k) if recipe.has_transitions else None
         self.chain_head = ChainHead(config, k) if recipe.is_chain else None
-        self.clone_embedding = nn.Embedding(k, config.width) if has_clones else None
         draw_weights(self, config.init_std)
         if self.chain_head is not None:
             self.chain_head.draw()
-        if self.clone_embedding is not None:
-            nn.init.normal_(self.clone_embedding.weight, std=config.clone_init_std)
 
     @property
     def has_dag(self) -> bool:
@@ -139,24 +133,11 @@ class ExlmModel(nn.Module):
         return cast(Tensor, states if self.is_encoder_learning else states + zero_of(self.encoder))
 
     def node_states(self, batch: Batch) -> NodeStates:
-        """Return the states at BOS, the k states of each mask, and EOS."""
-        states_BSD = self.encode(batch, batch.node_index) if self.expands_input else self._expanded_states(batch)
+        """Return the states at BOS, the nodes of each mask, and EOS."""
+        states_BSD = self.encode(batch, batch.node_index)
         index = torch.arange(states_BSD.shape[1], device=states_BSD.device)
         is_real = index < batch.state_lengths[:, None]
         return NodeStates(states_BSD * is_real[..., None], batch.node_mask >= 0, batch.inner_index)
-
-    def _expanded_states(self, batch: Batch) -> Float[Tensor, "B S D"]:
-        """Return the state at every node if masks do not expand in the input; some have one node a mask."""
-        k, num_nodes = self.nodes_per_mask, batch.node_index.shape[1]
-        node_S = torch.arange(num_nodes, device=batch.node_index.device)
-        # what is read: BOS, the first node of each mask, and EOS, which follows the nodes of the last mask
-        first_R = (k * torch.arange((num_nodes - 2) // k + 2, device=node_S.device) - k + 1).clamp(min=0)
-        hidden_BRD = self.encode(batch, batch.node_index.index_select(1, first_R))
-        states_BSD = hidden_BRD.index_select(1, (node_S + k - 1).div(k, rounding_mode="floor"))
-        if self.clone_embedding is None:
-            return states_BSD
-        vectors_SD: Tensor = self.clone_embedding((node_S - 1) % k)
-        return states_BSD + vectors_SD * (batch.node_mask >= 0)[..., None]
 
     def token_log_probs(self, nodes: NodeStates, token_ids_NT: Int64[Tensor, "N T"]) -> Float[Tensor, "N T"]:
         """Return log-probabilities of T tokens at each packed inner node, float32."""

@@ -46,7 +46,7 @@ class TransitionHead(nn.Module):
     One head and nothing else is the paper's formula. The official code trains gated heads and learned node positions
     concatenated to the states; set `transition.heads` and `transition.position_features` for these. Our additions are
     rotary positions on Q and K (`transition.rope`), because no score of the formula depends on the place of a node, and
-    start scores (`transition.start`): learned numbers, added to M, that set the edge probabilities at initialisation
+    a start score (`transition.start`): a learned number, added to M, that sets the edge probabilities at initialisation
     (docs/start_of_the_dag.md).
 
     Args:
@@ -54,7 +54,7 @@ class TransitionHead(nn.Module):
         num_states_per_mask: k.
     """
 
-    start_scores: Tensor
+    start_score: Tensor
     balance_weight: Tensor
 
     def __init__(self, config: ModelConfig, num_states_per_mask: int) -> None:
@@ -72,9 +72,8 @@ class TransitionHead(nn.Module):
         self.query = nn.Linear(feature_width, config.width)
         self.key = nn.Linear(feature_width, config.width)
         self.gate = nn.Linear(feature_width, transition.heads) if transition.heads > 1 else None
-        num_scores = {"formula": 0, "next_mask": 1, "lanes": 2}[transition.start]
-        if num_scores:  # log-odds of the next mask, for lanes also of the same clone
-            self.start_scores = nn.Parameter(torch.full((num_scores,), transition.start_strength))
+        if transition.start == "next_mask":
+            self.start_score = nn.Parameter(torch.tensor(transition.start_strength))
 
     def fade_balance(self, share_done: float) -> None:
         """Set the weight of the balance penalty for a step; `share_done` is the share of training before it."""
@@ -121,7 +120,7 @@ class TransitionHead(nn.Module):
         return _masked_log_softmax(scores_BhSS, allowed[:, None])
 
     def _start_bias(self, batch: Batch) -> Float[Tensor, "B S S"]:
-        """Return the start score of every edge: log-odds of the next mask and, for lanes, of the same clone."""
+        """Return the start score of every edge: the log-odds of the next mask."""
         k, node_mask, lengths_B1 = self.num_states_per_mask, batch.node_mask, batch.state_lengths[:, None]
         order_BS = mask_order(node_mask, batch.state_lengths, k)
         is_next = order_BS[:, None, :] == order_BS[:, :, None] + 1
@@ -134,13 +133,7 @@ class TransitionHead(nn.Module):
             num_later_BS = num_later_BS - torch.where(node_mask >= 0, k - 1 - (index_S - 1) % k, 0)
         # the odds are those of all the next states against all other nodes, however many masks a sequence has
         level = ((num_later_BS - num_next_BS).clamp(min=1) / num_next_BS.clamp(min=1)).log()[..., None]
-        scores = self.start_scores.float()
-        bias = torch.where(is_next, level + scores[0], 0.0)
-        if self.start == "lanes":
-            clone_S, is_inner = (index_S - 1) % k, node_mask >= 0  # BOS and EOS have no clone to keep
-            is_same = (clone_S[:, None] == clone_S) & is_inner[:, :, None] & is_inner[:, None, :]
-            bias = bias + (is_next & is_same) * scores[1]
-        return bias
+        return torch.where(is_next, level + self.start_score.float(), 0.0)
 
 
 def mask_order(

@@ -342,13 +342,6 @@ def _cure_of_the_path(recipe: PretrainRecipe) -> str:
 
 
 def _cure_of_the_states(recipe: PretrainRecipe) -> str:
-    missing = []
-    if recipe.model.expand == "input":
-        missing.append("`--set model.expand=output` and `--set model.rope=1d`")
     if not recipe.model.transition.balance:
-        missing.append("`--set model.transition.balance=0.1`")
-    if not missing and recipe.model.clone_init_std < 1:  # vectors this far apart cost some loss on text
-        missing.append("`--set model.clone_init_std=1`")
-    if not missing:
-        return "`--set masking.num_states_per_mask=1` predicts the same for less"
-    return f"to keep states apart, start a new run with {', '.join(missing)}"
+        return "to keep states apart, start a new run with `--set model.transition.balance=0.1`"
+    return "for another DAG, start a new run with `--set model.alignment=chain` and `--set model.rope=1d`"

@@ -14,6 +14,7 @@ from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.overrides import changed_keys
 from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.config.sections import Alignment
 from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from exlm_cli.distributed.launch import ONE_PROCESS, Launch
 from exlm_cli.errors import CheckpointError, ConfigError
@@ -138,9 +139,10 @@ def adopt_architecture(recipe: PretrainRecipe, start: Pretrained, progress: Prog
     keys += ["max_length"] * has_limit
     changed: dict[str, Any] = {f"model.{key}": getattr(theirs, key) for key in keys}
     changed["model.backbone"] = theirs.backbone.model_dump()
-    if start.recipe.objective == "exlm" or theirs.backbone.family != "own":
-        changed["model.expand"] = theirs.expand
-    if recipe.is_chain:
+    alignment = _adopted_alignment(recipe, start.recipe)
+    if recipe.objective == "exlm":
+        changed["model.alignment"] = alignment
+    if recipe.objective == "exlm" and alignment == "chain":
         changed["model.chain.starts_at"] = 0.0  # its encoder has learned
     if recipe.has_transitions and start.recipe.has_transitions:
         head = theirs.transition.model_dump(exclude={"balance", "start_strength"})
@@ -166,6 +168,13 @@ def adopt_architecture(recipe: PretrainRecipe, start: Pretrained, progress: Prog
     return adopted
 
 
+def _adopted_alignment(recipe: PretrainRecipe, start: PretrainRecipe) -> Alignment:
+    """Return how states are tied to targets: the recipe's choice, unless the encoder reads masks in the other way."""
+    if start.is_chain or start.model.backbone.family != "own":
+        return "chain"
+    return start.model.alignment if start.expands_input and recipe.is_chain else recipe.model.alignment
+
+
 def begin_with(model: ExlmModel, start: Pretrained) -> str:
     """Load what a model has in common with another of the same architecture; return what stays as it was drawn."""
     parts: dict[str, tuple[nn.Module | None, nn.Module | None]] = {
@@ -173,7 +182,6 @@ def begin_with(model: ExlmModel, start: Pretrained) -> str:
         "the LM head": (model.lm_head, start.model.lm_head),
         "the transition head": (model.transition, start.model.transition),
         "the chain head": (model.chain_head, start.model.chain_head),
-        "the clone vectors": (model.clone_embedding, start.model.clone_embedding),
     }
     new = []
     for name, (own, theirs) in parts.items():

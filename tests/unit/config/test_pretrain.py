@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from exlm_cli.config.pretrain import PretrainRecipe
-from tests.tiny import OUTPUT, tiny_recipe
+from tests.tiny import CHAIN, tiny_recipe
 
 
 def refusal_of(sections: dict[str, Any]) -> str:
@@ -41,8 +41,8 @@ LONGEST = 16 + 2 * NUM_MASKS
         ({**MLM, "masking": {"place": "mixed", "num_repeats": 2}}, "masking.place masking.num_repeats"),
         ({"model": {"max_length": LONGEST - 1}, "masking": {"mask_ratio": [0, 0.36]}},
          "model.max_length data.sequence_length num_states_per_mask"),
-        ({"model": {"alignment": "chain"}}, "model.alignment model.expand"),
-        ({"model": OUTPUT | {"max_length": 15}}, "model.max_length data.sequence_length num_states_per_mask"),
+        ({"model": {"alignment": "chain"}}, "model.alignment model.rope"),
+        ({"model": CHAIN | {"max_length": 15}}, "model.max_length data.sequence_length num_states_per_mask"),
         ({**MLM, "masking": {"num_repeats": 5}}, "model.max_length masking.num_repeats"),
         ({"model": {"transition": {"position_features": True, "max_nodes": 3 * NUM_MASKS + 1}}},
          "model.transition.max_nodes"),
@@ -58,7 +58,7 @@ LONGEST = 16 + 2 * NUM_MASKS
         ({"optim": {"warmup_steps": 7}}, "optim.warmup_steps train.max_steps"),
         ({"train": {"batch_sequences": None, "batch_tokens": 15}}, "train.batch_tokens"),
         ({"train": {"microbatch_tokens": LONGEST - 1}}, "train.microbatch_tokens"),
-        ({"model": OUTPUT, "train": {"microbatch_tokens": 15}}, "train.microbatch_tokens"),
+        ({"model": CHAIN, "train": {"microbatch_tokens": 15}}, "train.microbatch_tokens"),
     ],
 )  # fmt: skip
 def test_values_that_do_not_go_together_are_refused_by_their_keys(sections, keys):
@@ -83,7 +83,7 @@ def test_an_mlm_expands_nothing():
         {"model": {"rope": "none", "learned_positions": True, "transition": {"rope": "nodes"}}},
         {"model": {"transition": {"rope": "nodes", "heads": 8}}},
         {**MLM, "model": {"transition": {"rope": "nodes", "heads": 16}}},  # no such head
-        {"model": OUTPUT | {"max_length": 16}, "train": {"microbatch_tokens": 16}},
+        {"model": CHAIN | {"max_length": 16}, "train": {"microbatch_tokens": 16}},
         {"data": {"kind": "smiles", "train": ["bundled:molecules"], "num_spellings": 2}},
         {"data": {"kind": "smiles", "train": ["bundled:molecules"], "canonical_smiles": False, "num_spellings": 1}},
         {"train": {"max_steps": None, "max_epochs": 1}, "optim": {"warmup_steps": 7}},

@@ -32,7 +32,7 @@ from exlm_cli.model.chain import ChainHead
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops import emissions
 from exlm_cli.train.objective import Objective
-from tests.tiny import CHAIN, OUTPUT, SPECIAL, sequences, tiny_batch, tiny_recipe
+from tests.tiny import CHAIN, SPECIAL, sequences, tiny_batch, tiny_recipe
 
 NUM_SEQUENCES, NUM_TOKENS = 3, 20
 
@@ -75,7 +75,7 @@ def expected_flops(recipe: PretrainRecipe) -> TrainingFlops:
     """FLOPs by the closed form for the same sequences."""
     masking = recipe.masking
     num_targets = masking.mask_ratio * NUM_TOKENS * masking.num_repeats
-    num_further = (masking.num_states_per_mask - 1) * num_targets if recipe.model.expand == "input" else 0
+    num_further = (masking.num_states_per_mask - 1) * num_targets if recipe.expands_input else 0
     num_positions = 2 + NUM_TOKENS * masking.num_repeats + num_further
     own = recipe.changed({"tokenizer.vocab_size": SPECIAL.vocab_size})
     return count_sequence_flops(own, num_positions, num_targets).scaled(NUM_SEQUENCES)
@@ -91,10 +91,7 @@ def expected_flops(recipe: PretrainRecipe) -> TrainingFlops:
         {"model": {"alignment": "sparse_dag"}},
         {"model": {"alignment": "independent"}},
         {"model": {"transition": {"heads": 2, "position_features": True, "max_nodes": 64}}},
-        {"model": OUTPUT},
-        {"model": OUTPUT | {"num_layers": 1, "ffn_width": 24}},
-        {"model": OUTPUT | {"num_layers": 3, "alignment": "independent"}},
-        {"model": OUTPUT, "masking": {"mask_ratio": 0.2, "num_states_per_mask": 1}},
+        {"model": {"num_layers": 1, "ffn_width": 24}},
     ],
 )
 def test_the_closed_form_is_what_torch_counts_in_a_real_step(sections):
@@ -160,12 +157,9 @@ def test_the_mean_number_of_masks_is_that_of_the_masker(scheme, ratio):
     assert recipe.mean_masks == pytest.approx(counts.mean(), abs=5 * counts.std() / math.sqrt(len(counts)) + 1e-12)
 
 
-@pytest.mark.parametrize("model", [{}, OUTPUT])
-def test_flops_of_a_range_take_the_moments_of_the_number_of_masks(model):
+def test_flops_of_a_range_take_the_moments_of_the_number_of_masks():
     """Of 50 tokens with T masks: with k = 3 the head scores (3 T + 2)^2 pairs, and paths take a cubic of edges."""
-    recipe = tiny_recipe(
-        masking={"mask_ratio": [0, 0.5]}, data={"sequence_length": 52}, model=model | {"max_length": 128}
-    )
+    recipe = tiny_recipe(masking={"mask_ratio": [0, 0.5]}, data={"sequence_length": 52}, model={"max_length": 128})
     h = sum(Fraction(1, m) for m in range(1, 26))
     mean, square, cube = 25 / h, Fraction(26 * 25, 2) / h, Fraction(25 * 26 * 51, 6) / h
     flops = recipe_step_flops(recipe)
@@ -174,8 +168,8 @@ def test_flops_of_a_range_take_the_moments_of_the_number_of_masks(model):
     # 2 w + (T - 1) w (w + 1) / 2 with w = 2 T + 1
     edges = 2 * cube + square + 2 * mean + 1
     assert flops.alignment == pytest.approx(float(8 * 6 * edges), rel=1e-12)
-    # one block whole and one that is read at the nodes, or at the masks and both ends
-    queries = 52 * (52 + mean + 2) if model else 54 * 52 + 368 * mean + 10 * square
+    # one block whole and one that is read at the nodes
+    queries = 54 * 52 + 368 * mean + 10 * square
     assert flops.attention == pytest.approx(float(8 * 12 * queries * 16), rel=1e-12)
     assert flops.lm_head == pytest.approx(float(8 * 6 * 3 * mean * (16**2 + 16 * 300)), rel=1e-12)
 

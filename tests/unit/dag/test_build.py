@@ -22,7 +22,7 @@ from exlm_cli.progress import SilentProgress
 from exlm_cli.train.objective import Objective
 from exlm_cli.train.pretrained import Pretrained
 from tests.recorder import Recorder
-from tests.tiny import CHAIN, OUTPUT, masked_by_hand, tiny_recipe, word_level
+from tests.tiny import CHAIN, masked_by_hand, tiny_recipe, word_level
 
 SENTENCE = "This is [MASK], and I'm very [MASK] to see this."
 TEXTS = ["This is amazing, and I'm very glad to see this."] * 3 + [
@@ -46,7 +46,9 @@ def _loss_of(pretrained: Pretrained, dag: Dag, tokens: list[int]) -> float:
     """Negative log-likelihood of one token for each mask, by the training objective."""
     tokenizer, recipe = pretrained.tokenizer, pretrained.recipe
     masked = masked_by_hand([dag.input_ids], tokens, tokenizer.mask_id)
-    batch = expand(masked, recipe.nodes_per_mask, expands_input=recipe.expands_input, pad_id=tokenizer.pad_id)
+    batch = expand(
+        masked, recipe.masking.num_states_per_mask, expands_input=recipe.expands_input, pad_id=tokenizer.pad_id
+    )
     objective = Objective(unk_id=tokenizer.unk_id, num_repeats=1, backend="reference")
     with torch.no_grad():
         return float(objective.sequence_nll(pretrained.model, batch)[0]) * len(tokens)
@@ -56,7 +58,6 @@ def _loss_of(pretrained: Pretrained, dag: Dag, tokens: list[int]) -> float:
     "sections",
     [
         {},
-        {"model": OUTPUT | {"init_std": 0.3}},
         {"model": CHAIN | {"init_std": 0.3}},
         {"model": {"alignment": "sparse_dag", "init_std": 0.3}},
         {"objective": "mlm"},

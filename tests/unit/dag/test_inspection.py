@@ -45,5 +45,5 @@ def test_a_chain_with_one_state_in_use_has_not_collapsed_as_its_masks_read_each_
     health = replace(inspection, occupancy=one_state).health()
     assert health.startswith("1.00 of 3 states in use")
     assert "each mask reads the token of the one before" in health
-    lanes = inspect(build_dag(drawn(tokenizer, "output"), "This is [MASK] [MASK]."))
-    assert "collapsed" in replace(lanes, occupancy=one_state[: lanes.dag.num_nodes]).health()
+    dense = inspect(build_dag(drawn(tokenizer, "input"), "This is [MASK] [MASK]."))
+    assert "collapsed" in replace(dense, occupancy=one_state[: dense.dag.num_nodes]).health()

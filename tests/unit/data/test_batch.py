@@ -28,21 +28,16 @@ def test_a_mask_becomes_k_adjacent_clones_with_2d_positions():
     assert batch.target_source.tolist() == [[2, 4]]
 
 
-@pytest.mark.parametrize(
-    ("k", "node_index", "node_mask"),
-    [(1, [0, 2, 4, 5], [-1, 0, 1, -1]), (3, [0, 2, 2, 2, 4, 4, 4, 5], [-1, 0, 0, 0, 1, 1, 1, -1])],
-)
-def test_with_expansion_at_the_output_the_input_stays_and_the_nodes_of_a_mask_are_at_its_place(
-    k, node_index, node_mask
-):
-    """With k = 1 an MLM."""
-    batch = _expanded(k, "output")
+@pytest.mark.parametrize("k", [1, 3])
+def test_without_expansion_the_input_stays_and_the_node_of_a_mask_is_at_its_place(k):
+    """An MLM, and a chain of any k."""
+    batch = _expanded(k, "none")
     assert batch.token_ids.tolist() == [INPUT_IDS]
     assert batch.positions is None
     assert batch.lengths.tolist() == [6]
-    assert batch.node_index.tolist() == [node_index]
-    assert batch.node_mask.tolist() == [node_mask]
-    assert batch.state_lengths.tolist() == [len(node_index)]
+    assert batch.node_index.tolist() == [[0, 2, 4, 5]]
+    assert batch.node_mask.tolist() == [[-1, 0, 1, -1]]
+    assert batch.state_lengths.tolist() == [4]
     assert batch.target_ids.tolist() == [[20, 21]]
 
 
@@ -53,7 +48,7 @@ def test_with_expansion_at_the_output_the_input_stays_and_the_nodes_of_a_mask_ar
         [INPUT_IDS, [1, 8, 8, 8, 8, 3, 2]],  # eight positions each, once expanded
     ],
 )
-@pytest.mark.parametrize("place", ["input", "output"])
+@pytest.mark.parametrize("place", ["input", "none"])
 def test_a_sequence_is_expanded_alike_in_any_company_and_padded_by_its_rules(rows, place):
     targets = tuple(range(20, 20 + sum(row.count(SPECIAL.mask_id) for row in rows)))
     together = _expanded(2, place, *rows, targets=targets)
@@ -66,7 +61,7 @@ def test_a_sequence_is_expanded_alike_in_any_company_and_padded_by_its_rules(row
         taken += num_masks
         assert together.lengths[b] == alone.lengths[0] == len(row) + num_masks * (place == "input")
         assert together.target_lengths[b] == num_masks
-        assert together.state_lengths[b] == 2 * num_masks + 2
+        assert together.state_lengths[b] == (2 if place == "input" else 1) * num_masks + 2
         for field in per_sequence(together):
             wide, narrow = getattr(together, field.name)[b], getattr(alone, field.name)[0]
             if wide.ndim:  # token ids, positions, nodes and targets
@@ -83,7 +78,7 @@ def test_a_batch_without_any_mask_still_has_one_target_column():
     assert batch.node_index.tolist() == [[0, 2]]
 
 
-@pytest.mark.parametrize("place", ["input", "output"])
+@pytest.mark.parametrize("place", ["input", "none"])
 def test_given_masks_are_expanded_like_drawn_ones(place):
     rows, targets = (INPUT_IDS, [1, 3, 2]), (20, 21, 22)
     reference = _expanded(3, place, *rows, targets=targets)
@@ -93,7 +88,7 @@ def test_given_masks_are_expanded_like_drawn_ones(place):
         found, expected = getattr(batch, field.name), getattr(reference, field.name)
         if field.name != "target_ids" and expected is not None:
             assert torch.equal(torch.as_tensor(found), torch.as_tensor(expected)), field.name
-    assert (batch.positions is None) == (reference.positions is None) == (place == "output")
+    assert (batch.positions is None) == (reference.positions is None) == (place == "none")
     assert batch.target_ids.tolist() == [[0, 0], [0, 0]]
 
 

@@ -20,7 +20,7 @@ from exlm_cli.train.pretrain import run_pretraining
 from exlm_cli.train.pretrain_task import VALIDATION_EPOCH
 from exlm_cli.train.pretrained import load_pretrained
 from tests.recorder import Recorder
-from tests.tiny import OUTPUT, sequences, tiny_recipe
+from tests.tiny import CHAIN, sequences, tiny_recipe
 
 REPEATED = {"num_repeats": 2, "scheme": "bernoulli", "mask_ratio": 0.6}
 
@@ -155,9 +155,9 @@ def test_copies_beyond_the_learned_positions_are_refused(repeated):
         measure_entropy(repeated[0], ks=[8], device="cpu")
 
 
-def test_other_states_than_the_clone_vectors_are_for_are_refused(cache, tmp_path):
-    run, _ = _train(cache, tmp_path / "run", model=OUTPUT)
-    with pytest.raises(ConfigError, match=r"2 states per mask.* `model\.expand: output`"):
+def test_other_states_than_those_of_a_chain_are_refused(cache, tmp_path):
+    run, _ = _train(cache, tmp_path / "run", model=CHAIN)
+    with pytest.raises(ConfigError, match=r"2 states per mask.* `model\.alignment: chain`"):
         measure_entropy(run, ks=[2], device="cpu")
 
 

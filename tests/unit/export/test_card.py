@@ -22,7 +22,7 @@ from exlm_cli.tasks.squad.files import questions_of_pairs
 from exlm_cli.tasks.squad.task import new_questions
 from exlm_cli.train.evaluation import summarise
 from exlm_cli.train.pretrained import load_pretrained
-from tests.tiny import OUTPUT
+from tests.tiny import CHAIN
 from tests.unit.finetune.finetuned_runs import SMILES, finetune, smiles_pretrained, squad_run, write_rows
 from tests.unit.finetune.synthetic import make_pretrained
 
@@ -59,7 +59,7 @@ def test_the_code_of_a_card_of_parents_writes_the_parent_that_a_run_reads(source
     assert names["canonical"](given) == molecule.canonical
 
 
-@pytest.mark.parametrize(("model", "printed"), [(OUTPUT, "[{'score': "), ({}, "tensor([[[")])
+@pytest.mark.parametrize(("model", "printed"), [(CHAIN, "[{'score': "), ({}, "tensor([[[")])
 def test_the_code_of_a_card_of_a_pretrained_model_fills_masks_or_gives_states(tmp_path, capsys, model, printed):
     pytest.importorskip("transformers")
     source = pretrained_source(load_pretrained(make_pretrained(tmp_path / "run", model=model), device="cpu"))
@@ -111,7 +111,7 @@ def test_the_code_of_a_card_finds_the_answers_of_the_run(tmp_path, capsys, form)
     ("objective", "model", "tag", "form"),
     [
         ("exlm", {}, "feature-extraction", "hf"),
-        ("exlm", OUTPUT, "fill-mask", "onnx"),
+        ("exlm", CHAIN, "fill-mask", "onnx"),
         ("mlm", {}, "fill-mask", "hf"),
     ],
 )

@@ -16,12 +16,12 @@ from exlm_cli.export.folder import write_model
 from exlm_cli.export.source import Source, finetuned_source, pretrained_source
 from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.train.pretrained import load_pretrained
-from tests.tiny import OUTPUT
+from tests.tiny import CHAIN
 from tests.unit.finetune.finetuned_runs import words_run
 from tests.unit.finetune.synthetic import make_pretrained
 
 transformers = pytest.importorskip("transformers")
-KINDS = ("mlm", "input", "output", "task")
+KINDS = ("mlm", "input", "chain", "task")
 TEXTS = ["amber birch fern daisy", "cedar"]
 
 
@@ -31,7 +31,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Source,
     made = {}
     for kind in KINDS:
         folder = tmp_path_factory.mktemp(kind)
-        model = {"num_layers": 2, "init_std": 0.1, **(OUTPUT if kind == "output" else {})}
+        model = {"num_layers": 2, "init_std": 0.1, **(CHAIN if kind == "chain" else {})}
         run = make_pretrained(folder / "run", objective="mlm" if kind == "mlm" else "exlm", model=model)
         if kind == "task":
             (folder / "tuned").mkdir()
@@ -90,7 +90,7 @@ def test_a_model_that_transformers_saves_again_gives_the_same_outputs(folders, k
     assert torch.equal(*outputs)
 
 
-@pytest.mark.parametrize("kind", ["mlm", "output"])
+@pytest.mark.parametrize("kind", ["mlm", "chain"])
 def test_a_pipeline_fills_masks_by_path_without_warnings(folders, kind, caplog):
     source, folder = folders[kind]
     with logged(caplog) as warned:

@@ -32,7 +32,7 @@ from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.rows import task as rows_task
 from exlm_cli.train.pretrained import Pretrained, load_pretrained
-from tests.tiny import CHAIN, OUTPUT
+from tests.tiny import CHAIN
 from tests.unit.finetune.finetuned_runs import (
     finetune,
     glue_run,
@@ -62,19 +62,12 @@ def loaded(source: Source, out: Path) -> Any:
 
 
 def our_outputs(pretrained: Pretrained, token_ids: list[int]) -> torch.Tensor:
-    """Return (L, V) logits of one state a token, or (L, D) states without an LM head, as pre-training computes them.
-
-    Of an `output` ExLM the state is that of the clone for which the export stands.
-    """
+    """Return (L, V) logits of one state a token, or (L, D) states without an LM head, as pre-training computes them."""
     model = pretrained.model
     with torch.inference_mode():
         states = model.encoder(torch.tensor([token_ids]))[0]
         if pretrained.recipe.expands_input:
             return states
-        clone = pretrained_source(pretrained).clone
-        if clone is not None:
-            assert model.clone_embedding is not None
-            states = states + model.clone_embedding(torch.tensor(clone.number - 1))
         return F.linear(model.lm_head(states), model.decoder_weight, model.lm_head.bias)
 
 
@@ -85,11 +78,9 @@ def our_outputs(pretrained: Pretrained, token_ids: list[int]) -> torch.Tensor:
         ("mlm", {"rope": "1d", "rope_base": 500.0}),
         ("exlm", {"rope": "2d"}),
         ("exlm", {"rope": "1d", "rope_base": 500.0}),
-        ("exlm", {**OUTPUT, "clone_init_std": 1.0}),
-        ("exlm", {**OUTPUT, "clone_init_std": 1.0, "alignment": "independent"}),
         ("exlm", CHAIN),
     ],
-    ids=["mlm-2d", "mlm-1d", "input-2d", "input-1d", "output", "output-independent", "chain"],
+    ids=["mlm-2d", "mlm-1d", "input-2d", "input-1d", "chain"],
 )
 def test_text_models_give_the_same_outputs(tmp_path, objective, model):
     """Those with an LM head also with [MASK]s; a padded batch, so that padding is not attended to either."""
@@ -110,23 +101,20 @@ def test_text_models_give_the_same_outputs(tmp_path, objective, model):
         assert float(ours.abs().max()) > 1
         assert float((theirs[row, : len(ids)] - ours).abs().max()) <= TOLERANCE
     assert source.class_name == ("EsmForMaskedLM" if source.fills_masks else "EsmModel")
-    assert source.fills_masks == ("expand" in model or objective == "mlm") == (tokenizer.mask_token is not None)
+    assert source.fills_masks == (model is CHAIN or objective == "mlm") == (tokenizer.mask_token is not None)
 
 
-def test_the_head_of_an_output_model_gives_a_state_of_the_dag(tmp_path):
-    """At the masks, the logits are those of one of the k nodes as pre-training and `inspect-dag` compute them."""
-    run = make_pretrained(tmp_path / "run", model={**LARGE, **OUTPUT, "clone_init_std": 1.0})
-    pretrained = load_pretrained(run, device="cpu")
+def test_the_head_of_a_chain_gives_a_single_mask_as_the_dag_does(tmp_path):
+    """The logits at the mask are the distribution that pre-training and `inspect-dag` compute from its k states."""
+    pretrained = load_pretrained(make_pretrained(tmp_path / "run", model={**LARGE, **CHAIN}), device="cpu")
     source = pretrained_source(pretrained)
-    assert source.clone is not None
-    dag = build_dag(pretrained, "amber [MASK] daisy [MASK]")
+    dag = build_dag(pretrained, "amber [MASK] daisy")
     exported = loaded(source, tmp_path / "out")
     with torch.no_grad():
         log_probs = exported(torch.tensor([dag.input_ids.tolist()])).logits[0].log_softmax(-1).double().numpy()
-    nodes = dag.node_log_probs[1:-1].reshape(2, source.recipe.masking.num_states_per_mask, -1)
-    at_masks = log_probs[dag.input_ids == source.tokenizer.mask_id]
-    np.testing.assert_allclose(at_masks, nodes[:, source.clone.number - 1], atol=TOLERANCE)
-    assert np.abs(nodes[:, 0] - nodes[:, 1]).max() > 1
+    of_states = dag.log_trans[0, 1:-1, None] + dag.node_log_probs[1:-1]
+    at_mask = log_probs[dag.input_ids == source.tokenizer.mask_id][0]
+    np.testing.assert_allclose(at_mask, np.logaddexp.reduce(of_states, axis=0), atol=TOLERANCE)
 
 
 def test_a_pair_that_is_too_long_is_compared(tmp_path, monkeypatch):
@@ -172,16 +160,16 @@ def test_task_models_give_the_same_outputs(tmp_path, kind):
     assert list(exported.config.id2label.values()) == list(finetuned.results.output_names)
 
 
-@pytest.mark.parametrize("kind", ["input", "output", "value of a pair"])
+@pytest.mark.parametrize("kind", ["input", "chain", "value of a pair"])
 def test_onnx_models_give_the_same_outputs(tmp_path, kind):
     """Both designs, and a value in its units; in batches and lengths that were not traced.
 
     The code of a card finds answers with another ONNX model, see `test_card`.
     """
     pytest.importorskip("onnxruntime")
-    model = {**LARGE, **({**OUTPUT, "clone_init_std": 1.0, "num_layers": 2} if kind == "output" else {})}
+    model = {**LARGE, **({**CHAIN, "num_layers": 2} if kind == "chain" else {})}
     run = make_pretrained(tmp_path / "pretrained", model=model)
-    if kind in ("input", "output"):
+    if kind in ("input", "chain"):
         source = pretrained_source(load_pretrained(run, device="cpu"))
     else:
         source = finetuned_source(load_finetuned(glue_run(tmp_path, run, "stsb"), device="cpu"))

@@ -10,14 +10,14 @@ from exlm_cli.dag.graph import Dag
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.train.pretrained import Pretrained
-from tests.tiny import CHAIN, OUTPUT, tiny_recipe
+from tests.tiny import CHAIN, tiny_recipe
 from tests.unit.dag.dags import enumerate_paths
 
-DESIGNS = {"input": {}, "output": OUTPUT, "chain": CHAIN, "mlm": {"objective": "mlm"}}
+DESIGNS = {"input": {}, "chain": CHAIN, "mlm": {"objective": "mlm"}}
 """The designs of a DAG, and none."""
 
 
-def drawn(tokenizer: Tokenizer, design: str = "output", **data: object) -> Pretrained:
+def drawn(tokenizer: Tokenizer, design: str = "input", **data: object) -> Pretrained:
     """Return a model of a design, with weights so large that its distributions are far from even.
 
     As one that was trained, it never fills a mask with a special token.

@@ -10,7 +10,6 @@ from safetensors.torch import save_file
 
 from exlm_cli import load
 from exlm_cli.config.finetune import FinetuneModelConfig
-from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import BackboneConfig, ModelConfig
 from exlm_cli.data.batch import MaskedSequences, expand
 from exlm_cli.data.proteins import esm_tokenizer
@@ -67,16 +66,11 @@ def masked_sequences(tokenizer, lengths, num_masks, seed=0):
     return masked, torch.from_numpy(labels)
 
 
-def exlm_of(recipe, **changes):
-    values = {"objective": "exlm", **changes}
-    return PretrainRecipe.model_validate(recipe.changed(values).model_dump())
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("lengths", [(12, 12, 12), (14, 9, 21)])
 def test_the_loss_is_that_of_the_family(taken, family, lengths):
-    """An MLM, and an ExLM of one state a mask without transitions whose clone vector is zero, have the cross-entropy
-    of transformers' own logits; every row has as many masks, so the mean over rows is that over masks.
+    """An MLM, and a chain that fills each mask alone, have the cross-entropy of transformers' own logits; every row has
+    as many masks, so the mean over rows is that over masks.
     """
     theirs, ours = taken[family]
     tokenizer, recipe = ours.tokenizer, ours.recipe
@@ -85,13 +79,15 @@ def test_the_loss_is_that_of_the_family(taken, family, lengths):
     attention_mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
     with torch.no_grad():
         expected = theirs(input_ids=batch.token_ids, attention_mask=attention_mask, labels=labels).loss
-        as_mlm = Objective(tokenizer.unk_id, 1, "reference").sequence_nll(ours.model, batch)
-        expanded = ExlmModel(exlm_of(recipe, **{"model.alignment": "independent"}), tokenizer.vocab_size).eval()
-        assert begin_with(expanded, ours) == "the clone vectors"
-        expanded.clone_embedding.weight.zero_()
-        as_exlm = Objective(tokenizer.unk_id, 1, "reference").sequence_nll(expanded, batch)
+        objective = Objective(tokenizer.unk_id, 1, "reference")
+        as_mlm = objective.sequence_nll(ours.model, batch)
+        chain = ExlmModel(
+            recipe.changed({"objective": "exlm", "model.alignment": "chain"}), tokenizer.vocab_size
+        ).eval()
+        assert begin_with(chain, ours) == "the chain head"
+        alone = objective.mask_nll(chain, chain.node_states(batch), batch)
     assert as_mlm.mean() == pytest.approx(expected.item(), abs=1e-5)
-    assert as_exlm.mean() == pytest.approx(expected.item(), abs=1e-5)
+    assert alone.mean() == pytest.approx(expected.item(), abs=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

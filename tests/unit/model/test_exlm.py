@@ -8,7 +8,7 @@ import torch
 from exlm_cli.cost.counts import count_parameters
 from exlm_cli.data.batch import Batch, expand
 from exlm_cli.model.exlm import ExlmModel
-from tests.tiny import CHAIN, OUTPUT, SPECIAL, masked_by_hand, tiny_batch, tiny_recipe
+from tests.tiny import CHAIN, SPECIAL, masked_by_hand, tiny_batch, tiny_recipe
 
 VARIANTS = [
     {},
@@ -16,17 +16,10 @@ VARIANTS = [
     {"objective": "mlm", "model": {"rope": "1d"}},
     {"model": {"rope": "1d"}},
     {"model": {"transition": {"rope": "nodes", "start": "next_mask"}}},
-    {"model": {"transition": {"start": "lanes"}}},
     {"model": {"rope": "none", "learned_positions": True}},
     {"model": {"alignment": "sparse_dag"}},
     {"model": {"alignment": "independent"}},
-    {"model": OUTPUT},
-    {"model": OUTPUT | {"alignment": "independent"}},
-    {
-        "model": OUTPUT | {"alignment": "sparse_dag", "transition": {"rope": "nodes"}},
-        "masking": {"num_states_per_mask": 1},
-    },
-    {"model": {"expand": "output", "rope": "none", "learned_positions": True}},
+    {"model": {"alignment": "sparse_dag", "transition": {"rope": "nodes"}}, "masking": {"num_states_per_mask": 1}},
     {"model": {"transition": {"heads": 2, "position_features": True, "max_nodes": 64}}},
 ]
 
@@ -63,29 +56,6 @@ def test_padding_changes_nothing(sections, is_even_once_expanded):
         torch.testing.assert_close(
             emit[b, :num_targets, :num_nodes], model.log_emissions(nodes_alone, alone)[0], atol=1e-5, rtol=1e-5
         )
-
-
-@pytest.mark.parametrize("lengths", [(9, 4, 12), (10, 10)])
-@pytest.mark.parametrize("places", [{"rope": "1d"}, {"rope": "none", "learned_positions": True}])
-def test_states_of_masks_expanded_at_the_output_are_an_mlms_with_a_clone_vector_each(places, lengths):
-    """The same weights as an MLM; float64."""
-    model = {**places, "init_std": 0.3}
-    recipe = tiny_recipe(model={**model, "expand": "output", "clone_init_std": 1.0})
-    torch.manual_seed(0)
-    last = ExlmModel(recipe, SPECIAL.vocab_size).double().eval()
-    mlm_recipe = tiny_recipe(objective="mlm", model=model)
-    mlm = ExlmModel(mlm_recipe, SPECIAL.vocab_size).double().eval()
-    mlm.load_state_dict({name: weight for name, weight in last.state_dict().items() if name in mlm.state_dict()})
-    k = recipe.masking.num_states_per_mask
-    batch, mlm_batch = tiny_batch(recipe, lengths), tiny_batch(mlm_recipe, lengths)
-    assert torch.equal(batch.token_ids, mlm_batch.token_ids)
-    found_BSD, of_masks_BRD = last.node_states(batch).states, mlm.node_states(mlm_batch).states
-    for found, of_masks, num_targets in zip(found_BSD, of_masks_BRD, batch.target_lengths.tolist(), strict=True):
-        inner = of_masks[1 : num_targets + 1, None] + last.clone_embedding.weight
-        ends = of_masks[[0]], of_masks[[num_targets + 1]]
-        expected = torch.cat([ends[0], inner.flatten(0, 1), ends[1]])
-        torch.testing.assert_close(found[: k * num_targets + 2], expected, rtol=1e-12, atol=1e-12)
-        assert not found[k * num_targets + 2 :].any()
 
 
 def _row(batch, b: int):
@@ -129,7 +99,7 @@ def test_dropout_falls_on_the_embeddings_the_activation_and_both_outputs_of_a_bl
 
 
 @pytest.mark.parametrize("lengths", [(9, 4, 12), (10, 10)])
-@pytest.mark.parametrize("sections", VARIANTS)
+@pytest.mark.parametrize("sections", [*VARIANTS, {"model": CHAIN}])
 def test_states_of_nodes_are_those_of_an_encoder_that_computes_every_position(sections, lengths):
     """The last block runs at the nodes alone; states and gradients of the whole encoder in float64."""
     recipe = tiny_recipe(**{**sections, "model": {"init_std": 0.3, **sections.get("model", {})}})
@@ -138,9 +108,6 @@ def test_states_of_nodes_are_those_of_an_encoder_that_computes_every_position(se
     is_node = torch.arange(batch.node_index.shape[1]) < batch.state_lengths[:, None]
     whole_BLD = model.encode(batch)
     expected = torch.stack([states[index] for states, index in zip(whole_BLD, batch.node_index, strict=True)])
-    if model.clone_embedding is not None:
-        clone_S = (torch.arange(expected.shape[1]) - 1) % recipe.masking.num_states_per_mask
-        expected = expected + model.clone_embedding(clone_S) * (batch.node_mask >= 0)[..., None]
     found = []
     for states in (model.node_states(batch).states, expected):
         model.zero_grad()

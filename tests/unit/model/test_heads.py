@@ -9,7 +9,7 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.batch import expand
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.model.heads import Pooled, SequenceHead, SpanHead, TaskModel
-from tests.tiny import OUTPUT, SPECIAL, masked_by_hand, tiny_recipe
+from tests.tiny import CHAIN, SPECIAL, masked_by_hand, tiny_recipe
 
 V = SPECIAL.vocab_size
 NO_DROPOUT = FinetuneModelConfig(dropout=0.0, attention_dropout=0.0, activation_dropout=0.0, pooler_dropout=0.0)
@@ -33,7 +33,7 @@ A, B = [1, 7, 8, 9, 10, 2], [1, 11, 12, 2]
     "sections",
     [
         {},
-        {"model": OUTPUT},
+        {"model": CHAIN},
         {"objective": "mlm", "model": {"rope": "1d"}},
         {"objective": "mlm", "model": {"rope": "none", "learned_positions": True}},
     ],

@@ -63,7 +63,7 @@ def test_scores_are_not_rounded_to_16_bits(batch, states):
         {"transition": {"heads": 2, "position_features": True, "max_nodes": 64}},
         {"alignment": "sparse_dag"},
         {"transition": {"start": "next_mask", "heads": 2}},
-        {"alignment": "sparse_dag", "transition": {"start": "lanes", "start_strength": 3.0}},
+        {"alignment": "sparse_dag", "transition": {"start": "next_mask", "start_strength": 3.0}},
         {"transition": {"rope": "nodes", "heads": 4}},
         {"transition": {"rope": "nodes", "position_features": True, "max_nodes": 64}},
     ],
@@ -78,7 +78,7 @@ def test_rows_are_distributions_over_allowed_edges(batch, states, model):
     assert log_trans.dtype == torch.float32
 
 
-@pytest.mark.parametrize("transition", [{}, {"heads": 4}, {"start": "lanes"}, {"rope": "nodes", "heads": 2}])
+@pytest.mark.parametrize("transition", [{}, {"heads": 4}, {"start": "next_mask"}, {"rope": "nodes", "heads": 2}])
 def test_gradients_are_finite_where_rows_are_dead(batch, states, transition):
     head = _head(transition=transition)
     log_trans = head(states, batch)
@@ -124,22 +124,18 @@ def _one_start(batch, **transition):
     return head(torch.ones(*batch.node_mask.shape, 16, dtype=torch.float64), batch).detach().exp()
 
 
-@pytest.mark.parametrize(("start", "lane_odds"), [("next_mask", 1.0), ("lanes", math.exp(2.0))])
-def test_a_start_gives_the_next_mask_its_odds_whatever_the_number_of_masks(batch, start, lane_odds):
-    edges = _one_start(batch, start=start, start_strength=2.0)
+def test_a_start_gives_the_next_mask_its_odds_whatever_the_number_of_masks(batch):
+    edges = _one_start(batch, start="next_mask", start_strength=2.0)
     for b, num_nodes in enumerate(batch.state_lengths.tolist()):
         place = _places(batch, b)
         for v in range(num_nodes - 1):
             later = range(v + 1, num_nodes)
             after = [u for u in later if place[u][0] == place[v][0] + 1]
             others = [u for u in later if u not in after]
-            # the next states have e^2 against all the others together; of lanes, the same clone e^2 times as much again
-            is_lane = [place[u][1] == place[v][1] > 0 for u in after]
-            weights = [
-                math.exp(2.0) / len(after) * max(1, len(others)) * (lane_odds if lane else 1) for lane in is_lane
-            ]
-            total = sum(weights) + len(others)
-            assert edges[b, v, after].tolist() == pytest.approx([w / total for w in weights], rel=1e-5)
+            # the next states have e^2 against all the others together
+            weight = math.exp(2.0) / len(after) * max(1, len(others))
+            total = weight * len(after) + len(others)
+            assert edges[b, v, after].tolist() == pytest.approx([weight / total] * len(after), rel=1e-5)
             assert edges[b, v, others].tolist() == pytest.approx([1 / total] * len(others), rel=1e-5)
 
 

@@ -21,7 +21,7 @@ from exlm_cli.train.evaluation import (
 from exlm_cli.train.objective import Objective
 from tests.oracles import enumerate_best, enumerate_nll, enumerate_posteriors, scored_paths
 from tests.recorder import Recorder
-from tests.tiny import OUTPUT, SPECIAL, masked_by_hand, tiny_batch, tiny_recipe
+from tests.tiny import CHAIN, SPECIAL, masked_by_hand, tiny_batch, tiny_recipe
 
 
 @pytest.fixture(autouse=True)
@@ -115,8 +115,8 @@ def test_loss_is_the_mean_over_sequences_and_perplexity_its_exponential():
 
 @pytest.mark.parametrize(
     "sections",
-    [{}, {"objective": "mlm"}, {"model": OUTPUT | {"init_std": 0.3}}],
-    ids=["expanded input", "mlm", "expanded output"],
+    [{}, {"objective": "mlm"}, {"model": CHAIN | {"init_std": 0.3}}],
+    ids=["dag", "mlm", "chain"],
 )
 def test_scores_are_those_of_one_distribution_over_all_fillings(sections):
     """All pairs of tokens for two masks: together their probabilities sum to 1, and summed over the second token, or
@@ -148,7 +148,7 @@ def test_the_own_mask_share_of_a_model_is_that_of_its_transitions():
 
 
 def test_accuracy_of_a_dag_is_that_of_its_best_path_through_the_likeliest_tokens():
-    sections = {"model": OUTPUT | {"init_std": 0.3, "clone_init_std": 1.0}}
+    sections = {"model": {"init_std": 0.3}}
     model, batch = _model(**sections), tiny_batch(tiny_recipe(**sections), (12, 7))
     best = model.node_log_probs(model.node_states(batch)).max(-1)
     path = enumerate_best(*_dag(model, batch, best.values[:, None].expand(-1, batch.target_ids.shape[1], -1)))
@@ -170,7 +170,7 @@ def test_accuracy_of_an_mlm_is_that_of_its_likeliest_tokens():
 
 def test_accuracy_without_transitions_is_that_of_the_surest_state_that_is_not_blank():
     """Guesses are the targets; [UNK], the blank, is raised until it is the likeliest token of half of the states."""
-    sections = {"model": OUTPUT | {"alignment": "independent", "init_std": 0.3, "clone_init_std": 1.0}}
+    sections = {"model": {"alignment": "independent", "init_std": 1.0}}  # the states of a mask are not alike
     model, batch = _model(**sections), tiny_batch(tiny_recipe(**sections))
     nodes = model.node_states(batch)
     log_probs = model.node_log_probs(nodes)[nodes.is_inner]
@@ -230,7 +230,7 @@ def test_each_kind_of_collapse_is_reported_once_and_a_dag_in_use_is_no_news():
     [
         ({}, ["model.transition.rope=nodes", "model.transition.start=next_mask"]),
         ({"rope": "nodes"}, ["model.transition.start=next_mask"]),
-        ({"start": "lanes"}, ["model.transition.rope=nodes"]),
+        ({"start": "next_mask"}, ["model.transition.rope=nodes"]),
         ({"rope": "nodes", "start": "next_mask"}, ["optim.lr"]),
     ],
 )
@@ -243,13 +243,11 @@ def test_a_cure_of_paths_names_what_the_recipe_lacks(transition, wanted):
 @pytest.mark.parametrize(
     ("model", "wanted"),
     [
-        ({}, ["model.expand=output", "model.rope=1d", "model.transition.balance=0.1"]),
-        (OUTPUT, ["model.transition.balance=0.1"]),
-        (OUTPUT | {"transition": {"balance": 0.1}}, ["model.clone_init_std=1"]),
-        (OUTPUT | {"transition": {"balance": 0.1}, "clone_init_std": 1.0}, ["masking.num_states_per_mask=1"]),
+        ({}, ["model.transition.balance=0.1"]),
+        ({"transition": {"balance": 0.1}}, ["model.alignment=chain", "model.rope=1d"]),
     ],
 )
-def test_a_cure_of_states_names_what_the_recipe_lacks_and_at_last_fewer_states(model, wanted):
+def test_a_cure_of_states_names_what_the_recipe_lacks_and_at_last_another_dag(model, wanted):
     (_, cure) = find_collapse(HEALTHY | {"clones_in_use": 1.0}, tiny_recipe(model=model))["one state"]
     assert re.findall(r"(?:model|masking)\.[\w.=]+", cure) == wanted
 

@@ -12,7 +12,7 @@ from exlm_cli.ops.path_prior import state_imbalance
 from exlm_cli.train.evaluation import evaluate_batch, summarise
 from exlm_cli.train.objective import Objective
 from tests.oracles import enumerate_nll
-from tests.tiny import OUTPUT, SPECIAL, masked_by_hand, tiny_batch, tiny_recipe
+from tests.tiny import CHAIN, SPECIAL, masked_by_hand, tiny_batch, tiny_recipe
 
 OBJECTIVE = Objective(unk_id=4, num_repeats=1, backend="reference")
 
@@ -98,7 +98,7 @@ def test_a_sequence_without_masks_is_infinite_and_sends_no_gradient(sections):
 
 @pytest.mark.parametrize(
     "sections",
-    [{}, {"objective": "mlm"}, {"model": {"alignment": "independent"}}, {"model": OUTPUT}],
+    [{}, {"objective": "mlm"}, {"model": {"alignment": "independent"}}, {"model": CHAIN}],
 )
 def test_every_parameter_gets_a_finite_gradient(sections):
     model, batch = _setup(**sections)

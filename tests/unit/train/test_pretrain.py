@@ -22,7 +22,7 @@ from exlm_cli.run_dir import read_metrics, read_run_json, update_run_json
 from exlm_cli.train.pretrain import resume_pretraining, run_pretraining
 from exlm_cli.train.pretrained import load_pretrained
 from tests.recorder import Recorder
-from tests.tiny import CHAIN, OUTPUT, tiny_recipe
+from tests.tiny import CHAIN, tiny_recipe
 
 VALIDATED_AT = ("loss", "loss_given_length", "mask_accuracy", "num_sequences")
 
@@ -54,7 +54,7 @@ def copy(run: Path, tmp_path: Path) -> Path:
         {"objective": "mlm", "masking": {"num_repeats": 2, "scheme": "bernoulli", "keep_ratio": 0.1}},
         {"model": {"alignment": "sparse_dag", "rope": "1d", "learned_positions": True}},
         {"model": {"alignment": "independent"}, "train": {"precision": "bf16"}},
-        {"model": OUTPUT | {"transition": {"rope": "nodes", "start": "next_mask", "balance": 0.1}}},
+        {"model": {"transition": {"rope": "nodes", "start": "next_mask", "balance": 0.1}}},
         {"model": CHAIN, "train": {"precision": "bf16"}},
         {
             "data": {"kind": "smiles", "train": ["bundled:molecules"], "sequence_length": 80},

@@ -35,8 +35,8 @@ def export(
 
     transformers and sentence-transformers load the folder with their own classes. Before it appears, its tokens
     and logits are compared with those of the run. A fine-tuned run exports one seed, the one with the best
-    validation score; `exlm predict` averages the seeds and calibrates. The exported ExLM fills each mask on
-    its own, with its most used state. Of an ExLM with `model.expand: input`, only the encoder is exported.
+    validation score; `exlm predict` averages the seeds and calibrates. An exported chain fills each mask on
+    its own. Of an ExLM with any other `model.alignment`, only the encoder is exported.
     """
     from exlm_cli.cli import console
     from exlm_cli.cli.runs import given_runs

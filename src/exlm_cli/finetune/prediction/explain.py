@@ -46,8 +46,8 @@ def explain_molecules(
     aromatic ring. For the encoder every token of a hidden atom becomes a [MASK], as in pre-training; bonds, branches
     and ring closures stay. Descriptors and the features of a baseline are those of the molecule in which these atoms
     are unknown (`hide_atoms`); numbers of `task.descriptor_columns` stay. Nothing is drawn at random. Where a
-    vocabulary has tokens of several atoms, these share the change of their token evenly. A model with `model.expand:
-    input` read k copies of each mask in pre-training; here it reads one.
+    vocabulary has tokens of several atoms, these share the change of their token evenly. An ExLM without a chain read k
+    copies of each mask in pre-training; here it reads one.
 
     Args:
         finetuned: A run on molecules.
