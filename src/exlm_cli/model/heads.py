@@ -135,8 +135,8 @@ def pair_state(first_BD: Float[Tensor, "B D"], second_BD: Float[Tensor, "B D"]) 
 class TaskModel(nn.Module):
     """Encoder of a pre-trained model, and a task head.
 
-    Inputs have no masks, so nothing expands, and the LM head, the transition head and the clone vectors of the
-    checkpoint are not used. The position of token i is (i, 0).
+    Inputs have no masks, so nothing expands, and the LM head and the DAG's head of the checkpoint are not used. The
+    position of token i is (i, 0).
 
     Args:
         recipe: Recipe of pre-training, with the architecture and the number of copies of each token.
