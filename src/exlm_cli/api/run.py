@@ -375,7 +375,7 @@ class Run:
 
         Raises:
             CheckpointError: The run is fine-tuned: it has no language model head any more.
-            ConfigError: A number below 1, or another `length`; `any` for `alignment: independent` with several states.
+            ConfigError: A number below 1, or another `length`; `any` for a model without a transition head.
             DataError: The text is empty, has no [MASK] or is too long, or the model is a Repeated MLM.
         """
         pretrained = self.pretrained
@@ -387,10 +387,9 @@ class Run:
             raise ConfigError(
                 f"`length={length}` is not one of {', '.join(get_args(Length))}", "leave it out for `exact`"
             )
-        if length == "any" and pretrained.model.alignment == "independent" and pretrained.model.num_states_per_mask > 1:
+        if length == "any" and pretrained.model.transition is None:
             raise ConfigError(
-                f"`length=any`: the model of {self.path} has `alignment: independent`, and its probabilities here are "
-                "those given one token for each mask",
+                f"`length=any` needs `alignment: dag` or `sparse_dag`; the model of {self.path} has one token a mask",
                 "leave it out for `exact`",
             )
         settings: dict[str, Any] = {"num_top": num_top, "num_fillings": num_fillings, "length": length}

@@ -142,7 +142,7 @@ MISTAKES: list[tuple[str, Callable[[Any], object], type[Exception], str]] = [
         "independent_model",
         lambda run: run.fill("amber [MASK]", length="any"),
         ConfigError,
-        "has `alignment: independent`, and its probabilities here are those given one token for each mask",
+        "`length=any` needs `alignment: dag` or `sparse_dag`",
     ),
 ]
 

@@ -28,7 +28,8 @@ FolderOption = Annotated[
 TopOption = Annotated[int, typer.Option("--top", min=1, max=50, metavar="N", help="Words of each node.")]
 NBestOption = Annotated[int, typer.Option("--n-best", min=1, max=1000, metavar="N", help="Joint fillings.")]
 LengthOption = Annotated[
-    Literal["exact", "any"], typer.Option("--length", help="exact: one token per [MASK]; any: also none or several.")
+    Literal["exact", "any"],
+    typer.Option("--length", help="exact: one token per [MASK]; any: also none or several, for alignment dag."),
 ]
 FormatsOption = Annotated[
     str, typer.Option("--format", metavar="LIST", help=f"Files to write, of {_ALL_FORMATS}; or none.")
