@@ -21,6 +21,9 @@ settings.load_profile("tests")
 # each entry of torch's cache of traced operators is verified, which with sizes as symbols is half the time of a trace
 os.environ["TORCH_FAKE_TENSOR_DISPATCH_CACHE"] = "0"
 
+# no test can see what is left after a machine has crashed, and a run would wait for the disk as long as it computes
+os.fsync = lambda _: None
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
@@ -58,6 +61,16 @@ def _every_error_has_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
         make(self, message, hint)
 
     monkeypatch.setattr(ExlmError, "__init__", make_with_hint)
+
+
+@pytest.fixture
+def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the files of figures blank: drawing takes seconds, and `tests/unit/report` looks at the drawings."""
+
+    def blank_files(figure: object, folder: Path, stem: str) -> dict[Path, bytes]:
+        return {folder / f"{stem}.{suffix}": b"" for suffix in ("png", "svg")}
+
+    monkeypatch.setattr("exlm_cli.report.style.figure_files", blank_files)
 
 
 @pytest.fixture(scope="session")

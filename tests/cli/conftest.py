@@ -1,11 +1,9 @@
 """A current directory and a cache for each command that a test runs; small runs that tests only read."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from exlm_cli.report import style
 from tests.tiny_sweeps import work_in_this_process
 from tests.unit.finetune.finetuned_runs import make_runs
 
@@ -30,13 +28,8 @@ def _no_terminal_width(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the files of figures blank: drawing takes seconds, and `tests/unit/report` looks at the drawings."""
-
-    def blank_files(figure: Any, folder: Path, stem: str) -> dict[Path, bytes]:
-        return {folder / f"{stem}.{suffix}": b"" for suffix in ("png", "svg")}
-
-    monkeypatch.setattr(style, "figure_files", blank_files)
+def _blank_figures(blank_figures: None) -> None:
+    """Draw nothing."""
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ import torch
 from exlm_cli.cli.app import main
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
-from exlm_cli.config.tasks import SUITES
 from exlm_cli.run_dir import read_run_json
 from tests.cli.asserts import printed_by, refusal_of, result_of
 from tests.killed import act_at_call
@@ -87,11 +86,13 @@ def test_the_recipe_for_a_cpu_is_named_where_the_papers_would_run_on_one(capsys,
 
 
 @pytest.mark.usefixtures("cells_in_this_process")
-def test_all_tasks_of_glue_fill_table_3_and_a_finished_series_is_only_read(folder, capsys):
-    tasks = [task.removeprefix("glue/") for task in SUITES["glue"].tasks]
+def test_tasks_of_glue_fill_a_row_of_table_3_and_a_finished_series_is_only_read(folder, capsys):
+    """That `all` is every task is in golden/finetune.txt, that every task has its column in the tests of the report."""
+    tasks = ["rte", "stsb"]
     for task in tasks:
         write_glue(folder / "data", task)
-    words = ["finetune", "glue", "all", "--recipe", "glue-small", "--data-dir", "data", "--seeds", "1", "--out", "all"]
+    words = ["finetune", "glue", ",".join(tasks), "--recipe", "glue-small", "--data-dir", "data"]
+    words += ["--seeds", "1", "--out", "all"]
     words += ["--workers", "1"]
     sets = ["train.max_epochs=1", "train.num_threads=1", "task.sequence_length=24"]
     out = printed_by(capsys, [*words, "--device", "cpu", *(word for value in sets for word in ("--set", value))]).out
@@ -109,20 +110,17 @@ def test_all_tasks_of_glue_fill_table_3_and_a_finished_series_is_only_read(folde
     assert "`--seeds`" in refusal_of(capsys, "finetune", "--resume", "all", "--seeds", "2")
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["word.csv", "--label-columns", "amber"], "did you mean words.csv?"),
-        (["words.csv", "--text-column", "text", "--label-columns", "ambre"], "did you mean `amber`?"),
-        (["words.csv", "--text-column", "text", "--label-columns", "amber", "--out", "runs"], "error: runs: "),
-    ],
-)
-def test_mistakes_in_a_table_are_found_before_torch_is_imported(words, told):
+def test_mistakes_in_a_table_are_found_before_torch_is_imported():
     """Its import and a checkpoint take longer than the table."""
+    told = {
+        ("word.csv", "--label-columns", "amber"): "did you mean words.csv?",
+        ("words.csv", "--text-column", "text", "--label-columns", "ambre"): "did you mean `amber`?",
+        ("words.csv", "--text-column", "text", "--label-columns", "amber", "--out", "runs"): "error: runs: ",
+    }
     script = (
         "import sys; from exlm_cli.cli.app import main\n"
-        f"code = main(['finetune', 'csv', *{words!r}]); print('torch' in sys.modules); sys.exit(code)"
+        f"print(*(main(['finetune', 'csv', *words]) for words in {[*told]}), 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "False\n"), done.stderr
-    assert told in done.stderr
+    assert done.stdout == "2 2 2 False\n", done.stderr
+    assert all(said in done.stderr for said in told.values())

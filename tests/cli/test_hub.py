@@ -23,7 +23,7 @@ from exlm_cli.train.pretrained import load_pretrained
 from tests.cli.asserts import printed_by, refusal_of, result_of
 from tests.fake_hub import TOKEN, FakeHub, running_hub
 from tests.unit.finetune.finetuned_runs import SMILES, write_rows
-from tests.unit.finetune.synthetic import WORDS, finetune_recipe
+from tests.unit.finetune.synthetic import WORDS, finetune_recipe, grow_little
 
 hub_client = pytest.importorskip("huggingface_hub")
 SENTENCE = "amber [MASK] fern [MASK]"
@@ -123,7 +123,7 @@ def test_a_pushed_run_with_baselines_on_several_splits_predicts_as_the_local_one
     """Each predictor, and by default the best: the same bytes, of all seeds on all splits. No row is uploaded."""
     pytest.importorskip("transformers")
     monkeypatch.setattr("exlm_cli.export.folder.compare_outputs", lambda *_: Comparison(1, 0.0, 1.0))
-    monkeypatch.setattr("exlm_cli.finetune.baselines.baseline.grow_forests.__kwdefaults__", {"num_trees": 4})
+    grow_little(monkeypatch)
     values = SMILES * 6 if kind == "smiles" else [f"{a} {b}" for a in WORDS for b in WORDS]
     rows = [[text, f"{len(text) + 0.3 * (i % 5)}"] for i, text in enumerate(values)]
     write_rows(run_folder / "table.csv", [kind, "y"], rows)

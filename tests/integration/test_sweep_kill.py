@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from exlm_cli.experiments import cell, sweep
+from exlm_cli.experiments import cell
 from exlm_cli.experiments.results import CellRuns
 from exlm_cli.experiments.sweep import run_sweep
 from exlm_cli.progress import SilentProgress
 from exlm_cli.train.pretrain_task import PretrainTask
 from tests.killed import die_at_call, run_until_killed, untimed_rows
-from tests.tiny_sweeps import run_cell, scores_of, tiny_grid, tiny_sweep
+from tests.tiny_sweeps import run_cell, scores_of, tiny_grid, tiny_sweep, work_in_this_process
 
 POINTS: dict[str, tuple[Any, str, int]] = {
     "before the first step": (PretrainTask, "losses", 1),
@@ -29,9 +29,10 @@ def run_cell_and_die(cache: Path, folder: Path, point: str) -> None:
 
 
 def run_sweep_and_die(cache: Path, out: Path) -> None:
-    """Run a sweep in the process at hand until it dies with the first cell that is done."""
-    die_at_call(sweep, "describe_cell", 1)
-    run_sweep(tiny_sweep(cache), out=out, resume=None, workers=2, progress=SilentProgress())
+    """Run a sweep in the process at hand until it dies in the fourth of the six steps of its second cell."""
+    work_in_this_process(pytest.MonkeyPatch())
+    die_at_call(PretrainTask, "begin_step", 10)
+    run_sweep(tiny_sweep(cache), out=out, resume=None, workers=1, progress=SilentProgress())
 
 
 @pytest.fixture(scope="module")
@@ -52,15 +53,16 @@ def test_a_killed_cell_ends_like_an_undisturbed_one(undisturbed, cache, tmp_path
     assert untimed_rows(folder / "pretrain") == untimed_rows(whole / plan.name / "pretrain")
 
 
-@pytest.mark.slow
-def test_a_sweep_killed_with_a_cell_on_the_way_goes_on_where_it_was(cache, tmp_path):
+def test_a_sweep_killed_with_a_cell_on_the_way_goes_on_where_it_was(cache, tmp_path, monkeypatch):
+    """Workers die with their parent: see the tests of workers, and of fine-tuning by two."""
+    work_in_this_process(monkeypatch)
     recipe, whole = tiny_sweep(cache), tmp_path / "whole"
     results = [run_cell(plan, whole / plan.name) for plan in recipe.plan()]
     run = tmp_path / "run"
     run_until_killed(run_sweep_and_die, cache, run)
     done = {path: path.stat().st_mtime_ns for path in run.glob("cells/*/*/scores.csv")}
-    assert done
-    # the process of the other cell dies with its parent, or is waited for
+    assert len(done) == 1
+    assert len([*run.glob("cells/*/*/pretrain/checkpoints/step-2")]) == 1, "of the cell on the way"
     again = run_sweep(recipe, out=None, resume=run, workers=1, progress=SilentProgress())
     assert scores_of(again.cells) == scores_of(results)
     for path, written_ns in done.items():

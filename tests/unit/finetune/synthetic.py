@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
@@ -181,6 +182,12 @@ def run_tiny(
     """Fine-tune the word task, or another one, with `finetune_recipe(**sections)`."""
     recipe = finetune_recipe(**sections)
     return run_finetuning(recipe, checkpoint=pretrained, out=out, task=task or WordTask(), callbacks=callbacks)
+
+
+def grow_little(patch: pytest.MonkeyPatch) -> None:
+    """Let forests have eight trees and boosting eight rounds: those of a run take seconds."""
+    patch.setattr("exlm_cli.finetune.baselines.baseline.grow_forests.__kwdefaults__", {"num_trees": 8})
+    patch.setattr("exlm_cli.finetune.baselines.boosting.grow_boosting.__kwdefaults__", {"num_rounds": 8})
 
 
 def cells(run: Path) -> list[dict[str, Any]]:

@@ -1,7 +1,6 @@
 """Fine-tuning of small tasks: it learns, scores the best epoch once, resumes bit by bit, refuses what it must."""
 
 import csv
-import functools
 import json
 import math
 import shutil
@@ -41,6 +40,7 @@ from tests.unit.finetune.synthetic import (
     assert_same_run,
     cells,
     finetune_recipe,
+    grow_little,
     make_pretrained,
     read_part,
     run_tiny,
@@ -238,7 +238,7 @@ def test_a_resumed_run_names_the_weights_as_it_did_before_wherever_they_are(text
 
 
 def test_forests_are_scored_for_every_seed_and_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(baseline_module, "grow_forests", functools.partial(baseline_module.grow_forests, num_trees=20))
+    grow_little(monkeypatch)
     smiles, task = amines(tmp_path)
     recipe, out = finetune_recipe(task=task, train={"max_epochs": 1}), tmp_path / "run"
     result = run_finetuning(recipe, checkpoint=smiles, out=out, baseline=None)

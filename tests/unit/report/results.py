@@ -29,6 +29,7 @@ from exlm_cli.finetune.scores import (
     write_scores,
 )
 from exlm_cli.report.experiments.paper import TABLE_2, TABLE_4, TABLE_13, PaperTable
+from exlm_cli.report.style import drawing
 from exlm_cli.run_dir import RunInfo, describe_environment
 from exlm_cli.tasks.base import Loss
 
@@ -380,3 +381,12 @@ def svg_texts(path: Path) -> list[str]:
     text = path.read_text(encoding="utf-8")
     ET.fromstring(text)
     return re.findall(r"<!-- (.*?) -->", text)
+
+
+def words_of(figure: Any) -> set[str]:
+    """Lay a figure out, where a warning of the layout is an error, and return its texts."""
+    from matplotlib.text import Text  # not above: tests that draw nothing read this file
+
+    with drawing():
+        figure.draw_without_rendering()
+    return {text.get_text() for text in figure.findobj(Text)}

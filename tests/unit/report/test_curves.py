@@ -107,6 +107,7 @@ def test_the_same_rows_give_the_same_files_and_names_are_no_formulas(tmp_path):
     assert [path.read_bytes() for path in written] == before
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_a_folder_that_does_not_exist_is_an_error(tmp_path):
     with pytest.raises(CheckpointError, match=r"curves\.png"):
         plot_curves({"run": run("loss", num_rows=5)}, tmp_path / "none" / "curves")

@@ -33,10 +33,8 @@ from exlm_cli.finetune.scores import BOTH, MODEL, PREDICTORS, read_scores
 from exlm_cli.progress import SilentProgress
 from tests.recorder import Recorder
 from tests.unit.finetune.finetuned_runs import SMILES, read_rows, write_rows
-from tests.unit.finetune.synthetic import finetune_recipe, weights
+from tests.unit.finetune.synthetic import finetune_recipe, grow_little, weights
 
-FOREST_DEFAULTS = "exlm_cli.finetune.baselines.baseline.grow_forests.__kwdefaults__", {"num_trees": 8}
-BOOSTING_DEFAULTS = "exlm_cli.finetune.baselines.boosting.grow_boosting.__kwdefaults__", {"num_rounds": 8}
 NAMES = ("forest-ecfp4", "forest-rdkit2d", "boosting")
 
 
@@ -49,8 +47,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def few_trees() -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(*FOREST_DEFAULTS)
-        patch.setattr(*BOOSTING_DEFAULTS)
+        grow_little(patch)
         yield
 
 
@@ -203,8 +200,7 @@ def test_a_resumed_run_grows_what_it_needs_and_nothing_else(run, tmp_path, monke
     before = grown[0].read_bytes()
     grown[0].unlink()
     (again / "results.json").unlink()
-    monkeypatch.setattr(*FOREST_DEFAULTS)
-    monkeypatch.setattr(*BOOSTING_DEFAULTS)
+    grow_little(monkeypatch)
     progress = Recorder()
     resume_finetuning(again, progress=progress)
     assert grown[0].read_bytes() == before

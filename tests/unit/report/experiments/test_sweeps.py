@@ -6,7 +6,6 @@ import statistics
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from exlm_cli.experiments.results import CellRuns
 from exlm_cli.report.experiments.seed_groups import SeedGroup, group_seeds
@@ -23,10 +22,10 @@ from tests.unit.report.results import (
     ROWS,
     diverge,
     scores,
-    svg_texts,
     sweep_results,
     with_metrics,
     with_scores,
+    words_of,
 )
 
 Variants = list[SeedGroup]
@@ -136,22 +135,15 @@ def test_undefined_scores_and_entropies_say_so():
     assert _cells(table_2, "ours")["ExLM"] == ("-",) * 5
 
 
-def _texts(variants: Variants, folder: Path) -> list[str]:
-    png, svg = write_figure_12(variants, folder)
-    with Image.open(png) as image:
-        assert image.width > image.height > 300
-    return svg_texts(svg)
-
-
-def test_figure_12_has_a_line_for_each_variant(tmp_path):
+def test_figure_12_has_a_line_for_each_variant(figures):
+    assert write_figure_12(group_seeds(sweep_results("table-4")), Path()) == []
+    assert not figures, "one ratio alone has no figure"
     variants = group_seeds(sweep_results("figure-12", seeds=(1, 2, 3)))
-    texts = _texts(variants, tmp_path)
+    write_figure_12(variants, Path())
+    words = words_of(figures["figure-12"])
     names = {"mlm", "exlm-k2", "exlm", "exlm-k8", "78.9 %", "mean over states"}
-    assert names | {"weighted by the posterior"} <= set(texts)
-    assert any("standard deviation of 3 seeds" in text for text in texts)
-
-
-def test_mlms_alone_have_one_panel_and_one_ratio_alone_has_no_figure(tmp_path):
-    mlm = [variant for variant in group_seeds(sweep_results("figure-12")) if variant.first.label == "mlm"]
-    assert "weighted by the posterior" not in _texts(mlm, tmp_path)
-    assert write_figure_12(group_seeds(sweep_results("table-4")), tmp_path / "none") == []
+    assert names | {"weighted by the posterior"} <= words
+    assert any("standard deviation of 3 seeds" in text for text in words)
+    # MLMs alone have one panel
+    write_figure_12([variant for variant in variants if variant.first.label == "mlm"], Path())
+    assert "weighted by the posterior" not in words_of(figures["figure-12"])
