@@ -23,11 +23,7 @@ from tests.unit.finetune.synthetic import finetune_recipe
 from tests.unit.tasks.glue_files import write_glue
 
 pytest.importorskip("transformers")
-
-
-@pytest.fixture(autouse=True)
-def cache_dir(tmp_path, monkeypatch):
-    monkeypatch.setenv("EXLM_CACHE_DIR", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")  # what is taken in
 
 
 def write_rows(path, family):

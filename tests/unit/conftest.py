@@ -5,23 +5,30 @@ from typing import Any
 
 import pytest
 
-from tests.unit.finetune.finetuned_runs import molecule_run, smiles_pretrained
+from tests.shared import shared
+from tests.unit.finetune.finetuned_runs import molecule_run, smiles_pretrained, words_run
 from tests.unit.finetune.synthetic import make_pretrained
 
 
 @pytest.fixture(scope="session")
 def text_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_pretrained(tmp_path_factory.mktemp("text") / "pretrained")
+    return shared(tmp_path_factory, "text", lambda folder: make_pretrained(folder / "pretrained")) / "pretrained"
 
 
 @pytest.fixture(scope="session")
 def smiles_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return smiles_pretrained(tmp_path_factory.mktemp("smiles"))
+    return shared(tmp_path_factory, "smiles", smiles_pretrained) / "pretrained"
 
 
 @pytest.fixture(scope="session")
 def molecules(tmp_path_factory: pytest.TempPathFactory, smiles_model: Path) -> Path:
-    return molecule_run(tmp_path_factory.mktemp("molecules"), smiles_model)
+    return shared(tmp_path_factory, "molecules", lambda folder: molecule_run(folder, smiles_model)) / "run"
+
+
+@pytest.fixture(scope="session")
+def lengths_run(tmp_path_factory: pytest.TempPathFactory, text_model: Path) -> Path:
+    """A regression on 36 texts, each in one row of `words.csv` beside the run."""
+    return shared(tmp_path_factory, "lengths", lambda folder: words_run(folder, text_model, "length")) / "run"
 
 
 @pytest.fixture

@@ -4,15 +4,17 @@ Texts with and without one word, and a tiny model: what is asserted of numbers h
 """
 
 import pickle
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest import SkipTest
 
 import numpy as np
 import pandas as pd
 import pytest
-from sklearn.base import BaseEstimator, clone
+from sklearn.base import clone
 from sklearn.model_selection import cross_val_score
-from sklearn.utils.estimator_checks import parametrize_with_checks
+from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import exlm_cli
 from exlm_cli.api.estimators import ExlmClassifier, ExlmRegressor
@@ -125,11 +127,6 @@ def test_a_regressor_is_cross_validated_by_scikit_learn(frame, text_model):
     assert (scores > 0).all()
 
 
-def _expected(estimator: BaseEstimator) -> dict[str, str]:
-    """Return the checks that give numbers as rows."""
-    return dict.fromkeys(ON_NUMBERS, "rows are strings, and this check gives numbers")
-
-
 ON_NUMBERS = [
     "check_classifier_data_not_an_array",
     "check_classifiers_classes",
@@ -172,6 +169,12 @@ ON_NUMBERS = [
 ]
 
 
-@parametrize_with_checks([ExlmClassifier(), ExlmRegressor()], expected_failed_checks=_expected)
-def test_scikit_learns_own_checks(estimator, check):
-    check(estimator)
+@pytest.mark.parametrize("estimator", [ExlmClassifier(), ExlmRegressor()])
+def test_scikit_learns_own_checks(estimator):
+    """But for those that give numbers as rows, which are strings."""
+    ran, skipped = 0, dict.fromkeys(ON_NUMBERS, "rows are strings, and this check gives numbers")
+    for made, check in estimator_checks_generator(estimator, expected_failed_checks=skipped, mark="skip"):
+        with suppress(SkipTest):
+            check(made)
+            ran += 1
+    assert ran > 10

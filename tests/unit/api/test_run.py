@@ -58,13 +58,13 @@ def test_a_model_is_in_evaluation_mode_also_after_it_has_predicted(molecules):
         assert not any(module.training for module in run.model.modules())
 
 
-def test_the_table_in_memory_is_the_one_that_exlm_predict_writes(text_model, tmp_path, monkeypatch):
+def test_the_table_in_memory_is_the_one_that_exlm_predict_writes(text_model, lengths_run, tmp_path, monkeypatch):
     monkeypatch.setattr("exlm_cli.finetune.evaluation.calibration.MIN_OF_EACH", 1)
     rows = ["amber fern", "elder"]
     table = write_rows(tmp_path / "new.csv", ["text"], [[row] for row in rows])
-    for label, level in (("length", 0.5), ("side", 0.9)):
-        (tmp_path / label).mkdir()
-        path = words_run(tmp_path / label, text_model, label)
+    (tmp_path / "side").mkdir()
+    of_labels = {"length": (lengths_run, 0.5), "side": (words_run(tmp_path / "side", text_model, "side"), 0.9)}
+    for label, (path, level) in of_labels.items():
         run = exlm_cli.load(path, device="cpu")
         found = run.predict(rows, interval_level=level)
         finetuned, out = load_finetuned(path, device="cpu"), tmp_path / f"{label}.csv"
@@ -260,11 +260,9 @@ def test_a_run_says_what_it_is_and_gives_its_model_and_tokenizer(text_model, mol
         assert run.tokenizer.vocab_size == run.encoder.tokenizer.vocab_size
 
 
-def test_seeds_predict_alone_what_training_wrote_of_each(text_model, tmp_path, monkeypatch):
+def test_seeds_predict_alone_what_training_wrote_of_each(lengths_run):
     """What is calibrated is the mean of all seeds, so some of them have no interval."""
-    monkeypatch.setattr("exlm_cli.finetune.evaluation.calibration.MIN_OF_EACH", 1)
-    path = words_run(tmp_path, text_model, "length")
-    run = exlm_cli.load(path, device="cpu")
+    run, path = exlm_cli.load(lengths_run, device="cpu"), lengths_run
     assert run.seeds == (1, 2)
     task: Any = load_task(load_recipe(str(path / "recipe.yaml"), kind=FinetuneRecipe).task, SilentProgress())
     rows = [text for (text,) in task.examples["test"].texts]

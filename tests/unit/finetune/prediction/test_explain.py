@@ -19,7 +19,7 @@ from exlm_cli.finetune.prediction.predict import predict
 from exlm_cli.finetune.run import run_finetuning
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import EncodedRows, FloatArray
-from tests.unit.finetune.finetuned_runs import SMILES, finetune, words_run, write_rows
+from tests.unit.finetune.finetuned_runs import SMILES, finetune, write_rows
 from tests.unit.finetune.synthetic import finetune_recipe, grow_little
 
 
@@ -158,12 +158,12 @@ def test_atoms_beyond_the_sequence_have_no_change(labels):
     assert np.isnan(found).all(axis=1).tolist() == [False] * 22 + [True] * 8
 
 
-def test_text_and_pretrained_runs_are_refused(text_model, smiles_model, tmp_path):
-    words = load_finetuned(words_run(tmp_path, text_model, "length"), device="cpu")
+def test_text_and_pretrained_runs_are_refused(lengths_run, smiles_model, tmp_path):
+    words, table = load_finetuned(lengths_run, device="cpu"), lengths_run.parent / "words.csv"
     with pytest.raises(ConfigError, match="reads text"):
         Run(words.run, words, SilentProgress()).explain(["amber fern"])
     with pytest.raises(ConfigError, match="reads text"):
-        predict(words, tmp_path / "words.csv", None, folder=tmp_path, explain=lambda *_: {}, progress=SilentProgress())
+        predict(words, table, None, folder=tmp_path, explain=lambda *_: {}, progress=SilentProgress())
     assert not list(tmp_path.glob("predictions*"))
     with pytest.raises(CheckpointError, match="predicts no labels"):
         load(smiles_model, device="cpu").explain(["CCO"])

@@ -37,7 +37,7 @@ from exlm_cli.finetune.prediction.training_rows import (
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import PredictionSummary
 from exlm_cli.tasks.rows.task import LabelledRows, RowTask
-from tests.unit.finetune.finetuned_runs import SMILES, read_rows, words_run, write_rows
+from tests.unit.finetune.finetuned_runs import SMILES, read_rows, write_rows
 from tests.unit.finetune.synthetic import read_part
 from tests.unit.tasks.squad.test_task import write
 
@@ -48,9 +48,8 @@ def finetuned(molecules: Path) -> Finetuned:
 
 
 @pytest.fixture(scope="module")
-def lengths(text_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Finetuned:
-    """A regression on 36 texts, each in one row of `words.csv` beside the run."""
-    return load_finetuned(words_run(tmp_path_factory.mktemp("lengths"), text_model, "length"), device="cpu")
+def lengths(lengths_run: Path) -> Finetuned:
+    return load_finetuned(lengths_run, device="cpu")
 
 
 def known_rows(run: Path, **smiles: list[str]) -> Path:
