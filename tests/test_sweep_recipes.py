@@ -91,7 +91,7 @@ def test_small_sweeps_take_variants_and_no_size_from_the_papers(name):
         if plan.pretrain.objective == "mlm":
             assert plan.pretrain.model.rope == "1d"
         else:
-            assert plan.pretrain.expands_input
+            assert plan.pretrain.expands_input == (plan.label != "exlm-chain")
     by_label = {plan.label: plan for plan in recipe.plan()}
     assert by_label["mlm-plus-plus"].pretrain.train.max_steps == 2 * (recipe.pretrain.train.max_steps or 0)
 
