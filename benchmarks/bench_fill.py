@@ -90,6 +90,7 @@ def main() -> None:
     parser.add_argument("run", help="pre-training run, or bundled:NAME")
     parser.add_argument("file", help="text or SMILES that was not trained on")
     parser.add_argument("--twin", help="the MLM of equal FLOPs")
+    parser.add_argument("--as-written", action="store_true", help="read SMILES as the file spells them")
     parser.add_argument("--sequences", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--ceilings", type=int, default=0, metavar="N", help="pairs whose ceiling is computed first")
@@ -101,7 +102,7 @@ def main() -> None:
     twin = load_pretrained(Path(options.twin), device="cpu") if options.twin else run
     if twin.tokenizer.fingerprint != run.tokenizer.fingerprint:
         raise SystemExit("error: the runs have different tokenizers\n\nhint: give the twin of this run")
-    sequences = read_sequences(run, options.file, options.sequences, options.seed)
+    sequences = read_sequences(run, options.file, options.sequences, options.seed, is_written=options.as_written)
     console = Console(width=110)
     if options.ceilings:
         show_ceilings(console, twin, sequences, options.ceilings, options.seed)
@@ -123,9 +124,10 @@ def main() -> None:
         append_rows(options.csv, head, rows)
 
 
-def read_sequences(run: Pretrained, file: str, num: int, seed: int) -> list[IntArray]:
-    """Return at most `num` sequences of a file as the run reads them, in a hashed order."""
-    data = run.recipe.data.model_copy(update={"valid": (file,), "train": (), "on_invalid": "skip", "cache_dir": None})
+def read_sequences(run: Pretrained, file: str, num: int, seed: int, *, is_written: bool) -> list[IntArray]:
+    """Return at most `num` sequences of a file in a hashed order, SMILES canonical unless they stay as written."""
+    changed = {"valid": (file,), "train": (), "on_invalid": "skip", "cache_dir": None, "num_spellings": 1}
+    data = run.recipe.data.model_copy(update=changed | {"canonical_smiles": not is_written})
     recipe = run.recipe.model_copy(update={"data": data})
     prepared = prepare_data(recipe, progress=SilentProgress(), is_trained=False, tokenizer=run.tokenizer)
     order = np.random.default_rng(seed).permutation(len(prepared.valid.lengths))[:num]

@@ -16,12 +16,13 @@ matrix is 2 a b c FLOPs; its backward pass has two such products, so that whatev
 `alignment: chain` has one node a mask, N = T and S = T + 2, R classes, k states and edges of width d:
 
     lm_head           3 * 2 T (D^2 + D V + V R)         the classes' shares of each distribution as well
+                      3 * 2 (T - 1) 4 D^2               what each mask reads
     transition        3 * 2 T (D R k + 2 R k) + 3 * 2 (T - 1) (2 D d + k^2 d)   states of classes; query, key, Q K'
     alignment         3 * 2 (k + (T - 1) k^2)
 
 E, the edges that any path can take for any target, is 2 w + (T - 1) w (w + 1) / 2 with w = S - 1 - T: target t lies on
-one of the w nodes t to S - 2 - T + t. An MLM is the case k = 1 without the last two lines, and `alignment: independent`
-the same with k > 1.
+one of the w nodes t to S - 2 - T + t. An MLM is the case k = 1 without transition and alignment, and `alignment:
+independent` the same with k > 1.
 
 The lowest possible ratio of ExLM to MLM in Table 12 follows from this. Embeddings, norms, GELU, softmax, dropout,
 rotation, residuals, gathers and AdamW are not counted: they are memory traffic, or small beside the rest. Nor are the

@@ -126,8 +126,8 @@ def measure_entropy(
 
     Raises:
         CheckpointError: No checkpoint there.
-        ConfigError: A masking that the model cannot take: copies beyond its learned positions, or other states than its
-            clone embeddings are for.
+        ConfigError: A masking that the model cannot take: copies beyond its learned positions, or, of a chain, another
+            number of states than it was trained with.
         DataError: Validation data that cannot be used.
     """
     progress = progress or SilentProgress()

@@ -47,7 +47,7 @@ RANDOM_LENGTHS = (128, 37)
 
 
 class PlainNetwork(nn.Module):
-    """What an exported model computes, with the weights of the run and every mask one state.
+    """What an exported model computes, with the weights of the run.
 
     Args:
         model: The model of the run.

@@ -1,4 +1,4 @@
-"""Networks of ExLM and its MLM baseline: an encoder, an LM head on the nodes, and for ExLM a transition head.
+"""Networks of ExLM and its MLM baseline: an encoder, an LM head on the nodes, and for ExLM the head of its DAG.
 
 Axes: B sequences, X positions of the encoder, R positions that are read, S nodes, T targets, N packed inner nodes,
 D width, V vocabulary.
@@ -201,5 +201,5 @@ class ExlmModel(nn.Module):
 
     def log_transitions(self, nodes: NodeStates, batch: Batch) -> Float[Tensor, "B S S"]:
         """Return log E[v, u]; only for `alignment: dag` and `sparse_dag`."""
-        assert self.transition is not None, "an MLM or `alignment: independent` has no transitions"
+        assert self.transition is not None, "`alignment` is neither dag nor sparse_dag"
         return cast(Tensor, self.transition(nodes.states, batch))

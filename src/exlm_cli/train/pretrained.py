@@ -122,8 +122,8 @@ def recorded_name(weights: Pretrained) -> str:
 def adopt_architecture(recipe: PretrainRecipe, start: Pretrained, progress: Progress) -> PretrainRecipe:
     """Return a recipe whose model can begin with the weights of another; a message says what that changes.
 
-    The checkpoint decides what its encoder and tokenizer are, and between two ExLMs what the states and the transition
-    head are; data, masks, objective, optimiser and dropout stay the recipe's.
+    The checkpoint decides what its encoder and tokenizer are, and between two ExLMs what the head of the DAG is; data,
+    masks, objective, optimiser and dropout stay the recipe's.
 
     Raises:
         CheckpointError: The checkpoint reads other rows, or the recipe does not fit what it decides.
@@ -142,11 +142,13 @@ def adopt_architecture(recipe: PretrainRecipe, start: Pretrained, progress: Prog
     alignment = _adopted_alignment(recipe, start.recipe)
     if recipe.objective == "exlm":
         changed["model.alignment"] = alignment
-    if recipe.objective == "exlm" and alignment == "chain":
-        changed["model.chain.starts_at"] = 0.0  # its encoder has learned
-    if recipe.has_transitions and start.recipe.has_transitions:
-        head = theirs.transition.model_dump(exclude={"balance", "start_strength"})
-        changed |= {f"model.transition.{key}": value for key, value in head.items()}
+        if alignment == "chain":
+            changed["model.chain.starts_at"] = 0.0  # its encoder has learned
+        if start.recipe.is_chain:
+            changed["model.chain.num_classes"] = theirs.chain.num_classes
+        if alignment in ("dag", "sparse_dag") and start.recipe.has_transitions:
+            head = theirs.transition.model_dump(exclude={"balance", "start_strength"})
+            changed |= {f"model.transition.{key}": value for key, value in head.items()}
     changed["tokenizer.vocab_size"] = start.tokenizer.vocab_size
     changed["tokenizer.special_tokens"] = start.tokenizer.special_tokens
     before = identity_values(recipe)

@@ -50,7 +50,9 @@ MaskRatiosOption = Annotated[
 NumStatesOption = Annotated[
     str | None,
     typer.Option(
-        "--num-states", metavar="LIST", help="For --entropy: states per mask, like 2,4; default: the model's own."
+        "--num-states",
+        metavar="LIST",
+        help="For --entropy: states per mask, like 2,4, of an ExLM other than a chain; default: the model's own.",
     ),
 ]
 MaxSequencesOption = Annotated[

@@ -29,7 +29,7 @@ TopOption = Annotated[int, typer.Option("--top", min=1, max=50, metavar="N", hel
 NBestOption = Annotated[int, typer.Option("--n-best", min=1, max=1000, metavar="N", help="Joint fillings.")]
 LengthOption = Annotated[
     Literal["exact", "any"],
-    typer.Option("--length", help="exact: one token per [MASK]; any: also none or several, for alignment dag."),
+    typer.Option("--length", help="exact: one token per [MASK]; any: also none or several, not of a chain."),
 ]
 FormatsOption = Annotated[
     str, typer.Option("--format", metavar="LIST", help=f"Files to write, of {_ALL_FORMATS}; or none.")
