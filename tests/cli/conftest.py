@@ -1,9 +1,11 @@
 """A current directory and a cache for each command that a test runs; small runs that tests only read."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from tests.shared import shared
 from tests.tiny_sweeps import work_in_this_process
 from tests.unit.finetune.finetuned_runs import make_runs
 
@@ -49,10 +51,8 @@ def folder(tmp_path: Path, own_cache: None, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of `make_runs`."""
-    root = tmp_path_factory.mktemp("made")
-    make_runs(root)
-    return root
+    """Return the folder of `make_runs`, which nothing alters."""
+    return shared(tmp_path_factory, "made", make_runs)
 
 
 @pytest.fixture
@@ -67,3 +67,10 @@ def link_runs(folder: Path, made: Path) -> None:
     runs = {"M": "molecules/run", "R": "rte/run", "Q": "squad/run", "P": "smiles/pretrained", "T": "text"}
     for name, target in runs.items():
         (folder / name).symlink_to(made / target)
+
+
+def own_copy(folder: Path, name: str) -> Path:
+    """Put a copy, which a test may alter, in the place of the link to a run."""
+    run = (folder / name).resolve()
+    (folder / name).unlink()
+    return shutil.copytree(run, folder / name)

@@ -21,6 +21,7 @@ from exlm_cli.progress import SilentProgress
 from exlm_cli.train.checkpoint import load_optimizer_state
 from exlm_cli.train.pretrained import load_pretrained
 from tests.cli.asserts import printed_by, refusal_of, result_of
+from tests.cli.conftest import own_copy
 from tests.fake_hub import TOKEN, FakeHub, running_hub
 from tests.unit.finetune.finetuned_runs import SMILES, write_rows
 from tests.unit.finetune.synthetic import WORDS, finetune_recipe, grow_little
@@ -76,10 +77,11 @@ def test_a_pushed_run_is_read_back(hub, run_folder, capsys, monkeypatch):
     """
     pytest.importorskip("transformers")
     monkeypatch.setattr("exlm_cli.export.folder.compare_outputs", lambda *_: Comparison(1, 0.0, 1.0))
+    own = own_copy(run_folder, "T")
     hub.commit("me/text", {"run/old.json": b"{}", "notes.txt": b"mine"})
     hub.private.add("me/text")
     for name in ("vectors.npz", "notes.json", "rows.jsonl"):
-        (run_folder / "T" / name).write_bytes(b"\xffmine")
+        (own / name).write_bytes(b"\xffmine")
     result = result_of(capsys, "push", "T", "me/text", "--private", "--license", "mit")
     assert result["url"] == f"{hub.url}/me/text"
     commit, files = hub.repos["me/text"][-1]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.cli.asserts import printed_by, refusal_of, result_of
+from tests.cli.conftest import own_copy
 from tests.unit.finetune.finetuned_runs import read_rows, write_rows
 from tests.unit.tasks.glue_files import content
 from tests.unit.tasks.squad.test_task import document
@@ -61,6 +62,7 @@ def test_glue_and_squad_files_are_answered_in_the_official_layouts(run_folder, c
     assert wanted <= set(read_rows(run_folder / "rte-details.csv")[0])
     assert (run_folder / "rte.tsv").read_text().splitlines()[0] == "index\tprediction"
     (run_folder / "dev-v2.0.json").write_text(json.dumps(document("Moss")))
+    own_copy(run_folder, "Q")
     result = result_of(capsys, "predict", "Q", "dev-v2.0.json")
     ends = (".json", "-no-answer.json", "-details.csv")
     assert result["files"] == [f"Q/report/predictions-dev-v2.0{end}" for end in ends]

@@ -36,6 +36,8 @@ def test_a_batch_is_learnt_by_heart(sections):
     for _ in range(150):
         optimizer.zero_grad()
         loss = objective.sequence_nll(model, batch).mean()
+        if loss.item() < 0.1 * math.log(SPECIAL.vocab_size):
+            return
         loss.backward()
         optimizer.step()
-    assert float(loss.detach()) < 0.1 * math.log(SPECIAL.vocab_size)
+    pytest.fail(f"the loss is {loss.item()}")
