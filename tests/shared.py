@@ -1,4 +1,4 @@
-"""Folders that tests only read, each made once for all workers of pytest-xdist."""
+"""Folders that tests only read, each made once for all processes."""
 
 import os
 import shutil
@@ -9,16 +9,19 @@ import filelock
 import pytest
 
 
-def shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """Return the folder of this name, which `make` has filled: here, or in the worker that needed it first."""
-    root = factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        root = root.parent  # that of all workers
-    folder, done = root / f"shared-{name}", root / f"shared-{name}.done"
-    with filelock.FileLock(root / f"shared-{name}.lock"):
+def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
+    """Return a folder that `make` has filled: now, or in the process that needed it first."""
+    done = folder.with_suffix(".done")
+    with filelock.FileLock(folder.with_suffix(".lock")):
         if not done.exists():
-            shutil.rmtree(folder, ignore_errors=True)  # of a worker that failed
+            shutil.rmtree(folder, ignore_errors=True)  # of a process that failed
             folder.mkdir()
             make(folder)
             done.touch()
     return folder
+
+
+def shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """Return the folder of this name of all workers of pytest-xdist."""
+    root = factory.getbasetemp()
+    return made_once((root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / f"shared-{name}", make)

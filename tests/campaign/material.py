@@ -5,10 +5,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import filelock
 import hypothesis.strategies as st
 
 from tests.campaign.trial import Trial
+from tests.shared import made_once
 from tests.unit.finetune.finetuned_runs import make_runs, words_run
 
 RUNS = {
@@ -40,16 +40,13 @@ values = st.recursive(
 
 def runs(trial: Trial) -> Path:
     """Return a folder with the runs of `RUNS`, made once for all workers of a campaign."""
-    made = trial.folder.parent / "made"
-    with filelock.FileLock(made.with_suffix(".lock")):
-        if not made.exists():
-            root = made.with_suffix(".new")
-            shutil.rmtree(root, ignore_errors=True)
-            text = make_runs(root)
-            (root / "words").mkdir()
-            words_run(root / "words", text, "colour", seeds=(1,))
-            root.rename(made)
-    return made
+
+    def make(folder: Path) -> None:
+        text = make_runs(folder)
+        (folder / "words").mkdir()
+        words_run(folder / "words", text, "colour", seeds=(1,))
+
+    return made_once(trial.folder.parent / "made", make)
 
 
 def bring_runs(trial: Trial, names: str, *, as_copies: bool = False) -> None:

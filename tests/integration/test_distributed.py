@@ -37,7 +37,7 @@ from tests.killed import act_at_call, die_at_call
 from tests.ranks import in_turn, note_error, noted_errors, own_rank, run_ranks
 from tests.tiny import CHAIN, tiny_recipe
 
-STEPS = 24
+STEPS = 16
 LOSS_BOUND, WEIGHT_BOUND = 5e-6, 5e-5
 
 
@@ -52,10 +52,10 @@ CASES: list[tuple[int, str, str, dict[str, Any]]] = [
 
 
 def recipe_of(cache: Path, kind: str, objective: str, **train: Any) -> PretrainRecipe:
-    """Return a recipe of 24 steps in two epochs, with microbatches of a few sequences."""
+    """Return a recipe of 16 steps in two epochs, with microbatches of a few sequences."""
     data: dict[str, dict[str, Any]] = {
-        "text": {"train": ["bundled:grammar"], "bundled_rows": 69},
-        "smiles": {"train": ["bundled:molecules"], "bundled_rows": 73},
+        "text": {"train": ["bundled:grammar"], "bundled_rows": 44},
+        "smiles": {"train": ["bundled:molecules"], "bundled_rows": 45},
     }
     masking: dict[str, Any] = {"num_states_per_mask": 1 if objective == "mlm" else 3}
     if (kind, objective) == ("smiles", "exlm"):
@@ -66,8 +66,8 @@ def recipe_of(cache: Path, kind: str, objective: str, **train: Any) -> PretrainR
         masking=masking,
         model={**(CHAIN if objective == "chain" else {}), "dropout": 0.0, "attention_dropout": 0.0, "max_length": 128},
         train={
-            "max_steps": STEPS, "batch_sequences": 6, "microbatch_tokens": 200, "checkpoint_every_steps": 10,
-            "validate_every_steps": 10, "log_every_steps": 1, "validation_sequences": 2, "num_threads": 1, **train,
+            "max_steps": STEPS, "batch_sequences": 6, "microbatch_tokens": 200, "checkpoint_every_steps": 6,
+            "validate_every_steps": 6, "log_every_steps": 1, "validation_sequences": 2, "num_threads": 1, **train,
         },
     )  # fmt: skip
 
@@ -154,7 +154,7 @@ def test_the_last_step_of_an_epoch_has_fewer_sequences_than_ranks(cache):
         assert len(plan[-1]) < 2
 
 
-@pytest.mark.parametrize(("before", "after", "dying", "call"), [(2, 3, 1, 21), (3, 1, 0, 17)])
+@pytest.mark.parametrize(("before", "after", "dying", "call"), [(2, 3, 1, 14), (3, 1, 0, 11)])
 def test_one_survivor_of_a_killed_rank_reports_it_and_another_number_of_ranks_goes_on(
     cache, alone, tmp_path, before, after, dying, call
 ):
@@ -176,7 +176,7 @@ def test_one_survivor_of_a_killed_rank_reports_it_and_another_number_of_ranks_go
 def train_until_signalled(recipe: PretrainRecipe, out: Path, notes: Path) -> None:
     """Let a signal come to rank 1 alone, in a forward pass; every rank notes why it ends."""
     if own_rank() == 1:
-        act_at_call(PretrainTask, "losses", 21, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        act_at_call(PretrainTask, "losses", 14, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     note_error(notes, lambda: run_pretraining(recipe, out=out))
 
 
