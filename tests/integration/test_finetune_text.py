@@ -46,7 +46,7 @@ def test_answers_are_learned_by_heart(tmp_path):
     write(data, "train-v2.0.json", "Moss", "Clocks", "Tea")
     write(data, "dev-v2.0.json", "Moss", "Clocks", "Tea")
     task = {"name": "squad/v2", "data_dir": str(data), "doc_stride": 12, "max_query_tokens": 24}
-    result = finetune(tmp_path, task, max_epochs=60, validate_every_steps=40, batch_sequences=4)
+    result = finetune(tmp_path, task, max_epochs=60, validate_every_steps=40, batch_sequences=4, patience=4)
     results, scores = result.results, result.scores
     assert scores.seeds("valid", "f1").median > 0.9
     assert scores.seeds("valid", "has_answer_f1").median > 0.9
