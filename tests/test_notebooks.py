@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from exlm_cli import bundled_models
+from tests.unit.finetune.synthetic import grow_little
 
 DOCS = Path(__file__).parents[1] / "docs"
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
@@ -56,6 +57,8 @@ def test_a_notebook_runs_from_top_to_bottom_and_shows_what_it_stores(path, own_c
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(bundled_models, "FOLDER", Path(bundled_models.__file__).parent / "pretrained")
     is_update = "EXLM_UPDATE_NOTEBOOKS" in os.environ
+    if not is_update:
+        grow_little(monkeypatch)
     notebook = json.loads(path.read_text(encoding="utf-8"))
     names: dict[str, Any] = {"__name__": "__main__"}
     has_trained = False
