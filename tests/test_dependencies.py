@@ -1,6 +1,7 @@
 """Packages: what `src` imports is declared in pyproject.toml, and what is declared is imported."""
 
 import ast
+import functools
 import re
 import sys
 import tomllib
@@ -26,6 +27,17 @@ def distribution(requirement: str) -> str:
     return normal(re.split(r"[\s;<>=!~\[]", requirement, maxsplit=1)[0])
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def import_statements(path: Path) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    """Return those of a file, in functions too."""
+    return tuple(node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Import | ast.ImportFrom))
+
+
 def imported_modules(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Yield the dotted names that the import statements among some nodes name."""
     for node in nodes:
@@ -39,7 +51,7 @@ def imported_modules(nodes: Iterable[ast.AST]) -> Iterator[str]:
 def imported_packages() -> Iterator[str]:
     """Yield the top-level packages that `src` imports, outside the standard library and itself."""
     for path in PACKAGE.rglob("*.py"):
-        for module in imported_modules(ast.walk(ast.parse(path.read_text(encoding="utf-8")))):
+        for module in imported_modules(import_statements(path)):
             yield module.partition(".")[0]
 
 
@@ -60,7 +72,7 @@ def test_no_module_needs_a_package_of_an_extra_to_be_imported():
     optional = {distribution(r) for group in extras.values() for r in group}
     optional -= {distribution(requirement) for requirement in PROJECT["dependencies"]}
     for path in PACKAGE.rglob("*.py"):
-        modules = set(imported_modules(ast.parse(path.read_text(encoding="utf-8")).body))
+        modules = set(imported_modules(tree_of(path).body))
         assert not {normal(module.partition(".")[0]) for module in modules} & optional, path
 
 

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, req
 from pathlib import Path
 
 import exlm_cli
-from tests.test_dependencies import distribution, imported_modules, normal
+from tests.test_dependencies import distribution, import_statements, imported_modules, normal
 
 PACKAGE = Path(exlm_cli.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -38,7 +38,7 @@ def relative(path: Path) -> str:
 @functools.cache
 def imports_of(path: Path) -> set[str]:
     """Return the dotted modules that a file imports anywhere, `from exlm_cli import x` as `exlm_cli.x`."""
-    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    nodes = import_statements(path)
     assert not any(isinstance(node, ast.ImportFrom) and node.level for node in nodes), f"{path}: relative import"
     whole = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     assert PACKAGE.name not in whole, f"{path}: imports the package itself"
@@ -77,7 +77,7 @@ def test_imports_point_to_lower_layers_only():
 def imported_at_any_time(module: str) -> set[str]:
     """Return the modules of the package that one imports, in functions too; a package only where it is itself meant."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+    for node in import_statements(MODULES[module]):
         named = [name for name in imported_modules([node]) if name in MODULES]
         found.update(named[1:] or named)
     return found
