@@ -27,7 +27,6 @@ LONGEST = 16 + 2 * NUM_MASKS
     [
         ({"model": {"num_heads": 3}}, "model.width model.num_heads"),
         ({"model": {"width": 12}}, "model.rope model.width model.num_heads"),
-        ({"model": {"expand": "output"}}, "model.expand model.rope"),
         ({"model": {"transition": {"rope": "nodes", "heads": 16}}},
          "model.width model.transition.heads model.transition.rope"),
         ({"model": {"transition": {"heads": 3}}}, "model.transition.heads"),
