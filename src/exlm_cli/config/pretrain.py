@@ -114,13 +114,13 @@ class PretrainRecipe(Recipe):
         for at in self.train.validate_at:
             most = self._most_masks(at)
             limited = [("model.max_length", model.max_length, self.num_positions(most))]
-            if model.transition.position_features:
+            if self.has_transitions and model.transition.position_features:
                 limited.append(("model.transition.max_nodes", model.transition.max_nodes, k * most + 2))
             for key, limit, needed in limited:
                 if needed > limit:
                     raise ValueError(f"`train.validate_at` has {at:g}, which needs {needed} of `{key}` {limit}")
         num_nodes = masking.num_states_per_mask * self.max_masks + 2
-        if model.transition.position_features and num_nodes > model.transition.max_nodes:
+        if self.has_transitions and model.transition.position_features and num_nodes > model.transition.max_nodes:
             raise ValueError(
                 f"`model.transition.max_nodes` is {model.transition.max_nodes}, but a sequence can have {num_nodes} "
                 "nodes"

@@ -120,7 +120,7 @@ def require_size(pretrained: Pretrained, num_tokens: int, num_masks: int) -> Non
     transition = recipe.model.transition
     num_further = (k - 1) * num_masks if pretrained.model.expands_input else 0
     max_inner = MAX_INNER_NODES
-    if transition.position_features:
+    if recipe.has_transitions and transition.position_features:
         max_inner = min(max_inner, transition.max_nodes - 2)
     if k * num_masks > max_inner:
         most = max_inner // k

@@ -78,6 +78,7 @@ def test_an_mlm_expands_nothing():
         {"model": {"max_length": LONGEST}},
         {"model": {"transition": {"position_features": True, "max_nodes": 3 * NUM_MASKS + 2}}},
         {"model": {"transition": {"max_nodes": 3}}},  # not asked for, so not needed
+        {"model": CHAIN | {"transition": {"position_features": True, "max_nodes": 3}}},  # no such head
         {"model": {"rope": "none", "learned_positions": True, "width": 10}},
         {"model": {"rope": "none", "learned_positions": True, "transition": {"rope": "nodes"}}},
         {"model": {"transition": {"rope": "nodes", "heads": 8}}},
