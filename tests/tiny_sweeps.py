@@ -1,5 +1,6 @@
 """A Repeated-MLM grid and a sweep so small that a cell takes a tenth of a second, also without a process for it."""
 
+import pickle
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextlib import nullcontext
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loky.backend.reduction import dumps
 
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
@@ -65,19 +67,23 @@ def scores_of(cells: list[CellRuns]) -> list[bytes]:
 
 
 class _ThisProcess(Executor):
-    """Does what it gets at once, here."""
+    """Does what it gets at once, here, on the copies that a worker would get."""
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
         future: Future[Any] = Future()
         try:
-            future.set_result(function(*arguments, **named))
+            given = pickle.loads(dumps((function, arguments, named)))
+            future.set_result(given[0](*given[1], **given[2]))
         except BaseException as error:
             future.set_exception(error)
         return future
 
 
 def work_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do the jobs of workers here: a process of their own imports torch for two seconds."""
+    """Do the jobs of workers here: a process of their own imports torch for two seconds.
+
+    `tests/unit/train/test_workers.py` and `tests/unit/finetune/cells/test_workers.py` have workers of their own.
+    """
     monkeypatch.setattr(workers, "start_processes", lambda *_, **__: nullcontext(_ThisProcess()))
 
 

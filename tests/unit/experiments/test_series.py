@@ -24,19 +24,18 @@ from tests.unit.tasks.glue_files import write_glue
 
 
 @pytest.fixture(autouse=True)
-def _in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "slow" not in request.keywords:
-        work_in_this_process(monkeypatch)
+def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    work_in_this_process(monkeypatch)
 
 
 def run_and_die(folder: Path) -> None:
     """Run a series in the process at hand until it dies with the first task that is done."""
+    work_in_this_process(pytest.MonkeyPatch())
     die_at_call(series_module, "read_results", 1)
     run_series(folder, checkpoint=None, workers=2, progress=SilentProgress())
 
 
-@pytest.mark.slow
-def test_workers_give_what_each_run_gives_alone_also_after_a_kill(text_model, tmp_path):
+def test_workers_give_what_each_run_gives_alone_also_after_a_kill(text_model, tmp_path, monkeypatch):
     recipes = []
     for name in ("rte", "cola"):
         write_glue(tmp_path, name, copies=2)
@@ -58,10 +57,9 @@ def test_workers_give_what_each_run_gives_alone_also_after_a_kill(text_model, tm
         assert result.scores.table.equals(alone.scores.table)
         assert result.run_dir == folder / result.run_dir.name
     # a finished series starts no worker
-    (folder / "workers/worker-0.log").unlink()
+    monkeypatch.setattr("exlm_cli.train.workers.start_processes", pytest.fail)
     again, _ = run_series(folder, checkpoint=None, workers=2, progress=progress)
     assert [result.results for result in again] == [result.results for result in finished]
-    assert not (folder / "workers/worker-0.log").exists()
 
 
 def test_tasks_are_finished_one_by_one(text_model, tmp_path, monkeypatch):
