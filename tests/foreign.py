@@ -30,7 +30,7 @@ def config_of(family, vocab_size, **changes):
         values |= {"position_embedding_type": "rotary", "token_dropout": True, "mask_token_id": vocab_size - 1}
     if family == "modernbert":
         values |= {"pad_token_id": 0, "local_attention": 8, "bos_token_id": 1, "cls_token_id": 1}
-        values |= {"eos_token_id": 2, "sep_token_id": 2, "num_hidden_layers": 3, "global_attn_every_n_layers": 2}
+        values |= {"eos_token_id": 2, "sep_token_id": 2, "num_hidden_layers": 4}
     return getattr(require_transformers(), f"{own.classes}Config")(**{**values, **changes})
 
 

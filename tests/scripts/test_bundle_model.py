@@ -1,6 +1,4 @@
-"""`studies/bundle_model.py` and `mean_weights.py`: a run, or a mean of two, becomes a model of the package, with its
-card; and the models that are there.
-"""
+"""`studies/bundle_model.py`: a run becomes a model of the package, with its card; and the models that are there."""
 
 import importlib.util
 import json
@@ -26,18 +24,14 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = Path(exlm_cli.__file__).parent / "pretrained"
 
 
-def study(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"studies/{name}.py")
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("bundle_model", ROOT / "studies/bundle_model.py")
     assert spec
     assert spec.loader
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    return study("bundle_model")
 
 
 def about_of(script, name="text"):
@@ -69,22 +63,6 @@ def test_a_run_becomes_a_model_of_the_package(script, run, tmp_path, monkeypatch
     loaded = load_pretrained(Path("bundled:text"), device="cpu")
     assert loaded.sha256 in card
     assert not [path for path in folder.rglob("*.*") if path.is_file() and b"/home/me" in path.read_bytes()]
-
-
-def test_a_mean_of_two_runs_is_a_run_with_the_mean_of_their_weights(tmp_path):
-    runs = [make_pretrained(tmp_path / f"{std}", model={"init_std": std}) for std in (0.1, 0.2)]
-    mean = tmp_path / "mean"
-    study("mean_weights").write_mean(*runs, 0.75, mean, SilentProgress())
-    new, old, found = (load_pretrained(run, device="cpu") for run in (*runs, mean))
-    of_new, of_old = new.model.state_dict(), old.model.state_dict()
-    assert new.sha256 != old.sha256
-    for name, tensor in found.model.state_dict().items():
-        torch.testing.assert_close(tensor, 0.75 * of_new[name] + 0.25 * of_old[name])
-    assert found.recipe == new.recipe
-    wider = make_pretrained(tmp_path / "wider", model={"ffn_width": 48})
-    with pytest.raises(ExlmError, match=f"^{wider}: other weights than {runs[0]}$"):
-        study("mean_weights").write_mean(runs[0], wider, 0.75, tmp_path / "none", SilentProgress())
-    assert not (tmp_path / "none").exists()
 
 
 def test_figures_that_were_measured_where_it_was_trained_go_onto_the_card(script, run, tmp_path):
