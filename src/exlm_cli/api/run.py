@@ -34,7 +34,7 @@ from exlm_cli.finetune.prediction.embed import RowEncoder, Vectors, embed_rows, 
 from exlm_cli.finetune.prediction.explain import explain_molecules
 from exlm_cli.finetune.prediction.predict import check_options, predict_rows, require_molecules
 from exlm_cli.finetune.scores import Predictor
-from exlm_cli.format import format_parameters
+from exlm_cli.format import format_parameters, format_percent
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import run_kind
 from exlm_cli.tasks.base import FloatArray, NewRows, TrainedTask
@@ -59,6 +59,12 @@ _TEXT_COLUMNS = ("predicted_class", "answer", "answers", "in_split", "problem")
 
 class Filled(Inspection):
     """The DAG of a text and its fillings, which a notebook shows as the drawn graph."""
+
+    def __repr__(self) -> str:
+        fillings = self.n_best.fillings
+        best = ", ".join(f"{format_percent(self.share(one))} {one.text}" for one in fillings[:3])
+        more = f"; {len(fillings) - 3} more" if len(fillings) > 3 else ""
+        return f"<fillings of {self.dag.text!r}: {best}{more}>"
 
     def _repr_svg_(self) -> str:
         from exlm_cli.dag.figures import render_graph
