@@ -82,7 +82,9 @@ SeedsOption = Annotated[
 ReplicatesOption = Annotated[
     int | None,
     typer.Option(
-        "--num-replicates", metavar="N", help="Repeat on N splits, with `--split random` or `scaffold-balanced`."
+        "--num-replicates",
+        metavar="N",
+        help="Repeat on N splits, with `--split random`, `scaffold-balanced` or `group`.",
     ),
 ]
 GridOption = Annotated[bool, typer.Option("--grid", help="Search the recipe's grid; the best point is reported.")]

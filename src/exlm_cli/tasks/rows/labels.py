@@ -6,7 +6,7 @@
 | two numbers, in one column | two classes |
 | other numbers | values (`regression`) |
 | numbers, and bounds such as `<10` and `≥ 5` | values, some of them censored |
-| numbers and others, such as `3 nM`, and no text comes twice | refused |
+| numbers, and fewer others, such as `3 nM` | refused |
 | other texts, in one column | classes; refused if most classes have one row, or there are over 100 |
 
 - A cell is missing if it is empty or one of `task.missing_values`, in any case. A note counts such words among words.
