@@ -32,7 +32,7 @@ format: setup
 types: setup
 	$(BIN)/mypy
 
-# Two workers of one thread each. On two cores a third costs a fifth more CPU time than it saves in waiting.
+# Two workers of one thread each; on two cores a third makes it a sixth slower.
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
