@@ -80,10 +80,7 @@ class _ThisProcess(Executor):
 
 
 def work_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do the jobs of workers here: a process of their own imports torch for two seconds.
-
-    `tests/unit/train/test_workers.py` and `tests/unit/finetune/cells/test_workers.py` have workers of their own.
-    """
+    """Do the jobs of workers here: a process of their own imports torch for two seconds."""
     monkeypatch.setattr(workers, "start_processes", lambda *_, **__: nullcontext(_ThisProcess()))
 
 

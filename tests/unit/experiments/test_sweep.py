@@ -46,8 +46,8 @@ def _run(
     return run_sweep(recipe, out=out, resume=resume, workers=workers, progress=progress), progress.said
 
 
-def test_two_workers_give_what_the_cells_give_one_by_one(recipe, one_by_one, tmp_path, monkeypatch):
-    work_in_this_process(monkeypatch)
+@pytest.mark.slow
+def test_two_processes_give_what_the_cells_give_one_by_one(recipe, one_by_one, tmp_path):
     result, _ = _run(recipe, out=tmp_path / "run")
     assert scores_of(result.cells) == one_by_one
     assert result.num_diverged == 0
@@ -56,9 +56,10 @@ def test_two_workers_give_what_the_cells_give_one_by_one(recipe, one_by_one, tmp
     rows = read_rows(tmp_path / "run" / "scores.csv")
     assert [row["variant"] for row in rows if row["metric"] == "loss"] == ["k1-p0.3", "k2-p0.5"]
     assert [float(row["value"]) for row in rows if row["metric"] == "loss"] == [c.value("loss") for c in result.cells]
-    # a finished sweep starts no worker
-    monkeypatch.setattr("exlm_cli.train.workers.start_processes", pytest.fail)
+    # a finished sweep starts no process
+    (tmp_path / "run" / "workers" / "worker-0.log").unlink()
     assert _run(recipe, resume=tmp_path / "run")[0].cells == result.cells
+    assert not (tmp_path / "run" / "workers" / "worker-0.log").exists()
 
 
 def test_an_error_in_a_cell_stops_the_sweep_and_names_the_cell(recipe, tmp_path, monkeypatch):
