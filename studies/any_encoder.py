@@ -26,7 +26,7 @@ from exlm_cli.export.source import pretrained_source
 from exlm_cli.progress import SilentProgress
 from exlm_cli.train.pretrain import run_pretraining
 from exlm_cli.train.pretrained import load_pretrained
-from rows import append_row, read_rows, surroundings
+from rows import append_row, mean_and_half, read_rows, surroundings
 
 NAME = "any_encoder"
 WORK = Path("runs/study_any_encoder")
@@ -114,6 +114,8 @@ def main() -> None:
             append_row(NAME, {**measure(seed), **surroundings(torch.device("cpu"))})
     for key in ("mlm", "exlm", "exlm_given_length", "effective_states"):
         print(key, [row[key] for row in read_rows(NAME)])
+    less = [float(row["exlm"]) - float(row["mlm"]) for row in read_rows(NAME)]
+    print("exlm less mlm, 95 %: {:+.4f} ± {:.4f}".format(*mean_and_half(less)))
 
 
 if __name__ == "__main__":
