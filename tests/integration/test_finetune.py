@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from exlm_cli.config.finetune import FinetuneRecipe
-from exlm_cli.finetune import plan as plan_module
+from exlm_cli.finetune import training
 from exlm_cli.finetune.cells import trainer as trainer_module
 from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.finetune.results import read_results
@@ -92,7 +92,7 @@ def choose_by_seeds(scores: RunScores, metric: str, aggregate: str) -> dict[str,
 
 def test_a_point_that_wins_with_other_seeds_has_its_weights_again(pretrained, tmp_path, monkeypatch):
     """Two cells are new, two are trained again, three steps each; killed in the first one that is trained again."""
-    monkeypatch.setattr(plan_module, "point_scores", choose_by_seeds)
+    monkeypatch.setattr(training, "point_scores", choose_by_seeds)
 
     def recipe(*seeds: int) -> FinetuneRecipe:
         return finetune_recipe(grid={"optim.lr": [1e-5, 3e-3]}, seeds=seeds, train={"max_epochs": 1})

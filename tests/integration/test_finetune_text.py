@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from exlm_cli.finetune.finished import FinetunedRun
+from exlm_cli.finetune.results import FinetunedRun
 from exlm_cli.finetune.run import run_finetuning
 from exlm_cli.tasks.glue import GLUE_TASKS
 from tests.unit.finetune.synthetic import finetune_recipe, make_pretrained

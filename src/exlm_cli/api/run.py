@@ -29,10 +29,10 @@ from exlm_cli.fill.words import MaskWords
 from exlm_cli.finetune.cells.model import Finetuned, load_finetuned
 from exlm_cli.finetune.evaluation.calibration import DEFAULT_LEVEL
 from exlm_cli.finetune.features import FeatureStore, with_descriptors
-from exlm_cli.finetune.finished import FinetunedRun
 from exlm_cli.finetune.prediction.embed import RowEncoder, Vectors, embed_rows, finetuned_encoder, pretrained_encoder
 from exlm_cli.finetune.prediction.explain import explain_molecules
 from exlm_cli.finetune.prediction.predict import check_options, predict_rows, require_molecules
+from exlm_cli.finetune.results import FinetunedRun
 from exlm_cli.finetune.scores import Predictor
 from exlm_cli.format import format_parameters, format_percent
 from exlm_cli.progress import Progress, SilentProgress

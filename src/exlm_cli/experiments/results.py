@@ -16,8 +16,7 @@ from exlm_cli.config.sections import OneOrRange
 from exlm_cli.config.sweep import SweepCell, SweepRecipe
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import JsonModel, read_json
-from exlm_cli.finetune.finished import FinetunedRun
-from exlm_cli.finetune.results import RESULTS_FILE, read_results
+from exlm_cli.finetune.results import RESULTS_FILE, FinetunedRun, read_results
 from exlm_cli.finetune.scores import COLUMNS, SCORES_FILE, read_score_table
 from exlm_cli.run_dir import DIVERGED_FILE, RUN_FILE, RunInfo, read_run_json, resume_command
 

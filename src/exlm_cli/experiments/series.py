@@ -12,8 +12,7 @@ from exlm_cli.config.load import load_recipe
 from exlm_cli.distributed.launch import require_one_process
 from exlm_cli.errors import DataError, DivergedError
 from exlm_cli.files import JsonModel, read_json, write_json
-from exlm_cli.finetune.finished import FinetunedRun
-from exlm_cli.finetune.results import RESULTS_FILE, read_results
+from exlm_cli.finetune.results import RESULTS_FILE, FinetunedRun, read_results
 from exlm_cli.finetune.run import require_fitting_model, run_finetuning
 from exlm_cli.finetune.scores import read_scores
 from exlm_cli.format import format_fixed

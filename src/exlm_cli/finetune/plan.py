@@ -1,26 +1,28 @@
-"""What a fine-tuning run trains: splits of its rows and their cells."""
+"""What a fine-tuning run trains, splits of its rows and their cells, and the record that a resumption must meet."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from exlm_cli.config.base import Mark, identity_values
 from exlm_cli.config.finetune import FinetuneRecipe, GridPoint
-from exlm_cli.finetune.cells.cell import Cell
-from exlm_cli.finetune.cells.trainer import TaskData
+from exlm_cli.config.input_paths import write_run_recipe
+from exlm_cli.config.load import dump_recipe, load_recipe
+from exlm_cli.config.overrides import describe_changes
+from exlm_cli.data.rows.records import SKIPPED_COLUMNS, SKIPPED_FILE
+from exlm_cli.data.tokenizer import TOKENIZER_FILE
+from exlm_cli.errors import CheckpointError
+from exlm_cli.files import make_folder, write_atomically, write_csv, write_json
+from exlm_cli.finetune.cells.trainer import Cell, TaskData
 from exlm_cli.finetune.features import FeatureStore
-from exlm_cli.finetune.results import CellResult
-from exlm_cli.finetune.scores import MODEL, Origin, first_best, make_scores, point_scores, score_rows_of
-from exlm_cli.format import format_number
+from exlm_cli.finetune.prediction.training_rows import write_training_rows
+from exlm_cli.finetune.results import ENCODER_FILE
+from exlm_cli.run_dir import SPLIT_FILE, SPLITS_FOLDER, read_run_json, update_run_json
 from exlm_cli.tasks.base import DownstreamTask
-from exlm_cli.train.pretrained import Pretrained
-
-
-def describe_result(result: CellResult, metric: str) -> str:
-    """Return a line on the best epoch of a cell and the scores there."""
-    scores = ", ".join(
-        f"{split} {metric} {format_number(of_split[metric])}" for split, of_split in result.metrics.items()
-    )
-    return f"best epoch {result.best_epoch} of {result.epochs}: {scores}; {result.elapsed_s:.0f} s"
+from exlm_cli.tasks.rows.splits import split_fingerprint
+from exlm_cli.train.checkpoint import require_origin
+from exlm_cli.train.pretrained import Pretrained, load_tokenizer, model_identity, recorded_name
 
 
 @dataclass(frozen=True)
@@ -71,24 +73,85 @@ class RunPlan:
         return [cell for split in self.splits for cell in split.all_cells]
 
 
-def keep_best_point(split: SplitPlan, recipe: FinetuneRecipe) -> GridPoint:
-    """Return the grid point with the best validation so far, and delete the weights of those that it beats.
+def record_beginning(plan: RunPlan, begun: FinetuneRecipe | None) -> None:
+    """Write what a run begins with; of a run that is continued, its splits and recipe, which may be new.
 
-    A point counts once all its seeds are done. Of equals, and where no validation is defined, it is the first.
+    Args:
+        begun: The recipe that the run has had until now; None: a new run.
+
+    Raises:
+        CheckpointError: Data, weights or recipe are not those that the run began with, or a file cannot be written.
     """
-    data, done = split.data, [p for p in split.points if all(cell.is_done for cell in split.cells[p.label])]
-    if not done:
-        return split.points[0]
-    rows = [
-        row
-        for point in done
-        for cell in split.cells[point.label]
-        for row in score_rows_of(Origin(MODEL, point.label, split.seed, cell.seed), cell.read().metrics, {})
-    ]
-    by_label = point_scores(make_scores(rows), data.selection_metric, recipe.aggregate)
-    values = [by_label[point.label] for point in done]
-    best = done[first_best(values, is_greater_better=data.is_greater_better)]
-    for point in done:
-        for cell in split.cells[point.label] if point is not best else ():
-            cell.drop_weights()
-    return best
+    if begun is None:
+        _describe(plan)
+    else:
+        _refuse_changes(plan, begun)
+    _write_splits(plan)
+    write_training_rows(plan.folder, [split.task for split in plan.splits])
+    write_run_recipe(plan.folder, plan.recipe)
+
+
+def _describe(plan: RunPlan) -> None:
+    """Write what a resumption and a later evaluation need of a new run, except its splits and recipe."""
+    folder, weights, first = plan.folder, plan.weights, plan.splits[0]
+    weights.tokenizer.save(folder / TOKENIZER_FILE)
+    write_atomically(folder / ENCODER_FILE, dump_recipe(weights.recipe).encode())
+    update_run_json(
+        folder,
+        {
+            "command": "finetune",
+            "task": first.task.name,
+            "seeds": plan.recipe.seeds,
+            "use_grid": plan.use_grid,
+            "baseline": plan.has_baseline,
+            "checkpoint": None if plan.checkpoint is None else recorded_name(weights),
+            "checkpoint_sha256": weights.sha256,
+            "data_fingerprint": first.data.fingerprint,
+            "started_unix_s": round(time.time(), 3),
+        },
+    )
+    if first.task.skipped:
+        write_csv(folder / SKIPPED_FILE, SKIPPED_COLUMNS, (row.cells for row in first.task.skipped))
+
+
+def _write_splits(plan: RunPlan) -> None:
+    """Write the row numbers of every split; each file can be a `task.split_file`."""
+    for number, split in enumerate(plan.splits):
+        task = split.task
+        content = {
+            "task": task.name,
+            "split": task.split_name,
+            "sizes": task.split_sizes,
+            "sha256": split_fingerprint(task.split_indices),
+            "indices": {name: rows.tolist() for name, rows in task.split_indices.items()},
+        }
+        further = plan.folder / SPLITS_FOLDER
+        if number:
+            make_folder(further)
+        write_json(further / f"split-{split.seed}.json" if number else plan.folder / SPLIT_FILE, content)
+
+
+def _refuse_changes(plan: RunPlan, begun: FinetuneRecipe) -> None:
+    """Refuse to continue with other data, weights or recipe; seeds and the number of splits may change."""
+    folder, weights, first = plan.folder, plan.weights, plan.splits[0]
+    described = read_run_json(folder)
+    free = {name: getattr(plan.recipe, name) for name in ("seeds", "num_replicates")}
+    then, now = (
+        identity_values(recipe, without={Mark.INPUT}) for recipe in (begun.model_copy(update=free), plan.recipe)
+    )
+    changes = {
+        f"data of {first.task.name}": described.data_fingerprint != first.data.fingerprint,
+        "checkpoint": described.checkpoint_sha256 != weights.sha256,
+        "recipe": then != now,
+    }
+    for name, is_changed in changes.items():
+        if is_changed:
+            detail = describe_changes(then, now) if name == "recipe" else ""
+            raise CheckpointError(
+                f"{folder}: the {name} is not the one this run began with{detail}",
+                "an exact resume needs the same inputs and recipe; start a new run for changed ones",
+            )
+    encoder = load_recipe(folder / ENCODER_FILE)
+    own = model_identity(encoder, load_tokenizer(folder, encoder))
+    files = {"recipe": folder / ENCODER_FILE, "tokenizer": folder / TOKENIZER_FILE}
+    require_origin(weights.checkpoint, model_identity(weights.recipe, weights.tokenizer), own, files)

@@ -1,6 +1,9 @@
 """Results of fine-tuning: a finished run with its scores, and what else its files hold. No torch."""
 
+import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -22,7 +25,10 @@ from exlm_cli.finetune.scores import (
     Aggregate,
     LabelScores,
     Predictor,
+    RunScores,
     Scores,
+    Spread,
+    read_scores,
 )
 from exlm_cli.run_dir import resume_command
 from exlm_cli.tasks.base import FloatArray, Loss, Split
@@ -365,3 +371,35 @@ def read_logits(cell: Path, lengths: Sequence[int]) -> list[FloatArray]:
     if logits.shape != (sum(lengths), 2):
         raise CheckpointError(f"{path}: not the logits of these {len(lengths):,} windows", hint)
     return np.split(logits.astype(np.float64), np.cumsum(lengths)[:-1])
+
+
+@dataclass(frozen=True)
+class FinetunedRun:
+    """A finished fine-tuning run: its name in tables, its directory, its results."""
+
+    name: str
+    run_dir: Path
+    results: RunResults
+
+    @cached_property
+    def scores(self) -> RunScores:
+        """Its scores, read from the directory."""
+        return read_scores(self.run_dir)
+
+    @property
+    def verdict(self) -> tuple[str, ...]:
+        """Sentences of the verdict, whose commands name the directory."""
+        folder = shlex.quote(str(self.run_dir))
+        return tuple(sentence.replace(" RUN ", f" {folder} ") for sentence in self.results.verdict)
+
+    def average(self, metric: str, *, model: str = MODEL, label: str = "") -> Spread:
+        """Return what the mean prediction of the seeds scores on the reported split, over splits of the rows."""
+        return self.scores.average(self.results.scored_split, metric, model=model, label=label)
+
+    def seeds(self, metric: str, *, model: str = MODEL) -> Spread:
+        """Return what the seeds score alone on the reported split, over seeds and splits of the rows."""
+        return self.scores.seeds(self.results.scored_split, metric, model=model)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return results and scores for programs."""
+        return {**self.results.as_json(), **self.scores.as_json()}

@@ -17,8 +17,7 @@ from exlm_cli.config.load import load_recipe, resumed_recipe, resumed_recipes
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.distributed.launch import require_one_process
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
-from exlm_cli.finetune.finished import FinetunedRun
-from exlm_cli.finetune.results import ENCODER_FILE
+from exlm_cli.finetune.results import ENCODER_FILE, FinetunedRun
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import read_run_json, require_pretraining, require_unused, run_directory
 from exlm_cli.tasks.base import DownstreamTask

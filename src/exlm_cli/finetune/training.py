@@ -12,15 +12,14 @@ from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, GridPoint, grid_po
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.errors import ConfigError
 from exlm_cli.finetune.baselines.baseline import baselines_of, is_affordable
-from exlm_cli.finetune.cells.cell import Cell
 from exlm_cli.finetune.cells.model import choose_tokenizer, describe_weights, untrained_model
-from exlm_cli.finetune.cells.trainer import TaskData, describe_rows, encode_task, run_cell
+from exlm_cli.finetune.cells.trainer import Cell, TaskData, describe_rows, encode_task, run_cell
 from exlm_cli.finetune.evaluation.scoring import score_run
 from exlm_cli.finetune.features import FeatureStore
-from exlm_cli.finetune.plan import RunPlan, SplitPlan, describe_result, keep_best_point
-from exlm_cli.finetune.record import record_beginning
-from exlm_cli.finetune.results import RESULT_FILE, RunResults
-from exlm_cli.format import format_counts
+from exlm_cli.finetune.plan import RunPlan, SplitPlan, record_beginning
+from exlm_cli.finetune.results import RESULT_FILE, CellResult, RunResults
+from exlm_cli.finetune.scores import MODEL, Origin, first_best, make_scores, point_scores, score_rows_of
+from exlm_cli.format import format_counts, format_number
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import create_run_dir, resume_command, sole_process, update_run_json
 from exlm_cli.tasks.base import DownstreamTask
@@ -174,6 +173,37 @@ def _finish_cells(
         for cell in deleted:
             progress.message(f"{cell.label}: trained again: the best with these seeds, but its weights were deleted")
             (cell.folder / RESULT_FILE).unlink()
+
+
+def describe_result(result: CellResult, metric: str) -> str:
+    """Return a line on the best epoch of a cell and the scores there."""
+    scores = ", ".join(
+        f"{split} {metric} {format_number(of_split[metric])}" for split, of_split in result.metrics.items()
+    )
+    return f"best epoch {result.best_epoch} of {result.epochs}: {scores}; {result.elapsed_s:.0f} s"
+
+
+def keep_best_point(split: SplitPlan, recipe: FinetuneRecipe) -> GridPoint:
+    """Return the grid point with the best validation so far, and delete the weights of those that it beats.
+
+    A point counts once all its seeds are done. Of equals, and where no validation is defined, it is the first.
+    """
+    data, done = split.data, [p for p in split.points if all(cell.is_done for cell in split.cells[p.label])]
+    if not done:
+        return split.points[0]
+    rows = [
+        row
+        for point in done
+        for cell in split.cells[point.label]
+        for row in score_rows_of(Origin(MODEL, point.label, split.seed, cell.seed), cell.read().metrics, {})
+    ]
+    by_label = point_scores(make_scores(rows), data.selection_metric, recipe.aggregate)
+    values = [by_label[point.label] for point in done]
+    best = done[first_best(values, is_greater_better=data.is_greater_better)]
+    for point in done:
+        for cell in split.cells[point.label] if point is not best else ():
+            cell.drop_weights()
+    return best
 
 
 def _environments(plan: RunPlan, workers: int | None) -> list[dict[str, str]]:

@@ -21,9 +21,8 @@ from exlm_cli.data.tokenizer import train_bpe
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.finetune.baselines import baseline as baseline_module
 from exlm_cli.finetune.cells import trainer as trainer_module
-from exlm_cli.finetune.cells.cell import Cell
 from exlm_cli.finetune.cells.model import load_finetuned
-from exlm_cli.finetune.cells.trainer import encode_task
+from exlm_cli.finetune.cells.trainer import Cell, encode_task
 from exlm_cli.finetune.results import RunResults, read_results
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
 from exlm_cli.finetune.scores import read_scores

@@ -15,8 +15,7 @@ from exlm_cli.config.sweep import SweepCell, SweepRecipe
 from exlm_cli.experiments.results import CellRuns, masking_of
 from exlm_cli.files import write_json
 from exlm_cli.finetune.evaluation.calibration import Calibration, PredictedRows
-from exlm_cli.finetune.finished import FinetunedRun
-from exlm_cli.finetune.results import InitialWeights, RunResults
+from exlm_cli.finetune.results import FinetunedRun, InitialWeights, RunResults
 from exlm_cli.finetune.scores import (
     AVERAGE,
     MODEL,

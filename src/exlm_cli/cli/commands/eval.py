@@ -173,8 +173,7 @@ def _show_scores(
     """
     from exlm_cli.cli.reports import emit_report
     from exlm_cli.files import folder_for_results
-    from exlm_cli.finetune.finished import FinetunedRun
-    from exlm_cli.finetune.results import read_results
+    from exlm_cli.finetune.results import FinetunedRun, read_results
     from exlm_cli.report.experiments.paper import paper_tables
     from exlm_cli.report.finetuning.score_figures import draw_runs
     from exlm_cli.report.finetuning.scores import task_tables

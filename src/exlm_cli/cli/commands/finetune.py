@@ -29,7 +29,7 @@ from exlm_cli.errors import ConfigError
 
 if TYPE_CHECKING:
     from exlm_cli.config.finetune import FinetuneRecipe
-    from exlm_cli.finetune.finished import FinetunedRun
+    from exlm_cli.finetune.results import FinetunedRun
     from exlm_cli.progress import Progress
 
 _EXAMPLE = "for example `exlm finetune moleculenet bace` or `exlm finetune csv my_assay.csv --label-columns active`"

@@ -5,6 +5,7 @@ A baseline is one class: `fit` and `read` return one that has learned, which pre
 Axes: N rows of a split, C outputs, F features.
 """
 
+import copy
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -15,8 +16,14 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from exlm_cli.finetune.baselines.boosting import grow_boosting
-from exlm_cli.finetune.baselines.forests import MIN_PROBABILITY, Forests, plain_forests, read_forests, write_forests
-from exlm_cli.finetune.baselines.labels import TrainingRows
+from exlm_cli.finetune.baselines.forests import (
+    MIN_PROBABILITY,
+    Forests,
+    TrainingRows,
+    plain_forests,
+    read_forests,
+    write_forests,
+)
 from exlm_cli.finetune.baselines.tfidf import Tfidf, fit_tfidf, read_tfidf, write_tfidf
 from exlm_cli.finetune.features import FeatureKind, Features, FeatureStore, feature_names
 from exlm_cli.finetune.scores import BASELINE_NAMES
@@ -272,6 +279,24 @@ def is_affordable(task: DownstreamTask) -> bool:
     if task.input_kind == "smiles" and task.loss == "regression":
         limit = min(limit, MAX_FOREST_VALUES)
     return bool(baselines_of(task)) and num_labelled <= limit
+
+
+def fit_baseline(
+    baseline: Baseline, task: RowTask, seed: int, store: FeatureStore, progress: Progress, *, num_threads: int | None
+) -> Baseline:
+    """Return a baseline trained on the training rows; arguments as for `Baseline.fit`.
+
+    Where rows have bounds, it is trained twice: on the rows with values, and then on all. A row with a bound has the
+    value that the first training predicts for it, which has not seen it, or its bound where that is on the wrong side.
+    """
+    fitted, rows = baseline.fit(task, seed, store, progress, num_threads=num_threads), task.examples["train"]
+    if rows.bounds is None:
+        return fitted
+    low_NC, high_NC = np.moveaxis(rows.bounds, 2, 0)
+    filled_NC = np.where(rows.is_known, fitted.predict(rows.texts, progress).clip(low_NC, high_NC), np.nan)
+    filled = copy.copy(task)
+    filled.examples = {**task.examples, "train": replace(rows, targets=filled_NC)}
+    return baseline.fit(filled, seed, store, progress, num_threads=num_threads)
 
 
 def grow_forests(baseline: ForestBaseline, rows: TrainingRows, *, num_trees: int = NUM_TREES) -> Forests:

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from scipy.special import logit
 
-from exlm_cli.finetune.baselines.forests import MIN_PROBABILITY, Forests, Tree, join_trees
-from exlm_cli.finetune.baselines.labels import TrainingRows
+from exlm_cli.finetune.baselines.forests import MIN_PROBABILITY, Forests, TrainingRows, Tree, join_trees
 from exlm_cli.finetune.features import Features
 from exlm_cli.tasks.base import FloatArray, Loss
 

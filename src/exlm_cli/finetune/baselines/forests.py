@@ -1,7 +1,7 @@
-"""Trees of scikit-learn as plain arrays: kept in a run without pickle, checked when they are read.
+"""Trees of scikit-learn: what they are trained on, and plain arrays of them, which a run keeps without pickle.
 
-Axes: L labels or values, each with a forest of its own or none; N rows, F features, M nodes of all trees, T trees of
-all forests, V numbers of a node.
+Axes: L labels or values, each with a forest of its own or none; N rows, n of them with a known label, F features, M
+nodes of all trees, T trees of all forests, V numbers of a node.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,10 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from exlm_cli.data import IntArray
+from exlm_cli.data import BoolArray, IntArray
 from exlm_cli.errors import CheckpointError
 from exlm_cli.finetune.baselines.arrays import read_arrays, write_arrays
+from exlm_cli.finetune.features import Features
+from exlm_cli.progress import Progress
+from exlm_cli.tasks import metrics
 from exlm_cli.tasks.base import FloatArray
+from exlm_cli.tasks.rows.task import RowTask
 
 MIN_PROBABILITY = 1e-12
 """Trees may be certain, but their probabilities are none of 0 or 1."""
@@ -31,6 +35,45 @@ _TYPES = {
     "fill": ("float32", 1),
 }
 """Type and number of axes of each array of a file."""
+
+
+@dataclass(frozen=True)
+class TrainingRows:
+    """Training rows of a task, and how trees are trained on them.
+
+    Attributes:
+        task: Has their targets and what they weigh.
+        features: (N, F), without missing values.
+        fill: (F,), what stood in for them.
+        seed: Of 32 bits.
+        num_threads: None: one for each core.
+    """
+
+    task: RowTask
+    features: Features
+    fill: Features
+    seed: int
+    progress: Progress
+    num_threads: int | None = None
+
+    def labels(self, name: str) -> Iterator[tuple[BoolArray, FloatArray, FloatArray | None]]:
+        """Yield for each label or value, behind a bar, the N rows where it is known, its n values and their weights.
+
+        Rows weigh as in the model's loss (`task.class_weights`), so that probabilities of trees and of the model are of
+        the same classes, equally frequent or not.
+
+        Args:
+            name: For the bar.
+        """
+        rows = self.task.examples["train"]
+        with self.progress.bar(name, rows.targets.shape[1]) as bar:
+            for index, target_N in enumerate(rows.targets.T):
+                is_known = ~np.isnan(target_N)
+                own_n = None if rows.weights is None else rows.weights[is_known]
+                target_n = target_N[is_known]
+                weights_n = metrics.row_weights(self.task.loss, self.task.class_weights, target_n, index, own_n)
+                yield is_known, target_n, weights_n
+                bar.update(index + 1)
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,20 @@
-"""Fine-tuning of a cell: the rows of its split, encoded; its training, by the training loop; its score.
+"""A cell of fine-tuning: its folder; the rows of its split, encoded; its training, by the training loop; its score.
 
 Axes: N examples of a split, C outputs, L tokens of an example.
 """
 
 import hashlib
 import math
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from exlm_cli.config.finetune import FinetuneRecipe
+from exlm_cli.config.finetune import FinetuneRecipe, GridPoint
 from exlm_cli.config.tasks import TaskSection
 from exlm_cli.cost.meter import num_parameters, tokens_per_second
 from exlm_cli.data import IntArray
@@ -20,8 +22,7 @@ from exlm_cli.data.rows.records import SKIPPED_FILE
 from exlm_cli.data.sampler import EpochPlan, plan_epoch
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError
-from exlm_cli.files import write_json
-from exlm_cli.finetune.cells.cell import Cell
+from exlm_cli.files import read_json, write_json
 from exlm_cli.finetune.cells.model import cell_identity, pooled_by
 from exlm_cli.finetune.cells.runner import (
     TaskBatch,
@@ -38,7 +39,7 @@ from exlm_cli.finetune.features import (
     with_descriptors,
 )
 from exlm_cli.finetune.predictions import write_predictions
-from exlm_cli.finetune.results import RESULT_FILE, CellResult, write_logits
+from exlm_cli.finetune.results import LOGITS_FILE, RESULT_FILE, CellResult, cell_folder, write_logits
 from exlm_cli.finetune.scores import LabelScores, Scores
 from exlm_cli.format import format_number_of, format_percent, printable
 from exlm_cli.model.heads import DescriptorHead, TaskModel
@@ -49,6 +50,8 @@ from exlm_cli.tasks.base import DownstreamTask, EncodedSplit, FloatArray, Loss, 
 from exlm_cli.tasks.metrics import join_seeds, target_scale, to_predictions
 from exlm_cli.tasks.rows.splits import split_fingerprint
 from exlm_cli.train.checkpoint import (
+    best_paths,
+    checkpoint_paths,
     load_model_weights,
     newest_good_checkpoint,
     verify_checkpoint,
@@ -60,6 +63,65 @@ from exlm_cli.train.task import Callback, LoopResult, Selection
 
 MAX_UNKNOWN = 0.01
 """Share of [UNK] among the training tokens above which a note says that the tokenizer does not fit."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One seed at one grid point on one split of the rows.
+
+    Attributes:
+        run: Run directory.
+        point: Its recipe has this split.
+        label: Name of the cell in messages and on a bar.
+    """
+
+    run: Path
+    point: GridPoint
+    seed: int
+    label: str
+
+    @property
+    def recipe(self) -> FinetuneRecipe:
+        """What it is trained with."""
+        return self.point.recipe
+
+    @property
+    def split_seed(self) -> int:
+        """Names the split in `scores.csv`."""
+        return self.recipe.task.split_seed
+
+    @property
+    def folder(self) -> Path:
+        """Where it is trained."""
+        return cell_folder(self.run, self.point.label, self.split_seed, self.seed)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the cell has its result."""
+        return (self.folder / RESULT_FILE).is_file()
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the weights of its best epoch exist; `drop_weights` deletes them."""
+        return bool(best_paths(self.folder))
+
+    def read(self) -> CellResult:
+        """Return its `result.json`; a file that cannot be read is a `CheckpointError`."""
+        hint = "delete the file; a resumed run trains this cell again"
+        return read_json(self.folder / RESULT_FILE, CellResult, hint=hint)
+
+    def drop_weights(self) -> None:
+        """Delete its weights and logits; its result and curves stay."""
+        shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
+        (self.folder / LOGITS_FILE).unlink(missing_ok=True)
+
+    def drop_checkpoints(self) -> None:
+        """Delete what a finished cell needs no more; a process killed at this point may have left some.
+
+        The parent of a worker may be deleting all weights of a cell that is beaten.
+        """
+        for path in checkpoint_paths(self.folder):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 @dataclass(frozen=True)

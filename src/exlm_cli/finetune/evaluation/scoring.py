@@ -12,8 +12,7 @@ import numpy as np
 
 from exlm_cli.config.finetune import NO_GRID, GridPoint
 from exlm_cli.files import make_folder, write_csv, write_json
-from exlm_cli.finetune.baselines.baseline import Baseline, baselines_of
-from exlm_cli.finetune.baselines.bounded import fit_baseline
+from exlm_cli.finetune.baselines.baseline import Baseline, baselines_of, fit_baseline
 from exlm_cli.finetune.cells.model import describe_weights
 from exlm_cli.finetune.cells.trainer import describe_data
 from exlm_cli.finetune.evaluation.calibration import (

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from exlm_cli.finetune.finished import FinetunedRun
+from exlm_cli.finetune.results import FinetunedRun
 from exlm_cli.finetune.scores import BASELINE_NAMES, MODEL
 from exlm_cli.format import NO_VALUE, decimals, format_count, format_parameters
 from exlm_cli.report.finetuning.scores import percent_entry, pretraining_budget

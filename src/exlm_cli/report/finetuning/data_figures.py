@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from exlm_cli.finetune.finished import FinetunedRun
 from exlm_cli.finetune.predictions import read_rows
+from exlm_cli.finetune.results import FinetunedRun
 from exlm_cli.format import format_count, shorten
 from exlm_cli.report import style
 from exlm_cli.report.finetuning.scored_rows import ShownRows

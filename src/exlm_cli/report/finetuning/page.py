@@ -11,7 +11,7 @@ from exlm_cli.config.tasks import SEEDED_SPLITS, CsvTaskConfig
 from exlm_cli.files import make_folder, write_together
 from exlm_cli.finetune.evaluation.calibration import read_scored_split
 from exlm_cli.finetune.evaluation.verdict import describe_predictor
-from exlm_cli.finetune.finished import FinetunedRun
+from exlm_cli.finetune.results import FinetunedRun
 from exlm_cli.format import name_some
 from exlm_cli.report.finetuning.data_figures import draw_errors, draw_labels
 from exlm_cli.report.finetuning.score_figures import draw_run

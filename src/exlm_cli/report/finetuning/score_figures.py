@@ -20,7 +20,7 @@ from exlm_cli.finetune.evaluation.calibration import (
     read_scored_split,
 )
 from exlm_cli.finetune.evaluation.verdict import describe_predictor
-from exlm_cli.finetune.finished import FinetunedRun
+from exlm_cli.finetune.results import FinetunedRun
 from exlm_cli.format import format_count, format_number_of, format_percent, number_repeated, shorten
 from exlm_cli.report import style
 

@@ -14,8 +14,7 @@ from exlm_cli.finetune.evaluation.calibration import (
     read_calibration,
 )
 from exlm_cli.finetune.evaluation.intervals import NUM_RESAMPLES
-from exlm_cli.finetune.finished import FinetunedRun
-from exlm_cli.finetune.results import InitialWeights, RunResults
+from exlm_cli.finetune.results import FinetunedRun, InitialWeights, RunResults
 from exlm_cli.finetune.scores import BOTH, MODEL, OTHER_NAMES, Aggregate, Spread
 from exlm_cli.format import (
     NO_VALUE,

@@ -9,7 +9,7 @@ from scipy.special import softmax
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
 from exlm_cli.finetune.baselines.boosting import SETTINGS, grow_boosting
-from exlm_cli.finetune.baselines.labels import TrainingRows
+from exlm_cli.finetune.baselines.forests import TrainingRows
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import Loss
 from exlm_cli.tasks.metrics import to_probabilities

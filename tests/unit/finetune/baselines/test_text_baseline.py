@@ -15,9 +15,8 @@ from exlm_cli.export.source import finetuned_source
 from exlm_cli.finetune.baselines import baseline as baseline_module
 from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.finetune.evaluation.calibration import read_calibration
-from exlm_cli.finetune.finished import FinetunedRun
 from exlm_cli.finetune.prediction.predict import predict
-from exlm_cli.finetune.results import read_results
+from exlm_cli.finetune.results import FinetunedRun, read_results
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
 from exlm_cli.finetune.scores import BOTH, PREDICTORS, read_scores
 from exlm_cli.progress import SilentProgress

@@ -22,9 +22,9 @@ from exlm_cli.finetune.evaluation.calibration import (
     read_scored_split,
     with_scores,
 )
-from exlm_cli.finetune.finished import FinetunedRun
 from exlm_cli.finetune.prediction.training_rows import training_rows_of
 from exlm_cli.finetune.predictions import PartRows, write_predictions, write_rows
+from exlm_cli.finetune.results import FinetunedRun
 from exlm_cli.progress import SilentProgress
 from exlm_cli.report.finetuning.page import write_page
 from exlm_cli.report.style import RUN_COLOURS

@@ -21,8 +21,8 @@ from exlm_cli.finetune.evaluation.calibration import (
     PredictedRows,
     calibration_error,
 )
-from exlm_cli.finetune.finished import FinetunedRun
 from exlm_cli.finetune.predictions import PREDICTIONS_FILE, PartRows, write_predictions, write_rows
+from exlm_cli.finetune.results import FinetunedRun
 from exlm_cli.report.finetuning.score_figures import (
     draw_calibration,
     draw_runs,
