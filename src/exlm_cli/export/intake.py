@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import tokenizers
 import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
 from torch import Tensor
 
 from exlm_cli.config.base import describe_finding
@@ -26,7 +27,6 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import BackboneConfig
 from exlm_cli.cost.meter import num_parameters
 from exlm_cli.data.cache import locked
-from exlm_cli.data.proteins import esm_tokenizer
 from exlm_cli.data.rows.hub import hub_errors, silence_client
 from exlm_cli.data.rows.records import RowKind
 from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer, read_backend
@@ -333,3 +333,35 @@ def _check_ids(given: str, family: str, config: Mapping[str, Any], tokenizer: To
                 f"`{given}`: `{key}` is {config.get(key)} in {_CONFIG}, and {own} in its tokenizer",
                 "take both from the same model",
             )
+
+
+def esm_tokenizer(tokens: Sequence[str], special_tokens: Sequence[str]) -> tokenizers.Tokenizer:
+    """Return the tokenizer of ESM-2, which is published as a list of tokens alone: a letter of a protein is a token.
+
+    It has the ids of transformers' `EsmTokenizer`; several unknown letters in a row are one token.
+
+    Args:
+        tokens: The lines of its vocab.txt; the id of a token is its place.
+        special_tokens: Padding, start, end, mask, unknown.
+
+    Raises:
+        ValueError: A special token is not among the tokens, or no letter is.
+    """
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    _, start, end, _, unknown = special_tokens
+    missing = [token for token in special_tokens if token not in vocabulary]
+    letters = "".join(f"\\{token}" if not token.isalnum() else token for token in tokens if len(token) == 1)
+    if missing or not letters:
+        raise ValueError(f"vocab.txt has no {', '.join(missing) or 'letters'}")
+    backend = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(Regex(f"[{letters}]|[^{letters}]+"), "isolated")]
+    )
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special_tokens])
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{start} $A {end}",
+        pair=f"{start} $A {end} $B {end}",
+        special_tokens=[(start, vocabulary[start]), (end, vocabulary[end])],
+    )
+    return backend

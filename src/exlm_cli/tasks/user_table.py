@@ -36,7 +36,6 @@ from exlm_cli.tasks.rows.labels import (
     read_labels,
     read_numbers,
 )
-from exlm_cli.tasks.rows.numbers import with_points
 from exlm_cli.tasks.rows.splits import RowSplit, describe_repeats, follow_split, limit_rows, split_rows
 from exlm_cli.tasks.rows.table import (
     InputRows,
@@ -45,6 +44,7 @@ from exlm_cli.tasks.rows.table import (
     read_input_rows,
     read_table,
     usable_rows,
+    with_points,
 )
 from exlm_cli.tasks.rows.task import LabelledRows, RowTask, TokenStore, labelled_rows, rows_to_predict, without_log10
 from exlm_cli.tasks.sources import given_file

@@ -12,10 +12,9 @@ from exlm_cli import load
 from exlm_cli.config.finetune import FinetuneModelConfig
 from exlm_cli.config.sections import BackboneConfig, ModelConfig
 from exlm_cli.data.batch import MaskedSequences, expand
-from exlm_cli.data.proteins import esm_tokenizer
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError, ConfigError
-from exlm_cli.export.intake import take_in
+from exlm_cli.export.intake import esm_tokenizer, take_in
 from exlm_cli.model import compiled
 from exlm_cli.model.backbones import FAMILIES, ForeignEncoder, model_values, plain_config, to_masked_lm
 from exlm_cli.model.exlm import ExlmModel

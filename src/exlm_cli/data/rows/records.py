@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from exlm_cli.data.rows import cells, decode, sdf
+from exlm_cli.data.rows import decode, sdf
 from exlm_cli.errors import DataError
 from exlm_cli.format import format_number_of, name_some
 
@@ -237,7 +237,7 @@ def delimiter_of(path: Path, *, has_literal_tsv: bool = False) -> str:
     if usual is None or (has_literal_tsv and usual == "\t"):
         return usual or ","
     with decode.open_file(path) as file:
-        return cells.read_rows(path, file, usual)[0]
+        return decode.read_cells(path, file, usual)[0]
 
 
 def iter_file_rows(path: Path, raw: io.BufferedReader, column: ColumnChoice) -> Iterator[Row]:
@@ -302,7 +302,7 @@ def _read_lines(path: Path, file: io.BufferedReader, kind: RowKind, only: Column
 
 
 def _carriage_return(path: Path, number: int) -> DataError:
-    return DataError(f"{path}:{number}: malformed: a carriage return within a line", cells.LINE_END_HINT)
+    return DataError(f"{path}:{number}: malformed: a carriage return within a line", decode.LINE_END_HINT)
 
 
 def _read_cells(
@@ -314,12 +314,12 @@ def _read_cells(
     is_literal: bool,
 ) -> Iterator[Record]:
     source = str(path)
-    delimiter, rows = cells.read_rows(path, file, _DELIMITERS[format_of(path) or ""], is_literal=is_literal)
+    delimiter, rows = decode.read_cells(path, file, _DELIMITERS[format_of(path) or ""], is_literal=is_literal)
     first = next(rows, None)
     if first is None:
         raise DataError(f"{path}: the file is empty", "its first line must name the columns")
     if header is None or not set(header).isdisjoint(first[1]):
-        names = cells.column_names(first[1])
+        names = decode.column_names(first[1])
         repeated = next((name for name, count in Counter(names).items() if count > 1), None)
         if repeated is not None:
             raise DataError(f"{path}: the header names column `{repeated}` twice", "give each column a name of its own")

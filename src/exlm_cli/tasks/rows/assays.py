@@ -12,9 +12,8 @@ from exlm_cli.errors import DataError
 from exlm_cli.format import format_number_of, name_some
 from exlm_cli.tasks.base import FloatArray, SplitIndices
 from exlm_cli.tasks.rows.labels import Labels
-from exlm_cli.tasks.rows.numbers import read_number
 from exlm_cli.tasks.rows.splits import RowSplit, group_rows
-from exlm_cli.tasks.rows.table import InputRows
+from exlm_cli.tasks.rows.table import InputRows, read_number
 from exlm_cli.tasks.rows.task import LabelledRows
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 
 from exlm_cli.format import name_some
-from exlm_cli.tasks.rows.numbers import Parser
+from exlm_cli.tasks.rows.table import Parser
 
 _POSITIVE = (
     "active", "hit", "binder", "toxic", "positive", "pos", "yes", "true", "high", "pass", "passed", "mutagenic",

@@ -35,8 +35,7 @@ from exlm_cli.errors import DataError
 from exlm_cli.format import format_number_of, format_percent, name_some
 from exlm_cli.tasks.base import FloatArray, Loss
 from exlm_cli.tasks.rows.classes import describe_alike, find_list, find_positive
-from exlm_cli.tasks.rows.numbers import Parser, read_bound, read_bounds, read_number
-from exlm_cli.tasks.rows.table import Table
+from exlm_cli.tasks.rows.table import Parser, Table, read_bound, read_bounds, read_number
 from exlm_cli.tasks.rows.task import LOG10
 
 LabelKind = Literal["auto", "classes", "multi_label", "regression"]

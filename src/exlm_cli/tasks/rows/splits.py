@@ -45,8 +45,7 @@ from exlm_cli.errors import DataError
 from exlm_cli.format import format_number_of, name_some, shorten
 from exlm_cli.paths import expand_path
 from exlm_cli.tasks.base import SPLITS, FloatArray, Split, SplitIndices
-from exlm_cli.tasks.rows.numbers import read_number
-from exlm_cli.tasks.rows.table import InputRows, Table
+from exlm_cli.tasks.rows.table import InputRows, Table, read_number
 
 # in tenths, so that comparisons are between integers
 _TRAIN_TENTHS, _VALID_TENTHS = 8, 1
