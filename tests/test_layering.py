@@ -99,9 +99,7 @@ def test_light_layers_import_no_torch_nor_what_imports_it():
         "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]; print('torch' in sys.modules)"
     )
     names = [module_of(path) for path in LIGHT_FILES]
-    assert {"exlm_cli.config.load", "exlm_cli.report.finetuning.page", "exlm_cli.report.finetuning.score_figures"} <= {
-        *names
-    }
+    assert {"exlm_cli.config.load", "exlm_cli.report.finetuning.page", "exlm_cli.report.finetuning.figures"} <= {*names}
     done = subprocess.run([sys.executable, "-c", script, *names], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
 

@@ -1,22 +1,23 @@
-"""Look of all pictures and pages: colours, fonts, axes, titles; the same data give the same bytes."""
+"""Look of all pictures, molecules and pages: colours, fonts, axes, titles; the same data give the same bytes."""
 
 import base64
 import io
 import math
 import textwrap
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exlm_cli.files import write_together
-from exlm_cli.format import printable
+from exlm_cli.format import printable, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 MASK_COLOURS = ("#F4C542", "#A86B3C", "#56B4E9", "#147A5C", "#D08CC0", "#3B6FB6", "#E07A5F", "#6E6B3A")
 """Neighbours differ in lightness as well as in hue, so they stay apart for colour-blind readers and in print."""
@@ -42,7 +43,12 @@ LINE_STYLES = ("-", "--", ":", "-.")
 GRID_INK = "#E6E9EC"
 SPINE_INK = "#B5BDC5"
 
+MAX_DRAWN_ATOMS = 150
+"""Larger molecules are not drawn: their atoms would be too small to see, and RDKit's layout takes long."""
+
 _DPI = 160.0
+_MOLECULE_WIDTH, _MOLECULE_HEIGHT = 300, 220
+_LEGEND_CHARACTERS = 34
 _TITLE_CHARACTERS_PER_INCH = 12.5
 _CAPTION_CHARACTERS_PER_INCH = 16.0
 _FORMATS = ("png", "svg")
@@ -229,3 +235,46 @@ def fade(colour: str, strength: float) -> str:
 def channels(colour: str) -> tuple[int, int, int]:
     """Return red, green and blue of `#RRGGBB`, from 0 to 255."""
     return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
+
+
+def draw_molecule(smiles: str, panels: Sequence[tuple[str, Mapping[int, str]]] = (("", {}),)) -> bytes | None:
+    """Return the SVG of a molecule, which holds nothing but shapes; None of one that is too large.
+
+    Args:
+        panels: For each drawing, side by side: a line below it, and the colours, as `#RRGGBB`, of atoms by their place
+            in the SMILES.
+    """
+    from rdkit import rdBase
+    from rdkit.Chem.Draw import rdMolDraw2D
+
+    from exlm_cli.data.molecules import read_all_atoms
+
+    with rdBase.BlockLogs():
+        molecule = read_all_atoms(smiles)
+        if molecule is None or molecule.GetNumAtoms() > MAX_DRAWN_ATOMS:
+            return None
+        drawer = rdMolDraw2D.MolDraw2DSVG(
+            _MOLECULE_WIDTH * len(panels), _MOLECULE_HEIGHT, _MOLECULE_WIDTH, _MOLECULE_HEIGHT
+        )
+        options: Any = drawer.drawOptions()
+        options.fixedBondLength = 26.0
+        options.highlightRadius = 0.42
+        options.legendFontSize = 13
+        if any(colours for _, colours in panels):
+            options.useBWAtomPalette()  # letters in the colours of elements would be lost on coloured atoms
+        colours_P = [
+            {atom: tuple(c / 255 for c in channels(colour)) for atom, colour in colours.items()}
+            for _, colours in panels
+        ]
+        with suppress(RuntimeError, ValueError):  # an odd metal: draw it with the bonds as they were read
+            molecule = rdMolDraw2D.PrepareMolForDrawing(molecule, forceCoords=True)
+        options.prepareMolsBeforeDrawing = False
+        drawer.DrawMolecules(
+            [molecule] * len(panels),
+            legends=[shorten(printable(legend), _LEGEND_CHARACTERS) for legend, _ in panels],
+            highlightAtoms=[list(colours) for colours in colours_P],
+            highlightAtomColors=colours_P,
+            highlightBonds=[[] for _ in panels],
+        )
+        drawer.FinishDrawing()
+        return str(drawer.GetDrawingText()).encode()

@@ -175,7 +175,7 @@ def _show_scores(
     from exlm_cli.files import folder_for_results
     from exlm_cli.finetune.results import FinetunedRun, read_results
     from exlm_cli.report.experiments.paper import paper_tables
-    from exlm_cli.report.finetuning.score_figures import draw_runs
+    from exlm_cli.report.finetuning.figures import draw_runs
     from exlm_cli.report.finetuning.scores import task_tables
     from exlm_cli.report.pretraining import pretraining_tables
 

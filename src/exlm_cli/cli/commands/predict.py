@@ -94,7 +94,7 @@ def predict(
     (given,) = given_runs([run], progress)
     from exlm_cli.finetune.cells.model import load_finetuned
     from exlm_cli.finetune.prediction.predict import predict as predict_file
-    from exlm_cli.report.finetuning.score_figures import draw_calibration
+    from exlm_cli.report.finetuning.figures import draw_calibration
 
     def draw(rows: "PredictedRows", predictions: Path) -> dict[Path, bytes]:
         return draw_calibration(rows, f"{given.name}: {file.name}", predictions.parent, predictions.stem)

@@ -3,6 +3,7 @@
 Axes: A atoms of a molecule, C outputs.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +14,14 @@ import numpy as np
 from exlm_cli.data.molecules import atom_spans
 from exlm_cli.files import csv_bytes
 from exlm_cli.format import format_number, format_number_of
-from exlm_cli.report.finetuning.molecules import LOWERS, MAX_DRAWN_ATOMS, RAISES, change_colours, draw_molecule
-from exlm_cli.report.style import Card, render_page
+from exlm_cli.report.style import MAX_DRAWN_ATOMS, RUN_COLOURS, Card, draw_molecule, fade, render_page
 from exlm_cli.tasks.base import FloatArray, Loss
 
 if TYPE_CHECKING:
     from exlm_cli.finetune.prediction.explain import AtomChanges
 
+RAISES, LOWERS = RUN_COLOURS[1], RUN_COLOURS[0]
+"""Colours of atoms that raise and that lower a prediction."""
 MAX_PANELS = 4
 """Outputs that are drawn of a molecule; the table has all."""
 _STRONG = 0.95
@@ -100,6 +102,15 @@ def explanation_files(
         molecules=cards,
     )
     return {folder / "index.html": page.encode(), folder / "atoms.csv": _table(rows, names), **files}
+
+
+def change_colours(changes_A: Sequence[float], scale: float) -> dict[int, str]:
+    """Return the colour of each atom by its change: white for 0, the full colour from `scale` on; none for NaN."""
+    return {
+        atom: fade(RAISES if change > 0 else LOWERS, min(1.0, abs(change) / scale) if scale else 0.0)
+        for atom, change in enumerate(changes_A)
+        if not math.isnan(change)
+    }
 
 
 def _scales(changes: Sequence[FloatArray], num_outputs: int, *, is_shared: bool) -> list[float]:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from exlm_cli.finetune.prediction.explain import AtomChanges
-from exlm_cli.report.finetuning.explanations import ExplainedRow, explanation_files
-from exlm_cli.report.finetuning.molecules import LOWERS, MAX_DRAWN_ATOMS, RAISES, change_colours, draw_molecule
+from exlm_cli.report.finetuning.explanations import LOWERS, RAISES, ExplainedRow, change_colours, explanation_files
+from exlm_cli.report.style import MAX_DRAWN_ATOMS, draw_molecule
 
 FOLDER = Path("out")
 

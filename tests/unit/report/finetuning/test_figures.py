@@ -23,7 +23,7 @@ from exlm_cli.finetune.evaluation.calibration import (
 )
 from exlm_cli.finetune.predictions import PREDICTIONS_FILE, PartRows, write_predictions, write_rows
 from exlm_cli.finetune.results import FinetunedRun
-from exlm_cli.report.finetuning.score_figures import (
+from exlm_cli.report.finetuning.figures import (
     draw_calibration,
     draw_runs,
     draw_scores,
