@@ -33,8 +33,8 @@ from exlm_cli.api.run import load
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.files import write_csv
-from exlm_cli.finetune.predictions import read_rows
-from exlm_cli.finetune.results import RESULTS_FILE, read_results, read_seed_predictions
+from exlm_cli.finetune.predictions import read_rows, read_seed_predictions
+from exlm_cli.finetune.results import RESULTS_FILE, read_results
 from exlm_cli.finetune.run import run_finetuning
 from exlm_cli.run_dir import SPLIT_FILE
 from exlm_cli.tasks.base import FloatArray

@@ -41,7 +41,8 @@ from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.files import write_csv
 from exlm_cli.finetune import predictions
-from exlm_cli.finetune.results import read_predictor, read_results, read_seed_predictions
+from exlm_cli.finetune.predictions import read_predictor, read_seed_predictions
+from exlm_cli.finetune.results import read_results
 from exlm_cli.finetune.scores import BOTH, MODEL
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import SplitIndices

@@ -20,8 +20,7 @@ from sklearn.preprocessing import StandardScaler
 
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
-from exlm_cli.data.descriptors import fingerprints
-from exlm_cli.data.molecules import parse_molecule
+from exlm_cli.data.molecules import fingerprints, parse_molecule
 from exlm_cli.finetune.baselines.baseline import NUM_TREES
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.metrics import score_rows

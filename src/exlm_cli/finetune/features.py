@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exlm_cli.config.tasks import Descriptors, TaskSection
-from exlm_cli.data.descriptors import NUM_BITS, descriptors, fingerprints
+from exlm_cli.data.molecules import NUM_BITS, descriptors, fingerprints
 from exlm_cli.files import hash_json
 from exlm_cli.format import format_number_of, name_some
 from exlm_cli.model.heads import NUM_QUANTILES

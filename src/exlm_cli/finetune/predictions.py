@@ -1,9 +1,10 @@
-"""Numbers of a run in parquet: what each seed predicts, and the rows of its splits with their truth. No torch.
+"""Numbers of a run: what each seed predicts, and the rows of its splits with their truth. No torch.
 
 `predictions.parquet`, in the folder of a cell or of a baseline's seed, has `part`, `row` and `predicted:<name>` of each
 output. `rows.parquet`, in the folder of the run, has `split_seed`, `part`, `row`, `true:<name>` (of classes
 `true:class`) and, of what is scored, the place in the file, what the model reads, and of molecules the similarity to
-the training molecules. Of further splits it has what is scored alone.
+the training molecules. Of further splits it has what is scored alone. Of spans, `logits-valid.npz` of a cell has the
+logits.
 
 Axes: N rows of a part, C outputs.
 """
@@ -20,13 +21,18 @@ import numpy as np
 from exlm_cli.data import BoolArray, IntArray
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import read_whole, write_atomically
-from exlm_cli.finetune.baselines.arrays import MAX_UNPACKING
+from exlm_cli.finetune.baselines.arrays import MAX_UNPACKING, read_arrays, write_arrays
+from exlm_cli.finetune.results import RunResults, baseline_folder, best_cell_folder, how_to_redo
+from exlm_cli.finetune.scores import Predictor
+from exlm_cli.run_dir import resume_command
 from exlm_cli.tasks.base import EncodedRows, FloatArray, Loss, Split
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 PREDICTIONS_FILE = "predictions.parquet"
+LOGITS_FILE = "logits-valid.npz"
+"""File of a cell with the logits of spans, (sum of L, 2) float32, of whose mean over seeds the score is."""
 ROWS_FILE = "rows.parquet"
 ROWS_HINT = "fine-tune again"
 _PREDICTED, _TRUE = "predicted:", "true:"
@@ -70,6 +76,63 @@ def read_predictions(
             raise CheckpointError(f"{path}: its rows are not those of the split", hint)
         found[part] = chosen[[f"{_PREDICTED}{name}" for name in names]].to_numpy(dtype=np.float64)
     return found
+
+
+def read_seed_predictions(
+    run: Path, results: RunResults, rows: Mapping[Split, IntArray], *, baseline: str | None = None
+) -> dict[Split, FloatArray]:
+    """Return the (K, N, C) predictions of the seeds for parts of the rows of the first split of `results`.
+
+    Args:
+        rows: Rows of the input in each part.
+        baseline: Read what this baseline predicted; None: the model at its best grid point.
+
+    Raises:
+        CheckpointError: A file is missing or altered.
+    """
+    by_seed = []
+    for seed in results.seeds:
+        if baseline is None:
+            place = best_cell_folder(run, results, seed)
+            hint = how_to_redo(place)
+        else:
+            place = baseline_folder(run, baseline, results.split_seeds[0], seed)
+            hint = f"delete {place} and continue with `{resume_command('finetune', run)}`"
+        by_seed.append(read_predictions(place, results.output_names, rows, hint))
+    return {part: np.stack([of_seed[part] for of_seed in by_seed]) for part in rows}
+
+
+def read_predictor(
+    run: Path, results: RunResults, rows: Mapping[Split, IntArray], predictor: Predictor
+) -> dict[Split, FloatArray]:
+    """Return the (K, N, C) predictions of what predicts; arguments and errors as of `read_seed_predictions`."""
+    found = [read_seed_predictions(run, results, rows)] if predictor in ("model", "both") else []
+    if predictor != "model":
+        assert results.predictors is not None, "only a run with baselines has other predictors"
+        found.append(read_seed_predictions(run, results, rows, baseline=results.predictors.baselines[0]))
+    return {part: np.mean([one[part] for one in found], axis=0) for part in rows}
+
+
+def write_logits(cell: Path, outputs: Sequence[FloatArray]) -> None:
+    """Write the (L, 2) logits of the validation examples of spans.
+
+    Raises:
+        CheckpointError: A file cannot be written.
+    """
+    write_arrays(cell / LOGITS_FILE, {"logits": np.concatenate(outputs).astype(np.float32)}, is_packed=False)
+
+
+def read_logits(cell: Path, lengths: Sequence[int]) -> list[FloatArray]:
+    """Return what `write_logits` wrote, for N examples of L tokens each.
+
+    Raises:
+        CheckpointError: The file is missing or altered.
+    """
+    path, hint = cell / LOGITS_FILE, how_to_redo(cell)
+    logits = read_arrays(path, hint, {"logits": ("float32", 2)}, "logits")["logits"]
+    if logits.shape != (sum(lengths), 2):
+        raise CheckpointError(f"{path}: not the logits of these {len(lengths):,} windows", hint)
+    return np.split(logits.astype(np.float64), np.cumsum(lengths)[:-1])
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,17 @@
-"""Results of fine-tuning: a finished run with its scores, and what else its files hold. No torch."""
+"""Results of fine-tuning: a finished run with its scores, what its JSON files hold, and its folders. No torch."""
 
 import shlex
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import numpy as np
 from pydantic import Field, model_validator
 
 from exlm_cli.config.sections import OneOrRange
 from exlm_cli.config.tasks import SEEDED_SPLITS
-from exlm_cli.data import IntArray
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import JsonModel, absent_if_none, read_json
-from exlm_cli.finetune.baselines.arrays import read_arrays, write_arrays
-from exlm_cli.finetune.predictions import read_predictions
 from exlm_cli.finetune.scores import (
     BASELINE_NAMES,
     BOTH,
@@ -31,7 +26,7 @@ from exlm_cli.finetune.scores import (
     read_scores,
 )
 from exlm_cli.run_dir import resume_command
-from exlm_cli.tasks.base import FloatArray, Loss, Split
+from exlm_cli.tasks.base import Loss
 
 ENCODER_FILE = "encoder.yaml"
 """The recipe of pre-training, in the run directory of fine-tuning."""
@@ -39,8 +34,6 @@ RESULT_FILE = "result.json"
 """File of a cell; a cell that has it is done."""
 RESULTS_FILE = "results.json"
 """File of a run; a run that has it is finished."""
-LOGITS_FILE = "logits-valid.npz"
-"""File of a cell with the logits of spans, (sum of L, 2) float32, of whose mean over seeds the score is."""
 
 
 class CellResult(JsonModel):
@@ -314,63 +307,6 @@ def how_to_redo(cell: Path) -> str:
 def baseline_folder(run: Path, model: str, split_seed: int, seed: int) -> Path:
     """Return the folder with the predictions of a baseline."""
     return run / "baselines" / model / f"split-{split_seed}" / f"seed-{seed}"
-
-
-def read_seed_predictions(
-    run: Path, results: RunResults, rows: Mapping[Split, IntArray], *, baseline: str | None = None
-) -> dict[Split, FloatArray]:
-    """Return the (K, N, C) predictions of the seeds for parts of the rows of the first split of `results`.
-
-    Args:
-        rows: Rows of the input in each part.
-        baseline: Read what this baseline predicted; None: the model at its best grid point.
-
-    Raises:
-        CheckpointError: A file is missing or altered.
-    """
-    by_seed = []
-    for seed in results.seeds:
-        if baseline is None:
-            place = best_cell_folder(run, results, seed)
-            hint = how_to_redo(place)
-        else:
-            place = baseline_folder(run, baseline, results.split_seeds[0], seed)
-            hint = f"delete {place} and continue with `{resume_command('finetune', run)}`"
-        by_seed.append(read_predictions(place, results.output_names, rows, hint))
-    return {part: np.stack([of_seed[part] for of_seed in by_seed]) for part in rows}
-
-
-def read_predictor(
-    run: Path, results: RunResults, rows: Mapping[Split, IntArray], predictor: Predictor
-) -> dict[Split, FloatArray]:
-    """Return the (K, N, C) predictions of what predicts; arguments and errors as of `read_seed_predictions`."""
-    found = [read_seed_predictions(run, results, rows)] if predictor in ("model", "both") else []
-    if predictor != "model":
-        assert results.predictors is not None, "only a run with baselines has other predictors"
-        found.append(read_seed_predictions(run, results, rows, baseline=results.predictors.baselines[0]))
-    return {part: np.mean([one[part] for one in found], axis=0) for part in rows}
-
-
-def write_logits(cell: Path, outputs: Sequence[FloatArray]) -> None:
-    """Write the (L, 2) logits of the validation examples of spans.
-
-    Raises:
-        CheckpointError: A file cannot be written.
-    """
-    write_arrays(cell / LOGITS_FILE, {"logits": np.concatenate(outputs).astype(np.float32)}, is_packed=False)
-
-
-def read_logits(cell: Path, lengths: Sequence[int]) -> list[FloatArray]:
-    """Return what `write_logits` wrote, for N examples of L tokens each.
-
-    Raises:
-        CheckpointError: The file is missing or altered.
-    """
-    path, hint = cell / LOGITS_FILE, how_to_redo(cell)
-    logits = read_arrays(path, hint, {"logits": ("float32", 2)}, "logits")["logits"]
-    if logits.shape != (sum(lengths), 2):
-        raise CheckpointError(f"{path}: not the logits of these {len(lengths):,} windows", hint)
-    return np.split(logits.astype(np.float64), np.cumsum(lengths)[:-1])
 
 
 @dataclass(frozen=True)

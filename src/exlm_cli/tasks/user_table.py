@@ -27,7 +27,7 @@ from exlm_cli.tasks.base import (
     TableColumns,
     TrainedTask,
 )
-from exlm_cli.tasks.rows.assays import Measured, average_replicates, describe_bounds, read_weights
+from exlm_cli.tasks.rows.assays import Measured, average_replicates, read_weights
 from exlm_cli.tasks.rows.labels import (
     CHOOSE_COLUMNS,
     LabelKind,
@@ -358,7 +358,7 @@ def _describe_targets(task: RowTask) -> list[str]:
         if unseen := [f"`{name}`" for index, name in enumerate(task.output_names) if index not in trained]:
             notes.append(f"warning: no training row has the class {name_some(unseen)}: the model never predicts it")
     for split in task.splits:
-        if note := describe_bounds(split, task.examples[split]):
+        if note := task.examples[split].describe_bounds(split):
             notes.append(note)
         unscorable = _unscorable(task, split)
         if unscorable and task.loss == "classes" and len(task.output_names) > 2:
@@ -463,5 +463,5 @@ def new_rows(
     """
     more = {"canonical_smiles": task.config.has_canonical_smiles, "is_log10": task.config.is_log10}
     rows = labelled_rows(found, found.rows, targets, **more, numbers=numbers, bounds=bounds)
-    notes = (*notes, *filter(None, [describe_bounds("", rows)]))
+    notes = (*notes, *filter(None, [rows.describe_bounds("")]))
     return rows_to_predict(rows, task.loss, task.output_names, columns, problems=found.problems, notes=notes)

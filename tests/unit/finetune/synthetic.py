@@ -17,8 +17,8 @@ from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import dump_recipe
 from exlm_cli.data import IntArray
 from exlm_cli.data.tokenizer import Tokenizer, train_bpe
-from exlm_cli.finetune.predictions import read_rows
-from exlm_cli.finetune.results import FinetunedRun, read_results, read_seed_predictions
+from exlm_cli.finetune.predictions import read_rows, read_seed_predictions
+from exlm_cli.finetune.results import FinetunedRun, read_results
 from exlm_cli.finetune.run import run_finetuning
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import SilentProgress

@@ -13,7 +13,7 @@ from sklearn.preprocessing import QuantileTransformer
 
 from exlm_cli.api.run import load
 from exlm_cli.config.tasks import CsvTaskConfig
-from exlm_cli.data.descriptors import NUM_BITS, descriptors, fingerprints
+from exlm_cli.data.molecules import NUM_BITS, descriptors, fingerprints
 from exlm_cli.errors import CheckpointError, DataError, ExlmError
 from exlm_cli.export.source import finetuned_source
 from exlm_cli.finetune.cells.model import load_finetuned

@@ -9,7 +9,7 @@ import pytest
 
 from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.errors import DataError
-from exlm_cli.finetune.results import read_seed_predictions
+from exlm_cli.finetune.predictions import read_seed_predictions
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
 from exlm_cli.tasks import user_table
 from exlm_cli.tasks.rows.splits import RowSplit, split_rows

@@ -38,8 +38,8 @@ from exlm_cli.finetune.features import (
     fit_quantiles,
     with_descriptors,
 )
-from exlm_cli.finetune.predictions import write_predictions
-from exlm_cli.finetune.results import LOGITS_FILE, RESULT_FILE, CellResult, cell_folder, write_logits
+from exlm_cli.finetune.predictions import LOGITS_FILE, write_logits, write_predictions
+from exlm_cli.finetune.results import RESULT_FILE, CellResult, cell_folder
 from exlm_cli.finetune.scores import LabelScores, Scores
 from exlm_cli.format import format_number_of, format_percent, printable
 from exlm_cli.model.heads import DescriptorHead, TaskModel

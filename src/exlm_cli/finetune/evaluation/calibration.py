@@ -17,8 +17,8 @@ from scipy.special import expit, logit
 from exlm_cli.data import BoolArray
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.files import JsonModel, read_json
-from exlm_cli.finetune.predictions import ROWS_FILE, ROWS_HINT, PartRows, join_rows, read_rows
-from exlm_cli.finetune.results import RunResults, read_predictor
+from exlm_cli.finetune.predictions import ROWS_FILE, ROWS_HINT, PartRows, join_rows, read_predictor, read_rows
+from exlm_cli.finetune.results import RunResults
 from exlm_cli.finetune.scores import Predictor
 from exlm_cli.run_dir import resume_command
 from exlm_cli.tasks.base import FloatArray, Loss

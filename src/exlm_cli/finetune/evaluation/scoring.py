@@ -39,6 +39,8 @@ from exlm_cli.finetune.predictions import (
     PartRows,
     describe_part,
     join_rows,
+    read_logits,
+    read_seed_predictions,
     write_predictions,
     write_rows,
 )
@@ -50,8 +52,6 @@ from exlm_cli.finetune.results import (
     RunResults,
     baseline_folder,
     best_cell_folder,
-    read_logits,
-    read_seed_predictions,
 )
 from exlm_cli.finetune.scores import (
     AVERAGE,

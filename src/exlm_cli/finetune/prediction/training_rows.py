@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from exlm_cli.data.descriptors import NUM_BITS, Fingerprints, fingerprints
+from exlm_cli.data.molecules import NUM_BITS, Fingerprints, fingerprints
 from exlm_cli.errors import CheckpointError
 from exlm_cli.finetune.baselines.arrays import read_arrays, write_arrays
 from exlm_cli.progress import Progress

@@ -14,7 +14,6 @@ from exlm_cli.tasks.base import FloatArray, SplitIndices
 from exlm_cli.tasks.rows.labels import Labels
 from exlm_cli.tasks.rows.splits import RowSplit, group_rows
 from exlm_cli.tasks.rows.table import InputRows, read_number
-from exlm_cli.tasks.rows.task import LabelledRows
 
 
 @dataclass(frozen=True)
@@ -48,18 +47,6 @@ def read_weights(usable: InputRows, column: str) -> FloatArray:
             )
         weights_R[row] = weight
     return weights_R
-
-
-def describe_bounds(part: str, rows: LabelledRows) -> str:
-    """Return a note on how many scored rows have bounds, and what counts them; empty where none has."""
-    num = 0 if rows.bounds is None else int((rows.is_known & np.isnan(rows.targets)).any(axis=1).sum())
-    if not num or part == "train":
-        return ""
-    where = f"{part}: " if part else ""
-    return (
-        f"{where}{num:,} of {format_number_of(len(rows.targets), 'row')} have bounds: rmse and mae count their wrong "
-        "side alone; other scores, intervals and pictures leave them out"
-    )
 
 
 def average_replicates(usable: InputRows, measured: Measured, split: RowSplit) -> tuple[Measured, RowSplit]:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from exlm_cli.data import IntArray
 from exlm_cli.data.tokenizer import Tokenizer
-from exlm_cli.format import name_some
+from exlm_cli.format import format_number_of, name_some
 from exlm_cli.tasks import metrics
 from exlm_cli.tasks.base import (
     SPLITS,
@@ -196,6 +196,17 @@ class LabelledRows:
     def keys(self) -> Sequence[str]:
         """What identifies each row: of a pair both texts, joined by NUL."""
         return ["\0".join(texts) for texts in self.texts] if self.own_keys is None else self.own_keys
+
+    def describe_bounds(self, part: str) -> str:
+        """Return a note on how many rows of a scored part have bounds, and what counts them; empty where none has."""
+        num = 0 if self.bounds is None else int((self.is_known & np.isnan(self.targets)).any(axis=1).sum())
+        if not num or part == "train":
+            return ""
+        where = f"{part}: " if part else ""
+        return (
+            f"{where}{num:,} of {format_number_of(len(self.targets), 'row')} have bounds: rmse and mae count their "
+            "wrong side alone; other scores, intervals and pictures leave them out"
+        )
 
 
 def labelled_rows(

@@ -14,7 +14,7 @@ import pytest
 from rdkit import Chem
 
 from exlm_cli.config.tasks import CsvTaskConfig
-from exlm_cli.data.descriptors import NUM_BITS
+from exlm_cli.data.molecules import NUM_BITS
 from exlm_cli.finetune.baselines.baseline import (
     MAX_FOREST_VALUES,
     NUM_TREES,

@@ -9,8 +9,7 @@ import tokenizers
 from scipy.special import expit, softmax
 
 from exlm_cli.api.run import Run, load
-from exlm_cli.data.descriptors import descriptors, fingerprints
-from exlm_cli.data.molecules import atom_spans, read_all_atoms
+from exlm_cli.data.molecules import atom_spans, descriptors, fingerprints, read_all_atoms
 from exlm_cli.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.finetune.cells.model import Finetuned, load_finetuned

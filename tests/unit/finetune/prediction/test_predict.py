@@ -17,7 +17,7 @@ from scipy.special import expit
 
 from exlm_cli.config.tasks import SquadTaskConfig
 from exlm_cli.data.bundled.molecules import generate_molecules
-from exlm_cli.data.descriptors import fingerprints
+from exlm_cli.data.molecules import fingerprints
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.files import write_json
 from exlm_cli.finetune.cells.model import Finetuned, load_finetuned

@@ -25,8 +25,8 @@ from exlm_cli.finetune.evaluation.calibration import (
 from exlm_cli.finetune.evaluation.scoring import SplitOutcome, calibrate_run
 from exlm_cli.finetune.prediction.predict import predict
 from exlm_cli.finetune.prediction.training_rows import read_training_rows
-from exlm_cli.finetune.predictions import PartRows
-from exlm_cli.finetune.results import FinetunedRun, read_results, read_seed_predictions
+from exlm_cli.finetune.predictions import PartRows, read_seed_predictions
+from exlm_cli.finetune.results import FinetunedRun, read_results
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
 from exlm_cli.finetune.scores import BOTH, MODEL, PREDICTORS, read_scores
 from exlm_cli.progress import SilentProgress
