@@ -30,28 +30,6 @@ class Truth(NamedTuple):
     best_score: Tensor
 
 
-def make_dag(
-    num_targets: int,
-    num_states: int,
-    *,
-    num_sequences: int = 2,
-    dtype: torch.dtype = torch.float64,
-    emission_std: float = 1.0,
-) -> Dag:
-    """Normal emissions and softmax transitions over all later states, full lengths."""
-    generator = torch.Generator().manual_seed(0)
-    shape = (num_sequences, num_targets, num_states)
-    log_emit = torch.randn(shape, generator=generator, dtype=torch.float64) * emission_std - 3
-    logits = torch.randn(num_sequences, num_states, num_states, generator=generator, dtype=torch.float64)
-    is_edge = torch.ones(num_states, num_states, dtype=torch.bool).triu(1)
-    is_edge[-1, -1] = True  # the last row has no edge; this one keeps its softmax finite
-    log_trans = logits.masked_fill(~is_edge, -torch.inf).log_softmax(-1)
-    log_trans[:, -1, -1] = -torch.inf
-    target_lengths = torch.full((num_sequences,), num_targets)
-    state_lengths = torch.full((num_sequences,), num_states)
-    return Dag(log_emit.to(dtype), log_trans.to(dtype), target_lengths, state_lengths)
-
-
 def nll_and_gradients(dag: Dag, backend: str, weights: Tensor | None = None) -> tuple[Tensor, ...]:
     """Loss of each sequence, and both gradients of the weighted sum."""
     inputs = [x.detach().requires_grad_() for x in dag[:2]]
@@ -145,7 +123,7 @@ def with_a_hidden_share(*, dtype: torch.dtype = torch.float32) -> Dag:
 
 def with_a_likely_start_that_leads_nowhere(*, dtype: torch.dtype = torch.float32) -> Dag:
     """The first inner nodes are e2000 likelier than the others, which are the only way through."""
-    dag = make_dag(6, 60, dtype=dtype)
+    dag = make(2, 6, 60, is_ragged=False, dtype=dtype)
     dag.log_emit[:, :, 20:] -= 2000.0
     dag.log_trans[:, 1:20, 20:] = -torch.inf
     return dag

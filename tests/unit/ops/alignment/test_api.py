@@ -17,7 +17,7 @@ from exlm_cli.ops.alignment import (
     best_alignment,
     states_alignment_nll,
 )
-from tests.unit.ops.alignment.dags import Dag, make_dag
+from tests.unit.ops.alignment.dags import Dag, make
 
 ENTRY_POINTS = [states_alignment_nll, best_alignment, alignment_posterior, alignment_edge_posterior]
 
@@ -30,7 +30,7 @@ def entry_point(request: pytest.FixtureRequest) -> Callable[..., Tensor]:
 
 @pytest.fixture
 def dag() -> Dag:
-    return make_dag(3, 8, dtype=torch.float32)
+    return make(2, 3, 8, is_ragged=False)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_axes_dtypes_and_devices_that_disagree_are_named(name, wrong, error, giv
 )
 def test_sixteen_bits_are_refused_on_the_cpu(backend, dtype, entry_point):
     with pytest.raises(ValueError, match=f"^`log_emit` is {str(dtype)[6:]} on cpu; .*`{backend}`"):
-        entry_point(*make_dag(3, 8, dtype=dtype), backend=backend)
+        entry_point(*make(2, 3, 8, dtype=dtype), backend=backend)
 
 
 def test_an_unknown_backend_is_refused(entry_point, dag):

@@ -24,7 +24,6 @@ from tests.unit.ops.alignment.dags import (
     assert_near,
     assert_only_the_second_sequence_is_nan,
     assert_same_bits,
-    make_dag,
     nll_and_gradients,
 )  # fmt: skip
 from tests.unit.ops.alignment.test_native_op import operator_calls
@@ -119,7 +118,7 @@ def test_the_operators_keep_their_promises_on_a_device():
 
 @pytest.mark.usefixtures("simulated_backend")
 def test_the_backend_gives_on_a_device_what_it_gives_on_the_host(monkeypatch):
-    dag = make_dag(7, 30, dtype=torch.float32)
+    dag = dags.make(2, 7, 30)
 
     def results() -> tuple[torch.Tensor, ...]:
         without_grad = states_alignment_nll(*dag, backend="native")
