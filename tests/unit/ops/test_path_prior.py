@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from exlm_cli.ops.path_prior import expected_visits, own_mask_share, path_length_nll, state_imbalance, token_nll
-from tests.oracles import enumerate_posteriors, scored_paths
+from tests.oracles import enumerate_nll, enumerate_posteriors, scored_paths
 
 NUM_MASKS, K = 3, 2
 TARGETS, STATES = torch.tensor([3, 2]), torch.tensor([8, 6])
@@ -20,8 +20,7 @@ def _log_trans() -> torch.Tensor:
     return scores.masked_fill(~is_edge, -math.inf).log_softmax(-1).nan_to_num(-math.inf)
 
 
-@pytest.mark.parametrize("backend", ["reference", "native"])
-def test_a_share_is_that_of_the_enumerated_paths(backend):
+def test_share_and_length_have_the_probabilities_of_the_enumerated_paths(backend):
     log_trans = _log_trans()
     emissions = torch.zeros(2, NUM_MASKS, 8, dtype=torch.float64)
     posterior, _ = enumerate_posteriors(emissions, log_trans, TARGETS, STATES)
@@ -31,15 +30,10 @@ def test_a_share_is_that_of_the_enumerated_paths(backend):
     ]
     share = own_mask_share(log_trans, NODE_MASK, TARGETS, STATES, backend=backend)
     assert share.tolist() == pytest.approx(expected, rel=1e-6)
-
-
-def test_the_length_of_a_path_has_the_probability_of_the_enumerated_paths():
-    log_trans = _log_trans()
-    emissions = torch.zeros(2, NUM_MASKS, 8, dtype=torch.float64)
-    paths = scored_paths(emissions, log_trans, TARGETS, STATES)
-    expected = [-math.log(sum(math.exp(score) for score in scores.values())) for scores in paths]
-    nll = path_length_nll(log_trans, TARGETS, STATES, backend="reference")
-    assert nll.tolist() == pytest.approx(expected, rel=1e-6)
+    nll = path_length_nll(log_trans, TARGETS, STATES, backend=backend)
+    torch.testing.assert_close(nll, enumerate_nll(emissions, log_trans, TARGETS, STATES))
+    assert own_mask_share(log_trans, NODE_MASK, torch.tensor([0, 2]), STATES, backend=backend)[0] == 0
+    assert path_length_nll(log_trans, torch.tensor([0, 2]), STATES, backend=backend)[0] == math.inf
 
 
 def test_expected_visits_are_those_of_the_enumerated_paths_of_every_length():
@@ -91,13 +85,6 @@ def test_the_gradient_of_imbalance_is_that_of_finite_differences_and_finite_wher
     assert given_up.grad.isfinite().all()
 
 
-def test_targets_without_a_path_are_impossible_one_by_one_too():
-    """Two targets and one node that emits."""
-    lengths = torch.tensor([2, 1]), torch.tensor([3, 3])
-    nll = token_nll(torch.zeros(2, 2, 8, dtype=torch.float64), _log_trans()[[0, 0]], *lengths).sum(1)
-    assert nll.tolist() == pytest.approx([math.inf, 0.0])
-
-
 def test_what_no_path_reads_does_not_count_one_by_one():
     """Emissions of the first node, the last one and padding, and of a node that no path of that length visits."""
     log_emit = torch.randn(2, 3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -107,8 +94,6 @@ def test_what_no_path_reads_does_not_count_one_by_one():
         odd = log_emit.clone()
         odd[:, :, 0] = odd[0, :, int(STATES[0]) - 1] = odd[1, :, int(STATES[1]) - 1 :] = number
         assert token_nll(odd, _log_trans(), TARGETS, STATES).equal(expected)
-
-
-def test_sequences_without_targets_have_no_share():
-    assert own_mask_share(_log_trans(), NODE_MASK, torch.tensor([0, 2]), STATES)[0] == 0
-    assert path_length_nll(_log_trans(), torch.tensor([0, 2]), STATES)[0] == math.inf
+    # two targets and one node that emits
+    without_a_path = token_nll(log_emit, _log_trans(), torch.tensor([2, 2]), torch.tensor([3, 6]))
+    assert without_a_path[0].tolist() == [math.inf, math.inf, 0.0]

@@ -61,11 +61,11 @@ def test_in_16_bits_positions_are_exact_and_every_product_and_sum_is_rounded_onc
     assert torch.equal(rotated[0], x[0])
 
 
-@pytest.mark.parametrize("widths", [(8,), (4, 4), (2, 6)])
+@pytest.mark.parametrize("widths", [(8,), (2, 6)])
 def test_gradients_turn_back(widths):
     generator = torch.Generator().manual_seed(4)
-    parts = torch.randn(2, 5, 3, 2, 8, dtype=torch.float64, generator=generator, requires_grad=True)
-    positions = torch.randint(0, 50, (1, 5, len(widths)), generator=generator)
+    parts = torch.randn(2, 2, 3, 1, 8, dtype=torch.float64, generator=generator, requires_grad=True)
+    positions = torch.randint(0, 50, (1, 2, len(widths)), generator=generator)
     rotation = rotation_at(positions, widths, 1e4, torch.float64)
     for num_turned in (1, 2, 3):
         assert torch.autograd.gradcheck(lambda y, n=num_turned: torch.stack(rotate(y, rotation, n)), parts)
