@@ -51,12 +51,8 @@ def diagnose() -> Diagnosis:
     """Return the report; builds nothing.
 
     Raises:
-        BackendError: The folder of cached libraries cannot be determined.
+        DataError: There is no folder for cached libraries.
     """
-    try:
-        cache = str(build.cache_dir())
-    except BuildError as error:
-        raise BackendError(str(error), _HINT) from error
     host = _state(_find_host_library, "reference")
     return Diagnosis(
         torch=f"{torch.__version__}, {format_number_of(torch.get_num_threads(), 'thread')}",
@@ -64,7 +60,7 @@ def diagnose() -> Diagnosis:
         gpus=[_describe_gpu(device) for device in range(torch.cuda.device_count())],
         compiler=_describe_compiler("cpu"),
         nvcc=_describe_compiler("cuda"),
-        cache=cache,
+        cache=str(build.cache_dir()),
         cpu=host,
         cuda=_state(partial(find_device_library, 0), "native, on the host" if host.backend == "native" else "reference")
         if torch.cuda.device_count()

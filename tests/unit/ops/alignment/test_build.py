@@ -58,17 +58,9 @@ def test_a_new_compiler_processor_or_source_gives_a_new_library(make_compiler, t
     assert len({first, second, portable.library, *edited}) == 5
 
 
-@pytest.mark.parametrize(
-    ("compile_", "line"),
-    [
-        ("echo note >&2; echo 'x.cpp:3: error: no such type' >&2; exit 1", "x.cpp:3: error: no such type"),
-        (r"printf 'x.cpp:3: error: no type \377\n' >&2; exit 1", "error: no type \ufffd"),  # no UTF-8
-        ("exit 1", "g++ failed"),
-    ],
-)
-def test_a_failed_compilation_leaves_nothing_behind(compile_, line, make_compiler, tmp_path):
-    make_compiler(compile_=compile_)
-    assert_refuses(line, build.build_library, "cpu")
+def test_a_failed_compilation_leaves_nothing_behind(make_compiler, tmp_path):
+    make_compiler(compile_=r"echo note >&2; printf 'x.cpp:3: error: no type \377\n' >&2; exit 1")  # no UTF-8
+    assert_refuses("x.cpp:3: error: no type \ufffd", build.build_library, "cpu")
     assert [path.suffix for path in (tmp_path / "cache").iterdir() if path.suffix != ".lock"] == []
 
 

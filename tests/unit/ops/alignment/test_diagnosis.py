@@ -24,21 +24,6 @@ def see_gpus(monkeypatch: pytest.MonkeyPatch, *capabilities: tuple[int, int]) ->
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capabilities[device])
 
 
-def hide_nvcc(monkeypatch: pytest.MonkeyPatch) -> None:
-    which = shutil.which
-    monkeypatch.setattr(shutil, "which", lambda name: None if name.endswith("nvcc") else which(name))
-
-
-@pytest.fixture
-def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    see_gpus(monkeypatch, (9, 0))
-
-
-@pytest.fixture
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    see_gpus(monkeypatch)
-
-
 class Library:
     """A library that loads and runs on the GPUs in `runs_on_gpus`."""
 
@@ -72,8 +57,9 @@ def assert_no_build(*parts: str) -> None:
     assert "`reference` backend" in caught.value.hint
 
 
-@pytest.mark.usefixtures("no_compiler_yet", "no_gpu")
+@pytest.mark.usefixtures("no_compiler_yet")
 def test_a_machine_without_compilers(monkeypatch, tmp_path):
+    see_gpus(monkeypatch)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     found = diagnose()
     assert (found.compiler, found.nvcc, found.gpus, found.cache) == (None, None, [], str(tmp_path / "cache"))
@@ -84,30 +70,26 @@ def test_a_machine_without_compilers(monkeypatch, tmp_path):
     assert diagnose().cuda == LibraryState(None, NO_NVCC, "reference")
 
 
-@pytest.mark.usefixtures("one_gpu", "loads")
-def test_device_kernels_are_built_for_all_targets_if_nvcc_is_there(make_compiler):
+@pytest.mark.usefixtures("loads")
+def test_a_gpu_takes_the_host_kernels_until_nvcc_is_there(make_compiler, monkeypatch):
     make_compiler()
+    see_gpus(monkeypatch, (9, 0))
+    with monkeypatch.context() as patch:
+        which = shutil.which
+        patch.setattr(shutil, "which", lambda name: None if name.endswith("nvcc") else which(name))
+        assert diagnose().cuda == LibraryState(None, NO_NVCC, "native, on the host")
+        assert_no_build("cuda", NO_NVCC)
     make_compiler("nvcc", probe="printf 'tools, release 13.0\\ncompute_80\\ncompute_90\\n'")
     found = diagnose()
     assert found.gpus == ["NVIDIA H200 (sm_90)"]
     assert (found.nvcc or "").endswith("bin/nvcc (tools, release 13.0)")
     assert (found.cuda.path, found.cuda.backend) == (None, "native")
-    messages = Recorder()
-    build_kernels(messages)
-    assert len(messages.said) == 2
+    build_kernels(SilentProgress())
     assert diagnose().cuda == LibraryState(str(build.find_library("cuda")), "", "native")
 
 
-@pytest.mark.usefixtures("one_gpu", "loads")
-def test_a_gpu_without_its_compiler_leaves_the_host_kernels_and_fails_a_build(make_compiler, monkeypatch):
-    make_compiler()
-    hide_nvcc(monkeypatch)
-    assert diagnose().cuda == LibraryState(None, NO_NVCC, "native, on the host")
-    assert_no_build("cuda", NO_NVCC)
-
-
-@pytest.mark.usefixtures("no_gpu")
-def test_a_library_that_does_not_load_is_reported(make_compiler):
+def test_a_library_that_does_not_load_is_reported(make_compiler, monkeypatch):
+    see_gpus(monkeypatch)
     make_compiler()
     message = f"{build.build_library('cpu')} cannot be loaded"
     found = diagnose().cpu
