@@ -108,8 +108,6 @@ class FinetuneRecipe(Recipe):
                 "`num_replicates` needs a split that `task.split_seed` changes: `--split random` or `group`, or "
                 "`--split scaffold-balanced` for molecules"
             )
-        if self.task.split_seed + self.num_replicates > 2**63:
-            raise ValueError(f"`num_replicates` {self.num_replicates} leads `task.split_seed` beyond 2^63")
         if self.train.freeze_encoder and self.init == "scratch":
             raise ValueError(
                 "`train.freeze_encoder` with `init: scratch` would keep an encoder that has learned nothing; "

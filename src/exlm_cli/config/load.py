@@ -76,9 +76,7 @@ def _load(path: Path, overrides: Sequence[str], kind: type[RecipeT]) -> tuple[Re
         if damaged:  # nobody writes the recipe of a run by hand; mistakes in overrides have hints of their own
             begun = check_recipe(layers, _shown(path), kind)
     except ConfigError as error:
-        is_of_package = "unknown task `" in error.message
-        hint = "install the package that adds this task" if is_of_package else damaged
-        raise ConfigError(error.message, hint if damaged else error.hint) from error
+        raise ConfigError(error.message, damaged or error.hint) from error
     given = [parse_override(override, kind) for override in overrides]
     layers += given
     if issubclass(kind, SweepRecipe) and merge(layers).get("cells"):

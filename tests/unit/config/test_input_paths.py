@@ -7,7 +7,7 @@ import pytest
 
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.input_paths import with_absolute_paths
-from exlm_cli.config.load import KINDS, dump_recipe, load_recipe
+from exlm_cli.config.load import load_recipe
 from exlm_cli.config.sweep import SweepRecipe
 
 
@@ -60,11 +60,3 @@ def test_a_sweep_has_its_parts_and_variants_told_from_the_root(folder):
     assert (recipe.pretrain.data.train, recipe.finetune.task.data_dir) == ((f"{folder}/a.txt",), f"{folder}/d")
     varied = load_recipe("quickstart-ablations", ["variants.other={data.train: [b.txt]}"], kind=SweepRecipe)
     assert with_absolute_paths(varied).variants["other"] == {"data.train": [f"{folder}/b.txt"]}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_recipe_of_any_kind_is_read_back_the_same(kind, folder):
-    recipe = with_absolute_paths(load_recipe(kind.example, kind=kind))
-    (folder / "recipe.yaml").write_text(dump_recipe(recipe))
-    assert load_recipe("./recipe.yaml", kind=kind) == recipe
-    assert with_absolute_paths(recipe) == recipe

@@ -16,7 +16,6 @@ from exlm_cli.config.overrides import (
     find_field,
     key_paths,
     merge,
-    nearest_key,
     parse_override,
     unknown_key,
 )
@@ -60,12 +59,8 @@ def test_the_origin_of_a_value_is_the_last_one_that_gave_its_key_or_the_section_
     [
         ("masking.mask_ratio=[0, 1]", "`1` should be less than 1"),
         ("masking.mask_ratio=[0.5, 0.2]", "a range should be [low, high]"),
-        ("train.validate_at=[1.5]", "`1.5` should be a valid integer"),
-        ("masking.mask_ratio=many", "it should be a valid number"),
         ("train.max_steps=true", "it should be a valid integer"),
-        ("masking.num_states_per_mask=1e3", "it should be less than or equal to 64"),
         ("train.compile=maybe", "it should be a valid boolean"),
-        ("data.kind=image", "it should be 'text' or 'smiles'"),
         ("data.train=[null]", "`null` should be a valid string"),
         ("data.train={a: 1}", "it should be a list"),
         ("optim.betas=[0.9]", "a value is missing"),
@@ -86,35 +81,24 @@ def test_the_values_of_a_grid_are_typed_by_their_keys():
     assert [type(value) for values in grid.values() for value in values[:2]] == [float, float, int, type(None), list]
 
 
-def test_a_warm_up_that_is_too_long_has_the_setting_of_a_shorter_one_in_the_hint():
-    error = error_of("train.max_steps=1")
-    assert "`optim.warmup_steps` 2 is more than `train.max_steps` 1" in error.message
-    assert "`--set optim.warmup_ratio=0.06`" in error.hint
-    assert _warmup_steps("train.max_steps=1", "optim.warmup_ratio=0.06") == 1
-
-
-def _warmup_steps(*overrides: str) -> int:
-    """Return the steps of warm-up of `FILE`, which gives 2 of 6, with overrides."""
-    recipe = checked(FILE, overrides=overrides)
-    return recipe.optim.resolve_warmup_steps(recipe.train.max_steps)
-
-
 @pytest.mark.parametrize(
     ("overrides", "steps"),
     [
         (["optim.warmup_ratio=0"], 0),
         (["optim.warmup_ratio=null"], 2),
+        (["train.max_steps=1", "optim.warmup_ratio=0.06"], 1),
         (["optim.warmup_ratio=0.5", "optim.warmup_steps=1"], 1),
         (["optim.warmup_steps=1", "optim.warmup_ratio=0.5"], 3),
         (["optim={lr: 0.1, warmup_ratio: 0.5}"], 3),
     ],
 )
 def test_of_steps_and_ratio_of_the_warm_up_the_one_given_later_counts(overrides, steps):
-    assert _warmup_steps(*overrides) == steps
+    """The file gives 2 steps of 6."""
+    recipe = checked(FILE, overrides=overrides)
+    assert recipe.optim.resolve_warmup_steps(recipe.train.max_steps) == steps
 
 
 def test_an_error_of_several_keys_names_the_overrides_at_fault():
-    assert error_of("model.width=18").message.startswith("mine.yaml with `--set model.width=18`: head width")
     wrong = [FILE, Layer("mine.yaml", {"train": {"batch_tokens": 500}})]
     assert error_of(file=wrong).message.startswith("mine.yaml: give")
     both = "mine.yaml with `--set seed=2`, `--set optim.lr=0.1`: give"
@@ -124,9 +108,15 @@ def test_an_error_of_several_keys_names_the_overrides_at_fault():
 def test_an_unknown_key_comes_before_what_follows_from_it_and_has_the_nearest_key_in_the_hint():
     error = error_of(file=[Layer("mine.yaml", {**FILE.values, "optim": {"lrr": 1e-3}})])
     assert (error.message, error.hint) == ("mine.yaml: unknown key `optim.lrr`", "did you mean `optim.lr`?")
-    assert "heads" in unknown_key("f", "model.transition.zzz", PretrainRecipe).hint
-    assert "masking" in unknown_key("f", "zzz.y", PretrainRecipe).hint
     assert error_of(file=[Layer("mine.yaml", {"extend": "text-small"})]).hint == "did you mean `extends`?"
+    hints = {
+        "mask_ratio": "did you mean `masking.mask_ratio`?",
+        "model.num_layer": "did you mean `model.num_layers`?",
+        "model.transition.zzz": "`model.transition` has the keys heads",
+        "zzz.y": "a recipe has the keys name",
+    }
+    for given, hint in hints.items():
+        assert unknown_key("f", given, PretrainRecipe).hint.startswith(hint), given
 
 
 @pytest.mark.parametrize(
@@ -144,12 +134,6 @@ def test_errors_of_a_task_name_its_key_without_the_suite(override, key):
     error = error_of(override, file=[FINETUNE], kind=FinetuneRecipe)
     assert f"`{key}" in error.message + error.hint
     assert "task.csv" not in error.message
-
-
-def test_one_text_or_number_stands_for_a_list_of_one_and_words_for_true_and_false_are_read():
-    recipe = checked(FILE, Layer("x", {"data": {"train": "a.txt"}, "train": {"compile": "on"}}))
-    assert (recipe.data.train, recipe.train.compile) == (("a.txt",), True)
-    assert checked(FINETUNE, Layer("x", {"seeds": 1}), kind=FinetuneRecipe).seeds == (1,)
 
 
 def test_changes_are_told_by_their_dotted_keys():
@@ -172,17 +156,3 @@ def test_every_key_of_a_recipe_is_described(kind):
         field = find_field(kind, path)
         assert field is not None
         assert field.description or child_keys(kind, path), f"`{path}` has no description"
-
-
-@pytest.mark.parametrize(
-    ("given", "meant"),
-    [
-        ("masking.mask_porb", "masking.mask_ratio"),
-        ("mask_ratio", "masking.mask_ratio"),
-        ("model.num_layer", "model.num_layers"),
-        ("model.transition.headz", "model.transition.heads"),
-        ("zzz", None),
-    ],
-)
-def test_the_nearest_key_is_what_was_meant(given, meant):
-    assert nearest_key(PretrainRecipe, given) == meant

@@ -25,7 +25,6 @@ LONGEST = 16 + 2 * NUM_MASKS
 @pytest.mark.parametrize(
     ("sections", "keys"),
     [
-        ({"model": {"num_heads": 3}}, "model.width model.num_heads"),
         ({"model": {"width": 12}}, "model.rope model.width model.num_heads"),
         ({"model": {"transition": {"rope": "nodes", "heads": 16}}},
          "model.width model.transition.heads model.transition.rope"),
@@ -51,10 +50,8 @@ LONGEST = 16 + 2 * NUM_MASKS
         ({"train": {"validate_at": [1, 0.9]}, "model": {"max_length": 40}}, "train.validate_at model.max_length"),
         ({"model": {"transition": {"position_features": True, "max_nodes": 20}}, "train": {"validate_at": [7]}},
          "train.validate_at model.transition.max_nodes"),
-        ({"train": {"batch_tokens": 64}}, "train.batch_sequences train.batch_tokens"),
         ({"train": {"batch_sequences": None}}, "train.batch_sequences train.batch_tokens"),
         ({"train": {"max_steps": None}}, "train.max_steps train.max_epochs"),
-        ({"optim": {"warmup_steps": 7}}, "optim.warmup_steps train.max_steps"),
         ({"train": {"batch_sequences": None, "batch_tokens": 15}}, "train.batch_tokens"),
         ({"train": {"microbatch_tokens": LONGEST - 1}}, "train.microbatch_tokens"),
         ({"model": CHAIN, "train": {"microbatch_tokens": 15}}, "train.microbatch_tokens"),
