@@ -29,7 +29,6 @@ LARGEST_JSON_BYTES = 1 << 30
 _BUFFER_BYTES = 1 << 20
 _CONTINUATION_BYTES = bytes(range(0x80, 0xC0))
 """All bytes of a UTF-8 character but its first."""
-_XZ_BLOCK_BYTES = 1 << 16
 _ENCODING_HINT = "the file is binary or in another encoding; `iconv -f ENCODING -t UTF-8` converts text"
 
 NumberedCells = tuple[int, list[str]]
@@ -88,47 +87,8 @@ def open_file(path: Path, raw: io.BufferedReader | None = None) -> Iterator[io.B
         raise DataError(f"{path}: cannot be read: {reason_of(error)}", READ_HINT) from error
 
 
-class _XzReader(io.RawIOBase):
-    """Decompressed bytes of a `.xz` file with one stream or several, as `cat` of files makes them.
-
-    `lzma.LZMAFile` takes zeros between streams, and a damaged stream after the first, for the end of the file.
-    """
-
-    def __init__(self, raw: io.BufferedReader) -> None:
-        self._raw, self._decompressor, self._waiting = raw, lzma.LZMADecompressor(), b""
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill the buffer; 0 at the end of the last stream.
-
-        Raises:
-            EOFError: The last stream is truncated.
-            lzma.LZMAError: A stream is damaged, or no stream.
-        """
-        data = b""
-        while not data:
-            if self._decompressor.eof:
-                self._waiting = self._decompressor.unused_data.lstrip(b"\0")
-                while not self._waiting and (block := self._raw.read(_XZ_BLOCK_BYTES)):
-                    self._waiting = block.lstrip(b"\0")
-                if not self._waiting:
-                    return 0
-                self._decompressor = lzma.LZMADecompressor()
-            if self._decompressor.needs_input and not self._waiting:
-                self._waiting = self._raw.read(_XZ_BLOCK_BYTES)
-                if not self._waiting:
-                    raise EOFError
-            data = self._decompressor.decompress(self._waiting, len(buffer))
-            self._waiting = b""
-        buffer[: len(data)] = data
-        return len(data)
-
-
 _GZIP_MAGIC = b"\x1f\x8b"
-_UNPACKERS: dict[str, Callable[[Any], Any]] = {".gz": lambda raw: gzip.GzipFile(fileobj=raw), ".xz": _XzReader}
+_UNPACKERS: dict[str, Callable[[Any], Any]] = {".gz": lambda raw: gzip.GzipFile(fileobj=raw), ".xz": lzma.LZMAFile}
 
 
 def text_lines(path: Path, file: BinaryIO, longest_bytes: int = -1) -> Iterator[tuple[int, str]]:

@@ -1,6 +1,5 @@
 """Every format and compression gives the same rows with the right numbers; every fault is named with its place."""
 
-import codecs
 import csv
 import gzip
 import io
@@ -56,15 +55,6 @@ CONTENT: dict[str, Callable[[], bytes]] = {
     "parquet": lambda: _parquet(VALUES),
 }
 FIRST_NUMBER = {"csv": 2, "tsv": 2}
-
-
-@pytest.mark.parametrize("file_format", ["csv", "jsonl", "parquet", "txt"])
-def test_gzip_is_read_by_content_whatever_the_suffix(tmp_path, file_format):
-    packed, plain = tmp_path / f"packed.{file_format}", tmp_path / f"plain.{file_format}.gz"
-    packed.write_bytes(gzip.compress(CONTENT[file_format]()))
-    plain.write_bytes(CONTENT[file_format]())
-    for path in (packed, plain):
-        assert [row.text for row in rows_of(path)] == [row["text"] for row in VALUES]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +120,6 @@ def test_a_tsv_of_pandas_comes_back_as_it_was(tmp_path):
     ("rows", "place"),
     [
         ('"Hi" she said\t1\n', 2),
-        ('" so\t1\nplain\t0\n', 3),
         ('plain\t0\n" so\t1\nthe "end"\t0\n', 4),
         ('" so\t1\nplain\t0\nthe end "\t1\nplain\t0\n', 4),  # one row of two cells, for the csv module
     ],
@@ -161,8 +150,9 @@ def test_a_row_with_too_few_or_too_many_cells_has_a_problem(tmp_path):
         Record(str(path), 4, {"y": "3", "text": "three"}, many, "3,three,4"),
     ]
     # of a corpus too: a text with a comma that is not quoted would be cut, or be that of another column
-    assert rows_of(path)[1:] == [Row(str(path), 3, "2", problem=few), Row(str(path), 4, "3,three,4", problem=many)]
-    assert rows_of(path, column="y")[1:] == rows_of(path)[1:]
+    for column in ("text", "y"):
+        problems = [Row(str(path), 3, "2", problem=few), Row(str(path), 4, "3,three,4", problem=many)]
+        assert rows_of(path, column=column)[1:] == problems
 
 
 def test_a_first_row_is_data_where_the_columns_are_known_and_it_names_none(tmp_path):
@@ -195,13 +185,11 @@ def test_json_rows_have_their_own_problems(tmp_path):
     assert problems[-2] == "not a JSON object, but [5]"
 
 
-@pytest.mark.parametrize("name", ["lines.json", "a.jsonl", "a.json.gz"])
-def test_a_byte_order_mark_is_no_part_of_json(tmp_path, name):
-    content = json.dumps(VALUES) if name.endswith(".gz") else "\n".join(map(json.dumps, VALUES))
-    data = codecs.BOM_UTF8 + content.encode()
-    path = tmp_path / name
-    path.write_bytes(gzip.compress(data, mtime=0) if name.endswith(".gz") else data)
-    assert [row.text for row in rows_of(path)] == [row["text"] for row in VALUES]
+def test_a_byte_order_mark_is_no_part_of_json(tmp_path):
+    contents = {"a.json": json.dumps(VALUES), "a.jsonl": "\n".join(map(json.dumps, VALUES))}
+    for name, content in contents.items():
+        path = write(tmp_path / name, f"\ufeff{content}")
+        assert [row.text for row in rows_of(path)] == [row["text"] for row in VALUES]
 
 
 def test_a_file_that_is_no_parquet_or_holds_no_utf8_is_named(tmp_path):
@@ -218,14 +206,9 @@ def test_a_file_that_is_no_parquet_or_holds_no_utf8_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.pdf", b"x", "accepted are .tsv .csv .jsonl .json .parquet"),
         ("a.tsv", b"", "the file is empty"),
-        ("a.csv.gz", gzip.compress(b"", mtime=0), "the file is empty"),
         ("a.tsv", b"sentence\tlabel\tlabel \nIt rains.\t1\t0\n", "column `label` twice"),
         ("a.csv", b"text\nstill fine\nbad \xff here\n", "a.csv:3: not UTF-8 text: byte 0xff at offset 20"),
-        ("a.jsonl", b"null\nab\0c\n", "a.jsonl:2: not text: byte 0x00 at offset 7"),
-        ("a.json", b'[{"a": 1},\n {"a": "tw', "a.json:2: not JSON: Unterminated string starting at column 8"),
-        ("a.json", '[{"a": "one"},\n "grün"]'.encode("latin-1"), "a.json:2: not UTF-8 text: byte 0xfc at offset 19"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused_with_the_place(tmp_path, name, content, message):
@@ -251,41 +234,40 @@ def test_numbers_of_rows_as_r_writes_them_have_no_name_in_the_header(tmp_path, c
     assert (next(iter_records(path)).problem is None) == (len(first) == 2)
 
 
-@pytest.mark.parametrize(("kind", "name"), [("smiles", "SMILES"), ("smiles", "mol"), ("text", "Sentence")])
-def test_the_named_or_the_one_plausible_column_is_taken(kind, name):
-    assert ColumnChoice(kind).choose("a.csv", ["id", name, "y"]) == name
-    assert ColumnChoice(kind, "y").choose("a.csv", ["id", name, "y"]) == "y"
-
-
-def test_of_two_plausible_columns_none_is_taken():
-    with pytest.raises(DataError, match="There are `smiles`, `mol`; more than one") as caught:
-        ColumnChoice("smiles").choose("a.csv", ["smiles", "mol"])
-    assert "`--set data.column=NAME`" in caught.value.hint
+@pytest.mark.parametrize(
+    ("kind", "names", "taken"),
+    [
+        ("text", ["id", "Sentence", "y"], "Sentence"),
+        ("smiles", ["id", "mol", "y"], "mol"),
+        ("smiles", ["salt_smiles", "SMILES"], "SMILES"),
+        ("smiles", ["Canonical Smiles", "structure"], "Canonical Smiles"),
+        ("smiles", ["id", "Structure"], "Structure"),
+    ],
+)
+def test_the_named_or_the_one_plausible_column_is_taken(kind, names, taken):
+    assert ColumnChoice(kind).choose("a.csv", names) == taken
+    assert ColumnChoice(kind, names[0]).choose("a.csv", names) == names[0]
 
 
 @pytest.mark.parametrize(
-    ("names", "taken"),
+    ("names", "said", "seems_a_row"),
     [
-        (["id", "Parent_SMILES", "y"], "Parent_SMILES"),
-        (["Canonical Smiles", "structure"], "Canonical Smiles"),
-        (["salt_smiles", "SMILES"], "SMILES"),
-        (["id", "Structure"], "Structure"),
+        (["smiles", "mol"], "more than one has", False),
+        (["Salt_SMILES", "Parent_SMILES", "2020"], "more than one has", False),
+        (["CCO", "3.07"], "which column holds the SMILES", True),
     ],
 )
-def test_smiles_are_in_the_one_column_with_smiles_in_its_name_where_none_has_a_usual_name(names, taken):
-    assert ColumnChoice("smiles").choose("a.csv", names) == taken
-
-
-def test_of_several_columns_with_smiles_in_their_names_none_is_taken():
-    with pytest.raises(DataError, match="There are `Salt_SMILES`, `Parent_SMILES`, `y`; more than one"):
-        ColumnChoice("smiles").choose("a.csv", ["Salt_SMILES", "Parent_SMILES", "y"])
+def test_where_no_column_or_several_are_plausible_none_is_taken(names, said, seems_a_row):
+    with pytest.raises(DataError, match=said) as caught:
+        ColumnChoice("smiles").choose("a.csv", names)
+    assert "`--set data.column=NAME`" in caught.value.hint
+    assert ("if the first line is a row" in caught.value.hint) == seems_a_row
 
 
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
         ("a.csv.xz", "compress it as .gz"),
-        ("a.tar.gz", "compress it as .gz"),
         ("a.arrow", '`datasets.Dataset.from_file("{path}").to_parquet("rows.parquet")`'),
         ("saved", '`datasets.load_from_disk("{path}").to_parquet("rows.parquet")`'),
         ("a.pdf", "convert the file"),
@@ -305,7 +287,6 @@ def test_a_file_of_another_format_is_refused_with_the_way_to_convert_it(tmp_path
 @pytest.mark.parametrize(
     ("content", "kind", "line"),
     [
-        ("one\rtwo\rthree\n\n", "text", 1),
         ("one \r" * 209_714 + "the last piece", "text", 1),
         ("CCO a\nCCN b\rCCC c\n", "smiles", 2),
     ],
@@ -320,33 +301,9 @@ def test_carriage_returns_as_line_ends_are_named(tmp_path, content, kind, line):
         list(iter_records(path, bare=kind))
 
 
-def test_a_table_without_a_header_is_recognised_by_its_numbers():
-    with pytest.raises(DataError, match="which column holds the SMILES") as caught:
-        ColumnChoice("smiles").choose("a.csv", ["CCO", "3.07"])
-    assert "if the first line is a row" in caught.value.hint
-    with pytest.raises(DataError, match="more than one has") as caught:
-        ColumnChoice("text").choose("a.csv", ["text", "content", "2020"])
-    assert "the first line" not in caught.value.hint
-
-
-def test_rows_of_parquet_are_those_of_its_batches_whatever_their_types(tmp_path, monkeypatch):
-    """Categories of pandas and lists of them, read three rows at a time."""
-    monkeypatch.setattr(records, "_PARQUET_BATCH_ROWS", 3)
-    path = tmp_path / "a.parquet"
-    texts = [f"text {number}" for number in range(10)]
-    values = pa.array(texts).dictionary_encode()
-    lists = pa.ListArray.from_arrays(pa.array([0, 3, 8, 8, 10], pa.int32()), values)
-    for column, expected in ((values, texts), (lists, [texts[:3], texts[3:8], [], texts[8:]])):
-        pq.write_table(pa.table({"text": column}), path)
-        found = list(iter_records(path))
-        assert [record.number for record in found] == list(range(1, len(column) + 1))
-        assert [record.values["text"] for record in found] == expected
-
-
 @pytest.mark.parametrize(
     ("name", "first", "delimiter"),
     [
-        ("a.csv", "sep=;", ";"),
         ("a.csv", '"sep=;"', ";"),
         ("a.tsv", "sep=,", ","),
         ("a.csv.gz", "sep=;", ";"),

@@ -47,7 +47,6 @@ def test_records_are_those_of_rdkit(tmp_path, name, is_v3000, has_3d):
     content = gzip.decompress(path.read_bytes()) if name.endswith(".gz") else path.read_bytes()
     table = read_table(path)
     theirs = list(Chem.ForwardSDMolSupplier(io.BytesIO(content)))
-    assert [*table.columns["smiles"]] == [Chem.MolToSmiles(molecule) for molecule in theirs]
     assert [*table.columns["smiles"]] == [Chem.CanonSmiles(smiles) for smiles in SMILES]
     assert [*table.columns] == ["smiles", "title", "ID", "IC50 (nM)", "remark"]
     for column in ("ID", "IC50 (nM)", "remark"):
@@ -56,13 +55,8 @@ def test_records_are_those_of_rdkit(tmp_path, name, is_v3000, has_3d):
     assert [*table.columns["title"]] == [molecule.GetProp("_Name") for molecule in theirs]
     lines = content.decode().splitlines()
     assert [lines[line - 1] for line in table.lines] == [*table.columns["title"]]
-
-
-def test_a_corpus_of_sdf_is_its_molecules(tmp_path):
-    path = write_sdf(tmp_path / "a.sdf", SMILES)
     with path.open("rb") as raw:
-        rows = list(iter_file_rows(path, raw, ColumnChoice("smiles")))
-    assert [row.text for row in rows] == [Chem.CanonSmiles(smiles) for smiles in SMILES]
+        assert [row.text for row in iter_file_rows(path, raw, ColumnChoice("smiles"))] == [*table.columns["smiles"]]
 
 
 def test_what_rdkit_refuses_has_a_reason_and_its_line(tmp_path):
