@@ -4,7 +4,6 @@ The loss of a sequence is the alignment op's; the probability of a filling must 
 """
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,110 +14,75 @@ from exlm_cli.dag.fillings import n_best_fillings
 from exlm_cli.dag.graph import Dag
 from exlm_cli.dag.read import MAX_INNER_NODES
 from exlm_cli.data.batch import expand
-from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.errors import DataError
-from exlm_cli.model.exlm import ExlmModel
-from exlm_cli.progress import SilentProgress
 from exlm_cli.train.objective import Objective
 from exlm_cli.train.pretrained import Pretrained
 from tests.recorder import Recorder
-from tests.tiny import CHAIN, masked_by_hand, tiny_recipe, word_level
+from tests.tiny import CHAIN, masked_by_hand, word_level
+from tests.unit.fill.models import pretrained, sentence_tokenizer
 
 SENTENCE = "This is [MASK], and I'm very [MASK] to see this."
-TEXTS = ["This is amazing, and I'm very glad to see this."] * 3 + [
-    "This is terrible, and I'm very sorry to see this."
-] * 3
+LARGE = {"init_std": 0.3}
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return train_bpe(TEXTS, 320, 2, SilentProgress())
-
-
-def _pretrained(tokenizer: Tokenizer, **sections) -> Pretrained:
-    recipe = tiny_recipe(**({"model": {"init_std": 0.3}} | sections))
-    torch.manual_seed(0)
-    model = ExlmModel(recipe, tokenizer.vocab_size).eval()
-    return Pretrained(model, tokenizer, recipe, Path("runs/x/step-1"), step=1, num_tokens=0, sha256="")
-
-
-def _loss_of(pretrained: Pretrained, dag: Dag, tokens: list[int]) -> float:
+def _loss_of(model: Pretrained, dag: Dag, tokens: list[int]) -> float:
     """Negative log-likelihood of one token for each mask, by the training objective."""
-    tokenizer, recipe = pretrained.tokenizer, pretrained.recipe
+    tokenizer, recipe = model.tokenizer, model.recipe
     masked = masked_by_hand([dag.input_ids], tokens, tokenizer.mask_id)
     batch = expand(
         masked, recipe.masking.num_states_per_mask, expands_input=recipe.expands_input, pad_id=tokenizer.pad_id
     )
     objective = Objective(unk_id=tokenizer.unk_id, num_repeats=1, backend="reference")
     with torch.no_grad():
-        return float(objective.sequence_nll(pretrained.model, batch)[0]) * len(tokens)
+        return float(objective.sequence_nll(model.model, batch)[0]) * len(tokens)
 
 
 @pytest.mark.parametrize(
     "sections",
     [
-        {},
-        {"model": CHAIN | {"init_std": 0.3}},
-        {"model": {"alignment": "sparse_dag", "init_std": 0.3}},
-        {"objective": "mlm"},
+        {"model": LARGE},
+        {"model": CHAIN | LARGE},
+        {"model": {"alignment": "sparse_dag"} | LARGE},
+        {"objective": "mlm", "model": LARGE},
     ],
 )
-def test_the_probability_of_a_filling_is_the_models_likelihood(tokenizer, sections):
-    pretrained = _pretrained(tokenizer, **sections)
-    dag = build_dag(pretrained, SENTENCE)
+def test_the_probability_of_a_filling_is_the_models_likelihood(sections):
+    model = pretrained(sentence_tokenizer(), **sections)
+    dag = build_dag(model, SENTENCE)
     for filling in n_best_fillings(dag, 3).fillings:
-        loss = _loss_of(pretrained, dag, [token for (token,) in filling.tokens_by_mask])
+        loss = _loss_of(model, dag, [token for (token,) in filling.tokens_by_mask])
         assert filling.log_prob == pytest.approx(-loss, rel=1e-5)
 
 
-def test_nodes_and_transitions_are_the_models(tokenizer):
-    dag = build_dag(_pretrained(tokenizer), SENTENCE)
-    assert (dag.num_masks, dag.num_states_per_mask, dag.num_nodes) == (2, 3, 8)
-    assert dag.node_mask.tolist() == [-1, 0, 0, 0, 1, 1, 1, -1]
-    assert dag.has_transitions
-    np.testing.assert_allclose(np.exp(dag.node_log_probs[1:-1]).sum(axis=1), 1, rtol=1e-5)
-    assert np.isneginf(dag.node_log_probs[[0, -1]]).all()
-    np.testing.assert_allclose(np.exp(dag.log_trans[:-1]).sum(axis=1), 1, rtol=1e-5)
-    assert np.isneginf(dag.log_trans[np.tril_indices(8)]).all()
-
-
-def test_states_without_transitions_become_one_node_a_mask(tokenizer):
+def test_states_without_transitions_become_one_node_a_mask():
     """CTC with k states and one target, by enumeration of all frame strings that collapse to the target."""
-    pretrained = _pretrained(tokenizer, model={"alignment": "independent", "init_std": 0.3})
-    dag = build_dag(pretrained, "This is [MASK].")
+    tokenizer = sentence_tokenizer()
+    model = pretrained(tokenizer, model={"alignment": "independent"} | LARGE)
+    dag = build_dag(model, "This is [MASK].")
     assert not dag.has_transitions
     assert dag.num_nodes == 3
     np.testing.assert_allclose(np.exp(dag.node_log_probs[1]).sum(), 1, rtol=1e-9)
     assert np.isneginf(dag.node_log_probs[1, tokenizer.unk_id])
 
     best = n_best_fillings(dag, 1).fillings[0]
-    yields = {y: math.exp(-_loss_of(pretrained, dag, [y])) for y in range(tokenizer.vocab_size)}
+    yields = {y: math.exp(-_loss_of(model, dag, [y])) for y in range(tokenizer.vocab_size)}
     del yields[tokenizer.unk_id]
     assert math.exp(best.log_prob) == pytest.approx(yields[best.tokens_by_mask[0][0]] / sum(yields.values()), rel=1e-4)
 
 
-@pytest.mark.parametrize("is_canonical", [True, False])
-def test_map_numbers_of_smiles_are_read_only_by_a_model_of_smiles_as_written(is_canonical):
-    vocabulary = word_level(["C", "O", "[CH2]", "[CH2:3]"])
-    pretrained = _pretrained(vocabulary, data={"kind": "smiles", "canonical_smiles": is_canonical})
-    dag = build_dag(pretrained, "C[CH2:3][MASK]O")
-    assert dag.text == ("C[CH2][MASK]O" if is_canonical else "C[CH2:3][MASK]O")
-
-
-def test_smiles_are_inspected_as_smiles():
-    tokenizer = word_level(["C", "O", "c", "1", "Cl"])
-    messages = Recorder()
-    recipe = {"data": {"kind": "smiles"}}
-    dag = build_dag(_pretrained(tokenizer, **recipe), "CC[MASK]O[Se]", progress=messages)
-    assert dag.kind == "smiles"
-    assert messages.said == ["the model reads 1 token of the input as [UNK]: not in the vocabulary"]
+def test_smiles_are_inspected_as_smiles_with_map_numbers_for_a_model_of_smiles_as_written_alone():
+    tokenizer, messages = word_level(["C", "O", "[CH2]", "[CH2:3]"]), Recorder()
+    for is_canonical, text in ((True, "C[CH2][MASK]O[Se]"), (False, "C[CH2:3][MASK]O[Se]")):
+        model = pretrained(tokenizer, data={"kind": "smiles", "canonical_smiles": is_canonical})
+        dag = build_dag(model, "C[CH2:3][MASK]O[Se]", progress=messages)
+        assert (dag.kind, dag.text) == ("smiles", text)
+    assert messages.said == ["the model reads 1 token of the input as [UNK]: not in the vocabulary"] * 2
     assert all(f.is_valid_smiles is not None for f in n_best_fillings(dag, 2).fillings)
 
 
 @pytest.mark.parametrize(
     ("sections", "sentence", "numbers", "hint"),
     [
-        ({}, "hello", "hello", "write [MASK]"),
         ({}, "[MASK]" * 10_000, f"10000 masks of 3 states, 30,000 nodes; .* {MAX_INNER_NODES}", "shorten it"),
         ({"model": {"max_length": 256}}, "[MASK]" * 180, "180 masks of 3 states, 540 nodes", "at most 37 tokens"),
         ({}, "see this " * 40 + "[MASK]", "84 tokens, 86 with .* 64", "shorten it"),
@@ -127,7 +91,7 @@ def test_smiles_are_inspected_as_smiles():
         ({"objective": "mlm", "masking": {"num_repeats": 2}}, SENTENCE, "`masking.num_repeats` 2", "`--checkpoint "),
     ],
 )  # fmt: skip
-def test_inputs_that_cannot_be_inspected_are_refused_with_numbers(tokenizer, sections, sentence, numbers, hint):
+def test_inputs_that_cannot_be_inspected_are_refused_with_numbers(sections, sentence, numbers, hint):
     with pytest.raises(DataError, match=numbers) as caught:
-        build_dag(_pretrained(tokenizer, **sections), sentence)
+        build_dag(pretrained(sentence_tokenizer(), **sections), sentence)
     assert hint in caught.value.hint
