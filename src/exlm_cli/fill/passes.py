@@ -131,7 +131,8 @@ def _search(ask: Ask, state: Found, dag: Dag, passes_left: int) -> list[Found]:
         log_probs = dag.chain.score(torch.tensor(sequences))[0].tolist()
         pairs = zip(sequences, log_probs, strict=True)
         kept = {tuple(row[mask] for mask in masks): log_prob for row, log_prob in reversed([*pairs])}
-        found = [([*tokens], log_prob) for tokens, log_prob in kept.items()]
+        # a mask that is filled with [MASK] would be read again, and its fillings counted twice
+        found = [([*tokens], log_prob) for tokens, log_prob in kept.items() if dag.tokenizer.mask_id not in tokens]
         is_proven = False
     elif len(masks) == dag.num_masks:
         best = n_best_fillings(dag, ask.top, allowed=ask.allowed)

@@ -40,7 +40,7 @@ def test_draws_come_as_often_as_they_are_probable(masks):
 
 
 def test_draws_of_a_chain_come_as_often_as_its_score_says():
-    (dag,) = (build_dag(drawn(LETTERS, "chain"), "C[MASK]N[MASK]O"),)
+    dag = build_dag(drawn(LETTERS, "chain"), "C[MASK]N[MASK]O")
     letters = [LETTERS.encode(letter)[0] for letter in "CNO"]
     pairs = np.array([[a, b] for a in letters for b in letters])
     expected = NUM_DRAWS * np.exp(log_probs_of(dag, [0, 1], pairs))
@@ -99,3 +99,15 @@ def test_as_many_passes_as_masks_fill_the_surest_mask_and_read_again():
     found = {line.filled: np.exp(line.log_prob_alone) for line in row.lines if line.filled in alone}
     assert found == pytest.approx(alone, rel=1e-3)
     assert not any(line.is_proven for line in row.lines)
+
+
+def test_several_passes_over_a_chain_give_its_own_probability_of_all_tokens_together():
+    """Also where so many are asked for that a mask filled with [MASK] is among them."""
+    model, text = drawn(LETTERS, "chain"), "C[MASK]N[MASK]O"
+    once, twice = (
+        {line.filling: line.log_prob for line in row.lines if "[" not in line.filling}
+        for passes in (1, 2)
+        for row in fill_texts(model, [text], FillSettings(top=99, passes=passes), SilentProgress())
+    )
+    assert len(once) == 9
+    assert twice == pytest.approx(once, abs=1e-4)
