@@ -1,18 +1,15 @@
-"""Tables of fillings: rows in order with their own columns, as each text by itself; all formats; what is refused."""
+"""Tables of fillings: rows in order with their own columns, as each text by itself; words that may stand at masks."""
 
 import csv
 import math
 from pathlib import Path
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 import exlm_cli
-from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.fill.engine import FillSettings
-from exlm_cli.fill.file import fill_file, score_file
+from exlm_cli.fill.file import fill_file, read_targets, score_file
 from exlm_cli.progress import SilentProgress
 from tests.recorder import Recorder
 from tests.unit.finetune.synthetic import make_pretrained
@@ -61,30 +58,24 @@ def test_rows_keep_their_order_and_columns_and_are_filled_as_each_by_itself(run,
             assert float(mine[0]["probability_alone"]) == pytest.approx(alone.prob_independent, rel=1e-4)
 
 
-@pytest.mark.parametrize("suffix", [".tsv", ".parquet", ".txt"])
-def test_all_formats_give_the_same_fillings(run, tmp_path, suffix):
+def test_a_list_of_texts_is_filled_as_a_table_is_and_notes_name_lines(run, tmp_path):
     (tmp_path / "masks.csv").write_text(MASKS)
     wanted, _ = _fill(run, tmp_path / "masks.csv")
-    path = tmp_path / f"masks{suffix}"
-    if suffix == ".parquet":
-        table = {"id": [1, 2, 3, 4], "text": TEXTS, "weight": [0.5, None, 1.0, 2.0]}
-        pyarrow.parquet.write_table(pyarrow.table(table), path)
-    else:
-        path.write_text(MASKS.replace(",", "\t") if suffix == ".tsv" else "\n".join(TEXTS))
-    lines, _ = _fill(run, path)
-    assert [line["filled"] for line in lines] == [line["filled"] for line in wanted]
-    if suffix == ".parquet":
-        assert [(line["id"], line["weight"]) for line in lines[3:5]] == [("2", ""), ("3", "1.0")]
-
-
-def test_what_is_to_be_said_of_rows_names_their_lines(run, tmp_path):
-    path = tmp_path / "masks.csv"
-    path.write_text("text\n" + "amber [MASK]\n" + f"{'amber fern ' * 14}[MASK]\n" * 2 + "x\n")
-    _, notes = _fill(run, path)
-    way, note = notes
+    path = tmp_path / "masks.txt"
+    path.write_text("\n".join(TEXTS))
+    assert [line["filled"] for line in _fill(run, path)[0]] == [line["filled"] for line in wanted]
+    path.write_text("amber [MASK]\n" + f"{'amber fern ' * 14}[MASK]\n" * 2 + "x\n")
+    way, note = _fill(run, path)[1]
     assert way == "filled all masks of a row jointly, in one pass"
     assert note.startswith("longer than the ")
-    assert note.endswith(": lines 3, 4")
+    assert note.endswith(": lines 2, 3")
+
+
+def test_targets_are_a_list_or_a_file_of_words(tmp_path):
+    (tmp_path / "words.txt").write_text("birch\n\nfern\n")
+    (tmp_path / "words.csv").write_text("id,text\n1,birch\n2,fern\n")
+    for given in ("birch, ,fern", "words.txt", "words.csv"):
+        assert read_targets(str(tmp_path / given) if "." in given else given) == ["birch", "fern"]
 
 
 def test_scores_of_fillings_give_their_probabilities_back(run, tmp_path):
@@ -105,7 +96,7 @@ def test_scores_of_fillings_give_their_probabilities_back(run, tmp_path):
     assert "has masks" in found.problems[-1]
 
 
-def test_an_interrupted_or_impossible_file_leaves_nothing(run, tmp_path):
+def test_an_interrupted_file_leaves_nothing(run, tmp_path):
     path = tmp_path / "masks.csv"
     path.write_text(MASKS)
 
@@ -113,12 +104,6 @@ def test_an_interrupted_or_impossible_file_leaves_nothing(run, tmp_path):
         def bar(self, label, total, *, done=0):
             raise KeyboardInterrupt
 
-    ways = {"settings": FillSettings(), "folder": tmp_path / "new"}
     with pytest.raises(KeyboardInterrupt):
-        fill_file(run.pretrained, path, None, progress=Stopping(), **ways)
-    for out, what in ((path, "overwrite the input"), (tmp_path / "a.txt", "are a .csv file")):
-        with pytest.raises(ConfigError, match=what):
-            fill_file(run.pretrained, path, out, progress=SilentProgress(), **ways)
-    with pytest.raises(DataError, match="no column `word`"):
-        fill_file(run.pretrained, path, None, columns=("word",), progress=SilentProgress(), **ways)
+        fill_file(run.pretrained, path, None, folder=tmp_path / "new", settings=FillSettings(), progress=Stopping())
     assert [each.name for each in tmp_path.iterdir()] == ["masks.csv"]
