@@ -151,7 +151,7 @@ class DownstreamTask(ABC):
             predict` recognises training rows by it.
         validation_keys, test_keys: Key of each validation row and of each test row.
         resplit: Returns the task of the same rows, which are not read again, on the split of another `task.split_seed`;
-            raises `DataError` where a split is empty. None: one split, unless `tasks.registry.load_task` can read anew.
+            raises `DataError` where a split is empty. None: there is one split.
     """
 
     name: str

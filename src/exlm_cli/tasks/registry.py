@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 def load_task(config: TaskConfig, progress: Progress) -> "DownstreamTask":
     """Read a task's data and split it; warn of a file that is given for two splits.
 
-    A task without a `resplit` of its own that `task.split_seed` splits is read again for each further split.
-
     Raises:
         DataError: A file is missing or cannot be used.
         ConfigError: Values of the config do not fit the data.
@@ -31,13 +29,6 @@ def load_task(config: TaskConfig, progress: Progress) -> "DownstreamTask":
     given = [os.path.realpath(file) for file in _given_files(config)]  # Path.resolve raises for a link to itself
     for file in sorted({file for file in given if given.count(file) > 1}):
         progress.message(f"warning: {file} is the file of two splits: scores then measure memorisation")
-    task = _load(config, progress)
-    if config.is_split_by_seed and task.resplit is None:
-        task.resplit = lambda seed: _load(config.model_copy(update={"split_seed": seed}), SilentProgress())
-    return task
-
-
-def _load(config: TaskConfig, progress: Progress) -> "DownstreamTask":
     match config:
         case MoleculeNetTaskConfig():
             from exlm_cli.tasks.moleculenet import load_moleculenet

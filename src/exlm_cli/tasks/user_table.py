@@ -8,10 +8,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from exlm_cli.config.tasks import MISSING_VALUES, CsvTaskConfig, RowTaskConfig, TaskConfig
+from exlm_cli.config.tasks import CsvTaskConfig, RowTaskConfig
 from exlm_cli.data.rows.records import LINE_FORMATS, ColumnChoice, format_of
 from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.format import format_number_of, name_some
@@ -30,7 +31,6 @@ from exlm_cli.tasks.base import (
 from exlm_cli.tasks.rows.assays import Measured, average_replicates, read_weights
 from exlm_cli.tasks.rows.labels import (
     CHOOSE_COLUMNS,
-    LabelKind,
     Labels,
     read_known_targets,
     read_labels,
@@ -171,9 +171,9 @@ def _read_files(config: CsvTaskConfig) -> tuple[Table, SplitIndices | None, tupl
     return table, indices, notes
 
 
-def _with_points(config: TaskConfig, table: Table) -> tuple[Table, tuple[str, ...]]:
+def _with_points(config: CsvTaskConfig, table: Table) -> tuple[Table, tuple[str, ...]]:
     """Return a table without decimal commas in the columns that are read as numbers, and notes."""
-    if not isinstance(config, CsvTaskConfig) or config.decimal_comma:
+    if config.decimal_comma:
         return table, ()
     names = (*config.label_columns, *config.descriptor_columns, config.weight_column or "")
     return with_points(table, names, config.missing_values)
@@ -420,20 +420,19 @@ def read_new_table(task: TrainedTask, path: Path, columns: tuple[str, ...], prog
         usual_columns=config.input_columns,
         reads_parents=config.reads_parents,
     )
-    label_columns, (table, commas) = task.output_names, _with_points(config, found.table)
-    log10 = config.is_log10
-    kind: LabelKind = "auto"
-    has_comma = isinstance(config, CsvTaskConfig) and config.decimal_comma
-    missing_words: tuple[str, ...] = MISSING_VALUES
+    table, numbers = found.table, None
+    commas: tuple[str, ...] = ()
+    rules: dict[str, Any] = {}
+    label_columns = without_log10(task.output_names) if config.is_log10 else task.output_names
     if isinstance(config, CsvTaskConfig):
-        kind, missing_words = config.label_kind, config.missing_values
+        table, commas = _with_points(config, table)
+        numbers = read_numbers(table, config)[found.rows] if config.descriptor_columns else None
         label_columns = config.label_columns if task.loss == "classes" else label_columns
-        label_columns = without_log10(label_columns) if log10 else label_columns
-    numbers = read_numbers(table, config)[found.rows] if config.number_columns else None
+        rules = {"kind": config.label_kind, "missing": config.missing_values, "decimal_comma": config.decimal_comma}
     if format_of(path) in LINE_FORMATS:
         table = replace(table, columns={})  # a list has no labels, also where its names stand under `name`
     known, bounds, odd = read_known_targets(
-        table, label_columns, task.loss, task.output_names, kind, missing_words, decimal_comma=has_comma, log10=log10
+        table, label_columns, task.loss, task.output_names, log10=config.is_log10, **rules
     )
     targets = known[found.rows]
     notes, missing = (*commas, *odd, *found.notes), [name for name in label_columns if name not in table.columns]

@@ -30,7 +30,7 @@ from typing import Literal
 
 import numpy as np
 
-from exlm_cli.config.tasks import MISSING_VALUES, CsvTaskConfig, TaskSection
+from exlm_cli.config.tasks import MISSING_VALUES, CsvTaskConfig
 from exlm_cli.errors import DataError
 from exlm_cli.format import format_number_of, format_percent, name_some
 from exlm_cli.tasks.base import FloatArray, Loss
@@ -212,17 +212,15 @@ def _read_cells(table: Table, columns: Sequence[str], parse: Parser) -> tuple[Fl
     return targets, wrong
 
 
-def read_numbers(table: Table, config: TaskSection) -> FloatArray:
+def read_numbers(table: Table, config: CsvTaskConfig) -> FloatArray:
     """Return the numbers of `task.descriptor_columns`, (R, n), NaN where one is missing.
 
     Raises:
         DataError: A column is missing, or a cell is not a number.
     """
-    columns = config.number_columns
+    columns = config.descriptor_columns
     for name in columns:
         table.column(name, "the model reads it: `task.descriptor_columns` names it")
-    if not isinstance(config, CsvTaskConfig):
-        return np.zeros((len(table), 0))
     parse, accepted = _value_cells(partial(read_number, decimal_comma=config.decimal_comma))
     return read_targets(blank_missing(table, columns, config.missing_values), columns, parse, accepted)
 

@@ -34,47 +34,39 @@ def read_one(cells: str, kind: LabelKind = "auto", **rules: Any) -> Labels:
     [
         ({"y": "1|0||1.0"}, "binary", ("y",), [[1], [0], [NAN], [1]]),
         ({"y": "Yes|no|NA|TRUE"}, "binary", ("y",), [[1], [0], [NAN], [1]]),
-        ({"a": "1|0", "b": "0|nan"}, "binary", ("a", "b"), [[1, 0], [0, NAN]]),
         ({"y": "inactive|active|-|active"}, "classes", ("inactive", "active"), [[0], [1], [NAN], [1]]),
         ({"y": "low|high|mid|low|mid"}, "classes", ("high", "low", "mid"), [[1], [0], [2], [1], [2]]),
         ({"y": "10|9|10"}, "classes", ("9", "10"), [[1], [0], [1]]),
         ({"y": "-1|1|1"}, "classes", ("-1", "1"), [[0], [1], [1]]),
         ({"y": "2|1.0|1|2.0||1"}, "classes", ("1", "2"), [[1], [0], [0], [1], [NAN], [0]]),
         ({"y": "8|7|007|8|7|007"}, "classes", ("7", "007", "8"), [[2], [0], [1], [2], [0], [1]]),
-        ({"y": "1.00|0.00|1"}, "binary", ("y",), [[1], [0], [1]]),
         ({"a": "1.00|0.00|0.00", "b": "0.|1.000|0,0"}, "binary", ("a", "b"), [[1, 0], [0, 1], [0, 0]]),
         ({"y": "t|F|T"}, "binary", ("y",), [[1], [0], [1]]),
-        ({"y": "y|no|Yes|N"}, "binary", ("y",), [[1], [0], [1], [0]]),
         ({"a": "t|f", "b": "n|y"}, "binary", ("a", "b"), [[1, 0], [0, 1]]),
         ({"y": "t|f|y|n|t|f|y|n"}, "classes", ("f", "n", "t", "y"), [[2], [0], [3], [1]] * 2),
-        ({"y": "t|y|t|y"}, "classes", ("t", "y"), [[0], [1]] * 2),
         ({"y": "a|1|1.0|b|a|b"}, "classes", ("1", "1.0", "a", "b"), [[2], [0], [1], [3], [2], [3]]),
         ({"y": "\u22120.5|2|1e\u22123|null"}, "regression", ("y",), [[-0.5], [2], [0.001], [NAN]]),
         ({"a": "1|0", "b": "0.5|2"}, "regression", ("a", "b"), [[1, 0.5], [0, 2]]),
         ({"y": "2C9|3A4|2D6|2C9|3A4"}, "classes", ("2C9", "2D6", "3A4"), [[0], [2], [1], [0], [2]]),
     ],
 )
-def test_what_labels_are_is_found(columns, loss, names, targets):
+def test_what_labels_are_is_found_and_further_rows_are_read_alike(columns, loss, names, targets):
     labels = read(**columns)
     assert (labels.loss, labels.names) == (loss, names)
     np.testing.assert_array_equal(labels.targets, np.array(targets, dtype=float))
+    known, *_ = read_known_targets(table_of(**columns), list(columns), loss, names)
+    np.testing.assert_array_equal(known, labels.targets)
 
 
-@pytest.mark.parametrize(
-    ("cells", "kind", "is_warned"),
-    [
-        ("0|1|2|1.0", "auto", True),
-        ("0|1|2|1.5", "auto", False),
-        ("|".join(map(str, range(11))), "auto", False),
-        ("0|1|2", "regression", False),
-    ],
-)
-def test_few_whole_numbers_are_values_and_a_note_names_both_kinds(cells, kind, is_warned):
-    labels = read_one(cells, kind)
-    assert labels.loss == "regression"
-    named = set(re.findall(r"task\.label_kind=(\w+)", labels.notes[0]))
-    assert named == ({"classes", "regression"} if is_warned else {"classes"})
-    assert labels.notes[0].startswith("warning: `y` has 3 whole numbers (0, 1, 2)") == is_warned
+def test_few_whole_numbers_are_values_and_a_warning_names_both_kinds():
+    (warning,) = read_one("0|1|2|1.0").notes
+    assert warning.startswith("warning: `y` has 3 whole numbers (0, 1, 2)")
+    assert re.findall(r"task\.label_kind=(\w+)", warning) == ["classes", "regression"]
+    kinds: dict[str, LabelKind] = {"0|1|2|1.5": "auto", "|".join(map(str, range(11))): "auto", "0|1|2": "regression"}
+    for cells, kind in kinds.items():
+        labels = read_one(cells, kind)
+        assert labels.loss == "regression"
+        assert not labels.notes[0].startswith("warning: ")
 
 
 @pytest.mark.parametrize(
@@ -83,10 +75,8 @@ def test_few_whole_numbers_are_values_and_a_note_names_both_kinds(cells, kind, i
         ("classes", "0|1|2|1.0|-1.0", "classes", ("-1.0", "0", "1", "2")),
         ("classes", "1.1|1.10|3.2|3.20", "classes", ("1.1", "1.10", "3.2", "3.20")),
         ("classes", "9007199254740993|9007199254740992", "classes", ("9007199254740992", "9007199254740993")),
-        ("classes", "\uff11|1|1.0|2", "classes", ("1", "\uff11", "2")),
         ("classes", "1e3|1000|1.00|1", "classes", ("1", "1.00", "1e3", "1000")),
         ("classes", "1_000|2_000|3_000", "classes", ("1_000", "2_000", "3_000")),
-        ("classes", "3 nM|5 nM", "classes", ("3 nM", "5 nM")),
         ("regression", "0|1|1", "regression", ("y",)),
         ("multi_label", "0|1|1", "binary", ("y",)),
     ],
@@ -100,15 +90,11 @@ def test_the_kind_can_be_said(kind, cells, loss, names):
     [
         ("auto", {"y": "|NA"}, "a.csv: label column `y` is empty"),
         ("auto", {"y": "1|1|"}, "a.csv: `y` is 1 in every row"),
-        ("auto", {"y": "a|a"}, "a.csv: `y` is `a` in every row"),
         ("classes", {"y": "7|7.0"}, "a.csv: `y` is `7` in every row"),
         ("auto", {"y": "0.5|n.d.|<10|7|8|n.d.|1"}, "a.csv:3: `y` is `n.d.`, one of 2 such cells"),
-        ("auto", {"y": "n.d.|3 nM|5 nM"}, "a.csv:2: `y` is `n.d.`, one of 3 such cells"),
         ("auto", {"a": "1|0", "b": "active|0"}, "a.csv:2: `b` is `active`"),
-        ("auto", {"a": "yes|no", "b": "active|no"}, "a.csv:2: `b` is `active`"),
         ("auto", {"a": "t|f", "b": "t|n"}, "a.csv:2: `b` is `t`"),
         ("multi_label", {"y": "1|active"}, "a.csv:3: `y` is `active`"),
-        ("regression", {"y": "1|high"}, "a.csv:3: `y` is `high`"),
         ("regression", {"y": "1|nan|inf"}, "a.csv:4: `y` is `inf`"),
         ("regression", {"y": "1|-1e101"}, "a.csv:3: `y` is `-1e101`"),
         ("classes", {"a": "x|y", "b": "x|y"}, "a.csv: 2 label columns cannot be `classes`"),
@@ -121,33 +107,17 @@ def test_what_does_not_fit_is_refused(kind, columns, message):
 
 
 @pytest.mark.parametrize(
-    ("columns", "loss", "names", "targets"),
-    [
-        ({"y": "1|No||TRUE|nan"}, "binary", ("y",), [[1], [0], [NAN], [1], [NAN]]),
-        ({"y": "red|blue|-"}, "classes", ("blue", "green", "red"), [[2], [0], [NAN]]),
-        ({"y": "10|9.0|9"}, "classes", ("9", "10"), [[1], [0], [0]]),
-        ({"y": "1.10|1.1"}, "classes", ("1.1", "1.10"), [[1], [0]]),
-        ({"y": "1.0|1"}, "classes", ("1", "1.0"), [[1], [0]]),
-        ({"y": "0.5|-2|n/a"}, "regression", ("y",), [[0.5], [-2], [NAN]]),
-    ],
-)
-def test_labels_of_further_rows_are_those_of_a_known_task(columns, loss, names, targets):
-    found, *_ = read_known_targets(table_of(**columns), ["y"], loss, names)
-    np.testing.assert_array_equal(found, np.array(targets, dtype=float))
-    lacking, *_ = read_known_targets(table_of(x="a|b"), ["y"], loss, names)
-    np.testing.assert_array_equal(lacking, [[NAN], [NAN]])
-
-
-@pytest.mark.parametrize(
     ("loss", "cell"), [("binary", "active"), ("classes", "pink"), ("regression", "inf"), ("regression", "1.355,5")]
 )
 def test_a_label_that_a_known_task_does_not_have_is_missing_and_named_with_its_row(loss, cell):
-    """Of a file with decimal commas, no number has a point."""
+    """Of a file with decimal commas, no number has a point. Of a table without the column, all labels are missing."""
     table = table_of(y=f"|{cell}|{cell}")
     targets, _, (note,) = read_known_targets(table, ["y"], loss, ["blue", "red"], decimal_comma="," in cell)
     assert np.isnan(targets).all()
     assert note.startswith("warning: 2 cells ")
     assert f"a.csv:3: `y` is `{cell}`" in note
+    lacking, *_ = read_known_targets(table_of(x="a|b"), ["y"], loss, ["blue", "red"])
+    assert np.isnan(lacking).all()
 
 
 def test_numbers_with_a_decimal_comma_are_values_on_request():
@@ -172,12 +142,9 @@ def test_rows_that_lack_their_class_are_none_of_the_classes():
     assert read(a="1|0", b="0|1").classes is None
 
 
-@pytest.mark.parametrize(
-    ("cells", "count"),
-    [("a|b|c", "3 of 3"), ("a|a|b|b|c|d|e", "3 of 5"), ("active|active|actve|inactive|inactive|nactive|?", "3 of 5")],
-)
-def test_classes_most_of_which_have_one_row_are_refused_unless_they_are_asked_for(cells, count):
-    with pytest.raises(DataError, match=f"; {count} classes have one row") as caught:
+def test_classes_most_of_which_have_one_row_are_refused_unless_they_are_asked_for():
+    cells = "active|active|actve|inactive|inactive|nactive|?"
+    with pytest.raises(DataError, match="; 3 of 5 classes have one row") as caught:
         read_one(cells)
     assert "`--set task.label_kind=classes`" in str(caught.value.hint)
     assert read_one(cells, "classes").loss == "classes"
@@ -189,7 +156,6 @@ def test_classes_most_of_which_have_one_row_are_refused_unless_they_are_asked_fo
     [
         ("Active|Inactive|Inactive", "Inactive", ("Active", "Inactive")),
         ("b|a|b", "a", ("b", "a")),
-        ("yes|no|no", "no", ("yes", "no")),
         ("0|1|1", "0", ("1", "0")),
         ("1.0|2|1", "1.0", ("2", "1")),
     ],
@@ -210,9 +176,7 @@ def test_the_positive_class_can_be_said(cells, positive, names):
     [
         ("Active|Inactive|Active", "auto", "is `hit`; the classes of `y` are `Active` and `Inactive`"),
         ("a|b|c|a|b|c", "auto", "is for two classes; `y` has 3"),
-        ("yes|no|TRUE", "auto", "is for two classes; `y` has 3"),
         ("0.5|1|2", "auto", "is for two classes; found values to predict"),
-        ("1|0", "multi_label", "is for two classes; found 0/1 labels"),
     ],
 )
 def test_a_positive_class_that_is_none_of_two_is_refused(cells, kind, message):
@@ -232,13 +196,10 @@ def test_a_word_that_counts_as_missing_among_classes_is_named_with_its_count():
     assert not [found for found in kept.notes if "missing" in found]
 
 
-@pytest.mark.parametrize(
-    ("cells", "counts"), [("+|-|-|+", "`-` (2) of `y` counts as missing"), ("none|NA|", "`none` (1), `NA` (1) of `y`")]
-)
-def test_a_column_that_is_left_with_nothing_to_learn_names_its_missing_words(cells, counts):
+def test_a_column_that_is_left_with_nothing_to_learn_names_its_missing_words():
     with pytest.raises(DataError) as caught:
-        read_one(cells)
-    assert counts in str(caught.value.hint)
+        read_one("+|-|-|+")
+    assert "`-` (2) of `y` counts as missing" in str(caught.value.hint)
     assert read_one("+|-|-|+", missing=()).names == ("-", "+")
 
 
@@ -274,29 +235,23 @@ def test_minus_one_can_be_said_to_be_a_negative_label():
     [
         ("Active", "Inactive"),
         ("active", "non-active"),
-        ("toxic", "nontoxic"),
         ("Toxic", "Non Toxic"),
         ("hit", "no hit"),
-        ("positive", "Negative"),
         ("high", "low"),
-        ("soluble", "insoluble"),
         ("substrate", "non_substrate"),
         ("hERG blocker", "hERG non-blocker"),
         ("active compound", "inactive compound"),
         ("BBB+", "BBB\u2212"),
-        ("+", "-"),
         ("agonist", "inactive"),
     ],
 )
 def test_names_tell_which_class_is_positive(positive, negative):
-    assert find_positive((positive, negative)) == positive
-    assert find_positive((negative, positive)) == positive
+    assert find_positive((positive, negative)) == find_positive((negative, positive)) == positive
 
 
-@pytest.mark.parametrize(("one", "two"), [("mild", "severe"), ("agonist", "antagonist"), ("-1", "1"), ("0", "1")])
-def test_names_of_no_known_meaning_do_not_tell(one, two):
-    assert find_positive((one, two)) is None
-    assert find_positive((two, one)) is None
+@pytest.mark.parametrize("names", [("mild", "severe"), ("agonist", "antagonist"), ("0", "1")])
+def test_names_of_no_known_meaning_do_not_tell(names):
+    assert find_positive(names) is find_positive(names[::-1]) is None
 
 
 @pytest.mark.parametrize(
@@ -304,8 +259,6 @@ def test_names_of_no_known_meaning_do_not_tell(one, two):
     [
         ("[0, 1, 0]|[1, 0, 0]", "[0, 1, 0]"),
         ("cat;dog|cat|dog", "cat;dog"),
-        ("red, blue|blue|green", "red, blue"),
-        ("a; b|c", None),
         ("1,2-diol|alcohol", None),
     ],
 )
@@ -319,10 +272,7 @@ def test_classes_that_are_lists_of_labels_have_a_warning(cells, example):
     ("one", "two", "kind", "marks"),
     [
         ("non-toxic", "non\u2011toxic", "look alike", "U+2011"),
-        ("caf\u00e9", "cafe\u0301", "look alike", "U+00E9 U+0301"),
-        ("active", "active\u200b", "look alike", "U+200B"),
         ("not active", "not\u00a0active", "look alike", "U+00A0"),
-        ("-1", "\u22121", "look alike", "U+2212"),
         ("Low", "low", "differ in capital letters alone", ""),
         ("1.1", "1.10", "are equal as numbers", ""),
     ],
@@ -343,7 +293,6 @@ INF = math.inf
     [
         ("1.5|>10000|<0.5||3", [1.5, 10000, -INF, -INF, 3], [1.5, INF, 0.5, INF, 3]),
         ("1|2|>= 3|\u2264 -4|\u22655|<=6e-1", [1, 2, 3, -INF, 5, -INF], [1, 2, INF, -4, INF, 0.6]),
-        ("1|2|na|> 3", [1, 2, -INF, 3], [1, 2, INF, INF]),
     ],
 )
 def test_bounds_beside_numbers_are_censored_values(cells, low, high):
@@ -361,17 +310,13 @@ def test_bounds_beside_numbers_are_censored_values(cells, low, high):
     assert notes == ()
 
 
-@pytest.mark.parametrize(
-    ("cells", "loss"),
-    [("<10|>10|<10|>10", "classes"), ("1|2|1|2", "classes"), ("1|2|>2|1", "regression"), ("1|2.5|3", "regression")],
-)
-def test_bounds_alone_are_classes_and_values_without_bounds_have_none(cells, loss):
-    labels = read_one(cells)
-    assert labels.loss == loss
-    assert (labels.bounds is None) == (">2" not in cells)
+def test_bounds_alone_are_classes_and_values_without_bounds_have_none():
+    assert read_one("<10|>10|<10|>10").loss == "classes"
+    assert read_one("1|2|>2|1").loss == "regression"
+    assert read_one("1|2.5|3").bounds is None
 
 
-@pytest.mark.parametrize("cell", [">", "> x", "~5", ">5<6", "5>", "<1,000", "1-2"])
+@pytest.mark.parametrize("cell", [">", "~5", "5>", "<1,000", "1-2"])
 def test_what_is_no_bound_is_refused_beside_numbers(cell):
     with pytest.raises(DataError, match=re.escape(f"`y` is `{cell}`")):
         read_one(f"1|2|3|4.5|{cell}")
@@ -390,15 +335,8 @@ def test_logarithms_of_values_and_bounds():
         read_one("red|blue|red|blue", log10=True)
 
 
-@pytest.mark.parametrize(
-    ("cells", "said"),
-    [
-        ("0.5|20417|3", "`y` spans 4.6 decades (0.5 to 20417): `--log10` trains and scores logarithms"),
-        ("1|100|3", None),
-        ("-1|1000|3", None),
-        ("0|1000|3", None),
-    ],
-)
-def test_values_of_more_than_two_decades_are_noted(cells, said):
-    assert [note for note in read_one(cells).notes if "decades" in note] == ([f"warning: {said}"] if said else [])
-    assert not any("decades" in note for note in read_one("1|20417|3", log10=True).notes)
+def test_values_of_more_than_two_decades_are_noted():
+    said = "warning: `y` spans 4.6 decades (0.5 to 20417): `--log10` trains and scores logarithms"
+    assert read_one("0.5|20417|3").notes[1:] == (said,)
+    for cells, log10 in (("1|100|3.5", False), ("-1|1000|3.5", False), ("1|20417|3.5", True)):
+        assert len(read_one(cells, log10=log10).notes) == 1
