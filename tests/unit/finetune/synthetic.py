@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import dump_recipe
-from exlm_cli.data import IntArray
 from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.finetune.predictions import read_rows, read_seed_predictions
 from exlm_cli.finetune.results import FinetunedRun, read_results
@@ -36,7 +35,7 @@ from exlm_cli.train.checkpoint import CheckpointState, LoopState, save_checkpoin
 from exlm_cli.train.optim import build_optimizer
 from exlm_cli.train.pretrained import model_identity
 from exlm_cli.train.task import Callback
-from tests.tiny import tiny_recipe, word_level
+from tests.tiny import tiny_recipe
 
 WORDS = ["amber", "birch", "cedar", "daisy", "elder", "fern"]
 ONE_EPOCH: dict[str, Any] = {"seeds": [1], "train": {"max_epochs": 1}}
@@ -89,7 +88,6 @@ class WordTask(DownstreamTask):
     """Sentences of four words; what they are labelled with depends on which words they have.
 
     `binary`: has amber; has birch, which is missing in every third row. `regression`: `base` + 10 for each cedar.
-    `span`: the words between amber and birch in either order, no answer without both.
     """
 
     split_name = "random"
@@ -98,10 +96,9 @@ class WordTask(DownstreamTask):
     def __init__(self, loss: Loss = "binary", sizes: Sequence[int] = (24, 12, 12), seed: int = 0) -> None:
         self.loss = loss
         self.name = f"words/{loss}"
-        names = {"binary": ("amber", "birch"), "regression": ("cedars",), "span": ("start", "end")}
-        self.output_names = names[loss]
-        self.is_greater_better = loss != "regression"
-        self.selection_metric = "rmse" if loss == "regression" else "accuracy"
+        self.output_names = ("amber", "birch") if loss == "binary" else ("cedars",)
+        self.is_greater_better = loss == "binary"
+        self.selection_metric = "accuracy" if loss == "binary" else "rmse"
         rng = np.random.default_rng(seed)
         self.splits: tuple[Split, ...] = ("train", "valid", "test")[: len(sizes)]
         self.sentences = {
@@ -118,43 +115,24 @@ class WordTask(DownstreamTask):
         return {s: np.arange(len(self.sentences[s])) + starts[i] for i, s in enumerate(self.splits)}
 
     def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> "EncodedWords":
-        token_ids, targets, answerable = [], [], []
-        for row, words in enumerate(self.sentences[split]):
-            ids = [tokenizer.encode(" " + word) for word in words]
-            inner = [i for word in ids for i in word][: sequence_length - 2]
+        sentences, token_ids = self.sentences[split], []
+        for words in sentences:
+            inner = [i for word in words for i in tokenizer.encode(" " + word)][: sequence_length - 2]
             token_ids.append(np.array([tokenizer.cls_id, *inner, tokenizer.sep_id], dtype=np.int64))
-            ends = np.cumsum([len(word) for word in ids])
-            targets.append(self._target(row, words, ends))
-            answerable.append(np.array([True] * (len(inner) + 1) + [False]))
-        self.targets[split] = np.array(targets, dtype=np.float64)
-        spans = tuple(answerable) if self.loss == "span" else None
-        return EncodedWords(tuple(token_ids), self.targets[split], spans, task=self, split=split)
+        self.targets[split] = np.array([self._target(row, words) for row, words in enumerate(sentences)])
+        return EncodedWords(tuple(token_ids), self.targets[split], task=self, split=split)
 
-    def _target(self, row: int, words: list[str], ends: IntArray) -> list[float]:
-        has = [word in words for word in ("amber", "birch")]
-        match self.loss:
-            case "binary":
-                return [float(has[0]), float("nan") if row % 3 == 0 else float(has[1])]
-            case "regression":
-                return [self.base + 10.0 * words.count("cedar")]
-            case "span":
-                if not all(has):
-                    return [0.0, 0.0]
-                first, last = sorted(words.index(word) for word in ("amber", "birch"))
-                return [float(ends[first - 1] + 1 if first else 1), float(ends[last])]
+    def _target(self, row: int, words: list[str]) -> list[float]:
+        if self.loss == "regression":
+            return [self.base + 10.0 * words.count("cedar")]
+        return [float("amber" in words), float("nan") if row % 3 == 0 else float("birch" in words)]
 
-    def score(self, split: Split, outputs: Sequence[FloatArray]) -> dict[str, float]:
+    def score(self, split: Split, predicted: FloatArray) -> dict[str, float]:
         self.scored.append(split)
         targets = self.targets[split]
-        match self.loss:
-            case "binary":
-                known = ~np.isnan(targets)
-                return {"accuracy": float(((np.stack(outputs) > 0.5) == targets)[known].mean())}
-            case "regression":
-                return {"rmse": float(np.sqrt(((np.stack(outputs) - targets) ** 2).mean()))}
-            case "span":
-                found = np.array([output.argmax(0) for output in outputs])
-                return {"accuracy": float((found == targets).all(1).mean())}
+        if self.loss == "regression":
+            return {"rmse": float(np.sqrt(((predicted - targets) ** 2).mean()))}
+        return {"accuracy": float(((predicted > 0.5) == targets)[~np.isnan(targets)].mean())}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +143,7 @@ class EncodedWords(EncodedSplit):
     split: Split
 
     def score(self, outputs: SeedOutputs, is_scored_N: NDArray[np.bool_] | None = None) -> dict[str, float]:
-        return self.task.score(self.split, [np.mean(of_row, axis=0) for of_row in zip(*outputs, strict=True)])
+        return self.task.score(self.split, np.mean(outputs, axis=0))
 
     def prediction_columns(self, outputs: SeedOutputs) -> dict[str, list[str]]:
         return {}  # no test predicts files of words
@@ -236,12 +214,3 @@ def words_table(folder: Path) -> dict[str, Any]:
     path = folder / "words.csv"
     path.write_text("text,amber\n" + "\n".join(rows[:60]) + "\n")
     return {"name": "csv", "text_column": "text", "label_columns": ["amber"], "files": {"train": str(path)}}
-
-
-def amines(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Return a model of SMILES that was never trained, and a task of chains, half of them amines, on a random split."""
-    rows = "".join(f"{'C' * n}{atom},{int(atom == 'N')}\n" for n in range(1, 16) for atom in "NO")
-    (folder / "a.csv").write_text(f"smiles,amine\n{rows}")
-    tokenizer, data = word_level(["C", "N", "O"]), {"kind": "smiles", "sequence_length": 24}
-    files = {"files": {"train": str(folder / "a.csv")}, "smiles_column": "smiles", "label_columns": ["amine"]}
-    return make_pretrained(folder / "pre", tokenizer, data=data), {"name": "csv", "split": "random", **files}

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from exlm_cli import bundled_models
-from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, GridPoint
+from exlm_cli.config.finetune import NO_GRID, GridPoint
 from exlm_cli.config.load import load_recipe
 from exlm_cli.data.rows.records import SkippedRow
 from exlm_cli.data.tokenizer import train_bpe
@@ -24,7 +24,7 @@ from exlm_cli.finetune.cells import trainer as trainer_module
 from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.finetune.cells.trainer import Cell, encode_task
 from exlm_cli.finetune.results import RunResults, read_results
-from exlm_cli.finetune.run import resume_finetuning, run_finetuning
+from exlm_cli.finetune.run import require_fitting_model, resume_finetuning, run_finetuning
 from exlm_cli.finetune.scores import read_scores
 from exlm_cli.model.encoder import Encoder
 from exlm_cli.progress import SilentProgress
@@ -32,39 +32,25 @@ from exlm_cli.run_dir import read_metrics, read_run_json
 from exlm_cli.tasks.metrics import score_rows
 from exlm_cli.train.pretrained import load_pretrained_weights
 from tests.recorder import Recorder
+from tests.tiny import tiny_recipe
 from tests.unit.finetune.synthetic import (
     ONE_EPOCH,
     WordTask,
-    amines,
     assert_same_run,
     cells,
     finetune_recipe,
-    grow_little,
     make_pretrained,
     read_part,
     run_tiny,
     weights,
     words_table,
 )
-from tests.unit.tasks.glue_files import write_glue
 
 
 @pytest.fixture(scope="module")
 def finished(text_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResults]:
     out = tmp_path_factory.mktemp("finished") / "run"
     return out, run_tiny(text_model, out).results
-
-
-def test_a_run_directory_holds_all_that_is_promised(finished, text_model):
-    run, results = finished
-    assert load_recipe(str(run / "recipe.yaml"), kind=FinetuneRecipe) == finetune_recipe()
-    assert load_recipe(str(run / "encoder.yaml")) == load_recipe(str(text_model / "recipe.yaml"))
-
-    for seed in (1, 2):
-        cell = run / f"cells/single/split-0/seed-{seed}"
-        best = json.loads((cell / "result.json").read_text())["best_step"]
-        assert [path.name for path in (cell / "checkpoints").iterdir()] == [f"best-{best}"]
-    assert results == read_results(run)
 
 
 def test_rows_left_out_are_all_listed_beside_the_results(text_model, tmp_path):
@@ -78,8 +64,9 @@ def test_rows_left_out_are_all_listed_beside_the_results(text_model, tmp_path):
     assert rows == [["a.csv", str(n), "no molecule", "C1, \\ud83d"] for n in range(2, 32)]
 
 
-def test_results_say_what_was_done_and_with_what(finished, text_model):
+def test_a_run_says_what_was_done_and_with_what(finished, text_model):
     run, results = finished
+    assert results == read_results(run)
     assert results.init.as_json() == {
         "checkpoint": str(text_model / "checkpoints/step-3"), "sha256": read_run_json(run).checkpoint_sha256,
         "recipe": "tiny", "objective": "exlm", "steps": 3,
@@ -89,35 +76,12 @@ def test_results_say_what_was_done_and_with_what(finished, text_model):
     assert results.parameters == sum(
         t.numel() for n, t in next(iter(weights(run).values())).items() if not n.startswith("output_")
     )
-
-    split = json.loads((run / "split.json").read_text())
-    assert split["sha256"] == results.split_sha256
-    assert split["indices"] == {k: v.tolist() for k, v in WordTask().split_indices.items()}
     scores = read_scores(run)
     for name in ("loss", "accuracy"):
         of_cells = [cell["metrics"]["test"][name] for cell in cells(run)]
         assert scores.by_seed("test", name).value.tolist() == of_cells
-        assert scores.seeds("test", name).mean == pytest.approx(np.mean(of_cells))
     for cell in cells(run):
         assert (cell["epochs"], cell["steps"], cell["best_step"]) == (3, 9, 3 * cell["best_epoch"])
-
-
-def test_predictions_of_the_best_epoch_have_the_rows_of_the_input(finished):
-    run, _ = finished
-    loaded = load_finetuned(run, device="cpu")
-    assert (sorted(loaded.runners), loaded.sequence_length) == ([1, 2], 24)
-    task = WordTask()
-    encoded = task.encode("test", loaded.tokenizer, loaded.sequence_length)
-    test_rows = task.split_indices["test"].tolist()
-    for seed, runner in loaded.runners.items():
-        outputs = runner.predict(encoded, SilentProgress(), "test")
-        rows, by_seed_KNC, targets = read_part(run, "test")
-        written = by_seed_KNC[seed - 1]
-        assert rows == test_rows
-        np.testing.assert_array_equal(targets, encoded.targets)
-        np.testing.assert_allclose(written, 1 / (1 + np.exp(-np.stack(outputs))), rtol=1e-6)
-        result = json.loads((run / f"cells/single/split-0/seed-{seed}/result.json").read_text())
-        assert task.score("test", list(written))["accuracy"] == result["metrics"]["test"]["accuracy"]
 
 
 def test_the_best_epoch_is_the_best_of_the_curve_and_is_scored_once(text_model, tmp_path):
@@ -134,7 +98,7 @@ def test_the_best_epoch_is_the_best_of_the_curve_and_is_scored_once(text_model, 
 
 def test_scores_that_are_not_defined_are_null_and_the_last_epoch_is_taken(text_model, tmp_path):
     task = WordTask()
-    task.score = lambda split, outputs: {"accuracy": math.nan}  # type: ignore[method-assign]
+    task.score = lambda *_: {"accuracy": math.nan}  # type: ignore[method-assign]
     result = run_tiny(text_model, tmp_path / "run", task, seeds=[1])
     assert result.scores.seeds("test", "accuracy").num == 0
     assert "exlm,single,0,1,test,,accuracy,\n" in (tmp_path / "run/scores.csv").read_text()
@@ -182,31 +146,23 @@ def test_values_are_learnt_in_units_of_their_spread_so_that_those_far_from_zero_
 def test_from_scratch_takes_the_architecture_and_draws_the_weights_from_the_seed(text_model, tmp_path, finished):
     results = run_tiny(text_model, tmp_path / "run", init="scratch").results
     assert results.init.objective == "scratch"
-    assert (results.init.checkpoint, results.init.sha256) == (None, None)
-    assert (results.init.steps, results.init.tokens) == (0, 0)
+    assert (results.init.checkpoint, results.init.steps, results.init.tokens) == (None, 0, 0)
     assert results.parameters == finished[1].parameters
     one, two = weights(tmp_path / "run").values()
     assert not torch.equal(one["encoder.token_embedding.weight"], two["encoder.token_embedding.weight"])
 
 
-def test_a_finished_run_resumed_stays_as_it_is(tmp_path, finished, monkeypatch):
-    out = tmp_path / "run"
-    shutil.copytree(finished[0], out)
-    monkeypatch.setattr(torch.optim.AdamW, "step", pytest.fail)
-    result = run_finetuning(finetune_recipe(), checkpoint=None, resume=out, task=WordTask())
-    assert result.results == finished[1]
-
-
-def test_seeds_that_a_resumption_leaves_out_are_named_and_kept(tmp_path, finished):
+def test_a_resumed_run_trains_no_finished_cell_and_names_and_keeps_seeds_that_it_leaves_out(
+    tmp_path, finished, monkeypatch
+):
     out, progress = tmp_path / "run", Recorder()
     shutil.copytree(finished[0], out)
+    monkeypatch.setattr(torch.optim.AdamW, "step", pytest.fail)
     recipe = finetune_recipe(seeds=[2])
     result = run_finetuning(recipe, checkpoint=None, resume=out, task=WordTask(), progress=progress)
     said = "the results leave out seed 1 of this run; to keep all, list them with `--seeds LIST`"
     assert progress.said[0] == said
-    whole = read_scores(finished[0])
-    for name in ("loss", "accuracy"):
-        assert result.scores.by_seed("test", name).value.tolist() == whole.by_seed("test", name).value.tolist()[1:]
+    assert result.results.seeds == (2,)
     assert run_finetuning(finetune_recipe(), checkpoint=None, resume=out, task=WordTask()).results == finished[1]
 
 
@@ -236,35 +192,10 @@ def test_a_resumed_run_names_the_weights_as_it_did_before_wherever_they_are(text
     assert after.sha256 == before.sha256
 
 
-def test_forests_are_scored_for_every_seed_and_kept(tmp_path, monkeypatch):
-    grow_little(monkeypatch)
-    smiles, task = amines(tmp_path)
-    recipe, out = finetune_recipe(task=task, train={"max_epochs": 1}), tmp_path / "run"
-    result = run_finetuning(recipe, checkpoint=smiles, out=out, baseline=None)
-    scores = result.scores
-    assert scores.baselines == ["forest-ecfp4", "forest-rdkit2d", "boosting"]
-    for model in scores.baselines:
-        assert scores.by_seed("test", "accuracy", model=model).seed.tolist() == ["1", "2"]
-        _, predicted_KNC, targets_NC = read_part(out, "test", model)
-        right = (predicted_KNC.mean(axis=0) >= 0.5) == targets_NC
-        assert scores.average("test", "accuracy", model=model).mean == right.mean()
-    assert result.results.comparison is not None
-    (out / "results.json").unlink()
-    with monkeypatch.context() as patch:
-        patch.setattr(baseline_module, "grow_forests", pytest.fail)
-        patch.setattr(baseline_module, "grow_boosting", pytest.fail)
-        again = resume_finetuning(out)
-    assert again.results == result.results
-    assert again.scores.table.equals(scores.table)
-    other = resume_finetuning(out, ["seeds=[2,3]"]).scores
-    assert other.by_seed("test", "accuracy", model="forest-ecfp4").seed.tolist() == ["2", "3"]
-
-
-def test_no_forests_are_trained_unasked_where_they_take_hours(tmp_path, monkeypatch):
-    monkeypatch.setitem(baseline_module.MAX_LABELLED_ROWS, "smiles", 10)
-    (smiles, task), progress = amines(tmp_path), Recorder()
-    recipe = finetune_recipe(task=task, **ONE_EPOCH)
-    result = run_finetuning(recipe, checkpoint=smiles, out=tmp_path / "run", baseline=None, progress=progress)
+def test_no_baseline_is_trained_unasked_where_it_takes_long(text_model, tmp_path, monkeypatch):
+    monkeypatch.setitem(baseline_module.MAX_LABELLED_ROWS, "text", 10)
+    recipe, progress = finetune_recipe(task=words_table(tmp_path), **ONE_EPOCH), Recorder()
+    result = run_finetuning(recipe, checkpoint=text_model, out=tmp_path / "run", baseline=None, progress=progress)
     assert result.scores.baselines == []
     assert any("`--baseline`" in said for said in progress.said)
 
@@ -288,13 +219,14 @@ def test_what_does_not_fit_is_refused_and_nothing_is_left(text_model, tmp_path, 
     monkeypatch.setitem(sys.modules, "wandb", absent)
     out, recipe = tmp_path / "out", finetune_recipe()
     grid = {"train.microbatch_tokens": [20, 128]}
+    encoder = load_recipe("quickstart-text")
     for error, said, changed, arguments in (
-        (ConfigError, "`train.microbatch_tokens` 20", finetune_recipe(train={"microbatch_tokens": 20}), {}),
         (ConfigError, "`train.microbatch_tokens` 20", finetune_recipe(grid=grid), {"use_grid": True}),
         (ConfigError, "`task` has one split", finetune_recipe(task=words_table(tmp_path), num_replicates=2), {}),
         (ConfigError, "names wandb, which is not installed", finetune_recipe(train={"report_to": "wandb"}), {}),
         (DataError, "`valid`", recipe, {"task": WordTask(sizes=(20,))}),
         (ConfigError, "no checkpoint", recipe, {"checkpoint": None}),
+        (ConfigError, "no weights to begin with", recipe, {"checkpoint": None, "encoder": encoder}),
     ):
         with pytest.raises(error, match=said):
             run_finetuning(changed, **{"checkpoint": text_model, "out": out, "task": WordTask(), **arguments})
@@ -302,14 +234,13 @@ def test_what_does_not_fit_is_refused_and_nothing_is_left(text_model, tmp_path, 
 
 
 @pytest.mark.parametrize(("num_repeats", "length", "positions"), [(1, 65, 65), (2, 40, 78)])
-def test_a_sequence_that_the_model_has_no_positions_for_is_refused(tmp_path, num_repeats, length, positions):
-    repeated = make_pretrained(
-        tmp_path / "pre", objective="mlm", masking={"num_repeats": num_repeats, "scheme": "bernoulli"},
-        model={"rope": "1d"}, train={"microbatch_tokens": 512},
-    )  # fmt: skip
+def test_a_sequence_that_the_model_has_no_positions_for_is_refused(num_repeats, length, positions):
+    encoder = tiny_recipe(
+        objective="mlm", masking={"num_repeats": num_repeats, "scheme": "bernoulli"}, model={"rope": "1d"}
+    )
     recipe = finetune_recipe(task={"sequence_length": length})
     with pytest.raises(ConfigError, match=rf"`task.sequence_length` {length} .*needs {positions} positions.* takes 64"):
-        run_finetuning(recipe, checkpoint=repeated, out=tmp_path / "run", task=WordTask())
+        require_fitting_model(recipe, encoder, Path("run"), task=WordTask())
 
 
 class Moved(WordTask):
@@ -365,32 +296,6 @@ def test_best_weights_altered_before_they_are_scored_are_refused(text_model, tmp
         run_tiny(text_model, tmp_path / "run", **ONE_EPOCH)
 
 
-def test_only_the_matched_rows_of_mnli_have_the_interval(text_model, tmp_path):
-    """Both development sets have each class six times."""
-    write_glue(tmp_path, "mnli", copies=6)
-    task = {"name": "glue/mnli", "data_dir": str(tmp_path), "sequence_length": 24}
-    recipe = finetune_recipe(task=task, seeds=[1], train={"max_epochs": 1, "microbatch_tokens": 2048})
-    results = run_finetuning(recipe, checkpoint=text_model, out=tmp_path / "run").results
-    assert results.split_sizes["valid"] == 36
-    assert results.rows_interval is not None
-    assert results.rows_interval.num == 18
-
-
-def test_an_encoder_without_a_checkpoint_makes_its_tokenizer_of_the_training_rows(tmp_path):
-    task = words_table(tmp_path)
-    recipe = finetune_recipe(task=task, init="scratch", **ONE_EPOCH)
-    encoder = load_recipe("quickstart-text", ["model.width=32", "model.num_layers=1", "tokenizer.vocab_size=280"])
-    out = tmp_path / "run"
-    first = run_finetuning(recipe, checkpoint=None, encoder=encoder, out=out).results
-    assert (first.init.objective, first.init.checkpoint, first.init.recipe) == ("scratch", None, encoder.name)
-    loaded = load_finetuned(out, device="cpu")
-    assert loaded.tokenizer.vocab_size == 280
-    (out / "results.json").unlink()
-    assert resume_finetuning(out).results == first
-    with pytest.raises(ConfigError, match="no weights to begin with"):
-        run_finetuning(finetune_recipe(task=task), checkpoint=None, encoder=encoder, out=tmp_path / "no")
-
-
 def test_an_encoder_without_a_checkpoint_takes_the_tokenizer_of_the_bundled_model(text_model, tmp_path, monkeypatch):
     shutil.copytree(text_model, tmp_path / "models/text")
     monkeypatch.setattr(bundled_models, "FOLDER", tmp_path / "models")
@@ -407,22 +312,8 @@ def test_an_encoder_without_a_checkpoint_takes_the_tokenizer_of_the_bundled_mode
     assert (tmp_path / "other/tokenizer.json").read_bytes() == own.read_bytes()
 
 
-def test_a_frozen_encoder_keeps_the_weights_of_the_checkpoint(text_model, tmp_path):
-    out = tmp_path / "run"
-    run_tiny(text_model, out, seeds=[1], train={"max_epochs": 2, "freeze_encoder": True})
-    before = load_pretrained_weights(text_model, SilentProgress()).model.state_dict()
-    (after,) = weights(out).values()
-    for name, tensor in after.items():
-        if name.startswith("encoder."):
-            assert torch.equal(tensor, before[name])
-    model = load_finetuned(out, device="cpu").runners[1].model
-    fresh = type(model)(load_recipe(str(out / "encoder.yaml")), finetune_recipe().model, 400, 2)
-    fresh.freeze_encoder()
-    fresh.train()
-    assert (fresh.head.training, fresh.encoder.training) == (True, False)
-
-
-def test_a_frozen_encoder_reads_each_row_once(text_model, tmp_path, monkeypatch):
+def test_a_frozen_encoder_keeps_its_weights_and_reads_each_row_once(text_model, tmp_path, monkeypatch):
+    """For all seeds and epochs together, and for the models of all seeds in predictions."""
     num_read = Counter()
     encode = Encoder.forward
 
@@ -433,8 +324,11 @@ def test_a_frozen_encoder_reads_each_row_once(text_model, tmp_path, monkeypatch)
     monkeypatch.setattr(Encoder, "forward", counted)
     out, task = tmp_path / "run", WordTask()
     run_tiny(text_model, out, task, seeds=[1, 2], train={"max_epochs": 3, "freeze_encoder": True})
-    num_rows = sum(json.loads((out / "split.json").read_text())["sizes"].values())
+    num_rows = sum(map(len, task.split_indices.values()))
     assert num_read["rows"] == num_rows
+    before = load_pretrained_weights(text_model, SilentProgress()).model.state_dict()
+    for after in weights(out).values():
+        assert all(torch.equal(after[name], before[name]) for name in after if name.startswith("encoder."))
     finetuned = load_finetuned(out, device="cpu")
     encoded = task.encode("test", finetuned.tokenizer, finetuned.sequence_length)
     together = finetuned.run_seeds(encoded, SilentProgress())
@@ -442,5 +336,7 @@ def test_a_frozen_encoder_reads_each_row_once(text_model, tmp_path, monkeypatch)
     for outputs, runner in zip(together, finetuned.runners.values(), strict=True):
         logits = np.stack(runner.predict(encoded, SilentProgress(), "again"))
         np.testing.assert_allclose(outputs, 1 / (1 + np.exp(-logits)), atol=1e-5)
+        model = runner.model.train()
+        assert (model.head.training, model.encoder.training) == (True, False)
     metrics = [cell["metrics"]["test"]["accuracy"] for cell in cells(out)]
     assert metrics == [encoded.score(outputs[None])["accuracy"] for outputs in together]

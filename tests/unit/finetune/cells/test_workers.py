@@ -1,6 +1,5 @@
 """Workers train the cells of a run: the bits are those of one process, also after a kill."""
 
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,12 +9,13 @@ import pytest
 from exlm_cli.config.load import load_recipe
 from exlm_cli.errors import CheckpointError, ConfigError, DivergedError
 from exlm_cli.finetune import training
+from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
 from exlm_cli.train.task import Callback
 from tests.killed import die_at_call, run_until_killed
 from tests.recorder import Recorder
 from tests.tiny_sweeps import work_in_this_process
-from tests.unit.finetune.synthetic import ONE_EPOCH, assert_same_run, finetune_recipe, run_tiny, words_table
+from tests.unit.finetune.synthetic import ONE_EPOCH, WordTask, assert_same_run, finetune_recipe, run_tiny, words_table
 
 GRID = {"optim.lr": [1e-5, 3e-3]}
 
@@ -56,14 +56,21 @@ def test_no_cell_is_trained_here_while_a_worker_of_a_killed_start_lives(text_mod
         resume_finetuning(out, workers=1)
 
 
-def test_an_encoder_without_a_checkpoint_is_drawn_alike_by_workers(tmp_path, monkeypatch):
+def test_an_encoder_without_a_checkpoint_makes_its_tokenizer_of_the_training_rows_also_for_workers(
+    tmp_path, monkeypatch
+):
     """The test above has workers in processes of their own."""
     work_in_this_process(monkeypatch)
     encoder = load_recipe("quickstart-text", ["model.width=32", "model.num_layers=1", "tokenizer.vocab_size=280"])
     recipe = finetune_recipe(task=words_table(tmp_path), init="scratch", train={"max_epochs": 1})
     for workers in (1, 2):
-        run_finetuning(recipe, checkpoint=None, encoder=encoder, out=tmp_path / f"{workers}", workers=workers)
+        out = tmp_path / f"{workers}"
+        first = run_finetuning(recipe, checkpoint=None, encoder=encoder, out=out, workers=workers).results
     assert_same_run(tmp_path / "2", tmp_path / "1")
+    assert (first.init.objective, first.init.checkpoint, first.init.recipe) == ("scratch", None, encoder.name)
+    assert load_finetuned(out, device="cpu").tokenizer.vocab_size == 280
+    (out / "results.json").unlink()
+    assert resume_finetuning(out).results == first
 
 
 def test_callbacks_stay_in_this_process(text_model, tmp_path, monkeypatch):
@@ -83,10 +90,11 @@ def test_callbacks_stay_in_this_process(text_model, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("cores", "num_threads", "workers", "seeds", "threads"),
-    [(8, None, None, 3, ["2"] * 3), (8, 1, None, 3, ["1"] * 3), (8, None, 2, 5, ["4"] * 2), (2, None, None, 1, [])],
+    [(8, None, None, 3, ["2"] * 3), (8, 1, None, 3, ["1"] * 3), (8, None, 2, 5, ["4"] * 2)],
 )
-def test_workers_share_the_cores(text_model, tmp_path, monkeypatch, cores, num_threads, workers, seeds, threads):
-    """There are no more of them than cells; a single one is this process."""
+def test_workers_share_the_cores_and_are_no_more_than_cells(
+    text_model, tmp_path, monkeypatch, cores, num_threads, workers, seeds, threads
+):
     given = []
 
     def note(*_: object, environments: Sequence[dict[str, str]], **others: object) -> None:
@@ -95,12 +103,10 @@ def test_workers_share_the_cores(text_model, tmp_path, monkeypatch, cores, num_t
 
     monkeypatch.setattr("loky.cpu_count", lambda: cores)
     monkeypatch.setattr("exlm_cli.finetune.training.run_jobs", note)
-    train = {"max_epochs": 1, "num_threads": num_threads}
-    recipe = finetune_recipe(task=words_table(tmp_path), seeds=list(range(seeds)), train=train)
-    with contextlib.suppress(DivergedError):
-        run_finetuning(recipe, checkpoint=text_model, out=tmp_path / "run", workers=workers)
+    recipe = finetune_recipe(seeds=list(range(seeds)), train={"num_threads": num_threads})
+    with pytest.raises(DivergedError):
+        run_finetuning(recipe, checkpoint=text_model, out=tmp_path / "run", task=WordTask(), workers=workers)
     assert given == threads
-    assert (tmp_path / "run/results.json").exists() == (threads == [])
 
 
 def test_a_launch_of_several_ranks_is_refused(text_model, tmp_path, monkeypatch):
