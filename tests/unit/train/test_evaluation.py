@@ -14,7 +14,6 @@ from exlm_cli.train.evaluation import (
     CollapseWatch,
     evaluate_batch,
     find_collapse,
-    measure_own_mask_shares,
     score_sequences,
     summarise,
 )
@@ -68,6 +67,7 @@ def _compare_with_enumerated_paths() -> None:
     node_entropy[nodes.is_inner] = torch.distributions.Categorical(logits=logits).entropy()
     dag = _dag(model, batch)
     any_targets = _dag(model, batch, torch.zeros_like(dag[0]))
+    loss = float((enumerate_nll(*dag) / batch.target_lengths).mean())
     given_length = (enumerate_nll(*dag) - enumerate_nll(*any_targets)) / batch.target_lengths
     at_nodes_BTS = enumerate_posteriors(*any_targets)[0]
     of_each_BT = (at_nodes_BTS * dag[0].double().exp()).sum(-1).log()
@@ -85,6 +85,7 @@ def _compare_with_enumerated_paths() -> None:
         tokens.append(node_mask[best[:num_targets]].bincount(minlength=num_targets))
     of_masks = torch.cat(tokens)
     num_masks = len(of_masks)
+    assert (figures["loss"], figures["perplexity"]) == pytest.approx((loss, math.exp(loss)), rel=1e-4)
     assert figures["path_entropy_bits"] == pytest.approx(path_entropy / num_masks / math.log(2), rel=1e-4)
     assert figures["effective_states"] == pytest.approx(effective / num_masks, rel=1e-4)
     in_use = torch.special.entr(of_clones / of_clones.sum()).sum().exp()
@@ -99,18 +100,6 @@ def _compare_with_enumerated_paths() -> None:
     assert [figures[f"tokens_of_{place}_mask"] for place in ("first", "middle", "last")] == [n / 2 for n in of_places]
     entropy = float(node_entropy[nodes.is_inner].mean())
     assert figures["entropy_bits"] == pytest.approx(entropy / math.log(2), rel=1e-4)
-
-
-def test_loss_is_the_mean_over_sequences_and_perplexity_its_exponential():
-    for sections in ({}, {"objective": "mlm"}, {"model": {"alignment": "independent", "init_std": 0.3}}):
-        model = _model(**sections)
-        batch = tiny_batch(tiny_recipe(**sections))
-        expected = float(OBJECTIVE.sequence_nll(model, batch).mean())
-        figures = _figures(model, batch)
-        assert figures["loss"] == pytest.approx(expected, rel=1e-5)
-        assert figures["perplexity"] == pytest.approx(math.exp(expected), rel=1e-5)
-        if model.transition is None:  # no path whose length could cost anything
-            assert figures["loss_given_length"] == figures["loss"]
 
 
 @pytest.mark.parametrize(
@@ -137,14 +126,6 @@ def test_scores_are_those_of_one_distribution_over_all_fillings(sections):
     alone = (-scores.token_nll.double()).exp().view(size, size, 2)
     torch.testing.assert_close(joint.sum(1), alone[:, 0, 0], rtol=1e-4, atol=1e-9)
     torch.testing.assert_close(joint.sum(0), alone[0, :, 1], rtol=1e-4, atol=1e-9)
-
-
-def test_the_own_mask_share_of_a_model_is_that_of_its_transitions():
-    model, batch = _model(), tiny_batch(tiny_recipe(), (9, 4))
-    targets = torch.arange(batch.target_ids.shape[1])[:, None]
-    nodes_BTS, _ = enumerate_posteriors(*_dag(model, batch, torch.zeros(2, len(targets), batch.node_mask.shape[1])))
-    shares = (nodes_BTS * (batch.node_mask[:, None] == targets)).sum((1, 2)) / batch.target_lengths
-    assert measure_own_mask_shares(model, batch) == pytest.approx(tuple(shares.tolist()), rel=1e-4)
 
 
 def test_accuracy_of_a_dag_is_that_of_its_best_path_through_the_likeliest_tokens():
@@ -225,36 +206,28 @@ def test_each_kind_of_collapse_is_reported_once_and_a_dag_in_use_is_no_news():
         assert all(part in line for part in ("warning: ", *parts))
 
 
-@pytest.mark.parametrize(
-    ("transition", "wanted"),
-    [
-        ({}, ["model.transition.rope=nodes", "model.transition.start=next_mask"]),
-        ({"rope": "nodes"}, ["model.transition.start=next_mask"]),
-        ({"start": "next_mask"}, ["model.transition.rope=nodes"]),
-        ({"rope": "nodes", "start": "next_mask"}, ["optim.lr"]),
-    ],
-)
-def test_a_cure_of_paths_names_what_the_recipe_lacks(transition, wanted):
-    recipe = tiny_recipe(model={"transition": transition})
-    (_, given) = find_collapse(HEALTHY | {"masks_with_0_share": 0.1}, recipe)["passed over"]
-    assert re.findall(r"(?:model|optim)\.[\w.=]+", given) == wanted
+PATHS, STATES = {"masks_with_0_share": 0.1}, {"clones_in_use": 1.0}
 
 
 @pytest.mark.parametrize(
-    ("model", "wanted"),
+    ("figures", "model", "wanted"),
     [
-        ({}, ["model.transition.balance=0.1"]),
-        ({"transition": {"balance": 0.1}}, ["model.alignment=chain", "model.rope=1d"]),
+        (PATHS, {}, ["model.transition.rope=nodes", "model.transition.start=next_mask"]),
+        (PATHS, {"transition": {"rope": "nodes"}}, ["model.transition.start=next_mask"]),
+        (PATHS, {"transition": {"start": "next_mask"}}, ["model.transition.rope=nodes"]),
+        (PATHS, {"transition": {"rope": "nodes", "start": "next_mask"}}, ["optim.lr"]),
+        (STATES, {}, ["model.transition.balance=0.1"]),
+        (STATES, {"transition": {"balance": 0.1}}, ["model.alignment=chain", "model.rope=1d"]),
     ],
 )
-def test_a_cure_of_states_names_what_the_recipe_lacks_and_at_last_another_dag(model, wanted):
-    (_, cure) = find_collapse(HEALTHY | {"clones_in_use": 1.0}, tiny_recipe(model=model))["one state"]
-    assert re.findall(r"(?:model|masking)\.[\w.=]+", cure) == wanted
+def test_a_cure_names_what_the_recipe_lacks_and_at_last_another_learning_rate_or_dag(figures, model, wanted):
+    ((_, cure),) = find_collapse(HEALTHY | figures, tiny_recipe(model=model)).values()
+    assert re.findall(r"(?:model|optim)\.[\w.=]+", cure) == wanted
 
 
 def test_where_no_state_can_be_out_of_use_none_is_said_to_be():
     """Of one state a mask; of no sequence that has a path, whose share of no visit is the exponential of zero, 1."""
-    row = HEALTHY | {"clones_in_use": 1.0}
+    row = HEALTHY | STATES
     assert find_collapse(row, tiny_recipe(masking={"num_states_per_mask": 1})) == {}
     assert find_collapse(row | {"num_sequences": 0.0}, tiny_recipe()) == {}
 
