@@ -6,6 +6,8 @@ import math
 import os
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from exlm_cli.train import loop
 from exlm_cli.train.checkpoint import newest_good_checkpoint
 from exlm_cli.train.loop import TrainingLoop
 from exlm_cli.train.optim import LossScale
+from exlm_cli.train.task import Callback
 from tests.killed import untimed_rows
 from tests.unit.train.least_squares import NUM_SAMPLES, LeastSquares, loop_of, weights_of
 
@@ -187,6 +190,52 @@ def test_epochs_limit_the_steps_and_a_longer_warm_up_is_refused(tmp_path):
     assert loop_of(LeastSquares(), tmp_path, max_steps=None, max_epochs=100_000).total_steps == 600_000
     with pytest.raises(ConfigError, match=r"^`optim.warmup_steps` 7 is more than the 6 steps"):
         loop_of(LeastSquares(), tmp_path, warmup_steps=7, max_steps=None, max_epochs=1)
+
+
+class Watch(Callback):
+    """Notes what it is told."""
+
+    def __init__(self, bad_step: int | None = None) -> None:
+        self.seen: list[str] = []
+        self.losses: dict[int, float] = {}
+        self.bad_step = bad_step
+
+    def on_start(self, folder: Path, step: int) -> None:
+        self.seen.append(f"start {step}")
+
+    def on_step(self, step: int, loss: Tensor) -> None:
+        self.losses[step] = float(loss)
+        if step == self.bad_step:
+            raise ConfigError("enough", "go on")
+
+    def on_validate(self, step: int, figures: Any) -> None:
+        assert figures["loss"] > 0
+        self.seen.append(f"validate {step}")
+
+    def on_save(self, step: int, checkpoint: Path) -> None:
+        assert (checkpoint / "manifest.json").is_file()
+        self.seen.append(f"save {step}")
+
+    def on_end(self, error: BaseException | None) -> None:
+        self.seen.append(f"end {error!r}")
+
+
+def test_callbacks_follow_each_step_validation_and_checkpoint_and_an_exception_of_one_ends_the_run(tmp_path):
+    settings = {"max_steps": 6, "validate_every_steps": 3, "log_every_steps": 1}
+    bad, watch = Watch(bad_step=4), Watch()
+    fitting = loop_of(LeastSquares(), tmp_path, **settings)
+    fitting.callbacks = [bad, watch]
+    with pytest.raises(ConfigError, match="enough"):
+        fitting.fit()
+    begun = ["start 0", "save 3", "validate 3", "end ConfigError('enough')"]
+    assert (bad.seen, watch.seen) == (begun, begun)
+    again = loop_of(LeastSquares(), tmp_path, **settings)
+    again.resume(tmp_path / "checkpoints/step-3")
+    again.callbacks = [watch]
+    again.fit()
+    assert watch.seen == [*begun, "start 3", "save 6", "validate 6", "end None"]
+    rows = {row["step"]: row["loss"] for row in untimed_rows(tmp_path) if row["kind"] == "train"}
+    assert watch.losses == rows
 
 
 class Uneven(LeastSquares):

@@ -3,7 +3,6 @@
 import ctypes
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,14 +19,6 @@ MIB = 1 << 20
 def resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGESIZE")
-
-
-@pytest.fixture(autouse=True)
-def _looked_up_anew() -> Iterator[None]:
-    trim = process._trim
-    trim.cache_clear()
-    yield
-    trim.cache_clear()
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library is not glibc")
@@ -54,34 +45,26 @@ def test_memory_is_given_back_once_it_is_half_as_large_again_as_after_a_first_st
     assert seen == [0, 0, 1, 1, 1, 2]
 
 
-VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+EXPANDS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
 
-def _variables_after(monkeypatch, given: dict[str, str], release: str = "6.8.0-45-generic") -> dict[str, str]:
-    """Return the settings of torch's allocator once a run has picked CUDA."""
-    for name in VARIABLES:
-        monkeypatch.setenv(name, "")  # so that it is put back afterwards
-        monkeypatch.delenv(name)
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
+@pytest.mark.parametrize(
+    ("given", "release", "expected"),
+    [
+        ({}, "6.8.0-45-generic", EXPANDS),
+        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, "6.8.0-45-generic", None),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, "6.8.0-45-generic", None),
+        ({}, "5.15.167.4-microsoft-standard-WSL2", None),
+        ({}, "5.15.148-tegra", None),
+    ],
+)
+def test_memory_of_cuda_grows_in_place_unless_the_user_or_the_driver_refuses(monkeypatch, given, release, expected):
+    before = {name: value for name, value in os.environ.items() if "ALLOC_CONF" not in name}
+    monkeypatch.setattr(os, "environ", before | given)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(process.platform, "release", lambda: release)
     assert pick_device(tiny_recipe(device="cuda")).type == "cuda"
-    return {name: os.environ[name] for name in VARIABLES if name in os.environ}
-
-
-def test_memory_of_cuda_may_grow_in_place(monkeypatch):
-    assert _variables_after(monkeypatch, {}) == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-
-
-@pytest.mark.parametrize("given", [dict.fromkeys([name], "max_split_size_mb:64") for name in VARIABLES])
-def test_what_the_user_tells_the_allocator_stays(monkeypatch, given):
-    assert _variables_after(monkeypatch, given) == given
-
-
-@pytest.mark.parametrize("release", ["5.15.167.4-microsoft-standard-WSL2", "5.15.148-tegra"])
-def test_drivers_that_refuse_it_are_not_asked(monkeypatch, release):
-    assert _variables_after(monkeypatch, {}, release) == {}
+    assert os.environ == before | given | (expected or {})
 
 
 def test_a_closed_terminal_stops_a_run_but_not_one_under_nohup():
