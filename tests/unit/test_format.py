@@ -6,14 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from exlm_cli import format as formats
-from exlm_cli.format import (
-    NOT_DEFINED,
-    format_span,
-    name_some,
-    number_repeated,
-    printable,
-    shorten,
-)
+from exlm_cli.format import NOT_DEFINED, name_some, number_repeated, printable, shorten
 
 CASES: dict[Callable[..., str], dict[object, str]] = {
     formats.format_number: {
@@ -35,6 +28,10 @@ CASES: dict[Callable[..., str], dict[object, str]] = {
     formats.format_plain: {1280069: "1280069", 61.0: "61", 7.8e-8: "7.8e-08", 1 / 3: "0.3333333333", None: ""},
     formats.format_parameters: {649_508: "0.6 M"},
     formats.format_duration: {3723.4: "1:02:03", 90061: "1 day, 1:01:01"},
+    formats.format_span: {
+        0.25: "0.2 seconds", 90: "90 seconds", 150: "2.5 minutes", 3600: "60 minutes", 4 * 3600: "4.0 hours",
+        40 * 3600: "40 hours", 9.96 * 86400: "10 days", 1234.5 * 86400: "1,200 days",
+    },
     formats.format_value: {True: "yes", 1234: "1,234", 0.5: "0.5000", None: NOT_DEFINED, "text": "text"},
 }  # fmt: skip
 
@@ -42,17 +39,6 @@ CASES: dict[Callable[..., str], dict[object, str]] = {
 @pytest.mark.parametrize("function", CASES, ids=lambda function: function.__name__)
 def test_values_are_written_as_people_read_them(function):
     assert {value: function(value) for value in CASES[function]} == CASES[function]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [
-        (0.25, "0.2 seconds"), (90, "90 seconds"), (150, "2.5 minutes"), (3600, "60 minutes"), (4 * 3600, "4.0 hours"),
-        (40 * 3600, "40 hours"), (9.96 * 86400, "10 days"), (1234.5 * 86400, "1,200 days"),
-    ],
-)  # fmt: skip
-def test_estimated_times_have_two_digits(seconds, shown):
-    assert format_span(seconds) == shown
 
 
 def test_long_texts_are_cut_and_what_a_terminal_would_obey_is_escaped():

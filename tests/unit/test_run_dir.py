@@ -1,7 +1,6 @@
 """Run directories: names, locks, `run.json`, logs cut by a kill. Expected values come from the file system."""
 
 import errno
-import json
 import os
 import re
 from pathlib import Path
@@ -11,11 +10,9 @@ import pytest
 
 from exlm_cli import run_dir
 from exlm_cli.errors import CheckpointError
-from exlm_cli.files import ALTERED_HINT
 from exlm_cli.run_dir import (
     MetricsLog,
     create_run_dir,
-    damage_hint,
     describe_environment,
     find_newest_run,
     mark_resumable,
@@ -32,10 +29,16 @@ def test_a_run_without_a_folder_is_named_by_recipe_and_second(tmp_path, monkeypa
     assert re.fullmatch(r"a-\d{8}-\d{6}", create_run_dir(None, "a").name)
     monkeypatch.setattr(run_dir.time, "strftime", lambda _: "20250101-000000")
     made = [create_run_dir(None, "a") for _ in range(3)]
-    names = ("a-20250101-000000", "a-20250101-000000-2", "a-20250101-000000-3")
-    assert made == [tmp_path / name for name in names]
+    assert made == [tmp_path / f"a-20250101-000000{end}" for end in ("", "-2", "-3")]
     assert run_directory(made[0] / "checkpoints" / "step-3") == made[0]
     assert run_directory(tmp_path / "step-3") == tmp_path / "step-3"
+
+
+def _refuse(folder: Path) -> str:
+    """Return the hint of a folder that is not empty."""
+    with pytest.raises(CheckpointError, match="not empty") as caught:
+        create_run_dir(folder, "a")
+    return caught.value.hint
 
 
 def test_a_given_folder_is_made_with_its_parents_and_an_empty_one_is_taken(tmp_path):
@@ -46,20 +49,7 @@ def test_a_given_folder_is_made_with_its_parents_and_an_empty_one_is_taken(tmp_p
     assert create_run_dir(out, "a") == out
     mark_resumable(out)
     (out / "recipe.yaml").touch()
-    with pytest.raises(CheckpointError, match="not empty") as caught:
-        create_run_dir(out, "a")
-    assert caught.value.hint == "choose another folder with `--out DIR`, or empty this one"
-    (out / "run.json").touch()
-    assert damage_hint(out / "recipe.yaml") == ALTERED_HINT
-    assert damage_hint(out / "mine.yaml") == ""
-    with pytest.raises(CheckpointError, match="the run directory is not empty") as caught:
-        create_run_dir(out, "a")
-    assert caught.value.hint == "choose another folder with `--out DIR`"  # nothing continues a damaged run
-    (out / "run.json").unlink()
-    update_run_json(out, {"command": "pretrain"})
-    with pytest.raises(CheckpointError, match="the run directory is not empty") as caught:
-        create_run_dir(out, "a")
-    assert caught.value.hint.startswith(f"continue that run with `exlm pretrain --resume {out}`, or choose another")
+    assert _refuse(out) == "choose another folder with `--out DIR`, or empty this one"
 
 
 def test_what_a_process_killed_at_its_beginning_left_is_deleted_and_nothing_else(tmp_path):
@@ -72,25 +62,19 @@ def test_what_a_process_killed_at_its_beginning_left_is_deleted_and_nothing_else
         assert {path.name for path in run.iterdir()} == {".lock", ".beginning"}
         (run / "recipe.yaml").touch()
         mark_resumable(run)
-    with pytest.raises(CheckpointError, match="not empty"), sole_process(run, is_new=True):
-        pass
     begun = create_run_dir(tmp_path / "begun", "a")
     (begun / "notes.md").touch()
-    with pytest.raises(CheckpointError, match="not empty"):
-        create_run_dir(begun, "a")
-    with pytest.raises(CheckpointError, match="not empty"), sole_process(begun, is_new=True):
-        pass
+    _refuse(begun)
+    for folder in (run, begun):
+        with pytest.raises(CheckpointError, match="not empty"), sole_process(folder, is_new=True):
+            pass
     assert (begun / "notes.md").exists()
     (run / "report").mkdir()
     for name in (".run.json.writing-7", "notes.txt", "report/.curves.svg.writing-7", "report/curves.png"):
         (run / name).touch()
     with sole_process(run, is_new=False):
-        assert {path.name for path in run.iterdir()} == {".lock", "recipe.yaml", "notes.txt", "report"}
-        assert [path.name for path in (run / "report").iterdir()] == ["curves.png"]
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "run.json").touch()
-    with pytest.raises(CheckpointError, match="not empty"):
-        create_run_dir(tmp_path / "mine", "a")
+        left = {path.relative_to(run).as_posix() for path in run.rglob("*")}
+    assert left == {".lock", "recipe.yaml", "notes.txt", "report", "report/curves.png"}
 
 
 def _begin_and_fail(run: Path, *, is_new: bool = True, is_marked: bool = False) -> None:
@@ -137,13 +121,13 @@ def test_a_process_that_is_at_work_keeps_its_folder(tmp_path):
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
+    """A file is in the place of `runs/`, or a link to a disk that is not mounted; or the disk is read-only."""
     (tmp_path / "file").touch()
-    (tmp_path / "link").symlink_to(tmp_path / "gone" / "runs")  # a disk that is not mounted
-    roots = (None, tmp_path / "file"), (None, tmp_path / "link")
-    for out, root in ((tmp_path / "file" / "run", tmp_path), *roots):
-        monkeypatch.setattr(run_dir, "RUNS_ROOT", root)
+    (tmp_path / "link").symlink_to(tmp_path / "gone" / "runs")
+    for root in ("file", "link"):
+        monkeypatch.setattr(run_dir, "RUNS_ROOT", tmp_path / root)
         with pytest.raises(CheckpointError, match="no run directory can be made there") as caught:
-            create_run_dir(out, "a")
+            create_run_dir(None, "a")
         assert "`--out DIR`" in caught.value.hint
     monkeypatch.setattr(Path, "write_bytes", Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
     with pytest.raises(CheckpointError, match="Read-only file system"):
@@ -161,20 +145,8 @@ def test_run_json_keeps_the_environments_a_run_was_continued_in(tmp_path, monkey
     assert [earlier.git_commit for earlier in info.earlier_environments or ()] == ["a", "b"]
 
 
-@pytest.mark.parametrize("key", ["", "of_another_version"])
-def test_a_run_json_that_is_missing_or_of_another_version_is_refused(tmp_path, key):
-    if key:
-        update_run_json(tmp_path, {"command": "pretrain"})
-        content = json.loads((tmp_path / "run.json").read_text())
-        (tmp_path / "run.json").write_text(json.dumps(content | {key: 1}))
-    with pytest.raises(CheckpointError, match=rf"run\.json: .*{key}"):
-        read_run_json(tmp_path)
-
-
 def test_rows_come_back_as_they_were_added_and_what_json_lacks_is_null(tmp_path):
     log = MetricsLog(tmp_path / "metrics.jsonl")
-    log.truncate_after(0)
-    assert list(tmp_path.iterdir()) == []
     log.append({"step": 1, "loss": 0.1 + 0.2, "kind": "train"})
     log.append({"step": 2, "perplexity": float("inf"), "many": [float("nan"), 1.0]})
     assert read_metrics(log.path) == [
@@ -184,7 +156,7 @@ def test_rows_come_back_as_they_were_added_and_what_json_lacks_is_null(tmp_path)
     assert "Infinity" not in log.path.read_text()
 
 
-@pytest.mark.parametrize("num_cut_bytes", [1, 2, 12, 23])
+@pytest.mark.parametrize("num_cut_bytes", [1, 23])
 def test_a_last_line_cut_by_a_kill_and_rows_beyond_a_step_are_left_out(tmp_path, num_cut_bytes):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     log.append({"step": 1, "loss": 1.5})
@@ -201,7 +173,7 @@ def test_a_last_line_cut_by_a_kill_and_rows_beyond_a_step_are_left_out(tmp_path,
 
 @pytest.mark.parametrize(
     "line",
-    ["{", "[1]", '{"loss": 1}', '{"step": 1e999}', '{"step": 1, "loss": "low"}', "[" * 100_000],
+    ["[1]", '{"loss": 1}', '{"step": 1e999}', '{"step": 1, "loss": "low"}', "[" * 100_000],
     ids=lambda line: line[:30],
 )
 def test_a_whole_line_that_is_no_row_is_refused_with_its_number(tmp_path, line):

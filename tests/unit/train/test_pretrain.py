@@ -37,8 +37,15 @@ def _losses(run: Path) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def run(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_pretraining(_recipe(cache), out=tmp_path_factory.mktemp("run") / "run").run_dir
+def run_and_said(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    lines = Recorder()
+    result = run_pretraining(_recipe(cache), out=tmp_path_factory.mktemp("run") / "run", progress=lines)
+    return result.run_dir, lines.said
+
+
+@pytest.fixture(scope="module")
+def run(run_and_said: tuple[Path, list[str]]) -> Path:
+    return run_and_said[0]
 
 
 @pytest.fixture
@@ -78,38 +85,33 @@ def test_each_validation_scores_fixed_numbers_of_masks_and_those_of_the_own_rati
             assert {name: row[name] for name in VALIDATED_AT} == {name: own[name] for name in VALIDATED_AT}
 
 
-def test_a_run_directory_is_self_contained(run):
-    names = {p.relative_to(run).as_posix() for p in run.rglob("*") if p.is_file()}
-    assert {"recipe.yaml", "run.json", "tokenizer.json", "metrics.jsonl"} <= names
-    assert {f"checkpoints/step-6/{n}" for n in ("model.safetensors", "optimizer.safetensors", "state.json")} <= names
+def test_a_run_and_each_of_its_checkpoints_can_be_read(run):
     described = read_run_json(run)
-    assert described.steps == 6
     newest, older = load_pretrained(run, device="cpu"), load_pretrained(run / "checkpoints/step-3", device="cpu")
-    assert (newest.step, older.step) == (6, 3)
+    assert (described.steps, newest.step, older.step) == (6, 6, 3)
     assert described.parameters == sum(p.numel() for p in newest.model.parameters())
     assert not newest.model.training
     assert not torch.equal(newest.model.decoder_weight, older.model.decoder_weight)
 
 
-def test_a_run_says_where_its_dag_begins_and_where_it_collapses(cache, tmp_path):
+def test_a_run_says_where_its_dag_begins_and_where_it_collapses(cache, run_and_said, tmp_path):
     """The formula passes over masks at first; a start at the next mask has the share of `studies/own_mask.py`."""
-    lines = Recorder()
-    literal = run_pretraining(_recipe(cache), out=tmp_path / "literal", progress=lines).run_dir
+    literal, said = run_and_said
     share = read_run_json(literal).own_mask_share
     assert share is not None
     assert share < 0.9
-    assert any(format_percent(share) in line and "start=next_mask" in line for line in lines.said)
-    assert sum(line.startswith("warning: the DAG of step 3") for line in lines.said) == 1
-    centred = _recipe(cache, model={"transition": {"start": "next_mask", "rope": "nodes"}})
+    assert any(format_percent(share) in line and "start=next_mask" in line for line in said)
+    assert sum(line.startswith("warning: the DAG of step 3") for line in said) == 1
+    centred = _recipe(cache, model={"transition": {"start": "next_mask", "rope": "nodes"}}, train={"max_steps": 2})
     assert (read_run_json(run_pretraining(centred, out=tmp_path / "centred").run_dir).own_mask_share or 0) > 0.99
 
 
-def test_a_long_run_tells_its_cost_and_a_resumption_does_not(tmp_path, monkeypatch):
-    recipe = tiny_recipe(data={"cache_dir": str(tmp_path / "cache"), "bundled_rows": 200})
+def test_a_long_run_tells_its_cost_and_a_resumption_does_not(cache, tmp_path, monkeypatch):
+    recipe = _recipe(cache, train={"max_steps": 2})
     lines, again = Recorder(), Recorder()
-    monkeypatch.setattr(estimate, "LONG_RUN_FLOPS", 6 * recipe_step_flops(recipe).total)
+    monkeypatch.setattr(estimate, "LONG_RUN_FLOPS", 2 * recipe_step_flops(recipe).total)
     run = run_pretraining(recipe, out=tmp_path / "run", progress=lines).run_dir
-    assert f"{6 * tokens_per_step(recipe)} tokens" in lines.said[0]
+    assert f"{2 * tokens_per_step(recipe)} tokens" in lines.said[0]
     resume_pretraining(run, progress=again)
     assert not [line for line in again.said if "FLOPs" in line]
 
