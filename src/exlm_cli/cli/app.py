@@ -155,17 +155,13 @@ def _refuse_ranks(name: str) -> None:
 
 
 def _refuse_other_encodings(arguments: Sequence[str]) -> None:
-    """Refuse arguments that are not text in the file system's encoding; Python reads them as lone surrogates."""
+    """Refuse arguments that are not UTF-8; Python reads them as lone surrogates."""
     for argument in arguments:
         try:
             argument.encode()
         except UnicodeEncodeError:
             shown = os.fsencode(argument).decode(errors="backslashreplace")
-            encoding = sys.getfilesystemencoding()
-            raise ConfigError(
-                f"`{shown}` is not text in {encoding.upper()}",
-                "write it in UTF-8" if encoding == "utf-8" else "declare it as UTF-8 with `PYTHONUTF8=1 exlm ...`",
-            ) from None
+            raise ConfigError(f"`{shown}` is not text in UTF-8", "write it in UTF-8") from None
 
 
 def explain(error: BaseException) -> ExlmError | None:
