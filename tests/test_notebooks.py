@@ -17,7 +17,10 @@ import pytest
 import torch
 
 from exlm_cli import bundled_models
-from tests.unit.finetune.synthetic import grow_little
+from exlm_cli.data.bundled.molecules import generate_molecules
+from exlm_cli.data.smiles import SMILES_TOKEN
+from tests.tiny import word_level
+from tests.unit.finetune.synthetic import grow_little, make_pretrained
 
 DOCS = Path(__file__).parents[1] / "docs"
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
@@ -51,12 +54,22 @@ def texts_of(outputs: list[dict[str, Any]]) -> list[str]:
     return ["<?xml" if lines[0].startswith("<?xml") else "".join(lines) for lines in parts]
 
 
+def untrained_models(folder: Path) -> Path:
+    """Return models in place of the package's, which take most of the time to read rows."""
+    atoms = word_level(sorted(set(SMILES_TOKEN.findall("".join(generate_molecules(120, 0))))))
+    for kind, tokenizer in (("text", None), ("smiles", atoms)):
+        data = {"kind": kind, "sequence_length": 96}
+        make_pretrained(folder / kind, tokenizer, data=data, model={"num_layers": 1, "max_length": 256})
+    return folder
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_from_top_to_bottom_and_shows_what_it_stores(path, own_cache, tmp_path, monkeypatch):
     """Before anything is trained the same text, up to rounding; then as many lines, whose words depend on all steps."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bundled_models, "FOLDER", Path(bundled_models.__file__).parent / "pretrained")
     is_update = "EXLM_UPDATE_NOTEBOOKS" in os.environ
+    package = Path(bundled_models.__file__).parent / "pretrained" if is_update else untrained_models(tmp_path / "models")
+    monkeypatch.setattr(bundled_models, "FOLDER", package)
     if not is_update:
         grow_little(monkeypatch)
     notebook = json.loads(path.read_text(encoding="utf-8"))

@@ -48,11 +48,6 @@ class GivenRun:
     name: str
 
     @property
-    def shown(self) -> str:
-        """The run as messages name it."""
-        return given_name(self.path) or str(self.path)
-
-    @property
     def report(self) -> Path:
         """Folder for reports on the run."""
         return report_folder(self.path)
