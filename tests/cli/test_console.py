@@ -49,24 +49,21 @@ def terminal(width: int = 80) -> tuple[TerminalProgress, io.StringIO]:
     return TerminalProgress(SafeConsole(file=stream, force_terminal=True, width=width, color_system=None)), stream
 
 
-@pytest.mark.parametrize(
-    ("label", "total", "fields", "state"),
-    [
-        ("train", 1500, {"loss": "2.250", "speed": "12,345 tokens/s"}, "1,500/1,500, loss 2.250, 12,345 tokens/s"),
-        # bytes of a file are a share, and its rows are counted once
-        ("tokenising", 200, {"rows": "30", "rate": "70 rows/s"}, "100 %, rows 30, 70 rows/s"),
-        ("empty", 0, {"rows": "0"}, "0 %, rows 0"),
-    ],
-)
-def test_a_bar_shows_count_fields_and_the_time_that_it_took(label, total, fields, state):
+def test_bytes_of_a_file_are_a_share_and_its_rows_are_counted_once():
+    fields = {"rows": "30", "rate": "70 rows/s"}
+    assert lines_of([(3.0, 200)], 200, **fields) == ["train: 100 %, rows 30, 70 rows/s, 0:00:03 in all"]
+    assert lines_of([], 0, **fields) == []
+
+
+def test_a_bar_shows_count_fields_and_the_time_that_it_took():
     stream, clock = io.StringIO(), Mock(return_value=0.0)
     seen = SafeConsole(file=stream, force_terminal=True, width=80, color_system=None, get_time=clock)
-    with TerminalProgress(seen).bar(label, total) as bar:
-        bar.update(total // 4, **dict.fromkeys(fields, "7"))
+    with TerminalProgress(seen).bar("train", 1500) as bar:
+        bar.update(375, loss="7")
         clock.return_value = 65.0
-        bar.update(total, **fields)
-    last = stream.getvalue().rpartition(label)[2].splitlines()[0]
-    assert re.search(rf"━ {re.escape(state)} +0:0{'0:00' if not total else '1:05'}$", last)
+        bar.update(1500, loss="2.250", speed="12,345 tokens/s")
+    last = stream.getvalue().rpartition("train")[2].splitlines()[0]
+    assert re.search(r"━ 1,500/1,500, loss 2\.250, 12,345 tokens/s +0:01:05$", last)
 
 
 def test_a_bar_inside_another_vanishes_and_a_message_stays():
@@ -91,26 +88,17 @@ def test_progress_is_lines_where_stderr_is_no_terminal_and_bars_where_it_is(monk
     assert isinstance(open_progress(), TerminalProgress)
 
 
-def test_results_go_to_stdout(capsys):
-    console.emit_text("name: a")
-    console.emit_json({"a": [1, None]})
-    console.emit_pairs({"run": "runs/x", "train_tokens": 12345, "loss": 2.34567, "was_cached": True, "is_new": False})
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    assert captured.out.startswith("name: a\n")
-    assert json.loads(captured.out.partition("\n")[2].partition("run ")[0]) == {"a": [1, None]}
-    assert captured.out.endswith(
-        "run           runs/x\ntrain tokens  12,345\nloss          2.3457\nwas cached    yes\nis new        no\n"
-    )
-
-
-def test_numbers_that_are_not_finite_are_null_in_json_and_told_in_words(capsys):
+def test_results_go_to_stdout_and_numbers_that_are_not_finite_are_null_in_json_and_told_in_words(capsys):
     console.emit_json({"a": math.nan, "b": [math.inf, 1.5], "c": {"d": -math.inf}})
     assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
         "a": None, "b": [None, 1.5], "c": {"d": None}
     }  # fmt: skip
-    console.emit_pairs({"bits": math.nan})
-    assert capsys.readouterr().out == "bits  not defined\n"
+    console.emit_pairs({"run": "runs/x", "train_tokens": 12345, "loss": 2.34567, "was_cached": True, "bits": math.nan})
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert captured.out == (
+        "run           runs/x\ntrain tokens  12,345\nloss          2.3457\nwas cached    yes\nbits          not defined\n"
+    )
 
 
 def test_lines_that_nobody_can_read_do_not_end_the_work():
