@@ -85,11 +85,12 @@ def run_finetuning(
     length = require_fitting_model(recipe, encoder, path or Path(encoder.name), task=task, use_grid=use_grid)
     tasks = _load_splits(recipe, task, progress)
     # only now: the import of torch and the reading of weights take longer than all that may have been wrong
-    from exlm_cli.finetune.training import Beginning, train
+    from exlm_cli.finetune.evaluation.scoring import score_run
+    from exlm_cli.finetune.training import planned_run, train
 
-    beginning = Beginning(
-        recipe=recipe,
-        tasks=tasks,
+    planned = planned_run(
+        recipe,
+        tasks,
         checkpoint=path,
         encoder=encoder,
         length=length,
@@ -98,9 +99,12 @@ def run_finetuning(
         run=run,
         begun=begun,
         out=None if out is None else Path(out),
+        progress=progress,
     )
-    folder, results = train(beginning, workers=workers, callbacks=callbacks, progress=progress)
-    return FinetunedRun(folder.name, folder, results)
+    with planned as plan:
+        best = train(plan, workers=workers, callbacks=callbacks, progress=progress)
+        results = score_run(plan, best, progress)
+    return FinetunedRun(plan.folder.name, plan.folder, results)
 
 
 def resume_finetuning(

@@ -1,6 +1,8 @@
-"""Training of a fine-tuning run whose rows are read: they are encoded, each cell is finished here or by workers."""
+"""What a fine-tuning run trains, with the record that a resumption must meet, and its training, here or by workers."""
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -8,26 +10,44 @@ from pathlib import Path
 import loky
 import torch
 
+from exlm_cli.config.base import Mark, identity_values
 from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, GridPoint, grid_points
+from exlm_cli.config.input_paths import write_run_recipe
+from exlm_cli.config.load import dump_recipe, load_recipe
+from exlm_cli.config.overrides import describe_changes
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.errors import ConfigError
+from exlm_cli.data.rows.records import SKIPPED_COLUMNS, SKIPPED_FILE
+from exlm_cli.data.tokenizer import TOKENIZER_FILE
+from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.files import make_folder, write_atomically, write_csv, write_json
 from exlm_cli.finetune.baselines.baseline import baselines_of, is_affordable
 from exlm_cli.finetune.cells.model import choose_tokenizer, describe_weights, untrained_model
 from exlm_cli.finetune.cells.trainer import Cell, TaskData, describe_rows, encode_task, run_cell
-from exlm_cli.finetune.evaluation.scoring import score_run
 from exlm_cli.finetune.features import FeatureStore
-from exlm_cli.finetune.plan import RunPlan, SplitPlan, record_beginning
-from exlm_cli.finetune.results import RESULT_FILE, CellResult, RunResults
+from exlm_cli.finetune.prediction.training_rows import write_training_rows
+from exlm_cli.finetune.results import ENCODER_FILE, RESULT_FILE, CellResult
 from exlm_cli.finetune.scores import MODEL, Origin, first_best, make_scores, point_scores, score_rows_of
 from exlm_cli.format import format_counts, format_number
 from exlm_cli.progress import Progress, SilentProgress
-from exlm_cli.run_dir import create_run_dir, resume_command, sole_process, update_run_json
+from exlm_cli.run_dir import (
+    SPLIT_FILE,
+    SPLITS_FOLDER,
+    create_run_dir,
+    read_run_json,
+    resume_command,
+    sole_process,
+    update_run_json,
+)
 from exlm_cli.tasks.base import DownstreamTask
+from exlm_cli.tasks.rows.splits import split_fingerprint
+from exlm_cli.train.checkpoint import require_origin
 from exlm_cli.train.pretrained import (
     Pretrained,
     describe_device,
     load_pretrained,
     load_pretrained_weights,
+    load_tokenizer,
+    model_identity,
     pick_device,
     recorded_name,
 )
@@ -35,11 +55,72 @@ from exlm_cli.train.task import Callback
 from exlm_cli.train.workers import Job, await_earlier_workers, run_jobs, worker_environments
 
 
-@dataclass(frozen=True, kw_only=True)
-class Beginning:
-    """What a run begins with, checked.
+@dataclass(frozen=True)
+class SplitPlan:
+    """One split of the rows.
 
     Attributes:
+        seed: Its `task.split_seed`.
+        data: Its encoded rows.
+        cells: By grid point, then by seed.
+    """
+
+    seed: int
+    task: DownstreamTask
+    data: TaskData
+    points: Sequence[GridPoint]
+    cells: Mapping[str, Sequence[Cell]]
+
+    @property
+    def all_cells(self) -> list[Cell]:
+        """Cells of every grid point."""
+        return [cell for of_point in self.cells.values() for cell in of_point]
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What a run trains.
+
+    Attributes:
+        checkpoint: Source of the initial weights; None: they are drawn.
+        has_baseline: Whether baselines are scored too.
+        splits: The run's own first.
+        features: Features of the molecules, which baselines and descriptors share.
+    """
+
+    folder: Path
+    recipe: FinetuneRecipe
+    weights: Pretrained
+    checkpoint: Path | None
+    use_grid: bool
+    has_baseline: bool
+    splits: Sequence[SplitPlan]
+    features: FeatureStore
+
+    @property
+    def cells(self) -> list[Cell]:
+        """Cells of every split."""
+        return [cell for split in self.splits for cell in split.all_cells]
+
+
+@contextmanager
+def planned_run(
+    recipe: FinetuneRecipe,
+    tasks: Mapping[int, DownstreamTask],
+    *,
+    checkpoint: Path | None,
+    encoder: PretrainRecipe,
+    length: int,
+    use_grid: bool,
+    baseline: bool | None,
+    run: Path | None,
+    begun: FinetuneRecipe | None,
+    out: Path | None,
+    progress: Progress,
+) -> Iterator[RunPlan]:
+    """Plan a run whose rows are read, in its directory, which no other process uses until the context ends.
+
+    Args:
         tasks: The task on each split, by `task.split_seed`, the run's own first.
         checkpoint: Source of the initial weights; None: they are drawn.
         encoder: Recipe of the model.
@@ -48,57 +129,39 @@ class Beginning:
         run: The run that is continued; None: a new one, in `out`.
         begun: The recipe that it has had until now.
         out: None: `runs/<name>-<time>`.
-    """
-
-    recipe: FinetuneRecipe
-    tasks: Mapping[int, DownstreamTask]
-    checkpoint: Path | None
-    encoder: PretrainRecipe
-    length: int
-    use_grid: bool
-    baseline: bool | None
-    run: Path | None
-    begun: FinetuneRecipe | None
-    out: Path | None
-
-
-def train(
-    begin: Beginning, *, workers: int | None, callbacks: Sequence[Callback], progress: Progress
-) -> tuple[Path, RunResults]:
-    """Train and score a run, and return its directory and results.
-
-    Args:
-        workers, callbacks: As in `run_finetuning`.
-        progress: Reports the work.
 
     Raises:
-        ExlmError: A mistake in checkpoint, tokenizer or device; divergence, interruption.
+        ExlmError: A mistake in checkpoint, tokenizer or device, or the run did not begin with this.
     """
-    recipe, tasks, run = begin.recipe, begin.tasks, begin.run
     first = next(iter(tasks.values()))
     device = pick_device(recipe)
     if recipe.train.num_threads is not None:
         torch.set_num_threads(recipe.train.num_threads)
-    if begin.baseline and not baselines_of(first):
+    if baseline and not baselines_of(first):
         raise ConfigError(f"there is no baseline for {first.name}", "use `--no-baseline`")
-    if begin.checkpoint is not None:
-        weights = load_pretrained(begin.checkpoint, device="cpu", progress=progress)
+    if checkpoint is not None:
+        weights = load_pretrained(checkpoint, device="cpu", progress=progress)
     else:
-        weights = untrained_model(begin.encoder, choose_tokenizer(begin.encoder, first, run, progress))
-    has_baseline = is_affordable(first) if begin.baseline is None else begin.baseline
-    if begin.baseline is None and baselines_of(first) and not has_baseline:
+        weights = untrained_model(encoder, choose_tokenizer(encoder, first, run, progress))
+    has_baseline = is_affordable(first) if baseline is None else baseline
+    if baseline is None and baselines_of(first) and not has_baseline:
         cost = "hours or gigabytes" if first.input_kind == "smiles" else "minutes"
         progress.message(f"skipped the baseline ({cost} at this size); `--baseline` forces it")
 
     # only now: a data set may be looked for beside this folder
-    folder = run or create_run_dir(begin.out, recipe.name)
+    folder = run or create_run_dir(out, recipe.name)
     with sole_process(folder, is_new=run is None):
         store = FeatureStore()
-        splits = [_plan_split(folder, begin, seed, task, weights, store, progress) for seed, task in tasks.items()]
+        points = grid_points(recipe, use_grid=use_grid)
+        splits = []
+        for seed, task in tasks.items():
+            encoded = encode_task(task, weights.tokenizer, length, weights.recipe.masking.num_repeats)
+            data = describe_rows(encoded, recipe.task, store, progress)
+            splits.append(_plan_split(folder, recipe, points, seed, task, data))
         if about := splits[0].data.about_descriptors:
             progress.message(about)
-        plan = RunPlan(folder, recipe, weights, begin.checkpoint, begin.use_grid, has_baseline, splits, store)
-        record_beginning(plan, begin.begun)
+        plan = RunPlan(folder, recipe, weights, checkpoint, use_grid, has_baseline, splits, store)
+        _record_beginning(plan, begun)
         update_run_json(folder, {"device": describe_device(device), "seeds": recipe.seeds})
         more = f" of the first of {len(splits)} splits" if len(splits) > 1 else ""
         progress.message(
@@ -106,26 +169,21 @@ def train(
             f"{describe_weights(weights, recipe).objective} from {weights.name}, on {describe_device(device)}; "
             f"results in {folder}"
         )
-        best = _finish_cells(plan, workers=workers, callbacks=callbacks, progress=progress)
-        return folder, score_run(plan, best, progress)
+        yield plan
 
 
 def _plan_split(
     folder: Path,
-    begin: Beginning,
+    recipe: FinetuneRecipe,
+    points: Sequence[GridPoint],
     split_seed: int,
     task: DownstreamTask,
-    weights: Pretrained,
-    store: FeatureStore,
-    progress: Progress,
+    data: TaskData,
 ) -> SplitPlan:
-    """Encode the rows of a split, and list its cells by grid point and seed."""
-    recipe = begin.recipe
-    encoded = encode_task(task, weights.tokenizer, begin.length, weights.recipe.masking.num_repeats)
-    data = describe_rows(encoded, recipe.task, store, progress)
+    """List the cells of a split by grid point and seed."""
     own = [
         GridPoint(point.label, point.values, point.recipe.changed({"task.split_seed": split_seed, "num_replicates": 1}))
-        for point in grid_points(recipe, use_grid=begin.use_grid)
+        for point in points
     ]
     of_split = [f"split {split_seed}"] if recipe.num_replicates > 1 else []
     cells = {}
@@ -135,7 +193,91 @@ def _plan_split(
     return SplitPlan(split_seed, task, data, own, cells)
 
 
-def _finish_cells(
+def _record_beginning(plan: RunPlan, begun: FinetuneRecipe | None) -> None:
+    """Write what a run begins with; of a run that is continued, its splits and recipe, which may be new.
+
+    Args:
+        begun: The recipe that the run has had until now; None: a new run.
+
+    Raises:
+        CheckpointError: Data, weights or recipe are not those that the run began with, or a file cannot be written.
+    """
+    if begun is None:
+        _describe(plan)
+    else:
+        _refuse_changes(plan, begun)
+    _write_splits(plan)
+    write_training_rows(plan.folder, [split.task for split in plan.splits])
+    write_run_recipe(plan.folder, plan.recipe)
+
+
+def _describe(plan: RunPlan) -> None:
+    """Write what a resumption and a later evaluation need of a new run, except its splits and recipe."""
+    folder, weights, first = plan.folder, plan.weights, plan.splits[0]
+    weights.tokenizer.save(folder / TOKENIZER_FILE)
+    write_atomically(folder / ENCODER_FILE, dump_recipe(weights.recipe).encode())
+    update_run_json(
+        folder,
+        {
+            "command": "finetune",
+            "task": first.task.name,
+            "seeds": plan.recipe.seeds,
+            "use_grid": plan.use_grid,
+            "baseline": plan.has_baseline,
+            "checkpoint": None if plan.checkpoint is None else recorded_name(weights),
+            "checkpoint_sha256": weights.sha256,
+            "data_fingerprint": first.data.fingerprint,
+            "started_unix_s": round(time.time(), 3),
+        },
+    )
+    if first.task.skipped:
+        write_csv(folder / SKIPPED_FILE, SKIPPED_COLUMNS, (row.cells for row in first.task.skipped))
+
+
+def _write_splits(plan: RunPlan) -> None:
+    """Write the row numbers of every split; each file can be a `task.split_file`."""
+    for number, split in enumerate(plan.splits):
+        task = split.task
+        content = {
+            "task": task.name,
+            "split": task.split_name,
+            "sizes": task.split_sizes,
+            "sha256": split_fingerprint(task.split_indices),
+            "indices": {name: rows.tolist() for name, rows in task.split_indices.items()},
+        }
+        further = plan.folder / SPLITS_FOLDER
+        if number:
+            make_folder(further)
+        write_json(further / f"split-{split.seed}.json" if number else plan.folder / SPLIT_FILE, content)
+
+
+def _refuse_changes(plan: RunPlan, begun: FinetuneRecipe) -> None:
+    """Refuse to continue with other data, weights or recipe; seeds and the number of splits may change."""
+    folder, weights, first = plan.folder, plan.weights, plan.splits[0]
+    described = read_run_json(folder)
+    free = {name: getattr(plan.recipe, name) for name in ("seeds", "num_replicates")}
+    then, now = (
+        identity_values(recipe, without={Mark.INPUT}) for recipe in (begun.model_copy(update=free), plan.recipe)
+    )
+    changes = {
+        f"data of {first.task.name}": described.data_fingerprint != first.data.fingerprint,
+        "checkpoint": described.checkpoint_sha256 != weights.sha256,
+        "recipe": then != now,
+    }
+    for name, is_changed in changes.items():
+        if is_changed:
+            detail = describe_changes(then, now) if name == "recipe" else ""
+            raise CheckpointError(
+                f"{folder}: the {name} is not the one this run began with{detail}",
+                "an exact resume needs the same inputs and recipe; start a new run for changed ones",
+            )
+    encoder = load_recipe(folder / ENCODER_FILE)
+    own = model_identity(encoder, load_tokenizer(folder, encoder))
+    files = {"recipe": folder / ENCODER_FILE, "tokenizer": folder / TOKENIZER_FILE}
+    require_origin(weights.checkpoint, model_identity(weights.recipe, weights.tokenizer), own, files)
+
+
+def train(
     plan: RunPlan, *, workers: int | None, callbacks: Sequence[Callback], progress: Progress
 ) -> dict[int, GridPoint]:
     """Finish every cell, and return the best grid point of each split; only its weights are kept.

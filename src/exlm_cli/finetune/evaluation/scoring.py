@@ -32,7 +32,6 @@ from exlm_cli.finetune.evaluation.verdict import (
     describe_verdict,
     join_splits,
 )
-from exlm_cli.finetune.plan import RunPlan, SplitPlan
 from exlm_cli.finetune.prediction.training_rows import similarity_to_training
 from exlm_cli.finetune.predictions import (
     PREDICTIONS_FILE,
@@ -68,6 +67,7 @@ from exlm_cli.finetune.scores import (
     score_rows_of,
     write_scores,
 )
+from exlm_cli.finetune.training import RunPlan, SplitPlan
 from exlm_cli.format import name_some, printable
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import update_run_json
