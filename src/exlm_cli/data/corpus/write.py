@@ -1,27 +1,28 @@
-"""Passes over the rows of a corpus, which tokenise them and write the shards of its splits.
+"""Passes over the rows of a corpus: they are tokenised, cut or packed into sequences and written to the shards.
 
 Rows are tokenised in batches. Every 64 of them, all files are brought to disk and `Kept` records where the work stands.
 A later process cuts the files to that and goes on, and the shards are those of an undisturbed one, byte for byte.
 """
 
+import os
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from itertools import islice
 from pathlib import Path
+from typing import Any, Literal, Self, final
 
 from exlm_cli.config.sections import DataConfig
 from exlm_cli.data.corpus.fingerprint import Corpus, FingerprintedSource
 from exlm_cli.data.corpus.holdout import Holdout
 from exlm_cli.data.corpus.inputs import FileSource, first_row, iter_rows
-from exlm_cli.data.corpus.kept import Kept, RowsRead, Tally, forget, keep, take_up
-from exlm_cli.data.corpus.sequences import NUM_ENDS, SequenceWriter, packs_rows
-from exlm_cli.data.corpus.shards import TRAIN, VALID, Written
-from exlm_cli.data.corpus.skipped import SkippedRows, invalid_row
-from exlm_cli.data.rows.records import LINE_FORMATS, SKIPPED_FILE, Row, format_of
+from exlm_cli.data.corpus.kept import Kept, Listed, RowsRead, Tally, forget, keep, take_up
+from exlm_cli.data.corpus.shards import SPELLINGS, TRAIN, VALID, ShardWriter, Written
+from exlm_cli.data.rows.records import LINE_FORMATS, SKIPPED_COLUMNS, SKIPPED_FILE, Row, format_of
 from exlm_cli.data.spellings import read_smiles
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
-from exlm_cli.format import format_number_of
+from exlm_cli.files import csv_line
+from exlm_cli.format import format_number_of, shorten
 from exlm_cli.progress import Progress
 
 TRAIN_SEED, _VALID_SEED = 0, 1
@@ -30,6 +31,9 @@ _BATCH_ROWS, _BATCH_CHARACTERS = 4096, 1 << 19
 _KEPT_BATCHES = 64
 _LARGE_HOLDOUT = 0.2
 """Share of the tokens for validation above which a warning is due."""
+NUM_ENDS = 2
+"""[CLS] and [SEP], which every sequence gets when it is used."""
+_SHOWN_CHARACTERS = 80
 
 
 def write_shards(corpus: Corpus, folder: Path, progress: Progress) -> int:
@@ -56,6 +60,63 @@ def check_first_rows(sources: Sequence[FingerprintedSource], data: DataConfig) -
             row = first_row(known.source, data)
             if row is not None and row.problem is not None and data.on_invalid == "error" and not row.is_null:
                 raise invalid_row(row, row.problem)
+
+
+# Rows that cannot be used
+
+
+@final
+class SkippedRows:
+    """Rows that cannot be used: the first one raises, or all are counted and written to a CSV."""
+
+    def __init__(self, path: Path, on_invalid: Literal["error", "skip"], kept: Kept | None) -> None:
+        self.path = path
+        self.on_invalid = on_invalid
+        self.listed = Listed() if kept is None else kept.skipped
+        self._is_begun = kept is not None
+
+    def __enter__(self) -> Self:
+        mode = "a" if self._is_begun else "w"
+        self._file = self.path.open(mode, encoding="utf-8", errors="backslashreplace", newline="")
+        if not self._is_begun:
+            self._file.write(csv_line(SKIPPED_COLUMNS))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def add(self, row: Row, reason: str) -> None:
+        """Skip a row.
+
+        Raises:
+            DataError: `on_invalid` is `error`, and the row is not null.
+        """
+        if self.on_invalid == "error" and not row.is_null:
+            raise invalid_row(row, reason)
+        self.listed.num_rows += 1
+        self.listed.first = self.listed.first or _describe(row, reason)
+        self._file.write(csv_line((row.source, row.number, reason, row.text)))
+
+    def sync(self) -> None:
+        """Wait until the list is on disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def describe(self) -> str:
+        """Return how many there are and what is wrong with the first, as the end of a sentence; empty for none."""
+        if not self.listed.num_rows:
+            return ""
+        return f"; {format_number_of(self.listed.num_rows, 'row')} skipped, the first: {self.listed.first}"
+
+
+def invalid_row(row: Row, reason: str) -> DataError:
+    """Return the error for a row that cannot be used."""
+    return DataError(_describe(row, reason), "`--on-invalid skip` skips such rows and lists them in a CSV")
+
+
+def _describe(row: Row, reason: str) -> str:
+    shown = shorten(" ".join(row.text.split()), _SHOWN_CHARACTERS)
+    return f"{row.source}:{row.number}: `{shown}`: {reason}" if shown else f"{row.source}:{row.number}: {reason}"
 
 
 # Splits: two inputs, or one of which rows are held out
@@ -116,7 +177,7 @@ def _no_usable_row(
     return DataError(f"{key}no usable row in {_named(sources)}{skipped.describe()}", hint)
 
 
-# Rows -> tokens -> sequences -> shards
+# Rows -> tokens
 
 
 def _write_sequences(
@@ -245,3 +306,131 @@ def _batches(numbered: Iterable[tuple[int, Row]]) -> Iterator[tuple[int, list[Ro
 def _named(sources: Sequence[FingerprintedSource]) -> str:
     others = f" and {len(sources) - 1:,} more" if len(sources) > 1 else ""
     return f"{sources[0].source}{others}"
+
+
+# Tokens -> sequences of their splits
+
+
+@final
+class SequenceWriter:
+    """The rows of a pass, cut or packed into sequences, and written to the shards of their splits.
+
+    All spellings of a training molecule follow each other. Of a validation molecule the first other one goes to
+    `SPELLINGS`, in which each molecule counts once; only small molecules may lack it with fewer spellings. Sequences in
+    which nothing can be masked are left out.
+    """
+
+    def __init__(
+        self, corpus: Corpus, folder: Path, splits: Sequence[str], holdout: Holdout | None, kept: Kept
+    ) -> None:
+        data, tokenizer = corpus.recipe.data, corpus.tokenizer
+        self._tokenizer, self._splits, self._holdout = tokenizer, list(splits), holdout
+        self._size, newline_ids = data.sequence_length - NUM_ENDS, tokenizer.encode("\n")
+        also_spelled = [SPELLINGS] if data.num_spellings > 1 and VALID in splits else []
+        self._writers = {
+            split: ShardWriter(folder / split, tokenizer.vocab_size, corpus.fingerprint, kept.written.get(split))
+            for split in (*splits, *also_spelled)
+        }
+        self._packers = {
+            split: Packer(self._size, tokenizer.sep_id, newline_ids, kept.pending.get(split))
+            for split in splits
+            if packs_rows(data)
+        }
+        self.tally = kept.tally
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            for writer in self._writers.values():
+                stack.enter_context(writer)
+            self._files = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._files.__exit__(*error)
+
+    @property
+    def written(self) -> dict[str, Written]:
+        """How much each split has."""
+        return {split: writer.written for split, writer in self._writers.items()}
+
+    def add(self, row: Row, ids: list[int], spellings: list[list[int]]) -> None:
+        """Add the ids of a row and of its other spellings that are short enough; rows come in order."""
+        tally = self.tally
+        tally.num_unknown += sum(one.count(self._tokenizer.unk_id) for one in (ids, *spellings))
+        tally.num_too_long += len(row.spellings) - len(spellings)
+        split = self._splits[0] if self._holdout is None else VALID if self._holdout.takes(row) else TRAIN
+        if self._packers:
+            # rows that were apart in the corpus must not look like neighbours
+            starts_document = row.starts_document or split != tally.last_split
+            self._write(split, self._packers[split].add(ids, starts_document=starts_document))
+        else:
+            self._write(split, cut(ids, self._size))
+        if spellings:
+            self._write(*((SPELLINGS, spellings[:1]) if split == VALID else (split, spellings)))
+        tally.last_split = split
+
+    def finish(self) -> None:
+        """Write what fills no sequence."""
+        for split, packer in self._packers.items():
+            self._write(split, packer.finish())
+
+    def sync(self) -> Kept:
+        """Bring all that is written to disk, and return where the pass stands, but for the rows that were read."""
+        for writer in self._writers.values():
+            writer.sync()
+        return Kept(
+            forced=None if self._holdout is None else self._holdout.forced,
+            holdout=None if self._holdout is None else self._holdout.at,
+            tally=self.tally,
+            written=self.written,
+            pending={split: packer.pending for split, packer in self._packers.items()},
+        )
+
+    def _write(self, split: str, sequences: list[list[int]]) -> None:
+        """Write the sequences that have a token to mask, and count the others."""
+        kept = [ids for ids in sequences if not self._tokenizer.special_ids.issuperset(ids)]
+        self._writers[split].add(kept)
+        self.tally.num_left_out += len(sequences) - len(kept)
+
+
+def packs_rows(data: DataConfig) -> bool:
+    """Return whether rows are packed into full sequences."""
+    return data.kind == "text" and data.sample_break == "none"
+
+
+def cut(ids: list[int], size: int) -> list[list[int]]:
+    """Return a row in pieces of at most `size` tokens."""
+    return [ids[i : i + size] for i in range(0, len(ids), size)]
+
+
+@final
+class Packer:
+    """Makes sequences of exactly `size` tokens each, as RoBERTa's `sample-break-mode none`.
+
+    [SEP] separates documents, a newline the lines of one document.
+
+    Attributes:
+        pending: Ids that fill no sequence yet; None before the first row.
+    """
+
+    def __init__(self, size: int, sep_id: int, newline_ids: Sequence[int], pending: list[int] | None = None) -> None:
+        self.size = size
+        self.pending = pending
+        self._sep_ids = [sep_id]
+        self._newline_ids = list(newline_ids)
+
+    def add(self, ids: list[int], *, starts_document: bool) -> list[list[int]]:
+        """Append a row and return the sequences that are full now."""
+        if self.pending is None:
+            self.pending = []
+        else:
+            self.pending += self._sep_ids if starts_document else self._newline_ids
+        self.pending += ids
+        num_whole = len(self.pending) // self.size * self.size
+        full = cut(self.pending[:num_whole], self.size)
+        del self.pending[:num_whole]
+        return full
+
+    def finish(self) -> list[list[int]]:
+        """Return the remainder, if it holds at least two tokens."""
+        return [self.pending] if self.pending is not None and len(self.pending) >= 2 else []

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exlm_cli.data.corpus.sequences import Packer, cut
+from exlm_cli.data.corpus.write import Packer, cut
 
 SEP, NEWLINE = 2, 9
 
