@@ -20,6 +20,7 @@ DOCUMENTS = [
 ]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#]+)[^)]*\)")
+NAMED_FILE = re.compile(r"`((?:\w+/)*\w+\.(?:py|md)|(?:\w+/)+\w+)`")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
@@ -82,6 +83,14 @@ def test_links_lead_to_files():
         for target in LINK.findall(document.read_text(encoding="utf-8")):
             if "://" not in target:
                 assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_files_that_contributing_names_exist():
+    """They are named from the package or from the top, `.py` or not."""
+    named = NAMED_FILE.findall((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    assert len(named) > 80
+    places = [(ROOT / name, *((ROOT / "src/exlm_cli" / (name + end)) for end in ("", ".py"))) for name in named]
+    assert [name for name, some in zip(named, places, strict=True) if not any(place.exists() for place in some)] == []
 
 
 def test_the_readme_is_short_and_its_links_work_on_a_package_index():
