@@ -21,23 +21,15 @@ from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.train.objective import Objective
 from exlm_cli.train.pretrain import run_pretraining
 from exlm_cli.train.pretrained import load_pretrained
-from tests.integration.test_no_host_waits import task_batch, task_model
-from tests.tiny import CHAIN, SPECIAL, tiny_batch, tiny_recipe, train_losses
+from tests.integration.test_no_host_waits import META, SHAPES, task_batch, task_model
+from tests.tiny import SPECIAL, tiny_batch, tiny_recipe, train_losses
 
 # the compiler warns inside itself of what it does to torch; elsewhere a warning is an error
 pytestmark = pytest.mark.filterwarnings("default")
 
-CLASSES = {
-    "even": (10, 10, 10),
-    "padded": (9, 4, 12),
-    "one sequence": (11,),
-    "one mask each": (1, 1, 1),
-    "one sequence with one mask": (1,),
-    "padded, two": (2, 7),
-    "as many tokens as a layer is wide": (14, 14, 14),
-    "as many sequences as heads": (5,) * 12,
-}
-"""Lengths of the sequences of a batch, for every class of shapes."""
+CLASSES = [*SHAPES.values(), (2, 7), (14, 14, 14), (5,) * 12]
+"""And two padded sequences, as many tokens as a layer is wide, as many sequences as heads."""
+SMALL: dict[str, Any] = {"model": {"num_layers": 1}}
 
 
 @pytest.fixture(autouse=True)
@@ -58,23 +50,19 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> Any:
     return counter
 
 
-def _narrow(name: str) -> PretrainRecipe:
-    recipe = load_recipe(name, kind=PretrainRecipe)
-    width = 4 * recipe.model.num_heads
-    sizes = {"model.width": width, "model.ffn_width": 2 * width, "model.num_layers": 3, "device": "cpu"}
-    return recipe.changed(sizes)
-
-
-def _model(recipe: PretrainRecipe) -> ExlmModel:
+def _with_graphs(recipe: PretrainRecipe) -> tuple[ExlmModel, ExlmModel]:
+    """Return a model twice, the first one compiled."""
     torch.manual_seed(0)
     model = ExlmModel(recipe, SPECIAL.vocab_size)
     model.encoder.gradient_checkpointing = recipe.train.gradient_checkpointing
-    return model
+    graphs = copy.deepcopy(model)
+    graphs.encoder.compile_blocks()
+    return graphs, model
 
 
-def _trained(model: ExlmModel, recipe: PretrainRecipe, lengths: tuple[int, ...], device: str = "cpu") -> list[Tensor]:
+def _trained(model: ExlmModel, recipe: PretrainRecipe, lengths: tuple[int, ...]) -> list[Tensor]:
     """The losses of a batch in training, and the gradients."""
-    batch = tiny_batch(recipe, lengths).to(torch.device(device))
+    batch = tiny_batch(recipe, lengths)
     model.zero_grad()
     torch.manual_seed(0)
     losses = Objective(4, 1, "native").sequence_nll(model.train(), batch)
@@ -82,45 +70,41 @@ def _trained(model: ExlmModel, recipe: PretrainRecipe, lengths: tuple[int, ...],
     return [losses.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
-@pytest.mark.parametrize("name", ["text-base", "smiles-medium"])
-def test_three_graphs_train_a_recipe_and_three_validate_it_whatever_shape_a_batch_has(name, counter):
+def test_three_graphs_train_a_recipe_and_three_validate_it_whatever_shape_a_batch_has(counter):
     """Not more within torch's limit of 8 for a function; on tensors without data, so that no graph waits for them."""
-    recipe = _narrow(name)
-    model = _model(recipe).to("meta")
-    model.encoder.compile_blocks()
-    for lengths in CLASSES.values():
-        _trained(model, recipe, lengths, "meta")
+    recipe = load_recipe("text-base", kind=PretrainRecipe)
+    width = 4 * recipe.model.num_heads
+    sizes = {"model.width": width, "model.ffn_width": 2 * width, "model.num_layers": 2, "device": "cpu"}
+    model = _with_graphs(recipe := recipe.changed(sizes))[0].to(META)
+    batches = [tiny_batch(recipe, lengths).to(META) for lengths in CLASSES]
+    for batch in batches:
+        Objective(4, 1, "native").sequence_nll(model, batch).sum().backward()
     assert counter.frame_count == 3
-    model.eval()
     with torch.no_grad():
-        for lengths in CLASSES.values():
-            batch = tiny_batch(recipe, lengths).to(torch.device("meta"))
-            Objective(4, 1, "native").sequence_nll(model, batch)
+        for batch in batches:
+            Objective(4, 1, "native").sequence_nll(model.eval(), batch)
     assert counter.frame_count == 6
 
 
-@pytest.mark.parametrize("loss", ["binary", "span"])
-def test_graphs_that_fine_tune_are_within_the_limit_whatever_shape_a_batch_has(loss, counter, caplog):
-    model = task_model(loss, 1, num_layers=3).to("meta")
+def test_graphs_that_fine_tune_are_within_the_limit_whatever_shape_a_batch_has(counter, caplog):
+    model = task_model("binary", 1, num_layers=2).to(META)
     model.encoder.compile_blocks()
-    batches = [task_batch(loss, 1, lengths).to(torch.device("meta")) for lengths in CLASSES.values()]
+    batches = [task_batch("binary", 1, lengths).to(META) for lengths in SHAPES.values()]
     for batch in batches:
-        task_losses(model, batch, loss, None).sum().backward()
+        task_losses(model, batch, "binary", None).sum().backward()
     assert 0 < counter.frame_count <= 5
     with torch.no_grad():
         for batch in batches:
-            task_losses(model.eval(), batch, loss, None)
+            task_losses(model.eval(), batch, "binary", None)
     assert counter.frame_count <= 10
     assert not [record for record in caplog.records if record.name == "exlm_cli"]
 
 
-@pytest.mark.parametrize("sections", [{}, {"model": CHAIN}, {"model": {"rope": "none", "learned_positions": True}}])
+@pytest.mark.parametrize("sections", [{}, {"model": {"rope": "none", "learned_positions": True}}])
 def test_losses_and_gradients_are_those_of_an_eager_step(sections, counter):
     recipe = tiny_recipe(**sections)
-    model = _model(recipe)
-    graphs = copy.deepcopy(model)
-    graphs.encoder.compile_blocks()
-    for lengths in CLASSES.values():
+    graphs, model = _with_graphs(recipe)
+    for lengths in ((9, 4, 12), (10, 10, 10), (1,)):
         torch.testing.assert_close(_trained(graphs, recipe, lengths), _trained(model, recipe, lengths))
     assert counter.frame_count == 3
 
@@ -129,13 +113,11 @@ def test_blocks_that_are_computed_again_draw_the_same_dropout(monkeypatch):
     from torch._dynamo.backends.registry import lookup_backend
 
     monkeypatch.setattr(compiled, "compile_graph", lookup_backend("aot_eager"))
-    dropout = {"dropout": 0.5, "attention_dropout": 0.5, "activation_dropout": 0.5}
+    model = SMALL["model"] | {"dropout": 0.5, "attention_dropout": 0.5, "activation_dropout": 0.5}
     results = []
     for is_lean in (False, True):
-        recipe = tiny_recipe(model=dropout, train={"gradient_checkpointing": is_lean})
-        model = _model(recipe)
-        model.encoder.compile_blocks()
-        results.append(_trained(model, recipe, (9, 4, 12)))
+        recipe = tiny_recipe(model=model, train={"gradient_checkpointing": is_lean})
+        results.append(_trained(_with_graphs(recipe)[0], recipe, (9, 4, 12)))
     for kept, again in zip(*results, strict=True):
         torch.testing.assert_close(kept, again, rtol=0, atol=0)
 
@@ -173,19 +155,14 @@ def _assert_goes_on_without(graphs: ExlmModel, model: ExlmModel, recipe: Pretrai
 
 @pytest.mark.parametrize("broken", [_no_compiler, _no_backward_pass])
 def test_any_error_of_the_compiler_is_one_line_and_training_goes_on_without(broken, caplog):
-    recipe = tiny_recipe(model={"num_layers": 1})
-    model = _model(recipe)
-    graphs = copy.deepcopy(model)
-    graphs.encoder.compile_blocks()
+    recipe = tiny_recipe(**SMALL)
     with broken():
-        _assert_goes_on_without(graphs, model, recipe, caplog)
+        _assert_goes_on_without(*_with_graphs(recipe), recipe, caplog)
 
 
 def test_too_many_graphs_are_one_line_and_training_goes_on_without(counter, caplog):
-    recipe = tiny_recipe(model={"num_layers": 1})
-    model = _model(recipe)
-    graphs = copy.deepcopy(model)
-    graphs.encoder.compile_blocks()
+    recipe = tiny_recipe(**SMALL)
+    graphs, model = _with_graphs(recipe)
     with torch.no_grad():
         graphs.node_states(tiny_batch(recipe))
     assert counter.frame_count == 2
@@ -193,17 +170,16 @@ def test_too_many_graphs_are_one_line_and_training_goes_on_without(counter, capl
         _assert_goes_on_without(graphs, model, recipe, caplog)
 
 
-def test_a_compiled_run_has_the_losses_and_the_checkpoint_of_an_eager_one(tmp_path, counter):
+def test_a_compiled_run_has_the_losses_of_an_eager_one_and_its_checkpoint_is_read(tmp_path, counter):
     losses: dict[bool, list[float]] = {}
     for is_compiled in (False, True):
-        train: dict[str, Any] = {"compile": is_compiled, "log_every_steps": 1, "max_steps": 3}
-        recipe = tiny_recipe(data={"bundled_rows": 300, "cache_dir": str(tmp_path / "cache")}, train=train)
-        run = run_pretraining(recipe, out=tmp_path / f"compiled-{is_compiled}").run_dir
+        train: dict[str, Any] = {"compile": is_compiled, "log_every_steps": 1, "max_steps": 2}
+        data = {"bundled_rows": 300, "cache_dir": str(tmp_path / "cache")}
+        run = run_pretraining(tiny_recipe(**SMALL, data=data, train=train), out=tmp_path / f"{is_compiled}").run_dir
         losses[is_compiled] = train_losses(run)
-        assert load_pretrained(run, device="cpu").step == 3
-    assert len(losses[True]) == 3
     assert losses[True] == pytest.approx(losses[False], rel=1e-6)
-    assert counter.frame_count == 6
+    assert counter.frame_count == 4
+    assert load_pretrained(run, device="cpu").step == 2
 
 
 @pytest.mark.slow
@@ -214,10 +190,8 @@ def test_generated_code_gives_the_losses_and_gradients_of_an_eager_step(monkeypa
     from torch._inductor import cpu_vec_isa
 
     monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", list)
-    recipe = tiny_recipe(model={"num_layers": 1, "dropout": 0.0, "attention_dropout": 0.0})
-    model = _model(recipe)
-    graphs = copy.deepcopy(model)
-    graphs.encoder.compile_blocks()
+    recipe = tiny_recipe(model=SMALL["model"] | {"dropout": 0.0, "attention_dropout": 0.0})
+    graphs, model = _with_graphs(recipe)
     for lengths in ((9, 4, 12), (11,)):
         torch.testing.assert_close(_trained(graphs, recipe, lengths), _trained(model, recipe, lengths))
     assert [record.getMessage() for record in caplog.records if record.name == "exlm_cli"] == []
