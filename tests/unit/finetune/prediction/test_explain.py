@@ -11,10 +11,8 @@ from scipy.special import expit, softmax
 from exlm_cli.api.run import Run, load
 from exlm_cli.data.molecules import atom_spans, descriptors, fingerprints, read_all_atoms
 from exlm_cli.data.tokenizer import SPECIAL_TOKENS, Tokenizer
-from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.finetune.cells.model import Finetuned, load_finetuned
 from exlm_cli.finetune.prediction.explain import explain_molecules
-from exlm_cli.finetune.prediction.predict import predict
 from exlm_cli.finetune.run import run_finetuning
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import EncodedRows, FloatArray
@@ -25,15 +23,6 @@ from tests.unit.finetune.synthetic import finetune_recipe, grow_little
 @pytest.fixture(scope="module")
 def labels(molecules: Path) -> Finetuned:
     return load_finetuned(molecules, device="cpu")
-
-
-@pytest.fixture(scope="module")
-def three_classes(smiles_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Finetuned:
-    folder = tmp_path_factory.mktemp("classes")
-    rows = [[smiles, ("low", "middle", "high")[index % 3]] for index, smiles in enumerate(SMILES * 4)]
-    table = write_rows(folder / "grades.csv", ["smiles", "grade"], rows)
-    task = {"name": "csv", "files": {"train": str(table)}, "smiles_column": "smiles", "label_columns": ["grade"]}
-    return load_finetuned(finetune(folder, smiles_model, split="random", **task), device="cpu")
 
 
 def outputs(finetuned: Finetuned, sequences: list[list[int]]) -> FloatArray:
@@ -53,13 +42,11 @@ def changes_by_hand(finetuned: Finetuned, smiles: str, groups: list[list[int]]) 
         (found,) = outputs(finetuned, [[tokenizer.mask_id if i in hidden else t for i, t in enumerate(whole)]])
         return softmax(found, axis=-1) if finetuned.results.loss == "classes" else expit(found)
 
-    return np.stack(
-        [
-            (predicted(set()) - predicted({*group}) + predicted(every - {*group}) - predicted(every)) / 2
-            for group in groups
-        ],
-        axis=1,
-    )
+    changes = [
+        (predicted(set()) - predicted({*group}) + predicted(every - {*group}) - predicted(every)) / 2
+        for group in groups
+    ]
+    return np.stack(changes, axis=1)
 
 
 def test_the_change_of_an_atom_is_what_it_takes_away_and_what_it_brings_alone(labels):
@@ -77,14 +64,15 @@ def test_the_change_of_an_atom_is_what_it_takes_away_and_what_it_brings_alone(la
     assert [bool(problem) for problem in found.problems] == [False, True, False]
 
 
-def test_the_changes_of_classes_are_of_their_probabilities(three_classes):
-    found, none = Run(three_classes.run, three_classes, SilentProgress()).explain(["CCO", "no molecule"]).changes
-    assert len(none) == 0
-    assert [len(one) for one in Run(three_classes.run, three_classes, SilentProgress()).explain(["none"]).changes] == [
-        0
-    ]
-    expected = changes_by_hand(three_classes, "CCO", [[1], [2], [3]]).mean(axis=0)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+def test_the_changes_of_classes_are_of_their_probabilities(smiles_model, tmp_path):
+    rows = [[smiles, ("low", "middle", "high")[index % 3]] for index, smiles in enumerate(SMILES * 4)]
+    table = write_rows(tmp_path / "grades.csv", ["smiles", "grade"], rows)
+    task = {"name": "csv", "files": {"train": str(table)}, "smiles_column": "smiles", "label_columns": ["grade"]}
+    finetuned = load_finetuned(finetune(tmp_path, smiles_model, split="random", **task), device="cpu")
+    run = Run(finetuned.run, finetuned, SilentProgress())
+    expected = changes_by_hand(finetuned, "CCO", [[1], [2], [3]]).mean(axis=0)
+    np.testing.assert_allclose(run.explain(["CCO"]).changes[0], expected, rtol=0, atol=1e-5)
+    assert run.explain(["none"]).changes[0].shape == (0, 3)
 
 
 def test_atoms_of_one_token_share_its_change_and_an_atom_of_several_masks_all(labels):
@@ -155,39 +143,6 @@ def test_atoms_beyond_the_sequence_have_no_change(labels):
     """Sequences have 24 tokens: 22 of 30 carbons."""
     (found,) = Run(labels.run, labels, SilentProgress()).explain(["C" * 30]).changes
     assert np.isnan(found).all(axis=1).tolist() == [False] * 22 + [True] * 8
-
-
-def test_text_and_pretrained_runs_are_refused(lengths_run, smiles_model, tmp_path):
-    words, table = load_finetuned(lengths_run, device="cpu"), lengths_run.parent / "words.csv"
-    with pytest.raises(ConfigError, match="reads text"):
-        Run(words.run, words, SilentProgress()).explain(["amber fern"])
-    with pytest.raises(ConfigError, match="reads text"):
-        predict(words, table, None, folder=tmp_path, explain=lambda *_: {}, progress=SilentProgress())
-    assert not list(tmp_path.glob("predictions*"))
-    with pytest.raises(CheckpointError, match="predicts no labels"):
-        load(smiles_model, device="cpu").explain(["CCO"])
-
-
-def test_the_files_of_explanations_come_with_the_predictions_or_not_at_all(labels, tmp_path):
-    table = write_rows(tmp_path / "new.csv", ["mol"], [[smiles] for smiles in SMILES])
-    out = tmp_path / "new" / "out.csv"
-
-    def fail(*_):
-        raise ConfigError("the page cannot be drawn", "there is no page")
-
-    with pytest.raises(ConfigError, match="cannot be drawn"):
-        predict(labels, table, out, folder=tmp_path, explain=fail, progress=SilentProgress())
-    assert not out.parent.exists()
-    summary = predict(
-        labels,
-        table,
-        out,
-        folder=tmp_path,
-        explain=lambda encoded, rows, predictor, folder: {folder / "index.html": str(len(encoded)).encode()},
-        progress=SilentProgress(),
-    )
-    assert summary.files == (out, out.with_name("out-atoms") / "index.html")
-    assert (out.with_name("out-atoms") / "index.html").read_text() == str(len(SMILES))
 
 
 @pytest.mark.parametrize(
