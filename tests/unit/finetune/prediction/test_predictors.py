@@ -1,7 +1,6 @@
 """Model, baseline or both: what is best in validation is chosen there, kept in the run, and predicts."""
 
 import json
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from exlm_cli.api.run import load
-from exlm_cli.errors import ConfigError
+from exlm_cli.api.run import Run
 from exlm_cli.files import write_json
 from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.finetune.evaluation.calibration import (
@@ -39,8 +37,8 @@ NAMES = ("forest-ecfp4", "forest-rdkit2d", "boosting")
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    rows = [[smiles, f"{len(smiles) + 0.3 * (i % 5)}", str(i % 2)] for i, smiles in enumerate(SMILES * 6)]
-    return write_rows(tmp_path_factory.mktemp("table") / "assay.csv", ["smiles", "y", "z"], rows)
+    rows = [[smiles, f"{len(smiles) + 0.3 * (i % 5)}"] for i, smiles in enumerate(SMILES * 6)]
+    return write_rows(tmp_path_factory.mktemp("table") / "assay.csv", ["smiles", "y"], rows)
 
 
 @pytest.fixture(scope="module")
@@ -50,16 +48,12 @@ def few_trees() -> Any:
         yield
 
 
-def make(table: Path, start: Path, out: Path, label: str = "y", **changes: Any) -> Path:
-    task = {"name": "csv", "files": {"train": str(table)}, "label_columns": [label], "split": "random"}
-    train = {"max_epochs": 1, "microbatch_tokens": 2048, "num_threads": 1}
-    recipe = finetune_recipe(**{"seeds": [1, 2], "task": task, "train": train} | changes)
-    return run_finetuning(recipe, checkpoint=start, out=out, baseline=True).run_dir
-
-
 @pytest.fixture(scope="module")
 def run(table: Path, smiles_model: Path, few_trees: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(table, smiles_model, tmp_path_factory.mktemp("several") / "run", num_replicates=2)
+    task = {"name": "csv", "files": {"train": str(table)}, "label_columns": ["y"], "split": "random"}
+    recipe = finetune_recipe(task=task, train={"max_epochs": 1, "microbatch_tokens": 2048}, num_replicates=2)
+    out = tmp_path_factory.mktemp("several") / "run"
+    return run_finetuning(recipe, checkpoint=smiles_model, out=out, baseline=True).run_dir
 
 
 def test_what_is_best_in_validation_is_in_results_verdict_and_scores(run):
@@ -96,12 +90,16 @@ def written(run: Path, of_split: Any, part: Any, predictor: str) -> np.ndarray:
     return np.mean(found, axis=0)[..., 0]
 
 
-def test_both_is_the_mean_of_model_and_best_baseline(run):
-    """Scored on the mean of what both have written."""
+def test_every_predictor_is_scored_on_the_mean_of_what_its_seeds_wrote(run):
+    """`both` is the mean of model and best baseline; each baseline is scored for every seed alone, too."""
     scores = read_scores(run)
     for split, of_split in enumerate(read_results(run).of_splits):
-        errors_N = written(run, of_split, "test", "both").mean(axis=0) - rows_and_truth(run, split, "test")[1]
-        assert scores.by_split("test", "rmse", BOTH)[split] == pytest.approx(np.sqrt(np.mean(errors_N**2)))
+        for predictor in PREDICTORS:
+            errors_N = written(run, of_split, "test", predictor).mean(axis=0) - rows_and_truth(run, split, "test")[1]
+            found = scores.by_split("test", "rmse", of_split.scored_as(predictor))[split]
+            assert found == pytest.approx(np.sqrt(np.mean(errors_N**2)))
+    for name in NAMES:
+        assert scores.by_seed("test", "rmse", model=name).seed.tolist() == ["1", "2"] * 2
 
 
 def rows_and_truth(run: Path, split: int, part: str) -> tuple[Any, Any]:
@@ -111,30 +109,28 @@ def rows_and_truth(run: Path, split: int, part: str) -> tuple[Any, Any]:
     return rows, np.array([len(SMILES[row % len(SMILES)]) + 0.3 * (row % 5) for row in rows])
 
 
-def table_of(run: Path, path: Path, out: Path, predictor: Any = None) -> tuple[np.ndarray, Any]:
-    finetuned = load_finetuned(run, device="cpu")
+def table_of(finetuned: Any, path: Path, out: Path, predictor: Any) -> tuple[np.ndarray, Any]:
     done = predict(finetuned, path, out, folder=out.parent, predictor=predictor, progress=SilentProgress())
     return np.array([float(row["y_predicted"]) for row in read_rows(out)]), done
 
 
-@pytest.mark.parametrize("predictor", PREDICTORS)
-def test_predictions_are_means_over_seeds_and_splits_of_what_training_wrote(run, table, tmp_path, predictor):
+def test_predictions_are_means_over_seeds_and_splits_of_what_training_wrote(run, table, tmp_path):
     """Each row of the table is a test row of one split at most, so each split's own test rows are compared."""
-    found, summary = table_of(run, table, tmp_path / "out.csv", predictor)
-    assert summary.predictor == predictor
-    whole, by_split = load_finetuned(run, device="cpu"), []
-    for split, of_split in enumerate(whole.results.of_splits):
-        runners = (whole.runners, *whole.others)[split]
-        alone = replace(whole, results=of_split, runners=runners, others=())
-        out = tmp_path / f"{split}.csv"
-        predict(alone, table, out, folder=tmp_path, predictor=predictor, progress=SilentProgress())
-        values = np.array([float(row["y_predicted"]) for row in read_rows(out)])
-        rows, _ = rows_and_truth(run, split, "test")
-        np.testing.assert_allclose(values[rows], written(run, of_split, "test", predictor).mean(axis=0), atol=1e-6)
-        by_split.append(values)
-    np.testing.assert_allclose(found, np.mean(by_split, axis=0), atol=1e-6)
-    in_memory = load(run, device="cpu").predict([row["smiles"] for row in read_rows(table)], predictor=predictor)
-    np.testing.assert_allclose(in_memory.y_predicted, found, atol=1e-9)
+    whole, smiles = load_finetuned(run, device="cpu"), [row["smiles"] for row in read_rows(table)]
+    for predictor in PREDICTORS:
+        found, summary = table_of(whole, table, tmp_path / "out.csv", predictor)
+        assert summary.predictor == predictor
+        by_split = []
+        for split, of_split in enumerate(whole.results.of_splits):
+            runners = (whole.runners, *whole.others)[split]
+            alone = replace(whole, results=of_split, runners=runners, others=())
+            values, _ = table_of(alone, table, tmp_path / "out.csv", predictor)
+            rows, _ = rows_and_truth(run, split, "test")
+            np.testing.assert_allclose(values[rows], written(run, of_split, "test", predictor).mean(axis=0), atol=1e-6)
+            by_split.append(values)
+        np.testing.assert_allclose(found, np.mean(by_split, axis=0), atol=1e-6)
+        in_memory = Run(run, whole, SilentProgress()).predict(smiles, predictor=predictor)
+        np.testing.assert_allclose(in_memory.y_predicted, found, atol=1e-9)
 
 
 def test_each_predictor_has_a_calibration_over_the_validation_rows_of_all_splits(run):
@@ -185,7 +181,7 @@ def test_intervals_of_new_rows_take_the_distance_to_the_training_rows_of_each_sp
     output = ConformalResiduals(residuals=((1.0,) * 9, (2.0,) * 9, (3.0,) * 9), cuts=(0.0, 0.5))
     again = shutil.copytree(run, tmp_path / "again")
     write_json(again / "calibration.json", Calibration(outputs=(output,)))
-    found, _ = table_of(again, table, tmp_path / "out.csv", "model")
+    found, _ = table_of(load_finetuned(again, device="cpu"), table, tmp_path / "out.csv", "model")
     for row, value in zip(read_rows(tmp_path / "out.csv"), found, strict=True):
         near = near_SR[:, SMILES.index(row["smiles"])]
         assert float(row["nearest_train_tanimoto"]) == pytest.approx(near.max(), abs=1e-4)
@@ -205,20 +201,6 @@ def test_a_resumed_run_grows_what_it_needs_and_nothing_else(run, tmp_path, monke
     assert grown[0].read_bytes() == before
     assert len([bar for bar in progress.bars if " + " in bar.label]) == 1
     assert (again / "results.json").read_bytes() == (run / "results.json").read_bytes()
-
-
-def test_a_run_without_forests_has_the_model_alone(molecules, tmp_path):
-    table = write_rows(tmp_path / "new.csv", ["mol"], [["CCO"]])
-    finetuned = load_finetuned(molecules, device="cpu")
-    done = predict(finetuned, table, tmp_path / "out.csv", folder=tmp_path, progress=SilentProgress())
-    assert done.predictor == "model"
-    for name, finding in (
-        ("both", "has no baseline, which `--with both` needs"),
-        ("all", "`--with all`: accept"),
-    ):
-        with pytest.raises(ConfigError, match=re.escape(finding)):
-            predict(finetuned, table, tmp_path / "b.csv", folder=tmp_path, predictor=name, progress=SilentProgress())  # type: ignore[arg-type]
-    assert not (tmp_path / "b.csv").exists()
 
 
 @pytest.mark.usefixtures("few_trees")
