@@ -95,19 +95,22 @@ def test_a_table_comes_back_with_every_digit_and_name(tmp_path):
     assert (tmp_path / "scores.csv").read_text().splitlines()[1] == f"exlm,single,0,1,valid,,rmse,{2 / 3!r}"
 
 
+HEADER = "model,grid_point,split_seed,seed,split,label,metric,value\n"
+
+
 @pytest.mark.parametrize(
     "content",
     [
-        None, b"", b"model\n", b"\xff\xfe", b"model,grid_point,split_seed,seed,split,label,metric,value\n",
-        b"model,grid_point,split_seed,seed,split,label,metric,value\nexlm,single,x,1,test,,rmse,1\n",
-        b"model,grid_point,split_seed,seed,split,label,metric,value\nexlm,single,0,average,test,,rmse,much\n",
-        b"model,grid_point,split_seed,seed,split,label,metric,value\nexlm,single,0,1,test,,rmse,1\n",
-        b"model,grid_point,split_seed,seed,split,label,metric,value\nexlm,single,0,average,test,,rmse,1,2,3\n",
+        "",
+        "model\n",
+        HEADER,  # no average of the seeds
+        f"{HEADER}exlm,single,x,1,test,,rmse,1\n",
+        f"{HEADER}exlm,single,0,average,test,,rmse,much\n",
+        f"{HEADER}exlm,single,0,average,test,,rmse,1,2,3\n",
     ],
-)  # fmt: skip
+)
 def test_altered_scores_are_refused(tmp_path, content):
-    if content is not None:
-        (tmp_path / "scores.csv").write_bytes(content)
+    (tmp_path / "scores.csv").write_text(content)
     with pytest.raises(CheckpointError, match=f"^{tmp_path}/scores.csv: ") as caught:
         read_scores(tmp_path)
     assert caught.value.hint == f"`exlm finetune --resume {tmp_path}` writes it again"

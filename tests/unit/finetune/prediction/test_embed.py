@@ -63,14 +63,6 @@ def test_a_fine_tuned_run_embeds_with_its_best_seed_and_its_own_column(molecules
     assert_equal_by_hand(encoder, write_rows(tmp_path / "a.csv", ["smiles", "mol"], rows), SMILES)
 
 
-def test_a_column_of_another_name_and_unreadable_rows_are_told(molecules, tmp_path):
-    encoder = finetuned_encoder(load_finetuned(molecules, device="cpu"))
-    path = write_rows(tmp_path / "a.csv", ["smiles"], [["CCO"], ["(("]])
-    summary = embed(encoder, path, tmp_path / "out.npz", columns=(), progress=SilentProgress())
-    assert (summary.num_rows, summary.num_unreadable) == (2, 1)
-    assert any("`smiles`" in note and "`mol`" in note for note in summary.notes)
-
-
 @pytest.mark.parametrize(
     ("rules", "rows", "is_one"),
     [
@@ -92,10 +84,13 @@ def test_a_molecule_has_one_vector_and_one_prediction_as_the_run_reads_it(molecu
     assert all(np.allclose(one, other, atol=2e-6) for one, other in found) == is_one
 
 
-def test_a_pre_trained_run_embeds_the_column_it_was_trained_on(tmp_path):
+def test_a_pre_trained_run_embeds_the_column_it_was_trained_on_with_its_own_weights(tmp_path):
     run = make_pretrained(tmp_path / "pre", data={"column": "words"})
-    encoder = pretrained_encoder(load_pretrained(run, device="cpu"))
+    pretrained = load_pretrained(run, device="cpu")
+    encoder = pretrained_encoder(pretrained)
     assert_equal_by_hand(encoder, write_rows(tmp_path / "a.csv", ["text", "words"], [["amber", "birch"]]), ["birch"])
+    ours, theirs = (one.encoder.state_dict() for one in (encoder.runner.model, pretrained.model))
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -111,11 +106,3 @@ def test_files_hold_every_row_and_bad_ones_are_nan_with_a_reason(smiles_model, t
     bad = vectors(encoder, write_rows(tmp_path / "a.csv", ["smiles"], [["(("]]), suffix)
     assert bad["cls"].shape == (1, 16)
     assert np.isnan(bad["mean"]).all()
-
-
-def test_a_pre_trained_run_embeds_with_its_own_weights(text_model):
-    """Loading copies the token embedding and the encoder; a model that is only drawn has other numbers."""
-    pretrained = load_pretrained(text_model, device="cpu")
-    model = pretrained_encoder(pretrained).runner.model
-    ours, theirs = (one.encoder.state_dict() for one in (model, pretrained.model))
-    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
