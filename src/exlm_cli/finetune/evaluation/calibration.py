@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import Field, field_validator
+from pydantic import Field, model_validator
 from scipy.special import expit, logit
 
 from exlm_cli.data import BoolArray
@@ -85,36 +85,25 @@ class ConformalResiduals(JsonModel):
     ]
     cuts: tuple[Annotated[float, Field(ge=0, le=1)], ...] = ()
 
-    @field_validator("residuals")
-    @classmethod
-    def _check_order(cls, residuals: tuple[tuple[float, ...], ...]) -> tuple[tuple[float, ...], ...]:
-        if any(list(of_group) != sorted(of_group) for of_group in residuals):
-            raise ValueError("`residuals` do not ascend")
-        return residuals
-
-    @field_validator("cuts")
-    @classmethod
-    def _check_cuts(cls, cuts: tuple[float, ...], info: Any) -> tuple[float, ...]:
-        if list(cuts) != sorted(cuts) or len(cuts) + 1 != len(info.data.get("residuals", (0,) * (len(cuts) + 1))):
-            raise ValueError(f"{len(cuts)} `cuts` do not part the groups of `residuals`")
-        return cuts
+    @model_validator(mode="after")
+    def _check_cuts(self) -> Self:
+        if len(self.cuts) + 1 != len(self.residuals):
+            raise ValueError(f"{len(self.cuts)} `cuts` do not part the groups of `residuals`")
+        return self
 
     def half_width(self, level: float) -> float:
         """Return the half-width for all rows together; infinite where there are too few for the level."""
         return _conformal_quantile(sorted(value for of_group in self.residuals for value in of_group), level)
 
-    def half_widths(self, level: float, distance_N: FloatArray | None) -> FloatArray:
+    def half_widths(self, level: float, distance_N: FloatArray) -> FloatArray:
         """Return (N,) half-widths of new rows; NaN where there is none.
 
         A row has the width of its third. Where a third has too few rows for the level, all rows count alike.
         """
         widths = np.array([_conformal_quantile(of_group, level) for of_group in self.residuals])
-        num_rows = 1 if distance_N is None else len(distance_N)
         if not self.cuts or np.isinf(widths).any():
             whole = self.half_width(level)
-            return np.full(num_rows, whole if math.isfinite(whole) else math.nan)
-        if distance_N is None:
-            return np.full(num_rows, math.nan)
+            return np.full(len(distance_N), whole if math.isfinite(whole) else math.nan)
         return np.where(np.isnan(distance_N), math.nan, widths[np.searchsorted(self.cuts, distance_N)])
 
 
