@@ -58,20 +58,21 @@ def make(loss: Loss, targets: Any, names: tuple[str, ...] = ("y",)) -> RowTask:
     return table_task(config, usable, Measured(labels), RowSplit("column", INDICES))
 
 
-def predict(task: RowTask, seed: int = 1, baseline: TreeBaseline = ECFP4, num_trees: int = 30) -> Any:
+def fit(task: RowTask, seed: int, baseline: TreeBaseline, store: FeatureStore, num_trees: int = 30) -> TreeBaseline:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(grow_forests.__kwdefaults__, "num_trees", num_trees)
         patch.setitem(grow_boosting.__kwdefaults__, "num_rounds", 4 * num_trees)
-        fitted = baseline.fit(task, seed, FeatureStore(), SilentProgress(), num_threads=1)
-    return {split: fitted.predict(task.examples[split].texts, SilentProgress()) for split in task.splits[1:]}
+        return baseline.fit(task, seed, store, SilentProgress(), num_threads=1)
 
 
-def run(task: RowTask, baseline: TreeBaseline = ECFP4) -> dict[Any, dict[str, float]]:
-    """Return the metrics of the predictions, by split."""
-    return {
-        split: score_rows(task.loss, predicted, task.examples[split].targets)
-        for split, predicted in predict(task, baseline=baseline).items()
-    }
+def predict(task: RowTask, seed: int = 1, part: Any = "test", num_trees: int = 30) -> Any:
+    fitted = fit(task, seed, ECFP4, FeatureStore(), num_trees)
+    return fitted.predict(task.examples[part].texts, SilentProgress())
+
+
+def score(task: RowTask) -> dict[str, float]:
+    """Return the metrics of the predictions for the test rows."""
+    return score_rows(task.loss, predict(task), task.examples["test"].targets)
 
 
 METALS = ("Ni", "Zn", "Ir", "Co", "Ru", "Cr", "Mn", "Rh", "Pd", "Cu", "Pt", "Fe")
@@ -89,7 +90,7 @@ def test_the_forest_reads_complexes_with_dative_bonds_however_they_are_written(t
             SilentProgress(),
         )
         assert task.examples["train"].texts[0] == (Chem.CanonSmiles(DATIVE[task.split_indices["train"][0]][0]),)
-        scores.append(run(task, ECFP4)["test"]["rmse"])
+        scores.append(score(task)["rmse"])
         write_training_rows(tmp_path, [task])
         known = read_training_rows(tmp_path)
         assert set(known.splits_of(task.training_keys)) == {"train"}
@@ -98,47 +99,32 @@ def test_the_forest_reads_complexes_with_dative_bonds_however_they_are_written(t
     assert nearest == [1] * len(nearest)
 
 
+@pytest.mark.parametrize(
+    ("loss", "names", "scores"),
+    [
+        ("binary", ("y",), {"roc_auc": 1, "accuracy": 1}),
+        ("classes", ("amine", "alcohol", "neither"), {"accuracy": 1}),
+        ("regression", ("y",), {"rmse": 0}),
+    ],
+)
 @pytest.mark.parametrize("baseline", TREES, ids=lambda baseline: baseline.model)
-def test_it_learns_a_functional_group_as_label_class_and_value(baseline):
-    scores = run(make("binary", [[i % 2] for i in range(24)]), baseline)
-    assert set(scores) == {"valid", "test"}
-    assert scores["test"]["roc_auc"] == scores["test"]["accuracy"] == 1
-    assert run(make("classes", [[i % 2] for i in range(24)], ("amine", "alcohol")), baseline)["test"]["accuracy"] == 1
-    assert run(make("regression", [[5.0 * (i % 2)] for i in range(24)]), baseline)["test"]["rmse"] < 0.5
-
-
-@pytest.mark.parametrize("loss", ["binary", "classes", "regression"])
-@pytest.mark.parametrize("baseline", TREES, ids=lambda baseline: baseline.model)
-def test_a_file_predicts_what_was_learned(baseline, loss, tmp_path):
-    names = ("amine", "alcohol", "neither") if loss == "classes" else ("y", "z")
-    columns = [[i % 2] if loss == "classes" else [i % 2, i % 3 == 0] for i in range(24)]
-    task, progress = make(loss, columns, names), SilentProgress()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(grow_forests.__kwdefaults__, "num_trees", 9)
-        patch.setitem(grow_boosting.__kwdefaults__, "num_rounds", 9)
-        fitted = baseline.fit(task, 1, FeatureStore(), progress, num_threads=1)
+def test_a_functional_group_is_learned_and_predicted_by_the_file(baseline, loss, names, scores, tmp_path):
+    task, store = make(loss, [[i % 2] for i in range(24)], names), FeatureStore()
+    fitted = fit(task, 1, baseline, store)
     fitted.write(tmp_path / baseline.file)
-    shape = {"loss": loss, "num_outputs": len(names), "num_texts": 1, "store": FeatureStore()}
-    again = baseline.read(tmp_path / baseline.file, "", **shape)
-    texts = task.examples["test"].texts
-    assert again.predict(texts, progress).tolist() == fitted.predict(texts, progress).tolist()
-    assert fitted.predict(texts, progress).shape == (4, len(names))
+    again = baseline.read(tmp_path / baseline.file, "", loss=loss, num_outputs=len(names), num_texts=1, store=store)
+    for rows in (task.examples["valid"], task.examples["test"]):
+        found = fitted.predict(rows.texts, SilentProgress())
+        assert found.shape == (4, len(names))
+        assert again.predict(rows.texts, SilentProgress()).tolist() == found.tolist()
+        learned = score_rows(loss, found, rows.targets)
+        assert {name: learned[name] for name in scores} == pytest.approx(scores, abs=0.1)
 
 
-@pytest.mark.parametrize("baseline", TREES[1:], ids=lambda baseline: baseline.model)
-def test_what_a_descriptor_lacks_is_the_median_of_the_training_rows(baseline):
+def test_what_a_descriptor_lacks_is_the_median_of_the_training_rows():
     """The median of 0, 1, 2 and 10 is 1.5; a feature that no training row has is 0."""
-    train = np.array([[0.0, math.nan], [1, math.nan], [2, math.nan], [10, math.nan], [math.nan, math.nan]] * 4)
-    examples = {"train": LabelledRows([("C",)] * 20, np.arange(20.0)[:, None] % 5, np.arange(20))}
-    task = make("regression", [[float(i)] for i in range(24)])
-    task.examples, task.splits = examples, ("train",)
-    fill = medians(train)
-    assert fill.tolist() == [1.5, 0]
-    forests = baseline.grow(TrainingRows(task, np.where(np.isnan(train), fill, train), fill, 1, SilentProgress(), 1))
-    new = np.array([[math.nan, 7], [math.nan, math.nan], [4, math.nan]])
-    filled = np.array([[1.5, 7], [1.5, 0], [4, 0]])
-    assert forests.predict(new).tolist() == forests.predict(filled).tolist()
-    assert forests.predict(new)[0] != forests.predict(new)[2]
+    train = [[0.0, NAN], [1, NAN], [2, NAN], [10, NAN], [NAN, NAN]]
+    assert medians(np.array(train)).tolist() == [1.5, 0]
 
 
 def peak_bytes() -> int:
@@ -186,27 +172,27 @@ def test_a_table_with_too_many_labels_or_values_has_no_baseline_by_itself(monkey
     assert baselines_of(task) == (TFIDF,)
 
 
-@pytest.mark.parametrize(("seed", "other"), [(1, 2), (2**32 - 1, 0), (2**32, 0), (2**63 - 1, 2**32 - 1)])
+@pytest.mark.parametrize(("seed", "other"), [(1, 2), (2**32, 0)])
 def test_the_seed_alone_decides_and_is_taken_whole(seed, other):
     task = make("regression", [[float(i)] for i in range(24)])
-    predicted = [predict(task, one)["test"].tolist() for one in (seed, seed, other)]
+    predicted = [predict(task, one, num_trees=4).tolist() for one in (seed, seed, other)]
     assert predicted[0] == predicted[1] != predicted[2]
 
 
 def test_missing_labels_and_single_classes_are_no_trouble():
     targets = [[i % 2, NAN if i < 16 else i % 2, 1 if i < 16 else i % 2, NAN if i % 3 else i % 2] for i in range(24)]
-    scores = run(make("binary", targets, ("a", "never", "always", "some")))
+    scores = score(make("binary", targets, ("a", "never", "always", "some")))
     # `never` and `always` say the same of every row: an area of one half each, whatever the others reach
-    assert scores["test"]["roc_auc"] <= 3 / 4
+    assert scores["roc_auc"] <= 3 / 4
     empty = make("regression", [[NAN if i < 16 else float(i), i] for i in range(24)], ("never", "always"))
-    assert np.isclose(predict(empty)["test"][..., 0], 0).all()
+    assert np.isclose(predict(empty)[..., 0], 0).all()
 
 
 @pytest.mark.parametrize("loss", ["binary", "classes"])
 def test_balanced_weights_hold_for_the_baseline_too(loss):
     """Of rows that look the same, one in four is positive; with the weights of the loss, it is one in two.
 
-    Within five standard errors of what the bootstrap draws: a share p of 64 rows, the mean of 400 trees.
+    Within five standard errors of what the bootstrap draws: a share p of 64 rows, the mean of 100 trees.
     """
     task = make(loss, [[float(i % 4 == 0)] for i in range(24)], ("a", "b") if loss == "classes" else ("y",))
     targets = (np.arange(64.0) % 4 == 0)[:, None].astype(float)
@@ -214,8 +200,8 @@ def test_balanced_weights_hold_for_the_baseline_too(loss):
     task.examples, task.splits = same | {"valid": same["train"]}, ("train", "valid")
     for weights, share in ((None, 0.25), ([2 / 3, 2.0] if loss == "classes" else [3.0], 0.5)):
         task.class_weights = None if weights is None else np.array(weights)
-        found = predict(task, num_trees=400)["valid"][0, -1]
-        assert found == pytest.approx(share, abs=5 * 0.5 / math.sqrt(64 * 400) + 0.005)
+        found = predict(task, part="valid", num_trees=100)[0, -1]
+        assert found == pytest.approx(share, abs=5 * 0.5 / math.sqrt(64 * 100) + 0.005)
 
 
 def task_of(kind: Any, texts: list[str], targets: FloatArray, **more: Any) -> RowTask:
@@ -225,9 +211,11 @@ def task_of(kind: Any, texts: list[str], targets: FloatArray, **more: Any) -> Ro
     return task
 
 
-def fit(baseline: Any, task: RowTask) -> FloatArray:
+def trained_on(baseline: Any, task: RowTask) -> FloatArray:
+    """Return (N,) predictions for the training rows."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(grow_forests.__kwdefaults__, "num_trees", 60)
+        patch.setitem(grow_boosting.__kwdefaults__, "num_rounds", 60)
         fitted = fit_baseline(baseline, task, 1, FeatureStore(), SilentProgress(), num_threads=1)
     found: FloatArray = fitted.predict(task.examples["train"].texts, SilentProgress())[:, 0]
     return found
@@ -246,25 +234,22 @@ def test_censored_rows_bring_predictions_nearer_to_the_truth(baseline):
         texts, kind = [f"{'C' * (i % 30 + 1)}{'N' if high else 'O'}" for i, high in enumerate(is_high)], "smiles"
     known = np.where(is_censored, np.nan, truth)
     bounds = np.stack([np.where(is_censored, 10.0, truth), np.where(is_censored, INF, truth)], axis=1)[:, None]
-    errors = {
-        name: float(np.abs(fit(baseline, task_of(kind, texts, targets, **more)) - truth)[is_censored].mean())
-        for name, (targets, more) in {
-            "left out": (known, {}),
-            "bounded": (known, {"bounds": bounds}),
-        }.items()
-    }
-    assert errors["bounded"] < errors["left out"]
+    left_out, bounded = (
+        float(np.abs(trained_on(baseline, task_of(kind, texts, known, **more)) - truth)[is_censored].mean())
+        for more in ({}, {"bounds": bounds})
+    )
+    assert bounded < left_out
 
 
 def test_what_is_trained_on_is_the_first_prediction_or_the_bound():
     """One word tells all: three texts of `a` predict their mean; `>9` is beyond it, `>1` is not."""
     texts, values = ["a"] * 5, np.array([2.0, 4.0, 6.0, np.nan, np.nan])
     bounds = np.array([[2, 2], [4, 4], [6, 6], [9, INF], [1, INF]], dtype=float)[:, None]
-    first = fit(TFIDF, task_of("text", texts, values))[0]
+    first = trained_on(TFIDF, task_of("text", texts, values))[0]
     assert first == pytest.approx(4.0)
     filled = np.array([2.0, 4.0, 6.0, 9.0, first])
-    assert fit(TFIDF, task_of("text", texts, values, bounds=bounds)) == pytest.approx(
-        fit(TFIDF, task_of("text", texts, filled))
+    assert trained_on(TFIDF, task_of("text", texts, values, bounds=bounds)) == pytest.approx(
+        trained_on(TFIDF, task_of("text", texts, filled))
     )
 
 
@@ -273,8 +258,8 @@ def test_a_row_of_weight_zero_is_as_if_it_were_not_there(baseline, kind):
     """Of forests this holds for what is fitted to all rows: no molecule has the features of another."""
     texts = ["CCO", "CCO", "CCO", "CCN"] if kind == "smiles" else ["a b", "a b", "a b", "c d"]
     values = np.array([1.0, 3.0, 50.0, 2.0])
-    weighted = fit(baseline, task_of(kind, texts, values, weights=np.array([1.0, 1.0, 0.0, 2.0])))
+    weighted = trained_on(baseline, task_of(kind, texts, values, weights=np.array([1.0, 1.0, 0.0, 2.0])))
     if kind == "text":
         repeated = task_of(kind, ["a b", "a b", "c d", "c d"], np.array([1.0, 3.0, 2.0, 2.0]))
-        assert weighted[0] == pytest.approx(fit(baseline, repeated)[0], rel=1e-3)
+        assert weighted[0] == pytest.approx(trained_on(baseline, repeated)[0], rel=1e-3)
     assert weighted.max() < 4.0

@@ -51,8 +51,7 @@ def test_labels_have_forests_of_their_own_or_none(forests):
         expected = grown(RandomForestClassifier, (cut < VALUE).astype(float)).predict_proba(NEW[:50])
         assert found[:, label].tolist() == expected.tolist()
     assert not found[:, 1].any()
-    only = plain_forests([None], 2, FILL)
-    assert only.predict(NEW[:3]).tolist() == [[[0, 0]]] * 3
+    assert plain_forests([None], 2, FILL).predict(NEW[:3]).tolist() == [[[0, 0]]] * 3
 
 
 def test_a_row_at_the_threshold_goes_left_as_in_scikit_learn():
@@ -89,20 +88,16 @@ def changed(forests: Forests, name: str, place: Any, value: Any) -> Forests:
     ("change", "finding"),
     [
         (lambda f: changed(f, "children", (0, 0), 0), "a child before its parent or in another tree"),
-        (lambda f: changed(f, "children", (5, 1), -5), "a child before its parent or in another tree"),
         (lambda f: changed(f, "children", (0, 1), f.tree_ends[0]), "a child before its parent or in another tree"),
-        (lambda f: changed(f, "children", (0, 1), 2**31 - 1), "a child before its parent or in another tree"),
         (lambda f: changed(f, "feature", 0, 7), "a feature that there is not"),
         (lambda f: changed(f, "feature", 0, -1), "a feature that there is not"),
         (lambda f: changed(f, "tree_ends", 0, 10**12), "trees that do not follow each other"),
         (lambda f: changed(f, "tree_ends", 0, -1), "trees that do not follow each other"),
-        (lambda f: changed(f, "forest_ends", 0, 81), "trees that do not follow each other"),
         (lambda f: changed(f, "forest_ends", 2, 79), "trees that do not follow each other"),
         (lambda f: replace(f, feature=f.feature[1:]), "arrays of different lengths"),
         (lambda f: replace(f, children=f.children[:, :1]), "arrays of different lengths"),
         (lambda f: replace(f, fill=f.fill[1:]), "other labels or features"),
         (lambda f: replace(f, forest_ends=f.forest_ends[1:]), "other labels or features"),
-        (lambda f: replace(f, threshold=f.threshold.astype(np.float64)), "arrays of other shapes or types"),
     ],
 )
 def test_arrays_that_are_no_forests_are_refused(forests, tmp_path, change, finding):

@@ -47,7 +47,7 @@ def binary(probabilities: FloatArray, targets: FloatArray) -> Calibration:
 
 
 def rows_of(loss: Loss, mean: FloatArray, targets: FloatArray, calibration: Calibration, **more: Any) -> PredictedRows:
-    names = tuple("abcdefghijklmnopqrstuvwxyzABCDEFG"[: mean.shape[1]])
+    names = tuple("ab"[: mean.shape[1]])
     return predicted_rows(loss, names, np.stack([mean / 2, 3 * mean / 2]), targets, calibration, **more)
 
 

@@ -85,9 +85,9 @@ def test_a_resample_scores_what_its_rows_score(monkeypatch, name):
     monkeypatch.setattr(stats, "bootstrap", spy)
     for metric in names:
         drawn.clear()
-        values = resampled(metric, (loss, predicted, targets, scale), 20)
+        values = resampled(metric, (loss, predicted, targets, scale), 4)
         index_BN = np.concatenate([rows for rows in drawn if rows.ndim == 2])
-        assert values.shape == (2, 20) == (2, len(index_BN))
+        assert values.shape == (2, 4) == (2, len(index_BN))
         for index, chosen in enumerate(index_BN):
             for model, of_model in enumerate(predicted):
                 wanted = score_rows(loss, of_model[chosen], targets[chosen], scale)[metric]
@@ -119,13 +119,12 @@ def test_the_rows_of_two_splits_are_drawn_independently():
 
 
 def test_scores_that_are_never_defined_have_no_interval():
-    assert (
-        percentile_interval(resampled("roc_auc", ("binary", [np.ones((20, 1))], np.ones((20, 1)), None), 5)[0]) is None
-    )
+    one_class = ("binary", [np.ones((20, 1))], np.ones((20, 1)), None)
+    assert percentile_interval(resampled("roc_auc", one_class, 5)[0]) is None
     unknown = np.full((20, 1), math.nan)
     assert np.isnan(resampled("roc_auc", ("binary", [np.ones((20, 1))], unknown, None), 5)).all()
-    one = np.concatenate([np.ones((1, 1)), unknown])
-    assert np.isnan(resampled("accuracy", ("binary", [np.ones((21, 1))], one, None), 5)).all()
+    one_row = np.concatenate([np.ones((1, 1)), unknown])
+    assert np.isnan(resampled("accuracy", ("binary", [np.ones((21, 1))], one_row, None), 5)).all()
 
 
 def test_correlations_of_a_model_that_says_the_same_of_every_row():
