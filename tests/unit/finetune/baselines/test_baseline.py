@@ -150,7 +150,7 @@ def bytes_of_a_tree(num_rows: int, few: int, many: int) -> float:
 def test_forests_of_values_that_are_grown_unasked_take_under_two_gigabytes():
     """Their nodes grow with rows and trees. 100,000 rows would take four times as much and have none unasked."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as alone:
-        needed = alone.submit(bytes_of_a_tree, 2000, 10, 110).result()
+        needed = alone.submit(bytes_of_a_tree, 1000, 10, 110).result()
     assert 24 < needed < 2e9 / (NUM_TREES * MAX_FOREST_VALUES), "24 bytes a node stay in the run"
     many = make("regression", [[float(i)] for i in range(24)])
     many.examples["train"] = LabelledRows([("C",)] * 100_000, np.zeros((100_000, 1)), np.arange(100_000))
