@@ -4,10 +4,8 @@ Texts with and without one word, and a tiny model: what is asserted of numbers h
 """
 
 import pickle
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from unittest import SkipTest
 
 import numpy as np
 import pandas as pd
@@ -62,8 +60,6 @@ def test_rows_of_any_form_have_the_same_predictions_and_keep_index_and_columns(r
     arrays = (some.note.to_numpy(), some[["note"]].to_numpy(), tuple(some.note))
     for found in (of_frame, of_series, *(run.predict(rows, predictor="model") for rows in arrays)):
         pd.testing.assert_frame_equal(found[expected.columns].reset_index(drop=True), expected)
-    one = run.predict(some.note.iloc[0], predictor="model")
-    pd.testing.assert_frame_equal(one, expected.iloc[:1])
     np.testing.assert_array_equal(run.embed(some.note).mean, run.embed(list(some.note)).mean)
     missing = run.predict(pd.Series(["amber fern", None]))
     assert missing.problem.astype(bool).tolist() == [False, True]
@@ -127,54 +123,25 @@ def test_a_regressor_is_cross_validated_by_scikit_learn(frame, text_model):
     assert (scores > 0).all()
 
 
-ON_NUMBERS = [
-    "check_classifier_data_not_an_array",
-    "check_classifiers_classes",
-    "check_classifiers_one_label",
-    "check_classifiers_train",
-    "check_complex_data",
-    "check_dict_unchanged",
-    "check_dont_overwrite_attributes",
-    "check_dont_overwrite_parameters",
-    "check_dtype_object",
-    "check_estimator_sparse_array",
-    "check_estimator_sparse_matrix",
-    "check_estimator_sparse_tag",
-    "check_estimators_dtypes",
-    "check_estimators_empty_data_messages",
-    "check_estimators_fit_returns_self",
-    "check_estimators_nan_inf",
-    "check_estimators_overwrite_params",
-    "check_estimators_pickle",
-    "check_f_contiguous_array_estimator",
-    "check_fit1d",
-    "check_fit2d_1feature",
-    "check_fit2d_1sample",
-    "check_fit2d_predict1d",
-    "check_fit_check_is_fitted",
-    "check_fit_idempotent",
-    "check_fit_score_takes_y",
-    "check_methods_sample_order_invariance",
-    "check_methods_subset_invariance",
-    "check_n_features_in",
-    "check_n_features_in_after_fitting",
-    "check_pipeline_consistency",
-    "check_positive_only_tag_during_fit",
-    "check_readonly_memmap_input",
-    "check_regressor_data_not_an_array",
-    "check_regressors_int",
-    "check_regressors_no_decision_function",
-    "check_regressors_train",
-    "check_supervised_y_2d",
-]
+WITHOUT_ROWS = {
+    "check_classifiers_regression_target",
+    "check_do_not_raise_errors_in_init_or_set_params",
+    "check_estimator_cloneable",
+    "check_estimator_repr",
+    "check_estimators_unfitted",
+    "check_get_params_invariance",
+    "check_mixin_order",
+    "check_no_attributes_set_in_init",
+    "check_parameters_default_constructible",
+    "check_requires_y_none",
+    "check_set_params",
+    "check_supervised_y_no_nan",
+    "check_valid_tag_types",
+}
 
 
 @pytest.mark.parametrize("estimator", [ExlmClassifier(), ExlmRegressor()])
 def test_scikit_learns_own_checks(estimator):
-    """But for those that give numbers as rows, which are strings."""
-    ran, skipped = 0, dict.fromkeys(ON_NUMBERS, "rows are strings, and this check gives numbers")
-    for made, check in estimator_checks_generator(estimator, expected_failed_checks=skipped, mark="skip"):
-        with suppress(SkipTest):
-            check(made)
-            ran += 1
-    assert ran > 10
+    """Those that need no rows that can be read: they give numbers, and rows are strings."""
+    ran = [check(made) for made, check in estimator_checks_generator(estimator) if check.func.__name__ in WITHOUT_ROWS]
+    assert len(ran) >= len(WITHOUT_ROWS) - 1
