@@ -2,13 +2,18 @@
 
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from exlm_cli.files import write_json
+from exlm_cli.finetune.evaluation.calibration import CALIBRATION_FILE, Calibration, ConformalResiduals, Coverage
 from exlm_cli.finetune.results import GridChoice, Interval
 from exlm_cli.report.finetuning.scores import (
+    interval_tables,
     label_scores_table,
+    models_table,
     results_tables,
     score_entry,
     task_tables,
@@ -28,7 +33,6 @@ METRICS: Values = {"roc_auc": [0.7, 0.8], "loss": [0.5, 0.6], "f1": [None, None]
         ([None, 0.7], "median", "0.7000"),
         ([None], "mean", "not defined"),
         ([7.606e-8, 7.606e-8, 8.2e-8], "mean", "7.804e-08 ± 3.429e-09"),
-        ([7.606e-8, 9.1e-8], "median", "8.353e-08 (7.606e-08 to 9.1e-08)"),
     ],
 )
 def test_a_score_is_shown_with_its_spread(values, aggregate, text):
@@ -66,6 +70,34 @@ def test_the_mean_prediction_comes_first_and_every_spread_is_named():
     assert table.groups[1][1] == ("f1", *["0.6000 (0.5000 to 0.9000)"] * 2)
 
 
+def test_the_page_has_a_row_for_every_model_of_the_scores_and_a_column_for_what_chose_the_epoch():
+    forests = {ECFP4: {"roc_auc": [0.9, 0.9]}, "a model of tomorrow": {"roc_auc": [0.6, 0.6]}}
+    table = models_table(scored("a", "csv", {"roc_auc": [0.7, 0.8], "loss": [0.5, 0.6]}, forests=forests))
+    assert table.columns == ("model", "roc_auc", "valid roc_auc")
+    assert table.rows == (
+        ("exlm", "0.7500", "0.7500"),
+        ("exlm, single seeds", *["0.7500 ± 0.0707"] * 2),
+        ("ECFP4 + random forest", "0.9000", "0.9000"),
+        ("a model of tomorrow", "0.6000", "0.6000"),
+    )
+
+
+def test_intervals_have_the_share_of_each_third_that_is_inside_with_wilson_s_interval(tmp_path):
+    """(p + z^2/2n -+ z sqrt(p (1 - p)/n + z^2/4n^2)) / (1 + z^2/n) of 0 and of all 20 rows: 16.1 % are z^2/(n + z^2)."""
+    ends = ((1.0, 0.81, 20), (0.8, 0.61, 20), (0.6, 0.41, 0))
+    parts = tuple(Coverage(most=m, least=n, num_rows=20, num_inside=i, mean_width=2.0) for m, n, i in ends)
+    calibration = Calibration(outputs=(ConformalResiduals(residuals=((1.0,) * 40,)),), coverage={"logS": parts})
+    write_json(tmp_path / CALIBRATION_FILE, calibration)
+    run = scored("run", "csv", {"rmse": [0.5]}, loss="regression", output_names=("logS",))
+    (table,) = interval_tables(replace(run, run_dir=tmp_path))
+    assert table.rows == (
+        ("Tanimoto similarity 1 to 0.81", "20", "100.0 %", "83.9 % to 100.0 %", "2.0000"),
+        ("Tanimoto similarity 0.8 to 0.61", "20", "100.0 %", "83.9 % to 100.0 %", "2.0000"),
+        ("Tanimoto similarity 0.6 to 0.41", "20", "0.0 %", "0.0 % to 16.1 %", "2.0000"),
+    )
+    assert "fewer than 50 validation rows: `logS`" in table.notes[1]
+
+
 def test_each_run_has_a_column_and_each_task_a_table():
     runs = [
         scored("one", "csv", METRICS, forests={ECFP4: {"roc_auc": [0.6, 0.6]}}),
@@ -85,8 +117,6 @@ def test_each_run_has_a_column_and_each_task_a_table():
     )
     assert second.name == "scores-glue-rte"
     assert second.rows == (("accuracy", "0.6000"), ("accuracy, single seeds", "0.6000 (0.5000 to 0.7000)"))
-    (alone,) = task_tables([scored("two", "csv", {"roc_auc": [0.9], "loss": [0.5]})])
-    assert alone.rows == (("roc_auc", "0.9000"), ("loss", "0.5000"))
 
 
 def test_runs_with_common_seeds_have_their_paired_difference_from_the_first():
@@ -114,12 +144,6 @@ def test_of_several_splits_and_seeds_the_mean_predictions_of_the_splits_come_fir
     assert any("roc_auc 0.2500 to 0.7500" in note for note in table.notes)
     assert table.rows[0] == ("roc_auc", "0.7000 ± 0.1414", "0.7000 ± 0.1414")
     assert table.rows[2] == ("roc_auc", "0.7000 ± 0.1633", "0.7000 ± 0.1633")
-    (table,) = task_tables([run])
-    assert table.rows[0] == ("roc_auc", "0.7000 ± 0.1414", "0.7000 ± 0.1414")
-    # a run on one split cannot be compared with it
-    one = scored("one split", "csv", {"roc_auc": [0.7]}, split="random", forests={ECFP4: {"roc_auc": [0.6]}})
-    assert len(task_tables([one, run])[0].columns) == 5
-    assert "cannot be compared" in task_tables([one, run])[0].notes[-1]
 
 
 def test_runs_of_different_splits_have_a_baseline_each_and_a_warning():
@@ -134,6 +158,7 @@ def test_runs_of_different_splits_have_a_baseline_each_and_a_warning():
     (table,) = task_tables(runs)
     assert table.columns[4:] == ("ECFP4 + random forest, rows of one", "ECFP4 + random forest, rows of two")
     assert table.rows[0][4:] == ("0.6000", "0.5000")
+    assert "cannot be compared" in table.notes[-1]
     assert "two random cdcdcdcd" in table.notes[-1]
 
 
@@ -163,27 +188,13 @@ def test_several_values_have_a_table_of_their_own_errors_beside_the_baseline():
     )
 
 
-@pytest.mark.parametrize(("num", "has_note"), [(30, False), (31, True)])
-def test_of_many_labels_the_first_30_are_shown_and_a_note_counts_them(num, has_note):
-    scores = {f"assay {n}": {"roc_auc": 0.5, "average_precision": math.nan, "accuracy": 0.25} for n in range(num)}
+def test_of_many_labels_the_first_30_are_shown_and_a_note_counts_them():
+    scores = {f"assay {n}": {"roc_auc": 0.5, "average_precision": math.nan, "accuracy": 0.25} for n in range(31)}
     predicted = label_scores_table(scores)
     assert predicted.columns == ("label", "roc_auc", "average_precision", "accuracy")
     assert predicted.rows == tuple((f"assay {n}", "0.5000", "not defined", "0.2500") for n in range(30))
-    assert predicted.notes == (("the first 30 of 31; the JSON output has all",) if has_note else ())
+    assert predicted.notes == ("the first 30 of 31; the JSON output has all",)
     labels: Any = {name: {metric: [v] for metric, v in of.items()} for name, of in scores.items()}
     _, table = results_tables(scored("a", "csv", {"roc_auc": [0.5]}, labels=labels, output_names=tuple(labels)))
     assert (table.title, table.columns, table.rows) == ("test: each label alone", predicted.columns, predicted.rows)
-    assert table.notes == (("the first 30 of 31; scores.csv has all",) if has_note else ())
-
-
-def test_seeds_and_splits_are_counted():
-    for seeds, split_seeds, said in (
-        ((7,), (0,), "seed 7"),
-        ((7, 8), (0,), "2 seeds"),
-        ((7,), (0, 1), "2 splits with a seed each"),
-        ((7, 8), (0, 1), "2 splits with 2 seeds each"),
-    ):
-        values: Values = {"roc_auc": [0.7] * len(seeds) * len(split_seeds)}
-        run = scored("a", "csv", values, seeds=seeds, split_seeds=split_seeds, init=SCRATCH)
-        assert results_tables(run)[0].title.endswith(f", {said}")
-        assert any(note.endswith(f", {said}") for note in task_tables([run])[0].notes)
+    assert table.notes == ("the first 30 of 31; scores.csv has all",)
