@@ -7,7 +7,7 @@ import pytest
 
 from exlm_cli.finetune.evaluation.calibration import Calibration
 from exlm_cli.report.finetuning.figures import draw_errors
-from exlm_cli.report.finetuning.scored_rows import NUM_CARDS, ShownRows
+from exlm_cli.report.finetuning.page import NUM_CARDS, ShownRows
 from tests.unit.report.results import predicted_rows
 
 UNCALIBRATED = Calibration(outputs=(None,))

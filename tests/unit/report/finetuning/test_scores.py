@@ -83,7 +83,7 @@ def test_the_page_has_a_row_for_every_model_of_the_scores_and_a_column_for_what_
 
 
 def test_intervals_have_the_share_of_each_third_that_is_inside_with_wilson_s_interval(tmp_path):
-    """(p + z^2/2n -+ z sqrt(p (1 - p)/n + z^2/4n^2)) / (1 + z^2/n) of 0 and of all 20 rows: 16.1 % are z^2/(n + z^2)."""
+    """Wilson, of p = 0 at n rows: from 0 to z^2 / (n + z^2), which is 16.1 % of 20."""
     ends = ((1.0, 0.81, 20), (0.8, 0.61, 20), (0.6, 0.41, 0))
     parts = tuple(Coverage(most=m, least=n, num_rows=20, num_inside=i, mean_width=2.0) for m, n, i in ends)
     calibration = Calibration(outputs=(ConformalResiduals(residuals=((1.0,) * 40,)),), coverage={"logS": parts})
