@@ -8,14 +8,12 @@ import re
 import pytest
 from rich.console import Console
 
-from exlm_cli.errors import CheckpointError
 from exlm_cli.format import NOT_DEFINED, decimals, format_count, format_percent, format_ratio
-from exlm_cli.report.tables import SUFFIXES, Number, ReportTable, as_markdown, write_tables
+from exlm_cli.report.tables import SUFFIXES, Number, ReportTable, write_tables
 
 NASTY = ("a_b & 50% {x}", "#1 $2 ~^\\", "1.0 ± 0.2", '"q", | <y> `z`')
 SPREAD = Number(1.04, decimals(1), 0.21)
 ROWS = (((*NASTY[:2], SPREAD, NASTY[3]),), (("second", "-", "2", "3"),))
-TABLE = ReportTable("mine", "Scores: 100%", ("model", "a|b", "c", "d"), ROWS, ("a note_1",))
 
 
 def drawn(table: ReportTable, width: int) -> list[str]:
@@ -24,14 +22,20 @@ def drawn(table: ReportTable, width: int) -> list[str]:
     return stream.getvalue().splitlines()
 
 
-def test_markdown_has_as_many_cells_in_each_line_and_keeps_bars_inside_them():
-    lines = [line for line in as_markdown(TABLE).splitlines() if line.startswith("|")]
+def test_markdown_has_as_many_cells_in_each_line_and_keeps_bars_and_broken_names_inside_them(tmp_path):
+    """A folder of a run may have a line break in its name, or a byte that is no UTF-8, for Python a lone surrogate."""
+    table = ReportTable("mine", "Scores:\n100%", ("model", "a|b", "c", "d\udcff"), ROWS, ("a note_1",))
+    assert write_tables([table], tmp_path / "new" / "folder", list(SUFFIXES)) == [
+        tmp_path / "new/folder/mine.md", tmp_path / "new/folder/mine.csv",
+    ]  # fmt: skip
+    text = (tmp_path / "new/folder/mine.md").read_text()
+    lines = [line for line in text.splitlines() if line.startswith("|")]
     cells = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines]
     assert [len(row) for row in cells] == [4] * 4
     back = [tuple(cell.strip().replace("\\|", "|").replace("\\\\", "\\") for cell in row) for row in cells]
-    assert (back[0], *back[2:]) == (TABLE.columns, *TABLE.rows)
-    assert as_markdown(TABLE).startswith("**Scores: 100%**\n")
-    assert as_markdown(TABLE).endswith("\n- a note_1\n")
+    assert (back[0], *back[2:]) == (("model", "a|b", "c", r"d\udcff"), *table.rows)
+    assert text.startswith("**Scores:\\n100%**\n")
+    assert text.endswith("\n- a note_1\n")
 
 
 WIDE = ReportTable(
@@ -70,15 +74,6 @@ def test_a_terminal_shows_every_row_a_line_between_groups_and_the_notes():
     ]  # fmt: skip
 
 
-def test_no_name_breaks_a_line_of_a_file(tmp_path):
-    """A folder of a run may have a line break in its name, or a byte that is no UTF-8, for Python a lone surrogate."""
-    name = "a\nb\udcff"
-    table = ReportTable("t", name, (name, "n"), (((name, "1"),),), notes=(name,))
-    write_tables([table], tmp_path, list(SUFFIXES))
-    text = (tmp_path / "t.md").read_text()
-    assert text.replace("\\\\", "\\").count(r"a\nb\udcff") == 4
-
-
 def test_a_sparse_table_shows_the_columns_that_its_last_group_has_values_in():
     sparse = ReportTable(WIDE.name, WIDE.title, WIDE.columns, WIDE.groups, (), 2, 1, is_sparse=True)
     (headings,) = [line for line in drawn(sparse, 200) if line.startswith("source")]
@@ -89,37 +84,22 @@ def test_a_sparse_table_shows_the_columns_that_its_last_group_has_values_in():
     assert "b" in "\n".join(drawn(nothing, 80))
 
 
-def test_numbers_in_csv_are_plain_and_texts_stay(tmp_path):
+def test_csv_has_plain_numbers_texts_as_they_are_and_columns_for_deviations_ends_and_expectations(tmp_path):
     numbers = {
         Number(1280069, format_count): "1280069", Number(0.15, format_ratio): "0.15",
         Number(math.nan, format_count): "", Number(math.nan, format_count, missing=NOT_DEFINED): "", "-": "",
-        "1,210/151/152": "1,210/151/152", "1,234": "1,234", "0.5 ± x": "0.5 ± x", "007": "007",
+        "1,210/151/152": "1,210/151/152", "0.5 ± x": "0.5 ± x", "007": "007",
     }  # fmt: skip
     assert [str(cell) for cell in numbers][:5] == ["1,280,069", "15 %", "-", "not defined", "-"]
-    # what names a row is a text, also a label that looks like a number
-    table = ReportTable("t", "T", ("label", *"abcdefghi"), ((("1,000", *numbers), ("-", *numbers)),))
-    write_tables([table], tmp_path, ["csv"])
-    with (tmp_path / "t.csv").open() as file:
-        assert [*csv.reader(file)][1:] == [["1,000", *numbers.values()], ["-", *numbers.values()]]
-
-
-def test_deviations_ends_and_expectations_have_columns_of_their_own_in_csv(tmp_path):
     spread, median = Number(0.81234, decimals(2), 0.0101), Number(0.5, decimals(1), low=-0.1, high=1.0)
     law = Number(0.023, format_percent, expected=0.0225)
     assert [str(cell) for cell in (spread, median, law)] == ["0.81 ± 0.01", "0.5 (-0.1 to 1.0)", "2.3 % (2.2 %)"]
-    table = ReportTable("t", "T", ("metric", "x", "y"), ((("a", spread, "-"), ("b", median, law)),))
-    write_tables([table], tmp_path, ["csv"])
+    # what names a row is a text, also a label that looks like a number
+    rows = ("1,000", *numbers, spread, "-"), ("-", *numbers, median, law)
+    write_tables([ReportTable("t", "T", ("label", *"abcdefgh", "x", "y"), (rows,))], tmp_path, ["csv"])
     with (tmp_path / "t.csv").open() as file:
         assert [*csv.reader(file)] == [
-            ["metric", "x", "x_std", "x_low", "x_high", "y", "y_expected"],
-            ["a", "0.81234", "0.0101", "", "", "", ""], ["b", "0.5", "", "-0.1", "1", "0.023", "0.0225"],
-        ]  # fmt: skip
-
-
-def test_files_are_written_in_every_format_or_the_reason_is_told(tmp_path):
-    written = write_tables([TABLE], tmp_path / "new" / "folder", list(SUFFIXES))
-    assert [path.name for path in written] == ["mine.md", "mine.csv"]
-    assert written[0].read_text() == as_markdown(TABLE)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="file/sub: the folder cannot be made"):
-        write_tables([TABLE], tmp_path / "file" / "sub", ["csv"])
+            ["label", *"abcdefgh", "x", "x_std", "x_low", "x_high", "y", "y_expected"],
+            ["1,000", *numbers.values(), "0.81234", "0.0101", "", "", "", ""],
+            ["-", *numbers.values(), "0.5", "", "-0.1", "1", "0.023", "0.0225"],
+        ]
