@@ -63,13 +63,13 @@ DIVERGED = "diverged"
 Tasks = dict[str, FinetunedRun | str]
 
 
-def grid_results(seeds: tuple[int, ...] = (1,), *, has_task: bool = True) -> list[CellRuns]:
+def grid_results(seeds: tuple[int, ...] = (1,)) -> list[CellRuns]:
     """Return Figures 3 and 5 for every cell and seed, counts exactly p^k; seed s adds (s - 1) / 100 bits."""
-    return list(_grid_cells(seeds, has_task))
+    return list(_grid_cells(seeds))
 
 
 @functools.cache  # no test alters a cell
-def _grid_cells(seeds: tuple[int, ...], has_task: bool) -> list[CellRuns]:
+def _grid_cells(seeds: tuple[int, ...]) -> list[CellRuns]:
     metrics = {pair: of_pair for pair, *of_pair in zip(PAIRS, FIGURE_5, FIGURE_3, strict=True)}
     cells = []
     for plan in load_recipe("repeat-mlm", [f"seeds={list(seeds)}"], kind=SweepRecipe).plan():
@@ -77,7 +77,7 @@ def _grid_cells(seeds: tuple[int, ...], has_task: bool) -> list[CellRuns]:
         entropy, accuracy = metrics[k, p]
         bits = entropy + 0.01 * (plan.seed - 1)
         of_cell: Metrics = {"entropy_bits": bits, "loss": bits / 2, "perplexity": 2.0, "mask_accuracy": 0.5}
-        tasks: Tasks = {"glue/mnli": scores((accuracy / 100 - 0.01, accuracy / 100 + 0.01))} if has_task else {}
+        tasks: Tasks = {"glue/mnli": scores((accuracy / 100 - 0.01, accuracy / 100 + 0.01))}
         cells.append(with_corruption(measured(plan, {p: of_cell}, tasks, steps=50_000), corruption(p**k)))
     return sorted(cells, key=lambda cell: (PAIRS.index(pair_of(cell.plan)), cell.plan.seed))
 
@@ -114,7 +114,7 @@ def _with_tasks(cell: CellRuns, tasks: Tasks) -> CellRuns:
 
 def copied(cell: CellRuns, **known: Any) -> CellRuns:
     """Return a cell of which other things are known."""
-    new = CellRuns(known.pop("plan", cell.plan), cell.folder)
+    new = CellRuns(cell.plan, cell.folder)
     vars(new).update({name: value for name, value in vars(cell).items() if name not in ("plan", "folder", "values")})
     vars(new).update(known)
     return new
@@ -133,10 +133,10 @@ def without_tasks(cell: CellRuns, *tasks: str) -> CellRuns:
     return copied(cell, tuned={task: run for task, run in cell.tuned.items() if task not in tasks})
 
 
-def with_metrics(cell: CellRuns, ratio: float | None = None, **metrics: float | None) -> CellRuns:
-    """Return a cell with other values of validation metrics, at its own mask ratio unless another is given."""
+def with_metrics(cell: CellRuns, **metrics: float | None) -> CellRuns:
+    """Return a cell with other values of validation metrics at its own mask ratio."""
     table = cell.pretrain_scores.copy()
-    is_here = table.grid_point == masking_of(cell.plan.mask_ratios[0] if ratio is None else ratio)
+    is_here = table.grid_point == masking_of(cell.plan.mask_ratios[0])
     for name, value in metrics.items():
         table.loc[is_here & (table.metric == name), "value"] = value
     return copied(cell, pretrain_scores=table)
@@ -160,35 +160,24 @@ def corruption(share: float, *, num_tokens: int = 10_000, measured: float | None
     """Return a count of corrupted tokens that is p^k exactly, or another."""
     return {
         "num_tokens": num_tokens,
-        "num_corrupted": 0,
         "expected": share,
         "expected_with_floor": share,
         "measured": share if measured is None else measured,
-        "standard_error": (share * (1 - share) / num_tokens) ** 0.5,
     }
 
 
-def sweep_results(
-    name: str, *, seeds: tuple[int, ...] = (1,), tasks: tuple[str, ...] = tuple(TASKS), ratios: tuple[float, ...] = ()
-) -> list[CellRuns]:
+def sweep_results(name: str, *, seeds: tuple[int, ...] = (1,), tasks: tuple[str, ...] = tuple(TASKS)) -> list[CellRuns]:
     """Return a cell for every variant and seed of a shipped sweep; seed s adds s - 1 hundredths to each metric.
 
     A variant of k states has an entropy of 10 p / k bits at p, weighted by the posterior half of that.
-
-    Args:
-        ratios: Mask ratios besides those of the recipe.
     """
-    return list(_sweep_cells(name, seeds, tasks, ratios))
+    return list(_sweep_cells(name, seeds, tasks))
 
 
 @functools.cache
-def _sweep_cells(
-    name: str, seeds: tuple[int, ...], tasks: tuple[str, ...], ratios: tuple[float, ...]
-) -> list[CellRuns]:
-    recipe = load_recipe(name, [f"seeds={list(seeds)}"], kind=SweepRecipe)
-    recipe = recipe.changed({"entropy_ratios": (*recipe.entropy_ratios, *ratios)})
+def _sweep_cells(name: str, seeds: tuple[int, ...], tasks: tuple[str, ...]) -> list[CellRuns]:
     cells = []
-    for plan in recipe.plan():
+    for plan in load_recipe(name, [f"seeds={list(seeds)}"], kind=SweepRecipe).plan():
         added = 0.01 * (plan.seed - 1)
         pretrain = plan.pretrain
         k = pretrain.masking.num_states_per_mask
@@ -213,8 +202,8 @@ def diverge(cell: CellRuns) -> CellRuns:
 
 
 def with_scores(cell: CellRuns, **by_task: FinetunedRun | str) -> CellRuns:
-    """Return the cell with other scores on GLUE tasks, or on the task of a whole name."""
-    added = {task if "_" not in task else task.replace("_", "/"): run for task, run in by_task.items()}
+    """Return the cell with other scores on tasks, like `glue_rte`."""
+    added = {task.replace("_", "/"): run for task, run in by_task.items()}
     old: Tasks = {**cell.tuned, **dict.fromkeys(cell.diverged_tasks, DIVERGED)}
     return _with_tasks(copied(cell), {**old, **added})
 
@@ -328,12 +317,6 @@ def predicted_rows(
     """Return (K, N, C) predictions of rows, counted from 0, and their (N, C) truth."""
     rows: dict[str, Any] = {"rows": np.arange(len(targets)), "targets": targets, **more}
     return PredictedRows(loss=loss, names=tuple(names), by_seed=by_seed, calibration=calibration, **rows)
-
-
-def at_folder(run: FinetunedRun, folder: Path) -> FinetunedRun:
-    """Return the run in a folder that has its scores."""
-    write_scores(folder, run.scores)
-    return FinetunedRun(run.name, folder, run.results)
 
 
 def described(
