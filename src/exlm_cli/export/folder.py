@@ -67,7 +67,7 @@ def check_before_export(out: Path, form: Format = "hf", licence: str | None = No
     if os.path.lexists(out) and (not out.is_dir() or any(out.iterdir())):
         kind = "the folder is not empty" if out.is_dir() else "a file has that name"
         raise CheckpointError(f"{out}: {kind}", "choose another folder with `--out DIR`")
-    place = Path(os.path.realpath(out))  # Path.resolve raises for a link to itself; Path(".") looks like a mount point
+    place = out.resolve()  # Path(".") looks like a mount point
     if place.is_mount() or place == Path.cwd():
         kind = "a mount point" if place.is_mount() else "the current directory"
         raise CheckpointError(f"{out}: {kind}, which cannot be replaced", f"choose `--out {out / 'model'}`")
@@ -129,7 +129,7 @@ def export_folder(
     """
     check_before_export(out, form, licence)
     refuse_inexpressible(source, needs_class=form == "hf")
-    place = Path(os.path.realpath(out))
+    place = out.resolve()
     temporary = place.with_name(f".{place.name}.writing-{os.getpid()}")
     with folder_for_results(place.parent, temporary), removed_on_failure(temporary):
         temporary.mkdir()

@@ -1,7 +1,6 @@
 """Exported folders in transformers against the run: its own forward pass over batches as pre-training makes them."""
 
 import json
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +24,6 @@ from exlm_cli.export.folder import (
     export_folder,
     write_model,
 )
-from exlm_cli.export.hub import check_before_push
 from exlm_cli.export.onnx_model import run_onnx
 from exlm_cli.export.source import Source, finetuned_source, pretrained_source
 from exlm_cli.finetune.cells.model import load_finetuned
@@ -74,13 +72,11 @@ def our_outputs(pretrained: Pretrained, token_ids: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("objective", "model"),
     [
-        ("mlm", {"rope": "2d"}),
         ("mlm", {"rope": "1d", "rope_base": 500.0}),
         ("exlm", {"rope": "2d"}),
-        ("exlm", {"rope": "1d", "rope_base": 500.0}),
         ("exlm", CHAIN),
     ],
-    ids=["mlm-2d", "mlm-1d", "input-2d", "input-1d", "chain"],
+    ids=["mlm", "input", "chain"],
 )
 def test_text_models_give_the_same_outputs(tmp_path, objective, model):
     """Those with an LM head also with [MASK]s; a padded batch, so that padding is not attended to either."""
@@ -160,27 +156,18 @@ def test_task_models_give_the_same_outputs(tmp_path, kind):
     assert list(exported.config.id2label.values()) == list(finetuned.results.output_names)
 
 
-@pytest.mark.parametrize("kind", ["input", "chain", "value of a pair"])
-def test_onnx_models_give_the_same_outputs(tmp_path, kind):
-    """Both designs, and a value in its units; in batches and lengths that were not traced.
-
-    The code of a card finds answers with another ONNX model, see `test_card`.
-    """
+def test_an_onnx_model_gives_the_same_outputs(tmp_path):
+    """In batches and lengths that were not traced. `test_card` has spans, `test_family` another encoder and a value."""
     pytest.importorskip("onnxruntime")
-    model = {**LARGE, **({**CHAIN, "num_layers": 2} if kind == "chain" else {})}
-    run = make_pretrained(tmp_path / "pretrained", model=model)
-    if kind in ("input", "chain"):
-        source = pretrained_source(load_pretrained(run, device="cpu"))
-    else:
-        source = finetuned_source(load_finetuned(glue_run(tmp_path, run, "stsb"), device="cpu"))
+    run = make_pretrained(tmp_path / "pretrained", model={**LARGE, **CHAIN, "num_layers": 2})
+    source = pretrained_source(load_pretrained(run, device="cpu"))
     done = export_folder(source, tmp_path / "out", SilentProgress(), form="onnx", licence="mit")
     assert [path.name for path in done.files] == [
         "README.md", "config.json", "model.onnx", "tokenizer.json", "tokenizer_config.json",
     ]  # fmt: skip
     rows = [source.encode(text) for text in ("amber", "daisy fern amber", "birch birch birch cedar")]
     logits = run_onnx(tmp_path / "out", rows, source.tokenizer.pad_id)
-    compared = compare(source, list(zip(rows, logits, strict=True)))
-    assert compared.num_sequences == 3
+    assert compare(source, list(zip(rows, logits, strict=True))).num_sequences == 3
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert "license: mit" in card
     assert "onnxruntime.InferenceSession" in card
@@ -257,22 +244,17 @@ def test_blanks_and_line_ends_before_a_mask_are_tokens_as_in_a_run(normalizer):
         assert exported.encode(text).ids == own
 
 
-def test_a_link_to_an_empty_folder_is_filled_and_a_broken_link_or_mount_point_is_refused(tmp_path, monkeypatch):
+def test_a_link_to_an_empty_folder_is_filled_and_a_place_that_cannot_be_replaced_refused(tmp_path, monkeypatch):
     """A link that is replaced itself, and a mount point that cannot be, would end a long export with an error."""
     source = pretrained_source(load_pretrained(make_pretrained(tmp_path / "run"), device="cpu"))
     monkeypatch.setattr(folder, "compare_outputs", lambda *_: Comparison(1, 0.0, 1.0))
     (tmp_path / "real").mkdir()
+    (tmp_path / "empty").mkdir()
     out = tmp_path / "link"
     out.symlink_to("real")
     assert export_folder(source, out, SilentProgress()).files[0] == out / "1_Pooling/config.json"
     assert (tmp_path / "real" / "README.md").is_file()
-    (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(CheckpointError, match=r"loop: a file has that name$"):
-        check_before_export(tmp_path / "loop")
-    monkeypatch.chdir(tmp_path / "real")
-    shutil.rmtree(tmp_path / "real" / "1_Pooling")
-    for path in (tmp_path / "real").iterdir():
-        path.unlink()
+    monkeypatch.chdir(tmp_path / "empty")
     with pytest.raises(CheckpointError, match=r"^\.: the current directory, which cannot be replaced$"):
         check_before_export(Path())
     monkeypatch.setattr(Path, "is_mount", lambda _: True)
@@ -286,7 +268,6 @@ def test_a_link_to_an_empty_folder_is_filled_and_a_broken_link_or_mount_point_is
     [
         ({"masking": {"num_repeats": 2}, "objective": "mlm"}, "`masking.num_repeats: 2`"),
         ({"model": {"learned_positions": True}}, "`model.learned_positions: true`"),
-        ({"model": {"learned_positions": True, "rope": "none"}}, "`model.learned_positions: true`"),
     ],
 )
 def test_encoders_that_esm_lacks_are_refused(tmp_path, sections, named):
@@ -294,15 +275,6 @@ def test_encoders_that_esm_lacks_are_refused(tmp_path, sections, named):
     with pytest.raises(ConfigError, match=named):
         export_folder(source, tmp_path / "out", SilentProgress())
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("licence", ["", "not a licence!", "mit\n", "ünlicense"])
-def test_a_malformed_licence_is_refused(tmp_path, licence):
-    with pytest.raises(ConfigError, match="expected an identifier of the Hub"):
-        check_before_export(tmp_path / "out", licence=licence)
-    with pytest.raises(ConfigError, match="expected an identifier of the Hub"):
-        check_before_push("me/model", licence)
-    check_before_export(tmp_path / "out", licence="LGPL-2.1+_x")
 
 
 def test_a_missing_package_is_refused_with_the_extra_that_has_it(tmp_path, monkeypatch):

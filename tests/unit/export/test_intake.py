@@ -37,20 +37,17 @@ def test_a_folder_is_taken_in_once_and_read_without_it(folder, hf_models):
     """The copy is a whole run: it is read after the folder is gone. A changed file gives another one."""
     run = take(folder)
     assert take(folder) == run
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "hidden_dropout_prob": 0.0}))
-    assert take(folder) != run
-    assert sorted(path.name for path in hf_models.iterdir()) == sorted(p.name for p in (run, take(folder)))
+    of_smiles = take(folder, "smiles")
+    _edit(folder, "config.json", hidden_dropout_prob=0.0)
+    changed = take(folder)
+    assert {*hf_models.iterdir()} == {run, of_smiles, changed}
     for path in folder.iterdir():
         path.unlink()
+    assert load_pretrained(of_smiles, device="cpu").recipe.data.kind == "smiles"
     found = load_pretrained(run, device="cpu")
     assert (found.step, found.recipe.objective, found.recipe.name) == (0, "mlm", "their-bert")
     assert (found.recipe.model.dropout, found.recipe.data.sequence_length) == (0.1, 66)
     assert load_pretrained(run / "checkpoints" / "step-0", device="cpu").sha256 == found.sha256
-
-
-def test_the_kind_of_rows_is_what_the_caller_says(folder):
-    assert load_pretrained(take(folder, "smiles"), device="cpu").recipe.data.kind == "smiles"
 
 
 def test_weights_in_parts_and_in_half_precision_are_read(folder):
