@@ -87,11 +87,9 @@ def expected_flops(recipe: PretrainRecipe) -> TrainingFlops:
         {},
         {"objective": "mlm"},
         {"objective": "mlm", "masking": {"mask_ratio": 0.2, "num_repeats": 2}},
-        {"masking": {"mask_ratio": 0.2, "num_states_per_mask": 1}},
         {"model": {"alignment": "sparse_dag"}},
         {"model": {"alignment": "independent"}},
         {"model": {"transition": {"heads": 2, "position_features": True, "max_nodes": 64}}},
-        {"model": {"num_layers": 1, "ffn_width": 24}},
     ],
 )
 def test_the_closed_form_is_what_torch_counts_in_a_real_step(sections):
@@ -101,20 +99,17 @@ def test_the_closed_form_is_what_torch_counts_in_a_real_step(sections):
     assert measured_flops(recipe) == pytest.approx(expected.total - expected.alignment, rel=1e-12)
 
 
-def test_a_chain_is_counted_but_for_logits_made_again_and_the_classes_of_the_vocabulary(monkeypatch):
+def test_logits_made_again_and_the_classes_of_the_vocabulary_are_not_in_the_floor(monkeypatch):
+    """A chain makes its logits again, and others do for want of memory."""
     monkeypatch.setattr(ChainHead, "is_learning", True)
     recipe = tiny_recipe(model=CHAIN)
     num_masks, width, num_classes = NUM_SEQUENCES * 0.3 * NUM_TOKENS, recipe.model.width, recipe.model.chain.num_classes
     left_out = 2 * num_masks * width * SPECIAL.vocab_size + 3 * 2 * SPECIAL.vocab_size * width * num_classes
     expected = expected_flops(recipe)
     assert measured_flops(recipe) == pytest.approx(expected.total - expected.alignment + left_out, rel=1e-12)
-
-
-def test_logits_made_again_for_want_of_memory_are_not_in_the_floor(monkeypatch):
     monkeypatch.setattr(exlm, "HEAD_CHUNK_ROWS", 7)
     recipe = tiny_recipe()
-    num_inner = NUM_SEQUENCES * 3 * 0.3 * NUM_TOKENS
-    again = 2 * num_inner * recipe.model.width * SPECIAL.vocab_size
+    again = 2 * 3 * num_masks * width * SPECIAL.vocab_size
     expected = expected_flops(recipe)
     assert measured_flops(recipe) == pytest.approx(expected.total - expected.alignment + again, rel=1e-12)
 
@@ -148,7 +143,7 @@ def test_the_paper_size_costs_at_least_1_6_times_its_mlm():
 
 
 @pytest.mark.parametrize("scheme", ["fixed", "bernoulli"])
-@pytest.mark.parametrize("ratio", [0.02, 0.1, 0.45])
+@pytest.mark.parametrize("ratio", [0.02, 0.45])
 def test_the_mean_number_of_masks_is_that_of_the_masker(scheme, ratio):
     masking = {"scheme": scheme, "mask_ratio": ratio}
     recipe = tiny_recipe(masking=masking | {"num_repeats": 1})
@@ -174,13 +169,7 @@ def test_flops_of_a_range_take_the_moments_of_the_number_of_masks():
     assert flops.lm_head == pytest.approx(float(8 * 6 * 3 * mean * (16**2 + 16 * 300)), rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("sections", "tokens"),
-    [
-        ({}, 8 * 16),
-        ({"objective": "mlm", "masking": {"num_repeats": 3}}, 8 * (14 * 3 + 2)),
-        ({"train": {"batch_sequences": None, "batch_tokens": 500}}, 500),
-    ],
-)
-def test_tokens_of_a_step_count_repetitions_and_not_clones(sections, tokens):
-    assert tokens_per_step(tiny_recipe(**sections)) == tokens
+def test_tokens_of_a_step_count_repetitions_and_not_clones():
+    assert tokens_per_step(tiny_recipe()) == 8 * 16
+    assert tokens_per_step(tiny_recipe(objective="mlm", masking={"num_repeats": 3})) == 8 * (14 * 3 + 2)
+    assert tokens_per_step(tiny_recipe(train={"batch_sequences": None, "batch_tokens": 500})) == 500

@@ -87,13 +87,9 @@ def test_activations_are_the_bytes_that_autograd_keeps(sections):
     assert saved_in_training(recipe) == pytest.approx(expected, rel=0.02)
 
 
-@pytest.mark.parametrize(
-    "sections",
-    [{"model": CHAIN}, {"model": CHAIN, "masking": {"mask_ratio": 0.6, "num_states_per_mask": 8}}],
-)
-def test_a_chain_keeps_no_logits(sections, monkeypatch):
+def test_a_chain_keeps_no_logits(monkeypatch):
     monkeypatch.setattr(ChainHead, "is_learning", True)
-    recipe = long_recipe(**sections)
+    recipe = long_recipe(model=CHAIN, masking={"mask_ratio": 0.6, "num_states_per_mask": 8})
     memory = count_memory(recipe, NUM_SEQUENCES)
     assert saved_in_training(recipe) == pytest.approx(memory["activations"] + memory["nodes"], rel=0.02)
 
@@ -177,32 +173,28 @@ def test_no_measured_step_was_faster_than_its_bound_nor_much_slower(name, gpu):
     assert 0.75 < seconds / (MEASURED_MS[name, gpu] / 1000) <= 1.0
 
 
-@pytest.mark.parametrize(
-    ("changes", "gpu", "fits"),
-    [
+def test_the_cost_says_what_fits():
+    """Two gigabytes of a GPU are left to what is not counted."""
+    saving = "train.gradient_checkpointing=true"
+    for changes, gpu, fits in (
         ([], "l40s", True),
         ([], "rtx4090", False),
-        (["train.gradient_checkpointing=true"], "rtx4090", True),
-        (["train.microbatch_tokens=400000", "train.gradient_checkpointing=true"], "rtx4090", False),
-    ],
-)
-def test_the_cost_says_what_fits(changes, gpu, fits):
-    """Two gigabytes of a GPU are left to what is not counted."""
-    estimate = estimate_cost(load_recipe("text-large", changes), gpu, 1)
-    assert (estimate.memory_bytes + 2e9 <= GPUS[gpu].memory_bytes) == fits
-    assert describe_cost(estimate)["memory"].endswith(": it fits") == fits
+        ([saving], "rtx4090", True),
+        ([saving, "train.microbatch_tokens=400000"], "rtx4090", False),
+    ):
+        estimate = estimate_cost(load_recipe("text-large", changes), gpu, 1)
+        assert (estimate.memory_bytes + 2e9 <= GPUS[gpu].memory_bytes) == fits
+        assert describe_cost(estimate)["memory"].endswith(": it fits") == fits
 
 
-@pytest.mark.parametrize(
-    ("sections", "unit", "bound"),
-    [
-        ({"train": {"max_steps": 6}}, "", "at most"),  # eight sequences a step, which may be shorter than 16 tokens
-        ({"train": {"max_steps": 6}, "data": {"sample_break": "none"}}, "", "at least"),
-        ({"train": {"max_steps": None, "max_epochs": 2}}, " for each 100 M tokens", "at least"),
-    ],
-)
-def test_a_time_is_told_for_the_run_or_for_some_of_its_tokens(sections, unit, bound):
-    recipe = tiny_recipe(**sections)
-    step_s, by = step_time(recipe, "a100")
-    steps = 1e8 / (8 * 16) if unit else 6
-    assert describe_time(recipe, "a100") == f"{bound} {format_span(steps * step_s)}{unit}, by {by}"
+def test_a_time_is_told_for_the_run_or_for_some_of_its_tokens():
+    """It is an upper bound where eight sequences a step may be shorter than 16 tokens."""
+    whole = {"sample_break": "none"}
+    for sections, steps, unit, bound in (
+        ({}, 6, "", "at most"),
+        ({"data": whole}, 6, "", "at least"),
+        ({"train": {"max_steps": None, "max_epochs": 2}}, 1e8 / (8 * 16), " for each 100 M tokens", "at least"),
+    ):
+        recipe = tiny_recipe(**sections)
+        step_s, by = step_time(recipe, "a100")
+        assert describe_time(recipe, "a100") == f"{bound} {format_span(steps * step_s)}{unit}, by {by}"
