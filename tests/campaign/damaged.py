@@ -12,7 +12,7 @@ import numpy as np
 import safetensors.numpy
 import yaml
 
-from tests.campaign.material import bring_runs, mutate, mutate_json, values
+from tests.campaign.material import VALUES, bring_runs, mutate, mutate_json
 from tests.campaign.trial import Trial
 from tests.unit.finetune.synthetic import sign
 
@@ -80,7 +80,7 @@ def damage(trial: Trial, path: Path) -> None:
     elif way < 5 or path.suffix not in CRAFTERS:
         path.write_bytes(mutate(rng, content))
     else:
-        path.write_bytes(CRAFTERS[path.suffix](rng, content, trial.draw(values)))
+        path.write_bytes(CRAFTERS[path.suffix](rng, content, rng.choice(VALUES)))
 
 
 def _craft_json(rng: Random, content: bytes, value: Any) -> bytes:

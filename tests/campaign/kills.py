@@ -2,14 +2,12 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-import filelock
 import torch.distributed as dist
 
 from exlm_cli.experiments.sweep import run_sweep
@@ -20,22 +18,21 @@ from tests.campaign.processes import FINETUNE, PRETRAIN, Started, changed
 from tests.campaign.trial import Outcome, Trial, is_temporary, tree
 from tests.killed import untimed_rows
 from tests.ranks import launch_variables
+from tests.shared import made_once
 from tests.tiny_sweeps import run_cell, tiny_grid, tiny_sweep
 from tests.unit.finetune.synthetic import cells, untimed
 
 
-def reference(trial: Trial, name: str, make: Callable[[Path], None], *, is_timed: bool = True) -> tuple[Path, float]:
+def reference(trial: Trial, name: str, make: Callable[[Path], None]) -> tuple[Path, float]:
     """Return what an undisturbed process made, and the seconds that it took; made once for all workers."""
-    folder = trial.folder.parent / f"whole-{name}"
-    with filelock.FileLock(folder.with_suffix(".lock")):
-        if not (folder / "seconds").exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-            if is_timed:
-                Started(folder, int).process.join()  # the first process starts a server, which takes seconds
-            began = time.monotonic()
-            make(folder)
-            (folder / "seconds").write_text(str(time.monotonic() - began), encoding="ascii")
+
+    def make_timed(folder: Path) -> None:
+        Started(folder, int).process.join()  # the first process starts a server, which takes seconds
+        began = time.monotonic()
+        make(folder)
+        (folder / "seconds").write_text(str(time.monotonic() - began), encoding="ascii")
+
+    folder = made_once(trial.folder.parent / f"whole-{name}", make_timed)
     return folder, float((folder / "seconds").read_text(encoding="ascii"))
 
 
@@ -57,10 +54,7 @@ def meeting_place(num_ranks: int) -> Iterator[list[dict[str, str]]]:
 
 
 def killed_pretraining(trial: Trial) -> None:
-    """`kill -9` at a random moment, once or twice, then `--resume`: the bits of an undisturbed run.
-
-    Of two ranks, one may instead be stopped for ten seconds: neither ends.
-    """
+    """`kill -9` at a random moment, once or twice, of one or two ranks, then `--resume`: the bits of a whole run."""
     num_ranks = 2 if trial.number % 5 == 4 else 1
 
     def run_all(folder: Path, words: Sequence[object], ending: Callable[[list[Started]], None]) -> list[Outcome]:
@@ -78,19 +72,15 @@ def killed_pretraining(trial: Trial) -> None:
     undisturbed, seconds = reference(trial, f"pretraining-{num_ranks}", whole)
     rng = trial.rng
     for _ in range(rng.choice((1, 1, 2))):
-        dying = rng.choice((0, 1, -1)) if num_ranks == 2 else -1
-        moment, is_killed = rng.uniform(0, 1.1 * seconds), dying < 0 or rng.random() < 0.7
+        dying = rng.choice((slice(1), slice(1, 2), slice(None)))
+        moment = rng.uniform(0, 1.1 * seconds)
 
-        act = partial(Started.kill_after if is_killed else Started.stop_after, seconds=moment)
+        def kill(started: list[Started], dying: slice = dying, moment: float = moment) -> None:
+            for process in started[dying] or started:
+                process.kill_after(moment)
 
-        def disturb(started: list[Started], dying: int = dying, act: Callable[..., None] = act) -> None:
-            for process in started if dying < 0 else [started[dying]]:
-                act(process)
-
-        for outcome in run_all(trial.folder, continued(trial.folder, PRETRAIN), disturb):
-            if not is_killed:
-                trial.expect(outcome.code == 0, f"one was stopped for a while: {outcome.code}, {outcome.err[-300:]!r}")
-            elif outcome.code not in (0, -signal.SIGKILL):  # a rank that is left says so in one line
+        for outcome in run_all(trial.folder, continued(trial.folder, PRETRAIN), kill):
+            if outcome.code not in (0, -signal.SIGKILL):  # a rank that is left says so in one line
                 trial.judge(outcome, (2,))
     for outcome in run_all(trial.folder, continued(trial.folder, PRETRAIN), lambda _: None):
         trial.expect(outcome.code == 0, f"it does not go on: exit {outcome.code}, {outcome.err[-300:]!r}")

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from exlm_cli.cli.app import main
-from tests.campaign.trial import Outcome, Trial
+from tests.campaign.trial import Outcome, Trial, read_streams, send_streams_to
 
 PRELOADED = [
     "exlm_cli.cli.console", "exlm_cli.cli.runs", "exlm_cli.experiments.cell", "exlm_cli.ops.alignment.reference",
@@ -58,9 +57,9 @@ class Started:
     """A process that runs a function, or a command with its streams in files, from a folder."""
 
     def __init__(self, folder: Path, work: Callable[[], Any] | Sequence[object], **variables: str) -> None:
-        self._name = str(folder / f".said-{time.monotonic_ns()}")
+        self._said = str(folder / f".said-{time.monotonic_ns()}")
         self.words = () if callable(work) else tuple(map(str, work))
-        arguments = (folder, self.words or work, dict(os.environ) | variables, self._name)
+        arguments = (folder, self.words or work, dict(os.environ) | variables, self._said)
         self.process = forking().Process(target=_run, args=arguments)
         self.began = time.monotonic()
         self.process.start()
@@ -71,14 +70,6 @@ class Started:
         self.process.kill()
         self.process.join()
 
-    def stop_after(self, seconds: float) -> None:
-        """Stop it then for ten seconds, as a debugger does, unless it has ended."""
-        self.process.join(max(0.0, self.began + seconds - time.monotonic()))
-        if self.process.is_alive() and self.process.pid is not None:
-            os.kill(self.process.pid, signal.SIGSTOP)
-            time.sleep(10.0)
-            os.kill(self.process.pid, signal.SIGCONT)
-
     def outcome(self, trial: Trial) -> Outcome:
         self.process.join(LONGEST_END_S)
         if self.process.exitcode is None:
@@ -86,22 +77,14 @@ class Started:
             self.process.kill()
             self.process.join()
         trial.commands.append(self.words)
-        said = [Path(f"{self._name}-{name}") for name in ("out", "err")]
-        # none where it was killed before it began
-        texts = [path.read_text(encoding="utf-8", errors="replace") if path.exists() else "" for path in said]
-        for path in said:
-            path.unlink(missing_ok=True)
-        return Outcome(self.words, self.process.exitcode, *texts)
+        return Outcome(self.words, self.process.exitcode, *read_streams(self._said))
 
 
 def _run(folder: Path, work: Any, variables: dict[str, str], said: str) -> None:
     os.environ.clear()
     os.environ |= variables
     os.chdir(folder)
-    for number, name in ((1, "out"), (2, "err")):
-        file = os.open(f"{said}-{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        os.dup2(file, number)
-    sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8") for number in (1, 2))  # noqa: PTH123, SIM115
+    send_streams_to(said)
     code = work() if callable(work) else main(work)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -9,11 +9,11 @@ from exlm_cli.export.hub import copy_run
 from exlm_cli.export.source import finetuned_source, pretrained_source
 from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.train.pretrained import load_pretrained
-from tests.campaign.kills import reference
 from tests.campaign.material import bring_runs, mutate
 from tests.campaign.processes import FINETUNE, PRETRAIN, changed, small_disk
 from tests.campaign.trial import Trial
 from tests.fake_hub import TOKEN, running_hub
+from tests.shared import made_once
 
 
 def disks(trial: Trial) -> None:
@@ -63,7 +63,7 @@ def hub(trial: Trial) -> None:
         )  # fmt: skip
         copy_run(source, folder / "run")
 
-    pushed, _ = reference(trial, f"pushed-{name}", copy, is_timed=False)
+    pushed = made_once(trial.folder.parent / f"pushed-{name}", copy)
     files = {str(path.relative_to(pushed)): path.read_bytes() for path in pushed.rglob("run/**/*") if path.is_file()}
     served, victim = dict(files), rng.choice(sorted(files))
     with pytest.MonkeyPatch.context() as patch, running_hub(patch, trial.folder / "cache/hub") as server:

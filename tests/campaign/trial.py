@@ -1,23 +1,17 @@
 """One case of the campaign: commands run in an empty folder, and what they must not do."""
 
 import contextlib
-import io
 import os
 import sys
-import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import NamedTuple, TypeVar
-
-from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis.strategies import SearchStrategy
+from typing import NamedTuple
 
 LONGEST_LINE = 2_100
 """Characters of a line on stderr; values, names and library errors are cut long before."""
 
-T = TypeVar("T")
 Tree = dict[str, tuple[int, int]]
 
 
@@ -49,21 +43,6 @@ class Trial:
         self.commands: list[tuple[str, ...]] = []
         self._tell = tell
 
-    def draw(self, strategy: SearchStrategy[T]) -> T:
-        found: list[T] = []
-
-        @seed(self.rng.getrandbits(64))
-        @settings(
-            max_examples=5, phases=[Phase.generate], database=None, deadline=None,
-            suppress_health_check=list(HealthCheck),
-        )  # fmt: skip
-        @given(strategy)
-        def keep(value: T) -> None:
-            found.append(value)
-
-        keep()
-        return found[-1]  # the first is the simplest
-
     def write(self, name: str, content: bytes) -> None:
         """Write a file into the folder."""
         (self.folder / name).write_bytes(content)
@@ -74,7 +53,7 @@ class Trial:
         self.commands.append(words)
         self._tell(words)
         before = tree(self.folder)
-        outcome, trouble = run_captured(words)
+        outcome, trouble = run_captured(words, f"{self.folder}-said")
         if trouble:
             self.faults.append(trouble)
         else:
@@ -142,49 +121,43 @@ def is_temporary(name: str) -> bool:
     return any(mark in name for mark in (".writing", ".tmp", "/tmp", ".part", ".incomplete"))
 
 
-def run_captured(words: tuple[str, ...]) -> tuple[Outcome, str]:
-    """Run a command in this process with its streams in files; return the outcome, and where it raised, the reason."""
+def run_captured(words: tuple[str, ...], said: str) -> tuple[Outcome, str]:
+    """Run a command in this process, its streams in files; return the outcome, and where it raised, the reason."""
     from exlm_cli.cli.app import main
 
     code: int | None = None
     trouble = ""
-    with captured() as texts:
-        try:
-            code = main(words)
-        except BaseException as error:
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            trouble = f"{type(error).__name__} in {Path(place.filename).name}:{place.lineno}: {str(error)[:300]!r}"
-    out, err = texts()
-    return Outcome(words, code, out, err), trouble
+    send_streams_to(said)
+    try:
+        code = main(words)
+    except BaseException as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        trouble = f"{type(error).__name__} in {Path(place.filename).name}:{place.lineno}: {str(error)[:300]!r}"
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return Outcome(words, code, *read_streams(said)), trouble
 
 
-@contextlib.contextmanager
-def captured() -> Iterator[Callable[[], tuple[str, str]]]:
-    """Send the file descriptors of stdout and stderr to files; yields a function that reads them."""
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        kept, streams = (os.dup(1), os.dup(2)), (sys.stdout, sys.stderr)
-        for stream in streams:
-            stream.flush()
-        os.dup2(out.fileno(), 1)
-        os.dup2(err.fileno(), 2)
-        sys.stdout, sys.stderr = (
-            io.TextIOWrapper(os.fdopen(number, "wb", closefd=False), encoding="utf-8", line_buffering=True)
-            for number in (1, 2)
-        )
-        read: dict[str, str] = {}
-        try:
-            yield lambda: (read["out"], read["err"])
-        finally:
-            for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(OSError, ValueError):
-                    stream.flush()
-            sys.stdout, sys.stderr = streams
-            for number, file in zip((1, 2), kept, strict=True):
-                os.dup2(file, number)
-                os.close(file)
-            for name, file in (("out", out), ("err", err)):
-                file.seek(0)
-                read[name] = file.read().decode("utf-8", "replace")
+def send_streams_to(said: str) -> None:
+    """Send stdout and stderr of this process, also of its libraries, to two files."""
+    for number, name in ((1, "out"), (2, "err")):
+        file = os.open(f"{said}-{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.dup2(file, number)
+        os.close(file)
+    sys.stdout, sys.stderr = (
+        open(number, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+        for number in (1, 2)
+    )
+
+
+def read_streams(said: str) -> list[str]:
+    """Return what a process has said, and delete the files; nothing of one that was killed before it began."""
+    texts = []
+    for name in ("out", "err"):
+        path = Path(f"{said}-{name}")
+        texts.append(path.read_text(encoding="utf-8", errors="replace") if path.exists() else "")
+        path.unlink(missing_ok=True)
+    return texts
 
 
 def resident_mib(name: str = "VmRSS") -> float:
