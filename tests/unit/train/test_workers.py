@@ -43,12 +43,8 @@ def do(what, folder, progress):
             raise DataError("a row is bad", "mend it, then continue with `exlm finetune --resume elsewhere`")
         case "diverge":
             raise DivergedError("the loss is nan", "lower the learning rate")
-        case "stop":  # a signal came to this process alone
-            raise InterruptedRunError("stopped", "continue", signal.SIGTERM)
         case "err":
             raise ValueError("a mistake of ours")
-        case "end":
-            os._exit(3)
         case "kill":  # as where memory runs out
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -66,26 +62,23 @@ def run(jobs, logs, *, environments=({},), finished=(), describe=lambda job, _: 
     return progress
 
 
-@pytest.mark.parametrize(("visible", "workers", "expected"), [(None, None, ["0", "1"]), ("3,5", 3, ["3", "5", "3"])])
-def test_each_cuda_device_has_its_worker(monkeypatch, visible, workers, expected):
+@pytest.mark.parametrize(
+    ("device", "visible", "num_threads", "workers", "expected"),
+    [
+        ("cuda", "", None, None, ["0", "1"]),
+        ("cuda", "3,5", None, 3, ["3", "5", "3"]),
+        ("cpu", "", None, None, ["1"] * 3),
+        ("cpu", "", 2, None, ["2"]),
+        ("cpu", "", None, 5, ["1"] * 5),
+    ],
+)
+def test_each_cuda_device_or_core_has_its_worker(monkeypatch, device, visible, num_threads, workers, expected):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    if visible is None:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    else:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    environments = worker_environments("cuda", num_threads=None, workers=workers)
-    assert [environment["CUDA_VISIBLE_DEVICES"] for environment in environments] == expected
-
-
-def test_a_cpu_has_a_worker_of_one_thread_for_each_core(monkeypatch):
     monkeypatch.setattr(module.loky, "cpu_count", lambda: 3)
-    for num_threads, workers, expected in (
-        (None, None, ["1"] * 3),
-        (2, None, ["2"]),
-        (None, 5, ["1"] * 5),
-    ):
-        environments = worker_environments("cpu", num_threads=num_threads, workers=workers)
-        assert [environment["OMP_NUM_THREADS"] for environment in environments] == expected
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    environments = worker_environments(device, num_threads=num_threads, workers=workers)
+    name = "CUDA_VISIBLE_DEVICES" if device == "cuda" else "OMP_NUM_THREADS"
+    assert [environment[name] for environment in environments] == expected
 
 
 def test_a_worker_does_many_jobs_on_its_own_device_and_what_it_prints_goes_to_its_log(tmp_path, monkeypatch):
@@ -132,22 +125,18 @@ def test_an_error_in_a_job_reaches_the_user_with_its_hint_and_stops_the_others(t
     assert diverged.value.exit_code == 1
 
 
-@pytest.mark.parametrize("what", ["kill", "end"])
-def test_a_worker_that_dies_is_one_error_that_names_its_job_and_log(tmp_path, what):
-    logs = tmp_path / "logs"
-    with pytest.raises(
-        ExlmError, match=rf"^cell dead: its process died; its output is in {logs}/worker-0\.log$"
-    ) as caught:
-        run([job("dead", tmp_path, what), job("next", tmp_path, "tell")], logs)
+def test_a_worker_that_dies_is_one_error_that_names_its_job_and_log(tmp_path):
+    log = tmp_path / "logs/worker-0.log"
+    with pytest.raises(ExlmError, match=rf"^cell dead: its process died; its output is in {log}$") as caught:
+        run([job("dead", tmp_path, "kill"), job("next", tmp_path, "tell")], log.parent)
     assert caught.value.hint.endswith(f"run fewer at once, as with `--workers 1`; continue with `{RESUME}`")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_every_job_and_says_how_to_continue(tmp_path, number):
+def test_a_signal_stops_every_job_and_says_how_to_continue(tmp_path):
     """The job that ends once the other one waits sends it."""
 
     def signal_us(*_):
-        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signal.SIGINT)
         return "done"
 
     jobs = [
@@ -159,7 +148,7 @@ def test_a_signal_stops_every_job_and_says_how_to_continue(tmp_path, number):
     with pytest.raises(InterruptedRunError, match=r"^stopped with 1 of 3 cells done; those that ran ") as caught:
         run(jobs, tmp_path / "logs", environments=[{}, {}], describe=signal_us)
     assert (tmp_path / "saved").exists()
-    assert caught.value.exit_code == 128 + number
+    assert caught.value.exit_code == 128 + signal.SIGINT
     assert caught.value.hint == f"continue with `{RESUME}`"
 
 
