@@ -80,14 +80,6 @@ def test_figures_that_were_measured_where_it_was_trained_go_onto_the_card(script
         script.bundle(run, about_of(script), **given)
 
 
-def test_models_that_are_too_large_are_not_written(script, run, tmp_path, monkeypatch):
-    monkeypatch.setattr(script, "MAX_BYTES", 1000)
-    given = {"valid": [str(tmp_path / "valid.txt")], "max_sequences": 2, "progress": SilentProgress()}
-    with pytest.raises(ExlmError, match="the models would have"):
-        script.bundle(run, about_of(script), folder=tmp_path / "pretrained", **given)
-    assert not (tmp_path / "pretrained").exists()
-
-
 def test_the_models_of_the_package_are_small_and_whole(script, monkeypatch):
     """Weights in float16 alone, at most 26 MB together, each with its card; none is there before they are trained."""
     monkeypatch.setattr(bundled_models, "FOLDER", PACKAGE)

@@ -129,19 +129,14 @@ def update_weights(
         Norm of the gradients before clipping, on the device.
     """
     factor = num_counted.new_full((), num_ranks) / num_counted
-    norm = scale_and_clip(parameters, factor if loss_scale is None else factor / loss_scale.value, clip_norm)
+    if loss_scale is not None:
+        factor = factor / loss_scale.value
+    torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], factor.float())
+    # a limit of inf clips nothing and still measures the norm
+    norm = nn.utils.clip_grad_norm_(parameters, clip_norm or math.inf)
     is_finite = loss_sum.isfinite() & (num_counted > 0) & norm.isfinite()
     optimizer.found_inf = (~is_finite).float()  # type: ignore[attr-defined]
     optimizer.step()
     if loss_scale is not None:
         loss_scale.update(is_finite)
     return norm
-
-
-def scale_and_clip(
-    parameters: Sequence[nn.Parameter], factor: Float[Tensor, ""], clip_norm: float
-) -> Float[Tensor, ""]:
-    """Scale every gradient, then clip their norm to `clip_norm` (0: not at all); return the norm before clipping."""
-    torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], factor.float())
-    # a limit of inf clips nothing and still measures the norm
-    return nn.utils.clip_grad_norm_(parameters, clip_norm or math.inf)
