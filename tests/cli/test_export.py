@@ -1,27 +1,21 @@
-"""`exlm export` on small runs: the files, the comparison, the model card, and the line about the seed."""
+"""`exlm export` of a fine-tuned run: what it prints, and which seed it says; `tests/unit/export` compares outputs."""
+
+import json
 
 import pytest
 
-from tests.cli.asserts import printed_by, result_of
+from tests.cli.asserts import printed_by
 
 pytest.importorskip("transformers")
 
 
-def test_a_run_is_exported_and_compared(run_folder, capsys):
-    result = result_of(capsys, "export", "T", "--out", "hub/mine")
+def test_files_a_comparison_and_the_exported_seed_are_told_and_nothing_of_transformers(run_folder, capsys):
+    said = printed_by(capsys, ["export", "M", "--out", "hub/mine", "--json"])
+    result = json.loads(said.out)
     assert {"hub/mine/README.md", "hub/mine/config.json", "hub/mine/model.safetensors"} <= {*result["files"]}
-    assert result["loaded_with"] == "EsmModel"
-    assert result["sequences_compared"] == 4
     assert result["largest_difference"] <= 1e-5 * result["largest_output"]
     assert sorted(path.name for path in (run_folder / "hub").iterdir()) == ["mine"]
-    card = (run_folder / "hub/mine/README.md").read_text(encoding="utf-8")
-    assert "pipeline_tag: feature-extraction" in card
-    assert str(run_folder.parent) not in card
-
-
-def test_the_terminal_says_which_seed_was_exported_and_nothing_of_transformers(run_folder, capsys):
-    said = printed_by(capsys, ["export", "M", "--out", "mine"])
-    seed = (run_folder / "mine/README.md").read_text(encoding="utf-8").partition("exported model is seed ")[2][0]
-    assert f"the exported model is seed {seed}" in " ".join(said.err.split())
+    assert f"the exported model is seed {result['seed']}" in " ".join(said.err.split())
     assert "Loading weights" not in said.err
     assert "REPORT" not in said.err
+    assert str(run_folder.parent) not in (run_folder / "hub/mine/README.md").read_text(encoding="utf-8")

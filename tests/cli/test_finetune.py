@@ -20,9 +20,8 @@ from tests.unit.finetune.synthetic import WORDS, make_pretrained
 from tests.unit.tasks.glue_files import write_glue
 
 SETS = ["train.max_epochs=2", "train.batch_sequences=16", "train.num_threads=1"]
-WORDS_OF_SETS = [word for value in SETS for word in ("--set", value)]
-TASK = ["finetune", "csv", "words.csv", "--text-column", "text", "--label-columns", "amber", *WORDS_OF_SETS]
-TASK += ["--workers", "1"]
+TASK = ["finetune", "csv", "words.csv", "--text-column", "text", "--label-columns", "amber", "--workers", "1"]
+TASK += [word for value in SETS for word in ("--set", value)]
 
 
 @pytest.fixture(autouse=True)
@@ -34,9 +33,10 @@ def _a_csv_and_a_checkpoint(folder: Path) -> None:
     (folder / "words.csv").write_text("text,amber,letters\n" + "\n".join(lines) + "\n")
 
 
-def test_a_csv_is_fine_tuned_from_the_newest_fitting_run_for_people_and_scripts(folder, capsys):
-    """A table is printed; a finished run that is resumed prints the same results as JSON."""
-    captured = printed_by(capsys, [*TASK, "--seeds", "4,5", "--out", "run"])
+def test_a_csv_is_fine_tuned_from_the_newest_fitting_run_also_where_a_signal_stops_it(folder, capsys, monkeypatch):
+    """A table is printed; a finished run that is resumed prints the same results as JSON, as does a stopped one."""
+    words = [*TASK, "--seeds", "4,5", "--out"]
+    captured = printed_by(capsys, [*words, "run"])
     assert "checkpoint: runs/pretrained, " in captured.err
     assert "results: run/results.json\nscores: run/scores.csv\n" in captured.out
     assert all(name in captured.out for name in ("roc_auc", "accuracy", "valid", "test", "±"))
@@ -50,38 +50,24 @@ def test_a_csv_is_fine_tuned_from_the_newest_fitting_run_for_people_and_scripts(
     assert {"roc_auc", "accuracy", "loss"} <= set(result["metrics"]["test"])
     assert (result["seeds"], result["split"], result["init"]["objective"]) == ([4, 5], "random", "exlm")
 
-
-def test_a_grid_is_searched_and_its_best_point_named(capsys):
-    grid = ["grid.optim.lr=[1e-6, 1e-2]", "grid.train.freeze_encoder=[false]"]
-    words = [*TASK, "--seed", "4", "--grid", *(word for value in grid for word in ("--set", value))]
-    result = result_of(capsys, *words, "--out", "run")
-    assert [point["values"]["optim.lr"] for point in result["grid"]] == [1e-6, 1e-2]
-    assert result["grid_best"]["values"]["optim.lr"] in (1e-6, 1e-2)
-    assert "best of 2 grid points: " in printed_by(capsys, ["finetune", "--resume", "run"]).out
-
-
-def test_a_signal_saves_and_the_resumed_run_gives_the_same_scores(folder, capsys, monkeypatch):
-    words = [*TASK, "--seeds", "4,5"]
-    whole = result_of(capsys, *words, "--out", "whole")
     in_second_seed = 8
 
     def stop(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     act_at_call(torch.optim.AdamW, "step", in_second_seed, stop, set_to=monkeypatch.setattr)
-    assert main([*words, "--out", "run"]) == 143
+    assert main([*words, "stopped"]) == 143
     error = capsys.readouterr().err
-    assert "run/cells/single/split-0/seed-5/checkpoints/step-2" in error
-    assert "hint: continue with `exlm finetune --resume run`" in error
-    resumed = result_of(capsys, "finetune", "--resume", "run", "--workers", "1")
-    assert resumed["metrics"] == whole["metrics"]
+    assert "stopped/cells/single/split-0/seed-5/checkpoints/step-2" in error
+    assert "hint: continue with `exlm finetune --resume stopped`" in error
+    resumed = result_of(capsys, "finetune", "--resume", "stopped", "--workers", "1")
+    assert resumed["metrics"] == result["metrics"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
-@pytest.mark.usefixtures("run_folder")
 def test_the_recipe_for_a_cpu_is_named_where_the_papers_would_run_on_one(capsys, monkeypatch):
     monkeypatch.setattr("exlm_cli.finetune.run.run_finetuning", Mock(side_effect=KeyboardInterrupt))
-    assert main(["finetune", "glue", "cola", "--checkpoint", "T"]) == 130
+    assert main(["finetune", "glue", "cola"]) == 130
     assert "`--recipe glue-small`" in capsys.readouterr().err
 
 
@@ -91,20 +77,19 @@ def test_tasks_of_glue_fill_a_row_of_table_3_and_a_finished_series_is_only_read(
     tasks = ["rte", "stsb"]
     for task in tasks:
         write_glue(folder / "data", task)
-    words = ["finetune", "glue", ",".join(tasks), "--recipe", "glue-small", "--data-dir", "data"]
-    words += ["--seeds", "1", "--out", "all"]
-    words += ["--workers", "1"]
-    sets = ["train.max_epochs=1", "train.num_threads=1", "task.sequence_length=24"]
-    out = printed_by(capsys, [*words, "--device", "cpu", *(word for value in sets for word in ("--set", value))]).out
+    words = ["finetune", "glue", ",".join(tasks), "--recipe", "glue-small", "--data-dir", "data", "--seeds", "1"]
+    words += ["--out", "all", "--workers", "1", "--device", "cpu"]
+    for value in ("train.max_epochs=1", "train.num_threads=1", "task.sequence_length=24"):
+        words += ["--set", value]
+    out = printed_by(capsys, words).out
     assert "ours    tiny (exlm)" in out
     for task in tasks:
         assert f"report: all/{task}/report.html\n" in out
         assert f"verdict of {task}: " in " ".join(out.split())
-        assert f"glue/{task}" in (folder / "all" / task / "report.html").read_text()
     assert out.endswith("wrote all/report/table-3.md\nwrote all/report/table-3.csv\n")
     again = result_of(capsys, "finetune", "--resume", "all")
-    assert [run["task"] for run in again["runs"]] == [f"glue/{task}" for task in tasks]
-    assert [run["report"] for run in again["runs"]] == [f"all/{task}/report.html" for task in tasks]
+    reports = [(run["task"], run["report"]) for run in again["runs"]]
+    assert reports == [(f"glue/{task}", f"all/{task}/report.html") for task in tasks]
     shown = result_of(capsys, "eval", "all", "--no-figures")
     assert {run["task"] for run in shown["runs"]} == {f"glue/{task}" for task in tasks}
     assert "`--seeds`" in refusal_of(capsys, "finetune", "--resume", "all", "--seeds", "2")
