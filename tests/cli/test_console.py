@@ -93,11 +93,11 @@ def test_results_go_to_stdout_and_numbers_that_are_not_finite_are_null_in_json_a
     assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
         "a": None, "b": [None, 1.5], "c": {"d": None}
     }  # fmt: skip
-    console.emit_pairs({"run": "runs/x", "train_tokens": 12345, "loss": 2.34567, "cached": True, "bits": math.nan})
+    console.emit_pairs({"run": "a", "train_tokens": 12345, "loss": 2.34567, "new": True, "bits": math.nan})
     captured = capsys.readouterr()
     assert captured.err == ""
     assert captured.out == (
-        "run           runs/x\ntrain tokens  12,345\nloss          2.3457\ncached        yes\nbits          not defined\n"
+        "run           a\ntrain tokens  12,345\nloss          2.3457\nnew           yes\nbits          not defined\n"
     )
 
 

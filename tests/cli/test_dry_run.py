@@ -16,7 +16,7 @@ GRID = load_recipe("quickstart-repeat-mlm", kind=SweepRecipe).cells
 LARGE = {"name": "text-large", "seed": 9, "model": load_recipe("text-large").model}
 BASE = {"data.train": ("my file.txt",), "data.on_invalid": "skip", "model": load_recipe("text-base").model}
 CASES = [
-    ("pretrain --recipe text-large --seed 9", LARGE),
+    ("pretrain --recipe text-large --set seed=1 --seed 9", LARGE),
     ("pretrain --resume run --seed 9", LARGE),
     ("tokenize some.txt --kind text", {"data.kind": "text", "data.train": ("some.txt",)}),
     ("tokenize 'my file.txt' --recipe text-base --on-invalid skip --vocab-size 300",

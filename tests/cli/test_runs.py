@@ -20,20 +20,15 @@ from tests.unit.finetune.synthetic import make_pretrained
     ("paths", "names"),
     [
         (["runs/a"], ["a"]),
-        (["runs/a", "runs/b"], ["a", "b"]),
         (["one/a", "two/a", "two/b"], ["one/a", "two/a", "b"]),
-        (["a/checkpoints/step-3"], ["a/step-3"]),
         (["a/checkpoints/step-3", "b/checkpoints/step-3", "a"], ["a/step-3", "b/step-3", "a"]),
         (["x/a/checkpoints/step-3", "y/a/checkpoints/step-3"], ["x/a/step-3", "y/a/step-3"]),
     ],
 )
-def test_names_are_as_short_as_tells_them_apart(paths, names):
+def test_names_are_as_short_as_tells_them_apart_and_no_run_is_given_twice(paths, names):
     assert name_runs([Path(path) for path in paths]) == names
-
-
-def test_a_run_is_given_once_however_its_path_is_written():
-    with pytest.raises(ConfigError, match=r"^runs/a is given twice$"):
-        name_runs([Path("runs/a"), Path("runs/../runs/a")])
+    with pytest.raises(ConfigError, match=rf"^{paths[0]} is given twice$"):
+        name_runs([Path(paths[0]), Path("x/..") / paths[0]])
 
 
 def test_the_kind_of_a_run_is_the_command_that_made_it(tmp_path):
@@ -84,11 +79,8 @@ def test_a_finished_run_is_taken_before_newer_ones_and_an_unfinished_one_is_told
 
 
 TOYS = {
-    "quickstart": ({"name": "quickstart-text"}, 3.0, "is a quickstart, of the recipe quickstart-text"),
     "quickstart-mlm": ({"name": "quickstart-text-mlm"}, 3.0, "is a quickstart, of the recipe quickstart-text-mlm"),
-    "at-frequencies": ({}, 7.0, "its loss is 7.000 nats a masked token, and word frequencies alone reach 7.000"),
-    "worse": ({}, 7.4, "its loss is 7.400 nats a masked token, and word frequencies alone reach 7.000"),
-    "nearly": ({}, 6.94, "its loss is 6.940 nats a masked token, and word frequencies alone reach 7.000"),
+    "at-frequencies": ({}, 6.94, "its loss is 6.940 nats a masked token, and word frequencies alone reach 7.000"),
     "diverged-late": ({}, 7.1, "has learned nothing of contexts: its loss is 7.100"),
 }
 
@@ -128,7 +120,7 @@ def test_a_toy_is_passed_over_for_an_older_run_or_the_package_and_taken_when_it_
     assert chosen(run) == (run, [])
 
 
-@pytest.mark.parametrize("loss", [3.0, 6.9, None, "damaged"])
+@pytest.mark.parametrize("loss", [6.9, None, "damaged"])
 def test_a_run_that_learned_little_or_has_no_validation_is_taken_as_ever(folder, monkeypatch, loss):
     monkeypatch.setattr(bundled_models, "FOLDER", folder / "package")
     finished_run(folder / "package/text", None)

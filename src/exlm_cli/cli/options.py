@@ -204,18 +204,10 @@ def split_list(text: str | None) -> list[str] | None:
     """Return the items of a list with commas, without blanks around them; None where the option was not given.
 
     An item with a comma is written as in CSV, in quotes.
-
-    Raises:
-        ConfigError: It is not one line of CSV.
     """
     if text is None:
         return None
-    try:
-        items = next(csv.reader([text], skipinitialspace=True))
-    except csv.Error as error:
-        shown = shorten(text, 40)
-        raise ConfigError(f"`{shown}`: not a list with commas: {error}", "write it in one line, like `A,B`") from None
-    return [item.strip() for item in items or [""]]
+    return [item.strip() for item in next(csv.reader([text], skipinitialspace=True)) or [""]]
 
 
 def parse_formats(text: str | None, accepted: Sequence[str]) -> tuple[str, ...]:
