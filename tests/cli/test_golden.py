@@ -31,6 +31,37 @@ def cases_of(file: Path) -> dict[str, str]:
     return {words: said.rstrip("\n") for words, _, said in pairs}
 
 
+FILES = {
+    "words.csv": "text,amber,letters\n" + "amber birch,1,5\ncedar daisy,0,5\n" * 20,
+    "molecules.csv": "smiles,active\n" + "CCO,1\nCCN,0\n" * 20,
+    "rows.txt": "some words\n" * 50,
+    "bad.smi": "CCO\nC1CC\n" * 20,
+    "ragged.csv": "id,text\n1,some words\n2,Hello, world\n",
+    "empty.txt": "",
+    "binary.txt": bytes(range(256)),
+    "cut.txt.gz": gzip.compress(b"words " * 100)[:-10],
+    "notes.doc": "x",
+    "words.txt.bz2": "x",
+    "mac.txt": "one\rtwo\r",
+    "quotes.tsv": 'text\ty\n" so\t1\nplain\t0\nthe end "\t1\n',
+    "list.json": "[1, 2]",
+    "typo.yaml": "extends: quickstart-text\nmasking: {mask_porb: 0.3}\n",
+    "missing-section.yaml": "command: pretrain\nobjective: exlm\n",
+    "no-command.yaml": "objective: exlm\n",
+    "not-a-recipe.yaml": "- a\n",
+    "nul.yaml": 'extends: quickstart-text\ndata: {train: "a\\0b"}',
+    "new.csv": "mol,active\nCCO,1\n",
+    "a-no-answer.json": "{}",
+    "rows.parquet": "rows",
+    "file": "",
+    "data/bace.csv": "smiles,Class\nCCO,1\n",
+    "run/metrics.jsonl": '{"kind": "valid", "step": 0, "loss": 3.0}\n',
+    "empty/metrics.jsonl": "",
+    "damaged/metrics.jsonl": '{"kind": "train", "step": 0, "loss": 3.0}\n{"step": -1}\n',
+    "full/run.json": "{}",
+}
+
+
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory, made: Path, kernels: Path | None) -> Path:
     """Return a folder with small files, good and bad, a run of a text model, and links to the runs of `made`.
@@ -44,44 +75,17 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, made: Path, kernels: Path |
         (cache / kernels.name).symlink_to(kernels)
     make_pretrained(folder / "runs" / "pretrained")
     link_runs(folder, made)
-    (folder / "words.csv").write_text("text,amber,letters\n" + "amber birch,1,5\ncedar daisy,0,5\n" * 20)
-    (folder / "molecules.csv").write_text("smiles,active\n" + "CCO,1\nCCN,0\n" * 20)
-    (folder / "rows.txt").write_text("some words\n" * 50)
-    (folder / "bad.smi").write_text("CCO\nC1CC\n" * 20)
-    (folder / "ragged.csv").write_text("id,text\n1,some words\n2,Hello, world\n")
-    (folder / "empty.txt").touch()
-    (folder / "binary.txt").write_bytes(bytes(range(256)))
-    (folder / "cut.txt.gz").write_bytes(gzip.compress(b"words " * 100)[:-10])
-    (folder / "notes.doc").write_text("x")
-    (folder / "words.txt.bz2").write_text("x")
-    (folder / "mac.txt").write_text("one\rtwo\r")
-    (folder / "quotes.tsv").write_text('text\ty\n" so\t1\nplain\t0\nthe end "\t1\n')
-    (folder / "list.json").write_text("[1, 2]")
-    (folder / "typo.yaml").write_text("extends: quickstart-text\nmasking: {mask_porb: 0.3}\n")
-    (folder / "missing-section.yaml").write_text("command: pretrain\nobjective: exlm\n")
-    (folder / "no-command.yaml").write_text("objective: exlm\n")
-    (folder / "not-a-recipe.yaml").write_text("- a\n")
-    (folder / "nul.yaml").write_text('extends: quickstart-text\ndata: {train: "a\\0b"}')
-    (folder / "new.csv").write_text("mol,active\nCCO,1\n")
+    for name, content in FILES.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     (folder / "linked.csv").symlink_to("new.csv")
-    (folder / "one-bad.smi").write_text("CCO\nC1CC\n")
-    (folder / "a-no-answer.json").write_text("{}")
-    (folder / "rows.parquet").write_text("rows")
-    (folder / "file").touch()
     for task in ("rte", "mrpc"):
         write_glue(folder / "data", task)
-    (folder / "data/bace.csv").write_text("smiles,Class\nCCO,1\n")
     write(folder / "data", "train-v2.0.json", "Moss")
     write(folder / "data", "dev-v2.0.json", "Tea")
-    for name in ("full", "folder.csv", "folder.npz", "unfinished", "run", "empty"):
-        (folder / name).mkdir()
+    (folder / "folder.csv").mkdir()
+    (folder / "unfinished").mkdir()
     update_run_json(folder / "unfinished", {"command": "finetune"})
-    (folder / "run" / "metrics.jsonl").write_text('{"kind": "valid", "step": 0, "loss": 3.0}\n')
-    (folder / "empty" / "metrics.jsonl").touch()
-    (folder / "damaged").mkdir()
-    (folder / "damaged" / "metrics.jsonl").write_text('{"kind": "train", "step": 0, "loss": 3.0}\n{"step": -1}\n')
-    (folder / "full" / "mine.txt").touch()
-    (folder / "full" / "run.json").write_text("{}")
     return folder
 
 
