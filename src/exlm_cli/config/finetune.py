@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from exlm_cli.config.base import Mark, Recipe, StrictModel, describe_finding
 from exlm_cli.config.overrides import find_field, typed_value
+from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import LoopConfig, OptimConfig
 from exlm_cli.config.tasks import (
     SUITES,
@@ -118,6 +119,10 @@ class FinetuneRecipe(Recipe):
                 f"`optim.warmup_steps` {self.optim.warmup_steps} is more than `train.max_steps` {self.train.max_steps}"
             )
         return self
+
+    def sequence_length(self, encoder: PretrainRecipe) -> int:
+        """Return the most tokens of a row before repetition: what the task says, else as many as in pre-training."""
+        return self.task.sequence_length or encoder.data.sequence_length
 
 
 def usual_csv_recipe(overrides: Sequence[str]) -> str:

@@ -82,7 +82,7 @@ def run_finetuning(
     _require_start(recipe, checkpoint, encoder, task)
     path = None if checkpoint is None else local_path(Path(checkpoint))
     encoder = encoder or _encoder_of(path)
-    length = require_fitting_model(recipe, encoder, path or Path(encoder.name), task=task, use_grid=use_grid)
+    require_fitting_model(recipe, encoder, path or Path(encoder.name), task=task, use_grid=use_grid)
     tasks = _load_splits(recipe, task, progress)
     # only now: the import of torch and the reading of weights take longer than all that may have been wrong
     from exlm_cli.finetune.evaluation.scoring import score_run
@@ -93,7 +93,6 @@ def run_finetuning(
         tasks,
         checkpoint=path,
         encoder=encoder,
-        length=length,
         use_grid=use_grid,
         baseline=baseline,
         run=run,
@@ -217,8 +216,8 @@ def require_fitting_model(
     *,
     task: DownstreamTask | None = None,
     use_grid: bool = False,
-) -> int:
-    """Refuse a task whose rows the model cannot read, and return the tokens of a sequence before repetition.
+) -> None:
+    """Refuse a task whose rows the model cannot read.
 
     Args:
         recipe: What to do, at every point of its grid with `use_grid`.
@@ -239,11 +238,12 @@ def require_fitting_model(
             f"{bundled_name(start) or start} is a model of {names[kind]}; {given.name} needs one of {names[needed]}",
             f"make one with `exlm pretrain --recipe quickstart-{needed}`, or give another `--checkpoint RUN`{named}",
         )
-    return [_sequence_length(point.recipe, encoder, start) for point in grid_points(recipe, use_grid=use_grid)][-1]
+    for point in grid_points(recipe, use_grid=use_grid):
+        _require_room(point.recipe, encoder, start)
 
 
-def _sequence_length(recipe: FinetuneRecipe, encoder: PretrainRecipe, start: Path) -> int:
-    length = recipe.task.sequence_length or encoder.data.sequence_length
+def _require_room(recipe: FinetuneRecipe, encoder: PretrainRecipe, start: Path) -> None:
+    length = recipe.sequence_length(encoder)
     num_repeats = encoder.masking.num_repeats
     positions = (length - 2) * num_repeats + 2
     repeated = f" with every token {num_repeats} times" if num_repeats > 1 else ""
@@ -259,4 +259,3 @@ def _sequence_length(recipe: FinetuneRecipe, encoder: PretrainRecipe, start: Pat
             f"`train.microbatch_tokens` {recipe.train.microbatch_tokens} does not hold one sequence of {positions}",
             "raise it or lower `task.sequence_length`",
         )
-    return length

@@ -110,7 +110,6 @@ def planned_run(
     *,
     checkpoint: Path | None,
     encoder: PretrainRecipe,
-    length: int,
     use_grid: bool,
     baseline: bool | None,
     run: Path | None,
@@ -124,7 +123,6 @@ def planned_run(
         tasks: The task on each split, by `task.split_seed`, the run's own first.
         checkpoint: Source of the initial weights; None: they are drawn.
         encoder: Recipe of the model.
-        length: Tokens of a sequence before repetition.
         baseline: Whether baselines are scored too; None: where they take minutes at most.
         run: The run that is continued; None: a new one, in `out`.
         begun: The recipe that it has had until now.
@@ -152,7 +150,7 @@ def planned_run(
     folder = run or create_run_dir(out, recipe.name)
     with sole_process(folder, is_new=run is None):
         store = FeatureStore()
-        points = grid_points(recipe, use_grid=use_grid)
+        points, length = grid_points(recipe, use_grid=use_grid), recipe.sequence_length(encoder)
         splits = []
         for seed, task in tasks.items():
             encoded = encode_task(task, weights.tokenizer, length, weights.recipe.masking.num_repeats)

@@ -222,7 +222,7 @@ def load_finetuned(run: Path, *, device: str = "auto") -> Finetuned:
     encoder_recipe = load_recipe(run / ENCODER_FILE)
     tokenizer = load_tokenizer(run, encoder_recipe)
     torch_device = pick_device(recipe)
-    length = recipe.task.sequence_length or encoder_recipe.data.sequence_length
+    length = recipe.sequence_length(encoder_recipe)
     first, *others = (
         _load_split(run, recipe, of_split, encoder_recipe, tokenizer, torch_device) for of_split in results.of_splits
     )
