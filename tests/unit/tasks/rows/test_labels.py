@@ -171,17 +171,14 @@ def test_the_positive_class_can_be_said(cells, positive, names):
     np.testing.assert_array_equal(again, labels.targets)
 
 
-@pytest.mark.parametrize(
-    ("cells", "kind", "message"),
-    [
-        ("Active|Inactive|Active", "auto", "is `hit`; the classes of `y` are `Active` and `Inactive`"),
-        ("a|b|c|a|b|c", "auto", "is for two classes; `y` has 3"),
-        ("0.5|1|2", "auto", "is for two classes; found values to predict"),
-    ],
-)
-def test_a_positive_class_that_is_none_of_two_is_refused(cells, kind, message):
-    with pytest.raises(DataError, match=re.escape(f"a.csv: `task.positive_class` {message}")):
-        read_one(cells, kind, positive="hit")
+def test_a_positive_class_that_is_none_of_two_is_refused():
+    for cells, message in (
+        ("Active|Inactive|Active", "is `hit`; the classes of `y` are `Active` and `Inactive`"),
+        ("a|b|c|a|b|c", "is for two classes; `y` has 3"),
+        ("0.5|1|2", "is for two classes; found values to predict"),
+    ):
+        with pytest.raises(DataError, match=re.escape(f"a.csv: `task.positive_class` {message}")):
+            read_one(cells, positive="hit")
 
 
 def test_a_word_that_counts_as_missing_among_classes_is_named_with_its_count():
@@ -196,18 +193,13 @@ def test_a_word_that_counts_as_missing_among_classes_is_named_with_its_count():
     assert not [found for found in kept.notes if "missing" in found]
 
 
-def test_a_column_that_is_left_with_nothing_to_learn_names_its_missing_words():
-    with pytest.raises(DataError) as caught:
-        read_one("+|-|-|+")
-    assert "`-` (2) of `y` counts as missing" in str(caught.value.hint)
-    assert read_one("+|-|-|+", missing=()).names == ("-", "+")
-
-
 def test_the_words_of_missing_labels_can_be_said():
-    """`n.d.` is a word in a column of numbers, and the error names the key that lists it."""
-    with pytest.raises(DataError) as caught:
-        read_one("0.5|n.d.|2")
-    assert "`task.missing_values`" in str(caught.value.hint)
+    """`n.d.` is a word in a column of numbers, and errors name the key that lists it, or which words were missing."""
+    for cells, hint in (("0.5|n.d.|2", "`task.missing_values`"), ("+|-|-|+", "`-` (2) of `y` counts as missing")):
+        with pytest.raises(DataError) as caught:
+            read_one(cells)
+        assert hint in str(caught.value.hint)
+    assert read_one("+|-|-|+", missing=()).names == ("-", "+")
     labels = read_one("0.5|N.D.|2||7", missing=("n.d.",))
     np.testing.assert_array_equal(labels.targets[:, 0], [0.5, NAN, 2, NAN, 7])
     known, _, notes = read_known_targets(table_of(y="n.d.|NA|1"), ["y"], "regression", ["y"], missing=("n.d.",))
@@ -230,9 +222,8 @@ def test_minus_one_can_be_said_to_be_a_negative_label():
         read_one("1|-1|0", "multi_label")
 
 
-@pytest.mark.parametrize(
-    ("positive", "negative"),
-    [
+def test_names_tell_which_class_is_positive_unless_they_have_no_known_meaning():
+    for positive, negative in (
         ("Active", "Inactive"),
         ("active", "non-active"),
         ("Toxic", "Non Toxic"),
@@ -243,29 +234,16 @@ def test_minus_one_can_be_said_to_be_a_negative_label():
         ("active compound", "inactive compound"),
         ("BBB+", "BBB\u2212"),
         ("agonist", "inactive"),
-    ],
-)
-def test_names_tell_which_class_is_positive(positive, negative):
-    assert find_positive((positive, negative)) == find_positive((negative, positive)) == positive
+    ):
+        assert find_positive((positive, negative)) == find_positive((negative, positive)) == positive
+    for one, two in (("mild", "severe"), ("agonist", "antagonist"), ("0", "1")):
+        assert find_positive((one, two)) is find_positive((two, one)) is None
 
 
-@pytest.mark.parametrize("names", [("mild", "severe"), ("agonist", "antagonist"), ("0", "1")])
-def test_names_of_no_known_meaning_do_not_tell(names):
-    assert find_positive(names) is find_positive(names[::-1]) is None
-
-
-@pytest.mark.parametrize(
-    ("cells", "example"),
-    [
-        ("[0, 1, 0]|[1, 0, 0]", "[0, 1, 0]"),
-        ("cat;dog|cat|dog", "cat;dog"),
-        ("1,2-diol|alcohol", None),
-    ],
-)
-def test_classes_that_are_lists_of_labels_have_a_warning(cells, example):
-    warnings = [note for note in read_one(f"{cells}|" * 2).notes if "seem to be lists" in note]
-    assert len(warnings) == (example is not None)
-    assert all(f"`{example}`" in warning for warning in warnings)
+def test_classes_that_are_lists_of_labels_have_a_warning():
+    for cells, example in (("[0, 1, 0]|[1, 0, 0]|", "[0, 1, 0]"), ("cat;dog|cat|dog|", "cat;dog")):
+        assert f"seem to be lists, such as `{example}`" in read_one(2 * cells).notes[1]
+    assert len(read_one("1,2-diol|alcohol|" * 2).notes) == 1
 
 
 @pytest.mark.parametrize(

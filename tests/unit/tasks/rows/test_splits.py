@@ -4,10 +4,11 @@ import hashlib
 import json
 import re
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exlm_cli.config.tasks import GlueTaskConfig
@@ -76,30 +77,29 @@ def test_balanced_split_puts_no_large_group_behind_a_small_one():
         assert [len(parts[name]) for name in ("train", "valid", "test")] == [32, 4, 4]
 
 
+def assert_keys_are_whole(parts: SplitIndices, keys: Sequence[object]) -> None:
+    """Every row is in one split, and so are all rows of a key."""
+    assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(len(keys)))
+    homes = [{keys[row] for row in rows} for rows in parts.values()]
+    assert sum(map(len, homes)) == len(set(keys))
+
+
+@settings(max_examples=50)
 @given(scaffolds=SCAFFOLDS, seed=st.integers(0, 3), is_balanced=st.booleans())
 def test_no_scaffold_is_in_two_splits(scaffolds, seed, is_balanced):
     parts = split_balanced(scaffolds, seed) if is_balanced else split_by_scaffold(scaffolds)
-    assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(len(scaffolds)))
-    homes = [{scaffolds[row] for row in rows} for rows in parts.values()]
-    assert sum(map(len, homes)) == len(set().union(*homes))
+    assert_keys_are_whole(parts, scaffolds)
     most = max(Counter(scaffolds).values()) if is_balanced else 0
     assert len(parts["train"]) <= max(0.8 * len(scaffolds), most)
     if most <= 0.8 * len(scaffolds):
         assert 10 * len(parts["valid"]) <= (1 if is_balanced else 9) * len(scaffolds)
 
 
-@given(num_rows=st.integers(0, 300), seed=st.integers(0, 5))
-def test_a_random_split_has_80_10_10_of_all_rows(num_rows, seed):
-    parts = split_at_random(num_rows, seed)
-    assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(num_rows))
-    assert len(parts["train"]) == num_rows * 8 // 10
-    assert len(parts["train"]) + len(parts["valid"]) == num_rows * 9 // 10
-
-
+@settings(max_examples=50)
 @given(classes=CLASSES, seed=st.integers(0, 5))
 def test_a_stratified_split_gives_each_split_its_share_of_each_class(classes, seed):
     parts = split_at_random(len(classes), seed, classes)
-    assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(len(classes)))
+    assert_keys_are_whole(parts, range(len(classes)))
     for name, share in (("train", 0.8), ("valid", 0.1), ("test", 0.1)):
         counts = Counter(classes[row] for row in parts.get(name, []))  # type: ignore[call-overload]
         for label, total in Counter(classes).items():
@@ -107,16 +107,15 @@ def test_a_stratified_split_gives_each_split_its_share_of_each_class(classes, se
             assert abs(counts[label] - share * total) <= 2
 
 
+@settings(max_examples=50)
 @given(keys=st.lists(st.integers(0, 30), min_size=10, max_size=120), seed=st.integers(0, 3))
-def test_a_random_split_of_compounds_parts_none_and_is_that_of_rows_where_each_has_one(keys, seed):
-    parts = split_at_random(len(keys), seed, compounds=keys)
-    assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(len(keys)))
-    homes = [{keys[row] for row in rows} for rows in parts.values()]
-    assert sum(map(len, homes)) == len(set().union(*homes))
+def test_a_random_split_of_compounds_parts_none_and_is_80_10_10_of_rows_where_each_has_one(keys, seed):
+    assert_keys_are_whole(split_at_random(len(keys), seed, compounds=keys), keys)
     order = np.random.default_rng(seed).permutation(len(keys))
     cut = np.split(order, [8 * len(keys) // 10, 9 * len(keys) // 10])
-    alone = split_at_random(len(keys), seed, compounds=range(len(keys)))
-    assert [rows.tolist() for rows in alone.values()] == [sorted(part.tolist()) for part in cut]
+    for compounds in (None, range(len(keys))):
+        alone = split_at_random(len(keys), seed, compounds=compounds)
+        assert [rows.tolist() for rows in alone.values()] == [sorted(part.tolist()) for part in cut]
 
 
 def test_a_split_file_is_read_as_it_is(tmp_path):
@@ -133,11 +132,8 @@ def test_a_split_file_is_read_as_it_is(tmp_path):
     [
         ("[1]", "`train` must be a list"),
         ('{"train": [0], "valid": []}', "`valid` must be a list"),
-        ('{"train": [0], "valid": [1], "test": 0}', "`test` must be a list"),
         ('{"train": [0], "valid": [5]}', "`valid` names row 5"),
-        ('{"train": [true], "valid": [1]}', "`train` names row True"),
         ('{"train": [0, 1], "valid": [1]}', "row 1 is in `train` and in `valid`"),
-        ('{"train": [0, 0], "valid": [1]}', "row 0 is twice in `train`"),
         ("{", "not readable as JSON"),
         (None, ""),
     ],
