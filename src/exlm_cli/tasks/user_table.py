@@ -280,7 +280,7 @@ def table_task(
         task.labels_sha256 = hashlib.sha256(b"".join(array.tobytes() for array in (used, *known))).hexdigest()
     task.input_kind, task.skipped = config.input_kind, usable.skipped
     task.split_name, task.split_imitates = split.name, split.imitates
-    if config.class_weights == "balanced" and labels.loss != "regression":
+    if config.class_weights == "balanced":
         task.class_weights = _balanced_weights(task)
     found = [*labels.notes, *usable.notes, *split.notes, *notes, *describe_repeats(usable, indices, labels.targets)]
     if config.input_kind == "smiles" and not config.has_canonical_smiles:

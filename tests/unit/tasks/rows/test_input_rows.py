@@ -48,44 +48,40 @@ def test_rows_of_one_molecule_are_one_group():
 
 def test_the_split_decides_which_scaffolds_are_worked_out():
     isomers = ("C1C[C@H]2CCCC[C@@H]2C1", "C1C[C@H]2CCCC[C@H]2C1")
-    for split, num_scaffolds in (("scaffold", 2), ("scaffold-deepchem", 1), ("scaffold-balanced", 1), ("random", 1)):
-        molecules = usable(*isomers, split=split).molecules
-        assert molecules is not None
-        assert len({molecule.scaffold for molecule in molecules}) == num_scaffolds
-        assert (molecules[0].scaffold is None) == (split == "random")
-    (molecule,) = usable("C1CC1", split_column="part").molecules or ()
-    assert molecule.scaffold is None
+    for options, num_scaffolds in (
+        ({"split": "scaffold"}, 2),
+        ({"split": "scaffold-deepchem"}, 1),
+        ({"split": "random"}, 0),
+        ({"split_column": "part"}, 0),
+    ):
+        molecules = usable(*isomers, **options).molecules or ()
+        assert len({molecule.scaffold for molecule in molecules} - {None}) == num_scaffolds
 
 
 @pytest.mark.parametrize(
-    ("texts", "options", "message", "hint"),
+    ("texts", "options", "place", "hint"),
     [
-        (("CC", "C1CC"), {"on_invalid": "error"}, r"^a\.csv:3: ", "`--set task.on_invalid=skip`"),
-        (("C1CC", "C1CC"), {}, r"^a\.csv:2: ", "none of the 2 rows"),
-        (("a", ""), {"on_invalid": "error", "text_column": "x"}, r"^a\.csv:3: ", "`--set task.on_invalid=skip`"),
-        (("", ""), {"text_column": "x"}, r"^a\.csv:2: ", "none of the 2 rows"),
+        (("CC", "C1CC"), {"on_invalid": "error"}, "a.csv:3: not a molecule: ", "`--set task.on_invalid=skip`"),
+        (("", ""), {"text_column": "x"}, "a.csv:2: ", "none of the 2 rows"),
     ],
 )
-def test_a_bad_row_stops_where_the_recipe_says_so_and_bad_rows_alone_always(texts, options, message, hint):
-    with pytest.raises(DataError, match=message) as caught:
+def test_a_bad_row_stops_where_the_recipe_says_so_and_bad_rows_alone_always(texts, options, place, hint):
+    with pytest.raises(DataError, match=f"^{place}") as caught:
         usable(*texts, **options)
     assert hint in caught.value.hint
 
 
-MAPPED = ("[CH3:1][c:2]1[cH:3][cH:4][cH:5][cH:6][n:7]1", "CCO", "[CH3:7][c:6]1[cH:5][cH:4][cH:3][cH:2][n:1]1", "CCC")
-
-
 def test_map_numbers_make_no_other_molecule():
     """Not in keys, scaffolds, notes or the model's input."""
-    rows = usable(*MAPPED)
+    one, other = "[CH3:1][c:2]1[cH:3][cH:4][cH:5][cH:6][n:7]1", "[CH3:7][c:6]1[cH:5][cH:4][cH:3][cH:2][n:1]1"
+    rows = usable(one, "CCO", other, "CCC")
     indices: Any = {"train": np.array([0, 1]), "valid": np.array([2, 3])}
     assert describe_repeats(rows, indices, np.array([[1.0], [0.0], [0.0], [1.0]])) == [
         "1 molecule in more than one split: line 2 (train) = line 4 (valid)",
         "1 molecule with different labels in different rows: line 2 and line 4",
     ]
     assert rows.keys == ("Cc1ccccn1", "CCO", "Cc1ccccn1", "CCC")
-    assert rows.molecules is not None
-    assert [molecule.scaffold for molecule in rows.molecules] == ["c1ccncc1", "", "c1ccncc1", ""]
+    assert [molecule.scaffold for molecule in rows.molecules or ()] == ["c1ccncc1", "", "c1ccncc1", ""]
 
 
 def test_salts_are_noted_and_so_are_forms_of_one_molecule_in_different_splits():
@@ -115,7 +111,6 @@ def test_salts_are_noted_and_so_are_forms_of_one_molecule_in_different_splits():
 @pytest.mark.parametrize(
     ("columns", "given", "usual", "taken"),
     [
-        (["id", "smiles"], (), (), 1),
         (["mine", "smiles"], (), ("mine",), 0),
         (["mine", "smiles"], ("smiles",), ("mine",), 1),
         (["id", "SMILES"], (), ("mine",), 1),
@@ -125,22 +120,20 @@ def test_the_column_is_the_one_named_else_the_usual_one_else_the_plausible_one(t
     path = write_rows(tmp_path / "a.csv", columns, [["C", "CC"]])
     rows = read_input_rows(path, "smiles", SilentProgress(), columns=given, usual_columns=usual)
     assert rows.inputs == (("C", "CC")[taken],)
-    is_other = not given and usual not in ((), (columns[taken],))
-    assert [f"read the column `{columns[taken]}`" in note for note in rows.notes] == [True] * is_other
+    note = "read the column `SMILES`: a.csv has no `mine`, which the run was trained on"
+    assert rows.notes == ((note,) if columns[taken] == "SMILES" else ())
 
 
 def test_rows_that_cannot_be_read_stay_with_their_reason(tmp_path):
     path = write_rows(tmp_path / "a.csv", ["smiles", "n"], [["C1=CC=CC=C1O", "1"], ["", "2"], ["((", "3"]])
     rows = read_input_rows(path, "smiles", SilentProgress())
-    assert rows.rows.tolist() == [0]
     assert [bool(problem) for problem in rows.problems] == [False, True, True]
     assert rows.texts(canonical=True) == [("Oc1ccccc1",), ("",), ("((",)]
     assert rows.texts(canonical=False) == [("C1=CC=CC=C1O",), ("",), ("((",)]
     text = write_rows(tmp_path / "b.csv", ["text", "n"], [["a", ""], ["", "b"]])
     assert read_input_rows(text, "text", SilentProgress()).problems == ("", "the text is empty")
     (tmp_path / "c.txt").write_text("  a \nb\n")
-    # as from a CSV or a list
-    assert read_input_rows(tmp_path / "c.txt", "text", SilentProgress()).inputs == ("a", "b")
+    assert read_input_rows(tmp_path / "c.txt", "text", SilentProgress()).inputs == ("a", "b")  # as from a CSV or a list
 
 
 def test_smarts_and_selfies_that_read_as_molecules_have_a_warning():

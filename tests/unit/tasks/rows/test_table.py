@@ -1,7 +1,5 @@
 """Every accepted format of table reads alike, with the lines of its rows; every fault is reported with its place."""
 
-import gzip
-import io
 import re
 from pathlib import Path
 
@@ -11,8 +9,6 @@ import pytest
 from exlm_cli.errors import DataError
 from exlm_cli.tasks.rows.table import Table, describe_other_molecules, read_table, with_points
 
-CSV = b'smiles,Class,,note\nCCO, 1 ,a,"two\nlines, a comma"\n\nCCN,0,,"say ""no"""\n'
-
 
 def written(folder: Path, name: str, content: bytes) -> Path:
     path = folder / name
@@ -20,18 +16,15 @@ def written(folder: Path, name: str, content: bytes) -> Path:
     return path
 
 
-@pytest.mark.parametrize("suffix", ["csv", "tsv"])
-def test_a_table_gives_columns_and_the_lines_of_its_rows(tmp_path, suffix):
+def test_a_table_gives_columns_and_the_lines_of_its_rows(tmp_path):
     """A column without a name keeps its cells."""
-    text = CSV if suffix == "csv" else CSV.replace(b", a comma", b"").replace(b",", b"\t")
-    table = read_table(written(tmp_path, f"a.{suffix}", text))
-    note = "two\nlines, a comma" if suffix == "csv" else "two\nlines"
+    content = b'smiles,Class,,note\nCCO, 1 ,a,"two\nlines, a comma"\n\nCCN,0,,"say ""no"""\n'
+    table = read_table(written(tmp_path, "a.csv", content))
     assert table.columns == {
-        "smiles": ("CCO", "CCN"), "Class": ("1", "0"), "": ("a", ""), "note": (note, 'say "no"'),
+        "smiles": ("CCO", "CCN"), "Class": ("1", "0"), "": ("a", ""), "note": ("two\nlines, a comma", 'say "no"'),
     }  # fmt: skip
     assert table.lines == (2, 5)  # the quoted line end makes the first row two lines long, line 4 is empty
-    assert len(table) == 2
-    assert table.where(1) == f"{tmp_path}/a.{suffix}:5"
+    assert table.where(1) == f"{tmp_path}/a.csv:5"
 
 
 def test_lines_are_a_table_where_they_are_asked_for(tmp_path):
@@ -45,33 +38,24 @@ def test_lines_are_a_table_where_they_are_asked_for(tmp_path):
     assert read_table(written(tmp_path, "b.smi", b"CCO\nC\n"), bare="smiles").columns == {"smiles": ("CCO", "C")}
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.csv", b"x,y\n", ": there is a header and no row below it"),
-        ("a.csv", b"x,y\nC,1\nCCO\n", ":3: the row has 1 cell"),
-        ("a.tsv", b"x\ty\nC\t1\nCCO\t1\t2\n", ":3: the row has 3 cells"),
-        ("a.txt", b"x\n", ": not a table"),
-    ],
-)
-def test_a_file_that_is_no_table_is_refused(tmp_path, name, content, message):
-    path = written(tmp_path, name, content)
-    with pytest.raises(DataError, match=f"^{re.escape(f'{path}{message}')}"):
-        read_table(path)
-
-
-@pytest.mark.parametrize(("content", "is_of_r"), [(b'"x","y"\n"m1","C",1\n', True), (b"x,y\nC\n", False)])
-def test_names_of_rows_as_r_writes_them_are_named_in_the_hint(tmp_path, content, is_of_r):
-    with pytest.raises(DataError, match=":2: the row has") as caught:
-        read_table(written(tmp_path, "a.csv", content))
-    assert ("`row.names=FALSE`" in caught.value.hint) == is_of_r
+def test_a_file_that_is_no_table_is_refused(tmp_path):
+    """Where a row has a cell more than the header, the hint names how R writes the names of rows."""
+    for name, content, message, hint in (
+        ("a.csv", b"x,y\n", ": there is a header and no row below it", "give a file that has rows"),
+        ("a.csv", b"x,y\nC,1\nCCO\n", ":3: the row has 1 cell", "must be quoted"),
+        ("a.csv", b'"x","y"\n"m1","C",1\n', ":2: the row has 3 cells", "`row.names=FALSE`"),
+        ("a.txt", b"x\n", ": not a table", "convert"),
+    ):
+        path = written(tmp_path, name, content)
+        with pytest.raises(DataError, match=f"^{re.escape(f'{path}{message}')}") as caught:
+            read_table(path)
+        assert hint in caught.value.hint
 
 
 @pytest.mark.parametrize(
     ("names", "told", "hint"),
     [
         (("Smiles", "y"), "`Smiles`, `y`", "did you mean `Smiles`?"),
-        (("mol", "y"), "`mol`, `y`", "name one"),
         (tuple(f"t{i}" for i in range(14)), "`t11` and 2 more", "name one"),
     ],
 )
@@ -93,8 +77,7 @@ def test_joined_tables_know_which_file_a_row_is_from():
     assert (str(skipped), skipped.cells) == ("x/b.csv:3: a reason", ("x/b.csv", "3", "a reason", "the text"))
 
 
-@pytest.mark.parametrize("name", ["a.parquet", "a.parquet.gz"])
-def test_a_table_of_parquet_is_its_csv(tmp_path, name):
+def test_a_table_of_parquet_is_its_csv(tmp_path):
     """Numbers, dates, missing values and truth values become the text that pandas writes; places are records."""
     frame = pd.DataFrame(
         {
@@ -105,10 +88,8 @@ def test_a_table_of_parquet_is_its_csv(tmp_path, name):
             "when": pd.to_datetime(["2024-01-02", None, "2023-01-01"]),
         }
     )
-    content = io.BytesIO()
-    frame.to_parquet(content)
-    path = tmp_path / name
-    path.write_bytes(gzip.compress(content.getvalue()) if name.endswith(".gz") else content.getvalue())
+    path = tmp_path / "a.parquet"
+    frame.to_parquet(path)
     table = read_table(path)
     (tmp_path / "a.csv").write_text(frame.to_csv(index=False, date_format="%Y-%m-%dT%H:%M:%S"))
     theirs = read_table(tmp_path / "a.csv").columns
@@ -126,9 +107,7 @@ MOLECULES = ("CC#N", "CS(C)=O", "CC#N", "CCO", "O")
         (MOLECULES, True),
         (("CCO.Cl", "CCN.Br", "", "CCC.I", "CCCC"), True),
         (("C", "N", "O", "C", "N"), False),
-        (("CN", "NO", "CN", "NO", "CN"), False),
         (("CCO", "CCN", "M1", "CCC", "CCCC"), False),
-        (("1", "2", "3", "4", "5"), False),
         (("", "", "", "", ""), False),
     ],
 )
