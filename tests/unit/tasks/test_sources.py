@@ -21,17 +21,14 @@ def test_files_given_by_name_start_in_the_data_folder():
     assert given_file(config(data_dir="/data"), "/other/a.tsv") == Path("/other/a.tsv")
 
 
-@pytest.mark.parametrize(
-    ("data_dir", "source"),
-    [
-        (None, HubSource("me/glue", "rte", "train")),
-        ("hub:you/glue", HubSource("you/glue", "rte", "train")),
-        ("hub:you/glue/rte-v2", HubSource("you/glue", "rte-v2", "train")),
-        ("/data", None),
-    ],
-)
-def test_without_a_folder_the_hub_is_read(data_dir, source):
-    assert hub_source(config(data_dir=data_dir), "me/glue", "rte", "train") == source
+def test_without_a_folder_the_hub_is_read():
+    for data_dir, source in {
+        None: HubSource("me/glue", "rte", "train"),
+        "hub:you/glue": HubSource("you/glue", "rte", "train"),
+        "hub:you/glue/rte-v2": HubSource("you/glue", "rte-v2", "train"),
+        "/data": None,
+    }.items():
+        assert hub_source(config(data_dir=data_dir), "me/glue", "rte", "train") == source
 
 
 def test_a_folder_of_the_task_inside_the_data_folder_is_taken(tmp_path):

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from exlm_cli.config.tasks import CsvTaskConfig
+from exlm_cli.config.tasks import CsvTaskConfig, TaskFiles
 from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import NO_TEST_NOTE, TrainedTask
+from exlm_cli.tasks.registry import load_task
 from exlm_cli.tasks.rows.task import RowTask
 from exlm_cli.tasks.user_table import load_user_table, read_new_table
+from tests.recorder import Recorder
 from tests.tiny import word_level
 
 CHAINS = [f"{'C' * n}O" for n in range(1, 31)]
@@ -178,6 +180,18 @@ def test_three_files_are_three_splits(tmp_path):
     assert [row.row for row in task.skipped] == ["3"]
     # CO of line 2 of the training file is OC of line 3 of the validation file
     assert "1 molecule in more than one split: a.csv:2 (train) = b.csv:3 (valid)" in task.notes
+
+
+def test_a_file_that_is_two_splits_is_warned_of_and_its_texts_noted(tmp_path):
+    """However its path is written. Values of two columns: the epoch is chosen by an error without a unit."""
+    write(tmp_path / "a.csv", "text,y,z", [f"row {i},{i},{100 * i}" for i in range(4)])
+    files = TaskFiles(train="a.csv", valid=f"../{tmp_path.name}/a.csv")
+    columns: dict[str, Any] = {"text_column": "text", "label_columns": ("y", "z")}
+    progress = Recorder()
+    task = load_task(CsvTaskConfig(name="csv", data_dir=str(tmp_path), files=files, **columns), progress)
+    assert any(said.startswith(f"warning: {tmp_path}/a.csv ") for said in progress.said)
+    assert any(note.startswith("4 texts in more than one split") for note in task.notes)
+    assert (task.selection_metric, task.is_greater_better) == ("standardised_rmse", False)
 
 
 def test_a_test_file_without_a_row_to_score_is_left_out_and_told(tmp_path):

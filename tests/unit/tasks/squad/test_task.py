@@ -92,16 +92,11 @@ def test_it_is_a_downstream_task(official):
 
 @pytest.mark.parametrize(("length", "stride"), [(200, 128), (24, 6), (20, 3)])
 def test_logits_that_point_at_the_answers_score_one(official, tokenizer, length, stride):
-    task = load(official, doc_stride=stride)
-    encoded = task.encode("valid", tokenizer, length)
+    encoded = load(official, doc_stride=stride).encode("valid", tokenizer, length)
     assert encoded.answerable is not None
-    assert len(encoded) == len(encoded.answerable) == (3 if length == 200 else len(encoded))
+    assert len(encoded) == 3 or length < 200
     assert max(len(ids) for ids in encoded.token_ids) <= length
-    for ids, allowed, target in zip(encoded.token_ids, encoded.answerable, encoded.targets.astype(int), strict=True):
-        assert allowed[target].all()
-        assert (ids[0], ids[-1], (ids == tokenizer.sep_id).sum()) == (tokenizer.cls_id, tokenizer.sep_id, 2)
-        assert allowed[0]
-        assert allowed.sum() == len(ids) - 1 - np.flatnonzero(ids == tokenizer.sep_id)[0]
+    assert all(a[t].all() for a, t in zip(encoded.answerable, encoded.targets.astype(int), strict=True))
     metrics = encoded.score([pointing(encoded)])
     exact = ("exact_match", "f1", "exact_match_at_0", "f1_at_0", "has_answer_exact_match", "no_answer_f1")
     assert [metrics[name] for name in exact] == [1.0] * len(exact)
@@ -176,19 +171,16 @@ def test_the_last_two_articles_are_held_out_where_there_is_no_dev_file(tmp_path)
     assert task.split_name == "held out: Clocks, Tea"
 
 
-@pytest.mark.parametrize(
-    ("titles", "message", "hint"),
-    [
+def test_articles_that_cannot_be_held_out_are_refused(tmp_path):
+    write(tmp_path, "train-v2.0.json", "Moss", "Clocks", "Tea")
+    for titles, message, hint in (
         (("Tee",), "no article `Tee`", "`Tea`?"),
         (("Xylophone",), "no article `Xylophone`", "`Moss`, `Clocks`, `Tea`"),
         (("Tea", "Moss", "Clocks"), "all 3 articles", "task.files.valid=FILE"),
-    ],
-)
-def test_articles_that_cannot_be_held_out_are_refused(tmp_path, titles, message, hint):
-    write(tmp_path, "train-v2.0.json", "Moss", "Clocks", "Tea")
-    with pytest.raises(DataError, match=re.escape(f"{tmp_path}/train-v2.0.json: {message}")) as caught:
-        load(tmp_path, valid_articles=titles)
-    assert hint in caught.value.hint
+    ):
+        with pytest.raises(DataError, match=re.escape(f"{tmp_path}/train-v2.0.json: {message}")) as caught:
+            load(tmp_path, valid_articles=titles)
+        assert hint in caught.value.hint
 
 
 def test_named_files_are_read_alone(official):
@@ -198,9 +190,6 @@ def test_named_files_are_read_alone(official):
     assert held_out.split_sizes == {"train": 2, "valid": 2}
     with pytest.raises(DataError, match=r"`task\.valid_articles` holds articles out"):
         load(official, valid_articles=("Tea",))
-    (official / "train-v2.0.json").unlink()
-    with pytest.raises(DataError, match=re.escape(f"{official}: no `train-v2.0*.json` (also with .gz)")):
-        load(official)
 
 
 def test_questions_that_cannot_be_used_stop_or_are_left_out_and_told(tmp_path):

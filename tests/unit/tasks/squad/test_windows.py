@@ -1,7 +1,5 @@
 """Windows and spans: what a window holds is put together by hand, the best spans are held against trying all pairs."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 
@@ -38,9 +36,7 @@ def test_blanks_around_a_token_are_not_its_own(context):
     assert context.token_span(start, start + 2) is None
 
 
-@pytest.mark.parametrize(
-    "answer", ["Körsvik", "1891", "Ada Lund", "The", PARAGRAPH, "\N{GRINNING FACE}", "first keeper"]
-)
+@pytest.mark.parametrize("answer", ["Körsvik", "1891", "Ada Lund", PARAGRAPH, "\N{GRINNING FACE}"])
 def test_an_answer_survives_the_way_to_tokens_and_back(context, answer):
     start = PARAGRAPH.index(answer)
     span = context.token_span(start, start + len(answer))
@@ -58,23 +54,19 @@ def test_an_answer_survives_the_way_to_tokens_and_back(context, answer):
 def test_windows_cover_every_token_of_the_paragraph(tokenizer, context, length, stride, num_question):
     question_ids = list(range(300, 300 + num_question))
     windows = build_windows(7, question_ids, context, tokenizer, sequence_length=length, doc_stride=stride)
-    covered: set[int] = set()
-    for window in windows:
-        assert len(window.token_ids) <= length
-        assert window.question == 7
-        piece = context.encoding.ids[window.first_token : window.first_token + window.num_tokens]
+    whole, room = context.encoding.ids, length - num_question - 3
+    starts = range(0, max(len(whole) - room, 0) + stride, stride)  # ceiling of (tokens - room) / stride, and one
+    for window, start in zip(windows, starts, strict=True):
+        piece = whole[start : start + room]
         expected = [tokenizer.cls_id, *question_ids, tokenizer.sep_id, *piece, tokenizer.sep_id]
+        assert (window.question, window.first_token, window.num_tokens) == (7, start, len(piece))
         assert window.token_ids.tolist() == expected
         allowed = np.flatnonzero(window.answerable()).tolist()
         assert allowed == [0, *range(num_question + 2, num_question + 2 + len(piece))]
-        covered |= set(range(window.first_token, window.first_token + window.num_tokens))
-    assert covered == set(range(len(context.encoding.ids)))
-    assert all(later.first_token - earlier.first_token == stride for earlier, later in pairwise(windows))
-    whole, room = context.encoding.ids, length - num_question - 3
-    starts = range(0, max(len(whole) - room, 0) + stride, stride)  # ceiling of (tokens - room) / stride, and one
-    assert [(w.first_token, w.num_tokens) for w in windows] == [(s, len(whole[s : s + room])) for s in starts]
+    assert stride <= room
+    assert windows[-1].first_token + windows[-1].num_tokens == len(whole)
     # none is superfluous: without the last one the last token would be missing
-    assert all(w.first_token + w.num_tokens < len(context.encoding.ids) for w in windows[:-1])
+    assert all(window.first_token + window.num_tokens < len(whole) for window in windows[:-1])
 
 
 def test_a_stride_that_would_jump_over_tokens_is_refused(tokenizer, context):
@@ -83,20 +75,10 @@ def test_a_stride_that_would_jump_over_tokens_is_refused(tokenizer, context):
     assert room_for_paragraph(2, sequence_length=14, doc_stride=9) == 9
 
 
-@pytest.mark.parametrize(
-    ("span", "target"),
-    [
-        ((10, 10), (4, 4)),
-        ((12, 17), (6, 11)),
-        ((9, 12), (0, 0)),
-        ((15, 18), (0, 0)),
-        ((30, 31), (0, 0)),
-        (None, (0, 0)),
-    ],
-)
-def test_an_answer_is_the_target_of_the_windows_that_hold_it_whole(span, target):
+def test_an_answer_is_the_target_of_the_windows_that_hold_it_whole():
     window = Window(0, np.zeros(13, dtype=np.int64), context_start=4, first_token=10, num_tokens=8)
-    assert window.target(span) == target
+    assert [window.target(span) for span in ((10, 10), (12, 17))] == [(4, 4), (6, 11)]
+    assert {window.target(span) for span in ((9, 12), (15, 18), (30, 31), None)} == {(0, 0)}
 
 
 @pytest.mark.parametrize(("num_tokens", "longest"), [(1, 1), (5, 2), (7, 30), (9, 4), (0, 3)])
