@@ -19,7 +19,6 @@ from exlm_cli.data.batch import Batch, batch_from_masked_ids
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.ctc import one_token_log_probs
-from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.train.pretrained import Pretrained
 
 _WINDOW_CELLS, _WINDOW_ROWS = 2**25, 64
@@ -27,21 +26,18 @@ _WINDOW_CELLS, _WINDOW_ROWS = 2**25, 64
 _BATCH_ROWS = 16
 
 
-def build_dag(pretrained: Pretrained, text: str, *, progress: Progress | None = None) -> Dag:
+def build_dag(pretrained: Pretrained, text: str) -> Dag:
     """Run the model on a text with [MASK]s and return its DAG.
 
     Args:
         pretrained: Any pre-trained checkpoint. An MLM or `alignment: independent` gives a chain of one node a mask;
             where the mask has several states, the node's distribution is that of the one token they yield (CTC).
         text: As for `read_masked`.
-        progress: Receives messages about the reading.
 
     Raises:
         DataError: As `read_masked`.
     """
     masked = read_masked(pretrained, text)
-    for note in masked.notes:
-        (progress or SilentProgress()).message(note)
     (dag,) = dags_of_inputs(pretrained.model, pretrained.tokenizer, pretrained.recipe, [masked])
     return dag
 

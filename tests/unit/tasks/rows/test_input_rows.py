@@ -9,7 +9,7 @@ import pytest
 from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
-from exlm_cli.tasks.rows.splits import describe_repeats, group_rows
+from exlm_cli.tasks.rows.splits import describe_repeats
 from exlm_cli.tasks.rows.table import (
     InputRows,
     Table,
@@ -38,12 +38,6 @@ def test_rows_that_cannot_be_used_are_skipped_with_their_reason_and_odd_metals_a
     assert again.skipped[1:] == rows.skipped
     texts = usable("a", "", "b", text_column="x")
     assert (texts.rows.tolist(), texts.skipped[0].row) == ([0, 2], "3")
-
-
-def test_rows_of_one_molecule_are_one_group():
-    keys = usable("OCC", "CCN", "CCO", "NCC", "C(C)O", "C").keys
-    assert group_rows(range(6), keys) == [[0, 2, 4], [1, 3], [5]]
-    assert group_rows([3, 0, 1], keys) == [[3, 1], [0]]
 
 
 def test_the_split_decides_which_scaffolds_are_worked_out():

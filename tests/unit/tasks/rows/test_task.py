@@ -82,15 +82,12 @@ def test_a_pair_is_cut_as_tokenizers_cut_it(budget):
         assert longest_first([first, second], budget) == [ids.count(2), ids.count(3)]
 
 
-def test_texts_stand_between_cls_and_separators_and_cuts_are_counted(text_tokenizer):
+def test_pairs_that_are_too_long_are_cut_and_counted(text_tokenizer):
     first, second = (text_tokenizer.encode(text) for text in PAIR)
-    encoded = encode_texts([PAIR], text_tokenizer, 100)
-    (ids,), notes = encoded.token_ids, encoded.notes
-    assert (ids.tolist(), notes) == ([1, *first, 2, *second, 2], ())
     encoded = encode_texts([PAIR, ("The", "A")], text_tokenizer, 9)
-    sequences, notes = encoded.token_ids, encoded.notes
-    assert sequences[0].tolist() == [1, *first[:3], 2, *second[:3], 2]
-    assert notes == ("cut 1 of 2 rows to 9 tokens (`sequence_length`)",)
+    assert encoded.token_ids[0].tolist() == [1, *first[:3], 2, *second[:3], 2]
+    assert encoded.notes == ("cut 1 of 2 rows to 9 tokens (`sequence_length`)",)
+    assert encode_texts([PAIR], text_tokenizer, 100).notes == ()
     assert not len(encode_texts([], text_tokenizer, 9))
 
 
