@@ -96,20 +96,25 @@ def test_a_weight_that_is_none_is_named(tmp_path):
 
 
 def test_scored_rows_with_bounds_are_counted_and_scored_on_their_wrong_side(tmp_path):
+    """Errors of several columns are averaged in units of the deviations of the training rows' values."""
     parts = ["train"] * 12 + ["valid"] * 4 + ["test"] * 4
-    rows = [f"{smiles},{'>' * (i % 4 == 0)}{i + 0.5},{parts[i]}" for i, smiles in enumerate(OTHERS)]
-    task = load(tmp_path, "smiles,y,part", rows, split="scaffold", split_column="part")
-    part = task.examples["test"]
+    rows = [f"{smiles},{'>' * (i % 4 == 0)}{i + 0.5},{i % 3},{parts[i]}" for i, smiles in enumerate(OTHERS)]
+    task = load(tmp_path, "smiles,y,z,part", rows, split_column="part", split="scaffold")
     assert any(note.startswith("test: 1 of 4 rows have bounds") for note in task.notes)
     encoded = task.encode("test", word_level(["C", "O"]), 64)
     assert encoded.bounds is not None
-    low = encoded.bounds[:, 0, 0]
-    exact = ~np.isnan(part.targets[:, 0])
+    exact, low = ~np.isnan(encoded.targets[:, 0]), encoded.bounds[:, 0, 0]
     for predicted, errors in ((-1.0, low + 1), (100.0, np.where(exact, 100 - low, 0))):
-        scores = encoded.score(np.full((1, len(part.texts), 1), predicted))
-        assert scores["rmse"] == pytest.approx(np.sqrt(np.mean(errors**2)))
+        rmse = np.sqrt(np.mean(errors**2))
+        assert encoded.score(np.full((1, 4, 1), predicted))["rmse"] == pytest.approx(rmse)
     truth = truth_columns("regression", ("y",), encoded.targets, encoded.bounds)["y_true"]
     assert [cell.startswith(">") for cell in truth] == (~exact).tolist()
+    both = load(tmp_path, "smiles,y,z,part", rows, split_column="part", split="scaffold", label_columns=["y", "z"])
+    scale = [np.std([i + 0.5 for i in range(12) if i % 4]), np.std([i % 3 for i in range(12)])]
+    score = both.encode("test", word_level(["C", "O"]), 64).score(np.full((1, 4, 2), 100.0))
+    of_z = np.sqrt(np.mean([(100 - i % 3) ** 2 for i in range(16, 20)]))
+    assert score["standardised_rmse"] == pytest.approx((rmse / scale[0] + of_z / scale[1]) / 2)
+    assert "rmse" not in score
 
 
 def test_new_rows_have_logarithms_and_values_side_by_side(tmp_path):
