@@ -55,23 +55,22 @@ ROWS: dict[str, list[tuple[str, str, str, float]]] = {
 }
 
 
-def line(task: str, index: int, first: str, second: str, label: str) -> str:
-    """Return a row as the official file of a task has it."""
-    cells = {
-        "mnli": [str(index), "1", "1n", "fiction", "(a)", "(b)", "(A)", "(B)", first, second, label, label],
-        "qqp": [str(index), "1", "2", first, second, label],
-        "qnli": [str(index), first, second, label],
-        "sst2": [first, label],
-        "cola": ["gj04", label, "" if label == "1" else "*", first],
-        "rte": [str(index), first, second, label],
-        "mrpc": [label, "10", "11", first, second],
-        "stsb": [str(index), "main", "f", "2012", "5", "none", "none", first, second, label],
-    }[task]
-    return "\t".join(cells)
+LINES = {
+    "mnli": "{index}\t1\t1n\tfiction\t(a)\t(b)\t(A)\t(B)\t{first}\t{second}\t{label}\t{label}",
+    "qqp": "{index}\t1\t2\t{first}\t{second}\t{label}",
+    "qnli": "{index}\t{first}\t{second}\t{label}",
+    "sst2": "{first}\t{label}",
+    "cola": "gj04\t{label}\t*\t{first}",
+    "rte": "{index}\t{first}\t{second}\t{label}",
+    "mrpc": "{label}\t10\t11\t{first}\t{second}",
+    "stsb": "{index}\tmain\tf\t2012\t5\tnone\tnone\t{first}\t{second}\t{label}",
+}
+"""A row as the official file of a task has it."""
 
 
 def content(task: str, copies: int = 1) -> str:
-    lines = [line(task, i, a, b, label) for i, (a, b, label, _) in enumerate(ROWS[task] * copies)]
+    rows = enumerate(ROWS[task] * copies)
+    lines = [LINES[task].format(index=i, first=a, second=b, label=label) for i, (a, b, label, _) in rows]
     return "".join(f"{text}\n" for text in ([HEADERS[task]] if HEADERS[task] else []) + lines)
 
 

@@ -18,7 +18,7 @@ from exlm_cli.tasks.base import NO_TEST_NOTE, NewRows, TrainedTask
 from exlm_cli.tasks.glue import GLUE_TASKS, load_glue, read_new_glue
 from exlm_cli.tasks.metrics import metric
 from exlm_cli.tasks.rows.task import RowTask
-from tests.unit.tasks.glue_files import ROWS, content, line, write_glue
+from tests.unit.tasks.glue_files import LINES, ROWS, content, write_glue
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def test_a_row_that_cannot_be_used_stops_or_is_left_out_and_told(task, changes, 
     first, second, label, _ = ROWS[task][0]
     given = {"first": first, "second": second, "label": label} | changes
     path = folder / "train.tsv"
-    path.write_text(content(task) + line(task, 9, **given) + "\n", encoding="utf-8")
+    path.write_text(content(task) + LINES[task].format(index=9, **given) + "\n", encoding="utf-8")
     where = f"{path}:{len(ROWS[task]) + 2}"
     loaded = load(task, tmp_path)
     assert loaded.split_sizes["train"] == len(ROWS[task])
