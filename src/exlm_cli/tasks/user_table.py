@@ -92,7 +92,7 @@ def load_user_table(config: CsvTaskConfig, progress: Progress) -> RowTask:
 
 
 def _columns_to_read(config: CsvTaskConfig, table: Table) -> tuple[str, ...]:
-    """Return the columns of the input; refuse labels and descriptors that are missing or are columns of the input."""
+    """Return the columns of the input; refuse labels that are missing or are columns of the input."""
     columns = _input_columns(config, table)
     if not config.label_columns:
         names = name_some((f"`{name}`" for name in table.columns if name not in columns), limit=12)
@@ -100,17 +100,11 @@ def _columns_to_read(config: CsvTaskConfig, table: Table) -> tuple[str, ...]:
             f"{table.path}: which columns hold the labels? There are {names}",
             "name them with `--label-columns A,B`",
         )
-    for column in columns:
-        if column in config.label_columns:
-            raise ConfigError(
-                f"{table.path}: `{column}` cannot be input and label at once",
-                f"name other columns with `--label-columns A,B` or `--{config.input_kind}-column NAME`",
-            )
-        if column in config.descriptor_columns:
-            raise ConfigError(
-                f"{table.path}: `{column}` cannot be input and descriptor at once",
-                "name other columns with `--set task.descriptor_columns=[A,B]`",
-            )
+    if both := set(columns) & set(config.label_columns):
+        raise ConfigError(
+            f"{table.path}: `{min(both)}` cannot be input and label at once",
+            f"name other columns with `--label-columns A,B` or `--{config.input_kind}-column NAME`",
+        )
     _refuse_own_names(table, config.label_columns, [f"{name}_true" for name in config.label_columns])
     for name in config.label_columns:  # before minutes of reading molecules
         table.column(name, CHOOSE_COLUMNS)

@@ -265,8 +265,7 @@ def test_a_row_may_be_a_pair_of_texts(tmp_path):
     ("options", "error", "said"),
     [
         ({"files": {}}, ConfigError, "table"),
-        ({"label_columns": ("smiles",)}, ConfigError, "`smiles`"),
-        ({"descriptor_columns": ("smiles",)}, ConfigError, "`smiles`"),
+        ({"label_columns": ("smiles",)}, ConfigError, "`smiles` cannot be input and label"),
         ({"label_columns": ("in_split",)}, ConfigError, "`in_split`"),
         ({"label_columns": ("words",)}, ConfigError, "`row`"),  # a class that is called like a column of predictions
         ({"class_weights": "balanced"}, ConfigError, "`task.class_weights:"),

@@ -393,8 +393,7 @@ def read_split_file(path: Path, num_rows: int) -> SplitIndices:
             if type(row) is not int or not 0 <= row < num_rows:
                 raise DataError(f"{path}: `{name}` names row {row!r}; rows are 0 to {num_rows - 1}", hint)
             if row in seen:
-                where = f"in `{seen[row]}` and in `{name}`" if seen[row] != name else f"twice in `{name}`"
-                raise DataError(f"{path}: row {row} is {where}", hint)
+                raise DataError(f"{path}: row {row} is in `{seen[row]}` and in `{name}`", hint)
             seen[row] = name
     return _as_arrays({name: content.get(name) or [] for name in SPLITS})
 
