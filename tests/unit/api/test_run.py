@@ -179,7 +179,7 @@ def test_one_row_is_read_like_a_list_of_one(text_model, molecules):
     np.testing.assert_array_equal(run.embed("amber fern").mean, run.embed(["amber fern"]).mean)
     assert smiles.predict(SMILES[0]).equals(smiles.predict([SMILES[0]]))
     one, (first,) = run.fill("amber [MASK]"), run.fill(["amber [MASK]"])
-    assert one._repr_svg_() == first._repr_svg_() == render_graph(one, ["svg"])["svg"].decode()
+    assert one._repr_svg_() == render_graph(first, ["svg"])["svg"].decode()
     shown = [f"{100 * one.share(filling):.2g} % {filling.text}" for filling in one.n_best.fillings[:3]]
     assert repr(one) == repr(first) == f"<fillings of 'amber [MASK]': {', '.join(shown)}; 7 more>"
 

@@ -26,7 +26,7 @@ def failing_at(seed: int) -> Any:
 
 def test_a_split_is_trained_and_scored_as_in_a_run_of_its_own_and_kept(text_model, tmp_path):
     """The results are of the whole run: its time, its best epochs, its notes."""
-    recipe = finetune_recipe(task=words_table(tmp_path), train={"max_epochs": 2}, num_replicates=2)
+    recipe = finetune_recipe(task=words_table(tmp_path), seeds=[1], train={"max_epochs": 2}, num_replicates=2)
     out = tmp_path / "whole"
     whole = run_finetuning(recipe, checkpoint=text_model, out=out)
     table, results = whole.scores.table, whole.results

@@ -14,22 +14,20 @@ import pytest
 import torch
 
 from exlm_cli import bundled_models
-from exlm_cli.config.finetune import NO_GRID, GridPoint
 from exlm_cli.config.load import load_recipe
 from exlm_cli.data.rows.records import SkippedRow
 from exlm_cli.data.tokenizer import train_bpe
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.finetune.baselines import baseline as baseline_module
 from exlm_cli.finetune.cells import trainer as trainer_module
-from exlm_cli.finetune.cells.model import load_finetuned
-from exlm_cli.finetune.cells.trainer import Cell, encode_task
+from exlm_cli.finetune.cells.model import choose_tokenizer, load_finetuned
+from exlm_cli.finetune.cells.trainer import encode_task
 from exlm_cli.finetune.results import RunResults, read_results
-from exlm_cli.finetune.run import require_fitting_model, resume_finetuning, run_finetuning
+from exlm_cli.finetune.run import require_fitting_model, run_finetuning
 from exlm_cli.finetune.scores import read_scores
 from exlm_cli.model.encoder import Encoder
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_metrics, read_run_json
-from exlm_cli.tasks.metrics import score_rows
 from exlm_cli.train.pretrained import load_pretrained_weights
 from tests.recorder import Recorder
 from tests.tiny import tiny_recipe
@@ -51,17 +49,6 @@ from tests.unit.finetune.synthetic import (
 def finished(text_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResults]:
     out = tmp_path_factory.mktemp("finished") / "run"
     return out, run_tiny(text_model, out).results
-
-
-def test_rows_left_out_are_all_listed_beside_the_results(text_model, tmp_path):
-    task = WordTask()
-    task.skipped = tuple(SkippedRow("a.csv", str(n), f"a.csv:{n}", "C1, \ud83d", "no molecule") for n in range(2, 32))
-    results = run_tiny(text_model, tmp_path / "run", task, **ONE_EPOCH).results
-    assert results.notes[-2] == "rejected.csv lists what was left out, 30 rows, with reasons"
-    with (tmp_path / "run/rejected.csv").open(encoding="utf-8", newline="") as file:
-        header, *rows = csv.reader(file)
-    assert header == ["file", "row", "reason", "text"]
-    assert rows == [["a.csv", str(n), "no molecule", "C1, \\ud83d"] for n in range(2, 32)]
 
 
 def test_a_run_says_what_was_done_and_with_what(finished, text_model):
@@ -106,10 +93,12 @@ def test_scores_that_are_not_defined_are_null_and_the_last_epoch_is_taken(text_m
     json.loads((tmp_path / "run/results.json").read_text(), parse_constant=pytest.fail)
 
 
-def test_rows_without_any_label_and_unknown_tokens_are_counted(text_model, tmp_path):
+def test_rows_left_out_without_labels_and_with_unknown_tokens_are_told(text_model, tmp_path):
     """Rows without a label are left out of the loss; the share of [UNK] is noted, as the tokenizer does not fit."""
 
     class Strange(WordTask):
+        skipped = tuple(SkippedRow("a.csv", str(n), f"a.csv:{n}", "C1, \ud83d", "no molecule") for n in range(2, 32))
+
         def encode(self, split: Any, tokenizer: Any, sequence_length: int) -> Any:
             encoded = super().encode(split, tokenizer, sequence_length)
             encoded.targets[:4] = math.nan
@@ -117,14 +106,19 @@ def test_rows_without_any_label_and_unknown_tokens_are_counted(text_model, tmp_p
                 ids[1] = tokenizer.unk_id
             return encoded
 
-    results = run_tiny(text_model, tmp_path / "run", Strange(), **ONE_EPOCH).results
-    rows = read_metrics(tmp_path / "run/cells/single/split-0/seed-1/metrics.jsonl")
+    run = tmp_path / "run"
+    notes = run_tiny(text_model, run, Strange(), **ONE_EPOCH).results.notes
+    rows = read_metrics(run / "cells/single/split-0/seed-1/metrics.jsonl")
     assert [row["num_infeasible"] for row in rows if row["kind"] == "train"] == [4]
     data = encode_task(Strange(), load_pretrained_weights(text_model, SilentProgress()).tokenizer, 24, 1)
     share = len(data.train) / sum(len(ids) - 2 for ids in data.train.token_ids)
     assert data.unknown_share == pytest.approx(share)
-    assert results.notes[0] == "a note"
-    assert results.notes[1].startswith(f"{100 * share:.1f} %")
+    assert notes[:2] == ("a note", "rejected.csv lists what was left out, 30 rows, with reasons")
+    assert notes[2].startswith(f"{100 * share:.1f} %")
+    with (run / "rejected.csv").open(encoding="utf-8", newline="") as file:
+        header, *rejected = csv.reader(file)
+    assert header == ["file", "row", "reason", "text"]
+    assert rejected == [["a.csv", str(n), "no molecule", "C1, \\ud83d"] for n in range(2, 32)]
 
 
 def test_values_are_learnt_in_units_of_their_spread_so_that_those_far_from_zero_are_like_others(text_model, tmp_path):
@@ -200,20 +194,6 @@ def test_no_baseline_is_trained_unasked_where_it_takes_long(text_model, tmp_path
     assert any("`--baseline`" in said for said in progress.said)
 
 
-def test_the_mean_prediction_is_scored_as_the_mean_of_the_files(text_model, tmp_path):
-    """By scikit-learn's formula on what the seeds wrote; that of one seed alone is its own."""
-    recipe = finetune_recipe(task=words_table(tmp_path), seeds=[1, 2, 3], train={"max_epochs": 1})
-    result = run_finetuning(recipe, checkpoint=text_model, out=tmp_path / "run")
-    for split in ("valid", "test"):
-        _, by_seed_KNC, targets_NC = read_part(tmp_path / "run", split)
-        wanted = score_rows("binary", by_seed_KNC.mean(axis=0), targets_NC)
-        for name, value in wanted.items():
-            assert result.scores.average(split, name).mean == pytest.approx(value, rel=1e-12)
-    alone = resume_finetuning(tmp_path / "run", ["seeds=[2]"]).scores
-    for name in wanted:
-        assert alone.average("test", name).mean == pytest.approx(alone.seeds("test", name).mean, rel=1e-12)
-
-
 def test_what_does_not_fit_is_refused_and_nothing_is_left(text_model, tmp_path, monkeypatch):
     absent: Any = None  # as Python marks a module that cannot be imported
     monkeypatch.setitem(sys.modules, "wandb", absent)
@@ -243,14 +223,6 @@ def test_a_sequence_that_the_model_has_no_positions_for_is_refused(num_repeats, 
         require_fitting_model(recipe, encoder, Path("run"), task=WordTask())
 
 
-class Moved(WordTask):
-    """The same rows, one line further down in their file, as if a row that cannot be used were put before them."""
-
-    @property
-    def split_indices(self) -> Any:
-        return {split: rows + 1 for split, rows in super().split_indices.items()}
-
-
 def test_only_a_run_that_fits_is_continued(tmp_path, finished):
     run = tmp_path / "run"
     shutil.copytree(finished[0], run)
@@ -260,7 +232,6 @@ def test_only_a_run_that_fits_is_continued(tmp_path, finished):
     recipe, before = finetune_recipe(), (run / "recipe.yaml").read_bytes()
     for said, changed, arguments in (
         ("the data of words/binary is not", recipe, {"task": WordTask(seed=1)}),
-        ("the data of words/binary is not", recipe, {"task": Moved()}),
         ("the recipe is not .* `optim.lr` was .* is 0.0001", finetune_recipe(optim={"lr": 1e-4}), {}),
         ("the recipe is not .* `aggregate`", finetune_recipe(aggregate="median"), {}),
         ("the checkpoint is not", recipe, {"checkpoint": elsewhere}),
@@ -285,9 +256,6 @@ def test_what_is_missing_or_damaged_in_a_finished_run_is_named(tmp_path, finishe
     with pytest.raises(CheckpointError, match=f"{cell} is refused: its weights were deleted") as caught:
         load_finetuned(run, device="cpu")
     assert str(cell / "result.json") in caught.value.hint
-    (cell / "result.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=str(cell / "result.json")):
-        Cell(run, GridPoint(NO_GRID, {}, finetune_recipe()), 1, "seed 1").read()
 
 
 def test_best_weights_altered_before_they_are_scored_are_refused(text_model, tmp_path, monkeypatch):
@@ -296,20 +264,19 @@ def test_best_weights_altered_before_they_are_scored_are_refused(text_model, tmp
         run_tiny(text_model, tmp_path / "run", **ONE_EPOCH)
 
 
-def test_an_encoder_without_a_checkpoint_takes_the_tokenizer_of_the_bundled_model(text_model, tmp_path, monkeypatch):
+def test_an_encoder_without_a_checkpoint_takes_its_own_tokenizer_else_that_of_the_bundled_model(
+    text_model, tmp_path, monkeypatch
+):
     shutil.copytree(text_model, tmp_path / "models/text")
     monkeypatch.setattr(bundled_models, "FOLDER", tmp_path / "models")
-    recipe = finetune_recipe(task=words_table(tmp_path), init="scratch", **ONE_EPOCH)
-    encoder = load_recipe("quickstart-text", ["model.width=32", "model.num_layers=1"])
-    progress = Recorder()
-    run_finetuning(recipe, checkpoint=None, encoder=encoder, out=tmp_path / "run", progress=progress)
-    assert any(said.startswith("tokenizer: that of bundled:text") for said in progress.said)
-    assert (tmp_path / "run/tokenizer.json").read_bytes() == (text_model / "tokenizer.json").read_bytes()
-    own = tmp_path / "own.json"
-    train_bpe([" amber birch"], 270, 1, SilentProgress()).save(own)
-    encoder = encoder.changed({"tokenizer.path": str(own)})
-    run_finetuning(recipe, checkpoint=None, encoder=encoder, out=tmp_path / "other")
-    assert (tmp_path / "other/tokenizer.json").read_bytes() == own.read_bytes()
+    encoder, progress = load_recipe("quickstart-text"), Recorder()
+    found = choose_tokenizer(encoder, WordTask(), None, progress)
+    assert found.to_json() == (text_model / "tokenizer.json").read_text()
+    assert progress.said[0].startswith("tokenizer: that of bundled:text")
+    own = train_bpe([" amber birch"], 270, 1, SilentProgress())
+    own.save(tmp_path / "own.json")
+    encoder = encoder.changed({"tokenizer.path": str(tmp_path / "own.json")})
+    assert choose_tokenizer(encoder, WordTask(), None, progress).to_json() == own.to_json()
 
 
 def test_a_frozen_encoder_keeps_its_weights_and_reads_each_row_once(text_model, tmp_path, monkeypatch):

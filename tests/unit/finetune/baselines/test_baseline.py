@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rdkit import Chem
 
 from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.data.molecules import NUM_BITS
@@ -30,7 +29,6 @@ from exlm_cli.finetune.baselines.baseline import (
 from exlm_cli.finetune.baselines.boosting import grow_boosting
 from exlm_cli.finetune.baselines.forests import TrainingRows
 from exlm_cli.finetune.features import FeatureStore
-from exlm_cli.finetune.prediction.training_rows import read_training_rows, write_training_rows
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import FloatArray, Loss
 from exlm_cli.tasks.metrics import score_rows
@@ -39,8 +37,7 @@ from exlm_cli.tasks.rows.labels import Labels
 from exlm_cli.tasks.rows.splits import RowSplit
 from exlm_cli.tasks.rows.table import InputRows, Table
 from exlm_cli.tasks.rows.task import LabelledRows, RowTask
-from exlm_cli.tasks.user_table import load_user_table, table_task
-from tests.unit.finetune.finetuned_runs import write_rows
+from exlm_cli.tasks.user_table import table_task
 from tests.unit.finetune.synthetic import WordTask
 
 NAN, INF = math.nan, math.inf
@@ -68,35 +65,6 @@ def fit(task: RowTask, seed: int, baseline: TreeBaseline, store: FeatureStore, n
 def predict(task: RowTask, seed: int = 1, part: Any = "test", num_trees: int = 30) -> Any:
     fitted = fit(task, seed, ECFP4, FeatureStore(), num_trees)
     return fitted.predict(task.examples[part].texts, SilentProgress())
-
-
-def score(task: RowTask) -> dict[str, float]:
-    """Return the metrics of the predictions for the test rows."""
-    return score_rows(task.loss, predict(task), task.examples["test"].targets)
-
-
-METALS = ("Ni", "Zn", "Ir", "Co", "Ru", "Cr", "Mn", "Rh", "Pd", "Cu", "Pt", "Fe")
-DATIVE = [(f"c1ccc2ccccc2n1->[{metal}](Cl)Cl", 2 + 0.01 * i) for i, metal in enumerate(METALS)]
-DATIVE += [(f"c1ccccn1->[{metal}](Cl)Cl", 0.01 * i) for i, metal in enumerate(METALS)]
-
-
-def test_the_forest_reads_complexes_with_dative_bonds_however_they_are_written(tmp_path):
-    """RDKit writes `[Cl][Ni]([Cl])<-[n]1...`; without bits the forest would miss by the spread of the values, 1."""
-    scores, nearest = [], []
-    for number, write in enumerate([str, Chem.CanonSmiles]):
-        table = write_rows(tmp_path / f"{number}.csv", ["smiles", "y"], [[write(s), str(y)] for s, y in DATIVE])
-        task = load_user_table(
-            CsvTaskConfig(name="csv", files={"train": str(table)}, label_columns=("y",), split="random"),
-            SilentProgress(),
-        )
-        assert task.examples["train"].texts[0] == (Chem.CanonSmiles(DATIVE[task.split_indices["train"][0]][0]),)
-        scores.append(score(task)["rmse"])
-        write_training_rows(tmp_path, [task])
-        known = read_training_rows(tmp_path)
-        assert set(known.splits_of(task.training_keys)) == {"train"}
-        nearest += known.nearest_tanimoto(task.training_keys, SilentProgress())[0].tolist()
-    assert scores[0] == scores[1] < 0.3
-    assert nearest == [1] * len(nearest)
 
 
 @pytest.mark.parametrize(
@@ -181,9 +149,9 @@ def test_the_seed_alone_decides_and_is_taken_whole(seed, other):
 
 def test_missing_labels_and_single_classes_are_no_trouble():
     targets = [[i % 2, NAN if i < 16 else i % 2, 1 if i < 16 else i % 2, NAN if i % 3 else i % 2] for i in range(24)]
-    scores = score(make("binary", targets, ("a", "never", "always", "some")))
+    task = make("binary", targets, ("a", "never", "always", "some"))
     # `never` and `always` say the same of every row: an area of one half each, whatever the others reach
-    assert scores["roc_auc"] <= 3 / 4
+    assert score_rows("binary", predict(task), task.examples["test"].targets)["roc_auc"] <= 3 / 4
     empty = make("regression", [[NAN if i < 16 else float(i), i] for i in range(24)], ("never", "always"))
     assert np.isclose(predict(empty)[..., 0], 0).all()
 

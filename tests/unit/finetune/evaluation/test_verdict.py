@@ -155,9 +155,7 @@ def test_two_splits_are_judged_over_their_rows_and_too_few_for_an_interval_over_
     assert "--num-replicates 5" in verdict(*runs, rows=rows_of(0.5))[1]
 
 
-@pytest.mark.parametrize(
-    ("counts", "best"), [([9], "both"), ([10], "baseline"), ([5, 4], "both"), ([5, 5], "baseline")]
-)
+@pytest.mark.parametrize(("counts", "best"), [([9], "both"), ([5, 4], "both"), ([5, 5], "baseline")])
 def test_with_few_rows_of_a_class_in_validation_the_mean_of_both_predicts(counts, best):
     """Over all splits together; the forest is the best on them."""
     forests = {ECFP4: {"roc_auc": [0.9]}, "both": {"roc_auc": [0.8]}}
