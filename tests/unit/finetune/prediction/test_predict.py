@@ -163,26 +163,6 @@ def test_each_row_of_the_training_file_is_in_the_split_it_was_in(lengths, tmp_pa
             wanted[row] = split
     assert [row["in_split"] for row in read_rows(tmp_path / "out.csv")] == wanted
     assert (summary.num_in_training, summary.num_in_validation) == (len(indices["train"]), len(indices["valid"]))
-    new = [row for row, split in zip(rows, wanted, strict=True) if split == "none"]
-    alone = predicted(lengths, write_rows(tmp_path / "new.csv", ["text", "length"], new), tmp_path / "alone.csv")
-    assert summary.metrics_of_new == pytest.approx(alone.metrics)
-
-
-def test_all_files_appear_or_none(finetuned, tmp_path):
-    path = write_rows(tmp_path / "new.csv", ["mol", "active"], [["CCO", "1"]])
-    out = tmp_path / "out"
-
-    def draw(rows: Any, predictions: Path) -> dict[Path, bytes]:
-        (out / "out-b.png").mkdir()  # after the files were looked at
-        return {predictions.with_name(f"out-{name}.png"): b"new" for name in "ab"}
-
-    out.mkdir()
-    (out / "out-a.png").write_text("old")
-    with pytest.raises(CheckpointError, match=r"out-b\.png: the file could not be written"):
-        predicted(finetuned, path, out / "out.csv", draw=draw)
-    assert {file.name: file.is_dir() or file.read_text() for file in out.iterdir()} == {
-        "out-a.png": "old", "out-b.png": True,
-    }  # fmt: skip
 
 
 def test_intervals_of_values_are_as_wide_as_the_residuals_of_the_validation_rows(lengths, tmp_path):

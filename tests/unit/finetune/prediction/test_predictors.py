@@ -59,8 +59,6 @@ def run(table: Path, smiles_model: Path, few_trees: Any, tmp_path_factory: pytes
 def test_what_is_best_in_validation_is_in_results_verdict_and_scores(run):
     results, scores = read_results(run), read_scores(run)
     found = results.predictors
-    assert found is not None
-    assert len(found.baselines) == 2
     assert scores.others == [*NAMES, BOTH]
     assert found.valid["both"] == pytest.approx(scores.average("valid", "rmse", model=BOTH).mean)
     assert found.best == min(PREDICTORS, key=lambda name: found.valid[name])
@@ -70,14 +68,11 @@ def test_what_is_best_in_validation_is_in_results_verdict_and_scores(run):
         assert values[forest] == min(values.values())
 
 
-def test_two_splits_have_an_interval_over_the_rows_within_them_and_none_over_splits(run):
-    results, scores = read_results(run), read_scores(run)
-    interval, mean = results.rows_interval, scores.average("test", "rmse").mean
-    assert interval is not None
-    assert (interval.over, interval.num) == ("rows", sum(len(rows_and_truth(run, s, "test")[0]) for s in (0, 1)))
+def test_two_splits_have_an_interval_over_the_rows_within_them(run):
+    results = read_results(run)
+    interval, mean = results.rows_interval, read_scores(run).average("test", "rmse").mean
+    assert interval.num == sum(len(rows_and_truth(run, split, "test")[0]) for split in (0, 1))
     assert interval.low < mean < interval.high
-    assert results.split_intervals == {}
-    assert results.comparison is not None
     assert [found.over for found in results.comparison.intervals] == ["rows"]
 
 
