@@ -22,7 +22,7 @@ from exlm_cli.finetune.evaluation.calibration import (
 from exlm_cli.finetune.predictions import PREDICTIONS_FILE
 from exlm_cli.finetune.results import FinetunedRun, read_results
 from exlm_cli.report.finetuning import figures as figures_module
-from exlm_cli.report.finetuning.figures import draw_calibration, draw_runs, draw_scores, matrices_of
+from exlm_cli.report.finetuning.figures import draw_calibration, draw_errors, draw_runs, draw_scores, matrices_of
 from exlm_cli.report.style import RUN_COLOURS
 from tests.unit.report.results import predicted_rows, scored
 
@@ -185,3 +185,11 @@ def test_reliability_is_drawn_before_and_after_calibration(figures, tmp_path):
         f"as predicted  {errors[0]:.3f}",
         f"calibrated  {errors[1]:.3f}",
     ]
+
+
+@pytest.mark.parametrize(("num_rows", "num_lines"), [(9, 1), (10, 2)])
+def test_the_mean_of_fewer_than_ten_errors_has_no_interval(figures, tmp_path, num_rows, num_lines):
+    """A line for the mean of the only bin, and one for its interval."""
+    draw_errors(np.ones((num_rows, 1)), np.ones(num_rows), tmp_path, "error", "test")
+    (axes,) = figures["error-by-distance"].axes
+    assert len(axes.lines) == num_lines
