@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import tarfile
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -27,76 +26,50 @@ from tests.tiny import tiny_recipe
 pytestmark = pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="needs tarfile's filters, of Python 3.11.4")
 
 
-@pytest.fixture
-def packed(tmp_path, monkeypatch):
-    """Return a recipe, its data here, and its packed data laid out elsewhere."""
+def test_what_is_trained_elsewhere_comes_back_as_a_run_also_from_where_it_was_cut_off(tmp_path, monkeypatch):
     monkeypatch.setattr(quarter_hour, "FOLDER", tmp_path / "packed")
     monkeypatch.setattr(quarter_hour, "fetch_wheels", lambda folder: folder.mkdir(exist_ok=True))  # no network
+    monkeypatch.setattr(quarter_hour, "PART_BYTES", 4_000)  # several files
+    monkeypatch.setattr(quarter_hour, "equal_steps", lambda probes, _: [6] * len(probes))
     data = {"bundled_rows": 200, "cache_dir": str(tmp_path / "cache")}
     recipe = tiny_recipe(data=data, train={"batch_sequences": None, "batch_tokens": 128})
-    prepared = prepare_data(recipe, progress=SilentProgress())
+    here = prepare_data(recipe, progress=SilentProgress())
     quarter_hour.pack(recipe.data.kind, recipe)
     quarter_hour.lay_out(recipe.data.kind, tmp_path / "there")
-    return recipe, prepared, tmp_path / "there"
-
-
-def test_shards_are_the_same_elsewhere(packed):
-    recipe, data, there = packed
-    read = quarter_hour.read_data(recipe, there)
-    for mine, theirs in ((data.train, read.train), (data.valid, read.valid)):
+    there = quarter_hour.read_data(recipe, tmp_path / "there")
+    for mine, theirs in ((here.train, there.train), (here.valid, there.valid)):
         assert len(mine) == len(theirs) > 0
         assert all((mine[index] == theirs[index]).all() for index in range(len(mine)))
-    assert read.tokenizer.fingerprint == data.tokenizer.fingerprint
-    assert read.fingerprint == data.fingerprint
+    assert (there.tokenizer.fingerprint, there.fingerprint) == (here.tokenizer.fingerprint, here.fingerprint)
 
-
-def arguments_of(recipe, there: Path, tmp_path: Path) -> argparse.Namespace:
-    """The command line of a training elsewhere, where what the data were made of is not."""
     (tmp_path / "tiny.yaml").write_text(dump_recipe(recipe))
-    shutil.rmtree(tmp_path / "cache")
-    return argparse.Namespace(
-        recipe=tmp_path / "tiny.yaml", data=there, seconds=0, run=tmp_path / "trained", out=tmp_path / "out",
-        probe_steps=2, gate=tmp_path / "gate", peers=1, set=[],
+    shutil.rmtree(tmp_path / "cache")  # what the data were made of is not there
+    arguments = argparse.Namespace(
+        recipe=tmp_path / "tiny.yaml", data=tmp_path / "there", seconds=0, run=tmp_path / "trained",
+        out=tmp_path / "out", probe_steps=2, gate=tmp_path / "gate", peers=1, set=[],
     )  # fmt: skip
-
-
-def test_what_comes_back_is_a_run(packed, tmp_path, monkeypatch):
-    recipe, _, there = packed
-    monkeypatch.setattr(quarter_hour, "PART_BYTES", 4_000)  # several files
-    arguments = arguments_of(recipe, there, tmp_path)
-    assert quarter_hour.train(arguments)
-    assert len(list(arguments.out.glob("tiny.tar.*-of-*"))) > 9  # more than sort as their names do
-    (run,) = quarter_hour.unpack(arguments.out, tmp_path / "runs")
-    before = load_file(checkpoint_paths(arguments.run)[0] / "model.safetensors")
-    found = load_pretrained(run, device="cpu")
-    assert found.step == 2
-    assert found.model.state_dict().keys() == before.keys()
-    for name, tensor in found.model.state_dict().items():
-        assert torch.equal(tensor, before[name].half().float()), name
-    rounding = json.loads((run / "rounding.json").read_text())
-    assert rounding["float16"]["loss"] == pytest.approx(rounding["trained"]["loss"], rel=1e-3)
-    assert load_recipe(run / "recipe.yaml").train.max_steps == 2
-    next(arguments.out.glob("tiny.tar.7-of-*")).unlink()
-    with pytest.raises(SystemExit, match="parts of tiny are missing"):
-        quarter_hour.unpack(arguments.out, tmp_path / "again")
-
-
-def test_a_training_that_was_cut_off_goes_on_in_the_next_call(packed, tmp_path, monkeypatch):
-    recipe, _, there = packed
-    arguments = arguments_of(recipe, there, tmp_path)
-    monkeypatch.setattr(quarter_hour, "equal_steps", lambda probes, _: [6] * len(probes))
     with pytest.MonkeyPatch.context() as patch:
         # the eighth batch after the two steps of the probe is in the training
         stop = Mock(side_effect=lambda *_: os.kill(os.getpid(), signal.SIGTERM))
         act_at_call(PretrainTask, "losses", 8, stop, set_to=patch.setattr)
         assert not quarter_hour.train(arguments)
     (run,) = quarter_hour.unpack(arguments.out, tmp_path / "cut-off")
-    step = load_pretrained(run, device="cpu").step
-    assert 0 < step < 6
+    assert 0 < load_pretrained(run, device="cpu").step < 6
     monkeypatch.setattr(quarter_hour, "probe", Mock(side_effect=AssertionError))
     assert quarter_hour.train(arguments)
+    assert len(list(arguments.out.glob("tiny.tar.*-of-*"))) > 9  # more than sort as their names do
     (run,) = quarter_hour.unpack(arguments.out, tmp_path / "whole")
-    assert load_pretrained(run, device="cpu").step == 6
+    before = load_file(checkpoint_paths(arguments.run)[0] / "model.safetensors")
+    found = load_pretrained(run, device="cpu")
+    assert found.step == load_recipe(run / "recipe.yaml").train.max_steps == 6
+    assert found.model.state_dict().keys() == before.keys()
+    for name, tensor in found.model.state_dict().items():
+        assert torch.equal(tensor, before[name].half().float()), name
+    rounding = json.loads((run / "rounding.json").read_text())
+    assert rounding["float16"]["loss"] == pytest.approx(rounding["trained"]["loss"], rel=1e-3)
+    next(arguments.out.glob("tiny.tar.7-of-*")).unlink()
+    with pytest.raises(SystemExit, match="parts of tiny are missing"):
+        quarter_hour.unpack(arguments.out, tmp_path / "again")
 
 
 @pytest.mark.parametrize(

@@ -120,11 +120,15 @@ def test_another_seed_gives_another_run(cache, run, tmp_path):
     assert _losses(run_pretraining(_recipe(cache, seed=2), out=tmp_path / "other").run_dir) != _losses(run)
 
 
-def test_resuming_where_nothing_was_saved_starts_again(run, copy):
+def test_resuming_where_nothing_was_saved_starts_again_and_a_change_of_precision_is_told(run, copy):
     shutil.rmtree(copy / "checkpoints")
+    assert read_run_json(copy).precision == "fp32"
+    update_run_json(copy, {"precision": "bf16"})
     lines = Recorder()
     resume_pretraining(copy, progress=lines)
     assert f"{copy} has no checkpoint yet; starting from step 0" in lines.said
+    assert any("bf16 until now" in line for line in lines.said)
+    assert read_run_json(copy).precision == "fp32"
     assert _losses(copy) == _losses(run)
 
 
@@ -208,28 +212,6 @@ def test_a_damaged_step_and_a_folder_that_is_no_run_are_refused_by_name(copy, tm
         load_pretrained(copy, device="cpu")
 
 
-def test_a_run_goes_on_with_data_that_were_moved(tmp_path):
-    here, there = tmp_path / "here", tmp_path / "there"
-    here.mkdir()
-    for name, count in (("train.txt", 200), ("valid.txt", 20)):
-        (here / name).write_text("".join(f"row {n} of {name}\n\n" for n in range(count)))
-    data = {"train": [str(here / "train.txt")], "valid": [str(here / "valid.txt")]}
-    whole = run_pretraining(_recipe(tmp_path / "cache", data=data), out=tmp_path / "whole")
-    run = Path(shutil.copytree(whole.run_dir, tmp_path / "run"))
-    shutil.rmtree(run / "checkpoints/step-6")
-    update_run_json(run, {"num_ranks": 2})  # of an earlier process
-    shutil.move(here, there)
-    shutil.rmtree(tmp_path / "cache")
-    moved = [
-        f"data.train=[{there}/train.txt]", f"data.valid=[{there}/valid.txt]", f"data.cache_dir={tmp_path}/other",
-    ]  # fmt: skip
-    assert resume_pretraining(run, moved).metrics == whole.metrics
-    weights = "checkpoints/step-6/model.safetensors"
-    assert (run / weights).read_bytes() == (whole.run_dir / weights).read_bytes()
-    assert load_recipe(run / "recipe.yaml").data.train == (str(there / "train.txt"),)
-    assert read_run_json(run).num_ranks is None
-
-
 @pytest.fixture
 def beginning(tmp_path: Path) -> Path:
     """Return a run with a checkpoint of step 3 of 6, on 200 rows of a file, whose cache is lost."""
@@ -242,15 +224,21 @@ def beginning(tmp_path: Path) -> Path:
     return copy
 
 
-def test_a_run_whose_cache_is_lost_goes_on_with_its_own_tokenizer(beginning, tmp_path):
+def test_a_run_whose_cache_is_lost_and_whose_data_were_moved_goes_on_with_its_own_tokenizer(beginning, tmp_path):
     """The same bits at the end, and no tokenizer is trained."""
+    update_run_json(beginning, {"num_ranks": 2})  # of an earlier process
+    (tmp_path / "rows.txt").rename(tmp_path / "moved.txt")
     progress = Recorder()
-    resume_pretraining(beginning, progress=progress)
+    resume_pretraining(
+        beginning, [f"data.train=[{tmp_path}/moved.txt]", f"data.cache_dir={tmp_path}/other"], progress=progress
+    )
     assert [bar.label for bar in progress.bars if "tokeni" in bar.label] == ["tokenising"]
+    assert not (tmp_path / "other/tokenizers").exists()
     for name in ("tokenizer.json", "checkpoints/step-6/model.safetensors", "checkpoints/step-6/optimizer.safetensors"):
         assert (beginning / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    assert read_run_json(beginning).data_fingerprint == read_run_json(tmp_path / "whole").data_fingerprint
-    assert not (tmp_path / "cache" / "tokenizers").exists()
+    now, whole = (read_run_json(run) for run in (beginning, tmp_path / "whole"))
+    assert (now.data_fingerprint, now.num_ranks) == (whole.data_fingerprint, None)
+    assert load_recipe(beginning / "recipe.yaml").data.train == (str(tmp_path / "moved.txt"),)
 
 
 def test_other_rows_or_another_tokenizer_are_refused_where_the_cache_is_lost(beginning, tmp_path):
@@ -268,12 +256,3 @@ def test_other_rows_or_another_tokenizer_are_refused_where_the_cache_is_lost(beg
     with pytest.raises(CheckpointError, match=rf"^{own}: the tokenizer in it is not the one that .*step-3 was"):
         resume_pretraining(beginning)
     assert not (tmp_path / "cache").exists()
-
-
-def test_a_change_of_precision_is_reported(copy):
-    assert read_run_json(copy).precision == "fp32"
-    update_run_json(copy, {"precision": "bf16"})
-    lines = Recorder()
-    resume_pretraining(copy, progress=lines)
-    assert any("bf16 until now" in line for line in lines.said)
-    assert read_run_json(copy).precision == "fp32"
