@@ -420,8 +420,12 @@ class TrainingLoop:
 
 
 def _end_of(callback: Callback) -> Callable[[object, BaseException | None, object], None]:
-    """Return the exit function of a `with` block that ends a callback."""
-    return lambda _kind, error, _trace: callback.on_end(error)
+    """Return the exit function of a `with` block that ends a callback, and lets every error pass."""
+
+    def end(_kind: object, error: BaseException | None, _trace: object) -> None:
+        callback.on_end(error)
+
+    return end
 
 
 def count_steps(train: LoopConfig, steps_in_epoch: int) -> int:
