@@ -1,6 +1,5 @@
 """Trackers against fakes of their packages: every row arrives, a resumption continues, and no failure ends a run."""
 
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -14,7 +13,6 @@ from exlm_cli.errors import ConfigError
 from exlm_cli.run_dir import read_metrics
 from exlm_cli.train.pretrain import resume_pretraining, run_pretraining
 from exlm_cli.train.records.trackers import PACKAGES
-from exlm_cli.train.task import Callback
 from tests.recorder import Recorder
 from tests.tiny import tiny_recipe
 from tests.unit.finetune.synthetic import run_tiny
@@ -65,11 +63,7 @@ def _recipe(cache: Path, **train: Any) -> PretrainRecipe:
 
 def _figures(run: Path, after_step: int = 0) -> list[tuple[str, float, int]]:
     return [
-        (
-            f"{row['kind']}/{row['at']}/{name}" if "at" in row else f"{row['kind']}/{name}",
-            json.loads(json.dumps(value)),
-            row["step"],
-        )
+        ("/".join([*(str(row[key]) for key in ("kind", "at") if key in row), name]), value, row["step"])
         for row in read_metrics(run / "metrics.jsonl")
         if row["step"] > after_step
         for name, value in row.items()
@@ -110,10 +104,8 @@ def test_a_tracker_that_fails_is_left_alone_and_training_goes_on(packages, cache
     result = run_pretraining(recipe, out=tmp_path / "run", progress=progress)
     assert result.steps == 6
     assert packages.of("wandb") == [row for row in _figures(result.run_dir) if row[2] < 4]
-    warnings = [message for message in progress.said if message.startswith("warning: logging")]
-    assert len(warnings) == 1
-    assert "wandb" in warnings[0]
-    assert "the server is gone" in warnings[0]
+    (warning,) = [message for message in progress.said if message.startswith("warning: logging to wandb")]
+    assert "the server is gone" in warning
     packages.wandb.init.return_value.finish.assert_not_called()
 
 
@@ -139,18 +131,14 @@ def test_a_tracker_that_is_not_installed_is_named_before_a_folder_is_made(packag
 
 
 def test_each_seed_of_a_fine_tuning_is_a_run_of_its_own(packages, text_model, tmp_path):
-    started = []
-    watch = Callback()
-    watch.on_start = lambda folder, step: started.append((folder.name, step))  # type: ignore[method-assign]
     train = {"max_epochs": 1, "report_to": ["wandb"], "log_every_steps": 1}
     run = tmp_path / "run"
-    run_tiny(text_model, run, train=train, callbacks=[watch])
+    run_tiny(text_model, run, train=train)
     opened = [call.kwargs for call in packages.wandb.init.call_args_list]
     assert [(each["name"], each["group"]) for each in opened] == [("run: seed 1", "run"), ("run: seed 2", "run")]
     assert opened[0]["id"] != opened[1]["id"]
     cells = [run / f"cells/single/split-0/seed-{seed}" for seed in (1, 2)]
     assert packages.of("wandb") == [figure for cell in cells for figure in _figures(cell)]
-    assert started == [("seed-1", 0), ("seed-2", 0)]
 
 
 def test_tensorboard_itself_reads_what_it_was_sent(cache, tmp_path):
