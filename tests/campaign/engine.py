@@ -1,6 +1,7 @@
 """Runs each case in a process of its own with a limit of time and memory, and returns what came of it."""
 
 import errno
+import json
 import os
 import shutil
 import signal
@@ -12,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from exlm_cli.files import write_atomically
 from tests.campaign.processes import forking, own_mounts
 from tests.campaign.trial import Trial, resident_mib
 from tests.servers import connecting_locally
@@ -49,49 +50,39 @@ class Job(NamedTuple):
 def run_jobs(
     areas: dict[str, Area], jobs: Iterable[Job], campaign_seed: int, num_workers: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield a record of each case: area, number, faults, commands, seconds, and mebibytes that the process grew by."""
+    """Yield a record of each case: area, number, faults; commands, seconds, and mebibytes that the process grew by."""
     with tempfile.TemporaryDirectory(prefix="exlm-campaign-") as root, ThreadPoolExecutor(num_workers) as pool:
         yield from pool.map(partial(_run, areas, Path(root), campaign_seed), jobs)
 
 
 def _run(areas: dict[str, Area], root: Path, campaign_seed: int, job: Job) -> dict[str, Any]:
     """Run a case, and end its process and all that it started."""
-    ours, theirs = forking().Pipe(duplex=False)
-    process = forking().Process(target=_work, args=(theirs, root, campaign_seed, job))
+    area, folder = areas[job.area], root / f"case-{time.monotonic_ns()}"
+    process = forking().Process(target=_work, args=(folder, campaign_seed, job))
     process.start()
-    theirs.close()
-    commands: list[tuple[str, ...]] = []
-    began, seconds = time.monotonic(), areas[job.area].seconds
-    try:
-        while ours.poll(max(0.0, began + seconds - time.monotonic())):
-            said = ours.recv()
-            if isinstance(said, dict):
-                return said
-            commands.append(said)
-        fault = f"no answer in {seconds:g} s"
-    except (EOFError, ConnectionResetError):
-        process.join()
-        fault = f"the process ended with {process.exitcode}"
-    finally:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid or 0, signal.SIGKILL)
-        process.kill()
-        process.join()
-    return _record(job, [fault], commands, time.monotonic() - began, 0.0)
+    process.join(area.seconds)
+    result = folder.with_suffix(".json")
+    ended = f"no end in {area.seconds:g} s" if process.exitcode is None else f"ended with {process.exitcode}"
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid or 0, signal.SIGKILL)
+    process.kill()
+    process.join()
+    record: dict[str, Any] = {"area": job.area, "number": job.number, "faults": [f"the process: {ended}"]}
+    return record | (json.loads(result.read_bytes()) if result.exists() else {})
 
 
-def _work(pipe: Connection, root: Path, campaign_seed: int, job: Job) -> None:
-    """Run a case, and send each command before it is run and the record at the end."""
+def _work(folder: Path, campaign_seed: int, job: Job) -> None:
+    """Run a case, and write what came of it beside its folder."""
     from tests.campaign.areas import AREAS
 
     os.setsid()
     own_mounts()
     _stay_here()
-    area, folder = AREAS[job.area], root / f"case-{os.getpid()}"
+    area = AREAS[job.area]
     folder.mkdir()
     os.chdir(folder)
     os.environ |= {"EXLM_CACHE_DIR": str(folder / "cache"), "HOME": str(folder)}
-    trial = Trial(job.area, job.number, campaign_seed, folder, pipe.send)
+    trial = Trial(job.area, job.number, campaign_seed, folder)
     began, resting = time.monotonic(), _forget_peak()
     try:
         area.run(trial)
@@ -100,10 +91,13 @@ def _work(pipe: Connection, root: Path, campaign_seed: int, job: Job) -> None:
     grown = resident_mib(name="VmHWM") - resting
     if grown > area.mebibytes:
         trial.faults.append(f"grew by {grown:,.0f} MiB, allowed are {area.mebibytes:,}")
-    elapsed = time.monotonic() - began
-    os.chdir(root)
+    result = {
+        "faults": trial.faults, "commands": [" ".join(words)[:300] for words in trial.commands],
+        "seconds": round(time.monotonic() - began, 3), "mebibytes": round(grown, 1),
+    }  # fmt: skip
+    os.chdir(folder.parent)
     shutil.rmtree(folder)
-    pipe.send(_record(job, trial.faults, trial.commands, elapsed, grown))
+    write_atomically(folder.with_suffix(".json"), json.dumps(result).encode())
 
 
 def _stay_here() -> None:
@@ -119,16 +113,6 @@ def _stay_here() -> None:
     unreachable = OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
     # replaced for the whole process: mypy takes methods to be fixed
     socket.socket.connect = connecting_locally(unreachable)  # type: ignore[method-assign]
-
-
-def _record(
-    job: Job, faults: list[str], commands: list[tuple[str, ...]], seconds: float, mebibytes: float
-) -> dict[str, Any]:
-    shown = [" ".join(words)[:300] for words in commands]
-    return {
-        "area": job.area, "number": job.number, "faults": faults, "commands": shown,
-        "seconds": round(seconds, 3), "mebibytes": round(mebibytes, 1),
-    }  # fmt: skip
 
 
 def _forget_peak() -> float:

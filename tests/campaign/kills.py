@@ -1,7 +1,6 @@
 """Cases of `kill -9` at random moments, and of processes side by side: what an undisturbed run makes comes out."""
 
 import contextlib
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,7 @@ from exlm_cli.finetune.results import read_results
 from exlm_cli.progress import SilentProgress
 from tests.campaign.material import TABLE, runs
 from tests.campaign.processes import FINETUNE, PRETRAIN, Started, changed
-from tests.campaign.trial import Outcome, Trial, is_temporary, tree
+from tests.campaign.trial import Outcome, Trial, tree
 from tests.killed import untimed_rows
 from tests.ranks import launch_variables
 from tests.shared import made_once
@@ -23,23 +22,60 @@ from tests.tiny_sweeps import run_cell, tiny_grid, tiny_sweep
 from tests.unit.finetune.synthetic import cells, untimed
 
 
-def reference(trial: Trial, name: str, make: Callable[[Path], None]) -> tuple[Path, float]:
-    """Return what an undisturbed process made, and the seconds that it took; made once for all workers."""
+def killed(
+    trial: Trial,
+    name: str,
+    work: Callable[[Path], Sequence[object] | Callable[[], object]],
+    compare: Callable[[Path, Path], None],
+    *,
+    prepare: Callable[[Path], object] = lambda folder: None,
+    num_ranks: int = 1,
+) -> None:
+    """`kill -9` work at random moments, once or twice, and let it end: it must make what an undisturbed process makes.
 
-    def make_timed(folder: Path) -> None:
+    Args:
+        name: Of the folder that is compared with, which is made once for all workers.
+        work: Returns what begins in a folder, or goes on with what is there.
+        compare: Notes faults, given the folder of the killed work and the other one.
+        prepare: Makes what the work reads.
+        num_ranks: Ranks that do it together; one of two dies, or both.
+    """
+
+    def run(folder: Path, kill: Callable[[list[Started]], None] = lambda started: None) -> list[Outcome]:
+        with meeting_place(num_ranks) as environments:
+            own_cache = {"EXLM_CACHE_DIR": str(folder / "cache")}
+            started = [Started(folder, work(folder), **own_cache, **variables) for variables in environments]
+            kill(started)
+            return [process.outcome(trial) for process in started]
+
+    def run_to_the_end(folder: Path) -> None:
+        for outcome in run(folder):
+            trial.expect(outcome.code == 0, f"{folder.name} ends with {outcome.code}: {outcome.err[-300:]!r}")
+
+    def make_whole(folder: Path) -> None:
+        prepare(folder)
         Started(folder, int).process.join()  # the first process starts a server, which takes seconds
         began = time.monotonic()
-        make(folder)
+        run_to_the_end(folder)
         (folder / "seconds").write_text(str(time.monotonic() - began), encoding="ascii")
 
-    folder = made_once(trial.folder.parent / f"whole-{name}", make_timed)
-    return folder, float((folder / "seconds").read_text(encoding="ascii"))
+    whole = made_once(trial.folder.parent / f"whole-{name}", make_whole)
+    seconds = float((whole / "seconds").read_text(encoding="ascii"))
+    prepare(trial.folder)
+    for _ in range(trial.rng.choice((1, 1, 2))):
+        dying = trial.rng.choice((slice(1), slice(1, 2), slice(None)))
+        moment = trial.rng.uniform(0, 1.1 * seconds)
 
+        def kill(started: list[Started], dying: slice = dying, moment: float = moment) -> None:
+            for process in started[dying] or started:
+                process.kill_after(moment)
 
-def finished(trial: Trial, folder: Path, words: Sequence[object]) -> None:
-    """Run a command to an end that must be 0."""
-    outcome = Started(folder, words).outcome(trial)
-    trial.expect(outcome.code == 0, f"exit code {outcome.code}: {outcome.err[-300:]!r}")
+        for outcome in run(trial.folder, kill):
+            if outcome.code not in (0, -signal.SIGKILL):  # a rank that is left says so in one line
+                trial.judge(outcome, (2,))
+    run_to_the_end(trial.folder)
+    if not trial.faults:
+        compare(trial.folder, whole)
 
 
 @contextlib.contextmanager
@@ -53,101 +89,60 @@ def meeting_place(num_ranks: int) -> Iterator[list[dict[str, str]]]:
     del store
 
 
-def killed_pretraining(trial: Trial) -> None:
-    """`kill -9` at a random moment, once or twice, of one or two ranks, then `--resume`: the bits of a whole run."""
-    num_ranks = 2 if trial.number % 5 == 4 else 1
-
-    def run_all(folder: Path, words: Sequence[object], ending: Callable[[list[Started]], None]) -> list[Outcome]:
-        with meeting_place(num_ranks) as environments:
-            started = [Started(folder, words, **variables) for variables in environments]
-            ending(started)
-            return [process.outcome(trial) for process in started]
-
-    def whole(folder: Path) -> None:
-        os.environ["EXLM_CACHE_DIR"] = str(folder / "cache")
-        outcomes = run_all(folder, [*PRETRAIN, "--out", "run"], lambda _: None)
-        trial.expect(all(outcome.code == 0 for outcome in outcomes), f"undisturbed: {outcomes[0].err[-300:]}")
-        os.environ["EXLM_CACHE_DIR"] = str(trial.folder / "cache")
-
-    undisturbed, seconds = reference(trial, f"pretraining-{num_ranks}", whole)
-    rng = trial.rng
-    for _ in range(rng.choice((1, 1, 2))):
-        dying = rng.choice((slice(1), slice(1, 2), slice(None)))
-        moment = rng.uniform(0, 1.1 * seconds)
-
-        def kill(started: list[Started], dying: slice = dying, moment: float = moment) -> None:
-            for process in started[dying] or started:
-                process.kill_after(moment)
-
-        for outcome in run_all(trial.folder, continued(trial.folder, PRETRAIN), kill):
-            if outcome.code not in (0, -signal.SIGKILL):  # a rank that is left says so in one line
-                trial.judge(outcome, (2,))
-    for outcome in run_all(trial.folder, continued(trial.folder, PRETRAIN), lambda _: None):
-        trial.expect(outcome.code == 0, f"it does not go on: exit {outcome.code}, {outcome.err[-300:]!r}")
-    run, other = trial.folder / "run", undisturbed / "run"
-    if not trial.faults:
-        for name in ("model.safetensors", "optimizer.safetensors"):
-            mine, theirs = ((path / "checkpoints/step-24" / name).read_bytes() for path in (run, other))
-            trial.expect(mine == theirs, f"{name} has other bits than that of an undisturbed run")
-        trial.expect(untimed_rows(run) == untimed_rows(other), "metrics.jsonl has other rows")
-        left = [name for name in tree(run) if is_temporary(name)]
-        trial.expect(not left, f"temporary files stay: {left[:3]}")
-        trial.expect(
-            tree(run).keys() == tree(other).keys(), f"other files: {sorted(tree(run).keys() ^ tree(other).keys())[:4]}"
-        )
-
-
-def continued(folder: Path, words: Sequence[str]) -> list[str]:
+def continued(words: Sequence[str], folder: Path) -> list[str]:
     """Return the words that begin a run, or those that continue what a killed process has left."""
     is_begun = (folder / "run/recipe.yaml").exists()
     return [words[0], "--resume", "run"] if is_begun else [*words, "--out", "run"]
 
 
-def killed_finetuning(trial: Trial) -> None:
-    """`kill -9` of a fine-tuning with two seeds, then `--resume`: weights, scores and predictions are the same."""
-    made = runs(trial)
+def killed_pretraining(trial: Trial) -> None:
+    """Weights, moments, metrics and names of files are the same, also of two ranks."""
 
-    def whole(folder: Path) -> None:
-        prepare(folder)
-        finished(trial, folder, [*FINETUNE, "--out", "run"])
+    def compare(mine: Path, theirs: Path) -> None:
+        run, other = mine / "run", theirs / "run"
+        for name in ("model.safetensors", "optimizer.safetensors"):
+            one, two = ((path / "checkpoints/step-24" / name).read_bytes() for path in (run, other))
+            trial.expect(one == two, f"{name} has other bits than that of an undisturbed run")
+        trial.expect(untimed_rows(run) == untimed_rows(other), "metrics.jsonl has other rows")
+        files = tree(run).keys()
+        trial.expect(files == tree(other).keys(), f"other files: {sorted(files ^ tree(other).keys())[:4]}")
+
+    num_ranks = 2 if trial.number % 5 == 4 else 1
+    killed(trial, f"pretraining-{num_ranks}", partial(continued, PRETRAIN), compare, num_ranks=num_ranks)
+
+
+def killed_finetuning(trial: Trial) -> None:
+    """With two seeds: weights, scores and predictions are the same."""
+    made = runs(trial)
 
     def prepare(folder: Path) -> None:
         (folder / "rows.csv").write_bytes(TABLE)
         (folder / "P").symlink_to(made / "smiles/pretrained")
 
-    undisturbed, seconds = reference(trial, "finetuning", whole)
-    prepare(trial.folder)
-    for _ in range(trial.rng.choice((1, 1, 2))):
-        Started(trial.folder, continued(trial.folder, FINETUNE)).kill_after(trial.rng.uniform(0, 1.1 * seconds))
-    finished(trial, trial.folder, continued(trial.folder, FINETUNE))
-    if not trial.faults:
-        same_run(trial, trial.folder / "run", undisturbed / "run")
+    def compare(mine: Path, theirs: Path) -> None:
+        run, other = mine / "run", theirs / "run"
+        for path in [path.relative_to(other) for path in other.rglob("*")]:
+            if path.name == "model.safetensors" or path.name.startswith("predictions-"):
+                trial.expect((run / path).read_bytes() == (other / path).read_bytes(), f"{path} has other bytes")
+        trial.expect(untimed(cells(run)) == untimed(cells(other)), "other scores")
+        # a resumed run writes the path of its checkpoint in full
+        one, two = (untimed(read_results(each).as_json()) | {"init": None} for each in (run, other))
+        trial.expect(one == two, f"other results: {[key for key in one if one[key] != two.get(key)]}")
 
-
-def same_run(trial: Trial, mine: Path, theirs: Path) -> None:
-    """Note where two fine-tuning runs differ; a resumed one writes the path of its checkpoint in full."""
-    for path in [path.relative_to(theirs) for path in theirs.rglob("*")]:
-        if path.name == "model.safetensors" or path.name.startswith("predictions-"):
-            trial.expect((mine / path).read_bytes() == (theirs / path).read_bytes(), f"{path} has other bytes")
-    trial.expect(untimed(cells(mine)) == untimed(cells(theirs)), "other scores")
-    one, other = (untimed(read_results(run).as_json()) | {"init": None} for run in (mine, theirs))
-    trial.expect(one == other, f"other results: {[key for key in one if one[key] != other.get(key)]}")
+    killed(trial, "finetuning", partial(continued, FINETUNE), compare, prepare=prepare)
 
 
 def killed_sweep(trial: Trial) -> None:
-    """`kill -9` of a sweep, or of one of its cells, then again: the same results."""
+    """A sweep, or one of its cells: weights and metrics are the same."""
+
+    def compare(mine: Path, theirs: Path) -> None:
+        for path in [path.relative_to(theirs) for path in theirs.rglob("metrics.jsonl")]:
+            folders = ((folder / path).parent for folder in (mine, theirs))
+            one, two = ((untimed_rows(f), sorted(f.rglob("model.safetensors"))[-1].read_bytes()) for f in folders)
+            trial.expect(one == two, f"{path.parent} has other rows or weights")
+
     is_whole = trial.number % 4 == 0
-    undisturbed, seconds = reference(trial, f"sweep-{is_whole}", lambda folder: sweep(folder, is_whole))
-    work = partial(sweep, trial.folder, is_whole)
-    Started(trial.folder, work).kill_after(trial.rng.uniform(0, 1.1 * seconds))
-    last = Started(trial.folder, work).outcome(trial)
-    trial.expect(last.code == 0, f"it does not go on: {last.err[-300:]!r}")
-    results = [path.relative_to(undisturbed) for path in undisturbed.rglob("metrics.jsonl")]
-    for path in results if last.code == 0 else []:
-        mine, theirs = ((folder / path).parent for folder in (trial.folder, undisturbed))
-        trial.expect(untimed_rows(mine) == untimed_rows(theirs), f"{path} has other rows")
-        weights = [sorted(folder.rglob("model.safetensors"))[-1].read_bytes() for folder in (mine, theirs)]
-        trial.expect(weights[0] == weights[1], f"{path.parent} has other weights")
+    killed(trial, f"sweep-{is_whole}", lambda folder: partial(sweep, folder, is_whole), compare)
 
 
 def sweep(folder: Path, is_whole: bool) -> None:
@@ -171,7 +166,7 @@ def side_by_side(trial: Trial) -> None:
     first = rng.choice((tokenize, short))
     way = ("empty cache", "one folder", "killed", "one run")[trial.number % 4]
     if way == "one run":
-        finished(trial, trial.folder, [*short, "--out", "run-0"])
+        trial.judge(Started(trial.folder, [*short, "--out", "run-0"]).outcome(trial), (0,))
     outs = ["run-0", "run-0" if way.startswith("one") else "run-1"]
     words = ["pretrain", "--resume", "run-0", "--set", "train.max_steps=4"] if way == "one run" else None
     started = []

@@ -1,10 +1,9 @@
 """One case of the campaign: commands run in an empty folder, and what they must not do."""
 
-import contextlib
 import os
+import stat
 import sys
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -30,18 +29,14 @@ class Trial:
     Attributes:
         folder: An empty folder, the current one.
         faults: What was wrong, one line each.
-        commands: The words of every command; `tell` gets those of each before it is run.
+        commands: The words of every command.
     """
 
-    def __init__(
-        self, area: str, number: int, campaign_seed: int, folder: Path, tell: Callable[[tuple[str, ...]], None]
-    ) -> None:
-        self.key = f"{campaign_seed}/{area}/{number}"
+    def __init__(self, area: str, number: int, campaign_seed: int, folder: Path) -> None:
         self.number, self.folder = number, folder
-        self.rng = Random(self.key)
+        self.rng = Random(f"{campaign_seed}/{area}/{number}")
         self.faults: list[str] = []
         self.commands: list[tuple[str, ...]] = []
-        self._tell = tell
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file into the folder."""
@@ -51,7 +46,6 @@ class Trial:
         """Run a command in this process and judge it; paths that begin with `may_change` may be made or altered."""
         words = tuple(map(str, given))
         self.commands.append(words)
-        self._tell(words)
         before = tree(self.folder)
         outcome, trouble = run_captured(words, f"{self.folder}-said")
         if trouble:
@@ -107,12 +101,10 @@ class Trial:
 def tree(folder: Path) -> Tree:
     """Return size and time of change of every file below a folder."""
     found = {}
-    for root, _, names in os.walk(os.fsencode(folder)):
-        for name in names:
-            path = os.path.join(root, name)  # noqa: PTH118
-            with contextlib.suppress(OSError):
-                state = os.lstat(path)
-                found[os.fsdecode(os.path.relpath(path, os.fsencode(folder)))] = (state.st_size, state.st_mtime_ns)
+    for path in folder.rglob("*"):
+        state = path.lstat()
+        if not stat.S_ISDIR(state.st_mode):
+            found[path.relative_to(folder).as_posix()] = (state.st_size, state.st_mtime_ns)
     return found
 
 
