@@ -7,7 +7,6 @@ AREAS = {
     "damaged runs": Area(damaged.checkpoints, 1500),
     "runs on the Hub": Area(surroundings.hub, 200),
     "full and read-only disks": Area(surroundings.disks, 120, seconds=120),
-    "processes side by side": Area(kills.side_by_side, 40, seconds=600, starts_processes=True),
     "kills of pre-training": Area(kills.killed_pretraining, 100, seconds=600, starts_processes=True),
     "kills of fine-tuning": Area(kills.killed_finetuning, 30, seconds=600, starts_processes=True),
     "kills of sweeps": Area(kills.killed_sweep, 30, seconds=600, starts_processes=True),

@@ -22,6 +22,8 @@ from tests.campaign.trial import Trial, resident_mib
 from tests.servers import connecting_locally
 
 ROOT = Path(__file__).parents[2]
+MOST_MEBIBYTES = 1024
+"""A case whose process grows by more is a violation."""
 
 
 class Area(NamedTuple):
@@ -31,14 +33,12 @@ class Area(NamedTuple):
         run: Makes and runs one case.
         cases: How many a whole campaign has.
         seconds: A case that takes longer is ended, and is a violation.
-        mebibytes: So is one whose process grows by more.
         starts_processes: Its cases start processes of their own.
     """
 
     run: Callable[[Trial], None]
     cases: int
     seconds: float = 60
-    mebibytes: int = 1024
     starts_processes: bool = False
 
 
@@ -89,8 +89,8 @@ def _work(folder: Path, campaign_seed: int, job: Job) -> None:
     except Exception:  # a fault of one case is reported, and the others go on
         trial.faults.append(f"the campaign itself: {traceback.format_exc()[-600:]}")
     grown = resident_mib(name="VmHWM") - resting
-    if grown > area.mebibytes:
-        trial.faults.append(f"grew by {grown:,.0f} MiB, allowed are {area.mebibytes:,}")
+    if grown > MOST_MEBIBYTES:
+        trial.faults.append(f"grew by {grown:,.0f} MiB, allowed are {MOST_MEBIBYTES:,}")
     result = {
         "faults": trial.faults, "commands": [" ".join(words)[:300] for words in trial.commands],
         "seconds": round(time.monotonic() - began, 3), "mebibytes": round(grown, 1),

@@ -1,4 +1,4 @@
-"""Cases of `kill -9` at random moments, and of processes side by side: what an undisturbed run makes comes out."""
+"""Cases of `kill -9` at random moments: what an undisturbed run makes comes out."""
 
 import contextlib
 import signal
@@ -13,7 +13,7 @@ from exlm_cli.experiments.sweep import run_sweep
 from exlm_cli.finetune.results import read_results
 from exlm_cli.progress import SilentProgress
 from tests.campaign.material import TABLE, runs
-from tests.campaign.processes import FINETUNE, PRETRAIN, Started, changed
+from tests.campaign.processes import FINETUNE, PRETRAIN, Started
 from tests.campaign.trial import Outcome, Trial, tree
 from tests.killed import untimed_rows
 from tests.ranks import launch_variables
@@ -155,34 +155,3 @@ def sweep(folder: Path, is_whole: bool) -> None:
         )  # fmt: skip
     else:
         run_cell(tiny_grid(cache).plan()[1], out)
-
-
-def side_by_side(trial: Trial) -> None:
-    """Two processes on one empty cache, on one folder, or one that is killed while the other waits."""
-    rng = trial.rng
-    trial.write("texts.txt", b"the cat sat on the mat\n" * 3000)
-    tokenize = ["tokenize", "texts.txt", "--kind", "text", "--vocab-size", "300"]
-    short = changed(PRETRAIN, "train.max_steps=4")
-    first = rng.choice((tokenize, short))
-    way = ("empty cache", "one folder", "killed", "one run")[trial.number % 4]
-    if way == "one run":
-        trial.judge(Started(trial.folder, [*short, "--out", "run-0"]).outcome(trial), (0,))
-    outs = ["run-0", "run-0" if way.startswith("one") else "run-1"]
-    words = ["pretrain", "--resume", "run-0", "--set", "train.max_steps=4"] if way == "one run" else None
-    started = []
-    for out in outs:
-        started.append(Started(trial.folder, words or [*first, "--out", out]))
-        time.sleep(rng.choice((0, 0, rng.uniform(0, 0.5))))
-    if way == "killed":
-        started[0].kill_after(rng.uniform(0, 1))
-    outcomes = [process.outcome(trial) for process in started]
-    for outcome in outcomes[way == "killed" :]:
-        trial.judge(outcome, (0, 2) if way.startswith("one") else (0,))
-    codes = [outcome.code for outcome in outcomes[way == "killed" :]]
-    trial.expect(0 in codes, f"no process ended well: {codes}, {outcomes[-1].err[-300:]!r}")
-    if way == "empty cache" and not trial.faults:
-        same = [
-            [path.read_bytes() for path in sorted((trial.folder / out).rglob("*")) if path.suffix == ".safetensors" or
-             path.name == "tokenizer.json"] for out in outs
-        ]  # fmt: skip
-        trial.expect(same[0] == same[1], "two processes on one cache made different bytes")

@@ -42,44 +42,36 @@ GREATER = Selection("score", is_greater_better=True)
 
 
 @pytest.mark.parametrize(
-    ("scores", "is_greater_better", "best_epoch"),
+    ("scores", "is_greater_better", "patience", "epochs", "best_epoch"),
     [
-        ([0.1, 0.5, 0.3, 0.5, 0.2], True, 2),
-        ([0.5, 0.1, 0.3, 0.1, 0.2], False, 2),
-        ([math.nan, 0.5, math.nan, 0.4, 0.3], True, 2),
-        ([math.nan] * 5, True, 5),
+        ([0.1, 0.5, 0.3, 0.5, 0.2], True, None, 5, 2),
+        ([0.5, 0.1, 0.3, 0.1, 0.2], False, None, 5, 2),
+        ([math.nan, 0.5, math.nan, 0.4, 0.3], True, None, 5, 2),
+        ([math.nan] * 5, True, None, 5, 5),
+        ([0.1, 0.5, 0.4, 0.3, 0.9], True, 2, 4, 2),
+        ([0.1, 0.5, 0.4, 0.6, 0.5], True, 2, 5, 4),
+        ([math.nan] * 5, True, 3, 3, 3),
     ],
 )
-def test_an_interval_of_none_is_an_epoch_and_the_first_best_epoch_is_kept(
-    tmp_path, scores, is_greater_better, best_epoch
+def test_the_first_best_epoch_is_kept_and_training_stops_when_none_was_better_for_too_long(
+    tmp_path, scores, is_greater_better, patience, epochs, best_epoch
 ):
     weights: dict[int, list[Tensor]] = {}
     task = Scored(scores)
-    loop = _selecting(task, tmp_path, Selection("score", is_greater_better=is_greater_better))
+    loop = _selecting(task, tmp_path, Selection("score", is_greater_better, patience), log_every_steps=5)
     watch = Callback()
     watch.on_validate = lambda step, _: weights.update({step: weights_of(task)})  # type: ignore[method-assign]
     loop.callbacks = [watch]
     result = loop.fit()
-    assert sorted(weights) == [STEPS_PER_EPOCH * epoch for epoch in range(1, 6)]
-    best_step = STEPS_PER_EPOCH * best_epoch
+    last, best_step = STEPS_PER_EPOCH * epochs, STEPS_PER_EPOCH * best_epoch
+    assert sorted(weights) == list(range(STEPS_PER_EPOCH, last + 1, STEPS_PER_EPOCH))
+    assert (result.state.step, result.state.best_step, result.state.best_epoch) == (last, best_step, best_epoch - 1)
     assert result.best == tmp_path / f"checkpoints/best-{best_step}"
-    assert (result.state.best_step, result.state.best_epoch) == (best_step, best_epoch - 1)
     kept = LeastSquares()
     load_model_weights(result.best, kept.model)
     assert all(torch.equal(a, b) for a, b in zip(weights_of(kept), weights[best_step], strict=True))
-    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == [f"best-{best_step}", "step-30"]
-
-
-@pytest.mark.parametrize(
-    ("scores", "patience", "epochs", "best_epoch"),
-    [([0.1, 0.5, 0.4, 0.3, 0.9], 2, 4, 2), ([0.1, 0.5, 0.4, 0.6, 0.5], 2, 5, 4), ([math.nan] * 5, 3, 3, 3)],
-)
-def test_training_stops_when_no_validation_was_better_for_too_long(tmp_path, scores, patience, epochs, best_epoch):
-    result = _selecting(Scored(scores), tmp_path, Selection("score", True, patience), log_every_steps=5).fit()
-    assert result.state.step == STEPS_PER_EPOCH * epochs
-    assert result.state.best_step == STEPS_PER_EPOCH * best_epoch
-    assert result.checkpoint.is_dir()
-    assert max(row["step"] for row in untimed_rows(tmp_path) if row["kind"] == "train") == result.state.step
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == [f"best-{best_step}", f"step-{last}"]
+    assert max(row["step"] for row in untimed_rows(tmp_path) if row["kind"] == "train") == last
 
 
 RISING = [number / 10 for number in range(9)]
