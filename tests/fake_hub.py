@@ -24,13 +24,12 @@ class FakeHub:
         private: Names of those that are private.
         refuses: Status with which every request is answered, its message, and the Hub's code if it has one; None: it
             works.
-        cut: Bytes after which a download, or the answer to an upload, breaks off; None: it does not.
+        cut: Bytes after which a download breaks off; None: it does not.
     """
 
     def __init__(self) -> None:
         self.repos: dict[str, list[tuple[str, dict[str, bytes]]]] = {}
         self.private: set[str] = set()
-        self.created: list[dict[str, Any]] = []
         self.refuses: tuple[int, str] | tuple[int, str, str] | None = None
         self.cut: int | None = None
         self.url = ""
@@ -95,7 +94,6 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         if path == "/api/repos/create":
             wanted = json.loads(body)
-            self.hub.created.append(wanted)
             repo = "/".join(filter(None, (wanted.get("organization"), wanted["name"])))
             if repo not in self.hub.repos:
                 self.hub.commit(repo, {".gitattributes": b""})
@@ -129,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, content: Any, status: int = 200) -> None:
         data = json.dumps(content).encode()
         self._head(status, {"Content-Type": "application/json", "Content-Length": str(len(data))})
-        self.wfile.write(data[: self.hub.cut] if self.command == "POST" else data)
+        self.wfile.write(data)
 
     def _send_file(self, sha: str, data: bytes) -> None:
         etag = hashlib.sha256(data).hexdigest()

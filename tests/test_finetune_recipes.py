@@ -8,11 +8,9 @@ import math
 import pytest
 
 from exlm_cli.config.finetune import FinetuneRecipe, grid_points
-from exlm_cli.config.load import load_recipe, recipes_folder
-from exlm_cli.tasks.glue import GLUE_TASKS
-from tests.test_recipes import lines_of, value_at
-
-FILES = sorted((recipes_folder() / "finetune").rglob("*.yaml"))
+from exlm_cli.config.load import load_recipe
+from exlm_cli.config.tasks import SUITES
+from tests.test_recipes import value_at
 
 TABLE_8_COLUMNS = (
     "train.max_epochs", "train.batch_sequences", "optim.lr", "optim.warmup_ratio", "model.dropout",
@@ -35,8 +33,10 @@ TABLE_6 = {
     "task.sequence_length": None,  # 512 * k: as in pre-training
     "seeds": (1, 2, 3),
 }
-EXPECTED = {f"moleculenet-{task}": dict(zip(TABLE_8_COLUMNS, row, strict=True)) for task, row in TABLE_8.items()} | {
-    "repeat-mlm-finetune": TABLE_6
+EXPECTED = {"repeat-mlm-finetune": TABLE_6} | {
+    f"moleculenet-{task}": dict(zip(TABLE_8_COLUMNS, row, strict=True))
+    | {"task.name": f"moleculenet/{task}", "task.split": "scaffold", "seeds": (1, 2, 3), "aggregate": "mean"}
+    for task, row in TABLE_8.items()
 }
 
 LARGE = {
@@ -56,7 +56,6 @@ TABLE_11 = (
     | {f"glue-{name}": SMALL for name in ("rte", "mrpc", "cola", "stsb")}
     | {"squad-v2": SMALL | {"train.max_epochs": (2, 3)}}
 )
-TEXT_FOLDERS = ("glue", "squad")
 
 
 def load(name: str) -> FinetuneRecipe:
@@ -69,20 +68,10 @@ def test_every_value_of_a_table_is_the_papers(name):
     assert {key: value_at(recipe, key) for key in EXPECTED[name]} == EXPECTED[name]
 
 
-@pytest.mark.parametrize("task", TABLE_8)
-def test_a_moleculenet_recipe_names_its_task_three_seeds_and_the_table_beside_each_value(task):
-    recipe = load(f"moleculenet-{task}")
-    assert (recipe.task.name, recipe.task.split) == (f"moleculenet/{task}", "scaffold")
-    assert (len(recipe.seeds), recipe.aggregate) == (3, "mean")
-    lines = lines_of(next(path for path in FILES if path.stem == f"moleculenet-{task}"), TABLE_8_COLUMNS)
-    assert len(lines) == len(TABLE_8_COLUMNS)
-    assert [line for line in lines if "Table 8" not in line] == []
-
-
-def test_every_task_has_its_recipe():
-    files = {path.stem for folder in TEXT_FOLDERS for path in (recipes_folder() / "finetune" / folder).glob("*.yaml")}
-    assert files == {*TABLE_11, "glue-small", "squad-small"}
-    assert {f"glue-{name}" for name in GLUE_TASKS} < set(TABLE_11)
+def test_every_task_of_a_suite_has_its_recipe():
+    """`exlm finetune SUITE NAME` takes it."""
+    for task in (task for section in SUITES.values() for task in section.tasks if "/" in task):
+        assert load(task.replace("/", "-")).task.name == task
 
 
 @pytest.mark.parametrize("name", TABLE_11)
@@ -94,9 +83,3 @@ def test_the_grid_and_the_seeds_are_those_of_the_table_and_the_recipe_is_a_point
     assert all(value_at(recipe, key) in accepted for key, accepted in TABLE_11[name].items())
     assert (len(set(recipe.seeds)), recipe.aggregate) == (5, "median")
     assert (recipe.task.name, recipe.task.max_rows) == (name.replace("-", "/", 1), None)
-
-
-def test_a_line_of_a_grid_names_its_table():
-    for path in (path for path in FILES if path.stem in TABLE_11):
-        _, _, grid = path.read_text(encoding="utf-8").partition("grid:\n")
-        assert [line for line in grid.splitlines() if "# Table 11, " not in line] == [], path

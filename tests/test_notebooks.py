@@ -54,13 +54,12 @@ def texts_of(outputs: list[dict[str, Any]]) -> list[str]:
     return ["<?xml" if lines[0].startswith("<?xml") else "".join(lines) for lines in parts]
 
 
-def untrained_models(folder: Path) -> Path:
-    """Return models in place of the package's, which take most of the time to read rows."""
+def make_models(folder: Path) -> None:
+    """Make models in place of the package's, which take most of the time to read rows."""
     atoms = word_level(sorted(set(SMILES_TOKEN.findall("".join(generate_molecules(120, 0))))))
     for kind, tokenizer in (("text", None), ("smiles", atoms)):
         data = {"kind": kind, "sequence_length": 96}
         make_pretrained(folder / kind, tokenizer, data=data, model={"num_layers": 1, "max_length": 256})
-    return folder
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -68,9 +67,10 @@ def test_a_notebook_runs_from_top_to_bottom_and_shows_what_it_stores(path, own_c
     """Before anything is trained the same text, up to rounding; then as many lines, whose words depend on all steps."""
     monkeypatch.chdir(tmp_path)
     is_update = "EXLM_UPDATE_NOTEBOOKS" in os.environ
-    package = Path(bundled_models.__file__).parent / "pretrained" if is_update else untrained_models(tmp_path / "models")
-    monkeypatch.setattr(bundled_models, "FOLDER", package)
+    models = Path(bundled_models.__file__).parent / "pretrained" if is_update else tmp_path / "models"
+    monkeypatch.setattr(bundled_models, "FOLDER", models)
     if not is_update:
+        make_models(models)
         grow_little(monkeypatch)
     notebook = json.loads(path.read_text(encoding="utf-8"))
     names: dict[str, Any] = {"__name__": "__main__"}

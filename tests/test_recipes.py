@@ -4,8 +4,6 @@ Tables 5, 7 and 10 of ExLM (arXiv 2501.13397v5); sections and appendices as cite
 """
 
 import shlex
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +14,6 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import TransitionConfig
 from exlm_cli.cost.counts import count_parameters, recipe_step_flops
 
-FILES = sorted(recipes_folder().rglob("*.yaml"))
 SHIPPED = {path: (kind, name) for kind in KINDS for name, path in list_recipes(kind).items()}
 
 # every line of a table, by the key that holds it; `Activation function: GELU` is the model's only one
@@ -91,17 +88,9 @@ def value_at(recipe: Recipe, path: str) -> Any:
     return value
 
 
-def lines_of(path: Path, keys: Iterable[str]) -> list[str]:
-    """Return the lines of a recipe file that give the last part of one of these keys."""
-    names = {key.rpartition(".")[2] for key in keys}
-    return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip().partition(":")[0] in names]
-
-
-def test_every_file_is_a_listed_recipe_of_its_own_name_and_the_smallest_come_first():
-    assert len(FILES) >= 50
-    assert sorted(SHIPPED) == FILES
+def test_every_file_is_a_listed_recipe_of_its_own_name():
+    assert sorted(SHIPPED) == sorted(recipes_folder().rglob("*.yaml"))
     assert len({name for _, name in SHIPPED.values()}) == len(SHIPPED)
-    assert next(iter(list_recipes(PretrainRecipe))).startswith("quickstart-")
 
 
 @pytest.mark.parametrize(("path", "kind", "name"), [(path, *SHIPPED[path]) for path in SHIPPED])
@@ -121,14 +110,6 @@ def test_every_value_of_a_table_is_the_papers(name):
     assert {key: value_at(recipe, key) for key in EXPECTED[name]} == EXPECTED[name]
 
 
-@pytest.mark.parametrize(("name", "table"), [("text-base", "Table 10"), ("text-large", "Table 10"),
-                                             ("smiles-base", "Table 7")])  # fmt: skip
-def test_every_value_of_a_table_stands_beside_a_comment_that_names_it(name, table):
-    """The values that a file gives itself; those it extends are commented where they are given."""
-    keys = EXPECTED[name].keys() - {"objective", "model.rope", "model.alignment", "data.kind"}
-    assert [line for line in lines_of(list_recipes(PretrainRecipe)[name], keys) if table not in line] == []
-
-
 @pytest.mark.parametrize(
     ("name", "paper_millions", "tolerance"),
     [
@@ -146,31 +127,22 @@ def test_parameters_come_out_as_the_paper_gives_them(name, paper_millions, toler
     assert count_parameters(load_recipe(name)) == pytest.approx(paper_millions * 1e6, rel=tolerance)
 
 
-TWINS = [name for name in list_recipes(PretrainRecipe) if name.endswith("-mlm")]
 OF_EQUAL_COST = ["smiles-medium-mlm", "text-medium-mlm"]
 
 
-@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize("name", [name for name in list_recipes(PretrainRecipe) if name.endswith("-mlm")])
 def test_a_twin_differs_in_the_objective_and_in_nothing_else_or_in_steps_for_equal_cost(name):
-    twin = load_recipe(name)
-    assert twin.objective == "mlm"
-    exlm = load_recipe(name.removesuffix("-mlm"))
-    assert exlm.objective == "exlm"
+    twin, exlm = load_recipe(name), load_recipe(name.removesuffix("-mlm"))
+    assert (twin.objective, exlm.objective) == ("mlm", "exlm")
     for section in ("data", "tokenizer", "optim"):
         assert getattr(twin, section) == getattr(exlm, section), section
     steps = {"max_steps": twin.train.max_steps} if name in OF_EQUAL_COST else {}
     assert twin.train == exlm.train.model_copy(update=steps)
     assert twin.model == exlm.model.model_copy(update={"rope": "1d"})
     assert twin.masking == exlm.masking.model_copy(update={"num_states_per_mask": 1})
-
-
-@pytest.mark.parametrize("name", OF_EQUAL_COST)
-def test_a_twin_of_equal_cost_has_the_steps_for_the_same_flops(name):
-    flops = []
-    for recipe in (load_recipe(name), load_recipe(name.removesuffix("-mlm"))):
-        assert recipe.train.max_steps is not None
-        flops.append(recipe.train.max_steps * recipe_step_flops(recipe).total)
-    assert flops[0] == pytest.approx(flops[1], rel=0.01)
+    if name in OF_EQUAL_COST:
+        flops = [(recipe.train.max_steps or 0) * recipe_step_flops(recipe).total for recipe in (twin, exlm)]
+        assert flops[0] == pytest.approx(flops[1], rel=0.01)
 
 
 EXLM = [name for name in list_recipes(PretrainRecipe) if load_recipe(name).objective == "exlm"]

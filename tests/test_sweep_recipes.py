@@ -9,7 +9,7 @@ from exlm_cli.config.load import load_recipe, recipes_folder
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.cost.counts import count_parameters
-from tests.test_recipes import MLM, TABLE_5, lines_of, literal_settings, value_at
+from tests.test_recipes import MLM, TABLE_5, literal_settings, value_at
 from tests.unit.report.results import PAIRS
 
 SMALL = ["quickstart-ablations", "ablations-small-text", "ablations-small-smiles"]
@@ -133,10 +133,3 @@ def test_every_cell_has_the_values_of_table_5_and_positions_that_grow_with_k():
 def test_the_cells_are_those_of_figure_3(name):
     plans = _load(name).plan()
     assert sorted((p.pretrain.masking.num_repeats, p.pretrain.masking.mask_ratio) for p in plans) == sorted(PAIRS)
-
-
-def test_every_value_of_table_5_stands_beside_a_comment_that_names_it():
-    path = recipes_folder() / "sweep" / "repeat_mlm" / "repeat-mlm.yaml"
-    lines = lines_of(path, [*TABLE_5, "max_length"])
-    assert len(lines) >= 6
-    assert [line for line in lines if "Table 5" not in line] == []
