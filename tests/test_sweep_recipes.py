@@ -3,9 +3,8 @@
 from typing import Any
 
 import pytest
-import yaml
 
-from exlm_cli.config.load import load_recipe, recipes_folder
+from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.cost.counts import count_parameters
@@ -40,9 +39,6 @@ PAPER = {
 }
 
 
-CPU_SIZED = [*SMALL, "quickstart-repeat-mlm", "repeat-mlm-small-text", "repeat-mlm-small-smiles"]
-
-
 def _load(name: str) -> SweepRecipe:
     return load_recipe(name, kind=SweepRecipe)
 
@@ -63,15 +59,6 @@ def test_a_sweep_of_the_paper_trains_the_rows_of_its_tables(name):
         assert _content(plan.pretrain) == _content(common.changed(CHANGES[plan.label])), plan.label
 
 
-@pytest.mark.parametrize("name", CPU_SIZED)
-def test_a_sweep_keeps_its_masks_whatever_the_recipe_that_it_extends_has(name):
-    """The numbers of docs/results.md are those of these masks, each of which the file itself says."""
-    (file,) = recipes_folder().rglob(f"{name}.yaml")
-    masking = yaml.safe_load(file.read_text(encoding="utf-8"))["pretrain"]["masking"]
-    assert isinstance(masking["mask_ratio"], float)
-    assert masking["place"] == "scattered"
-
-
 @pytest.mark.parametrize("name", ["table-2", "table-4", "table-13", "repeat-mlm"])
 def test_every_variant_is_fine_tuned_on_the_four_tasks_as_table_6_says(name):
     for plan in _load(name).plan():
@@ -82,25 +69,15 @@ def test_every_variant_is_fine_tuned_on_the_four_tasks_as_table_6_says(name):
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_small_sweeps_take_variants_and_no_size_from_the_papers(name):
+def test_small_sweeps_take_variants_and_no_data_from_the_papers(name):
     recipe = _load(name)
-    assert recipe.pretrain.model.width <= 128
     assert not any(source.startswith("hub:") for source in (*recipe.pretrain.data.train, *recipe.pretrain.data.valid))
-    for plan in recipe.plan():
-        assert plan.pretrain.train.max_steps in (recipe.pretrain.train.max_steps, 2 * recipe.pretrain.train.max_steps)
-        if plan.pretrain.objective == "mlm":
-            assert plan.pretrain.model.rope == "1d"
-        else:
-            assert plan.pretrain.expands_input == (plan.label != "exlm-chain")
-    by_label = {plan.label: plan for plan in recipe.plan()}
-    assert by_label["mlm-plus-plus"].pretrain.train.max_steps == 2 * (recipe.pretrain.train.max_steps or 0)
-
-
-@pytest.mark.parametrize("name", SMALL[1:])
-def test_small_sweeps_of_a_users_data_have_every_variant_of_the_paper(name):
-    recipe = _load(name)
-    assert {plan.label for plan in recipe.plan()} == {*PAPER["ablations"], *FORMULA}
-    assert (recipe.pretrain.masking.num_states_per_mask, recipe.pretrain.masking.mask_ratio) == (4, 0.15)
+    by_label = {plan.label: plan.pretrain for plan in recipe.plan()}
+    assert all(plan.model.rope == "1d" for plan in by_label.values() if plan.objective == "mlm")
+    assert by_label["mlm-plus-plus"].train.max_steps == 2 * (recipe.pretrain.train.max_steps or 0)
+    if name in SMALL[1:]:
+        assert by_label.keys() == {*PAPER["ablations"], *FORMULA}
+        assert (recipe.pretrain.masking.num_states_per_mask, recipe.pretrain.masking.mask_ratio) == (4, 0.15)
 
 
 @pytest.mark.parametrize("name", SMALL[1:])
