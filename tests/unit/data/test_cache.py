@@ -1,43 +1,32 @@
-"""How entries of the cache are written and locked."""
+"""How an entry of the cache is made."""
 
 import threading
+from unittest.mock import Mock
 
-import pytest
-
-from exlm_cli.data.cache import explaining_disk_trouble, locked, remember
-from exlm_cli.errors import DataError
-from exlm_cli.files import write_atomically
+from exlm_cli.data.cache import load_or_build
 from exlm_cli.progress import SilentProgress
 
 
-def test_an_entry_that_cannot_be_written_is_trouble_of_the_cache(tmp_path):
-    (tmp_path / "folder").mkdir()
-    remember(tmp_path / "folder", b"")  # which only saves work
-    with (
-        pytest.raises(DataError, match=r"the data cache cannot be read or written: Is a directory$") as caught,
-        explaining_disk_trouble(tmp_path),
-    ):
-        write_atomically(tmp_path / "folder", b"")
-    assert caught.value.hint.startswith("choose another folder with `EXLM_CACHE_DIR=DIR`"), "there is space"
-
-
-def test_one_of_two_waits_and_says_so(tmp_path):
-    order: list[str] = []
-    is_waiting = threading.Event()
+def test_one_of_two_builds_an_entry_and_the_other_waits_says_so_and_loads_it(tmp_path):
+    entry, said, loaded, is_waiting = tmp_path / "entry", list[str](), list[str](), threading.Event()
 
     class Waiting(SilentProgress):
         def message(self, text: str) -> None:
-            order.append(text)
+            said.append(text)
             is_waiting.set()
 
     def second() -> None:
-        with locked(tmp_path, "key", Waiting()):
-            order.append("second")
+        never = Mock(side_effect=AssertionError)
+        loaded.append(load_or_build(tmp_path, entry, entry.read_text, never, Waiting(), remedy=""))
 
     thread = threading.Thread(target=second)
-    with locked(tmp_path, "key", SilentProgress()):
+
+    def build() -> str:
         thread.start()
         assert is_waiting.wait(10)
-        order.append("first")
+        entry.write_text("built")
+        return "built"
+
+    assert load_or_build(tmp_path, entry, entry.read_text, build, SilentProgress(), remedy="") == "built"
     thread.join()
-    assert order == ["another process prepares the same data; waiting for it", "first", "second"]
+    assert (loaded, said) == (["built"], ["another process prepares the same data; waiting for it"])

@@ -75,9 +75,3 @@ def test_wrong_bytes_are_not_kept_and_not_fetched_again(server, cache, content):
     with pytest.raises(DataError, match=f"SHA-256 is not {SHA256}; the file was replaced, or altered in transit$"):
         fetch(server.url)
     assert (leftovers(cache), server.num_requests) == ([], 1)
-
-
-def test_a_cache_that_cannot_be_written_is_named(server, cache):
-    cache.write_text("a file in its place")
-    with pytest.raises(DataError, match="the data cache cannot be read or written"):
-        fetch(server.url)

@@ -40,7 +40,7 @@ def test_the_order_is_that_of_hashes_whatever_the_version_of_numpy():
     assert [step.tolist() for step in _plan(budget, epoch, seed, 3, lengths)] == expected
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_step_is_a_small_remainder(seed):
     lengths = np.random.default_rng(seed).lognormal(3.7, 0.35, 20_000).astype(np.int64) + 2
     plan = _plan({"batch_sequences": None, "batch_tokens": 4000}, lengths=lengths, seed=seed, bucket_steps=16)
@@ -49,7 +49,7 @@ def test_no_step_is_a_small_remainder(seed):
     assert totals.min() > 0.9 * 4000
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     st.lists(st.integers(1, 30), min_size=1, max_size=120),
     st.integers(0, 60),
@@ -78,7 +78,7 @@ def test_every_epoch_has_the_same_number_of_steps_and_every_sequence_once(length
 def test_sequences_of_one_length_are_drawn_freely_in_every_epoch():
     """Of 40 sequences in 10 steps of 4, those that share a step with the first are each of the others equally often."""
     budget = {"batch_sequences": None, "batch_tokens": 40}
-    counts, num_epochs = np.zeros(40), 2000
+    counts, num_epochs = np.zeros(40), 1000
     for epoch in range(num_epochs):
         plan = _plan(budget, epoch, lengths=np.full(40, 10), bucket_steps=3)
         counts[next(step for step in plan if 0 in step)] += 1
@@ -124,12 +124,10 @@ def test_prefetch_keeps_the_order_and_raises_where_the_item_was_due():
         next(made)
 
 
-CPU = torch.device("cpu")
 SCHEMES: list[dict[str, Any]] = [
     {"masking": {"mask_ratio": 0.35}},
     {"masking": {"mask_ratio": 0.35}, "model": CHAIN},
     {"masking": {"mask_ratio": 0.35, "scheme": "bernoulli", "num_repeats": 2}, "objective": "mlm"},
-    {"masking": {"mask_ratio": [0, 0.6], "place": "mixed"}, "objective": "mlm"},
     {"masking": {"mask_ratio": [0, 0.6], "place": "mixed"}, "model": CHAIN},
     {"masking": {"mask_ratio": [0.1, 0.5], "place": "spans"}},
 ]
@@ -144,37 +142,28 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> TokenDataset:
 
 
 @pytest.mark.parametrize("sections", SCHEMES)
-@pytest.mark.parametrize("microbatch_tokens", [64, 100_000])
-def test_every_sequence_of_a_step_comes_once_within_the_budget(dataset, sections, microbatch_tokens):
-    feed = Feed(dataset, tiny_recipe(**sections, train={"microbatch_tokens": microbatch_tokens}), SPECIAL, epoch=2)
-    indices = np.arange(299, 0, -2)
-    batches = list(feed.microbatches(indices, CPU))
-    assert sorted(torch.cat([batch.sample_index for batch in batches]).tolist()) == sorted(indices)
-    assert max(batch.token_ids.numel() for batch in batches) <= max(microbatch_tokens, int(batches[-1].lengths.max()))
-
-
-@pytest.mark.parametrize("sections", SCHEMES)
-def test_a_sequence_is_the_same_alone_and_its_length_is_known_before_it_is_made(dataset, sections):
-    feed = Feed(dataset, tiny_recipe(**sections), SPECIAL, epoch=2)
+def test_a_sequence_is_the_same_alone_and_its_length_and_flops_are_known_before_it_is_made(dataset, sections):
+    """Each of a step comes once, in microbatches that keep the budget."""
+    recipe = tiny_recipe(**sections, train={"microbatch_tokens": 64})
+    feed = Feed(dataset, recipe, SPECIAL, 2, FlopCounter(recipe, SPECIAL.vocab_size))
+    counted = recipe.changed({"tokenizer.vocab_size": SPECIAL.vocab_size})
     indices = np.arange(0, 300, 7)
     lengths, num_nodes = feed.sizes(indices)
     lengths = dict(zip(indices.tolist(), lengths.tolist(), strict=True))
     nodes = {} if num_nodes is None else dict(zip(indices.tolist(), num_nodes.tolist(), strict=True))
-    assert bool(nodes) == (feed.recipe.has_transitions and isinstance(feed.recipe.masking.mask_ratio, tuple))
-    for batch in feed.microbatches(indices, CPU):
+    assert bool(nodes) == (recipe.has_transitions and isinstance(recipe.masking.mask_ratio, tuple))
+    seen = []
+    for batch in feed.microbatches(indices, torch.device("cpu")):
+        assert batch.token_ids.numel() <= 64
+        flops = 0.0
         for b, index in enumerate(batch.sample_index.tolist()):
+            seen.append(index)
             alone = feed.batch(np.array([index]))
             assert lengths[index] == int(batch.lengths[b]) == alone.token_ids.shape[1]
             assert nodes.get(index) in (None, int(batch.state_lengths[b]))
             for field in per_sequence(batch):
                 in_company, itself = getattr(batch, field.name)[b], getattr(alone, field.name)[0]
                 assert torch.equal(in_company[: len(itself)] if itself.ndim else in_company, itself), field.name
-
-
-@pytest.mark.parametrize("sections", SCHEMES)
-def test_batches_know_the_flops_of_their_sequences_without_padding(dataset, sections):
-    recipe = tiny_recipe(**sections).changed({"tokenizer.vocab_size": SPECIAL.vocab_size})
-    flops = FlopCounter(tiny_recipe(**sections), SPECIAL.vocab_size)
-    for batch in Feed(dataset, recipe, SPECIAL, 2, flops).microbatches(np.arange(0, 300, 7), CPU):
-        sizes = zip(batch.lengths.tolist(), batch.target_lengths.tolist(), strict=True)
-        assert batch.flops == pytest.approx(sum(count_sequence_flops(recipe, *size).total for size in sizes))
+            flops += count_sequence_flops(counted, int(batch.lengths[b]), int(batch.target_lengths[b])).total
+        assert batch.flops == pytest.approx(flops)
+    assert sorted(seen) == indices.tolist()
