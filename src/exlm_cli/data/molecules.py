@@ -38,15 +38,6 @@ _NON_METALS = {
     "H", "B", "C", "N", "O", "F", "Si", "P", "S", "Cl", "Ge", "As", "Se", "Br", "Te", "I", "He", "Ne", "Ar", "Kr", "Xe",
 }  # fmt: skip
 _ATOM = re.compile(r"\[[^\]]+]|Br?|Cl?|[NOSPFIbcnops*]")
-_BRACKET_ATOM = re.compile(r"\[[^\]]+]")
-_LARGE_NUMBER = re.compile(r"\[\d{4}|H\d\d|[+-]\d\d|#\d{3}")
-# RDKit takes larger numbers modulo 256 or 65,536. `@TH1` and `@OH12` are chirality, not hydrogens.
-_NUMBERS_OF_ATOM = (
-    ("an isotope", re.compile(r"\[(\d+)"), 999),
-    ("a number of hydrogens", re.compile(r"(?<!@[TO])H(\d+)"), 9),
-    ("a charge", re.compile(r"[+-](\d+)"), 15),
-    ("an element", re.compile(r"#(\d+)"), 118),
-)
 
 _CARBON = 6
 
@@ -415,7 +406,7 @@ def _find_refused_text(row: str) -> str | None:
     """Return why a row is refused before RDKit reads it; None if it is not.
 
     It is empty, a reaction, CXSMILES, has characters that the regular expression does not cover (named with their
-    positions, counted from 1), has more atoms than `MAX_ATOMS`, or a number that SMILES does not allow in an atom.
+    positions, counted from 1), or has more atoms than `MAX_ATOMS`.
     """
     if not row:
         return "is empty"
@@ -426,9 +417,7 @@ def _find_refused_text(row: str) -> str | None:
     if not SMILES_TOKENS.fullmatch(row):
         return _describe_unknown(row)
     num_atoms = len(atom_spans(row)) if len(row) > MAX_ATOMS else 0
-    if num_atoms > MAX_ATOMS:
-        return f"has {num_atoms:,} atoms; molecules of at most {MAX_ATOMS:,} are read"
-    return _find_large_number(row) if _LARGE_NUMBER.search(row) else None
+    return f"has {num_atoms:,} atoms; molecules of at most {MAX_ATOMS:,} are read" if num_atoms > MAX_ATOMS else None
 
 
 def _is_reaction(row: str) -> bool:
@@ -470,15 +459,6 @@ def _describe_unknown(row: str) -> str:
     named = ", ".join(f"{character!r} at position {rest.index(character) + 1}" for character in unknown[:_MAX_NAMED])
     more = f" and {len(unknown) - _MAX_NAMED} more" if len(unknown) > _MAX_NAMED else ""
     return f"characters that are not SMILES tokens: {named}{more}"
-
-
-def _find_large_number(row: str) -> str | None:
-    for atom in _BRACKET_ATOM.findall(row):
-        for name, pattern, most in _NUMBERS_OF_ATOM:
-            for digits in pattern.findall(atom):
-                if len(digits.lstrip("0")) > len(str(most)) or int(digits) > most:
-                    return f"{shorten(atom, _SHOWN_CHARACTERS)} has {name} above {most}"
-    return None
 
 
 def describe_failure(error: Exception) -> str:
