@@ -9,15 +9,10 @@ from exlm_cli.data.molecules import find_invalid_smiles
 from exlm_cli.errors import DataError
 
 
-@pytest.fixture(scope="module")
-def generated() -> list[str]:
-    return generate_molecules(5000, seed=0)
-
-
-def test_molecules_are_distinct_valid_and_canonical(generated):
-    assert len(set(generated)) == len(generated) == 5000
-    for smiles in generated[::5]:
-        assert Chem.CanonSmiles(smiles) == smiles
+def test_molecules_are_distinct_valid_and_canonical():
+    generated = generate_molecules(1000, seed=0)
+    assert len(set(generated)) == len(generated) == 1000
+    assert list(map(Chem.CanonSmiles, generated)) == generated
 
 
 def test_every_core_takes_every_substituent():
@@ -28,12 +23,12 @@ def test_every_core_takes_every_substituent():
 
 def test_asking_for_more_than_there_are_is_an_error(monkeypatch):
     num_products = sum(len(SUBSTITUENTS) ** core.count("{") for core in CORES)
-    with pytest.raises(DataError, match=rf"at most {num_products:,} distinct") as caught:
+    with pytest.raises(DataError, match=rf"at most {num_products:,} distinct"):
         generate_molecules(num_products + 1, seed=0)
-    assert f"`--set data.bundled_rows={num_products}`" in caught.value.hint
     monkeypatch.setattr(molecules, "CORES", ("C({0}){1}",))
     monkeypatch.setattr(molecules, "SUBSTITUENTS", ("Cl", "Br"))
     # ClCCl, ClCBr (twice), BrCBr
     assert len(generate_molecules(3, seed=0)) == 3
-    with pytest.raises(DataError, match="at most 3 distinct"):
+    with pytest.raises(DataError, match="at most 3 distinct") as caught:
         generate_molecules(4, seed=0)
+    assert "`--set data.bundled_rows=3`" in caught.value.hint
