@@ -100,13 +100,13 @@ def _number_of_calls(patch: pytest.MonkeyPatch, work: Callable[[], None]) -> int
 
 @pytest.mark.parametrize("corpus", CORPORA)
 def test_a_tokenising_that_was_interrupted_ends_like_an_undisturbed_one(workplace, monkeypatch, corpus):
-    """Once or twice, after shares of the calls that write; nearly always there is something to go on with."""
+    """Once or twice, after shares of the calls that write; there is something to go on with."""
     data = CORPORA[corpus]
     num_calls = _number_of_calls(monkeypatch, lambda: _prepare(_recipe(workplace, "whole", **data)))
     whole = _entry(workplace, "whole")
     assert {"prepared.json", "rejected.csv", "train/tokens.bin", "valid/meta.json"} <= whole.keys()
     kept = []
-    for number, shares in enumerate(((0.1, 0.1), (0.5, 0.2), (0.8,), (0.99,))):
+    for number, shares in enumerate(((0.5, 0.2), (0.99,))):
         recipe, progress = _recipe(workplace, f"cache-{number}", **data), Recorder()
         for share in shares:
             with interrupted_at_call(ShardWriter, "add", int(share * num_calls)):
@@ -114,7 +114,7 @@ def test_a_tokenising_that_was_interrupted_ends_like_an_undisturbed_one(workplac
         _prepare(recipe, progress)
         assert _entry(workplace, f"cache-{number}") == whole
         kept += [text for text in progress.said if "an interrupted process has left" in text]
-    assert len(kept) >= 3
+    assert len(kept) == 2
 
 
 def prepare_and_die(workplace: Path, count: int) -> None:
@@ -143,18 +143,16 @@ DAMAGE: dict[str, Callable[[Path, Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_what_cannot_be_gone_on_with_is_swept_away(workplace, damage):
-    recipe = _recipe(workplace, "cache", **CORPORA["packed"])
-    with interrupted_at_call(ShardWriter, "add", 100):
-        _prepare(recipe)
-    folder, record = sorted((workplace / "cache" / "shards").iterdir())
-    DAMAGE[damage](folder, record)
-    progress = Recorder()
-    _prepare(recipe, progress)
-    assert not [text for text in progress.said if "going on" in text]
+def test_what_cannot_be_gone_on_with_is_swept_away(workplace):
     _prepare(_recipe(workplace, "whole", **CORPORA["packed"]))
-    assert _entry(workplace, "cache") == _entry(workplace, "whole")
+    for name, damage in DAMAGE.items():
+        recipe, progress = _recipe(workplace, name, **CORPORA["packed"]), Recorder()
+        with interrupted_at_call(ShardWriter, "add", 100):
+            _prepare(recipe)
+        damage(*sorted((workplace / name / "shards").iterdir()))
+        _prepare(recipe, progress)
+        assert not [text for text in progress.said if "going on" in text]
+        assert _entry(workplace, name) == _entry(workplace, "whole")
 
 
 def test_a_disk_that_fills_up_and_a_hub_that_breaks_off_leave_what_is_whole(workplace, monkeypatch):
@@ -182,8 +180,9 @@ def test_a_disk_that_fills_up_and_a_hub_that_breaks_off_leave_what_is_whole(work
     with monkeypatch.context() as patch:
         reads[:] = [rows]
         act_at_call(ShardWriter, "add", 40, fill_up, set_to=patch.setattr)
-        with pytest.raises(DataError, match="No space left on device"):
+        with pytest.raises(DataError, match=r"cannot be read or written: No space left on device$") as caught:
             _prepare(recipe)
+    assert caught.value.hint.startswith("free some space, or choose another folder")
     reads[:] = [rows]
     progress = Recorder()
     _prepare(recipe, progress)
