@@ -45,6 +45,7 @@ def test_without_expansion_the_input_stays_and_the_node_of_a_mask_is_at_its_plac
     [
         [INPUT_IDS, [1, 9, 2], [1, 3, 3, 3, 2], [1, 8, 8, 8, 8, 8, 8, 3, 2]],
         [INPUT_IDS, [1, 8, 8, 8, 8, 3, 2]],  # eight positions each, once expanded
+        [INPUT_IDS, [1, 3, 9, 9, 3, 2]],
     ],
 )
 @pytest.mark.parametrize("place", ["input", "none"])
@@ -52,6 +53,7 @@ def test_a_sequence_is_expanded_alike_in_any_company_and_padded_by_its_rules(row
     targets = tuple(range(20, 20 + sum(row.count(SPECIAL.mask_id) for row in rows)))
     together = _expanded(2, place, *rows, targets=targets)
     assert together.sample_index.tolist() == list(range(len(rows)))
+    assert together.is_even == (len({row.count(SPECIAL.mask_id) for row in rows}) == 1)
     padding = {"node_mask": -1, "target_source": -1}
     taken = 0
     for b, row in enumerate(rows):
@@ -89,17 +91,3 @@ def test_given_masks_are_expanded_like_drawn_ones(place):
             assert torch.equal(torch.as_tensor(found), torch.as_tensor(expected)), field.name
     assert (batch.positions is None) == (reference.positions is None) == (place == "none")
     assert batch.target_ids.tolist() == [[0, 0], [0, 0]]
-
-
-@pytest.mark.parametrize(
-    ("rows", "is_even"),
-    [
-        ([INPUT_IDS, [1, 3, 9, 9, 3, 2]], True),
-        ([INPUT_IDS, [1, 3, 3, 2]], True),
-        ([INPUT_IDS, [1, 9, 9, 9, 3, 2]], False),
-        ([INPUT_IDS, [1, 9, 2]], False),
-    ],
-)
-def test_a_batch_is_even_where_masks_are_as_many_in_each_sequence(rows, is_even):
-    targets = tuple(range(20, 20 + sum(row.count(SPECIAL.mask_id) for row in rows)))
-    assert _expanded(2, "input", *rows, targets=targets).is_even == is_even

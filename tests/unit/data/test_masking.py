@@ -20,7 +20,7 @@ from scipy.stats import poisson
 from tokenizers import models, pre_tokenizers, processors
 
 from exlm_cli.config.sections import MaskingConfig
-from exlm_cli.data.batch import MaskedSequences
+from exlm_cli.data import BoolArray
 from exlm_cli.data.masking import Masker, hash_words, uniform
 from exlm_cli.data.tokenizer import SPECIAL_TOKENS, Tokenizer, train_bpe
 from exlm_cli.progress import SilentProgress
@@ -35,20 +35,10 @@ WORDS = [f"word{number} and some others, in sentence {number * 7}: don't mask th
 BPE = train_bpe(WORDS[:3], 300, 2, SilentProgress())
 
 
-def _mask(
-    rows: Any,
-    sample_index: Any = None,
-    seed: int = SEED,
-    epoch: int = EPOCH,
-    tokenizer: Tokenizer = SPECIAL,
-    **masking: Any,
-) -> MaskedSequences:
-    masker = Masker(MaskingConfig.model_validate(masking), tokenizer, seed, epoch)
-    return masker.mask(sequences(rows, sample_index))
-
-
-def _many(count: int, **masking: Any) -> MaskedSequences:
-    return _mask(np.tile(TOKENS, (count, 1)), **masking)
+def _masked(rows: Any, **masking: Any) -> BoolArray:
+    """Return which places of rows are masked, without those of [CLS] and [SEP]."""
+    masker = Masker(MaskingConfig.model_validate(masking), SPECIAL, SEED, EPOCH)
+    return masker.mask(sequences(rows)).is_masked[:, 1:-1]
 
 
 def _random_rows(count: int) -> list[np.ndarray]:
@@ -61,10 +51,15 @@ def _plain_uniform(*words: int) -> float:
     return (plain_hash(*words) >> 11) / 2**53
 
 
+def _plain_round(expected: float, index: int) -> int:
+    """Round up or down at random, so that the mean is kept."""
+    return max(1, math.floor(expected + _plain_uniform(SEED, EPOCH, COUNT, index)))
+
+
 def _plain_number(num_maskable: int, index: int, masking: MaskingConfig) -> int:
     """Number of masks of one sequence of at least one maskable token."""
     if not isinstance(masking.mask_ratio, tuple):
-        return max(1, math.floor(masking.mask_ratio * num_maskable + _plain_uniform(SEED, EPOCH, COUNT, index)))
+        return _plain_round(masking.mask_ratio * num_maskable, index)
     fewest, most = _bounds(masking.mask_ratio, num_maskable)
     sums = list(itertools.accumulate((1 / m for m in range(1, most + 1)), initial=0.0))
     point = sums[fewest - 1] + _plain_uniform(SEED, EPOCH, RANGE, index) * (sums[most] - sums[fewest - 1])
@@ -99,7 +94,7 @@ def _plain_spans(tokens: list[int], index: int, number: int, masking: MaskingCon
 
 
 def _plain_mask(
-    tokens: list[int], index: int, masking: MaskingConfig, tokenizer: Tokenizer = SPECIAL
+    tokens: list[int], index: int, masking: MaskingConfig, tokenizer: Tokenizer, at: float | None
 ) -> tuple[list[int], list[int]]:
     """Input and masked positions of one sequence, by the rule of the design, a token at a time."""
     original = [tokenizer.cls_id, *(t for t in tokens for _ in range(masking.num_repeats)), tokenizer.sep_id]
@@ -108,7 +103,10 @@ def _plain_mask(
     in_spans = masking.place == "spans"
     if masking.place == "mixed":
         in_spans = _plain_uniform(SEED, EPOCH, KIND, index) < 0.5
-    if masking.scheme == "bernoulli":
+    if at is not None:
+        number = at if at >= 1 else _plain_round(at * len(candidates), index)
+        positions = by_hash[: int(number)]
+    elif masking.scheme == "bernoulli":
         positions = [i for i in candidates if _plain_uniform(SEED, EPOCH, PLACE, index, i) < masking.mask_ratio]
         positions = positions or by_hash[:1]
     elif candidates and in_spans:
@@ -127,29 +125,35 @@ def _plain_mask(
 
 
 @pytest.mark.parametrize(
-    "masking",
+    ("masking", "at"),
     [
-        {},
-        {"mask_ratio": 0.02},
-        {"scheme": "bernoulli", "mask_ratio": 0.04},
-        {"scheme": "bernoulli", "mask_ratio": 0.622, "num_repeats": 4},
-        {"num_repeats": 2},
-        {"mask_ratio": 0.5, "keep_ratio": 0.2, "random_ratio": 0.3},
-        {"mask_ratio": [0, 0.6]},
-        {"mask_ratio": [0.2, 0.29], "num_repeats": 2},
-        {"mask_ratio": 0.3, "place": "spans"},
-        {"mask_ratio": 0.3, "place": "mixed", "span_mean": 1.0},
-        {"mask_ratio": [0.05, 0.9], "place": "spans", "span_mean": 6.5},
-        {"mask_ratio": [0, 0.6], "place": "mixed"},
+        ({}, None),
+        ({"mask_ratio": 0.02}, None),
+        ({"scheme": "bernoulli", "mask_ratio": 0.04}, None),
+        ({"scheme": "bernoulli", "mask_ratio": 0.622, "num_repeats": 4}, None),
+        ({"num_repeats": 2}, None),
+        ({"mask_ratio": 0.5, "keep_ratio": 0.2, "random_ratio": 0.3}, None),
+        ({"mask_ratio": [0, 0.6]}, None),
+        ({"mask_ratio": [0.2, 0.29], "num_repeats": 2}, None),
+        ({"mask_ratio": 0.3, "place": "spans"}, None),
+        ({"mask_ratio": 0.3, "place": "mixed", "span_mean": 1.0}, None),
+        ({"mask_ratio": [0.05, 0.9], "place": "spans", "span_mean": 6.5}, None),
+        ({"mask_ratio": [0, 0.6], "place": "spans"}, 1),
+        ({"mask_ratio": [0, 0.6], "place": "mixed"}, 5),
+        ({"scheme": "bernoulli"}, 0.3),
     ],
 )
-def test_a_batch_is_masked_as_each_sequence_is_in_plain_python(masking):
+@pytest.mark.parametrize("tokenizer", [SPECIAL, BPE], ids=["ids", "text"])
+def test_a_batch_is_masked_as_each_sequence_is_in_plain_python(masking, at, tokenizer):
+    """`at` is a number or a ratio in place of the law of `masking`."""
     config = MaskingConfig.model_validate(masking)
-    rows, indices = _random_rows(60), [5 * i for i in range(60)]
-    masked = _mask(rows, indices, **masking)
+    rows = _random_rows(60) if tokenizer is SPECIAL else list(map(np.array, BPE.encode_batch(WORDS)))
+    indices = [5 * i for i in range(len(rows))]
+    masker, given = Masker(config, tokenizer, SEED, EPOCH, at), sequences(rows, indices)
+    masked = masker.mask(given)
     targets = iter(zip(masked.target_ids.tolist(), masked.target_source.tolist(), strict=True))
     for b, (row, index) in enumerate(zip(rows, indices, strict=True)):
-        shown, positions = _plain_mask(row.tolist(), index, config)
+        shown, positions = _plain_mask(row.tolist(), index, config, tokenizer, at)
         length = len(shown)
         assert masked.lengths[b] == length
         assert masked.input_ids[b].tolist() == shown + [SPECIAL.pad_id] * (masked.input_ids.shape[1] - length)
@@ -157,31 +161,15 @@ def test_a_batch_is_masked_as_each_sequence_is_in_plain_python(masking):
         own = list(itertools.islice(targets, len(positions)))
         assert own == [(int(row[(i - 1) // config.num_repeats]), (i - 1) // config.num_repeats + 1) for i in positions]
     assert next(targets, None) is None
-    counted = Masker(config, SPECIAL, SEED, EPOCH).count(sequences(rows, indices))
-    assert counted.tolist() == masked.is_masked.sum(1).tolist()
-
-
-@pytest.mark.parametrize("scheme", ["fixed", "bernoulli"])
-def test_every_place_is_masked_equally_often(scheme):
-    """Chi-square over the places.
-
-    With m of n places chosen without replacement the counts of two places correlate by
-    -1 / (n - 1), so that the sum is n / (n - 1) * (1 - m / n) times a chi-square of n - 1 degrees of freedom; without
-    the correlation, (1 - p) times one of n degrees.
-    """
-    num_rows, n, ratio = 20_000, len(TOKENS), 0.4  # 14 masks of 35 tokens, whatever u is
-    counts = _many(num_rows, mask_ratio=ratio, scheme=scheme).is_masked.sum(0)[1:-1]
-    is_fixed = scheme == "fixed"
-    degrees, scale = (n - 1, n / (n - 1) * (1 - ratio)) if is_fixed else (n, 1 - ratio)
-    chi_square = ((counts - num_rows * ratio) ** 2 / (num_rows * ratio)).sum() / scale
-    assert abs(chi_square - degrees) < 5 * math.sqrt(2 * degrees)
+    assert masker.count(given).tolist() == masked.is_masked.sum(1).tolist()
 
 
 @pytest.mark.parametrize(("num_repeats", "ratio"), [(1, 0.15), (2, 0.387), (4, 0.622), (8, 0.789)])
 def test_corrupted_share_and_its_variance_follow_app_c(num_repeats, ratio):
     num_samples, num_tokens = 1500, len(TOKENS)
-    masked = _many(num_samples, mask_ratio=ratio, scheme="bernoulli", num_repeats=num_repeats)
-    copies = masked.is_masked[:, 1:-1].reshape(num_samples, num_tokens, num_repeats)
+    rows = np.tile(TOKENS, (num_samples, 1))
+    masked = _masked(rows, mask_ratio=ratio, scheme="bernoulli", num_repeats=num_repeats)
+    copies = masked.reshape(num_samples, num_tokens, num_repeats)
     shares = copies.all(-1).mean(1)
     law = ratio**num_repeats
     variance = law * (1 - law) / num_tokens
@@ -189,14 +177,6 @@ def test_corrupted_share_and_its_variance_follow_app_c(num_repeats, ratio):
     # standard error of a sample variance, from the fourth central moment measured here
     fourth = np.mean((shares - shares.mean()) ** 4)
     assert abs(shares.var(ddof=1) - variance) < 5 * math.sqrt((fourth - variance**2) / num_samples)
-
-
-def test_spans_of_text_are_those_of_plain_python():
-    config = MaskingConfig(mask_ratio=(0.0, 0.6), place="mixed", span_mean=5)
-    rows = BPE.encode_batch(WORDS)
-    masked = _mask(rows, tokenizer=BPE, **dict(config))
-    for b, row in enumerate(rows):
-        assert np.flatnonzero(masked.is_masked[b]).tolist() == _plain_mask(row, b, config, BPE)[1]
 
 
 @pytest.mark.parametrize("ratio", [(0.0, 0.6), (0.29, 0.3)])
@@ -221,9 +201,7 @@ def test_tokens_at_a_distance_are_masked_together_as_spans_of_that_law_make_them
     With a share f of all spans masked that gives f for those and f^2 for the others, up to terms of 1 / n.
     """
     n, num_rows, ratio = 4000, 400, 0.2
-    is_masked = _mask(np.full((num_rows, n), 7), mask_ratio=ratio, place="spans", span_mean=span_mean).is_masked[
-        :, 1:-1
-    ]
+    is_masked = _masked(np.full((num_rows, n), 7), mask_ratio=ratio, place="spans", span_mean=span_mean)
     lengths = np.arange(1, 60)
     law = poisson.pmf(lengths - 1, span_mean - 1)
     for distance in range(1, 8):
@@ -231,23 +209,6 @@ def test_tokens_at_a_distance_are_masked_together_as_spans_of_that_law_make_them
         together = (is_masked[:, :-distance] & is_masked[:, distance:]).mean(1)
         expected = ratio * in_one + ratio**2 * (1 - in_one)
         assert abs(together.mean() - expected) < 5 * together.std() / math.sqrt(num_rows) + 2 / n, distance
-
-
-@pytest.mark.parametrize(
-    "masking", [{"mask_ratio": [0, 0.6], "place": "spans"}, {"mask_ratio": 0.5, "scheme": "bernoulli"}]
-)
-def test_a_number_or_a_ratio_in_place_of_the_law_gives_the_same_masks_to_every_masking(masking):
-    rows, config = _random_rows(60), MaskingConfig.model_validate(masking)
-    given = sequences(rows)
-    for at in (1, 5, 0.3):
-        masker = Masker(config, SPECIAL, SEED, EPOCH, at)
-        masked = masker.mask(given)
-        assert masker.count(given).tolist() == masked.is_masked.sum(1).tolist()
-        for b, row in enumerate(rows):
-            candidates = [i for i, token in enumerate(row, start=1) if token not in SPECIAL.special_ids]
-            by_hash = sorted(candidates, key=lambda i: plain_hash(SEED, EPOCH, PLACE, b, i))
-            number = at if at >= 1 else max(1, math.floor(at * len(candidates) + _plain_uniform(SEED, EPOCH, COUNT, b)))
-            assert np.flatnonzero(masked.is_masked[b]).tolist() == sorted(by_hash[: int(number)])
 
 
 def test_random_tokens_are_those_of_texts():
