@@ -5,11 +5,11 @@ every second one, so that the few hundred rows have several records.
 """
 
 import gzip
-import itertools
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -84,32 +84,19 @@ def _entry(workplace: Path, cache: str) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def _number_of_calls(patch: pytest.MonkeyPatch, work: Callable[[], None]) -> int:
-    """Return how many times shards are added to."""
-    calls, add = itertools.count(), ShardWriter.add
-
-    def counted(*arguments: Any) -> None:
-        next(calls)
-        add(*arguments)
-
-    with patch.context() as patched:
-        patched.setattr(ShardWriter, "add", counted)
-        work()
-    return next(calls)
-
-
 @pytest.mark.parametrize("corpus", CORPORA)
-def test_a_tokenising_that_was_interrupted_ends_like_an_undisturbed_one(workplace, monkeypatch, corpus):
+def test_a_tokenising_that_was_interrupted_ends_like_an_undisturbed_one(workplace, corpus):
     """Once or twice, after shares of the calls that write; there is something to go on with."""
     data = CORPORA[corpus]
-    num_calls = _number_of_calls(monkeypatch, lambda: _prepare(_recipe(workplace, "whole", **data)))
+    with patch.object(ShardWriter, "add", autospec=True, side_effect=ShardWriter.add) as add:
+        _prepare(_recipe(workplace, "whole", **data))
     whole = _entry(workplace, "whole")
     assert {"prepared.json", "rejected.csv", "train/tokens.bin", "valid/meta.json"} <= whole.keys()
     kept = []
     for number, shares in enumerate(((0.5, 0.2), (0.99,))):
         recipe, progress = _recipe(workplace, f"cache-{number}", **data), Recorder()
         for share in shares:
-            with interrupted_at_call(ShardWriter, "add", int(share * num_calls)):
+            with interrupted_at_call(ShardWriter, "add", int(share * add.call_count)):
                 _prepare(recipe)
         _prepare(recipe, progress)
         assert _entry(workplace, f"cache-{number}") == whole
@@ -177,9 +164,9 @@ def test_a_disk_that_fills_up_and_a_hub_that_breaks_off_leave_what_is_whole(work
     def fill_up(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patched:
         reads[:] = [rows]
-        act_at_call(ShardWriter, "add", 40, fill_up, set_to=patch.setattr)
+        act_at_call(ShardWriter, "add", 40, fill_up, set_to=patched.setattr)
         with pytest.raises(DataError, match=r"cannot be read or written: No space left on device$") as caught:
             _prepare(recipe)
     assert caught.value.hint.startswith("free some space, or choose another folder")
