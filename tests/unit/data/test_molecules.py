@@ -150,9 +150,8 @@ FULLERENE = (
     "9c5c1c1c6c2c3c41"
 )
 SPELLED = (
-    "CC(=O)Oc1ccccc1C(=O)O", "C/C=C/C[C@@H](N)C(=O)O", "C[C@H](O)[C@@H](F)Cl", "F/C(Cl)=C(/Br)I", "[O-][n+]1ccccc1",
-    "CC[NH3+].[Cl-]", "[2H]C([2H])([2H])O", "CN1CC[C@]23c4c5ccc(O)c4O[C@H]2[C@@H](O)C=C[C@H]3[C@H]1C5", FULLERENE,
-    "[Cl][Cu]([Cl])<-[n]1ccccc1",
+    "C/C=C/C[C@@H](N)C(=O)O", "C[C@H](O)[C@@H](F)Cl", "[O-][n+]1ccccc1", "CC[NH3+].[Cl-]", "[2H]C([2H])([2H])O",
+    "[Cl][Cu]([Cl])<-[n]1ccccc1", FULLERENE,
     "COc1ccc(CN2C3[C@]4(CO)C5N(Cc6ccc(OC)cc6)C6[C@@](CO)(C2[C@]6(CO)[C@H]4c2ccccc2)[C@H](c2ccccc2)[C@]35CO)cc1",
 )  # fmt: skip
 

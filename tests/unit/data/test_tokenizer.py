@@ -94,21 +94,15 @@ def test_pieces_of_wordpiece_continue_a_word_and_a_vocabulary_without_marks_has_
 
 
 def test_a_saved_tokenizer_loads_with_the_same_ids_and_fingerprint(bpe, smiles, tmp_path):
-    for tokenizer, text in ((bpe, SENTENCE), (smiles, "CC(=O)O")):
-        tokenizer.save(tmp_path / "tokenizer.json")
-        loaded = Tokenizer.load(tmp_path / "tokenizer.json", tokenizer.kind)
-        assert (loaded.encode(text), loaded.fingerprint) == (tokenizer.encode(text), tokenizer.fingerprint)
-
-
-def test_truncation_and_padding_of_a_foreign_tokenizer_are_switched_off(bpe, tmp_path):
-    """They are no part of its fingerprint, so that the file of a run, which lacks them, is the same tokenizer."""
+    """Truncation and padding of a foreign one are switched off and no part of it."""
     backend = tokenizers.Tokenizer.from_str(bpe.to_json())
     backend.enable_truncation(2)
     backend.enable_padding(length=200)
-    foreign = Tokenizer(backend, "text")
-    assert foreign.encode(SENTENCE) == bpe.encode(SENTENCE)
-    foreign.save(tmp_path / "tokenizer.json")
-    assert Tokenizer.load(tmp_path / "tokenizer.json", "text").fingerprint == foreign.fingerprint == bpe.fingerprint
+    for tokenizer, same, text in ((smiles, smiles, "CC(=O)O"), (Tokenizer(backend, "text"), bpe, SENTENCE)):
+        tokenizer.save(tmp_path / "tokenizer.json")
+        loaded = Tokenizer.load(tmp_path / "tokenizer.json", same.kind)
+        assert loaded.encode(text) == tokenizer.encode(text) == same.encode(text)
+        assert loaded.fingerprint == tokenizer.fingerprint == same.fingerprint
 
 
 @pytest.mark.parametrize(
