@@ -78,8 +78,13 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         with _explaining(origin):
-            definition = json.loads(backend.to_str())
             vocabulary = backend.get_vocab(with_added_tokens=True)
+        if max(vocabulary.values(), default=0) > 2 * len(vocabulary):  # the library would count up to it for minutes
+            raise TokenizerError(
+                f"{origin}: the highest id is {max(vocabulary.values())}, of {len(vocabulary)} tokens", _TRAIN_HINT
+            )
+        with _explaining(origin):
+            definition = json.loads(backend.to_str())
         model = definition["model"]["type"]
         # a tokenizer of transformers, which has a post-processor, reads text with any of them
         taken = _MODELS["smiles" if definition["post_processor"] else kind]
@@ -99,10 +104,6 @@ class Tokenizer:
             raise TokenizerError(
                 f"{origin}: special tokens {' '.join(missing)} are not in the vocabulary",
                 f"name those of the file with `tokenizer.special_tokens`, or {_TRAIN_HINT}",
-            )
-        if max(vocabulary.values()) > 2 * len(vocabulary):
-            raise TokenizerError(
-                f"{origin}: the highest id is {max(vocabulary.values())}, of {len(vocabulary)} tokens", _TRAIN_HINT
             )
         self._backend, self._origin = backend, origin
         with _explaining(origin):
