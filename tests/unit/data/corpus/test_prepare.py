@@ -1,6 +1,7 @@
 """From files to shards: what comes out, what is reused and when not, and that failures leave nothing behind."""
 
 import csv
+import itertools
 import os
 import re
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from tokenizers import models
 
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.bundled.grammar import sample_sentences
+from exlm_cli.data.corpus import write
 from exlm_cli.data.corpus.prepare import PreparedData, list_rejected, prepare_data
 from exlm_cli.data.corpus.shards import TokenDataset
 from exlm_cli.data.spellings import other_spellings
@@ -66,35 +68,35 @@ def _smiles(workplace: Path, **data: Any) -> PretrainRecipe:
     return _recipe(workplace, **({"kind": "smiles", "train": [f"{workplace}/mols.smi"]} | data))
 
 
+def _document(dataset: TokenDataset, tokenizer: Tokenizer) -> str:
+    """Return packed text, an empty line between documents."""
+    ids = (int(i) for n in range(len(dataset)) for i in dataset[n])
+    return "".join("\n\n" if i == tokenizer.sep_id else tokenizer.decode([i]) for i in ids)
+
+
 def test_packed_text_is_the_corpus_split_in_two(workplace):
-    (workplace / "valid.txt").write_text("A first line.\nA second.\n\nAnother document.\n")
+    valid = "A first line.\nA second.\n\nAnother document."
+    (workplace / "valid.txt").write_text(f"{valid}\n")
     prepared = _prepare(_recipe(workplace, valid=[f"{workplace}/valid.txt"]))
-    tokenizer = prepared.tokenizer
-    whole = (workplace / "text.txt").read_text().rstrip("\n")
-    assert "".join(_texts(prepared.train, tokenizer)) == whole
+    assert _document(prepared.train, prepared.tokenizer) == (workplace / "text.txt").read_text().rstrip("\n")
     assert set(prepared.train.lengths[:-1].tolist()) == {30}
-    stream = [int(i) for n in range(len(prepared.valid)) for i in prepared.valid[n]]
-    first, second = stream[: stream.index(tokenizer.sep_id)], stream[stream.index(tokenizer.sep_id) + 1 :]
-    assert tokenizer.decode(first) == "A first line.\nA second."
-    assert tokenizer.decode(second) == "Another document."
+    assert _document(prepared.valid, prepared.tokenizer) == valid
 
 
 def test_rows_are_trained_on_or_held_out_and_those_on_both_sides_of_held_out_ones_are_not_joined(workplace):
     prepared = _prepare(_recipe(workplace))
-    whole, found = (workplace / "text.txt").read_text(), {}
-    tokenizer = prepared.tokenizer
-    for dataset in (prepared.train, prepared.valid):
-        stream = [int(i) for n in range(len(dataset)) for i in dataset[n]]
-        text = "".join("\n\n" if i == tokenizer.sep_id else tokenizer.decode([i]) for i in stream)
-        blocks = text.split("\n\n")
-        assert all(block in whole for block in blocks)
-        found[dataset] = [line for block in blocks for line in block.split("\n")]
-    assert sorted(found[prepared.train] + found[prepared.valid]) == sorted(whole.splitlines())
-    assert 10 <= len(found[prepared.valid]) <= 60
+    whole = (workplace / "text.txt").read_text()
+    blocks = [_document(dataset, prepared.tokenizer).split("\n\n") for dataset in (prepared.train, prepared.valid)]
+    assert all(block in whole for block in itertools.chain(*blocks))
+    train, valid = ([line for block in side for line in block.split("\n")] for side in blocks)
+    assert sorted(train + valid) == sorted(whole.splitlines())
+    assert 10 <= len(valid) <= 60
 
 
-def test_more_rows_and_characters_than_are_tokenised_at_once_all_arrive_in_order(workplace):
-    rows = [f"row {n}" for n in range(5000)] + ["long " * 30_000 + str(n) for n in range(4)]
+def test_more_rows_and_characters_than_are_tokenised_at_once_all_arrive_in_order(workplace, monkeypatch):
+    monkeypatch.setattr(write, "_BATCH_ROWS", 9)
+    monkeypatch.setattr(write, "_BATCH_CHARACTERS", 500)
+    rows = [f"row {n}" for n in range(50)] + ["long " * 50 + str(n) for n in range(5)]
     path = workplace / "many.txt"
     path.write_text("\n".join(rows))
     recipe = _recipe(workplace, train=[str(path)], valid=[f"{workplace}/text.txt"], sample_break="line")
@@ -161,24 +163,22 @@ def test_every_option_that_matters_gives_other_shards(workplace):
 
 
 DAMAGE: dict[str, Callable[[Path], None]] = {
-    "truncated": lambda directory: os.truncate(directory / "train" / "tokens.bin", 10),
-    "no summary": lambda directory: (directory / "prepared.json").unlink(),
-    "no list": lambda directory: (directory / "rejected.csv").unlink(),
+    "train/tokens.bin": lambda path: os.truncate(path, 10),
+    "prepared.json": Path.unlink,
+    "rejected.csv": Path.unlink,
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_damaged_shards_are_named_and_made_again(workplace, damage):
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damaged_shards_are_named_and_made_again(workplace, name):
     first = _prepare(_recipe(workplace))
     (directory,) = (workplace / "cache" / "shards").iterdir()
-    whole = sorted((p.relative_to(directory), p.read_bytes()) for p in directory.rglob("*") if p.is_file())
-    DAMAGE[damage](directory)
-    progress = Recorder()
+    whole, progress = (directory / name).read_bytes(), Recorder()
+    DAMAGE[name](directory / name)
     again = _prepare(_recipe(workplace), progress)
-    assert (again.was_cached, again.fingerprint) == (False, first.fingerprint)
+    assert (again.was_cached, again.fingerprint, (directory / name).read_bytes()) == (False, first.fingerprint, whole)
     assert progress.said[0].startswith(str(directory))
     assert progress.said[0].endswith("; the data is tokenised again")
-    assert sorted((p.relative_to(directory), p.read_bytes()) for p in directory.rglob("*") if p.is_file()) == whole
 
 
 def test_a_tokenizer_of_the_other_kind_is_refused(workplace):
@@ -211,15 +211,10 @@ def test_text_of_tokens_outside_the_vocabulary_alone_is_refused_as_a_line_and_le
     packed = _prepare(_recipe(workplace, **options), progress)
     assert packed.train.tokens.tolist() == [5, 6] * 30
     assert progress.said == ["[UNK] replaces 60 tokens outside the vocabulary; 2 sequences of nothing else left out"]
-
-
-def test_packed_text_that_the_vocabulary_does_not_cover_is_refused(workplace):
-    (workplace / "rows.txt").write_text("ccc\nddd\n\n" * 30)
-    tokenizer = _latin_tokenizer(workplace / "latin.json")
+    path.write_text("ccc\nddd\n\n" * 30)
     with pytest.raises(DataError, match=r"rows\.txt: none of its tokens is in the vocabulary") as caught:
-        _prepare(_recipe(workplace, tokenizer=tokenizer, train=[str(workplace / "rows.txt")]))
+        _prepare(_recipe(workplace, **options))
     assert "`--set tokenizer.path=FILE`" in caught.value.hint
-    assert not list((workplace / "cache" / "shards").iterdir())
 
 
 def test_skipped_rows_are_listed_now_and_on_every_later_run(workplace):
@@ -278,15 +273,6 @@ def test_each_training_molecule_is_read_in_all_its_spellings_and_each_validation
     assert len(spellings) >= 2
 
 
-def test_given_validation_molecules_are_read_in_two_spellings_where_they_have_two(workplace):
-    smiles = ["CCC#N", "C", "c1ccccc1"]
-    (workplace / "valid.smi").write_text("\n".join(smiles))
-    prepared = _prepare(_smiles(workplace, valid=[f"{workplace}/valid.smi"], num_spellings=5))
-    train, valid, spellings = _spelled(prepared)
-    assert (valid, spellings) == (smiles, [other for one in smiles for other in other_spellings(one, 5)[:1]])
-    assert [text for text in train if text in MOLECULES] == MOLECULES
-
-
 @pytest.mark.parametrize(("fraction", "num_spellings"), [(0.3, 3), (1e-9, 1)])
 def test_a_molecule_is_on_one_side_in_whatever_file_and_spelling_it_comes(workplace, fraction, num_spellings):
     """With the small fraction the hashes choose nothing, and the molecule of the smallest one is held out."""
@@ -323,8 +309,10 @@ def test_spellings_that_do_not_fit_are_left_out_and_counted_and_a_row_that_does_
     progress = Recorder()
     data = {"valid": [f"{workplace}/mols.smi"], "on_invalid": "skip", "sequence_length": 14}
     prepared = _prepare(_smiles(workplace, num_spellings=num, **data), progress)
-    train, _, _ = _spelled(prepared)
+    train, valid, spellings = _spelled(prepared)
     assert train[:3] == [chain, chain[::-1], "CCO"]
+    assert valid == [chain, *MOLECULES]
+    assert spellings == [chain[::-1], *(other for one in MOLECULES for other in other_spellings(one, num)[:1])]
     assert prepared.num_rejected == 2  # `branched` in both inputs
     num_left_out = len(other_spellings(chain, num)) - 1
     said = f"{num_left_out} spellings left out, of more tokens than `data.sequence_length` leaves room for"
