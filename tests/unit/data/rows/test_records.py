@@ -1,8 +1,7 @@
 """Every format and compression gives the same rows with the right numbers; every fault is named with its place."""
 
-import csv
+import codecs
 import gzip
-import io
 import json
 import lzma
 import re
@@ -32,28 +31,14 @@ def write(path: Path, content: str) -> Path:
     return path
 
 
-def _table(delimiter: str, quoting: int) -> bytes:
-    out = io.StringIO()
-    writer = csv.writer(out, delimiter=delimiter, quoting=quoting, quotechar=None if quoting == csv.QUOTE_NONE else '"')
-    writer.writerows([VALUES[0].keys(), *(row.values() for row in VALUES)])
-    return out.getvalue().encode()
-
-
-def _parquet(rows: list[dict[str, str]]) -> bytes:
-    out = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows), out)
-    return out.getvalue()
-
-
 CONTENT: dict[str, Callable[[], bytes]] = {
     "txt": lambda: "\n".join(row["text"] for row in VALUES).encode(),
-    "csv": lambda: _table(",", csv.QUOTE_MINIMAL),
-    "tsv": lambda: _table("\t", csv.QUOTE_MINIMAL),
+    "csv": lambda: pd.DataFrame(VALUES).to_csv(index=False).encode(),
+    "tsv": lambda: pd.DataFrame(VALUES).to_csv(index=False, sep="\t").encode(),
     "jsonl": lambda: "\n".join(map(json.dumps, VALUES)).encode(),
     "json": lambda: json.dumps(VALUES, indent=2).encode(),
-    "parquet": lambda: _parquet(VALUES),
+    "parquet": lambda: pd.DataFrame(VALUES).to_parquet(),
 }
-FIRST_NUMBER = {"csv": 2, "tsv": 2}
 
 
 @pytest.mark.parametrize(
@@ -61,9 +46,11 @@ FIRST_NUMBER = {"csv": 2, "tsv": 2}
     [(extension, end) for extension in CONTENT for end in COMPRESS if end != ".xz" or extension == "txt"],
 )
 def test_every_format_and_compression_gives_the_same_rows(tmp_path, extension, compression):
+    """With the byte-order mark of text, too."""
     path = tmp_path / f"rows.{extension}{compression}"
-    path.write_bytes(COMPRESS[compression](CONTENT[extension]()))
-    first = FIRST_NUMBER.get(extension, 1)
+    mark = codecs.BOM_UTF8 if compression and extension != "parquet" else b""
+    path.write_bytes(COMPRESS[compression](mark + CONTENT[extension]()))
+    first = 2 if extension in ("csv", "tsv") else 1
     expected = [Row(str(path), first + index, row["text"]) for index, row in enumerate(VALUES)]
     if extension == "txt":
         expected = [row._replace(starts_document=row.number == 1) for row in expected]
@@ -183,13 +170,6 @@ def test_json_rows_have_their_own_problems(tmp_path):
     assert problems[-2] == "not a JSON object, but [5]"
 
 
-def test_a_byte_order_mark_is_no_part_of_json(tmp_path):
-    contents = {"a.json": json.dumps(VALUES), "a.jsonl": "\n".join(map(json.dumps, VALUES))}
-    for name, content in contents.items():
-        path = write(tmp_path / name, f"\ufeff{content}")
-        assert [row.text for row in rows_of(path)] == [row["text"] for row in VALUES]
-
-
 def test_a_file_that_is_no_parquet_or_holds_no_utf8_is_named(tmp_path):
     path = tmp_path / "a.parquet"
     path.write_bytes(b"not at all a parquet file")
@@ -213,13 +193,6 @@ def test_a_file_that_cannot_be_read_is_refused_with_the_place(tmp_path, name, co
     path.write_bytes(content)
     with pytest.raises(DataError, match=rf"^{re.escape(str(tmp_path))}.*{re.escape(message)}"):
         list(iter_records(path))
-
-
-def test_numbers_of_rows_as_r_writes_them_have_no_name_in_the_header(tmp_path):
-    numbered = write(tmp_path / "a.csv", '"smiles","y"\n"1","CCO",0.5\n"2","CN",1\n')
-    assert next(iter_records(numbered)).values == {"": "1", "smiles": "CCO", "y": "0.5"}
-    text_with_a_comma = write(tmp_path / "a.csv", "smiles,y\nhello,CCO,0.5\n")
-    assert next(iter_records(text_with_a_comma)).problem is not None
 
 
 @pytest.mark.parametrize(
@@ -298,7 +271,7 @@ def test_a_line_of_blanks_is_no_row_of_a_table(tmp_path):
     ("name", "content", "values"),
     [
         ("a.csv", '"smiles";"y"\n"CCO";"1"\n', {"smiles": "CCO", "y": "1"}),
-        ("a.csv", "smiles;y, in nM\nC;1,5\n", None),  # commas give as many cells
+        ("a.csv", "smiles;y, in nM\nC;1,5\n", {"smiles;y": "C;1", "in nM": "5"}),  # commas give as many cells
         ("a.csv", "smiles;id;y, in nM\nC;a;1,5\n", {"smiles": "C", "id": "a", "y, in nM": "1,5"}),
         ("a.csv", "\nsmiles;y\n\nC;1,5\n", {"smiles": "C", "y": "1,5"}),
         ("a.csv", "\ufeffsmiles\ty\nC\t1,5\n", {"smiles": "C", "y": "1,5"}),
@@ -315,8 +288,5 @@ def test_cells_are_parted_by_what_parts_header_and_first_row(tmp_path, name, con
     """As a German Excel writes them, whatever the extension; the delimiter of the extension comes first."""
     path, packed = tmp_path / name, content.encode()
     path.write_bytes(gzip.compress(packed) if name.endswith(".gz") else packed)
-    records_ = list(iter_records(path))
-    if values is None:
-        values = {"smiles;y": "C;1", "in nM": "5"}
-    assert [record.values for record in records_] == ([values] if values else [])
-    assert not any(record.problem for record in records_)
+    found = [(record.values, record.problem) for record in iter_records(path)]
+    assert found == ([(values, None)] if values else [])
