@@ -260,14 +260,8 @@ class Tokenizer:
         return text
 
     def token_text(self, token_id: int) -> str:
-        """Return one token for display: without the blank in front, unprintable characters escaped; `<7>` for a gap.
-
-        Raises:
-            ValueError: The id is beyond the vocabulary.
-        """
+        """Return one token for display: without the blank in front, unprintable characters escaped; `<7>` for a gap."""
         token = self._backend.id_to_token(token_id)
-        if token is None and token_id >= self.vocab_size:
-            raise ValueError(f"token id {token_id} is not in the vocabulary of {self.vocab_size}")
         if token is None:
             return f"<{token_id}>"
         if token in self.special_tokens:

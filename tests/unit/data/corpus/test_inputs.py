@@ -43,11 +43,7 @@ def test_a_directory_is_its_readable_files_sorted_and_names_what_it_skips(folder
 
 @pytest.mark.parametrize(
     ("pattern", "ending", "pack"),
-    [
-        ("", "txt", bytes),
-        ("/*.gz", "csv.gz", gzip.compress),
-        ("", "txt.xz", lzma.compress),
-    ],
+    [("", "txt", bytes), ("/*.gz", "csv.gz", gzip.compress), ("", "txt.xz", lzma.compress)],
 )
 def test_empty_parts_of_a_table_are_skipped_and_named(tmp_path, pattern, ending, pack):
     """A file of its own that is empty stops the run, and so does a folder of empty files."""
@@ -153,8 +149,7 @@ def test_the_most_rows_are_shared_out_over_the_files(tmp_path):
     assert read(2)[0] == ["one", "one"]
 
 
-@pytest.mark.parametrize("max_rows", [None, 7])
-@pytest.mark.parametrize("num_done", [2, 6, 9])
+@pytest.mark.parametrize(("num_done", "max_rows"), [(2, None), (6, None), (6, 7)])
 def test_reading_goes_on_after_rows_that_are_done_without_the_files_before_them(tmp_path, num_done, max_rows):
     """Three files of three rows; the ends of those that are done are given, and they are gone."""
     for name in "abc":

@@ -185,6 +185,7 @@ def test_a_file_that_is_no_parquet_or_holds_no_utf8_is_named(tmp_path):
     [
         ("a.tsv", b"", "the file is empty"),
         ("a.tsv", b"sentence\tlabel\tlabel \nIt rains.\t1\t0\n", "column `label` twice"),
+        ("a.csv", b"text,y\rIt rains,1\r", "a.csv:1: malformed: a carriage return outside of quotes"),
         ("a.csv", b"text\nstill fine\nbad \xff here\n", "a.csv:3: not UTF-8 text: byte 0xff at offset 20"),
     ],
 )
@@ -281,6 +282,7 @@ def test_a_line_of_blanks_is_no_row_of_a_table(tmp_path):
         ("a.csv", "smiles,y (nM; pH 7; 37 °C)\nC,2\n", {"smiles": "C", "y (nM; pH 7; 37 °C)": "2"}),
         ("a.csv", 'text,"a;b;c"\n"1;2;3",2\n', {"text": "1;2;3", "a;b;c": "2"}),
         ("a.csv", "text\nHello; you\n", {"text": "Hello; you"}),
+        ("a.csv", "smiles,,\nC,1,2\n", {"smiles": "C", "": "1", "column 3": "2"}),
         ("a.csv", "text;y\n", {}),
     ],
 )
