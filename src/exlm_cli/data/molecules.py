@@ -119,15 +119,9 @@ def _join_tautomers(molecules: list[Molecule], progress: Progress) -> list[Molec
     alike = [compound for compounds in by_skeleton.values() if len(compounds) > 1 for compound in compounds]
     if not alike:
         return molecules
-    tautomers = map_in_order(_canonical_tautomer, alike, _unsettled, chunk_rows=SLOW_CHUNK_ROWS)
+    tautomers = map_in_order(_canonical_tautomer, alike, lambda _reason: "", chunk_rows=SLOW_CHUNK_ROWS)
     found = dict(zip(alike, behind_bar(tautomers, "tautomers", len(alike), progress), strict=True))
     return [replace(molecule, compound=found.get(molecule.compound) or molecule.compound) for molecule in molecules]
-
-
-def _unsettled(reason: str) -> str:
-    """Return the tautomer of a molecule on which RDKit hangs or crashes: none."""
-    del reason
-    return ""
 
 
 def _canonical_tautomer(smiles: str) -> str:
@@ -282,7 +276,7 @@ def descriptors(smiles: Sequence[str], progress: Progress) -> NDArray[np.float32
     from rdkit.Chem.Descriptors import descList
 
     values_ND = np.full((len(smiles), len(descList)), np.nan)
-    described = map_in_order(_descriptors_of, smiles, _undescribed, chunk_rows=SLOW_CHUNK_ROWS)
+    described = map_in_order(_descriptors_of, smiles, lambda _reason: (), chunk_rows=SLOW_CHUNK_ROWS)
     for row, values_D in enumerate(behind_bar(described, "descriptors", len(smiles), progress)):
         if values_D:
             values_ND[row] = values_D
@@ -300,12 +294,6 @@ def _descriptors_of(smiles: str) -> tuple[float, ...]:
     with rdBase.BlockLogs():
         found = CalcMolDescriptors(molecule, missingVal=math.nan, silent=True)  # type: ignore[no-untyped-call]
     return tuple(float(value) for value in found.values())
-
-
-def _undescribed(reason: str) -> tuple[float, ...]:
-    """Return the values of a molecule on which RDKit hangs or crashes: none."""
-    del reason
-    return ()
 
 
 def fingerprints(smiles: Sequence[str], *, has_counts: bool = False) -> Fingerprints:

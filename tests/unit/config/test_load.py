@@ -1,5 +1,6 @@
 """Recipes by name, file and run directory, `extends`, and overrides; `tests/test_recipes.py` reads dumped ones back."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from exlm_cli.config.load import (
     resumed_recipe,
 )
 from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.files import ALTERED_HINT
 from exlm_cli.run_dir import create_run_dir, update_run_json
@@ -47,6 +49,9 @@ def test_a_circle_of_extends_is_refused_with_its_chain(tmp_path):
 def test_an_extends_that_leads_nowhere_is_told_with_its_file(tmp_path, extends):
     path = write(tmp_path / "mine.yaml", f"extends: {extends}\n")
     assert error_of(path).message.startswith(f"{path}: `extends`")
+    write(path, f"extends: quickstart-ablations\npretrain: {{extends: {extends}}}\n")
+    with pytest.raises(ConfigError, match=rf"^{re.escape(str(path))}: `(pretrain.)?extends`"):
+        load_recipe(path, kind=SweepRecipe)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Sweep recipes: variants written by hand or generated from (k, p); errors are in `golden/`."""
 
-from pathlib import Path
-
 import pytest
 
 from exlm_cli.config.load import load_recipe
@@ -20,12 +18,6 @@ def _error(name: str, *overrides: str) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
         _load(name, *overrides)
     return caught.value
-
-
-def _write(tmp_path: Path, text: str) -> str:
-    path = tmp_path / "mine.yaml"
-    path.write_text(text)
-    return str(path)
 
 
 def test_a_variant_is_the_common_recipe_with_its_changes():
@@ -75,11 +67,6 @@ def test_the_papers_k_and_p_make_its_14_cells_and_its_grey_ones_and_p_alone_choo
     assert max(p**k for k, p in grey) < 0.00051
     ones, left_out = _load("repeat-mlm").choose_cells(None, (0.0225,))
     assert (ones.cells, left_out) == (((1, 0.0225),), [])
-
-
-def test_a_section_that_extends_nothing_that_is_there_is_refused(tmp_path):
-    path = _write(tmp_path, f"extends: {SWEEP}\npretrain: {{extends: text-smal}}\n")
-    assert _error(path).message == f"{path}: `extends`: unknown recipe `text-smal`"
 
 
 def test_values_that_no_task_accepts_are_refused_also_while_there_are_no_tasks():

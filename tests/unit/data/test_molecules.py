@@ -229,14 +229,6 @@ def test_a_parent_that_is_no_molecule_is_the_reason_of_a_row_where_parents_are_r
     assert whole == Molecule(canonical=whole.canonical, parent=whole.canonical, num_fragments=3)
 
 
-def test_carbon_without_hydrogen_and_with_radicals_is_told():
-    """SMARTS and SELFIES, but no radical beside hydrogens, and none where every bond is there."""
-    bare = ["[#6]-[#6]-[#8]", "[#6]1:[#6]:[#6]:[#7]:[#6]:[#6]:1", "[C][C][O]"]
-    others = ["[CH3][CH2][OH]", "ClC(Cl)(Cl)Cl", "[C-]#[O+]", "C[CH]C", "[N]=O"]
-    read = read_molecules([*bare, *others], SilentProgress())
-    assert [molecule.is_bare for molecule in read] == [True] * len(bare) + [False] * len(others)
-
-
 def test_a_molecule_that_rdkit_cannot_read_back_is_no_molecule(monkeypatch):
     """Its canonical SMILES is what fingerprints, descriptors and the model read; here RDKit writes an open ring."""
     monkeypatch.setattr(molecules_module, "canonical_smiles", lambda molecule: "C1CC")

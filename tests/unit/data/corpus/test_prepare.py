@@ -169,16 +169,16 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("name", DAMAGE)
-def test_damaged_shards_are_named_and_made_again(workplace, name):
+def test_damaged_shards_are_named_and_made_again(workplace):
     first = _prepare(_recipe(workplace))
     (directory,) = (workplace / "cache" / "shards").iterdir()
-    whole, progress = (directory / name).read_bytes(), Recorder()
-    DAMAGE[name](directory / name)
-    again = _prepare(_recipe(workplace), progress)
-    assert (again.was_cached, again.fingerprint, (directory / name).read_bytes()) == (False, first.fingerprint, whole)
-    assert progress.said[0].startswith(str(directory))
-    assert progress.said[0].endswith("; the data is tokenised again")
+    for name, damage in DAMAGE.items():
+        whole, progress = (directory / name).read_bytes(), Recorder()
+        damage(directory / name)
+        again = _prepare(_recipe(workplace), progress)
+        assert (again.was_cached, again.fingerprint) == (False, first.fingerprint)
+        assert (directory / name).read_bytes() == whole
+        assert progress.said[0].startswith(str(directory))
 
 
 def test_a_tokenizer_of_the_other_kind_is_refused(workplace):
