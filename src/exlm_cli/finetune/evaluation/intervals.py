@@ -76,7 +76,6 @@ def resample_scores(
     targets_NC: FloatArray,
     scale_C: FloatArray | None = None,
     *,
-    num_resamples: int | None = None,
     seed: int = 0,
 ) -> FloatArray:
     """Return (M, B) scores of the models on resamples of the rows, drawn with replacement, the same for all models.
@@ -90,7 +89,6 @@ def resample_scores(
         predictions: M arrays of (N, C) probabilities or values.
         targets_NC: NaN where missing; (N, 1) class index for `classes`.
         scale_C: Standard deviations of the training targets of a regression.
-        num_resamples: B; None: `NUM_RESAMPLES`, or fewer for many labels.
         seed: Of the draws; rows of two splits are drawn independently.
     """
     from scipy.stats import ConstantInputWarning, DegenerateDataWarning, NearConstantInputWarning, bootstrap
@@ -109,7 +107,7 @@ def resample_scores(
         index_BN = np.concatenate([*resampled, *one_each], axis=-1).astype(np.int64)
         return np.stack([scorer(index_BN) for scorer in scorers])
 
-    num = num_resamples or max(200, NUM_RESAMPLES * 10 // max(10, targets_NC.shape[1]))
+    num = max(200, NUM_RESAMPLES * 10 // max(10, targets_NC.shape[1]))
     batch = max(1, _CELLS // len(rows))
     with warnings.catch_warnings():  # where some resamples have no score
         for kind in (DegenerateDataWarning, ConstantInputWarning, NearConstantInputWarning):

@@ -1,4 +1,4 @@
-"""Student's interval against SciPy, resampled scores against scikit-learn on the very rows that were drawn."""
+"""Student's interval against SciPy, resampled scores against scikit-learn on the same rows."""
 
 import math
 from types import SimpleNamespace
@@ -64,11 +64,6 @@ def cases() -> dict[str, tuple[Case, tuple[str, ...]]]:
     }
 
 
-def resampled(metric: str, case: Case, num: int | None = None) -> Any:
-    loss, predicted, targets, scale = case
-    return resample_scores(metric, loss, list(predicted), targets, scale, num_resamples=num)
-
-
 @pytest.mark.parametrize("name", cases())
 def test_a_resample_scores_what_its_rows_score(monkeypatch, name):
     """By way of scikit-learn; both models have the same rows."""
@@ -82,7 +77,7 @@ def test_a_resample_scores_what_its_rows_score(monkeypatch, name):
 
     monkeypatch.setattr(stats, "bootstrap", draw)
     for metric in names:
-        values = resampled(metric, (loss, predicted, targets, scale))
+        values = resample_scores(metric, loss, predicted, targets, scale)
         assert values.shape == (2, 4)
         for index, chosen in enumerate(drawn[-1]):
             for model, of_model in enumerate(predicted):
@@ -95,16 +90,9 @@ def test_a_resample_scores_what_its_rows_score(monkeypatch, name):
 def test_a_rare_class_keeps_its_rows_in_every_resample(num_rare):
     """So that every resample has an area; of a class with one row this row is in each of them."""
     targets = (np.arange(100) < num_rare).astype(float)[:, None]
-    values = resampled("roc_auc", ("binary", [np.linspace(0, 1, 100)[:, None]], targets, None), 300)
+    values = resample_scores("roc_auc", "binary", [np.linspace(0, 1, 100)[:, None]], targets)
     assert np.isfinite(values).all()
     assert values.max() < 0.1
-
-
-def test_the_accuracy_of_a_model_that_always_says_one_class_varies_as_a_binomial():
-    """Two of seven rows are right, so a resample has a binomial number of right ones."""
-    case = ("binary", [np.ones((7, 1))], (np.arange(7) < 2).astype(float)[:, None], None)
-    found = percentile_interval(resampled("accuracy", case)[0])
-    assert found == tuple(stats.binom.ppf([0.025, 0.975], 7, 2 / 7) / 7)
 
 
 def test_the_rows_of_two_splits_are_drawn_independently():
@@ -115,19 +103,19 @@ def test_the_rows_of_two_splits_are_drawn_independently():
 
 
 def test_scores_that_are_never_defined_have_no_interval():
-    one_class = ("binary", [np.ones((20, 1))], np.ones((20, 1)), None)
-    assert percentile_interval(resampled("roc_auc", one_class, 5)[0]) is None
+    one_class = ("binary", [np.ones((20, 1))], np.ones((20, 1)))
+    assert percentile_interval(resample_scores("roc_auc", *one_class)[0]) is None
     unknown = np.full((20, 1), math.nan)
-    assert np.isnan(resampled("roc_auc", ("binary", [np.ones((20, 1))], unknown, None), 5)).all()
+    assert np.isnan(resample_scores("roc_auc", "binary", [np.ones((20, 1))], unknown)).all()
     one_row = np.concatenate([np.ones((1, 1)), unknown])
-    assert np.isnan(resampled("accuracy", ("binary", [np.ones((21, 1))], one_row, None), 5)).all()
+    assert np.isnan(resample_scores("accuracy", "binary", [np.ones((21, 1))], one_row)).all()
 
 
 def test_correlations_of_a_model_that_says_the_same_of_every_row():
     """As scikit-learn and SciPy: Matthews' is 0, also where the class that it says is in no row; Spearman's is none."""
     said = np.zeros((30, 4))
     said[:, 3] = 1
-    found = resampled("matthews_corrcoef", ("classes", [said], np.arange(30)[:, None] % 3.0, None), 5)
+    found = resample_scores("matthews_corrcoef", "classes", [said], np.arange(30)[:, None] % 3.0)
     assert set(found[0]) == {0}
-    same = ("regression", [np.ones((30, 1))], np.arange(30.0)[:, None], None)
-    assert np.isnan(resampled("spearmanr", same, 5)).all()
+    same = ("regression", [np.ones((30, 1))], np.arange(30.0)[:, None])
+    assert np.isnan(resample_scores("spearmanr", *same)).all()
