@@ -25,7 +25,7 @@ from exlm_cli.finetune.prediction.predict import predict
 from exlm_cli.ops import alignment
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.registry import load_task
-from tests.unit.finetune.finetuned_runs import LONGER, SMILES, glue_run, read_rows, squad_run, words_run, write_rows
+from tests.unit.finetune.finetuned_runs import LONGER, SMILES, glue_run, read_rows, squad_run, write_rows
 from tests.unit.finetune.synthetic import make_pretrained, read_part
 from tests.unit.tasks.squad.test_task import PARAGRAPHS, QUESTIONS
 
@@ -58,29 +58,18 @@ def test_a_model_is_in_evaluation_mode_also_after_it_has_predicted(molecules):
         assert not any(module.training for module in run.model.modules())
 
 
-def test_the_table_in_memory_is_the_one_that_exlm_predict_writes(text_model, lengths_run, tmp_path, monkeypatch):
-    monkeypatch.setattr("exlm_cli.finetune.evaluation.calibration.MIN_OF_EACH", 1)
+def test_the_table_in_memory_is_the_one_that_exlm_predict_writes(lengths_run, tmp_path):
     rows = ["amber fern", "elder"]
     table = write_rows(tmp_path / "new.csv", ["text"], [[row] for row in rows])
-    (tmp_path / "side").mkdir()
-    of_labels = {"length": (lengths_run, 0.5), "side": (words_run(tmp_path / "side", text_model, "side"), 0.9)}
-    for label, (path, level) in of_labels.items():
-        run = exlm_cli.load(path, device="cpu")
-        found = run.predict(rows, interval_level=level)
-        finetuned, out = load_finetuned(path, device="cpu"), tmp_path / f"{label}.csv"
-        predict(finetuned, table, out, folder=tmp_path, interval_level=level, progress=SilentProgress())
-        written = read_rows(out)
-        assert list(found.columns) == [name for name in written[0] if name not in ("line", "text")]
-        assert {"length_low_50", "1_calibrated"} & set(found.columns)
-        for name in found.columns:
-            cells = [row[name] for row in written]
-            assert found[name].tolist() == (cells if found[name].dtype != float else list(map(float, cells)))
-    with pytest.raises(ConfigError, match=r"`--interval-level 1`: accepted: above 0 and below 1"):
-        run.predict(rows, interval_level=1.0)
-    with pytest.raises(
-        ConfigError, match=r"`--interval-level 0\.5` is for predicted values; .*/side/run predicts none"
-    ):
-        run.predict(rows, interval_level=0.5)
+    found = exlm_cli.load(lengths_run, device="cpu").predict(rows, interval_level=0.5)
+    finetuned, out = load_finetuned(lengths_run, device="cpu"), tmp_path / "out.csv"
+    predict(finetuned, table, out, folder=tmp_path, interval_level=0.5, progress=SilentProgress())
+    written = read_rows(out)
+    assert list(found.columns) == [name for name in written[0] if name not in ("line", "text")]
+    assert "length_low_50" in found.columns
+    for name in found.columns:
+        cells = [row[name] for row in written]
+        assert found[name].tolist() == (cells if found[name].dtype != float else list(map(float, cells)))
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +82,7 @@ MISTAKES: list[tuple[str, Callable[[Any], object], type[Exception], str]] = [
     ("molecules", lambda run: run.predict(["CCO", 3]), DataError, "row 2 is 3, not a string"),
     ("molecules", lambda run: run.predict(["CCO", "C\ud800"]), DataError, "row 2 contains a lone surrogate"),
     ("molecules", lambda run: run.predict(["CCO"], predictor="all"), ConfigError, "`--with all`: accepted: model,"),
+    ("molecules", lambda run: run.predict(["CCO"], interval_level=0.5), ConfigError, "`--interval-level 0.5` is for"),
     ("molecules", lambda run: run.embed(["CCO"], seeds=[1, 1]), ConfigError, "`seeds=[1, 1]`: the run has 1, 2"),
     ("smiles_model", lambda run: run.embed(["CCO"], seeds=[1]), ConfigError, "is a pre-trained run, of one seed"),
     ("molecules", lambda run: run.fill("C[MASK]"), CheckpointError, "is a fine-tuned run, which fills no masks"),

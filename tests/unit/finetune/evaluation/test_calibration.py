@@ -136,22 +136,14 @@ def test_coverage_of_thirds_is_at_least_the_level_on_average_also_over_several_s
 
 def test_few_rows_or_no_distances_give_one_width():
     mean, targets, near_N = noisy(MIN_THIRDS_ROWS, 0)
-    fewer = MIN_THIRDS_ROWS - 1
-    for fitted in (
-        fit("regression", mean[:fewer], targets[:fewer], near_N[:fewer]),
-        fit("regression", mean, targets),
-        fit("regression", mean, targets, np.ones(MIN_THIRDS_ROWS)),
-    ):
-        (output,) = fitted.outputs
-        assert isinstance(output, ConformalResiduals)
-        assert len(output.residuals) == 1
-        assert len(np.unique(fitted.half_widths(0.9, 1 - near_N))) == 1
     fitted = fit("regression", mean, targets, near_N)
-    assert [len(of_group) for of_group in fitted.outputs[0].residuals] == [17, 17, 16]  # type: ignore[union-attr]
+    assert [len(of_group) for of_group in fitted.outputs[0].residuals] == [17, 17, 16]
     assert len(np.unique(fitted.half_widths(0.9, 1 - near_N))) == 3
-    assert fit("regression", mean[:fewer], targets[:fewer], near_N[:fewer]).of_one_width == [0]
-    assert fitted.of_one_width == []
     assert Calibration.model_validate_json(fitted.model_dump_json()) == fitted
+    few = fit("regression", mean[1:], targets[1:], near_N[1:])
+    assert (few.of_one_width, fitted.of_one_width) == ([0], [])
+    for alike in (few, fit("regression", mean, targets), fit("regression", mean, targets, np.ones(MIN_THIRDS_ROWS))):
+        assert len(alike.outputs[0].residuals) == 1
 
 
 def test_a_row_has_the_width_of_its_third_and_one_at_a_cut_that_of_the_nearer():
