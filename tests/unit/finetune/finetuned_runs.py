@@ -27,9 +27,18 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def finetune(folder: Path, checkpoint: Path, seeds: tuple[int, ...] = (1, 2), **task: Any) -> Path:
-    recipe = finetune_recipe(seeds=list(seeds), task=task, train={"max_epochs": 1, "microbatch_tokens": 2048})
-    return run_finetuning(recipe, checkpoint=checkpoint, out=folder / "run").run_dir
+def finetune(
+    folder: Path,
+    checkpoint: Path,
+    seeds: tuple[int, ...] = (1, 2),
+    *,
+    baseline: bool = False,
+    num_replicates: int = 1,
+    **task: Any,
+) -> Path:
+    train = {"max_epochs": 1, "microbatch_tokens": 2048}
+    recipe = finetune_recipe(seeds=list(seeds), task=task, train=train, num_replicates=num_replicates)
+    return run_finetuning(recipe, checkpoint=checkpoint, out=folder / "run", baseline=baseline).run_dir
 
 
 def molecule_run(folder: Path, pretrained: Path) -> Path:

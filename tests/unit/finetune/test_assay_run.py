@@ -8,15 +8,14 @@ import pytest
 
 from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.finetune.prediction.predict import predict
-from exlm_cli.finetune.run import run_finetuning
 from exlm_cli.finetune.scores import BOTH, MODEL, read_scores
 from exlm_cli.progress import SilentProgress
-from tests.unit.finetune.finetuned_runs import read_rows, write_rows
-from tests.unit.finetune.synthetic import WORDS, finetune_recipe, make_pretrained
+from tests.unit.finetune.finetuned_runs import finetune, read_rows, write_rows
+from tests.unit.finetune.synthetic import WORDS
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory: pytest.TempPathFactory, text_model: Path) -> Path:
     folder = tmp_path_factory.mktemp("assay")
     texts = [f"{a} {b} {c}" for a in WORDS for b in WORDS for c in WORDS][:240]
     values = np.random.default_rng(0).integers(-10, 50, len(texts)) / 10
@@ -24,11 +23,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [[text, cell, str(1 + i % 2)] for i, (text, cell) in enumerate(zip(texts, cells, strict=True))]
     table = write_rows(folder / "assay.csv", ["text", "ic50", "w"], rows)
     task = {"name": "csv", "files": {"train": str(table)}, "text_column": "text", "label_columns": ["ic50"]}
-    task |= {"log10": True, "weight_column": "w"}
-    recipe = finetune_recipe(seeds=[1, 2], task=task, train={"max_epochs": 1, "microbatch_tokens": 2048})
-    return run_finetuning(
-        recipe, checkpoint=make_pretrained(folder / "start"), out=folder / "run", baseline=True
-    ).run_dir
+    return finetune(folder, text_model, baseline=True, log10=True, weight_column="w", **task)
 
 
 def error_of(predicted: float, cell: str) -> float:

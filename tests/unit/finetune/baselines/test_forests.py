@@ -71,13 +71,6 @@ def read(path: Any, **changes: int) -> Forests:
     return read_forests(path, "try again", **{"num_labels": 3, "num_values": 2, "num_features": 7} | changes)
 
 
-def test_a_file_gives_the_same_forests(forests, tmp_path):
-    write_forests(tmp_path / "f.npz", forests)
-    for name, array in vars(read(tmp_path / "f.npz")).items():
-        np.testing.assert_array_equal(array, getattr(forests, name))
-        assert array.dtype == getattr(forests, name).dtype
-
-
 def changed(forests: Forests, name: str, place: Any, value: Any) -> Forests:
     array = getattr(forests, name).copy()
     array[place] = value

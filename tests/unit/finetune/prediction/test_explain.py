@@ -13,11 +13,10 @@ from exlm_cli.data.molecules import atom_spans, descriptors, fingerprints, read_
 from exlm_cli.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from exlm_cli.finetune.cells.model import Finetuned, load_finetuned
 from exlm_cli.finetune.prediction.explain import explain_molecules
-from exlm_cli.finetune.run import run_finetuning
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import EncodedRows, FloatArray
 from tests.unit.finetune.finetuned_runs import SMILES, finetune, write_rows
-from tests.unit.finetune.synthetic import finetune_recipe, grow_little
+from tests.unit.finetune.synthetic import grow_little
 
 
 @pytest.fixture(scope="module")
@@ -123,8 +122,7 @@ def test_what_predicts_is_explained_by_its_own_predictions_without_the_atoms(smi
     rows = [[smiles, str(len(smiles) + 3 * ("O" in smiles))] for smiles in SMILES * 4]
     table = write_rows(tmp_path / "table.csv", ["smiles", "value"], rows)
     task = {"name": "csv", "files": {"train": str(table)}, "label_columns": ["value"], "split": "random"}
-    recipe = finetune_recipe(seeds=[1], task=task, num_replicates=2, train={"max_epochs": 1, "microbatch_tokens": 2048})
-    run = load(run_finetuning(recipe, checkpoint=smiles_model, out=tmp_path / "run", baseline=True).run_dir)
+    run = load(finetune(tmp_path, smiles_model, (1,), baseline=True, num_replicates=2, **task))
 
     def of_baseline(smiles: list[str]) -> FloatArray:
         return run.predict(smiles, predictor="baseline").value_predicted.to_numpy()
