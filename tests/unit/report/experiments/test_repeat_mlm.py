@@ -179,16 +179,3 @@ def test_every_cell_is_drawn_in_its_place_of_the_table_and_at_its_share(figures)
     assert all(after - before > 0.05 for before, after in itertools.pairwise(plot.get_xticks())), "names would overlap"
     ((_, low), (_, high)) = plot.containers[0].lines[2][0].get_segments()[0]
     assert high - low == pytest.approx(2 * statistics.stdev([81.3, 83.3]))
-
-
-def test_corrupted_shares_are_drawn_as_points_from_the_law_beside_what_one_mask_a_sequence_adds(figures):
-    results = grid_results()
-    counted = corruption(0.0225, measured=0.0325) | {"expected_with_floor": 0.0275}
-    results[0] = with_corruption(results[0], counted)
-    write_grid_figures(grid_of(results), {}, Path())
-    table, plot = figures["corruption"].axes
-    assert _words_by_place(table)["1", "2.25 %"] == "3.25 %\n±0.15"  # 100 sqrt(0.0225 * 0.9775 / 10,000)
-    points = [container.lines[0].get_data()[1][0] for container in plot.containers]
-    assert points == pytest.approx([1.0] + [0.0] * 13, abs=1e-9)
-    levels = [line.get_ydata()[0] for line in plot.lines if len(line.get_xdata()) == 2 and line.get_linestyle() == "-"]
-    assert levels == pytest.approx([0.5] + [0.0] * 13, abs=1e-9)
