@@ -5,21 +5,13 @@ import math
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.experiments.results import CellRuns, SweepRun
-from tests.unit.report.results import (
-    DIVERGED,
-    diverge,
-    scores,
-    sweep_results,
-    with_metrics,
-    with_scores,
-    write_cell,
-)
+from tests.unit.report.results import DIVERGED, altered, scores, sweep_results, write_cell
 
 
 def test_the_scores_of_a_cell_and_of_its_tasks_are_read_back(tmp_path):
     """A task has the score that its recipe reports; here the median."""
-    cell = with_metrics(sweep_results("table-2", seeds=(3,))[0], loss=None)
-    cell = with_scores(cell, glue_rte=scores((0.1, 0.2, 0.9), aggregate="median"))
+    tasks = {"glue/rte": scores((0.1, 0.2, 0.9), aggregate="median")}
+    cell = altered(sweep_results("table-2", seeds=(3,))[0], metrics={"loss": None}, tasks=tasks)
     read = CellRuns(cell.plan, write_cell(tmp_path / "cell", cell))
     assert read.scores.equals(cell.scores)
     assert set(read.scores.pretrain_seed) == {3}
@@ -34,9 +26,9 @@ def test_a_cell_is_done_if_it_diverged_or_has_every_task_of_the_recipe(tmp_path)
     recipe = load_recipe("table-13", ["tasks=[glue/mnli, glue/rte]"], kind=SweepRecipe)
     made = sweep_results("table-13", tasks=("MNLI",))
     made[1:] = [
-        with_scores(made[1], glue_rte=scores((0.5,))),
-        with_scores(made[2], glue_rte=DIVERGED),
-        diverge(made[3]),
+        altered(made[1], tasks={"glue/rte": scores((0.5,))}),
+        altered(made[2], tasks={"glue/rte": DIVERGED}),
+        altered(made[3], steps=None),
     ]
     cells = [CellRuns(plan, tmp_path / plan.name) for plan in recipe.plan()]
     for cell, of in zip(cells, made, strict=True):

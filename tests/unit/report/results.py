@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.config.sweep import SweepCell, SweepRecipe
@@ -60,7 +59,7 @@ ROWS: dict[str, tuple[PaperTable, dict[str, str]]] = {
 Metrics = dict[str, float | None]
 DIVERGED = "diverged"
 """In place of a run: fine-tuning that came to no end."""
-Tasks = dict[str, FinetunedRun | str]
+Tasks = dict[str, FinetunedRun | str | None]
 
 
 def grid_results(seeds: tuple[int, ...] = (1,)) -> list[CellRuns]:
@@ -78,7 +77,7 @@ def _grid_cells(seeds: tuple[int, ...]) -> list[CellRuns]:
         bits = entropy + 0.01 * (plan.seed - 1)
         of_cell: Metrics = {"entropy_bits": bits, "loss": bits / 2, "perplexity": 2.0, "mask_accuracy": 0.5}
         tasks: Tasks = {"glue/mnli": scores((accuracy / 100 - 0.01, accuracy / 100 + 0.01))}
-        cells.append(with_corruption(measured(plan, {p: of_cell}, tasks, steps=50_000), corruption(p**k)))
+        cells.append(measured(plan, {p: of_cell}, tasks, counts=corruption(p**k), steps=50_000))
     return sorted(cells, key=lambda cell: (PAIRS.index(pair_of(cell.plan)), cell.plan.seed))
 
 
@@ -90,56 +89,55 @@ def pair_of(plan: SweepCell) -> tuple[int, float]:
 
 
 def measured(
-    plan: SweepCell, metrics: dict[float, Metrics], tasks: Tasks | None = None, *, steps: int | None = 600
+    plan: SweepCell,
+    metrics: dict[float, Metrics],
+    tasks: Tasks,
+    *,
+    counts: dict[str, float] | None = None,
+    steps: int | None = 600,
 ) -> CellRuns:
-    """Return a cell with metrics by mask ratio, and runs by task or `DIVERGED`; it has diverged if `steps` is None."""
+    """Return a cell with metrics by mask ratio, runs by task or `DIVERGED`, and counts of corrupted tokens.
+
+    If `steps` is None it has diverged, after tokens were counted.
+    """
+    by_masking: dict[str, Any] = {masking_of(ratio): {"valid": m} for ratio, m in metrics.items() if steps is not None}
+    if counts is not None:
+        named = {f"corrupted_{name}": value for name, value in counts.items()}
+        by_masking.setdefault(masking_of(plan.mask_ratios[0]), {})["train"] = named
     rows = [
         row
-        for ratio, of_ratio in metrics.items()
-        for row in score_rows_of(Origin(MODEL, masking_of(ratio), 0, plan.seed), {"valid": of_ratio}, {})
+        for masking, of_splits in by_masking.items()
+        for row in score_rows_of(Origin(MODEL, masking, 0, plan.seed), of_splits, {})
     ]
+    run = RunInfo(**_environment(), command="pretrain", steps=steps, train_time_s=61.0, parameters=1_400_000)
+    tuned = {} if steps is None else {task: run for task, run in tasks.items() if isinstance(run, FinetunedRun)}
     cell = CellRuns(plan, Path("runs/sweep/cells") / plan.name)
-    run = RunInfo(
-        **describe_environment().model_dump(), command="pretrain", steps=steps, train_time_s=61.0, parameters=1_400_000
+    vars(cell).update(
+        made_of={"plan": plan, "metrics": metrics, "tasks": tasks, "counts": counts, "steps": steps},
+        pretrain_scores=score_table(rows),
+        run=run,
+        diverged="step 3" if steps is None else None,
+        tuned=tuned,
+        diverged_tasks={task: "step 3" for task, run in tasks.items() if run == DIVERGED},
     )
-    vars(cell).update(pretrain_scores=score_table(rows), run=run, diverged="step 3" if steps is None else None)
-    return _with_tasks(cell, tasks or {})
-
-
-def _with_tasks(cell: CellRuns, tasks: Tasks) -> CellRuns:
-    vars(cell)["tuned"] = {task: run for task, run in tasks.items() if isinstance(run, FinetunedRun)}
-    vars(cell)["diverged_tasks"] = {task: "step 3" for task, run in tasks.items() if run == DIVERGED}
     return cell
 
 
-def copied(cell: CellRuns, **known: Any) -> CellRuns:
-    """Return a cell of which other things are known."""
-    new = CellRuns(cell.plan, cell.folder)
-    vars(new).update({name: value for name, value in vars(cell).items() if name not in ("plan", "folder", "values")})
-    vars(new).update(known)
-    return new
+@functools.cache
+def _environment() -> dict[str, Any]:
+    return describe_environment().model_dump()
 
 
-def with_corruption(cell: CellRuns, counts: dict[str, float]) -> CellRuns:
-    """Return a cell with other counts of corrupted tokens."""
-    own, named = cell.pretrain_scores, {f"corrupted_{name}": value for name, value in counts.items()}
-    origin = Origin(MODEL, masking_of(cell.plan.mask_ratios[0]), 0, cell.plan.seed)
-    added = score_table(score_rows_of(origin, {"train": {**named}}, {}))
-    return copied(cell, pretrain_scores=pd.concat([own[own.split == "valid"], added], ignore_index=True))
+def altered(cell: CellRuns, *, metrics: Metrics | None = None, tasks: Tasks | None = None, **changes: Any) -> CellRuns:
+    """Return a cell with other metrics at its own mask ratio, tasks, counts or steps; a task that is None is left out.
 
-
-def without_tasks(cell: CellRuns, *tasks: str) -> CellRuns:
-    """Return a cell before it was fine-tuned on some tasks."""
-    return copied(cell, tuned={task: run for task, run in cell.tuned.items() if task not in tasks})
-
-
-def with_metrics(cell: CellRuns, **metrics: float | None) -> CellRuns:
-    """Return a cell with other values of validation metrics at its own mask ratio."""
-    table = cell.pretrain_scores.copy()
-    is_here = table.grid_point == masking_of(cell.plan.mask_ratios[0])
-    for name, value in metrics.items():
-        table.loc[is_here & (table.metric == name), "value"] = value
-    return copied(cell, pretrain_scores=table)
+    `steps=None` lets its training diverge.
+    """
+    made = vars(cell)["made_of"] | changes
+    own = cell.plan.mask_ratios[0]
+    made["metrics"] = made["metrics"] | {own: made["metrics"][own] | (metrics or {})}
+    made["tasks"] = {task: run for task, run in (made["tasks"] | (tasks or {})).items() if run is not None}
+    return measured(**made)
 
 
 def write_cell(folder: Path, cell: CellRuns) -> Path:
@@ -192,20 +190,6 @@ def _sweep_cells(name: str, seeds: tuple[int, ...], tasks: tuple[str, ...]) -> l
         metrics[own] |= {"effective_states": 1.5, "path_entropy_bits": 0.25} if has_dag else {}
         cells.append(measured(plan, metrics, _printed_scores(plan.label, tasks, added)))
     return cells
-
-
-def diverge(cell: CellRuns) -> CellRuns:
-    """Return the same cell whose training came to no end; tokens were counted before."""
-    new = measured(cell.plan, {}, steps=None)
-    own = cell.pretrain_scores
-    return copied(new, pretrain_scores=own[own.split == "train"])
-
-
-def with_scores(cell: CellRuns, **by_task: FinetunedRun | str) -> CellRuns:
-    """Return the cell with other scores on tasks, like `glue_rte`."""
-    added = {task.replace("_", "/"): run for task, run in by_task.items()}
-    old: Tasks = {**cell.tuned, **dict.fromkeys(cell.diverged_tasks, DIVERGED)}
-    return _with_tasks(copied(cell), {**old, **added})
 
 
 def scores(values: tuple[float | None, ...], *, metric: str = "accuracy", **changes: Any) -> FinetunedRun:

@@ -5,6 +5,7 @@ import math
 import statistics
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib.axes import Axes
@@ -27,15 +28,11 @@ from tests.unit.report.results import (
     FIGURE_3,
     FIGURE_5,
     PAIRS,
-    copied,
+    altered,
     corruption,
-    diverge,
     grid_results,
     pair_of,
     scores,
-    with_corruption,
-    with_metrics,
-    with_scores,
     words_of,
 )
 from tests.unit.report.test_learned import run_with
@@ -44,10 +41,6 @@ from tests.unit.report.test_learned import run_with
 def _tables(results: list[CellRuns]) -> dict[str, dict[str, tuple[str, ...]]]:
     """Return the cells of each table by its name and the name of the row."""
     return {t.name: {row[0]: row[1:] for row in t.rows} for t in grid_tables(grid_of(results))}
-
-
-def _without_entropy(cell: CellRuns) -> CellRuns:
-    return with_metrics(cell, entropy_bits=None)
 
 
 def test_the_csv_has_one_row_a_cell_under_the_names_that_scripts_rely_on(tmp_path):
@@ -66,7 +59,7 @@ def test_the_csv_has_one_row_a_cell_under_the_names_that_scripts_rely_on(tmp_pat
         assert (row["seeds"], row["diverged_seeds"], row["steps"]) == ("1 2 5", "", "50000")
     one, other = grid_results(seeds=(1, 2))[:2]
     counts = corruption(0.3, num_tokens=100, measured=0.1), corruption(0.3, num_tokens=300, measured=0.5)
-    (cell,) = grid_of([with_corruption(r, count) for r, count in zip((one, other), counts, strict=True)]).values()
+    (cell,) = grid_of([altered(r, counts=count) for r, count in zip((one, other), counts, strict=True)]).values()
     assert pooled_corruption(cell)["measured"] == pytest.approx(0.4)
 
 
@@ -90,7 +83,7 @@ def test_the_tables_are_those_of_the_paper_with_their_empty_corner():
 def test_cells_of_other_lengths_than_the_rest_have_their_steps_and_claims_without_them():
     results = grid_results()
     assert "steps" not in _tables(results)
-    results[0] = copied(results[0], run=results[0].run.model_copy(update={"steps": 160_000}))
+    results[0] = altered(results[0], steps=160_000)
     tables = _tables(results)
     assert tables["steps"]["1"] == ("160,000", *["50,000"] * 4)
     spearman = spearmanr([p**k for k, p in PAIRS[1:]], FIGURE_5[1:]).statistic
@@ -100,9 +93,10 @@ def test_cells_of_other_lengths_than_the_rest_have_their_steps_and_claims_withou
 def test_what_diverged_or_is_not_defined_says_so_and_is_left_out_of_every_claim():
     """A score that one of two seeds has is counted without the other."""
     results = grid_results(seeds=(1, 2))
-    results = [diverge(r) if pair_of(r.plan) == (8, 0.622) else r for r in results]
-    results[-2:] = [with_scores(_without_entropy(result), glue_mnli=scores((None, None))) for result in results[-2:]]
-    results[0] = with_scores(results[0], glue_mnli=DIVERGED)
+    results = [altered(r, steps=None) if pair_of(r.plan) == (8, 0.622) else r for r in results]
+    unknown: Any = {"metrics": {"entropy_bits": None}, "tasks": {"glue/mnli": scores((None, None))}}
+    results[-2:] = [altered(result, **unknown) for result in results[-2:]]
+    results[0] = altered(results[0], tasks={"glue/mnli": DIVERGED})
     cells = grid_of(results)
     assert (cells[8, 0.622].seeds, cells[8, 0.622].diverged_seeds) == ((), (1, 2))
     tables = {table.name: table for table in grid_tables(cells)}
@@ -117,7 +111,10 @@ def test_what_diverged_or_is_not_defined_says_so_and_is_left_out_of_every_claim(
     assert ("k = 8, p = 0.622" in diverged, "k = 1, p = 0.0225" in diverged, "0.789" in diverged) == (True, True, False)
     without = [r for r in grid_results(seeds=(1, 2))[:-2] if pair_of(r.plan) != (8, 0.622)]
     assert agreements(cells)["entropy_bits"] == agreements(grid_of(without))["entropy_bits"]
-    assert _tables([_without_entropy(result) for result in results])["agreement"]["Entropy, bits"] == ("-",) * 6
+    assert (
+        _tables([altered(r, metrics={"entropy_bits": None}) for r in results])["agreement"]["Entropy, bits"]
+        == ("-",) * 6
+    )
 
 
 def test_cells_at_the_level_of_token_frequencies_are_named(tmp_path, monkeypatch):
@@ -159,7 +156,9 @@ def _words_by_place(axes: Axes) -> dict[tuple[str, str], str]:
 def test_every_cell_is_drawn_in_its_place_of_the_table_and_at_its_share(figures):
     """Points have the dodge of their k in addition to p^k, under a hundredth for each step from the middle."""
     results = grid_results(seeds=(1, 2))
-    results[1] = with_scores(results[1], glue_mnli=scores((0.833,)))  # of k = 1, p = 2.25 %: two points above seed 1
+    results[1] = altered(
+        results[1], tasks={"glue/mnli": scores((0.833,))}
+    )  # of k = 1, p = 2.25 %: two points above seed 1
     write_grid_figures(grid_of(results), {}, Path())
     table, plot = figures["glue-mnli-accuracy"].axes
     found = {place: text.split("\n")[0] for place, text in _words_by_place(table).items() if text}

@@ -23,11 +23,9 @@ from tests.unit.report.results import (
     FIGURE_5,
     PAIRS,
     RATIOS,
-    diverge,
+    altered,
     scores,
     sweep_results,
-    with_scores,
-    without_tasks,
 )
 
 
@@ -94,10 +92,10 @@ def test_curves_are_those_of_the_first_seed_that_has_them(tmp_path):
 def test_a_heading_claims_no_more_seeds_than_each_variant_has():
     """Of three seeds, one diverged on RTE, one has no score on QQP, and one lacks QNLI, which was added later."""
     results = [r for r in sweep_results("table-2", seeds=(1, 2, 3)) if r.plan.label == "exlm"]
-    results[0] = with_scores(results[0], glue_rte=DIVERGED)
-    results[1] = with_scores(results[1], glue_qqp=scores((None, None)))
-    (late,) = group_seeds([without_tasks(results[2], *results[2].tuned)])
-    results[2] = without_tasks(results[2], "glue/qnli")
+    results[0] = altered(results[0], tasks={"glue/rte": DIVERGED})
+    results[1] = altered(results[1], tasks={"glue/qqp": scores((None, None))})
+    (late,) = group_seeds([altered(results[2], tasks=dict.fromkeys(results[2].tuned))])
+    results[2] = altered(results[2], tasks={"glue/qnli": None})
     (group,) = group_seeds(results)
     headings = {f"glue/{task} accuracy": task.upper() for task in ("rte", "qqp", "qnli", "mnli")}
     note = "exlm: RTE over 2 of 3 seeds, QQP over 2 of 3 seeds, QNLI over 2 of 3 seeds"
@@ -105,7 +103,7 @@ def test_a_heading_claims_no_more_seeds_than_each_variant_has():
     # the variant without the task has no mean of it, and one that diverged has none at all
     assert seed_note([group, late], "glue/rte accuracy") == " (mean ± standard deviation of 2 seeds)"
     assert seed_note([group, late]) == " (mean ± standard deviation of 1 to 3 seeds)"
-    (diverged,) = group_seeds([diverge(result) for result in results])
+    (diverged,) = group_seeds([altered(result, steps=None) for result in results])
     assert seed_note([group, diverged]) == " (mean ± standard deviation of 3 seeds)"
     assert seed_note([late]) == ""
 

@@ -19,11 +19,9 @@ from tests.unit.finetune.finetuned_runs import read_rows
 from tests.unit.report.results import (
     DIVERGED,
     ROWS,
-    diverge,
+    altered,
     scores,
     sweep_results,
-    with_metrics,
-    with_scores,
     words_of,
 )
 
@@ -58,7 +56,7 @@ def test_the_csv_has_one_row_a_variant_under_the_names_that_scripts_rely_on(tmp_
 
 
 def test_a_diverged_seed_is_left_out_of_means_and_named():
-    results = [diverge(r) if r.plan.seed == 2 else r for r in sweep_results("table-13", seeds=(1, 2))]
+    results = [altered(r, steps=None) if r.plan.seed == 2 else r for r in sweep_results("table-13", seeds=(1, 2))]
     variant = group_seeds(results)[0]
     assert (variant.seeds, variant.diverged_seeds, variant.spread("loss").mean) == ((1,), (2,), 2.0)
     assert (variant.show("effective_states"), variant.steps) == ("-", 600)  # the other seed is there
@@ -79,7 +77,7 @@ def test_a_sweep_with_the_papers_accuracies_gives_the_papers_table(name):
 
 
 def test_without_mismatched_rows_the_tables_have_no_mnli():
-    results = [with_scores(result, glue_mnli=scores((0.9,))) for result in sweep_results("table-2")]
+    results = [altered(result, tasks={"glue/mnli": scores((0.9,))}) for result in sweep_results("table-2")]
     (table,) = paper_tables_of(group_seeds(results))
     assert _cells(table, "ours")["ExLM"] == ("-", "91.4", "91.3", "57.6", "-")
 
@@ -105,9 +103,8 @@ def test_every_variant_has_its_scores_its_budget_and_its_changes_or_says_why_the
     assert (mlm["weighted bits"], mlm["k"], mlm["p"], mlm["time"]) == ("-", "1", "15 %", "0:01:01")
     assert (_row(table, "exlm-no-2d-rope")["changes"], exlm["changes"]) == ("model.rope=1d", "-")
     results = sweep_results("quickstart-ablations")
-    first = results[0] = with_metrics(
-        with_scores(results[0], glue_rte=scores((None, None)), glue_qqp=DIVERGED), entropy_bits=None
-    )
+    tasks = {"glue/rte": scores((None, None)), "glue/qqp": DIVERGED}
+    first = results[0] = altered(results[0], metrics={"entropy_bits": None}, tasks=tasks)
     tables = sweep_tables(group_seeds(results), name="mine")
     cells = _row(tables[0], first.plan.label)
     assert (cells["bits"], cells["glue/rte accuracy"], cells["glue/qqp accuracy"]) == (
@@ -115,7 +112,7 @@ def test_every_variant_has_its_scores_its_budget_and_its_changes_or_says_why_the
     )  # fmt: skip
     assert tables[0].notes[-1] == f"diverged: {first.plan.label} (fine-tuning on glue/qqp)"
     assert "not defined" in next(t for t in tables if t.name == "figure-12-states").rows[0]
-    results = [diverge(r) if r.plan.label == "exlm" else r for r in sweep_results("table-2")]
+    results = [altered(r, steps=None) if r.plan.label == "exlm" else r for r in sweep_results("table-2")]
     variants, table_2 = sweep_tables(group_seeds(results), name="mine")
     assert _row(variants, "exlm")["loss"] == "diverged"
     assert _cells(table_2, "ours")["ExLM"] == ("-",) * 5
