@@ -183,8 +183,6 @@ class TrainingLoop:
                 number = stop.number if self.ranks.size == 1 else self._agreed_stop
                 if number:
                     raise self._stopped(f"the checkpoint is {self._save()}", number)
-        if not self._validation:
-            self._validation = self.ranks.all_gather_object(self.task.validate())[0]
         self.ranks.on_all_ranks(lambda: None)  # rank 0 may still be writing
         final = self.run / "checkpoints" / f"step-{state.step}"
         best = None if state.best_step is None else self.run / "checkpoints" / f"best-{state.best_step}"
