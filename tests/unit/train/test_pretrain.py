@@ -180,19 +180,6 @@ def test_a_refused_resumption_leaves_every_file_as_it_was(copy, damage, override
     assert _files(copy) == before
 
 
-def test_other_data_are_refused_and_none_of_their_counts_reach_the_run(cache, tmp_path):
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(f'{{"text": "row {n} of many"}}\n' for n in range(200)) + "{}\n")
-    data = {"train": [str(rows)], "column": "text", "on_invalid": "skip"}
-    run = run_pretraining(_recipe(cache, data=data), out=tmp_path / "run").run_dir
-    before = _files(run)
-    assert "rejected.csv" in before
-    rows.write_text(rows.read_text() + "[]\n" + '{"text": "another row of words"}\n' * 20)
-    with pytest.raises(CheckpointError, match=r"step-6: the data fingerprint is not the one this run began with$"):
-        resume_pretraining(run)
-    assert _files(run) == before
-
-
 def test_a_damaged_or_missing_step_is_refused_by_name(copy):
     (copy / "checkpoints/step-6/state.json").unlink()
     with pytest.raises(CheckpointError, match=r"step-6 is refused: state.json is missing$"):
@@ -211,10 +198,11 @@ def test_a_damaged_or_missing_step_is_refused_by_name(copy):
 
 @pytest.fixture
 def beginning(tmp_path: Path) -> Path:
-    """Return a run with a checkpoint of step 3 of 6, on 200 rows of a file, whose cache is lost."""
-    (tmp_path / "rows.txt").write_text("".join(f"row {n} of many\n\n" for n in range(200)))
-    recipe = _recipe(tmp_path / "cache", data={"train": [str(tmp_path / "rows.txt")]})
-    run = run_pretraining(recipe, out=tmp_path / "whole").run_dir
+    """Return a run with a checkpoint of step 3 of 6, on 200 rows of a file and a skipped one, whose cache is lost."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"text": "row {n} of many"}}\n' for n in range(200)) + "{}\n")
+    data = {"train": [str(rows)], "column": "text", "on_invalid": "skip"}
+    run = run_pretraining(_recipe(tmp_path / "cache", data=data), out=tmp_path / "whole").run_dir
     copy = Path(shutil.copytree(run, tmp_path / "run"))
     shutil.rmtree(copy / "checkpoints/step-6")
     shutil.rmtree(tmp_path / "cache")
@@ -224,10 +212,10 @@ def beginning(tmp_path: Path) -> Path:
 def test_a_run_whose_cache_is_lost_and_whose_data_were_moved_goes_on_with_its_own_tokenizer(beginning, tmp_path):
     """The same bits at the end, and no tokenizer is trained."""
     update_run_json(beginning, {"num_ranks": 2})  # of an earlier process
-    (tmp_path / "rows.txt").rename(tmp_path / "moved.txt")
+    (tmp_path / "rows.jsonl").rename(tmp_path / "moved.jsonl")
     progress = Recorder()
     resume_pretraining(
-        beginning, [f"data.train=[{tmp_path}/moved.txt]", f"data.cache_dir={tmp_path}/other"], progress=progress
+        beginning, [f"data.train=[{tmp_path}/moved.jsonl]", f"data.cache_dir={tmp_path}/other"], progress=progress
     )
     assert [bar.label for bar in progress.bars if "tokeni" in bar.label] == ["tokenising"]
     assert not (tmp_path / "other/tokenizers").exists()
@@ -235,19 +223,22 @@ def test_a_run_whose_cache_is_lost_and_whose_data_were_moved_goes_on_with_its_ow
         assert (beginning / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     now, whole = (read_run_json(run) for run in (beginning, tmp_path / "whole"))
     assert (now.data_fingerprint, now.num_ranks) == (whole.data_fingerprint, None)
-    assert load_recipe(beginning / "recipe.yaml").data.train == (str(tmp_path / "moved.txt"),)
+    assert load_recipe(beginning / "recipe.yaml").data.train == (str(tmp_path / "moved.jsonl"),)
 
 
 def test_other_rows_or_another_tokenizer_are_refused_where_the_cache_is_lost(beginning, tmp_path):
-    own, other, rows = beginning / "tokenizer.json", tmp_path / "other.json", tmp_path / "rows.txt"
-    whole = rows.read_text()
-    rows.write_text(f"{whole}one more row\n")
+    """None of the counts of other rows reach the run."""
+    own, other, rows = beginning / "tokenizer.json", tmp_path / "other.json", tmp_path / "rows.jsonl"
+    whole, before = rows.read_text(), _files(beginning)
+    assert "rejected.csv" in before
+    rows.write_text(whole + "[]\n" + '{"text": "another row of words"}\n')
     with pytest.raises(CheckpointError, match=r"step-3: the data fingerprint is not the one this run began with$"):
         resume_pretraining(beginning)
     rows.write_text(whole)
     train_bpe(["other words"] * 9, 270, 1, SilentProgress()).save(other)
     with pytest.raises(CheckpointError, match=r"step-3: the (data fingerprint|tokenizer) is not the one this run"):
         resume_pretraining(beginning, [f"tokenizer.path={other}"])
+    assert _files(beginning) == before
     shutil.rmtree(tmp_path / "cache")
     shutil.copy(other, own)  # refused before rows are read
     with pytest.raises(CheckpointError, match=rf"^{own}: the tokenizer in it is not the one that .*step-3 was"):
