@@ -18,6 +18,7 @@ from exlm_cli.train.pretrain import resume_pretraining, run_pretraining
 from exlm_cli.train.pretrained import load_pretrained
 from exlm_cli.train.task import Callback
 from tests.foreign import AMINO_ACIDS, WORDS, save_masked_lm
+from tests.recorder import Recorder
 from tests.tiny import CHAIN, tiny_recipe, train_losses
 from tests.unit.finetune.synthetic import finetune_recipe
 from tests.unit.tasks.glue_files import write_glue
@@ -109,27 +110,18 @@ def test_an_exlm_goes_on_with_its_own_weights(tmp_path):
     """
     recipe = recipe_for(tmp_path, model={"width": 24})
     ended = run_pretraining(recipe, out=tmp_path / "first")
-    told = []
-
-    class Told(SilentProgress):
-        def message(self, text):
-            told.append(text)
-
+    told = Recorder()
     zero = recipe_for(tmp_path, model={"width": 16}, optim={"warmup_steps": 0, "lr": 1e-12}, train={"max_steps": 1})
-    begun = run_pretraining(zero, out=tmp_path / "on", checkpoint=tmp_path / "first", progress=Told())
+    begun = run_pretraining(zero, out=tmp_path / "on", checkpoint=tmp_path / "first", progress=told)
     assert ended.before is None
     assert begun.before == {"kind": "valid", "step": 0, **ended.metrics}
-    assert any("`model.width` 24 instead of 16" in line for line in told)
-    assert not any("new in this run" in line for line in told)
+    assert any("`model.width` 24 instead of 16" in line for line in told.said)
+    assert not any("new in this run" in line for line in told.said)
     first, on = (load_pretrained(tmp_path / name, device="cpu").model.state_dict() for name in ("first", "on"))
     assert all(torch.allclose(first[name], on[name], rtol=0, atol=1e-9) for name in first)
-    run_pretraining(
-        zero.changed({"masking.num_states_per_mask": 3}),
-        out=tmp_path / "k3",
-        checkpoint=tmp_path / "on",
-        progress=Told(),
-    )
-    assert "new in this run: the chain head" in told
+    with_3 = zero.changed({"masking.num_states_per_mask": 3})
+    run_pretraining(with_3, out=tmp_path / "k3", checkpoint=tmp_path / "on", progress=told)
+    assert "new in this run: the chain head" in told.said
     as_mlm = zero.changed({"objective": "mlm", "masking.num_states_per_mask": 1})
     run_pretraining(as_mlm, out=tmp_path / "mlm", checkpoint=tmp_path / "on" / "checkpoints" / "step-1")
     assert load_pretrained(tmp_path / "mlm", device="cpu").model.chain_head is None
@@ -151,20 +143,20 @@ def test_what_a_checkpoint_cannot_begin_is_refused(tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-def test_the_original_and_its_exlm_are_fine_tuned_on_glue(tmp_path):
-    """Both read pairs with BERT's segments; the run is read again without the folder, and its vectors are finite."""
+def test_an_exlm_of_a_bert_is_fine_tuned_on_pairs(tmp_path):
+    """With BERT's segments; the run is read again without the folders before it, and its vectors are finite."""
     start = take(tmp_path)
     run_pretraining(recipe_for(tmp_path), out=tmp_path / "exlm", checkpoint=start)
     write_glue(tmp_path / "data", "rte", copies=4)
     recipe = finetune_recipe(
         seeds=[1],
         task={"name": "glue/rte", "data_dir": str(tmp_path / "data"), "sequence_length": 48},
-        train={"max_epochs": 2, "batch_sequences": 8, "microbatch_tokens": 4096},
+        train={"max_epochs": 1, "batch_sequences": 8, "microbatch_tokens": 4096},
     )
-    for name, checkpoint in (("original", start), ("exlm", tmp_path / "exlm")):
-        result = run_finetuning(recipe, checkpoint=checkpoint, out=tmp_path / f"tuned-{name}")
-        assert result.results.init.objective == ("mlm" if name == "original" else "exlm")
-    shutil.rmtree(tmp_path / "exlm")
-    run = load(tmp_path / "tuned-exlm", device="cpu")
+    result = run_finetuning(recipe, checkpoint=tmp_path / "exlm", out=tmp_path / "tuned")
+    assert result.results.init.objective == "exlm"
+    for folder in (start, tmp_path / "bert", tmp_path / "exlm"):
+        shutil.rmtree(folder)
+    run = load(tmp_path / "tuned", device="cpu")
     assert np.isfinite(run.predict([("the dog sees", "a cat")]).filter(like="_probability").to_numpy()).all()
     assert run.embed(["the dog sees"]).mean.shape == (1, 32)

@@ -1,7 +1,5 @@
 """The chain head: shares that sum to 1, one mask as an MLM fills it, the dense DAG of the same model, its beginning."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -109,20 +107,6 @@ def test_a_search_that_meets_its_limit_says_so(recipe, monkeypatch):
     assert not is_proven
 
 
-def test_steps_of_the_heads_alone_leave_the_encoder_without_a_gradient(recipe):
-    torch.manual_seed(0)
-    model = ExlmModel(recipe, SPECIAL.vocab_size).train()
-    model.chain_head.begin_step(1.0, model.decoder_weight)
-    batch = tiny_batch(recipe)
-    model.is_encoder_learning = False
-    OBJECTIVE.sequence_nll(model, batch).mean().backward()
-    embedding = model.encoder.token_embedding.weight  # the decoder's too
-    others = [parameter.grad for parameter in model.encoder.parameters() if parameter is not embedding]
-    assert others
-    assert not any(grad.any() for grad in others)
-    assert all(parameter.grad.any() for parameter in model.lm_head.parameters())
-
-
 def test_in_training_one_mask_of_six_reads_nothing(model):
     row, targets = [1, *[3] * 12, 2], tuple(range(20, 32))
     batch = _batch([row], targets)
@@ -179,14 +163,3 @@ def test_until_it_begins_the_loss_is_an_mlms(recipe):
     joint = score_sequences(model.eval(), OBJECTIVE, batch).joint_nll
     torch.testing.assert_close(OBJECTIVE.sequence_nll(model, batch) * batch.target_lengths, joint)
     assert (joint / batch.target_lengths - alone).abs().max() > 1e-4
-
-
-def test_classes_are_found_once_also_by_a_run_that_is_resumed(recipe):
-    model = ExlmModel(recipe, SPECIAL.vocab_size)
-    model.chain_head.begin_step(0.9, model.decoder_weight)
-    with torch.no_grad():
-        model.chain_head.classes.weight.add_(1.0)
-    resumed = ExlmModel(recipe, SPECIAL.vocab_size)
-    resumed.load_state_dict(copy.deepcopy(model.state_dict()))
-    resumed.chain_head.begin_step(0.95, resumed.decoder_weight)
-    assert torch.equal(resumed.chain_head.classes.weight, model.chain_head.classes.weight)

@@ -1,12 +1,12 @@
 """The network: parameter counts by closed form, padding that changes nothing, heads that read nodes alone."""
 
-from dataclasses import fields
+import itertools
 
 import pytest
 import torch
 
 from exlm_cli.cost.counts import count_parameters
-from exlm_cli.data.batch import Batch, expand
+from exlm_cli.data.batch import expand
 from exlm_cli.model.exlm import ExlmModel
 from tests.tiny import CHAIN, SPECIAL, masked_by_hand, tiny_batch, tiny_recipe
 
@@ -36,41 +36,33 @@ def test_parameters_number_what_the_closed_form_says(sections):
     assert sum(p.numel() for p in model.parameters()) == count_parameters(recipe)
 
 
-@pytest.mark.parametrize("is_even_once_expanded", [False, True])
+@pytest.mark.parametrize(
+    "masked",
+    [
+        [([1, 10, 3, 11, 3, 2], (20, 21)), ([1, 3, 8, 2], (22,)), ([1, 7, 3, 8, 3, 9, 12, 3, 2], (23, 24, 25))],
+        [([1, 10, 3, 11, 3, 2], (20, 21)), ([1, 8, 8, 8, 8, 8, 3, 2], (22,))],  # ten positions each, once expanded
+    ],
+)
 @pytest.mark.parametrize("sections", VARIANTS)
-def test_padding_changes_nothing(sections, is_even_once_expanded):
-    recipe = tiny_recipe(**sections)
-    model = _model(**sections)
-    together = tiny_batch(recipe, (9, 4, 12))
-    if is_even_once_expanded:  # ten positions each
-        masked = masked_by_hand([[1, 10, 3, 11, 3, 2], [1, 8, 8, 8, 8, 8, 3, 2]], (20, 21, 22))
+def test_padding_changes_nothing(sections, masked):
+    recipe, model = tiny_recipe(**sections), _model(**sections)
+
+    def batch_of(*sequences):
+        rows, targets = zip(*sequences, strict=True)
+        by_hand = masked_by_hand(rows, itertools.chain(*targets))
         k = recipe.masking.num_states_per_mask
-        together = expand(masked, k, expands_input=recipe.expands_input, pad_id=SPECIAL.pad_id)
+        return expand(by_hand, k, expands_input=recipe.expands_input, pad_id=SPECIAL.pad_id)
+
+    together = batch_of(*masked)
     nodes = model.node_states(together)
     emit = model.log_emissions(nodes, together)
-    for b in range(len(together.lengths)):
-        alone = _row(together, b)
+    for b, sequence in enumerate(masked):
+        alone = batch_of(sequence)
         nodes_alone = model.node_states(alone)
-        num_targets, num_nodes = int(alone.target_lengths), int(alone.state_lengths)
+        emit_alone = model.log_emissions(nodes_alone, alone)[0]
+        num_targets, num_nodes = emit_alone.shape
         torch.testing.assert_close(nodes.states[b, :num_nodes], nodes_alone.states[0], atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(
-            emit[b, :num_targets, :num_nodes], model.log_emissions(nodes_alone, alone)[0], atol=1e-5, rtol=1e-5
-        )
-
-
-def _row(batch, b: int):
-    """The b-th sequence of a batch as a batch of its own, without padding."""
-    length, nodes, targets = int(batch.lengths[b]), int(batch.state_lengths[b]), int(batch.target_lengths[b])
-    sizes = {"token_ids": length, "positions": length, "node_index": nodes, "node_mask": nodes, "target_ids": targets,
-             "target_source": targets}  # fmt: skip
-    flat = {"inner_index": (batch.node_mask[b, :nodes] >= 0).nonzero()[:, 0], "target_index": torch.arange(targets)}
-    row = {
-        f.name: None if (values := getattr(batch, f.name)) is None else values[b : b + 1]
-        for f in fields(batch)
-        if f.name not in (*flat, "is_padded", "is_even", "num_tokens", "flops")
-    }
-    cut = {name: row[name] if row[name] is None else row[name][:, :size] for name, size in sizes.items()}
-    return Batch(**{**row, **cut}, **flat, is_padded=False, is_even=targets > 0, num_tokens=0)
+        torch.testing.assert_close(emit[b, :num_targets, :num_nodes], emit_alone, atol=1e-5, rtol=1e-5)
 
 
 RATES = {"dropout": 0.5, "attention_dropout": 0.125, "activation_dropout": 0.25}
