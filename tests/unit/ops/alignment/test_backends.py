@@ -1,7 +1,7 @@
 """What every alignment backend must return, float32 and float64.
 
 Expected values come from enumerating all paths (`oracles`) and from a closed form (CTC is in `test_ctc`); where paths
-are too many to list, `test_native_numbers` has a float64 loop. What must not be read is NaN in every DAG. The bounds
+are too many to list, `test_native_numbers` compares both. What must not be read is NaN in every DAG. The bounds
 for float32 are those of the project: 5e-6 of the loss, 5e-5 of gradients.
 """
 
