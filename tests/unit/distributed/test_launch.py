@@ -2,6 +2,7 @@
 
 import pytest
 
+from exlm_cli.cli.app import main
 from exlm_cli.distributed.launch import ONE_PROCESS, Launch, is_quiet, prints_error, read_launch
 from exlm_cli.errors import ConfigError
 from exlm_cli.train.pretrained import pick_device
@@ -67,9 +68,12 @@ def test_one_rank_prints_an_error(monkeypatch, rank, local_rank, reporter, print
     assert is_quiet() == (rank != "0")
 
 
-def test_other_commands_refuse_several_ranks(monkeypatch, capsys):
+def test_other_commands_refuse_several_ranks_and_one_says_so(monkeypatch, capsys):
     _set(monkeypatch, RANK="0", LOCAL_RANK="0")
     assert "`exlm eval` works in one process, but WORLD_SIZE is 8" in refusal_of(capsys, "eval", "run")
+    _set(monkeypatch, RANK="1", LOCAL_RANK="1")
+    assert main(["eval", "run"]) == 2
+    assert capsys.readouterr().err == ""
 
 
 def test_each_rank_of_a_node_has_a_gpu(monkeypatch):
