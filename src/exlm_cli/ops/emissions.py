@@ -307,9 +307,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     ctx.save_for_backward(*tensors, log_probs_NT, *others)
 
 
-def _backward(ctx: Any, grad_NT: Tensor | None, _grad_log_sums: None, _grad_kept: None) -> tuple[Tensor | None, ...]:
-    if grad_NT is None:
-        return (None,) * 7
+def _backward(ctx: Any, grad_NT: Tensor, _grad_log_sums: None, _grad_kept: None) -> tuple[Tensor | None, ...]:
     return (*_backward_op(*ctx.saved_tensors, grad_NT, ctx.chunk_rows, ctx.product_dtype), None, None, None, None)
 
 

@@ -38,13 +38,10 @@ def test_shares_are_all_items_once():
     assert {len(share) for share in shares} == {2, 3}
 
 
-def test_one_process_answers_at_once():
+def test_one_process_answers_at_once_and_raises_what_its_work_raises():
     assert ALONE.all_gather_object({"a": 1}) == [{"a": 1}]
     assert ALONE.all_reduce_sum(torch.tensor([0.5])).tolist() == [0.5]
     assert ALONE.all_reduce_max(15) == 15
     assert ALONE.on_rank_0(lambda: "x") == ALONE.rank_0_first(lambda: "x") == "x"
-
-
-def test_one_process_raises_what_its_work_raises():
     with pytest.raises(DataError, match="no such file"):
         ALONE.on_all_ranks(Mock(side_effect=DataError("no such file", "give another")))

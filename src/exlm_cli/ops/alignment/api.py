@@ -265,7 +265,7 @@ def _check_shape(name: str, tensor: Tensor, axes: str, expected: tuple[int, ...]
 def _check_lengths(name: str, lengths: Tensor, axis: str, size: int) -> None:
     if lengths.numel() == 0:  # an empty list becomes float32
         return
-    if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
+    if lengths.is_floating_point():
         raise ValueError(f"`{name}` is {_name(lengths.dtype)}, expected an integer dtype")
     # reading the values would stall a device and cut a compiled graph in two
     if lengths.device.type != "cpu" or torch.compiler.is_compiling():

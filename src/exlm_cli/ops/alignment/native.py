@@ -194,11 +194,8 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     ctx.save_for_backward(*tensors, output[1])
 
 
-def _backward(ctx: Any, grad_nll: Tensor | None, _grad_saved: None) -> tuple[Tensor | None, ...]:
-    if not ctx.keeps_alpha:
-        raise RuntimeError("exlm::states_alignment_forward has no gradient where `keeps_alpha` is False")
-    if grad_nll is None:  # the loss is not part of what is differentiated
-        return (None,) * 5
+def _backward(ctx: Any, grad_nll: Tensor, _grad_saved: None) -> tuple[Tensor | None, ...]:
+    assert ctx.keeps_alpha, "no gradient without alpha"
     wants_emit, wants_trans, *_ = ctx.needs_input_grad
     grad_emit, grad_trans = _backward_op(*ctx.saved_tensors, grad_nll, wants_emit, wants_trans)
     return (grad_emit if wants_emit else None), (grad_trans if wants_trans else None), None, None, None
