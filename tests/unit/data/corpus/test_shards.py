@@ -27,9 +27,7 @@ def _write(directory: Path, vocab_size: int = 1 << 16) -> TokenDataset:
 def test_sequences_come_back_as_they_were_written(tmp_path, vocab_size, dtype):
     dataset = _write(tmp_path / "train", vocab_size)
     assert dataset.tokens.dtype == dtype
-    assert len(dataset) == 4
-    assert dataset.num_tokens == 58
-    assert dataset.fingerprint == "abc"
+    assert (len(dataset), dataset.num_tokens, dataset.fingerprint) == (4, 58, "abc")
     np.testing.assert_array_equal(dataset.lengths, [3, 1, 4, 50])
     assert dataset.lengths.dtype == np.int64
     for index, expected in enumerate(SEQUENCES):
@@ -60,13 +58,13 @@ def _alter(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "damage"),
     [("tokens.bin", _alter), ("offsets.bin", _alter), ("tokens.bin", lambda path: os.truncate(path, 100)),
-     ("offsets.bin", Path.unlink)],
+     ("offsets.bin", Path.unlink), ("meta.json", lambda path: path.write_text('{"format": 1}'))],
 )  # fmt: skip
 def test_a_damaged_file_is_found(tmp_path, name, damage):
     _write(tmp_path / "train")
     path = tmp_path / "train" / name
     damage(path)
-    with pytest.raises(DataError, match=rf"^{re.escape(str(path))}: .*truncated or altered") as caught:
+    with pytest.raises(DataError, match=rf"^{re.escape(str(path))}: ") as caught:
         TokenDataset(tmp_path / "train", 1 << 16)
     assert "`exlm tokenize`" in caught.value.hint
 
@@ -100,12 +98,3 @@ def test_shards_of_a_larger_vocabulary_are_refused(tmp_path):
     _write(tmp_path)
     with pytest.raises(DataError, match=r"it has the token id 65535, of a vocabulary of 65535$"):
         TokenDataset(tmp_path, 65535)
-
-
-@pytest.mark.parametrize("content", [None, '{"format": 1}'])
-def test_a_missing_or_foreign_meta_file_is_refused(tmp_path, content):
-    if content is not None:
-        (tmp_path / "meta.json").write_text(content)
-    with pytest.raises(DataError, match=r"meta\.json") as caught:
-        TokenDataset(tmp_path, 1 << 16)
-    assert "`exlm tokenize`" in caught.value.hint

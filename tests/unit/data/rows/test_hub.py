@@ -28,44 +28,36 @@ def test_names_have_an_owner_a_configuration_and_a_split():
             HubSource.parse(wrong)
 
 
-def _load(monkeypatch: pytest.MonkeyPatch, records: list[dict[str, Any]], asked: list[Any] | None = None) -> None:
-    def load_dataset(*args: Any, **options: Any) -> datasets.IterableDataset:
-        if asked is not None:
-            asked.append((args, options))
-        return datasets.Dataset.from_list(records).to_iterable_dataset()
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+def _load(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]]) -> Mock:
+    load = Mock(return_value=datasets.Dataset.from_list(rows).to_iterable_dataset())
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    return load
 
 
 def test_records_have_all_their_columns_or_the_one_that_is_read(monkeypatch):
     rows = [{"question1": "a", "label": 1}, {"question1": "b", "label": 0}]
-    asked: list[Any] = []
-    _load(monkeypatch, rows, asked)
+    load = _load(monkeypatch, rows)
     name = "hub:me/pairs/qqp@validation"
     assert list(iter_hub_records(HubSource("me/pairs", "qqp", "validation", "abc123"))) == [
         Record(name, number, values, has_lines=False) for number, values in enumerate(rows, start=1)
     ]
-    assert asked == [(("me/pairs", "qqp"), {"split": "validation", "revision": "abc123", "streaming": True})]
+    load.assert_called_once_with("me/pairs", "qqp", split="validation", revision="abc123", streaming=True)
     _load(monkeypatch, [{"title": "a", "text": " one "}, {"title": "b", "text": None}])
     one = [as_row(record) for record in iter_hub_records(SOURCE, only=ColumnChoice("text"))]
     assert one == [Row(str(SOURCE), 1, "one"), Row(str(SOURCE), 2, "", problem="is null", is_null=True)]
 
 
 def test_columns_that_the_format_does_not_declare_are_read_off_the_first_row(monkeypatch):
-    def generate() -> Any:
-        yield {"id": 1, "smiles": "CCO"}
-
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: datasets.IterableDataset.from_generator(generate))
-    assert [record.values for record in iter_hub_records(SOURCE, only=ColumnChoice("smiles"))] == [{"smiles": "CCO"}]
-    empty = datasets.IterableDataset.from_generator(lambda: iter(()))
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: empty)
-    assert list(iter_hub_records(SOURCE, only=ColumnChoice("smiles"))) == []
+    for rows in ([{"id": 1, "smiles": "CCO"}], []):
+        undeclared = datasets.IterableDataset.from_generator(lambda rows=rows: iter(rows))
+        monkeypatch.setattr(datasets, "load_dataset", Mock(return_value=undeclared))
+        found = [record.values["smiles"] for record in iter_hub_records(SOURCE, only=ColumnChoice("smiles"))]
+        assert found == [row["smiles"] for row in rows]
 
 
 def test_a_folder_with_the_name_of_the_data_set_is_not_read_in_its_place(monkeypatch, tmp_path):
     (tmp_path / "me" / "pairs").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    _load(monkeypatch, [{"text": "a"}])
     with pytest.raises(DataError, match=r"me/pairs is also a file or folder in the current directory$"):
         list(iter_hub_records(HubSource("me/pairs", None, "train")))
 
