@@ -86,21 +86,17 @@ def test_a_molecule_has_one_canonical_text_however_it_is_written():
     assert [row.text for row in _read(texts, is_canonical=False)] == texts
 
 
-@pytest.mark.parametrize(
-    ("written", "canonical"),
-    [
-        ("[H:5][O:1][H:6]", "O"),
-        ("[C@H:1]([F:2])([Cl:3])[Br:4]", "F[C@@H](Cl)Br"),
-        ("c1:c:c:c:c:c:1", "c1ccccc1"),
-        ("[2H]C", "[2H]C"),
-        ("[H]C([H])([H])[H]", "C"),
-        ("[Fe]<-[OH2:4]", "[OH2]->[Fe]"),
-    ],
-)
-def test_map_numbers_and_hydrogens_are_left_out_and_isotopes_kept(written, canonical):
-    assert [row.text for row in _read([written])] == [canonical]
-    (molecule,) = read_molecules([written], SilentProgress())
-    assert molecule.canonical == canonical
+def test_map_numbers_and_hydrogens_are_left_out_and_isotopes_kept():
+    for written, canonical in {
+        "[H:5][O:1][H:6]": "O",
+        "[C@H:1]([F:2])([Cl:3])[Br:4]": "F[C@@H](Cl)Br",
+        "c1:c:c:c:c:c:1": "c1ccccc1",
+        "[2H]C": "[2H]C",
+        "[H]C([H])([H])[H]": "C",
+        "[Fe]<-[OH2:4]": "[OH2]->[Fe]",
+    }.items():
+        assert [row.text for row in _read([written])] == [canonical]
+        assert [molecule.canonical for molecule in read_molecules([written], SilentProgress())] == [canonical]
 
 
 _PIECES = st.sampled_from([

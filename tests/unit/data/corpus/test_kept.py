@@ -9,16 +9,15 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.bundled.grammar import sample_sentences
-from exlm_cli.data.corpus import inputs, write
+from exlm_cli.data.corpus import write
 from exlm_cli.data.corpus.prepare import prepare_data
 from exlm_cli.data.corpus.shards import ShardWriter
-from exlm_cli.data.rows.records import Record
 from exlm_cli.errors import DataError, HubError
 from exlm_cli.progress import Progress, SilentProgress
 from tests.killed import act_at_call, die_at_call, interrupted_at_call, run_until_killed
@@ -142,36 +141,16 @@ def test_what_cannot_be_gone_on_with_is_swept_away(workplace):
         assert _entry(workplace, name) == _entry(workplace, "whole")
 
 
-def test_a_disk_that_fills_up_and_a_hub_that_breaks_off_leave_what_is_whole(workplace, monkeypatch):
-    rows = [Record("hub", n, {"text": text}, has_lines=False) for n, text in enumerate(SENTENCES, start=1)]
-    monkeypatch.setattr("exlm_cli.data.corpus.fingerprint.find_revision", lambda *_: "abc123")
-    data = {"train": ["hub:me/corpus"], "valid": ["a.txt"]}
-    reads: list[Any] = [rows] * 3
-
-    def hub(*_: Any, **__: Any) -> Any:
-        for one in reads.pop(0):
-            if one is None:
-                raise HubError("it does not answer", "try again")
-            yield one
-
-    monkeypatch.setattr(inputs, "iter_hub_records", hub)
-    _prepare(_recipe(workplace, "whole", **data))
-    recipe = _recipe(workplace, "cache", **data)
-    reads[:] = [rows, [*rows[:150], None]]
-    with pytest.raises(HubError, match="does not answer"):
-        _prepare(recipe)
-
-    def fill_up(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        reads[:] = [rows]
-        act_at_call(ShardWriter, "add", 40, fill_up, set_to=patched.setattr)
-        with pytest.raises(DataError, match=r"cannot be read or written: No space left on device$") as caught:
-            _prepare(recipe)
+def test_a_hub_that_breaks_off_and_a_disk_that_fills_up_leave_what_is_whole(workplace):
+    _prepare(_recipe(workplace, "whole", **CORPORA["packed"]))
+    recipe, progress = _recipe(workplace, "cache", **CORPORA["packed"]), Recorder()
+    broken, full = HubError("it does not answer", "try again"), OSError(28, "No space left on device")
+    for error, said in ((broken, "does not answer"), (full, "cannot be read or written: No space left on device")):
+        with pytest.MonkeyPatch.context() as patched:
+            act_at_call(ShardWriter, "add", 70, Mock(side_effect=error), set_to=patched.setattr)
+            with pytest.raises(DataError, match=said) as caught:
+                _prepare(recipe, progress)
     assert caught.value.hint.startswith("free some space, or choose another folder")
-    reads[:] = [rows]
-    progress = Recorder()
     _prepare(recipe, progress)
-    assert any(text.startswith("going on after 180 rows") for text in progress.said)
+    assert len([text for text in progress.said if text.startswith("going on after")]) == 2
     assert _entry(workplace, "cache") == _entry(workplace, "whole")
