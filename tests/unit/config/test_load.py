@@ -6,11 +6,7 @@ from typing import Any
 
 import pytest
 
-from exlm_cli.config.load import (
-    dump_recipe,
-    load_recipe,
-    resumed_recipe,
-)
+from exlm_cli.config.load import dump_recipe, load_recipe, resumed_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.errors import CheckpointError, ConfigError

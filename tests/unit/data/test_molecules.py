@@ -35,7 +35,7 @@ ALUMINIUM = "CC(=O)O[AlH3](O)O"  # line 2299 of Tox21: RDKit allows aluminium a 
 
 
 _MOLECULES = (
-    "CC(=O)Oc1ccccc1C(=O)O", "[Na+].[Cl-]", "F/C=C\\F", "[999CH3]C", "[U+15]", "C-1CC-1", "C" * 1000,
+    "CC(=O)Oc1ccccc1C(=O)O", "[Na+].[Cl-]", "F/C=C\\F", "C-1CC-1", "C" * 1000,
     "Cl[Co@OH12](C)(F)(O)(N)Br", "c1ccccn1->[Cu](Cl)Cl", "[Cl][Cu]([Cl])<-[n]1ccccc1",
 )  # fmt: skip
 
