@@ -62,17 +62,6 @@ def test_what_is_no_molecule_is_refused_with_the_reason_and_rdkit_is_silent(capf
     assert capfd.readouterr() == ("", "")
 
 
-def test_rows_are_read_with_their_problems_and_scaffolds():
-    rows = ["C[C@H](O)c1ccccc1", "OC(C)c1ccccc1", "C1CC", ALUMINIUM]
-    read = read_molecules(rows, SilentProgress(), has_chiral_scaffolds=True)
-    assert [molecule.scaffold for molecule in read] == ["c1ccccc1", "c1ccccc1", None, ""]
-    broken = "RDKit cannot parse it: it breaks the SMILES grammar"
-    assert [molecule.problem for molecule in read] == ["", "", broken, ""]
-    assert [molecule.has_odd_metal for molecule in read] == [False, False, False, True]
-    assert read[0].canonical != read[1].canonical  # stereochemistry tells them apart
-    assert [molecule.scaffold for molecule in read_molecules(rows, SilentProgress())] == [None] * 4
-
-
 def _read(texts, *, is_canonical=True, num_spellings=1):
     rows = (Row("a.smi", n, text) for n, text in enumerate(texts, 1))
     return list(read_smiles(rows, is_canonical=is_canonical, num_spellings=num_spellings))

@@ -26,13 +26,6 @@ def _file(path: Path, text: str) -> FileSource:
     return FileSource(path, len(text))
 
 
-def test_the_fingerprint_of_a_file_is_its_format_and_content_not_its_name(tmp_path):
-    first = _content(_file(tmp_path / "a.txt", "hello"), tmp_path)
-    assert first == "file .txt " + hashlib.sha256(b"hello").hexdigest()
-    assert _content(_file(tmp_path / "b.txt", "hello"), tmp_path) == first
-    assert _content(_file(tmp_path / "a.csv", "hello"), tmp_path) != first
-
-
 def test_a_change_that_keeps_size_and_date_is_seen(tmp_path, monkeypatch):
     reads = Mock(wraps=hashlib.file_digest)
     monkeypatch.setattr(hashlib, "file_digest", reads)
