@@ -73,11 +73,12 @@ def test_probabilities_of_the_heat_map_are_in_the_row_of_the_left_node_and_the_c
 
 
 def test_large_drawings_are_cut_and_say_so():
-    graph, heat_map = (_texts(_svg(render, many_masks(43, 1))) for render in (render_graph, render_heat_map))
-    assert many_masks(43, 1).note_on_cut() in {*graph} & {*heat_map}
+    inspection = many_masks(43, 1)
+    drawn = render_graph(inspection, ["svg", "png"])
+    graph, heat_map = _texts(ET.fromstring(drawn["svg"])), _texts(_svg(render_heat_map, inspection))
+    assert inspection.note_on_cut() in {*graph} & {*heat_map}
     assert not {"EOS", "Most probable joint fillings"} & {*graph, *heat_map}
-    png = render_graph(many_masks(43, 1), ["png"])["png"]
-    assert 4000 < Image.open(io.BytesIO(png)).size[0] <= 5000
+    assert 4000 < Image.open(io.BytesIO(drawn["png"])).size[0] <= 5000
 
 
 def test_smiles_that_rdkit_refuses_are_marked():
