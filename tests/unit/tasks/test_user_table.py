@@ -222,21 +222,18 @@ def test_rows_without_label_or_text_are_left_out_and_told(tmp_path):
     assert [(row.row, row.text) for row in task.skipped] == [("22", ""), ("23", "No label"), ("24", "")]
 
 
-@pytest.mark.parametrize(
-    ("rows", "hint"),
-    [
+def test_a_table_without_smiles_is_told_which_columns_hold_texts(tmp_path):
+    for rows, hint in (
         (["It was a good film.,1,C", "So very dull it was,0,CC"], "`a` holds texts: `--text-column a` reads them"),
         (
-            ["The cat is old,A young cat it was,1", "Dogs do bark,All dogs bark,0"],
-            "`a`, `b` hold texts: `--text-column a,b` reads them as pairs",
+            ["A cat is old,A cat was young,1", "Dogs do bark,All dogs bark,0"],
+            "`a`, `b` hold texts: `--text-column a,b`",
         ),
-    ],
-)
-def test_a_table_without_smiles_is_told_which_columns_hold_texts(tmp_path, rows, hint):
-    write(tmp_path / "a.csv", "a,b,y", rows)
-    with pytest.raises(DataError, match="which column holds the SMILES") as error:
-        load(tmp_path)
-    assert error.value.hint.startswith(hint)
+    ):
+        write(tmp_path / "a.csv", "a,b,y", rows)
+        with pytest.raises(DataError, match="which column holds the SMILES") as error:
+            load(tmp_path)
+        assert error.value.hint.startswith(hint)
 
 
 def test_a_row_may_be_a_pair_of_texts(tmp_path):

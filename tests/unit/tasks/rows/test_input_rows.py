@@ -52,17 +52,14 @@ def test_the_split_decides_which_scaffolds_are_worked_out():
         assert len({molecule.scaffold for molecule in molecules} - {None}) == num_scaffolds
 
 
-@pytest.mark.parametrize(
-    ("texts", "options", "place", "hint"),
-    [
+def test_a_bad_row_stops_where_the_recipe_says_so_and_bad_rows_alone_always():
+    for texts, options, place, hint in (
         (("CC", "C1CC"), {"on_invalid": "error"}, "a.csv:3: not a molecule: ", "`--set task.on_invalid=skip`"),
         (("", ""), {"text_column": "x"}, "a.csv:2: ", "none of the 2 rows"),
-    ],
-)
-def test_a_bad_row_stops_where_the_recipe_says_so_and_bad_rows_alone_always(texts, options, place, hint):
-    with pytest.raises(DataError, match=f"^{place}") as caught:
-        usable(*texts, **options)
-    assert hint in caught.value.hint
+    ):
+        with pytest.raises(DataError, match=f"^{place}") as caught:
+            usable(*texts, **options)
+        assert hint in caught.value.hint
 
 
 def test_map_numbers_make_no_other_molecule():
@@ -102,20 +99,14 @@ def test_salts_are_noted_and_so_are_forms_of_one_molecule_in_different_splits():
     assert (listed.keys, len(listed.notes)) == (parents.keys, 1)
 
 
-@pytest.mark.parametrize(
-    ("columns", "given", "usual", "taken"),
-    [
-        (["mine", "smiles"], (), ("mine",), 0),
-        (["mine", "smiles"], ("smiles",), ("mine",), 1),
-        (["id", "SMILES"], (), ("mine",), 1),
-    ],
-)
-def test_the_column_is_the_one_named_else_the_usual_one_else_the_plausible_one(tmp_path, columns, given, usual, taken):
-    path = write_rows(tmp_path / "a.csv", columns, [["C", "CC"]])
-    rows = read_input_rows(path, "smiles", SilentProgress(), columns=given, usual_columns=usual)
-    assert rows.inputs == (("C", "CC")[taken],)
-    note = "read the column `SMILES`: a.csv has no `mine`, which the run was trained on"
-    assert rows.notes == ((note,) if columns[taken] == "SMILES" else ())
+def test_the_column_is_the_one_named_else_the_usual_one_else_the_plausible_one(tmp_path):
+    path = write_rows(tmp_path / "a.csv", ["mine", "SMILES"], [["C", "CC"]])
+    note = "read the column `SMILES`: a.csv has no `other`, which the run was trained on"
+    for given, usual, taken, notes in (
+        (("SMILES",), "mine", "CC", ()), ((), "mine", "C", ()), ((), "other", "CC", (note,)),
+    ):  # fmt: skip
+        rows = read_input_rows(path, "smiles", SilentProgress(), columns=given, usual_columns=(usual,))
+        assert (rows.inputs, rows.notes) == ((taken,), notes)
 
 
 def test_rows_that_cannot_be_read_stay_with_their_reason(tmp_path):
@@ -133,22 +124,14 @@ def test_rows_that_cannot_be_read_stay_with_their_reason(tmp_path):
 def test_smarts_and_selfies_that_read_as_molecules_have_a_warning():
     rows = usable("[#6]-[#6]", "[C][C][O]", "CCO", "[#6]-[#8]")
     assert "warning: 3 of 4 molecules have radicals, and no hydrogen on any carbon: lines 2, 3, 5" in rows.notes[0]
-    assert not usable("CCO", "C[CH]C", "[C-]#[O+]", "ClC(Cl)(Cl)Cl", "[CH3][CH3]").notes
 
 
 def test_a_racemate_of_a_smi_file_is_not_read_as_one_enantiomer(tmp_path):
     """Other names and extensions leave the SMILES what it is."""
-    lines = [
-        "C[C@H](N)O |&1:1|",
-        "C[C@H](N)O |a:1| m1",
-        "C[C@H](N)F |o1:1,r| m2",
-        "CCO |(1,2,;3,4,)|",
-        "C[C@H](N)Cl\t|r|",
-        "CCN |x",
-    ]
+    lines = ["C[C@H](N)O |&1:1|", "C[C@H](N)O |a:1| m1", "C[C@H](N)F |o1:1,r| m2", "CCO |(1,2,;3,4,)|", "CCN |x"]
     path = tmp_path / "a.smi"
     path.write_text("\n".join(lines))
     rows = read_input_rows(path, "smiles", SilentProgress())
-    assert [problem[:8] for problem in rows.problems] == ["CXSMILES", "", "CXSMILES", "", "CXSMILES", ""]
+    assert [problem[:8] for problem in rows.problems] == ["CXSMILES", "", "CXSMILES", "", ""]
     assert rows.inputs[1] == "C[C@H](N)O"
     assert rows.table.columns["name"][2] == "m2"
