@@ -55,9 +55,9 @@ def test_the_probability_of_a_filling_is_the_models_likelihood(sections):
 
 def test_states_without_transitions_become_one_node_a_mask():
     """CTC with k states and one target, by enumeration of all frame strings that collapse to the target."""
-    tokenizer = sentence_tokenizer()
-    model = pretrained(tokenizer, model={"alignment": "independent"} | LARGE)
-    dag = build_dag(model, "This is [MASK].")
+    tokenizer = word_level(["C", "N", "O"])
+    model = pretrained(tokenizer, data={"kind": "smiles"}, model={"alignment": "independent"} | LARGE)
+    dag = build_dag(model, "C[MASK]O")
     assert not dag.has_transitions
     assert dag.num_nodes == 3
     np.testing.assert_allclose(np.exp(dag.node_log_probs[1]).sum(), 1, rtol=1e-9)

@@ -36,7 +36,8 @@ def test_the_score_of_a_filling_is_the_probability_that_the_search_gives_it(toke
 def test_neighbouring_masks_count_every_cut_of_their_letters(tokenizer):
     model, text = drawn(tokenizer), "This is [MASK] [MASK]."
     words, cuts = MaskWords(tokenizer), defaultdict(list)
-    for pair in itertools.product(range(5, tokenizer.vocab_size), repeat=2):
+    tokens = [token for token in range(5, tokenizer.vocab_size) if words.surface(token).strip() in "very"]
+    for pair in itertools.product(tokens, repeat=2):
         cuts["".join(map(words.surface, pair))].append(pair)
     pairs = max(cuts.values(), key=len)
     assert len(pairs) > 1

@@ -148,18 +148,15 @@ def test_a_limit_of_validation_rows_holds_for_each_set_of_mnli(tmp_path, tokeniz
     ],
 )
 def test_a_row_that_cannot_be_used_stops_or_is_left_out_and_told(task, changes, problem, tmp_path):
-    folder = write_glue(tmp_path, task)
-    first, second, label, _ = ROWS[task][0]
-    given = {"first": first, "second": second, "label": label} | changes
-    path = folder / "train.tsv"
-    path.write_text(content(task) + LINES[task].format(index=9, **given) + "\n", encoding="utf-8")
-    where = f"{path}:{len(ROWS[task]) + 2}"
+    path = write_glue(tmp_path, task) / "train.tsv"
+    (first, second, label, _), row = ROWS[task][0], len(ROWS[task]) + 2
+    given = {"index": 9, "first": first, "second": second, "label": label} | changes
+    path.write_text(content(task) + LINES[task].format(**given) + "\n", encoding="utf-8")
     loaded = load(task, tmp_path)
     assert loaded.split_sizes["train"] == len(ROWS[task])
-    assert [note for note in loaded.notes if f"{where.removeprefix(f'{folder}/')}: {problem}" in note]
-    (row,) = loaded.skipped
-    assert (row.file, row.row) == (str(path), str(len(ROWS[task]) + 2))
-    with pytest.raises(DataError, match=re.escape(f"{where}: {problem}")) as caught:
+    assert [note for note in loaded.notes if f"train.tsv:{row}: {problem}" in note]
+    assert [(skipped.file, skipped.row) for skipped in loaded.skipped] == [(str(path), str(row))]
+    with pytest.raises(DataError, match=re.escape(f"{path}:{row}: {problem}")) as caught:
         load(task, tmp_path, on_invalid="error")
     assert "`--set task.on_invalid=skip`" in caught.value.hint
 
