@@ -24,6 +24,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> exlm_cli.Run:
     return exlm_cli.load(make_pretrained(tmp_path_factory.mktemp("fill") / "run"), device="cpu")
 
 
+@pytest.fixture
+def masks(tmp_path: Path) -> Path:
+    path = tmp_path / "masks.csv"
+    path.write_text(MASKS)
+    return path
+
+
 def _fill(run: exlm_cli.Run, path: Path, **options) -> tuple[list[dict[str, str]], tuple[str, ...]]:
     out = path.with_name("out.csv")
     settings = FillSettings(top=3)
@@ -34,10 +41,8 @@ def _fill(run: exlm_cli.Run, path: Path, **options) -> tuple[list[dict[str, str]
     return list(csv.DictReader(out.read_text().splitlines())), done.notes
 
 
-def test_rows_keep_their_order_and_columns_and_are_filled_as_each_by_itself(run, tmp_path):
-    path = tmp_path / "masks.csv"
-    path.write_text(MASKS)
-    lines, notes = _fill(run, path)
+def test_rows_keep_their_order_and_columns_and_are_filled_as_each_by_itself(run, masks):
+    lines, notes = _fill(run, masks)
     assert [*lines[0]] == [
         "id", "text", "rank", "filling", "filled", "probability", "probability_alone", "proven", "problem"
     ]  # fmt: skip
@@ -58,9 +63,8 @@ def test_rows_keep_their_order_and_columns_and_are_filled_as_each_by_itself(run,
             assert float(mine[0]["probability_alone"]) == pytest.approx(alone.prob_independent, rel=1e-4)
 
 
-def test_a_list_of_texts_is_filled_as_a_table_is_and_notes_name_lines(run, tmp_path):
-    (tmp_path / "masks.csv").write_text(MASKS)
-    wanted, _ = _fill(run, tmp_path / "masks.csv")
+def test_a_list_of_texts_is_filled_as_a_table_is_and_notes_name_lines(run, masks, tmp_path):
+    wanted, _ = _fill(run, masks)
     path = tmp_path / "masks.txt"
     path.write_text("\n".join(TEXTS))
     assert [line["filled"] for line in _fill(run, path)[0]] == [line["filled"] for line in wanted]
@@ -78,10 +82,8 @@ def test_targets_are_a_list_or_a_file_of_words(tmp_path):
         assert read_targets(str(tmp_path / given) if "." in given else given) == ["birch", "fern"]
 
 
-def test_scores_of_fillings_give_their_probabilities_back(run, tmp_path):
-    path = tmp_path / "masks.csv"
-    path.write_text(MASKS)
-    lines, _ = _fill(run, path)
+def test_scores_of_fillings_give_their_probabilities_back(run, masks, tmp_path):
+    lines, _ = _fill(run, masks)
     done = score_file(run.pretrained, tmp_path / "out.csv", None, folder=tmp_path, progress=SilentProgress())
     assert (done.num_rows, done.num_unreadable) == (len(lines), 0)
     scores = list(csv.DictReader((tmp_path / "scores-out.csv").read_text().splitlines()))
@@ -96,14 +98,11 @@ def test_scores_of_fillings_give_their_probabilities_back(run, tmp_path):
     assert "has masks" in found.problems[-1]
 
 
-def test_an_interrupted_file_leaves_nothing(run, tmp_path):
-    path = tmp_path / "masks.csv"
-    path.write_text(MASKS)
-
+def test_an_interrupted_file_leaves_nothing(run, masks, tmp_path):
     class Stopping(Recorder):
         def bar(self, label, total, *, done=0):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fill_file(run.pretrained, path, None, folder=tmp_path / "new", settings=FillSettings(), progress=Stopping())
+        fill_file(run.pretrained, masks, None, folder=tmp_path / "new", settings=FillSettings(), progress=Stopping())
     assert [each.name for each in tmp_path.iterdir()] == ["masks.csv"]

@@ -74,9 +74,7 @@ def test_few_whole_numbers_are_values_and_a_warning_names_both_kinds():
     [
         ("classes", "0|1|2|1.0|-1.0", "classes", ("-1.0", "0", "1", "2")),
         ("classes", "1.1|1.10|3.2|3.20", "classes", ("1.1", "1.10", "3.2", "3.20")),
-        ("classes", "9007199254740993|9007199254740992", "classes", ("9007199254740992", "9007199254740993")),
         ("classes", "1e3|1000|1.00|1", "classes", ("1", "1.00", "1e3", "1000")),
-        ("classes", "1_000|2_000|3_000", "classes", ("1_000", "2_000", "3_000")),
         ("regression", "0|1|1", "regression", ("y",)),
         ("multi_label", "0|1|1", "binary", ("y",)),
     ],
