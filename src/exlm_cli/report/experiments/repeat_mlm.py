@@ -24,7 +24,6 @@ from exlm_cli.report.experiments.seed_groups import (
     SeedGroup,
     SweepReport,
     by_column,
-    different_seeds_note,
     divergence_note,
     fewer_seeds_note,
     group_seeds,
@@ -234,7 +233,7 @@ def _agreement_table(grid: Grid, name: str, title: str) -> ReportTable:
     ]
     if any(math.isnan(found.standard_error) for found in by_metric.values()):
         notes.append("with one seed there is no noise to compare with, so `follows` names the smaller spread")
-    notes += [*different_seeds_note([*grid.values()]), *_fewer_seeds_note(grid, by_metric)]
+    notes += _fewer_seeds_note(grid, by_metric)
     notes += unlearned_note(_by_words(grid))
     return ReportTable(name, title, columns, (tuple(rows),), tuple(notes))
 

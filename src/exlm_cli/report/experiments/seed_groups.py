@@ -284,13 +284,6 @@ def seed_note(groups: Sequence[SeedGroup], metric: str | None = None) -> str:
     return f" (mean ± standard deviation of {seeds})" if seeds else ""
 
 
-def different_seeds_note(groups: Sequence[SeedGroup]) -> list[str]:
-    """Return a note where means of variants are over different seeds."""
-    if len({group.seeds for group in groups if group.seeds}) < 2:
-        return []
-    return ["these means are over different seeds; `seeds` in the CSV file of the report has them"]
-
-
 def fewer_seeds_note(groups: Mapping[str, SeedGroup], headings: Mapping[str, str]) -> list[str]:
     """Return a note with the variants, by name, of which a metric is the mean over some of their seeds only.
 

@@ -26,7 +26,6 @@ from exlm_cli.report.experiments.seed_groups import (
     SweepReport,
     by_column,
     count_seeds,
-    different_seeds_note,
     divergence_note,
     fewer_seeds_note,
     group_seeds,
@@ -172,7 +171,7 @@ def write_figure_12(variants: Variants, folder: Path) -> list[Path]:
         for number, variant in enumerate(measured)
     ]
     spread = f"mean and standard deviation of {seeds}" if seeds else "one seed"
-    captions = [f"each model on validation data masked at p; {spread}", *different_seeds_note(measured)]
+    captions = [f"each model on validation data masked at p; {spread}"]
     title = "Entropy of the predictions (Figure 12)"
     return write_entropy_figure(lines, folder, "figure-12", title=title, captions=captions)
 
@@ -196,7 +195,7 @@ def _variants_table(variants: Variants, name: str) -> ReportTable:
     by_label = {variant.first.label: variant for variant in variants}
     pretrained = [group.first.pretrain for group in variants]
     has_ctc = any((one.objective, one.model.alignment) == ("exlm", "independent") for one in pretrained)
-    notes = [*_LEGEND, *([_LEGEND_OF_CTC] if has_ctc else []), *different_seeds_note(variants)]
+    notes = [*_LEGEND, *([_LEGEND_OF_CTC] if has_ctc else [])]
     if any(key.startswith(("data.", "tokenizer.")) for group in variants for key in group.first.changes):
         notes.append(_OTHER_DATA)
     notes += fewer_seeds_note(by_label, {key: _HEADINGS.get(key, key) for key in names})
@@ -247,7 +246,6 @@ def _fill(paper: PaperTable, found: Mapping[str, SeedGroup]) -> ReportTable:
         "their own settings and budget",
         "seeds: pre-training x fine-tuning; the paper gives only those of fine-tuning",
         "MNLI: ours is the mismatched accuracy; the paper's column most likely is too",
-        *different_seeds_note(list(found.values())),
         *fewer_seeds_note(found, {name: column for column, name in _COLUMNS.items()}),
         *_sampled_note(list(found.values())),
     )

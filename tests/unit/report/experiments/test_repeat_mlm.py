@@ -111,10 +111,8 @@ def test_what_diverged_or_is_not_defined_says_so_and_is_left_out_of_every_claim(
     assert ("k = 8, p = 0.622" in diverged, "k = 1, p = 0.0225" in diverged, "0.789" in diverged) == (True, True, False)
     without = [r for r in grid_results(seeds=(1, 2))[:-2] if pair_of(r.plan) != (8, 0.622)]
     assert agreements(cells)["entropy_bits"] == agreements(grid_of(without))["entropy_bits"]
-    assert (
-        _tables([altered(r, metrics={"entropy_bits": None}) for r in results])["agreement"]["Entropy, bits"]
-        == ("-",) * 6
-    )
+    without = [altered(result, metrics={"entropy_bits": None}) for result in results]
+    assert _tables(without)["agreement"]["Entropy, bits"] == ("-",) * 6
 
 
 def test_cells_at_the_level_of_token_frequencies_are_named(tmp_path, monkeypatch):
@@ -128,21 +126,6 @@ def test_cells_at_the_level_of_token_frequencies_are_named(tmp_path, monkeypatch
     assert [note for note in tables["agreement"].notes if "chance" in note and note.endswith(": k = 1, p = 0.0225")]
 
 
-def test_every_figure_of_the_paper_is_drawn_and_cells_of_equal_p_to_the_k_have_a_colour_of_their_own(figures):
-    cells = grid_of(grid_results(seeds=(1, 3)))
-    rows = [{"kind": "train", "step": i, "loss": 3 / i} for i in range(1, 9)]
-    write_grid_figures(cells, {cell.first.label: rows for cell in cells.values()}, Path())
-    words = {stem: words_of(figure) for stem, figure in figures.items()}
-    assert set(words) == {"corruption", "entropy", "glue-mnli-accuracy", "curves"}
-    entropy = " ".join(words["entropy"])
-    assert all(said in entropy for said in ("7.27", "±0.01", "rank correlation with p^k"))
-    assert "83.6" in " ".join(words["glue-mnli-accuracy"])
-    assert {"k = 8, p = 62.2 %", "training curves, first seed of each cell"} <= words["curves"]
-    painted = Counter(to_hex(patch.get_facecolor()) for patch in figures["entropy"].axes[0].patches)
-    of_groups = {corruption_colour(group, 5).lower(): num for group, num in enumerate([4, 4, 3, 2, 1])}
-    assert {colour: num for colour, num in painted.items() if colour in of_groups} == of_groups
-
-
 def _words_by_place(axes: Axes) -> dict[tuple[str, str], str]:
     """Return the text of each cell of a drawn table by the names of its row and column."""
     columns, rows = (
@@ -153,27 +136,30 @@ def _words_by_place(axes: Axes) -> dict[tuple[str, str], str]:
     return {(rows[y], columns[x]): text for (x, y), text in places}
 
 
-def test_every_cell_is_drawn_in_its_place_of_the_table_and_at_its_share(figures):
+def test_figures_have_every_cell_in_its_place_at_its_share_and_a_colour_for_equal_p_to_the_k(figures):
     """Points have the dodge of their k in addition to p^k, under a hundredth for each step from the middle."""
     results = grid_results(seeds=(1, 2))
-    results[1] = altered(
-        results[1], tasks={"glue/mnli": scores((0.833,))}
-    )  # of k = 1, p = 2.25 %: two points above seed 1
-    write_grid_figures(grid_of(results), {}, Path())
+    # of k = 1, p = 2.25 %: two points above seed 1
+    results[1] = altered(results[1], tasks={"glue/mnli": scores((0.833,))})
+    cells = grid_of(results)
+    curve = [{"kind": "train", "step": i, "loss": 3 / i} for i in range(1, 9)]
+    write_grid_figures(cells, {cell.first.label: curve for cell in cells.values()}, Path())
+    assert set(figures) == {"corruption", "entropy", "glue-mnli-accuracy", "curves"}
+    assert {"k = 8, p = 62.2 %", "training curves, first seed of each cell"} <= words_of(figures["curves"])
     table, plot = figures["glue-mnli-accuracy"].axes
     found = {place: text.split("\n")[0] for place, text in _words_by_place(table).items() if text}
     shown = {(str(k), f"{100 * p:g} %"): f"{value:.1f}" for (k, p), value in zip(PAIRS, FIGURE_3, strict=True)}
     assert found == shown | {("1", "2.25 %"): "82.3"}
     assert (table.get_xlabel(), table.get_ylabel(), table.yaxis_inverted()) == ("mask ratio p", "repeats k", True)
+    painted = Counter(to_hex(patch.get_facecolor()) for patch in table.patches)
+    of_groups = {corruption_colour(group, 5).lower(): num for group, num in enumerate([4, 4, 3, 2, 1])}
+    assert {colour: num for colour, num in painted.items() if colour in of_groups} == of_groups
     legend = plot.get_legend()
-    marks = {
-        line.get_marker(): text.get_text() for line, text in zip(legend.get_lines(), legend.get_texts(), strict=True)
-    }
-    values = [82.3, *FIGURE_3[1:]]
-    for container, (k, p), value in zip(plot.containers, PAIRS, values, strict=True):
+    names = [text.get_text() for text in legend.get_texts()]
+    marks = {line.get_marker(): name for line, name in zip(legend.get_lines(), names, strict=True)}
+    for container, (k, p), value in zip(plot.containers, PAIRS, [82.3, *FIGURE_3[1:]], strict=True):
         (x,), (y,) = container.lines[0].get_data()
-        assert x == pytest.approx(p**k, abs=0.02)
-        assert y == pytest.approx(value)
+        assert (x, y) == (pytest.approx(p**k, abs=0.02), pytest.approx(value))
         assert marks[container.lines[0].get_marker()] == f"k = {k}"
     assert all(after - before > 0.05 for before, after in itertools.pairwise(plot.get_xticks())), "names would overlap"
     ((_, low), (_, high)) = plot.containers[0].lines[2][0].get_segments()[0]
