@@ -134,16 +134,14 @@ def test_another_number_of_sequences_is_measured_again_in_every_cell(recipe, run
     assert (after.pretrain / "metrics.jsonl").read_bytes() == metrics
 
 
-class Finetuning:
-    """Stands in for fine-tuning: RTE diverges."""
+def test_tasks_come_after_the_pretraining_and_one_that_diverges_leaves_the_others(recipe, run, monkeypatch):
+    begun: list[tuple[str, Any, bool]] = []
 
-    def __init__(self) -> None:
-        self.begun: list[tuple[str, Any, bool]] = []
-
-    def __call__(
-        self, recipe: FinetuneRecipe, *, checkpoint: str, out: Path | None, resume: Path | None, **_: object
+    def finetune(
+        recipe: FinetuneRecipe, *, checkpoint: str, out: Path | None, resume: Path | None, **_: object
     ) -> None:
-        self.begun.append((recipe.task.name, checkpoint, resume is not None))
+        """Stand in for fine-tuning: RTE diverges."""
+        begun.append((recipe.task.name, checkpoint, resume is not None))
         folder = out or resume
         assert folder is not None
         folder.mkdir(parents=True, exist_ok=True)
@@ -151,21 +149,18 @@ class Finetuning:
         if recipe.task.name == "glue/rte":
             (folder / "diverged.json").write_text('{"step": 2, "epoch": 0, "value": "nan", "sample_index": [1]}')
             raise DivergedError("the loss of step 3 is nan", "lower the learning rate")
-        run = scored("", "glue/qnli", {"accuracy": [0.5, None]})
-        write_json(folder / "results.json", run.results)
-        write_scores(folder, run.scores)
+        tuned = scored("", "glue/qnli", {"accuracy": [0.5, None]})
+        write_json(folder / "results.json", tuned.results)
+        write_scores(folder, tuned.scores)
 
-
-def test_tasks_come_after_the_pretraining_and_one_that_diverges_leaves_the_others(recipe, run, monkeypatch):
     work_in_this_process(monkeypatch)
-    fake = Finetuning()
-    monkeypatch.setattr("exlm_cli.experiments.series.run_finetuning", fake)
+    monkeypatch.setattr("exlm_cli.experiments.series.run_finetuning", finetune)
     monkeypatch.setattr("exlm_cli.tasks.registry.load_task", lambda *_: None)
     wanted = recipe.changed({"cells": ((1, 0.3),), "tasks": ("glue/rte", "glue/qnli")})
     result, said = _run(wanted, resume=run, workers=1)
     (cell,) = result.cells
     start = str(run / "cells/k1-p0.3/seed-1/pretrain")
-    assert fake.begun == [("glue/rte", start, False), ("glue/qnli", start, False)]
+    assert begun == [("glue/rte", start, False), ("glue/qnli", start, False)]
     assert [line.partition(":")[0] for line in said[-2:]] == ["k1-p0.3/seed-1 glue/rte", "k1-p0.3/seed-1 glue/qnli"]
     assert (result.num_done, result.num_diverged, [*cell.diverged_tasks]) == (1, 1, ["glue/rte"])
     assert (cell.task_metrics, cell.value("glue/qnli accuracy")) == (["glue/qnli accuracy"], 0.5)
@@ -174,13 +169,13 @@ def test_tasks_come_after_the_pretraining_and_one_that_diverges_leaves_the_other
     # the same recipe would diverge again: it is not tried, also beside another task
     more = wanted.changed({"tasks": ("glue/rte", "glue/qnli", "glue/sst2")})
     assert _run(more, resume=run, workers=1)[0].num_done == 1
-    assert [task for task, _, _ in fake.begun] == ["glue/rte", "glue/qnli", "glue/sst2"]
+    assert [task for task, _, _ in begun] == ["glue/rte", "glue/qnli", "glue/sst2"]
     # another one may not go on with the scores of the first
     with pytest.raises(CheckpointError, match=r"glue-rte: this run was begun with another recipe: `optim.lr` was"):
         _run(wanted.changed({"finetune.optim.lr": 0.5}), resume=run, workers=1)
     (run / "cells/k1-p0.3/seed-1/finetune/glue-rte/diverged.json").unlink()
     _run(wanted, resume=run, workers=1)
-    assert fake.begun[3:] == [("glue/rte", start, True)]
+    assert begun[3:] == [("glue/rte", start, True)]
 
 
 _OTHER_DATA = r"cells/k1-p0.3/seed-1: the content of its inputs has changed since this cell was trained$"

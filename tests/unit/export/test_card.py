@@ -37,11 +37,16 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
     return finetuned_source(load_finetuned(run, device="cpu"))
 
 
+def code_of(card: str) -> str:
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    return str(code)
+
+
 def test_the_code_of_a_card_gives_the_values_of_the_run(source, tmp_path, capsys):
     """For a molecule that is not written as RDKit writes it, and has atom-map numbers, so that the code has to."""
     pytest.importorskip("transformers")
     write_model(source, tmp_path)
-    (code,) = re.findall(r"```python\n(.*?)```", model_card(source, 0.0), re.DOTALL)
+    code = code_of(model_card(source, 0.0))
     assert "canonical('CC(=O)Oc1ccccc1C(=O)O')" in code
     given = "[CH2:1](C)[OH:12]"
     written = code.replace("FOLDER", str(tmp_path)).replace("CC(=O)Oc1ccccc1C(=O)O", given)
@@ -51,23 +56,28 @@ def test_the_code_of_a_card_gives_the_values_of_the_run(source, tmp_path, capsys
 
 
 def test_the_code_of_a_card_of_parents_writes_the_parent_that_a_run_reads(source):
-    (code,) = re.findall(r"```python\n(.*?)```", model_card(replace(source, reads_parents=True), 0.0), re.DOTALL)
     names: dict[str, Any] = {}
-    exec(code.partition("tokenizer = ")[0], names)
+    exec(code_of(model_card(replace(source, reads_parents=True), 0.0)).partition("tokenizer = ")[0], names)
     given = ["CC[NH3+].[Cl-]", "[O-:1]C(=O)C.[Na+]", "OCC.O.O", "CCN", "C[N+](C)(C)C.[Br-]"]
     read = read_molecules(given, SilentProgress(), reads_parents=True)
     assert [names["canonical"](smiles) for smiles in given] == [molecule.canonical for molecule in read]
 
 
-@pytest.mark.parametrize(("model", "printed"), [(CHAIN, "[{'score': "), ({}, "tensor([[[")])
-def test_the_code_of_a_card_of_a_pretrained_model_fills_masks_or_gives_states(tmp_path, capsys, model, printed):
+@pytest.mark.parametrize(
+    ("model", "printed", "tag"), [(CHAIN, "[{'score': ", "fill-mask"), ({}, "tensor([[[", "feature-extraction")]
+)
+def test_the_card_of_a_pretrained_model_has_its_tag_and_code_that_fills_masks_or_gives_states(
+    tmp_path, capsys, model, printed, tag
+):
     pytest.importorskip("transformers")
     source = pretrained_source(load_pretrained(make_pretrained(tmp_path / "run", model=model), device="cpu"))
     (tmp_path / "out").mkdir()
     write_model(source, tmp_path / "out")
-    (code,) = re.findall(r"```python\n(.*?)```", model_card(source, 0.0), re.DOTALL)
-    exec(code.replace("FOLDER", str(tmp_path / "out")), {})
+    card = model_card(source, 0.0)
+    exec(code_of(card).replace("FOLDER", str(tmp_path / "out")), {})
     assert capsys.readouterr().out.startswith(printed)
+    data = ModelCard(card).data
+    assert (data.pipeline_tag, data.library_name, data.tags) == (tag, "transformers", ["exlm", "esm", "text"])
 
 
 @pytest.mark.parametrize("form", ["hf", "onnx"])
@@ -82,7 +92,7 @@ def test_the_code_of_a_card_finds_the_answers_of_the_run(tmp_path, capsys, form)
     else:
         out.mkdir()
         write_model(source, out)
-    (code,) = re.findall(r"```python\n(.*?)```", model_card(source, 0.0, form=form), re.DOTALL)
+    code = code_of(model_card(source, 0.0, form=form))
     asked, read = re.findall("(?:question|paragraph) = (.*)", code)
     config = finetuned.recipe.task.model_copy(update={"max_answer_tokens": 3})
     for question, paragraph in [
@@ -105,18 +115,6 @@ def test_the_code_of_a_card_finds_the_answers_of_the_run(tmp_path, capsys, form)
         assert names["threshold"] == pytest.approx(source.scores["f1_threshold"], rel=1e-5)
         has_answer = names["no_answer_score"] <= names["threshold"]
         assert capsys.readouterr().out == f"{ours.text if has_answer else 'no answer'}\n"
-
-
-@pytest.mark.parametrize(
-    ("model", "tag", "form", "library"),
-    [({}, "feature-extraction", "hf", "transformers"), (CHAIN, "fill-mask", "onnx", "onnx")],
-)
-def test_the_metadata_of_a_card_are_valid_and_only_a_model_that_fills_masks_is_tagged_so(
-    tmp_path, model, tag, form, library
-):
-    run = make_pretrained(tmp_path / "run", model=model)
-    data = ModelCard(model_card(pretrained_source(load_pretrained(run, device="cpu")), 0.0, form=form)).data
-    assert (data.pipeline_tag, data.library_name, data.tags) == (tag, library, ["exlm", "esm", "text"])
 
 
 def test_scores_are_those_of_the_seed_that_is_best_in_validation(molecules):

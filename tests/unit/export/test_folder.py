@@ -213,7 +213,7 @@ def test_an_onnx_model_gives_the_same_outputs(tmp_path):
     logits = run_onnx(tmp_path / "out", rows, source.tokenizer.pad_id)
     assert compare(source, list(zip(rows, logits, strict=True))).num_sequences == 3
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    assert "license: mit" in card
+    assert "library_name: onnx\nlicense: mit\n" in card
     assert "onnxruntime.InferenceSession" in card
 
 

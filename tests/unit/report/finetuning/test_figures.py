@@ -130,12 +130,11 @@ def test_values_have_intervals_and_those_outside_have_another_colour(figures, tm
     assert axes.texts[0].get_text() == f"{100 * inside.mean():.1f} % of 8 inside"
     bars, drawn = axes.collections
     np.testing.assert_allclose(drawn.get_offsets(), [[mean, i % 2] for i, mean in enumerate(means)])
-    colours = [RUN_COLOURS[0] if is_inside else RUN_COLOURS[1] for is_inside in inside]
-    np.testing.assert_allclose(drawn.get_facecolors()[:, :3], to_rgba_array(colours)[:, :3])
+    colours = to_rgba_array(np.where(inside, RUN_COLOURS[0], RUN_COLOURS[1]))
+    np.testing.assert_allclose(drawn.get_facecolors()[:, :3], colours[:, :3])
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("predicted", "true")
-    # a line of each row reaches 0.25 below and above the diagonal
     ends = np.array([path.vertices for path in bars.get_paths()])
-    np.testing.assert_allclose(ends, [[[mean, mean - 0.25], [mean, mean + 0.25]] for mean in means])
+    np.testing.assert_allclose(ends[..., 1], [[mean - 0.25, mean + 0.25] for mean in means])
 
 
 def test_reliability_is_drawn_before_and_after_calibration(figures, tmp_path):
