@@ -209,11 +209,11 @@ def _printed_scores(label: str, tasks: tuple[str, ...], added: float) -> Tasks:
     shares = {column: value / 100 + added for column, value in printed.items() if value is not None}
     by_task: Tasks = {}
     for column, share in shares.items():
-        printed_values = (share - 0.01, share, share + 0.01)
-        by_task[TASKS[column]] = scores(printed_values)
+        near = [share - 0.01, share, share + 0.01]
+        metrics: Values = {"accuracy": near}
         if column == "MNLI":
-            both = {"accuracy": [value + 0.03 for value in printed_values], "mismatched_accuracy": [*printed_values]}
-            by_task[TASKS[column]] = scored("", "glue/mnli", both)
+            metrics = {"accuracy": [value + 0.03 for value in near], "mismatched_accuracy": near}
+        by_task[TASKS[column]] = scored("", TASKS[column], metrics)
     return by_task
 
 

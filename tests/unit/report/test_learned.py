@@ -2,8 +2,8 @@
 
 import pytest
 
-from exlm_cli.files import write_json
 from exlm_cli.report.learned import describe_learned, warn_of_unlearned
+from exlm_cli.run_dir import update_run_json
 
 
 def learned(loss, independent=None, *, tokens=100_000_000, kind="text", before=None):
@@ -46,9 +46,7 @@ def test_a_validation_that_scored_nothing_says_nothing():
 
 
 def run_with(folder, loss, unigram_loss):
-    environment = {"exlm_version": None, "torch_version": None, "numpy_version": None, "git_commit": None}
-    environment |= {"python_version": "3", "platform": "here", "command": "pretrain"}
-    write_json(folder / "run.json", environment | {"unigram_loss": unigram_loss, "unigram_accuracy": 0.1})
+    update_run_json(folder, {"command": "pretrain", "unigram_loss": unigram_loss, "unigram_accuracy": 0.1})
     row = f'{{"kind": "valid", "step": 4, "loss": {loss}, "loss_given_length": {loss}, "mask_accuracy": 0.1}}\n'
     (folder / "metrics.jsonl").write_text(row)
     return folder / "checkpoints" / "step-4"
