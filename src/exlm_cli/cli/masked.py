@@ -64,9 +64,11 @@ def require_kind(given: str, checkpoint: Path | None, kind: InputKind | None) ->
 
 
 def kind_of_file(
-    path: Path, checkpoint: Path | None, kind: InputKind | None, *, smiles_column: str | None, text_column: str | None
+    path: Path, checkpoint: Path | None, kind: InputKind | None, *, smiles: str | None, text: str | None
 ) -> InputKind | None:
-    """Return what the rows of a file are, by the options, its suffix or its header; None where the checkpoint decides.
+    """Return what the rows of a file are, by `--smiles-column` or `--text-column`, its suffix or its header.
+
+    None: the checkpoint decides.
 
     Raises:
         ConfigError: They could be either.
@@ -74,8 +76,8 @@ def kind_of_file(
     """
     if kind is not None or checkpoint is not None:
         return kind
-    if smiles_column is not None or text_column is not None:
-        return "smiles" if smiles_column is not None else "text"
+    if smiles is not None or text is not None:
+        return "smiles" if smiles is not None else "text"
     if (form := format_of(path)) in LINE_FORMATS:
         return "text" if form == ".txt" else "smiles"
     names = [*next(iter_records(path), Record(str(path), 1, {})).values]

@@ -3,7 +3,6 @@
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,9 +24,7 @@ from exlm_cli.errors import ConfigError
 from exlm_cli.paths import expand_path
 
 if TYPE_CHECKING:
-    from exlm_cli.api.run import Run
     from exlm_cli.cli.options import Device
-    from exlm_cli.config.tasks import InputKind
     from exlm_cli.fill.engine import FillSettings
     from exlm_cli.fill.file import Predict
     from exlm_cli.progress import Progress
@@ -154,82 +151,40 @@ def fill(
     }
     file = Path(given) if os.path.isfile(given) else None  # noqa: PTH113 - False also for a text that is too long
     _check_asked(asked | ({"--out": out} if score and file is None else {}), "--score" if score else None)
-    input_kind = _kind_of_input(given, file, checkpoint, kind, smiles_column, text_column)
-    _answer(
-        given,
-        file,
-        _load(checkpoint, input_kind, kind, device),
-        asked,
-        (smiles_column, text_column),
-        out,
-        score,
-        as_json,
-    )
-
-
-@dataclass(frozen=True)
-class _Loaded:
-    """A run, where reports on it go, and what messages go to."""
-
-    run: "Run"
-    folder: Path
-    progress: "Progress"
-    device: "Device"
-
-
-def _kind_of_input(
-    given: str,
-    file: Path | None,
-    checkpoint: Path | None,
-    kind: "InputKind | None",
-    smiles_column: str | None,
-    text_column: str | None,
-) -> "InputKind | None":
-    from exlm_cli.cli.masked import kind_of_file, require_kind
-
-    if file is None:
-        return require_kind(given, checkpoint, kind)
-    return kind_of_file(file, checkpoint, kind, smiles_column=smiles_column, text_column=text_column)
-
-
-def _load(
-    checkpoint: Path | None, input_kind: "InputKind | None", kind: "InputKind | None", device: "Device"
-) -> _Loaded:
-    """Return the run that was given, or the newest one that fits."""
     from exlm_cli.cli import console
-    from exlm_cli.cli.masked import choose_run, require_own_kind
+    from exlm_cli.cli.masked import choose_run, kind_of_file, require_kind, require_own_kind
+    from exlm_cli.cli.reports import emit_predictions
 
+    columns = {"smiles": smiles_column, "text": text_column}
+    wanted = require_kind(given, checkpoint, kind) if file is None else kind_of_file(file, checkpoint, kind, **columns)
     progress = console.open_progress()
-    run = choose_run(checkpoint, input_kind, progress)
+    path = choose_run(checkpoint, wanted, progress)
     from exlm_cli.api.run import load
     from exlm_cli.bundled_models import report_folder
-
-    loaded = load(run, device=device, progress=progress)
-    require_own_kind(kind, loaded.encoder.kind, checkpoint)
-    return _Loaded(loaded, report_folder(run), progress, device)
-
-
-def _answer(
-    given: str,
-    file: Path | None,
-    loaded: _Loaded,
-    asked: Mapping[str, Any],
-    columns: tuple[str | None, str | None],
-    out: Path | None,
-    score: bool,
-    as_json: bool,
-) -> None:
-    """Fill or score a text or a file, and print what was done."""
-    from exlm_cli.cli.reports import emit_predictions
-    from exlm_cli.fill.engine import FillSettings
     from exlm_cli.fill.file import fill_file, score_file
 
-    run, kind = loaded.run, loaded.run.encoder.kind
-    if kind == "text":
+    run = load(path, device=device, progress=progress)
+    require_own_kind(kind, run.encoder.kind, checkpoint)
+    if run.encoder.kind == "text":
         refuse_together("a model of text", {name: asked[name] for name in _OF_MOLECULES})
     if file is None and score:
-        return _score_text(run, given, as_json=as_json)
-    settings = FillSettings(
+        result = {"pseudo_log_likelihood": run.score(given)}
+        return console.emit_json(result) if as_json else console.emit_pairs(result)
+    settings = _settings(asked)
+    predictor = None if predict is None else _predictor_of(predict, device, progress)
+    if file is None:
+        return _fill_text(run.pretrained, given, out, settings, targets, predictor, progress, as_json=as_json)
+    answer = score_file if score else partial(fill_file, settings=settings, targets=targets, predict=predictor)
+    names = choose_columns(run.encoder.kind, **columns)
+    summary = answer(run.pretrained, file, out, folder=report_folder(path), columns=names, progress=progress)
+    emit_predictions(summary, as_json=as_json)
+
+
+def _settings(asked: Mapping[str, Any]) -> "FillSettings":
+    """Return how masks are filled, by the options that were given."""
+    from exlm_cli.fill.engine import FillSettings
+
+    return FillSettings(
         top=asked["--top"] or 10,
         passes=asked["--passes"] or 1,
         samples=asked["--sample"] or 0,
@@ -241,16 +196,6 @@ def _answer(
         spellings=asked["--spellings"] or 1,
         keeps_invalid=bool(asked["--keep-invalid"]),
     )
-    predict = None if asked["--predict"] is None else _predictor_of(asked["--predict"], loaded.device, loaded.progress)
-    if file is None:
-        return _fill_text(
-            run.pretrained, given, out, settings, asked["--targets"], predict, loaded.progress, as_json=as_json
-        )
-    answer = score_file if score else partial(fill_file, settings=settings, targets=asked["--targets"], predict=predict)
-    smiles, text = columns
-    names = choose_columns(kind, smiles=smiles, text=text)
-    summary = answer(run.pretrained, file, out, folder=loaded.folder, columns=names, progress=loaded.progress)
-    emit_predictions(summary, as_json=as_json)
 
 
 def _predictor_of(run: Path, device: "Device", progress: "Progress") -> "Predict":
@@ -294,14 +239,6 @@ def _check_asked(options: Mapping[str, object], score: str | None) -> None:
     temperature = options["--temperature"]
     if isinstance(temperature, float) and not 0 < temperature < math.inf:
         raise ConfigError(f"`--temperature {temperature:g}`: accepted: above 0", "give 1 for the model's own draws")
-
-
-def _score_text(run: "Run", text: str, *, as_json: bool) -> None:
-    """Print the pseudo-log-likelihood of a text."""
-    from exlm_cli.cli import console
-
-    result = {"pseudo_log_likelihood": run.score(text)}
-    console.emit_json(result) if as_json else console.emit_pairs(result)
 
 
 def _fill_text(
