@@ -43,11 +43,7 @@ def test_molecules_are_explained_beside_their_predictions_and_texts_are_not(run_
     words = ["predict", "M", "new.csv", "--out", "why/out.csv", "--explain"]
     files = [f"why/{name}" for name in ("out.csv", *(f"out-atoms/{n}" for n in FILES_OF_EXPLANATIONS))]
     assert result_of(capsys, *words)["files"] == files
-    atoms = read_rows(run_folder / "why/out-atoms/atoms.csv")
-    assert [(row["line"], row["symbol"]) for row in atoms] == [
-        ("2", "C"), ("2", "C"), ("2", "O"), ("4", "C"), ("4", "O"),
-    ]  # fmt: skip
-    assert "<h1>new.csv by " in (run_folder / "why/out-atoms/index.html").read_text()
+    assert [row["line"] for row in read_rows(run_folder / "why/out-atoms/atoms.csv")] == ["2"] * 3 + ["4"] * 2
     assert "Q reads text" in refusal_of(capsys, "predict", "Q", "a.json", "--explain")
 
 

@@ -68,6 +68,8 @@ def test_a_finished_run_is_taken_before_newer_ones_and_an_unfinished_one_is_told
     (folder / "runs/begun").mkdir()  # newer, and without a checkpoint yet
     shutil.copy("runs/new/recipe.yaml", "runs/begun")
     update_run_json(folder / "runs/begun", {"command": "pretrain"})
+    (folder / "runs/damaged").mkdir()
+    (folder / "runs/damaged/run.json").write_text("{")
     assert chosen()[0] == Path("runs/new")
     update_run_json(folder / "runs/old", {"steps": 1200})
     os.utime("runs/old/run.json", (1, 1))
