@@ -1,7 +1,4 @@
-"""DAGs for tests, some made to break a kernel, and what they are judged by.
-
-That is the reference in float64, which `test_backends` holds against the enumeration of all paths.
-"""
+"""DAGs for tests, some made to break a kernel, and the recursion of App. I.1 as a float64 loop to judge it by."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -12,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exlm_cli.ops.alignment import best_alignment, states_alignment_nll
+from exlm_cli.ops.alignment import states_alignment_nll
 
 
 class Dag(NamedTuple):
@@ -165,15 +162,44 @@ CASES: dict[str, Callable[..., Dag]] = {
 
 
 def truth(dag: Dag) -> Truth:
-    """What the reference gives in float64."""
-    wide = dag._replace(log_emit=dag.log_emit.double(), log_trans=dag.log_trans.double())
-    nodes = best_alignment(*wide, backend="reference")
-    return Truth(*nll_and_gradients(wide, "reference"), score_of(wide, nodes))
+    """The recursion, sequence by sequence and target by target."""
+    log_emit, log_trans = dag.log_emit.double().numpy(), dag.log_trans.double().numpy()
+    B = len(log_emit)
+    nll, best = np.full(B, np.inf), np.full(B, -np.inf)
+    grad_emit, grad_trans = np.zeros_like(log_emit), np.zeros_like(log_trans)
+    lengths = zip(dag.target_lengths.tolist(), dag.state_lengths.tolist(), strict=True)
+    for row, (T, S) in enumerate(lengths):
+        if T < 1 or S - 2 < T:
+            continue
+        edges = np.full((S, S), -np.inf)
+        upper = np.triu_indices(S, 1)
+        edges[upper] = log_trans[row, :S, :S][upper]
+        emission = np.full((T, S), -np.inf)
+        emission[:, 1:-1] = log_emit[row, :T, 1 : S - 1]
+        alpha, beta = np.full((T + 1, S), -np.inf), np.full((T + 1, S), -np.inf)
+        alpha[0, 0] = 0.0
+        score = alpha[0]
+        for t in range(T):
+            alpha[t + 1] = np.logaddexp.reduce(alpha[t][:, None] + edges, axis=0) + emission[t]
+            score = np.max(score[:, None] + edges, axis=0) + emission[t]
+        best[row] = np.max(score + edges[:, -1])
+        evidence = np.logaddexp.reduce(alpha[T] + edges[:, -1])
+        nll[row] = -evidence
+        if evidence == -np.inf:
+            continue
+        beta[T] = edges[:, -1]
+        for t in reversed(range(T)):
+            into = emission[t] + beta[t + 1]
+            beta[t] = np.logaddexp.reduce(edges + into, axis=1)
+            grad_emit[row, t, :S] = -np.exp(alpha[t + 1] + beta[t + 1] - evidence)
+            grad_trans[row, :S, :S] -= np.exp(alpha[t][:, None] + edges + into - evidence)
+        grad_trans[row, :S, S - 1] -= np.exp(alpha[T] + edges[:, -1] - evidence)
+    return Truth(*(torch.from_numpy(x) for x in (nll, grad_emit, grad_trans, best)))
 
 
 @functools.cache
 def truth_of(case: str, dtype: torch.dtype = torch.float32) -> Truth:
-    """The truth of a case, for all tests that ask for it: it takes seconds on the large ones."""
+    """The truth of a case, for all tests that ask for it: the loop takes seconds on the large ones."""
     return truth(CASES[case](dtype=dtype))
 
 

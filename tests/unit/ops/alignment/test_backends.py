@@ -1,8 +1,8 @@
 """What every alignment backend must return, float32 and float64.
 
-Expected values come from enumerating all paths (`oracles`) and from a closed form (CTC is in `test_ctc`); where paths
-are too many to list, `test_native_numbers` compares both. What must not be read is NaN in every DAG. The bounds
-for float32 are those of the project: 5e-6 of the loss, 5e-5 of gradients.
+Expected values come from enumerating all paths (`oracles`) and from closed forms (a chain, equal paths; CTC is in
+`test_ctc`); where paths are too many to list, `test_native_numbers` has a float64 loop. What must not be read is NaN in
+every DAG. The bounds for float32 are those of the project: 5e-6 of the loss, 5e-5 of gradients.
 """
 
 import math
@@ -65,6 +65,14 @@ def test_forbidden_edges_and_emissions_carry_nothing(backend, dtype):
     assert 0 < nll.isinf().sum() < 40
     assert (grad_emit[dag.log_emit == -math.inf] == 0).all()
     assert (grad_trans[dag.log_trans == -math.inf] == 0).all()
+
+
+@pytest.mark.parametrize(("num_targets", "num_states"), [(20, 82), (13, 131)])
+def test_equal_scores_count_the_paths(num_targets, num_states, backend, dtype):
+    scores = (torch.zeros(1, rows, num_states, dtype=dtype) for rows in (num_targets, num_states))
+    nll = states_alignment_nll(*scores, torch.tensor([num_targets]), torch.tensor([num_states]), backend=backend)
+    expected = torch.tensor([-math.log(math.comb(num_states - 2, num_targets))], dtype=torch.float64)
+    assert_equals(nll, expected, is_loss=True)
 
 
 def test_a_chain_gives_the_plain_sum(backend, dtype):

@@ -1,7 +1,7 @@
 """The device kernels without a device: compiled by g++ and run thread by thread by `cuda_ext/tests/simt.h`.
 
 This shows their arithmetic, indices and barriers, not their speed. Where nvcc exists, they are compiled for every
-target, warnings being errors. Expected values: the reference in float64, the host kernels, torch's own conversions.
+target, warnings being errors. Expected values: a float64 loop, the host kernels, torch's own conversions.
 """
 
 import ctypes
@@ -51,7 +51,7 @@ def run(simulated: DeviceLibrary, dag: dags.Dag, order: int = 0) -> tuple[torch.
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_results_equal_the_reference_in_float64_in_any_order_of_threads(case, simulated):
+def test_results_equal_a_float64_loop_in_any_order_of_threads(case, simulated):
     dag = dags.Dag(*(tensor[:6] for tensor in CASES[case]()))
     truth = dags.Truth(*(tensor[:6] for tensor in dags.truth_of(case)))
     results = run(simulated, dag)
