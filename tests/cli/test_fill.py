@@ -24,6 +24,7 @@ def test_one_text_has_a_table_or_json_and_a_file_where_one_is_asked_for(run_fold
     drawn = result_of(capsys, *words, "--sample", "5", "--seed", "2")
     assert len({line["filled"] for line in drawn["fillings"]}) == 5
     assert drawn["way"].startswith("drawn with seed 2")
+    assert result_of(capsys, "fill", "amber fern", "--checkpoint", "T", "--score")["pseudo_log_likelihood"] < 0
 
 
 def test_a_file_has_its_rows_filled_and_goes_to_the_reports_of_the_run(folder, capsys):

@@ -45,6 +45,7 @@ FILES = {
     "mac.txt": "one\rtwo\r",
     "quotes.tsv": 'text\ty\n" so\t1\nplain\t0\nthe end "\t1\n',
     "list.json": "[1, 2]",
+    "unusual.csv": "a,b\n1,2\n",
     "typo.yaml": "extends: quickstart-text\nmasking: {mask_porb: 0.3}\n",
     "missing-section.yaml": "command: pretrain\nobjective: exlm\n",
     "no-command.yaml": "objective: exlm\n",

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from exlm_cli.cli.app import main
 from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.config.sweep import SweepRecipe
-from exlm_cli.experiments.results import CellRuns
+from exlm_cli.experiments.results import CellRuns, Divergence
+from exlm_cli.files import write_json
 from exlm_cli.run_dir import read_run_json, update_run_json
 from tests.cli.asserts import printed_by, refusal_of
 from tests.cli.conftest import TINY as TINY_VALUES
@@ -42,6 +44,10 @@ def test_a_sweep_from_training_to_tables_and_figures(folder, capsys):
     assert captured.out.startswith("Variants of quickstart-ablations\n")
     assert refusal_of(capsys, "pretrain", "--resume", "run").endswith("`exlm sweep --resume run` continues it")
     assert refusal_of(capsys, "repeat-mlm", "--resume", "run").startswith("error: run: a run of `exlm sweep`")
+    divergence = Divergence(step=2, epoch=0, value="nan", sample_index=(1,))
+    write_json(folder / "run/cells/mlm/seed-1/pretrain/diverged.json", divergence)
+    assert main(["sweep", "--resume", "run"]) == 1
+    assert "diverged" in capsys.readouterr().out
 
 
 def _write_run(run: Path, name: str, results: Sequence[CellRuns], *overrides: str) -> None:

@@ -37,9 +37,7 @@ def curves(
 
 
 def _figure_path(out: str) -> Path:
-    """Return the path of both files without their suffixes; refuse an empty one and another kind of file."""
-    if not out:
-        raise ConfigError("`--out` is empty", "give a file name, or leave it out: the files go to report/ of the run")
+    """Return the path of both files without their suffixes; refuse another kind of file."""
     path = expand_path(out)
     if out.endswith("/") or path.is_dir():
         return path / "curves"
