@@ -1,6 +1,5 @@
 """Cost of a pre-training: activations against the bytes that torch saves for the backward pass, the rest by hand."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from exlm_cli.cost.estimate import (
     step_time,
 )
 from exlm_cli.cost.gpus import GPUS
-from exlm_cli.data.batch import Batch
 from exlm_cli.format import format_span
 from exlm_cli.model.chain import ChainHead
 from exlm_cli.model.exlm import ExlmModel
@@ -38,12 +36,11 @@ def long_recipe(**sections: dict[str, Any] | str) -> Any:
     return tiny_recipe(**{**sections, **merged})
 
 
-def full_batch(recipe: Any) -> Batch:
-    return tiny_batch(recipe, (50,) * NUM_SEQUENCES)
-
-
-def bytes_saved_for_backward(run: Callable[[], Tensor], known: list[Tensor]) -> int:
-    """Storages that autograd keeps, each once, without those that exist anyway."""
+def saved_in_training(recipe: Any) -> int:
+    """Bytes that a bf16 forward pass of the real model and loss keeps, each storage once, without the bf16 weights."""
+    model, batch = ExlmModel(recipe, SPECIAL.vocab_size), tiny_batch(recipe, (50,) * NUM_SEQUENCES)
+    objective = Objective(SPECIAL.vocab_size - 1, 1, "native")
+    known = [*model.parameters(), *(value for value in vars(batch).values() if isinstance(value, Tensor))]
     exists = {tensor.untyped_storage().data_ptr() for tensor in known}
     kept: dict[int, int] = {}
 
@@ -53,20 +50,12 @@ def bytes_saved_for_backward(run: Callable[[], Tensor], known: list[Tensor]) -> 
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        result = run()  # its graph keeps the storages alive, so that no address is used twice
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    with torch.autocast("cpu", torch.bfloat16), hooks:
+        result = objective.sequence_nll(model, batch).sum()  # its graph keeps them, so no address is used twice
+    weights = sum(2 * module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
     del result
-    return sum(kept.values())
-
-
-def saved_in_training(recipe: Any) -> int:
-    """Bytes that a bf16 forward pass of the real model and loss keeps, without the bf16 weights."""
-    model, batch = ExlmModel(recipe, SPECIAL.vocab_size), full_batch(recipe)
-    objective = Objective(SPECIAL.vocab_size - 1, 1, "native")
-    known = [*model.parameters(), *(value for value in vars(batch).values() if isinstance(value, Tensor))]
-    with torch.autocast("cpu", torch.bfloat16):
-        saved = bytes_saved_for_backward(lambda: objective.sequence_nll(model, batch).sum(), known)
-    return saved - sum(2 * module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
+    return sum(kept.values()) - weights
 
 
 @pytest.mark.parametrize(
@@ -77,21 +66,20 @@ def saved_in_training(recipe: Any) -> int:
         {"objective": "mlm"},
         {"model": {"alignment": "independent"}},
         {"model": {"width": 32, "ffn_width": 96, "num_heads": 4}},
+        {"model": CHAIN, "masking": {"mask_ratio": 0.6, "num_states_per_mask": 8}},
     ],
 )
-def test_activations_are_the_bytes_that_autograd_keeps(sections):
-    """Half of the logits' bytes are the log-probabilities that are kept; the other half exists while they are made."""
+def test_activations_are_the_bytes_that_autograd_keeps(sections, monkeypatch):
+    """Half of the logits' bytes are the log-probabilities that are kept; the other half exists while they are made.
+
+    A chain keeps none. Training holds 18 bytes a parameter besides.
+    """
+    monkeypatch.setattr(ChainHead, "is_learning", True)
     recipe = long_recipe(**sections)
     memory = count_memory(recipe, NUM_SEQUENCES)
-    expected = memory["activations"] + memory["nodes"] + memory["logits"] / 2
+    expected = memory["activations"] + memory["nodes"] + (0 if recipe.is_chain else memory["logits"] / 2)
     assert saved_in_training(recipe) == pytest.approx(expected, rel=0.02)
-
-
-def test_a_chain_keeps_no_logits(monkeypatch):
-    monkeypatch.setattr(ChainHead, "is_learning", True)
-    recipe = long_recipe(model=CHAIN, masking={"mask_ratio": 0.6, "num_states_per_mask": 8})
-    memory = count_memory(recipe, NUM_SEQUENCES)
-    assert saved_in_training(recipe) == pytest.approx(memory["activations"] + memory["nodes"], rel=0.02)
+    assert memory["state"] == 18 * sum(p.numel() for p in ExlmModel(recipe, SPECIAL.vocab_size).parameters())
 
 
 @pytest.mark.parametrize("sections", [{}, {"objective": "mlm"}])
@@ -119,15 +107,6 @@ def test_dropout_keeps_a_byte_for_each_element_it_draws():
     assert counted[1] - counted[0] == in_blocks + positions * width
 
 
-def test_training_holds_18_bytes_a_parameter_besides_what_grows_with_the_batch():
-    recipe = long_recipe()
-    parameters = sum(parameter.numel() for parameter in ExlmModel(recipe, SPECIAL.vocab_size).parameters())
-    memory = count_memory(recipe, NUM_SEQUENCES)
-    assert memory["state"] == 18 * parameters
-    estimate = estimate_cost(recipe, "h100", 1)
-    assert estimate.memory_bytes == sum(count_memory(recipe, estimate.microbatch_sequences).values())
-
-
 @pytest.mark.parametrize(
     ("name", "changes", "gpu", "hours", "utilisation"),
     [
@@ -147,6 +126,7 @@ def test_the_cost_of_text_base_by_hand():
     recipe = load_recipe("text-base")
     estimate = estimate_cost(recipe, "h100", 8, utilisation=0.5)
     assert estimate.microbatch_sequences == 66  # 49,152 // 743
+    assert estimate.memory_bytes == sum(count_memory(recipe, 66).values())
     assert estimate.tokens_per_step == 2048 * 512
     assert estimate.seconds_per_step == pytest.approx(estimate.flops_per_step / (8 * 989e12 * 0.5))
     assert estimate.hours == pytest.approx(125_000 * estimate.seconds_per_step / 3600)
