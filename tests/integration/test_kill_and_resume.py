@@ -14,16 +14,13 @@ from exlm_cli.train.pretrain_task import PretrainTask
 from tests.killed import die_at_call, run_until_killed, untimed_rows
 from tests.tiny import CHAIN, tiny_recipe
 
-OWNERS: dict[str, Any] = {
-    "checkpoint": checkpoint, "task": PretrainTask, "metrics": loop.MetricsLog,
-}  # fmt: skip
-POINTS = {
-    "before the first step": ("task", "losses", 1),
-    "between checkpoints": ("task", "losses", 8),
-    "while the second checkpoint is hashed": ("checkpoint", "_sha256", 4),
-    "while the second checkpoint is synced": ("checkpoint", "fsync", 11),
-    "while validating": ("task", "validate", 2),
-    "in the middle of a row of metrics": ("metrics", "append", 7),
+POINTS: dict[str, tuple[Any, str, int]] = {
+    "before the first step": (PretrainTask, "losses", 1),
+    "between checkpoints": (PretrainTask, "losses", 8),
+    "while the second checkpoint is hashed": (checkpoint, "_sha256", 4),
+    "while the second checkpoint is synced": (checkpoint, "fsync", 11),
+    "while validating": (PretrainTask, "validate", 2),
+    "in the middle of a row of metrics": (loop.MetricsLog, "append", 7),
 }
 # a chain is killed between the checkpoint of step 6 and its beginning, MLMs in `test_sweep_kill.py`
 CASES = [("exlm", point) for point in POINTS] + [("chain", "between checkpoints")]
@@ -53,7 +50,7 @@ def train_and_die(recipe: PretrainRecipe, out: Path, point: str) -> None:
             file.write('{"kind": "train", "st')
 
     before = leave_half_a_row if function == "append" else lambda *_: None
-    die_at_call(OWNERS[owner], function, count, before=before)
+    die_at_call(owner, function, count, before=before)
     run_pretraining(recipe, out=out)
 
 
