@@ -114,10 +114,7 @@ class FinetuneRecipe(Recipe):
                 "`train.freeze_encoder` with `init: scratch` would keep an encoder that has learned nothing; "
                 "`--recipe csv-encoder` trains the encoder of a table"
             )
-        if self.train.max_steps is not None and self.optim.warmup_steps > self.train.max_steps:
-            raise ValueError(
-                f"`optim.warmup_steps` {self.optim.warmup_steps} is more than `train.max_steps` {self.train.max_steps}"
-            )
+        self.optim.check_steps(self.train.max_steps)
         return self
 
     def sequence_length(self, encoder: PretrainRecipe) -> int:

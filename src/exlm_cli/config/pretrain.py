@@ -132,11 +132,7 @@ class PretrainRecipe(Recipe):
             raise ValueError("give exactly one of `train.batch_sequences` and `train.batch_tokens`")
         if train.max_steps is None and train.max_epochs is None:
             raise ValueError("give `train.max_steps`, `train.max_epochs`, or both")
-        if train.max_steps is not None and self.optim.warmup_steps > train.max_steps:
-            raise UnfitValueError(
-                f"`optim.warmup_steps` {self.optim.warmup_steps} is more than `train.max_steps` {train.max_steps}",
-                "warm up for a share of the steps with `--set optim.warmup_ratio=0.06`",
-            )
+        self.optim.check_steps(train.max_steps)
         if train.batch_tokens is not None and train.batch_tokens < self.repeated_length:
             raise ValueError(
                 f"`train.batch_tokens` {train.batch_tokens} does not hold one sequence of {self.repeated_length}"

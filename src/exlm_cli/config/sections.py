@@ -349,6 +349,18 @@ class OptimConfig(StrictModel):
             )
         return self
 
+    def check_steps(self, max_steps: int | None) -> None:
+        """Check that the warm-up ends within `train.max_steps`.
+
+        Raises:
+            UnfitValueError: It is longer.
+        """
+        if max_steps is not None and self.warmup_steps > max_steps:
+            raise UnfitValueError(
+                f"`optim.warmup_steps` {self.warmup_steps} is more than `train.max_steps` {max_steps}",
+                "warm up for a share of the steps with `--set optim.warmup_ratio=0.06`",
+            )
+
     def resolve_warmup_steps(self, total_steps: int) -> int:
         """Return the steps of warm-up in a run of `total_steps`; a ratio is rounded up."""
         return math.ceil(self.warmup_ratio * total_steps) if self.warmup_ratio else self.warmup_steps

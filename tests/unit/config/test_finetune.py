@@ -18,8 +18,6 @@ def recipe(**sections: Any) -> FinetuneRecipe:
     ("sections", "message"),
     [
         ({"seeds": [1, 2, 1]}, "`seeds` [1, 2, 1] names a seed twice"),
-        ({"optim": {"lr": 1e-3, "warmup_steps": 5}, "train": {"max_steps": 4}},
-         "`optim.warmup_steps` 5 is more than `train.max_steps` 4"),
         ({"optim": {"lr": 1e-3, "warmup_steps": 5, "warmup_ratio": 0.1}},
          "`optim.warmup_steps` 5 and `optim.warmup_ratio` 0.1 are both above 0; give one of them"),
     ],
