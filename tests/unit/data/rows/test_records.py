@@ -187,9 +187,15 @@ def test_a_file_that_is_no_parquet_or_holds_no_utf8_is_named(tmp_path):
         ("a.tsv", b"sentence\tlabel\tlabel \nIt rains.\t1\t0\n", "column `label` twice"),
         ("a.csv", b"text,y\rIt rains,1\r", "a.csv:1: malformed: a carriage return outside of quotes"),
         ("a.csv", b"text\nstill fine\nbad \xff here\n", "a.csv:3: not UTF-8 text: byte 0xff at offset 20"),
+        ("a.json", b'["a",\n"b', "a.json:2: not JSON: Unterminated string starting at column 1"),
+        ("a.json", b"[1, 2]\n[3]", "a.json:2: not JSON: Extra data at column 1"),
+        ("a.json", '["a",\n\n"ü"]'.encode("latin-1"), "a.json:3: not UTF-8 text: byte 0xfc at offset 8"),
+        ("a.json", '["a"]'.encode("utf-16-le"), "a.json:1: not text: byte 0x00 at offset 1"),
+        ("a.json", b"[" + b"1, " * 20 + b"2]", "a.json: one JSON value of more than 60 bytes"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_refused_with_the_place(tmp_path, name, content, message):
+def test_a_file_that_cannot_be_read_is_refused_with_the_place(tmp_path, monkeypatch, name, content, message):
+    monkeypatch.setattr(decode, "LARGEST_JSON_BYTES", 60)
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(DataError, match=rf"^{re.escape(str(tmp_path))}.*{re.escape(message)}"):
