@@ -116,18 +116,13 @@ def test_an_unknown_key_comes_before_what_follows_from_it_and_has_the_nearest_ke
         assert unknown_key("f", given, PretrainRecipe).hint.startswith(hint), given
 
 
-@pytest.mark.parametrize(
-    ("override", "key"),
-    [
-        ("task.max_rows=0", "task.max_rows"),
-        ("grid.optim.lr=1e-3", "grid"),
-        ("task.files.trian=a.csv", "task.files.train"),
-    ],
-)
-def test_errors_of_a_task_name_its_key_without_the_suite(override, key):
-    error = error_of(override, file=[FINETUNE], kind=FinetuneRecipe)
-    assert f"`{key}" in error.message + error.hint
-    assert "task.csv" not in error.message
+def test_errors_of_a_task_name_its_key_without_the_suite():
+    wrong, unknown = (
+        error_of(override, file=[FINETUNE], kind=FinetuneRecipe)
+        for override in ("task.max_rows=0", "task.files.trian=a.csv")
+    )
+    assert "`: `task.max_rows` is 0; it should be" in wrong.message
+    assert unknown.hint == "did you mean `task.files.train`?"
 
 
 def test_changes_are_told_by_their_dotted_keys():

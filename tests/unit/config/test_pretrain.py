@@ -82,7 +82,6 @@ def test_an_mlm_expands_nothing():
         {**MLM, "model": {"transition": {"rope": "nodes", "heads": 16}}},  # no such head
         {"model": CHAIN | {"max_length": 16}, "train": {"microbatch_tokens": 16}},
         {"data": {"kind": "smiles", "train": ["bundled:molecules"], "num_spellings": 2}},
-        {"data": {"kind": "smiles", "train": ["bundled:molecules"], "canonical_smiles": False, "num_spellings": 1}},
         {"train": {"max_steps": None, "max_epochs": 1}, "optim": {"warmup_steps": 7}},
         {"train": {"batch_sequences": None, "batch_tokens": 16}},
         {"train": {"microbatch_tokens": LONGEST}},

@@ -136,7 +136,7 @@ _OF_METALS = re.compile("->|#26|Al|As|Co|Cu|Fe|Pt|Zn")
 
 @given(_SMILES)
 @example(FULLERENE)
-@example(CAGE)
+@example(CAGE)  # RDKit writes other stereoisomers of it, which are left out
 @example("[Cl][Cu]([Cl])<-[n]1ccccc1")
 @example("C/C=C/C[C@@H](N)C(=O)[O-].[2H]C[NH3+]")
 def test_spellings_of_any_molecule_are_other_texts_of_it(smiles):
@@ -170,13 +170,6 @@ def test_spellings_depend_on_the_molecule_alone_and_further_ones_come_after_them
     for smiles, found in spellings.items():
         fewer = other_spellings(smiles, 3)
         assert found[: len(fewer)] == fewer
-
-
-def test_a_spelling_that_is_read_as_another_molecule_is_left_out(monkeypatch):
-    """RDKit writes other stereoisomers of symmetric cages; here it writes another molecule."""
-    monkeypatch.setattr(Chem, "RenumberAtoms", lambda *_: Chem.MolFromSmiles("OCC"))
-    assert other_spellings("CCN", 9) == ()
-    assert other_spellings("CCO", 9) == ("OCC",)
 
 
 @pytest.mark.parametrize(

@@ -95,10 +95,9 @@ def test_rows_are_trained_on_or_held_out_and_those_on_both_sides_of_held_out_one
     assert 10 <= len(valid) <= 60
 
 
-@pytest.mark.parametrize("kind", ["text", "smiles"])
-def test_at_least_one_row_is_held_out_of_a_small_corpus_and_one_row_cannot_be_split(workplace, kind):
+def test_at_least_one_row_is_held_out_of_a_small_corpus_and_one_row_cannot_be_split(workplace):
     (workplace / "rows.txt").write_text("CCO\nCCN\nCCC\n")
-    recipe = _recipe(workplace, kind=kind, train=[f"{workplace}/rows.txt"], valid_fraction=0.001, sample_break="line")
+    recipe = _recipe(workplace, train=[f"{workplace}/rows.txt"], valid_fraction=0.001, sample_break="line")
     prepared = _prepare(recipe)
     assert (len(prepared.train), len(prepared.valid)) == (2, 1)
     (workplace / "rows.txt").write_text("CCO")
@@ -258,8 +257,6 @@ def test_each_training_molecule_is_read_in_all_its_spellings_and_each_validation
     assert train == [text for smiles in of_train for text in (smiles, *other_spellings(smiles, 4))]
     assert valid == _texts(canonical.valid, canonical.tokenizer)
     assert spellings == [other_spellings(smiles, 4)[0] for smiles in valid if other_spellings(smiles, 4)]
-    assert {Chem.CanonSmiles(text) for text in train} == set(of_train)
-    assert set(of_train).isdisjoint(map(Chem.CanonSmiles, [*valid, *spellings]))
     assert len(spellings) >= 2
 
 

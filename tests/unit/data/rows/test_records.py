@@ -140,16 +140,6 @@ def test_a_row_with_too_few_or_too_many_cells_has_a_problem(tmp_path):
         assert rows_of(path, column=column)[1:] == problems
 
 
-def test_a_first_row_is_data_where_the_columns_are_known_and_it_names_none(tmp_path):
-    header = ("source", "label", "mark", "text")
-    bare = write(tmp_path / "a.tsv", "gj04\t1\t1\tIt rains.\n")
-    (record,) = iter_records(bare, header=header)
-    assert record == Record(str(bare), 1, {"source": "gj04", "label": "1", "mark": "1", "text": "It rains."})
-    named = write(tmp_path / "b.tsv", "text\tlabel\nIt rains.\t1\n")
-    (record,) = iter_records(named, header=header)
-    assert record == Record(str(named), 2, {"text": "It rains.", "label": "1"})
-
-
 def test_json_rows_have_their_own_problems(tmp_path):
     lines = ['{"text": "one"}', "", "{oops", '{"other": 1}', '{"text": null}', '{"text": 7}', '"plain"', "[5]"]
     path = write(tmp_path / "a.jsonl", "\n".join([*lines, '{"text": "\\ud83d"}']))
