@@ -3,33 +3,29 @@
 import functools
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from exlm_cli.config.load import dump_recipe, load_recipe
-from exlm_cli.config.sweep import SweepCell, SweepRecipe
+from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.experiments.results import CellRuns, masking_of
 from exlm_cli.files import write_json
-from exlm_cli.finetune.evaluation.calibration import Calibration, PredictedRows
+from exlm_cli.finetune.evaluation.calibration import PredictedRows
 from exlm_cli.finetune.results import FinetunedRun, InitialWeights, RunResults
 from exlm_cli.finetune.scores import (
     AVERAGE,
     MODEL,
     Origin,
-    ScoreRow,
     make_scores,
     score_rows_of,
     score_table,
     scores_csv,
     write_scores,
 )
-from exlm_cli.report.experiments.paper import TABLE_2, TABLE_4, TABLE_13, PaperTable
+from exlm_cli.report.experiments.paper import TABLE_2, TABLE_4, TABLE_13
 from exlm_cli.report.style import drawing
 from exlm_cli.run_dir import RunInfo, describe_environment
-from exlm_cli.tasks.base import Loss
 
 TASKS = {"MNLI": "glue/mnli", "QNLI": "glue/qnli", "QQP": "glue/qqp", "RTE": "glue/rte"}
 
@@ -39,7 +35,7 @@ FIGURE_3 = [81.3, 83.6, 83.3, 81.3, 79.6, 81.4, 83.1, 83.3, 81.3, 81.0, 83.2, 82
 FIGURE_5 = [1.62, 2.78, 3.95, 5.79, 7.26, 1.37, 2.30, 3.44, 5.48, 1.23, 1.77, 3.35, 1.22, 1.76]
 
 # our labels by the rows of each table
-ROWS: dict[str, tuple[PaperTable, dict[str, str]]] = {
+ROWS = {
     "table-2": (TABLE_2, {
         "ExLM w/o 2D RoPE": "exlm-no-2d-rope", "ExLM w/o Transitions": "exlm-no-transitions", "Vanilla MLM": "mlm",
         "Vanilla MLM++": "mlm-plus-plus", "ExLM": "exlm",
@@ -56,51 +52,40 @@ ROWS: dict[str, tuple[PaperTable, dict[str, str]]] = {
 }  # fmt: skip
 
 
-Metrics = dict[str, float | None]
 DIVERGED = "diverged"
 """In place of a run: fine-tuning that came to no end."""
-Tasks = dict[str, FinetunedRun | str | None]
 
 
-def grid_results(seeds: tuple[int, ...] = (1,)) -> list[CellRuns]:
+def grid_results(seeds=(1,)):
     """Return Figures 3 and 5 for every cell and seed, counts exactly p^k; seed s adds (s - 1) / 100 bits."""
     return list(_grid_cells(seeds))
 
 
 @functools.cache  # no test alters a cell
-def _grid_cells(seeds: tuple[int, ...]) -> list[CellRuns]:
+def _grid_cells(seeds):
     metrics = {pair: of_pair for pair, *of_pair in zip(PAIRS, FIGURE_5, FIGURE_3, strict=True)}
     cells = []
     for plan in load_recipe("repeat-mlm", [f"seeds={list(seeds)}"], kind=SweepRecipe).plan():
         k, p = pair_of(plan)
         entropy, accuracy = metrics[k, p]
         bits = entropy + 0.01 * (plan.seed - 1)
-        of_cell: Metrics = {"entropy_bits": bits, "loss": bits / 2, "perplexity": 2.0, "mask_accuracy": 0.5}
-        tasks: Tasks = {"glue/mnli": scores((accuracy / 100 - 0.01, accuracy / 100 + 0.01))}
+        of_cell = {"entropy_bits": bits, "loss": bits / 2, "perplexity": 2.0, "mask_accuracy": 0.5}
+        tasks = {"glue/mnli": scores((accuracy / 100 - 0.01, accuracy / 100 + 0.01))}
         cells.append(measured(plan, {p: of_cell}, tasks, counts=corruption(p**k), steps=50_000))
     return sorted(cells, key=lambda cell: (PAIRS.index(pair_of(cell.plan)), cell.plan.seed))
 
 
-def pair_of(plan: SweepCell) -> tuple[int, float]:
+def pair_of(plan):
     """Return k and p of a cell of a Repeated-MLM grid."""
-    ratio = plan.pretrain.masking.mask_ratio
-    assert isinstance(ratio, float)
-    return plan.pretrain.masking.num_repeats, ratio
+    return plan.pretrain.masking.num_repeats, plan.pretrain.masking.mask_ratio
 
 
-def measured(
-    plan: SweepCell,
-    metrics: dict[float, Metrics],
-    tasks: Tasks,
-    *,
-    counts: dict[str, float] | None = None,
-    steps: int | None = 600,
-) -> CellRuns:
+def measured(plan, metrics, tasks, *, counts=None, steps=600):
     """Return a cell with metrics by mask ratio, runs by task or `DIVERGED`, and counts of corrupted tokens.
 
     If `steps` is None it has diverged, after tokens were counted.
     """
-    by_masking: dict[str, Any] = {masking_of(ratio): {"valid": m} for ratio, m in metrics.items() if steps is not None}
+    by_masking = {masking_of(ratio): {"valid": m} for ratio, m in metrics.items() if steps is not None}
     if counts is not None:
         named = {f"corrupted_{name}": value for name, value in counts.items()}
         by_masking.setdefault(masking_of(plan.mask_ratios[0]), {})["train"] = named
@@ -109,26 +94,24 @@ def measured(
         for masking, of_splits in by_masking.items()
         for row in score_rows_of(Origin(MODEL, masking, 0, plan.seed), of_splits, {})
     ]
-    run = RunInfo(**_environment(), command="pretrain", steps=steps, train_time_s=61.0, parameters=1_400_000)
-    tuned = {} if steps is None else {task: run for task, run in tasks.items() if isinstance(run, FinetunedRun)}
     cell = CellRuns(plan, Path("runs/sweep/cells") / plan.name)
     vars(cell).update(
         made_of={"plan": plan, "metrics": metrics, "tasks": tasks, "counts": counts, "steps": steps},
         pretrain_scores=score_table(rows),
-        run=run,
+        run=RunInfo(**_environment(), command="pretrain", steps=steps, train_time_s=61.0, parameters=1_400_000),
         diverged="step 3" if steps is None else None,
-        tuned=tuned,
+        tuned={task: run for task, run in tasks.items() if run != DIVERGED and steps is not None},
         diverged_tasks={task: "step 3" for task, run in tasks.items() if run == DIVERGED},
     )
     return cell
 
 
 @functools.cache
-def _environment() -> dict[str, Any]:
+def _environment():
     return describe_environment().model_dump()
 
 
-def altered(cell: CellRuns, *, metrics: Metrics | None = None, tasks: Tasks | None = None, **changes: Any) -> CellRuns:
+def altered(cell, *, metrics=None, tasks=None, **changes):
     """Return a cell with other metrics at its own mask ratio, tasks, counts or steps; a task that is None is left out.
 
     `steps=None` lets its training diverge.
@@ -140,7 +123,7 @@ def altered(cell: CellRuns, *, metrics: Metrics | None = None, tasks: Tasks | No
     return measured(**made)
 
 
-def write_cell(folder: Path, cell: CellRuns) -> Path:
+def write_cell(folder, cell):
     """Write the files of a cell, without its models, and return the folder."""
     (folder / "pretrain").mkdir(parents=True, exist_ok=True)
     write_json(folder / "pretrain/run.json", cell.run)
@@ -154,7 +137,7 @@ def write_cell(folder: Path, cell: CellRuns) -> Path:
     return folder
 
 
-def corruption(share: float, *, num_tokens: int = 10_000, measured: float | None = None) -> dict[str, float]:
+def corruption(share, *, num_tokens=10_000, measured=None):
     """Return a count of corrupted tokens that is p^k exactly, or another."""
     return {
         "num_tokens": num_tokens,
@@ -164,7 +147,7 @@ def corruption(share: float, *, num_tokens: int = 10_000, measured: float | None
     }
 
 
-def sweep_results(name: str, *, seeds: tuple[int, ...] = (1,), tasks: tuple[str, ...] = tuple(TASKS)) -> list[CellRuns]:
+def sweep_results(name, *, seeds=(1,), tasks=tuple(TASKS)):
     """Return a cell for every variant and seed of a shipped sweep; seed s adds s - 1 hundredths to each metric.
 
     A variant of k states has an entropy of 10 p / k bits at p, weighted by the posterior half of that.
@@ -173,14 +156,14 @@ def sweep_results(name: str, *, seeds: tuple[int, ...] = (1,), tasks: tuple[str,
 
 
 @functools.cache
-def _sweep_cells(name: str, seeds: tuple[int, ...], tasks: tuple[str, ...]) -> list[CellRuns]:
+def _sweep_cells(name, seeds, tasks):
     cells = []
     for plan in load_recipe(name, [f"seeds={list(seeds)}"], kind=SweepRecipe).plan():
         added = 0.01 * (plan.seed - 1)
         pretrain = plan.pretrain
         k = pretrain.masking.num_states_per_mask
         has_dag = pretrain.objective == "exlm" and pretrain.model.alignment != "independent"
-        metrics: dict[float, Metrics] = {
+        metrics = {
             p: {"entropy_bits": 10 * p / k + added} | ({"entropy_posterior_bits": 5 * p / k + added} if has_dag else {})
             for p in plan.mask_ratios
             if isinstance(p, float)
@@ -192,12 +175,12 @@ def _sweep_cells(name: str, seeds: tuple[int, ...], tasks: tuple[str, ...]) -> l
     return cells
 
 
-def scores(values: tuple[float | None, ...], *, metric: str = "accuracy", **changes: Any) -> FinetunedRun:
-    """Return a run on a task without labelled test rows; `changes` are other fields of its results."""
-    return scored("", "glue/qnli", {metric: [*values]}, **changes)
+def scores(values, **changes):
+    """Return a run with accuracies on a task without labelled test rows; `changes` are other fields of its results."""
+    return scored("", "glue/qnli", {"accuracy": [*values]}, **changes)
 
 
-def _printed_scores(label: str, tasks: tuple[str, ...], added: float) -> Tasks:
+def _printed_scores(label, tasks, added):
     """Return three seeds around the accuracy that the paper prints for a variant, on some columns of its tables.
 
     For MNLI that is the mismatched accuracy; the matched one is 3 points higher.
@@ -207,17 +190,15 @@ def _printed_scores(label: str, tasks: tuple[str, ...], added: float) -> Tasks:
         for column in tasks
     }  # fmt: skip
     shares = {column: value / 100 + added for column, value in printed.items() if value is not None}
-    by_task: Tasks = {}
+    by_task = {}
     for column, share in shares.items():
         near = [share - 0.01, share, share + 0.01]
-        metrics: Values = {"accuracy": near}
+        metrics = {"accuracy": near}
         if column == "MNLI":
             metrics = {"accuracy": [value + 0.03 for value in near], "mismatched_accuracy": near}
         by_task[TASKS[column]] = scored("", TASKS[column], metrics)
     return by_task
 
-
-Values = dict[str, list[float | None]]
 
 EXLM = InitialWeights(
     checkpoint="/runs/pre/checkpoints/step-1200", sha256="e1" * 32, recipe="smiles-small", objective="exlm", steps=1200,
@@ -226,17 +207,7 @@ EXLM = InitialWeights(
 SCRATCH = EXLM.model_copy(update={"checkpoint": None, "sha256": None, "objective": "scratch", "steps": 0, "tokens": 0})
 
 
-def scored(
-    name: str,
-    task: str,
-    metrics: Values,
-    *,
-    forests: dict[str, Values] | None = None,
-    labels: dict[str, Values] | None = None,
-    averages: dict[str, float] | None = None,
-    split_seeds: tuple[int, ...] = (0,),
-    **changed: Any,
-) -> FinetunedRun:
+def scored(name, task, metrics, *, forests=None, labels=None, averages=None, split_seeds=(0,), **changed):
     """Return a run whose metrics have a value for each seed on each split of the rows, split by split.
 
     GLUE and SQuAD are scored on `valid` alone.
@@ -246,69 +217,46 @@ def scored(
         labels: Metrics of each label, also those of the baselines.
         averages: What the mean prediction of the seeds scores on every split of the rows; else the mean of the seeds.
     """
-    splits = ("valid", "test") if task.startswith(("moleculenet", "csv")) else ("valid",)
-    splits = tuple(split for split in splits if split in changed.get("split_sizes", splits)) or ("valid",)
-    num_seeds = len(next(iter(metrics.values()))) // len(split_seeds)
-    seeds = changed.pop("seeds", tuple(range(1, 1 + num_seeds)))
-    rows = [
-        row
-        for model, of_model in {MODEL: metrics, **(forests or {})}.items()
-        for row in score_rows(model, of_model, labels or {}, seeds, split_seeds, splits, averages or {})
-    ]
-    results = described(task, metrics, seeds, split_seeds, **changed)
+    seeds = changed.pop("seeds", tuple(range(1, 1 + len(next(iter(metrics.values()))) // len(split_seeds))))
+    results = described(task, next(iter(metrics)), seeds, split_seeds, **changed)
+    parts = [split for split in ("valid", "test") if split in results.split_sizes] or ["valid"]
+    rows = []
+    for model, of_model in {MODEL: metrics, **(forests or {})}.items():
+        for number, split_seed in enumerate(split_seeds):
+            place = slice(number * len(seeds), (number + 1) * len(seeds))
+            for index, seed in enumerate((*seeds, AVERAGE)):
+                whole = _at(of_model, place, index)
+                whole |= averages if averages is not None and (model, seed) == (MODEL, AVERAGE) else {}
+                own = {label: _at(of_label, place, index) for label, of_label in (labels or {}).items()}
+                origin = Origin(model, "single", split_seed, seed)
+                rows += score_rows_of(origin, dict.fromkeys(parts, whole), dict.fromkeys(parts, own))
     run = FinetunedRun(name, Path("runs") / name, results)
     vars(run)["scores"] = make_scores(rows)
     return run
 
 
-def score_rows(
-    model: str,
-    metrics: Values,
-    labels: dict[str, Values],
-    seeds: tuple[int, ...],
-    split_seeds: tuple[int, ...],
-    splits: tuple[str, ...],
-    averages: dict[str, float],
-) -> list[ScoreRow]:
-    """Return the rows of one model; its loss has no average."""
-    rows: list[ScoreRow] = []
-    for i, split_seed in enumerate(split_seeds):
-        place = slice(i * len(seeds), (i + 1) * len(seeds))
-        of_split = {metric: values[place] for metric, values in metrics.items()}
-        of_labels = {name: {m: values[place] for m, values in own.items()} for name, own in labels.items()}
-
-        def at(index: int, of: Values) -> dict[str, float | None]:
-            return {metric: values[index] for metric, values in of.items()}
-
-        def mean(of: Values) -> dict[str, float | None]:
-            known = {metric: [v for v in values if v is not None] for metric, values in of.items() if metric != "loss"}
-            return {metric: sum(values) / len(values) if values else None for metric, values in known.items()}
-
-        for index, seed in enumerate(seeds):
-            own = {name: at(index, of) for name, of in of_labels.items()}
-            origin = Origin(model, "single", split_seed, seed)
-            rows += score_rows_of(origin, dict.fromkeys(splits, at(index, of_split)), dict.fromkeys(splits, own))
-        own = {name: mean(of) for name, of in of_labels.items()}
-        whole = mean(of_split) | (averages if model == MODEL else {})
-        origin = Origin(model, "single", split_seed, AVERAGE)
-        rows += score_rows_of(origin, dict.fromkeys(splits, whole), dict.fromkeys(splits, own))
-    return rows
+def _at(metrics, place, index):
+    """Return the values of a seed on one split, or after the last seed their means, of which the loss has none."""
+    found = {}
+    for metric, values in metrics.items():
+        known = [value for value in values[place] if value is not None]
+        if index < len(values[place]):
+            found[metric] = values[place][index]
+        elif metric != "loss":
+            found[metric] = sum(known) / len(known) if known else None
+    return found
 
 
-def predicted_rows(
-    loss: Loss, names: Sequence[str], by_seed: Any, targets: Any, calibration: Calibration, **more: Any
-) -> PredictedRows:
+def predicted_rows(loss, names, by_seed, targets, calibration, **more):
     """Return (K, N, C) predictions of rows, counted from 0, and their (N, C) truth."""
-    rows: dict[str, Any] = {"rows": np.arange(len(targets)), "targets": targets, **more}
+    rows = {"rows": np.arange(len(targets)), "targets": targets, **more}
     return PredictedRows(loss=loss, names=tuple(names), by_seed=by_seed, calibration=calibration, **rows)
 
 
-def described(
-    task: str, metrics: Values, seeds: tuple[int, ...], split_seeds: tuple[int, ...], **changed: Any
-) -> RunResults:
-    """Return the results of such a run."""
+def described(task, metric, seeds, split_seeds, **changed):
+    """Return the results of such a run, whose epochs a metric has chosen."""
     has_test = task.startswith(("moleculenet", "csv"))
-    values: dict[str, Any] = {
+    values = {
         "task": task,
         "kind": "finetune",
         "recipe": "tiny",
@@ -325,7 +273,7 @@ def described(
         "max_rows": None,
         "split_sha256": "ab" * 32,
         "labels_sha256": "",
-        "selection_metric": next(iter(metrics)),
+        "selection_metric": metric,
         "is_greater_better": True,
         "aggregate": "mean" if has_test else "median",
         "seeds": seeds,
@@ -338,18 +286,17 @@ def described(
         "grid_best": None,
         "grid": (),
     }
-    values |= changed
-    return RunResults(**values)
+    return RunResults(**values | changed)
 
 
-def svg_texts(path: Path) -> list[str]:
+def svg_texts(path):
     """Return the texts of a drawing, which must be XML."""
     text = path.read_text(encoding="utf-8")
     ET.fromstring(text)
     return re.findall(r"<!-- (.*?) -->", text)
 
 
-def words_of(figure: Any) -> set[str]:
+def words_of(figure):
     """Lay a figure out, where a warning of the layout is an error, and return its texts."""
     from matplotlib.text import Text  # not above: tests that draw nothing read this file
 

@@ -3,7 +3,6 @@
 import math
 import re
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -18,10 +17,10 @@ from exlm_cli.report.finetuning.scores import (
     score_entry,
     task_tables,
 )
-from tests.unit.report.results import SCRATCH, Values, scored
+from tests.unit.report.results import SCRATCH, scored
 
 ECFP4, RDKIT = "forest-ecfp4", "forest-rdkit2d"
-METRICS: Values = {"roc_auc": [0.7, 0.8], "loss": [0.5, 0.6], "f1": [None, None]}
+METRICS = {"roc_auc": [0.7, 0.8], "loss": [0.5, 0.6], "f1": [None, None]}
 
 
 @pytest.mark.parametrize(
@@ -60,7 +59,7 @@ def test_scratch_one_seed_a_grid_and_the_baselines_are_named():
 def test_the_mean_prediction_comes_first_and_every_spread_and_model_is_named():
     """On the page each has a row, with a column for each metric and for what chose the epoch."""
     forests = {ECFP4: {"roc_auc": [0.6, 0.8]}, "a model of tomorrow": {"roc_auc": [0.6, 0.6]}}
-    metrics: Values = {"roc_auc": [0.7, 0.9], "loss": [0.5, 0.7]}
+    metrics = {"roc_auc": [0.7, 0.9], "loss": [0.5, 0.7]}
     run = scored("a", "csv", metrics, averages={"roc_auc": 0.875}, forests=forests)
     (table,) = results_tables(run)
     assert table.groups == (
@@ -132,7 +131,7 @@ def test_runs_with_common_seeds_have_their_paired_difference_from_the_first():
 def test_of_several_splits_and_seeds_the_mean_predictions_of_the_splits_come_first():
     """Their means over the seeds of a split are 0.6 and 0.8; the four seeds have a deviation of their own."""
     forests = {ECFP4: {"roc_auc": [0.6, 0.6, 0.8, 0.8]}}
-    values: Values = {"roc_auc": [0.5, 0.7, 0.7, 0.9]}
+    values = {"roc_auc": [0.5, 0.7, 0.7, 0.9]}
     over = {"roc_auc": Interval(low=0.25, high=0.75, over="splits", num=2)}
     run = scored("one", "csv", values, split="random", split_seeds=(0, 1), forests=forests, split_intervals=over)
     (table,) = results_tables(run)
@@ -156,7 +155,7 @@ def test_runs_of_different_splits_have_a_baseline_each_and_a_warning():
 
 
 def test_tables_of_unrelated_csv_files_are_apart_and_have_names_of_their_own():
-    metrics: dict[str, list[float | None]] = {"roc_auc": [0.5]}
+    metrics = {"roc_auc": [0.5]}
     runs = [scored("a", "csv", metrics), scored("b", "csv", metrics), scored("c", "csv", metrics, labels_sha256="ab")]
     runs.append(scored("d", "csv", metrics, output_names=("toxic",)))
     tables = task_tables(runs)
@@ -166,7 +165,7 @@ def test_tables_of_unrelated_csv_files_are_apart_and_have_names_of_their_own():
 
 def test_several_values_have_a_table_of_their_own_errors_beside_the_baseline():
     """Errors are in the unit of each value: a mean of 0.5 and 9 would say nothing."""
-    labels: Any = {
+    labels = {
         name: {metric: [value] for metric in ("rmse", "mae", "r2")} for name, value in (("logP", 0.5), ("TPSA", 9.0))
     }
     run = scored(
@@ -187,7 +186,7 @@ def test_of_many_labels_the_first_30_are_shown_and_a_note_counts_them():
     assert predicted.columns == ("label", "roc_auc", "average_precision", "accuracy")
     assert predicted.rows == tuple((f"assay {n}", "0.5000", "not defined", "0.2500") for n in range(30))
     assert predicted.notes == ("the first 30 of 31; the JSON output has all",)
-    labels: Any = {name: {metric: [v] for metric, v in of.items()} for name, of in scores.items()}
+    labels = {name: {metric: [v] for metric, v in of.items()} for name, of in scores.items()}
     _, table = results_tables(scored("a", "csv", {"roc_auc": [0.5]}, labels=labels, output_names=tuple(labels)))
     assert (table.title, table.columns, table.rows) == ("test: each label alone", predicted.columns, predicted.rows)
     assert table.notes == ("the first 30 of 31; scores.csv has all",)
