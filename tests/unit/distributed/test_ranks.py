@@ -1,15 +1,14 @@
-"""Ranks that do not meet; shares of ranks; the ranks of one process, which answer at once."""
+"""Ranks that do not meet, and the rank of one process, which answers at once."""
 
 import socket
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 import torch
 
 from exlm_cli.distributed import ranks as module
-from exlm_cli.distributed.launch import Launch, read_launch
-from exlm_cli.distributed.ranks import ALONE, Ranks, join
+from exlm_cli.distributed.launch import read_launch
+from exlm_cli.distributed.ranks import ALONE, join
 from exlm_cli.errors import DataError, RankError
 from tests.ranks import launch_variables
 
@@ -29,13 +28,6 @@ def test_ranks_without_the_others_end_with_one_line_each(monkeypatch, own, reaso
         with pytest.raises(RankError, match=said) as caught, join(read_launch(), CPU):
             pass
     assert caught.value.reporter == own
-
-
-def test_shares_are_all_items_once():
-    items = np.arange(11)
-    shares = Ranks(Launch(1, 4), torch.device("cpu")).shares_of(items)
-    assert sorted(np.concatenate(shares)) == list(range(11))
-    assert {len(share) for share in shares} == {2, 3}
 
 
 def test_one_process_answers_at_once_and_raises_what_its_work_raises():
