@@ -59,9 +59,6 @@ app.command()(doctor)
 # newer typer bundles its own click; this is the usage error of whichever click it uses
 _UsageError: type[BaseException] = typer.BadParameter.__mro__[1]
 
-_ANSWER_TO_RANKS = ("pretrain", "finetune")
-"""Commands that know of ranks: the first trains on several, the second refuses them, as its library function does."""
-
 _MEMORY_HINT = (
     "train with a lower `--set train.microbatch_tokens=N`, which keeps the batch size (a pre-training can resume with "
     "it, a fine-tuning must start again); predict shorter texts, or with `--device cpu` if the GPU ran out of memory"
@@ -114,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _refuse_other_encodings(given)
         command: Any = typer.main.get_command(app)
         name = next((argument for argument in given if argument in command.commands), None)
-        if name is not None and name not in _ANSWER_TO_RANKS:
+        if name not in (None, "pretrain"):
             _refuse_ranks(name)
         code = command(
             [argument for argument in given if argument != "--debug"], prog_name="exlm", standalone_mode=False
@@ -150,7 +147,7 @@ def _refuse_ranks(name: str) -> None:
     if num_ranks() > 1:
         raise ConfigError(
             f"`exlm {name}` works in one process, but WORLD_SIZE is {num_ranks()}",
-            "start `exlm pretrain` with torchrun; unset WORLD_SIZE for the other commands",
+            "start it once, without `torchrun`, which is for `exlm pretrain`; or unset WORLD_SIZE",
         )
 
 

@@ -38,19 +38,6 @@ def num_ranks() -> int:
     return max(1, _read_number("WORLD_SIZE")) if os.environ.get("WORLD_SIZE") else 1
 
 
-def require_one_process(what: str) -> None:
-    """Refuse a launch of several ranks for work that starts processes of its own.
-
-    Args:
-        what: The work, as the error names it.
-
-    Raises:
-        ConfigError: There are several ranks.
-    """
-    if num_ranks() > 1:
-        raise ConfigError(f"{what} uses every GPU by itself", "start the command once, without `torchrun`")
-
-
 def is_quiet() -> bool:
     """Return whether this is one of several ranks and another one, rank 0, prints."""
     return not prints_error(0)

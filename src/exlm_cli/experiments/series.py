@@ -9,7 +9,6 @@ from exlm_cli.bundled_models import bundled_name
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.input_paths import with_absolute_paths
 from exlm_cli.config.load import load_recipe
-from exlm_cli.distributed.launch import require_one_process
 from exlm_cli.errors import DataError, DivergedError
 from exlm_cli.files import JsonModel, read_json, write_json
 from exlm_cli.finetune.results import RESULTS_FILE, FinetunedRun, read_results
@@ -67,11 +66,10 @@ def begin_series(
     Raises:
         CheckpointError: The model reads other rows than the tasks have, `out` is not empty, or a file cannot be
             written.
-        ConfigError: There are several ranks, a sequence is too long for the model, or there is no such device or
+        ConfigError: A sequence is too long for the model, or there is no such device or
             tracker; a resumption keeps the recipes, so nothing is made.
         DataError: Files of a task are missing; nothing is made.
     """
-    require_one_process("fine-tuning")
     run_kind(checkpoint)  # refuses what is no run
     encoder = load_recipe(run_directory(checkpoint) / "recipe.yaml")
     for recipe in recipes:

@@ -15,7 +15,6 @@ from exlm_cli.bundled_models import bundled_name, local_path
 from exlm_cli.config.finetune import FinetuneRecipe, grid_points
 from exlm_cli.config.load import load_recipe, resumed_recipe, resumed_recipes
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.distributed.launch import require_one_process
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.finetune.results import ENCODER_FILE, FinetunedRun
 from exlm_cli.progress import Progress, SilentProgress
@@ -69,7 +68,6 @@ def run_finetuning(
         ExlmError: A mistake in data, checkpoint, tokenizer or grid; divergence, interruption.
     """
     progress = progress or SilentProgress()
-    require_one_process("fine-tuning")
     require_arguments(recipe, FinetuneRecipe, callbacks)
     require_trackers(recipe.train.report_to)
     run = None if resume is None else Path(resume)

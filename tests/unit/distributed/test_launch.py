@@ -70,9 +70,10 @@ def test_one_rank_prints_an_error(monkeypatch, rank, local_rank, reporter, print
 
 def test_other_commands_refuse_several_ranks_and_one_says_so(monkeypatch, capsys):
     _set(monkeypatch, RANK="0", LOCAL_RANK="0")
-    assert "`exlm eval` works in one process, but WORLD_SIZE is 8" in refusal_of(capsys, "eval", "run")
+    words = ("finetune", "csv", "a.csv")
+    assert "`exlm finetune` works in one process, but WORLD_SIZE is 8" in refusal_of(capsys, *words)
     _set(monkeypatch, RANK="1", LOCAL_RANK="1")
-    assert main(["eval", "run"]) == 2
+    assert main(words) == 2
     assert capsys.readouterr().err == ""
 
 

@@ -7,7 +7,7 @@ import filelock
 import pytest
 
 from exlm_cli.config.load import load_recipe
-from exlm_cli.errors import CheckpointError, ConfigError, DivergedError
+from exlm_cli.errors import CheckpointError, DivergedError
 from exlm_cli.finetune import training
 from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
@@ -15,7 +15,7 @@ from exlm_cli.train.task import Callback
 from tests.killed import die_at_call, run_until_killed
 from tests.recorder import Recorder
 from tests.tiny_sweeps import work_in_this_process
-from tests.unit.finetune.synthetic import ONE_EPOCH, WordTask, assert_same_run, finetune_recipe, run_tiny, words_table
+from tests.unit.finetune.synthetic import ONE_EPOCH, WordTask, assert_same_run, finetune_recipe, words_table
 
 GRID = {"optim.lr": [1e-5, 3e-3]}
 
@@ -100,11 +100,3 @@ def test_workers_share_the_cores_and_are_no_more_than_cells(
     with pytest.raises(DivergedError):
         run_finetuning(recipe, checkpoint=text_model, out=tmp_path / "run", task=WordTask(), workers=workers)
     assert given == threads
-
-
-def test_a_launch_of_several_ranks_is_refused(text_model, tmp_path, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="fine-tuning uses every GPU by itself") as caught:
-        run_tiny(text_model, tmp_path / "run")
-    assert caught.value.hint == "start the command once, without `torchrun`"
-    assert not (tmp_path / "run").exists()
