@@ -4,6 +4,7 @@ import ctypes
 import os
 import signal
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -67,13 +68,18 @@ def test_memory_of_cuda_grows_in_place_unless_the_user_or_the_driver_refuses(mon
     assert os.environ == before | given | (expected or {})
 
 
-def test_a_closed_terminal_stops_a_run_but_not_one_under_nohup():
+def test_a_closed_terminal_stops_a_run_but_not_one_under_nohup(monkeypatch):
+    is_terminal, redirect = Mock(return_value=True), Mock()
+    monkeypatch.setattr(os, "isatty", is_terminal)
+    monkeypatch.setattr(os, "dup2", redirect)
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
         with process.StopSignal() as stop:
+            is_terminal.return_value = False
             for _ in range(2):  # the shell and the kernel
                 os.kill(os.getpid(), signal.SIGHUP)
         assert stop.number == signal.SIGHUP
+        assert [told.args[1] for told in redirect.call_args_list] == [1, 2]  # a write would be an error
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         with process.StopSignal() as stop:
