@@ -22,7 +22,7 @@ def read_launch() -> Launch:
     """Return the launch of this process, from the environment variables that torchrun sets.
 
     Raises:
-        ConfigError: WORLD_SIZE is not a number, or it is above 1 and another variable is missing or not a number.
+        ConfigError: WORLD_SIZE is above 1 and another variable is missing.
     """
     if num_ranks() == 1:
         return ONE_PROCESS
@@ -30,12 +30,8 @@ def read_launch() -> Launch:
 
 
 def num_ranks() -> int:
-    """Return WORLD_SIZE; 1 where it is not set.
-
-    Raises:
-        ConfigError: It is not a number.
-    """
-    return max(1, _read_number("WORLD_SIZE")) if os.environ.get("WORLD_SIZE") else 1
+    """Return WORLD_SIZE; 1 where it is not set."""
+    return max(1, int(os.environ.get("WORLD_SIZE") or 1))
 
 
 def is_quiet() -> bool:
@@ -45,19 +41,17 @@ def is_quiet() -> bool:
 
 def prints_error(reporter: int | None) -> bool:
     """Return whether this process prints an error: rank `reporter`, or for None the first rank of each node."""
-    if os.environ.get("WORLD_SIZE", "") in ("", "0", "1"):
+    if num_ranks() == 1:
         return True
     name = "LOCAL_RANK" if reporter is None else "RANK"
     return os.environ.get(name, "0") == str(reporter or 0)
 
 
 def _read_number(name: str) -> int:
-    given = os.environ.get(name, "")
-    if not given.isdecimal():
-        found = f"{name} is `{given}`, not a number" if given else f"{name} is not set"
+    if name not in os.environ:
         raise ConfigError(
-            f"WORLD_SIZE is {os.environ.get('WORLD_SIZE')}, so this is one of several ranks, but {found}",
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, so this is one of several ranks, but {name} is not set",
             "launch ranks with `torchrun --nproc-per-node=N -m exlm_cli ...`, which sets every variable; unset "
             "WORLD_SIZE for one process",
         )
-    return int(given)
+    return int(os.environ[name])

@@ -42,17 +42,9 @@ def test_a_rank_is_read_from_the_variables_of_torchrun(monkeypatch):
     assert read_launch() == Launch(rank=5, size=8, local_rank=1, local_size=4)
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"RANK": None}, "RANK is not set"),
-        ({"LOCAL_RANK": "x"}, "LOCAL_RANK is `x`, not a number"),
-        ({"WORLD_SIZE": "-2"}, "WORLD_SIZE is `-2`, not a number"),
-    ],
-)
-def test_an_incomplete_launch_is_refused(monkeypatch, changes, reason):
-    _set(monkeypatch, **changes)
-    with pytest.raises(ConfigError, match=reason) as caught:
+def test_an_incomplete_launch_is_refused(monkeypatch):
+    _set(monkeypatch, RANK=None)
+    with pytest.raises(ConfigError, match=r"WORLD_SIZE is 8, .* RANK is not set") as caught:
         read_launch()
     assert "torchrun" in caught.value.hint
 
