@@ -3,7 +3,6 @@
 import contextlib
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -77,30 +76,33 @@ def damage(trial: Trial, path: Path) -> None:
     elif way == 2:
         others = [other for other in path.parents[1].rglob("*") if other.is_file() and other != path]
         shutil.copyfile(rng.choice(others), path)
-    elif way < 5 or path.suffix not in CRAFTERS:
+    elif way < 5:
         path.write_bytes(mutate(rng, content))
     else:
-        path.write_bytes(CRAFTERS[path.suffix](rng, content, rng.choice(VALUES)))
+        path.write_bytes(craft(rng, path.suffix, content))
 
 
-def _craft_json(rng: Random, content: bytes, value: Any) -> bytes:
-    return json.dumps(mutate_json(rng, json.loads(content), value)).encode()
-
-
-def _craft_lines(rng: Random, content: bytes, value: Any) -> bytes:
-    lines = content.decode().splitlines() or ["{}"]
-    at = rng.randrange(len(lines))
-    lines[at] = json.dumps(mutate_json(rng, json.loads(lines[at]), value))
-    rng.random() < 0.2 and lines.reverse()
-    return "\n".join(lines).encode()
-
-
-def _craft_yaml(rng: Random, content: bytes, value: Any) -> bytes:
-    text = yaml.safe_dump(mutate_json(rng, yaml.safe_load(content), value))
+def craft(rng: Random, suffix: str, content: bytes) -> bytes:
+    """Return content of the right form with another value, or key, in one place."""
+    value = rng.choice(VALUES)
+    match suffix:
+        case ".json":
+            text = json.dumps(mutate_json(rng, json.loads(content), value))
+        case ".yaml":
+            text = yaml.safe_dump(mutate_json(rng, yaml.safe_load(content), value))
+        case ".jsonl":
+            lines = content.decode().splitlines() or ["{}"]
+            at = rng.randrange(len(lines))
+            lines[at] = json.dumps(mutate_json(rng, json.loads(lines[at]), value))
+            text = "\n".join(lines)
+        case ".safetensors":
+            return _craft_tensors(rng, content)
+        case _:
+            return mutate(rng, content)
     return text.encode("utf-8", "surrogatepass")
 
 
-def _craft_tensors(rng: Random, content: bytes, _: Any) -> bytes:
+def _craft_tensors(rng: Random, content: bytes) -> bytes:
     tensors = safetensors.numpy.load(content)
     if not tensors:
         return content[::-1]
@@ -124,8 +126,3 @@ def _craft_tensors(rng: Random, content: bytes, _: Any) -> bytes:
             ).encode()
             return len(header).to_bytes(8, "little") + header + content[8 + size :]
     return safetensors.numpy.save(tensors)
-
-
-CRAFTERS: dict[str, Callable[[Random, bytes, Any], bytes]] = {
-    ".json": _craft_json, ".jsonl": _craft_lines, ".yaml": _craft_yaml, ".safetensors": _craft_tensors,
-}  # fmt: skip
