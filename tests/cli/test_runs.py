@@ -12,7 +12,7 @@ from exlm_cli import bundled_models
 from exlm_cli.cli.runs import choose_checkpoint, given_runs, name_runs
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.progress import SilentProgress
-from exlm_cli.run_dir import run_kind, update_run_json
+from exlm_cli.run_dir import update_run_json
 from tests.unit.finetune.synthetic import make_pretrained
 
 
@@ -38,9 +38,8 @@ def test_the_kind_of_a_run_is_the_command_that_made_it(tmp_path):
     step, finetuned = given_runs([tmp_path / "pretrain/checkpoints/step-3", tmp_path / "finetune"], SilentProgress())
     assert (step.kind, step.name, step.report) == ("pretrain", "pretrain/step-3", tmp_path / "pretrain/report")
     assert (finetuned.kind, finetuned.name, finetuned.report) == ("finetune", "finetune", tmp_path / "finetune/report")
-    for path in (tmp_path / "none", tmp_path, tmp_path / "sweep"):
-        with pytest.raises(CheckpointError, match=str(path)):
-            run_kind(path)
+    with pytest.raises(CheckpointError, match=f"{tmp_path}/sweep: a run of `exlm sweep`"):
+        given_runs([tmp_path / "sweep"], SilentProgress())
 
 
 def chosen(given: Path | None = None) -> tuple[Path, list[str]]:

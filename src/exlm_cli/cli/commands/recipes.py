@@ -89,11 +89,11 @@ def _list_recipes(command: str | None, *, as_json: bool) -> None:
     from exlm_cli.config.load import KINDS, list_recipes, load_recipe
 
     starts = {kind.example for kind in KINDS}
-    entries = [_entry(load_recipe(name, kind=kind), starts) for kind in KINDS for name in list_recipes(kind)]
-    commands = list(dict.fromkeys(entry["command"] for entry in entries))
+    all_recipes = [load_recipe(name, kind=kind) for kind in KINDS for name in list_recipes(kind)]
+    commands = list(dict.fromkeys(recipe.run_by for recipe in all_recipes))
     if command is not None and command not in commands:
         raise ConfigError(f"`--for {command}`: accepted are {', '.join(commands)}", "choose one, or leave `--for` out")
-    entries = [entry for entry in entries if command in (None, entry["command"])]
+    entries = [_entry(recipe, starts) for recipe in all_recipes if command in (None, recipe.run_by)]
     if as_json:
         return console.emit_json(entries)
     console.emit_listing(
