@@ -48,10 +48,12 @@ def no_compiler_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def make_compiler(no_compiler_yet: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeCompiler:
-    """A script in place of g++ that answers `-v`, counts its builds and writes its last argument."""
+    """A script in place of g++ that answers `-v`, counts its builds and copies a library to its last argument."""
     numbers = itertools.count()
 
-    def make(name: str = "g++", *, probe: str = "echo version 1", compile_: str = "") -> Path:
+    def make(
+        name: str = "g++", *, probe: str = "echo version 1", compile_: str = "", library: Path | None = None
+    ) -> Path:
         tools = tmp_path / f"tools-{next(numbers)}"  # each compiler is asked once in a process, by its path
         script = tools / "bin" / name
         script.parent.mkdir(parents=True)
@@ -63,7 +65,7 @@ esac
 {compile_}
 echo built >> {tmp_path}/builds
 for output; do :; done
-echo library > "$output"
+{"echo library >" if library is None else f"cp {library}"} "$output"
 """
         )
         script.chmod(0o755)

@@ -1,16 +1,16 @@
 """The report of `exlm doctor`, with shell scripts in place of compilers and GPUs that torch only pretends to see."""
 
+import re
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
 from exlm_cli.errors import BackendError
-from exlm_cli.ops.alignment import build, diagnosis, library
-from exlm_cli.ops.alignment.build import BuildError
+from exlm_cli.ops.alignment import build, library
 from exlm_cli.ops.alignment.diagnosis import LibraryState, build_kernels, diagnose
+from exlm_cli.ops.alignment.library import DeviceLibrary
 from exlm_cli.progress import SilentProgress
 from tests.recorder import Recorder
 
@@ -24,27 +24,8 @@ def see_gpus(monkeypatch: pytest.MonkeyPatch, *capabilities: tuple[int, int]) ->
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capabilities[device])
 
 
-class Library:
-    """A library that loads and runs on the GPUs in `runs_on_gpus`."""
-
-    runs_on_gpus = (0,)
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def runs_on(self, device: int) -> bool:
-        return device in self.runs_on_gpus
-
-    def check(self, device: int) -> None:
-        if not self.runs_on(device):
-            raise BuildError(f"it does not run on cuda:{device}")
-
-
-@pytest.fixture
-def loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The libraries of pretended compilers load."""
-    monkeypatch.setattr(diagnosis, "HostLibrary", Library)
-    monkeypatch.setattr(library, "DeviceLibrary", Library)
+@pytest.fixture(autouse=True)
+def _no_device_library_yet() -> Iterator[None]:
     library.device_library.cache_clear()
     yield
     library.device_library.cache_clear()
@@ -70,16 +51,16 @@ def test_a_machine_without_compilers(monkeypatch, tmp_path):
     assert diagnose().cuda == LibraryState(None, NO_NVCC, "reference")
 
 
-@pytest.mark.usefixtures("loads")
-def test_a_gpu_takes_the_host_kernels_until_nvcc_is_there(make_compiler, monkeypatch):
-    make_compiler()
+def test_a_gpu_takes_the_host_kernels_until_nvcc_is_there(make_compiler, monkeypatch, kernels, simulated):
+    make_compiler(library=kernels)
     see_gpus(monkeypatch, (9, 0))
     with monkeypatch.context() as patch:
         which = shutil.which
         patch.setattr(shutil, "which", lambda name: None if name.endswith("nvcc") else which(name))
         assert diagnose().cuda == LibraryState(None, NO_NVCC, "native, on the host")
         assert_no_build("cuda", NO_NVCC)
-    make_compiler("nvcc", probe="printf 'tools, release 13.0\\ncompute_80\\ncompute_90\\n'")
+    probe = "printf 'tools, release 13.0\\ncompute_80\\ncompute_90\\n'"
+    make_compiler("nvcc", probe=probe, library=simulated.path)
     found = diagnose()
     assert found.gpus == ["NVIDIA H200 (sm_90)"]
     assert (found.nvcc or "").endswith("bin/nvcc (tools, release 13.0)")
@@ -98,18 +79,22 @@ def test_a_library_that_does_not_load_is_reported(make_compiler, monkeypatch):
     assert_no_build("cpu", message)
 
 
-@pytest.mark.usefixtures("loads")
-def test_a_gpu_that_no_library_runs_on_does_not_hinder_the_others(make_compiler, monkeypatch):
-    make_compiler()
-    make_compiler("nvcc", probe="printf 'tools, release 13.0\\ncompute_75\\ncompute_90\\n'")
+def test_a_gpu_that_no_library_runs_on_does_not_hinder_the_others(make_compiler, monkeypatch, kernels, simulated):
+    make_compiler(library=kernels)
+    make_compiler("nvcc", probe="printf 'compute_75\\ncompute_90\\n'", library=simulated.path)
     see_gpus(monkeypatch, (9, 0), (7, 5))
     path = str(build.build_library("cuda"))
+    monkeypatch.setattr(DeviceLibrary, "_status", lambda self, device: device)  # 0 is success
     assert diagnose().cuda == LibraryState(path, "", "native")
     messages = Recorder()
     build_kernels(messages)
     # one is built for that GPU alone, and does not run on it either
-    assert messages.said == ["compiling the cpu kernels", "note: it does not run on cuda:1"]
-    monkeypatch.setattr(Library, "runs_on_gpus", ())
+    compiling, note = messages.said
+    assert compiling == "compiling the cpu kernels"
+    assert re.match(r"note: .* does not run on cuda:1: ", note)
+    monkeypatch.setattr(DeviceLibrary, "_status", lambda self, device: 1)
     library.device_library.cache_clear()
-    assert_no_build("cuda", "it does not run on cuda:0")
-    assert diagnose().cuda == LibraryState(None, "it does not run on cuda:0", "native, on the host")
+    assert_no_build("cuda", "does not run on cuda:0")
+    found = diagnose().cuda
+    assert (found.path, found.backend) == (None, "native, on the host")
+    assert "does not run on cuda:0" in found.note
