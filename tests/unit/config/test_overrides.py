@@ -58,8 +58,6 @@ def test_the_origin_of_a_value_is_the_last_one_that_gave_its_key_or_the_section_
     [
         ("masking.mask_ratio=[0, 1]", "`1` should be less than 1"),
         ("masking.mask_ratio=[0.5, 0.2]", "a range should be [low, high]"),
-        ("train.max_steps=true", "it should be a valid integer"),
-        ("train.compile=maybe", "it should be a valid boolean"),
         ("data.train=[null]", "`null` should be a valid string"),
         ("data.train={a: 1}", "it should be a list"),
         ("optim.betas=[0.9]", "a value is missing"),
