@@ -5,10 +5,8 @@ Parameters are counted in the real network by `tests/unit/model/test_exlm.py`.
 
 import itertools
 import math
-from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from exlm_cli.config.load import load_recipe
-from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.cost.counts import (
-    TrainingFlops,
     count_path_edges,
     count_sequence_flops,
     recipe_step_flops,
@@ -37,7 +33,7 @@ from tests.tiny import CHAIN, SPECIAL, sequences, tiny_batch, tiny_recipe
 NUM_SEQUENCES, NUM_TOKENS = 3, 20
 
 
-def _flops_inside(*inputs: Any, function: Callable[..., Any], out_val: Any) -> int:
+def _flops_inside(*inputs, function, out_val):
     """What torch counts inside an operator, run again on tensors without data."""
     del out_val
     with FlopCounterMode(display=False) as counter:
@@ -54,10 +50,10 @@ INSIDE = {
     )
 }
 for _formula in INSIDE.values():
-    _formula._get_raw = True  # type: ignore[attr-defined]  # takes tensors, not their shapes
+    _formula._get_raw = True  # takes tensors, not their shapes
 
 
-def measured_flops(recipe: PretrainRecipe) -> float:
+def measured_flops(recipe):
     """Forward and backward over sequences of equal length and equally many masks, counted by torch.
 
     The plain attention kernel and the plain alignment are used: flash attention computes scores twice, and the fast
@@ -71,7 +67,7 @@ def measured_flops(recipe: PretrainRecipe) -> float:
     return float(counter.get_total_flops())
 
 
-def expected_flops(recipe: PretrainRecipe) -> TrainingFlops:
+def expected_flops(recipe):
     """FLOPs by the closed form for the same sequences."""
     masking = recipe.masking
     num_targets = masking.mask_ratio * NUM_TOKENS * masking.num_repeats

@@ -1,7 +1,5 @@
 """Cost of a pre-training: activations against the bytes that torch saves for the backward pass, the rest by hand."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -23,7 +21,7 @@ from exlm_cli.train.objective import Objective
 from tests.tiny import CHAIN, SPECIAL, tiny_batch, tiny_recipe
 
 NUM_SEQUENCES = 5
-LONG: dict[str, Any] = {  # 50 tokens with 15 masks: nothing is rounded
+LONG = {  # 50 tokens with 15 masks: nothing is rounded
     "data": {"sequence_length": 52},
     "tokenizer": {"vocab_size": SPECIAL.vocab_size},
     "model": {"num_layers": 3, "max_length": 512, "dropout": 0.0, "attention_dropout": 0.0},
@@ -31,20 +29,20 @@ LONG: dict[str, Any] = {  # 50 tokens with 15 masks: nothing is rounded
 }
 
 
-def long_recipe(**sections: dict[str, Any] | str) -> Any:
-    merged = {key: {**value, **sections.get(key, {})} for key, value in LONG.items()}  # type: ignore[dict-item]
+def long_recipe(**sections):
+    merged = {key: {**value, **sections.get(key, {})} for key, value in LONG.items()}
     return tiny_recipe(**{**sections, **merged})
 
 
-def saved_in_training(recipe: Any) -> int:
+def saved_in_training(recipe):
     """Bytes that a bf16 forward pass of the real model and loss keeps, each storage once, without the bf16 weights."""
     model, batch = ExlmModel(recipe, SPECIAL.vocab_size), tiny_batch(recipe, (50,) * NUM_SEQUENCES)
     objective = Objective(SPECIAL.vocab_size - 1, 1, "native")
     known = [*model.parameters(), *(value for value in vars(batch).values() if isinstance(value, Tensor))]
     exists = {tensor.untyped_storage().data_ptr() for tensor in known}
-    kept: dict[int, int] = {}
+    kept = {}
 
-    def pack(tensor: Tensor) -> Tensor:
+    def pack(tensor):
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in exists:
             kept[storage.data_ptr()] = storage.nbytes()
@@ -118,7 +116,6 @@ def test_dropout_keeps_a_byte_for_each_element_it_draws():
 def test_the_hours_of_the_paper_come_to_a_tenth_to_a_quarter_of_the_peak(name, changes, gpu, hours, utilisation):
     """App. J and Table 12, each on two GPUs; the utilisation that is assumed is the best of them."""
     estimate = estimate_cost(load_recipe(name, changes), gpu, 2, utilisation=1.0)
-    assert estimate.hours is not None
     assert estimate.hours / hours == pytest.approx(utilisation, abs=0.005)
 
 
@@ -131,7 +128,6 @@ def test_the_cost_of_text_base_by_hand():
     assert estimate.seconds_per_step == pytest.approx(estimate.flops_per_step / (8 * 989e12 * 0.5))
     assert estimate.hours == pytest.approx(125_000 * estimate.seconds_per_step / 3600)
     twin = recipe_step_flops(load_recipe("text-base-mlm")).total
-    assert estimate.mlm_steps is not None
     assert abs(estimate.mlm_steps * twin - 125_000 * estimate.flops_per_step) <= twin / 2
     # a step of ExLM costs as much as so many of its twin
     assert describe_cost(estimate)["as MLM"].endswith(f" {estimate.flops_per_step / twin:.2f} x")

@@ -6,12 +6,9 @@ Figures are compared with those of a plain pre-training run of the same recipe.
 import dataclasses
 import math
 import shutil
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from exlm_cli.config.sweep import SweepCell
 from exlm_cli.errors import CheckpointError
 from exlm_cli.experiments import cell as module
 from exlm_cli.experiments.results import CellRuns
@@ -22,22 +19,22 @@ from tests.tiny_sweeps import run_cell, tiny_grid
 
 
 @pytest.fixture(scope="module")
-def cell(cache: Path) -> SweepCell:
+def cell(cache):
     return tiny_grid(cache).plan()[1]
 
 
 @pytest.fixture(scope="module")
-def made_cell(cell: SweepCell, tmp_path_factory: pytest.TempPathFactory) -> CellRuns:
+def made_cell(cell, tmp_path_factory):
     return run_cell(cell, tmp_path_factory.mktemp("made"))
 
 
 @pytest.fixture
-def done(made_cell: CellRuns, tmp_path: Path) -> CellRuns:
+def done(made_cell, tmp_path):
     """Return a copy of a finished cell."""
     return CellRuns(made_cell.plan, shutil.copytree(made_cell.folder, tmp_path / "done"))
 
 
-def _metrics(cell: CellRuns) -> dict[str, float]:
+def _metrics(cell):
     """Return the metrics under the cell's own masking."""
     rows = cell.pretrain_scores
     rows = rows[(rows.grid_point == f"p={cell.plan.mask_ratios[0]}") & (rows.split == "valid")]
@@ -99,6 +96,6 @@ def test_a_cell_that_diverges_is_done_and_not_tried_again(cache, tmp_path, monke
         assert CellRuns(cell, tmp_path).diverged
 
 
-def _nan_losses(self: Any, batch: Any) -> Any:
+def _nan_losses(self, batch):
     nodes = self.model.node_states(batch)
     return nodes.states.sum((1, 2)) * float("nan")

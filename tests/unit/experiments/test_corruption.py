@@ -15,7 +15,7 @@ from tests.tiny import SPECIAL
 from tests.unit.report.results import PAIRS
 
 
-def _count(lengths: list[int], num_repeats: int, ratio: float, seed: int = 1) -> dict[str, float]:
+def _count(lengths, num_repeats, ratio, seed=1):
     rng = np.random.default_rng(0)
     sequences = [(index, rng.integers(5, 40, size=length)) for index, length in enumerate(lengths)]
     masking = MaskingConfig(mask_ratio=ratio, num_repeats=num_repeats, scheme="bernoulli")

@@ -2,8 +2,6 @@
 
 import math
 from collections import defaultdict
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,7 +23,7 @@ from tests.tiny import CHAIN, sequences, tiny_recipe
 REPEATED = {"num_repeats": 2, "scheme": "bernoulli", "mask_ratio": 0.6}
 
 
-def _train(cache: Path, out: Path, **sections: Any) -> tuple[Path, dict[str, float]]:
+def _train(cache, out, **sections):
     data = {"bundled_rows": 300, "cache_dir": str(cache)}
     train = {"max_steps": 4, **sections.pop("train", {})}
     result = run_pretraining(tiny_recipe(data=data, train=train, **sections), out=out)
@@ -33,17 +31,17 @@ def _train(cache: Path, out: Path, **sections: Any) -> tuple[Path, dict[str, flo
 
 
 @pytest.fixture(scope="module")
-def repeated(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
+def repeated(cache, tmp_path_factory):
     model = {"init_std": 0.3, "rope": "none", "learned_positions": True}
     return _train(cache, tmp_path_factory.mktemp("run") / "run", objective="mlm", masking=REPEATED, model=model)
 
 
 @pytest.fixture(scope="module")
-def exlm(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
+def exlm(cache, tmp_path_factory):
     return _train(cache, tmp_path_factory.mktemp("run") / "run", model={"init_std": 0.3})
 
 
-def _by_the_letter(run: Path, ratio: float) -> float:
+def _by_the_letter(run, ratio):
     """App. E, one token at a time: fully masked tokens, mean over copies, mean over tokens, in bits."""
     pretrained = load_pretrained(run, device="cpu")
     recipe = load_recipe(str(run / "recipe.yaml"), [f"masking.mask_ratio={ratio}"])
@@ -119,7 +117,6 @@ def test_other_spellings_are_scored_apart_in_the_masks_and_figures_of_rows_of_th
     prepared = prepare_data(recipe, progress=SilentProgress())
     metrics = {}
     for name, dataset in (("", prepared.valid), ("_spellings", prepared.spellings)):
-        assert dataset is not None
         rows = [prepared.tokenizer.decode(dataset[index].tolist()) for index in range(len(dataset))]
         (tmp_path / f"rows{name}.smi").write_text("\n".join(rows) + "\n")
         overrides = ["data.num_spellings=1", "data.canonical_smiles=false"]

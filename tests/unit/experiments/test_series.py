@@ -3,13 +3,11 @@
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from exlm_cli.cli.runs import runs_of_series
-from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.errors import CheckpointError, DivergedError, ExlmError, InterruptedRunError
 from exlm_cli.experiments import series as series_module
 from exlm_cli.experiments.series import begin_series, run_series
@@ -26,18 +24,18 @@ from tests.unit.tasks.glue_files import write_glue
 
 
 @pytest.fixture(autouse=True)
-def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_this_process(monkeypatch):
     work_in_this_process(monkeypatch)
 
 
-def run_and_die(folder: Path) -> None:
+def run_and_die(folder):
     """Run a series in the process at hand until it dies as the second task begins."""
     work_in_this_process(pytest.MonkeyPatch())
     die_at_call(series_module, "run_finetuning", 2)
     run_series(folder, checkpoint=None, workers=2, progress=SilentProgress())
 
 
-def recipes_of(folder: Path, *names: str, **sections: Any) -> list[FinetuneRecipe]:
+def recipes_of(folder, *names, **sections):
     """Return a recipe for each task of GLUE, whose files are in `data`."""
     for name in names:
         write_glue(folder / "data", name, copies=2)
@@ -45,7 +43,7 @@ def recipes_of(folder: Path, *names: str, **sections: Any) -> list[FinetuneRecip
     return [finetune_recipe(task={"name": f"glue/{name}", **task}, **sections) for name in names]
 
 
-def begin_with(checkpoint: Path, out: Path) -> dict[str, Any]:
+def begin_with(checkpoint, out):
     return {"suite": "glue", "checkpoint": checkpoint, "out": out, "use_grid": False, "baseline": False}
 
 
@@ -79,12 +77,12 @@ def test_a_task_that_diverges_or_is_interrupted_leaves_the_finished_ones(text_mo
     assert f"`exlm finetune --resume {out}`" in refused.value.hint
     with pytest.raises(CheckpointError, match="none of its runs is finished"):
         runs_of_series(out)
-    errors: dict[str, Exception] = {
+    errors = {
         "cola": DivergedError("the loss of step 1 is nan", "lower the learning rate"),
         "mrpc": InterruptedRunError("stopped at step 1", "continue", signal.SIGINT),
     }
 
-    def finish(recipe: object, *, out: Path, **_: object) -> None:
+    def finish(recipe, *, out, **_):
         if out.name in errors:
             raise errors[out.name]
         run = scored("", f"glue/{out.name}", {"accuracy": [0.5]})
@@ -108,7 +106,7 @@ def test_a_task_that_diverges_or_is_interrupted_leaves_the_finished_ones(text_mo
 
 def test_a_recipe_that_no_task_can_run_with_leaves_no_folder(text_model, tmp_path, monkeypatch):
     """A resumption keeps the recipes, so that a folder with such a recipe would be of no use."""
-    absent: Any = None  # as Python marks a module that cannot be imported
+    absent = None  # as Python marks a module that cannot be imported
     monkeypatch.setitem(sys.modules, "wandb", absent)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     (recipe,) = recipes_of(tmp_path, "rte")

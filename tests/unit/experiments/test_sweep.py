@@ -2,19 +2,16 @@
 
 import shutil
 import sys
-from pathlib import Path
-from typing import Any
 
 import filelock
 import pytest
 
-from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.input_paths import with_absolute_paths
 from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.errors import CheckpointError, DivergedError, ExlmError
 from exlm_cli.experiments.cell import pretrain_and_measure
-from exlm_cli.experiments.results import SweepRun, load_sweep_run
+from exlm_cli.experiments.results import load_sweep_run
 from exlm_cli.experiments.sweep import run_sweep
 from exlm_cli.files import write_json
 from exlm_cli.finetune.scores import write_scores
@@ -27,13 +24,11 @@ from tests.unit.tasks.glue_files import write_glue
 
 
 @pytest.fixture(scope="module")
-def recipe(cache: Path) -> SweepRecipe:
+def recipe(cache):
     return tiny_grid(cache)
 
 
-def _run(
-    recipe: SweepRecipe, *, out: Path | None = None, resume: Path | None = None, workers: int = 2
-) -> tuple[SweepRun, list[str]]:
+def _run(recipe, *, out=None, resume=None, workers=2):
     progress = Recorder()
     return run_sweep(recipe, out=out, resume=resume, workers=workers, progress=progress), progress.said
 
@@ -57,7 +52,7 @@ def test_two_processes_give_what_the_cells_give_one_by_one(recipe, tmp_path):
 def test_what_cannot_be_had_or_trained_on_leaves_no_run_directory_and_a_begun_one_as_it_is(
     recipe, run, tmp_path, monkeypatch
 ):
-    absent: Any = None  # as Python marks a module that cannot be imported
+    absent = None  # as Python marks a module that cannot be imported
     monkeypatch.setitem(sys.modules, "wandb", absent)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     write_glue(tmp_path / "data", "rte", copies=2)
@@ -83,7 +78,7 @@ def test_what_cannot_be_had_or_trained_on_leaves_no_run_directory_and_a_begun_on
     assert not (run / "workers").exists()
 
 
-def _begun(recipe: SweepRecipe, folder: Path) -> Path:
+def _begun(recipe, folder):
     """Return a run directory with the first cell done and the others not begun."""
     cell = recipe.plan()[0]
     run_cell(cell, folder / "cells" / cell.name)
@@ -92,12 +87,12 @@ def _begun(recipe: SweepRecipe, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def begun(recipe: SweepRecipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def begun(recipe, tmp_path_factory):
     return _begun(recipe, tmp_path_factory.mktemp("begun"))
 
 
 @pytest.fixture
-def run(begun: Path, tmp_path: Path) -> Path:
+def run(begun, tmp_path):
     return shutil.copytree(begun, tmp_path / "run")
 
 
@@ -135,15 +130,12 @@ def test_another_number_of_sequences_is_measured_again_in_every_cell(recipe, run
 
 
 def test_tasks_come_after_the_pretraining_and_one_that_diverges_leaves_the_others(recipe, run, monkeypatch):
-    begun: list[tuple[str, Any, bool]] = []
+    begun = []
 
-    def finetune(
-        recipe: FinetuneRecipe, *, checkpoint: str, out: Path | None, resume: Path | None, **_: object
-    ) -> None:
+    def finetune(recipe, *, checkpoint, out, resume, **_):
         """Stand in for fine-tuning: RTE diverges."""
         begun.append((recipe.task.name, checkpoint, resume is not None))
         folder = out or resume
-        assert folder is not None
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "recipe.yaml").write_text(dump_recipe(with_absolute_paths(recipe)))
         if recipe.task.name == "glue/rte":
@@ -199,7 +191,7 @@ def test_a_changed_corpus_is_refused_before_anything_is_trained_and_after_it_cha
     corpus.write_bytes(text)
     assert _run(mine, resume=run)[0].cells == done
 
-    def change_and_train(*arguments: Any) -> None:
+    def change_and_train(*arguments):
         corpus.write_bytes(text + b"The hall was full of music.\n")
         pretrain_and_measure(*arguments)
 

@@ -3,7 +3,6 @@
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
@@ -13,7 +12,7 @@ from exlm_cli.api.run import load
 from exlm_cli.data.molecules import read_molecules
 from exlm_cli.export.card import model_card
 from exlm_cli.export.folder import export_folder, write_model
-from exlm_cli.export.source import Source, finetuned_source, pretrained_source
+from exlm_cli.export.source import finetuned_source, pretrained_source
 from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.finetune.scores import read_scores
 from exlm_cli.progress import SilentProgress
@@ -28,7 +27,7 @@ from tests.unit.finetune.synthetic import make_pretrained
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
+def source(tmp_path_factory):
     """Return a model of a value of molecules in canonical SMILES, one seed."""
     folder = tmp_path_factory.mktemp("card")
     table = write_rows(folder / "assay.csv", ["smiles", "size"], [[s, str(len(s) + 0.5)] for s in SMILES * 4])
@@ -37,7 +36,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
     return finetuned_source(load_finetuned(run, device="cpu"))
 
 
-def code_of(card: str) -> str:
+def code_of(card):
     (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     return str(code)
 
@@ -56,7 +55,7 @@ def test_the_code_of_a_card_gives_the_values_of_the_run(source, tmp_path, capsys
 
 
 def test_the_code_of_a_card_of_parents_writes_the_parent_that_a_run_reads(source):
-    names: dict[str, Any] = {}
+    names = {}
     exec(code_of(model_card(replace(source, reads_parents=True), 0.0)).partition("tokenizer = ")[0], names)
     given = ["CC[NH3+].[Cl-]", "[O-:1]C(=O)C.[Na+]", "OCC.O.O", "CCN", "C[N+](C)(C)C.[Br-]"]
     read = read_molecules(given, SilentProgress(), reads_parents=True)
@@ -103,12 +102,12 @@ def test_the_code_of_a_card_finds_the_answers_of_the_run(tmp_path, capsys, form)
         ("birch", "     »»»cedar ferndaisy"),
         ("elder", "  xamberdaisy\ndaisy»amberamber"),
     ]:
-        rows = new_questions(config, questions_of_pairs([(question, paragraph)])[0])  # type: ignore[arg-type]
+        rows = new_questions(config, questions_of_pairs([(question, paragraph)])[0])
         encoded = rows.encode(source.tokenizer, source.sequence_length)
         runner = finetuned.runners[finetuned.results.best_seed]
-        (ours,) = encoded.answer([runner.predict(encoded, SilentProgress(), "")]).values()  # type: ignore[attr-defined]
+        (ours,) = encoded.answer([runner.predict(encoded, SilentProgress(), "")]).values()
         written = code.replace("FOLDER", str(out)).replace(asked, repr(question)).replace(read, repr(paragraph))
-        names: dict[str, Any] = {}
+        names = {}
         exec(written, names)
         assert names["answer"] == ours.text
         assert names["no_answer_score"] == pytest.approx(ours.no_answer_score, abs=1e-4)

@@ -1,7 +1,6 @@
 """Models with an encoder of transformers go back to their family, and come in again as they were."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import tokenizers
@@ -30,7 +29,7 @@ QUIET = SilentProgress()
 pytestmark = pytest.mark.usefixtures("own_cache")  # what is taken in
 
 
-def foreign_run(folder: Path, family: str) -> Path:
+def foreign_run(folder, family):
     """Return a random model of a family, taken in as a run."""
     save_masked_lm(family, folder / family)
     return take_in(f"hf:{folder / family}", QUIET)

@@ -4,7 +4,6 @@ import json
 import logging
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,11 +26,11 @@ from exlm_cli.export.folder import (
     write_model,
 )
 from exlm_cli.export.onnx_model import run_onnx
-from exlm_cli.export.source import Source, finetuned_source, pretrained_source
+from exlm_cli.export.source import finetuned_source, pretrained_source
 from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.rows import task as rows_task
-from exlm_cli.train.pretrained import Pretrained, load_pretrained
+from exlm_cli.train.pretrained import load_pretrained
 from tests.tiny import CHAIN
 from tests.unit.finetune.finetuned_runs import (
     finetune,
@@ -50,7 +49,7 @@ LARGE = {"init_std": 0.2}
 TOLERANCE = 1e-5
 
 
-def loaded(source: Source, out: Path) -> Any:
+def loaded(source, out):
     """Return the model of a folder as transformers loads it; no weight of its own may be missing or left over."""
     options = {} if source.has_head else {"add_pooling_layer": False}
     model, report = getattr(transformers, source.class_name).from_pretrained(out, output_loading_info=True, **options)
@@ -59,7 +58,7 @@ def loaded(source: Source, out: Path) -> Any:
     return model.eval()
 
 
-def our_outputs(pretrained: Pretrained, token_ids: list[int]) -> torch.Tensor:
+def our_outputs(pretrained, token_ids):
     """Return (L, V) logits of one state a token, or (L, D) states without an LM head, as pre-training computes them."""
     model = pretrained.model
     with torch.inference_mode():
@@ -69,7 +68,7 @@ def our_outputs(pretrained: Pretrained, token_ids: list[int]) -> torch.Tensor:
         return F.linear(model.lm_head(states), model.decoder_weight, model.lm_head.bias)
 
 
-KINDS: dict[str, dict[str, Any]] = {
+KINDS = {
     "mlm": {"objective": "mlm", "model": {"rope": "1d", "rope_base": 500.0}},
     "input": {"model": {"rope": "2d"}},
     "chain": {"model": CHAIN},
@@ -77,7 +76,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pretrained, Source, Path]:
+def made(request, tmp_path_factory):
     """Return a pre-trained model of each kind, and the folder that it is exported to."""
     sections, place = KINDS[request.param], tmp_path_factory.mktemp(request.param)
     run = make_pretrained(place / "run", **sections | {"model": {**LARGE, "num_layers": 2, **sections["model"]}})
@@ -126,7 +125,7 @@ def test_sentence_transformers_gives_the_vectors_of_a_fine_tuned_model(text_mode
     assert_vectors_of_embed(source, tmp_path / "out")
 
 
-def assert_vectors_of_embed(source: Source, out: Path) -> None:
+def assert_vectors_of_embed(source, out):
     """Compare in a batch of several lengths, with a text that is too long."""
     sentence_transformers = pytest.importorskip("sentence_transformers")
     texts = ["amber birch fern daisy", "cedar", "elder " * 100]
@@ -221,7 +220,7 @@ def test_outputs_that_differ_leave_nothing(tmp_path, monkeypatch):
     """Weights that are not the run's are loaded without complaint; only the comparison finds them."""
     source = pretrained_source(load_pretrained(make_pretrained(tmp_path / "run", model=LARGE), device="cpu"))
 
-    def write_another(source: Source, out: Path) -> Any:
+    def write_another(source, out):
         written = write_model(source, out)
         tensors = load_file(out / "model.safetensors")
         save_file({name: 1.5 * tensor for name, tensor in tensors.items()}, out / "model.safetensors", {"format": "pt"})
@@ -239,7 +238,7 @@ def test_outputs_that_are_no_numbers_are_refused_and_rounding_as_large_as_the_ru
     of the run itself is far above 1e-5 of them: an export as far off in the other direction is as good.
     """
     right, own = torch.ones(2, 3, dtype=torch.float64), 1e-3
-    source: Any = SimpleNamespace(outputs=lambda ids, exact=False: right if exact else right + own)
+    source = SimpleNamespace(outputs=lambda ids, exact=False: right if exact else right + own)
     for theirs in (right * torch.nan, right - 10 * own):
         with pytest.raises(ExlmError, match="outputs differ by"):
             compare(source, [([5, 6], right), ([5, 6], theirs), ([5, 6], right)])

@@ -1,13 +1,10 @@
 """Training curves and entropy over mask ratios: which panels there are, the points of each line, names as they are."""
 
 import math
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from exlm_cli.experiments.results import PredictionEntropy
 from exlm_cli.report.curves import EntropyLine, entropy_lines, entropy_table, plot_curves, write_entropy_figure
@@ -25,25 +22,25 @@ TITLES = {
 Rows = list[dict[str, Any]]
 
 
-def run(*keys: str, num_rows: int = 50) -> Rows:
+def run(*keys, num_rows=50):
     return [
         *({"kind": "train", "step": 10 * i, "loss": 8 / i} for i in range(1, num_rows + 1)),
         *valid(**{key: [1 / (i + j) for i in range(1, 6)] for j, key in enumerate(keys)}),
     ]
 
 
-def valid(**values: Sequence[Any]) -> Rows:
+def valid(**values):
     rows = zip(*values.values(), strict=True)
     return [{"kind": "valid", "step": i, **dict(zip(values, row, strict=True))} for i, row in enumerate(rows)]
 
 
-def panels(figures: dict[str, Figure], rows: Mapping[str, Rows]) -> dict[str, Axes]:
+def panels(figures, rows):
     plot_curves(rows, Path("curves"))
     return {axes.get_title(loc="left"): axes for axes in figures["curves"].axes if axes.get_visible()}
 
 
 def test_each_fixed_number_of_masks_has_a_panel_and_rows_without_a_finite_value_are_left_out(figures):
-    rows: Rows = [
+    rows = [
         {"kind": "valid_at", "step": step, "at": at, "loss": 9.0, "loss_given_length": at + step, "mask_accuracy": 0.5}
         for step in (3, 6)
         for at in (0.387, 5, 1, 0.15)
@@ -68,7 +65,6 @@ def test_several_runs_lie_over_each_other_in_colours_that_differ(figures):
     for title, names in (("entropy_bits", ["mean over states", "posterior-weighted"]),
                          ("loss", ["canonical SMILES", "another spelling"])):  # fmt: skip
         of_panel = drawn[TITLES[title]].get_legend()
-        assert of_panel is not None
         assert [text.get_text() for text in of_panel.get_texts()] == names
         assert [line.get_linestyle() for line in of_panel.get_lines()] == ["-", "--"]
         assert [line.get_linestyle() for line in drawn[TITLES[title]].lines[:2]] == ["-", "--"]
@@ -93,7 +89,7 @@ def test_the_same_rows_give_the_same_files_and_names_are_no_formulas(tmp_path):
     assert [path.read_bytes() for path in written] == before
 
 
-def entropy(objective: str, p: float, k: int, bits: float | None, posterior: float | None = None) -> PredictionEntropy:
+def entropy(objective, p, k, bits, posterior=None):
     metrics = {"loss": 2.5, "mask_accuracy": 0.25, "entropy_bits": bits}
     metrics |= {} if posterior is None else {"entropy_posterior_bits": posterior}
     repeats, states = (1, k) if objective == "exlm" else (k, 1)

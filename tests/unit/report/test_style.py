@@ -1,7 +1,5 @@
 """Colours against the formulas of WCAG 2, written out here once more; titles that stay inside the figure."""
 
-from typing import Any
-
 import pytest
 
 from exlm_cli.report.style import (
@@ -18,13 +16,13 @@ from exlm_cli.report.style import (
 )
 
 
-def _luminance(colour: str) -> float:
+def _luminance(colour):
     channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-def _contrast(one: str, other: str) -> float:
+def _contrast(one, other):
     light, dark = sorted((_luminance(one), _luminance(other)), reverse=True)
     return (light + 0.05) / (dark + 0.05)
 
@@ -53,7 +51,7 @@ def test_a_label_that_begins_with_an_underscore_is_in_the_legend():
 def test_a_long_title_is_broken_into_lines_that_stay_inside_the_figure():
     figure = new_figure(3.4, 2.0, "wide words " * 12, ["a caption that goes on " * 8])
     figure.subplots()
-    renderer: Any = figure.canvas
+    renderer = figure.canvas
     renderer.draw()
     outer = figure.bbox
     for text in figure.texts:

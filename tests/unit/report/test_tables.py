@@ -16,7 +16,7 @@ SPREAD = Number(1.04, decimals(1), 0.21)
 ROWS = (((*NASTY[:2], SPREAD, NASTY[3]),), (("second", "-", "2", "3"),))
 
 
-def drawn(table: ReportTable, width: int) -> list[str]:
+def drawn(table, width):
     stream = io.StringIO()
     Console(file=stream, width=width).print(table)
     return stream.getvalue().splitlines()

@@ -5,14 +5,11 @@ import math
 import statistics
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
-from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from scipy.stats import spearmanr
 
-from exlm_cli.experiments.results import CellRuns
 from exlm_cli.report.experiments.repeat_mlm import (
     agreements,
     grid_of,
@@ -38,7 +35,7 @@ from tests.unit.report.results import (
 from tests.unit.report.test_learned import run_with
 
 
-def _tables(results: list[CellRuns]) -> dict[str, dict[str, tuple[str, ...]]]:
+def _tables(results):
     """Return the cells of each table by its name and the name of the row."""
     return {t.name: {row[0]: row[1:] for row in t.rows} for t in grid_tables(grid_of(results))}
 
@@ -94,7 +91,7 @@ def test_what_diverged_or_is_not_defined_says_so_and_is_left_out_of_every_claim(
     """A score that one of two seeds has is counted without the other."""
     results = grid_results(seeds=(1, 2))
     results = [altered(r, steps=None) if pair_of(r.plan) == (8, 0.622) else r for r in results]
-    unknown: Any = {"metrics": {"entropy_bits": None}, "tasks": {"glue/mnli": scores((None, None))}}
+    unknown = {"metrics": {"entropy_bits": None}, "tasks": {"glue/mnli": scores((None, None))}}
     results[-2:] = [altered(result, **unknown) for result in results[-2:]]
     results[0] = altered(results[0], tasks={"glue/mnli": DIVERGED})
     cells = grid_of(results)
@@ -126,7 +123,7 @@ def test_cells_at_the_level_of_token_frequencies_are_named(tmp_path, monkeypatch
     assert [note for note in tables["agreement"].notes if "chance" in note and note.endswith(": k = 1, p = 0.0225")]
 
 
-def _words_by_place(axes: Axes) -> dict[tuple[str, str], str]:
+def _words_by_place(axes):
     """Return the text of each cell of a drawn table by the names of its row and column."""
     columns, rows = (
         dict(zip(axis.get_ticklocs(), (label.get_text() for label in axis.get_ticklabels()), strict=True))

@@ -7,7 +7,6 @@ import pytest
 
 from exlm_cli.experiments.results import CellRuns
 from exlm_cli.report.experiments.seed_groups import (
-    RankAgreement,
     fewer_seeds_note,
     group_seeds,
     pooled_deviation,
@@ -29,7 +28,7 @@ from tests.unit.report.results import (
 )
 
 
-def _agreement(*values_by_seed: list[float]) -> RankAgreement:
+def _agreement(*values_by_seed):
     return rank_agreement(PAIRS, [*zip(*values_by_seed, strict=True)])
 
 

@@ -14,7 +14,6 @@ from exlm_cli.report.experiments.sweeps import (
     write_figure_12,
     write_sweep_report,
 )
-from exlm_cli.report.tables import ReportTable
 from tests.unit.finetune.finetuned_runs import read_rows
 from tests.unit.report.results import (
     DIVERGED,
@@ -26,11 +25,11 @@ from tests.unit.report.results import (
 )
 
 
-def _cells(table: ReportTable, source: str) -> dict[str, tuple[str, ...]]:
+def _cells(table, source):
     return {row[1]: row[2:7] for row in table.rows if row[0] == source}
 
 
-def _row(table: ReportTable, name: str) -> dict[str, str]:
+def _row(table, name):
     row = next(row for row in table.rows if row[0] == name)
     return dict(zip(table.columns, row, strict=True))
 

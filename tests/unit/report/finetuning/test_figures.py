@@ -2,11 +2,9 @@
 
 import shutil
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba_array
 from sklearn import metrics
 
@@ -15,7 +13,6 @@ from exlm_cli.finetune.evaluation.calibration import (
     Calibration,
     ConformalResiduals,
     PlattCurve,
-    PredictedRows,
     calibration_error,
 )
 from exlm_cli.finetune.predictions import PREDICTIONS_FILE
@@ -26,7 +23,7 @@ from exlm_cli.report.style import RUN_COLOURS
 from tests.unit.report.results import predicted_rows, scored
 
 
-def predictions_of(num_outputs: int, *, is_multi_class: bool = False, num_seeds: int = 3) -> PredictedRows:
+def predictions_of(num_outputs, *, is_multi_class=False, num_seeds=3):
     rng = np.random.default_rng(0)
     probabilities = rng.random((num_seeds, 60, num_outputs)).round(2)  # with ties
     if is_multi_class:
@@ -40,13 +37,13 @@ def predictions_of(num_outputs: int, *, is_multi_class: bool = False, num_seeds:
     return predicted_rows(loss, names, probabilities, targets, Calibration(outputs=(None,) * num_outputs))
 
 
-def known(predictions: PredictedRows, index: int = 0) -> tuple[Any, Any]:
+def known(predictions, index=0):
     """Return (n,) targets of a column and (K, n, C) probabilities of the rows where it is known."""
     is_known = ~np.isnan(predictions.targets[:, index])
     return predictions.targets[is_known, index].astype(int), predictions.by_seed[:, is_known]
 
 
-def labels_of(axes: Axes) -> list[str]:
+def labels_of(axes):
     return axes.get_legend_handles_labels()[1]
 
 
