@@ -264,12 +264,7 @@ def find_device_library(device: int) -> DeviceLibrary | None:
     shared = build.find_library("cuda")
     if shared is not None and (library := DeviceLibrary(shared)).runs_on(device):
         return library
-    try:
-        own = build.find_library("cuda", architectures=_architectures(device))
-    except build.BuildError as error:
-        if shared is None:
-            raise
-        raise build.BuildError(f"{shared} does not run on cuda:{device}, and for it alone: {error}") from error
+    own = build.find_library("cuda", architectures=_architectures(device))
     if own is None:
         return None
     library = DeviceLibrary(own)

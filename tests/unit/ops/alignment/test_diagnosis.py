@@ -1,6 +1,5 @@
 """The report of `exlm doctor`, with shell scripts in place of compilers and GPUs that torch only pretends to see."""
 
-import re
 import shutil
 from collections.abc import Iterator
 
@@ -79,19 +78,26 @@ def test_a_library_that_does_not_load_is_reported(make_compiler, monkeypatch):
     assert_no_build("cpu", message)
 
 
-def test_a_gpu_that_no_library_runs_on_does_not_hinder_the_others(make_compiler, monkeypatch, kernels, simulated):
+def test_a_gpu_has_a_library_of_its_own_or_none_and_does_not_hinder_the_others(
+    make_compiler, monkeypatch, kernels, simulated
+):
     make_compiler(library=kernels)
     make_compiler("nvcc", probe="printf 'compute_75\\ncompute_90\\n'", library=simulated.path)
     see_gpus(monkeypatch, (9, 0), (7, 5))
-    path = str(build.build_library("cuda"))
-    monkeypatch.setattr(DeviceLibrary, "_status", lambda self, device: device)  # 0 is success
-    assert diagnose().cuda == LibraryState(path, "", "native")
+    shared = build.build_library("cuda")
+    # 0 is success
+    monkeypatch.setattr(DeviceLibrary, "_status", lambda self, device: int(device == 1 and self.path == shared))
+    assert library.device_library(0).path == shared
+    own = library.device_library(1).path
+    assert own == build.find_library("cuda", architectures=("75",)) != shared
+    monkeypatch.setattr(DeviceLibrary, "_status", lambda self, device: device)
+    library.device_library.cache_clear()
+    assert diagnose().cuda == LibraryState(str(shared), "", "native")
     messages = Recorder()
     build_kernels(messages)
-    # one is built for that GPU alone, and does not run on it either
     compiling, note = messages.said
     assert compiling == "compiling the cpu kernels"
-    assert re.match(r"note: .* does not run on cuda:1: ", note)
+    assert note.startswith(f"note: {own} does not run on cuda:1: ")
     monkeypatch.setattr(DeviceLibrary, "_status", lambda self, device: 1)
     library.device_library.cache_clear()
     assert_no_build("cuda", "does not run on cuda:0")

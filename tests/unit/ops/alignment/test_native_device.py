@@ -8,7 +8,6 @@ import ctypes
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 import torch
@@ -157,36 +156,6 @@ def test_errors_of_the_device_are_raised_with_its_message(simulated):
     float64 = Dag.of(*dags.make(2, 3, 8, dtype=torch.float64))
     with pytest.raises(RuntimeError, match=r"^states_alignment_forward_cuda: these kernels do not take this dtype$"):
         simulated.on(0, 0).forward(float64, torch.empty(2), None)
-
-
-def test_a_device_that_the_library_for_all_targets_does_not_run_on_has_one_of_its_own(simulated, monkeypatch, tmp_path):
-    """What is compiled is a copy of the simulated library; one that does not run either is not compiled again."""
-    shipped = tmp_path / "shipped.so"
-    shipped.write_bytes(simulated.path.read_bytes())
-    found: dict[tuple[str, ...], Path] = {build.CUDA_ARCHITECTURES: shipped}
-
-    def find(kind: str, architectures: tuple[str, ...] = build.CUDA_ARCHITECTURES) -> Path | None:
-        if has_nvcc or architectures in found:
-            return found.get(architectures)
-        raise BuildError("no nvcc found")
-
-    monkeypatch.setattr(build, "find_library", find)
-    monkeypatch.setattr(
-        build, "build_library", lambda kind, architectures: found.setdefault(architectures, simulated.path)
-    )
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: ((9, 0), (7, 5))[device])
-    monkeypatch.setattr(DeviceLibrary, "runs_on", lambda self, device: self.path != shipped)
-    load = library.device_library.__wrapped__
-    has_nvcc = False
-    with pytest.raises(BuildError, match=rf"^{shipped} does not run on cuda:0, and for it alone: no nvcc found$"):
-        load(0)
-    has_nvcc = True
-    assert load(0).path == simulated.path
-    for _ in range(2):
-        simulator(simulated).simt_fail()
-        with pytest.raises(BuildError, match=f"^{simulated.path} does not run on cuda:1: invalid value$"):
-            load(1)
-    assert list(found) == [build.CUDA_ARCHITECTURES, ("90",), ("75",)]
 
 
 def test_the_simulator_shows_a_missing_barrier(tmp_path_factory):
