@@ -33,9 +33,7 @@ def test_numbers_of_paths_are_those_of_the_enumeration(num_masks, k, seed):
 def test_top_tokens_are_sorted_with_ties_by_id_and_belong_to_inner_nodes_alone():
     tokens = top_tokens(case_study_dag(), 3)
     assert [t.text for t in tokens[3]] == ["amazing", "wonderful", "beautiful"]
-    assert [t.probability for t in tokens[3]] == pytest.approx([0.58, 0.24, 0.10])
-    assert tokens[0] == tokens[-1] == []
-    assert all(len(t) == 3 for t in tokens[1:-1])
+    assert list(map(len, tokens)) == [0, *[3] * 8, 0]
     dag = random_dag(1, 1, 4, seed=0)
     dag = replace(dag, numbers=lambda log_trans=dag.log_trans: (np.log(np.full((3, 4), 0.25)), log_trans))
     assert [t.token_id for t in top_tokens(dag, 3)[1]] == [0, 1, 2]

@@ -18,6 +18,7 @@ from exlm_cli.tasks.rows.task import RowTask
 from exlm_cli.tasks.user_table import load_user_table, read_new_table
 from tests.recorder import Recorder
 from tests.tiny import word_level
+from tests.unit.tasks.rows.test_splits import as_lists
 
 CHAINS = [f"{'C' * n}O" for n in range(1, 31)]
 
@@ -35,10 +36,6 @@ def load(folder: Path, **options: Any) -> RowTask:
 
 def texts(task: RowTask, split: Any) -> list[str]:
     return [text for (text,) in task.examples[split].texts]
-
-
-def by_name(task: RowTask) -> dict[str, list[int]]:
-    return {name: rows.tolist() for name, rows in task.split_indices.items()}
 
 
 def test_molecules_with_classes(tmp_path):
@@ -63,7 +60,7 @@ def test_a_scaffold_of_most_rows_is_trained_on_and_told(tmp_path, split, large, 
     molecules = [*(large + "C" * i for i in range(17)), "C1CC1", "C1CCC1", "C1CCCC1"]
     write(tmp_path / "a.csv", "smiles,y", [f"{smiles},{i / 7}" for i, smiles in enumerate(molecules)])
     task = load(tmp_path, split=split)
-    assert by_name(task)["train"] == list(range(17))
+    assert as_lists(task.split_indices)["train"] == list(range(17))
     assert task.split_sizes == {"train": 17, "valid": 1, "test": 2}
     assert any(f"17 of 20 molecules have {said}" in note for note in task.notes)
     assert not any("20 molecules" in note for note in load(tmp_path, split="random").notes)
@@ -82,7 +79,7 @@ def test_a_split_column_is_followed(tmp_path):
     parts = ["train", "Train", "TRAINING", "val", "dev", "validation", "test", ""]
     write(tmp_path / "a.csv", "smiles,y,part", [f"{CHAINS[i]},{i % 2},{part}" for i, part in enumerate(parts)])
     task = load(tmp_path, split_column="part")
-    assert by_name(task) == {"train": [0, 1, 2], "valid": [3, 4, 5], "test": [6]}
+    assert as_lists(task.split_indices) == {"train": [0, 1, 2], "valid": [3, 4, 5], "test": [6]}
     assert task.split_name == "column"
     assert any(note.startswith("1 row in no split") for note in task.notes)
 
@@ -168,7 +165,7 @@ def test_three_files_are_three_splits(tmp_path):
     write(tmp_path / "b.csv", "y,smiles", ["1,N", "0,OC"])
     write(tmp_path / "c.csv", "smiles,y", ["CCC,0", "C1CC,1"])
     task = load(tmp_path, files={"train": "a.csv", "valid": "b.csv", "test": "c.csv"})
-    assert by_name(task) == {"train": [0, 1, 2, 3], "valid": [4, 5], "test": [6]}
+    assert as_lists(task.split_indices) == {"train": [0, 1, 2, 3], "valid": [4, 5], "test": [6]}
     assert (task.split_name, texts(task, "valid")) == ("files", ["N", "CO"])
     assert [row.row for row in task.skipped] == ["3"]
     # CO of line 2 of the training file is OC of line 3 of the validation file
@@ -192,7 +189,7 @@ def test_a_test_file_without_a_row_to_score_is_left_out_and_told(tmp_path):
     write(tmp_path / "b.csv", "smiles,y", ["N,1", "OC,0"])
     write(tmp_path / "c.csv", "smiles,y", ["CCC,", "CCCC,NA", "C1CC,1"])
     task = load(tmp_path, files={"train": "a.csv", "valid": "b.csv", "test": "c.csv"})
-    assert by_name(task) == {"train": [0, 1, 2, 3], "valid": [4, 5]}
+    assert as_lists(task.split_indices) == {"train": [0, 1, 2, 3], "valid": [4, 5]}
     assert NO_TEST_NOTE in task.notes
     for split in ("train", "valid"):
         files = {"train": "a.csv", "valid": "b.csv", split: "c.csv"}
@@ -202,12 +199,12 @@ def test_a_test_file_without_a_row_to_score_is_left_out_and_told(tmp_path):
 
 def test_rows_are_drawn_for_training_and_for_validation_by_the_split_seed(tmp_path):
     write(tmp_path / "a.csv", "smiles,y", [f"{s},{i % 2}" for i, s in enumerate(CHAINS)])
-    whole = by_name(load(tmp_path, split="random"))
+    whole = as_lists(load(tmp_path, split="random").split_indices)
     limits = {"split": "random", "max_rows": 5, "max_valid_rows": 2}
     task = load(tmp_path, **limits)
     assert task.split_sizes == {"train": 5, "valid": 2, "test": 3}
-    assert all(set(rows) <= set(whole[split]) for split, rows in by_name(task).items())
-    assert by_name(load(tmp_path, **limits)) == by_name(task)
+    assert all(set(rows) <= set(whole[split]) for split, rows in as_lists(task.split_indices).items())
+    assert as_lists(load(tmp_path, **limits).split_indices) == as_lists(task.split_indices)
 
 
 def test_rows_without_label_or_text_are_left_out_and_told(tmp_path):

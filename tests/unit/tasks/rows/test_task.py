@@ -32,7 +32,6 @@ from tests.unit.finetune.finetuned_runs import read_rows, write_rows
 NAN = math.nan
 TEXTS = ["CCO", "CCN", "CCCCCCCC", "CO", "CN", "C"]
 INDICES: Any = {"train": np.array([0, 1, 2]), "valid": np.array([3, 4]), "test": np.array([5])}
-PAIR = ("The ferry leaves at dawn.", "A boat departs early.")
 
 
 def make(loss: Loss, targets: Any, names: tuple[str, ...] = ("y",), **options: Any) -> RowTask:
@@ -50,11 +49,6 @@ def make(loss: Loss, targets: Any, names: tuple[str, ...] = ("y",), **options: A
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return train_smiles_vocabulary(TEXTS, 20, 1, SilentProgress())
-
-
-@pytest.fixture(scope="module")
-def text_tokenizer() -> Tokenizer:
-    return train_bpe(PAIR, 300, 2, SilentProgress())
 
 
 def test_the_labels_of_a_table_have_one_hash_however_it_is_split():
@@ -82,13 +76,15 @@ def test_a_pair_is_cut_as_tokenizers_cut_it(budget):
         assert longest_first([first, second], budget) == [ids.count(2), ids.count(3)]
 
 
-def test_pairs_that_are_too_long_are_cut_and_counted(text_tokenizer):
-    first, second = (text_tokenizer.encode(text) for text in PAIR)
-    encoded = encode_texts([PAIR, ("The", "A")], text_tokenizer, 9)
+def test_pairs_that_are_too_long_are_cut_and_counted():
+    pair = ("The ferry leaves at dawn.", "A boat departs early.")
+    tokenizer = train_bpe(pair, 300, 2, SilentProgress())
+    first, second = (tokenizer.encode(text) for text in pair)
+    encoded = encode_texts([pair, ("The", "A")], tokenizer, 9)
     assert encoded.token_ids[0].tolist() == [1, *first[:3], 2, *second[:3], 2]
     assert encoded.notes == ("cut 1 of 2 rows to 9 tokens (`sequence_length`)",)
-    assert encode_texts([PAIR], text_tokenizer, 100).notes == ()
-    assert not len(encode_texts([], text_tokenizer, 9))
+    assert encode_texts([pair], tokenizer, 100).notes == ()
+    assert not len(encode_texts([], tokenizer, 9))
 
 
 def test_rows_with_tokens_that_the_vocabulary_lacks_are_counted_and_the_first_three_are_named():

@@ -17,9 +17,10 @@ from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.finetune.cells.trainer import encode_task
 from exlm_cli.progress import SilentProgress
-from exlm_cli.tasks.base import DownstreamTask, EncodedSplit, FloatArray, NewRows, TrainedTask
+from exlm_cli.tasks.base import EncodedSplit, FloatArray, NewRows, TrainedTask
 from exlm_cli.tasks.squad.metric import Answered, squad_metrics
 from exlm_cli.tasks.squad.task import SquadTask, load_squad, read_new_questions
+from tests.unit.tasks.rows.test_splits import as_lists
 
 PARAGRAPHS = {
     "Moss": "Moss grows on the north side of the old stones, and in wet summers it covers them.",
@@ -75,19 +76,6 @@ def pointing(encoded: EncodedSplit, strength: float = 10.0) -> list[FloatArray]:
         logits[first, 0] = logits[last, 1] = strength
         outputs.append(logits)
     return outputs
-
-
-def rows_of(task: DownstreamTask) -> dict[str, list[int]]:
-    return {name: rows.tolist() for name, rows in task.split_indices.items()}
-
-
-def test_it_is_a_downstream_task(official):
-    task: DownstreamTask = load(official)
-    assert (task.name, task.loss, task.selection_metric, task.splits) == ("squad/v2", "span", "f1", ("train", "valid"))
-    assert task.split_name == "official"
-    assert rows_of(task) == {"train": [0, 1, 2, 3], "valid": [0, 1, 2]}
-    numbers = ("130,319", "11,873", "2 of 4", "1 of 3")
-    assert all(number in note for number, note in zip(numbers, task.notes[1:], strict=True))
 
 
 @pytest.mark.parametrize(("length", "stride"), [(200, 128), (24, 6), (20, 3)])
@@ -165,32 +153,32 @@ def test_cut_questions_and_answers_that_no_window_holds_whole_are_counted(offici
         load(official, doc_stride=11, max_query_tokens=17).encode("train", tokenizer, 30)
 
 
-def test_the_last_two_articles_are_held_out_where_there_is_no_dev_file(tmp_path):
-    task = load(write(tmp_path, "train-v2.0.partial.json", "Moss", "Clocks", "Tea"))
-    assert rows_of(task) == {"train": [0, 1], "valid": [2, 3, 4, 5, 6]}
-    assert any(note.startswith("scored on questions about `Clocks`, `Tea`, held out of ") for note in task.notes)
-    assert task.split_name == "held out: Clocks, Tea"
-
-
-def test_articles_that_cannot_be_held_out_are_refused(tmp_path):
-    write(tmp_path, "train-v2.0.json", "Moss", "Clocks", "Tea")
-    for titles, message, hint in (
-        (("Tee",), "no article `Tee`", "`Tea`?"),
-        (("Xylophone",), "no article `Xylophone`", "`Moss`, `Clocks`, `Tea`"),
-        (("Tea", "Moss", "Clocks"), "all 3 articles", "task.files.valid=FILE"),
-    ):
-        with pytest.raises(DataError, match=re.escape(f"{tmp_path}/train-v2.0.json: {message}")) as caught:
-            load(tmp_path, valid_articles=titles)
-        assert hint in caught.value.hint
-
-
-def test_named_files_are_read_alone(official):
+def test_official_and_named_files_are_read_alone(official):
+    task = load(official)
+    assert (task.split_name, as_lists(task.split_indices)) == ("official", {"train": [0, 1, 2, 3], "valid": [0, 1, 2]})
+    numbers = ("130,319", "11,873", "2 of 4", "1 of 3")
+    assert all(number in note for number, note in zip(numbers, task.notes[1:], strict=True))
     task = load(official, files={"train": "dev-v2.0.json", "valid": "train-v2.0.json"})
     assert (task.split_sizes, task.split_name) == ({"train": 3, "valid": 4}, "files")
     held_out = load(official, files={"train": "train-v2.0.json"}, valid_articles=("Tea",))
     assert held_out.split_sizes == {"train": 2, "valid": 2}
     with pytest.raises(DataError, match=r"`task\.valid_articles` holds articles out"):
         load(official, valid_articles=("Tea",))
+
+
+def test_the_last_two_articles_are_held_out_where_there_is_no_dev_file(tmp_path):
+    task = load(write(tmp_path, "train-v2.0.partial.json", "Moss", "Clocks", "Tea"))
+    assert as_lists(task.split_indices) == {"train": [0, 1], "valid": [2, 3, 4, 5, 6]}
+    assert any(note.startswith("scored on questions about `Clocks`, `Tea`, held out of ") for note in task.notes)
+    assert task.split_name == "held out: Clocks, Tea"
+    for titles, message, hint in (
+        (("Tee",), "no article `Tee`", "`Tea`?"),
+        (("Xylophone",), "no article `Xylophone`", "`Moss`, `Clocks`, `Tea`"),
+        (("Tea", "Moss", "Clocks"), "all 3 articles", "task.files.valid=FILE"),
+    ):
+        with pytest.raises(DataError, match=re.escape(f"{tmp_path}/train-v2.0.partial.json: {message}")) as caught:
+            load(tmp_path, valid_articles=titles)
+        assert hint in caught.value.hint
 
 
 def test_questions_that_cannot_be_used_stop_or_are_left_out_and_told(tmp_path):
