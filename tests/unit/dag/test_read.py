@@ -15,12 +15,8 @@ def _reading(tokenizer: Tokenizer) -> Pretrained:
     return pretrained(tokenizer, data={"kind": tokenizer.kind, "sequence_length": 16})
 
 
-@pytest.fixture(scope="module")
-def text_model() -> Pretrained:
-    return _reading(sentence_tokenizer())
-
-
-def test_other_words_for_a_mask_are_read_as_masks(text_model):
+def test_other_words_for_a_mask_are_read_as_masks():
+    text_model = _reading(sentence_tokenizer())
     wanted = read_masked(text_model, "This is [MASK], and very [MASK].")
     for text in ("This is <mask>, and very <mask>.", "This is <mask>, and very [MASK]."):
         found = read_masked(text_model, text)
@@ -34,12 +30,6 @@ def test_open_places_of_molecules_are_masks_and_other_atoms_in_brackets_are_not(
     model = _reading(word_level(["C", "O", "(", ")", "[CH2]", "[13*]"]))
     assert read_masked(model, smiles).text == "CC([MASK])O"
     assert read_masked(model, f"[CH2][13*]{smiles}").text == "[CH2][13*]CC([MASK])O"
-
-
-def test_a_text_beyond_the_training_length_says_so(text_model):
-    assert read_masked(text_model, "very [MASK]").notes == ()
-    (note,) = read_masked(text_model, "see this " * 8 + "[MASK]").notes
-    assert "16 tokens that the model was trained on" in note
 
 
 def test_letters_without_the_blanks_that_the_tokenizer_needs_are_refused():

@@ -207,14 +207,6 @@ def test_rows_are_drawn_for_training_and_for_validation_by_the_split_seed(tmp_pa
     assert as_lists(load(tmp_path, **limits).split_indices) == as_lists(task.split_indices)
 
 
-def test_rows_without_label_or_text_are_left_out_and_told(tmp_path):
-    write(tmp_path / "a.csv", "text,y", [f"Row {i},{i % 2}" for i in range(20)] + [",1", "No label,", ",NA"])
-    task = load(tmp_path, text_column="text")
-    assert (task.split_name, sum(task.split_sizes.values())) == ("random", 20)
-    # line 24 has neither text nor label, and counts once
-    assert [(row.row, row.text) for row in task.skipped] == [("22", ""), ("23", "No label"), ("24", "")]
-
-
 def test_a_table_without_smiles_is_told_which_columns_hold_texts(tmp_path):
     for rows, hint in (
         (["It was a good film.,1,C", "So very dull it was,0,CC"], "`a` holds texts: `--text-column a` reads them"),

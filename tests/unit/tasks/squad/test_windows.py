@@ -9,7 +9,6 @@ from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.squad.windows import (
     EncodedContext,
     Window,
-    best_answer,
     best_span,
     build_windows,
     room_for_paragraph,
@@ -92,20 +91,3 @@ def test_the_best_span_is_the_best_of_all_pairs(num_tokens, longest):
     ]
     expected = max(pairs, key=lambda pair: pair[2], default=None)
     assert best_span(window, logits, max_answer_tokens=longest) == expected
-
-
-def test_the_best_window_answers_and_the_null_score_is_the_smallest(tokenizer, context):
-    room = 12
-    windows = build_windows(0, [300], context, tokenizer, sequence_length=room + 4, doc_stride=6)
-    token = 8  # in the first window and in the second one
-    pairs = []
-    for number, window in enumerate(windows):
-        logits = np.zeros((len(window.token_ids), 2))
-        logits[0] = 3 - number
-        if window.first_token <= token < window.first_token + window.num_tokens:
-            logits[window.context_start + token - window.first_token] = 4 + number
-        pairs.append((window, logits))
-    text, score, null_score = best_answer(context, pairs, max_answer_tokens=1)
-    assert null_score == 2 * (3 - (len(windows) - 1))
-    start, end = context.offsets[token]
-    assert (text, score) == (PARAGRAPH[start:end], 2 * 5.0)
