@@ -16,17 +16,6 @@ def written(folder: Path, name: str, content: bytes) -> Path:
     return path
 
 
-def test_a_table_gives_columns_and_the_lines_of_its_rows(tmp_path):
-    """A column without a name keeps its cells."""
-    content = b'smiles,Class,,note\nCCO, 1 ,a,"two\nlines, a comma"\n\nCCN,0,,"say ""no"""\n'
-    table = read_table(written(tmp_path, "a.csv", content))
-    assert table.columns == {
-        "smiles": ("CCO", "CCN"), "Class": ("1", "0"), "": ("a", ""), "note": ("two\nlines, a comma", 'say "no"'),
-    }  # fmt: skip
-    assert table.lines == (2, 5)  # the quoted line end makes the first row two lines long, line 4 is empty
-    assert table.where(1) == f"{tmp_path}/a.csv:5"
-
-
 def test_lines_are_a_table_where_they_are_asked_for(tmp_path):
     path = written(tmp_path, "a.txt", b"CCO ethanol\n\nC\tNSC 1 \n\tNSC 2\n C\n")
     table = read_table(path, bare="text")
