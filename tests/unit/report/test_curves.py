@@ -2,7 +2,6 @@
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +18,6 @@ TITLES = {
     "path_entropy_bits": "Path entropy (bits per target)",
     "masks_with_0_share": "Share of masks on the best path",
 }
-Rows = list[dict[str, Any]]
 
 
 def run(*keys, num_rows=50):
