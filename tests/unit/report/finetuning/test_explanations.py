@@ -53,7 +53,7 @@ def test_values_are_drawn_and_listed_atom_by_atom():
     """A molecule that is too large is shown as its SMILES."""
     rows = [explained("CCO", [[0.5], [0.25], [-1.0]], [2.0]), explained("[H]Cl", [[0.0], [np.nan]], [np.nan], 7)]
     large = "C" * (MAX_DRAWN_ATOMS + 1)
-    page_of = {"names": ("logP",), "loss": "regression", "heading": "<b>new.csv", "num_rows": 30}
+    page_of = {"names": ("<b>logP",), "loss": "regression", "heading": "<b>new.csv", "num_rows": 30}
     page_of["predictor"] = "the <b>forest"
     found = explanation_files([explained(large, [[0.0]] * len(large), [np.nan])], FOLDER, **page_of)
     assert f"<p>{large}</p>" in found[FOLDER / "index.html"].decode()
@@ -71,13 +71,13 @@ def test_values_are_drawn_and_listed_atom_by_atom():
         ["7", "[H]Cl", "1", "Cl", ""],
     ]
     page = files[FOLDER / "index.html"].decode()
-    assert not re.search(r"<b>new|<script|https?://|<link", page)
+    assert not re.search(r"<b>new|<b>logP|<b>forest|<script|https?://|<link", page)
     text = unescape(page)
     assert "The first 2 molecules of 30 that the model reads" in text
-    assert "logP: -0.2500, true 2" in text
+    assert "<b>logP: -0.2500, true 2" in text
     assert "Predictions are those of the <b>forest, as in the table." in text
     full = f"{np.quantile([0.0, 0.25, 0.5, 1.0], 0.95):.2g}"
-    assert f"logP: -{full}<" in text
+    assert f"<b>logP: -{full}<" in text
     assert f"+{full}<" in text
 
 
