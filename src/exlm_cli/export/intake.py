@@ -163,8 +163,7 @@ def _write_run(
         network = build_model(recipe, tokenizer, torch.device("cpu"))
         network.load_state_dict({**network.state_dict(), **from_transformers(tensors, network, family)})
     save_weights(
-        run,
-        0,
+        run / "checkpoints/step-0",
         network,
         CheckpointState(loop=LoopState(), identity=model_identity(recipe, tokenizer), validation={}),
         resume_command=f"exlm pretrain --checkpoint {given}",

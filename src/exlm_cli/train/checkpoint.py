@@ -167,19 +167,22 @@ def save_checkpoint(
     final = run / "checkpoints" / f"step-{step}"
     if not final.exists() or verify_checkpoint(final) is not None:
         tensors = {MODEL_FILE: model.state_dict(), OPTIMIZER_FILE: _moments(model, optimizer)}
-        _write_whole(final, step, tensors, state, resume_command)
+        _write_whole(final, tensors, state, resume_command)
     remove_older(run, step, keep_last)
     return final
 
 
-def save_weights(run: Path, step: int, model: nn.Module, state: CheckpointState, *, resume_command: str) -> Path:
-    """Write `checkpoints/step-N/` without an optimizer, for weights that were not trained here.
+def save_weights(final: Path, model: nn.Module, state: JsonModel, *, resume_command: str) -> Path:
+    """Write weights without an optimizer, in place of those that are already there.
+
+    Args:
+        final: `checkpoints/best-N/` of a run, or `checkpoints/step-N/` of one that was not trained here.
+        model, state, resume_command: As of `save_checkpoint`.
 
     Raises:
         CheckpointError: A file cannot be written.
     """
-    final = run / "checkpoints" / f"step-{step}"
-    _write_whole(final, step, {MODEL_FILE: model.state_dict()}, state, resume_command)
+    _write_whole(final, {MODEL_FILE: model.state_dict()}, state, resume_command)
     return final
 
 
@@ -195,19 +198,8 @@ def remove_older(run: Path, step: int, keep_last: int) -> None:
             old.unlink() if old.is_symlink() else shutil.rmtree(old)
 
 
-def save_best(run: Path, step: int, model: nn.Module, state: BestState, *, resume_command: str) -> Path:
-    """Write `checkpoints/best-N/`, in place of one that is already there; arguments as of `save_checkpoint`.
-
-    Raises:
-        CheckpointError: A file cannot be written.
-    """
-    final = run / "checkpoints" / f"best-{step}"
-    _write_whole(final, step, {MODEL_FILE: model.state_dict()}, state, resume_command)
-    return final
-
-
 def _write_whole(
-    final: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: JsonModel, resume_command: str
+    final: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: JsonModel, resume_command: str
 ) -> None:
     """Write files of tensors, the state, and their manifest last, under a temporary name and rename them."""
     temporary = final.with_name(f".writing-{final.name}")
@@ -218,7 +210,7 @@ def _write_whole(
             save_file({key: t.detach().cpu().contiguous() for key, t in content.items()}, temporary / name)
         (temporary / STATE_FILE).write_bytes(json_bytes(state))
         files = {name: _hash_and_fsync(temporary / name) for name in sorted([*tensors, STATE_FILE])}
-        (temporary / MANIFEST_FILE).write_bytes(json_bytes(Manifest(step=step, files=files)))
+        (temporary / MANIFEST_FILE).write_bytes(json_bytes(Manifest(step=_step_of(final), files=files)))
         fsync(temporary / MANIFEST_FILE)
         fsync(temporary)
         shutil.rmtree(final, ignore_errors=True)

@@ -23,8 +23,8 @@ from exlm_cli.train.checkpoint import (
     load_state,
     remove_older,
     remove_unfinished,
-    save_best,
     save_checkpoint,
+    save_weights,
 )
 from exlm_cli.train.optim import LossScale
 from exlm_cli.train.task import TrainTask
@@ -130,7 +130,8 @@ class Saver:
 
     def _keep_best(self, state: LoopState) -> None:
         content = BestState(step=state.step, epoch=state.epoch, value=state.best_value, identity=self._task.identity)
-        save_best(self._run, state.step, self._task.model, content, resume_command=self._resume_command)
+        final = self._run / "checkpoints" / f"best-{state.step}"
+        save_weights(final, self._task.model, content, resume_command=self._resume_command)
         self._remove_unnamed_bests(state)
 
     def _remove_unnamed_bests(self, state: LoopState) -> None:

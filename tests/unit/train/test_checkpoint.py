@@ -35,8 +35,10 @@ def _state(step: int) -> ckpt.CheckpointState:
     return ckpt.CheckpointState(loop=loop, identity={"recipe": "ab"}, validation={"loss": 0.1, "score": None})
 
 
-def _best_state(value: float) -> ckpt.BestState:
-    return ckpt.BestState(step=4, epoch=1, value=value, identity={})
+def _save_best(run: Path, step: int, value: float) -> Path:
+    state = ckpt.BestState(step=step, epoch=1, value=value, identity={})
+    final = run / f"checkpoints/best-{step}"
+    return ckpt.save_weights(final, _trained()[0], state, resume_command="exlm finetune --resume RUN")
 
 
 def _save(run: Path, step: int, keep_last: int = 5) -> Path:
@@ -120,7 +122,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match=r"step-2: the checkpoint could not be written: .*No space left"):
         _save(tmp_path, 2)
     with pytest.raises(CheckpointError, match="best-4") as caught:
-        ckpt.save_best(tmp_path, 4, _trained()[0], _best_state(0.1), resume_command="exlm finetune --resume RUN")
+        _save_best(tmp_path, 4, 0.1)
     assert "`exlm finetune --resume RUN`" in caught.value.hint
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-1"]
 
@@ -151,12 +153,11 @@ def test_weights_of_another_shape_or_that_are_not_finite_are_refused_by_name(tmp
 
 
 def test_the_best_weights_are_kept_without_an_optimizer_and_replaced_when_written_again(tmp_path):
-    model, _ = _trained()
     for value in (0.5, 0.7):
-        path = ckpt.save_best(tmp_path, 4, model, _best_state(value), resume_command="exlm finetune --resume RUN")
+        path = _save_best(tmp_path, 4, value)
     assert ckpt.verify_checkpoint(path) is None
     assert sorted(p.name for p in path.iterdir()) == ["manifest.json", "model.safetensors", "state.json"]
     assert read_json(path / ckpt.STATE_FILE, ckpt.BestState).value == 0.7
     assert ckpt.checkpoint_paths(tmp_path) == []
-    ckpt.save_best(tmp_path, 10, model, _best_state(0.1), resume_command="")
+    _save_best(tmp_path, 10, 0.1)
     assert [p.name for p in ckpt.best_paths(tmp_path)] == ["best-10", "best-4"]
