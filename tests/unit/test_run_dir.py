@@ -34,13 +34,6 @@ def test_a_run_without_a_folder_is_named_by_recipe_and_second(tmp_path, monkeypa
     assert run_directory(tmp_path / "step-3") == tmp_path / "step-3"
 
 
-def _refuse(folder: Path) -> str:
-    """Return the hint of a folder that is not empty."""
-    with pytest.raises(CheckpointError, match="not empty") as caught:
-        create_run_dir(folder, "a")
-    return caught.value.hint
-
-
 def test_a_given_folder_is_made_with_its_parents_and_an_empty_one_is_taken(tmp_path):
     out = tmp_path / "x" / "y"
     assert create_run_dir(out, "a") == out
@@ -49,7 +42,9 @@ def test_a_given_folder_is_made_with_its_parents_and_an_empty_one_is_taken(tmp_p
     assert create_run_dir(out, "a") == out
     mark_resumable(out)
     (out / "recipe.yaml").touch()
-    assert _refuse(out) == "choose another folder with `--out DIR`, or empty this one"
+    with pytest.raises(CheckpointError, match="not empty") as caught:
+        create_run_dir(out, "a")
+    assert caught.value.hint == "choose another folder with `--out DIR`, or empty this one"
 
 
 def test_what_a_process_killed_at_its_beginning_left_is_deleted_and_nothing_else(tmp_path):
@@ -64,7 +59,8 @@ def test_what_a_process_killed_at_its_beginning_left_is_deleted_and_nothing_else
         mark_resumable(run)
     begun = create_run_dir(tmp_path / "begun", "a")
     (begun / "notes.md").touch()
-    _refuse(begun)
+    with pytest.raises(CheckpointError, match="not empty"):
+        create_run_dir(begun, "a")
     for folder in (run, begun):
         with pytest.raises(CheckpointError, match="not empty"), sole_process(folder, is_new=True):
             pass
@@ -82,11 +78,11 @@ def _begin_and_fail(run: Path, *, is_new: bool = True, is_marked: bool = False) 
         if is_marked:
             mark_resumable(run)
         (run / "recipe.yaml").touch()
-        (run / "checkpoints").mkdir()
+        (run / "checkpoints").mkdir(exist_ok=True)
         raise KeyboardInterrupt
 
 
-def test_a_beginning_that_fails_leaves_nothing_but_a_folder_that_was_there(tmp_path):
+def test_work_that_fails_leaves_a_folder_that_was_there_and_a_run_that_can_be_resumed(tmp_path):
     mine, new = tmp_path / "mine", tmp_path / "new"
     mine.mkdir(mode=0o750)
     for folder in (mine, new):
@@ -94,20 +90,13 @@ def test_a_beginning_that_fails_leaves_nothing_but_a_folder_that_was_there(tmp_p
             create_run_dir(folder, "a")
         with pytest.raises(KeyboardInterrupt):
             _begin_and_fail(folder)
-    assert not new.exists()
-    assert not list(mine.iterdir())
+    assert list(tmp_path.rglob("*")) == [mine]
     assert mine.stat().st_mode & 0o777 == 0o750
-
-
-def test_a_run_that_can_be_resumed_stays_when_its_work_fails(tmp_path):
     run = create_run_dir(tmp_path / "run", "a")
-    with pytest.raises(KeyboardInterrupt):
-        _begin_and_fail(run, is_marked=True)
-    left = {".lock", "recipe.yaml", "checkpoints"}
-    assert {path.name for path in run.iterdir()} == left
-    with pytest.raises(FileExistsError):
-        _begin_and_fail(run, is_new=False)
-    assert {path.name for path in run.iterdir()} == left
+    for is_new in (True, False):
+        with pytest.raises(KeyboardInterrupt):
+            _begin_and_fail(run, is_new=is_new, is_marked=is_new)
+        assert {path.name for path in run.iterdir()} == {".lock", "recipe.yaml", "checkpoints"}
 
 
 def test_a_process_that_is_at_work_keeps_its_folder(tmp_path):
