@@ -28,11 +28,8 @@ def test_a_named_file_has_what_is_named():
         assert (folder / file).is_file(), file
 
 
-def test_named_recipes_are_shipped():
+def test_named_recipes_and_keys_are_there():
     assert set(RECIPES) <= {name for kind in KINDS for name in list_recipes(kind)}
-
-
-def test_named_keys_are_those_of_a_recipe():
     assert not [key for key in KEYS if find_field(PretrainRecipe, key) is None]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from exlm_cli.config.base import Recipe
-from exlm_cli.config.load import KINDS, dump_recipe, list_recipes, load_recipe, recipes_folder
+from exlm_cli.config.load import KINDS, list_recipes, load_recipe, recipes_folder
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import TransitionConfig
 from exlm_cli.cost.counts import count_parameters, recipe_step_flops
@@ -94,14 +94,11 @@ def test_every_file_is_a_listed_recipe_of_its_own_name():
 
 
 @pytest.mark.parametrize(("path", "kind", "name"), [(path, *SHIPPED[path]) for path in SHIPPED])
-def test_a_recipe_resolves_has_a_purpose_and_round_trips(path, kind, name, tmp_path):
+def test_a_recipe_resolves_and_has_a_purpose(path, kind, name):
     recipe = load_recipe(name, kind=kind)
     assert recipe.name == path.stem
     assert recipe.purpose
     assert recipe.paper
-    resolved = tmp_path / "recipe.yaml"
-    resolved.write_text(dump_recipe(recipe), encoding="utf-8")
-    assert load_recipe(str(resolved), kind=kind) == recipe
 
 
 @pytest.mark.parametrize("name", EXPECTED)

@@ -1,7 +1,6 @@
 """`exlm sweep`: its files, what scripts read, resuming; `exlm eval` of sweeps. Its errors are in golden/sweep.txt."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,13 +8,13 @@ import pytest
 from exlm_cli.cli.app import main
 from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.config.sweep import SweepRecipe
-from exlm_cli.experiments.results import CellRuns, Divergence
+from exlm_cli.experiments.results import Divergence
 from exlm_cli.files import write_json
 from exlm_cli.run_dir import read_run_json, update_run_json
 from tests.cli.asserts import printed_by, refusal_of
 from tests.cli.conftest import TINY as TINY_VALUES
 from tests.unit.finetune.finetuned_runs import read_rows
-from tests.unit.report.results import grid_results, sweep_results, write_cell
+from tests.unit.report.results import sweep_results, write_cell
 
 SETS = [f"pretrain.{value}" for value in TINY_VALUES if not value.startswith("device=")]
 SETS += ["measure_sequences=8", "variants.mlm-plus-plus={train.max_steps: 8}"]
@@ -50,20 +49,17 @@ def test_a_sweep_from_training_to_tables_and_figures(folder, capsys):
     assert "diverged" in capsys.readouterr().out
 
 
-def _write_run(run: Path, name: str, results: Sequence[CellRuns], *overrides: str) -> None:
-    """Write what a sweep leaves, without its models."""
-    run.mkdir()
-    recipe = load_recipe(name, list(overrides), kind=SweepRecipe)
-    (run / "recipe.yaml").write_text(dump_recipe(recipe))
-    update_run_json(run, {"command": recipe.run_by, "num_cells": len(recipe.plan())})
-    for result in results:
-        write_cell(run / "cells" / result.plan.name, result)
-
-
 @pytest.fixture
 def sweep(folder: Path) -> Path:
-    _write_run(folder / "run", "table-2", sweep_results("table-2"))
-    return folder / "run"
+    """Return what a sweep with the paper's numbers leaves, without its models."""
+    run = folder / "run"
+    run.mkdir()
+    recipe = load_recipe("table-2", kind=SweepRecipe)
+    (run / "recipe.yaml").write_text(dump_recipe(recipe))
+    update_run_json(run, {"command": recipe.run_by, "num_cells": len(recipe.plan())})
+    for result in sweep_results("table-2"):
+        write_cell(run / "cells" / result.plan.name, result)
+    return run
 
 
 def test_eval_prints_the_tables_of_the_newest_sweep_and_writes_them_where_and_as_asked(sweep, folder, capsys):
@@ -99,12 +95,3 @@ def test_eval_of_an_unfinished_sweep_says_what_is_missing(sweep, capsys):
     assert refusal_of(capsys, "eval", "run") == (
         "error: run: none of its 5 cells is done\nhint: continue with `exlm sweep --resume run`"
     )
-
-
-def test_eval_of_a_repeat_mlm_grid_prints_its_tables(folder, capsys):
-    _write_run(folder / "run", "repeat-mlm", grid_results(), "tasks=[glue/mnli]")
-    captured = printed_by(capsys, ["eval", "run", "--no-figures", "--format", "markdown"])
-    assert captured.err == ""
-    assert ["8", "79.2", "82.8"] in [line.split() for line in captured.out.splitlines()]
-    names = {path.name for path in (folder / "run" / "report").iterdir()}
-    assert {"grid.csv", "grid.md", "entropy.md", "agreement.md"} <= names
