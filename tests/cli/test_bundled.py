@@ -21,7 +21,7 @@ from exlm_cli.train.pretrained import load_pretrained
 from tests.cli.asserts import printed_by, refusal_of, result_of
 
 SENTENCE = "This is [MASK], and I'm very [MASK] to see this."
-ONE_EPOCH = ("--seed", "1", "--set", "train.max_epochs=1", "--set", "train.num_threads=1", "--device", "cpu")
+ONE_EPOCH = ("--seed", "1", "--set", "train.max_epochs=1", "--set", "train.num_threads=1", "--no-baseline")
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_a_fine_tuned_run_records_the_name_and_the_hash(package, capsys, folder,
     """So it is continued and used after the package has moved, as in another installation."""
     (folder / "words.csv").write_text("text,amber\n" + "amber birch,1\ncedar daisy,0\n" * 20)
     words = ("finetune", "csv", "words.csv", "--text-column", "text", "--label-columns", "amber", *ONE_EPOCH)
-    said = printed_by(capsys, [*words, "--out", "tuned"]).err
+    said = printed_by(capsys, [*words, "--device", "cpu", "--out", "tuned"]).err
     assert "checkpoint: bundled:text, which the package brings, 4.7 M parameters, trained on some rows of text" in said
     described = read_run_json(folder / "tuned")
     assert described.checkpoint == "bundled:text"

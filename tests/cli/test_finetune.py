@@ -56,7 +56,7 @@ def test_a_csv_is_fine_tuned_from_the_newest_fitting_run_also_where_a_signal_sto
         os.kill(os.getpid(), signal.SIGTERM)
 
     act_at_call(torch.optim.AdamW, "step", in_second_seed, stop, set_to=monkeypatch.setattr)
-    assert main([*words, "stopped"]) == 143
+    assert main([*words, "stopped", "--no-baseline"]) == 143
     error = capsys.readouterr().err
     assert "stopped/cells/single/split-0/seed-5/checkpoints/step-2" in error
     assert "hint: continue with `exlm finetune --resume stopped`" in error
