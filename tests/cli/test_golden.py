@@ -1,7 +1,7 @@
 """Errors that a user can meet, whole sentences, one file a command: `tests/cli/golden/<command>.txt`.
 
-Each `$ exlm ...` line there is run; its exit code and its error follow. A new case is a new line. With
-`EXLM_UPDATE_GOLDEN=1` the test writes the files anew; read the difference before you commit it.
+Each `$ exlm ...` line there is run; its exit code and its error follow. A new error is a new line, under one of the
+commands that meet it. With `EXLM_UPDATE_GOLDEN=1` the test writes the files anew; read the difference then.
 """
 
 import gzip
