@@ -41,7 +41,7 @@ def test_a_task_that_words_decide_is_learnt(tmp_path):
     """
     pretrained = make_pretrained(tmp_path / "pre", model={"init_std": 0.1})
     train = {"max_epochs": 15, "batch_sequences": 16, "microbatch_tokens": 4096}
-    task = WordTask("binary", (160, 60, 60))
+    task = WordTask((160, 60, 60))
     result = run_tiny(pretrained, tmp_path / "run", task, seeds=[1], train=train, optim={"lr": 5e-3}, model=NO_DROPOUT)
     for split in ("valid", "test"):
         assert result.scores.average(split, "accuracy").mean > 0.95, result.scores.as_json()

@@ -190,8 +190,6 @@ class RowTaskConfig(TaskSection):
                 "`task.standardise: parent` cannot be combined with `task.canonical_smiles: false`: a parent has no "
                 "SMILES as written"
             )
-        if len(set(self.descriptors)) < len(self.descriptors):
-            raise ValueError(f"`task.descriptors` {list(self.descriptors)} names one twice")
 
     def _check_split(self) -> None:
         for split, key in _KEYS_OF_SPLITS.items():
@@ -379,8 +377,6 @@ class CsvTaskConfig(RowTaskConfig):
             if self.label_columns.count(name) > 1:
                 raise ValueError(f"`task.label_columns` gives `{name}` twice")
         for name in self.descriptor_columns:
-            if self.descriptor_columns.count(name) > 1:
-                raise ValueError(f"`task.descriptor_columns` gives `{name}` twice")
             if name in self.label_columns:
                 raise ValueError(f"`task.descriptor_columns`: `{name}` cannot be descriptor and label at once")
         return self

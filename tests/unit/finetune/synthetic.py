@@ -26,7 +26,6 @@ from exlm_cli.tasks.base import (
     DownstreamTask,
     EncodedSplit,
     FloatArray,
-    Loss,
     SeedOutputs,
     Split,
     SplitIndices,
@@ -85,27 +84,18 @@ def finetune_recipe(**sections: Any) -> FinetuneRecipe:
 
 
 class WordTask(DownstreamTask):
-    """Sentences of four words; what they are labelled with depends on which words they have.
+    """Sentences of four words: has amber; has birch, which is missing in every third row."""
 
-    `binary`: has amber; has birch, which is missing in every third row. `regression`: `base` + 10 for each cedar.
-    """
+    name, loss, output_names, selection_metric = "words", "binary", ("amber", "birch"), "accuracy"
+    split_name, notes = "random", ("a note",)
 
-    split_name = "random"
-    base = 100.0
-
-    def __init__(self, loss: Loss = "binary", sizes: Sequence[int] = (24, 12, 12), seed: int = 0) -> None:
-        self.loss = loss
-        self.name = f"words/{loss}"
-        self.output_names = ("amber", "birch") if loss == "binary" else ("cedars",)
-        self.is_greater_better = loss == "binary"
-        self.selection_metric = "accuracy" if loss == "binary" else "rmse"
+    def __init__(self, sizes: Sequence[int] = (24, 12, 12), seed: int = 0) -> None:
         rng = np.random.default_rng(seed)
         self.splits: tuple[Split, ...] = ("train", "valid", "test")[: len(sizes)]
         self.sentences = {
             split: [[WORDS[i] for i in rng.integers(len(WORDS), size=4)] for _ in range(size)]
             for split, size in zip(self.splits, sizes, strict=True)
         }
-        self.notes: tuple[str, ...] = ("a note",)
         self.scored: list[Split] = []
         self.targets: dict[Split, FloatArray] = {}
 
@@ -119,19 +109,14 @@ class WordTask(DownstreamTask):
         for words in sentences:
             inner = [i for word in words for i in tokenizer.encode(" " + word)][: sequence_length - 2]
             token_ids.append(np.array([tokenizer.cls_id, *inner, tokenizer.sep_id], dtype=np.int64))
-        self.targets[split] = np.array([self._target(row, words) for row, words in enumerate(sentences)])
-        return EncodedWords(tuple(token_ids), self.targets[split], task=self, split=split)
-
-    def _target(self, row: int, words: list[str]) -> list[float]:
-        if self.loss == "regression":
-            return [self.base + 10.0 * words.count("cedar")]
-        return [float("amber" in words), float("nan") if row % 3 == 0 else float("birch" in words)]
+        has_NC = np.array([["amber" in words, "birch" in words] for words in sentences], dtype=float)
+        has_NC[::3, 1] = np.nan
+        self.targets[split] = has_NC
+        return EncodedWords(tuple(token_ids), has_NC, task=self, split=split)
 
     def score(self, split: Split, predicted: FloatArray) -> dict[str, float]:
         self.scored.append(split)
         targets = self.targets[split]
-        if self.loss == "regression":
-            return {"rmse": float(np.sqrt(((predicted - targets) ** 2).mean()))}
         return {"accuracy": float(((predicted > 0.5) == targets)[~np.isnan(targets)].mean())}
 
 

@@ -6,6 +6,7 @@ import math
 import shutil
 import sys
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,10 @@ from exlm_cli.run_dir import read_metrics, read_run_json
 from exlm_cli.train.pretrained import load_pretrained_weights
 from tests.recorder import Recorder
 from tests.tiny import tiny_recipe
+from tests.unit.finetune.finetuned_runs import finetune, write_rows
 from tests.unit.finetune.synthetic import (
     ONE_EPOCH,
+    WORDS,
     WordTask,
     assert_same_run,
     cells,
@@ -122,16 +125,18 @@ def test_rows_left_out_without_labels_and_with_unknown_tokens_are_told(text_mode
 
 
 def test_values_are_learnt_in_units_of_their_spread_so_that_those_far_from_zero_are_like_others(text_model, tmp_path):
-    predicted, task = {}, WordTask("regression")
+    predicted, values = {}, np.array([a.count("r") + 3.0 * b.count("e") for a in WORDS for b in WORDS])
     for base in (0.0, 2.0**33):
-        task.base, run = base, tmp_path / f"{base:g}"
-        run_tiny(text_model, run, task, seeds=[1], train={"max_epochs": 2})
+        rows = [[" ".join(words), f"{base + y}"] for words, y in zip(product(WORDS, WORDS), values, strict=True)]
+        (folder := tmp_path / repr(base)).mkdir()
+        table = write_rows(folder / "a.csv", ["text", "y"], rows)
+        task = {"name": "csv", "files": {"train": str(table)}, "text_column": "text", "label_columns": ["y"]}
+        run = finetune(folder, text_model, (1,), label_kind="regression", **task)
         predicted[base] = read_part(run, "test")[1][0] - base
         (saved,) = weights(run).values()
-        targets = task.targets["train"]
-        assert (saved["output_mean"].item(), saved["output_std"].item()) == pytest.approx(
-            (targets.mean(), targets.std())
-        )
+        targets = base + values[json.loads((run / "split.json").read_text())["indices"]["train"]]
+        assert saved["output_mean"].item() == pytest.approx(targets.mean())
+        assert saved["output_std"].item() == pytest.approx(targets.std())
     assert np.ptp(predicted[0.0]) > 1e-3
     # float64 of 8.6e9 has steps of 2e-6; standardised targets differ by as much
     np.testing.assert_allclose(predicted[2.0**33], predicted[0.0], atol=1e-3)
@@ -231,7 +236,7 @@ def test_only_a_run_that_fits_is_continued(tmp_path, finished):
     elsewhere = make_pretrained(tmp_path / "pre", model={"num_layers": 2})
     recipe, before = finetune_recipe(), (run / "recipe.yaml").read_bytes()
     for said, changed, arguments in (
-        ("the data of words/binary is not", recipe, {"task": WordTask(seed=1)}),
+        ("the data of words is not", recipe, {"task": WordTask(seed=1)}),
         ("the recipe is not .* `optim.lr` was .* is 0.0001", finetune_recipe(optim={"lr": 1e-4}), {}),
         ("the recipe is not .* `aggregate`", finetune_recipe(aggregate="median"), {}),
         ("the checkpoint is not", recipe, {"checkpoint": elsewhere}),

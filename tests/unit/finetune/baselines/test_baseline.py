@@ -128,7 +128,7 @@ def test_forests_of_values_that_are_grown_unasked_take_under_two_gigabytes():
 def test_a_table_with_too_many_labels_or_values_has_no_baseline_by_itself(monkeypatch):
     """Trees of values end in single rows, so that memory grows with the rows."""
     task, values = make("binary", [[i % 2] for i in range(24)]), make("regression", [[float(i)] for i in range(24)])
-    assert not baselines_of(WordTask("span"))
+    assert not baselines_of(WordTask())
     monkeypatch.setattr("exlm_cli.finetune.baselines.baseline.MAX_FOREST_VALUES", 15)
     assert not is_affordable(values)
     assert is_affordable(task)
