@@ -62,9 +62,9 @@ def fit(task: RowTask, seed: int, baseline: TreeBaseline, store: FeatureStore, n
         return baseline.fit(task, seed, store, SilentProgress(), num_threads=1)
 
 
-def predict(task: RowTask, seed: int = 1, part: Any = "test", num_trees: int = 30) -> Any:
+def predict(task: RowTask, seed: int = 1, num_trees: int = 30) -> Any:
     fitted = fit(task, seed, ECFP4, FeatureStore(), num_trees)
-    return fitted.predict(task.examples[part].texts, SilentProgress())
+    return fitted.predict(task.examples["test"].texts, SilentProgress())
 
 
 @pytest.mark.parametrize(
@@ -154,22 +154,6 @@ def test_missing_labels_and_single_classes_are_no_trouble():
     assert score_rows("binary", predict(task), task.examples["test"].targets)["roc_auc"] <= 3 / 4
     empty = make("regression", [[NAN if i < 16 else float(i), i] for i in range(24)], ("never", "always"))
     assert np.isclose(predict(empty)[..., 0], 0).all()
-
-
-@pytest.mark.parametrize("loss", ["binary", "classes"])
-def test_balanced_weights_hold_for_the_baseline_too(loss):
-    """Of rows that look the same, one in four is positive; with the weights of the loss, it is one in two.
-
-    Within five standard errors of what the bootstrap draws: a share p of 64 rows, the mean of 100 trees.
-    """
-    task = make(loss, [[float(i % 4 == 0)] for i in range(24)], ("a", "b") if loss == "classes" else ("y",))
-    targets = (np.arange(64.0) % 4 == 0)[:, None].astype(float)
-    same = {"train": LabelledRows([("CCO",)] * 64, targets, np.arange(64))}
-    task.examples, task.splits = same | {"valid": same["train"]}, ("train", "valid")
-    for weights, share in ((None, 0.25), ([2 / 3, 2.0] if loss == "classes" else [3.0], 0.5)):
-        task.class_weights = None if weights is None else np.array(weights)
-        found = predict(task, part="valid", num_trees=100)[0, -1]
-        assert found == pytest.approx(share, abs=5 * 0.5 / math.sqrt(64 * 100) + 0.005)
 
 
 def task_of(kind: Any, texts: list[str], targets: FloatArray, **more: Any) -> RowTask:
