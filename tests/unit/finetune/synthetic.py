@@ -146,10 +146,10 @@ def run_tiny(
     return run_finetuning(recipe, checkpoint=pretrained, out=out, task=task or WordTask(), callbacks=callbacks)
 
 
-def grow_little(patch: pytest.MonkeyPatch) -> None:
-    """Let forests have eight trees and boosting eight rounds: those of a run take seconds."""
-    patch.setattr("exlm_cli.finetune.baselines.baseline.grow_forests.__kwdefaults__", {"num_trees": 8})
-    patch.setattr("exlm_cli.finetune.baselines.boosting.grow_boosting.__kwdefaults__", {"num_rounds": 8})
+def grow_little(patch: pytest.MonkeyPatch, num_trees: int = 8, num_rounds: int = 8) -> None:
+    """Let forests and boosting have few trees: those of a run take seconds."""
+    patch.setattr("exlm_cli.finetune.baselines.baseline.NUM_TREES", num_trees)
+    patch.setattr("exlm_cli.finetune.baselines.boosting.NUM_ROUNDS", num_rounds)
 
 
 def cells(run: Path) -> list[dict[str, Any]]:

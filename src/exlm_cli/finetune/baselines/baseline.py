@@ -299,7 +299,7 @@ def fit_baseline(
     return baseline.fit(filled, seed, store, progress, num_threads=num_threads)
 
 
-def grow_forests(baseline: ForestBaseline, rows: TrainingRows, *, num_trees: int = NUM_TREES) -> Forests:
+def grow_forests(baseline: ForestBaseline, rows: TrainingRows) -> Forests:
     """Train a forest for each label; a label with one class in its known training rows gets that class."""
     from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 
@@ -310,7 +310,7 @@ def grow_forests(baseline: ForestBaseline, rows: TrainingRows, *, num_trees: int
         forest = None
         if is_known.any():
             forest = kind(
-                n_estimators=num_trees,
+                n_estimators=NUM_TREES,
                 max_features=baseline.max_features if loss == "regression" else "sqrt",
                 random_state=rows.seed,
                 n_jobs=rows.num_threads or -1,

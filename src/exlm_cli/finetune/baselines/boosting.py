@@ -22,7 +22,7 @@ _NEVER = float(logit(MIN_PROBABILITY))
 """Score of a label or class that no training row has."""
 
 
-def grow_boosting(name: str, rows: TrainingRows, *, num_rounds: int = NUM_ROUNDS) -> Forests:
+def grow_boosting(name: str, rows: TrainingRows) -> Forests:
     """Train a booster for each label or value, or one for all classes; `name` is for the bar."""
     from threadpoolctl import threadpool_limits
 
@@ -35,16 +35,16 @@ def grow_boosting(name: str, rows: TrainingRows, *, num_rounds: int = NUM_ROUNDS
             present = np.unique(target_n)
             fitted = None
             if len(present) > 1:
-                fitted = _booster(loss, num_rounds, rows.seed).fit(kept_Nf[is_known], target_n, sample_weight=weights_n)
+                fitted = _booster(loss, rows.seed).fit(kept_Nf[is_known], target_n, sample_weight=weights_n)
             grown += _scores_of(loss, fitted, present, kept_f, len(rows.task.output_names))
     return join_trees(grown, 1, rows.fill)
 
 
-def _booster(loss: Loss, num_rounds: int, seed: int) -> Any:
+def _booster(loss: Loss, seed: int) -> Any:
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
     kind: Any = HistGradientBoostingRegressor if loss == "regression" else HistGradientBoostingClassifier
-    return kind(max_iter=num_rounds, early_stopping=False, random_state=seed, **SETTINGS)
+    return kind(max_iter=NUM_ROUNDS, early_stopping=False, random_state=seed, **SETTINGS)
 
 
 def _splittable(training_NF: Features) -> Features:

@@ -22,11 +22,9 @@ from exlm_cli.finetune.baselines.baseline import (
     TreeBaseline,
     baselines_of,
     fit_baseline,
-    grow_forests,
     is_affordable,
     medians,
 )
-from exlm_cli.finetune.baselines.boosting import grow_boosting
 from exlm_cli.finetune.baselines.forests import TrainingRows
 from exlm_cli.finetune.features import FeatureStore
 from exlm_cli.progress import SilentProgress
@@ -38,7 +36,7 @@ from exlm_cli.tasks.rows.splits import RowSplit
 from exlm_cli.tasks.rows.table import InputRows, Table
 from exlm_cli.tasks.rows.task import LabelledRows, RowTask
 from exlm_cli.tasks.user_table import table_task
-from tests.unit.finetune.synthetic import WordTask
+from tests.unit.finetune.synthetic import WordTask, grow_little
 
 NAN, INF = math.nan, math.inf
 ECFP4, _, BOOSTING = TREES
@@ -57,8 +55,7 @@ def make(loss: Loss, targets: Any, names: tuple[str, ...] = ("y",)) -> RowTask:
 
 def fit(task: RowTask, seed: int, baseline: TreeBaseline, store: FeatureStore, num_trees: int = 30) -> TreeBaseline:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(grow_forests.__kwdefaults__, "num_trees", num_trees)
-        patch.setitem(grow_boosting.__kwdefaults__, "num_rounds", 4 * num_trees)
+        grow_little(patch, num_trees, 4 * num_trees)
         return baseline.fit(task, seed, store, SilentProgress(), num_threads=1)
 
 
@@ -81,12 +78,12 @@ def test_a_functional_group_is_learned_and_predicted_by_the_file(baseline, loss,
     fitted = fit(task, 1, baseline, store)
     fitted.write(tmp_path / baseline.file)
     again = baseline.read(tmp_path / baseline.file, "", loss=loss, num_outputs=len(names), num_texts=1, store=store)
-    for rows in (task.examples["valid"], task.examples["test"]):
-        found = fitted.predict(rows.texts, SilentProgress())
-        assert found.shape == (4, len(names))
-        assert again.predict(rows.texts, SilentProgress()).tolist() == found.tolist()
-        learned = score_rows(loss, found, rows.targets)
-        assert {name: learned[name] for name in scores} == pytest.approx(scores, abs=0.1)
+    rows = task.examples["test"]
+    found = fitted.predict(rows.texts, SilentProgress())
+    assert found.shape == (4, len(names))
+    assert again.predict(rows.texts, SilentProgress()).tolist() == found.tolist()
+    learned = score_rows(loss, found, rows.targets)
+    assert {name: learned[name] for name in scores} == pytest.approx(scores, abs=0.1)
 
 
 def test_what_a_descriptor_lacks_is_the_median_of_the_training_rows():
@@ -107,9 +104,11 @@ def bytes_of_a_tree(num_rows: int, few: int, many: int) -> float:
     bits = rng.integers(2, size=(num_rows, NUM_BITS), dtype=np.uint8)
     task = make("regression", [[float(i)] for i in range(24)])
     task.examples["train"] = LabelledRows([("C",)] * num_rows, rng.normal(size=(num_rows, 1)), np.arange(num_rows))
+    rows = TrainingRows(task, bits, np.zeros(NUM_BITS, dtype=np.float32), 1, SilentProgress(), 1)
     for num_trees in (few, many):
-        fill = np.zeros(NUM_BITS, dtype=np.float32)
-        grow_forests(ECFP4, TrainingRows(task, bits, fill, 1, SilentProgress(), 1), num_trees=num_trees)  # type: ignore[arg-type]
+        with pytest.MonkeyPatch.context() as patch:
+            grow_little(patch, num_trees)
+            ECFP4.grow(rows)
         peaks.append(peak_bytes())
     return (peaks[1] - peaks[0]) / ((many - few) * num_rows)
 
@@ -166,8 +165,7 @@ def task_of(kind: Any, texts: list[str], targets: FloatArray, **more: Any) -> Ro
 def trained_on(baseline: Any, task: RowTask) -> FloatArray:
     """Return (N,) predictions for the training rows."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(grow_forests.__kwdefaults__, "num_trees", 60)
-        patch.setitem(grow_boosting.__kwdefaults__, "num_rounds", 60)
+        grow_little(patch, 60, 60)
         fitted = fit_baseline(baseline, task, 1, FeatureStore(), SilentProgress(), num_threads=1)
     found: FloatArray = fitted.predict(task.examples["train"].texts, SilentProgress())[:, 0]
     return found

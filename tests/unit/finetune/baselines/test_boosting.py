@@ -14,6 +14,7 @@ from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import Loss
 from exlm_cli.tasks.metrics import to_probabilities
 from exlm_cli.tasks.rows.task import LabelledRows, RowTask
+from tests.unit.finetune.synthetic import grow_little
 
 RNG = np.random.default_rng(1)
 ROWS = RNG.lognormal(sigma=2, size=(150, 7)).astype(np.float32)
@@ -29,7 +30,9 @@ def scores(loss: Loss, targets: Any, names: int, class_weights: Any = None) -> A
     task = RowTask("csv", loss, tuple(map(str, range(names))), {"train": LabelledRows([], targets, np.arange(150))})
     task.class_weights = class_weights
     fill = np.zeros(7, dtype=np.float32)
-    found = grow_boosting("", TrainingRows(task, ROWS, fill, 3, SilentProgress(), 1), num_rounds=20)
+    with pytest.MonkeyPatch.context() as patch:
+        grow_little(patch, num_rounds=20)
+        found = grow_boosting("", TrainingRows(task, ROWS, fill, 3, SilentProgress(), 1))
     return found.predict(NEW)[:, :, 0]
 
 
