@@ -25,7 +25,7 @@ from exlm_cli.finetune.prediction.predict import predict
 from exlm_cli.ops import alignment
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.registry import load_task
-from tests.unit.finetune.finetuned_runs import LONGER, SMILES, glue_run, read_rows, squad_run, write_rows
+from tests.unit.finetune.finetuned_runs import LONGER, SMILES, read_rows, squad_run, write_rows
 from tests.unit.finetune.synthetic import make_pretrained, read_part
 from tests.unit.tasks.squad.test_task import PARAGRAPHS, QUESTIONS
 
@@ -205,11 +205,3 @@ def test_seeds_predict_alone_what_training_wrote_of_each(lengths_run):
     best = run._loaded.results.best_seed
     np.testing.assert_array_equal(of_each[run.seeds.index(best)].mean, run.embed(rows).mean)
     assert np.abs(of_each[0].mean - of_each[1].mean).max() > 1e-4
-
-
-def test_pairs_of_texts_are_rows_of_a_glue_task(text_model, tmp_path):
-    run = glue_run(tmp_path, text_model, "rte")
-    task: Any = load_task(load_recipe(str(run / "recipe.yaml"), kind=FinetuneRecipe).task, SilentProgress())
-    found = exlm_cli.load(run, device="cpu").predict(task.examples["valid"].texts)
-    values = found[[f"{name}_probability" for name in task.output_names]]
-    np.testing.assert_allclose(values, _written(run, "valid"), atol=1e-6)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.data.molecules import NUM_BITS
 from exlm_cli.finetune.baselines.baseline import (
     MAX_FOREST_VALUES,
@@ -30,27 +29,31 @@ from exlm_cli.finetune.features import FeatureStore
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import FloatArray, Loss
 from exlm_cli.tasks.metrics import score_rows
-from exlm_cli.tasks.rows.assays import Measured
-from exlm_cli.tasks.rows.labels import Labels
-from exlm_cli.tasks.rows.splits import RowSplit
-from exlm_cli.tasks.rows.table import InputRows, Table
 from exlm_cli.tasks.rows.task import LabelledRows, RowTask
-from exlm_cli.tasks.user_table import table_task
 from tests.unit.finetune.synthetic import WordTask, grow_little
 
 NAN, INF = math.nan, math.inf
 ECFP4, _, BOOSTING = TREES
-AMINES = [f"{'C' * n}N" for n in range(1, 13)]
-ALCOHOLS = [f"{'C' * n}O" for n in range(1, 13)]
-TEXTS = [text for pair in zip(AMINES, ALCOHOLS, strict=True) for text in pair]
-INDICES: Any = {"train": np.arange(16), "valid": np.arange(16, 20), "test": np.arange(20, 24)}
+TEXTS = [f"{'C' * n}{end}" for n in range(1, 13) for end in "NO"]
 
 
 def make(loss: Loss, targets: Any, names: tuple[str, ...] = ("y",)) -> RowTask:
-    labels = Labels(loss, names, np.array(targets, dtype=float), ())
-    config = CsvTaskConfig(name="csv", smiles_column="x", label_columns=("y",))
-    usable = InputRows(Table(Path("a.csv"), {}, tuple(range(24))), tuple(TEXTS), ("",) * 24)
-    return table_task(config, usable, Measured(labels), RowSplit("column", INDICES))
+    """Return a task of amines and alcohols in turn, 16 of them to train on."""
+    values = np.array(targets, dtype=float)
+    examples: Any = {
+        part: LabelledRows([(text,) for text in TEXTS[rows]], values[rows], np.arange(24)[rows])
+        for part, rows in (("train", slice(16)), ("test", slice(16, None)))
+    }
+    task = RowTask("csv", loss, names, examples)
+    task.input_kind = "smiles"
+    return task
+
+
+def task_of(kind: Any, texts: list[str], targets: FloatArray, **more: Any) -> RowTask:
+    rows = LabelledRows([(text,) for text in texts], targets[:, None], np.arange(len(texts)), **more)
+    task = RowTask("csv", "regression", ("y",), {"train": rows})
+    task.input_kind = kind
+    return task
 
 
 def fit(task: RowTask, seed: int, baseline: TreeBaseline, store: FeatureStore, num_trees: int = 30) -> TreeBaseline:
@@ -80,7 +83,7 @@ def test_a_functional_group_is_learned_and_predicted_by_the_file(baseline, loss,
     again = baseline.read(tmp_path / baseline.file, "", loss=loss, num_outputs=len(names), num_texts=1, store=store)
     rows = task.examples["test"]
     found = fitted.predict(rows.texts, SilentProgress())
-    assert found.shape == (4, len(names))
+    assert found.shape == (8, len(names))
     assert again.predict(rows.texts, SilentProgress()).tolist() == found.tolist()
     learned = score_rows(loss, found, rows.targets)
     assert {name: learned[name] for name in scores} == pytest.approx(scores, abs=0.1)
@@ -102,8 +105,7 @@ def bytes_of_a_tree(num_rows: int, few: int, many: int) -> float:
     """Return what a tree of values needs for a training row, while it is grown and copied."""
     rng, peaks = np.random.default_rng(0), []
     bits = rng.integers(2, size=(num_rows, NUM_BITS), dtype=np.uint8)
-    task = make("regression", [[float(i)] for i in range(24)])
-    task.examples["train"] = LabelledRows([("C",)] * num_rows, rng.normal(size=(num_rows, 1)), np.arange(num_rows))
+    task = task_of("smiles", ["C"] * num_rows, rng.normal(size=num_rows))
     rows = TrainingRows(task, bits, np.zeros(NUM_BITS, dtype=np.float32), 1, SilentProgress(), 1)
     for num_trees in (few, many):
         with pytest.MonkeyPatch.context() as patch:
@@ -119,14 +121,12 @@ def test_forests_of_values_that_are_grown_unasked_take_under_two_gigabytes():
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as alone:
         needed = alone.submit(bytes_of_a_tree, 1000, 10, 110).result()
     assert 24 < needed < 2e9 / (NUM_TREES * MAX_FOREST_VALUES), "24 bytes a node stay in the run"
-    many = make("regression", [[float(i)] for i in range(24)])
-    many.examples["train"] = LabelledRows([("C",)] * 100_000, np.zeros((100_000, 1)), np.arange(100_000))
-    assert not is_affordable(many)
+    assert not is_affordable(task_of("smiles", ["C"] * 100_000, np.zeros(100_000)))
 
 
 def test_a_table_with_too_many_labels_or_values_has_no_baseline_by_itself(monkeypatch):
     """Trees of values end in single rows, so that memory grows with the rows."""
-    task, values = make("binary", [[i % 2] for i in range(24)]), make("regression", [[float(i)] for i in range(24)])
+    task, values = make("binary", [[i % 2] for i in range(24)]), task_of("smiles", TEXTS[:16], np.arange(16.0))
     assert not baselines_of(WordTask())
     monkeypatch.setattr("exlm_cli.finetune.baselines.baseline.MAX_FOREST_VALUES", 15)
     assert not is_affordable(values)
@@ -153,13 +153,6 @@ def test_missing_labels_and_single_classes_are_no_trouble():
     assert score_rows("binary", predict(task), task.examples["test"].targets)["roc_auc"] <= 3 / 4
     empty = make("regression", [[NAN if i < 16 else float(i), i] for i in range(24)], ("never", "always"))
     assert np.isclose(predict(empty)[..., 0], 0).all()
-
-
-def task_of(kind: Any, texts: list[str], targets: FloatArray, **more: Any) -> RowTask:
-    rows = LabelledRows([(text,) for text in texts], targets[:, None], np.arange(len(texts)), **more)
-    task = RowTask("csv", "regression", ("y",), {"train": rows})
-    task.input_kind = kind
-    return task
 
 
 def trained_on(baseline: Any, task: RowTask) -> FloatArray:

@@ -124,3 +124,5 @@ def test_glue_has_it_too_by_the_tasks_own_metrics_and_predicts_rows_without_labe
     done = predict(finetuned, new, None, folder=tmp_path, predictor="baseline", progress=SilentProgress())
     assert (done.predictor, done.num_rows, done.metrics) == ("baseline", 2, {})
     assert len(done.files[0].read_text().splitlines()) == 3
+    in_memory = load(made.run_dir, device="cpu").predict([("A b.", "c")], predictor="baseline")
+    assert in_memory.predicted_class[0] == read_rows(done.files[-1])[0]["predicted_class"]
