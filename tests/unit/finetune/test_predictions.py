@@ -35,12 +35,11 @@ def predicted(tmp_path: Path) -> dict[Any, Any]:
 
 
 def test_predictions_come_back_bit_by_bit_whichever_parts_are_read(tmp_path, predicted):
-    found = read_predictions(tmp_path, NAMES, ROWS, "hint")
-    assert list(found) == ["valid", "test"]
-    for part, values in predicted.items():
-        np.testing.assert_array_equal(found[part], values)
-        alone = read_predictions(tmp_path, NAMES, {part: ROWS[part]}, "hint")
-        np.testing.assert_array_equal(alone[part], values)
+    for parts in (["valid", "test"], ["valid"], ["test"]):
+        found = read_predictions(tmp_path, NAMES, {part: ROWS[part] for part in parts}, "hint")
+        assert list(found) == parts
+        for part in parts:
+            np.testing.assert_array_equal(found[part], predicted[part])
 
 
 @pytest.mark.usefixtures("predicted")
@@ -57,9 +56,8 @@ def test_predictions_of_other_rows_or_outputs_are_refused(tmp_path):
     table = pyarrow.parquet.read_table(path)
     pyarrow.parquet.write_table(table, path)  # with dictionaries, by which a small file can be large in memory
     refused(NAMES, ROWS, "not readable as numbers of a run: it would be far larger in memory")
-    for content in (b"", whole[:-9], whole.replace(b"PAR1", b"ARP1")):
-        path.write_bytes(content)
-        refused(NAMES, ROWS, "not readable as numbers of a run")
+    path.write_bytes(whole[:-9])
+    refused(NAMES, ROWS, "not readable as numbers of a run")
     path.unlink()
     refused(NAMES, ROWS, PREDICTIONS_FILE)
 

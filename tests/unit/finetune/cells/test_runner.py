@@ -19,13 +19,16 @@ SPLIT = EncodedRows(IDS, np.array([[0.0, np.nan], [1.0, 2.0], [3.0, 4.0]]))
 
 
 def test_rows_are_padded_and_keep_their_targets_and_their_place():
-    batch = collate(SPLIT, np.array([1, 0]), num_repeats=1, pad_id=0)
-    assert batch.token_ids.tolist() == [[1, 9, 2, 0], [1, 7, 8, 2]]
-    assert batch.lengths.tolist() == [3, 4]
+    """Tokens that may answer a question stay those before repetition."""
+    answerable = (np.array([True, True, True, False]), np.array([True, True, False]), np.array([True, False]))
+    batch = collate(replace(SPLIT, answerable=answerable), np.array([1, 0]), num_repeats=2, pad_id=0)
+    assert batch.token_ids.tolist() == [[1, 9, 9, 2, 0, 0], [1, 7, 7, 8, 8, 2]]
+    assert batch.lengths.tolist() == [4, 6]
     assert batch.sample_index.tolist() == [1, 0]
     expected = torch.tensor([[1, 2], [0, float("nan")]], dtype=torch.float64)
     torch.testing.assert_close(batch.targets, expected, equal_nan=True)
-    assert batch.answerable is None
+    assert batch.answerable is not None
+    assert batch.answerable.tolist() == [[True, True, False, False], [True, True, True, False]]
 
 
 @pytest.mark.parametrize("num_repeats", [1, 2, 4])
@@ -46,14 +49,6 @@ def test_both_texts_of_a_pair_are_rows_of_their_own_where_they_are_read_alone():
     assert batch.token_ids.tolist() == [[1, 7, 7, 8, 8, 2], [1, 2, 0, 0, 0, 0], [1, 9, 9, 2, 0, 0], [1, 6, 6, 5, 5, 2]]
     assert batch.lengths.tolist() == [6, 2, 4, 6]
     assert batch.sample_index.tolist() == [0, 1]
-
-
-def test_tokens_that_may_answer_stay_those_before_repetition():
-    answerable = (np.array([True, True, True, False]), np.array([True, True, False]), np.array([True, False]))
-    split = EncodedRows(IDS, np.zeros((3, 2)), answerable)
-    batch = collate(split, np.array([0, 1]), num_repeats=2, pad_id=0)
-    assert batch.answerable is not None
-    assert batch.answerable.tolist() == [[True, True, True, False], [True, True, False, False]]
 
 
 NAN = math.nan
