@@ -16,15 +16,12 @@ import pytest
 from scipy.special import expit
 
 import exlm_cli
-from exlm_cli.config.finetune import FinetuneRecipe
-from exlm_cli.config.load import load_recipe
 from exlm_cli.dag.figures import render_graph
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.finetune.prediction.predict import predict
 from exlm_cli.ops import alignment
 from exlm_cli.progress import SilentProgress
-from exlm_cli.tasks.registry import load_task
 from tests.unit.finetune.finetuned_runs import LONGER, SMILES, read_rows, squad_run, write_rows
 from tests.unit.finetune.synthetic import make_pretrained, read_part
 from tests.unit.tasks.squad.test_task import PARAGRAPHS, QUESTIONS
@@ -88,6 +85,7 @@ MISTAKES: list[tuple[str, Callable[[Any], object], type[Exception], str]] = [
     ("molecules", lambda run: run.fill("C[MASK]"), CheckpointError, "is a fine-tuned run, which fills no masks"),
     ("smiles_model", lambda run: run.predict(["CCO"]), CheckpointError, "is a pre-trained run, which predicts no"),
     ("text_model", lambda run: run.fill(pandas.DataFrame({"text": ["[MASK]"]})), DataError, "is DataFrame, not a list"),
+    ("text_model", lambda run: run.fill("half \ud800 [MASK]"), DataError, r"'half \ud800 [MASK]' contains a lone surr"),
     ("text_model", lambda run: run.fill("[MASK]", num_fillings=0), ConfigError, "`num_top=3`: accepted: 1 or more"),
     ("text_model", lambda run: run.fill("[MASK]", length="one"), ConfigError, "`length=one` is not one of exact, any"),
     ("independent_model", lambda run: run.fill("[MASK]", length="any"), ConfigError, "`length=any` needs `alignment: "),
@@ -190,18 +188,18 @@ def test_an_array_of_texts_is_filled_as_each_by_itself_and_keeps_its_good_rows(t
 
 def test_seeds_predict_alone_what_training_wrote_of_each(lengths_run):
     """What is calibrated is the mean of all seeds, so some of them have no interval."""
-    run, path = exlm_cli.load(lengths_run, device="cpu"), lengths_run
-    assert run.seeds == (1, 2)
-    task: Any = load_task(load_recipe(str(path / "recipe.yaml"), kind=FinetuneRecipe).task, SilentProgress())
-    rows = [text for (text,) in task.examples["test"].texts]
-    for seed in run.seeds:
+    run = exlm_cli.load(lengths_run, device="cpu")
+    table = read_rows(lengths_run.parent / "words.csv")
+    test_rows, by_seed_KNC, _ = read_part(lengths_run, "test")
+    rows = [table[row]["text"] for row in test_rows]
+    for seed, written_NC in zip(run.seeds, by_seed_KNC, strict=True):
         found = run.predict(rows, predictor="model", seeds=[seed])
-        np.testing.assert_allclose(found.length_predicted, read_part(path, "test")[1][seed - 1, :, 0], rtol=1e-6)
+        np.testing.assert_allclose(found.length_predicted, written_NC[:, 0], rtol=1e-6)
         assert not [name for name in found.columns if "_low_" in name]
         assert f"seeds {seed} alone; the calibration is of all seeds' mean, so it is left out" in found.attrs["notes"]
     assert run.predict(rows, seeds=(2, 1)).equals(run.predict(rows))
     of_each = run.embed(rows, seeds=run.seeds)
     assert [f"seed {seed}" in vectors.notes[1] for seed, vectors in zip(run.seeds, of_each, strict=True)] == [True] * 2
-    best = run._loaded.results.best_seed
-    np.testing.assert_array_equal(of_each[run.seeds.index(best)].mean, run.embed(rows).mean)
+    best = run.seeds.index(run.finished.results.best_seed)
+    np.testing.assert_array_equal(of_each[best].mean, run.embed(rows).mean)
     assert np.abs(of_each[0].mean - of_each[1].mean).max() > 1e-4
