@@ -67,10 +67,6 @@ def test_a_missing_feature_is_the_median():
     assert found == forest.predict(FILL[None])[0]
 
 
-def read(path: Any, **changes: int) -> Forests:
-    return read_forests(path, "try again", **{"num_labels": 3, "num_values": 2, "num_features": 7} | changes)
-
-
 def changed(forests: Forests, name: str, place: Any, value: Any) -> Forests:
     array = getattr(forests, name).copy()
     array[place] = value
@@ -96,4 +92,4 @@ def changed(forests: Forests, name: str, place: Any, value: Any) -> Forests:
 def test_arrays_that_are_no_forests_are_refused(forests, tmp_path, change, finding):
     write_forests(tmp_path / "f.npz", change(forests))
     with pytest.raises(CheckpointError, match=re.escape(finding)):
-        read(tmp_path / "f.npz")
+        read_forests(tmp_path / "f.npz", "try again", num_labels=3, num_values=2, num_features=7)
