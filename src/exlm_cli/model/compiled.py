@@ -47,7 +47,7 @@ class Compiler:
             try:
                 return run(*given[0], **given[1])
             except Exception as error:  # the compiler's errors have no base class in common
-                if not _is_of_compiler(error):
+                if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "torch._functorch")):
                     raise
                 self.has_failed = True
                 _logger.warning("note: the model could not be compiled, and runs without: %s", _reason(error))
@@ -72,11 +72,6 @@ def compile_graph(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any
 
     with config.patch(force_non_lazy_backward_lowering=True):
         return cast(Callable[..., Any], compile_fx(graph, inputs))
-
-
-def _is_of_compiler(error: Exception) -> bool:
-    """Return whether the compiler raised an error; its errors have no base class in common."""
-    return type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "torch._functorch"))
 
 
 def _reason(error: BaseException) -> str:

@@ -104,17 +104,13 @@ def _places(batch, b: int) -> list[tuple[int, int]]:
     return [(0, 0), *((m, c) for m in range(1, num_masks + 1) for c in (1, 2, 3)), (num_masks + 1, 0)]
 
 
-def _one_start(batch, **transition):
-    """Return the head's edge probabilities where Q K' is zero: the start alone."""
-    head = _head(transition=transition)
+def test_a_start_gives_the_next_mask_its_odds_whatever_the_number_of_masks(batch):
+    """Where Q K' is zero, so that edges are those of the start alone."""
+    head = _head(transition={"start": "next_mask", "start_strength": 2.0})
     with torch.no_grad():
         head.query.weight.zero_()
         head.query.bias.zero_()
-    return head(torch.ones(*batch.node_mask.shape, 16, dtype=torch.float64), batch).detach().exp()
-
-
-def test_a_start_gives_the_next_mask_its_odds_whatever_the_number_of_masks(batch):
-    edges = _one_start(batch, start="next_mask", start_strength=2.0)
+        edges = head(torch.ones(*batch.node_mask.shape, 16, dtype=torch.float64), batch).exp()
     for b, num_nodes in enumerate(batch.state_lengths.tolist()):
         place = _places(batch, b)
         for v in range(num_nodes - 1):
