@@ -3,15 +3,11 @@
 import copy
 import logging
 import shutil
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
-from torch import Tensor
 
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
@@ -29,18 +25,18 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 CLASSES = [*SHAPES.values(), (2, 7), (14, 14, 14), (5,) * 12]
 """And two padded sequences, as many tokens as a layer is wide, as many sequences as heads."""
-SMALL: dict[str, Any] = {"model": {"num_layers": 1}}
+SMALL = {"model": {"num_layers": 1}}
 
 
 @pytest.fixture(autouse=True)
-def _nothing_compiled_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _nothing_compiled_before(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     monkeypatch.setenv("TORCHINDUCTOR_DEBUG_COMPILE", "1")  # kernels that are not optimised take half the time
     torch._dynamo.reset()
 
 
 @pytest.fixture
-def counter(monkeypatch: pytest.MonkeyPatch) -> Any:
+def counter(monkeypatch):
     """Counts graphs instead of generating their code."""
     # not above: every worker of a test run reads this file, and the tools of the compiler take seconds
     from torch._dynamo.testing import CompileCounterWithBackend
@@ -50,7 +46,7 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> Any:
     return counter
 
 
-def _with_graphs(recipe: PretrainRecipe) -> tuple[ExlmModel, ExlmModel]:
+def _with_graphs(recipe):
     """Return a model twice, the first one compiled."""
     torch.manual_seed(0)
     model = ExlmModel(recipe, SPECIAL.vocab_size)
@@ -60,7 +56,7 @@ def _with_graphs(recipe: PretrainRecipe) -> tuple[ExlmModel, ExlmModel]:
     return graphs, model
 
 
-def _trained(model: ExlmModel, recipe: PretrainRecipe, lengths: tuple[int, ...]) -> list[Tensor]:
+def _trained(model, recipe, lengths):
     """The losses of a batch in training, and the gradients."""
     batch = tiny_batch(recipe, lengths)
     model.zero_grad()
@@ -122,18 +118,18 @@ def test_blocks_that_are_computed_again_draw_the_same_dropout(monkeypatch):
         torch.testing.assert_close(kept, again, rtol=0, atol=0)
 
 
-def _no_compiler() -> Any:
+def _no_compiler():
     from torch._inductor import config
 
     return config.patch({"cpp.cxx": ("no-such-compiler",)})
 
 
 @contextmanager
-def _no_backward_pass() -> Iterator[None]:
+def _no_backward_pass():
     """A pass over graphs fails at those of a backward pass; kernels that are not vectorised take less time."""
     from torch._inductor import config, cpu_vec_isa
 
-    def refuse(graph: torch.fx.Graph) -> None:
+    def refuse(graph):
         if any("tangents" in node.name for node in graph.nodes):
             raise NotImplementedError("no backward pass")
 
@@ -158,9 +154,9 @@ def test_any_error_of_the_compiler_is_one_line_and_training_goes_on_without(brok
 
 
 def test_a_compiled_run_has_the_losses_of_an_eager_one_and_its_checkpoint_is_read(tmp_path, counter):
-    losses: dict[bool, list[float]] = {}
+    losses = {}
     for is_compiled in (False, True):
-        train: dict[str, Any] = {"compile": is_compiled, "log_every_steps": 1, "max_steps": 2}
+        train = {"compile": is_compiled, "log_every_steps": 1, "max_steps": 2}
         data = {"bundled_rows": 300, "cache_dir": str(tmp_path / "cache")}
         run = run_pretraining(tiny_recipe(**SMALL, data=data, train=train), out=tmp_path / f"{is_compiled}").run_dir
         losses[is_compiled] = train_losses(run)

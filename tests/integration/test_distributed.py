@@ -9,16 +9,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors.torch import load_file
-from torch import Tensor
 
-from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.data.batch import Batch
 from exlm_cli.data.corpus.prepare import prepare_data
 from exlm_cli.data.sampler import plan_epoch
 from exlm_cli.distributed import shared_run
@@ -40,7 +35,7 @@ LOSS_BOUND, WEIGHT_BOUND = 5e-6, 5e-5
 
 
 # number of ranks, kind of data, objective: every pair of values of two columns is in some row; settings
-CASES: list[tuple[int, str, str, dict[str, Any]]] = [
+CASES = [
     (2, "text", "exlm", {}),
     (2, "smiles", "mlm", {"gradient_checkpointing": True}),
     (3, "smiles", "exlm", {"gradient_checkpointing": True}),
@@ -49,13 +44,13 @@ CASES: list[tuple[int, str, str, dict[str, Any]]] = [
 ]
 
 
-def recipe_of(cache: Path, kind: str, objective: str, **train: Any) -> PretrainRecipe:
+def recipe_of(cache, kind, objective, **train):
     """Return a recipe of 16 steps in two epochs, with microbatches of a few sequences."""
-    data: dict[str, dict[str, Any]] = {
+    data = {
         "text": {"train": ["bundled:grammar"], "bundled_rows": 44},
         "smiles": {"train": ["bundled:molecules"], "bundled_rows": 45},
     }
-    masking: dict[str, Any] = {"num_states_per_mask": 1 if objective == "mlm" else 3}
+    masking = {"num_states_per_mask": 1 if objective == "mlm" else 3}
     if (kind, objective) == ("smiles", "exlm"):
         masking["mask_ratio"] = (0.1, 0.6)
     return tiny_recipe(
@@ -70,14 +65,14 @@ def recipe_of(cache: Path, kind: str, objective: str, **train: Any) -> PretrainR
     )  # fmt: skip
 
 
-def weights_of(run: Path) -> dict[str, Tensor]:
+def weights_of(run):
     """Return the weights at the end of a run."""
     checkpoint = run / f"checkpoints/step-{STEPS}"
     assert verify_checkpoint(checkpoint) is None
     return load_file(checkpoint / "model.safetensors")
 
 
-def assert_same(mine: Path, theirs: Path) -> None:
+def assert_same(mine, theirs):
     """Compare each row of metrics, and the weights, tensor by tensor."""
     rows, expected_rows = (read_metrics(run / "metrics.jsonl") for run in (mine, theirs))
     assert [row["step"] for row in rows] == [row["step"] for row in expected_rows]
@@ -92,7 +87,7 @@ def assert_same(mine: Path, theirs: Path) -> None:
         assert_close(tensor, expected_weights[name], name, lr=1e-3, invariant=["transition.key.bias"])
 
 
-def assert_close(tensor: Tensor, expected: Tensor, name: str, *, lr: float, invariant: Collection[str]) -> None:
+def assert_close(tensor, expected, name, *, lr, invariant):
     """Compare a tensor with that of one process, relative to its norm.
 
     A bias that adds the same to all entries of a softmax is `invariant`: its gradient is zero, and what AdamW moves it
@@ -107,11 +102,11 @@ def assert_close(tensor: Tensor, expected: Tensor, name: str, *, lr: float, inva
         )
 
 
-def train(recipe: PretrainRecipe, out: Path) -> None:
+def train(recipe, out):
     run_pretraining(recipe, out=out)
 
 
-def train_until_killed(recipe: PretrainRecipe, out: Path, notes: Path, dying: int, call: int) -> None:
+def train_until_killed(recipe, out, notes, dying, call):
     """Let one rank kill itself in a forward pass; the others note why they end."""
     if own_rank() == dying:
         die_at_call(PretrainTask, "losses", call)
@@ -119,7 +114,7 @@ def train_until_killed(recipe: PretrainRecipe, out: Path, notes: Path, dying: in
 
 
 @pytest.fixture(scope="module")
-def alone(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
+def alone(cache, tmp_path_factory):
     """Runs of one process, by kind and objective."""
     folder = tmp_path_factory.mktemp("alone")
     runs = {(kind, objective): folder / f"{kind}-{objective}" for _, kind, objective, _ in CASES}
@@ -171,7 +166,7 @@ def test_one_survivor_of_a_killed_rank_reports_it_and_another_number_of_ranks_go
     assert_same(out, alone["text", "exlm"])
 
 
-def train_until_signalled(recipe: PretrainRecipe, out: Path, notes: Path) -> None:
+def train_until_signalled(recipe, out, notes):
     """Let a signal come to rank 1 alone, in a forward pass; every rank notes why it ends."""
     if own_rank() == 1:
         act_at_call(PretrainTask, "losses", 14, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
@@ -195,25 +190,25 @@ LOST, LOST_STEP = 1, 5
 """The rank whose gradients overflow, and the step, counted from 1."""
 
 
-def train_in_fp16(recipe: PretrainRecipe, out: Path, notes: Path) -> None:
+def train_in_fp16(recipe, out, notes):
     """Train; gradients overflow in one step, on one rank alone. Note the weights before each step, and the scales."""
-    scales: list[float] = []
-    weights: list[str] = []
+    scales = []
+    weights = []
     update, losses, begin_step = LossScale.update, PretrainTask.losses, PretrainTask.begin_step
 
-    def noting(self: LossScale, is_finite: Tensor) -> None:
+    def noting(self, is_finite):
         update(self, is_finite)
         scales.append(float(self.value))
 
-    def overflowing(self: PretrainTask, batch: Batch) -> Tensor:
+    def overflowing(self, batch):
         is_lost = own_rank() == LOST and len(scales) == LOST_STEP - 1
         return losses(self, batch) * (1e30 if is_lost else 1.0)
 
-    def begin(self: PretrainTask, share_done: float) -> None:
+    def begin(self, share_done):
         begin_step(self, share_done)
         weights.append(hash_json([parameter.tolist() for parameter in self.model.parameters()]))
 
-    LossScale.update, PretrainTask.losses, PretrainTask.begin_step = noting, overflowing, begin  # type: ignore[method-assign]
+    LossScale.update, PretrainTask.losses, PretrainTask.begin_step = noting, overflowing, begin
     run_pretraining(recipe, out=out)
     (notes / f"noted-{own_rank()}.json").write_text(json.dumps([weights, scales]))
 
@@ -231,11 +226,11 @@ def test_three_ranks_in_fp16_skip_the_step_that_overflows_on_one_of_them(cache, 
     assert [row["num_overflows"] for row in rows] == [0] * (LOST_STEP - 1) + [1] * (STEPS - LOST_STEP + 1)
 
 
-def fail(*_: object) -> None:
+def fail(*_):
     raise DataError("row 7 cannot be read", "mend it")
 
 
-def train_until_refused(recipe: PretrainRecipe, out: Path, notes: Path) -> None:
+def train_until_refused(recipe, out, notes):
     """Let rank 1 of several make a user's mistake in a forward pass, where the others do not."""
     if own_rank() == 1:
         act_at_call(PretrainTask, "losses", 5, fail)
@@ -251,20 +246,20 @@ def test_a_users_error_on_one_rank_ends_all_with_it(cache, tmp_path):
     assert {(error["hint"], error["by"]) for error in errors.values()} == {("mend it", 0)}
 
 
-class _OtherDisk(type(Path())):  # type: ignore[misc]
+class _OtherDisk(type(Path())):
     """Paths of a disk that does not have the files of rank 0."""
 
-    def is_file(self) -> bool:
+    def is_file(self):
         return False
 
 
-def train_refused(cache: Path, folder: Path, mistake: str) -> None:
+def train_refused(cache, folder, mistake):
     """Make a mistake on rank 1 and note what each rank says."""
     is_second = own_rank() == 1
     max_steps, batch_sequences = 3 if mistake == "recipe" and is_second else 2, 1 if mistake == "small batch" else 6
     recipe = recipe_of(cache, "text", "exlm", max_steps=max_steps, batch_sequences=batch_sequences)
     # what rank 0 has made is not on this rank's disk
-    shared_run.Path = _OtherDisk if mistake == "disk" and is_second else Path  # type: ignore[misc, assignment]
+    shared_run.Path = _OtherDisk if mistake == "disk" and is_second else Path
     if mistake in ("data", "tokenised before"):
         own = folder / f"of-{own_rank()}"
         own.mkdir()

@@ -1,18 +1,15 @@
 """Fine-tuning as a whole: it learns what words decide, and ends with the same bits wherever it was killed."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
-from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.finetune import training
 from exlm_cli.finetune.cells import trainer as trainer_module
 from exlm_cli.finetune.cells.model import load_finetuned
 from exlm_cli.finetune.results import read_results
 from exlm_cli.finetune.run import run_finetuning
-from exlm_cli.finetune.scores import RunScores, point_scores, read_scores
+from exlm_cli.finetune.scores import point_scores, read_scores
 from tests.killed import interrupted_at_call
 from tests.unit.finetune.synthetic import (
     WordTask,
@@ -26,7 +23,7 @@ from tests.unit.finetune.synthetic import (
 
 
 @pytest.fixture(scope="module")
-def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pretrained(tmp_path_factory):
     return make_pretrained(tmp_path_factory.mktemp("pretrained") / "run")
 
 
@@ -51,7 +48,7 @@ GRID = {"optim.lr": [1e-5, 3e-3], "train.max_epochs": [1, 2]}
 
 
 @pytest.fixture(scope="module")
-def searched(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def searched(pretrained, tmp_path_factory):
     out = tmp_path_factory.mktemp("searched") / "run"
     run_finetuning(finetune_recipe(grid=GRID), checkpoint=pretrained, out=out, use_grid=True, task=WordTask())
     return out
@@ -82,7 +79,7 @@ def test_a_grid_killed_between_cells_goes_on_where_it_was(pretrained, tmp_path, 
     assert_same_run(out, searched)
 
 
-def choose_by_seeds(scores: RunScores, metric: str, aggregate: str) -> dict[str, float]:
+def choose_by_seeds(scores, metric, aggregate):
     """Stand for the scores of grid points: with seed 7 the larger learning rate is better, else the smaller."""
     has_7 = (scores.table.seed == "7").any()
     points = scores.table.grid_point.unique()
@@ -93,10 +90,10 @@ def test_a_point_that_wins_with_other_seeds_has_its_weights_again(pretrained, tm
     """Two cells are new, two are trained again, three steps each; killed in the first one that is trained again."""
     monkeypatch.setattr(training, "point_scores", choose_by_seeds)
 
-    def recipe(*seeds: int) -> FinetuneRecipe:
+    def recipe(*seeds):
         return finetune_recipe(grid={"optim.lr": [1e-5, 3e-3]}, seeds=seeds, train={"max_epochs": 1})
 
-    def kept(run: Path) -> set[str]:
+    def kept(run):
         return {str(path.parents[2].relative_to(run / "cells")) for path in run.rglob("model.safetensors")}
 
     run, fresh = tmp_path / "run", tmp_path / "fresh"
@@ -115,7 +112,7 @@ def test_a_point_that_wins_with_other_seeds_has_its_weights_again(pretrained, tm
 
 
 @pytest.fixture(scope="module")
-def undisturbed(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(pretrained, tmp_path_factory):
     return run_tiny(pretrained, tmp_path_factory.mktemp("undisturbed") / "run").run_dir
 
 

@@ -1,12 +1,9 @@
 """A tiny model learns small GLUE and SQuAD files by heart, from the files on disk to `results.json`."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from exlm_cli.finetune.results import FinetunedRun
 from exlm_cli.finetune.run import run_finetuning
 from exlm_cli.tasks.glue import GLUE_TASKS
 from tests.unit.finetune.synthetic import finetune_recipe, make_pretrained
@@ -14,7 +11,7 @@ from tests.unit.tasks.glue_files import ROWS, write_glue
 from tests.unit.tasks.squad.test_task import write
 
 
-def finetune(folder: Path, task: dict[str, Any], **train: Any) -> FinetunedRun:
+def finetune(folder, task, **train):
     checkpoint = make_pretrained(folder / "pretrained")
     recipe = finetune_recipe(
         seeds=[1],

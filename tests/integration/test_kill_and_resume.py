@@ -1,20 +1,16 @@
 """`kill -9` anywhere, then `--resume`: the same weights, bit by bit, as a run that was not disturbed."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.train import checkpoint, loop
 from exlm_cli.train.pretrain import resume_pretraining, run_pretraining
 from exlm_cli.train.pretrain_task import PretrainTask
 from tests.killed import die_at_call, run_until_killed, untimed_rows
 from tests.tiny import CHAIN, tiny_recipe
 
-POINTS: dict[str, tuple[Any, str, int]] = {
+POINTS = {
     "before the first step": (PretrainTask, "losses", 1),
     "between checkpoints": (PretrainTask, "losses", 8),
     "while the second checkpoint is hashed": (checkpoint, "_sha256", 4),
@@ -26,7 +22,7 @@ POINTS: dict[str, tuple[Any, str, int]] = {
 CASES = [("exlm", point) for point in POINTS] + [("chain", "between checkpoints")]
 
 
-def _recipe(cache: Path, objective: str) -> PretrainRecipe:
+def _recipe(cache, objective):
     return tiny_recipe(
         data={"bundled_rows": 300, "cache_dir": str(cache)},
         model={
@@ -41,11 +37,11 @@ def _recipe(cache: Path, objective: str) -> PretrainRecipe:
     )  # fmt: skip
 
 
-def train_and_die(recipe: PretrainRecipe, out: Path, point: str) -> None:
+def train_and_die(recipe, out, point):
     """Train in the process at hand until it dies."""
     owner, function, count = POINTS[point]
 
-    def leave_half_a_row(metrics: Any, *_: Any) -> None:
+    def leave_half_a_row(metrics, *_):
         with metrics.path.open("a") as file:
             file.write('{"kind": "train", "st')
 
@@ -55,7 +51,7 @@ def train_and_die(recipe: PretrainRecipe, out: Path, point: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def undisturbed(cache, tmp_path_factory):
     runs = {objective: tmp_path_factory.mktemp("undisturbed") / "run" for objective in ("exlm", "chain")}
     for objective, out in runs.items():
         run_pretraining(_recipe(cache, objective), out=out)

@@ -7,25 +7,22 @@ waited for. `test_compile.py` does the same with compiled blocks.
 import importlib
 import json
 import math
-from collections.abc import Iterable
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from exlm_cli.config.finetune import FinetuneModelConfig
 from exlm_cli.config.sections import BackboneConfig
-from exlm_cli.finetune.cells.runner import TaskBatch, collate, task_losses
+from exlm_cli.finetune.cells.runner import collate, task_losses
 from exlm_cli.model import exlm
 from exlm_cli.model.backbones import FAMILIES, model_values, plain_config
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.model.heads import TaskModel
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import MetricsLog
-from exlm_cli.tasks.base import EncodedRows, Loss
+from exlm_cli.tasks.base import EncodedRows
 from exlm_cli.train.loop import TrainingLoop
 from exlm_cli.train.objective import Objective
 from exlm_cli.train.process import StopSignal
@@ -47,7 +44,7 @@ DROPOUT = {"model": {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropo
 CASES = [(DROPOUT, [*SHAPES.values()]), ({"model": CHAIN}, [*SHAPES.values()]), *((one, FEW) for one in VARIANTS[1:])]
 
 
-def _model_of(sections: dict[str, Any]) -> tuple[ExlmModel, Objective, Any]:
+def _model_of(sections):
     recipe = tiny_recipe(**sections)
     model = ExlmModel(recipe, SPECIAL.vocab_size).to(META)
     if model.chain_head is not None:
@@ -55,15 +52,15 @@ def _model_of(sections: dict[str, Any]) -> tuple[ExlmModel, Objective, Any]:
     return model, Objective(4, 1, "native"), recipe
 
 
-def _backward(losses: torch.Tensor) -> None:
+def _backward(losses):
     torch.where(losses != math.inf, losses, 0.0).sum().backward()
 
 
-def _assert_all_have_gradients(model: nn.Module) -> None:
+def _assert_all_have_gradients(model):
     assert all(p.grad is not None and p.grad.shape == p.shape for p in model.parameters())
 
 
-def _after_steps(sections: dict[str, Any], shapes: Iterable[tuple[int, ...]]) -> ExlmModel:
+def _after_steps(sections, shapes):
     """Return a model with the gradients of a step, after steps on a batch of each shape."""
     model, objective, recipe = _model_of(sections)
     for lengths in shapes:
@@ -101,7 +98,7 @@ def test_steps_of_the_training_loop_run_on_tensors_without_data(sections, tmp_pa
     monkeypatch.setattr(checks, "_get_fused_kernels_supported_devices", lambda: ["meta"])
     model, objective, recipe = _model_of(sections)
     batches = [tiny_batch(recipe, lengths).to(META) for lengths in ((10, 10), (9, 4, 12))]
-    task: Any = SimpleNamespace(
+    task = SimpleNamespace(
         model=model,
         module=model,
         identity={"data fingerprint": "none"},
@@ -131,7 +128,7 @@ def test_steps_of_the_training_loop_run_on_tensors_without_data(sections, tmp_pa
 
 
 NAN = math.nan
-TARGETS: dict[Loss, list[list[float]]] = {
+TARGETS = {
     "binary": [[1, 0], [NAN, 1], [NAN, NAN]],
     "classes": [[1], [NAN], [0]],
     "regression": [[0.5, NAN], [NAN, NAN], [1.0, 2.0]],
@@ -141,14 +138,14 @@ TARGETS: dict[Loss, list[list[float]]] = {
 FINE_TUNINGS = [(loss, num_repeats) for loss in TARGETS for num_repeats in ((1, 3) if loss == "span" else (1,))]
 
 
-def task_model(loss: Loss, num_repeats: int, num_layers: int = 1) -> TaskModel:
+def task_model(loss, num_repeats, num_layers=1):
     recipe = tiny_recipe(objective="mlm", masking={"num_repeats": num_repeats}, model={"num_layers": num_layers})
     torch.manual_seed(0)
     dropout = FinetuneModelConfig(dropout=0.1, attention_dropout=0.1, pooler_dropout=0.1)
     return TaskModel(recipe, dropout, SPECIAL.vocab_size, None if loss == "span" else 2)
 
 
-def task_batch(loss: Loss, num_repeats: int, lengths: tuple[int, ...]) -> TaskBatch:
+def task_batch(loss, num_repeats, lengths):
     rows = tuple(np.array([SPECIAL.cls_id, *range(5, 5 + length), SPECIAL.sep_id]) for length in lengths)
     targets = np.array([TARGETS[loss][i % 3] for i in range(len(lengths))])
     answerable = tuple(np.arange(length + 2) <= length for length in lengths) if loss == "span" else None

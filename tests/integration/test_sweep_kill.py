@@ -1,19 +1,15 @@
 """`kill -9` of a sweep, anywhere, then running it again: no number changes, and what was done is not done again."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from exlm_cli.experiments import cell
-from exlm_cli.experiments.results import CellRuns
 from exlm_cli.experiments.sweep import run_sweep
 from exlm_cli.progress import SilentProgress
 from exlm_cli.train.pretrain_task import PretrainTask
 from tests.killed import die_at_call, run_until_killed, untimed_rows
 from tests.tiny_sweeps import run_cell, scores_of, tiny_grid, tiny_sweep, work_in_this_process
 
-POINTS: dict[str, tuple[Any, str, int]] = {
+POINTS = {
     "between checkpoints": (PretrainTask, "losses", 6),
     "between training and measuring": (cell, "measure_entropy", 1),
     "before what was measured is written": (cell, "write_atomically", 1),
@@ -21,13 +17,13 @@ POINTS: dict[str, tuple[Any, str, int]] = {
 KEPT_STEPS = dict(zip(POINTS, (4, 6, 6), strict=True))
 
 
-def run_cell_and_die(cache: Path, folder: Path, point: str) -> None:
+def run_cell_and_die(cache, folder, point):
     """Run the second cell in the process at hand until it dies."""
     die_at_call(*POINTS[point])
     run_cell(tiny_grid(cache).plan()[1], folder)
 
 
-def run_sweep_and_die(cache: Path, out: Path) -> None:
+def run_sweep_and_die(cache, out):
     """Run a sweep in the process at hand until it dies in the fourth of the six steps of its second cell."""
     work_in_this_process(pytest.MonkeyPatch())
     die_at_call(PretrainTask, "begin_step", 10)
@@ -35,7 +31,7 @@ def run_sweep_and_die(cache: Path, out: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[CellRuns]]:
+def undisturbed(cache, tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
     return folder, [run_cell(plan, folder / plan.name) for plan in tiny_grid(cache).plan()]
 

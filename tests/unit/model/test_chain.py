@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.dag.build import dag_of_tokens
-from exlm_cli.data.batch import Batch, expand
+from exlm_cli.data.batch import expand
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.alignment import best_alignment, states_alignment_nll
 from exlm_cli.train.evaluation import evaluate_batch, score_sequences, summarise
@@ -17,12 +16,12 @@ OBJECTIVE = Objective(SPECIAL.unk_id, 1, "reference")
 
 
 @pytest.fixture(name="recipe", scope="module")
-def _recipe() -> PretrainRecipe:
+def _recipe():
     return tiny_recipe(model=CHAIN)
 
 
 @pytest.fixture(name="model", scope="module")
-def _model(recipe: PretrainRecipe) -> ExlmModel:
+def _model(recipe):
     """A network of random weights, edges included, so that states and masks depend on each other."""
     torch.manual_seed(0)
     model = ExlmModel(recipe, SPECIAL.vocab_size)
@@ -32,7 +31,7 @@ def _model(recipe: PretrainRecipe) -> ExlmModel:
     return model.eval()
 
 
-def _batch(rows: list[list[int]], targets: tuple[int, ...]) -> Batch:
+def _batch(rows, targets):
     return expand(masked_by_hand(rows, targets), 1, expands_input=False, pad_id=SPECIAL.pad_id)
 
 

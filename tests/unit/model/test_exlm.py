@@ -24,7 +24,7 @@ VARIANTS = [
 ]
 
 
-def _model(**sections) -> ExlmModel:
+def _model(**sections):
     torch.manual_seed(0)
     return ExlmModel(tiny_recipe(**sections), SPECIAL.vocab_size).eval()
 

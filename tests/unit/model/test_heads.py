@@ -2,25 +2,24 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from exlm_cli.config.finetune import FinetuneModelConfig
-from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.batch import expand
 from exlm_cli.model.exlm import ExlmModel
-from exlm_cli.model.heads import Pooled, SequenceHead, SpanHead, TaskModel
+from exlm_cli.model.heads import SequenceHead, SpanHead, TaskModel
 from tests.tiny import CHAIN, SPECIAL, masked_by_hand, tiny_recipe
 
 V = SPECIAL.vocab_size
 NO_DROPOUT = FinetuneModelConfig(dropout=0.0, attention_dropout=0.0, activation_dropout=0.0, pooler_dropout=0.0)
 
 
-def task_model(recipe: PretrainRecipe, num_outputs: int | None = 3, pooled: Pooled = "cls") -> TaskModel:
+def task_model(recipe, num_outputs=3, pooled="cls"):
     torch.manual_seed(1)
     return TaskModel(recipe, NO_DROPOUT, V, num_outputs, pooled=pooled).eval()
 
 
-def padded(*sequences: list[int]) -> tuple[Tensor, Tensor]:
+def padded(*sequences):
     longest = max(map(len, sequences))
     rows = [s + [SPECIAL.pad_id] * (longest - len(s)) for s in sequences]
     return torch.tensor(rows), torch.tensor([len(s) for s in sequences])

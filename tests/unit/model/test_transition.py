@@ -98,7 +98,7 @@ def test_gated_heads_are_a_mixture_with_weights_by_node_and_position(batch, stat
             torch.testing.assert_close(log_trans[b, v, v + 1 : num_nodes], edges.log(), atol=1e-5, rtol=1e-5)
 
 
-def _places(batch, b: int) -> list[tuple[int, int]]:
+def _places(batch, b):
     """Return (ordinal of the mask, clone) of every real node of a tiny batch, k = 3."""
     num_masks = int(batch.target_lengths[b])
     return [(0, 0), *((m, c) for m in range(1, num_masks + 1) for c in (1, 2, 3)), (num_masks + 1, 0)]

@@ -6,21 +6,19 @@ import subprocess
 from pathlib import Path
 
 import filelock
-import pytest
 
 from exlm_cli.ops.alignment import build
-from exlm_cli.ops.alignment.library import DeviceLibrary
 
 ORDERS = (0, 1, 7)  # of the fibers between two barriers: ascending, descending, shuffled
 SOURCES = build.source_dir()
 
 
-def simulator(simulated: DeviceLibrary) -> ctypes.CDLL:
+def simulator(simulated):
     """Return the simulator's own functions: the order of threads, and a failure of the next call."""
     return ctypes.CDLL(str(simulated.path))
 
 
-def compile_for_host(tmp_path_factory: pytest.TempPathFactory, source: str, *flags: str) -> Path:
+def compile_for_host(tmp_path_factory, source, *flags):
     """Compile a source of `cuda_ext` as C++, once for all processes of a test run."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:

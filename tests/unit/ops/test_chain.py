@@ -1,7 +1,5 @@
 """Chains against the dense op on the same states, which is tested by enumeration, and finite differences."""
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -13,10 +11,10 @@ LENGTHS = [4, 2, 1, 0]
 
 
 @pytest.fixture
-def chain() -> Chain:
+def chain():
     generator = torch.Generator().manual_seed(0)
 
-    def draw(*shape: int) -> torch.Tensor:
+    def draw(*shape):
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
     size, masks = len(LENGTHS), max(LENGTHS)
@@ -24,7 +22,7 @@ def chain() -> Chain:
     return Chain(shares, edges, draw(size, masks, K), torch.tensor(LENGTHS))
 
 
-def _dense(chain: Chain, row: int) -> tuple[Any, ...]:
+def _dense(chain, row):
     """Return the arguments of the dense op for one sequence: -inf at every edge that a chain does not have."""
     masks = LENGTHS[row]
     nodes = masks * K + 2
@@ -67,7 +65,7 @@ def test_gradients_are_those_of_finite_differences(chain):
     weights = torch.tensor([0.5, -1.0, 2.0, 3.0], dtype=torch.float64)
     inputs = [tensor.requires_grad_() for tensor in chain[:3]]
 
-    def weighted(*tensors: torch.Tensor) -> torch.Tensor:
+    def weighted(*tensors):
         return (weights * chain_nll(Chain(*tensors, chain.target_lengths))).sum()
 
     assert torch.autograd.gradcheck(weighted, inputs)

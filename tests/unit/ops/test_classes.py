@@ -2,31 +2,30 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from exlm_cli.ops.classes import LMHeadOutput, class_shares, state_entropies
 
 M, D, V, R, K = 7, 5, 11, 4, 3
 
 
-def _draw(*shape: int, seed: int = 0) -> Tensor:
+def _draw(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 @pytest.fixture
-def head() -> LMHeadOutput:
+def head():
     return LMHeadOutput(_draw(M, D), _draw(V, D, seed=1), _draw(V, seed=2))
 
 
 @pytest.fixture
-def membership() -> Tensor:
+def membership():
     return _draw(V, R, seed=3).softmax(-1)
 
 
 TOKENS = torch.tensor([0, 10, 3, 3, 7, 1, 5])
 
 
-def _probabilities(head: LMHeadOutput) -> Tensor:
+def _probabilities(head):
     return (head.features @ head.weight.t() + head.bias).softmax(-1)
 
 
@@ -42,7 +41,7 @@ def test_shares_are_sums_over_the_vocabulary_however_rows_are_cut(head, membersh
 def test_gradients_are_those_of_finite_differences(head, membership):
     inputs = [tensor.requires_grad_() for tensor in (*head, membership)]
 
-    def run(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+    def run(*tensors):
         return class_shares(LMHeadOutput(*tensors[:3]), tensors[3], TOKENS, chunk_rows=3)
 
     assert torch.autograd.gradcheck(run, inputs)

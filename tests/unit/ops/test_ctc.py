@@ -11,7 +11,6 @@ from itertools import combinations_with_replacement
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from exlm_cli.ops.alignment import states_alignment_nll
 from exlm_cli.ops.ctc import single_target_ctc_nll
@@ -30,7 +29,7 @@ def test_loss_is_that_of_torch_and_its_gradient_that_of_finite_differences(num_s
     assert torch.autograd.gradcheck(single_target_ctc_nll, inputs)
 
 
-def ctc_dag(log_probs_FV: Tensor, targets: list[int]) -> Dag:
+def ctc_dag(log_probs_FV, targets):
     """The DAG of one sequence of F frames, blank 0."""
     num_frames, num_targets = len(log_probs_FV), len(targets)
     # elements before..after of the running sum give the sum over frames before..after-1

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from exlm_cli.ops import emissions, head_kernels
-from exlm_cli.ops.alignment.library import DeviceLibrary
 from exlm_cli.ops.emissions import token_log_probs, token_statistics
 from exlm_cli.ops.head_kernels import LogitRows
 from tests.unit.ops.simulation import ORDERS, simulator
@@ -20,7 +19,7 @@ chunk, and the dtype of products."""
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-def _inputs(num_rows: int, vocab_size: int, num_tokens: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+def _inputs(num_rows, vocab_size, num_tokens):
     generator = torch.Generator().manual_seed(0)
     shapes = ((num_rows, WIDTH), (vocab_size, WIDTH), (vocab_size,))
     leaves = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
@@ -29,14 +28,14 @@ def _inputs(num_rows: int, vocab_size: int, num_tokens: int) -> tuple[list[torch
     return leaves, tokens
 
 
-def _reference(leaves: list[torch.Tensor], tokens: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _reference(leaves, tokens, dtype):
     hidden, weight, bias = leaves
     logits = (hidden.to(dtype) @ weight.to(dtype).t()).double() + bias.double()
     return logits.log_softmax(-1).gather(1, tokens)
 
 
 @pytest.fixture(params=["cpu", "torch", "kernels"])
-def place(request: pytest.FixtureRequest, simulated: DeviceLibrary, monkeypatch: pytest.MonkeyPatch) -> str:
+def place(request, simulated, monkeypatch):
     """On a CPU, in blocks of `WIDTH` rows; or every tensor is taken for one on a device, and by what it is computed."""
     monkeypatch.setattr(emissions, "_CPU_BLOCK_ELEMENTS", 1)
     if request.param != "cpu":
@@ -47,11 +46,9 @@ def place(request: pytest.FixtureRequest, simulated: DeviceLibrary, monkeypatch:
     return str(request.param)
 
 
-def _score(
-    leaves: list[torch.Tensor], tokens: torch.Tensor, chunk_rows: int, dtype: torch.dtype = torch.bfloat16
-) -> tuple[torch.Tensor, list[int]]:
+def _score(leaves, tokens, chunk_rows, dtype=torch.bfloat16):
     """Return the result, and how many rows of the padded vocabulary were kept for the backward pass."""
-    saved: list[torch.Size] = []
+    saved = []
     with (
         torch.autocast("cpu", dtype, enabled=dtype.itemsize == 2),
         torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.shape) or t, lambda t: t),

@@ -13,7 +13,7 @@ TARGETS, STATES = torch.tensor([3, 2]), torch.tensor([8, 6])
 NODE_MASK = torch.tensor([[-1, 0, 0, 1, 1, 2, 2, -1], [-1, 0, 0, 1, 1, -1, -1, -1]])
 
 
-def _log_trans() -> torch.Tensor:
+def _log_trans():
     scores = torch.randn(2, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     is_edge = torch.ones(2, 8, 8, dtype=torch.bool).triu(1)
     is_edge[1, :, 6:] = False
@@ -72,7 +72,7 @@ def test_the_gradient_of_imbalance_is_that_of_finite_differences_and_finite_wher
     is_edge = _log_trans() > -math.inf
     weights = torch.randn(int(is_edge.sum()), dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
-    def imbalance(values: torch.Tensor) -> torch.Tensor:
+    def imbalance(values):
         filled = torch.full((2, 8, 8), -math.inf, dtype=torch.float64).masked_scatter(is_edge, values)
         return state_imbalance(filled.log_softmax(-1).nan_to_num(-math.inf), K)
 

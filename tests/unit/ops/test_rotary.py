@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from exlm_cli.ops.rotary import rotate, rotation_at
 from tests.oracles import turned
 
 
-def _rotated(heads: Tensor, positions: Tensor, widths: tuple[int, ...]) -> Tensor:
+def _rotated(heads, positions, widths):
     """Return heads (..., N, H) rotated at positions (..., A)."""
     return rotate(heads[..., None, :, :], rotation_at(positions, widths, 10000.0, heads.dtype), 1)[0]
 

@@ -1,7 +1,6 @@
 """DAGs for tests, some made to break a kernel, and the recursion of App. I.1 as a float64 loop to judge it by."""
 
 import functools
-from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
@@ -30,14 +29,14 @@ class Truth(NamedTuple):
     best_score: Tensor
 
 
-def nll_and_gradients(dag: Dag, backend: str, weights: Tensor | None = None) -> tuple[Tensor, ...]:
+def nll_and_gradients(dag, backend, weights=None):
     """Loss of each sequence, and both gradients of the weighted sum."""
     inputs = [x.detach().requires_grad_() for x in dag[:2]]
     nll = states_alignment_nll(*inputs, *dag[2:], backend=backend)
     return nll.detach(), *torch.autograd.grad(nll, inputs, torch.ones_like(nll) if weights is None else weights)
 
 
-def assert_near(results: tuple[Tensor, ...], truth: Truth, loss_bound: float, gradient_bound: float) -> None:
+def assert_near(results, truth, loss_bound, gradient_bound):
     """Compare the loss within a relative and absolute bound, gradients within an absolute one."""
     nll, *gradients = (x.cpu().double() for x in results[:3])
     torch.testing.assert_close(nll, truth.nll, rtol=loss_bound, atol=loss_bound)
@@ -45,11 +44,11 @@ def assert_near(results: tuple[Tensor, ...], truth: Truth, loss_bound: float, gr
         torch.testing.assert_close(gradient, expected, rtol=0, atol=gradient_bound)
 
 
-def assert_same_bits(results: Iterable[Tensor], expected: Iterable[Tensor]) -> None:
+def assert_same_bits(results, expected):
     assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
 
 
-def assert_only_the_second_sequence_is_nan(results: tuple[Tensor, ...]) -> None:
+def assert_only_the_second_sequence_is_nan(results):
     """Every gradient at an inner node or at an edge of the second of three sequences, and of no other."""
     nll, grad_emit, grad_trans = results[:3]
     num_states = grad_trans.shape[-1]
@@ -60,20 +59,20 @@ def assert_only_the_second_sequence_is_nan(results: tuple[Tensor, ...]) -> None:
 
 
 def make(
-    num_sequences: int,
-    num_targets: int,
-    num_states: int,
+    num_sequences,
+    num_targets,
+    num_states,
     *,
-    emission_std: float = 1.0,
-    transition_std: float = 1.0,
-    missing_edges: float = 0.0,
-    missing_emissions: float = 0.0,
-    one_hot: float | None = None,
-    is_normalised: bool = True,
-    is_ragged: bool = True,
-    dtype: torch.dtype = torch.float32,
-    seed: int = 0,
-) -> Dag:
+    emission_std=1.0,
+    transition_std=1.0,
+    missing_edges=0.0,
+    missing_emissions=0.0,
+    one_hot=None,
+    is_normalised=True,
+    is_ragged=True,
+    dtype=torch.float32,
+    seed=0,
+):
     """A batch of random DAGs; ragged ones have infeasible and empty sequences among the others.
 
     Whatever must not be read is NaN: padding, the emission columns of both ends, transitions at and below the diagonal.
@@ -105,7 +104,7 @@ def make(
     )
 
 
-def with_a_hidden_share(*, dtype: torch.dtype = torch.float32) -> Dag:
+def with_a_hidden_share(*, dtype=torch.float32):
     """Two paths each, where one of the factors of the lesser share, 0.25 and 0.15 %, underflows beside the other path.
 
     A node e-88 less likely than the other, over an edge of e41 that makes up for it; and an edge of e-87.5, from a node
@@ -121,7 +120,7 @@ def with_a_hidden_share(*, dtype: torch.dtype = torch.float32) -> Dag:
     return Dag(log_emit, log_trans, torch.tensor([2, 2]), torch.tensor([num_states, num_states]))
 
 
-def with_a_likely_start_that_leads_nowhere(*, dtype: torch.dtype = torch.float32) -> Dag:
+def with_a_likely_start_that_leads_nowhere(*, dtype=torch.float32):
     """The first inner nodes are e2000 likelier than the others, which are the only way through."""
     dag = make(2, 6, 60, is_ragged=False, dtype=dtype)
     dag.log_emit[:, :, 20:] -= 2000.0
@@ -132,7 +131,7 @@ def with_a_likely_start_that_leads_nowhere(*, dtype: torch.dtype = torch.float32
 _MIDDLE = partial(make, 6, 20, 90)
 _TEXT = partial(make, 2, 77, 310)
 # the seeds are those of random searches that found what a kernel got wrong
-CASES: dict[str, Callable[..., Dag]] = {
+CASES = {
     "one target": partial(make, 3, 1, 3, is_ragged=False),
     "two nodes, no path": partial(make, 2, 1, 2),
     "as many nodes as targets": partial(make, 2, 63, 65, is_ragged=False),
@@ -161,7 +160,7 @@ CASES: dict[str, Callable[..., Dag]] = {
 }
 
 
-def truth(dag: Dag) -> Truth:
+def truth(dag):
     """The recursion, sequence by sequence and target by target."""
     log_emit, log_trans = dag.log_emit.double().numpy(), dag.log_trans.double().numpy()
     B = len(log_emit)
@@ -198,12 +197,12 @@ def truth(dag: Dag) -> Truth:
 
 
 @functools.cache
-def truth_of(case: str, dtype: torch.dtype = torch.float32) -> Truth:
+def truth_of(case, dtype=torch.float32):
     """The truth of a case, for all tests that ask for it: the loop takes seconds on the large ones."""
     return truth(CASES[case](dtype=dtype))
 
 
-def score_of(dag: Dag, nodes: Tensor) -> Tensor:
+def score_of(dag, nodes):
     """Log probability of one path of each sequence, -inf where `nodes` holds none."""
     scores = torch.full((len(nodes),), -torch.inf, dtype=torch.float64)
     lengths = zip(dag.target_lengths.tolist(), dag.state_lengths.tolist(), strict=True)
@@ -217,7 +216,7 @@ def score_of(dag: Dag, nodes: Tensor) -> Tensor:
     return scores
 
 
-def log_softmax(scores: np.ndarray) -> np.ndarray:
+def log_softmax(scores):
     """Rows of -inf stay."""
     peak = scores.max(-1, keepdims=True)
     peak = np.where(np.isfinite(peak), peak, 0.0)

@@ -2,11 +2,9 @@
 
 import re
 import types
-from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
 
 from exlm_cli.errors import BackendError, ShapeError
 from exlm_cli.ops import alignment
@@ -23,18 +21,17 @@ ENTRY_POINTS = [states_alignment_nll, best_alignment, alignment_posterior, align
 
 
 @pytest.fixture(params=ENTRY_POINTS, ids=lambda entry_point: entry_point.__name__)
-def entry_point(request: pytest.FixtureRequest) -> Callable[..., Tensor]:
-    chosen: Callable[..., Tensor] = request.param
-    return chosen
+def entry_point(request):
+    return request.param
 
 
 @pytest.fixture
-def dag() -> Dag:
+def dag():
     return make(2, 3, 8, is_ragged=False)
 
 
 @pytest.fixture
-def native_stand_in(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+def native_stand_in(monkeypatch):
     """A native backend that takes float32 on the CPU and answers with the loss -1."""
     stand_in = types.SimpleNamespace(
         obstacle=lambda dtype, device: "" if dtype == torch.float32 else f"it does not take {dtype}",
@@ -46,7 +43,7 @@ def native_stand_in(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     return stand_in
 
 
-WRONG: list[tuple[str, Tensor, type[ValueError], str, str]] = [
+WRONG = [
     ("log_emit", torch.zeros(3, 8), ShapeError, "", "(B, T, S)"),
     ("log_trans", torch.zeros(2, 8, 9), ShapeError, "", "(B, S, S) = (2, 8, 8)"),
     ("target_lengths", torch.tensor([3]), ShapeError, "", "(B,) = (2,)"),

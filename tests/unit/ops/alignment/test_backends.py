@@ -9,10 +9,8 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from exlm_cli.ops.alignment import (
-    Backend,
     alignment_edge_posterior,
     alignment_posterior,
     best_alignment,
@@ -28,7 +26,7 @@ from tests.unit.ops.alignment.dags import (
 )
 
 
-def assert_equals(actual: Tensor, expected: Tensor, *, is_loss: bool) -> None:
+def assert_equals(actual, expected, *, is_loss):
     """The project's bounds in float32; close to rounding in float64."""
     if actual.dtype == torch.float64:
         torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
@@ -38,12 +36,12 @@ def assert_equals(actual: Tensor, expected: Tensor, *, is_loss: bool) -> None:
         torch.testing.assert_close(actual.double(), expected, rtol=0, atol=5e-5)
 
 
-def assert_all_equal(actual: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
+def assert_all_equal(actual, expected):
     for given, wanted, is_loss in zip(actual, expected, (True, False, False), strict=True):
         assert_equals(given, wanted.double(), is_loss=is_loss)
 
 
-def assert_equals_enumeration(dag: Dag, backend: Backend) -> tuple[Tensor, ...]:
+def assert_equals_enumeration(dag, backend):
     """Compare loss, gradients and best path with those of the enumerated paths; return the loss and the gradients."""
     results = nll_and_gradients(dag, backend)
     nodes, edges = oracles.enumerate_posteriors(*dag)

@@ -5,9 +5,7 @@ The files that a build leaves show what it did; a real compiler runs only in the
 
 import re
 import subprocess
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -17,12 +15,12 @@ from exlm_cli.ops.alignment.build import BuildError
 pytestmark = pytest.mark.usefixtures("no_compiler_yet")
 
 
-def num_builds(tmp_path: Path) -> int:
+def num_builds(tmp_path):
     log = tmp_path / "builds"
     return len(log.read_text().splitlines()) if log.exists() else 0
 
 
-def assert_refuses(part: str, function: Callable[..., object], *arguments: object) -> None:
+def assert_refuses(part, function, *arguments):
     with pytest.raises(BuildError, match=re.escape(part)) as caught:
         function(*arguments)
     assert "\n" not in str(caught.value)

@@ -1,7 +1,6 @@
 """The report of `exlm doctor`, with shell scripts in place of compilers and GPUs that torch only pretends to see."""
 
 import shutil
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from tests.recorder import Recorder
 NO_NVCC = "no nvcc found; `pip install nvidia-cuda-nvcc` brings one"
 
 
-def see_gpus(monkeypatch: pytest.MonkeyPatch, *capabilities: tuple[int, int]) -> None:
+def see_gpus(monkeypatch, *capabilities):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(capabilities))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
@@ -24,13 +23,13 @@ def see_gpus(monkeypatch: pytest.MonkeyPatch, *capabilities: tuple[int, int]) ->
 
 
 @pytest.fixture(autouse=True)
-def _no_device_library_yet() -> Iterator[None]:
+def _no_device_library_yet():
     library.device_library.cache_clear()
     yield
     library.device_library.cache_clear()
 
 
-def assert_no_build(*parts: str) -> None:
+def assert_no_build(*parts):
     with pytest.raises(BackendError) as caught:
         build_kernels(SilentProgress())
     assert all(part in caught.value.message for part in parts)

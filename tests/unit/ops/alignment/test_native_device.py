@@ -28,13 +28,13 @@ from tests.unit.ops.simulation import ORDERS, SOURCES, compile_for_host, simulat
 
 
 @pytest.fixture
-def simulated_backend(simulated: DeviceLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+def simulated_backend(simulated, monkeypatch):
     """The native backend takes every tensor for one on a device."""
     monkeypatch.setattr(native, "_kernels", lambda tensor: simulated.on(0, 0))
     monkeypatch.setattr(native, "_has_device_kernels", lambda tensor: True)
 
 
-def run(simulated: DeviceLibrary, dag: dags.Dag, order: int = 0) -> tuple[torch.Tensor, ...]:
+def run(simulated, dag, order=0):
     """Loss, both gradients of the summed losses, best nodes; every output starts as garbage."""
     B, T, S = dag.log_emit.shape
     dtype = dag.log_emit.dtype
@@ -114,7 +114,7 @@ def test_the_operators_keep_their_promises_on_a_device():
 def test_the_backend_gives_on_a_device_what_it_gives_on_the_host(monkeypatch):
     dag = dags.make(2, 7, 30)
 
-    def results() -> tuple[torch.Tensor, ...]:
+    def results():
         without_grad = states_alignment_nll(*dag, backend="native")
         return *nll_and_gradients(dag, "native"), without_grad, best_alignment(*dag, backend="native")
 

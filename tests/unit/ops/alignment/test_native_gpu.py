@@ -10,11 +10,11 @@ from tests.unit.ops.alignment.dags import CASES, Dag, assert_near, assert_same_b
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
-def on_device(dag: Dag, device: str = "cuda") -> Dag:
+def on_device(dag, device="cuda"):
     return Dag(*(x.to(device) for x in dag))
 
 
-def results(dag: Dag) -> tuple[torch.Tensor, ...]:
+def results(dag):
     return *nll_and_gradients(dag, "native"), best_alignment(*dag, backend="native")
 
 
@@ -52,7 +52,7 @@ def test_a_cuda_graph_replays_the_loss_and_its_gradients():
     leaves = [dag.log_emit.clone().requires_grad_(), dag.log_trans.clone().requires_grad_()]
     lengths = [x.clone() for x in dag[2:]]
 
-    def step() -> tuple[torch.Tensor, ...]:
+    def step():
         nll = states_alignment_nll(*leaves, *lengths, backend="native")
         return nll, *torch.autograd.grad(nll, leaves, torch.ones_like(nll))
 

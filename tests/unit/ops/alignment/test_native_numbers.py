@@ -12,10 +12,10 @@ import torch
 from exlm_cli.ops.alignment import best_alignment
 from exlm_cli.ops.alignment.library import HostLibrary, host_library
 from tests.unit.ops.alignment import dags
-from tests.unit.ops.alignment.dags import CASES, Dag, assert_near, assert_same_bits, nll_and_gradients
+from tests.unit.ops.alignment.dags import CASES, assert_near, assert_same_bits, nll_and_gradients
 
 
-def gradients(dag: Dag, weights: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
+def gradients(dag, weights=None):
     return nll_and_gradients(dag, "native", weights)
 
 

@@ -3,7 +3,6 @@
 Expected values come from the `reference` backend in the same dtype, or from torch's own checkers.
 """
 
-from collections.abc import Iterator
 from unittest.mock import Mock
 
 import pytest
@@ -19,7 +18,7 @@ CACHES = (library.host_library, native._missing_library)
 
 
 @pytest.fixture
-def forget_library() -> Iterator[None]:
+def forget_library():
     """Look for the library anew in this test, and again after it."""
     for cached in CACHES:
         cached.cache_clear()
@@ -28,7 +27,7 @@ def forget_library() -> Iterator[None]:
         cached.cache_clear()
 
 
-def assert_operators_keep_their_promises(dtype: torch.dtype) -> None:
+def assert_operators_keep_their_promises(dtype):
     """Ask torch of each operator of the native backend; that it stays whole in a graph is tested below."""
     dag = dags.make(2, 4, 9, is_ragged=False, dtype=dtype)
     inputs = [x.requires_grad_() if x.is_floating_point() else x for x in dag]
@@ -53,7 +52,7 @@ def test_operators_keep_the_promises_of_their_schemas():
 
 
 def test_a_compiled_graph_holds_the_operator_whole():
-    def loss(*dag: torch.Tensor) -> torch.Tensor:
+    def loss(*dag):
         return states_alignment_nll(*dag, backend="native").mul(2).sum()
 
     compiled_loss = torch.compile(loss, fullgraph=True, backend="aot_eager")

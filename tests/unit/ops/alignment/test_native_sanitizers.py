@@ -15,7 +15,7 @@ FLAGS = ("-std=c++17", "-g1", "-O0", "-fsanitize=address,undefined", "-fno-sanit
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _sanitizers(tmp_path_factory: pytest.TempPathFactory) -> None:
+def _sanitizers(tmp_path_factory):
     source = tmp_path_factory.mktemp("probe") / "empty.cpp"
     source.write_text("int main() {}\n")
     command = [build.find_compiler("cpu"), *FLAGS, str(source), "-o", str(source.with_suffix(""))]
