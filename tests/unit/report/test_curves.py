@@ -43,10 +43,11 @@ def test_each_fixed_number_of_masks_has_a_panel_and_rows_without_a_finite_value_
         for step in (3, 6)
         for at in (0.387, 5, 1, 0.15)
     ]
-    losses = [*valid(loss=[2.0, None, math.inf, 1]), {"kind": "valid", "step": 9}]
+    losses = [*valid(loss=[2.0, None, math.inf, 1], perplexity=[60, 4, 4, 4]), {"kind": "valid", "step": 9}]
     drawn = panels(figures, {"run": losses + rows, "other": valid(loss=[1.0])})
     titles = [f"Loss given the number, {at}" for at in ("1 mask", "5 masks", "15 %", "38.7 %")]
-    assert list(drawn) == [TITLES["loss"], *titles]
+    assert list(drawn) == [TITLES["loss"], "Perplexity", *titles]
+    assert drawn["Perplexity"].get_yscale() == "log", "its values differ much"
     (line,) = drawn[titles[1]].lines
     assert [list(data) for data in line.get_data()] == [[3, 6], [8, 11]]
     assert [list(data) for data in drawn[TITLES["loss"]].lines[0].get_data()] == [[0, 3], [2.0, 1.0]]

@@ -94,6 +94,9 @@ def test_the_true_class_of_a_matrix_is_the_row_and_the_predicted_one_the_column(
     ]
     np.testing.assert_allclose(axes.images[0].get_array(), counts / counts.sum(1, keepdims=True))
     assert (axes.get_xlabel(), axes.get_ylabel(), axes.yaxis_inverted()) == ("predicted", "true", True)
+    of_one = replace(predictions, targets=np.zeros((60, 1)))
+    draw_scores(of_one, "a title", tmp_path, "of-one-class")
+    assert {*figures} == {"s-curves", "s-confusion", "of-one-class-confusion"}, "one class has no curve"
 
 
 def test_figures_go_into_each_run_or_named_by_run_into_one_folder_and_a_damaged_run_stops_the_work(

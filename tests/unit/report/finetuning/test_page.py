@@ -8,7 +8,7 @@ from html import unescape
 import numpy as np
 import pytest
 
-from exlm_cli.finetune.evaluation.calibration import Calibration
+from exlm_cli.finetune.evaluation.calibration import Calibration, ConformalResiduals
 from exlm_cli.finetune.results import FinetunedRun, read_results
 from exlm_cli.report.finetuning.page import NUM_CARDS, ShownRows, write_page
 from tests.unit.report.results import predicted_rows, svg_texts
@@ -46,32 +46,28 @@ def test_page_and_pictures_say_which_split_they_are_of(page):
 
 
 UNCALIBRATED = Calibration(outputs=(None,))
-
-
-def values(errors, **known):
-    rows = predicted_rows(
-        "regression", ("logS",), np.zeros((1, len(errors), 1)), errors[:, None], UNCALIBRATED, **known
-    )
-    return ShownRows(rows, is_molecule=True)
+WITHIN_HALF = Calibration(outputs=(ConformalResiduals(residuals=((0.5,) * 20,)),))
 
 
 def test_the_largest_errors_are_shown_and_apart_from_them_those_near_the_training_molecules():
     """Every second row is a training molecule; of its errors, two are in the largest quarter of all."""
     row_N = np.arange(40)
     errors = np.select([row_N % 10 == 0, row_N % 2 == 0, row_N < 16], [1.0, 0.1, 2.0], 0.5) + row_N / 1000
-    shown = values(
-        errors, similarity=np.where(row_N % 2, 0.2, 1.0), inputs=["CCO"] * 40, places=[f"line {n}" for n in row_N]
-    )
+    known = {
+        "similarity": np.where(row_N % 2, 0.2, 1.0),
+        "inputs": ["CCO"] * 40,
+        "places": [f"line {n}" for n in row_N],
+    }
+    rows = predicted_rows("regression", ("logS",), np.zeros((1, 40, 1)), errors[:, None], WITHIN_HALF, **known)
+    shown = ShownRows(rows, is_molecule=True)
     by_error = sorted(range(40), key=lambda row: -errors[row])
     assert shown.worst() == [(row, 0) for row in by_error[:NUM_CARDS]]
     assert shown.surprising() == (1.0, [(30, 0), (20, 0)])
     (card,) = shown.cards([(30, 0)])
     assert card.lines == [
-        "true 1.0300, predicted 0.0000",
-        "nearest training molecule: 1.00",
-        "line 30 of the file",
-        "CCO",
-    ]
+        "true 1.0300, predicted 0.0000, 90 % interval -0.5000 to 0.5000", "nearest training molecule: 1.00",
+        "line 30 of the file", "CCO",
+    ]  # fmt: skip
     assert b"class='bond-0" in card.drawing
 
 
