@@ -1,8 +1,6 @@
 """Backends and dtypes of the alignment op; the simulated device; compilers that are shell scripts."""
 
 import itertools
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +9,6 @@ from exlm_cli.errors import BackendError
 from exlm_cli.ops.alignment import choose_backend
 from exlm_cli.ops.alignment.library import DeviceLibrary
 from tests.unit.ops.simulation import SOURCES, compile_for_host
-
-MakeCompiler = Callable[..., Path]
 
 
 @pytest.fixture(params=[torch.float64, torch.float32], ids=["float64", "float32"])
