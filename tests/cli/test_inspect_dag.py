@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from exlm_cli.cli.masked import kind_of
+from exlm_cli.cli.masked import kind_of, kind_of_file
 from tests.cli.asserts import printed_by, result_of
 from tests.unit.finetune.synthetic import make_pretrained
 
@@ -70,3 +70,13 @@ def test_a_step_can_be_named_and_the_same_sentence_gets_the_same_folder(folder, 
 def test_the_kind_of_an_input_is_told_by_its_tokens(kind, inputs):
     """That `--kind` and `--checkpoint` decide where it could be either is in golden/inspect-dag.txt."""
     assert {kind_of(text) for text in inputs} == {kind}
+
+
+def test_the_kind_of_a_file_of_inputs_is_told_by_its_column_its_name_or_its_header(tmp_path):
+    table = tmp_path / "a.csv"
+    table.write_text("id,Canonical_SMILES\n1,C[MASK]\n")
+    for name, kind in (("a.txt", "text"), ("a.smi", "smiles"), ("a.csv", "smiles")):
+        assert kind_of_file(tmp_path / name, None, None, smiles=None, text=None) == kind
+    assert kind_of_file(table, None, None, smiles=None, text="id") == "text"
+    assert kind_of_file(tmp_path / "a.txt", None, None, smiles="a", text=None) == "smiles"
+    assert kind_of_file(tmp_path / "a.txt", tmp_path, None, smiles=None, text=None) is None, "the checkpoint decides"

@@ -5,7 +5,10 @@ from pathlib import Path
 
 from exlm_cli.cli.app import main
 from exlm_cli.config.load import load_recipe
+from exlm_cli.cost.gpus import GPUS
+from exlm_cli.cost.meter import Meter
 from exlm_cli.run_dir import read_metrics, read_run_json
+from exlm_cli.train import loop
 from exlm_cli.train.checkpoint import verify_checkpoint
 from tests.cli.asserts import printed_by, refusal_of, result_of
 
@@ -41,14 +44,24 @@ def test_a_run_on_local_files_starts_again_from_what_it_leaves_and_resumes_from_
     assert (again["metrics"], again["steps"], weights(run)) == (result["metrics"], 4, before)
 
 
-def test_a_mlm_run_on_smiles_is_told_in_words(folder, tiny, capsys):
+class OnH100(Meter):
+    """Takes this machine for a GPU."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.gpu = GPUS["h100"]
+
+
+def test_a_mlm_run_on_smiles_is_told_in_words_with_the_share_of_a_gpu_s_peak(folder, tiny, monkeypatch, capsys):
+    monkeypatch.setattr(loop, "Meter", OnH100)
     words = ["pretrain", "--recipe", "quickstart-smiles-mlm", *tiny, "--out", "run", "--profile", "2"]
     captured = printed_by(capsys, words)
     lines = captured.out.splitlines()
     told = {line.partition("  ")[0]: line for line in lines}
     assert {"run", "steps", "loss", "time", "peak memory"} <= told.keys()
     assert "token frequencies" in told["loss"]
-    assert not {"DAG", "utilisation"} & told.keys()
+    assert "DAG" not in told
+    assert told["utilisation"].endswith(" of the 989 TFLOP/s of the H100 SXM, 80 GB")
     assert "learned: nothing yet" in captured.out
     assert "no step is traced" in captured.err
     # copying this run's recipe and training longer is all that helps

@@ -65,6 +65,7 @@ def test_a_key_of_another_suite_is_refused_and_its_suites_are_named(task, suites
         ({"name": "squad/v2", "files": {"test": "a"}}, "`task.files.test` is for glue and csv"),
         ({}, "`task.name` is missing"),
         ({"name": 5}, "`task.name` is 5"),
+        ({"name": "glu/rte"}, "did you mean `glue/rte`"),
     ],
 )  # fmt: skip
 def test_a_wrong_section_is_refused(task, keys):

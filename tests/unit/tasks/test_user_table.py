@@ -293,3 +293,14 @@ def test_a_cell_that_is_no_label_is_a_warning_and_its_row_is_predicted(tmp_path,
     targets = rows.encode(word_level(["C", "O"]), 24).targets[:, 0]
     np.testing.assert_array_equal(targets, [0, math.nan, 1])
     assert [note for note in rows.notes if note.startswith("warning: ") and f"{path}:3: `y` is `{cell}`" in note]
+
+
+def test_a_table_with_decimal_commas_is_read_on_request_for_training_and_new_rows(tmp_path):
+    name = write(tmp_path / "a.csv", "smiles;y", [f"{chain};{n},5" for n, chain in enumerate(CHAINS)])
+    task = load(tmp_path, split="random", decimal_comma=True)
+    values = [value for split in task.splits for (value,) in task.examples[split].targets.tolist()]
+    assert sorted(values) == [n + 0.5 for n in range(30)]
+    config = CsvTaskConfig(name="csv", label_columns=("y",), decimal_comma=True)
+    trained = TrainedTask(config, "smiles", task.loss, task.output_names)
+    new = read_new_table(trained, tmp_path / name, (), SilentProgress())
+    np.testing.assert_array_equal(new.encode(word_level(["C", "O"]), 40).targets[:, 0], np.arange(30) + 0.5)

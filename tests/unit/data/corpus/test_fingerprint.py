@@ -43,6 +43,8 @@ def test_a_change_that_keeps_size_and_date_is_seen(tmp_path, monkeypatch):
 
 
 def test_a_file_that_cannot_be_read_is_an_error(tmp_path, monkeypatch):
+    with pytest.raises(DataError, match=r"a\.txt: cannot be read: No such file or directory$"):
+        fingerprint_sources([FileSource(tmp_path / "a.txt", 1)], tmp_path, SilentProgress())
     monkeypatch.setattr(hashlib, "file_digest", Mock(side_effect=OSError(5, "Input/output error")))
     with pytest.raises(DataError, match=r"a\.txt: cannot be read: Input/output error$"):
         fingerprint_sources([_file(tmp_path / "a.txt", "x")], tmp_path, SilentProgress())

@@ -192,6 +192,12 @@ def test_a_file_that_cannot_be_read_is_refused_with_the_place(tmp_path, monkeypa
         list(iter_records(path))
 
 
+def test_a_folder_with_the_name_of_a_table_cannot_be_read(tmp_path):
+    (tmp_path / "a.csv").mkdir()
+    with pytest.raises(DataError, match=r"a\.csv: cannot be read: Is a directory$"):
+        list(iter_records(tmp_path / "a.csv"))
+
+
 @pytest.mark.parametrize(
     ("kind", "names", "taken"),
     [
