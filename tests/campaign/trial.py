@@ -136,6 +136,7 @@ def send_streams_to(said: str) -> None:
         file = os.open(f"{said}-{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(file, number)
         os.close(file)
+    # open until the process ends
     sys.stdout, sys.stderr = (
         open(number, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
         for number in (1, 2)

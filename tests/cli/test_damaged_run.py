@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("run_folder")
     [("P", "eval P"), ("M", "predict M new.csv"), ("M", "finetune --resume M")],
 )
 def test_permuted_ids_in_a_tokenizer_are_refused(run, words, folder, capsys):
-    """The weights still fit, the words do not. That `exlm pretrain --resume` refuses them is told by its unit tests."""
+    """The weights fit, but the ids are of other words. Unit tests show that `exlm pretrain --resume` refuses them."""
     (folder / "new.csv").write_text("mol\nCCO\n")
     tokenizer = own_copy(folder, run) / "tokenizer.json"
     content = json.loads(tokenizer.read_text())

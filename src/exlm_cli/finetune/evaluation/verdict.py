@@ -202,6 +202,8 @@ def _what_to_use(splits: Sequence[RunResults], scores: RunScores) -> list[str]:
     if found.num_telling < FEW_ROWS:
         of = "" if own.loss == "regression" else " of the rarer class"
         why = f"as {format_number_of(found.num_telling, 'validation row')}{of} cannot tell which is best"
+    elif found.valid[found.best] is None:
+        why = f"as {own.selection_metric} is not defined on {rows}"
     else:
         why = f"the best on {rows if len(splits) == 1 else 'the validation rows'}"
     by_part = [

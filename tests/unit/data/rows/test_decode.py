@@ -1,4 +1,4 @@
-"""Compressed files that are damaged are named; gzip is told by its content."""
+"""An error names the damaged compressed file; gzip is recognised by its content."""
 
 import gzip
 import lzma

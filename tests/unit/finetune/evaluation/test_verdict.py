@@ -168,6 +168,14 @@ def test_with_few_rows_of_a_class_in_validation_the_mean_of_both_predicts(counts
     assert (found.best, found.num_telling) == (best, sum(counts))
 
 
+def test_where_no_validation_score_is_defined_none_is_called_the_best():
+    run = run_of({"roc_auc": [None]}, forests={ECFP4: {"roc_auc": [None]}, "both": {"roc_auc": [None]}})
+    known = Predictors(baselines=(ECFP4,), valid=dict.fromkeys(PREDICTORS), num_telling=30, best="model")
+    split = run.results.model_copy(update={"predictors": known})
+    first, *_ = describe_verdict([split], run.scores, None)
+    assert "as roc_auc is not defined on" in first
+
+
 def test_no_interval_of_a_bounded_score_leaves_its_range():
     """Average precision had an interval from -0.216 to 0.943 over five splits."""
     values = [0.05, 0.9, 0.1, 0.6, 0.2]
